@@ -101,14 +101,18 @@ var layers = []layer{
 	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},                  // who a request is from
 	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}}, // updates to those who want them
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
-	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/machine", "internal/outage", "internal/tracing", "internal/wake"}}, // the calls of counters that last
-	{"gateway/openapi", nil}, // describes calls and frames
+	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},     // the table of calls, and their answers
+	{"gateway/counterapi", []string{ // the calls of counters that last
+		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity", "gateway/httppolicy",
+		"internal/machine", "internal/outage", "internal/tracing", "internal/wake",
+	}},
+	{"gateway/openapi", []string{"gateway/calls"}}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
-		"counter", "counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
+		"counter", "counter/limit", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
 		"presence", "presence/minutes", "unread",
 	}},
 	{"gateway", []string{
-		"counter", "counter/limit", "gateway/api", "gateway/counterapi",
+		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",
 		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
 		"presence", "unread", "presence/heartbeat",
 	}},

@@ -15,6 +15,15 @@ var (
 	ErrOp = errors.New("bad operation")
 )
 
+// ErrMalformed means that the store has data which no program of ours wrote so. Nothing was changed. It is an ErrUnavailable,
+// because somebody can delete the data, but says what is the matter.
+var ErrMalformed error = malformed{}
+
+type malformed struct{}
+
+func (malformed) Error() string        { return "the store has malformed data" }
+func (malformed) Is(target error) bool { return target == ErrUnavailable }
+
 // FormatError means that the counters in a store are of another release. Nothing is read and nothing is changed.
 type FormatError struct {
 	Theirs string // the number of their format; empty: of before there were numbers

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"headcount/counter/limit"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
@@ -217,8 +218,8 @@ func TestNewPagesAreLimited(t *testing.T) {
 					t.Fatal(err)
 				}
 				if bytes.Contains(text, []byte(`"error"`)) {
-					if refused = true; !bytes.Contains(text, []byte(codeRateLimited)) {
-						t.Fatalf("got %s, want %s", text, codeRateLimited)
+					if refused = true; !bytes.Contains(text, []byte(calls.CodeRateLimited)) {
+						t.Fatalf("got %s, want %s", text, calls.CodeRateLimited)
 					}
 				}
 				answered = bytes.HasPrefix(text, []byte(heartbeatMsg))

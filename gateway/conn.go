@@ -331,9 +331,9 @@ func (c *conn) Ping() bool {
 
 // Expire implements fanout.Client: the connection's token has expired.
 func (c *conn) Expire() {
-	f := fault{code: codeTokenExpired, message: "the token has expired; connect again with a new one"}
+	f := faultOf(identity.ErrBadToken, "the token has expired; connect again with a new one")
 	// An error means that the client is gone already.
-	_ = c.end(websocket.StatusPolicyViolation, "token expired", &f)
+	_ = c.end(websocket.StatusPolicyViolation, "token expired", f)
 }
 
 // accept upgrades the request. The answer and the first messages are one write. While the store is unavailable,

@@ -13,7 +13,6 @@ import (
 	"net/url"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,13 +20,13 @@ import (
 	"testing/fstest"
 	"time"
 
-	"github.com/gin-gonic/gin"
 	"github.com/rs/zerolog"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"headcount/counter"
 	"headcount/counter/countertest"
 	"headcount/counter/pipeline"
+	"headcount/gateway/calls"
 	"headcount/gateway/openapi"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -85,59 +84,78 @@ func everything(t *testing.T) func(*Config) {
 	}
 }
 
-// documentedCalls returns the calls of openapi.json as "METHOD /path".
-func documentedCalls(t *testing.T) (calls []string) {
-	var doc struct{ Paths map[string]map[string]any }
-	if err := json.Unmarshal(openapi.OpenAPI(""), &doc); err != nil {
-		t.Fatal(err)
+// names returns all calls as "METHOD /path".
+func (s *served) names() (names []string) {
+	for _, c := range s.g.table() {
+		names = append(names, c.Method+" "+c.Path)
 	}
-	for path, members := range doc.Paths {
-		for member := range members {
-			if member != "parameters" {
-				calls = append(calls, strings.ToUpper(member)+" "+path)
-			}
-		}
-	}
-	return calls
+
+	return names
 }
 
-// The documents for programs and the one for people have every route, and no other.
-func TestDocumentsHaveEveryRoute(t *testing.T) {
+// The document for people has every call, and no other, and says who may make it.
+func TestDocsHaveEveryCall(t *testing.T) {
+	who := map[calls.Who]string{calls.Anyone: "anyone", calls.Visitor: "visitor", calls.Server: "server"}
+	text, err := os.ReadFile("../docs/http.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)`[^|]*\\|([^|]*)").FindAllStringSubmatch(string(text), -1) {
+		if _, twice := rows[row[1]]; twice {
+			t.Errorf("docs/http.md has %s twice", row[1])
+		}
+		rows[row[1]] = strings.TrimSpace(row[2])
+	}
+
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
-		var routes []string
-		param := regexp.MustCompile(`:(\w+)`)
-		for _, r := range s.g.handler.(*gin.Engine).Routes() {
-			if r.Method != http.MethodHead {
-				path := strings.Replace(r.Path, "/app/key", "/app/:app", 1) // a setting
-				routes = append(routes, r.Method+" "+param.ReplaceAllString(path, "{$1}"))
+		for _, c := range s.g.table() {
+			name := c.Method + " " + c.Path
+			said, has := rows[name]
+			if !has {
+				t.Errorf("docs/http.md lacks %s", name)
 			}
-		}
-		slices.Sort(routes)
-		same := func(what string, has []string) {
-			t.Helper()
-			for _, route := range routes {
-				if !slices.Contains(has, route) {
-					t.Errorf("%s lacks %s", what, route)
-				}
+			if want, fixed := who[c.Who]; fixed && said != want {
+				t.Errorf("docs/http.md says that %s is for %q, not %q", name, said, want)
 			}
-			for _, call := range has {
-				if !slices.Contains(routes, call) {
-					t.Errorf("%s has %s, which is no route", what, call)
-				}
+			delete(rows, name)
+		}
+	})
+	for name := range rows {
+		t.Errorf("docs/http.md has %s, which is no call", name)
+	}
+}
+
+// Whatever the table says is for servers is refused to a visitor.
+func TestCallsOfServersNeedAKey(t *testing.T) {
+	param := regexp.MustCompile(`\{\w+\}`)
+	of := strings.NewReplacer("{key}", "views:1", "counters/{key}/aggregate", "counters/views:*/aggregate")
+
+	inMemoryWith(t, everything, func(t *testing.T, s *served) {
+		for _, c := range s.g.table() {
+			if c.Who != calls.Server {
+				continue
 			}
-		}
-		same("openapi.json", documentedCalls(t))
-		text, err := os.ReadFile("../docs/http.md")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var rows []string
-		for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)`").FindAllStringSubmatch(string(text), -1) {
-			rows = append(rows, row[1])
-		}
-		same("docs/http.md", rows)
-		if slices.Sort(rows); len(slices.Compact(rows)) != len(routes) {
-			t.Error("docs/http.md has a call twice")
+
+			path := param.ReplaceAllString(of.Replace(c.Path), "a")
+			r, err := http.NewRequest(c.Method, "http://"+s.addr+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := s.http().Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+
+			// Calls of counters are opened by rules, so that a visitor is forbidden what another rule may permit.
+			want := http.StatusUnauthorized
+			if strings.HasPrefix(c.Path, "/api/") {
+				want = http.StatusForbidden
+			}
+			if resp.StatusCode != want {
+				t.Errorf("%s %s without a key: %s, want %d", c.Method, path, resp.Status, want)
+			}
 		}
 	})
 }
@@ -342,7 +360,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		} {
 			good["GET "+stream] = true // TestFramesAreAsDocumented
 		}
-		for _, call := range documentedCalls(t) {
+		for _, call := range s.names() {
 			if !good[call] {
 				t.Errorf("%s was not answered", call)
 			}

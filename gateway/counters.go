@@ -7,6 +7,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/websocket"
@@ -20,16 +21,22 @@ const mineForm fanout.Form = 1
 // CountersChanged must be called when the result of Counters.Up has changed.
 func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 
-func (g *Gateway) getCounterEvents(c *gin.Context) {
-	if key, ok := g.counters.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, false)
+func (g *Gateway) getCounterEvents(c *gin.Context) (calls.Answer, error) {
+	key, err := g.counters.Readable(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, false)
 }
 
-func (g *Gateway) getTopEvents(c *gin.Context) {
-	if topic, ok := g.liveTop.Readable(c); ok {
-		g.serveEvents(c, []presence.Topic{topic}, false)
+func (g *Gateway) getTopEvents(c *gin.Context) (calls.Answer, error) {
+	topic, err := g.liveTop.Readable(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return g.serveEvents(c, []presence.Topic{topic}, false)
 }
 
 // counterEncoder encodes counters. It implements fanout.Encoder.
@@ -69,10 +76,10 @@ func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	for i, key := range keys {
 		_, rule, err := c.g.counters.Find(c.site(), presence.KeyOf(key))
 		if err != nil {
-			return nil, badCounter(key, err.Error())
+			return nil, badCounter(key, err)
 		}
 		if !c.server && !rule.Allows(counter.PublicRead) {
-			return nil, &fault{code: codeForbidden, message: "this counter is not public; open it in its rule, or send an API key with the upgrade", member: "counter", value: presence.KeyOf(key)}
+			return nil, counterNotPublic.about("counter", presence.KeyOf(key))
 		}
 		rules[i] = rule
 	}
@@ -138,6 +145,9 @@ func (c *conn) Mine(key string, is, again bool) {
 	c.Ready(topic)
 }
 
-func badCounter(key, why string) *fault {
-	return &fault{code: codeBadCounter, message: why, member: "counter", value: presence.KeyOf(key)}
+var counterNotPublic = faultOf(calls.ErrNotPublic,
+	"this counter is not public; open it in its rule, or send an API key with the upgrade")
+
+func badCounter(key string, err error) *fault {
+	return faultOf(err, err.Error()).about("counter", presence.KeyOf(key))
 }

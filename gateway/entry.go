@@ -9,7 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
-	"headcount/gateway/counterapi"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/socket"
@@ -19,43 +19,58 @@ import (
 const subprotocol = "headcount.v1"
 
 // reserve takes a place for a long connection, among all connections and among those of
-// its address. If it returns false, it has written the error answer. Otherwise the caller
-// gives the place back with release.
-func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
-	g.entry.Lock()
-	err := g.api.Serving()
-	if g.draining.Load() {
-		err = errDraining
+// its address. The caller gives the place back with release.
+func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, error) {
+	if err := g.begin(); err != nil {
+		return nil, api.Unavailable(err)
 	}
-	if err == nil {
-		g.conns.Add(1)
-	}
-	g.entry.Unlock()
-	if err != nil {
-		api.Unavailable(c, err)
-		return nil, false
-	}
+
 	slot, fits := g.slots.Enter(g.callers.Addr(c.Request))
+	connections := g.connections.Add(1)
 	limit, detail := "", ""
-	switch n := g.connections.Add(1); {
+	switch {
 	case !fits:
 		limit = httppolicy.ReasonAddress
-		detail = fmt.Sprintf("This address has reached its limit of %d connections; see --max-connections-per-address.", g.cfg.MaxPerAddress)
-	case g.cfg.Memory != nil && g.cfg.Memory.High():
+		const form = "This address has reached its limit of %d connections; see --max-connections-per-address."
+		detail = fmt.Sprintf(form, g.cfg.MaxPerAddress)
+	case g.memoryIsLow():
 		limit = httppolicy.ReasonMemory
 		detail = "This gateway has reached its memory limit."
-	case n > int64(g.cfg.MaxConnections):
+	case connections > int64(g.cfg.MaxConnections):
 		limit = httppolicy.ReasonConnections
 		detail = "This gateway has reached its limit of connections."
 	default:
-		return slot, true
+		return slot, nil
 	}
+
 	g.release(slot)
 	g.metrics.refused.Inc()
 	g.metrics.limits.WithLabelValues(limit).Inc()
-	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, detail, httppolicy.RetryAfter(5*time.Second), httppolicy.Because(limit))
-	return nil, false
+
+	return nil, calls.Refuse(calls.ErrUnavailable, detail,
+		httppolicy.RetryAfter(fullFor), httppolicy.Because(limit))
 }
+
+// fullFor is when a client may come back to a gateway that has no place for it.
+const fullFor = 5 * time.Second
+
+// begin counts a connection, unless none may begin: Drain waits for those that have begun.
+func (g *Gateway) begin() error {
+	g.entry.Lock()
+	defer g.entry.Unlock()
+
+	if g.draining.Load() {
+		return errDraining
+	}
+	if err := g.api.Serving(); err != nil {
+		return err
+	}
+	g.conns.Add(1)
+
+	return nil
+}
+
+func (g *Gateway) memoryIsLow() bool { return g.cfg.Memory != nil && g.cfg.Memory.High() }
 
 // release gives back a place that reserve took.
 func (g *Gateway) release(slot *httppolicy.AddressSlot) {
@@ -64,65 +79,73 @@ func (g *Gateway) release(slot *httppolicy.AddressSlot) {
 	g.conns.Done()
 }
 
-func (g *Gateway) getSocket(c *gin.Context) {
-	if !isUpgrade(c, subprotocol) {
-		return
+func (g *Gateway) getSocket(c *gin.Context) (calls.Answer, error) {
+	if err := checkUpgrade(c, subprotocol); err != nil {
+		return calls.Answer{}, err
 	}
-	if id, slot, ok := g.admit(c); ok {
-		g.accept(c.Writer, c.Request, id, slot)
+
+	id, slot, err := g.admit(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+	g.accept(c.Writer, c.Request, id, slot)
+
+	return calls.Taken, nil
 }
 
-// isUpgrade reports whether a request is an upgrade to a WebSocket that offers the subprotocol or none. If not, it has
-// written the error answer.
-func isUpgrade(c *gin.Context, subprotocol string) bool {
+// checkUpgrade returns an error unless a request is an upgrade to a WebSocket that offers the subprotocol or none.
+func checkUpgrade(c *gin.Context, subprotocol string) error {
 	problem, status := websocket.CheckUpgrade(c.Request, subprotocol)
 	if status == 0 {
-		return true
+		return nil
 	}
-	if status == http.StatusUpgradeRequired && c.Request.ProtoMajor == 1 { // HTTP/2 forbids these headers
+
+	c.Header("Sec-WebSocket-Version", "13")
+	if status != http.StatusUpgradeRequired {
+		return calls.Bad(problem)
+	}
+	if c.Request.ProtoMajor == 1 { // HTTP/2 forbids these headers
 		c.Header("Upgrade", "websocket")
 		c.Header("Connection", "Upgrade")
 	}
-	c.Header("Sec-WebSocket-Version", "13")
-	httppolicy.Problem(c.Writer, status, problem)
-	return false
+
+	return calls.Refuse(calls.ErrNoUpgrade, problem)
 }
 
-// admit returns who sent an upgrade, and takes a place for the connection. If ok is false, it has written the error
-// answer.
-func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, ok bool) {
-	if key := httppolicy.APIKey(c.Request); key != "" && !g.callers.Server(c) {
-		return id, nil, false
+// admit returns who sent an upgrade, and takes a place for the connection.
+func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, err error) {
+	if httppolicy.APIKey(c.Request) != "" {
+		if err := g.callers.Server(c); err != nil {
+			return id, nil, err
+		}
 	}
-	id, err := g.callers.Identity(c, true)
+
+	id, err = g.callers.Identity(c, true)
 	if err != nil {
-		api.RefuseIdentity(c.Writer, err)
-		return id, nil, false
+		return id, nil, err
 	}
-	if slot, ok = g.reserve(c); ok {
-		g.callers.SetCookie(c, id)
+	slot, err = g.reserve(c)
+	if err != nil {
+		return id, nil, err
 	}
-	return id, slot, ok
+	g.callers.SetCookie(c, id)
+
+	return id, slot, nil
 }
 
 // routes returns the public handler: calls, and long connections.
 func (g *Gateway) routes() http.Handler {
-	e := g.api.Engine()
-	e.GET("/-/ws", g.getSocket)
-	e.GET("/:page/counter/events", g.getEvents)
-	e.GET("/-/users/events", g.getUserEvents)
-	e.HEAD("/-/users/events", func(c *gin.Context) { // otherwise it would be the HEAD of a user called events
+	e := g.api.Engine(g.table())
+
+	// Otherwise it would be the HEAD of a user called events.
+	e.HEAD("/-/users/events", calls.Serve(g.cfg.Log, func(c *gin.Context) (calls.Answer, error) {
 		c.Header("Allow", http.MethodGet)
-		api.RefuseMethod(c)
-	})
-	e.GET("/-/top/events", g.getTopPageEvents)
-	g.counters.Routes(e)
-	e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
-	e.GET(counterapi.TopRoot+"/events", g.getTopEvents)
+		return api.RefuseMethod(c)
+	}))
 	if g.cfg.PusherKey != "" {
 		g.pusherRoutes(e)
 	}
+
 	return api.Below(g.cfg.API.BasePath, e)
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -16,56 +17,86 @@ import (
 
 // getEvents answers with the event stream of a page. With ?join=1 the caller is on the page
 // while the stream lasts, for clients without WebSockets.
-func (g *Gateway) getEvents(c *gin.Context) {
-	check, join := presence.CheckReadable, c.Query("join") == "1"
+func (g *Gateway) getEvents(c *gin.Context) (calls.Answer, error) {
+	join := c.Query("join") == "1"
+	check := presence.CheckReadable
 	if join {
 		check = presence.CheckPage
 	}
-	name, ok := g.callers.Page(c, check, true)
-	if !ok {
-		return
+	name, err := g.callers.Page(c, check, true)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	g.serveEvents(c, []presence.Topic{presence.CountTopic(name)}, join)
+
+	return g.serveEvents(c, []presence.Topic{presence.CountTopic(name)}, join)
 }
 
 // serveEvents answers with the event stream of topics. If join is set, the caller joins the page
 // whose count is the only topic.
-func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool) {
-	id, err := g.callers.Identity(c, true)
-	// A stream that joins no page needs no identity.
-	if err != nil && (join || !identity.Nobody(err) && !errors.Is(err, api.ErrElsewhere)) {
-		api.RefuseIdentity(c.Writer, err)
-		return
+func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool) (calls.Answer, error) {
+	id, unknown := g.callers.Identity(c, true)
+	if unknown != nil && (join || !mayWatch(unknown)) {
+		return calls.Answer{}, unknown
 	}
+
 	join = join && !g.callers.Crawler(c.Request)
 	if join {
-		// A proxy may accept comments long after its client has gone. So the stream ends when
-		// a WebSocket that does not answer pings would; the client opens another one.
-		if until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout); id.Expires.IsZero() || until.Before(id.Expires) {
-			id.Expires = until
-		}
+		id.Expires = g.endOfStay(id.Expires)
 	}
-	if n := g.hub.Unwatched(topics); n > 0 {
-		if ok, _ := g.newTopics.Admit(g.callers.Addr(c.Request), n); !ok {
-			g.api.RefuseNewPages(c)
-			return
-		}
+	if err := g.admitTopics(c, topics); err != nil {
+		return calls.Answer{}, err
 	}
-	slot, ok := g.reserve(c)
-	if !ok {
-		return
+	slot, err := g.reserve(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	if err == nil && !g.callers.IsServer(c.Request) {
+
+	if unknown == nil && !g.callers.IsServer(c.Request) {
 		g.callers.SetCookie(c, id)
 	}
 	if c.Request.ProtoMajor > 1 {
 		g.shareStream(c, id, slot, topics, join)
-		return
+		return calls.Taken, nil
 	}
 	if err := g.stream(c.Writer, id, slot, topics, join); err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
+
+	return calls.Taken, nil
+}
+
+// mayWatch reports whether a caller whose identity is not known, for this reason, may watch: a stream that joins no page
+// needs no identity.
+func mayWatch(unknown error) bool {
+	return identity.Nobody(unknown) || errors.Is(unknown, api.ErrElsewhere)
+}
+
+// endOfStay returns when a stream ends that keeps its user on a page until a time; zero: forever. A proxy may accept comments
+// long after its client has gone. So the stream ends when a WebSocket that does not answer pings would, and the client opens
+// another one.
+func (g *Gateway) endOfStay(expires time.Time) time.Time {
+	until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout)
+	if expires.IsZero() || until.Before(expires) {
+		return until
+	}
+
+	return expires
+}
+
+// admitTopics returns an error if a request names more new topics than its address, or all together, may.
+func (g *Gateway) admitTopics(c *gin.Context, topics []presence.Topic) error {
+	unwatched := g.hub.Unwatched(topics)
+	if unwatched == 0 {
+		return nil
+	}
+
+	ok, _ := g.newTopics.Admit(g.callers.Addr(c.Request), unwatched)
+	if !ok {
+		return g.api.TooManyPages()
+	}
+
+	return nil
 }
 
 // stream answers with an event stream that lasts until either side closes the

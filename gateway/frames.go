@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
 )
@@ -54,13 +55,13 @@ func (c *conn) frame(f websocket.Frame) error {
 	c.Heard()
 	if !c.charge(f.Kind) {
 		c.throttle()
-		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 frames a second, pings and fragments among them"})
+		return c.fault(tooManyFrames)
 	}
 	switch f.Kind {
 	case websocket.Text:
 		return c.text(f.Payload)
 	case websocket.Binary:
-		return c.fault(&fault{code: codeBinary, message: "binary messages have no meaning here; send JSON text"})
+		return c.fault(faultOf(calls.ErrMedia, "binary messages have no meaning here; send JSON text"))
 	case websocket.Ping:
 		return c.send(websocket.Pong, f.Payload)
 	case websocket.Close:
@@ -75,10 +76,13 @@ func (c *conn) frame(f websocket.Frame) error {
 	return nil // a fragment of a message, or a pong
 }
 
+var tooManyFrames = faultOf(calls.ErrRate,
+	"too many messages; at most 500 frames a second, pings and fragments among them")
+
 // breach closes the connection of a client that violated the protocol.
 func (c *conn) breach(err *websocket.Error) error {
 	if err.Code == websocket.StatusTooBig {
-		if err := c.fault(&fault{code: codeTooLarge, message: "a message is at most 4096 bytes"}); err != nil {
+		if err := c.fault(faultOf(calls.ErrTooLarge, "a message is at most 4096 bytes")); err != nil {
 			return err
 		}
 	}
@@ -121,11 +125,14 @@ func (c *conn) fault(f *fault) error {
 	if err := c.wire.Write(c.appendFault(nil, f)); err != nil {
 		return err
 	}
-	if c.errors++; c.errors < maxErrors || f.code == codeTooLarge {
+
+	c.errors++
+	if c.errors < maxErrors || f.code == calls.CodeTooLarge {
 		return nil
 	}
-	last := fault{code: codeTooManyErrors, message: "too many errors on one connection"}
-	return c.end(websocket.StatusPolicyViolation, "too many errors", &last)
+
+	last := faultOf(calls.ErrTooManyErrors, "too many errors on one connection")
+	return c.end(websocket.StatusPolicyViolation, "too many errors", last)
 }
 
 // appendFault appends a fault in the client's protocol.

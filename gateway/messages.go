@@ -8,24 +8,10 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/gateway/calls"
 	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
 	"headcount/presence"
-)
-
-// Codes of error frames.
-const (
-	codeBadJSON       = "bad_json"
-	codeBadType       = "bad_type"
-	codeBadPage       = "bad_page"
-	codeBadCounter    = "bad_counter"
-	codeForbidden     = "forbidden"
-	codeTooManyPages  = "too_many_pages"
-	codeTooLarge      = "too_large"
-	codeBinary        = "binary"
-	codeTooManyErrors = "too_many_errors"
-	codeRateLimited   = "rate_limited"
-	codeTokenExpired  = "token_expired"
 )
 
 // Types of client messages.
@@ -63,16 +49,26 @@ type fault struct {
 
 func (f *fault) Error() string { return f.code + ": " + f.message }
 
+// faultOf returns the fault of a message that an error refuses, as package calls says what errors mean.
+func faultOf(err error, message string) *fault {
+	return &fault{code: calls.CodeOf(err), message: message}
+}
+
+// about returns the fault with the page or counter that is at fault.
+func (f *fault) about(member, value string) *fault {
+	return &fault{code: f.code, message: f.message, member: member, value: value}
+}
+
 // parseMessage reads one client message. Its error is a *fault. It compares member
 // names exactly; a struct would match them without regard to case.
 func parseMessage(text []byte) (message, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(text, &members); err != nil || members == nil {
-		return message{}, &fault{code: codeBadJSON, message: "a message is a JSON object" + because(err)}
+		return message{}, faultOf(calls.ErrBad, "a message is a JSON object"+because(err))
 	}
 	raw, ok := members["type"]
 	if !ok {
-		return message{}, &fault{code: codeBadType, message: `the message has no "type"`}
+		return message{}, faultOf(calls.ErrMessageType, `the message has no "type"`)
 	}
 	var m message
 	if err := decodeMember("type", raw, &m.kind); err != nil {
@@ -88,7 +84,7 @@ func parseMessage(text []byte) (message, error) {
 		m.pages, err = decodePage(members, false)
 	case typeHeartbeat, typePause, typeResume:
 	default:
-		err = &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind))}
+		err = faultOf(calls.ErrMessageType, fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind)))
 	}
 	if err != nil {
 		return message{}, err
@@ -96,7 +92,7 @@ func parseMessage(text []byte) (message, error) {
 	// This check comes last, because the errors about pages and keys are better: they name the page or key. Invalid
 	// Unicode in these was decoded as U+FFFD, which they may not have.
 	if err := presence.CheckUnicode(text); err != nil {
-		return message{}, &fault{code: codeBadJSON, message: "a message is JSON" + because(err)}
+		return message{}, faultOf(calls.ErrBad, "a message is JSON"+because(err))
 	}
 	return m, nil
 }
@@ -124,7 +120,7 @@ func (m *message) decodeLists(members map[string]json.RawMessage) (err error) {
 	pages, hasPages := members["pages"]
 	counters, hasCounters := members["counters"]
 	if !hasPages && !hasCounters {
-		return &fault{code: codeBadPage, message: `the message has neither "pages", a list of page ids, nor "counters", a list of keys`}
+		return faultOf(presence.ErrPage, `the message has neither "pages", a list of page ids, nor "counters", a list of keys`)
 	}
 	if hasPages {
 		if m.pages, err = decodeList("pages", pages, func(page string) error {
@@ -139,7 +135,7 @@ func (m *message) decodeLists(members map[string]json.RawMessage) (err error) {
 	if hasCounters {
 		if m.counters, err = decodeList("counters", counters, func(key string) error {
 			if err := counter.CheckKey(key); err != nil {
-				return badCounter(key, err.Error())
+				return badCounter(key, err)
 			}
 			return nil
 		}); err != nil {
@@ -152,7 +148,7 @@ func (m *message) decodeLists(members map[string]json.RawMessage) (err error) {
 			return err
 		}
 		if digits < 1 || digits > maxPrecision {
-			return &fault{code: codeBadJSON, message: fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision)}
+			return faultOf(calls.ErrBad, fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision))
 		}
 		m.precision = uint8(digits)
 	}
@@ -165,7 +161,7 @@ func decodeMember(name string, raw json.RawMessage, into any) error {
 		err = errors.New("it is null")
 	}
 	if err != nil {
-		return &fault{code: codeBadJSON, message: fmt.Sprintf("%q has the wrong JSON type%s", name, because(err))}
+		return faultOf(calls.ErrBad, fmt.Sprintf("%q has the wrong JSON type%s", name, because(err)))
 	}
 	return nil
 }
@@ -178,7 +174,7 @@ func decodeList(name string, raw json.RawMessage, check func(string) error) (lis
 	}
 	for _, element := range elements {
 		if element == nil {
-			return nil, &fault{code: codeBadJSON, message: fmt.Sprintf("%q has a null; it is a list of strings", name)}
+			return nil, faultOf(calls.ErrBad, fmt.Sprintf("%q has a null; it is a list of strings", name))
 		}
 		if err := check(*element); err != nil {
 			return nil, err
@@ -196,7 +192,7 @@ func because(err error) string {
 }
 
 func badPage(page string, err error) *fault {
-	return &fault{code: codeBadPage, message: err.Error(), member: "page", value: page}
+	return faultOf(err, err.Error()).about("page", page)
 }
 
 // appendJSON appends the error frame's text.

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"headcount/counter"
+	"headcount/gateway/calls"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -37,19 +38,19 @@ func TestParseMessage(t *testing.T) {
 
 func TestParseMessageFaults(t *testing.T) {
 	for text, want := range map[string]string{
-		``: codeBadJSON, `{`: codeBadJSON, `null`: codeBadJSON, `[]`: codeBadJSON, `"join"`: codeBadJSON, `{"type":"join"}x`: codeBadJSON,
-		`{"type":1}`: codeBadJSON, `{"type":null}`: codeBadJSON, `{"type":"join","page":1}`: codeBadJSON, `{"type":"join","page":null}`: codeBadJSON,
-		`{"type":"subscribe","pages":"p"}`: codeBadJSON, `{"type":"subscribe","pages":[1]}`: codeBadJSON, `{"type":"subscribe","pages":[null]}`: codeBadJSON,
-		`{"type":"subscribe","pages":null}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":"2"}`: codeBadJSON,
-		`{"type":"subscribe","pages":["p"],"precision":null}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":2.5}`: codeBadJSON,
-		`{"type":"subscribe","pages":["p"],"precision":0}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":10}`: codeBadJSON,
-		`{"type":"subscribe","pages":["p"],"precision":-1}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":257}`: codeBadJSON,
-		`{}`: codeBadType, `{"type":"Join","page":"p"}`: codeBadType, `{"TYPE":"join","page":"p"}`: codeBadType, `{"type":""}`: codeBadType,
-		`{"type":"join"}`: codeBadPage, `{"type":"join","page":""}`: codeBadPage, `{"type":"join","page":"*"}`: codeBadPage, `{"type":"join","page":"\ud800"}`: codeBadPage,
-		`{"type":"join","PAGE":"p"}`: codeBadPage, `{"type":"subscribe","pages":["p",""]}`: codeBadPage, `{"type":"subscribe"}`: codeBadPage,
-		`{"type":"subscribe","counters":null}`: codeBadJSON, `{"type":"subscribe","counters":{}}`: codeBadJSON, `{"type":"subscribe","counters":[1]}`: codeBadJSON,
-		`{"type":"subscribe","counters":["a",null]}`: codeBadJSON, `{"type":"subscribe","counters":[""]}`: codeBadCounter, `{"type":"unsubscribe","counters":["a*"]}`: codeBadCounter,
-		`{"type":"subscribe","counters":["a","."],"pages":["p"]}`: codeBadCounter, `{"type":"subscribe","counters":["a"],"pages":["."]}`: codeBadPage,
+		``: calls.CodeBadJSON, `{`: calls.CodeBadJSON, `null`: calls.CodeBadJSON, `[]`: calls.CodeBadJSON, `"join"`: calls.CodeBadJSON, `{"type":"join"}x`: calls.CodeBadJSON,
+		`{"type":1}`: calls.CodeBadJSON, `{"type":null}`: calls.CodeBadJSON, `{"type":"join","page":1}`: calls.CodeBadJSON, `{"type":"join","page":null}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":"p"}`: calls.CodeBadJSON, `{"type":"subscribe","pages":[1]}`: calls.CodeBadJSON, `{"type":"subscribe","pages":[null]}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":null}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":"2"}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":null}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":2.5}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":0}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":10}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":-1}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":257}`: calls.CodeBadJSON,
+		`{}`: calls.CodeBadType, `{"type":"Join","page":"p"}`: calls.CodeBadType, `{"TYPE":"join","page":"p"}`: calls.CodeBadType, `{"type":""}`: calls.CodeBadType,
+		`{"type":"join"}`: calls.CodeBadPage, `{"type":"join","page":""}`: calls.CodeBadPage, `{"type":"join","page":"*"}`: calls.CodeBadPage, `{"type":"join","page":"\ud800"}`: calls.CodeBadPage,
+		`{"type":"join","PAGE":"p"}`: calls.CodeBadPage, `{"type":"subscribe","pages":["p",""]}`: calls.CodeBadPage, `{"type":"subscribe"}`: calls.CodeBadPage,
+		`{"type":"subscribe","counters":null}`: calls.CodeBadJSON, `{"type":"subscribe","counters":{}}`: calls.CodeBadJSON, `{"type":"subscribe","counters":[1]}`: calls.CodeBadJSON,
+		`{"type":"subscribe","counters":["a",null]}`: calls.CodeBadJSON, `{"type":"subscribe","counters":[""]}`: calls.CodeBadCounter, `{"type":"unsubscribe","counters":["a*"]}`: calls.CodeBadCounter,
+		`{"type":"subscribe","counters":["a","."],"pages":["p"]}`: calls.CodeBadCounter, `{"type":"subscribe","counters":["a"],"pages":["."]}`: calls.CodeBadPage,
 	} {
 		_, err := parseMessage([]byte(text))
 		var f *fault

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/api"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
@@ -41,7 +42,8 @@ const (
 
 // limitOfCode returns the limit that an error frame's code stands for.
 var limitOfCode = map[string]string{
-	codeTooManyPages: limitPages, codeRateLimited: api.LimitRate, codeTooLarge: limitSize, codeTooManyErrors: limitErrors,
+	calls.CodeTooManyPages: limitPages, calls.CodeRateLimited: api.LimitRate,
+	calls.CodeTooLarge: limitSize, calls.CodeTooManyErrors: limitErrors,
 }
 
 // Stats returns the gateway's figures.
@@ -58,8 +60,7 @@ func newMetrics() *metrics {
 	}
 	return &metrics{
 		faults: labeled("headcount_client_errors_total", "Error frames sent to clients, by code.", "code",
-			codeBadJSON, codeBadType, codeBadPage, codeBadCounter, codeForbidden, codeTooManyPages, codeTooLarge, codeBinary,
-			codeTooManyErrors, codeRateLimited, codeTokenExpired),
+			calls.Codes...),
 		refused: plain("headcount_connections_refused_total", "Connections refused because there were too many."),
 		evicted: plain("headcount_connections_evicted_total", "Connections closed to make room for others, because they were silent or made no progress."),
 		joins:   plain("headcount_joins_total", "Pages that connections joined."),

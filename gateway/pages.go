@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"headcount/gateway/api"
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/pusher"
@@ -104,7 +105,7 @@ func (c *conn) admitPrivate(names []string) error {
 		open = *c.opens
 	}
 	if name := c.g.callers.Shut(names, open); name != "" {
-		return &fault{code: codeForbidden, message: api.PrivateDetail, member: "page", value: presence.KeyOf(name)}
+		return faultOf(calls.ErrNotPublic, api.PrivateDetail).about("page", presence.KeyOf(name))
 	}
 	return nil
 }
@@ -135,14 +136,14 @@ func (c *conn) absent(name string, lost bool) {
 func (c *conn) join(name string) error {
 	w := c.want(name)
 	if w == nil {
-		return tooManyPages.about(name)
+		return tooManyPages.about("page", presence.KeyOf(name))
 	}
 	if !w.joined && w.counts == noCounts && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy()
 		if c.pusher {
-			return tooManyNew.about(name)
+			return tooManyNew.about("page", presence.KeyOf(name))
 		}
-		return &tooManyNew // clients give up a page that is named, and may ask for this one again
+		return tooManyNew // clients give up a page that is named, and may ask for this one again
 	}
 	topic := presence.CountTopic(name)
 	switch {
@@ -158,7 +159,7 @@ func (c *conn) join(name string) error {
 				c.Unsubscribe(topic)
 			}
 			c.tidy()
-			return tooManyOfUser.about(name)
+			return tooManyOfUser.about("page", presence.KeyOf(name))
 		}
 		w.joined, w.counts = true, max(w.counts, untilLeave)
 		c.g.metrics.joins.Inc()
@@ -263,16 +264,16 @@ func (c *conn) subscribe(m message) error {
 	names := m.pages
 	for _, name := range names {
 		if !add(presence.CountTopic(name), slices.ContainsFunc(c.wants, func(w wanted) bool { return w.name == name })) {
-			return &tooManyPages
+			return tooManyPages
 		}
 	}
 	for _, key := range m.counters {
 		if !add(counterapi.Topic(key), slices.Contains(c.subscribed(), key)) {
-			return &tooManyPages
+			return tooManyPages
 		}
 	}
 	if !c.admitNewTopics(fresh...) {
-		return &tooManyNew
+		return tooManyNew
 	}
 	var held []string
 	for _, name := range names {
@@ -315,13 +316,10 @@ func (c *conn) unsubscribe(names []string) {
 
 // Faults about too much, which may name a page.
 var (
-	tooManyNew    = fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once"}
-	tooManyOfUser = fault{code: codeTooManyPages, message: "a user may join at most 10000 pages over all connections; leave some"}
-	tooManyPages  = fault{code: codeTooManyPages, message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection"}
+	tooManyNew = faultOf(calls.ErrRate,
+		"too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once")
+	tooManyOfUser = faultOf(presence.ErrTooMany,
+		"a user may join at most 10000 pages over all connections; leave some")
+	tooManyPages = faultOf(presence.ErrTooMany,
+		"a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection")
 )
-
-// about returns the fault with the page that is at fault.
-func (f fault) about(name string) *fault {
-	f.member, f.value = "page", presence.KeyOf(name)
-	return &f
-}

@@ -11,6 +11,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
+	"headcount/gateway/calls"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -26,12 +27,15 @@ const pusherRoot = "/app/"
 
 // pusherRoutes adds the path of Pusher's clients. Another key has no route, since /app/:key would hide the page app.
 func (g *Gateway) pusherRoutes(e *gin.Engine) {
-	e.GET(pusherRoot+g.cfg.PusherKey, g.getPusher)
+	upgrade := calls.Serve(g.cfg.Log, g.getPusher)
+	notFound := calls.Serve(g.cfg.Log, api.NotFound)
+
+	e.GET(pusherRoot+g.cfg.PusherKey, upgrade)
 	e.NoRoute(func(c *gin.Context) {
 		if strings.HasPrefix(c.Request.URL.EscapedPath(), pusherRoot) && c.GetHeader("Upgrade") != "" {
-			g.getPusher(c)
+			upgrade(c)
 		} else {
-			api.NotFound(c)
+			notFound(c)
 		}
 	})
 }
@@ -52,25 +56,37 @@ var pusherCodes = map[int]int{
 
 // getPusher serves a client of Pusher. A browser shows a script no status, so what refuses any other WebSocket with one
 // closes this one with a code. Metrics and log have the status.
-func (g *Gateway) getPusher(c *gin.Context) {
-	if !isUpgrade(c, pusher.Subprotocol) {
-		return
+func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
+	if err := checkUpgrade(c, pusher.Subprotocol); err != nil {
+		return calls.Answer{}, err
 	}
+
+	id, slot, err := g.admitPusher(c)
+	if err == nil {
+		g.acceptPusher(c.Writer, c.Request, id, slot)
+		return calls.Taken, nil
+	}
+
 	w := c.Writer
 	c.Writer = statusOnly{w}
-	switch version := c.Query("protocol"); {
-	case c.FullPath() == "":
-		httppolicy.Problem(c.Writer, http.StatusNotFound, "The key of the app is not that of --pusher-key.")
-	case version != pusher.Version:
-		detail := fmt.Sprintf("The protocol is %q; this server speaks %s.", presence.Excerpt(version), pusher.Version)
-		httppolicy.Problem(c.Writer, http.StatusBadRequest, detail)
-	default:
-		if id, slot, ok := g.admit(c); ok {
-			g.acceptPusher(w, c.Request, id, slot)
-			return
-		}
-	}
+	calls.WriteRefusal(c, g.cfg.Log, err)
 	g.refusePusher(w, c.Request)
+
+	return calls.Taken, nil
+}
+
+// admitPusher is admit for a client of Pusher.
+func (g *Gateway) admitPusher(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, err error) {
+	if c.FullPath() == "" {
+		return id, nil, calls.Refuse(calls.ErrNotFound, "The key of the app is not that of --pusher-key.")
+	}
+	version := c.Query("protocol")
+	if version != pusher.Version {
+		const form = "The protocol is %q; this server speaks %s."
+		return id, nil, calls.Bad(fmt.Sprintf(form, presence.Excerpt(version), pusher.Version))
+	}
+
+	return g.admit(c)
 }
 
 // acceptPusher upgrades the request. The answer and the first event are one write. There is no event for unread counts.
@@ -106,17 +122,17 @@ func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 func parseEvent(text []byte) (message, error) {
 	e, err := pusher.ParseEvent(text)
 	if err != nil {
-		return message{}, &fault{code: codeBadJSON, message: err.Error()}
+		return message{}, faultOf(calls.ErrBad, err.Error())
 	}
 	if err := pusher.CheckEvent(e.Name); err != nil {
-		return message{}, &fault{code: codeBadType, message: err.Error()}
+		return message{}, faultOf(calls.ErrMessageType, err.Error())
 	}
 	m := message{pages: []string{e.Channel}}
 	switch e.Name {
 	case pusher.Subscribe:
 		m.kind = typeJoin
 		if err := pusher.CheckChannel(e.Channel); err != nil {
-			return message{}, &fault{code: codeForbidden, message: err.Error(), member: "page", value: e.Channel}
+			return message{}, faultOf(calls.ErrNotPublic, err.Error()).about("page", e.Channel)
 		}
 	case pusher.Unsubscribe:
 		m.kind = typeLeave
@@ -144,7 +160,7 @@ func appendPusherFault(b []byte, f *fault) []byte {
 
 // pusherCode returns Pusher's code of a fault.
 func pusherCode(f *fault) int {
-	if f.code == codeForbidden || f.code == codeTokenExpired {
+	if f.code == calls.CodeForbidden || f.code == calls.CodeTokenExpired {
 		return pusher.CodeUnauthorized
 	}
 	return pusher.CodeRejected

@@ -16,6 +16,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/pusher"
@@ -183,8 +184,8 @@ func TestPusherFaults(t *testing.T) {
 			refused(masked(websocket.Text, text), pusher.CodeRejected, `"`)
 		}
 		refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
-		if n := counted(t, reg, "headcount_client_errors_total", codeForbidden); n != 4 {
-			t.Errorf("%v faults %s", n, codeForbidden)
+		if n := counted(t, reg, "headcount_client_errors_total", calls.CodeForbidden); n != 4 {
+			t.Errorf("%v faults %s", n, calls.CodeForbidden)
 		}
 		for range maxErrors { // which is no mistake of the library
 			refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`), pusher.CodeUnauthorized, `"nobody can sign in here`)

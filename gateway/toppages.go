@@ -7,6 +7,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
@@ -22,21 +23,24 @@ const (
 )
 
 // getTopPageEvents answers with the event stream of the pages with the most users.
-func (g *Gateway) getTopPageEvents(c *gin.Context) {
-	all, ok := g.callers.TopPages(c)
-	if !ok {
-		return
+func (g *Gateway) getTopPageEvents(c *gin.Context) (calls.Answer, error) {
+	all, err := g.callers.TopPages(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
 	query := counterapi.ReadQuery(c, "?n=10")
 	n := query.Number("n", shortTopPages, 1, presence.TopPages)
-	if !query.OK {
-		return
+	if query.Err != nil {
+		return calls.Answer{}, query.Err
 	}
+
 	key := strconv.FormatUint(n, 10)
 	if !all {
 		key += publicList
 	}
-	g.serveEvents(c, []presence.Topic{{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}}, false)
+	topic := presence.Topic{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}
+
+	return g.serveEvents(c, []presence.Topic{topic}, false)
 }
 
 // topPages has the lists of the pages with the most users, which the dashboard's data contains. It implements

@@ -8,6 +8,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
+	"headcount/gateway/calls"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
@@ -22,24 +23,25 @@ const (
 var userKind = presence.KindOf("user")
 
 // getUserEvents answers a server with the event stream of users.
-func (g *Gateway) getUserEvents(c *gin.Context) {
-	users, ok := g.api.UsersAsked(c)
-	if !ok {
-		return
+func (g *Gateway) getUserEvents(c *gin.Context) (calls.Answer, error) {
+	users, err := g.api.UsersAsked(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
 	if err := g.api.Serving(); err != nil {
-		api.Unavailable(c, err)
-		return
+		return calls.Answer{}, api.Unavailable(err)
 	}
+
 	topics := make([]presence.Topic, len(users))
 	for i, user := range users {
 		topics[i] = presence.TopicOf(userKind, g.callers.Site(c).Qualify(user))
 	}
-	if _, followed := g.users.Wanted(topics[0]); followed+len(topics) > maxFollowed {
-		g.api.RefuseNewPages(c)
-		return
+	_, followed := g.users.Wanted(topics[0])
+	if followed+len(topics) > maxFollowed {
+		return calls.Answer{}, g.api.TooManyPages()
 	}
-	g.serveEvents(c, topics, false)
+
+	return g.serveEvents(c, topics, false)
 }
 
 // userStates asks the owners of partitions about users. It implements fanout.Polled.

@@ -2,12 +2,13 @@ package owner
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
+
+	"headcount/counter"
 )
 
 // ErrMalformed is wrapped by errors about rows and publications that no owner wrote so.
-var ErrMalformed = errors.New("malformed")
+var ErrMalformed = counter.ErrMalformed
 
 // reader reads values one after another. After the first that is malformed all are zero.
 type reader struct {

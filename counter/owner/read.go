@@ -2,6 +2,7 @@ package owner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -44,7 +45,12 @@ func (r *Reader) values(ctx context.Context, addresses []rows.Address) ([][]byte
 	return values, nil
 }
 
+// unavailable returns the error of a step for which the store of rows did not do its part.
 func unavailable(what string, err error) error {
+	if errors.Is(err, rows.ErrMalformed) {
+		return fmt.Errorf("owner: %s: %w: %w", what, ErrMalformed, err)
+	}
+
 	return fmt.Errorf("owner: %s: %w: %w", what, counter.ErrUnavailable, err)
 }
 

@@ -89,7 +89,7 @@ func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 			p.draft.judge(p.calls)
 			switch {
 			case p.draft.malformed != nil:
-				o.fail(p, fmt.Errorf("owner: %w: %w", ErrMalformed, p.draft.malformed))
+				o.fail(p, fmt.Errorf("owner: %w", p.draft.malformed))
 			case p.draft.missing > 0:
 				incomplete = append(incomplete, p)
 			default:
@@ -126,7 +126,7 @@ func (o *Owner) read(work []*partition) []*partition {
 	for _, p := range work {
 		n := p.draft.missing
 		if err := p.draft.fill(found[:n]); err != nil {
-			o.fail(p, fmt.Errorf("owner: read: %w: %w", counter.ErrUnavailable, err))
+			o.fail(p, unavailable("read", err))
 		} else {
 			ready = append(ready, p)
 		}

@@ -2,36 +2,32 @@ package api
 
 import (
 	"encoding/json"
-	"net/http"
-	"time"
+	"fmt"
+	"strings"
 
-	"github.com/gin-gonic/gin"
-
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
+	"headcount/presence"
 )
 
-const retryAfter = time.Second // of a 503
-
-func badRequest(c *gin.Context, detail string) {
-	httppolicy.Problem(c.Writer, http.StatusBadRequest, detail)
+// Unavailable refuses a call because nothing can be served now, for a reason that the client may know.
+func Unavailable(reason error) error {
+	return calls.Refuse(fmt.Errorf("%w: %w", calls.ErrUnavailable, reason), reason.Error()+"; try again")
 }
 
-// Unavailable answers 503 with the reason.
-func Unavailable(c *gin.Context, err error) {
-	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", httppolicy.RetryAfter(retryAfter))
+// storeAway refuses a call that the store, or an owner, did not carry out. The cause is for the log.
+func storeAway(cause error) error {
+	const detail = "; try again"
+	return calls.Refuse(fmt.Errorf("%w: %w", calls.ErrUnavailable, cause), presence.ErrUnavailable.Error()+detail)
 }
 
-// writeJSON answers 200 with the JSON of v and a line end, as write does.
-func writeJSON(c *gin.Context, v any) { write(c, "application/json", append(httppolicy.JSON(v), '\n')) }
+// answerJSON answers with the JSON of v.
+func answerJSON(v any) calls.Answer { return calls.PackedJSON(httppolicy.JSON(v)) }
 
-// write answers 200 with a body that no cache may keep, unless Callers.Cacheable was called. The
-// body is compressed if the request accepts gzip.
-func write(c *gin.Context, kind string, body []byte) {
-	if httppolicy.WantsGzip(c.Request) {
-		c.Writer.Header().Set("Content-Encoding", "gzip")
-		body = httppolicy.Gzip(nil, body)
-	}
-	httppolicy.Answer(c.Writer, kind, body)
+// sentence returns the text of an error as a sentence.
+func sentence(err error) string {
+	text := err.Error()
+	return strings.ToUpper(text[:1]) + text[1:] + "."
 }
 
 // foreign is text that came from outside. In its JSON, HTML is escaped.

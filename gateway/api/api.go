@@ -3,15 +3,13 @@
 // client. It knows no connections: package gateway adds its long ones to Engine, and the calls of
 // counters are in package counterapi.
 //
-// A handler returns when it has written an answer. The functions that check a request return ok, and have
-// written the error answer if ok is false.
+// A handler returns an answer or an error, see package calls.
 package api
 
 import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -22,6 +20,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"headcount/counter/limit"
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -123,6 +122,9 @@ type API struct {
 	identities *httppolicy.IdentityLimiter
 	erasures   erasures
 	stats      *counterapi.Questions[statsQuestion, pageStats]
+	files      map[string]*asset
+	openAPI    *asset // Engine makes it, and asyncAPI
+	asyncAPI   *asset
 	metrics    *httpMetrics
 	foreign    rate.Sometimes // when a refused origin is logged
 	started    atomic.Bool    // the cluster was ready once; from then on there are counts to serve
@@ -131,9 +133,15 @@ type API struct {
 // New returns the API of a gateway with these parts.
 func New(cfg Config, parts Parts) *API {
 	return &API{
-		cfg: cfg, callers: parts.Callers, parts: parts,
+		cfg:        cfg,
+		callers:    parts.Callers,
+		parts:      parts,
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),
-		erasures:   newErasures(), stats: counterapi.NewQuestions[statsQuestion, pageStats](maxStats), metrics: newHTTPMetrics(parts.Registerer), foreign: rate.Sometimes{Interval: time.Minute},
+		erasures:   newErasures(),
+		stats:      counterapi.NewQuestions[statsQuestion, pageStats](maxStats),
+		files:      readFiles(cfg.Assets),
+		metrics:    newHTTPMetrics(parts.Registerer),
+		foreign:    rate.Sometimes{Interval: time.Minute},
 	}
 }
 
@@ -143,6 +151,7 @@ func (a *API) Ready() error {
 	if err == nil {
 		a.started.Store(true)
 	}
+
 	return err
 }
 
@@ -152,67 +161,70 @@ func (a *API) Serving() error {
 	if a.started.Load() {
 		return nil
 	}
+
 	return a.Ready()
 }
 
 // admitIdentity limits how many different anonymous identities one address uses for
 // writes. New and old identities both count. An identity that the address used
-// lately costs nothing, and a server with an API key has no limit. If admitIdentity
-// returns false, it has written the error answer.
-func (a *API) admitIdentity(c *gin.Context, id identity.Identity) bool {
+// lately costs nothing, and a server with an API key has no limit.
+func (a *API) admitIdentity(c *gin.Context, id identity.Identity) error {
 	if id.Signed == "" || a.callers.IsServer(c.Request) {
-		return true
+		return nil
 	}
+
 	ok, wait := a.identities.Allow(a.callers.Addr(c.Request), uint64(id.Hash), time.Now())
 	if !ok {
-		a.tooMany(c, LimitIdentities, "This address has brought too many identities; send the id you were given, or wait.", httppolicy.Limited(a.identities.Rate, wait))
+		const detail = "This address has brought too many identities; send the id you were given, or wait."
+		return a.tooMany(LimitIdentities, detail, httppolicy.Limited(a.identities.Rate, wait))
 	}
-	return ok
+
+	return nil
 }
 
 // admitPages limits how many new pages one address, and all together, name in requests. A page that
 // somebody here subscribes to or that was read lately is free, and a server with an API key has
-// no limit. If admitPages returns false, it has written the error answer.
-func (a *API) admitPages(c *gin.Context, pages ...string) bool {
+// no limit.
+func (a *API) admitPages(c *gin.Context, pages ...string) error {
 	fresh := a.parts.Counts.Unread(presence.CountTopics(pages))
 	if fresh == 0 || a.callers.IsServer(c.Request) {
-		return true
+		return nil
 	}
+
 	ok, _ := a.parts.NewTopics.Admit(a.callers.Addr(c.Request), fresh)
 	if !ok {
-		a.RefuseNewPages(c)
+		return a.TooManyPages()
 	}
-	return ok
+
+	return nil
 }
 
-// RefuseNewPages answers a request that names more new topics than Parts.NewTopics admits.
-func (a *API) RefuseNewPages(c *gin.Context) {
-	a.tooMany(c, LimitRate, "This address, or all clients together, have asked for too many pages that nobody else here has.", httppolicy.RetryAfter(retryAfter))
+// TooManyPages refuses a request that names more new topics than Parts.NewTopics admits.
+func (a *API) TooManyPages() error {
+	const detail = "This address, or all clients together, have asked for too many pages that nobody else here has."
+	return a.tooMany(LimitRate, detail, httppolicy.RetryAfter(calls.ComeBack))
 }
 
-// tooMany answers 429, and counts the limit that was reached.
-func (a *API) tooMany(c *gin.Context, limit, detail string, header httppolicy.Option) {
+// tooMany refuses a request with 429, and counts the limit that was reached.
+func (a *API) tooMany(limit, detail string, header httppolicy.Option) error {
 	a.parts.Limits.WithLabelValues(limit).Inc()
-	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, detail, header)
+	return calls.Refuse(calls.ErrRate, detail, header)
 }
 
-// call has the store carry out a request within timeout. If it returns false, it has written the
-// error answer.
-func (a *API) call(c *gin.Context, timeout time.Duration, do func(context.Context) error) bool {
+// carryOut has the store carry out a request within timeout.
+func (a *API) carryOut(c *gin.Context, timeout time.Duration, do func(context.Context) error) error {
 	if err := a.Serving(); err != nil {
-		Unavailable(c, err)
-		return false
+		return Unavailable(err)
 	}
+
 	ctx, cancel := context.WithTimeout(c.Request.Context(), timeout)
 	defer cancel()
+
+	// The error about a bound has a text for the client. All others are for the log alone.
 	err := do(ctx)
-	switch {
-	case err == nil:
-	case errors.Is(err, presence.ErrTooMany):
-		badRequest(c, err.Error())
-	default:
-		a.parts.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
-		Unavailable(c, presence.ErrUnavailable)
+	if err == nil || errors.Is(err, presence.ErrTooMany) {
+		return err
 	}
-	return err == nil
+
+	return storeAway(err)
 }

@@ -31,6 +31,7 @@ func (empty) Newest(_ context.Context, topics []presence.Topic) (updates []prese
 	for _, t := range topics {
 		updates = append(updates, presence.Update{Topic: t, Stale: t.Key == "old"})
 	}
+
 	return updates, true
 }
 
@@ -49,44 +50,61 @@ func (empty) Note(*http.Request, identity.Identity) {}
 func (empty) Doubtful() bool                        { return false }
 
 // serve returns what answers calls, and the identities that it issues.
-func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Identities) {
+func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Identities) {
 	t.Helper()
+
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	t.Cleanup(identities.Close)
+
 	sites, _ := identity.NewSites(nil) // only what is written may be wrong, here and below
 	siteKeys, err := identity.NewSiteKeys(keys, sites)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	proxies, _ := identity.NewProxies(nil)
 	cfg.Origins, _ = identity.NewOrigins(nil)
 	if cfg.Assets == nil {
 		cfg.Assets = fstest.MapFS{}
 	}
+
 	store := presencemem.New(presencemem.Config{})
 	cfg.LastSeen, cfg.Arrivals = store, webhook.New(webhook.Config{})
-	callers := &Callers{Access: Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}, Grace: empty{}}
+	access := Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}
+	callers := &Callers{Access: access, Grace: empty{}}
+
+	instant := counter.CombinerConfig{Instant: true}
 	counters := counterapi.Config{
-		Rules: &counter.Rules{}, Counters: pipeline.New(countertest.InMemory(t, nil), &counter.Rules{}, counter.CombinerConfig{Instant: true}, zerolog.Nop()),
+		Rules:    &counter.Rules{},
+		Counters: pipeline.New(countertest.InMemory(t, nil), &counter.Rules{}, instant, zerolog.Nop()),
 	}
-	return New(cfg, Parts{
+
+	api := New(cfg, Parts{
 		Callers: callers, Counters: counterapi.New(counters, callers, counterapi.NewLive(counters, nil)),
 		Counts: empty{}, Cluster: empty{}, Unread: store, Follows: unread.NewFollowService(store),
 		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}), Log: zerolog.Nop(),
-	}).Engine(), identities
+	})
+
+	return api.Engine(api.Calls()), identities
 }
 
 // call makes a call with these pairs of headers, which is to be answered with status.
-func call(t *testing.T, h http.Handler, status int, method, target string, headers ...string) *httptest.ResponseRecorder {
+func call(
+	t *testing.T, h http.Handler, status int, method, target string, headers ...string,
+) *httptest.ResponseRecorder {
 	t.Helper()
+
 	r := httptest.NewRequest(method, target, nil)
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
+
 	w := httptest.NewRecorder()
-	if h.ServeHTTP(w, r); w.Code != status {
+	h.ServeHTTP(w, r)
+	if w.Code != status {
 		t.Fatalf("%s %s: %d, want %d: %s", method, target, w.Code, status, w.Body)
 	}
+
 	return w
 }
 
@@ -96,6 +114,7 @@ func TestETagOfAStaleCount(t *testing.T) {
 	if got := etag(count); got != `"17-4"` {
 		t.Error(got)
 	}
+
 	count.Stale = true
 	if got := etag(count); got != `"17-4-s"` {
 		t.Error(got)

@@ -15,12 +15,13 @@ import (
 	"github.com/andybalholm/brotli"
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
-	"headcount/gateway/openapi"
 )
 
 // contentPolicy lets our own pages load and run only what this server sends.
-const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-src 'none'; frame-ancestors " +
+	"'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 // asset is a file that is part of the program. It never changes.
 type asset struct {
@@ -31,10 +32,13 @@ type asset struct {
 	brotli func() []byte // the same in brotli
 }
 
-func newAsset(name string, body []byte) asset {
+func newAsset(name string, body []byte) *asset {
 	sum := sha256.Sum256(body)
-	return asset{
-		kind: kindOf(name), hash: hex.EncodeToString(sum[:12]), body: body,
+
+	return &asset{
+		kind:   kindOf(name),
+		hash:   hex.EncodeToString(sum[:12]),
+		body:   body,
 		gzip:   sync.OnceValue(func() []byte { return packGzip(body) }),
 		brotli: sync.OnceValue(func() []byte { return packBrotli(body) }),
 	}
@@ -82,9 +86,10 @@ func kindOf(name string) string {
 	return mime.TypeByExtension(path.Ext(name))
 }
 
-// serve answers with the asset. An answer with a status other than 200 has no
+// answer returns the answer with the asset. An answer with a status other than 200 has no
 // ETag.
-func (a *asset) serve(c *gin.Context, status int) {
+func (a *asset) answer(c *gin.Context, status int) calls.Answer {
+	// A browser asks each time whether a file has changed, unless the request names its content.
 	h := c.Writer.Header()
 	h.Set("Cache-Control", "no-cache")
 	if status == http.StatusOK && a.forever(c.Request) {
@@ -101,51 +106,83 @@ func (a *asset) serve(c *gin.Context, status int) {
 	if encoding != "" {
 		etag += "-" + encoding
 	}
-	if status == http.StatusOK && httppolicy.NotModified(c, `"`+etag+`"`) {
-		return
-	}
 
+	// With another status the page stands for a refusal, which must not be taken for the page itself.
+	if status == http.StatusOK && httppolicy.NotModified(c, `"`+etag+`"`) {
+		return calls.Unchanged
+	}
 	if encoding != "" {
 		h.Set("Content-Encoding", encoding)
 	}
-	httppolicy.AnswerWith(c.Writer, status, a.kind, body)
+
+	return calls.Answer{Status: status, Type: a.kind, Body: body}
 }
 
-// assets adds the demo page, the browser client and the documents of the contract. Pages of any origin may load
-// the scripts; --allow-origins decides what those scripts may do.
-func (a *API) assets(e *gin.Engine) {
-	entries, err := fs.ReadDir(a.cfg.Assets, ".")
+// answerAnyone is answer for pages of any origin, which may load the scripts; --allow-origins decides what those
+// scripts may do.
+func (a *asset) answerAnyone(c *gin.Context) (calls.Answer, error) {
+	h := c.Writer.Header()
+	if h.Get("Access-Control-Allow-Origin") == "" {
+		h.Set("Access-Control-Allow-Origin", "*")
+	}
+
+	return a.answer(c, http.StatusOK), nil
+}
+
+// The files that have a row of their own in the table of calls.
+const (
+	demoFile      = "index.html"
+	scriptFile    = "headcount.js"
+	dashboardFile = "dashboard.html"
+)
+
+// readFiles returns the files of the browser client and of our own pages, by their names.
+func readFiles(assets fs.FS) map[string]*asset {
+	entries, err := fs.ReadDir(assets, ".")
 	if err != nil {
 		panic(err) // the files are part of the program
 	}
-	public := func(file asset) gin.HandlerFunc {
-		return func(c *gin.Context) {
-			if h := c.Writer.Header(); h.Get("Access-Control-Allow-Origin") == "" {
-				h.Set("Access-Control-Allow-Origin", "*")
-			}
-			file.serve(c, http.StatusOK)
-		}
-	}
-	documents := map[string][]byte{"openapi.json": openapi.OpenAPI(a.cfg.BasePath), "asyncapi.json": openapi.AsyncAPI(a.cfg.BasePath)}
-	for name, body := range documents {
-		httppolicy.Get(e, "/-/"+name, public(newAsset(name, body)))
-	}
+
+	files := map[string]*asset{}
 	for _, f := range entries {
-		body, err := fs.ReadFile(a.cfg.Assets, f.Name())
+		body, err := fs.ReadFile(assets, f.Name())
 		if err != nil {
 			panic(err) // the files are part of the program
 		}
-		file := newAsset(f.Name(), body)
-		switch f.Name() {
-		case "index.html":
-			httppolicy.Get(e, "/", public(file))
-		case "dashboard.html":
-			a.dashboard(e, file)
-		case "icon.svg": // browsers ask for favicon.ico where a page names no icon
-			httppolicy.Get(e, "/favicon.ico", public(file))
-			fallthrough
+		files[f.Name()] = newAsset(f.Name(), body)
+	}
+
+	return files
+}
+
+// file returns the handler of a file, or nil if there is no such file.
+func (a *API) file(name string) calls.Handler {
+	file := a.files[name]
+	if file == nil {
+		return nil
+	}
+
+	return file.answerAnyone
+}
+
+// otherFiles returns the calls of the files that the others load by themselves.
+func (a *API) otherFiles() []calls.Call {
+	// Browsers ask for favicon.ico where a page names no icon.
+	others := []calls.Call{{Method: http.MethodGet, Path: "/favicon.ico", Do: a.file("icon.svg")}}
+
+	for name := range a.files {
+		switch name {
+		case demoFile, scriptFile, dashboardFile:
 		default:
-			httppolicy.Get(e, "/-/"+f.Name(), public(file))
+			others = append(others, calls.Call{Method: http.MethodGet, Path: "/-/" + name, Do: a.file(name)})
 		}
 	}
+
+	return others
 }
+
+// getOpenAPI answers with the document of the calls.
+func (a *API) getOpenAPI(c *gin.Context) (calls.Answer, error) { return a.openAPI.answerAnyone(c) }
+
+// getAsyncAPI answers with the document of the frames and events.
+func (a *API) getAsyncAPI(c *gin.Context) (calls.Answer, error) { return a.asyncAPI.answerAnyone(c) }

@@ -17,6 +17,7 @@ import (
 func TestAssetsAreEncoded(t *testing.T) {
 	const text = "export const text = 'text';"
 	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"a.js": {Data: []byte(text)}}})
+
 	get := func(status int, headers ...string) *http.Response {
 		return call(t, h, status, http.MethodGet, "/-/a.js", headers...).Result()
 	}
@@ -35,6 +36,7 @@ func TestAssetsAreEncoded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		body, err := io.ReadAll(unpacked)
 		if err != nil || string(body) != text || resp.Header.Get("Content-Encoding") != want.encoding {
 			t.Errorf("%q: %q, %v, %v", accept, body, err, resp.Header)
@@ -43,9 +45,11 @@ func TestAssetsAreEncoded(t *testing.T) {
 	}
 
 	for accept, etag := range etags {
-		if resp := get(304, "Accept-Encoding", accept, "If-None-Match", etag); !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
+		resp := get(304, "Accept-Encoding", accept, "If-None-Match", etag)
+		if !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
 			t.Errorf("304 without Vary: %v", resp.Header)
 		}
+
 		for other := range etags {
 			if other != accept {
 				get(200, "Accept-Encoding", other, "If-None-Match", etag)
@@ -54,10 +58,12 @@ func TestAssetsAreEncoded(t *testing.T) {
 	}
 }
 
-// A part of the client whose content is named in the query is kept for good; under any other name the client asks again.
+// A part of the client whose content is named in the query is kept for good; under any other name the client asks
+// again.
 func TestNamedContentIsImmutable(t *testing.T) {
 	const text = "export const text = 'text';"
 	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"a.js": {Data: []byte(text)}}})
+
 	sum := sha256.Sum256([]byte(text))
 	for query, want := range map[string]string{
 		"":                                "no-cache",
@@ -75,9 +81,11 @@ func TestNamedContentIsImmutable(t *testing.T) {
 // Browsers ask for favicon.ico by themselves. Pages may have that name, or begin like it.
 func TestFavicon(t *testing.T) {
 	h, _ := serve(t, nil, Config{Assets: fstest.MapFS{"icon.svg": {Data: []byte("<svg/>")}}})
-	if kind := call(t, h, http.StatusOK, http.MethodGet, "/favicon.ico").Header().Get("Content-Type"); kind != "image/svg+xml" {
+	icon := call(t, h, http.StatusOK, http.MethodGet, "/favicon.ico")
+	if kind := icon.Header().Get("Content-Type"); kind != "image/svg+xml" {
 		t.Errorf("the icon is %s", kind)
 	}
+
 	for _, page := range []string{"favicon.ico", "favicon.ico.bak", "favicon", "f"} {
 		body := call(t, h, http.StatusOK, http.MethodGet, "/"+page+"/counter").Body.String()
 		if !strings.Contains(body, `"page":"`+page+`"`) {

@@ -11,49 +11,54 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/httppolicy"
+	"headcount/gateway/calls"
 	"headcount/presence"
 )
 
 const maxBody = 4096 // bytes of a request
 
-const tooLong = "A body has at most 4096 bytes."
+var errTooLong = calls.Refuse(calls.ErrTooLarge, "A body has at most 4096 bytes.")
 
-// readBody reads the body. If it returns false, it has written the error answer.
-func readBody(c *gin.Context) ([]byte, bool) {
-	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
-		httppolicy.TooLarge(c.Writer, tooLong)
-		return nil, false
+// readBody reads the body.
+func readBody(c *gin.Context) ([]byte, error) {
+	// A client that waits for 100 Continue is refused before it sends the body.
+	if c.Request.ContentLength > maxBody {
+		return nil, errTooLong
 	}
+
 	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
-	var tooLarge *http.MaxBytesError
 	switch {
-	case errors.As(err, &tooLarge):
-		httppolicy.TooLarge(c.Writer, tooLong)
-		return nil, false
+	case errors.As(err, new(*http.MaxBytesError)):
+		return nil, errTooLong
 	case err != nil:
-		badRequest(c, "The body could not be read.")
-		return nil, false
+		return nil, calls.Bad("The body could not be read.")
 	}
-	return body, true
+
+	return body, nil
 }
 
-// readAction reads a body of the form {"action":"…"}, which may have further members of these names. If it returns
-// false, it has written the error answer.
-func readAction(c *gin.Context, names []string, actions ...string) (action string, members map[string]json.RawMessage, ok bool) {
-	body, ok := readBody(c)
-	if !ok {
-		return "", nil, false
+// members are the members of a JSON object.
+type members map[string]json.RawMessage
+
+// readAction reads a body of the form {"action":"…"}, which may have further members of these names.
+func readAction(c *gin.Context, names []string, actions ...string) (action string, given members, err error) {
+	body, err := readBody(c)
+	if err != nil {
+		return "", nil, err
 	}
-	members, ok = parseMembers(c, body, `The body must be a JSON object, such as {"action":"`+actions[0]+`"}`, append(names, "action")...)
-	if !ok {
-		return "", nil, false
+
+	want := `The body must be a JSON object, such as {"action":"` + actions[0] + `"}`
+	given, err = parseMembers(body, want, append(names, "action")...)
+	if err != nil {
+		return "", nil, err
 	}
-	if action, err := textOf(members["action"]); err == nil && slices.Contains(actions, action) {
-		return action, members, true
+
+	action, err = textOf(given["action"])
+	if err != nil || !slices.Contains(actions, action) {
+		return "", nil, calls.Bad(`"action" is one of: ` + strings.Join(actions, ", ") + ".")
 	}
-	badRequest(c, `"action" is one of: `+strings.Join(actions, ", ")+".")
-	return "", nil, false
+
+	return action, given, nil
 }
 
 // textOf returns a member that is a string.
@@ -62,45 +67,45 @@ func textOf(member json.RawMessage) (string, error) {
 	if err := json.Unmarshal(member, &text); err != nil || text == nil {
 		return "", errors.New("it is no string")
 	}
+
 	return *text, nil
 }
 
 // readMembers reads a body that is empty or a JSON object with members of these names.
-// If it returns false, it has written the error answer.
-func readMembers(c *gin.Context, example string, names ...string) (map[string]json.RawMessage, bool) {
-	body, ok := readBody(c)
-	if !ok || len(body) == 0 {
-		return nil, ok
+func readMembers(c *gin.Context, example string, names ...string) (members, error) {
+	body, err := readBody(c)
+	if err != nil || len(body) == 0 {
+		return nil, err
 	}
-	return parseMembers(c, body, "The body must be empty or a JSON object, such as "+example, names...)
+
+	return parseMembers(body, "The body must be empty or a JSON object, such as "+example, names...)
 }
 
 // parseMembers reads a JSON object that has only members of these names: a misspelt one
-// must not count as one that was left out. If it returns false, it has written the error
-// answer.
-func parseMembers(c *gin.Context, body []byte, want string, names ...string) (map[string]json.RawMessage, bool) {
+// must not count as one that was left out.
+func parseMembers(body []byte, want string, names ...string) (members, error) {
 	if err := presence.CheckUnicode(body); err != nil {
-		badRequest(c, "The body cannot be used: "+err.Error()+".")
-		return nil, false
+		return nil, calls.Bad("The body cannot be used: " + err.Error() + ".")
 	}
 	if len(body) == 0 {
-		badRequest(c, "The body is missing. "+want+".")
-		return nil, false
+		return nil, calls.Bad("The body is missing. " + want + ".")
 	}
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(body, &members); err != nil || members == nil {
+
+	var given members
+	if err := json.Unmarshal(body, &given); err != nil || given == nil {
 		detail := want + "."
 		if errors.As(err, new(*json.SyntaxError)) { // other errors name types of Go
 			detail = "The body is not JSON: " + err.Error() + ". " + detail
 		}
-		badRequest(c, detail)
-		return nil, false
+		return nil, calls.Bad(detail)
 	}
-	for name := range members {
+
+	for name := range given {
 		if !slices.Contains(names, name) {
-			badRequest(c, fmt.Sprintf("The body has a member %q, which this call does not know. %s.", presence.Excerpt(name), want))
-			return nil, false
+			return nil, calls.Bad(fmt.Sprintf("The body has a member %q, which this call does not know. %s.",
+				presence.Excerpt(name), want))
 		}
 	}
-	return members, true
+
+	return given, nil
 }

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"errors"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -11,6 +10,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -49,7 +49,8 @@ type RestartGrace interface {
 }
 
 // ErrElsewhere refuses a page of one site that would act as its visitor on another.
-var ErrElsewhere = errors.New("this page is of another site, and a visitor is somebody else there; ask without a site")
+var ErrElsewhere = calls.Refuse(calls.ErrOtherSite,
+	"This page is of another site, and a visitor is somebody else there; ask without a site.")
 
 // Site returns the site that a request is for.
 func (w *Callers) Site(c *gin.Context) presence.Site { return siteOf(c) }
@@ -59,10 +60,13 @@ func (w *Callers) Cacheable(c *gin.Context, pages ...string) {
 	if w.CacheReads == 0 || slices.ContainsFunc(pages, w.Private.Has) {
 		return
 	}
+
 	h := c.Writer.Header()
 	httppolicy.Cacheable(h, w.CacheReads)
-	httppolicy.AddVary(h, "Origin") // for the CORS headers
-	if len(w.Sites.All()) > 1 {     // what Sites.Of goes by
+
+	// The CORS headers depend on the origin, and what Sites.Of goes by is more where there are several sites.
+	httppolicy.AddVary(h, "Origin")
+	if len(w.Sites.All()) > 1 {
 		httppolicy.AddVary(h, identity.SiteHeader, "Sec-Fetch-Site")
 	}
 }
@@ -74,58 +78,32 @@ func (w *Callers) IsServer(r *http.Request) bool { return w.Keys.Has(httppolicy.
 func (w *Callers) Addr(r *http.Request) netip.Addr { return w.Proxies.Addr(r) }
 
 // Identity returns who sent the request, as a user of its site. query says whether the
-// URL's parameters count. RefuseIdentity answers an error.
+// URL's parameters count.
 func (w *Callers) Identity(c *gin.Context, query bool) (identity.Identity, error) {
 	site := siteOf(c)
 	if w.Sites.Elsewhere(c.Request, w.Proxies.Secure(c.Request), site) {
 		return identity.Identity{}, ErrElsewhere
 	}
+
 	id, err := w.Identities.Identify(c.Request, site, query)
 	w.Grace.Note(c.Request, id)
+
 	return id, err
 }
 
-// Identify returns who sent the request, whatever the URL's parameters say. If ok is false, it
-// has written the error answer.
-func (w *Callers) Identify(c *gin.Context) (id identity.Identity, ok bool) {
-	id, err := w.Identity(c, false)
-	if err != nil {
-		RefuseIdentity(c.Writer, err)
-	}
-	return id, err == nil
-}
+// Identify returns who sent the request, whatever the URL's parameters say.
+func (w *Callers) Identify(c *gin.Context) (identity.Identity, error) { return w.Identity(c, false) }
 
-// RefuseIdentity answers a request with an error of Identity.
-func RefuseIdentity(w http.ResponseWriter, err error) {
-	switch {
-	case errors.Is(err, ErrElsewhere):
-		httppolicy.Problem(w, http.StatusForbidden, sentence(err), httppolicy.Because(httppolicy.ReasonSite))
-	case errors.Is(err, identity.ErrKeysAway):
-		httppolicy.Problem(w, http.StatusServiceUnavailable, err.Error(), httppolicy.RetryAfter(identity.KeysEvery))
-	case errors.Is(err, identity.ErrNoToken):
-		httppolicy.Problem(w, http.StatusUnauthorized, err.Error(), httppolicy.Because(httppolicy.ReasonNoToken))
-	default:
-		// RFC 6750: this error code belongs only to a token that the client sent.
-		w.Header().Set("WWW-Authenticate", `Bearer realm="headcount", error="invalid_token"`)
-		httppolicy.Problem(w, http.StatusUnauthorized, err.Error(), httppolicy.Because(httppolicy.ReasonBadToken))
-	}
-}
+// Public checks a request that needs no identity: it returns an error for one that carries a bad token.
+func (w *Callers) Public(c *gin.Context) error { return w.Identities.CheckToken(c.Request) }
 
-// Public checks a request that needs no identity: it refuses one that carries a
-// bad token. If it returns false, it has written the error answer.
-func (w *Callers) Public(c *gin.Context) bool {
-	if err := w.Identities.CheckToken(c.Request); err != nil {
-		RefuseIdentity(c.Writer, err)
-		return false
+// checkToken returns an error for a bad token beside an API key, whose calls need no identity and look at none.
+func (w *Callers) checkToken(c *gin.Context) error {
+	if !w.IsServer(c.Request) || c.FullPath() == "" || c.IsWebsocket() {
+		return nil
 	}
-	return true
-}
 
-// refuseBadTokens refuses a bad token beside an API key, whose calls need no identity and look at none.
-func (w *Callers) refuseBadTokens(c *gin.Context) {
-	if w.IsServer(c.Request) && c.FullPath() != "" && !c.IsWebsocket() && !w.Public(c) {
-		c.Abort()
-	}
+	return w.Public(c)
 }
 
 // Issue has the caller keep the identity.
@@ -146,38 +124,39 @@ func setFresh(c *gin.Context, id identity.Identity) {
 	}
 }
 
-// Server reports whether the request has a valid API key. If it returns false, it
-// has written the error answer.
-func (w *Callers) Server(c *gin.Context) bool {
+// Server returns an error unless the request has a valid API key.
+func (w *Callers) Server(c *gin.Context) error {
 	if w.IsServer(c.Request) {
-		return true
+		return nil
 	}
+
 	detail := "The API key is wrong."
 	switch {
 	case len(w.Keys) == 0:
-		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
+		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with " +
+			"--api-key."
 	case httppolicy.APIKey(c.Request) == "":
 		detail = "Only a server may call this: send an API key in the header " + httppolicy.APIKeyHeader + "."
 	}
-	httppolicy.RefuseKey(c.Writer, detail)
-	return false
+
+	return calls.Refuse(calls.ErrNoKey, detail)
 }
 
-// userInPath returns the id of the user that a server names in the path. If ok is false,
-// it has written the error answer.
-func (w *Callers) userInPath(c *gin.Context) (id string, ok bool) {
-	if !w.Server(c) {
-		return "", false
+// userInPath returns the id of the user that a server names in the path.
+func (w *Callers) userInPath(c *gin.Context) (string, error) {
+	if err := w.Server(c); err != nil {
+		return "", err
 	}
+
 	id, err := url.PathUnescape(c.Param("user"))
 	if err == nil {
 		err = identity.CheckUser(id)
 	}
 	if err != nil {
-		badRequest(c, err.Error())
-		return "", false
+		return "", calls.Bad(err.Error())
 	}
-	return id, true
+
+	return id, nil
 }
 
 // UserOf identifies a user of a site in follows.
@@ -186,14 +165,19 @@ func (w *Callers) UserOf(site presence.Site, id string) unread.User {
 }
 
 // follower returns the user whose follows a request reads or changes: the one that a server names in the
-// path, or else the caller, whose identity it returns too. If ok is false, it has written the error answer.
-func (w *Callers) follower(c *gin.Context) (user unread.User, id identity.Identity, ok bool) {
+// path, or else the caller, whose identity it returns too.
+func (w *Callers) follower(c *gin.Context) (user unread.User, id identity.Identity, err error) {
 	if _, named := c.Params.Get("user"); named {
-		name, ok := w.userInPath(c)
-		return w.UserOf(siteOf(c), name), id, ok
+		name, err := w.userInPath(c)
+		return w.UserOf(siteOf(c), name), id, err
 	}
-	if id, ok = w.Identify(c); ok {
-		setFresh(c, id)
+
+	// Without a name in the path the caller asks about itself, and has to keep a new identity.
+	id, err = w.Identify(c)
+	if err != nil {
+		return user, id, err
 	}
-	return w.UserOf(id.Site, id.User), id, ok
+	setFresh(c, id)
+
+	return w.UserOf(id.Site, id.User), id, nil
 }

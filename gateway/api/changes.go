@@ -11,6 +11,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -20,71 +21,86 @@ import (
 const maxNote = 300 // characters of a title or an URL
 
 // postChange stores that a page was modified.
-func (a *API) postChange(c *gin.Context) {
-	if !a.callers.Server(c) {
-		return
+func (a *API) postChange(c *gin.Context) (calls.Answer, error) {
+	if err := a.callers.Server(c); err != nil {
+		return calls.Answer{}, err
 	}
-	name, ok := a.callers.Page(c, presence.CheckPage, false)
-	if !ok {
-		return
+	name, err := a.callers.Page(c, presence.CheckPage, false)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	change, ok := a.readChange(c)
-	if !ok {
-		return
+	change, err := a.readChange(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	if a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Unread.Change(ctx, name, change) }) {
-		httppolicy.NoContent(c)
-	}
+
+	return calls.NoContent, a.carryOut(c, storeTimeout, func(ctx context.Context) error {
+		return a.parts.Unread.Change(ctx, name, change)
+	})
 }
 
-// readChange reads the body of a change. If ok is false, it has written the error answer.
-func (a *API) readChange(c *gin.Context) (change unread.Change, ok bool) {
+// readChange reads the body of a change.
+func (a *API) readChange(c *gin.Context) (change unread.Change, err error) {
 	key, problem := httppolicy.IdempotencyKey(c.Request)
 	if problem != "" {
-		badRequest(c, problem)
-		return change, false
+		return change, calls.Bad(problem)
 	}
 	change.Key = key
-	members, ok := readMembers(c, `{"by":"the user who did it","title":"…","url":"…"}`, "by", "title", "url")
-	if !ok {
-		return change, false
+
+	given, err := readMembers(c, `{"by":"the user who did it","title":"…","url":"…"}`, "by", "title", "url")
+	if err != nil {
+		return change, err
 	}
-	if change.Title, ok = readNote(c, members, "title", func(string) bool { return true }); !ok {
-		return change, false
+	change.Title, err = given.note("title", func(string) bool { return true })
+	if err != nil {
+		return change, err
 	}
-	if change.URL, ok = readNote(c, members, "url", isLink); !ok {
-		return change, false
+	change.URL, err = given.note("url", isLink)
+	if err != nil {
+		return change, err
 	}
-	if raw, given := members["by"]; given {
-		by, err := textOf(raw)
-		if err == nil {
-			err = identity.CheckUser(by)
-		}
+
+	if raw, has := given["by"]; has {
+		by, err := userOf(raw)
 		if err != nil {
-			badRequest(c, `"by" is the id of a user: `+err.Error()+".")
-			return change, false
+			return change, calls.Bad(`"by" is the id of a user: ` + err.Error() + ".")
 		}
 		user := a.callers.UserOf(siteOf(c), by)
 		change.By = &user
 	}
-	return change, true
+
+	return change, nil
 }
 
-// readNote reads a title or an URL, empty if there is none. If ok is false, it has
-// written the error answer.
-func readNote(c *gin.Context, members map[string]json.RawMessage, name string, valid func(string) bool) (text string, ok bool) {
-	raw, given := members[name]
-	if !given {
-		return "", true
+// userOf returns a member that is the id of a user.
+func userOf(member json.RawMessage) (string, error) {
+	id, err := textOf(member)
+	if err != nil {
+		return "", err
 	}
-	text, err := textOf(raw)
-	if err != nil || text == "" || utf8.RuneCountInString(text) > maxNote ||
-		strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) || !valid(text) {
-		badRequest(c, fmt.Sprintf("%q is 1 to %d characters without control characters; a url begins with http://, https:// or a single slash.", name, maxNote))
-		return "", false
-	}
-	return text, true
+
+	return id, identity.CheckUser(id)
 }
+
+// note returns a title or an URL, empty if there is none.
+func (m members) note(name string, valid func(string) bool) (string, error) {
+	raw, given := m[name]
+	if !given {
+		return "", nil
+	}
+
+	text, err := textOf(raw)
+	fits := err == nil && text != "" && utf8.RuneCountInString(text) <= maxNote
+	if !fits || strings.ContainsFunc(text, invisible) || !valid(text) {
+		return "", calls.Bad(fmt.Sprintf("%q is 1 to %d characters without control characters; "+
+			"a url begins with http://, https:// or a single slash.", name, maxNote))
+	}
+
+	return text, nil
+}
+
+// invisible reports whether a character can be part of no text that people read.
+func invisible(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }
 
 // isLink reports whether a page may show text as a link: one that leads to the web or stays on
 // the site, and runs no script.
@@ -93,5 +109,9 @@ func isLink(text string) bool {
 	if err != nil || strings.Contains(text, "\\") {
 		return false
 	}
-	return (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" || u.Scheme == "" && u.Host == "" && strings.HasPrefix(text, "/") && !strings.HasPrefix(text, "//")
+
+	toWeb := u.Host != "" && (u.Scheme == "http" || u.Scheme == "https")
+	ofSite := u.Host == "" && u.Scheme == "" && strings.HasPrefix(text, "/") && !strings.HasPrefix(text, "//")
+
+	return toWeb || ofSite
 }

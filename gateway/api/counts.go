@@ -4,86 +4,104 @@ import (
 	"context"
 	"errors"
 	"html"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
 // Page returns the name (see presence.Site.Qualify) of the page in the path, if check accepts the page and
-// the sender may use it. query says whether the URL's parameters count. If ok is false, it has written the error answer.
-func (w *Callers) Page(c *gin.Context, check func(string) error, query bool) (name string, ok bool) {
-	if name, ok = pageInPath(c, check); ok {
-		ok = w.admitPrivate(c, query, name)
+// the sender may use it. query says whether the URL's parameters count.
+func (w *Callers) Page(c *gin.Context, check func(string) error, query bool) (name string, err error) {
+	name, err = pageInPath(c, check)
+	if err != nil {
+		return "", err
 	}
-	return name, ok
+
+	return name, w.admitPrivate(c, query, name)
 }
 
-// pageInPath returns the name of the page in the path, if check accepts the page. If ok is false, it has written the error
-// answer.
-func pageInPath(c *gin.Context, check func(string) error) (name string, ok bool) {
-	name, err := url.PathUnescape(c.Param("page"))
+// pageInPath returns the name of the page in the path, if check accepts the page.
+func pageInPath(c *gin.Context, check func(string) error) (name string, err error) {
+	name, err = url.PathUnescape(c.Param("page"))
 	if err == nil {
 		err = check(name)
 	}
 	if err != nil {
-		badRequest(c, err.Error())
-		return "", false
+		return "", calls.Bad(err.Error())
 	}
-	return siteOf(c).Qualify(name), true
+
+	return siteOf(c).Qualify(name), nil
 }
 
-// counts returns the counts of pages, in the order of pages, as this process knows them. If it
-// returns false, it has written the error answer.
-func (a *API) counts(c *gin.Context, pages ...string) ([]presence.Count, bool) {
+// counts returns the counts of pages, in the order of pages, as this process knows them.
+func (a *API) counts(c *gin.Context, pages ...string) ([]presence.Count, error) {
 	return a.countsWith(c, a.parts.Counts.Newest, pages)
 }
 
+// newest reads the newest update of each topic.
+type newest func(context.Context, []presence.Topic) (updates []presence.Update, ok bool)
+
 // countsWith is counts with another way to read them.
-func (a *API) countsWith(c *gin.Context, read func(context.Context, []presence.Topic) ([]presence.Update, bool), pages []string) ([]presence.Count, bool) {
+func (a *API) countsWith(c *gin.Context, read newest, pages []string) ([]presence.Count, error) {
 	if err := a.Serving(); err != nil {
-		Unavailable(c, err)
-		return nil, false
+		return nil, Unavailable(err)
 	}
 	updates, ok := read(c.Request.Context(), presence.CountTopics(pages))
 	if !ok {
-		Unavailable(c, presence.ErrUnavailable)
-		return nil, false
+		return nil, Unavailable(presence.ErrUnavailable)
 	}
+
 	counts := make([]presence.Count, len(pages))
 	for i, u := range updates {
 		counts[i], _ = presence.CountOf(u)
 	}
-	return counts, true
+
+	return counts, nil
 }
 
-func (a *API) getCounter(c *gin.Context) {
+func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
-	name, ok := a.callers.Page(c, presence.CheckReadable, false)
-	if !ok || !a.callers.Public(c) || !a.admitPages(c, name) {
-		return
+	name, err := a.callers.Page(c, presence.CheckReadable, false)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	counts, ok := a.counts(c, name)
-	if !ok {
-		return
+	if err := a.callers.Public(c); err != nil {
+		return calls.Answer{}, err
 	}
+	if err := a.admitPages(c, name); err != nil {
+		return calls.Answer{}, err
+	}
+
+	counts, err := a.counts(c, name)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+	count := counts[0]
 	a.callers.Cacheable(c, name)
+
+	// The version names the JSON of a count, so only that has an ETag: the shares of regions change without it.
 	switch {
 	case httppolicy.WantsHTML(c.Request):
-		write(c, "text/html; charset=utf-8", counterPage(counts[0]))
+		return calls.Packed(htmlType, counterPage(count)), nil
 	case c.Query("regions") == "1":
-		write(c, "application/json", a.countWithParts(c.Request.Context(), counts[0]))
-	case httppolicy.NotModified(c, etag(counts[0])):
-	default:
-		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
+		return calls.PackedJSON(a.countWithParts(c.Request.Context(), count)), nil
+	case httppolicy.NotModified(c, etag(count)):
+		return calls.Unchanged, nil
 	}
+
+	return answerCount(count), nil
 }
+
+func answerCount(count presence.Count) calls.Answer { return calls.PackedJSON(count.AppendJSON(nil)) }
+
+const htmlType = "text/html; charset=utf-8"
 
 // etag names the JSON of a count.
 func etag(count presence.Count) string {
@@ -98,12 +116,14 @@ func etag(count presence.Count) string {
 func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
+
 	whole, parts, err := a.cfg.Regions.Parts(ctx, count.Page)
 	if err == nil && !whole.Stale {
 		count = whole // one read returned both, so the parts add up to the total
 	} else {
 		parts = nil
 	}
+
 	body := append([]byte(nil), '{')
 	body = count.AppendMembers(body)
 	for i, p := range parts {
@@ -119,25 +139,31 @@ func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 	if len(parts) > 0 {
 		body = append(body, '}')
 	}
-	return append(body, "}\n"...)
+
+	return append(body, '}')
 }
 
 // counterPage returns a count as a page for people.
 func counterPage(count presence.Count) []byte {
 	key := presence.KeyOf(count.Page)
-	where, known, change := key, "", "Nobody has been here yet."
+	where := key
 	if key == presence.AllPages {
 		where = "the whole site"
 	}
+
+	known := ""
 	if count.Stale {
 		known = " (last known)"
 	}
 	if count.Without != "" {
 		known += " (without " + count.Without + ", not heard for long)"
 	}
+
+	change := "Nobody has been here yet."
 	if !count.Updated.IsZero() {
 		change = "Last change <time>{at}</time>"
 	}
+
 	return markup(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <link rel="icon" href="../-/icon.svg" type="image/svg+xml">
@@ -148,7 +174,8 @@ func counterPage(count presence.Count) []byte {
 <p>`+change+`</p>
 </main>
 </html>
-`, "users", strconv.FormatInt(count.Users, 10), "page", key, "where", where, "known", known, "at", count.Updated.UTC().Format("2006-01-02T15:04:05Z"))
+`, "users", strconv.FormatInt(count.Users, 10), "page", key, "where", where, "known", known,
+		"at", count.Updated.UTC().Format("2006-01-02T15:04:05Z"))
 }
 
 // markup returns a text of ours with each {name} replaced by its value. Values are escaped for texts and
@@ -163,26 +190,23 @@ func markup(text string, namesAndValues ...string) []byte {
 			namesAndValues[i] = html.EscapeString(namesAndValues[i])
 		}
 	}
+
 	return []byte(strings.NewReplacer(namesAndValues...).Replace(text))
 }
 
-func (a *API) getCounters(c *gin.Context) {
+func (a *API) getCounters(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
-	pages, ok := counterapi.Several(c, "page", "pages", presence.CheckReadable)
-	if !ok {
-		return
+	pages, err := a.pagesAsked(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	for i, page := range pages {
-		pages[i] = siteOf(c).Qualify(page)
-	}
-	if !a.callers.Public(c) || !a.callers.admitPrivate(c, false, pages...) || !a.admitPages(c, pages...) {
-		return
-	}
-	counts, ok := a.counts(c, pages...)
-	if !ok {
-		return
+
+	counts, err := a.counts(c, pages...)
+	if err != nil {
+		return calls.Answer{}, err
 	}
 	a.callers.Cacheable(c, pages...)
+
 	body := []byte(`{"counters":[`)
 	for i, count := range counts {
 		if i > 0 {
@@ -190,85 +214,132 @@ func (a *API) getCounters(c *gin.Context) {
 		}
 		body = count.AppendJSON(body)
 	}
-	write(c, "application/json", append(body, "]}\n"...))
+
+	return calls.PackedJSON(append(body, "]}"...)), nil
 }
 
-func (a *API) putCounter(c *gin.Context) {
-	name, ok := a.callers.Page(c, presence.CheckPage, false)
-	if !ok {
-		return
+// pagesAsked returns the names of the pages that a request reads, if its sender may read all of them.
+func (a *API) pagesAsked(c *gin.Context) ([]string, error) {
+	pages, err := counterapi.Several(c, "page", "pages", presence.CheckReadable)
+	if err != nil {
+		return nil, err
 	}
-	id, ok := a.callers.Identify(c)
-	if !ok {
-		return
+	for i, page := range pages {
+		pages[i] = siteOf(c).Qualify(page)
 	}
-	action, _, ok := readAction(c, nil, "increment", "decrement")
-	if !ok {
-		return
+
+	if err := a.callers.Public(c); err != nil {
+		return nil, err
 	}
-	on := action == "increment"
-	if !a.admitIdentity(c, id) || on && !a.admitPages(c, name) {
-		return
+	if err := a.callers.admitPrivate(c, false, pages...); err != nil {
+		return nil, err
 	}
-	if a.callers.Crawler(c.Request) {
-		if counts, ok := a.counts(c, name); ok {
-			write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
+
+	return pages, a.admitPages(c, pages...)
+}
+
+func (a *API) putCounter(c *gin.Context) (calls.Answer, error) {
+	name, err := a.callers.Page(c, presence.CheckPage, false)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+	id, err := a.callers.Identify(c)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+	action, _, err := readAction(c, nil, "increment", "decrement")
+	if err != nil {
+		return calls.Answer{}, err
+	}
+	begins := action == "increment"
+
+	if err := a.admitIdentity(c, id); err != nil {
+		return calls.Answer{}, err
+	}
+
+	// Whoever ends a hold names no page that is new.
+	if begins {
+		if err := a.admitPages(c, name); err != nil {
+			return calls.Answer{}, err
 		}
-		return
 	}
-	if count, ok := a.hold(c, id.User, name, on); ok {
-		a.callers.Issue(c, id)
-		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
+
+	if a.callers.Crawler(c.Request) {
+		counts, err := a.counts(c, name)
+		if err != nil {
+			return calls.Answer{}, err
+		}
+		return answerCount(counts[0]), nil
 	}
+
+	count, err := a.hold(c, id.User, name, begins)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+	a.callers.Issue(c, id)
+
+	return answerCount(count), nil
 }
 
-// putPresence begins (on) or ends a hold of the user that a server names in the path.
-func (a *API) putPresence(c *gin.Context, on bool) {
-	user, ok := a.callers.userInPath(c)
-	if !ok {
-		return
+// putPresence begins a hold of the user that a server names in the path.
+func (a *API) putPresence(c *gin.Context) (calls.Answer, error) { return a.holdUser(c, true) }
+
+// deletePresence ends a hold of the user that a server names in the path.
+func (a *API) deletePresence(c *gin.Context) (calls.Answer, error) { return a.holdUser(c, false) }
+
+// holdUser begins (on) or ends a hold of the user that a server names in the path.
+func (a *API) holdUser(c *gin.Context, on bool) (calls.Answer, error) {
+	user, err := a.callers.userInPath(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	name, ok := a.callers.Page(c, presence.CheckPage, false)
-	if !ok {
-		return
+	name, err := a.callers.Page(c, presence.CheckPage, false)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	if _, ok := readMembers(c, "{}"); !ok {
-		return
+	if _, err := readMembers(c, "{}"); err != nil {
+		return calls.Answer{}, err
 	}
-	if count, ok := a.hold(c, user, name, on); ok {
-		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
+
+	count, err := a.hold(c, user, name, on)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return answerCount(count), nil
 }
 
 // hold begins (on) or ends a user's hold on a page, and returns the page's count, which includes
-// the change. If ok is false, it has written the error answer.
-func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.Count, ok bool) {
+// the change.
+func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.Count, err error) {
 	if err := a.Ready(); err != nil {
-		Unavailable(c, err)
-		return count, false
+		return count, Unavailable(err)
 	}
+
 	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldTimeout)
 	defer cancel()
 	user = siteOf(c).Qualify(user)
 	hash := a.callers.Identities.Hash(user)
-	if err := a.parts.Cluster.Hold(ctx, hash, name, on); err != nil {
-		if errors.Is(err, presence.ErrTooMany) {
-			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), httppolicy.RetryAfter(retryAfter))
-			return count, false
-		}
-		Unavailable(c, presence.ErrUnavailable)
-		return count, false
+	err = a.parts.Cluster.Hold(ctx, hash, name, on)
+	switch {
+	case errors.Is(err, presence.ErrTooMany):
+		return count, calls.Refuse(calls.ErrRate, err.Error(), httppolicy.RetryAfter(calls.ComeBack))
+	case err != nil:
+		return count, storeAway(err)
 	}
 	if on {
 		a.cfg.Arrivals.Arrived(hash, user)
 	}
-	counts, ok := a.countsWith(c, a.parts.Counts.Read, []string{name})
-	if !ok {
-		return count, false
+
+	// Read rather than Newest: the answer has the caller in it.
+	counts, err := a.countsWith(c, a.parts.Counts.Read, []string{name})
+	if err != nil {
+		return count, err
 	}
-	if counts[0].Stale && !a.callers.Grace.Doubtful() { // a stale count may lack the change
-		Unavailable(c, presence.ErrUnavailable)
-		return count, false
+	// A stale count may lack the change.
+	if counts[0].Stale && !a.callers.Grace.Doubtful() {
+		return count, Unavailable(presence.ErrUnavailable)
 	}
-	return counts[0], true
+
+	return counts[0], nil
 }

@@ -23,15 +23,16 @@ func (w *Callers) Crawler(r *http.Request) bool {
 
 // named are crawlers and fetchers whose names isbot does not know, or finds by their address alone.
 var named = []string{
-	"Slurp", "facebookexternalhit", "Mediapartners-Google", "GoogleOther", "Google-InspectionTool", "Google-Read-Aloud", "ia_archiver",
+	"Slurp", "facebookexternalhit", "Mediapartners-Google", "GoogleOther", "Google-InspectionTool", "Google-Read-Aloud",
+	"ia_archiver",
 	"Claude-User", "ChatGPT-User", "Slackbot", "WhatsApp/", "Embedly",
 }
 
 // boty is a name that calls itself a bot, a crawler or a spider. Phones are called Spider, and people Abbott.
 var boty = regexp.MustCompile(`(?i)(?:bot|crawler|spider)(?:/|;| \(|$)`)
 
-// people removes from a User-Agent what isbot takes for a sign of a bot, but programs of people have as well: the address of
-// their homepage, an HTTP library, and a browser without a window.
+// people removes from a User-Agent what isbot takes for a sign of a bot, but programs of people have as well: the
+// address of their homepage, an HTTP library, and a browser without a window.
 var people = strings.NewReplacer("://", " ", "okhttp/", "", "WinInet", "", "HeadlessChrome/", "Chrome/")
 
 // isCrawler reports whether a User-Agent is that of a crawler known by name, or calls itself a bot, crawler or spider.

@@ -6,44 +6,64 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 )
 
-// dashboard serves the dashboard's page and its data. If API keys or private pages
-// are configured, both need a key. A browser cannot send a key with an address, so it gets the page
-// with a 401. The page itself holds no data, and asks for the key.
-func (a *API) dashboard(e *gin.Engine, page asset) {
-	httppolicy.Get(e, "/-/dashboard", func(c *gin.Context) {
+var (
+	errDashboardKey = calls.Refuse(calls.ErrKeyWanted,
+		"The dashboard needs an API key of --api-key: send one in the header "+httppolicy.APIKeyHeader+".")
+	errNoPublicTop = calls.Refuse(calls.ErrKeyWanted,
+		"This server shows visitors no list of pages: send an API key in the header "+httppolicy.APIKeyHeader+
+			", or start Headcount with --public-top and the pages that everybody may see.")
+)
+
+// getDashboard returns the handler of the dashboard's page, or nil if there is no such page. If API keys or private
+// pages are configured, it needs a key, as its data does. A browser cannot send a key with an address, so it gets the
+// page with a 401. The page itself holds no data, and asks for the key.
+func (a *API) getDashboard() calls.Handler {
+	page := a.files[dashboardFile]
+	if page == nil {
+		return nil
+	}
+
+	return func(c *gin.Context) (calls.Answer, error) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept", httppolicy.APIKeyHeader)
+
 		switch {
 		case a.callers.mayLook(c):
-			page.serve(c, http.StatusOK)
+			return page.answer(c, http.StatusOK), nil
 		case httppolicy.WantsHTML(c.Request):
-			page.serve(c, http.StatusUnauthorized)
-		default:
-			needsKey(c)
+			return page.answer(c, http.StatusUnauthorized), nil
 		}
-	})
-	// The pages ask here whether they need a key; a browser would report a 401 as an
-	// error.
-	httppolicy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
-		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		const form = `{"key_needed":%t,"top_needs_key":%t}` + "\n"
-		write(c, "application/json", fmt.Appendf(nil, form, a.callers.guarded(), len(a.callers.PublicTop.Pages) == 0))
-	})
-	httppolicy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
-		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		if !a.callers.mayLook(c) {
-			needsKey(c)
-			return
-		}
-		body, err := a.cfg.Dashboard.JSON(c.Request.Context(), siteOf(c), a.callers.alone(c))
-		if err != nil {
-			Unavailable(c, err)
-			return
-		}
-		write(c, "application/json", body)
-	})
+
+		return calls.Answer{}, errDashboardKey
+	}
+}
+
+// getDashboardAccess answers whether the dashboard needs a key. Pages ask here, because a browser would report a 401
+// as an error.
+func (a *API) getDashboardAccess(c *gin.Context) (calls.Answer, error) {
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	const form = `{"key_needed":%t,"top_needs_key":%t}`
+	topNeedsKey := len(a.callers.PublicTop.Pages) == 0
+
+	return calls.PackedJSON(fmt.Appendf(nil, form, a.callers.guarded(), topNeedsKey)), nil
+}
+
+// getDashboardData answers with what the dashboard shows.
+func (a *API) getDashboardData(c *gin.Context) (calls.Answer, error) {
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	if !a.callers.mayLook(c) {
+		return calls.Answer{}, errDashboardKey
+	}
+
+	body, err := a.cfg.Dashboard.JSON(c.Request.Context(), siteOf(c), a.callers.alone(c))
+	if err != nil {
+		return calls.Answer{}, Unavailable(err)
+	}
+
+	return calls.Packed(calls.TypeJSON, body), nil
 }
 
 // mayLook reports whether the request may see the dashboard: it has a valid API
@@ -54,18 +74,16 @@ func (w *Callers) mayLook(c *gin.Context) bool { return !w.guarded() || w.IsServ
 func (w *Callers) guarded() bool { return len(w.Keys) > 0 || len(w.Private) > 0 }
 
 // TopPages reports whether the list of the pages with the most users has all pages for the sender, or
-// only those of PublicTop. If ok is false, it has written the error answer.
-func (w *Callers) TopPages(c *gin.Context) (all, ok bool) {
+// only those of PublicTop.
+func (w *Callers) TopPages(c *gin.Context) (all bool, err error) {
 	switch {
 	case w.IsServer(c.Request):
-		return true, true
+		return true, nil
 	case len(w.PublicTop.Pages) > 0:
-		return false, true
+		return false, nil
 	}
-	const detail = "This server shows visitors no list of pages: send an API key in the header " + httppolicy.APIKeyHeader +
-		", or start Headcount with --public-top and the pages that everybody may see."
-	httppolicy.Problem(c.Writer, http.StatusUnauthorized, detail, httppolicy.Because(httppolicy.ReasonAPIKey))
-	return false, false
+
+	return false, errNoPublicTop
 }
 
 // alone reports whether the API key of the request holds only for single sites, so that its
@@ -73,8 +91,4 @@ func (w *Callers) TopPages(c *gin.Context) (all, ok bool) {
 func (w *Callers) alone(c *gin.Context) bool {
 	whole, sites := w.Keys.Sites(httppolicy.APIKey(c.Request))
 	return !whole && len(sites) > 0
-}
-
-func needsKey(c *gin.Context) {
-	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header "+httppolicy.APIKeyHeader+".", httppolicy.Because(httppolicy.ReasonAPIKey))
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
@@ -33,8 +34,10 @@ type erasures struct {
 
 func newErasures() erasures {
 	return erasures{
-		httppolicy.NewRateLimiter(eraseRate, eraseBurst), httppolicy.NewAddressSlots(maxErasures),
-		make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce),
+		rates:     httppolicy.NewRateLimiter(eraseRate, eraseBurst),
+		addresses: httppolicy.NewAddressSlots(maxErasures),
+		visitors:  make(chan struct{}, erasesAtOnce),
+		servers:   make(chan struct{}, erasesAtOnce),
 	}
 }
 
@@ -45,6 +48,7 @@ func (e *erasures) turn(ctx context.Context, visitor *httppolicy.AddressSlot) (e
 	if visitor != nil {
 		turns = []chan struct{}{visitor.Turn(), e.visitors}
 	}
+
 	taken := 0
 	end = func() {
 		for _, turn := range turns[:taken] {
@@ -60,60 +64,84 @@ func (e *erasures) turn(ctx context.Context, visitor *httppolicy.AddressSlot) (e
 			return nil, presence.ErrUnavailable
 		}
 	}
+
 	return end, nil
 }
 
 // deleteMe erases the data of the caller, and has the browser forget the identity.
-func (a *API) deleteMe(c *gin.Context) {
-	id, ok := a.callers.Identify(c)
-	if !ok {
-		return
+func (a *API) deleteMe(c *gin.Context) (calls.Answer, error) {
+	id, err := a.callers.Identify(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	if unknown := id.Fresh && !id.Derived; !unknown {
-		addr, limits := a.callers.Addr(c.Request), a.erasures
-		ok, wait := limits.rates.Allow(httppolicy.Caller{Addr: addr}, time.Now())
-		var slot *httppolicy.AddressSlot
-		if ok {
-			slot, ok = limits.addresses.Enter(addr)
-			defer slot.Leave()
-		}
-		if !ok {
-			const detail = "This address has erased too often lately; erase again later."
-			a.tooMany(c, LimitRate, detail, httppolicy.Limited(limits.rates.Rate, wait))
-			return
-		}
-		if !a.erase(c, id.User, slot) {
-			return
+
+	// Nothing is kept of a caller who was unknown before this call.
+	unknown := id.Fresh && !id.Derived
+	if !unknown {
+		if err := a.eraseVisitor(c, id.User); err != nil {
+			return calls.Answer{}, err
 		}
 	}
-	a.callers.Identities.ForgetCookie(c.Writer, c.Request, siteOf(c), a.callers.Proxies.Secure(c.Request))
-	httppolicy.NoContent(c)
+	secure := a.callers.Proxies.Secure(c.Request)
+	a.callers.Identities.ForgetCookie(c.Writer, c.Request, siteOf(c), secure)
+
+	return calls.NoContent, nil
+}
+
+// eraseVisitor is erase for a visitor, within the limits of its address.
+func (a *API) eraseVisitor(c *gin.Context, user string) error {
+	addr := a.callers.Addr(c.Request)
+	allowed, wait := a.erasures.rates.Allow(httppolicy.Caller{Addr: addr}, time.Now())
+	if !allowed {
+		return a.erasedTooOften(wait)
+	}
+
+	// The rate alone would let an address queue erasures faster than they end.
+	slot, fits := a.erasures.addresses.Enter(addr)
+	if !fits {
+		return a.erasedTooOften(wait)
+	}
+	defer slot.Leave()
+
+	return a.erase(c, user, slot)
+}
+
+func (a *API) erasedTooOften(wait time.Duration) error {
+	return a.tooMany(LimitRate, "This address has erased too often lately; erase again later.",
+		httppolicy.Limited(a.erasures.rates.Rate, wait))
 }
 
 // deleteUser erases the data of the user that a server names in the path.
-func (a *API) deleteUser(c *gin.Context) {
-	if user, ok := a.callers.userInPath(c); ok && a.erase(c, user, nil) {
-		httppolicy.NoContent(c)
+func (a *API) deleteUser(c *gin.Context) (calls.Answer, error) {
+	user, err := a.callers.userInPath(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return calls.NoContent, a.erase(c, user, nil)
 }
 
 // erase erases the user's follows, unread changes, last departure and memberships in the request's site.
-// visitor is the slot of the visitor's address; nil: a server asks. If erase returns false, it has written
-// the error answer.
-func (a *API) erase(c *gin.Context, user string, visitor *httppolicy.AddressSlot) bool {
-	return a.call(c, eraseTimeout, func(ctx context.Context) error {
-		if err := a.parts.Follows.Forget(ctx, a.callers.UserOf(siteOf(c), user)); err != nil {
+// visitor is the slot of the visitor's address; nil: a server asks.
+func (a *API) erase(c *gin.Context, user string, visitor *httppolicy.AddressSlot) error {
+	site := siteOf(c)
+
+	return a.carryOut(c, eraseTimeout, func(ctx context.Context) error {
+		if err := a.parts.Follows.Forget(ctx, a.callers.UserOf(site, user)); err != nil {
 			return err
 		}
 		// Also with --last-seen 0: an earlier process may have had another setting.
-		if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(siteOf(c).Qualify(user))); err != nil {
+		if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(site.Qualify(user))); err != nil {
 			return err
 		}
+
+		// Only now does it take its turn: what comes before is a call or two, what follows looks at every set.
 		end, err := a.erasures.turn(ctx, visitor)
 		if err != nil {
 			return err
 		}
 		defer end()
-		return a.parts.Counters.Erase(ctx, siteOf(c), user, visitor == nil)
+
+		return a.parts.Counters.Erase(ctx, site, user, visitor == nil)
 	})
 }

@@ -18,26 +18,32 @@ func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for range 2 * eraseBurst { // nothing is kept of who was never here
 		call(t, h, http.StatusNoContent, http.MethodDelete, "/-/me")
 	}
+
 	left := 100 * eraseBurst // beyond what may come back while a busy machine makes them
 	for ; left > 0; left-- {
 		r := httptest.NewRequest(http.MethodDelete, "/-/me", nil)
 		r.Header.Set("Headcount-Id", known.Signed)
 		w := httptest.NewRecorder()
-		if h.ServeHTTP(w, r); w.Code == http.StatusTooManyRequests {
+		h.ServeHTTP(w, r)
+		if w.Code == http.StatusTooManyRequests {
 			if w.Header().Get("Retry-After") != "1" {
 				t.Errorf("Retry-After is %q", w.Header().Get("Retry-After"))
 			}
 			break
-		} else if w.Code != http.StatusNoContent {
+		}
+		if w.Code != http.StatusNoContent {
 			t.Fatal(w.Code)
 		}
 	}
+
 	if left == 0 {
 		t.Error("one address may erase as often as it likes")
 	}
+
 	for range 2 * eraseBurst {
 		call(t, h, http.StatusNoContent, http.MethodDelete, "/-/users/ann", "X-API-Key", "key")
 	}
@@ -49,6 +55,7 @@ func TestErasuresWaitForTheirTurn(t *testing.T) {
 	e := newErasures()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
+
 	slot := func(n int) *httppolicy.AddressSlot {
 		s, ok := e.addresses.Enter(netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}))
 		if !ok {
@@ -56,20 +63,25 @@ func TestErasuresWaitForTheirTurn(t *testing.T) {
 		}
 		return s
 	}
+
 	for _, of := range []func(n int) *httppolicy.AddressSlot{slot, func(int) *httppolicy.AddressSlot { return nil }} {
 		var end func()
 		var err error
 		for n := range erasesAtOnce {
-			if end, err = e.turn(t.Context(), of(n)); err != nil {
+			end, err = e.turn(t.Context(), of(n))
+			if err != nil {
 				t.Fatal(err)
 			}
+
 			if _, err := e.turn(ended, slot(n)); err == nil {
 				t.Error("an address has two at once")
 			}
 		}
+
 		if _, err := e.turn(ended, of(erasesAtOnce)); err == nil {
 			t.Error("there are more at once than may be")
 		}
+
 		end()
 		if _, err := e.turn(t.Context(), of(erasesAtOnce)); err != nil {
 			t.Error(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -42,194 +43,266 @@ type (
 	}
 )
 
-// followRoutes adds the routes of follows and unread changes, for users themselves and for servers.
-func (a *API) followRoutes(e *gin.Engine) {
-	for _, root := range []string{"/-/me", "/-/users/:user"} {
-		httppolicy.Get(e, root+"/follows", a.getFollows)
-		e.PUT(root+"/follows/:page", a.putFollow)
-		e.DELETE(root+"/follows/:page", a.deleteFollow)
-		httppolicy.Get(e, root+"/unread", a.getUnread)
-		e.PUT(root+"/unread", a.putUnread)
-		httppolicy.Get(e, root+"/notifications", a.getNotifications)
-		e.DELETE(root+"/notifications/:page", a.deleteNotification)
-	}
-}
-
 // getNotifications lists the pages with unread changes.
-func (a *API) getNotifications(c *gin.Context) {
+func (a *API) getNotifications(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, id, ok := a.callers.follower(c)
-	if !ok {
-		return
+	user, id, err := a.callers.follower(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
 	var list []unread.Notification
 	var count int64
-	if !a.call(c, storeTimeout, func(ctx context.Context) (err error) {
+	err = a.carryOut(c, storeTimeout, func(ctx context.Context) (err error) {
 		list, count, err = a.parts.Follows.Notifications(ctx, user, maxNotifications)
 		return err
-	}) {
-		return
+	})
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
 	answer := notifications{count, []notification{}}
 	for _, n := range list {
-		if a.callers.sees(c, id, n.Page) {
-			answer.Notifications = append(answer.Notifications, notification{
-				presence.KeyOf(n.Page), n.Count, presence.Moment{Time: n.At}, foreign(n.Title), foreign(n.URL),
-			})
+		// The page may have become private since it was followed.
+		if !a.callers.sees(c, id, n.Page) {
+			continue
 		}
+		answer.Notifications = append(answer.Notifications, notification{
+			Page:    presence.KeyOf(n.Page),
+			Count:   n.Count,
+			Updated: presence.Moment{Time: n.At},
+			Title:   foreign(n.Title),
+			URL:     foreign(n.URL),
+		})
 	}
-	writeJSON(c, answer)
+
+	return answerJSON(answer), nil
 }
 
 // deleteNotification marks the changes of one page as read.
-func (a *API) deleteNotification(c *gin.Context) {
-	name, user, _, ok := a.followed(c)
-	if ok && a.call(c, storeTimeout, func(ctx context.Context) error {
-		_, err := a.parts.Follows.Reset(ctx, user, name)
-		return err
-	}) {
-		httppolicy.NoContent(c)
+func (a *API) deleteNotification(c *gin.Context) (calls.Answer, error) {
+	follow, err := a.followed(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return calls.NoContent, a.carryOut(c, storeTimeout, func(ctx context.Context) error {
+		_, err := a.parts.Follows.Reset(ctx, follow.user, follow.page)
+		return err
+	})
 }
 
-func (a *API) getFollows(c *gin.Context) {
+func (a *API) getFollows(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, id, ok := a.callers.follower(c)
-	if !ok {
-		return
+	user, id, err := a.callers.follower(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
 	query := counterapi.ReadQuery(c, "?after=page")
-	if !query.OK {
-		return
+	if query.Err != nil {
+		return calls.Answer{}, query.Err
 	}
+
 	var s unread.State
 	next := ""
-	if !a.call(c, storeTimeout, func(ctx context.Context) error {
-		records, err := a.parts.Unread.Records(ctx, []unread.User{user})
-		if err != nil {
-			return err
-		}
-		r := records[0]
-		from, found := r.Find(siteOf(c).Qualify(query.Get("after")))
-		if found {
-			from++
-		}
-		if r.Follows = r.Follows[from:]; len(r.Follows) > maxFollows {
-			r.Follows = r.Follows[:maxFollows]
-			next = r.Follows[maxFollows-1].Page
-		}
-		s, err = a.parts.Follows.State(ctx, user, r)
+	after := siteOf(c).Qualify(query.Get("after"))
+	err = a.carryOut(c, storeTimeout, func(ctx context.Context) (err error) {
+		s, next, err = a.followsAfter(ctx, user, after)
 		return err
-	}) {
-		return
+	})
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
 	answer := follows{Follows: []string{}, Unread: map[string]int64{}, Next: presence.KeyOf(next)}
 	for i, f := range s.Follows {
 		if !a.callers.sees(c, id, f.Page) {
 			continue
 		}
-		answer.Follows = append(answer.Follows, presence.KeyOf(f.Page))
+
+		page := presence.KeyOf(f.Page)
+		answer.Follows = append(answer.Follows, page)
 		if n := f.Unread(s.Levels[i], s.Owns[i]); n > 0 {
-			answer.Unread[presence.KeyOf(f.Page)] = n
+			answer.Unread[page] = n
 		}
 	}
-	writeJSON(c, answer)
+
+	return answerJSON(answer), nil
 }
 
-func (a *API) putFollow(c *gin.Context) {
-	name, user, id, ok := a.followed(c)
-	if !ok {
-		return
+// followsAfter returns one answer's follows, those after a page, and the page to ask on after; empty: there are no
+// more.
+func (a *API) followsAfter(
+	ctx context.Context, user unread.User, after string,
+) (s unread.State, next string, err error) {
+	records, err := a.parts.Unread.Records(ctx, []unread.User{user})
+	if err != nil {
+		return s, "", err
 	}
-	if _, ok := readMembers(c, "{}", "away_only"); !ok { // earlier releases knew away_only; it has no effect
-		return
+
+	// The page to go on after may not be followed any more; then its place in the order counts.
+	r := records[0]
+	from, found := r.Find(after)
+	if found {
+		from++
 	}
-	if id.Fresh && c.GetHeader("Sec-Fetch-Site") == "cross-site" && c.GetHeader(identity.Header) == "" {
-		badRequest(c, "A browser keeps no cookie of this server for pages of another site, so nobody would have this follow. Keep the id in the header "+
-			identity.Header+" of this answer, and send it in the same header, now and from then on; headcount.follow(page) of the browser client does so.")
-		return
+	r.Follows = r.Follows[from:]
+	if len(r.Follows) > maxFollows {
+		r.Follows = r.Follows[:maxFollows]
+		next = r.Follows[maxFollows-1].Page
 	}
-	if !a.admitIdentity(c, id) {
-		return
-	}
-	if !a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Follows.Follow(ctx, user, name) }) {
-		return
-	}
-	a.callers.SetCookie(c, id)
-	httppolicy.NoContent(c)
+
+	s, err = a.parts.Follows.State(ctx, user, r)
+
+	return s, next, err
 }
 
-func (a *API) deleteFollow(c *gin.Context) {
-	name, user, _, ok := a.followed(c)
-	if ok && a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Follows.Unfollow(ctx, user, name) }) {
-		httppolicy.NoContent(c)
+func (a *API) putFollow(c *gin.Context) (calls.Answer, error) {
+	follow, err := a.followed(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	// Earlier releases knew away_only; it has no effect.
+	if _, err := readMembers(c, "{}", "away_only"); err != nil {
+		return calls.Answer{}, err
+	}
+	if forgets(c, follow.id) {
+		return calls.Answer{}, errForgotten
+	}
+	if err := a.admitIdentity(c, follow.id); err != nil {
+		return calls.Answer{}, err
+	}
+
+	err = a.carryOut(c, storeTimeout, func(ctx context.Context) error {
+		return a.parts.Follows.Follow(ctx, follow.user, follow.page)
+	})
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	// There is something to keep the identity for, now that the follow is stored.
+	a.callers.SetCookie(c, follow.id)
+
+	return calls.NoContent, nil
 }
 
-// followed returns the page of the path, and the user whose follow the request is
-// about. If ok is false, it has written the error answer.
-func (a *API) followed(c *gin.Context) (name string, user unread.User, id identity.Identity, ok bool) {
-	if user, id, ok = a.callers.follower(c); ok {
-		name, ok = pageInPath(c, presence.CheckPage)
-	}
-	if ok && c.Request.Method == http.MethodPut { // whoever follows a page that has become private may end that
-		ok = a.callers.admitPrivate(c, false, name)
-	}
-	return name, user, id, ok
+var errForgotten = calls.Bad("A browser keeps no cookie of this server for pages of another site, so nobody would " +
+	"have " +
+	"this follow. Keep the id in the header " + identity.Header + " of this answer, and send it in the same header, " +
+	"now and from then on; headcount.follow(page) of the browser client does so.")
+
+// forgets reports whether a browser will not keep the new identity, since the call is from a page of another site.
+func forgets(c *gin.Context, id identity.Identity) bool {
+	return id.Fresh && c.GetHeader("Sec-Fetch-Site") == "cross-site" && c.GetHeader(identity.Header) == ""
 }
 
-func (a *API) getUnread(c *gin.Context) {
+func (a *API) deleteFollow(c *gin.Context) (calls.Answer, error) {
+	follow, err := a.followed(c)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	return calls.NoContent, a.carryOut(c, storeTimeout, func(ctx context.Context) error {
+		return a.parts.Follows.Unfollow(ctx, follow.user, follow.page)
+	})
+}
+
+// follow is what a call on one follow is about.
+type follow struct {
+	page string // its name
+	user unread.User
+	id   identity.Identity // of a caller without API key
+}
+
+// followed returns the page of the path, and the user whose follow the request is about.
+func (a *API) followed(c *gin.Context) (follow, error) {
+	user, id, err := a.callers.follower(c)
+	if err != nil {
+		return follow{}, err
+	}
+	name, err := pageInPath(c, presence.CheckPage)
+	if err != nil {
+		return follow{}, err
+	}
+
+	// Whoever follows a page that has become private may end that.
+	if c.Request.Method == http.MethodPut {
+		err = a.callers.admitPrivate(c, false, name)
+	}
+
+	return follow{page: name, user: user, id: id}, err
+}
+
+func (a *API) getUnread(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := a.callers.follower(c)
-	if !ok {
-		return
+	user, _, err := a.callers.follower(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
 	var count int64
 	var updated time.Time
-	if a.call(c, storeTimeout, func(ctx context.Context) (err error) {
+	err = a.carryOut(c, storeTimeout, func(ctx context.Context) (err error) {
 		count, updated, err = a.parts.Follows.Unread(ctx, user)
 		return err
-	}) {
-		writeUnread(c, count, updated)
+	})
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return answerUnread(count, updated), nil
 }
 
-func (a *API) putUnread(c *gin.Context) {
-	user, id, ok := a.callers.follower(c)
-	if !ok {
-		return
+func (a *API) putUnread(c *gin.Context) (calls.Answer, error) {
+	user, id, err := a.callers.follower(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	_, members, ok := readAction(c, []string{"page"}, "reset")
-	if !ok {
-		return
+	_, given, err := readAction(c, []string{"page"}, "reset")
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	var pages []string
-	if raw, given := members["page"]; given {
-		name, err := textOf(raw)
-		if err == nil {
-			err = presence.CheckPage(name)
-		}
-		if err != nil {
-			badRequest(c, `"page" is the page whose changes are read: `+err.Error()+"; leave it out for all.")
-			return
-		}
-		pages = []string{siteOf(c).Qualify(name)}
+	pages, err := given.pages(siteOf(c))
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	if !a.admitIdentity(c, id) {
-		return
+	if err := a.admitIdentity(c, id); err != nil {
+		return calls.Answer{}, err
 	}
+
 	var s unread.State
-	if !a.call(c, storeTimeout, func(ctx context.Context) (err error) {
+	err = a.carryOut(c, storeTimeout, func(ctx context.Context) (err error) {
 		s, err = a.parts.Follows.Reset(ctx, user, pages...)
 		return err
-	}) {
-		return
+	})
+	if err != nil {
+		return calls.Answer{}, err
 	}
 	a.callers.SetCookie(c, id)
 	count, updated := s.Unread()
-	writeUnread(c, count, updated)
+
+	return answerUnread(count, updated), nil
 }
 
-func writeUnread(c *gin.Context, count int64, updated time.Time) {
-	writeJSON(c, unreadSum{count, presence.Moment{Time: updated}})
+// pages returns the name of the page whose changes are read; none: those of all pages are.
+func (m members) pages(site presence.Site) ([]string, error) {
+	raw, given := m["page"]
+	if !given {
+		return nil, nil
+	}
+
+	name, err := textOf(raw)
+	if err == nil {
+		err = presence.CheckPage(name)
+	}
+	if err != nil {
+		return nil, calls.Bad(`"page" is the page whose changes are read: ` + err.Error() + "; leave it out for all.")
+	}
+
+	return []string{site.Qualify(name)}, nil
+}
+
+func answerUnread(count int64, updated time.Time) calls.Answer {
+	return answerJSON(unreadSum{count, presence.Moment{Time: updated}})
 }

@@ -33,7 +33,8 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 			Name: "headcount_http_requests_total", Help: "HTTP requests, by route pattern, method and status.",
 		}, []string{"route", "method", "status"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "headcount_http_request_seconds", Help: "Time to answer, by route pattern. For a long connection, only the time to open it.",
+			Name: "headcount_http_request_seconds", Help: "Time to answer, by route pattern. For a long " +
+				"connection, only the time to open it.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8),
 		}, []string{"route"}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
@@ -41,7 +42,9 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 		}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_http_refusals_total",
-			Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the key or the page is of another one), connections, address (its connections) and memory; for all others a word for the status. The log has each at the level debug.",
+			Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the " +
+				"key or the page is of another one), connections, address (its connections) and memory; for all " +
+				"others a word for the status. The log has each at the level debug.",
 		}, []string{"reason"}),
 	}
 	for _, reason := range httppolicy.Reasons() { // all are shown from 0 on

@@ -9,7 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
-	"headcount/gateway/httppolicy"
+	"headcount/gateway/calls"
 	"headcount/gateway/identity"
 	"headcount/presence"
 )
@@ -20,7 +20,9 @@ type Matches []string
 // Has reports whether the page of that name is one of them, on whatever site. The whole site never is.
 func (m Matches) Has(name string) bool {
 	key := presence.KeyOf(name)
-	return key != presence.AllPages && slices.ContainsFunc(m, func(match string) bool { return counter.Matches(match, key) })
+	fits := func(match string) bool { return counter.Matches(match, key) }
+
+	return key != presence.AllPages && slices.ContainsFunc(m, fits)
 }
 
 // PublicTop are the pages that the list of the pages with the most users shows to visitors.
@@ -38,6 +40,7 @@ func CheckMatch(match string) error {
 	if several && prefix == "" {
 		return nil
 	}
+
 	return presence.CheckPage(prefix)
 }
 
@@ -51,6 +54,7 @@ func (w *Callers) Shut(names []string, open Matches) string {
 			return name
 		}
 	}
+
 	return ""
 }
 
@@ -59,21 +63,37 @@ func (w *Callers) sees(c *gin.Context, id identity.Identity, name string) bool {
 	return w.Shut([]string{name}, id.Pages) == "" || w.IsServer(c.Request)
 }
 
-// admitPrivate refuses a request that names private pages, unless its sender may use all of them. query says whether the
-// URL's parameters count. If admitPrivate returns false, it has written the error answer.
-func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) bool {
+// admitPrivate returns an error for a request that names private pages, unless its sender may use all of them. query
+// says whether the URL's parameters count.
+func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) error {
 	if !slices.ContainsFunc(names, w.Private.Has) || w.IsServer(c.Request) {
-		return true
+		return nil
 	}
+
 	id, err := w.Identity(c, query)
-	open := c.Request.Method == http.MethodGet && c.Query("join") != "1" || c.Request.Method == http.MethodHead // to everybody, but for the page
-	switch {
-	case err != nil && !(open && identity.Nobody(err)):
-		RefuseIdentity(c.Writer, err)
-	case w.Shut(names, id.Pages) == "":
-		return true
-	default:
-		httppolicy.Problem(c.Writer, http.StatusForbidden, sentence(errors.New(PrivateDetail)))
+
+	// Whoever is nobody is refused below, with the reason that matters: the page is private.
+	anonymous := identity.Nobody(err) && needsNobody(c)
+	if err != nil && !anonymous {
+		return err
 	}
+	if w.Shut(names, id.Pages) != "" {
+		return errPrivate
+	}
+
+	return nil
+}
+
+var errPrivate = calls.Refuse(calls.ErrNotPublic, sentence(errors.New(PrivateDetail)))
+
+// needsNobody reports whether a request is open to everybody, but for a private page: it reads, and does not join.
+func needsNobody(c *gin.Context) bool {
+	switch c.Request.Method {
+	case http.MethodHead:
+		return true
+	case http.MethodGet:
+		return c.Query("join") != "1"
+	}
+
 	return false
 }

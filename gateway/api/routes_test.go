@@ -14,6 +14,7 @@ func TestBelow(t *testing.T) {
 	inner := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte(r.URL.Path + " " + r.URL.RequestURI()))
 	})
+
 	for target, want := range map[string]struct {
 		status int
 		body   string // or where to
@@ -28,10 +29,12 @@ func TestBelow(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		Below("/live", inner).ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+
 		got := w.Header().Get("Location")
 		if w.Code == http.StatusOK {
 			got = w.Body.String()
 		}
+
 		if w.Code != want.status || got != want.body {
 			t.Errorf("%s: %d %q, want %d %q", target, w.Code, got, want.status, want.body)
 		}
@@ -44,7 +47,9 @@ func TestOpenAPIBelow(t *testing.T) {
 		h, _ := serve(t, nil, Config{BasePath: base})
 		var document struct{ Servers []struct{ URL string } }
 		w := call(t, h, http.StatusOK, http.MethodGet, "/-/openapi.json")
-		if err := json.NewDecoder(w.Body).Decode(&document); err != nil || len(document.Servers) != 1 || document.Servers[0].URL != want {
+
+		if err := json.NewDecoder(w.Body).Decode(&document); err != nil || len(document.Servers) != 1 ||
+			document.Servers[0].URL != want {
 			t.Errorf("below %q: %+v, %v", base, document, err)
 		}
 	}
@@ -53,12 +58,16 @@ func TestOpenAPIBelow(t *testing.T) {
 // Who looks for something in the wrong place, or sends nothing, is told so.
 func TestRefusalsSayWhere(t *testing.T) {
 	h, _ := serve(t, nil, Config{})
+
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-		if body := call(t, h, http.StatusNotFound, "GET", path).Body.String(); !strings.Contains(body, "--admin-listen") {
+		body := call(t, h, http.StatusNotFound, "GET", path).Body.String()
+		if !strings.Contains(body, "--admin-listen") {
 			t.Errorf("%s: %s", path, body)
 		}
 	}
-	if body := call(t, h, http.StatusBadRequest, "PUT", "/p/counter").Body.String(); !strings.Contains(body, "The body is missing") {
+
+	body := call(t, h, http.StatusBadRequest, "PUT", "/p/counter").Body.String()
+	if !strings.Contains(body, "The body is missing") {
 		t.Errorf("no body: %s", body)
 	}
 }

@@ -2,12 +2,11 @@ package api
 
 import (
 	"fmt"
-	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -25,76 +24,86 @@ const (
 
 // findSite determines which site a request is for. It refuses one for an unknown site, and one
 // with an API key that holds only for others.
-func (w *Callers) findSite(c *gin.Context) {
+func (w *Callers) findSite(c *gin.Context) error {
 	site, err := w.Sites.Of(c.Request, w.Proxies.Secure(c.Request))
 	if err != nil {
-		badRequest(c, sentence(err))
-		c.Abort()
-		return
+		return calls.Bad(sentence(err))
 	}
 	if site != presence.DefaultSite {
 		c.Set(siteOfKey, site)
 	}
+
 	key := httppolicy.APIKey(c.Request)
 	if key == "" || c.Request.URL.Path == sitesPath {
-		return
+		return nil
 	}
-	if whole, sites := w.Keys.Sites(key); !whole && len(sites) > 0 && !slices.Contains(sites, site) {
-		httppolicy.Problem(c.Writer, http.StatusForbidden, fmt.Sprintf(
-			"This API key holds for the site %q, and this call is for the site %q; name the site in the header %s or as ?site=%s, or send a key that holds for it.",
-			sites[0].Name(), site.Name(), identity.SiteHeader, sites[0].Name()), httppolicy.Because(httppolicy.ReasonSite))
-		c.Abort()
+
+	// A key that holds nowhere is wrong, and is refused as that.
+	whole, sites := w.Keys.Sites(key)
+	if whole || len(sites) == 0 || slices.Contains(sites, site) {
+		return nil
 	}
+
+	const detail = "This API key holds for the site %q, and this call is for the site %q; " +
+		"name the site in the header %s or as ?site=%s, or send a key that holds for it."
+	own := sites[0].Name()
+
+	return calls.Refuse(calls.ErrOtherSite, fmt.Sprintf(detail, own, site.Name(), identity.SiteHeader, own))
 }
 
 // siteOf returns the site that the request is for.
 func siteOf(c *gin.Context) presence.Site {
 	site, _ := c.Get(siteOfKey)
 	of, _ := site.(presence.Site) // none: the default site
+
 	return of
 }
 
-// sentence returns the text of an error as a sentence.
-func sentence(err error) string {
-	text := err.Error()
-	return strings.ToUpper(text[:1]) + text[1:] + "."
-}
-
 // getSites lists the sites that the API key holds for, with their totals.
-func (a *API) getSites(c *gin.Context) {
+func (a *API) getSites(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	if !a.callers.Server(c) {
-		return
+	if err := a.callers.Server(c); err != nil {
+		return calls.Answer{}, err
 	}
+
 	key := httppolicy.APIKey(c.Request)
 	var sites []identity.Site
 	var totals []string
 	for _, site := range a.callers.Sites.All() {
 		if a.callers.Keys.Holds(key, site.Site) {
-			sites, totals = append(sites, site), append(totals, site.Qualify(presence.AllPages))
+			sites = append(sites, site)
+			totals = append(totals, site.Qualify(presence.AllPages))
 		}
 	}
-	counts, ok := a.counts(c, totals...)
-	if !ok {
-		return
+	counts, err := a.counts(c, totals...)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
 	body := []byte(`{"sites":[`)
 	for i, site := range sites {
 		if i > 0 {
 			body = append(body, ',')
 		}
-		body = append(body, `{"name":`...)
-		body = presence.AppendString(body, site.Name())
-		body = append(body, `,"origins":[`...)
-		for j, origin := range site.Origins {
-			if j > 0 {
-				body = append(body, ',')
-			}
-			body = presence.AppendString(body, origin)
-		}
-		body = append(body, `],`...)
-		body = counts[i].AppendMembers(body)
-		body = append(body, '}')
+		body = appendSite(body, site, counts[i])
 	}
-	write(c, "application/json", append(body, "]}\n"...))
+
+	return calls.PackedJSON(append(body, "]}"...)), nil
+}
+
+// appendSite appends the JSON of a site with its total.
+func appendSite(b []byte, site identity.Site, total presence.Count) []byte {
+	b = append(b, `{"name":`...)
+	b = presence.AppendString(b, site.Name())
+	b = append(b, `,"origins":[`...)
+	for i, origin := range site.Origins {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = presence.AppendString(b, origin)
+	}
+	b = append(b, `],`...)
+	b = total.AppendMembers(b)
+
+	return append(b, '}')
 }

@@ -3,12 +3,12 @@ package api
 import (
 	"context"
 	"errors"
-	"net/http"
 	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
@@ -36,67 +36,91 @@ func (s pageStats) Points() int { return s.points }
 func (pageStats) Lacking() bool { return false }
 
 // getStats answers with the history of a page: its numbers of users in minutes or longer steps until now.
-func (a *API) getStats(c *gin.Context) {
+func (a *API) getStats(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	if a.cfg.PageStats == 0 {
-		httppolicy.Problem(c.Writer, http.StatusNotFound, "This server remembers nothing of its pages: it was started with --page-stats 0.")
-		return
+		return calls.Answer{}, errNoStats
 	}
-	name, ok := a.callers.Page(c, presence.CheckReadable, false)
-	if !ok || !a.callers.Public(c) {
-		return
-	}
-	query := counterapi.ReadQuery(c, "?last=24h&step=5m")
-	last, step := query.Duration("last"), query.Duration("step")
-	if !query.OK {
-		return
-	}
+
 	now := time.Now()
-	q, err := minutes.Ask(last, step, a.cfg.PageStats, now)
+	asked, err := a.statsAsked(c, now)
 	if err != nil {
-		badRequest(c, "The page cannot be asked for that: "+strings.TrimPrefix(err.Error(), minutes.ErrTime.Error()+": ")+".")
-		return
+		return calls.Answer{}, err
 	}
-	if !a.admitPages(c, name) {
-		return
+	if err := a.admitPages(c, asked.name); err != nil {
+		return calls.Answer{}, err
 	}
 	if err := a.Serving(); err != nil {
-		Unavailable(c, err)
-		return
+		return calls.Answer{}, Unavailable(err)
 	}
+
+	// Visitors share answers and take turns; a server waits for none of them.
 	by := counterapi.Asker{Server: a.callers.IsServer(c.Request), Addr: a.callers.Addr(c.Request)}
-	stats, err := a.stats.Ask(c.Request.Context(), statsQuestion{name, q}, statsAge, by, func(ctx context.Context) (pageStats, error) {
-		return a.readStats(ctx, name, q, now)
-	})
+	read := func(ctx context.Context) (pageStats, error) { return a.readStats(ctx, asked, now) }
+	stats, err := a.stats.Ask(c.Request.Context(), asked, statsAge, by, read)
 	switch {
 	case errors.Is(err, counterapi.ErrTurn):
-		a.tooMany(c, LimitRate, "Too many questions about what pages remember are being answered, of this address or of all; ask again later.", httppolicy.RetryAfter(retryAfter))
+		return calls.Answer{}, a.tooMany(LimitRate, "Too many questions about what pages remember are being answered, "+
+			"of this address or of all; ask again later.", httppolicy.RetryAfter(calls.ComeBack))
 	case err != nil:
-		Unavailable(c, presence.ErrUnavailable)
-	default:
-		a.callers.Cacheable(c, name)
-		write(c, "application/json", stats.body)
+		return calls.Answer{}, storeAway(err)
 	}
+	a.callers.Cacheable(c, asked.name)
+
+	return calls.Packed(calls.TypeJSON, stats.body), nil
+}
+
+var errNoStats = calls.Refuse(calls.ErrNotFound,
+	"This server remembers nothing of its pages: it was started with --page-stats 0.")
+
+// statsAsked returns what a request asks at a time.
+func (a *API) statsAsked(c *gin.Context, now time.Time) (asked statsQuestion, err error) {
+	asked.name, err = a.callers.Page(c, presence.CheckReadable, false)
+	if err != nil {
+		return asked, err
+	}
+	if err := a.callers.Public(c); err != nil {
+		return asked, err
+	}
+
+	query := counterapi.ReadQuery(c, "?last=24h&step=5m")
+	last := query.Duration("last")
+	step := query.Duration("step")
+	if query.Err != nil {
+		return asked, query.Err
+	}
+
+	asked.q, err = minutes.Ask(last, step, a.cfg.PageStats, now)
+	if err != nil {
+		why := strings.TrimPrefix(err.Error(), minutes.ErrTime.Error()+": ")
+		return asked, calls.Bad("The page cannot be asked for that: " + why + ".")
+	}
+
+	return asked, nil
 }
 
 // readStats answers a question that was asked at a time.
-func (a *API) readStats(ctx context.Context, name string, q minutes.Question, asked time.Time) (stats pageStats, err error) {
+func (a *API) readStats(ctx context.Context, of statsQuestion, asked time.Time) (stats pageStats, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	list, err := a.cfg.Minutes.Minutes(ctx, name, q.From)
+
+	list, err := a.cfg.Minutes.Minutes(ctx, of.name, of.q.From)
 	if err != nil {
 		return stats, err
 	}
-	updates, ok := a.parts.Counts.Newest(ctx, presence.CountTopics([]string{name}))
+	updates, ok := a.parts.Counts.Newest(ctx, presence.CountTopics([]string{of.name}))
 	if !ok {
 		return stats, presence.ErrUnavailable
 	}
 	count, _ := presence.CountOf(updates[0])
+
+	// The next step may have begun while the question waited for its turn.
 	now := time.Now()
-	if minutes.Of(now) >= q.To { // the next step began while the question waited for its turn
+	if minutes.Of(now) >= of.q.To {
 		now = asked
 	}
-	answer := q.Answer(name, list, count.Users, now)
+	answer := of.q.Answer(of.name, list, count.Users, now)
 	answer.Stale = count.Stale
+
 	return pageStats{append(httppolicy.JSON(answer), '\n'), len(answer.Points)}, nil
 }

@@ -1,6 +1,8 @@
 package api
 
 import (
+	"net/http"
+
 	"github.com/gin-gonic/gin"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -22,11 +24,17 @@ func (a *API) traced(c *gin.Context) {
 	c.Request = c.Request.WithContext(ctx)
 	c.Header(httppolicy.RequestIDHeader, span.SpanContext().TraceID().String())
 	c.Next()
-	route, method := routeOf(c), methodOf(c)
-	span.SetName(method + " " + route)
+
+	route := routeOf(c)
+	method := methodOf(c)
 	status := c.Writer.Status()
-	span.SetAttributes(attribute.String("http.request.method", method), attribute.String("http.route", route), attribute.Int("http.response.status_code", status))
-	if status >= 500 {
+	span.SetName(method + " " + route)
+	span.SetAttributes(
+		attribute.String("http.request.method", method),
+		attribute.String("http.route", route),
+		attribute.Int("http.response.status_code", status),
+	)
+	if status >= http.StatusInternalServerError {
 		span.SetStatus(codes.Error, "")
 	}
 }
@@ -34,20 +42,29 @@ func (a *API) traced(c *gin.Context) {
 // noteRefusal counts a refused request, and logs it under the id that its problem has.
 func (a *API) noteRefusal(c *gin.Context) {
 	c.Next()
+
 	h := c.Writer.Header()
 	reason, detail := httppolicy.Refusal(h)
 	if reason == "" {
 		return
 	}
+
 	a.metrics.refusals.WithLabelValues(reason).Inc()
 	if reason == httppolicy.ReasonOrigin {
-		a.foreign.Do(func() {
-			a.parts.Log.Warn().Str("origin", presence.Excerpt(c.Request.Header.Get("Origin"))).Str("host", presence.Excerpt(c.Request.Host)).
-				Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
-		})
+		a.foreign.Do(func() { a.warnOfOrigin(c.Request) })
 	}
 	if line := a.parts.Log.Debug(); line.Enabled() {
-		line.Str("request_id", httppolicy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).
-			Str("reason", reason).Str("detail", httppolicy.Unquoted(detail)).Msg("a request was refused")
+		line.Str("request_id", httppolicy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).
+			Int("status", c.Writer.Status()).Str("reason", reason).Str("detail", httppolicy.Unquoted(detail)).
+			Msg("a request was refused")
 	}
+}
+
+// warnOfOrigin logs that an origin was refused, which is a mistake in the settings more often than an attack.
+func (a *API) warnOfOrigin(r *http.Request) {
+	origin := presence.Excerpt(r.Header.Get("Origin"))
+	host := presence.Excerpt(r.Host)
+	a.parts.Log.Warn().Str("origin", origin).Str("host", host).
+		Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace " +
+			"the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -12,63 +13,75 @@ import (
 )
 
 // getUsers answers whether users are here, in the order in which the request names them.
-func (a *API) getUsers(c *gin.Context) {
+func (a *API) getUsers(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	users, ok := a.UsersAsked(c)
-	if !ok {
-		return
+	users, err := a.UsersAsked(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	states, ok := a.userStates(c, users)
-	if !ok {
-		return
+
+	states, err := a.userStates(c, users)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
 	var answer struct {
 		Users []User `json:"users"`
 	}
 	for i, user := range users {
 		answer.Users = append(answer.Users, UserOf(user, states[i]))
 	}
-	writeJSON(c, answer)
+
+	return answerJSON(answer), nil
 }
 
 // getUser answers whether one user is here.
-func (a *API) getUser(c *gin.Context) {
+func (a *API) getUser(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, ok := a.callers.userInPath(c)
-	if !ok {
-		return
+	user, err := a.callers.userInPath(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	if states, ok := a.userStates(c, []string{user}); ok {
-		writeJSON(c, UserOf(user, states[0]))
+
+	states, err := a.userStates(c, []string{user})
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	return answerJSON(UserOf(user, states[0])), nil
 }
 
-// UsersAsked returns the users that a server's request names, each once. If ok is false, it has written the error answer.
-func (a *API) UsersAsked(c *gin.Context) (users []string, ok bool) {
-	if !a.callers.Server(c) {
-		return nil, false
+// UsersAsked returns the users that a server's request names, each once.
+func (a *API) UsersAsked(c *gin.Context) ([]string, error) {
+	if err := a.callers.Server(c); err != nil {
+		return nil, err
 	}
+
 	return counterapi.Several(c, "user", "users", identity.CheckUser)
 }
 
-// userStates returns the states of users of the request's site. If ok is false, it has written the error answer.
-func (a *API) userStates(c *gin.Context, users []string) (states []presence.UserState, ok bool) {
+// userStates returns the states of users of the request's site.
+func (a *API) userStates(c *gin.Context, users []string) (states []presence.UserState, err error) {
+	// Owners and stores never see the id itself.
 	hashes := make([]presence.User, len(users))
 	for i, user := range users {
 		hashes[i] = a.callers.Identities.Hash(siteOf(c).Qualify(user))
 	}
-	ok = a.call(c, storeTimeout, func(ctx context.Context) (err error) {
+
+	err = a.carryOut(c, storeTimeout, func(ctx context.Context) (err error) {
 		states, err = a.parts.Cluster.Users(ctx, hashes)
 		return err
 	})
-	return states, ok
+
+	return states, err
 }
 
 // User is what is known of a user, as clients see it.
 type User struct {
-	User     string          `json:"user"`
-	Online   bool            `json:"online"`
-	LastSeen presence.Moment `json:"last_seen,omitzero"` // only of a user who is not here, as the others are only of one who is
+	User   string `json:"user"`
+	Online bool   `json:"online"`
+	// LastSeen is known of users who are not here, Since and Pages of those who are.
+	LastSeen presence.Moment `json:"last_seen,omitzero"`
 	Since    presence.Moment `json:"since,omitzero"`
 	Pages    int             `json:"pages,omitempty"`
 }
@@ -78,5 +91,6 @@ func UserOf(user string, state presence.UserState) User {
 	if state.Since.IsZero() {
 		return User{User: user, LastSeen: presence.Moment{Time: state.LastSeen}}
 	}
+
 	return User{User: user, Online: true, Since: presence.Moment{Time: state.Since}, Pages: state.Pages}
 }

@@ -2,14 +2,15 @@ package api
 
 import (
 	"crypto/rand"
+	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
@@ -20,6 +21,8 @@ const (
 	defaultLabel = "here now"
 	letterWidth  = 7 // of a badge's text, in pixels, about
 	badgePadding = 12
+
+	styleExample = "?label=reading&color=06c"
 
 	badgeColor      = "#06c"
 	badgeBackground = "#444"
@@ -37,121 +40,163 @@ type display struct {
 	Nonce      string // of the widget's style
 }
 
-// readDisplay reads what a badge or a widget is to show. If ok is false, it has written the error
-// answer.
-func (a *API) readDisplay(c *gin.Context, color, background string) (s display, ok bool) {
+// readDisplay reads what a badge or a widget is to show.
+func (a *API) readDisplay(c *gin.Context, color, background string) (s display, err error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	name, ok := a.callers.Page(c, presence.CheckReadable, false)
-	if !ok || !a.callers.Public(c) {
-		return s, false
+	name, err := a.callers.Page(c, presence.CheckReadable, false)
+	if err != nil {
+		return s, err
 	}
-	s, query, ok := readStyle(c, defaultLabel, color, background)
-	if !ok || !a.admitPages(c, name) {
-		return s, false
+	if err := a.callers.Public(c); err != nil {
+		return s, err
+	}
+
+	query := counterapi.ReadQuery(c, styleExample)
+	s, err = readStyle(query, defaultLabel, color, background)
+	if err != nil {
+		return s, err
+	}
+	if err := a.admitPages(c, name); err != nil {
+		return s, err
 	}
 	s.Watch = query.Get("watch") == "1" || presence.KeyOf(name) == presence.AllPages
-	counts, ok := a.counts(c, name)
-	if ok {
-		s.Count = counts[0]
-		s.Page = presence.KeyOf(s.Page)
+
+	counts, err := a.counts(c, name)
+	if err != nil {
+		return s, err
 	}
-	return s, ok
+	s.Count = counts[0]
+	s.Page = presence.KeyOf(s.Page)
+
+	return s, nil
 }
 
-// readStyle reads what is not the number. If ok is false, it has written the error answer.
-func readStyle(c *gin.Context, label, color, background string) (s display, query *counterapi.Query, ok bool) {
-	if query = counterapi.ReadQuery(c, "?label=reading&color=06c"); !query.OK {
-		return s, nil, false
+// readStyle reads what is not the number.
+func readStyle(query *counterapi.Query, label, color, background string) (s display, err error) {
+	if query.Err != nil {
+		return s, query.Err
 	}
-	if s.Label = label; query.Has("label") {
+
+	s.Label = label
+	if query.Has("label") {
 		s.Label = query.Get("label")
 	}
-	if utf8.RuneCountInString(s.Label) > maxLabel || strings.ContainsFunc(s.Label, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) {
-		badRequest(c, `"label" has at most `+strconv.Itoa(maxLabel)+" characters, and no control characters.")
-		return s, nil, false
+	if utf8.RuneCountInString(s.Label) > maxLabel || strings.ContainsFunc(s.Label, invisible) {
+		const detail = `"label" has at most %d characters, and no control characters.`
+		return s, calls.Bad(fmt.Sprintf(detail, maxLabel))
 	}
-	if s.Color, ok = oneColour(c, query, "color", color); ok {
-		s.Background, ok = oneColour(c, query, "background", background)
+
+	s.Color, err = readColour(query, "color", color)
+	if err != nil {
+		return s, err
 	}
-	return s, query, ok
+	s.Background, err = readColour(query, "background", background)
+
+	return s, err
 }
 
-func oneColour(c *gin.Context, query *counterapi.Query, name, otherwise string) (string, bool) {
+func readColour(query *counterapi.Query, name, otherwise string) (string, error) {
 	given := query.Get(name)
 	if given == "" {
-		return otherwise, true
+		return otherwise, nil
 	}
+
 	colour, ok := parseColour(given)
 	if !ok {
-		badRequest(c, `"`+name+`" is a colour: a name of CSS such as teal, or 3, 4, 6 or 8 hexadecimal digits such as 0066cc.`)
+		return "", calls.Bad(`"` + name +
+			`" is a colour: a name of CSS such as teal, or 3, 4, 6 or 8 hexadecimal digits such as 0066cc.`)
 	}
-	return colour, ok
+
+	return colour, nil
 }
 
 // getBadge answers with the count as an image.
-func (a *API) getBadge(c *gin.Context) {
-	if s, ok := a.readDisplay(c, badgeColor, badgeBackground); ok {
-		a.callers.Cacheable(c, s.Page)
-		s.writeBadge(c)
+func (a *API) getBadge(c *gin.Context) (calls.Answer, error) {
+	s, err := a.readDisplay(c, badgeColor, badgeBackground)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+	a.callers.Cacheable(c, s.Page)
+
+	return s.answerBadge(c), nil
 }
 
-// getCounterBadge answers with the value of a counter as an image. Unless the query has a label, that is the key up to its
-// first colon.
-func (a *API) getCounterBadge(c *gin.Context) {
+// getCounterBadge answers with the value of a counter as an image. Unless the query has a label, that is the key up
+// to its first colon.
+func (a *API) getCounterBadge(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
+
 	var s display
-	value, ok := a.parts.Counters.Value(c, func(key string) (ok bool) {
+	value, err := a.parts.Counters.Value(c, func(key string) (err error) {
 		label, _, _ := strings.Cut(key, ":")
-		s, _, ok = readStyle(c, label, badgeColor, badgeBackground)
-		return ok
+		s, err = readStyle(counterapi.ReadQuery(c, styleExample), label, badgeColor, badgeBackground)
+		return err
 	})
-	if ok {
-		s.Users = value
-		s.writeBadge(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+	s.Users = value
+
+	return s.answerBadge(c), nil
 }
 
 // getWidget answers with a page that any site may frame. The widget joins the page that it shows, unless the
 // query has watch=1. Since the widget is one of the server's own pages, it names its site if that is not the
 // site of those. If the server's origin belongs to another site, the server's pages cannot be visitors of
 // the widget's site: then the widget only reads the event stream, which is open to everybody.
-func (a *API) getWidget(c *gin.Context) {
-	s, ok := a.readDisplay(c, "inherit", "transparent")
-	if !ok {
-		return
+func (a *API) getWidget(c *gin.Context) (calls.Answer, error) {
+	s, err := a.readDisplay(c, "inherit", "transparent")
+	if err != nil {
+		return calls.Answer{}, err
 	}
-	s.Nonce = rand.Text()
-	site, secure := siteOf(c), a.callers.Proxies.Secure(c.Request)
+
+	site := siteOf(c)
+	secure := a.callers.Proxies.Secure(c.Request)
 	if site != a.callers.Sites.Own(c.Request, secure) {
-		s.Site, s.Read = site.Name(), a.callers.Sites.Others(c.Request, secure, site)
+		s.Site = site.Name()
+		s.Read = a.callers.Sites.Others(c.Request, secure, site)
 	}
-	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
-	write(c, "text/html; charset=utf-8", s.widget())
+
+	// The colours are in an inline style, which the nonce alone permits.
+	s.Nonce = rand.Text()
+	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; "+
+		"style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action "+
+		"'none'; "+
+		"require-trusted-types-for 'script'; trusted-types 'none'")
+
+	return calls.Packed(htmlType, s.widget()), nil
 }
 
-func (s display) writeBadge(c *gin.Context) {
-	left, right, label := 0, len(s.users())*letterWidth+badgePadding, ""
+func (s display) answerBadge(c *gin.Context) calls.Answer {
+	// The fonts of readers differ, so widths are estimates; textLength makes each text fit its own.
+	right := len(s.users())*letterWidth + badgePadding
+	left := 0
+	label := ""
 	if s.Label != "" {
 		left = utf8.RuneCountInString(s.Label)*letterWidth + badgePadding
 		label = `<text x="6" y="14" textLength="{leftText}">{label}</text>`
 	}
-	pixels := strconv.Itoa
+
 	c.Header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-	write(c, "image/svg+xml", markup(`<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{users} {label}">
+	pixels := strconv.Itoa
+
+	return calls.Packed("image/svg+xml", markup(`<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{users} {label}">
 <title>{users} {label}</title>
 <clipPath id="r"><rect width="{width}" height="20" rx="3"/></clipPath>
 <g clip-path="url(#r)"><rect width="{left}" height="20" fill="{background}"/><rect x="{left}" width="{right}" height="20" fill="{color}"/></g>
 <g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">`+label+`<text x="{at}" y="14" textLength="{rightText}">{users}</text></g>
 </svg>
-`, "users", s.users(), "label", s.Label, "color", s.Color, "background", s.Background, "width", pixels(left+right), "left", pixels(left), "right", pixels(right),
-		"leftText", pixels(left-badgePadding), "rightText", pixels(right-badgePadding), "at", pixels(left+badgePadding/2)))
+`, "users", s.users(), "label", s.Label, "color", s.Color, "background", s.Background,
+		"width", pixels(left+right), "left", pixels(left), "right", pixels(right),
+		"leftText", pixels(left-badgePadding), "rightText", pixels(right-badgePadding),
+		"at", pixels(left+badgePadding/2)))
 }
 
 func (s display) widget() []byte {
 	shown := `<span data-events="counter/events?site={site}">{users}</span>`
 	if !s.Read {
-		server, watch := "", ""
+		server := ""
+		watch := ""
 		if s.Site != "" {
 			server = ` server="../?site={site}"`
 		}
@@ -169,7 +214,8 @@ func (s display) widget() []byte {
 <script type="module" src="../-/widget.js"></script>
 <main>`+shown+` {label}</main>
 </html>
-`, "users", s.users(), "label", s.Label, "page", s.Page, "site", url.QueryEscape(s.Site), "nonce", s.Nonce, "color", s.Color, "background", s.Background)
+`, "users", s.users(), "label", s.Label, "page", s.Page, "site", url.QueryEscape(s.Site), "nonce", s.Nonce,
+		"color", s.Color, "background", s.Background)
 }
 
 func (s display) users() string { return strconv.FormatInt(s.Users, 10) }

@@ -15,37 +15,54 @@ func TestBadgeAndWidget(t *testing.T) {
 		w := call(t, h, http.StatusOK, http.MethodGet, path)
 		return w.Body.String(), w.Header()
 	}
+
 	svg, head := get("/p/badge.svg?label=%22%3E%3Cscript%3E%26&color=0066cc&background=teal")
 	var parsed struct {
 		XMLName xml.Name
 		Title   string `xml:"title"`
 	}
-	if err := xml.Unmarshal([]byte(svg), &parsed); err != nil || parsed.XMLName.Local != "svg" || parsed.Title != `0 "><script>&` {
+	if err := xml.Unmarshal([]byte(svg), &parsed); err != nil || parsed.XMLName.Local != "svg" ||
+		parsed.Title != `0 "><script>&` {
 		t.Errorf("%v: %+v in %s", err, parsed, svg)
 	}
-	if !strings.Contains(svg, `fill="#0066cc"`) || !strings.Contains(svg, `fill="teal"`) || head.Get("Content-Type") != "image/svg+xml" || head.Get("Cache-Control") != "no-store" {
+	if !strings.Contains(svg, `fill="#0066cc"`) || !strings.Contains(svg, `fill="teal"`) ||
+		head.Get("Content-Type") != "image/svg+xml" || head.Get("Cache-Control") != "no-store" {
 		t.Errorf("%v %s", head, svg)
 	}
+
 	html, head := get("/%3Cb%3E%22/widget?label=%3Cscript%3E&color=abc&background=%23fff")
-	if !strings.Contains(html, `<live-count page="&lt;b&gt;&#34;">0</live-count> &lt;script&gt;`) || !strings.Contains(html, "color: #abc; background: #fff ") {
+	if !strings.Contains(html, `<live-count page="&lt;b&gt;&#34;">0</live-count> &lt;script&gt;`) ||
+		!strings.Contains(html, "color: #abc; background: #fff ") {
 		t.Errorf("%s", html)
 	}
+
 	if !strings.Contains(html, `src="../-/headcount.js"`) { // which is right below --base-path, too
 		t.Errorf("the widget's script: %s", html)
 	}
-	if policy := head.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors *") || strings.Contains(policy, "unsafe") {
+
+	if policy := head.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors *") ||
+		strings.Contains(policy, "unsafe") {
 		t.Errorf("%s", policy)
 	}
+
 	if html, _ := get("/*/widget"); !strings.Contains(html, `<live-count page="*" watch>`) {
 		t.Errorf("the whole site cannot be joined: %s", html)
 	}
-	if svg, _ := get("/p/badge.svg?color=RebeccaPurple&background=%23abcd"); !strings.Contains(svg, `fill="rebeccapurple"`) || !strings.Contains(svg, `fill="#abcd"`) {
+
+	svg, _ = get("/p/badge.svg?color=RebeccaPurple&background=%23abcd")
+	if !strings.Contains(svg, `fill="rebeccapurple"`) || !strings.Contains(svg, `fill="#abcd"`) {
 		t.Errorf("a name in another case, four digits: %s", svg)
 	}
-	if svg, _ := get("/p/badge.svg?color="); !strings.Contains(svg, `fill="#06c"`) || !strings.Contains(svg, `fill="#444"`) {
+
+	if svg, _ := get("/p/badge.svg?color="); !strings.Contains(svg, `fill="#06c"`) ||
+		!strings.Contains(svg, `fill="#444"`) {
 		t.Errorf("no colours: %s", svg)
 	}
-	for _, bad := range []string{"color=blurple", "background=inherit", "color=%7Bx%7D", "color=12345", "background=red%3Bx", "label=" + strings.Repeat("x", 41), "label=a%01b", "label=%FF"} {
+
+	for _, bad := range []string{
+		"color=blurple", "background=inherit", "color=%7Bx%7D", "color=12345", "background=red%3Bx",
+		"label=" + strings.Repeat("x", 41), "label=a%01b", "label=%FF",
+	} {
 		for _, what := range []string{"badge.svg", "widget"} {
 			call(t, h, http.StatusBadRequest, http.MethodGet, "/p/"+what+"?"+bad)
 		}

@@ -27,6 +27,7 @@ import (
 	"headcount/counter/countertest"
 	"headcount/counter/limit"
 	"headcount/counter/pipeline"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -64,25 +65,30 @@ func (users) Crawler(*http.Request) bool { return false }
 
 func (users) Cacheable(*gin.Context, ...string) {}
 
-func (users) Public(c *gin.Context) bool { return c.GetHeader("User") != "expired" || refuse(c) }
-
-func (users) Identify(c *gin.Context) (identity.Identity, bool) {
-	switch name := c.GetHeader("User"); name {
-	case "":
-		return identity.Identity{User: "new", Fresh: true}, true
-	case "expired", "none":
-		return identity.Identity{}, refuse(c)
-	default:
-		if signed := c.GetHeader("Headcount-Id"); signed != "" {
-			return identity.Identity{User: name, Signed: signed, Hash: presence.User(maphash.String(seed, signed))}, true
-		}
-		return identity.Identity{User: name}, true
+func (users) Public(c *gin.Context) error {
+	if c.GetHeader("User") == "expired" {
+		return identity.ErrBadToken
 	}
+
+	return nil
 }
 
-func refuse(c *gin.Context) bool {
-	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "no token")
-	return false
+func (users) Identify(c *gin.Context) (identity.Identity, error) {
+	name := c.GetHeader("User")
+	switch name {
+	case "":
+		return identity.Identity{User: "new", Fresh: true}, nil
+	case "expired", "none":
+		return identity.Identity{}, identity.ErrNoToken
+	}
+
+	id := identity.Identity{User: name}
+	if signed := c.GetHeader("Headcount-Id"); signed != "" {
+		id.Signed = signed
+		id.Hash = presence.User(maphash.String(seed, signed))
+	}
+
+	return id, nil
 }
 
 func (users) Issue(c *gin.Context, id identity.Identity) { c.Header("Issued", id.User) }
@@ -123,13 +129,15 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false
-	e.Use(httppolicy.RefuseWrongKeys(isKey)) // as api.Engine does
-	api.Routes(e)
+	e.Use(calls.Guard(cfg.Log, calls.CheckKey(isKey))) // as api.Engine does
+	calls.Register(e, cfg.Log, api.Calls())
 	return &served{t: t, engine: e, api: api}
 }
 
 // countersIn is the counters in a store, until the test ends.
-func countersIn(t testing.TB, store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig) *pipeline.Counters {
+func countersIn(
+	t testing.TB, store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig,
+) *pipeline.Counters {
 	counters := pipeline.New(store, rules, cfg, zerolog.Nop())
 	t.Cleanup(func() { _ = counters.Close() })
 	return counters
@@ -175,7 +183,9 @@ type slowReads struct {
 	open  chan struct{}
 }
 
-func (s *slowReads) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+func (s *slowReads) Read(
+	ctx context.Context, keys []string, member string, lag time.Duration,
+) ([]counter.Reading, error) {
 	s.begun.Add(1)
 	read, err := s.remote.Read(ctx, keys, member, lag)
 	<-s.open
@@ -190,8 +200,10 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 			slow.remote = remote{cfg.Counters.(*pipeline.Counters), new(awayStore)}
 			cfg.Counters = slow
 		})
+
 		var all sync.WaitGroup
 		read := func(call, answer string) { all.Go(func() { s.want(call, "", 200, answer) }) }
+
 		before := one("views:1", "sum", 0, "0")
 		for range 50 {
 			read("GET /views:1", before)
@@ -201,6 +213,8 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 		if n := slow.begun.Load(); n != 2 {
 			t.Errorf("%d reads of the store, want one and the exact one", n)
 		}
+
+		// A read that began before the change may not serve those that come after it.
 		after := one("views:1", "sum", 1, "1")
 		s.want("POST /views:1/increment", "", 200, after)
 		read("GET /views:1", after)
@@ -208,6 +222,7 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 		if n := slow.begun.Load(); n != 3 {
 			t.Errorf("%d reads of the store, want one more after a change", n)
 		}
+
 		close(slow.open)
 		all.Wait()
 	})
@@ -218,6 +233,7 @@ func TestConcurrentReadsAreOne(t *testing.T) {
 func (s *served) want(call, body string, status int, answer string, lines ...string) {
 	s.t.Helper()
 	w := s.do(call, body, append(lines, key)...)
+
 	if got := plain(w.Body.String()); w.Code != status || got != answer {
 		s.t.Errorf("%s %s: %d %s\nwant %d %s", call, body, w.Code, got, status, answer)
 	}
@@ -228,6 +244,7 @@ var changing = regexp.MustCompile(`"(updated_at|at|version)":"[^"-]*(-[0-9]+")?[
 // plain returns a body without the parts that differ from run to run.
 func plain(body string) string {
 	body = changing.ReplaceAllString(strings.TrimSpace(body), `"$1":T$2`)
+
 	return strings.NewReplacer(`"updated_at":T,`, "", `"version":T`, `"v":`, `"at":T,`, "").Replace(body)
 }
 
@@ -236,41 +253,59 @@ func one(key, kind string, value int, version string, more ...string) string {
 	if version == "0" {
 		updated = `"updated_at":null,`
 	}
-	return fmt.Sprintf(`{"key":%q,"kind":%q,"value":%d,%s"v":-%s","exact":true%s}`, key, kind, value, updated, version, strings.Join(more, ""))
+	return fmt.Sprintf(`{"key":%q,"kind":%q,"value":%d,%s"v":-%s","exact":true%s}`, key, kind, value, updated, version,
+		strings.Join(more, ""))
 }
+
+// listOf is the answer with several counters.
+func listOf(counters ...string) string { return `{"counters":[` + strings.Join(counters, ",") + `]}` }
 
 func TestNumbers(t *testing.T) {
 	s := serve(t, nil)
 	s.want("GET /views:1", "", 200, one("views:1", "sum", 0, "0"))
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	s.want("POST /views:1/increment", "{}", 200, one("views:1", "sum", 2, "2"))
-	s.want("POST /views:1/increment", `{"delta":1000000000000,"dimensions":{"country":"de"}}`, 200, one("views:1", "sum", 1000000000002, "3"))
+	s.want("POST /views:1/increment", `{"delta":1000000000000,"dimensions":{"country":"de"}}`, 200,
+		one("views:1", "sum", 1000000000002, "3"))
 	s.want("POST /views:1/decrement", `{"delta":1000000000000}`, 200, one("views:1", "sum", 2, "4"))
 	s.want("POST /views:1/decrement", `{"delta":5}`, 200, one("views:1", "sum", -3, "5"))
 	s.want("GET /views:1/exact", "", 200, one("views:1", "sum", -3, "5"))
 	s.want("HEAD /views:1", "", 200, one("views:1", "sum", -3, "5")) // the recorder keeps what the server would drop
+
 	s.want("POST /views:1/adjust", `{"delta":-500,"reason":"bots","by":"ops"}`, 200, one("views:1", "sum", -503, "6"))
 	s.want("POST /views:1/reset", `{"reason":"new","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
 	s.want("POST /views:1/reset", `{"reason":"again","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
-	s.want("GET /views:1/ledger", "", 200, `{"entries":[{"seq":1,"op":"adjust","delta":-500,"before":-3,"after":-503,"reason":"bots","by":"ops"},`+
-		`{"seq":2,"op":"reset","delta":503,"before":-503,"after":0,"reason":"new","by":"ops"}]}`)
-	s.want("GET /views:1/ledger?limit=1", "", 200, `{"entries":[{"seq":1,"op":"adjust","delta":-500,"before":-3,"after":-503,"reason":"bots","by":"ops"}],"next":1}`)
+
+	s.want("GET /views:1/ledger", "", 200,
+		`{"entries":[{"seq":1,"op":"adjust","delta":-500,"before":-3,"after":-503,"reason":"bots","by":"ops"},`+
+			`{"seq":2,"op":"reset","delta":503,"before":-503,"after":0,"reason":"new","by":"ops"}]}`)
+	s.want("GET /views:1/ledger?limit=1", "", 200,
+		`{"entries":[{"seq":1,"op":"adjust","delta":-500,"before":-3,"after":-503,"reason":"bots","by":"ops"}],`+
+			`"next":1}`)
 	s.want("GET /views:1/ledger?after=2", "", 200, `{"entries":[]}`)
+
 	s.want("POST /stock:1/increment", `{"delta":10}`, 200, one("stock:1", "exact", 10, "1"))
 	s.want("POST /stock:1/decrement", `{"delta":3}`, 200, one("stock:1", "exact", 7, "2"))
-	s.want("GET /stock:1/ledger?after=1", "", 200, `{"entries":[{"seq":2,"op":"decrement","delta":-3,"before":10,"after":7}]}`)
+	s.want("GET /stock:1/ledger?after=1", "", 200,
+		`{"entries":[{"seq":2,"op":"decrement","delta":-3,"before":10,"after":7}]}`)
+
 	s.want("POST /stock:1/set", `{"value":42,"reason":"counted","by":"ops"}`, 200, one("stock:1", "exact", 42, "3"))
 	s.want("POST /stock:1/set", `{"value":42,"reason":"again","by":"ops"}`, 200, one("stock:1", "exact", 42, "3"))
 	s.want("POST /stock:1/increment", `{"reason":"found","by":"ann"}`, 200, one("stock:1", "exact", 43, "4"))
 	s.want("POST /stock:1/decrement", `{"by":"bob"}`, 200, one("stock:1", "exact", 42, "5"))
-	s.want("GET /stock:1/ledger?after=2", "", 200, `{"entries":[{"seq":3,"op":"set","delta":35,"before":7,"after":42,"reason":"counted","by":"ops"},`+
-		`{"seq":4,"op":"increment","delta":1,"before":42,"after":43,"reason":"found","by":"ann"},{"seq":5,"op":"decrement","delta":-1,"before":43,"after":42,"by":"bob"}]}`)
+	s.want("GET /stock:1/ledger?after=2", "", 200,
+		`{"entries":[{"seq":3,"op":"set","delta":35,"before":7,"after":42,"reason":"counted","by":"ops"},`+
+			`{"seq":4,"op":"increment","delta":1,"before":42,"after":43,"reason":"found","by":"ann"},{"seq":5,`+
+			`"op":"decrement","delta":-1,"before":43,"after":42,"by":"bob"}]}`)
 	s.want("POST /stock:9/set", `{"value":0,"reason":"counted","by":"ops"}`, 200, one("stock:9", "exact", 0, "0"))
+
 	s.want("DELETE /stock:1", "", 204, "")
 	s.want("DELETE /stock:1", "", 204, "")
 	s.want("GET /stock:1", "", 200, one("stock:1", "exact", 0, "0"))
 	s.want("GET /stock:1/ledger", "", 200, `{"entries":[]}`)
-	if w := s.do("GET /a%2Fb", "", key); w.Code != 400 || !strings.Contains(w.Body.String(), "no rule of --counters fits it") {
+
+	if w := s.do("GET /a%2Fb", "", key); w.Code != 400 ||
+		!strings.Contains(w.Body.String(), "no rule of --counters fits it") {
 		t.Errorf("a key that no rule fits: %d %s", w.Code, w.Body)
 	}
 	s.want("POST /views:%C3%A4%2F%22/increment", "", 200, one(`views:ä/"`, "sum", 1, "1"))
@@ -278,14 +313,22 @@ func TestNumbers(t *testing.T) {
 
 func TestBatches(t *testing.T) {
 	s := serve(t, nil)
-	s.want("POST ", `{"changes":[{"key":"views:1"},{"key":"votes:1","delta":2},{"key":"views:1","delta":-4,"dimensions":{"country":"de"}}]}`, 200,
-		`{"counters":[`+one("views:1", "sum", -3, "2")+","+one("votes:1", "sum", 2, "1")+","+one("views:1", "sum", -3, "2")+`]}`)
-	s.want("POST ", `{"changes":[{"key":"seats:1","delta":2}]}`, 200, `{"counters":[`+one("seats:1", "exact", 2, "1")+`]}`)
-	w := s.do("POST ", `{"changes":[{"key":"stock:1"},{"key":"seats:1"},{"key":"seats:1"},{"key":"seats:2","delta":9}]}`, key)
+	s.want("POST ",
+		`{"changes":[{"key":"views:1"},{"key":"votes:1","delta":2},{"key":"views:1","delta":-4,`+
+			`"dimensions":{"country":"de"}}]}`, 200,
+		listOf(one("views:1", "sum", -3, "2"), one("votes:1", "sum", 2, "1"), one("views:1", "sum", -3, "2")))
+
+	// Exact counters are in batches of their own, which a bound refuses as a whole.
+	s.want("POST ", `{"changes":[{"key":"seats:1","delta":2}]}`, 200,
+		listOf(one("seats:1", "exact", 2, "1")))
+	w := s.do("POST ",
+		`{"changes":[{"key":"stock:1"},{"key":"seats:1"},{"key":"seats:1"},{"key":"seats:2","delta":9}]}`, key)
 	wantProblem(t, s.do("POST ", `{"changes":[{"key":"views:1"},{"key":"seats:1"}]}`, key), 400, "a batch of their own")
 	wantConflict(t, w, "seats:1", 2, "ceiling is 3")
+
 	s.want("GET ?key=seats:1&key=views:1&key=seats:1&key=likes:9", "", 200,
-		`{"counters":[`+one("seats:1", "exact", 2, "1")+","+one("views:1", "sum", -3, "2")+","+one("likes:9", "members", 0, "0")+`]}`)
+		listOf(one("seats:1", "exact", 2, "1"), one("views:1", "sum", -3, "2"), one("likes:9", "members", 0, "0")))
+
 	s.want("GET /views:*/aggregate", "", 200, `{"match":"views:*","counters":1,"value":-3}`)
 	s.want("GET /%2A/aggregate", "", 200, `{"match":"*","counters":3,"value":1}`)
 	s.want("GET /none:*/aggregate", "", 200, `{"match":"none:*","counters":0,"value":0}`)
@@ -294,31 +337,38 @@ func TestBatches(t *testing.T) {
 func TestMembers(t *testing.T) {
 	s := serve(t, nil)
 	yes, no := `,"member":true`, `,"member":false`
+
 	s.want("GET /likes:1/members/a", "", 200, one("likes:1", "members", 0, "0", no))
 	s.want("PUT /likes:1/members/a", "", 200, one("likes:1", "members", 1, "1", yes))
 	s.want("PUT /likes:1/members/a", "", 200, one("likes:1", "members", 1, "1", yes))
+
 	s.want("POST /likes:1/members", `{"add":["b","c","b"],"remove":["a"]}`, 200, one("likes:1", "members", 2, "2"))
 	s.want("GET /likes:1/members/a", "", 200, one("likes:1", "members", 2, "2", no))
 	s.want("GET /likes:1/members/%62", "", 200, one("likes:1", "members", 2, "2", yes))
 	s.want("DELETE /likes:1/members/b", "", 200, one("likes:1", "members", 1, "3", no))
 	s.want("DELETE /likes:1/members/b", "", 200, one("likes:1", "members", 1, "3", no))
+
 	s.want("PUT /likes:1/members/me", "", 200, one("likes:1", "members", 2, "4", yes), "User: ann")
 	s.want("GET /likes:1/members/ann", "", 200, one("likes:1", "members", 2, "4", yes))
 	s.want("GET /likes:1/members/me", "", 200, one("likes:1", "members", 2, "4", yes), "User: ann")
+
 	s.want("POST /likes:1/reset", `{"reason":"new","by":"ops"}`, 200, one("likes:1", "members", 0, "5"))
 	s.want("GET /likes:1/members/ann", "", 200, one("likes:1", "members", 0, "5", no))
-	s.want("GET /likes:1/ledger", "", 200, `{"entries":[{"seq":1,"op":"reset","delta":-2,"before":2,"after":0,"reason":"new","by":"ops"}]}`)
+	s.want("GET /likes:1/ledger", "", 200,
+		`{"entries":[{"seq":1,"op":"reset","delta":-2,"before":2,"after":0,"reason":"new","by":"ops"}]}`)
 }
 
 // estimated is a counter of kind unique.
 func estimated(key string, value int, version string, more ...string) string {
 	text := one(key, "unique", value, version, append([]string{`,"error":0.0081`}, more...)...)
+
 	return strings.Replace(text, `"exact":true`, `"exact":false`, 1)
 }
 
 func TestUniques(t *testing.T) {
 	s := serve(t, nil)
 	const yes = `,"member":true`
+
 	s.want("GET /visitors:1", "", 200, estimated("visitors:1", 0, "0"))
 	s.want("PUT /visitors:1/members/a", "", 200, estimated("visitors:1", 1, "1", yes))
 	s.want("PUT /visitors:1/members/a", "", 200, estimated("visitors:1", 1, "1", yes))
@@ -326,23 +376,37 @@ func TestUniques(t *testing.T) {
 	if w := s.do("PUT /visitors:1/members/me", "", "User: ann"); w.Code != 200 || w.Header().Get("Issued") != "ann" {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	wantConflict(t, s.do("DELETE /visitors:1/members/me", "", "User: ann"), "visitors:1", 2, "it does not know its members")
-	wantConflict(t, s.do("GET /visitors:1/members/me", "", "User: bob"), "visitors:1", 2, "it does not know its members")
+
+	wantConflict(t, s.do("DELETE /visitors:1/members/me", "", "User: ann"), "visitors:1", 2,
+		"it does not know its members")
+	wantConflict(t, s.do("GET /visitors:1/members/me", "", "User: bob"), "visitors:1", 2,
+		"it does not know its members")
+
 	s.want("POST /visitors:1/members", `{"add":["a","b","c","b"]}`, 200, estimated("visitors:1", 4, "3"))
 	s.want("POST /visitors:1/members", `{"add":["d"]}`, 200, estimated("visitors:1", 5, "4"), "Idempotency-Key: d")
 	wantProblem(t, s.do("POST /visitors:1/members", `{"remove":["a"]}`, key), 400, `send only "add"`)
+
 	s.want("GET /visitors:1/exact", "", 200, estimated("visitors:1", 5, "4"))
 	s.want("POST /visitors:2/members", `{"add":["a","z"]}`, 200, estimated("visitors:2", 2, "1"))
 	s.want("GET ?key=visitors:2&key=views:1&key=visitors:1", "", 200,
-		`{"counters":[`+estimated("visitors:2", 2, "1")+","+one("views:1", "sum", 0, "0")+","+estimated("visitors:1", 5, "4")+`]}`)
+		listOf(estimated("visitors:2", 2, "1"), one("views:1", "sum", 0, "0"), estimated("visitors:1", 5, "4")))
+
+	// The union of sets is no sum, so it cannot be taken with other kinds.
 	s.want("GET /visitors:*/aggregate", "", 200, `{"match":"visitors:*","counters":2,"value":6}`)
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	wantConflict(t, s.do("GET /*/aggregate", "", key), "*", 0, "kind unique and of other kinds")
+
 	s.want("POST /visitors:1/reset", `{"reason":"new","by":"ops"}`, 200, estimated("visitors:1", 0, "5"))
-	s.want("GET /visitors:1/ledger", "", 200, `{"entries":[{"seq":1,"op":"reset","delta":-5,"before":5,"after":0,"reason":"new","by":"ops"}]}`)
-	if w := s.do("POST /visitors:1/members", `{"add":["d"]}`, key, "Idempotency-Key: d"); w.Header().Get("Idempotent-Replay") != "true" || plain(w.Body.String()) != estimated("visitors:1", 0, "5") {
+	s.want("GET /visitors:1/ledger", "", 200,
+		`{"entries":[{"seq":1,"op":"reset","delta":-5,"before":5,"after":0,"reason":"new","by":"ops"}]}`)
+
+	// The key is still known, and the answer is the counter as it is now.
+	if w := s.do("POST /visitors:1/members", `{"add":["d"]}`, key,
+		"Idempotency-Key: d"); w.Header().Get("Idempotent-Replay") != "true" ||
+		plain(w.Body.String()) != estimated("visitors:1", 0, "5") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
+
 	s.want("DELETE /visitors:1", "", 204, "")
 	s.want("GET /visitors:1", "", 200, estimated("visitors:1", 0, "0"))
 }
@@ -352,12 +416,15 @@ func TestHistory(t *testing.T) {
 	s.want("POST /hits:1/increment", `{"delta":5}`, 200, one("hits:1", "sum", 5, "1"))
 	s.want("POST /hits:1/decrement", `{"delta":2}`, 200, one("hits:1", "sum", 3, "2"))
 	s.want("POST /hits:1/adjust", `{"delta":-500,"reason":"bots","by":"ops"}`, 200, one("hits:1", "sum", -497, "3"))
+
+	// Adjustments are in no window.
 	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":3}`)
 	s.want("GET /hits:1/window?last=30d", "", 200, `{"key":"hits:1","last":"30d","value":3}`)
 	s.want("GET /hits:2/window?last=1h", "", 200, `{"key":"hits:2","last":"1h","value":0}`)
 	if w := s.do("GET /hits:1/window?last=90s", ""); w.Code != 200 {
 		t.Errorf("it is public: %d %s", w.Code, w.Body)
 	}
+
 	type answer struct {
 		Key, Step string
 		Points    []struct {
@@ -366,34 +433,42 @@ func TestHistory(t *testing.T) {
 		}
 		Total int64
 	}
+
 	get := func(query, step string, points int) (a answer) {
 		t.Helper()
 		w := s.do("GET /hits:1/range"+query, "")
-		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil || w.Code != 200 || a.Key != "hits:1" || a.Step != step || len(a.Points) != points {
+		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil || w.Code != 200 || a.Key != "hits:1" ||
+			a.Step != step || len(a.Points) != points {
 			t.Errorf("%s: %d %s", query, w.Code, w.Body)
 		}
 		return a
 	}
+
 	now := time.Now().UTC()
 	a := get("", "1m", 60)
-	if last := a.Points[59]; a.Total != 3 || a.Points[58].Value+last.Value != 3 || last.At.After(now) || now.Sub(last.At) > 2*time.Minute {
+	if last := a.Points[59]; a.Total != 3 || a.Points[58].Value+last.Value != 3 || last.At.After(now) ||
+		now.Sub(last.At) > 2*time.Minute {
 		t.Errorf("%+v", a)
 	}
+
 	later := now.Add(time.Hour).Format(time.RFC3339)
 	if a := get("?step=1h&to="+url.QueryEscape(later), "1h", 60); a.Total != 3 {
 		t.Errorf("%+v", a)
 	}
+
 	from := now.Add(-36 * time.Hour).In(time.FixedZone("", 2*3600)).Format(time.RFC3339)
 	if a := get("?step=12h&from="+url.QueryEscape(from), "12h", 4); a.Total != 3 || a.Points[3].Value != 3 {
 		t.Errorf("%+v", a)
 	}
+
 	for call, detail := range map[string]string{
-		"GET /hits:1/range?from=yesterday":                                    "one time such as",
-		"GET /hits:1/range?from=2030-10-10T12:00:00Z&from=x":                  "one time such as",
-		"GET /hits:1/range?to=1700000000":                                     "one time such as",
-		"GET /hits:1/range?step=x":                                            "one duration such as",
-		"GET /hits:1/range?step=0s":                                           "one duration such as",
-		"GET /hits:1/range?step=90s":                                          "no multiple of a step that is kept (1m:1d, 1h:90d)",
+		"GET /hits:1/range?from=yesterday":                   "one time such as",
+		"GET /hits:1/range?from=2030-10-10T12:00:00Z&from=x": "one time such as",
+		"GET /hits:1/range?to=1700000000":                    "one time such as",
+		"GET /hits:1/range?step=x":                           "one duration such as",
+		"GET /hits:1/range?step=0s":                          "one duration such as",
+		"GET /hits:1/range?step=90s": "no multiple of a step that is " +
+			"kept (1m:1d, 1h:90d)",
 		"GET /hits:1/range?from=2020-10-10T12:00:00Z":                         "at most 1500",
 		"GET /hits:1/range?from=2020-10-10T12:00:00Z&step=10d":                "longer ago than is kept",
 		"GET /hits:1/range?from=2020-10-10T12:00:00Z&to=2020-10-10T11:00:00Z": "not before to",
@@ -405,21 +480,27 @@ func TestHistory(t *testing.T) {
 	} {
 		wantProblem(t, s.do(call, ""), 400, detail)
 	}
+
 	wantProblem(t, s.do("GET /private:1/range", ""), 403, "not public")
 	s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
 	wantConflict(t, s.do("GET /votes:1/range", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
 	wantConflict(t, s.do("GET /votes:1/window?last=1h", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
+
+	// The distinct members of several steps are fewer than their sum.
 	s.want("POST /people:1/members", `{"add":["a","b","c"]}`, 200, estimated("people:1", 3, "1"))
 	s.want("POST /people:1/members", `{"add":["b"]}`, 200, estimated("people:1", 3, "1"))
 	s.want("GET /people:1/window?last=1d", "", 200, `{"key":"people:1","last":"1d","value":3}`)
 	w := s.do("GET /people:1/range?step=12h", "")
 	var people answer
-	if err := json.Unmarshal(w.Body.Bytes(), &people); err != nil || w.Code != 200 || len(people.Points) != 60 || people.Total != 3 || people.Points[58].Value+people.Points[59].Value != 3 {
+	if err := json.Unmarshal(w.Body.Bytes(), &people); err != nil || w.Code != 200 || len(people.Points) != 60 ||
+		people.Total != 3 || people.Points[58].Value+people.Points[59].Value != 3 {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
+
 	s.want("GET /people:2/window?last=90d", "", 200, `{"key":"people:2","last":"90d","value":0}`)
 	wantProblem(t, s.do("GET /people:1/range?step=1m", ""), 400, "no multiple")
 	wantConflict(t, s.do("GET /visitors:1/range", ""), "visitors:1", 0, `the rule "visitors:*" keeps none`)
+
 	s.want("DELETE /hits:1", "", 204, "")
 	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":0}`)
 }
@@ -429,14 +510,25 @@ func TestDimensions(t *testing.T) {
 	s.want("GET /views:1/dimensions/country", "", 200, `{"key":"views:1","dimension":"country","values":[],"other":0}`)
 	s.want("POST /views:1/increment", `{"delta":5,"dimensions":{"country":"de"}}`, 200, one("views:1", "sum", 5, "1"))
 	s.want("POST /views:1/decrement", `{"delta":2,"dimensions":{"country":"de"}}`, 200, one("views:1", "sum", 3, "2"))
+
 	for range 2 {
-		s.want("POST /views:1/increment", `{"dimensions":{"country":"fr"}}`, 200, one("views:1", "sum", 4, "3"), "Idempotency-Key: f")
+		s.want("POST /views:1/increment", `{"dimensions":{"country":"fr"}}`, 200, one("views:1", "sum", 4, "3"),
+			"Idempotency-Key: f")
 	}
-	s.want("POST ", `{"changes":[{"key":"views:1","delta":3,"dimensions":{"country":"a \"b\""}},{"key":"views:1","dimensions":{"country":"it"}},{"key":"views:1"}]}`, 200,
-		`{"counters":[`+one("views:1", "sum", 9, "6")+","+one("views:1", "sum", 9, "6")+","+one("views:1", "sum", 9, "6")+`]}`)
-	all := `{"key":"views:1","dimension":"country","values":[{"value":"a \"b\"","count":3},{"value":"de","count":3},{"value":"fr","count":1},{"value":"it","count":1}],"other":0}`
+
+	s.want("POST ",
+		`{"changes":[{"key":"views:1","delta":3,"dimensions":{"country":"a \"b\""}},{"key":"views:1",`+
+			`"dimensions":{"country":"it"}},{"key":"views:1"}]}`, 200,
+		listOf(one("views:1", "sum", 9, "6"), one("views:1", "sum", 9, "6"), one("views:1", "sum", 9, "6")))
+
+	all := `{"key":"views:1","dimension":"country","values":[{"value":"a \"b\"","count":3},{"value":"de",` +
+		`"count":3},{"value":"fr","count":1},{"value":"it","count":1}],"other":0}`
 	s.want("GET /views:1/dimensions/country", "", 200, all)
-	s.want("GET /views:1/dimensions/country?n=2", "", 200, `{"key":"views:1","dimension":"country","values":[{"value":"a \"b\"","count":3},{"value":"de","count":3}],"other":2}`)
+	s.want("GET /views:1/dimensions/country?n=2", "", 200,
+		`{"key":"views:1","dimension":"country","values":[{"value":"a \"b\"","count":3},{"value":"de",`+
+			`"count":3}],"other":2}`)
+
+	// Resets leave dimensions.
 	s.want("POST /views:1/reset", `{"reason":"new","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
 	s.want("GET /views:1/dimensions/%63ountry?n=1000", "", 200, all)
 
@@ -450,6 +542,7 @@ func TestDimensions(t *testing.T) {
 	} {
 		wantProblem(t, s.do(call, "", key), 400, detail)
 	}
+
 	for call, body := range map[string]string{
 		"POST /views:1/increment": `{"dimensions":{"planet":"x"}}`,
 		"POST /votes:1/increment": `{"dimensions":{"country":"x"}}`,
@@ -461,15 +554,19 @@ func TestDimensions(t *testing.T) {
 	// For servers alone.
 	wantProblem(t, s.do("GET /views:1/dimensions/country", ""), 403, "not public")
 	wantProblem(t, s.do("GET /views:1/dimensions/planet", ""), 403, "not public")
-	wantProblem(t, s.do("POST /votes:1/increment", `{"dimensions":{"country":"x"}}`, "User: ann"), 403, "without dimensions")
+	wantProblem(t, s.do("POST /votes:1/increment", `{"dimensions":{"country":"x"}}`, "User: ann"), 403,
+		"without dimensions")
 	wantProblem(t, s.do("POST /votes:1/increment", `{"dimensions":{"country":5}}`, "User: ann"), 400, "country")
 	s.want("GET /votes:1", "", 200, one("votes:1", "sum", 0, "0"))
 
 	// A counter that was made as another kind has none.
-	if r := s.api.cfg.Counters.Change(t.Context(), counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Add, Delta: 4}}}); r.Err != nil {
+	if r := s.api.cfg.Counters.Change(t.Context(),
+		counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact},
+			Verb: counter.Add, Delta: 4}}}); r.Err != nil {
 		t.Fatal(r.Err)
 	}
 	wantConflict(t, s.do("GET /views:old/dimensions/country", "", key), "views:old", 4, "no dimensions")
+
 	s.want("DELETE /views:1", "", 204, "")
 	s.want("GET /views:1/dimensions/country", "", 200, `{"key":"views:1","dimension":"country","values":[],"other":0}`)
 }
@@ -477,27 +574,44 @@ func TestDimensions(t *testing.T) {
 func TestTop(t *testing.T) {
 	s := serve(t, nil)
 	s.want("GET "+TopRoot+"?match=hits:*&last=1h", "", 200, `{"match":"hits:*","last":"1h","top":[]}`)
+
 	for n := range 12 {
 		key := "hits:" + strconv.Itoa(n)
 		s.want("POST /"+key+"/increment", fmt.Sprintf(`{"delta":%d}`, n+1), 200, one(key, "sum", n+1, "1"))
 	}
+
 	s.want("POST /hits:3/decrement", `{"delta":3}`, 200, one("hits:3", "sum", 1, "2"))
 	s.want("POST /hits:1/adjust", `{"delta":5000,"reason":"bots","by":"ops"}`, 200, one("hits:1", "sum", 5002, "2"))
-	s.want("GET "+TopRoot+"?match=hits:*&last=1h&n=2", "", 200, `{"match":"hits:*","last":"1h","top":[{"key":"hits:11","value":12},{"key":"hits:10","value":11}]}`)
-	s.want("GET "+TopRoot+"?match=hits:*&last=90d&n=1", "", 200, `{"match":"hits:*","last":"90d","top":[{"key":"hits:11","value":12}]}`)
+	s.want("GET "+TopRoot+"?match=hits:*&last=1h&n=2", "", 200,
+		`{"match":"hits:*","last":"1h","top":[{"key":"hits:11","value":12},{"key":"hits:10","value":11}]}`)
+	s.want("GET "+TopRoot+"?match=hits:*&last=90d&n=1", "", 200,
+		`{"match":"hits:*","last":"90d","top":[{"key":"hits:11","value":12}]}`)
+
 	s.want("DELETE /hits:11", "", 204, "")
 	s.want("POST /hits:10/reset", `{"reason":"new","by":"ops"}`, 200, one("hits:10", "sum", 0, "2"))
+
 	w := s.do("GET "+TopRoot+"?match=hits:*&last=2h", "") // it is public, and nobody asked that before
-	if w.Code != 200 || strings.Count(w.Body.String(), `"key"`) != 10 || !strings.Contains(w.Body.String(), `[{"key":"hits:10","value":11},{"key":"hits:9","value":10}`) {
+	if w.Code != 200 || strings.Count(w.Body.String(), `"key"`) != 10 ||
+		!strings.Contains(w.Body.String(), `[{"key":"hits:10","value":11},{"key":"hits:9","value":10}`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
+
 	for query, detail := range map[string]string{
-		"": "match", "?match=hits:*&match=views:*&last=1h": "one rule", "?match=hits:1&last=1h": "no rule", "?match=hits*&last=1h": "no rule", "?match=views:*&last=1h": "keeps none",
-		"?match=hits:*": `"last" is missing`, "?match=hits:*&last=x": "one duration", "?match=hits:*&last=91d": "longer than is kept",
-		"?match=hits:*&last=1h&n=0": "from 1 to 100", "?match=hits:*&last=1h&n=101": "from 1 to 100", "?match=%zz": "cannot be read",
+		"":                                    "match",
+		"?match=hits:*&match=views:*&last=1h": "one rule",
+		"?match=hits:1&last=1h":               "no rule",
+		"?match=hits*&last=1h":                "no rule",
+		"?match=views:*&last=1h":              "keeps none",
+		"?match=hits:*":                       `"last" is missing`,
+		"?match=hits:*&last=x":                "one duration",
+		"?match=hits:*&last=91d":              "longer than is kept",
+		"?match=hits:*&last=1h&n=0":           "from 1 to 100",
+		"?match=hits:*&last=1h&n=101":         "from 1 to 100",
+		"?match=%zz":                          "cannot be read",
 	} {
 		wantProblem(t, s.do("GET "+TopRoot+query, "", key), 400, detail)
 	}
+
 	wantProblem(t, s.do("GET "+TopRoot+"?match=secret:*&last=1h", ""), 403, "not public")
 	wantProblem(t, s.do("GET "+TopRoot+"?match=hits:*&last=1h", "", "User: expired"), 401, "token")
 	wantProblem(t, s.do("GET "+TopRoot+"?match=none:*&last=1h", "", "X-API-Key: wrong"), 401, "wrong")
@@ -509,16 +623,20 @@ func TestTop(t *testing.T) {
 // wantProblem checks a problem that says what to do.
 func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail string) {
 	t.Helper()
+
 	var p struct {
 		Status int
 		Detail string
 	}
-	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != status || p.Status != status || !strings.Contains(p.Detail, detail) {
+	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != status || p.Status != status ||
+		!strings.Contains(p.Detail, detail) {
 		t.Errorf("%d %s, want %d with %q", w.Code, w.Body, status, detail)
 	}
+
 	if w.Header().Get("Content-Type") != "application/problem+json" || w.Header().Get("Cache-Control") != "no-store" {
 		t.Errorf("headers %v", w.Header())
 	}
+
 	if retry := w.Header().Get("Retry-After"); (status == 429 || status == 503) != (retry != "") {
 		t.Errorf("Retry-After of a %d: %q", status, retry)
 	}
@@ -527,11 +645,13 @@ func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail 
 func wantConflict(t *testing.T, w *httptest.ResponseRecorder, key string, value int64, detail string) {
 	t.Helper()
 	wantProblem(t, w, http.StatusConflict, detail)
+
 	var p struct {
 		Key   *string
 		Value *int64
 	}
-	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || p.Key == nil || *p.Key != key || p.Value == nil || *p.Value != value {
+	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || p.Key == nil || *p.Key != key || p.Value == nil ||
+		*p.Value != value {
 		t.Errorf("%s, want key %q and value %d", w.Body, key, value)
 	}
 }
@@ -541,6 +661,7 @@ func wantConflict(t *testing.T, w *httptest.ResponseRecorder, key string, value 
 func TestProblems(t *testing.T) {
 	s := serve(t, nil)
 	long, many := strings.Repeat("k", 129), strings.Repeat(" ", MaxBody+1)
+
 	var thousand, hundred []string
 	for i := range 1001 {
 		thousand = append(thousand, fmt.Sprintf(`{"key":"views:%d"}`, i))
@@ -548,6 +669,7 @@ func TestProblems(t *testing.T) {
 	for i := range 101 {
 		hundred = append(hundred, fmt.Sprintf("key=views:%d", i))
 	}
+
 	const form = "Content-Type: application/x-www-form-urlencoded"
 	for _, tc := range []struct {
 		call, body string
@@ -609,7 +731,8 @@ func TestProblems(t *testing.T) {
 		{"POST ", `{}`, []string{key, "Content-Type: text/plain"}, 415, "application/json"},
 
 		{"POST /views:1/increment", `{"delta":1`, []string{key}, 400, "comma or }"},
-		{"POST /views:1/increment", `{"dleta":1}`, []string{key}, 400, `"dleta" is unknown; the body has delta and dimensions`},
+		{"POST /views:1/increment", `{"dleta":1}`, []string{key}, 400,
+			`"dleta" is unknown; the body has delta and dimensions`},
 		{"POST /views:1/increment", `{"delta":0}`, []string{key}, 400, "from 1 to 1000000000000"},
 		{"POST /views:1/increment", `{"delta":1000000000001}`, []string{key}, 400, "from 1 to 1000000000000"},
 		{"POST /views:1/increment", `{"delta":1.5}`, []string{key}, 400, "whole number"},
@@ -623,11 +746,14 @@ func TestProblems(t *testing.T) {
 		{"POST /stock:1/set", `{"value":1,"reason":"r"}`, []string{key}, 400, "by: it is missing"},
 		{"POST /stock:1/set", `{"value":1.5,"reason":"r","by":"b"}`, []string{key}, 400, "whole number"},
 		{"POST /stock:1/set", `{"value":1,"reason":"r","by":"b"}`, nil, 403, "not public"},
-		{"POST /views:1/increment", `{"reason":"r"}`, []string{key}, 400, `"reason" is unknown; the body has delta and dimensions`},
-		{"POST /stock:1/increment", `{"x":"r"}`, []string{key}, 400, `"x" is unknown; the body has delta, reason and by`},
+		{"POST /views:1/increment", `{"reason":"r"}`, []string{key}, 400,
+			`"reason" is unknown; the body has delta and dimensions`},
+		{"POST /stock:1/increment", `{"x":"r"}`, []string{key}, 400,
+			`"x" is unknown; the body has delta, reason and by`},
 		{"POST /stock:1/increment", `{"reason":""}`, []string{key}, 400, "1 to 200"},
 		{"POST /views:1/reset", `{"reason":"r"}`, []string{key}, 400, "by: it is missing"},
-		{"POST /views:1/reset", `{"reason":"` + strings.Repeat("r", 201) + `","by":"b"}`, []string{key}, 400, "1 to 200"},
+		{"POST /views:1/reset", `{"reason":"` + strings.Repeat("r", 201) + `","by":"b"}`, []string{key}, 400,
+			"1 to 200"},
 		{"POST /likes:1/members", `{}`, []string{key}, 400, "there are no members"},
 		{"POST /likes:1/members", `{"add":["a"],"remove":["a"]}`, []string{key}, 400, "send it in one"},
 		{"POST /likes:1/members", `{"add":["."]}`, []string{key}, 400, "bad member"},
@@ -637,8 +763,10 @@ func TestProblems(t *testing.T) {
 		{"POST ", `{"changes":[{"delta":1}]}`, []string{key}, 400, "key is missing"},
 		{"POST ", `{"changes":[{"key":"a*"}]}`, []string{key}, 400, "bad key"},
 		{"POST /views:1/increment", "", []string{key, "Idempotency-Key: "}, 400, "1 to 255 bytes"},
-		{"POST /views:1/increment", "", []string{key, "Idempotency-Key: a", "Idempotency-Key: b"}, 400, "1 to 255 bytes"},
-		{"POST ", `{"changes":[{"key":"views:1"}]}`, []string{key, "Idempotency-Key: " + strings.Repeat("x", 256)}, 400, "1 to 255 bytes"},
+		{"POST /views:1/increment", "", []string{key, "Idempotency-Key: a", "Idempotency-Key: b"}, 400,
+			"1 to 255 bytes"},
+		{"POST ", `{"changes":[{"key":"views:1"}]}`, []string{key, "Idempotency-Key: " + strings.Repeat("x", 256)},
+			400, "1 to 255 bytes"},
 		{"GET /views:1/ledger?limit=0", "", []string{key}, 400, `"limit" is one whole number from 1 to 1000`},
 		{"GET /views:1/ledger?limit=1001", "", []string{key}, 400, "1 to 1000"},
 		{"GET /views:1/ledger?after=-1", "", []string{key}, 400, `"after" is one whole number`},
@@ -649,13 +777,20 @@ func TestProblems(t *testing.T) {
 			wantProblem(t, s.do(tc.call, tc.body, tc.lines...), tc.status, tc.detail)
 		})
 	}
+
 	if w := s.do("GET /%2A/aggregate", "", key); !strings.Contains(w.Body.String(), `"counters":0,`) {
 		t.Errorf("something was changed: %s", w.Body)
 	}
+
 	// Paths without a route: calls of later versions, and methods that a path does not
 	// have.
 	for call, status := range map[string]int{
-		"GET /views:1/dimensions": 404, "POST /views:1/dimensions/country": 405, "GET /": 404, "PUT /views:1": 405, "GET /views:1/increment": 405, "POST /views:1": 405,
+		"GET /views:1/dimensions":          404,
+		"GET /":                            404,
+		"POST /views:1/dimensions/country": 405,
+		"PUT /views:1":                     405,
+		"GET /views:1/increment":           405,
+		"POST /views:1":                    405,
 	} {
 		if w := s.do(call, "", key); w.Code != status {
 			t.Errorf("%s: %d, want %d", call, w.Code, status)
@@ -666,11 +801,13 @@ func TestProblems(t *testing.T) {
 func TestConflicts(t *testing.T) {
 	var log bytes.Buffer
 	s := serve(t, func(cfg *Config) { cfg.Log = zerolog.New(&log) })
+
 	for _, call := range []string{"POST /views:1/increment", "POST /seats:1/increment", "PUT /likes:1/members/a"} {
 		if w := s.do(call, "", key); w.Code != 200 {
 			t.Fatalf("%s: %d %s", call, w.Code, w.Body)
 		}
 	}
+
 	for _, tc := range []struct {
 		call, body, key string
 		value           int64
@@ -682,7 +819,8 @@ func TestConflicts(t *testing.T) {
 		{"POST /seats:1/adjust", `{"delta":-2,"reason":"r","by":"b"}`, "seats:1", 1, "its floor is 0"},
 		{"POST /seats:1/set", `{"value":-1,"reason":"r","by":"b"}`, "seats:1", 1, "its floor is 0"},
 		{"POST /seats:1/set", `{"value":4,"reason":"r","by":"b"}`, "seats:1", 1, "its ceiling is 3"},
-		{"POST /views:1/set", `{"value":4,"reason":"r","by":"b"}`, "views:1", 1, "it is of kind sum; only an exact counter is set"},
+		{"POST /views:1/set", `{"value":4,"reason":"r","by":"b"}`, "views:1", 1,
+			"it is of kind sum; only an exact counter is set"},
 		{"POST /views:1/adjust", `{"delta":9223372036854775807,"reason":"r","by":"b"}`, "views:1", 1, "64 bits"},
 		{"POST /likes:1/increment", ``, "likes:1", 1, "it is of kind members; only a sum"},
 		{"POST /likes:2/adjust", `{"delta":2,"reason":"r","by":"b"}`, "likes:2", 0, "it is of kind members"},
@@ -694,16 +832,20 @@ func TestConflicts(t *testing.T) {
 		{"DELETE /visitors:1/members/a", ``, "visitors:1", 0, "it is of kind unique"},
 		{"POST /visitors:1/increment", ``, "visitors:1", 0, "it is of kind unique; only a sum"},
 		{"POST /visitors:1/adjust", `{"delta":1,"reason":"r","by":"b"}`, "visitors:1", 0, "it is of kind unique"},
-		{"POST ", `{"changes":[{"key":"views:1"},{"key":"likes:1"},{"key":"votes:1","delta":9}]}`, "likes:1", 1, "it is of kind members"},
-		{"POST ", `{"changes":[{"key":"seats:1","delta":2},{"key":"seats:1","delta":1}]}`, "seats:1", 1, "its ceiling is 3"},
+		{"POST ", `{"changes":[{"key":"views:1"},{"key":"likes:1"},{"key":"votes:1","delta":9}]}`, "likes:1", 1,
+			"it is of kind members"},
+		{"POST ", `{"changes":[{"key":"seats:1","delta":2},{"key":"seats:1","delta":1}]}`, "seats:1", 1,
+			"its ceiling is 3"},
 	} {
 		t.Run(tc.call, func(t *testing.T) { wantConflict(t, s.do(tc.call, tc.body, key), tc.key, tc.value, tc.detail) })
 	}
+
 	if log.Len() > 0 {
 		t.Errorf("a caller's mistake is logged: %s", &log)
 	}
 	s.want("GET ?key=views:1&key=seats:1&key=likes:1", "", 200,
-		`{"counters":[`+one("views:1", "sum", 1, "1")+","+one("seats:1", "exact", 1, "1")+","+one("likes:1", "members", 1, "1")+`]}`)
+		`{"counters":[`+one("views:1", "sum", 1, "1")+","+one("seats:1", "exact", 1, "1")+","+one("likes:1", "members",
+			1, "1")+`]}`)
 }
 
 // An idempotency key that was used changes nothing a second time. It counts only within
@@ -731,13 +873,16 @@ func TestReplays(t *testing.T) {
 		{"POST /votes:1/increment", ``, []string{key}, `"value":0`, true}, // it outlives the counter
 	} {
 		w := s.do(step.call, step.body, append(step.lines, "Idempotency-Key: x")...)
-		if got := w.Header().Get("Idempotent-Replay") == "true"; w.Code/100 != 2 || got != step.replay || !strings.Contains(w.Body.String(), step.value) {
+		if got := w.Header().Get("Idempotent-Replay") == "true"; w.Code/100 != 2 || got != step.replay ||
+			!strings.Contains(w.Body.String(), step.value) {
 			t.Errorf("step %d, %s: %d, replay %t, %s", i, step.call, w.Code, got, w.Body)
 		}
 	}
+
 	// A change that was refused is not remembered under its key.
 	wantConflict(t, s.do("POST /seats:1/decrement", "", key, "Idempotency-Key: y"), "seats:1", 0, "floor")
-	if w := s.do("POST /seats:1/increment", "", key, "Idempotency-Key: y"); w.Code != 200 || w.Header().Get("Idempotent-Replay") != "" {
+	if w := s.do("POST /seats:1/increment", "", key, "Idempotency-Key: y"); w.Code != 200 ||
+		w.Header().Get("Idempotent-Replay") != "" {
 		t.Errorf("%d %v", w.Code, w.Header())
 	}
 }
@@ -749,17 +894,24 @@ func TestPublicCalls(t *testing.T) {
 	if w := s.do("GET ?key=views:1&key=likes:1", ""); w.Code != 200 {
 		t.Errorf("read: %d %s", w.Code, w.Body)
 	}
-	if w := s.do("POST /votes:1/increment", `{"delta":1,"dimensions":{}}`); w.Code != 200 || w.Header().Get("Issued") != "new" {
+
+	if w := s.do("POST /votes:1/increment", `{"delta":1,"dimensions":{}}`); w.Code != 200 ||
+		w.Header().Get("Issued") != "new" {
 		t.Errorf("increment: %d %v", w.Code, w.Header())
 	}
+
 	for _, method := range []string{"GET", "DELETE"} { // they issue no identity
-		if w := s.do(method+" /likes:1/members/me", ""); w.Code != 200 || w.Header().Get("Issued") != "" || !strings.Contains(w.Body.String(), `"member":false`) {
+		if w := s.do(method+" /likes:1/members/me", ""); w.Code != 200 || w.Header().Get("Issued") != "" ||
+			!strings.Contains(w.Body.String(), `"member":false`) {
 			t.Errorf("%s: %d %v %s", method, w.Code, w.Header(), w.Body)
 		}
 	}
-	if w := s.do("PUT /likes:1/members/me", "", "User: ann"); w.Code != 200 || w.Header().Get("Issued") != "ann" || !strings.Contains(w.Body.String(), `"member":true`) {
+
+	if w := s.do("PUT /likes:1/members/me", "", "User: ann"); w.Code != 200 || w.Header().Get("Issued") != "ann" ||
+		!strings.Contains(w.Body.String(), `"member":true`) {
 		t.Errorf("PUT: %d %v %s", w.Code, w.Header(), w.Body)
 	}
+
 	for _, who := range []string{"User: bob", "Other: address"} {
 		refused := 0
 		for i := range 60 {
@@ -769,7 +921,8 @@ func TestPublicCalls(t *testing.T) {
 			}
 			if w := s.do(call, "", who); w.Code != 200 {
 				wantProblem(t, w, 429, "later")
-				for name, want := range map[string]string{"RateLimit": `"default";r=0;t=1`, "RateLimit-Policy": `"default";q=20;w=2`, "Retry-After": "1"} {
+				for name, want := range map[string]string{"RateLimit": `"default";r=0;t=1`,
+					"RateLimit-Policy": `"default";q=20;w=2`, "Retry-After": "1"} {
 					if is := w.Header()[name]; len(is) != 1 || is[0] != want {
 						t.Errorf("%s: %q, want %q", name, is, want)
 					}
@@ -777,10 +930,12 @@ func TestPublicCalls(t *testing.T) {
 				refused++
 			}
 		}
+
 		if refused == 0 || refused > 41 { // of the burst of 20 one may be gone; a busy machine gives some back
 			t.Errorf("%s: %d of 60 refused", who, refused)
 		}
 	}
+
 	// A change that breaks a bound is refused for that, even when the caller is over the
 	// limit.
 	for range 3 {
@@ -789,6 +944,7 @@ func TestPublicCalls(t *testing.T) {
 	for range 60 {
 		wantConflict(t, s.do("POST /seats:1/increment", "", "User: eve"), "seats:1", 3, "ceiling")
 	}
+
 	if w := s.do("GET /views:1", "", "User: eve"); w.Code != 200 {
 		t.Errorf("a read is limited: %d", w.Code)
 	}
@@ -816,7 +972,9 @@ func (o *awayStore) Apply(ctx context.Context, ops []counter.Op) []counter.Resul
 	return o.Store.Apply(ctx, ops)
 }
 
-func (o *awayStore) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+func (o *awayStore) Read(
+	ctx context.Context, keys []string, member string, lag time.Duration,
+) ([]counter.Reading, error) {
 	o.reads.Add(1)
 	if o.away.Load() {
 		return nil, errAway
@@ -856,22 +1014,29 @@ func TestTheStoreIsAway(t *testing.T) {
 	s := serve(t, func(cfg *Config) {
 		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})
+
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	s.want("POST /now:1/increment", "", 200, one("now:1", "sum", 1, "1"))
 	s.want("GET /likes:1", "", 200, one("likes:1", "members", 0, "0"))
+
 	store.away.Store(true)
 	stale := func(c string) string {
 		return strings.Replace(c, `"exact":true`, `"exact":false,"stale":true`, 1)
 	}
+
 	s.want("GET /views:1", "", 200, stale(one("views:1", "sum", 1, "1")))
-	s.want("GET ?key=likes:1&key=views:1", "", 200, `{"counters":[`+stale(one("likes:1", "members", 0, "0"))+","+stale(one("views:1", "sum", 1, "1"))+"]}")
+	s.want("GET ?key=likes:1&key=views:1", "", 200,
+		`{"counters":[`+stale(one("likes:1", "members", 0, "0"))+","+stale(one("views:1", "sum", 1, "1"))+"]}")
+
 	for _, call := range []string{
-		"GET /views:1/exact", "GET /views:2", "GET ?key=views:1&key=views:2", "GET /now:1", "GET /views:1/ledger", "GET /views:*/aggregate", "GET /likes:1/members/a",
+		"GET /views:1/exact", "GET /views:2", "GET ?key=views:1&key=views:2", "GET /now:1",
+		"GET /views:1/ledger", "GET /views:*/aggregate", "GET /likes:1/members/a",
 		"POST /views:1/increment", "PUT /likes:1/members/a", "DELETE /views:1",
 	} {
 		wantProblem(t, s.do(call, "", key), 503, "cannot be reached")
 	}
 	wantProblem(t, s.do("POST ", `{"changes":[{"key":"views:1"}]}`, key), 503, "same Idempotency-Key")
+
 	store.away.Store(false)
 	s.want("GET /views:1", "", 200, one("views:1", "sum", 1, "1"))
 }
@@ -892,22 +1057,26 @@ func TestTheQueueIsFull(t *testing.T) {
 	s := serve(t, func(cfg *Config) {
 		cfg.Counters = countersIn(t, store, cfg.Rules, counter.CombinerConfig{QueueSize: 2})
 	})
+
 	busy := make(chan int, 8)
 	for range 8 { // one is written, two wait
 		go func() { busy <- s.do("POST /views:1/increment", "", key).Code }() // ends once the store may
 	}
+
 	for range 5 {
 		if code := <-busy; code != 503 {
 			t.Errorf("%d while the queue is full", code)
 		}
 	}
 	wantProblem(t, s.do("POST /views:2/increment", "", key), 503, "was not made")
+
 	close(store.may)
 	for range 3 {
 		if code := <-busy; code != 200 {
 			t.Errorf("%d of one that waited", code)
 		}
 	}
+
 	s.want("GET /views:1/exact", "", 200, one("views:1", "sum", 3, "2"))
 }
 
@@ -916,16 +1085,21 @@ func TestARuleChangedItsKind(t *testing.T) {
 	var log strings.Builder
 	store := countertest.InMemory(t, nil)
 	s := serve(t, func(cfg *Config) {
-		cfg.Counters, cfg.Log = countersIn(t, store, cfg.Rules, counter.CombinerConfig{Instant: true}), zerolog.New(&log)
+		cfg.Counters, cfg.Log = countersIn(t, store, cfg.Rules,
+			counter.CombinerConfig{Instant: true}), zerolog.New(&log)
 	})
+
 	was := counter.Rule{Match: "views:*", Kind: counter.Members}
-	if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "views:1", Rule: &was, Verb: counter.Edit, Join: []string{"a"}}}}}); r[0].Err != nil {
+	if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "views:1", Rule: &was,
+		Verb: counter.Edit, Join: []string{"a"}}}}}); r[0].Err != nil {
 		t.Fatal(r[0].Err)
 	}
+
 	for range 2 {
 		wantConflict(t, s.do("POST /views:1/increment", "", key), "views:1", 1, "kind members")
 		s.want("GET /views:1", "", 200, one("views:1", "members", 1, "1"))
 	}
+
 	s.want("PUT /views:1/members/b", "", 200, one("views:1", "members", 2, "2", `,"member":true`))
 	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), `"match":"views:*"`) {
 		t.Errorf("the log has %d lines: %s", n, &log)

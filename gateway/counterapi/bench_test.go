@@ -2,6 +2,8 @@ package counterapi
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -13,14 +15,19 @@ import (
 func BenchmarkNotify(b *testing.B) {
 	for _, changed := range []int{1, 100} {
 		b.Run(fmt.Sprint(changed), func(b *testing.B) {
-			l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: &scripted{}, Log: zerolog.Nop()}, nowhere{})
+			cfg := Config{Rules: counter.BuiltinRules(), Counters: &scripted{}, Log: zerolog.Nop()}
+			l := NewLive(cfg, nowhere{})
 			for i := range 1000 {
 				l.Want(Topic(fmt.Sprint("views:", i)))
 			}
+
 			changes := make([]counter.Update, changed)
 			for i := range changes {
-				changes[i].Counter = counter.Counter{Key: fmt.Sprint("views:", i), Kind: counter.Sum, Version: counter.Version{Incarnation: 1}}
+				changes[i].Counter = counter.Counter{
+					Key: fmt.Sprint("views:", i), Kind: counter.Sum, Version: counter.Version{Incarnation: 1},
+				}
 			}
+
 			b.ReportAllocs()
 			for b.Loop() {
 				for i := range changes {
@@ -28,6 +35,40 @@ func BenchmarkNotify(b *testing.B) {
 					changes[i].Counter.Version.Sequence++
 				}
 				l.notify(changes)
+			}
+		})
+	}
+}
+
+// unsent is an answer that goes nowhere.
+type unsent struct {
+	header http.Header
+	status int
+}
+
+func (u *unsent) Header() http.Header         { return u.header }
+func (u *unsent) WriteHeader(status int)      { u.status = status }
+func (u *unsent) Write(p []byte) (int, error) { return len(p), nil }
+
+// A call from the router to the written answer, over a store in memory.
+func BenchmarkCall(b *testing.B) {
+	for name, call := range map[string]struct{ method, path string }{
+		"increment": {http.MethodPost, "/views:1/increment"},
+		"read":      {http.MethodGet, "/views:1"},
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := serve(b, nil)
+			r := httptest.NewRequest(call.method, Root+call.path, nil)
+			r.Header.Set("X-API-Key", "k")
+			w := &unsent{header: http.Header{}}
+
+			b.ReportAllocs()
+			for b.Loop() {
+				clear(w.header)
+				s.engine.ServeHTTP(w, r)
+			}
+			if w.status != http.StatusOK {
+				b.Fatal(w.status)
 			}
 		})
 	}

@@ -17,39 +17,51 @@ func TestHeldBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, nil)
 		large := strings.Repeat(" ", smallBody) + `{"delta":1}`
+
 		var held sync.WaitGroup
 		var ends []*io.PipeWriter
 		for i := range largeBodies {
 			body, end := io.Pipe()
 			ends = append(ends, end)
+
 			r := httptest.NewRequest(http.MethodPost, Root+"/votes:1/increment", body)
 			r.Header.Set("User", fmt.Sprint("u", i))
-			if r.ContentLength = -1; i%2 == 0 {
+			r.ContentLength = -1 // in chunks
+			if i%2 == 0 {
 				r.ContentLength = int64(len(large))
 			}
+
 			held.Go(func() {
 				w := httptest.NewRecorder()
-				if s.engine.ServeHTTP(w, r); w.Code != http.StatusOK {
+				s.engine.ServeHTTP(w, r)
+				if w.Code != http.StatusOK {
 					t.Errorf("the held body %d: %d %s", i, w.Code, w.Body)
 				}
 			})
+
 			_, _ = io.WriteString(end, large[:smallBody])
 		}
+
 		synctest.Wait() // all large bodies that may be read at once are
+
 		ask := func(body string, status int, lines ...string) {
 			t.Helper()
 			w := s.do("POST /votes:1/increment", body, lines...)
 			if w.Code != status || status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") != "1" {
-				t.Errorf("%d bytes, %s: %d, Retry-After %q, %s; want %d", len(body), lines, w.Code, w.Header().Get("Retry-After"), w.Body, status)
+				t.Errorf("%d bytes, %s: %d, Retry-After %q, %s; want %d", len(body), lines, w.Code,
+					w.Header().Get("Retry-After"), w.Body, status)
 			}
 		}
+
 		ask(large, http.StatusServiceUnavailable, "User: late")
 		ask(large[len(`{"delta":1}`):], http.StatusOK, "User: late")
 		ask(large, http.StatusOK, key)
+
 		for _, end := range ends {
 			_, _ = io.WriteString(end, large[smallBody:])
 			_ = end.Close()
 		}
+
 		held.Wait()
 		ask(large, http.StatusOK, "User: late")
 	})

@@ -3,7 +3,6 @@ package counterapi
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,54 +11,58 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
-	"headcount/gateway/httppolicy"
+	"headcount/gateway/calls"
 	"headcount/presence"
 )
 
 // getRange answers with the gains of a counter in each step of a range.
-func (a *API) getRange(c *gin.Context) {
-	const example = "?from=2030-10-10T12:00:00Z&to=2030-10-10T13:00:00Z&step=5m"
-	one, ok := a.begin(c, counter.PublicRead)
-	if !ok {
-		return
+func (a *API) getRange(c *gin.Context, one call) (calls.Answer, error) {
+	query := ReadQuery(c, "?from=2030-10-10T12:00:00Z&to=2030-10-10T13:00:00Z&step=5m")
+	from := query.moment("from")
+	to := query.moment("to")
+	step := query.Duration("step")
+	if query.Err != nil {
+		return calls.Answer{}, query.Err
 	}
-	query := ReadQuery(c, example)
-	from, to, step := query.moment("from"), query.moment("to"), query.Duration("step")
-	if !query.OK {
-		return
-	}
+
 	q, err := one.rule.Range(from, to, step, time.Now())
-	if all, stale, ok := a.history(c, one, q, err); ok {
-		answer(c, staled(all.AppendJSON(nil, one.key), stale))
+	if err != nil {
+		return calls.Answer{}, a.noHistory(c, one, err)
 	}
+	found, err := a.history(c, one, q)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	return calls.JSON(staled(found.all.AppendJSON(nil, one.key), found.is.Stale)), nil
 }
 
 // getWindow answers with the gain of a counter in the last time.
-func (a *API) getWindow(c *gin.Context) {
-	one, ok := a.begin(c, counter.PublicRead)
-	if !ok {
-		return
+func (a *API) getWindow(c *gin.Context, one call) (calls.Answer, error) {
+	const example = "?last=1h"
+	query := ReadQuery(c, example)
+	last := query.needed("last", example)
+	if query.Err != nil {
+		return calls.Answer{}, query.Err
 	}
-	query := ReadQuery(c, "?last=1h")
-	last := query.Duration("last")
-	if query.OK && last == 0 {
-		query.refuse(`"last" is missing; ask as ?last=1h.`)
-	}
-	if !query.OK {
-		return
-	}
+
 	q, err := one.rule.Window(last, time.Now())
-	all, stale, ok := a.history(c, one, q, err)
-	if !ok {
-		return
+	if err != nil {
+		return calls.Answer{}, a.noHistory(c, one, err)
 	}
+	found, err := a.history(c, one, q)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
 	b := append(make([]byte, 0, 128), `{"key":`...)
 	b = presence.AppendString(b, presence.KeyOf(one.key))
 	b = append(b, `,"last":`...)
 	b = presence.AppendString(b, query.Get("last"))
 	b = append(b, `,"value":`...)
-	b = strconv.AppendInt(b, all.Total, 10)
-	answer(c, staled(append(b, '}'), stale))
+	b = strconv.AppendInt(b, found.all.Total, 10)
+
+	return calls.JSON(staled(append(b, '}'), found.is.Stale)), nil
 }
 
 // staled marks a JSON object as stale, since a region is missing in it that did not answer.
@@ -67,76 +70,90 @@ func staled(b []byte, stale bool) []byte {
 	if stale {
 		b = append(b[:len(b)-1], `,"stale":true}`...)
 	}
+
 	return b
 }
 
 // getDimension answers with the counts of a counter for the values of a dimension.
-func (a *API) getDimension(c *gin.Context) {
-	one, ok := a.begin(c, nobody)
-	if !ok {
-		return
-	}
+func (a *API) getDimension(c *gin.Context, one call) (calls.Answer, error) {
 	name, err := param(c, "name")
 	if err != nil || !slices.Contains(one.rule.Dimensions, name) {
-		known := "it has none"
-		if len(one.rule.Dimensions) > 0 {
-			known = "ask for " + strings.Join(one.rule.Dimensions, ", ")
-		}
-		problem(c, http.StatusBadRequest, "The rule "+strconv.Quote(one.rule.Written())+" has no such dimension; "+known+".")
-		return
+		return calls.Answer{}, noDimension(one.rule)
 	}
 	query := ReadQuery(c, "?n=20")
 	n := query.Number("n", defaultValues, 1, counter.MaxValues)
-	if !query.OK {
-		return
+	if query.Err != nil {
+		return calls.Answer{}, query.Err
 	}
+
 	ctx, cancel := a.within(c)
 	defer cancel()
 	is, counted, err := a.cfg.Counters.Dimension(ctx, one.key, name)
-	switch {
-	case err != nil:
-		a.unavailable(c, err)
-	case is.Kind != 0 && !is.Kind.Gains():
-		a.logKind(one.rule)
-		httppolicy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", presence.KeyOf(one.key), is.Value)
-	default:
-		answer(c, staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale))
+	if err != nil {
+		return calls.Answer{}, a.failed(c, err)
 	}
+
+	// A counter keeps the kind that it was made with, and the rule may have another by now.
+	if is.Kind != 0 && !is.Kind.Gains() {
+		a.logKind(one.rule)
+		return calls.Answer{}, misfit(one, is.Value,
+			"The counter is of kind "+is.Kind.String()+", which has no dimensions.")
+	}
+
+	return calls.JSON(staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale)), nil
 }
 
-// history returns the answer to the question q, unless err says that q cannot be asked. stale says that a region is
-// missing in it. If ok is false, history has written the error answer.
-func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all counter.Answer, stale, ok bool) {
+// noDimension refuses a dimension that a rule does not have.
+func noDimension(rule *counter.Rule) error {
+	known := "it has none"
+	if len(rule.Dimensions) > 0 {
+		known = "ask for " + strings.Join(rule.Dimensions, ", ")
+	}
+
+	return calls.Bad("The rule " + strconv.Quote(rule.Written()) + " has no such dimension; " + known + ".")
+}
+
+// noHistory refuses a question about history that the rule of the counter does not answer.
+func (a *API) noHistory(c *gin.Context, one call, err error) error {
+	if !errors.Is(err, counter.ErrHistory) {
+		return calls.Bad("The history cannot be asked for that: " + why(err, counter.ErrTime) + ".")
+	}
+
+	// Every 409 has the value of the counter.
 	ctx, cancel := a.within(c)
 	defer cancel()
-	switch {
-	case errors.Is(err, counter.ErrHistory):
-		read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
-		if err != nil {
-			a.unavailable(c, err)
-			return all, false, false
-		}
-		httppolicy.Conflict(c.Writer, "The counter has no history: the rule "+strconv.Quote(one.rule.Written())+" keeps none; add buckets to the rule.", presence.KeyOf(one.key), read[0].Value)
-		return all, false, false
-	case err != nil:
-		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
-		return all, false, false
+	read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
+	if err != nil {
+		return a.failed(c, err)
 	}
-	found, err := a.questions.Ask(ctx, question{of: one.key, q: q}, one.rule.Stale, a.asker(c, one.server), func(ctx context.Context) (outcome, error) {
+
+	return misfit(one, read[0].Value, "The counter has no history: the rule "+strconv.Quote(one.rule.Written())+
+		" keeps none; add buckets to the rule.")
+}
+
+// history returns the answer to the question q, and the counter, which is stale if a region is missing in the answer.
+func (a *API) history(c *gin.Context, one call, q counter.Question) (outcome, error) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+
+	compute := func(ctx context.Context) (outcome, error) {
 		all, is, err := a.archive.Ask(ctx, one.rule, one.key, q)
 		return outcome{all: all, is: is}, err
-	})
-	switch is := found.is; {
-	case errors.Is(err, ErrTurn):
-		a.crowded(c)
-		return all, false, false
-	case err != nil:
-		a.unavailable(c, err)
-		return all, false, false
-	case is.Kind != 0 && is.Kind != one.rule.Kind:
-		a.logKind(one.rule)
-		httppolicy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", presence.KeyOf(one.key), is.Value)
-		return all, false, false
 	}
-	return found.all, found.is.Stale, true
+	asked := question{of: one.key, q: q}
+	found, err := a.questions.Ask(ctx, asked, one.rule.Stale, a.asker(c, one.server), compute)
+	switch {
+	case errors.Is(err, ErrTurn):
+		return found, a.crowded()
+	case err != nil:
+		return found, a.failed(c, err)
+	}
+
+	if found.is.Kind != 0 && found.is.Kind != one.rule.Kind {
+		a.logKind(one.rule)
+		return found, misfit(one, found.is.Value,
+			"The counter is of kind "+found.is.Kind.String()+", which keeps no history under this rule.")
+	}
+
+	return found, nil
 }

@@ -4,82 +4,105 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 )
 
 // limitsRoot is the path of all limits.
 const limitsRoot = "/api/v1/limits"
 
-// postLimit answers whether a call may pass.
-func (a *API) postLimit(c *gin.Context) {
-	server := a.callers.IsServer(c.Request)
+var errLimitsNotPublic = calls.Refuse(calls.ErrNotPublic,
+	"Limits are for servers; send an API key in the header "+httppolicy.APIKeyHeader+".")
+
+// askLimit answers whether so much may pass.
+func (a *API) askLimit(c *gin.Context) (calls.Answer, error) {
+	asked, err := a.limitCall(c)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	ctx, cancel := a.within(c)
+	defer cancel()
+	taken, err := a.cfg.Counters.Limit(ctx, asked)
+	switch {
+	case errors.Is(err, counter.ErrUnavailable):
+		return calls.Answer{}, a.limitUnavailable(err)
+	case err != nil: // a defect: limitCall has checked the call
+		return calls.Answer{}, err
+	}
+
+	return a.answerLimit(c.Writer.Header(), asked, taken), nil
+}
+
+// limitCall reads a call on a limit.
+func (a *API) limitCall(c *gin.Context) (asked limit.Call, err error) {
 	key, err := param(c, "key")
 	if err == nil {
 		err = counter.CheckKey(key)
 	}
-	switch {
-	case err != nil:
-		problem(c, http.StatusBadRequest, "This cannot be the key of a limit: "+strings.TrimPrefix(err.Error(), counter.ErrKey.Error()+": ")+". Send 1 to 128 characters without control characters and *, percent-encoded.")
-		return
-	case !server:
-		problem(c, http.StatusForbidden, "Limits are for servers; send an API key in the header "+httppolicy.APIKeyHeader+".")
-		return
-	}
-	text, ok := a.body(c, server)
-	if !ok {
-		return
-	}
-	call, err := counter.ParseLimit(text, a.callers.Site(c).Qualify(key))
 	if err != nil {
-		badBody(c, err)
-		return
+		return asked, badKey("limit", "", err)
 	}
-	ctx, cancel := a.within(c)
-	defer cancel()
-	taken, err := a.cfg.Counters.Limit(ctx, call)
-	switch {
-	case err == nil:
-		a.writeLimit(c, call, taken)
-	case errors.Is(err, counter.ErrUnavailable):
-		a.limitUnavailable(c, err)
-	default: // a defect: ParseLimit has checked the call
-		a.defect(c, err)
+	if !a.callers.IsServer(c.Request) {
+		return asked, errLimitsNotPublic
 	}
+
+	text, err := a.body(c, true)
+	if err != nil {
+		return asked, err
+	}
+	asked, err = counter.ParseLimit(text, a.callers.Site(c).Qualify(key))
+	if err != nil {
+		return asked, badBody(err)
+	}
+
+	return asked, nil
 }
 
-// writeLimit answers with the outcome of a call, and counts it.
-func (a *API) writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
-	h, reset := c.Writer.Header(), time.Duration(taken.Reset)*time.Millisecond
-	httppolicy.SetRateLimit(h, call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, reset)
+// answerLimit returns the answer with the outcome of a call, and counts it. Also the 429 of a call on a limit is an
+// answer: it is what was asked for.
+func (a *API) answerLimit(h http.Header, asked limit.Call, taken limit.Answer) calls.Answer {
+	window := time.Duration(asked.Window) * time.Millisecond
+	reset := time.Duration(taken.Reset) * time.Millisecond
+	httppolicy.SetRateLimit(h, asked.Limit, window, taken.Remaining, reset)
+
 	b := append(make([]byte, 0, 128), `{"allowed":`...)
 	b = strconv.AppendBool(b, taken.Allowed)
 	b = append(b, `,"limit":`...)
-	b = strconv.AppendInt(b, call.Limit, 10)
+	b = strconv.AppendInt(b, asked.Limit, 10)
 	b = append(b, `,"remaining":`...)
 	b = strconv.AppendInt(b, taken.Remaining, 10)
 	b = append(b, `,"reset_after_ms":`...)
 	b = strconv.AppendInt(b, taken.Reset, 10)
-	status, outcome := http.StatusOK, a.metrics.passed
-	if !taken.Allowed {
-		status, outcome = http.StatusTooManyRequests, a.metrics.stopped
-		httppolicy.RetryAfter(reset)(h)
+	answer := calls.JSON(append(b, '}'))
+
+	if taken.Allowed {
+		a.metrics.passed.Inc()
+		return answer
 	}
-	outcome.Inc()
-	httppolicy.AnswerWith(c.Writer, status, "application/json", append(b, "}\n"...))
+
+	// This 429 has the headers of a refusal, for clients that look at nothing else.
+	a.metrics.stopped.Inc()
+	httppolicy.RetryAfter(reset)(h)
+	answer.Status = http.StatusTooManyRequests
+
+	return answer
 }
 
-// limitUnavailable answers 503 to a call on a limit.
-func (a *API) limitUnavailable(c *gin.Context, err error) {
-	detail := "The store of limits cannot be reached now. The call may have been counted or not; decide whether to let it pass, or send it again."
+// limitUnavailable refuses a call on a limit with 503.
+func (a *API) limitUnavailable(err error) error {
+	detail := "The store of limits cannot be reached now. The call may have been counted or not; " +
+		"decide whether to let it pass, or send it again."
 	if errors.Is(err, counter.ErrBusy) {
-		detail = "Too many calls on limits are waiting, or too many limits are kept in memory, and this call was not counted; send it again."
+		detail = "Too many calls on limits are waiting, or too many limits are kept in memory, " +
+			"and this call was not counted; send it again."
 	}
-	a.away(c, err, detail)
+
+	return a.unavailable(err, detail)
 }

@@ -29,11 +29,13 @@ func parseLimit(t *testing.T, w *httptest.ResponseRecorder, window int64) (got l
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || !limitBody.MatchString(w.Body.String()) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
+
 	h, wait := w.Header(), strconv.FormatInt((got.ResetAfter+999)/1000, 10)
 	retry := wait
 	if got.Allowed {
 		retry = "" // nothing has to be tried again
 	}
+
 	for name, want := range map[string]string{
 		"RateLimit":        fmt.Sprintf(`"default";r=%d;t=%s`, got.Remaining, wait),
 		"RateLimit-Policy": fmt.Sprintf(`"default";q=%d;w=%d`, got.Limit, window),
@@ -43,15 +45,18 @@ func parseLimit(t *testing.T, w *httptest.ResponseRecorder, window int64) (got l
 			t.Errorf("%s of a %d: %q, want %q", name, w.Code, is, want)
 		}
 	}
+
 	if status := map[bool]int{true: 200, false: 429}[got.Allowed]; w.Code != status {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
+
 	return got
 }
 
 func TestLimits(t *testing.T) {
 	s := serve(t, nil)
 	const day = 24 * 60 * 60
+
 	for i, step := range []struct {
 		key, body string
 		window    int64
@@ -69,10 +74,13 @@ func TestLimits(t *testing.T) {
 		{"b", `{"limit":1,"window":"1.5s"}`, 2, limited{true, 1, 0, 0}},
 	} {
 		got := parseLimit(t, s.do("POST "+limitsRoot+"/"+step.key, step.body, key, "Idempotency-Key: x"), step.window)
+
 		if got.ResetAfter <= 0 || got.ResetAfter > 2000*step.window {
 			t.Errorf("step %d: back after %d ms", i, got.ResetAfter)
 		}
-		if got.ResetAfter = 0; got != step.want {
+
+		got.ResetAfter = 0
+		if got != step.want {
 			t.Errorf("step %d: %+v, want %+v", i, got, step.want)
 		}
 	}
@@ -108,23 +116,31 @@ func TestProblemsOfLimits(t *testing.T) {
 		{path, `{"limit":5,"window":"999ms"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"31d1s"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"1.0000005s"}`, []string{key}, 400, "whole milliseconds"},
-		{path, `{"limit":5,"window":"1m","cost":0}`, []string{key}, 400, "cost: send a whole number from 1 to the limit, 5"},
-		{path, `{"limit":5,"window":"1m","cost":6}`, []string{key}, 400, "cost: send a whole number from 1 to the limit, 5"},
+		{path, `{"limit":5,"window":"1m","cost":0}`, []string{key}, 400,
+			"cost: send a whole number from 1 to the limit, 5"},
+		{path, `{"limit":5,"window":"1m","cost":6}`, []string{key}, 400,
+			"cost: send a whole number from 1 to the limit, 5"},
 		{path, `{"limit":5,"window":"1m","cost":1.5}`, []string{key}, 400, "cost: want a whole number"},
 		{path, `{"limit":5,"window":"1m","algorithm":"Log"}`, []string{key}, 400, "send fixed, sliding or log"},
 		{path, `{"limit":10001,"window":"1m","algorithm":"log"}`, []string{key}, 400, "remembers at most 10000"},
-		{path, `{"limit":5,"window":"1m","costs":1}`, []string{key}, 400, `"costs" is unknown; the body has limit, window, cost and algorithm`},
+		{path, `{"limit":5,"window":"1m","costs":1}`, []string{key}, 400,
+			`"costs" is unknown; the body has limit, window, cost and algorithm`},
 		{path, `{"limit":5,"limit":5,"window":"1m"}`, []string{key}, 400, "twice"},
 	} {
 		t.Run(fmt.Sprintf("%.40s %.40s %d", tc.call, tc.body, tc.status), func(t *testing.T) {
 			wantProblem(t, s.do(tc.call, tc.body, tc.lines...), tc.status, tc.detail)
 		})
 	}
-	for call, status := range map[string]int{"GET " + limitsRoot + "/k": 405, "PUT " + limitsRoot + "/k": 405, "POST " + limitsRoot: 404, "POST " + limitsRoot + "/a/b": 404} {
+
+	for call, status := range map[string]int{
+		"GET " + limitsRoot + "/k": 405, "PUT " + limitsRoot + "/k": 405,
+		"POST " + limitsRoot: 404, "POST " + limitsRoot + "/a/b": 404,
+	} {
 		if w := s.do(call, "", key); w.Code != status {
 			t.Errorf("%s: %d, want %d", call, w.Code, status)
 		}
 	}
+
 	if got := parseLimit(t, s.do(path, good, key), 60); got.Remaining != 99 {
 		t.Errorf("what was refused cost something: %+v", got)
 	}
@@ -136,10 +152,14 @@ func TestTheStoreOfLimitsIsAway(t *testing.T) {
 		cfg.Counters = remote{countersIn(t, store, cfg.Rules, counter.CombinerConfig{}), store}
 	})
 	const call, body = "POST " + limitsRoot + "/k", `{"limit":2,"window":"31d"}`
+
 	parseLimit(t, s.do(call, body, key), 31*24*60*60)
+
+	// Calls that were not answered cost nothing here, since the store never got them.
 	store.away.Store(true)
 	wantProblem(t, s.do(call, body, key), 503, "decide whether to let it pass")
 	store.away.Store(false)
+
 	if got := parseLimit(t, s.do(call, body, key), 31*24*60*60); !got.Allowed || got.Remaining != 0 {
 		t.Errorf("%+v", got)
 	}

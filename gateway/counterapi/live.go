@@ -104,13 +104,20 @@ type lastKnown struct {
 // NewLive returns a Live that does nothing until Run.
 func NewLive(cfg Config, hub Hub) *Live {
 	l := &Live{
-		cfg: cfg, hub: hub, still: machine.NewStandstill(standstillLimit, cfg.Elapsed), wake: make(chan struct{}, 1), ask: make(chan struct{}, askers),
-		keys: map[string]*tracked{}, unread: map[string]struct{}{}, gone: map[string]struct{}{},
+		cfg:    cfg,
+		hub:    hub,
+		still:  machine.NewStandstill(standstillLimit, cfg.Elapsed),
+		wake:   make(chan struct{}, 1),
+		ask:    make(chan struct{}, askers),
+		keys:   map[string]*tracked{},
+		unread: map[string]struct{}{},
+		gone:   map[string]struct{}{},
 		asking: map[string]map[string]struct{}{},
 	}
 	if cfg.Counters.Remote() {
 		l.memory, _ = lru.New[string, lastKnown](maxMemory) // fails only for a size under 1
 	}
+
 	return l
 }
 
@@ -119,9 +126,13 @@ func (l *Live) remember(c counter.Counter) {
 	if l.memory == nil {
 		return
 	}
-	if old, ok := l.memory.Peek(c.Key); ok && c.Touched() && old.Version.Compare(c.Version) > 0 {
+
+	// A call that was answered late may know less than this process. A deleted counter has no version to tell by.
+	old, known := l.memory.Peek(c.Key)
+	if known && c.Touched() && old.Version.Compare(c.Version) > 0 {
 		return
 	}
+
 	c.Key = strings.Clone(c.Key) // a part of a request, which would stay in memory
 	l.memory.Add(c.Key, lastKnown{c, time.Now()})
 }
@@ -130,10 +141,11 @@ func (l *Live) remember(c counter.Counter) {
 func (l *Live) Want(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	key := t.Name()
 	if l.keys[key] == nil {
 		l.keys[key] = &tracked{}
-		l.reread(key)
+		l.rereadLocked(key)
 		delete(l.gone, key)
 	}
 }
@@ -142,10 +154,12 @@ func (l *Live) Want(t presence.Topic) {
 func (l *Live) Unwant(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	key := t.Name()
-	if c, ok := l.last(key); ok {
+	if c, ok := l.lastLocked(key); ok {
 		l.remember(c.Counter)
 	}
+
 	delete(l.keys, key)
 	delete(l.unread, key)
 	l.gone[key] = struct{}{}
@@ -162,29 +176,36 @@ func (l *Live) up() bool { return l.cfg.Counters.Up() }
 func (l *Live) followed() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	return len(l.keys)
 }
 
-// last returns the newest value known here, and when it was. The caller holds mu.
-func (l *Live) last(key string) (c lastKnown, ok bool) {
+// lastLocked returns the newest value known here, and when it was.
+func (l *Live) lastLocked(key string) (c lastKnown, ok bool) {
 	if l.memory != nil {
 		c, ok = l.memory.Get(key)
 	}
-	switch k := l.keys[key]; {
-	case k == nil || k.origin == unknown:
+
+	k := l.keys[key]
+	if k == nil || k.origin == unknown {
 		return c, ok
-	case k.counter.Touched() && c.Version.Compare(k.counter.Version) > 0: // its notification has yet to arrive
-		return c, true
-	default:
-		return lastKnown{k.counter, time.Now()}, true
 	}
+
+	// A change that was made here, and whose notification has yet to arrive, is newer than what subscribers have.
+	if k.counter.Touched() && c.Version.Compare(k.counter.Version) > 0 {
+		return c, true
+	}
+
+	return lastKnown{k.counter, time.Now()}, true
 }
 
 // known reports whether a value is known here.
 func (l *Live) known(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, ok := l.last(key)
+
+	_, ok := l.lastLocked(key)
+
 	return ok
 }
 
@@ -193,23 +214,33 @@ func (l *Live) known(key string) bool {
 func (l *Live) stale(r counter.Reading) (c counter.Counter, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.newest(r)
+
+	return l.newestLocked(r)
 }
 
-// newest is stale for a caller who holds mu.
-func (l *Live) newest(r counter.Reading) (c counter.Counter, ok bool) {
-	last, known := l.last(r.Key)
-	unmade := !last.Touched() && r.Updated.After(last.at) // nobody had made it yet when it was read here
-	if known && (r.Away || newer(&last.Counter, &r.Counter) && !unmade) {
-		last.Approx, last.Stale = true, true
+// newestLocked is stale for a caller who holds mu.
+func (l *Live) newestLocked(r counter.Reading) (c counter.Counter, ok bool) {
+	last, known := l.lastLocked(r.Key)
+	if !known {
+		return r.Counter, !r.Away
+	}
+
+	// The store's value is newer than the memory of a counter that nobody had made yet when it was read here.
+	unmade := !last.Touched() && r.Updated.After(last.at)
+	better := newer(&last.Counter, &r.Counter) && !unmade
+	if r.Away || better {
+		last.Approx = true
+		last.Stale = true
 		return last.Counter, true
 	}
-	return r.Counter, !r.Away
+
+	return r.Counter, true
 }
 
 // newer reports whether a is newer than b, or its end.
 func newer(a, b *counter.Counter) bool {
-	return a.Version.Compare(b.Version) > 0 || !a.Touched() && b.Touched()
+	ended := !a.Touched() && b.Touched()
+	return ended || a.Version.Compare(b.Version) > 0
 }
 
 // current returns the counters as their subscribers see them, or nil unless all of them are
@@ -219,17 +250,20 @@ func (l *Live) current(keys []string, lag time.Duration) []counter.Reading {
 		return nil
 	}
 	oldest := time.Now().Add(-lag)
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.away {
 		return nil
 	}
+
 	var all []counter.Reading
 	for _, key := range keys {
 		k := l.keys[key]
-		if _, outdated := l.unread[key]; outdated || k == nil || k.origin == unknown || k.lags(oldest) || l.behind(k) {
+		if k == nil || !l.isCurrentLocked(key, k, oldest) {
 			return nil
 		}
+
 		if all == nil {
 			all = make([]counter.Reading, 0, len(keys))
 		}
@@ -237,7 +271,29 @@ func (l *Live) current(keys []string, lag time.Duration) []counter.Reading {
 		c.Approx = true
 		all = append(all, counter.Reading{Counter: c})
 	}
+
 	return all
+}
+
+// isCurrentLocked reports whether the value of a tracked counter has everything that was acknowledged before oldest.
+func (l *Live) isCurrentLocked(key string, k *tracked, oldest time.Time) bool {
+	_, outdated := l.unread[key]
+	if outdated || k.origin == unknown {
+		return false
+	}
+
+	return !k.lags(oldest) && !l.isBehindLocked(k)
+}
+
+// isBehindLocked reports whether this process has made a change, or read one, whose notification has yet to arrive.
+func (l *Live) isBehindLocked(k *tracked) bool {
+	if l.memory == nil {
+		return false
+	}
+
+	last, known := l.memory.Peek(k.counter.Key)
+
+	return known && newer(&last.Counter, &k.counter)
 }
 
 // confirm notes what a read of the store returned that began at a time.
@@ -246,26 +302,18 @@ func (l *Live) confirm(readings []counter.Reading, began time.Time) {
 	defer l.mu.Unlock()
 
 	for i := range readings {
-		if k := l.keys[readings[i].Key]; k != nil && k.origin != unknown {
+		k := l.keys[readings[i].Key]
+		if k != nil && k.origin != unknown {
 			k.confirm(&readings[i].Counter, began)
 		}
 	}
-}
-
-// behind reports whether this process has made a change, or read one, whose notification has yet to arrive. The caller
-// holds mu.
-func (l *Live) behind(k *tracked) bool {
-	if l.memory == nil {
-		return false
-	}
-	last, ok := l.memory.Peek(k.counter.Key)
-	return ok && newer(&last.Counter, &k.counter)
 }
 
 // Run owns Live's goroutines until ctx ends.
 func (l *Live) Run(ctx context.Context) {
 	watch := l.cfg.Counters.Watch(l.notify, l.missed)
 	defer watch.Close()
+
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for range askers {
@@ -274,12 +322,18 @@ func (l *Live) Run(ctx context.Context) {
 	if l.cfg.Counters.Remote() {
 		wg.Go(func() { l.still.Run(ctx, l.resumed) })
 	}
-	failed := 0
+
+	l.keepFollowed(ctx, watch)
+}
+
+// keepFollowed follows what clients look at, and unfollows the rest, until ctx ends.
+func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	pulse := time.NewTicker(probeEvery)
 	defer pulse.Stop()
-	for {
+
+	for failed := 0; ; {
 		var sample []string
 		select {
 		case <-ctx.Done():
@@ -287,20 +341,14 @@ func (l *Live) Run(ctx context.Context) {
 		case <-l.wake:
 		case <-retry.C:
 		case <-pulse.C:
-			if sample = l.sample(); len(sample) == 0 {
+			sample = l.sample()
+			if len(sample) == 0 {
 				continue
 			}
 		}
+
 		more := l.unfollow(watch)
-		var err error
-		switch {
-		case !l.up():
-			err = counter.ErrUnavailable
-		case len(sample) > 0:
-			err = l.probe(ctx, sample)
-		default:
-			err = l.follow(ctx, watch)
-		}
+		err := l.catchUp(ctx, watch, sample)
 		if ctx.Err() != nil {
 			return
 		}
@@ -313,6 +361,7 @@ func (l *Live) Run(ctx context.Context) {
 			retry.Reset(outage.Pause(failed))
 			continue
 		}
+
 		failed = 0
 		if more {
 			wake.Signal(l.wake)
@@ -320,21 +369,34 @@ func (l *Live) Run(ctx context.Context) {
 	}
 }
 
+// catchUp probes with a sample of the counters or, if there is none, follows and reads those that are unread.
+func (l *Live) catchUp(ctx context.Context, watch counter.Watch, sample []string) error {
+	switch {
+	case !l.up():
+		return counter.ErrUnavailable
+	case len(sample) > 0:
+		return l.probe(ctx, sample)
+	}
+
+	return l.follow(ctx, watch)
+}
+
 // missed is called by the feed when notifications may have been lost.
 func (l *Live) missed() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rereadAll()
+
+	l.rereadAllLocked()
 }
 
-// reread makes Run follow and read a counter again; under mu.
-func (l *Live) reread(key string) {
+// rereadLocked makes Run follow and read a counter again.
+func (l *Live) rereadLocked(key string) {
 	l.unread[key] = struct{}{}
 	wake.Signal(l.wake)
 }
 
-// rereadAll is reread for every counter; under mu.
-func (l *Live) rereadAll() {
+// rereadAllLocked is rereadLocked for every counter.
+func (l *Live) rereadAllLocked() {
 	for key := range l.keys {
 		l.unread[key] = struct{}{}
 	}
@@ -345,14 +407,21 @@ func (l *Live) rereadAll() {
 func (l *Live) goAway() {
 	l.order.Lock()
 	defer l.order.Unlock()
+
 	var updates []presence.Update
 	l.mu.Lock()
 	l.away = true
 	for key, k := range l.keys {
-		l.unread[key] = struct{}{} // Run has a timer to try again
-		updates = l.accept(updates, k, counter.Away([]string{key})[0], l.seq)
+		l.unread[key] = struct{}{} // keepFollowed has a timer to try again
+		updates = l.acceptLocked(updates, k, counter.Away([]string{key})[0], l.seq)
 	}
 	l.mu.Unlock()
+
+	l.publish(updates)
+}
+
+// publish passes updates to the hub. The caller holds order.
+func (l *Live) publish(updates []presence.Update) {
 	for _, u := range updates {
 		l.hub.Update(u)
 	}
@@ -374,6 +443,7 @@ func takeSome(set map[string]struct{}) []string {
 		keys = append(keys, key)
 		delete(set, key)
 	}
+
 	return keys
 }
 
@@ -384,11 +454,13 @@ func (l *Live) unfollow(watch counter.Watch) (more bool) {
 	keys := takeSome(l.gone)
 	more = len(l.gone) > 0
 	l.mu.Unlock()
+
 	// Only this goroutine follows and unfollows, so a key that is wanted again meanwhile is
 	// followed after this.
 	if len(keys) > 0 {
 		watch.Unfollow(keys...)
 	}
+
 	return more
 }
 
@@ -397,32 +469,39 @@ var errSomeAway = errors.New("some counters cannot be read")
 
 // follow follows and reads the counters in unread. After an error those that were not read
 // are in unread again.
-func (l *Live) follow(ctx context.Context, watch counter.Watch) (err error) {
+func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	var late []string // counters that cannot be read now
 	defer func() { l.putBack(late) }()
+
 	for {
 		l.mu.Lock()
 		keys := takeSome(l.unread)
 		l.away = l.away && len(keys) > 0
 		l.mu.Unlock()
+
 		if len(keys) == 0 {
+			break
+		}
+		away, err := l.followSome(ctx, watch, keys)
+		if err != nil {
+			l.putBack(keys)
 			return err
 		}
-		away, failed := l.followSome(ctx, watch, keys)
-		if failed != nil {
-			l.putBack(keys)
-			return failed
-		}
-		if len(away) > 0 {
-			late, err = append(late, away...), errSomeAway
-		}
+		late = append(late, away...)
 	}
+
+	if len(late) > 0 {
+		return errSomeAway
+	}
+
+	return nil
 }
 
 // putBack adds keys to unread again.
 func (l *Live) putBack(keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	for _, key := range keys {
 		if l.keys[key] != nil {
 			l.unread[key] = struct{}{}
@@ -437,6 +516,7 @@ func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []strin
 	if err := watch.Follow(within, keys...); err != nil {
 		return nil, err
 	}
+
 	return l.read(ctx, keys)
 }
 
@@ -445,17 +525,21 @@ func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []strin
 func (l *Live) sample() (keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.cfg.Counters.Remote() || l.away {
+
+	if l.away || !l.cfg.Counters.Remote() {
 		return nil
 	}
+
 	for key, k := range l.keys {
 		if len(keys) == counter.MaxKeys {
 			break
 		}
-		if _, outdated := l.unread[key]; !outdated && k.origin != unknown {
+		_, outdated := l.unread[key]
+		if !outdated && k.origin != unknown {
 			keys = append(keys, key)
 		}
 	}
+
 	return keys
 }
 
@@ -464,32 +548,37 @@ func (l *Live) sample() (keys []string) {
 func (l *Live) probe(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
+
 	began := time.Now()
 	readings, err := l.cfg.Counters.Read(ctx, keys, "", noLag)
-	if err == nil && allStale(readings) {
-		err = counter.ErrUnavailable
-	}
 	if err != nil {
 		return err
 	}
+	if allStale(readings) {
+		return counter.ErrUnavailable
+	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
+	// When a part of the store is away, more counters are away than these.
 	if slices.ContainsFunc(readings, func(r counter.Reading) bool { return r.Away }) {
-		l.rereadAll() // a server is away, and with it more counters than these
+		l.rereadAllLocked()
 		return nil
 	}
+
 	for _, r := range readings {
 		k := l.keys[r.Key]
 		if k == nil {
 			continue
 		}
+
 		k.confirm(&r.Counter, began)
-		order := r.Version.Compare(k.counter.Version)
-		older := k.counter.Stale && order < 0 // the store knows less than this process
-		if r.Stale != k.counter.Stale || order != 0 && !older {
-			l.reread(r.Key)
+		if k.differs(&r.Counter) {
+			l.rereadLocked(r.Key)
 		}
 	}
+
 	return nil
 }
 
@@ -498,38 +587,44 @@ func (l *Live) probe(ctx context.Context, keys []string) error {
 func (l *Live) read(ctx context.Context, keys []string) (late []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
+
+	// Notifications that come from here on may be newer than what is read.
 	l.mu.Lock()
-	began, away := l.seq, l.away
+	began := l.seq
+	away := l.away
 	l.mu.Unlock()
+
 	at := time.Now()
 	readings, err := l.cfg.Counters.Read(ctx, keys, "", noLag)
-	if err == nil && away && allStale(readings) {
-		err = counter.ErrUnavailable // still
-	}
 	if err != nil {
 		return nil, err
 	}
+	if away && allStale(readings) { // still
+		return nil, counter.ErrUnavailable
+	}
+
 	l.order.Lock()
 	defer l.order.Unlock()
 	updates := make([]presence.Update, 0, len(readings))
 	l.mu.Lock()
 	for _, r := range readings {
 		k := l.keys[r.Key]
-		if k == nil {
+		if k == nil { // nobody looks at it any more
 			continue
 		}
-		updates = l.accept(updates, k, r, began)
+
+		updates = l.acceptLocked(updates, k, r, began)
 		k.confirm(&r.Counter, at)
 		if r.Away {
 			late = append(late, r.Key)
 		} else {
-			l.questionAll(r.Key, k)
+			l.questionAllLocked(r.Key, k)
 		}
 	}
 	l.mu.Unlock()
-	for _, u := range updates {
-		l.hub.Update(u)
-	}
+
+	l.publish(updates)
+
 	return late, nil
 }
 
@@ -540,31 +635,31 @@ func allStale(readings []counter.Reading) bool {
 
 // notify is called by the feed with changes of followed counters.
 func (l *Live) notify(changes []counter.Update) {
-	var updates []presence.Update
-	var calls []mineCall
 	l.order.Lock()
 	defer l.order.Unlock()
+
+	var updates []presence.Update
+	var calls []mineCall
 	l.mu.Lock()
 	l.seq++
 	for i := range changes {
-		ch := &changes[i]
-		k := l.keys[ch.Counter.Key]
+		change := &changes[i]
+		k := l.keys[change.Counter.Key]
 		if k == nil {
 			continue
 		}
-		u, news := l.acceptNotification(k, ch.Counter)
+
+		u, news := l.acceptNotificationLocked(k, change.Counter)
 		if news {
 			updates = append(updates, u)
 		}
 		if len(k.viewers) > 0 {
-			calls = l.changeMembers(calls, k, ch, news)
+			calls = l.changeMembersLocked(calls, k, change, news)
 		}
 	}
 	l.mu.Unlock()
-	for _, c := range calls { // before the updates, so that these go out in the right form
-		c.viewer.Mine(c.key, c.member, c.again)
-	}
-	for _, u := range updates {
-		l.hub.Update(u)
-	}
+
+	// Viewers learn first whether they are members, so that the updates go out in the right form.
+	makeCalls(calls)
+	l.publish(updates)
 }

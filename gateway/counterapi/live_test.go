@@ -49,10 +49,12 @@ func (s *scripted) Read(ctx context.Context, keys []string, member string, _ tim
 		<-ctx.Done()
 		return nil, counter.ErrUnavailable
 	}
+
 	if s.away {
 		s.mu.Unlock()
 		return nil, counter.ErrUnavailable
 	}
+
 	var out []counter.Reading
 	for _, key := range keys {
 		if s.part && strings.HasPrefix(key, "stock:") {
@@ -63,9 +65,11 @@ func (s *scripted) Read(ctx context.Context, keys []string, member string, _ tim
 		c.Key = key
 		out = append(out, counter.Reading{Counter: c, Mine: s.members[key+"/"+member]})
 	}
+
 	during := s.during
 	s.during = nil
 	s.mu.Unlock()
+
 	if during != nil {
 		during()
 	}
@@ -80,9 +84,11 @@ func (s *scripted) Watch(told func([]counter.Update), lost func()) counter.Watch
 func (s *scripted) Follow(_ context.Context, keys ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.away {
 		return counter.ErrUnavailable
 	}
+
 	for _, key := range keys {
 		s.followed[key] = true
 	}
@@ -92,6 +98,7 @@ func (s *scripted) Follow(_ context.Context, keys ...string) error {
 func (s *scripted) Unfollow(keys ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for _, key := range keys {
 		delete(s.followed, key)
 	}
@@ -106,15 +113,20 @@ func (s *scripted) goes(away bool) { s.mu.Lock(); defer s.mu.Unlock(); s.away = 
 func (s *scripted) set(incarnation, sequence uint64, members ...string) counter.Counter {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	c := counter.Counter{Key: "likes:1"}
 	if sequence > 0 {
-		c.Kind, c.Value, c.Version = counter.Members, int64(sequence), counter.Version{Incarnation: incarnation, Sequence: sequence}
+		c.Kind = counter.Members
+		c.Value = int64(sequence)
+		c.Version = counter.Version{Incarnation: incarnation, Sequence: sequence}
 	}
+
 	s.counters[c.Key] = c
 	clear(s.members)
 	for _, m := range members {
 		s.members[c.Key+"/"+m] = true
 	}
+
 	return c
 }
 
@@ -130,17 +142,21 @@ func (p *pages) Touch(presence.Topic) {}
 func (p *pages) Update(u presence.Update) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	if u.Stale {
 		p.log = append(p.log, "stale")
 		return
 	}
+
 	members, version, _ := Members(u)
 	if strings.HasSuffix(members, `,"stale":true`) {
 		version += " as it was"
 	}
+
 	if u.Version.Compare(p.seq) <= 0 {
 		version = "an update that the hub would drop: " + version
 	}
+
 	p.seq = u.Version
 	p.log = append(p.log, version)
 }
@@ -148,6 +164,7 @@ func (p *pages) Update(u presence.Update) {
 func (p *pages) Mine(_ string, is, again bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.log = append(p.log, fmt.Sprintf("mine %t again %t", is, again))
 }
 
@@ -158,11 +175,13 @@ func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want fun
 		s := &scripted{counters: map[string]counter.Counter{}, members: map[string]bool{}, followed: map[string]bool{}}
 		p := &pages{}
 		l := NewLive(Config{Rules: counter.BuiltinRules(), Counters: s, Log: zerolog.Nop()}, p)
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); l.Run(ctx) }()
 		defer func() { stop(); <-done }()
 		synctest.Wait()
+
 		test(t, l, s, func(want ...string) {
 			t.Helper()
 			synctest.Wait()
@@ -187,16 +206,21 @@ func TestFollowing(t *testing.T) {
 		s.set(1, 5)
 		l.Want(likes)
 		want("1-5")
+
 		s.tell(s.set(1, 6))
 		s.tell(s.set(1, 8))
 		want("1-6", "1-8")
+
 		s.tell(s.set(0, 0)) // deleted
 		want("0-0")
 		s.tell(s.set(2, 1))
 		want("2-1")
+
+		// Nobody says so, but something may have been lost.
 		s.set(2, 9)
 		s.lost()
 		want("2-9")
+
 		l.Unwant(likes)
 		synctest.Wait()
 		if n := len(s.followed); n > 0 {
@@ -204,6 +228,8 @@ func TestFollowing(t *testing.T) {
 		}
 		s.tell(s.set(2, 10))
 		want()
+
+		// Wanted again before it was unfollowed, it has to be read again all the same.
 		l.Want(likes)
 		l.Unwant(likes)
 		l.Want(likes)
@@ -222,13 +248,17 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 		l.Want(Topic("stock:1"))
 		l.Want(likes)
 		want("1-5")
+
 		s.tell(s.set(1, 6))
 		time.Sleep(5 * time.Second) // it is tried again and again
 		want("1-6")
+
 		s.mu.Lock()
 		s.part = false
-		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
+		version := counter.Version{Incarnation: 7, Sequence: 1}
+		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: version}
 		s.mu.Unlock()
+
 		time.Sleep(2 * outage.MaxPause)
 		want("7-1")
 	})
@@ -238,12 +268,14 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 func TestOneIsAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		stock := Topic("stock:1")
-		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
+		version := counter.Version{Incarnation: 7, Sequence: 1}
+		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: version}
 		s.set(1, 5)
 		l.Want(likes)
 		want("1-5")
 		l.Want(stock)
 		want("7-1")
+
 		part := func(is bool) { s.mu.Lock(); s.part = is; s.mu.Unlock() }
 		part(true)
 		time.Sleep(10 * time.Second)
@@ -251,12 +283,15 @@ func TestOneIsAway(t *testing.T) {
 		if l.current([]string{"likes:1"}, lag) == nil || l.current([]string{"stock:1"}, lag) != nil {
 			t.Error("only what is not stale is read from memory")
 		}
+
 		l.Unwant(stock)
 		l.Want(stock)
 		want("7-1 as it was")
+
 		s.tell(s.set(1, 6))
 		time.Sleep(10 * time.Second)
 		want("1-6")
+
 		part(false)
 		time.Sleep(2 * outage.MaxPause)
 		want("7-1")
@@ -267,24 +302,29 @@ func TestOneIsAway(t *testing.T) {
 func TestManyAreAway(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, _ func(...string)) {
 		const stocks = 20 * counter.MaxKeys
+
 		s.set(1, 5)
 		l.Want(likes)
 		for i := range stocks {
 			l.Want(Topic(fmt.Sprint("stock:", i)))
 		}
+
 		time.Sleep(time.Second)
 		if l.current([]string{"stock:0", "likes:1"}, lag) == nil {
 			t.Fatal("they are not read")
 		}
+
 		s.mu.Lock()
 		s.part = true
 		s.mu.Unlock()
 		time.Sleep(5 * time.Second)
+
 		for i := range stocks {
 			if key := fmt.Sprint("stock:", i); l.current([]string{key}, lag) != nil {
 				t.Fatalf("%s is not stale", key)
 			}
 		}
+
 		if l.current([]string{"likes:1"}, lag) == nil {
 			t.Error("a counter of the other server is stale")
 		}
@@ -296,11 +336,13 @@ func TestALaterCounterWinsWhileTheStoreIsStale(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, _ func(...string)) {
 		l.remember(counter.Counter{Key: "likes:1"})
 		time.Sleep(time.Minute)
+
 		c := s.set(1, 5)
 		c.Updated, c.Stale = time.Now(), true
 		if is, ok := l.stale(counter.Reading{Counter: c}); !ok || is.Value != 5 {
 			t.Errorf("it is %+v, %v", is, ok)
 		}
+
 		time.Sleep(time.Minute)
 		l.remember(counter.Counter{Key: "likes:1"}) // it has been deleted
 		if is, ok := l.stale(counter.Reading{Counter: c}); !ok || is.Touched() {
@@ -382,6 +424,7 @@ func TestMembership(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1, "ann")
 		ann, bob, tab := &pages{}, &pages{}, &pages{}
+
 		told := func(v *pages, want ...string) {
 			t.Helper()
 			synctest.Wait()
@@ -392,6 +435,7 @@ func TestMembership(t *testing.T) {
 			}
 			v.log = nil
 		}
+
 		l.View("likes:1", "ann", ann) // it does not look yet
 		l.Want(likes)
 		l.View("likes:1", "ann", ann)
@@ -399,28 +443,35 @@ func TestMembership(t *testing.T) {
 		want("1-1")
 		told(ann, "mine true again true")
 		told(bob, "mine false again true")
+
 		reads := s.reads
 		l.View("likes:1", "ann", tab)
 		told(tab, "mine true again true")
 		if s.reads != reads {
 			t.Error("the store was asked about a member who is known")
 		}
+
 		s.tell(s.set(1, 2, "ann", "bob"), "bob")
 		told(bob, "mine true again false")
 		told(ann)
+
 		s.told([]counter.Update{{Counter: s.set(1, 3, "bob"), Left: []string{"ann"}}})
 		told(ann, "mine false again false")
 		told(tab, "mine false again false")
+
+		// A notification that does not name all members has the store asked about everybody.
 		s.told([]counter.Update{{Counter: s.set(1, 4, "ann"), Reread: true}})
 		told(ann, "mine true again true")
 		told(bob, "mine false again true")
 		told(tab, "mine true again true")
+
 		l.Unview("likes:1", "ann", tab)
 		empty := s.set(1, 5)
 		empty.Value = 0 // by a reset: no frame may say that somebody is a member of it
 		s.told([]counter.Update{{Counter: empty, Reread: true}})
 		told(ann, "mine false again false")
 		told(bob, "mine false again false")
+
 		s.tell(s.set(0, 0))
 		told(ann, "mine false again false")
 		told(bob, "mine false again false")
@@ -433,9 +484,11 @@ func TestMembership(t *testing.T) {
 		told(bob, "mine false again true")
 		s.tell(now, "ann")
 		told(ann, "mine true again true")
+
 		for _, v := range []*pages{ann, bob} {
 			l.Unview("likes:1", map[*pages]string{ann: "ann", bob: "bob"}[v], v)
 		}
+
 		if k := l.keys["likes:1"]; len(k.viewers) > 0 {
 			t.Errorf("%d viewers are left", len(k.viewers))
 		}
@@ -449,26 +502,32 @@ func TestAwayAndBack(t *testing.T) {
 		s.set(1, 1, "ann")
 		l.Want(likes)
 		want("1-1")
+
 		s.goes(true)
 		time.Sleep(probeEvery + time.Millisecond) // nobody says that it has gone
 		want("stale")
 		if l.current([]string{"likes:1"}, lag) != nil {
 			t.Error("what is stale is taken for new")
 		}
+
 		ann := &pages{}
 		l.View("likes:1", "ann", ann)
 		l.Want(Topic("views:1"))
 		time.Sleep(10 * time.Second)
 		want()
+
 		s.goes(false)
 		l.StateChanged()
 		synctest.Wait()
 		time.Sleep(2 * outage.MaxPause)
 		synctest.Wait()
+
 		if got := strings.Join(ann.log, ","); got != "mine true again true" {
 			t.Errorf("told %q", got)
 		}
-		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
+
+		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Approx ||
+			all[1].Kind != counter.Sum {
 			t.Errorf("heard %+v", all)
 		}
 	})
@@ -481,10 +540,12 @@ func TestKnownWhileAway(t *testing.T) {
 		l.remember(c)
 		s.goes(true)
 		l.StateChanged()
+
 		l.Want(likes)
 		want("1-1 as it was")
 		time.Sleep(10 * time.Second)
 		want()
+
 		s.goes(false)
 		l.StateChanged()
 		want("1-1")
@@ -497,6 +558,7 @@ func TestOwnChangeIsKnownWhileAway(t *testing.T) {
 		s.set(1, 1)
 		l.Want(likes)
 		want("1-1")
+
 		l.remember(s.set(1, 2))
 		s.goes(true)
 		l.StateChanged()
@@ -509,29 +571,35 @@ func TestOneIsStale(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		c := s.set(1, 1)
 		c.Approx, c.Stale = true, true
+
 		s.mu.Lock()
 		s.counters[c.Key] = c
 		s.mu.Unlock()
+
 		l.Want(Topic("views:1"))
 		want("0-0")
 		l.Want(likes)
 		want("1-1 as it was")
+
 		time.Sleep(10 * time.Second)
 		want()
 		if all := l.current([]string{"likes:1", "views:1"}, lag); len(all) != 2 || !all[0].Stale || all[1].Stale {
 			t.Errorf("heard %+v", all)
 		}
+
 		s.set(1, 1) // the store knows it again, and does not say so
 		time.Sleep(probeEvery)
 		want("1-1")
 		s.tell(s.set(1, 3))
 		want("1-3")
+
 		c.Version.Sequence, c.Value = 2, 2 // what it was is older than what was told
 		s.mu.Lock()
 		s.counters[c.Key] = c
 		s.mu.Unlock()
 		time.Sleep(10 * time.Second)
 		want("stale")
+
 		s.set(1, 3)
 		time.Sleep(probeEvery)
 		want("1-3")
@@ -542,6 +610,7 @@ func TestOneIsStale(t *testing.T) {
 func TestNoReadFromMemoryIsOlderThanItsLag(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		keys := []string{"likes:1"}
+
 		s.set(1, 1)
 		l.Want(likes)
 		for range 100 { // a quiet counter is confirmed again and again
@@ -573,8 +642,10 @@ func TestAReadConfirmsACounter(t *testing.T) {
 		for i := range many {
 			l.Want(Topic(fmt.Sprint("views:", i)))
 		}
+
 		time.Sleep(time.Minute)
 		api := &API{cfg: l.cfg, live: l}
+
 		unconfirmed := func() (keys []string) {
 			for i := range many {
 				if key := fmt.Sprint("views:", i); l.current([]string{key}, lag) == nil {
@@ -583,10 +654,12 @@ func TestAReadConfirmsACounter(t *testing.T) {
 			}
 			return keys
 		}
+
 		keys := unconfirmed()
 		if len(keys) == 0 {
 			t.Fatal("a probe reaches them all")
 		}
+
 		if _, err := api.read(t.Context(), keys[:1], "", lag); err != nil {
 			t.Fatal(err)
 		}
@@ -604,6 +677,7 @@ func TestStandstill(t *testing.T) {
 		want("1-1")
 		l.resumed()
 		want("stale", "1-1")
+
 		s.set(1, 3) // and nobody said so
 		l.resumed()
 		want("stale", "1-3")

@@ -2,6 +2,7 @@ package counterapi
 
 import (
 	"context"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,7 +18,7 @@ import (
 
 const (
 	topAge      = time.Second      // the most age of a list that is followed
-	maxTopLists = 128              // lists that visitors follow at a time, and servers; a stream of a further one is 429
+	maxTopLists = 128              // lists that visitors follow, and servers; a stream of a further one is 429
 	maxBegun    = 8                // of the lists that visitors follow, those that one address was the first to follow
 	beginTime   = 10 * time.Second // in which a stream has begun that was admitted
 )
@@ -28,9 +29,9 @@ var (
 	ServerTopKind = presence.KindOf("servertop")
 )
 
-// LiveTop follows the top lists that clients look at. A list is computed once for all visitors who look at it, and takes its
-// turn with the other public questions. Lists of servers have a Poll of their own, so they wait for no visitor, and visitors
-// take no place of theirs. Any goroutine may call the methods.
+// LiveTop follows the top lists that clients look at. A list is computed once for all visitors who look at it, and
+// takes its turn with the other public questions. Lists of servers have a Poll of their own, so they wait for no
+// visitor, and visitors take no place of theirs. Any goroutine may call the methods.
 type LiveTop struct {
 	Visitors, Servers *fanout.Poll
 
@@ -52,73 +53,96 @@ func NewLiveTop(api *API, hub Hub) *LiveTop {
 	t := &LiveTop{
 		api: api, addresses: httppolicy.NewAddressSlots(maxBegun), begun: map[presence.Topic]*begunList{},
 	}
+
 	t.Visitors = fanout.NewPoll(hub, polledTops{api: api})
 	t.Servers = fanout.NewPoll(hub, polledTops{api, Asker{Server: true}})
+
 	return t
 }
 
 // topic returns the topic of a list; listOf is its inverse.
 func (l topList) topic(kind presence.Kind) presence.Topic {
 	site, match := presence.SplitName(l.rule.Match)
-	return presence.Topic{Site: site, Kind: kind, Key: l.text + " " + strconv.Itoa(l.n) + " " + match}
+	key := l.text + " " + strconv.Itoa(l.n) + " " + match
+
+	return presence.Topic{Site: site, Kind: kind, Key: key}
 }
 
 func (a *API) listOf(topic presence.Topic) (list topList) {
 	parts := strings.SplitN(topic.Key, " ", 3)
+
+	// What topic has written can be read.
 	list.text = parts[0]
 	list.last, _ = counter.ParseDuration(parts[0])
 	list.n, _ = strconv.Atoi(parts[1])
 	list.rule, _ = a.cfg.Rules.In(topic.Site).TopRule(parts[2])
+
 	return list
 }
 
-// Readable returns the topic of the list whose event stream the request asks for, if the caller has permission and the list can
-// be computed now. If ok is false, it has written the error answer.
-func (t *LiveTop) Readable(c *gin.Context) (topic presence.Topic, ok bool) {
-	list, server, ok := t.api.topList(c)
-	if !ok {
-		return topic, false
+// Readable returns the topic of the list whose event stream the request asks for, if the caller has permission and
+// the list can be computed now.
+func (t *LiveTop) Readable(c *gin.Context) (presence.Topic, error) {
+	list, server, err := t.api.topList(c)
+	if err != nil {
+		return presence.Topic{}, err
 	}
-	if _, ok = t.api.findTop(c, list, server); !ok {
-		return topic, false
+	if _, err := t.api.findTop(c, list, server); err != nil {
+		return presence.Topic{}, err
 	}
+
+	topic := list.topic(TopKind)
+	admitted := false
 	if server {
 		topic = list.topic(ServerTopKind)
 		followed, lists := t.Servers.Wanted(topic)
-		ok = followed || lists < maxTopLists
+		admitted = followed || lists < maxTopLists
 	} else {
-		topic = list.topic(TopKind)
-		ok = t.admits(c, topic)
+		admitted = t.admits(topic, t.api.callers.Addr(c.Request))
 	}
-	if !ok {
-		t.api.crowded(c)
+	if !admitted {
+		return topic, t.api.crowded()
 	}
-	return topic, ok
+
+	return topic, nil
 }
 
-// admits reports whether a visitor may follow a list, which the visitor's address may have begun to follow then.
-func (t *LiveTop) admits(c *gin.Context, topic presence.Topic) bool {
+// admits reports whether a visitor at an address may follow a list. The address may have begun to follow it then.
+func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	now := time.Now()
-	for other, b := range t.begun {
-		if followed, _ := t.Visitors.Wanted(other); !followed && now.Sub(b.at) > beginTime {
-			b.slot.Leave()
-			delete(t.begun, other)
-		}
-	}
+	t.endLeftLocked(now)
+
 	if b := t.begun[topic]; b != nil {
 		b.at = now
 		return true
 	}
+
 	if len(t.begun) >= maxTopLists {
 		return false
 	}
-	slot, ok := t.addresses.Enter(t.api.callers.Addr(c.Request))
+	slot, ok := t.addresses.Enter(addr)
 	if ok {
 		t.begun[topic] = &begunList{slot, now}
 	}
+
 	return ok
+}
+
+// endLeftLocked forgets the lists that no visitor follows any more. A stream that was admitted just now may not have
+// begun.
+func (t *LiveTop) endLeftLocked(now time.Time) {
+	for topic, b := range t.begun {
+		followed, _ := t.Visitors.Wanted(topic)
+		if followed || now.Sub(b.at) <= beginTime {
+			continue
+		}
+
+		b.slot.Leave()
+		delete(t.begun, topic)
+	}
 }
 
 // polledTops computes lists that are followed.
@@ -131,13 +155,16 @@ type polledTops struct {
 func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
 	for _, topic := range topics {
 		list := p.api.listOf(topic)
+
 		within, cancel := context.WithTimeout(ctx, readTime)
 		top, err := p.api.askTop(within, list, min(list.rule.Stale, topAge), p.by)
 		cancel()
 		if err != nil {
-			p.api.cfg.Log.Debug().Err(err).Str("match", list.rule.Written()).Msg("counters: a top list that clients follow could not be computed")
+			p.api.cfg.Log.Debug().Err(err).Str("match", list.rule.Written()).
+				Msg("counters: a top list that clients follow could not be computed")
 			continue
 		}
+
 		found(topic, string(list.appendJSON(nil, top)), false)
 	}
 }

@@ -3,6 +3,7 @@ package counterapi
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/calls"
 	"headcount/presence"
 )
 
@@ -30,17 +32,25 @@ func (h *topUpdates) Update(u presence.Update) {
 func (s *served) follow(hub Hub) (top *LiveTop, end func()) {
 	top = NewLiveTop(s.api, hub)
 	var followed []presence.Topic
-	s.engine.GET(TopRoot+"/events", func(c *gin.Context) {
-		topic, ok := top.Readable(c)
-		switch {
-		case !ok:
-		case topic.Kind == ServerTopKind:
-			top.Servers.Want(topic)
-		default:
-			top.Visitors.Want(topic)
-			followed = append(followed, topic)
+	stream := func(c *gin.Context) (calls.Answer, error) {
+		topic, err := top.Readable(c)
+		if err != nil {
+			return calls.Answer{}, err
 		}
+
+		if topic.Kind == ServerTopKind {
+			top.Servers.Want(topic)
+			return calls.Taken, nil
+		}
+		top.Visitors.Want(topic)
+		followed = append(followed, topic)
+
+		return calls.Taken, nil
+	}
+	calls.Register(s.engine, s.api.cfg.Log, []calls.Call{
+		{Method: http.MethodGet, Path: TopRoot + "/events", Gives: "text/event-stream", Do: stream},
 	})
+
 	return top, func() {
 		for _, topic := range followed {
 			top.Visitors.Unwant(topic)
@@ -58,6 +68,7 @@ func TestListsThatAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, nil)
 		_, end := s.follow(nowhere{})
+
 		follow := func(n, status int, lines ...string) {
 			t.Helper()
 			time.Sleep(time.Second)
@@ -65,21 +76,28 @@ func TestListsThatAreFollowed(t *testing.T) {
 				t.Errorf("list %d for %s: %d %s, want %d", n, lines, w.Code, w.Body, status)
 			}
 		}
+
 		for n := range maxBegun {
 			follow(n, 200, from(1))
 		}
+
 		time.Sleep(beginTime)
 		follow(maxBegun, 429, from(1))
 		follow(maxBegun, 200, from(2))
 		follow(maxBegun, 200, from(1))
+
 		for n := maxBegun + 1; n < maxTopLists; n++ {
 			follow(n, 200, from(n))
 		}
+
+		// The places of visitors are taken; servers have their own.
 		follow(maxTopLists, 429, from(maxTopLists))
 		for n := range maxTopLists {
 			follow(n, 200, key)
 		}
+
 		follow(maxTopLists, 429, key)
+
 		end()
 		follow(maxTopLists, 200, from(1))
 		time.Sleep(time.Second) // for the pause
@@ -92,25 +110,31 @@ func TestListsOfServers(t *testing.T) {
 		s := serve(t, nil)
 		hub := &topUpdates{of: map[presence.Kind]int{}}
 		top, _ := s.follow(hub)
+
 		for n, lines := range [][]string{{from(1)}, {key}} {
 			if w := s.do(list(n), "", lines...); w.Code != 200 {
 				t.Fatalf("%d %s", w.Code, w.Body)
 			}
 		}
+
 		time.Sleep(time.Second)            // for the pause
 		s.api.questions.turn <- struct{}{} // visitors have to wait
+
 		ctx, cancel := context.WithCancel(t.Context())
 		var polls sync.WaitGroup
 		polls.Go(func() { top.Visitors.Run(ctx) })
 		polls.Go(func() { top.Servers.Run(ctx) })
+
 		time.Sleep(1500 * time.Millisecond)
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 1, "1"))
 		time.Sleep(time.Second)
+
 		hub.mu.Lock()
 		if hub.of[ServerTopKind] != 2 || hub.of[TopKind] != 0 {
 			t.Errorf("updates: %v, want 2 of the list of a server", hub.of)
 		}
 		hub.mu.Unlock()
+
 		<-s.api.questions.turn
 		cancel()
 		polls.Wait()

@@ -2,9 +2,9 @@ package counterapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
-	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -15,8 +15,8 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
-	"headcount/presence"
 )
 
 // Limits of callers without API key, in one gateway. Identities cost nothing, so a limit of each user alone would limit
@@ -26,7 +26,7 @@ const (
 	userBurst     = 20               // at once
 	addressRate   = 100              // changes a second of all users of an address
 	addressBurst  = 1000             // at once
-	identityRate  = 10               // different anonymous identities a second of an address, not counting those used lately
+	identityRate  = 10               // anonymous identities a second of an address, beside those used lately
 	identityBurst = 300              // at once
 	lately        = 10 * time.Minute // since the last use of an identity
 
@@ -59,135 +59,166 @@ type ruleSize struct {
 
 func newPublicBounds() *publicBounds {
 	existing, _ := lru.New[uint64, struct{}](maxExisting) // fails only for a size under 1
+	ofAddress := limit.PerSecond(newRate, newBurst)
+	ofAll := limit.PerSecond(allNewRate, allNewBurst)
+
 	return &publicBounds{
-		users: httppolicy.NewRateLimiter(userRate, userBurst), addresses: httppolicy.NewRateLimiter(addressRate, addressBurst),
-		made:       httppolicy.NewSharedLimiter(limit.PerSecond(newRate, newBurst), limit.PerSecond(allNewRate, allNewBurst)),
+		users:      httppolicy.NewRateLimiter(userRate, userBurst),
+		addresses:  httppolicy.NewRateLimiter(addressRate, addressBurst),
+		made:       httppolicy.NewSharedLimiter(ofAddress, ofAll),
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), lately),
-		seed:       maphash.MakeSeed(), existing: existing, sizes: map[*counter.Rule]*ruleSize{},
+		seed:       maphash.MakeSeed(),
+		existing:   existing,
+		sizes:      map[*counter.Rule]*ruleSize{},
 	}
 }
 
-// refusal is a 429.
-type refusal struct {
-	detail string
-	header httppolicy.Option
-	full   bool // the rule has its maximum of counters
-}
+var errFull = fmt.Errorf("%w: the rule has its maximum of counters", calls.ErrRate)
 
-// limited reports whether a caller without API key has reached a limit. If so, it has written the error answer.
-func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
-	if one.server {
-		return false
-	}
+// limit returns an error if a caller without API key has reached a limit with a change. A change that the counter would
+// refuse anyway is refused as that.
+func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 	ctx, cancel := a.within(c)
 	defer cancel()
-	addr, now := a.callers.Addr(c.Request), time.Now()
-	r := a.bounds.refuses(one, addr, now)
-	if r == nil {
-		r = a.refusesNew(ctx, one, change, addr, now)
+
+	addr := a.callers.Addr(c.Request)
+	now := time.Now()
+	refusal := a.bounds.admit(one, addr, now)
+	if refusal == nil {
+		refusal = a.admitNew(ctx, one, change, addr, now)
 	}
-	if r == nil {
-		return false
+	if refusal == nil {
+		return nil
 	}
-	if known, err := a.read(ctx, []string{one.key}, "", one.rule.Stale); err == nil {
+
+	// Waiting is no use for a change that a bound or the kind refuses, so that comes first.
+	known, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
+	if err == nil {
 		if conflict := change.Refusal(known[0].Counter); conflict != nil {
-			a.refused(c, []counter.Change{*change}, conflict)
-			return true
+			return a.refused(c, []counter.Change{*change}, conflict)
 		}
 	}
-	if r.full {
+
+	if errors.Is(refusal, errFull) {
 		a.metrics.full.Inc()
 	} else {
 		a.metrics.limited.Inc()
 	}
-	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, r.detail, r.header)
-	return true
+
+	return refusal
 }
 
-// refuses returns the limit that a caller has reached with any change, or nil.
-func (b *publicBounds) refuses(one call, addr netip.Addr, now time.Time) *refusal {
+// admit returns an error if a caller has reached a limit with any change.
+func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 	caller := httppolicy.Caller{User: one.id.User}
+
+	// Anybody can have a fresh identity for each call, so the address counts instead.
 	if one.id.Fresh {
 		caller = httppolicy.Caller{Addr: addr}
 	}
-	if ok, wait := b.users.Allow(caller, now); !ok {
-		return &refusal{
-			detail: fmt.Sprintf("Counters may be changed %d times a second by one user, and by one address that brings no identity, %d at once; send the change again later.", userRate, userBurst),
-			header: httppolicy.Limited(b.users.Rate, wait),
-		}
+	ok, wait := b.users.Allow(caller, now)
+	if !ok {
+		const form = "Counters may be changed %d times a second by one user, and by one address that brings no " +
+			"identity, %d at once; send the change again later."
+		detail := fmt.Sprintf(form, userRate, userBurst)
+		return calls.Refuse(calls.ErrRate, detail, httppolicy.Limited(b.users.Rate, wait))
 	}
-	if ok, wait := b.addresses.Allow(httppolicy.Caller{Addr: addr}, now); !ok {
-		return &refusal{
-			detail: fmt.Sprintf("All users of one address together may change counters %d times a second, %d at once; send the change again later.", addressRate, addressBurst),
-			header: httppolicy.Limited(b.addresses.Rate, wait),
-		}
+
+	ok, wait = b.addresses.Allow(httppolicy.Caller{Addr: addr}, now)
+	if !ok {
+		const form = "All users of one address together may change counters %d times a second, %d at once; " +
+			"send the change again later."
+		detail := fmt.Sprintf(form, addressRate, addressBurst)
+		return calls.Refuse(calls.ErrRate, detail, httppolicy.Limited(b.addresses.Rate, wait))
 	}
-	if one.id.Signed == "" { // the identity is a token's, and not to be had for nothing
+
+	// The identity of a token is not to be had for nothing.
+	if one.id.Signed == "" {
 		return nil
 	}
-	if ok, wait := b.identities.Allow(addr, uint64(one.id.Hash), now); !ok {
-		return &refusal{
-			detail: "This address has brought too many identities; send the id you were given, or wait.",
-			header: httppolicy.Limited(b.identities.Rate, wait),
-		}
+	ok, wait = b.identities.Allow(addr, uint64(one.id.Hash), now)
+	if !ok {
+		return calls.Refuse(calls.ErrRate, "This address has brought too many identities; send the id you were given, "+
+			"or wait.", httppolicy.Limited(b.identities.Rate, wait))
 	}
+
 	return nil
 }
 
-// refusesNew returns why a change may not create its counter, or nil, also if the counter exists.
-func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, addr netip.Addr, now time.Time) *refusal {
-	b, hash := a.bounds, maphash.String(a.bounds.seed, one.key)
-	if b.existing.Contains(hash) || change.Verb == counter.Edit && len(change.Join) == 0 {
+// admitNew returns an error if a change may not create its counter. It returns nil if the counter exists, and if the
+// store cannot say that, because the change will fail too then.
+func (a *API) admitNew(
+	ctx context.Context, one call, change *counter.Change, addr netip.Addr, now time.Time,
+) error {
+	b := a.bounds
+	hash := maphash.String(b.seed, one.key)
+
+	// Nobody makes a counter by leaving it.
+	onlyLeaves := change.Verb == counter.Edit && len(change.Join) == 0
+	if onlyLeaves || b.existing.Contains(hash) {
 		return nil
 	}
+
 	known, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, time.Second))
-	if err != nil { // the change will fail too
+	if err != nil {
 		return nil
 	}
-	if known[0].Version != (presence.Version{}) {
+	if known[0].Touched() {
 		b.existing.Add(hash, struct{}{})
 		return nil
 	}
-	if ok, header := b.made.Admit(addr, 1); !ok {
-		return &refusal{detail: "Too many new counters have been made lately, by this address or by all; send the change again later.", header: header}
+
+	ok, header := b.made.Admit(addr, 1)
+	if !ok {
+		return calls.Refuse(calls.ErrRate, "Too many new counters have been made lately, by this address or by all; "+
+			"send the change again later.", header)
 	}
-	if a.full(ctx, one.rule, now) {
-		return &refusal{
-			full: true, header: httppolicy.RetryAfter(sizeAge),
-			detail: fmt.Sprintf("There are as many counters like %s as callers without an API key may make, %d; see max in the rules of counters.", one.rule.Written(), one.rule.Max),
-		}
+	if !a.claim(ctx, one.rule, now) {
+		const form = "There are as many counters like %s as callers without an API key may make, %d; " +
+			"see max in the rules of counters."
+		detail := fmt.Sprintf(form, one.rule.Written(), one.rule.Max)
+		return calls.Refuse(errFull, detail, httppolicy.RetryAfter(sizeAge))
 	}
 	b.existing.Add(hash, struct{}{})
+
 	return nil
 }
 
-// full reports whether a rule has its maximum of counters; if not, it counts one more. It asks the store at most once in
-// sizeAge, so with several gateways there may be as many more as the others have created since.
-func (a *API) full(ctx context.Context, rule *counter.Rule, now time.Time) bool {
+// claim counts one more counter of a rule, and reports whether that fits the rule's maximum. It asks the store at
+// most once in sizeAge, so with several gateways there may be as many more as the others have created since.
+func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool {
 	prefix, several := strings.CutSuffix(rule.Match, "*")
 	if !several {
-		return false
+		return true
 	}
+
 	b := a.bounds
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	s := b.sizes[rule]
 	if s == nil {
 		s = &ruleSize{}
 		b.sizes[rule] = s
 	}
+
 	if !s.counting && now.Sub(s.counted) > sizeAge {
+		// The store may take long to count. Meanwhile the others use the old number.
 		s.counting = true
 		b.mu.Unlock()
 		n, err := a.cfg.Counters.Size(ctx, prefix)
 		b.mu.Lock()
-		if s.counting = false; err == nil {
-			s.counters, s.counted = n, now
+		s.counting = false
+		if err == nil {
+			s.counters = n
+			s.counted = now
 		}
 	}
+
 	if s.counters >= rule.Max {
-		return true
+		return false
 	}
 	s.counters++
-	return false
+
+	return true
 }

@@ -26,6 +26,7 @@ func (s *served) vote(t *testing.T, from, users int, key func(n int) string, lin
 			t.Fatalf("%d %s", w.Code, w.Body)
 		}
 	}
+
 	return made
 }
 
@@ -54,13 +55,16 @@ func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 				if made := s.vote(t, 0, tc.users, tc.key, tc.lines); made != tc.atOnce {
 					t.Errorf("%d changes were made at once, want %d", made, tc.atOnce)
 				}
+
 				time.Sleep(time.Second)
 				if made := s.vote(t, tc.users, tc.users, tc.key, tc.lines); made != tc.inASec {
 					t.Errorf("%d changes were made a second later, want %d", made, tc.inASec)
 				}
+
 				if w := s.do("POST /votes:same/increment", "", key); w.Code != 200 {
 					t.Errorf("with an API key: %d", w.Code)
 				}
+
 				time.Sleep(10 * time.Second)
 				if made := s.vote(t, 0, 10, tc.key, tc.lines); made != 10 {
 					t.Errorf("%d of the first 10 users may go on", made)
@@ -73,29 +77,38 @@ func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 // A rule that is open has as many counters as its max; those go on, and servers make more.
 func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		parsed, err := counter.ParseRules([]byte(`{"rules":[{"match":"votes:*","kind":"sum","public":["increment"],"max":5},{"match":"*","kind":"sum"}]}`))
+		parsed, err := counter.ParseRules([]byte(`{"rules":[{"match":"votes:*","kind":"sum",` +
+			`"public":["increment"],"max":5},{"match":"*","kind":"sum"}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		registry := prometheus.NewRegistry()
 		s := serve(t, func(cfg *Config) { cfg.Rules, cfg.Registerer = parsed, registry })
+
 		for _, key := range []string{"votes:a", "votes:b", "others:1", "others:2"} {
 			s.want("POST /"+key+"/increment", "", 200, one(key, "sum", 1, "1"))
 		}
+
 		if made := s.vote(t, 0, 10, fresh, withToken); made != 3 {
 			t.Errorf("%d counters were made beside two, want 3", made)
 		}
 		if made := s.vote(t, 0, 3, fresh, withToken); made != 3 {
 			t.Errorf("%d of 3 counters can still be changed", made)
 		}
+
 		s.want("POST /votes:c/increment", "", 200, one("votes:c", "sum", 1, "1"))
 		wantProblem(t, s.do("POST /votes:x/increment", "", "User: x"), 429, "see max")
+
 		if full := callsWith(t, registry, "full"); full != 8 {
 			t.Errorf("%v calls are counted as full", full)
 		}
+
+		// The number of counters is asked for again after a while.
 		for _, key := range []string{"votes:a", "votes:b", "votes:c"} {
 			s.want("DELETE /"+key, "", 204, "")
 		}
+
 		time.Sleep(sizeAge + time.Second)
 		if made := s.vote(t, 10, 10, fresh, withToken); made != 2 {
 			t.Errorf("after 3 of 6 were deleted %d were made, want 2", made)
@@ -110,6 +123,7 @@ func callsWith(t *testing.T, from prometheus.Gatherer, name string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == "headcount_counter_calls_total" && m.GetLabel()[0].GetValue() == name {
@@ -117,6 +131,7 @@ func callsWith(t *testing.T, from prometheus.Gatherer, name string) float64 {
 			}
 		}
 	}
+
 	t.Fatal("there is no such metric")
 	return 0
 }

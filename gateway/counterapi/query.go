@@ -2,7 +2,6 @@ package counterapi
 
 import (
 	"fmt"
-	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -11,79 +10,90 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
+	"headcount/gateway/calls"
 )
 
-// Query reads the parameters of a request. The first one that cannot be used has the error answer written; after that
-// every parameter reads as zero, and OK is false.
+// Query reads the parameters of a request. Err refuses the first one that cannot be used; after that every parameter
+// reads as zero.
 type Query struct {
 	url.Values
-	OK bool
-
-	c *gin.Context
+	Err error
 }
 
 // ReadQuery returns the parameters of the request.
 func ReadQuery(c *gin.Context, example string) *Query {
 	values, err := url.ParseQuery(c.Request.URL.RawQuery)
-	q := &Query{Values: values, OK: true, c: c}
+	q := &Query{Values: values}
 	if err != nil {
 		q.refuse("The query cannot be read: " + err.Error() + ". Ask as " + example + ", percent-encoded.")
 	}
+
 	return q
 }
 
 func (q *Query) refuse(detail string) {
-	problem(q.c, http.StatusBadRequest, detail)
-	q.OK = false
+	if q.Err == nil {
+		q.Err = calls.Bad(detail)
+	}
 }
 
-// Several returns the values of a parameter that the request repeats, in order and each once: 1 to counter.MaxKeys, all of
-// which check accepts. things says what they are. If ok is false, it has written the error answer.
-func Several(c *gin.Context, name, things string, check func(string) error) (list []string, ok bool) {
+// Several returns the values of a parameter that the request repeats, in order and each once: 1 to counter.MaxKeys,
+// all of which check accepts. things says what they are.
+func Several(c *gin.Context, name, things string, check func(string) error) ([]string, error) {
 	example := "?" + name + "=a&" + name + "=b"
 	q := ReadQuery(c, example)
-	if !q.OK {
-		return nil, false
+	if q.Err != nil {
+		return nil, q.Err
 	}
+
+	var list []string
 	for _, value := range q.Values[name] {
 		if slices.Contains(list, value) {
 			continue
 		}
 		if err := check(value); err != nil {
-			problem(c, http.StatusBadRequest, err.Error())
-			return nil, false
+			return nil, calls.Bad(err.Error())
 		}
-		if list = append(list, value); len(list) > counter.MaxKeys {
+
+		list = append(list, value)
+		if len(list) > counter.MaxKeys {
 			break
 		}
 	}
+
 	if len(list) == 0 || len(list) > counter.MaxKeys {
-		problem(c, http.StatusBadRequest, fmt.Sprintf("Ask for 1 to %d distinct %s, as %s.", counter.MaxKeys, things, example))
-		return nil, false
+		return nil, calls.Bad(fmt.Sprintf("Ask for 1 to %d distinct %s, as %s.", counter.MaxKeys, things, example))
 	}
-	return list, true
+
+	return list, nil
 }
 
 // optional returns a parameter as parse reads it, or otherwise if it was not sent. thing says what it is.
-func optional[T any](q *Query, name, thing string, otherwise T, parse func(string) (value T, ok bool)) (value T) {
+func optional[T any](
+	q *Query, name, thing string, otherwise T, parse func(string) (value T, ok bool),
+) (value T) {
 	given := q.Values[name]
 	switch {
-	case !q.OK:
+	case q.Err != nil:
 		return value
 	case len(given) == 0:
 		return otherwise
 	}
+
 	read, ok := parse(given[0])
 	if !ok || len(given) > 1 {
 		q.refuse(fmt.Sprintf("%q is one %s, or left out.", name, thing))
 		return value
 	}
+
 	return read
 }
 
 // Number returns a parameter that is a whole number from least to most, or otherwise if it was not sent.
 func (q *Query) Number(name string, otherwise, least, most uint64) uint64 {
-	return optional(q, name, fmt.Sprintf("whole number from %d to %d", least, most), otherwise, func(text string) (uint64, bool) {
+	thing := fmt.Sprintf("whole number from %d to %d", least, most)
+
+	return optional(q, name, thing, otherwise, func(text string) (uint64, bool) {
 		n, err := strconv.ParseUint(text, 10, 64)
 		return n, err == nil && n >= least && n <= most
 	})
@@ -91,7 +101,9 @@ func (q *Query) Number(name string, otherwise, least, most uint64) uint64 {
 
 // moment returns a parameter that is a time, or zero if it was not sent.
 func (q *Query) moment(name string) time.Time {
-	return optional(q, name, "time such as 2030-10-10T12:00:00Z, percent-encoded", time.Time{}, func(text string) (time.Time, bool) {
+	const thing = "time such as 2030-10-10T12:00:00Z, percent-encoded"
+
+	return optional(q, name, thing, time.Time{}, func(text string) (time.Time, bool) {
 		at, err := time.Parse(time.RFC3339, text)
 		return at, err == nil && !at.IsZero()
 	})
@@ -103,4 +115,14 @@ func (q *Query) Duration(name string) time.Duration {
 		d, err := counter.ParseDuration(text)
 		return d, err == nil && d > 0
 	})
+}
+
+// needed is Duration of a parameter that must be sent.
+func (q *Query) needed(name, example string) time.Duration {
+	d := q.Duration(name)
+	if d == 0 {
+		q.refuse(fmt.Sprintf("%q is missing; ask as %s.", name, example))
+	}
+
+	return d
 }

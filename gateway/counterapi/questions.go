@@ -3,7 +3,6 @@ package counterapi
 import (
 	"context"
 	"errors"
-	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -18,11 +17,11 @@ import (
 const (
 	maxAnswers   = 1 << 10              // answers about counters that are kept, of 12 KB at most
 	maxWaiting   = 64                   // public questions that wait; a further one is 429
-	maxOfAddress = 16                   // public questions of one address that wait or are computed; a further one is 429
+	maxOfAddress = 16                   // public questions of one address under way; a further one is 429
 	maxPaced     = 128                  // answers to one address that wait to be written; a further one is 429
 	turnWait     = 4 * time.Second      // longest wait of a public question; then it is 429
 	pauses       = 3                    // the pause after a computation, in durations of that computation
-	maxPause     = turnWait / 8         // the longest pause, so that the next question in the queue has its turn in time
+	maxPause     = turnWait / 8         // the longest pause; the next question still has its turn in time
 	staleKept    = time.Second          // how long an answer is kept in which a region is missing
 	perPoint     = 2 * time.Microsecond // time to write one point of an answer, see pace
 )
@@ -59,9 +58,9 @@ func (o outcome) Lacking() bool { return o.is.Stale }
 // Questions answers questions about history. Concurrent equal questions share one computation, whose answer is kept for
 // as long as it may be stale.
 //
-// The computations of public questions run one at a time, each followed by a pause of three times its duration, at most
-// half a second. So they take about a quarter of a core, whatever is asked. Addresses take turns; questions that share a
-// computation have no part in that. The answers are not all written at once, see pace.
+// The computations of public questions run one at a time, each followed by a pause of three times its duration, at
+// most half a second. So they take about a quarter of a core, whatever is asked. Addresses take turns; questions that
+// share a computation have no part in that. The answers are not all written at once, see pace.
 //
 // A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
 // answer, since it may just have changed the counter.
@@ -93,19 +92,34 @@ type computation[A Answered] struct {
 // NewQuestions returns Questions that keep so many answers. Beyond that the one not asked for longest is dropped.
 func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
 	kept, _ := simplelru.NewLRU[Q, *computation[A]](answers, nil) // fails only for a size under 1
+
 	return &Questions[Q, A]{
-		turn: make(chan struct{}, 1), kept: kept,
-		addresses: httppolicy.NewAddressSlots(maxOfAddress), paced: httppolicy.NewAddressSlots(maxPaced),
+		turn:      make(chan struct{}, 1),
+		kept:      kept,
+		addresses: httppolicy.NewAddressSlots(maxOfAddress),
+		paced:     httppolicy.NewAddressSlots(maxPaced),
 	}
 }
 
 // Ask returns the answer to q, which is at most stale old. Its error is ErrTurn, that of compute or of ctx.
-func (s *Questions[Q, A]) Ask(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error)) (A, error) {
-	out, err := s.find(ctx, q, stale, by, compute, true)
+func (s *Questions[Q, A]) Ask(
+	ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error),
+) (A, error) {
+	asked := asking[Q, A]{q, stale, by, compute}
+	out, err := s.find(ctx, asked, true)
 	if err == nil && !by.Server {
 		err = s.pace(ctx, by.Addr, out.Points())
 	}
+
 	return out, err
+}
+
+// asking is a call of Ask.
+type asking[Q comparable, A Answered] struct {
+	q       Q
+	stale   time.Duration
+	by      Asker
+	compute func(context.Context) (A, error)
 }
 
 // pace waits until an answer of so many points may be written to an address. Otherwise a hundred callers that
@@ -117,19 +131,15 @@ func (s *Questions[Q, A]) pace(ctx context.Context, addr netip.Addr, points int)
 		return ErrTurn
 	}
 	defer slot.Leave()
-	s.mu.Lock()
-	now := time.Now()
-	wait := max(0, s.free.Sub(now))
-	if wait <= turnWait {
-		s.free = now.Add(wait + time.Duration(points)*perPoint)
-	}
-	s.mu.Unlock()
-	if wait > turnWait {
+
+	wait := s.queue(points)
+	switch {
+	case wait > turnWait:
 		return ErrTurn
-	}
-	if wait == 0 {
+	case wait == 0:
 		return nil
 	}
+
 	select {
 	case <-time.After(wait):
 		return nil
@@ -138,50 +148,85 @@ func (s *Questions[Q, A]) pace(ctx context.Context, addr netip.Addr, points int)
 	}
 }
 
-// find returns the answer as Ask does. If who asked first gives up, it asks again when again is set, so nobody waits more
-// than twice.
-func (s *Questions[Q, A]) find(ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error), again bool) (none A, _ error) {
+// queue queues an answer of so many points, and returns how long it has to wait. One that would wait longer than
+// turnWait is not queued.
+func (s *Questions[Q, A]) queue(points int) time.Duration {
 	s.mu.Lock()
-	is, known := s.kept.Get(q)
-	if known && is.serves(stale, by.Server) {
+	defer s.mu.Unlock()
+
+	now := time.Now()
+	wait := max(0, s.free.Sub(now))
+	if wait <= turnWait {
+		s.free = now.Add(wait + time.Duration(points)*perPoint)
+	}
+
+	return wait
+}
+
+// find returns the answer as Ask does. If who asked first gives up, it asks again when again is set, so nobody waits
+// more than twice.
+func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bool) (none A, _ error) {
+	s.mu.Lock()
+	is, known := s.kept.Get(asked.q)
+	if known && is.servesLocked(asked.stale, asked.by.Server) {
 		s.mu.Unlock()
-		select {
-		case <-is.done:
-			if again && errors.Is(is.err, ErrTurn) { // of the address that asked first; this one has a turn of its own
-				return s.find(ctx, q, stale, by, compute, false)
-			}
-			return is.out, is.err
-		case <-ctx.Done():
-			return none, context.Cause(ctx)
+		return s.share(ctx, is, asked, again)
+	}
+
+	// Nobody has the answer, so this caller computes it.
+	is = &computation[A]{done: make(chan struct{}), err: errors.New("the computation was aborted")}
+	var slot *httppolicy.AddressSlot // nil for a server
+	if asked.by.Server {
+		is.began = time.Now()
+	} else {
+		fits := false
+		slot, fits = s.addresses.Enter(asked.by.Addr)
+		if !fits {
+			s.mu.Unlock()
+			return none, ErrTurn
 		}
 	}
-	is = &computation[A]{done: make(chan struct{}), err: errors.New("the computation was aborted")}
-	slot, ok := (*httppolicy.AddressSlot)(nil), true
-	if by.Server {
-		is.began = time.Now()
-	} else if slot, ok = s.addresses.Enter(by.Addr); !ok {
-		s.mu.Unlock()
-		return none, ErrTurn
-	}
 	defer slot.Leave()
-	s.kept.Add(q, is)
+	s.kept.Add(asked.q, is)
 	s.mu.Unlock()
-	defer s.end(q, is)
-	if !by.Server {
-		if is.err = s.enter(is, slot.Turn()); is.err != nil {
+	defer s.end(asked.q, is)
+
+	if !asked.by.Server {
+		is.err = s.enter(is, slot.Turn())
+		if is.err != nil {
 			return none, is.err
 		}
 		defer s.leave(is)
 	}
+
 	// Other requests may wait for it, so it must outlive this one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	is.out, is.err = compute(ctx)
+	is.out, is.err = asked.compute(ctx)
+
 	return is.out, is.err
 }
 
-// serves reports whether a question that comes now may share c. The caller holds mu.
-func (c *computation[A]) serves(stale time.Duration, server bool) bool {
+// share waits for a computation that somebody else has begun.
+func (s *Questions[Q, A]) share(
+	ctx context.Context, is *computation[A], asked asking[Q, A], again bool,
+) (none A, _ error) {
+	select {
+	case <-is.done:
+	case <-ctx.Done():
+		return none, context.Cause(ctx)
+	}
+
+	// The address that asked first had no turn; this one has a turn of its own.
+	if again && errors.Is(is.err, ErrTurn) {
+		return s.find(ctx, asked, false)
+	}
+
+	return is.out, is.err
+}
+
+// servesLocked reports whether a question that comes now may share c. The caller holds mu.
+func (c *computation[A]) servesLocked(stale time.Duration, server bool) bool {
 	select {
 	case <-c.done:
 		if c.out.Lacking() {
@@ -190,9 +235,12 @@ func (c *computation[A]) serves(stale time.Duration, server bool) bool {
 		return !server && time.Since(c.began) < stale
 	default:
 	}
+
+	// A server does not wait for the turn of a visitor.
 	if c.began.IsZero() {
 		return !server
 	}
+
 	return time.Since(c.began) < stale
 }
 
@@ -200,45 +248,63 @@ func (c *computation[A]) serves(stale time.Duration, server bool) bool {
 func (s *Questions[Q, A]) end(q Q, is *computation[A]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now, ok := s.kept.Peek(q); is.err != nil && ok && now == is {
+
+	now, kept := s.kept.Peek(q)
+	if kept && now == is && is.err != nil {
 		s.kept.Remove(q)
 	}
 	close(is.done)
 }
 
-// enter waits for the turn of a public question. Of the questions of an address, only the one that has the address's own
-// turn waits beside those of others, so an address with many questions holds up nobody else.
+// enter waits for the turn of a public question. Of the questions of an address, only the one that has the address's
+// own turn waits beside those of others, so an address with many questions holds up nobody else.
 func (s *Questions[Q, A]) enter(is *computation[A], own chan struct{}) error {
-	s.mu.Lock()
-	full := s.waiting >= maxWaiting
-	if !full {
-		s.waiting++
-	}
-	s.mu.Unlock()
-	if full {
+	if !s.beginToWait() {
 		return ErrTurn
 	}
-	wait := time.NewTimer(turnWait)
-	defer wait.Stop()
-	var err error
-	select {
-	case own <- struct{}{}:
-		select {
-		case s.turn <- struct{}{}:
-		case <-wait.C:
-			err = ErrTurn
-		}
-		<-own
-	case <-wait.C:
-		err = ErrTurn
-	}
+	err := s.await(own)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting--
 	if err == nil {
 		is.began = time.Now()
 	}
+
 	return err
+}
+
+// beginToWait counts a question that waits, or returns false if too many do.
+func (s *Questions[Q, A]) beginToWait() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if s.waiting >= maxWaiting {
+		return false
+	}
+	s.waiting++
+
+	return true
+}
+
+// await takes the turn, for which it waits in the address's own turn.
+func (s *Questions[Q, A]) await(own chan struct{}) error {
+	wait := time.NewTimer(turnWait)
+	defer wait.Stop()
+
+	select {
+	case own <- struct{}{}:
+		defer func() { <-own }()
+	case <-wait.C:
+		return ErrTurn
+	}
+
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-wait.C:
+		return ErrTurn
+	}
 }
 
 // leave ends the turn of a public question, after the pause.
@@ -249,10 +315,4 @@ func (s *Questions[Q, A]) leave(is *computation[A]) {
 // asker returns who sent the request; server says whether it has an API key.
 func (a *API) asker(c *gin.Context, server bool) Asker {
 	return Asker{Server: server, Addr: a.callers.Addr(c.Request)}
-}
-
-// crowded answers 429.
-func (a *API) crowded(c *gin.Context) {
-	a.metrics.crowded.Inc()
-	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "Too many questions about the history of counters are being answered, of this address or of all; ask again later.", httppolicy.RetryAfter(comeBack))
 }

@@ -26,8 +26,11 @@ type slow struct {
 	stale     bool // a region is missing
 }
 
-func (s *slow) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+func (s *slow) History(
+	ctx context.Context, key string, step time.Duration, from, to int64,
+) (counter.Counter, []counter.Gain, error) {
 	s.histories.Add(1)
+
 	is, gains, err := s.Counters.History(ctx, key, step, from, to)
 	time.Sleep(takes)
 	is.Stale = s.stale
@@ -43,6 +46,7 @@ func slowly(t *testing.T, test func(t *testing.T, s *served, store *slow)) {
 			store.Counters = cfg.Counters
 			cfg.Counters = store
 		})
+
 		test(t, s, store)
 	})
 }
@@ -53,11 +57,13 @@ func text(w *httptest.ResponseRecorder) string { return strings.TrimSpace(w.Body
 func (s *served) atOnce(calls []string) []*httptest.ResponseRecorder {
 	s.t.Helper()
 	out := make([]*httptest.ResponseRecorder, len(calls))
+
 	var wg sync.WaitGroup
 	for i, call := range calls {
 		wg.Go(func() { out[i] = s.do(call, "", from(i/maxOfAddress)) })
 	}
 	wg.Wait()
+
 	return out
 }
 
@@ -68,6 +74,7 @@ func from(n int) string { return fmt.Sprint("Addr: 2001:db8:0:", n, "::1") }
 func TestEqualQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		s.want("POST /hits:1/increment", `{"delta":5}`, 200, one("hits:1", "sum", 5, "1"))
+
 		calls := make([]string, 64)
 		for i := range calls {
 			calls[i] = "GET /hits:1/window?last=24h"
@@ -75,6 +82,7 @@ func TestEqualQuestions(t *testing.T) {
 				calls[i] = "GET /hits:1/window?last=1d"
 			}
 		}
+
 		began := time.Now()
 		for i, w := range s.atOnce(calls) {
 			want := `{"key":"hits:1","last":"24h","value":5}`
@@ -85,9 +93,11 @@ func TestEqualQuestions(t *testing.T) {
 				t.Fatalf("%d %s", w.Code, w.Body)
 			}
 		}
+
 		if n := store.histories.Load(); n != 1 || time.Since(began) != takes {
 			t.Errorf("%d computations in %s, want 1", n, time.Since(began))
 		}
+
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 6, "2"))
 		for _, when := range []struct {
 			after time.Duration
@@ -98,8 +108,10 @@ func TestEqualQuestions(t *testing.T) {
 				t.Errorf("%s after the first question: %s, want %d", time.Since(began), w.Body, when.value)
 			}
 		}
+
 		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 7, "3"))
-		s.want("GET /hits:1/window?last=24h", "", 200, `{"key":"hits:1","last":"24h","value":7}`) // a server sees its own change
+		s.want("GET /hits:1/window?last=24h", "", 200,
+			`{"key":"hits:1","last":"24h","value":7}`) // a server sees its own change
 	})
 }
 
@@ -109,10 +121,12 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 		const callers, points = 64, 1000
 		s := NewQuestions[question, outcome](maxAnswers)
 		q := question{of: "likes:1"}
+
 		long := func(context.Context) (outcome, error) {
 			time.Sleep(takes)
 			return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
 		}
+
 		var mu sync.Mutex
 		at := map[time.Duration]int{}
 		start := time.Now()
@@ -129,10 +143,13 @@ func TestLongAnswersTakeTurns(t *testing.T) {
 			})
 		}
 		wg.Wait()
+
 		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
 			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
 		}
-		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil || time.Since(start) < takes {
+
+		if _, err := s.Ask(t.Context(), q, time.Hour, Asker{Server: true}, long); err != nil ||
+			time.Since(start) < takes {
 			t.Error("a server with an API key:", err)
 		}
 		time.Sleep(time.Second) // for the pause
@@ -144,16 +161,20 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const points = 1500
 		s := NewQuestions[question, outcome](maxAnswers)
+
 		ask := func(addr string) error {
 			by := Asker{Addr: netip.MustParseAddr(addr)}
-			_, err := s.Ask(t.Context(), question{of: "likes:1"}, time.Hour, by, func(context.Context) (outcome, error) {
-				return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
-			})
+			_, err := s.Ask(t.Context(), question{of: "likes:1"}, time.Hour, by,
+				func(context.Context) (outcome, error) {
+					return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
+				})
 			return err
 		}
+
 		if err := ask("2001:db8::1"); err != nil {
 			t.Fatal(err)
 		}
+
 		var refused atomic.Int32
 		var wg sync.WaitGroup
 		for i := range 2000 {
@@ -163,11 +184,13 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 				}
 			})
 		}
+
 		synctest.Wait()
 		at := time.Now()
 		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > (maxPaced+1)*points*perPoint {
 			t.Errorf("another address: %v after %s", err, time.Since(at))
 		}
+
 		wg.Wait()
 		if refused.Load() == 0 {
 			t.Error("nothing was refused")
@@ -185,7 +208,8 @@ func TestStaleAnswers(t *testing.T) {
 			want  string
 		}{{0, `,"stale":true`}, {time.Second - takes - time.Nanosecond, `,"stale":true`}, {time.Nanosecond, ""}} {
 			time.Sleep(when.after)
-			if w := s.do("GET /hits:1/window?last=1h", ""); text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
+			w := s.do("GET /hits:1/window?last=1h", "")
+			if text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
 				t.Errorf("%d %s, want %q", w.Code, w.Body, when.want)
 			}
 			store.stale = false
@@ -193,25 +217,30 @@ func TestStaleAnswers(t *testing.T) {
 	})
 }
 
-// TestFreshQuestions: under a rule with stale 0 an answer has everything that was acknowledged before it was asked for, and
-// the questions that wait meanwhile share the next computation.
+// TestFreshQuestions: under a rule with stale 0 an answer has everything that was acknowledged before it was asked
+// for, and the questions that wait meanwhile share the next computation.
 func TestFreshQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		var wg sync.WaitGroup
 		asking := func(want int) {
 			wg.Go(func() {
-				if w := s.do("GET /fresh:1/window?last=24h", ""); text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
+				w := s.do("GET /fresh:1/window?last=24h", "")
+				if text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
 					t.Errorf("%d %s, want %d", w.Code, w.Body, want)
 				}
 			})
 		}
+
 		asking(0)
 		time.Sleep(takes / 2)
 		s.want("POST /fresh:1/increment", "", 200, one("fresh:1", "sum", 1, "1"))
 		time.Sleep(takes/2 - time.Nanosecond)
+
+		// These come while the first computation is under way, whose answer may lack the change.
 		for range 10 {
 			asking(1)
 		}
+
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		wg.Wait()
@@ -234,45 +263,54 @@ func TestCountersThatDoNotExist(t *testing.T) {
 			}
 			store.stale = false
 		}
+
 		s.want("GET /people:2/range?from=1999-12-20T00:00:00Z&to=1999-12-20T02:00:00Z", "", 200,
 			`{"key":"people:2","step":"1h","points":[{"value":0},{"value":0}],"total":0}`)
 	})
 }
 
-// TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are 429. Servers and
-// ordinary calls notice nothing, and later all is as before.
+// TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are
+// 429. Servers and ordinary calls notice nothing, and later all is as before.
 func TestManyQuestions(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		var calls []string
 		for i := range 100 {
 			calls = append(calls, fmt.Sprintf("GET /hits:1/window?last=%dh", 30+i))
 		}
+
 		began := time.Now()
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			counts := map[int]int{}
 			for _, w := range s.atOnce(calls) {
-				if counts[w.Code]++; w.Code != 200 {
+				counts[w.Code]++
+				if w.Code != 200 {
 					wantProblem(t, w, 429, "ask again later")
 				}
 			}
-			if counts[200] != 5 || counts[429] != 95 || time.Since(began) != 5*takes+4*maxPause { // three times as long as a computation would be longer
+
+			// A pause of three times a computation would be longer.
+			if counts[200] != 5 || counts[429] != 95 || time.Since(began) != 5*takes+4*maxPause {
 				t.Errorf("%v after %s", counts, time.Since(began))
 			}
 		})
+
 		synctest.Wait()
 		if n := store.histories.Load(); n != 1 {
 			t.Errorf("%d computations are under way, want 1", n)
 		}
+
 		s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
 		s.want("GET /votes:1", "", 200, one("votes:1", "sum", 1, "1"))
 		if time.Since(began) != 0 {
 			t.Errorf("ordinary calls took %s", time.Since(began))
 		}
+
 		s.want("GET /hits:1/window?last=2d", "", 200, `{"key":"hits:1","last":"2d","value":0}`)
 		if time.Since(began) != takes {
 			t.Errorf("a server waited for the public: %s", time.Since(began))
 		}
+
 		wg.Wait()
 		if w := s.do("GET /hits:1/range?step=1h", ""); w.Code != 200 || time.Since(began) != 6*takes+5*maxPause {
 			t.Errorf("after the pause: %d after %s", w.Code, time.Since(began))
@@ -280,11 +318,12 @@ func TestManyQuestions(t *testing.T) {
 	})
 }
 
-// TestQuestionsOfOneAddress: an address that asks different questions all the time does not keep others from theirs, nor from
-// one that it has just asked.
+// TestQuestionsOfOneAddress: an address that asks different questions all the time does not keep others from theirs,
+// nor from one that it has just asked.
 func TestQuestionsOfOneAddress(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, _ *slow) {
 		began := time.Now()
+
 		window := func(hours int) string { return fmt.Sprintf("GET /hits:1/window?last=%dh", hours) }
 		var asked, refused atomic.Int32
 		var wg sync.WaitGroup
@@ -302,6 +341,7 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 				}
 			})
 		}
+
 		for i := range 4 {
 			time.Sleep(50 * time.Millisecond)
 			const own = 3 * (takes + maxPause) // after one that is computed and one that waits
@@ -315,10 +355,12 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 				}
 			}
 		}
+
 		wg.Wait()
 		if refused.Load() == 0 {
 			t.Error("nothing was refused")
 		}
+
 		// Those who ask the same share an answer, however many they are.
 		same := make(chan int)
 		for range 3 * maxOfAddress {
@@ -336,11 +378,13 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 func TestPublicTop(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, _ *slow) {
 		for n := range 3 {
-			s.want(fmt.Sprintf("POST /hits:%d/increment", n), fmt.Sprintf(`{"delta":%d}`, n+1), 200, one(fmt.Sprint("hits:", n), "sum", n+1, "1"))
+			s.want(fmt.Sprintf("POST /hits:%d/increment", n), fmt.Sprintf(`{"delta":%d}`, n+1), 200,
+				one(fmt.Sprint("hits:", n), "sum", n+1, "1"))
 		}
 		get := func(n int, want string) {
 			t.Helper()
-			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n), ""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
+			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n),
+				""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
 				t.Errorf("%d %s, want %s", w.Code, w.Body, want)
 			}
 		}

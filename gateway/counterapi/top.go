@@ -3,15 +3,14 @@ package counterapi
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
+	"headcount/gateway/calls"
 	"headcount/presence"
 )
 
@@ -31,58 +30,78 @@ type topList struct {
 }
 
 // getTop answers with the counters of a rule that gained most lately.
-func (a *API) getTop(c *gin.Context) {
-	if list, server, ok := a.topList(c); ok {
-		if top, ok := a.findTop(c, list, server); ok {
-			answer(c, list.appendJSON(nil, top))
-		}
+func (a *API) getTop(c *gin.Context) (calls.Answer, error) {
+	list, server, err := a.topList(c)
+	if err != nil {
+		return calls.Answer{}, err
 	}
+
+	top, err := a.findTop(c, list, server)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	return calls.JSON(list.appendJSON(nil, top)), nil
 }
 
-// topList returns the list that the request asks for, if the caller has permission, and whether the caller has an API key. If
-// ok is false, it has written the error answer.
-func (a *API) topList(c *gin.Context) (list topList, server, ok bool) {
+// topList returns the list that the request asks for, if the caller has permission, and whether the caller has an API
+// key.
+func (a *API) topList(c *gin.Context) (list topList, server bool, err error) {
 	const example = "?match=views:*&last=1h&n=10"
+
 	server = a.callers.IsServer(c.Request)
 	query := ReadQuery(c, example)
-	if !query.OK {
-		return list, server, false
+	if query.Err != nil {
+		return list, server, query.Err
 	}
+
 	given := query.Values["match"]
 	if len(given) != 1 {
-		problem(c, http.StatusBadRequest, `"match" is the match of one rule with top; ask as `+example+".")
-		return list, server, false
+		return list, server, calls.Bad(`"match" is the match of one rule with top; ask as ` + example + ".")
 	}
-	var err error
-	if list.rule, err = a.cfg.Rules.In(a.callers.Site(c)).TopRule(given[0]); err != nil {
-		problem(c, http.StatusBadRequest, "There is no such list: "+strings.TrimPrefix(err.Error(), counter.ErrTop.Error()+": ")+".")
-		return list, server, false
+	list.rule, err = a.cfg.Rules.In(a.callers.Site(c)).TopRule(given[0])
+	if err != nil {
+		return list, server, calls.Bad("There is no such list: " + why(err, counter.ErrTop) + ".")
 	}
-	if !a.allowed(c, server, list.rule, counter.PublicRead) || !server && !a.callers.Public(c) {
-		return list, server, false
+	if err := a.permitsTop(c, list.rule, server); err != nil {
+		return list, server, err
 	}
-	list.last, list.text = query.Duration("last"), query.Get("last")
-	if query.OK && list.last == 0 {
-		query.refuse(`"last" is missing; ask as ` + example + ".")
-	}
+
+	list.text = query.Get("last")
+	list.last = query.needed("last", example)
 	list.n = int(query.Number("n", defaultTop, 1, counter.MaxTop))
-	return list, server, query.OK
+
+	return list, server, query.Err
 }
 
-// findTop returns the counters of a list. If ok is false, it has written the error answer.
-func (a *API) findTop(c *gin.Context, list topList, server bool) (top []counter.Gained, ok bool) {
+// permitsTop returns an error unless the caller may read the counters of a rule.
+func (a *API) permitsTop(c *gin.Context, rule *counter.Rule, server bool) error {
+	if server {
+		return nil
+	}
+	if err := permits(server, rule, counter.PublicRead); err != nil {
+		return err
+	}
+
+	return a.callers.Public(c)
+}
+
+// findTop returns the counters of a list.
+func (a *API) findTop(c *gin.Context, list topList, server bool) ([]counter.Gained, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
+
 	top, err := a.askTop(ctx, list, list.rule.Stale, a.asker(c, server))
 	switch {
 	case errors.Is(err, counter.ErrTime):
-		problem(c, http.StatusBadRequest, "That cannot be asked for: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
+		return nil, calls.Bad("That cannot be asked for: " + why(err, counter.ErrTime) + ".")
 	case errors.Is(err, ErrTurn):
-		a.crowded(c)
+		return nil, a.crowded()
 	case err != nil:
-		a.unavailable(c, err)
+		return nil, a.failed(c, err)
 	}
-	return top, err == nil
+
+	return top, nil
 }
 
 // askTop returns the counters of a list, at most stale old.
@@ -91,17 +110,21 @@ func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by 
 	if err != nil {
 		return nil, err
 	}
+
+	// Short lists are one question, whatever their length, and share its answer.
 	most := counter.MaxTop
 	if list.n <= fewTop {
 		most = fewTop
 	}
-	found, err := a.questions.Ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, by, func(ctx context.Context) (outcome, error) {
+	compute := func(ctx context.Context) (outcome, error) {
 		top, err := a.cfg.Counters.Top(ctx, list.rule, list.last, most)
 		return outcome{top: top}, err
-	})
+	}
+	found, err := a.questions.Ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, by, compute)
 	if err != nil {
 		return nil, err
 	}
+
 	return found.top[:min(list.n, len(found.top))], nil
 }
 
@@ -111,6 +134,7 @@ func (l topList) appendJSON(b []byte, top []counter.Gained) []byte {
 	b = append(b, `,"last":`...)
 	b = presence.AppendString(b, l.text)
 	b = append(b, `,"top":[`...)
+
 	for i, g := range top {
 		if i > 0 {
 			b = append(b, ',')
@@ -121,5 +145,6 @@ func (l topList) appendJSON(b []byte, top []counter.Gained) []byte {
 		b = strconv.AppendInt(b, g.Value, 10)
 		b = append(b, '}')
 	}
+
 	return append(b, "]}"...)
 }

@@ -26,63 +26,89 @@ const (
 	fromFeed               // from a notification: all that come are newer
 )
 
-// accept takes a reading of a read that began at a seq, and adds what is news to subscribers to updates. The caller
-// holds mu.
-func (l *Live) accept(updates []presence.Update, k *tracked, r counter.Reading, began uint64) []presence.Update {
-	c, known := r.Counter, true
+// acceptLocked takes a reading of a read that began at a seq, and adds what is news to subscribers to updates.
+func (l *Live) acceptLocked(
+	updates []presence.Update, k *tracked, r counter.Reading, began uint64,
+) []presence.Update {
+	c := r.Counter
 	if r.Stale {
-		c, known = l.newest(r)
+		known := false
+		c, known = l.newestLocked(r)
+		if !known {
+			return updates
+		}
 	}
-	if !known {
-		return updates
-	}
-	if u, news := l.acceptReading(k, c, began); news {
+
+	if u, news := l.acceptReadingLocked(k, c, began); news {
 		updates = append(updates, u)
 	}
+
 	return updates
 }
 
-// acceptReading takes c from a read that began at a seq. The caller holds mu.
-func (l *Live) acceptReading(k *tracked, c counter.Counter, began uint64) (u presence.Update, news bool) {
+// acceptReadingLocked takes c from a read that began at a seq.
+func (l *Live) acceptReadingLocked(k *tracked, c counter.Counter, began uint64) (u presence.Update, news bool) {
 	order := c.Version.Compare(k.counter.Version)
-	overtaken := k.notified > began && (!c.Touched() || !k.counter.Touched() || order <= 0)
-	switch {
-	case overtaken:
+
+	// A notification since the read began is at least as new. Without a version, one of the two was deleted, and
+	// nothing says which one is older.
+	ordered := c.Touched() && k.counter.Touched()
+	if k.notified > began && (!ordered || order <= 0) {
 		return u, false
-	case c.Stale && k.origin != unknown && order <= 0: // this process knows more than the store
+	}
+
+	// This process knows more than a store that has only old values.
+	if c.Stale && k.origin != unknown && order <= 0 {
 		if k.counter.Stale {
 			return u, false
 		}
 		return k.markStale(), true
 	}
+
 	if k.origin == unknown || order != 0 {
 		k.origin = wasRead
 	}
-	return l.replace(k, c)
+
+	return l.replaceLocked(k, c)
 }
 
-// acceptNotification takes c from the feed. The caller holds mu.
-func (l *Live) acceptNotification(k *tracked, c counter.Counter) (u presence.Update, news bool) {
+// acceptNotificationLocked takes c from the feed.
+func (l *Live) acceptNotificationLocked(k *tracked, c counter.Counter) (u presence.Update, news bool) {
 	k.notified = l.seq
+
 	if k.origin == wasRead {
-		switch {
-		case k.counter.Touched() && !c.Touched(): // it may have been made again since
-			l.reread(c.Key)
+		// A read has overtaken the notification of the end: the counter may have been made again since.
+		if k.counter.Touched() && !c.Touched() {
+			l.rereadLocked(c.Key)
 			return u, false
-		case c.Version.Compare(k.counter.Version) < 0:
+		}
+		if c.Version.Compare(k.counter.Version) < 0 {
 			return u, false
 		}
 	}
 	k.origin = fromFeed
-	return l.replace(k, c)
+
+	return l.replaceLocked(k, c)
 }
 
-// confirm notes that a read which began at a time found nothing newer. Notifications alone say nothing about time: a feed
-// that falls silent looks like a counter that does not change.
+// confirm notes that a read which began at a time found nothing newer. Notifications alone say nothing about time: a
+// feed that falls silent looks like a counter that does not change.
 func (k *tracked) confirm(r *counter.Counter, began time.Time) {
 	if !r.Stale && !newer(r, &k.counter) && began.After(k.asOf) {
 		k.asOf = began
 	}
+}
+
+// differs reports whether the store has another value than subscribers, and does not just know less.
+func (k *tracked) differs(r *counter.Counter) bool {
+	if r.Stale != k.counter.Stale {
+		return true
+	}
+
+	order := r.Version.Compare(k.counter.Version)
+	knowsLess := k.counter.Stale && order < 0
+
+	return order != 0 && !knowsLess
 }
 
 // lags reports whether the counter may lack something that was acknowledged before oldest, and does not say so.
@@ -94,18 +120,24 @@ func (k *tracked) markStale() presence.Update {
 	return presence.Update{Topic: Topic(k.counter.Key), Stale: true}
 }
 
-// replace makes c the counter of k, and reports whether that is news to subscribers. The
-// caller holds mu, and has set origin.
-func (l *Live) replace(k *tracked, c counter.Counter) (u presence.Update, news bool) {
+// replaceLocked makes c the counter of k, and reports whether that is news to subscribers. The
+// caller has set origin.
+func (l *Live) replaceLocked(k *tracked, c counter.Counter) (u presence.Update, news bool) {
 	if rule := l.cfg.Rules.Find(c.Key); rule != nil {
 		c = c.Or(rule.Kind)
 	}
+
 	old := &k.counter
 	if old.Key != "" && old.Version == c.Version && old.Value == c.Value && old.Stale == c.Stale {
 		return u, false
 	}
+
 	c.Key = strings.Clone(c.Key) // a part of a larger text, which would stay in memory
 	k.counter = c
+
+	// The counter's own version goes back when it is deleted, so updates have one of this process.
 	l.seq++
-	return presence.Update{Topic: Topic(c.Key), Version: presence.Version{Incarnation: 1, Sequence: l.seq}, Value: valueOf(c)}, true
+	version := presence.Version{Incarnation: 1, Sequence: l.seq}
+
+	return presence.Update{Topic: Topic(c.Key), Version: version, Value: valueOf(c)}, true
 }

@@ -39,46 +39,64 @@ type mineCall struct {
 	member, again bool
 }
 
+// makeCalls makes calls. The caller holds Live.order.
+func makeCalls(calls []mineCall) {
+	for _, c := range calls {
+		c.viewer.Mine(c.key, c.member, c.again)
+	}
+}
+
 // View makes Live call v.Mine for a member and the set of key, to which v has subscribed: now
 // if the membership is known, otherwise soon, and whenever it changes. Unview ends it.
 func (l *Live) View(key, member string, v Viewer) {
 	l.order.Lock()
 	defer l.order.Unlock()
-	l.mu.Lock()
-	k := l.keys[key]
-	if k == nil { // v has not subscribed
-		l.mu.Unlock()
-		return
-	}
-	w := k.viewers[member]
-	if w == nil {
-		if k.viewers == nil {
-			k.viewers = map[string]*viewer{}
-		}
-		w = &viewer{conns: map[Viewer]struct{}{}}
-		k.viewers[member] = w
-		if k.origin != unknown { // otherwise read asks
-			l.question(key, member)
-		}
-	}
-	w.conns[v] = struct{}{}
-	is := w.membership
-	l.mu.Unlock()
+
+	is := l.addViewer(key, member, v)
 	if is != undetermined {
 		v.Mine(key, is == isMember, true)
 	}
+}
+
+// addViewer adds a connection that looks at a set, and returns the membership of its user, as far as it is known.
+func (l *Live) addViewer(key, member string, v Viewer) membership {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	k := l.keys[key]
+	if k == nil { // v has not subscribed
+		return undetermined
+	}
+
+	w := k.viewers[member]
+	if w == nil {
+		w = &viewer{conns: map[Viewer]struct{}{}}
+		if k.viewers == nil {
+			k.viewers = map[string]*viewer{}
+		}
+		k.viewers[member] = w
+		if k.origin != unknown { // otherwise read asks
+			l.questionLocked(key, member)
+		}
+	}
+	w.conns[v] = struct{}{}
+
+	return w.membership
 }
 
 // Unview ends View.
 func (l *Live) Unview(key, member string, v Viewer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	k := l.keys[key]
 	if k == nil || k.viewers[member] == nil {
 		return
 	}
-	delete(k.viewers[member].conns, v)
-	if len(k.viewers[member].conns) == 0 {
+
+	conns := k.viewers[member].conns
+	delete(conns, v)
+	if len(conns) == 0 {
 		delete(k.viewers, member)
 	}
 }
@@ -89,86 +107,111 @@ func (w *viewer) set(calls []mineCall, key string, is, again bool) []mineCall {
 	if is {
 		w.membership = isMember
 	}
+
 	for v := range w.conns {
 		calls = append(calls, mineCall{v, key, is, again})
 	}
+
 	return calls
 }
 
-// changeMembers carries out what a notification says about the members of a set, and adds
-// the calls of viewers. news says whether an update of the set follows. The caller holds mu.
-func (l *Live) changeMembers(calls []mineCall, k *tracked, ch *counter.Update, news bool) []mineCall {
+// changeMembersLocked carries out what a notification says about the members of a set, and adds
+// the calls of viewers. news says whether an update of the set follows.
+func (l *Live) changeMembersLocked(calls []mineCall, k *tracked, ch *counter.Update, news bool) []mineCall {
 	key := ch.Counter.Key
 	set := func(user string, is bool) {
-		if w := k.viewers[user]; w != nil {
-			w.notified = l.seq
-			calls = w.set(calls, key, is, !news)
+		w := k.viewers[user]
+		if w == nil {
+			return
 		}
+		w.notified = l.seq
+		calls = w.set(calls, key, is, !news)
 	}
+
+	emptied := news && ch.Counter.Value == 0 && !ch.Counter.Stale // or deleted
+	namesAll := !ch.Reread && ch.Counter.Touched()
 	switch {
-	case news && ch.Counter.Value == 0 && !ch.Counter.Stale: // it was deleted or emptied
+	case emptied:
 		for user := range k.viewers {
 			set(user, false)
 		}
-	case ch.Reread || !ch.Counter.Touched():
-		l.questionAll(key, k)
-	default:
+	case namesAll:
 		for _, user := range ch.Joined {
 			set(user, true)
 		}
 		for _, user := range ch.Left {
 			set(user, false)
 		}
+	default:
+		l.questionAllLocked(key, k)
 	}
+
 	return calls
 }
 
-// question makes an asker ask the store whether member is in the set of key; under mu.
-func (l *Live) question(key, member string) {
+// questionLocked makes an asker ask the store whether member is in the set of key.
+func (l *Live) questionLocked(key, member string) {
 	keys := l.asking[member]
 	if keys == nil {
 		keys = map[string]struct{}{}
 		l.asking[member] = keys
 	}
+
 	keys[key] = struct{}{}
 	wake.Signal(l.ask)
 }
 
-// questionAll is question for all viewers of a set; under mu.
-func (l *Live) questionAll(key string, k *tracked) {
+// questionAllLocked is questionLocked for all viewers of a set.
+func (l *Live) questionAllLocked(key string, k *tracked) {
 	for member := range k.viewers {
-		l.question(key, member)
+		l.questionLocked(key, member)
 	}
 }
 
 // answer is an asker: it asks the store about members until ctx ends.
 func (l *Live) answer(ctx context.Context) {
-	failed := 0
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.ask:
 		}
-		for {
-			member, keys, began := l.nextQuestion()
-			if keys == nil {
-				break
-			}
-			if err := l.askAbout(ctx, member, keys, began); err == nil {
-				failed = 0
-				continue
-			}
-			l.mu.Lock()
-			for _, key := range keys {
-				l.question(key, member)
-			}
-			l.mu.Unlock()
-			failed++
-			if !outage.Sleep(ctx, outage.Pause(failed)) {
-				return
-			}
+
+		if !l.answerAll(ctx) {
+			return
 		}
+	}
+}
+
+// answerAll asks the store until there is nothing left to ask. It returns false when ctx has ended.
+func (l *Live) answerAll(ctx context.Context) bool {
+	for failed := 0; ; {
+		member, keys, began := l.nextQuestion()
+		if keys == nil {
+			return true
+		}
+
+		err := l.askAbout(ctx, member, keys, began)
+		if err == nil {
+			failed = 0
+			continue
+		}
+
+		l.askAgain(member, keys)
+		failed++
+		if !outage.Sleep(ctx, outage.Pause(failed)) {
+			return false
+		}
+	}
+}
+
+// askAgain has an asker ask about a member once more.
+func (l *Live) askAgain(member string, keys []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	for _, key := range keys {
+		l.questionLocked(key, member)
 	}
 }
 
@@ -177,27 +220,42 @@ func (l *Live) answer(ctx context.Context) {
 func (l *Live) nextQuestion() (member string, keys []string, began uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	for member, asked := range l.asking {
-		for key := range asked {
-			if len(keys) == counter.MaxKeys {
-				break
-			}
-			delete(asked, key)
-			if k := l.keys[key]; k != nil && k.viewers[member] != nil {
-				keys = append(keys, key)
-			}
-		}
+		keys := l.takeViewedLocked(asked, member)
 		if len(asked) == 0 {
 			delete(l.asking, member)
 		}
+
 		if len(keys) > 0 {
 			wake.Signal(l.ask) // for the other askers
 			return member, keys, l.seq
 		}
 	}
+
 	return "", nil, 0
 }
 
+// takeViewedLocked takes keys out of asked, as many as one read may have, and returns those that the member still
+// looks at.
+func (l *Live) takeViewedLocked(asked map[string]struct{}, member string) (keys []string) {
+	for key := range asked {
+		if len(keys) == counter.MaxKeys {
+			break
+		}
+
+		delete(asked, key)
+		k := l.keys[key]
+		if k != nil && k.viewers[member] != nil {
+			keys = append(keys, key)
+		}
+	}
+
+	return keys
+}
+
+// askAbout asks the store whether a member is in sets, and tells the viewers. The read is newer than notifications up
+// to began.
 func (l *Live) askAbout(ctx context.Context, member string, keys []string, began uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
@@ -205,27 +263,37 @@ func (l *Live) askAbout(ctx context.Context, member string, keys []string, began
 	if err != nil {
 		return err
 	}
+
 	l.order.Lock()
 	defer l.order.Unlock()
-	var calls []mineCall
+	makeCalls(l.acceptMemberships(readings, member, began))
+
+	return nil
+}
+
+// acceptMemberships takes what the store has answered about a member, and returns the calls of the viewers.
+func (l *Live) acceptMemberships(readings []counter.Reading, member string, began uint64) (calls []mineCall) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+
 	for _, r := range readings {
 		k := l.keys[r.Key]
 		if k == nil || k.viewers[member] == nil {
 			continue
 		}
+
+		// This process may know more than the store answered.
 		w := k.viewers[member]
-		if w.notified > began || r.Stale && w.membership != undetermined {
-			continue // this process knows more than the store answered
+		old := r.Stale && w.membership != undetermined
+		if old || w.notified > began {
+			continue
 		}
+
 		if r.Away && !k.counter.Stale {
-			l.reread(r.Key) // and asks again when it can be read
+			l.rereadLocked(r.Key) // and asks again when it can be read
 		}
 		calls = w.set(calls, r.Key, r.Mine, true)
 	}
-	l.mu.Unlock()
-	for _, c := range calls {
-		c.viewer.Mine(c.key, c.member, c.again)
-	}
-	return nil
+
+	return calls
 }

@@ -36,8 +36,10 @@ func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
 		return nil, true
 	}
 	addr = limitKey(addr)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	slot := s.slots[addr]
 	switch {
 	case slot == nil:
@@ -47,6 +49,7 @@ func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
 		return nil, false
 	}
 	slot.n++
+
 	return slot, true
 }
 
@@ -55,9 +58,11 @@ func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
 func (c *AddressSlot) Turn() chan struct{} {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
+
 	if c.turn == nil {
 		c.turn = make(chan struct{}, 1)
 	}
+
 	return c.turn
 }
 
@@ -66,9 +71,12 @@ func (c *AddressSlot) Leave() {
 	if c == nil {
 		return
 	}
+
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
-	if c.n--; c.n == 0 {
+
+	c.n--
+	if c.n == 0 {
 		delete(c.of.slots, c.addr)
 	}
 }

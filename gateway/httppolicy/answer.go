@@ -12,12 +12,6 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// Get adds a route for GET, and for HEAD, whose answer has no body.
-func Get(e *gin.Engine, path string, h gin.HandlerFunc) {
-	e.GET(path, h)
-	e.HEAD(path, h)
-}
-
 // Values of headers that are the same in all answers. They must not be changed in place.
 var (
 	noStore    = []string{"no-store"}
@@ -30,22 +24,18 @@ func Cacheable(h http.Header, age time.Duration) {
 	h.Set("Cache-Control", fmt.Sprintf("public, max-age=%d, stale-while-revalidate=5", int(age.Seconds())))
 }
 
-// NotModified answers 304 and returns true if the client has the version of the answer that etag names. Otherwise it
+// NotModified reports whether the client has the version of the answer that etag names, so that the answer is 304. It
 // gives the answer that tag.
 func NotModified(c *gin.Context, etag string) bool {
-	h := c.Writer.Header()
-	h.Set("ETag", etag)
+	c.Writer.Header().Set("ETag", etag)
+
 	for _, has := range strings.Split(strings.Join(c.Request.Header["If-None-Match"], ","), ",") {
-		if has = strings.TrimPrefix(strings.TrimSpace(has), "W/"); has != etag && has != "*" {
-			continue
+		has = strings.TrimPrefix(strings.TrimSpace(has), "W/")
+		if has == etag || has == "*" {
+			return true
 		}
-		if h["Cache-Control"] == nil {
-			h["Cache-Control"] = noStore
-		}
-		c.Status(http.StatusNotModified)
-		c.Writer.WriteHeaderNow()
-		return true
 	}
+
 	return false
 }
 
@@ -62,27 +52,28 @@ func JSON(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// Answer writes an answer with status 200 and a body that no cache may keep, unless Cacheable was called.
-func Answer(w http.ResponseWriter, contentType string, body []byte) {
-	AnswerWith(w, http.StatusOK, contentType, body)
+// AnswerNothing writes an answer without a body, such as 204. No cache may keep it, unless Cacheable was called.
+func AnswerNothing(w gin.ResponseWriter, status int) {
+	h := w.Header()
+	if h["Cache-Control"] == nil {
+		h["Cache-Control"] = noStore
+	}
+
+	w.WriteHeader(status)
+	w.WriteHeaderNow()
 }
 
-// NoContent answers 204.
-func NoContent(c *gin.Context) {
-	c.Header("Cache-Control", "no-store")
-	c.Status(http.StatusNoContent)
-	c.Writer.WriteHeaderNow()
-}
-
-// AnswerWith is Answer with another status.
-func AnswerWith(w http.ResponseWriter, status int, contentType string, body []byte) {
+// Answer writes an answer with a body. No cache may keep it, unless Cacheable was called.
+func Answer(w http.ResponseWriter, status int, contentType string, body []byte) {
 	h := w.Header()
 	own := []string{contentType, strconv.Itoa(len(body))} // one allocation for both
-	h["Content-Type"], h["Content-Length"] = own[0:1:1], own[1:2:2]
+	h["Content-Type"] = own[0:1:1]
+	h["Content-Length"] = own[1:2:2]
 	h["X-Content-Type-Options"] = noSniff
 	if h["Cache-Control"] == nil {
 		h["Cache-Control"] = noStore
 	}
+
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client may be gone
 }

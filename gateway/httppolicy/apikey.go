@@ -1,10 +1,6 @@
 package httppolicy
 
-import (
-	"net/http"
-
-	"github.com/gin-gonic/gin"
-)
+import "net/http"
 
 // APIKeyHeader is the header with an API key, in the spelling of the documentation.
 const APIKeyHeader = "X-API-Key"
@@ -17,21 +13,4 @@ func APIKey(r *http.Request) string {
 		return keys[0]
 	}
 	return ""
-}
-
-// RefuseWrongKeys returns a handler that refuses requests with a wrong API key, also where none is needed: a server that
-// mistyped its key would be counted as a visitor. Upgrades are left to their own handlers, which refuse each in its form.
-func RefuseWrongKeys(isKey func(key string) bool) gin.HandlerFunc {
-	return func(c *gin.Context) {
-		if key := APIKey(c.Request); key != "" && c.FullPath() != "" && !c.IsWebsocket() && !isKey(key) {
-			RefuseKey(c.Writer, "The API key in the header "+APIKeyHeader+" is wrong; send one of --api-key, or none for what is public.")
-			c.Abort()
-		}
-	}
-}
-
-// RefuseKey answers a request whose API key is wrong, or that lacks one.
-func RefuseKey(w http.ResponseWriter, detail string) {
-	w.Header().Set("WWW-Authenticate", `API-Key realm="headcount"`)
-	Problem(w, http.StatusUnauthorized, detail, Because(ReasonAPIKey))
 }

@@ -37,37 +37,44 @@ type Proxies interface {
 // 403, except requests that only read: the browser hides their answer from the page.
 func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		r, h := c.Request, c.Writer.Header()
+		r := c.Request
+		h := c.Writer.Header()
 		from := r.Header.Get("Origin")
+
 		// An answer to a request without an Origin varies too, since a cache may keep it.
 		// No cache keeps the answer of a counter, unless Callers.Cacheable says so and adds it.
 		if from != "" || !strings.HasSuffix(r.URL.Path, "/counter") {
 			AddVary(h, "Origin")
 		}
-		preflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
-		switch {
-		case from == "" && len(r.Header["Origin"]) <= 1:
+
+		// One empty Origin is none; of several, none is that of the page.
+		if from == "" && len(r.Header["Origin"]) <= 1 {
 			c.Next()
-		case !origins.Allowed(r, proxies.Secure(r)):
+			return
+		}
+
+		preflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
+		if !origins.Allowed(r, proxies.Secure(r)) {
 			if !preflight && isRead(r) {
 				c.Next()
 				return
 			}
 			Problem(c.Writer, http.StatusForbidden, origins.Refusal(r), Because(ReasonOrigin))
 			c.Abort()
-		default:
-			h.Set("Access-Control-Allow-Origin", from)
-			h.Set("Access-Control-Allow-Credentials", "true")
-			if preflight {
-				h.Set("Access-Control-Allow-Methods", corsMethods)
-				h.Set("Access-Control-Allow-Headers", corsHeaders)
-				h.Set("Access-Control-Max-Age", corsMaxAge)
-				c.AbortWithStatus(http.StatusNoContent)
-				return
-			}
-			h.Set("Access-Control-Expose-Headers", corsExposed)
-			c.Next()
+			return
 		}
+
+		h.Set("Access-Control-Allow-Origin", from)
+		h.Set("Access-Control-Allow-Credentials", "true")
+		if preflight {
+			h.Set("Access-Control-Allow-Methods", corsMethods)
+			h.Set("Access-Control-Allow-Headers", corsHeaders)
+			h.Set("Access-Control-Max-Age", corsMaxAge)
+			c.AbortWithStatus(http.StatusNoContent)
+			return
+		}
+		h.Set("Access-Control-Expose-Headers", corsExposed)
+		c.Next()
 	}
 }
 
@@ -81,14 +88,20 @@ func isRead(r *http.Request) bool {
 	case http.MethodOptions:
 		return true
 	}
+
 	return false
 }
 
 // isStream reports whether the path is that of an event stream.
 func isStream(path string) bool {
+	switch path {
+	case "/api/v1/top/events", "/-/users/events", "/-/top/events":
+		return true
+	}
 	counter, under := strings.CutPrefix(path, "/api/v1/counters/")
-	return strings.HasSuffix(path, "/counter/events") || under && strings.HasSuffix(counter, "/events") ||
-		path == "/api/v1/top/events" || path == "/-/users/events" || path == "/-/top/events"
+	ofCounter := under && strings.HasSuffix(counter, "/events")
+
+	return ofCounter || strings.HasSuffix(path, "/counter/events")
 }
 
 // AddVary adds names to the Vary header. The header then has one line with each name
@@ -98,17 +111,20 @@ func AddVary(h http.Header, names ...string) {
 		h["Vary"] = varyOrigin
 		return
 	}
+
 	var all []string
 	last := ""
 	add := func(name string) {
+		known := slices.ContainsFunc(all, func(s string) bool { return strings.EqualFold(s, name) })
 		switch {
-		case name == "" || slices.ContainsFunc(all, func(s string) bool { return strings.EqualFold(s, name) }):
+		case known, name == "":
 		case strings.EqualFold(name, "Origin"):
 			last = name
 		default:
 			all = append(all, name)
 		}
 	}
+
 	for _, line := range h["Vary"] {
 		for name := range strings.SplitSeq(line, ",") {
 			add(strings.TrimSpace(name))
@@ -117,6 +133,7 @@ func AddVary(h http.Header, names ...string) {
 	for _, name := range names {
 		add(name)
 	}
+
 	if last != "" {
 		all = append(all, last)
 	}

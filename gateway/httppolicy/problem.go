@@ -19,6 +19,9 @@ import (
 // a client sent. A longer detail is cut and ends in an ellipsis.
 const maxDetail = 512
 
+// DefectDetail is the detail of a 500.
+const DefectDetail = "The server has a defect; it has been logged."
+
 // RequestIDHeader is the header of an answer with the request's id, which is also in the log.
 const RequestIDHeader = "X-Request-Id"
 
@@ -30,6 +33,7 @@ func RequestID(h http.Header) string {
 		id = rand.Text()[:16]
 		h.Set(RequestIDHeader, id)
 	}
+
 	return id
 }
 
@@ -150,15 +154,19 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	reason, body := p.describe(h, opts...)
 	w.WriteHeader(p.Status)
 	w.Write(body) // the client may be gone
+
+	// For the log: the header is sent, so these do not reach the client.
 	h.Set(reasonKey, reason)
 	h.Set(detailKey, p.Detail)
 }
 
 // describe completes p, sets the headers of the answer, and returns the reason of the refusal and the body.
 func (p *problem) describe(h http.Header, opts ...Option) (reason string, body []byte) {
+	// The handler may have described the body that it meant to send.
 	h.Del("Content-Encoding")
 	h.Del("ETag")
 	h.Del("Last-Modified")
+
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -168,12 +176,16 @@ func (p *problem) describe(h http.Header, opts ...Option) (reason string, body [
 	for _, opt := range opts {
 		opt(h)
 	}
+
 	reason = cmp.Or(h.Get(reasonKey), statusReasons[p.Status], otherReason)
 	h.Del(reasonKey)
 	p.ID = RequestID(h)
-	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
+	p.Type = "about:blank"
+	p.Title = http.StatusText(p.Status)
+	p.Detail = shorten(p.Detail, maxDetail)
 	body = append(JSON(p), '\n') // as every JSON answer ends, for terminals
 	h.Set("Content-Length", strconv.Itoa(len(body)))
+
 	return reason, body
 }
 
@@ -183,10 +195,12 @@ func shorten(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
+
 	end := n - len(ellipsis)
 	for end > 0 && !utf8.RuneStart(s[end]) {
 		end--
 	}
+
 	return s[:end] + ellipsis
 }
 
@@ -194,17 +208,14 @@ func shorten(s string, n int) string {
 // is reset.
 const bodyTimeout = time.Second
 
-// TooLarge refuses a body with status 413, see RefuseBody.
-func TooLarge(w http.ResponseWriter, detail string) {
-	RefuseBody(w, http.StatusRequestEntityTooLarge, detail)
-}
-
 // RefuseBody answers a request without reading its body, and ends the connection. net/http would
 // first read the rest of a body that is not much too large, for as long as the client takes to
 // send it.
 func RefuseBody(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	w.Header().Set("Connection", "close")
+
 	// Without a deadline the connection ends later.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+
 	Problem(w, status, detail, opts...)
 }

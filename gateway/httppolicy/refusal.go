@@ -90,12 +90,14 @@ func (c clientConn) Write(p []byte) (int, error) {
 	if err != nil {
 		return c.TCPConn.Write(p)
 	}
+
 	h := http.Header{"Connection": {"close"}}
 	refused := problem{Status: status, Detail: unreadable(status)}
 	if plain {
 		refused.Detail = "This port speaks TLS only; use https."
 	}
 	_, body := refused.describe(h)
+
 	var b bytes.Buffer
 	b.Write(line)
 	b.WriteString("\r\n")
@@ -105,6 +107,7 @@ func (c clientConn) Write(p []byte) (int, error) {
 	if _, err := c.TCPConn.Write(b.Bytes()); err != nil {
 		return 0, err
 	}
+
 	return len(p), nil
 }
 

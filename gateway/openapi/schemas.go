@@ -30,28 +30,52 @@ func about(o object, text string) object { return all(o, object{"description": t
 func with(pairs []any, more ...any) []any { return append(pairs[:len(pairs):len(pairs)], more...) }
 
 var (
-	text      = object{"type": "string"}
-	flag      = object{"type": "boolean"}
-	yes       = object{"type": "boolean", "const": true}
-	number    = object{"type": "integer", "format": "int64"}
-	natural   = object{"type": "integer", "format": "int64", "minimum": 0}
-	id        = object{"type": "string", "minLength": 1, "maxLength": 128}
-	note      = object{"type": "string", "minLength": 1, "maxLength": 300}
-	reason    = object{"type": "string", "minLength": 1, "maxLength": 200}
-	moment    = object{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`}
-	never     = object{"type": []string{"string", "null"}, "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`}
-	versioned = object{"type": "string", "pattern": `^\d+-\d+$`, "description": "incarnation-sequence; the greater one is newer"}
-	delta     = object{"type": "integer", "format": "int64", "minimum": 1, "maximum": 1_000_000_000_000}
-	span      = object{"type": "string", "pattern": `^\d`, "examples": []string{"5m", "1h", "7d"}}
+	text    = object{"type": "string"}
+	flag    = object{"type": "boolean"}
+	yes     = object{"type": "boolean", "const": true}
+	number  = object{"type": "integer", "format": "int64"}
+	natural = object{"type": "integer", "format": "int64", "minimum": 0}
+	id      = object{"type": "string", "minLength": 1, "maxLength": 128}
+	note    = object{"type": "string", "minLength": 1, "maxLength": 300}
+	reason  = object{"type": "string", "minLength": 1, "maxLength": 200}
+	moment  = object{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`}
+	never   = object{
+		"type":    []string{"string", "null"},
+		"format":  "date-time",
+		"pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`,
+	}
+	versioned = object{
+		"type":        "string",
+		"pattern":     `^\d+-\d+$`,
+		"description": "incarnation-sequence; the greater one is newer",
+	}
+	delta = object{"type": "integer", "format": "int64", "minimum": 1, "maximum": 1_000_000_000_000}
+	span  = object{"type": "string", "pattern": `^\d`, "examples": []string{"5m", "1h", "7d"}}
 
+	instant    = object{"type": "string", "format": "date-time"}
 	dimensions = object{"type": "object", "additionalProperties": id}
+	shares     = object{
+		"type": "object", "additionalProperties": natural, "description": "each region's share, with ?regions=1",
+	}
+	entry = members(
+		"seq", natural,
+		"at", moment,
+		"op", one("increment", "decrement", "adjust", "reset", "set"),
+		"delta", number,
+		"before", number,
+		"after", number,
+		"reason?", text,
+		"by?", text,
+	)
 
 	countMembers = []any{
 		"page", id, "count", natural, "updated_at", never, "version", versioned,
-		"stale?", about(yes, "the last known count, since the store is away, or a region is left out"), "stale_regions?", list(text),
+		"stale?", about(yes, "the last known count, since the store is away, or a region is left out"),
+		"stale_regions?", list(text),
 	}
 	counterMembers = []any{
-		"key", id, "kind", one("sum", "exact", "members", "unique"), "value", number, "updated_at", never, "version", versioned,
+		"key", id, "kind", one("sum", "exact", "members", "unique"), "value", number,
+		"updated_at", never, "version", versioned,
 		"exact", flag, "error?", about(object{"type": "number"}, "the standard error of kind unique"), "stale?", yes,
 	}
 	lacking = about(yes, "a region is missing in it, which did not answer")
@@ -59,35 +83,66 @@ var (
 
 // schemas are the bodies of calls and answers.
 var schemas = object{
-	"Problem": members("type", text, "title", text, "status", number, "detail?", text,
-		"key?", about(text, "the counter at fault, with 409"), "value?", about(number, "and its value"), "request_id", about(text, "under which the log knows the request")),
+	"Problem": members(
+		"type", text,
+		"title", text,
+		"status", number,
+		"detail?", text,
+		"key?", about(text, "the counter at fault, with 409"),
+		"value?", about(number, "and its value"),
+		"request_id", about(text, "under which the log knows the request"),
+	),
 
-	"Count":  members(with(countMembers, "regions?", object{"type": "object", "additionalProperties": natural, "description": "each region's share, with ?regions=1"})...),
+	"Count":  members(with(countMembers, "regions?", shares)...),
 	"Counts": members("counters", list(ref("Count"))),
-	"Stats": members("page", id, "now", natural, "peak", members("count", natural, "at", never), "joins", natural, "visitors", natural,
+	"Stats": members(
+		"page", id,
+		"now", natural,
+		"peak", members("count", natural, "at", never),
+		"joins", natural,
+		"visitors", natural,
 		"points", list(members("at", moment, "max", natural, "joins", natural)),
-		"stale?", about(yes, "now is the last known count")),
+		"stale?", about(yes, "now is the last known count"),
+	),
 	"Action": members("action", one("increment", "decrement")),
 	"Empty":  members(),
 
-	"Change":        members("by?", about(text, "the user who did it, who is not notified"), "title?", about(note, "for the list of notifications"), "url?", about(note, "the same; http, https, or a path")),
-	"Notifications": members("count", natural, "notifications", list(members("page", id, "count", natural, "updated_at", never, "title?", note, "url?", note))),
-	"Follows":       members("follows", list(id), "unread?", about(object{"type": "object", "additionalProperties": natural}, "the pages of this answer that have any"), "next?", about(id, "ask for the rest with ?after=")),
-	"Unread":        members("count", natural, "updated_at", never),
-	"ResetUnread":   members("action", one("reset"), "page?", about(id, "its changes alone")),
+	"Change": members(
+		"by?", about(text, "the user who did it, who is not notified"),
+		"title?", about(note, "for the list of notifications"),
+		"url?", about(note, "the same; http, https, or a path"),
+	),
+	"Notifications": members(
+		"count", natural,
+		"notifications", list(members("page", id, "count", natural, "updated_at", never, "title?", note, "url?", note)),
+	),
+	"Follows": members(
+		"follows", list(id),
+		"unread?", about(
+			object{"type": "object", "additionalProperties": natural},
+			"the pages of this answer that have any",
+		),
+		"next?", about(id, "ask for the rest with ?after="),
+	),
+	"Unread":      members("count", natural, "updated_at", never),
+	"ResetUnread": members("action", one("reset"), "page?", about(id, "its changes alone")),
 
 	"Counter":  members(counterMembers...),
 	"Counters": members("counters", list(ref("Counter"))),
 	"Member":   members(with(counterMembers, "member", flag)...),
-	"Step":     members("delta?", delta, "dimensions?", dimensions, "reason?", about(reason, "of an exact counter"), "by?", about(reason, "of an exact counter")),
+	"Step": members(
+		"delta?", delta,
+		"dimensions?", dimensions,
+		"reason?", about(reason, "of an exact counter"),
+		"by?", about(reason, "of an exact counter"),
+	),
 	"Batch": members("changes", object{"type": "array", "minItems": 1, "maxItems": 1000, "items": members(
 		"key", id, "delta?", about(number, "not 0, up to 10^12 either way; default 1"), "dimensions?", dimensions)}),
 	"Members":      members("add?", list(id), "remove?", list(id)),
 	"CounterReset": members("reason", reason, "by", reason),
 	"Adjustment":   members("delta", number, "reason", reason, "by", reason),
 	"Setting":      members("value", number, "reason", reason, "by", reason),
-	"Ledger": members("entries", list(members("seq", natural, "at", moment, "op", one("increment", "decrement", "adjust", "reset", "set"),
-		"delta", number, "before", number, "after", number, "reason?", text, "by?", text)), "next?", about(natural, "ask for the rest with ?after=")),
+	"Ledger":       members("entries", list(entry), "next?", about(natural, "ask for the rest with ?after=")),
 	"Range": members("key", id, "step", span, "points", list(members("at", moment, "value", number)), "total", number,
 		"stale?", lacking),
 	"Window": members("key", id, "last", span, "value", number, "stale?", lacking),
@@ -95,19 +150,29 @@ var schemas = object{
 		"other", number, "stale?", lacking),
 	"Aggregate": members("match", id, "counters", natural, "value", number),
 	"Users":     members("users", list(ref("User"))),
-	"User": members("user", text, "online", object{"type": "boolean"}, "since?", about(object{"type": "string", "format": "date-time"}, "when the user came, as far as is known"), "pages?", about(natural, "how many the user has joined"),
-		"last_seen?", about(object{"type": "string", "format": "date-time"}, "when a user who is not here was last here, if --last-seen remembers it"),
-		"stale?", about(yes, "in events: what was last known, since the owner of the user does not answer")),
+	"User": members(
+		"user", text,
+		"online", flag,
+		"since?", about(instant, "when the user came, as far as is known"),
+		"pages?", about(natural, "how many the user has joined"),
+		"last_seen?", about(instant, "when a user who is not here was last here, if --last-seen remembers it"),
+		"stale?", about(yes, "in events: what was last known, since the owner of the user does not answer"),
+	),
 	"Top": members("match", id, "last", span, "top", list(members("key", id, "value", number)),
 		"stale?", about(yes, "in events: the last known list, since the store is away")),
 	"TopPages": members("top", list(members("page", id, "users", natural)),
-		"stale?", about(yes, "the list may be old or lack pages, since the store is away or a dispatcher does not answer")),
+		"stale?", about(yes, "the list may be old or lack pages, since the store is away or a dispatcher does not "+
+			"answer")),
 	"LimitQuestion": members("limit", delta, "window", span, "cost?", about(delta, "default 1"),
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 
-	"Access":    members("key_needed", flag, "top_needs_key", flag),
-	"Sites":     members("sites", list(members(with(countMembers, "name", text, "origins", about(list(text), "those of the site's pages"))...))),
+	"Access": members("key_needed", flag, "top_needs_key", flag),
+	"Sites": members(
+		"sites", list(
+			members(with(countMembers, "name", text, "origins", about(list(text), "those of the site's pages"))...),
+		),
+	),
 	"Dashboard": object{"type": "object", "description": "what the dashboard's page shows; it changes with the page"},
 	"Document":  object{"type": "object"},
 }
@@ -124,7 +189,12 @@ func query(name, text string, s object) object {
 func needed(parameter object) object { return all(parameter, object{"required": true}) }
 
 func header(name, text string) object {
-	return object{"name": name, "in": "header", "description": text, "schema": object{"type": "string", "minLength": 1, "maxLength": 255}}
+	return object{
+		"name":        name,
+		"in":          "header",
+		"description": text,
+		"schema":      object{"type": "string", "minLength": 1, "maxLength": 255},
+	}
 }
 
 func several(name, text string) object {
@@ -135,8 +205,8 @@ func several(name, text string) object {
 // everywhere are the parameters of every call.
 var everywhere = []any{parameter("site"), parameter("insite")}
 
-// parameter refers to one of parameters. Generators make types of schemas and of parameters, so that no two may have the
-// same name.
+// parameter refers to one of parameters. Generators make types of schemas and of parameters, so that no two may have
+// the same name.
 func parameter(name string) object {
 	return object{"$ref": "#/components/parameters/" + name + "Parameter"}
 }
@@ -153,14 +223,16 @@ func named() object {
 
 // parameters are those of all calls, by the name that the table has for them.
 var parameters = object{
-	"page":   path("page", "pricing", "A page; where it is only read also *, the whole site.", id),
-	"user":   path("user", "alice", "A user: the sub of tokens, or the user of an anonymous visitor's welcome.", object{"type": "string", "minLength": 1, "maxLength": 256}),
+	"page": path("page", "pricing", "A page; where it is only read also *, the whole site.", id),
+	"user": path("user", "alice", "A user: the sub of tokens, or the user of an anonymous visitor's "+
+		"welcome.", object{"type": "string", "minLength": 1, "maxLength": 256}),
 	"key":    path("key", "views:42", "A counter, which a rule fits; of an aggregate a match.", id),
 	"app":    path("app", "0a1b2c", "The key of --pusher-key.", text),
 	"member": path("member", "me", "A member of a set; me is the caller.", id),
 	"name":   path("name", "country", "A dimension of the rule.", text),
 
-	"label": query("label", "What stands beside the number. By default here now, and for a counter its key up to the first colon.",
+	"label": query("label", "What stands beside the number. By default here now, and for a counter its key up to "+
+		"the first colon.",
 		object{"type": "string", "maxLength": 40}),
 	"color":      query("color", "A colour: a name of CSS, or hexadecimal digits.", text),
 	"background": query("background", "The same.", text),
@@ -181,14 +253,20 @@ var parameters = object{
 	"after":    query("after", "What came last in the answer before: its next.", text),
 	"limit":    query("limit", "Entries of one answer, 1 to 1000.", natural),
 
-	"site":   query("site", "The site, where no Origin says it; else the first. The header Headcount-Site does the same.", text),
+	"site": query("site", "The site, where no Origin says it; else the first. The header Headcount-Site does "+
+		"the same.", text),
 	"insite": header("Headcount-Site", "The same as ?site=."),
 
-	"idempotency": header("Idempotency-Key", "For a day the same key counts once. The answer to a repeated change of a counter has the header Idempotent-Replay: true."),
-	"lastevent":   header("Last-Event-ID", "The id of the last event that was received. After a restart the server learns from it that clients are coming back."),
+	"idempotency": header("Idempotency-Key", "For a day the same key counts once. The answer to a repeated change "+
+		"of a counter has the header Idempotent-Replay: true."),
+	"lastevent": header("Last-Event-ID", "The id of the last event that was received. After a restart the "+
+		"server learns from it that clients are coming back."),
 	"ifnonematch": header("If-None-Match", "The ETag of an answer of before: 304 when it is the newest."),
 	"urltoken":    query("token", "The token, for clients that cannot send a header.", text),
-	"back":        query("back", "How many ms ago the client was welcomed before, or 1 if it does not know. A server that was restarted since, and has forgotten who was there, calls its counts stale until the others had time to come back.", text),
-	"join":        query("join", "1: the caller is on the page until the stream ends, which it does after --ping-interval and --pong-timeout: open another one before that.", one("1")),
-	"urlid":       query("id", "The signed id of an anonymous visitor, for pages of another origin.", text),
+	"back": query("back", "How many ms ago the client was welcomed before, or 1 if it does not know. A "+
+		"server that was restarted since, and has forgotten who was there, calls its counts stale until the "+
+		"others had time to come back.", text),
+	"join": query("join", "1: the caller is on the page until the stream ends, which it does after "+
+		"--ping-interval and --pong-timeout: open another one before that.", one("1")),
+	"urlid": query("id", "The signed id of an anonymous visitor, for pages of another origin.", text),
 }

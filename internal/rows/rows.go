@@ -95,11 +95,19 @@ type Commit struct {
 	Publication []byte
 }
 
+type malformed struct{}
+
+func (malformed) Error() string        { return "the store has malformed rows" }
+func (malformed) Is(target error) bool { return target == ErrUnavailable }
+
 // The errors of a commit. Of these, ErrUnavailable alone leaves open whether the commit was made.
 var (
 	// ErrUnavailable means that the store cannot be reached now. A commit may have been made: repeat it as it is until its
 	// outcome is known.
 	ErrUnavailable = errors.New("store is unavailable")
+	// ErrMalformed means that the store has data which no store of rows wrote so. It is an ErrUnavailable with another
+	// text: the partition can be used when somebody has deleted the data.
+	ErrMalformed error = malformed{}
 	// ErrFull means that the store has no room. Nothing was written.
 	ErrFull = errors.New("store is full")
 )

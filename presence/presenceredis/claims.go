@@ -312,14 +312,14 @@ func loaded(cl *call, snap *presence.Snapshot) error {
 	}
 	pages, err := pagesIn(reply[1].(string))
 	if err != nil {
-		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+		return err
 	}
 	snap.Pages = append(snap.Pages, pages...)
 	fields := reply[2].([]any)
 	for j := 0; j+1 < len(fields); j += 2 {
 		m, err := member(fields[j].(string), fields[j+1].(string), reply[3].(int64))
 		if err != nil {
-			return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+			return err
 		}
 		snap.Members = append(snap.Members, m)
 	}

@@ -209,7 +209,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 	reply := cl.Reply.([]any)
 	list, err := countedMinutes(reply, from)
 	if err != nil {
-		return nil, fmt.Errorf("presenceredis: minutes of a page: %w: %w", presence.ErrUnavailable, err)
+		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)
 	}
 	for _, hash := range reply[4:] {
 		fields := hash.([]any)
@@ -223,7 +223,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 				continue
 			}
 			if m.Joins, m.Visitors, err = minutes.ParseVisits([]byte(value)); err != nil {
-				return nil, fmt.Errorf("presenceredis: arrivals on a page: %w: %w", presence.ErrUnavailable, err)
+				return nil, fmt.Errorf("presenceredis: arrivals on a page: %w: %w", ErrForeign, err)
 			}
 			list = append(list, m)
 		}

@@ -154,7 +154,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 	for i := first; i+1 < len(reply); i += 2 {
 		l, err := parseLease(reply[i], reply[i+1])
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+			return nil, err
 		}
 		leases = append(leases, l)
 	}

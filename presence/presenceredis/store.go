@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -24,9 +23,8 @@ import (
 )
 
 // ErrForeign says that a key with our prefix holds data of another type: another
-// program uses this Redis. Such errors are presence.ErrUnavailable too: the key can
-// be neither read nor written until somebody removes it.
-var ErrForeign = errors.New("a key that begins with " + prefix + " holds data of another program")
+// program uses this Redis. The key can be neither read nor written until somebody removes it.
+var ErrForeign = fmt.Errorf("%w: a key that begins with %s holds data of another program", presence.ErrMalformed, prefix)
 
 const maxPipeline = 1024 // reads in one pipeline; longer lists go in several
 
@@ -183,7 +181,7 @@ func (s *Store) classify(err error) error {
 	s.foreign.Do(func() {
 		s.cfg.Log.Warn().Err(err).Msg(ErrForeign.Error() + "; what depends on the key is stale until it is removed")
 	})
-	return fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
+	return fmt.Errorf("%w: %w", ErrForeign, err)
 }
 
 // raiseFloor raises floor to the incarnation of a count.

@@ -284,13 +284,13 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 	head, ok := fields[recordField]
 	if !ok {
 		if len(fields) > 0 {
-			return r, fmt.Errorf("%w: %w: follows without a version", presence.ErrUnavailable, ErrForeign)
+			return r, fmt.Errorf("%w: follows without a version", ErrForeign)
 		}
 		return r, nil
 	}
 	n, ok := numbersIn(head, 3)
 	if !ok {
-		return r, fmt.Errorf("%w: %w: the version of follows is %q", presence.ErrUnavailable, ErrForeign, head)
+		return r, fmt.Errorf("%w: the version of follows is %q", ErrForeign, head)
 	}
 	r.Version = presence.Version{Incarnation: max(n[0], void), Sequence: n[1]}
 	r.Updated = presence.TimeOf(int64(n[2]))
@@ -301,7 +301,7 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 		}
 		f, err := unread.ParseFollow(page, value)
 		if err != nil {
-			return r, fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
+			return r, fmt.Errorf("%w: %w", ErrForeign, err)
 		}
 		r.Follows = append(r.Follows, f)
 	}

@@ -12,7 +12,6 @@ import (
 	"headcount/internal/redisconn"
 	"headcount/internal/redistest"
 	"headcount/internal/rows"
-	"headcount/internal/rows/rowsredis"
 	"headcount/internal/testkit"
 )
 
@@ -269,14 +268,14 @@ func TestServerHasForeignData(t *testing.T) {
 			server.Do(t, tc.spoil...)
 			for range 2 {
 				err := o.commit(c)
-				if !errors.Is(err, rows.ErrUnavailable) || !errors.Is(err, rowsredis.ErrMalformed) {
+				if !errors.Is(err, rows.ErrUnavailable) || !errors.Is(err, rows.ErrMalformed) {
 					t.Errorf("got %v, want that something is malformed", err)
 				}
 			}
 
 			if tc.mend == nil {
 				_, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: partition}})
-				if !errors.Is(err, rowsredis.ErrMalformed) {
+				if !errors.Is(err, rows.ErrMalformed) {
 					t.Errorf("claim: got %v, want that something is malformed", err)
 				}
 				return

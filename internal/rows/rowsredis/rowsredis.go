@@ -11,7 +11,6 @@ package rowsredis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,10 +21,6 @@ import (
 	"headcount/internal/rows"
 	"headcount/scripts"
 )
-
-// ErrMalformed is in errors about keys or values of partitions that no store of rows wrote so. They are also
-// rows.ErrUnavailable: the partition can be used when somebody has deleted the key.
-var ErrMalformed = errors.New("redis has malformed rows")
 
 // Config tunes a Store.
 type Config struct {
@@ -97,7 +92,7 @@ func classify(err error) error {
 	if strings.Contains(err.Error(), "WRONGTYPE") {
 		// Redis does not say which key it is.
 		const mend = "another program wrote a key that begins with hc:{r; delete it"
-		return fmt.Errorf("%w: %w: %s: %w", rows.ErrUnavailable, ErrMalformed, mend, err)
+		return fmt.Errorf("redis: %w: %s: %w", rows.ErrMalformed, mend, err)
 	}
 
 	return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
@@ -105,7 +100,7 @@ func classify(err error) error {
 
 // malformed returns the error for a value of a key that no store of rows wrote.
 func malformed(key, what, value string) error {
-	return fmt.Errorf("%w: %w: %q has the %s %q; delete it", rows.ErrUnavailable, ErrMalformed, key, what, value)
+	return fmt.Errorf("redis: %w: %q has the %s %q; delete it", rows.ErrMalformed, key, what, value)
 }
 
 func (s *Store) ownerKey(partition int) string { return s.tags[partition] + "o" }

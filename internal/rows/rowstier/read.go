@@ -71,7 +71,7 @@ func (s *Store) malformed(err error, at rows.Address) error {
 		return nil
 	}
 
-	return fmt.Errorf("%w: partition %d, %s %q: %w", rows.ErrUnavailable, at.Partition, at.Collection, at.Field, err)
+	return fmt.Errorf("%w: partition %d, %s %q: %w", rows.ErrMalformed, at.Partition, at.Collection, at.Field, err)
 }
 
 // Scan implements rows.Store.

@@ -1,19 +1,23 @@
-package openapi
+package gateway
 
 import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"headcount/gateway/openapi"
 )
 
 // Generators make one type, or one function, of each name. Of some they only change the first letter.
-func TestNamesAreUnique(t *testing.T) {
+func TestNamesAreUnique(t *testing.T) { inMemoryWith(t, everything, namesAreUnique) }
+
+func namesAreUnique(t *testing.T, s *served) {
 	var calls struct {
 		Paths      map[string]map[string]json.RawMessage
 		Tags       []struct{ Name string }
 		Components map[string]map[string]any
 	}
-	read(t, OpenAPI(""), &calls)
+	read(t, openapi.OpenAPI("", s.g.table()), &calls)
 
 	known := map[string]bool{}
 	for _, tag := range calls.Tags {
@@ -63,7 +67,7 @@ func TestNamesAreUnique(t *testing.T) {
 			Messages map[string]struct{ Name string }
 		}
 	}
-	read(t, AsyncAPI("/live"), &frames)
+	read(t, openapi.AsyncAPI("/live"), &frames)
 	for name, message := range frames.Components.Messages {
 		if message.Name != name {
 			t.Errorf("the message %s is called %s", name, message.Name)

@@ -1,0 +1,136 @@
+package calls
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+)
+
+// answered is what a handler's error becomes.
+func answered(method string, err error) *httptest.ResponseRecorder {
+	gin.SetMode(gin.ReleaseMode)
+	e := gin.New()
+	fails := func(*gin.Context) (Answer, error) { return NoContent, err }
+	Register(e, zerolog.Nop(), []Call{{Method: method, Path: "/{key}", Do: fails}})
+
+	w := httptest.NewRecorder()
+	e.ServeHTTP(w, httptest.NewRequest(method, "/a", nil))
+
+	return w
+}
+
+// What an error means stands in one table, however deep it is wrapped; a sentence for the client and further headers
+// come from whoever refuses.
+func TestErrorsBecomeStatuses(t *testing.T) {
+	away := fmt.Errorf("reading: %w", counter.ErrUnavailable)
+	full := &counter.Conflict{Is: counter.ErrBound, Key: "stock:1", Value: 7, Text: "its ceiling is 7"}
+	expired := fmt.Errorf("%w: it is expired", identity.ErrBadToken)
+
+	for name, tc := range map[string]struct {
+		method        string
+		err           error
+		status        int
+		header, value string
+		detail        string
+	}{
+		"a sentence": {"POST", Bad("Send a page."), 400, "", "", "Send a page."},
+		"no token": {"PUT", identity.ErrNoToken, 401, "WWW-Authenticate", `Bearer realm="headcount"`,
+			"no token"},
+		"a bad token":   {"GET", expired, 401, "WWW-Authenticate", badToken, "bad token: it is expired"},
+		"keys are away": {"GET", identity.ErrKeysAway, 503, "Retry-After", "5", "cannot be fetched"},
+		"a wrong key": {"GET", Refuse(ErrNoKey, "wrong"), 401, "WWW-Authenticate",
+			`API-Key realm="headcount"`, "wrong"},
+		"another site": {"GET", Refuse(ErrOtherSite, "Elsewhere."), 403, "", "", "Elsewhere."},
+		"a change is refused": {"POST", full, 409, "", "",
+			"Nothing was changed: a bound refuses the change: its ceiling"},
+		"a read has no answer": {"GET", full, 409, "", "", "There is no answer: "},
+		"a large body":         {"POST", Refuse(ErrTooLarge, "Too long."), 413, "Connection", "close", "Too long."},
+		"the store is away":    {"GET", Refuse(away, "Try again."), 503, "Retry-After", "1", "Try again."},
+		"later than usual": {
+			"GET", Refuse(ErrUnavailable, "Full.",
+				httppolicy.RetryAfter(5*time.Second)), 503, "Retry-After", "5", "Full.",
+		},
+		"a defect says nothing": {"GET", errors.New("secret"), 500, "", "", httppolicy.DefectDetail},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := answered(tc.method, tc.err)
+
+			if w.Code != tc.status || !strings.Contains(w.Body.String(), tc.detail) {
+				t.Errorf("%d %s, want %d %q", w.Code, w.Body, tc.status, tc.detail)
+			}
+			if got := w.Header().Get(tc.header); tc.header != "" && got != tc.value {
+				t.Errorf("%s: %q, want %q", tc.header, got, tc.value)
+			}
+			if got := w.Header().Get("Content-Type"); got != "application/problem+json" {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// The log says that data is malformed, and not for every call. The client learns that the store cannot be used.
+func TestMalformedDataIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	cause := fmt.Errorf("owner: head of %q: %w", "views:1", counter.ErrMalformed)
+	serve := Serve(zerolog.New(&log), func(*gin.Context) (Answer, error) {
+		return Answer{}, Refuse(fmt.Errorf("%w: %w", ErrUnavailable, cause), "The store cannot be reached.")
+	})
+
+	for range 3 {
+		w := httptest.NewRecorder()
+		c := gin.CreateTestContextOnly(w, gin.New())
+		c.Request = httptest.NewRequest(http.MethodGet, "/", nil)
+		serve(c)
+		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
+			t.Errorf("%d %v", w.Code, w.Header())
+		}
+	}
+
+	const said = `views:1\": the store has malformed data`
+	if strings.Count(log.String(), `"level":"error"`) != 1 || !strings.Contains(log.String(), said) {
+		t.Errorf("logged %s", &log)
+	}
+}
+
+// Every code of a frame is that of an error, and no other.
+func TestCodesOfFrames(t *testing.T) {
+	used := map[string]bool{}
+	for _, m := range meanings {
+		used[m.code] = true
+	}
+	delete(used, "") // no message leads to the error
+
+	for _, code := range Codes {
+		if !used[code] {
+			t.Errorf("no error has the code %s", code)
+		}
+		delete(used, code)
+	}
+	if len(used) > 0 {
+		t.Errorf("Codes lacks %v", used)
+	}
+}
+
+// A row for an error that an earlier row fits would never be used.
+func TestEveryMeaningIsReached(t *testing.T) {
+	for _, m := range meanings {
+		if got := meaningOf(fmt.Errorf("wrapped: %w", m.of)); got != m {
+			t.Errorf("%v: %+v, want %+v", m.of, got, m)
+		}
+		if http.StatusText(m.status) == "" {
+			t.Errorf("%v: the status %d", m.of, m.status)
+		}
+	}
+}

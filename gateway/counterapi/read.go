@@ -1,0 +1,328 @@
+package counterapi
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/counter"
+	"headcount/gateway/calls"
+	"headcount/presence"
+)
+
+// getOne reads a counter, which may lag as its rule says.
+func (a *API) getOne(c *gin.Context, one call) (calls.Answer, error) {
+	is, err := a.readLagging(c, one)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	return answerOne(is), nil
+}
+
+// getExact reads a counter with every acknowledged change.
+func (a *API) getExact(c *gin.Context, one call) (calls.Answer, error) {
+	is, err := a.readOne(c, one, 0)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	return answerOne(is), nil
+}
+
+// readLagging reads the counter of a call, which may lag as its rule says, also in a proxy if everybody may read it.
+func (a *API) readLagging(c *gin.Context, one call) (counter.Counter, error) {
+	is, err := a.readOne(c, one, one.rule.Stale)
+
+	// A proxy answers everybody alike, so it may keep only what everybody may read.
+	if err == nil && one.rule.Allows(counter.PublicRead) {
+		a.callers.Cacheable(c)
+	}
+
+	return is, err
+}
+
+// readOne reads the counter of a call.
+func (a *API) readOne(c *gin.Context, one call, lag time.Duration) (counter.Counter, error) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+
+	read, err := a.read(ctx, []string{one.key}, "", lag)
+	if err != nil {
+		return counter.Counter{}, a.failed(c, err)
+	}
+
+	return read[0].Counter, nil
+}
+
+// Value returns the value of the counter that the path names, for whoever may read it. Before it reads, it calls
+// valid with the key, whose error it returns.
+func (a *API) Value(c *gin.Context, valid func(key string) error) (int64, error) {
+	one, err := a.counter(c, counter.PublicRead)
+	if err != nil {
+		return 0, err
+	}
+	if err := valid(presence.KeyOf(one.key)); err != nil {
+		return 0, err
+	}
+
+	is, err := a.readLagging(c, one)
+
+	return is.Value, err
+}
+
+// selection is several counters that a request asks for.
+type selection struct {
+	names []string
+	lag   time.Duration // the shortest of their rules
+	open  bool          // all rules let everybody read
+}
+
+// getSeveral reads several counters. None of them is older than its rule permits.
+func (a *API) getSeveral(c *gin.Context) (calls.Answer, error) {
+	server := a.callers.IsServer(c.Request)
+	these, err := a.selection(c)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	if !server {
+		if !these.open {
+			return calls.Answer{}, notPublic(", or that on another one of those asked for")
+		}
+		if err := a.callers.Public(c); err != nil {
+			return calls.Answer{}, err
+		}
+	}
+
+	ctx, cancel := a.within(c)
+	defer cancel()
+	read, err := a.read(ctx, these.names, "", these.lag)
+	if err != nil {
+		return calls.Answer{}, a.failed(c, err)
+	}
+	if these.open {
+		a.callers.Cacheable(c)
+	}
+
+	return answerList(len(read), func(i int) *counter.Counter { return &read[i].Counter }), nil
+}
+
+// selection reads which counters a request asks for.
+func (a *API) selection(c *gin.Context) (selection, error) {
+	these := selection{lag: counter.DefaultStale, open: true}
+	site := a.callers.Site(c)
+
+	_, err := Several(c, "key", "counters", func(key string) error {
+		name, rule, err := a.Find(site, key)
+		if err != nil {
+			return badCounter(err)
+		}
+
+		// One read has one lag, so the strictest rule decides.
+		if len(these.names) == 0 || rule.Stale < these.lag {
+			these.lag = rule.Stale
+		}
+		these.names = append(these.names, name)
+		these.open = these.open && rule.Allows(counter.PublicRead)
+
+		return nil
+	})
+
+	return these, err
+}
+
+func (a *API) getLedger(c *gin.Context, one call) (calls.Answer, error) {
+	query := ReadQuery(c, "?after=7&limit=100")
+	after := query.Number("after", 0, 0, math.MaxUint64)
+	limit := query.Number("limit", defaultLedger, 1, counter.MaxLedger)
+	if query.Err != nil {
+		return calls.Answer{}, query.Err
+	}
+
+	ctx, cancel := a.within(c)
+	defer cancel()
+	page, err := a.cfg.Counters.Ledger(ctx, one.key, after, int(limit))
+	if err != nil {
+		return calls.Answer{}, a.failed(c, err)
+	}
+
+	body, err := json.Marshal(page)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	return calls.JSON(body), nil
+}
+
+// getAggregate adds up all counters with a prefix.
+func (a *API) getAggregate(c *gin.Context) (calls.Answer, error) {
+	match, err := param(c, "key")
+	if err == nil {
+		err = counter.CheckMatch(match)
+	}
+	prefix, several := strings.CutSuffix(match, "*")
+	if err == nil && !several {
+		err = errors.New("it has no *")
+	}
+	if err != nil {
+		return calls.Answer{}, calls.Bad(
+			"An aggregate is over a prefix with a * at its end, such as views:*, or * for all: " + err.Error() + ".")
+	}
+
+	if !a.callers.IsServer(c.Request) {
+		return calls.Answer{}, notPublic("")
+	}
+
+	ctx, cancel := a.within(c)
+	defer cancel()
+	sum, err := a.cfg.Counters.Aggregate(ctx, a.callers.Site(c).Qualify(prefix))
+	switch {
+	case errors.As(err, new(*counter.Conflict)):
+		return calls.Answer{}, err
+	case err != nil:
+		return calls.Answer{}, a.failed(c, err)
+	}
+
+	b := append([]byte(nil), `{"match":`...)
+	b = presence.AppendString(b, match)
+	b = append(b, `,"counters":`...)
+	b = strconv.AppendInt(b, sum.Counters, 10)
+	b = append(b, `,"value":`...)
+	b = strconv.AppendInt(b, sum.Value, 10)
+
+	return calls.JSON(append(b, '}')), nil
+}
+
+// Readable returns the counter whose event stream the request asks for, if the caller has permission and the counter
+// can be read now. It does not check tokens.
+func (a *API) Readable(c *gin.Context) (key string, err error) {
+	one, err := a.named(c)
+	if err != nil {
+		return "", err
+	}
+	if err := one.permits(counter.PublicRead); err != nil {
+		return "", err
+	}
+
+	// The stream may begin with what is known here.
+	if a.live.known(one.key) {
+		return one.key, nil
+	}
+
+	ctx, cancel := a.within(c)
+	defer cancel()
+	if _, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, 1)); err != nil {
+		return "", a.failed(c, err)
+	}
+
+	return one.key, nil
+}
+
+// read reads counters, distinct and each with a rule. With a lag it may answer with what
+// this process knows.
+func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	lagging := lag > 0 && member == ""
+	fromServer := lagging && a.cfg.Counters.Remote()
+
+	// What subscribers see is new enough, and costs the store no call.
+	if fromServer {
+		if current := a.live.current(keys, lag); current != nil {
+			a.touch(keys)
+			return current, nil
+		}
+	}
+
+	// Many ask for the same counter at once; the same list of several is rare.
+	var readings []counter.Reading
+	var err error
+	if fromServer && len(keys) == 1 {
+		readings, err = a.readShared(ctx, keys, lag)
+	} else {
+		readings, err = a.readStore(ctx, keys, member, lag)
+	}
+	if err != nil {
+		if !lagging {
+			return nil, err
+		}
+		readings = counter.Away(keys) // the last known values have to do
+	}
+
+	for i := range readings {
+		r := &readings[i]
+		if err := a.complete(r, err); err != nil {
+			return nil, err
+		}
+		if fromServer && r.Touched() {
+			a.live.hub.Touch(Topic(r.Key))
+		}
+
+		// A reader should see what subscribers see.
+		if lag > 0 && !a.live.up() {
+			r.Stale = true
+			r.Approx = true
+		}
+	}
+
+	return readings, nil
+}
+
+// touch keeps topics that were read, as if somebody had subscribed to them.
+func (a *API) touch(keys []string) {
+	for _, key := range keys {
+		a.live.hub.Touch(Topic(key))
+	}
+}
+
+// complete makes of a reading what a client sees. A stale one becomes the last known value; if there is none, the error
+// wraps that of the read.
+func (a *API) complete(r *counter.Reading, failed error) error {
+	if r.Stale {
+		known := false
+		r.Counter, known = a.live.stale(*r)
+		if !known {
+			return fmt.Errorf("counterapi: nothing is known of %q: %w", r.Key, cmp.Or(failed, counter.ErrUnavailable))
+		}
+	} else {
+		a.live.remember(r.Counter)
+	}
+
+	rule := a.cfg.Rules.Find(r.Key)
+	if r.Kind != 0 && r.Kind != rule.Kind {
+		a.logKind(rule)
+	}
+	r.Counter = r.Or(rule.Kind)
+
+	return nil
+}
+
+// readShared reads one counter. Of each there is one call of the store at a time.
+func (a *API) readShared(ctx context.Context, keys []string, lag time.Duration) ([]counter.Reading, error) {
+	read := func(ctx context.Context) ([]counter.Reading, error) { return a.readStore(ctx, keys, "", lag) }
+	shared, err := a.reads.Read(ctx, keys[0], lag, patience, read)
+
+	return slices.Clone(shared), err
+}
+
+// readStore reads counters from the store. What may lag here may not lag there too, so with a lag the store only knows
+// that it may answer with what it has while a part of it is away.
+func (a *API) readStore(
+	ctx context.Context, keys []string, member string, lag time.Duration,
+) ([]counter.Reading, error) {
+	began := time.Now()
+	readings, err := a.cfg.Counters.Read(ctx, keys, member, min(lag, noLag))
+	if err == nil {
+		a.live.confirm(readings, began)
+	}
+
+	return readings, err
+}
