@@ -2,6 +2,8 @@ package counter
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"headcount/internal/wake"
@@ -67,6 +69,14 @@ func (h *Hub) Followed(key string) bool {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return len(h.followers[key]) > 0
+}
+
+// Keys returns the keys that somebody follows.
+func (h *Hub) Keys() []string {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+
+	return slices.Collect(maps.Keys(h.followers))
 }
 
 // Watch implements Feed. A Hub itself misses nothing, so it calls lost only after MarkMissed.
