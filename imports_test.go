@@ -60,7 +60,7 @@ var layers = []layer{
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
 	{"counter/local", []string{"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile", "internal/rows/rowsmem"}}, // counters that one process owns alone
-	{"counter/countertest", []string{"counter", "counter/local", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}},                            // for the tests of stores; only they import it
+	{"counter/countertest", []string{"counter", "counter/call", "counter/local", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}},                            // for the tests of stores; only they import it
 	{"internal/pgtest", []string{"internal/servertest"}},                                                                                                             // real servers for tests
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},

@@ -164,11 +164,6 @@ func ForgetAt(number int64, step, kept time.Duration) time.Time {
 	return time.Unix((number+2)*int64(step/time.Second), 0).Add(kept)
 }
 
-// Over reports whether a time bucket with that retention has expired.
-func Over(number int64, step, kept time.Duration, now time.Time) bool {
-	return !ForgetAt(number, step, kept).After(now)
-}
-
 // With appends the running time bucket of that length to the completed ones in gains, if its index is from from to
 // to-1.
 func (s *State) With(gains []Gain, step time.Duration, from, to int64) []Gain {

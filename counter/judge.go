@@ -411,23 +411,19 @@ func (t *Total) Add(s State) {
 // Merge adds the registers of a counter that was added.
 func (t *Total) Merge(r hyperloglog.Registers) { t.union.Merge(r) }
 
-// AddSum adds a number of counters at once: uniques of them are of kind Unique, and sum is the sum of the others.
-func (t *Total) AddSum(counters, uniques int64, sum *big.Int) {
+// AddSum adds the sum of numbers, of which there are so many.
+func (t *Total) AddSum(counters int64, sum *big.Int) {
 	t.counters += counters
-	t.uniques += uniques
 	words := new(big.Int).Add(sum, new(big.Int).Lsh(big.NewInt(t.high), 64))
 	words.Add(words, new(big.Int).SetUint64(t.low))
 	t.low = new(big.Int).And(words, new(big.Int).SetUint64(math.MaxUint64)).Uint64()
 	t.high = words.Rsh(words, 64).Int64()
 }
 
-// Mixed reports whether uniques and other counters were added, which have neither a sum nor a union.
-func (t *Total) Mixed() bool { return t.uniques > 0 && t.uniques < t.counters }
-
 // Aggregate returns the sum or the size of the union, or a *Conflict when there is neither.
 func (t *Total) Aggregate(prefix string) (Aggregate, error) {
 	switch value := int64(t.low); {
-	case t.Mixed():
+	case t.uniques > 0 && t.uniques < t.counters:
 		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: "it has counters of kind unique and of other kinds, of which there is neither a sum nor a union"}
 	case t.uniques > 0:
 		return Aggregate{Counters: t.counters, Value: t.union.Count()}, nil

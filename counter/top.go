@@ -63,18 +63,6 @@ type TopStore interface {
 	Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]Gain, error)
 }
 
-// HistoriesOf implements TopStore.Histories for a store that gains nothing from reading several counters at once.
-func HistoriesOf(ctx context.Context, from Reader, keys []string, step time.Duration, first, to int64) ([][]Gain, error) {
-	all := make([][]Gain, len(keys))
-	for i, key := range keys {
-		var err error
-		if _, all[i], err = from.History(ctx, key, step, first, to); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
-}
-
 // openStep has the increments of one running time bucket that this process made.
 type openStep struct {
 	prunedMap

@@ -114,7 +114,7 @@ func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) 
 	if !ok {
 		return 0, fmt.Errorf("exactpg: a sum of %q", text)
 	}
-	total.AddSum(n, 0, sum)
+	total.AddSum(n, sum)
 
 	return n, nil
 }

@@ -152,9 +152,6 @@ func (s *State) End(n Name) int64 {
 	return 0
 }
 
-// Entries returns the number of entries for Log.
-func (s *State) Entries() int { return len(s.passed) }
-
 // Append appends the binary form of the state: for Fixed and Sliding three numbers, for Log two for each entry. All are
 // varints, and those of entries are differences.
 func (s *State) Append(b []byte) []byte {

@@ -16,6 +16,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/call"
+	"headcount/counter/countertest"
 	"headcount/counter/owner"
 	"headcount/counter/region"
 	"headcount/internal/rows"
@@ -126,7 +127,7 @@ func (p *place) start(t *testing.T, all []*place, rules *counter.Rules) {
 	if err := p.owner.Own(t.Context(), partitions...); err != nil {
 		t.Fatal(err)
 	}
-	p.counters = call.NewStore(store, call.Everywhere(p.owner), rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
+	p.counters = call.NewStore(store, countertest.Everywhere{Owner: p.owner}, rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
 	p.store = region.NewStore(p.counters, rules, cfg.Peers)
 }
 
