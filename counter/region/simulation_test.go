@@ -55,9 +55,9 @@ func TestSimulation(t *testing.T) {
 // TestSimulationFindsPlantedFaults has shares be merged, kept and sent wrongly. Each seed has to find each of these.
 func TestSimulationFindsPlantedFaults(t *testing.T) {
 	for name, planted := range map[string]plan{
-		"a share added instead of replaced": {adds: true},
-		"a position kept after a loss":      {keepsPositions: true, empties: true},
-		"a reset not sent":                  {noReset: true},
+		"a share added instead of replaced":  {adds: true},
+		"a loss that an inbox does not tell": {hidesLosses: true, empties: true},
+		"a reset not sent":                   {noReset: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			most := *simSeeds / 8
@@ -93,8 +93,8 @@ func forSeeds(n int, one func(seed uint64)) {
 
 // plan says what is planted.
 type plan struct {
-	adds, keepsPositions, noReset bool
-	empties                       bool // one of the faults is an emptied store
+	adds, hidesLosses, noReset bool
+	empties                    bool // one of the faults is an emptied store
 }
 
 // simulate runs a seed and returns what was wrong.
@@ -226,7 +226,7 @@ func newSimulation(seed uint64, planted plan) *simulation {
 			if other != name {
 				r.inboxes[other] = newJournal()
 				r.inboxes[other].adds = planted.adds
-				r.inboxes[other].keepsPositions = planted.keepsPositions
+				r.inboxes[other].hidesLosses = planted.hidesLosses
 			}
 		}
 		s.regions = append(s.regions, r)

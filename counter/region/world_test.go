@@ -26,10 +26,10 @@ type journal struct {
 	at      time.Time // of what is repeated; zero: now
 
 	// Planted faults.
-	keepsPositions bool // the store returns the last position it ever had
-	positions      map[int][]byte
-	adds           bool // the store adds up the values of a share
-	added          map[string]int64
+	hidesLosses bool // the store says that it has the last commit it ever had
+	newest      map[int]rows.Commit
+	adds        bool // the store adds up the values of a share
+	added       map[string]int64
 }
 
 // entry is a claim or a commit.
@@ -41,7 +41,7 @@ type entry struct {
 }
 
 func newJournal() *journal {
-	j := &journal{positions: map[int][]byte{}, added: map[string]int64{}}
+	j := &journal{newest: map[int]rows.Commit{}, added: map[string]int64{}}
 	j.store = rowsmem.New(rowsmem.Config{Now: j.now})
 
 	return j
@@ -61,6 +61,11 @@ func (j *journal) claim(owner string, former []rows.Former) []rows.Claim {
 
 	j.log = append(j.log, entry{at: time.Now(), owner: owner, former: slices.Clone(former)})
 	claims, _ := j.store.Claim(context.Background(), owner, former)
+	for i := range claims {
+		if j.hidesLosses {
+			claims[i].Number = j.newest[former[i].Partition].Number
+		}
+	}
 
 	return claims
 }
@@ -76,6 +81,9 @@ func (j *journal) commit(c rows.Commit) error {
 	if j.adds {
 		j.add(&c)
 	}
+	if j.hidesLosses && c.Number == j.newest[c.Partition].Number+1 {
+		c.After = j.numbers[c.Partition]
+	}
 	err := j.store.Commit(context.Background(), []rows.Commit{c})[0]
 	if err != nil || j.numbers[c.Partition] == c.Number {
 		return err
@@ -83,11 +91,7 @@ func (j *journal) commit(c rows.Commit) error {
 
 	j.numbers[c.Partition] = c.Number
 	j.log = append(j.log, entry{at: time.Now(), commit: &c})
-	for _, row := range c.Rows {
-		if row.Collection == "position" {
-			j.positions[c.Partition] = row.Value
-		}
-	}
+	j.newest[c.Partition] = c
 	j.watches.Publish(&c)
 
 	return nil
@@ -125,8 +129,9 @@ func (j *journal) back(to time.Time) {
 	log := j.log
 	j.log = nil
 	for _, e := range log {
-		if e.at.After(to) {
-			break
+		isLost := e.at.After(to)
+		if isLost && (e.commit != nil || !j.hidesLosses) {
+			continue
 		}
 
 		j.log = append(j.log, e)
@@ -148,8 +153,13 @@ func (j *journal) read(addresses []rows.Address) []rows.Found {
 
 	found := j.store.Read(context.Background(), addresses)
 	for i, at := range addresses {
-		if j.keepsPositions && at.Collection == "position" {
-			found[i].Value = j.positions[at.Partition]
+		if !j.hidesLosses || at.Collection != "position" {
+			continue
+		}
+		for _, row := range j.newest[at.Partition].Rows {
+			if row.Name == at.Name {
+				found[i].Value = row.Value
+			}
 		}
 	}
 
