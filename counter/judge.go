@@ -1,8 +1,6 @@
 package counter
 
 import (
-	"math"
-	"math/big"
 	"math/bits"
 	"time"
 
@@ -388,9 +386,7 @@ type Total struct {
 	counters int64
 	uniques  int64 // how many of the counters are of kind Unique
 	union    hyperloglog.Union
-	// The sum has 128 bits, because a partial sum may overflow 64 bits and the whole sum fit again.
-	high int64
-	low  uint64
+	sum      Wide // a partial sum may overflow 64 bits, and the whole sum fit again
 }
 
 // Add adds a counter that exists. The registers of a unique follow with Merge.
@@ -398,38 +394,37 @@ func (t *Total) Add(s State) {
 	if s.Version.Sequence == 0 {
 		return
 	}
+
 	t.counters++
 	if s.Kind.Estimates() {
 		t.uniques++
-		return
+	} else {
+		t.sum = t.sum.Plus(s.Value)
 	}
-	var carry uint64
-	t.low, carry = bits.Add64(t.low, uint64(s.Value), 0)
-	t.high += s.Value>>63 + int64(carry)
 }
 
 // Merge adds the registers of a counter that was added.
 func (t *Total) Merge(r hyperloglog.Registers) { t.union.Merge(r) }
 
-// AddSum adds the sum of numbers, of which there are so many.
-func (t *Total) AddSum(counters int64, sum *big.Int) {
+// AddSum adds numbers whose sum is upper × 2^32 + lower, of which there are so many.
+func (t *Total) AddSum(counters, upper, lower int64) {
 	t.counters += counters
-	words := new(big.Int).Add(sum, new(big.Int).Lsh(big.NewInt(t.high), 64))
-	words.Add(words, new(big.Int).SetUint64(t.low))
-	t.low = new(big.Int).And(words, new(big.Int).SetUint64(math.MaxUint64)).Uint64()
-	t.high = words.Rsh(words, 64).Int64()
+	t.sum = t.sum.add(shifted(upper)).Plus(lower)
 }
 
 // Aggregate returns the sum or the size of the union, or a *Conflict when there is neither.
 func (t *Total) Aggregate(prefix string) (Aggregate, error) {
-	switch value := int64(t.low); {
-	case t.uniques > 0 && t.uniques < t.counters:
-		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: "it has counters of kind unique and of other kinds, of which there is neither a sum nor a union"}
+	isMixed := t.uniques > 0 && t.uniques < t.counters
+	sum, fits := t.sum.Value()
+	switch {
+	case isMixed:
+		text := "it has counters of kind unique and of other kinds, of which there is neither a sum nor a union"
+		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: text}
 	case t.uniques > 0:
 		return Aggregate{Counters: t.counters, Value: t.union.Count()}, nil
-	case t.high != value>>63:
+	case !fits:
 		return Aggregate{}, &Conflict{Is: ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
-	default:
-		return Aggregate{Counters: t.counters, Value: value}, nil
 	}
+
+	return Aggregate{Counters: t.counters, Value: sum}, nil
 }

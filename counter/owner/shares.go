@@ -130,8 +130,8 @@ func (k *known) own(h *head) int64 {
 }
 
 // withoutOthers returns the own part of a total.
-func (k *known) withoutOthers(total int64) share.Wide {
-	own := share.WideOf(total).Sub(k.Without(k.Region, k.Life))
+func (k *known) withoutOthers(total int64) counter.Wide {
+	own := counter.WideOf(total).Sub(k.Without(k.Region, k.Life))
 	for i := range k.Parts {
 		p := &k.Parts[i]
 		if p.Region == k.Region && p.Life == k.Life {
@@ -251,7 +251,7 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 // ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil. Without
 // others the total is the own part, which Judge looks at.
 func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
-	var sums map[string]share.Wide
+	var sums map[string]counter.Wide
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		if c.Verb != counter.Add && c.Verb != counter.Adjust || d.get(shareName(c.Key)) == nil {
@@ -270,7 +270,7 @@ func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 			return &counter.Conflict{Is: counter.ErrOverflow, Key: c.Key, Value: h.Value, Text: text}
 		}
 		if sums == nil {
-			sums = map[string]share.Wide{}
+			sums = map[string]counter.Wide{}
 		}
 		sums[c.Key] = own
 	}
