@@ -48,7 +48,7 @@
 //     and sends the same counters once more.
 //   - A process dies, or a partition moves: the new owner compares the partition with every inbox.
 //   - A process that was overtaken at home still writes an inbox: what it writes is older at most, and merging ignores that.
-//     The new owner takes the inbox back after 3 s.
+//     The new owner takes the inbox back after 1.5 s.
 //   - A store lost its newest commits: its owners write those at home again, and have new epochs, so everything is compared.
 //     What the inboxes in it lost, their senders notice.
 //   - A store comes back empty: the inboxes have lost everything, so all others send everything they know, also this region's

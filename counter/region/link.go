@@ -25,7 +25,7 @@ const (
 
 	// takeAgain is how long a link waits for the process that has overtaken it. If that one does not own the partition,
 	// it has found that out by then.
-	takeAgain = 3 * time.Second
+	takeAgain = 1500 * time.Millisecond
 )
 
 // link sends the changes of this region to one peer. It implements replication.Protocol. Only Send uses the fields without
