@@ -19,6 +19,7 @@ import (
 	"headcount/counter/countertest"
 	"headcount/counter/owner"
 	"headcount/counter/region"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 )
 
@@ -74,7 +75,7 @@ func (p *place) isCut() bool {
 
 func (p *place) to(j *journal, passes func() bool) *way {
 	return &way{
-		to: j, dice: newDice(1, p.name), most: time.Millisecond,
+		to: j, dice: simtest.NewDice(1, p.name), most: time.Millisecond,
 		passes: passes, lost: func() float64 { return 0 },
 	}
 }

@@ -3,14 +3,12 @@ package region_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"headcount/counter/share"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsmem"
 )
@@ -177,7 +175,7 @@ func (j *journal) scan(id int, collection, after string, each func(string, []byt
 // way is how a process reaches a store: one of its own region, or one of another region over a link.
 type way struct {
 	to      *journal
-	dice    *dice
+	dice    *simtest.Dice
 	most    time.Duration  // each way
 	passes  func() bool    // asks whether the process lives, and whether the link is cut
 	lost    func() float64 // of calls, and of their answers
@@ -187,20 +185,20 @@ type way struct {
 
 var _ rows.Store = (*way)(nil)
 
-// go1 is the way there, or back.
-func (w *way) go1() bool {
-	time.Sleep(w.dice.upTo(w.most))
+// passesOnce is the way there, or back.
+func (w *way) passesOnce() bool {
+	time.Sleep(w.dice.UpTo(w.most))
 
-	return w.passes() && !w.dice.chance(w.lost())
+	return w.passes() && !w.dice.Chance(w.lost())
 }
 
 // Claim implements rows.Store.
 func (w *way) Claim(_ context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
-	if !w.go1() {
+	if !w.passesOnce() {
 		return nil, rows.ErrUnavailable
 	}
 	claims := w.to.claim(owner, partitions)
-	if !w.go1() {
+	if !w.passesOnce() {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -210,7 +208,7 @@ func (w *way) Claim(_ context.Context, owner string, partitions []rows.Former) (
 // Commit implements rows.Store.
 func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
-	there := w.go1()
+	there := w.passesOnce()
 	for i, c := range commits {
 		if w.noReset {
 			c.Rows = withoutResets(c.Rows)
@@ -225,7 +223,7 @@ func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 		}
 		errs[i] = w.to.commit(c)
 	}
-	if !w.go1() {
+	if !w.passesOnce() {
 		for i := range errs {
 			errs[i] = rows.ErrUnavailable
 		}
@@ -256,11 +254,11 @@ func withoutResets(all []rows.Row) []rows.Row {
 
 // Read implements rows.Store.
 func (w *way) Read(_ context.Context, addresses []rows.Address) []rows.Found {
-	if !w.go1() {
+	if !w.passesOnce() {
 		return rows.Unread(len(addresses), rows.ErrUnavailable)
 	}
 	found := w.to.read(addresses)
-	if !w.go1() {
+	if !w.passesOnce() {
 		return rows.Unread(len(addresses), rows.ErrUnavailable)
 	}
 
@@ -269,7 +267,7 @@ func (w *way) Read(_ context.Context, addresses []rows.Address) []rows.Found {
 
 // Scan implements rows.Store.
 func (w *way) Scan(_ context.Context, id int, collection, after string, each func(string, []byte) error) error {
-	if !w.go1() {
+	if !w.passesOnce() {
 		return rows.ErrUnavailable
 	}
 
@@ -281,35 +279,4 @@ func (w *way) Watch(ctx context.Context, heard func(int, uint64, []byte), missed
 	w.to.watches.Watch(ctx, heard, missed)
 
 	return nil
-}
-
-// dice are random.
-type dice struct {
-	mu sync.Mutex
-	r  *rand.Rand
-}
-
-func newDice(seed uint64, name string) *dice {
-	return &dice{r: rand.New(rand.NewPCG(seed, xxhash.Sum64String(name)))}
-}
-
-func (d *dice) chance(p float64) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return d.r.Float64() < p
-}
-
-func (d *dice) below(n int) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return d.r.IntN(n)
-}
-
-func (d *dice) upTo(most time.Duration) time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return time.Duration(d.r.Int64N(int64(most)))
 }
