@@ -103,7 +103,7 @@ var layers = []layer{
 	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}}, // updates to those who want them
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
 	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/fanout", "gateway/identity", "gateway/httppolicy", "internal/machine", "internal/outage", "internal/tracing", "internal/wake"}}, // the calls of counters that last
-	{"gateway/openapi", nil}, // describes calls and frames
+	{"gateway/openapi", []string{"counter"}}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
 		"counter", "counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
 		"presence", "presence/minutes", "unread",

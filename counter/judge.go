@@ -218,8 +218,8 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 // refusalOfAdd returns why a counter refuses an addition after which it had the value after, or nothing.
 func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 	kind := kindFor(s, c)
-	if why := kind.of().lacks[Add]; why != "" {
-		return why
+	if !kind.Takes(c.Verb) {
+		return NoSuchVerb
 	}
 	if c.Merged > 1 && !kind.Gains() {
 		return OneByOne
@@ -249,8 +249,8 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version}
 	kind := kindFor(&s, c)
 	have.Kind = kind
-	if why := kind.of().lacks[c.Verb]; why != "" {
-		return Refused(why, c, have)
+	if !kind.Takes(c.Verb) {
+		return Refused(NoSuchVerb, c, have)
 	}
 	if c.Verb == Edit && len(c.Leave) > 0 && !kind.Forgets() {
 		return Refused(NothingIsForgotten, c, have)

@@ -117,19 +117,21 @@ func (r *Rules) Find(name string) *Rule {
 	return nil
 }
 
-// Any reports whether a counter whose name begins with prefix may have a rule of that kind.
-func (r *Rules) Any(prefix string, kind Kind) bool {
+// AnyExact reports whether a counter whose name begins with prefix may be exact.
+func (r *Rules) AnyExact(prefix string) bool {
 	site, key := presence.SplitName(prefix)
 	for _, rule := range r.In(site).list {
 		begin, several := strings.CutSuffix(rule.Written(), "*")
-		all := several && strings.HasPrefix(key, begin)
-		if rule.Kind == kind && (all || strings.HasPrefix(begin, key)) {
+		hasAll := several && strings.HasPrefix(key, begin)
+		hasSome := hasAll || strings.HasPrefix(begin, key)
+		if hasSome && rule.Kind.IsExact() {
 			return true
 		}
-		if all { // so no later rule holds
+		if hasAll { // so no later rule holds
 			return false
 		}
 	}
+
 	return false
 }
 
@@ -274,7 +276,7 @@ func (rule *Rule) kind(r *reader) error {
 	}
 	var ok bool
 	if rule.Kind, ok = ParseKind(text); !ok {
-		return fmt.Errorf("%q is not a kind; write sum, exact, members or unique", text)
+		return fmt.Errorf("%q is not a kind; write %s", text, orText(KindNames()))
 	}
 	return nil
 }
@@ -405,20 +407,12 @@ func (rule *Rule) check(given []string) error {
 	switch {
 	case rule.Top && len(rule.Buckets) == 0:
 		return errors.New("top: it needs buckets; add some, like [\"1m:24h\"]")
-	case rule.Allows(PublicIncrement) && !rule.Kind.Number():
+	case rule.Allows(PublicIncrement) && !rule.Kind.Takes(Add):
 		return fmt.Errorf("public: a counter of kind %s has no increment; remove it", rule.Kind)
-	case rule.Allows(PublicMember) && rule.Kind.Number():
+	case rule.Allows(PublicMember) && !rule.Kind.Takes(Edit):
 		return fmt.Errorf("public: a counter of kind %s has no member; remove it", rule.Kind)
 	}
 	return nil
-}
-
-func kindsText(kinds []Kind) string {
-	var names []string
-	for _, k := range kinds {
-		names = append(names, k.String())
-	}
-	return strings.Join(names, " or ")
 }
 
 // ParseDuration parses a non-negative duration in Go's syntax, extended by d for 24 h: "90d", "1d12h".

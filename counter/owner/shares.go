@@ -74,7 +74,7 @@ func (d *draft) known(h *head) known {
 	k.Kind = h.Kind
 	k.Updated = h.Updated
 	k.Died = died
-	k.Own(h.Version.Sequence-k.merges, k.own(h))
+	k.Own(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
 
 	return k
 }
@@ -112,34 +112,6 @@ func (k *known) parse(row []byte, h *head) error {
 	}
 
 	return nil
-}
-
-// own returns the value of this region's own part.
-func (k *known) own(h *head) int64 {
-	switch {
-	case h.Kind.Forgets():
-		return int64(h.members)
-	case h.Kind.Estimates():
-		return 0
-	}
-
-	// A change is refused if this would not fit.
-	own, _ := k.withoutOthers(h.Value).Value()
-
-	return own
-}
-
-// withoutOthers returns the own part of a total.
-func (k *known) withoutOthers(total int64) counter.Wide {
-	own := counter.WideOf(total).Sub(k.Without(k.Region, k.Life))
-	for i := range k.Parts {
-		p := &k.Parts[i]
-		if p.Region == k.Region && p.Life == k.Life {
-			own = own.Plus(p.Base)
-		}
-	}
-
-	return own
 }
 
 // putKnown writes what this region knows of a counter that exists.
@@ -262,7 +234,7 @@ func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 		own, again := sums[c.Key]
 		if !again {
 			k := d.known(h)
-			own = k.withoutOthers(h.Value)
+			own = k.WithoutOthers(h.Value)
 		}
 		own = own.Plus(c.Delta)
 		if _, ok := own.Value(); !ok && h.Kind.Number() {
@@ -531,7 +503,7 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	}
 	k.Kind = h.Kind
 	if isNamed {
-		k.Own(h.Version.Sequence-k.merges, k.own(&h.head))
+		k.Own(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
 	}
 
 	return k.Text(k.Changed), nil
