@@ -1,10 +1,6 @@
 package share
 
-import (
-	"slices"
-
-	"headcount/counter"
-)
+import "slices"
 
 // Mine is a Share in the hands of one region, which changes its own part.
 type Mine struct {
@@ -52,31 +48,6 @@ func (m *Mine) Own(sequence uint64, value int64) {
 	m.Sequence = sequence
 	m.Value = value
 	m.put()
-}
-
-// OwnOf returns the value of the own part of a counter with that total, whose set has that size in this region.
-func (m *Mine) OwnOf(total, size int64) int64 {
-	if !m.Kind.Number() {
-		return size // of a unique none is kept
-	}
-
-	// A change is refused if this would not fit.
-	own, _ := m.WithoutOthers(total).Value()
-
-	return own
-}
-
-// WithoutOthers returns the own part of a total. It may have more than 64 bits.
-func (m *Mine) WithoutOthers(total int64) counter.Wide {
-	own := counter.WideOf(total).Sub(m.Without(m.Region, m.Life))
-	for i := range m.Parts {
-		p := &m.Parts[i]
-		if p.Region == m.Region && p.Life == m.Life {
-			own = own.Plus(p.Base)
-		}
-	}
-
-	return own
 }
 
 // after returns now, or a greater number if that is needed to be greater than other and than all known lives. So a region

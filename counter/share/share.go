@@ -125,20 +125,3 @@ func (s *Share) takeNewest(p *Part) (changed, room bool) {
 
 	return true, true
 }
-
-// Total returns the value of a sum or a set, and whether it fits 64 bits.
-func (s *Share) Total() (total int64, ok bool) { return s.Without("", 0).Value() }
-
-// Without returns the total without the part of one life. It may have more than 64 bits.
-func (s *Share) Without(region string, life uint64) counter.Wide {
-	var all counter.Wide
-	for i := range s.Parts {
-		p := &s.Parts[i]
-		if p.Region == region && p.Life == life {
-			continue
-		}
-		all = all.Plus(p.Value).Minus(p.Base)
-	}
-
-	return all
-}
