@@ -81,31 +81,38 @@ func Judge(step Step, op *Op, now time.Time) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
-	known := op.IdempotencyKey != IdempotencyKey{}
-	replay := known && step.Remembered(op.IdempotencyKey)
-	states := make([]*State, len(op.Changes)) // looked up once: that may be a read of a file
+
+	hasID := op.IdempotencyKey != IdempotencyKey{}
+	isReplay := hasID && step.Remembered(op.IdempotencyKey)
+	// Each is looked up once: that may be a read of a file.
+	states := make([]*State, len(op.Changes))
 	for i := range op.Changes {
 		states[i] = step.State(op.Changes[i].Key)
 	}
-	if !replay {
+
+	if !isReplay {
 		if err := makeOp(step, op, states, now); err != nil {
 			return Result{Err: err}
 		}
-		if known {
-			step.Remember(op.IdempotencyKey)
-		}
 	}
+	if hasID && !isReplay {
+		step.Remember(op.IdempotencyKey)
+	}
+
 	counters := make([]Counter, len(op.Changes))
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		counters[i] = states[i].Counter(c.Key).Or(c.Rule.Kind)
 	}
-	return Result{Counters: counters, Replay: replay}
+
+	return Result{Counters: counters, Replay: isReplay}
 }
 
 // makeOp makes op. states has the State of each change.
 func makeOp(step Step, op *Op, states []*State, now time.Time) error {
-	switch c, s := &op.Changes[0], states[0]; c.Verb {
+	c := &op.Changes[0]
+	s := states[0]
+	switch c.Verb {
 	case Set:
 		return set(step, s, c, now)
 	case Reset:
@@ -113,45 +120,59 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 	case Edit:
 		return edit(step, s, c, now)
 	case Delete:
-		if s.Version != (Version{}) {
-			step.Drop(c.Key, s.Version)
-			*s = State{}
-			step.Changed(c.Key, nil, nil, true)
-		}
+		drop(step, s, c)
 		return nil
 	}
+
 	return addAll(step, op.Changes, states, now)
+}
+
+// drop deletes a counter. One that does not exist stays as it is.
+func drop(step Step, s *State, c *Change) {
+	if s.Version == (Version{}) {
+		return
+	}
+
+	step.Drop(c.Key, s.Version)
+	*s = State{}
+	step.Changed(c.Key, nil, nil, true)
 }
 
 // addAll makes additions. It changes all numbers first, since only these can be refused. After a refusal the
 // numbers before it are restored, in reverse order: a key may occur several times. Slots, dimensions and ledgers follow
 // when nothing can fail any more.
 func addAll(step Step, changes []Change, states []*State, now time.Time) error {
+	// A lone change, which most are, needs no memory for this.
 	var one [1]moves
 	before := one[:]
 	if len(changes) > 1 {
 		before = make([]moves, len(changes))
 	}
+
 	for i := range changes {
-		c, s := &changes[i], states[i]
-		before[i] = moves{s.Kind, s.Value, s.Updated, s.Version}
-		if err := add(s, c, step.Deleted(), now); err != nil {
-			for j := i; j >= 0; j-- {
-				s, b := states[j], &before[j]
-				s.Kind, s.Value, s.Updated, s.Version = b.kind, b.value, b.updated, b.version
-			}
-			// The conflict names the value before the batch, not the one that earlier changes of the batch led to.
-			err.Value = s.Value
-			return err
+		before[i].keep(states[i])
+		err := add(states[i], &changes[i], step.Deleted(), now)
+		if err == nil {
+			continue
 		}
+
+		for j := i; j >= 0; j-- {
+			before[j].restore(states[j])
+		}
+		// The conflict names the value before the batch, not the one that earlier changes of the batch led to.
+		err.Value = states[i].Value
+		return err
 	}
+
 	for i := range changes {
-		c, s := &changes[i], states[i]
+		c := &changes[i]
+		s := states[i]
 		s.Gain(step, c, now)
 		count(step, s, c)
 		enter(step, s, c, before[i].value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
+
 	return nil
 }
 
@@ -161,14 +182,18 @@ func set(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
-	by := *c
-	var over bool
-	if by.Delta, over = minus(c.Delta, s.Value); over {
+
+	difference, over := minus(c.Delta, s.Value)
+	if over {
 		return Refused(TooFar, c, s.Counter(c.Key))
 	}
-	if by.Delta == 0 {
+	if difference == 0 {
 		return nil
 	}
+
+	by := *c
+	by.Delta = difference
+
 	return addAll(step, []Change{by}, []*State{s}, now)
 }
 
@@ -177,6 +202,15 @@ type moves struct {
 	kind           Kind
 	value, updated int64
 	version        Version
+}
+
+func (m *moves) keep(s *State) { *m = moves{s.Kind, s.Value, s.Updated, s.Version} }
+
+func (m *moves) restore(s *State) {
+	s.Kind = m.kind
+	s.Value = m.value
+	s.Updated = m.updated
+	s.Version = m.version
 }
 
 // begin gives a counter that does not exist yet its kind and its incarnation.
@@ -199,6 +233,7 @@ func kindFor(s *State, c *Change) Kind {
 	if s.Kind != 0 {
 		return s.Kind
 	}
+
 	return c.Rule.Kind
 }
 
@@ -212,6 +247,7 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 	begin(s, c, deleted, now)
 	s.Value = after
 	moved(s, now)
+
 	return nil
 }
 
@@ -266,6 +302,7 @@ func (c *Change) Refusal(have Counter) *Conflict {
 func plus(a, b int64) (sum int64, over bool) {
 	u, _ := bits.Add64(uint64(a), uint64(b), 0)
 	sum = int64(u)
+
 	return sum, (a >= 0) == (b >= 0) && (sum >= 0) != (a >= 0)
 }
 
@@ -273,6 +310,7 @@ func plus(a, b int64) (sum int64, over bool) {
 func minus(a, b int64) (difference int64, over bool) {
 	u, _ := bits.Sub64(uint64(a), uint64(b), 0)
 	difference = int64(u)
+
 	return difference, (a >= 0) != (b >= 0) && (difference >= 0) != (a >= 0)
 }
 
@@ -291,6 +329,7 @@ func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 	default:
 		e.Op = LedgerDecrement
 	}
+
 	s.Entries++
 	e.Seq = s.Entries
 	step.Enter(c.Key, e, c.Rule.ledgerKept(s.Kind))
@@ -301,24 +340,29 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
-	kind := kindFor(s, c)
 	if s.Value == 0 { // true of an empty set, too, because the value of a set is its size
 		return nil
 	}
-	e := Entry{At: now, Op: LedgerReset, Before: s.Value, Reason: c.Reason, By: c.By}
-	var over bool
-	if e.Delta, over = plus(^s.Value, 1); over { // the delta is -value, which math.MinInt64 does not have
+
+	// The least number has no opposite.
+	opposite, over := minus(0, s.Value)
+	if over {
 		return Refused(NoOpposite, c, s.Counter(c.Key))
 	}
+
+	kind := kindFor(s, c)
 	if !kind.Number() {
 		step.Empty(c.Key)
 	}
+	e := Entry{At: now, Op: LedgerReset, Delta: opposite, Before: s.Value, Reason: c.Reason, By: c.By}
 	s.Value = 0
 	moved(s, now)
+
 	s.Entries++
 	e.Seq = s.Entries
 	step.Enter(c.Key, e, c.Rule.ledgerKept(kind))
 	step.Changed(c.Key, nil, nil, kind.Forgets())
+
 	return nil
 }
 
@@ -331,6 +375,7 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 		observe(step, s, c, now)
 		return nil
 	}
+
 	var joined, left []string
 	for i, m := range c.Join {
 		if step.Join(c.Key, m) {
@@ -345,24 +390,30 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 	if len(joined)+len(left) == 0 {
 		return nil
 	}
+
 	// A set whose size stays the same gets a new version, too: watchers may follow a member.
 	begin(s, c, step.Deleted(), now)
 	s.Value += int64(len(joined)) - int64(len(left))
 	moved(s, now)
 	step.Changed(c.Key, joined, left, false)
+
 	return nil
 }
 
 // observe adds members to the registers of a counter and of its running time buckets. A member that the counter knows
 // may be new in a bucket, so the buckets are updated even when the counter does not change.
 func observe(step Step, s *State, c *Change, now time.Time) {
-	if r := step.Registers(c.Key); r.Add(c.Join...) {
+	r := step.Registers(c.Key)
+	changed := r.Add(c.Join...)
+	if changed {
 		begin(s, c, step.Deleted(), now)
 		s.Value = r.Count()
 		moved(s, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
-	if !c.Rule.Kind.Estimates() { // buckets of a present rule of another kind are not those of registers
+
+	// Buckets of a present rule of another kind are not those of registers.
+	if !c.Rule.Kind.Estimates() {
 		return
 	}
 	for i := range c.Rule.Buckets {
@@ -378,6 +429,7 @@ func grow(some, all []string, i int) []string {
 	if len(some) == i {
 		return all[: i+1 : i+1]
 	}
+
 	return append(some, all[i])
 }
 
