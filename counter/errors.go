@@ -74,10 +74,16 @@ var refusals = map[Refusal]struct {
 	is  error
 	why func(c *Change, have Counter) string
 }{
-	BelowFloor:   {ErrBound, func(c *Change, _ Counter) string { return fmt.Sprintf("its floor is %d", *c.Rule.Floor) }},
-	AboveCeiling: {ErrBound, func(c *Change, _ Counter) string { return fmt.Sprintf("its ceiling is %d", *c.Rule.Ceiling) }},
+	BelowFloor: {ErrBound, func(c *Change, _ Counter) string {
+		return fmt.Sprintf("its floor is %d", *c.Rule.Floor)
+	}},
+	AboveCeiling: {ErrBound, func(c *Change, _ Counter) string {
+		return fmt.Sprintf("its ceiling is %d", *c.Rule.Ceiling)
+	}},
 
-	Overflows: {ErrOverflow, func(c *Change, have Counter) string { return fmt.Sprintf("%d and %d", have.Value, c.Delta) }},
+	Overflows: {ErrOverflow, func(c *Change, have Counter) string {
+		return fmt.Sprintf("%d and %d", have.Value, c.Delta)
+	}},
 	TooFar: {ErrOverflow, func(c *Change, have Counter) string {
 		return fmt.Sprintf("%d is too far from %d for its ledger", c.Delta, have.Value)
 	}},

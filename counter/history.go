@@ -233,8 +233,8 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 	return rule.question(first, last, each, now)
 }
 
-// firstPoint returns the index of the first point by default, for points of some seconds up to last. A history that began
-// later than the default number of points ago has fewer.
+// firstPoint returns the index of the first point by default, for points of some seconds up to last. A history that
+// began later than the default number of points ago has fewer.
 func (rule *Rule) firstPoint(last, seconds int64, now time.Time) int64 {
 	kept := int64(math.MaxInt64)
 	for _, b := range rule.Buckets {

@@ -31,12 +31,14 @@ type traits struct {
 
 var kinds = [...]traits{
 	Sum: {
-		name: "sum", noun: "a sum", fields: []string{"buckets", "dimensions", "top"}, verbs: []Verb{Add, Adjust, Reset},
-		number: true, gains: true,
+		name: "sum", noun: "a sum", number: true, gains: true,
+		fields: []string{"buckets", "dimensions", "top"},
+		verbs:  []Verb{Add, Adjust, Reset},
 	},
 	Exact: {
-		name: "exact", noun: "an exact counter", fields: []string{"floor", "ceiling", "ledger"}, verbs: []Verb{Add, Adjust, Reset, Set},
-		number: true, exact: true,
+		name: "exact", noun: "an exact counter", number: true, exact: true,
+		fields: []string{"floor", "ceiling", "ledger"},
+		verbs:  []Verb{Add, Adjust, Reset, Set},
 	},
 	Members: {name: "members", verbs: []Verb{Edit, Reset}, forgets: true},
 	Unique:  {name: "unique", fields: []string{"buckets"}, verbs: []Verb{Edit, Reset}},

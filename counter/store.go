@@ -89,9 +89,9 @@ func (id IdempotencyKey) Of(space string) bool {
 	return space != "*" && binary.LittleEndian.Uint32(id[:4]) == uint32(xxhash.Sum64String(space))
 }
 
-// Op is one operation. Its changes are judged in order and made together or not at all; of a batch whose counters are not
-// exact, each owner makes its part. An Op of several changes has only Add, and
-// a key may occur several times; either all of their rules are Exact or none is.
+// Op is one operation. Its changes are judged in order and made together or not at all; of a batch whose counters are
+// not exact, each owner makes its part. An Op of several changes has only Add, and a key may occur several times; either
+// all of their rules are Exact or none is.
 type Op struct {
 	Changes        []Change
 	IdempotencyKey IdempotencyKey
