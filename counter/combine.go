@@ -28,8 +28,8 @@ type CombinerConfig struct {
 	Batch int
 	// WriteTimeout is the longest time that a write may take, default 10s.
 	WriteTimeout time.Duration
-	// LimitTimeout is the longest time that a call on a limit may take, with its wait in the queue; default: no limit but
-	// WriteTimeout for the write.
+	// LimitTimeout is the longest time that a call on a limit may take, with its wait in the queue; default: no limit
+	// but WriteTimeout for the write.
 	LimitTimeout time.Duration
 	// Pace is the shortest time between the starts of two writes of a hot queue, one that gets over hotRate
 	// operations a second. It ends early when no operation arrives for a millisecond. Default 0: no pause.

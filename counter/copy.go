@@ -21,7 +21,8 @@ type Copy struct {
 	Key string
 	State
 	Members []string // of a set, in any order
-	// Hashes has the members of a set whose names are unknown. Stores keep no names; exports of former releases have some.
+	// Hashes has the members of a set whose names are unknown. Stores keep no names; exports of former releases have
+	// some.
 	Hashes []string
 	// Registers has the registers of a unique.
 	Registers hyperloglog.Registers
@@ -29,8 +30,8 @@ type Copy struct {
 	Steps     []StepCopy
 	// Dimensions has the dimensions of a sum, sorted by name.
 	Dimensions []DimensionCopy
-	// Elsewhere is what the region knows of others, as package share writes it, or empty. State.Value includes it. Only a
-	// store that has other regions keeps it.
+	// Elsewhere is what the region knows of others, as package share writes it, or empty. State.Value includes it. Only
+	// a store that has other regions keeps it.
 	Elsewhere string
 }
 

@@ -44,8 +44,8 @@ type Step interface {
 	// Join adds member to the set of key, Leave removes it. Both report whether the set changed.
 	Join(key, member string) bool
 	Leave(key, member string) bool
-	// Registers returns the registers of key, of kind Unique, to which Judge adds members. They are valid until the next
-	// Empty or Drop of key.
+	// Registers returns the registers of key, of kind Unique, to which Judge adds members. They are valid until the
+	// next Empty or Drop of key.
 	Registers(key string) Registers
 	// Empty removes all members, or clears the registers, of key.
 	Empty(key string)

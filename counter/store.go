@@ -90,8 +90,8 @@ func (id IdempotencyKey) Of(space string) bool {
 }
 
 // Op is one operation. Its changes are judged in order and made together or not at all; of a batch whose counters are
-// not exact, each owner makes its part. An Op of several changes has only Add, and a key may occur several times; either
-// all of their rules are Exact or none is.
+// not exact, each owner makes its part. An Op of several changes has only Add, and a key may occur several times;
+// either all of their rules are Exact or none is.
 type Op struct {
 	Changes        []Change
 	IdempotencyKey IdempotencyKey
@@ -342,8 +342,8 @@ type Reader interface {
 // Update is the newest state of a counter that changed.
 type Update struct {
 	Counter Counter // has the zero Version if it was deleted
-	// Joined and Left are members that joined and left. The update that names a member may come after another one of the
-	// same version. With Reread they are incomplete, and a watcher that needs the members has to read them.
+	// Joined and Left are members that joined and left. The update that names a member may come after another one of
+	// the same version. With Reread they are incomplete, and a watcher that needs the members has to read them.
 	Joined, Left []string
 	Reread       bool
 }

@@ -135,7 +135,8 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 		for i := range copies {
 			is := &copies[i]
 			after = is.Key
-			if is.Ledger, err = s.dumpLedger(ctx, is); err != nil {
+			is.Ledger, err = s.dumpLedger(ctx, is)
+			if err != nil {
 				return err
 			}
 			if err := each(*is); err != nil {
@@ -194,7 +195,9 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	return restored, err
 }
 
-func restore(ctx context.Context, c *pgxpool.Conn, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
+func restore(
+	ctx context.Context, c *pgxpool.Conn, copies []counter.Copy, rules *counter.Rules,
+) (restored int, err error) {
 	d := newDraft(nil)
 	for i := range copies {
 		key := copies[i].Key

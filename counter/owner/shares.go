@@ -14,8 +14,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// With other regions, the head of a counter has the total of all of them, and one more row has what this region knows of
-// the others (package share). The region's own part is the total without these, so a change of the counter writes no
+// With other regions, the head of a counter has the total of all of them, and one more row has what this region knows
+// of the others (package share). The region's own part is the total without these, so a change of the counter writes no
 // further row. A deleted counter leaves a row with the number of the deletion for a while.
 const (
 	shares = "shares"
@@ -101,15 +101,17 @@ func (k *known) parse(row []byte, h *head) error {
 	life := r.uint()
 	merges := r.uint()
 	s, err := share.Parse(r.rest)
-	switch {
-	case r.malformed || err != nil:
+	if r.malformed || err != nil {
 		return fmt.Errorf("shares of %q: %w", h.key, ErrMalformed)
-	case of == h.life:
-		k.Changed = changed
-		k.Life = life
-		k.merges = merges
-		k.Share = s
 	}
+	if of != h.life {
+		return nil
+	}
+
+	k.Changed = changed
+	k.Life = life
+	k.merges = merges
+	k.Share = s
 
 	return nil
 }
@@ -220,8 +222,8 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 	d.tell(h.key)
 }
 
-// ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil. Without
-// others the total is the own part, which Judge looks at.
+// ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil.
+// Without others the total is the own part, which Judge looks at.
 func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 	var sums map[string]counter.Wide
 	for i := range op.Changes {
@@ -409,8 +411,8 @@ func (d *draft) raiseAll(h *head, s *Heard) (changed bool) {
 	return changed
 }
 
-// Epochs returns by which claim this process owns each partition, 0 for those that it does not own. It waits for the turn
-// under way.
+// Epochs returns by which claim this process owns each partition, 0 for those that it does not own. It waits for the
+// turn under way.
 func (o *Owner) Epochs() (epochs [rows.Partitions]uint64) {
 	if o.lock(o.ctx) != nil {
 		return epochs
@@ -528,8 +530,8 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 		k.Changed = changed
 	}
 
-	// An export of an earlier release leaves out the own part, whose life is the incarnation. Where the region has no name
-	// yet, another life of its own stays among the parts, and the counter begins a new one.
+	// An export of an earlier release leaves out the own part, whose life is the incarnation. Where the region has no
+	// name yet, another life of its own stays among the parts, and the counter begins a new one.
 	for i := range k.Parts {
 		p := &k.Parts[i]
 		isOwn := p.Region == d.region || d.region == AnyRegion && p.Life == k.Life

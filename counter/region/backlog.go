@@ -9,8 +9,8 @@ import (
 // backlogMost is the number of counters of a partition that a backlog names. If there are more, it has all of them.
 const backlogMost = 4096
 
-// backlogs have what is to be done for the counters of each partition that this process owns: what a link has to send, or
-// what a receiver has to merge. Their methods may be called from any goroutine.
+// backlogs have what is to be done for the counters of each partition that this process owns: what a link has to send,
+// or what a receiver has to merge. Their methods may be called from any goroutine.
 type backlogs struct {
 	mu sync.Mutex // guards of
 	of [rows.Partitions]backlog
@@ -104,6 +104,7 @@ func (b *backlog) add(keys []string, repair func(i int) bool) {
 	if b.changed == nil {
 		b.changed = map[string]bool{}
 	}
+	// Whoever has once learned of a repair passes it on as one.
 	for i, key := range keys {
 		b.changed[key] = b.changed[key] || repair(i)
 	}
@@ -147,8 +148,8 @@ func (l *backlogs) restart(id int) {
 	l.of[id].whole = false
 }
 
-// take takes at most most counters out of the backlog of a partition, or the next page of all, and reports whether there
-// is anything to do.
+// take takes at most most counters out of the backlog of a partition, or the next page of all, and reports whether
+// there is anything to do.
 func (l *backlogs) take(id, most int) (j job, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,6 +160,7 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 	}
 
 	j.epoch = b.epoch
+	// What is missed while all of them are looked at needs another round, after this one.
 	if b.missed && !b.whole {
 		b.missed = false
 		b.whole = true
@@ -189,6 +191,7 @@ func (l *backlogs) turn(id int, j *job, next string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
+	// Meanwhile the partition may have been claimed anew, or its round may have begun again.
 	b := &l.of[id]
 	isThat := b.epoch == j.epoch && b.whole && b.after == j.after
 	if isThat {

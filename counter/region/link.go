@@ -28,8 +28,8 @@ const (
 	takeAgain = 1500 * time.Millisecond
 )
 
-// link sends the changes of this region to one peer. It implements replication.Protocol. Only Send uses the fields without
-// another comment.
+// link sends the changes of this region to one peer. It implements replication.Protocol. Only Send uses the fields
+// without another comment.
 type link struct {
 	Peer
 	*replication.Link[Position]
@@ -86,16 +86,19 @@ func (l *link) Greet(ctx context.Context) error {
 	}
 
 	name, err := l.there.Region(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
+	}
+
+	isNews := name != "" && name != l.said
+	switch {
 	case name == l.Name:
 		if l.said != "" {
 			l.log.Info().Msg("the peer has the expected name again: replicating counters")
 		}
 		l.said = ""
 		return nil
-	case name != "" && name != l.said:
+	case isNews:
 		const what = "counters are not replicated to this peer: its region has another name; correct --peer"
 		l.log.Warn().Str("region", name).Msg(what)
 		l.said = name
@@ -204,6 +207,7 @@ func (l *link) pick(at replication.At[Position], most int) *batch {
 		l.miss(at.Bucket)
 	}
 
+	// What is picked leaves the backlog, and comes back unless it lands.
 	j, ok := l.take(at.Bucket, most)
 	if !ok {
 		return nil
@@ -211,6 +215,7 @@ func (l *link) pick(at replication.At[Position], most int) *batch {
 	if j.begins {
 		l.whole.Inc()
 	}
+	// The partition was claimed anew at home, so this process may be another one to its inboxes.
 	if c.home != j.epoch {
 		*c = claim{home: j.epoch}
 	}
@@ -247,11 +252,13 @@ func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, e
 	}
 	for i, b := range wanted {
 		c := &l.claims[b.partition]
-		complete := c.take(claims[i])
+		isComplete := c.take(claims[i])
+		// A comparison that begins now finds what is missing.
+		mustRestart := !isComplete && !b.begins
 		switch {
 		case !c.valid:
 			b.result.Outcome = replication.Later
-		case !complete && !b.begins:
+		case mustRestart:
 			l.restart(b.partition)
 			b.result.Outcome = replication.More
 		default:
@@ -298,6 +305,7 @@ func (l *link) fill(ctx context.Context, batches []*batch) error {
 		return nil
 	}
 
+	// An owner answers with what is committed, so a share is as of one moment.
 	for i, outcome := range l.r.owner.DoAll(ctx, calls) {
 		if outcome.Err != nil {
 			return fmt.Errorf("region: shares for %s: %w", l.Name, outcome.Err)
@@ -411,6 +419,7 @@ func (l *link) complete(b *batch) {
 		keys = append(keys, row.Field)
 	}
 
+	// The row with the position tells without a commit whether the inbox has lost one.
 	b.commit.Partition = b.partition
 	b.commit.Epoch = c.epoch
 	b.commit.After = c.number
@@ -462,6 +471,7 @@ func (l *link) land(b *batch) {
 		l.turn(b.partition, &b.job, b.next)
 		return
 	}
+	// The rest was too much for one commit.
 	b.keys = b.keys[len(b.asked):]
 	b.repairs = b.repairs[len(b.asked):]
 }

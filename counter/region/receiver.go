@@ -49,6 +49,7 @@ func newReceiver(r *Region, p Peer) *receiver {
 // watch hears the inbox until ctx ends.
 func (v *receiver) watch(ctx context.Context) {
 	heard := func(partition int, _ uint64, publication []byte) {
+		// What cannot be read may name any counter.
 		keys, repair, ok := parseKeys(publication)
 		if ok {
 			v.heard(partition, keys, repair)
@@ -91,6 +92,7 @@ func (v *receiver) round(ctx context.Context) (more bool) {
 			continue
 		}
 
+		// One call at a time: all partitions share the owner's turns with changes of this region.
 		merged := false
 		if j.whole {
 			merged = v.page(ctx, id, &j)

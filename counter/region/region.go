@@ -58,7 +58,7 @@ func New(cfg Config) *Region {
 // Shared is owner.Config.Shared of the owner that Start gets.
 func (r *Region) Shared(partition int, epoch uint64, keys []string) {
 	for _, l := range r.links {
-		l.committed(partition, epoch, keys)
+		l.committed(partition, epoch, keys) // before the link is woken, so that it finds them
 		l.Changed(partition)
 	}
 }
@@ -123,13 +123,20 @@ func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64)
 		return
 	}
 
+	if is != "" {
+		wasKnown := r.misnamed.Swap(true)
+		if !wasKnown {
+			const what = "this store has counted as another region; counters are not shared: correct --region"
+			r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
+		}
+		return
+	}
+
+	// Whoever owns the row writes it; what fails is done the next time.
 	call := owner.NameRegion(r.cfg.Name)
-	switch {
-	case is != "" && !r.misnamed.Swap(true):
-		const what = "this store has counted as another region; counters are not shared: correct --region"
-		r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
-	case is == "" && epochs[call.Partition] != 0:
-		_, _ = r.owner.Do(ctx, call) // or the next time
+	isOwner := epochs[call.Partition] != 0
+	if isOwner {
+		_, _ = r.owner.Do(ctx, call)
 	}
 }
 

@@ -1,13 +1,13 @@
 // Package share has the arithmetic by which regions share a counter: what a region knows of it, and how two regions'
 // knowledge becomes one. It has no I/O.
 //
-// A [Share] is the whole knowledge of a region. [Mine.Hear] takes the newer of everything, part by part, so that it does
-// not matter whether shares are lost, repeated, late or out of order. A region that lost its
-// data gets it back from any share that has it, also its own parts.
+// A [Share] is the whole knowledge of a region. [Mine.Hear] takes the newer of everything, part by part, so that it
+// does not matter whether shares are lost, repeated, late or out of order. A region that lost its data gets it back
+// from any share that has it, also its own parts.
 //
-//   - A sum has a part for each life of each region: a number that this region alone changes. The total is the sum of all
-//     parts, less what resets subtracted. A reset notes the value that it knows of each part; an addition that it did not
-//     know stays, whichever region made it, and two resets at the same time subtract nothing twice.
+//   - A sum has a part for each life of each region: a number that this region alone changes. The total is the sum of
+//     all parts, less what resets subtracted. A reset notes the value that it knows of each part; an addition that it
+//     did not know stays, whichever region made it, and two resets at the same time subtract nothing twice.
 //   - A set has one part for each region: the size of that region's set in its newest life.
 //   - A unique has the registers of all regions; of each, the greater value wins.
 //   - A reset of a set or a unique has a number, Emptied, and a deletion of any counter has one, Died. A region that

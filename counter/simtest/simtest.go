@@ -1,5 +1,5 @@
-// Package simtest is what simulations of counters share: seeds, dice, notes of what went wrong, and processes that die and
-// stand still. Only tests import it.
+// Package simtest is what simulations of counters share: seeds, dice, notes of what went wrong, and processes that die
+// and stand still. Only tests import it.
 package simtest
 
 import (
