@@ -74,6 +74,7 @@ type (
 func NewArchive(store Reader) *Archive {
 	spans, _ := lru.New[spanOf, span](maxSpans) // fails only for a size under 1
 	counts, _ := lru.New[countOf, pointCount](maxCounts)
+
 	return &Archive{store: store, spans: spans, counts: counts}
 }
 
@@ -87,13 +88,22 @@ func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (
 		t.Add(gains)
 		return t.Answer(), is, err
 	}
+
+	// The counter comes first: its incarnation says what the cache is good for.
 	readings, err := a.store.Read(ctx, []string{key}, "", 0)
 	if err != nil {
 		return Answer{}, Counter{}, err
 	}
-	now, seconds := time.Now(), int64(q.Step/time.Second)
+
+	now := time.Now()
+	seconds := int64(q.Step / time.Second)
 	r := &archiveRead{
-		Archive: a, key: key, q: q, now: now, t: q.Tally(), is: readings[0].Counter,
+		Archive:     a,
+		key:         key,
+		q:           q,
+		now:         now,
+		t:           q.Tally(),
+		is:          readings[0].Counter,
 		incarnation: readings[0].Version.Incarnation,
 		span:        spanSteps(b),
 		over:        floor(now.Add(-stepLate).Unix(), seconds),
@@ -103,6 +113,7 @@ func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (
 		return Answer{}, Counter{}, err
 	}
 	r.is.Stale = r.stale
+
 	return r.answer(), r.is, nil
 }
 
@@ -121,6 +132,7 @@ type archiveRead struct {
 	span         int64 // time buckets in a span
 	over, newest int64 // the first time bucket that may still change, and the running one
 
+	pending     int64 // the first time bucket that is not in the tally
 	is          Counter
 	incarnation uint64 // for which cached spans and points are valid
 	stale       bool   // a read lacked a region
@@ -138,43 +150,58 @@ func (r *archiveRead) run(ctx context.Context) error {
 	if !r.is.Kind.Estimates() { // the counter does not exist
 		first = max(first, min(r.newest, r.q.To)-1)
 	}
-	pending := first // the first time bucket that is not in the tally
-	read := func(to int64) error {
-		if pending >= to {
-			return nil
-		}
-		err := r.read(ctx, pending, to)
-		pending = to
-		return err
-	}
+
+	r.pending = first
 	for from := first; from < r.q.To; {
 		number := floor(from, r.span)
 		to := min((number+1)*r.span, r.q.To)
 		if from > r.newest { // the store's clock may be ahead
 			to = r.q.To
 		}
-		if seen, point, ok := r.recalled(number, from, to); ok {
-			if err := read(from); err != nil {
-				return err
-			}
+
+		seen, point, isCached := r.recalled(number, from, to)
+		isWorthARead := to == r.q.To || to-r.pending >= readAtOnce
+		var err error
+		switch {
+		case isCached:
+			// Time buckets come in order, so those before the span go first.
+			err = r.readUntil(ctx, from)
 			r.t.see(point, seen)
-			pending = to
-		} else if to == r.q.To || to-pending >= readAtOnce {
-			if err := read(to); err != nil {
-				return err
-			}
+			r.pending = to
+		case isWorthARead:
+			err = r.readUntil(ctx, to)
 		}
+		if err != nil {
+			return err
+		}
+
 		from = to
 	}
-	return read(r.q.To)
+
+	return r.readUntil(ctx, r.q.To)
+}
+
+// readUntil reads what is pending before a time bucket.
+func (r *archiveRead) readUntil(ctx context.Context, to int64) error {
+	if r.pending >= to {
+		return nil
+	}
+
+	err := r.read(ctx, r.pending, to)
+	r.pending = to
+
+	return err
 }
 
 // recall looks up the cached points.
 func (r *archiveRead) recall() {
-	r.known, r.n = make([]bool, len(r.t.points)), make([]int64, len(r.t.points))
+	r.known = make([]bool, len(r.t.points))
+	r.n = make([]int64, len(r.t.points))
 	for i := range r.known {
-		if is, ok := r.counts.Get(r.point(i)); ok && r.counted(is.read, is.incarnation) {
-			r.known[i], r.n[i] = true, is.n
+		is, ok := r.counts.Get(r.point(i))
+		if ok && r.counted(is.read, is.incarnation) {
+			r.known[i] = true
+			r.n[i] = is.n
 		}
 	}
 }
@@ -195,6 +222,7 @@ func (r *archiveRead) recalled(number, from, to int64) (seen hyperloglog.Registe
 	if from != number*r.span || to != from+r.span {
 		return seen, 0, false
 	}
+
 	is, ok := r.spans.Get(spanOf{r.key, r.q.Step, number})
 	if !ok || !r.counted(is.read, is.incarnation) {
 		return seen, 0, false
@@ -202,7 +230,9 @@ func (r *archiveRead) recalled(number, from, to int64) (seen hyperloglog.Registe
 	if r.q.Points == 0 {
 		return is.seen, -1, true
 	}
-	first, last := (from-r.q.From)/r.q.Points, (to-1-r.q.From)/r.q.Points
+
+	first := (from - r.q.From) / r.q.Points
+	last := (to - 1 - r.q.From) / r.q.Points
 	if first == last {
 		return is.seen, first, true
 	}
@@ -211,6 +241,7 @@ func (r *archiveRead) recalled(number, from, to int64) (seen hyperloglog.Registe
 			return seen, 0, false
 		}
 	}
+
 	return is.seen, -1, true
 }
 
@@ -220,6 +251,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 	if err != nil {
 		return err
 	}
+
 	time.Sleep(breath)
 	r.is = is
 	r.t.Add(gains)
@@ -228,6 +260,14 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 		r.mixed = true
 		return nil
 	}
+
+	r.keepSpans(from, to, gains)
+
+	return nil
+}
+
+// keepSpans caches the complete spans among time buckets that were read.
+func (r *archiveRead) keepSpans(from, to int64, gains []Gain) {
 	for number := floor(from+r.span-1, r.span); (number+1)*r.span <= min(to, r.over); number++ {
 		var all hyperloglog.Union
 		for ; len(gains) > 0 && gains[0].Number < (number+1)*r.span; gains = gains[1:] {
@@ -237,19 +277,23 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 		}
 		r.spans.Add(spanOf{r.key, r.q.Step, number}, span{r.now, r.incarnation, all.Registers()})
 	}
-	return nil
 }
 
 // answer returns the answer, and caches its completed points.
 func (r *archiveRead) answer() Answer {
 	out := r.t.Answer()
+	mayCache := !r.mixed && r.incarnation != 0
 	for i := range out.Values {
-		switch end := r.q.From + int64(i+1)*r.q.Points; {
-		case r.known[i]:
+		if r.known[i] {
 			out.Values[i] = r.n[i]
-		case end <= r.over && !r.mixed && r.incarnation != 0:
+			continue
+		}
+
+		end := r.q.From + int64(i+1)*r.q.Points
+		if mayCache && end <= r.over {
 			r.counts.Add(r.point(i), pointCount{r.now, r.incarnation, out.Values[i]})
 		}
 	}
+
 	return out
 }

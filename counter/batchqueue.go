@@ -77,25 +77,35 @@ func queueOf(key string, n int) int { return int(xxhash.Sum64String(key) % uint6
 func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (result R, err error) {
 	q := &g.all[queue]
 	one := g.calls.Get().(*call[C, R])
-	one.op, one.size = op, size
-	lead, err := q.enter(one)
-	switch {
-	case err != nil:
+	one.op = op
+	one.size = size
+
+	leads, err := q.enter(one)
+	if err != nil {
 		g.put(one)
 		return result, err
-	case lead:
+	}
+	if leads {
 		q.writing = append(q.writing[:0], one)
 		go q.run() // close waits for it
 	}
+
 	select {
 	case <-one.done:
 	case <-ctx.Done():
 		// The pool must not get one back: the queue still holds it and will answer it.
-		return result, fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))
+		return result, errLeft(ctx)
 	}
+
 	result = one.result
 	g.put(one)
+
 	return result, nil
+}
+
+// errLeft is the error for a caller that did not wait for its answer.
+func errLeft(ctx context.Context) error {
+	return fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))
 }
 
 // close waits until every accepted call is answered. Later calls fail with ErrUnavailable.
@@ -106,6 +116,7 @@ func (g *batchQueues[C, R]) close() {
 		q.closed = true
 		q.mu.Unlock()
 	}
+
 	g.wg.Wait()
 }
 
@@ -114,10 +125,11 @@ func (g *batchQueues[C, R]) put(one *call[C, R]) {
 	g.calls.Put(one)
 }
 
-// enter accepts one. lead reports that the queue was idle: then one is not in pending, and the caller owns the write.
-func (q *batchQueue[C, R]) enter(one *call[C, R]) (lead bool, err error) {
+// enter accepts one. It reports whether the queue was idle: then one is not in pending, and the caller owns the write.
+func (q *batchQueue[C, R]) enter(one *call[C, R]) (leads bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	switch {
 	case q.closed:
 		return false, fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
@@ -128,8 +140,10 @@ func (q *batchQueue[C, R]) enter(one *call[C, R]) (lead bool, err error) {
 	case q.pendingSize+one.size > q.of.cfg.QueueSize:
 		return false, ErrBusy
 	}
+
 	q.pending = append(q.pending, one)
 	q.pendingSize += one.size
+
 	return false, nil
 }
 
@@ -142,15 +156,17 @@ func (q *batchQueue[C, R]) write(ctx context.Context) {
 // run writes until no call is pending.
 func (q *batchQueue[C, R]) run() {
 	for {
-		began, calls := time.Now(), len(q.writing)
-		since := began.Sub(q.began)
+		began := time.Now()
+		isHot := q.isHot(began.Sub(q.began))
 		q.began = began
+
 		ctx, cancel := context.WithTimeout(context.Background(), q.of.cfg.WriteTimeout)
 		q.write(ctx)
 		cancel()
+
 		// Let the callers run that were just answered: if they call again, they make it into the next write.
 		runtime.Gosched()
-		if q.of.cfg.Pace > 0 && calls >= hotCalls && float64(calls) >= hotRate*since.Seconds() {
+		if isHot {
 			q.pause(began.Add(q.of.cfg.Pace))
 		}
 		if !q.take() {
@@ -159,16 +175,27 @@ func (q *batchQueue[C, R]) run() {
 	}
 }
 
+// isHot reports whether the calls of a write have come so fast, since the last one began, that further ones are worth a
+// wait.
+func (q *batchQueue[C, R]) isHot(since time.Duration) bool {
+	calls := len(q.writing)
+
+	return q.of.cfg.Pace > 0 && calls >= hotCalls && float64(calls) >= hotRate*since.Seconds()
+}
+
 // pause lets calls gather until a time, a full batch, or a millisecond in which no call came.
 func (q *batchQueue[C, R]) pause(until time.Time) {
 	for before := -1; ; {
 		q.mu.Lock()
-		size, closed := q.pendingSize, q.closed
+		size := q.pendingSize
+		isClosed := q.closed
 		q.mu.Unlock()
+
 		left := time.Until(until)
-		if size == before || size >= q.of.cfg.Batch || left <= 0 || closed {
+		if size == before || size >= q.of.cfg.Batch || left <= 0 || isClosed {
 			return
 		}
+
 		before = size
 		time.Sleep(min(stall, left))
 	}
@@ -179,23 +206,34 @@ func (q *batchQueue[C, R]) pause(until time.Time) {
 func (q *batchQueue[C, R]) take() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n, size := 0, 0
+
+	n := 0
+	size := 0
 	for n < len(q.pending) && (n == 0 || size+q.pending[n].size <= q.of.cfg.Batch) {
 		size += q.pending[n].size
 		n++
 	}
 	if n == 0 {
-		q.busy = false
-		if cap(q.pending) > 1024 { // give back the memory of a burst
-			q.pending, q.writing = nil, nil
-		}
-		q.of.wg.Done()
+		q.idleLocked()
 		return false
 	}
+
 	q.writing = append(q.writing[:0], q.pending[:n]...)
 	rest := copy(q.pending, q.pending[n:])
 	clear(q.pending[rest:])
 	q.pending = q.pending[:rest]
 	q.pendingSize -= size
+
 	return true
+}
+
+// idleLocked ends the writes of the queue until the next call. The caller has mu.
+func (q *batchQueue[C, R]) idleLocked() {
+	q.busy = false
+	// The memory of a burst is given back.
+	if cap(q.pending) > 1024 {
+		q.pending = nil
+		q.writing = nil
+	}
+	q.of.wg.Done()
 }

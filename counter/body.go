@@ -22,6 +22,7 @@ func badBody(err error) error {
 	if err == nil || errors.Is(err, ErrBody) {
 		return err
 	}
+
 	return fmt.Errorf("%w: %w", ErrBody, err)
 }
 
@@ -42,6 +43,7 @@ func parseObject(body []byte, known string, field func(r *reader, name string) e
 	if err == nil {
 		err = r.end()
 	}
+
 	return badBody(err)
 }
 
@@ -60,31 +62,34 @@ func ParseOpenStep(body []byte, key string, rule *Rule) (Change, error) {
 
 func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Add, Delta: 1}
-	if len(bytes.TrimSpace(body)) > 0 {
-		members := "delta and dimensions"
-		if rule.Kind.IsExact() {
-			members = "delta, reason and by"
+	members := "delta and dimensions"
+	if rule.Kind.IsExact() {
+		members = "delta, reason and by"
+	}
+	field := func(r *reader, name string) (err error) {
+		switch {
+		case name == "delta":
+			c.Delta, err = integerIn(r, 1, MaxDelta)
+		case name == "dimensions":
+			c.Dimensions, err = dimensions(r, names)
+		case rule.Kind.IsExact():
+			err = c.why(r, name)
+		default:
+			err = errUnknown
 		}
-		err := parseObject(body, members, func(r *reader, name string) (err error) {
-			switch {
-			case name == "delta":
-				c.Delta, err = integerIn(r, 1, MaxDelta)
-			case name == "dimensions":
-				c.Dimensions, err = dimensions(r, names)
-			case rule.Kind.IsExact():
-				err = c.why(r, name)
-			default:
-				err = errUnknown
-			}
-			return err
-		})
-		if err != nil {
+		return err
+	}
+
+	isGiven := len(bytes.TrimSpace(body)) > 0
+	if isGiven {
+		if err := parseObject(body, members, field); err != nil {
 			return Change{}, err
 		}
 	}
 	if down {
 		c.Delta = -c.Delta
 	}
+
 	return c, nil
 }
 
@@ -96,14 +101,17 @@ func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 		if name != "changes" {
 			return errUnknown
 		}
+
 		return r.list(func(i int) error {
 			if i == MaxChanges {
 				return fmt.Errorf("there are more than %d; send the rest in another batch", MaxChanges)
 			}
+
 			c, err := batched(r, rules)
 			if err != nil {
 				return fmt.Errorf("change %d: %w", i+1, err)
 			}
+
 			changes = append(changes, c)
 			return nil
 		})
@@ -111,14 +119,17 @@ func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 	if err == nil && len(changes) == 0 {
 		err = fmt.Errorf("%w: there are no changes; send 1 to %d in \"changes\"", ErrBody, MaxChanges)
 	}
-	for i := range changes {
-		if changes[i].Rule.Kind.IsExact() != changes[0].Rule.Kind.IsExact() {
-			err = fmt.Errorf("%w: only one of %q and %q is exact; send exact counters in a batch of their own", ErrBody, changes[0].Key, changes[i].Key)
-		}
-	}
 	if err != nil {
 		return nil, err
 	}
+
+	for i := range changes {
+		if changes[i].Rule.Kind.IsExact() != changes[0].Rule.Kind.IsExact() {
+			const what = "%w: only one of %q and %q is exact; send exact counters in a batch of their own"
+			return nil, fmt.Errorf(what, ErrBody, changes[0].Key, changes[i].Key)
+		}
+	}
+
 	return changes, nil
 }
 
@@ -129,11 +140,10 @@ func batched(r *reader, rules *Rules) (Change, error) {
 	err := r.object(func(name string) (err error) {
 		switch name {
 		case "key":
-			if c.Key, err = r.string(); err == nil {
-				err = CheckKey(c.Key)
-			}
+			c.Key, err = keyOf(r)
 		case "delta":
-			if c.Delta, err = integerIn(r, -MaxDelta, MaxDelta); err == nil && c.Delta == 0 {
+			c.Delta, err = integerIn(r, -MaxDelta, MaxDelta)
+			if err == nil && c.Delta == 0 {
 				err = errors.New("it is 0; omit the change")
 			}
 		case "dimensions":
@@ -148,22 +158,37 @@ func batched(r *reader, rules *Rules) (Change, error) {
 		}
 		return nil
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return c, err
-	case c.Key == "":
+	}
+	if c.Key == "" {
 		return c, errors.New("key is missing")
 	}
-	if c.Rule = rules.Find(c.Key); c.Rule == nil {
+
+	c.Rule = rules.Find(c.Key)
+	if c.Rule == nil {
 		return c, fmt.Errorf("%w: no rule fits %q", ErrKey, c.Key)
 	}
-	if dimensionsAt >= 0 {
-		again := reader{s: r.s, at: dimensionsAt}
-		if c.Dimensions, err = dimensions(&again, c.Rule); err != nil {
-			return c, fmt.Errorf("dimensions: %w", err)
-		}
+	if dimensionsAt < 0 {
+		return c, nil
 	}
+
+	again := reader{s: r.s, at: dimensionsAt}
+	c.Dimensions, err = dimensions(&again, c.Rule)
+	if err != nil {
+		return c, fmt.Errorf("dimensions: %w", err)
+	}
+
 	return c, nil
+}
+
+func keyOf(r *reader) (string, error) {
+	key, err := r.string()
+	if err != nil {
+		return "", err
+	}
+
+	return key, CheckKey(key)
 }
 
 // ParseMembers parses the body of a call on members: {"add":[…],"remove":[…]}. A member may occur several times in
@@ -176,6 +201,7 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 		if !joins && name != "remove" {
 			return errUnknown
 		}
+
 		return r.list(func(int) error {
 			m, err := r.string()
 			if err == nil {
@@ -184,15 +210,18 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 			if err != nil {
 				return err
 			}
-			if was, ok := place[m]; ok {
-				if was != joins {
-					return fmt.Errorf("%q is in both add and remove; send it in one", m)
-				}
+
+			was, again := place[m]
+			if again && was != joins {
+				return fmt.Errorf("%q is in both add and remove; send it in one", m)
+			}
+			if again {
 				return nil
 			}
 			if len(place) == MaxMembers {
 				return fmt.Errorf("there are more than %d members; send the rest in another call", MaxMembers)
 			}
+
 			place[m] = joins
 			if joins {
 				c.Join = append(c.Join, m)
@@ -211,6 +240,7 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 	if err != nil {
 		return Change{}, err
 	}
+
 	return c, nil
 }
 
@@ -219,6 +249,7 @@ func ParseNothing(body []byte) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
+
 	return parseObject(body, "no members", func(*reader, string) error { return errUnknown })
 }
 
@@ -244,15 +275,18 @@ func parseCorrection(body []byte, c Change, members, number string) (Change, err
 		if name == "" || name != number {
 			return c.why(r, name)
 		}
+
 		given = true
 		c.Delta, err = r.integer()
 		return err
 	})
+	lacksDelta := c.Verb == Adjust && c.Delta == 0
+	lacksValue := c.Verb == Set && !given
 	switch {
 	case err != nil:
-	case c.Verb == Adjust && c.Delta == 0:
+	case lacksDelta:
 		err = fmt.Errorf("%w: delta: it is missing or 0; send any other whole number", ErrBody)
-	case c.Verb == Set && !given:
+	case lacksValue:
 		err = fmt.Errorf("%w: value: it is missing; send a whole number", ErrBody)
 	case c.Reason == "":
 		err = fmt.Errorf("%w: reason: it is missing; send 1 to %d characters", ErrBody, MaxText)
@@ -262,6 +296,7 @@ func parseCorrection(body []byte, c Change, members, number string) (Change, err
 	if err != nil {
 		return Change{}, err
 	}
+
 	return c, nil
 }
 
@@ -275,6 +310,7 @@ func (c *Change) why(r *reader, name string) (err error) {
 	default:
 		err = errUnknown
 	}
+
 	return err
 }
 
@@ -292,9 +328,8 @@ func ParseLimit(body []byte, key string) (limit.Call, error) {
 			c.Window, err = window(r)
 		case "algorithm":
 			var text string
-			if text, err = r.string(); err == nil {
-				c.Algorithm, _ = limit.ParseAlgorithm(text) // Check refuses the zero Algorithm
-			}
+			text, err = r.string()
+			c.Algorithm, _ = limit.ParseAlgorithm(text) // Check refuses the zero Algorithm
 		default:
 			err = errUnknown
 		}
@@ -303,6 +338,7 @@ func ParseLimit(body []byte, key string) (limit.Call, error) {
 	if err == nil {
 		err = badBody(c.Check())
 	}
+
 	return c, err
 }
 
@@ -312,10 +348,12 @@ func window(r *reader) (ms int64, err error) {
 	if err != nil {
 		return 0, err
 	}
+
 	d, err := ParseDuration(text)
 	if err == nil && d%time.Millisecond != 0 {
 		err = fmt.Errorf("%q is not a number of whole milliseconds", text)
 	}
+
 	return d.Milliseconds(), err
 }
 
@@ -324,19 +362,22 @@ func integerIn(r *reader, least, most int64) (int64, error) {
 	if err == nil && (n < least || n > most) {
 		err = fmt.Errorf("%d is out of bounds; send a whole number from %d to %d", n, least, most)
 	}
+
 	return n, err
 }
 
 func text(r *reader, most int) (string, error) {
 	s, err := r.string()
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
-	case s == "" || utf8.RuneCountInString(s) > most:
+	}
+	if s == "" || utf8.RuneCountInString(s) > most {
 		return "", fmt.Errorf("want 1 to %d characters", most)
-	case strings.Contains(s, "\x00"): // PostgreSQL cannot store it
+	}
+	if strings.Contains(s, "\x00") { // PostgreSQL cannot store it
 		return "", errors.New("it has the character U+0000; remove it")
 	}
+
 	return s, nil
 }
 
@@ -345,17 +386,26 @@ func dimensions(r *reader, rule *Rule) ([]Dimension, error) {
 	var list []Dimension
 	err := r.object(func(name string) error {
 		if rule != nil && !slices.Contains(rule.Dimensions, name) {
-			if len(rule.Dimensions) == 0 {
-				return fmt.Errorf("the rule %q has no dimension %q", rule.Written(), name)
-			}
-			return fmt.Errorf("the rule %q has no dimension %q, only %s", rule.Written(), name, strings.Join(rule.Dimensions, ", "))
+			return rule.lacksDimension(name)
 		}
+
 		value, err := text(r, MaxDimensionLength)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
+
 		list = append(list, Dimension{name, value})
 		return nil
 	})
+
 	return list, err
+}
+
+func (rule *Rule) lacksDimension(name string) error {
+	has := ""
+	if len(rule.Dimensions) > 0 {
+		has = ", only " + strings.Join(rule.Dimensions, ", ")
+	}
+
+	return fmt.Errorf("the rule %q has no dimension %q%s", rule.Written(), name, has)
 }

@@ -325,7 +325,7 @@ func TestAnyRuleOfAPrefix(t *testing.T) {
 	rules = rules.For([]presence.Site{shop})
 	for prefix, want := range map[string]bool{"": true, "a:": false, "a:b:": false, "c": true, "c:d": true, "c:d:": false, "c:e": false, "d": true, "d1": true, "e": false} {
 		for _, site := range []presence.Site{presence.DefaultSite, shop} {
-			if got := rules.Any(site.Qualify(prefix), Exact); got != want {
+			if got := rules.AnyExact(site.Qualify(prefix)); got != want {
 				t.Errorf("%q of site %q: %v", prefix, site, got)
 			}
 		}

@@ -28,8 +28,8 @@ type CombinerConfig struct {
 	Batch int
 	// WriteTimeout is the longest time that a write may take, default 10s.
 	WriteTimeout time.Duration
-	// LimitTimeout is the longest time that a call on a limit may take, with its wait in the queue; default: no limit but
-	// WriteTimeout for the write.
+	// LimitTimeout is the longest time that a call on a limit may take, with its wait in the queue; default: no limit
+	// but WriteTimeout for the write.
 	LimitTimeout time.Duration
 	// Pace is the shortest time between the starts of two writes of a hot queue, one that gets over hotRate
 	// operations a second. It ends early when no operation arrives for a millisecond. Default 0: no pause.
@@ -85,6 +85,7 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
+
 	if c.cfg.Instant {
 		return c.doInstantly(op)
 	}
@@ -98,6 +99,7 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	if err != nil {
 		return Result{Err: err}
 	}
+
 	return result
 }
 
@@ -142,7 +144,7 @@ func (c *Combiner) doAlone(ctx context.Context, op Op) Result {
 	case result := <-made:
 		return result
 	case <-ctx.Done():
-		return Result{Err: fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))}
+		return Result{Err: errLeft(ctx)}
 	}
 }
 
@@ -202,7 +204,9 @@ type mergeKey struct {
 // change.
 func (op *Op) mergeable() bool {
 	c := &op.Changes[0]
-	return len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind.Gains() && op.IdempotencyKey == IdempotencyKey{} && len(c.Dimensions) == 0
+	isPlain := op.IdempotencyKey == IdempotencyKey{} && len(c.Dimensions) == 0
+
+	return isPlain && len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind.Gains()
 }
 
 // write makes the operations of calls and answers the calls. When a merged operation is refused, its parts are made
@@ -212,31 +216,43 @@ func (w *combining) write(ctx context.Context, calls []*call[Op, Result]) {
 	if w.batches != nil {
 		w.batches.Observe(float64(len(calls)))
 	}
+
 	w.gather(calls)
 	results := w.to.Apply(ctx, w.ops)
 	again := calls[:0]
 	for i, one := range calls {
 		at := w.at[i]
-		if results[at].Err != nil && errors.As(results[at].Err, new(*Conflict)) && w.ops[at].Changes[0].Merged > 1 {
+		isRefused := results[at].Err != nil && errors.As(results[at].Err, new(*Conflict))
+		if isRefused && w.ops[at].Changes[0].Merged > 1 {
 			again = append(again, one)
 			continue
 		}
 		one.answer(results[at])
 	}
-	clear(w.ops) // so that reused slices keep no request alive
-	if len(again) > 0 {
-		w.ops = w.ops[:0]
-		for _, one := range again {
-			w.ops = append(w.ops, one.op)
-		}
-		for i, r := range w.to.Apply(ctx, w.ops) {
-			again[i].answer(r)
-		}
-	}
+	// Reused slices must keep no request alive.
+	clear(w.ops)
+	w.writeEach(ctx, again)
+
 	clear(w.ops)
 	clear(w.own)
-	if cap(w.ops) > 1024 { // give back the memory of a burst
+	// The memory of a burst is given back.
+	if cap(w.ops) > 1024 {
 		*w = combining{to: w.to, batches: w.batches}
+	}
+}
+
+// writeEach makes the operations of calls without merging them, and answers the calls.
+func (w *combining) writeEach(ctx context.Context, calls []*call[Op, Result]) {
+	if len(calls) == 0 {
+		return
+	}
+
+	w.ops = w.ops[:0]
+	for _, one := range calls {
+		w.ops = append(w.ops, one.op)
+	}
+	for i, r := range w.to.Apply(ctx, w.ops) {
+		calls[i].answer(r)
 	}
 }
 
@@ -244,37 +260,54 @@ func (w *combining) write(ctx context.Context, calls []*call[Op, Result]) {
 // the merged change passes only if each of its parts would have passed in turn, and it never becomes a change by 0,
 // which would leave the version as it is.
 func (w *combining) gather(calls []*call[Op, Result]) {
-	w.ops, w.at, w.own = w.ops[:0], w.at[:0], w.own[:0]
+	w.ops = w.ops[:0]
+	w.at = w.at[:0]
+	w.own = w.own[:0]
 	if len(calls) == 1 {
-		w.ops, w.at = append(w.ops, calls[0].op), append(w.at, 0)
+		w.add(calls[0])
 		return
 	}
+
 	if w.open == nil {
 		w.open = map[mergeKey]int{}
 	}
 	clear(w.open)
-	if cap(w.own) < len(calls) { // ops point into own, so append must never move it
+	// The operations point into own, so append must never move it.
+	if cap(w.own) < len(calls) {
 		w.own = make([]Change, 0, 2*len(calls))
 	}
+
 	for _, one := range calls {
 		if !one.op.mergeable() {
-			// Later additions to its counters must not be merged into an operation before it.
-			for i := range one.op.Changes {
-				delete(w.open, mergeKey{one.op.Changes[i].Key, true})
-				delete(w.open, mergeKey{one.op.Changes[i].Key, false})
-			}
-			w.at, w.ops = append(w.at, len(w.ops)), append(w.ops, one.op)
+			w.endMerging(&one.op)
+			w.add(one)
 			continue
 		}
+
 		c := &one.op.Changes[0]
 		key := mergeKey{c.Key, c.Delta > 0}
-		at, ok := w.open[key]
-		if ok && w.merge(at, c) {
+		at, isOpen := w.open[key]
+		if isOpen && w.merge(at, c) {
 			w.at = append(w.at, at)
 			continue
 		}
+
 		w.open[key] = len(w.ops)
-		w.at, w.ops = append(w.at, len(w.ops)), append(w.ops, one.op)
+		w.add(one)
+	}
+}
+
+// add adds the operation of a call by itself.
+func (w *combining) add(one *call[Op, Result]) {
+	w.at = append(w.at, len(w.ops))
+	w.ops = append(w.ops, one.op)
+}
+
+// endMerging has no later addition to the counters of an operation merged into one before it.
+func (w *combining) endMerging(op *Op) {
+	for i := range op.Changes {
+		delete(w.open, mergeKey{op.Changes[i].Key, true})
+		delete(w.open, mergeKey{op.Changes[i].Key, false})
 	}
 }
 
@@ -285,6 +318,8 @@ func (w *combining) merge(at int, c *Change) bool {
 	if over {
 		return false
 	}
+
+	// The changes of callers must stay as they are.
 	if op.Changes[0].Merged == 0 {
 		w.own = append(w.own, op.Changes[0])
 		op.Changes = w.own[len(w.own)-1:]
@@ -292,5 +327,6 @@ func (w *combining) merge(at int, c *Change) bool {
 	}
 	op.Changes[0].Delta = delta
 	op.Changes[0].Merged++
+
 	return true
 }

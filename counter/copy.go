@@ -21,7 +21,8 @@ type Copy struct {
 	Key string
 	State
 	Members []string // of a set, in any order
-	// Hashes has the members of a set whose names are unknown. Stores keep no names; exports of former releases have some.
+	// Hashes has the members of a set whose names are unknown. Stores keep no names; exports of former releases have
+	// some.
 	Hashes []string
 	// Registers has the registers of a unique.
 	Registers hyperloglog.Registers
@@ -29,8 +30,8 @@ type Copy struct {
 	Steps     []StepCopy
 	// Dimensions has the dimensions of a sum, sorted by name.
 	Dimensions []DimensionCopy
-	// Elsewhere is what the region knows of others, as package share writes it, or empty. State.Value includes it. Only a
-	// store that has other regions keeps it.
+	// Elsewhere is what the region knows of others, as package share writes it, or empty. State.Value includes it. Only
+	// a store that has other regions keeps it.
 	Elsewhere string
 }
 
@@ -43,9 +44,11 @@ type DimensionCopy struct {
 // Dimension returns the dimension with that name, and adds it if it is not the last one. The caller asks in the order
 // of names.
 func (c *Copy) Dimension(name string) *Counted {
-	if n := len(c.Dimensions); n == 0 || c.Dimensions[n-1].Name != name {
+	n := len(c.Dimensions)
+	if n == 0 || c.Dimensions[n-1].Name != name {
 		c.Dimensions = append(c.Dimensions, DimensionCopy{name, Counted{Values: map[string]int64{}}})
 	}
+
 	return &c.Dimensions[len(c.Dimensions)-1].Counted
 }
 
@@ -82,9 +85,11 @@ func (c *Copy) Replaces(is *State, deleted uint64) bool {
 	if c.Version.Compare(is.Version) <= 0 {
 		return false
 	}
+
 	if is.Version == (Version{}) && c.Version.Incarnation <= deleted {
 		c.Version.Incarnation = deleted + 1
 	}
+
 	return true
 }
 
@@ -99,7 +104,9 @@ func MemberHash(member string) string {
 	if hash, ok := strings.CutPrefix(member, nameless); ok {
 		return hash
 	}
+
 	sum := sha256.Sum256([]byte(member))
+
 	return base64.RawURLEncoding.EncodeToString(sum[:11])[:hashLength]
 }
 
@@ -118,12 +125,16 @@ func (c *Copy) Kept(rules *Rules) (ledger time.Duration, step func(seconds uint3
 	if rule == nil {
 		rule = &Rule{Kind: c.Kind, Ledger: DefaultLedger}
 	}
-	return rule.ledgerKept(c.Kind), func(seconds uint32) time.Duration {
-		if b := rule.bucketOf(seconds); b != nil {
-			return b.Kept
+
+	step = func(seconds uint32) time.Duration {
+		b := rule.bucketOf(seconds)
+		if b == nil {
+			return keptDefault
 		}
-		return keptDefault
+		return b.Kept
 	}
+
+	return rule.ledgerKept(c.Kind), step
 }
 
 // The form of an export.
@@ -172,10 +183,11 @@ type (
 func (c Copy) MarshalJSON() ([]byte, error) {
 	site, key := presence.SplitName(c.Key)
 	j := copyJSON{
-		Site: site.String(), Key: key, Kind: c.Kind.String(), Value: c.Value, Updated: c.Updated, Version: c.Version.String(), Entries: c.Entries,
-		Slots: string(c.Slots.Append(nil)), Members: c.Members, Hashes: c.Hashes, Registers: c.Registers.Bytes(),
-		Elsewhere: c.Elsewhere,
+		Site: site.String(), Key: key, Kind: c.Kind.String(), Value: c.Value, Updated: c.Updated,
+		Version: c.Version.String(), Entries: c.Entries, Slots: string(c.Slots.Append(nil)),
+		Members: c.Members, Hashes: c.Hashes, Registers: c.Registers.Bytes(), Elsewhere: c.Elsewhere,
 	}
+
 	for _, e := range c.Ledger {
 		j.Ledger = append(j.Ledger, entryJSON{e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By})
 	}
@@ -189,6 +201,7 @@ func (c Copy) MarshalJSON() ([]byte, error) {
 	for _, d := range c.Dimensions {
 		j.Dimensions = append(j.Dimensions, dimensionJSON{d.Name, d.Values, d.Other})
 	}
+
 	return json.Marshal(j)
 }
 
@@ -207,6 +220,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	if err := c.parse(&j); err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrCopy, presence.Excerpt(j.Key), err)
 	}
+
 	return nil
 }
 
@@ -218,71 +232,119 @@ func (c *Copy) parse(j *copyJSON) error {
 	if err != nil {
 		return err
 	}
-	*c = Copy{Key: name, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members, Hashes: j.Hashes, Elsewhere: j.Elsewhere}
+
+	*c = Copy{Key: name, Members: j.Members, Hashes: j.Hashes, Elsewhere: j.Elsewhere}
 	if j.Elsewhere != "" && !elsewhere.MatchString(j.Elsewhere) {
 		return fmt.Errorf("%q is not the state of other regions", presence.Excerpt(j.Elsewhere))
 	}
-	var ok bool
-	if c.Kind, ok = ParseKind(j.Kind); !ok {
-		return fmt.Errorf("%.40q is not a kind", j.Kind)
+
+	err = c.parseState(j)
+	if err == nil {
+		err = c.checkMembers()
 	}
-	if c.Version, err = presence.ParseVersion(j.Version); err != nil || c.Version == (Version{}) {
-		return fmt.Errorf("%.40q is not a version of a counter", j.Version)
-	}
-	if c.Slots, err = ParseSlots(j.Slots); err != nil {
+	if err != nil {
 		return err
 	}
-	if n := int64(len(j.Members) + len(j.Hashes)); c.Kind.Forgets() && n != j.Value && (j.Elsewhere == "" || n > j.Value) {
-		return fmt.Errorf("it has %d members and the value %d", n, j.Value)
+
+	c.Registers, err = hyperloglog.Parse(j.Registers)
+	if err != nil {
+		return err
 	}
-	for _, h := range j.Hashes {
+
+	return c.parsePast(j)
+}
+
+// parseState parses the record of the counter.
+func (c *Copy) parseState(j *copyJSON) error {
+	kind, ok := ParseKind(j.Kind)
+	if !ok {
+		return fmt.Errorf("%.40q is not a kind", j.Kind)
+	}
+	version, err := presence.ParseVersion(j.Version)
+	if err != nil || version == (Version{}) {
+		return fmt.Errorf("%.40q is not a version of a counter", j.Version)
+	}
+	slots, err := ParseSlots(j.Slots)
+	if err != nil {
+		return err
+	}
+
+	c.State = State{
+		Kind: kind, Value: j.Value, Updated: j.Updated, Version: version, Entries: j.Entries, Slots: slots,
+	}
+
+	return nil
+}
+
+// checkMembers checks the members of a set. Those of other regions are in its value alone.
+func (c *Copy) checkMembers() error {
+	n := int64(len(c.Members) + len(c.Hashes))
+	isRight := n == c.Value || c.Elsewhere != "" && n < c.Value
+	if c.Kind.Forgets() && !isRight {
+		return fmt.Errorf("it has %d members and the value %d", n, c.Value)
+	}
+
+	for _, h := range c.Hashes {
 		if len(h) != hashLength || strings.Trim(h, hashDigits) != "" {
 			return fmt.Errorf("%q is not the hash of a member", presence.Excerpt(h))
 		}
 	}
-	for _, m := range j.Members {
+	for _, m := range c.Members {
 		if err := CheckMember(m); err != nil {
 			return err
 		}
 	}
-	if c.Registers, err = hyperloglog.Parse(j.Registers); err != nil {
-		return err
-	}
-	return c.parsePast(j)
+
+	return nil
 }
 
 // parsePast parses the ledger, the history and the dimensions.
 func (c *Copy) parsePast(j *copyJSON) error {
 	for _, e := range j.Ledger {
-		entry := Entry{Seq: e.Seq, At: time.UnixMilli(e.At).UTC(), Delta: e.Delta, Before: e.Before, After: e.Before + e.Delta, Reason: e.Reason, By: e.By}
-		if entry.Op = ParseLedgerOp(e.Op); entry.Op == 0 {
+		op := ParseLedgerOp(e.Op)
+		if op == 0 {
 			return fmt.Errorf("%.40q is not an op of a ledger", e.Op)
 		}
-		c.Ledger = append(c.Ledger, entry)
+		c.Ledger = append(c.Ledger, Entry{
+			Seq: e.Seq, At: time.UnixMilli(e.At).UTC(), Op: op, Delta: e.Delta, Before: e.Before,
+			After: e.Before + e.Delta, Reason: e.Reason, By: e.By,
+		})
 	}
-	for _, s := range j.Steps {
-		one := StepCopy{Step: s.Step, Number: s.Number, Value: s.Value}
-		if s.Registers != nil {
-			seen, err := hyperloglog.Parse(s.Registers)
-			if err != nil {
-				return err
-			}
-			one.Seen = &seen
-		}
-		if s.Step == 0 {
-			return errors.New("a step of 0 seconds")
+
+	for i := range j.Steps {
+		one, err := j.Steps[i].parse()
+		if err != nil {
+			return err
 		}
 		c.Steps = append(c.Steps, one)
 	}
+
 	for _, d := range j.Dimensions {
 		if !dimensionName(d.Name) || len(d.Values) > MaxValues {
 			return fmt.Errorf("the dimension %.40q with %d values is not valid", d.Name, len(d.Values))
 		}
+
 		counted := c.Dimension(d.Name)
 		maps.Copy(counted.Values, d.Values)
 		counted.Other = d.Other
 	}
+
 	return nil
+}
+
+func (s *stepJSON) parse() (StepCopy, error) {
+	is := StepCopy{Step: s.Step, Number: s.Number, Value: s.Value}
+	if s.Step == 0 {
+		return is, errors.New("a step of 0 seconds")
+	}
+	if s.Registers == nil {
+		return is, nil
+	}
+
+	seen, err := hyperloglog.Parse(s.Registers)
+	is.Seen = &seen
+
+	return is, err
 }
 
 // NameIn returns the name of a counter with that key in a site; the empty site is the default one.
@@ -290,6 +352,8 @@ func NameIn(site, key string) (string, error) {
 	if site == "" {
 		return key, nil
 	}
+
 	of, err := presence.ParseSite(site)
+
 	return of.Qualify(key), err
 }

@@ -107,6 +107,7 @@ func CheckKey(key string) error {
 	if strings.Contains(key, "*") {
 		return fmt.Errorf("%w: it has a *, which only a match has", ErrKey)
 	}
+
 	return checkID(ErrKey, key)
 }
 
@@ -117,29 +118,36 @@ func checkID(kind error, id string) error {
 	if err := presence.CheckPage(id); err != nil {
 		return fmt.Errorf("%w: %s", kind, strings.TrimPrefix(err.Error(), presence.ErrPage.Error()+": "))
 	}
+
 	return nil
 }
 
 // CheckMatch returns why match is not valid, or nil. A match is a key, or a prefix, which may be empty, followed by *.
 func CheckMatch(match string) error {
-	prefix, open := strings.CutSuffix(match, "*")
+	if match == "*" {
+		return nil
+	}
+
+	prefix, isOpen := strings.CutSuffix(match, "*")
 	if strings.Contains(prefix, "*") {
 		return fmt.Errorf("%w: a * stands only at the end", ErrMatch)
 	}
-	switch {
-	case open && prefix == "":
-		return nil
-	case open && utf8.RuneCountInString(prefix) >= MaxKeyLength:
-		return fmt.Errorf("%w: its prefix is longer than %d characters", ErrMatch, MaxKeyLength-1)
-	case open: // a prefix that is no valid key by itself may begin valid ones: check one of those
-		prefix += "a"
+	if !isOpen {
+		return checkID(ErrMatch, match)
 	}
-	return checkID(ErrMatch, prefix)
+
+	if utf8.RuneCountInString(prefix) >= MaxKeyLength {
+		return fmt.Errorf("%w: its prefix is longer than %d characters", ErrMatch, MaxKeyLength-1)
+	}
+
+	// A prefix that is no valid key by itself may begin valid ones: check one of those.
+	return checkID(ErrMatch, prefix+"a")
 }
 
 // Matches reports whether key fits match.
 func Matches(match, key string) bool {
 	prefix, open := strings.CutSuffix(match, "*")
+
 	return key == match || open && strings.HasPrefix(key, prefix)
 }
 
@@ -163,14 +171,18 @@ func (c Counter) Or(kind Kind) Counter {
 	if c.Kind == 0 {
 		c.Kind = kind
 	}
+
 	return c
 }
 
 // AppendJSON appends the form that clients see:
-// {"key":"likes:42","kind":"members","value":12,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42","exact":true}.
+//
+//	{"key":"likes:42","kind":"members","value":12,
+//	"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42","exact":true}
 func (c Counter) AppendJSON(b []byte) []byte {
 	b = append(b, '{')
 	b = c.AppendMembers(b)
+
 	return append(b, '}')
 }
 
@@ -181,6 +193,7 @@ func (c Counter) AppendMembers(b []byte) []byte {
 	b = presence.AppendString(b, presence.KeyOf(c.Key))
 	b = append(b, `,"kind":"`...)
 	b = append(b, c.Kind.String()...)
+
 	b = append(b, `","value":`...)
 	b = strconv.AppendInt(b, c.Value, 10)
 	b = append(b, `,"updated_at":`...)
@@ -189,16 +202,17 @@ func (c Counter) AppendMembers(b []byte) []byte {
 	b = strconv.AppendUint(b, c.Version.Incarnation, 10)
 	b = append(b, '-')
 	b = strconv.AppendUint(b, c.Version.Sequence, 10)
+
 	b = append(b, `","exact":`...)
-	switch {
-	case c.Kind.Estimates():
+	if c.Kind.Estimates() {
 		b = append(b, `false,"error":0.0081`...)
-	default:
+	} else {
 		b = strconv.AppendBool(b, !c.Approx)
 	}
 	if c.Stale {
 		b = append(b, `,"stale":true`...)
 	}
+
 	return b
 }
 
@@ -211,5 +225,6 @@ func appendText(b []byte, s string) []byte {
 	if err != nil { // impossible: every string can be marshalled
 		panic(err)
 	}
+
 	return append(b, quoted...)
 }

@@ -20,12 +20,14 @@ type Counted struct {
 
 // Add adds delta to the count of value. The empty value stands for those beyond MaxValues.
 func (c *Counted) Add(value string, delta int64) {
-	count, known := c.Values[value]
-	switch {
-	case value == "" || !known && len(c.Values) >= MaxValues:
+	count, isKnown := c.Values[value]
+	isBeyond := value == "" || !isKnown && len(c.Values) >= MaxValues
+	if isBeyond {
 		c.Other = Saturated(c.Other, delta)
 		return
-	case c.Values == nil:
+	}
+
+	if c.Values == nil {
 		c.Values = map[string]int64{}
 	}
 	c.Values[value] = Saturated(count, delta)
@@ -46,10 +48,12 @@ func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 		other = Saturated(other, c.Values[names[last]])
 		names = names[:last]
 	}
+
 	b = append(b, `{"key":`...)
 	b = presence.AppendString(b, presence.KeyOf(key))
 	b = append(b, `,"dimension":`...)
 	b = presence.AppendString(b, name)
+
 	b = append(b, `,"values":[`...)
 	for i, value := range names {
 		if i > 0 {
@@ -61,8 +65,10 @@ func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 		b = strconv.AppendInt(b, c.Values[value], 10)
 		b = append(b, '}')
 	}
+
 	b = append(b, `],"other":`...)
 	b = strconv.AppendInt(b, other, 10)
+
 	return append(b, '}')
 }
 
@@ -71,6 +77,7 @@ func count(step Step, s *State, c *Change) {
 	if !s.Kind.Gains() || c.Verb != Add {
 		return
 	}
+
 	for _, d := range c.Dimensions {
 		step.Count(c.Key, d.Name, d.Value, c.Delta)
 	}

@@ -72,12 +72,10 @@ const (
 	TooFar     Refusal = "far"
 	NoOpposite Refusal = "opposite"
 
-	OnlyNumbersMove     Refusal = "number"
-	OneByOne            Refusal = "merged"
-	OnlyExactIsSet      Refusal = "exact"
-	NothingIsForgotten  Refusal = "unique"
-	OnlySetsHaveMembers Refusal = "members"
-	IsElsewhere         Refusal = "elsewhere"
+	NoSuchVerb         Refusal = "verb"
+	OneByOne           Refusal = "merged"
+	NothingIsForgotten Refusal = "unique"
+	IsElsewhere        Refusal = "elsewhere"
 )
 
 // refusals says what a refusal is, and why, for a person. The reasons of ErrKind follow the kind that the counter has.
@@ -85,25 +83,38 @@ var refusals = map[Refusal]struct {
 	is  error
 	why func(c *Change, have Counter) string
 }{
-	BelowFloor:   {ErrBound, func(c *Change, _ Counter) string { return fmt.Sprintf("its floor is %d", *c.Rule.Floor) }},
-	AboveCeiling: {ErrBound, func(c *Change, _ Counter) string { return fmt.Sprintf("its ceiling is %d", *c.Rule.Ceiling) }},
+	BelowFloor: {ErrBound, func(c *Change, _ Counter) string {
+		return fmt.Sprintf("its floor is %d", *c.Rule.Floor)
+	}},
+	AboveCeiling: {ErrBound, func(c *Change, _ Counter) string {
+		return fmt.Sprintf("its ceiling is %d", *c.Rule.Ceiling)
+	}},
 
-	Overflows: {ErrOverflow, func(c *Change, have Counter) string { return fmt.Sprintf("%d and %d", have.Value, c.Delta) }},
+	Overflows: {ErrOverflow, func(c *Change, have Counter) string {
+		return fmt.Sprintf("%d and %d", have.Value, c.Delta)
+	}},
 	TooFar: {ErrOverflow, func(c *Change, have Counter) string {
 		return fmt.Sprintf("%d is too far from %d for its ledger", c.Delta, have.Value)
 	}},
 	NoOpposite: {ErrOverflow, always("the least number has no opposite; adjust it by 1 first")},
 
-	OnlyNumbersMove:     {ErrKind, always("only a sum or an exact counter is moved by numbers")},
-	OneByOne:            {ErrKind, always("its changes are made one by one")},
-	OnlyExactIsSet:      {ErrKind, always("only an exact counter is set")},
-	NothingIsForgotten:  {ErrKind, always("it does not know its members, they are only added")},
-	OnlySetsHaveMembers: {ErrKind, always("only a counter of kind members or unique has members")},
-	IsElsewhere:         {ErrKind, always("give its rule that kind again, or delete it under that rule")},
+	NoSuchVerb:         {ErrKind, func(c *Change, _ Counter) string { return onlyFor(c.Verb) }},
+	OneByOne:           {ErrKind, always("its changes are made one by one")},
+	NothingIsForgotten: {ErrKind, always("it does not know its members, they are only added")},
+	IsElsewhere:        {ErrKind, always("give its rule that kind again, or delete it under that rule")},
 }
 
 func always(text string) func(*Change, Counter) string {
 	return func(*Change, Counter) string { return text }
+}
+
+// onlyFor says which kinds take a verb.
+func onlyFor(v Verb) string {
+	does := map[Verb]string{
+		Add: "is moved by numbers", Adjust: "is moved by numbers", Set: "is set", Reset: "is reset", Edit: "has members",
+	}
+
+	return "only " + nounOf(kindsThat(func(k Kind) bool { return k.Takes(v) })) + " " + does[v]
 }
 
 // Refused returns the conflict of a change that a counter refuses.

@@ -2,6 +2,8 @@ package counter
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"headcount/internal/wake"
@@ -29,11 +31,13 @@ type Hub struct {
 func (h *Hub) MarkMissed() {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
+
 	for _, watches := range h.followers {
 		for _, w := range watches {
 			w.mu.Lock()
 			w.missed = true
 			w.mu.Unlock()
+
 			wake.Signal(w.wake)
 		}
 	}
@@ -46,18 +50,23 @@ func (h *Hub) Publish(changes []Notification, counter func(key string) Counter) 
 	if len(changes) == 0 {
 		return
 	}
+
 	h.mu.RLock()
 	defer h.mu.RUnlock()
+
 	if len(h.followers) == 0 {
 		return
 	}
 	for i := range changes {
 		t := &changes[i]
-		if watches := h.followers[t.Key]; len(watches) > 0 {
-			c := counter(t.Key)
-			for _, w := range watches {
-				w.add(t, c)
-			}
+		watches := h.followers[t.Key]
+		if len(watches) == 0 {
+			continue
+		}
+
+		c := counter(t.Key)
+		for _, w := range watches {
+			w.add(t, c)
 		}
 	}
 }
@@ -66,13 +75,31 @@ func (h *Hub) Publish(changes []Notification, counter func(key string) Counter) 
 func (h *Hub) Followed(key string) bool {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
+
 	return len(h.followers[key]) > 0
+}
+
+// Keys returns the keys that somebody follows.
+func (h *Hub) Keys() []string {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+
+	return slices.Collect(maps.Keys(h.followers))
 }
 
 // Watch implements Feed. A Hub itself misses nothing, so it calls lost only after MarkMissed.
 func (h *Hub) Watch(changed func([]Update), lost func()) Watch {
-	w := &watch{hub: h, changed: changed, lost: lost, keys: map[string]struct{}{}, pending: map[string]*pending{}, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+	w := &watch{
+		hub:     h,
+		changed: changed,
+		lost:    lost,
+		keys:    map[string]struct{}{},
+		pending: map[string]*pending{},
+		wake:    make(chan struct{}, 1),
+		ended:   make(chan struct{}),
+	}
 	go w.run() // ends with Close
+
 	return w
 }
 
@@ -103,38 +130,38 @@ type pending struct {
 func (w *watch) Follow(_ context.Context, keys ...string) error {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
+
 	if w.hub.followers == nil {
 		w.hub.followers = map[string][]*watch{}
 	}
 	for _, key := range keys {
-		if _, ok := w.keys[key]; !ok {
-			w.keys[key] = struct{}{}
-			w.hub.followers[key] = append(w.hub.followers[key], w)
+		if _, again := w.keys[key]; again {
+			continue
 		}
+		w.keys[key] = struct{}{}
+		w.hub.followers[key] = append(w.hub.followers[key], w)
 	}
+
 	return nil
 }
 
 func (w *watch) Unfollow(keys ...string) {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
+
 	for _, key := range keys {
-		w.unfollow(key)
+		w.unfollowLocked(key)
 	}
 }
 
-// unfollow removes a key. The caller holds hub.mu.
-func (w *watch) unfollow(key string) {
+// unfollowLocked removes a key. The caller holds hub.mu.
+func (w *watch) unfollowLocked(key string) {
 	if _, ok := w.keys[key]; !ok {
 		return
 	}
 	delete(w.keys, key)
-	others := make([]*watch, 0, len(w.hub.followers[key]))
-	for _, o := range w.hub.followers[key] {
-		if o != w {
-			others = append(others, o)
-		}
-	}
+
+	others := slices.DeleteFunc(w.hub.followers[key], func(o *watch) bool { return o == w })
 	if len(others) == 0 {
 		delete(w.hub.followers, key)
 	} else {
@@ -145,13 +172,15 @@ func (w *watch) unfollow(key string) {
 func (w *watch) Close() {
 	w.hub.mu.Lock()
 	for key := range w.keys {
-		w.unfollow(key)
+		w.unfollowLocked(key)
 	}
 	w.hub.mu.Unlock()
+
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
 	wake.Signal(w.wake)
+
 	<-w.ended
 }
 
@@ -167,6 +196,7 @@ func (w *watch) add(t *Notification, c Counter) {
 	p.counter = c
 	p.add(t)
 	w.mu.Unlock()
+
 	wake.Signal(w.wake)
 }
 
@@ -177,6 +207,7 @@ func (p *pending) add(t *Notification) {
 	if len(t.Joined)+len(t.Left) == 0 || p.reread {
 		return
 	}
+
 	if p.members == nil {
 		p.members = map[string]bool{}
 	}
@@ -186,8 +217,10 @@ func (p *pending) add(t *Notification) {
 	for _, m := range t.Left {
 		p.members[m] = false
 	}
+
 	if len(p.members) > maxNamed {
-		p.members, p.reread = nil, true
+		p.members = nil
+		p.reread = true
 	}
 }
 
@@ -195,30 +228,11 @@ func (p *pending) add(t *Notification) {
 func (w *watch) run() {
 	defer close(w.ended)
 	for range w.wake {
-		w.mu.Lock()
-		updates := make([]Update, 0, len(w.order))
-		for _, key := range w.order {
-			p := w.pending[key]
-			u := Update{Counter: p.counter, Reread: p.reread}
-			if !p.reread {
-				for m, in := range p.members {
-					if in {
-						u.Joined = append(u.Joined, m)
-					} else {
-						u.Left = append(u.Left, m)
-					}
-				}
-			}
-			updates = append(updates, u)
-		}
-		clear(w.pending)
-		w.order = w.order[:0]
-		closed, missed := w.closed, w.missed
-		w.missed = false
-		w.mu.Unlock()
+		updates, missed, closed := w.take()
 		if closed {
 			return
 		}
+
 		if missed && w.lost != nil {
 			w.lost()
 		}
@@ -226,4 +240,38 @@ func (w *watch) run() {
 			w.changed(updates)
 		}
 	}
+}
+
+// take takes what is pending.
+func (w *watch) take() (updates []Update, missed, closed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	for _, key := range w.order {
+		updates = append(updates, w.pending[key].update())
+	}
+	clear(w.pending)
+	w.order = w.order[:0]
+
+	missed = w.missed
+	w.missed = false
+
+	return updates, missed, w.closed
+}
+
+func (p *pending) update() Update {
+	u := Update{Counter: p.counter, Reread: p.reread}
+	if p.reread {
+		return u
+	}
+
+	for m, in := range p.members {
+		if in {
+			u.Joined = append(u.Joined, m)
+		} else {
+			u.Left = append(u.Left, m)
+		}
+	}
+
+	return u
 }

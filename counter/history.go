@@ -50,18 +50,24 @@ func (s *State) Gain(step Step, c *Change, now time.Time) {
 	if !s.Kind.Gains() || c.Verb != Add {
 		return
 	}
+
 	for i := range c.Rule.Buckets {
 		b := &c.Rule.Buckets[i]
 		seconds := uint32(b.Step / time.Second)
 		slot := s.Slots.of(seconds, c.Rule)
+		isFree := slot.Step == 0
+
+		// The clock may have gone back.
 		number := max(uint32(now.Unix()/int64(seconds)), slot.Number)
-		if step == nil && slot.Step != 0 {
+		if step == nil && !isFree {
 			number = slot.Number
 		}
-		if slot.Step == 0 || slot.Number != number {
-			if slot.Step != 0 {
-				step.Past(c.Key, *slot, b.Kept)
-			}
+
+		isComplete := !isFree && slot.Number != number
+		if isComplete {
+			step.Past(c.Key, *slot, b.Kept)
+		}
+		if isFree || isComplete {
 			*slot = Slot{Number: number, Step: seconds}
 		}
 		slot.Value = Saturated(slot.Value, c.Delta)
@@ -75,6 +81,7 @@ func (s *Slots) At(step time.Duration) Slot {
 			return slot
 		}
 	}
+
 	return Slot{}
 }
 
@@ -97,6 +104,7 @@ func (s *Slots) of(seconds uint32, rule *Rule) *Slot {
 			return &s[i]
 		}
 	}
+
 	panic("a rule has more buckets than there are slots") // parseRule counts them
 }
 
@@ -107,6 +115,7 @@ func (rule *Rule) bucketOf(seconds uint32) *Bucket {
 			return &rule.Buckets[i]
 		}
 	}
+
 	return nil
 }
 
@@ -127,14 +136,10 @@ func Saturated(a, b int64) int64 {
 func (s *Slots) Append(b []byte) []byte {
 	for i := range s {
 		if s[i].Step != 0 {
-			b = append(b, ' ')
-			b = strconv.AppendUint(b, uint64(s[i].Step), 10)
-			b = append(b, ':')
-			b = strconv.AppendUint(b, uint64(s[i].Number), 10)
-			b = append(b, ':')
-			b = strconv.AppendInt(b, s[i].Value, 10)
+			b = fmt.Appendf(b, " %d:%d:%d", s[i].Step, s[i].Number, s[i].Value)
 		}
 	}
+
 	return b
 }
 
@@ -153,34 +158,35 @@ func ParseSlots(text string) (s Slots, err error) {
 		if i == len(s) {
 			return Slots{}, fmt.Errorf("slots: more than %d", len(s))
 		}
+
 		s[i] = Slot{Value: v, Number: uint32(m), Step: uint32(n)}
 		i++
 	}
+
 	return s, nil
 }
 
-// ForgetAt is when a time bucket with that retention expires: one step late, for readers whose clock is behind the store's.
+// ForgetAt is when a time bucket with that retention expires: one step late, for readers whose clock is behind the
+// store's.
 func ForgetAt(number int64, step, kept time.Duration) time.Time {
 	return time.Unix((number+2)*int64(step/time.Second), 0).Add(kept)
-}
-
-// Over reports whether a time bucket with that retention has expired.
-func Over(number int64, step, kept time.Duration, now time.Time) bool {
-	return !ForgetAt(number, step, kept).After(now)
 }
 
 // With appends the running time bucket of that length to the completed ones in gains, if its index is from from to
 // to-1.
 func (s *State) With(gains []Gain, step time.Duration, from, to int64) []Gain {
-	for _, slot := range s.Slots {
-		n := int64(slot.Number)
-		if time.Duration(slot.Step)*time.Second != step || step == 0 || n < from || n >= to {
-			continue
-		}
-		if last := len(gains) - 1; last < 0 || gains[last].Number < n { // otherwise it was completed after s was read
-			gains = append(gains, Gain{Number: n, Value: slot.Value})
-		}
+	slot := s.Slots.At(step)
+	n := int64(slot.Number)
+	if slot.Step == 0 || n < from || n >= to {
+		return gains
 	}
+
+	// It may have been completed after s was read.
+	last := len(gains) - 1
+	if last < 0 || gains[last].Number < n {
+		gains = append(gains, Gain{Number: n, Value: slot.Value})
+	}
+
 	return gains
 }
 
@@ -201,47 +207,66 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 	if each == 0 {
 		each = rule.Buckets[0].Step
 	}
+
 	length := int64(each / time.Second)
 	if length < 1 || each%time.Second != 0 {
-		return Question{}, fmt.Errorf("%w: step: %s has no whole seconds; ask for a multiple of %s", ErrTime, each, stepText(rule.Buckets[0].Step))
+		const what = "%w: step: %s has no whole seconds; ask for a multiple of %s"
+		return Question{}, fmt.Errorf(what, ErrTime, each, stepText(rule.Buckets[0].Step))
 	}
+
 	last := floor(now.Unix(), length) + 1 // the index after the running point
 	if !to.IsZero() {
 		last = floor(to.Add(time.Second-1).Unix()+length-1, length)
 	}
-	first := last - defaultPoints
+	first := rule.firstPoint(last, length, now)
 	if !from.IsZero() {
 		first = floor(from.Unix(), length)
-	} else { // by default, do not begin before the history does
-		kept := int64(math.MaxInt64)
-		for _, b := range rule.Buckets {
-			if each%b.Step == 0 {
-				kept = min(kept, floor(oldest(b, now)+length-1, length))
-			}
-		}
-		first = max(first, min(kept, last-1))
 	}
-	switch {
-	case first >= last:
+
+	if first >= last {
 		return Question{}, fmt.Errorf("%w: from is not before to; swap them", ErrTime)
-	case last-first > MaxPoints:
-		return Question{}, fmt.Errorf("%w: that is %d points; ask for at most %d, in longer steps", ErrTime, last-first, MaxPoints)
 	}
+	if n := last - first; n > MaxPoints {
+		return Question{}, fmt.Errorf("%w: that is %d points; ask for at most %d, in longer steps", ErrTime, n, MaxPoints)
+	}
+
+	return rule.question(first, last, each, now)
+}
+
+// firstPoint returns the index of the first point by default, for points of some seconds up to last. A history that
+// began later than the default number of points ago has fewer.
+func (rule *Rule) firstPoint(last, seconds int64, now time.Time) int64 {
+	kept := int64(math.MaxInt64)
+	for _, b := range rule.Buckets {
+		if time.Duration(seconds)*time.Second%b.Step == 0 {
+			kept = min(kept, floor(oldest(b, now)+seconds-1, seconds))
+		}
+	}
+
+	return max(last-defaultPoints, min(kept, last-1))
+}
+
+// question returns the question for points of length each, from the finest time buckets that answer it.
+func (rule *Rule) question(first, last int64, each time.Duration, now time.Time) (Question, error) {
 	divides := false
 	for _, b := range rule.Buckets {
 		if each%b.Step != 0 {
 			continue
 		}
+
 		divides = true
-		if first*length >= oldest(b, now) {
+		if first*int64(each/time.Second) >= oldest(b, now) {
 			n := int64(each / b.Step)
 			return Question{Step: b.Step, From: first * n, To: last * n, Points: n, Each: each}, nil
 		}
 	}
-	if !divides {
-		return Question{}, fmt.Errorf("%w: step: %s is no multiple of a step that is kept (%s)", ErrTime, stepText(each), rule.bucketsText())
+
+	what := "%w: step: %s is no multiple of a step that is kept (%s)"
+	if divides {
+		what = "%w: from is longer ago than is kept for steps that divide %s (%s)"
 	}
-	return Question{}, fmt.Errorf("%w: from is longer ago than is kept for steps that divide %s (%s)", ErrTime, stepText(each), rule.bucketsText())
+
+	return Question{}, fmt.Errorf(what, ErrTime, stepText(each), rule.bucketsText())
 }
 
 // Window returns the question for the total of the time before now.
@@ -249,18 +274,21 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 	if len(rule.Buckets) == 0 {
 		return Question{}, ErrHistory
 	}
+
 	for _, b := range rule.Buckets {
 		if last <= b.Kept {
 			from := floor(now.Add(-last).Unix(), int64(b.Step/time.Second))
 			return Question{Step: b.Step, From: from, To: math.MaxUint32}, nil
 		}
 	}
+
 	return Question{}, fmt.Errorf("%w: last: %s is longer than is kept (%s)", ErrTime, stepText(last), rule.bucketsText())
 }
 
 // oldest returns the time, in unix seconds, of the oldest time bucket that is kept for sure.
 func oldest(b Bucket, now time.Time) int64 {
 	step := int64(b.Step / time.Second)
+
 	return (floor(now.Add(-b.Kept).Unix(), step) - 1) * step
 }
 
@@ -270,6 +298,7 @@ func floor(a, b int64) int64 {
 	if a%b < 0 {
 		n--
 	}
+
 	return n
 }
 
@@ -278,21 +307,23 @@ func (rule *Rule) bucketsText() string {
 	for _, b := range rule.Buckets {
 		list = append(list, stepText(b.Step)+":"+stepText(b.Kept))
 	}
+
 	return strings.Join(list, ", ")
 }
 
 // stepText formats a duration in the syntax of rules.
 func stepText(d time.Duration) string {
-	switch {
-	case d > 0 && d%(24*time.Hour) == 0:
-		return strconv.FormatInt(int64(d/(24*time.Hour)), 10) + "d"
-	case d > 0 && d%time.Hour == 0:
-		return strconv.FormatInt(int64(d/time.Hour), 10) + "h"
-	case d > 0 && d%time.Minute == 0:
-		return strconv.FormatInt(int64(d/time.Minute), 10) + "m"
-	default:
-		return d.String()
+	units := []struct {
+		length time.Duration
+		name   string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}}
+	for _, unit := range units {
+		if d > 0 && d%unit.length == 0 {
+			return strconv.FormatInt(int64(d/unit.length), 10) + unit.name
+		}
 	}
+
+	return d.String()
 }
 
 // Tally adds up the answer to a question.
@@ -313,6 +344,7 @@ func (q Question) Tally() *Tally {
 	if q.Points > 0 {
 		t.points = make([]int64, (q.To-q.From)/q.Points)
 	}
+
 	return t
 }
 
@@ -322,6 +354,7 @@ func (t *Tally) Add(gains []Gain) {
 		if g.Number < t.q.From || g.Number >= t.q.To {
 			continue
 		}
+
 		at := int64(-1)
 		if t.q.Points > 0 {
 			at = (g.Number - t.q.From) / t.q.Points
@@ -330,6 +363,7 @@ func (t *Tally) Add(gains []Gain) {
 			t.see(at, *g.Seen)
 			continue
 		}
+
 		t.total = Saturated(t.total, g.Value)
 		if at >= 0 {
 			t.points[at] = Saturated(t.points[at], g.Value)
@@ -340,15 +374,21 @@ func (t *Tally) Add(gains []Gain) {
 // see adds registers to the total and to the point at; a negative at means no point.
 func (t *Tally) see(at int64, seen hyperloglog.Registers) {
 	if t.all == nil {
-		t.all, t.some, t.at = &hyperloglog.Union{}, &hyperloglog.Union{}, at
+		t.all = &hyperloglog.Union{}
+		t.some = &hyperloglog.Union{}
+		t.at = at
 	}
+
 	t.all.Merge(seen)
 	if at < 0 {
 		return
 	}
+
+	// The buckets of a point come together.
 	if at != t.at {
 		t.point()
-		*t.some, t.at = hyperloglog.Union{}, at
+		*t.some = hyperloglog.Union{}
+		t.at = at
 	}
 	t.some.Merge(seen)
 }
@@ -370,6 +410,7 @@ type Answer struct {
 // Answer completes the tally and returns the answer.
 func (t *Tally) Answer() Answer {
 	t.point()
+
 	return Answer{Question: t.q, Values: t.points, Total: t.Total()}
 }
 
@@ -378,6 +419,7 @@ func (t *Tally) Total() int64 {
 	if t.all != nil {
 		return t.all.Count()
 	}
+
 	return t.total
 }
 
@@ -385,22 +427,27 @@ func (t *Tally) Total() int64 {
 // {"key":"views:1","step":"5m","points":[{"at":"2030-10-10T12:10:00Z","value":3}],"total":3}.
 func (a Answer) AppendJSON(b []byte, key string) []byte {
 	q := a.Question
+	seconds := int64(q.Step / time.Second)
+
 	b = append(b, `{"key":`...)
 	b = presence.AppendString(b, presence.KeyOf(key))
 	b = append(b, `,"step":`...)
 	b = presence.AppendString(b, stepText(q.Each))
+
 	b = append(b, `,"points":[`...)
 	for i, value := range a.Values {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		b = append(b, `{"at":`...)
-		b = presence.AppendTime(b, time.Unix((q.From+int64(i)*q.Points)*int64(q.Step/time.Second), 0).UTC())
+		b = presence.AppendTime(b, time.Unix((q.From+int64(i)*q.Points)*seconds, 0).UTC())
 		b = append(b, `,"value":`...)
 		b = strconv.AppendInt(b, value, 10)
 		b = append(b, '}')
 	}
+
 	b = append(b, `],"total":`...)
 	b = strconv.AppendInt(b, a.Total, 10)
+
 	return append(b, '}')
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -26,10 +27,12 @@ func (r *reader) fault(format string, args ...any) error {
 }
 
 func (r *reader) space() {
-	for r.at < len(r.s) && (r.s[r.at] == ' ' || r.s[r.at] == '\n' || r.s[r.at] == '\r' || r.s[r.at] == '\t') {
+	for r.at < len(r.s) && isSpace(r.s[r.at]) {
 		r.at++
 	}
 }
+
+func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\r' || c == '\t' }
 
 // peek returns the next byte after white space, or 0 at the end.
 func (r *reader) peek() byte {
@@ -37,6 +40,7 @@ func (r *reader) peek() byte {
 	if r.at == len(r.s) {
 		return 0
 	}
+
 	return r.s[r.at]
 }
 
@@ -46,6 +50,7 @@ func (r *reader) take(c byte) bool {
 		return false
 	}
 	r.at++
+
 	return true
 }
 
@@ -54,6 +59,7 @@ func (r *reader) end() error {
 	if r.peek() != 0 || r.at < len(r.s) {
 		return r.fault("want nothing more after the object")
 	}
+
 	return nil
 }
 
@@ -65,36 +71,58 @@ func (r *reader) object(member func(name string) error) error {
 	if r.take('}') {
 		return nil
 	}
-	var few [8]string
+
+	var few [8]string // so that the names of most objects need no memory
 	seen := few[:0]
-	for {
-		name, err := r.string()
+	for more := true; more; {
+		name, err := r.name(seen)
 		if err != nil {
 			return err
 		}
-		for _, s := range seen {
-			if s == name {
-				return fmt.Errorf("%q appears twice; remove one", name)
-			}
-		}
-		if len(seen) == 64 { // more than any valid object has, so the search above stays short
-			return r.fault("too many members in one object")
-		}
 		seen = append(seen, name)
-		if !r.take(':') {
-			return r.fault("want a colon after %q", name)
+
+		err = member(name)
+		if err == nil {
+			more, err = r.next('}', "want a comma or } in an object")
 		}
-		if err := member(name); err != nil {
+		if err != nil {
 			return err
 		}
-		switch {
-		case r.take(','):
-		case r.take('}'):
-			return nil
-		default:
-			return r.fault("want a comma or } in an object")
-		}
 	}
+
+	return nil
+}
+
+// name reads the name of a member and its colon. It is not one of those that the object has already.
+func (r *reader) name(seen []string) (string, error) {
+	name, err := r.string()
+	if err != nil {
+		return "", err
+	}
+
+	if slices.Contains(seen, name) {
+		return "", fmt.Errorf("%q appears twice; remove one", name)
+	}
+	if len(seen) == 64 { // more than any valid object has, so the search above stays short
+		return "", r.fault("too many members in one object")
+	}
+	if !r.take(':') {
+		return "", r.fault("want a colon after %q", name)
+	}
+
+	return name, nil
+}
+
+// next reads what follows an element: a comma, after which there is another one, or the end.
+func (r *reader) next(end byte, want string) (more bool, err error) {
+	if r.take(',') {
+		return true, nil
+	}
+	if r.take(end) {
+		return false, nil
+	}
+
+	return false, r.fault("%s", want)
 }
 
 // list calls element for each element of a list; element must read the value.
@@ -105,18 +133,19 @@ func (r *reader) list(element func(i int) error) error {
 	if r.take(']') {
 		return nil
 	}
-	for i := 0; ; i++ {
-		if err := element(i); err != nil {
+
+	more := true
+	for i := 0; more; i++ {
+		err := element(i)
+		if err == nil {
+			more, err = r.next(']', "want a comma or ] in a list")
+		}
+		if err != nil {
 			return err
 		}
-		switch {
-		case r.take(','):
-		case r.take(']'):
-			return nil
-		default:
-			return r.fault("want a comma or ] in a list")
-		}
 	}
+
+	return nil
 }
 
 // string reads a string. One without escapes is a slice of the input, without a copy.
@@ -124,35 +153,44 @@ func (r *reader) string() (string, error) {
 	if r.peek() != '"' {
 		return "", r.fault("want a string in quotes")
 	}
-	start, plain := r.at+1, true
-	for i := start; i < len(r.s); i++ {
+
+	start := r.at
+	isPlain := true
+	for i := start + 1; i < len(r.s); i++ {
 		switch c := r.s[i]; {
 		case c == '"':
 			r.at = i + 1
-			if plain {
-				if text := r.s[start:i]; utf8.ValidString(text) {
-					return text, nil
-				}
-				return "", r.fault("a string is not valid UTF-8")
-			}
-			quoted := []byte(r.s[start-1 : i+1])
-			if err := presence.CheckUnicode(quoted); err != nil {
-				return "", r.fault("%w", err)
-			}
-			var text string
-			if err := json.Unmarshal(quoted, &text); err != nil {
-				return "", r.fault("a string has a bad escape")
-			}
-			return text, nil
+			return r.unquote(r.s[start:r.at], isPlain)
 		case c == '\\':
-			plain = false
+			isPlain = false
 			i++
 		case c < ' ':
 			r.at = i
 			return "", r.fault("a string has a control character that is not escaped")
 		}
 	}
+
 	return "", r.fault("a string has no end")
+}
+
+// unquote returns the text of a string in quotes. A plain one has no escapes.
+func (r *reader) unquote(quoted string, isPlain bool) (text string, err error) {
+	if isPlain {
+		text = quoted[1 : len(quoted)-1]
+		if !utf8.ValidString(text) {
+			return "", r.fault("a string is not valid UTF-8")
+		}
+		return text, nil
+	}
+
+	if err := presence.CheckUnicode([]byte(quoted)); err != nil {
+		return "", r.fault("%w", err)
+	}
+	if err := json.Unmarshal([]byte(quoted), &text); err != nil {
+		return "", r.fault("a string has a bad escape")
+	}
+
+	return text, nil
 }
 
 func (r *reader) bool() (bool, error) {
@@ -163,31 +201,35 @@ func (r *reader) bool() (bool, error) {
 			return is, nil
 		}
 	}
+
 	return false, r.fault("want true or false")
 }
 
 // integer reads a literal of digits that fits in 64 bits.
 func (r *reader) integer() (int64, error) {
 	r.space()
-	start := r.at
-	i := start
-	for i < len(r.s) && strings.IndexByte(" \t\r\n,]}", r.s[i]) < 0 {
-		i++
+	end := r.at
+	for end < len(r.s) && strings.IndexByte(" \t\r\n,]}", r.s[end]) < 0 {
+		end++
 	}
-	text := r.s[start:i]
-	digits := strings.TrimPrefix(text, "-")
-	if digits == "" || digits != "0" && digits[0] == '0' {
+	text := r.s[r.at:end]
+	if !isInteger(text) {
 		return 0, errNumber
 	}
-	for j := range len(digits) {
-		if digits[j] < '0' || digits[j] > '9' {
-			return 0, errNumber
-		}
-	}
+
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("%s does not fit 64 bits", text[:min(len(text), 40)])
 	}
-	r.at = i
+	r.at = end
+
 	return n, nil
+}
+
+// isInteger reports whether text is an integer as JSON has it: digits without a leading 0.
+func isInteger(text string) bool {
+	digits := strings.TrimPrefix(text, "-")
+	hasLeadingZero := len(digits) > 1 && digits[0] == '0'
+
+	return digits != "" && !hasLeadingZero && strings.Trim(digits, "0123456789") == ""
 }

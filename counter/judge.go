@@ -1,8 +1,6 @@
 package counter
 
 import (
-	"math"
-	"math/big"
 	"math/bits"
 	"time"
 
@@ -46,8 +44,8 @@ type Step interface {
 	// Join adds member to the set of key, Leave removes it. Both report whether the set changed.
 	Join(key, member string) bool
 	Leave(key, member string) bool
-	// Registers returns the registers of key, of kind Unique, to which Judge adds members. They are valid until the next
-	// Empty or Drop of key.
+	// Registers returns the registers of key, of kind Unique, to which Judge adds members. They are valid until the
+	// next Empty or Drop of key.
 	Registers(key string) Registers
 	// Empty removes all members, or clears the registers, of key.
 	Empty(key string)
@@ -83,31 +81,38 @@ func Judge(step Step, op *Op, now time.Time) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
-	known := op.IdempotencyKey != IdempotencyKey{}
-	replay := known && step.Remembered(op.IdempotencyKey)
-	states := make([]*State, len(op.Changes)) // looked up once: that may be a read of a file
+
+	hasID := op.IdempotencyKey != IdempotencyKey{}
+	isReplay := hasID && step.Remembered(op.IdempotencyKey)
+	// Each is looked up once: that may be a read of a file.
+	states := make([]*State, len(op.Changes))
 	for i := range op.Changes {
 		states[i] = step.State(op.Changes[i].Key)
 	}
-	if !replay {
+
+	if !isReplay {
 		if err := makeOp(step, op, states, now); err != nil {
 			return Result{Err: err}
 		}
-		if known {
-			step.Remember(op.IdempotencyKey)
-		}
 	}
+	if hasID && !isReplay {
+		step.Remember(op.IdempotencyKey)
+	}
+
 	counters := make([]Counter, len(op.Changes))
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		counters[i] = states[i].Counter(c.Key).Or(c.Rule.Kind)
 	}
-	return Result{Counters: counters, Replay: replay}
+
+	return Result{Counters: counters, Replay: isReplay}
 }
 
 // makeOp makes op. states has the State of each change.
 func makeOp(step Step, op *Op, states []*State, now time.Time) error {
-	switch c, s := &op.Changes[0], states[0]; c.Verb {
+	c := &op.Changes[0]
+	s := states[0]
+	switch c.Verb {
 	case Set:
 		return set(step, s, c, now)
 	case Reset:
@@ -115,45 +120,59 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 	case Edit:
 		return edit(step, s, c, now)
 	case Delete:
-		if s.Version != (Version{}) {
-			step.Drop(c.Key, s.Version)
-			*s = State{}
-			step.Changed(c.Key, nil, nil, true)
-		}
+		drop(step, s, c)
 		return nil
 	}
+
 	return addAll(step, op.Changes, states, now)
+}
+
+// drop deletes a counter. One that does not exist stays as it is.
+func drop(step Step, s *State, c *Change) {
+	if s.Version == (Version{}) {
+		return
+	}
+
+	step.Drop(c.Key, s.Version)
+	*s = State{}
+	step.Changed(c.Key, nil, nil, true)
 }
 
 // addAll makes additions. It changes all numbers first, since only these can be refused. After a refusal the
 // numbers before it are restored, in reverse order: a key may occur several times. Slots, dimensions and ledgers follow
 // when nothing can fail any more.
 func addAll(step Step, changes []Change, states []*State, now time.Time) error {
+	// A lone change, which most are, needs no memory for this.
 	var one [1]moves
 	before := one[:]
 	if len(changes) > 1 {
 		before = make([]moves, len(changes))
 	}
+
 	for i := range changes {
-		c, s := &changes[i], states[i]
-		before[i] = moves{s.Kind, s.Value, s.Updated, s.Version}
-		if err := add(s, c, step.Deleted(), now); err != nil {
-			for j := i; j >= 0; j-- {
-				s, b := states[j], &before[j]
-				s.Kind, s.Value, s.Updated, s.Version = b.kind, b.value, b.updated, b.version
-			}
-			// The conflict names the value before the batch, not the one that earlier changes of the batch led to.
-			err.Value = s.Value
-			return err
+		before[i].keep(states[i])
+		err := add(states[i], &changes[i], step.Deleted(), now)
+		if err == nil {
+			continue
 		}
+
+		for j := i; j >= 0; j-- {
+			before[j].restore(states[j])
+		}
+		// The conflict names the value before the batch, not the one that earlier changes of the batch led to.
+		err.Value = states[i].Value
+		return err
 	}
+
 	for i := range changes {
-		c, s := &changes[i], states[i]
+		c := &changes[i]
+		s := states[i]
 		s.Gain(step, c, now)
 		count(step, s, c)
 		enter(step, s, c, before[i].value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
+
 	return nil
 }
 
@@ -163,14 +182,18 @@ func set(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
-	by := *c
-	var over bool
-	if by.Delta, over = minus(c.Delta, s.Value); over {
+
+	difference, over := minus(c.Delta, s.Value)
+	if over {
 		return Refused(TooFar, c, s.Counter(c.Key))
 	}
-	if by.Delta == 0 {
+	if difference == 0 {
 		return nil
 	}
+
+	by := *c
+	by.Delta = difference
+
 	return addAll(step, []Change{by}, []*State{s}, now)
 }
 
@@ -179,6 +202,15 @@ type moves struct {
 	kind           Kind
 	value, updated int64
 	version        Version
+}
+
+func (m *moves) keep(s *State) { *m = moves{s.Kind, s.Value, s.Updated, s.Version} }
+
+func (m *moves) restore(s *State) {
+	s.Kind = m.kind
+	s.Value = m.value
+	s.Updated = m.updated
+	s.Version = m.version
 }
 
 // begin gives a counter that does not exist yet its kind and its incarnation.
@@ -201,6 +233,7 @@ func kindFor(s *State, c *Change) Kind {
 	if s.Kind != 0 {
 		return s.Kind
 	}
+
 	return c.Rule.Kind
 }
 
@@ -214,14 +247,15 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 	begin(s, c, deleted, now)
 	s.Value = after
 	moved(s, now)
+
 	return nil
 }
 
 // refusalOfAdd returns why a counter refuses an addition after which it had the value after, or nothing.
 func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 	kind := kindFor(s, c)
-	if why := kind.of().lacks[Add]; why != "" {
-		return why
+	if !kind.Takes(c.Verb) {
+		return NoSuchVerb
 	}
 	if c.Merged > 1 && !kind.Gains() {
 		return OneByOne
@@ -251,8 +285,8 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version}
 	kind := kindFor(&s, c)
 	have.Kind = kind
-	if why := kind.of().lacks[c.Verb]; why != "" {
-		return Refused(why, c, have)
+	if !kind.Takes(c.Verb) {
+		return Refused(NoSuchVerb, c, have)
 	}
 	if c.Verb == Edit && len(c.Leave) > 0 && !kind.Forgets() {
 		return Refused(NothingIsForgotten, c, have)
@@ -268,6 +302,7 @@ func (c *Change) Refusal(have Counter) *Conflict {
 func plus(a, b int64) (sum int64, over bool) {
 	u, _ := bits.Add64(uint64(a), uint64(b), 0)
 	sum = int64(u)
+
 	return sum, (a >= 0) == (b >= 0) && (sum >= 0) != (a >= 0)
 }
 
@@ -275,6 +310,7 @@ func plus(a, b int64) (sum int64, over bool) {
 func minus(a, b int64) (difference int64, over bool) {
 	u, _ := bits.Sub64(uint64(a), uint64(b), 0)
 	difference = int64(u)
+
 	return difference, (a >= 0) != (b >= 0) && (difference >= 0) != (a >= 0)
 }
 
@@ -293,6 +329,7 @@ func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 	default:
 		e.Op = LedgerDecrement
 	}
+
 	s.Entries++
 	e.Seq = s.Entries
 	step.Enter(c.Key, e, c.Rule.ledgerKept(s.Kind))
@@ -303,24 +340,29 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
-	kind := kindFor(s, c)
 	if s.Value == 0 { // true of an empty set, too, because the value of a set is its size
 		return nil
 	}
-	e := Entry{At: now, Op: LedgerReset, Before: s.Value, Reason: c.Reason, By: c.By}
-	var over bool
-	if e.Delta, over = plus(^s.Value, 1); over { // the delta is -value, which math.MinInt64 does not have
+
+	// The least number has no opposite.
+	opposite, over := minus(0, s.Value)
+	if over {
 		return Refused(NoOpposite, c, s.Counter(c.Key))
 	}
+
+	kind := kindFor(s, c)
 	if !kind.Number() {
 		step.Empty(c.Key)
 	}
+	e := Entry{At: now, Op: LedgerReset, Delta: opposite, Before: s.Value, Reason: c.Reason, By: c.By}
 	s.Value = 0
 	moved(s, now)
+
 	s.Entries++
 	e.Seq = s.Entries
 	step.Enter(c.Key, e, c.Rule.ledgerKept(kind))
 	step.Changed(c.Key, nil, nil, kind.Forgets())
+
 	return nil
 }
 
@@ -333,6 +375,7 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 		observe(step, s, c, now)
 		return nil
 	}
+
 	var joined, left []string
 	for i, m := range c.Join {
 		if step.Join(c.Key, m) {
@@ -347,24 +390,30 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 	if len(joined)+len(left) == 0 {
 		return nil
 	}
+
 	// A set whose size stays the same gets a new version, too: watchers may follow a member.
 	begin(s, c, step.Deleted(), now)
 	s.Value += int64(len(joined)) - int64(len(left))
 	moved(s, now)
 	step.Changed(c.Key, joined, left, false)
+
 	return nil
 }
 
 // observe adds members to the registers of a counter and of its running time buckets. A member that the counter knows
 // may be new in a bucket, so the buckets are updated even when the counter does not change.
 func observe(step Step, s *State, c *Change, now time.Time) {
-	if r := step.Registers(c.Key); r.Add(c.Join...) {
+	r := step.Registers(c.Key)
+	changed := r.Add(c.Join...)
+	if changed {
 		begin(s, c, step.Deleted(), now)
 		s.Value = r.Count()
 		moved(s, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
-	if !c.Rule.Kind.Estimates() { // buckets of a present rule of another kind are not those of registers
+
+	// Buckets of a present rule of another kind are not those of registers.
+	if !c.Rule.Kind.Estimates() {
 		return
 	}
 	for i := range c.Rule.Buckets {
@@ -380,6 +429,7 @@ func grow(some, all []string, i int) []string {
 	if len(some) == i {
 		return all[: i+1 : i+1]
 	}
+
 	return append(some, all[i])
 }
 
@@ -388,9 +438,7 @@ type Total struct {
 	counters int64
 	uniques  int64 // how many of the counters are of kind Unique
 	union    hyperloglog.Union
-	// The sum has 128 bits, because a partial sum may overflow 64 bits and the whole sum fit again.
-	high int64
-	low  uint64
+	sum      Wide // a partial sum may overflow 64 bits, and the whole sum fit again
 }
 
 // Add adds a counter that exists. The registers of a unique follow with Merge.
@@ -398,42 +446,37 @@ func (t *Total) Add(s State) {
 	if s.Version.Sequence == 0 {
 		return
 	}
+
 	t.counters++
 	if s.Kind.Estimates() {
 		t.uniques++
-		return
+	} else {
+		t.sum = t.sum.Plus(s.Value)
 	}
-	var carry uint64
-	t.low, carry = bits.Add64(t.low, uint64(s.Value), 0)
-	t.high += s.Value>>63 + int64(carry)
 }
 
 // Merge adds the registers of a counter that was added.
 func (t *Total) Merge(r hyperloglog.Registers) { t.union.Merge(r) }
 
-// AddSum adds a number of counters at once: uniques of them are of kind Unique, and sum is the sum of the others.
-func (t *Total) AddSum(counters, uniques int64, sum *big.Int) {
+// AddSum adds numbers whose sum is upper × 2^32 + lower, of which there are so many.
+func (t *Total) AddSum(counters, upper, lower int64) {
 	t.counters += counters
-	t.uniques += uniques
-	words := new(big.Int).Add(sum, new(big.Int).Lsh(big.NewInt(t.high), 64))
-	words.Add(words, new(big.Int).SetUint64(t.low))
-	t.low = new(big.Int).And(words, new(big.Int).SetUint64(math.MaxUint64)).Uint64()
-	t.high = words.Rsh(words, 64).Int64()
+	t.sum = t.sum.add(shifted(upper)).Plus(lower)
 }
-
-// Mixed reports whether uniques and other counters were added, which have neither a sum nor a union.
-func (t *Total) Mixed() bool { return t.uniques > 0 && t.uniques < t.counters }
 
 // Aggregate returns the sum or the size of the union, or a *Conflict when there is neither.
 func (t *Total) Aggregate(prefix string) (Aggregate, error) {
-	switch value := int64(t.low); {
-	case t.Mixed():
-		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: "it has counters of kind unique and of other kinds, of which there is neither a sum nor a union"}
+	isMixed := t.uniques > 0 && t.uniques < t.counters
+	sum, fits := t.sum.Value()
+	switch {
+	case isMixed:
+		text := "it has counters of kind unique and of other kinds, of which there is neither a sum nor a union"
+		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: text}
 	case t.uniques > 0:
 		return Aggregate{Counters: t.counters, Value: t.union.Count()}, nil
-	case t.high != value>>63:
+	case !fits:
 		return Aggregate{}, &Conflict{Is: ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
-	default:
-		return Aggregate{Counters: t.counters, Value: value}, nil
 	}
+
+	return Aggregate{Counters: t.counters, Value: sum}, nil
 }

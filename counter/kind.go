@@ -1,6 +1,9 @@
 package counter
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Kind is the kind of a counter. A counter that does not exist has the zero Kind.
 type Kind uint8
@@ -15,11 +18,12 @@ const (
 
 // traits are what a kind is like. Nothing else compares kinds to find that out.
 type traits struct {
-	name   string           // in rules and answers
-	fields []string         // of a rule, which not every kind has
-	lacks  [Set + 1]Refusal // of the verbs that it refuses, why
+	name   string   // in rules and answers
+	noun   string   // in sentences; empty: a counter of that kind
+	fields []string // of a rule, which not every kind has
+	verbs  []Verb   // that it takes. Delete is for every kind
 
-	number  bool // it is moved by deltas; otherwise it has members
+	number  bool // it is moved by numbers; otherwise it has members
 	exact   bool // every change is in its ledger, and a batch of changes is one step
 	gains   bool // what it gains is kept by time bucket and by dimension, and additions can be merged
 	forgets bool // it knows its members: they can leave, and be asked for
@@ -27,21 +31,17 @@ type traits struct {
 
 var kinds = [...]traits{
 	Sum: {
-		name: "sum", fields: []string{"buckets", "dimensions", "top"}, number: true, gains: true,
-		lacks: [Set + 1]Refusal{Set: OnlyExactIsSet, Edit: OnlySetsHaveMembers},
+		name: "sum", noun: "a sum", number: true, gains: true,
+		fields: []string{"buckets", "dimensions", "top"},
+		verbs:  []Verb{Add, Adjust, Reset},
 	},
 	Exact: {
-		name: "exact", fields: []string{"floor", "ceiling", "ledger"}, number: true, exact: true,
-		lacks: [Set + 1]Refusal{Edit: OnlySetsHaveMembers},
+		name: "exact", noun: "an exact counter", number: true, exact: true,
+		fields: []string{"floor", "ceiling", "ledger"},
+		verbs:  []Verb{Add, Adjust, Reset, Set},
 	},
-	Members: {
-		name: "members", forgets: true,
-		lacks: [Set + 1]Refusal{Add: OnlyNumbersMove, Adjust: OnlyNumbersMove, Set: OnlyExactIsSet},
-	},
-	Unique: {
-		name: "unique", fields: []string{"buckets"},
-		lacks: [Set + 1]Refusal{Add: OnlyNumbersMove, Adjust: OnlyNumbersMove, Set: OnlyExactIsSet},
-	},
+	Members: {name: "members", verbs: []Verb{Edit, Reset}, forgets: true},
+	Unique:  {name: "unique", fields: []string{"buckets"}, verbs: []Verb{Edit, Reset}},
 }
 
 // of returns the traits of a kind, those of no kind if it is unknown.
@@ -60,6 +60,17 @@ func (k Kind) String() string {
 	}
 
 	return "none"
+}
+
+// KindNames returns the names of all kinds.
+func KindNames() []string { return namesOf(kindsThat(func(Kind) bool { return true })) }
+
+func namesOf(some []Kind) (names []string) {
+	for _, k := range some {
+		names = append(names, k.String())
+	}
+
+	return names
 }
 
 // ParseKind returns the kind with that name.
@@ -88,13 +99,44 @@ func (k Kind) Forgets() bool { return k.of().forgets }
 // Estimates reports whether the value is an estimate of how many different members there were.
 func (k Kind) Estimates() bool { return k != 0 && !k.Number() && !k.Forgets() }
 
+// Takes reports whether counters of kind k take changes with a verb.
+func (k Kind) Takes(v Verb) bool { return v == Delete || slices.Contains(k.of().verbs, v) }
+
 // withField returns the kinds whose rules have a field, none if all have it.
-func withField(field string) (some []Kind) {
+func withField(field string) []Kind {
+	return kindsThat(func(k Kind) bool { return slices.Contains(k.of().fields, field) })
+}
+
+func kindsThat(are func(Kind) bool) (some []Kind) {
 	for k := range kinds {
-		if slices.Contains(kinds[k].fields, field) {
+		if k != 0 && are(Kind(k)) {
 			some = append(some, Kind(k))
 		}
 	}
 
 	return some
+}
+
+// nounOf returns what a counter of one of some kinds is called.
+func nounOf(some []Kind) string {
+	var nouns []string
+	for _, k := range some {
+		if k.of().noun == "" {
+			return "a counter of kind " + kindsText(some)
+		}
+		nouns = append(nouns, k.of().noun)
+	}
+
+	return orText(nouns)
+}
+
+func kindsText(some []Kind) string { return orText(namesOf(some)) }
+
+func orText(names []string) string {
+	last := len(names) - 1
+	if last < 1 {
+		return strings.Join(names, "")
+	}
+
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }

@@ -22,7 +22,9 @@ func NewLimits(to Limiter, cfg CombinerConfig) *Limits {
 	if cfg.LimitTimeout > 0 {
 		cfg.WriteTimeout = cfg.LimitTimeout
 	}
-	return &Limits{to, newQueues(cfg.Queues, cfg, func() batchWriter[limit.Call, LimitResult] { return &judging{to: to} })}
+	writer := func() batchWriter[limit.Call, LimitResult] { return &judging{to: to} }
+
+	return &Limits{to, newQueues(cfg.Queues, cfg, writer)}
 }
 
 // Do judges c. When ctx ends first or the store cannot be reached, the error is ErrUnavailable and the cost may have
@@ -35,15 +37,19 @@ func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
 		r := l.to.Limit(ctx, []limit.Call{c})[0]
 		return r.Answer, r.Err
 	}
+
+	// A limit stands in front of other work, so the wait in the queue counts as well.
 	if within := l.queues.cfg.LimitTimeout; within > 0 {
 		limited, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
 		ctx = limited
 	}
+
 	r, err := l.queues.do(ctx, queueOf(c.Key, len(l.queues.all)), c, 1)
 	if err != nil {
 		return limit.Answer{}, err
 	}
+
 	return r.Answer, r.Err
 }
 
@@ -61,6 +67,7 @@ func (j *judging) write(ctx context.Context, calls []*call[limit.Call, LimitResu
 	for _, one := range calls {
 		j.calls = append(j.calls, one.op)
 	}
+
 	for i, r := range j.to.Limit(ctx, j.calls) {
 		calls[i].answer(r)
 	}

@@ -21,15 +21,17 @@ type prunedMap struct {
 // add adds n to key and returns the upper bound of its sum.
 func (p *prunedMap) add(key string, n int64) int64 {
 	p.total = Saturated(p.total, n)
-	gained, ok := p.keys[key]
-	if !ok {
-		if len(p.keys) >= maxPruned {
-			p.missed = Saturated(p.missed, prune(p.keys))
-		}
+	gained, isKnown := p.keys[key]
+	if !isKnown && len(p.keys) >= maxPruned {
+		p.missed = Saturated(p.missed, prune(p.keys))
+	}
+	if !isKnown {
 		key = strings.Clone(key) // it may be a slice of a request
 	}
+
 	gained = Saturated(gained, n)
 	p.keys[key] = gained
+
 	return Saturated(gained, p.missed)
 }
 
@@ -37,6 +39,7 @@ func (p *prunedMap) add(key string, n int64) int64 {
 func prune(keys map[string]int64) int64 {
 	all := slices.AppendSeq(make([]int64, 0, len(keys)), maps.Values(keys))
 	slices.Sort(all)
+
 	median := all[len(all)/2]
 	for key, n := range keys {
 		if n > median {
@@ -45,5 +48,6 @@ func prune(keys map[string]int64) int64 {
 			delete(keys, key)
 		}
 	}
+
 	return median
 }

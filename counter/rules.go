@@ -64,6 +64,7 @@ func (rule *Rule) ledgerKept(have Kind) time.Duration {
 	if have.IsExact() && rule.Kind.IsExact() {
 		return rule.Ledger
 	}
+
 	return DefaultLedger
 }
 
@@ -87,6 +88,7 @@ func (r *Rules) For(sites []presence.Site) *Rules {
 		if site == presence.DefaultSite {
 			continue
 		}
+
 		own := &Rules{}
 		for _, rule := range r.list {
 			one := *rule
@@ -95,6 +97,7 @@ func (r *Rules) For(sites []presence.Site) *Rules {
 		}
 		all.of[site] = own
 	}
+
 	return all
 }
 
@@ -103,6 +106,7 @@ func (r *Rules) In(site presence.Site) *Rules {
 	if own := r.of[site]; own != nil {
 		return own
 	}
+
 	return r
 }
 
@@ -114,22 +118,25 @@ func (r *Rules) Find(name string) *Rule {
 			return rule
 		}
 	}
+
 	return nil
 }
 
-// Any reports whether a counter whose name begins with prefix may have a rule of that kind.
-func (r *Rules) Any(prefix string, kind Kind) bool {
+// AnyExact reports whether a counter whose name begins with prefix may be exact.
+func (r *Rules) AnyExact(prefix string) bool {
 	site, key := presence.SplitName(prefix)
 	for _, rule := range r.In(site).list {
 		begin, several := strings.CutSuffix(rule.Written(), "*")
-		all := several && strings.HasPrefix(key, begin)
-		if rule.Kind == kind && (all || strings.HasPrefix(begin, key)) {
+		hasAll := several && strings.HasPrefix(key, begin)
+		hasSome := hasAll || strings.HasPrefix(begin, key)
+		if hasSome && rule.Kind.IsExact() {
 			return true
 		}
-		if all { // so no later rule holds
+		if hasAll { // so no later rule holds
 			return false
 		}
 	}
+
 	return false
 }
 
@@ -140,6 +147,7 @@ func (r *Rules) Of(match string) *Rule {
 			return rule
 		}
 	}
+
 	return nil
 }
 
@@ -149,6 +157,7 @@ func (r *Rules) All() []*Rule {
 	for _, own := range r.of {
 		all = append(all[:len(all):len(all)], own.list...)
 	}
+
 	return all
 }
 
@@ -167,6 +176,7 @@ func BuiltinRules() *Rules {
 	if err != nil { // a test parses them
 		panic(err)
 	}
+
 	return r
 }
 
@@ -179,15 +189,18 @@ func ParseRules(data []byte) (*Rules, error) {
 		if name != "rules" {
 			return fmt.Errorf("%q is unknown; the object has only \"rules\"", name)
 		}
+
 		found = true
 		return r.list(func(i int) error {
 			if i == MaxRules {
 				return fmt.Errorf("there are more than %d rules; use a prefix and * for many keys", MaxRules)
 			}
+
 			rule, err := parseRule(&r)
 			if err != nil {
 				return fmt.Errorf("rule %d%s: %w", i+1, named(rule.Match), err)
 			}
+
 			rules.list = append(rules.list, rule)
 			return nil
 		})
@@ -195,12 +208,13 @@ func ParseRules(data []byte) (*Rules, error) {
 	if err == nil {
 		err = r.end()
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRule, err)
-	case !found:
+	}
+	if !found {
 		return nil, fmt.Errorf(`%w: there is no "rules"; write {"rules":[…]}`, ErrRule)
 	}
+
 	return &rules, nil
 }
 
@@ -208,6 +222,7 @@ func named(match string) string {
 	if match == "" {
 		return ""
 	}
+
 	return " (" + strconv.Quote(match) + ")"
 }
 
@@ -226,18 +241,14 @@ func parseRule(r *reader) (*Rule, error) {
 	if err == nil {
 		err = rule.check(given)
 	}
+
 	return rule, err
 }
 
 func (rule *Rule) field(r *reader, name string) (err error) {
 	switch name {
 	case "match":
-		if rule.Match, err = r.string(); err == nil {
-			err = CheckMatch(rule.Match)
-		}
-		if err != nil {
-			rule.Match = "" // the message cannot name the rule by it
-		}
+		err = rule.match(r)
 	case "kind":
 		err = rule.kind(r)
 	case "floor":
@@ -255,15 +266,37 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 	case "ledger":
 		rule.Ledger, err = durationOr0(r, time.Millisecond) // stores keep milliseconds, and 0 means for ever
 	case "max":
-		rule.Max, err = r.integer()
-		if err == nil && rule.Max < 1 {
-			err = fmt.Errorf("%d is too small; write 1 or more", rule.Max)
-		}
+		err = rule.max(r)
 	case "stale":
 		rule.Stale, err = durationOr0(r, 1)
 	default:
-		err = errors.New("unknown field; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")
+		err = errors.New("unknown field; a rule has " +
+			"match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")
 	}
+
+	return err
+}
+
+// match parses the match. The rule gets it if it is valid: only then can a message name the rule by it.
+func (rule *Rule) match(r *reader) error {
+	text, err := r.string()
+	if err != nil {
+		return err
+	}
+	if err := CheckMatch(text); err != nil {
+		return err
+	}
+	rule.Match = text
+
+	return nil
+}
+
+func (rule *Rule) max(r *reader) (err error) {
+	rule.Max, err = r.integer()
+	if err == nil && rule.Max < 1 {
+		err = fmt.Errorf("%d is too small; write 1 or more", rule.Max)
+	}
+
 	return err
 }
 
@@ -272,16 +305,20 @@ func (rule *Rule) kind(r *reader) error {
 	if err != nil {
 		return err
 	}
-	var ok bool
-	if rule.Kind, ok = ParseKind(text); !ok {
-		return fmt.Errorf("%q is not a kind; write sum, exact, members or unique", text)
+
+	kind, ok := ParseKind(text)
+	if !ok {
+		return fmt.Errorf("%q is not a kind; write %s", text, orText(KindNames()))
 	}
+	rule.Kind = kind
+
 	return nil
 }
 
 // texts parses a list of distinct strings and calls each with every one.
 func texts(r *reader, each func(string) error) error {
 	var seen []string
+
 	return r.list(func(int) error {
 		text, err := r.string()
 		if err != nil {
@@ -302,6 +339,7 @@ func (rule *Rule) public(text string) error {
 		return fmt.Errorf("%q is not a public operation; write read, increment or member", text)
 	}
 	rule.Public |= 1 << i
+
 	return nil
 }
 
@@ -314,6 +352,7 @@ func (rule *Rule) dimension(text string) error {
 		return fmt.Errorf("there are more than %d; remove some", MaxDimensions)
 	}
 	rule.Dimensions = append(rule.Dimensions, text)
+
 	return nil
 }
 
@@ -327,11 +366,14 @@ func bound(r *reader, to **int64, want string, fits func(int64) bool) error {
 		return fmt.Errorf("%d excludes 0, with which a counter begins; write %s", n, want)
 	}
 	*to = &n
+
 	return nil
 }
 
 // BucketSteps are the permitted lengths of time buckets.
-var BucketSteps = []time.Duration{time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 24 * time.Hour}
+var BucketSteps = []time.Duration{
+	time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 24 * time.Hour,
+}
 
 // bucket parses one element of buckets, step:kept.
 func (rule *Rule) bucket(text string) error {
@@ -339,32 +381,35 @@ func (rule *Rule) bucket(text string) error {
 	if !ok {
 		return fmt.Errorf("%q is not step:kept, like 1m:24h", text)
 	}
+
 	var b Bucket
 	var err error
-	if b.Step, err = ParseDuration(step); err != nil || !slices.Contains(BucketSteps, b.Step) {
+	b.Step, err = ParseDuration(step)
+	if err != nil || !slices.Contains(BucketSteps, b.Step) {
 		return fmt.Errorf("%q: the step must be one of 1s, 10s, 1m, 5m, 15m, 1h, 1d", text)
 	}
-	if b.Kept, err = ParseDuration(kept); err != nil || b.Kept < b.Step || b.Kept > maxRetention {
+	b.Kept, err = ParseDuration(kept)
+	if err != nil || b.Kept < b.Step || b.Kept > maxRetention {
 		return fmt.Errorf("%q: kept must be a duration from the step to 36500d, like 24h or 90d", text)
 	}
+
 	if slices.ContainsFunc(rule.Buckets, func(o Bucket) bool { return o.Step == b.Step }) {
 		return fmt.Errorf("%q: its step appears twice; remove one", text)
 	}
 	if len(rule.Buckets) == MaxBuckets {
 		return fmt.Errorf("there are more than %d; remove some", MaxBuckets)
 	}
+
 	rule.Buckets = append(rule.Buckets, b)
 	slices.SortFunc(rule.Buckets, func(a, b Bucket) int { return cmp.Compare(a.Step, b.Step) })
+
 	return nil
 }
 
 func dimensionName(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= 32
+	const characters = "abcdefghijklmnopqrstuvwxyz0123456789_"
+
+	return len(s) >= 1 && len(s) <= 32 && strings.Trim(s, characters) == ""
 }
 
 // durationOr0 parses the number 0, or a duration of at least shortest as a string.
@@ -373,14 +418,18 @@ func durationOr0(r *reader, shortest time.Duration) (time.Duration, error) {
 		n, err := r.integer()
 		return time.Duration(n), err
 	}
+
 	text, err := r.string()
 	if err != nil {
 		return 0, errors.New(`want a duration in quotes, like "5s" or "90d"`)
 	}
+
 	d, err := ParseDuration(text)
-	if err == nil && (d != 0 && d < shortest || d > maxRetention) {
+	isTooShort := d != 0 && d < shortest
+	if err == nil && (isTooShort || d > maxRetention) {
 		err = fmt.Errorf("%q is out of range; write 0, or a duration from %s to 36500d", text, shortest)
 	}
+
 	return d, err
 }
 
@@ -394,51 +443,55 @@ func (rule *Rule) check(given []string) error {
 	for _, field := range given {
 		of := withField(field)
 		if len(of) > 0 && !slices.Contains(of, rule.Kind) {
-			return fmt.Errorf("%s: a counter of kind %s has none; remove the field, or make the kind %s", field, rule.Kind, kindsText(of))
+			const what = "%s: a counter of kind %s has none; remove the field, or make the kind %s"
+			return fmt.Errorf(what, field, rule.Kind, kindsText(of))
 		}
 	}
-	if open := rule.Public&(PublicIncrement|PublicMember) != 0; open && rule.Max == 0 {
-		rule.Max = DefaultMax
-	} else if !open && rule.Max > 0 {
-		return errors.New("max: it limits what the public creates, and this rule opens neither increment nor member; remove the field")
+
+	isOpen := rule.Public&(PublicIncrement|PublicMember) != 0
+	if !isOpen && rule.Max > 0 {
+		return errors.New("max: it limits what the public creates, " +
+			"and this rule opens neither increment nor member; remove the field")
 	}
-	switch {
-	case rule.Top && len(rule.Buckets) == 0:
+	if isOpen && rule.Max == 0 {
+		rule.Max = DefaultMax
+	}
+
+	if rule.Top && len(rule.Buckets) == 0 {
 		return errors.New("top: it needs buckets; add some, like [\"1m:24h\"]")
-	case rule.Allows(PublicIncrement) && !rule.Kind.Number():
+	}
+	if rule.Allows(PublicIncrement) && !rule.Kind.Takes(Add) {
 		return fmt.Errorf("public: a counter of kind %s has no increment; remove it", rule.Kind)
-	case rule.Allows(PublicMember) && rule.Kind.Number():
+	}
+	if rule.Allows(PublicMember) && !rule.Kind.Takes(Edit) {
 		return fmt.Errorf("public: a counter of kind %s has no member; remove it", rule.Kind)
 	}
-	return nil
-}
 
-func kindsText(kinds []Kind) string {
-	var names []string
-	for _, k := range kinds {
-		names = append(names, k.String())
-	}
-	return strings.Join(names, " or ")
+	return nil
 }
 
 // ParseDuration parses a non-negative duration in Go's syntax, extended by d for 24 h: "90d", "1d12h".
 func ParseDuration(s string) (time.Duration, error) {
 	fault := fmt.Errorf("%q is not a duration; write one like 5s, 24h or 90d", s)
-	days, rest, ok := strings.Cut(s, "d")
-	if !ok {
-		days, rest = "0", s
+	days, rest, hasDays := strings.Cut(s, "d")
+	if !hasDays {
+		days = "0"
+		rest = s
 	}
+
 	n, err := strconv.ParseUint(days, 10, 16)
 	if err != nil {
 		return 0, fault
 	}
 	d := time.Duration(n) * 24 * time.Hour
-	if rest != "" || !ok {
-		more, err := time.ParseDuration(rest)
-		if err != nil || more < 0 || d+more < d {
-			return 0, fault
-		}
-		d += more
+	if rest == "" && hasDays {
+		return d, nil
 	}
-	return d, nil
+
+	more, err := time.ParseDuration(rest)
+	if err != nil || more < 0 || d+more < d {
+		return 0, fault
+	}
+
+	return d + more, nil
 }

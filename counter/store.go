@@ -29,10 +29,8 @@ const (
 // Verb is what a Change does.
 type Verb uint8
 
-// formerVerb was one of a former release.
-const formerVerb Verb = 6
-
-// The verbs. Processes of several releases send each other their numbers, so these never change.
+// The verbs. Processes of several releases send each other their numbers, so these never change. A former release had a
+// verb with the number 6.
 const (
 	Add    Verb = 1 // adds Delta to a Sum or Exact
 	Adjust Verb = 2 // adds any Delta but 0 to a Sum or Exact, with Reason and By
@@ -41,8 +39,6 @@ const (
 	Delete Verb = 5 // deletes the counter with its members, registers, ledger and history
 	Set    Verb = 7 // gives an Exact the value Delta, within its bounds, with Reason and By
 )
-
-func (v Verb) isKnown() bool { return v >= Add && v <= Set && v != formerVerb }
 
 // Change is one change of one counter.
 type Change struct {
@@ -79,9 +75,12 @@ func NewIdempotencyKey(space, caller, key string) IdempotencyKey {
 	}
 	b = append(b, key...)
 	hash := sha256.Sum256(b)
+
+	// A store with several partitions finds the counter's by these bits.
 	if space != "*" {
 		binary.LittleEndian.PutUint32(hash[:4], uint32(xxhash.Sum64String(space)))
 	}
+
 	return IdempotencyKey(hash[:16])
 }
 
@@ -90,9 +89,9 @@ func (id IdempotencyKey) Of(space string) bool {
 	return space != "*" && binary.LittleEndian.Uint32(id[:4]) == uint32(xxhash.Sum64String(space))
 }
 
-// Op is one operation. Its changes are judged in order and made together or not at all; of a batch whose counters are not
-// exact, each owner makes its part. An Op of several changes has only Add, and
-// a key may occur several times; either all of their rules are Exact or none is.
+// Op is one operation. Its changes are judged in order and made together or not at all; of a batch whose counters are
+// not exact, each owner makes its part. An Op of several changes has only Add, and a key may occur several times;
+// either all of their rules are Exact or none is.
 type Op struct {
 	Changes        []Change
 	IdempotencyKey IdempotencyKey
@@ -109,11 +108,13 @@ func (op *Op) Keys() []string {
 	keys := make([]string, 0, len(op.Changes))
 	seen := make(map[string]bool, len(op.Changes))
 	for i := range op.Changes {
-		if key := op.Changes[i].Key; !seen[key] {
+		key := op.Changes[i].Key
+		if !seen[key] {
 			seen[key] = true
 			keys = append(keys, key)
 		}
 	}
+
 	return keys
 }
 
@@ -125,10 +126,12 @@ func (op *Op) ReadFrom(ctx context.Context, from interface {
 	if err != nil {
 		return nil, err
 	}
+
 	by := make(map[string]Counter, len(found))
 	for _, r := range found {
 		by[r.Key] = r.Counter
 	}
+
 	return by, nil
 }
 
@@ -138,6 +141,7 @@ func (op *Op) Counters(by map[string]Counter) []Counter {
 	for i := range op.Changes {
 		out[i] = by[op.Changes[i].Key].Or(op.Changes[i].Rule.Kind)
 	}
+
 	return out
 }
 
@@ -147,23 +151,43 @@ func (op *Op) Check() error {
 	if n := len(op.Changes); n == 0 || n > MaxChanges {
 		return fmt.Errorf("%w: %d changes", ErrOp, n)
 	}
+
 	for i := range op.Changes {
 		c := &op.Changes[i]
-		switch {
-		case c.Rule == nil:
-			return fmt.Errorf("%w: a change of %q without a rule", ErrOp, c.Key)
-		case c.Rule.Kind.IsExact() != op.Changes[0].Rule.Kind.IsExact():
+		if err := c.check(); err != nil {
+			return err
+		}
+		if c.Rule.Kind.IsExact() != op.Changes[0].Rule.Kind.IsExact() {
 			return fmt.Errorf("%w: only one of %q and %q is exact", ErrOp, op.Changes[0].Key, c.Key)
-		case c.Verb != Add && len(op.Changes) > 1:
+		}
+		if c.Verb != Add && len(op.Changes) > 1 {
 			return fmt.Errorf("%w: %q is not the only change and does not add", ErrOp, c.Key)
-		case (c.Verb == Add || c.Verb == Adjust) && c.Delta == 0:
-			return fmt.Errorf("%w: a change of %q by 0", ErrOp, c.Key)
-		case c.Verb == Edit && (len(c.Join)+len(c.Leave) == 0 || len(c.Join)+len(c.Leave) > MaxMembers):
-			return fmt.Errorf("%w: %d members of %q", ErrOp, len(c.Join)+len(c.Leave), c.Key)
-		case !c.Verb.isKnown():
-			return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
 		}
 	}
+
+	return nil
+}
+
+// check checks a change by itself.
+func (c *Change) check() error {
+	if c.Rule == nil {
+		return fmt.Errorf("%w: a change of %q without a rule", ErrOp, c.Key)
+	}
+
+	switch c.Verb {
+	case Add, Adjust:
+		if c.Delta == 0 {
+			return fmt.Errorf("%w: a change of %q by 0", ErrOp, c.Key)
+		}
+	case Edit:
+		if n := len(c.Join) + len(c.Leave); n == 0 || n > MaxMembers {
+			return fmt.Errorf("%w: %d members of %q", ErrOp, n, c.Key)
+		}
+	case Reset, Delete, Set: // need nothing more
+	default:
+		return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
+	}
+
 	return nil
 }
 
@@ -204,6 +228,7 @@ func Away(keys []string) []Reading {
 	for i, key := range keys {
 		out[i] = Reading{Counter: Counter{Key: key, Approx: true, Stale: true}, Away: true}
 	}
+
 	return out
 }
 
@@ -231,13 +256,17 @@ const (
 	LedgerSet       LedgerOp = 5
 )
 
-var ledgerNames = [...]string{LedgerIncrement: "increment", LedgerDecrement: "decrement", LedgerAdjust: "adjust", LedgerReset: "reset", LedgerSet: "set"}
+var ledgerNames = [...]string{
+	LedgerIncrement: "increment", LedgerDecrement: "decrement", LedgerAdjust: "adjust", LedgerReset: "reset",
+	LedgerSet: "set",
+}
 
 // String returns the op's name in answers.
 func (o LedgerOp) String() string {
 	if int(o) < len(ledgerNames) {
 		return ledgerNames[o]
 	}
+
 	return ""
 }
 
@@ -269,6 +298,7 @@ func (l Ledger) MarshalJSON() ([]byte, error) {
 			page.Next = e.Seq
 		}
 	}
+
 	return json.Marshal(page)
 }
 
@@ -312,8 +342,8 @@ type Reader interface {
 // Update is the newest state of a counter that changed.
 type Update struct {
 	Counter Counter // has the zero Version if it was deleted
-	// Joined and Left are members that joined and left. The update that names a member may come after another one of the
-	// same version. With Reread they are incomplete, and a watcher that needs the members has to read them.
+	// Joined and Left are members that joined and left. The update that names a member may come after another one of
+	// the same version. With Reread they are incomplete, and a watcher that needs the members has to read them.
 	Joined, Left []string
 	Reread       bool
 }

@@ -63,18 +63,6 @@ type TopStore interface {
 	Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]Gain, error)
 }
 
-// HistoriesOf implements TopStore.Histories for a store that gains nothing from reading several counters at once.
-func HistoriesOf(ctx context.Context, from Reader, keys []string, step time.Duration, first, to int64) ([][]Gain, error) {
-	all := make([][]Gain, len(keys))
-	for i, key := range keys {
-		var err error
-		if _, all[i], err = from.History(ctx, key, step, first, to); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
-}
-
 // openStep has the increments of one running time bucket that this process made.
 type openStep struct {
 	prunedMap
@@ -92,14 +80,17 @@ type topOf struct {
 	next []int64 // by resolution, the index of the next list to make; only the closer uses it
 }
 
-// at returns the open time bucket with that index. The caller holds mu.
-func (r *topOf) at(number int64) *openStep {
+// atLocked returns the open time bucket with that index. The caller holds mu.
+func (r *topOf) atLocked(number int64) *openStep {
 	s := r.open[number]
-	if s == nil {
-		maps.DeleteFunc(r.open, func(n int64, _ *openStep) bool { return n < number-1 || n > number+1 })
-		s = &openStep{prunedMap: prunedMap{keys: map[string]int64{}}, marked: map[string]time.Time{}}
-		r.open[number] = s
+	if s != nil {
+		return s
 	}
+
+	maps.DeleteFunc(r.open, func(n int64, _ *openStep) bool { return n < number-1 || n > number+1 })
+	s = &openStep{prunedMap: prunedMap{keys: map[string]int64{}}, marked: map[string]time.Time{}}
+	r.open[number] = s
+
 	return s
 }
 
@@ -108,7 +99,9 @@ func (r *topOf) at(number int64) *openStep {
 func (r *topOf) add(number int64, key string, n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.at(number)
+
+	s := r.atLocked(number)
+
 	return s.add(key, n) > s.total/TopMost && !s.isMarked(key)
 }
 
@@ -116,7 +109,9 @@ func (r *topOf) add(number int64, key string, n int64) bool {
 func (r *topOf) isMarked(number int64, key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	s := r.open[number]
+
 	return s != nil && s.isMarked(key)
 }
 
@@ -124,10 +119,12 @@ func (r *topOf) isMarked(number int64, key string) bool {
 func (r *topOf) mark(number int64, keys []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	s := r.open[number]
 	if s == nil { // the time bucket has been replaced by newer ones
 		return
 	}
+
 	for _, key := range keys {
 		s.marked[strings.Clone(key)] = time.Now()
 	}
@@ -162,11 +159,13 @@ func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker
 		}
 	}
 	t.blocks, _ = lru.New[blockOf, map[string]int64](topBlocks) // fails only for a size under 1
+
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	if len(t.rules) > 0 {
 		t.wg.Go(func() { t.run(ctx) })
 	}
+
 	return t
 }
 
@@ -174,6 +173,7 @@ func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker
 func (t *TopTracker) Close() error {
 	t.stop()
 	t.wg.Wait()
+
 	return nil
 }
 
@@ -184,65 +184,95 @@ func (t *TopTracker) now() time.Time { return time.Now().Add(time.Duration(t.ahe
 // among the counters are marked in the store. If that fails, it replaces the results by the error: the caller repeats
 // the operation, and the replay marks the counter.
 func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
-	type stepOf struct {
-		rule   *Rule
-		number int64
-	}
-	type change struct {
-		op  int
-		key string
-	}
 	var newest time.Time
-	var due map[stepOf][]change
+	var due map[markOf][]marking // nil in the usual case that there are no new candidates
 	for i := range ops {
 		for j := range results[i].Counters { // nil if the operation failed
-			c, is := &ops[i].Changes[j], &results[i].Counters[j]
-			if !c.Rule.Top || c.Verb != Add || c.Delta <= 0 || !is.Kind.Gains() || is.Updated.IsZero() {
+			c := &ops[i].Changes[j]
+			is := &results[i].Counters[j]
+			if !gainsForTop(c, is) {
 				continue
 			}
-			if !results[i].Replay {
+
+			isReplay := results[i].Replay
+			if !isReplay {
 				newest = is.Updated
 			}
-			at := stepOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
-			if t.hasToMark(c, at.number, results[i].Replay) {
-				if due == nil {
-					due = map[stepOf][]change{}
-				}
-				due[at] = append(due[at], change{i, c.Key})
+			at := markOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
+			if !t.hasToMark(c, at.number, isReplay) {
+				continue
 			}
+
+			if due == nil {
+				due = map[markOf][]marking{}
+			}
+			due[at] = append(due[at], marking{i, c.Key})
 		}
 	}
+
+	// The clock is read once for all.
 	if !newest.IsZero() {
 		t.ahead.Store(int64(time.Until(newest)))
 	}
 	for at, changes := range due {
-		keys := make([]string, len(changes))
-		for i, c := range changes {
-			keys[i] = c.key
-		}
-		slices.Sort(keys)
-		keys = slices.Compact(keys)
-		if err := t.store.Mark(ctx, at.rule.Match, at.number, keys); err != nil {
-			for _, c := range changes { // the change was made, so this is like an answer that was lost
-				results[c.op] = Result{Err: err}
-			}
+		err := t.mark(ctx, at, changes)
+		if err == nil {
 			continue
 		}
-		t.rules[at.rule].mark(at.number, keys)
+		// The changes were made, so this is like an answer that was lost.
+		for _, c := range changes {
+			results[c.op] = Result{Err: err}
+		}
 	}
+}
+
+type (
+	// markOf is where candidates are marked.
+	markOf struct {
+		rule   *Rule
+		number int64 // of the time bucket
+	}
+	// marking is a change whose counter has to be marked.
+	marking struct {
+		op  int
+		key string
+	}
+)
+
+// gainsForTop reports whether a change that was made counts for top lists.
+func gainsForTop(c *Change, is *Counter) bool {
+	return c.Rule.Top && c.Verb == Add && c.Delta > 0 && is.Kind.Gains() && !is.Updated.IsZero()
+}
+
+// mark marks the counters of changes in the store.
+func (t *TopTracker) mark(ctx context.Context, at markOf, changes []marking) error {
+	keys := make([]string, len(changes))
+	for i, c := range changes {
+		keys[i] = c.key
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+
+	if err := t.store.Mark(ctx, at.rule.Match, at.number, keys); err != nil {
+		return err
+	}
+	t.rules[at.rule].mark(at.number, keys)
+
+	return nil
 }
 
 // hasToMark adds a change and reports whether its counter has to be marked. A replay adds nothing, but it may repeat
 // a change whose process died before it set the mark.
 func (t *TopTracker) hasToMark(c *Change, number int64, replay bool) bool {
-	switch r := t.rules[c.Rule]; {
-	case r == nil: // the tracker was made for other rules
+	r := t.rules[c.Rule]
+	if r == nil { // the tracker was made for other rules
 		return false
-	case replay:
-		return !r.isMarked(number, c.Key)
-	default:
-		return r.add(number, c.Key, c.Delta)
 	}
+	if replay {
+		return !r.isMarked(number, c.Key)
+	}
+
+	return r.add(number, c.Key, c.Delta)
 }
 
 // numberOf returns the index of the time bucket that contains a time.
@@ -258,11 +288,13 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 	if err != nil {
 		return nil, err
 	}
+
 	// Marks are read before lists: a time bucket that is closed in between is then seen twice rather than not at all.
 	marked, err := t.store.Marked(ctx, rule.Match)
 	if err != nil {
 		return nil, err
 	}
+
 	q.To = min(q.To, numberOf(now, q.Step)+2) // a window has no end; 2 because the store's clock may be ahead
 	sums := map[string]int64{}
 	level := slices.IndexFunc(rule.Buckets, func(b Bucket) bool { return b.Step == q.Step })
@@ -273,22 +305,26 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 	if err := lists.sum(ctx, level, q.From, q.To, sums); err != nil {
 		return nil, err
 	}
+
 	fine := rule.Buckets[0].Step
 	maps.DeleteFunc(marked, func(number int64, _ []string) bool { return number < q.From*int64(q.Step/fine) })
 	candidates, err := t.sumMarked(ctx, fine, marked, sums)
 	if err != nil {
 		return nil, err
 	}
+
 	all := ranked(sums)
 	for _, g := range all[:min(len(all), max(2*n, minRead))] {
 		candidates[g.Key] = true
 	}
+
 	// The sums of lists only choose the candidates: a counter is missing from the lists of time buckets in which it
 	// gained little. The answer has the increments from their histories.
 	most, err := t.read(ctx, slices.Collect(maps.Keys(candidates)), q)
 	if err != nil {
 		return nil, err
 	}
+
 	return most[:min(n, len(most))], nil
 }
 
@@ -299,6 +335,7 @@ func ranked(sums map[string]int64) []Gained {
 		all = append(all, Gained{key, value})
 	}
 	slices.SortFunc(all, mostFirst)
+
 	return all
 }
 
@@ -308,7 +345,9 @@ func mostFirst(a, b Gained) int {
 
 // sumMarked adds to sums the increments of marked counters in the time buckets in which they are marked. It returns the
 // counters whose slot has moved on to a later time bucket, so that only their history has the increment.
-func (t *TopTracker) sumMarked(ctx context.Context, step time.Duration, marked map[int64][]string, sums map[string]int64) (past map[string]bool, err error) {
+func (t *TopTracker) sumMarked(
+	ctx context.Context, step time.Duration, marked map[int64][]string, sums map[string]int64,
+) (past map[string]bool, err error) {
 	past = map[string]bool{}
 	newest := map[string]Slot{}
 	for _, keys := range marked {
@@ -319,6 +358,7 @@ func (t *TopTracker) sumMarked(ctx context.Context, step time.Duration, marked m
 	if len(newest) == 0 {
 		return past, nil
 	}
+
 	keys := slices.Collect(maps.Keys(newest))
 	slots, err := t.store.Running(ctx, keys, step)
 	if err != nil {
@@ -327,16 +367,19 @@ func (t *TopTracker) sumMarked(ctx context.Context, step time.Duration, marked m
 	for i, key := range keys {
 		newest[key] = slots[i]
 	}
+
 	for number, keys := range marked {
 		for _, key := range keys {
-			switch slot := newest[key]; {
-			case int64(slot.Number) > number:
+			slot := newest[key]
+			switch cmp.Compare(int64(slot.Number), number) {
+			case 1:
 				past[key] = true
-			case int64(slot.Number) == number:
+			case 0:
 				sums[key] = Saturated(sums[key], slot.Value)
 			}
 		}
 	}
+
 	return past, nil
 }
 
@@ -353,17 +396,20 @@ func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[s
 	step := l.rule.Buckets[level].Step
 	from = max(from, numberOf(l.now.Add(-listRetention(l.rule, level)), step))
 	to = min(to, numberOf(l.now, step)+2) // the store's clock may be ahead
+
 	for from < to {
 		end := min(to, (floor(from, blockSteps)+1)*blockSteps)
 		block, err := l.block(ctx, level, from, end)
 		if err != nil {
 			return err
 		}
+
 		for key, n := range block {
 			sums[key] = Saturated(sums[key], n)
 		}
 		from = end
 	}
+
 	return nil
 }
 
@@ -371,38 +417,49 @@ func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[s
 // because no process ran to make it, is added up from the lists of its parts. A block is cached when none of its
 // lists can change any more.
 func (l topLists) block(ctx context.Context, level int, from, to int64) (map[string]int64, error) {
-	step, at := l.rule.Buckets[level].Step, blockOf{l.rule, level, from}
-	whole := to-from == blockSteps && isOver(to-1, step, l.now.Add(-stepLate)) && (level > 0 || to <= l.open)
-	if block, ok := l.blocks.Get(at); ok && whole {
+	step := l.rule.Buckets[level].Step
+	at := blockOf{l.rule, level, from}
+	isClosed := level > 0 || to <= l.open
+	stays := isClosed && to-from == blockSteps && isOver(to-1, step, l.now.Add(-stepLate))
+	block, isCached := l.blocks.Get(at)
+	if isCached && stays {
 		return block, nil
 	}
+
 	lists, err := l.store.TopLists(ctx, l.rule.Match, step, from, to)
 	if err != nil {
 		return nil, err
 	}
-	sums, listed := map[string]int64{}, map[int64]bool{}
+
+	sums := map[string]int64{}
+	listed := map[int64]bool{}
 	for _, list := range lists {
 		listed[list.Number] = true
 		for _, g := range list.Most {
 			sums[g.Key] = Saturated(sums[g.Key], g.Value)
 		}
 	}
+
 	for number := from; number < to && level > 0; number++ {
 		if listed[number] {
 			continue
 		}
+
 		parts := int64(step / l.rule.Buckets[level-1].Step)
 		if err := l.sum(ctx, level-1, number*parts, (number+1)*parts, sums); err != nil {
 			return nil, err
 		}
-		whole = whole && isOver(number, step, l.now.Add(-listRetention(l.rule, level-1))) // until then its list may still be made
+		mayBeListed := !isOver(number, step, l.now.Add(-listRetention(l.rule, level-1)))
+		stays = stays && !mayBeListed
 	}
-	if whole {
+
+	if stays {
 		for len(sums) > maxPruned {
 			prune(sums)
 		}
 		l.blocks.Add(at, sums)
 	}
+
 	return sums, nil
 }
 
@@ -415,18 +472,22 @@ func (t *TopTracker) read(ctx context.Context, keys []string, q Question) ([]Gai
 		if len(gained) > 0 {
 			time.Sleep(breath)
 		}
+
 		histories, err := t.store.Histories(ctx, some, q.Step, q.From, q.To)
 		if err != nil {
 			return nil, err
 		}
+
 		for i, gains := range histories {
 			tally := q.Tally()
 			tally.Add(gains)
 			gained = append(gained, Gained{some[i], tally.Total()})
 		}
 	}
+
 	gained = slices.DeleteFunc(gained, func(g Gained) bool { return g.Value <= 0 })
 	slices.SortFunc(gained, mostFirst)
+
 	return gained, nil
 }
 
@@ -439,18 +500,23 @@ func isOver(number int64, step time.Duration, at time.Time) bool {
 // once.
 func (t *TopTracker) run(ctx context.Context) {
 	for {
+		// Wait for the next end of a time bucket, and not longer: short ones expire soon.
 		wait := time.Hour
-		for rule := range t.rules { // wait for the next end of a time bucket, and not longer: short ones expire soon
-			step, late := rule.Buckets[0].Step, t.now().Add(-closeLate)
+		for rule := range t.rules {
+			step := rule.Buckets[0].Step
+			late := t.now().Add(-closeLate)
 			wait = min(wait, late.Truncate(step).Add(step).Sub(late)+rand.N(min(step, closeLate)/2))
 		}
+
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
 		}
+
 		for rule, r := range t.rules {
-			if err := t.close(ctx, rule, r); err != nil && ctx.Err() == nil {
+			err := t.close(ctx, rule, r)
+			if err != nil && ctx.Err() == nil {
 				t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: a top list could not be stored; trying again")
 			}
 		}
@@ -464,39 +530,60 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	if err != nil {
 		return err
 	}
-	late, fine := t.now().Add(-closeLate), rule.Buckets[0].Step
+
+	late := t.now().Add(-closeLate)
+	fine := rule.Buckets[0].Step
 	for number, keys := range marked {
 		if !isOver(number, fine, late) {
 			continue
 		}
-		listed, err := t.listed(ctx, rule, 0, number, number+1) // not empty if a mark came after the list was made
-		if err == nil {
-			err = t.keep(ctx, rule, 0, number, append(listed, keys...), keys)
-		}
-		if err != nil {
+		if err := t.closeFinest(ctx, rule, number, keys); err != nil {
 			return err
 		}
 	}
+
 	closed := numberOf(late, fine) - 1 // finer time buckets before this index are closed
 	for level := 1; level < len(rule.Buckets); level++ {
-		step, parts := rule.Buckets[level].Step, int64(rule.Buckets[level].Step/rule.Buckets[level-1].Step)
-		closed = floor(closed, parts)
+		step := rule.Buckets[level].Step
+		closed = floor(closed, int64(step/rule.Buckets[level-1].Step))
 		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Buckets[level].Kept)), step) + 1
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
-			is, err := t.store.TopLists(ctx, rule.Match, step, number, number+1)
-			if err == nil && len(is) == 0 { // otherwise another process has made it
-				var keys []string
-				if keys, err = t.listed(ctx, rule, level-1, number*parts, (number+1)*parts); err == nil {
-					err = t.keep(ctx, rule, level, number, keys, nil)
-				}
-			}
-			if err != nil {
+			if err := t.closeLonger(ctx, rule, level, number); err != nil {
 				return err
 			}
 			r.next[level] = number + 1
 		}
 	}
+
 	return nil
+}
+
+// closeFinest makes the list of one of the finest time buckets, from marked keys.
+func (t *TopTracker) closeFinest(ctx context.Context, rule *Rule, number int64, marked []string) error {
+	// There is a list already if a mark came after it was made.
+	keys, err := t.listed(ctx, rule, 0, number, number+1)
+	if err != nil {
+		return err
+	}
+
+	return t.keep(ctx, rule, 0, number, append(keys, marked...), marked)
+}
+
+// closeLonger makes the list of a longer time bucket, from those of its parts, unless another process has made it.
+func (t *TopTracker) closeLonger(ctx context.Context, rule *Rule, level int, number int64) error {
+	step := rule.Buckets[level].Step
+	is, err := t.store.TopLists(ctx, rule.Match, step, number, number+1)
+	if err != nil || len(is) > 0 {
+		return err
+	}
+
+	parts := int64(step / rule.Buckets[level-1].Step)
+	keys, err := t.listed(ctx, rule, level-1, number*parts, (number+1)*parts)
+	if err != nil {
+		return err
+	}
+
+	return t.keep(ctx, rule, level, number, keys, nil)
 }
 
 // listRetention returns how long lists of a resolution are kept: as long as its time buckets, but long enough to make
@@ -506,6 +593,7 @@ func listRetention(rule *Rule, level int) time.Duration {
 	if level+1 < len(rule.Buckets) {
 		kept = max(kept, 2*rule.Buckets[level+1].Step+stepLate)
 	}
+
 	return kept
 }
 
@@ -517,6 +605,7 @@ func (t *TopTracker) listed(ctx context.Context, rule *Rule, level int, from, to
 			keys = append(keys, g.Key)
 		}
 	}
+
 	return keys, err
 }
 
@@ -528,18 +617,24 @@ func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int
 	if err != nil {
 		return err
 	}
-	all := int64(0) // the sum of the candidates, so at most that of all counters: the cut below never cuts too much
+
+	// The sum of the candidates is at most that of all counters, so this never cuts too much.
+	all := int64(0)
 	for _, g := range most {
 		all = Saturated(all, g.Value)
 	}
-	if few := slices.IndexFunc(most, func(g Gained) bool { return g.Value <= all/TopMost }); few >= 0 {
+	few := slices.IndexFunc(most, func(g Gained) bool { return g.Value <= all/TopMost })
+	if few >= 0 {
 		most = most[:few]
 	}
+
 	list := TopList{Number: number, Most: most[:min(len(most), TopMost)]}
 	if err := t.store.KeepTop(ctx, rule.Match, step, list, listRetention(rule, level), marks); err != nil {
 		return err
 	}
-	t.blocks.Remove(blockOf{rule, level, floor(number, blockSteps) * blockSteps}) // a late mark changes a cached block
+	// A late mark changes a cached block.
+	t.blocks.Remove(blockOf{rule, level, floor(number, blockSteps) * blockSteps})
+
 	return nil
 }
 
@@ -548,12 +643,13 @@ var ErrTop = errors.New("no top list")
 
 // TopRule returns the rule with that match in the rules file. The error is ErrTop.
 func (r *Rules) TopRule(match string) (*Rule, error) {
-	switch rule := r.Of(match); {
-	case rule == nil:
+	rule := r.Of(match)
+	if rule == nil {
 		return nil, fmt.Errorf("%w: %q is the match of no rule", ErrTop, match)
-	case !rule.Top:
-		return nil, fmt.Errorf("%w: the rule %q keeps none; add \"top\":true to the rule", ErrTop, match)
-	default:
-		return rule, nil
 	}
+	if !rule.Top {
+		return nil, fmt.Errorf("%w: the rule %q keeps none; add \"top\":true to the rule", ErrTop, match)
+	}
+
+	return rule, nil
 }

@@ -325,7 +325,7 @@ func (h *history) lists(s counter.Store, match string) []counter.TopList {
 		h.t.Fatal(err)
 	}
 	lists = slices.DeleteFunc(lists, func(l counter.TopList) bool {
-		return counter.Over(l.Number, time.Second, time.Minute, now)
+		return !counter.ForgetAt(l.Number, time.Second, time.Minute).After(now)
 	})
 	slices.SortFunc(lists, func(a, b counter.TopList) int { return int(a.Number - b.Number) })
 
@@ -420,7 +420,7 @@ func (h *history) gains(s counter.Store, key string, step time.Duration) map[int
 	}
 	all := map[int64]int64{}
 	for _, gain := range gains {
-		if counter.Over(gain.Number, step, kept[step], time.Now()) {
+		if !counter.ForgetAt(gain.Number, step, kept[step]).After(time.Now()) {
 			continue
 		}
 		all[gain.Number] = gain.Value

@@ -12,6 +12,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/owner"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 )
 
@@ -28,10 +29,10 @@ func (s *simulation) gateway(name string, stop <-chan struct{}) {
 			workers.Go(func() { s.work(ctx, caller, dice, stop) })
 		}
 
-		if dice.chance(0.5) {
+		if dice.Chance(0.5) {
 			select {
-			case <-time.After(2*time.Second + dice.upTo(20*time.Second)):
-				s.logf("%s is killed", name)
+			case <-time.After(2*time.Second + dice.UpTo(20*time.Second)):
+				s.Logf("%s is killed", name)
 				kill()
 			case <-stop:
 			}
@@ -48,12 +49,12 @@ func (s *simulation) gateway(name string, stop <-chan struct{}) {
 }
 
 // work makes one change after another.
-func (s *simulation) work(ctx context.Context, caller *call.Caller, dice *dice, stop <-chan struct{}) {
+func (s *simulation) work(ctx context.Context, caller *call.Caller, dice *simtest.Dice, stop <-chan struct{}) {
 	for ctx.Err() == nil {
 		select {
 		case <-stop:
 			return
-		case <-time.After(dice.upTo(300 * time.Millisecond)):
+		case <-time.After(dice.UpTo(300 * time.Millisecond)):
 			s.change(ctx, caller, dice)
 		case <-ctx.Done():
 			return
@@ -62,26 +63,26 @@ func (s *simulation) work(ctx context.Context, caller *call.Caller, dice *dice, 
 }
 
 // change makes one change, or some of one key, and notes the answer.
-func (s *simulation) change(ctx context.Context, caller *call.Caller, dice *dice) {
-	key := s.keys[dice.below(len(s.keys))]
-	delta := int64(1 + dice.below(9))
-	if dice.chance(0.45) {
+func (s *simulation) change(ctx context.Context, caller *call.Caller, dice *simtest.Dice) {
+	key := s.keys[dice.Below(len(s.keys))]
+	delta := int64(1 + dice.Below(9))
+	if dice.Chance(0.45) {
 		delta = -delta
 	}
 	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: ruleOf(key), Verb: counter.Add, Delta: delta}}}
 
 	// A change with an idempotency key is one that another gateway may repeat.
 	name, known := "", false
-	if dice.chance(0.3) {
-		name = fmt.Sprint(key, " ", dice.below(40))
+	if dice.Chance(0.3) {
+		name = fmt.Sprint(key, " ", dice.Below(40))
 		op.IdempotencyKey = counter.NewIdempotencyKey(key, "", name)
 		delta, known = s.identify(name, key, delta)
 		op.Changes[0].Delta = delta
 	}
 
-	s.logf("%s by %d %s?", key, delta, name)
+	s.Logf("%s by %d %s?", key, delta, name)
 	answer, err := caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
-	s.logf("%s by %d %s: %+v %v", key, delta, name, answer, err)
+	s.Logf("%s by %d %s: %+v %v", key, delta, name, answer, err)
 	if err != nil {
 		s.unanswered(key, name, delta, err)
 		return
@@ -119,7 +120,7 @@ func (s *simulation) unanswered(key, name string, delta int64, err error) {
 
 func (s *simulation) answered(key, name string, delta int64, known bool, result counter.Result) {
 	if result.Err != nil && !errors.Is(result.Err, counter.ErrBound) {
-		s.failf("%s by %d: %v", key, delta, result.Err)
+		s.Failf("%s by %d: %v", key, delta, result.Err)
 	}
 
 	s.mu.Lock()
@@ -127,18 +128,18 @@ func (s *simulation) answered(key, name string, delta int64, known bool, result 
 
 	if result.Err != nil {
 		if known {
-			s.wrong = append(s.wrong, fmt.Sprintf("%s was made, and its repetition is refused: %v", name, result.Err))
+			s.Failf("%s was made, and its repetition is refused: %v", name, result.Err)
 		}
 		return
 	}
 
 	c := result.Counters[0]
 	if c.Value < 0 && c.Kind == counter.Exact {
-		s.wrong = append(s.wrong, fmt.Sprintf("%s is %d, below its floor", key, c.Value))
+		s.Failf("%s is %d, below its floor", key, c.Value)
 	}
 	at := fmt.Sprint(key, "@", c.Version)
 	if value, ok := s.versions[at]; ok && value != c.Value {
-		s.wrong = append(s.wrong, fmt.Sprintf("%s is %d and %d", at, value, c.Value))
+		s.Failf("%s is %d and %d", at, value, c.Value)
 	}
 	s.versions[at] = c.Value
 
@@ -157,7 +158,7 @@ func (s *simulation) answered(key, name string, delta int64, known bool, result 
 func (s *simulation) check() {
 	for name, is := range s.ids {
 		if is.changed > 1 {
-			s.failf("%s was made %d times", name, is.changed)
+			s.Failf("%s was made %d times", name, is.changed)
 		}
 		e := s.expected[is.key]
 		switch {
@@ -171,14 +172,14 @@ func (s *simulation) check() {
 	for _, key := range s.keys {
 		read, err := owner.NewReader(s.world.store, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
 		if err != nil {
-			s.failf("%v", err)
+			s.Failf("%v", err)
 			continue
 		}
 
 		e := s.expected[key]
 		c := read[0]
 		if !canBe(c.Value-e.sum, e.maybe) {
-			s.failf("%s is %d, and %d was acknowledged, perhaps also some of %v", key, c.Value, e.sum, e.maybe)
+			s.Failf("%s is %d, and %d was acknowledged, perhaps also some of %v", key, c.Value, e.sum, e.maybe)
 		}
 	}
 }

@@ -2,19 +2,16 @@ package call_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/owner"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 )
 
@@ -23,32 +20,8 @@ import (
 // and lose their partitions to others; the store is away, full, or loses its newest changes. Then everything heals, and
 // the counters must be what was acknowledged. The seed decides what happens and when.
 
-var (
-	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", 150, "number of seeds to simulate")
-	simFirst = flag.Uint64("first", 1, "the first of these seeds")
-)
-
 func TestSimulation(t *testing.T) {
-	if *simSeed != 0 {
-		wrong := simulate(t, *simSeed, nil, true)
-		for _, line := range wrong {
-			t.Error(line)
-		}
-		return
-	}
-
-	seeds := *simSeeds
-	if testing.Short() {
-		seeds = min(seeds, 20)
-	}
-	forSeeds(seeds, func(seed uint64) bool {
-		wrong := simulate(t, seed, nil, false)
-		for _, line := range wrong {
-			t.Errorf("seed %d: %s\nreplay: go test ./counter/call -run Simulation -seed %d", seed, line, seed)
-		}
-		return len(wrong) == 0
-	})
+	simtest.Check(t, 150, 20, func(seed uint64, notes *simtest.Notes) { newSimulation(seed, notes).run() })
 }
 
 // TestSimulationFindsPlantedFaults has the store do what makes the protocol wrong.
@@ -60,79 +33,17 @@ func TestSimulationFindsPlantedFaults(t *testing.T) {
 		"a loss that nobody notices":  func(w *world) { w.complete = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			most := 30
-			if testing.Short() {
-				most = 6
-			}
-			var found atomic.Int64
-			forSeeds(most, func(seed uint64) bool {
-				wrong := simulate(t, seed, plant, false)
-				if len(wrong) > 0 {
-					found.Add(1)
-				}
-				return true
+			n, found := simtest.Finds(t, 30, 6, func(seed uint64, notes *simtest.Notes) {
+				s := newSimulation(seed, notes)
+				plant(s.world)
+				s.run()
 			})
-			t.Logf("%d of %d seeds found it", found.Load(), most)
-			if found.Load() == 0 {
+			t.Logf("%d of %d seeds found it", found, n)
+			if found == 0 {
 				t.Error("no seed found it")
 			}
 		})
 	}
-}
-
-// forSeeds calls one for the seeds, on all cores, until it returns false.
-func forSeeds(n int, one func(seed uint64) bool) {
-	next := make(chan uint64, n)
-	for i := range n {
-		next <- *simFirst + uint64(i)
-	}
-	close(next)
-
-	var mu sync.Mutex
-	var workers sync.WaitGroup
-	stopped := false
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for seed := range next {
-				mu.Lock()
-				stop := stopped
-				mu.Unlock()
-				if stop {
-					return
-				}
-
-				if !one(seed) {
-					mu.Lock()
-					stopped = true
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	workers.Wait()
-}
-
-// simulate runs a seed and returns what was wrong.
-func simulate(t *testing.T, seed uint64, plant func(*world), log bool) (wrong []string) {
-	t.Helper()
-	t.Run(fmt.Sprint(seed), func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSimulation(seed)
-			s.verbose = log
-			if plant != nil {
-				plant(s.world)
-			}
-			s.run()
-			wrong = s.wrong
-			if log {
-				for _, line := range s.lines {
-					t.Log(line)
-				}
-			}
-		})
-	})
-
-	return wrong
 }
 
 // How much happens in one seed.
@@ -152,25 +63,22 @@ type faults struct {
 }
 
 type simulation struct {
-	seed    uint64
-	verbose bool
-	rand    *dice // of the one who makes faults
-	world   *world
-	start   time.Time
-	stray   sync.WaitGroup // calls that nobody waits for
-	keys    []string
+	*simtest.Notes
+	seed  uint64
+	rand  *simtest.Dice // of the one who makes faults
+	world *world
+	stray sync.WaitGroup // calls that nobody waits for
+	keys  []string
 
 	mu        sync.Mutex // guards the fields below
 	faults    faults
-	rolled    map[string]*dice // by name
+	rolled    map[string]*simtest.Dice // by name
 	processes []*process
 	made      int                    // processes so far
 	route     [rows.Partitions]int   // partition -> index in processes, as gateways know it
 	expected  map[string]*expected   // by key
 	versions  map[string]int64       // key and version -> value
 	ids       map[string]*identified // by idempotency key
-	wrong     []string
-	lines     []string
 }
 
 // expected is what a counter must be in the end.
@@ -188,19 +96,19 @@ type identified struct {
 	acknowledge bool
 }
 
-func newSimulation(seed uint64) *simulation {
-	r := newDice(seed, "faults")
+func newSimulation(seed uint64, notes *simtest.Notes) *simulation {
+	r := simtest.NewDice(seed, "faults")
 	s := &simulation{
+		Notes:    notes,
 		seed:     seed,
 		rand:     r,
-		rolled:   map[string]*dice{},
+		rolled:   map[string]*simtest.Dice{},
 		world:    newWorld(r),
-		start:    time.Now(),
 		expected: map[string]*expected{},
 		versions: map[string]int64{},
 		ids:      map[string]*identified{},
 	}
-	s.faults = faults{store: 0.1 * float64(r.below(3)) / 2, calls: 0.1 * float64(r.below(3)) / 2}
+	s.faults = faults{store: 0.1 * float64(r.Below(3)) / 2, calls: 0.1 * float64(r.Below(3)) / 2}
 	for i := range 6 {
 		s.keys = append(s.keys, fmt.Sprint("sum", i), fmt.Sprint("stock", i))
 	}
@@ -225,14 +133,14 @@ func ruleOf(key string) *counter.Rule {
 }
 
 // dice returns the dice of that name.
-func (s *simulation) dice(who, what string, partition int) *dice {
+func (s *simulation) dice(who, what string, partition int) *simtest.Dice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	name := fmt.Sprint(who, " ", what, " ", partition)
 	d := s.rolled[name]
 	if d == nil {
-		d = newDice(s.seed, name)
+		d = simtest.NewDice(s.seed, name)
 		s.rolled[name] = d
 	}
 
@@ -254,30 +162,12 @@ func (s *simulation) routeOf(id int) int {
 	return s.route[id]
 }
 
-func (s *simulation) logf(format string, args ...any) {
-	if !s.verbose {
-		return
-	}
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	s.lines = append(s.lines, fmt.Sprintf("%8.3f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
-}
-
-func (s *simulation) failf(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	s.wrong = append(s.wrong, fmt.Sprintf("after %.3f s: ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
-}
-
 func (s *simulation) run() {
 	for range simProcesses {
 		s.processes = append(s.processes, s.newProcess())
 	}
 	for _, id := range s.partitions() {
-		s.move(id, s.rand.below(simProcesses))
+		s.move(id, s.rand.Below(simProcesses))
 	}
 
 	stop := make(chan struct{})
@@ -287,7 +177,7 @@ func (s *simulation) run() {
 	}
 
 	for range simFaults {
-		time.Sleep(s.rand.upTo(2 * time.Second))
+		time.Sleep(s.rand.UpTo(2 * time.Second))
 		s.fault()
 	}
 	s.healAll()
@@ -313,9 +203,6 @@ func (s *simulation) wait(what string, end func()) {
 	select {
 	case <-ended:
 	case <-time.After(time.Minute):
-		for _, line := range s.lines {
-			fmt.Println(line)
-		}
 		panic(fmt.Sprintf("seed %d: %s", s.seed, what))
 	}
 }
@@ -333,8 +220,7 @@ func (s *simulation) partitions() []int {
 
 func (s *simulation) newProcess() *process {
 	s.made++
-	p := &process{name: fmt.Sprint("process ", s.made), of: s, resumed: make(chan struct{})}
-	close(p.resumed)
+	p := &process{name: fmt.Sprint("process ", s.made), of: s}
 	p.owner = owner.New(p, owner.Config{Name: p.name, WriteTimeout: time.Second, HealRows: 3})
 
 	return p
@@ -349,8 +235,8 @@ func (s *simulation) move(id, to int) {
 
 	dice := s.dice(p.name, "moves", id)
 	s.stray.Go(func() {
-		for p.alive() && p.owner.Own(context.Background(), id) != nil {
-			time.Sleep(50*time.Millisecond + dice.upTo(time.Millisecond))
+		for p.Alive() && p.owner.Own(context.Background(), id) != nil {
+			time.Sleep(50*time.Millisecond + dice.UpTo(time.Millisecond))
 		}
 	})
 }
@@ -365,41 +251,41 @@ func (s *simulation) OwnerOf(id int) call.Owner {
 
 // fault makes one thing go wrong.
 func (s *simulation) fault() {
-	i := s.rand.below(simProcesses)
+	i := s.rand.Below(simProcesses)
 	p := s.processes[i]
 
-	switch s.rand.below(8) {
+	switch s.rand.Below(8) {
 	case 0, 1:
-		s.logf("%s is killed", p.name)
+		s.Logf("%s is killed", p.name)
 		s.replace(i)
 	case 2:
-		s.logf("%s stands still, and loses its partitions", p.name)
-		p.suspend()
+		s.Logf("%s stands still, and loses its partitions", p.name)
+		p.Suspend()
 		s.moveAll(i)
-		time.Sleep(s.rand.upTo(3 * time.Second))
-		p.resume()
+		time.Sleep(s.rand.UpTo(3 * time.Second))
+		p.Resume()
 	case 3:
-		s.logf("%s stands still", p.name)
-		p.suspend()
-		time.Sleep(s.rand.upTo(3 * time.Second))
-		p.resume()
+		s.Logf("%s stands still", p.name)
+		p.Suspend()
+		time.Sleep(s.rand.UpTo(3 * time.Second))
+		p.Resume()
 	case 4:
 		all := s.partitions()
-		id := all[s.rand.below(len(all))]
-		s.logf("%s claims partition %d", p.name, id)
+		id := all[s.rand.Below(len(all))]
+		s.Logf("%s claims partition %d", p.name, id)
 		s.move(id, i)
 	case 5:
-		s.logf("the store lost %d changes", s.world.loseTail())
+		s.Logf("the store lost %d changes", s.world.loseTail())
 		time.Sleep(simHeal) // what an owner has not healed when it dies or stands still is lost
 	case 6:
-		s.logf("the store is away")
+		s.Logf("the store is away")
 		s.set(&s.world.away, true)
-		time.Sleep(s.rand.upTo(4 * time.Second))
+		time.Sleep(s.rand.UpTo(4 * time.Second))
 		s.set(&s.world.away, false)
 	case 7:
-		s.logf("the store is full")
+		s.Logf("the store is full")
 		s.set(&s.world.full, true)
-		time.Sleep(s.rand.upTo(2 * time.Second))
+		time.Sleep(s.rand.UpTo(2 * time.Second))
 		s.set(&s.world.full, false)
 	}
 
@@ -429,9 +315,9 @@ func (s *simulation) replace(i int) {
 	s.processes[i] = s.newProcess()
 	s.mu.Unlock()
 
-	time.Sleep(s.rand.upTo(500 * time.Millisecond))
+	time.Sleep(s.rand.UpTo(500 * time.Millisecond))
 	for _, id := range owned {
-		s.move(id, s.rand.below(simProcesses))
+		s.move(id, s.rand.Below(simProcesses))
 	}
 }
 
@@ -439,7 +325,7 @@ func (s *simulation) replace(i int) {
 func (s *simulation) moveAll(from int) {
 	for _, id := range s.partitions() {
 		if s.routeOf(id) == from {
-			s.move(id, (from+1+s.rand.below(simProcesses-1))%simProcesses)
+			s.move(id, (from+1+s.rand.Below(simProcesses-1))%simProcesses)
 		}
 	}
 }
@@ -450,7 +336,7 @@ func (s *simulation) healAll() {
 	s.faults = faults{}
 	s.mu.Unlock()
 	for _, p := range s.processes {
-		p.resume()
+		p.Resume()
 	}
 
 	// A process that was fenced by one that has died since owns nothing.

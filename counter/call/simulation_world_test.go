@@ -4,22 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"headcount/counter"
 	"headcount/counter/owner"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsmem"
 )
 
 // world is the store of the simulation. It keeps a log of everything that changed it, so that it can lose its tail.
 type world struct {
-	rand *dice // of faults, which come one after another
+	rand *simtest.Dice // of faults, which come one after another
 
 	mu    sync.Mutex // guards the fields below
 	store *rowsmem.Store
@@ -48,7 +46,7 @@ type change struct {
 	commit *rows.Commit
 }
 
-func newWorld(r *dice) *world {
+func newWorld(r *simtest.Dice) *world {
 	return &world{rand: r, store: rowsmem.New(rowsmem.Config{}), orphans: map[int]bool{}}
 }
 
@@ -101,7 +99,7 @@ func (w *world) commit(c rows.Commit) error {
 		return rows.ErrUnavailable
 	case w.full && len(c.Rows) > 0:
 		return rows.ErrFull
-	case w.hasty && w.rand.chance(0.3):
+	case w.hasty && w.rand.Chance(0.3):
 		return nil
 	}
 
@@ -151,8 +149,8 @@ func (w *world) loseTail() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	keep := w.kept + w.rand.below(len(w.log)-w.kept+1)
-	if w.rand.chance(0.3) {
+	keep := w.kept + w.rand.Below(len(w.log)-w.kept+1)
+	if w.rand.Chance(0.3) {
 		keep = w.kept
 	}
 	lost := len(w.log) - keep
@@ -224,104 +222,33 @@ func (w *world) scan(ctx context.Context, id int, collection, after string, each
 	return store.Scan(ctx, id, collection, after, each)
 }
 
-// dice are random. Each goroutine has its own, so that their order does not matter.
-type dice struct {
-	mu sync.Mutex
-	r  *rand.Rand
-}
-
-func newDice(seed uint64, name string) *dice {
-	return &dice{r: rand.New(rand.NewPCG(seed, xxhash.Sum64String(name)))}
-}
-
-func (d *dice) chance(p float64) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return d.r.Float64() < p
-}
-
-func (d *dice) below(n int) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return d.r.IntN(n)
-}
-
-// upTo returns a time below most. No two goroutines are likely to get the same one.
-func (d *dice) upTo(most time.Duration) time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return time.Duration(d.r.Int64N(int64(most)))
-}
-
 // process is one process with an owner. It implements rows.Store for it, and call.Owner for gateways.
 type process struct {
+	simtest.Host
 	name  string
 	of    *simulation
 	owner *owner.Owner
-
-	mu      sync.Mutex // guards the fields below
-	dead    bool
-	resumed chan struct{} // closed unless the process stands still
 }
 
 var _ rows.Store = (*process)(nil)
 
-// alive waits while the process stands still, and reports whether it lives.
-func (p *process) alive() bool {
-	p.mu.Lock()
-	resumed := p.resumed
-	p.mu.Unlock()
-
-	<-resumed
-
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	return !p.dead
-}
-
-func (p *process) suspend() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	p.resumed = make(chan struct{})
-}
-
-func (p *process) resume() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	select {
-	case <-p.resumed:
-	default:
-		close(p.resumed)
-	}
-}
-
 func (p *process) kill() {
-	p.mu.Lock()
-	p.dead = true
-	p.mu.Unlock()
-
-	p.resume()
+	p.Die()
 	p.owner.Close()
 }
 
 // Claim implements rows.Store.
 func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) ([]rows.Claim, error) {
 	dice := p.of.dice(p.name, "claims", partitions[0].Partition)
-	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if !p.alive() || dice.chance(p.of.chances().store) {
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if !p.Alive() || dice.Chance(p.of.chances().store) {
 		return nil, rows.ErrUnavailable
 	}
 
 	claims, err := p.of.world.claim(p.name, partitions)
-	p.of.logf("%s claims %v: %v, %v", p.name, partitions, claims, err)
-	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if !p.alive() || dice.chance(p.of.chances().store) {
+	p.of.Logf("%s claims %v: %v, %v", p.name, partitions, claims, err)
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if !p.Alive() || dice.Chance(p.of.chances().store) {
 		return nil, rows.ErrUnavailable // the answer is lost
 	}
 
@@ -332,26 +259,26 @@ func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) (
 func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
 	dice := p.of.dice(p.name, "commits", commits[0].Partition)
-	time.Sleep(dice.upTo(2 * time.Millisecond))
-	alive := p.alive()
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	alive := p.Alive()
 	for i, c := range commits {
-		if !alive || dice.chance(p.of.chances().store) {
+		if !alive || dice.Chance(p.of.chances().store) {
 			errs[i] = rows.ErrUnavailable
 			p.of.world.repeatLater(c) // or never
 			continue
 		}
 
 		errs[i] = p.of.world.commit(c)
-		p.of.logf("%s commits %d: %d after %d, with %d rows, epoch %d: %v", p.name, c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
+		p.of.Logf("%s commits %d: %d after %d, with %d rows, epoch %d: %v", p.name, c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
 		if errs[i] == nil {
 			p.of.world.repeatLater(c)
 		}
 	}
 
-	time.Sleep(dice.upTo(2 * time.Millisecond))
-	alive = p.alive()
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	alive = p.Alive()
 	for i := range errs {
-		if !alive || dice.chance(p.of.chances().store) {
+		if !alive || dice.Chance(p.of.chances().store) {
 			errs[i] = rows.ErrUnavailable
 		}
 	}
@@ -381,7 +308,7 @@ func (w *world) repeatOne() {
 		w.mu.Unlock()
 		return
 	}
-	i := w.rand.below(len(w.late))
+	i := w.rand.Below(len(w.late))
 	c := w.late[i]
 	w.late = slices.Delete(w.late, i, i+1)
 	w.mu.Unlock()
@@ -391,15 +318,15 @@ func (w *world) repeatOne() {
 
 // Read implements rows.Store.
 func (p *process) Read(_ context.Context, addresses []rows.Address) []rows.Found {
-	time.Sleep(p.of.dice(p.name, "reads", addresses[0].Partition).upTo(2 * time.Millisecond))
-	p.alive()
+	time.Sleep(p.of.dice(p.name, "reads", addresses[0].Partition).UpTo(2 * time.Millisecond))
+	p.Alive()
 
 	return p.of.world.read(addresses)
 }
 
 // Scan implements rows.Store.
 func (p *process) Scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
-	if !p.alive() {
+	if !p.Alive() {
 		return rows.ErrUnavailable
 	}
 
@@ -414,9 +341,9 @@ func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) erro
 // Do implements call.Owner. A call may come late, after its repetition, or lose its answer.
 func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	dice := p.of.dice(one.Stream, "calls", one.Partition)
-	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if dice.chance(p.of.chances().calls) {
-		delay := dice.upTo(3 * time.Second)
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if dice.Chance(p.of.chances().calls) {
+		delay := dice.UpTo(3 * time.Second)
 		p.of.stray.Go(func() {
 			time.Sleep(delay)
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -428,8 +355,8 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 	}
 
 	answer, err := p.do(ctx, one)
-	time.Sleep(dice.upTo(2 * time.Millisecond))
-	if dice.chance(p.of.chances().calls) {
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if dice.Chance(p.of.chances().calls) {
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}
@@ -445,14 +372,14 @@ func (p *process) do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 	}
 	answered := make(chan outcome, 1)
 	p.of.stray.Go(func() {
-		if !p.alive() {
+		if !p.Alive() {
 			return
 		}
 		answer, err := p.owner.Do(ctx, one)
 		if errors.Is(err, owner.ErrNotOwner) && p.of.OwnerOf(one.Partition) == p {
 			_ = p.owner.Own(ctx, one.Partition) // for the repetition: it should be the owner
 		}
-		if p.alive() {
+		if p.Alive() {
 			answered <- outcome{answer, err}
 		}
 	})

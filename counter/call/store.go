@@ -270,10 +270,3 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 
 	return results
 }
-
-// Everywhere says that one owner in this process owns all partitions.
-func Everywhere(o *owner.Owner) Owners { return everywhere{o} }
-
-type everywhere struct{ o *owner.Owner }
-
-func (e everywhere) OwnerOf(int) Owner { return e.o }

@@ -44,7 +44,7 @@ func calledBy(t testing.TB, store rows.Store, rules *counter.Rules, cfg owner.Co
 		}
 	}
 
-	s := call.NewStore(store, call.Everywhere(o), rules, call.Config{Stream: "gateway"})
+	s := call.NewStore(store, countertest.Everywhere{Owner: o}, rules, call.Config{Stream: "gateway"})
 	t.Cleanup(func() {
 		_ = s.Close()
 		o.Close()

@@ -107,5 +107,14 @@ var errEnough = errors.New("enough")
 func (s *Store) Histories(
 	ctx context.Context, keys []string, step time.Duration, from, to int64,
 ) ([][]counter.Gain, error) {
-	return counter.HistoriesOf(ctx, s.Reader, keys, step, from, to)
+	all := make([][]counter.Gain, len(keys))
+	for i, key := range keys {
+		_, gains, err := s.History(ctx, key, step, from, to)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = gains
+	}
+
+	return all, nil
 }

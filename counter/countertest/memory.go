@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"headcount/counter"
+	"headcount/counter/call"
 	"headcount/counter/local"
 )
 
@@ -19,3 +20,9 @@ func InMemory(t testing.TB, rules *counter.Rules) counter.Store {
 
 	return s
 }
+
+// Everywhere says that one owner owns all partitions.
+type Everywhere struct{ call.Owner }
+
+// OwnerOf implements call.Owners.
+func (e Everywhere) OwnerOf(int) call.Owner { return e.Owner }

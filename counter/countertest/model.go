@@ -1,12 +1,14 @@
 package countertest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"math/big"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -46,17 +48,30 @@ type trueEntry struct {
 func (m truth) clone() truth {
 	c := truth{map[string]*trueCounter{}, maps.Clone(m.ids), m.deleted}
 	for k, v := range m.counters {
-		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.gained, maps.Clone(v.counted), maps.Clone(v.seen), v.changes}
+		one := *v
+		one.value = new(big.Int).Set(v.value)
+		one.members = maps.Clone(v.members)
+		one.ledger = slices.Clone(v.ledger)
+		one.counted = maps.Clone(v.counted)
+		one.seen = maps.Clone(v.seen)
+		c.counters[k] = &one
 	}
+
 	return c
 }
 
 func (m truth) get(key string, kind counter.Kind) *trueCounter {
 	c := m.counters[key]
-	if c == nil {
-		c = &trueCounter{kind: kind, value: new(big.Int), members: map[string]bool{}, counted: map[counter.Dimension]int64{}, seen: map[string]bool{}}
-		m.counters[key] = c
+	if c != nil {
+		return c
 	}
+
+	c = &trueCounter{
+		kind: kind, value: new(big.Int), members: map[string]bool{},
+		counted: map[counter.Dimension]int64{}, seen: map[string]bool{},
+	}
+	m.counters[key] = c
+
 	return c
 }
 
@@ -65,6 +80,7 @@ func (m truth) make(o counter.Op, id string) (replay bool, at string, why error)
 	if id != "" && m.ids[id] {
 		return true, "", nil
 	}
+
 	for _, c := range o.Changes {
 		if why := m.change(c); why != nil {
 			return false, c.Key, why
@@ -73,101 +89,154 @@ func (m truth) make(o counter.Op, id string) (replay bool, at string, why error)
 	if id != "" {
 		m.ids[id] = true
 	}
+
 	return false, "", nil
 }
 
-func (m truth) change(c counter.Change) error {
+func (m truth) change(c counter.Change) (why error) {
 	if c.Verb == counter.Delete {
 		delete(m.counters, c.Key)
 		return nil
 	}
+
 	t := m.get(c.Key, c.Rule.Kind)
-	before := new(big.Int).Set(t.value)
-	enter := func(op string) {
-		t.ledger = append(t.ledger, trueEntry{op, before.String(), t.value.String(), c.Reason, c.By})
-	}
 	switch c.Verb {
 	case counter.Add, counter.Adjust:
-		if t.kind == counter.Members || t.kind == counter.Unique {
-			return counter.ErrKind
-		}
-		t.value.Add(t.value, big.NewInt(c.Delta))
-		if !t.value.IsInt64() {
-			return counter.ErrOverflow
-		}
-		if t.kind == counter.Exact {
-			if f := c.Rule.Floor; f != nil && c.Delta < 0 && t.value.Int64() < *f {
-				return counter.ErrBound
-			}
-			if f := c.Rule.Ceiling; f != nil && c.Delta > 0 && t.value.Int64() > *f {
-				return counter.ErrBound
-			}
-		}
-		t.changes++
-		for _, d := range c.Dimensions {
-			if t.kind == counter.Sum {
-				t.counted[d] += c.Delta
-			}
-		}
-		if t.kind == counter.Sum && c.Verb == counter.Add && len(c.Rule.Buckets) > 0 {
-			t.gained += c.Delta
-		}
-		switch {
-		case c.Verb == counter.Adjust:
-			enter("adjust")
-		case t.kind == counter.Exact && c.Delta > 0:
-			enter("increment")
-		case t.kind == counter.Exact:
-			enter("decrement")
-		}
+		why = t.add(c)
 	case counter.Set:
-		to := big.NewInt(c.Delta)
-		by := new(big.Int).Sub(to, t.value)
-		switch {
-		case t.kind != counter.Exact:
-			return counter.ErrKind
-		case !by.IsInt64():
-			return counter.ErrOverflow
-		case by.Sign() < 0 && c.Rule.Floor != nil && c.Delta < *c.Rule.Floor,
-			by.Sign() > 0 && c.Rule.Ceiling != nil && c.Delta > *c.Rule.Ceiling:
-			return counter.ErrBound
-		case by.Sign() != 0:
-			t.value.Set(to)
-			t.changes++
-			enter("set")
-		}
+		why = t.set(c)
 	case counter.Reset:
-		if !new(big.Int).Neg(t.value).IsInt64() { // no entry can say what it took
-			return counter.ErrOverflow
-		}
-		if t.value.Sign() != 0 {
-			t.value.SetInt64(0)
-			clear(t.members)
-			t.changes++
-			enter("reset")
-		}
+		why = t.reset(c)
 	case counter.Edit:
-		if t.kind != counter.Members && (t.kind != counter.Unique || len(c.Leave) > 0) {
-			return counter.ErrKind
-		}
-		was := maps.Clone(t.members)
-		for _, member := range c.Join {
-			t.members[member] = true
-			if t.kind == counter.Unique && c.Rule.Kind == counter.Unique {
-				t.seen[member] = true
-			}
-		}
-		for _, member := range c.Leave {
-			delete(t.members, member)
-		}
-		t.value.SetInt64(int64(len(t.members)))
-		if !maps.Equal(was, t.members) {
-			t.changes++
-		}
+		why = t.edit(c)
 	}
+	// A change that changes nothing makes no counter.
 	if t.changes == 0 {
 		delete(m.counters, c.Key)
 	}
+
+	return why
+}
+
+// enter notes a change that has given a counter another value than before.
+func (t *trueCounter) enter(op string, before *big.Int, c counter.Change) {
+	t.ledger = append(t.ledger, trueEntry{op, before.String(), t.value.String(), c.Reason, c.By})
+}
+
+func (t *trueCounter) isSet() bool { return t.kind == counter.Members || t.kind == counter.Unique }
+
+// bounded returns ErrBound if a change by some number must not lead to a value.
+func (t *trueCounter) bounded(c counter.Change, by int, to int64) error {
+	isLow := c.Rule.Floor != nil && by < 0 && to < *c.Rule.Floor
+	isHigh := c.Rule.Ceiling != nil && by > 0 && to > *c.Rule.Ceiling
+	if isLow || isHigh {
+		return counter.ErrBound
+	}
+
+	return nil
+}
+
+func (t *trueCounter) add(c counter.Change) error {
+	if t.isSet() {
+		return counter.ErrKind
+	}
+
+	before := new(big.Int).Set(t.value)
+	t.value.Add(t.value, big.NewInt(c.Delta))
+	if !t.value.IsInt64() {
+		return counter.ErrOverflow
+	}
+	if t.kind == counter.Exact {
+		if why := t.bounded(c, big.NewInt(c.Delta).Sign(), t.value.Int64()); why != nil {
+			return why
+		}
+	}
+
+	t.changes++
+	switch {
+	case c.Verb == counter.Adjust:
+		t.enter("adjust", before, c)
+	case t.kind != counter.Exact:
+	case c.Delta > 0:
+		t.enter("increment", before, c)
+	default:
+		t.enter("decrement", before, c)
+	}
+	if t.kind != counter.Sum {
+		return nil
+	}
+
+	for _, d := range c.Dimensions {
+		t.counted[d] += c.Delta
+	}
+	if c.Verb == counter.Add && len(c.Rule.Buckets) > 0 {
+		t.gained += c.Delta
+	}
+
+	return nil
+}
+
+func (t *trueCounter) set(c counter.Change) error {
+	if t.kind != counter.Exact {
+		return counter.ErrKind
+	}
+
+	to := big.NewInt(c.Delta)
+	by := new(big.Int).Sub(to, t.value)
+	if !by.IsInt64() {
+		return counter.ErrOverflow
+	}
+	if why := t.bounded(c, by.Sign(), c.Delta); why != nil || by.Sign() == 0 {
+		return why
+	}
+
+	before := new(big.Int).Set(t.value)
+	t.value.Set(to)
+	t.changes++
+	t.enter("set", before, c)
+
+	return nil
+}
+
+func (t *trueCounter) reset(c counter.Change) error {
+	if !new(big.Int).Neg(t.value).IsInt64() { // no entry can say what it took
+		return counter.ErrOverflow
+	}
+	if t.value.Sign() == 0 {
+		return nil
+	}
+
+	before := new(big.Int).Set(t.value)
+	t.value.SetInt64(0)
+	clear(t.members)
+	t.changes++
+	t.enter("reset", before, c)
+
+	return nil
+}
+
+func (t *trueCounter) edit(c counter.Change) error {
+	isUnique := t.kind == counter.Unique
+	if !t.isSet() || isUnique && len(c.Leave) > 0 {
+		return counter.ErrKind
+	}
+
+	before := maps.Clone(t.members)
+	for _, member := range c.Join {
+		t.members[member] = true
+		if isUnique && c.Rule.Kind == counter.Unique {
+			t.seen[member] = true
+		}
+	}
+	for _, member := range c.Leave {
+		delete(t.members, member)
+	}
+
+	t.value.SetInt64(int64(len(t.members)))
+	if !maps.Equal(before, t.members) {
+		t.changes++
+	}
+
 	return nil
 }
 
@@ -175,7 +244,17 @@ func (m truth) value(key string) int64 {
 	if c := m.counters[key]; c != nil {
 		return c.value.Int64()
 	}
+
 	return 0
+}
+
+// isLike reports whether c can be a counter as truth has it, nil if it does not exist.
+func (t *trueCounter) isLike(c counter.Counter) bool {
+	if t == nil {
+		return !c.Touched() && c.Value == 0
+	}
+
+	return c.Touched() && c.Value == t.value.Int64() && c.Kind == t.kind
 }
 
 // seen lists the versions that were answered in one life of a counter, and how often the
@@ -187,228 +266,312 @@ type seen struct {
 
 var runs atomic.Int64 // histories of this process: each has keys of its own
 
+// modelled is a random history that is compared with truth.
+type modelled struct {
+	t     *testing.T
+	rt    *rapid.T
+	i     Instance
+	s     counter.Store
+	space string   // of its keys and idempotency keys
+	pair  []string // names that look alike
+	keys  []string
+	truth truth
+	last  map[string]seen // by key
+}
+
+var (
+	// Keys and members are compared byte by byte, so each history has a pair of names that look alike.
+	alike = [][]string{
+		{"a", "A"}, {"ä", "a\u0308"}, {"a", "a "}, {" a", "a"}, {"ß", "ss"}, {"A", "%41"}, {"a%", "a_"}, {"a'", "a\""},
+		{"{a}", "a}"}, {"a\\", "😀"},
+	}
+	// Values of dimensions are taken as they are; "": none.
+	dimensionValues = []string{"", "", "x", "X", "a:b", ": # ü \\ \" % * {n1} 0\n"}
+
+	modelVerbs = []string{
+		"add", "add", "add", "edit", "edit", "see", "see", "batch", "batch", "adjust", "set", "reset", "delete",
+	}
+)
+
+// modelRules are the rules of changes; those of the store say where a key is.
+func modelRules() []*counter.Rule {
+	bounded := &counter.Rule{
+		Match: "*", Kind: counter.Exact, Floor: number(-3), Ceiling: number(12), Ledger: counter.DefaultLedger,
+	}
+	// Only sums have steps and dimensions.
+	idle := &counter.Rule{
+		Match: "*", Kind: counter.Exact, Ledger: counter.DefaultLedger, Buckets: sum.Buckets, Dimensions: sum.Dimensions,
+	}
+
+	return []*counter.Rule{sum, exact, stock, members, unique, bounded, idle}
+}
+
 // model runs random histories against truth: operations one by one and many
 // together, repeated under their idempotency key, with crashes between.
 func model(t *testing.T, i Instance) {
 	s := i.Store
-	rules := []*counter.Rule{
-		sum, exact, stock, members, unique,
-		{Match: "*", Kind: counter.Exact, Floor: number(-3), Ceiling: number(12), Ledger: counter.DefaultLedger},
-		// Only sums have steps and dimensions.
-		{Match: "*", Kind: counter.Exact, Ledger: counter.DefaultLedger, Buckets: sum.Buckets, Dimensions: sum.Dimensions},
-	}
-	// Keys and members are compared byte by byte, so each history has a pair of names that look alike.
-	alike := [][]string{
-		{"a", "A"}, {"ä", "a\u0308"}, {"a", "a "}, {" a", "a"}, {"ß", "ss"}, {"A", "%41"}, {"a%", "a_"}, {"a'", "a\""}, {"{a}", "a}"}, {"a\\", "😀"},
-	}
-	values := []string{"", "", "x", "X", "a:b", ": # ü \\ \" % * {n1} 0\n"} // they are taken as they are; "": none
-	fits := func(key string, rule *counter.Rule) bool {
-		return strings.HasPrefix(key, "exact") == (rule.Kind == counter.Exact)
-	}
 	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
-		space := fmt.Sprintf(" of run %d ", runs.Add(1))
-		pair := rapid.SampledFrom(alike).Draw(rt, "names")
-		keys := []string{"any" + space} // Rules says which of the others are exact
+		h := &modelled{
+			t: t, rt: rt, i: i, s: s,
+			space: fmt.Sprintf(" of run %d ", runs.Add(1)),
+			pair:  rapid.SampledFrom(alike).Draw(rt, "names"),
+			truth: truth{map[string]*trueCounter{}, map[string]bool{}, map[string]uint64{}},
+			last:  map[string]seen{},
+		}
+		h.keys = []string{"any" + h.space} // Rules says which of the others are exact
 		for _, kind := range []string{"sum", "exact"} {
-			keys = append(keys, kind+space+pair[0], kind+space+pair[1])
-		}
-		m := truth{map[string]*trueCounter{}, map[string]bool{}, map[string]uint64{}}
-		last := map[string]seen{}
-
-		// check compares what was read of key with truth.
-		check := func(what string, c counter.Counter, m truth) {
-			rt.Helper()
-			want := m.counters[c.Key]
-			if want == nil {
-				if c.Touched() || c.Value != 0 || !c.Updated.IsZero() {
-					rt.Fatalf("%s: %+v, want it never touched", what, c)
-				}
-				return
-			}
-			if c.Value != want.value.Int64() || c.Kind != want.kind || !c.Touched() || time.Since(c.Updated).Abs() > time.Hour {
-				rt.Fatalf("%s: %+v, want %s of %s", what, c, want.value, want.kind)
-			}
-			if c.Version.Incarnation <= m.deleted[c.Key] {
-				rt.Fatalf("%s: %+v, an incarnation as high as %d was deleted", what, c, m.deleted[c.Key])
-			}
-			if l, ok := last[c.Key]; ok {
-				if order := c.Version.Compare(l.version); (want.changes == l.changes) != (order == 0) || want.changes > l.changes && order < 0 {
-					rt.Fatalf("%s: %+v after %d changes, version %s after %d", what, c, want.changes, l.version, l.changes)
-				}
-			}
-			last[c.Key] = seen{c.Version, want.changes}
-		}
-
-		draw := func() (counter.Op, string) {
-			key := func() string { return rapid.SampledFrom(keys).Draw(rt, "key") }
-			ruleOf := func(key string) *counter.Rule {
-				return rapid.SampledFrom(rules).Filter(func(r *counter.Rule) bool { return fits(key, r) }).Draw(rt, "rule")
-			}
-			set := func() string { // which is no exact counter
-				return rapid.SampledFrom(keys[:3]).Draw(rt, "key")
-			}
-			small := rapid.Int64Range(-9, 9).Filter(func(n int64) bool { return n != 0 })
-			member := rapid.SliceOfNDistinct(rapid.SampledFrom(append([]string{"w", "x"}, pair...)), 1, 3, func(s string) string { return s })
-			adds := func(key string) counter.Change {
-				c := add(ruleOf(key), key, small.Draw(rt, "delta"))
-				for _, name := range c.Rule.Dimensions {
-					if v := rapid.SampledFrom(values).Draw(rt, "value of "+name); v != "" {
-						c = under(c, name, v)
-					}
-				}
-				return c
-			}
-			var o counter.Op
-			switch rapid.SampledFrom([]string{"add", "add", "add", "edit", "edit", "see", "see", "batch", "batch", "adjust", "set", "reset", "delete"}).Draw(rt, "verb") {
-			case "add":
-				o = op(adds(key()))
-			case "batch":
-				of := rapid.SampledFrom([][]string{keys[1:3], keys[3:]}).Draw(rt, "batch")
-				for range rapid.IntRange(2, 5).Draw(rt, "changes") {
-					o.Changes = append(o.Changes, adds(rapid.SampledFrom(of).Draw(rt, "key")))
-				}
-			case "adjust":
-				key := key()
-				o = op(adjust(ruleOf(key), key, rapid.Int64().Filter(func(n int64) bool { return n != 0 }).Draw(rt, "delta")))
-			case "set":
-				key := key()
-				value := rapid.OneOf(rapid.Int64Range(-9, 9), rapid.Int64()).Draw(rt, "value")
-				o = op(counter.Change{Key: key, Rule: ruleOf(key), Verb: counter.Set, Delta: value, Reason: "counted", By: "ops"})
-			case "reset":
-				key := key()
-				o = op(reset(ruleOf(key), key))
-			case "delete":
-				key := key()
-				o = op(drop(ruleOf(key), key))
-			case "see":
-				o = op(see(set(), member.Draw(rt, "members")...))
-			case "edit":
-				all := member.Draw(rt, "members")
-				split := rapid.IntRange(0, len(all)).Draw(rt, "joining")
-				o = op(edit(set(), all[:split], all[split:]))
-				if rapid.Bool().Draw(rt, "under another rule") {
-					o.Changes[0].Rule = ruleOf(o.Changes[0].Key)
-				}
-			}
-			id := ""
-			if rapid.IntRange(0, 2).Draw(rt, "idempotency key") == 0 {
-				id = space + rapid.SampledFrom([]string{"1", "2", "3", "4", "5", "6"}).Draw(rt, "key of it")
-				o.IdempotencyKey = counter.NewIdempotencyKey("*", "", id)
-			}
-			return o, id
+			h.keys = append(h.keys, kind+h.space+h.pair[0], kind+h.space+h.pair[1])
 		}
 
 		rt.Repeat(map[string]func(*rapid.T){
-			"apply": func(*rapid.T) {
-				var ops []counter.Op
-				var ids []string
-				for range rapid.IntRange(1, 4).Draw(rt, "ops") {
-					o, id := draw()
-					ops, ids = append(ops, o), append(ids, id)
-				}
-				results := s.Apply(t.Context(), ops)
-				history := make([]truth, len(ops)) // truth after each op
-				for j, o := range ops {
-					next := m.clone()
-					replay, at, why := next.make(o, ids[j])
-					r := results[j]
-					if why != nil {
-						var c *counter.Conflict
-						if !errors.As(r.Err, &c) || !errors.Is(r.Err, why) || c.Key != at || c.Value != m.value(at) {
-							rt.Fatalf("op %d, %+v: %+v with %#v, want %v of %q with %d", j, o, r, c, why, at, m.value(at))
-						}
-						history[j] = m
-						continue
-					}
-					if r.Err != nil || r.Replay != replay || len(r.Counters) != len(o.Changes) {
-						rt.Fatalf("op %d, %+v: %+v, want replay %v", j, o, r, replay)
-					}
-					for key := range m.counters { // deleted: its next life has higher versions
-						if next.counters[key] == nil {
-							if l, ok := last[key]; ok {
-								m.deleted[key] = max(m.deleted[key], l.version.Incarnation)
-								delete(last, key)
-							}
-						}
-					}
-					m = next
-					history[j] = m
-				}
-				for j, r := range results {
-					for k, c := range r.Counters {
-						// This is as after its op, or after an op that came together
-						// with it.
-						ok := slices.ContainsFunc(history[j:], func(h truth) bool {
-							want := h.counters[c.Key]
-							return want == nil && !c.Touched() && c.Value == 0 || want != nil && c.Touched() && c.Value == want.value.Int64() && c.Kind == want.kind
-						})
-						if !ok {
-							rt.Fatalf("op %d, change %d: answered %+v, after it truth was %+v", j, k, c, history[j].counters[c.Key])
-						}
-					}
-				}
-			},
-			"crash": func(rt *rapid.T) {
-				if i.Crash == nil || rapid.IntRange(0, 9).Draw(rt, "seldom") > 0 {
-					rt.Skip()
-				}
-				s = i.Crash(t)
-			},
-			"": func(*rapid.T) {
-				for _, member := range pair {
-					got, err := s.Read(t.Context(), keys, member, 0)
-					if err != nil {
-						rt.Fatal(err)
-					}
-					for _, r := range got {
-						check("read", r.Counter, m)
-						if want := m.counters[r.Key]; r.Mine != (want != nil && want.kind == counter.Members && want.members[member]) {
-							rt.Fatalf("%q in %q: %v", member, r.Key, r.Mine)
-						}
-					}
-				}
-				key, step, gained := rapid.SampledFrom(keys).Draw(rt, "whose history"), rapid.SampledFrom(sum.Buckets).Draw(rt, "bucket").Step, int64(0)
-				seen := map[string]bool{}
-				if c := m.counters[key]; c != nil {
-					gained, seen = c.gained, c.seen
-				}
-				if _, gains, err := s.History(t.Context(), key, step, 0, math.MaxUint32); err != nil || total(gains) != gained || distinct(gains) != int64(len(seen)) {
-					rt.Fatalf("the history of %q in steps of %s: %v, %v, want %d in all and %d distinct", key, step, gains, err, gained, len(seen))
-				}
-				for _, name := range []string{"country", "os", "o"} {
-					of := map[string]int64{}
-					if c := m.counters[key]; c != nil {
-						for d, n := range c.counted {
-							if d.Name == name {
-								of[d.Value] = n
-							}
-						}
-					}
-					if _, all, err := s.Dimension(t.Context(), key, name); err != nil || !maps.Equal(all.Values, of) || all.Other != 0 {
-						rt.Fatalf("%q counted %+v under %q, %v, want %v", key, all, name, err, of)
-					}
-				}
-				for _, key := range keys {
-					page, err := s.Ledger(t.Context(), key, 0, counter.MaxLedger)
-					if err != nil {
-						rt.Fatal(err)
-					}
-					var want []trueEntry
-					if c := m.counters[key]; c != nil {
-						want = c.ledger
-					}
-					got := make([]trueEntry, 0, len(want))
-					for n, e := range page.Entries {
-						if e.Seq != uint64(n+1) || e.Before+e.Delta != e.After {
-							rt.Fatalf("entry %d of %q: %+v", n+1, key, e)
-						}
-						got = append(got, trueEntry{e.Op.String(), fmt.Sprint(e.Before), fmt.Sprint(e.After), e.Reason, e.By})
-					}
-					if page.More || !slices.Equal(got, want) {
-						rt.Fatalf("the ledger of %q: %v, want %v", key, got, want)
-					}
-				}
-			},
+			"apply": func(*rapid.T) { h.apply() },
+			"crash": h.crash,
+			"":      func(*rapid.T) { h.check() },
 		})
+		s = h.s // the next history goes on with the store that has come back
 	})
+}
+
+func (h *modelled) key() string { return rapid.SampledFrom(h.keys).Draw(h.rt, "key") }
+
+// set is the key of a counter that may be a set.
+func (h *modelled) set() string { return rapid.SampledFrom(h.keys[:3]).Draw(h.rt, "key") }
+
+func (h *modelled) ruleOf(key string) *counter.Rule {
+	fits := func(rule *counter.Rule) bool {
+		return strings.HasPrefix(key, "exact") == (rule.Kind == counter.Exact)
+	}
+
+	return rapid.SampledFrom(modelRules()).Filter(fits).Draw(h.rt, "rule")
+}
+
+func isNotZero(n int64) bool { return n != 0 }
+
+// adds is an addition, perhaps under dimensions.
+func (h *modelled) adds(key string) counter.Change {
+	c := add(h.ruleOf(key), key, rapid.Int64Range(-9, 9).Filter(isNotZero).Draw(h.rt, "delta"))
+	for _, name := range c.Rule.Dimensions {
+		value := rapid.SampledFrom(dimensionValues).Draw(h.rt, "value of "+name)
+		if value != "" {
+			c = under(c, name, value)
+		}
+	}
+
+	return c
+}
+
+func (h *modelled) someMembers() []string {
+	names := rapid.SampledFrom(append([]string{"w", "x"}, h.pair...))
+
+	return rapid.SliceOfNDistinct(names, 1, 3, func(s string) string { return s }).Draw(h.rt, "members")
+}
+
+// draw returns an operation, and its idempotency key.
+func (h *modelled) draw() (o counter.Op, id string) {
+	switch rapid.SampledFrom(modelVerbs).Draw(h.rt, "verb") {
+	case "add":
+		o = op(h.adds(h.key()))
+	case "batch":
+		of := rapid.SampledFrom([][]string{h.keys[1:3], h.keys[3:]}).Draw(h.rt, "batch")
+		for range rapid.IntRange(2, 5).Draw(h.rt, "changes") {
+			o.Changes = append(o.Changes, h.adds(rapid.SampledFrom(of).Draw(h.rt, "key")))
+		}
+	case "adjust":
+		key := h.key()
+		o = op(adjust(h.ruleOf(key), key, rapid.Int64().Filter(isNotZero).Draw(h.rt, "delta")))
+	case "set":
+		key := h.key()
+		to := rapid.OneOf(rapid.Int64Range(-9, 9), rapid.Int64()).Draw(h.rt, "value")
+		o = op(counter.Change{
+			Key: key, Rule: h.ruleOf(key), Verb: counter.Set, Delta: to, Reason: "counted", By: "ops",
+		})
+	case "reset":
+		key := h.key()
+		o = op(reset(h.ruleOf(key), key))
+	case "delete":
+		key := h.key()
+		o = op(drop(h.ruleOf(key), key))
+	case "see":
+		o = op(see(h.set(), h.someMembers()...))
+	case "edit":
+		all := h.someMembers()
+		split := rapid.IntRange(0, len(all)).Draw(h.rt, "joining")
+		o = op(edit(h.set(), all[:split], all[split:]))
+		if rapid.Bool().Draw(h.rt, "under another rule") {
+			o.Changes[0].Rule = h.ruleOf(o.Changes[0].Key)
+		}
+	}
+
+	if rapid.IntRange(0, 2).Draw(h.rt, "idempotency key") == 0 {
+		id = h.space + strconv.Itoa(rapid.IntRange(1, 6).Draw(h.rt, "key of it"))
+		o.IdempotencyKey = counter.NewIdempotencyKey("*", "", id)
+	}
+
+	return o, id
+}
+
+// apply makes some operations together.
+func (h *modelled) apply() {
+	var ops []counter.Op
+	var ids []string
+	for range rapid.IntRange(1, 4).Draw(h.rt, "ops") {
+		o, id := h.draw()
+		ops = append(ops, o)
+		ids = append(ids, id)
+	}
+
+	results := h.s.Apply(h.t.Context(), ops)
+	after := make([]truth, len(ops)) // each op
+	for j, o := range ops {
+		h.compare(o, ids[j], results[j])
+		after[j] = h.truth
+	}
+
+	// A counter is as after its op, or after an op that came together with it.
+	for j, r := range results {
+		for k, c := range r.Counters {
+			isLike := func(m truth) bool { return m.counters[c.Key].isLike(c) }
+			if !slices.ContainsFunc(after[j:], isLike) {
+				h.rt.Fatalf("op %d, change %d: answered %+v, after it truth was %+v", j, k, c, after[j].counters[c.Key])
+			}
+		}
+	}
+}
+
+// compare makes an operation in truth, and compares its result.
+func (h *modelled) compare(o counter.Op, id string, r counter.Result) {
+	m := h.truth
+	next := m.clone()
+	replay, at, why := next.make(o, id)
+	if why != nil {
+		var c *counter.Conflict
+		isThat := errors.As(r.Err, &c) && errors.Is(r.Err, why) && c.Key == at && c.Value == m.value(at)
+		if !isThat {
+			h.rt.Fatalf("%+v: %+v with %#v, want %v of %q with %d", o, r, c, why, at, m.value(at))
+		}
+		return
+	}
+	if r.Err != nil || r.Replay != replay || len(r.Counters) != len(o.Changes) {
+		h.rt.Fatalf("%+v: %+v, want replay %v", o, r, replay)
+	}
+
+	// The next life of a counter that was deleted has higher versions.
+	for key := range m.counters {
+		l, wasAnswered := h.last[key]
+		if next.counters[key] == nil && wasAnswered {
+			m.deleted[key] = max(m.deleted[key], l.version.Incarnation)
+			delete(h.last, key)
+		}
+	}
+	h.truth = next
+}
+
+func (h *modelled) crash(rt *rapid.T) {
+	if h.i.Crash == nil || rapid.IntRange(0, 9).Draw(rt, "seldom") > 0 {
+		rt.Skip()
+	}
+	h.s = h.i.Crash(h.t)
+}
+
+// check compares what can be read with truth.
+func (h *modelled) check() {
+	for _, member := range h.pair {
+		got, err := h.s.Read(h.t.Context(), h.keys, member, 0)
+		if err != nil {
+			h.rt.Fatal(err)
+		}
+		for _, r := range got {
+			h.checkCounter(r.Counter)
+			want := h.truth.counters[r.Key]
+			isMine := want != nil && want.kind == counter.Members && want.members[member]
+			if r.Mine != isMine {
+				h.rt.Fatalf("%q in %q: %v", member, r.Key, r.Mine)
+			}
+		}
+	}
+
+	h.checkHistory(rapid.SampledFrom(h.keys).Draw(h.rt, "whose history"))
+	for _, key := range h.keys {
+		h.checkLedger(key)
+	}
+}
+
+func (h *modelled) checkCounter(c counter.Counter) {
+	h.rt.Helper()
+	want := h.truth.counters[c.Key]
+	if !want.isLike(c) {
+		h.rt.Fatalf("read %+v, want %+v", c, want)
+	}
+	if want == nil {
+		if !c.Updated.IsZero() {
+			h.rt.Fatalf("read %+v, want it never touched", c)
+		}
+		return
+	}
+
+	if time.Since(c.Updated).Abs() > time.Hour {
+		h.rt.Fatalf("read %+v", c)
+	}
+	if c.Version.Incarnation <= h.truth.deleted[c.Key] {
+		h.rt.Fatalf("read %+v, an incarnation as high as %d was deleted", c, h.truth.deleted[c.Key])
+	}
+
+	// Versions order as changes do.
+	before, wasAnswered := h.last[c.Key]
+	order := c.Version.Compare(before.version)
+	if wasAnswered && order != cmp.Compare(want.changes, before.changes) {
+		const what = "read %+v after %d changes, version %s after %d"
+		h.rt.Fatalf(what, c, want.changes, before.version, before.changes)
+	}
+	h.last[c.Key] = seen{c.Version, want.changes}
+}
+
+// checkHistory checks the time buckets and the dimensions of a counter.
+func (h *modelled) checkHistory(key string) {
+	c := h.truth.counters[key]
+	if c == nil {
+		c = &trueCounter{}
+	}
+
+	step := rapid.SampledFrom(sum.Buckets).Draw(h.rt, "bucket").Step
+	_, gains, err := h.s.History(h.t.Context(), key, step, 0, math.MaxUint32)
+	if err != nil || total(gains) != c.gained || distinct(gains) != int64(len(c.seen)) {
+		const what = "the history of %q in steps of %s: %v, %v, want %d in all and %d distinct"
+		h.rt.Fatalf(what, key, step, gains, err, c.gained, len(c.seen))
+	}
+
+	for _, name := range []string{"country", "os", "o"} {
+		of := map[string]int64{}
+		for d, n := range c.counted {
+			if d.Name == name {
+				of[d.Value] = n
+			}
+		}
+		_, all, err := h.s.Dimension(h.t.Context(), key, name)
+		if err != nil || !maps.Equal(all.Values, of) || all.Other != 0 {
+			h.rt.Fatalf("%q counted %+v under %q, %v, want %v", key, all, name, err, of)
+		}
+	}
+}
+
+func (h *modelled) checkLedger(key string) {
+	page, err := h.s.Ledger(h.t.Context(), key, 0, counter.MaxLedger)
+	if err != nil {
+		h.rt.Fatal(err)
+	}
+
+	var want []trueEntry
+	if c := h.truth.counters[key]; c != nil {
+		want = c.ledger
+	}
+	got := make([]trueEntry, 0, len(want))
+	for n, e := range page.Entries {
+		if e.Seq != uint64(n+1) || e.Before+e.Delta != e.After {
+			h.rt.Fatalf("entry %d of %q: %+v", n+1, key, e)
+		}
+		got = append(got, trueEntry{e.Op.String(), fmt.Sprint(e.Before), fmt.Sprint(e.After), e.Reason, e.By})
+	}
+	if page.More || !slices.Equal(got, want) {
+		h.rt.Fatalf("the ledger of %q: %v, want %v", key, got, want)
+	}
 }

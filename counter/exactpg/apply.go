@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// lockRows makes the rows that are missing and locks the others. ON CONFLICT ... WHERE false locks a row and does not
-	// write it.
+	// lockRows makes the rows that are missing and locks the others. ON CONFLICT ... WHERE false locks a row and does
+	// not write it.
 	lockRows = `insert into headcount_counters as c (key, kind)
 		select key, '' from unnest($1::text[]) key order by key collate "C"
 		on conflict (key) do update set kind = c.kind where false`
@@ -36,7 +36,8 @@ const (
 			u (key, value, updated, incarnation, sequence, entries, kept)
 		where c.key = u.key`
 	dropRows = `delete from headcount_counters where key = any($1::text[])`
-	// Each array costs time for each entry, so what follows from others is not sent, and some arrays are missing mostly.
+	// Each array costs time for each entry, so what follows from others is not sent, and some arrays are missing
+	// mostly.
 	insertEntries = `insert into headcount_ledger
 			(key, incarnation, seq, op, delta, before, reason, author, at, after)
 		select key, incarnation, seq, coalesce(op, case when delta > 0 then 'increment' else 'decrement' end), delta, before,

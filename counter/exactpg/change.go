@@ -37,8 +37,8 @@ const (
 			select from pg_proc p where p.pronamespace = to_regnamespace('headcount') and p.proname = 'change'
 			and strpos(p.prosrc, '"' || replace(n.nspname, '"', '""') || '".headcount_counters') = 0)
 		from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'headcount_counters'::regclass`
-	// readOwners returns what gives the schema and the functions to the server's user: whoever owns the schema may replace
-	// what is in it, and the function runs with the rights of its owner.
+	// readOwners returns what gives the schema and the functions to the server's user: whoever owns the schema may
+	// replace what is in it, and the function runs with the rights of its owner.
 	readOwners = `select coalesce(string_agg('ALTER ' || thing || ' OWNER TO ' || quote_ident(current_user), '; '), '')
 		from (
 		select 'SCHEMA headcount', nspowner from pg_namespace where nspname = 'headcount'

@@ -29,8 +29,8 @@ func (d *draft) Changed(key string, _, _ []string, _ bool) {
 	}
 }
 
-// Enter implements counter.Step. It also has the ledger swept when its first entry has been kept long enough, or at once
-// when that time has changed.
+// Enter implements counter.Step. It also has the ledger swept when its first entry has been kept long enough, or at
+// once when that time has changed.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
 	r := d.rows[key]
 	r.entries = append(r.entries, e)

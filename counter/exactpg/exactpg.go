@@ -21,17 +21,17 @@
 //   - headcount_ledger is only ever appended. A counter that was deleted and made again has another incarnation, so it
 //     begins a ledger of its own, and the old one is swept.
 //   - headcount_sweeps says which ledgers have entries that end, or have no counter any more, and when to look.
-//   - headcount_row_ids, of package rowspg, has the idempotency keys, those of batches in the partition in which an owner
-//     looks for them. So a batch of exact counters and one of others cannot be made with the same key.
+//   - headcount_row_ids, of package rowspg, has the idempotency keys, those of batches in the partition in which an
+//     owner looks for them. So a batch of exact counters and one of others cannot be made with the same key.
 //   - headcount_meta has one row, which only a DELETE writes.
 //   - headcount_rules and headcount_changed are for changes in SQL.
 //
 // # Changes in SQL
 //
 // Applications change exact counters within their own transactions by the function headcount.change (change.sql). It
-// repeats in plpgsql what counter.Judge does for an Add. [Store.ServeSQL] makes it and writes the rules at each start, so
-// those of the process that started last hold. The function appends the key to headcount_changed; a server takes it from
-// there within a second and publishes it, also a change that was made while no server ran.
+// repeats in plpgsql what counter.Judge does for an Add. [Store.ServeSQL] makes it and writes the rules at each start,
+// so those of the process that started last hold. The function appends the key to headcount_changed; a server takes it
+// from there within a second and publishes it, also a change that was made while no server ran.
 //
 // # Feed
 //
@@ -100,8 +100,8 @@ func Tables() postgres.Tables {
 	return postgres.Tables{
 		Migrations: migrations, Versions: "headcount_counters_migrations", Lock: lockID,
 		Former: "headcount_migrations",
-		Mend: "carry its counters over: \"headcount export --postgres URL --file FILE\" of that release, with --redis URL if it " +
-			"had one, move its tables into another schema as deploy/README.md shows, then " +
+		Mend: "carry its counters over: \"headcount export --postgres URL --file FILE\" of that release, " +
+			"with --redis URL if it had one, move its tables into another schema as deploy/README.md shows, then " +
 			"\"headcount import --postgres URL --file FILE\" of this one",
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -36,17 +35,10 @@ type feed struct {
 	news chan struct{} // has capacity 1: dirty has something
 	out  chan struct{} // has capacity 1: outgoing has something
 
-	mu       sync.Mutex           // guards the fields below
-	followed map[string]*followed // keys that somebody follows, or did until the last poll
-	dirty    map[string]struct{}  // followed keys that may have changed
-	outgoing map[string]struct{}  // keys that were committed here, to be sent
-	flood    bool                 // outgoing was full
-}
-
-// followed is what is known of a key.
-type followed struct {
-	known bool // last was read
-	last  counter.Version
+	mu       sync.Mutex          // guards the fields below
+	dirty    map[string]struct{} // keys that somebody follows and that may have changed
+	outgoing map[string]struct{} // keys that were committed here, to be sent
+	flood    bool                // outgoing was full
 }
 
 func newFeed() *feed {
@@ -54,7 +46,6 @@ func newFeed() *feed {
 		self:     rand.Text(),
 		news:     make(chan struct{}, 1),
 		out:      make(chan struct{}, 1),
-		followed: map[string]*followed{},
 		dirty:    map[string]struct{}{},
 		outgoing: map[string]struct{}{},
 	}
@@ -91,26 +82,14 @@ func (f *feed) heard(keys []string) {
 }
 
 func (f *feed) heardLocked(key string) {
-	if f.followed[key] != nil {
+	if f.hub.Followed(key) {
 		f.dirty[key] = struct{}{}
 		wake.Signal(f.news)
 	}
 }
 
-// recheck has everything that is followed read again.
-func (f *feed) recheck() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	for key := range f.followed {
-		if f.hub.Followed(key) {
-			f.heardLocked(key)
-		} else {
-			delete(f.followed, key)
-			delete(f.dirty, key)
-		}
-	}
-}
+// recheck has everything that is followed read and published again.
+func (f *feed) recheck() { f.heard(f.hub.Keys()) }
 
 // take takes some of the keys that may have changed.
 func (f *feed) take() (some []string) {
@@ -128,28 +107,8 @@ func (f *feed) take() (some []string) {
 	return some
 }
 
-// compare returns those of keys that differ from what was published last.
-func (f *feed) compare(keys []string, now map[string]counter.State) (changed []counter.Notification) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	for _, key := range keys {
-		k := f.followed[key]
-		version := now[key].Version
-		if k == nil || k.known && k.last == version {
-			continue
-		}
-
-		k.known = true
-		k.last = version
-		changed = append(changed, counter.Notification{Key: key})
-	}
-
-	return changed
-}
-
-// publishEach reads what may have changed and publishes what did, until ctx ends. It alone calls Hub.Publish, and each of
-// its reads sees all that the one before saw, so no version is published after a newer one.
+// publishEach reads what may have changed and publishes it, until ctx ends. It alone calls Hub.Publish, and each of its
+// reads sees all that the one before saw, so no version is published after a newer one.
 func (s *Store) publishEach(ctx context.Context) {
 	f := s.feed
 	poll := time.NewTicker(s.cfg.PollEvery)
@@ -173,7 +132,7 @@ func (s *Store) publishEach(ctx context.Context) {
 				}
 				continue
 			}
-			f.hub.Publish(f.compare(some, now), func(key string) counter.Counter {
+			f.hub.Publish(notifications(some), func(key string) counter.Counter {
 				is := now[key]
 				return is.Counter(key)
 			})
@@ -181,66 +140,19 @@ func (s *Store) publishEach(ctx context.Context) {
 	}
 }
 
-// Watch begins a watch as counter.Feed does. What was missed is read again here, so lost is never called.
+func notifications(keys []string) []counter.Notification {
+	all := make([]counter.Notification, len(keys))
+	for i, key := range keys {
+		all[i].Key = key
+	}
+
+	return all
+}
+
+// Watch begins a watch as counter.Feed does. What was missed is published later, so lost is never called. A counter may
+// be published again as it was.
 func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch {
-	return &watch{Watch: s.feed.hub.Watch(changed, lost), store: s}
-}
-
-// watch is that of a hub, and has the store read what is followed.
-type watch struct {
-	counter.Watch
-	store *Store
-}
-
-// Follow implements counter.Watch. It reads keys that nobody followed before, so that later changes are found by
-// comparison. While PostgreSQL is away it does not fail: what is there is published when PostgreSQL is back.
-func (w *watch) Follow(ctx context.Context, keys ...string) error {
-	if err := w.Watch.Follow(ctx, keys...); err != nil {
-		return err
-	}
-
-	f := w.store.feed
-	for some := range slices.Chunk(f.begin(keys), readAtOnce) {
-		now, err := w.store.States(ctx, some)
-		if err != nil {
-			f.heard(some)
-			continue
-		}
-		f.found(some, now)
-	}
-
-	return nil
-}
-
-// begin notes that keys are followed, and returns those of which nothing is known.
-func (f *feed) begin(keys []string) (unknown []string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	for _, key := range keys {
-		if f.followed[key] == nil {
-			f.followed[key] = &followed{}
-		}
-		if !f.followed[key].known {
-			unknown = append(unknown, key)
-		}
-	}
-
-	return unknown
-}
-
-// found notes what was read of keys that are followed.
-func (f *feed) found(keys []string, now map[string]counter.State) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-
-	for _, key := range keys {
-		k := f.followed[key]
-		if k != nil && !k.known {
-			k.known = true
-			k.last = now[key].Version
-		}
-	}
+	return s.feed.hub.Watch(changed, lost)
 }
 
 // message is the payload of a notification.

@@ -2,9 +2,7 @@ package exactpg
 
 import (
 	"context"
-	"fmt"
 	"math"
-	"math/big"
 	"strings"
 	"time"
 
@@ -22,8 +20,9 @@ const (
 		where c.key = $1 and c.kind = 'exact' and l.seq > $2 order by l.seq limit $3`
 	// A range of the key's index is all keys with a prefix: no key is longer than MaxKeyLength, and no character is
 	// greater than the one repeated.
-	readSum = `select count(*), coalesce(sum(value), 0)::text from headcount_counters
-		where key >= $1 and key <= $2 and kind = 'exact'`
+	// The halves of values, because a sum of them may have more than 64 bits.
+	readSum = `select count(*), coalesce(sum(value >> 32), 0)::bigint, coalesce(sum(value & 4294967295), 0)::bigint
+		from headcount_counters where key >= $1 and key <= $2 and kind = 'exact'`
 )
 
 var afterAll = strings.Repeat("\U0010FFFF", counter.MaxKeyLength)
@@ -102,19 +101,15 @@ func (e *scannedEntry) entry() counter.Entry {
 // AddTo adds the counters of one site whose name begins with prefix, as of one moment, to total. It returns how many
 // they are.
 func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) (n int64, err error) {
-	var text string
+	var upper, lower int64
 	err = s.do(ctx, "aggregate", func(ctx context.Context, c *pgxpool.Conn) error {
-		return c.QueryRow(ctx, readSum, presence.FirstWith(prefix), prefix+afterAll).Scan(&n, &text)
+		row := c.QueryRow(ctx, readSum, presence.FirstWith(prefix), prefix+afterAll)
+		return row.Scan(&n, &upper, &lower)
 	})
 	if err != nil {
 		return 0, err
 	}
-
-	sum, ok := new(big.Int).SetString(text, 10)
-	if !ok {
-		return 0, fmt.Errorf("exactpg: a sum of %q", text)
-	}
-	total.AddSum(n, 0, sum)
+	total.AddSum(n, upper, lower)
 
 	return n, nil
 }
@@ -140,7 +135,8 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 		for i := range copies {
 			is := &copies[i]
 			after = is.Key
-			if is.Ledger, err = s.dumpLedger(ctx, is); err != nil {
+			is.Ledger, err = s.dumpLedger(ctx, is)
+			if err != nil {
 				return err
 			}
 			if err := each(*is); err != nil {
@@ -199,7 +195,9 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	return restored, err
 }
 
-func restore(ctx context.Context, c *pgxpool.Conn, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
+func restore(
+	ctx context.Context, c *pgxpool.Conn, copies []counter.Copy, rules *counter.Rules,
+) (restored int, err error) {
 	d := newDraft(nil)
 	for i := range copies {
 		key := copies[i].Key

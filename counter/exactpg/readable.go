@@ -10,7 +10,8 @@ import (
 
 const (
 	copyCounters = `insert into headcount_counters as c (key, kind, value, updated_at, incarnation, sequence, entries)
-		select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::bigint[], $6::bigint[], $7::bigint[])
+		select * from unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[],
+			$5::bigint[], $6::bigint[], $7::bigint[])
 		on conflict (key) do update set kind = excluded.kind, value = excluded.value, updated_at = excluded.updated_at,
 			incarnation = excluded.incarnation, sequence = excluded.sequence, entries = excluded.entries
 			where c.kind <> 'exact'`

@@ -19,17 +19,20 @@ const (
 			not exists (select from headcount_counters c
 				where c.key = s.key and c.incarnation = s.incarnation and c.kind = 'exact')
 		from headcount_sweeps s where s.due <= clock_timestamp() order by s.due limit 1 for update skip locked`
-	// Entries go in order: those after one that is young enough are younger. An array of the rows' places keeps the planner
-	// from reading all.
+	// Entries go in order: those after one that is young enough are younger. An array of the rows' places keeps the
+	// planner from reading all.
 	sweepEntries = `delete from headcount_ledger where ctid = any(array(
-		select ctid from (select ctid, at from headcount_ledger where key = $1 and incarnation = $2 order by seq limit $3) oldest
+		select ctid from (select ctid, at from headcount_ledger
+			where key = $1 and incarnation = $2 order by seq limit $3) oldest
 		where at <= $4))`
 	endSweep = `delete from headcount_sweeps where key = $1 and incarnation = $2`
 	// A ledger is looked at again when its oldest entry has been kept long enough, and not for every single entry: a
 	// hundredth of the time later, a minute at least.
 	laterSweep = `update headcount_sweeps s set due = greatest($3::timestamptz + s.kept * interval '10 microseconds',
-			$3::timestamptz + interval '1 minute', coalesce((select at from headcount_ledger l
-				where l.key = s.key and l.incarnation = s.incarnation order by seq limit 1), $3) + s.kept * interval '1 millisecond')
+			$3::timestamptz + interval '1 minute',
+			coalesce((select at from headcount_ledger l
+				where l.key = s.key and l.incarnation = s.incarnation order by seq limit 1), $3)
+				+ s.kept * interval '1 millisecond')
 		where s.key = $1 and s.incarnation = $2`
 )
 

@@ -53,27 +53,34 @@ type Registers struct{ b []byte }
 
 // Parse returns the registers in b, which Add and Merge then change in place. No bytes are an empty set.
 func Parse(b []byte) (Registers, error) {
-	switch {
-	case len(b) == 0:
+	if len(b) == 0 {
 		return Registers{}, nil
-	case len(b) < head || string(b[:4]) != "HYLL":
+	}
+	if len(b) < head || string(b[:4]) != "HYLL" {
 		return Registers{}, fmt.Errorf("%w: %d bytes without a head", ErrFormat, len(b))
-	case b[4] == denseForm && len(b) == denseSize:
+	}
+	if b[4] == denseForm && len(b) == denseSize {
 		return Registers{b}, nil
-	case b[4] != sparseForm:
+	}
+	if b[4] != sparseForm {
 		return Registers{}, fmt.Errorf("%w: %d bytes of form %d", ErrFormat, len(b), b[4])
 	}
+
+	// The runs of the sparse form must end with the last register.
 	n := 0
 	for at := head; at < len(b); {
-		if b[at]&0xc0 == longMark && at+1 == len(b) {
+		isCut := b[at]&0xc0 == longMark && at+1 == len(b)
+		if isCut {
 			return Registers{}, fmt.Errorf("%w: the last run is cut off", ErrFormat)
 		}
 		_, run, size := opcode(b[at:])
-		n, at = n+run, at+size
+		n += run
+		at += size
 	}
 	if n != registers {
 		return Registers{}, fmt.Errorf("%w: %d registers, want %d", ErrFormat, n, registers)
 	}
+
 	return Registers{b}, nil
 }
 
@@ -111,17 +118,21 @@ func (r *Registers) Add(members ...string) bool {
 	if r.has(members) {
 		return false
 	}
+
 	var u Union
 	u.Merge(*r)
 	changed := false
 	for _, m := range members {
-		if index, rank := Place(m); u.values[index] < rank {
-			u.values[index], changed = rank, true
+		index, rank := Place(m)
+		if u.values[index] < rank {
+			u.values[index] = rank
+			changed = true
 		}
 	}
 	if changed {
 		r.b = u.encode(r.b)
 	}
+
 	return changed
 }
 
@@ -131,27 +142,35 @@ func (r *Registers) has(members []string) bool {
 	if r.Empty() || len(members) > 4 { // otherwise it would not be cheaper than decoding
 		return false
 	}
+
 	for _, m := range members {
 		index, rank := Place(m)
-		at, i := head, 0
-		for {
-			value, run, size := opcode(r.b[at:])
-			if i += run; index < i {
-				if value < rank {
-					return false
-				}
-				break
-			}
-			at += size
+		if r.sparse(index) < rank {
+			return false
 		}
 	}
+
 	return true
+}
+
+// sparse returns a register of the sparse form.
+func (r *Registers) sparse(index int) uint8 {
+	at := head
+	for end := 0; ; {
+		value, run, size := opcode(r.b[at:])
+		end += run
+		if index < end {
+			return value
+		}
+		at += size
+	}
 }
 
 // raise raises a register of the dense form to at least rank.
 func (r *Registers) raise(index int, rank uint8) bool {
 	// A register may span two bytes; the last register ends with the last byte.
-	at, shift := head+index*6/8, index*6%8
+	at := head + index*6/8
+	shift := index * 6 % 8
 	wide := uint16(r.b[at])
 	if at+1 < len(r.b) {
 		wide |= uint16(r.b[at+1]) << 8
@@ -159,12 +178,14 @@ func (r *Registers) raise(index int, rank uint8) bool {
 	if uint8(wide>>shift&63) >= rank {
 		return false
 	}
+
 	wide = wide&^(63<<shift) | uint16(rank)<<shift
 	r.b[at] = byte(wide)
 	if at+1 < len(r.b) {
 		r.b[at+1] = byte(wide >> 8)
 	}
 	forget(r.b)
+
 	return true
 }
 
@@ -180,6 +201,7 @@ const (
 // Place returns the register of a member, and the value that it has at least after adding the member.
 func Place(member string) (index int, rank uint8) {
 	h := hash(member)
+
 	return int(h & (registers - 1)), uint8(bits.TrailingZeros64(h>>indexBits|1<<rankBits)) + 1
 }
 
@@ -194,14 +216,18 @@ func hash(s string) uint64 {
 		k ^= k >> r
 		h = (h ^ k*m) * m
 	}
+
+	// The rest has less than eight bytes.
 	if len(s) > 0 {
 		for i := range len(s) {
 			h ^= uint64(s[i]) << (8 * i)
 		}
 		h *= m
 	}
+
 	h ^= h >> r
 	h *= m
+
 	return h ^ h>>r
 }
 
@@ -225,6 +251,7 @@ func (r *Registers) Count() int64 {
 			at += size
 		}
 	}
+
 	return estimate(&histogram)
 }
 
@@ -246,6 +273,7 @@ func estimate(histogram *[64]int) int64 {
 		z = (z + float64(histogram[value])) * 0.5
 	}
 	z += m * sigma(float64(histogram[0])/m)
+
 	return int64(math.Round(alpha * m * m / z))
 }
 
@@ -253,6 +281,7 @@ func sigma(x float64) float64 {
 	if x == 1 {
 		return math.Inf(1)
 	}
+
 	y, z := 1.0, x
 	for before := math.NaN(); before != z; {
 		x *= x
@@ -260,6 +289,7 @@ func sigma(x float64) float64 {
 		z += x * y
 		y += y
 	}
+
 	return z
 }
 
@@ -267,6 +297,7 @@ func tau(x float64) float64 {
 	if x == 0 || x == 1 {
 		return 0
 	}
+
 	y, z := 1.0, 1-x
 	for before := math.NaN(); before != z; {
 		x = math.Sqrt(x)
@@ -274,6 +305,7 @@ func tau(x float64) float64 {
 		y *= 0.5
 		z -= (1 - x) * (1 - x) * y
 	}
+
 	return z / 3
 }
 
@@ -282,6 +314,7 @@ func (r *Registers) Merge(o Registers) {
 	if o.Empty() {
 		return
 	}
+
 	var u Union
 	u.Merge(*r)
 	u.Merge(o)
@@ -324,7 +357,8 @@ func (u *Union) Merge(r Registers) {
 					u.values[j] = max(u.values[j], value)
 				}
 			}
-			i, at = i+run, at+size
+			i += run
+			at += size
 		}
 	}
 }
@@ -338,6 +372,7 @@ func (u *Union) Count() int64 {
 	for _, v := range u.values {
 		histogram[v]++
 	}
+
 	return estimate(&histogram)
 }
 
@@ -352,6 +387,7 @@ func (u *Union) encode(old []byte) []byte {
 		if value > valueMost || len(b)+2 > head+sparseMost {
 			return u.dense()
 		}
+
 		most := longMost
 		if value > 0 {
 			most = valueRun
@@ -360,6 +396,7 @@ func (u *Union) encode(old []byte) []byte {
 		for run < most && i+run < registers && u.values[i+run] == value {
 			run++
 		}
+
 		switch {
 		case value > 0:
 			b = append(b, valueMark|(value-1)<<2|byte(run-1))
@@ -370,6 +407,7 @@ func (u *Union) encode(old []byte) []byte {
 		}
 		i += run
 	}
+
 	return b
 }
 
@@ -377,9 +415,14 @@ func (u *Union) dense() []byte {
 	b := make([]byte, denseSize)
 	copy(b, "HYLL")
 	forget(b)
+
+	// Four registers are three bytes.
 	for i, at := 0, head; i < registers; i, at = i+4, at+3 {
 		v := u.values[i : i+4]
-		b[at], b[at+1], b[at+2] = v[0]|v[1]<<6, v[1]>>2|v[2]<<4, v[2]>>4|v[3]<<2
+		b[at] = v[0] | v[1]<<6
+		b[at+1] = v[1]>>2 | v[2]<<4
+		b[at+2] = v[2]>>4 | v[3]<<2
 	}
+
 	return b
 }

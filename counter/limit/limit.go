@@ -17,8 +17,8 @@
 //     In each window at most the limit passes, and in any period as long as a window less than twice the limit. When
 //     calls come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded up.
 //
-//   - [Log]: every call that passed is remembered for one window and a millisecond, so in any period as long as a window at
-//     most the limit passes, by a finer clock, too. That takes memory for each call, so the limit is at most MaxLog.
+//   - [Log]: every call that passed is remembered for one window and a millisecond, so in any period as long as a window
+//     at most the limit passes, by a finer clock, too. That takes memory for each call, so the limit is at most MaxLog.
 //
 // A name has one state for calls with different limits. Each call is judged by its own limit against everything that
 // passed.
@@ -65,6 +65,7 @@ func (a Algorithm) String() string {
 	if int(a) < len(algorithmNames) && a != 0 {
 		return algorithmNames[a]
 	}
+
 	return "none"
 }
 
@@ -75,6 +76,7 @@ func ParseAlgorithm(s string) (Algorithm, bool) {
 			return Algorithm(a), true
 		}
 	}
+
 	return 0, false
 }
 
@@ -93,18 +95,23 @@ type Call struct {
 
 // Check returns an error that says what to send instead, or nil. It does not check the key.
 func (c *Call) Check() error {
-	switch window := time.Duration(c.Window) * time.Millisecond; {
-	case c.Algorithm < Fixed || c.Algorithm > Log:
+	if c.Algorithm < Fixed || c.Algorithm > Log {
 		return errors.New("algorithm: send fixed, sliding or log")
-	case c.Window > MaxWindow.Milliseconds() || window < MinWindow:
+	}
+	if c.Window < MinWindow.Milliseconds() || c.Window > MaxWindow.Milliseconds() {
 		return errors.New("window: send a duration from 1s to 31d")
-	case c.Limit < 1 || c.Limit > MaxLimit:
+	}
+	if c.Limit < 1 || c.Limit > MaxLimit {
 		return fmt.Errorf("limit: send a whole number from 1 to %d", int64(MaxLimit))
-	case c.Algorithm == Log && c.Limit > MaxLog:
-		return fmt.Errorf("limit: the algorithm log remembers at most %d; send a smaller limit, or the algorithm sliding", MaxLog)
-	case c.Cost < 1 || c.Cost > c.Limit:
+	}
+	if c.Algorithm == Log && c.Limit > MaxLog {
+		const what = "limit: the algorithm log remembers at most %d; send a smaller limit, or the algorithm sliding"
+		return fmt.Errorf(what, MaxLog)
+	}
+	if c.Cost < 1 || c.Cost > c.Limit {
 		return fmt.Errorf("cost: send a whole number from 1 to the limit, %d", c.Limit)
 	}
+
 	return nil
 }
 

@@ -235,10 +235,10 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		again, err := Parse(s.Append(nil))
-		if err != nil || again.Entries() != s.Entries() {
+		if err != nil || len(again.passed) != len(s.passed) {
 			t.Fatalf("%+v, then %+v, %v", s, again, err)
 		}
-		if s.Entries() > 0 {
+		if len(s.passed) > 0 {
 			s.Take(Call{Name{"k", Log, 1000}, 10, 10}, 1_700_000_000_000) // whatever it says
 		}
 	})

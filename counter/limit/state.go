@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/bits"
-	"slices"
+	"sort"
 )
 
 // State is the state of one Name. The zero State has let nothing pass, and a State after its End is equivalent to it.
@@ -34,31 +34,40 @@ func (s *State) Take(c Call, now int64) (a Answer) {
 	default:
 		a = next.log(c, now)
 	}
+
 	if a.Allowed {
 		*s = next
 	}
+
 	return a
 }
 
 // turn moves on to the window of now, and returns how much of it has elapsed. It never goes back to an earlier window.
 func (s *State) turn(window, now int64) (elapsed int64) {
-	if start := now - now%window; start > s.start {
-		if s.last = 0; start == s.start+window {
-			s.last = s.this
-		}
-		s.this, s.start = 0, start
+	start := now - now%window
+	if start <= s.start {
+		return max(now-s.start, 0)
 	}
-	return max(now-s.start, 0)
+
+	// After a window without calls nothing is left of the one before it.
+	s.last = 0
+	if start == s.start+window {
+		s.last = s.this
+	}
+	s.this = 0
+	s.start = start
+
+	return now - s.start
 }
 
 func (s *State) fixed(c Call, now int64) Answer {
 	s.turn(c.Window, now)
-	a := Answer{Reset: s.start + c.Window - now}
-	if a.Allowed = s.this+c.Cost <= c.Limit; a.Allowed {
+	passes := s.this+c.Cost <= c.Limit
+	if passes {
 		s.this += c.Cost
 	}
-	a.Remaining = max(c.Limit-s.this, 0)
-	return a
+
+	return Answer{Allowed: passes, Remaining: max(c.Limit-s.this, 0), Reset: s.start + c.Window - now}
 }
 
 func (s *State) sliding(c Call, now int64) Answer {
@@ -67,6 +76,7 @@ func (s *State) sliding(c Call, now int64) Answer {
 	if over {
 		before++
 	}
+
 	a := Answer{Allowed: before+s.this+c.Cost <= c.Limit}
 	if a.Allowed {
 		s.this += c.Cost
@@ -75,6 +85,7 @@ func (s *State) sliding(c Call, now int64) Answer {
 		a.Reset = s.passes(c) - now
 	}
 	a.Remaining = max(c.Limit-before-s.this, 0)
+
 	return a
 }
 
@@ -85,11 +96,13 @@ func (s *State) passes(c Call) int64 {
 		left, _ := share(room, c.Window, s.last)
 		return s.start + c.Window - left
 	}
+
 	next := s.start + c.Window
 	if room := c.Limit - c.Cost; room < s.this {
 		left, _ := share(room, c.Window, s.this)
 		next += c.Window - left
 	}
+
 	return next
 }
 
@@ -98,6 +111,7 @@ func (s *State) passes(c Call) int64 {
 func share(a, b, c int64) (quotient int64, over bool) {
 	high, low := bits.Mul64(uint64(a), uint64(b))
 	q, rest := bits.Div64(high, low, uint64(c))
+
 	return int64(q), rest > 0
 }
 
@@ -107,53 +121,51 @@ func expiry(at, window int64) int64 { return at + window + 1 }
 
 // log judges a call for Log. A clock that went back is replaced by the time of the newest entry.
 func (s *State) log(c Call, now int64) Answer {
-	at, sum := now, s.gone
+	at := now
+	sum := s.gone
 	if n := len(s.passed); n > 0 {
-		at, sum = max(now, s.passed[n-1].at), s.passed[n-1].sum
+		at = max(now, s.passed[n-1].at)
+		sum = s.passed[n-1].sum
 	}
-	young, _ := slices.BinarySearchFunc(s.passed, at, func(e entry, at int64) int {
-		if expiry(e.at, c.Window) <= at {
-			return -1
-		}
-		return 1
-	})
+
+	// What is too old does not count any more.
+	young := sort.Search(len(s.passed), func(i int) bool { return expiry(s.passed[i].at, c.Window) > at })
 	if young > 0 {
-		s.gone, s.passed = s.passed[young-1].sum, s.passed[young:]
+		s.gone = s.passed[young-1].sum
+		s.passed = s.passed[young:]
 	}
+
 	used := sum - s.gone
 	if used+c.Cost > c.Limit {
-		need := s.gone + used + c.Cost - c.Limit // the entries up to this sum have to expire first
-		i, _ := slices.BinarySearchFunc(s.passed, need, func(e entry, need int64) int {
-			if e.sum < need {
-				return -1
-			}
-			return 1
-		})
+		need := sum + c.Cost - c.Limit // the entries up to this sum have to expire first
+		i := sort.Search(len(s.passed), func(i int) bool { return s.passed[i].sum >= need })
 		return Answer{Remaining: max(c.Limit-used, 0), Reset: expiry(s.passed[i].at, c.Window) - now}
 	}
-	if n := len(s.passed); n > 0 && s.passed[n-1].at == at {
-		s.passed[n-1].sum += c.Cost
+
+	newest := len(s.passed) - 1
+	if newest >= 0 && s.passed[newest].at == at {
+		s.passed[newest].sum += c.Cost
 	} else {
 		s.passed = append(s.passed, entry{at, sum + c.Cost})
 	}
+
 	return Answer{Allowed: true, Remaining: c.Limit - used - c.Cost, Reset: expiry(at, c.Window) - now}
 }
 
 // End returns the time from which the state no longer affects any call.
 func (s *State) End(n Name) int64 {
+	newest := len(s.passed) - 1
 	switch {
 	case n.Algorithm == Fixed:
 		return s.start + n.Window
 	case n.Algorithm == Sliding:
 		return s.start + 2*n.Window
-	case len(s.passed) > 0:
-		return expiry(s.passed[len(s.passed)-1].at, n.Window)
+	case newest >= 0:
+		return expiry(s.passed[newest].at, n.Window)
 	}
+
 	return 0
 }
-
-// Entries returns the number of entries for Log.
-func (s *State) Entries() int { return len(s.passed) }
 
 // Append appends the binary form of the state: for Fixed and Sliding three numbers, for Log two for each entry. All are
 // varints, and those of entries are differences.
@@ -165,12 +177,14 @@ func (s *State) Append(b []byte) []byte {
 		}
 		return b
 	}
-	at, sum := int64(0), s.gone
+
+	before := entry{sum: s.gone}
 	for _, e := range s.passed {
-		b = binary.AppendUvarint(b, uint64(e.at-at))
-		b = binary.AppendUvarint(b, uint64(e.sum-sum))
-		at, sum = e.at, e.sum
+		b = binary.AppendUvarint(b, uint64(e.at-before.at))
+		b = binary.AppendUvarint(b, uint64(e.sum-before.sum))
+		before = e
 	}
+
 	return b
 }
 
@@ -182,33 +196,36 @@ func Parse(b []byte) (State, error) {
 	if len(b) == 0 {
 		return s, nil
 	}
+
 	valid := true
 	next := func() int64 {
 		n, size := binary.Uvarint(b)
 		if size <= 0 || n > 1<<50 {
-			valid, b = false, nil
+			valid = false
+			b = nil
 			return 0
 		}
 		b = b[size:]
 		return int64(n)
 	}
+
 	entries := next()
-	if entries > int64(len(b)/2) {
+	if entries > int64(len(b)/2) { // of two bytes at least
 		return State{}, errState
 	}
 	if entries == 0 {
 		s = State{start: next(), last: next(), this: next()}
-	} else {
-		s.passed = make([]entry, entries)
-		var e entry
-		for i := range s.passed {
-			e.at += next()
-			e.sum += next()
-			s.passed[i] = e
-		}
 	}
+	var e entry
+	for range entries {
+		e.at += next()
+		e.sum += next()
+		s.passed = append(s.passed, e)
+	}
+
 	if !valid || len(b) > 0 {
 		return State{}, errState
 	}
+
 	return s, nil
 }

@@ -16,23 +16,23 @@ import (
 // one for each partition, so senders hardly ever wait.
 const inFlight = 128
 
-// pingEvery is how often at most a process is pinged from which a call waits for an answer. It answers at once, also while
-// its store says nothing.
+// pingEvery is how often at most a process is pinged from which a call waits for an answer. It answers at once, also
+// while its store says nothing.
 const pingEvery = 50 * time.Millisecond
 
-// silence is how long a ping may have no answer when a call is given up. A call is given up after a second, and brings the
-// first ping within twice pingEvery.
+// silence is how long a ping may have no answer when a call is given up. A call is given up after a second, and brings
+// the first ping within twice pingEvery.
 const silence = 800 * time.Millisecond
 
 // errClosed ends what is under way when the client closes.
 var errClosed = errors.New("the process ends")
 
-// ErrUnreachable is in the errors of calls to a process that cannot be reached: nobody listens there, or it says nothing at
-// all. A process whose store is slow can be reached.
+// ErrUnreachable is in the errors of calls to a process that cannot be reached: nobody listens there, or it says
+// nothing at all. A process whose store is slow can be reached.
 var ErrUnreachable = errors.New("the process cannot be reached")
 
-// ErrRefused is in the error of a Dial when a process is there, but has no part in the counters: nobody calls it, and it is
-// not unreachable.
+// ErrRefused is in the error of a Dial when a process is there, but has no part in the counters: nobody calls it, and
+// it is not unreachable.
 var ErrRefused = errors.New("the process makes no link")
 
 // Moved is the error of a call to a process that does not own the partition, and knows who does or should. It is also
@@ -124,8 +124,8 @@ func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	return answer, nil
 }
 
-// Release asks the process to give up partitions for another one, and returns when it has. What it acknowledged is in the
-// store then.
+// Release asks the process to give up partitions for another one, and returns when it has. What it acknowledged is in
+// the store then.
 func (p *Peer) Release(ctx context.Context, to string, partitions []int) error {
 	_, err := p.ask(ctx, askRelease, func(b []byte) []byte { return appendRelease(b, to, partitions) })
 
@@ -183,12 +183,13 @@ func (p *Peer) connect(ctx context.Context) (*conn, error) {
 
 	began := time.Now()
 	stream, key, err := p.client.dial(ctx, p.addr)
+	hadLittleTime := ctx.Err() != nil && time.Since(began) < silence
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrRefused):
 		return nil, err
-	case ctx.Err() != nil && time.Since(began) < silence:
-		return nil, context.Cause(ctx) // the process had too little time to be told unreachable
+	case hadLittleTime: // too little to be told unreachable
+		return nil, context.Cause(ctx)
 	default:
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}

@@ -1,13 +1,14 @@
-// Package link carries calls to the owners in other processes. A pair of processes has one connection each way, on which
-// many calls are under way at once.
+// Package link carries calls to the owners in other processes. A pair of processes has one connection each way, on
+// which many calls are under way at once.
 //
 // # Frames
 //
 //	length of the rest, 4 bytes, big-endian | payload | signature, 16 bytes
 //
-// The signature is HMAC-SHA256, truncated, over the direction (1 byte, 'c' from the client and 's' from the server), the
-// number of the frame in this direction (8 bytes, from 0) and the payload. Both sides derive its key when the connection
-// is made. So frames cannot be forged, repeated, left out or turned back. After a bad frame the connection ends.
+// The signature is HMAC-SHA256, truncated, over the direction (1 byte, 'c' from the client and 's' from the server),
+// the number of the frame in this direction (8 bytes, from 0) and the payload. Both sides derive its key when the
+// connection is made. So frames cannot be forged, repeated, left out or turned back. After a bad frame the connection
+// ends.
 //
 // # Payloads
 //

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// underWay is how many calls of one connection are made at a time. Further ones wait in the connection. A process sends
-	// one call for each partition, again each second, and each takes longest at most.
+	// underWay is how many calls of one connection are made at a time. Further ones wait in the connection. A process
+	// sends one call for each partition, again each second, and each takes longest at most.
 	underWay = 16 * rows.Partitions
 	// longest is how long a call may take here. Its sender has repeated it by then.
 	longest = 10 * time.Second
@@ -23,8 +23,8 @@ const (
 // Process does what other processes ask for.
 type Process interface {
 	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
-	// Release gives partitions up for the process with that name, and returns when everything that was acknowledged is in
-	// the store.
+	// Release gives partitions up for the process with that name, and returns when everything that was acknowledged is
+	// in the store.
 	Release(ctx context.Context, to string, partitions []int) error
 	// Probe reports whether this process can reach the one with that name.
 	Probe(ctx context.Context, name string) bool

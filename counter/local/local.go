@@ -49,8 +49,8 @@ func InMemory(rules *counter.Rules) *Store {
 // inFile tunes the owner in front of a file. What a file has acknowledged it does not lose, so nobody looks for that.
 var inFile = owner.Config{Name: "only", WriteTimeout: -1, VerifyEvery: -1}
 
-// Open returns a Store in a file of a directory, and makes both if they are missing. Only one process at a time can have
-// the file open. The error says what to do.
+// Open returns a Store in a file of a directory, and makes both if they are missing. Only one process at a time can
+// have the file open. The error says what to do.
 func Open(ctx context.Context, dir string, rules *counter.Rules, log zerolog.Logger) (*Store, error) {
 	file, err := openFile(dir, log)
 	if err != nil {

@@ -19,8 +19,8 @@ type Tier interface {
 // coldLooks is how often cold counters are looked for within Config.ColdAfter.
 const coldLooks = 4
 
-// evictEach has the rows of counters leave the fast store that nobody has changed for Config.ColdAfter, again and again.
-// Its rows say when a counter was changed, so nothing has to be remembered, and a look costs one scan of heads.
+// evictEach has the rows of counters leave the fast store that nobody has changed for Config.ColdAfter, again and
+// again. Its rows say when a counter was changed, so nothing has to be remembered, and a look costs one scan of heads.
 func (o *Owner) evictEach() {
 	for wake.Wait(o.ctx, max(o.cfg.ColdAfter/coldLooks, time.Millisecond), nil) {
 		for _, p := range o.partitions() {

@@ -19,8 +19,8 @@ var _ counter.Dumper = (*Reader)(nil)
 const (
 	// dumpPage is how many heads of each partition an export reads at a time.
 	dumpPage = 64
-	// dumpTries is how often a counter that changes all the time is read. The last try is taken as it is: parts of it may
-	// be newer than others.
+	// dumpTries is how often a counter that changes all the time is read. The last try is taken as it is: parts of it
+	// may be newer than others.
 	dumpTries = 5
 	// memberText is the length of a member's hash as exports have it, see counter.MemberHash.
 	memberText = 14
@@ -251,7 +251,8 @@ func (r *Reader) dumpHistory(ctx context.Context, h *found, step time.Duration, 
 	}
 
 	for _, g := range gains {
-		into.Steps = append(into.Steps, counter.StepCopy{Step: uint32(step / time.Second), Number: g.Number, Value: g.Value, Seen: g.Seen})
+		one := counter.StepCopy{Step: uint32(step / time.Second), Number: g.Number, Value: g.Value, Seen: g.Seen}
+		into.Steps = append(into.Steps, one)
 	}
 
 	return nil

@@ -45,6 +45,15 @@ func (h *record) extend() {
 	}
 }
 
+// size returns how many members this region has of a set.
+func (h *record) size() int64 {
+	if h.extent == nil {
+		return 0
+	}
+
+	return int64(h.members)
+}
+
 func (e *extent) clone() *extent {
 	if e == nil {
 		return nil

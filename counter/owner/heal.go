@@ -28,8 +28,8 @@ func (o *Owner) giveUp(p *partition) {
 	}
 }
 
-// heal claims p again and has every row written that the store may lack, or gives p up if another process has claimed it.
-// The calls in the turn of p are judged anew after that. The caller has the turn.
+// heal claims p again and has every row written that the store may lack, or gives p up if another process has claimed
+// it. The calls in the turn of p are judged anew after that. The caller has the turn.
 func (o *Owner) heal(p *partition) {
 	o.requeue(p)
 
@@ -56,10 +56,10 @@ func (o *Owner) heal(p *partition) {
 // healing returns commits that write what a store may lack whose newest commit has a number.
 //
 // They are pieces, so that a store with other work is not blocked, and go by the numbers of the rows: each piece has
-// everything of some numbers, and its own number is the greatest of these. So at any moment it is true what is always true,
-// that a store with a number has each row with that number or a smaller one. And since what a commit writes beside the
-// counters, its IDs and the answers of streams, has the smallest number of all that it wrote, no change of a counter is
-// there without them: when this owner dies between two pieces, a repeated call finds that it was made.
+// everything of some numbers, and its own number is the greatest of these. So at any moment it is true what is always
+// true, that a store with a number has each row with that number or a smaller one. And since what a commit writes
+// beside the counters, its IDs and the answers of streams, has the smallest number of all that it wrote, no change of a
+// counter is there without them: when this owner dies between two pieces, a repeated call finds that it was made.
 func (p *partition) healing(number uint64, most int) []rows.Commit {
 	now := time.Now()
 	commit := rows.Commit{Partition: p.id, Epoch: p.epoch, After: number, At: now}
@@ -139,8 +139,8 @@ func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	o.settleLater(p, []rows.Commit{*commit}, nil)
 }
 
-// settleLater leaves p to a goroutine of its own, which makes commits and learns their outcomes. Until these are known the
-// turns leave p alone. Healed is nil, or closed at the end.
+// settleLater leaves p to a goroutine of its own, which makes commits and learns their outcomes. Until these are known
+// the turns leave p alone. Healed is nil, or closed at the end.
 func (o *Owner) settleLater(p *partition, commits []rows.Commit, healed chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

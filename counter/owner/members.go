@@ -21,8 +21,8 @@ const (
 
 // hashOf returns the hash of a member.
 func hashOf(member string) [hashSize]byte {
-	// A member of an import may be known by its hash alone, which the text has then. Its 84 bits are not whole bytes, and
-	// a decoder drops the rest, so there are two digits more.
+	// A member of an import may be known by its hash alone, which the text has then. Its 84 bits are not whole bytes,
+	// and a decoder drops the rest, so there are two digits more.
 	text := counter.MemberHash(member) + "AA"
 	var padded [hashSize + 1]byte
 	_, _ = base64.RawURLEncoding.Decode(padded[:], []byte(text)) // an import has checked the digits

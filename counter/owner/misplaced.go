@@ -10,8 +10,8 @@ import (
 // begin anew in the other one.
 const ExactPartition = 0
 
-// Outside is the partition of the exact counters that are in no store of rows, see Config.ExactOutside. A store is asked
-// for heads in it before a counter is made.
+// Outside is the partition of the exact counters that are in no store of rows, see Config.ExactOutside. A store is
+// asked for heads in it before a counter is made.
 const Outside = rows.Partitions
 
 // beside is the collection, within a draft, of the heads that keys have in their other place.

@@ -20,8 +20,8 @@ type Outline struct {
 	Key string
 	// State has the counter, or the zero Version if it is deleted. It is nil in the outline of a ledger.
 	State *counter.State
-	// Life names the ledger of the counter; First is the least Seq that the row can have, and Last the greatest. Without
-	// entries these are deleted.
+	// Life names the ledger of the counter; First is the least Seq that the row can have, and Last the greatest.
+	// Without entries these are deleted.
 	Life        uint64
 	First, Last uint64
 	Entries     []counter.Entry

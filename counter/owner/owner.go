@@ -52,8 +52,8 @@ var (
 	ErrOld = errors.New("a later call has overtaken this one")
 )
 
-// AnyRegion is the Config.Region of an owner that imports what a region has exported, and does not know the region's name.
-// Nothing may be changed, only restored.
+// AnyRegion is the Config.Region of an owner that imports what a region has exported, and does not know the region's
+// name. Nothing may be changed, only restored.
 const AnyRegion = "*"
 
 // Config tunes an Owner. A zero field takes its default.
@@ -248,8 +248,8 @@ func (o *Owner) Stats() Stats {
 // Owns reports whether this process owns a partition, as far as it knows.
 func (o *Owner) Owns(partition int) bool { return o.partition(partition) != nil }
 
-// Release gives partitions up once the turn under way has ended, and what a store has lost is written again. Their calls
-// fail with ErrNotOwner from then on. If ctx ends first, they are kept.
+// Release gives partitions up once the turn under way has ended, and what a store has lost is written again. Their
+// calls fail with ErrNotOwner from then on. If ctx ends first, they are kept.
 func (o *Owner) Release(ctx context.Context, partitions ...int) error {
 	for _, id := range partitions {
 		if err := o.awaitHealed(ctx, id); err != nil {

@@ -12,7 +12,7 @@ type partition struct {
 	queue  []*pending    // calls for later turns, guarded by Owner.mu
 	listed bool          // it is in Owner.busy, guarded by Owner.mu
 	unsure bool          // settle makes commits and learns their outcomes, guarded by Owner.mu
-	healed chan struct{} // closed when what a store has lost is written again; nil: it has lost nothing. Guarded by Owner.mu
+	healed chan struct{} // closed when what a store has lost is there again; nil: it has all. Guarded by Owner.mu
 
 	exactOutside bool // exact counters are in partition Outside
 

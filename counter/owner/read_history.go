@@ -53,7 +53,9 @@ func (r *Reader) gains(ctx context.Context, h *found, step time.Duration, from, 
 }
 
 // uniqueGains returns the time buckets of a unique, each from its rows of registers.
-func (r *Reader) uniqueGains(ctx context.Context, h *found, step time.Duration, from, to int64) ([]counter.Gain, error) {
+func (r *Reader) uniqueGains(
+	ctx context.Context, h *found, step time.Duration, from, to int64,
+) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	var bucket hyperloglog.Union
 	// Rows come in the order of their fields, so those of one bucket come together.

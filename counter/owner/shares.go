@@ -14,8 +14,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// With other regions, the head of a counter has the total of all of them, and one more row has what this region knows of
-// the others (package share). The region's own part is the total without these, so a change of the counter writes no
+// With other regions, the head of a counter has the total of all of them, and one more row has what this region knows
+// of the others (package share). The region's own part is the total without these, so a change of the counter writes no
 // further row. A deleted counter leaves a row with the number of the deletion for a while.
 const (
 	shares = "shares"
@@ -74,7 +74,7 @@ func (d *draft) known(h *head) known {
 	k.Kind = h.Kind
 	k.Updated = h.Updated
 	k.Died = died
-	k.Own(h.Version.Sequence-k.merges, k.own(h))
+	k.Own(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
 
 	return k
 }
@@ -101,45 +101,19 @@ func (k *known) parse(row []byte, h *head) error {
 	life := r.uint()
 	merges := r.uint()
 	s, err := share.Parse(r.rest)
-	switch {
-	case r.malformed || err != nil:
+	if r.malformed || err != nil {
 		return fmt.Errorf("shares of %q: %w", h.key, ErrMalformed)
-	case of == h.life:
-		k.Changed = changed
-		k.Life = life
-		k.merges = merges
-		k.Share = s
 	}
+	if of != h.life {
+		return nil
+	}
+
+	k.Changed = changed
+	k.Life = life
+	k.merges = merges
+	k.Share = s
 
 	return nil
-}
-
-// own returns the value of this region's own part.
-func (k *known) own(h *head) int64 {
-	switch {
-	case h.Kind.Forgets():
-		return int64(h.members)
-	case h.Kind.Estimates():
-		return 0
-	}
-
-	// A change is refused if this would not fit.
-	own, _ := k.withoutOthers(h.Value).Value()
-
-	return own
-}
-
-// withoutOthers returns the own part of a total.
-func (k *known) withoutOthers(total int64) share.Wide {
-	own := share.WideOf(total).Sub(k.Without(k.Region, k.Life))
-	for i := range k.Parts {
-		p := &k.Parts[i]
-		if p.Region == k.Region && p.Life == k.Life {
-			own = own.Plus(p.Base)
-		}
-	}
-
-	return own
 }
 
 // putKnown writes what this region knows of a counter that exists.
@@ -248,10 +222,10 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 	d.tell(h.key)
 }
 
-// ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil. Without
-// others the total is the own part, which Judge looks at.
+// ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil.
+// Without others the total is the own part, which Judge looks at.
 func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
-	var sums map[string]share.Wide
+	var sums map[string]counter.Wide
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		if c.Verb != counter.Add && c.Verb != counter.Adjust || d.get(shareName(c.Key)) == nil {
@@ -262,7 +236,7 @@ func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 		own, again := sums[c.Key]
 		if !again {
 			k := d.known(h)
-			own = k.withoutOthers(h.Value)
+			own = k.WithoutOthers(h.Value)
 		}
 		own = own.Plus(c.Delta)
 		if _, ok := own.Value(); !ok && h.Kind.Number() {
@@ -270,7 +244,7 @@ func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 			return &counter.Conflict{Is: counter.ErrOverflow, Key: c.Key, Value: h.Value, Text: text}
 		}
 		if sums == nil {
-			sums = map[string]share.Wide{}
+			sums = map[string]counter.Wide{}
 		}
 		sums[c.Key] = own
 	}
@@ -437,8 +411,8 @@ func (d *draft) raiseAll(h *head, s *Heard) (changed bool) {
 	return changed
 }
 
-// Epochs returns by which claim this process owns each partition, 0 for those that it does not own. It waits for the turn
-// under way.
+// Epochs returns by which claim this process owns each partition, 0 for those that it does not own. It waits for the
+// turn under way.
 func (o *Owner) Epochs() (epochs [rows.Partitions]uint64) {
 	if o.lock(o.ctx) != nil {
 		return epochs
@@ -531,7 +505,7 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	}
 	k.Kind = h.Kind
 	if isNamed {
-		k.Own(h.Version.Sequence-k.merges, k.own(&h.head))
+		k.Own(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
 	}
 
 	return k.Text(k.Changed), nil
@@ -556,8 +530,8 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 		k.Changed = changed
 	}
 
-	// An export of an earlier release leaves out the own part, whose life is the incarnation. Where the region has no name
-	// yet, another life of its own stays among the parts, and the counter begins a new one.
+	// An export of an earlier release leaves out the own part, whose life is the incarnation. Where the region has no
+	// name yet, another life of its own stays among the parts, and the counter begins a new one.
 	for i := range k.Parts {
 		p := &k.Parts[i]
 		isOwn := p.Region == d.region || d.region == AnyRegion && p.Life == k.Life

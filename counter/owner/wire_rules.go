@@ -83,7 +83,8 @@ func appendBound(b []byte, bound *int64) []byte {
 
 func parseRule(b []byte) *counter.Rule {
 	r := reader{rest: b}
-	rule := &counter.Rule{Kind: counter.Kind(r.byte()), Floor: r.bound(), Ceiling: r.bound(), Ledger: time.Duration(r.int())}
+	rule := &counter.Rule{Kind: counter.Kind(r.byte()), Floor: r.bound(), Ceiling: r.bound()}
+	rule.Ledger = time.Duration(r.int())
 	for range r.count() {
 		rule.Buckets = append(rule.Buckets, counter.Bucket{Step: time.Duration(r.int()), Kept: time.Duration(r.int())})
 	}

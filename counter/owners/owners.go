@@ -1,28 +1,28 @@
 // Package owners knows which process owns which partition of the counters.
 //
 // A ring over the processes says who should own a partition, and the claim in the store says who does (package rows). A
-// claim is safe at any moment, so everything here is about speed alone: a wrong guess costs a caller some time, and never
-// a wrong value.
+// claim is safe at any moment, so everything here is about speed alone: a wrong guess costs a caller some time, and
+// never a wrong value.
 //
 // # Taking over
 //
-// A process takes a partition when the ring gives it to it: at once when the ring changes, or when the first call for it
-// comes. Before it claims, it asks all others that it can reach to give the partition up. So whoever has it writes what
-// it has acknowledged first, and its calls move without an error.
+// A process takes a partition when the ring gives it to it: at once when the ring changes, or when the first call for
+// it comes. Before it claims, it asks all others that it can reach to give the partition up. So whoever has it writes
+// what it has acknowledged first, and its calls move without an error.
 //
-// Leases are read by each process for itself, so for up to a second processes have different rings. Who is asked and does
-// not own a partition says who does: the process that has asked it to give the partition up, or that of its ring. The
-// caller turns there at once, and keeps to it until its own ring changes.
+// Leases are read by each process for itself, so for up to a second processes have different rings. Who is asked and
+// does not own a partition says who does: the process that has asked it to give the partition up, or that of its ring.
+// The caller turns there at once, and keeps to it until its own ring changes.
 //
 // # Unreachable processes
 //
-// Whoever finds that a process refuses connections, or says nothing for a second, asks the others. If none can reach it,
-// all of those leave it out of their rings for some seconds, and the next process by the ring takes its partitions. If one
-// can, a link alone is cut: then calls on that link fail, and no partition moves (as in SWIM by Das, Gupta and Motivala,
-// 2002). The lease of a process that died ends some seconds later, and the ring of everybody changes.
+// Whoever finds that a process refuses connections, or says nothing for a second, asks the others. If none can reach
+// it, all of those leave it out of their rings for some seconds, and the next process by the ring takes its partitions.
+// If one can, a link alone is cut: then calls on that link fail, and no partition moves (as in SWIM by Das, Gupta and
+// Motivala, 2002). The lease of a process that died ends some seconds later, and the ring of everybody changes.
 //
-// A slow machine must not make partitions wander. So a process is left out again 10 s later at the earliest, or 2 s later
-// if it refuses connections, and takes part again at once when it turns out to be alive.
+// A slow machine must not make partitions wander. So a process is left out again 10 s later at the earliest, or 2 s
+// later if it refuses connections, and takes part again at once when it turns out to be alive.
 package owners
 
 import (
@@ -75,8 +75,8 @@ type Config struct {
 	Peer  func(name string) Peer // another process by its name
 }
 
-// Directory knows the owners, as far as this process does, and has the local owner own what it should. Its methods may be
-// called from any goroutine.
+// Directory knows the owners, as far as this process does, and has the local owner own what it should. Its methods may
+// be called from any goroutine.
 type Directory struct {
 	cfg  Config
 	ctx  context.Context // ends with Close
@@ -229,13 +229,12 @@ func (d *Directory) readmit() {
 	changed := false
 	for name, gone := range d.out {
 		age := time.Since(gone.since)
-		switch {
-		case age >= quietFor:
-			delete(d.out, name)
-			changed = changed || !gone.over
-		case age >= leftOut && !gone.over:
+		if age >= leftOut && !gone.over {
 			d.out[name] = absence{since: gone.since, over: true}
 			changed = true
+		}
+		if age >= quietFor {
+			delete(d.out, name)
 		}
 	}
 	if changed {
@@ -382,8 +381,8 @@ func (d *Directory) Release(ctx context.Context, to string, partitions []int) er
 	return d.cfg.Local.Release(ctx, partitions...)
 }
 
-// claimFor claims a partition for which a call came. The error is owner.ErrNotOwner if another process should own it, and
-// can be reached.
+// claimFor claims a partition for which a call came. The error is owner.ErrNotOwner if another process should own it,
+// and can be reached.
 func (d *Directory) claimFor(ctx context.Context, partition int) error {
 	// Who sent the call may know already that the process of the ring cannot be reached.
 	for name := d.nameOf(partition); name != d.cfg.Self; name = d.nameOf(partition) {

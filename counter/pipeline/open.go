@@ -14,8 +14,8 @@ import (
 
 // Config says where counters are and how they are kept.
 type Config struct {
-	// Cluster has the counters in Redis, if there is one. Postgres is a URL, and DataDir a directory; they are of use without
-	// a Cluster, which has a PostgreSQL of its own. Without all three counters are in memory.
+	// Cluster has the counters in Redis, if there is one. Postgres is a URL, and DataDir a directory; they are of use
+	// without a Cluster, which has a PostgreSQL of its own. Without all three counters are in memory.
 	Cluster           *cluster.Process
 	Postgres, DataDir string
 
@@ -28,12 +28,15 @@ type Config struct {
 // answer. Close ends them, before the connections to Redis.
 func Open(ctx context.Context, cfg Config) (*Counters, error) {
 	c := &Counters{cfg: cfg}
-	c.redis.counters, c.postgres.counters = c, c
+	c.redis.counters = c
+	c.postgres.counters = c
+
 	combining, err := c.openStore(ctx)
 	if err != nil {
 		_ = c.closeStores()
 		return nil, err
 	}
+
 	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "headcount_counter_batch_calls", Help: "Changes of counters that one write to their store combines.",
 		Buckets: prometheus.ExponentialBuckets(1, 2, 13),
@@ -41,6 +44,7 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 	cfg.Registerer.MustRegister(batches)
 	combining.Batches = batches
 	c.begin(cfg.Rules, combining, cfg.Log)
+
 	return c, nil
 }
 
@@ -60,7 +64,8 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 		c.store = store
 		return combining, nil
 	default:
-		c.where, c.store = "memory", local.InMemory(cfg.Rules)
+		c.where = "memory"
+		c.store = local.InMemory(cfg.Rules)
 		return counter.CombinerConfig{Instant: true}, nil
 	}
 }

@@ -53,12 +53,14 @@ type Counters struct {
 func New(store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) *Counters {
 	c := &Counters{store: store}
 	c.begin(rules, cfg, log)
+
 	return c
 }
 
 // begin creates the layers in front of the store.
 func (c *Counters) begin(rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) {
-	c.Reader, c.Feed = c.store, c.store
+	c.Reader = c.store
+	c.Feed = c.store
 	c.tops = counter.NewTopTracker(c.store, rules, log)
 	c.combiner = counter.NewCombiner(writer{c}, cfg)
 	c.limits = counter.NewLimits(c.store, cfg)
@@ -83,10 +85,12 @@ type writer struct{ *Counters }
 // Apply implements counter.Writer.
 func (w writer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := w.store.Apply(ctx, ops)
+	// Candidates for top lists are marked before the answer: this process may die after it.
 	w.tops.Note(ctx, ops, results)
 	if w.observer != nil {
 		w.observer.Changed(results)
 	}
+
 	return results
 }
 
@@ -100,6 +104,7 @@ func (c *Counters) Run(ctx context.Context) {
 	if c.sql == nil {
 		return
 	}
+
 	c.sql.ServeSQL(ctx, c.cfg.Rules, func(changed []counter.Counter) {
 		if c.observer != nil {
 			c.observer.Changed([]counter.Result{{Counters: changed}})
@@ -130,6 +135,7 @@ func (c *Counters) Close() error {
 	c.combiner.Close()
 	c.limits.Close()
 	err := c.tops.Close()
+
 	return errors.Join(err, c.closeStores())
 }
 
@@ -155,6 +161,7 @@ func (s *server) StoreState(up bool) {
 	if up {
 		s.answered.Store(true)
 	}
+
 	if changed := s.counters.changed.Load(); changed != nil {
 		(*changed)()
 	}
@@ -202,18 +209,23 @@ func (c *Counters) refused() error {
 // Ready returns why counters cannot be served now, or nil. A process that serves none, because those in Redis are of
 // another release, is ready for everything else: otherwise a rolling restart would come to a halt.
 func (c *Counters) Ready() error {
-	switch {
-	case c.refused() != nil:
-		return nil
-	case !c.Up():
-		return c.away("the store of counters, " + c.where + ",")
-	case c.cfg.Postgres != "" && !c.postgres.answered.Load(): // later on, all but exact counters work without it
-		return c.away("PostgreSQL")
-	case c.ready != nil:
-		return c.ready()
-	default:
+	if c.refused() != nil {
 		return nil
 	}
+	if !c.Up() {
+		return c.away("the store of counters, " + c.where + ",")
+	}
+
+	// Later on, all but exact counters work without it.
+	isAwaited := c.cfg.Postgres != "" && !c.postgres.answered.Load()
+	if isAwaited {
+		return c.away("PostgreSQL")
+	}
+	if c.ready != nil {
+		return c.ready()
+	}
+
+	return nil
 }
 
 // away returns an error that says that a server cannot be reached, and for PostgreSQL why.
@@ -225,5 +237,6 @@ func (c *Counters) away(what string) error {
 	if why := c.cause(); why != nil {
 		return fmt.Errorf("%w: PostgreSQL: %w", err, why)
 	}
+
 	return err
 }

@@ -8,8 +8,8 @@ import (
 	"headcount/counter/routed"
 )
 
-// postgresQueues is how many writes one process has under way at once in PostgreSQL. Each has what came together for its
-// keys.
+// postgresQueues is how many writes one process has under way at once in PostgreSQL. Each has what came together for
+// its keys.
 const postgresQueues = 8
 
 // openPostgres opens a store in PostgreSQL alone, which this process takes over from any other one. Exact counters have

@@ -2,30 +2,27 @@ package region
 
 import (
 	"encoding/binary"
-	"fmt"
 
-	"headcount/counter/owner"
-	"headcount/counter/share"
 	"headcount/internal/rows"
 )
 
 // The rows of an inbox.
 const (
 	sharesOf   = "shares"   // key -> share
-	positionOf = "position" // one row: how far the region has the sender's log
+	positionOf = "position" // one row: the last commit
 )
 
 var positionRow = rows.Name{Collection: positionOf, Field: "log"}
 
-// Position is how far a region has the log of another region's partition. With the zero Position it needs the whole
-// partition.
+// Position is the last commit of an inbox, so it tells its sender whether the inbox has lost one. The zero Position is
+// that of an empty inbox.
 type Position struct {
-	Epoch uint64 // names the log
-	Place uint64
+	Epoch  uint64 // of the sender's claim at home
+	Number uint64
 }
 
 func (p Position) encode() []byte {
-	return binary.AppendUvarint(binary.AppendUvarint(nil, p.Epoch), p.Place)
+	return binary.AppendUvarint(binary.AppendUvarint(nil, p.Epoch), p.Number)
 }
 
 // parsePosition reads a position; what cannot be read is the zero Position.
@@ -34,30 +31,15 @@ func parsePosition(b []byte) Position {
 	if n <= 0 {
 		return Position{}
 	}
-	place, m := binary.Uvarint(b[n:])
+	number, m := binary.Uvarint(b[n:])
 	if m <= 0 {
 		return Position{}
 	}
 
-	return Position{epoch, place}
+	return Position{epoch, number}
 }
 
 func shareRow(key string) rows.Name { return rows.Name{Collection: sharesOf, Field: key} }
-
-// encodeShare returns the row of a share.
-func encodeShare(s *share.Share) []byte { return s.Append(make([]byte, 0, 64)) }
-
-// sameShare reports whether two rows have the same share.
-func sameShare(a, b []byte) bool { return len(a) > 0 && string(a) == string(b) }
-
-func parseShare(key string, row []byte) (owner.Heard, error) {
-	s, err := share.Parse(row)
-	if err != nil {
-		return owner.Heard{}, fmt.Errorf("%q: %w", key, err)
-	}
-
-	return owner.Heard{Key: key, Share: s}, nil
-}
 
 // encodeKeys returns the publication of a commit: the counters of which it has shares, and whether it is a repair. The
 // rows do not say that, because a later change replaces a row that nobody has read yet.

@@ -1,6 +1,7 @@
 package region
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -24,52 +25,47 @@ const (
 
 	// takeAgain is how long a link waits for the process that has overtaken it. If that one does not own the partition,
 	// it has found that out by then.
-	takeAgain = 3 * time.Second
+	takeAgain = 1500 * time.Millisecond
 )
 
-// link sends the changes of this region to one peer. It implements replication.Protocol. Only Send uses the fields without
-// another comment.
+// link sends the changes of this region to one peer. It implements replication.Protocol. Only Send uses the fields
+// without another comment.
 type link struct {
 	Peer
 	*replication.Link[Position]
-	r     *Region
-	there *owner.Reader // of the peer's rows
-	log   zerolog.Logger
+	backlogs // what the peer lacks. It may be used from any goroutine
+	r        *Region
+	there    *owner.Reader // of the peer's rows
+	log      zerolog.Logger
 
 	sent, whole, failures prometheus.Counter
 
-	failing   atomic.Bool // the failure was logged
-	said      string      // the unexpected name of the peer's region that was logged; only Greet uses it
-	claims    map[int]*claim
-	transfers map[int]*transfer // partitions that are being sent whole
+	failing atomic.Bool // the failure was logged
+	said    string      // the unexpected name of the peer's region that was logged; only Greet uses it
+	claims  [rows.Partitions]claim
 }
 
 // claim is the right to write a partition of the inbox.
 type claim struct {
 	home      uint64 // epoch of this process's claim of the partition at home
 	epoch     uint64
-	number    uint64
+	number    uint64 // of the newest commit that the inbox has, as far as this process knows
 	valid     bool
 	overtaken time.Time // by another process; zero: it is not
 }
 
-// transfer is the state of a partition that is sent whole.
-type transfer struct {
-	to    Position // of the log at the beginning: later changes follow from the log
-	after string   // see owner.Reader.SharedKeys
-}
+// position is where the inbox is if it has lost nothing.
+func (c *claim) position() Position { return Position{Epoch: c.home, Number: c.number} }
 
 func newLink(r *Region, p Peer, m *metrics) *link {
 	l := &link{
-		Peer:      p,
-		r:         r,
-		there:     owner.NewReader(p.There, rows.PartitionOf),
-		log:       r.cfg.Log.With().Str("peer", p.Name).Logger(),
-		sent:      m.sent.WithLabelValues(p.Name),
-		whole:     m.whole.WithLabelValues(p.Name),
-		failures:  m.failures.WithLabelValues(p.Name),
-		claims:    map[int]*claim{},
-		transfers: map[int]*transfer{},
+		Peer:     p,
+		r:        r,
+		there:    owner.NewReader(p.There, rows.PartitionOf),
+		log:      r.cfg.Log.With().Str("peer", p.Name).Logger(),
+		sent:     m.sent.WithLabelValues(p.Name),
+		whole:    m.whole.WithLabelValues(p.Name),
+		failures: m.failures.WithLabelValues(p.Name),
 	}
 	l.Link = replication.New(l, replication.Config{
 		Every:        r.cfg.Every,
@@ -81,7 +77,7 @@ func newLink(r *Region, p Peer, m *metrics) *link {
 }
 
 // Owned implements replication.Protocol.
-func (l *link) Owned() []int { return l.r.logs.owned() }
+func (l *link) Owned() []int { return l.owned() }
 
 // Greet implements replication.Protocol. It looks whether the peer is the region that it should be.
 func (l *link) Greet(ctx context.Context) error {
@@ -90,16 +86,19 @@ func (l *link) Greet(ctx context.Context) error {
 	}
 
 	name, err := l.there.Region(ctx)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
+	}
+
+	isNews := name != "" && name != l.said
+	switch {
 	case name == l.Name:
 		if l.said != "" {
 			l.log.Info().Msg("the peer has the expected name again: replicating counters")
 		}
 		l.said = ""
 		return nil
-	case name != "" && name != l.said:
+	case isNews:
 		const what = "counters are not replicated to this peer: its region has another name; correct --peer"
 		l.log.Warn().Str("region", name).Msg(what)
 		l.said = name
@@ -108,24 +107,14 @@ func (l *link) Greet(ctx context.Context) error {
 	return replication.ErrRefused // it has another name, or no process of it has started yet
 }
 
-// Positions implements replication.Protocol.
+// Positions implements replication.Protocol. It reads how far the inbox is.
 func (l *link) Positions(ctx context.Context, believed []replication.At[Position]) ([]Position, error) {
-	partitions := make([]int, len(believed))
+	addresses := make([]rows.Address, len(believed))
 	for i, at := range believed {
-		partitions[i] = at.Bucket
+		addresses[i] = rows.Address{Partition: at.Bucket, Name: positionRow}
 	}
 
-	return l.positions(ctx, partitions)
-}
-
-// positions reads how far the peer is.
-func (l *link) positions(ctx context.Context, partitions []int) ([]Position, error) {
-	addresses := make([]rows.Address, len(partitions))
-	for i, id := range partitions {
-		addresses[i] = rows.Address{Partition: id, Name: positionRow}
-	}
-
-	positions := make([]Position, len(partitions))
+	positions := make([]Position, len(believed))
 	for i, found := range l.Out.Read(ctx, addresses) {
 		if found.Err != nil {
 			return nil, fmt.Errorf("region: positions of %s: %w", l.Name, found.Err)
@@ -148,21 +137,16 @@ func (l *link) Failed(err error) {
 
 // batch is what a round sends of a partition.
 type batch struct {
+	job
 	partition int
 	result    *replication.Result[Position]
-	transfer  *transfer // nil: from the log
-	keys      []string
-	places    []uint64 // of the keys in the log
-	next      string   // for transfer.after
-	to        Position // that the peer has after the batch; of a transfer, only the last page has one
-	more      bool     // others follow
-
-	commit rows.Commit
-	shared int // how many shares are in it
+	asked     []string // counters whose shares are sent: those of the job, or of a page of all
+	next      string   // where the next page begins; empty: this is the last one
+	commit    rows.Commit
+	shared    int // how many shares are in it
 }
 
-// Send implements replication.Protocol. It sends the log after each position, and of a partition whose log does not reach
-// back to the position the next page of all counters.
+// Send implements replication.Protocol. It sends what has changed, or the next page of all counters of a partition.
 func (l *link) Send(
 	ctx context.Context, from []replication.At[Position], limit int,
 ) ([]replication.Result[Position], error) {
@@ -171,27 +155,22 @@ func (l *link) Send(
 	items := 0
 	for i, at := range from {
 		results[i].Position = at.Position
-		b := l.pick(at, limit)
-		switch {
-		case b == nil: // nothing has changed
-		case items >= limit:
+		if items >= limit {
 			results[i].Outcome = replication.More
-		default:
+			continue
+		}
+
+		b := l.pick(at, min(partitionItems, limit))
+		if b != nil {
 			b.result = &results[i]
 			batches = append(batches, b)
-			items += max(len(b.keys), 1)
+			items += max(len(b.asked), 1)
 		}
 	}
 
-	batches, err := l.claim(ctx, batches)
-	if err == nil {
-		err = l.fill(ctx, batches)
-	}
-	if err == nil {
-		err = l.compare(ctx, batches)
-	}
-	if err == nil {
-		err = l.commit(ctx, batches)
+	err := l.send(ctx, batches)
+	for _, b := range batches {
+		l.putBack(b.partition, &b.job) // what has not landed
 	}
 	if err != nil {
 		return nil, err
@@ -204,60 +183,54 @@ func (l *link) Send(
 	return results, nil
 }
 
-// pick returns what has to be sent of a partition, nil if there is nothing.
-func (l *link) pick(at replication.At[Position], limit int) *batch {
-	c := l.r.logs.after(at.Bucket, at.Position, min(partitionItems, limit))
-	if !c.owned {
-		delete(l.transfers, at.Bucket)
-		return nil
+// send sends batches, as far as the partitions of the inbox can be claimed.
+func (l *link) send(ctx context.Context, batches []*batch) error {
+	claimed, err := l.claim(ctx, batches)
+	if err == nil {
+		err = l.fill(ctx, claimed)
+	}
+	if err == nil {
+		err = l.compare(ctx, claimed)
+	}
+	if err == nil {
+		err = l.commit(ctx, claimed)
 	}
 
-	b := &batch{partition: at.Bucket, to: c.end, more: c.more}
-	if c.whole {
-		b.transfer = l.transfer(at.Bucket, c.end)
-		return b
-	}
-
-	// Another process may have sent the whole partition.
-	delete(l.transfers, at.Bucket)
-	if len(c.entries) == 0 && c.end == at.Position {
-		return nil
-	}
-	for _, e := range c.entries {
-		b.keys = append(b.keys, e.key)
-		b.places = append(b.places, e.place)
-	}
-	if c.more {
-		b.to.Place = b.places[len(b.places)-1]
-	}
-
-	return b
+	return err
 }
 
-// transfer returns the transfer of a partition, which begins now if there is none.
-func (l *link) transfer(partition int, end Position) *transfer {
-	t := l.transfers[partition]
-	if t == nil || t.to.Epoch != end.Epoch {
-		t = &transfer{to: end}
-		l.transfers[partition] = t
+// pick returns what has to be sent of a partition, nil if there is nothing.
+func (l *link) pick(at replication.At[Position], most int) *batch {
+	c := &l.claims[at.Bucket]
+	hasLost := c.valid && at.Position != c.position()
+	if hasLost && !l.compares(at.Bucket) {
+		l.miss(at.Bucket)
+	}
+
+	// What is picked leaves the backlog, and comes back unless it lands.
+	j, ok := l.take(at.Bucket, most)
+	if !ok {
+		return nil
+	}
+	if j.begins {
 		l.whole.Inc()
 	}
+	// The partition was claimed anew at home, so this process may be another one to its inboxes.
+	if c.home != j.epoch {
+		*c = claim{home: j.epoch}
+	}
 
-	return t
+	return &batch{job: j, partition: at.Bucket, asked: j.keys}
 }
 
-// claim claims the partitions of the inbox that batches need, and returns the batches that can be sent. A batch whose
-// position has turned out to be wrong is made again.
-func (l *link) claim(ctx context.Context, batches []*batch) ([]*batch, error) {
+// claim claims the partitions of the inbox that batches need, and returns the batches that can be sent.
+func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, err error) {
 	var wanted []*batch
 	var former []rows.Former
 	for _, b := range batches {
-		c := l.claims[b.partition]
-		if c == nil || c.home != b.to.Epoch {
-			c = &claim{home: b.to.Epoch}
-			l.claims[b.partition] = c
-		}
+		c := &l.claims[b.partition]
 		if c.valid {
+			claimed = append(claimed, b)
 			continue
 		}
 
@@ -270,7 +243,7 @@ func (l *link) claim(ctx context.Context, batches []*batch) ([]*batch, error) {
 		former = append(former, is)
 	}
 	if len(wanted) == 0 {
-		return batches, nil
+		return claimed, nil
 	}
 
 	claims, err := l.Out.Claim(ctx, l.r.cfg.Process, former)
@@ -278,101 +251,75 @@ func (l *link) claim(ctx context.Context, batches []*batch) ([]*batch, error) {
 		return nil, fmt.Errorf("region: claim the inbox at %s: %w", l.Name, err)
 	}
 	for i, b := range wanted {
-		c := l.claims[b.partition]
-		// What the inbox has lost may be pages that the transfer takes for sent, so it begins again.
-		if claims[i].Number < c.number && b.transfer != nil {
-			delete(l.transfers, b.partition)
-			b.transfer = l.transfer(b.partition, b.to)
+		c := &l.claims[b.partition]
+		isComplete := c.take(claims[i])
+		// A comparison that begins now finds what is missing.
+		mustRestart := !isComplete && !b.begins
+		switch {
+		case !c.valid:
+			b.result.Outcome = replication.Later
+		case mustRestart:
+			l.restart(b.partition)
+			b.result.Outcome = replication.More
+		default:
+			claimed = append(claimed, b)
 		}
-		c.take(claims[i])
 	}
 
-	return l.trueUp(ctx, batches)
+	return claimed, nil
 }
 
-// take makes c what the peer's store has granted.
-func (c *claim) take(granted rows.Claim) {
+// take makes c what the peer's store has granted, and reports whether the inbox has all that was written under c.
+func (c *claim) take(granted rows.Claim) (complete bool) {
 	if granted.Epoch == 0 {
 		if c.overtaken.IsZero() {
 			c.overtaken = time.Now()
 		}
-		return
+		return false
 	}
 
+	// Another process may have written older shares.
+	complete = granted.Number >= c.number && c.overtaken.IsZero()
 	c.overtaken = time.Time{}
 	c.epoch = granted.Epoch
 	c.number = granted.Number
 	c.valid = true
-}
 
-// trueUp returns the batches that begin where the peer is. It says for the others where that is.
-func (l *link) trueUp(ctx context.Context, batches []*batch) ([]*batch, error) {
-	partitions := make([]int, len(batches))
-	for i, b := range batches {
-		partitions[i] = b.partition
-	}
-	positions, err := l.positions(ctx, partitions)
-	if err != nil {
-		return nil, err
-	}
-
-	var ready []*batch
-	for i, b := range batches {
-		switch {
-		case !l.claims[b.partition].valid:
-			b.result.Outcome = replication.Later
-		case positions[i] != b.result.Position:
-			b.result.Position = positions[i]
-			b.result.Outcome = replication.More
-		default:
-			ready = append(ready, b)
-		}
-	}
-
-	return ready, nil
+	return complete
 }
 
 // fill asks the owner for the shares of batches.
 func (l *link) fill(ctx context.Context, batches []*batch) error {
 	calls := make([]owner.Call, len(batches))
 	for i, b := range batches {
-		if b.transfer != nil {
-			if err := l.page(ctx, b); err != nil {
+		if b.whole {
+			var err error
+			b.asked, b.next, err = l.r.reader.SharedKeys(ctx, b.partition, b.after, partitionItems)
+			if err != nil {
 				return err
 			}
 		}
-		calls[i] = owner.Call{Partition: b.partition, More: &owner.More{Shares: b.keys}}
+		calls[i] = owner.Call{Partition: b.partition, More: &owner.More{Shares: b.asked}}
 	}
 	if len(calls) == 0 {
 		return nil
 	}
 
+	// An owner answers with what is committed, so a share is as of one moment.
 	for i, outcome := range l.r.owner.DoAll(ctx, calls) {
 		if outcome.Err != nil {
 			return fmt.Errorf("region: shares for %s: %w", l.Name, outcome.Err)
 		}
-		batches[i].take(outcome.More)
+		batches[i].fill(outcome.More)
 	}
 
 	return nil
 }
 
-// page finds the next counters of a transfer.
-func (l *link) page(ctx context.Context, b *batch) (err error) {
-	b.keys, b.next, err = l.r.reader.SharedKeys(ctx, b.partition, b.transfer.after, partitionItems)
-	if err != nil {
-		return err
-	}
-	b.to = b.transfer.to
-	b.more = b.next != ""
-
-	return nil
-}
-
-// take puts shares into the commit, until it is large.
-func (b *batch) take(answer *owner.MoreAnswer) {
+// fill puts shares into the commit, until it is large.
+func (b *batch) fill(answer *owner.MoreAnswer) {
 	size := 0
-	for i, key := range b.keys {
+	for i, key := range b.asked {
 		s := &answer.Shares[i]
 		if s.Kind == 0 && s.Died == 0 {
 			continue // it is not shared, or it has never existed
@@ -382,28 +329,26 @@ func (b *batch) take(answer *owner.MoreAnswer) {
 			return
 		}
 
-		value := encodeShare(s)
+		value := s.Append(make([]byte, 0, 64))
 		size += len(key) + len(value)
 		b.commit.Rows = append(b.commit.Rows, rows.Row{Name: shareRow(key), Value: value})
 	}
 }
 
-// cut leaves all keys from that one on to the next batch.
+// cut leaves all counters from that one on to the next batch.
 func (b *batch) cut(from int) {
-	b.more = true
-	if b.transfer == nil {
-		b.to.Place = b.places[from-1]
-		return
+	if b.whole {
+		b.next = owner.After(b.after, b.asked[from-1])
 	}
-
-	b.next = owner.After(b.transfer.after, b.keys[from-1])
+	b.more = true
+	b.asked = b.asked[:from]
 }
 
-// compare takes out of transfers what the peer has.
+// compare takes out of pages what the peer has.
 func (l *link) compare(ctx context.Context, batches []*batch) error {
 	var addresses []rows.Address
 	for _, b := range batches {
-		if b.transfer == nil {
+		if !b.whole {
 			continue
 		}
 		for _, row := range b.commit.Rows {
@@ -416,7 +361,7 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 
 	found := l.Out.Read(ctx, addresses)
 	for _, b := range batches {
-		if b.transfer == nil {
+		if !b.whole {
 			continue
 		}
 
@@ -425,7 +370,7 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 			if found[i].Err != nil {
 				return fmt.Errorf("region: compare with %s: %w", l.Name, found[i].Err)
 			}
-			if !sameShare(found[i].Value, row.Value) {
+			if !bytes.Equal(found[i].Value, row.Value) {
 				lacking = append(lacking, row)
 			}
 		}
@@ -442,8 +387,9 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	var commits []rows.Commit
 	for _, b := range batches {
 		b.shared = len(b.commit.Rows)
-		if b.shared == 0 && b.transfer != nil && b.more {
-			b.landed() // the peer has this page
+		isLastPage := b.whole && b.next == ""
+		if b.shared == 0 && !isLastPage {
+			l.land(b) // the peer has this page, or nothing of it is shared
 			continue
 		}
 
@@ -467,46 +413,43 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 
 // complete adds to a commit what every one has.
 func (l *link) complete(b *batch) {
-	c := l.claims[b.partition]
+	c := &l.claims[b.partition]
 	var keys []string
 	for _, row := range b.commit.Rows {
 		keys = append(keys, row.Field)
 	}
-	if b.transfer == nil || !b.more {
-		b.commit.Rows = append(b.commit.Rows, rows.Row{Name: positionRow, Value: b.to.encode()})
-	}
 
+	// The row with the position tells without a commit whether the inbox has lost one.
 	b.commit.Partition = b.partition
 	b.commit.Epoch = c.epoch
 	b.commit.After = c.number
 	b.commit.Number = c.number + 1
 	b.commit.At = time.Now()
+	at := Position{Epoch: c.home, Number: b.commit.Number}
+	b.commit.Rows = append(b.commit.Rows, rows.Row{Name: positionRow, Value: at.encode()})
 	if len(keys) > 0 {
 		// What a whole partition brings may be news to further regions.
-		b.commit.Publication = encodeKeys(keys, b.transfer != nil)
+		b.commit.Publication = encodeKeys(keys, b.whole)
 	}
 }
 
 // settle goes on with the outcome of a commit. The error says that the peer did not answer.
 func (l *link) settle(b *batch, err error) error {
-	c := l.claims[b.partition]
+	c := &l.claims[b.partition]
 	var fenced *rows.Fenced
 	var lost *rows.Lost
 	switch {
 	case err == nil:
 		c.number++
 		l.sent.Add(float64(b.shared))
-		b.landed()
-		if b.transfer != nil && !b.more {
-			delete(l.transfers, b.partition)
-		}
+		l.land(b)
 		return nil
 	case errors.Is(err, rows.ErrFull):
 		b.result.Outcome = replication.Later
 		return nil
 	}
 
-	// After a new claim nothing of before arrives any more, and it is known what has arrived.
+	// After a new claim nothing of before arrives any more, and its number says what has arrived.
 	c.valid = false
 	b.result.Outcome = replication.More
 	if errors.As(err, &fenced) || errors.As(err, &lost) {
@@ -516,19 +459,19 @@ func (l *link) settle(b *batch, err error) error {
 	return err
 }
 
-// landed says what follows a batch that the peer has.
-func (b *batch) landed() {
+// land says what follows a batch that the peer has.
+func (l *link) land(b *batch) {
+	b.result.Position = l.claims[b.partition].position()
 	b.result.Outcome = replication.Sent
-	if b.more || b.transfer != nil {
+	if b.more || b.whole {
 		b.result.Outcome = replication.More
 	}
 
-	switch {
-	case b.transfer == nil:
-		b.result.Position = b.to
-	case b.more:
-		b.transfer.after = b.next
-	default:
-		b.result.Position = b.to
+	if b.whole {
+		l.turn(b.partition, &b.job, b.next)
+		return
 	}
+	// The rest was too much for one commit.
+	b.keys = b.keys[len(b.asked):]
+	b.repairs = b.repairs[len(b.asked):]
 }

@@ -9,6 +9,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/call"
+	"headcount/counter/countertest"
 	"headcount/counter/owner"
 	"headcount/counter/region"
 	"headcount/internal/redistest"
@@ -61,7 +62,7 @@ func (r *redisRegion) start(t *testing.T, life int, other *redisRegion) {
 	if err := r.owner.Own(t.Context(), all...); err != nil {
 		t.Fatal(err)
 	}
-	counters := call.NewStore(r.home, call.Everywhere(r.owner), ordinary, call.Config{Stream: name})
+	counters := call.NewStore(r.home, countertest.Everywhere{Owner: r.owner}, ordinary, call.Config{Stream: name})
 	r.store = region.NewStore(counters, ordinary, []region.Peer{peer})
 }
 

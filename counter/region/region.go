@@ -40,15 +40,12 @@ type Region struct {
 	owner    *owner.Owner
 	reader   *owner.Reader
 	metrics  *metrics
-	logs     logs
 	links    []*link
+	heard    []*receiver
 	misnamed atomic.Bool // the store belongs to a region of another name
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // everything that Start starts
-
-	mu    sync.Mutex // guards owned
-	owned [rows.Partitions]uint64
 }
 
 // New returns a Region that does nothing until Start.
@@ -60,8 +57,8 @@ func New(cfg Config) *Region {
 
 // Shared is owner.Config.Shared of the owner that Start gets.
 func (r *Region) Shared(partition int, epoch uint64, keys []string) {
-	r.logs.add(partition, epoch, keys)
 	for _, l := range r.links {
+		l.committed(partition, epoch, keys) // before the link is woken, so that it finds them
 		l.Changed(partition)
 	}
 }
@@ -74,11 +71,11 @@ func (r *Region) Start(of *owner.Owner) {
 	for _, p := range r.cfg.Peers {
 		l := newLink(r, p, r.metrics)
 		r.links = append(r.links, l)
+		r.heard = append(r.heard, newReceiver(r, p))
 		registerLag(r.cfg.Registerer, l)
 	}
 
-	for i, p := range r.cfg.Peers {
-		v := newReceiver(r, p)
+	for i, v := range r.heard {
 		r.wg.Go(func() { v.watch(ctx) })
 		r.wg.Go(func() { v.run(ctx) })
 		r.wg.Go(func() { r.links[i].Run(ctx) })
@@ -94,19 +91,14 @@ func (r *Region) Close() {
 
 // follow follows which partitions the owner owns.
 func (r *Region) follow(ctx context.Context) {
+	var before [rows.Partitions]uint64
 	for n := 0; wake.Wait(ctx, r.cfg.Every, nil); n++ {
 		epochs := r.owner.Epochs()
-		r.mu.Lock()
-		changed := epochs != r.owned
-		r.owned = epochs
-		r.mu.Unlock()
-
-		r.logs.own(&epochs)
-		if changed {
-			for _, l := range r.links {
-				l.Look()
-			}
+		if epochs != before {
+			r.own(&epochs)
 		}
+		before = epochs
+
 		// A store that has lost everything has lost the name, too.
 		if n%compareEvery == 0 {
 			r.checkName(ctx, &epochs)
@@ -114,11 +106,14 @@ func (r *Region) follow(ctx context.Context) {
 	}
 }
 
-func (r *Region) epochs() [rows.Partitions]uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-
-	return r.owned
+// own begins to share partitions by the claims with these epochs, and ends with those that were given up.
+func (r *Region) own(epochs *[rows.Partitions]uint64) {
+	for i, l := range r.links {
+		l.own(epochs)
+		l.Look()
+		r.heard[i].own(epochs)
+		wake.Signal(r.heard[i].wake)
+	}
 }
 
 // checkName looks whether the store has the name of this region. Its owner writes it where there is none.
@@ -128,13 +123,20 @@ func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64)
 		return
 	}
 
+	if is != "" {
+		wasKnown := r.misnamed.Swap(true)
+		if !wasKnown {
+			const what = "this store has counted as another region; counters are not shared: correct --region"
+			r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
+		}
+		return
+	}
+
+	// Whoever owns the row writes it; what fails is done the next time.
 	call := owner.NameRegion(r.cfg.Name)
-	switch {
-	case is != "" && !r.misnamed.Swap(true):
-		const what = "this store has counted as another region; counters are not shared: correct --region"
-		r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
-	case is == "" && epochs[call.Partition] != 0:
-		_, _ = r.owner.Do(ctx, call) // or the next time
+	isOwner := epochs[call.Partition] != 0
+	if isOwner {
+		_, _ = r.owner.Do(ctx, call)
 	}
 }
 

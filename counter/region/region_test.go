@@ -16,8 +16,10 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/call"
+	"headcount/counter/countertest"
 	"headcount/counter/owner"
 	"headcount/counter/region"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 )
 
@@ -73,7 +75,7 @@ func (p *place) isCut() bool {
 
 func (p *place) to(j *journal, passes func() bool) *way {
 	return &way{
-		to: j, dice: newDice(1, p.name), most: time.Millisecond,
+		to: j, dice: simtest.NewDice(1, p.name), most: time.Millisecond,
 		passes: passes, lost: func() float64 { return 0 },
 	}
 }
@@ -126,7 +128,7 @@ func (p *place) start(t *testing.T, all []*place, rules *counter.Rules) {
 	if err := p.owner.Own(t.Context(), partitions...); err != nil {
 		t.Fatal(err)
 	}
-	p.counters = call.NewStore(store, call.Everywhere(p.owner), rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
+	p.counters = call.NewStore(store, countertest.Everywhere{Owner: p.owner}, rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
 	p.store = region.NewStore(p.counters, rules, cfg.Peers)
 }
 

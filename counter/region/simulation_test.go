@@ -2,14 +2,10 @@ package region_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -19,6 +15,7 @@ import (
 	"headcount/counter/hyperloglog"
 	"headcount/counter/owner"
 	"headcount/counter/region"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 )
 
@@ -27,92 +24,32 @@ import (
 // killed, and partitions move; a store loses its newest changes, or comes back empty or older; a region joins later. Then
 // everything heals, and all regions must have the same totals: what was acknowledged. The seed decides what happens.
 
-var (
-	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", 24, "number of seeds to simulate")
-	simFirst = flag.Uint64("first", 1, "the first of these seeds")
-)
-
 func TestSimulation(t *testing.T) {
-	if *simSeed != 0 {
-		for _, line := range simulate(t, *simSeed, plan{}, true) {
-			t.Error(line)
-		}
-		return
-	}
-
-	seeds := *simSeeds
-	if testing.Short() {
-		seeds = min(seeds, 10)
-	}
-	forSeeds(seeds, func(seed uint64) {
-		for _, line := range simulate(t, seed, plan{}, false) {
-			t.Errorf("seed %d: %s\nreplay: go test ./counter/region -run Simulation -seed %d", seed, line, seed)
-		}
-	})
+	simtest.Check(t, 24, 10, func(seed uint64, notes *simtest.Notes) { newSimulation(seed, plan{}, notes).run() })
 }
 
 // TestSimulationFindsPlantedFaults has shares be merged, kept and sent wrongly. Each seed has to find each of these.
 func TestSimulationFindsPlantedFaults(t *testing.T) {
 	for name, planted := range map[string]plan{
-		"a share added instead of replaced": {adds: true},
-		"a position kept after a loss":      {keepsPositions: true, empties: true},
-		"a reset not sent":                  {noReset: true},
+		"a share added instead of replaced":  {adds: true},
+		"a loss that an inbox does not tell": {hidesLosses: true, empties: true},
+		"a reset not sent":                   {noReset: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			most := *simSeeds / 8
-			if testing.Short() {
-				most = 2
-			}
-			var found atomic.Int64
-			forSeeds(most, func(seed uint64) {
-				if len(simulate(t, seed, planted, false)) > 0 {
-					found.Add(1)
-				}
+			n, found := simtest.Finds(t, 4, 2, func(seed uint64, notes *simtest.Notes) {
+				newSimulation(seed, planted, notes).run()
 			})
-			if n := found.Load(); n < int64(most) {
-				t.Errorf("%d of %d seeds found it", n, most)
+			if found < int64(n) {
+				t.Errorf("%d of %d seeds found it", found, n)
 			}
 		})
 	}
-}
-
-// forSeeds calls one for the seeds, on all cores.
-func forSeeds(n int, one func(seed uint64)) {
-	var next atomic.Uint64
-	var workers sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for at := next.Add(1); at <= uint64(n); at = next.Add(1) {
-				one(*simFirst + at - 1)
-			}
-		})
-	}
-	workers.Wait()
 }
 
 // plan says what is planted.
 type plan struct {
-	adds, keepsPositions, noReset bool
-	empties                       bool // one of the faults is an emptied store
-}
-
-// simulate runs a seed and returns what was wrong.
-func simulate(t *testing.T, seed uint64, planted plan, log bool) (wrong []string) {
-	t.Helper()
-	t.Run(fmt.Sprint(seed), func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSimulation(seed, planted)
-			s.verbose = log
-			s.run()
-			wrong = s.wrong
-			for _, line := range s.lines {
-				t.Log(line)
-			}
-		})
-	})
-
-	return wrong
+	adds, hidesLosses, noReset bool
+	empties                    bool // one of the faults is an emptied store
 }
 
 // How much happens in one seed.
@@ -126,11 +63,10 @@ const (
 )
 
 type simulation struct {
+	*simtest.Notes
 	seed    uint64
 	planted plan
-	verbose bool
-	rand    *dice
-	start   time.Time
+	rand    *simtest.Dice
 	regions []*simRegion
 	stray   sync.WaitGroup
 
@@ -144,8 +80,6 @@ type simulation struct {
 	seen  map[string]*hyperloglog.Registers
 	likes map[string]int64
 	lossy bool // members were lost with a store, for nobody else knows them
-	wrong []string
-	lines []string
 }
 
 // simRegion is one region.
@@ -168,14 +102,11 @@ type simRegion struct {
 }
 
 type process struct {
+	simtest.Host
 	name   string
 	of     *simRegion
 	owner  *owner.Owner
 	region *region.Region
-	dead   atomic.Bool
-
-	mu      sync.Mutex    // guards the field below
-	resumed chan struct{} // closed unless the process stands still
 }
 
 var (
@@ -202,21 +133,21 @@ type simKey struct {
 	quiet  bool // it changes in the beginning alone
 }
 
-func newSimulation(seed uint64, planted plan) *simulation {
+func newSimulation(seed uint64, planted plan, notes *simtest.Notes) *simulation {
 	s := &simulation{
+		Notes:   notes,
 		seed:    seed,
 		planted: planted,
-		rand:    newDice(seed, "faults"),
-		start:   time.Now(),
+		rand:    simtest.NewDice(seed, "faults"),
 		cuts:    map[[2]string]bool{},
 		sums:    map[string]int64{},
 		seen:    map[string]*hyperloglog.Registers{"unique1": {}},
 		likes:   map[string]int64{},
 	}
-	s.lost = 0.1 * float64(s.rand.below(3))
-	s.slow = time.Millisecond << s.rand.below(9)
+	s.lost = 0.1 * float64(s.rand.Below(3))
+	s.slow = time.Millisecond << s.rand.Below(9)
 
-	names := []string{"us", "eu", "ap"}[:2+s.rand.below(2)]
+	names := []string{"us", "eu", "ap"}[:2+s.rand.Below(2)]
 	for _, name := range names {
 		r := &simRegion{
 			name: name, of: s, home: newJournal(), inboxes: map[string]*journal{},
@@ -226,7 +157,7 @@ func newSimulation(seed uint64, planted plan) *simulation {
 			if other != name {
 				r.inboxes[other] = newJournal()
 				r.inboxes[other].adds = planted.adds
-				r.inboxes[other].keepsPositions = planted.keepsPositions
+				r.inboxes[other].hidesLosses = planted.hidesLosses
 			}
 		}
 		s.regions = append(s.regions, r)
@@ -235,25 +166,8 @@ func newSimulation(seed uint64, planted plan) *simulation {
 	return s
 }
 
-func (s *simulation) logf(format string, args ...any) {
-	if !s.verbose {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	s.lines = append(s.lines, fmt.Sprintf("%8.3f  ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
-}
-
-func (s *simulation) failf(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	s.wrong = append(s.wrong, fmt.Sprintf("after %.3f s: ", time.Since(s.start).Seconds())+fmt.Sprintf(format, args...))
-}
-
 func (s *simulation) run() {
-	late := s.rand.below(2)
+	late := s.rand.Below(2)
 	for i, r := range s.regions {
 		if i < len(s.regions)-late || s.planted.empties {
 			s.join(r)
@@ -268,7 +182,7 @@ func (s *simulation) run() {
 		}
 	}
 	for range simFaults {
-		time.Sleep(s.rand.upTo(3 * time.Second))
+		time.Sleep(s.rand.UpTo(3 * time.Second))
 		s.fault()
 	}
 	if s.planted.empties {
@@ -276,7 +190,7 @@ func (s *simulation) run() {
 	}
 
 	s.healAll()
-	time.Sleep(s.rand.upTo(time.Second))
+	time.Sleep(s.rand.UpTo(time.Second))
 	close(stop)
 	workers.Wait()
 	time.Sleep(simSettle)
@@ -295,7 +209,7 @@ func (s *simulation) run() {
 // joined returns one of the regions that take part.
 func (s *simulation) joined() *simRegion {
 	for {
-		r := s.regions[s.rand.below(len(s.regions))]
+		r := s.regions[s.rand.Below(len(s.regions))]
 		if r.joined {
 			return r
 		}
@@ -304,7 +218,7 @@ func (s *simulation) joined() *simRegion {
 
 // join starts a region.
 func (s *simulation) join(r *simRegion) {
-	s.logf("%s joins", r.name)
+	s.Logf("%s joins", r.name)
 	ctx, end := context.WithCancel(context.Background())
 	r.end = end
 	go r.home.watches.Watch(ctx, r.heard, func() {})
@@ -316,7 +230,7 @@ func (s *simulation) join(r *simRegion) {
 		r.processes = append(r.processes, r.newProcess())
 	}
 	for _, id := range partitions() {
-		r.move(id, s.rand.below(simProcesses))
+		r.move(id, s.rand.Below(simProcesses))
 	}
 }
 
@@ -336,9 +250,8 @@ func (r *simRegion) newProcess() *process {
 	s := r.of
 	s.mu.Lock()
 	s.made++
-	p := &process{name: fmt.Sprint(r.name, " ", s.made), of: r, resumed: make(chan struct{})}
+	p := &process{name: fmt.Sprint(r.name, " ", s.made), of: r}
 	s.mu.Unlock()
-	close(p.resumed)
 
 	store := p.near(r.home, "home")
 	cfg := region.Config{Name: r.name, Process: p.name, Store: store, Log: zerolog.Nop()}
@@ -364,11 +277,11 @@ func (r *simRegion) newProcess() *process {
 
 // near is the way of a process to a store of its own region.
 func (p *process) near(to *journal, name string) *way {
-	dice := newDice(p.of.of.seed, p.name+" "+name)
+	dice := simtest.NewDice(p.of.of.seed, p.name+" "+name)
 
 	return &way{
 		to: to, dice: dice, most: 2 * time.Millisecond,
-		passes: p.alive,
+		passes: p.Alive,
 		lost:   func() float64 { return 0 },
 	}
 }
@@ -376,15 +289,15 @@ func (p *process) near(to *journal, name string) *way {
 // far is the way to a store of another region.
 func (p *process) far(other *simRegion, to *journal, name string) *way {
 	s := p.of.of
-	dice := newDice(s.seed, p.name+" to "+other.name+" "+name)
+	dice := simtest.NewDice(s.seed, p.name+" to "+other.name+" "+name)
 	passes := func() bool {
-		alive := p.alive()
+		alive := p.Alive()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return alive && !s.cuts[[2]string{p.of.name, other.name}]
 	}
 	late := func(arrive func()) {
-		after := dice.upTo(6 * time.Second)
+		after := dice.UpTo(6 * time.Second)
 		s.stray.Go(func() {
 			time.Sleep(after)
 			arrive()
@@ -396,37 +309,8 @@ func (p *process) far(other *simRegion, to *journal, name string) *way {
 	return &way{to: to, dice: dice, most: s.slow, passes: passes, lost: s.lossOf, late: late, noReset: noReset}
 }
 
-// alive waits while the process stands still, and reports whether it lives.
-func (p *process) alive() bool {
-	p.mu.Lock()
-	resumed := p.resumed
-	p.mu.Unlock()
-	<-resumed
-
-	return !p.dead.Load()
-}
-
-func (p *process) suspend() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	p.resumed = make(chan struct{})
-}
-
-func (p *process) resume() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	select {
-	case <-p.resumed:
-	default:
-		close(p.resumed)
-	}
-}
-
 func (p *process) kill() {
-	p.dead.Store(true)
-	p.resume()
+	p.Die()
 	p.region.Close()
 	p.owner.Close()
 }
@@ -440,7 +324,7 @@ func (r *simRegion) move(id, to int) {
 	r.mu.Unlock()
 
 	r.of.stray.Go(func() {
-		for !p.dead.Load() && p.owner.Own(context.Background(), id) != nil {
+		for !p.IsDead() && p.owner.Own(context.Background(), id) != nil {
 			time.Sleep(50 * time.Millisecond)
 		}
 	})
@@ -461,7 +345,7 @@ func (r *simRegion) OwnerOf(id int) call.Owner {
 // Do implements call.Owner.
 func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	time.Sleep(time.Millisecond)
-	if p.dead.Load() {
+	if p.IsDead() {
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}
@@ -470,7 +354,7 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 	if err != nil && p.of.OwnerOf(one.Partition) == call.Owner(p) {
 		_ = p.owner.Own(ctx, one.Partition)
 	}
-	if p.dead.Load() {
+	if p.IsDead() {
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}
@@ -481,17 +365,17 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 // fault makes one thing go wrong.
 func (s *simulation) fault() {
 	r := s.joined()
-	switch s.rand.below(9) {
+	switch s.rand.Below(9) {
 	case 8:
 		s.standStill(r)
 	case 0:
-		s.logf("a process of %s is killed", r.name)
-		r.replace(s.rand.below(simProcesses))
+		s.Logf("a process of %s is killed", r.name)
+		r.replace(s.rand.Below(simProcesses))
 	case 1:
 		all := partitions()
-		id := all[s.rand.below(len(all))]
-		s.logf("partition %d of %s moves", id, r.name)
-		r.move(id, s.rand.below(simProcesses))
+		id := all[s.rand.Below(len(all))]
+		s.Logf("partition %d of %s moves", id, r.name)
+		r.move(id, s.rand.Below(simProcesses))
 	case 2, 3:
 		s.cut(r)
 	case 4:
@@ -511,30 +395,30 @@ func (s *simulation) fault() {
 
 // standStill suspends a process, which loses its partitions and does not know it when it goes on.
 func (s *simulation) standStill(r *simRegion) {
-	i := s.rand.below(simProcesses)
-	s.logf("a process of %s stands still", r.name)
+	i := s.rand.Below(simProcesses)
+	s.Logf("a process of %s stands still", r.name)
 	p := r.processes[i]
-	p.suspend()
+	p.Suspend()
 	for _, id := range partitions() {
 		if r.route[id] == i {
 			r.move(id, (i+1)%simProcesses)
 		}
 	}
-	time.Sleep(s.rand.upTo(4 * time.Second))
-	p.resume()
+	time.Sleep(s.rand.UpTo(4 * time.Second))
+	p.Resume()
 }
 
 // cut cuts a link, in one direction or both, for a while.
 func (s *simulation) cut(r *simRegion) {
-	other := s.regions[s.rand.below(len(s.regions))]
-	both := s.rand.chance(0.5)
-	s.logf("%s is cut from %s, %v", r.name, other.name, both)
+	other := s.regions[s.rand.Below(len(s.regions))]
+	both := s.rand.Chance(0.5)
+	s.Logf("%s is cut from %s, %v", r.name, other.name, both)
 	s.setCut(r, other, true)
 	if both {
 		s.setCut(other, r, true)
 	}
 
-	after := s.rand.upTo(15 * time.Second)
+	after := s.rand.UpTo(15 * time.Second)
 	s.stray.Go(func() {
 		time.Sleep(after)
 		s.setCut(r, other, false)
@@ -558,10 +442,10 @@ func (r *simRegion) replace(i int) {
 	route := r.route
 	r.mu.Unlock()
 
-	time.Sleep(r.of.rand.upTo(500 * time.Millisecond))
+	time.Sleep(r.of.rand.UpTo(500 * time.Millisecond))
 	for _, id := range partitions() {
 		if route[id] == i {
-			r.move(id, r.of.rand.below(simProcesses))
+			r.move(id, r.of.rand.Below(simProcesses))
 		}
 	}
 }
@@ -572,8 +456,8 @@ func (s *simulation) loseTail(r *simRegion) {
 		return
 	}
 
-	s.logf("the store of %s loses its tail", r.name)
-	r.back(time.Now().Add(-s.rand.upTo(time.Second)))
+	s.Logf("the store of %s loses its tail", r.name)
+	r.back(time.Now().Add(-s.rand.UpTo(time.Second)))
 	time.Sleep(simHeal) // what an owner has not healed when it dies is lost
 }
 
@@ -595,7 +479,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 	lost := s.lossOf()
 	s.healLinks()
 	time.Sleep(simSettle)
-	s.logf("the store of %s comes back, empty: %v", r.name, empty)
+	s.Logf("the store of %s comes back, empty: %v", r.name, empty)
 
 	s.mu.Lock()
 	s.lossy = true
@@ -603,9 +487,9 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 	for _, p := range r.processes {
 		p.kill()
 	}
-	to := s.start.Add(-time.Second)
+	to := s.Start.Add(-time.Second)
 	if !empty {
-		to = time.Now().Add(-s.rand.upTo(30 * time.Second))
+		to = time.Now().Add(-s.rand.UpTo(30 * time.Second))
 	}
 	r.back(to)
 	r.mu.Lock()
@@ -620,7 +504,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 		r.mu.Unlock()
 	}
 	for _, id := range partitions() {
-		r.move(id, s.rand.below(simProcesses))
+		r.move(id, s.rand.Below(simProcesses))
 	}
 
 	// What it counts on an older value, before it has heard what it lost, may be lost.
@@ -662,7 +546,7 @@ func (s *simulation) lossOf() float64 {
 
 // healAll ends all faults.
 func (s *simulation) healAll() {
-	s.logf("everything heals")
+	s.Logf("everything heals")
 	for _, r := range s.regions {
 		if !r.joined {
 			s.join(r)
@@ -692,7 +576,7 @@ func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
 		key, v := u.Counter.Key, u.Counter.Version
 		before := r.versions[key]
 		if v != (counter.Version{}) && v.Compare(before) < 0 {
-			r.of.failf("%s: %s goes back from %v to %v", r.name, key, before, v)
+			r.of.Failf("%s: %s goes back from %v to %v", r.name, key, before, v)
 		}
 		if v != (counter.Version{}) {
 			r.versions[key] = v
@@ -700,7 +584,7 @@ func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
 		r.noteLocked(key, v, u.Counter.Value)
 	})
 	if err != nil {
-		r.of.failf("%v", err)
+		r.of.Failf("%v", err)
 	}
 }
 
@@ -712,7 +596,7 @@ func (r *simRegion) noteLocked(key string, v counter.Version, value int64) {
 
 	at := fmt.Sprint(key, v)
 	if is, ok := r.values[at]; ok && is != value {
-		r.of.failf("%s: %s is %d and %d", r.name, at, is, value)
+		r.of.Failf("%s: %s is %d and %d", r.name, at, is, value)
 	}
 	r.values[at] = value
 }

@@ -17,8 +17,8 @@ import (
 const (
 	// askTime is the timeout of a question to another region about time buckets or dimensions.
 	askTime = time.Second
-	// silentFor is how long a region that timed out is not asked again, so that only one question in that time waits for
-	// it.
+	// silentFor is how long a region that timed out is not asked again, so that only one question in that time waits
+	// for it.
 	silentFor = 2 * time.Second
 )
 
@@ -38,8 +38,8 @@ type asked struct {
 
 var _ counter.Store = (*Store)(nil)
 
-// NewStore returns a Store in front of that of this region. Rules give the kind of counters that do not exist yet. Close
-// closes what is behind it.
+// NewStore returns a Store in front of that of this region. Rules give the kind of counters that do not exist yet.
+// Close closes what is behind it.
 func NewStore(to counter.Store, rules *counter.Rules, peers []Peer) *Store {
 	s := &Store{Store: to, rules: rules}
 	for _, p := range peers {

@@ -8,20 +8,21 @@ import (
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/owner"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 )
 
 // work makes one change of a region's counters after another.
 func (r *simRegion) work(w int, stop <-chan struct{}) {
 	name := fmt.Sprint(r.name, " works ", w)
-	dice := newDice(r.of.seed, name)
+	dice := simtest.NewDice(r.of.seed, name)
 	caller := call.New(r, call.Config{Stream: name})
 	mine := map[string]int{} // members of each set that this worker has added
 	for {
 		select {
 		case <-stop:
 			return
-		case <-time.After(time.Millisecond + dice.upTo(500*time.Millisecond)):
+		case <-time.After(time.Millisecond + dice.UpTo(500*time.Millisecond)):
 		}
 		if !r.begin() {
 			continue
@@ -45,16 +46,16 @@ func (r *simRegion) begin() bool {
 }
 
 // change makes one change, and notes what it was.
-func (r *simRegion) change(caller *call.Caller, dice *dice, name string, mine map[string]int) {
+func (r *simRegion) change(caller *call.Caller, dice *simtest.Dice, name string, mine map[string]int) {
 	s := r.of
-	k := simKeys[dice.below(len(simKeys))]
-	if k.quiet && time.Since(s.start) > simLoud {
+	k := simKeys[dice.Below(len(simKeys))]
+	if k.quiet && time.Since(s.Start) > simLoud {
 		return
 	}
 	c := counter.Change{Key: k.key, Rule: k.rule, Verb: counter.Add}
-	if k.resets && dice.chance(0.2) {
+	if k.resets && dice.Chance(0.2) {
 		c.Verb = counter.Reset
-		if dice.chance(0.3) {
+		if dice.Chance(0.3) {
 			c.Verb = counter.Delete
 		}
 		r.do(caller, c)
@@ -63,7 +64,7 @@ func (r *simRegion) change(caller *call.Caller, dice *dice, name string, mine ma
 
 	switch k.rule.Kind {
 	case counter.Sum:
-		c.Delta = int64(dice.below(9)) - 3
+		c.Delta = int64(dice.Below(9)) - 3
 		if c.Delta == 0 {
 			c.Delta = 10
 		}
@@ -71,12 +72,12 @@ func (r *simRegion) change(caller *call.Caller, dice *dice, name string, mine ma
 		c.Verb = counter.Edit
 		mine[k.key]++
 		c.Join = []string{fmt.Sprint(name, mine[k.key])}
-		if last := mine[k.key] - 2; last > 0 && dice.chance(0.4) {
+		if last := mine[k.key] - 2; last > 0 && dice.Chance(0.4) {
 			c.Leave = []string{fmt.Sprint(name, last)}
 		}
 	case counter.Unique:
 		c.Verb = counter.Edit
-		c.Join = []string{fmt.Sprint("visitor ", dice.below(60))}
+		c.Join = []string{fmt.Sprint("visitor ", dice.Below(60))}
 	}
 	r.do(caller, c)
 
@@ -103,12 +104,12 @@ func (r *simRegion) do(caller *call.Caller, c counter.Change) {
 		err = answer.Results[0].Err
 	}
 	if err != nil {
-		r.of.failf("%s: %s %v: %v", r.name, c.Key, c.Verb, err)
+		r.of.Failf("%s: %s %v: %v", r.name, c.Key, c.Verb, err)
 		return
 	}
 
 	is := answer.Results[0].Counters[0]
-	r.of.logf("%s: %s %v %d: %d, %v", r.name, c.Key, c.Verb, c.Delta, is.Value, is.Version)
+	r.of.Logf("%s: %s %v %d: %d, %v", r.name, c.Key, c.Verb, c.Delta, is.Value, is.Version)
 	r.mu.Lock()
 	r.noteLocked(c.Key, is.Version, is.Value)
 	r.mu.Unlock()
@@ -116,12 +117,12 @@ func (r *simRegion) do(caller *call.Caller, c counter.Change) {
 
 // read returns what a region's store has of a counter.
 func (r *simRegion) read(key string) counter.Counter {
-	way := &way{to: r.home, dice: newDice(0, ""), most: 1}
+	way := &way{to: r.home, dice: simtest.NewDice(0, ""), most: 1}
 	way.passes = func() bool { return true }
 	way.lost = func() float64 { return 0 }
 	read, err := owner.NewReader(way, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
 	if err != nil {
-		r.of.failf("%v", err)
+		r.of.Failf("%v", err)
 		return counter.Counter{}
 	}
 
@@ -134,7 +135,7 @@ func (s *simulation) check() {
 		first := s.regions[0].read(k.key)
 		for _, r := range s.regions[1:] {
 			if is := r.read(k.key); is.Value != first.Value || is.Touched() != first.Touched() {
-				s.failf("%s: %s has %+v, %s has %+v", k.key, s.regions[0].name, first, r.name, is)
+				s.Failf("%s: %s has %+v, %s has %+v", k.key, s.regions[0].name, first, r.name, is)
 			}
 		}
 
@@ -149,7 +150,7 @@ func (s *simulation) check() {
 			want = s.seen[k.key].Count()
 		}
 		if first.Value != want {
-			s.failf("%s is %d, and %d was acknowledged", k.key, first.Value, want)
+			s.Failf("%s is %d, and %d was acknowledged", k.key, first.Value, want)
 		}
 	}
 }
@@ -168,7 +169,7 @@ func (s *simulation) epilogue() {
 	for _, k := range simKeys {
 		for _, r := range s.regions {
 			if is := r.read(k.key); is.Value != 0 {
-				s.failf("%s: %s is %d after a reset", r.name, k.key, is.Value)
+				s.Failf("%s: %s is %d after a reset", r.name, k.key, is.Value)
 			}
 		}
 	}
@@ -188,7 +189,7 @@ func (s *simulation) epilogue() {
 	for _, k := range simKeys {
 		for _, r := range s.regions {
 			if is := r.read(k.key); is.Value != int64(len(s.regions)) {
-				s.failf("%s: %s is %d after a reset and %d additions", r.name, k.key, is.Value, len(s.regions))
+				s.Failf("%s: %s is %d after a reset and %d additions", r.name, k.key, is.Value, len(s.regions))
 			}
 		}
 	}

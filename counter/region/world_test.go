@@ -3,14 +3,12 @@ package region_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"headcount/counter/share"
+	"headcount/counter/simtest"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsmem"
 )
@@ -26,10 +24,10 @@ type journal struct {
 	at      time.Time // of what is repeated; zero: now
 
 	// Planted faults.
-	keepsPositions bool // the store returns the last position it ever had
-	positions      map[int][]byte
-	adds           bool // the store adds up the values of a share
-	added          map[string]int64
+	hidesLosses bool // the store says that it has the last commit it ever had
+	newest      map[int]rows.Commit
+	adds        bool // the store adds up the values of a share
+	added       map[string]int64
 }
 
 // entry is a claim or a commit.
@@ -41,7 +39,7 @@ type entry struct {
 }
 
 func newJournal() *journal {
-	j := &journal{positions: map[int][]byte{}, added: map[string]int64{}}
+	j := &journal{newest: map[int]rows.Commit{}, added: map[string]int64{}}
 	j.store = rowsmem.New(rowsmem.Config{Now: j.now})
 
 	return j
@@ -61,6 +59,11 @@ func (j *journal) claim(owner string, former []rows.Former) []rows.Claim {
 
 	j.log = append(j.log, entry{at: time.Now(), owner: owner, former: slices.Clone(former)})
 	claims, _ := j.store.Claim(context.Background(), owner, former)
+	for i := range claims {
+		if j.hidesLosses {
+			claims[i].Number = j.newest[former[i].Partition].Number
+		}
+	}
 
 	return claims
 }
@@ -76,6 +79,9 @@ func (j *journal) commit(c rows.Commit) error {
 	if j.adds {
 		j.add(&c)
 	}
+	if j.hidesLosses && c.Number == j.newest[c.Partition].Number+1 {
+		c.After = j.numbers[c.Partition]
+	}
 	err := j.store.Commit(context.Background(), []rows.Commit{c})[0]
 	if err != nil || j.numbers[c.Partition] == c.Number {
 		return err
@@ -83,11 +89,7 @@ func (j *journal) commit(c rows.Commit) error {
 
 	j.numbers[c.Partition] = c.Number
 	j.log = append(j.log, entry{at: time.Now(), commit: &c})
-	for _, row := range c.Rows {
-		if row.Collection == "position" {
-			j.positions[c.Partition] = row.Value
-		}
-	}
+	j.newest[c.Partition] = c
 	j.watches.Publish(&c)
 
 	return nil
@@ -125,8 +127,9 @@ func (j *journal) back(to time.Time) {
 	log := j.log
 	j.log = nil
 	for _, e := range log {
-		if e.at.After(to) {
-			break
+		isLost := e.at.After(to)
+		if isLost && (e.commit != nil || !j.hidesLosses) {
+			continue
 		}
 
 		j.log = append(j.log, e)
@@ -148,8 +151,13 @@ func (j *journal) read(addresses []rows.Address) []rows.Found {
 
 	found := j.store.Read(context.Background(), addresses)
 	for i, at := range addresses {
-		if j.keepsPositions && at.Collection == "position" {
-			found[i].Value = j.positions[at.Partition]
+		if !j.hidesLosses || at.Collection != "position" {
+			continue
+		}
+		for _, row := range j.newest[at.Partition].Rows {
+			if row.Name == at.Name {
+				found[i].Value = row.Value
+			}
 		}
 	}
 
@@ -167,7 +175,7 @@ func (j *journal) scan(id int, collection, after string, each func(string, []byt
 // way is how a process reaches a store: one of its own region, or one of another region over a link.
 type way struct {
 	to      *journal
-	dice    *dice
+	dice    *simtest.Dice
 	most    time.Duration  // each way
 	passes  func() bool    // asks whether the process lives, and whether the link is cut
 	lost    func() float64 // of calls, and of their answers
@@ -177,20 +185,20 @@ type way struct {
 
 var _ rows.Store = (*way)(nil)
 
-// go1 is the way there, or back.
-func (w *way) go1() bool {
-	time.Sleep(w.dice.upTo(w.most))
+// passesOnce is the way there, or back.
+func (w *way) passesOnce() bool {
+	time.Sleep(w.dice.UpTo(w.most))
 
-	return w.passes() && !w.dice.chance(w.lost())
+	return w.passes() && !w.dice.Chance(w.lost())
 }
 
 // Claim implements rows.Store.
 func (w *way) Claim(_ context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
-	if !w.go1() {
+	if !w.passesOnce() {
 		return nil, rows.ErrUnavailable
 	}
 	claims := w.to.claim(owner, partitions)
-	if !w.go1() {
+	if !w.passesOnce() {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -200,7 +208,7 @@ func (w *way) Claim(_ context.Context, owner string, partitions []rows.Former) (
 // Commit implements rows.Store.
 func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
-	there := w.go1()
+	there := w.passesOnce()
 	for i, c := range commits {
 		if w.noReset {
 			c.Rows = withoutResets(c.Rows)
@@ -215,7 +223,7 @@ func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 		}
 		errs[i] = w.to.commit(c)
 	}
-	if !w.go1() {
+	if !w.passesOnce() {
 		for i := range errs {
 			errs[i] = rows.ErrUnavailable
 		}
@@ -246,11 +254,11 @@ func withoutResets(all []rows.Row) []rows.Row {
 
 // Read implements rows.Store.
 func (w *way) Read(_ context.Context, addresses []rows.Address) []rows.Found {
-	if !w.go1() {
+	if !w.passesOnce() {
 		return rows.Unread(len(addresses), rows.ErrUnavailable)
 	}
 	found := w.to.read(addresses)
-	if !w.go1() {
+	if !w.passesOnce() {
 		return rows.Unread(len(addresses), rows.ErrUnavailable)
 	}
 
@@ -259,7 +267,7 @@ func (w *way) Read(_ context.Context, addresses []rows.Address) []rows.Found {
 
 // Scan implements rows.Store.
 func (w *way) Scan(_ context.Context, id int, collection, after string, each func(string, []byte) error) error {
-	if !w.go1() {
+	if !w.passesOnce() {
 		return rows.ErrUnavailable
 	}
 
@@ -271,35 +279,4 @@ func (w *way) Watch(ctx context.Context, heard func(int, uint64, []byte), missed
 	w.to.watches.Watch(ctx, heard, missed)
 
 	return nil
-}
-
-// dice are random.
-type dice struct {
-	mu sync.Mutex
-	r  *rand.Rand
-}
-
-func newDice(seed uint64, name string) *dice {
-	return &dice{r: rand.New(rand.NewPCG(seed, xxhash.Sum64String(name)))}
-}
-
-func (d *dice) chance(p float64) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return d.r.Float64() < p
-}
-
-func (d *dice) below(n int) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return d.r.IntN(n)
-}
-
-func (d *dice) upTo(most time.Duration) time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	return time.Duration(d.r.Int64N(int64(most)))
 }

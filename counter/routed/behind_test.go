@@ -72,7 +72,7 @@ func (p *process) claim(t testing.TB) {
 // call has the process send its calls to an owner.
 func (p *process) call(t testing.TB, o *owner.Owner) {
 	t.Helper()
-	p.gateway = call.NewStore(p.behind.Rows(), call.Everywhere(o), countertest.Rules, call.Config{Stream: rand.Text()})
+	p.gateway = call.NewStore(p.behind.Rows(), countertest.Everywhere{Owner: o}, countertest.Rules, call.Config{Stream: rand.Text()})
 	p.Store = p.behind.Over(p.gateway)
 	testkit.Eventually(t, "counters are served", func() bool { return p.behind.Ready() == nil })
 }

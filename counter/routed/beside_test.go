@@ -45,7 +45,7 @@ func beginBeside(t testing.TB, redis, url string, rules *counter.Rules) *regiona
 		all[id] = id
 	}
 	testkit.Eventually(t, "everything is claimed", func() bool { return p.owner.Own(t.Context(), all...) == nil })
-	p.gateway = call.NewStore(p.beside.Rows(), call.Everywhere(p.owner), rules, call.Config{Stream: rand.Text()})
+	p.gateway = call.NewStore(p.beside.Rows(), countertest.Everywhere{Owner: p.owner}, rules, call.Config{Stream: rand.Text()})
 	p.Store = p.beside.Over(p.gateway)
 
 	return p

@@ -382,7 +382,7 @@ func (s *Store) readOne(ctx context.Context, key string) (counter.Counter, error
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	var total counter.Total
 	err := s.cfg.Owned.AddTo(ctx, &total, prefix)
-	if err == nil && s.cfg.Rules.Any(prefix, counter.Exact) {
+	if err == nil && s.cfg.Rules.AnyExact(prefix) {
 		_, err = s.cfg.Exact.AddTo(ctx, &total, prefix)
 	}
 	if err != nil {
@@ -395,7 +395,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 // Size implements counter.Reader.
 func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 	n, err := s.cfg.Owned.Size(ctx, prefix)
-	if err != nil || !s.cfg.Rules.Any(prefix, counter.Exact) {
+	if err != nil || !s.cfg.Rules.AnyExact(prefix) {
 		return n, err
 	}
 

@@ -50,8 +50,8 @@ func (m *Mine) Own(sequence uint64, value int64) {
 	m.put()
 }
 
-// after returns now, or a greater number if that is needed to be greater than other and than all known lives. So a region
-// whose clock is wrong can still delete and reset.
+// after returns now, or a greater number if that is needed to be greater than other and than all known lives. So a
+// region whose clock is wrong can still delete and reset.
 func (m *Mine) after(now, other uint64) uint64 {
 	now = max(now, other+1, m.Life+1)
 	for i := range m.Parts {

@@ -1,13 +1,13 @@
 // Package share has the arithmetic by which regions share a counter: what a region knows of it, and how two regions'
 // knowledge becomes one. It has no I/O.
 //
-// A [Share] is the whole knowledge of a region. [Share.Join] takes the newer of everything, part by part, so it is
-// commutative, associative and idempotent: shares may be lost, repeated, late and out of order. A region that lost its
-// data gets it back from any share that has it, also its own parts.
+// A [Share] is the whole knowledge of a region. [Mine.Hear] takes the newer of everything, part by part, so that it
+// does not matter whether shares are lost, repeated, late or out of order. A region that lost its data gets it back
+// from any share that has it, also its own parts.
 //
-//   - A sum has a part for each life of each region: a number that this region alone changes. The total is the sum of all
-//     parts, less what resets subtracted. A reset notes the value that it knows of each part; an addition that it did not
-//     know stays, whichever region made it, and two resets at the same time subtract nothing twice.
+//   - A sum has a part for each life of each region: a number that this region alone changes. The total is the sum of
+//     all parts, less what resets subtracted. A reset notes the value that it knows of each part; an addition that it
+//     did not know stays, whichever region made it, and two resets at the same time subtract nothing twice.
 //   - A set has one part for each region: the size of that region's set in its newest life.
 //   - A unique has the registers of all regions; of each, the greater value wins.
 //   - A reset of a set or a unique has a number, Emptied, and a deletion of any counter has one, Died. A region that
@@ -124,59 +124,4 @@ func (s *Share) takeNewest(p *Part) (changed, room bool) {
 	s.Parts = slices.Insert(s.Parts, at, *p)
 
 	return true, true
-}
-
-// Clone returns a copy that may be changed.
-func (s *Share) Clone() Share {
-	is := *s
-	is.Parts = slices.Clone(s.Parts)
-	is.Seen = s.Seen.Clone()
-
-	return is
-}
-
-// Join returns the knowledge of both. The kinds are the same, or one is zero.
-func (s *Share) Join(o *Share) Share {
-	switch {
-	case s.Died != o.Died:
-		return greater(s.Died > o.Died, s, o)
-	case s.Kind == 0 || o.Kind == 0:
-		return greater(s.Kind != 0, s, o)
-	case !s.Kind.Number() && s.Emptied != o.Emptied:
-		return greater(s.Emptied > o.Emptied, s, o)
-	}
-
-	is := s.Clone()
-	is.Updated = max(s.Updated, o.Updated)
-	for i := range o.Parts {
-		is.take(&o.Parts[i])
-	}
-	is.Seen.Merge(o.Seen)
-
-	return is
-}
-
-func greater(first bool, s, o *Share) Share {
-	if first {
-		return s.Clone()
-	}
-
-	return o.Clone()
-}
-
-// Total returns the value of a sum or a set, and whether it fits 64 bits.
-func (s *Share) Total() (total int64, ok bool) { return s.Without("", 0).Value() }
-
-// Without returns the total without the part of one life. It may have more than 64 bits.
-func (s *Share) Without(region string, life uint64) Wide {
-	var all Wide
-	for i := range s.Parts {
-		p := &s.Parts[i]
-		if p.Region == region && p.Life == life {
-			continue
-		}
-		all = all.Plus(p.Value).Minus(p.Base)
-	}
-
-	return all
 }

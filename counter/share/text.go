@@ -26,8 +26,8 @@ func (s *Share) Text(changed bool) string {
 	return b.String()
 }
 
-// ParseText reads what Text returned, and what releases before owners exported: these left out the value of the region's
-// own part. The error is ErrMalformed.
+// ParseText reads what Text returned, and what releases before owners exported: these left out the value of the
+// region's own part. The error is ErrMalformed.
 func ParseText(text string) (s Share, changed bool, err error) {
 	fields := strings.Fields(text)
 	if len(fields) < 2 {

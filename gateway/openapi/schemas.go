@@ -1,6 +1,10 @@
 package openapi
 
-import "strings"
+import (
+	"strings"
+
+	"headcount/counter"
+)
 
 // members describes an object that has these members and no others: names and schemas
 // in turn. A name with a ? may be missing.
@@ -74,7 +78,7 @@ var (
 		"stale_regions?", list(text),
 	}
 	counterMembers = []any{
-		"key", id, "kind", one("sum", "exact", "members", "unique"), "value", number,
+		"key", id, "kind", one(counter.KindNames()...), "value", number,
 		"updated_at", never, "version", versioned,
 		"exact", flag, "error?", about(object{"type": "number"}, "the standard error of kind unique"), "stale?", yes,
 	}

@@ -1,4 +1,4 @@
-package share
+package counter
 
 import "math/bits"
 
@@ -31,6 +31,9 @@ func (w Wide) add(o Wide) Wide {
 
 	return Wide{high: int64(high), low: low}
 }
+
+// shifted returns n × 2^32.
+func shifted(n int64) Wide { return Wide{high: n >> 32, low: uint64(n) << 32} }
 
 // Value returns the number, and whether it fits 64 bits.
 func (w Wide) Value() (n int64, ok bool) {

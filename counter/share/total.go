@@ -1,0 +1,45 @@
+package share
+
+import "headcount/counter"
+
+// Total returns the value of a sum or a set, and whether it fits 64 bits.
+func (s *Share) Total() (total int64, ok bool) { return s.Without("", 0).Value() }
+
+// Without returns the total without the part of one life. It may have more than 64 bits.
+func (s *Share) Without(region string, life uint64) counter.Wide {
+	var all counter.Wide
+	for i := range s.Parts {
+		p := &s.Parts[i]
+		if p.Region == region && p.Life == life {
+			continue
+		}
+		all = all.Plus(p.Value).Minus(p.Base)
+	}
+
+	return all
+}
+
+// OwnOf returns the value of the own part of a counter with that total, whose set has that size in this region.
+func (m *Mine) OwnOf(total, size int64) int64 {
+	if !m.Kind.Number() {
+		return size // of a unique none is kept
+	}
+
+	// A change is refused if this would not fit.
+	own, _ := m.WithoutOthers(total).Value()
+
+	return own
+}
+
+// WithoutOthers returns the own part of a total. It may have more than 64 bits.
+func (m *Mine) WithoutOthers(total int64) counter.Wide {
+	own := counter.WideOf(total).Sub(m.Without(m.Region, m.Life))
+	for i := range m.Parts {
+		p := &m.Parts[i]
+		if p.Region == m.Region && p.Life == m.Life {
+			own = own.Plus(p.Base)
+		}
+	}
+
+	return own
+}

@@ -1,0 +1,213 @@
+// Package simtest is what simulations of counters share: seeds, dice, notes of what went wrong, and processes that die
+// and stand still. Only tests import it.
+package simtest
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+var (
+	replayed = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
+	seeds    = flag.Int("seeds", 0, "number of seeds to simulate; 0: as many as usual")
+	first    = flag.Uint64("first", 1, "the first of these seeds")
+)
+
+// Run runs a simulation: it decides by the seed what happens, and notes what is wrong.
+type Run func(seed uint64, notes *Notes)
+
+// Check runs a simulation with several seeds, fewer with -short. Each must find nothing wrong.
+func Check(t *testing.T, usual, short int, run Run) {
+	t.Helper()
+	if *replayed != 0 {
+		notes := simulate(t, *replayed, true, run)
+		for _, line := range notes.wrong {
+			t.Error(line)
+		}
+		return
+	}
+
+	n := usual
+	if *seeds != 0 {
+		n = *seeds
+	}
+	if testing.Short() {
+		n = min(n, short)
+	}
+	each(n, func(seed uint64) {
+		for _, line := range simulate(t, seed, false, run).wrong {
+			t.Errorf("seed %d: %s\nreplay: go test -run '^%s$' -seed %d", seed, line, t.Name(), seed)
+		}
+	})
+}
+
+// Finds runs a simulation with something wrong in it, with n seeds, fewer with -short. It returns how many seeds there
+// were, and how many found it.
+func Finds(t *testing.T, usual, short int, run Run) (n int, found int64) {
+	t.Helper()
+	n = usual
+	if testing.Short() {
+		n = short
+	}
+
+	var some atomic.Int64
+	each(n, func(seed uint64) {
+		if len(simulate(t, seed, false, run).wrong) > 0 {
+			some.Add(1)
+		}
+	})
+
+	return n, some.Load()
+}
+
+// each calls one for n seeds, on all cores.
+func each(n int, one func(seed uint64)) {
+	var next atomic.Uint64
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for at := next.Add(1); at <= uint64(n); at = next.Add(1) {
+				one(*first + at - 1)
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// simulate runs one seed in a bubble with a clock of its own.
+func simulate(t *testing.T, seed uint64, verbose bool, run Run) (notes *Notes) {
+	t.Helper()
+	t.Run(fmt.Sprint(seed), func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			notes = &Notes{Start: time.Now(), verbose: verbose}
+			run(seed, notes)
+			for _, line := range notes.lines {
+				t.Log(line)
+			}
+		})
+	})
+
+	return notes
+}
+
+// Notes are what a simulation has to say. Its methods may be called from any goroutine.
+type Notes struct {
+	Start   time.Time
+	verbose bool
+
+	mu    sync.Mutex // guards the fields below
+	wrong []string
+	lines []string
+}
+
+// Logf notes what happens, for a replay.
+func (n *Notes) Logf(format string, args ...any) {
+	if !n.verbose {
+		return
+	}
+
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	n.lines = append(n.lines, fmt.Sprintf("%8.3f  ", time.Since(n.Start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// Failf notes what is wrong.
+func (n *Notes) Failf(format string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+
+	n.wrong = append(n.wrong, fmt.Sprintf("after %.3f s: ", time.Since(n.Start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// Dice are random. Each goroutine has its own, so that their order does not matter.
+type Dice struct {
+	mu sync.Mutex
+	r  *rand.Rand
+}
+
+// NewDice returns the dice of a seed with that name.
+func NewDice(seed uint64, name string) *Dice {
+	return &Dice{r: rand.New(rand.NewPCG(seed, xxhash.Sum64String(name)))}
+}
+
+// Chance returns true with a probability.
+func (d *Dice) Chance(p float64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return d.r.Float64() < p
+}
+
+// Below returns a number from 0 to n-1.
+func (d *Dice) Below(n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return d.r.IntN(n)
+}
+
+// UpTo returns a time below most. No two goroutines are likely to get the same one.
+func (d *Dice) UpTo(most time.Duration) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	return time.Duration(d.r.Int64N(int64(most)))
+}
+
+// Host is where a process runs, which dies or stands still. Its methods may be called from any goroutine.
+type Host struct {
+	dead atomic.Bool
+
+	mu      sync.Mutex    // guards resumed
+	resumed chan struct{} // open while it stands still; nil: it never did
+}
+
+// IsDead reports whether the process was killed. It does not wait.
+func (h *Host) IsDead() bool { return h.dead.Load() }
+
+// Alive waits while the process stands still, and reports whether it lives.
+func (h *Host) Alive() bool {
+	h.mu.Lock()
+	resumed := h.resumed
+	h.mu.Unlock()
+	if resumed != nil {
+		<-resumed
+	}
+
+	return !h.dead.Load()
+}
+
+// Suspend has the process stand still.
+func (h *Host) Suspend() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	h.resumed = make(chan struct{})
+}
+
+// Resume has it go on.
+func (h *Host) Resume() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	if h.resumed != nil {
+		close(h.resumed)
+	}
+	h.resumed = nil
+}
+
+// Die kills the process.
+func (h *Host) Die() {
+	h.dead.Store(true)
+	h.Resume()
+}
