@@ -6,15 +6,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/owner"
 	"headcount/counter/routed"
-	"headcount/internal/redisconn"
 	"headcount/internal/rows"
-	"headcount/internal/rows/rowsredis"
 )
 
 const (
@@ -26,27 +23,6 @@ const (
 	// exactQueues is how many writes to exact counters one process has under way at once.
 	exactQueues = 4
 )
-
-// OpenRows opens the rows in a Redis for an export, or for an import beside PostgreSQL. It refuses those of another release,
-// for an import only those of a later one: others have other keys, and stay as they are.
-func OpenRows(conn *redisconn.Conn, imports bool) *rowsredis.Store {
-	cfg := rowsredis.Config{Conn: conn, Accept: accept}
-	if imports {
-		cfg.Accept = acceptBefore
-	}
-
-	return rowsredis.New(cfg)
-}
-
-// acceptBefore refuses the counters of a later release.
-func acceptBefore(ctx context.Context, c *redisconn.Client) error {
-	theirs, err := c.HGet(ctx, "hc:{c}:facts", "counters").Int()
-	if err == nil && theirs < Format || errors.Is(err, redis.Nil) {
-		return nil
-	}
-
-	return accept(ctx, c)
-}
 
 // putBehind has an owner keep its counters in Redis, and PostgreSQL behind it.
 func (p *Process) putBehind(cfg *owner.Config) {

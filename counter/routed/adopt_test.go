@@ -67,7 +67,7 @@ func TestServerPostgresAdded(t *testing.T) {
 	p := begin(t, redis.URL(), url)
 	t.Cleanup(func() { _ = p.Close() })
 	redis.Flush(t)
-	back, err := OpenExport(t.Context(), url, nil)
+	back, err := OpenDump(t.Context(), url, UseBehind, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,6 @@ import (
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
 	"headcount/counter/owner"
-	"headcount/internal/postgres"
 	"headcount/internal/rows/rowspg"
 )
 
@@ -56,10 +55,6 @@ const verifyEvery = 10 * time.Second
 // claimWithin limits one claim.
 const claimWithin = 3 * time.Second
 
-// noFront is why a database behind Redis is refused.
-const noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
-	"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
-
 var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
 
 // OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the
@@ -69,16 +64,9 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 
 	s := &Alone{cfg: cfg, news: make(chan struct{}, 1)}
 	var err error
-	s.rows, err = rowspg.Open(ctx, rowspg.Config{
-		URL:      cfg.URL,
-		NoFront:  noFront,
-		Readable: exactpg.Readable,
-		Beside:   []postgres.Tables{exactpg.Tables()},
-		OnState:  s.onPostgres,
-		Log:      cfg.Log,
-	})
+	s.rows, err = UseAlone.open(ctx, cfg.URL, s.onPostgres, cfg.Log)
 	if err != nil {
-		return nil, fmt.Errorf("routed: %w", err)
+		return nil, err
 	}
 
 	s.exact = exactpg.New(exactpg.Config{DB: s.rows.DB(), Log: cfg.Log})

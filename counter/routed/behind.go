@@ -3,7 +3,6 @@ package routed
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +13,7 @@ import (
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
 	"headcount/counter/owner"
-	"headcount/internal/postgres"
+	"headcount/internal/outage"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowspg"
 	"headcount/internal/rows/rowstier"
@@ -51,16 +50,9 @@ var _ rowstier.Back = (*rowspg.Store)(nil)
 func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
 	b := &Behind{cfg: cfg, stop: func() {}}
 	var err error
-	b.back, err = rowspg.Open(ctx, rowspg.Config{
-		URL:      cfg.URL,
-		Back:     true,
-		Readable: exactpg.Readable,
-		Beside:   []postgres.Tables{exactpg.Tables()},
-		OnState:  b.postgres.StoreState,
-		Log:      cfg.Log,
-	})
+	b.back, err = UseBehind.open(ctx, cfg.URL, b.postgres.StoreState, cfg.Log)
 	if err != nil {
-		return nil, fmt.Errorf("routed: %w", err)
+		return nil, err
 	}
 
 	return b, nil
@@ -110,6 +102,17 @@ func (b *Behind) ServeSQL(ctx context.Context, rules *counter.Rules, changed fun
 func (b *Behind) Ready() error {
 	if !b.adopted.Load() {
 		return errAdopting
+	}
+
+	return nil
+}
+
+// AwaitReady returns nil once counters are served, or why they are not when ctx ends.
+func (b *Behind) AwaitReady(ctx context.Context) error {
+	for b.Ready() != nil {
+		if !outage.Sleep(ctx, adoptedEvery) {
+			return b.Ready()
+		}
 	}
 
 	return nil

@@ -113,4 +113,10 @@ func TestServerADatabaseWithRowsIsNotBeside(t *testing.T) {
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("it opens, %v", err)
 	}
+	if _, err := Check(t.Context(), url, UseBeside); !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
+		t.Errorf("a check of it says %v", err)
+	}
+	if _, err := Check(t.Context(), url, UseAlone); err != nil {
+		t.Errorf("a check of what it is says %v", err)
+	}
 }

@@ -18,7 +18,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -407,66 +406,12 @@ func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 
 // Deleted implements counter.Dumper.
 func (s *Store) Deleted(ctx context.Context) (uint64, error) {
-	owned, err := s.cfg.Owned.Deleted(ctx)
-	if err != nil {
-		return 0, err
-	}
-	exact, err := s.cfg.Exact.Deleted(ctx)
-
-	return max(owned, exact), err
+	return both{s.cfg.Owned, s.cfg.Exact}.Deleted(ctx)
 }
 
-// Dump implements counter.Dumper: the counters of both sides, in the order of their keys.
+// Dump implements counter.Dumper.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
-	return dumpBoth(ctx, s.cfg.Owned, s.cfg.Exact, after, each)
-}
-
-// dumpBoth dumps the counters of both, in the order of their keys.
-func dumpBoth(ctx context.Context, ones, others counter.Dumper, after string, each func(counter.Copy) error) error {
-	next, stop := iter.Pull2(copies(func(each func(counter.Copy) error) error {
-		return ones.Dump(ctx, after, each)
-	}))
-	defer stop()
-
-	one, err, more := next()
-	// upTo passes those whose key is less than key on, all of them if key is empty.
-	upTo := func(key string) error {
-		for more && err == nil && (key == "" || one.Key < key) {
-			if err := each(one); err != nil {
-				return err
-			}
-			one, err, more = next()
-		}
-		return err
-	}
-
-	err2 := others.Dump(ctx, after, func(c counter.Copy) error {
-		if err := upTo(c.Key); err != nil {
-			return err
-		}
-		return each(c)
-	})
-	if err2 != nil {
-		return err2
-	}
-
-	return upTo("")
-}
-
-// copies returns what a dump calls its function with, and the error with which it ends.
-func copies(dump func(each func(counter.Copy) error) error) iter.Seq2[counter.Copy, error] {
-	return func(yield func(counter.Copy, error) bool) {
-		enough := errors.New("enough")
-		err := dump(func(c counter.Copy) error {
-			if !yield(c, nil) {
-				return enough
-			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, enough) {
-			yield(counter.Copy{}, err)
-		}
-	}
+	return both{s.cfg.Owned, s.cfg.Exact}.Dump(ctx, after, each)
 }
 
 // Restore implements counter.Restorer, all or none of each side: a counter goes where its rule says.
