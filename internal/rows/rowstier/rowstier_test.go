@@ -122,7 +122,8 @@ func (f *front) lose(n int) {
 type back struct {
 	*rowsmem.Store
 	away     bool
-	claiming func() // called before the next claim
+	distance time.Duration // of a call and back
+	claiming func()        // called before the next claim
 
 	mu      sync.Mutex              // guards the fields below: two tiers may have one back
 	numbers map[rows.Address]uint64 // of the commit that changed a row last
@@ -133,12 +134,19 @@ func newBack() *back {
 	return &back{Store: rowsmem.New(rowsmem.Config{}), numbers: map[rows.Address]uint64{}, ids: map[[16]byte]time.Time{}}
 }
 
+// isAway is the way there and back.
+func (b *back) isAway() bool {
+	time.Sleep(b.distance)
+
+	return b.away
+}
+
 func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	if before := b.claiming; before != nil {
 		b.claiming = nil
 		before()
 	}
-	if b.away {
+	if b.isAway() {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -146,7 +154,7 @@ func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former
 }
 
 func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
-	if b.away {
+	if b.isAway() {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
 
@@ -170,7 +178,7 @@ func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
 }
 
 func (b *back) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	if b.away {
+	if b.isAway() {
 		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
 	}
 
@@ -178,7 +186,7 @@ func (b *back) Read(ctx context.Context, addresses []rows.Address) []rows.Found 
 }
 
 func (b *back) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
-	if b.away {
+	if b.isAway() {
 		return rows.ErrUnavailable
 	}
 
@@ -186,7 +194,7 @@ func (b *back) Scan(ctx context.Context, partition int, of, after string, each f
 }
 
 func (b *back) Changed(ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error) error {
-	if b.away {
+	if b.isAway() {
 		return rows.ErrUnavailable
 	}
 
@@ -206,7 +214,7 @@ func (b *back) Changed(ctx context.Context, partition int, after uint64, each fu
 }
 
 func (b *back) Remembered(_ context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
-	if b.away {
+	if b.isAway() {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -695,25 +703,126 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 	})
 }
 
-// TestTheBackGoesDuringAClaim: partitions that were claimed before stay claimed, so claims that take too long for all
-// partitions come to an end some time.
-func TestTheBackGoesDuringAClaim(t *testing.T) {
+// everyPartition returns all partitions, to claim them.
+func everyPartition() []rows.Former {
+	all := make([]rows.Former, rows.Partitions)
+	for id := range all {
+		all[id].Partition = id
+	}
+
+	return all
+}
+
+// TestClaimsTogether: a process has all partitions soon, however far the back is, also after the front has lost them all.
+func TestClaimsTogether(t *testing.T) {
+	const distance = 30 * time.Millisecond
+	for name, tc := range map[string]struct {
+		loses bool
+		limit time.Duration
+	}{
+		"new partitions":       {false, 6 * distance},
+		"partitions that lost": {true, 20 * distance},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared := newBack()
+				between := newFront()
+				if tc.loses {
+					first := New(between, shared, Config{})
+					claims, err := first.Claim(t.Context(), "first", everyPartition())
+					if err != nil {
+						t.Fatal(err)
+					}
+					for id, claim := range claims {
+						o := owned{Store: first, claim: claim}
+						c := o.next("1")
+						c.Partition = id
+						if err := o.commit(t, c); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := first.Close(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					between.lose(rows.Partitions)
+				}
+
+				shared.distance = distance
+				s := New(between, shared, Config{DrainEvery: time.Hour})
+				defer func() { _ = s.Close(t.Context()) }()
+				begun := time.Now()
+				claims, err := s.Claim(t.Context(), "owner", everyPartition())
+				if err != nil {
+					t.Fatal(err)
+				}
+				for id, claim := range claims {
+					if claim.Err != nil || claim.Epoch == 0 {
+						t.Errorf("partition %d: %+v", id, claim)
+					}
+				}
+				if took := time.Since(begun); took > tc.limit {
+					t.Errorf("the claims took %s, which is %d ways to the back and back", took, took/distance)
+				}
+			})
+		})
+	}
+}
+
+// TestSomeClaimsFail: a partition that cannot be claimed does not hold up the others.
+func TestSomeClaimsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newBack()
-		shared.claiming = func() { shared.claiming = func() { shared.away = true } }
-		s := New(newFront(), shared, Config{})
-		defer func() { _ = s.Close(t.Context()) }()
+		former := newOwned(t, "former", newFront(), shared)
+		former.must(t, former.next("1"))
+		former.close(t)
 
-		all := []rows.Former{{Partition: 1}, {Partition: 2}, {Partition: 3}}
-		claims, err := s.Claim(t.Context(), "owner", all)
-		if err != nil || claims[0].Err != nil || claims[0].Epoch == 0 {
-			t.Fatalf("%+v, %v", claims, err)
+		elsewhere := newFront()
+		before := newOwned(t, "before", elsewhere, newBack())
+		before.must(t, before.next("1"))
+		before.close(t)
+
+		s := New(elsewhere, shared, Config{})
+		defer func() { _ = s.Close(t.Context()) }()
+		claims, err := s.Claim(t.Context(), "owner", everyPartition())
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, claim := range claims[1:] {
-			if !errors.Is(claim.Err, rows.ErrUnavailable) || claim.Epoch != 0 {
-				t.Errorf("a partition for which the back was away: %+v", claim)
+		for id, claim := range claims {
+			isOurs := claim.Err == nil && claim.Epoch != 0
+			isRefused := errors.Is(claim.Err, ErrOtherFront) && claim.Epoch == 0
+			if id == 7 && !isRefused || id != 7 && !isOurs {
+				t.Errorf("partition %d: %+v", id, claim)
 			}
 		}
+	})
+}
+
+// TestClaimsWithoutTheBack: it goes during the claim. A front that says how far it is can be claimed all the same, and a new
+// one cannot.
+func TestClaimsWithoutTheBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		between := newFront()
+		known := newOwned(t, "known", between, shared)
+		known.must(t, known.next("1"))
+		known.must(t, known.next("2")) // brings the state to the front
+		known.close(t)
+
+		shared.claiming = func() { shared.away = true }
+		s := New(between, shared, Config{})
+		claims, err := s.Claim(t.Context(), "owner", everyPartition())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, claim := range claims {
+			isOurs := claim.Err == nil && claim.Epoch != 0
+			isAway := errors.Is(claim.Err, rows.ErrUnavailable) && claim.Epoch == 0
+			if id == 7 && !isOurs || id != 7 && !isAway {
+				t.Errorf("partition %d: %+v", id, claim)
+			}
+		}
+		s.stop()
+		s.wg.Wait()
 	})
 }
 
