@@ -34,10 +34,16 @@ func (p *Process) putBehind(cfg *owner.Config) {
 	if p.cfg.Registerer == nil {
 		return
 	}
-	p.cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "headcount_persist_lag_seconds",
-		Help: "Age of the oldest change that this process has made in Redis and not yet in PostgreSQL.",
-	}, func() float64 { return p.cfg.Behind.Lag().Seconds() }))
+	gauge := func(name, help string, is func() float64) {
+		opts := prometheus.GaugeOpts{Name: name, Help: help}
+		p.cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(opts, is))
+	}
+	gauge("headcount_persist_lag_seconds",
+		"Age of the oldest change that this process has made in Redis and not yet in PostgreSQL.",
+		func() float64 { return p.cfg.Behind.Lag().Seconds() })
+	gauge("headcount_persist_rows",
+		"Rows and idempotency keys that this process has changed in Redis and not yet in PostgreSQL.",
+		func() float64 { return float64(p.cfg.Behind.Dirty()) })
 }
 
 // Behind returns the PostgreSQL behind Redis, nil if there is none.

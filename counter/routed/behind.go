@@ -93,6 +93,9 @@ func (b *Behind) Over(owned *call.Store) *Store {
 // Lag returns the age of the oldest change that this process has acknowledged, and that is not in PostgreSQL.
 func (b *Behind) Lag() time.Duration { return b.tier.Lag() }
 
+// Dirty returns how many rows and idempotency keys this process has acknowledged, and are not in PostgreSQL.
+func (b *Behind) Dirty() int { return b.tier.Dirty() }
+
 // ServeSQL has applications change exact counters in SQL, see exactpg.Store.ServeSQL.
 func (b *Behind) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
 	b.exact.ServeSQL(ctx, rules, changed)

@@ -50,11 +50,8 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	}
 
 	s.say(err)
-	for id := range s.partitions {
-		left += s.partitions[id].dirty()
-	}
 
-	return left, err
+	return s.Dirty(), err
 }
 
 // say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The caller has draining.

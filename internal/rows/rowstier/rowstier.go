@@ -189,6 +189,17 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	}
 }
 
+// Dirty returns how many rows and IDs this process has acknowledged, and the back has not got. A row that changes again
+// while it is under way counts twice.
+func (s *Store) Dirty() int {
+	n := 0
+	for id := range s.partitions {
+		n += s.partitions[id].dirty()
+	}
+
+	return n
+}
+
 // Lag returns the age of the oldest change of this process that the back has not got.
 func (s *Store) Lag() time.Duration {
 	var oldest time.Time

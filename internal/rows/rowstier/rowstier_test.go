@@ -551,6 +551,35 @@ func TestOlderFront(t *testing.T) {
 	})
 }
 
+// TestDirtyRows: what only the front has is counted until the back has it, row by row and not change by change.
+func TestDirtyRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		o := newOwned(t, "owner", newFront(), shared)
+		shared.away = true
+		o.must(t, o.next("1"))
+		o.must(t, o.next("2"))
+		withID := o.next("3")
+		withID.Rows[0].Field = "g"
+		withID.IDs = []rows.ID{{Bytes: [16]byte{1}, Until: time.Now().Add(time.Hour)}}
+		o.must(t, withID)
+		// Under way are f and the row that says how much is drained; f again, g and the ID wait for them.
+		if is := o.Dirty(); is != 2+3 {
+			t.Errorf("%d rows and IDs wait, want 5", is)
+		}
+		if is := o.Lag(); is != 3*time.Second {
+			t.Errorf("the oldest has waited for %s", is)
+		}
+
+		shared.away = false
+		time.Sleep(5 * time.Second)
+		if o.Dirty() != 0 || o.Lag() != 0 {
+			t.Errorf("%d rows and IDs wait, for %s", o.Dirty(), o.Lag())
+		}
+		o.close(t)
+	})
+}
+
 // TestTwoFronts: a front that was in front of another store is refused. An empty one takes the store over, and what the
 // former one would get after that is refused instead of lost.
 func TestTwoFronts(t *testing.T) {
