@@ -35,8 +35,13 @@ func (b *Behind) gate() error {
 
 // awaitAdopted brings exact counters from Redis to PostgreSQL, and returns when all counters are there, or ctx ends.
 func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
+	all := make([]int, rows.Partitions)
+	for id := range all {
+		all[id] = id
+	}
+
 	for {
-		adopted, err := b.tier.Adopted(ctx)
+		adopted, err := b.tier.Adopted(ctx, all...)
 		if adopted {
 			b.adopted.Store(true)
 			b.postgres.Repeat()
@@ -70,7 +75,7 @@ const carriedAtOnce = 200
 // carryExact brings exact counters from Redis to PostgreSQL, if their partition says that PostgreSQL has not got it yet.
 // It may be done again, and by several gateways at once: what PostgreSQL has is never replaced by something older.
 func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
-	isDone, err := b.tier.IsAdopted(ctx, owner.ExactPartition)
+	isDone, err := b.tier.Adopted(ctx, owner.ExactPartition)
 	if err != nil || isDone {
 		return err
 	}
@@ -110,12 +115,14 @@ func (b *Behind) carryIDs(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	_, ids, err := front.Contents(ctx, owner.ExactPartition)
-	if err != nil || len(ids) == 0 {
-		return err
-	}
 
-	return b.exact.Remember(ctx, ids)
+	return front.Contents(ctx, func(partition int, _ []string, ids []rows.ID) error {
+		if partition != owner.ExactPartition || len(ids) == 0 {
+			return nil
+		}
+
+		return b.exact.Remember(ctx, ids)
+	})
 }
 
 // carry brings some exact counters over.

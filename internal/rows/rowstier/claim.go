@@ -23,8 +23,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	}
 
 	// The back must not be written by two drains at once.
-	s.draining.Lock()
-	defer s.draining.Unlock()
+	defer s.hold()()
 
 	var all takings
 	for i, former := range partitions {

@@ -24,8 +24,7 @@ func (s *Store) drainEach(ctx context.Context) {
 
 // drain brings to the back what has changed. It returns how many rows and IDs are left, and the last error.
 func (s *Store) drain(ctx context.Context) (left int, err error) {
-	s.draining.Lock()
-	defer s.draining.Unlock()
+	defer s.hold()()
 
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()

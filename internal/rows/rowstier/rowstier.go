@@ -90,8 +90,8 @@ type Store struct {
 
 	partitions [rows.Partitions]partition
 
-	draining sync.Mutex // held while the back is written
-	away     error      // why the back could not be written the last time; guarded by draining
+	draining chan struct{} // a lock for who writes the back, see hold
+	away     error         // why the back could not be written the last time; guarded by draining
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -102,7 +102,7 @@ func New(front rows.Store, back Back, cfg Config) *Store {
 	cfg.Dirty = cmp.Or(cfg.Dirty, 1<<18)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 
-	s := &Store{front: front, back: back, cfg: cfg}
+	s := &Store{front: front, back: back, cfg: cfg, draining: make(chan struct{}, 1)}
 	for id := range s.partitions {
 		s.partitions[id].id = id
 	}
@@ -129,6 +129,13 @@ func (s *Store) Close(ctx context.Context) error {
 			return fmt.Errorf("rowstier: %d rows are in the front alone: %w", left, err)
 		}
 	}
+}
+
+// hold waits until nobody else writes the back, or claims partitions in it. The caller then calls release.
+func (s *Store) hold() (release func()) {
+	s.draining <- struct{}{}
+
+	return func() { <-s.draining }
 }
 
 // Watch implements rows.Store.

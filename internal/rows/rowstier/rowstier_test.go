@@ -40,7 +40,8 @@ func TestContract(t *testing.T) {
 // front is a store that can lose its newest commits, or everything.
 type front struct {
 	*rowsmem.Store
-	away bool
+	away     bool
+	distance time.Duration // of a scan and back
 
 	mu  sync.Mutex // guards log
 	log []event    // all that it has, in order
@@ -95,6 +96,33 @@ func (f *front) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 	}
 
 	return f.Store.Read(ctx, addresses)
+}
+
+func (f *front) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
+	time.Sleep(f.distance)
+
+	return f.Store.Scan(ctx, partition, of, after, each)
+}
+
+// Contents implements Front. Whatever was ever written is there.
+func (f *front) Contents(
+	_ context.Context, each func(partition int, collections []string, ids []rows.ID) error,
+) error {
+	f.mu.Lock()
+	log := slices.Clone(f.log)
+	f.mu.Unlock()
+
+	for _, e := range log {
+		var collections []string
+		for _, row := range e.Rows {
+			collections = append(collections, row.Collection)
+		}
+		if err := each(e.Partition, collections, e.IDs); err != nil {
+			return err
+		}
+	}
+
+	return nil
 }
 
 // lose forgets what happened last, n events.
@@ -555,28 +583,37 @@ func TestOlderFront(t *testing.T) {
 func TestDirtyRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newBack()
-		o := newOwned(t, "owner", newFront(), shared)
+		s := New(newFront(), shared, Config{DrainEvery: time.Hour})
+		claims, err := s.Claim(t.Context(), "owner", []rows.Former{{Partition: part}})
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		o := owned{Store: s, name: rows.Name{Collection: "c", Field: "f"}, claim: claims[0]}
 		shared.away = true
 		o.must(t, o.next("1"))
+		if left, err := s.drain(t.Context()); left == 0 || err == nil {
+			t.Errorf("without the back: %d rows are left, %v", left, err)
+		}
 		o.must(t, o.next("2"))
 		withID := o.next("3")
 		withID.Rows[0].Field = "g"
 		withID.IDs = []rows.ID{{Bytes: [16]byte{1}, Until: time.Now().Add(time.Hour)}}
 		o.must(t, withID)
+
 		// Under way are f and the row that says how much is drained; f again, g and the ID wait for them.
-		if is := o.Dirty(); is != 2+3 {
+		if is := s.Dirty(); is != 2+3 {
 			t.Errorf("%d rows and IDs wait, want 5", is)
 		}
-		if is := o.Lag(); is != 3*time.Second {
+		if is := s.Lag(); is != 3*time.Second {
 			t.Errorf("the oldest has waited for %s", is)
 		}
 
 		shared.away = false
-		time.Sleep(5 * time.Second)
-		if o.Dirty() != 0 || o.Lag() != 0 {
-			t.Errorf("%d rows and IDs wait, for %s", o.Dirty(), o.Lag())
-		}
 		o.close(t)
+		if s.Dirty() != 0 || s.Lag() != 0 {
+			t.Errorf("in the end %d rows and IDs wait, for %s", s.Dirty(), s.Lag())
+		}
 	})
 }
 
@@ -729,6 +766,86 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 		}
 		p.pending = nil
 		o.close(t)
+	})
+}
+
+// TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the back that the
+// front had alone.
+func TestAdoptionIsKilled(t *testing.T) {
+	const partitions, collections, fields = 3, 2, 4
+	synctest.Test(t, func(t *testing.T) {
+		between := newFront()
+		want := map[rows.Address]string{}
+		var ids []rows.ID
+		for partition := range partitions {
+			claims, err := between.Claim(t.Context(), "alone", []rows.Former{{Partition: partition}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := rows.Commit{Partition: partition, Epoch: claims[0].Epoch, Number: 1, At: time.Now()}
+			c.IDs = []rows.ID{{Bytes: [16]byte{byte(partition)}, Until: time.Now().Add(24 * time.Hour)}}
+			for i := range collections * fields {
+				name := rows.Name{Collection: fmt.Sprint("c", i%collections), Field: fmt.Sprint("f", i)}
+				value := fmt.Sprint(partition, " ", i)
+				want[rows.Address{Partition: partition, Name: name}] = value
+				c.Rows = append(c.Rows, rows.Row{Name: name, Value: []byte(value)})
+			}
+			if err := between.Commit(t.Context(), []rows.Commit{c})[0]; err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, c.IDs...)
+		}
+
+		shared := newBack()
+		shared.distance = 30 * time.Millisecond
+		between.distance = 30 * time.Millisecond
+		adopted := false
+		kills := 0
+		for ; !adopted && kills < 100; kills++ {
+			s := New(between, shared, Config{DrainEvery: 200 * time.Millisecond})
+			claims, err := s.Claim(t.Context(), fmt.Sprint("process ", kills), everyPartition())
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			// Each has a little more time than the one before. As an owner does, it makes sure now and then that it owns all.
+			for turn := range kills {
+				time.Sleep(50 * time.Millisecond)
+				if turn%4 > 0 {
+					continue
+				}
+				for id := range claims {
+					o := owned{Store: s, claim: claims[id]}
+					c := o.next("")
+					c.Partition = id
+					c.Rows = nil
+					if err := o.commit(t, c); err != nil {
+						t.Errorf("partition %d after %d kills: %v, %v", id, kills, err, claims[id].Err)
+					}
+					claims[id] = o.claim
+				}
+			}
+			adopted, err = s.Adopted(t.Context(), 0, 1, 2)
+			if err != nil {
+				t.Error(err)
+			}
+			s.stop()
+			s.wg.Wait()
+		}
+		if kills < 5 {
+			t.Errorf("it took %d processes: was one killed in between?", kills)
+		}
+
+		for at, value := range want {
+			if is := shared.Store.Read(t.Context(), []rows.Address{at})[0]; string(is.Value) != value {
+				t.Errorf("the back has %q of %v, want %q", is.Value, at, value)
+			}
+		}
+		for _, id := range ids {
+			if _, is := shared.ids[id.Bytes]; !is {
+				t.Errorf("the back does not remember %v", id.Bytes)
+			}
+		}
 	})
 }
 
