@@ -659,6 +659,31 @@ func TestTwoFronts(t *testing.T) {
 	})
 }
 
+// TestBothHaveRows: two stores that were never used together are refused.
+func TestBothHaveRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		between := newFront()
+		for _, alone := range []rows.Store{shared, between} {
+			claims, err := alone.Claim(t.Context(), "alone", []rows.Former{{Partition: part}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := owned{claim: claims[0]}
+			if err := alone.Commit(t.Context(), []rows.Commit{o.next("1")})[0]; err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		s := New(between, shared, Config{})
+		_, err := s.Claim(t.Context(), "owner", []rows.Former{{Partition: part}})
+		if !errors.Is(err, ErrBoth) || !errors.Is(err, rows.ErrUnavailable) {
+			t.Errorf("the claim: %v", err)
+		}
+		_ = s.Close(t.Context())
+	})
+}
+
 // TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has got
 // to the back. Whoever claims it next can.
 func TestTwoProcessesBegin(t *testing.T) {
