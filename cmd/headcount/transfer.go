@@ -59,7 +59,8 @@ func (p *place) check() error {
 		}
 	}
 	if p.Redis == "" && p.Postgres == "" && p.DataDir == "" {
-		return setting.Errorf("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
+		return setting.Errorf("data-dir", "no store is named; give --data-dir, --postgres or --redis "+
+			"(counters in memory end with their process)")
 	}
 	if p.Redis == "" {
 		return nil
@@ -81,6 +82,7 @@ func refusedPostgres(err error) error {
 		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)
 	}
+
 	return err
 }
 
@@ -97,9 +99,11 @@ type progress struct {
 
 // Transferred implements transfer.Progress.
 func (t *progress) Transferred(counters, restored int, bytes int64) {
-	t.counters, t.restored, t.bytes = counters, restored, bytes
-	if now := time.Now(); now.Sub(t.last) >= time.Second {
-		t.last = now
+	t.counters = counters
+	t.restored = restored
+	t.bytes = bytes
+	if time.Since(t.last) >= time.Second {
+		t.last = time.Now()
 		t.print("so far")
 	}
 }
@@ -113,16 +117,15 @@ func (t *progress) print(how string) {
 }
 
 // run writes the export.
-func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if c.Resume && c.File == "" {
 		return setting.Errorf("resume", "there is no file to continue; give --file")
 	}
-	var from presence.Site
-	if c.Site != "" {
-		if from, err = presence.ParseSite(c.Site); err != nil {
-			return setting.Errorf("site", "%v", err)
-		}
+	site, err := parseSite(c.Site)
+	if err != nil {
+		return err
 	}
+
 	stores, err := c.stores()
 	if err != nil {
 		return err
@@ -133,57 +136,100 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 	}
 	defer store.Close()
 	counters := counter.Dumper(store)
-	if c.Site != "" {
-		counters = transfer.Of(from, store)
+	if site != nil {
+		counters = transfer.Of(*site, store)
 	}
-	out, position := stdout, transfer.Position{}
-	if c.File != "" {
-		file, at, err := c.openFile()
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		if position = at; position.Whole {
-			fmt.Fprintf(stderr, "headcount: %s is whole already\n", c.File)
-			return nil
-		}
-		out = file
-	}
+
 	report := &progress{to: stderr, verb: "exported", last: time.Now()}
-	if err := transfer.Export(ctx, out, counters, position, report); err != nil {
+	if c.File != "" {
+		return c.exportFile(ctx, counters, report)
+	}
+	if err := transfer.Export(ctx, stdout, counters, transfer.Position{}, report); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	if file, ok := out.(*os.File); ok && c.File != "" {
-		if err := file.Sync(); err != nil {
-			return fmt.Errorf("export: %w", err)
-		}
-	}
 	report.print("in all")
+
 	return nil
 }
 
+// exportFile writes the export to the file.
+func (c *exportCommand) exportFile(ctx context.Context, counters counter.Dumper, report *progress) error {
+	file, at, err := c.openFile()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if at.Whole {
+		fmt.Fprintf(report.to, "headcount: %s is whole already\n", c.File)
+		return nil
+	}
+
+	err = transfer.Export(ctx, file, counters, at, report)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	report.print("in all")
+
+	return nil
+}
+
+// parseSite returns the site with that name; nil: none is named.
+func parseSite(name string) (*presence.Site, error) {
+	if name == "" {
+		return nil, nil
+	}
+
+	site, err := presence.ParseSite(name)
+	if err != nil {
+		return nil, setting.Errorf("site", "%v", err)
+	}
+
+	return &site, nil
+}
+
 // openFile creates the file or, with --resume, opens it at the end of its complete part.
-func (c *exportCommand) openFile() (file *os.File, at transfer.Position, err error) {
-	if !c.Resume {
-		file, err = os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if errors.Is(err, os.ErrExist) {
-			err = fmt.Errorf("--file: %s exists already; continue it (--resume), or name another file", c.File)
-		}
-		return file, at, err
+func (c *exportCommand) openFile() (*os.File, transfer.Position, error) {
+	if c.Resume {
+		return c.resumeFile()
 	}
-	if file, err = os.OpenFile(c.File, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return nil, at, fmt.Errorf("--file: %w", err)
+
+	file, err := os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		err = fmt.Errorf("--file: %s exists already; continue it (--resume), or name another file", c.File)
 	}
-	if at, err = transfer.Resume(file); err == nil && !at.Whole {
-		if err = file.Truncate(at.Offset); err == nil {
-			_, err = file.Seek(at.Offset, io.SeekStart)
-		}
+
+	return file, transfer.Position{}, err
+}
+
+func (c *exportCommand) resumeFile() (*os.File, transfer.Position, error) {
+	file, err := os.OpenFile(c.File, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, transfer.Position{}, fmt.Errorf("--file: %w", err)
+	}
+
+	at, err := transfer.Resume(file)
+	if err == nil && !at.Whole {
+		err = cut(file, at.Offset)
 	}
 	if err != nil {
 		_ = file.Close()
 		return nil, at, fmt.Errorf("--file: %s: %w", c.File, err)
 	}
+
 	return file, at, nil
+}
+
+// cut removes what follows an offset, and has the next write go there.
+func cut(file *os.File, offset int64) error {
+	if err := file.Truncate(offset); err != nil {
+		return err
+	}
+	_, err := file.Seek(offset, io.SeekStart)
+
+	return err
 }
 
 // run reads an export.
@@ -192,23 +238,23 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	if err != nil {
 		return err
 	}
-	var into *presence.Site
-	if c.Site != "" {
-		site, err := presence.ParseSite(c.Site)
-		if err != nil {
-			return setting.Errorf("site", "%v", err)
-		}
-		into = &site
+	into, err := parseSite(c.Site)
+	if err != nil {
+		return err
 	}
-	in, name := stdin, "standard input"
+
+	in := stdin
+	name := "standard input"
 	if c.File != "" {
 		file, err := os.Open(c.File)
 		if err != nil {
 			return fmt.Errorf("--file: %w", err)
 		}
 		defer file.Close()
-		in, name = file, c.File
+		in = file
+		name = c.File
 	}
+
 	stores, err := c.stores()
 	if err != nil {
 		return err
@@ -218,13 +264,16 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		return refusedPostgres(err)
 	}
 	defer store.Close()
+
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
-	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
-		return fmt.Errorf("import: %s: %w", name, err)
+	err = transfer.Import(ctx, in, store, rules, into, report)
+	if err == nil {
+		err = store.Complete(ctx)
 	}
-	if err := store.Complete(ctx); err != nil {
+	if err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
 	}
 	report.print("in all")
+
 	return nil
 }

@@ -61,8 +61,8 @@ type Source struct {
 	closers
 }
 
-// OpenSource opens the counters for an export, and changes nothing. Servers may be using Redis and PostgreSQL meanwhile. It
-// fails, with postgres.ErrConfig for a database, if the counters cannot be used.
+// OpenSource opens the counters for an export, and changes nothing. Servers may be using Redis and PostgreSQL
+// meanwhile. It fails, with postgres.ErrConfig for a database, if the counters cannot be used.
 func (p *Place) OpenSource(ctx context.Context) (*Source, error) {
 	s := &Source{}
 	if err := s.open(ctx, p); err != nil {
@@ -73,6 +73,7 @@ func (p *Place) OpenSource(ctx context.Context) (*Source, error) {
 }
 
 func (s *Source) open(ctx context.Context, p *Place) error {
+	// The file is read without an owner, so that a full disk can be exported, too.
 	if p.isFile() {
 		file, err := local.OpenDump(p.Dir)
 		if err != nil {
@@ -115,8 +116,8 @@ type Target struct {
 	redis *redisconn.Conn // nil: there is none
 }
 
-// OpenTarget opens the counters for an import, and claims them. Rules say which are exact. It refuses a Redis that servers
-// use. It fails as OpenSource does.
+// OpenTarget opens the counters for an import, and claims them. Rules say which are exact. It refuses a Redis that
+// servers use. It fails as OpenSource does.
 func (p *Place) OpenTarget(ctx context.Context, rules *counter.Rules) (*Target, error) {
 	t := &Target{place: p}
 	if err := t.open(ctx, rules); err != nil {
@@ -195,8 +196,8 @@ func (t *Target) openBeside(ctx context.Context, redis rows.Store, rules *counte
 }
 
 const (
-	// adoptWithin is how long an import waits until PostgreSQL has what Redis had without it, and persistWithin until it has
-	// what was imported.
+	// adoptWithin is how long an import waits until PostgreSQL has what Redis had without it, and persistWithin until it
+	// has what was imported.
 	adoptWithin   = 10 * time.Minute
 	persistWithin = 10 * time.Minute
 )
@@ -226,8 +227,11 @@ func (t *Target) openBehind(ctx context.Context, redis rows.Store, rules *counte
 	return behind.AwaitReady(ctx)
 }
 
-// own claims everything. With owner.AnyRegion, what an export says of other regions is kept, whatever this one is called.
-func (t *Target) own(ctx context.Context, over rows.Store, rules *counter.Rules, cfg owner.Config) (*call.Store, error) {
+// own claims everything. With owner.AnyRegion, what an export says of other regions is kept, whatever this one is
+// called.
+func (t *Target) own(
+	ctx context.Context, over rows.Store, rules *counter.Rules, cfg owner.Config,
+) (*call.Store, error) {
 	cfg.Name = "import " + rand.Text()
 	owned, err := call.NewLocal(ctx, over, rules, cfg)
 	if err != nil {
@@ -238,8 +242,8 @@ func (t *Target) own(ctx context.Context, over rows.Store, rules *counter.Rules,
 	return owned, nil
 }
 
-// Complete says that the import is whole. From then on servers of this release that use the same stores serve the counters
-// of the Redis, and others refuse to start.
+// Complete says that the import is whole. From then on servers of this release that use the same stores serve the
+// counters of the Redis, and others refuse to start.
 func (t *Target) Complete(ctx context.Context) error {
 	if t.redis == nil {
 		return nil

@@ -115,14 +115,15 @@ func (p *Place) checkRedis(ctx context.Context, conn *redisconn.Conn, imports bo
 	return ofRedis(err)
 }
 
-// checkRunning refuses a Redis that processes use. A server that starts in spite of that, later on, takes the claims of an
-// import, which fails then.
+// checkRunning refuses a Redis that processes use. A server that starts in spite of that, later on, takes the claims
+// of an import, which fails then.
 func (p *Place) checkRunning(use *presenceredis.Use) error {
 	names := strings.Join(use.Running, ", ")
+	isAdded := p.Postgres != "" && use.Postgres == presenceredis.PostgresNone
 	switch {
 	case len(use.Running) == 0:
 		return nil
-	case p.Postgres != "" && use.Postgres == presenceredis.PostgresNone:
+	case isAdded:
 		return fmt.Errorf("processes without --postgres use this Redis (%s): it is in use by other processes; "+
 			"end all of them first", names)
 	default:
@@ -154,8 +155,8 @@ var (
 		"and only then")
 )
 
-// checkPostgres refuses a Redis whose servers use PostgreSQL in another way. One whose servers had none may get one behind
-// it.
+// checkPostgres refuses a Redis whose servers use PostgreSQL in another way. One whose servers had none may get one
+// behind it.
 func (p *Place) checkPostgres(use *presenceredis.Use) error {
 	// Without the number of the form in which Redis has what is not drained: that belongs to a format of the counters.
 	theirs, _, _ := strings.Cut(use.Postgres, " ")
