@@ -59,8 +59,8 @@ func (p *Process) NewStoreOver(redis, postgres counter.States) counter.Store {
 	return store
 }
 
-// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that nothing waits
-// for PostgreSQL, nor for an application that holds some of them.
+// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that nothing
+// waits for PostgreSQL, nor for an application that holds some of them.
 func CombiningOver() counter.CombinerConfig {
 	cfg := Combining()
 	cfg.Queues = rows.Partitions + exactQueues

@@ -1,8 +1,8 @@
 // Package cluster is the part that a process has in the counters of a cluster, whose rows are in one Redis.
 //
-// A process with the role presence owns partitions: it changes their counters. Every other process calls the owners. A
-// process with the role gateway has a Store, in which it reads and changes all counters. The packages that this one puts
-// together, from the bottom up:
+// A process with the role presence owns partitions: it changes their counters. Every other process calls the owners.
+// A process with the role gateway has a Store, in which it reads and changes all counters. The packages that this one
+// puts together, from the bottom up:
 //
 //	rowsredis  rows in Redis
 //	owner      the partitions of this process
@@ -196,8 +196,8 @@ func Combining() counter.CombinerConfig {
 	}
 }
 
-// Close ends the part of this process: it gives up what it owns once the turn under way has ended. The caller closes the
-// Store first.
+// Close ends the part of this process: it gives up what it owns once the turn under way has ended. The caller closes
+// the Store first.
 func (p *Process) Close() error {
 	p.directory.Close()
 	if p.region != nil {

@@ -128,7 +128,8 @@ func (p *process) accept() {
 	}
 }
 
-// end ends the process: as a shutdown does, or without a word. Then it writes nothing any more, and its connections break.
+// end ends the process: as a shutdown does, or without a word. Then it writes nothing any more, and its connections
+// break.
 func (p *process) end(t testing.TB, killed bool) {
 	t.Helper()
 	if p.dead {

@@ -14,10 +14,11 @@ import (
 	"headcount/internal/rows/rowstier"
 )
 
-// A Redis that was used alone has exact counters as well, in partition owner.ExactPartition. A gateway brings these to
-// the tables of exactpg, with their ledgers and the idempotency keys of that partition, and has their owner delete them.
-// Only then are the rows of that partition brought to PostgreSQL, see package rowstier. Nobody uses exact counters until
-// then, and gateways are not ready. No process without PostgreSQL runs meanwhile: the facts of the cluster refuse it.
+// A Redis that was used alone has exact counters as well, in partition owner.ExactPartition. A gateway brings these
+// to the tables of exactpg, with their ledgers and the idempotency keys of that partition, and has their owner delete
+// them. Only then are the rows of that partition brought to PostgreSQL, see package rowstier. Nobody uses exact
+// counters until then, and gateways are not ready. No process without PostgreSQL runs meanwhile: the facts of the
+// cluster refuse it.
 
 var errAdopting = errors.New("counters in Redis are being copied into PostgreSQL")
 
@@ -72,8 +73,9 @@ func (b *Behind) mayAdopt(ctx context.Context, partition int) error {
 // carriedAtOnce is how many exact counters one transaction brings over.
 const carriedAtOnce = 200
 
-// carryExact brings exact counters from Redis to PostgreSQL, if their partition says that PostgreSQL has not got it yet.
-// It may be done again, and by several gateways at once: what PostgreSQL has is never replaced by something older.
+// carryExact brings exact counters from Redis to PostgreSQL, if their partition says that PostgreSQL has not got it
+// yet. It may be done again, and by several gateways at once: what PostgreSQL has is never replaced by something
+// older.
 func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 	isDone, err := b.tier.Adopted(ctx, owner.ExactPartition)
 	if err != nil || isDone {

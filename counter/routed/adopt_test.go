@@ -77,9 +77,9 @@ func sameCounters(t testing.TB, got, want []counter.Copy) {
 	}
 }
 
-// TestServerPostgresAdded: what a Redis had alone is in PostgreSQL before a gateway is ready, exact counters with their
-// ledgers too, once, although a process was killed meanwhile. Nothing that was made under an idempotency key is made again,
-// also when Redis is lost then.
+// TestServerPostgresAdded: what a Redis had alone is in PostgreSQL before a gateway is ready, exact counters with
+// their ledgers too, once, although a process was killed meanwhile. Nothing that was made under an idempotency key is
+// made again, also when Redis is lost then.
 func TestServerPostgresAdded(t *testing.T) {
 	in := newStores(t)
 	alone := in.alone(t)
@@ -111,8 +111,8 @@ func TestServerPostgresAdded(t *testing.T) {
 	becomes(t, p, "e:1", 9)
 }
 
-// TestServerRedisAdded: an empty Redis in front of a PostgreSQL that was used alone has what that has, and PostgreSQL is
-// not used without it again.
+// TestServerRedisAdded: an empty Redis in front of a PostgreSQL that was used alone has what that has, and PostgreSQL
+// is not used without it again.
 func TestServerRedisAdded(t *testing.T) {
 	in := newStores(t)
 	alone := openAlone(t, in.url)

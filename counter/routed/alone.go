@@ -29,8 +29,8 @@ type AloneConfig struct {
 	Log       zerolog.Logger
 }
 
-// Alone is a counter.Store in PostgreSQL without Redis. One process uses it: a second one takes over, and the first says
-// so and changes nothing more.
+// Alone is a counter.Store in PostgreSQL without Redis. One process uses it: a second one takes over, and the first
+// says so and changes nothing more.
 type Alone struct {
 	*Store
 	cfg   AloneConfig
@@ -48,8 +48,8 @@ type Alone struct {
 	closed sync.Once
 }
 
-// verifyEvery is how often the owner makes sure that it still owns everything, and that PostgreSQL has lost nothing, as in
-// a failover to a server that lags. It looks at a fifth at a time. Changes find out at once.
+// verifyEvery is how often the owner makes sure that it still owns everything, and that PostgreSQL has lost nothing,
+// as in a failover to a server that lags. It looks at a fifth at a time. Changes find out at once.
 const verifyEvery = 10 * time.Second
 
 // claimWithin limits one claim.
@@ -57,8 +57,9 @@ const claimWithin = 3 * time.Second
 
 var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
 
-// OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the
-// database that answered cannot be used. While a database does not answer, calls fail with counter.ErrUnavailable.
+// OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or
+// the database that answered cannot be used. While a database does not answer, calls fail with
+// counter.ErrUnavailable.
 func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 	cfg.TendEvery = cmp.Or(cfg.TendEvery, time.Second)
 

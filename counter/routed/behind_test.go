@@ -243,8 +243,8 @@ func persisted(t testing.TB, url, key string, want int64) {
 	})
 }
 
-// TestServerPostgresAwayBehind: what is in Redis goes on and is persisted later; what is not, and exact counters, cannot
-// be changed.
+// TestServerPostgresAwayBehind: what is in Redis goes on and is persisted later; what is not, and exact counters,
+// cannot be changed.
 func TestServerPostgresAwayBehind(t *testing.T) {
 	in := newStores(t)
 	p := in.begin(t)
@@ -296,8 +296,8 @@ func beside(key string) string {
 	}
 }
 
-// TestServerRedisEmptied: what was persisted comes back, with the idempotency keys of a day, also when no owner remembers
-// anything; and what the owner remembers comes back with it.
+// TestServerRedisEmptied: what was persisted comes back, with the idempotency keys of a day, also when no owner
+// remembers anything; and what the owner remembers comes back with it.
 func TestServerRedisEmptied(t *testing.T) {
 	in := newStores(t)
 	p := in.begin(t)
@@ -387,7 +387,8 @@ func TestServerRedisOlder(t *testing.T) {
 	mustReplay(t, p, op("since", add("s:1", 1)))
 }
 
-// TestServerPostgresOlder: a PostgreSQL that was restored from an older copy is noticed, and what is in Redis stays right.
+// TestServerPostgresOlder: a PostgreSQL that was restored from an older copy is noticed, and what is in Redis stays
+// right.
 func TestServerPostgresOlder(t *testing.T) {
 	in := newStores(t)
 	p := in.begin(t)

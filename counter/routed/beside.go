@@ -44,9 +44,9 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 	return b, nil
 }
 
-// Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process. A
-// region goes on while the PostgreSQL of all regions is away. A counter that is made then is not looked for there, which
-// matters only if a rule has just changed its kind.
+// Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process.
+// A region goes on while the PostgreSQL of all regions is away. A counter that is made then is not looked for there,
+// which matters only if a rule has just changed its kind.
 func (b *Beside) Rows() rows.Store {
 	return withExact{Store: b.cfg.Owned, exact: b.exact, goesOn: true}
 }

@@ -70,8 +70,8 @@ type Facts struct {
 	AdminSQL string // what an administrator has to do before applications can call headcount.change; empty: nothing
 }
 
-// Check connects as a process with that use does, and fails as it does, also when the database does not answer. It changes
-// nothing.
+// Check connects as a process with that use does, and fails as it does, also when the database does not answer. It
+// changes nothing.
 func Check(ctx context.Context, url string, use Use) (f Facts, err error) {
 	tables := rowspg.Tables(use.config())
 	f.Facts, err = postgres.Check(ctx, url, tables, func(ctx context.Context, conn *sql.DB) (err error) {

@@ -15,8 +15,8 @@ import (
 	"headcount/internal/rows/rowstier"
 )
 
-// Dump reads everything that a database has, and the Redis in front of it or beside it. It changes nothing, so servers may
-// be using them.
+// Dump reads everything that a database has, and the Redis in front of it or beside it. It changes nothing, so
+// servers may be using them.
 type Dump struct {
 	both
 	back *rowspg.Store
@@ -26,8 +26,8 @@ type Dump struct {
 
 var _ counter.Dumper = (*Dump)(nil)
 
-// OpenDump opens the counters in the database of a URL, and in the rows of the Redis with it; nil: what PostgreSQL has is
-// all, whatever is in front of it. It fails, with postgres.ErrConfig, if the database cannot be used.
+// OpenDump opens the counters in the database of a URL, and in the rows of the Redis with it; nil: what PostgreSQL
+// has is all, whatever is in front of it. It fails, with postgres.ErrConfig, if the database cannot be used.
 func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump, error) {
 	cfg := use.config()
 	cfg.NoFront = ""

@@ -3,15 +3,16 @@
 //
 // # Kinds that change
 //
-// A counter keeps its kind when its rule gets another one, so it may be where its rule does not look. Each side looks once
-// at the other one before it makes a counter: an owner reads heads in partition owner.Outside ([Rows]), and exactpg asks
-// [Elsewhere].
+// A counter keeps its kind when its rule gets another one, so it may be where its rule does not look. Each side looks
+// once at the other one before it makes a counter: an owner reads heads in partition owner.Outside ([Rows]), and
+// exactpg asks [Elsewhere].
 //
 // # Batches
 //
-// Either all counters of a batch are exact or none is, and all batches share one space of idempotency keys. Where rows
-// are in PostgreSQL alone, both sides keep these in one table. Redis in front of it does not know that table, so there a
-// batch of exact counters asks the owner of its idempotency key before, and notes it afterwards ([Config.Notes]).
+// Either all counters of a batch are exact or none is, and all batches share one space of idempotency keys. Where
+// rows are in PostgreSQL alone, both sides keep these in one table. Redis in front of it does not know that table, so
+// there a batch of exact counters asks the owner of its idempotency key before, and notes it afterwards
+// ([Config.Notes]).
 package routed
 
 import (
@@ -254,8 +255,8 @@ func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }
 
-// Read implements counter.Reader. It reads counters where they are. While PostgreSQL is away, a read that may lag says of
-// exact counters that they cannot be read.
+// Read implements counter.Reader. It reads counters where they are. While PostgreSQL is away, a read that may lag
+// says of exact counters that they cannot be read.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	owned, exact := s.part(keys)
 	if len(exact) == 0 {

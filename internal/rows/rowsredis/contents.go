@@ -11,9 +11,9 @@ import (
 	"headcount/internal/rows"
 )
 
-// Contents calls each with the names of collections of a partition, and the IDs that it remembers: all of all partitions,
-// some at a time, in any order, perhaps more than once. It goes through all keys of each master, so it is for what is seldom
-// done. What is made or deleted meanwhile may be missing.
+// Contents calls each with the names of collections of a partition, and the IDs that it remembers: all of all
+// partitions, some at a time, in any order, perhaps more than once. It goes through all keys of each master, so it is
+// for what is seldom done. What is made or deleted meanwhile may be missing.
 func (s *Store) Contents(
 	ctx context.Context, each func(partition int, collections []string, ids []rows.ID) error,
 ) error {

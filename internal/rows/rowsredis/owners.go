@@ -9,7 +9,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// Owners returns who has the newest claim of each partition, as it was named to Claim; empty: nobody has ever claimed it.
+// Owners returns who has the newest claim of each partition, as it was named to Claim; empty: nobody has ever claimed
+// it.
 func (s *Store) Owners(ctx context.Context) ([]string, error) {
 	owners := make([]string, rows.Partitions)
 	err := s.reads.Do(ctx, func(ctx context.Context, c *client) error {

@@ -12,8 +12,9 @@ import (
 // Front is a fast store that may have been used without a back, as Redis alone is.
 type Front interface {
 	rows.Store
-	// Contents calls each with the names of collections of a partition, and the IDs that it remembers: all of all partitions,
-	// some at a time, in any order, perhaps more than once. What is made or deleted meanwhile may be missing.
+	// Contents calls each with the names of collections of a partition, and the IDs that it remembers: all of all
+	// partitions, some at a time, in any order, perhaps more than once. What is made or deleted meanwhile may be
+	// missing.
 	Contents(ctx context.Context, each func(partition int, collections []string, ids []rows.ID) error) error
 }
 
@@ -198,8 +199,9 @@ func (s *Store) drainUntil(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// adopts returns the claim of a partition, and whether its front has something that the back can get. A front that has no
-// token yet waits for the next commit of the owner: after a kill the back would have rows of a front that nobody knows.
+// adopts returns the claim of a partition, and whether its front has something that the back can get. A front that
+// has no token yet waits for the next commit of the owner: after a kill the back would have rows of a front that
+// nobody knows.
 func (p *partition) adopts() (epoch uint64, adopts bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -219,8 +219,8 @@ func (all takings) claimBack(ctx context.Context) {
 		}
 	}
 
-	// Nobody else writes the back from now on. Another process may have given a front its token meanwhile, and then the back
-	// has it as well.
+	// Nobody else writes the back from now on. Another process may have given a front its token meanwhile, and then the
+	// back has it as well.
 	all.reached().readStates(ctx)
 	all.reached().readDrained(ctx)
 	for _, t := range all.reached() {
@@ -261,10 +261,10 @@ func (all takings) readDrained(ctx context.Context) {
 	}
 }
 
-// introduce gives fronts without a token one: each may be another front than before. The back gets the token first, so that
-// a front with a token that the back does not have is never the right one. Of processes that claim a partition at the
-// same time, all but one are refused by the front later on, so they must not have tokens of their own: all take the one
-// that the back has got and the front has not.
+// introduce gives fronts without a token one: each may be another front than before. The back gets the token first,
+// so that a front with a token that the back does not have is never the right one. Of processes that claim a
+// partition at the same time, all but one are refused by the front later on, so they must not have tokens of their
+// own: all take the one that the back has got and the front has not.
 func (all takings) introduce(ctx context.Context) {
 	var nameless takings
 	var commits []rows.Commit
@@ -313,7 +313,8 @@ func (t *taking) name() rows.Commit {
 	}
 }
 
-// warn says that the back has less than was drained. What is in the front is right, and goes to the back when it changes.
+// warn says that the back has less than was drained. What is in the front is right, and goes to the back when it
+// changes.
 func (t *taking) warn() {
 	if t.isThere && t.reached() && t.back.Number < t.state.back {
 		t.s.cfg.Log.Warn().Int("partition", t.p.id).Msg("counters: the lasting store was restored from an older copy; " +
@@ -321,7 +322,8 @@ func (t *taking) warn() {
 	}
 }
 
-// remember forgets what this process knew of the partition from a former time, and reads from the front what is not drained.
+// remember forgets what this process knew of the partition from a former time, and reads from the front what is not
+// drained.
 func (t *taking) remember(ctx context.Context) error {
 	p := t.p
 	p.mu.Lock()
@@ -503,8 +505,8 @@ func without(ids, others []rows.ID) []rows.ID {
 	})
 }
 
-// addUndrained adds to a commit of the front what changed in the back, and over it what is not drained. The number of the
-// commit is the newest one of the partition, and at least least.
+// addUndrained adds to a commit of the front what changed in the back, and over it what is not drained. The number of
+// the commit is the newest one of the partition, and at least least.
 func (p *partition) addUndrained(c *rows.Commit, changed map[rows.Name][]byte, least uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

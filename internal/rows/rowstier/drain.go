@@ -53,7 +53,8 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	return s.Dirty(), err
 }
 
-// say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The caller has draining.
+// say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The
+// caller has draining.
 func (s *Store) say(err error) {
 	if err != nil && s.away == nil {
 		s.cfg.Log.Info().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
@@ -95,8 +96,8 @@ func (s *Store) claimBack(ctx context.Context) error {
 	return err
 }
 
-// unclaimed returns the owner and the former claim of a partition that has something to drain, and is not claimed in the
-// back yet.
+// unclaimed returns the owner and the former claim of a partition that has something to drain, and is not claimed in
+// the back yet.
 func (p *partition) unclaimed() (string, rows.Former) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,9 +109,9 @@ func (p *partition) unclaimed() (string, rows.Former) {
 	return p.owner, rows.Former{Partition: p.id, Epoch: p.backEpoch}
 }
 
-// outrun has this process leave a partition that another one has claimed in the back. If the back still has the rows of
-// this front, only the front can say whose the partition is: perhaps the other process came first there, and was slow to
-// get to the back.
+// outrun has this process leave a partition that another one has claimed in the back. If the back still has the rows
+// of this front, only the front can say whose the partition is: perhaps the other process came first there, and was
+// slow to get to the back.
 func (s *Store) outrun(ctx context.Context, p *partition) error {
 	row := s.back.Read(ctx, []rows.Address{{Partition: p.id, Name: drainedName}})[0]
 	if row.Err != nil {

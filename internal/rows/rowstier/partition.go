@@ -105,8 +105,8 @@ func (p *partition) oldest() time.Time {
 	}
 }
 
-// refuses returns why a commit must not be made in the front. One that changes nothing may: if the partition was claimed
-// in the front, too, its owner finds out by that.
+// refuses returns why a commit must not be made in the front. One that changes nothing may: if the partition was
+// claimed in the front, too, its owner finds out by that.
 func (p *partition) refuses(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,7 +1,8 @@
 // Package rowstier is a store of rows with a fast store in front of a lasting one: Redis in front of PostgreSQL.
 //
-// A commit goes to the front, and is acknowledged then. Who owns a partition drains it: what its commits changed goes to
-// the back a moment later, all as of one commit of the front. So the back is always as the front was at some moment.
+// A commit goes to the front, and is acknowledged then. Who owns a partition drains it: what its commits changed goes
+// to the back a moment later, all as of one commit of the front. So the back is always as the front was at some
+// moment.
 //
 // # What the front remembers
 //
@@ -14,15 +15,15 @@
 //
 // # Losses
 //
-// The back knows up to which commit of the front it was drained. A front that has less has lost something. Since a drain
-// has everything up to its commit, the back is at least as new as such a front in every row. So the next claim brings
-// over what changed in the back since they last agreed. A front that has nothing is not whole, and is filled by reads.
-// What was not drained comes back from the memory of the owner, see package owner of the counters.
+// The back knows up to which commit of the front it was drained. A front that has less has lost something. Since a
+// drain has everything up to its commit, the back is at least as new as such a front in every row. So the next claim
+// brings over what changed in the back since they last agreed. A front that has nothing is not whole, and is filled
+// by reads. What was not drained comes back from the memory of the owner, see package owner of the counters.
 //
 // # A front that was alone
 //
-// A front may have been used without a back. Its first owner with a new back has everything that is there go to the back
-// as if it had just changed, and the front says so until that is done. The back is whole then ([Store.Adopted]).
+// A front may have been used without a back. Its first owner with a new back has everything that is there go to the
+// back as if it had just changed, and the front says so until that is done. The back is whole then ([Store.Adopted]).
 //
 // A back that was used alone gets a front that is empty, which is filled by reads. Two stores that both have rows, and
 // were never used together, are refused.
@@ -31,9 +32,9 @@
 //
 // # Two fronts
 //
-// A front has a token for each partition, and so has the back from the front that was drained last. A front with another
-// token is refused. One that is empty takes the back over, as after a loss; the owners in front of the former one make no
-// changes from then on.
+// A front has a token for each partition, and so has the back from the front that was drained last. A front with
+// another token is refused. One that is empty takes the back over, as after a loss; the owners in front of the former
+// one make no changes from then on.
 //
 // One loss is not noticed: when a process takes a partition over while the back is away, and the front has just lost
 // commits that were drained. Then their rows are old until something changes them.
@@ -76,7 +77,8 @@ type Config struct {
 	Log      zerolog.Logger
 }
 
-// lossyFor is how long IDs are asked for in the back after the front has lost something: as long as they are remembered.
+// lossyFor is how long IDs are asked for in the back after the front has lost something: as long as they are
+// remembered.
 const lossyFor = 24 * time.Hour
 
 // Store is a rows.Store. All methods may be called from any goroutine.
@@ -232,8 +234,8 @@ func (s *Store) ScanResident(
 	return s.scanFront(ctx, at, after, each)
 }
 
-// Evict has rows of a partition leave the front with its next commit, except those that are not drained. The owner calls
-// it.
+// Evict has rows of a partition leave the front with its next commit, except those that are not drained. The owner
+// calls it.
 func (s *Store) Evict(partition int, names []rows.Name) {
 	s.partitions[partition].evict(names)
 }

@@ -684,8 +684,8 @@ func TestBothHaveRows(t *testing.T) {
 	})
 }
 
-// TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has got
-// to the back. Whoever claims it next can.
+// TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has
+// got to the back. Whoever claims it next can.
 func TestTwoProcessesBegin(t *testing.T) {
 	for name, isDrained := range map[string]bool{"before anything is drained": false, "after something is drained": true} {
 		t.Run(name, func(t *testing.T) {
@@ -732,8 +732,8 @@ func TestTwoProcessesBegin(t *testing.T) {
 	}
 }
 
-// TestASlowProcessTakesTheBack: it claimed a partition in the front before the owner, and in the back after it. The owner
-// claims again and goes on, and nothing is lost.
+// TestASlowProcessTakesTheBack: it claimed a partition in the front before the owner, and in the back after it. The
+// owner claims again and goes on, and nothing is lost.
 func TestASlowProcessTakesTheBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newBack()
@@ -767,7 +767,8 @@ func TestASlowProcessTakesTheBack(t *testing.T) {
 	})
 }
 
-// TestTheStateChangesDuringACommit: the front gets it with the next commit, also when it may have an earlier form of one.
+// TestTheStateChangesDuringACommit: the front gets it with the next commit, also when it may have an earlier form of
+// one.
 func TestTheStateChangesDuringACommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOwned(t, "owner", newFront(), newBack())
@@ -794,8 +795,8 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 	})
 }
 
-// TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the back that the
-// front had alone.
+// TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the back
+// that the front had alone.
 func TestAdoptionIsKilled(t *testing.T) {
 	const partitions, collections, fields = 3, 2, 4
 	synctest.Test(t, func(t *testing.T) {
@@ -884,7 +885,8 @@ func everyPartition() []rows.Former {
 	return all
 }
 
-// TestClaimsTogether: a process has all partitions soon, however far the back is, also after the front has lost them all.
+// TestClaimsTogether: a process has all partitions soon, however far the back is, also after the front has lost them
+// all.
 func TestClaimsTogether(t *testing.T) {
 	const distance = 30 * time.Millisecond
 	for name, tc := range map[string]struct {
@@ -968,8 +970,8 @@ func TestSomeClaimsFail(t *testing.T) {
 	})
 }
 
-// TestClaimsWithoutTheBack: it goes during the claim. A front that says how far it is can be claimed all the same, and a new
-// one cannot.
+// TestClaimsWithoutTheBack: it goes during the claim. A front that says how far it is can be claimed all the same,
+// and a new one cannot.
 func TestClaimsWithoutTheBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newBack()
