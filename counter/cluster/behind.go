@@ -65,6 +65,7 @@ func CombiningOver() counter.CombinerConfig {
 	cfg := Combining()
 	cfg.Queues = rows.Partitions + exactQueues
 	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
+		// All counters of a batch are exact, or none is.
 		first := &op.Changes[0]
 		if first.Rule == nil || !first.Rule.Kind.IsExact() {
 			return call.PartitionOf(op)
@@ -85,8 +86,11 @@ func (p *Process) closeBehind() error {
 	ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 	defer cancel()
 	err := p.cfg.Behind.Close(ctx)
+
+	// Nothing is lost: what is not drained is in Redis.
 	if errors.Is(err, counter.ErrUnavailable) {
-		p.cfg.Log.Warn().Err(err).Msg("counters: the end of this process does not wait any longer for PostgreSQL; the next owner goes on")
+		p.cfg.Log.Warn().Err(err).
+			Msg("counters: this process ends and waits for PostgreSQL no longer; the next owner goes on")
 		err = nil
 	}
 

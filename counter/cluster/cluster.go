@@ -83,40 +83,56 @@ type Process struct {
 // does not wait for Redis. It fails if settings cannot work. Close ends it.
 func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
-	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: &p.redis, Accept: p.accept})
-	p.over = p.rows
-	serves := slices.Contains(cfg.Self.Roles, presence.RoleGateway) || slices.Contains(cfg.Self.Roles, presence.RolePresence)
-	isBeside := cfg.Postgres != "" && serves
-	switch {
-	case cfg.Behind != nil:
-		cfg.Behind.Begin(p.rows)
-		p.over = cfg.Behind.Rows()
-	case isBeside:
-		if err := p.openBeside(ctx); err != nil {
-			p.rows.Close()
-			return nil, err
-		}
-		p.over = p.beside.Rows()
+	if err := p.openRows(ctx); err != nil {
+		return nil, err
 	}
 	p.openPeers()
-	p.client = link.NewClient(cfg.Dial)
 
+	p.client = link.NewClient(cfg.Dial)
 	directory := owners.Config{
 		Self: cfg.Self.Name,
 		Peer: func(name string) owners.Peer { return p.client.To(name) },
 	}
-	if slices.Contains(cfg.Self.Roles, presence.RolePresence) {
+	if p.hasRole(presence.RolePresence) {
 		p.owner = p.newOwner()
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)
 	p.server = link.NewServer(p.directory)
 
+	// The metrics ask the owner, so they come last.
 	if cfg.Registerer != nil {
 		p.metrics.register(cfg.Registerer, p)
 	}
 
 	return p, nil
+}
+
+func (p *Process) hasRole(role string) bool { return slices.Contains(p.cfg.Self.Roles, role) }
+
+// openRows opens the rows in Redis, and over them the heads of exact counters that are in PostgreSQL.
+func (p *Process) openRows(ctx context.Context) error {
+	p.rows = rowsredis.New(rowsredis.Config{
+		Conn: p.cfg.Redis, Registerer: p.cfg.Registerer, OnState: &p.redis, Accept: p.accept,
+	})
+	p.over = p.rows
+
+	// A process that neither owns counters nor serves them needs no connection to PostgreSQL.
+	usesCounters := p.hasRole(presence.RoleGateway) || p.hasRole(presence.RolePresence)
+	isBeside := p.cfg.Postgres != "" && usesCounters
+	switch {
+	case p.cfg.Behind != nil:
+		p.cfg.Behind.Begin(p.rows)
+		p.over = p.cfg.Behind.Rows()
+	case isBeside:
+		if err := p.openBeside(ctx); err != nil {
+			p.rows.Close()
+			return err
+		}
+		p.over = p.beside.Rows()
+	}
+
+	return nil
 }
 
 // newOwner returns the owner of this process, which shares what it owns with other regions.
@@ -143,6 +159,8 @@ func (p *Process) SetProcesses(processes []presence.Process) {
 	var owning, all []string
 	for i := range processes {
 		all = append(all, processes[i].Name)
+
+		// Others have no counters, but they may call those who have.
 		if slices.Contains(processes[i].Roles, presence.RolePresence) {
 			owning = append(owning, processes[i].Name)
 		}
@@ -199,15 +217,20 @@ func Combining() counter.CombinerConfig {
 // Close ends the part of this process: it gives up what it owns once the turn under way has ended. The caller closes
 // the Store first.
 func (p *Process) Close() error {
+	// Nothing is claimed any more, and nothing more is sent to other regions.
 	p.directory.Close()
 	if p.region != nil {
 		p.region.Close()
 	}
+
+	// The owner answers the calls of its last turn, so the links end after it.
 	if p.owner != nil {
 		p.owner.Close()
 	}
 	p.server.Close()
 	p.client.Close()
+
+	// What the last turn has written goes to PostgreSQL.
 	err := p.closeBehind()
 	p.closeShared()
 	p.rows.Close()
