@@ -41,6 +41,7 @@ func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 		all[id] = id
 	}
 
+	// Other processes may own partitions, so the front says how far all of them are.
 	for {
 		adopted, err := b.tier.Adopted(ctx, all...)
 		if adopted {
@@ -48,6 +49,7 @@ func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 			b.postgres.Repeat()
 			return
 		}
+
 		if err == nil {
 			err = b.carryExact(ctx, owned)
 		}
@@ -92,6 +94,7 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 			}
 		}
 		remembers = true
+
 		copies := some
 		some = nil
 
@@ -133,6 +136,7 @@ func (b *Behind) carry(ctx context.Context, owned *call.Store, copies []counter.
 		return err
 	}
 
+	// They are exact in Redis, whatever their rules say by now.
 	ops := make([]counter.Op, len(copies))
 	for i := range copies {
 		gone := counter.Change{Key: copies[i].Key, Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Delete}

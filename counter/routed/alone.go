@@ -92,6 +92,7 @@ func (s *Alone) Close() error {
 	s.closed.Do(func() {
 		s.stop()
 		s.wg.Wait()
+
 		_ = s.owned.Close() // without an error
 		s.exact.Close()
 		s.rows.Close()
@@ -149,15 +150,16 @@ func (s *Alone) tend(ctx context.Context) {
 
 	var before bool
 	for first := true; ; first = false {
-		if !s.claimed.Load() && s.up.Load() {
+		if s.up.Load() && !s.claimed.Load() {
 			s.claim(ctx)
 		}
-		if s.claimed.Load() && !s.taken.Load() {
+		if s.owns() {
 			s.lookForOthers(ctx)
 		}
 
-		now := s.up.Load() && s.claimed.Load() && !s.taken.Load()
-		if s.cfg.OnState != nil && (first || now != before) {
+		now := s.up.Load() && s.owns()
+		isNews := first || now != before
+		if isNews && s.cfg.OnState != nil {
 			s.cfg.OnState.StoreState(now)
 		}
 		before = now
@@ -170,6 +172,9 @@ func (s *Alone) tend(ctx context.Context) {
 		}
 	}
 }
+
+// owns reports whether this process owns everything, as far as it knows.
+func (s *Alone) owns() bool { return s.claimed.Load() && !s.taken.Load() }
 
 // claim claims everything, whoever has it now. It is done once: who claims again fights with the other process.
 func (s *Alone) claim(ctx context.Context) {

@@ -128,12 +128,15 @@ func (b *Behind) Cause() error { return b.back.Cause() }
 func (b *Behind) Close(ctx context.Context) error {
 	b.stop()
 	b.wg.Wait()
+
+	// A process that failed to start has no Redis yet.
 	var err error
 	if b.tier != nil {
 		err = b.tier.Close(ctx)
 		b.exact.Close()
 	}
 	b.back.Close()
+
 	if err != nil {
 		return errors.Join(counter.ErrUnavailable, err)
 	}

@@ -306,6 +306,8 @@ func TestServerRedisEmptied(t *testing.T) {
 	must(t, p, op("b", add("e:1", 1), add("e:2", 2)))
 	persisted(t, in.url, "s:1", 3)
 	persisted(t, in.url, "s:2", 4)
+
+	// The owner lives.
 	in.redis.Flush(t)
 	testkit.Eventually(t, "changes go on after the loss", func() bool {
 		return change(t, p, op("c", add("s:1", 1))).Err == nil
@@ -313,6 +315,7 @@ func TestServerRedisEmptied(t *testing.T) {
 	becomes(t, p, "s:1", 4)
 	persisted(t, in.url, "s:1", 4)
 
+	// Nobody remembers anything.
 	p.kill()
 	in.redis.Flush(t)
 	p = in.begin(t)
@@ -392,7 +395,8 @@ func TestServerRedisOlder(t *testing.T) {
 func TestServerPostgresOlder(t *testing.T) {
 	in := newStores(t)
 	p := in.begin(t)
-	in.postgres.Exec(t, in.url, "create table older as table headcount_rows; create table numbers as table headcount_partitions")
+	in.postgres.Exec(t, in.url, `create table older as table headcount_rows;
+		create table numbers as table headcount_partitions`)
 	for n := range int64(5) {
 		must(t, p, op("", add("s:1", 1)))
 		persisted(t, in.url, "s:1", n+1)

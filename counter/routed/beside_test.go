@@ -78,7 +78,8 @@ func TestServerADatabaseWithRowsIsNotBeside(t *testing.T) {
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("it opens, %v", err)
 	}
-	if _, err := Check(t.Context(), url, UseBeside); !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
+	_, err = Check(t.Context(), url, UseBeside)
+	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("a check of it says %v", err)
 	}
 	if _, err := Check(t.Context(), url, UseAlone); err != nil {

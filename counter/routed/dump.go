@@ -45,7 +45,7 @@ func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump
 	switch {
 	case redis == nil:
 		store = back
-	case use == UseBehind:
+	case use == UseBehind: // what is not drained yet is in Redis alone
 		d.tier = rowstier.New(redis, back, rowstier.Config{Log: zerolog.Nop()})
 		store = d.tier
 	}
@@ -86,6 +86,7 @@ func (b both) Dump(ctx context.Context, after string, each func(counter.Copy) er
 	defer stop()
 
 	one, err, more := next()
+
 	// upTo passes those whose key is less than key on, all of them if key is empty.
 	upTo := func(key string) error {
 		for more && err == nil && (key == "" || one.Key < key) {

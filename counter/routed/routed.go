@@ -89,17 +89,21 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 	results := make([]counter.Result, len(ops))
 	var owned, exact gathered
+
 	flush := func() {
 		var both sync.WaitGroup
 		both.Go(func() { owned.apply(ctx, s.cfg.Owned, results) })
 		exact.apply(ctx, s.cfg.Exact, results)
 		both.Wait()
 	}
+
 	for i := range ops {
 		op := &ops[i]
 		way := s.wayOf(op)
+
 		// Of two operations with the same idempotency key the later one is a replay.
-		if way == toExact && owned.hasBatch(op) || way == toOwners && exact.hasBatch(op) {
+		isRepeated := way == toExact && owned.hasBatch(op) || way == toOwners && exact.hasBatch(op)
+		if isRepeated {
 			flush()
 		}
 
@@ -237,6 +241,7 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 	if result.Err != nil {
 		return result
 	}
+
 	// Without an answer here the caller repeats, and is a replay then.
 	if err := s.cfg.Owned.Remember(ctx, op.IdempotencyKey); err != nil {
 		return counter.Result{Err: err}
@@ -279,6 +284,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	for _, one := range append(readings, exacts...) {
 		by[one.Key] = one
 	}
+
 	all := make([]counter.Reading, len(keys))
 	for i, key := range keys {
 		all[i] = by[key]
@@ -298,8 +304,9 @@ func (s *Store) readOwned(
 
 	older, backErr := s.cfg.Back.Read(ctx, keys, member, lag)
 	if backErr != nil {
-		return nil, err
+		return nil, err // of Redis, which is what a caller has to know
 	}
+
 	for i := range older {
 		older[i].Approx = true
 		older[i].Stale = true
@@ -315,10 +322,11 @@ func (s *Store) readExact(ctx context.Context, keys []string, lag time.Duration)
 		found, err = s.cfg.Exact.Read(ctx, keys)
 	}
 	mayLag := lag > 0
-	if err != nil && mayLag {
+	switch {
+	case err == nil:
+	case mayLag:
 		return counter.Away(keys), nil
-	}
-	if err != nil {
+	default:
 		return nil, err
 	}
 
@@ -336,6 +344,7 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 		if err := s.gate(); err != nil {
 			return counter.Ledger{}, err
 		}
+
 		return s.cfg.Exact.Ledger(ctx, key, after, limit)
 	}
 
@@ -417,6 +426,7 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 
 // Restore implements counter.Restorer, all or none of each side: a counter goes where its rule says.
 func (s *Store) Restore(ctx context.Context, all []counter.Copy, rules *counter.Rules) (restored int, err error) {
+	// A rule may have changed since the export, and says where the counter is from now on.
 	var owned, exact []counter.Copy
 	for _, c := range all {
 		if s.isExact(c.Key) {
@@ -458,14 +468,18 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 	one := func(updates []counter.Update) {
 		mu.Lock()
 		defer mu.Unlock()
+
 		changed(updates)
 	}
 	missed := func() {
-		if lost != nil {
-			mu.Lock()
-			defer mu.Unlock()
-			lost()
+		if lost == nil {
+			return
 		}
+
+		mu.Lock()
+		defer mu.Unlock()
+
+		lost()
 	}
 
 	return &watch{owned: s.cfg.Owned.Watch(one, missed), exact: s.cfg.Exact.Watch(one, missed), part: s.part}
