@@ -85,6 +85,7 @@ func (all takings) take(ctx context.Context) {
 	all.claimBack(ctx)
 	all.introduce(ctx)
 
+	// What is left are calls about one partition each, most of them of the front alone.
 	var begun sync.WaitGroup
 	slots := make(chan struct{}, takenAtOnce)
 	for _, t := range all.possible() {
@@ -133,6 +134,7 @@ func (t *taking) begin(ctx context.Context) error {
 		// The back was used alone until now. The front is filled by reads, and does not know the IDs.
 		t.state.lossy = time.Now().Add(lossyFor)
 	}
+
 	t.warn()
 	if t.reached() {
 		t.state.back = t.back.Number
@@ -151,6 +153,8 @@ func (t *taking) lost() (bool, error) {
 	if t.reached() && t.claim.Number < t.drained.number {
 		return true, nil
 	}
+
+	// Of a partition that it did not own all the time, this process knows no more than the front.
 	if !t.goesOn || t.claim.Number >= p.newest {
 		return false, nil
 	}
@@ -196,28 +200,12 @@ func (all takings) claimBack(ctx context.Context) {
 	if len(all) == 0 {
 		return
 	}
-	s := all[0].s
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, all[0].s.cfg.Timeout)
 	defer cancel()
 
 	// Before the claim, which would take a partition from the owner in front of the right one.
 	all.possible().readDrained(ctx)
-	claimed := all.reached()
-	if len(claimed) == 0 {
-		return
-	}
-	formers := make([]rows.Former, len(claimed))
-	for i, t := range claimed {
-		formers[i].Partition = t.p.id
-	}
-	claims, err := s.back.Claim(ctx, all[0].owner, formers)
-	for i, t := range claimed {
-		t.away = err
-		if err == nil {
-			t.back = claims[i]
-			t.away = claims[i].Err
-		}
-	}
+	all.reached().claimReached(ctx)
 
 	// Nobody else writes the back from now on. Another process may have given a front its token meanwhile, and then the
 	// back has it as well.
@@ -228,9 +216,30 @@ func (all takings) claimBack(ctx context.Context) {
 	}
 }
 
+// claimReached claims the partitions in the back. What they had there does not matter: the front has decided.
+func (all takings) claimReached(ctx context.Context) {
+	if len(all) == 0 {
+		return
+	}
+
+	formers := make([]rows.Former, len(all))
+	for i, t := range all {
+		formers[i].Partition = t.p.id
+	}
+	claims, err := all[0].s.back.Claim(ctx, all[0].owner, formers)
+	for i, t := range all {
+		t.away = err
+		if err == nil {
+			t.back = claims[i]
+			t.away = claims[i].Err
+		}
+	}
+}
+
 // ErrOtherFront is in the errors of claims whose front has another token than that from which the back has its rows. It
 // is a rows.ErrUnavailable.
-var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it", rows.ErrUnavailable)
+var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it",
+	rows.ErrUnavailable)
 
 // ErrBoth is in the errors of claims whose front and back both have rows, and were never used together. It is a
 // rows.ErrUnavailable.
@@ -285,6 +294,7 @@ func (all takings) introduce(ctx context.Context) {
 	s := all[0].s
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
+
 	for i, err := range s.back.Commit(ctx, commits) {
 		t := nameless[i]
 		t.back.Number = commits[i].Number
@@ -316,7 +326,8 @@ func (t *taking) name() rows.Commit {
 // warn says that the back has less than was drained. What is in the front is right, and goes to the back when it
 // changes.
 func (t *taking) warn() {
-	if t.isThere && t.reached() && t.back.Number < t.state.back {
+	hasLess := t.reached() && t.back.Number < t.state.back
+	if t.isThere && hasLess {
 		t.s.cfg.Log.Warn().Int("partition", t.p.id).Msg("counters: the lasting store was restored from an older copy; " +
 			"what left the fast one since is as it was then, and what did not is kept again when it changes")
 	}
@@ -325,20 +336,12 @@ func (t *taking) warn() {
 // remember forgets what this process knew of the partition from a former time, and reads from the front what is not
 // drained.
 func (t *taking) remember(ctx context.Context) error {
-	p := t.p
-	p.mu.Lock()
-	// A claim with a former one is granted only if no other process has claimed the partition since.
-	t.goesOn = t.former != 0 && p.epoch != 0
-	if !t.goesOn {
-		p.leave()
-	}
-	p.owner = t.owner
-	p.epoch = t.claim.Epoch
-	p.mu.Unlock()
+	t.enter()
 	if t.goesOn {
 		return nil // its memory has everything that is not drained, also what the front has lost
 	}
 
+	p := t.p
 	var names []rows.Name
 	var ids []rows.ID
 	var marks []uint64
@@ -348,6 +351,7 @@ func (t *taking) remember(ctx context.Context) error {
 		if _, err := fmt.Sscanf(field, "%x", &number); err != nil {
 			return errMalformed
 		}
+
 		// The back has it, or something newer: the front may be an older copy of itself.
 		if number <= t.drained.number {
 			old = append(old, dirtyName(number))
@@ -358,6 +362,7 @@ func (t *taking) remember(ctx context.Context) error {
 		names = append(names, some...)
 		ids = append(ids, someIDs...)
 		marks = append(marks, number)
+
 		return err
 	})
 	if err != nil {
@@ -370,6 +375,7 @@ func (t *taking) remember(ctx context.Context) error {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.pending = pending
 	p.since = time.Now()
 	p.ids = distinct(ids)
@@ -380,8 +386,24 @@ func (t *taking) remember(ctx context.Context) error {
 	return nil
 }
 
+// enter makes the partition this process's, and forgets a former time.
+func (t *taking) enter() {
+	p := t.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	// A claim with a former one is granted only if no other process has claimed the partition since.
+	t.goesOn = t.former != 0 && p.epoch != 0
+	if !t.goesOn {
+		p.leave()
+	}
+	p.owner = t.owner
+	p.epoch = t.claim.Epoch
+}
+
 // values returns rows of the front.
 func (t *taking) values(ctx context.Context, names []rows.Name) (map[rows.Name][]byte, error) {
+	// Several commits may have changed the same row. Their newest values are in the front.
 	values := map[rows.Name][]byte{}
 	var addresses []rows.Address
 	for _, name := range names {
@@ -398,12 +420,14 @@ func (t *taking) values(ctx context.Context, names []rows.Name) (map[rows.Name][
 		if row.Err != nil {
 			return nil, row.Err
 		}
-		if row.Value == nil && !t.state.whole {
-			delete(values, addresses[i].Name) // it was drained before it left the front, as a deletion leaves a tombstone
-		}
 		if row.Value == nil {
+			// Without a tombstone it was not deleted: it was drained, and then it left the front.
+			if !t.state.whole {
+				delete(values, addresses[i].Name)
+			}
 			continue
 		}
+
 		value, err := decodeValue(row.Value)
 		if err != nil {
 			return nil, t.s.malformed(err, addresses[i])
@@ -449,12 +473,14 @@ func (t *taking) restore(ctx context.Context) error {
 		return err
 	}
 
+	// The IDs that were lost are in the back, and are not brought over: there may be millions.
 	now := time.Now()
 	t.state.whole = t.isThere && t.state.whole
 	t.state.lossy = now.Add(lossyFor)
 	if t.reached() {
 		t.state.back = t.back.Number
 	}
+
 	commit := rows.Commit{Partition: t.p.id, Epoch: t.claim.Epoch, After: t.claim.Number, At: now}
 	t.p.addUndrained(&commit, changed, max(t.drained.number, t.claim.Number+1))
 	commit.Rows = append(commit.Rows, rows.Row{Name: stateName, Value: t.state.encode()})
@@ -480,6 +506,7 @@ func (t *taking) changedInBack(ctx context.Context) (map[rows.Name][]byte, error
 		if name != drainedName {
 			changed[name] = value
 		}
+
 		return nil
 	})
 

@@ -29,7 +29,18 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 
+	// Partitions that cannot be claimed now do not hold up the others.
 	err = s.claimBack(ctx)
+	if failed := s.send(ctx); failed != nil {
+		err = failed
+	}
+	s.say(err)
+
+	return s.Dirty(), err
+}
+
+// send brings to the back what has changed in the partitions that are claimed there. It returns the last error.
+func (s *Store) send(ctx context.Context) error {
 	var sent []*partition
 	var commits []rows.Commit
 	for id := range s.partitions {
@@ -40,28 +51,31 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 			commits = append(commits, *commit)
 		}
 	}
-	if len(commits) > 0 {
-		for i, failed := range s.back.Commit(ctx, commits) {
-			if failed = sent[i].sent(&commits[i], failed); failed != nil {
-				err = failed
-			}
+	if len(commits) == 0 {
+		return nil
+	}
+
+	var last error
+	for i, outcome := range s.back.Commit(ctx, commits) {
+		if err := sent[i].sent(&commits[i], outcome); err != nil {
+			last = err
 		}
 	}
 
-	s.say(err)
-
-	return s.Dirty(), err
+	return last
 }
 
 // say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The
 // caller has draining.
 func (s *Store) say(err error) {
 	if err != nil && s.away == nil {
-		s.cfg.Log.Info().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
+		s.cfg.Log.Info().Err(err).
+			Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
 	}
 	if err == nil && s.away != nil {
 		s.cfg.Log.Info().Msg("counters: the lasting store can be written again")
 	}
+
 	s.away = err
 }
 
@@ -81,12 +95,14 @@ func (s *Store) claimBack(ctx context.Context) error {
 			err = failed
 			continue
 		}
+
 		for i, claim := range claims {
 			p := &s.partitions[formers[i].Partition]
 			if claim.Epoch > 0 {
 				p.claimedBack(claim)
 				continue
 			}
+
 			if failed := s.outrun(ctx, p); failed != nil {
 				err = failed
 			}
@@ -170,8 +186,11 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 	if !p.claimed {
 		return nil
 	}
-	toSay := p.unsaid && !p.changed // the front has the token
-	if p.sending != nil || len(p.pending)+len(p.ids) == 0 && !toSay {
+
+	// One that was sent before is sent until its outcome is known.
+	hasToken := p.unsaid && !p.changed // the front has it, and the back does not know that
+	hasNews := len(p.pending)+len(p.ids) > 0 || hasToken
+	if p.sending != nil || !hasNews {
 		return p.sending
 	}
 
@@ -183,11 +202,13 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 		At:        now,
 		IDs:       slices.DeleteFunc(distinct(p.ids), func(id rows.ID) bool { return !id.Until.After(now) }),
 	}
+
 	names := make(map[rows.Name]bool, len(p.pending))
 	for name, value := range p.pending {
 		names[name] = true
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
 	}
+
 	// It is the last one, see claimedNow.
 	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: had{number: p.newest, token: p.state.token}.encode()})
 
@@ -237,11 +258,13 @@ func (p *partition) drainedTo(c *rows.Commit) {
 	p.drainedUntil = p.sendingTo
 	p.changed = true
 
+	// The front needs the names no more that were noted for who owns the partition next.
 	p.marks = slices.DeleteFunc(p.marks, func(number uint64) bool {
 		done := number <= p.sendingTo
 		if done {
 			p.drained = append(p.drained, dirtyName(number))
 		}
+
 		return done
 	})
 	for _, row := range c.Rows {

@@ -136,6 +136,7 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 	p.isRepeated = c.Number == p.begun
 	p.begun = c.Number
 
+	// A row that is not drained stays: it would be nowhere.
 	leaving := slices.DeleteFunc(slices.Clone(p.evicted[:p.leavingNow()]), p.isDirty)
 	if len(leaving) > 0 && p.state.whole {
 		p.state.whole = false
@@ -143,6 +144,7 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 		p.opened = true
 	}
 
+	// The caller's commit stays as it is, because it may be repeated.
 	front := *c
 	front.Rows = make([]rows.Row, 0, len(c.Rows)+len(p.evicted)+len(p.drained)+2)
 	written := make(map[rows.Name]bool, len(c.Rows))
@@ -150,6 +152,8 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 		written[row.Name] = true
 		front.Rows = append(front.Rows, p.inFront(row))
 	}
+
+	// If this process ends before that is drained, the next owner reads the names.
 	if len(c.Rows)+len(c.IDs) > 0 {
 		front.Rows = append(front.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
 	}
@@ -166,6 +170,7 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 			front.Rows = append(front.Rows, rows.Row{Name: name})
 		}
 	}
+
 	if p.opened {
 		front.Rows = p.appendTombstones(front.Rows, written)
 	}
@@ -185,14 +190,16 @@ func (p *partition) appendTombstones(to []rows.Row, written map[rows.Name]bool) 
 			to = append(to, rows.Row{Name: name, Value: encodeValue(nil)})
 		}
 	}
+
 	for name, value := range p.pending {
 		add(name, value)
 	}
-	if p.sending != nil {
-		for _, row := range p.sending.Rows {
-			if _, again := p.pending[row.Name]; !again {
-				add(row.Name, row.Value)
-			}
+	if p.sending == nil {
+		return to
+	}
+	for _, row := range p.sending.Rows {
+		if _, again := p.pending[row.Name]; !again {
+			add(row.Name, row.Value)
 		}
 	}
 
@@ -222,11 +229,11 @@ func (p *partition) made(c, front *rows.Commit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.pending == nil {
-		p.pending = map[rows.Name][]byte{}
-	}
 	if len(p.pending)+len(p.ids) == 0 {
 		p.since = time.Now()
+	}
+	if p.pending == nil {
+		p.pending = map[rows.Name][]byte{}
 	}
 	for _, row := range c.Rows {
 		p.pending[row.Name] = row.Value

@@ -127,6 +127,7 @@ func (s *Store) Close(ctx context.Context) error {
 		if left == 0 {
 			return nil
 		}
+
 		if !wake.Wait(ctx, s.cfg.DrainEvery, nil) {
 			return fmt.Errorf("rowstier: %d rows are in the front alone: %w", left, err)
 		}
@@ -163,6 +164,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 		return errs
 	}
 
+	// Once the front has it, a commit is acknowledged, and waits for the back.
 	for at, err := range s.front.Commit(ctx, fronts) {
 		i := possible[at]
 		errs[i] = err
@@ -186,6 +188,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 		return nil
 	}
 
+	// The front may have forgotten IDs, so the back is asked as well.
 	ids := append(append([]rows.ID{}, c.IDs...), c.Asked...)
 	known, err := s.back.Remembered(ctx, p.id, ids)
 	switch {
