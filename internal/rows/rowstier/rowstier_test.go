@@ -63,10 +63,12 @@ func (f *front) Claim(ctx context.Context, owner string, partitions []rows.Forme
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	claims, err := f.Store.Claim(ctx, owner, partitions)
 	for i, claim := range claims {
 		if claim.Epoch != 0 {
-			f.log = append(f.log, event{owner: owner, at: time.Now(), Commit: rows.Commit{Partition: partitions[i].Partition}})
+			of := rows.Commit{Partition: partitions[i].Partition}
+			f.log = append(f.log, event{owner: owner, at: time.Now(), Commit: of})
 		}
 	}
 
@@ -80,6 +82,7 @@ func (f *front) Commit(ctx context.Context, commits []rows.Commit) []error {
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	errs := f.Store.Commit(ctx, commits)
 	for i := range commits {
 		if errs[i] == nil {
@@ -128,18 +131,23 @@ func (f *front) Contents(
 // lose forgets what happened last, n events.
 func (f *front) lose(n int) {
 	f.log = f.log[:max(len(f.log)-n, 0)]
+
+	// What is left happens again at its time, so that the claims get their epochs.
 	var now time.Time
 	f.Store = rowsmem.New(rowsmem.Config{Now: func() time.Time {
 		if now.IsZero() {
 			return time.Now()
 		}
+
 		return now
 	}})
+
 	for _, e := range f.log {
 		if e.owner == "" {
 			f.Store.Commit(context.Background(), []rows.Commit{e.Commit})
 			continue
 		}
+
 		now = e.at
 		_, _ = f.Store.Claim(context.Background(), e.owner, []rows.Former{{Partition: e.Partition}})
 	}
@@ -194,6 +202,7 @@ func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
 		if errs[i] != nil {
 			continue
 		}
+
 		for _, row := range c.Rows {
 			b.numbers[rows.Address{Partition: c.Partition, Name: row.Name}] = c.Number
 		}
@@ -283,6 +292,7 @@ func (w *writer) claim() error {
 	if claims[0].Epoch == 0 {
 		return errors.New("another process has claimed the partition")
 	}
+
 	if w.epoch != 0 && claims[0].Number < w.number {
 		w.epoch = claims[0].Epoch
 		return w.heal(claims[0])
@@ -295,7 +305,9 @@ func (w *writer) claim() error {
 
 // heal writes again what the store may lack.
 func (w *writer) heal(claim rows.Claim) error {
-	c := rows.Commit{Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1, At: time.Now()}
+	c := rows.Commit{
+		Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1, At: time.Now(),
+	}
 	for name, is := range w.rows {
 		if is.number > claim.Number {
 			c.Rows = append(c.Rows, rows.Row{Name: name, Value: is.value})
@@ -306,6 +318,7 @@ func (w *writer) heal(claim rows.Claim) error {
 			c.IDs = append(c.IDs, rows.ID{Bytes: id, Until: c.At.Add(time.Hour)})
 		}
 	}
+
 	err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
 	if err == nil {
 		w.number = c.Number
@@ -317,8 +330,12 @@ func (w *writer) heal(claim rows.Claim) error {
 // commit makes a commit, healing the store as often as that takes.
 func (w *writer) commit(changed []rows.Row, ids []rows.ID) error {
 	for {
-		c := rows.Commit{Partition: part, Epoch: w.epoch, After: w.number, Number: w.number + 1, At: time.Now(), Rows: changed, IDs: ids}
+		c := rows.Commit{
+			Partition: part, Epoch: w.epoch, After: w.number, Number: w.number + 1, At: time.Now(),
+			Rows: changed, IDs: ids,
+		}
 		err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
+
 		var fenced *rows.Fenced
 		var lost *rows.Lost
 		switch {
@@ -380,6 +397,7 @@ func history(t *testing.T, seed uint64) {
 	}
 	w.reader = w.open()
 	w.begin()
+
 	for range 150 {
 		w.step()
 		time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
@@ -389,11 +407,13 @@ func history(t *testing.T, seed uint64) {
 	w.check()
 	for left := 1; left > 0; {
 		var err error
-		if left, err = w.writer.store.drain(t.Context()); err != nil {
+		left, err = w.writer.store.drain(t.Context())
+		if err != nil {
 			t.Logf("drain: %v", err)
 		}
 	}
 	w.checkBack()
+
 	w.close(w.reader)
 	w.close(w.writer.store)
 }
@@ -401,7 +421,12 @@ func history(t *testing.T, seed uint64) {
 // begin starts a process that takes the partition.
 func (w *world) begin() {
 	w.n++
-	w.writer = &writer{store: w.open(), name: fmt.Sprint("process ", w.n), rows: map[rows.Name]written{}, ids: map[[16]byte]uint64{}}
+	w.writer = &writer{
+		store: w.open(),
+		name:  fmt.Sprint("process ", w.n),
+		rows:  map[rows.Name]written{},
+		ids:   map[[16]byte]uint64{},
+	}
 	if err := w.writer.claim(); err != nil {
 		w.Fatalf("claim: %v", err)
 	}
@@ -454,6 +479,7 @@ func (w *world) change() {
 		}
 		changed = append(changed, rows.Row{Name: name, Value: value})
 	}
+
 	var ids []rows.ID
 	if w.random.IntN(3) == 0 {
 		id := rows.ID{Until: time.Now().Add(time.Hour)}
@@ -469,6 +495,7 @@ func (w *world) change() {
 		}
 		return // nothing was made: the front had lost too much
 	}
+
 	for _, row := range changed {
 		w.model[row.Name] = row.Value
 	}
@@ -504,6 +531,7 @@ func (w *world) check() {
 			}
 			last = field
 			found[field] = value
+
 			return nil
 		})
 		if err != nil && !w.back.away {
@@ -512,19 +540,25 @@ func (w *world) check() {
 
 		for f := range 8 {
 			name := rows.Name{Collection: of, Field: fmt.Sprint("f", f)}
-			is := w.reader.Read(context.Background(), []rows.Address{{Partition: part, Name: name}})[0]
-			if is.Err == nil && !bytes.Equal(is.Value, w.model[name]) {
-				w.Fatalf("%v is %q, want %q", name, is.Value, w.model[name])
-			}
-			if is.Err != nil && !w.back.away {
-				w.Fatalf("%v: %v", name, is.Err)
-			}
+			w.checkRow(name)
 			if err == nil && !bytes.Equal(found[name.Field], w.model[name]) {
 				w.Fatalf("a scan finds %q as %v, want %q", found[name.Field], name, w.model[name])
 			}
 		}
 	}
 	w.checkIDs()
+}
+
+// checkRow compares a row that another process reads. While the back is away it may be unavailable.
+func (w *world) checkRow(name rows.Name) {
+	w.Helper()
+	is := w.reader.Read(context.Background(), []rows.Address{{Partition: part, Name: name}})[0]
+	if is.Err == nil && !bytes.Equal(is.Value, w.model[name]) {
+		w.Fatalf("%v is %q, want %q", name, is.Value, w.model[name])
+	}
+	if is.Err != nil && !w.back.away {
+		w.Fatalf("%v: %v", name, is.Err)
+	}
 }
 
 // checkIDs uses an ID again that may still be remembered.
@@ -534,8 +568,9 @@ func (w *world) checkIDs() {
 	}
 
 	id := rows.ID{Bytes: w.used[w.random.IntN(len(w.used))], Until: time.Now().Add(time.Hour)}
+	err := w.writer.commit(nil, []rows.ID{id})
 	var known *rows.Known
-	if err := w.writer.commit(nil, []rows.ID{id}); !errors.As(err, &known) && !w.back.away {
+	if !errors.As(err, &known) && !w.back.away {
 		w.Fatalf("an ID was used twice: %v", err)
 	}
 }
@@ -550,6 +585,7 @@ func (w *world) checkBack() {
 			is[at.Name] = value
 		}
 	}
+
 	maps.DeleteFunc(w.model, func(_ rows.Name, value []byte) bool { return value == nil })
 	if !maps.EqualFunc(is, w.model, bytes.Equal) {
 		w.Errorf("the back has\n%q\nwant\n%q", is, w.model)
@@ -566,12 +602,14 @@ func TestOlderFront(t *testing.T) {
 		first.must(t, first.next("2"))
 		first.close(t)
 
+		// The second commit is lost there, and was drained.
 		front.lose(1)
 		second := newOwned(t, "second", front, back)
 		at := rows.Address{Partition: 7, Name: first.name}
 		if got := second.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
 			t.Errorf("the front has %q, %v", got.Value, got.Err)
 		}
+
 		second.close(t)
 		if got := back.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
 			t.Errorf("the store behind it has %q, %v", got.Value, got.Err)
@@ -630,23 +668,27 @@ func TestTwoFronts(t *testing.T) {
 		before := newOwned(t, "before", elsewhere, newBack())
 		before.must(t, before.next("1"))
 		before.close(t)
+
 		s := New(elsewhere, shared, Config{})
 		_, err := s.Claim(t.Context(), "other", []rows.Former{{Partition: 7}})
 		if !errors.Is(err, ErrOtherFront) || !errors.Is(err, rows.ErrUnavailable) {
 			t.Errorf("another front: %v", err)
 		}
 		_ = s.Close(t.Context())
-		own.must(t, own.next("2"))
 
+		own.must(t, own.next("2"))
 		empty := newOwned(t, "second", newFront(), shared)
 		if got := empty.Read(t.Context(), []rows.Address{{Partition: 7, Name: own.name}})[0]; string(got.Value) != "2" {
 			t.Errorf("an empty front has %q, %v", got.Value, got.Err)
 		}
+
 		own.must(t, own.next("3")) // before it notices
 		time.Sleep(time.Minute)
 		if err := own.commit(t, own.next("4")); !errors.Is(err, rows.ErrFull) {
 			t.Errorf("the former front: %v", err)
 		}
+
+		// By commits that change nothing it would find out that the front has another owner.
 		nothing := own.next("")
 		nothing.Rows = nil
 		own.must(t, nothing)
@@ -721,6 +763,7 @@ func TestTwoProcessesBegin(t *testing.T) {
 				third := newOwned(t, "third", between, shared)
 				third.must(t, third.next("3"))
 				third.close(t)
+
 				fourth := newOwned(t, "fourth", newFront(), shared)
 				got := fourth.Read(t.Context(), []rows.Address{{Partition: 7, Name: fourth.name}})[0]
 				if string(got.Value) != "3" {
@@ -746,7 +789,7 @@ func TestASlowProcessTakesTheBack(t *testing.T) {
 			}
 		}
 		slow := newOwned(t, "slow", between, shared)
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) // a drain of the owner finds out
 
 		if err := o.commit(t, o.next("2")); !errors.As(err, new(*rows.Lost)) {
 			t.Fatalf("the owner commits: %v", err)
@@ -774,6 +817,7 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 		o := newOwned(t, "owner", newFront(), newBack())
 		p := &o.partitions[7]
 		p.state.adopts = true
+
 		c := o.next("1")
 		under := p.begin(&c)
 		p.adopted(o.claim.Epoch)
@@ -798,30 +842,9 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 // TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the back
 // that the front had alone.
 func TestAdoptionIsKilled(t *testing.T) {
-	const partitions, collections, fields = 3, 2, 4
 	synctest.Test(t, func(t *testing.T) {
 		between := newFront()
-		want := map[rows.Address]string{}
-		var ids []rows.ID
-		for partition := range partitions {
-			claims, err := between.Claim(t.Context(), "alone", []rows.Former{{Partition: partition}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			c := rows.Commit{Partition: partition, Epoch: claims[0].Epoch, Number: 1, At: time.Now()}
-			c.IDs = []rows.ID{{Bytes: [16]byte{byte(partition)}, Until: time.Now().Add(24 * time.Hour)}}
-			for i := range collections * fields {
-				name := rows.Name{Collection: fmt.Sprint("c", i%collections), Field: fmt.Sprint("f", i)}
-				value := fmt.Sprint(partition, " ", i)
-				want[rows.Address{Partition: partition, Name: name}] = value
-				c.Rows = append(c.Rows, rows.Row{Name: name, Value: []byte(value)})
-			}
-			if err := between.Commit(t.Context(), []rows.Commit{c})[0]; err != nil {
-				t.Fatal(err)
-			}
-			ids = append(ids, c.IDs...)
-		}
-
+		want, ids := fillAlone(t, between)
 		shared := newBack()
 		shared.distance = 30 * time.Millisecond
 		between.distance = 30 * time.Millisecond
@@ -834,21 +857,11 @@ func TestAdoptionIsKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// Each has a little more time than the one before. As an owner does, it makes sure now and then that it owns all.
+			// Each has a little more time than the one before.
 			for turn := range kills {
 				time.Sleep(50 * time.Millisecond)
-				if turn%4 > 0 {
-					continue
-				}
-				for id := range claims {
-					o := owned{Store: s, claim: claims[id]}
-					c := o.next("")
-					c.Partition = id
-					c.Rows = nil
-					if err := o.commit(t, c); err != nil {
-						t.Errorf("partition %d after %d kills: %v, %v", id, kills, err, claims[id].Err)
-					}
-					claims[id] = o.claim
+				if turn%4 == 0 {
+					verify(t, s, claims)
 				}
 			}
 			adopted, err = s.Adopted(t.Context(), 0, 1, 2)
@@ -858,6 +871,7 @@ func TestAdoptionIsKilled(t *testing.T) {
 			s.stop()
 			s.wg.Wait()
 		}
+
 		if kills < 5 {
 			t.Errorf("it took %d processes: was one killed in between?", kills)
 		}
@@ -873,6 +887,49 @@ func TestAdoptionIsKilled(t *testing.T) {
 			}
 		}
 	})
+}
+
+// fillAlone has rows and IDs in three partitions of a front without a back, and returns them.
+func fillAlone(t *testing.T, between *front) (want map[rows.Address]string, ids []rows.ID) {
+	t.Helper()
+	const partitions, collections, fields = 3, 2, 4
+	want = map[rows.Address]string{}
+	for partition := range partitions {
+		claims, err := between.Claim(t.Context(), "alone", []rows.Former{{Partition: partition}})
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		c := rows.Commit{Partition: partition, Epoch: claims[0].Epoch, Number: 1, At: time.Now()}
+		c.IDs = []rows.ID{{Bytes: [16]byte{byte(partition)}, Until: time.Now().Add(24 * time.Hour)}}
+		for i := range collections * fields {
+			name := rows.Name{Collection: fmt.Sprint("c", i%collections), Field: fmt.Sprint("f", i)}
+			value := fmt.Sprint(partition, " ", i)
+			want[rows.Address{Partition: partition, Name: name}] = value
+			c.Rows = append(c.Rows, rows.Row{Name: name, Value: []byte(value)})
+		}
+		if err := between.Commit(t.Context(), []rows.Commit{c})[0]; err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, c.IDs...)
+	}
+
+	return want, ids
+}
+
+// verify makes an empty commit of each partition, as an owner does now and then to make sure that it owns them.
+func verify(t *testing.T, s *Store, claims []rows.Claim) {
+	t.Helper()
+	for id := range claims {
+		o := owned{Store: s, claim: claims[id]}
+		c := o.next("")
+		c.Partition = id
+		c.Rows = nil
+		if err := o.commit(t, c); err != nil {
+			t.Errorf("partition %d: %v, %v", id, err, claims[id].Err)
+		}
+		claims[id] = o.claim
+	}
 }
 
 // everyPartition returns all partitions, to claim them.
@@ -901,23 +958,7 @@ func TestClaimsTogether(t *testing.T) {
 				shared := newBack()
 				between := newFront()
 				if tc.loses {
-					first := New(between, shared, Config{})
-					claims, err := first.Claim(t.Context(), "first", everyPartition())
-					if err != nil {
-						t.Fatal(err)
-					}
-					for id, claim := range claims {
-						o := owned{Store: first, claim: claim}
-						c := o.next("1")
-						c.Partition = id
-						if err := o.commit(t, c); err != nil {
-							t.Fatal(err)
-						}
-					}
-					if err := first.Close(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-					between.lose(rows.Partitions)
+					fillAndLose(t, between, shared)
 				}
 
 				shared.distance = distance
@@ -939,6 +980,29 @@ func TestClaimsTogether(t *testing.T) {
 			})
 		})
 	}
+}
+
+// fillAndLose has a row of each partition in the back, and none in the front.
+func fillAndLose(t *testing.T, between *front, shared *back) {
+	t.Helper()
+	s := New(between, shared, Config{})
+	claims, err := s.Claim(t.Context(), "first", everyPartition())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, claim := range claims {
+		o := owned{Store: s, claim: claim}
+		c := o.next("1")
+		c.Partition = id
+		if err := o.commit(t, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	between.lose(rows.Partitions)
 }
 
 // TestSomeClaimsFail: a partition that cannot be claimed does not hold up the others.
