@@ -37,6 +37,7 @@ func TestServerContents(t *testing.T) {
 					}
 					seen[fmt.Sprint(partition, id.Bytes)] = true
 				}
+
 				return nil
 			})
 			if err != nil {
@@ -50,7 +51,7 @@ func TestServerContents(t *testing.T) {
 				}
 			}
 			if len(missing) > 0 || len(seen) != 3*rows.Partitions {
-				t.Errorf("there are %d of %d names; of these partitions something is missing: %v", len(seen), 3*rows.Partitions, missing)
+				t.Errorf("there are %d of %d names; something is missing of %v", len(seen), 3*rows.Partitions, missing)
 			}
 
 			enough := errors.New("enough")

@@ -24,7 +24,8 @@ func (s *Store) Owners(ctx context.Context) ([]string, error) {
 		_, _ = pipe.Exec(ctx)
 
 		for p, reply := range replies {
-			if err := reply.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			err := reply.Err()
+			if err != nil && !errors.Is(err, redis.Nil) {
 				return err
 			}
 			owners[p] = reply.Val()

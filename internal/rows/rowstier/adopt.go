@@ -223,7 +223,7 @@ func (p *partition) add(epoch uint64, found map[rows.Name][]byte, ids []rows.ID)
 		p.pending = map[rows.Name][]byte{}
 	}
 	for name, value := range found {
-		if !p.isDirty(name) {
+		if !p.isDirtyLocked(name) {
 			p.pending[name] = value
 		}
 	}
@@ -234,7 +234,7 @@ func (p *partition) isClean(name rows.Name) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return !p.isDirty(name)
+	return !p.isDirtyLocked(name)
 }
 
 // adopted notes that the back has everything.

@@ -395,7 +395,7 @@ func (t *taking) enter() {
 	// A claim with a former one is granted only if no other process has claimed the partition since.
 	t.goesOn = t.former != 0 && p.epoch != 0
 	if !t.goesOn {
-		p.leave()
+		p.leaveLocked()
 	}
 	p.owner = t.owner
 	p.epoch = t.claim.Epoch
@@ -459,7 +459,7 @@ func (t *taking) settle(changed bool) {
 	t.p.state = t.state
 	t.p.changed = changed
 	if t.reached() {
-		t.p.claimedNow(t.back)
+		t.p.claimedBackLocked(t.back)
 		t.p.drainedUntil = t.drained.number
 		t.p.unsaid = t.drained.unsaid
 	}

@@ -118,7 +118,7 @@ func (p *partition) unclaimed() (string, rows.Former) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.claimed || p.dirtyNow() == 0 {
+	if p.claimed || p.dirtyLocked() == 0 {
 		return "", rows.Former{}
 	}
 
@@ -138,7 +138,7 @@ func (s *Store) outrun(ctx context.Context, p *partition) error {
 	defer p.mu.Unlock()
 
 	isOurs := decodeHad(row.Value).token == p.state.token
-	p.leave()
+	p.leaveLocked()
 	p.contested = isOurs
 	p.ousted = !isOurs
 
@@ -150,11 +150,11 @@ func (p *partition) claimedBack(claim rows.Claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.claimedNow(claim)
+	p.claimedBackLocked(claim)
 }
 
-// claimedNow goes on from a claim of the back. The caller has mu.
-func (p *partition) claimedNow(claim rows.Claim) {
+// claimedBackLocked goes on from a claim of the back.
+func (p *partition) claimedBackLocked(claim rows.Claim) {
 	p.claimed = true
 	p.backEpoch = claim.Epoch
 	p.backHas = claim.Number
@@ -175,8 +175,8 @@ func (p *partition) claimedNow(claim rows.Claim) {
 	p.sending = &again
 }
 
-// leave forgets a partition that another process owns. The caller has mu.
-func (p *partition) leave() { p.tenure = tenure{} }
+// leaveLocked forgets a partition that another process owns.
+func (p *partition) leaveLocked() { p.tenure = tenure{} }
 
 // toSend returns what the back shall get, the same again until it has it, or nil.
 func (p *partition) toSend(now time.Time) *rows.Commit {
@@ -209,7 +209,7 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
 	}
 
-	// It is the last one, see claimedNow.
+	// It is the last one, see claimedBackLocked.
 	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: had{number: p.newest, token: p.state.token}.encode()})
 
 	p.sending = c
@@ -236,7 +236,7 @@ func (p *partition) sent(c *rows.Commit, err error) error {
 	var lost *rows.Lost
 	switch {
 	case err == nil:
-		p.drainedTo(c)
+		p.drainedToLocked(c)
 		return nil
 	case errors.As(err, &known):
 		p.sending.IDs = without(p.sending.IDs, known.IDs)
@@ -249,8 +249,8 @@ func (p *partition) sent(c *rows.Commit, err error) error {
 	}
 }
 
-// drainedTo notes that the back has a commit. The caller has mu.
-func (p *partition) drainedTo(c *rows.Commit) {
+// drainedToLocked notes that the back has a commit.
+func (p *partition) drainedToLocked(c *rows.Commit) {
 	p.sending = nil
 	p.unsaid = false
 	p.backHas = c.Number
