@@ -102,17 +102,25 @@ func (p *Place) checkRedis(ctx context.Context, conn *redisconn.Conn, imports bo
 		use, err = presenceredis.FindUse(ctx, c)
 		return err
 	})
-	if err == nil && imports {
-		err = p.checkRunning(&use)
-	}
 	if err == nil {
-		err = checkFormat(&use, imports)
-	}
-	if err == nil {
-		err = p.checkPostgres(&use)
+		err = p.refuses(&use, imports)
 	}
 
 	return ofRedis(err)
+}
+
+// refuses returns why the counters of a Redis cannot be exported, or imported over.
+func (p *Place) refuses(use *presenceredis.Use, imports bool) error {
+	if imports {
+		if err := p.checkRunning(use); err != nil {
+			return err
+		}
+	}
+	if err := checkFormat(use, imports); err != nil {
+		return err
+	}
+
+	return p.checkPostgres(use)
 }
 
 // checkRunning refuses a Redis that processes use. A server that starts in spite of that, later on, takes the claims
