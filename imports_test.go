@@ -50,9 +50,8 @@ var layers = []layer{
 	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}}, // real servers for tests
 	{"counter/limit", nil}, // arithmetic
 	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit", "internal/wake"}}, // words, rules, combining
-	{"counter/transfer", []string{"counter", "presence"}},                                      // the file of an export
-	{"counter/hyperloglog", nil},                                                               // registers of kind unique
-	{"internal/rows", nil},                                                                     // words and contract
+	{"counter/hyperloglog", nil}, // registers of kind unique
+	{"internal/rows", nil},       // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
 	{"counter/share", []string{"counter", "counter/hyperloglog"}}, // arithmetic
 	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
@@ -78,6 +77,10 @@ var layers = []layer{
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
 		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "counter/region", "counter/routed",
 		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence",
+	}},
+	{"counter/transfer", []string{ // exports, and the stores that they are of
+		"counter", "counter/call", "counter/cluster", "counter/local", "counter/owner", "counter/routed",
+		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence", "presence/presenceredis/...",
 	}},
 	{"counter/pipeline", []string{"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed"}}, // opens the counters of a process
 	{"scripts", nil},
@@ -130,7 +133,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed", "counter/local", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "internal/rows", "internal/rows/rowsredis", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

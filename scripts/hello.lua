@@ -10,7 +10,8 @@
 -- Safe to repeat. O(1).
 
 local facts = redis.call('HGETALL', KEYS[1])
-if #facts == 0 then return {'missing'} end
+-- Facts without a region are of an import, before the first process.
+if redis.call('HEXISTS', KEYS[1], 'region') == 0 then return {'missing'} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local identity, beats, last = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%S+) (%d+) (%d+)$')

@@ -12,6 +12,18 @@ func (s *system) hasCounters() bool {
 	return s.cfg.HasRole(presence.RolePresence) || s.cfg.HasRole(presence.RoleGateway)
 }
 
+// postgresUse returns how the counters use PostgreSQL.
+func (c *Config) postgresUse() routed.Use {
+	switch {
+	case c.Redis == "":
+		return routed.UseAlone
+	case len(c.Peers) > 0:
+		return routed.UseBeside
+	default:
+		return routed.UseBehind
+	}
+}
+
 // openBehind opens the PostgreSQL behind Redis. What this process has of the counters closes it.
 func (s *system) openBehind(ctx context.Context) (*routed.Behind, error) {
 	behind, err := routed.OpenBehind(ctx, routed.BehindConfig{

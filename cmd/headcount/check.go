@@ -407,8 +407,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	const thing = "--postgres"
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	isBehind := c.Config.Redis != "" && len(c.Config.Peers) == 0
-	found, err := routed.Check(ctx, c.Config.Postgres, isBehind)
+	found, err := routed.Check(ctx, c.Config.Postgres, c.Config.postgresUse())
 	if err = refusedPostgres(err); err != nil {
 		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or correct the URL"}
 		errors.As(err, &s)

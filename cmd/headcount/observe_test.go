@@ -280,7 +280,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 			}
 		}
 	}
-	for _, must := range []string{"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count", "headcount_persist_lag_seconds", "headcount_region_lag_seconds", "headcount_counters_region_lag_seconds"} {
+	for _, must := range []string{"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count", "headcount_persist_lag_seconds", "headcount_persist_rows", "headcount_region_lag_seconds", "headcount_counters_region_lag_seconds"} {
 		if len(all[must]) == 0 {
 			t.Errorf("no %s", must)
 		}

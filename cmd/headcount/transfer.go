@@ -6,17 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"headcount/counter"
-	"headcount/counter/cluster"
-	"headcount/counter/local"
-	"headcount/counter/routed"
 	"headcount/counter/transfer"
 	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
@@ -46,208 +39,42 @@ type importCommand struct {
 	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as for serve. They say which counters are exact, and how long ledgers and time buckets are kept."`
 }
 
-// counterStore is a store whose counters can be exported and imported.
-type counterStore interface {
-	counter.Store
-	counter.Dumper
-	counter.Restorer
+// stores returns where the counters are. It refuses settings that cannot work.
+func (p *place) stores() (*transfer.Place, error) {
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+
+	return &transfer.Place{Dir: p.DataDir, Redis: p.Redis, Postgres: p.Postgres, Regions: p.Regions}, nil
 }
 
-// completer is a counterStore that has to know when an import is whole.
-type completer interface {
-	Complete(ctx context.Context) error
-}
-
-// connectedStore closes its connection, too.
-type connectedStore struct {
-	*cluster.Sole
-	conn *redisconn.Conn
-}
-
-// Close is as counter.Store says.
-func (s *connectedStore) Close() error { return errors.Join(s.Sole.Close(), s.conn.Close()) }
-
-// open opens the store. fresh permits that the store is created; the rules then say which counters are exact.
-func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
+// check refuses settings that cannot work.
+func (p *place) check() error {
 	if p.Regions && (p.Redis == "" || p.Postgres == "") {
-		return nil, setting.Errorf("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
+		return setting.Errorf("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
 	}
 	if p.Postgres != "" {
 		if problem := postgres.CheckURL(p.Postgres); problem != "" {
-			return nil, setting.Errorf("postgres", "%s", problem)
+			return setting.Errorf("postgres", "%s", problem)
 		}
 	}
-	switch {
-	case p.Redis != "" && p.Postgres != "" && !p.Regions:
-		return p.openBehindImport(ctx, rules)
-	case p.Redis != "":
-		return p.openRedis(ctx, fresh, rules)
-	case p.Postgres != "":
-		s, err := routed.OpenAlone(ctx, routed.AloneConfig{URL: p.Postgres, Rules: rules, Log: zerolog.Nop()})
-		if err != nil {
-			return nil, refusedPostgres(err)
-		}
-		return s, nil
-	case p.DataDir != "":
-		s, err := local.Open(ctx, p.DataDir, rules, zerolog.Nop())
-		if err != nil {
-			return nil, fmt.Errorf("--data-dir: %w", err)
-		}
-		return s, nil
+	if p.Redis == "" && p.Postgres == "" && p.DataDir == "" {
+		return setting.Errorf("data-dir", "no store is named; give --data-dir, --postgres or --redis "+
+			"(counters in memory end with their process)")
 	}
-	return nil, setting.Errorf("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
-}
-
-// dump is a store whose counters can be exported.
-type dump interface {
-	counter.Dumper
-	Close() error
-}
-
-// openDump opens the store for an export.
-func (p place) openDump(ctx context.Context) (dump, error) {
-	if p.Postgres != "" && !p.Regions {
-		return p.openPostgresDump(ctx)
-	}
-	if p.Redis != "" && p.Postgres == "" && !p.Regions {
-		conn, err := p.dial(ctx)
-		if err != nil {
-			return nil, err
-		}
-
-		return &connectedExport{cluster.OpenExport(conn), conn}, nil
-	}
-	if p.DataDir == "" || p.Redis != "" || p.Postgres != "" {
-		return p.open(ctx, false, counter.BuiltinRules())
+	if p.Redis == "" {
+		return nil
 	}
 
-	// Nothing is made, and a disk that is full can be read.
-	path := filepath.Join(p.DataDir, local.File)
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("--data-dir: there is no %s, so there are no counters to export", path)
-	}
-	from, err := local.OpenDump(p.DataDir)
-	if err != nil {
-		return nil, fmt.Errorf("--data-dir: %w", err)
-	}
-
-	return from, nil
-}
-
-// openRedis opens a store in Redis alone, or that of a region.
-func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
-	conn, err := p.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if !p.Regions {
-		return openImport(ctx, conn, rules)
-	}
-
-	store, err := openRegion(ctx, conn, cluster.SoleConfig{Postgres: p.Postgres, Rules: rules, Imports: fresh})
-	if err != nil {
-		_ = conn.Close()
-		return nil, refusedPostgres(err)
-	}
-	connected := &connectedStore{store, conn}
-	running, err := leases(ctx, connected)
-	if err == nil && fresh && len(running) > 0 {
-		slices.Sort(running)
-		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
-	}
-	if err == nil && fresh {
-		err = store.Own(ctx)
-	}
-	if err != nil {
-		_ = connected.Close()
-		return nil, err
-	}
-
-	return connected, nil
-}
-
-// openRegion opens the counters of a region, whose exact ones are in PostgreSQL.
-func openRegion(ctx context.Context, conn *redisconn.Conn, cfg cluster.SoleConfig) (*cluster.Sole, error) {
-	cfg.Redis = conn
-	cfg.Log = zerolog.Nop()
-	opened, err := cluster.OpenSole(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-
-	return opened, nil
-}
-
-// leases returns the processes that use the Redis of a store. It waits for Redis to answer.
-func leases(ctx context.Context, store *connectedStore) (running []string, err error) {
-	for end := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
-		running, err = store.Leases(ctx)
-		var other *counter.FormatError
-		refused := errors.As(err, &other)
-		if err == nil || refused || time.Now().After(end) || ctx.Err() != nil {
-			return running, err
-		}
-	}
-}
-
-// dial opens a connection to Redis, and waits until it answers.
-func (p place) dial(ctx context.Context) (*redisconn.Conn, error) {
 	if problem := redisconn.CheckURL(p.Redis); problem != "" {
-		return nil, setting.Errorf("redis", "%s", problem)
+		return setting.Errorf("redis", "%s", problem)
 	}
 	if p.DataDir != "" {
-		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
-	}
-	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
-	if err != nil {
-		return nil, fmt.Errorf("--redis: %w", err)
+		return setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
 	}
 
-	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
-	defer caller.Close()
-	for until := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
-		_, err := caller.Known(ctx)
-		if err == nil {
-			return conn, nil
-		}
-		if time.Now().After(until) || ctx.Err() != nil {
-			_ = conn.Close()
-			return nil, fmt.Errorf("--redis: %w", err)
-		}
-	}
+	return nil
 }
-
-// connectedExport is the counters in a Redis alone, with their connection.
-type connectedExport struct {
-	*cluster.Export
-	conn *redisconn.Conn
-}
-
-// Close is as dump says.
-func (d *connectedExport) Close() error { return errors.Join(d.Export.Close(), d.conn.Close()) }
-
-// connectedImport is a counterStore in a Redis alone, with its connection.
-type connectedImport struct {
-	*cluster.Import
-	conn *redisconn.Conn
-}
-
-// Close is as counter.Store says.
-func (i *connectedImport) Close() error { return errors.Join(i.Import.Close(), i.conn.Close()) }
-
-// openImport opens a store in Redis alone.
-func openImport(ctx context.Context, conn *redisconn.Conn, rules *counter.Rules) (counterStore, error) {
-	store, err := cluster.OpenImport(ctx, conn, rules)
-	if err != nil {
-		_ = conn.Close()
-		return nil, fmt.Errorf("--redis: %w", err)
-	}
-
-	return &connectedImport{store, conn}, nil
-}
-
-// dialled is how long it may take until Redis answers.
-const dialled = 3 * time.Second
 
 // refusedPostgres turns an error about the configuration of the database into an error about --postgres.
 func refusedPostgres(err error) error {
@@ -255,6 +82,7 @@ func refusedPostgres(err error) error {
 		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)
 	}
+
 	return err
 }
 
@@ -271,9 +99,11 @@ type progress struct {
 
 // Transferred implements transfer.Progress.
 func (t *progress) Transferred(counters, restored int, bytes int64) {
-	t.counters, t.restored, t.bytes = counters, restored, bytes
-	if now := time.Now(); now.Sub(t.last) >= time.Second {
-		t.last = now
+	t.counters = counters
+	t.restored = restored
+	t.bytes = bytes
+	if time.Since(t.last) >= time.Second {
+		t.last = time.Now()
 		t.print("so far")
 	}
 }
@@ -287,73 +117,119 @@ func (t *progress) print(how string) {
 }
 
 // run writes the export.
-func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if c.Resume && c.File == "" {
 		return setting.Errorf("resume", "there is no file to continue; give --file")
 	}
-	var from presence.Site
-	if c.Site != "" {
-		if from, err = presence.ParseSite(c.Site); err != nil {
-			return setting.Errorf("site", "%v", err)
-		}
-	}
-	store, err := c.openDump(ctx)
+	site, err := parseSite(c.Site)
 	if err != nil {
 		return err
 	}
+
+	stores, err := c.stores()
+	if err != nil {
+		return err
+	}
+	store, err := stores.OpenSource(ctx)
+	if err != nil {
+		return refusedPostgres(err)
+	}
 	defer store.Close()
 	counters := counter.Dumper(store)
-	if c.Site != "" {
-		counters = transfer.Of(from, store)
+	if site != nil {
+		counters = transfer.Of(*site, store)
 	}
-	out, position := stdout, transfer.Position{}
-	if c.File != "" {
-		file, at, err := c.openFile()
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		if position = at; position.Whole {
-			fmt.Fprintf(stderr, "headcount: %s is whole already\n", c.File)
-			return nil
-		}
-		out = file
-	}
+
 	report := &progress{to: stderr, verb: "exported", last: time.Now()}
-	if err := transfer.Export(ctx, out, counters, position, report); err != nil {
+	if c.File != "" {
+		return c.exportFile(ctx, counters, report)
+	}
+	if err := transfer.Export(ctx, stdout, counters, transfer.Position{}, report); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	if file, ok := out.(*os.File); ok && c.File != "" {
-		if err := file.Sync(); err != nil {
-			return fmt.Errorf("export: %w", err)
-		}
-	}
 	report.print("in all")
+
 	return nil
 }
 
+// exportFile writes the export to the file.
+func (c *exportCommand) exportFile(ctx context.Context, counters counter.Dumper, report *progress) error {
+	file, at, err := c.openFile()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if at.Whole {
+		fmt.Fprintf(report.to, "headcount: %s is whole already\n", c.File)
+		return nil
+	}
+
+	err = transfer.Export(ctx, file, counters, at, report)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	report.print("in all")
+
+	return nil
+}
+
+// parseSite returns the site with that name; nil: none is named.
+func parseSite(name string) (*presence.Site, error) {
+	if name == "" {
+		return nil, nil
+	}
+
+	site, err := presence.ParseSite(name)
+	if err != nil {
+		return nil, setting.Errorf("site", "%v", err)
+	}
+
+	return &site, nil
+}
+
 // openFile creates the file or, with --resume, opens it at the end of its complete part.
-func (c *exportCommand) openFile() (file *os.File, at transfer.Position, err error) {
-	if !c.Resume {
-		file, err = os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if errors.Is(err, os.ErrExist) {
-			err = fmt.Errorf("--file: %s exists already; continue it (--resume), or name another file", c.File)
-		}
-		return file, at, err
+func (c *exportCommand) openFile() (*os.File, transfer.Position, error) {
+	if c.Resume {
+		return c.resumeFile()
 	}
-	if file, err = os.OpenFile(c.File, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return nil, at, fmt.Errorf("--file: %w", err)
+
+	file, err := os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		err = fmt.Errorf("--file: %s exists already; continue it (--resume), or name another file", c.File)
 	}
-	if at, err = transfer.Resume(file); err == nil && !at.Whole {
-		if err = file.Truncate(at.Offset); err == nil {
-			_, err = file.Seek(at.Offset, io.SeekStart)
-		}
+
+	return file, transfer.Position{}, err
+}
+
+func (c *exportCommand) resumeFile() (*os.File, transfer.Position, error) {
+	file, err := os.OpenFile(c.File, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, transfer.Position{}, fmt.Errorf("--file: %w", err)
+	}
+
+	at, err := transfer.Resume(file)
+	if err == nil && !at.Whole {
+		err = cut(file, at.Offset)
 	}
 	if err != nil {
 		_ = file.Close()
 		return nil, at, fmt.Errorf("--file: %s: %w", c.File, err)
 	}
+
 	return file, at, nil
+}
+
+// cut removes what follows an offset, and has the next write go there.
+func cut(file *os.File, offset int64) error {
+	if err := file.Truncate(offset); err != nil {
+		return err
+	}
+	_, err := file.Seek(offset, io.SeekStart)
+
+	return err
 }
 
 // run reads an export.
@@ -362,37 +238,42 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	if err != nil {
 		return err
 	}
-	var into *presence.Site
-	if c.Site != "" {
-		site, err := presence.ParseSite(c.Site)
-		if err != nil {
-			return setting.Errorf("site", "%v", err)
-		}
-		into = &site
+	into, err := parseSite(c.Site)
+	if err != nil {
+		return err
 	}
-	in, name := stdin, "standard input"
+
+	in := stdin
+	name := "standard input"
 	if c.File != "" {
 		file, err := os.Open(c.File)
 		if err != nil {
 			return fmt.Errorf("--file: %w", err)
 		}
 		defer file.Close()
-		in, name = file, c.File
+		in = file
+		name = c.File
 	}
-	store, err := c.open(ctx, true, rules)
+
+	stores, err := c.stores()
 	if err != nil {
 		return err
 	}
+	store, err := stores.OpenTarget(ctx, rules)
+	if err != nil {
+		return refusedPostgres(err)
+	}
 	defer store.Close()
+
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
-	if err := transfer.Import(ctx, in, store, rules, into, report); err != nil {
+	err = transfer.Import(ctx, in, store, rules, into, report)
+	if err == nil {
+		err = store.Complete(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
 	}
-	if whole, ok := store.(completer); ok {
-		if err := whole.Complete(ctx); err != nil {
-			return fmt.Errorf("import: %s: %w", name, err)
-		}
-	}
 	report.print("in all")
+
 	return nil
 }

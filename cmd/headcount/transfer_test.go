@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -20,7 +19,6 @@ import (
 	"headcount/counter/local"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
-	"headcount/internal/setting"
 	"headcount/internal/testkit"
 	"headcount/presence"
 )
@@ -331,10 +329,15 @@ func TestServerImportOfARegion(t *testing.T) {
 		if status, _, said := runCommand(t, strings.NewReader(text), "import", flag, value); status != exitOK {
 			t.Fatalf("%s: %d %s", name, status, said)
 		}
-		store, err := to.open(t.Context(), true, counter.BuiltinRules())
+		stores, err := to.stores()
 		if err != nil {
 			t.Fatal(err)
 		}
+		target, err := stores.OpenTarget(t.Context(), counter.BuiltinRules())
+		if err != nil {
+			t.Fatal(err)
+		}
+		store := target.Restorer.(counter.Store)
 		join := counter.Change{Key: "likes:1", Rule: counter.BuiltinRules().Find("likes:1"), Verb: counter.Edit, Join: []string{"b"}}
 		if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]; r.Err != nil || r.Counters[0].Value != 1 {
 			t.Errorf("%s: one member: %+v", name, r)
@@ -343,7 +346,7 @@ func TestServerImportOfARegion(t *testing.T) {
 		if err != nil || read[0].Value != 1 || read[1].Value != 1 || !read[1].Mine || read[2].Value != 7 {
 			t.Errorf("%s: %+v, %v", name, read, err)
 		}
-		if err := store.Close(); err != nil {
+		if err := target.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -439,9 +442,6 @@ func TestTransfersThatCannotBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (place{}).open(t.Context(), true, counter.BuiltinRules()); !errors.As(err, new(*setting.Error)) {
-		t.Errorf("no store: %v", err)
-	}
 	for name, tc := range map[string]struct {
 		args   string
 		status int
@@ -467,5 +467,47 @@ func TestTransfersThatCannotBe(t *testing.T) {
 	}
 	if is, err := os.ReadFile(other); err != nil || string(is) != text {
 		t.Errorf("another file was changed: %q, %v", is, err)
+	}
+}
+
+// TestServerAnExportMakesNothing: PostgreSQL is as it was, also when nobody has used it yet.
+func TestServerAnExportMakesNothing(t *testing.T) {
+	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
+	for _, args := range [][]string{
+		{"--postgres", postgres},
+		{"--redis", redis, "--postgres", postgres},
+		{"--redis", redis, "--postgres", postgres, "--regions"},
+	} {
+		status, _, said := runCommand(t, nil, append([]string{"export"}, args...)...)
+		if status != exitSettings || !strings.Contains(said, "the database has no counters") {
+			t.Errorf("export %s: %d %s", args, status, said)
+		}
+
+		tables := pgtest.Query[int](t, postgres, "select count(*)::int from pg_tables where schemaname = current_schema()")
+		if tables != 0 {
+			t.Errorf("export %s made %d tables", args, tables)
+		}
+	}
+}
+
+// TestServerImportIntoNewStores: servers without the PostgreSQL of the import are refused from then on, and those with it
+// begin with the counters, although no server has used the Redis before.
+func TestServerImportIntoNewStores(t *testing.T) {
+	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
+{"key":"stock:1","kind":"exact","value":10,"updated":1,"version":"5-4"}
+{"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4"}
+{"counters":2,"deleted":0}
+`
+	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
+	both := []string{"--redis", redis, "--postgres", postgres}
+	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, both...)...); status != exitOK {
+		t.Fatal(said)
+	}
+
+	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
+	s := startServer(t, both...).ready(t)
+	defer s.stop(t)
+	if is := s.call(t, "GET", "stock:1/exact", "") + s.call(t, "GET", "views:1/exact", ""); is != 17 {
+		t.Errorf("the server has %d of 17", is)
 	}
 }

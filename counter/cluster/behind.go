@@ -6,15 +6,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/owner"
 	"headcount/counter/routed"
-	"headcount/internal/redisconn"
 	"headcount/internal/rows"
-	"headcount/internal/rows/rowsredis"
 )
 
 const (
@@ -27,27 +24,6 @@ const (
 	exactQueues = 4
 )
 
-// OpenRows opens the rows in a Redis for an export, or for an import beside PostgreSQL. It refuses those of another release,
-// for an import only those of a later one: others have other keys, and stay as they are.
-func OpenRows(conn *redisconn.Conn, imports bool) *rowsredis.Store {
-	cfg := rowsredis.Config{Conn: conn, Accept: accept}
-	if imports {
-		cfg.Accept = acceptBefore
-	}
-
-	return rowsredis.New(cfg)
-}
-
-// acceptBefore refuses the counters of a later release.
-func acceptBefore(ctx context.Context, c *redisconn.Client) error {
-	theirs, err := c.HGet(ctx, "hc:{c}:facts", "counters").Int()
-	if err == nil && theirs < Format || errors.Is(err, redis.Nil) {
-		return nil
-	}
-
-	return accept(ctx, c)
-}
-
 // putBehind has an owner keep its counters in Redis, and PostgreSQL behind it.
 func (p *Process) putBehind(cfg *owner.Config) {
 	cfg.WriteTimeout = behindTimeout
@@ -58,10 +34,16 @@ func (p *Process) putBehind(cfg *owner.Config) {
 	if p.cfg.Registerer == nil {
 		return
 	}
-	p.cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "headcount_persist_lag_seconds",
-		Help: "Age of the oldest change that this process has made in Redis and not yet in PostgreSQL.",
-	}, func() float64 { return p.cfg.Behind.Lag().Seconds() }))
+	gauge := func(name, help string, is func() float64) {
+		opts := prometheus.GaugeOpts{Name: name, Help: help}
+		p.cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(opts, is))
+	}
+	gauge("headcount_persist_lag_seconds",
+		"Age of the oldest change that this process has made in Redis and not yet in PostgreSQL.",
+		func() float64 { return p.cfg.Behind.Lag().Seconds() })
+	gauge("headcount_persist_rows",
+		"Rows and idempotency keys that this process has changed in Redis and not yet in PostgreSQL.",
+		func() float64 { return float64(p.cfg.Behind.Dirty()) })
 }
 
 // Behind returns the PostgreSQL behind Redis, nil if there is none.
@@ -77,12 +59,13 @@ func (p *Process) NewStoreOver(redis, postgres counter.States) counter.Store {
 	return store
 }
 
-// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that nothing waits
-// for PostgreSQL, nor for an application that holds some of them.
+// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that nothing
+// waits for PostgreSQL, nor for an application that holds some of them.
 func CombiningOver() counter.CombinerConfig {
 	cfg := Combining()
 	cfg.Queues = rows.Partitions + exactQueues
 	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
+		// All counters of a batch are exact, or none is.
 		first := &op.Changes[0]
 		if first.Rule == nil || !first.Rule.Kind.IsExact() {
 			return call.PartitionOf(op)
@@ -103,8 +86,11 @@ func (p *Process) closeBehind() error {
 	ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 	defer cancel()
 	err := p.cfg.Behind.Close(ctx)
+
+	// Nothing is lost: what is not drained is in Redis.
 	if errors.Is(err, counter.ErrUnavailable) {
-		p.cfg.Log.Warn().Err(err).Msg("counters: the end of this process does not wait any longer for PostgreSQL; the next owner goes on")
+		p.cfg.Log.Warn().Err(err).
+			Msg("counters: this process ends and waits for PostgreSQL no longer; the next owner goes on")
 		err = nil
 	}
 

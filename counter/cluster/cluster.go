@@ -1,8 +1,8 @@
 // Package cluster is the part that a process has in the counters of a cluster, whose rows are in one Redis.
 //
-// A process with the role presence owns partitions: it changes their counters. Every other process calls the owners. A
-// process with the role gateway has a Store, in which it reads and changes all counters. The packages that this one puts
-// together, from the bottom up:
+// A process with the role presence owns partitions: it changes their counters. Every other process calls the owners.
+// A process with the role gateway has a Store, in which it reads and changes all counters. The packages that this one
+// puts together, from the bottom up:
 //
 //	rowsredis  rows in Redis
 //	owner      the partitions of this process
@@ -85,22 +85,11 @@ type Process struct {
 // does not wait for Redis. It fails if settings cannot work. Close ends it.
 func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
-	p.rows = rowsredis.New(rowsredis.Config{Conn: cfg.Redis, Registerer: cfg.Registerer, OnState: &p.redis, Accept: p.accept})
-	p.over = p.rows
-	serves := slices.Contains(cfg.Self.Roles, presence.RoleGateway) || slices.Contains(cfg.Self.Roles, presence.RolePresence)
-	isBeside := cfg.Postgres != "" && serves
-	switch {
-	case cfg.Behind != nil:
-		cfg.Behind.Begin(p.rows)
-		p.over = cfg.Behind.Rows()
-	case isBeside:
-		if err := p.openBeside(ctx); err != nil {
-			p.rows.Close()
-			return nil, err
-		}
-		p.over = p.beside.Rows()
+	if err := p.openRows(ctx); err != nil {
+		return nil, err
 	}
 	p.openPeers()
+
 	clock := cfg.Clock
 	if clock == nil {
 		clock = time.Now
@@ -111,18 +100,46 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 		Self: cfg.Self.Name,
 		Peer: func(name string) owners.Peer { return p.client.To(name) },
 	}
-	if slices.Contains(cfg.Self.Roles, presence.RolePresence) {
+	if p.hasRole(presence.RolePresence) {
 		p.owner = p.newOwner()
 		directory.Local = p.owner
 	}
 	p.directory = owners.New(directory)
 	p.server = link.NewServer(p.directory, clock)
 
+	// The metrics ask the owner, so they come last.
 	if cfg.Registerer != nil {
 		p.metrics.register(cfg.Registerer, p)
 	}
 
 	return p, nil
+}
+
+func (p *Process) hasRole(role string) bool { return slices.Contains(p.cfg.Self.Roles, role) }
+
+// openRows opens the rows in Redis, and over them the heads of exact counters that are in PostgreSQL.
+func (p *Process) openRows(ctx context.Context) error {
+	p.rows = rowsredis.New(rowsredis.Config{
+		Conn: p.cfg.Redis, Registerer: p.cfg.Registerer, OnState: &p.redis, Accept: p.accept,
+	})
+	p.over = p.rows
+
+	// A process that neither owns counters nor serves them needs no connection to PostgreSQL.
+	usesCounters := p.hasRole(presence.RoleGateway) || p.hasRole(presence.RolePresence)
+	isBeside := p.cfg.Postgres != "" && usesCounters
+	switch {
+	case p.cfg.Behind != nil:
+		p.cfg.Behind.Begin(p.rows)
+		p.over = p.cfg.Behind.Rows()
+	case isBeside:
+		if err := p.openBeside(ctx); err != nil {
+			p.rows.Close()
+			return err
+		}
+		p.over = p.beside.Rows()
+	}
+
+	return nil
 }
 
 // newOwner returns the owner of this process, which shares what it owns with other regions.
@@ -149,6 +166,8 @@ func (p *Process) SetProcesses(processes []presence.Process) {
 	var owning, all []string
 	for i := range processes {
 		all = append(all, processes[i].Name)
+
+		// Others have no counters, but they may call those who have.
 		if slices.Contains(processes[i].Roles, presence.RolePresence) {
 			owning = append(owning, processes[i].Name)
 		}
@@ -202,18 +221,23 @@ func Combining() counter.CombinerConfig {
 	}
 }
 
-// Close ends the part of this process: it gives up what it owns once the turn under way has ended. The caller closes the
-// Store first.
+// Close ends the part of this process: it gives up what it owns once the turn under way has ended. The caller closes
+// the Store first.
 func (p *Process) Close() error {
+	// Nothing is claimed any more, and nothing more is sent to other regions.
 	p.directory.Close()
 	if p.region != nil {
 		p.region.Close()
 	}
+
+	// The owner answers the calls of its last turn, so the links end after it.
 	if p.owner != nil {
 		p.owner.Close()
 	}
 	p.server.Close()
 	p.client.Close()
+
+	// What the last turn has written goes to PostgreSQL.
 	err := p.closeBehind()
 	p.closeShared()
 	p.rows.Close()

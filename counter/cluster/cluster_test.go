@@ -62,11 +62,14 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	p := &process{listener: listener, registry: prometheus.NewRegistry()}
 	log := zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)
-	if p.redis, err = redisconn.Open(redisconn.Config{URL: w.url, Log: log}); err != nil {
+	p.redis, err = redisconn.Open(redisconn.Config{URL: w.url, Log: log})
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	p.self = presence.Process{
 		Name: listener.Addr().String(), Roles: roles, Incarnation: presence.NewIncarnation(time.Now()),
 	}
@@ -77,9 +80,12 @@ func (w *world) start(t testing.TB, roles ...string) *process {
 	if w.with != nil {
 		w.with(&cfg)
 	}
-	if p.Process, err = cluster.Open(t.Context(), cfg); err != nil {
+	p.Process, err = cluster.Open(t.Context(), cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
+
+	// A store waits for the feed, and for owners that others have to know.
 	p.wg.Go(p.accept)
 	w.all = append(w.all, p)
 	w.introduce()
@@ -100,6 +106,7 @@ func (w *world) introduce() {
 	for _, p := range w.all {
 		processes = append(processes, p.self)
 	}
+
 	for _, p := range w.all {
 		p.SetProcesses(processes)
 	}
@@ -121,6 +128,7 @@ func (p *process) accept() {
 		if err != nil {
 			return
 		}
+
 		p.mu.Lock()
 		p.conns = append(p.conns, conn)
 		p.mu.Unlock()
@@ -128,18 +136,21 @@ func (p *process) accept() {
 	}
 }
 
-// end ends the process: as a shutdown does, or without a word. Then it writes nothing any more, and its connections break.
+// end ends the process: as a shutdown does, or without a word. Then it writes nothing any more, and its connections
+// break.
 func (p *process) end(t testing.TB, killed bool) {
 	t.Helper()
 	if p.dead {
 		return
 	}
 
+	// Without Redis and connections the rest of the end has no effect on others.
 	p.dead = true
 	if killed {
 		_ = p.redis.Close()
 		p.disconnect()
 	}
+
 	if err := p.closeStore(); err != nil {
 		t.Error(err)
 	}
@@ -161,6 +172,7 @@ func (p *process) closeStore() error {
 
 func (p *process) disconnect() {
 	_ = p.listener.Close()
+
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
@@ -203,6 +215,7 @@ func (w *world) instance(t testing.TB, store, peer *process, servers []*redistes
 			servers[crashes/8%len(servers)].Restart(t)
 		}
 		crashes++
+
 		store.end(t, true)
 		store = w.start(t, store.self.Roles...)
 		countertest.AwaitServed(t, store.store)
@@ -213,6 +226,7 @@ func (w *world) instance(t testing.TB, store, peer *process, servers []*redistes
 		for _, server := range servers {
 			server.Kill()
 		}
+
 		return func() {
 			for _, server := range servers {
 				server.Restart(t)
@@ -305,6 +319,7 @@ func TestServerAnotherReleaseIsRefused(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
+
 	if keys := server.Do(t, "KEYS", "hc:{r*"); len(keys.([]any)) > 0 {
 		t.Errorf("there are %v", keys)
 	}
@@ -359,6 +374,7 @@ func TestServerMetrics(t *testing.T) {
 	if healed := owner.number(t, "headcount_owner_healed_rows_total"); healed != 0 {
 		t.Errorf("%v rows are healed", healed)
 	}
+
 	server.Flush(t)
 	least(owner, "headcount_owner_healed_rows_total", 10)
 	if lines := strings.Count(owner.log.String(), "redis has lost commits of counters"); lines != 1 {

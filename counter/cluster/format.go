@@ -26,6 +26,7 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 		return err
 	}
 
+	// The first processes of a Redis write its facts. Releases before the first format had facts without a number.
 	theirs, numbered := facts[0].(string)
 	isNew := !numbered && facts[1] == nil
 	if isNew || theirs == strconv.Itoa(Format) {

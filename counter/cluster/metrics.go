@@ -156,7 +156,14 @@ func (s *measured) tell(c *rows.Commit, err error) {
 
 	now := time.Now().UnixMilli()
 	before := s.told.Load()
-	if now-before < tellEvery.Milliseconds() || !s.told.CompareAndSwap(before, now) {
+	isSoon := now-before < tellEvery.Milliseconds()
+	if isSoon {
+		return
+	}
+
+	// Of goroutines that notice a loss at the same time one logs it.
+	isOurs := s.told.CompareAndSwap(before, now)
+	if !isOurs {
 		return
 	}
 	s.log.Warn().Int("partition", c.Partition).

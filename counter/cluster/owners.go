@@ -25,6 +25,7 @@ func Owners(ctx context.Context, url string) (map[string]int, error) {
 	store := rowsredis.New(rowsredis.Config{Conn: conn, Accept: accept})
 	defer store.Close()
 
+	// The names are those of claims, so one of a process that has ended may be among them.
 	all, err := store.Owners(ctx)
 	if err != nil {
 		return nil, err

@@ -38,6 +38,7 @@ func (p *Process) openPeers() {
 		return opened
 	}
 
+	// Our share goes to an inbox that a peer's Redis has for us, and theirs to those that ours has for them.
 	for _, peer := range p.cfg.Peers {
 		p.peers = append(p.peers, region.Peer{
 			Name:  peer.Name,
@@ -51,6 +52,7 @@ func (p *Process) openPeers() {
 // acceptPeer refuses a peer whose counters have another format.
 func acceptPeer(ctx context.Context, c *redisconn.Client) error {
 	err := accept(ctx, c)
+
 	var other *counter.FormatError
 	if errors.As(err, &other) {
 		return redisconn.Answered(fmt.Errorf("%w: run the same release in all regions", other))
@@ -98,9 +100,8 @@ func (p *Process) Beside() *routed.Beside { return p.beside }
 // NewSharedStore is NewStore with other regions, and with PostgreSQL beside Redis if it was configured. States may be
 // nil.
 func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
-	var store counter.Store
 	owned := p.NewStore(redis)
-	store = owned
+	store := counter.Store(owned)
 	if p.beside != nil {
 		store = p.beside.Over(owned)
 	}

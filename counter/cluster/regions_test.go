@@ -82,7 +82,6 @@ func awaitValue(t testing.TB, key string, want int64, all ...*process) {
 // TestServerRegionsShareExactCounters in PostgreSQL, and all others over links between processes that own them.
 func TestServerRegionsShareExactCounters(t *testing.T) {
 	us, eu := sharing(t, pgtest.Single(t).Database(t))
-	both := []*process{us, eu}
 
 	if c := us.read1(t, "stock:never"); c.Touched() || c.Approx {
 		t.Errorf("%+v", c)
@@ -91,98 +90,114 @@ func TestServerRegionsShareExactCounters(t *testing.T) {
 		t.Errorf("%+v: another region may have counted it", c)
 	}
 
-	t.Run("64 clients of both fight for the last 10", func(t *testing.T) {
-		const key = "stock:fight"
-		us.make1(t, change(key, counter.Add, 10))
-		var got, refused atomic.Int64
-		var wg sync.WaitGroup
-		var combiners []*counter.Combiner
-		for _, p := range both {
-			combiners = append(combiners, counter.NewCombiner(p.shared, p.CombiningShared()))
-		}
-		for i := range 64 {
-			wg.Go(func() {
-				r := combiners[i%2].Do(t.Context(), change(key, counter.Add, -1))
-				switch {
-				case r.Err == nil:
-					got.Add(1)
-				case errors.Is(r.Err, counter.ErrBound):
-					refused.Add(1)
-				default:
-					t.Errorf("%+v", r)
-				}
-			})
-		}
-		wg.Wait()
-		for _, c := range combiners {
-			c.Close()
-		}
-		if got.Load() != 10 || refused.Load() != 54 {
-			t.Errorf("%d got one and %d did not", got.Load(), refused.Load())
-		}
+	t.Run("64 clients of both fight for the last 10", func(t *testing.T) { fightForLast(t, us, eu) })
+	t.Run("who watches is told in both", func(t *testing.T) { hearInBoth(t, us, eu) })
+	t.Run("histories and aggregates are those of all", func(t *testing.T) { sumOfAll(t, us, eu) })
+}
 
-		for _, p := range both {
-			if c := p.read1(t, key); c.Value != 0 || c.Approx {
-				t.Errorf("%+v", c)
-			}
-			l, err := p.shared.Ledger(t.Context(), key, 0, 100)
-			if err != nil || len(l.Entries) != 11 {
-				t.Fatalf("%d entries, %v", len(l.Entries), err)
-			}
-		}
-	})
+// fightForLast: of 64 clients of both regions, which all want one of the last 10, 10 get one.
+func fightForLast(t *testing.T, us, eu *process) {
+	both := []*process{us, eu}
+	const key = "stock:fight"
+	us.make1(t, change(key, counter.Add, 10))
 
-	t.Run("who watches is told in both", func(t *testing.T) {
-		var mu sync.Mutex
-		last := map[string]int64{}
-		for _, p := range both {
-			watch := p.shared.Watch(func(updates []counter.Update) {
-				mu.Lock()
-				defer mu.Unlock()
-				for _, u := range updates {
-					last[p.self.Name+u.Counter.Key] = u.Counter.Value
-					if u.Counter.Approx == u.Counter.Kind.IsExact() {
-						t.Errorf("told %+v", u.Counter)
-					}
-				}
-			}, nil)
-			defer watch.Close()
-			if err := watch.Follow(t.Context(), "stock:live", "views:live"); err != nil {
-				t.Fatal(err)
-			}
-		}
+	var got, refused atomic.Int64
+	var wg sync.WaitGroup
+	var combiners []*counter.Combiner
+	for _, p := range both {
+		combiners = append(combiners, counter.NewCombiner(p.shared, p.CombiningShared()))
+	}
 
-		us.make1(t, change("stock:live", counter.Add, 7))
-		eu.make1(t, change("views:live", counter.Add, 3))
-		testkit.Eventually(t, "both are told of both", func() bool {
+	for i := range 64 {
+		wg.Go(func() {
+			r := combiners[i%2].Do(t.Context(), change(key, counter.Add, -1))
+			switch {
+			case r.Err == nil:
+				got.Add(1)
+			case errors.Is(r.Err, counter.ErrBound):
+				refused.Add(1)
+			default:
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	wg.Wait()
+	for _, c := range combiners {
+		c.Close()
+	}
+
+	if got.Load() != 10 || refused.Load() != 54 {
+		t.Errorf("%d got one and %d did not", got.Load(), refused.Load())
+	}
+
+	for _, p := range both {
+		if c := p.read1(t, key); c.Value != 0 || c.Approx {
+			t.Errorf("%+v", c)
+		}
+		l, err := p.shared.Ledger(t.Context(), key, 0, 100)
+		if err != nil || len(l.Entries) != 11 {
+			t.Fatalf("%d entries, %v", len(l.Entries), err)
+		}
+	}
+}
+
+// hearInBoth: who watches is told of changes in either region.
+func hearInBoth(t *testing.T, us, eu *process) {
+	both := []*process{us, eu}
+	var mu sync.Mutex
+	last := map[string]int64{}
+	for _, p := range both {
+		watch := p.shared.Watch(func(updates []counter.Update) {
 			mu.Lock()
 			defer mu.Unlock()
-			for _, p := range both {
-				if last[p.self.Name+"stock:live"] != 7 || last[p.self.Name+"views:live"] != 3 {
-					return false
+
+			for _, u := range updates {
+				last[p.self.Name+u.Counter.Key] = u.Counter.Value
+				if u.Counter.Approx == u.Counter.Kind.IsExact() {
+					t.Errorf("told %+v", u.Counter)
 				}
 			}
-			return true
-		})
-	})
+		}, nil)
+		defer watch.Close()
+		if err := watch.Follow(t.Context(), "stock:live", "views:live"); err != nil {
+			t.Fatal(err)
+		}
+	}
 
-	t.Run("histories and aggregates are those of all", func(t *testing.T) {
-		us.make1(t, change("views:sum", counter.Add, 2))
-		eu.make1(t, change("views:sum", counter.Add, 3))
-		awaitValue(t, "views:sum", 5, both...)
-		now := time.Now().Unix() / 60
-		_, gains, err := us.shared.History(t.Context(), "views:sum", time.Minute, now-1, now+2)
-		total := int64(0)
-		for _, g := range gains {
-			total += g.Value
+	us.make1(t, change("stock:live", counter.Add, 7))
+	eu.make1(t, change("views:live", counter.Add, 3))
+	testkit.Eventually(t, "both are told of both", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+
+		for _, p := range both {
+			if last[p.self.Name+"stock:live"] != 7 || last[p.self.Name+"views:live"] != 3 {
+				return false
+			}
 		}
-		if err != nil || total != 5 {
-			t.Errorf("gains %+v, %v", gains, err)
-		}
-		if is, err := eu.shared.Aggregate(t.Context(), "stock:"); err != nil || is.Value != 7 || is.Counters != 2 {
-			t.Errorf("the stock of all is %+v, %v", is, err)
-		}
+		return true
 	})
+}
+
+// sumOfAll: histories and aggregates are those of all regions.
+func sumOfAll(t *testing.T, us, eu *process) {
+	both := []*process{us, eu}
+	us.make1(t, change("views:sum", counter.Add, 2))
+	eu.make1(t, change("views:sum", counter.Add, 3))
+	awaitValue(t, "views:sum", 5, both...)
+
+	now := time.Now().Unix() / 60
+	_, gains, err := us.shared.History(t.Context(), "views:sum", time.Minute, now-1, now+2)
+	total := int64(0)
+	for _, g := range gains {
+		total += g.Value
+	}
+	if err != nil || total != 5 {
+		t.Errorf("gains %+v, %v", gains, err)
+	}
+	if is, err := eu.shared.Aggregate(t.Context(), "stock:"); err != nil || is.Value != 7 || is.Counters != 2 {
+		t.Errorf("the stock of all is %+v, %v", is, err)
+	}
 }
 
 // TestServerPostgresAwayBeside: exact counters cannot be changed; all others, and the links, go on.
@@ -192,7 +207,8 @@ func TestServerPostgresAwayBeside(t *testing.T) {
 	us.make1(t, change("stock:1", counter.Add, 1))
 
 	postgres.Kill()
-	if r := us.shared.Apply(t.Context(), []counter.Op{change("stock:1", counter.Add, 1)})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+	r := us.shared.Apply(t.Context(), []counter.Op{change("stock:1", counter.Add, 1)})[0]
+	if !errors.Is(r.Err, counter.ErrUnavailable) {
 		t.Errorf("%+v", r)
 	}
 	if _, err := us.shared.Read(t.Context(), []string{"stock:1"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
@@ -202,8 +218,11 @@ func TestServerPostgresAwayBeside(t *testing.T) {
 	if err != nil || !read[0].Away || !read[0].Stale {
 		t.Errorf("a read that may lag: %+v, %v", read, err)
 	}
-	us.make1(t, change("views:1", counter.Add, 1)) // before it exists, the owner looks whether PostgreSQL has it
+
+	// Before it exists, the owner looks whether PostgreSQL has it.
+	us.make1(t, change("views:1", counter.Add, 1))
 	awaitValue(t, "views:1", 1, us, eu)
+
 	for prefix, away := range map[string]bool{"views:": false, "stock:": true, "st": true, "": true} {
 		_, err := us.shared.Aggregate(t.Context(), prefix)
 		_, sizeErr := us.shared.Size(t.Context(), prefix)

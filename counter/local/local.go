@@ -77,14 +77,14 @@ func (s *Store) Close() error {
 
 // Holds reports whether the file in dir has counters. It makes no file.
 func Holds(dir string) (bool, error) {
-	if _, err := os.Stat(filepath.Join(dir, rowsfile.File)); errors.Is(err, fs.ErrNotExist) {
+	d, err := OpenDump(dir)
+	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-
-	d, err := OpenDump(dir)
 	if err != nil {
 		return false, err
 	}
+
 	err = d.Dump(context.Background(), "", func(counter.Copy) error { return errHolds })
 	holds := errors.Is(err, errHolds)
 	if holds {
@@ -102,8 +102,13 @@ type Dump struct {
 	file *rowsfile.Store
 }
 
-// OpenDump opens the file in dir, which must be there.
+// OpenDump opens the file in dir. Its error is fs.ErrNotExist if there is none.
 func OpenDump(dir string) (*Dump, error) {
+	// To open it would make it.
+	if _, err := os.Stat(filepath.Join(dir, File)); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there are no counters to export: %w", err)
+	}
+
 	file, err := openFile(dir, zerolog.Nop())
 	if err != nil {
 		return nil, err

@@ -14,10 +14,11 @@ import (
 	"headcount/internal/rows/rowstier"
 )
 
-// A Redis that was used alone has exact counters as well, in partition owner.ExactPartition. A gateway brings these to
-// the tables of exactpg, with their ledgers and the idempotency keys of that partition, and has their owner delete them.
-// Only then are the rows of that partition brought to PostgreSQL, see package rowstier. Nobody uses exact counters until
-// then, and gateways are not ready. No process without PostgreSQL runs meanwhile: the facts of the cluster refuse it.
+// A Redis that was used alone has exact counters as well, in partition owner.ExactPartition. A gateway brings these
+// to the tables of exactpg, with their ledgers and the idempotency keys of that partition, and has their owner delete
+// them. Only then are the rows of that partition brought to PostgreSQL, see package rowstier. Nobody uses exact
+// counters until then, and gateways are not ready. No process without PostgreSQL runs meanwhile: the facts of the
+// cluster refuse it.
 
 var errAdopting = errors.New("counters in Redis are being copied into PostgreSQL")
 
@@ -35,13 +36,20 @@ func (b *Behind) gate() error {
 
 // awaitAdopted brings exact counters from Redis to PostgreSQL, and returns when all counters are there, or ctx ends.
 func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
+	all := make([]int, rows.Partitions)
+	for id := range all {
+		all[id] = id
+	}
+
+	// Other processes may own partitions, so the front says how far all of them are.
 	for {
-		adopted, err := b.tier.Adopted(ctx)
+		adopted, err := b.tier.Adopted(ctx, all...)
 		if adopted {
 			b.adopted.Store(true)
 			b.postgres.Repeat()
 			return
 		}
+
 		if err == nil {
 			err = b.carryExact(ctx, owned)
 		}
@@ -67,10 +75,11 @@ func (b *Behind) mayAdopt(ctx context.Context, partition int) error {
 // carriedAtOnce is how many exact counters one transaction brings over.
 const carriedAtOnce = 200
 
-// carryExact brings exact counters from Redis to PostgreSQL, if their partition says that PostgreSQL has not got it yet.
-// It may be done again, and by several gateways at once: what PostgreSQL has is never replaced by something older.
+// carryExact brings exact counters from Redis to PostgreSQL, if their partition says that PostgreSQL has not got it
+// yet. It may be done again, and by several gateways at once: what PostgreSQL has is never replaced by something
+// older.
 func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
-	isDone, err := b.tier.IsAdopted(ctx, owner.ExactPartition)
+	isDone, err := b.tier.Adopted(ctx, owner.ExactPartition)
 	if err != nil || isDone {
 		return err
 	}
@@ -85,6 +94,7 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 			}
 		}
 		remembers = true
+
 		copies := some
 		some = nil
 
@@ -110,12 +120,14 @@ func (b *Behind) carryIDs(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	_, ids, err := front.Contents(ctx, owner.ExactPartition)
-	if err != nil || len(ids) == 0 {
-		return err
-	}
 
-	return b.exact.Remember(ctx, ids)
+	return front.Contents(ctx, func(partition int, _ []string, ids []rows.ID) error {
+		if partition != owner.ExactPartition || len(ids) == 0 {
+			return nil
+		}
+
+		return b.exact.Remember(ctx, ids)
+	})
 }
 
 // carry brings some exact counters over.
@@ -124,6 +136,7 @@ func (b *Behind) carry(ctx context.Context, owned *call.Store, copies []counter.
 		return err
 	}
 
+	// They are exact in Redis, whatever their rules say by now.
 	ops := make([]counter.Op, len(copies))
 	for i := range copies {
 		gone := counter.Change{Key: copies[i].Key, Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Delete}

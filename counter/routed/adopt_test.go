@@ -1,9 +1,7 @@
 package routed
 
 import (
-	"context"
 	"crypto/rand"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -12,24 +10,22 @@ import (
 	"headcount/counter/call"
 	"headcount/counter/countertest"
 	"headcount/counter/owner"
-	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
-	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
 	"headcount/internal/testkit"
 )
 
-// redisAlone returns the counters of a Redis without PostgreSQL.
-func redisAlone(t testing.TB, url string) *call.Store {
+// alone returns the counters of the Redis, used without PostgreSQL.
+func (s *stores) alone(t testing.TB) *call.Store {
 	t.Helper()
-	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, url)})
+	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})
 	t.Cleanup(front.Close)
-	s, err := call.NewLocal(t.Context(), front, countertest.Rules, owner.Config{Name: rand.Text()})
+	owned, err := call.NewLocal(t.Context(), front, countertest.Rules, owner.Config{Name: rand.Text()})
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	return s
+	return owned
 }
 
 // dumped returns everything that a store has.
@@ -46,13 +42,47 @@ func dumped(t testing.TB, d counter.Dumper) (all []counter.Copy) {
 	return all
 }
 
-// TestServerPostgresAdded: what a Redis had alone is in PostgreSQL before a gateway is ready, exact counters with their
-// ledgers too, and nothing that was made under an idempotency key is made again, also when Redis is lost then.
+// carryHalf leaves exact counters as a process does that is killed before it has them deleted in Redis.
+func (s *stores) carryHalf(t testing.TB, all []counter.Copy) {
+	t.Helper()
+	p := s.open(t)
+	var exact []counter.Copy
+	for _, c := range all {
+		if c.Kind.IsExact() {
+			exact = append(exact, c)
+		}
+	}
+	if len(exact) < 2 {
+		t.Fatalf("%d exact counters", len(exact))
+	}
+	if _, err := p.behind.exact.Restore(t.Context(), exact, countertest.Rules); err != nil {
+		t.Fatal(err)
+	}
+	p.kill()
+}
+
+// sameCounters expects the counters want, by their states and by how much they have besides.
+func sameCounters(t testing.TB, got, want []counter.Copy) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("there are %d counters, want %d", len(got), len(want))
+	}
+	for i := range want {
+		is, was := &got[i], &want[i]
+		same := is.Key == was.Key && is.State == was.State && len(is.Ledger) == len(was.Ledger) &&
+			len(is.Hashes) == len(was.Hashes) && len(is.Steps) == len(was.Steps)
+		if !same {
+			t.Errorf("there is %+v\nwant %+v", is, was)
+		}
+	}
+}
+
+// TestServerPostgresAdded: what a Redis had alone is in PostgreSQL before a gateway is ready, exact counters with
+// their ledgers too, once, although a process was killed meanwhile. Nothing that was made under an idempotency key is
+// made again, also when Redis is lost then.
 func TestServerPostgresAdded(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	url := pgtest.Single(t).Database(t)
-	alone := redisAlone(t, redis.URL())
+	in := newStores(t)
+	alone := in.alone(t)
 	countertest.Fill(t, alone, 40)
 	must(t, alone, op("sum", add("s:1", 3)))
 	exactOp := op("", add("e:1", 7))
@@ -64,122 +94,59 @@ func TestServerPostgresAdded(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	p := begin(t, redis.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
-	redis.Flush(t)
-	back, err := OpenExport(t.Context(), url, nil)
+	in.carryHalf(t, want)
+	p := in.begin(t)
+	in.redis.Flush(t)
+	back, err := OpenDump(t.Context(), in.url, UseBehind, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer back.Close()
-	got := dumped(t, back)
-	if len(got) != len(want) {
-		t.Fatalf("PostgreSQL has %d counters, want %d", len(got), len(want))
-	}
-	for i := range want {
-		is, was := &got[i], &want[i]
-		same := is.Key == was.Key && is.State == was.State && len(is.Ledger) == len(was.Ledger) &&
-			len(is.Hashes) == len(was.Hashes) && len(is.Steps) == len(was.Steps)
-		if !same {
-			t.Errorf("PostgreSQL has %+v\nwant %+v", is, was)
-		}
-	}
+	sameCounters(t, dumped(t, back), want)
 
 	p.kill()
-	p = begin(t, redis.URL(), url)
-	for _, again := range []counter.Op{op("sum", add("s:1", 3)), exactOp, op("batch", add("e:1", 1), add("e:2", 1))} {
-		if r := change(t, p, again); r.Err != nil || !r.Replay {
-			t.Errorf("a repetition: %+v", r)
-		}
-	}
+	p = in.begin(t)
+	mustReplay(t, p, op("sum", add("s:1", 3)), exactOp, op("batch", add("e:1", 1), add("e:2", 1)))
 	must(t, p, op("", add("e:1", 1)))
 	becomes(t, p, "e:1", 9)
 }
 
-// TestServerRedisAdded: an empty Redis in front of a PostgreSQL that was used alone has what that has, and PostgreSQL is
-// not used without it again.
+// TestServerRedisAdded: an empty Redis in front of a PostgreSQL that was used alone has what that has, and PostgreSQL
+// is not used without it again.
 func TestServerRedisAdded(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	url := pgtest.Single(t).Database(t)
-	alone := openAlone(t, url)
+	in := newStores(t)
+	alone := openAlone(t, in.url)
 	must(t, alone, op("sum", add("s:1", 3)))
 	must(t, alone, op("exact", add("e:1", 7)))
 	if err := alone.Close(); err != nil {
 		t.Fatal(err)
 	}
 
-	p := begin(t, redis.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
-	for _, again := range []counter.Op{op("sum", add("s:1", 3)), op("exact", add("e:1", 7))} {
-		if r := change(t, p, again); r.Err != nil || !r.Replay {
-			t.Errorf("a repetition: %+v", r)
-		}
-	}
+	p := in.begin(t)
+	mustReplay(t, p, op("sum", add("s:1", 3)), op("exact", add("e:1", 7)))
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
 		t.Errorf("it goes on with %+v", c)
 	}
-	_, err := OpenAlone(t.Context(), AloneConfig{URL: url, Rules: countertest.Rules})
+	_, err := OpenAlone(t.Context(), AloneConfig{URL: in.url, Rules: countertest.Rules})
 	if err == nil || !strings.Contains(err.Error(), "a Redis stands in front") {
 		t.Errorf("PostgreSQL alone: %v", err)
 	}
 }
 
-// TestServerTwoStoresWithRows that were never used together are refused.
-func TestServerTwoStoresWithRows(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	url := pgtest.Single(t).Database(t)
-	alone := openAlone(t, url)
-	must(t, alone, op("", add("s:1", 3)))
-	other := redisAlone(t, redis.URL())
-	must(t, other, op("", add("s:1", 100)))
-	if err := errors.Join(alone.Close(), other.Close()); err != nil {
-		t.Fatal(err)
-	}
-
-	p := &process{}
-	p.open(t, redis.URL(), url)
-	p.owner = owner.New(p.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
-	err := p.owner.Own(t.Context(), rows.PartitionOf("s:1"))
-	if err == nil || !strings.Contains(err.Error(), "never used together") {
-		t.Errorf("the claim: %v", err)
-	}
-	p.owner.Close()
-	if err := p.behind.Close(context.Background()); err != nil {
-		t.Error(err)
-	}
-}
-
 // TestServerColdCounters leave Redis, whatever they consist of, and are as they were when somebody needs them.
 func TestServerColdCounters(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	url := pgtest.Single(t).Database(t)
-	p := &process{}
-	p.open(t, redis.URL(), url)
-	p.owner = owner.New(p.behind.Rows(), owner.Config{
-		Name: rand.Text(), ExactOutside: true, Memory: 1, Tier: p.behind.Tier(), ColdAfter: 100 * time.Millisecond,
-	})
-	p.claim(t)
+	in := newStores(t)
+	p := in.open(t)
+	p.own(t, p.behind.Rows(), owner.Config{Memory: 1, Tier: p.behind.Tier(), ColdAfter: 100 * time.Millisecond})
 	p.call(t, p.owner)
-	t.Cleanup(func() { _ = p.Close() })
 	countertest.Fill(t, p, 40)
 	must(t, p, op("", add("s:1", 3)))
 	want := dumped(t, p)
 
 	testkit.Eventually(t, "no counter is in Redis", func() bool {
-		return len(redis.Do(t, "KEYS", "*:r:heads").([]any)) == 0 && len(redis.Do(t, "KEYS", "*:r:set:*").([]any)) == 0
+		return len(in.redis.Do(t, "KEYS", "*:r:heads").([]any)) == 0 && len(in.redis.Do(t, "KEYS", "*:r:set:*").([]any)) == 0
 	})
-	got := dumped(t, p)
-	if len(got) != len(want) {
-		t.Fatalf("there are %d counters, want %d", len(got), len(want))
-	}
-	for i := range want {
-		if got[i].Key != want[i].Key || got[i].State != want[i].State || len(got[i].Hashes) != len(want[i].Hashes) {
-			t.Errorf("there is %+v\nwant %+v", got[i], want[i])
-		}
-	}
+	sameCounters(t, dumped(t, p), want)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
 		t.Errorf("it goes on with %+v", c)
 	}

@@ -16,7 +16,6 @@ import (
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
 	"headcount/counter/owner"
-	"headcount/internal/postgres"
 	"headcount/internal/rows/rowspg"
 )
 
@@ -30,8 +29,8 @@ type AloneConfig struct {
 	Log       zerolog.Logger
 }
 
-// Alone is a counter.Store in PostgreSQL without Redis. One process uses it: a second one takes over, and the first says
-// so and changes nothing more.
+// Alone is a counter.Store in PostgreSQL without Redis. One process uses it: a second one takes over, and the first
+// says so and changes nothing more.
 type Alone struct {
 	*Store
 	cfg   AloneConfig
@@ -49,36 +48,26 @@ type Alone struct {
 	closed sync.Once
 }
 
-// verifyEvery is how often the owner makes sure that it still owns everything, and that PostgreSQL has lost nothing, as in
-// a failover to a server that lags. It looks at a fifth at a time. Changes find out at once.
+// verifyEvery is how often the owner makes sure that it still owns everything, and that PostgreSQL has lost nothing,
+// as in a failover to a server that lags. It looks at a fifth at a time. Changes find out at once.
 const verifyEvery = 10 * time.Second
 
 // claimWithin limits one claim.
 const claimWithin = 3 * time.Second
 
-// noFront is why a database behind Redis is refused.
-const noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
-	"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
-
 var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
 
-// OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the
-// database that answered cannot be used. While a database does not answer, calls fail with counter.ErrUnavailable.
+// OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or
+// the database that answered cannot be used. While a database does not answer, calls fail with
+// counter.ErrUnavailable.
 func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 	cfg.TendEvery = cmp.Or(cfg.TendEvery, time.Second)
 
 	s := &Alone{cfg: cfg, news: make(chan struct{}, 1)}
 	var err error
-	s.rows, err = rowspg.Open(ctx, rowspg.Config{
-		URL:      cfg.URL,
-		NoFront:  noFront,
-		Readable: exactpg.Readable,
-		Beside:   []postgres.Tables{exactpg.Tables()},
-		OnState:  s.onPostgres,
-		Log:      cfg.Log,
-	})
+	s.rows, err = UseAlone.open(ctx, cfg.URL, s.onPostgres, cfg.Log)
 	if err != nil {
-		return nil, fmt.Errorf("routed: %w", err)
+		return nil, err
 	}
 
 	s.exact = exactpg.New(exactpg.Config{DB: s.rows.DB(), Log: cfg.Log})
@@ -103,6 +92,7 @@ func (s *Alone) Close() error {
 	s.closed.Do(func() {
 		s.stop()
 		s.wg.Wait()
+
 		_ = s.owned.Close() // without an error
 		s.exact.Close()
 		s.rows.Close()
@@ -160,15 +150,16 @@ func (s *Alone) tend(ctx context.Context) {
 
 	var before bool
 	for first := true; ; first = false {
-		if !s.claimed.Load() && s.up.Load() {
+		if s.up.Load() && !s.claimed.Load() {
 			s.claim(ctx)
 		}
-		if s.claimed.Load() && !s.taken.Load() {
+		if s.owns() {
 			s.lookForOthers(ctx)
 		}
 
-		now := s.up.Load() && s.claimed.Load() && !s.taken.Load()
-		if s.cfg.OnState != nil && (first || now != before) {
+		now := s.up.Load() && s.owns()
+		isNews := first || now != before
+		if isNews && s.cfg.OnState != nil {
 			s.cfg.OnState.StoreState(now)
 		}
 		before = now
@@ -181,6 +172,9 @@ func (s *Alone) tend(ctx context.Context) {
 		}
 	}
 }
+
+// owns reports whether this process owns everything, as far as it knows.
+func (s *Alone) owns() bool { return s.claimed.Load() && !s.taken.Load() }
 
 // claim claims everything, whoever has it now. It is done once: who claims again fights with the other process.
 func (s *Alone) claim(ctx context.Context) {

@@ -125,6 +125,7 @@ func TestServerStartsWithoutPostgres(t *testing.T) {
 	state.await(t, true)
 	must(t, s, op("", add("s:1", 1)))
 	must(t, s, op("", add("e:1", 1)))
+
 	if s.Cause() != nil || s.Ready() != nil {
 		t.Errorf("it is up: %v, %v", s.Cause(), s.Ready())
 	}
@@ -145,10 +146,13 @@ func TestServerDataOfAnEarlierRelease(t *testing.T) {
 
 	_, err := OpenAlone(t.Context(), AloneConfig{URL: url, Log: zerolog.Nop()})
 	text := fmt.Sprint(err)
-	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(text, "headcount export --postgres URL") || strings.Contains(text, "\n") {
+	isOneSentence := strings.Contains(text, "headcount export --postgres URL") && !strings.Contains(text, "\n")
+	if !errors.Is(err, postgres.ErrConfig) || !isOneSentence {
 		t.Errorf("got %v", err)
 	}
-	const tables = "select string_agg(relname, ' ' order by relname) from pg_class where relname like 'headcount%' and relkind = 'r'"
+
+	const tables = `select string_agg(relname, ' ' order by relname) from pg_class
+		where relname like 'headcount%' and relkind = 'r'`
 	if is := pgtest.Query[string](t, url, tables); is != "headcount_counters headcount_migrations" {
 		t.Errorf("there are %s", is)
 	}
@@ -160,7 +164,8 @@ func TestServerPeopleCanRead(t *testing.T) {
 	s := openAlone(t, url)
 	must(t, s, op("", add("s:1", 3)))
 	must(t, s, op("", add("e:1", 4)))
-	c := must(t, s, op("", counter.Change{Key: "s:1", Rule: sum, Verb: counter.Adjust, Delta: -1, Reason: "bots", By: "ops"}))
+	bots := counter.Change{Key: "s:1", Rule: sum, Verb: counter.Adjust, Delta: -1, Reason: "bots", By: "ops"}
+	c := must(t, s, op("", bots))
 	must(t, s, op("", counter.Change{Key: "s:1", Rule: sum, Verb: counter.Reset, Reason: "a new year", By: "me"}))
 	must(t, s, op("", add("s:gone", 3)))
 	must(t, s, op("", counter.Change{Key: "s:gone", Rule: sum, Verb: counter.Delete}))
@@ -170,8 +175,9 @@ func TestServerPeopleCanRead(t *testing.T) {
 	if got := pgtest.Query[string](t, url, counters); got != "e:1 exact 4 1, s:1 sum 0 3" {
 		t.Errorf("the counters are %s", got)
 	}
-	const ledger = `select string_agg(concat_ws(' ', key, seq, op, before, delta, after, reason, author), ', ' order by key, seq)
-		from headcount_ledger`
+
+	const ledger = `select string_agg(concat_ws(' ', key, seq, op, before, delta, after, reason, author), ', '
+		order by key, seq) from headcount_ledger`
 	want := "e:1 1 increment 0 4 4  , s:1 1 adjust 3 -1 2 bots ops, s:1 2 reset 2 -2 0 a new year me"
 	if got := pgtest.Query[string](t, url, ledger); got != want {
 		t.Errorf("the ledgers are %s\nwant %s, of %+v", got, want, c)

@@ -3,7 +3,6 @@ package routed
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +13,7 @@ import (
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
 	"headcount/counter/owner"
-	"headcount/internal/postgres"
+	"headcount/internal/outage"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowspg"
 	"headcount/internal/rows/rowstier"
@@ -51,16 +50,9 @@ var _ rowstier.Back = (*rowspg.Store)(nil)
 func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
 	b := &Behind{cfg: cfg, stop: func() {}}
 	var err error
-	b.back, err = rowspg.Open(ctx, rowspg.Config{
-		URL:      cfg.URL,
-		Back:     true,
-		Readable: exactpg.Readable,
-		Beside:   []postgres.Tables{exactpg.Tables()},
-		OnState:  b.postgres.StoreState,
-		Log:      cfg.Log,
-	})
+	b.back, err = UseBehind.open(ctx, cfg.URL, b.postgres.StoreState, cfg.Log)
 	if err != nil {
-		return nil, fmt.Errorf("routed: %w", err)
+		return nil, err
 	}
 
 	return b, nil
@@ -101,6 +93,9 @@ func (b *Behind) Over(owned *call.Store) *Store {
 // Lag returns the age of the oldest change that this process has acknowledged, and that is not in PostgreSQL.
 func (b *Behind) Lag() time.Duration { return b.tier.Lag() }
 
+// Dirty returns how many rows and idempotency keys this process has acknowledged, and are not in PostgreSQL.
+func (b *Behind) Dirty() int { return b.tier.Dirty() }
+
 // ServeSQL has applications change exact counters in SQL, see exactpg.Store.ServeSQL.
 func (b *Behind) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
 	b.exact.ServeSQL(ctx, rules, changed)
@@ -115,6 +110,17 @@ func (b *Behind) Ready() error {
 	return nil
 }
 
+// AwaitReady returns nil once counters are served, or why they are not when ctx ends.
+func (b *Behind) AwaitReady(ctx context.Context) error {
+	for b.Ready() != nil {
+		if !outage.Sleep(ctx, adoptedEvery) {
+			return b.Ready()
+		}
+	}
+
+	return nil
+}
+
 // Cause returns why PostgreSQL cannot be used, or nil.
 func (b *Behind) Cause() error { return b.back.Cause() }
 
@@ -122,12 +128,15 @@ func (b *Behind) Cause() error { return b.back.Cause() }
 func (b *Behind) Close(ctx context.Context) error {
 	b.stop()
 	b.wg.Wait()
+
+	// A process that failed to start has no Redis yet.
 	var err error
 	if b.tier != nil {
 		err = b.tier.Close(ctx)
 		b.exact.Close()
 	}
 	b.back.Close()
+
 	if err != nil {
 		return errors.Join(counter.ErrUnavailable, err)
 	}

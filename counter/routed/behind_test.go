@@ -22,32 +22,47 @@ import (
 	"headcount/internal/testkit"
 )
 
-// process is a gateway and an owner over Redis in front of PostgreSQL. It owns everything.
+// stores are an empty Redis and an empty database.
+type stores struct {
+	redis    *redistest.Server
+	postgres *pgtest.Server
+	url      string // of the database
+}
+
+func newStores(t testing.TB) *stores {
+	t.Helper()
+	s := &stores{redis: redistest.Single(t), postgres: pgtest.Single(t)}
+	s.redis.Flush(t)
+	s.url = s.postgres.Database(t)
+
+	return s
+}
+
+// process is a gateway and an owner over Redis, with PostgreSQL behind it or beside it. It owns everything.
 type process struct {
 	*Store
-	behind  *Behind
+	front   *rowsredis.Store
+	behind  *Behind // nil: it is beside
+	beside  *Beside
 	owner   *owner.Owner
 	gateway *call.Store
 }
 
-// begin returns a process, which does not end with the test.
-func begin(t testing.TB, redis, url string, with ...func(*BehindConfig)) *process {
+// begin returns a process with PostgreSQL behind Redis, which ends with the test.
+func (s *stores) begin(t testing.TB, with ...func(*BehindConfig)) *process {
 	t.Helper()
-	p := &process{}
-	p.open(t, redis, url, with...)
-	p.owner = owner.New(p.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
-	p.claim(t)
+	p := s.open(t, with...)
+	p.own(t, p.behind.Rows(), owner.Config{})
 	p.call(t, p.owner)
 
 	return p
 }
 
-func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConfig)) {
+// open returns a process that owns nothing yet.
+func (s *stores) open(t testing.TB, with ...func(*BehindConfig)) *process {
 	t.Helper()
-	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, redis)})
-	t.Cleanup(front.Close)
 	cfg := BehindConfig{
-		URL: url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
+		URL: s.url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
 	}
 	for _, w := range with {
 		w(&cfg)
@@ -56,12 +71,20 @@ func (p *process) open(t testing.TB, redis, url string, with ...func(*BehindConf
 	if err != nil {
 		t.Fatal(err)
 	}
-	behind.Begin(front)
-	p.behind = behind
+
+	p := &process{behind: behind, front: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
+	behind.Begin(p.front)
+	t.Cleanup(func() { _ = p.Close() })
+
+	return p
 }
 
-func (p *process) claim(t testing.TB) {
+// own has the process own everything.
+func (p *process) own(t testing.TB, over rows.Store, cfg owner.Config) {
 	t.Helper()
+	cfg.Name = rand.Text()
+	cfg.ExactOutside = true
+	p.owner = owner.New(over, cfg)
 	all := make([]int, rows.Partitions)
 	for id := range all {
 		all[id] = id
@@ -79,50 +102,55 @@ func (p *process) call(t testing.TB, o *owner.Owner) {
 
 // Close implements counter.Store: an orderly end.
 func (p *process) Close() error {
-	if p.gateway == nil {
-		return nil
-	}
-
-	_ = p.gateway.Close()
-	p.gateway = nil
-	if p.owner != nil {
-		p.owner.Close()
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 
-	return p.behind.Close(ctx)
+	return p.end(ctx)
 }
 
 // kill ends the process without draining, as far as that is possible within one.
 func (p *process) kill() {
-	_ = p.gateway.Close()
-	p.gateway = nil
-	p.owner.Close()
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	_ = p.behind.Close(ended)
+	_ = p.end(ended)
+}
+
+// end ends the process once. What is drained is drained until ctx ends.
+func (p *process) end(ctx context.Context) (err error) {
+	if p.front == nil {
+		return nil
+	}
+
+	if p.gateway != nil {
+		_ = p.gateway.Close()
+	}
+	if p.owner != nil {
+		p.owner.Close()
+	}
+	if p.beside != nil {
+		p.beside.Close()
+	}
+	if p.behind != nil {
+		err = p.behind.Close(ctx)
+	}
+	p.front.Close()
+	p.front = nil
+
+	return err
 }
 
 func behind(t testing.TB) countertest.Instance {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	url := pgtest.Single(t).Database(t)
-	p := begin(t, redis.URL(), url)
-	peer := &process{}
-	peer.open(t, redis.URL(), url)
+	in := newStores(t)
+	p := in.begin(t)
+	peer := in.open(t)
 	peer.call(t, p.owner)
-	t.Cleanup(func() {
-		_ = peer.Close()
-		_ = p.Close()
-	})
 
 	return countertest.Instance{
 		Store: p,
 		Peer:  peer,
 		Crash: func(t testing.TB) counter.Store {
 			p.kill()
-			p = begin(t, redis.URL(), url)
+			p = in.begin(t)
 			return p
 		},
 	}
@@ -187,6 +215,16 @@ func must(t testing.TB, s counter.Writer, o counter.Op) counter.Counter {
 	return r.Counters[0]
 }
 
+// mustReplay makes operations that were made before.
+func mustReplay(t testing.TB, s counter.Writer, ops ...counter.Op) {
+	t.Helper()
+	for _, again := range ops {
+		if r := change(t, s, again); r.Err != nil || !r.Replay {
+			t.Errorf("a repetition of %+v: %+v", again, r)
+		}
+	}
+}
+
 // becomes waits until a counter has a value.
 func becomes(t testing.TB, s counter.Reader, key string, want int64) {
 	t.Helper()
@@ -205,28 +243,24 @@ func persisted(t testing.TB, url, key string, want int64) {
 	})
 }
 
-// TestServerPostgresAwayBehind: what is in Redis goes on and is persisted later; what is not, and exact counters, cannot
-// be changed.
+// TestServerPostgresAwayBehind: what is in Redis goes on and is persisted later; what is not, and exact counters,
+// cannot be changed.
 func TestServerPostgresAwayBehind(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	server := pgtest.Single(t)
-	url := server.Database(t)
-	p := begin(t, redis.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
+	in := newStores(t)
+	p := in.begin(t)
 	must(t, p, op("", add("s:resident", 1)))
 	must(t, p, op("", add("s:evicted", 5)))
 	must(t, p, op("", add("e:1", 7)))
-	persisted(t, url, "s:resident", 1)
-	persisted(t, url, "s:evicted", 5)
+	persisted(t, in.url, "s:resident", 1)
+	persisted(t, in.url, "s:evicted", 5)
 
 	// The owner forgets it, too: another process has nothing in memory.
 	p.behind.Tier().Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
 	must(t, p, op("", add(beside("s:evicted"), 1)))
 	p.kill()
-	p = begin(t, redis.URL(), url)
+	p = in.begin(t)
 
-	server.Kill()
+	in.postgres.Kill()
 	if c := must(t, p, op("", add("s:resident", 1))); c.Value != 2 {
 		t.Errorf("in Redis: %+v", c)
 	}
@@ -243,8 +277,8 @@ func TestServerPostgresAwayBehind(t *testing.T) {
 		t.Error("PostgreSQL is away, and there is no cause")
 	}
 
-	server.Restart(t)
-	persisted(t, url, "s:resident", 2)
+	in.postgres.Restart(t)
+	persisted(t, in.url, "s:resident", 2)
 	becomes(t, p, "s:evicted", 5)
 	testkit.Eventually(t, "exact counters can be changed", func() bool {
 		return change(t, p, op("again", add("e:1", 1))).Err == nil
@@ -262,90 +296,44 @@ func beside(key string) string {
 	}
 }
 
-// TestServerRedisEmptied: what was persisted comes back, with the idempotency keys of a day, also when no owner remembers
-// anything; and what the owner remembers comes back with it.
+// TestServerRedisEmptied: what was persisted comes back, with the idempotency keys of a day, also when no owner
+// remembers anything; and what the owner remembers comes back with it.
 func TestServerRedisEmptied(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	server := pgtest.Single(t)
-	url := server.Database(t)
-	p := begin(t, redis.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
+	in := newStores(t)
+	p := in.begin(t)
 
 	must(t, p, op("a", add("s:1", 3), add("s:2", 4)))
 	must(t, p, op("b", add("e:1", 1), add("e:2", 2)))
-	persisted(t, url, "s:1", 3)
-	persisted(t, url, "s:2", 4)
-	redis.Flush(t)
+	persisted(t, in.url, "s:1", 3)
+	persisted(t, in.url, "s:2", 4)
+
+	// The owner lives.
+	in.redis.Flush(t)
 	testkit.Eventually(t, "changes go on after the loss", func() bool {
 		return change(t, p, op("c", add("s:1", 1))).Err == nil
 	})
 	becomes(t, p, "s:1", 4)
-	persisted(t, url, "s:1", 4)
+	persisted(t, in.url, "s:1", 4)
 
+	// Nobody remembers anything.
 	p.kill()
-	redis.Flush(t)
-	p = begin(t, redis.URL(), url)
+	in.redis.Flush(t)
+	p = in.begin(t)
 	becomes(t, p, "s:1", 4)
 	becomes(t, p, "s:2", 4)
-	for _, again := range []counter.Op{op("a", add("s:1", 3), add("s:2", 4)), op("b", add("e:1", 1), add("e:2", 2))} {
-		if r := change(t, p, again); r.Err != nil || !r.Replay {
-			t.Errorf("a repetition after the loss: %+v", r)
-		}
-	}
+	mustReplay(t, p, op("a", add("s:1", 3), add("s:2", 4)), op("b", add("e:1", 1), add("e:2", 2)))
 	becomes(t, p, "e:2", 2)
-	before := must(t, p, op("", add("s:2", 1)))
-	if before.Value != 5 {
-		t.Errorf("after the loss: %+v", before)
-	}
-}
-
-// TestServerAnotherRedisIsRefused: it has been in front of another database.
-func TestServerAnotherRedisIsRefused(t *testing.T) {
-	first := redistest.Single(t)
-	first.Flush(t)
-	other := redistest.Start(t)
-	server := pgtest.Single(t)
-	url := server.Database(t)
-	p := begin(t, first.URL(), url)
-	must(t, p, op("", add("s:1", 3)))
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
-	elsewhere := begin(t, other.URL(), server.Database(t))
-	must(t, elsewhere, op("", add("s:1", 100)))
-	if err := elsewhere.Close(); err != nil {
-		t.Fatal(err)
-	}
-
-	wrong := &process{}
-	wrong.open(t, other.URL(), url)
-	wrong.owner = owner.New(wrong.behind.Rows(), owner.Config{Name: rand.Text(), ExactOutside: true})
-	wrong.call(t, wrong.owner)
-	err := wrong.owner.Own(t.Context(), rows.PartitionOf("s:1"))
-	if err == nil || !strings.Contains(err.Error(), "another store in front") {
-		t.Errorf("another Redis: %v", err)
-	}
-	_ = wrong.Close()
-
-	p = begin(t, first.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
-	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {
-		t.Errorf("the right one: %+v", c)
+	if c := must(t, p, op("", add("s:2", 1))); c.Value != 5 {
+		t.Errorf("after the loss: %+v", c)
 	}
 }
 
 // TestServerKindsOfTwoStores: a counter that is in one store is not made in the other one when its rule changes.
 func TestServerKindsOfTwoStores(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	url := pgtest.Single(t).Database(t)
 	alone := openAlone(t, pgtest.Single(t).Database(t))
-	p := begin(t, redis.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
-
-	region := beginBeside(t, redistest.Start(t).URL(), pgtest.Single(t).Database(t), countertest.Rules)
-	t.Cleanup(func() { _ = region.Close() })
+	p := newStores(t).begin(t)
+	elsewhere := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
+	region := elsewhere.beginBeside(t, countertest.Rules)
 
 	inZero := "s:0" // a key whose partition is that of exact counters without PostgreSQL
 	for n := 0; rows.PartitionOf(inZero) != owner.ExactPartition; n++ {
@@ -375,22 +363,20 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 // TestServerRedisOlder: a Redis that starts with an older copy gets what was persisted since, with an owner that lives
 // and with a new one.
 func TestServerRedisOlder(t *testing.T) {
-	redis := redistest.Start(t)
-	url := pgtest.Single(t).Database(t)
-	p := begin(t, redis.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
+	in := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
+	p := in.begin(t)
 	must(t, p, op("", add("s:1", 1)))
 	must(t, p, op("", add("s:gone", 1)))
-	persisted(t, url, "s:gone", 1)
-	redis.Do(t, "SAVE")
+	persisted(t, in.url, "s:gone", 1)
+	in.redis.Do(t, "SAVE")
 
 	must(t, p, op("since", add("s:1", 1)))
 	must(t, p, op("", counter.Change{Key: "s:gone", Rule: sum, Verb: counter.Delete}))
-	persisted(t, url, "s:1", 2)
-	persisted(t, url, "s:gone", 0)
+	persisted(t, in.url, "s:1", 2)
+	persisted(t, in.url, "s:gone", 0)
 	older := func() {
-		redis.Kill()
-		redis.Restart(t)
+		in.redis.Kill()
+		in.redis.Restart(t)
 	}
 	older()
 	becomes(t, p, "s:1", 2)
@@ -398,39 +384,35 @@ func TestServerRedisOlder(t *testing.T) {
 
 	p.kill()
 	older()
-	p = begin(t, redis.URL(), url)
+	p = in.begin(t)
 	becomes(t, p, "s:1", 2)
 	becomes(t, p, "s:gone", 0)
-	if r := change(t, p, op("since", add("s:1", 1))); r.Err != nil || !r.Replay {
-		t.Errorf("a repetition: %+v", r)
-	}
+	mustReplay(t, p, op("since", add("s:1", 1)))
 }
 
-// TestServerPostgresOlder: a PostgreSQL that was restored from an older copy is noticed, and what is in Redis stays right.
+// TestServerPostgresOlder: a PostgreSQL that was restored from an older copy is noticed, and what is in Redis stays
+// right.
 func TestServerPostgresOlder(t *testing.T) {
-	redis := redistest.Single(t)
-	redis.Flush(t)
-	server := pgtest.Single(t)
-	url := server.Database(t)
-	p := begin(t, redis.URL(), url)
-	t.Cleanup(func() { _ = p.Close() })
-	server.Exec(t, url, "create table older as table headcount_rows; create table numbers as table headcount_partitions")
+	in := newStores(t)
+	p := in.begin(t)
+	in.postgres.Exec(t, in.url, `create table older as table headcount_rows;
+		create table numbers as table headcount_partitions`)
 	for n := range int64(5) {
 		must(t, p, op("", add("s:1", 1)))
-		persisted(t, url, "s:1", n+1)
+		persisted(t, in.url, "s:1", n+1)
 	}
 	time.Sleep(time.Second) // the front notes what the back has with the next commits, of which there is one a second
 	p.kill()
-	server.Exec(t, url, `truncate headcount_rows; insert into headcount_rows table older;
+	in.postgres.Exec(t, in.url, `truncate headcount_rows; insert into headcount_rows table older;
 		update headcount_partitions p set number = n.number from numbers n where n.partition = p.partition`)
 
 	var log strings.Builder
-	p = begin(t, redis.URL(), url, func(c *BehindConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
+	p = in.begin(t, func(c *BehindConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	becomes(t, p, "s:1", 5)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 6 {
 		t.Errorf("%+v", c)
 	}
-	persisted(t, url, "s:1", 6)
+	persisted(t, in.url, "s:1", 6)
 	if !strings.Contains(log.String(), "restored from an older copy") {
 		t.Errorf("the log is %q", log.String())
 	}

@@ -2,14 +2,12 @@ package routed
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/counter/call"
 	"headcount/counter/exactpg"
-	"headcount/internal/postgres"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowspg"
 )
@@ -35,16 +33,9 @@ type Beside struct {
 // OpenBeside opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the database
 // that answered cannot be used. While PostgreSQL does not answer, all but exact counters can be changed.
 func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
-	// The database has no rows of partitions, but idempotency keys of exact counters are in a table of rowspg.
-	pg, err := rowspg.Open(ctx, rowspg.Config{
-		URL:     cfg.URL,
-		NoRows:  "its counters are of all kinds; export them, and import them with --regions into an empty database and Redis",
-		Beside:  []postgres.Tables{exactpg.Tables()},
-		OnState: cfg.OnPostgres,
-		Log:     cfg.Log,
-	})
+	pg, err := UseBeside.open(ctx, cfg.URL, cfg.OnPostgres, cfg.Log)
 	if err != nil {
-		return nil, fmt.Errorf("routed: %w", err)
+		return nil, err
 	}
 
 	b := &Beside{cfg: cfg, pg: pg}
@@ -53,9 +44,9 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 	return b, nil
 }
 
-// Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process. A
-// region goes on while the PostgreSQL of all regions is away. A counter that is made then is not looked for there, which
-// matters only if a rule has just changed its kind.
+// Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process.
+// A region goes on while the PostgreSQL of all regions is away. A counter that is made then is not looked for there,
+// which matters only if a rule has just changed its kind.
 func (b *Beside) Rows() rows.Store {
 	return withExact{Store: b.cfg.Owned, exact: b.exact, goesOn: true}
 }

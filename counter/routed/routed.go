@@ -3,22 +3,22 @@
 //
 // # Kinds that change
 //
-// A counter keeps its kind when its rule gets another one, so it may be where its rule does not look. Each side looks once
-// at the other one before it makes a counter: an owner reads heads in partition owner.Outside ([Rows]), and exactpg asks
-// [Elsewhere].
+// A counter keeps its kind when its rule gets another one, so it may be where its rule does not look. Each side looks
+// once at the other one before it makes a counter: an owner reads heads in partition owner.Outside ([Rows]), and
+// exactpg asks [Elsewhere].
 //
 // # Batches
 //
-// Either all counters of a batch are exact or none is, and all batches share one space of idempotency keys. Where rows
-// are in PostgreSQL alone, both sides keep these in one table. Redis in front of it does not know that table, so there a
-// batch of exact counters asks the owner of its idempotency key before, and notes it afterwards ([Config.Notes]).
+// Either all counters of a batch are exact or none is, and all batches share one space of idempotency keys. Where
+// rows are in PostgreSQL alone, both sides keep these in one table. Redis in front of it does not know that table, so
+// there a batch of exact counters asks the owner of its idempotency key before, and notes it afterwards
+// ([Config.Notes]).
 package routed
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -89,17 +89,21 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 	results := make([]counter.Result, len(ops))
 	var owned, exact gathered
+
 	flush := func() {
 		var both sync.WaitGroup
 		both.Go(func() { owned.apply(ctx, s.cfg.Owned, results) })
 		exact.apply(ctx, s.cfg.Exact, results)
 		both.Wait()
 	}
+
 	for i := range ops {
 		op := &ops[i]
 		way := s.wayOf(op)
+
 		// Of two operations with the same idempotency key the later one is a replay.
-		if way == toExact && owned.hasBatch(op) || way == toOwners && exact.hasBatch(op) {
+		isRepeated := way == toExact && owned.hasBatch(op) || way == toOwners && exact.hasBatch(op)
+		if isRepeated {
 			flush()
 		}
 
@@ -237,6 +241,7 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 	if result.Err != nil {
 		return result
 	}
+
 	// Without an answer here the caller repeats, and is a replay then.
 	if err := s.cfg.Owned.Remember(ctx, op.IdempotencyKey); err != nil {
 		return counter.Result{Err: err}
@@ -255,8 +260,8 @@ func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }
 
-// Read implements counter.Reader. It reads counters where they are. While PostgreSQL is away, a read that may lag says of
-// exact counters that they cannot be read.
+// Read implements counter.Reader. It reads counters where they are. While PostgreSQL is away, a read that may lag
+// says of exact counters that they cannot be read.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	owned, exact := s.part(keys)
 	if len(exact) == 0 {
@@ -279,6 +284,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	for _, one := range append(readings, exacts...) {
 		by[one.Key] = one
 	}
+
 	all := make([]counter.Reading, len(keys))
 	for i, key := range keys {
 		all[i] = by[key]
@@ -298,8 +304,9 @@ func (s *Store) readOwned(
 
 	older, backErr := s.cfg.Back.Read(ctx, keys, member, lag)
 	if backErr != nil {
-		return nil, err
+		return nil, err // of Redis, which is what a caller has to know
 	}
+
 	for i := range older {
 		older[i].Approx = true
 		older[i].Stale = true
@@ -315,10 +322,11 @@ func (s *Store) readExact(ctx context.Context, keys []string, lag time.Duration)
 		found, err = s.cfg.Exact.Read(ctx, keys)
 	}
 	mayLag := lag > 0
-	if err != nil && mayLag {
+	switch {
+	case err == nil:
+	case mayLag:
 		return counter.Away(keys), nil
-	}
-	if err != nil {
+	default:
 		return nil, err
 	}
 
@@ -336,6 +344,7 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 		if err := s.gate(); err != nil {
 			return counter.Ledger{}, err
 		}
+
 		return s.cfg.Exact.Ledger(ctx, key, after, limit)
 	}
 
@@ -407,70 +416,17 @@ func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 
 // Deleted implements counter.Dumper.
 func (s *Store) Deleted(ctx context.Context) (uint64, error) {
-	owned, err := s.cfg.Owned.Deleted(ctx)
-	if err != nil {
-		return 0, err
-	}
-	exact, err := s.cfg.Exact.Deleted(ctx)
-
-	return max(owned, exact), err
+	return both{s.cfg.Owned, s.cfg.Exact}.Deleted(ctx)
 }
 
-// Dump implements counter.Dumper: the counters of both sides, in the order of their keys.
+// Dump implements counter.Dumper.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
-	return dumpBoth(ctx, s.cfg.Owned, s.cfg.Exact, after, each)
-}
-
-// dumpBoth dumps the counters of both, in the order of their keys.
-func dumpBoth(ctx context.Context, ones, others counter.Dumper, after string, each func(counter.Copy) error) error {
-	next, stop := iter.Pull2(copies(func(each func(counter.Copy) error) error {
-		return ones.Dump(ctx, after, each)
-	}))
-	defer stop()
-
-	one, err, more := next()
-	// upTo passes those whose key is less than key on, all of them if key is empty.
-	upTo := func(key string) error {
-		for more && err == nil && (key == "" || one.Key < key) {
-			if err := each(one); err != nil {
-				return err
-			}
-			one, err, more = next()
-		}
-		return err
-	}
-
-	err2 := others.Dump(ctx, after, func(c counter.Copy) error {
-		if err := upTo(c.Key); err != nil {
-			return err
-		}
-		return each(c)
-	})
-	if err2 != nil {
-		return err2
-	}
-
-	return upTo("")
-}
-
-// copies returns what a dump calls its function with, and the error with which it ends.
-func copies(dump func(each func(counter.Copy) error) error) iter.Seq2[counter.Copy, error] {
-	return func(yield func(counter.Copy, error) bool) {
-		enough := errors.New("enough")
-		err := dump(func(c counter.Copy) error {
-			if !yield(c, nil) {
-				return enough
-			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, enough) {
-			yield(counter.Copy{}, err)
-		}
-	}
+	return both{s.cfg.Owned, s.cfg.Exact}.Dump(ctx, after, each)
 }
 
 // Restore implements counter.Restorer, all or none of each side: a counter goes where its rule says.
 func (s *Store) Restore(ctx context.Context, all []counter.Copy, rules *counter.Rules) (restored int, err error) {
+	// A rule may have changed since the export, and says where the counter is from now on.
 	var owned, exact []counter.Copy
 	for _, c := range all {
 		if s.isExact(c.Key) {
@@ -512,14 +468,18 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 	one := func(updates []counter.Update) {
 		mu.Lock()
 		defer mu.Unlock()
+
 		changed(updates)
 	}
 	missed := func() {
-		if lost != nil {
-			mu.Lock()
-			defer mu.Unlock()
-			lost()
+		if lost == nil {
+			return
 		}
+
+		mu.Lock()
+		defer mu.Unlock()
+
+		lost()
 	}
 
 	return &watch{owned: s.cfg.Owned.Watch(one, missed), exact: s.cfg.Exact.Watch(one, missed), part: s.part}

@@ -30,6 +30,8 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 	var keys []string
 	var outside, inside []int // indexes
 	var others []rows.Address
+
+	// No store of rows has that partition.
 	for i, at := range addresses {
 		if at.Partition == owner.Outside {
 			keys = append(keys, at.Field)
@@ -45,6 +47,8 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 
 	found := make([]rows.Found, len(addresses))
 	states, err := w.states(ctx, keys)
+
+	// A counter that is not exact has no head there, as one that does not exist.
 	for i, key := range keys {
 		found[outside[i]].Err = err
 		if is, ok := states[key]; ok {
@@ -72,7 +76,7 @@ func (w withExact) states(ctx context.Context, keys []string) (map[string]counte
 	defer cancel()
 	states, err := w.exact.States(ctx, keys)
 	if err != nil {
-		return nil, nil
+		return nil, nil // as if there were none
 	}
 
 	return states, nil

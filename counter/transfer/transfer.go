@@ -4,12 +4,15 @@
 //	{"format":1,"at":"2030-10-10T12:11:42Z"}
 //	{"key":"views:1","kind":"sum",…}                  a counter, see counter.Copy; in the order of the names' bytes
 //	{"site":"shop","key":"views:1","kind":"sum",…}    a counter of a site other than the default one
-//	{"counters":1,"deleted":1700000000000}            the end: the number of counters, and the highest deleted incarnation
+//	{"counters":1,"deleted":1700000000000}            the end: how many counters, and the highest deleted incarnation
 //
 // A file without the end is incomplete: an export can be resumed after its last complete line ([Resume]). An import
 // may be repeated, because a store keeps a counter that has the same version or a greater one. Files have no top
 // lists, idempotency keys and limits. Files of older releases have lines of idempotency keys, {"identities":[…]},
 // which an import skips.
+//
+// A [Place] says where the counters are. What it opens is the same for all stores: rows of partitions and, with
+// PostgreSQL, exact counters apart from them.
 package transfer
 
 import (
@@ -40,7 +43,8 @@ var (
 	// ErrFormat is wrapped by every error about an invalid file.
 	ErrFormat = errors.New("bad file")
 	// ErrCut means that a file has no end. Its counters were imported.
-	ErrCut = fmt.Errorf("%w: it has no end, so the export was interrupted; resume it (export --resume) and import the whole file again", ErrFormat)
+	ErrCut = fmt.Errorf("%w: it has no end, so the export was interrupted; resume it (export --resume) and import the "+
+		"whole file again", ErrFormat)
 )
 
 // begin is how a file begins.
@@ -86,34 +90,57 @@ type Position struct {
 func Resume(r io.Reader) (Position, error) {
 	var p Position
 	in := bufio.NewReaderSize(r, 1<<16)
-	for at := int64(0); ; {
+	for at := int64(0); !p.Whole; {
 		text, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) { // the last line is incomplete or missing
-			if n := min(len(text), len(begin)); p.Offset == 0 && string(text[:n]) != begin[:n] {
-				return p, errBegin
-			}
-			return p, nil
+		if errors.Is(err, io.EOF) {
+			return p, p.checkRest(text)
 		}
 		if err != nil {
 			return p, err
 		}
+
 		at += int64(len(text))
-		l, err := parse(text, p.Offset == 0)
-		switch {
-		case err != nil:
+		if err := p.take(text, at); err != nil {
 			return p, err
-		case l.Format != nil:
-			p.Offset = at
-		case l.Key != nil:
-			if p.After, err = counter.NameIn(l.Site, *l.Key); err != nil {
-				return p, fmt.Errorf("%w: a counter: %w", ErrFormat, err)
-			}
-			p.Offset, p.Counters = at, p.Counters+1
-		case l.Counters != nil:
-			p.Whole = true
-			return p, nil
 		}
 	}
+
+	return p, nil
+}
+
+// checkRest refuses a file whose first line is incomplete, and does not begin like that of an export: it may be another
+// file. Any other incomplete line is written anew.
+func (p *Position) checkRest(text []byte) error {
+	n := min(len(text), len(begin))
+	if p.Offset == 0 && string(text[:n]) != begin[:n] {
+		return errBegin
+	}
+
+	return nil
+}
+
+// take moves the position beyond a line, which ends there.
+func (p *Position) take(text []byte, end int64) error {
+	l, err := parse(text, p.Offset == 0)
+	if err != nil {
+		return err
+	}
+
+	switch {
+	case l.Format != nil:
+		p.Offset = end
+	case l.Key != nil:
+		p.After, err = counter.NameIn(l.Site, *l.Key)
+		if err != nil {
+			return fmt.Errorf("%w: a counter: %w", ErrFormat, err)
+		}
+		p.Offset = end
+		p.Counters++
+	case l.Counters != nil:
+		p.Whole = true
+	}
+
+	return nil
 }
 
 // parse parses a line; with first it must be the first one of a file.
@@ -121,15 +148,29 @@ func parse(text []byte, first bool) (l line, err error) {
 	if err := json.Unmarshal(text, &l); err != nil {
 		return l, fmt.Errorf("%w: a line is not JSON: %w", ErrFormat, err)
 	}
-	switch {
-	case first && l.Format == nil:
-		return l, errBegin
-	case first && *l.Format != Format:
-		return l, fmt.Errorf("%w: its format is %d, this version knows %d; use the version that wrote it", ErrFormat, *l.Format, Format)
-	case !first && l.Key == nil && l.Identities == nil && l.Counters == nil:
+	if first {
+		return l, l.checkFirst()
+	}
+
+	isKnown := l.Key != nil || l.Identities != nil || l.Counters != nil
+	if !isKnown {
 		return l, fmt.Errorf("%w: a line is neither a counter nor the end", ErrFormat)
 	}
+
 	return l, nil
+}
+
+// checkFirst refuses the first line of what is no export, or one of another format.
+func (l *line) checkFirst() error {
+	if l.Format == nil {
+		return errBegin
+	}
+	if *l.Format != Format {
+		return fmt.Errorf("%w: its format is %d, this version knows %d; use the version that wrote it",
+			ErrFormat, *l.Format, Format)
+	}
+
+	return nil
 }
 
 // writer writes lines and counts the counters.
@@ -145,9 +186,21 @@ func (w *writer) line(v any) error {
 	if err != nil {
 		return err
 	}
+
 	n, err := w.out.Write(append(text, '\n'))
 	w.bytes += int64(n)
+
 	return err
+}
+
+// counter writes a counter.
+func (w *writer) counter(c counter.Copy) error {
+	w.counters++
+	if w.counters%batchCounters == 0 {
+		w.progress.Transferred(w.counters, 0, w.bytes)
+	}
+
+	return w.line(c)
 }
 
 // Of returns a Dumper of the counters of one site.
@@ -164,6 +217,7 @@ func (o ofSite) Dump(ctx context.Context, after string, each func(counter.Copy) 
 		if site, _ := presence.SplitName(c.Key); site != o.site {
 			return nil
 		}
+
 		return each(c)
 	})
 }
@@ -176,18 +230,15 @@ func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position,
 			return err
 		}
 	}
+
 	deleted, err := from.Deleted(ctx)
 	if err != nil {
 		return err
 	}
-	if err := from.Dump(ctx, p.After, func(c counter.Copy) error {
-		if w.counters++; w.counters%batchCounters == 0 {
-			progress.Transferred(w.counters, 0, w.bytes)
-		}
-		return w.line(c)
-	}); err != nil {
+	if err := from.Dump(ctx, p.After, w.counter); err != nil {
 		return errors.Join(err, w.out.Flush()) // so that a resumed export continues after it
 	}
+
 	if err := w.line(endLine{w.counters, deleted}); err != nil {
 		return err
 	}
@@ -195,10 +246,12 @@ func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position,
 		return err
 	}
 	progress.Transferred(w.counters, 0, w.bytes)
+
 	return nil
 }
 
-var errSites = fmt.Errorf("%w: it has counters of several sites, which cannot go into one; export each with --site", ErrFormat)
+var errSites = fmt.Errorf("%w: it has counters of several sites, which cannot go into one; export each with --site",
+	ErrFormat)
 
 // reader imports a file.
 type reader struct {
@@ -217,36 +270,51 @@ type reader struct {
 
 // Import puts all counters of a file into a store: those of one site into the site into, or if that is nil, each into
 // its own site.
-func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, into *presence.Site, progress Progress) error {
+func Import(
+	ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, into *presence.Site, progress Progress,
+) error {
 	r := &reader{to: to, rules: rules, into: into, progress: progress}
 	lines := bufio.NewReaderSize(in, 1<<16)
 	for n := 1; ; n++ {
 		text, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			if n == 1 {
-				return fmt.Errorf("%w: it is empty", ErrFormat)
-			}
-			return errors.Join(ErrCut, r.flush(ctx))
+			return r.cut(ctx, n == 1)
 		}
 		if err != nil {
 			return err
 		}
+
 		r.bytes += int64(len(text))
-		l, err := parse(text, n == 1)
-		switch {
-		case err != nil:
-		case l.Key != nil:
-			err = r.counter(ctx, text)
-		case l.Counters != nil:
-			return r.end(ctx, l)
-		}
-		if errors.Is(err, ErrFormat) { // the lines before this one are imported
-			err = errors.Join(err, r.flush(ctx))
-		}
+		l, err := r.line(ctx, text, n == 1)
 		if err != nil {
 			return fmt.Errorf("line %d: %w", n, err)
 		}
+		if l.Counters != nil {
+			return r.end(ctx, l)
+		}
 	}
+}
+
+// cut ends the import of a file without an end. What it has is imported.
+func (r *reader) cut(ctx context.Context, isEmpty bool) error {
+	if isEmpty {
+		return fmt.Errorf("%w: it is empty", ErrFormat)
+	}
+
+	return errors.Join(ErrCut, r.flush(ctx))
+}
+
+// line imports a line, unless it is the last one. If it is wrong, those before it are imported.
+func (r *reader) line(ctx context.Context, text []byte, first bool) (line, error) {
+	l, err := parse(text, first)
+	if err == nil && l.Key != nil {
+		err = r.counter(ctx, text)
+	}
+	if errors.Is(err, ErrFormat) {
+		err = errors.Join(err, r.flush(ctx))
+	}
+
+	return l, err
 }
 
 func (r *reader) counter(ctx context.Context, text []byte) error {
@@ -254,32 +322,50 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 	if err := json.Unmarshal(bytes.TrimSpace(text), &c); err != nil {
 		return fmt.Errorf("%w: %w", ErrFormat, err)
 	}
-	if r.into != nil {
-		site, key := presence.SplitName(c.Key)
-		if r.counters > 0 && site != r.site {
-			return errSites
-		}
-		r.site, c.Key = site, r.into.Qualify(key)
+	if err := r.move(&c); err != nil {
+		return err
 	}
+
 	r.counters++
-	r.batch, r.parts = append(r.batch, c), r.parts+len(c.Members)+len(c.Ledger)+len(c.Steps)
+	r.batch = append(r.batch, c)
+	r.parts += len(c.Members) + len(c.Ledger) + len(c.Steps)
 	if len(r.batch) < batchCounters && r.parts < batchParts {
 		return nil
 	}
+
 	return r.flush(ctx)
+}
+
+// move moves a counter into the site of the import. All counters of the file have to be of one site then.
+func (r *reader) move(c *counter.Copy) error {
+	if r.into == nil {
+		return nil
+	}
+
+	site, key := presence.SplitName(c.Key)
+	if r.counters > 0 && site != r.site {
+		return errSites
+	}
+	r.site = site
+	c.Key = r.into.Qualify(key)
+
+	return nil
 }
 
 func (r *reader) flush(ctx context.Context) error {
 	if len(r.batch) == 0 {
 		return nil
 	}
+
 	n, err := r.to.Restore(ctx, r.batch, r.rules)
 	if err != nil {
 		return err
 	}
 	r.restored += n
-	r.batch, r.parts = r.batch[:0], 0
+	r.batch = r.batch[:0]
+	r.parts = 0
 	r.progress.Transferred(r.counters, r.restored, r.bytes)
+
 	return nil
 }
 
@@ -290,9 +376,13 @@ func (r *reader) end(ctx context.Context, l line) error {
 	if *l.Counters != r.counters {
 		return fmt.Errorf("%w: it has %d counters, and its end says %d", ErrFormat, r.counters, *l.Counters)
 	}
+
+	// After all counters: those of the file are newer than what was deleted where it comes from, and would get greater
+	// incarnations here.
 	if err := r.to.RestoreDeleted(ctx, l.Deleted); err != nil {
 		return err
 	}
 	r.progress.Transferred(r.counters, r.restored, r.bytes)
+
 	return nil
 }

@@ -577,6 +577,28 @@ func TestServerAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 	testkit.Eventually(t, "the peer is there again", func() bool { return peer.Hello(t.Context(), "me") == nil })
 }
 
+// TestServerAPeerThatOnlyHasAnImport: its first process comes, adds the other facts, and then the peer can be greeted.
+func TestServerAPeerThatOnlyHasAnImport(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := &redisconn.Client{UniversalClient: server.Client()}
+	imported := presenceredis.Facts{Counters: 3, Postgres: presenceredis.PostgresBeside}
+	if err := presenceredis.NoteCounters(t.Context(), client, imported); err != nil {
+		t.Fatal(err)
+	}
+
+	peer := presenceredis.NewPeer(open(t, server.URL()), "us", "eu")
+	err := peer.Hello(t.Context(), "me")
+	if !errors.Is(err, presence.ErrUnavailable) || errors.Is(err, pncounter.ErrRefused) {
+		t.Errorf("without a process: %v", err)
+	}
+
+	newWorld(t, server.URL(), "eu")
+	if err := peer.Hello(t.Context(), "me"); err != nil {
+		t.Errorf("with a process: %v", err)
+	}
+}
+
 // A link whose peer was away tells it soon after it is back of what changed.
 func TestClockALinkIsBackWithinTwoSeconds(t *testing.T) {
 	t.Parallel()

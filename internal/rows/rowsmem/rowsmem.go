@@ -114,7 +114,7 @@ func (s *Store) commit(c *rows.Commit) error {
 		return err
 	}
 
-	p.forget(c.At, 2*len(c.IDs)+1)
+	p.forgetLocked(c.At, 2*len(c.IDs)+1)
 	if err := c.Remembered(func(id rows.ID) time.Time { return p.ids[id.Bytes] }); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (s *Store) commit(c *rows.Commit) error {
 		p.oldest = append(p.oldest, id)
 	}
 	for i := range c.Rows {
-		p.put(&c.Rows[i])
+		p.putLocked(&c.Rows[i])
 	}
 
 	// Under the lock of the partition, because publications come in the order of commits.
@@ -134,8 +134,8 @@ func (s *Store) commit(c *rows.Commit) error {
 	return nil
 }
 
-// forget forgets at most n IDs whose time has come.
-func (p *partition) forget(now time.Time, n int) {
+// forgetLocked forgets at most n IDs whose time has come.
+func (p *partition) forgetLocked(now time.Time, n int) {
 	for ; n > 0 && len(p.oldest) > 0; n-- {
 		oldest := p.oldest[0]
 		if oldest.Until.After(now) {
@@ -151,8 +151,8 @@ func (p *partition) forget(now time.Time, n int) {
 	}
 }
 
-// find returns the row with a name, or nil. The caller has mu.
-func (p *partition) find(name rows.Name) *value {
+// findLocked returns the row with a name, or nil.
+func (p *partition) findLocked(name rows.Name) *value {
 	if p.last == nil || p.lastName != name {
 		p.last = nil
 		p.lastName = name
@@ -164,22 +164,22 @@ func (p *partition) find(name rows.Name) *value {
 	return p.last
 }
 
-func (p *partition) put(row *rows.Row) {
+func (p *partition) putLocked(row *rows.Row) {
 	// The owner has read the row before, so it is at hand.
-	is := p.find(row.Name)
+	is := p.findLocked(row.Name)
 	switch {
 	case row.Value == nil:
-		p.remove(row.Name)
+		p.removeLocked(row.Name)
 	case is != nil:
 		p.collections[row.Collection].size += len(row.Value) - len(is.bytes)
 		is.bytes = row.Value
 	default:
-		p.add(row)
+		p.addLocked(row)
 	}
 }
 
-// add adds a row that is not there.
-func (p *partition) add(row *rows.Row) {
+// addLocked adds a row that is not there.
+func (p *partition) addLocked(row *rows.Row) {
 	of := p.collections[row.Collection]
 	if of == nil {
 		of = &collection{values: map[string]*value{}}
@@ -189,7 +189,7 @@ func (p *partition) add(row *rows.Row) {
 	of.size += sizeOf(row.Field, row.Value)
 }
 
-func (p *partition) remove(name rows.Name) {
+func (p *partition) removeLocked(name rows.Name) {
 	p.last = nil
 	of := p.collections[name.Collection]
 	if of == nil || of.values[name.Field] == nil {
@@ -217,7 +217,7 @@ func (p *partition) read(name rows.Name) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	is := p.find(name)
+	is := p.findLocked(name)
 	if is == nil {
 		return nil
 	}

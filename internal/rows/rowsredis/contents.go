@@ -2,6 +2,7 @@ package rowsredis
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,93 +11,162 @@ import (
 	"headcount/internal/rows"
 )
 
-// Contents returns the names of all collections of a partition, and the IDs that it remembers. It goes through all keys of
-// the partition's master, so it is for what is seldom done. What is made or deleted meanwhile may be missing.
-func (s *Store) Contents(ctx context.Context, partition int) (collections []string, ids []rows.ID, err error) {
-	prefix := s.tags[partition]
-	seen := map[string]bool{} // a cursor may return a key twice
-	for cursor := uint64(0); ; {
-		// A call of its own for each page: between two of them others have the connection.
-		var keys []string
-		err := s.reads.Do(ctx, func(ctx context.Context, c *client) (err error) {
-			master, err := masterOf(ctx, c, prefix)
+// Contents calls each with the names of collections of a partition, and the IDs that it remembers: all of all
+// partitions, some at a time, in any order, perhaps more than once. It goes through all keys of each master, so it is
+// for what is seldom done. What is made or deleted meanwhile may be missing.
+func (s *Store) Contents(
+	ctx context.Context, each func(partition int, collections []string, ids []rows.ID) error,
+) error {
+	masters, err := s.masters(ctx)
+	if err != nil {
+		return err
+	}
+
+	for _, master := range masters {
+		cursor := uint64(0)
+		for more := true; more; more = cursor != 0 {
+			// A call of its own for each page: between two of them others have the connection.
+			var keys []string
+			err := s.reads.Do(ctx, func(ctx context.Context, _ *client) (err error) {
+				s.reads.Metrics.Commands.Inc()
+				keys, cursor, err = master.Scan(ctx, cursor, rowsPattern, scanCount).Result()
+				return err
+			})
+			if err == nil {
+				err = s.eachOf(ctx, keys, each)
+			}
 			if err != nil {
 				return err
 			}
-			s.reads.Metrics.Commands.Inc()
-			keys, cursor, err = master.Scan(ctx, cursor, pattern(prefix), scanCount).Result()
-			return err
-		})
-		if err != nil {
-			return nil, nil, err
+		}
+	}
+
+	return nil
+}
+
+// rowsPattern fits all keys of partitions, whose tags begin with r, and those of inboxes.
+const rowsPattern = "hc:{r*"
+
+// masters returns the servers that have partitions.
+func (s *Store) masters(ctx context.Context) (masters []redis.Cmdable, err error) {
+	err = s.reads.Do(ctx, func(ctx context.Context, c *client) error {
+		masters = []redis.Cmdable{c.UniversalClient}
+		if c.Cluster == nil {
+			return nil
 		}
 
-		for _, key := range keys {
-			name, isCollection := strings.CutPrefix(key, prefix+"r:")
-			id, isID := strings.CutPrefix(key, prefix+"i:")
-			switch {
-			case seen[key]:
-			case isCollection:
-				collections = append(collections, name)
-			case isID && len(id) == len(rows.ID{}.Bytes):
-				ids = append(ids, rows.ID{Bytes: [16]byte([]byte(id))})
+		masters = nil
+		for _, tag := range s.tags {
+			master, err := c.Cluster.MasterForKey(ctx, tag)
+			if err != nil {
+				return err
 			}
-			seen[key] = true
+			if !slices.Contains(masters, redis.Cmdable(master)) {
+				masters = append(masters, master)
+			}
 		}
-		if cursor == 0 {
-			break
+
+		return nil
+	})
+
+	return masters, err
+}
+
+// contents are the collections and IDs of a partition that some keys are of.
+type contents struct {
+	collections []string
+	ids         []rows.ID
+}
+
+// eachOf calls each with what keys are of.
+func (s *Store) eachOf(ctx context.Context, keys []string, each func(int, []string, []rows.ID) error) error {
+	found := map[int]*contents{}
+	for _, key := range keys {
+		partition, rest, ok := s.cutTag(key)
+		if !ok {
+			continue
+		}
+		if found[partition] == nil {
+			found[partition] = &contents{}
+		}
+		of := found[partition]
+
+		name, isCollection := strings.CutPrefix(rest, "r:")
+		id, isID := strings.CutPrefix(rest, "i:")
+		isID = isID && len(id) == len(rows.ID{}.Bytes)
+		switch {
+		case isCollection:
+			of.collections = append(of.collections, name)
+		case isID:
+			of.ids = append(of.ids, rows.ID{Bytes: [16]byte([]byte(id))})
 		}
 	}
 
-	ids, err = s.until(ctx, partition, ids)
-
-	return collections, ids, err
-}
-
-// masterOf returns the server that has the keys of a partition.
-func masterOf(ctx context.Context, c *client, prefix string) (redis.Cmdable, error) {
-	if c.Cluster != nil {
-		return c.Cluster.MasterForKey(ctx, prefix)
+	if err := s.readUntil(ctx, found); err != nil {
+		return err
 	}
-
-	return c.UniversalClient, nil
-}
-
-// pattern returns a pattern of keys with a prefix.
-func pattern(prefix string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(prefix) + "*"
-}
-
-// until returns those of ids that are still remembered, with the time until which they are.
-func (s *Store) until(ctx context.Context, partition int, ids []rows.ID) (known []rows.ID, err error) {
-	for ; len(ids) > 0; ids = ids[min(scanCount, len(ids)):] {
-		some := ids[:min(scanCount, len(ids))]
-		keys := make([]string, len(some))
-		for i := range some {
-			keys[i] = s.idKey(partition, &some[i])
-		}
-
-		var values []any
-		err := s.reads.Do(ctx, func(ctx context.Context, c *client) (err error) {
-			s.reads.Metrics.Commands.Inc()
-			values, err = c.MGet(ctx, keys...).Result()
+	for partition, of := range found {
+		if err := each(partition, of.collections, of.ids); err != nil {
 			return err
-		})
-		if err != nil {
-			return nil, err
 		}
+	}
 
-		for i, value := range values {
+	return nil
+}
+
+// cutTag returns the partition of a key, and what follows the partition's tag.
+func (s *Store) cutTag(key string) (partition int, rest string, ok bool) {
+	for partition, tag := range s.tags {
+		if rest, ok := strings.CutPrefix(key, tag); ok {
+			return partition, rest, true
+		}
+	}
+
+	return 0, "", false
+}
+
+// readUntil reads until when IDs are remembered, and removes those that were forgotten meanwhile.
+func (s *Store) readUntil(ctx context.Context, found map[int]*contents) error {
+	replies := map[int]*redis.SliceCmd{}
+	err := s.reads.Do(ctx, func(ctx context.Context, c *client) error {
+		pipe := c.Pipeline()
+		for partition, of := range found {
+			if len(of.ids) == 0 {
+				continue
+			}
+			keys := make([]string, len(of.ids))
+			for i := range keys {
+				keys[i] = s.idKey(partition, &of.ids[i])
+			}
+			replies[partition] = pipe.MGet(ctx, keys...)
+		}
+		s.reads.Metrics.Commands.Add(float64(len(replies)))
+		if len(replies) == 0 {
+			return nil
+		}
+		_, err := pipe.Exec(ctx)
+
+		return err
+	})
+	if err != nil {
+		return err
+	}
+
+	for partition, reply := range replies {
+		of := found[partition]
+		remembered := of.ids[:0]
+		for i, value := range reply.Val() {
 			if value == nil {
-				continue // forgotten meanwhile
+				continue
 			}
 			ms, err := s.number(partition, "time of an ID", value)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			known = append(known, rows.ID{Bytes: some[i].Bytes, Until: time.UnixMilli(int64(ms))})
+			remembered = append(remembered, rows.ID{Bytes: of.ids[i].Bytes, Until: time.UnixMilli(int64(ms))})
 		}
+		of.ids = remembered
 	}
 
-	return known, nil
+	return nil
 }

@@ -9,7 +9,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// Owners returns who has the newest claim of each partition, as it was named to Claim; empty: nobody has ever claimed it.
+// Owners returns who has the newest claim of each partition, as it was named to Claim; empty: nobody has ever claimed
+// it.
 func (s *Store) Owners(ctx context.Context) ([]string, error) {
 	owners := make([]string, rows.Partitions)
 	err := s.reads.Do(ctx, func(ctx context.Context, c *client) error {
@@ -23,7 +24,8 @@ func (s *Store) Owners(ctx context.Context) ([]string, error) {
 		_, _ = pipe.Exec(ctx)
 
 		for p, reply := range replies {
-			if err := reply.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			err := reply.Err()
+			if err != nil && !errors.Is(err, redis.Nil) {
 				return err
 			}
 			owners[p] = reply.Val()

@@ -26,8 +26,8 @@ import (
 type Config struct {
 	// Conn is the connection to Redis. The Store has to be closed before it. Required.
 	Conn *redisconn.Conn
-	// Inbox is the name of the other region that writes the rows. Its inbox has owners, numbers and rows of its own, in the
-	// same slots. Empty: the rows of this region.
+	// Inbox is the name of the other region that writes the rows. Its inbox has owners, numbers and rows of its own, in
+	// the same slots. Empty: the rows of this region.
 	Inbox string
 	// Registerer takes the metrics; nil: there are none.
 	Registerer prometheus.Registerer

@@ -74,7 +74,9 @@ func (w *watch) Heard(partition int, payload string) {
 	}
 
 	// Redis delivers at most once, and a failover takes publications along with their commits.
-	if newest := w.newest[partition]; newest != 0 && newest != before {
+	newest := w.newest[partition]
+	isNext := newest == 0 || newest == before
+	if !isNext {
 		w.gap()
 		w.missed()
 	}

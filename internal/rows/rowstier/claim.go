@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"headcount/internal/rows"
@@ -22,21 +23,27 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	}
 
 	// The back must not be written by two drains at once.
-	s.draining.Lock()
-	defer s.draining.Unlock()
+	defer s.hold()()
 
+	var all takings
 	for i, former := range partitions {
 		if claims[i].Epoch == 0 {
 			continue
 		}
-		t := taking{s: s, p: &s.partitions[former.Partition], owner: owner, former: former.Epoch, claim: claims[i]}
-		claims[i], err = t.take(ctx)
-		if err != nil && len(partitions) == 1 {
-			return nil, err
+		all = append(all, &taking{
+			s: s, p: &s.partitions[former.Partition], at: i, owner: owner, former: former.Epoch, claim: claims[i],
+		})
+	}
+	all.take(ctx)
+
+	// If some partitions are not claimed, the next call has fewer to claim.
+	for _, t := range all {
+		if t.err != nil && len(partitions) == 1 {
+			return nil, t.err
 		}
-		// Those before it are claimed. If there is no time for all, the next call has fewer to claim.
-		if err != nil {
-			claims[i] = rows.Claim{Err: err}
+		claims[t.at] = t.claim
+		if t.err != nil {
+			claims[t.at] = rows.Claim{Err: t.err}
 		}
 	}
 
@@ -47,57 +54,94 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 type taking struct {
 	s      *Store
 	p      *partition
+	at     int // its index in the call
 	owner  string
-	former uint64 // epoch of the caller's former claim, or 0
-	claim  rows.Claim
+	former uint64     // epoch of the caller's former claim, or 0
+	claim  rows.Claim // in the front
+	err    error      // why the partition is not claimed
 
 	state   state
 	isThere bool // the front has a state
 	goesOn  bool // this process owned the partition all the time
 
 	back    rows.Claim
-	reached bool // the back was claimed
-	isNew   bool // the back never had a row of the partition
-	drained had  // what the back has of the front
+	away    error // why the back was not claimed
+	isNew   bool  // the back never had a row of the partition
+	drained had   // what the back has of the front
 }
 
-func (t *taking) take(ctx context.Context) (rows.Claim, error) {
-	if err := t.readState(ctx); err != nil {
-		return rows.Claim{}, err
+// reached reports whether the back was claimed.
+func (t *taking) reached() bool { return t.away == nil }
+
+// takings are partitions that are claimed together. The back may be far, so each of its calls is for all of them.
+type takings []*taking
+
+// takenAtOnce is how many partitions begin at the same time, once the back has told what it has of them.
+const takenAtOnce = 8
+
+// take claims the partitions in the back, too, and has each begin.
+func (all takings) take(ctx context.Context) {
+	all.readStates(ctx)
+	all.claimBack(ctx)
+	all.introduce(ctx)
+
+	// What is left are calls about one partition each, most of them of the front alone.
+	var begun sync.WaitGroup
+	slots := make(chan struct{}, takenAtOnce)
+	for _, t := range all.possible() {
+		slots <- struct{}{}
+		begun.Go(func() {
+			defer func() { <-slots }()
+			t.err = t.begin(ctx)
+		})
 	}
-	err := t.claimBack(ctx)
-	if err == nil && !t.isThere {
-		err = t.introduce(ctx)
+	begun.Wait()
+}
+
+// possible returns those that may still be claimed.
+func (all takings) possible() takings {
+	return slices.DeleteFunc(slices.Clone(all), func(t *taking) bool { return t.err != nil })
+}
+
+// reached returns those that may still be claimed in the back.
+func (all takings) reached() takings {
+	return slices.DeleteFunc(all.possible(), func(t *taking) bool { return !t.reached() })
+}
+
+// begin has the partition begin where the front and the back are.
+func (t *taking) begin(ctx context.Context) error {
+	// Such a front may have lost everything, and the back alone knows.
+	if !t.isThere && !t.reached() {
+		return t.away
 	}
-	if errors.Is(err, ErrOtherFront) || err != nil && !t.isThere {
-		return rows.Claim{}, err
-	}
-	if err := t.begin(ctx); err != nil {
-		return rows.Claim{}, err
+	if err := t.remember(ctx); err != nil {
+		return err
 	}
 
 	lost, err := t.lost()
 	switch {
 	case err != nil:
-		return rows.Claim{}, err
+		return err
 	case lost:
 		return t.restore(ctx)
-	case !t.isThere && t.isNew:
+	case t.isThere:
+	case t.isNew:
 		t.state.whole = true
 		t.state.adopts = t.claim.Number > 0
-	case !t.isThere && t.claim.Number > 0:
-		return rows.Claim{}, fmt.Errorf("partition %d: %w", t.p.id, ErrBoth)
-	case !t.isThere:
+	case t.claim.Number > 0:
+		return fmt.Errorf("partition %d: %w", t.p.id, ErrBoth)
+	default:
 		// The back was used alone until now. The front is filled by reads, and does not know the IDs.
 		t.state.lossy = time.Now().Add(lossyFor)
 	}
+
 	t.warn()
-	if t.reached {
+	if t.reached() {
 		t.state.back = t.back.Number
 	}
-	t.settle(t.reached)
+	t.settle(t.reached())
 
-	return t.claim, nil
+	return nil
 }
 
 // lost reports whether the front has lost something that the back or the memory of this process has.
@@ -106,66 +150,96 @@ func (t *taking) lost() (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if t.reached && t.claim.Number < t.drained.number {
+	if t.reached() && t.claim.Number < t.drained.number {
 		return true, nil
 	}
+
+	// Of a partition that it did not own all the time, this process knows no more than the front.
 	if !t.goesOn || t.claim.Number >= p.newest {
 		return false, nil
 	}
-	if !t.reached && t.claim.Number < p.drainedUntil {
+	if !t.reached() && t.claim.Number < p.drainedUntil {
 		return false, fmt.Errorf("%w: what the front has lost is in the back alone", rows.ErrUnavailable)
 	}
 
 	return true, nil
 }
 
-func (t *taking) readState(ctx context.Context) error {
-	at := rows.Address{Partition: t.p.id, Name: stateName}
-	row := t.s.front.Read(ctx, []rows.Address{at})[0]
-	if row.Err != nil || row.Value == nil {
-		return row.Err
+// readStates reads from the front how far it and the back are.
+func (all takings) readStates(ctx context.Context) {
+	if len(all) == 0 {
+		return
 	}
 
-	var err error
-	t.state, err = decodeState(row.Value)
-	t.isThere = true
+	for i, row := range all[0].s.front.Read(ctx, all.addresses(stateName)) {
+		t := all[i]
+		t.err = row.Err
+		if row.Err != nil || row.Value == nil {
+			continue
+		}
 
-	return t.s.malformed(err, at)
+		var err error
+		t.state, err = decodeState(row.Value)
+		t.err = t.s.malformed(err, rows.Address{Partition: t.p.id, Name: stateName})
+		t.isThere = true
+	}
 }
 
-// claimBack claims the partition in the back, and finds out what both have.
-func (t *taking) claimBack(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, t.s.cfg.Timeout)
+// addresses returns the row of a name in each partition.
+func (all takings) addresses(name rows.Name) []rows.Address {
+	addresses := make([]rows.Address, len(all))
+	for i, t := range all {
+		addresses[i] = rows.Address{Partition: t.p.id, Name: name}
+	}
+
+	return addresses
+}
+
+// claimBack claims the partitions in the back, and finds out what both have.
+func (all takings) claimBack(ctx context.Context) {
+	if len(all) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, all[0].s.cfg.Timeout)
 	defer cancel()
 
-	// Before the claim, which would take the partition from the owner in front of the right one.
-	if err := t.readDrained(ctx); err != nil {
-		return err
-	}
-	claims, err := t.s.back.Claim(ctx, t.owner, []rows.Former{{Partition: t.p.id}})
-	if err != nil {
-		return err
-	}
+	// Before the claim, which would take a partition from the owner in front of the right one.
+	all.possible().readDrained(ctx)
+	all.reached().claimReached(ctx)
 
-	// Nobody else writes the back from now on. Another process may have given the front its token meanwhile, and then the
+	// Nobody else writes the back from now on. Another process may have given a front its token meanwhile, and then the
 	// back has it as well.
-	if err := t.readState(ctx); err != nil {
-		return err
+	all.reached().readStates(ctx)
+	all.reached().readDrained(ctx)
+	for _, t := range all.reached() {
+		t.isNew = t.back.Number == 0 || t.drained.number == 0 && strings.HasPrefix(t.drained.token, newToken)
 	}
-	if err := t.readDrained(ctx); err != nil {
-		return err
+}
+
+// claimReached claims the partitions in the back. What they had there does not matter: the front has decided.
+func (all takings) claimReached(ctx context.Context) {
+	if len(all) == 0 {
+		return
 	}
 
-	t.reached = true
-	t.isNew = claims[0].Number == 0 || t.drained.number == 0 && strings.HasPrefix(t.drained.token, newToken)
-	t.back = claims[0]
-
-	return nil
+	formers := make([]rows.Former, len(all))
+	for i, t := range all {
+		formers[i].Partition = t.p.id
+	}
+	claims, err := all[0].s.back.Claim(ctx, all[0].owner, formers)
+	for i, t := range all {
+		t.away = err
+		if err == nil {
+			t.back = claims[i]
+			t.away = claims[i].Err
+		}
+	}
 }
 
 // ErrOtherFront is in the errors of claims whose front has another token than that from which the back has its rows. It
 // is a rows.ErrUnavailable.
-var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it", rows.ErrUnavailable)
+var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it",
+	rows.ErrUnavailable)
 
 // ErrBoth is in the errors of claims whose front and back both have rows, and were never used together. It is a
 // rows.ErrUnavailable.
@@ -176,37 +250,70 @@ var ErrBoth = fmt.Errorf("%w: both stores have rows, and were never used togethe
 const newToken = "new-"
 
 // readDrained reads what the back has.
-func (t *taking) readDrained(ctx context.Context) error {
-	row := t.s.back.Read(ctx, []rows.Address{{Partition: t.p.id, Name: drainedName}})[0]
-	if row.Err != nil {
-		return row.Err
+func (all takings) readDrained(ctx context.Context) {
+	if len(all) == 0 {
+		return
 	}
 
-	t.drained = decodeHad(row.Value)
-	if t.isThere && t.drained.token != "" && t.drained.token != t.state.token {
-		return fmt.Errorf("partition %d: %w", t.p.id, ErrOtherFront)
-	}
+	for i, row := range all[0].s.back.Read(ctx, all.addresses(drainedName)) {
+		t := all[i]
+		t.away = row.Err
+		if row.Err != nil {
+			continue
+		}
 
-	return nil
+		t.drained = decodeHad(row.Value)
+		isOther := t.drained.token != "" && t.drained.token != t.state.token
+		if t.isThere && isOther {
+			t.err = fmt.Errorf("partition %d: %w", t.p.id, ErrOtherFront)
+		}
+	}
 }
 
-// introduce gives a front without a token one: it may be another front than before. The back gets the token first, so that
-// a front with a token that the back does not have is never the right one. Of processes that claim a partition at the
-// same time, all but one are refused by the front later on, so they must not have tokens of their own: all take the one
-// that the back has got and the front has not.
-func (t *taking) introduce(ctx context.Context) error {
-	if t.drained.unsaid {
-		t.state.token = t.drained.token
-		return nil
+// introduce gives fronts without a token one: each may be another front than before. The back gets the token first,
+// so that a front with a token that the back does not have is never the right one. Of processes that claim a
+// partition at the same time, all but one are refused by the front later on, so they must not have tokens of their
+// own: all take the one that the back has got and the front has not.
+func (all takings) introduce(ctx context.Context) {
+	var nameless takings
+	var commits []rows.Commit
+	for _, t := range all.reached() {
+		switch {
+		case t.isThere:
+		case t.drained.unsaid:
+			t.state.token = t.drained.token
+		default:
+			nameless = append(nameless, t)
+			commits = append(commits, t.name())
+		}
+	}
+	if len(commits) == 0 {
+		return
 	}
 
+	s := all[0].s
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+
+	for i, err := range s.back.Commit(ctx, commits) {
+		t := nameless[i]
+		t.back.Number = commits[i].Number
+		if err != nil {
+			t.err = fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
+		}
+	}
+}
+
+// name gives the front a token, and returns the commit by which the back gets it.
+func (t *taking) name() rows.Commit {
 	t.state.token = rand.Text()
 	if t.isNew {
 		t.state.token = newToken + t.state.token
 	}
 	t.drained.token = t.state.token
 	t.drained.unsaid = true
-	c := rows.Commit{
+
+	return rows.Commit{
 		Partition: t.p.id,
 		Epoch:     t.back.Epoch,
 		After:     t.back.Number,
@@ -214,41 +321,27 @@ func (t *taking) introduce(ctx context.Context) error {
 		At:        time.Now(),
 		Rows:      []rows.Row{{Name: drainedName, Value: t.drained.encode()}},
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.s.cfg.Timeout)
-	defer cancel()
-
-	if err := t.s.back.Commit(ctx, []rows.Commit{c})[0]; err != nil {
-		return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
-	}
-	t.back.Number = c.Number
-
-	return nil
 }
 
-// warn says that the back has less than was drained. What is in the front is right, and goes to the back when it changes.
+// warn says that the back has less than was drained. What is in the front is right, and goes to the back when it
+// changes.
 func (t *taking) warn() {
-	if t.isThere && t.reached && t.back.Number < t.state.back {
+	hasLess := t.reached() && t.back.Number < t.state.back
+	if t.isThere && hasLess {
 		t.s.cfg.Log.Warn().Int("partition", t.p.id).Msg("counters: the lasting store was restored from an older copy; " +
 			"what left the fast one since is as it was then, and what did not is kept again when it changes")
 	}
 }
 
-// begin forgets what this process knew of the partition from a former time, and reads from the front what is not drained.
-func (t *taking) begin(ctx context.Context) error {
-	p := t.p
-	p.mu.Lock()
-	// A claim with a former one is granted only if no other process has claimed the partition since.
-	t.goesOn = t.former != 0 && p.epoch != 0
-	if !t.goesOn {
-		p.leave()
-	}
-	p.owner = t.owner
-	p.epoch = t.claim.Epoch
-	p.mu.Unlock()
+// remember forgets what this process knew of the partition from a former time, and reads from the front what is not
+// drained.
+func (t *taking) remember(ctx context.Context) error {
+	t.enter()
 	if t.goesOn {
 		return nil // its memory has everything that is not drained, also what the front has lost
 	}
 
+	p := t.p
 	var names []rows.Name
 	var ids []rows.ID
 	var marks []uint64
@@ -258,6 +351,7 @@ func (t *taking) begin(ctx context.Context) error {
 		if _, err := fmt.Sscanf(field, "%x", &number); err != nil {
 			return errMalformed
 		}
+
 		// The back has it, or something newer: the front may be an older copy of itself.
 		if number <= t.drained.number {
 			old = append(old, dirtyName(number))
@@ -268,6 +362,7 @@ func (t *taking) begin(ctx context.Context) error {
 		names = append(names, some...)
 		ids = append(ids, someIDs...)
 		marks = append(marks, number)
+
 		return err
 	})
 	if err != nil {
@@ -280,6 +375,7 @@ func (t *taking) begin(ctx context.Context) error {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.pending = pending
 	p.since = time.Now()
 	p.ids = distinct(ids)
@@ -290,8 +386,24 @@ func (t *taking) begin(ctx context.Context) error {
 	return nil
 }
 
+// enter makes the partition this process's, and forgets a former time.
+func (t *taking) enter() {
+	p := t.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	// A claim with a former one is granted only if no other process has claimed the partition since.
+	t.goesOn = t.former != 0 && p.epoch != 0
+	if !t.goesOn {
+		p.leaveLocked()
+	}
+	p.owner = t.owner
+	p.epoch = t.claim.Epoch
+}
+
 // values returns rows of the front.
 func (t *taking) values(ctx context.Context, names []rows.Name) (map[rows.Name][]byte, error) {
+	// Several commits may have changed the same row. Their newest values are in the front.
 	values := map[rows.Name][]byte{}
 	var addresses []rows.Address
 	for _, name := range names {
@@ -308,12 +420,14 @@ func (t *taking) values(ctx context.Context, names []rows.Name) (map[rows.Name][
 		if row.Err != nil {
 			return nil, row.Err
 		}
-		if row.Value == nil && !t.state.whole {
-			delete(values, addresses[i].Name) // it was drained before it left the front, as a deletion leaves a tombstone
-		}
 		if row.Value == nil {
+			// Without a tombstone it was not deleted: it was drained, and then it left the front.
+			if !t.state.whole {
+				delete(values, addresses[i].Name)
+			}
 			continue
 		}
+
 		value, err := decodeValue(row.Value)
 		if err != nil {
 			return nil, t.s.malformed(err, addresses[i])
@@ -344,8 +458,8 @@ func (t *taking) settle(changed bool) {
 
 	t.p.state = t.state
 	t.p.changed = changed
-	if t.reached {
-		t.p.claimedNow(t.back)
+	if t.reached() {
+		t.p.claimedBackLocked(t.back)
 		t.p.drainedUntil = t.drained.number
 		t.p.unsaid = t.drained.unsaid
 	}
@@ -353,35 +467,38 @@ func (t *taking) settle(changed bool) {
 
 // restore writes to the front what it has lost: what changed in the back since, and what this process has not drained
 // yet. That is one commit, after which the front is as it was.
-func (t *taking) restore(ctx context.Context) (rows.Claim, error) {
+func (t *taking) restore(ctx context.Context) error {
 	changed, err := t.changedInBack(ctx)
 	if err != nil {
-		return rows.Claim{}, err
+		return err
 	}
 
+	// The IDs that were lost are in the back, and are not brought over: there may be millions.
 	now := time.Now()
 	t.state.whole = t.isThere && t.state.whole
 	t.state.lossy = now.Add(lossyFor)
-	if t.reached {
+	if t.reached() {
 		t.state.back = t.back.Number
 	}
+
 	commit := rows.Commit{Partition: t.p.id, Epoch: t.claim.Epoch, After: t.claim.Number, At: now}
 	t.p.addUndrained(&commit, changed, max(t.drained.number, t.claim.Number+1))
 	commit.Rows = append(commit.Rows, rows.Row{Name: stateName, Value: t.state.encode()})
 
 	if err := t.write(ctx, &commit); err != nil {
-		return rows.Claim{}, fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
+		return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
 	}
 	t.settle(false)
+	t.claim.Number = commit.Number
 
-	return rows.Claim{Epoch: t.claim.Epoch, Number: commit.Number}, nil
+	return nil
 }
 
 // changedInBack returns the rows that the back has and the front may have lost. A front that has nothing is filled by
 // reads.
 func (t *taking) changedInBack(ctx context.Context) (map[rows.Name][]byte, error) {
 	changed := map[rows.Name][]byte{}
-	if !t.reached || !t.isThere {
+	if !t.reached() || !t.isThere {
 		return changed, nil
 	}
 
@@ -389,6 +506,7 @@ func (t *taking) changedInBack(ctx context.Context) (map[rows.Name][]byte, error
 		if name != drainedName {
 			changed[name] = value
 		}
+
 		return nil
 	})
 
@@ -414,8 +532,8 @@ func without(ids, others []rows.ID) []rows.ID {
 	})
 }
 
-// addUndrained adds to a commit of the front what changed in the back, and over it what is not drained. The number of the
-// commit is the newest one of the partition, and at least least.
+// addUndrained adds to a commit of the front what changed in the back, and over it what is not drained. The number of
+// the commit is the newest one of the partition, and at least least.
 func (p *partition) addUndrained(c *rows.Commit, changed map[rows.Name][]byte, least uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

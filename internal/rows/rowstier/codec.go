@@ -167,10 +167,12 @@ func decodeNames(b []byte) (names []rows.Name, ids []rows.ID, err error) {
 
 	for range n {
 		var name rows.Name
-		var ok1, ok2 bool
-		name.Collection, b, ok1 = cutText(b)
-		name.Field, b, ok2 = cutText(b)
-		if !ok1 || !ok2 {
+		var ok bool
+		name.Collection, b, ok = cutText(b)
+		if ok {
+			name.Field, b, ok = cutText(b)
+		}
+		if !ok {
 			return nil, nil, errMalformed
 		}
 		names = append(names, name)
@@ -181,6 +183,7 @@ func decodeNames(b []byte) (names []rows.Name, ids []rows.ID, err error) {
 			return nil, nil, errMalformed
 		}
 		b = b[copy(id.Bytes[:], b):]
+
 		ms, size := binary.Varint(b)
 		if size <= 0 {
 			return nil, nil, errMalformed

@@ -24,13 +24,23 @@ func (s *Store) drainEach(ctx context.Context) {
 
 // drain brings to the back what has changed. It returns how many rows and IDs are left, and the last error.
 func (s *Store) drain(ctx context.Context) (left int, err error) {
-	s.draining.Lock()
-	defer s.draining.Unlock()
+	defer s.hold()()
 
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 
+	// Partitions that cannot be claimed now do not hold up the others.
 	err = s.claimBack(ctx)
+	if failed := s.send(ctx); failed != nil {
+		err = failed
+	}
+	s.say(err)
+
+	return s.Dirty(), err
+}
+
+// send brings to the back what has changed in the partitions that are claimed there. It returns the last error.
+func (s *Store) send(ctx context.Context) error {
 	var sent []*partition
 	var commits []rows.Commit
 	for id := range s.partitions {
@@ -41,30 +51,31 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 			commits = append(commits, *commit)
 		}
 	}
-	if len(commits) > 0 {
-		for i, failed := range s.back.Commit(ctx, commits) {
-			if failed = sent[i].sent(&commits[i], failed); failed != nil {
-				err = failed
-			}
+	if len(commits) == 0 {
+		return nil
+	}
+
+	var last error
+	for i, outcome := range s.back.Commit(ctx, commits) {
+		if err := sent[i].sent(&commits[i], outcome); err != nil {
+			last = err
 		}
 	}
 
-	s.say(err)
-	for id := range s.partitions {
-		left += s.partitions[id].dirty()
-	}
-
-	return left, err
+	return last
 }
 
-// say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The caller has draining.
+// say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The
+// caller has draining.
 func (s *Store) say(err error) {
 	if err != nil && s.away == nil {
-		s.cfg.Log.Info().Err(err).Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
+		s.cfg.Log.Info().Err(err).
+			Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
 	}
 	if err == nil && s.away != nil {
 		s.cfg.Log.Info().Msg("counters: the lasting store can be written again")
 	}
+
 	s.away = err
 }
 
@@ -84,12 +95,14 @@ func (s *Store) claimBack(ctx context.Context) error {
 			err = failed
 			continue
 		}
+
 		for i, claim := range claims {
 			p := &s.partitions[formers[i].Partition]
 			if claim.Epoch > 0 {
 				p.claimedBack(claim)
 				continue
 			}
+
 			if failed := s.outrun(ctx, p); failed != nil {
 				err = failed
 			}
@@ -99,22 +112,22 @@ func (s *Store) claimBack(ctx context.Context) error {
 	return err
 }
 
-// unclaimed returns the owner and the former claim of a partition that has something to drain, and is not claimed in the
-// back yet.
+// unclaimed returns the owner and the former claim of a partition that has something to drain, and is not claimed in
+// the back yet.
 func (p *partition) unclaimed() (string, rows.Former) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.claimed || p.dirtyNow() == 0 {
+	if p.claimed || p.dirtyLocked() == 0 {
 		return "", rows.Former{}
 	}
 
 	return p.owner, rows.Former{Partition: p.id, Epoch: p.backEpoch}
 }
 
-// outrun has this process leave a partition that another one has claimed in the back. If the back still has the rows of
-// this front, only the front can say whose the partition is: perhaps the other process came first there, and was slow to
-// get to the back.
+// outrun has this process leave a partition that another one has claimed in the back. If the back still has the rows
+// of this front, only the front can say whose the partition is: perhaps the other process came first there, and was
+// slow to get to the back.
 func (s *Store) outrun(ctx context.Context, p *partition) error {
 	row := s.back.Read(ctx, []rows.Address{{Partition: p.id, Name: drainedName}})[0]
 	if row.Err != nil {
@@ -125,7 +138,7 @@ func (s *Store) outrun(ctx context.Context, p *partition) error {
 	defer p.mu.Unlock()
 
 	isOurs := decodeHad(row.Value).token == p.state.token
-	p.leave()
+	p.leaveLocked()
 	p.contested = isOurs
 	p.ousted = !isOurs
 
@@ -137,11 +150,11 @@ func (p *partition) claimedBack(claim rows.Claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.claimedNow(claim)
+	p.claimedBackLocked(claim)
 }
 
-// claimedNow goes on from a claim of the back. The caller has mu.
-func (p *partition) claimedNow(claim rows.Claim) {
+// claimedBackLocked goes on from a claim of the back.
+func (p *partition) claimedBackLocked(claim rows.Claim) {
 	p.claimed = true
 	p.backEpoch = claim.Epoch
 	p.backHas = claim.Number
@@ -162,8 +175,8 @@ func (p *partition) claimedNow(claim rows.Claim) {
 	p.sending = &again
 }
 
-// leave forgets a partition that another process owns. The caller has mu.
-func (p *partition) leave() { p.tenure = tenure{} }
+// leaveLocked forgets a partition that another process owns.
+func (p *partition) leaveLocked() { p.tenure = tenure{} }
 
 // toSend returns what the back shall get, the same again until it has it, or nil.
 func (p *partition) toSend(now time.Time) *rows.Commit {
@@ -173,8 +186,11 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 	if !p.claimed {
 		return nil
 	}
-	toSay := p.unsaid && !p.changed // the front has the token
-	if p.sending != nil || len(p.pending)+len(p.ids) == 0 && !toSay {
+
+	// One that was sent before is sent until its outcome is known.
+	hasToken := p.unsaid && !p.changed // the front has it, and the back does not know that
+	hasNews := len(p.pending)+len(p.ids) > 0 || hasToken
+	if p.sending != nil || !hasNews {
 		return p.sending
 	}
 
@@ -186,12 +202,14 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 		At:        now,
 		IDs:       slices.DeleteFunc(distinct(p.ids), func(id rows.ID) bool { return !id.Until.After(now) }),
 	}
+
 	names := make(map[rows.Name]bool, len(p.pending))
 	for name, value := range p.pending {
 		names[name] = true
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
 	}
-	// It is the last one, see claimedNow.
+
+	// It is the last one, see claimedBackLocked.
 	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: had{number: p.newest, token: p.state.token}.encode()})
 
 	p.sending = c
@@ -218,7 +236,7 @@ func (p *partition) sent(c *rows.Commit, err error) error {
 	var lost *rows.Lost
 	switch {
 	case err == nil:
-		p.drainedTo(c)
+		p.drainedToLocked(c)
 		return nil
 	case errors.As(err, &known):
 		p.sending.IDs = without(p.sending.IDs, known.IDs)
@@ -231,8 +249,8 @@ func (p *partition) sent(c *rows.Commit, err error) error {
 	}
 }
 
-// drainedTo notes that the back has a commit. The caller has mu.
-func (p *partition) drainedTo(c *rows.Commit) {
+// drainedToLocked notes that the back has a commit.
+func (p *partition) drainedToLocked(c *rows.Commit) {
 	p.sending = nil
 	p.unsaid = false
 	p.backHas = c.Number
@@ -240,11 +258,13 @@ func (p *partition) drainedTo(c *rows.Commit) {
 	p.drainedUntil = p.sendingTo
 	p.changed = true
 
+	// The front needs the names no more that were noted for who owns the partition next.
 	p.marks = slices.DeleteFunc(p.marks, func(number uint64) bool {
 		done := number <= p.sendingTo
 		if done {
 			p.drained = append(p.drained, dirtyName(number))
 		}
+
 		return done
 	})
 	for _, row := range c.Rows {

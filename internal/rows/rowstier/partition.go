@@ -77,11 +77,10 @@ func (p *partition) dirty() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return p.dirtyNow()
+	return p.dirtyLocked()
 }
 
-// dirtyNow is dirty for who has mu.
-func (p *partition) dirtyNow() int {
+func (p *partition) dirtyLocked() int {
 	n := len(p.pending) + len(p.ids)
 	if p.sending != nil {
 		n += len(p.sending.Rows) + len(p.sending.IDs)
@@ -105,8 +104,8 @@ func (p *partition) oldest() time.Time {
 	}
 }
 
-// refuses returns why a commit must not be made in the front. One that changes nothing may: if the partition was claimed
-// in the front, too, its owner finds out by that.
+// refuses returns why a commit must not be made in the front. One that changes nothing may: if the partition was
+// claimed in the front, too, its owner finds out by that.
 func (p *partition) refuses(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,26 +135,30 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 	p.isRepeated = c.Number == p.begun
 	p.begun = c.Number
 
-	leaving := slices.DeleteFunc(slices.Clone(p.evicted[:p.leavingNow()]), p.isDirty)
+	// A row that is not drained stays: it would be nowhere.
+	leaving := slices.DeleteFunc(slices.Clone(p.evicted[:p.leavingLocked()]), p.isDirtyLocked)
 	if len(leaving) > 0 && p.state.whole {
 		p.state.whole = false
 		p.changed = true
 		p.opened = true
 	}
 
+	// The caller's commit stays as it is, because it may be repeated.
 	front := *c
 	front.Rows = make([]rows.Row, 0, len(c.Rows)+len(p.evicted)+len(p.drained)+2)
 	written := make(map[rows.Name]bool, len(c.Rows))
 	for _, row := range c.Rows {
 		written[row.Name] = true
-		front.Rows = append(front.Rows, p.inFront(row))
+		front.Rows = append(front.Rows, p.inFrontLocked(row))
 	}
+
+	// If this process ends before that is drained, the next owner reads the names.
 	if len(c.Rows)+len(c.IDs) > 0 {
 		front.Rows = append(front.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
 	}
 
 	for _, name := range p.drained {
-		if !written[name] && !p.isDirty(name) {
+		if !written[name] && !p.isDirtyLocked(name) {
 			written[name] = true
 			front.Rows = append(front.Rows, rows.Row{Name: name})
 		}
@@ -166,8 +169,9 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 			front.Rows = append(front.Rows, rows.Row{Name: name})
 		}
 	}
+
 	if p.opened {
-		front.Rows = p.appendTombstones(front.Rows, written)
+		front.Rows = p.appendTombstonesLocked(front.Rows, written)
 	}
 	if p.changed {
 		front.Rows = append(front.Rows, rows.Row{Name: stateName, Value: p.state.encode()})
@@ -176,31 +180,33 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 	return front
 }
 
-// appendTombstones adds tombstones of rows whose deletion is not drained, because from now on the back may be asked for
-// rows that are not in the front. The caller has mu.
-func (p *partition) appendTombstones(to []rows.Row, written map[rows.Name]bool) []rows.Row {
+// appendTombstonesLocked adds tombstones of rows whose deletion is not drained, because from now on the back may be
+// asked for rows that are not in the front.
+func (p *partition) appendTombstonesLocked(to []rows.Row, written map[rows.Name]bool) []rows.Row {
 	add := func(name rows.Name, value []byte) {
 		if value == nil && !written[name] {
 			written[name] = true
 			to = append(to, rows.Row{Name: name, Value: encodeValue(nil)})
 		}
 	}
+
 	for name, value := range p.pending {
 		add(name, value)
 	}
-	if p.sending != nil {
-		for _, row := range p.sending.Rows {
-			if _, again := p.pending[row.Name]; !again {
-				add(row.Name, row.Value)
-			}
+	if p.sending == nil {
+		return to
+	}
+	for _, row := range p.sending.Rows {
+		if _, again := p.pending[row.Name]; !again {
+			add(row.Name, row.Value)
 		}
 	}
 
 	return to
 }
 
-// inFront returns a row as the front has it.
-func (p *partition) inFront(row rows.Row) rows.Row {
+// inFrontLocked returns a row as the front has it.
+func (p *partition) inFrontLocked(row rows.Row) rows.Row {
 	if row.Value == nil && p.state.whole {
 		return row // nobody looks for it in the back
 	}
@@ -208,8 +214,8 @@ func (p *partition) inFront(row rows.Row) rows.Row {
 	return rows.Row{Name: row.Name, Value: encodeValue(row.Value)}
 }
 
-// isDirty reports whether a row has a change that is not drained. The caller has mu.
-func (p *partition) isDirty(name rows.Name) bool {
+// isDirtyLocked reports whether a row has a change that is not drained.
+func (p *partition) isDirtyLocked(name rows.Name) bool {
 	if _, is := p.pending[name]; is {
 		return true
 	}
@@ -222,11 +228,11 @@ func (p *partition) made(c, front *rows.Commit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.pending == nil {
-		p.pending = map[rows.Name][]byte{}
-	}
 	if len(p.pending)+len(p.ids) == 0 {
 		p.since = time.Now()
+	}
+	if p.pending == nil {
+		p.pending = map[rows.Name][]byte{}
 	}
 	for _, row := range c.Rows {
 		p.pending[row.Name] = row.Value
@@ -244,7 +250,7 @@ func (p *partition) made(c, front *rows.Commit) {
 		written[row.Name] = true
 	}
 	p.drained = slices.DeleteFunc(p.drained, func(name rows.Name) bool { return written[name] })
-	p.evicted = p.evicted[p.leavingNow():]
+	p.evicted = p.evicted[p.leavingLocked():]
 	p.opened = false
 
 	// The state may have changed since the commit began, and of one that was repeated the front may have the earlier form.
@@ -257,7 +263,7 @@ func (p *partition) made(c, front *rows.Commit) {
 // evictAtOnce is how many rows leave the front with one commit, so that no commit is large because of them.
 const evictAtOnce = 1000
 
-func (p *partition) leavingNow() int { return min(len(p.evicted), evictAtOnce) }
+func (p *partition) leavingLocked() int { return min(len(p.evicted), evictAtOnce) }
 
 func (p *partition) evict(names []rows.Name) {
 	p.mu.Lock()

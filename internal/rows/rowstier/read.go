@@ -23,6 +23,7 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 	all := s.front.Read(ctx, asked)
 	found := all[:len(addresses)]
 
+	// What a front that is not whole lacks may be in the back.
 	var missing []int
 	var elsewhere []rows.Address
 	for i, at := range addresses {

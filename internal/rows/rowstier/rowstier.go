@@ -1,7 +1,8 @@
 // Package rowstier is a store of rows with a fast store in front of a lasting one: Redis in front of PostgreSQL.
 //
-// A commit goes to the front, and is acknowledged then. Who owns a partition drains it: what its commits changed goes to
-// the back a moment later, all as of one commit of the front. So the back is always as the front was at some moment.
+// A commit goes to the front, and is acknowledged then. Who owns a partition drains it: what its commits changed goes
+// to the back a moment later, all as of one commit of the front. So the back is always as the front was at some
+// moment.
 //
 // # What the front remembers
 //
@@ -14,15 +15,15 @@
 //
 // # Losses
 //
-// The back knows up to which commit of the front it was drained. A front that has less has lost something. Since a drain
-// has everything up to its commit, the back is at least as new as such a front in every row. So the next claim brings
-// over what changed in the back since they last agreed. A front that has nothing is not whole, and is filled by reads.
-// What was not drained comes back from the memory of the owner, see package owner of the counters.
+// The back knows up to which commit of the front it was drained. A front that has less has lost something. Since a
+// drain has everything up to its commit, the back is at least as new as such a front in every row. So the next claim
+// brings over what changed in the back since they last agreed. A front that has nothing is not whole, and is filled
+// by reads. What was not drained comes back from the memory of the owner, see package owner of the counters.
 //
 // # A front that was alone
 //
-// A front may have been used without a back. Its first owner with a new back has everything that is there go to the back
-// as if it had just changed, and the front says so until that is done. The back is whole then ([Store.Adopted]).
+// A front may have been used without a back. Its first owner with a new back has everything that is there go to the
+// back as if it had just changed, and the front says so until that is done. The back is whole then ([Store.Adopted]).
 //
 // A back that was used alone gets a front that is empty, which is filled by reads. Two stores that both have rows, and
 // were never used together, are refused.
@@ -31,9 +32,9 @@
 //
 // # Two fronts
 //
-// A front has a token for each partition, and so has the back from the front that was drained last. A front with another
-// token is refused. One that is empty takes the back over, as after a loss; the owners in front of the former one make no
-// changes from then on.
+// A front has a token for each partition, and so has the back from the front that was drained last. A front with
+// another token is refused. One that is empty takes the back over, as after a loss; the owners in front of the former
+// one make no changes from then on.
 //
 // One loss is not noticed: when a process takes a partition over while the back is away, and the front has just lost
 // commits that were drained. Then their rows are old until something changes them.
@@ -76,7 +77,8 @@ type Config struct {
 	Log      zerolog.Logger
 }
 
-// lossyFor is how long IDs are asked for in the back after the front has lost something: as long as they are remembered.
+// lossyFor is how long IDs are asked for in the back after the front has lost something: as long as they are
+// remembered.
 const lossyFor = 24 * time.Hour
 
 // Store is a rows.Store. All methods may be called from any goroutine.
@@ -90,8 +92,8 @@ type Store struct {
 
 	partitions [rows.Partitions]partition
 
-	draining sync.Mutex // held while the back is written
-	away     error      // why the back could not be written the last time; guarded by draining
+	draining chan struct{} // a lock for who writes the back, see hold
+	away     error         // why the back could not be written the last time; guarded by draining
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -102,7 +104,7 @@ func New(front rows.Store, back Back, cfg Config) *Store {
 	cfg.Dirty = cmp.Or(cfg.Dirty, 1<<18)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 
-	s := &Store{front: front, back: back, cfg: cfg}
+	s := &Store{front: front, back: back, cfg: cfg, draining: make(chan struct{}, 1)}
 	for id := range s.partitions {
 		s.partitions[id].id = id
 	}
@@ -125,10 +127,18 @@ func (s *Store) Close(ctx context.Context) error {
 		if left == 0 {
 			return nil
 		}
+
 		if !wake.Wait(ctx, s.cfg.DrainEvery, nil) {
 			return fmt.Errorf("rowstier: %d rows are in the front alone: %w", left, err)
 		}
 	}
+}
+
+// hold waits until nobody else writes the back, or claims partitions in it. The caller then calls release.
+func (s *Store) hold() (release func()) {
+	s.draining <- struct{}{}
+
+	return func() { <-s.draining }
 }
 
 // Watch implements rows.Store.
@@ -154,6 +164,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 		return errs
 	}
 
+	// Once the front has it, a commit is acknowledged, and waits for the back.
 	for at, err := range s.front.Commit(ctx, fronts) {
 		i := possible[at]
 		errs[i] = err
@@ -177,6 +188,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 		return nil
 	}
 
+	// The front may have forgotten IDs, so the back is asked as well.
 	ids := append(append([]rows.ID{}, c.IDs...), c.Asked...)
 	known, err := s.back.Remembered(ctx, p.id, ids)
 	switch {
@@ -187,6 +199,17 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	default:
 		return nil
 	}
+}
+
+// Dirty returns how many rows and IDs this process has acknowledged, and the back has not got. A row that changes again
+// while it is under way counts twice.
+func (s *Store) Dirty() int {
+	n := 0
+	for id := range s.partitions {
+		n += s.partitions[id].dirty()
+	}
+
+	return n
 }
 
 // Lag returns the age of the oldest change of this process that the back has not got.
@@ -214,8 +237,8 @@ func (s *Store) ScanResident(
 	return s.scanFront(ctx, at, after, each)
 }
 
-// Evict has rows of a partition leave the front with its next commit, except those that are not drained. The owner calls
-// it.
+// Evict has rows of a partition leave the front with its next commit, except those that are not drained. The owner
+// calls it.
 func (s *Store) Evict(partition int, names []rows.Name) {
 	s.partitions[partition].evict(names)
 }

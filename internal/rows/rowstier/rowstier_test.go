@@ -40,7 +40,8 @@ func TestContract(t *testing.T) {
 // front is a store that can lose its newest commits, or everything.
 type front struct {
 	*rowsmem.Store
-	away bool
+	away     bool
+	distance time.Duration // of a scan and back
 
 	mu  sync.Mutex // guards log
 	log []event    // all that it has, in order
@@ -62,10 +63,12 @@ func (f *front) Claim(ctx context.Context, owner string, partitions []rows.Forme
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	claims, err := f.Store.Claim(ctx, owner, partitions)
 	for i, claim := range claims {
 		if claim.Epoch != 0 {
-			f.log = append(f.log, event{owner: owner, at: time.Now(), Commit: rows.Commit{Partition: partitions[i].Partition}})
+			of := rows.Commit{Partition: partitions[i].Partition}
+			f.log = append(f.log, event{owner: owner, at: time.Now(), Commit: of})
 		}
 	}
 
@@ -79,6 +82,7 @@ func (f *front) Commit(ctx context.Context, commits []rows.Commit) []error {
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	errs := f.Store.Commit(ctx, commits)
 	for i := range commits {
 		if errs[i] == nil {
@@ -97,21 +101,53 @@ func (f *front) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 	return f.Store.Read(ctx, addresses)
 }
 
+func (f *front) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
+	time.Sleep(f.distance)
+
+	return f.Store.Scan(ctx, partition, of, after, each)
+}
+
+// Contents implements Front. Whatever was ever written is there.
+func (f *front) Contents(
+	_ context.Context, each func(partition int, collections []string, ids []rows.ID) error,
+) error {
+	f.mu.Lock()
+	log := slices.Clone(f.log)
+	f.mu.Unlock()
+
+	for _, e := range log {
+		var collections []string
+		for _, row := range e.Rows {
+			collections = append(collections, row.Collection)
+		}
+		if err := each(e.Partition, collections, e.IDs); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
 // lose forgets what happened last, n events.
 func (f *front) lose(n int) {
 	f.log = f.log[:max(len(f.log)-n, 0)]
+
+	// What is left happens again at its time, so that the claims get their epochs.
 	var now time.Time
 	f.Store = rowsmem.New(rowsmem.Config{Now: func() time.Time {
 		if now.IsZero() {
 			return time.Now()
 		}
+
 		return now
 	}})
+
 	for _, e := range f.log {
 		if e.owner == "" {
 			f.Store.Commit(context.Background(), []rows.Commit{e.Commit})
 			continue
 		}
+
 		now = e.at
 		_, _ = f.Store.Claim(context.Background(), e.owner, []rows.Former{{Partition: e.Partition}})
 	}
@@ -122,7 +158,8 @@ func (f *front) lose(n int) {
 type back struct {
 	*rowsmem.Store
 	away     bool
-	claiming func() // called before the next claim
+	distance time.Duration // of a call and back
+	claiming func()        // called before the next claim
 
 	mu      sync.Mutex              // guards the fields below: two tiers may have one back
 	numbers map[rows.Address]uint64 // of the commit that changed a row last
@@ -133,12 +170,19 @@ func newBack() *back {
 	return &back{Store: rowsmem.New(rowsmem.Config{}), numbers: map[rows.Address]uint64{}, ids: map[[16]byte]time.Time{}}
 }
 
+// isAway is the way there and back.
+func (b *back) isAway() bool {
+	time.Sleep(b.distance)
+
+	return b.away
+}
+
 func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	if before := b.claiming; before != nil {
 		b.claiming = nil
 		before()
 	}
-	if b.away {
+	if b.isAway() {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -146,7 +190,7 @@ func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former
 }
 
 func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
-	if b.away {
+	if b.isAway() {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
 
@@ -158,6 +202,7 @@ func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
 		if errs[i] != nil {
 			continue
 		}
+
 		for _, row := range c.Rows {
 			b.numbers[rows.Address{Partition: c.Partition, Name: row.Name}] = c.Number
 		}
@@ -170,7 +215,7 @@ func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
 }
 
 func (b *back) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	if b.away {
+	if b.isAway() {
 		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
 	}
 
@@ -178,7 +223,7 @@ func (b *back) Read(ctx context.Context, addresses []rows.Address) []rows.Found 
 }
 
 func (b *back) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
-	if b.away {
+	if b.isAway() {
 		return rows.ErrUnavailable
 	}
 
@@ -186,7 +231,7 @@ func (b *back) Scan(ctx context.Context, partition int, of, after string, each f
 }
 
 func (b *back) Changed(ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error) error {
-	if b.away {
+	if b.isAway() {
 		return rows.ErrUnavailable
 	}
 
@@ -206,7 +251,7 @@ func (b *back) Changed(ctx context.Context, partition int, after uint64, each fu
 }
 
 func (b *back) Remembered(_ context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
-	if b.away {
+	if b.isAway() {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -247,6 +292,7 @@ func (w *writer) claim() error {
 	if claims[0].Epoch == 0 {
 		return errors.New("another process has claimed the partition")
 	}
+
 	if w.epoch != 0 && claims[0].Number < w.number {
 		w.epoch = claims[0].Epoch
 		return w.heal(claims[0])
@@ -259,7 +305,9 @@ func (w *writer) claim() error {
 
 // heal writes again what the store may lack.
 func (w *writer) heal(claim rows.Claim) error {
-	c := rows.Commit{Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1, At: time.Now()}
+	c := rows.Commit{
+		Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1, At: time.Now(),
+	}
 	for name, is := range w.rows {
 		if is.number > claim.Number {
 			c.Rows = append(c.Rows, rows.Row{Name: name, Value: is.value})
@@ -270,6 +318,7 @@ func (w *writer) heal(claim rows.Claim) error {
 			c.IDs = append(c.IDs, rows.ID{Bytes: id, Until: c.At.Add(time.Hour)})
 		}
 	}
+
 	err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
 	if err == nil {
 		w.number = c.Number
@@ -281,8 +330,12 @@ func (w *writer) heal(claim rows.Claim) error {
 // commit makes a commit, healing the store as often as that takes.
 func (w *writer) commit(changed []rows.Row, ids []rows.ID) error {
 	for {
-		c := rows.Commit{Partition: part, Epoch: w.epoch, After: w.number, Number: w.number + 1, At: time.Now(), Rows: changed, IDs: ids}
+		c := rows.Commit{
+			Partition: part, Epoch: w.epoch, After: w.number, Number: w.number + 1, At: time.Now(),
+			Rows: changed, IDs: ids,
+		}
 		err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
+
 		var fenced *rows.Fenced
 		var lost *rows.Lost
 		switch {
@@ -344,6 +397,7 @@ func history(t *testing.T, seed uint64) {
 	}
 	w.reader = w.open()
 	w.begin()
+
 	for range 150 {
 		w.step()
 		time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
@@ -353,11 +407,13 @@ func history(t *testing.T, seed uint64) {
 	w.check()
 	for left := 1; left > 0; {
 		var err error
-		if left, err = w.writer.store.drain(t.Context()); err != nil {
+		left, err = w.writer.store.drain(t.Context())
+		if err != nil {
 			t.Logf("drain: %v", err)
 		}
 	}
 	w.checkBack()
+
 	w.close(w.reader)
 	w.close(w.writer.store)
 }
@@ -365,7 +421,12 @@ func history(t *testing.T, seed uint64) {
 // begin starts a process that takes the partition.
 func (w *world) begin() {
 	w.n++
-	w.writer = &writer{store: w.open(), name: fmt.Sprint("process ", w.n), rows: map[rows.Name]written{}, ids: map[[16]byte]uint64{}}
+	w.writer = &writer{
+		store: w.open(),
+		name:  fmt.Sprint("process ", w.n),
+		rows:  map[rows.Name]written{},
+		ids:   map[[16]byte]uint64{},
+	}
 	if err := w.writer.claim(); err != nil {
 		w.Fatalf("claim: %v", err)
 	}
@@ -418,6 +479,7 @@ func (w *world) change() {
 		}
 		changed = append(changed, rows.Row{Name: name, Value: value})
 	}
+
 	var ids []rows.ID
 	if w.random.IntN(3) == 0 {
 		id := rows.ID{Until: time.Now().Add(time.Hour)}
@@ -433,6 +495,7 @@ func (w *world) change() {
 		}
 		return // nothing was made: the front had lost too much
 	}
+
 	for _, row := range changed {
 		w.model[row.Name] = row.Value
 	}
@@ -468,6 +531,7 @@ func (w *world) check() {
 			}
 			last = field
 			found[field] = value
+
 			return nil
 		})
 		if err != nil && !w.back.away {
@@ -476,19 +540,25 @@ func (w *world) check() {
 
 		for f := range 8 {
 			name := rows.Name{Collection: of, Field: fmt.Sprint("f", f)}
-			is := w.reader.Read(context.Background(), []rows.Address{{Partition: part, Name: name}})[0]
-			if is.Err == nil && !bytes.Equal(is.Value, w.model[name]) {
-				w.Fatalf("%v is %q, want %q", name, is.Value, w.model[name])
-			}
-			if is.Err != nil && !w.back.away {
-				w.Fatalf("%v: %v", name, is.Err)
-			}
+			w.checkRow(name)
 			if err == nil && !bytes.Equal(found[name.Field], w.model[name]) {
 				w.Fatalf("a scan finds %q as %v, want %q", found[name.Field], name, w.model[name])
 			}
 		}
 	}
 	w.checkIDs()
+}
+
+// checkRow compares a row that another process reads. While the back is away it may be unavailable.
+func (w *world) checkRow(name rows.Name) {
+	w.Helper()
+	is := w.reader.Read(context.Background(), []rows.Address{{Partition: part, Name: name}})[0]
+	if is.Err == nil && !bytes.Equal(is.Value, w.model[name]) {
+		w.Fatalf("%v is %q, want %q", name, is.Value, w.model[name])
+	}
+	if is.Err != nil && !w.back.away {
+		w.Fatalf("%v: %v", name, is.Err)
+	}
 }
 
 // checkIDs uses an ID again that may still be remembered.
@@ -498,8 +568,9 @@ func (w *world) checkIDs() {
 	}
 
 	id := rows.ID{Bytes: w.used[w.random.IntN(len(w.used))], Until: time.Now().Add(time.Hour)}
+	err := w.writer.commit(nil, []rows.ID{id})
 	var known *rows.Known
-	if err := w.writer.commit(nil, []rows.ID{id}); !errors.As(err, &known) && !w.back.away {
+	if !errors.As(err, &known) && !w.back.away {
 		w.Fatalf("an ID was used twice: %v", err)
 	}
 }
@@ -514,6 +585,7 @@ func (w *world) checkBack() {
 			is[at.Name] = value
 		}
 	}
+
 	maps.DeleteFunc(w.model, func(_ rows.Name, value []byte) bool { return value == nil })
 	if !maps.EqualFunc(is, w.model, bytes.Equal) {
 		w.Errorf("the back has\n%q\nwant\n%q", is, w.model)
@@ -530,15 +602,55 @@ func TestOlderFront(t *testing.T) {
 		first.must(t, first.next("2"))
 		first.close(t)
 
+		// The second commit is lost there, and was drained.
 		front.lose(1)
 		second := newOwned(t, "second", front, back)
 		at := rows.Address{Partition: 7, Name: first.name}
 		if got := second.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
 			t.Errorf("the front has %q, %v", got.Value, got.Err)
 		}
+
 		second.close(t)
 		if got := back.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
 			t.Errorf("the store behind it has %q, %v", got.Value, got.Err)
+		}
+	})
+}
+
+// TestDirtyRows: what only the front has is counted until the back has it, row by row and not change by change.
+func TestDirtyRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		s := New(newFront(), shared, Config{DrainEvery: time.Hour})
+		claims, err := s.Claim(t.Context(), "owner", []rows.Former{{Partition: part}})
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		o := owned{Store: s, name: rows.Name{Collection: "c", Field: "f"}, claim: claims[0]}
+		shared.away = true
+		o.must(t, o.next("1"))
+		if left, err := s.drain(t.Context()); left == 0 || err == nil {
+			t.Errorf("without the back: %d rows are left, %v", left, err)
+		}
+		o.must(t, o.next("2"))
+		withID := o.next("3")
+		withID.Rows[0].Field = "g"
+		withID.IDs = []rows.ID{{Bytes: [16]byte{1}, Until: time.Now().Add(time.Hour)}}
+		o.must(t, withID)
+
+		// Under way are f and the row that says how much is drained; f again, g and the ID wait for them.
+		if is := s.Dirty(); is != 2+3 {
+			t.Errorf("%d rows and IDs wait, want 5", is)
+		}
+		if is := s.Lag(); is != 3*time.Second {
+			t.Errorf("the oldest has waited for %s", is)
+		}
+
+		shared.away = false
+		o.close(t)
+		if s.Dirty() != 0 || s.Lag() != 0 {
+			t.Errorf("in the end %d rows and IDs wait, for %s", s.Dirty(), s.Lag())
 		}
 	})
 }
@@ -556,23 +668,27 @@ func TestTwoFronts(t *testing.T) {
 		before := newOwned(t, "before", elsewhere, newBack())
 		before.must(t, before.next("1"))
 		before.close(t)
+
 		s := New(elsewhere, shared, Config{})
 		_, err := s.Claim(t.Context(), "other", []rows.Former{{Partition: 7}})
 		if !errors.Is(err, ErrOtherFront) || !errors.Is(err, rows.ErrUnavailable) {
 			t.Errorf("another front: %v", err)
 		}
 		_ = s.Close(t.Context())
-		own.must(t, own.next("2"))
 
+		own.must(t, own.next("2"))
 		empty := newOwned(t, "second", newFront(), shared)
 		if got := empty.Read(t.Context(), []rows.Address{{Partition: 7, Name: own.name}})[0]; string(got.Value) != "2" {
 			t.Errorf("an empty front has %q, %v", got.Value, got.Err)
 		}
+
 		own.must(t, own.next("3")) // before it notices
 		time.Sleep(time.Minute)
 		if err := own.commit(t, own.next("4")); !errors.Is(err, rows.ErrFull) {
 			t.Errorf("the former front: %v", err)
 		}
+
+		// By commits that change nothing it would find out that the front has another owner.
 		nothing := own.next("")
 		nothing.Rows = nil
 		own.must(t, nothing)
@@ -585,8 +701,33 @@ func TestTwoFronts(t *testing.T) {
 	})
 }
 
-// TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has got
-// to the back. Whoever claims it next can.
+// TestBothHaveRows: two stores that were never used together are refused.
+func TestBothHaveRows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		between := newFront()
+		for _, alone := range []rows.Store{shared, between} {
+			claims, err := alone.Claim(t.Context(), "alone", []rows.Former{{Partition: part}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := owned{claim: claims[0]}
+			if err := alone.Commit(t.Context(), []rows.Commit{o.next("1")})[0]; err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		s := New(between, shared, Config{})
+		_, err := s.Claim(t.Context(), "owner", []rows.Former{{Partition: part}})
+		if !errors.Is(err, ErrBoth) || !errors.Is(err, rows.ErrUnavailable) {
+			t.Errorf("the claim: %v", err)
+		}
+		_ = s.Close(t.Context())
+	})
+}
+
+// TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has
+// got to the back. Whoever claims it next can.
 func TestTwoProcessesBegin(t *testing.T) {
 	for name, isDrained := range map[string]bool{"before anything is drained": false, "after something is drained": true} {
 		t.Run(name, func(t *testing.T) {
@@ -622,6 +763,7 @@ func TestTwoProcessesBegin(t *testing.T) {
 				third := newOwned(t, "third", between, shared)
 				third.must(t, third.next("3"))
 				third.close(t)
+
 				fourth := newOwned(t, "fourth", newFront(), shared)
 				got := fourth.Read(t.Context(), []rows.Address{{Partition: 7, Name: fourth.name}})[0]
 				if string(got.Value) != "3" {
@@ -633,8 +775,8 @@ func TestTwoProcessesBegin(t *testing.T) {
 	}
 }
 
-// TestASlowProcessTakesTheBack: it claimed a partition in the front before the owner, and in the back after it. The owner
-// claims again and goes on, and nothing is lost.
+// TestASlowProcessTakesTheBack: it claimed a partition in the front before the owner, and in the back after it. The
+// owner claims again and goes on, and nothing is lost.
 func TestASlowProcessTakesTheBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newBack()
@@ -647,7 +789,7 @@ func TestASlowProcessTakesTheBack(t *testing.T) {
 			}
 		}
 		slow := newOwned(t, "slow", between, shared)
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) // a drain of the owner finds out
 
 		if err := o.commit(t, o.next("2")); !errors.As(err, new(*rows.Lost)) {
 			t.Fatalf("the owner commits: %v", err)
@@ -668,12 +810,14 @@ func TestASlowProcessTakesTheBack(t *testing.T) {
 	})
 }
 
-// TestTheStateChangesDuringACommit: the front gets it with the next commit, also when it may have an earlier form of one.
+// TestTheStateChangesDuringACommit: the front gets it with the next commit, also when it may have an earlier form of
+// one.
 func TestTheStateChangesDuringACommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOwned(t, "owner", newFront(), newBack())
 		p := &o.partitions[7]
 		p.state.adopts = true
+
 		c := o.next("1")
 		under := p.begin(&c)
 		p.adopted(o.claim.Epoch)
@@ -695,25 +839,227 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 	})
 }
 
-// TestTheBackGoesDuringAClaim: partitions that were claimed before stay claimed, so claims that take too long for all
-// partitions come to an end some time.
-func TestTheBackGoesDuringAClaim(t *testing.T) {
+// TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the back
+// that the front had alone.
+func TestAdoptionIsKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		between := newFront()
+		want, ids := fillAlone(t, between)
 		shared := newBack()
-		shared.claiming = func() { shared.claiming = func() { shared.away = true } }
-		s := New(newFront(), shared, Config{})
-		defer func() { _ = s.Close(t.Context()) }()
+		shared.distance = 30 * time.Millisecond
+		between.distance = 30 * time.Millisecond
+		adopted := false
+		kills := 0
+		for ; !adopted && kills < 100; kills++ {
+			s := New(between, shared, Config{DrainEvery: 200 * time.Millisecond})
+			claims, err := s.Claim(t.Context(), fmt.Sprint("process ", kills), everyPartition())
+			if err != nil {
+				t.Fatal(err)
+			}
 
-		all := []rows.Former{{Partition: 1}, {Partition: 2}, {Partition: 3}}
-		claims, err := s.Claim(t.Context(), "owner", all)
-		if err != nil || claims[0].Err != nil || claims[0].Epoch == 0 {
-			t.Fatalf("%+v, %v", claims, err)
+			// Each has a little more time than the one before.
+			for turn := range kills {
+				time.Sleep(50 * time.Millisecond)
+				if turn%4 == 0 {
+					verify(t, s, claims)
+				}
+			}
+			adopted, err = s.Adopted(t.Context(), 0, 1, 2)
+			if err != nil {
+				t.Error(err)
+			}
+			s.stop()
+			s.wg.Wait()
 		}
-		for _, claim := range claims[1:] {
-			if !errors.Is(claim.Err, rows.ErrUnavailable) || claim.Epoch != 0 {
-				t.Errorf("a partition for which the back was away: %+v", claim)
+
+		if kills < 5 {
+			t.Errorf("it took %d processes: was one killed in between?", kills)
+		}
+
+		for at, value := range want {
+			if is := shared.Store.Read(t.Context(), []rows.Address{at})[0]; string(is.Value) != value {
+				t.Errorf("the back has %q of %v, want %q", is.Value, at, value)
 			}
 		}
+		for _, id := range ids {
+			if _, is := shared.ids[id.Bytes]; !is {
+				t.Errorf("the back does not remember %v", id.Bytes)
+			}
+		}
+	})
+}
+
+// fillAlone has rows and IDs in three partitions of a front without a back, and returns them.
+func fillAlone(t *testing.T, between *front) (want map[rows.Address]string, ids []rows.ID) {
+	t.Helper()
+	const partitions, collections, fields = 3, 2, 4
+	want = map[rows.Address]string{}
+	for partition := range partitions {
+		claims, err := between.Claim(t.Context(), "alone", []rows.Former{{Partition: partition}})
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		c := rows.Commit{Partition: partition, Epoch: claims[0].Epoch, Number: 1, At: time.Now()}
+		c.IDs = []rows.ID{{Bytes: [16]byte{byte(partition)}, Until: time.Now().Add(24 * time.Hour)}}
+		for i := range collections * fields {
+			name := rows.Name{Collection: fmt.Sprint("c", i%collections), Field: fmt.Sprint("f", i)}
+			value := fmt.Sprint(partition, " ", i)
+			want[rows.Address{Partition: partition, Name: name}] = value
+			c.Rows = append(c.Rows, rows.Row{Name: name, Value: []byte(value)})
+		}
+		if err := between.Commit(t.Context(), []rows.Commit{c})[0]; err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, c.IDs...)
+	}
+
+	return want, ids
+}
+
+// verify makes an empty commit of each partition, as an owner does now and then to make sure that it owns them.
+func verify(t *testing.T, s *Store, claims []rows.Claim) {
+	t.Helper()
+	for id := range claims {
+		o := owned{Store: s, claim: claims[id]}
+		c := o.next("")
+		c.Partition = id
+		c.Rows = nil
+		if err := o.commit(t, c); err != nil {
+			t.Errorf("partition %d: %v, %v", id, err, claims[id].Err)
+		}
+		claims[id] = o.claim
+	}
+}
+
+// everyPartition returns all partitions, to claim them.
+func everyPartition() []rows.Former {
+	all := make([]rows.Former, rows.Partitions)
+	for id := range all {
+		all[id].Partition = id
+	}
+
+	return all
+}
+
+// TestClaimsTogether: a process has all partitions soon, however far the back is, also after the front has lost them
+// all.
+func TestClaimsTogether(t *testing.T) {
+	const distance = 30 * time.Millisecond
+	for name, tc := range map[string]struct {
+		loses bool
+		limit time.Duration
+	}{
+		"new partitions":       {false, 6 * distance},
+		"partitions that lost": {true, 20 * distance},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shared := newBack()
+				between := newFront()
+				if tc.loses {
+					fillAndLose(t, between, shared)
+				}
+
+				shared.distance = distance
+				s := New(between, shared, Config{DrainEvery: time.Hour})
+				defer func() { _ = s.Close(t.Context()) }()
+				begun := time.Now()
+				claims, err := s.Claim(t.Context(), "owner", everyPartition())
+				if err != nil {
+					t.Fatal(err)
+				}
+				for id, claim := range claims {
+					if claim.Err != nil || claim.Epoch == 0 {
+						t.Errorf("partition %d: %+v", id, claim)
+					}
+				}
+				if took := time.Since(begun); took > tc.limit {
+					t.Errorf("the claims took %s, which is %d ways to the back and back", took, took/distance)
+				}
+			})
+		})
+	}
+}
+
+// fillAndLose has a row of each partition in the back, and none in the front.
+func fillAndLose(t *testing.T, between *front, shared *back) {
+	t.Helper()
+	s := New(between, shared, Config{})
+	claims, err := s.Claim(t.Context(), "first", everyPartition())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, claim := range claims {
+		o := owned{Store: s, claim: claim}
+		c := o.next("1")
+		c.Partition = id
+		if err := o.commit(t, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	between.lose(rows.Partitions)
+}
+
+// TestSomeClaimsFail: a partition that cannot be claimed does not hold up the others.
+func TestSomeClaimsFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		former := newOwned(t, "former", newFront(), shared)
+		former.must(t, former.next("1"))
+		former.close(t)
+
+		elsewhere := newFront()
+		before := newOwned(t, "before", elsewhere, newBack())
+		before.must(t, before.next("1"))
+		before.close(t)
+
+		s := New(elsewhere, shared, Config{})
+		defer func() { _ = s.Close(t.Context()) }()
+		claims, err := s.Claim(t.Context(), "owner", everyPartition())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, claim := range claims {
+			isOurs := claim.Err == nil && claim.Epoch != 0
+			isRefused := errors.Is(claim.Err, ErrOtherFront) && claim.Epoch == 0
+			if id == 7 && !isRefused || id != 7 && !isOurs {
+				t.Errorf("partition %d: %+v", id, claim)
+			}
+		}
+	})
+}
+
+// TestClaimsWithoutTheBack: it goes during the claim. A front that says how far it is can be claimed all the same,
+// and a new one cannot.
+func TestClaimsWithoutTheBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newBack()
+		between := newFront()
+		known := newOwned(t, "known", between, shared)
+		known.must(t, known.next("1"))
+		known.must(t, known.next("2")) // brings the state to the front
+		known.close(t)
+
+		shared.claiming = func() { shared.away = true }
+		s := New(between, shared, Config{})
+		claims, err := s.Claim(t.Context(), "owner", everyPartition())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, claim := range claims {
+			isOurs := claim.Err == nil && claim.Epoch != 0
+			isAway := errors.Is(claim.Err, rows.ErrUnavailable) && claim.Epoch == 0
+			if id == 7 && !isOurs || id != 7 && !isAway {
+				t.Errorf("partition %d: %+v", id, claim)
+			}
+		}
+		s.stop()
+		s.wg.Wait()
 	})
 }
 

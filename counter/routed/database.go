@@ -1,0 +1,83 @@
+package routed
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter/exactpg"
+	"headcount/internal/postgres"
+	"headcount/internal/rows/rowspg"
+)
+
+// Use is how counters use a database.
+type Use int
+
+const (
+	UseAlone  Use = iota // it has all counters, see Alone
+	UseBehind            // Redis is in front of it, see Behind
+	UseBeside            // it has the exact counters of all regions and nothing else, see Beside
+)
+
+// What to do about a database that is used in another way.
+const (
+	noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
+		"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
+	noRows = "its counters are of all kinds; export them, and import them with --regions into an empty database and Redis"
+)
+
+// config returns how a database is opened. Exact counters have the same tables in every use. One beside has no rows of
+// partitions, but idempotency keys of exact counters are in a table of rowspg.
+func (u Use) config() rowspg.Config {
+	cfg := rowspg.Config{Readable: exactpg.Readable, Beside: []postgres.Tables{exactpg.Tables()}}
+	switch u {
+	case UseAlone:
+		cfg.NoFront = noFront
+	case UseBehind:
+		cfg.Back = true
+	case UseBeside:
+		cfg.NoRows = noRows
+	}
+
+	return cfg
+}
+
+// open opens the database of a URL. It fails, with postgres.ErrConfig, if settings cannot work or the database that
+// answered cannot be used. OnState may be nil.
+func (u Use) open(ctx context.Context, url string, onState func(up bool), log zerolog.Logger) (*rowspg.Store, error) {
+	cfg := u.config()
+	cfg.URL = url
+	cfg.OnState = onState
+	cfg.Log = log
+
+	return open(ctx, cfg)
+}
+
+func open(ctx context.Context, cfg rowspg.Config) (*rowspg.Store, error) {
+	store, err := rowspg.Open(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("routed: %w", err)
+	}
+
+	return store, nil
+}
+
+// Facts are what Check finds out about a database that can be used.
+type Facts struct {
+	postgres.Facts
+	AdminSQL string // what an administrator has to do before applications can call headcount.change; empty: nothing
+}
+
+// Check connects as a process with that use does, and fails as it does, also when the database does not answer. It
+// changes nothing.
+func Check(ctx context.Context, url string, use Use) (f Facts, err error) {
+	tables := rowspg.Tables(use.config())
+	f.Facts, err = postgres.Check(ctx, url, tables, func(ctx context.Context, conn *sql.DB) (err error) {
+		f.AdminSQL, err = exactpg.AdminSQL(ctx, conn)
+		return err
+	})
+
+	return f, err
+}

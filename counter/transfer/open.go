@@ -1,0 +1,255 @@
+package transfer
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/local"
+	"headcount/counter/owner"
+	"headcount/counter/routed"
+	"headcount/internal/redisconn"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsredis"
+	"headcount/presence/presenceredis"
+)
+
+// closers are what was opened, in that order.
+type closers []func() error
+
+// Close closes everything.
+func (c closers) Close() error {
+	var err error
+	for i := len(c) - 1; i >= 0; i-- {
+		err = errors.Join(err, c[i]())
+	}
+
+	return err
+}
+
+func (c *closers) add(fn func() error) { *c = append(*c, fn) }
+
+// openRedis opens a Redis that may be used, and its rows.
+func (c *closers) openRedis(ctx context.Context, p *Place, imports bool) (*redisconn.Conn, *rowsredis.Store, error) {
+	conn, err := p.dial(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	c.add(conn.Close)
+	if err := p.checkRedis(ctx, conn, imports); err != nil {
+		return nil, nil, err
+	}
+
+	redis := rowsredis.New(rowsredis.Config{Conn: conn})
+	c.add(func() error {
+		redis.Close()
+		return nil
+	})
+
+	return conn, redis, nil
+}
+
+// Source is counters that are exported.
+type Source struct {
+	counter.Dumper
+	closers
+}
+
+// OpenSource opens the counters for an export, and changes nothing. Servers may be using Redis and PostgreSQL
+// meanwhile. It fails, with postgres.ErrConfig for a database, if the counters cannot be used.
+func (p *Place) OpenSource(ctx context.Context) (*Source, error) {
+	s := &Source{}
+	if err := s.open(ctx, p); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+
+	return s, nil
+}
+
+func (s *Source) open(ctx context.Context, p *Place) error {
+	// The file is read without an owner, so that a full disk can be exported, too.
+	if p.isFile() {
+		file, err := local.OpenDump(p.Dir)
+		if err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
+		s.add(file.Close)
+		s.Dumper = file
+
+		return nil
+	}
+
+	var redis rows.Store // nil: what PostgreSQL has is all
+	if p.Redis != "" {
+		_, store, err := s.openRedis(ctx, p, false)
+		if err != nil {
+			return err
+		}
+		redis = store
+		s.Dumper = owner.NewReader(redis, rows.PartitionOf)
+	}
+	if p.Postgres == "" {
+		return nil
+	}
+
+	dump, err := routed.OpenDump(ctx, p.Postgres, p.use(), redis)
+	if err != nil {
+		return err
+	}
+	s.add(dump.Close)
+	s.Dumper = dump
+
+	return nil
+}
+
+// Target is a store into which an export is read.
+type Target struct {
+	counter.Restorer
+	closers
+	place *Place
+	redis *redisconn.Conn // nil: there is none
+}
+
+// OpenTarget opens the counters for an import, and claims them. Rules say which are exact. It refuses a Redis that
+// servers use. It fails as OpenSource does.
+func (p *Place) OpenTarget(ctx context.Context, rules *counter.Rules) (*Target, error) {
+	t := &Target{place: p}
+	if err := t.open(ctx, rules); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+
+	return t, nil
+}
+
+func (t *Target) open(ctx context.Context, rules *counter.Rules) error {
+	p := t.place
+	switch {
+	case p.isFile():
+		file, err := local.Open(ctx, p.Dir, rules, zerolog.Nop())
+		if err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
+		t.add(file.Close)
+		t.Restorer = file
+
+		return nil
+	case p.Redis == "":
+		alone, err := routed.OpenAlone(ctx, routed.AloneConfig{URL: p.Postgres, Rules: rules, Log: zerolog.Nop()})
+		if err != nil {
+			return err
+		}
+		t.add(alone.Close)
+		t.Restorer = alone
+
+		return nil
+	}
+
+	conn, redis, err := t.openRedis(ctx, p, true)
+	if err != nil {
+		return err
+	}
+	t.redis = conn
+	switch {
+	case p.Postgres == "":
+		return t.openAlone(ctx, redis, rules)
+	case p.Regions:
+		return t.openBeside(ctx, redis, rules)
+	default:
+		return t.openBehind(ctx, redis, rules)
+	}
+}
+
+// openAlone has the counters in Redis.
+func (t *Target) openAlone(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
+	owned, err := t.own(ctx, redis, rules, owner.Config{Region: owner.AnyRegion})
+	t.Restorer = owned
+
+	return err
+}
+
+// openBeside has the exact counters in the PostgreSQL of all regions, and the others in Redis.
+func (t *Target) openBeside(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
+	beside, err := routed.OpenBeside(ctx, routed.BesideConfig{
+		Owned: redis, URL: t.place.Postgres, Rules: rules, Log: zerolog.Nop(),
+	})
+	if err != nil {
+		return err
+	}
+	t.add(func() error {
+		beside.Close()
+		return nil
+	})
+
+	owned, err := t.own(ctx, beside.Rows(), rules, owner.Config{ExactOutside: true, Region: owner.AnyRegion})
+	if err != nil {
+		return err
+	}
+	t.Restorer = beside.Over(owned)
+
+	return nil
+}
+
+const (
+	// adoptWithin is how long an import waits until PostgreSQL has what Redis had without it, and persistWithin until it
+	// has what was imported.
+	adoptWithin   = 10 * time.Minute
+	persistWithin = 10 * time.Minute
+)
+
+// openBehind has the exact counters in PostgreSQL, and the others in Redis and soon in PostgreSQL.
+func (t *Target) openBehind(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
+	behind, err := routed.OpenBehind(ctx, routed.BehindConfig{URL: t.place.Postgres, Rules: rules, Log: zerolog.Nop()})
+	if err != nil {
+		return err
+	}
+	behind.Begin(redis)
+	t.add(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), persistWithin)
+		defer cancel()
+		return behind.Close(ctx)
+	})
+
+	owned, err := t.own(ctx, behind.Rows(), rules, owner.Config{ExactOutside: true})
+	if err != nil {
+		return err
+	}
+	t.Restorer = behind.Over(owned)
+
+	ctx, cancel := context.WithTimeout(ctx, adoptWithin)
+	defer cancel()
+
+	return behind.AwaitReady(ctx)
+}
+
+// own claims everything. With owner.AnyRegion, what an export says of other regions is kept, whatever this one is
+// called.
+func (t *Target) own(
+	ctx context.Context, over rows.Store, rules *counter.Rules, cfg owner.Config,
+) (*call.Store, error) {
+	cfg.Name = "import " + rand.Text()
+	owned, err := call.NewLocal(ctx, over, rules, cfg)
+	if err != nil {
+		return nil, err
+	}
+	t.add(owned.Close)
+
+	return owned, nil
+}
+
+// Complete says that the import is whole. From then on servers of this release that use the same stores serve the
+// counters of the Redis, and others refuse to start.
+func (t *Target) Complete(ctx context.Context) error {
+	if t.redis == nil {
+		return nil
+	}
+
+	return ofRedis(withRedis(ctx, t.redis, func(ctx context.Context, c *redisconn.Client) error {
+		return presenceredis.NoteCounters(ctx, c, t.place.facts())
+	}))
+}

@@ -1,0 +1,181 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/cluster"
+	"headcount/counter/routed"
+	"headcount/internal/redisconn"
+	"headcount/presence/presenceredis"
+)
+
+// Place says where counters are: in a file, in Redis, in PostgreSQL, or in both of them.
+type Place struct {
+	Dir      string // the data directory that has the file; with one of the others it is not used
+	Redis    string // URL; empty: no counters are in Redis
+	Postgres string // URL; empty: no counters are in PostgreSQL
+	// Regions says that Redis is one region's of several, which share a PostgreSQL that has the exact counters alone.
+	// Otherwise PostgreSQL is behind Redis.
+	Regions bool
+}
+
+// isFile reports whether the counters are in a file.
+func (p *Place) isFile() bool { return p.Redis == "" && p.Postgres == "" }
+
+// use returns how counters use PostgreSQL.
+func (p *Place) use() routed.Use {
+	switch {
+	case p.Redis == "":
+		return routed.UseAlone
+	case p.Regions:
+		return routed.UseBeside
+	default:
+		return routed.UseBehind
+	}
+}
+
+// facts returns what the servers of this place agree on.
+func (p *Place) facts() presenceredis.Facts {
+	f := presenceredis.Facts{Counters: cluster.Format, Postgres: presenceredis.PostgresBehind}
+	switch {
+	case p.Postgres == "":
+		f.Postgres = presenceredis.PostgresNone
+	case p.Regions:
+		f.Postgres = presenceredis.PostgresBeside
+	}
+
+	return f
+}
+
+// dialled is how long it may take until Redis answers.
+const dialled = 3 * time.Second
+
+// dial opens a connection to Redis, and waits until it answers.
+func (p *Place) dial(ctx context.Context) (*redisconn.Conn, error) {
+	conn, err := redisconn.Open(redisconn.Config{URL: p.Redis, Log: zerolog.Nop()})
+	if err != nil {
+		return nil, ofRedis(err)
+	}
+
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
+	defer caller.Close()
+	for until := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
+		_, err := caller.Known(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			return nil, errors.Join(ofRedis(err), conn.Close())
+		}
+	}
+}
+
+// ofRedis says in an error which setting it is about.
+func ofRedis(err error) error {
+	if err == nil {
+		return nil
+	}
+
+	return fmt.Errorf("--redis: %w", err)
+}
+
+// withRedis calls fn with the Redis.
+func withRedis(ctx context.Context, conn *redisconn.Conn, fn func(context.Context, *redisconn.Client) error) error {
+	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
+	defer caller.Close()
+
+	return caller.Do(ctx, fn)
+}
+
+// checkRedis refuses a Redis whose counters cannot be exported, or imported over.
+func (p *Place) checkRedis(ctx context.Context, conn *redisconn.Conn, imports bool) error {
+	var use presenceredis.Use
+	err := withRedis(ctx, conn, func(ctx context.Context, c *redisconn.Client) (err error) {
+		use, err = presenceredis.FindUse(ctx, c)
+		return err
+	})
+	if err == nil {
+		err = p.refuses(&use, imports)
+	}
+
+	return ofRedis(err)
+}
+
+// refuses returns why the counters of a Redis cannot be exported, or imported over.
+func (p *Place) refuses(use *presenceredis.Use, imports bool) error {
+	if imports {
+		if err := p.checkRunning(use); err != nil {
+			return err
+		}
+	}
+	if err := checkFormat(use, imports); err != nil {
+		return err
+	}
+
+	return p.checkPostgres(use)
+}
+
+// checkRunning refuses a Redis that processes use. A server that starts in spite of that, later on, takes the claims
+// of an import, which fails then.
+func (p *Place) checkRunning(use *presenceredis.Use) error {
+	names := strings.Join(use.Running, ", ")
+	isAdded := p.Postgres != "" && use.Postgres == presenceredis.PostgresNone
+	switch {
+	case len(use.Running) == 0:
+		return nil
+	case isAdded:
+		return fmt.Errorf("processes without --postgres use this Redis (%s): it is in use by other processes; "+
+			"end all of them first", names)
+	default:
+		return fmt.Errorf("it is in use by other processes (%s); end them first", names)
+	}
+}
+
+// checkFormat refuses counters of another release. An import permits those of an earlier one, which have other keys and
+// stay as they are.
+func checkFormat(use *presenceredis.Use, imports bool) error {
+	isNew := use.Counters == "" && !use.IsUsed
+	if isNew || use.Counters == strconv.Itoa(cluster.Format) {
+		return nil
+	}
+
+	// The first formats had no number.
+	n, err := strconv.Atoi(use.Counters)
+	isEarlier := use.Counters == "" || err == nil && n < cluster.Format
+	if imports && isEarlier {
+		return nil
+	}
+
+	return &counter.FormatError{Theirs: use.Counters, Ours: cluster.Format}
+}
+
+var (
+	errPostgres = errors.New("the counters of this Redis are persisted in PostgreSQL; give its --postgres, too")
+	errRegions  = errors.New("its servers have other --postgres and --peer flags; give --regions if they have both, " +
+		"and only then")
+)
+
+// checkPostgres refuses a Redis whose servers use PostgreSQL in another way. One whose servers had none may get one
+// behind it.
+func (p *Place) checkPostgres(use *presenceredis.Use) error {
+	// Without the number of the form in which Redis has what is not drained: that belongs to a format of the counters.
+	theirs, _, _ := strings.Cut(use.Postgres, " ")
+	ours, _, _ := strings.Cut(p.facts().Postgres, " ")
+	isAdded := theirs == presenceredis.PostgresNone && p.Postgres != "" && !p.Regions
+	switch {
+	case theirs == "", theirs == ours, isAdded:
+		return nil
+	case p.Postgres == "":
+		return errPostgres
+	default:
+		return errRegions
+	}
+}

@@ -1,0 +1,90 @@
+package rowsredis_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsredis"
+)
+
+// TestServerContents: they are those of all partitions, wherever these are, without the keys of inboxes.
+func TestServerContents(t *testing.T) {
+	for name, url := range map[string]string{
+		"a server":  redistest.Single(t).URL(),
+		"a Cluster": redistest.ThreeMasters(t).URL(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, url)
+			inbox := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, url), Inbox: "eu"})
+			t.Cleanup(inbox.Close)
+			until := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+			fill(t, s, until)
+			fill(t, inbox, until.Add(time.Hour))
+
+			seen := map[string]bool{}
+			err := s.Contents(t.Context(), func(partition int, collections []string, ids []rows.ID) error {
+				for _, of := range collections {
+					seen[fmt.Sprint(partition, of)] = true
+				}
+				for _, id := range ids {
+					if !id.Until.Equal(until) {
+						t.Errorf("an ID of partition %d is remembered until %s", partition, id.Until)
+					}
+					seen[fmt.Sprint(partition, id.Bytes)] = true
+				}
+
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			var missing []int
+			for p := range rows.Partitions {
+				if !seen[fmt.Sprint(p, "c")] || !seen[fmt.Sprint(p, "d:1")] || !seen[fmt.Sprint(p, idOf(p))] {
+					missing = append(missing, p)
+				}
+			}
+			if len(missing) > 0 || len(seen) != 3*rows.Partitions {
+				t.Errorf("there are %d of %d names; something is missing of %v", len(seen), 3*rows.Partitions, missing)
+			}
+
+			enough := errors.New("enough")
+			calls := 0
+			err = s.Contents(t.Context(), func(int, []string, []rows.ID) error {
+				calls++
+				return enough
+			})
+			if !errors.Is(err, enough) || calls != 1 {
+				t.Errorf("it ends with %v after %d calls", err, calls)
+			}
+		})
+	}
+}
+
+func idOf(partition int) [16]byte { return [16]byte{0: 'i', 15: byte(partition)} }
+
+// fill writes rows of two collections and an ID to each partition.
+func fill(t testing.TB, s rows.Store, until time.Time) {
+	t.Helper()
+	o := ownAll(t, s)
+	commits := make([]rows.Commit, rows.Partitions)
+	for p, is := range o.claims {
+		commits[p] = rows.Commit{
+			Partition: p, Epoch: is.Epoch, After: is.Number, Number: is.Number + 1, At: time.Now(),
+			IDs: []rows.ID{{Bytes: idOf(p), Until: until}},
+			Rows: []rows.Row{
+				{Name: rows.Name{Collection: "c", Field: "x"}, Value: []byte("v")},
+				{Name: rows.Name{Collection: "d:1", Field: "y"}, Value: []byte("v")},
+			},
+		}
+	}
+	if errs := s.Commit(t.Context(), commits); slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
+		t.Fatal(errors.Join(errs...))
+	}
+}

@@ -1,0 +1,62 @@
+package presenceredis
+
+import (
+	"context"
+	"slices"
+
+	"headcount/internal/redisconn"
+)
+
+// Use is what a Redis is used for, for a program that is no process of the cluster.
+type Use struct {
+	Running  []string // the names of processes with a lease, sorted
+	IsUsed   bool     // a process has written the facts
+	Counters string   // the fact counters; empty: there is none
+	Postgres string   // the fact postgres: a constant above or its form of an older release; empty: there is none
+}
+
+// FindUse returns what a Redis is used for.
+func FindUse(ctx context.Context, c *redisconn.Client) (u Use, err error) {
+	facts, err := c.HGetAll(ctx, factsKey).Result()
+	if err != nil {
+		return u, err
+	}
+	u.IsUsed = facts[formatFact] != ""
+	u.Counters = facts["counters"]
+	u.Postgres = facts["postgres"]
+
+	// Leases end by the clock of Redis.
+	now, err := c.Time(ctx).Result()
+	if err != nil {
+		return u, err
+	}
+	leases, err := c.HGetAll(ctx, leasesKey).Result()
+	if err != nil {
+		return u, err
+	}
+	for name, text := range leases {
+		l, err := parseLease(name, text)
+		if err == nil && l.ends.After(now) {
+			u.Running = append(u.Running, name)
+		}
+	}
+	slices.Sort(u.Running)
+
+	return u, nil
+}
+
+// NoteCounters makes facts of what f says of counters and PostgreSQL. No process may be running. The first one adds the
+// facts that are missing.
+func NoteCounters(ctx context.Context, c *redisconn.Client, f Facts) error {
+	used, err := c.HExists(ctx, factsKey, formatFact).Result()
+	if err != nil {
+		return err
+	}
+
+	facts := []any{"counters", f.Counters, "postgres", f.Postgres}
+	if !used {
+		facts = append(facts, formatFact, formatEven) // without it processes refuse all facts
+	}
+
+	return c.HSet(ctx, factsKey, facts...).Err()
+}
