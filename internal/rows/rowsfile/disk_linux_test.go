@@ -40,6 +40,7 @@ func (d *disk) become(t testing.TB, name string, flag int) {
 		t.Fatal(err)
 	}
 	defer other.Close()
+
 	if err := syscall.Dup3(int(other.Fd()), int(d.file.Fd()), syscall.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
@@ -62,12 +63,14 @@ func TestADiskThatIsFull(t *testing.T) {
 		for round := range 3 {
 			time.Sleep(healWait)
 			d.fill(t)
+
 			refused := w.next(put("x", fmt.Append(nil, round)))
 			for range 2 { // the second one at once
 				if err := w.commit(t, refused); !errors.Is(err, rows.ErrFull) || errors.Is(err, rows.ErrUnavailable) {
 					t.Fatalf("on a full disk: %v", err)
 				}
 			}
+
 			if got := w.read(t, "x"); got != "before" {
 				t.Errorf("after a refusal the row is %q", got)
 			}
@@ -77,6 +80,8 @@ func TestADiskThatIsFull(t *testing.T) {
 		if err := w.commit(t, w.next(put("x", []byte("after")))); err != nil {
 			t.Fatal(err)
 		}
+
+		// The end is said once it has been well for a while.
 		time.Sleep(2 * calm)
 		if err := w.commit(t, w.next()); err != nil {
 			t.Fatal(err)
@@ -84,6 +89,7 @@ func TestADiskThatIsFull(t *testing.T) {
 		if got := w.read(t, "x"); got != "after" {
 			t.Errorf("once there is room the row is %q", got)
 		}
+
 		begins := strings.Count(log.String(), "cannot be written")
 		ends := strings.Count(log.String(), "can be written again")
 		if begins != 1 || ends != 1 {
@@ -104,6 +110,7 @@ func TestADiskThatIsGone(t *testing.T) {
 
 		d.become(t, s.path, os.O_RDONLY)
 		d.readOnly = true
+
 		c := w.next(put("x", []byte("after")))
 		for range 3 {
 			if err := w.commit(t, c); !errors.Is(err, rows.ErrUnavailable) || errors.Is(err, rows.ErrFull) {

@@ -165,6 +165,8 @@ func TestDeletedRowsLeaveRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
+		// By then the pages that are free for the next transaction are as many as they get.
 		if round == 4 {
 			early = is.Size()
 		}
@@ -178,6 +180,7 @@ func TestDeletedRowsLeaveRoom(t *testing.T) {
 		if ids != 300 || forget != 300 {
 			t.Errorf("%d IDs and %d times are left, want those of the last round", ids, forget)
 		}
+
 		return nil
 	})
 	if err != nil {
@@ -215,7 +218,7 @@ func TestACallerThatLeaves(t *testing.T) {
 		w := newWriter(t, s, 7)
 		ctx, leave := context.WithCancel(t.Context())
 
-		s.turn <- struct{}{}
+		s.turn <- struct{}{} // the other transaction
 
 		var left sync.WaitGroup
 		left.Go(func() {
@@ -227,8 +230,8 @@ func TestACallerThatLeaves(t *testing.T) {
 		synctest.Wait()
 		leave()
 		left.Wait()
-
 		s.unlock()
+
 		if err := w.commit(t, w.next(put("y", []byte("2")))); err != nil {
 			t.Fatal(err)
 		}
@@ -253,7 +256,8 @@ func queueAndCommit(t *testing.T, s *Store, writers []*writer, want error) (tran
 			}
 		})
 	}
-	synctest.Wait()
+	synctest.Wait() // all are queued
+
 	s.unlock()
 	all.Wait()
 
@@ -288,7 +292,9 @@ func TestClockKilledWhileItCommits(t *testing.T) {
 			if is < acknowledged[partition] {
 				t.Errorf("round %d: partition %d has %d commits of %d", round, partition, is, acknowledged[partition])
 			}
-			a, b := w.read(t, "a"), w.read(t, fmt.Sprint("b", is))
+
+			a := w.read(t, "a")
+			b := w.read(t, fmt.Sprint("b", is))
 			if a != fmt.Sprint(is) || b != a {
 				t.Errorf("round %d: commit %d of partition %d is half there: %q and %q", round, is, partition, a, b)
 			}
@@ -323,12 +329,14 @@ func killAfter(t *testing.T, dir string, commits int) (acknowledged map[int]uint
 			_ = child.Process.Kill()
 		}
 
+		// The last line may be cut.
 		var partition int
 		var number uint64
-		if _, err := fmt.Sscan(lines.Text(), &partition, &number); err == nil { // the last line may be cut
+		if _, err := fmt.Sscan(lines.Text(), &partition, &number); err == nil {
 			acknowledged[partition] = number
 		}
 	}
+
 	if child.Wait() == nil {
 		t.Fatal("the process ended by itself")
 	}

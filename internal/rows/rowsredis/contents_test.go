@@ -14,11 +14,16 @@ import (
 
 // TestServerContents: they are those of all partitions, wherever these are, without the keys of inboxes.
 func TestServerContents(t *testing.T) {
-	for name, url := range map[string]string{
-		"a server":  redistest.Single(t).URL(),
-		"a Cluster": redistest.ThreeMasters(t).URL(),
+	for name, server := range map[string]interface {
+		URL() string
+		Flush(t testing.TB)
+	}{
+		"a server":  redistest.Single(t),
+		"a Cluster": redistest.ThreeMasters(t),
 	} {
 		t.Run(name, func(t *testing.T) {
+			server.Flush(t) // other tests have left theirs
+			url := server.URL()
 			s := open(t, url)
 			inbox := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, url), Inbox: "eu"})
 			t.Cleanup(inbox.Close)

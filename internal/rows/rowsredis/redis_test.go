@@ -121,6 +121,7 @@ func TestServerTakesLargeCommits(t *testing.T) {
 		puts = append(puts, fmt.Sprintf("%04d=%d", i, i))
 		ids = append(ids, rows.ID{Bytes: [16]byte{byte(i), byte(i >> 8)}, Until: time.Now().Add(time.Hour)})
 	}
+
 	c := o.next(puts...)
 	c.IDs = ids
 	o.must(o.commit(c))
@@ -186,9 +187,11 @@ func TestServerLosesCommits(t *testing.T) {
 		t.Errorf("a replica: got %v, want that the store is unavailable", err)
 	}
 
+	// The master goes on for a while without it.
 	replica.Do(t, "REPLICAOF", "NO", "ONE")
 	before.must(before.commit(before.next("x=2")))
 	after.Number = before.Number
+
 	err := error(rows.ErrUnavailable)
 	for errors.Is(err, rows.ErrUnavailable) { // the connection lets nothing through for a moment
 		err = after.commit(after.next("x=3"))
@@ -197,6 +200,7 @@ func TestServerLosesCommits(t *testing.T) {
 	if !errors.As(err, &lost) || lost.Number != 1 {
 		t.Errorf("after the failover: got %v, want that 1 is the newest commit", err)
 	}
+
 	healed := own(t, after.store, after.Epoch)
 	healed.must(healed.commit(healed.next("x=2")))
 
@@ -205,6 +209,7 @@ func TestServerLosesCommits(t *testing.T) {
 	if err := healed.commit(healed.next("x=3")); !errors.As(err, &fenced) || fenced.Epoch != 0 {
 		t.Errorf("an empty server: got %v, want fenced by epoch 0", err)
 	}
+
 	again := own(t, after.store, healed.Epoch)
 	if again.Epoch <= healed.Epoch || again.Number != 0 {
 		t.Errorf("claimed in an empty server: %+v after %+v", again.Claim, healed.Claim)
@@ -232,6 +237,7 @@ func TestServerAnswersAreLost(t *testing.T) {
 	if cuts.Left() > 0 || repeated < lost {
 		t.Errorf("%d commits were repeated, and %d connections are not cut yet", repeated, cuts.Left())
 	}
+
 	want(t, o.store, all...)
 	for i := range commits {
 		id := [16]byte{byte(i)}
@@ -273,6 +279,7 @@ func TestServerHasForeignData(t *testing.T) {
 				}
 			}
 
+			// What the owner key has is needed for a claim as well.
 			if tc.mend == nil {
 				_, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: partition}})
 				if !errors.Is(err, rows.ErrMalformed) {
@@ -280,6 +287,7 @@ func TestServerHasForeignData(t *testing.T) {
 				}
 				return
 			}
+
 			server.Do(t, tc.mend...)
 			o.must(o.commit(c))
 			want(t, s, "x=1")
