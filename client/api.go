@@ -355,7 +355,7 @@ func (a *API) Aggregate(ctx context.Context, match string) (sum Aggregate, err e
 type Limit struct {
 	Limit     int64
 	Window    time.Duration
-	Cost      int64  // of the call; 0 means 1
+	Cost      int64  // of the call; 0 means 1, and a negative one gives back
 	Algorithm string // fixed, sliding or log; empty means sliding
 }
 
@@ -367,14 +367,30 @@ type Verdict struct {
 	ResetAfter time.Duration
 }
 
-// Limit asks whether a call may pass. A refusal is a Verdict, not an error.
+// LookAtLimit says what is left of a limit, and counts nothing. The Cost of l does not matter.
+func (a *API) LookAtLimit(ctx context.Context, key string, l Limit) (Verdict, error) {
+	return a.limit(ctx, key, l, 0)
+}
+
+// ForgetLimit deletes what a limit has counted, for all windows and algorithms. It may be repeated.
+func (a *API) ForgetLimit(ctx context.Context, key string) error {
+	_, err := a.Do(ctx, http.MethodDelete, limitsPath+"/"+url.PathEscape(key), nil, nil)
+
+	return err
+}
+
+// Limit asks whether a call may pass, and counts it if so. A refusal is a Verdict, not an error.
 func (a *API) Limit(ctx context.Context, key string, l Limit) (Verdict, error) {
+	return a.limit(ctx, key, l, cmp.Or(l.Cost, 1))
+}
+
+func (a *API) limit(ctx context.Context, key string, l Limit, cost int64) (Verdict, error) {
 	in := struct {
 		Limit     int64  `json:"limit"`
 		Window    string `json:"window"`
-		Cost      int64  `json:"cost,omitempty"`
+		Cost      int64  `json:"cost"`
 		Algorithm string `json:"algorithm,omitempty"`
-	}{l.Limit, l.Window.String(), l.Cost, l.Algorithm}
+	}{l.Limit, l.Window.String(), cost, l.Algorithm}
 	path := limitsPath + "/" + url.PathEscape(key)
 	resp, err := a.send(ctx, http.MethodPost, path, in)
 	if err != nil {

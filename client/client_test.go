@@ -449,7 +449,11 @@ func TestServerCalls(t *testing.T) {
 		{"", func(ctx context.Context, a *API) (any, error) { return nil, a.Delete(ctx, "n/1") }, "DELETE /api/v1/counters/n%2F1", "<nil>"},
 		{`{"allowed":true,"limit":9,"remaining":8,"reset_after_ms":1500}`, func(ctx context.Context, a *API) (any, error) {
 			return a.Limit(ctx, "l", Limit{Limit: 9, Window: time.Minute, Algorithm: "log"})
-		}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","algorithm":"log"}`, "{true 9 8 1.5s}"},
+		}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","cost":1,"algorithm":"log"}`, "{true 9 8 1.5s}"},
+		{`{"allowed":true,"limit":9,"remaining":9,"reset_after_ms":0}`, func(ctx context.Context, a *API) (any, error) {
+			return a.LookAtLimit(ctx, "l", Limit{Limit: 9, Window: time.Minute, Cost: 3})
+		}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","cost":0}`, "{true 9 9 0s}"},
+		{"", func(ctx context.Context, a *API) (any, error) { return nil, a.ForgetLimit(ctx, "l") }, "DELETE /api/v1/limits/l", "<nil>"},
 		{"event: counter\nid: 1-2\ndata: " + counter + "\n\n", func(ctx context.Context, a *API) (any, error) {
 			n := int64(0)
 			err := a.CounterEvents(ctx, "n/1", func(c Counter) error { n = c.Value; return nil })

@@ -20,6 +20,8 @@ type door struct {
 	err     error
 }
 
+func (d *door) ForgetLimit(context.Context, string) error { return nil }
+
 func (d *door) Limit(ctx context.Context, calls []limit.Call) []LimitResult {
 	d.mu.Lock()
 	d.batches = append(d.batches, len(calls))

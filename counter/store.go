@@ -383,6 +383,9 @@ type Limiter interface {
 	// several processes nor a crash permit more than the limit. A refused call changes nothing. Limit may be called
 	// from any goroutine.
 	Limit(ctx context.Context, calls []limit.Call) []LimitResult
+	// ForgetLimit deletes the states of a key, of all algorithms and windows, so that nothing has passed. It may be
+	// repeated. Its error is ErrUnavailable.
+	ForgetLimit(ctx context.Context, key string) error
 }
 
 // Store is a whole store. Callers take the smallest part that they need.

@@ -242,6 +242,18 @@ func unavailable(err error) error {
 	return err
 }
 
+// ForgetLimit implements counter.Limiter. It reads the states of all limits in the partition of the key.
+func (s *Store) ForgetLimit(ctx context.Context, key string) error {
+	call, err := owner.ForgetLimit(ctx, s.rows, key)
+	if err != nil || len(call.More.Rows) == 0 {
+		return err
+	}
+
+	_, err = s.do(ctx, call)
+
+	return err
+}
+
 // Limit implements counter.Limiter.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	var parts gathered

@@ -95,6 +95,7 @@ var parts = []part{
 	{"a closed store is unavailable, and says so", closed},
 	{"limits end as the model's", limitModel},
 	{"limits come back", limitReturns},
+	{"limits are looked at, given back and forgotten", limitForgotten},
 	{"64 clients fight for 100", limitFight},
 	{"limits of a store that is away", limitAway},
 }
@@ -418,6 +419,7 @@ func closed(t *testing.T, i Instance) {
 	unavailable("History", err)
 	_, err = i.Store.Aggregate(t.Context(), "")
 	unavailable("Aggregate", err)
+	unavailable("ForgetLimit", i.Store.ForgetLimit(t.Context(), "k"))
 	unavailable("Limit", i.Store.Limit(t.Context(), []limit.Call{asks("k", limit.Log, 1, 1)})[0].Err)
 }
 

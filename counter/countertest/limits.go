@@ -43,6 +43,53 @@ func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remainin
 	}
 }
 
+// limitForgotten: what one process takes, another one sees and gives back. Who forgets a limit forgets it for all windows
+// and algorithms, and no other limit.
+func limitForgotten(t *testing.T, i Instance) {
+	s := i.Store
+	look := func(when string, c limit.Call, remaining int64) {
+		t.Helper()
+		c.Cost = 0
+		r := i.peer().Limit(t.Context(), []limit.Call{c})[0]
+		if r.Err != nil || !r.Allowed || r.Remaining != remaining {
+			t.Fatalf("%s: %+v: %+v, want %d remaining", when, c, r, remaining)
+		}
+	}
+
+	other := asks("other", limit.Log, 10, 4)
+	take(t, s, other)
+	var all []limit.Call
+	for _, a := range algorithms {
+		for _, window := range []int64{month, month - 1} {
+			c := asks("k", a, 10, 6)
+			c.Window = window
+			all = append(all, c)
+		}
+	}
+	take(t, s, all...)
+
+	for _, c := range all {
+		look("taken", c, 4)
+		c.Cost = -5
+		takes(t, i.peer(), c, true, 9)
+		look("given back", c, 9)
+	}
+
+	for range 2 {
+		if err := i.peer().ForgetLimit(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if i.Crash != nil {
+		i.Store = i.Crash(t)
+		i.Peer = nil
+	}
+	for _, c := range all {
+		look("forgotten", c, 10)
+	}
+	look("another limit", other, 6)
+}
+
 // limitModel compares with the arithmetic of package limit. Within one window nothing hangs on
 // the time, nor on a counter of the same key, nor on a crash.
 func limitModel(t *testing.T, i Instance) {

@@ -1,6 +1,7 @@
 // Package limit has the arithmetic of rate limits: so much may pass in so long. It knows neither clocks nor stores. A
 // [State] is kept for each [Name]; State.Take judges one [Call] and counts its cost if it may pass. A refused call costs
-// nothing.
+// nothing. A call without a cost looks, and one with a negative cost gives back what others took: of everything that passed
+// less what was given back, no more than the limit passes.
 //
 // # Three algorithms
 //
@@ -90,7 +91,8 @@ type Name struct {
 // Call asks whether Cost may pass now under Limit.
 type Call struct {
 	Name
-	Limit, Cost int64
+	Limit int64
+	Cost  int64 // 0 only looks, a negative one gives back
 }
 
 // Check returns an error that says what to send instead, or nil. It does not check the key.
@@ -108,8 +110,9 @@ func (c *Call) Check() error {
 		const what = "limit: the algorithm log remembers at most %d; send a smaller limit, or the algorithm sliding"
 		return fmt.Errorf(what, MaxLog)
 	}
-	if c.Cost < 1 || c.Cost > c.Limit {
-		return fmt.Errorf("cost: send a whole number from 1 to the limit, %d", c.Limit)
+	if c.Cost < -MaxLimit || c.Cost > c.Limit {
+		const what = "cost: send a whole number up to the limit, %d; 0 only looks, and a negative one gives back"
+		return fmt.Errorf(what, c.Limit)
 	}
 
 	return nil
@@ -120,6 +123,6 @@ type Answer struct {
 	Allowed   bool
 	Remaining int64 // cost that may still pass now, at least 0
 	// Reset is a time in ms. For a refused call, it is the time until the same call would pass if no other call comes;
-	// for one that passed, until the whole limit is available again.
+	// for any other, until the whole limit is available again.
 	Reset int64
 }

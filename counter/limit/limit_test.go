@@ -29,7 +29,34 @@ func (m *model) sum(from, to int64) int64 {
 	return n
 }
 
+// giveBack takes n off what passed, in the order that the documents of State name.
+func (m *model) giveBack(n, now int64) {
+	start := now - now%m.Window
+	take := func(p *passed) {
+		less := min(n, p.cost)
+		p.cost -= less
+		n -= less
+	}
+
+	for i := range m.all {
+		if m.Algorithm == Log && m.all[i].at >= now-m.Window { // the oldest first
+			take(&m.all[i])
+		}
+	}
+	for i := len(m.all) - 1; i >= 0; i-- {
+		inWindow := m.all[i].at >= start
+		inLast := m.Algorithm == Sliding && m.all[i].at >= start-m.Window
+		if m.Algorithm != Log && (inWindow || inLast) {
+			take(&m.all[i])
+		}
+	}
+}
+
 func (m *model) fits(c Call, now int64) bool {
+	if c.Cost <= 0 {
+		return true
+	}
+
 	start := now - now%m.Window
 	switch m.Algorithm {
 	case Fixed:
@@ -77,17 +104,24 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		if !one {
 			c.Limit = rapid.Int64Range(1, most).Draw(t, "limit")
 		}
-		c.Cost = rapid.OneOf(rapid.Int64Range(1, c.Limit), rapid.Int64Range(1, max(1, c.Limit/10))).Draw(t, "cost")
+		c.Cost = rapid.OneOf(
+			rapid.Int64Range(1, c.Limit), rapid.Int64Range(1, max(1, c.Limit/10)),
+			rapid.Just(int64(0)), rapid.Int64Range(-c.Limit, -1), rapid.Just(int64(-MaxLimit)),
+		).Draw(t, "cost")
 		before := copied(t, s)
 		fits := m.fits(c, now)
 		a := s.Take(c, now)
-		if a.Allowed != fits || a.Remaining < 0 || a.Remaining > c.Limit || a.Reset <= 0 {
+		if a.Allowed != fits || a.Remaining < 0 || a.Remaining > c.Limit || a.Reset < 0 || a.Reset == 0 && c.Cost > 0 {
 			t.Fatalf("%+v at %d is %+v, want allowed %t; %+v", c, now, a, fits, m.all)
 		}
-		if a.Allowed {
+		took := a.Allowed && c.Cost > 0
+		switch {
+		case c.Cost < 0:
+			m.giveBack(-c.Cost, now)
+		case took:
 			m.all = append(m.all, passed{now, c.Cost})
-		} else if !bytes.Equal(s.Append(nil), before.Append(nil)) {
-			t.Fatalf("%+v was refused, and %+v has become %+v", c, before, s)
+		case !bytes.Equal(s.Append(nil), before.Append(nil)):
+			t.Fatalf("%+v took nothing, and %+v has become %+v", c, before, s)
 		}
 		// What remains would pass, and no more.
 		for _, more := range []int64{a.Remaining, a.Remaining + 1} {
@@ -104,7 +138,7 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		if got := copied(t, s).Take(again, now+a.Reset); !got.Allowed {
 			t.Fatalf("%+v at %d said %+v, and after that %+v is %+v", c, now, a, again, got)
 		}
-		if got := copied(t, s).Take(again, now+a.Reset-1); got.Allowed {
+		if got := copied(t, s).Take(again, now+a.Reset-1); got.Allowed && a.Reset > 0 {
 			t.Fatalf("%+v at %d said %+v, and before that %+v is %+v", c, now, a, again, got)
 		}
 		if end := s.End(name); end > 0 && copied(t, s).Take(Call{name, most, most}, end) != (&State{}).Take(Call{name, most, most}, end) {
@@ -194,16 +228,16 @@ func TestTheClockGoesBack(t *testing.T) {
 func TestCheck(t *testing.T) {
 	day := (24 * time.Hour).Milliseconds()
 	for want, c := range map[string]Call{
-		"":                         {Name{"k", Sliding, 60_000}, 100, 1},
-		"algorithm: send fixed":    {Name{"k", 0, 60_000}, 100, 1},
-		"from 1s to 31d":           {Name{"k", Fixed, 999}, 100, 1},
-		"window: ":                 {Name{"k", Fixed, 31*day + 1}, 100, 1},
-		"window: send a duration":  {Name{"k", Fixed, 1 << 62}, 100, 1},
-		"from 1 to 1000000000000":  {Name{"k", Fixed, 31 * day}, 0, 1},
-		"limit: send a whole":      {Name{"k", Fixed, 31 * day}, MaxLimit + 1, 1},
-		"remembers at most 10000":  {Name{"k", Log, 1000}, MaxLog + 1, 1},
-		"from 1 to the limit, 100": {Name{"k", Log, 1000}, 100, 101},
-		"cost: send a whole":       {Name{"k", Log, 1000}, 100, 0},
+		"":                        {Name{"k", Sliding, 60_000}, 100, 1},
+		"algorithm: send fixed":   {Name{"k", 0, 60_000}, 100, 1},
+		"from 1s to 31d":          {Name{"k", Fixed, 999}, 100, 1},
+		"window: ":                {Name{"k", Fixed, 31*day + 1}, 100, 1},
+		"window: send a duration": {Name{"k", Fixed, 1 << 62}, 100, 1},
+		"from 1 to 1000000000000": {Name{"k", Fixed, 31 * day}, 0, 1},
+		"limit: send a whole":     {Name{"k", Fixed, 31 * day}, MaxLimit + 1, 1},
+		"remembers at most 10000": {Name{"k", Log, 1000}, MaxLog + 1, 1},
+		"up to the limit, 100":    {Name{"k", Log, 1000}, 100, 101},
+		"cost: send a whole":      {Name{"k", Log, 1000}, 100, -MaxLimit - 1},
 	} {
 		err := c.Check()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -23,7 +23,7 @@ type State struct {
 type entry struct{ at, sum int64 }
 
 // Take judges c, for which Check must return nil, and counts its cost if it passes. A refused call does not change the
-// state. All calls on one state have the same Name.
+// state, and neither does one that only looks. All calls on one state have the same Name.
 func (s *State) Take(c Call, now int64) (a Answer) {
 	next := *s
 	switch c.Algorithm {
@@ -35,7 +35,7 @@ func (s *State) Take(c Call, now int64) (a Answer) {
 		a = next.log(c, now)
 	}
 
-	if a.Allowed {
+	if a.Allowed && c.Cost != 0 {
 		*s = next
 	}
 
@@ -62,31 +62,62 @@ func (s *State) turn(window, now int64) (elapsed int64) {
 
 func (s *State) fixed(c Call, now int64) Answer {
 	s.turn(c.Window, now)
-	passes := s.this+c.Cost <= c.Limit
+	passes := c.Cost <= 0 || s.this+c.Cost <= c.Limit
 	if passes {
-		s.this += c.Cost
+		s.this = max(s.this+c.Cost, 0)
 	}
 
-	return Answer{Allowed: passes, Remaining: max(c.Limit-s.this, 0), Reset: s.start + c.Window - now}
+	a := Answer{Allowed: passes, Remaining: max(c.Limit-s.this, 0)}
+	if s.this > 0 {
+		a.Reset = s.start + c.Window - now
+	}
+
+	return a
 }
 
 func (s *State) sliding(c Call, now int64) Answer {
 	elapsed := s.turn(c.Window, now)
+	s.giveBack(-c.Cost)
 	before, over := share(s.last, c.Window-elapsed, c.Window)
 	if over {
 		before++
 	}
 
-	a := Answer{Allowed: before+s.this+c.Cost <= c.Limit}
+	takes := max(c.Cost, 0)
+	a := Answer{Allowed: takes == 0 || before+s.this+takes <= c.Limit}
 	if a.Allowed {
-		s.this += c.Cost
-		a.Reset = s.start + 2*c.Window - now // from then on this window does not count
+		s.this += takes
+		a.Reset = s.emptyAt(c.Window, now) - now
 	} else {
 		a.Reset = s.passes(c) - now
 	}
 	a.Remaining = max(c.Limit-before-s.this, 0)
 
 	return a
+}
+
+// giveBack takes n off what passed for Sliding: off the running window, where a cost that was given back at once was
+// counted, and then off the window before. Nothing is given back that has not passed. n may be negative: that is nothing.
+func (s *State) giveBack(n int64) {
+	if n <= 0 {
+		return
+	}
+
+	recent := min(n, s.this)
+	s.this -= recent
+	s.last -= min(n-recent, s.last)
+}
+
+// emptyAt returns from when on nothing counts any more for Sliding.
+func (s *State) emptyAt(window, now int64) int64 {
+	switch {
+	case s.this > 0:
+		return s.start + 2*window
+	case s.last > 0:
+		return s.start + window
+	default:
+		return now
+	}
 }
 
 // passes returns when a refused call would pass: in the running window, when the window before it counts for little
@@ -136,6 +167,9 @@ func (s *State) log(c Call, now int64) Answer {
 	}
 
 	used := sum - s.gone
+	if c.Cost <= 0 {
+		return s.giveBackOldest(c, min(-c.Cost, used), now)
+	}
 	if used+c.Cost > c.Limit {
 		need := sum + c.Cost - c.Limit // the entries up to this sum have to expire first
 		i := sort.Search(len(s.passed), func(i int) bool { return s.passed[i].sum >= need })
@@ -150,6 +184,23 @@ func (s *State) log(c Call, now int64) Answer {
 	}
 
 	return Answer{Allowed: true, Remaining: c.Limit - used - c.Cost, Reset: expiry(at, c.Window) - now}
+}
+
+// giveBackOldest takes n off what passed for Log, and answers c. What passed first goes first: it would be the first to
+// expire, so nothing passes that would not have passed if its taker gave it back.
+func (s *State) giveBackOldest(c Call, n, now int64) Answer {
+	s.gone += n
+	kept := sort.Search(len(s.passed), func(i int) bool { return s.passed[i].sum > s.gone })
+	s.passed = s.passed[kept:]
+
+	a := Answer{Allowed: true, Remaining: c.Limit}
+	newest := len(s.passed) - 1
+	if newest >= 0 {
+		a.Remaining = max(c.Limit-(s.passed[newest].sum-s.gone), 0)
+		a.Reset = expiry(s.passed[newest].at, c.Window) - now
+	}
+
+	return a
 }
 
 // End returns the time from which the state no longer affects any call.

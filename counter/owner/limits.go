@@ -1,6 +1,7 @@
 package owner
 
 import (
+	"context"
 	"encoding/binary"
 	"time"
 
@@ -31,6 +32,24 @@ func limitOf(field string) limit.Name {
 	return n
 }
 
+// ForgetLimit returns the call that deletes the states of a limit that a store has. Its error is counter.ErrUnavailable.
+func ForgetLimit(ctx context.Context, store rows.Store, key string) (Call, error) {
+	call := Call{Partition: rows.PartitionOf(key), More: &More{}}
+	err := store.Scan(ctx, call.Partition, limits, "", func(field string, _ []byte) error {
+		if limitOf(field).Key == key {
+			gone := Expiring{Row: rows.Row{Name: rows.Name{Collection: limits, Field: field}}}
+			call.More.Rows = append(call.More.Rows, gone)
+		}
+
+		return nil
+	})
+	if err != nil {
+		return Call{}, unavailable("scan limits", err)
+	}
+
+	return call, nil
+}
+
 // limit judges a call on a limit.
 func (d *draft) limit(call *limit.Call) limit.Answer {
 	name := limitName(call.Name)
@@ -43,7 +62,8 @@ func (d *draft) limit(call *limit.Call) limit.Answer {
 
 	// The clock of the owner counts, for all gateways.
 	answer := state.Take(*call, d.now.UnixMilli())
-	if !answer.Allowed {
+	changes := call.Cost > 0 || call.Cost < 0 && row != nil // there is nothing to give back without a state
+	if !answer.Allowed || !changes {
 		return answer
 	}
 

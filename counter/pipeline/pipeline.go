@@ -121,6 +121,15 @@ func (c *Counters) Limit(ctx context.Context, call limit.Call) (limit.Answer, er
 	return c.limits.Do(ctx, call)
 }
 
+// ForgetLimit deletes the states of a limit, see counter.Limiter.
+func (c *Counters) ForgetLimit(ctx context.Context, key string) error {
+	if err := c.refused(); err != nil {
+		return err
+	}
+
+	return c.limits.Forget(ctx, key)
+}
+
 // Top returns the counters that gained most, see counter.TopTracker.Top.
 func (c *Counters) Top(ctx context.Context, rule *counter.Rule, last time.Duration, n int) ([]counter.Gained, error) {
 	return c.tops.Top(ctx, rule, last, n)

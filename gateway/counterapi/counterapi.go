@@ -100,6 +100,8 @@ type Counters interface {
 	Change(ctx context.Context, op counter.Op) counter.Result
 	// Limit judges a call on a limit, as counter.Limits.Do says.
 	Limit(ctx context.Context, call limit.Call) (limit.Answer, error)
+	// ForgetLimit deletes the states of a limit.
+	ForgetLimit(ctx context.Context, key string) error
 	// Top returns what gained most, as counter.TopTracker.Top says.
 	Top(ctx context.Context, rule *counter.Rule, last time.Duration, n int) ([]counter.Gained, error)
 	// Remote reports whether the store is a server of its own, and Up whether it can be reached. When that

@@ -40,24 +40,52 @@ func (a *API) askLimit(c *gin.Context) (calls.Answer, error) {
 	return a.answerLimit(c.Writer.Header(), asked, taken), nil
 }
 
-// limitCall reads a call on a limit.
-func (a *API) limitCall(c *gin.Context) (asked limit.Call, err error) {
+// forgetLimit deletes the states of a limit.
+func (a *API) forgetLimit(c *gin.Context) (calls.Answer, error) {
+	key, err := a.limitKey(c)
+	if err != nil {
+		return calls.Answer{}, err
+	}
+
+	ctx, cancel := a.within(c)
+	defer cancel()
+	err = a.cfg.Counters.ForgetLimit(ctx, key)
+	if errors.Is(err, counter.ErrUnavailable) {
+		return calls.Answer{}, a.unavailable(err,
+			"The store of limits cannot be reached now. The limit may have been forgotten or not; send the call again.")
+	}
+
+	return calls.NoContent, err
+}
+
+// limitKey returns the name of the limit that a call is about.
+func (a *API) limitKey(c *gin.Context) (string, error) {
 	key, err := param(c, "key")
 	if err == nil {
 		err = counter.CheckKey(key)
 	}
 	if err != nil {
-		return asked, badKey("limit", "", err)
+		return "", badKey("limit", "", err)
 	}
 	if !a.callers.IsServer(c.Request) {
-		return asked, errLimitsNotPublic
+		return "", errLimitsNotPublic
+	}
+
+	return a.callers.Site(c).Qualify(key), nil
+}
+
+// limitCall reads a call on a limit.
+func (a *API) limitCall(c *gin.Context) (asked limit.Call, err error) {
+	key, err := a.limitKey(c)
+	if err != nil {
+		return asked, err
 	}
 
 	text, err := a.body(c, true)
 	if err != nil {
 		return asked, err
 	}
-	asked, err = counter.ParseLimit(text, a.callers.Site(c).Qualify(key))
+	asked, err = counter.ParseLimit(text, key)
 	if err != nil {
 		return asked, badBody(err)
 	}
@@ -83,7 +111,9 @@ func (a *API) answerLimit(h http.Header, asked limit.Call, taken limit.Answer) c
 	answer := calls.JSON(append(b, '}'))
 
 	if taken.Allowed {
-		a.metrics.passed.Inc()
+		if asked.Cost > 0 {
+			a.metrics.passed.Inc()
+		}
 		return answer
 	}
 

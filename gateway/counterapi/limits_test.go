@@ -86,6 +86,53 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// TestLimitsAreLookedAtAndGivenBack: whoever looks changes nothing, what was taken can be given back and not more, and a
+// limit that is deleted begins anew.
+func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
+	for _, algorithm := range []string{"fixed", "sliding", "log"} {
+		t.Run(algorithm, func(t *testing.T) {
+			s := serve(t, nil)
+			ask := func(cost int) limited {
+				t.Helper()
+				body := fmt.Sprintf(`{"limit":10,"window":"31d","algorithm":%q,"cost":%d}`, algorithm, cost)
+				got := parseLimit(t, s.do("POST "+limitsRoot+"/k", body, key), 31*24*60*60)
+				if (got.ResetAfter == 0) != (got.Remaining == 10) {
+					t.Errorf("of 10 remain %d, and all are back in %d ms", got.Remaining, got.ResetAfter)
+				}
+				got.ResetAfter = 0
+
+				return got
+			}
+			forget := func() {
+				t.Helper()
+				if w := s.do("DELETE "+limitsRoot+"/k", "", key); w.Code != 204 || w.Body.Len() > 0 {
+					t.Errorf("DELETE: %d %s", w.Code, w.Body)
+				}
+			}
+
+			forget() // what nobody asked for
+			for _, step := range []struct {
+				cost, remaining int
+				allowed         bool
+			}{
+				{0, 10, true}, {-3, 10, true}, {7, 3, true}, {0, 3, true}, {4, 3, false}, {0, 3, true}, {-2, 5, true}, {-100, 10, true},
+				{10, 0, true}, {0, 0, true},
+			} {
+				want := limited{step.allowed, 10, int64(step.remaining), 0}
+				if got := ask(step.cost); got != want {
+					t.Fatalf("a cost of %d: %+v, want %+v", step.cost, got, want)
+				}
+			}
+
+			forget()
+			forget()
+			if got := ask(0); got.Remaining != 10 {
+				t.Errorf("the limit was forgotten, but %+v", got)
+			}
+		})
+	}
+}
+
 func TestProblemsOfLimits(t *testing.T) {
 	s := serve(t, nil)
 	const good, path = `{"limit":100,"window":"1m"}`, "POST " + limitsRoot + "/k"
@@ -116,10 +163,12 @@ func TestProblemsOfLimits(t *testing.T) {
 		{path, `{"limit":5,"window":"999ms"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"31d1s"}`, []string{key}, 400, "from 1s to 31d"},
 		{path, `{"limit":5,"window":"1.0000005s"}`, []string{key}, 400, "whole milliseconds"},
-		{path, `{"limit":5,"window":"1m","cost":0}`, []string{key}, 400,
-			"cost: send a whole number from 1 to the limit, 5"},
 		{path, `{"limit":5,"window":"1m","cost":6}`, []string{key}, 400,
-			"cost: send a whole number from 1 to the limit, 5"},
+			"cost: send a whole number up to the limit, 5; 0 only looks"},
+		{path, `{"limit":5,"window":"1m","cost":-1000000000001}`, []string{key}, 400, "a negative one gives back"},
+		{"DELETE " + limitsRoot + "/a*", "", []string{key}, 400, "Send 1 to 128"},
+		{"DELETE " + limitsRoot + "/k", "", nil, 403, "send an API key"},
+		{"DELETE " + limitsRoot + "/k", "", []string{"X-API-Key: x"}, 401, "API key"},
 		{path, `{"limit":5,"window":"1m","cost":1.5}`, []string{key}, 400, "cost: want a whole number"},
 		{path, `{"limit":5,"window":"1m","algorithm":"Log"}`, []string{key}, 400, "send fixed, sliding or log"},
 		{path, `{"limit":10001,"window":"1m","algorithm":"log"}`, []string{key}, 400, "remembers at most 10000"},

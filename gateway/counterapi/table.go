@@ -80,6 +80,9 @@ func (a *API) Calls() []calls.Call {
 			Does: "What gained most under a rule with top."},
 		{ID: "askLimit", Method: http.MethodPost, Path: limitsRoot + "/{key}", Do: a.askLimit,
 			Who: calls.Server, Body: "LimitQuestion", Gives: "Limit", Refuses: "401 413 415 503",
-			Does: "May so much pass now? If so, it counts."},
+			Does: "May so much pass now? If so, it counts. A cost of 0 only looks, a negative one gives back."},
+		{ID: "forgetLimit", Method: http.MethodDelete, Path: limitsRoot + "/{key}", Do: a.forgetLimit,
+			Who: calls.Server, Gives: "204", Refuses: "401 503",
+			Does: "Deletes what a limit has counted, for all windows and algorithms."},
 	}
 }

@@ -59,13 +59,14 @@ func Limited(rate limit.Rate, wait time.Duration) Option {
 // may pass in a window, how many are left, and when this number changes. A refusal adds RetryAfter.
 func SetRateLimit(h http.Header, limit int64, window time.Duration, left int64, reset time.Duration) {
 	// Set would write Ratelimit.
-	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + retrySeconds(reset)}
-	h["RateLimit-Policy"] = []string{`"default";q=` + strconv.FormatInt(limit, 10) + `;w=` + retrySeconds(window)}
+	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + seconds(reset)}
+	h["RateLimit-Policy"] = []string{`"default";q=` + strconv.FormatInt(limit, 10) + `;w=` + seconds(window)}
 }
 
-func retrySeconds(d time.Duration) string {
-	return strconv.FormatInt(max(1, int64(math.Ceil(d.Seconds()))), 10)
-}
+func retrySeconds(d time.Duration) string { return seconds(max(d, time.Second)) }
+
+// seconds returns a time in whole seconds, rounded up.
+func seconds(d time.Duration) string { return strconv.FormatInt(int64(math.Ceil(d.Seconds())), 10) }
 
 // Problem answers with status and a problem of RFC 9457: type, title, status and, unless it is empty, detail, and
 // request_id. detail may repeat what a client sent: it is cut to 512 bytes. Problem keeps the headers that are already

@@ -53,6 +53,7 @@ var (
 		"pattern":     `^\d+-\d+$`,
 		"description": "incarnation-sequence; the greater one is newer",
 	}
+	cost  = object{"type": "integer", "format": "int64", "minimum": -1_000_000_000_000, "maximum": 1_000_000_000_000}
 	delta = object{"type": "integer", "format": "int64", "minimum": 1, "maximum": 1_000_000_000_000}
 	span  = object{"type": "string", "pattern": `^\d`, "examples": []string{"5m", "1h", "7d"}}
 
@@ -167,7 +168,7 @@ var schemas = object{
 	"TopPages": members("top", list(members("page", id, "users", natural)),
 		"stale?", about(yes, "the list may be old or lack pages, since the store is away or a dispatcher does not "+
 			"answer")),
-	"LimitQuestion": members("limit", delta, "window", span, "cost?", about(delta, "default 1"),
+	"LimitQuestion": members("limit", delta, "window", span, "cost?", about(cost, "default 1; 0 only looks, a negative one gives back"),
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 
