@@ -43,7 +43,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 	for row, source := range map[string]struct{ file, pattern string }{
 		"datagrams between processes":                                      {"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`},
 		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
-		"presence, follows and unread in Redis, and links between regions": {"../presence/presenceredis/processes.go", `(?m)^const format = (\d+)$`},
+		"presence, follows and unread in Redis, and links between regions": {"../presence/presenceredis/keyspace.go", `(?m)^\tformatEven += "(\d+)"`},
 		"counters in Redis":                                                {"../counter/cluster/format.go", `(?m)^const Format = (\d+)$`},
 		"webhooks in Redis":                                                {"../internal/webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
 		"tables of rows in PostgreSQL":                                     {"", fmt.Sprint(newest("internal/rows/rowspg"))},

@@ -297,6 +297,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{"limit":1,"window":"1h"}`, 200, key},
 			{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{"limit":1,"window":"1h"}`, 429, key},
 			{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{}`, 400, key},
+			{"DELETE /api/v1/limits/{key}", "/api/v1/limits/a", "", 204, key},
 			{"DELETE /api/v1/counters/{key}", "/api/v1/counters/views:1", "", 204, key},
 			{"DELETE /-/me", "/-/me", "", 204, me},
 			{"DELETE /-/me", "/-/me", "", 403, other},
