@@ -21,10 +21,12 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if join {
 		check = presence.CheckPage
 	}
+
 	name, ok := g.callers.Page(c, check, true)
 	if !ok {
 		return
 	}
+
 	g.serveEvents(c, []presence.Topic{presence.CountTopic(name)}, join)
 }
 
@@ -32,36 +34,45 @@ func (g *Gateway) getEvents(c *gin.Context) {
 // whose count is the only topic.
 func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool) {
 	id, err := g.callers.Identity(c, true)
+
 	// A stream that joins no page needs no identity.
-	if err != nil && (join || !identity.Nobody(err) && !errors.Is(err, api.ErrElsewhere)) {
+	mayLackIdentity := !join && (identity.Nobody(err) || errors.Is(err, api.ErrElsewhere))
+	if err != nil && !mayLackIdentity {
 		api.RefuseIdentity(c.Writer, err)
 		return
 	}
+
 	join = join && !g.callers.Crawler(c.Request)
 	if join {
 		// A proxy may accept comments long after its client has gone. So the stream ends when
 		// a WebSocket that does not answer pings would; the client opens another one.
-		if until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout); id.Expires.IsZero() || until.Before(id.Expires) {
+		until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout)
+		if id.Expires.IsZero() || until.Before(id.Expires) {
 			id.Expires = until
 		}
 	}
+
 	if n := g.hub.Unwatched(topics); n > 0 {
 		if ok, _ := g.newTopics.Admit(g.callers.Addr(c.Request), n); !ok {
 			g.api.RefuseNewPages(c)
 			return
 		}
 	}
+
 	slot, ok := g.reserve(c)
 	if !ok {
 		return
 	}
+
 	if err == nil && !g.callers.IsServer(c.Request) {
 		g.callers.SetCookie(c, id)
 	}
+
 	if c.Request.ProtoMajor > 1 {
 		g.shareStream(c, id, slot, topics, join)
 		return
 	}
+
 	if err := g.stream(c.Writer, id, slot, topics, join); err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
@@ -71,7 +82,9 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection ends the body, so the fan-out writes events
 // without chunked encoding.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool) error {
+func (g *Gateway) stream(
+	w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool,
+) error {
 	c, err := g.open(w, id, slot)
 	if err != nil {
 		return err
@@ -81,7 +94,9 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httpp
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
 	c.beginEvents(topics, join, responseHead(http.StatusOK, head))
+
 	c.start()
+
 	return nil
 }
 
@@ -98,11 +113,13 @@ func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 	if topics[0].Kind == topPagesKind {
 		c.PingOften() // web/live-top.js opens a stream anew that is silent for a minute
 	}
+
 	c.enter(hello)
 	if !join {
 		c.Subscribe(topics, eventForm)
 		return
 	}
+
 	c.Hold(topics[0])
 	c.Reform(topics[0], eventForm, false)
 	c.attend(topics[0].Name())
@@ -116,6 +133,7 @@ func (c *conn) attend(name string) {
 		c.Ready(presence.CountTopic(name))
 		return
 	}
+
 	c.wants = []wanted{{name: name, joined: true, counts: untilLeave}}
 	c.g.metrics.joins.Inc()
 }
@@ -125,6 +143,7 @@ func (c *conn) attend(name string) {
 func appendJoined(b []byte, name string, heartbeat time.Duration) []byte {
 	b = append(b, "event: join\ndata: {\"page\":"...)
 	b = presence.AppendString(b, presence.KeyOf(name))
+
 	b = append(b, `,"heartbeat_ms":`...)
 	b = strconv.AppendInt(b, heartbeat.Milliseconds(), 10)
 	return append(b, "}\n\n"...)

@@ -25,9 +25,11 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 			}
 			data = data[n:]
 			continue
+
 		case c.blocked():
 			return data, nil
 		}
+
 		f, n, breach := c.reader.Next(data)
 		switch {
 		case breach != nil: // Skip reads the bytes of this frame
@@ -45,6 +47,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 			data = data[n:]
 		}
 	}
+
 	return nil, nil
 }
 
@@ -54,8 +57,9 @@ func (c *conn) frame(f websocket.Frame) error {
 	c.Heard()
 	if !c.charge(f.Kind) {
 		c.throttle()
-		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 frames a second, pings and fragments among them"})
+		return c.fault(&tooManyFrames)
 	}
+
 	switch f.Kind {
 	case websocket.Text:
 		return c.text(f.Payload)
@@ -68,11 +72,19 @@ func (c *conn) frame(f websocket.Frame) error {
 		if c.closing.CompareAndSwap(open, closeSent) { // otherwise the gateway began to close at this moment
 			state = leftFirst
 		}
+
 		err := c.wire.End(websocket.AppendFrame(nil, websocket.Close, f.Payload))
 		c.finish(state)
+
 		return err
+	default:
+		return nil // a fragment of a message, or a pong
 	}
-	return nil // a fragment of a message, or a pong
+}
+
+var tooManyFrames = fault{
+	code:    codeRateLimited,
+	message: "too many messages; at most 500 frames a second, pings and fragments among them",
 }
 
 // breach closes the connection of a client that violated the protocol.
@@ -92,14 +104,17 @@ func (c *conn) text(text []byte) error {
 	if c.pusher {
 		parse = parseEvent
 	}
+
 	m, err := parse(text)
 	if err == nil {
 		err = c.do(m)
 	}
+
 	var f *fault
 	if errors.As(err, &f) {
 		return c.fault(f)
 	}
+
 	return err
 }
 
@@ -115,15 +130,20 @@ func (c *conn) fault(f *fault) error {
 	if limit, is := limitOfCode[f.code]; is {
 		c.g.metrics.limits.WithLabelValues(limit).Inc()
 	}
+
 	if line := c.g.cfg.Log.Debug(); line.Enabled() {
 		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")
 	}
+
 	if err := c.wire.Write(c.appendFault(nil, f)); err != nil {
 		return err
 	}
-	if c.errors++; c.errors < maxErrors || f.code == codeTooLarge {
+
+	c.errors++
+	if c.errors < maxErrors || f.code == codeTooLarge {
 		return nil
 	}
+
 	last := fault{code: codeTooManyErrors, message: "too many errors on one connection"}
 	return c.end(websocket.StatusPolicyViolation, "too many errors", &last)
 }
@@ -133,6 +153,7 @@ func (c *conn) appendFault(b []byte, f *fault) []byte {
 	if c.pusher {
 		return appendPusherFault(b, f)
 	}
+
 	return websocket.AppendFrame(b, websocket.Text, f.appendJSON(nil))
 }
 
@@ -142,19 +163,24 @@ func (c *conn) end(code int, reason string, last *fault) error {
 	if c.events {
 		return c.wire.Close()
 	}
+
 	if !c.closing.CompareAndSwap(open, closeSent) {
 		return nil
 	}
+
 	var b []byte
 	if last != nil {
 		b = c.appendFault(b, last)
 	}
+
 	if c.pusher {
 		code = pusherClose(code, last)
 	}
+
 	err := c.wire.End(websocket.AppendClose(b, code, reason))
 	if !c.wire.Busy() {
 		c.awaitClose()
 	}
+
 	return err
 }
