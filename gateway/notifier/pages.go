@@ -31,71 +31,91 @@ func (s *Sums) Update(u presence.Update) {
 
 func (s *Sums) updateLevel(u presence.Update) {
 	l, ok := unread.LevelOf(u)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.pages[u.Name()]; ok && p != nil {
-		s.level(p, l, math.MaxInt64)
+
+	p := s.pages[u.Name()]
+	if ok && p != nil {
+		s.levelLocked(p, l, math.MaxInt64)
 	}
 }
 
 func (s *Sums) updateRecord(u presence.Update) {
 	user, ok := unread.UserOf(u)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.users[user]; ok && f != nil && (!f.known || u.Version.Compare(f.version) > 0) {
+
+	f := s.users[user]
+	if !ok || f == nil {
+		return
+	}
+
+	if !f.known || u.Version.Compare(f.version) > 0 {
 		s.staleUsers[f] = struct{}{}
 		wake.Signal(s.wake)
 	}
 }
 
-// level handles a level of a page that was received, or that was read together with a follow
+// levelLocked handles a level of a page that was received, or that was read together with a follow
 // whose own changes are complete up to Level.By ownUpTo; math.MaxInt64 means that there is no
-// such follow. The caller holds mu.
-func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
+// such follow.
+func (s *Sums) levelLocked(p *page, l unread.Level, ownUpTo int64) {
 	p.lowest = min(p.lowest, ownUpTo)
 	if l.Incarnation <= p.level.Incarnation { // otherwise own belongs to the level that is applied below
 		p.authors = min(p.authors, ownUpTo)
 	}
+
 	if l.Newer(p.newest) {
 		p.newest = l
 	}
+
 	n := p.newest
 	same := n.Incarnation == p.level.Incarnation
 	if same {
 		n.Before = p.level.Before // a published level does not have it
 	}
-	switch {
-	case same && n.By <= p.authors, n.By == 0 && p.level.Incarnation == 0:
-		if n.Newer(p.level) {
-			s.apply(p, n, nil)
-			p.authors = min(p.authors, n.By)
-		}
-	default:
+
+	// The sums need no read of the authors while every own change up to this level is known.
+	authorsKnown := same && n.By <= p.authors
+	neverChanged := n.By == 0 && p.level.Incarnation == 0
+	if !authorsKnown && !neverChanged {
 		s.stalePages[p] = struct{}{}
 		wake.Signal(s.wake)
+		return
+	}
+
+	if n.Newer(p.level) {
+		s.applyLocked(p, n, nil)
+		p.authors = min(p.authors, n.By)
 	}
 }
 
-// apply makes l the page's level, and sends the new sum to the connections of each user
-// whose sum changes. owns has the users' own changes. The caller holds mu.
-func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
+// applyLocked makes l the page's level, and sends the new sum to the connections of each user
+// whose sum changes. owns has the users' own changes.
+func (s *Sums) applyLocked(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 	p.level = l
 	for _, fo := range p.follows {
 		if fo.ownOf != l.Incarnation {
-			fo.own, fo.ownOf = unread.Own{}, l.Incarnation
+			fo.own = unread.Own{}
+			fo.ownOf = l.Incarnation
 		}
 		if own, ok := owns[fo.user.user]; ok && own.Changes >= fo.own.Changes {
 			fo.own = own
 		}
+
 		count := fo.stored.Unread(l, fo.own)
 		if count == fo.count {
 			continue
 		}
+
 		diff := count - fo.count
 		fo.count = count
 		if fo.user.adopting {
 			continue
 		}
+
 		fo.user.sum += diff
 		for _, c := range fo.user.conns {
 			c.SendUnread(fo.user.sum, false)

@@ -20,6 +20,7 @@ const maxPages = 100
 func (s *Sums) Read(f *Sum, c Conn, page string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if f.reset == nil { // otherwise its goroutine runs another reset
 		f.reset = &reset{}
 		s.cfg.Group.Go(func() { s.runResets(f) })
@@ -27,10 +28,14 @@ func (s *Sums) Read(f *Sum, c Conn, page string) {
 	if !slices.Contains(f.reset.waiting, c) {
 		f.reset.waiting = append(f.reset.waiting, c)
 	}
-	switch {
-	case page == "":
+
+	if page == "" {
 		f.reset.all = true
-	case len(f.reset.pages) < maxPages && !slices.Contains(f.reset.pages, page):
+		return
+	}
+
+	isNew := !slices.Contains(f.reset.pages, page)
+	if isNew && len(f.reset.pages) < maxPages {
 		f.reset.pages = append(f.reset.pages, page)
 	}
 }
@@ -44,29 +49,35 @@ func (s *Sums) runResets(f *Sum) {
 		rest := f.rested - time.Since(s.born)
 		s.mu.Unlock()
 		time.Sleep(rest)
+
 		s.mu.Lock()
 		todo := *f.reset
 		waiting := todo.waiting
-		if *f.reset = (reset{}); len(waiting) == 0 {
+		*f.reset = reset{}
+		if len(waiting) == 0 { // all connections that asked have been served, or are gone
 			f.reset = nil
 		}
 		s.mu.Unlock()
-		if len(waiting) == 0 { // all connections that asked have been served, or are gone
+
+		if len(waiting) == 0 {
 			return
 		}
+
 		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 		if todo.all {
 			todo.pages = nil
 		}
+
 		state, err := s.followService.Reset(ctx, f.user, todo.pages...)
 		cancel()
 		if err != nil {
 			s.cfg.Log.Debug().Err(err).Msg("an unread count could not be reset; it stays as it is")
 		}
+
 		s.mu.Lock()
 		f.rested = time.Since(s.born) + s.cfg.Rest
 		if err == nil {
-			s.adopt(f, state)
+			s.adoptLocked(f, state)
 		}
 		if f.known {
 			for _, c := range waiting {

@@ -14,6 +14,7 @@ import (
 func (s *Sums) Run(ctx context.Context) {
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
+
 	for failed := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -21,6 +22,7 @@ func (s *Sums) Run(ctx context.Context) {
 		case <-s.wake:
 		case <-retry.C:
 		}
+
 		if err := s.catchUp(ctx); err != nil && ctx.Err() == nil {
 			failed++
 			if failed == 1 {
@@ -41,9 +43,11 @@ func (s *Sums) catchUp(ctx context.Context) error {
 		if len(users)+len(pages) == 0 {
 			return nil
 		}
+
 		if err := s.readUsers(ctx, users); err != nil {
 			return err
 		}
+
 		for _, p := range pages {
 			if err := s.readAuthors(ctx, p); err != nil {
 				return err
@@ -56,15 +60,18 @@ func (s *Sums) catchUp(ctx context.Context) error {
 func (s *Sums) todo() (users []*Sum, pages []*page) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for f := range s.staleUsers {
 		if len(users) == readUsers {
 			break
 		}
 		users = append(users, f)
 	}
+
 	for p := range s.stalePages {
 		pages = append(pages, p)
 	}
+
 	return users, pages
 }
 
@@ -72,6 +79,7 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	if len(users) == 0 {
 		return nil
 	}
+
 	ids := make([]unread.User, len(users))
 	s.mu.Lock()
 	for i, f := range users {
@@ -79,19 +87,23 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 		delete(s.staleUsers, f) // before the read, so that a later change marks the user again
 	}
 	s.mu.Unlock()
+
 	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	states, err := s.followService.Read(rctx, ids...)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for i, f := range users {
-		if s.users[f.user] != f {
+		if s.users[f.user] != f { // the user has gone meanwhile
 			continue
 		}
+
 		if err != nil {
 			s.staleUsers[f] = struct{}{}
 		} else {
-			s.adopt(f, states[i])
+			s.adoptLocked(f, states[i])
 		}
 	}
 	return err
@@ -104,6 +116,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		s.mu.Unlock()
 		return nil
 	}
+
 	since := p.authors
 	if p.newest.Incarnation != p.level.Incarnation {
 		since = 0
@@ -114,23 +127,29 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		users[i] = fo.user.user
 	}
 	s.mu.Unlock()
+
 	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	l, owns, err := s.cfg.Store.Authors(rctx, p.page, since, users)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.pages[p.page] != p {
 		return err
 	}
+
 	if err != nil {
 		s.stalePages[p] = struct{}{}
 		return err
 	}
+
 	if !p.level.Newer(l) {
-		s.apply(p, l, owns)
+		s.applyLocked(p, l, owns)
 		p.authors = min(p.lowest, l.By)
 	}
-	s.level(p, l, math.MaxInt64)
+	s.levelLocked(p, l, math.MaxInt64)
+
 	return nil
 }
 
@@ -138,6 +157,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 func (s *Sums) StoreBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for _, f := range s.users {
 		s.staleUsers[f] = struct{}{}
 	}

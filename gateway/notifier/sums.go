@@ -99,6 +99,7 @@ type follow struct {
 // New returns Sums without users.
 func New(cfg Config) *Sums {
 	cfg.Rest = min(cfg.Rest, time.Second)
+
 	s := &Sums{
 		cfg:        cfg,
 		born:       time.Now(),
@@ -108,7 +109,9 @@ func New(cfg Config) *Sums {
 		staleUsers: map[*Sum]struct{}{},
 		stalePages: map[*page]struct{}{},
 	}
+
 	s.followService = unread.NewFollowService(cfg.Store)
+
 	return s
 }
 
@@ -119,18 +122,22 @@ func (s *Sums) Follows() *unread.FollowService { return s.followService }
 // enterTimeout for them. The caller must call Leave once for each Enter.
 func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	s.mu.Lock()
+
 	f := s.users[user]
 	if f == nil {
 		f = &Sum{user: user}
 		s.users[user] = f
 		s.cfg.Hub.Want(unread.RecordTopic(user)) // before the read, so that no later change is missed
 	}
+
 	f.refs++
 	known := f.known
 	s.mu.Unlock()
+
 	if known {
 		return f
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, enterTimeout)
 	defer cancel()
 	var state unread.State
@@ -138,14 +145,17 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	if err == nil {
 		state, err = s.followService.State(ctx, user, record)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if err == nil {
-		s.adopt(f, state)
+		s.adoptLocked(f, state)
 	} else {
 		s.staleUsers[f] = struct{}{} // Run tries again
 		wake.Signal(s.wake)
 	}
+
 	return f
 }
 
@@ -162,26 +172,33 @@ type gathering struct {
 // collected for the next read.
 func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, error) {
 	s.mu.Lock()
+
 	g := s.entering
 	if g == nil {
 		g = &gathering{done: make(chan struct{})}
 		s.entering = g
 	}
-	i, first := len(g.users), !s.reading
+	i := len(g.users)
 	g.users = append(g.users, user)
+
+	first := !s.reading
 	s.reading = true
 	s.mu.Unlock()
+
 	if first {
 		s.readEntering()
 	}
+
 	select {
 	case <-g.done:
 	case <-ctx.Done():
 		return unread.Record{}, ctx.Err()
 	}
+
 	if g.err != nil {
 		return unread.Record{}, g.err
 	}
+
 	return g.records[i], nil
 }
 
@@ -192,10 +209,12 @@ func (s *Sums) readEntering() {
 	g := s.entering
 	s.entering = nil
 	s.mu.Unlock()
+
 	ctx, cancel := context.WithTimeout(context.Background(), enterTimeout)
 	g.records, g.err = s.cfg.Store.Records(ctx, g.users)
 	cancel()
 	close(g.done)
+
 	s.mu.Lock()
 	more := s.entering != nil
 	s.reading = more
@@ -209,6 +228,7 @@ func (s *Sums) readEntering() {
 func (s *Sums) Users() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	return len(s.users)
 }
 
@@ -216,6 +236,7 @@ func (s *Sums) Users() int {
 func (s *Sums) Unread(f *Sum) (count int64, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	return f.sum, f.known
 }
 
@@ -223,6 +244,7 @@ func (s *Sums) Unread(f *Sum) (count int64, known bool) {
 func (s *Sums) Add(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	f.conns = append(f.conns, c)
 	if f.known { // the count may have changed since the client got it
 		c.SendUnread(f.sum, false)
@@ -233,17 +255,22 @@ func (s *Sums) Add(f *Sum, c Conn) {
 func (s *Sums) Leave(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	f.conns = without(f.conns, c)
 	if f.reset != nil {
 		f.reset.waiting = without(f.reset.waiting, c)
 	}
-	if f.refs--; f.refs > 0 {
+
+	f.refs--
+	if f.refs > 0 {
 		return
 	}
+
 	for _, fo := range f.follows {
-		s.drop(fo)
+		s.dropLocked(fo)
 	}
 	delete(s.users, f.user)
+
 	delete(s.staleUsers, f)
 	s.cfg.Hub.Unwant(unread.RecordTopic(f.user))
 }
@@ -252,88 +279,135 @@ func without(conns []Conn, c Conn) []Conn {
 	return slices.DeleteFunc(conns, func(o Conn) bool { return o == c })
 }
 
-// drop removes one page from the follows of its user.
-func (s *Sums) drop(fo *follow) {
+// dropLocked removes one page from the follows of its user.
+func (s *Sums) dropLocked(fo *follow) {
 	p := fo.page
+	delete(fo.user.follows, p.page)
+
+	// The last follow takes the place of the removed one.
 	last := len(p.follows) - 1
 	p.follows[fo.index] = p.follows[last]
 	p.follows[fo.index].index = fo.index
 	p.follows[last] = nil
-	if p.follows = p.follows[:last]; last == 0 {
+	p.follows = p.follows[:last]
+
+	if last == 0 {
 		delete(s.pages, p.page)
 		delete(s.stalePages, p)
 		s.cfg.Hub.Unwant(unread.LevelTopic(p.page))
 	}
-	delete(fo.user.follows, p.page)
 }
 
-// adopt replaces the user's follows with a state that was read, unless the state is outdated.
-func (s *Sums) adopt(f *Sum, state unread.State) {
-	old := f.version
-	if f.known && state.Version.Incarnation == old.Incarnation && state.Version.Sequence < old.Sequence ||
-		state.Version != (presence.Version{}) && state.Version.Incarnation < old.Incarnation {
-		return // a newer state is known
+// adoptLocked replaces the user's follows with a state that was read, unless the state is outdated.
+func (s *Sums) adoptLocked(f *Sum, state unread.State) {
+	if f.isNewerThan(state.Version) {
+		return
 	}
+
 	if s.users[f.user] != f {
 		return // the user has gone
 	}
-	f.version, f.adopting = state.Version, true
+
+	f.version = state.Version
+	f.adopting = true
+
 	for page, fo := range f.follows {
 		if _, still := state.Find(page); !still {
-			s.drop(fo)
+			s.dropLocked(fo)
 		}
 	}
+
 	for i, stored := range state.Follows {
-		level, own := state.Levels[i], state.Owns[i]
 		fo := f.follows[stored.Page]
 		if fo == nil {
-			fo = s.take(f, stored.Page, level)
+			fo = s.takeLocked(f, stored.Page, state.Levels[i])
 		}
-		fo.stored, fo.own, fo.ownOf = stored, own, level.Incarnation
-		at, ownUpTo := level, level.By // own is right up to the Level.By right
-		if is := fo.page.level; is.Newer(level) {
-			if is.Incarnation != level.Incarnation {
-				fo.own, fo.ownOf, ownUpTo = unread.Own{}, is.Incarnation, 0
-			}
-			if is.By == ownUpTo {
-				at = is
-			}
-		}
-		fo.count = stored.Unread(at, fo.own)
-		s.level(fo.page, level, ownUpTo)
+
+		s.setLocked(fo, stored, state.Levels[i], state.Owns[i])
 	}
-	s.sum(f)
+
+	s.sumLocked(f)
 }
 
-// take adds a page to the follows of a user.
-func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
+// isNewerThan reports whether the follows are newer than a state of that version.
+func (f *Sum) isNewerThan(v presence.Version) bool {
+	old := f.version
+	if f.known && v.Incarnation == old.Incarnation {
+		return v.Sequence < old.Sequence
+	}
+
+	return v != (presence.Version{}) && v.Incarnation < old.Incarnation
+}
+
+// setLocked sets a follow as it was read together with the level of its page and the user's own changes.
+func (s *Sums) setLocked(fo *follow, stored unread.Follow, level unread.Level, own unread.Own) {
+	fo.stored = stored
+	fo.own = own
+	fo.ownOf = level.Incarnation
+	ownUpTo := level.By // own is right up to this Level.By
+
+	// The page may have a newer level by now. It counts if own is right for it, too.
+	at := level
+	is := fo.page.level
+	if is.Newer(level) {
+		if is.Incarnation != level.Incarnation {
+			fo.own = unread.Own{}
+			fo.ownOf = is.Incarnation
+			ownUpTo = 0
+		}
+		if is.By == ownUpTo {
+			at = is
+		}
+	}
+
+	fo.count = stored.Unread(at, fo.own)
+	s.levelLocked(fo.page, level, ownUpTo)
+}
+
+// takeLocked adds a page to the follows of a user.
+func (s *Sums) takeLocked(f *Sum, name string, level unread.Level) *follow {
 	p := s.pages[name]
 	if p == nil {
 		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
 		s.pages[name] = p
-		if u, known := s.cfg.Hub.Want(unread.LevelTopic(name)); known {
-			if l, ok := unread.LevelOf(u); ok && l.Newer(level) {
-				p.newest = l
-			}
+
+		u, known := s.cfg.Hub.Want(unread.LevelTopic(name))
+		if known {
+			p.remember(u)
 		}
 	}
+
 	fo := &follow{user: f, page: p, index: len(p.follows)}
 	p.follows = append(p.follows, fo)
+
 	if f.follows == nil {
 		f.follows = map[string]*follow{}
 	}
 	f.follows[name] = fo
+
 	return fo
 }
 
-// sum adds up a user's counts. If the sum has changed, it is sent to the user's connections.
-func (s *Sums) sum(f *Sum) {
+// remember keeps the newest level known of a new page.
+func (p *page) remember(u presence.Update) {
+	l, ok := unread.LevelOf(u)
+	if ok && l.Newer(p.newest) {
+		p.newest = l
+	}
+}
+
+// sumLocked adds up a user's counts. If the sum has changed, it is sent to the user's connections.
+func (s *Sums) sumLocked(f *Sum) {
 	sum := int64(0)
 	for _, fo := range f.follows {
 		sum += fo.count
 	}
+
 	changed := !f.known || sum != f.sum
-	f.sum, f.known, f.adopting = sum, true, false
+	f.sum = sum
+	f.known = true
+	f.adopting = false
+
 	if changed {
 		for _, c := range f.conns {
 			c.SendUnread(sum, false)

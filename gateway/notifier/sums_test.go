@@ -297,8 +297,8 @@ type tab struct{ received []int64 }
 
 func (c *tab) SendUnread(n int64, _ bool) { c.received = append(c.received, n) }
 
-// A read message is about its page; those that come within the pause are one reset, and a message about all pages is about
-// all.
+// A read message is about its page; those that come within the pause are one reset, and a message about all pages is
+// about all.
 func TestReadOfPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := presencemem.New(presencemem.Config{})
