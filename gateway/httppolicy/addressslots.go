@@ -35,18 +35,23 @@ func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
 	if s.max == 0 {
 		return nil, true
 	}
+
 	addr = limitKey(addr)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	slot := s.slots[addr]
-	switch {
-	case slot == nil:
+	if slot == nil {
 		slot = &AddressSlot{of: s, addr: addr}
 		s.slots[addr] = slot
-	case slot.n >= s.max:
+	}
+	if slot.n >= s.max { // never at the first connection, since max is at least 1
 		return nil, false
 	}
+
 	slot.n++
+
 	return slot, true
 }
 
@@ -55,9 +60,11 @@ func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
 func (c *AddressSlot) Turn() chan struct{} {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
+
 	if c.turn == nil {
 		c.turn = make(chan struct{}, 1)
 	}
+
 	return c.turn
 }
 
@@ -66,9 +73,12 @@ func (c *AddressSlot) Leave() {
 	if c == nil {
 		return
 	}
+
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
-	if c.n--; c.n == 0 {
+
+	c.n--
+	if c.n == 0 {
 		delete(c.of.slots, c.addr)
 	}
 }

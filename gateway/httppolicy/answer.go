@@ -35,17 +35,23 @@ func Cacheable(h http.Header, age time.Duration) {
 func NotModified(c *gin.Context, etag string) bool {
 	h := c.Writer.Header()
 	h.Set("ETag", etag)
+
 	for _, has := range strings.Split(strings.Join(c.Request.Header["If-None-Match"], ","), ",") {
-		if has = strings.TrimPrefix(strings.TrimSpace(has), "W/"); has != etag && has != "*" {
+		has = strings.TrimPrefix(strings.TrimSpace(has), "W/")
+		if has != etag && has != "*" {
 			continue
 		}
+
 		if h["Cache-Control"] == nil {
 			h["Cache-Control"] = noStore
 		}
+
 		c.Status(http.StatusNotModified)
 		c.Writer.WriteHeaderNow()
+
 		return true
 	}
+
 	return false
 }
 
@@ -78,11 +84,13 @@ func NoContent(c *gin.Context) {
 func AnswerWith(w http.ResponseWriter, status int, contentType string, body []byte) {
 	h := w.Header()
 	own := []string{contentType, strconv.Itoa(len(body))} // one allocation for both
-	h["Content-Type"], h["Content-Length"] = own[0:1:1], own[1:2:2]
+	h["Content-Type"] = own[0:1:1]
+	h["Content-Length"] = own[1:2:2]
 	h["X-Content-Type-Options"] = noSniff
 	if h["Cache-Control"] == nil {
 		h["Cache-Control"] = noStore
 	}
+
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client may be gone
 }

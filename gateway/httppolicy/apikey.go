@@ -19,12 +19,16 @@ func APIKey(r *http.Request) string {
 	return ""
 }
 
-// RefuseWrongKeys returns a handler that refuses requests with a wrong API key, also where none is needed: a server that
-// mistyped its key would be counted as a visitor. Upgrades are left to their own handlers, which refuse each in its form.
+// RefuseWrongKeys returns a handler that refuses requests with a wrong API key, also where none is needed: a server
+// that mistyped its key would be counted as a visitor. Upgrades are left to their own handlers, which refuse each in
+// its form.
 func RefuseWrongKeys(isKey func(key string) bool) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		if key := APIKey(c.Request); key != "" && c.FullPath() != "" && !c.IsWebsocket() && !isKey(key) {
-			RefuseKey(c.Writer, "The API key in the header "+APIKeyHeader+" is wrong; send one of --api-key, or none for what is public.")
+		key := APIKey(c.Request)
+		wrong := key != "" && !isKey(key)
+		if wrong && c.FullPath() != "" && !c.IsWebsocket() {
+			RefuseKey(c.Writer, "The API key in the header "+APIKeyHeader+" is wrong; "+
+				"send one of --api-key, or none for what is public.")
 			c.Abort()
 		}
 	}

@@ -92,8 +92,14 @@ type Counter interface{ Inc() }
 // when they can be again.
 func NewConnLimiter(l net.Listener, silence time.Duration, long int, failing func(error), evicted Counter) *ConnLimiter {
 	return &ConnLimiter{
-		Listener: l, silence: silence, max: maxShort(long), failing: failing, evicted: evicted,
-		room: make(chan struct{}, 1), shut: make(chan struct{}), short: map[net.Conn]*list.Element{},
+		Listener:   l,
+		silence:    silence,
+		max:        maxShort(long),
+		failing:    failing,
+		evicted:    evicted,
+		room:       make(chan struct{}, 1),
+		shut:       make(chan struct{}),
+		short:      map[net.Conn]*list.Element{},
 		handshakes: handshakes{from: map[netip.Addr]int{}},
 		shared:     sharedConns{long: map[net.Conn]int{}, calls: map[net.Conn]int{}},
 	}
@@ -113,14 +119,17 @@ func (cl *ConnLimiter) Accept() (net.Conn, error) {
 		cl.evicted.Inc()
 		c, err = cl.accept()
 	}
+
 	if err != nil {
 		return nil, err // after too many open files the HTTP server tries again within a second
 	}
+
 	for {
 		wait := cl.enter(c)
 		if wait == 0 {
 			return c, nil
 		}
+
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -136,14 +145,18 @@ func (cl *ConnLimiter) Accept() (net.Conn, error) {
 // accept waits for a client.
 func (cl *ConnLimiter) accept() (net.Conn, error) {
 	c, err := cl.Listener.Accept()
-	if full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE); full != cl.failed {
+
+	full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+	if full != cl.failed {
 		cl.failed = full
 		cl.failing(err)
 	}
+
 	if tcp, ok := c.(*net.TCPConn); ok {
 		limitSilence(tcp, cl.silence)
 		c = clientConn{tcp, new(received)}
 	}
+
 	return c, err
 }
 
@@ -153,6 +166,7 @@ func addressOf(c net.Conn) netip.Addr {
 	if !ok {
 		return netip.Addr{}
 	}
+
 	return limitKey(at.AddrPort().Addr())
 }
 
@@ -160,22 +174,31 @@ func addressOf(c net.Conn) netip.Addr {
 func (cl *ConnLimiter) admitHandshake(addr netip.Addr) bool {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
-	h, now := &cl.handshakes, time.Now()
+
+	h := &cl.handshakes
+	now := time.Now()
 	for e := h.conns.Front(); timeLeft(e, handshakeTimeout, now) <= 0; e = h.conns.Front() {
-		cl.evict(e)
+		cl.evictLocked(e)
 	}
+
 	crowded := h.from[addr] >= h.max/2
 	if h.conns.Len() < h.max && !crowded {
 		return true
 	}
+
+	// Beyond the bound of an address, its own oldest handshake makes room.
 	oldest := h.conns.Front()
 	for crowded && shortOf(oldest).addr != addr {
 		oldest = oldest.Next()
 	}
-	if crowded && timeLeft(oldest, progressTimeout, now) > 0 || unreadBytes(shortOf(oldest).conn) {
+
+	tooYoung := crowded && timeLeft(oldest, progressTimeout, now) > 0
+	if tooYoung || unreadBytes(shortOf(oldest).conn) {
 		return false
 	}
-	cl.evict(oldest)
+
+	cl.evictLocked(oldest)
+
 	return true
 }
 
@@ -184,35 +207,55 @@ func (cl *ConnLimiter) admitHandshake(addr netip.Addr) bool {
 func (cl *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
+
 	now := time.Now()
 	for len(cl.short) >= cl.max {
 		e := cl.silent.Front()
 		if e != nil && said(shortOf(e).conn) {
-			cl.advance(e, shortOf(e).progress)
+			cl.advanceLocked(e, shortOf(e).progress)
 			continue
 		}
-		if wait = timeLeft(e, silenceTimeout, now); e == nil || wait > 0 {
-			slow := cl.active.Front()
-			if longer := timeLeft(slow, progressTimeout, now); e == nil || longer < wait {
-				e, wait = slow, longer
-			}
-		}
+
+		e, wait = cl.nextToGoLocked(e, now)
 		if wait > 0 {
 			return wait
 		}
-		if unreadBytes(shortOf(e).conn) { // advance makes it the youngest, so the loop ends
-			cl.advance(e, now)
+
+		if unreadBytes(shortOf(e).conn) { // advanceLocked makes it the youngest, so the loop ends
+			cl.advanceLocked(e, now)
 			continue
 		}
-		cl.evict(e)
+
+		cl.evictLocked(e)
 	}
+
 	s := &shortConn{conn: c, progress: now, in: &cl.silent}
 	if cl.handshakes.max > 0 {
-		s.in, s.addr = &cl.handshakes.conns, addressOf(c)
+		s.in = &cl.handshakes.conns
+		s.addr = addressOf(c)
 		cl.handshakes.from[s.addr]++
 	}
+
 	cl.short[c] = s.in.PushBack(s)
+
 	return 0
+}
+
+// nextToGoLocked returns the connection that makes room first, and how long it may still stay. silent is the
+// oldest of the silent connections, or nil.
+func (cl *ConnLimiter) nextToGoLocked(silent *list.Element, now time.Time) (*list.Element, time.Duration) {
+	wait := timeLeft(silent, silenceTimeout, now)
+	if silent != nil && wait <= 0 {
+		return silent, wait
+	}
+
+	slow := cl.active.Front()
+	longer := timeLeft(slow, progressTimeout, now)
+	if silent == nil || longer < wait {
+		return slow, longer
+	}
+
+	return silent, wait
 }
 
 func shortOf(e *list.Element) *shortConn { return e.Value.(*shortConn) }
@@ -223,25 +266,30 @@ func timeLeft(e *list.Element, timeout time.Duration, now time.Time) time.Durati
 	if e == nil {
 		return timeout
 	}
+
 	return timeout - now.Sub(shortOf(e).progress)
 }
 
-// advance records that e's connection made progress at this time. A request makes progress twice,
-// so only the first progress of a connection allocates an element. The caller holds mu.
-func (cl *ConnLimiter) advance(e *list.Element, at time.Time) {
+// advanceLocked records that e's connection made progress at this time. A request makes progress twice,
+// so only the first progress of a connection allocates an element.
+func (cl *ConnLimiter) advanceLocked(e *list.Element, at time.Time) {
 	s := shortOf(e)
 	if s.in != &cl.active {
-		cl.remove(e)
+		cl.removeLocked(e)
 		s.in = &cl.active
 		e = cl.active.PushBack(s)
 		cl.short[s.conn] = e
 	}
+
 	s.progress = at
+
+	// The list stays in the order of progress.
 	cl.active.MoveToBack(e)
 	before := e.Prev()
 	for before != nil && shortOf(before).progress.After(at) {
 		before = before.Prev()
 	}
+
 	if before == nil {
 		cl.active.MoveToFront(e)
 	} else {
@@ -249,35 +297,39 @@ func (cl *ConnLimiter) advance(e *list.Element, at time.Time) {
 	}
 }
 
-// remove removes e from its list. The caller holds mu.
-func (cl *ConnLimiter) remove(e *list.Element) {
+// removeLocked removes e from its list.
+func (cl *ConnLimiter) removeLocked(e *list.Element) {
 	s := shortOf(e)
 	s.in.Remove(e)
 	if s.in != &cl.handshakes.conns {
 		return
 	}
+
 	from := cl.handshakes.from
-	if from[s.addr]--; from[s.addr] == 0 {
+	from[s.addr]--
+	if from[s.addr] == 0 {
 		delete(from, s.addr)
 	}
 }
 
-// evict closes e's connection to make room. The caller holds mu.
-func (cl *ConnLimiter) evict(e *list.Element) {
+// evictLocked closes e's connection to make room.
+func (cl *ConnLimiter) evictLocked(e *list.Element) {
 	c := shortOf(e).conn
-	cl.remove(e)
+	cl.removeLocked(e)
+
 	delete(cl.short, c)
 	_ = c.Close() // this ends the HTTP server's goroutine for the connection
 	cl.evicted.Inc()
 }
 
-// makeRoom removes c from the short connections, and wakes Accept. The caller holds mu.
-func (cl *ConnLimiter) makeRoom(c net.Conn) {
+// makeRoomLocked removes c from the short connections, and wakes Accept.
+func (cl *ConnLimiter) makeRoomLocked(c net.Conn) {
 	e := cl.short[c]
 	if e == nil {
 		return
 	}
-	cl.remove(e)
+
+	cl.removeLocked(e)
 	delete(cl.short, c)
 	wake.Signal(cl.room)
 }
@@ -287,20 +339,21 @@ func (cl *ConnLimiter) State(c net.Conn, state http.ConnState) {
 	c = accepted(c)
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
+
 	switch state {
 	case http.StateActive, http.StateIdle:
 		if e := cl.short[c]; e != nil {
-			cl.advance(e, time.Now())
+			cl.advanceLocked(e, time.Now())
 		}
 	case http.StateHijacked, http.StateClosed:
-		cl.forget(c)
+		cl.forgetLocked(c)
 	}
 }
 
-// forget removes a connection that is closed or no longer the server's. The caller holds mu.
-func (cl *ConnLimiter) forget(c net.Conn) {
+// forgetLocked removes a connection that is closed or no longer the server's.
+func (cl *ConnLimiter) forgetLocked(c net.Conn) {
 	cl.shared.forget(c)
-	cl.makeRoom(c)
+	cl.makeRoomLocked(c)
 }
 
 // accepted returns the connection that Accept returned; c may be a wrapper of it, such as TLS.

@@ -37,37 +37,45 @@ type Proxies interface {
 // 403, except requests that only read: the browser hides their answer from the page.
 func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		r, h := c.Request, c.Writer.Header()
+		r := c.Request
+		h := c.Writer.Header()
 		from := r.Header.Get("Origin")
+
 		// An answer to a request without an Origin varies too, since a cache may keep it.
 		// No cache keeps the answer of a counter, unless Callers.Cacheable says so and adds it.
 		if from != "" || !strings.HasSuffix(r.URL.Path, "/counter") {
 			AddVary(h, "Origin")
 		}
-		preflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
-		switch {
-		case from == "" && len(r.Header["Origin"]) <= 1:
+
+		if from == "" && len(r.Header["Origin"]) <= 1 {
 			c.Next()
-		case !origins.Allowed(r, proxies.Secure(r)):
+			return
+		}
+
+		preflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
+		if !origins.Allowed(r, proxies.Secure(r)) {
 			if !preflight && isRead(r) {
 				c.Next()
 				return
 			}
+
 			Problem(c.Writer, http.StatusForbidden, origins.Refusal(r), Because(ReasonOrigin))
 			c.Abort()
-		default:
-			h.Set("Access-Control-Allow-Origin", from)
-			h.Set("Access-Control-Allow-Credentials", "true")
-			if preflight {
-				h.Set("Access-Control-Allow-Methods", corsMethods)
-				h.Set("Access-Control-Allow-Headers", corsHeaders)
-				h.Set("Access-Control-Max-Age", corsMaxAge)
-				c.AbortWithStatus(http.StatusNoContent)
-				return
-			}
-			h.Set("Access-Control-Expose-Headers", corsExposed)
-			c.Next()
+			return
 		}
+
+		h.Set("Access-Control-Allow-Origin", from)
+		h.Set("Access-Control-Allow-Credentials", "true")
+		if preflight {
+			h.Set("Access-Control-Allow-Methods", corsMethods)
+			h.Set("Access-Control-Allow-Headers", corsHeaders)
+			h.Set("Access-Control-Max-Age", corsMaxAge)
+			c.AbortWithStatus(http.StatusNoContent)
+			return
+		}
+
+		h.Set("Access-Control-Expose-Headers", corsExposed)
+		c.Next()
 	}
 }
 
@@ -80,15 +88,23 @@ func isRead(r *http.Request) bool {
 		return path != "/-/ws" && !isStream(path) && r.Header.Get("Upgrade") == ""
 	case http.MethodOptions:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // isStream reports whether the path is that of an event stream.
 func isStream(path string) bool {
 	counter, under := strings.CutPrefix(path, "/api/v1/counters/")
-	return strings.HasSuffix(path, "/counter/events") || under && strings.HasSuffix(counter, "/events") ||
-		path == "/api/v1/top/events" || path == "/-/users/events" || path == "/-/top/events"
+
+	switch path {
+	case "/api/v1/top/events", "/-/users/events", "/-/top/events":
+		return true
+	}
+
+	ofCounter := under && strings.HasSuffix(counter, "/events")
+
+	return ofCounter || strings.HasSuffix(path, "/counter/events")
 }
 
 // AddVary adds names to the Vary header. The header then has one line with each name
@@ -98,27 +114,34 @@ func AddVary(h http.Header, names ...string) {
 		h["Vary"] = varyOrigin
 		return
 	}
+
 	var all []string
 	last := ""
 	add := func(name string) {
-		switch {
-		case name == "" || slices.ContainsFunc(all, func(s string) bool { return strings.EqualFold(s, name) }):
-		case strings.EqualFold(name, "Origin"):
+		if strings.EqualFold(name, "Origin") {
 			last = name
-		default:
+			return
+		}
+
+		has := slices.ContainsFunc(all, func(s string) bool { return strings.EqualFold(s, name) })
+		if name != "" && !has {
 			all = append(all, name)
 		}
 	}
+
 	for _, line := range h["Vary"] {
 		for name := range strings.SplitSeq(line, ",") {
 			add(strings.TrimSpace(name))
 		}
 	}
+
 	for _, name := range names {
 		add(name)
 	}
+
 	if last != "" {
 		all = append(all, last)
 	}
+
 	h["Vary"] = []string{strings.Join(all, ", ")}
 }

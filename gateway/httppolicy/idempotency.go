@@ -14,11 +14,15 @@ const idempotencyHeader = "Idempotency-Key"
 // problem, if there is one, is for the client.
 func IdempotencyKey(r *http.Request) (key, problem string) {
 	keys := r.Header[idempotencyHeader]
-	switch {
-	case len(keys) == 0:
+	if len(keys) == 0 {
 		return "", ""
-	case len(keys) > 1 || keys[0] == "" || len(keys[0]) > maxIdempotencyKey:
-		return "", fmt.Sprintf("An %s is one value of 1 to %d bytes; correct it, or leave it out.", idempotencyHeader, maxIdempotencyKey)
 	}
+
+	valid := len(keys) == 1 && keys[0] != "" && len(keys[0]) <= maxIdempotencyKey
+	if !valid {
+		return "", fmt.Sprintf("An %s is one value of 1 to %d bytes; correct it, or leave it out.",
+			idempotencyHeader, maxIdempotencyKey)
+	}
+
 	return keys[0], ""
 }

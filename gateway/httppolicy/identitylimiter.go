@@ -45,11 +45,14 @@ func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter 
 	l := &IdentityLimiter{
 		Rate: rate, addresses: newRateLimiter(rate, maxCallers), memory: memory, count: map[netip.Addr]int{},
 	}
+
 	l.known = newLRU(maxKnownInAll, func(id usedIdentity, _ time.Time) {
-		if l.count[id.addr]--; l.count[id.addr] == 0 {
+		l.count[id.addr]--
+		if l.count[id.addr] == 0 {
 			delete(l.count, id.addr)
 		}
 	})
+
 	return l
 }
 
@@ -57,27 +60,38 @@ func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter 
 // addr may use a new identity.
 func (l *IdentityLimiter) Allow(addr netip.Addr, identity uint64, now time.Time) (ok bool, retryAfter time.Duration) {
 	id := usedIdentity{limitKey(addr), identity}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	// Each call forgets at most two identities, so that none takes long.
 	for range 2 {
-		if _, used, ok := l.known.GetOldest(); !ok || now.Sub(used) < l.memory {
+		_, used, ok := l.known.GetOldest()
+		if !ok || now.Sub(used) < l.memory {
 			break
 		}
 		l.known.RemoveOldest()
 	}
+
 	used, known := l.known.Peek(id)
 	if !known || now.Sub(used) >= l.memory {
-		if ok, wait := l.addresses.Allow(Caller{Addr: addr}, now); !ok {
+		ok, wait := l.addresses.Allow(Caller{Addr: addr}, now)
+		if !ok {
 			return false, wait
 		}
 	}
-	switch {
-	case known:
+
+	if known {
 		l.known.Add(id, now)
-	case l.count[id.addr] < maxKnown && l.known.Len() < maxKnownInAll && l.memory > 0:
+	} else if l.hasRoomLocked(id.addr) {
 		l.known.Add(id, now)
 		l.count[id.addr]++
 	}
+
 	return true, 0
+}
+
+// hasRoomLocked reports whether one more identity of the address can be remembered.
+func (l *IdentityLimiter) hasRoomLocked(addr netip.Addr) bool {
+	return l.memory > 0 && l.count[addr] < maxKnown && l.known.Len() < maxKnownInAll
 }

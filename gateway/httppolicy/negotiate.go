@@ -46,7 +46,9 @@ func wantsHTML(accept string) bool {
 	if accept == "" {
 		return false
 	}
+
 	var html, json, anything bestMatch
+
 	for value, quality := range qualities(accept) {
 		switch {
 		case equalFold(value, "text/html"):
@@ -57,13 +59,17 @@ func wantsHTML(accept string) bool {
 			json.offer(preference{quality, 2})
 		case equalFold(value, "application/*"):
 			json.offer(preference{quality, 1})
-		case value == "*/*" || value == "*": // old Java clients send "*"
+		case value == "*/*", value == "*": // old Java clients send "*"
 			html.offer(preference{quality, 0})
 			json.offer(preference{quality, 0})
 			anything.offer(preference{quality, 0})
 		}
 	}
-	return html.quality > 0 && html.compare(json.preference) > 0 && html.compare(anything.preference) > 0
+
+	overJSON := html.compare(json.preference) > 0
+	overAnything := html.compare(anything.preference) > 0
+
+	return html.quality > 0 && overJSON && overAnything
 }
 
 // bestMatch keeps the most exact preference that matches one type. Of equally exact
@@ -74,8 +80,10 @@ type bestMatch struct {
 }
 
 func (b *bestMatch) offer(p preference) {
-	if !b.known || p.exact > b.exact || p.exact == b.exact && p.quality > b.quality {
-		b.preference, b.known = p, true
+	better := p.exact > b.exact || p.exact == b.exact && p.quality > b.quality
+	if !b.known || better {
+		b.preference = p
+		b.known = true
 	}
 }
 
@@ -86,10 +94,11 @@ func wantsGzip(acceptEncoding string) bool {
 	return is.gzip > 0 && is.gzip >= is.identity
 }
 
-// wantsBrotli reports whether an Accept-Encoding header names brotli, and prefers nothing to it. An asterisk is no name:
-// some clients that send one know gzip alone.
+// wantsBrotli reports whether an Accept-Encoding header names brotli, and prefers nothing to it. An asterisk is no
+// name: some clients that send one know gzip alone.
 func wantsBrotli(acceptEncoding string) bool {
 	is := readEncodings(acceptEncoding)
+
 	return is.brotli > 0 && is.brotli >= is.gzip && is.brotli >= is.identity
 }
 
@@ -99,6 +108,7 @@ type encodings struct{ brotli, gzip, identity float64 }
 func readEncodings(acceptEncoding string) encodings {
 	is := encodings{-1, -1, -1}
 	anything := -1.
+
 	for value, quality := range qualities(acceptEncoding) {
 		switch {
 		case equalFold(value, "br"):
@@ -111,6 +121,7 @@ func readEncodings(acceptEncoding string) encodings {
 			anything = max(anything, quality)
 		}
 	}
+
 	if is.gzip < 0 {
 		is.gzip = anything
 	}
@@ -128,7 +139,10 @@ func qualities(list string) iter.Seq2[string, float64] {
 			element, list = cutUnquoted(list, ',')
 			value, params := cutUnquoted(element, ';')
 			value = strings.TrimSpace(value)
-			quality, ok := 1.0, value != ""
+
+			quality := 1.0
+			ok := value != ""
+
 			for params != "" && ok {
 				var param string
 				param, params = cutUnquoted(params, ';')
@@ -137,6 +151,7 @@ func qualities(list string) iter.Seq2[string, float64] {
 					quality, ok = parseQuality(strings.TrimSpace(weight))
 				}
 			}
+
 			if ok && !yield(value, quality) {
 				return
 			}
@@ -148,15 +163,24 @@ func qualities(list string) iter.Seq2[string, float64] {
 func cutUnquoted(s string, sep byte) (before, after string) {
 	quoted := false
 	for i := 0; i < len(s); i++ {
-		switch {
-		case s[i] == '"':
-			quoted = !quoted
-		case s[i] == '\\' && quoted:
-			i++
-		case s[i] == sep && !quoted:
+		if quoted {
+			switch s[i] {
+			case '"':
+				quoted = false
+			case '\\':
+				i++ // the next character is part of the string, whatever it is
+			}
+			continue
+		}
+
+		switch s[i] {
+		case '"':
+			quoted = true
+		case sep:
 			return s[:i], s[i+1:]
 		}
 	}
+
 	return s, ""
 }
 
@@ -181,10 +205,12 @@ var gzipWriters = sync.Pool{New: func() any {
 func Gzip(dst, src []byte) []byte {
 	buf := bytes.NewBuffer(dst)
 	w := gzipWriters.Get().(*gzip.Writer)
+
 	w.Reset(buf)
 	w.Write(src) // a Buffer takes everything
 	w.Close()
 	w.Reset(nil) // the pool must not keep the answer
 	gzipWriters.Put(w)
+
 	return buf.Bytes()
 }

@@ -30,6 +30,7 @@ func RequestID(h http.Header) string {
 		id = rand.Text()[:16]
 		h.Set(RequestIDHeader, id)
 	}
+
 	return id
 }
 
@@ -120,7 +121,8 @@ const otherReason = "other"
 // Reasons returns all reasons that Refusal may return.
 func Reasons() []string {
 	return append(slices.Collect(maps.Values(statusReasons)), otherReason,
-		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress, ReasonMemory)
+		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite,
+		ReasonConnections, ReasonAddress, ReasonMemory)
 }
 
 // Header fields that carry data for the log. They are set after the header was sent, so they do
@@ -148,8 +150,10 @@ func Unquoted(detail string) string { return quotation.ReplaceAllString(detail, 
 func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	h := w.Header()
 	reason, body := p.describe(h, opts...)
+
 	w.WriteHeader(p.Status)
 	w.Write(body) // the client may be gone
+
 	h.Set(reasonKey, reason)
 	h.Set(detailKey, p.Detail)
 }
@@ -162,31 +166,43 @@ func (p *problem) describe(h http.Header, opts ...Option) (reason string, body [
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
+
 	if p.Status == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
 		h.Set("WWW-Authenticate", `Bearer realm="headcount"`)
 	}
+
 	for _, opt := range opts {
 		opt(h)
 	}
+
 	reason = cmp.Or(h.Get(reasonKey), statusReasons[p.Status], otherReason)
 	h.Del(reasonKey)
 	p.ID = RequestID(h)
-	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
+
+	p.Type = "about:blank"
+	p.Title = http.StatusText(p.Status)
+	p.Detail = shorten(p.Detail, maxDetail)
+
 	body = append(JSON(p), '\n') // as every JSON answer ends, for terminals
+
 	h.Set("Content-Length", strconv.Itoa(len(body)))
+
 	return reason, body
 }
 
 // shorten cuts s to at most n bytes, but not within a character.
 func shorten(s string, n int) string {
 	const ellipsis = "…"
+
 	if len(s) <= n {
 		return s
 	}
+
 	end := n - len(ellipsis)
 	for end > 0 && !utf8.RuneStart(s[end]) {
 		end--
 	}
+
 	return s[:end] + ellipsis
 }
 
@@ -204,7 +220,9 @@ func TooLarge(w http.ResponseWriter, detail string) {
 // send it.
 func RefuseBody(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	w.Header().Set("Connection", "close")
+
 	// Without a deadline the connection ends later.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+
 	Problem(w, status, detail, opts...)
 }

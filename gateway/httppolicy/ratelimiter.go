@@ -43,6 +43,7 @@ func newRateLimiter(rate limit.Rate, callers int) *RateLimiter {
 // newLRU returns a map that forgets the least recently used entry.
 func newLRU[K comparable, V any](size int, forget func(K, V)) *simplelru.LRU[K, V] {
 	lru, _ := simplelru.NewLRU(size, forget) // fails only for a size under 1
+
 	return lru
 }
 
@@ -59,25 +60,32 @@ func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfte
 	} else {
 		c.Addr = limitKey(c.Addr)
 	}
+
 	at := now.Sub(r.began)
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	back, known := r.callers.Get(c)
 	if !known {
 		back = at
 	}
+
 	after, wait := r.Rate.Take(back, at, n)
 	if wait == 0 {
 		r.callers.Add(c, after)
 	}
+
 	// Each call forgets at most two callers whose whole burst is available again, so that the
 	// map shrinks after a flood and no call takes long.
 	for range 2 {
-		if _, back, ok := r.callers.GetOldest(); !ok || back > at {
+		_, back, ok := r.callers.GetOldest()
+		if !ok || back > at {
 			break
 		}
 		r.callers.RemoveOldest()
 	}
+
 	return wait == 0, wait
 }
 
@@ -89,18 +97,21 @@ func NewSharedLimiter(address, all limit.Rate) *SharedLimiter {
 	return &SharedLimiter{newRateLimiter(address, maxCallers), newRateLimiter(all, 1)}
 }
 
-// Admit charges n calls to the address and to all, and reports whether both rates allow them. If not, refusal has the headers
-// of the answer.
+// Admit charges n calls to the address and to all, and reports whether both rates allow them. If not, refusal has the
+// headers of the answer.
 func (l *SharedLimiter) Admit(addr netip.Addr, n int) (ok bool, refusal Option) {
 	now := time.Now()
+
 	for _, of := range []struct {
 		rates  *RateLimiter
 		caller Caller
 	}{{l.address, Caller{Addr: addr}}, {l.all, Caller{}}} {
-		if ok, wait := of.rates.AllowN(of.caller, n, now); !ok {
+		ok, wait := of.rates.AllowN(of.caller, n, now)
+		if !ok {
 			return false, Limited(of.rates.Rate, wait)
 		}
 	}
+
 	return true, nil
 }
 
@@ -110,6 +121,7 @@ func limitKey(addr netip.Addr) netip.Addr {
 	if !addr.Is6() {
 		return addr
 	}
+
 	prefix, _ := addr.Prefix(64) // fails only for more bits than the address has
 	return prefix.Addr()
 }

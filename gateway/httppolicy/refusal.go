@@ -25,6 +25,7 @@ type received struct {
 func (c clientConn) Read(p []byte) (int, error) {
 	n, err := c.TCPConn.Read(p)
 	c.received.note(p[:n])
+
 	return n, err
 }
 
@@ -62,6 +63,7 @@ func MayHideLength(r *http.Request) bool {
 	if !ok || r.TLS != nil {
 		return true
 	}
+
 	client, ok := v.conn.(clientConn)
 
 	return !ok || client.received.length.Load()
@@ -83,28 +85,35 @@ var noTLS = []byte("\r\nClient sent an HTTP request to an HTTPS server.\n")
 func (c clientConn) Write(p []byte) (int, error) {
 	line, rest, _ := bytes.Cut(p, []byte("\r\n"))
 	plain := bytes.Equal(rest, noTLS)
-	if !plain && !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
+	ours := plain || bytes.HasPrefix(rest, refusal)
+	if !ours || len(line) < len("HTTP/1.1 400") {
 		return c.TCPConn.Write(p)
 	}
+
 	status, err := strconv.Atoi(string(line[9:12]))
 	if err != nil {
 		return c.TCPConn.Write(p)
 	}
+
 	h := http.Header{"Connection": {"close"}}
 	refused := problem{Status: status, Detail: unreadable(status)}
 	if plain {
 		refused.Detail = "This port speaks TLS only; use https."
 	}
+
 	_, body := refused.describe(h)
+
 	var b bytes.Buffer
 	b.Write(line)
 	b.WriteString("\r\n")
 	_ = h.Write(&b) // a Buffer takes everything
 	b.WriteString("\r\n")
 	b.Write(body)
+
 	if _, err := c.TCPConn.Write(b.Bytes()); err != nil {
 		return 0, err
 	}
+
 	return len(p), nil
 }
 
@@ -119,6 +128,7 @@ func unreadable(status int) string {
 		return "The server supports only HTTP/1.0 and HTTP/1.1."
 	case http.StatusExpectationFailed:
 		return "The server supports only the expectation 100-continue."
+	default:
+		return "The request cannot be read; is its path percent-encoded, each % followed by two hexadecimal digits?"
 	}
-	return "The request cannot be read; is its path percent-encoded, each % followed by two hexadecimal digits?"
 }

@@ -10,7 +10,8 @@ import (
 // sharedConns are the connections that carry several requests at a time, as HTTP/2 does. The
 // limiter's mu guards them.
 type sharedConns struct {
-	long  map[net.Conn]int // number of long requests, such as event streams, by connection; a connection here is not short
+	// long has the number of long requests, such as event streams, by connection. A connection in it is not short.
+	long  map[net.Conn]int
 	calls map[net.Conn]int // number of other requests, by connection
 	total int              // the sum of calls
 }
@@ -34,8 +35,10 @@ func Shared(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+
 		defer of.limiter.call(of.conn)()
 		next.ServeHTTP(w, r)
+
 		// The call lasts until the client has read the answer, or until the server's timeout.
 		_ = http.NewResponseController(w).Flush()
 	})
@@ -46,30 +49,36 @@ func Shared(next http.Handler) http.Handler {
 func (cl *ConnLimiter) call(c net.Conn) (over func()) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
+
 	if e := cl.short[c]; e != nil {
-		cl.advance(e, time.Now())
+		cl.advanceLocked(e, time.Now())
 	}
-	cl.count(c, 1)
+
+	cl.countLocked(c, 1)
+
 	if busiest := cl.shared.busiest(cl.max); busiest != nil {
-		cl.forget(busiest)
+		cl.forgetLocked(busiest)
 		_ = busiest.Close() // this ends its calls
 		cl.evicted.Inc()
 	}
+
 	return func() {
 		cl.mu.Lock()
 		defer cl.mu.Unlock()
-		cl.count(c, -1)
+		cl.countLocked(c, -1)
 	}
 }
 
-// count adds n to the calls of c, unless c is closed. The caller holds mu.
-func (cl *ConnLimiter) count(c net.Conn, n int) {
+// countLocked adds n to the calls of c, unless c is closed.
+func (cl *ConnLimiter) countLocked(c net.Conn, n int) {
 	s := &cl.shared
 	if cl.short[c] == nil && s.long[c] == 0 {
 		return
 	}
+
 	s.total += n
-	if s.calls[c] += n; s.calls[c] == 0 {
+	s.calls[c] += n
+	if s.calls[c] == 0 {
 		delete(s.calls, c)
 	}
 }
@@ -77,9 +86,11 @@ func (cl *ConnLimiter) count(c net.Conn, n int) {
 // busiest returns the connection with the most calls, if there are more than limit calls in all
 // and the connection has more than one; otherwise nil.
 func (s *sharedConns) busiest(limit int) net.Conn {
-	if s.total <= limit || s.total <= len(s.calls) { // with as many connections as calls, none has more than one
+	// With as many connections as calls, none has more than one.
+	if s.total <= limit || s.total <= len(s.calls) {
 		return nil
 	}
+
 	var busiest net.Conn
 	for c, calls := range s.calls {
 		if calls > s.calls[busiest] {
@@ -102,31 +113,41 @@ func Stay(ctx context.Context) (over func()) {
 	if of, ok := ctx.Value(visitKey{}).(visit); ok {
 		return of.limiter.stay(of.conn)
 	}
+
 	return func() {}
 }
 
 func (cl *ConnLimiter) stay(c net.Conn) (over func()) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
+
 	long := cl.shared.long
 	if long[c] == 0 && cl.short[c] == nil { // c is closed already, so forget would never be called for it
 		return func() {}
 	}
-	if long[c]++; long[c] == 1 {
-		cl.makeRoom(c)
+
+	long[c]++
+	if long[c] == 1 {
+		cl.makeRoomLocked(c)
 	}
-	cl.count(c, -1)
+	cl.countLocked(c, -1)
+
 	return func() {
 		cl.mu.Lock()
 		defer cl.mu.Unlock()
-		cl.count(c, 1)
+		cl.countLocked(c, 1)
+
 		if long[c] == 0 {
 			return
 		}
-		if long[c]--; long[c] == 0 {
-			// The connection exists anyway, so it becomes short again even beyond the bound; the next client waits.
-			delete(long, c)
-			cl.short[c] = cl.active.PushBack(&shortConn{conn: c, progress: time.Now(), in: &cl.active})
+
+		long[c]--
+		if long[c] > 0 {
+			return
 		}
+
+		// The connection exists anyway, so it becomes short again even beyond the bound; the next client waits.
+		delete(long, c)
+		cl.short[c] = cl.active.PushBack(&shortConn{conn: c, progress: time.Now(), in: &cl.active})
 	}
 }

@@ -16,6 +16,7 @@ func limitSilence(c *net.TCPConn, d time.Duration) {
 	if err != nil {
 		return
 	}
+
 	_ = raw.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
 	})
@@ -27,11 +28,14 @@ func unreadBytes(c net.Conn) bool {
 	if !ok {
 		return false
 	}
+
 	raw, err := sc.SyscallConn()
 	if err != nil {
 		return false
 	}
+
 	n := 0
 	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // n stays 0 if c is closed
+
 	return n > 0
 }
