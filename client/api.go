@@ -42,6 +42,7 @@ func (e *Error) Error() string {
 			text += ": " + more
 		}
 	}
+
 	return text
 }
 
@@ -51,20 +52,24 @@ func (e *Error) Temporary() bool {
 	switch e.Status {
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 func errorOf(resp *http.Response) *Error {
 	e := &Error{}
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if json.Unmarshal(body, e) != nil {
-		*e = Error{Detail: string(bytes.TrimSpace(body[:min(len(body), 200)]))} // an answer of a proxy in front of the server
+		// It may be the answer of a proxy in front of the server.
+		*e = Error{Detail: string(bytes.TrimSpace(body[:min(len(body), 200)]))}
 	}
+
 	e.Status = resp.StatusCode
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
 		e.RetryAfter = time.Duration(seconds) * time.Second
 	}
+
 	return e
 }
 
@@ -89,20 +94,25 @@ func (a *API) Do(ctx context.Context, method, path string, in, out any) (http.He
 	if err != nil {
 		return nil, err
 	}
+
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
 		return resp.Header, errorOf(resp)
 	}
+
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)
 	}
+
 	if out == nil {
 		return resp.Header, nil
 	}
+
 	if err := json.Unmarshal(body, out); err != nil {
 		return nil, fmt.Errorf("%w: %s %s: %w: %.200s", ErrFrame, method, path, err, body)
 	}
+
 	return resp.Header, nil
 }
 
@@ -115,25 +125,31 @@ func (a *API) send(ctx context.Context, method, path string, in any) (*http.Resp
 		}
 		body = bytes.NewReader(text)
 	}
+
 	req, err := http.NewRequestWithContext(ctx, method, a.cfg.address(path), body)
 	if err != nil {
 		return nil, err
 	}
+
 	req.GetBody = nil // or net/http would repeat a request whose connection was lost
 	a.cfg.sign(req.Header)
 	if a.cfg.ID != "" {
 		req.Header.Set("Headcount-Id", a.cfg.ID)
 	}
+
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+
 	if a.once != "" {
 		req.Header.Set("Idempotency-Key", a.once)
 	}
+
 	httpClient := *cmp.Or(a.cfg.HTTP, http.DefaultClient)
 	if httpClient.CheckRedirect == nil {
 		httpClient.CheckRedirect = checkRedirect
 	}
+
 	return httpClient.Do(req)
 }
 
@@ -141,6 +157,7 @@ func pagePath(page, rest string) string {
 	if page != "*" {
 		page = url.PathEscape(page)
 	}
+
 	return "/" + page + rest
 }
 
@@ -159,6 +176,7 @@ func (a *API) count(ctx context.Context, method, page, query string, in any) (c 
 	if err == nil && c.Page != page {
 		err = fmt.Errorf("%w: the answer is not the count of %q but of %q", ErrFrame, page, c.Page)
 	}
+
 	return c, err
 }
 
@@ -167,7 +185,9 @@ func (a *API) Counts(ctx context.Context, pages ...string) ([]Count, error) {
 	var list struct {
 		Counters []Count `json:"counters"`
 	}
+
 	_, err := a.Do(ctx, http.MethodGet, "/-/counters?"+url.Values{"page": pages}.Encode(), nil, &list)
+
 	return list.Counters, err
 }
 
@@ -175,12 +195,15 @@ func (a *API) Counts(ctx context.Context, pages ...string) ([]Count, error) {
 // presence-timeout; a repeated call renews the hold. id is the new id of an anonymous user, if
 // the server has issued one, for Config.ID of later calls.
 func (a *API) Hold(ctx context.Context, page string) (c Count, id string, err error) {
-	header, err := a.Do(ctx, http.MethodPut, pagePath(page, "/counter"), map[string]string{"action": "increment"}, &c)
+	in := map[string]string{"action": "increment"}
+	header, err := a.Do(ctx, http.MethodPut, pagePath(page, "/counter"), in, &c)
+
 	for _, cookie := range (&http.Response{Header: header}).Cookies() {
 		if strings.HasPrefix(cookie.Name, "headcount_id") { // of the first site, or of another one with its name
 			id = cookie.Value
 		}
 	}
+
 	return c, id, err
 }
 
@@ -196,7 +219,9 @@ func (a *API) counter(ctx context.Context, method, key, rest string, in any) (c 
 	if err == nil && c.Key != key {
 		err = fmt.Errorf("%w: the answer is not the counter %q but %q", ErrFrame, key, c.Key)
 	}
+
 	c.Replayed = header.Get("Idempotent-Replay") == "true"
+
 	return c, err
 }
 
@@ -220,13 +245,16 @@ func (a *API) counters(ctx context.Context, method, query string, in any, want i
 	var list struct {
 		Counters []Counter `json:"counters"`
 	}
+
 	header, err := a.Do(ctx, method, countersPath+query, in, &list)
 	if err == nil && len(list.Counters) != want {
 		err = fmt.Errorf("%w: %d counters, want %d", ErrFrame, len(list.Counters), want)
 	}
+
 	for i := range list.Counters {
 		list.Counters[i].Replayed = header.Get("Idempotent-Replay") == "true"
 	}
+
 	return list.Counters, err
 }
 
@@ -288,6 +316,7 @@ func (a *API) member(ctx context.Context, method, key, member string) (Counter, 
 	if err == nil && c.Member == nil {
 		err = fmt.Errorf("%w: the answer does not say whether %q is a member of %q", ErrFrame, member, key)
 	}
+
 	return c, err
 }
 
@@ -312,6 +341,7 @@ func (a *API) EditMembers(ctx context.Context, key string, add, remove []string)
 		Add    []string `json:"add,omitempty"`
 		Remove []string `json:"remove,omitempty"`
 	}{add, remove}
+
 	return a.counter(ctx, http.MethodPost, key, "/members", in)
 }
 
@@ -334,7 +364,10 @@ func (a *API) Ledger(ctx context.Context, key string, after uint64, limit int) (
 		Entries []Entry `json:"entries"`
 		Next    uint64  `json:"next"`
 	}
-	_, err = a.Do(ctx, http.MethodGet, keyPath(key, fmt.Sprintf("/ledger?after=%d&limit=%d", after, limit)), nil, &page)
+
+	path := keyPath(key, fmt.Sprintf("/ledger?after=%d&limit=%d", after, limit))
+	_, err = a.Do(ctx, http.MethodGet, path, nil, &page)
+
 	return page.Entries, page.Next, err
 }
 
@@ -392,30 +425,44 @@ func (a *API) limit(ctx context.Context, key string, l Limit, cost int64) (Verdi
 		Algorithm string `json:"algorithm,omitempty"`
 	}{l.Limit, l.Window.String(), cost, l.Algorithm}
 	path := limitsPath + "/" + url.PathEscape(key)
+
 	resp, err := a.send(ctx, http.MethodPost, path, in)
 	if err != nil {
 		return Verdict{}, err
 	}
+
 	defer resp.Body.Close()
+
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if err != nil {
 		return Verdict{}, err
 	}
-	var out struct {
-		Allowed    *bool  `json:"allowed"`
-		Limit      int64  `json:"limit"`
-		Remaining  *int64 `json:"remaining"`
-		ResetAfter *int64 `json:"reset_after_ms"`
-	}
+
+	var out limitAnswer
 	err = json.Unmarshal(body, &out)
-	if resp.StatusCode != http.StatusOK && (resp.StatusCode != http.StatusTooManyRequests || err != nil || out.Allowed == nil) {
+	answered := err == nil && out.Allowed != nil // otherwise a 429 is one of the server's own rate
+
+	passes := resp.StatusCode == http.StatusOK
+	refused := resp.StatusCode == http.StatusTooManyRequests && answered
+	if !passes && !refused {
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		return Verdict{}, errorOf(resp)
 	}
-	if err != nil || out.Allowed == nil || out.Remaining == nil || out.ResetAfter == nil || *out.Allowed != (resp.StatusCode == http.StatusOK) {
+
+	whole := answered && out.Remaining != nil && out.ResetAfter != nil
+	if !whole || *out.Allowed != passes {
 		return Verdict{}, fmt.Errorf("%w: POST %s: status %d: %.200s", ErrFrame, path, resp.StatusCode, body)
 	}
+
 	return Verdict{*out.Allowed, out.Limit, *out.Remaining, time.Duration(*out.ResetAfter) * time.Millisecond}, nil
+}
+
+// limitAnswer is the JSON of a Verdict.
+type limitAnswer struct {
+	Allowed    *bool  `json:"allowed"`
+	Limit      int64  `json:"limit"`
+	Remaining  *int64 `json:"remaining"`
+	ResetAfter *int64 `json:"reset_after_ms"`
 }
 
 // CounterEvents calls take with a counter now and whenever it changes, until ctx ends,
@@ -446,11 +493,13 @@ func (a *API) Users(ctx context.Context, users ...string) ([]User, error) {
 	var list struct {
 		Users []User `json:"users"`
 	}
+
 	_, err := a.Do(ctx, http.MethodGet, usersPath+"?"+url.Values{"user": users}.Encode(), nil, &list)
 	distinct := slices.Compact(slices.Sorted(slices.Values(users)))
 	if err == nil && len(list.Users) != len(distinct) {
 		err = fmt.Errorf("%w: %d users, want %d", ErrFrame, len(list.Users), len(distinct))
 	}
+
 	return list.Users, err
 }
 
@@ -476,7 +525,8 @@ type TopPages struct {
 // TopEvents calls take with the up to n pages that have the most users now and when the list changes, at most once a
 // second. n is 1 to 100. It ends as CounterEvents does.
 func (a *API) TopEvents(ctx context.Context, n int, take func(TopPages) error) error {
-	return stream(ctx, a, "/-/top/events?n="+strconv.Itoa(n), "top", func(l TopPages, _ string) error { return take(l) })
+	path := "/-/top/events?n=" + strconv.Itoa(n)
+	return stream(ctx, a, path, "top", func(l TopPages, _ string) error { return take(l) })
 }
 
 // stream calls take with the data and the id of each event of a stream.
@@ -485,15 +535,19 @@ func stream[T any](ctx context.Context, a *API, path, name string, take func(of 
 	if err != nil {
 		return err
 	}
+
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return errorOf(resp)
 	}
+
 	return events(resp.Body, func(event, id, data string) error {
 		var of T
-		if err := json.Unmarshal([]byte(data), &of); event != name || err != nil {
+		err := json.Unmarshal([]byte(data), &of)
+		if event != name || err != nil {
 			return fmt.Errorf("%w: GET %s: event %q, data %.200q", ErrFrame, path, event, data)
 		}
+
 		return take(of, id)
 	})
 }
@@ -506,6 +560,7 @@ func events(stream io.Reader, take func(event, id, data string) error) error {
 	lines := bufio.NewScanner(stream)
 	lines.Buffer(nil, maxAnswer)
 	var event, id string
+
 	for lines.Scan() {
 		name, value, _ := strings.Cut(lines.Text(), ": ")
 		switch name {
@@ -519,8 +574,10 @@ func events(stream io.Reader, take func(event, id, data string) error) error {
 			}
 		}
 	}
+
 	if err := lines.Err(); err != nil {
 		return err
 	}
+
 	return ErrStreamEnded
 }

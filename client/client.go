@@ -84,15 +84,20 @@ type Client struct {
 	newest   map[string]Update // the newest update of each wanted topic
 	pending  map[string]Update // updates that Next has not returned
 	order    []string          // topics of pending, the oldest first
-	limited  bool              // conn was told to ask for less at a time, so something is still to be asked for
+	limited  bool              // the server has refused something as too much at a time, so it is to be asked for again
 	wake     chan struct{}     // holds a value when pending may have updates
 }
 
 // New returns a client that does nothing until Run.
 func New(cfg Config) *Client {
 	return &Client{
-		cfg: cfg, joined: map[string]bool{}, pages: map[string]bool{}, counters: map[string]bool{},
-		newest: map[string]Update{}, pending: map[string]Update{}, wake: make(chan struct{}, 1),
+		cfg:      cfg,
+		joined:   map[string]bool{},
+		pages:    map[string]bool{},
+		counters: map[string]bool{},
+		newest:   map[string]Update{},
+		pending:  map[string]Update{},
+		wake:     make(chan struct{}, 1),
 	}
 }
 
@@ -100,19 +105,11 @@ func New(cfg Config) *Client {
 // the newest update of each page and counter is kept.
 func (c *Client) Next(ctx context.Context) (Update, error) {
 	for {
-		c.mu.Lock()
-		if len(c.order) > 0 {
-			topic := c.order[0]
-			c.order = c.order[1:]
-			update := c.pending[topic]
-			delete(c.pending, topic)
-			if len(c.order) > 0 {
-				c.signal() // another caller may wait
-			}
-			c.mu.Unlock()
+		update, found := c.take()
+		if found {
 			return update, nil
 		}
-		c.mu.Unlock()
+
 		select {
 		case <-c.wake:
 		case <-ctx.Done():
@@ -121,16 +118,40 @@ func (c *Client) Next(ctx context.Context) (Update, error) {
 	}
 }
 
-// put makes an update pending for Next. The caller holds c.mu.
-func (c *Client) put(u Update) {
+// take returns the oldest pending update, if there is one.
+func (c *Client) take() (update Update, found bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	if len(c.order) == 0 {
+		return nil, false
+	}
+
+	topic := c.order[0]
+	c.order = c.order[1:]
+	update = c.pending[topic]
+	delete(c.pending, topic)
+
+	if len(c.order) > 0 {
+		c.signal() // another caller may wait
+	}
+
+	return update, true
+}
+
+// putLocked makes an update pending for Next.
+func (c *Client) putLocked(u Update) {
 	topic := u.topic()
+
 	if _, ok := c.pending[topic]; !ok {
 		if len(c.order) == maxPending {
 			delete(c.pending, c.order[0])
 			c.order = c.order[1:]
 		}
+
 		c.order = append(c.order, topic)
 	}
+
 	c.pending[topic] = u
 	c.signal()
 }
@@ -147,6 +168,7 @@ func (c *Client) signal() {
 func (c *Client) Count(page string) (count Count, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	count, known = c.newest[Count{Page: page}.topic()].(Count)
 	return count, known
 }
@@ -155,6 +177,7 @@ func (c *Client) Count(page string) (count Count, known bool) {
 func (c *Client) Counter(key string) (counter Counter, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	counter, known = c.newest[Counter{Key: key}.topic()].(Counter)
 	return counter, known
 }
@@ -185,6 +208,7 @@ func (c *Conn) joinAll(pages ...string) (err error) {
 	for _, page := range pages {
 		err = errors.Join(err, c.Join(page))
 	}
+
 	return err
 }
 
@@ -192,15 +216,18 @@ func (c *Conn) leaveAll(pages ...string) (err error) {
 	for _, page := range pages {
 		err = errors.Join(err, c.Leave(page))
 	}
+
 	return err
 }
 
 func (c *Client) want(set map[string]bool, names []string, ask func(*Conn, ...string) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for _, name := range names {
 		set[name] = true
 	}
+
 	if c.conn != nil {
 		_ = ask(c.conn, names...) // after an error the next connection asks again
 	}
@@ -209,60 +236,73 @@ func (c *Client) want(set map[string]bool, names []string, ask func(*Conn, ...st
 func (c *Client) drop(set map[string]bool, names []string, ask func(*Conn, ...string) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for _, name := range names {
 		delete(set, name)
 	}
+
 	if c.conn != nil {
 		_ = ask(c.conn, names...)
 	}
-	maps.DeleteFunc(c.newest, func(_ string, u Update) bool { return !c.wanted(u) })
+
+	maps.DeleteFunc(c.newest, func(_ string, u Update) bool { return !c.wantedLocked(u) })
 }
 
-// wanted reports whether the update's topic is still joined or subscribed to. The caller holds
-// c.mu.
-func (c *Client) wanted(u Update) bool {
+// wantedLocked reports whether the update's topic is still joined or subscribed to.
+func (c *Client) wantedLocked(u Update) bool {
 	switch u := u.(type) {
 	case Count:
 		return c.joined[u.Page] || c.pages[u.Page]
 	case Counter:
 		return c.counters[u.Key]
+	default:
+		return true
 	}
-	return true
 }
 
 // Run keeps the client connected until ctx ends, and returns ctx's cause.
 func (c *Client) Run(ctx context.Context) error {
 	var old *session // keeps the user present until the next session is open
+
 	for failures := 0; ctx.Err() == nil; {
 		began := time.Now()
 		s, err := c.open(ctx)
-		if old != nil && (err == nil || old.ended()) {
+		mayEnd := old != nil && (err == nil || old.ended())
+		if mayEnd {
 			old.end()
 			old = nil
 		}
+
 		if err == nil {
 			old, err = s.serve(ctx) // old is s when the server asked to move
 			if err == nil || time.Since(began) > stableAfter {
 				failures = 0
 			}
 		}
+
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
+
 		if old == nil {
 			c.lost(err)
 		}
+
 		pause := rand.N(backoff(failures))
-		if refusal := (*Error)(nil); errors.As(err, &refusal) {
+		var refusal *Error
+		if errors.As(err, &refusal) {
 			pause = max(pause, min(refusal.RetryAfter, maxBackoff))
 		}
+
 		failures++
 		sleep(ctx, pause)
 	}
 	if old != nil {
 		old.end()
 	}
+
 	c.lost(ctx.Err())
+
 	return context.Cause(ctx)
 }
 
@@ -274,13 +314,15 @@ func backoff(failures int) time.Duration {
 		return firstBackoff
 	case failures < shortAttempts:
 		return shortBackoff
+	default:
+		return maxBackoff
 	}
-	return maxBackoff
 }
 
 func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+
 	select {
 	case <-timer.C:
 	case <-ctx.Done():
@@ -291,8 +333,9 @@ func sleep(ctx context.Context, d time.Duration) {
 func (c *Client) lost(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	c.conn = nil
-	c.put(Status{ID: c.cfg.ID, Err: err})
+	c.putLocked(Status{ID: c.cfg.ID, Err: err})
 }
 
 // A session is a connection of a Client and the goroutine that reads it.
@@ -310,21 +353,26 @@ func (c *Client) open(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if conn.ID != "" {
 		c.cfg.ID = conn.ID
 	}
-	c.conn, c.fresh = conn, map[string]bool{}
-	c.put(Status{Connected: true, User: conn.User, ID: conn.ID})
-	c.askAll()
+
+	c.conn = conn
+	c.fresh = map[string]bool{}
+	c.putLocked(Status{Connected: true, User: conn.User, ID: conn.ID})
+	c.askAllLocked()
+
 	s := &session{client: c, conn: conn, move: make(chan time.Duration, 1), done: make(chan struct{})}
 	go s.read()
+
 	return s, nil
 }
 
-// askAll asks conn for all wanted topics. The caller holds c.mu.
-func (c *Client) askAll() {
+// askAllLocked asks conn for all wanted topics.
+func (c *Client) askAllLocked() {
 	c.limited = false
 	_ = c.conn.Subscribe(slices.Collect(maps.Keys(c.pages))...) // the session's reader notices an error
 	_ = c.conn.SubscribeCounters(slices.Collect(maps.Keys(c.counters))...)
@@ -335,25 +383,31 @@ func (c *Client) askAll() {
 func (c *Client) askAgain(conn *Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.limited && c.conn == conn {
-		c.askAll()
+		c.askAllLocked()
 	}
 }
 
 func (s *session) read() {
 	defer close(s.done)
+
 	var f Frame
 	for {
-		if err := s.conn.Receive(&f); errors.Is(err, ErrFrame) {
+		err := s.conn.Receive(&f)
+		if errors.Is(err, ErrFrame) {
 			continue // a frame of a newer server
-		} else if err != nil {
+		}
+		if err != nil {
 			s.err = err
 			return
 		}
+
 		if f.Type != "reconnect" {
-			s.client.take(s.conn, &f)
+			s.client.store(s.conn, &f)
 			continue
 		}
+
 		select {
 		case s.move <- min(max(f.After, 0), maxMove):
 		default:
@@ -361,54 +415,67 @@ func (s *session) read() {
 	}
 }
 
-// take stores the update in a frame, unless a newer one is known.
-func (c *Client) take(from *Conn, f *Frame) {
+// store keeps the update in a frame, unless a newer one is known.
+func (c *Client) store(from *Conn, f *Frame) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.conn != from {
 		return // an old connection only keeps the user present
 	}
+
 	var u Update
 	var version Version
 	switch f.Type {
 	case "count":
-		u, version = f.Count, f.Count.Version
+		u = f.Count
+		version = f.Count.Version
 	case "counter":
-		u, version = f.Counter, f.Counter.Version
+		u = f.Counter
+		version = f.Counter.Version
 	case "unread":
 		u = Unread(f.Unread)
 	case "error":
-		c.refused(f)
+		c.refusedLocked(f)
 		return
 	default:
 		return
 	}
-	if !c.wanted(u) {
+
+	if !c.wantedLocked(u) {
 		return
 	}
+
 	topic := u.topic()
+
 	// The zero version means that the server has no value: a counter was deleted, or a server
 	// without stored counts was restarted. For a count, that is accepted once per connection.
 	forgotten := version == Version{} && (f.Type == "counter" || !c.fresh[topic])
 	if version.Before(versionOf(c.newest[topic])) && !forgotten {
 		return
 	}
-	c.fresh[topic], c.newest[topic] = true, u
-	c.put(u)
+
+	c.fresh[topic] = true
+	c.newest[topic] = u
+	c.putLocked(u)
 }
 
-// refused handles an error frame. The server has refused a whole frame, which may have named other topics, too. The
-// caller holds c.mu.
-func (c *Client) refused(f *Frame) {
-	c.put(Fault{f.Code, f.Message, f.Page, f.Key})
+// refusedLocked handles an error frame. The server has refused a whole frame, which may have named other topics, too.
+func (c *Client) refusedLocked(f *Frame) {
+	c.putLocked(Fault{f.Code, f.Message, f.Page, f.Key})
+
 	wanted := len(c.joined) + len(c.pages) + len(c.counters)
+
 	delete(c.joined, f.Page)
 	delete(c.pages, f.Page)
+
 	delete(c.counters, f.Key)
+
 	if len(c.joined)+len(c.pages)+len(c.counters) < wanted {
-		maps.DeleteFunc(c.newest, func(_ string, u Update) bool { return !c.wanted(u) })
-		c.askAll()
+		maps.DeleteFunc(c.newest, func(_ string, u Update) bool { return !c.wantedLocked(u) })
+		c.askAllLocked()
 	}
+
 	c.limited = c.limited || f.Code == "rate_limited"
 }
 
@@ -418,8 +485,9 @@ func versionOf(u Update) Version {
 		return u.Version
 	case Counter:
 		return u.Version
+	default:
+		return Version{}
 	}
-	return Version{}
 }
 
 // serve watches the session until it ends. When the server has asked the client to reconnect
@@ -428,8 +496,10 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 	beat := cmp.Or(s.conn.Heartbeat, 15*time.Second)
 	tick := time.NewTicker(max(beat/4, 10*time.Millisecond))
 	defer tick.Stop()
-	var moved <-chan time.Time
-	var asked time.Time // when the last heartbeat was sent
+
+	var moved <-chan time.Time // has a value when it is time to move; nil: the server has not asked for a move
+	var asked time.Time        // when the last heartbeat was sent
+
 	for {
 		select {
 		case <-ctx.Done():
@@ -448,7 +518,8 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 			return s, nil
 		case <-tick.C:
 			s.client.askAgain(s.conn)
-			switch heard := s.conn.HeardAt(); {
+			heard := s.conn.HeardAt()
+			switch {
 			case time.Since(heard) <= beat:
 				asked = time.Time{}
 			case asked.IsZero():
@@ -475,6 +546,7 @@ func (s *session) ended() bool {
 func (s *session) end() {
 	s.conn.Close()
 	timer := time.AfterFunc(time.Second, s.conn.Abort)
+
 	<-s.done
 	timer.Stop()
 	s.conn.Abort()

@@ -218,8 +218,8 @@ func TestServerARefusedPageIsGivenUp(t *testing.T) {
 func TestEveryCallerOfNextGetsAnUpdate(t *testing.T) {
 	c := New(Config{})
 	c.mu.Lock()
-	c.put(Unread(1))
-	c.put(Status{})
+	c.putLocked(Unread(1))
+	c.putLocked(Status{})
 	c.mu.Unlock()
 	<-c.wake // as the first of two callers that wait
 	if _, err := c.Next(t.Context()); err != nil {
@@ -352,7 +352,7 @@ func TestNewsOfAServerThatForgot(t *testing.T) {
 	c := New(Config{})
 	c.Subscribe("p")
 	take := func(n int64, v Version) int64 {
-		c.take(c.conn, &Frame{Type: "count", Count: Count{Page: "p", Count: n, Version: v}})
+		c.store(c.conn, &Frame{Type: "count", Count: Count{Page: "p", Count: n, Version: v}})
 		got, _ := c.Count("p")
 		return got.Count
 	}

@@ -40,6 +40,7 @@ func (c *Config) sign(header http.Header) {
 			header.Set(name, value)
 		}
 	}
+
 	if c.Token != "" {
 		header.Set("Authorization", "Bearer "+c.Token)
 	}
@@ -78,44 +79,65 @@ type Conn struct {
 func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	header, query := http.Header{}, ""
+
+	header := http.Header{}
+	query := ""
 	cfg.sign(header)
 	if cfg.ID != "" {
 		query = "?id=" + url.QueryEscape(cfg.ID)
 	}
+
 	c := &Conn{}
 	// http.Transport would hide the socket, and keep two goroutines and two buffers.
-	transport := roundTripper(func(req *http.Request) (*http.Response, error) { return c.handshake(req, cfg.DialContext) })
+	transport := roundTripper(func(req *http.Request) (*http.Response, error) {
+		return c.handshake(req, cfg.DialContext)
+	})
 	ws, resp, err := websocket.Dial(ctx, cfg.address("/-/ws"+query), &websocket.DialOptions{
 		HTTPClient:   &http.Client{Transport: transport, CheckRedirect: checkRedirect},
 		HTTPHeader:   header,
 		Subprotocols: []string{subprotocol},
 	})
 	if err != nil {
-		if c.conn != nil {
-			_ = c.conn.Close()
-		}
-		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
-			return nil, errorOf(resp)
-		}
-		return nil, fmt.Errorf("dial %s: %w", cfg.URL, err)
+		return nil, c.notDialed(cfg, resp, err)
 	}
+
 	c.ws = ws
+
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetReadDeadline(time.Unix(1, 0)) })
 	var f Frame
+
 	err = c.Receive(&f)
 	if err == nil && f.Type != "welcome" {
 		err = fmt.Errorf("%w: the first frame is no welcome but %q", ErrFrame, f.Type)
 	}
+
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
+
 	if err != nil {
 		c.Abort()
 		return nil, fmt.Errorf("wait for the welcome of %s: %w", cfg.URL, err)
 	}
-	c.User, c.ID, c.Heartbeat = f.User, f.ID, f.Heartbeat
+
+	c.User = f.User
+	c.ID = f.ID
+	c.Heartbeat = f.Heartbeat
+
 	return c, nil
+}
+
+// notDialed closes what the handshake has opened, and returns why there is no WebSocket.
+func (c *Conn) notDialed(cfg Config, resp *http.Response, err error) error {
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+
+	if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
+		return errorOf(resp)
+	}
+
+	return fmt.Errorf("dial %s: %w", cfg.URL, err)
 }
 
 // checkRedirect ends a loop of redirects as net/http does, whose own check the WebSocket library replaces. What the
@@ -124,10 +146,12 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) == 10 {
 		return errors.New("stopped after 10 redirects")
 	}
+
 	if req.URL.Hostname() != via[0].URL.Hostname() {
 		req.Header.Del("X-API-Key")
 		req.Header.Del("Headcount-Id")
 	}
+
 	return nil
 }
 
@@ -135,19 +159,24 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-func (c *Conn) handshake(req *http.Request, dial func(context.Context, string, string) (net.Conn, error)) (*http.Response, error) {
+func (c *Conn) handshake(
+	req *http.Request, dial func(context.Context, string, string) (net.Conn, error),
+) (*http.Response, error) {
 	ctx := req.Context()
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
+
 	port := cmp.Or(req.URL.Port(), map[string]string{"http": "80", "https": "443"}[req.URL.Scheme])
 	conn, err := dial(ctx, "tcp", net.JoinHostPort(req.URL.Hostname(), port))
 	if err != nil {
 		return nil, err
 	}
+
 	if c.conn != nil {
 		_ = c.conn.Close() // it answered with a redirect
 	}
+
 	c.conn = conn
 	if req.URL.Scheme == "https" {
 		secure := tls.Client(conn, &tls.Config{ServerName: req.URL.Hostname(), NextProtos: []string{"http/1.1"}})
@@ -156,23 +185,29 @@ func (c *Conn) handshake(req *http.Request, dial func(context.Context, string, s
 		}
 		c.conn = secure
 	}
+
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
+
 	if err := req.Write(c.conn); err != nil {
 		return nil, fmt.Errorf("write the handshake: %w", err)
 	}
+
 	br := bufio.NewReaderSize(c.conn, 1024)
 	resp, err := http.ReadResponse(br, req)
 	if err != nil {
 		return nil, fmt.Errorf("read the answer to the handshake: %w", err)
 	}
+
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		return resp, nil
 	}
+
 	c.ahead, _ = br.Peek(br.Buffered()) // a peek at buffered bytes cannot fail
 	c.heard.Store(int64(time.Since(loaded)))
+
 	resp.Body = (*wire)(c)
 	return resp, nil
 }
@@ -183,15 +218,19 @@ type wire Conn
 func (w *wire) Read(p []byte) (int, error) {
 	if len(w.ahead) > 0 {
 		n := copy(p, w.ahead)
-		if w.ahead = w.ahead[n:]; len(w.ahead) == 0 {
+		w.ahead = w.ahead[n:]
+		if len(w.ahead) == 0 {
 			w.ahead = nil // frees the buffer
 		}
+
 		return n, nil
 	}
+
 	n, err := w.conn.Read(p)
 	if n > 0 {
 		w.heard.Store(int64(time.Since(loaded)))
 	}
+
 	return n, err
 }
 
@@ -199,6 +238,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	if err := w.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return 0, err
 	}
+
 	return w.conn.Write(p)
 }
 
@@ -214,12 +254,15 @@ func (c *Conn) Receive(f *Frame) error {
 	if err != nil {
 		return err
 	}
+
 	buf := buffers.Get().(*bytes.Buffer)
 	defer buffers.Put(buf)
 	buf.Reset()
+
 	if _, err := buf.ReadFrom(r); err != nil {
 		return err
 	}
+
 	return ParseFrame(buf.Bytes(), f)
 }
 
@@ -237,6 +280,7 @@ func (c *Conn) Read(page string) error {
 	if page == "" {
 		return c.Send([]byte(`{"type":"read"}`))
 	}
+
 	return c.page("read", page)
 }
 
@@ -272,15 +316,18 @@ func (c *Conn) Beat() error { return c.Send([]byte(`{"type":"heartbeat"}`)) }
 func (c *Conn) Send(frames ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for _, frame := range frames {
 		if c.closed {
 			return net.ErrClosed
 		}
+
 		if err := c.ws.Write(context.Background(), websocket.MessageText, frame); err != nil {
 			_ = c.conn.Close()
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -292,13 +339,17 @@ var closeFrame = []byte{0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe8}
 func (c *Conn) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.closed {
 		return
 	}
+
 	c.closed = true
 	_ = c.conn.SetReadDeadline(time.Now().Add(closeTimeout))
+
 	// Bypass the library, whose Close waits for the answer.
-	if _, err := (*wire)(c).Write(closeFrame); err != nil {
+	_, err := (*wire)(c).Write(closeFrame)
+	if err != nil {
 		_ = c.conn.Close()
 	}
 }
@@ -308,5 +359,6 @@ func (c *Conn) Abort() {
 	if c.ws != nil {
 		_ = c.ws.CloseNow()
 	}
+
 	_ = c.conn.Close()
 }

@@ -16,17 +16,17 @@ type Version struct{ Incarnation, Sequence uint64 }
 
 // ParseVersion parses "incarnation-sequence".
 func ParseVersion(s string) (Version, error) {
-	incarnation, sequence, ok := strings.Cut(s, "-")
-	if ok {
-		var v Version
-		var err1, err2 error
-		v.Incarnation, err1 = strconv.ParseUint(incarnation, 10, 64)
-		v.Sequence, err2 = strconv.ParseUint(sequence, 10, 64)
-		if err1 == nil && err2 == nil {
-			return v, nil
-		}
+	incarnation, sequence, _ := strings.Cut(s, "-")
+
+	var v Version
+	var err1, err2 error
+	v.Incarnation, err1 = strconv.ParseUint(incarnation, 10, 64)
+	v.Sequence, err2 = strconv.ParseUint(sequence, 10, 64) // also refuses a text without a hyphen
+	if err1 != nil || err2 != nil {
+		return Version{}, fmt.Errorf("version %q is not incarnation-sequence", s)
 	}
-	return Version{}, fmt.Errorf("version %q is not incarnation-sequence", s)
+
+	return v, nil
 }
 
 // Before reports whether v is older than w.
@@ -34,6 +34,7 @@ func (v Version) Before(w Version) bool {
 	if v.Incarnation != w.Incarnation {
 		return v.Incarnation < w.Incarnation
 	}
+
 	return v.Sequence < w.Sequence
 }
 
@@ -46,6 +47,7 @@ func (v Version) MarshalText() ([]byte, error) { return []byte(v.String()), nil 
 // UnmarshalText is ParseVersion.
 func (v *Version) UnmarshalText(text []byte) (err error) {
 	*v, err = ParseVersion(string(text))
+
 	return err
 }
 
@@ -103,52 +105,88 @@ func ParseFrame(msg []byte, f *Frame) error {
 	if scanFrame(msg, f) {
 		return nil
 	}
+
 	return decodeFrame(msg, f)
 }
 
 func decodeFrame(msg []byte, f *Frame) error {
-	var w struct {
-		Counter
-		Type         string   `json:"type"`
-		Value        *int64   `json:"value"`
-		Page         string   `json:"page"`
-		Count        *int64   `json:"count"`
-		Version      *Version `json:"version"`
-		StaleRegions []string `json:"stale_regions"`
-		User         string   `json:"user"`
-		ID           string   `json:"id"`
-		HeartbeatMS  int64    `json:"heartbeat_ms"`
-		AfterMS      int64    `json:"after_ms"`
-		Code         string   `json:"code"`
-		Message      string   `json:"message"`
-		Faulty       string   `json:"counter"`
-	}
+	var w wireFrame
 	if err := json.Unmarshal(msg, &w); err != nil {
 		return fmt.Errorf("%w: %w: %.200q", ErrFrame, err, msg)
 	}
+
 	*f = Frame{Type: w.Type}
-	switch {
-	case w.Type == "",
-		w.Type == "count" && (w.Count == nil || w.Version == nil || w.Page == ""),
-		w.Type == "counter" && (w.Value == nil || w.Version == nil || w.Key == ""),
-		w.Type == "unread" && w.Count == nil,
-		w.Type == "welcome" && w.User == "":
+
+	if !w.whole() {
 		return fmt.Errorf("%w: a member is missing: %.200q", ErrFrame, msg)
-	case w.Type == "count":
-		f.Count = Count{Page: w.Page, Count: *w.Count, UpdatedAt: w.UpdatedAt, Version: *w.Version, Stale: w.Stale, StaleRegions: w.StaleRegions}
-	case w.Type == "counter":
-		f.Counter = w.Counter
-		f.Counter.Value, f.Counter.Version = *w.Value, *w.Version
-	case w.Type == "unread":
-		f.Unread = *w.Count
-	case w.Type == "welcome":
-		f.User, f.ID, f.Heartbeat = w.User, w.ID, time.Duration(w.HeartbeatMS)*time.Millisecond
-	case w.Type == "reconnect":
-		f.After = time.Duration(w.AfterMS) * time.Millisecond
-	case w.Type == "error":
-		f.Code, f.Message, f.Page, f.Key = w.Code, w.Message, w.Page, w.Faulty
 	}
+
+	switch w.Type {
+	case "count":
+		f.Count = Count{
+			Page:         w.Page,
+			Count:        *w.Count,
+			UpdatedAt:    w.UpdatedAt,
+			Version:      *w.Version,
+			Stale:        w.Stale,
+			StaleRegions: w.StaleRegions,
+		}
+	case "counter":
+		f.Counter = w.Counter
+		f.Counter.Value = *w.Value
+		f.Counter.Version = *w.Version
+	case "unread":
+		f.Unread = *w.Count
+	case "welcome":
+		f.User = w.User
+		f.ID = w.ID
+		f.Heartbeat = time.Duration(w.HeartbeatMS) * time.Millisecond
+	case "reconnect":
+		f.After = time.Duration(w.AfterMS) * time.Millisecond
+	case "error":
+		f.Code = w.Code
+		f.Message = w.Message
+		f.Page = w.Page
+		f.Key = w.Faulty
+	}
+
 	return nil
+}
+
+// wireFrame has the members of every type of frame.
+type wireFrame struct {
+	Counter
+	Type         string   `json:"type"`
+	Value        *int64   `json:"value"`
+	Page         string   `json:"page"`
+	Count        *int64   `json:"count"`
+	Version      *Version `json:"version"`
+	StaleRegions []string `json:"stale_regions"`
+	User         string   `json:"user"`
+	ID           string   `json:"id"`
+	HeartbeatMS  int64    `json:"heartbeat_ms"`
+	AfterMS      int64    `json:"after_ms"`
+	Code         string   `json:"code"`
+	Message      string   `json:"message"`
+	Faulty       string   `json:"counter"`
+}
+
+// whole reports whether the frame has the members that its type needs.
+func (w *wireFrame) whole() bool {
+	switch w.Type {
+	case "":
+		return false
+	case "count":
+		return w.Count != nil && w.Version != nil && w.Page != ""
+	case "counter":
+		return w.Value != nil && w.Version != nil && w.Key != ""
+	case "unread":
+		return w.Count != nil
+	case "welcome":
+		return w.User != ""
+	default:
+		return true
+	}
 }
 
 // scanFrame parses a count frame with known members only. For any other message it returns
@@ -158,17 +196,22 @@ func scanFrame(msg []byte, f *Frame) bool {
 	if !ok {
 		return false
 	}
+
 	*f = Frame{Type: "count"}
-	counted, versioned := false, false
+
+	counted := false
+	versioned := false
 	for s := (scanner{rest}); s.eat(','); {
 		key, ok := s.text()
 		if !ok || !s.eat(':') {
 			return false
 		}
+
 		switch string(key) {
 		case "page":
 			text, isText := s.text()
-			f.Count.Page, ok = string(text), isText && len(text) > 0
+			f.Count.Page = string(text)
+			ok = isText && len(text) > 0
 		case "count":
 			f.Count.Count, ok = s.number()
 			counted = ok
@@ -191,6 +234,7 @@ func scanFrame(msg []byte, f *Frame) bool {
 		if !ok {
 			return false
 		}
+
 		if s.eat('}') {
 			return len(s.rest) == 0 && counted && versioned && f.Count.Page != ""
 		}
@@ -206,6 +250,7 @@ func (s *scanner) eat(c byte) bool {
 	if len(s.rest) == 0 || s.rest[0] != c {
 		return false
 	}
+
 	s.rest = s.rest[1:]
 	return true
 }
@@ -213,6 +258,7 @@ func (s *scanner) eat(c byte) bool {
 func (s *scanner) word(w string) bool {
 	rest, ok := bytes.CutPrefix(s.rest, []byte(w))
 	s.rest = rest
+
 	return ok
 }
 
@@ -220,36 +266,47 @@ func (s *scanner) text() ([]byte, bool) {
 	if !s.eat('"') {
 		return nil, false
 	}
+
 	for i, c := range s.rest {
-		switch {
-		case c == '"':
+		if c == '"' {
 			text := s.rest[:i]
 			s.rest = s.rest[i+1:]
 			return text, true
-		case c == '\\' || c < 0x20 || c > 0x7e:
+		}
+
+		plain := 0x20 <= c && c <= 0x7e && c != '\\'
+		if !plain {
 			return nil, false
 		}
 	}
+
 	return nil, false
 }
 
 // number reads an integer of at most 18 digits, so that it cannot overflow.
 func (s *scanner) number() (int64, bool) {
 	negative := s.eat('-')
-	n, digits := int64(0), 0
+
+	n := int64(0)
+	digits := 0
 	for digits < len(s.rest) && s.rest[digits]-'0' <= 9 {
 		n = n*10 + int64(s.rest[digits]-'0')
-		if digits++; digits > 18 {
+		digits++
+		if digits > 18 {
 			return 0, false
 		}
 	}
+
 	if digits == 0 || digits > 1 && s.rest[0] == '0' {
 		return 0, false
 	}
+
 	s.rest = s.rest[digits:]
+
 	if negative {
 		n = -n
 	}
+
 	return n, true
 }
 
@@ -259,26 +316,31 @@ func topicFrames(kind, member string, topics []string) [][]byte {
 	const limit = 4000
 	var frames [][]byte
 	var msg []byte
+
 	for _, topic := range topics {
 		quoted := quote(topic)
 		if msg != nil && len(msg)+len(quoted) > limit {
 			frames = append(frames, append(msg, `]}`...))
 			msg = nil
 		}
+
 		if msg == nil {
 			msg = fmt.Appendf(nil, `{"type":%q,%q:[`, kind, member)
 		} else {
 			msg = append(msg, ',')
 		}
+
 		msg = append(msg, quoted...)
 	}
 	if msg != nil {
 		frames = append(frames, append(msg, `]}`...))
 	}
+
 	return frames
 }
 
 func quote(s string) []byte {
 	quoted, _ := json.Marshal(s) // a string always has a JSON form
+
 	return quoted
 }

@@ -57,13 +57,15 @@ func (c *conn) charge(kind byte) bool {
 	case websocket.Close:
 		return true // no frame is served after a close frame
 	}
+
 	return c.allow()
 }
 
 // chargeRead charges one read to the client's message rate where no frames are counted: on
 // an event stream, and after the close frame to the client.
 func (c *conn) chargeRead() {
-	if (c.events || c.closing.Load() != open) && !c.allow() {
+	unframed := c.events || c.closing.Load() != open
+	if unframed && !c.allow() {
 		c.throttle()
 	}
 }
@@ -74,6 +76,7 @@ func (c *conn) allow() bool {
 	if wait == 0 {
 		c.messagesRate = back
 	}
+
 	return wait == 0
 }
 
@@ -84,24 +87,31 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if len(topics) == 0 {
 		return true
 	}
+
 	fresh := c.g.hub.Unwatched(topics)
 	if fresh == 0 {
 		return true
 	}
+
 	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.newTopicsRate, c.Now(), fresh)
 	if wait > 0 {
 		return false
 	}
+
 	ok, _ := c.g.newTopics.Admit(c.addr, fresh)
 	if ok {
 		c.newTopicsRate = back
 	}
+
 	return ok
 }
 
 // newTopics limits the topics new to the gateway that one address, and all addresses together, may name.
 func newTopics() *httppolicy.SharedLimiter {
-	return httppolicy.NewSharedLimiter(limit.PerSecond(addressPageRate, addressPageBurst), limit.PerSecond(gatewayPageRate, gatewayPageBurst))
+	ofAddress := limit.PerSecond(addressPageRate, addressPageBurst)
+	ofGateway := limit.PerSecond(gatewayPageRate, gatewayPageBurst)
+
+	return httppolicy.NewSharedLimiter(ofAddress, ofGateway)
 }
 
 // chargeNames charges names in lists to the client. If they are too many, the client is throttled until the
@@ -109,6 +119,7 @@ func newTopics() *httppolicy.SharedLimiter {
 func (c *conn) chargeNames(names int) {
 	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.namesRate, c.Now(), names)
 	c.namesRate = back
+
 	if wait > 0 {
 		c.throttleFor(wait)
 	}
@@ -130,11 +141,14 @@ func (c *conn) throttled() bool {
 	if c.throttledUntil == 0 || c.wire.Closed() {
 		return false
 	}
+
 	left := c.throttledUntil - c.Now()
 	if left > 0 && c.wire.Polled() {
 		return true
 	}
+
 	time.Sleep(left)
 	c.throttledUntil = 0
+
 	return false
 }

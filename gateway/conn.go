@@ -110,9 +110,13 @@ func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *httppol
 	if err != nil {
 		return nil, err
 	}
-	early, _ := rw.Reader.Peek(rw.Reader.Buffered()) // frames that the client sent before it had the answer
+
+	// Frames that the client sent before it had the answer.
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
 	c := g.newConn(tcp, id, slot)
+
 	c.held = bytes.Clone(early)
+
 	return c, nil
 }
 
@@ -121,15 +125,26 @@ func (g *Gateway) newConn(over net.Conn, id identity.Identity, slot *httppolicy.
 	name := strings.Clone(id.Site.Qualify(id.User)) // the clone lets the memory of the signed id be freed
 	c := &conn{g: g, visitor: visitor{user: id.Hash, name: name, slot: slot}}
 	c.wire.Use(over, c)
-	lifetime := time.Duration(0)
-	if !id.Expires.IsZero() {
-		// time.Until ends at 292 years, and the sum must not overflow.
-		if lifetime = min(time.Until(id.Expires), maxLifetime); lifetime == 0 {
-			lifetime = -1
-		}
-	}
-	g.hub.Prepare(&c.Subscriber, c, lifetime)
+
+	g.hub.Prepare(&c.Subscriber, c, lifetimeOf(id))
+
 	return c
+}
+
+// lifetimeOf returns how long a connection of this identity may last: 0 without a limit, negative when the identity has
+// expired.
+func lifetimeOf(id identity.Identity) time.Duration {
+	if id.Expires.IsZero() {
+		return 0
+	}
+
+	left := time.Until(id.Expires)
+	if left == 0 {
+		return -1
+	}
+
+	// time.Until ends at 292 years, and the hub's sum of times must not overflow.
+	return min(left, maxLifetime)
 }
 
 // enter writes hello, the client's first bytes, and registers the client with the fan-out and its unread sum.
@@ -137,6 +152,7 @@ func (c *conn) enter(hello []byte) {
 	if c.wire.Write(hello) != nil {
 		_ = c.wire.Close() // the next turn cleans up
 	}
+
 	c.Enter()
 	if c.sum != nil {
 		c.g.unread.Add(c.sum, c)
@@ -196,12 +212,14 @@ func (c *conn) Freed(taken bool) {
 	if taken {
 		c.Heard() // a client that takes a write is alive
 	}
+
 	switch c.closing.Load() {
 	case answered, leftFirst:
 		_ = c.Close()
 	case closeSent:
 		c.awaitClose()
 	}
+
 	c.Free()
 }
 
@@ -210,20 +228,34 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 	rest, err := c.frames(in[:copy(in[:], c.held)]) // bytes held back by a busy wire
 	c.held = nil
 	c.chargeRead()
+
 	if c.wire.Polled() && c.wire.Busy() {
 		c.Heard() // a busy client is not read, but Look was called because it has sent something
 	}
+
 	if err == nil && !c.blocked() {
-		n := copy(in[:], rest) // less than a frame, unless the wire was busy a moment ago
-		var m int
-		if m, more, err = c.wire.Read(in[n:]); err == nil {
-			rest, err = c.frames(in[:n+m])
-		}
+		rest, more, err = c.readMore(in, rest)
 	}
+
 	if len(rest) > 0 {
 		c.held = bytes.Clone(rest)
 	}
+
 	return more, err
+}
+
+// readMore reads once, and serves the frames that are complete with rest, which is less than a frame unless the wire
+// was busy a moment ago.
+func (c *conn) readMore(in *socket.Input, rest []byte) (left []byte, more bool, err error) {
+	n := copy(in[:], rest)
+	m, more, err := c.wire.Read(in[n:])
+	if err != nil {
+		return rest, more, err
+	}
+
+	left, err = c.frames(in[:n+m])
+
+	return left, more, err
 }
 
 // blocked reports whether reading from the client has to stop: it is throttled, or must first take the data
@@ -232,15 +264,18 @@ func (c *conn) blocked() bool {
 	if c.throttled() {
 		return true
 	}
+
 	if !c.wire.Polled() {
 		c.wire.Wait()
 		return false
 	}
-	return c.wire.Busy() && !c.wire.Closed() && !c.events && c.closing.Load() == open
+
+	mustTake := !c.events && c.closing.Load() == open // the client of our messages, before the close frame
+	return mustTake && c.wire.Busy() && !c.wire.Closed()
 }
 
-// finish closes the connection after the close handshake, which has come to the state answered or leftFirst: at once, or
-// when the client has taken the close frame.
+// finish closes the connection after the close handshake, which has come to the state answered or leftFirst: at once,
+// or when the client has taken the close frame.
 func (c *conn) finish(state uint32) {
 	c.closing.Store(state)
 	if !c.wire.Busy() {
@@ -251,7 +286,8 @@ func (c *conn) finish(state uint32) {
 // awaitClose closes the connection after lingerClose, unless the client does so earlier. It is called when
 // the close frame has been written.
 func (c *conn) awaitClose() {
-	if t := time.AfterFunc(lingerClose, func() { _ = c.Close() }); !c.linger.CompareAndSwap(nil, t) {
+	t := time.AfterFunc(lingerClose, func() { _ = c.Close() })
+	if !c.linger.CompareAndSwap(nil, t) {
 		t.Stop()
 	}
 }
@@ -259,22 +295,28 @@ func (c *conn) awaitClose() {
 // Ended implements socket.Owner. If the client has not left its pages, the user stays there for the grace.
 func (c *conn) Ended() {
 	g := c.g
+
 	c.Leave()
+
 	for _, key := range c.subscribed() {
 		g.live.Unview(key, c.member(), c)
 	}
+
 	for _, w := range c.wants {
 		if w.joined {
 			g.metrics.leaves.WithLabelValues(c.cause()).Inc()
 			c.absent(w.name, true)
 		}
 	}
+
 	if c.sum != nil {
 		g.unread.Leave(c.sum, c)
 	}
+
 	if t := c.linger.Load(); t != nil {
 		t.Stop() // it would keep c in memory
 	}
+
 	g.release(c.slot)
 }
 
@@ -285,8 +327,9 @@ func (c *conn) cause() string {
 		return leftClosed
 	case closeSent, answered:
 		return leftSentAway
+	default:
+		return leftLost
 	}
-	return leftLost
 }
 
 // Busy implements fanout.Client.
@@ -298,15 +341,17 @@ func (c *conn) Try(p []byte) error {
 	if errors.Is(err, socket.ErrBusy) {
 		return fanout.ErrBusy
 	}
+
 	return err
 }
 
-// Close implements fanout.Client: it closes the connection at once. A client of Pusher that was silent is told so, if a write
-// need not wait; any other one has its close frame, or takes nothing.
+// Close implements fanout.Client: it closes the connection at once. A client of Pusher gets a close frame that says
+// that it was silent, if the write need not wait. Any other client has its close frame already, or takes nothing.
 func (c *conn) Close() error {
 	if c.pusher {
 		_ = c.wire.Try(websocket.AppendClose(nil, pusher.CodePongTimeout, "no answer to a ping"))
 	}
+
 	return c.wire.Close()
 }
 
@@ -315,17 +360,21 @@ func (c *conn) Close() error {
 func (c *conn) Ping() bool {
 	frame := []byte{websocket.Ping, 0}
 	c.awaitsPong.Store(true)
+
 	if c.events {
 		frame = []byte(": ping\n\n")
 	}
+
 	err := c.wire.Try(frame)
 	if err != nil && !errors.Is(err, socket.ErrBusy) {
 		_ = c.Close()
 		return false
 	}
+	// The client of a stream never answers; if it is dead, the next write of a comment fails.
 	if c.events {
-		c.Heard() // the client of a stream never answers; if it is dead, the next write of a comment fails
+		c.Heard()
 	}
+
 	return err == nil
 }
 
@@ -346,12 +395,14 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 		g.unread.Leave(sum, nil)
 		return
 	}
+
 	c.sum = sum
 	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
 	if count, known := g.unread.Unread(sum); known {
 		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
 		c.SentUnread(count)
 	}
+
 	c.enter(hello)
 	c.start()
 }
@@ -359,15 +410,18 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 // upgrade takes the connection of a request over, which isUpgrade has accepted, so that the server's goroutine and
 // buffers for the request are freed. It returns the answer to the request, which the caller writes. After an error it
 // has given the place back.
-func (g *Gateway) upgrade(w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *httppolicy.AddressSlot) (
-	c *conn, answer []byte, err error,
-) {
+func (g *Gateway) upgrade(
+	w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *httppolicy.AddressSlot,
+) (c *conn, answer []byte, err error) {
 	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
-	if c, err = g.open(w, id, slot); err != nil {
+
+	c, err = g.open(w, id, slot)
+	if err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
 		return nil, nil, err
 	}
+
 	c.addr = g.callers.Addr(r)
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)
@@ -375,8 +429,10 @@ func (g *Gateway) upgrade(w gin.ResponseWriter, r *http.Request, subprotocol str
 		open := id.Pages // not &id.Pages, which would keep all of id
 		c.opens = &open
 	}
+
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
+
 	return c, responseHead(http.StatusSwitchingProtocols, head), nil
 }
 
@@ -386,5 +442,6 @@ func responseHead(status int, head http.Header) []byte {
 	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n", status, http.StatusText(status))
 	_ = head.Write(&b) // a write to memory does not fail
 	b.WriteString("\r\n")
+
 	return b.Bytes()
 }

@@ -24,25 +24,32 @@ func (countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encod
 	if !ok {
 		return b, 0
 	}
-	if form == eventForm {
+
+	switch form {
+	case eventForm:
 		return appendEvent(b, count), 0
-	}
-	if form == pusherForm {
+	case pusherForm:
 		return appendPusherCount(b, count)
 	}
+
 	precision := uint8(form)
 	count.Users = significant(count.Users, precision)
 	b = websocket.AppendFrame(b, websocket.Text, appendCountText(nil, count))
-	if precision != 0 { // the version and the time do not make a rounded count a new one
-		count.Version, count.Updated = presence.Version{}, time.Time{}
+
+	// The version and the time do not make a rounded count a new one.
+	if precision != 0 {
+		count.Version = presence.Version{}
+		count.Updated = time.Time{}
 		shown = xxhash.Sum64(appendCountText(nil, count))
 	}
+
 	return b, shown
 }
 
 func appendCountText(b []byte, c presence.Count) []byte {
 	b = append(b, `{"type":"count",`...)
 	b = c.AppendMembers(b)
+
 	return append(b, '}')
 }
 
@@ -52,22 +59,28 @@ func appendEvent(b []byte, c presence.Count) []byte {
 	b = append(b, c.Version.String()...)
 	b = append(b, "\ndata: "...)
 	b = c.AppendJSON(b)
+
 	return append(b, "\n\n"...)
 }
 
 // significant rounds n, which is not negative, to that many significant digits; a half
 // rounds up. 0 digits means no rounding.
 func significant(n int64, digits uint8) int64 {
-	unit, limit := int64(1), int64(1)
+	unit := int64(1) // of the last digit that stays
+	limit := int64(1)
 	for range digits {
 		limit *= 10
 	}
 	for digits > 0 && n/unit >= limit {
 		unit *= 10
 	}
+
 	rest := n % unit
-	if n -= rest; rest > 0 && rest >= unit/2 && n <= math.MaxInt64-unit {
+	n -= rest
+	roundUp := rest > 0 && rest >= unit/2
+	if roundUp && n <= math.MaxInt64-unit {
 		n += unit
 	}
+
 	return n
 }

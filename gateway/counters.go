@@ -48,29 +48,35 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 	if !ok {
 		return b, 0
 	}
+
 	if u.Stale && !saysStale(u) {
-		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true` // a key cannot match: its quotes are escaped
+		// A key cannot match: its quotes are escaped.
+		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true`
 	}
+
 	if form == eventForm {
 		b = append(b, "event: counter\nid: "...)
 		b = append(b, version...)
 		b = append(b, "\ndata: {"...)
 		b = append(b, members...)
+
 		return append(b, "}\n\n"...), 0
 	}
+
 	text := append(make([]byte, 0, 256), `{"type":"counter",`...)
 	text = append(text, members...)
+
 	if form == mineForm {
 		text = append(text, `,"mine":true`...)
 	}
+
 	return websocket.AppendFrame(b, websocket.Text, append(text, '}')), 0
 }
 
 // saysStale reports whether the value of an update marks the counter as stale.
 func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"stale":true`) }
 
-// readable returns the rules of these counters, or a fault about the first counter that the
-// client may not read.
+// readable returns the rules of these counters, or a fault about the first counter that the client may not read.
 func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	rules := make([]*counter.Rule, len(keys))
 	for i, key := range keys {
@@ -78,11 +84,14 @@ func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 		if err != nil {
 			return nil, badCounter(key, err)
 		}
+
 		if !c.server && !rule.Allows(counter.PublicRead) {
 			return nil, counterNotPublic.about("counter", presence.KeyOf(key))
 		}
+
 		rules[i] = rule
 	}
+
 	return rules, nil
 }
 
@@ -91,6 +100,7 @@ func (c *conn) subscribed() []string {
 	if c.counters == nil {
 		return nil
 	}
+
 	return *c.counters
 }
 
@@ -128,6 +138,7 @@ func (c *conn) unsubscribeCounters(keys []string) {
 		if i < 0 {
 			continue
 		}
+
 		*c.counters = slices.Delete(*c.counters, i, i+1)
 		c.Unsubscribe(counterapi.Topic(key))
 		c.g.live.Unview(key, c.member(), c)
@@ -140,6 +151,7 @@ func (c *conn) Mine(key string, is, again bool) {
 	if is {
 		form = mineForm
 	}
+
 	topic := counterapi.Topic(key)
 	c.Reform(topic, form, again)
 	c.Ready(topic)

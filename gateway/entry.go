@@ -157,7 +157,9 @@ func (g *Gateway) acceptFails(err error) {
 		g.cfg.Log.Info().Msg("new clients are accepted again")
 		return
 	}
-	err = fmt.Errorf("new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or lower --max-connections: %w", err)
+
+	err = fmt.Errorf("new clients cannot be accepted, since this process has too many open files; "+
+		"raise ulimit -n, or lower --max-connections: %w", err)
 	g.acceptErr.Store(&err)
 	g.cfg.Log.Error().Msg(err.Error())
 }
@@ -165,7 +167,9 @@ func (g *Gateway) acceptFails(err error) {
 // Listener returns the listener for the HTTP server that serves Handler. It accepts
 // connections from l.
 func (g *Gateway) Listener(l net.Listener) *httppolicy.ConnLimiter {
-	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
+	// The longest time that a ping, its answer and a write may take together.
+	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout
+
 	return httppolicy.NewConnLimiter(l, silence, g.cfg.MaxConnections, g.acceptFails, g.metrics.evicted)
 }
 

@@ -54,10 +54,12 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool
 	if unknown == nil && !g.callers.IsServer(c.Request) {
 		g.callers.SetCookie(c, id)
 	}
+
 	if c.Request.ProtoMajor > 1 {
 		g.shareStream(c, id, slot, topics, join)
 		return calls.Taken, nil
 	}
+
 	if err := g.stream(c.Writer, id, slot, topics, join); err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
@@ -102,7 +104,9 @@ func (g *Gateway) admitTopics(c *gin.Context, topics []presence.Topic) error {
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection ends the body, so the fan-out writes events
 // without chunked encoding.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool) error {
+func (g *Gateway) stream(
+	w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool,
+) error {
 	c, err := g.open(w, id, slot)
 	if err != nil {
 		return err
@@ -112,7 +116,9 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httpp
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
 	c.beginEvents(topics, join, responseHead(http.StatusOK, head))
+
 	c.start()
+
 	return nil
 }
 
@@ -129,11 +135,13 @@ func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 	if topics[0].Kind == topPagesKind {
 		c.PingOften() // web/live-top.js opens a stream anew that is silent for a minute
 	}
+
 	c.enter(hello)
 	if !join {
 		c.Subscribe(topics, eventForm)
 		return
 	}
+
 	c.Hold(topics[0])
 	c.Reform(topics[0], eventForm, false)
 	c.attend(topics[0].Name())
@@ -147,6 +155,7 @@ func (c *conn) attend(name string) {
 		c.Ready(presence.CountTopic(name))
 		return
 	}
+
 	c.wants = []wanted{{name: name, joined: true, counts: untilLeave}}
 	c.g.metrics.joins.Inc()
 }
@@ -156,6 +165,7 @@ func (c *conn) attend(name string) {
 func appendJoined(b []byte, name string, heartbeat time.Duration) []byte {
 	b = append(b, "event: join\ndata: {\"page\":"...)
 	b = presence.AppendString(b, presence.KeyOf(name))
+
 	b = append(b, `,"heartbeat_ms":`...)
 	b = strconv.AppendInt(b, heartbeat.Milliseconds(), 10)
 	return append(b, "}\n\n"...)

@@ -26,9 +26,11 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 			}
 			data = data[n:]
 			continue
+
 		case c.blocked():
 			return data, nil
 		}
+
 		f, n, breach := c.reader.Next(data)
 		switch {
 		case breach != nil: // Skip reads the bytes of this frame
@@ -46,6 +48,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 			data = data[n:]
 		}
 	}
+
 	return nil, nil
 }
 
@@ -57,6 +60,7 @@ func (c *conn) frame(f websocket.Frame) error {
 		c.throttle()
 		return c.fault(tooManyFrames)
 	}
+
 	switch f.Kind {
 	case websocket.Text:
 		return c.text(f.Payload)
@@ -69,11 +73,14 @@ func (c *conn) frame(f websocket.Frame) error {
 		if c.closing.CompareAndSwap(open, closeSent) { // otherwise the gateway began to close at this moment
 			state = leftFirst
 		}
+
 		err := c.wire.End(websocket.AppendFrame(nil, websocket.Close, f.Payload))
 		c.finish(state)
+
 		return err
+	default:
+		return nil // a fragment of a message, or a pong
 	}
-	return nil // a fragment of a message, or a pong
 }
 
 var tooManyFrames = faultOf(calls.ErrRate,
@@ -96,14 +103,17 @@ func (c *conn) text(text []byte) error {
 	if c.pusher {
 		parse = parseEvent
 	}
+
 	m, err := parse(text)
 	if err == nil {
 		err = c.do(m)
 	}
+
 	var f *fault
 	if errors.As(err, &f) {
 		return c.fault(f)
 	}
+
 	return err
 }
 
@@ -119,9 +129,11 @@ func (c *conn) fault(f *fault) error {
 	if limit, is := limitOfCode[f.code]; is {
 		c.g.metrics.limits.WithLabelValues(limit).Inc()
 	}
+
 	if line := c.g.cfg.Log.Debug(); line.Enabled() {
 		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")
 	}
+
 	if err := c.wire.Write(c.appendFault(nil, f)); err != nil {
 		return err
 	}
@@ -140,6 +152,7 @@ func (c *conn) appendFault(b []byte, f *fault) []byte {
 	if c.pusher {
 		return appendPusherFault(b, f)
 	}
+
 	return websocket.AppendFrame(b, websocket.Text, f.appendJSON(nil))
 }
 
@@ -149,19 +162,24 @@ func (c *conn) end(code int, reason string, last *fault) error {
 	if c.events {
 		return c.wire.Close()
 	}
+
 	if !c.closing.CompareAndSwap(open, closeSent) {
 		return nil
 	}
+
 	var b []byte
 	if last != nil {
 		b = c.appendFault(b, last)
 	}
+
 	if c.pusher {
 		code = pusherClose(code, last)
 	}
+
 	err := c.wire.End(websocket.AppendClose(b, code, reason))
 	if !c.wire.Busy() {
 		c.awaitClose()
 	}
+
 	return err
 }

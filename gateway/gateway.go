@@ -72,8 +72,8 @@ type Config struct {
 // Times are the durations of a gateway. Those without a comment are required.
 type Times struct {
 	HeartbeatInterval time.Duration
-	ComeBack          time.Duration // how long counts are stale after a restart, see restartGrace; 0: the store keeps users
-	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
+	ComeBack          time.Duration // how long counts are stale after a restart, see restartGrace; 0: users are kept
+	LeaveGrace        time.Duration // how long a user counts after a connection that ended without a leave; 0: not at all
 	UpdateInterval    time.Duration // at least 10ms
 	PingInterval      time.Duration
 	PongTimeout       time.Duration
@@ -128,36 +128,61 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	g := &Gateway{cfg: cfg, pollers: pollers, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newTopics(), metrics: newMetrics()}
-	incarnation := presence.IncarnationName(cfg.Name, cfg.Incarnation)
+
+	g := &Gateway{
+		cfg:       cfg,
+		pollers:   pollers,
+		slots:     httppolicy.NewAddressSlots(cfg.MaxPerAddress),
+		newTopics: newTopics(),
+		metrics:   newMetrics(),
+	}
+
 	g.hub = fanout.New(fanout.Config{
-		Gateway: incarnation, Store: cfg.Store, Buckets: cfg.Buckets, Numbers: unreadEncoder{},
-		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
-		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Elapsed: cfg.Elapsed, Log: cfg.Log,
+		Gateway:  presence.IncarnationName(cfg.Name, cfg.Incarnation),
+		Store:    cfg.Store,
+		Buckets:  cfg.Buckets,
+		Numbers:  unreadEncoder{},
+		Shards:   cores,
+		Interval: cfg.UpdateInterval,
+		Budget:   float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
+		Ping:     cfg.PingInterval,
+		Pong:     cfg.PongTimeout,
+		Elapsed:  cfg.Elapsed,
+		Log:      cfg.Log,
 	})
+
 	g.grace = newRestartGrace(cfg, g.hub)
 	g.callers = &api.Callers{Access: cfg.Access, Grace: g.grace, Ignored: g.metrics.ignored}
+
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
+
 	g.live = counterapi.NewLive(cfg.Counters, g.hub)
 	g.counters = counterapi.New(cfg.Counters, g.callers, g.live)
 	g.liveTop = counterapi.NewLiveTop(g.counters, g.hub)
+
 	g.users = fanout.NewPoll(g.hub, userStates{g})
 	g.topPages = fanout.NewPoll(g.hub, topPages{g})
 	g.registerKinds()
+
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
-	g.roster = newRoster(source, cmp.Or(cfg.Partitions, presence.DefaultPartitions), cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
+	partitions := cmp.Or(cfg.Partitions, presence.DefaultPartitions)
+	g.roster = newRoster(source, partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.roster.joinWait = g.metrics.joinWait
+
 	if cfg.Registerer != nil {
 		g.registerMetrics(cfg.Registerer)
 	}
+
 	g.api = api.New(cfg.API, api.Parts{
 		Callers: g.callers, Counts: g.hub, NewTopics: g.newTopics, Cluster: cfg.Cluster,
 		Unread: cfg.Unread, Follows: g.unread.Follows(), Counters: g.counters,
 		Limits: g.metrics.limits, Registerer: cfg.Registerer, Log: cfg.Log,
 	})
+
 	g.handler = g.routes()
+
 	return g, nil
 }
 
@@ -181,6 +206,7 @@ func (g *Gateway) Ready() error {
 	if err := g.Open(); err != nil {
 		return err
 	}
+
 	return g.api.Ready()
 }
 
@@ -190,9 +216,11 @@ func (g *Gateway) Open() error {
 	if g.draining.Load() {
 		return errDraining
 	}
+
 	if err := g.acceptErr.Load(); err != nil {
 		return *err
 	}
+
 	return nil
 }
 
@@ -215,6 +243,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	for _, p := range g.pollers.all {
 		wg.Go(func() { p.Run(ctx) })
 	}
+
 	wg.Wait()
 	return nil
 }
@@ -231,7 +260,7 @@ func (g *Gateway) OwnersChanged(partitions []int) {
 // StoreBack.
 func (g *Gateway) StoreAway() { g.hub.Away() }
 
-// Silent says of which buckets the dispatchers do not reach this gateway now: their counts are stale.
+// Silent marks the counts of these buckets as stale: their dispatchers do not reach this gateway now.
 func (g *Gateway) Silent(buckets []int) { g.hub.Silence(buckets) }
 
 // StoreBack must be called when the store is available again: all topics are read again.
@@ -255,24 +284,30 @@ func (g *Gateway) Drain(ctx context.Context) {
 	g.entry.Lock()
 	g.draining.Store(true)
 	g.entry.Unlock()
+
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
 	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5)
+
 	alone := g.alone()
 	g.each(func(c *conn) {
 		if !c.pusher || !alone {
 			c.move(rand.N(window))
 		}
 	})
+
+	// First the clients have time to move, then to answer the close frame.
 	done := make(chan struct{})
 	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()
 		close(done)
 	}()
+
 	select {
 	case <-done:
 	case <-ctx.Done():
 	case <-time.After(window + window/10):
 	}
+
 	g.each((*conn).sendAway)
 	select {
 	case <-done:

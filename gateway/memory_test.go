@@ -123,8 +123,8 @@ func (b *buffered) fill() {
 	}
 }
 
-// unreadMost is how much a connection takes after the gateway has closed it, as the buffers of a socket do: a request that
-// was answered early may have a body of some hundred kilobytes.
+// unreadMost is how much a connection takes after the gateway has closed it, as the buffers of a socket do: a request
+// that was answered early may have a body of some hundred kilobytes.
 const unreadMost = 1 << 20
 
 // Write does not fail as soon as the gateway has closed the connection, but when it has taken unreadMost.

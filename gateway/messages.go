@@ -44,7 +44,8 @@ type fault struct {
 	code    string
 	message string
 	member  string // "page" or "counter", if one is at fault
-	value   string // of the member, whole: clients find the page or counter by it. A message is short enough
+	// value is that of the member, whole: clients find the page or counter by it. A message is short enough.
+	value string
 }
 
 func (f *fault) Error() string { return f.code + ": " + f.message }
@@ -66,15 +67,19 @@ func parseMessage(text []byte) (message, error) {
 	if err := json.Unmarshal(text, &members); err != nil || members == nil {
 		return message{}, faultOf(calls.ErrBad, "a message is a JSON object"+because(err))
 	}
+
 	raw, ok := members["type"]
 	if !ok {
 		return message{}, faultOf(calls.ErrMessageType, `the message has no "type"`)
 	}
+
 	var m message
 	if err := decodeMember("type", raw, &m.kind); err != nil {
 		return message{}, err
 	}
+
 	var err error
+
 	switch m.kind {
 	case typeJoin, typeLeave:
 		m.pages, err = decodePage(members, true)
@@ -84,16 +89,19 @@ func parseMessage(text []byte) (message, error) {
 		m.pages, err = decodePage(members, false)
 	case typeHeartbeat, typePause, typeResume:
 	default:
-		err = faultOf(calls.ErrMessageType, fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind)))
+		err = faultOf(calls.ErrMessageType, fmt.Sprintf("%q is no message type; there are join, leave, "+
+			"subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind)))
 	}
 	if err != nil {
 		return message{}, err
 	}
+
 	// This check comes last, because the errors about pages and keys are better: they name the page or key. Invalid
 	// Unicode in these was decoded as U+FFFD, which they may not have.
 	if err := presence.CheckUnicode(text); err != nil {
 		return message{}, faultOf(calls.ErrBad, "a message is JSON"+because(err))
 	}
+
 	return m, nil
 }
 
@@ -101,17 +109,21 @@ func parseMessage(text []byte) (message, error) {
 func decodePage(members map[string]json.RawMessage, required bool) ([]string, error) {
 	page := ""
 	raw, given := members["page"]
+
 	if !given && !required {
 		return nil, nil
 	}
+
 	if given {
 		if err := decodeMember("page", raw, &page); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := presence.CheckPage(page); err != nil {
 		return nil, badPage(page, err)
 	}
+
 	return []string{page}, nil
 }
 
@@ -120,49 +132,74 @@ func (m *message) decodeLists(members map[string]json.RawMessage) (err error) {
 	pages, hasPages := members["pages"]
 	counters, hasCounters := members["counters"]
 	if !hasPages && !hasCounters {
-		return faultOf(presence.ErrPage, `the message has neither "pages", a list of page ids, nor "counters", a list of keys`)
+		return faultOf(presence.ErrPage, `the message has neither "pages", a list of page ids, `+
+			`nor "counters", a list of keys`)
 	}
+
 	if hasPages {
-		if m.pages, err = decodeList("pages", pages, func(page string) error {
-			if err := presence.CheckReadable(page); err != nil {
-				return badPage(page, err)
-			}
-			return nil
-		}); err != nil {
+		m.pages, err = decodeList("pages", pages, checkReadable)
+		if err != nil {
 			return err
 		}
 	}
+
 	if hasCounters {
-		if m.counters, err = decodeList("counters", counters, func(key string) error {
-			if err := counter.CheckKey(key); err != nil {
-				return badCounter(key, err)
-			}
-			return nil
-		}); err != nil {
+		m.counters, err = decodeList("counters", counters, checkCounter)
+		if err != nil {
 			return err
 		}
 	}
+
 	if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
-		var digits int
-		if err := decodeMember("precision", raw, &digits); err != nil {
-			return err
-		}
-		if digits < 1 || digits > maxPrecision {
-			return faultOf(calls.ErrBad, fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision))
-		}
-		m.precision = uint8(digits)
+		m.precision, err = decodePrecision(raw)
 	}
+
+	return err
+}
+
+// checkReadable returns a fault about a page that nobody can read.
+func checkReadable(page string) error {
+	if err := presence.CheckReadable(page); err != nil {
+		return badPage(page, err)
+	}
+
 	return nil
 }
 
+// checkCounter returns a fault about what is no counter's key.
+func checkCounter(key string) error {
+	if err := counter.CheckKey(key); err != nil {
+		return badCounter(key, err)
+	}
+
+	return nil
+}
+
+func decodePrecision(raw json.RawMessage) (uint8, error) {
+	var digits int
+	if err := decodeMember("precision", raw, &digits); err != nil {
+		return 0, err
+	}
+
+	if digits < 1 || digits > maxPrecision {
+		return 0, faultOf(calls.ErrBad, fmt.Sprintf(`"precision" is %d; it is the number of `+
+			`significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision))
+	}
+
+	return uint8(digits), nil
+}
+
 func decodeMember(name string, raw json.RawMessage, into any) error {
+	// JSON's null fits every type of Go, but no member.
 	err := json.Unmarshal(raw, into)
 	if err == nil && string(raw) == "null" {
 		err = errors.New("it is null")
 	}
+
 	if err != nil {
 		return faultOf(calls.ErrBad, fmt.Sprintf("%q has the wrong JSON type%s", name, because(err)))
 	}
+
 	return nil
 }
 
@@ -172,15 +209,19 @@ func decodeList(name string, raw json.RawMessage, check func(string) error) (lis
 	if err := decodeMember(name, raw, &elements); err != nil {
 		return nil, err
 	}
+
 	for _, element := range elements {
 		if element == nil {
 			return nil, faultOf(calls.ErrBad, fmt.Sprintf("%q has a null; it is a list of strings", name))
 		}
+
 		if err := check(*element); err != nil {
 			return nil, err
 		}
+
 		list = append(list, *element)
 	}
+
 	return list, nil
 }
 
@@ -205,12 +246,14 @@ func (f *fault) appendJSON(b []byte) []byte {
 		b = append(append(append(b, `,"`...), f.member...), `":`...)
 		b = appendQuoted(b, f.value)
 	}
+
 	return append(b, '}')
 }
 
 // appendQuoted appends s, which may be any text, as a JSON string.
 func appendQuoted(b []byte, s string) []byte {
 	quoted, _ := json.Marshal(s) // every string can be encoded
+
 	return append(b, quoted...)
 }
 

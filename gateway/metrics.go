@@ -49,7 +49,10 @@ var limitOfCode = map[string]string{
 // Stats returns the gateway's figures.
 func (g *Gateway) Stats() presence.GatewayStats {
 	return presence.GatewayStats{
-		Connections: g.connections.Load(), Watched: int64(g.hub.Topics()), Deliveries: g.hub.Figures().Delivered, Messages: g.metrics.received.Load(),
+		Connections: g.connections.Load(),
+		Watched:     int64(g.hub.Topics()),
+		Deliveries:  g.hub.Figures().Delivered,
+		Messages:    g.metrics.received.Load(),
 	}
 }
 
@@ -58,21 +61,31 @@ func newMetrics() *metrics {
 	plain := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
+
 	return &metrics{
 		faults: labeled("headcount_client_errors_total", "Error frames sent to clients, by code.", "code",
 			calls.Codes...),
 		refused: plain("headcount_connections_refused_total", "Connections refused because there were too many."),
-		evicted: plain("headcount_connections_evicted_total", "Connections closed to make room for others, because they were silent or made no progress."),
-		joins:   plain("headcount_joins_total", "Pages that connections joined."),
+		evicted: plain("headcount_connections_evicted_total",
+			"Connections closed to make room for others, because they were silent or made no progress."),
+		joins: plain("headcount_joins_total", "Pages that connections joined."),
 		leaves: labeled("headcount_leaves_total",
-			"Pages that connections left, by cause: left (the client sent a leave), closed (the client closed the connection), sent_away (the gateway closed it), lost (the connection ended without a close frame).", "cause",
+			"Pages that connections left, by cause: left (the client sent a leave), closed (the client closed the "+
+				"connection), sent_away (the gateway closed it), lost (the connection ended without a close frame).",
+			"cause",
 			leftPage, leftClosed, leftSentAway, leftLost),
 		limits: labeled("headcount_limits_hit_total",
-			"Refusals because of a limit, by limit: connections, address (connections of one), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).", "limit",
-			httppolicy.ReasonConnections, httppolicy.ReasonAddress, httppolicy.ReasonMemory, api.LimitIdentities, limitPages, api.LimitRate, limitSize, limitErrors),
-		ignored: labeled("headcount_ignored_total", "Connections, holds and changes of clients that are not counted, by reason: crawler.", "reason", api.IgnoredCrawler),
+			"Refusals because of a limit, by limit: connections, address (connections of one), memory, identities, "+
+				"pages (of a connection), rate, size (of a message), errors (of a connection).",
+			"limit",
+			httppolicy.ReasonConnections, httppolicy.ReasonAddress, httppolicy.ReasonMemory, api.LimitIdentities,
+			limitPages, api.LimitRate, limitSize, limitErrors),
+		ignored: labeled("headcount_ignored_total",
+			"Connections, holds and changes of clients that are not counted, by reason: crawler.",
+			"reason", api.IgnoredCrawler),
 		joinWait: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "headcount_join_to_seen_seconds", Help: "Time from a join until the store has it and the client may see a count that includes it.",
+			Name:    "headcount_join_to_seen_seconds",
+			Help:    "Time from a join until the store has it and the client may see a count that includes it.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}),
 	}
@@ -84,32 +97,47 @@ func labeled(name, help, label string, values ...string) *prometheus.CounterVec 
 	for _, value := range values {
 		vec.WithLabelValues(value)
 	}
+
 	return vec
 }
 
 // registerMetrics registers the metrics, including those that are read from the parts of the gateway.
 func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 	sum := func(name, help string, labels prometheus.Labels, of func() int64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 { return float64(of()) })
+		opts := prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}
+		return prometheus.NewCounterFunc(opts, func() float64 { return float64(of()) })
 	}
 	gauge := func(name, help string, of func() int64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(of()) })
+		opts := prometheus.GaugeOpts{Name: name, Help: help}
+		return prometheus.NewGaugeFunc(opts, func() float64 { return float64(of()) })
 	}
 	dropped := func(reason string, of func() int64) prometheus.Collector {
-		return sum("headcount_deliveries_dropped_total", "Counts not written to a subscriber, by reason: busy (the last write was still under way; the newest count follows), gone (the connection had ended, or the write failed).",
+		return sum("headcount_deliveries_dropped_total",
+			"Counts not written to a subscriber, by reason: busy (the last write was still under way; the newest "+
+				"count follows), gone (the connection had ended, or the write failed).",
 			prometheus.Labels{"reason": reason}, of)
 	}
-	m, figures := g.metrics, g.hub.Figures
+
+	m := g.metrics
+	figures := g.hub.Figures
+
 	reg.MustRegister(
 		m.faults, m.refused, m.evicted, m.joins, m.leaves, m.limits, m.ignored, m.joinWait,
-		sum("headcount_deliveries_total", "Counts written to subscribers.", nil, func() int64 { return figures().Delivered }),
-		sum("headcount_deliveries_conflated_total", "Counts replaced by a newer one before a subscriber got them.", nil, func() int64 { return figures().Conflated }),
+		sum("headcount_deliveries_total", "Counts written to subscribers.", nil,
+			func() int64 { return figures().Delivered }),
+		sum("headcount_deliveries_conflated_total", "Counts replaced by a newer one before a subscriber got them.", nil,
+			func() int64 { return figures().Conflated }),
 		dropped("busy", func() int64 { return figures().Busy }),
 		dropped("gone", func() int64 { return figures().Unwritten }),
-		sum("headcount_clients_silent_total", "Connections closed because the client did not answer a ping.", nil, func() int64 { return figures().Silent }),
+		sum("headcount_clients_silent_total", "Connections closed because the client did not answer a ping.", nil,
+			func() int64 { return figures().Silent }),
 		sum("headcount_client_messages_total", "Messages received from clients.", nil, m.received.Load),
-		sum("headcount_beats_repeated_total", "Joins and leaves sent to a presence node again because it had not acknowledged them.", nil, g.roster.repeated.Load),
+		sum("headcount_beats_repeated_total",
+			"Joins and leaves sent to a presence node again because it had not acknowledged them.", nil,
+			g.roster.repeated.Load),
 		gauge("headcount_connections", "Open WebSockets and event streams.", g.connections.Load),
-		gauge("headcount_pages_watched", "Topics that clients or unread counts at this gateway need: pages, and users with a WebSocket.", func() int64 { return int64(g.hub.Topics()) }),
+		gauge("headcount_pages_watched",
+			"Topics that clients or unread counts at this gateway need: pages, and users with a WebSocket.",
+			func() int64 { return int64(g.hub.Topics()) }),
 	)
 }

@@ -36,10 +36,13 @@ func (c *conn) want(name string) *wanted {
 			return &c.wants[i]
 		}
 	}
+
 	if len(c.wants)+len(c.subscribed()) >= presence.MaxPages {
 		return nil
 	}
+
 	c.wants = append(c.wants, wanted{name: name})
+
 	return &c.wants[len(c.wants)-1]
 }
 
@@ -48,12 +51,16 @@ func (c *conn) tidy() {
 	c.wants = slices.DeleteFunc(c.wants, func(w wanted) bool { return !w.joined && w.counts == noCounts })
 }
 
+// isNew reports whether the page is neither joined nor subscribed.
+func (c *conn) isNew(w *wanted) bool { return !w.joined && w.counts == noCounts }
+
 // do serves a message. A *fault is the client's mistake; any other error ends the
 // connection. do must not wait: the same goroutine serves other connections.
 func (c *conn) do(m message) error {
 	if names := len(m.pages) + len(m.counters); names > 1 {
 		c.chargeNames(names)
 	}
+
 	site := c.site()
 	for i, page := range m.pages {
 		m.pages[i] = site.Qualify(page)
@@ -61,11 +68,13 @@ func (c *conn) do(m message) error {
 	for i, key := range m.counters {
 		m.counters[i] = site.Qualify(key)
 	}
+
 	if m.kind == typeJoin || m.kind == typeSubscribe {
 		if err := c.admitPrivate(m.pages); err != nil {
 			return err
 		}
 	}
+
 	switch m.kind {
 	case typeJoin:
 		return c.join(m.pages[0])
@@ -86,6 +95,7 @@ func (c *conn) do(m message) error {
 	case typePause, typeResume:
 		c.Pause(m.kind == typePause)
 	case typeRead:
+
 		page := ""
 		if len(m.pages) > 0 {
 			page = m.pages[0]
@@ -100,18 +110,21 @@ func (c *conn) admitPrivate(names []string) error {
 	if c.server {
 		return nil
 	}
+
 	var open []string
 	if c.opens != nil {
 		open = *c.opens
 	}
+
 	if name := c.g.callers.Shut(names, open); name != "" {
 		return faultOf(calls.ErrNotPublic, api.PrivateDetail).about("page", presence.KeyOf(name))
 	}
+
 	return nil
 }
 
-// present joins the page in the roster, which calls arrived when the store has the join. A crawler joins nothing and only
-// gets the counts.
+// present joins the page in the roster, which calls arrived when the store has the join. A crawler joins nothing and
+// only gets the counts.
 func (c *conn) present(name string) error {
 	if c.crawler {
 		c.arrived(name)
@@ -138,38 +151,57 @@ func (c *conn) join(name string) error {
 	if w == nil {
 		return tooManyPages.about("page", presence.KeyOf(name))
 	}
-	if !w.joined && w.counts == noCounts && !c.admitNewTopics(presence.CountTopic(name)) {
+
+	if c.isNew(w) && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy()
+
 		if c.pusher {
 			return tooManyNew.about("page", presence.KeyOf(name))
 		}
-		return tooManyNew // clients give up a page that is named, and may ask for this one again
+		// Clients give up a page that is named, and may ask for this one again.
+		return tooManyNew
 	}
+
 	topic := presence.CountTopic(name)
 	switch {
 	case !w.joined:
-		c.Hold(topic)
-		if c.pusher {
-			c.Reform(topic, pusherForm, false)
-		}
-		if err := c.present(name); err != nil {
-			if w.counts != noCounts {
-				c.Ready(topic)
-			} else {
-				c.Unsubscribe(topic)
-			}
-			c.tidy()
-			return tooManyOfUser.about("page", presence.KeyOf(name))
-		}
-		w.joined, w.counts = true, max(w.counts, untilLeave)
-		c.g.metrics.joins.Inc()
+		return c.take(w)
 	case w.counts != noCounts:
 		c.Renew(topic)
 	default:
 		w.counts = untilLeave
 		c.Hold(topic)
+
 		c.confirm(name)
 	}
+
+	return nil
+}
+
+// take joins a page that the client has not joined. The page's next count is held back until the store has the join.
+func (c *conn) take(w *wanted) error {
+	topic := presence.CountTopic(w.name)
+	c.Hold(topic)
+	if c.pusher {
+		c.Reform(topic, pusherForm, false)
+	}
+
+	if err := c.present(w.name); err != nil {
+		// The page is as before the attempt.
+		if w.counts != noCounts {
+			c.Ready(topic)
+		} else {
+			c.Unsubscribe(topic)
+		}
+		c.tidy()
+
+		return tooManyOfUser.about("page", presence.KeyOf(w.name))
+	}
+
+	w.joined = true
+	w.counts = max(w.counts, untilLeave)
+	c.g.metrics.joins.Inc()
+
 	return nil
 }
 
@@ -188,12 +220,14 @@ func (c *conn) arrived(name string) {
 	if !c.crawler {
 		c.g.cfg.API.Arrivals.Arrived(c.user, c.name)
 	}
+
 	switch { // if a write fails, the connection has ended
 	case c.events:
 		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval))
 	case c.pusher:
 		_ = c.send(websocket.Text, pusher.AppendSucceeded(nil, presence.KeyOf(name)))
 	}
+
 	c.Ready(presence.CountTopic(name))
 	c.releaseTotal()
 }
@@ -203,11 +237,16 @@ func (c *conn) arrived(name string) {
 func (c *conn) uncounted() bool {
 	joined := false
 	for _, w := range c.wants {
-		if w.joined && !c.waits(w.name) {
+		if !w.joined {
+			continue
+		}
+
+		if !c.waits(w.name) {
 			return false
 		}
-		joined = joined || w.joined
+		joined = true
 	}
+
 	return joined
 }
 
@@ -227,11 +266,14 @@ func (c *conn) releaseTotal() {
 // made.
 func (c *conn) leave(name string) {
 	i := slices.IndexFunc(c.wants, func(w wanted) bool { return w.name == name })
+
 	if i < 0 || !c.wants[i].joined {
 		return
 	}
+
 	w := &c.wants[i]
 	w.joined = false
+
 	switch w.counts {
 	case untilUnsubscribe:
 		c.Ready(presence.CountTopic(name)) // the count of the page no longer waits for the join
@@ -239,6 +281,7 @@ func (c *conn) leave(name string) {
 		w.counts = noCounts
 		c.Unsubscribe(presence.CountTopic(name))
 	}
+
 	c.releaseTotal() // nor does the count of the site
 	c.tidy()
 	c.g.metrics.leaves.WithLabelValues(leftPage).Inc()
@@ -254,29 +297,18 @@ func (c *conn) subscribe(m message) error {
 	if err != nil {
 		return err
 	}
-	var fresh []presence.Topic
-	add := func(t presence.Topic, has bool) (fits bool) {
-		if !has && !slices.Contains(fresh, t) {
-			fresh = append(fresh, t)
-		}
-		return len(c.wants)+len(c.subscribed())+len(fresh) <= presence.MaxPages
-	}
-	names := m.pages
-	for _, name := range names {
-		if !add(presence.CountTopic(name), slices.ContainsFunc(c.wants, func(w wanted) bool { return w.name == name })) {
-			return tooManyPages
-		}
-	}
-	for _, key := range m.counters {
-		if !add(counterapi.Topic(key), slices.Contains(c.subscribed(), key)) {
-			return tooManyPages
-		}
+
+	fresh, fit := c.fresh(m)
+	if !fit {
+		return tooManyPages
 	}
 	if !c.admitNewTopics(fresh...) {
 		return tooManyNew
 	}
+
+	// The count of a page that the client has joined, but not yet seen, waits for the join.
 	var held []string
-	for _, name := range names {
+	for _, name := range m.pages {
 		w := c.want(name)
 		if w.joined && w.counts == noCounts {
 			c.Hold(presence.CountTopic(name))
@@ -284,22 +316,56 @@ func (c *conn) subscribe(m message) error {
 		}
 		w.counts = untilUnsubscribe
 	}
-	topics := presence.CountTopics(names)
+
+	topics := presence.CountTopics(m.pages)
 	hold := slices.Contains(topics, c.total()) && c.uncounted()
 	if hold {
 		c.Hold(c.total())
 	}
+
 	c.Subscribe(topics, fanout.Form(m.precision))
 	if hold {
-		if c.totalHeld.Store(true); !c.uncounted() { // the last join arrived before totalHeld was set
+		c.totalHeld.Store(true)
+		if !c.uncounted() { // the last join arrived before totalHeld was set
 			c.releaseTotal()
 		}
 	}
+
 	for _, name := range held {
 		c.confirm(name)
 	}
 	c.subscribeCounters(m.counters, rules)
+
 	return nil
+}
+
+// fresh returns the topics of a subscribe that the connection does not have, each once. It stops when the connection
+// has no room for them, and fit is then false: a long list must not be compared whole.
+func (c *conn) fresh(m message) (fresh []presence.Topic, fit bool) {
+	room := presence.MaxPages - len(c.wants) - len(c.subscribed())
+
+	for _, name := range m.pages {
+		topic := presence.CountTopic(name)
+		has := slices.ContainsFunc(c.wants, func(w wanted) bool { return w.name == name })
+		if !has && !slices.Contains(fresh, topic) {
+			fresh = append(fresh, topic)
+		}
+		if len(fresh) > room {
+			return nil, false
+		}
+	}
+
+	for _, key := range m.counters {
+		topic := counterapi.Topic(key)
+		if !slices.Contains(c.subscribed(), key) && !slices.Contains(fresh, topic) {
+			fresh = append(fresh, topic)
+		}
+		if len(fresh) > room {
+			return nil, false
+		}
+	}
+
+	return fresh, true
 }
 
 // unsubscribe ends the subscriptions to these pages. The user stays present there.

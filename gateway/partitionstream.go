@@ -31,6 +31,7 @@ const (
 type partitionStream struct {
 	mu        sync.Mutex
 	partition int
+	kick      chan<- *partitionStream // roster.kick
 	users     map[presence.User]*userEntry
 	alive     []presence.User // users with a connection; nil: must be built again; beats share it, so it is never changed
 	// absent has the entries without a connection whose grace is running, or ended less than afterGrace ago,
@@ -61,8 +62,9 @@ type inFlight struct {
 	page, site bool
 }
 
-// done reports whether an op that is in the store need not be repeated. A join also waits for the counts that include it:
-// its acknowledgement may have overtaken another one, or may be the only one that was not lost, and then lacks them.
+// done reports whether an op that is in the store need not be repeated. A join also waits for the counts that include
+// it: its acknowledgement may have overtaken another one, or may be the only one that was not lost, and then lacks
+// them.
 func (f *inFlight) done() bool {
 	return f.op.Kind == heartbeat.Leave || f.entry.live == 0 || f.page && f.site
 }
@@ -73,59 +75,107 @@ type arrival struct {
 	page string
 }
 
-// find returns the user's entry of the page, or nil.
-func (s *partitionStream) find(u presence.User, page string) *presenceEntry {
+// findLocked returns the user's entry of the page, or nil.
+func (s *partitionStream) findLocked(u presence.User, page string) *presenceEntry {
 	if user := s.users[u]; user != nil {
 		return user.find(page)
 	}
+
 	return nil
 }
 
-// findOrAdd returns the user's entry of the page, and adds it if it is missing. It returns nil when the user
+// findOrAddLocked returns the user's entry of the page, and adds it if it is missing. It returns nil when the user
 // has maxUserPages other entries.
-func (s *partitionStream) findOrAdd(u presence.User, page string) *presenceEntry {
-	if e := s.find(u, page); e != nil {
+func (s *partitionStream) findOrAddLocked(u presence.User, page string) *presenceEntry {
+	if e := s.findLocked(u, page); e != nil {
 		return e
 	}
+
 	user := s.users[u]
 	if user == nil {
 		user = &userEntry{}
 		s.users[u] = user
 	}
+
 	if len(user.entries) == maxUserPages {
 		return nil
 	}
+
 	e := &presenceEntry{user: u, page: page}
 	user.add(e)
+
 	return e
 }
 
-func (s *partitionStream) forget(e *presenceEntry) {
+func (s *partitionStream) forgetLocked(e *presenceEntry) {
 	user := s.users[e.user]
-	if user.remove(e); len(user.entries) == 0 {
+	user.remove(e)
+	if len(user.entries) == 0 {
 		delete(s.users, e.user)
 	}
 }
 
-// enqueue queues e, unless its present state is in flight, and wakes the sender. It does not wait until an
-// earlier op is acknowledged. While the store is unavailable, a leave is not acknowledged although its grace
-// is running, and the join of a user who returns must reach the owner before the grace ends.
-func (r *roster) enqueue(s *partitionStream, e *presenceEntry) {
-	if e.queued || e.flying > 0 && (e.live > 0) == (e.lastOp == heartbeat.Join) {
-		return
+// receive applies a node's reply. It returns the connections whose joins are now in the store.
+func (s *partitionStream) receive(a *heartbeat.Reply) (arrivals []arrival) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if a.Ask {
+		s.answerLocked(a.Stream)
 	}
-	s.queue.push(e)
-	r.wake(s)
+
+	// answerLocked may have begun a new stream, so the number is compared only now.
+	if a.Stream == s.number {
+		if a.Reset {
+			s.restartLocked()
+		}
+		arrivals = s.acknowledgeLocked(a)
+	}
+
+	for _, u := range a.Unknown {
+		if user := s.users[u]; user != nil {
+			s.requeueJoinsLocked(user)
+		}
+	}
+
+	return arrivals
 }
 
-// restart begins a new stream, which reports everything again: the ops in flight and all joins. An owner that
+// answerLocked answers an owner that asks for the users of this gateway, and knows the stream of that number.
+func (s *partitionStream) answerLocked(known uint64) {
+	fromStart := s.first == 1 // the owner is sent all of this stream anyway
+	if known != s.number && !fromStart {
+		s.restartLocked()
+		return
+	}
+
+	s.announce = true
+	s.wakeLocked()
+}
+
+// enqueueLocked queues e, unless its present state is in flight, and wakes the sender. It does not wait until an
+// earlier op is acknowledged. While the store is unavailable, a leave is not acknowledged although its grace
+// is running, and the join of a user who returns must reach the owner before the grace ends.
+func (s *partitionStream) enqueueLocked(e *presenceEntry) {
+	inFlight := e.flying > 0 && (e.live > 0) == (e.lastOp == heartbeat.Join)
+	if e.queued || inFlight {
+		return
+	}
+
+	s.queue.push(e)
+	s.wakeLocked()
+}
+
+// restartLocked begins a new stream, which reports everything again: the ops in flight and all joins. An owner that
 // does not know the current stream knows no users of this gateway. If the stream continued, the owner would
 // learn of a user from an op in flight, and would then not ask for the user's other pages.
-func (r *roster) restart(s *partitionStream) {
+func (s *partitionStream) restartLocked() {
 	s.number++
-	s.first, s.acked = 1, 0
+	s.first = 1
+	s.acked = 0
 	s.sent = time.Time{} // flight is sent again at the next tick
 	s.repeatAfter = firstRepeat
+
 	for i := range s.flight {
 		f := &s.flight[i]
 		f.page, f.site = false, false
@@ -135,83 +185,127 @@ func (r *roster) restart(s *partitionStream) {
 			f.op.Grace = max(min(f.op.Grace, time.Until(f.entry.until)), 0)
 		}
 	}
+
 	for _, user := range s.users {
-		r.requeueJoins(s, user)
+		s.requeueJoinsLocked(user)
 	}
-	for _, e := range s.absent { // the owner that receives this stream may not know these graces
+
+	// The owner that receives this stream may not know these graces.
+	for _, e := range s.absent {
 		if e.live == 0 {
-			r.enqueue(s, e)
+			s.enqueueLocked(e)
 		}
 	}
+
 	s.queue.mark()
-	s.whole, s.announce = 0, true
-	r.wake(s)
+	s.whole = 0
+	s.announce = true
+	s.wakeLocked()
 }
 
-// requeueJoins queues all joins of the user again.
-func (r *roster) requeueJoins(s *partitionStream, user *userEntry) {
+// requeueJoinsLocked queues all joins of the user again.
+func (s *partitionStream) requeueJoinsLocked(user *userEntry) {
 	for _, e := range user.entries {
 		if e.live > 0 && e.lastOp == heartbeat.Join {
-			r.enqueue(s, e)
+			s.enqueueLocked(e)
 		}
 	}
 }
 
-func (r *roster) wake(s *partitionStream) {
+func (s *partitionStream) wakeLocked() {
 	if !s.kicked {
 		s.kicked = true
-		r.kick <- s
+		s.kick <- s
 	}
 }
 
 // flush moves queued entries into flight, as far as there is room, and sends them.
 func (r *roster) flush(s *partitionStream) {
 	s.mu.Lock()
-	s.kicked = false
-	from := len(s.flight)
-	for len(s.queue.entries) > 0 && len(s.flight) < heartbeat.MaxOps {
-		e := s.queue.pop()
-		if e == nil {
-			continue
-		}
-		op := e.op()
-		if e.flying > 0 && e.lastOp == op.Kind {
-			continue // the entry has changed and changed back, so the op in flight is right
-		}
-		e.flying++
-		e.lastOp = op.Kind
-		s.alive = nil
-		s.flight = append(s.flight, inFlight{entry: e, op: op})
-	}
-	if s.queue.marked == 0 && s.whole == 0 {
-		s.whole, s.announce = s.first+uint64(len(s.flight)), true
-	}
-	var b *heartbeat.Beat
-	if s.announce || len(s.flight) > from {
-		if s.announce {
-			from = 0
-		}
-		if from == 0 {
-			s.sent, s.repeatAfter = time.Now(), firstRepeat
-		}
-		b = s.beatOf(r.source, from)
-		s.announce = false
-		s.waiting.Store(len(s.flight) > 0)
-	}
+	b := s.nextBeatLocked(r.source)
 	s.mu.Unlock()
+
 	if b != nil {
 		r.beats.SendBeat(b)
 	}
 }
 
-// beatOf returns a beat with the ops of flight[from:].
-func (s *partitionStream) beatOf(source heartbeat.Source, from int) *heartbeat.Beat {
-	b := &heartbeat.Beat{Source: source, Partition: s.partition, Stream: s.number, First: s.first + uint64(from), Whole: s.whole}
-	b.Ops = make([]heartbeat.Op, 0, len(s.flight)-from)
+// nextBeatLocked moves queued entries into flight, as far as there is room. It returns a beat with what is new, or nil.
+func (s *partitionStream) nextBeatLocked(source heartbeat.Source) *heartbeat.Beat {
+	s.kicked = false
+	from := len(s.flight)
+	s.launchLocked()
+
+	if s.queue.marked == 0 && s.whole == 0 {
+		s.whole = s.first + uint64(len(s.flight))
+		s.announce = true
+	}
+
+	if s.announce {
+		from = 0
+	} else if len(s.flight) == from {
+		return nil
+	}
+
+	if from == 0 {
+		s.sent = time.Now()
+		s.repeatAfter = firstRepeat
+	}
+
+	s.announce = false
+	s.waiting.Store(len(s.flight) > 0)
+
+	return s.beatLocked(source, from)
+}
+
+// launchLocked moves queued entries into flight, as far as there is room.
+func (s *partitionStream) launchLocked() {
+	for len(s.queue.entries) > 0 && len(s.flight) < heartbeat.MaxOps {
+		e := s.queue.pop()
+		if e == nil {
+			continue
+		}
+
+		op := e.op()
+		if e.flying > 0 && e.lastOp == op.Kind {
+			continue // the entry has changed and changed back, so the op in flight is right
+		}
+
+		e.flying++
+		e.lastOp = op.Kind
+		s.alive = nil
+		s.flight = append(s.flight, inFlight{entry: e, op: op})
+	}
+}
+
+// beatLocked returns a beat with the ops of flight[from:].
+func (s *partitionStream) beatLocked(source heartbeat.Source, from int) *heartbeat.Beat {
+	b := &heartbeat.Beat{
+		Source:    source,
+		Partition: s.partition,
+		Stream:    s.number,
+		First:     s.first + uint64(from),
+		Whole:     s.whole,
+		Ops:       make([]heartbeat.Op, 0, len(s.flight)-from),
+	}
 	for _, f := range s.flight[from:] {
 		b.Ops = append(b.Ops, f.op)
 	}
+
 	return b
+}
+
+// resendAll sends the ops in flight of all streams again. It reports whether a stream waits for acknowledgements.
+func (r *roster) resendAll(now time.Time) (waiting bool) {
+	for i := range r.streams {
+		s := &r.streams[i]
+		if s.waiting.Load() {
+			waiting = true
+			r.resend(s, now)
+		}
+	}
+
+	return waiting
 }
 
 // resend sends the ops in flight again, if they have waited for an acknowledgement for repeatAfter.
@@ -219,11 +313,13 @@ func (r *roster) resend(s *partitionStream, now time.Time) {
 	s.mu.Lock()
 	var b *heartbeat.Beat
 	if len(s.flight) > 0 && now.Sub(s.sent) >= s.repeatAfter {
-		b = s.beatOf(r.source, 0)
-		s.sent, s.repeatAfter = now, min(2*s.repeatAfter, lastRepeat)
+		b = s.beatLocked(r.source, 0)
+		s.sent = now
+		s.repeatAfter = min(2*s.repeatAfter, lastRepeat)
 		r.repeated.Add(int64(len(s.flight)))
 	}
 	s.mu.Unlock()
+
 	if b != nil {
 		r.beats.SendBeat(b)
 	}
@@ -232,44 +328,59 @@ func (r *roster) resend(s *partitionStream, now time.Time) {
 // sendAlive sends the heartbeats of the stream's users, and returns their number.
 func (r *roster) sendAlive(s *partitionStream) int {
 	s.mu.Lock()
-	if s.alive == nil {
-		for u, user := range s.users {
-			if slices.ContainsFunc(user.entries, func(e *presenceEntry) bool { return e.live > 0 && e.lastOp != 0 }) {
-				if s.alive == nil {
-					s.alive = make([]presence.User, 0, len(s.users))
-				}
-				s.alive = append(s.alive, u)
-			}
-		}
-	}
-	s.endGraces(time.Now())
-	alive, stream := s.alive, s.number
+	alive := s.aliveLocked()
+	s.endGracesLocked(time.Now())
+	stream := s.number
 	s.mu.Unlock()
+
 	for part := range slices.Chunk(alive, aliveBatch) {
 		r.beats.SendBeat(&heartbeat.Beat{Source: r.source, Partition: s.partition, Stream: stream, Alive: part})
 	}
+
 	return len(alive)
 }
 
-// endGraces forgets the absent entries whose grace ended afterGrace ago.
-func (s *partitionStream) endGraces(now time.Time) {
-	s.absent = slices.DeleteFunc(s.absent, func(e *presenceEntry) bool {
-		switch {
-		case e.live > 0 || e.queued || e.flying > 0: // acknowledge decides what becomes of the entry
-			e.absent = false
-		case e.lost == 0 || !now.Before(e.until.Add(afterGrace)):
-			e.absent = false
-			s.forget(e)
+// aliveLocked returns the users with a connection whose join was sent.
+func (s *partitionStream) aliveLocked() []presence.User {
+	if s.alive != nil {
+		return s.alive
+	}
+
+	for u, user := range s.users {
+		reported := func(e *presenceEntry) bool { return e.live > 0 && e.lastOp != 0 }
+		if !slices.ContainsFunc(user.entries, reported) {
+			continue
 		}
+
+		if s.alive == nil {
+			s.alive = make([]presence.User, 0, len(s.users))
+		}
+		s.alive = append(s.alive, u)
+	}
+
+	return s.alive
+}
+
+// endGracesLocked forgets the absent entries whose grace ended afterGrace ago.
+func (s *partitionStream) endGracesLocked(now time.Time) {
+	s.absent = slices.DeleteFunc(s.absent, func(e *presenceEntry) bool {
+		undecided := e.live > 0 || e.queued || e.flying > 0 // acknowledgeLocked decides what becomes of the entry
+		e.absent = !undecided && e.remembersGrace(now)
+
+		if !undecided && !e.absent {
+			s.forgetLocked(e)
+		}
+
 		return !e.absent
 	})
+
 	if len(s.absent) == 0 {
 		s.absent = nil
 	}
 }
 
-// noteCounts notes which joins in flight the counts of a reply include.
-func (s *partitionStream) noteCounts(a *heartbeat.Reply) {
+// noteCountsLocked notes which joins in flight the counts of a reply include.
+func (s *partitionStream) noteCountsLocked(a *heartbeat.Reply) {
 	counted := make(map[string]bool, len(a.Counts))
 	for _, c := range a.Counts {
 		counted[c.Page] = true
@@ -286,44 +397,60 @@ func (s *partitionStream) noteCounts(a *heartbeat.Reply) {
 	}
 }
 
-// acknowledge removes the ops that are done from flight. It returns the waiters whose joins are now in the store.
-func (r *roster) acknowledge(s *partitionStream, a *heartbeat.Reply) (arrivals []arrival) {
-	s.noteCounts(a)
+// acknowledgeLocked ends the flight of the ops that are done. It returns the waiters whose joins are now in the store.
+func (s *partitionStream) acknowledgeLocked(a *heartbeat.Reply) (arrivals []arrival) {
+	s.noteCountsLocked(a)
 	s.acked = max(s.acked, a.Acked)
+
 	for len(s.flight) > 0 && s.first <= s.acked && s.flight[0].done() {
-		e := s.flight[0].entry
-		s.flight[0] = inFlight{}
-		s.flight = s.flight[1:]
-		s.first++
-		s.sent, s.repeatAfter = time.Now(), firstRepeat
-		e.flying--
-		switch {
-		case e.queued || e.flying > 0: // the next acknowledgement decides
-		case (e.live > 0) != (e.lastOp == heartbeat.Join):
-			r.enqueue(s, e)
-		case e.live == 0 && e.lost > 0 && time.Now().Before(e.until.Add(afterGrace)):
-			if !e.absent {
-				e.absent = true
-				s.absent = append(s.absent, e)
-			}
-		case e.live == 0:
+		now := time.Now()
+		e := s.landLocked()
+		s.sent = now
+		s.repeatAfter = firstRepeat
+
+		switch e.state(now) {
+		case moving:
+		case changed:
+			s.enqueueLocked(e)
+		case present:
+			arrivals = append(arrivals, e.takeWaiters()...)
+		case inGrace:
+			s.keepAbsentLocked(e)
+		case gone:
 			e.lost = 0
-			if !e.absent { // otherwise endGraces forgets the entry
-				s.forget(e)
+			if !e.absent { // otherwise endGracesLocked forgets the entry
+				s.forgetLocked(e)
 			}
-		default:
-			for _, w := range e.waiters {
-				arrivals = append(arrivals, arrival{w, e.page})
-			}
-			e.waiters = nil
 		}
 	}
+
 	if len(s.flight) == 0 {
 		s.flight = nil
 		s.waiting.Store(false)
 	}
+
+	// There may be room in flight now for what is queued.
 	if len(s.queue.entries) > 0 {
-		r.wake(s)
+		s.wakeLocked()
 	}
+
 	return arrivals
+}
+
+// landLocked ends the flight of the first op, and returns its entry.
+func (s *partitionStream) landLocked() *presenceEntry {
+	e := s.flight[0].entry
+	s.flight[0] = inFlight{} // the array must not keep the entry in memory
+	s.flight = s.flight[1:]
+	s.first++
+	e.flying--
+
+	return e
+}
+
+func (s *partitionStream) keepAbsentLocked(e *presenceEntry) {
+	if !e.absent {
+		e.absent = true
+		s.absent = append(s.absent, e)
+	}
 }

@@ -36,8 +36,8 @@ func TestServerSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	s.settles(0)
 }
 
-// A client that does not answer pings is gone like any other, and hears why if it hears at all. A write that waits would not end before the
-// connection does.
+// A client that does not answer pings is gone like any other, and hears why if it hears at all. A write that waits
+// would not end before the connection does.
 func TestServerPusherThatIsSilent(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, func(cfg *Config) {

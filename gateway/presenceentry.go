@@ -43,7 +43,67 @@ func (e *presenceEntry) op() heartbeat.Op {
 			op.Grace = left
 		}
 	}
+
 	return op
+}
+
+// beginGrace records that a connection of the entry ended without a leave, and may come back until the grace ends.
+func (e *presenceEntry) beginGrace(now time.Time, grace time.Duration) {
+	if now.After(e.until) {
+		e.lost = 0
+	}
+
+	e.lost++
+	e.until = now.Add(grace)
+}
+
+// remembersGrace reports whether the grace of lost connections is running, or ended less than afterGrace ago.
+func (e *presenceEntry) remembersGrace(now time.Time) bool {
+	return e.lost > 0 && now.Before(e.until.Add(afterGrace))
+}
+
+// entryState says what is to be done with an entry.
+type entryState uint8
+
+const (
+	moving  entryState = iota // another op of the entry is queued or in flight, and its acknowledgement decides
+	changed                   // the user has come or gone since the last op
+	present                   // the store has the user
+	inGrace                   // the user is gone, and a next owner may have to receive the grace
+	gone                      // the user is gone, and nobody needs the entry
+)
+
+func (e *presenceEntry) state(now time.Time) entryState {
+	if e.queued || e.flying > 0 {
+		return moving
+	}
+
+	connected := e.live > 0
+	reported := e.lastOp == heartbeat.Join
+	if connected != reported {
+		return changed
+	}
+
+	if connected {
+		return present
+	}
+
+	if e.remembersGrace(now) {
+		return inGrace
+	}
+
+	return gone
+}
+
+// takeWaiters ends the waiting of all waiters, and returns them as arrivals.
+func (e *presenceEntry) takeWaiters() []arrival {
+	arrivals := make([]arrival, len(e.waiters))
+	for i, w := range e.waiters {
+		arrivals[i] = arrival{w, e.page}
+	}
+	e.waiters = nil
+
+	return arrivals
 }
 
 // userEntry has the entries of a user. Every call takes constant time, however many entries there are,
@@ -58,36 +118,52 @@ func (u *userEntry) find(page string) *presenceEntry {
 	if u.byPage != nil {
 		return u.byPage[page]
 	}
+
 	for _, e := range u.entries {
 		if e.page == page {
 			return e
 		}
 	}
+
 	return nil
 }
 
 func (u *userEntry) add(e *presenceEntry) {
 	e.index = len(u.entries)
 	u.entries = append(u.entries, e)
-	switch {
-	case u.byPage != nil:
+
+	if u.byPage == nil && len(u.entries) > fewEntries {
+		u.index()
+		return
+	}
+
+	if u.byPage != nil {
 		u.byPage[e.page] = e
-	case len(u.entries) > fewEntries:
-		u.byPage = make(map[string]*presenceEntry, 2*len(u.entries))
-		for _, e := range u.entries {
-			u.byPage[e.page] = e
-		}
+	}
+}
+
+// index makes byPage.
+func (u *userEntry) index() {
+	u.byPage = make(map[string]*presenceEntry, 2*len(u.entries))
+	for _, e := range u.entries {
+		u.byPage[e.page] = e
 	}
 }
 
 func (u *userEntry) remove(e *presenceEntry) {
+	// The last entry takes the place of the removed one, so that no other entry moves.
 	last := len(u.entries) - 1
 	moved := u.entries[last]
-	u.entries[e.index], moved.index = moved, e.index
+	u.entries[e.index] = moved
+	moved.index = e.index
 	u.entries[last] = nil
 	u.entries = u.entries[:last]
-	if delete(u.byPage, e.page); u.byPage != nil && last <= fewEntries/2 {
-		u.entries, u.byPage = slices.Clone(u.entries), nil // the old array may have had room for thousands
+	delete(u.byPage, e.page)
+
+	// The old array and the index may have room for thousands.
+	if u.byPage != nil && last <= fewEntries/2 {
+		u.entries = slices.Clone(u.entries)
+		u.byPage = nil
 	}
 }
 
@@ -113,14 +189,17 @@ func (q *entryQueue) pop() *presenceEntry {
 	q.entries = q.entries[1:]
 	q.popped++
 	q.marked = max(q.marked-1, 0)
+
 	if e == nil {
 		q.holes--
 	} else {
 		e.queued = false
 	}
+
 	if len(q.entries) == 0 {
 		q.entries = nil
 	}
+
 	return e
 }
 
@@ -130,9 +209,11 @@ func (q *entryQueue) mark() { q.marked = len(q.entries) }
 // withdraw removes an entry from the queue. It leaves a hole, and when most places are holes, it removes them.
 func (q *entryQueue) withdraw(e *presenceEntry) {
 	q.entries[e.position-q.popped] = nil
-	if q.holes++; q.holes <= len(q.entries)/2+16 {
+	q.holes++
+	if q.holes <= len(q.entries)/2+16 {
 		return
 	}
+
 	full := make([]*presenceEntry, 0, len(q.entries)-q.holes)
 	marked := 0
 	for i, e := range q.entries {
@@ -142,8 +223,12 @@ func (q *entryQueue) withdraw(e *presenceEntry) {
 		if i < q.marked {
 			marked++
 		}
+
 		e.position = q.popped + uint64(len(full))
 		full = append(full, e)
 	}
-	q.entries, q.marked, q.holes = full, marked, 0
+
+	q.entries = full
+	q.marked = marked
+	q.holes = 0
 }

@@ -90,14 +90,18 @@ func (g *Gateway) admitPusher(c *gin.Context) (id identity.Identity, slot *httpp
 }
 
 // acceptPusher upgrades the request. The answer and the first event are one write. There is no event for unread counts.
-func (g *Gateway) acceptPusher(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) {
+func (g *Gateway) acceptPusher(
+	w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot,
+) {
 	c, hello, err := g.upgrade(w, r, pusher.Subprotocol, id, slot)
 	if err != nil {
 		return
 	}
+
 	c.pusher = true
 	socket := fmt.Sprintf("%d.%d", rand.Uint32(), rand.Uint32())
-	c.enter(websocket.AppendFrame(hello, websocket.Text, pusher.AppendEstablished(nil, socket, g.cfg.PingInterval)))
+	established := pusher.AppendEstablished(nil, socket, g.cfg.PingInterval)
+	c.enter(websocket.AppendFrame(hello, websocket.Text, established))
 	c.start()
 }
 
@@ -108,13 +112,18 @@ func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
 		return
 	}
+
 	defer over.Close()
+
 	_, detail := httppolicy.Refusal(w.Header())
-	code, head := pusherCodes[w.Status()], http.Header{}
+	code := pusherCodes[w.Status()]
+
+	head := http.Header{}
 	websocket.SetUpgrade(head, r, pusher.Subprotocol)
 	b := responseHead(http.StatusSwitchingProtocols, head)
 	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, code, detail))
 	_ = over.SetWriteDeadline(time.Now().Add(g.cfg.WriteTimeout))
+
 	_, _ = over.Write(websocket.AppendClose(b, code, detail)) // an error means that the client is gone already
 }
 
@@ -127,7 +136,9 @@ func parseEvent(text []byte) (message, error) {
 	if err := pusher.CheckEvent(e.Name); err != nil {
 		return message{}, faultOf(calls.ErrMessageType, err.Error())
 	}
+
 	m := message{pages: []string{e.Channel}}
+
 	switch e.Name {
 	case pusher.Subscribe:
 		m.kind = typeJoin
@@ -143,6 +154,7 @@ func parseEvent(text []byte) (message, error) {
 	default:
 		return message{}, nil // a pong
 	}
+
 	if err := presence.CheckPage(e.Channel); err != nil {
 		return message{}, badPage(e.Channel, err)
 	}
@@ -153,7 +165,8 @@ func parseEvent(text []byte) (message, error) {
 func appendPusherFault(b []byte, f *fault) []byte {
 	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, pusherCode(f), f.message))
 	if f.member != "" {
-		b = websocket.AppendFrame(b, websocket.Text, pusher.AppendSubscriptionError(nil, f.value, pusherCode(f), f.message))
+		failed := pusher.AppendSubscriptionError(nil, f.value, pusherCode(f), f.message)
+		b = websocket.AppendFrame(b, websocket.Text, failed)
 	}
 	return b
 }
@@ -163,6 +176,7 @@ func pusherCode(f *fault) int {
 	if f.code == calls.CodeForbidden || f.code == calls.CodeTokenExpired {
 		return pusher.CodeUnauthorized
 	}
+
 	return pusher.CodeRejected
 }
 
@@ -173,12 +187,14 @@ func pusherClose(code int, last *fault) int {
 		return pusherCode(last)
 	case code == websocket.StatusServiceRestart:
 		return pusher.CodeReconnect
+	default:
+		return code
 	}
-	return code
 }
 
-// appendPusherCount appends a count as a frame of Pusher, and returns what of the count it shows.
+// appendPusherCount appends a count as a frame of Pusher, and returns a hash of what the client sees of the count.
 func appendPusherCount(b []byte, c presence.Count) (frame []byte, shown uint64) {
 	text := pusher.AppendCount(nil, presence.KeyOf(c.Page), c.Users)
+
 	return websocket.AppendFrame(b, websocket.Text, text), xxhash.Sum64(text)
 }

@@ -370,8 +370,8 @@ func TestPusherWhileDraining(t *testing.T) {
 	})
 }
 
-// The last gateway keeps them until it ends, and a second later another one may listen here: who comes earlier, and finds
-// nobody, waits for 15 s.
+// The last gateway keeps them until it ends, and a second later another one may listen here: who comes earlier, and
+// finds nobody, waits for 15 s.
 func TestPusherStaysWithTheLastGateway(t *testing.T) {
 	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)

@@ -45,32 +45,48 @@ const (
 func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
 	// On the monotonic clock, since the wall clock may be set.
 	began := time.Now().Add(-time.Since(presence.Started(cfg.Incarnation)))
-	return &restartGrace{hub: hub, log: cfg.Log, began: began, lasts: cfg.ComeBack, until: began.Add(firstReturn)}
+
+	until := began.Add(firstReturn)
+
+	return &restartGrace{hub: hub, log: cfg.Log, began: began, lasts: cfg.ComeBack, until: until}
 }
 
 // Note checks a request for signs that its client was connected before the restart. It must be called before
 // the client gets a count.
 func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
-	if g.lasts <= 0 || time.Now().After(g.until) || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && !g.before(r.URL.Query().Get("back")) {
+	over := g.lasts <= 0 || time.Now().After(g.until)
+	if over || !g.returns(r, id) {
 		return
 	}
+
 	g.first.Do(func() {
 		g.doubtful.Store(true)
 		g.hub.Doubt()
+
 		left := max(time.Until(g.began.Add(g.lasts)), othersReturn)
 		time.AfterFunc(left, func() {
 			g.doubtful.Store(false)
 			g.hub.Trust()
 		})
-		g.log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was connected before this process started: counts are marked stale until all clients have had time to reconnect; with --data-dir, a restart within --presence-timeout keeps the users")
+
+		g.log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has reconnected that was connected " +
+			"before this process started: counts are marked stale until all clients have had time to reconnect; " +
+			"with --data-dir, a restart within --presence-timeout keeps the users")
 	})
+}
+
+// returns reports whether the client of a request was connected before this process started.
+func (g *restartGrace) returns(r *http.Request, id identity.Identity) bool {
+	return id.Void || g.older(r.Header.Get("Last-Event-Id")) || g.before(r.URL.Query().Get("back"))
 }
 
 // before reports whether a client was welcomed before this process started. back is the client's statement:
 // how many ms ago it was welcomed, or "1" if it knows only that it was.
 func (g *restartGrace) before(back string) bool {
 	ago, err := strconv.ParseFloat(back, 64)
-	return back == "1" || err == nil && ago > float64(time.Since(g.began).Milliseconds())
+	welcomed := err == nil && ago > float64(time.Since(g.began).Milliseconds())
+
+	return back == "1" || welcomed
 }
 
 // older reports whether a version is from an earlier incarnation of the process. A version from more than a
@@ -78,6 +94,7 @@ func (g *restartGrace) before(back string) bool {
 func (g *restartGrace) older(version string) bool {
 	v, err := presence.ParseVersion(version)
 	made := time.UnixMilli(int64(v.Incarnation))
+
 	return err == nil && made.Before(g.began) && made.After(g.began.AddDate(-1, 0, 0))
 }
 

@@ -57,7 +57,9 @@ type waiter struct {
 	since time.Time
 }
 
-func newRoster(source heartbeat.Source, partitions int, interval, grace time.Duration, beats Beats, counts acknowledged) *roster {
+func newRoster(
+	source heartbeat.Source, partitions int, interval, grace time.Duration, beats Beats, counts acknowledged,
+) *roster {
 	r := &roster{
 		source:   source,
 		interval: interval,
@@ -67,12 +69,18 @@ func newRoster(source heartbeat.Source, partitions int, interval, grace time.Dur
 		streams:  make([]partitionStream, partitions),
 		kick:     make(chan *partitionStream, partitions),
 	}
+
 	for i := range r.streams {
 		s := &r.streams[i]
-		s.partition, s.users, s.first = i, map[presence.User]*userEntry{}, 1
+		s.partition = i
+		s.users = map[presence.User]*userEntry{}
+		s.first = 1
+		s.kick = r.kick
+
 		// Streams of an earlier incarnation have lower numbers, so their late answers are ignored.
 		s.number = max(source.Incarnation, 1)
 	}
+
 	return r
 }
 
@@ -80,24 +88,29 @@ func (r *roster) streamOf(u presence.User) *partitionStream {
 	return &r.streams[u.Partition(len(r.streams))]
 }
 
-// join records that a connection of the user has joined the page. c.arrived is called when the store has the user on the
-// page. join returns errTooManyPages, and records nothing, when the user is on maxUserPages other pages.
+// join records that a connection of the user has joined the page. c.arrived is called when the store has the user on
+// the page. join returns errTooManyPages, and records nothing, when the user is on maxUserPages other pages.
 func (r *roster) join(u presence.User, page string, c joiner) error {
 	s := r.streamOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.findOrAdd(u, page)
+
+	e := s.findOrAddLocked(u, page)
 	if e == nil {
 		return errTooManyPages
 	}
+
 	e.live++
 	s.alive = nil
+
+	// A join within the grace is a lost connection that has come back. After the grace none is expected any more.
 	if e.lost > 0 && time.Now().Before(e.until) {
-		e.lost-- // a lost connection has come back
+		e.lost--
 	} else {
 		e.lost = 0
 	}
-	r.await(s, e, c)
+
+	s.awaitLocked(e, c)
 
 	return nil
 }
@@ -107,17 +120,18 @@ func (r *roster) confirm(u presence.User, page string, c joiner) {
 	s := r.streamOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.find(u, page)
+
+	e := s.findLocked(u, page)
 	if e != nil && !e.awaited(c) {
-		r.await(s, e, c)
+		s.awaitLocked(e, c)
 	}
 }
 
-// await has c wait until the owner says that the store has e. The owner is asked although it may have said so to another
-// connection: it may have been cut off from this gateway since, and have let the user time out.
-func (r *roster) await(s *partitionStream, e *presenceEntry, c joiner) {
+// awaitLocked has c wait until the owner says that the store has e. The owner is asked although it may have said so to
+// another connection: it may have been cut off from this gateway since, and have let the user time out.
+func (s *partitionStream) awaitLocked(e *presenceEntry, c joiner) {
 	e.waiters = append(e.waiters, waiter{c, time.Now()})
-	r.enqueue(s, e)
+	s.enqueueLocked(e)
 }
 
 // leave records that a connection has left the page. If lost, the connection ended without a leave, and the
@@ -126,31 +140,34 @@ func (r *roster) leave(u presence.User, page string, c joiner, lost bool) {
 	s := r.streamOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.find(u, page)
+
+	e := s.findLocked(u, page)
 	if e == nil || e.live == 0 {
 		return
 	}
+
 	e.live--
 	s.alive = nil
 	e.waiters = slices.DeleteFunc(e.waiters, func(w waiter) bool { return w.joiner == c })
+
 	if lost && r.grace > 0 {
-		now := time.Now()
-		if now.After(e.until) {
-			e.lost = 0
-		}
-		e.lost++
-		e.until = now.Add(r.grace)
+		e.beginGrace(time.Now(), r.grace)
 	}
+
 	if e.live > 0 {
 		return
 	}
-	if e.lastOp == 0 { // the join was never sent, so neither join nor leave need be
+
+	// The join was never sent, so neither join nor leave need be. The entry may have been the last marked one of the
+	// queue: flush can then announce the stream as whole.
+	if e.lastOp == 0 {
 		s.queue.withdraw(e)
-		s.forget(e)
-		r.wake(s) // this may have been the last marked entry, so that flush can announce whole
+		s.forgetLocked(e)
+		s.wakeLocked()
 		return
 	}
-	r.enqueue(s, e)
+
+	s.enqueueLocked(e)
 }
 
 // waits reports whether a connection that has joined the page waits for the store.
@@ -158,8 +175,8 @@ func (r *roster) waits(u presence.User, page string, c joiner) bool {
 	s := r.streamOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.find(u, page)
 
+	e := s.findLocked(u, page)
 	return e != nil && e.awaited(c)
 }
 
@@ -169,47 +186,54 @@ func (r *roster) movedTo(partition int) {
 	s := &r.streams[partition]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.restart(s)
+	s.restartLocked()
 }
 
 // run sends until ctx ends. Each stream sends its heartbeats once in an interval. Those of few users go in four
 // turns, since what costs a quiet process most is to wake up, and the owners' deadlines then pass together,
 // too. Those of many users go in more turns, so that neither buffers nor CPUs meet a burst.
 func (r *roster) run(ctx context.Context) {
-	turns, n, users := leastTurns, 0, 0 // in this interval: turns, turns that are over, and users in heartbeats
+	turns := leastTurns // in this interval
+	over := 0           // turns of this interval that are over
+	users := 0          // users in the heartbeats of these turns
+
 	turn := time.NewTicker(r.interval / leastTurns)
 	defer turn.Stop()
+
 	repeat := time.NewTicker(repeatTick)
 	defer repeat.Stop()
 	repeats := true // repeat runs while a stream waits for acknowledgements; only flush makes one wait
+
 	for {
 		select {
 		case <-ctx.Done():
 			return
+
 		case s := <-r.kick:
-			if r.flush(s); !repeats {
+			r.flush(s)
+			if !repeats {
 				repeats = true
 				repeat.Reset(repeatTick)
 			}
+
 		case now := <-repeat.C:
-			repeats = false
-			for i := range r.streams {
-				if s := &r.streams[i]; s.waiting.Load() {
-					repeats = true
-					r.resend(s, now)
-				}
-			}
+			repeats = r.resendAll(now)
 			if !repeats {
 				repeat.Stop()
 			}
+
 		case <-turn.C:
-			for i := n * len(r.streams) / turns; i < (n+1)*len(r.streams)/turns; i++ {
+			for i := over * len(r.streams) / turns; i < (over+1)*len(r.streams)/turns; i++ {
 				users += r.sendAlive(&r.streams[i])
 			}
-			if n++; n == turns {
+
+			// The users of this interval decide how many turns the next one has.
+			over++
+			if over == turns {
 				turns = min(max(users/turnUsers, leastTurns), len(r.streams))
 				turn.Reset(r.interval / time.Duration(turns))
-				n, users = 0, 0
+				over = 0
+				users = 0
 			}
 		}
 	}
@@ -220,37 +244,18 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	if a.Partition < 0 || a.Partition >= len(r.streams) {
 		return
 	}
-	s := &r.streams[a.Partition]
+
 	// The counts come first: arrived delivers them.
 	for _, c := range a.Counts {
 		r.counts.Acknowledged(c.Update())
 	}
-	s.mu.Lock()
-	switch {
-	case !a.Ask:
-	case a.Stream == s.number || s.first == 1: // the node knows this stream, or will be sent all of it
-		s.announce = true
-		r.wake(s)
-	default:
-		r.restart(s)
-	}
-	var arrivals []arrival
-	if a.Stream == s.number {
-		if a.Reset {
-			r.restart(s)
-		}
-		arrivals = r.acknowledge(s, a)
-	}
-	for _, u := range a.Unknown {
-		if user := s.users[u]; user != nil {
-			r.requeueJoins(s, user)
-		}
-	}
-	s.mu.Unlock()
-	for _, ar := range arrivals {
+
+	s := &r.streams[a.Partition]
+	for _, ar := range s.receive(a) {
 		if r.joinWait != nil {
 			r.joinWait.Observe(time.Since(ar.since).Seconds())
 		}
+
 		ar.arrived(ar.page)
 	}
 }

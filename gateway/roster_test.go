@@ -110,8 +110,8 @@ func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
 	}
 }
 
-// An acknowledgement may overtake the one before it, or be the only one that arrives. It then releases no join whose count
-// it does not bring.
+// An acknowledgement may overtake the one before it, or be the only one that arrives. It then releases no join whose
+// count it does not bring.
 func TestAJoinWaitsForItsCount(t *testing.T) {
 	counts := func(pages ...string) (all []presence.Count) {
 		for _, page := range append(pages, presence.AllPages) {
@@ -156,9 +156,9 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 	}
 }
 
-// TestAFurtherTabAsksTheOwner: the owner may have been cut off from this gateway since it acknowledged the first tab, and
-// have let the user time out. So another tab waits for it, too, and so does a tab that wants the counts again. Tabs that
-// have been told wait for nothing.
+// TestAFurtherTabAsksTheOwner: the owner may have been cut off from this gateway since it acknowledged the first tab,
+// and have let the user time out. So another tab waits for it, too, and so does a tab that wants the counts again. Tabs
+// that have been told wait for nothing.
 func TestAFurtherTabAsksTheOwner(t *testing.T) {
 	b, first, second := newBeats(t), &joined{}, &joined{}
 	b.join(1, "p", first)
@@ -206,7 +206,7 @@ func TestNewOwnerIsSentEverybody(t *testing.T) {
 	b.wantOps(t, heartbeat.Leave)
 	b.movedTo(0)
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
-	m := b.streams[0].beatOf(b.source, 0)
+	m := b.streams[0].beatLocked(b.source, 0)
 	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
 		t.Fatalf("the new owner is sent %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
@@ -416,8 +416,8 @@ func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 	})
 }
 
-// A user is on at most maxUserPages pages. One more is refused until another is over; pages that the user is on can be joined
-// by other connections.
+// A user is on at most maxUserPages pages. One more is refused until another is over; pages that the user is on can be
+// joined by other connections.
 func TestPagesOfAUserAreBounded(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	for n := range maxUserPages {
@@ -517,7 +517,7 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 			b := &beats{}
 			b.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, partitions, interval, 0, b, b)
 			for u := range presence.User(users) {
-				e := b.streamOf(u).findOrAdd(u, "p")
+				e := b.streamOf(u).findOrAddLocked(u, "p")
 				e.live, e.lastOp = 1, heartbeat.Join
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond) // the number of users is known after the first

@@ -31,20 +31,29 @@ type shared struct {
 
 // shareStream answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
-func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool) {
+func (g *Gateway) shareStream(
+	c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool,
+) {
 	defer httppolicy.Stay(c.Request.Context())()
 	_ = c.Request.Body.Close() // otherwise the server would buffer the data that the client sends
+
 	ctx, cancel := context.WithCancel(c.Request.Context())
 	defer cancel()
+
 	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer), ended: ctx.Done(), close: cancel}
 	_ = s.ctl.SetWriteDeadline(time.Time{}) // each write sets its own deadline
+
 	streamHead(c.Writer.Header())
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
+
 	client := g.newConn(s, id, slot)
+
 	// The comment makes the server send the head before the first count is known.
 	client.beginEvents(topics, join, []byte(":\n\n"))
 	client.wire.Serve()
+
+	// A late write of the fan-out must not use the writer after the handler has returned.
 	s.mu.Lock()
 	s.over = true
 	s.mu.Unlock()
@@ -53,24 +62,29 @@ func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppo
 // Read waits for the end of the stream, because the client sends no data.
 func (s *shared) Read([]byte) (int, error) {
 	<-s.ended
+
 	return 0, io.EOF
 }
 
 func (s *shared) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.over {
 		return 0, net.ErrClosed
 	}
+
 	n, err := s.w.Write(p)
 	if err == nil {
 		err = s.ctl.Flush()
 	}
+
 	return n, err
 }
 
 func (s *shared) Close() error {
 	s.close()
+
 	return nil
 }
 
@@ -78,9 +92,11 @@ func (s *shared) Close() error {
 func (s *shared) SetWriteDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.over {
 		return net.ErrClosed
 	}
+
 	return s.ctl.SetWriteDeadline(t)
 }
 

@@ -43,8 +43,8 @@ func (s *served) rest() uint64 {
 	return m.HeapAlloc
 }
 
-// Connections that come and go, in every way there is, leave nothing behind: no
-// goroutine, no descriptor, no memory. `go test -run TestClockSoak -timeout 1h ./gateway -soak 1000000` has a million of them.
+// Connections that come and go, in every way there is, leave nothing behind: no goroutine, no descriptor, no memory.
+// `go test -run TestClockSoak -timeout 1h ./gateway -soak 1000000` has a million of them.
 func TestClockSoak(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	all := ends(t, testkit.Timeout) // how soon they end is another test's question

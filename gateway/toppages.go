@@ -28,6 +28,7 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, err
 	}
+
 	query := counterapi.ReadQuery(c, "?n=10")
 	n := query.Number("n", shortTopPages, 1, presence.TopPages)
 	if query.Err != nil {
@@ -54,19 +55,24 @@ func (s topPages) Values(ctx context.Context, topics []presence.Topic, found fun
 		top, known := sites[t.Site]
 		if !known {
 			var err error
-			if top, err = s.g.cfg.API.Dashboard.Top(ctx, t.Site); err != nil { // ctx has ended
+			top, err = s.g.cfg.API.Dashboard.Top(ctx, t.Site)
+			if err != nil { // ctx has ended
 				return
 			}
+
 			sites[t.Site] = top
 		}
+
 		length, public := strings.CutSuffix(t.Key, publicList)
 		n, _ := strconv.Atoi(length) // getTopPageEvents wrote it
+
 		list := []presence.PageUsers{}
 		for _, p := range top.Pages {
 			if len(list) < n && (!public || s.g.callers.PublicTop.Has(p.Page)) {
 				list = append(list, p)
 			}
 		}
+
 		found(t, string(httppolicy.JSON(map[string]any{"top": list})), top.Stale || s.g.hub.Doubtful())
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestAQuietListHasComments: a list that does not change has comments often enough for <live-top>, which takes a minute of
-// silence for a broken connection. A stream of a page has them at every ping.
+// TestAQuietListHasComments: a list that does not change has comments often enough for <live-top>, which takes a minute
+// of silence for a broken connection. A stream of a page has them at every ping.
 func TestAQuietListHasComments(t *testing.T) {
 	tuned := func(t *testing.T) func(*Config) {
 		all := everything(t)

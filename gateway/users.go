@@ -19,7 +19,8 @@ const (
 	maxFollowed  = 10_000          // users that are followed at a time, about; a stream of further ones is 429
 )
 
-// userKind is the kind of the topics of users. Their values are JSON. The key is the user's id, which stays in this process.
+// userKind is the kind of the topics of users. Their values are JSON. The key is the user's id, which stays in this
+// process.
 var userKind = presence.KindOf("user")
 
 // getUserEvents answers a server with the event stream of users.
@@ -28,6 +29,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, err
 	}
+
 	if err := g.api.Serving(); err != nil {
 		return calls.Answer{}, api.Unavailable(err)
 	}
@@ -54,13 +56,16 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 		for i, t := range some {
 			hashes[i] = s.g.callers.Identities.Hash(t.Name())
 		}
+
 		within, cancel := context.WithTimeout(ctx, usersTimeout)
 		states, err := s.g.cfg.Cluster.Users(within, hashes)
 		cancel()
+
 		if err != nil {
 			s.g.cfg.Log.Debug().Err(err).Msg("users that streams follow could not be asked about")
 			continue
 		}
+
 		for i, t := range some {
 			found(t, string(httppolicy.JSON(api.UserOf(t.Key, states[i]))), false)
 		}

@@ -24,8 +24,8 @@ const (
 	verifyLimit = 2 * time.Second
 )
 
-// verifier says which endpoints keepAttached verifies next: those in some of the buckets,
-// and after a loss those in all of them until none is missing.
+// verifier says which endpoints keepAttached verifies next: those in some of the buckets, and
+// after a loss those in all buckets until none is missing.
 type verifier struct {
 	next int     // the bucket to begin with
 	used buckets // those that had endpoints of this gateway when they were last counted
@@ -40,8 +40,10 @@ type verifier struct {
 func (h *Hub) keepAttached(ctx context.Context) {
 	tick := time.NewTicker(verifyEvery)
 	defer tick.Stop()
+
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
+
 	for failed := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -59,25 +61,28 @@ func (h *Hub) keepAttached(ctx context.Context) {
 				continue
 			}
 		}
+
 		batch := attachBatch
 		if failed > 0 {
 			batch = 1
 		}
+
 		if err := h.attach(ctx, batch); err != nil {
 			if ctx.Err() != nil {
 				return
 			}
 			failed++
 			if failed == 1 {
-				h.cfg.Log.Warn().Err(err).Msg("topics could not be attached; trying again")
+				h.cfg.Log.Warn().Err(err).Msg("subscribing to topics in the store failed; retrying")
 			}
 			retry.Reset(outage.Pause(failed))
 			continue
 		}
 		if failed > 0 {
-			h.cfg.Log.Info().Int("attempts", failed).Msg("topics can be attached again")
+			h.cfg.Log.Info().Int("attempts", failed).Msg("topics are subscribed in the store again")
 		}
 		failed = 0
+
 		detached := h.detach(ctx)
 		h.mu.Lock()
 		more := h.backlog.fresh.Len() > 0 || detached && len(h.backlog.gone) > 0
@@ -88,27 +93,29 @@ func (h *Hub) keepAttached(ctx context.Context) {
 	}
 }
 
-// attachAll makes every topic be attached and read anew; under mu.
-func (h *Hub) attachAll() {
+// attachAllLocked makes every topic be attached and read anew.
+func (h *Hub) attachAllLocked() {
 	h.renewed++
 	for _, w := range h.topics {
-		h.renew(w)
+		h.renewLocked(w)
 	}
 }
 
-// renew makes a topic be attached and read anew: now, or when somebody wants it again. The
-// caller holds mu.
-func (h *Hub) renew(w *watched) {
+// renewLocked makes a topic be attached and read anew: now, or when somebody wants it again.
+func (h *Hub) renewLocked(w *watched) {
 	if w.kind.source != nil {
 		return
 	}
+
 	w.endpoint = min(w.endpoint, outdated)
-	switch {
-	case w.in != nil:
-	case w.refs > 0:
+	if w.in != nil {
+		return
+	}
+
+	if w.refs > 0 {
 		w.join(&h.backlog.fresh)
-	default: // it was read twice, and the store did not answer
-		h.linger(w)
+	} else { // it was read twice, and the store did not answer
+		h.lingerLocked(w)
 	}
 }
 
@@ -124,26 +131,34 @@ func (h *Hub) verify(ctx context.Context) {
 		h.mu.Unlock()
 		return
 	}
+
 	v := &h.verifier
-	chosen, next := v.used, v.next
+
+	chosen := v.used
+	next := v.next
 	if !v.lost {
 		chosen, next = v.used.some(v.next)
 	}
+
 	v.used = buckets{}
 	reread := h.backlog.fresh.Len() == 0 // otherwise fresh topics come first
 	var topics []presence.Topic
+
 	for t, w := range h.topics {
-		if (w.refs > 0 && w.endpoint >= outdated || w.endpoint == attached) && w.kind.source == nil {
+		if w.hasEndpoint() {
 			v.used[w.bucket] = true
 			if chosen[w.bucket] {
 				topics = append(topics, t)
 			}
 		}
-		if reread && (w.update.Stale && h.doubts == 0 || !w.known) {
-			h.renew(w)
+
+		incomplete := !w.known || w.update.Stale && h.doubts == 0
+		if reread && incomplete {
+			h.renewLocked(w)
 		}
 	}
 	h.mu.Unlock()
+
 	if h.attachMissing(ctx, topics) {
 		v.next = next
 	}
@@ -155,75 +170,90 @@ type buckets [presence.DefaultBuckets]bool
 // some returns verifyPart of the buckets, from first on, and the bucket where to go on.
 func (b *buckets) some(first int) (part buckets, next int) {
 	next = first
-	for n, looked := 0, 0; looked < len(b) && n < verifyPart; looked++ {
+	n := 0 // buckets in part
+	for looked := 0; looked < len(b) && n < verifyPart; looked++ {
 		if b[next] {
 			part[next] = true
 			n++
 		}
 		next = (next + 1) % len(b)
 	}
+
 	return part, next
 }
 
-// attachMissing makes every topic be attached again if the store lacks one of these. Its
-// goroutine is the one that attaches and detaches, so the store should have all of them. ok
-// is false if the store did not answer; the store logs that itself.
+// attachMissing makes every topic be attached again if the store lacks one of these. Only the goroutine
+// of keepAttached attaches and detaches, so the store should have all of them. ok is false if the store did
+// not answer; the store logs that itself.
 func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
+
 	missing, err := h.cfg.Store.Missing(ctx, h.cfg.Gateway, topics)
 	if err != nil {
 		return false
 	}
 	h.verifier.lost = len(missing) > 0
 	if h.verifier.lost {
-		h.cfg.Log.Warn().Int("endpoints", len(missing)).Msg("the store lacks endpoints of this gateway; attaching all topics again")
+		h.cfg.Log.Warn().Int("endpoints", len(missing)).
+			Msg("the store lacks endpoints of this gateway; attaching all topics again")
+
 		h.mu.Lock()
-		h.attachAll()
+		h.attachAllLocked()
 		h.mu.Unlock()
 	}
+
 	return true
 }
 
 // attach attaches fresh topics at the store, at most limit, and reads their updates.
 func (h *Hub) attach(ctx context.Context, limit int) error {
 	h.mu.Lock()
-	renewed, fresh := h.renewed, &h.backlog.fresh
+
+	renewed := h.renewed
+	fresh := &h.backlog.fresh
 	batch := make([]*watched, 0, min(fresh.Len(), limit))
 	topics := make([]presence.Topic, 0, cap(batch))
 	for len(batch) < cap(batch) {
 		w := first(fresh)
 		w.leave()
 		w.endpoint = max(w.endpoint, asked)
-		batch, topics = append(batch, w), append(topics, w.update.Topic)
+		batch = append(batch, w)
+		topics = append(topics, w.update.Topic)
 	}
 	h.mu.Unlock()
+
 	if len(batch) == 0 {
 		return nil
 	}
+
 	updates, err := h.cfg.Store.Attach(ctx, h.cfg.Gateway, topics)
+
 	h.mu.Lock()
 	for _, w := range batch {
 		switch {
 		case h.topics[w.update.Topic] != w: // it was dropped meanwhile, and is to be detached
 		case err != nil:
-			h.renew(w)
+			h.renewLocked(w)
 		case renewed != h.renewed: // all topics were to be attached anew meanwhile
 			w.endpoint = outdated
 		default:
 			w.endpoint = attached
 			if w.refs == 0 && w.in == nil { // it was read twice
-				h.linger(w)
+				h.lingerLocked(w)
 			}
 		}
 	}
 	h.mu.Unlock()
+
 	if err != nil {
 		return err
 	}
+
 	for _, u := range updates {
 		h.Update(u)
 	}
+
 	return nil
 }
 
@@ -231,9 +261,10 @@ func (h *Hub) attach(ctx context.Context, limit int) error {
 func (h *Hub) expire() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now, lingering := time.Since(h.born), &h.backlog.lingering
+	now := time.Since(h.born)
+	lingering := &h.backlog.lingering
 	for w := first(lingering); w != nil && now-w.left >= lingerFor; w = first(lingering) {
-		h.drop(w)
+		h.dropLocked(w)
 	}
 }
 
@@ -241,6 +272,7 @@ func (h *Hub) expire() {
 // not be reached, and the next turn tries again.
 func (h *Hub) detach(ctx context.Context) bool {
 	var topics []presence.Topic
+
 	h.mu.Lock()
 	gone := h.backlog.gone
 	for t := range gone {
@@ -251,9 +283,11 @@ func (h *Hub) detach(ctx context.Context) bool {
 		delete(gone, t)
 	}
 	h.mu.Unlock()
+
 	if len(topics) == 0 {
 		return true
 	}
+
 	// This goroutine also attaches, so a topic that is wanted again meanwhile is attached
 	// after this, never before.
 	err := h.cfg.Store.Detach(ctx, h.cfg.Gateway, topics)
@@ -261,6 +295,7 @@ func (h *Hub) detach(ctx context.Context) bool {
 		return true
 	}
 	h.cfg.Log.Debug().Err(err).Msg("topics stay attached for now: their updates will come and be ignored")
+
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range topics {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+
 	"headcount/internal/machine"
 	"headcount/internal/wake"
 	"headcount/presence"
@@ -17,8 +18,8 @@ import (
 const (
 	recentReads = 16384 // about 4 MB
 
-	// standstillLimit is how long the process may stand still without a doubt about what it knows: as long as a read of the
-	// store may take.
+	// standstillLimit is how long the process may stand still without a doubt about what it knows: as long as a read of
+	// the store may take.
 	standstillLimit = readLimit
 )
 
@@ -83,9 +84,13 @@ type kind struct {
 // New returns a Hub that does nothing until Run, and knows no kinds.
 func New(cfg Config) *Hub {
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
+
 	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size under 1
 	h := &Hub{
-		cfg: cfg, read: read, standstill: machine.NewStandstill(standstillLimit, cfg.Elapsed),
+		cfg:        cfg,
+		read:       read,
+		standstill: machine.NewStandstill(standstillLimit, cfg.Elapsed),
+
 		wake:    make(chan struct{}, 1),
 		back:    make(chan struct{}, 1),
 		born:    time.Now(),
@@ -93,10 +98,13 @@ func New(cfg Config) *Hub {
 		topics:  map[presence.Topic]*watched{},
 		backlog: backlog{gone: map[presence.Topic]struct{}{}},
 	}
+
 	live := liveness{ping: cfg.Ping, pong: cfg.Pong}
+
 	for range cfg.Shards {
 		h.shards = append(h.shards, newShard(h, cfg.Interval, cfg.Budget/float64(cfg.Shards), live))
 	}
+
 	return h
 }
 
@@ -120,6 +128,7 @@ func (h *Hub) Run(ctx context.Context) {
 	for _, s := range h.shards {
 		wg.Go(func() { s.run(ctx) })
 	}
+
 	wg.Wait()
 }
 
@@ -132,6 +141,7 @@ func (h *Hub) Clients() (all []Client) {
 		}
 		s.mu.Unlock()
 	}
+
 	return all
 }
 
@@ -139,6 +149,7 @@ func (h *Hub) Clients() (all []Client) {
 func (h *Hub) Topics() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	return len(h.topics)
 }
 
@@ -146,11 +157,13 @@ func (h *Hub) Topics() int {
 func (h *Hub) Wanted() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	for _, w := range h.topics {
 		if w.refs > 0 {
 			n++
 		}
 	}
+
 	return n
 }
 
@@ -172,18 +185,21 @@ func (h *Hub) Figures() (f Figures) {
 		f.Unwritten += s.figures.unwritten.Load()
 		f.Silent += s.figures.silent.Load()
 	}
+
 	return f
 }
 
 // Unread returns how many of the topics have no subscribers here and were not read lately.
 func (h *Hub) Unread(topics []presence.Topic) (n int) {
 	h.mu.Lock()
+
 	defer h.mu.Unlock()
 	for _, t := range topics {
 		if h.topics[t] == nil && !h.read.Contains(t) {
 			n++
 		}
 	}
+
 	return n
 }
 
@@ -197,19 +213,23 @@ func (h *Hub) Unwatched(topics []presence.Topic) (n int) {
 			n++
 		}
 	}
+
 	return n
 }
 
-// Want adds one to those who need the topic's updates, and returns the newest one if it is
+// Want adds one to the number of those who need the topic's updates, and returns the newest update if it is
 // known. Every newer one goes to all shards, or to the watcher of its kind.
 func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	w := h.topics[t]
 	if w == nil {
-		w = h.watch(t)
+		w = h.watchLocked(t)
 	}
-	if w.refs++; w.refs == 1 {
+
+	w.refs++
+	if w.refs == 1 {
 		w.leave()
 		if w.endpoint != attached {
 			w.join(&h.backlog.fresh)
@@ -224,60 +244,80 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 	return u, w.known
 }
 
-// watch adds a topic; under mu.
-func (h *Hub) watch(t presence.Topic) *watched {
-	w := &watched{update: presence.Update{Topic: t}, kind: h.kinds[t.Kind], bucket: uint16(t.Bucket(h.cfg.Buckets))}
+// watchLocked adds a topic.
+func (h *Hub) watchLocked(t presence.Topic) *watched {
+	w := &watched{
+		update: presence.Update{Topic: t},
+		kind:   h.kinds[t.Kind],
+		bucket: uint16(t.Bucket(h.cfg.Buckets)),
+	}
 	h.topics[t] = w
+
 	if w.kind.source != nil {
 		w.endpoint = attached
 		w.kind.source.Want(t)
-	} else if _, dropped := h.backlog.gone[t]; dropped {
+		return w
+	}
+
+	// The topic is to be detached, so the store may still have it.
+	if _, dropped := h.backlog.gone[t]; dropped {
 		w.endpoint = asked
 		delete(h.backlog.gone, t)
 	}
+
 	return w
 }
 
 // Unwant takes back one Want. The hub forgets a topic at once that the store was never
 // asked for, and any other when nobody has wanted it for a while.
+
 func (h *Hub) Unwant(t presence.Topic) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	w := h.topics[t]
-	if w.refs--; w.refs > 0 {
+	w.refs--
+	if w.refs > 0 {
 		return
 	}
+
 	w.leave()
 	if w.endpoint == unasked {
 		delete(h.topics, t)
 		return
 	}
-	h.linger(w)
+
+	h.lingerLocked(w)
 }
 
-// linger keeps a topic that nobody wants for lingerFor from now on; under mu.
-func (h *Hub) linger(w *watched) {
+// lingerLocked keeps a topic that nobody wants for lingerFor from now on.
+func (h *Hub) lingerLocked(w *watched) {
 	w.left = time.Since(h.born)
+
 	lingering := &h.backlog.lingering
 	if w.in == lingering {
 		lingering.MoveToBack(w.at)
 		return
 	}
-	if w.join(lingering); lingering.Len() > maxLingering {
-		h.drop(first(lingering))
+
+	w.join(lingering)
+	if lingering.Len() > maxLingering {
+		h.dropLocked(first(lingering))
 		wake.Signal(h.wake)
 	}
 }
 
-// drop forgets a topic that nobody wants and that the store or a source may have; under mu.
-func (h *Hub) drop(w *watched) {
+// dropLocked forgets a topic that nobody wants and that the store or a source may have.
+func (h *Hub) dropLocked(w *watched) {
 	w.leave()
 	t := w.update.Topic
 	delete(h.topics, t)
+
 	if w.kind.source != nil {
 		w.kind.source.Unwant(t)
 		return
 	}
+
 	if w.known && w.kind.encoder != nil {
 		h.read.Add(t, reading{update: w.update})
 	}
@@ -296,47 +336,63 @@ func (h *Hub) drop(w *watched) {
 // before it was started again.
 func (h *Hub) Update(u presence.Update) {
 	h.mu.Lock()
+
 	w := h.topics[u.Topic]
-	news := w != nil && h.accept(w, &u)
+	news := w != nil && h.acceptLocked(w, &u)
 	h.mu.Unlock()
+
 	if news {
 		h.publish(w.kind, u)
 	}
 }
 
-// accept makes u the newest update of w, and reports whether it is news. Then u is as it is
-// to be delivered. The caller holds mu.
-func (h *Hub) accept(w *watched, u *presence.Update) (news bool) {
+// acceptLocked makes u the newest update of w, and reports whether it is news. Then u is as it is
+// to be delivered.
+func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
 	w.note(*u)
-	switch {
-	case w.endpoint < outdated:
+
+	if w.endpoint < outdated {
 		w.remember(*u)
 		return false
-	case !w.known && u.Stale:
+	}
+	if !w.known {
+		return h.acceptFirstLocked(w, u)
+	}
+	if w.overtook(u) {
 		return false
-	case !w.known:
-		w.remember(*u)
-		w.known = true
-		w.update.Stale = h.doubtful(w, w.update)
-		*u = w.update
-		return true
-	case u.Stale && u.Version != (presence.Version{}) && !u.Newer(w.update):
-		return false
-	case u.Stale:
+	}
+
+	if u.Stale {
 		*u = w.update
 		u.Stale = true
-	case h.doubtful(w, *u): // u was on its way when the doubt arose
+	} else if h.doubtfulLocked(w, *u) { // u was on its way when the doubt arose
 		u.Stale = true
 	}
+
 	if !replaces(u, &w.update) {
 		return false
 	}
 	w.update = *u
+
 	return true
 }
 
-// doubtful reports whether an update of w may be old, or may lack something. The caller holds mu.
-func (h *Hub) doubtful(w *watched, u presence.Update) bool {
+// acceptFirstLocked is accept while no update of w is known.
+func (h *Hub) acceptFirstLocked(w *watched, u *presence.Update) (news bool) {
+	if u.Stale {
+		return false
+	}
+
+	w.remember(*u) // may have a newer one already
+	w.known = true
+	w.update.Stale = h.doubtfulLocked(w, w.update)
+	*u = w.update
+
+	return true
+}
+
+// doubtfulLocked reports whether an update of w may be old, or may lack something.
+func (h *Hub) doubtfulLocked(w *watched, u presence.Update) bool {
 	fromStore := w.kind.source == nil
 
 	return fromStore && (h.doubts != 0 || h.silent[w.bucket] || w.outdates(u))
@@ -364,6 +420,7 @@ func (h *Hub) Acknowledged(u presence.Update) {
 		w.remember(u)
 	}
 	h.mu.Unlock()
+
 	if known {
 		h.Update(u)
 	}
@@ -375,6 +432,7 @@ func (h *Hub) publish(k *kind, u presence.Update) {
 		k.watcher.Update(u)
 		return
 	}
+
 	for _, s := range h.shards {
 		s.update(u)
 	}
@@ -383,6 +441,7 @@ func (h *Hub) publish(k *kind, u presence.Update) {
 // replaces reports whether somebody who has old is to get u.
 func replaces(u, old *presence.Update) bool {
 	order := u.Version.Compare(old.Version)
+
 	return order > 0 || order == 0 && u.Stale != old.Stale
 }
 
@@ -409,13 +468,16 @@ func (h *Hub) resumed() {
 func (h *Hub) suspect(why doubts) {
 	h.mu.Lock()
 	h.doubts |= why
+
 	var known []presence.Update
 	for t, w := range h.topics {
 		if w.known && !w.update.Stale && w.kind.source == nil {
 			known = append(known, presence.Update{Topic: t, Stale: true})
 		}
 	}
+
 	h.mu.Unlock()
+
 	for _, u := range known {
 		h.Update(u)
 	}
@@ -424,13 +486,14 @@ func (h *Hub) suspect(why doubts) {
 func (h *Hub) settle(why doubts) {
 	h.mu.Lock()
 	h.doubts &^= why
-	h.attachAll()
+	h.attachAllLocked()
 	h.mu.Unlock()
+
 	wake.Signal(h.back)
 }
 
-// Silence says of which buckets the dispatchers do not reach this gateway now. What is known of their topics is stale;
-// meanwhile it is read from the store at every look of keepAttached, and once more when the dispatcher is back.
+// Silence marks what is known of the topics in these buckets as stale: their dispatchers do not reach this gateway now.
+// Meanwhile keepAttached reads these topics from the store at every look, and once more when the dispatcher is back.
 func (h *Hub) Silence(silent []int) {
 	var now buckets
 	for _, b := range silent {
@@ -440,16 +503,19 @@ func (h *Hub) Silence(silent []int) {
 	h.mu.Lock()
 	was := h.silent
 	h.silent = now
+
 	var known []presence.Update
 	for t, w := range h.topics {
 		begins := now[w.bucket] && !was[w.bucket]
 		ends := was[w.bucket] && !now[w.bucket]
+
 		fresh := w.known && !w.update.Stale && w.kind.source == nil
 		if begins && fresh {
 			known = append(known, presence.Update{Topic: t, Stale: true})
 		}
+
 		if ends {
-			h.renew(w)
+			h.renewLocked(w)
 		}
 	}
 	h.mu.Unlock()
@@ -463,9 +529,12 @@ func (h *Hub) Silence(silent []int) {
 // Last returns the newest update known here of a topic that somebody wants.
 func (h *Hub) Last(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
+
 	defer h.mu.Unlock()
+
 	if w := h.topics[t]; w != nil && w.known {
 		return w.update, true
 	}
+
 	return presence.Update{}, false
 }

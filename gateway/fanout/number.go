@@ -26,47 +26,61 @@ func (s *Subscriber) SendUnread(n int64, again bool) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+
 	if s.index < 0 {
 		return // it has left
 	}
+
 	s.number.now = n
 	if again {
 		s.number.sent = unsent
 	}
-	sh.queueNumber(s)
+
+	sh.queueNumberLocked(s)
 }
 
-func (s *shard) queueNumber(sub *Subscriber) {
+func (s *shard) queueNumberLocked(sub *Subscriber) {
 	if sub.numberQueued || sub.number.now == sub.number.sent {
 		return
 	}
+
 	sub.numberQueued = true
 	s.numbers = append(s.numbers, sub)
 	wake.Signal(s.wake)
 }
 
-// offerNumbers adds the numbers that are due to this pass, and returns when the next one
+// offerNumbersLocked adds the numbers that are due to this pass, and returns when the next one
 // is, or 0. A client that has not taken its last write gets none: its number is queued
 // again when it has.
-func (s *shard) offerNumbers(now time.Duration) (next time.Duration) {
+func (s *shard) offerNumbersLocked(now time.Duration) (next time.Duration) {
 	later := s.numbers[:0]
 	for _, sub := range s.numbers {
 		n := &sub.number
-		if at := n.at + s.interval; sub.index >= 0 && n.sent != unsent && n.at != 0 && at > now {
+
+		// An interval has not passed since the last number.
+		at := n.at + s.interval
+		mustWait := n.sent != unsent && n.at != 0 && at > now
+		if sub.index >= 0 && mustWait {
 			later = append(later, sub)
 			next = earliest(next, at)
 			continue
 		}
+
 		sub.numberQueued = false
 		if sub.index < 0 || n.now == n.sent || sub.client.Busy() {
 			continue
 		}
-		n.sent, n.at = n.now, now
+
+		n.sent = n.now
+		n.at = now
+
 		from := len(s.pass.numbers)
 		s.pass.numbers = s.hub.cfg.Numbers.AppendNumber(s.pass.numbers, n.now)
-		s.chain(sub, s.pass.numbers[from:len(s.pass.numbers):len(s.pass.numbers)])
+		s.chainLocked(sub, s.pass.numbers[from:len(s.pass.numbers):len(s.pass.numbers)])
 	}
+
 	clear(s.numbers[len(later):])
 	s.numbers = later
+
 	return next
 }

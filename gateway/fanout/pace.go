@@ -30,26 +30,32 @@ type pace struct {
 // subscribers to one of them.
 func (p *pace) interval(subscribers int) time.Duration {
 	fair := time.Duration(p.stretch * float64(subscribers) / p.budget * float64(time.Second))
+
 	return min(max(p.least, fair), max(p.least, maxInterval))
 }
 
-// spend notes n deliveries at now. The stretch follows the load as an integral
-// controller does: large pages come in bursts, so only the mean tells.
+// spend notes n deliveries at now. The stretch follows the load as an integral controller does: large pages
+// come in bursts, so only the mean says whether there is room.
 func (p *pace) spend(n int, now time.Duration) {
 	p.spent += n
 	took := now - p.since
 	if took < paceWindow {
 		return
 	}
+
 	weight := took.Seconds() / paceMemory.Seconds()
 	p.load = p.load*math.Exp(-weight) + float64(p.spent)/p.budget/paceMemory.Seconds()
-	p.spent, p.since = 0, now
+	p.spent = 0
+	p.since = now
+
 	if p.stretch == 0 && p.load <= 1 {
 		return
 	}
+
 	p.stretch = max(p.stretch, 1) * math.Exp(min(weight, 1)*(min(p.load, 4)-1))
 	if p.stretch <= 1 && p.load < 0.5 {
 		p.stretch = 0 // there is room again
 	}
+
 	p.stretch = min(p.stretch, 1e6) // maxInterval holds long before
 }

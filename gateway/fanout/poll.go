@@ -46,6 +46,7 @@ func (v polledValue) json() string {
 	if !v.stale {
 		return v.text
 	}
+
 	return strings.TrimSuffix(v.text, "}") + `,"stale":true}`
 }
 
@@ -58,7 +59,9 @@ func NewPoll(hub interface{ Update(u presence.Update) }, from Polled) *Poll {
 func (p *Poll) Want(t presence.Topic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.values[t] = &polledValue{}
+
 	wake.Signal(p.wake)
 }
 
@@ -66,6 +69,7 @@ func (p *Poll) Want(t presence.Topic) {
 func (p *Poll) Unwant(t presence.Topic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	delete(p.values, t)
 }
 
@@ -73,7 +77,9 @@ func (p *Poll) Unwant(t presence.Topic) {
 func (p *Poll) Wanted(t presence.Topic) (wanted bool, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	_, wanted = p.values[t]
+
 	return wanted, len(p.values)
 }
 
@@ -81,6 +87,7 @@ func (p *Poll) Wanted(t presence.Topic) (wanted bool, all int) {
 func (p *Poll) Run(ctx context.Context) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
+
 	for {
 		fresh := false // only topics without a value
 		select {
@@ -90,6 +97,7 @@ func (p *Poll) Run(ctx context.Context) {
 		case <-p.wake:
 			fresh = true
 		}
+
 		p.ask(ctx, p.due(fresh))
 	}
 }

@@ -34,22 +34,27 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 	var rest []presence.Topic // those that are not in memory
 	var places []int          // of rest in topics
 	h.mu.Lock()
+
 	for i, t := range topics {
-		if w := h.topics[t]; w != nil && h.current(w) {
+		if w := h.topics[t]; w != nil && h.currentLocked(w) {
 			updates[i] = w.update
-			h.stay(w)
+			h.stayLocked(w)
 		} else {
-			rest, places = append(rest, t), append(places, i)
+			rest = append(rest, t)
+			places = append(places, i)
 		}
 	}
 	h.mu.Unlock()
+
 	if len(rest) == 0 {
 		return updates, true
 	}
+
 	read, ok := h.readWith(ctx, rest, h.readShared)
 	for i, u := range read {
 		updates[places[i]] = u
 	}
+
 	return updates, ok
 }
 
@@ -59,6 +64,7 @@ func (h *Hub) Read(ctx context.Context, topics []presence.Topic) ([]presence.Upd
 	for _, t := range topics {
 		h.reads.Forget(t.String())
 	}
+
 	return h.readWith(ctx, topics, h.cfg.Store.Updates)
 }
 
@@ -71,43 +77,47 @@ func (h *Hub) Touch(t presence.Topic) { h.note(presence.Update{Topic: t}) }
 func (h *Hub) note(u presence.Update) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	t := u.Topic
 	if w := h.topics[t]; w != nil && w.endpoint == attached {
-		h.stay(w)
+		h.stayLocked(w)
 		return
 	}
+
 	now := time.Since(h.born)
+
 	last, known := h.read.Get(t)
 	if known && now-last.at < readAgain && h.doubts == 0 {
-		h.follow(t)
+		h.followLocked(t)
 	}
+
 	h.read.Add(t, reading{u, now})
 }
 
-// current reports whether the update of w is what the store would answer, but for updates
-// that are on their way. The caller holds mu.
-func (h *Hub) current(w *watched) bool {
-	return w.known && w.endpoint == attached && !w.update.Stale && !h.doubtful(w, w.update)
+// currentLocked reports whether the update of w is what the store would answer, but for updates
+// that are on their way.
+func (h *Hub) currentLocked(w *watched) bool {
+	return w.known && w.endpoint == attached && !w.update.Stale && !h.doubtfulLocked(w, w.update)
 }
 
-// stay begins anew the time for which the hub keeps w although nobody wants it. The caller
-// holds mu.
-func (h *Hub) stay(w *watched) {
+// stayLocked begins anew the time for which the hub keeps w although nobody wants it.
+func (h *Hub) stayLocked(w *watched) {
 	if w.in == &h.backlog.lingering {
-		h.linger(w)
+		h.lingerLocked(w)
 	}
 }
 
-// follow attaches a topic that nobody wants. It lingers from then on. The caller holds mu.
-func (h *Hub) follow(t presence.Topic) {
+// followLocked attaches a topic that nobody wants. It lingers from then on.
+func (h *Hub) followLocked(t presence.Topic) {
 	w := h.topics[t]
 	if w == nil {
-		w = h.watch(t)
+		w = h.watchLocked(t)
 	}
+
 	switch {
 	case w.refs > 0:
 	case w.endpoint == attached:
-		h.linger(w)
+		h.lingerLocked(w)
 	case w.in != &h.backlog.fresh:
 		w.join(&h.backlog.fresh)
 		wake.Signal(h.wake)
@@ -115,40 +125,62 @@ func (h *Hub) follow(t presence.Topic) {
 }
 
 // readWith reads updates from the store with read.
-func (h *Hub) readWith(ctx context.Context, topics []presence.Topic, read func(context.Context, []presence.Topic) ([]presence.Update, error)) ([]presence.Update, bool) {
+func (h *Hub) readWith(
+	ctx context.Context, topics []presence.Topic,
+	read func(context.Context, []presence.Topic) ([]presence.Update, error),
+) ([]presence.Update, bool) {
 	h.mu.Lock()
 	doubtful := h.doubts&usersMissing != 0 // also if the doubt ends meanwhile
 	h.mu.Unlock()
+
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
+
 	found, err := read(ctx, topics)
+
 	updates := make([]presence.Update, len(topics)) // found may be shared
 	copy(updates, found)
-	for i, t := range topics {
+	for i := range topics {
 		u := &updates[i]
 		u.Stale = u.Stale || err != nil
-		last, known := h.Last(t)
-		recent, read := h.read.Get(t)
-		switch {
-		case u.Stale && known:
-			*u = last
-			u.Stale = true
-		case u.Stale && read:
-			*u = recent.update
-			u.Stale = true
-		case u.Stale:
+		if !h.settleRead(topics[i], u) {
 			return nil, false
-		case known && last.Newer(*u):
-			*u = last
-		default:
-			h.Acknowledged(*u) // otherwise a later answer without the store could be older than this one
 		}
+
 		if !u.Stale {
 			h.note(*u)
 		}
 		u.Stale = u.Stale || doubtful
 	}
+
 	return updates, true
+}
+
+// settleRead replaces what the store returned for a topic by the newest update known here, if that is newer, or if
+// the store's may lack something. It returns false if nothing is known.
+func (h *Hub) settleRead(t presence.Topic, u *presence.Update) bool {
+	last, known := h.Last(t)
+	if !u.Stale {
+		if known && last.Newer(*u) {
+			*u = last
+		} else {
+			h.Acknowledged(*u) // otherwise a later answer without the store could be older than this one
+		}
+
+		return true
+	}
+
+	if !known {
+		recent, read := h.read.Get(t)
+		if !read {
+			return false
+		}
+		last = recent.update
+	}
+	*u = last
+	u.Stale = true
+
+	return true
 }
 
 // readShared reads updates from the store. Of one topic there is one call at a time.

@@ -72,7 +72,7 @@ type seat struct {
 	look time.Duration // a sweep has nothing to do for it before
 }
 
-// visit is a subscriber to serve at once with a topic.
+// visitLocked is a subscriber to serve at once with a topic.
 type visit struct {
 	sub    *Subscriber
 	topic  *topic
@@ -110,32 +110,41 @@ func earliest(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b
 	}
+
 	return a
 }
 
-// subscribe returns the subscriber's place of the topic, made when there is none.
-func (s *shard) subscribe(sub *Subscriber, name presence.Topic) *place {
+// subscribeLocked returns the subscriber's place of the topic, made when there is none.
+func (s *shard) subscribeLocked(sub *Subscriber, name presence.Topic) *place {
 	if p := sub.place(name); p != nil {
 		return p
 	}
+
 	t := s.topics[name]
 	if t == nil {
 		t = &topic{name: name, encoder: s.hub.kinds[name.Kind].encoder}
 		s.topics[name] = t
+
 		if u, known := s.hub.Want(name); known {
-			t.update, t.gen = u, 1
+			t.update = u
+			t.gen = 1
 		}
 	}
+
 	sub.places = append(sub.places, place{topic: t, index: int32(len(t.subs))})
 	t.subs = append(t.subs, subscription{sub: sub})
+
 	return &sub.places[len(sub.places)-1]
 }
 
-// unsubscribe ends one of the subscriber's places.
-func (s *shard) unsubscribe(sub *Subscriber, place int) {
+// unsubscribeLocked ends one of the subscriber's places.
+func (s *shard) unsubscribeLocked(sub *Subscriber, place int) {
 	p := sub.places[place]
 	sub.places = slices.Delete(sub.places, place, place+1)
+
+	// The last subscription takes the place of the ended one.
 	t := p.topic
+
 	last := int32(len(t.subs) - 1)
 	if p.index != last {
 		moved := t.subs[last]
@@ -144,30 +153,34 @@ func (s *shard) unsubscribe(sub *Subscriber, place int) {
 	}
 	t.subs[last] = subscription{}
 	t.subs = t.subs[:last]
+
 	if len(t.subs) == 0 {
 		delete(s.topics, t.name)
 		s.hub.Unwant(t.name)
 	}
 }
 
-// ask answers a subscribe in a form. What a paused subscriber has in that form is not sent again when it resumes.
-func (s *shard) ask(sub *Subscriber, p *place, form Form) {
+// askLocked answers a subscribe in a form. What a paused subscriber has in that form is not sent again when it resumes.
+func (s *shard) askLocked(sub *Subscriber, p *place, form Form) {
 	x := &p.topic.subs[p.index]
 	has := x.gen != 0 && x.form == form
 	x.form = form
 	if !sub.paused || !has {
-		s.renew(sub, p)
+		s.renewLocked(sub, p)
 	}
 }
 
-// renew has the subscriber get the topic's update, also if it has it, at once or an interval
+// renewLocked makes the subscriber get the topic's update, also if it has it: at once, or an interval
 // after the last one.
-func (s *shard) renew(sub *Subscriber, p *place) {
+func (s *shard) renewLocked(sub *Subscriber, p *place) {
 	x := &p.topic.subs[p.index]
-	x.gen, x.shown = 0, 0
+
+	x.gen = 0
+	x.shown = 0
 	if x.state.waits() {
 		return
 	}
+
 	x.state = asking
 	switch {
 	case sub.answerAt == 0:
@@ -179,24 +192,26 @@ func (s *shard) renew(sub *Subscriber, p *place) {
 	wake.Signal(s.wake)
 }
 
-// ready ends a hold. The client may have the update as a stale one.
-func (s *shard) ready(sub *Subscriber, p *place) {
+// readyLocked ends a hold. The client may have the update as a stale one.
+func (s *shard) readyLocked(sub *Subscriber, p *place) {
 	p.heldAt = 0
+
 	x := &p.topic.subs[p.index]
 	x.state = following
-	x.gen, x.shown = 0, 0
-	s.visit(sub, p.topic, false)
+	x.gen = 0
+	x.shown = 0
+	s.visitLocked(sub, p.topic, false)
 }
 
-// lapse ends the silence of a hold that has lasted too long.
-func (s *shard) lapse(sub *Subscriber, p *place) {
+// lapseLocked ends the silence of a hold that has lasted too long.
+func (s *shard) lapseLocked(sub *Subscriber, p *place) {
 	p.topic.subs[p.index].state = overdue
-	s.visit(sub, p.topic, false)
+	s.visitLocked(sub, p.topic, false)
 }
 
-// visit serves the subscriber with the topic's update at once, also if it has it, unless
+// visitLocked serves the subscriber with the topic's update at once, also if it has it, unless
 // its subscription says what it is shown.
-func (s *shard) visit(sub *Subscriber, t *topic, missed bool) {
+func (s *shard) visitLocked(sub *Subscriber, t *topic, missed bool) {
 	s.visits = append(s.visits, visit{sub, t, missed})
 	wake.Signal(s.wake)
 }
@@ -205,22 +220,27 @@ func (s *shard) visit(sub *Subscriber, t *topic, missed bool) {
 func (s *shard) update(u presence.Update) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	t := s.topics[u.Topic]
 	if t == nil || t.gen != 0 && !replaces(&u, &t.update) {
 		return
 	}
+
 	t.update = u
-	if t.gen++; t.gen == 0 {
+	t.gen++
+	if t.gen == 0 { // it overflowed, and 0 means that there is no update
 		t.gen = 1
 	}
-	s.look(t, max(s.now(), t.scanned+s.quantum))
+
+	s.lookLocked(t, max(s.now(), t.scanned+s.quantum))
 }
 
-// look makes a pass go through all subscribers of t.
-func (s *shard) look(t *topic, at time.Duration) {
+// lookLocked makes a pass go through all subscribers of t.
+func (s *shard) lookLocked(t *topic, at time.Duration) {
 	if t.lookAt == 0 {
 		s.due = append(s.due, t)
 	}
+
 	t.lookAt = earliest(t.lookAt, at)
 	wake.Signal(s.wake)
 }
@@ -229,8 +249,10 @@ func (s *shard) look(t *topic, at time.Duration) {
 func (s *shard) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+
 	sweep := time.NewTicker(s.live.tick())
 	defer sweep.Stop()
+
 	for {
 		select {
 		case <-ctx.Done():
@@ -241,54 +263,51 @@ func (s *shard) run(ctx context.Context) {
 			s.sweep()
 			continue
 		}
-		if next := s.deliver(); next > 0 {
+
+		next := s.deliver()
+		if next > 0 {
 			timer.Reset(max(next-s.now(), 0))
 		}
 	}
 }
 
-// deliver is one pass: it collects under the lock what is due, and writes it without. It
+// deliver is one pass: it collects under the lock what is due, and writes without the lock. It
 // returns when the next pass is due, or 0.
 func (s *shard) deliver() (next time.Duration) {
 	s.mu.Lock()
 	now := s.now()
-	next = s.collect(now)
+	next = s.collectLocked(now)
+
 	s.mu.Unlock()
 	s.write()
 	written := len(s.pass.batch) - 1
+
 	s.figures.delivered.Add(int64(written))
+
 	// Answers have a bound of their own. If they counted here, a client that asks often
 	// would slow down the pages of others.
 	s.pace.spend(written-s.pass.answers, now)
-	clear(s.pass.batch)
+
+	clear(s.pass.batch) // so that it keeps no subscriber in memory
+
 	return next
 }
 
-// collect fills the pass with what is due, and returns when more will be, or 0.
-func (s *shard) collect(now time.Duration) (next time.Duration) {
+// collectLocked fills the pass with what is due, and returns when more will be, or 0.
+func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 	s.pass.id++
 	s.pass.batch = append(s.pass.batch[:0], delivery{})
-	s.pass.answers, s.pass.numbers = 0, s.pass.numbers[:0]
-	for _, v := range s.visits {
-		p := v.sub.at(v.topic)
-		if p == nil { // it has left
-			continue
-		}
-		x := &p.topic.subs[p.index]
-		if x.at == now && x.gen == p.topic.gen { // it was visited twice
-			continue
-		}
-		if n := s.offer(p.topic, x, now); !v.missed {
-			s.pass.answers += n
-		}
-	}
-	clear(s.visits)
-	s.visits = s.visits[:0]
-	next = s.answerAll(now)
+
+	s.pass.answers = 0
+	s.pass.numbers = s.pass.numbers[:0]
+
+	s.visitAllLocked(now)
+	next = s.answerAllLocked(now)
+
 	later := s.due[:0]
 	for _, t := range s.due {
 		if t.lookAt <= now {
-			t.lookAt = s.scan(t, now)
+			t.lookAt = s.scanLocked(t, now)
 		}
 		if t.lookAt != 0 {
 			later = append(later, t)
@@ -297,7 +316,31 @@ func (s *shard) collect(now time.Duration) (next time.Duration) {
 	}
 	clear(s.due[len(later):])
 	s.due = later
-	return earliest(next, s.offerNumbers(now))
+
+	return earliest(next, s.offerNumbersLocked(now))
+}
+
+// visitAllLocked serves the subscribers that are to be served at once.
+func (s *shard) visitAllLocked(now time.Duration) {
+	for _, v := range s.visits {
+		p := v.sub.at(v.topic)
+		if p == nil { // it has left
+			continue
+		}
+
+		x := &p.topic.subs[p.index]
+		if x.at == now && x.gen == p.topic.gen { // it was visited twice
+			continue
+		}
+
+		n := s.offerLocked(p.topic, x, now)
+		if !v.missed {
+			s.pass.answers += n
+		}
+	}
+
+	clear(s.visits)
+	s.visits = s.visits[:0]
 }
 
 // write writes the pass, one write for each client.
@@ -308,6 +351,7 @@ func (s *shard) write() {
 		if d.chained {
 			continue
 		}
+
 		bytes := d.bytes
 		if d.more != 0 {
 			s.pass.joined = append(s.pass.joined[:0], bytes...)
@@ -316,19 +360,21 @@ func (s *shard) write() {
 			}
 			bytes = s.pass.joined
 		}
+
 		if err := d.sub.client.Try(bytes); err != nil {
 			s.undelivered(d.sub, err)
 		}
 	}
 }
 
-// answerAll answers the subscribes that may be answered now, and returns when the next one
+// answerAllLocked answers the subscribes that may be answered now, and returns when the next one
 // may be, or 0.
-func (s *shard) answerAll(now time.Duration) (next time.Duration) {
+func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 	later := s.asking[:0]
+
 	for _, sub := range s.asking {
 		if sub.answerAt <= now {
-			sub.answerAt = s.answer(sub, now)
+			sub.answerAt = s.answerLocked(sub, now)
 		}
 		if sub.answerAt != 0 {
 			later = append(later, sub)
@@ -337,111 +383,140 @@ func (s *shard) answerAll(now time.Duration) (next time.Duration) {
 	}
 	clear(s.asking[len(later):])
 	s.asking = later
+
 	return next
 }
 
-// answer answers subscribes of one subscriber: each topic at most once per interval, and
+// answerLocked answers subscribes of one subscriber: each topic at most once per interval, and
 // answersAtOnce in all, since a topic that was left and is wanted again has no past. It
 // returns when to go on, or 0 when all are answered.
-func (s *shard) answer(sub *Subscriber, now time.Duration) (again time.Duration) {
+func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Duration) {
 	step := s.interval / answersAtOnce
+
 	sub.answered = max(sub.answered, now-s.interval)
 	for i := range sub.places {
 		t := sub.places[i].topic
+
 		x := &t.subs[sub.places[i].index]
 		if x.state != asking {
 			continue
 		}
-		at := x.at + s.interval
-		switch {
-		case x.gen != 0: // it was sent an update since it asked
+		if x.gen != 0 { // it was sent an update since it asked
 			x.state = following
 			continue
-		case x.at == 0 || at <= now:
+		}
+
+		at := x.at + s.interval
+		if x.at == 0 || at <= now {
 			if sub.answered+step <= now {
 				x.state = following
-				n := s.offer(t, x, now)
+				n := s.offerLocked(t, x, now)
 				s.pass.answers += n
 				sub.answered += step * time.Duration(n)
 				continue
 			}
+
 			at = sub.answered + s.interval // several at a time, not one by one
 		}
 		again = earliest(again, at)
 	}
+
 	if again != 0 {
 		again = max(again, now+s.quantum)
 	}
+
 	return again
 }
 
-// scan offers t's update to all subscribers that do not have it, and returns when to scan
+// scanLocked offers t's update to all subscribers that do not have it, and returns when to scan
 // again, or 0 when all were served or cannot be now.
-func (s *shard) scan(t *topic, now time.Duration) (again time.Duration) {
+
+func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 	t.scanned = now
 	interval := s.pace.interval(len(t.subs))
+
 	for i := range t.subs {
 		sub := &t.subs[i]
 		if sub.gen == t.gen || sub.state == held {
 			continue
 		}
-		if at := sub.at + interval; sub.at != 0 && at > now {
+
+		at := sub.at + interval
+		if sub.at != 0 && at > now {
 			again = earliest(again, at)
 			continue
 		}
-		s.offer(t, sub, now)
+
+		s.offerLocked(t, sub, now)
 	}
+
 	if again != 0 {
 		again = max(again, now+s.quantum)
 	}
+
 	return again
 }
 
-// offer adds t's update to the pass unless the subscriber would see no difference, and
+// offerLocked adds t's update to the pass unless the subscriber would see no difference, and
 // returns how many deliveries that is. It skips a client that has not taken its last write,
+
 // which is served when it has, and one that is paused.
-func (s *shard) offer(t *topic, sub *subscription, now time.Duration) (deliveries int) {
-	if t.gen == 0 || sub.state == held || sub.sub.paused || sub.sub.client.Busy() {
+func (s *shard) offerLocked(t *topic, sub *subscription, now time.Duration) (deliveries int) {
+	mustWait := sub.state == held || sub.sub.paused || sub.sub.client.Busy()
+	if t.gen == 0 || mustWait {
 		return 0
 	}
+
 	x := t.text(sub.form, sub.state == overdue)
+
 	if sub.gen != 0 {
 		s.figures.conflated.Add(int64(t.gen - sub.gen - 1))
 	}
 	sub.gen = t.gen
-	if sub.shown != 0 && sub.shown == x.shown || len(x.bytes) == 0 {
+
+	seesNone := sub.shown != 0 && sub.shown == x.shown
+	if seesNone || len(x.bytes) == 0 {
 		return 0
 	}
-	sub.at, sub.shown = now, x.shown
-	s.chain(sub.sub, x.bytes)
+
+	sub.at = now
+	sub.shown = x.shown
+	s.chainLocked(sub.sub, x.bytes)
 	return 1
 }
 
-// chain adds a text for the client to the pass.
-func (s *shard) chain(sub *Subscriber, bytes []byte) {
+// chainLocked adds a text for the client to the pass.
+func (s *shard) chainLocked(sub *Subscriber, bytes []byte) {
 	p := &s.pass
 	d := delivery{sub: sub, bytes: bytes, chained: sub.pass == p.id}
-	if i := int32(len(p.batch)); d.chained {
-		p.batch[sub.tail].more, sub.tail = i, i
+
+	i := int32(len(p.batch))
+	if d.chained {
+		p.batch[sub.tail].more = i
 	} else {
-		sub.pass, sub.tail = p.id, i
+		sub.pass = p.id
 	}
+	sub.tail = i
+
 	p.batch = append(p.batch, d)
 }
 
-// undelivered handles a write that was not even begun.
+// undelivered handles a write that was not begun.
 func (s *shard) undelivered(sub *Subscriber, err error) {
 	if !errors.Is(err, ErrBusy) {
 		s.figures.unwritten.Add(1)
 		if !errors.Is(err, net.ErrClosed) {
 			_ = sub.client.Close() // the client then leaves
 		}
+
 		return
 	}
+
 	s.figures.busy.Add(1)
 	s.mu.Lock()
 	sub.missed = true
 	s.mu.Unlock()
+
 	if !sub.client.Busy() { // it became free before missed was set
 		sub.Free()
 	}

@@ -8,9 +8,9 @@ import (
 	"headcount/presence"
 )
 
-// How long Hold keeps a topic's updates back at most. After that the client gets them as stale ones, which do not claim to
-// include the user who waits. An update that is stale anyway goes out earlier. A join takes longer than a second when a
-// node has just died.
+// How long Hold keeps a topic's updates back at most. After that the client gets them as stale ones, which do not claim
+// to include the user who waits. An update that is stale anyway goes out earlier. A join takes longer than a second
+// when a node has just died.
 const (
 	holdStale = time.Second
 	holdFresh = 5 * time.Second
@@ -80,6 +80,7 @@ func (s *Subscriber) Enter() {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+
 	s.index = int32(len(sh.seats))
 	sh.seats = append(sh.seats, seat{sub: s})
 }
@@ -89,10 +90,13 @@ func (s *Subscriber) Leave() {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+
 	for len(s.places) > 0 {
-		sh.unsubscribe(s, len(s.places)-1)
+		sh.unsubscribeLocked(s, len(s.places)-1)
 	}
+
 	s.places = nil
+
 	last := len(sh.seats) - 1
 	sh.seats[s.index] = sh.seats[last]
 	sh.seats[s.index].sub.index = s.index
@@ -107,9 +111,10 @@ func (s *Subscriber) Subscribe(topics []presence.Topic, form Form) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+
 	for i, name := range topics {
 		if !slices.Contains(topics[:i], name) { // once is enough
-			sh.ask(s, sh.subscribe(s, name), form)
+			sh.askLocked(s, sh.subscribeLocked(s, name), form)
 		}
 	}
 }
@@ -119,20 +124,23 @@ func (s *Subscriber) Renew(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.subscribe(s, t)
-	sh.ask(s, p, p.topic.subs[p.index].form)
+
+	p := sh.subscribeLocked(s, t)
+	sh.askLocked(s, p, p.topic.subs[p.index].form)
 }
 
-// Hold is Renew, but nothing of the topic is sent until Ready. When the hold has lasted too long, holdStale for an update
-// that is stale and holdFresh for any other, updates are sent as stale ones until Ready.
+// Hold is Renew, but nothing of the topic is sent until Ready. When the hold has lasted too long, holdStale for an
+// update that is stale and holdFresh for any other, updates are sent as stale ones until Ready.
 func (s *Subscriber) Hold(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.subscribe(s, t)
+
+	p := sh.subscribeLocked(s, t)
 	p.heldAt = sh.now()
 	p.topic.subs[p.index].state = held
-	sh.renew(s, p)
+	sh.renewLocked(s, p)
+
 	seat := &sh.seats[s.index]
 	seat.look = min(seat.look, p.heldAt+holdStale)
 }
@@ -146,8 +154,9 @@ func (s *Subscriber) Ready(t presence.Topic) {
 	}
 	s.shard.mu.Lock()
 	defer s.shard.mu.Unlock()
+
 	if p := s.place(t); p != nil && p.heldAt != 0 {
-		s.shard.ready(s, p)
+		s.shard.readyLocked(s, p)
 	}
 }
 
@@ -157,17 +166,20 @@ func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+
 	p := s.place(t)
 	if p == nil {
 		return
 	}
+
 	sub := &p.topic.subs[p.index]
 	if sub.form == form {
 		return
 	}
+
 	sub.form = form
 	if again && sub.at != 0 {
-		sh.renew(s, p)
+		sh.renewLocked(s, p)
 	}
 }
 
@@ -175,9 +187,10 @@ func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 func (s *Subscriber) Unsubscribe(t presence.Topic) {
 	s.shard.mu.Lock()
 	defer s.shard.mu.Unlock()
+
 	for i := range s.places {
 		if s.places[i].topic.name == t {
-			s.shard.unsubscribe(s, i)
+			s.shard.unsubscribeLocked(s, i)
 			return
 		}
 	}
@@ -188,20 +201,24 @@ func (s *Subscriber) Free() {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+
 	for i := range s.places {
 		p := &s.places[i]
 		sub := &p.topic.subs[p.index]
 		if s.missed {
-			sub.gen, sub.shown = 0, 0 // any of them may have been lost, also if this visit finds the client busy again or paused
+			// Any of them may have been lost, also if this visit finds the client busy again or paused.
+			sub.gen = 0
+			sub.shown = 0
 		}
 		if sub.state != held && (s.missed || sub.gen != p.topic.gen) {
-			sh.visit(s, p.topic, true)
+			sh.visitLocked(s, p.topic, true)
 		}
 	}
+
 	if s.missed {
 		s.number.sent = unsent
 	}
-	sh.queueNumber(s)
+	sh.queueNumberLocked(s)
 	s.missed = false
 }
 
@@ -211,16 +228,21 @@ func (s *Subscriber) Pause(on bool) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+
 	if s.paused == on {
 		return
 	}
-	if s.paused = on; on {
+
+	s.paused = on
+	if on {
 		return
 	}
+
 	for i := range s.places {
 		p := &s.places[i]
-		if sub := &p.topic.subs[p.index]; sub.state != held && sub.gen != p.topic.gen {
-			sh.visit(s, p.topic, true)
+		sub := &p.topic.subs[p.index]
+		if sub.state != held && sub.gen != p.topic.gen {
+			sh.visitLocked(s, p.topic, true)
 		}
 	}
 }
@@ -232,6 +254,7 @@ func (s *Subscriber) place(name presence.Topic) *place {
 			return &s.places[i]
 		}
 	}
+
 	return nil
 }
 
@@ -242,5 +265,6 @@ func (s *Subscriber) at(t *topic) *place {
 			return &s.places[i]
 		}
 	}
+
 	return nil
 }

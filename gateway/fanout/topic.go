@@ -68,5 +68,6 @@ func (t *topic) text(form Form, stale bool) *text {
 		update.Stale = update.Stale || stale
 		x.bytes, x.shown = t.encoder.Encode(x.bytes[:0], update, form)
 	}
+
 	return x
 }

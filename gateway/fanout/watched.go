@@ -52,16 +52,30 @@ func (w *watched) note(u presence.Update) {
 // outdates reports whether the store is known to have a newer version than u.
 func (w *watched) outdates(u presence.Update) bool { return u.Version.Compare(w.newest) < 0 }
 
+// hasEndpoint reports whether the store should have the topic's endpoint.
+func (w *watched) hasEndpoint() bool {
+	wanted := w.refs > 0 && w.endpoint >= outdated
+	return w.kind.source == nil && (wanted || w.endpoint == attached)
+}
+
+// overtook reports whether a stale update was sent before the known one.
+func (w *watched) overtook(u *presence.Update) bool {
+	versioned := u.Version != (presence.Version{})
+	return u.Stale && versioned && !u.Newer(w.update)
+}
+
 // join adds w at the end of a list, instead of the one it is in.
 func (w *watched) join(l *list.List) {
 	w.leave()
-	w.in, w.at = l, l.PushBack(w)
+	w.in = l
+	w.at = l.PushBack(w)
 }
 
 // leave takes w out of its list, if it is in one.
 func (w *watched) leave() {
 	if w.in != nil {
 		w.in.Remove(w.at)
+
 		w.in, w.at = nil, nil
 	}
 }
@@ -71,5 +85,6 @@ func first(l *list.List) *watched {
 	if e := l.Front(); e != nil {
 		return e.Value.(*watched)
 	}
+
 	return nil
 }

@@ -28,9 +28,11 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 	for _, text := range written {
 		site, key := sites.SplitKey(text)
 		key = strings.TrimSpace(key)
+
 		if key == "" && text != "" && site == nil {
 			return nil, errors.New("api-key: a key is only white space; give a long random value")
 		}
+
 		one := siteKey{hash: sha256.Sum256([]byte(key)), all: site == nil}
 		if site != nil {
 			if key == "" {
@@ -38,6 +40,7 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 			}
 			one.site = site.Site
 		}
+
 		keys = append(keys, one)
 	}
 	return keys, nil
@@ -57,18 +60,21 @@ func (s *Sites) SplitKey(written string) (of *Site, key string) {
 // Has reports whether key is one of k.
 func (k SiteKeys) Has(key string) bool {
 	all, sites := k.Sites(key)
+
 	return all || len(sites) > 0
 }
 
 // Holds reports whether key is one of k and valid for the site.
 func (k SiteKeys) Holds(key string, site presence.Site) bool {
 	all, sites := k.Sites(key)
+
 	return all || slices.Contains(sites, site)
 }
 
 // Sites returns the sites for which a key is valid: all of them, or a list.
 func (k SiteKeys) Sites(key string) (all bool, sites []presence.Site) {
 	sum := sha256.Sum256([]byte(key))
+
 	for _, one := range k {
 		switch {
 		case subtle.ConstantTimeCompare(one.hash[:], sum[:]) == 0:

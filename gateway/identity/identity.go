@@ -123,20 +123,27 @@ func New(cfg Config) *Identities {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+
 	cfg.Cookie = cmp.Or(cfg.Cookie, Cookie)
 	ids := &Identities{cfg: cfg}
+
 	for _, secret := range cfg.IDSecrets {
 		ids.macs = append(ids.macs, newMAC(secret))
 	}
+
 	if len(cfg.HashKey) == 0 {
 		cfg.HashKey = []byte(rand.Text())
 	}
+
 	ids.SetHashKey(cfg.HashKey)
+
 	if len(cfg.JWTSecret) > 0 {
 		ids.methods = append(ids.methods, jwt.SigningMethodHS256.Alg())
 		ids.secrets.Keys = append(ids.secrets.Keys, cfg.JWTSecret)
+
 		// A file or a variable often ends with a newline, which the issuer of tokens may have, too, or may not.
-		if bare := bytes.TrimSpace(cfg.JWTSecret); len(bare) > 0 && len(bare) < len(cfg.JWTSecret) {
+		bare := bytes.TrimSpace(cfg.JWTSecret)
+		if len(bare) > 0 && len(bare) < len(cfg.JWTSecret) {
 			ids.secrets.Keys = append(ids.secrets.Keys, bare)
 		}
 	}
@@ -144,9 +151,11 @@ func New(cfg Config) *Identities {
 		ids.keys = newKeySource(cfg.JWKSURL, cfg.Now, cfg.KeysError)
 		ids.methods = append(ids.methods, keyMethods...)
 	}
+
 	// checkTimes checks the times: the parser has only one leeway for nbf and exp.
 	ids.parser = jwt.NewParser(
 		jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
+
 	return ids
 }
 
@@ -175,10 +184,12 @@ func (ids *Identities) Identify(r *http.Request, site presence.Site, query bool)
 	if !ids.tokensRequired() {
 		return ids.anonymous(r, site, query), nil
 	}
+
 	id, err := ids.fromRequest(r, query)
 	if err == nil {
 		id = ids.in(site, id)
 	}
+
 	return id, err
 }
 
@@ -188,6 +199,7 @@ func (ids *Identities) fromRequest(r *http.Request, query bool) (Identity, error
 	if !ok {
 		return Identity{}, ErrNoToken
 	}
+
 	return ids.fromToken(r.Context(), token)
 }
 
@@ -197,9 +209,12 @@ func (ids *Identities) CheckToken(r *http.Request) error {
 	if !ids.tokensRequired() {
 		return nil
 	}
-	if _, err := ids.fromRequest(r, false); err != nil && !Nobody(err) {
+
+	_, err := ids.fromRequest(r, false)
+	if err != nil && !Nobody(err) {
 		return err
 	}
+
 	return nil
 }
 
@@ -210,7 +225,9 @@ func Nobody(err error) bool { return errors.Is(err, ErrNoToken) || errors.Is(err
 
 // in returns id as the user of a site.
 func (ids *Identities) in(site presence.Site, id Identity) Identity {
-	id.Site, id.Hash = site, ids.Hash(site.Qualify(id.User))
+	id.Site = site
+	id.Hash = ids.Hash(site.Qualify(id.User))
+
 	return id
 }
 
@@ -220,6 +237,7 @@ func cookieOf(name string, site presence.Site) string {
 	if site == presence.DefaultSite {
 		return name
 	}
+
 	return name + "_" + site.String()
 }
 
@@ -230,6 +248,7 @@ func (ids *Identities) SetHashKey(key []byte) { ids.hash.Store(newMAC(key)) }
 // another site than the default one, user is their presence.Site.Qualify.
 func (ids *Identities) Hash(user string) presence.User {
 	sum := ids.hash.Load().sum(domainHash, user)
+
 	return presence.User(binary.BigEndian.Uint64(sum[:]))
 }
 
@@ -237,6 +256,7 @@ func (ids *Identities) Hash(user string) presence.User {
 // is independent of Hash.
 func (ids *Identities) Hash128(user string) [16]byte {
 	sum := ids.hash.Load().sum(domainHash128, user)
+
 	return [16]byte(sum[:16])
 }
 
@@ -249,6 +269,7 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	if id.Signed == "" || storageIs(r, storageNone) {
 		return
 	}
+
 	framed := secure && storageIs(r, storagePartitioned)
 	if !id.Fresh || id.Derived {
 		tries := maxIDs
@@ -273,16 +294,20 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		SameSite: http.SameSiteLaxMode,
 		Secure:   secure,
 	}
+
 	if framed {
 		// Browsers neither store nor send another kind in a frame of another site.
-		cookie.SameSite, cookie.Partitioned = http.SameSiteNoneMode, true
+		cookie.SameSite = http.SameSiteNoneMode
+		cookie.Partitioned = true
 	}
+
 	http.SetCookie(w, cookie)
 }
 
 // fromOwnPage reports whether a script of a page on the server's own origin sent r.
 func fromOwnPage(r *http.Request, secure bool) bool {
 	from, ok := parseOrigin(r.Header.Get("Origin"))
+
 	return ok && from == ownOrigin(r.Host, secure)
 }
 
@@ -329,11 +354,14 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 
 	id := ids.issue(site)
 	derivable := func(text string) bool { return shaped(text) && !ids.ofAnotherSite(text, site) }
-	if i := slices.IndexFunc(presented[:min(len(presented), maxIDs)], derivable); i >= 0 {
+	first := presented[:min(len(presented), maxIDs)]
+	if i := slices.IndexFunc(first, derivable); i >= 0 {
 		id = ids.derive(presented[i], site)
 		id.Linked = i < linked
 	}
+
 	id.Void = tries < maxIDs
+
 	return id
 }
 
@@ -349,9 +377,11 @@ func (ids *Identities) presentedIDs(r *http.Request, site presence.Site, query b
 	if storageIs(r, storageNone) {
 		return presented, linked
 	}
+
 	for _, name := range append(ids.cookiesOf(site), SeedCookie) {
 		presented = append(presented, cookieValues(r, name)...)
 	}
+
 	return presented, linked
 }
 
@@ -367,6 +397,7 @@ func cookieValues(r *http.Request, name string) []string {
 	for _, c := range r.CookiesNamed(name) {
 		values = append(values, c.Value)
 	}
+
 	return values
 }
 
@@ -379,6 +410,7 @@ func (ids *Identities) fromCookie(r *http.Request, site presence.Site, tries *in
 			}
 		}
 	}
+
 	return Identity{}, false
 }
 
@@ -386,11 +418,12 @@ func (ids *Identities) fromCookie(r *http.Request, site presence.Site, tries *in
 func (ids *Identities) issue(site presence.Site) Identity {
 	var random [idBytes]byte
 	rand.Read(random[:]) // never fails; the runtime ends the process instead
+
 	return ids.made(random, site)
 }
 
-// ofAnotherSite reports whether text is a valid id of another site. That site knows it, and must not learn by it who its
-// visitor is here.
+// ofAnotherSite reports whether text is a valid id of another site. That site knows it, and must not learn by it who
+// its visitor is here.
 func (ids *Identities) ofAnotherSite(text string, site presence.Site) bool {
 	return slices.ContainsFunc(ids.cfg.Sites, func(other presence.Site) bool {
 		if other == site {
@@ -399,6 +432,7 @@ func (ids *Identities) ofAnotherSite(text string, site presence.Site) bool {
 
 		tries := 1
 		_, valid := ids.verify(text, other, &tries)
+
 		return valid
 	})
 }
@@ -409,6 +443,7 @@ func (ids *Identities) derive(presented string, site presence.Site) Identity {
 	sum := sha256.Sum256([]byte(domainDerived + site.Qualify(presented)))
 	id := ids.made([idBytes]byte(sum[:idBytes]), site)
 	id.Derived = true
+
 	return id
 }
 
@@ -416,7 +451,9 @@ func (ids *Identities) derive(presented string, site presence.Site) Identity {
 func (ids *Identities) made(random [idBytes]byte, site presence.Site) Identity {
 	var id [idLen]byte
 	base64.RawURLEncoding.Encode(id[:], random[:])
+
 	signed := ids.macs[0].sign(site, string(id[:]))
+
 	return ids.in(site, Identity{User: signed[:idLen], Signed: signed, Fresh: true})
 }
 
@@ -430,8 +467,10 @@ func (ids *Identities) verify(presented string, site presence.Site, tries *int) 
 	if !shaped(presented) || strings.HasPrefix(presented, seedPrefix) || *tries <= 0 {
 		return Identity{}, false
 	}
+
 	*tries--
 	current := ids.macs[0].sign(site, presented[:idLen])
+
 	valid := hmac.Equal([]byte(current), []byte(presented))
 	for _, m := range ids.macs[1:] {
 		if valid {
@@ -439,9 +478,11 @@ func (ids *Identities) verify(presented string, site presence.Site, tries *int) 
 		}
 		valid = hmac.Equal([]byte(m.sign(site, presented[:idLen])), []byte(presented))
 	}
+
 	if !valid {
 		return Identity{}, false
 	}
+
 	return ids.in(site, Identity{User: current[:idLen], Signed: current}), true
 }
 
@@ -450,6 +491,7 @@ func queryValues(r *http.Request, name string) []string {
 	if r.URL.RawQuery == "" { // the common case needs no map
 		return nil
 	}
+
 	return r.URL.Query()[name]
 }
 
@@ -465,6 +507,7 @@ type macState struct {
 
 func newMAC(secret []byte) *keyedMAC {
 	secret = slices.Clone(secret)
+
 	return &keyedMAC{pool: sync.Pool{New: func() any {
 		return &macState{hash: hmac.New(sha256.New, secret)}
 	}}}
@@ -472,22 +515,27 @@ func newMAC(secret []byte) *keyedMAC {
 
 func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
 	s := m.pool.Get().(*macState)
+
 	s.in = append(append(s.in[:0], domain...), text...)
 	s.hash.Reset()
 	s.hash.Write(s.in)
 	s.hash.Sum(s.out[:0])
+
 	out := s.out
 	if cap(s.in) <= 1024 { // the pool must not keep a large buffer
 		m.pool.Put(s)
 	}
+
 	return out
 }
 
 // sign returns id with its signature for a site.
 func (m *keyedMAC) sign(site presence.Site, id string) string {
 	sum := m.sum(domainID, site.Qualify(id)) // no id has the character that begins the name of a site
+
 	var buf [signedLen]byte
 	b := append(buf[:0], id...)
+
 	b = append(b, '.')
 	return string(base64.RawURLEncoding.AppendEncode(b, sum[:idBytes]))
 }

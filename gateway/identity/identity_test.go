@@ -313,8 +313,8 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	}
 }
 
-// Servers on one host have a cookie each. A visitor with the default one, from before the settings had another, stays who he
-// is and gets the new one; that of another server is nobody's, and stays.
+// Servers on one host have a cookie each. A visitor with the default one, from before the settings had another, stays
+// who he is and gets the new one; that of another server is nobody's, and stays.
 func TestCookieOfANameOfItsOwn(t *testing.T) {
 	ids, other := newTestIDs(t, Config{Cookie: "mine"}), newTestIDs(t, Config{IDSecrets: [][]byte{[]byte("another secret")}})
 	shop := presence.SiteOf("shop")

@@ -79,8 +79,10 @@ type keySource struct {
 
 func newKeySource(raw string, now func() time.Time, failed func(error)) *keySource {
 	transport := http.DefaultTransport.(*http.Transport).Clone() // so that close can close its idle connections
+
 	k := &keySource{url: raw, client: &http.Client{Transport: transport}, now: now, began: now(), failed: failed}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
+
 	return k
 }
 
@@ -94,15 +96,24 @@ func (k *keySource) close() {
 // current returns the newest keys, or ErrKeysAway without any. It waits only for the first ones.
 func (k *keySource) current(ctx context.Context) (*keySet, error) {
 	set := k.set.Load()
-	switch {
-	case set == nil:
+
+	if set == nil {
 		k.renew(ctx, nil)
-		if set = k.set.Load(); set == nil {
+		set = k.set.Load()
+		if set == nil {
 			return nil, ErrKeysAway
 		}
-	case k.now().Sub(set.fetched) > keysFresh && !k.busy.Load(): // fetches keeps something for each call meanwhile
-		k.fetch() // the old keys serve meanwhile
+
+		return set, nil
 	}
+
+	// The old keys serve while newer ones are fetched. k.fetches keeps something for each call that it joins, so none is
+	// made during a fetch.
+	old := k.now().Sub(set.fetched) > keysFresh
+	if old && !k.busy.Load() {
+		k.fetch()
+	}
+
 	return set, nil
 }
 
@@ -112,17 +123,25 @@ func (k *keySource) current(ctx context.Context) (*keySet, error) {
 func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) {
 	var maybe []jwt.VerificationKey
 	for _, key := range s.keys {
-		switch {
-		case key.alg != alg:
-		case kid != "" && key.id == kid:
+		if key.alg != alg {
+			continue
+		}
+
+		named := kid != "" && key.id == kid
+		if named {
 			keys = append(keys, key.key)
-		case kid == "" || key.id == "":
+			continue
+		}
+
+		if kid == "" || key.id == "" {
 			maybe = append(maybe, key.key)
 		}
 	}
+
 	if len(keys) > 0 {
 		return keys, true
 	}
+
 	return maybe, false
 }
 
@@ -131,32 +150,37 @@ func (k *keySource) renew(ctx context.Context, old *keySet) bool {
 	if k.set.Load() != old {
 		return true
 	}
+
 	select {
 	case <-k.fetch():
 	case <-ctx.Done():
 	}
+
 	return k.set.Load() != old
 }
 
-// fetch starts a fetch, unless one is under way. When it is over, the channel has an element. If there were too many fetches
-// lately, or the source is closed, it is over at once.
+// fetch starts a fetch, unless one is under way. When the fetch is over, the channel has an element. If there were too
+// many fetches lately, or the source is closed, it is over at once.
 func (k *keySource) fetch() <-chan singleflight.Result {
 	return k.fetches.DoChan("", func() (any, error) {
 		k.busy.Store(true)
 		defer k.busy.Store(false)
+
 		back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
 		if wait > 0 || k.ctx.Err() != nil {
 			return nil, nil
 		}
+
 		k.back = back
 		set, err := k.get()
 		k.away.Store(err != nil)
-		switch {
-		case err == nil:
+
+		if err == nil {
 			k.set.Store(set)
-		case k.failed != nil && k.ctx.Err() == nil:
+		} else if k.failed != nil && k.ctx.Err() == nil {
 			k.failed(fmt.Errorf("jwks-url: %w", err))
 		}
+
 		return nil, nil
 	})
 }
@@ -164,10 +188,12 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 func (k *keySource) get() (*keySet, error) {
 	ctx, cancel := context.WithTimeout(k.ctx, keysTimeout)
 	defer cancel()
+
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.url, nil)
 	if err != nil {
 		return nil, err
 	}
+
 	req.Header.Set("Accept", "application/jwk-set+json, application/json")
 	started := k.now()
 	resp, err := k.client.Do(req)
@@ -175,20 +201,25 @@ func (k *keySource) get() (*keySet, error) {
 		return nil, setting.Cause(err)
 	}
 	defer resp.Body.Close()
+
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("answered %d", resp.StatusCode)
 	}
+
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxKeysSize+1))
 	if err != nil {
 		return nil, err
 	}
+
 	if len(body) > maxKeysSize {
 		return nil, fmt.Errorf("answered more than %d bytes", maxKeysSize)
 	}
+
 	keys, err := parseKeys(body)
 	if err != nil {
 		return nil, err
 	}
+
 	return &keySet{keys: keys, fetched: started}, nil
 }
 
@@ -202,19 +233,24 @@ func parseKeys(body []byte) ([]publicKey, error) {
 	if err := json.Unmarshal(body, &set); err != nil {
 		return nil, errors.New("answered something that is not a JWK set")
 	}
+
 	if set.Keys == nil {
 		return nil, errors.New(`answered JSON without "keys"`)
 	}
+
 	var keys []publicKey
 	for _, raw := range *set.Keys {
 		var jwk jose.JSONWebKey
 		if err := jwk.UnmarshalJSON(raw); err != nil {
 			continue
 		}
-		if key, ok := usableKey(&jwk); ok && len(keys) < maxKeys {
+
+		key, ok := usableKey(&jwk)
+		if ok && len(keys) < maxKeys {
 			keys = append(keys, key)
 		}
 	}
+
 	return keys, nil
 }
 
@@ -222,19 +258,23 @@ func usableKey(jwk *jose.JSONWebKey) (publicKey, bool) {
 	if jwk.Use != "" && jwk.Use != "sig" {
 		return publicKey{}, false
 	}
+
 	out := publicKey{id: jwk.KeyID, key: jwk.Key}
 	named := jwk.Algorithm
+
 	switch key := jwk.Key.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < minRSABits || bits > maxRSABits {
 			return publicKey{}, false
 		}
 		out.alg = jwt.SigningMethodRS256.Alg()
+
 	case *ecdsa.PublicKey:
 		if key.Curve != elliptic.P256() {
 			return publicKey{}, false
 		}
 		out.alg = jwt.SigningMethodES256.Alg()
+
 	case ed25519.PublicKey:
 		if named == "Ed25519" { // RFC 9864 gives this algorithm a second name
 			named = ""
@@ -243,5 +283,6 @@ func usableKey(jwk *jose.JSONWebKey) (publicKey, bool) {
 	default: // private keys and shared secrets have no place in a public set
 		return publicKey{}, false
 	}
+
 	return out, named == "" || named == out.alg
 }

@@ -40,14 +40,17 @@ func NewOrigins(patterns []string) (*Origins, error) {
 	o := &Origins{exact: make(map[webOrigin]bool)}
 	for _, list := range patterns {
 		for p := range strings.SplitSeq(list, ",") {
-			if p = strings.TrimSpace(p); p == "" {
+			p = strings.TrimSpace(p)
+			if p == "" {
 				continue
 			}
+
 			if err := o.add(p); err != nil {
 				return nil, fmt.Errorf("allow-origins: %q: %w", presence.Excerpt(p), err)
 			}
 		}
 	}
+
 	return o, nil
 }
 
@@ -56,6 +59,7 @@ func (o *Origins) add(pattern string) error {
 		o.everyone = true
 		return nil
 	}
+
 	scheme, rest, ok := strings.Cut(strings.ToLower(pattern), "://")
 	switch {
 	case strings.EqualFold(pattern, "null"):
@@ -67,21 +71,25 @@ func (o *Origins) add(pattern string) error {
 	case strings.ContainsAny(rest, "/?#"):
 		return errors.New("an origin has no path; end it after the host or port")
 	case strings.Contains(rest, "@"):
-		return errors.New("an origin names no user; write scheme://host[:port]")
+		return errors.New("remove the user name: write scheme://host[:port]")
 	case strings.HasSuffix(rest, ":*"):
 		return errors.New("a * cannot stand for a port; write one pattern per port")
 	case strings.HasSuffix(rest, ":"):
 		return errors.New("the port is missing; name it or leave out the colon")
 	}
+
 	host, port, ok := parseAuthority(strings.ReplaceAll(rest, "*", "x"))
 	if !ok {
-		return errors.New("the host is missing or invalid; write scheme://host[:port], an international name in its xn-- form")
+		return errors.New("the host is missing or invalid; write scheme://host[:port], " +
+			"an international name in its xn-- form")
 	}
+
 	port = plainPort(scheme, port)
 	if !strings.Contains(rest, "*") {
 		o.exact[webOrigin{scheme, host, port}] = true
 		return nil
 	}
+
 	host, _, _ = strings.Cut(rest, ":")
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
@@ -89,7 +97,9 @@ func (o *Origins) add(pattern string) error {
 			return errors.New("a * stands for whole labels; write it between dots like https://*.example.com")
 		}
 	}
+
 	o.globs = append(o.globs, originGlob{scheme: scheme, port: port, labels: labels})
+
 	return nil
 }
 
@@ -97,7 +107,8 @@ func (o *Origins) add(pattern string) error {
 // Origin, an allowed one, or the server's own: the scheme follows from secure, host
 // and port from r's Host. The origin "null" is never allowed.
 func (o *Origins) Allowed(r *http.Request, secure bool) bool {
-	switch values := r.Header["Origin"]; len(values) {
+	values := r.Header["Origin"]
+	switch len(values) {
 	case 0:
 		return true
 	case 1:
@@ -112,9 +123,12 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 	if !ok {
 		return false
 	}
-	if own := ownOrigin(host, secure); own == from && own.host != "" {
+
+	own := ownOrigin(host, secure)
+	if own == from && own.host != "" {
 		return true
 	}
+
 	return o.has(from)
 }
 
@@ -125,6 +139,7 @@ func (o *Origins) Refusal(r *http.Request) string {
 		return "The origin is this host's under https, but the request came without TLS. " +
 			"Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
 	}
+
 	return "Pages of the origin " + strconv.Quote(presence.Excerpt(from)) +
 		" may not use this; --allow-origins names those that may. The request names the Host " +
 		strconv.Quote(presence.Excerpt(r.Host)) +
@@ -139,10 +154,12 @@ func ownOrigin(hostport string, secure bool) webOrigin {
 	if secure {
 		scheme = "https"
 	}
+
 	host, port, ok := parseAuthority(strings.ToLower(hostport))
 	if !ok {
 		return webOrigin{}
 	}
+
 	return webOrigin{scheme, host, plainPort(scheme, port)}
 }
 
@@ -152,10 +169,12 @@ func parseOrigin(s string) (webOrigin, bool) {
 	if len(s) > maxOrigin {
 		return webOrigin{}, false
 	}
+
 	scheme, rest, ok := strings.Cut(strings.ToLower(s), "://")
 	if !ok || !isScheme(scheme) {
 		return webOrigin{}, false
 	}
+
 	host, port, ok := parseAuthority(rest)
 	return webOrigin{scheme, host, plainPort(scheme, port)}, ok
 }
@@ -171,47 +190,58 @@ func parseAuthority(s string) (host, port string, ok bool) {
 		port, colon := strings.CutPrefix(rest, ":")
 		return "[" + addr.String() + "]", port, (colon || rest == "") && isPort(port)
 	}
+
 	host, port, _ = strings.Cut(s, ":")
 	if host == "" || len(host) > 255 {
 		return "", "", false
 	}
-	for i := range len(host) {
-		switch c := host[i]; {
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
-		default:
-			return "", "", false
-		}
+
+	if strings.ContainsFunc(host, notInHost) {
+		return "", "", false
 	}
+
 	return host, port, isPort(port)
 }
+
+func notInHost(c rune) bool {
+	return !isLower(c) && !isDigit(c) && !strings.ContainsRune("-_.", c)
+}
+
+func isLower(c rune) bool { return 'a' <= c && c <= 'z' }
+
+func isDigit(c rune) bool { return '0' <= c && c <= '9' }
 
 // isPort accepts a port as browsers write it, or an empty string.
 func isPort(s string) bool {
 	if s == "" {
 		return true
 	}
+
 	n, err := strconv.ParseUint(s, 10, 16)
 	return err == nil && n > 0 && s[0] != '0' && s[0] != '+'
 }
 
 // plainPort returns the port, or "" if it is the scheme's default.
 func plainPort(scheme, port string) string {
-	if scheme == "http" && port == "80" || scheme == "https" && port == "443" {
+	isDefault := scheme == "http" && port == "80" || scheme == "https" && port == "443"
+	if isDefault {
 		return ""
 	}
+
 	return port
 }
 
 // isScheme checks a scheme in lower case (RFC 3986, 3.1).
 func isScheme(s string) bool {
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z':
-		case i > 0 && ('0' <= c && c <= '9' || c == '+' || c == '-' || c == '.'):
-		default:
-			return false
+	for i, c := range s {
+		mayFollow := isDigit(c) || c == '+' || c == '-' || c == '.'
+		if isLower(c) || i > 0 && mayFollow {
+			continue
 		}
+
+		return false
 	}
+
 	return s != ""
 }
 
@@ -226,6 +256,7 @@ func (o *Origins) has(from webOrigin) bool {
 // ends in a dot, is a different origin and fits none.
 func matchLabels(pattern []string, host string) bool {
 	labels := strings.Split(host, ".")
+
 	return !slices.Contains(labels, "") && shareLabels(pattern, labels)
 }
 
@@ -235,18 +266,20 @@ func (o *Origins) patterns() []originGlob {
 	for from := range o.exact {
 		all = append(all, originGlob{from.scheme, from.port, strings.Split(from.host, ".")})
 	}
+
 	return all
 }
 
 // shares reports whether there is an origin that both allow, and returns the pattern of o
 // that allows it.
 func (o *Origins) shares(other *Origins) (pattern string, both bool) {
-	switch {
-	case o.everyone:
+	if o.everyone {
 		return "*", true
-	case other.everyone:
+	}
+	if other.everyone {
 		return o.patterns()[0].String(), true
 	}
+
 	for _, a := range o.patterns() {
 		for _, b := range other.patterns() {
 			if a.scheme == b.scheme && a.port == b.port && shareLabels(a.labels, b.labels) {
@@ -254,6 +287,7 @@ func (o *Origins) shares(other *Origins) (pattern string, both bool) {
 			}
 		}
 	}
+
 	return "", false
 }
 
@@ -262,6 +296,7 @@ func (g originGlob) String() string {
 	if port != "" {
 		port = ":" + port
 	}
+
 	return g.scheme + "://" + strings.Join(g.labels, ".") + port
 }
 
@@ -270,17 +305,22 @@ func (g originGlob) String() string {
 // both lengths.
 func shareLabels(a, b []string) bool {
 	// fit[j] says whether some host fits both a[:i+1] and b[:j]; last has that for i-1.
-	fit, last := make([]bool, len(b)+1), make([]bool, len(b)+1)
+	fit := make([]bool, len(b)+1)
+	last := make([]bool, len(b)+1)
 	fit[0] = true
+
 	for i := range a {
 		fit, last = last, fit
 		fit[0] = false
 		for j := range b {
-			anyA, anyB := a[i] == "*", b[j] == "*"
+			anyA := a[i] == "*"
+			anyB := b[j] == "*"
+
 			// Both end in this label, or one is a * that also takes the label before.
 			before := last[j] || anyA && fit[j] || anyB && last[j+1]
 			fit[j+1] = before && (anyA || anyB || a[i] == b[j])
 		}
 	}
+
 	return fit[len(b)]
 }

@@ -26,20 +26,25 @@ func NewProxies(cidrs []string) (*Proxies, error) {
 		if s == "" {
 			continue
 		}
+
 		prefix, err := netip.ParsePrefix(s)
 		if err != nil {
 			addr, err := netip.ParseAddr(s)
 			if err != nil || addr.Zone() != "" {
-				return nil, fmt.Errorf("trusted-proxies: %q is not a network; write it like 10.0.0.0/8 or fd00::/8", presence.Excerpt(s))
+				return nil, fmt.Errorf("trusted-proxies: %q is not a network; write it like 10.0.0.0/8 or fd00::/8",
+					presence.Excerpt(s))
 			}
 			prefix = netip.PrefixFrom(addr, addr.BitLen())
 		}
+
 		// Addresses are compared in their plain form, so networks must be too.
 		if prefix.Addr().Is4In6() && prefix.Bits() >= 96 {
 			prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
 		}
+
 		p.trusted = append(p.trusted, prefix.Masked())
 	}
+
 	return p, nil
 }
 
@@ -51,22 +56,22 @@ func (p *Proxies) Addr(r *http.Request) netip.Addr {
 	addr, _ := parseHop(r.RemoteAddr)
 	lines := r.Header["X-Forwarded-For"]
 	hops := 0
+
 	for i := len(lines) - 1; i >= 0; i-- {
-		rest, more := lines[i], true
+		rest := lines[i]
+		more := true
 		for more {
 			if hops >= maxHops || !p.trusts(addr) {
 				return addr
 			}
+
 			var hop string
-			if comma := strings.LastIndexByte(rest, ','); comma >= 0 {
-				rest, hop = rest[:comma], rest[comma+1:]
-			} else {
-				hop, more = rest, false
-			}
+			rest, hop, more = cutLast(rest)
 			hops++
-			if hop = strings.TrimSpace(hop); hop == "" {
+			if hop == "" {
 				continue // RFC 9110, 5.6.1.2: empty elements of a list are ignored
 			}
+
 			next, ok := parseHop(hop)
 			if !ok {
 				return addr
@@ -74,7 +79,18 @@ func (p *Proxies) Addr(r *http.Request) netip.Addr {
 			addr = next
 		}
 	}
+
 	return addr
+}
+
+// cutLast cuts the last element of a comma-separated list off. more says whether there are elements before it.
+func cutLast(list string) (rest, last string, more bool) {
+	comma := strings.LastIndexByte(list, ',')
+	if comma < 0 {
+		return "", strings.TrimSpace(list), false
+	}
+
+	return list[:comma], strings.TrimSpace(list[comma+1:]), true
 }
 
 // Secure reports whether the client uses TLS to this server, or to a trusted proxy according
@@ -84,15 +100,19 @@ func (p *Proxies) Secure(r *http.Request) bool {
 	if r.TLS != nil {
 		return true
 	}
+
 	proto := r.Header.Get("X-Forwarded-Proto")
 	if proto == "" {
 		return false
 	}
+
 	proto, _, _ = strings.Cut(proto, ",")
 	proto = strings.TrimSpace(proto)
+
 	if !strings.EqualFold(proto, "https") && !strings.EqualFold(proto, "wss") {
 		return false
 	}
+
 	_, trusted := p.Peer(r)
 	return trusted
 }
@@ -100,6 +120,7 @@ func (p *Proxies) Secure(r *http.Request) bool {
 // Peer returns the address that sent r to this server, and whether it is a trusted proxy.
 func (p *Proxies) Peer(r *http.Request) (addr netip.Addr, trusted bool) {
 	addr, _ = parseHop(r.RemoteAddr)
+
 	return addr, p.trusts(addr)
 }
 
@@ -109,6 +130,7 @@ func (p *Proxies) trusts(addr netip.Addr) bool {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -116,17 +138,21 @@ func (p *Proxies) trusts(addr netip.Addr) bool {
 // brackets. An IPv4 address in IPv6 form becomes IPv4, and a zone is removed.
 func parseHop(s string) (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(s)
-	if err != nil {
-		if n := len(s); n > 2 && s[0] == '[' && s[n-1] == ']' {
-			addr, err = netip.ParseAddr(s[1 : n-1])
-		} else {
-			var ap netip.AddrPort
-			ap, err = netip.ParseAddrPort(s)
-			addr = ap.Addr()
-		}
+	if err == nil {
+		return addr.Unmap().WithZone(""), true
+	}
+
+	n := len(s)
+	if n > 2 && s[0] == '[' && s[n-1] == ']' {
+		addr, err = netip.ParseAddr(s[1 : n-1])
+	} else {
+		var ap netip.AddrPort
+		ap, err = netip.ParseAddrPort(s)
+		addr = ap.Addr()
 	}
 	if err != nil {
 		return netip.Addr{}, false
 	}
+
 	return addr.Unmap().WithZone(""), true
 }

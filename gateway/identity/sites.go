@@ -44,15 +44,18 @@ func NewSites(written []string) (*Sites, error) {
 	if len(written) == 0 {
 		return &Sites{list: []Site{{origins: &Origins{}}}}, nil
 	}
+
 	s := &Sites{}
 	for _, text := range written {
 		if err := s.add(text); err != nil {
 			return nil, fmt.Errorf("site: %q: %w", presence.Excerpt(text), err)
 		}
 	}
+
 	if len(s.list) > presence.MaxSites {
 		return nil, fmt.Errorf("site: there are %d sites; one server has at most %d", len(s.list), presence.MaxSites)
 	}
+
 	return s, nil
 }
 
@@ -61,31 +64,42 @@ func (s *Sites) add(text string) error {
 	if !ok {
 		return errors.New("the name is missing; write name=origin, such as shop=https://shop.example")
 	}
+
 	site := Site{}
 	var err error
-	if site.Site, err = presence.ParseSite(strings.TrimSpace(name)); err != nil {
+	site.Site, err = presence.ParseSite(strings.TrimSpace(name))
+	if err != nil {
 		return err
 	}
+
 	for origin := range strings.SplitSeq(list, ",") {
-		if origin = strings.TrimSpace(origin); origin != "" {
+		origin = strings.TrimSpace(origin)
+		if origin != "" {
 			site.Origins = append(site.Origins, origin)
 		}
 	}
+
 	if len(site.Origins) == 0 {
 		return errors.New("its origins are missing; name those of its pages, such as https://shop.example")
 	}
-	if site.origins, err = NewOrigins(site.Origins); err != nil {
+
+	site.origins, err = NewOrigins(site.Origins)
+	if err != nil {
 		return errors.New(strings.TrimPrefix(err.Error(), "allow-origins: "))
 	}
+
 	for _, other := range s.list {
 		if other.Site == site.Site {
 			return fmt.Errorf("the site %q is there twice; name all its origins in one --site", site.Name())
 		}
+
 		if one, both := site.origins.shares(other.origins); both {
 			return fmt.Errorf("its origin %q is one of the site %q, too; an origin belongs to one site", one, other.Name())
 		}
 	}
+
 	s.list = append(s.list, site)
+
 	return nil
 }
 
@@ -99,6 +113,7 @@ func (s *Sites) Names() []presence.Site {
 	for i, site := range s.list {
 		names[i] = site.Site
 	}
+
 	return names
 }
 
@@ -108,6 +123,7 @@ func (s *Sites) Origins() []string {
 	for _, site := range s.list {
 		all = append(all, site.Origins...)
 	}
+
 	return all
 }
 
@@ -120,9 +136,11 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 	if err != nil {
 		return presence.DefaultSite, err
 	}
+
 	if len(s.list) == 1 {
 		return s.list[0].Site, nil
 	}
+
 	if values := r.Header["Origin"]; len(values) == 1 {
 		if from, ok := parseOrigin(values[0]); ok {
 			if site := s.with(from); site != nil {
@@ -130,12 +148,15 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 			}
 		}
 	}
+
 	if named != nil {
 		return named.Site, nil
 	}
+
 	if r.Header.Get(fetchSite) == sameOrigin {
 		return s.Own(r, secure), nil
 	}
+
 	return s.list[0].Site, nil
 }
 
@@ -145,6 +166,7 @@ func (s *Sites) Own(r *http.Request, secure bool) presence.Site {
 	if site := s.with(ownOrigin(r.Host, secure)); site != nil {
 		return site.Site
 	}
+
 	return s.list[0].Site
 }
 
@@ -159,6 +181,7 @@ func (s *Sites) Elsewhere(r *http.Request, secure bool, site presence.Site) bool
 // site than this one.
 func (s *Sites) Others(r *http.Request, secure bool, site presence.Site) bool {
 	own := s.with(ownOrigin(r.Host, secure))
+
 	return own != nil && own.Site != site
 }
 
@@ -169,6 +192,7 @@ func (s *Sites) with(from webOrigin) *Site {
 			return &s.list[i]
 		}
 	}
+
 	return nil
 }
 
@@ -176,21 +200,26 @@ func (s *Sites) with(from webOrigin) *Site {
 func (s *Sites) named(r *http.Request) (site *Site, err error) {
 	take := func(name string) {
 		i := slices.IndexFunc(s.list, func(of Site) bool { return of.Name() == name })
-		switch {
-		case i < 0:
+		if i < 0 {
 			err = fmt.Errorf("%w: there is no site %s; name one of --site in the header %s, or as ?site=name",
 				errSite, strconv.Quote(presence.Excerpt(name)), SiteHeader)
-		case site != nil && site != &s.list[i]:
-			err = fmt.Errorf("%w: the request names two sites; name one", errSite)
-		default:
-			site = &s.list[i]
+			return
 		}
+
+		if site != nil && site != &s.list[i] {
+			err = fmt.Errorf("%w: the request names two sites; name one", errSite)
+			return
+		}
+		site = &s.list[i]
 	}
+
 	for _, name := range r.Header[SiteHeader] {
 		take(name)
 	}
+
 	for _, name := range queryValues(r, siteParameter) {
 		take(name)
 	}
+
 	return site, err
 }

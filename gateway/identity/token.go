@@ -32,32 +32,37 @@ func othersToken(why string) error { return fmt.Errorf("%w: %s", errOthers, why)
 
 // fromToken returns the user a token names.
 func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, error) {
-	switch {
-	case raw == "":
+	if raw == "" {
 		return Identity{}, badToken("it is empty")
-	case len(raw) > maxToken:
+	}
+	if len(raw) > maxToken {
 		return Identity{}, badToken("it is too long")
 	}
+
 	claims, err := ids.verifyToken(ctx, raw)
 	if err != nil {
 		return Identity{}, err
 	}
+
 	expires, err := checkTimes(claims, ids.cfg.Now(), ids.cfg.Leeway)
 	if err != nil {
 		return Identity{}, err
 	}
+
 	if err := ids.checkPurpose(claims); err != nil {
 		return Identity{}, err
 	}
+
 	sub, err := subject(claims)
 	if err != nil {
 		return Identity{}, err
 	}
+
 	return Identity{User: sub, Expires: expires, Pages: pages(claims)}, nil
 }
 
-// pages returns the strings of the claim "pages". Other applications may use the claim for something else, so what is no list of
-// strings opens nothing.
+// pages returns the strings of the claim "pages". Other applications may use the claim for something else, so a claim
+// that is no list of strings opens nothing.
 func pages(claims jwt.MapClaims) (open []string) {
 	list, _ := claims["pages"].([]any)
 	for _, one := range list {
@@ -65,6 +70,7 @@ func pages(claims jwt.MapClaims) (open []string) {
 			open = append(open, page)
 		}
 	}
+
 	return open
 }
 
@@ -74,11 +80,13 @@ func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClai
 	if err == nil || set == nil {
 		return claims, err
 	}
+
 	if ids.keys.renew(ctx, set) {
 		claims, _, err = ids.verifySignature(ctx, raw)
 	} else if ids.keys.away.Load() {
 		return nil, ErrKeysAway
 	}
+
 	return claims, err
 }
 
@@ -92,6 +100,7 @@ func (ids *Identities) verifySignature(ctx context.Context, raw string) (claims 
 		key, set, keyErr = ids.findKey(ctx, t)
 		return key, keyErr
 	})
+
 	switch {
 	case err == nil:
 		return claims, nil, nil
@@ -99,10 +108,16 @@ func (ids *Identities) verifySignature(ctx context.Context, raw string) (claims 
 		return nil, set, keyErr
 	case errors.Is(err, jwt.ErrTokenMalformed):
 		return nil, nil, badToken("it is malformed")
-	case token == nil || token.Method == nil || !slices.Contains(ids.methods, token.Method.Alg()):
+	case !ids.accepts(token):
 		return nil, nil, othersToken("its algorithm is not accepted")
+	default:
+		return nil, set, othersToken("its signature is wrong")
 	}
-	return nil, set, othersToken("its signature is wrong")
+}
+
+// accepts reports whether the token is signed with an algorithm that is accepted.
+func (ids *Identities) accepts(token *jwt.Token) bool {
+	return token != nil && token.Method != nil && slices.Contains(ids.methods, token.Method.Alg())
 }
 
 // findKey returns the key or keys to verify t with, and set as verifySignature does. The
@@ -112,34 +127,43 @@ func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set 
 	if _, critical := t.Header["crit"]; critical {
 		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
 	}
+
 	if t.Method == jwt.SigningMethodHS256 {
 		return ids.secrets, nil, nil
 	}
-	if set, err = ids.keys.current(ctx); err != nil {
+
+	set, err = ids.keys.current(ctx)
+	if err != nil {
 		return nil, nil, err
 	}
+
 	kid, _ := t.Header["kid"].(string)
 	found, exact := set.find(t.Method.Alg(), kid)
+
+	verifying := jwt.VerificationKeySet{Keys: found}
 	switch {
 	case exact:
-		return jwt.VerificationKeySet{Keys: found}, nil, nil
+		return verifying, nil, nil
 	case len(found) == 0:
 		return nil, set, othersToken("the key that signed it is unknown")
+	default:
+		return verifying, set, nil
 	}
-	return jwt.VerificationKeySet{Keys: found}, set, nil
 }
 
 // checkTimes returns when the token expires; zero means never. Its error says why
 // the token is not valid now. Only the nbf has a leeway: a token that has expired was once given for a time.
 func checkTimes(claims jwt.MapClaims, now time.Time, leeway time.Duration) (expires time.Time, err error) {
 	if v, ok := claims["exp"]; ok {
-		if expires, ok = numericDate(v); !ok {
+		expires, ok = numericDate(v)
+		if !ok {
 			return time.Time{}, badToken("its exp is not a number")
 		}
 		if !now.Before(expires) {
 			return time.Time{}, badToken("it is expired")
 		}
 	}
+
 	if v, ok := claims["nbf"]; ok {
 		from, ok := numericDate(v)
 		if !ok {
@@ -149,6 +173,7 @@ func checkTimes(claims jwt.MapClaims, now time.Time, leeway time.Duration) (expi
 			return time.Time{}, badToken("it is not valid yet")
 		}
 	}
+
 	return expires, nil
 }
 
@@ -156,10 +181,12 @@ func checkTimes(claims jwt.MapClaims, now time.Time, leeway time.Duration) (expi
 // applications may share the keys that sign tokens.
 func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
 	if len(ids.cfg.Issuers) > 0 {
-		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.cfg.Issuers, iss) {
+		iss, err := claims.GetIssuer()
+		if err != nil || !slices.Contains(ids.cfg.Issuers, iss) {
 			return othersToken("its iss is another")
 		}
 	}
+
 	if len(ids.cfg.Audiences) > 0 {
 		aud, err := claims.GetAudience()
 		ours := func(one string) bool { return slices.Contains(ids.cfg.Audiences, one) }
@@ -167,6 +194,7 @@ func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
 			return othersToken("its aud is another")
 		}
 	}
+
 	return nil
 }
 
@@ -177,22 +205,26 @@ func numericDate(v any) (time.Time, bool) {
 	if !ok {
 		return time.Time{}, false
 	}
+
 	const limit = 1 << 40
 	seconds, fraction := math.Modf(max(-limit, min(limit, f)))
+
 	return time.Unix(int64(seconds), int64(fraction*1e9)), true
 }
 
 // subject returns the token's sub, if it is a valid user id.
 func subject(claims jwt.MapClaims) (string, error) {
 	sub, ok := claims["sub"].(string)
-	switch {
-	case !ok || sub == "":
+	if !ok || sub == "" {
 		return "", badToken("it has no sub, or one that is not text")
-	case len(sub) > maxUser:
+	}
+	if len(sub) > maxUser {
 		return "", badToken("its sub is too long")
-	case !isPlain(sub):
+	}
+	if !isPlain(sub) {
 		return "", badToken("its sub is not plain text")
 	}
+
 	return sub, nil
 }
 
@@ -202,6 +234,7 @@ func CheckUser(id string) error {
 	if id == "" || len(id) > maxUser || !utf8.ValidString(id) || !isPlain(id) {
 		return fmt.Errorf("a user id is 1 to %d bytes of plain text", maxUser)
 	}
+
 	return nil
 }
 
@@ -212,8 +245,8 @@ func isPlain(text string) bool {
 	return !strings.ContainsFunc(text, func(c rune) bool { return c == utf8.RuneError || unicode.IsControl(c) })
 }
 
-// presentedToken returns the token of r and whether there is one. That of the URL, which a client gives on purpose, comes
-// before the header, which a proxy may have set. An empty token counts as presented.
+// presentedToken returns the token of r and whether there is one. The token of the URL, which a client gives on
+// purpose, comes before that of the header, which a proxy may have set. An empty token counts as presented.
 func presentedToken(r *http.Request, query bool) (string, bool) {
 	if query {
 		if tokens := queryValues(r, "token"); len(tokens) > 0 {
@@ -227,5 +260,6 @@ func presentedToken(r *http.Request, query bool) (string, bool) {
 			return strings.TrimSpace(token), true
 		}
 	}
+
 	return "", false
 }

@@ -1,11 +1,11 @@
-// Package pusher reads and writes the events of Pusher's protocol, version 7, as far as counting needs them. It knows no
-// connections: for package gateway they are the messages of an ordinary WebSocket in other words.
+// Package pusher reads and writes the events of Pusher's protocol, version 7, as far as counting needs them. It knows
+// no connections: for package gateway they are the messages of an ordinary WebSocket in other words.
 //
 // A channel is the page of its name: to subscribe is to join it, to unsubscribe is to leave it. The server sends
-// pusher_internal:subscription_succeeded when the join is stored, then pusher_internal:subscription_count, which has the
-// count, and again when that changes. Nothing else is published: channels with an authorization, with lists of their
-// members or with events of their clients are refused. Where a client of Headcount would be asked to reconnect, or
-// get an error and a close code, a client of Pusher gets a close code of Pusher.
+// pusher_internal:subscription_succeeded when the join is stored, then pusher_internal:subscription_count, which has
+// the count, and again when that changes. Nothing else is published: channels with an authorization, with lists of
+// their members or with events of their clients are refused. Where a client of Headcount would be asked to reconnect,
+// or get an error and a close code, a client of Pusher gets a close code of Pusher.
 package pusher
 
 import (
@@ -28,8 +28,8 @@ const (
 	Subprotocol = "pusher-channels-protocol-" + Version
 )
 
-// Codes of errors and of close frames. After 40xx a client must not connect again as before, after 41xx it waits a second,
-// after 42xx it connects at once.
+// Codes of errors and of close frames. After 40xx a client must not connect again as before, after 41xx it waits a
+// second, after 42xx it connects at once.
 const (
 	CodeUnknownKey   = 4001
 	CodeVersion      = 4007
@@ -64,16 +64,20 @@ func ParseEvent(text []byte) (Event, error) {
 	if err := json.Unmarshal(text, &e); err != nil {
 		return Event{}, fmt.Errorf("an event is a JSON object: %w", err)
 	}
+
 	if e.Event == nil {
 		return Event{}, errors.New(`an event is a JSON object with "event", its name`)
 	}
+
 	if *e.Event != Subscribe && *e.Event != Unsubscribe {
 		return Event{Name: *e.Event}, nil
 	}
+
 	var data struct{ Channel *string }
 	if err := json.Unmarshal(e.Data, &data); err != nil || data.Channel == nil {
 		return Event{}, fmt.Errorf(`the data of %s is a JSON object with "channel", a name`, *e.Event)
 	}
+
 	return Event{*e.Event, *data.Channel}, nil
 }
 
@@ -81,12 +85,13 @@ var known = []string{Subscribe, Unsubscribe, Ping, Pong, Signin}
 
 // CheckEvent returns why a client may not send an event of that name, or nil.
 func CheckEvent(name string) error {
-	switch {
-	case slices.Contains(known, name):
+	if slices.Contains(known, name) {
 		return nil
-	case strings.HasPrefix(name, "client-"):
+	}
+	if strings.HasPrefix(name, "client-") {
 		return errors.New("events of clients are not passed on: this server only counts")
 	}
+
 	return fmt.Errorf("the event %q has no meaning here; there are %s, %s and %s",
 		presence.Excerpt(name), Subscribe, Unsubscribe, Ping)
 }
@@ -100,8 +105,9 @@ func CheckChannel(name string) error {
 	case strings.HasPrefix(name, "private-"):
 		return errors.New("a private channel needs an authorization, which this server does not check: " +
 			"subscribe to a channel without private-")
+	default:
+		return nil
 	}
-	return nil
 }
 
 var (
@@ -117,14 +123,17 @@ func CheckKey(key string) error {
 		return errors.New("a key has 1 to 64 letters, digits, - and _")
 	case slices.Contains(taken, key):
 		return fmt.Errorf("/app/%s is a path of the page app", key)
+	default:
+		return nil
 	}
-	return nil
 }
 
 // AppendEstablished appends the first event. A client that has received nothing for the time activity sends a Ping.
 func AppendEstablished(b []byte, socket string, activity time.Duration) []byte {
 	seconds := max(activity.Milliseconds()+999, 1000) / 1000
+
 	const event = `{"event":"pusher:connection_established","data":"{\"socket_id\":\"%s\",\"activity_timeout\":%d}"}`
+
 	return fmt.Appendf(b, event, socket, seconds)
 }
 
@@ -132,6 +141,7 @@ func AppendEstablished(b []byte, socket string, activity time.Duration) []byte {
 func AppendSucceeded(b []byte, channel string) []byte {
 	b = append(b, `{"event":"pusher_internal:subscription_succeeded","channel":`...)
 	b = presence.AppendString(b, channel)
+
 	return append(b, `,"data":"{}"}`...)
 }
 
@@ -141,6 +151,7 @@ func AppendCount(b []byte, channel string, count int64) []byte {
 	b = presence.AppendString(b, channel)
 	b = append(b, `,"data":"{\"subscription_count\":`...)
 	b = strconv.AppendInt(b, count, 10)
+
 	return append(b, `}"}`...)
 }
 
@@ -156,7 +167,8 @@ func AppendNoSignin(b []byte) []byte {
 
 // AppendError appends an error, which libraries give to the listeners of the connection.
 func AppendError(b []byte, code int, message string) []byte {
-	return appendJSON(b, map[string]any{"event": "pusher:error", "data": map[string]any{"code": code, "message": message}})
+	data := map[string]any{"code": code, "message": message}
+	return appendJSON(b, map[string]any{"event": "pusher:error", "data": data})
 }
 
 // AppendSubscriptionError appends the error of one channel, which libraries give to the listeners of the channel.
@@ -172,5 +184,6 @@ func appendJSON(b []byte, event map[string]any) []byte {
 	if err != nil {
 		panic(err) // strings and numbers
 	}
+
 	return append(b, text...)
 }

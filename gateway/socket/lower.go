@@ -25,10 +25,12 @@ func (l *lowerConn) Read(p []byte) (int, error) {
 	if l.wire == nil {
 		return l.Conn.Read(p)
 	}
+
 	n, err := l.wire.fd.receive(p)
 	if n == 0 && err == nil {
 		return 0, os.ErrDeadlineExceeded
 	}
+
 	return n, err
 }
 
@@ -36,7 +38,8 @@ func (l *lowerConn) Write(p []byte) (int, error) {
 	if l.wire == nil {
 		return l.Conn.Write(p)
 	}
-	return len(p), l.wire.emit(p)
+
+	return len(p), l.wire.emitLocked(p)
 }
 
 // Listener prepares the connections that it accepts for TLS.
@@ -48,6 +51,7 @@ func (l Listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	return &lowerConn{Conn: c}, nil
 }
 
@@ -58,17 +62,25 @@ func (w *Wire) unseal(c *tls.Conn) {
 	if !ok {
 		return
 	}
-	if fd := descriptorOf(lower.Conn); fd != noDescriptor {
-		lower.wire, w.tls, w.conn, w.fd = w, c, lower.Conn, fd
+
+	fd := descriptorOf(lower.Conn)
+	if fd == noDescriptor {
+		return
 	}
+
+	lower.wire = w
+	w.tls = c
+	w.conn = lower.Conn
+	w.fd = fd
 }
 
-// open reads once through TLS. The caller holds mu. n is 0 if no complete record has arrived.
+// openLocked reads once through TLS. n is 0 if no complete record has arrived.
 // TLS may have kept more than it returned, so n > 0 means that there may be more.
-func (w *Wire) open(p []byte) (n int, err error) {
+func (w *Wire) openLocked(p []byte) (n int, err error) {
 	n, err = w.tls.Read(p)
 	if n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 		return n, nil // any other error comes again with the next read
 	}
+
 	return n, err
 }

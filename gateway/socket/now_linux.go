@@ -16,12 +16,19 @@ type descriptor int32
 const noDescriptor descriptor = -1
 
 func descriptorOf(c net.Conn) descriptor {
-	d := noDescriptor
-	if sc, ok := c.(syscall.Conn); ok {
-		if raw, err := sc.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { d = descriptor(fd) }) // an error means that the socket is closed already
-		}
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return noDescriptor
 	}
+
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return noDescriptor
+	}
+
+	d := noDescriptor
+	_ = raw.Control(func(fd uintptr) { d = descriptor(fd) }) // an error means that the socket is closed already
+
 	return d
 }
 
@@ -32,21 +39,25 @@ func descriptorOf(c net.Conn) descriptor {
 // this one never waits. And send(2) need not look up the kind of descriptor, as
 // write(2) does. Together this saves a quarter of the cost of a delivery.
 func (d descriptor) send(p []byte) (n int, err error) {
-	if n, err = d.call(syscall.SYS_SENDTO, p); err == syscall.EAGAIN {
+	n, err = d.call(syscall.SYS_SENDTO, p)
+	if err == syscall.EAGAIN {
 		return 0, nil
 	}
+
 	return n, err
 }
 
 // receive reads what the socket has. n is 0 if it has nothing; err is io.EOF at the
 // end. p must not be empty.
 func (d descriptor) receive(p []byte) (n int, err error) {
-	switch n, err = d.call(syscall.SYS_RECVFROM, p); {
-	case err == syscall.EAGAIN:
+	n, err = d.call(syscall.SYS_RECVFROM, p)
+	if err == syscall.EAGAIN {
 		return 0, nil
-	case err == nil && n == 0:
+	}
+	if err == nil && n == 0 {
 		return 0, io.EOF
 	}
+
 	return n, err
 }
 
@@ -55,6 +66,7 @@ func (d descriptor) call(number uintptr, p []byte) (n int, err error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+
 	for {
 		n, _, errno := syscall.RawSyscall6(number, uintptr(d), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)),
 			syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL, 0, 0)

@@ -42,14 +42,18 @@ func NewPoller() (*Poller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket: epoll: %w", err)
 	}
+
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("socket: epoll: %w", err)
 	}
+
 	p := &Poller{file: os.NewFile(uintptr(fd), "epoll"), wires: make([]*Wire, 1), used: make(chan struct{})}
-	if p.raw, err = p.file.SyscallConn(); err != nil {
+	p.raw, err = p.file.SyscallConn()
+	if err != nil {
 		return nil, fmt.Errorf("socket: epoll: %w", err)
 	}
+
 	return p, nil
 }
 
@@ -59,17 +63,11 @@ func (p *Poller) add(w *Wire) bool {
 	if p == nil || w.fd == noDescriptor {
 		return false
 	}
+
 	p.once.Do(func() { close(p.used) })
-	p.mu.Lock()
-	if n := len(p.free); n > 0 {
-		w.slot, p.free = p.free[n-1], p.free[:n-1]
-		p.wires[w.slot] = w
-	} else {
-		w.slot = int32(len(p.wires))
-		p.wires = append(p.wires, w)
-	}
-	w.from = p
-	p.mu.Unlock()
+
+	p.seat(w)
+
 	err := net.ErrClosed
 	failed := p.raw.Control(func(epoll uintptr) {
 		w.mu.Lock() // keeps the descriptor open
@@ -85,7 +83,26 @@ func (p *Poller) add(w *Wire) bool {
 		p.remove(w)
 		return false
 	}
+
 	return true
+}
+
+// seat gives w a slot.
+func (p *Poller) seat(w *Wire) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	w.from = p
+	n := len(p.free)
+	if n == 0 {
+		w.slot = int32(len(p.wires))
+		p.wires = append(p.wires, w)
+		return
+	}
+
+	w.slot = p.free[n-1]
+	p.free = p.free[:n-1]
+	p.wires[w.slot] = w
 }
 
 // remove forgets w. The caller must have w's turn. The system stops watching the
@@ -94,8 +111,10 @@ func (p *Poller) remove(w *Wire) {
 	if w.slot == 0 {
 		return
 	}
+
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.wires[w.slot] = nil
 	p.free = append(p.free, w.slot)
 	w.slot = 0
@@ -106,16 +125,20 @@ func (p *Poller) Run(ctx context.Context) {
 	if p == nil {
 		return
 	}
+
 	stop := context.AfterFunc(ctx, func() { _ = p.file.Close() })
 	defer stop()
+
 	select {
 	case <-ctx.Done():
 		return
 	case <-p.used:
 	}
+
 	var n int
 	var failed error
 	events := make([]unix.EpollEvent, pollBatch)
+
 	wait := func(fd uintptr) bool {
 		for {
 			n, failed = unix.EpollWait(int(fd), events, 0)
@@ -126,9 +149,11 @@ func (p *Poller) Run(ctx context.Context) {
 	}
 	ready := make([]*Wire, 0, pollBatch)
 	for {
+		// An error means that ctx has ended and the epoll file is closed.
 		if err := p.raw.Read(wait); err != nil || failed != nil {
-			return // ctx has ended and the epoll file is closed
+			return
 		}
+
 		p.mu.Lock()
 		for i := range events[:n] {
 			// The slot may hold another wire by now, which is then read in vain.
@@ -136,15 +161,18 @@ func (p *Poller) Run(ctx context.Context) {
 			if w == nil {
 				continue
 			}
+
 			if events[i].Events&^unix.EPOLLIN != 0 {
 				w.hup.Store(true)
 			}
 			ready = append(ready, w)
 		}
 		p.mu.Unlock()
+
 		for _, w := range ready {
 			w.occasion()
 		}
+
 		clear(ready)
 		ready = ready[:0]
 	}

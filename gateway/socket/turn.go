@@ -29,13 +29,14 @@ var inputs = sync.Pool{New: func() any { return new(Input) }}
 // Start begins to serve the wire, whenever p reports something to read. If p cannot
 // poll the wire, a goroutine reads it. The caller must have the turn, and gives it up.
 func (w *Wire) Start(p *Poller) {
-	switch {
-	case p.add(w):
-	case w.tls != nil: // the system has no room in p, and a goroutine cannot read without mu
-		_ = w.Close()
-	default:
+	polled := p.add(w)
+	if !polled && w.tls == nil {
 		w.owner.Spawn(w.serve) // the goroutine reads until the connection ends
 		return
+	}
+
+	if !polled {
+		_ = w.Close() // the system has no room in p, and a goroutine cannot read TLS without mu
 	}
 	w.serve()
 }
@@ -61,18 +62,23 @@ func (w *Wire) occasion() {
 func (w *Wire) serve() {
 	in := inputs.Get().(*Input)
 	defer inputs.Put(in)
+
 	for range maxReads {
 		turns := w.turns.Load()
-		switch more, err := w.owner.Look(in); {
-		case err != nil:
+
+		more, err := w.owner.Look(in)
+		if err != nil {
 			_ = w.Close()
 			w.from.remove(w)
 			w.owner.Ended()
 			return // the turn is not given back: nothing serves the wire again
-		case more:
-		case w.turns.CompareAndSwap(turns, 0):
+		}
+
+		// With no occasion since, the turn is given back.
+		if !more && w.turns.CompareAndSwap(turns, 0) {
 			return
 		}
 	}
+
 	w.owner.Spawn(w.serve)
 }

@@ -37,12 +37,12 @@ type Wire struct {
 	late   *late       // what the socket has not taken; nil: nothing
 	owner  Owner
 	conn   net.Conn
-	tls    *tls.Conn // over conn, all of its calls under mu; nil: no TLS, or conn is the TLS connection and its calls wait
+	tls    *tls.Conn // over conn, all of its calls under mu; nil: no TLS, or conn is the TLS connection and waits
 
 	turn
 }
 
-// late is what the client is late to take. The wire's lock guards it.
+// late has the bytes that the client has yet to take. The wire's lock guards it.
 type late struct {
 	rest []byte        // finish writes it; only finish changes it
 	more []byte        // the bytes that follow rest
@@ -70,10 +70,14 @@ type Owner interface {
 // Use gives the wire its connection. From then on only the wire may close it. The
 // caller has the wire's turn until Start.
 func (w *Wire) Use(c net.Conn, o Owner) {
-	w.conn, w.owner, w.fd = c, o, descriptorOf(c)
+	w.conn = c
+	w.owner = o
+	w.fd = descriptorOf(c)
+
 	if over, ok := c.(*tls.Conn); ok {
 		w.unseal(over)
 	}
+
 	w.turns.Store(1)
 }
 
@@ -99,13 +103,15 @@ func (w *Wire) Closed() bool { return w.closed.Load() }
 func (w *Wire) Try(p []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case w.closed.Load() || w.ending:
+
+	if w.closed.Load() || w.ending {
 		return net.ErrClosed
-	case w.late != nil:
+	}
+	if w.late != nil {
 		return ErrBusy
 	}
-	return w.write(p)
+
+	return w.writeLocked(p)
 }
 
 // Write writes p, after the bytes that the client has not taken yet. p is not kept.
@@ -117,42 +123,50 @@ func (w *Wire) End(p []byte) error { return w.put(p, true) }
 func (w *Wire) put(p []byte, last bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if w.closed.Load() || w.ending {
 		return net.ErrClosed
 	}
+
 	w.ending = last
-	return w.write(p)
+	return w.writeLocked(p)
 }
 
-// write writes p, after the bytes that the client has not taken yet. The caller holds mu.
-func (w *Wire) write(p []byte) error {
+// writeLocked writes p, after the bytes that the client has not taken yet.
+func (w *Wire) writeLocked(p []byte) error {
 	if w.tls != nil {
 		_, err := w.tls.Write(p) // which calls emit
 		return err
 	}
-	return w.emit(p)
+
+	return w.emitLocked(p)
 }
 
-// emit sends the bytes p as they are, and keeps those that the socket does not take. The
-// caller holds mu. TLS's last record, at the close of a wire, is not kept.
-func (w *Wire) emit(p []byte) error {
+// emitLocked sends the bytes p as they are, and keeps those that the socket does not take. TLS's
+// last record, at the close of a wire, is not kept.
+func (w *Wire) emitLocked(p []byte) error {
 	over := w.closed.Load()
 	if w.late != nil {
 		if !over {
 			w.late.more = append(w.late.more, p...)
 		}
+
 		return nil
 	}
+
 	n := 0
 	if w.fd != noDescriptor {
 		var err error
-		if n, err = w.fd.send(p); err != nil || n == len(p) || over {
+		n, err = w.fd.send(p)
+		if err != nil || n == len(p) || over {
 			return err
 		}
 	}
+
 	w.late = &late{rest: bytes.Clone(p[n:])}
 	w.busy.Store(true)
 	w.owner.Spawn(w.finish) // finish ends within the timeout, or when the wire is closed
+
 	return nil
 }
 
@@ -165,32 +179,48 @@ func (w *Wire) finish() {
 	w.mu.Lock()
 	late := w.late
 	w.mu.Unlock()
+
 	var err error
 	for rest := late.rest; rest != nil; {
 		_ = w.conn.SetWriteDeadline(time.Now().Add(w.owner.WriteTimeout()))
-		if _, err = w.conn.Write(rest); err != nil {
+		_, err = w.conn.Write(rest)
+		if err != nil {
 			_ = w.Close()
 		}
-		w.mu.Lock()
-		if rest = late.more; err != nil {
-			rest = nil
-		}
-		if late.rest, late.more = rest, nil; rest == nil {
-			_ = w.conn.SetWriteDeadline(time.Time{})
-			w.late = nil
-			w.busy.Store(false)
-			if late.free != nil {
-				close(late.free)
-			}
-		}
-		w.mu.Unlock()
+
+		rest = w.next(late, err == nil)
 	}
+
 	if err == nil {
 		// Without calls that do not wait every write ends here, and one that ends at once
 		// has only reached the system's buffer.
 		w.owner.Freed(w.fd != noDescriptor || time.Since(began) >= stalled)
 		w.occasion()
 	}
+}
+
+// next returns the bytes that followed the last write, if it was taken. When there are none, the wire is free.
+func (w *Wire) next(late *late, taken bool) (rest []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	if taken {
+		rest = late.more
+	}
+	late.rest = rest
+	late.more = nil
+	if rest != nil {
+		return rest
+	}
+
+	_ = w.conn.SetWriteDeadline(time.Time{})
+	w.late = nil
+	w.busy.Store(false)
+	if late.free != nil {
+		close(late.free)
+	}
+
+	return nil
 }
 
 // Wait returns when the client has taken everything, or the wire is closed.
@@ -200,11 +230,14 @@ func (w *Wire) Wait() {
 		w.mu.Unlock()
 		return
 	}
+
 	if w.late.free == nil {
 		w.late.free = make(chan struct{})
 	}
+
 	free := w.late.free
 	w.mu.Unlock()
+
 	<-free
 }
 
@@ -218,28 +251,40 @@ func (w *Wire) Read(p []byte) (n int, more bool, err error) {
 	if len(p) == 0 {
 		return 0, false, nil
 	}
+
 	if !w.Polled() {
 		n, err = w.conn.Read(p)
 		return n, true, err
 	}
+
 	w.mu.Lock()
-	err = net.ErrClosed
-	switch {
-	case w.closed.Load():
-	case w.tls != nil && w.late != nil:
-		err = nil
-	case w.tls != nil:
-		n, err = w.open(p)
-	default:
-		n, err = w.fd.receive(p)
-	}
+	n, err = w.receiveLocked(p)
 	w.mu.Unlock()
+
 	if n == 0 {
 		return 0, false, err
 	}
+
 	// A read that did not fill p has emptied the socket, and the poller reports later
 	// bytes. But it does not report the client's end again (hup), so Read reads on.
-	return n, n == len(p) || w.hup.Load() || w.tls != nil, nil
+	more = n == len(p) || w.hup.Load() || w.tls != nil
+
+	return n, more, nil
+}
+
+// receiveLocked reads what the connection has, without waiting.
+func (w *Wire) receiveLocked(p []byte) (n int, err error) {
+	if w.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	if w.tls == nil {
+		return w.fd.receive(p)
+	}
+	if w.late != nil {
+		return 0, nil
+	}
+
+	return w.openLocked(p)
 }
 
 // Close closes the connection. Any goroutine may call it, more than once. Owner.Ended
@@ -250,6 +295,7 @@ func (w *Wire) Close() error {
 		w.mu.Unlock()
 		return nil
 	}
+
 	w.closed.Store(true)
 	var err error
 	if w.tls != nil {
@@ -258,8 +304,10 @@ func (w *Wire) Close() error {
 		err = w.conn.Close()
 	}
 	w.mu.Unlock()
+
 	if w.turns.Add(1) == 1 {
 		w.owner.Spawn(w.serve)
 	}
+
 	return err
 }

@@ -18,9 +18,9 @@ import (
 	oracle "github.com/coder/websocket"
 )
 
-// FuzzReader has the reader and coder/websocket read the same bytes: they have to
-// see the same frames and messages, and the same end, but for lengths in a longer form than they need. The library leaves UTF-8 to
-// its callers, so what it reads is checked here.
+// FuzzReader has the reader and coder/websocket read the same bytes: they have to see the same frames and messages, and
+// the same end, but for lengths in a longer form than they need. The library leaves UTF-8 to its callers, so what it
+// reads is checked here.
 func FuzzReader(f *testing.F) {
 	for _, in := range []string{
 		masked(Text, "hello") + masked(Close, "\x03\xe8bye"),

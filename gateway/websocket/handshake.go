@@ -20,18 +20,24 @@ const (
 // a valid handshake the status is 0. Otherwise detail describes the problem, and status
 // is the status of the refusal.
 func CheckUpgrade(r *http.Request, subprotocol string) (detail string, status int) {
-	if !r.ProtoAtLeast(1, 1) || !hasToken(r.Header, "Connection", "upgrade") || !hasToken(r.Header, "Upgrade", "websocket") {
-		return "This is a WebSocket endpoint: send an upgrade, with the subprotocol " + subprotocol + ".", http.StatusUpgradeRequired
+	upgrade := hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket")
+	if !r.ProtoAtLeast(1, 1) || !upgrade {
+		detail = "This is a WebSocket endpoint: send an upgrade, with the subprotocol " + subprotocol + "."
+		return detail, http.StatusUpgradeRequired
 	}
+
 	if r.Header.Get(headerVersion) != "13" {
 		return "The server supports only version 13 of the WebSocket protocol.", http.StatusBadRequest
 	}
+
 	if keys := r.Header.Values(headerKey); len(keys) != 1 || !validKey(keys[0]) {
 		return "The handshake needs one Sec-WebSocket-Key of 16 bytes in base64.", http.StatusBadRequest
 	}
+
 	if len(r.Header.Values(headerProtocol)) > 0 && !hasToken(r.Header, headerProtocol, subprotocol) {
 		return "The only subprotocol is " + subprotocol + "; offer it or none.", http.StatusBadRequest
 	}
+
 	return "", 0
 }
 
@@ -41,6 +47,7 @@ func SetUpgrade(h http.Header, r *http.Request, subprotocol string) {
 	h.Set("Upgrade", "websocket")
 	h.Set("Connection", "Upgrade")
 	h.Set(headerAccept, acceptKey(r.Header.Get(headerKey)))
+
 	if len(r.Header.Values(headerProtocol)) > 0 {
 		h.Set(headerProtocol, subprotocol)
 	}
@@ -49,6 +56,7 @@ func SetUpgrade(h http.Header, r *http.Request, subprotocol string) {
 // acceptKey is the answer to a handshake's key.
 func acceptKey(key string) string {
 	sum := sha1.Sum([]byte(strings.TrimSpace(key) + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
+
 	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
@@ -61,10 +69,12 @@ func hasToken(h http.Header, name, token string) bool {
 			}
 		}
 	}
+
 	return false
 }
 
 func validKey(key string) bool {
 	b, err := base64.StdEncoding.DecodeString(strings.TrimSpace(key))
+
 	return err == nil && len(b) == 16
 }

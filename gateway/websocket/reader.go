@@ -45,7 +45,8 @@ type Frame struct {
 func (f *Frame) Release() {
 	if f.parts != nil {
 		pool.Put(f.parts)
-		f.parts, f.Payload = nil, nil
+		f.parts = nil
+		f.Payload = nil
 	}
 }
 
@@ -78,40 +79,47 @@ func parseHead(b []byte) (h head, ok bool) {
 	if len(b) < 2 {
 		return head{}, false
 	}
-	h.size, h.payload = 2, uint64(b[1]&0x7f)
+
+	h.size = 2
+	h.payload = uint64(b[1] & 0x7f)
 	switch h.payload {
 	case 126:
 		h.size = 4
 	case 127:
 		h.size = 10
 	}
+
 	long := h.size
 	if b[1]&0x80 != 0 {
 		h.size += 4
 	}
+
 	if len(b) < long {
 		return h, false
 	}
+
 	switch long {
 	case 4:
 		h.payload = uint64(binary.BigEndian.Uint16(b[2:]))
 	case 10:
 		h.payload = binary.BigEndian.Uint64(b[2:])
 	}
+
 	return h, len(b) >= h.size
 }
 
 // tooLong reports whether a shorter form of the length exists, which RFC 6455, section 5.2, demands then.
 func (h head) tooLong() bool {
 	const mask = 4 // bytes of it, behind the length
+
 	switch h.size {
 	case 4 + mask:
 		return h.payload < 126
 	case 10 + mask:
 		return h.payload <= math.MaxUint16
+	default:
+		return false
 	}
-
-	return false
 }
 
 // Next reads the frame at the beginning of data, and unmasks it in place. n is the
@@ -122,82 +130,124 @@ func (r *Reader) Next(data []byte) (f Frame, n int, err *Error) {
 	if len(data) < 2 {
 		return Frame{}, 0, nil
 	}
+
 	if err := r.check(data[0], data[1]); err != nil {
 		return r.fail(err)
 	}
+
 	h, whole := parseHead(data)
 	if !whole {
 		return Frame{}, 0, nil
 	}
-	before := 0
-	if r.parts != nil && data[0]&0x08 == 0 {
-		before = r.parts.n
+
+	if err := r.checkLength(data[0], h); err != nil {
+		return r.fail(err)
 	}
-	switch {
-	case data[0]&0x08 != 0 && h.payload > maxControl:
-		return r.fail(errControl)
-	case h.payload>>63 != 0:
-		return r.fail(errLength)
-	case h.tooLong():
-		return r.fail(errLongForm)
-	case h.payload > MaxMessage-uint64(before):
-		return r.fail(errMessageBig)
-	}
+
 	n = h.size + int(h.payload)
 	if len(data) < n {
 		return Frame{}, 0, nil
 	}
+
 	payload := data[h.size:n:n]
 	unmask([4]byte(data[h.size-4:h.size]), payload)
-	if f, err = r.take(data[0], payload); err != nil {
+	f, err = r.take(data[0], payload)
+	if err != nil {
 		return r.fail(err)
 	}
+
 	return f, n, nil
+}
+
+// checkLength returns an error if no valid frame with this first byte has that head.
+func (r *Reader) checkLength(first byte, h head) *Error {
+	control := first&0x08 != 0
+	if control && h.payload > maxControl {
+		return errControl
+	}
+	if h.payload>>63 != 0 {
+		return errLength
+	}
+	if h.tooLong() {
+		return errLongForm
+	}
+
+	before := 0 // bytes of the message in earlier fragments
+	if r.parts != nil && !control {
+		before = r.parts.n
+	}
+	if h.payload > MaxMessage-uint64(before) {
+		return errMessageBig
+	}
+
+	return nil
 }
 
 // check returns an error if no valid frame begins with these two bytes.
 func (r *Reader) check(first, second byte) *Error {
 	control := first&0x08 != 0
-	switch {
-	case first&0x70 != 0:
+	opcode := first & 0x0f
+	if first&0x70 != 0 {
 		return errReserved
-	case first&0x0f > Pong&0x0f || !control && first&0x0f > Binary&0x0f:
+	}
+
+	unknown := opcode > Pong&0x0f || !control && opcode > Binary&0x0f
+	if unknown {
 		return errOpcode
-	case second&0x80 == 0:
+	}
+	if second&0x80 == 0 {
 		return errUnmasked
-	case control:
+	}
+
+	if control {
 		if first&0x80 == 0 {
 			return errControl
 		}
-	case (first&0x0f == 0) != (r.parts != nil):
+
+		return nil
+	}
+
+	// A continuation needs a message that has begun, and any other frame needs none.
+	continues := opcode == 0
+	if continues != (r.parts != nil) {
 		return errFragment
 	}
+
 	return nil
 }
 
 // take returns the frame with the given first byte and payload.
 func (r *Reader) take(first byte, payload []byte) (Frame, *Error) {
 	final := first&0x80 != 0
-	switch {
-	case first == Close:
+
+	if first == Close {
 		return Frame{Kind: Close, Payload: payload}, checkClose(payload)
-	case first&0x08 != 0:
-		return Frame{Kind: first, Payload: payload}, nil
-	case final && r.parts == nil:
-		return message(Frame{Kind: first, Payload: payload})
-	case r.parts == nil:
-		r.parts = pool.Get().(*parts)
-		r.parts.kind, r.parts.n = first|0x80, 0
 	}
+	if first&0x08 != 0 {
+		return Frame{Kind: first, Payload: payload}, nil
+	}
+
+	if r.parts == nil {
+		if final {
+			return message(Frame{Kind: first, Payload: payload})
+		}
+
+		r.parts = pool.Get().(*parts)
+		r.parts.kind = first | 0x80
+		r.parts.n = 0
+	}
+
 	p := r.parts
 	p.n += copy(p.text[p.n:], payload)
 	if !final {
 		return Frame{}, nil
 	}
+
 	f, err := message(Frame{Kind: p.kind, Payload: p.text[:p.n], parts: p})
 	if err == nil {
 		r.parts = nil // the frame owns p now
 	}
+
 	return f, err
 }
 
@@ -206,6 +256,7 @@ func message(f Frame) (Frame, *Error) {
 	if f.Kind == Text && !utf8.Valid(f.Payload) {
 		return Frame{}, errText
 	}
+
 	return f, nil
 }
 
@@ -218,11 +269,8 @@ func checkClose(payload []byte) *Error {
 	if len(payload) == 1 {
 		return errCloseCode
 	}
-	switch code := binary.BigEndian.Uint16(payload); {
-	case code == 1004 || code == 1005 || code == 1006: // 1004 is reserved; 1005 and 1006 must never be sent
-		return errCloseCode
-	case 1000 <= code && code <= 1014, 3000 <= code && code <= 4999:
-	default:
+
+	if !mayBeSent(int(binary.BigEndian.Uint16(payload))) {
 		return errCloseCode
 	}
 	if !utf8.Valid(payload[2:]) {
@@ -231,12 +279,21 @@ func checkClose(payload []byte) *Error {
 	return nil
 }
 
+// mayBeSent reports whether a close frame may have the code. 1004 is reserved; 1005 and 1006 must never be sent.
+func mayBeSent(code int) bool {
+	ofProtocol := 1000 <= code && code <= 1014 && (code < 1004 || code > 1006)
+	ofApplication := 3000 <= code && code <= 4999
+
+	return ofProtocol || ofApplication
+}
+
 // fail gives up the message under way and its buffer.
 func (r *Reader) fail(err *Error) (Frame, int, *Error) {
 	if r.parts != nil {
 		pool.Put(r.parts)
 		r.parts = nil
 	}
+
 	return Frame{}, 0, err
 }
 
@@ -249,18 +306,23 @@ func (r *Reader) Skip(data []byte) (n int, closed bool) {
 		r.skip -= uint64(n)
 		return n, false
 	}
+
 	h, whole := parseHead(data)
 	if !whole {
 		return 0, false
 	}
+
 	if data[0]&0x0f == Close&0x0f {
 		// Skip waits for the whole frame: closing a connection with unread bytes would
 		// reset it.
-		if n = h.size + int(min(h.payload, maxControl)); len(data) < n {
+		n = h.size + int(min(h.payload, maxControl))
+		if len(data) < n {
 			return 0, false
 		}
+
 		return n, true
 	}
+
 	r.skip = h.payload
 	return h.size, false
 }
@@ -269,10 +331,12 @@ func (r *Reader) Skip(data []byte) (n int, closed bool) {
 func unmask(key [4]byte, payload []byte) {
 	k := uint64(binary.LittleEndian.Uint32(key[:]))
 	k |= k << 32
+
 	for len(payload) >= 8 {
 		binary.LittleEndian.PutUint64(payload, binary.LittleEndian.Uint64(payload)^k)
 		payload = payload[8:]
 	}
+
 	for i := range payload {
 		payload[i] ^= key[i%4]
 	}

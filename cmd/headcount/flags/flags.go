@@ -77,13 +77,17 @@ func (s *Set) Add(commands any) {
 		if _, is := field.Tag.Lookup("cmd"); !is {
 			continue
 		}
+
 		c := &Command{
-			Name: strings.ToLower(field.Name), help: field.Tag.Get("help"), target: all.Field(i).Addr().Interface(),
+			Name:   strings.ToLower(field.Name),
+			help:   field.Tag.Get("help"),
+			target: all.Field(i).Addr().Interface(),
 		}
 		_, c.hidden = field.Tag.Lookup("hidden")
 		if _, implied := field.Tag.Lookup("default"); implied {
 			s.implied = c
 		}
+
 		c.add(all.Field(i))
 		s.Commands = append(s.Commands, c)
 	}
@@ -94,26 +98,37 @@ func (c *Command) add(fields reflect.Value) {
 	for i := range fields.NumField() {
 		field := fields.Type().Field(i)
 		tag := field.Tag
-		if _, tagged := tag.Lookup("embed"); tagged || field.Anonymous {
+		_, embedded := tag.Lookup("embed")
+		if embedded || field.Anonymous {
 			c.add(fields.Field(i))
 			continue
 		}
+
 		if !field.IsExported() || tag.Get("flag") == "-" {
 			continue
 		}
+
 		f := &Flag{
-			Name: tag.Get("name"), kind: tag.Get("type"), help: tag.Get("help"), group: tag.Get("group"),
-			placeholder: tag.Get("placeholder"), otherwise: tag.Get("default"),
-			target: fields.Field(i).Addr().Interface(),
+			Name:        tag.Get("name"),
+			kind:        tag.Get("type"),
+			help:        tag.Get("help"),
+			group:       tag.Get("group"),
+			placeholder: tag.Get("placeholder"),
+			otherwise:   tag.Get("default"),
+			target:      fields.Field(i).Addr().Interface(),
 		}
+
 		if f.Name == "" {
 			f.Name = dashed(field.Name)
 		}
+
 		if !slices.Contains(kinds, f.kind) {
-			panic(fmt.Sprintf("--%s has the type %q, which nobody reads", f.Name, f.kind))
+			panic(fmt.Sprintf("--%s has the type %q, for which there is no parser", f.Name, f.kind))
 		}
+
 		_, f.hidden = tag.Lookup("hidden")
 		f.private = f.isMode() || tag.Get("env") == "-"
+
 		c.Flags = append(c.Flags, f)
 	}
 }
@@ -131,14 +146,17 @@ func (f *Flag) isMode() bool { return f.isBool() && f.kind != "switch" }
 func dashed(name string) string {
 	var b strings.Builder
 	runes := []rune(name)
+
 	for i, r := range runes {
 		afterLower := i > 0 && unicode.IsLower(runes[i-1])
 		beforeLower := i > 0 && i+1 < len(runes) && unicode.IsLower(runes[i+1])
 		if unicode.IsUpper(r) && (afterLower || beforeLower) {
 			b.WriteByte('-')
 		}
+
 		b.WriteRune(unicode.ToLower(r))
 	}
+
 	return b.String()
 }
 
@@ -149,21 +167,32 @@ func (s *Set) Parse(args []string) (*Command, error) {
 	if c == nil {
 		return nil, explained(err, s.Name)
 	}
-	if err = s.commandLine(c, args, named); err == nil {
+
+	err = s.commandLine(c, args, named)
+	if err == nil {
 		err = s.fill(c)
 	}
-	if t, is := c.target.(interface{ AfterApply() error }); is && err == nil {
-		err = t.AfterApply()
+
+	after, is := c.target.(interface{ AfterApply() error })
+	if is && err == nil {
+		err = after.AfterApply()
 	}
+
 	return c, c.located(explained(err, s.Name+" "+c.Name))
 }
 
 // explained adds the name of the help to an error about the command line. An error about a setting has a
 // remedy of its own.
 func explained(err error, command string) error {
-	if s := (*setting.Error)(nil); err == nil || err == ErrShown || errors.As(err, &s) { //nolint:errorlint
+	if err == nil || err == ErrShown { //nolint:errorlint
 		return err
 	}
+
+	var s *setting.Error
+	if errors.As(err, &s) {
+		return err
+	}
+
 	return fmt.Errorf("%w; see %s --help", err, command)
 }
 
@@ -172,18 +201,29 @@ func (s *Set) command(args []string) (c *Command, rest []string, named bool, err
 	if len(args) > 0 && args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
 	}
-	switch {
-	case len(args) > 0 && slices.Contains([]string{"-h", "--help", "help"}, args[0]):
-		return nil, nil, false, s.show(s.help(nil))
-	case len(args) > 0 && args[0] == "--version":
-		return nil, nil, false, s.show(s.Version + "\n")
-	case len(args) > 0 && !strings.HasPrefix(args[0], "-"):
-		if c := s.named(args[0]); c != nil {
-			return c, args[1:], true, nil
-		}
-		return nil, nil, false, s.unexpected(args[0])
+
+	first := ""
+	if len(args) > 0 {
+		first = args[0]
 	}
-	return s.implied, args, false, nil
+
+	switch first {
+	case "-h", "--help", "help":
+		return nil, nil, false, s.show(s.help(nil))
+	case "--version":
+		return nil, nil, false, s.show(s.Version + "\n")
+	}
+
+	if len(args) == 0 || strings.HasPrefix(first, "-") {
+		return s.implied, args, false, nil
+	}
+
+	c = s.named(first)
+	if c == nil {
+		return nil, nil, false, s.unexpected(first)
+	}
+
+	return c, args[1:], true, nil
 }
 
 // commandLine assigns the values on the command line to the flags. It does not parse them yet, because
@@ -193,38 +233,70 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 	for len(args) > 0 {
 		arg := args[0]
 		args = args[1:]
+
 		name, value, hasValue := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
-		f := c.flag(name)
-		switch {
-		case arg == "-h" || arg == "--help":
+		switch arg {
+		case "-h", "--help":
 			return s.show(s.help(c))
-		case arg == "--version":
+		case "--version":
 			return s.show(s.Version + "\n")
-		case arg == c.Name && !named: // the implied command may also be named after its flags
+		}
+
+		// The implied command may also be named after its flags.
+		if arg == c.Name && !named {
 			named = true
 			continue
-		case !strings.HasPrefix(arg, "-") || arg == "-":
-			if first != "" && s.named(arg) != nil {
-				return fmt.Errorf("the command %s comes after --%s; write the command first", arg, first)
-			}
-			return s.unexpected(arg)
-		case !strings.HasPrefix(arg, "--") || f == nil:
-			return fmt.Errorf("unknown flag %s%s", strings.SplitN(arg, "=", 2)[0], c.suggest(name))
-		case hasValue:
-		case f.isBool():
-			value = "true"
-		case len(args) == 0:
-			return setting.Errorf(name, "its value is missing; write --%s=VALUE", name)
-		default: // a value may begin with dashes, but if it is the name of a flag, the value was forgotten
-			next, _, _ := strings.Cut(args[0], "=")
-			if other, is := strings.CutPrefix(next, "--"); is && (other == "help" || s.knows(other)) {
-				return setting.Errorf(name, "its value is missing before %s; write --%s=VALUE", next, name)
-			}
-			value, args = args[0], args[1:]
 		}
+
+		if !strings.HasPrefix(arg, "-") || arg == "-" {
+			return s.misplaced(arg, first)
+		}
+
+		f := c.flag(name)
+		if f == nil || !strings.HasPrefix(arg, "--") {
+			return fmt.Errorf("unknown flag %s%s", strings.SplitN(arg, "=", 2)[0], c.suggest(name))
+		}
+
+		if f.isBool() && !hasValue {
+			value = "true"
+		} else if !hasValue {
+			if err := s.missing(name, args); err != nil {
+				return err
+			}
+
+			value = args[0]
+			args = args[1:]
+		}
+
 		f.values = append(f.values, value)
 		first = cmp.Or(first, name)
 	}
+
+	return nil
+}
+
+// misplaced refuses an argument that is no flag. first is the first flag before it, or empty.
+func (s *Set) misplaced(arg, first string) error {
+	if first != "" && s.named(arg) != nil {
+		return fmt.Errorf("the command %s comes after --%s; write the command first", arg, first)
+	}
+
+	return s.unexpected(arg)
+}
+
+// missing returns an error if the arguments after a flag do not begin with its value. A value may begin with dashes,
+// but if it is the name of a flag, the value was forgotten.
+func (s *Set) missing(name string, rest []string) error {
+	if len(rest) == 0 {
+		return setting.Errorf(name, "its value is missing; write --%s=VALUE", name)
+	}
+
+	next, _, _ := strings.Cut(rest[0], "=")
+	other, dashes := strings.CutPrefix(next, "--")
+	if dashes && (other == "help" || s.knows(other)) {
+		return setting.Errorf(name, "its value is missing before %s; write --%s=VALUE", next, name)
+	}
+
 	return nil
 }
 
@@ -232,6 +304,7 @@ func (s *Set) show(text string) error {
 	if _, err := io.WriteString(s.Out, text); err != nil {
 		return err
 	}
+
 	return ErrShown
 }
 
@@ -241,6 +314,7 @@ func (s *Set) named(name string) *Command {
 	if i < 0 {
 		return nil
 	}
+
 	return s.Commands[i]
 }
 
@@ -252,11 +326,13 @@ func (s *Set) knows(flag string) bool {
 // unexpected refuses an argument that is neither a flag nor the command.
 func (s *Set) unexpected(arg string) error {
 	var names []string
+
 	for _, c := range s.Commands {
 		if !c.hidden {
 			names = append(names, c.Name)
 		}
 	}
+
 	return fmt.Errorf("unexpected argument %s; the commands are %s", arg, strings.Join(names, ", "))
 }
 
@@ -265,17 +341,22 @@ func (c *Command) flag(name string) *Flag {
 	if i < 0 {
 		return nil
 	}
+
 	return c.Flags[i]
 }
 
 // nearest returns the name of the flag most similar to name, at most two letters away, or "".
 func (c *Command) nearest(name string) string {
-	best, closest := "", 3
+	best := ""
+	closest := 3
 	for _, f := range c.Flags {
-		if d := distance(name, f.Name); d < closest {
-			best, closest = f.Name, d
+		d := distance(name, f.Name)
+		if d < closest {
+			best = f.Name
+			closest = d
 		}
 	}
+
 	return best
 }
 
@@ -293,6 +374,7 @@ func distance(a, b string) int {
 	for j := range row {
 		row[j] = j
 	}
+
 	for i := range len(a) {
 		before := row[0]
 		row[0] = i + 1
@@ -305,5 +387,6 @@ func distance(a, b string) int {
 			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
 		}
 	}
+
 	return row[len(b)]
 }

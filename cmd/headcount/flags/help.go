@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -15,32 +16,48 @@ const (
 
 // help returns the help of a command; nil: of the program.
 func (s *Set) help(c *Command) string {
-	var b strings.Builder
-	always := [][2]string{{"-h, --help", "Show this help."}, {"    --version", "Print the version."}}
 	if c == nil {
-		fmt.Fprintf(&b, "Usage: %s <command> [flags]\n\n%s\n\nFlags:\n", s.Name, wrapped(s.Description, ""))
-		columns(&b, always)
-		b.WriteString("\nCommands:\n")
-		for _, c := range s.Commands {
-			if !c.hidden {
-				fmt.Fprintf(&b, "  %s [flags]\n    %s\n\n", c.Name, wrapped(c.help, "    "))
-			}
-		}
-		fmt.Fprintf(&b, "Run \"%s <command> --help\" for more information on a command.\n", s.Name)
-	} else {
-		fmt.Fprintf(&b, "Usage: %s %s [flags]\n\n%s\n", s.Name, c.Name, wrapped(c.help, ""))
-		if t, is := c.target.(interface{ Help() string }); is {
-			fmt.Fprintf(&b, "\n%s\n", wrapped(t.Help(), ""))
-		}
-		b.WriteString("\nFlags:\n")
-		columns(&b, append(always, c.list("", "    ")...))
-		for _, g := range s.Groups {
-			if rows := c.list(g.Key, ""); len(rows) > 0 {
-				fmt.Fprintf(&b, "\n%s\n", g.Title)
-				columns(&b, rows)
-			}
+		return s.programHelp()
+	}
+
+	var b strings.Builder
+	fmt.Fprintf(&b, "Usage: %s %s [flags]\n\n%s\n", s.Name, c.Name, wrapped(c.help, ""))
+
+	if t, is := c.target.(interface{ Help() string }); is {
+		fmt.Fprintf(&b, "\n%s\n", wrapped(t.Help(), ""))
+	}
+
+	b.WriteString("\nFlags:\n")
+	columns(&b, append(slices.Clone(always), c.list("", "    ")...))
+
+	for _, g := range s.Groups {
+		rows := c.list(g.Key, "")
+		if len(rows) > 0 {
+			fmt.Fprintf(&b, "\n%s\n", g.Title)
+			columns(&b, rows)
 		}
 	}
+
+	return b.String()
+}
+
+// always are the flags of every command.
+var always = [][2]string{{"-h, --help", "Show this help."}, {"    --version", "Print the version."}}
+
+// programHelp returns the help of the program.
+func (s *Set) programHelp() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Usage: %s <command> [flags]\n\n%s\n\nFlags:\n", s.Name, wrapped(s.Description, ""))
+	columns(&b, always)
+
+	b.WriteString("\nCommands:\n")
+	for _, c := range s.Commands {
+		if !c.hidden {
+			fmt.Fprintf(&b, "  %s [flags]\n    %s\n\n", c.Name, wrapped(c.help, "    "))
+		}
+	}
+	fmt.Fprintf(&b, "Run \"%s <command> --help\" for more information on a command.\n", s.Name)
+
 	return b.String()
 }
 
@@ -50,18 +67,21 @@ func (c *Command) list(group, indent string) (rows [][2]string) {
 		if f.group != group || f.hidden {
 			continue
 		}
-		left, text := indent+"--"+f.Name, f.help
+		left := indent + "--" + f.Name
 		if !f.isBool() {
 			left += "=" + cmp.Or(f.placeholder, f.otherwise)
 			if f.kind == "" && reflect.TypeOf(f.target).Elem().Kind() == reflect.Slice {
 				left += ",..."
 			}
 		}
+
+		text := f.help
 		if f.otherwise != "" {
 			text += " Default " + f.otherwise + "."
 		}
 		rows = append(rows, [2]string{left, text})
 	}
+
 	return rows
 }
 
@@ -69,19 +89,23 @@ func (c *Command) list(group, indent string) (rows [][2]string) {
 func columns(b *strings.Builder, rows [][2]string) {
 	left := 0
 	for _, r := range rows {
-		if n := utf8.RuneCountInString(r[0]); n <= maxLeft {
+		n := utf8.RuneCountInString(r[0])
+		if n <= maxLeft {
 			left = max(left, n)
 		}
 	}
+
 	indent := strings.Repeat(" ", left+6)
 	for _, r := range rows {
 		fmt.Fprintf(b, "  %-*s", left, r[0])
 		if utf8.RuneCountInString(r[0]) > left {
 			b.WriteString("\n" + indent[:left+2])
 		}
+
 		if r[1] != "" {
 			b.WriteString("    " + wrapped(r[1], indent))
 		}
+
 		b.WriteByte('\n')
 	}
 }
@@ -93,21 +117,22 @@ func wrapped(text, indent string) string {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
+
 		at := len(indent)
 		for j, word := range strings.Fields(paragraph) {
 			n := utf8.RuneCountInString(word)
-			switch {
-			case j == 0:
-			case at+1+n > width:
+			if j > 0 && at+1+n > width {
 				b.WriteString("\n" + indent)
 				at = len(indent)
-			default:
+			} else if j > 0 {
 				b.WriteByte(' ')
 				at++
 			}
+
 			b.WriteString(word)
 			at += n
 		}
 	}
+
 	return b.String()
 }

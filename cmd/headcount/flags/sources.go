@@ -25,33 +25,60 @@ const maxFile = 1 << 20 // bytes; a longer file cannot be settings
 func (s *Set) fill(c *Command) (err error) {
 	var file map[string]any
 	for _, f := range c.Flags {
-		variable, inFile := s.Variables[s.variable(f.Name)], file[fold(f.Name)]
-		switch {
-		case len(f.values) > 0:
-		case variable != "" && !f.private && f.kind == "each":
-			f.source = s.variable(f.Name)
-			for _, value := range splitList(variable) {
-				f.values = append(f.values, value)
-			}
-		case variable != "" && !f.private:
-			f.source, f.values = s.variable(f.Name), []any{variable}
-		case inFile != nil:
-			f.source, f.values = "the file of --config", []any{inFile}
-		case f.otherwise != "":
-			f.values = []any{f.otherwise}
-		}
+		s.assign(f, file[fold(f.Name)])
 		for _, value := range f.values {
 			if problem := f.read(value); problem != "" {
 				return setting.Errorf(f.Name, "%s", problem)
 			}
 		}
-		if path, is := f.target.(*string); is && f.Name == configFlag && *path != "" {
-			if file, err = c.readFile(*path); err != nil {
+
+		// The flag of the file comes first, so all others can be in the file.
+		path, is := f.target.(*string)
+		if is && f.Name == configFlag && *path != "" {
+			file, err = c.readFile(*path)
+			if err != nil {
 				return err
 			}
 		}
 	}
+
 	return nil
+}
+
+// assign gives a flag that is not on the command line the values of its other sources.
+func (s *Set) assign(f *Flag, inFile any) {
+	if len(f.values) > 0 {
+		return
+	}
+
+	variable := s.Variables[s.variable(f.Name)]
+	if f.private {
+		variable = ""
+	}
+
+	switch {
+	case variable != "":
+		f.source = s.variable(f.Name)
+		f.values = f.parts(variable)
+	case inFile != nil:
+		f.source = "the file of --config"
+		f.values = []any{inFile}
+	case f.otherwise != "":
+		f.values = []any{f.otherwise}
+	}
+}
+
+// parts returns the values in a variable.
+func (f *Flag) parts(variable string) (values []any) {
+	if f.kind != "each" {
+		return []any{variable}
+	}
+
+	for _, value := range splitList(variable) {
+		values = append(values, value)
+	}
+
+	return values
 }
 
 // variable returns the name of a flag's environment variable.
@@ -65,9 +92,12 @@ func (c *Command) located(err error) error {
 	if !errors.As(err, &refused) {
 		return err
 	}
-	if f := c.flag(refused.Name); f != nil && f.source != "" {
+
+	f := c.flag(refused.Name)
+	if f != nil && f.source != "" {
 		return fmt.Errorf("--%s (from %s): %s", f.Name, f.source, refused.Problem)
 	}
+
 	return refused
 }
 
@@ -77,10 +107,12 @@ func (c *Command) readFile(path string) (map[string]any, error) {
 	if err != nil {
 		return nil, setting.Errorf(configFlag, "%v; name a file that can be read", err)
 	}
+
 	values, err := c.parseFile(setting.WithoutMark(data))
 	if err != nil {
 		return nil, setting.Errorf(configFlag, "%s: %v", path, err)
 	}
+
 	return values, nil
 }
 
@@ -90,14 +122,17 @@ func (c *Command) parseFile(data []byte) (map[string]any, error) {
 	if len(data) > maxFile {
 		return nil, errors.New("the file is larger than 1 MiB; write settings only")
 	}
+
 	var object map[string]json.RawMessage
 	err := json.Unmarshal(data, &object)
 	if errors.As(err, new(*json.UnmarshalTypeError)) || err == nil && object == nil {
 		err = errors.New("the file is not a JSON object")
 	}
+
 	if err != nil {
 		return nil, fmt.Errorf("%w; write one JSON object of settings", err)
 	}
+
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
 	_, err = dec.Token() // the brace
@@ -105,19 +140,24 @@ func (c *Command) parseFile(data []byte) (map[string]any, error) {
 	for err == nil && dec.More() {
 		token, _ := dec.Token()
 		key, _ := token.(string)
+
 		name := fold(key)
 		_, twice := values[name]
-		switch {
-		case strings.HasPrefix(key, "-") || !slices.ContainsFunc(c.Flags, func(f *Flag) bool { return f.isKey(name) }):
+
+		known := slices.ContainsFunc(c.Flags, func(f *Flag) bool { return f.isKey(name) })
+		if !known || strings.HasPrefix(key, "-") {
 			return nil, fmt.Errorf("unknown key %q; use a flag's name without its leading dashes, "+
 				"such as \"update-interval\"", key)
-		case twice:
+		}
+		if twice {
 			return nil, fmt.Errorf("key %q is given twice; keep one", key)
 		}
+
 		var value any
 		err = dec.Decode(&value)
 		values[name] = value
 	}
+
 	return values, err
 }
 
@@ -137,16 +177,20 @@ func (s *Set) Strangers() (names []string, err error) {
 		if !ours || s.Variables[name] == "" {
 			continue
 		}
+
 		flag := strings.ToLower(strings.ReplaceAll(rest, "_", "-"))
-		switch near := s.implied.nearest(flag); {
+		near := s.implied.nearest(flag)
+		switch {
 		case s.knows(flag):
 		case ofKubernetes.MatchString(name):
 		case near != "":
-			return nil, fmt.Errorf("%s is not the variable of any setting; write %s, or remove it", name, s.variable(near))
+			return nil, fmt.Errorf("%s is not the variable of any setting; write %s, or remove it",
+				name, s.variable(near))
 		default:
 			names = append(names, name)
 		}
 	}
+
 	return names, nil
 }
 

@@ -30,10 +30,11 @@ func (f *Flag) read(value any) (problem string) {
 	var err error
 	switch target := f.target.(type) {
 	case *string:
-		switch *target = text; {
-		case !isText:
+		*target = text
+		if !isText {
 			return "it is not a string; write it in quotes"
-		case text == "" && f.kind == "text":
+		}
+		if text == "" && f.kind == "text" {
 			return "it is empty; give a value, or leave it out"
 		}
 	case *[]string:
@@ -54,7 +55,8 @@ func (f *Flag) read(value any) (problem string) {
 	case *[]int:
 		for part := range strings.SplitSeq(text, ",") {
 			n, bad := strconv.Atoi(part)
-			*target, err = append(*target, n), cmp.Or(err, bad)
+			*target = append(*target, n)
+			err = cmp.Or(err, bad)
 		}
 		problem = "it is not a whole number; write one such as 100"
 	case *uint64:
@@ -67,11 +69,13 @@ func (f *Flag) read(value any) (problem string) {
 		*target, err = strconv.ParseBool(fmt.Sprint(value))
 		problem = "it is neither true nor false; write one of them"
 	default:
-		panic(fmt.Sprintf("nobody reads a flag of %T", target))
+		panic(fmt.Sprintf("there is no parser for a flag of %T", target))
 	}
+
 	if err != nil {
 		return problem
 	}
+
 	return ""
 }
 
@@ -80,19 +84,28 @@ func (f *Flag) duration(value any) (d time.Duration, problem string) {
 	if !isText { // a JSON number would mean nanoseconds, which is never intended
 		return 0, "it is not a duration; write a string with its unit, such as \"250ms\" or \"2s\""
 	}
-	parse, kind := time.ParseDuration, f.kind
+
+	parse := time.ParseDuration
+	kind := f.kind
 	if strings.HasPrefix(kind, "days") {
 		parse = counter.ParseDuration
 	}
+
 	d, err := parse(text)
-	switch {
-	case err != nil:
+	if err != nil {
 		return 0, "it is not a duration; write a number with its unit, such as 250ms or 2s"
-	case d < 0 && strings.HasSuffix(kind, "or-0"):
+	}
+
+	mayBeZero := strings.HasSuffix(kind, "or-0")
+	if d < 0 && mayBeZero {
 		return 0, fmt.Sprintf("%s is negative; give a duration such as 2s, or 0", d)
-	case d <= 0 && (kind == "span" || kind == "days"):
+	}
+
+	mustBePositive := kind == "span" || kind == "days"
+	if d <= 0 && mustBePositive {
 		return 0, fmt.Sprintf("%s is not positive; give a duration such as 2s or 250ms", d)
 	}
+
 	return d, ""
 }
 
@@ -102,6 +115,7 @@ func (f *Flag) readList(value any, list *[]string) (problem string) {
 	if !several {
 		values = []any{value}
 	}
+
 	for _, v := range values {
 		text, isText := v.(string)
 		if !isText {
@@ -114,6 +128,7 @@ func (f *Flag) readList(value any, list *[]string) (problem string) {
 			*list = append(*list, text)
 			continue
 		}
+
 		for i, part := range splitList(text) {
 			if f.kind == "sites" && i > 0 && !strings.Contains(part, "=") {
 				(*list)[len(*list)-1] += "," + part
@@ -122,6 +137,7 @@ func (f *Flag) readList(value any, list *[]string) (problem string) {
 			}
 		}
 	}
+
 	return ""
 }
 
@@ -131,5 +147,6 @@ func splitList(text string) []string {
 	for i, part := range parts {
 		parts[i] = strings.TrimSpace(part)
 	}
+
 	return parts
 }

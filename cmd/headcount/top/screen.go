@@ -68,15 +68,19 @@ func (s screen) text(width, height int) string {
 	case s.err != nil:
 		lines[0] = "Headcount  " + s.err.Error()
 	}
+
 	if height > 0 {
 		lines = lines[:min(len(lines), height)]
 	}
+
 	for i, line := range lines {
-		if line = plain(line); width > 0 {
+		line = plain(line)
+		if width > 0 {
 			line = cut(line, width)
 		}
 		lines[i] = strings.TrimRight(line, " ")
 	}
+
 	return strings.Join(lines, "\n") + "\n"
 }
 
@@ -90,27 +94,35 @@ const (
 
 // lines returns the lines of the answer. If few is set, it leaves out the older events.
 func (s screen) lines(few bool) []string {
-	d, here, status := s.now, "?", ""
+	d := s.now
+	here := "?"
 	if d.Site != nil {
 		here = fmt.Sprint(d.Site.Count)
 		if d.Site.Stale {
 			here += " (stale)"
 		}
 	}
+
+	status := ""
 	if s.err != nil {
 		status = "  " + s.err.Error()
 	}
+
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	add("Headcount  region %s  users here %s  %s%s", d.Region, here, time.UnixMilli(d.At).UTC().Format("15:04:05 UTC"), status)
+	at := time.UnixMilli(d.At).UTC().Format("15:04:05 UTC")
+	add("Headcount  region %s  users here %s  %s%s", d.Region, here, at, status)
 	if d.State.Text != "" {
 		add("%s%s", map[string]string{"warn": "!  ", "bad": "!! "}[d.State.Level], d.State.Text)
 	}
+
 	add("")
-	add(processRow, pad("PROCESS", 24), pad("ROLES", 28), "UP", "CPU", "MEMORY", "CONNS", "USERS", "DELIV/S", "MSGS/S")
+	add(processRow,
+		pad("PROCESS", 24), pad("ROLES", 28), "UP", "CPU", "MEMORY", "CONNS", "USERS", "DELIV/S", "MSGS/S")
 	for _, p := range d.Processes {
 		add("%s", s.row(p))
 	}
+
 	if len(d.Regions) > 0 {
 		add("")
 		add(regionRow, pad("REGION", 24), "LAG", "HEARD", "")
@@ -122,6 +134,7 @@ func (s screen) lines(few bool) []string {
 			add(regionRow, pad(r.Name, 24), fmt.Sprintf("%.1fs", r.Lag), fmt.Sprintf("%.1fs", r.Heard), out)
 		}
 	}
+
 	if events := d.Events; len(events) > 0 {
 		if few {
 			events = events[:min(len(events), shownEvents)]
@@ -132,21 +145,25 @@ func (s screen) lines(few bool) []string {
 			add(eventRow, time.UnixMilli(e.At).UTC().Format("2006-01-02 15:04"), e.Text)
 		}
 	}
+
 	add("")
 	add(pageRow, "USERS", "PAGE")
 	for _, p := range d.Pages {
 		add(pageRow, fmt.Sprint(p.Count), p.Page)
 	}
+
 	return lines
 }
 
 // row returns the line of a process.
 func (s screen) row(p process) string {
 	up := time.Duration(s.now.At-p.Since) * time.Millisecond
-	name, roles := pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28)
+	name := pad(p.Name, 24)
+	roles := pad(strings.Join(p.Roles, ","), 28)
 	if p.Load == nil {
 		return fmt.Sprintf("%s %s %8s  does not answer", name, roles, age(up))
 	}
+
 	value := func(name string) string {
 		v, ok := p.Load[name]
 		if !ok {
@@ -154,15 +171,19 @@ func (s screen) row(p process) string {
 		}
 		return fmt.Sprintf("%.0f", v)
 	}
+
 	memory := "-"
 	if v := p.Load["process_resident_memory_bytes"]; v > 0 {
 		memory = fmt.Sprintf("%.0fM", v/(1<<20))
 	}
+
 	cpu := "-"
 	if r, ok := s.rate(p, "process_cpu_seconds_total"); ok {
 		cpu = fmt.Sprintf("%.0f%%", 100*r)
 	}
-	return fmt.Sprintf(processRow, name, roles, age(up), cpu, memory, value("headcount_connections"), value("headcount_users"),
+
+	return fmt.Sprintf(processRow, name, roles, age(up), cpu, memory,
+		value("headcount_connections"), value("headcount_users"),
 		s.perSecond(p, "headcount_deliveries_total"), s.perSecond(p, "headcount_client_messages_total"))
 }
 
@@ -173,12 +194,14 @@ func (s screen) rate(p process, name string) (float64, bool) {
 	if s.before == nil || !ok {
 		return 0, false
 	}
+
 	seconds := float64(s.now.At-s.before.At) / 1000
 	for _, old := range s.before.Processes {
 		if old.Name == p.Name && old.Since == p.Since && old.Load != nil && seconds > 0 {
 			return max(now-old.Load[name], 0) / seconds, true
 		}
 	}
+
 	return 0, false
 }
 
@@ -186,6 +209,7 @@ func (s screen) perSecond(p process, name string) string {
 	if r, ok := s.rate(p, name); ok {
 		return fmt.Sprintf("%.0f", r)
 	}
+
 	return "-"
 }
 
@@ -198,13 +222,15 @@ func age(d time.Duration) string {
 		return fmt.Sprintf("%dm", int(d.Minutes()))
 	case d < 48*time.Hour:
 		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
 	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
 // pad returns text with exactly that many columns.
 func pad(text string, limit int) string {
 	text = cut(plain(text), limit)
+
 	return text + strings.Repeat(" ", limit-columns(text))
 }
 
@@ -213,13 +239,17 @@ func columns(text string) (n int) {
 	for _, r := range text {
 		n += wide(r)
 	}
+
 	return n
 }
 
 func wide(r rune) int {
-	if r >= 0x2e80 && r != unicode.ReplacementChar || r >= 0x1100 && r < 0x1200 {
+	eastAsian := r >= 0x2e80 && r != unicode.ReplacementChar
+	hangul := r >= 0x1100 && r < 0x1200
+	if eastAsian || hangul {
 		return 2
 	}
+
 	return 1
 }
 
@@ -228,12 +258,15 @@ func cut(text string, limit int) string {
 	if columns(text) <= limit {
 		return text
 	}
+
 	n := 0
 	for i, r := range text {
-		if n += wide(r); n >= limit { // one column is for the dots
+		n += wide(r)
+		if n >= limit { // one column is for the dots
 			return text[:i] + "…"
 		}
 	}
+
 	return text
 }
 

@@ -36,13 +36,16 @@ type Command struct {
 // Run shows the dashboard until ctx ends. If out is not a terminal, it writes one answer.
 func (c *Command) Run(ctx context.Context, out io.Writer) error {
 	u, err := url.Parse(c.URL)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+	if !isHTTP || u.Host == "" {
 		return setting.Errorf("url", "it is not an http or https URL; write the address of a gateway")
 	}
-	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: cmp.Or(c.APIKeys...)})
+
 	if c.JSON && !c.Once {
 		return setting.Errorf("json", "it needs --once; give that, too")
 	}
+
+	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: cmp.Or(c.APIKeys...)})
 	file, isFile := out.(*os.File)
 	if c.Once || !isFile || !term.IsTerminal(int(file.Fd())) {
 		body, d, err := ask(ctx, api)
@@ -50,33 +53,40 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		body = append(body, '\n')
+
 		if !c.JSON {
 			body = []byte(screen{now: d}.text(0, 0))
 		}
+
 		_, err = out.Write(body)
 		return err
 	}
+
 	return watch(ctx, api, c.Interval, out, func() (width, height int) {
 		width, height, _ = term.GetSize(int(file.Fd())) // 0 and 0: unknown, so nothing is cut off
 		return width, height
 	})
 }
 
-// Control sequences of a terminal: move to the first column of the first line, and erase to the end of the line or of the
-// screen.
+// Control sequences of a terminal: move to the first column of the first line, and erase to the end of the line or of
+// the screen.
 const (
 	home      = "\x1b[H"
 	restLine  = "\x1b[K\n"
 	restBelow = "\x1b[J"
 )
 
-// watch redraws the screen at each interval, until ctx ends. While the server does not answer, it shows the last answer and
-// the error.
-func watch(ctx context.Context, api *client.API, interval time.Duration, out io.Writer, size func() (width, height int)) error {
+// watch redraws the screen at each interval, until ctx ends. While the server does not answer, it shows the last answer
+// and the error.
+func watch(
+	ctx context.Context, api *client.API, interval time.Duration, out io.Writer, size func() (width, height int),
+) error {
 	next := time.NewTicker(interval)
 	defer next.Stop()
+
 	for s := (screen{}); ; {
 		width, height := size()
+
 		// No line uses the last column, because erasing after it would erase it. The last line has no line break,
 		// because that would scroll.
 		text := strings.TrimSuffix(s.text(max(width-1, min(width, 1)), height), "\n")
@@ -84,10 +94,14 @@ func watch(ctx context.Context, api *client.API, interval time.Duration, out io.
 		if _, err := io.WriteString(out, text); err != nil {
 			return err
 		}
+
 		_, d, err := ask(ctx, api)
-		if s.err = err; err == nil {
-			s.before, s.now = s.now, d
+		s.err = err
+		if err == nil {
+			s.before = s.now
+			s.now = d
 		}
+
 		select {
 		case <-ctx.Done():
 			_, err := io.WriteString(out, "\n")
@@ -101,10 +115,12 @@ func watch(ctx context.Context, api *client.API, interval time.Duration, out io.
 func ask(ctx context.Context, api *client.API) (body json.RawMessage, d *data, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+
 	_, err = api.Do(ctx, http.MethodGet, "/-/dashboard/data", nil, &body)
 	if err == nil {
 		err = json.Unmarshal(body, &d)
 	}
+
 	no := (*client.Error)(nil)
 	switch {
 	case err == nil:
