@@ -69,12 +69,13 @@ func (f *findings) finef(thing, format string, args ...any) {
 	fmt.Fprintf(f.out, "fine   %s: %s\n", thing, fmt.Sprintf(format, args...))
 }
 
-// run writes a line for each thing that it checked. It returns errFaults if there are problems. A line "open" is no problem:
-// the access may be intended.
+// run writes a line for each thing that it checked. It returns errFaults if there are problems. A line "open" is no
+// problem: the access may be intended.
 func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	if c.PublicURL != "" {
 		if u, err := url.Parse(c.PublicURL); err != nil || !setting.IsWebURL(c.PublicURL) || strings.Trim(u.Path, "/") != "" {
-			return setting.Errorf("public-url", "it is not an http or https URL without a path; write the address that visitors open, such as https://count.example.com")
+			return setting.Errorf("public-url", "it is not an http or https URL without a path; write the address "+
+				"that visitors open, such as https://count.example.com")
 		}
 	}
 	f := &findings{out: out}
@@ -151,7 +152,8 @@ func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
 	for _, p := range c.Config.addresses() {
 		l, err := listen(ctx, p.flag, p.addr)
 		if err != nil {
-			f.wrongf("--"+p.flag, "the server cannot listen on %s: %v; end the program that does, or give another port.", p.addr, errors.Unwrap(err))
+			f.wrongf("--"+p.flag, "the server cannot listen on %s: %v; end the program that does, or give another "+
+				"port.", p.addr, errors.Unwrap(err))
 			continue
 		}
 		if p.flag == "cluster-listen" {
@@ -170,7 +172,8 @@ const arrival = time.Second
 func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Listener) {
 	udp, err := net.ListenPacket("udp", l.Addr().String())
 	if err != nil {
-		f.wrongf("--cluster-listen", "the server cannot listen on UDP: %v; end the program that does, or give another port.", err)
+		f.wrongf("--cluster-listen", "the server cannot listen on UDP: %v; end the program that does, or give "+
+			"another port.", err)
 		return
 	}
 	defer udp.Close()
@@ -184,7 +187,8 @@ func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Li
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		f.wrongf("--advertise", "other processes would dial %s, which does not lead here: %v; give the address at which they reach --cluster-listen.", addr, err)
+		f.wrongf("--advertise", "other processes would dial %s, which does not lead here: %v; give the address at "+
+			"which they reach --cluster-listen.", addr, err)
 		return
 	}
 	defer conn.Close()
@@ -206,7 +210,8 @@ func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Li
 		}
 	}()
 	if !<-arrived {
-		f.wrongf("--advertise", "other processes would dial %s, where something else answers; give the address at which they reach --cluster-listen.", addr)
+		f.wrongf("--advertise", "other processes would dial %s, where something else answers; give the address at "+
+			"which they reach --cluster-listen.", addr)
 	} else if err := comesBack(ctx, addr, udp); err != nil {
 		f.wrongf("--advertise", "TCP to %s leads here, and UDP does not: %v; let UDP through to the same port.", addr, err)
 	} else {
@@ -369,12 +374,15 @@ func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name strin
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", name)
 	if err != nil {
-		f.wrongf("processes", "%s has a lease, and cannot be reached from here: %v; see whether it runs, and whether a firewall lets TCP and UDP through.", name, err)
+		f.wrongf("processes", "%s has a lease, and cannot be reached from here: %v; see whether it runs, and "+
+			"whether a firewall lets TCP and UDP through.", name, err)
 		return
 	}
 	_ = conn.Close()
 	if err := heartbeat.Probe(ctx, name, keysOf(c.Config.ClusterSecrets)); err != nil {
-		f.wrongf("processes", "%s is reached over TCP, and does not answer over UDP: %v; see whether a firewall lets UDP through, and whether its --cluster-secret is the same (a release before the one that brought this check does not answer).", name, err)
+		f.wrongf("processes", "%s is reached over TCP, and does not answer over UDP: %v; see whether a firewall "+
+			"lets UDP through, and whether its --cluster-secret is the same (a release before the one that brought "+
+			"this check does not answer).", name, err)
 		return
 	}
 	f.finef("processes", "%s is reached over TCP and UDP.", name)
@@ -410,7 +418,8 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	isBehind := c.Config.Redis != "" && len(c.Config.Peers) == 0
 	found, err := routed.Check(ctx, c.Config.Postgres, isBehind)
 	if err = refusedPostgres(err); err != nil {
-		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or correct the URL"}
+		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or " +
+			"correct the URL"}
 		errors.As(err, &s)
 		f.wrongf(thing, "%s.", s.Problem)
 		return
@@ -473,13 +482,17 @@ func (c *checkCommand) checkReceivers(ctx context.Context, f *findings, _ bool) 
 		thing := fmt.Sprintf("--webhook, number %d", i+1)
 		switch a := answers[i]; {
 		case errors.As(a.err, new(*tls.CertificateVerificationError)):
-			f.wrongf(thing, "the certificate of %s is not trusted here: %v; give the receiver one for its name by an authority that this machine knows.", hook.Host, oneLine(a.err))
+			f.wrongf(thing, "the certificate of %s is not trusted here: %v; give the receiver one for its name by "+
+				"an authority that this machine knows.", hook.Host, oneLine(a.err))
 		case a.err != nil:
-			f.wrongf(thing, "%s does not answer: %v; see whether the receiver runs, and whether this machine may reach it.", hook.Host, oneLine(a.err))
+			f.wrongf(thing, "%s does not answer: %v; see whether the receiver runs, and whether this machine may "+
+				"reach it.", hook.Host, oneLine(a.err))
 		case a.status/100 == 3:
-			f.wrongf(thing, "%s redirects (status %d), and redirects are not followed; name the URL to which it leads.", hook.Host, a.status)
+			f.wrongf(thing, "%s redirects (status %d), and redirects are not followed; name the URL to which it "+
+				"leads.", hook.Host, a.status)
 		case a.status >= 500 && a.status != http.StatusNotImplemented:
-			f.wrongf(thing, "%s answers with status %d; see what is wrong there: events wait until it accepts them.", hook.Host, a.status)
+			f.wrongf(thing, "%s answers with status %d; see what is wrong there: events wait until it accepts "+
+				"them.", hook.Host, a.status)
 		default: // a receiver that only serves events may answer a HEAD with any other status
 			f.finef(thing, "%s answers. No event was sent to it.", hook.Host)
 		}
@@ -505,19 +518,22 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 		f.wrongf(thing, "the server behind the proxy is not ready.")
 		return
 	case status != http.StatusOK || !strings.Contains(body, `{"counters":[`):
-		f.wrongf(thing, "something else than Headcount answers, with status %d; have the proxy pass requests to --listen.", status)
+		f.wrongf(thing, "something else than Headcount answers, with status %d; have the proxy pass requests to "+
+			"--listen.", status)
 		return
 	}
 	wrong := f.wrong
 	status, body, err = c.get(ctx, base+"/check%2Fthis/counter")
 	if err == nil && status != http.StatusForbidden && !strings.Contains(body, `"page":"check/this"`) { // 403: it is private
-		f.wrongf(thing, "the proxy decodes %%2F in paths, and pages with a slash are not found; have it pass on the path as it came (in nginx: proxy_pass without a path).")
+		f.wrongf(thing, "the proxy decodes %%2F in paths, and pages with a slash are not found; have it pass on "+
+			"the path as it came (in nginx: proxy_pass without a path).")
 	}
 	hostIsRight := true
 	if runs {
 		hostIsRight = c.checkRequests(ctx, f, base)
 	} else {
-		f.wrongf(thing, "no server answers at --admin-listen, so the headers that the proxy sends cannot be checked; run the check on the server's machine.")
+		f.wrongf(thing, "no server answers at --admin-listen, so the headers that the proxy sends cannot be "+
+			"checked; run the check on the server's machine.")
 	}
 	if !hostIsRight {
 		origin = "" // a wrong Host alone makes the server refuse the origin, which would hide other problems
@@ -546,13 +562,16 @@ func (c *checkCommand) checkRequests(ctx context.Context, f *findings, base stri
 	}
 	host = strings.EqualFold(seen.Host, u.Host)
 	if !host {
-		f.wrongf(thing, "the proxy replaces the Host %q by %q, and pages of your own site are refused; have it pass on the Host (in nginx: proxy_set_header Host $http_host).", u.Host, seen.Host)
+		f.wrongf(thing, "the proxy replaces the Host %q by %q, and pages of your own site are refused; have it "+
+			"pass on the Host (in nginx: proxy_set_header Host $http_host).", u.Host, seen.Host)
 	}
 	if seen.ForwardedFor && !seen.Trusted {
-		f.wrongf("--trusted-proxies", "the proxy at %s sends the addresses of its clients, and is not trusted: all clients count as one address; give --trusted-proxies %s.", seen.Peer, seen.Peer)
+		f.wrongf("--trusted-proxies", "the proxy at %s sends the addresses of its clients, and is not trusted: all "+
+			"clients count as one address; give --trusted-proxies %s.", seen.Peer, seen.Peer)
 	}
 	if u.Scheme == "https" && !seen.Secure && (seen.Trusted || !seen.ForwardedFor) {
-		f.wrongf(thing, "the server does not know that clients use https, so its cookies are not Secure; have the proxy send X-Forwarded-Proto, and name the proxy in --trusted-proxies.")
+		f.wrongf(thing, "the server does not know that clients use https, so its cookies are not Secure; have the "+
+			"proxy send X-Forwarded-Proto, and name the proxy in --trusted-proxies.")
 	}
 	c.checkBody(ctx, f, base)
 	return host
@@ -620,7 +639,9 @@ func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origi
 	case resp.StatusCode == http.StatusForbidden:
 		f.wrongf("--allow-origins", "pages of %s may not use the server; add it.", origin)
 	default:
-		f.wrongf(thing, "the proxy does not pass on the upgrade to WebSockets (status %d), and browsers fall back to event streams; have it pass on Upgrade and Connection (in nginx: proxy_http_version 1.1, proxy_set_header Upgrade $http_upgrade, and Connection).", resp.StatusCode)
+		f.wrongf(thing, "the proxy does not pass on the upgrade to WebSockets (status %d), and browsers fall back "+
+			"to event streams; have it pass on Upgrade and Connection (in nginx: proxy_http_version 1.1, "+
+			"proxy_set_header Upgrade $http_upgrade, and Connection).", resp.StatusCode)
 	}
 }
 
@@ -642,7 +663,8 @@ func (c *checkCommand) checkStream(ctx context.Context, f *findings, base string
 		err = lines.Err()
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		f.wrongf("--public-url", "the proxy holds event streams back: the first event did not arrive within %s; turn off its buffering (in nginx: proxy_buffering off).", c.Patience)
+		f.wrongf("--public-url", "the proxy holds event streams back: the first event did not arrive within %s; "+
+			"turn off its buffering (in nginx: proxy_buffering off).", c.Patience)
 		return
 	}
 	status := 0

@@ -123,9 +123,11 @@ func chainProblem(chain []*x509.Certificate, host string, roots *x509.CertPool, 
 	case err == nil:
 		return ""
 	case errors.As(err, new(x509.UnknownAuthorityError)) && len(chain) == 1:
-		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; give the whole chain, with the intermediate certificates after it (signed by %q).", leaf.Issuer)
+		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; "+
+			"give the whole chain, with the intermediate certificates after it (signed by %q).", leaf.Issuer)
 	case errors.As(err, new(x509.UnknownAuthorityError)):
-		return fmt.Sprintf("no authority that this machine knows has signed the certificate (%q has); get one from an authority that browsers know.", chain[len(chain)-1].Issuer)
+		return fmt.Sprintf("no authority that this machine knows has signed the certificate (%q has); get one from "+
+			"an authority that browsers know.", chain[len(chain)-1].Issuer)
 	}
 	return fmt.Sprintf("the certificate is not trusted: %s.", oneLine(err))
 }
