@@ -136,7 +136,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 
 	s.parts.Store = s.store
 
-	if err = s.openRoles(ctx, self); err != nil {
+	if err := s.openRoles(ctx, self); err != nil {
 		return nil, err
 	}
 
@@ -167,12 +167,12 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 
 	s.board = dashboard.New(ask)
 	if s.member.Has(presence.RoleGateway) {
-		if err = s.openPipeline(ctx); err != nil {
+		if err := s.openPipeline(ctx); err != nil {
 			return err
 		}
 	}
 
-	if err = s.openWebhooks(); err != nil {
+	if err := s.openWebhooks(); err != nil {
 		return err
 	}
 
@@ -202,7 +202,7 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	}
 
 	if s.member.Has(presence.RoleGateway) {
-		if err = s.openGateway(self); err != nil {
+		if err := s.openGateway(self); err != nil {
 			return err
 		}
 		s.parts.Gateway = s.gateway
