@@ -23,12 +23,14 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ boo
 			f.wrongf(thing, "the certificate and its key cannot be used: %s; give the files of a pair in PEM.", oneLine(err))
 			return
 		}
+
 		leaf := files.current.Load().Leaf
 		problem := ageProblem(leaf, time.Now())
 		ours := len(shown) == 0 || shown[0].Equal(leaf) // else a proxy in front has a certificate of its own
 		if problem == "" && ours && host != "" {
 			problem = nameProblem(leaf, host)
 		}
+
 		if problem != "" {
 			f.wrongf(thing, "%s", problem)
 			if ours {
@@ -38,6 +40,7 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ boo
 			f.finef(thing, "it fits its key, and is good until %s.", day(leaf.NotAfter))
 		}
 	}
+
 	if len(shown) > 0 {
 		if problem := chainProblem(shown, host, nil, time.Now()); problem != "" {
 			f.wrongf("--public-url", "%s", problem)
@@ -54,17 +57,21 @@ func (c *checkCommand) shown(ctx context.Context) (host string, chain []*x509.Ce
 	if err != nil || u.Scheme != "https" {
 		return "", nil
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	port := u.Port()
 	if port == "" {
 		port = "443"
 	}
-	dialer := tls.Dialer{Config: &tls.Config{ServerName: u.Hostname(), InsecureSkipVerify: true}} // chainProblem verifies
+
+	// chainProblem verifies the chain that the dialer takes unseen.
+	dialer := tls.Dialer{Config: &tls.Config{ServerName: u.Hostname(), InsecureSkipVerify: true}}
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 	if err != nil {
 		return u.Hostname(), nil
 	}
+
 	defer conn.Close()
 	return u.Hostname(), conn.(*tls.Conn).ConnectionState().PeerCertificates
 }
@@ -85,8 +92,9 @@ func ageProblem(cert *x509.Certificate, now time.Time) string {
 		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.", day(cert.NotBefore))
 	case left < min(renewWithin, cert.NotAfter.Sub(cert.NotBefore)/3):
 		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.", day(cert.NotAfter))
+	default:
+		return ""
 	}
-	return ""
 }
 
 // nameProblem returns the problem if a certificate is not for the host, or "".
@@ -94,13 +102,16 @@ func nameProblem(cert *x509.Certificate, host string) string {
 	if cert.VerifyHostname(host) == nil {
 		return ""
 	}
+
 	names := slices.Clone(cert.DNSNames)
 	for _, ip := range cert.IPAddresses {
 		names = append(names, ip.String())
 	}
+
 	if len(names) == 0 {
 		names = []string{"no host"}
 	}
+
 	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.", strings.Join(names, ", "), host)
 }
 
@@ -114,18 +125,28 @@ func chainProblem(chain []*x509.Certificate, host string, roots *x509.CertPool, 
 	if problem := nameProblem(leaf, host); problem != "" {
 		return problem
 	}
+
 	between := x509.NewCertPool()
 	for _, cert := range chain[1:] {
 		between.AddCert(cert)
 	}
-	_, err := leaf.Verify(x509.VerifyOptions{DNSName: host, Intermediates: between, Roots: roots, CurrentTime: now})
+
+	opts := x509.VerifyOptions{DNSName: host, Intermediates: between, Roots: roots, CurrentTime: now}
+	_, err := leaf.Verify(opts)
+
+	unknown := errors.As(err, new(x509.UnknownAuthorityError))
+	alone := len(chain) == 1
+
 	switch {
 	case err == nil:
 		return ""
-	case errors.As(err, new(x509.UnknownAuthorityError)) && len(chain) == 1:
-		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; give the whole chain, with the intermediate certificates after it (signed by %q).", leaf.Issuer)
-	case errors.As(err, new(x509.UnknownAuthorityError)):
-		return fmt.Sprintf("no authority that this machine knows has signed the certificate (%q has); get one from an authority that browsers know.", chain[len(chain)-1].Issuer)
+	case !unknown:
+		return fmt.Sprintf("the certificate is not trusted: %s.", oneLine(err))
+	case alone:
+		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; "+
+			"give the whole chain, with the intermediate certificates after it (signed by %q).", leaf.Issuer)
+	default:
+		return fmt.Sprintf("no authority that this machine knows has signed the certificate (%q has); get one from "+
+			"an authority that browsers know.", chain[len(chain)-1].Issuer)
 	}
-	return fmt.Sprintf("the certificate is not trusted: %s.", oneLine(err))
 }

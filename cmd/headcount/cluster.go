@@ -33,13 +33,16 @@ const peerDial = 2 * time.Second
 // between those processes.
 func (s *system) openCluster(ctx context.Context, self presence.Process) (err error) {
 	s.cfg.IDSecrets = s.cfg.idSecrets()
+
 	var hashKeys presenceredis.HashKeys
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
 	}
+
 	if err := s.connect(); err != nil {
 		return err
 	}
+
 	opened := presenceredis.Open(presenceredis.Config{
 		Conn:      s.redis,
 		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
@@ -52,25 +55,37 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) (err er
 		OnState:    s.member,
 	})
 	s.closers = append(s.closers, opened.Close)
-	s.store, s.where = opened, "redis"
-	if s.network, err = s.listenForOthers(ctx, self); err != nil {
+
+	s.store = opened
+	s.where = "redis"
+
+	s.network, err = s.listenForOthers(ctx, self)
+	if err != nil {
 		return err
 	}
-	s.parts.Datagrams, s.parts.Calls = s.network.datagrams, s.network.client
+
+	s.parts.Datagrams = s.network.datagrams
+	s.parts.Calls = s.network.client
+
 	if !s.member.Has(presence.RoleDispatcher) {
 		return nil
 	}
+
 	var peers []region.Peer
 	for _, peer := range s.peers {
 		remote := presenceredis.Open(presenceredis.Config{
-			Conn: peer.Conn, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", peer.Name).Logger(),
+			Conn:      peer.Conn,
+			PageStats: s.cfg.KeptMinutes(),
+			Log:       s.log.With().Str("peer", peer.Name).Logger(),
 		})
 		s.closers = append(s.closers, remote.Close)
-		peers = append(peers, region.Peer{Name: peer.Name, Remote: presenceredis.NewPeer(remote, s.cfg.Region, peer.Name)})
+		ours := presenceredis.NewPeer(remote, s.cfg.Region, peer.Name)
+		peers = append(peers, region.Peer{Name: peer.Name, Remote: ours})
 	}
 	s.regions = region.New(region.Config{
 		Local: opened, Peers: peers, StaleAfter: s.cfg.RegionStaleAfter, Registerer: s.registry, Log: s.log,
 	})
+
 	return nil
 }
 
@@ -90,27 +105,34 @@ func (t traffic) Carried(sent, received int) {
 // connect opens the one connection of this process to each Redis: to its own, and to those of the other regions, which
 // every role needs. It does not wait for an answer.
 func (s *system) connect() (err error) {
-	if s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log}); err != nil {
+	s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log})
+	if err != nil {
 		return fmt.Errorf("--redis: %w", err)
 	}
 	if len(s.cfg.Peers) == 0 {
 		return nil
 	}
+
 	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "headcount_region_bytes_total", Help: "Bytes on the connections to a peer's Redis, before TLS.",
 	}, []string{"peer", "direction"})
 	s.registry.MustRegister(bytes)
+
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
 		conn, err := s.dial(redisconn.Config{
-			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(), Meanwhile: "changes for that region wait meanwhile",
-			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
+			URL:       url,
+			Dial:      peerDial,
+			Log:       s.log.With().Str("peer", name).Logger(),
+			Meanwhile: "changes for that region wait meanwhile",
+			OnBytes:   traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
 		})
 		if err != nil {
 			return fmt.Errorf("--peer %s: %w", name, err)
 		}
 		s.peers = append(s.peers, cluster.Peer{Name: name, Conn: conn})
 	}
+
 	return nil
 }
 
@@ -120,6 +142,7 @@ func (s *system) dial(cfg redisconn.Config) (*redisconn.Conn, error) {
 	if err == nil {
 		s.closers = append(s.closers, conn.Close)
 	}
+
 	return conn, err
 }
 
@@ -135,30 +158,37 @@ type network struct {
 func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n *network, err error) {
 	keys := keysOf(s.cfg.ClusterSecrets)
 	n = &network{}
-	if n.tcp, err = listen(ctx, "cluster-listen", s.cfg.ClusterListen); err != nil {
+	n.tcp, err = listen(ctx, "cluster-listen", s.cfg.ClusterListen)
+	if err != nil {
 		return nil, err
 	}
+
 	s.closers = append(s.closers, n.tcp.Close)
 	udp, err := net.ListenPacket("udp", n.tcp.Addr().String())
 	if err != nil {
 		return nil, fmt.Errorf("--cluster-listen: %w", err)
 	}
+
 	s.closers = append(s.closers, udp.Close)
-	if n.datagrams, err = heartbeat.New(heartbeat.Config{
+	n.datagrams, err = heartbeat.New(heartbeat.Config{
 		Conn: udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
 		Now: s.clock.Now, OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
+
 	n.client, err = rpc.NewClient(rpc.ClientConfig{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry,
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	if err := s.openOwners(ctx, self, n.client); err != nil {
 		return nil, err
 	}
+
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
 		Updates: s.member, Holds: s.member, Users: s.member, Reports: s, Links: s.owners,
@@ -166,7 +196,9 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 	if err != nil {
 		return nil, err
 	}
+
 	n.server = httpServer(calls, s.log)
+
 	return n, nil
 }
 
@@ -183,18 +215,24 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 			return stream, key, err
 		},
 	}
-	if s.cfg.Postgres != "" && len(s.peers) == 0 && s.hasCounters() {
-		if cfg.Behind, err = s.openBehind(ctx); err != nil {
+
+	ownsBehind := s.cfg.Postgres != "" && len(s.peers) == 0
+	if ownsBehind && s.hasCounters() {
+		cfg.Behind, err = s.openBehind(ctx)
+		if err != nil {
 			return err
 		}
 		cfg.ColdAfter = s.cfg.ColdAfter
 	}
+
 	if len(s.peers) > 0 {
 		cfg.Region = s.cfg.Region
 		cfg.Peers = s.peers
 		cfg.Postgres = s.cfg.Postgres
 	}
-	if s.owners, err = cluster.Open(ctx, cfg); err != nil {
+
+	s.owners, err = cluster.Open(ctx, cfg)
+	if err != nil {
 		return refusedPostgres(err)
 	}
 	s.closers = append(s.closers, s.owners.Close)
@@ -208,6 +246,7 @@ func checkValue(secrets []string) string {
 	if len(secrets) == 0 {
 		return "none"
 	}
+
 	return strings.Join(keyed(secrets, "headcount cluster check"), ",")
 }
 
@@ -220,17 +259,19 @@ func (c *Config) idSecrets() []string {
 		return c.IDSecrets
 	case len(c.ClusterSecrets) > 0:
 		return keyed(c.ClusterSecrets, "headcount ids")
+	default:
+		return keyed([]string{"loopback"}, "headcount ids")
 	}
-	return keyed([]string{"loopback"}, "headcount ids")
 }
 
-// keyed returns for each secret a value for the text, from which nobody finds the secret.
+// keyed returns for each secret a keyed hash of the text, from which the secret cannot be computed.
 func keyed(secrets []string, text string) (values []string) {
 	for _, secret := range secrets {
 		mac := hmac.New(sha256.New, []byte(secret))
 		mac.Write([]byte(text))
 		values = append(values, hex.EncodeToString(mac.Sum(nil)))
 	}
+
 	return values
 }
 
@@ -239,5 +280,6 @@ func keysOf(secrets []string) (keys [][]byte) {
 	for _, secret := range secrets {
 		keys = append(keys, []byte(secret))
 	}
+
 	return keys
 }

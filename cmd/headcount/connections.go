@@ -24,14 +24,18 @@ func (s *system) maxConnections() int {
 			n /= shareOfTLS
 		}
 	}
+
 	files, limited := machine.OpenFiles()
 	if !limited {
 		return n
 	}
+
 	fit := connectionsByFiles(files, s.cfg.Redis != "", len(s.cfg.Peers))
 	if fit < s.cfg.MaxConnections || fit < 100 {
-		s.log.Warn().Uint64("files", files).Int("connections", min(n, fit)).Msg("the limit of open files bounds the connections; raise ulimit -n for more")
+		s.log.Warn().Uint64("files", files).Int("connections", min(n, fit)).Msg("the limit of open files bounds " +
+			"the connections; raise ulimit -n for more")
 	}
+
 	return min(n, fit)
 }
 
@@ -41,6 +45,7 @@ func (s *system) maxConnections() int {
 // each.
 func connectionsByMemory(memory uint64) int {
 	const each = 8 << 10
+
 	return int(max(memory/2/each, 100))
 }
 
@@ -53,7 +58,9 @@ func connectionsByFiles(files uint64, cluster bool, peers int) int {
 	if cluster {
 		reserved += filesOfCluster + filesOfPeer*uint64(peers)
 	}
+
 	room := files - min(files, max(reserved, files/10))
+
 	switch {
 	case room <= 200:
 		room /= 2
@@ -62,5 +69,6 @@ func connectionsByFiles(files uint64, cluster bool, peers int) int {
 	default:
 		room = room / 11 * 10
 	}
+
 	return int(min(max(room, 1), 1<<30))
 }

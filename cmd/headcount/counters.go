@@ -21,10 +21,13 @@ func (s *system) openPipeline(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if s.counters, err = pipeline.Open(ctx, cfg); err != nil {
+
+	s.counters, err = pipeline.Open(ctx, cfg)
+	if err != nil {
 		return refusedPostgres(err)
 	}
 	s.closers = append(s.closers, s.counters.Close)
+
 	return nil
 }
 
@@ -33,13 +36,16 @@ func noCountersIn(dir string) error {
 	if dir == "" {
 		return nil
 	}
+
 	holds, err := local.Holds(dir)
 	if err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
+
 	if holds {
 		return setting.Errorf("data-dir", "%s has counters, which are not served with --postgres; carry them over "+
 			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, local.File))
 	}
+
 	return nil
 }

@@ -100,6 +100,7 @@ func (p program) run() int {
 	if err != nil {
 		return p.fail(exitSettings, err)
 	}
+
 	switch command {
 	case "serve":
 		return p.runServe(ctx, c.Serve.Config)
@@ -118,6 +119,7 @@ func (p program) run() int {
 	case "healthcheck":
 		err = healthcheck(ctx, c.Healthcheck.AdminListen)
 	}
+
 	return p.end(err)
 }
 
@@ -133,30 +135,46 @@ func (p program) end(err error) int {
 		return p.fail(exitSettings, refused)
 	case errors.Is(err, simulate.ErrSettings):
 		return p.fail(exitSettings, err)
+	default:
+		return p.fail(exitFailure, err)
 	}
-	return p.fail(exitFailure, err)
 }
 
 // parse fills in c, checks it and returns the command's name.
 func (p program) parse(c *commands) (string, error) {
 	set := flags.Set{
-		Name: "headcount", Description: description, Version: versionLine(), Out: p.stdout, Variables: map[string]string{},
+		Name:        "headcount",
+		Description: description,
+		Version:     versionLine(),
+		Out:         p.stdout,
+		Variables:   map[string]string{},
 		Groups: []flags.Group{
-			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "counters", Title: "Counters"}, {Key: "times", Title: "Times"},
-			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "webhooks", Title: "Webhooks"}, {Key: "log", Title: "Log"},
+			{Key: "addresses", Title: "Addresses"},
+			{Key: "cluster", Title: "Store and cluster"},
+			{Key: "counters", Title: "Counters"},
+			{Key: "times", Title: "Times"},
+			{Key: "limits", Title: "Limits"},
+			{Key: "identity", Title: "Identity and access"},
+			{Key: "webhooks", Title: "Webhooks"},
+			{Key: "log", Title: "Log"},
 		},
 	}
+
 	for _, variable := range p.environ {
 		name, value, _ := strings.Cut(variable, "=")
 		set.Variables[name] = value
 	}
+
 	set.Add(c)
 	command, err := set.Parse(p.args)
 	if err != nil {
 		return "", err
 	}
+
 	unknown, err := set.Strangers()
-	c.Serve.Config.Strangers, c.Check.Config.Strangers = unknown, unknown
+	c.Serve.Config.Strangers = unknown
+	c.Check.Config.Strangers = unknown
+
 	return command.Name, err
 }
 
@@ -170,17 +188,22 @@ func (p program) fail(status int, err error) int {
 func (p program) runServe(ctx context.Context, cfg Config) int {
 	signal.Ignore(syscall.SIGPIPE) // the server keeps running when the reader of its log ends
 	log := p.logger(cfg)
+
 	for _, warning := range cfg.Warnings() {
 		log.Warn().Msg(warning)
 	}
+
 	err := p.serve(ctx, cfg, log)
-	if s := (*setting.Error)(nil); errors.As(err, &s) {
-		return p.fail(exitSettings, s)
+	var refused *setting.Error
+	if errors.As(err, &refused) {
+		return p.fail(exitSettings, refused)
 	}
+
 	if err != nil {
 		log.Error().Err(err).Msg("stopped")
 		return exitFailure
 	}
+
 	return exitOK
 }
 
@@ -189,14 +212,18 @@ func (p program) runServe(ctx context.Context, cfg Config) int {
 func (p program) logger(cfg Config) zerolog.Logger {
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
 	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
+
 	out := p.stderr
-	if cfg.LogFormat == "console" || cfg.LogFormat == "" && p.terminal {
+	forPeople := cfg.LogFormat == "console" || cfg.LogFormat == "" && p.terminal
+	if forPeople {
 		out = zerolog.ConsoleWriter{Out: p.stderr, TimeFormat: "15:04:05.000", NoColor: !p.terminal}
 	}
+
 	level, err := zerolog.ParseLevel(cfg.LogLevel)
 	if err != nil {
 		panic(err) // cannot happen: Validate has checked the level
 	}
+
 	return zerolog.New(out).Level(level).With().Timestamp().Logger()
 }
 
@@ -205,8 +232,11 @@ func (p program) logger(cfg Config) zerolog.Logger {
 func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2) // two count; a third changes nothing
+
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	stopped, gone := make(chan struct{}), make(chan struct{})
+
+	stopped := make(chan struct{})
+	gone := make(chan struct{})
 	go func() { // stop waits for it
 		defer close(gone)
 		for _, act := range []func(){cancel, func() { os.Exit(exitFailure) }} {
@@ -218,6 +248,7 @@ func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 			}
 		}
 	}()
+
 	return ctx, func() {
 		signal.Stop(signals)
 		close(stopped)
@@ -240,36 +271,45 @@ func healthcheck(ctx context.Context, admin string) error {
 	if _, _, err := setting.SplitAddress(admin); err != nil {
 		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
+
 	status, _, err := ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz", nil)
 	if err == nil && status != http.StatusOK {
 		err = fmt.Errorf("healthz: status %d", status)
 	}
+
 	return err
 }
 
 // versionLine returns the output of `headcount version`: the version, the revision that
 // it was built from, and the version of Go.
 func versionLine() string {
-	v, revision, modified := version, "", ""
+	v := version
+	revision := ""
+	modified := ""
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v == "" {
 			v = info.Main.Version
 		}
 		for _, s := range info.Settings {
-			switch {
-			case s.Key == "vcs.revision":
+			switch s.Key {
+			case "vcs.revision":
 				revision = s.Value
-			case s.Key == "vcs.modified" && s.Value == "true":
-				modified = ", modified"
+			case "vcs.modified":
+				if s.Value == "true" {
+					modified = ", modified"
+				}
 			}
 		}
 	}
+
 	if v == "" {
 		v = "(devel)"
 	}
+
 	line := "headcount " + v
 	if revision != "" {
 		line += " (" + revision + modified + ")"
 	}
+
 	return line + " " + runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH
 }

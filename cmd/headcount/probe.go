@@ -44,6 +44,7 @@ type probed struct {
 
 func newProbes(cfg Config) *probes {
 	open, _ := lru.New[string, struct{}](maxProbes) // fails only for a size under 1
+
 	return &probes{proxies: cfg.Proxies, path: cfg.BasePath + probePath, open: open}
 }
 
@@ -58,10 +59,12 @@ func (p *probes) begin(w http.ResponseWriter, _ *http.Request) {
 func (p *probes) before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name, is := strings.CutPrefix(r.URL.Path, p.path)
-		if !is || !slices.Contains(probeMethods, r.Method) || !p.open.Remove(name) { // a probe is answered once
+		isProbe := is && slices.Contains(probeMethods, r.Method)
+		if !isProbe || !p.open.Remove(name) { // a probe is answered once
 			next.ServeHTTP(w, r)
 			return
 		}
+
 		peer, trusted := p.proxies.Peer(r)
 		seen := probed{
 			Host: r.Host, ForwardedFor: r.Header.Get("X-Forwarded-For") != "", Peer: peer.String(),

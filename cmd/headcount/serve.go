@@ -46,18 +46,22 @@ func serveProcess(ctx context.Context, cfg Config, log zerolog.Logger) error {
 func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	open := listeners{}
 	defer open.close()
+
 	if err := open.listen(ctx, cfg); err != nil {
 		return err
 	}
+
 	sys, err := newSystem(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
+
 	defer sys.close()
 
 	// The roles outlive ctx, because the shutdown needs them.
 	roles, stopRoles := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRoles()
+
 	failed := make(chan error, 4) // one place for each goroutine that sends
 	running := make(chan error, 1)
 	go func() { // ends with roles
@@ -68,14 +72,18 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 			failed <- err
 		}
 	}()
+
 	endpoints := sys.endpoints(ctx, open)
 	for _, e := range endpoints {
 		go func() { failed <- e.serve() }() // ends with Shutdown or Close below
 	}
+
 	for _, warning := range cfg.Open() {
 		log.Warn().Msg(warning)
 	}
+
 	sys.logAddresses(log, open)
+
 	var ready sync.WaitGroup
 	defer ready.Wait()
 	ready.Go(func() { logReady(roles, sys, log) })
@@ -91,10 +99,14 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		return err
 	case <-ctx.Done():
 	}
-	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("the server shuts down and asks its clients to reconnect; a second signal ends the process at once")
+
+	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("the server shuts down and asks its clients to reconnect; " +
+		"a second signal ends the process at once")
 	err = sys.drain(ctx, endpoints)
 	stopRoles()
-	if err = errors.Join(err, <-running); err != nil {
+
+	err = errors.Join(err, <-running)
+	if err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
 	log.Info().Msg("the shutdown is complete")
@@ -110,12 +122,14 @@ func (l listeners) listen(ctx context.Context, cfg Config) error {
 		if a.flag == "cluster-listen" { // newSystem opens it, for TCP and UDP
 			continue
 		}
+
 		opened, err := listen(ctx, a.flag, a.addr)
 		if err != nil {
 			return err
 		}
 		l[a.flag] = opened
 	}
+
 	return nil
 }
 
@@ -130,31 +144,39 @@ func (l listeners) close() {
 func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout*9/10)
 	defer cancel()
+
 	if s.cfg.Redis == "" {
 		s.node.StopClock()
 	}
+
 	if s.gateway != nil {
 		s.gateway.Drain(ctx)
 	}
+
 	s.member.Leave(ctx)
 	for _, e := range endpoints {
 		err = errors.Join(err, shutdown(ctx, e.Server))
 	}
+
 	return err
 }
 
 // logAddresses logs the addresses of this process, its store and its roles.
 func (s *system) logAddresses(log zerolog.Logger, open listeners) {
-	hello := log.Info().Str("admin", open["admin-listen"].Addr().String()).Str("store", s.where).Strs("roles", s.cfg.Roles)
+	hello := log.Info().
+		Str("admin", open["admin-listen"].Addr().String()).Str("store", s.where).Strs("roles", s.cfg.Roles)
 	if s.counters != nil {
 		hello = hello.Str("counters", s.counters.Where())
 	}
+
 	if s.cfg.Redis != "" {
 		hello = hello.Str("cluster", s.cfg.AdvertiseAddr()).Str("region", s.cfg.Region)
 	}
+
 	if l := open["listen"]; l != nil {
 		hello = hello.Str("listen", l.Addr().String()).Str("open", openURL(l.Addr(), s.cfg))
 	}
+
 	if l := open["http-redirect"]; l != nil {
 		hello = hello.Str("http_redirect", l.Addr().String())
 	}
@@ -165,6 +187,7 @@ func (s *system) logAddresses(log zerolog.Logger, open listeners) {
 func logReady(ctx context.Context, sys *system, log zerolog.Logger) {
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
+
 	for sys.ready() != nil {
 		select {
 		case <-ctx.Done():
@@ -172,6 +195,7 @@ func logReady(ctx context.Context, sys *system, log zerolog.Logger) {
 		case <-look.C:
 		}
 	}
+
 	log.Info().Msg("headcount is serving")
 }
 
@@ -195,21 +219,26 @@ func (e endpoint) serve() error {
 	if e.TLSConfig == nil {
 		return e.Serve(e.listener)
 	}
+
 	return e.ServeTLS(e.listener, "", "")
 }
 
 // endpoints returns the servers of the listeners, in the order in which they are shut down.
 func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint) {
 	probes := newProbes(s.cfg)
+
 	if l := open["listen"]; l != nil {
 		all = append(all, s.visitorEndpoint(l, probes.before(s.gateway.Handler())))
 	}
+
 	if l := open["http-redirect"]; l != nil {
 		limiter := s.gateway.Listener(l)
 		srv := httpServer(s.certs.redirect, s.log)
-		srv.WriteTimeout, srv.ConnState = answerTimeout, limiter.State
+		srv.WriteTimeout = answerTimeout
+		srv.ConnState = limiter.State
 		all = append(all, endpoint{srv, limiter})
 	}
+
 	admin := ownHost(s.cfg.AdminListen, adminHandler(ctx, s, probes))
 	return append(all, endpoint{httpServer(admin, s.log), open["admin-listen"]})
 }
@@ -220,18 +249,25 @@ func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint 
 	if s.cfg.Redirect != "" {
 		handler = overTLSAlone(handler)
 	}
+
 	srv := httpServer(handler, s.log)
 	srv.WriteTimeout = answerTimeout // WebSockets and event streams have timeouts of their own
 	limiter := s.gateway.Listener(l)
 	srv.ConnState = limiter.State
+
 	if s.certs == nil {
 		return endpoint{srv, limiter}
 	}
-	srv.ConnContext, srv.TLSConfig = limiter.Context, s.certs.Config
+
+	srv.ConnContext = limiter.Context
+	srv.TLSConfig = s.certs.Config
 	srv.HTTP2 = &http.HTTP2Config{
-		MaxConcurrentStreams: sharedRequests, WriteByteTimeout: s.cfg.WriteTimeout,
-		MaxReceiveBufferPerConnection: sharedBodies, MaxReceiveBufferPerStream: sharedBodies,
+		MaxConcurrentStreams:          sharedRequests,
+		WriteByteTimeout:              s.cfg.WriteTimeout,
+		MaxReceiveBufferPerConnection: sharedBodies,
+		MaxReceiveBufferPerStream:     sharedBodies,
 	}
+
 	return endpoint{srv, gateway.BelowTLS(limiter)}
 }
 
@@ -240,21 +276,25 @@ func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint 
 func shutdown(ctx context.Context, srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, lastRequests)
 	defer cancel()
-	if err := srv.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
+
+	err := srv.Shutdown(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
+
 	return srv.Close()
 }
 
 func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
+	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("--%s: %w; end the program that has this address, or give another one", flag, err)
-	case err != nil:
+	}
+	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
+
 	return l, nil
 }
 
@@ -282,6 +322,7 @@ func (q quiet) Write(text []byte) (int, error) {
 // operators must be able to reach its address.
 func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler {
 	var reached atomic.Bool // the process was ready once
+
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(sys.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -291,45 +332,55 @@ func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler
 			http.Error(w, "only exclude=store can be asked for", http.StatusBadRequest)
 			return
 		}
+
 		err := sys.ready()
 		if err == nil {
 			reached.Store(true)
 		}
-		// Without its store a gateway serves the last known counts. When the store that all gateways share is unavailable, a
-		// load balancer that took all of them out of service would refuse every visitor.
+
+		// Without its store a gateway serves the last known counts. When the store that all gateways share is
+		// unavailable, a load balancer that took all of them out of service would refuse every visitor.
 		if len(exclude) > 0 && reached.Load() && ctx.Err() == nil {
 			err = sys.open()
 		}
+
 		if err != nil {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "not ready: "+err.Error(), http.StatusServiceUnavailable)
 			return
 		}
+
 		fmt.Fprintln(w, "ready")
 	})
+
 	mux.HandleFunc("POST /probe", probes.begin)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+
 	return mux
 }
 
-// ownHost refuses requests to a loopback address under the name of another host. A page in a browser on this machine could
-// send such requests after its own name was changed to resolve to 127.0.0.1 (DNS rebinding).
+// ownHost refuses requests to a loopback address under the name of another host. A page in a browser on this machine
+// could send such requests after its own name was changed to resolve to 127.0.0.1 (DNS rebinding).
 func ownHost(addr string, handler http.Handler) http.Handler {
 	if !setting.IsLoopback(addr) {
 		return handler
 	}
+
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
 		if err != nil {
 			host = strings.Trim(r.Host, "[]")
 		}
+
 		if host != "" && host != "localhost" && net.ParseIP(host) == nil {
-			http.Error(w, "this address answers requests to localhost, or to an IP address, alone", http.StatusMisdirectedRequest)
+			const text = "this address answers requests to localhost, or to an IP address, alone"
+			http.Error(w, text, http.StatusMisdirectedRequest)
 			return
 		}
+
 		handler.ServeHTTP(w, r)
 	})
 }
@@ -337,15 +388,19 @@ func ownHost(addr string, handler http.Handler) http.Handler {
 // openURL returns the URL of the demo page.
 func openURL(addr net.Addr, cfg Config) string {
 	host, port, _ := net.SplitHostPort(addr.String()) // a listener's address has both
-	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+	ip := net.ParseIP(host)
+	if ip == nil || ip.IsUnspecified() {
 		host = "localhost"
 	}
+
 	scheme := "http://"
 	if cfg.HasTLS() {
 		scheme = "https://"
 	}
+
 	if len(cfg.Domains) > 0 {
 		host = cfg.Domains[0]
 	}
+
 	return scheme + net.JoinHostPort(host, port) + cfg.BasePath + "/"
 }

@@ -35,31 +35,51 @@ func (c *Config) acmeDir() string {
 	if c.ACMEDir == "" && c.DataDir != "" {
 		return filepath.Join(c.DataDir, "acme")
 	}
+
 	return c.ACMEDir
 }
 
 func (c *Config) checkTLS() error {
-	switch {
-	case c.TLSCert != "" && c.TLSKey == "":
+	if c.TLSCert != "" && c.TLSKey == "" {
 		return setting.Errorf("tls-key", "it is missing; name the file of the key that belongs to --tls-cert")
-	case c.TLSKey != "" && c.TLSCert == "":
-		return setting.Errorf("tls-cert", "it is missing; name the file of the certificate that belongs to --tls-key")
-	case c.TLSCert != "" && len(c.Domains) > 0:
-		return setting.Errorf("domain", "--tls-cert gives a certificate already; leave one of the two out")
-	case c.Redirect != "" && !c.HasTLS():
-		return setting.Errorf("http-redirect", "this process does not speak TLS, so it cannot send visitors to https; give --domain or --tls-cert, or leave the redirect to the proxy")
-	case len(c.Domains) > 0 && c.acmeDir() == "":
-		return setting.Errorf("acme-dir", "--domain needs a directory, since an authority gives few new certificates a week; name one that outlives the process, or give --data-dir")
 	}
+	if c.TLSKey != "" && c.TLSCert == "" {
+		return setting.Errorf("tls-cert", "it is missing; name the file of the certificate that belongs to --tls-key")
+	}
+	if c.TLSCert != "" && len(c.Domains) > 0 {
+		return setting.Errorf("domain", "--tls-cert gives a certificate already; leave one of the two out")
+	}
+	if c.Redirect != "" && !c.HasTLS() {
+		return setting.Errorf("http-redirect", "this process does not speak TLS, so it cannot send visitors to "+
+			"https; give --domain or --tls-cert, or leave the redirect to the proxy")
+	}
+	if len(c.Domains) > 0 && c.acmeDir() == "" {
+		return setting.Errorf("acme-dir", "--domain needs a directory, since an authority gives few new "+
+			"certificates a week; name one that outlives the process, or give --data-dir")
+	}
+
 	for _, name := range c.Domains {
-		if _, err := netip.ParseAddr(name); err == nil || !strings.Contains(strings.Trim(name, "."), ".") || strings.ContainsAny(name, "*/: ") {
-			return setting.Errorf("domain", "%q is not the full name of a host; write one like counter.example.com", name)
+		if !isHostName(name) {
+			return setting.Errorf("domain", "%q is not the full name of a host; write one like "+
+				"counter.example.com", name)
 		}
 	}
+
 	if len(c.Domains) > 0 && !setting.IsWebURL(c.ACMEURL) {
-		return setting.Errorf("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
+		return setting.Errorf("acme-url", "it is not an http or https URL; write https://host/path of the "+
+			"authority's directory")
 	}
+
 	return nil
+}
+
+// isHostName reports whether the name is the full name of a host, and not its address.
+func isHostName(name string) bool {
+	_, err := netip.ParseAddr(name)
+	isAddress := err == nil
+	hasDot := strings.Contains(strings.Trim(name, "."), ".")
+
+	return !isAddress && hasDot && !strings.ContainsAny(name, "*/: ")
 }
 
 // certificates are the certificates of the public listener.
@@ -72,7 +92,9 @@ type certificates struct {
 
 // overdue reports whether a certificate in use should have been renewed by now.
 func (c *certificates) overdue() bool {
-	return slices.ContainsFunc(c.shown(), func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" })
+	old := func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" }
+
+	return slices.ContainsFunc(c.shown(), old)
 }
 
 // openCertificates opens the certificates of the settings. It fails if the files of a certificate cannot be used.
@@ -80,11 +102,16 @@ func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
 	if len(cfg.Domains) > 0 {
 		return domainCertificates(cfg, log), nil
 	}
+
 	f := &certificateFiles{cert: cfg.TLSCert, key: cfg.TLSKey, log: log}
 	if _, err := f.load(); err != nil {
-		return nil, setting.Errorf("tls-cert", "%v; name the files of a certificate and its key that this process can read", err)
+		return nil, setting.Errorf("tls-cert", "%v; name the files of a certificate and its key that this process "+
+			"can read", err)
 	}
-	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}, func() []*tls.Certificate { return []*tls.Certificate{f.current.Load()} }}, nil
+
+	shown := func() []*tls.Certificate { return []*tls.Certificate{f.current.Load()} }
+
+	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}, shown}, nil
 }
 
 // hosts is the set of hosts that have a certificate.
@@ -117,10 +144,12 @@ func (h toHTTPS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
+
 	if !h.has(host) {
 		http.Error(w, "this server has no certificate for that host", http.StatusMisdirectedRequest)
 		return
 	}
+
 	w.Header().Set("Cache-Control", redirectMaxAge)
 	w.Header().Set("Location", "https://"+host+r.URL.RequestURI())
 	w.WriteHeader(http.StatusPermanentRedirect)
@@ -145,20 +174,26 @@ func (f *certificateFiles) load() (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
+
 	key, err := os.ReadFile(f.key)
 	if err != nil {
 		return false, err
 	}
+
 	content := append(append(cert, 0), key...)
 	if bytes.Equal(content, f.seen) {
 		return false, nil
 	}
+
 	f.seen = content
+
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		return true, fmt.Errorf("%s and %s: %w", f.cert, f.key, err)
 	}
+
 	f.current.Store(&pair)
+
 	return true, nil
 }
 
@@ -167,21 +202,26 @@ func (f *certificateFiles) load() (changed bool, err error) {
 func (f *certificateFiles) run(ctx context.Context) {
 	look := time.NewTicker(certificatePoll)
 	defer look.Stop()
-	unread := ""
+
+	unread := "" // the error of the last read, if the files could not be read
+
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-look.C:
 		}
+
 		changed, err := f.load()
-		switch {
-		case err != nil && (changed || err.Error() != unread):
+		isNews := changed || err != nil && err.Error() != unread
+		if isNews && err != nil {
 			f.log.Error().Err(err).Msg("the new certificate cannot be used; the server keeps using the last one")
-		case err == nil && changed:
+		} else if isNews {
 			f.log.Info().Time("until", f.current.Load().Leaf.NotAfter).Msg("the server has a new certificate")
 		}
-		if unread = ""; err != nil && !changed {
+
+		unread = ""
+		if err != nil && !changed {
 			unread = err.Error()
 		}
 	}
@@ -194,14 +234,18 @@ const maxWaitingHandshakes = 100
 
 var errManyWait = errors.New("many clients wait for the certificate already")
 
-// boundedWait returns get with a bound of n handshakes that wait for it at once. The authority's own
-// handshake, which checks the proof, is not bounded.
-func boundedWait(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+type getCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+
+// boundedWait returns get with a bound of n handshakes that wait for it at once. The handshake of the authority, which
+// checks the proof, is not bounded.
+func boundedWait(n int, get getCertificate) getCertificate {
 	turns := make(chan struct{}, n)
+
 	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
 			return get(hello)
 		}
+
 		select {
 		case turns <- struct{}{}:
 			defer func() { <-turns }()
@@ -223,10 +267,12 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		Client:     &acme.Client{DirectoryURL: cfg.ACMEURL, UserAgent: "headcount"},
 		Email:      cfg.ACMEEmail,
 	}
+
 	var redirect http.Handler
 	if cfg.Redirect != "" { // the manager offers http-01 only after a call of HTTPHandler
 		redirect = manager.HTTPHandler(toHTTPS{domains(cfg.Domains)})
 	}
+
 	config := manager.TLSConfig()
 	logged := rate.Sometimes{Interval: time.Minute}
 	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // the last certificate of each domain
@@ -234,6 +280,7 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 	for i := range gets {
 		gets[i] = boundedWait(maxWaitingHandshakes, manager.GetCertificate)
 	}
+
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		domain := slices.Index(cfg.Domains, strings.ToLower(hello.ServerName))
 		get := manager.GetCertificate // which refuses all other names at once
@@ -241,19 +288,27 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 			get = gets[domain]
 		}
 		cert, err := get(hello)
+
 		if errors.Is(err, errManyWait) {
-			if known := last[domain].Load(); known != nil { // those who wait need one of the other kind
-				cert, err = known, nil
+			// Those who wait need a certificate of the other kind.
+			if known := last[domain].Load(); known != nil {
+				cert = known
+				err = nil
 			}
 		}
-		if err == nil && domain >= 0 && cert.Leaf != nil && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
+
+		issued := err == nil && domain >= 0 && cert.Leaf != nil
+		if issued && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
 			last[domain].Store(cert)
 		}
+
 		if err != nil && domain >= 0 {
 			logged.Do(func() {
-				log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; does port 443 of the domain lead to --listen? This is logged at most once a minute")
+				log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; " +
+					"does port 443 of the domain lead to --listen? This is logged at most once a minute")
 			})
 		}
+
 		return cert, err
 	}
 	shown := func() (all []*tls.Certificate) {
@@ -264,5 +319,6 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		}
 		return all
 	}
+
 	return &certificates{config, func(context.Context) {}, redirect, shown}
 }

@@ -18,7 +18,9 @@ func usage() (s presence.ProcessStats) {
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err == nil {
 		s.CPU = time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
 	}
+
 	s.Memory = residentMemory()
+
 	return s
 }
 
@@ -38,5 +40,6 @@ func residentMemory() int64 {
 func goMemory() int64 {
 	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(s)
+
 	return int64(s[0].Value.Uint64() - s[1].Value.Uint64())
 }

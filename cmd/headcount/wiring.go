@@ -94,23 +94,37 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		self.Name = cfg.AdvertiseAddr()
 		log = log.With().Str("process", self.Name).Logger()
 	}
+
 	s := &system{cfg: cfg, log: log, registry: prometheus.NewRegistry(), clock: &seal.Clock{}}
-	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.registry.MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
+
 	if cfg.HasRole(presence.RoleGateway) && cfg.HasTLS() {
-		if s.certs, err = openCertificates(cfg, log); err != nil {
+		s.certs, err = openCertificates(cfg, log)
+		if err != nil {
 			return nil, err
 		}
-		s.gauge("headcount_certificate_overdue", "1: a certificate that visitors were shown has ended, or should have been renewed by now.", nil, s.certs.overdue)
+
+		s.gauge("headcount_certificate_overdue", "1: a certificate that visitors were shown has ended, or should "+
+			"have been renewed by now.", nil, s.certs.overdue)
 	}
+
 	s.member = member.New(member.Config{
-		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Clock: s.clock, Elapsed: machine.SinceBoot,
-		PresenceTimeout: cfg.PresenceTimeout, Registerer: s.registry, Log: log,
+		Self:            self,
+		Loopback:        cfg.Redis != "" && len(cfg.ClusterSecrets) == 0,
+		Clock:           s.clock,
+		Elapsed:         machine.SinceBoot,
+		PresenceTimeout: cfg.PresenceTimeout,
+		Registerer:      s.registry,
+		Log:             log,
 	})
+
 	if cfg.Redis == "" {
 		err = s.openEmbedded()
 	} else {
@@ -119,13 +133,18 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	if err != nil {
 		return nil, err
 	}
+
 	s.parts.Store = s.store
-	if err = s.openRoles(ctx, self); err != nil {
+
+	if err := s.openRoles(ctx, self); err != nil {
 		return nil, err
 	}
+
 	s.gauge("headcount_ready", "1: the process can do its roles, as /readyz says.", nil, func() bool { return s.ready() == nil })
 	s.watchStores()
+
 	s.member.Join(s.parts)
+
 	return s, nil
 }
 
@@ -133,55 +152,79 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 func (s *system) openRoles(ctx context.Context, self presence.Process) (err error) {
 	cfg := s.cfg
 	ask := dashboard.Config{
-		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Sites: cfg.AllSites.Names(), Log: s.log,
+		Self:    self.Name,
+		Members: s.member,
+		Report:  s,
+		Counts:  s.store,
+		Ready:   s.ready,
+		Region:  cfg.Region,
+		Sites:   cfg.AllSites.Names(),
+		Log:     s.log,
 	}
 	if s.network != nil {
 		ask.Others = s.network.client
 	}
+
 	s.board = dashboard.New(ask)
 	if s.member.Has(presence.RoleGateway) {
-		if err = s.openPipeline(ctx); err != nil {
+		if err := s.openPipeline(ctx); err != nil {
 			return err
 		}
 	}
-	if err = s.openWebhooks(); err != nil {
+
+	if err := s.openWebhooks(); err != nil {
 		return err
 	}
+
 	if s.member.Has(presence.RolePresence) {
 		config := node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Departures: s.webhooks,
-			Registerer: s.registry, Log: s.log,
+			Name:            self.Name,
+			PresenceTimeout: cfg.PresenceTimeout,
+			Reply:           s.member,
+			Arrivals:        cfg.KeptMinutes() > 0,
+			Departures:      s.webhooks,
+			Registerer:      s.registry,
+			Log:             s.log,
 		}
 		if cfg.LastSeen > 0 {
 			config.LastSeen = s.store
 		}
-		if s.node, err = node.New(s.store, config); err != nil {
+
+		s.node, err = node.New(s.store, config)
+		if err != nil {
 			return err
 		}
 		s.parts.Node = s.node
 	}
+
 	if s.member.Has(presence.RoleDispatcher) {
 		s.openDispatcher()
 	}
+
 	if s.member.Has(presence.RoleGateway) {
-		if err = s.openGateway(self); err != nil {
+		if err := s.openGateway(self); err != nil {
 			return err
 		}
 		s.parts.Gateway = s.gateway
 	}
+
 	return nil
 }
 
-// openDispatcher opens the dispatcher, which has the other regions and the webhooks told.
+// openDispatcher opens the dispatcher, which also notifies the other regions and the webhooks.
 func (s *system) openDispatcher() {
 	cfg := dispatcher.Config{
 		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Elapsed: machine.SinceBoot,
 		Registerer: s.registry, Log: s.log,
 	}
+
 	if s.regions != nil {
-		cfg.Regions, s.parts.Regions = s.regions, s.regions
+		cfg.Regions = s.regions
+		s.parts.Regions = s.regions
 	}
+
 	s.dispatcher = dispatcher.New(cfg)
+
 	s.parts.Dispatcher = s.dispatcher
 }
 
@@ -191,12 +234,15 @@ func (s *system) watchStores() {
 	if s.embedded != nil && s.cfg.DataDir != "" {
 		up["data-dir"] = func() bool { return s.embedded.Writable() == nil }
 	}
+
 	if s.redis != nil {
 		up["redis"] = func() bool { return s.redis.Cause() == nil && (s.counters == nil || s.counters.Up()) }
 	}
+
 	if s.cfg.Postgres != "" && s.counters != nil {
 		up["postgres"] = s.counters.PostgresUp
 	}
+
 	for store, up := range up {
 		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.", prometheus.Labels{"store": store}, up)
 	}
@@ -204,10 +250,12 @@ func (s *system) watchStores() {
 
 // gauge registers a gauge that is 1 while something is so, else 0.
 func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bool) {
-	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 {
+	opts := prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}
+	s.registry.MustRegister(prometheus.NewGaugeFunc(opts, func() float64 {
 		if is() {
 			return 1
 		}
+
 		return 0
 	}))
 }
@@ -215,36 +263,53 @@ func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bo
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
 func (s *system) openEmbedded() (err error) {
-	config := presencemem.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), LastSeen: s.cfg.LastSeen, PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
+	config := presencemem.Config{
+		Region:          s.cfg.Region,
+		PageStats:       s.cfg.KeptMinutes(),
+		LastSeen:        s.cfg.LastSeen,
+		PresenceTimeout: s.cfg.PresenceTimeout,
+		Log:             s.log,
+	}
+
 	if s.cfg.DataDir == "" {
-		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
-		s.embedded, s.where = presencemem.New(config), "embedded, in memory"
+		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without " +
+			"--postgres, counters in memory, and they are lost when it ends")
+		s.embedded = presencemem.New(config)
+		s.where = "embedded, in memory"
 	} else {
-		if s.embedded, err = presencemem.Open(s.cfg.DataDir, config); err != nil {
+		s.embedded, err = presencemem.Open(s.cfg.DataDir, config)
+		if err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
+
 		s.closers = append(s.closers, func() error {
 			if err := s.embedded.Close(); err != nil {
 				s.log.Error().Err(err).Msg("the data directory could not be closed")
 			}
 			return nil
 		})
+
 		s.where = "embedded, follows and unread in " + s.cfg.DataDir
 		if len(s.cfg.IDSecrets) == 0 {
 			s.cfg.IDSecrets = []string{s.embedded.Secret()}
 		}
 	}
+
 	s.store = s.embedded
 	if len(s.cfg.IDSecrets) == 0 {
-		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the ids are void when it ends")
+		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the " +
+			"ids are void when it ends")
 		s.cfg.IDSecrets = []string{rand.Text()}
 	}
+
 	s.hashKey, err = s.embedded.HashKey()
+
 	return err
 }
 
-// How long clients need to come back after a restart; gateway.restartGrace makes it longer for a process that served late. The clients of this release try again within 2 s, so after 3 s
-// those are there whom a killed process had no time to remember; others and older ones wait for up to 15 s.
+// How long clients need to come back after a restart; gateway.restartGrace makes it longer for a process that served
+// late. The clients of this release try again within 2 s, so after 3 s those are there whom a killed process had no
+// time to remember; others and older ones wait for up to 15 s.
 const (
 	soonBack     = 3 * time.Second
 	comeBackTime = 15 * time.Second
@@ -276,12 +341,14 @@ func (s *system) openIdentities() {
 		Sites:     s.cfg.AllSites.Names(),
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
+
 	s.closers = append(s.closers, func() error { s.identities.Close(); return nil })
 }
 
 func (s *system) openGateway(self presence.Process) (err error) {
 	cfg := s.cfg
 	s.openIdentities()
+
 	s.gateway, err = gateway.New(gateway.Config{
 		Name: self.Name, Incarnation: self.Incarnation,
 		Store: s.store, Unread: s.store, Cluster: s.member,
@@ -326,9 +393,11 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		Registerer: s.registry,
 		Log:        s.log,
 	})
+
 	if err == nil {
 		s.counters.OnState(s.gateway.CountersChanged)
 	}
+
 	return err
 }
 
@@ -337,8 +406,10 @@ func (s *system) openTraces() trace.Tracer {
 	if s.cfg.OTLP == "" {
 		return nil
 	}
-	tracer, end := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log}, tracing.Scope)
+	config := otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log}
+	tracer, end := otlp.New(config, tracing.Scope)
 	s.closers = append(s.closers, end)
+
 	return tracer
 }
 
@@ -348,9 +419,11 @@ func (s *system) ready() error {
 	if err == nil || s.redis == nil {
 		return err
 	}
+
 	if why := s.redis.Cause(); why != nil {
 		return fmt.Errorf("%w: Redis: %w", err, why)
 	}
+
 	return err
 }
 
@@ -360,20 +433,24 @@ func (s *system) rolesReady() error {
 			return err
 		}
 	}
+
 	if s.gateway == nil {
 		return s.member.Ready()
 	}
+
 	if err := s.gateway.Ready(); err != nil {
 		return err
 	}
+
 	return s.counters.Ready()
 }
 
-// open is ready whatever the stores do.
+// open is ready, but does not depend on the stores.
 func (s *system) open() error {
 	if s.gateway == nil {
 		return nil
 	}
+
 	return s.gateway.Open()
 }
 
@@ -383,31 +460,41 @@ func (s *system) run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	watch.Go(func() { machine.ReturnMemory(watching) })
 	watch.Go(func() { s.board.Watch(watching) })
+
 	if s.certs != nil {
 		watch.Go(func() { s.certs.run(watching) })
 	}
+
 	watch.Go(func() { s.webhooks.Run(watching) })
 	if s.counters != nil {
 		watch.Go(func() { s.counters.Run(watching) })
 	}
+
 	defer watch.Wait()
 	defer stop()
+
 	if s.network == nil {
 		return s.member.Run(ctx)
 	}
+
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	served := make(chan error, 1)
 	go func() { // ends with Close below
 		err := s.network.server.Serve(s.network.tcp)
 		cancel()
 		served <- err
 	}()
+
 	err := s.member.Run(ctx)
 	_ = s.network.server.Close() // callers repeat unfinished calls at the next owner
-	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
+
+	serr := <-served
+	if !errors.Is(serr, http.ErrServerClosed) {
 		err = errors.Join(err, serr)
 	}
+
 	return err
 }
 
@@ -425,16 +512,20 @@ func (s *system) Report() presence.Report {
 		stats := s.gateway.Stats()
 		r.Gateway = &stats
 	}
+
 	if s.node != nil {
 		stats := s.node.Stats()
 		r.Node = &stats
 	}
+
 	if s.regions != nil {
 		r.Peers = s.regions.Stats()
 	}
+
 	if s.dispatcher != nil {
 		r.Top = s.dispatcher.Top(presence.TopPages)
 		r.Away = errors.Is(s.member.Ready(), presence.ErrUnavailable)
 	}
+
 	return r
 }
