@@ -207,6 +207,13 @@ func (c *conn) Spawn(f func()) { c.g.conns.Go(f) }
 // WriteTimeout implements socket.Owner.
 func (c *conn) WriteTimeout() time.Duration { return c.g.cfg.WriteTimeout }
 
+// Slow implements socket.Owner.
+func (c *conn) Slow() {
+	c.g.metrics.closed.WithLabelValues(closedSlow).Inc()
+	c.g.cfg.Log.Debug().Stringer("timeout", c.g.cfg.WriteTimeout).
+		Msg("a slow client did not read what was sent to it in time; its connection is closed")
+}
+
 // Freed implements socket.Owner. It continues work that had to wait for the end of a write.
 func (c *conn) Freed(taken bool) {
 	if taken {

@@ -645,7 +645,12 @@ func TestServerCloseWhileServing(t *testing.T) {
 // The gateway stops reading from that client, then closes it. Other clients notice
 // nothing.
 func TestClockClientThatTakesNothing(t *testing.T) {
-	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
+	reg := prometheus.NewRegistry() // of the server that runs
+	bothWays(t, func(cfg *Config) {
+		reg = prometheus.NewRegistry()
+		cfg.WriteTimeout = 500 * time.Millisecond
+		cfg.Registerer = reg
+	}, func(t *testing.T, s *served) {
 		hog := s.socket("")
 		s.narrow(hog, 4096) // else the kernel takes megabytes of pongs first
 		gone := make(chan struct{})
@@ -670,6 +675,9 @@ func TestClockClientThatTakesNothing(t *testing.T) {
 			select {
 			case <-gone:
 				s.settles(1)
+				if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
+					t.Errorf("%v clients were closed because they did not read, want 1", n)
+				}
 				_ = other.Close()
 				s.settles(0)
 				return

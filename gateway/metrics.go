@@ -18,6 +18,7 @@ type metrics struct {
 	faults   *prometheus.CounterVec // by code
 	refused  prometheus.Counter
 	evicted  prometheus.Counter
+	closed   *prometheus.CounterVec // by reason
 	joins    prometheus.Counter
 	leaves   *prometheus.CounterVec // by cause
 	limits   *prometheus.CounterVec // by limit
@@ -32,6 +33,9 @@ const (
 	leftSentAway = "sent_away" // the gateway closed it: it drains, the token expired, or the client made too many errors
 	leftLost     = "lost"      // the connection ended without a close frame, for instance after a timeout
 )
+
+// closedSlow is the reason for which the gateway closes a connection whose client does not read.
+const closedSlow = "slow"
 
 // Limits that clients reach, beside reasons of httppolicy.
 const (
@@ -68,6 +72,9 @@ func newMetrics() *metrics {
 		refused: plain("headcount_connections_refused_total", "Connections refused because there were too many."),
 		evicted: plain("headcount_connections_evicted_total",
 			"Connections closed to make room for others, because they were silent or made no progress."),
+		closed: labeled("headcount_connections_closed_total",
+			"Connections that the gateway closed, by reason: slow (the client did not read what was sent to it).",
+			"reason", closedSlow),
 		joins: plain("headcount_joins_total", "Pages that connections joined."),
 		leaves: labeled("headcount_leaves_total",
 			"Pages that connections left, by cause: left (the client sent a leave), closed (the client closed the "+
@@ -122,7 +129,7 @@ func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 	figures := g.hub.Figures
 
 	reg.MustRegister(
-		m.faults, m.refused, m.evicted, m.joins, m.leaves, m.limits, m.ignored, m.joinWait,
+		m.faults, m.refused, m.evicted, m.closed, m.joins, m.leaves, m.limits, m.ignored, m.joinWait,
 		sum("headcount_deliveries_total", "Counts written to subscribers.", nil,
 			func() int64 { return figures().Delivered }),
 		sum("headcount_deliveries_conflated_total", "Counts replaced by a newer one before a subscriber got them.", nil,

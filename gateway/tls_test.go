@@ -17,6 +17,7 @@ import (
 	"time"
 
 	coder "github.com/coder/websocket"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/socket"
@@ -166,11 +167,18 @@ func TestServerTLS(t *testing.T) {
 // A client that takes nothing costs no memory without bound, over HTTP/2 either: its
 // stream ends at --write-timeout.
 func TestServerSlowClientOverHTTP2(t *testing.T) {
-	s, client := serveTLS(t, func(c *Config) { c.WriteTimeout = 100 * time.Millisecond })
+	reg := prometheus.NewRegistry()
+	s, client := serveTLS(t, func(c *Config) {
+		c.WriteTimeout = 100 * time.Millisecond
+		c.Registerer = reg
+	})
 	s.events(client(false), "p", 2)
 	s.settles(1)
 	s.g.each(func(c *conn) { _ = c.wire.Write(make([]byte, 16<<20)) })
 	s.settles(0)
+	if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
+		t.Errorf("%v clients were closed because they did not read, want 1", n)
+	}
 }
 
 // TestServerSilentTLSHasNoGoroutine: TLS costs a silent connection no goroutine, where there is

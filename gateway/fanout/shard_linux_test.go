@@ -100,6 +100,7 @@ func (c *client) Expire()      { _ = c.Try([]byte("expired")) }
 
 // These are for socket.Owner. Nothing is read here.
 func (c *client) WriteTimeout() time.Duration             { return time.Minute }
+func (c *client) Slow()                                   {}
 func (c *client) Spawn(f func())                          { go f() }
 func (c *client) Look(*socket.Input) (more bool, _ error) { return false, nil }
 func (c *client) Freed(bool)                              { c.Free() }

@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,8 @@ type Owner interface {
 	Look(in *Input) (more bool, err error)
 	// WriteTimeout is how long a write may take to finish.
 	WriteTimeout() time.Duration
+	// Slow says that the client has not taken a write within WriteTimeout. The wire is about to close.
+	Slow()
 	// Freed says that a busy wire is free again. taken says that the client has taken
 	// bytes, which is a sign of life. Any goroutine may call it.
 	Freed(taken bool)
@@ -184,6 +187,9 @@ func (w *Wire) finish() {
 	for rest := late.rest; rest != nil; {
 		_ = w.conn.SetWriteDeadline(time.Now().Add(w.owner.WriteTimeout()))
 		_, err = w.conn.Write(rest)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			w.owner.Slow()
+		}
 		if err != nil {
 			_ = w.Close()
 		}

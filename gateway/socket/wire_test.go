@@ -16,6 +16,7 @@ import (
 type reader struct {
 	wire    Wire
 	timeout time.Duration
+	slow    atomic.Int64 // calls of Slow
 	group   sync.WaitGroup
 	got     strings.Builder
 	taken   atomic.Int64 // bytes of got
@@ -26,6 +27,7 @@ type reader struct {
 func (r *reader) Spawn(f func())              { r.group.Go(f) }
 func (r *reader) Ended()                      { close(r.ended) }
 func (r *reader) WriteTimeout() time.Duration { return r.timeout }
+func (r *reader) Slow()                       { r.slow.Add(1) }
 
 func (r *reader) Freed(bool) {
 	select {
@@ -80,6 +82,9 @@ func TestServerReadsToTheEnd(t *testing.T) {
 	}
 	_ = client.Close()
 	<-r.ended
+	if n := r.slow.Load(); n != 0 {
+		t.Errorf("a client that has gone counts as slow %d times", n)
+	}
 	if got := r.got.String(); got != text {
 		t.Fatalf("got %d bytes, want %d: %.100q", len(got), len(text), got)
 	}
@@ -128,7 +133,7 @@ func TestServerWritesToSlowClient(t *testing.T) {
 	}
 }
 
-// A client that takes nothing is closed after the timeout.
+// A client that takes nothing is closed after the timeout, and its owner hears why. One that goes away is not slow.
 func TestServerClientThatTakesNothing(t *testing.T) {
 	r, _ := newReader(t, 50*time.Millisecond)
 	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
@@ -137,5 +142,8 @@ func TestServerClientThatTakesNothing(t *testing.T) {
 	<-r.ended
 	if !r.wire.Closed() {
 		t.Fatal("the wire is not closed")
+	}
+	if n := r.slow.Load(); n != 1 {
+		t.Errorf("the owner heard %d times that the client is slow", n)
 	}
 }
