@@ -94,9 +94,7 @@ func (r *Region) follow(ctx context.Context) {
 	var before [rows.Partitions]uint64
 	for n := 0; wake.Wait(ctx, r.cfg.Every, nil); n++ {
 		epochs := r.owner.Epochs()
-		if epochs != before {
-			r.own(&epochs)
-		}
+		r.own(&epochs, epochs != before)
 		before = epochs
 
 		// A store that has lost everything has lost the name, too.
@@ -106,13 +104,16 @@ func (r *Region) follow(ctx context.Context) {
 	}
 }
 
-// own begins to share partitions by the claims with these epochs, and ends with those that were given up.
-func (r *Region) own(epochs *[rows.Partitions]uint64) {
+// own begins to share partitions by the claims with these epochs, and ends with those that were given up. It is called
+// also if these are as before: a partition that was claimed and given up in between may have left a backlog.
+func (r *Region) own(epochs *[rows.Partitions]uint64, changed bool) {
 	for i, l := range r.links {
 		l.own(epochs)
-		l.Look()
 		r.heard[i].own(epochs)
-		wake.Signal(r.heard[i].wake)
+		if changed {
+			l.Look()
+			wake.Signal(r.heard[i].wake)
+		}
 	}
 }
 

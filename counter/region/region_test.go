@@ -734,3 +734,23 @@ func TestARepairIsSentOn(t *testing.T) {
 		end(t, all)
 	})
 }
+
+// TestAPartitionIsGivenUpAtOnce: one that was claimed, changed and given up between two looks at the owner leaves nothing
+// that holds up the others.
+func TestAPartitionIsGivenUpAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		other := (rows.PartitionOf("v") + 1) % rows.Partitions
+		if err := all[0].owner.Release(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+
+		all[0].region.Shared(other, 1<<60, []string{"whatever"})
+		settle()
+		all[0].do(t, add("v", 1))
+		agree(t, all, "v", 1)
+
+		end(t, all)
+	})
+}

@@ -178,6 +178,19 @@ func (m *Mine) takeAll(from string, o *Share, e *Effect) {
 			e.Odd = true
 		}
 	}
+
+	if m.lacksOwn(from, o) {
+		e.Tell = true
+	}
+}
+
+// lacksOwn reports whether the sender does not know a part of its own any more that this region knows.
+func (m *Mine) lacksOwn(from string, o *Share) bool {
+	return slices.ContainsFunc(m.Parts, func(p Part) bool {
+		_, known := o.find(p.Region, p.Life)
+
+		return p.Region == from && !known
+	})
 }
 
 // outdated reports whether the sender has an older value of a part of its own, or an older life of this region's set.

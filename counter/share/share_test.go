@@ -293,4 +293,11 @@ func TestWhoHasLostItsOwnPartIsTold(t *testing.T) {
 	if e := eu.Hear("us", &older, 20); !e.Tell {
 		t.Errorf("a region that has lost a change is told nothing: %+v", e)
 	}
+
+	// It has heard of the counter since, and nothing of its own.
+	without := older
+	without.Parts = nil
+	if e := eu.Hear("us", &without, 20); !e.Tell {
+		t.Errorf("a region that has lost its part is told nothing: %+v", e)
+	}
 }
