@@ -21,6 +21,7 @@ func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []coun
 	for i := range ops {
 		ops[i].IdempotencyKey = counter.NewIdempotencyKey(ops[i].Changes[0].Key, "", fmt.Sprint(id, " ", i))
 	}
+
 	results := make([]counter.Result, len(ops))
 	for i := range results {
 		results[i].Err = counter.ErrUnavailable
@@ -35,6 +36,7 @@ func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []coun
 		}
 		return answered
 	})
+
 	return results
 }
 
@@ -43,6 +45,7 @@ func fight(t *testing.T, i Instance) {
 	const clients, left, tries, same = 64, 10, 3, 4
 	one(t, i.Store, add(stock, "k:1", left))
 	sellers := []counter.Store{i.Store, i.peer()}
+
 	var made, answered [tries][clients / same]atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -51,16 +54,19 @@ func fight(t *testing.T, i Instance) {
 			<-start
 			for n := range tries {
 				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c/same), op(add(stock, "k:1", -1)))[0]
-				switch {
-				case r.Err == nil:
-					answered[n][c/same].Store(1)
-					if !r.Replay {
-						made[n][c/same].Add(1)
-					} else if r.Counters[0].Value == left {
-						t.Errorf("a replay that does not see what it repeats: %+v", r)
-					}
-				case !errors.Is(r.Err, counter.ErrBound):
+				if errors.Is(r.Err, counter.ErrBound) {
+					continue
+				}
+				if r.Err != nil {
 					t.Error(r.Err)
+					continue
+				}
+
+				answered[n][c/same].Store(1)
+				if !r.Replay {
+					made[n][c/same].Add(1)
+				} else if r.Counters[0].Value == left {
+					t.Errorf("a replay that does not see what it repeats: %+v", r)
 				}
 			}
 		})
@@ -68,11 +74,13 @@ func fight(t *testing.T, i Instance) {
 	close(start)
 	wg.Wait()
 	AwaitServed(t, i.Store)
+
 	sold := int64(0)
 	for n := range tries {
 		for of := range made[n] {
 			sold += answered[n][of].Load()
-			if m := made[n][of].Load(); m > 1 { // none, if the answer was lost of the one that made it
+			// None, if the answer was lost of the one that made it.
+			if m := made[n][of].Load(); m > 1 {
 				t.Errorf("made %d times under one idempotency key", m)
 			}
 		}
@@ -93,6 +101,7 @@ func concurrent(t *testing.T, i Instance) {
 	stores := []counter.Store{i.Store, i.peer()}
 	var want [keys]atomic.Int64
 	in := make([]map[string]bool, clients) // each has members of its own
+
 	var wg sync.WaitGroup
 	for c := range clients {
 		in[c] = map[string]bool{}
@@ -100,25 +109,25 @@ func concurrent(t *testing.T, i Instance) {
 			rng := rand.New(rand.NewPCG(1, uint64(c)))
 			s := stores[c%2]
 			for n := range rounds {
-				var ops []counter.Op
-				for range 1 + rng.IntN(3) {
-					var changes []counter.Change
-					for range 1 + rng.IntN(4) {
-						changes = append(changes, add(exact, "e:"+strconv.Itoa(rng.IntN(keys)), rng.Int64N(9)+1))
-					}
-					ops = append(ops, op(changes...))
-				}
+				ops := batches(rng, keys)
 				numbers := ops
-				sums := []counter.Change{under(add(sum, "s:1", 1), "country", strconv.Itoa(n%2)), under(add(sum, "s:2", 2), "country", strconv.Itoa(c))}
+
+				sums := []counter.Change{
+					under(add(sum, "s:1", 1), "country", strconv.Itoa(n%2)),
+					under(add(sum, "s:2", 2), "country", strconv.Itoa(c)),
+				}
 				if n%2 == 0 {
 					slices.Reverse(sums)
 				}
-				m, join := fmt.Sprintf("%d of %d", rng.IntN(5), c), rng.IntN(2) == 0
+
+				m := fmt.Sprintf("%d of %d", rng.IntN(5), c)
+				joins := rng.IntN(2) == 0
 				change := edit("m:1", []string{m}, nil)
-				if !join {
+				if !joins {
 					change = edit("m:1", nil, []string{m})
 				}
-				in[c][m] = join
+				in[c][m] = joins
+
 				from := (c*rounds/2 + n) * 20 // half of them overlap with the next client's
 				ops = append(ops, op(sums...), op(change), op(see("u:1", visitors(from, from+20)...)))
 				for _, r := range insist(t, s, fmt.Sprintf("%d of %d", n, c), ops...) {
@@ -127,12 +136,14 @@ func concurrent(t *testing.T, i Instance) {
 						return
 					}
 				}
+
 				for _, o := range numbers {
 					for _, change := range o.Changes {
 						n, _ := strconv.Atoi(change.Key[2:])
 						want[n].Add(change.Delta)
 					}
 				}
+
 				k := rng.IntN(keys)
 				least := want[k].Load()
 				got, err := s.Read(t.Context(), []string{"e:" + strconv.Itoa(k)}, "", 0)
@@ -144,16 +155,19 @@ func concurrent(t *testing.T, i Instance) {
 		})
 	}
 	wg.Wait()
+
 	s := i.peer()
 	for n := range keys {
 		key := "e:" + strconv.Itoa(n)
-		a, b := value(t, i.Store, key, want[n].Load()), read(t, s, key)
+		a := value(t, i.Store, key, want[n].Load())
+		b := read(t, s, key)
 		if !same(a, b) {
 			t.Errorf("one process has %+v, the other %+v", a, b)
 		}
 		chained(t, s, key)
 	}
 	counts(t, s, "s:1", "country", map[string]int64{"0": clients * rounds / 2, "1": clients * rounds / 2})
+
 	each := map[string]int64{}
 	size := int64(0)
 	for c := range clients {
@@ -167,9 +181,23 @@ func concurrent(t *testing.T, i Instance) {
 			}
 		}
 	}
+
 	counts(t, s, "s:2", "country", each)
 	value(t, s, "m:1", size)
 	value(t, s, "u:1", estimate(visitors(0, ((clients-1)*rounds/2+rounds)*20)))
+}
+
+// batches returns some batches of additions to exact counters.
+func batches(rng *rand.Rand, keys int) (ops []counter.Op) {
+	for range 1 + rng.IntN(3) {
+		var changes []counter.Change
+		for range 1 + rng.IntN(4) {
+			changes = append(changes, add(exact, "e:"+strconv.Itoa(rng.IntN(keys)), rng.Int64N(9)+1))
+		}
+		ops = append(ops, op(changes...))
+	}
+
+	return ops
 }
 
 // away cuts the store off while clients repeat everything that was not acknowledged, and
@@ -178,16 +206,19 @@ func away(t *testing.T, i Instance) {
 	if i.Cut == nil {
 		return // it needs nothing that could go away
 	}
+
 	s := i.Store
 	one(t, s, add(exact, "e:1", 1))
 	heal := i.Cut(t)
-	asked := []counter.Op{with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))), with("c", op(see("u:1", "a")))}
-	r := do(t, s, asked...)
-	for _, r := range r {
+	asked := []counter.Op{
+		with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))), with("c", op(see("u:1", "a"))),
+	}
+	for _, r := range do(t, s, asked...) {
 		if !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Fatalf("the store is away, and Apply says %+v", r)
 		}
 	}
+
 	const clients, changes = 8, 20
 	var wg sync.WaitGroup
 	var refused atomic.Int64
@@ -195,17 +226,15 @@ func away(t *testing.T, i Instance) {
 		wg.Go(func() {
 			for n := range changes {
 				o := with(fmt.Sprintf("%d of %d", n, c), op(add(exact, "e:1", 1)))
-				for {
-					r := s.Apply(t.Context(), []counter.Op{o})[0]
-					if r.Err == nil {
-						break
-					}
-					if !errors.Is(r.Err, counter.ErrUnavailable) {
-						t.Error(r.Err)
-						return
-					}
+				r := s.Apply(t.Context(), []counter.Op{o})[0]
+				for errors.Is(r.Err, counter.ErrUnavailable) {
 					refused.Add(1)
 					time.Sleep(5 * time.Millisecond)
+					r = s.Apply(t.Context(), []counter.Op{o})[0]
+				}
+				if r.Err != nil {
+					t.Error(r.Err)
+					return
 				}
 			}
 		})
@@ -213,6 +242,7 @@ func away(t *testing.T, i Instance) {
 	testkit.Eventually(t, "clients are refused", func() bool { return refused.Load() >= 2*clients })
 	heal()
 	wg.Wait()
+
 	for j, o := range asked {
 		if r := do(t, s, o)[0]; r.Err != nil {
 			t.Fatalf("repeated op %d: %+v", j, r)

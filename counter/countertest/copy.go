@@ -22,7 +22,10 @@ type CopyStore interface {
 func Fill(t testing.TB, s counter.Writer, counters int) {
 	t.Helper()
 	rules := counter.BuiltinRules()
-	sales := &counter.Rule{Match: "sales:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Dimensions: []string{"country", "by"}}
+	sales := &counter.Rule{
+		Match: "sales:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Dimensions: []string{"country", "by"},
+	}
+
 	var ops []counter.Op
 	flush := func() {
 		t.Helper()
@@ -35,31 +38,37 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 	}
 	do := func(key string, c counter.Change) {
 		c.Key = key
-		if c.Rule = rules.Find(key); len(c.Dimensions) > 0 {
+		c.Rule = rules.Find(key)
+		if len(c.Dimensions) > 0 {
 			c.Rule = sales
 		}
-		ops = append(ops, counter.Op{Changes: []counter.Change{c}, IdempotencyKey: counter.NewIdempotencyKey(key, "", fmt.Sprint(len(ops)))})
+		id := counter.NewIdempotencyKey(key, "", fmt.Sprint(len(ops)))
+		ops = append(ops, counter.Op{Changes: []counter.Change{c}, IdempotencyKey: id})
 		if len(ops) == 2000 {
 			flush()
 		}
 	}
+
 	for i := range counters {
-		views, likes, visitors, stock := fmt.Sprint("views:", i), fmt.Sprint("likes:", i), fmt.Sprint("visitors:", i), fmt.Sprint("stock:", i)
+		views := fmt.Sprint("views:", i)
 		do(views, counter.Change{Verb: counter.Add, Delta: int64(i + 1)})
 		switch i % 10 {
 		case 0:
+			likes := fmt.Sprint("likes:", i)
 			do(likes, counter.Change{Verb: counter.Edit, Join: []string{"a", "é/ü", fmt.Sprint("user ", i)}})
 			do(likes, counter.Change{Verb: counter.Edit, Leave: []string{"a"}})
 		case 1:
-			do(visitors, counter.Change{Verb: counter.Edit, Join: []string{"x", fmt.Sprint(i)}})
+			do(fmt.Sprint("visitors:", i), counter.Change{Verb: counter.Edit, Join: []string{"x", fmt.Sprint(i)}})
 		case 2:
+			stock := fmt.Sprint("stock:", i)
 			do(stock, counter.Change{Verb: counter.Add, Delta: 5})
 			do(stock, counter.Change{Verb: counter.Adjust, Delta: -2, Reason: "a \"broken\" one", By: "ops"})
-		case 4:
-			do(fmt.Sprint("sales:", i), counter.Change{Verb: counter.Add, Delta: 3, Dimensions: []counter.Dimension{{Name: "country", Value: "de"}, {Name: "by", Value: "a:b"}}})
-			do(fmt.Sprint("sales:", i), counter.Change{Verb: counter.Add, Delta: 2, Dimensions: []counter.Dimension{{Name: "country", Value: "fr"}}})
 		case 3:
 			do(views, counter.Change{Verb: counter.Reset, Reason: "anew", By: "ops"})
+		case 4:
+			sold := fmt.Sprint("sales:", i)
+			do(sold, under(counter.Change{Verb: counter.Add, Delta: 3}, "country", "de", "by", "a:b"))
+			do(sold, under(counter.Change{Verb: counter.Add, Delta: 2}, "country", "fr"))
 		}
 	}
 	flush()
@@ -68,14 +77,16 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 // Everything is all that an export of the store has.
 func Everything(t testing.TB, s counter.Dumper) (copies []counter.Copy) {
 	t.Helper()
-	if err := s.Dump(t.Context(), "", func(c counter.Copy) error {
+	err := s.Dump(t.Context(), "", func(c counter.Copy) error {
 		slices.Sort(c.Members)
 		slices.Sort(c.Hashes)
 		copies = append(copies, c)
 		return nil
-	}); err != nil {
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	return copies
 }
 
@@ -90,8 +101,9 @@ func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored 
 		}
 		restored += n
 	}
+
 	var some []counter.Copy
-	if err := from.Dump(t.Context(), "", func(c counter.Copy) error {
+	err := from.Dump(t.Context(), "", func(c counter.Copy) error {
 		text, err := c.MarshalJSON()
 		if err != nil {
 			return err
@@ -100,22 +112,27 @@ func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored 
 		if err := read.UnmarshalJSON(text); err != nil {
 			return err
 		}
-		if some = append(some, read); len(some) == 50 {
+
+		some = append(some, read)
+		if len(some) == 50 {
 			put(some)
 			some = nil
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	put(some)
-	deleted, err := from.Deleted(t.Context())
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := to.RestoreDeleted(t.Context(), deleted); err != nil {
+	put(some)
+
+	deleted, err := from.Deleted(t.Context())
+	if err == nil {
+		err = to.RestoreDeleted(t.Context(), deleted)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	return restored
 }
 
@@ -131,6 +148,7 @@ func sameCopies(t *testing.T, what string, s CopyStore, want []counter.Copy) {
 			}
 			copies[i].Version.Incarnation = want[i].Version.Incarnation
 		}
+
 		if !reflect.DeepEqual(copies[i], want[i]) {
 			t.Fatalf("%s: %+v, want %+v", what, copies[i], want[i])
 		}
@@ -142,7 +160,9 @@ func sameCopies(t *testing.T, what string, s CopyStore, want []counter.Copy) {
 
 // RunCopies tests that what a store gives and takes is whole. open returns an empty store.
 func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
-	from, to, back := open(t), open(t), open(t)
+	from := open(t)
+	to := open(t)
+	back := open(t)
 	Fill(t, from, 60)
 	rules := counter.BuiltinRules()
 	one(t, from, drop(rules.Find("views:5"), "views:5"))
@@ -150,6 +170,7 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	if len(want) < 70 {
 		t.Fatalf("%d counters", len(want))
 	}
+
 	if n := Transfer(t, from, to); n != len(want) {
 		t.Errorf("%d counters were restored, want %d", n, len(want))
 	}
@@ -172,6 +193,7 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	if c := one(t, to, add(rules.Find("views:5"), "views:5", 1)); err != nil || c.Version.Incarnation <= deleted {
 		t.Errorf("a counter that was deleted comes back as %+v, %v", c, err)
 	}
+
 	// What was deleted here comes back with a greater incarnation.
 	one(t, to, drop(rules.Find("views:2"), "views:2"))
 	before, err := to.Deleted(t.Context())
@@ -182,6 +204,7 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	if err != nil || got[0].Value != 3 || got[0].Version.Incarnation <= before {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	longHistories(t, to)
 }
 
@@ -192,22 +215,31 @@ func longHistories(t *testing.T, s CopyStore) {
 	var keys []string
 	var copies []counter.Copy
 	for i, steps := range []int64{0, 1, 7, 600} {
-		c := counter.Copy{Key: fmt.Sprint("views:long ", i), State: counter.State{Kind: counter.Sum, Updated: now.UnixMilli(), Version: counter.Version{Incarnation: uint64(now.UnixMilli()), Sequence: 1}}}
+		c := counter.Copy{Key: fmt.Sprint("views:long ", i), State: counter.State{
+			Kind: counter.Sum, Updated: now.UnixMilli(),
+			Version: counter.Version{Incarnation: uint64(now.UnixMilli()), Sequence: 1},
+		}}
 		for n := newest - 2*steps; n < newest; n += 2 {
 			c.Steps = append(c.Steps, counter.StepCopy{Step: 60, Number: n, Value: n%1000 - 100})
 			c.Value += n%1000 - 100
 		}
 		c.Slots[0] = counter.Slot{Step: 60, Number: uint32(newest), Value: int64(i) + 1}
-		keys, copies = append(keys, c.Key), append(copies, c)
+		keys = append(keys, c.Key)
+		copies = append(copies, c)
 	}
 	if _, err := s.Restore(t.Context(), copies, counter.BuiltinRules()); err != nil {
 		t.Fatal(err)
 	}
+
 	keys = append(keys, "views:never", "views:7")
-	for _, span := range [][2]int64{{0, math.MaxUint32}, {newest, newest + 1}, {newest - 1, newest + 1}, {newest - 2, newest}, {newest - 40, newest + 5}, {newest - 333, newest - 300}, {newest + 1, newest + 2}} {
+	for _, span := range [][2]int64{
+		{0, math.MaxUint32}, {newest, newest + 1}, {newest - 1, newest + 1}, {newest - 2, newest},
+		{newest - 40, newest + 5}, {newest - 333, newest - 300}, {newest + 1, newest + 2},
+	} {
 		for i, c := range copies {
+			running := counter.StepCopy{Step: 60, Number: newest, Value: int64(i) + 1}
 			var want []counter.Gain
-			for _, st := range append(slices.Clone(c.Steps), counter.StepCopy{Step: 60, Number: newest, Value: int64(i) + 1}) {
+			for _, st := range append(slices.Clone(c.Steps), running) {
 				if st.Number >= span[0] && st.Number < span[1] {
 					want = append(want, counter.Gain{Number: st.Number, Value: st.Value})
 				}
@@ -232,11 +264,13 @@ func sameAsOneByOne(t *testing.T, s counter.Store, keys []string, step time.Dura
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i, key := range keys {
 		_, want, err := s.History(t.Context(), key, step, from, to)
 		if err != nil || !slices.Equal(all[i], want) {
 			t.Errorf("%q among others: %v, want %v, %v", key, all[i], want, err)
 		}
+
 		_, ever, err := s.History(t.Context(), key, step, 0, math.MaxUint32)
 		if err != nil {
 			t.Fatal(err)
@@ -245,7 +279,8 @@ func sameAsOneByOne(t *testing.T, s counter.Store, keys []string, step time.Dura
 		if len(ever) > 0 {
 			newest = ever[len(ever)-1]
 		}
-		if got := slots[i]; int64(got.Number) != newest.Number || got.Value != newest.Value {
+		got := slots[i]
+		if int64(got.Number) != newest.Number || got.Value != newest.Value {
 			t.Errorf("%q gained %+v in the newest step, want %+v", key, got, newest)
 		}
 	}

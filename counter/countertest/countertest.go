@@ -58,7 +58,9 @@ var Rules = func() *counter.Rules {
 		panic(err)
 	}
 	others := rules.Find("s:1")
-	others.Buckets, others.Dimensions = sum.Buckets, sum.Dimensions
+	others.Buckets = sum.Buckets
+	others.Dimensions = sum.Dimensions
+
 	return rules
 }()
 
@@ -163,11 +165,13 @@ func setFlag(t testing.TB, f *flag.Flag, to string) {
 func wide(t *testing.T, i Instance) {
 	s := i.Store
 	for _, r := range []*counter.Rule{sum, exact} {
-		key, other := r.Match[:2]+"w", r.Match[:2]+"z"
+		key := r.Match[:2] + "w"
+		other := r.Match[:2] + "z"
 		one(t, s, adjust(r, key, 1<<53))
 		if c := one(t, s, add(r, key, 1)); c.Value != 1<<53+1 {
 			t.Fatalf("2^53 + 1 = %d", c.Value)
 		}
+
 		one(t, s, adjust(r, key, math.MaxInt64-(1<<53)-2))
 		if c := one(t, s, add(r, key, 1)); c.Value != math.MaxInt64 {
 			t.Fatalf("got %d", c.Value)
@@ -180,6 +184,7 @@ func wide(t *testing.T, i Instance) {
 				refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, other, 1), add(r, key, 1))
 			}
 		})
+
 		one(t, s, adjust(r, key, -math.MaxInt64))
 		if c := one(t, s, adjust(r, key, math.MinInt64)); c.Value != math.MinInt64 {
 			t.Fatalf("got %d", c.Value)
@@ -190,12 +195,14 @@ func wide(t *testing.T, i Instance) {
 		})
 		value(t, s, other, 0)
 	}
+
 	limits := &counter.Rule{Match: "l", Kind: counter.Exact, Floor: number(-(1<<53 + 1)), Ceiling: number(1<<53 + 1)}
 	one(t, s, adjust(limits, "l", 1<<53+1))
 	refused(t, s, counter.ErrBound, "l", 1<<53+1, add(limits, "l", 1))
 	one(t, s, adjust(limits, "l", -2*(1<<53+1)))
 	refused(t, s, counter.ErrBound, "l", -(1<<53 + 1), add(limits, "l", -1))
 	chained(t, s, "l")
+
 	loose := *stock
 	loose.Kind = counter.Sum // which has no bounds
 	one(t, s, add(&loose, "s:b", -1000))
@@ -208,12 +215,14 @@ func large(t *testing.T, i Instance) {
 		join = append(join, fmt.Sprintf("member %d of a set that is large", n))
 	}
 	leave = join[:counter.MaxMembers/2]
+
 	if c := one(t, s, edit("m:1", join, nil)); c.Value != counter.MaxMembers {
 		t.Fatal(c)
 	}
 	if c := one(t, s, edit("m:1", join[:1], leave[1:])); c.Value != counter.MaxMembers/2+1 {
 		t.Fatal(c)
 	}
+
 	var changes []counter.Change
 	for n := range counter.MaxChanges {
 		changes = append(changes, add(exact, "e:"+strconv.Itoa(n%700), int64(n+1)))
@@ -221,10 +230,12 @@ func large(t *testing.T, i Instance) {
 	apply(t, s, changes...)
 	changes[999] = add(stock, "k:1", -1)
 	refused(t, s, counter.ErrBound, "k:1", 0, changes...)
+
 	var keys []string // every seventh
 	for n := range counter.MaxKeys {
 		keys = append(keys, "e:"+strconv.Itoa(7*n))
 	}
+
 	is := readAll(t, s, "", keys...)
 	var total int64
 	for n := range 700 {
@@ -240,7 +251,9 @@ func large(t *testing.T, i Instance) {
 			chained(t, s, "e:"+strconv.Itoa(n))
 		}
 	}
-	if a, err := s.Aggregate(t.Context(), "e:"); err != nil || a != (counter.Aggregate{Counters: 700, Value: total}) {
+
+	a, err := s.Aggregate(t.Context(), "e:")
+	if err != nil || a != (counter.Aggregate{Counters: 700, Value: total}) {
 		t.Fatalf("Aggregate = %+v, %v, want 700, %d", a, err, total)
 	}
 }
@@ -251,6 +264,7 @@ func ledgerPages(t *testing.T, i Instance) {
 		ops = append(ops, op(add(exact, "e:1", 1)))
 	}
 	do(t, i.Store, ops...)
+
 	for _, tc := range []struct {
 		after uint64
 		limit int
@@ -259,10 +273,12 @@ func ledgerPages(t *testing.T, i Instance) {
 		more  bool
 	}{
 		{0, 100, 1, 100, true}, {100, 100, 101, 100, true}, {200, 100, 201, 50, false}, {150, 100, 151, 100, false},
-		{0, 1, 1, 1, true}, {249, 1, 250, 1, false}, {250, 1, 0, 0, false}, {251, 1000, 0, 0, false}, {math.MaxInt64, 10, 0, 0, false}, {math.MaxUint64, 10, 0, 0, false}, {0, 1000, 1, 250, false},
+		{0, 1, 1, 1, true}, {249, 1, 250, 1, false}, {250, 1, 0, 0, false}, {251, 1000, 0, 0, false},
+		{math.MaxInt64, 10, 0, 0, false}, {math.MaxUint64, 10, 0, 0, false}, {0, 1000, 1, 250, false},
 	} {
 		page, err := i.Store.Ledger(t.Context(), "e:1", tc.after, tc.limit)
-		if err != nil || len(page.Entries) != tc.n || page.More != tc.more || tc.n > 0 && page.Entries[0].Seq != tc.first {
+		isThat := err == nil && len(page.Entries) == tc.n && page.More == tc.more
+		if !isThat || tc.n > 0 && page.Entries[0].Seq != tc.first {
 			t.Errorf("after %d, %d: %d entries, more %v, %v", tc.after, tc.limit, len(page.Entries), page.More, err)
 		}
 		for _, e := range page.Entries {
@@ -279,6 +295,7 @@ func merged(t *testing.T, i Instance) {
 	if got := one(t, i.Store, c); got.Value != 3*counter.MaxDelta {
 		t.Errorf("%+v", got)
 	}
+
 	one(t, i.Store, add(exact, "e:1", 1))
 	c.Key = "e:1"
 	unchanged(t, i.Store, "e:1", func() { refused(t, i.Store, counter.ErrKind, "e:1", 1, c) })
@@ -286,12 +303,15 @@ func merged(t *testing.T, i Instance) {
 
 func with(key string, o counter.Op) counter.Op {
 	o.IdempotencyKey = counter.NewIdempotencyKey("space", "", key)
+
 	return o
 }
 
 func aggregates(t *testing.T, i Instance) {
 	s := i.Store
-	for key, delta := range map[string]int64{"s:a1": 1, "s:a2": 10, "s:b": -100, "s:a%": 1000, "s:aé": 10_000, "s:A1": 100_000, "s:a_x": 1_000_000} {
+	for key, delta := range map[string]int64{
+		"s:a1": 1, "s:a2": 10, "s:b": -100, "s:a%": 1000, "s:aé": 10_000, "s:A1": 100_000, "s:a_x": 1_000_000,
+	} {
 		one(t, s, add(sum, key, delta))
 	}
 	one(t, s, add(exact, "e:1", 5))
@@ -300,6 +320,7 @@ func aggregates(t *testing.T, i Instance) {
 	one(t, s, drop(sum, "s:a9"))
 	one(t, s, add(sum, "s:a0", 1))
 	one(t, s, add(sum, "s:a0", -1)) // it exists, with 0
+
 	for prefix, want := range map[string]counter.Aggregate{
 		"":      {Counters: 10, Value: 1_110_918},
 		"s:":    {Counters: 8, Value: 1_110_911},
@@ -313,7 +334,8 @@ func aggregates(t *testing.T, i Instance) {
 		"x":     {},
 		"s:a11": {},
 	} {
-		if got, err := s.Aggregate(t.Context(), prefix); err != nil || got != want {
+		got, err := s.Aggregate(t.Context(), prefix)
+		if err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)
 		}
 		testkit.Eventually(t, fmt.Sprintf("the size of %q is %d", prefix, want.Counters), func() bool {
@@ -321,7 +343,9 @@ func aggregates(t *testing.T, i Instance) {
 			return err == nil && n == want.Counters
 		})
 	}
-	shop := presence.SiteOf("s") // the aggregates of another site have nothing to do with these
+
+	// The aggregates of another site have nothing to do with these.
+	shop := presence.SiteOf("s")
 	one(t, s, add(sum, shop.Qualify("s:a1"), 3))
 	one(t, s, add(sum, shop.Qualify("t"), 4))
 	one(t, s, add(sum, presence.SiteOf("st").Qualify("s:a1"), 9))
@@ -333,19 +357,24 @@ func aggregates(t *testing.T, i Instance) {
 			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)
 		}
 	}
+
 	one(t, s, adjust(sum, "o:1", math.MaxInt64))
 	one(t, s, adjust(sum, "o:2", math.MaxInt64))
 	_, err := s.Aggregate(t.Context(), "o:")
 	conflict(t, err, counter.ErrOverflow, "o:*", 0)
-	one(t, s, adjust(sum, "o:3", math.MinInt64)) // a partial sum overflows 64 bits, the whole sum does not
-	if got, err := s.Aggregate(t.Context(), "o:"); err != nil || got != (counter.Aggregate{Counters: 3, Value: math.MaxInt64 - 1}) {
+
+	// A partial sum overflows 64 bits, the whole sum does not.
+	one(t, s, adjust(sum, "o:3", math.MinInt64))
+	got, err := s.Aggregate(t.Context(), "o:")
+	if err != nil || got != (counter.Aggregate{Counters: 3, Value: math.MaxInt64 - 1}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
 // listed checks that Sets finds every set among other counters, and no deleted one.
 func listed(t *testing.T, i Instance) {
-	s, want := i.Store, map[string]bool{}
+	s := i.Store
+	want := map[string]bool{}
 	for n := range 30 {
 		key := fmt.Sprintf("m:%d", n)
 		one(t, s, edit(key, []string{"a"}, nil))
@@ -354,20 +383,21 @@ func listed(t *testing.T, i Instance) {
 	}
 	one(t, s, drop(members, "m:7"))
 	delete(want, "m:7")
+
 	found := map[string]bool{}
-	for cursor, n := "", 0; ; n++ {
+	cursor := ""
+	for n := 0; n == 0 || cursor != ""; n++ {
 		keys, next, err := s.Sets(t.Context(), cursor)
 		if err != nil || n > 1000 {
 			t.Fatalf("call %d: %v", n, err)
 		}
+
 		for _, key := range keys {
 			if readAll(t, s, "a", key)[0].Mine {
 				found[key] = true
 			}
 		}
-		if cursor = next; cursor == "" {
-			break
-		}
+		cursor = next
 	}
 	if !maps.Equal(found, want) {
 		t.Errorf("found %v, want %v", found, want)
@@ -379,6 +409,7 @@ func badOps(t *testing.T, i Instance) {
 	for n := range many {
 		many[n] = add(sum, "s:1", 1)
 	}
+
 	for name, o := range map[string]counter.Op{
 		"no change":          {},
 		"no rule":            op(counter.Change{Key: "s:1", Verb: counter.Add, Delta: 1}),
@@ -394,6 +425,7 @@ func badOps(t *testing.T, i Instance) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+
 	if c := read(t, i.Store, "s:1"); c.Touched() {
 		t.Errorf("%+v", c)
 	}
@@ -404,12 +436,14 @@ func closed(t *testing.T, i Instance) {
 	if err := i.Store.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	unavailable := func(what string, err error) {
 		t.Helper()
 		if !errors.Is(err, counter.ErrUnavailable) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+
 	unavailable("Apply", do(t, i.Store, op(add(sum, "s:1", 1)))[0].Err)
 	_, err := i.Store.Read(t.Context(), []string{"s:1"}, "", 0)
 	unavailable("Read", err)
@@ -430,6 +464,7 @@ func AwaitServed(t testing.TB, s counter.Reader) {
 	for n := range keys {
 		keys[n] = fmt.Sprint("probe ", n)
 	}
+
 	testkit.Eventually(t, "all servers are back", func() bool {
 		_, err := s.Read(t.Context(), keys, "", 0)
 		return err == nil

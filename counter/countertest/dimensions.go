@@ -14,6 +14,7 @@ func under(c counter.Change, pairs ...string) counter.Change {
 	for i := 0; i < len(pairs); i += 2 {
 		c.Dimensions = append(c.Dimensions, counter.Dimension{Name: pairs[i], Value: pairs[i+1]})
 	}
+
 	return c
 }
 
@@ -24,13 +25,15 @@ func counted(t testing.TB, s counter.Reader, key, name string) counter.Counted {
 	if err != nil || c.Key != key || len(all.Values) > counter.MaxValues {
 		t.Fatalf("Dimension(%q, %q) = %+v, %d values, %v", key, name, c, len(all.Values), err)
 	}
+
 	return all
 }
 
 // counts says what was counted under a dimension, of few values.
 func counts(t testing.TB, s counter.Reader, key, name string, want map[string]int64) {
 	t.Helper()
-	if all := counted(t, s, key, name); !maps.Equal(all.Values, want) || all.Other != 0 {
+	all := counted(t, s, key, name)
+	if !maps.Equal(all.Values, want) || all.Other != 0 {
 		t.Fatalf("%q counted %v under %q, and %d under others, want %v", key, all.Values, name, all.Other, want)
 	}
 }
@@ -44,11 +47,14 @@ func manyValues(t *testing.T, i Instance) {
 		first = append(first, under(add(sum, "s:1", int64(n+1)), "os", "v"+strconv.Itoa(n)))
 	}
 	for n := range more {
-		second = append(second, under(add(sum, "s:1", 7), "os", "other "+strconv.Itoa(n)), under(add(sum, "s:1", 1), "os", "v"+strconv.Itoa(n)))
+		second = append(second, under(add(sum, "s:1", 7), "os", "other "+strconv.Itoa(n)))
+		second = append(second, under(add(sum, "s:1", 1), "os", "v"+strconv.Itoa(n)))
 	}
+
 	apply(t, s, first...)
 	apply(t, s, second...)
 	apply(t, s, under(add(sum, "s:1", -3), "os", "other 0", "country", "de"))
+
 	all := counted(t, s, "s:1", "os")
 	is := all.Other
 	for _, n := range all.Values {
@@ -58,7 +64,9 @@ func manyValues(t *testing.T, i Instance) {
 		t.Errorf("%d are counted under %d values and others, want all %d", is, len(all.Values), n)
 	}
 	counts(t, s, "s:1", "country", map[string]int64{"de": -3})
-	for range 3 { // what leaves 64 bits stays at their end
+
+	// What leaves 64 bits stays at their end.
+	for range 3 {
 		one(t, s, under(add(sum, "s:3", 1<<62), "os", "x"))
 		one(t, s, under(add(sum, "s:3", -1<<62), "os", "y"))
 	}

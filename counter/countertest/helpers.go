@@ -38,6 +38,7 @@ func apply(t testing.TB, s counter.Writer, changes ...counter.Change) []counter.
 	if r.Err != nil || r.Replay || len(r.Counters) != len(changes) {
 		t.Fatalf("Apply(%+v) = %+v", changes, r)
 	}
+
 	return r.Counters
 }
 
@@ -53,15 +54,19 @@ func do(t testing.TB, s counter.Writer, ops ...counter.Op) []counter.Result {
 		t.Fatalf("%d results of %d ops", len(results), len(ops))
 	}
 	for i, r := range results {
-		if r.Err == nil && len(r.Counters) != len(ops[i].Changes) || r.Err != nil && (r.Counters != nil || r.Replay) {
+		isWhole := len(r.Counters) == len(ops[i].Changes)
+		isNothing := r.Counters == nil && !r.Replay
+		if r.Err == nil && !isWhole || r.Err != nil && !isNothing {
 			t.Fatalf("op %d: %+v", i, r)
 		}
+
 		for j, c := range r.Counters {
 			if c.Key != ops[i].Changes[j].Key || c.Kind == 0 {
 				t.Fatalf("op %d, change %d: %+v", i, j, c)
 			}
 		}
 	}
+
 	return results
 }
 
@@ -88,18 +93,22 @@ func readAll(t testing.TB, s counter.Reader, member string, keys ...string) []co
 	t.Helper()
 	var out []counter.Reading
 	var err error
-	testkit.Eventually(t, "a read", func() bool { // the server of a busy machine may not answer for a while
+	// The server of a busy machine may not answer for a while.
+	testkit.Eventually(t, "a read", func() bool {
 		out, err = s.Read(t.Context(), keys, member, 0)
 		return !errors.Is(err, counter.ErrUnavailable)
 	})
+
 	if err != nil || len(out) != len(keys) {
 		t.Fatalf("Read(%q) = %v, %v", keys, out, err)
 	}
 	for i := range out {
-		if c := out[i].Counter; c.Key != keys[i] || c.Approx || c.Stale {
+		c := out[i].Counter
+		if c.Key != keys[i] || c.Approx || c.Stale {
 			t.Fatalf("an exact Read of %q: %+v", keys[i], c)
 		}
 	}
+
 	return out
 }
 
@@ -109,14 +118,17 @@ func value(t testing.TB, s counter.Reader, key string, want int64) counter.Count
 	if c.Value != want {
 		t.Fatalf("%q is %d, want %d", key, c.Value, want)
 	}
+
 	return c
 }
 
 // unchanged runs f, which must not change the counter key nor its ledger.
 func unchanged(t testing.TB, s counter.Store, key string, f func()) {
 	t.Helper()
-	before, entries := read(t, s, key), allEntries(t, s, key)
+	before := read(t, s, key)
+	entries := allEntries(t, s, key)
 	f()
+
 	if after := read(t, s, key); !same(after, before) {
 		t.Fatalf("%q was %+v, is %+v", key, before, after)
 	}
@@ -127,7 +139,9 @@ func unchanged(t testing.TB, s counter.Store, key string, f func()) {
 
 func same(a, b counter.Counter) bool {
 	ok := a.Updated.Equal(b.Updated)
-	a.Updated, b.Updated = time.Time{}, time.Time{}
+	a.Updated = time.Time{}
+	b.Updated = time.Time{}
+
 	return ok && a == b
 }
 
@@ -140,12 +154,15 @@ func allEntries(t testing.TB, s counter.Reader, key string) []counter.Entry {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, e := range page.Entries {
-			if e.Seq != after+1 || e.Before+e.Delta != e.After || e.At.IsZero() || e.Op.String() == "" {
+			isWhole := e.Before+e.Delta == e.After && !e.At.IsZero() && e.Op.String() != ""
+			if e.Seq != after+1 || !isWhole {
 				t.Fatalf("the ledger of %q after %d: %+v", key, after, e)
 			}
 			after = e.Seq
 		}
+
 		all = append(all, page.Entries...)
 		if !page.More {
 			return all
@@ -159,7 +176,8 @@ func allEntries(t testing.TB, s counter.Reader, key string) []counter.Entry {
 // chained checks that an exact counter's ledger leads from 0 to its value.
 func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	t.Helper()
-	all, at := allEntries(t, s, key), int64(0)
+	all := allEntries(t, s, key)
+	at := int64(0)
 	for _, e := range all {
 		if e.Before != at {
 			t.Fatalf("the ledger of %q: entry %d begins at %d, the one before ends at %d", key, e.Seq, e.Before, at)
@@ -167,6 +185,7 @@ func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
 		at = e.After
 	}
 	value(t, s, key, at)
+
 	return all
 }
 

@@ -17,11 +17,13 @@ func gained(t testing.TB, s counter.Reader, key string, step time.Duration) []co
 	if err != nil || c.Key != key {
 		t.Fatalf("History(%q, %s) = %+v, %v, %v", key, step, c, gains, err)
 	}
+
 	for i, g := range gains {
 		if i > 0 && g.Number <= gains[i-1].Number {
 			t.Fatalf("History(%q, %s): %v", key, step, gains)
 		}
 	}
+
 	return gains
 }
 
@@ -29,6 +31,7 @@ func total(gains []counter.Gain) (n int64) {
 	for _, g := range gains {
 		n += g.Value
 	}
+
 	return n
 }
 
@@ -42,16 +45,13 @@ func history(t *testing.T, s counter.Reader, key string, want int64) {
 		if got := total(gains); got != want {
 			t.Errorf("%q gained %d in steps of %s (%v), want %d", key, got, b.Step, gains, want)
 		}
-		if i == 0 {
-			for _, g := range gains {
+
+		for _, g := range gains {
+			if i == 0 {
 				fine[g.Number/int64(sum.Buckets[1].Step/b.Step)] += g.Value
 			}
-		}
-		if i == 1 {
-			for _, g := range gains {
-				if fine[g.Number] != g.Value {
-					t.Errorf("%q: step %d of %s is %d, its parts %d", key, g.Number, b.Step, g.Value, fine[g.Number])
-				}
+			if i == 1 && fine[g.Number] != g.Value {
+				t.Errorf("%q: step %d of %s is %d, its parts %d", key, g.Number, b.Step, g.Value, fine[g.Number])
 			}
 		}
 	}
@@ -65,6 +65,7 @@ func distinct(gains []counter.Gain) int64 {
 			all.Merge(*g.Seen)
 		}
 	}
+
 	return all.Count()
 }
 
@@ -72,7 +73,8 @@ func distinct(gains []counter.Gain) int64 {
 func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 	t.Helper()
 	for _, b := range unique.Buckets {
-		if gains := gained(t, s, key, b.Step); distinct(gains) != estimate(members) || total(gains) != 0 {
+		gains := gained(t, s, key, b.Step)
+		if distinct(gains) != estimate(members) || total(gains) != 0 {
 			t.Fatalf("%q saw %d in steps of %s, want %d", key, distinct(gains), b.Step, estimate(members))
 		}
 	}
@@ -80,7 +82,8 @@ func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 
 // histories lets some seconds end, and crashes: the model's histories may be shorter.
 func histories(t *testing.T, i Instance) {
-	s, peer := i.Store, i.peer()
+	s := i.Store
+	peer := i.peer()
 	began := time.Now()
 	one(t, peer, add(sum, "s:1", -7))
 	merged := add(sum, "s:1", 42)
@@ -90,20 +93,26 @@ func histories(t *testing.T, i Instance) {
 	one(t, s, add(&counter.Rule{Match: "*", Kind: counter.Sum}, "s:2", 1)) // which keeps no history
 	one(t, s, add(sum, "s:2", 1))
 	history(t, s, "s:2", 11)
+
 	one(t, s, see("u:1", "a", "b"))
 	one(t, peer, see("u:1", "b", "c"))
-	one(t, s, counter.Change{Key: "u:1", Rule: &counter.Rule{Match: "*", Kind: counter.Unique}, Verb: counter.Edit, Join: []string{"x"}})
+	withoutHistory := see("u:1", "x")
+	withoutHistory.Rule = &counter.Rule{Match: "*", Kind: counter.Unique}
+	one(t, s, withoutHistory)
 	for _, g := range gained(t, s, "u:1", time.Hour) {
 		if n := len(g.Seen.Bytes()); n > 27 {
 			t.Errorf("three members take %d bytes", n)
 		}
 	}
+
 	// An Archive compares them.
 	for _, key := range []string{"s:1", "u:1"} {
-		if is, _, err := s.History(t.Context(), key, time.Hour, 0, 1); err != nil || is.Version.Incarnation != read(t, s, key).Version.Incarnation {
+		is, _, err := s.History(t.Context(), key, time.Hour, 0, 1)
+		if err != nil || is.Version.Incarnation != read(t, s, key).Version.Incarnation {
 			t.Errorf("%q has the version %s in its history, %v", key, is.Version, err)
 		}
 	}
+
 	// Some seconds later b is new in its step, and the counter is as it was. The first two steps may be those of a, b and c.
 	want := int64(35)
 	unchanged(t, s, "u:1", func() {
@@ -111,6 +120,7 @@ func histories(t *testing.T, i Instance) {
 			one(t, s, add(sum, "s:1", 3))
 			want += 3
 			one(t, s, see("u:1", "b"))
+
 			return len(gained(t, s, "u:1", time.Second)) >= 4 && len(gained(t, s, "s:1", time.Second)) >= 3
 		})
 	})
@@ -119,27 +129,36 @@ func histories(t *testing.T, i Instance) {
 		history(t, s, "s:1", want)
 		saw(t, s, "u:1", members...)
 	}
+
 	seconds := gained(t, s, "s:1", time.Second)
-	if at := time.Unix(seconds[0].Number, 0); at.Before(began.Add(-2*time.Minute)) || at.After(time.Now().Add(2*time.Minute)) {
+	at := time.Unix(seconds[0].Number, 0)
+	if at.Before(began.Add(-2*time.Minute)) || at.After(time.Now().Add(2*time.Minute)) {
 		t.Errorf("it began at %s", at)
 	}
+
+	// Any part of a history is read alone.
 	middle := seconds[1]
-	if _, part, err := s.History(t.Context(), "s:1", time.Second, middle.Number, middle.Number+1); err != nil || len(part) != 1 || part[0] != middle {
+	_, part, err := s.History(t.Context(), "s:1", time.Second, middle.Number, middle.Number+1)
+	if err != nil || len(part) != 1 || part[0] != middle {
 		t.Errorf("%v, %v, want %v", part, err, middle)
 	}
-	if _, part, err := s.History(t.Context(), "s:1", time.Second, 0, middle.Number); err != nil || total(part) != seconds[0].Value {
+	_, part, err = s.History(t.Context(), "s:1", time.Second, 0, middle.Number)
+	if err != nil || total(part) != seconds[0].Value {
 		t.Errorf("%v, %v of %v", part, err, seconds)
 	}
 	seen := gained(t, s, "u:1", time.Second)
 	middle = seen[len(seen)-2]
-	if _, part, err := s.History(t.Context(), "u:1", time.Second, middle.Number, middle.Number+1); err != nil || len(part) != 1 || distinct(part) != 1 {
+	_, part, err = s.History(t.Context(), "u:1", time.Second, middle.Number, middle.Number+1)
+	if err != nil || len(part) != 1 || distinct(part) != 1 {
 		t.Errorf("%v, %v, want %v", part, err, middle)
 	}
+
 	one(t, s, reset(unique, "u:1"))
 	many := visitors(0, counter.MaxMembers) // no form of theirs is sparse
 	one(t, s, see("u:1", many...))
 	members = append(members, many...)
 	saw(t, s, "u:1", members...)
+
 	if i.Crash != nil {
 		s = i.Crash(t)
 		history(t, s, "s:1", want)
@@ -150,8 +169,10 @@ func histories(t *testing.T, i Instance) {
 		history(t, s, "s:1", want+1)
 		saw(t, s, "u:1", append(members, "e")...)
 	}
+
 	// What was gained goes with the counter, also within one step.
-	do(t, s, op(drop(sum, "s:1")), op(add(sum, "s:1", 6)), op(see("u:1", "f")), op(drop(unique, "u:1")), op(see("u:1", "g")))
+	do(t, s, op(drop(sum, "s:1")), op(add(sum, "s:1", 6)))
+	do(t, s, op(see("u:1", "f")), op(drop(unique, "u:1")), op(see("u:1", "g")))
 	history(t, s, "s:1", 6)
 	saw(t, s, "u:1", "g")
 }

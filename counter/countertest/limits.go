@@ -27,18 +27,22 @@ func take(t testing.TB, s counter.Limiter, calls ...limit.Call) []counter.LimitR
 	if len(results) != len(calls) {
 		t.Fatalf("%d results of %d calls", len(results), len(calls))
 	}
+
 	for i, r := range results {
-		if r.Err != nil || r.Remaining < 0 || r.Reset <= 0 || r.Reset > 2*calls[i].Window {
+		isInTime := r.Reset > 0 && r.Reset <= 2*calls[i].Window
+		if r.Err != nil || r.Remaining < 0 || !isInTime {
 			t.Fatalf("%+v: %+v", calls[i], r)
 		}
 	}
+
 	return results
 }
 
 // takes makes one call, and compares its answer but for the time.
 func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remaining int64) {
 	t.Helper()
-	if r := take(t, s, c)[0]; r.Allowed != allowed || r.Remaining != remaining {
+	r := take(t, s, c)[0]
+	if r.Allowed != allowed || r.Remaining != remaining {
 		t.Fatalf("%+v: %+v, want allowed %t with %d remaining", c, r, allowed, remaining)
 	}
 }
@@ -93,10 +97,12 @@ func limitForgotten(t *testing.T, i Instance) {
 // limitModel compares with the arithmetic of package limit. Within one window nothing hangs on
 // the time, nor on a counter of the same key, nor on a crash.
 func limitModel(t *testing.T, i Instance) {
-	rng, s := rand.New(rand.NewPCG(3, 4)), i.Store
+	rng := rand.New(rand.NewPCG(3, 4))
+	s := i.Store
 	states := map[limit.Name]*limit.State{}
 	keys := []string{"a{b}c", "{}", "ü %", "K", "k ", "s:1"} // they are taken as they are
 	one(t, s, add(sum, "s:1", 5))
+
 	for n := range 100 {
 		if n == 50 {
 			value(t, s, "s:1", 5)
@@ -105,9 +111,11 @@ func limitModel(t *testing.T, i Instance) {
 		if n == 75 && i.Crash != nil {
 			s = i.Crash(t)
 		}
+
 		var calls []limit.Call
 		for range 1 + rng.IntN(4) {
-			a, most := algorithms[rng.IntN(3)], []int64{1, 3, 7, limit.MaxLog, limit.MaxLimit}[rng.IntN(5)]
+			a := algorithms[rng.IntN(3)]
+			most := []int64{1, 3, 7, limit.MaxLog, limit.MaxLimit}[rng.IntN(5)]
 			if a == limit.Log {
 				most = min(most, limit.MaxLog)
 			}
@@ -115,13 +123,15 @@ func limitModel(t *testing.T, i Instance) {
 			c.Window -= rng.Int64N(2) // of another window nothing has passed
 			calls = append(calls, c)
 		}
+
 		now := time.Now().UnixMilli()
 		for n, got := range take(t, s, calls...) {
 			name := calls[n].Name
 			if states[name] == nil {
 				states[name] = &limit.State{}
 			}
-			if want := states[name].Take(calls[n], now); got.Allowed != want.Allowed || got.Remaining != want.Remaining {
+			want := states[name].Take(calls[n], now)
+			if got.Allowed != want.Allowed || got.Remaining != want.Remaining {
 				t.Fatalf("%+v: got %+v, want %+v", calls[n], got, want)
 			}
 		}
@@ -134,18 +144,23 @@ func limitReturns(t *testing.T, i Instance) {
 	for _, a := range algorithms {
 		wg.Go(func() {
 			c := limit.Call{Name: limit.Name{Key: "r", Algorithm: a, Window: 1000}, Limit: 2, Cost: 2}
-			for refused := false; !refused; { // the first may be at the end of a window
+			// The first two may be at the end of a window, and both pass.
+			var wait time.Duration
+			for wait == 0 {
 				for _, r := range i.Store.Limit(t.Context(), []limit.Call{c, c}) {
 					if r.Err != nil {
 						t.Error(r.Err)
 						return
 					}
-					if refused = !r.Allowed; refused {
-						time.Sleep(time.Duration(r.Reset) * time.Millisecond)
+					if !r.Allowed {
+						wait = time.Duration(r.Reset) * time.Millisecond
 					}
 				}
 			}
-			if r := i.Store.Limit(t.Context(), []limit.Call{c})[0]; r.Err != nil || !r.Allowed {
+
+			time.Sleep(wait)
+			r := i.Store.Limit(t.Context(), []limit.Call{c})[0]
+			if r.Err != nil || !r.Allowed {
 				t.Errorf("%s: %+v after the time that it said", a, r)
 			}
 		})
@@ -157,7 +172,10 @@ func limitReturns(t *testing.T, i Instance) {
 // whatever order they come.
 func limitFight(t *testing.T, i Instance) {
 	const clients, left, tries = 64, 100, 3
-	doors := []*counter.Limits{counter.NewLimits(i.Store, counter.CombinerConfig{}), counter.NewLimits(i.peer(), counter.CombinerConfig{})}
+	doors := []*counter.Limits{
+		counter.NewLimits(i.Store, counter.CombinerConfig{}), counter.NewLimits(i.peer(), counter.CombinerConfig{}),
+	}
+
 	var passed, unanswered [limit.Log + 1]atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -166,19 +184,18 @@ func limitFight(t *testing.T, i Instance) {
 			<-start
 			for n := range tries * len(algorithms) {
 				a := algorithms[(c+n)%len(algorithms)]
-				for {
-					answer, err := doors[c%len(doors)].Do(t.Context(), asks("f", a, left, 1))
-					if errors.Is(err, counter.ErrUnavailable) { // a machine too busy to answer; the call may be counted
-						unanswered[a].Add(1)
-						time.Sleep(5 * time.Millisecond)
-						continue
-					}
-					if err != nil {
-						t.Error(err)
-					} else if answer.Allowed {
-						passed[a].Add(1)
-					}
-					break
+				answer, err := doors[c%len(doors)].Do(t.Context(), asks("f", a, left, 1))
+				// A machine may be too busy to answer; the call may be counted.
+				for errors.Is(err, counter.ErrUnavailable) {
+					unanswered[a].Add(1)
+					time.Sleep(5 * time.Millisecond)
+					answer, err = doors[c%len(doors)].Do(t.Context(), asks("f", a, left, 1))
+				}
+
+				if err != nil {
+					t.Error(err)
+				} else if answer.Allowed {
+					passed[a].Add(1)
 				}
 			}
 		})
@@ -188,8 +205,11 @@ func limitFight(t *testing.T, i Instance) {
 	for _, door := range doors {
 		door.Close()
 	}
+
 	for _, a := range algorithms {
-		if n, u := passed[a].Load(), unanswered[a].Load(); n > left || n+u < left {
+		n := passed[a].Load()
+		u := unanswered[a].Load()
+		if n > left || n+u < left {
 			t.Errorf("%s: %d passed and %d were not answered, the limit is %d", a, n, u, left)
 		}
 	}
@@ -201,33 +221,39 @@ func limitAway(t *testing.T, i Instance) {
 	if i.Cut == nil {
 		return // it needs nothing that could go away
 	}
+
 	for _, a := range algorithms {
 		takes(t, i.Store, asks("a", a, 10, 6), true, 4)
 	}
+
 	heal := i.Cut(t)
 	for _, a := range algorithms {
-		if r := i.Store.Limit(t.Context(), []limit.Call{asks("a", a, 10, 1)})[0]; !errors.Is(r.Err, counter.ErrUnavailable) || r.Allowed {
+		r := i.Store.Limit(t.Context(), []limit.Call{asks("a", a, 10, 1)})[0]
+		if !errors.Is(r.Err, counter.ErrUnavailable) || r.Allowed {
 			t.Errorf("%s: the store is away, and Limit says %+v", a, r)
 		}
 	}
 	heal()
+
 	for _, a := range algorithms {
 		passed, unanswered := 6, 1 // some of these may be counted
 		for passed < 20 {
 			r := i.Store.Limit(t.Context(), []limit.Call{asks("a", a, 10, 1)})[0]
-			if r.Err != nil {
-				if !errors.Is(r.Err, counter.ErrUnavailable) {
-					t.Fatal(r.Err)
-				}
+			if errors.Is(r.Err, counter.ErrUnavailable) {
 				unanswered++
 				time.Sleep(5 * time.Millisecond)
 				continue
 			}
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+
 			if !r.Allowed {
 				break
 			}
 			passed++
 		}
+
 		if passed > 10 || passed+unanswered < 10 {
 			t.Errorf("%s: %d passed and %d were not answered, the limit is 10", a, passed, unanswered)
 		}

@@ -114,12 +114,15 @@ func (s *Store) publishEach(ctx context.Context) {
 	poll := time.NewTicker(s.cfg.PollEvery)
 	defer poll.Stop()
 
+	published := map[string]counter.Version{} // the last version of each key that is followed
+
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-f.news:
 		case <-poll.C:
+			maps.DeleteFunc(published, func(key string, _ counter.Version) bool { return !f.hub.Followed(key) })
 			f.recheck()
 		}
 
@@ -132,7 +135,7 @@ func (s *Store) publishEach(ctx context.Context) {
 				}
 				continue
 			}
-			f.hub.Publish(notifications(some), func(key string) counter.Counter {
+			f.hub.Publish(news(published, some, now), func(key string) counter.Counter {
 				is := now[key]
 				return is.Counter(key)
 			})
@@ -140,17 +143,25 @@ func (s *Store) publishEach(ctx context.Context) {
 	}
 }
 
-func notifications(keys []string) []counter.Notification {
-	all := make([]counter.Notification, len(keys))
-	for i, key := range keys {
-		all[i].Key = key
+// news returns those of keys that differ from what was published last, and notes that they are published now.
+func news(published map[string]counter.Version, keys []string, now map[string]counter.State) []counter.Notification {
+	var all []counter.Notification
+	for _, key := range keys {
+		// What was never published may have changed before: its watchers may have read what it was.
+		version := now[key].Version
+		before, known := published[key]
+		if known && before == version {
+			continue
+		}
+		published[key] = version
+		all = append(all, counter.Notification{Key: key})
 	}
 
 	return all
 }
 
 // Watch begins a watch as counter.Feed does. What was missed is published later, so lost is never called. A counter may
-// be published again as it was.
+// be published once as it was when it was followed.
 func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch {
 	return s.feed.hub.Watch(changed, lost)
 }
