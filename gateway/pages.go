@@ -180,13 +180,14 @@ func (c *conn) join(name string) error {
 
 // take joins a page that the client has not joined. The page's next count is held back until the store has the join.
 func (c *conn) take(w *wanted) error {
-	topic := presence.CountTopic(w.name)
+	name := w.name // tidy may remove w
+	topic := presence.CountTopic(name)
 	c.Hold(topic)
 	if c.pusher {
 		c.Reform(topic, pusherForm, false)
 	}
 
-	if err := c.present(w.name); err != nil {
+	if err := c.present(name); err != nil {
 		// The page is as before the attempt.
 		if w.counts != noCounts {
 			c.Ready(topic)
@@ -195,7 +196,7 @@ func (c *conn) take(w *wanted) error {
 		}
 		c.tidy()
 
-		return tooManyOfUser.about("page", presence.KeyOf(w.name))
+		return tooManyOfUser.about("page", presence.KeyOf(name))
 	}
 
 	w.joined = true

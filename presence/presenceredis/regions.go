@@ -341,8 +341,8 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 		return fmt.Errorf("%w: the region there calls itself %q, not %q; correct --peer", pncounter.ErrRefused, presence.Excerpt(got), p.name)
 	}
 	if format := facts[formatFact]; format != formatNumbered && format != formatEven {
-		return fmt.Errorf("%w: the data there is of format %q, this version knows %s and %s; all regions must run with the same",
-			pncounter.ErrRefused, presence.Excerpt(format), formatNumbered, formatEven)
+		return fmt.Errorf("%w: format is %q here and %q there; all regions must run with the same",
+			pncounter.ErrRefused, formatEven, presence.Excerpt(format))
 	}
 	p.s.rekey(facts[formatFact])
 
