@@ -470,6 +470,8 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 			}
 		}
 		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
+		r.write([]byte(joins("fresh"))) // which nothing keeps
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"fresh"}`)
 		other := s.socket("")
 		other.write([]byte(joins("watched")))
 		await(`{"type":"count","page":"watched","count":1`)

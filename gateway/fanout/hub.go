@@ -270,7 +270,6 @@ func (h *Hub) watchLocked(t presence.Topic) *watched {
 
 // Unwant takes back one Want. The hub forgets a topic at once that the store was never
 // asked for, and any other when nobody has wanted it for a while.
-
 func (h *Hub) Unwant(t presence.Topic) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -377,7 +376,7 @@ func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
 	return true
 }
 
-// acceptFirstLocked is accept while no update of w is known.
+// acceptFirstLocked is acceptLocked while no update of w is known.
 func (h *Hub) acceptFirstLocked(w *watched, u *presence.Update) (news bool) {
 	if u.Stale {
 		return false

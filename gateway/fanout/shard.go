@@ -72,7 +72,7 @@ type seat struct {
 	look time.Duration // a sweep has nothing to do for it before
 }
 
-// visitLocked is a subscriber to serve at once with a topic.
+// visit is a subscriber to serve at once with a topic.
 type visit struct {
 	sub    *Subscriber
 	topic  *topic
@@ -430,7 +430,6 @@ func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Dur
 
 // scanLocked offers t's update to all subscribers that do not have it, and returns when to scan
 // again, or 0 when all were served or cannot be now.
-
 func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 	t.scanned = now
 	interval := s.pace.interval(len(t.subs))
@@ -459,7 +458,6 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 
 // offerLocked adds t's update to the pass unless the subscriber would see no difference, and
 // returns how many deliveries that is. It skips a client that has not taken its last write,
-
 // which is served when it has, and one that is paused.
 func (s *shard) offerLocked(t *topic, sub *subscription, now time.Duration) (deliveries int) {
 	mustWait := sub.state == held || sub.sub.paused || sub.sub.client.Busy()

@@ -40,7 +40,6 @@ func (l liveness) next(heard, pinged time.Duration) time.Duration {
 // Expire of those whose time is over.
 func (s *shard) sweep() {
 	type task struct { // not a closure: pings are most of what an idle gateway does
-
 		sub *Subscriber
 		do  func(s *shard, sub *Subscriber, at time.Duration)
 	}
