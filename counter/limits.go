@@ -53,9 +53,6 @@ func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
 	return r.Answer, r.Err
 }
 
-// Forget deletes the states of a limit, see Limiter.
-func (l *Limits) Forget(ctx context.Context, key string) error { return l.to.ForgetLimit(ctx, key) }
-
 // Close waits until every accepted call is answered. Later calls fail with ErrUnavailable.
 func (l *Limits) Close() { l.queues.close() }
 

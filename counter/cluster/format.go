@@ -26,14 +26,24 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 		return err
 	}
 
-	// The first processes of a Redis write its facts. Releases before the first format had facts without a number.
-	theirs, numbered := facts[0].(string)
-	isNew := !numbered && facts[1] == nil
+	theirs, _ := facts[0].(string)
+	if err := CheckFormat(theirs, facts[1] != nil); err != nil {
+		return redisconn.Answered(err)
+	}
+
+	return nil
+}
+
+// CheckFormat returns a *counter.FormatError for the counters of another release: theirs is the fact that says their
+// format. isUsed says that the Redis has facts, which its first processes write; releases before the first format had
+// facts without a number.
+func CheckFormat(theirs string, isUsed bool) error {
+	isNew := theirs == "" && !isUsed
 	if isNew || theirs == strconv.Itoa(Format) {
 		return nil
 	}
 
-	return redisconn.Answered(&counter.FormatError{Theirs: theirs, Ours: Format})
+	return &counter.FormatError{Theirs: theirs, Ours: Format}
 }
 
 // accept is the Accept of the rows of this process. It notes what Refused returns.

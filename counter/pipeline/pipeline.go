@@ -127,7 +127,7 @@ func (c *Counters) ForgetLimit(ctx context.Context, key string) error {
 		return err
 	}
 
-	return c.limits.Forget(ctx, key)
+	return c.store.ForgetLimit(ctx, key)
 }
 
 // Top returns the counters that gained most, see counter.TopTracker.Top.

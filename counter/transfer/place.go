@@ -142,11 +142,6 @@ func (p *Place) checkRunning(use *presenceredis.Use) error {
 // checkFormat refuses counters of another release. An import permits those of an earlier one, which have other keys and
 // stay as they are.
 func checkFormat(use *presenceredis.Use, imports bool) error {
-	isNew := use.Counters == "" && !use.IsUsed
-	if isNew || use.Counters == strconv.Itoa(cluster.Format) {
-		return nil
-	}
-
 	// The first formats had no number.
 	n, err := strconv.Atoi(use.Counters)
 	isEarlier := use.Counters == "" || err == nil && n < cluster.Format
@@ -154,7 +149,7 @@ func checkFormat(use *presenceredis.Use, imports bool) error {
 		return nil
 	}
 
-	return &counter.FormatError{Theirs: use.Counters, Ours: cluster.Format}
+	return cluster.CheckFormat(use.Counters, use.IsUsed)
 }
 
 var (

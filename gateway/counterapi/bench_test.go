@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/internal/testkit"
 )
 
 // A notification of the store about some of a thousand counters that clients look at.
@@ -40,16 +41,6 @@ func BenchmarkNotify(b *testing.B) {
 	}
 }
 
-// unsent is an answer that goes nowhere.
-type unsent struct {
-	header http.Header
-	status int
-}
-
-func (u *unsent) Header() http.Header         { return u.header }
-func (u *unsent) WriteHeader(status int)      { u.status = status }
-func (u *unsent) Write(p []byte) (int, error) { return len(p), nil }
-
 // A call from the router to the written answer, over a store in memory.
 func BenchmarkCall(b *testing.B) {
 	for name, call := range map[string]struct{ method, path string }{
@@ -60,15 +51,15 @@ func BenchmarkCall(b *testing.B) {
 			s := serve(b, nil)
 			r := httptest.NewRequest(call.method, Root+call.path, nil)
 			r.Header.Set("X-API-Key", "k")
-			w := &unsent{header: http.Header{}}
+			w := &testkit.Unsent{}
 
 			b.ReportAllocs()
 			for b.Loop() {
-				clear(w.header)
+				clear(w.Header())
 				s.engine.ServeHTTP(w, r)
 			}
-			if w.status != http.StatusOK {
-				b.Fatal(w.status)
+			if w.Status != http.StatusOK {
+				b.Fatal(w.Status)
 			}
 		})
 	}

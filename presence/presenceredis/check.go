@@ -207,18 +207,12 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 }
 
 // leases lists the processes that have a lease.
-func (k *checker) leases(ctx context.Context, c *redisconn.Client) error {
-	leases, err := c.HGetAll(ctx, leasesKey).Result()
+func (k *checker) leases(ctx context.Context, c *redisconn.Client) (err error) {
+	k.found.Processes, err = liveProcesses(ctx, c, k.now)
 	if err != nil {
 		return err
 	}
-	for name, text := range leases {
-		l, err := parseLease(name, text)
-		if err == nil && (k.now.IsZero() || l.ends.After(k.now)) {
-			k.found.Processes = append(k.found.Processes, l.Process)
-		}
-	}
-	slices.SortFunc(k.found.Processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+
 	uses := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) } // counters
 	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, uses) {
 		k.problem("%s.", postgresMend(k.adopts, PostgresBehind))

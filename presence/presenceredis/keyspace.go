@@ -86,7 +86,13 @@ func (s *Store) settle(ctx context.Context) error {
 	if format != formatNumbered {
 		format = formatEven // of any other format Renew says what to do
 	}
-	s.keys.CompareAndSwap(nil, newKeyspace(format, s.cfg.Partitions, s.cfg.Buckets))
+
+	// At the start many ask at the same time, and a keyspace takes milliseconds to make.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys.Load() == nil {
+		s.keys.Store(newKeyspace(format, s.cfg.Partitions, s.cfg.Buckets))
+	}
 
 	return nil
 }

@@ -3,8 +3,11 @@ package presenceredis
 import (
 	"context"
 	"slices"
+	"strings"
+	"time"
 
 	"headcount/internal/redisconn"
+	"headcount/presence"
 )
 
 // Use is what a Redis is used for, for a program that is no process of the cluster.
@@ -30,19 +33,31 @@ func FindUse(ctx context.Context, c *redisconn.Client) (u Use, err error) {
 	if err != nil {
 		return u, err
 	}
+	live, err := liveProcesses(ctx, c, now)
+	for _, p := range live {
+		u.Running = append(u.Running, p.Name)
+	}
+
+	return u, err
+}
+
+// liveProcesses returns the processes whose leases have not ended, sorted by name. If now is zero, they are all that
+// have a lease. A lease that is malformed is left out.
+func liveProcesses(ctx context.Context, c *redisconn.Client, now time.Time) (live []presence.Process, err error) {
 	leases, err := c.HGetAll(ctx, leasesKey).Result()
 	if err != nil {
-		return u, err
+		return nil, err
 	}
+
 	for name, text := range leases {
 		l, err := parseLease(name, text)
-		if err == nil && l.ends.After(now) {
-			u.Running = append(u.Running, name)
+		if err == nil && (now.IsZero() || l.ends.After(now)) {
+			live = append(live, l.Process)
 		}
 	}
-	slices.Sort(u.Running)
+	slices.SortFunc(live, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
 
-	return u, nil
+	return live, nil
 }
 
 // NoteCounters makes facts of what f says of counters and PostgreSQL. No process may be running. The first one adds the
