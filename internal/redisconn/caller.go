@@ -209,6 +209,15 @@ type scriptCmd struct {
 // NoRetry tells go-redis not to repeat the command.
 func (scriptCmd) NoRetry() bool { return true }
 
+// SetErr keeps a reply that has come. When a master of a Cluster cannot be connected to, and the time is over before
+// go-redis tries it again, go-redis gives that error to all commands of the pipeline, also to those that the other
+// masters have answered.
+func (c scriptCmd) SetErr(err error) {
+	if c.Val() == nil {
+		c.Cmd.SetErr(err)
+	}
+}
+
 // command is one run of cl, by name or with the script's text.
 func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool) (cmd scriptCmd) {
 	sc := s.scripts[cl.Script]

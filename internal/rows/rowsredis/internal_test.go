@@ -49,3 +49,23 @@ func TestTagsStay(t *testing.T) {
 		t.Errorf("the tags of partitions are now %q", tags)
 	}
 }
+
+// TestAReadThatWasAnsweredStands: go-redis gives the error of one master of a Cluster to all commands of a pipeline.
+func TestAReadThatWasAnsweredStands(t *testing.T) {
+	away := errors.New("another master is away")
+	one := &read{fields: []string{"a", "b"}, places: []int{0, 1}, cmd: redis.NewSliceCmd(t.Context())}
+	one.cmd.SetVal([]any{"x", nil})
+	one.cmd.SetErr(away)
+
+	found := make([]rows.Found, 2)
+	one.finish(nil, found)
+	if found[0].Err != nil || string(found[0].Value) != "x" || found[1].Err != nil || found[1].Value != nil {
+		t.Errorf("%+v", found)
+	}
+
+	one.cmd = redis.NewSliceCmd(t.Context())
+	one.cmd.SetErr(away)
+	if err := one.err(); !errors.Is(err, away) {
+		t.Errorf("what was not answered is %v", err)
+	}
+}

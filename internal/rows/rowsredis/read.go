@@ -76,13 +76,15 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 
 var errNoReply = errors.New("redis: no reply")
 
-// err returns the error of a command that was sent. When a connection is refused, go-redis may set none.
+// err returns the error of a command that was sent. When a connection is refused, go-redis may set none. A reply that
+// has come counts, although go-redis may have given the command the error of another master of a Cluster afterwards:
+// it does so to a whole pipeline when the time is over before it tries that master again.
 func (r *read) err() error {
-	if r.cmd.Err() == nil && len(r.cmd.Val()) != len(r.fields) {
-		return errNoReply
+	if len(r.cmd.Val()) == len(r.fields) {
+		return nil
 	}
 
-	return r.cmd.Err()
+	return cmp.Or(r.cmd.Err(), errNoReply)
 }
 
 // finish sets the rows of a read, or their error. Failed is the error of the whole call.
