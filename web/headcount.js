@@ -1099,8 +1099,9 @@ function idOf({ origin, pathname }, keep, id) {
   if (issued) memory[own] = id;
   try {
     if (keep && location.origin === origin) {
-      const kept = () => document.cookie.includes('headcount_new=');
-      if (!kept()) document.cookie = `headcount_new=${fresh()};path=/;max-age=60;samesite=lax`;
+      const kept = () => document.cookie.includes('headcount_new');
+      // Another tab may write one at the same time. Each has its own name, so both are kept, and the first one counts.
+      if (!kept()) document.cookie = `headcount_new_${seed().slice(-8)}=${fresh()};path=/;max-age=60;samesite=lax`;
       if (kept()) return;
     }
   } catch {}

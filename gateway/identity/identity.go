@@ -33,8 +33,13 @@ const (
 	Header = "Headcount-Id"
 )
 
-// SeedCookie is the cookie in which a page on the server's own origin presents a seed. The browser
-// client writes it before its first call and lets it expire within a minute.
+// SeedCookie begins the names of the cookies in which pages on the server's own origin present a seed. The
+// browser client writes one before its first call and lets it expire within a minute.
+//
+// Each tab's has a name of its own: two tabs that open at once may both find none and write one. If the later
+// replaced the earlier, a call that the earlier tab had made already would be another user's. A browser sends
+// the cookies of one path in the order in which they were made (RFC 6265, section 5.4), so the first one that
+// was written counts for both tabs.
 const SeedCookie = "headcount_new"
 
 // seedPrefix begins a seed: an unsigned id that a client makes up for itself before it has one. No
@@ -378,8 +383,14 @@ func (ids *Identities) presentedIDs(r *http.Request, site presence.Site, query b
 		return presented, linked
 	}
 
-	for _, name := range append(ids.cookiesOf(site), SeedCookie) {
+	for _, name := range ids.cookiesOf(site) {
 		presented = append(presented, cookieValues(r, name)...)
+	}
+
+	for _, c := range r.Cookies() {
+		if strings.HasPrefix(c.Name, SeedCookie) {
+			presented = append(presented, c.Value)
+		}
 	}
 
 	return presented, linked

@@ -273,10 +273,11 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 				t.Fatalf("%+v", first)
 			}
 			for how, r := range map[string]*http.Request{
-				"the header":     getRequest("/", Header, presented),
-				"the URL":        getRequest("/?id=" + presented),
-				"its cookie":     getRequest("/", "Cookie", SeedCookie+"="+presented),
-				"the old cookie": getRequest("/", "Cookie", Cookie+"="+presented+"; "+SeedCookie+"="+other),
+				"the header":      getRequest("/", Header, presented),
+				"the URL":         getRequest("/?id=" + presented),
+				"its cookie":      getRequest("/", "Cookie", SeedCookie+"="+presented),
+				"the first tab's": getRequest("/", "Cookie", SeedCookie+"_z="+presented+"; "+SeedCookie+"_a="+other),
+				"the old cookie":  getRequest("/", "Cookie", Cookie+"="+presented+"; "+SeedCookie+"="+other),
 			} {
 				if got := mustIdentify(t, ids, r, true); got.User != first.User {
 					t.Errorf("by %s it is another user", how)
