@@ -15,6 +15,9 @@ PORTABLE = -tags portable,nomsgpack
 .NOTPARALLEL:
 .PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile release image chart clean
 
+# A comma within an argument of call.
+, := ,
+
 # part NAME,COMMAND runs one part of a target and says how long it took, and how much CPU time.
 part = @printf '\n== %s\n' '$(1)'; TIMEFORMAT='== $(1): %R s, %U user + %S system CPU s'; time { $(2); } || { echo '== $(1): FAILED' >&2; exit 1; }
 
@@ -43,10 +46,14 @@ CONTRACT  = ^TestServerContract$$
 # Without what debuggers need, which takes a seventh of the compiling. The rest has it, to share its cache with go test.
 RACE = -race -gcflags=all=-dwarf=false
 
+# In these one goroutine works for long: months pass, or something becomes full.
+ALONE = ^Test(SimulationFindsPlantedFaults|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$$$
+
 # $(with) COMMAND builds the program and tells the tests of the command where it is.
 with = $(GO) build -o bin/headcount-test ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test' &&
 
-# $(call beside,A,B) runs B while A runs, and shows what B says when both have ended: browsers mostly wait.
+# $(call beside,A,B) runs B while A runs, and shows what B says when both have ended: servers and browsers mostly wait. B
+# may have two of its own.
 beside = { log=$$(mktemp); { $(2); } >"$$log" 2>&1 & { $(1); }; a=$$?; wait $$!; b=$$?; cat "$$log"; rm -f "$$log"; [ $$a$$b = 00 ]; }
 
 # $(call gotest,FLAGS,PACKAGES) runs four packages at a time, because tests wait more than they compute, and $(call
@@ -77,16 +84,20 @@ lint:
 test:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,lint,$(MAKE) -s lint)
-	$(call part,pure tests,$(with) $(call gotest,$(PURE),./... headcount/client) && npm --prefix web run -s test:pure)
-	$(call part,the front door and contracts,$(with) $(call beside,$(call gotest,-run '$(CONTRACT)',$(CONTRACTS)) && $(call gotest,$(SERVER),./cmd/headcount/e2e),$(call browsers,test:smoke)))
+	$(call part,pure tests$(,) the front door$(,) contracts,$(with) $(call beside,\
+		$(call gotest,$(PURE),./... headcount/client) && npm --prefix web run -s test:pure,\
+		$(call browsers,test:smoke) && $(call gotest,$(SERVER),./cmd/headcount/e2e) && $(call gotest,-run '$(CONTRACT)',$(CONTRACTS))))
 
 # What is left: the race detector where goroutines of the product are in the test's own process, the other servers and
-# browsers without it, and at the end the promises in seconds, in two rows of one package after the other. With -short a
-# test has fewer random histories; make test had all of them.
+# browsers without it, all at once since they promise nothing in seconds. At the end the promises in seconds, in two rows of
+# one package after the other. With -short a test has fewer random histories; make test had all of them.
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
-	$(call part,race detector,$(with) $(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)',$(RACED)))
-	$(call part,servers and browsers,$(with) $(call beside,$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,$(call browsers,test:server)))
+	$(call part,race detector$(,) servers and browsers,$(with) $(call beside,\
+		$(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)|$(ALONE)',$(RACED)),\
+		$(call beside,\
+			$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,\
+			$(call browsers,test:server))))
 	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 4,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 4,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
