@@ -47,7 +47,7 @@ CONTRACT  = ^TestServerContract$$
 RACE = -race -gcflags=all=-dwarf=false
 
 # In these one goroutine works for long: months pass, or something becomes full.
-ALONE = ^Test(SimulationFindsPlantedFaults|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$$$
+ALONE = ^Test(SimulationFindsPlantedFaults|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
 
 # $(with) COMMAND builds the program and tells the tests of the command where it is.
 with = $(GO) build -o bin/headcount-test ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test' &&
