@@ -68,7 +68,25 @@ func alone(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestServerContractAlone(t *testing.T) { countertest.Run(t, alone) }
+func TestServerContractAlone(t *testing.T) {
+	countertest.RunParts(t, countertest.Parts{
+		"any history ends with the model's counters": "exact counters are judged in SQL",
+		"64 bits are kept to the last":               "columns have types",
+		"many members and changes at once":           "a commit is one statement",
+		"steps of time add up":                       "exact counters have theirs in tables",
+		"ledger in pages":                            "exact counters have theirs in tables",
+		"a merged change":                            "exact counters are not merged",
+		"aggregates":                                 "of two stores",
+		"sets are listed":                            "scans of two stores",
+		"a watcher hears what it follows":            "two feeds",
+		"a watcher hears a delete once":              "two feeds",
+		"64 clients fight for the last 10":           "transactions lock",
+		"changes at the same time add up":            "transactions lock, and the server is killed",
+		"a store that is away":                       "the server is killed",
+		"a closed store is unavailable, and says so": "two stores",
+		"limits end as the model's":                  "the server is killed between them",
+	}, alone)
+}
 
 func TestServerCopiesAlone(t *testing.T) {
 	server := pgtest.Single(t)

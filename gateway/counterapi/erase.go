@@ -51,7 +51,7 @@ func (a *API) leavable(keys []string, site presence.Site, server bool) map[strin
 		}
 
 		// The rules may have changed since the set was made.
-		if rule == nil || rule.Kind != counter.Members {
+		if rule == nil || !rule.Kind.Forgets() {
 			rule = ofSets
 		}
 		rules[key] = rule
