@@ -104,6 +104,7 @@ var layers = []layer{
 	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                               // what holds for all of HTTP
 	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},                  // who a request is from
 	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}}, // updates to those who want them
+	{"gateway/roster", []string{"presence", "presence/heartbeat"}},                                   // who is here
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
 	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},     // the table of calls, and their answers
 	{"gateway/counterapi", []string{ // the calls of counters that last
@@ -117,7 +118,7 @@ var layers = []layer{
 	}},
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",
-		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
+		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier", "gateway/roster",
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
