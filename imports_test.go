@@ -41,7 +41,7 @@ var layers = []layer{
 	{"internal/replication", []string{"internal/outage", "internal/wake"}}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"internal/outage", "presence"}},
-	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                                       // what pages remember
+	{"presence/minutes", []string{"presence", "hyperloglog"}},                                                               // what pages remember
 	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "presence/pncounter", "unread"}}, // for the tests of stores; only they import it
 	{"internal/boltfile", nil},   // opens the files of a data directory
 	{"internal/servertest", nil}, // processes of servers for tests
@@ -49,25 +49,25 @@ var layers = []layer{
 	{"internal/mutants", nil},    // deliberate faults for the tests to find
 	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}}, // real servers for tests
 	{"counter/limit", nil}, // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit", "internal/wake"}}, // words, rules, combining
-	{"counter/hyperloglog", nil}, // registers of kind unique
-	{"internal/rows", nil},       // words and contract
+	{"counter", []string{"presence", "hyperloglog", "counter/limit", "internal/wake"}}, // words, rules, combining
+	{"hyperloglog", nil},   // registers of kind unique
+	{"internal/rows", nil}, // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
-	{"counter/share", []string{"counter", "counter/hyperloglog"}}, // arithmetic
-	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
+	{"counter/share", []string{"counter", "hyperloglog"}}, // arithmetic
+	{"counter/owner", []string{"counter", "hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
 	{"counter/local", []string{"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile", "internal/rows/rowsmem"}}, // counters that one process owns alone
 	{"counter/simtest", nil}, // for simulations of counters; only tests import it
-	{"counter/countertest", []string{"counter", "counter/call", "counter/local", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
+	{"counter/countertest", []string{"counter", "counter/call", "counter/local", "hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
-	{"counter/exactpg", []string{"counter", "counter/hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
+	{"counter/exactpg", []string{"counter", "hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
 	{"counter/routed", []string{ // exact counters beside those of owners
 		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/rows/rowspg",
 		"internal/rows/rowstier",
@@ -88,22 +88,23 @@ var layers = []layer{
 	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
+	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "hyperloglog"}},
 	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "internal/outage", "internal/wake", "scripts"}},
 	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                                                     // no store but by the contract
 	{"presence/member", []string{"internal/machine", "internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring", "presence/seal", "internal/setting"}}, // neither gateway nor node nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
-	{"internal/webhook", []string{"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
-	{"internal/webhook/webhooktest", []string{"internal/webhook"}},                                                                    // for the tests of stores; only they import it
-	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
-	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
-	{"internal/dashboard", []string{"presence"}},
+	{"webhook", []string{"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
+	{"webhook/webhooktest", []string{"webhook"}}, // for the tests of stores; only they import it
+	{"webhook/webhookmem", []string{"internal/boltfile", "webhook"}},
+	{"webhook/webhookredis", []string{"internal/redisconn", "scripts", "webhook"}},
+	{"dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                                                          // bytes to and from clients
 	{"gateway/websocket", nil},                                                                       // RFC 6455, without any I/O
 	{"gateway/pusher", []string{"presence"}},                                                         // Pusher's events, without any I/O
 	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                               // what holds for all of HTTP
 	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},                  // who a request is from
 	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}}, // updates to those who want them
+	{"gateway/roster", []string{"presence", "presence/heartbeat"}},                                   // who is here
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
 	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},     // the table of calls, and their answers
 	{"gateway/counterapi", []string{ // the calls of counters that last
@@ -117,7 +118,7 @@ var layers = []layer{
 	}},
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",
-		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
+		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier", "gateway/roster",
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
@@ -133,7 +134,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed", "counter/local", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -7,7 +7,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 	"headcount/presence"
 )
 

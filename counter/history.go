@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 	"headcount/presence"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 var noon = time.Date(2030, 10, 10, 12, 11, 42, 0, time.UTC)

@@ -4,7 +4,7 @@ import (
 	"math/bits"
 	"time"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 // State is the record of one counter. Stores keep members, registers, ledger and history apart from it, so that an

@@ -29,11 +29,11 @@ import (
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
-	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/node"
 	"headcount/presence/presencemem"
+	"headcount/webhook"
 )
 
 // served is a gateway behind a listener, with a node and a store.

@@ -150,7 +150,7 @@ func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 // attend joins the page of an event stream. The client gets an event when the store has the
 // join. If the user is on too many pages, the stream has only counts.
 func (c *conn) attend(name string) {
-	err := c.g.roster.join(c.user, name, c)
+	err := c.g.roster.Join(c.user, name, c)
 	if err != nil {
 		c.Ready(presence.CountTopic(name))
 		return

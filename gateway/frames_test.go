@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/gateway/roster"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/presencemem"
@@ -134,4 +136,44 @@ func (r *raw) said(t *testing.T) (all []string) {
 			all = append(all, string(payload))
 		}
 	}
+}
+
+// nobody is a connection that ignores the notification.
+type nobody struct{}
+
+func (nobody) Arrived(string) {}
+
+// A client that subscribes to a page which its user may not join goes on getting the counts of it.
+func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
+	inMemory(t, nil, func(t *testing.T, s *served) {
+		r := s.socket("")
+		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["watched"]}`)))
+		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
+		var user presence.User
+		s.g.each(func(c *conn) { user = c.user })
+		for n := range roster.MaxUserPages {
+			if err := s.g.roster.Join(user, fmt.Sprint(n), nobody{}); err != nil {
+				t.Fatalf("page %d: %v", n, err)
+			}
+		}
+		r.write([]byte(joins("watched")))
+		await := func(frame string) { // the count of before may come once more
+			t.Helper()
+			for seen := false; !seen; {
+				_, payload, err := r.frame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				seen = bytes.HasPrefix(payload, []byte(frame))
+			}
+		}
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
+		r.write([]byte(joins("fresh"))) // which nothing keeps
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"fresh"}`)
+		other := s.socket("")
+		other.write([]byte(joins("watched")))
+		await(`{"type":"count","page":"watched","count":1`)
+		r.write([]byte(joins("7"))) // the user is there already
+		r.expect(websocket.Text, `{"type":"count","page":"7","count":1`)
+	})
 }

@@ -24,6 +24,7 @@ import (
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/notifier"
+	"headcount/gateway/roster"
 	"headcount/gateway/socket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -36,7 +37,7 @@ const budgetPerCore = 60_000
 
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
-	Beats
+	roster.Beats
 	api.Cluster
 	// Members returns the live processes, this one among them. Those that leave have no roles.
 	Members() []presence.Process
@@ -93,7 +94,7 @@ type Limits struct {
 type Gateway struct {
 	cfg       Config
 	hub       *fanout.Hub
-	roster    *roster
+	roster    *roster.Roster
 	unread    *notifier.Sums
 	counters  *counterapi.API
 	live      *counterapi.Live
@@ -166,10 +167,15 @@ func New(cfg Config) (*Gateway, error) {
 	g.topPages = fanout.NewPoll(g.hub, topPages{g})
 	g.registerKinds()
 
-	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
-	partitions := cmp.Or(cfg.Partitions, presence.DefaultPartitions)
-	g.roster = newRoster(source, partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
-	g.roster.joinWait = g.metrics.joinWait
+	g.roster = roster.New(roster.Config{
+		Source:     heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation},
+		Partitions: cmp.Or(cfg.Partitions, presence.DefaultPartitions),
+		Interval:   cfg.HeartbeatInterval,
+		Grace:      cfg.LeaveGrace,
+		Beats:      cfg.Cluster,
+		Counts:     g.hub,
+		JoinWait:   g.metrics.joinWait,
+	})
 
 	if cfg.Registerer != nil {
 		g.registerMetrics(cfg.Registerer)
@@ -187,7 +193,7 @@ func New(cfg Config) (*Gateway, error) {
 }
 
 // Receive handles a presence node's reply to a beat. It does not block.
-func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
+func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.Receive(r) }
 
 // Push hands updates to the hub. They may arrive in any order, and repeatedly. It does not
 // block.
@@ -232,7 +238,7 @@ var errDraining = errors.New(closeReason)
 // awaits these. Run returns when ctx has ended and its goroutines have stopped.
 func (g *Gateway) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	wg.Go(func() { g.roster.run(ctx) })
+	wg.Go(func() { g.roster.Run(ctx) })
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
 	wg.Go(func() { g.users.Run(ctx) })
@@ -252,7 +258,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 // before the owner asks. Any goroutine may call it.
 func (g *Gateway) OwnersChanged(partitions []int) {
 	for _, id := range partitions {
-		g.roster.movedTo(id)
+		g.roster.MovedTo(id)
 	}
 }
 

@@ -141,7 +141,7 @@ func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 		sum("headcount_client_messages_total", "Messages received from clients.", nil, m.received.Load),
 		sum("headcount_beats_repeated_total",
 			"Joins and leaves sent to a presence node again because it had not acknowledged them.", nil,
-			g.roster.repeated.Load),
+			g.roster.Repeated),
 		gauge("headcount_connections", "Open WebSockets and event streams.", g.connections.Load),
 		gauge("headcount_pages_watched",
 			"Topics that clients or unread counts at this gateway need: pages, and users with a WebSocket.",

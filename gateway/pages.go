@@ -123,24 +123,24 @@ func (c *conn) admitPrivate(names []string) error {
 	return nil
 }
 
-// present joins the page in the roster, which calls arrived when the store has the join. A crawler joins nothing and
+// present joins the page in the roster, which calls Arrived when the store has the join. A crawler joins nothing and
 // only gets the counts.
 func (c *conn) present(name string) error {
 	if c.crawler {
-		c.arrived(name)
+		c.Arrived(name)
 		return nil
 	}
 
-	return c.g.roster.join(c.user, name, c)
+	return c.g.roster.Join(c.user, name, c)
 }
 
 // waits reports whether the store is yet to have the join of the page.
-func (c *conn) waits(name string) bool { return !c.crawler && c.g.roster.waits(c.user, name, c) }
+func (c *conn) waits(name string) bool { return !c.crawler && c.g.roster.Waits(c.user, name, c) }
 
 // absent ends what present began, with the grace if the connection was lost.
 func (c *conn) absent(name string, lost bool) {
 	if !c.crawler {
-		c.g.roster.leave(c.user, name, c, lost)
+		c.g.roster.Leave(c.user, name, c, lost)
 	}
 }
 
@@ -209,15 +209,15 @@ func (c *conn) take(w *wanted) error {
 // confirm is present for a page that the client has joined before.
 func (c *conn) confirm(name string) {
 	if c.crawler {
-		c.arrived(name)
+		c.Arrived(name)
 		return
 	}
 
-	c.g.roster.confirm(c.user, name, c)
+	c.g.roster.Confirm(c.user, name, c)
 }
 
-// arrived implements joiner: the store has the join.
-func (c *conn) arrived(name string) {
+// Arrived implements roster.Joiner: the store has the join.
+func (c *conn) Arrived(name string) {
 	if !c.crawler {
 		c.g.cfg.API.Arrivals.Arrived(c.user, c.name)
 	}

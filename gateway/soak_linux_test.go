@@ -23,16 +23,7 @@ func (s *served) rest() uint64 {
 	s.t.Helper()
 	s.settles(0)
 	testkit.Eventually(s.t, "users, pages and topics to be forgotten", func() bool {
-		for i := range s.g.roster.streams {
-			l := &s.g.roster.streams[i]
-			l.mu.Lock()
-			n := len(l.users) + len(l.flight) + len(l.queue.entries)
-			l.mu.Unlock()
-			if n > 0 {
-				return false
-			}
-		}
-		return s.g.hub.Topics() == 0
+		return s.g.roster.Idle() && s.g.hub.Topics() == 0
 	})
 	time.Sleep(lingerClose) // what has just ended may have a timer that long
 	for range 3 {           // pools are emptied by the second

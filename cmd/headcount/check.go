@@ -30,11 +30,11 @@ import (
 	"headcount/internal/boltfile"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
-	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/presenceredis"
 	"headcount/presence/region"
+	"headcount/webhook"
 )
 
 // checkCommand reports problems that keep a server with these settings from working. It tries

@@ -18,10 +18,10 @@ import (
 	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
-	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/node"
 	"headcount/presence/region"
+	"headcount/webhook"
 )
 
 // Config has the settings of `headcount serve`; each field is a flag. Package flags fills

@@ -5,11 +5,11 @@ import (
 
 	"headcount/counter/cluster"
 	"headcount/internal/setting"
-	"headcount/internal/webhook"
-	"headcount/internal/webhook/webhookmem"
-	"headcount/internal/webhook/webhookredis"
 	"headcount/presence"
 	"headcount/presence/presenceredis"
+	"headcount/webhook"
+	"headcount/webhook/webhookmem"
+	"headcount/webhook/webhookredis"
 )
 
 // checkWebhooks parses and checks the webhooks.

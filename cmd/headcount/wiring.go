@@ -17,17 +17,16 @@ import (
 
 	"headcount/counter/cluster"
 	"headcount/counter/pipeline"
+	"headcount/dashboard"
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
-	"headcount/internal/dashboard"
 	"headcount/internal/machine"
 	"headcount/internal/redisconn"
 	"headcount/internal/tracing"
 	"headcount/internal/tracing/otlp"
-	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/member"
 	"headcount/presence/minutes"
@@ -37,6 +36,7 @@ import (
 	"headcount/presence/seal"
 	"headcount/unread"
 	"headcount/web"
+	"headcount/webhook"
 )
 
 const localName = "local" // the name of the one process over the embedded store

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
 	"headcount/counter/limit"
 	"headcount/counter/owner"
+	"headcount/hyperloglog"
 	"headcount/internal/rows/rowsmem"
 )
 

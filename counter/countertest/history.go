@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 	"headcount/internal/testkit"
 )
 

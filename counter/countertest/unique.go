@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 var unique = &counter.Rule{Match: "u:*", Kind: counter.Unique, Ledger: counter.DefaultLedger, Buckets: sum.Buckets}

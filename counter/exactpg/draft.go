@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 // State implements counter.Step.

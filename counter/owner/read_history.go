@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 // History implements counter.Reader.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 	"headcount/internal/rows"
 )
 

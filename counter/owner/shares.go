@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
 	"headcount/counter/share"
+	"headcount/hyperloglog"
 	"headcount/internal/rows"
 )
 

@@ -12,10 +12,10 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/call"
-	"headcount/counter/hyperloglog"
 	"headcount/counter/owner"
 	"headcount/counter/region"
 	"headcount/counter/simtest"
+	"headcount/hyperloglog"
 	"headcount/internal/rows"
 )
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 // ErrMalformed is the error for bytes that are no share.

@@ -23,7 +23,7 @@ import (
 	"slices"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 )
 
 // MaxParts is the number of parts that a counter has at most. Parts of further lives do not count.

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"headcount/counter"
-	"headcount/counter/hyperloglog"
 	"headcount/counter/share"
+	"headcount/hyperloglog"
 )
 
 var kinds = []counter.Kind{counter.Sum, counter.Members, counter.Unique}

@@ -16,10 +16,10 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/internal/testkit"
-	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/presencemem"
 	"headcount/unread"
+	"headcount/webhook"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -36,13 +36,13 @@ import (
 	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
 	"headcount/internal/testkit"
-	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/node"
 	"headcount/presence/presencemem"
 	"headcount/presence/rpc"
 	"headcount/presence/seal"
+	"headcount/webhook"
 )
 
 // The simulation runs a whole cluster in this process, with a clock, a network

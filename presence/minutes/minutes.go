@@ -14,7 +14,7 @@ import (
 	"fmt"
 	"time"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 	"headcount/presence"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 	"headcount/presence"
 	"headcount/presence/minutes"
 )

@@ -12,7 +12,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
-	"headcount/counter/hyperloglog"
+	"headcount/hyperloglog"
 	"headcount/presence"
 	"headcount/presence/minutes"
 )

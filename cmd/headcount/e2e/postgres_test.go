@@ -49,19 +49,24 @@ func TestServerPgBouncer(t *testing.T) {
 				if status != 0 {
 					t.Errorf("the check ends with %d:\n%s", status, checked)
 				}
-				s, direct := startWithKey(t, flag), startWithKey(t, "--postgres="+database)
+				s := startWithKey(t, flag)
 				look := s.ws(t)
-				look.send(`{"type":"subscribe","counters":["views:1"]}`)
+				look.send(`{"type":"subscribe","counters":["views:1","stock:1"]}`)
 				look.awaitCounter("views:1", 0, false)
+				look.awaitCounter("stock:1", 0, false)
 				for i := range int64(3) {
-					if is := direct.call(t, "POST", "views:1/increment", "").lasting(t).Value; is != i+1 {
+					if is := s.call(t, "POST", "views:1/increment", "").lasting(t).Value; is != i+1 {
 						t.Errorf("%d after %d increments", is, i+1)
 					}
 				}
 				look.awaitCounter("views:1", 3, false)
-				if is := s.exact(t, "views:1"); is != 3 {
-					t.Errorf("through the pooler it is %d, want 3", is)
-				}
+
+				// A change beside the pooler is heard through it.
+				testkit.Eventually(t, "the functions", func() bool {
+					return pgtest.Query[bool](t, database, "select to_regproc('headcount.change') is not null and exists (select from headcount_rules)")
+				})
+				pgtest.Query[int64](t, database, "select headcount.change('stock:1', 3)")
+				look.awaitCounter("stock:1", 3, false)
 				return
 			}
 			_, problem, _ := strings.Cut(checked, "wrong  --postgres: ")

@@ -10,8 +10,8 @@ import (
 	"go.etcd.io/bbolt"
 
 	"headcount/internal/boltfile"
-	"headcount/internal/webhook"
-	"headcount/internal/webhook/webhooktest"
+	"headcount/webhook"
+	"headcount/webhook/webhooktest"
 )
 
 func TestInMemory(t *testing.T) {

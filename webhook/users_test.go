@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"headcount/internal/webhook"
 	"headcount/presence"
+	"headcount/webhook"
 )
 
 // crowd is the users who are present, as the owners of their partitions know.

@@ -1,4 +1,4 @@
-package gateway
+package roster
 
 import (
 	"slices"
@@ -22,16 +22,16 @@ const (
 	afterGrace = 8 * time.Second
 )
 
-// partitionStream is one partition's part of the roster: the partition's users at this gateway, and the
+// stream is one partition's part of the roster: the partition's users at this gateway, and the
 // numbered ops that report them to the owner. mu guards all fields but waiting.
 //
 // An entry's change goes from queue to flight and leaves flight when the owner has acknowledged the op, which
 // means that the store has the change. The ops in flight are bounded and are repeated until then; the queue
 // keeps only the fact that an entry changed, so its state when it leaves the queue decides the op.
-type partitionStream struct {
+type stream struct {
 	mu        sync.Mutex
 	partition int
-	kick      chan<- *partitionStream // roster.kick
+	kick      chan<- *stream // Roster.kick
 	users     map[presence.User]*userEntry
 	alive     []presence.User // users with a connection; nil: must be built again; beats share it, so it is never changed
 	// absent has the entries without a connection whose grace is running, or ended less than afterGrace ago,
@@ -50,7 +50,7 @@ type partitionStream struct {
 
 	sent        time.Time     // when flight was last sent
 	repeatAfter time.Duration // when flight is sent again, after sent
-	kicked      bool          // the stream is in roster.kick
+	kicked      bool          // the stream is in Roster.kick
 
 	waiting atomic.Bool // flight is not empty; read without mu
 }
@@ -75,8 +75,16 @@ type arrival struct {
 	page string
 }
 
+// idle reports whether the stream has neither users nor anything to send.
+func (s *stream) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	return len(s.users)+len(s.flight)+len(s.queue.entries) == 0
+}
+
 // findLocked returns the user's entry of the page, or nil.
-func (s *partitionStream) findLocked(u presence.User, page string) *presenceEntry {
+func (s *stream) findLocked(u presence.User, page string) *presenceEntry {
 	if user := s.users[u]; user != nil {
 		return user.find(page)
 	}
@@ -85,8 +93,8 @@ func (s *partitionStream) findLocked(u presence.User, page string) *presenceEntr
 }
 
 // findOrAddLocked returns the user's entry of the page, and adds it if it is missing. It returns nil when the user
-// has maxUserPages other entries.
-func (s *partitionStream) findOrAddLocked(u presence.User, page string) *presenceEntry {
+// has MaxUserPages other entries.
+func (s *stream) findOrAddLocked(u presence.User, page string) *presenceEntry {
 	if e := s.findLocked(u, page); e != nil {
 		return e
 	}
@@ -97,7 +105,7 @@ func (s *partitionStream) findOrAddLocked(u presence.User, page string) *presenc
 		s.users[u] = user
 	}
 
-	if len(user.entries) == maxUserPages {
+	if len(user.entries) == MaxUserPages {
 		return nil
 	}
 
@@ -107,7 +115,7 @@ func (s *partitionStream) findOrAddLocked(u presence.User, page string) *presenc
 	return e
 }
 
-func (s *partitionStream) forgetLocked(e *presenceEntry) {
+func (s *stream) forgetLocked(e *presenceEntry) {
 	user := s.users[e.user]
 	user.remove(e)
 	if len(user.entries) == 0 {
@@ -116,7 +124,7 @@ func (s *partitionStream) forgetLocked(e *presenceEntry) {
 }
 
 // receive applies a node's reply. It returns the connections whose joins are now in the store.
-func (s *partitionStream) receive(a *heartbeat.Reply) (arrivals []arrival) {
+func (s *stream) receive(a *heartbeat.Reply) (arrivals []arrival) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -142,7 +150,7 @@ func (s *partitionStream) receive(a *heartbeat.Reply) (arrivals []arrival) {
 }
 
 // answerLocked answers an owner that asks for the users of this gateway, and knows the stream of that number.
-func (s *partitionStream) answerLocked(known uint64) {
+func (s *stream) answerLocked(known uint64) {
 	fromStart := s.first == 1 // the owner is sent all of this stream anyway
 	if known != s.number && !fromStart {
 		s.restartLocked()
@@ -156,7 +164,7 @@ func (s *partitionStream) answerLocked(known uint64) {
 // enqueueLocked queues e, unless its present state is in flight, and wakes the sender. It does not wait until an
 // earlier op is acknowledged. While the store is unavailable, a leave is not acknowledged although its grace
 // is running, and the join of a user who returns must reach the owner before the grace ends.
-func (s *partitionStream) enqueueLocked(e *presenceEntry) {
+func (s *stream) enqueueLocked(e *presenceEntry) {
 	inFlight := e.flying > 0 && (e.live > 0) == (e.lastOp == heartbeat.Join)
 	if e.queued || inFlight {
 		return
@@ -169,7 +177,7 @@ func (s *partitionStream) enqueueLocked(e *presenceEntry) {
 // restartLocked begins a new stream, which reports everything again: the ops in flight and all joins. An owner that
 // does not know the current stream knows no users of this gateway. If the stream continued, the owner would
 // learn of a user from an op in flight, and would then not ask for the user's other pages.
-func (s *partitionStream) restartLocked() {
+func (s *stream) restartLocked() {
 	s.number++
 	s.first = 1
 	s.acked = 0
@@ -204,7 +212,7 @@ func (s *partitionStream) restartLocked() {
 }
 
 // requeueJoinsLocked queues all joins of the user again.
-func (s *partitionStream) requeueJoinsLocked(user *userEntry) {
+func (s *stream) requeueJoinsLocked(user *userEntry) {
 	for _, e := range user.entries {
 		if e.live > 0 && e.lastOp == heartbeat.Join {
 			s.enqueueLocked(e)
@@ -212,7 +220,7 @@ func (s *partitionStream) requeueJoinsLocked(user *userEntry) {
 	}
 }
 
-func (s *partitionStream) wakeLocked() {
+func (s *stream) wakeLocked() {
 	if !s.kicked {
 		s.kicked = true
 		s.kick <- s
@@ -220,18 +228,18 @@ func (s *partitionStream) wakeLocked() {
 }
 
 // flush moves queued entries into flight, as far as there is room, and sends them.
-func (r *roster) flush(s *partitionStream) {
+func (r *Roster) flush(s *stream) {
 	s.mu.Lock()
-	b := s.nextBeatLocked(r.source)
+	b := s.nextBeatLocked(r.cfg.Source)
 	s.mu.Unlock()
 
 	if b != nil {
-		r.beats.SendBeat(b)
+		r.cfg.Beats.SendBeat(b)
 	}
 }
 
 // nextBeatLocked moves queued entries into flight, as far as there is room. It returns a beat with what is new, or nil.
-func (s *partitionStream) nextBeatLocked(source heartbeat.Source) *heartbeat.Beat {
+func (s *stream) nextBeatLocked(source heartbeat.Source) *heartbeat.Beat {
 	s.kicked = false
 	from := len(s.flight)
 	s.launchLocked()
@@ -259,7 +267,7 @@ func (s *partitionStream) nextBeatLocked(source heartbeat.Source) *heartbeat.Bea
 }
 
 // launchLocked moves queued entries into flight, as far as there is room.
-func (s *partitionStream) launchLocked() {
+func (s *stream) launchLocked() {
 	for len(s.queue.entries) > 0 && len(s.flight) < heartbeat.MaxOps {
 		e := s.queue.pop()
 		if e == nil {
@@ -279,7 +287,7 @@ func (s *partitionStream) launchLocked() {
 }
 
 // beatLocked returns a beat with the ops of flight[from:].
-func (s *partitionStream) beatLocked(source heartbeat.Source, from int) *heartbeat.Beat {
+func (s *stream) beatLocked(source heartbeat.Source, from int) *heartbeat.Beat {
 	b := &heartbeat.Beat{
 		Source:    source,
 		Partition: s.partition,
@@ -296,7 +304,7 @@ func (s *partitionStream) beatLocked(source heartbeat.Source, from int) *heartbe
 }
 
 // resendAll sends the ops in flight of all streams again. It reports whether a stream waits for acknowledgements.
-func (r *roster) resendAll(now time.Time) (waiting bool) {
+func (r *Roster) resendAll(now time.Time) (waiting bool) {
 	for i := range r.streams {
 		s := &r.streams[i]
 		if s.waiting.Load() {
@@ -309,11 +317,11 @@ func (r *roster) resendAll(now time.Time) (waiting bool) {
 }
 
 // resend sends the ops in flight again, if they have waited for an acknowledgement for repeatAfter.
-func (r *roster) resend(s *partitionStream, now time.Time) {
+func (r *Roster) resend(s *stream, now time.Time) {
 	s.mu.Lock()
 	var b *heartbeat.Beat
 	if len(s.flight) > 0 && now.Sub(s.sent) >= s.repeatAfter {
-		b = s.beatLocked(r.source, 0)
+		b = s.beatLocked(r.cfg.Source, 0)
 		s.sent = now
 		s.repeatAfter = min(2*s.repeatAfter, lastRepeat)
 		r.repeated.Add(int64(len(s.flight)))
@@ -321,12 +329,12 @@ func (r *roster) resend(s *partitionStream, now time.Time) {
 	s.mu.Unlock()
 
 	if b != nil {
-		r.beats.SendBeat(b)
+		r.cfg.Beats.SendBeat(b)
 	}
 }
 
 // sendAlive sends the heartbeats of the stream's users, and returns their number.
-func (r *roster) sendAlive(s *partitionStream) int {
+func (r *Roster) sendAlive(s *stream) int {
 	s.mu.Lock()
 	alive := s.aliveLocked()
 	s.endGracesLocked(time.Now())
@@ -334,14 +342,14 @@ func (r *roster) sendAlive(s *partitionStream) int {
 	s.mu.Unlock()
 
 	for part := range slices.Chunk(alive, aliveBatch) {
-		r.beats.SendBeat(&heartbeat.Beat{Source: r.source, Partition: s.partition, Stream: stream, Alive: part})
+		r.cfg.Beats.SendBeat(&heartbeat.Beat{Source: r.cfg.Source, Partition: s.partition, Stream: stream, Alive: part})
 	}
 
 	return len(alive)
 }
 
 // aliveLocked returns the users with a connection whose join was sent.
-func (s *partitionStream) aliveLocked() []presence.User {
+func (s *stream) aliveLocked() []presence.User {
 	if s.alive != nil {
 		return s.alive
 	}
@@ -362,7 +370,7 @@ func (s *partitionStream) aliveLocked() []presence.User {
 }
 
 // endGracesLocked forgets the absent entries whose grace ended afterGrace ago.
-func (s *partitionStream) endGracesLocked(now time.Time) {
+func (s *stream) endGracesLocked(now time.Time) {
 	s.absent = slices.DeleteFunc(s.absent, func(e *presenceEntry) bool {
 		undecided := e.live > 0 || e.queued || e.flying > 0 // acknowledgeLocked decides what becomes of the entry
 		e.absent = !undecided && e.remembersGrace(now)
@@ -380,7 +388,7 @@ func (s *partitionStream) endGracesLocked(now time.Time) {
 }
 
 // noteCountsLocked notes which joins in flight the counts of a reply include.
-func (s *partitionStream) noteCountsLocked(a *heartbeat.Reply) {
+func (s *stream) noteCountsLocked(a *heartbeat.Reply) {
 	counted := make(map[string]bool, len(a.Counts))
 	for _, c := range a.Counts {
 		counted[c.Page] = true
@@ -398,7 +406,7 @@ func (s *partitionStream) noteCountsLocked(a *heartbeat.Reply) {
 }
 
 // acknowledgeLocked ends the flight of the ops that are done. It returns the waiters whose joins are now in the store.
-func (s *partitionStream) acknowledgeLocked(a *heartbeat.Reply) (arrivals []arrival) {
+func (s *stream) acknowledgeLocked(a *heartbeat.Reply) (arrivals []arrival) {
 	s.noteCountsLocked(a)
 	s.acked = max(s.acked, a.Acked)
 
@@ -438,7 +446,7 @@ func (s *partitionStream) acknowledgeLocked(a *heartbeat.Reply) (arrivals []arri
 }
 
 // landLocked ends the flight of the first op, and returns its entry.
-func (s *partitionStream) landLocked() *presenceEntry {
+func (s *stream) landLocked() *presenceEntry {
 	e := s.flight[0].entry
 	s.flight[0] = inFlight{} // the array must not keep the entry in memory
 	s.flight = s.flight[1:]
@@ -448,7 +456,7 @@ func (s *partitionStream) landLocked() *presenceEntry {
 	return e
 }
 
-func (s *partitionStream) keepAbsentLocked(e *presenceEntry) {
+func (s *stream) keepAbsentLocked(e *presenceEntry) {
 	if !e.absent {
 		e.absent = true
 		s.absent = append(s.absent, e)

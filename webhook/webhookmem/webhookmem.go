@@ -16,7 +16,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"headcount/internal/boltfile"
-	"headcount/internal/webhook"
+	"headcount/webhook"
 )
 
 // The file has a bucket meta, with format -> 1, and a bucket for each hook with these:

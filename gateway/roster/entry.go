@@ -1,4 +1,4 @@
-package gateway
+package roster
 
 import (
 	"slices"
@@ -9,9 +9,11 @@ import (
 )
 
 const (
-	fewEntries   = 16     // entries of a user that are searched one by one; more have an index, which takes memory
-	maxUserPages = 10_000 // pages of a user, over all connections to this gateway; a join of another page is refused
+	fewEntries = 16 // entries of a user that are searched one by one; more have an index, which takes memory
 )
+
+// MaxUserPages bounds the pages of a user, over all connections to this gateway; a join of another page is refused.
+const MaxUserPages = 10_000
 
 // presenceEntry is one user on one page at this gateway.
 type presenceEntry struct {
@@ -30,8 +32,8 @@ type presenceEntry struct {
 }
 
 // awaited reports whether c waits until the store has the entry.
-func (e *presenceEntry) awaited(c joiner) bool {
-	return slices.ContainsFunc(e.waiters, func(w waiter) bool { return w.joiner == c })
+func (e *presenceEntry) awaited(c Joiner) bool {
+	return slices.ContainsFunc(e.waiters, func(w waiter) bool { return w.Joiner == c })
 }
 
 // op returns the op that reports the entry's present state to the owner.
@@ -109,7 +111,7 @@ func (e *presenceEntry) takeWaiters() []arrival {
 // userEntry has the entries of a user. Every call takes constant time, however many entries there are,
 // because the pollers of all connections wait for the stream's lock.
 type userEntry struct {
-	entries []*presenceEntry          // at most maxUserPages
+	entries []*presenceEntry          // at most MaxUserPages
 	byPage  map[string]*presenceEntry // nil while there are few
 }
 

@@ -21,9 +21,9 @@ import (
 	"headcount/counter"
 	"headcount/counter/countertest"
 	"headcount/internal/testkit"
-	"headcount/internal/webhook"
-	"headcount/internal/webhook/webhookmem"
 	"headcount/presence"
+	"headcount/webhook"
+	"headcount/webhook/webhookmem"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

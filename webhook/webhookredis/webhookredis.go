@@ -16,8 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/internal/redisconn"
-	"headcount/internal/webhook"
 	"headcount/scripts"
+	"headcount/webhook"
 )
 
 // Format is the number of the format of the webhooks' data in Redis: keys, values, and their use by

@@ -1,7 +1,6 @@
-package gateway
+package roster
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,22 +10,30 @@ import (
 
 	"pgregory.net/rapid"
 
-	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
 
 // beats is a roster of one partition, with the beats that it sent.
 type beats struct {
-	*roster
+	*Roster
 	sent  []*heartbeat.Beat
 	times []time.Time // when each of all was sent
 }
 
-func newBeats(t *testing.T) *beats {
-	t.Helper()
+func newBeats() *beats { return newBeatsOf(1, time.Second) }
+
+func newBeatsOf(partitions int, interval time.Duration) *beats {
 	b := &beats{}
-	b.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, 1, time.Second, time.Minute, b, b)
+	b.Roster = New(Config{
+		Source:     heartbeat.Source{Gateway: "g", Incarnation: 1},
+		Partitions: partitions,
+		Interval:   interval,
+		Grace:      time.Minute,
+		Beats:      b,
+		Counts:     b,
+	})
+
 	return b
 }
 
@@ -39,7 +46,7 @@ func (b *beats) Acknowledged(presence.Update) {}
 // joined counts the answers to its joins.
 type joined struct{ arrivals int }
 
-func (j *joined) arrived(string) { j.arrivals++ }
+func (j *joined) Arrived(string) { j.arrivals++ }
 
 // ops sends what waits, and returns it.
 func (b *beats) ops() (ops []heartbeat.Op) {
@@ -78,33 +85,33 @@ func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
 // While the store is away nothing is answered. The grace of a lost connection runs all
 // the same, and its return must not wait for an answer.
 func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
-	b, c := newBeats(t), &joined{}
-	b.join(1, "p", c)
+	b, c := newBeats(), &joined{}
+	b.Join(1, "p", c)
 	b.wantOps(t, heartbeat.Join)
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
-	b.leave(1, "p", c, true)
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+	b.Leave(1, "p", c, true)
 	b.wantOps(t, heartbeat.Leave)
-	b.join(1, "p", c)
-	if !b.waits(1, "p", c) {
+	b.Join(1, "p", c)
+	if !b.Waits(1, "p", c) {
 		t.Fatal("the join is said to be in the store")
 	}
 	b.wantOps(t, heartbeat.Join)
-	b.leave(1, "p", c, true)
-	b.join(1, "p", c)
+	b.Leave(1, "p", c, true)
+	b.Join(1, "p", c)
 	b.wantOps(t) // the join that is under way says it all
 	before := c.arrivals
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 	if c.arrivals != before {
 		t.Fatal("the leave's answer was taken for the join's")
 	}
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 3})
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
 	if c.arrivals != before+1 {
 		t.Fatalf("%d joins were answered, want 1", c.arrivals-before)
 	}
 	b.wantOps(t)
-	b.leave(1, "p", c, false)
+	b.Leave(1, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 4})
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 4})
 	if len(b.streams[0].users) != 0 {
 		t.Fatal("the user is not forgotten")
 	}
@@ -137,14 +144,14 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 		"older owner": {[]*heartbeat.Reply{{Stream: 1, Acked: 2}}, []int{1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, onP, onQ := newBeats(t), &joined{}, &joined{}
-			b.join(1, "p", onP)
+			b, onP, onQ := newBeats(), &joined{}, &joined{}
+			b.Join(1, "p", onP)
 			b.wantOps(t, heartbeat.Join)
-			b.join(2, "q", onQ)
+			b.Join(2, "q", onQ)
 			b.wantOps(t, heartbeat.Join)
 
 			for i, reply := range tc.replies {
-				b.receive(reply)
+				b.Receive(reply)
 				if onP.arrivals != tc.want[i] {
 					t.Errorf("after %d replies the join of p was released %d times, want %d", i+1, onP.arrivals, tc.want[i])
 				}
@@ -160,36 +167,36 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 // and have let the user time out. So another tab waits for it, too, and so does a tab that wants the counts again. Tabs
 // that have been told wait for nothing.
 func TestAFurtherTabAsksTheOwner(t *testing.T) {
-	b, first, second := newBeats(t), &joined{}, &joined{}
-	b.join(1, "p", first)
+	b, first, second := newBeats(), &joined{}, &joined{}
+	b.Join(1, "p", first)
 	b.wantOps(t, heartbeat.Join)
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
 
-	b.join(1, "p", second)
+	b.Join(1, "p", second)
 	b.wantOps(t, heartbeat.Join)
-	if first.arrivals != 1 || second.arrivals != 0 || b.waits(1, "p", first) || !b.waits(1, "p", second) {
+	if first.arrivals != 1 || second.arrivals != 0 || b.Waits(1, "p", first) || !b.Waits(1, "p", second) {
 		t.Fatalf("%d and %d arrivals before the owner answered again, want 1 and 0", first.arrivals, second.arrivals)
 	}
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 
-	b.confirm(1, "p", first)
-	b.confirm(1, "p", first)
+	b.Confirm(1, "p", first)
+	b.Confirm(1, "p", first)
 	b.wantOps(t, heartbeat.Join)
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 3})
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
 	b.wantOps(t)
-	if first.arrivals != 2 || second.arrivals != 1 || b.waits(1, "p", first) || b.waits(1, "p", second) {
+	if first.arrivals != 2 || second.arrivals != 1 || b.Waits(1, "p", first) || b.Waits(1, "p", second) {
 		t.Errorf("%d and %d arrivals, want 2 and 1", first.arrivals, second.arrivals)
 	}
 }
 
 // A join that has ended meanwhile waits for no count, since its page may have none any more.
 func TestAJoinThatHasEndedWaitsForNoCount(t *testing.T) {
-	b, c := newBeats(t), &joined{}
-	b.join(1, "p", c)
+	b, c := newBeats(), &joined{}
+	b.Join(1, "p", c)
 	b.wantOps(t, heartbeat.Join)
-	b.leave(1, "p", c, false)
+	b.Leave(1, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2})
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2})
 	if left := len(b.streams[0].flight); left != 0 {
 		t.Fatalf("%d ops are repeated for ever", left)
 	}
@@ -197,27 +204,27 @@ func TestAJoinThatHasEndedWaitsForNoCount(t *testing.T) {
 
 // A new owner is sent all users, in a stream of its own.
 func TestNewOwnerIsSentEverybody(t *testing.T) {
-	b, c := newBeats(t), &joined{}
-	b.join(1, "p", c)
-	b.join(2, "p", c)
+	b, c := newBeats(), &joined{}
+	b.Join(1, "p", c)
+	b.Join(2, "p", c)
 	b.wantOps(t, heartbeat.Join, heartbeat.Join)
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
-	b.leave(2, "p", c, false)
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+	b.Leave(2, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
-	b.movedTo(0)
+	b.MovedTo(0)
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
-	m := b.streams[0].beatLocked(b.source, 0)
+	m := b.streams[0].beatLocked(b.cfg.Source, 0)
 	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
 		t.Fatalf("the new owner is sent %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
-	b.receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its reply to the beats before; the missing ops are in flight
+	b.Receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its reply to the beats before; the missing ops are in flight
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
-	b.receive(&heartbeat.Reply{Stream: 2, Acked: 2})
-	b.receive(&heartbeat.Reply{Stream: 2, Ask: true})
+	b.Receive(&heartbeat.Reply{Stream: 2, Acked: 2})
+	b.Receive(&heartbeat.Reply{Stream: 2, Ask: true})
 	if m := b.beat(t); m.Stream != 2 || m.First != 3 || len(m.Ops) != 0 || m.Whole != 3 {
 		t.Fatalf("an owner that asks is sent %+v, want that the stream is whole", m)
 	}
-	b.receive(&heartbeat.Reply{Ask: true}) // from another owner, which knows no stream
+	b.Receive(&heartbeat.Reply{Ask: true}) // from another owner, which knows no stream
 	if m := b.beat(t); m.Stream != 3 || m.First != 1 || len(m.Ops) != 1 || m.Whole != 2 {
 		t.Fatalf("an owner that knows no stream is sent %+v, want a new one with the join of user 1", m)
 	}
@@ -226,11 +233,11 @@ func TestNewOwnerIsSentEverybody(t *testing.T) {
 // newGrace returns a roster that has sent, as op 2, the grace of user 1, who was on "p".
 func newGrace(t *testing.T) *beats {
 	t.Helper()
-	b, c := newBeats(t), &joined{}
-	b.join(1, "p", c)
+	b, c := newBeats(), &joined{}
+	b.Join(1, "p", c)
 	b.ops()
-	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
-	b.leave(1, "p", c, true)
+	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+	b.Leave(1, "p", c, true)
 	b.wantOps(t, heartbeat.Leave)
 	return b
 }
@@ -241,7 +248,7 @@ func TestNewOwnerIsSentTheRestOfAGrace(t *testing.T) {
 		b := newGrace(t)
 		for _, want := range []time.Duration{40 * time.Second, 20 * time.Second, 0, 0} {
 			time.Sleep(20 * time.Second)
-			b.movedTo(0)
+			b.MovedTo(0)
 			if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != want {
 				t.Fatalf("sent %+v; want a leave with a grace of %s", ops, want)
 			}
@@ -254,17 +261,17 @@ func TestNewOwnerIsSentTheRestOfAGrace(t *testing.T) {
 func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newGrace(t)
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 		b.wantOps(t)
 		for i, want := range []time.Duration{time.Minute, 30 * time.Second, 0, 0} {
-			b.movedTo(0)
+			b.MovedTo(0)
 			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want || m.Whole != 2 {
 				t.Fatalf("sent %+v; want a leave with a grace of %s, and that this is all", m, want)
 			}
 			if i%2 == 0 {
-				b.receive(&heartbeat.Reply{Stream: uint64(2 + i), Acked: 1})
+				b.Receive(&heartbeat.Reply{Stream: uint64(2 + i), Acked: 1})
 			}
-			b.roster.sendAlive(&b.streams[0])
+			b.Roster.sendAlive(&b.streams[0])
 			switch i {
 			case 0, 1:
 				time.Sleep(30 * time.Second)
@@ -272,10 +279,10 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 				time.Sleep(afterGrace - time.Millisecond)
 			}
 		}
-		b.receive(&heartbeat.Reply{Stream: 5, Acked: 1})
+		b.Receive(&heartbeat.Reply{Stream: 5, Acked: 1})
 		time.Sleep(time.Millisecond)
-		b.roster.sendAlive(&b.streams[0])
-		b.movedTo(0)
+		b.Roster.sendAlive(&b.streams[0])
+		b.MovedTo(0)
 		if m := b.beat(t); len(m.Ops) != 0 || len(b.streams[0].users) != 0 {
 			t.Fatalf("sent %+v long after the grace", m)
 		}
@@ -284,8 +291,8 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 
 // A gateway without users says so.
 func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
-	b := newBeats(t)
-	b.movedTo(0)
+	b := newBeats()
+	b.MovedTo(0)
 	if m := b.beat(t); m.Stream != 2 || m.First != 1 || len(m.Ops) != 0 || m.Whole != 1 {
 		t.Fatalf("the new owner is sent %+v, want that there is nobody", m)
 	}
@@ -294,17 +301,17 @@ func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
 // A stream that is longer than what may be in flight is whole with its
 // last op, however many users come and go meanwhile.
 func TestALongStreamSaysWhenItIsWhole(t *testing.T) {
-	b, c := newBeats(t), &joined{}
+	b, c := newBeats(), &joined{}
 	const users = heartbeat.MaxOps + 10
 	for u := range presence.User(users) {
-		b.join(u, "p", c)
+		b.Join(u, "p", c)
 	}
-	b.movedTo(0)
+	b.MovedTo(0)
 	if m := b.beat(t); len(m.Ops) != heartbeat.MaxOps || m.Whole != 0 {
 		t.Fatalf("%d ops, whole with %d; want a part", len(m.Ops), m.Whole)
 	}
-	b.join(users, "p", c) // not sent before the stream began
-	b.receive(&heartbeat.Reply{Stream: 2, Acked: heartbeat.MaxOps})
+	b.Join(users, "p", c) // not sent before the stream began
+	b.Receive(&heartbeat.Reply{Stream: 2, Acked: heartbeat.MaxOps})
 	if m := b.beat(t); len(m.Ops) != 11 || m.Whole != users+1 && m.Whole != users+2 {
 		t.Fatalf("%d ops, whole with %d; want the rest", len(m.Ops), m.Whole)
 	}
@@ -314,25 +321,25 @@ func TestALongStreamSaysWhenItIsWhole(t *testing.T) {
 // is forgotten when it is over.
 func TestTheOtherTabsGraceLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, c, d := newBeats(t), &joined{}, &joined{}
-		b.join(1, "p", c)
-		b.join(1, "p", d)
+		b, c, d := newBeats(), &joined{}, &joined{}
+		b.Join(1, "p", c)
+		b.Join(1, "p", d)
 		b.wantOps(t, heartbeat.Join)
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
-		b.leave(1, "p", c, true)
-		b.leave(1, "p", d, true)
+		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+		b.Leave(1, "p", c, true)
+		b.Leave(1, "p", d, true)
 		b.wantOps(t, heartbeat.Leave)
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
-		b.join(1, "p", c)
+		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+		b.Join(1, "p", c)
 		b.wantOps(t, heartbeat.Join)
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: 3})
-		b.leave(1, "p", c, false)
+		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
+		b.Leave(1, "p", c, false)
 		if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != time.Minute {
 			t.Fatalf("sent %+v, want a leave with the other's grace", ops)
 		}
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: 4})
+		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 4})
 		time.Sleep(time.Minute + afterGrace)
-		b.roster.sendAlive(&b.streams[0])
+		b.Roster.sendAlive(&b.streams[0])
 		if n := len(b.streams[0].users); n != 0 {
 			t.Fatalf("%d users are kept after the grace", n)
 		}
@@ -342,14 +349,14 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 // A user who joins and leaves while nothing is acknowledged is forgotten at once, except for
 // ops in flight.
 func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
-	b, c := newBeats(t), &joined{}
+	b, c := newBeats(), &joined{}
 	l := &b.streams[0]
-	b.join(1, "stays", c)
+	b.Join(1, "stays", c)
 	const users = 10_000
 	for u := range presence.User(users) {
-		b.join(u+2, "p", c)
+		b.Join(u+2, "p", c)
 		b.ops()
-		b.leave(u+2, "p", c, false)
+		b.Leave(u+2, "p", c, false)
 		b.ops()
 	}
 	if len(l.users) > heartbeat.MaxOps || len(l.queue.entries) > 2*heartbeat.MaxOps {
@@ -357,10 +364,10 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 	}
 	for first := uint64(0); len(l.flight) > 0; {
 		first = l.first + uint64(len(l.flight)) - 1
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: first})
+		b.Receive(&heartbeat.Reply{Stream: 1, Acked: first})
 		b.ops()
 	}
-	if len(l.users) != 1 || b.waits(1, "stays", c) {
+	if len(l.users) != 1 || b.Waits(1, "stays", c) {
 		t.Fatalf("%d users are left, want the one who stays, stored", len(l.users))
 	}
 }
@@ -368,8 +375,8 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 // A message may be lost, however often: a join is repeated until it is acknowledged, and not after that.
 func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, c := newBeats(t), &joined{}
-		b.join(1, "p", c)
+		b, c := newBeats(), &joined{}
+		b.Join(1, "p", c)
 		b.wantOps(t, heartbeat.Join)
 		lost := b.sent[0]
 		repeats := func() int {
@@ -386,7 +393,7 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 		if m := b.sent[59]; m.First != lost.First || len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Join {
 			t.Fatalf("sent %+v again, want %+v", m, lost)
 		}
-		b.receive(&heartbeat.Reply{Stream: lost.Stream, Acked: lost.First})
+		b.Receive(&heartbeat.Reply{Stream: lost.Stream, Acked: lost.First})
 		if n := repeats(); n != 0 || c.arrivals != 1 {
 			t.Fatalf("acknowledged, and sent again %d times, with %d arrivals", n, c.arrivals)
 		}
@@ -416,68 +423,28 @@ func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 	})
 }
 
-// A user is on at most maxUserPages pages. One more is refused until another is over; pages that the user is on can be
+// A user is on at most MaxUserPages pages. One more is refused until another is over; pages that the user is on can be
 // joined by other connections.
 func TestPagesOfAUserAreBounded(t *testing.T) {
-	b, c := newBeats(t), &joined{}
-	for n := range maxUserPages {
-		if err := b.join(1, fmt.Sprint(n), c); err != nil {
+	b, c := newBeats(), &joined{}
+	for n := range MaxUserPages {
+		if err := b.Join(1, fmt.Sprint(n), c); err != nil {
 			t.Fatalf("page %d: %v", n, err)
 		}
 	}
-	if err := b.join(1, "one more", c); !errors.Is(err, errTooManyPages) {
+	if err := b.Join(1, "one more", c); !errors.Is(err, ErrTooManyPages) {
 		t.Errorf("one more page: %v", err)
 	}
-	if err := b.join(1, "7", &joined{}); err != nil {
+	if err := b.Join(1, "7", &joined{}); err != nil {
 		t.Errorf("a page that the user is on: %v", err)
 	}
-	if err := b.join(2, "one more", c); err != nil {
+	if err := b.Join(2, "one more", c); err != nil {
 		t.Errorf("another user: %v", err)
 	}
-	b.leave(1, "8", c, false)
-	if err := b.join(1, "one more", c); err != nil {
+	b.Leave(1, "8", c, false)
+	if err := b.Join(1, "one more", c); err != nil {
 		t.Errorf("after a leave: %v", err)
 	}
-}
-
-// nobody is a connection that ignores the notification.
-type nobody struct{}
-
-func (nobody) arrived(string) {}
-
-// A client that subscribes to a page which its user may not join goes on getting the counts of it.
-func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
-	inMemory(t, nil, func(t *testing.T, s *served) {
-		r := s.socket("")
-		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["watched"]}`)))
-		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
-		var user presence.User
-		s.g.each(func(c *conn) { user = c.user })
-		for n := range maxUserPages {
-			if err := s.g.roster.join(user, fmt.Sprint(n), nobody{}); err != nil {
-				t.Fatalf("page %d: %v", n, err)
-			}
-		}
-		r.write([]byte(joins("watched")))
-		await := func(frame string) { // the count of before may come once more
-			t.Helper()
-			for seen := false; !seen; {
-				_, payload, err := r.frame()
-				if err != nil {
-					t.Fatal(err)
-				}
-				seen = bytes.HasPrefix(payload, []byte(frame))
-			}
-		}
-		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
-		r.write([]byte(joins("fresh"))) // which nothing keeps
-		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"fresh"}`)
-		other := s.socket("")
-		other.write([]byte(joins("watched")))
-		await(`{"type":"count","page":"watched","count":1`)
-		r.write([]byte(joins("7"))) // the user is there already
-		r.expect(websocket.Text, `{"type":"count","page":"7","count":1`)
-	})
 }
 
 // A user who was on thousands of pages and now is on a few takes no more memory than other users.
@@ -496,16 +463,15 @@ func TestFewEntriesTakeLittle(t *testing.T) {
 
 // A join and a leave of a user who is on that many other pages.
 func BenchmarkJoinLeave(b *testing.B) {
-	for _, others := range []int{1, 10, 1000, maxUserPages - 1} {
+	for _, others := range []int{1, 10, 1000, MaxUserPages - 1} {
 		b.Run(fmt.Sprint(others), func(b *testing.B) {
-			r, c := &beats{}, &joined{}
-			r.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, 1, time.Second, time.Minute, r, r)
+			r, c := newBeats(), &joined{}
 			for n := range others {
-				r.join(1, fmt.Sprint(n), c)
+				r.Join(1, fmt.Sprint(n), c)
 			}
 			for b.Loop() {
-				r.join(1, "p", c)
-				r.leave(1, "p", c, false)
+				r.Join(1, "p", c)
+				r.Leave(1, "p", c, false)
 			}
 		})
 	}
@@ -516,15 +482,14 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 	for users, turns := range map[int]int{100: 4, 50_000: 10} {
 		synctest.Test(t, func(t *testing.T) {
 			const partitions, interval = 40, 2 * time.Second
-			b := &beats{}
-			b.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, partitions, interval, 0, b, b)
+			b := newBeatsOf(partitions, interval)
 			for u := range presence.User(users) {
 				e := b.streamOf(u).findOrAddLocked(u, "p")
 				e.live, e.lastOp = 1, heartbeat.Join
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond) // the number of users is known after the first
 			defer cancel()
-			b.run(ctx)
+			b.Run(ctx)
 			times, seen, all := map[time.Time]bool{}, map[int]bool{}, 0
 			for i, m := range b.sent {
 				if at := b.times[i]; time.Since(at) < interval {
@@ -543,11 +508,11 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 // A roster that had nothing to repeat for a while repeats again.
 func TestLateJoinIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBeats(t)
+		b := newBeats()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*lastRepeat)
 		defer cancel()
-		time.AfterFunc(10*lastRepeat, func() { b.join(1, "p", &joined{}) })
-		b.run(ctx)
+		time.AfterFunc(10*lastRepeat, func() { b.Join(1, "p", &joined{}) })
+		b.Run(ctx)
 		sent := 0
 		for _, m := range b.sent {
 			sent += len(m.Ops)

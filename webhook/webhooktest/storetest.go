@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"headcount/internal/webhook"
+	"headcount/webhook"
 )
 
 // Hooks returns the hooks of the stores under test.

@@ -6,8 +6,8 @@ import (
 
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/internal/webhook"
-	"headcount/internal/webhook/webhooktest"
+	"headcount/webhook"
+	"headcount/webhook/webhooktest"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
