@@ -9,27 +9,38 @@ import { copyFile, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 
 /** The parts that other files load. Each comes after those that it loads itself. */
 const PARTS = ['live.js', 'list.js', 'bell.js', 'more.js'];
+/** What headcount.js is made of. */
+export const SOURCES = ['client.js', 'elements.js', 'hub.js', 'identity.js', 'link.js', 'share.js'];
 export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'list.js', 'more.js', 'rescue.js', 'live-top.js'];
 const TYPES = ['headcount.d.ts', 'react.d.ts', 'live-top.d.ts'];
 
 const source = (name) => readFile(new URL(name, import.meta.url), 'utf8');
 
+/** Returns headcount.js with its sources in it. The other files are loaded when they are needed. */
+async function whole() {
+  const { build } = await import('esbuild');
+  const entry = new URL('headcount.js', import.meta.url).pathname;
+  const external = SCRIPTS.map((name) => `./${name}`);
+  const { outputFiles } = await build({ entryPoints: [entry], bundle: true, external, write: false, format: 'esm', target: 'esnext' });
+  return outputFiles[0].text;
+}
+
 /**
- * Returns a source whose imports of parts name their content: browsers keep such a file for good.
+ * Returns a script whose imports of parts name their content: browsers keep such a file for good.
  * rescue.js has a new name at each attempt.
  */
 async function naming(name) {
-  let text = await source(name);
+  let text = name === 'headcount.js' ? await whole() : await source(name);
   const loads = PARTS.slice(0, PARTS.includes(name) ? PARTS.indexOf(name) : undefined);
   for (const part of loads) {
     if (!text.includes(`./${part}`)) continue;
     const hash = createHash('sha256').update(await served(part)).digest('hex').slice(0, 8);
-    text = text.replace(new RegExp(`(from '|import\\(['\`])\\./${part}`, 'g'), `$1./${part}?${hash}`);
+    text = text.replace(new RegExp(`(from '|import\\(['"]|file = \`)\\./${part}`, 'g'), `$1./${part}?${hash}`);
   }
   return text;
 }
 
-/** Returns a file of the client as the server serves it; scripts are minified. Names that begin with _ are private to their file. */
+/** Returns a file of the client as the server serves it; scripts are minified. Names that begin with _ are private to their file, or to what headcount.js is made of. */
 export async function served(name) {
   if (!SCRIPTS.includes(name)) return source(name);
   const { minify } = await import('terser');
@@ -49,12 +60,12 @@ export async function served(name) {
  */
 export async function packed(name) {
   const text = await source(name);
-  if (name !== 'headcount.js') return text;
-  const changes = [
-    [/import\(`\.\/(\w+)\.js\$\{retry\}`\)/, "import('./$1.js')"],
-    [/import\(`\.\/(\w+)\.js\?\$\{failures\}`\)/, "import('./$1.js')"],
-    [/new URL\('\.\.', import\.meta\.url\); \/\/.*/, `'none: write <live-count server="https://counter.example.com">, or set Headcount.defaults = { server }';`],
+  const literal = [/ *const file = `\.\/(\w+)\.js.*\n([^]*?)import\(file\)/, "$2import('./$1.js')"];
+  const nowhere = [
+    /new URL\('\.\.', import\.meta\.url\); \/\/.*/,
+    `'none: write <live-count server="https://counter.example.com">, or set Headcount.defaults = { server }';`,
   ];
+  const changes = { 'client.js': [literal, nowhere], 'hub.js': [literal] }[name] ?? [];
   return changes.reduce((made, [from, to]) => {
     const changed = made.replace(from, to);
     if (changed === made) throw new Error(`${name} has no ${from} any more`);
@@ -71,7 +82,7 @@ async function write(folder, names, make) {
 if (process.argv[1] === new URL(import.meta.url).pathname) {
   if (process.argv[2] === 'package') {
     await rm(new URL('package/', import.meta.url), { recursive: true, force: true });
-    await write('package', [...SCRIPTS, 'react.js', ...TYPES], packed);
+    await write('package', [...SCRIPTS, ...SOURCES, 'react.js', ...TYPES], packed);
     await copyFile(new URL('../LICENSE', import.meta.url), new URL('LICENSE', import.meta.url)); // npm takes it from here
   } else await write('public', [...SCRIPTS, 'headcount.d.ts', 'live-top.d.ts'], served);
 }

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { createHmac } from 'node:crypto';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { after, afterEach, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -336,7 +336,7 @@ createRoot(document.body.appendChild(document.createElement('div'))).render(h(Ap
 test('in a React application the user changes without a reload, and nothing of the first one stays', async () => {
   const source = {
     name: 'source',
-    setup: (on) => on.onLoad({ filter: /web\/headcount\.js$/ }, async () => ({ contents: await packed('headcount.js') })),
+    setup: (on) => on.onLoad({ filter: /web\/\w+\.js$/ }, async ({ path }) => ({ contents: await packed(basename(path)) })),
   };
   const { outputFiles } = await build({
     stdin: { contents: APP, resolveDir: fileURLToPath(new URL('..', import.meta.url)) },

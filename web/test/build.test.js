@@ -7,7 +7,7 @@ import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
-import { SCRIPTS, packed, served } from '../build.js';
+import { SCRIPTS, SOURCES, packed, served } from '../build.js';
 
 const run = promisify(execFile);
 const WEB = fileURLToPath(new URL('..', import.meta.url));
@@ -31,9 +31,9 @@ test('the served files have no syntax that the oldest browsers meant do not know
 test('the package has all that it needs and nothing else', async () => {
   const { stdout } = await run('npm', ['pack', '--dry-run', '--json', '--loglevel=error'], { cwd: WEB });
   const [{ files }] = JSON.parse(stdout.slice(stdout.indexOf('[\n')));
-  const names = ['headcount.d.ts', 'live-top.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map((name) => `package/${name}`);
+  const names = ['headcount.d.ts', 'live-top.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS, ...SOURCES].map((name) => `package/${name}`);
   assert.deepEqual(files.map((file) => file.path).sort(), ['LICENSE', 'README.md', 'package.json', ...names].sort());
-  for (const name of SCRIPTS) assert.doesNotMatch(await packed(name), /import\.meta|import\(`/, `${name} cannot be bundled`);
+  for (const name of [...SCRIPTS, ...SOURCES]) assert.doesNotMatch(await packed(name), /import\.meta|import\([^']/, `${name} cannot be bundled`);
 });
 
 test('each test is run by one script', async () => {
