@@ -38,7 +38,7 @@ const (
 	// cacheTime is how long the collected data is used. In this time this process asks
 	// each other process at most once, for any number of viewers.
 	cacheTime = 800 * time.Millisecond
-	timeout   = 1500 * time.Millisecond // for all answers together; a process without an answer by then is shown without load
+	timeout   = 1500 * time.Millisecond // for all answers together; a process without one by then is shown without load
 	parallel  = 16                      // processes asked at the same time
 )
 
@@ -71,7 +71,8 @@ type Config struct {
 type Board struct {
 	cfg Config
 
-	turn    chan struct{} // a lock of the fields below, held for little more than timeout; a caller whose context ends stops waiting
+	// turn is a lock of the fields below, held for little more than timeout. A caller whose context ends stops waiting.
+	turn    chan struct{}
 	members []presence.Process
 	reports []*presence.Report // of members; nil for a process that did not answer
 	at      time.Time          // when members and reports were collected
@@ -112,6 +113,7 @@ func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) (body 
 		}
 		body = b.bodies[v]
 	})
+
 	return body, err
 }
 
@@ -121,6 +123,7 @@ func (b *Board) Top(ctx context.Context, site presence.Site) (top presence.TopLi
 	err = b.collected(ctx, func(context.Context) {
 		top = presence.TopList{Pages: topPages(b.answers(), site), Stale: b.lacksPages()}
 	})
+
 	return top, err
 }
 
@@ -132,6 +135,7 @@ func (b *Board) lacksPages() bool {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -143,12 +147,17 @@ func (b *Board) collected(ctx context.Context, use func(ctx context.Context)) er
 		return ctx.Err()
 	}
 	defer func() { <-b.turn }()
+
+	// The data is for other callers, too, so it is collected even if this one leaves.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
+
 	if b.bodies == nil || time.Since(b.at) >= cacheTime {
 		b.collect(ctx)
-		b.at, b.bodies = time.Now(), map[view][]byte{}
+		b.at = time.Now()
+		b.bodies = map[view][]byte{}
 	}
+
 	use(ctx)
 	return nil
 }
@@ -182,6 +191,7 @@ type (
 func (b *Board) collect(ctx context.Context) {
 	members := b.cfg.Members.Members()
 	reports := make([]*presence.Report, len(members))
+
 	var all errgroup.Group
 	all.SetLimit(parallel)
 	for i, m := range members {
@@ -196,44 +206,62 @@ func (b *Board) collect(ctx context.Context) {
 				b.cfg.Log.Debug().Err(err).Msg("a process did not report its statistics")
 				return nil
 			}
+
 			reports[i] = &report
 			return nil
 		})
 	}
+
 	_ = all.Wait() // no function returns an error
-	b.members, b.reports = members, reports
+	b.members = members
+	b.reports = reports
 }
 
 // body returns the collected data as a viewer may see it.
 func (b *Board) body(ctx context.Context, v view) []byte {
 	out := answer{At: b.at.UnixMilli(), Region: b.cfg.Region, Processes: []process{}}
 	for i, m := range b.members {
-		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), presence.Started(m.Incarnation).UnixMilli(), loadOf(b.reports[i])})
+		out.Processes = append(out.Processes, process{
+			Name:  m.Name,
+			Roles: slices.Clone(m.Roles),
+			Since: presence.Started(m.Incarnation).UnixMilli(),
+			Load:  loadOf(b.reports[i]),
+		})
 	}
+
 	reports := b.answers()
 	top := topPages(reports, v.site)
-	out.Pages, out.Regions = []page{}, regions(reports)
+	out.Regions = regions(reports)
+	out.Pages = []page{} // not null
 	for _, p := range top[:min(len(top), presence.TopPages)] {
 		out.Pages = append(out.Pages, page{p.Page, p.Users})
 	}
+
 	if len(b.cfg.Sites) > 1 && !v.alone {
 		for _, site := range b.cfg.Sites {
 			out.Sites = append(out.Sites, site.Name())
 		}
 		out.Shown = v.site.Name()
 	}
-	if counts, err := b.cfg.Counts.Counts(ctx, []string{v.site.Qualify(presence.AllPages)}); err == nil {
+
+	counts, err := b.cfg.Counts.Counts(ctx, []string{v.site.Qualify(presence.AllPages)})
+	if err == nil {
 		out.Site = &counts[0]
 	}
-	out.State, out.Events = b.state(&out), b.events.newest()
+
+	out.State = b.state(&out)
+	out.Events = b.events.newest()
 	if v.alone {
-		out.Processes, out.Events = []process{}, []event{}
+		out.Processes = []process{}
+		out.Events = []event{}
 		out.State.Text = alone[out.State.Level]
 	}
+
 	body, err := json.Marshal(out)
 	if err != nil {
 		panic(err) // every value of a report can be encoded
 	}
+
 	return append(body, '\n')
 }
 
@@ -248,15 +276,18 @@ func topPages(reports []*presence.Report, of presence.Site) []presence.PageUsers
 	users := map[string]int64{}
 	for _, r := range reports {
 		for _, p := range r.Top {
-			if site, name := presence.SplitName(p.Page); site == of {
+			site, name := presence.SplitName(p.Page)
+			if site == of {
 				users[name] = max(users[name], p.Users)
 			}
 		}
 	}
+
 	top := make([]presence.PageUsers, 0, len(users))
 	for name, n := range users {
 		top = append(top, presence.PageUsers{Page: name, Users: n})
 	}
+
 	slices.SortFunc(top, presence.PageUsers.Compare)
 	return top
 }
@@ -272,14 +303,17 @@ func regions(reports []*presence.Report) []presence.PeerStats {
 				of = &presence.PeerStats{Name: p.Name}
 				peers[p.Name] = of
 			}
+
 			of.Lag = max(of.Lag, p.Lag)
 			of.Heard = max(of.Heard, p.Heard)
 			of.LeftOut = of.LeftOut || p.LeftOut
 		}
 	}
+
 	all := []presence.PeerStats{}
 	for _, name := range slices.Sorted(maps.Keys(peers)) {
 		all = append(all, *peers[name])
 	}
+
 	return all
 }

@@ -32,6 +32,7 @@ type events struct {
 func (e *events) add(text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+
 	if len(e.all) == maxEvents {
 		e.all = slices.Delete(e.all, 0, 1)
 	}
@@ -41,6 +42,7 @@ func (e *events) add(text string) {
 func (e *events) newest() []event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+
 	newest := slices.Clone(e.all)
 	slices.Reverse(newest)
 	return append([]event{}, newest...) // not null
@@ -57,15 +59,20 @@ type around struct {
 // look keeps its former text.
 func (b *Board) look(was around) around {
 	now := around{processes: map[string]string{}, regions: map[string]string{}}
+
 	if err := b.cfg.Ready(); err != nil {
 		now.trouble = err.Error()
 	}
+
 	for _, p := range b.cfg.Members.Members() {
 		incarnation := presence.IncarnationName(p.Name, p.Incarnation)
-		if now.processes[incarnation] = was.processes[incarnation]; len(p.Roles) > 0 {
+
+		now.processes[incarnation] = was.processes[incarnation]
+		if len(p.Roles) > 0 {
 			now.processes[incarnation] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(p.Roles, ", "))
 		}
 	}
+
 	for _, p := range b.cfg.Report.Report().Peers {
 		switch {
 		case p.LeftOut:
@@ -76,6 +83,7 @@ func (b *Board) look(was around) around {
 			now.regions[p.Name] = ""
 		}
 	}
+
 	return now
 }
 
@@ -83,19 +91,24 @@ func (b *Board) look(was around) around {
 func (b *Board) Watch(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
+
 	b.events.add(fmt.Sprintf("This process, %s, has started.", b.cfg.Self))
 	was := b.look(around{})
 	began := false // no events before this process is ready: the processes that it finds then joined earlier
+
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+
 		is := b.look(was)
-		if began = began || was.trouble == ""; began {
+		began = began || was.trouble == ""
+		if began {
 			b.compare(was, is)
 		}
+
 		was = is
 	}
 }
@@ -109,19 +122,23 @@ func (b *Board) compare(was, is around) {
 	default:
 		b.events.add(fmt.Sprintf("This process is not ready: %s.", is.trouble))
 	}
+
 	for _, incarnation := range slices.Sorted(maps.Keys(was.processes)) {
 		if _, stays := is.processes[incarnation]; !stays {
 			b.events.add("A process left: " + was.processes[incarnation] + ".")
 		}
 	}
+
 	for _, incarnation := range slices.Sorted(maps.Keys(is.processes)) {
 		if _, was := was.processes[incarnation]; !was {
 			b.events.add("A process joined: " + is.processes[incarnation] + ".")
 		}
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(is.regions)) {
-		switch now, before := is.regions[name], was.regions[name]; {
-		case now == before:
+		now, before := is.regions[name], was.regions[name]
+		switch {
+		case now == before: // nothing to report
 		case now == "":
 			b.events.add(fmt.Sprintf("The region %s is heard again.", name))
 		default:

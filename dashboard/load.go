@@ -30,5 +30,11 @@ func loadOf(r *presence.Report) *load {
 	if r == nil {
 		return nil
 	}
-	return &load{(*gatewayLoad)(r.Gateway), (*nodeLoad)(r.Node), r.Process.Memory, r.Process.CPU}
+
+	return &load{
+		gatewayLoad: (*gatewayLoad)(r.Gateway),
+		nodeLoad:    (*nodeLoad)(r.Node),
+		Memory:      r.Process.Memory,
+		CPU:         r.Process.CPU,
+	}
 }

@@ -15,19 +15,25 @@ type state struct {
 }
 
 // alone has the texts for viewers who may not see processes and regions, by level.
-var alone = map[string]string{"good": "All is well.", "warn": "Counts may lag, or lack something.", "bad": "Counts may be the last that were known."}
+var alone = map[string]string{
+	"good": "All is well.",
+	"warn": "Counts may lag, or lack something.",
+	"bad":  "Counts may be the last that were known.",
+}
 
 func (b *Board) state(is *answer) state {
 	var bad, warn []string
 	if err := b.cfg.Ready(); err != nil {
 		bad = append(bad, fmt.Sprintf("This process is not ready: %s.", err))
 	}
+
 	switch {
 	case is.Site == nil:
 		bad = append(bad, "The store does not answer, so counts are the last that were known.")
 	case is.Site.Stale:
 		warn = append(warn, "Counts are not complete at the moment.")
 	}
+
 	var silent []string
 	for _, p := range is.Processes {
 		if p.Load == nil {
@@ -35,32 +41,41 @@ func (b *Board) state(is *answer) state {
 		}
 	}
 	if len(silent) > 0 {
-		warn = append(warn, fmt.Sprintf("No answer from %d of %s: %s.", len(silent), no(len(is.Processes), "process", "processes"), strings.Join(silent, ", ")))
+		processes := no(len(is.Processes), "process", "processes")
+		warn = append(warn, fmt.Sprintf("No answer from %d of %s: %s.",
+			len(silent), processes, strings.Join(silent, ", ")))
 	}
+
 	for _, r := range is.Regions {
-		switch {
-		case r.LeftOut:
+		age := max(r.Heard, r.Lag)
+		if r.LeftOut {
 			warn = append(warn, fmt.Sprintf("The region %s is silent, and totals leave it out.", r.Name))
-		case max(r.Heard, r.Lag) > silence:
-			warn = append(warn, fmt.Sprintf("The region %s has not been heard for %.0f s; totals have what it said last.", r.Name, max(r.Heard, r.Lag)))
+		} else if age > silence {
+			warn = append(warn, fmt.Sprintf(
+				"The region %s has not been heard for %.0f s; totals have what it said last.", r.Name, age))
 		}
 	}
-	switch said := strings.Join(append(bad, warn...), " "); {
-	case len(bad) > 0:
+
+	said := strings.Join(append(bad, warn...), " ")
+	if len(bad) > 0 {
 		return state{"bad", said}
-	case len(warn) > 0:
+	}
+	if len(warn) > 0 {
 		return state{"warn", said}
 	}
+
 	text := "All is well: the store and " + no(len(is.Processes), "process", "processes") + " answer"
 	if n := len(is.Regions); n > 0 {
 		text += ", and " + no(n, "other region is heard", "other regions are heard")
 	}
+
 	return state{"good", text + "."}
 }
 
 func no(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
+
 	}
 	return fmt.Sprint(n, " ", many)
 }

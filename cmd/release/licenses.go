@@ -17,8 +17,8 @@ import (
 	"strings"
 )
 
-// licensesFile is the name of the file that goes with the program, wherever it goes: nearly all licenses of others' modules
-// ask for their text beside a binary, and the MPL also for the place of the source.
+// licensesFile is the name of the file that goes with the program, wherever it goes: nearly all licenses of others'
+// modules ask for their text beside a binary, and the MPL also for the place of the source.
 const licensesFile = "THIRD-PARTY-LICENSES"
 
 // licensed is a module in the program, with its license.
@@ -28,8 +28,8 @@ type licensed struct {
 	text          []byte   // of all its files
 }
 
-// licensesOf returns the modules in the program at path for a system, sorted, with their licenses. It fails when it does
-// not know the license of one, so that a person looks at that first.
+// licensesOf returns the modules in the program at path for a system, sorted, with their licenses. It fails when it
+// does not know the license of one, so that a person looks at that first.
 func licensesOf(info *debug.BuildInfo, goos, arch string) ([]licensed, error) {
 	stdlib, err := readLicense(nil, []string{filepath.Join(goroot(), "LICENSE"), filepath.Join(goroot(), "PATENTS")})
 	if err != nil {
@@ -59,8 +59,8 @@ func licensesOf(info *debug.BuildInfo, goos, arch string) ([]licensed, error) {
 
 	for _, one := range all {
 		if len(one.ids) == 0 {
-			return nil, fmt.Errorf("the license of %s is none that cmd/release knows: see whether it may be distributed, "+
-				"and add it to licenses.go", one.path)
+			return nil, fmt.Errorf("the license of %s is none that cmd/release knows: see whether it may be "+
+				"distributed, and add it to licenses.go", one.path)
 		}
 	}
 
@@ -77,8 +77,8 @@ func goroot() string {
 // isLicense matches the names of files that have to go with a binary.
 var isLicense = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-]\w+)?$`)
 
-// licenseFiles returns the files of licenses by module: those beside the packages in the program, and above them up to the
-// root of the module.
+// licenseFiles returns the files of licenses by module: those beside the packages in the program, and above them up to
+// the root of the module.
 func licenseFiles(goos, arch string) (map[string][]string, error) {
 	const each = `{{with .Module}}{{.Path}}{{"\t"}}{{.Dir}}{{"\t"}}{{$.Dir}}{{end}}`
 	cmd := exec.Command("go", "list", "-deps", "-tags", "nomsgpack", "-f", each, "./cmd/headcount")
@@ -89,7 +89,8 @@ func licenseFiles(goos, arch string) (map[string][]string, error) {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
 
-	files, visited := map[string][]string{}, map[string]bool{}
+	files := map[string][]string{}
+	visited := map[string]bool{}
 	for line := range strings.Lines(string(out)) {
 		module := strings.Split(strings.TrimSpace(line), "\t")
 		if len(module) != 3 {
@@ -179,8 +180,9 @@ func spdx(text []byte) (ids []string) {
 // notices returns the content of licensesFile.
 func notices(modules []licensed) []byte {
 	var b bytes.Buffer
-	fmt.Fprint(&b, "Headcount has the MIT license, see LICENSE. The program contains the following modules of others, unchanged.\n"+
-		"Each has its license below. The source of a module is at the address beside its name.\n\n")
+	fmt.Fprint(&b, "Headcount has the MIT license, see LICENSE. The program contains the following modules of others, "+
+		"unchanged.\nEach has its license below. The source of a module is at the address beside its name.\n\n")
+
 	for _, m := range modules {
 		fmt.Fprintf(&b, "%s %s (%s): %s\n", m.path, m.version, strings.Join(m.ids, ", "), m.source())
 	}

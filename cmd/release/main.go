@@ -40,8 +40,10 @@ func main() {
 	version := flag.String("version", "", "the version, such as v1.2.3")
 	systems := flag.String("systems", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64", "what to build for")
 	out := flag.String("out", "dist", "the directory for the archives")
-	program := flag.String("licenses", "", "print the licenses of the modules in this program of the machine's system, and do nothing else")
+	program := flag.String("licenses", "",
+		"print the licenses of the modules in this program of the machine's system, and do nothing else")
 	flag.Parse()
+
 	if *program != "" {
 		if err := printLicenses(os.Stdout, *program); err != nil {
 			fmt.Fprintln(os.Stderr, "release:", err)
@@ -49,6 +51,7 @@ func main() {
 		}
 		return
 	}
+
 	if err := release(*version, strings.Split(*systems, ","), *out, compile); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
@@ -65,9 +68,11 @@ func release(version string, systems []string, out string, build builder) error 
 		return fmt.Errorf("%q is no version of a release, so packages would not sort by it; "+
 			"give one such as v1.2.3 or v1.2.3-rc.1: make release VERSION=v1.2.3", version)
 	}
+
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
+
 	var made []string
 	for _, system := range systems {
 		files, err := pack(version, system, out, build)
@@ -76,6 +81,7 @@ func release(version string, systems []string, out string, build builder) error 
 		}
 		made = append(made, files...)
 	}
+
 	var sums strings.Builder
 	for _, name := range made {
 		text, err := os.ReadFile(filepath.Join(out, name))
@@ -84,6 +90,7 @@ func release(version string, systems []string, out string, build builder) error 
 		}
 		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(text), name)
 	}
+
 	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), []byte(sums.String()), 0o644)
 }
 
@@ -92,8 +99,10 @@ type builder func(version, goos, arch, path string) error
 
 // compile is the builder of releases.
 func compile(version, goos, arch, path string) error {
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "nomsgpack", "-ldflags", "-s -w -X main.version="+version, "-o", path, "./cmd/headcount")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "nomsgpack",
+		"-ldflags", "-s -w -X main.version="+version, "-o", path, "./cmd/headcount")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+arch)
+
 	cmd.Stderr = os.Stderr
 	return cmd.Run()
 }
@@ -104,23 +113,28 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	if !ok {
 		return nil, fmt.Errorf("it is no system; write linux/amd64")
 	}
+
 	scratch, err := os.MkdirTemp("", "release-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(scratch)
+
 	program := filepath.Join(scratch, "headcount")
 	if err := build(version, goos, arch, program); err != nil {
 		return nil, fmt.Errorf("go build: %w", err)
 	}
+
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return nil, err
 	}
+
 	modules, err := licensesOf(info, goos, arch)
 	if err != nil {
 		return nil, err
 	}
+
 	licenses := filepath.Join(scratch, licensesFile)
 	if err := os.WriteFile(licenses, notices(modules), 0o644); err != nil {
 		return nil, err
@@ -130,6 +144,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	if err := archive(filepath.Join(out, name+".tar.gz"), name, program, licenses); err != nil {
 		return nil, err
 	}
+
 	text, err := json.MarshalIndent(bom(version, modules), "", "  ")
 	if err != nil {
 		return nil, err
@@ -137,6 +152,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 	if err := os.WriteFile(filepath.Join(out, name+".cdx.json"), append(text, '\n'), 0o644); err != nil {
 		return nil, err
 	}
+
 	made := []string{name + ".tar.gz", name + ".cdx.json"}
 	if goos != "linux" {
 		return made, nil
@@ -156,6 +172,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 		}
 		made = append(made, name+"."+kind)
 	}
+
 	return made, nil
 }
 
@@ -211,13 +228,15 @@ func compress(path string, text []byte) error {
 	return errors.Join(packed.Close(), f.Close())
 }
 
-// nfpm makes a package of the kind, as deploy/nfpm.yaml says, of the files in the folder built. It runs as a program of a pinned
-// version, because as a library it would add dozens of modules to go.mod.
+// nfpm makes a package of the kind, as deploy/nfpm.yaml says, of the files in the folder built. It runs as a program of
+// a pinned version, because as a library it would add dozens of modules to go.mod.
 func nfpm(version, arch string, date time.Time, built, kind, path string) error {
 	cmd := exec.Command("go", "run", "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2",
 		"package", "--config", "deploy/nfpm.yaml", "--packager", kind, "--target", path)
-	cmd.Env = append(os.Environ(), "VERSION="+version, "ARCH="+arch, "BUILT="+built, fmt.Sprint("SOURCE_DATE_EPOCH=", date.Unix()))
+	cmd.Env = append(os.Environ(),
+		"VERSION="+version, "ARCH="+arch, "BUILT="+built, fmt.Sprint("SOURCE_DATE_EPOCH=", date.Unix()))
 	cmd.Stderr = os.Stderr
+
 	return cmd.Run()
 }
 
@@ -227,10 +246,12 @@ func archive(path, folder, program, licenses string) (err error) {
 	if err != nil {
 		return err
 	}
+
 	packed, err := gzip.NewWriterLevel(f, gzip.BestCompression)
 	if err != nil {
 		return err
 	}
+
 	t := tar.NewWriter(packed)
 	if err := add(t, program, folder+"/headcount", 0o755); err != nil {
 		return err
@@ -238,26 +259,31 @@ func archive(path, folder, program, licenses string) (err error) {
 	if err := add(t, licenses, folder+"/"+licensesFile, 0o644); err != nil {
 		return err
 	}
+
 	for _, root := range beside {
 		err := filepath.WalkDir(root, func(path string, file fs.DirEntry, err error) error {
 			if err != nil || file.IsDir() || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
+
 			mode := int64(0o644)
 			if strings.HasSuffix(path, ".sh") {
 				mode = 0o755
 			}
+
 			return add(t, path, folder+"/"+filepath.ToSlash(path), mode)
 		})
 		if err != nil {
 			return err
 		}
 	}
+
 	for _, c := range []io.Closer{t, packed, f} {
 		if err := c.Close(); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -266,9 +292,18 @@ func add(t *tar.Writer, file, name string, mode int64) error {
 	if err != nil {
 		return err
 	}
-	if err := t.WriteHeader(&tar.Header{Name: name, Mode: mode, Size: int64(len(text)), ModTime: time.Unix(0, 0), Format: tar.FormatPAX}); err != nil {
+
+	header := &tar.Header{
+		Name:    name,
+		Mode:    mode,
+		Size:    int64(len(text)),
+		ModTime: time.Unix(0, 0), // the same archive, whoever makes it
+		Format:  tar.FormatPAX,
+	}
+	if err := t.WriteHeader(header); err != nil {
 		return err
 	}
+
 	_, err = t.Write(text)
 	return err
 }
@@ -312,7 +347,9 @@ type document struct {
 // bom lists what the linker put into the program, as the program itself says.
 func bom(version string, modules []licensed) document {
 	d := document{Format: "CycloneDX", SpecVersion: "1.5", Version: 1}
-	d.Metadata.Component = component{"application", "headcount", version, licensesBy("MIT"), "pkg:golang/headcount@" + version}
+	d.Metadata.Component = component{
+		"application", "headcount", version, licensesBy("MIT"), "pkg:golang/headcount@" + version,
+	}
 	for _, m := range modules {
 		d.Components = append(d.Components, component{"library", m.path, m.version, licensesBy(m.ids...), m.purl()})
 	}

@@ -35,7 +35,9 @@ var crowding = []attack{
 	{name: "slow writers", run: repeat(200, 400, func(addr string, _ int) io.Closer {
 		return opened(addr, "GET /-/ws HTTP/1.1\r\nHost: h\r\n")
 	})},
-	{name: "repeated subscribes", run: talk(2, 310, func(_, _ int) []byte { return text(`{"type":"subscribe","pages":%s}`, list("same ", 100)) })},
+	{name: "repeated subscribes", run: talk(2, 310, func(_, _ int) []byte {
+		return text(`{"type":"subscribe","pages":%s}`, list("same ", 100))
+	})},
 	{name: "joins", run: talk(20, 300, func(n, i int) []byte {
 		page := i / 180 * 90 // ninety joins, then their leaves
 		if i%180 < 90 {
@@ -54,7 +56,8 @@ var crowding = []attack{
 		return opened(addr, "GET /ids/counter/events HTTP/1.1\r\nHost: h\r\n\r\n")
 	})},
 	{name: "puts", run: repeat(1000, 50, func(addr string, _ int) io.Closer {
-		return opened(addr, "PUT /stays%20not/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\n\r\n"+`{"action":"increment"}`)
+		const head = "PUT /stays%20not/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\n\r\n"
+		return opened(addr, head+`{"action":"increment"}`)
 	})},
 	{name: "pages of one user", run: pagesOfOneUser},
 	{name: "slow readers", run: talking(50, 400, func(_, i int) []byte {
@@ -62,14 +65,15 @@ var crowding = []attack{
 	}, func(net.Conn) {})},
 }
 
-// pagesOfOneUser has one user join 100 pages over each of up to 1,000 connections, as fast as an
-// address may bring new pages: 20,000 at once and then less than 1,000 a second. When three quarters
-// of the time are over, all connections end at once: what that costs others is measured, too.
+// pagesOfOneUser has one user join 100 pages over each of up to 1,000 connections, as fast as an address may bring new
+// pages: 20,000 at once and then less than 1,000 a second. When three quarters of the time are over, all connections
+// end at once: what that costs others is measured, too.
 func pagesOfOneUser(ctx context.Context, addr string) {
 	const connections, atOnce, perSecond = 1000, 200, 9
 	end, _ := ctx.Deadline()
 	there, gone := context.WithTimeout(ctx, time.Until(end)*3/4)
 	defer gone()
+
 	id := ""
 	var wg sync.WaitGroup
 	open := func(n int) {
@@ -78,6 +82,7 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 			return
 		}
 		id = cmp.Or(id, c.ID)
+
 		wg.Go(func() {
 			defer c.Abort()
 			stop := context.AfterFunc(there, c.Abort)
@@ -87,10 +92,11 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 					return
 				}
 			}
-			for f := (client.Frame{}); c.Receive(&f) == nil; {
+			for f := (client.Frame{}); c.Receive(&f) == nil; { // until the connection ends
 			}
 		})
 	}
+
 	paced(there, 100, func(n int) bool {
 		open(n)
 		return n < atOnce-1
@@ -99,6 +105,7 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 		open(atOnce + n)
 		return atOnce+n < connections-1
 	})
+
 	<-there.Done()
 	wg.Wait()
 	<-ctx.Done()
@@ -110,6 +117,7 @@ func opened(addr, text string) io.Closer {
 	if err != nil {
 		return nil
 	}
+
 	_, _ = io.WriteString(c, text) // the server may have closed it
 	return c
 }
@@ -131,6 +139,7 @@ func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(con
 					*at = do(addr, i)
 					return true
 				})
+
 				for _, c := range open {
 					if c != nil {
 						_ = c.Close()
@@ -138,6 +147,7 @@ func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(con
 				}
 			})
 		}
+
 		wg.Wait()
 	}
 }
@@ -148,7 +158,7 @@ func talk(clients, perSecond int, say func(n, i int) []byte) func(context.Contex
 	return talking(clients, perSecond, say, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 }
 
-// talking is talk with clients that listen as they are told.
+// talking is talk with clients that read as listen does.
 func talking(clients, perSecond int, say func(n, i int) []byte, listen func(net.Conn)) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
@@ -160,17 +170,21 @@ func talking(clients, perSecond int, say func(n, i int) []byte, listen func(net.
 						time.Sleep(100 * time.Millisecond)
 						continue
 					}
+
 					wg.Go(func() { listen(c) }) // ends with the connection
 					stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+
 					paced(ctx, perSecond, func(i int) bool {
 						_, err := c.Write(say(n, i))
 						return err == nil
 					})
+
 					stop()
 					_ = c.Close()
 				}
 			})
 		}
+
 		wg.Wait()
 	}
 }
@@ -180,13 +194,19 @@ func paced(ctx context.Context, perSecond int, do func(i int) bool) {
 	const tick = 10 * time.Millisecond
 	every := time.NewTicker(tick)
 	defer every.Stop()
-	began, i := time.Now(), 0
+	began := time.Now()
+	i := 0
+
 	for {
 		for due := int(time.Since(began).Seconds() * float64(perSecond)); i < due; i++ {
-			if ctx.Err() != nil || !do(i) {
+			if ctx.Err() != nil {
+				return
+			}
+			if !do(i) {
 				return
 			}
 		}
+
 		select {
 		case <-ctx.Done():
 			return

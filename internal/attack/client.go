@@ -13,10 +13,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-const patience = 5 * time.Second // of whoever connects
+const timeout = 5 * time.Second // of connecting, and of a count
 
-// neighbour is where ordinary clients come from: what the address of the attackers may do is none of
-// their business.
+// neighbour is the address of ordinary clients, so that they do not share the limits of the attackers' address.
 var neighbour = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}
 
 // connect opens a connection.
@@ -25,11 +24,14 @@ func connect(from *net.TCPAddr, addr string, within time.Duration) (net.Conn, er
 	if from != nil {
 		dialer.LocalAddr = from
 	}
+
 	c, err := dialer.Dial("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
+
 	_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free at once
+
 	return c, nil
 }
 
@@ -43,7 +45,7 @@ func dial(addr string) (s socket, err error) {
 	s.client, err = client.Dial(context.Background(), client.Config{
 		URL: "http://" + addr,
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			s.Conn, err = connect(nil, addr, patience)
+			s.Conn, err = connect(nil, addr, timeout)
 			return s.Conn, err
 		},
 	})
@@ -60,5 +62,6 @@ func list(name string, n int) string {
 	for i := range pages {
 		pages[i] = fmt.Sprintf("%q", fmt.Sprintf("%s%d", name, i))
 	}
+
 	return "[" + strings.Join(pages, ",") + "]"
 }

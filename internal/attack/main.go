@@ -1,9 +1,8 @@
 //go:build linux
 
-// Hostile attacks servers of its own on the loopback, one attack after the other, and
-// tells what each costs others: the memory of the server and of Redis, how soon a join
-// is seen, how soon a newcomer has its first count, and how long a like takes. Each attack is bounded in rate
-// and time. The exit status is 1 when a bound is broken.
+// Hostile attacks servers of its own on the loopback, one attack after the other, and tells what each costs others: the
+// memory of the server and of Redis, how soon a join is seen, how soon a newcomer has its first count, and how long a
+// like takes. Each attack is bounded in rate and time. The exit status is 1 when a bound is broken.
 //
 // It needs Linux and two cores, one for the server and one for this program. With
 // --redis it needs redis-server(1) as well.
@@ -50,12 +49,15 @@ func main() {
 	flag.BoolVar(&h.redis, "redis", false, "a server over Redis, not the embedded store")
 	flag.StringVar(&only, "only", "", "names of attacks, separated by commas")
 	flag.Parse()
+
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+
 	broken, err := h.run(ctx, only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "hostile:", err)
 	}
+
 	if broken || err != nil {
 		os.Exit(1)
 	}
@@ -72,33 +74,43 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 	if err := benchenv.Cores(); err != nil {
 		return false, err
 	}
+
 	var mine unix.CPUSet
 	mine.Set(benchenv.ClientCore)
 	if err := unix.SchedSetaffinity(0, &mine); err != nil {
 		return false, err
 	}
-	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "like p99, attacked", "verdict")
+
+	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after",
+		"Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked",
+		"like p99, attacked", "verdict")
 	for _, a := range slices.Concat(crowding, holding) {
 		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
 			continue
 		}
+
 		var r result
 		if err := benchenv.Try(ctx, func(t *benchenv.Trial) { r = h.attack(t, a) }); err != nil {
 			return broken, fmt.Errorf("%s: %w", a.name, err)
 		}
+
 		why := r.broken()
 		broken = broken || why != ""
 		if why == "" {
 			why = "held"
 		}
+
+		before, attacked := r.felt[0], r.felt[1]
 		fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", a.name, r.server, r.store,
-			fmt.Sprintf("%s, %s", r.felt[0].seen, r.felt[1].seen), fmt.Sprintf("%.1f, %.1f ms", r.felt[0].first.at(99), r.felt[1].first.at(99)),
-			fmt.Sprintf("%.1f, %.1f ms", r.felt[0].liked.at(99), r.felt[1].liked.at(99)), why)
+			fmt.Sprintf("%s, %s", before.seen, attacked.seen),
+			fmt.Sprintf("%.1f, %.1f ms", before.first.at(99), attacked.first.at(99)),
+			fmt.Sprintf("%.1f, %.1f ms", before.liked.at(99), attacked.liked.at(99)), why)
 	}
+
 	return broken, nil
 }
 
-// memory is that of one process, in bytes, before, at most and after.
+// memory is the memory of one process, in bytes: before, the most and after.
 type memory struct{ before, most, after int64 }
 
 // back reports whether what the attack took has been given back.
@@ -143,95 +155,120 @@ func (r *result) broken() string {
 			why = append(why, name+" keeps memory")
 		}
 	}
+
 	slices.Sort(why)
+
 	if r.goroutinesLeft() {
 		why = append(why, fmt.Sprintf("%d goroutines, and %d after it", r.goroutines[0], r.goroutines[1]))
 	}
+
+	before, attacked := r.felt[0], r.felt[1]
 	for what, t := range map[string][2]times{
-		"joins are seen late": {r.felt[0].seen, r.felt[1].seen}, "newcomers wait": {r.felt[0].first, r.felt[1].first}, "likes wait": {r.felt[0].liked, r.felt[1].liked},
+		"joins are seen late": {before.seen, attacked.seen},
+		"newcomers wait":      {before.first, attacked.first},
+		"likes wait":          {before.liked, attacked.liked},
 	} {
 		// Both bounds must be broken: 1.2 times, and 20 ms.
 		if t[1].at(99) > max(t[0].at(99)*slowerTimes, t[0].at(99)+slowerBy.Seconds()*1e3) {
 			why = append(why, what)
 		}
 	}
-	if lost := r.felt[1].lost; lost > 0 {
+
+	if lost := attacked.lost; lost > 0 {
 		why = append(why, fmt.Sprintf("%d ordinary clients failed", lost))
 	}
+
 	if r.wrong != "" {
 		why = append(why, r.wrong)
 	}
+
 	return strings.Join(why, "; ")
 }
 
-// goroutines is how many the server has.
+// goroutines returns how many goroutines the server has.
 func goroutines(admin string) (n int) {
 	resp, err := http.Get("http://" + admin + "/metrics")
 	if err != nil {
 		return 0
 	}
 	defer resp.Body.Close()
+
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		if count, found := strings.CutPrefix(lines.Text(), "go_goroutines "); found {
 			n, _ = strconv.Atoi(count)
 		}
 	}
+
 	return n
 }
 
 // attack runs a server of its own for one attack.
 func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	flags, storePID := h.flags(t, a)
+
 	server := t.Serve(h.program, flags...)
 	o := newOrdinary(server.Addr)
 	if err := o.open(); err != nil {
 		t.Fatal(err)
 	}
 	defer o.close()
+
 	r.felt[0] = o.measure(t.Context(), h.lasts/2)
 	r.goroutines[0] = goroutines(server.Admin)
+
 	pid := server.PID()
-	r.server, r.store = memory{before: servertest.Memory(pid)}, memory{before: servertest.Memory(storePID)}
+	r.server = memory{before: servertest.Memory(pid)}
+	r.store = memory{before: servertest.Memory(storePID)}
 
 	watching, watched := context.WithCancel(t.Context())
 	var watch, attacking sync.WaitGroup
 	watch.Go(func() { // ends with watched
 		for watching.Err() == nil {
-			r.server.most, r.store.most = max(r.server.most, servertest.Memory(pid)), max(r.store.most, servertest.Memory(storePID))
+			r.server.most = max(r.server.most, servertest.Memory(pid))
+			r.store.most = max(r.store.most, servertest.Memory(storePID))
 			time.Sleep(50 * time.Millisecond)
 		}
 	})
+
 	attacked, over := context.WithTimeout(t.Context(), h.lasts)
 	attacking.Go(func() { a.run(attacked, server.Addr) })
+
 	time.Sleep(h.lasts / 8) // the attack has to begin first
 	r.felt[1] = o.measure(attacked, h.lasts)
 	attacking.Wait()
 	over()
+
 	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
-		r.server.after, r.store.after = servertest.Memory(pid), servertest.Memory(storePID)
+		r.server.after = servertest.Memory(pid)
+		r.store.after = servertest.Memory(storePID)
 		r.goroutines[1] = goroutines(server.Admin)
 		if r.rested() || time.Now().After(end) || t.Context().Err() != nil {
 			break
 		}
 	}
+
 	watched()
 	watch.Wait()
-	if n, err := o.count(t.Context()); err != nil || n != 1 {
+
+	n, err := o.count(t.Context())
+	if err != nil || n != 1 {
 		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
 	}
+
 	return r
 }
 
-// flags are those of the attack's server. It starts the server's Redis, if it has one, and makes the file of rules.
+// flags returns the flags of the attack's server. It starts the server's Redis, if it has one, and writes the rules.
 func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) {
 	if h.redis {
 		redis := servertest.FreeAddr()
 		_, port, _ := net.SplitHostPort(redis)
-		store := t.Start(benchenv.On(t.Context(), benchenv.ServerCore, "redis-server", "--port", port, "--save", "", "--appendonly", "no",
-			"--maxmemory-policy", "noeviction", "--loglevel", "warning"))
+		store := t.Start(benchenv.On(t.Context(), benchenv.ServerCore, "redis-server", "--port", port, "--save", "",
+			"--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning"))
 		storePID = store.PID()
 		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
 	}
+
 	if a.rules != "" {
 		rules := filepath.Join(t.TempDir(), "rules.json")
 		if err := os.WriteFile(rules, []byte(a.rules), 0o600); err != nil {
@@ -239,5 +276,6 @@ func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) 
 		}
 		flags = append(flags, "--counters", rules)
 	}
+
 	return flags, storePID
 }

@@ -23,27 +23,34 @@ type ordinary struct {
 }
 
 func newOrdinary(addr string) *ordinary {
-	return &ordinary{addr: addr, api: client.NewAPI(client.Config{URL: "http://" + addr, HTTP: &http.Client{Timeout: patience, Transport: &http.Transport{
-		DialContext: (&net.Dialer{LocalAddr: neighbour}).DialContext,
-	}}})}
+	dialer := &net.Dialer{LocalAddr: neighbour}
+	web := &http.Client{Timeout: timeout, Transport: &http.Transport{DialContext: dialer.DialContext}}
+
+	return &ordinary{addr: addr, api: client.NewAPI(client.Config{URL: "http://" + addr, HTTP: web})}
 }
 
 func (o *ordinary) open() (err error) {
-	if o.stays, err = o.arrive(); err != nil {
+	o.stays, err = o.arrive()
+	if err != nil {
 		return err
 	}
-	if o.sees, err = o.arrive(); err != nil {
+	o.sees, err = o.arrive()
+	if err != nil {
 		return err
 	}
-	if err = o.stays.Join("stays"); err == nil {
+
+	err = o.stays.Join("stays")
+	if err == nil {
 		err = o.stays.await("stays", 1)
 	}
+
 	_ = o.stays.below.SetReadDeadline(time.Time{})
 	go func() { // ends with close
 		var f client.Frame
 		for o.stays.Receive(&f) == nil {
 		}
 	}()
+
 	return err
 }
 
@@ -61,23 +68,26 @@ type person struct {
 // arrive connects an ordinary client.
 func (o *ordinary) arrive() (*person, error) {
 	p := &person{}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
+
 	var err error
 	p.Conn, err = client.Dial(ctx, client.Config{
 		URL: "http://" + o.addr,
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			var err error
-			p.below, err = connect(neighbour, o.addr, patience)
+			p.below, err = connect(neighbour, o.addr, timeout)
 			return p.below, err
 		},
 	})
+
 	return p, err
 }
 
 // await reads until the page's count is want.
 func (p *person) await(page string, want int64) error {
-	_ = p.below.SetReadDeadline(time.Now().Add(patience))
+	_ = p.below.SetReadDeadline(time.Now().Add(timeout))
+
 	for f := (client.Frame{}); ; {
 		if err := p.Receive(&f); err != nil {
 			return err
@@ -94,55 +104,77 @@ type measured struct {
 	lost               int
 }
 
-// measure has newcomers come, one after the other. Each must get its first count, another
-// client must see it, and a like of a visitor must count.
+// measure has newcomers come, one after the other, for a time.
 func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 	for end := time.Now().Add(d); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
-		o.n++
-		page := fmt.Sprintf("ordinary %d", o.n)
-		came := time.Now()
-		c, err := o.arrive()
-		connected := time.Since(came)
-		if err == nil {
-			if err = o.sees.Subscribe(page); err == nil {
-				err = o.sees.await(page, 0)
-			}
-			time.Sleep(300 * time.Millisecond) // or the page's next count would wait for the interval
-			joined := time.Now()
-			if err == nil {
-				err = c.Join(page)
-			}
-			if err == nil {
-				err = c.await(page, 1)
-			}
-			firstAt := time.Now()
-			if err == nil {
-				err = o.sees.await(page, 1)
-			}
-			if err == nil {
-				m.seen, m.first = append(m.seen, time.Since(joined)), append(m.first, connected+firstAt.Sub(joined))
-				err = o.sees.Unsubscribe(page)
-			}
-			if likes := time.Now(); err == nil && o.n%2 == 0 { // an address without identity may do it ten times a second
-				var liked client.Counter
-				if liked, err = o.api.AddMember(context.Background(), fmt.Sprintf("likes:%d", o.n), client.Me); err == nil && liked.Value != 1 {
-					err = fmt.Errorf("%d likes", liked.Value)
-				}
-				m.liked = append(m.liked, time.Since(likes))
-			}
-			c.Abort()
-		}
-		if err != nil {
+		if err := o.visit(&m); err != nil {
 			m.lost++
 		}
 	}
+
 	slices.Sort(m.seen)
 	slices.Sort(m.first)
 	slices.Sort(m.liked)
 	return m
 }
 
-// count is the count of the page on which one ordinary client stays.
+// visit has a newcomer come. It must get its first count, another client must see it, and every other newcomer's like
+// must count.
+func (o *ordinary) visit(m *measured) error {
+	o.n++
+	page := fmt.Sprintf("ordinary %d", o.n)
+
+	came := time.Now()
+	c, err := o.arrive()
+	connected := time.Since(came)
+	if err != nil {
+		return err
+	}
+	defer c.Abort()
+
+	if err := o.sees.Subscribe(page); err != nil {
+		return err
+	}
+	if err := o.sees.await(page, 0); err != nil {
+		return err
+	}
+	time.Sleep(300 * time.Millisecond) // or the page's next count would wait for the interval
+
+	joined := time.Now()
+	if err := c.Join(page); err != nil {
+		return err
+	}
+	if err := c.await(page, 1); err != nil {
+		return err
+	}
+	first := connected + time.Since(joined)
+	if err := o.sees.await(page, 1); err != nil {
+		return err
+	}
+	m.seen = append(m.seen, time.Since(joined))
+	m.first = append(m.first, first)
+
+	if err := o.sees.Unsubscribe(page); err != nil {
+		return err
+	}
+	if o.n%2 == 0 { // an address without identity may like ten times a second
+		return o.like(m)
+	}
+	return nil
+}
+
+func (o *ordinary) like(m *measured) error {
+	began := time.Now()
+	liked, err := o.api.AddMember(context.Background(), fmt.Sprintf("likes:%d", o.n), client.Me)
+	m.liked = append(m.liked, time.Since(began))
+
+	if err == nil && liked.Value != 1 {
+		err = fmt.Errorf("%d likes", liked.Value)
+	}
+	return err
+}
+
+// count returns the count of the page on which one ordinary client stays.
 func (o *ordinary) count(ctx context.Context) (int64, error) {
 	c, err := o.api.Count(ctx, "stays")
 	return c.Count, err

@@ -30,13 +30,16 @@ var holding = []attack{
 	})},
 	{name: "pages and counters", run: talk(4, 250, func(n, i int) []byte {
 		kind := []string{"subscribe", "unsubscribe"}[i%2]
-		return text(`{"type":"%s","pages":%s,"counters":%s}`, kind, list(fmt.Sprintf("p %d/%d/", n, i/2), 50), list(fmt.Sprintf("views:%d/%d/", n, i/2), 50))
+		page := fmt.Sprintf("p %d/%d/", n, i/2)
+		counter := fmt.Sprintf("views:%d/%d/", n, i/2)
+		return text(`{"type":"%s","pages":%s,"counters":%s}`, kind, list(page, 50), list(counter, 50))
 	})},
 	{name: "event streams", run: repeat(1000, 5000, func(addr string, i int) io.Closer {
 		return opened(addr, fmt.Sprintf("GET /stream%d/counter/events HTTP/1.1\r\nHost: h\r\n\r\n", i%100))
 	})},
 	{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(addr string, _ int) io.Closer {
-		return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
+		const head = "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"
+		return opened(addr, head+strings.Repeat(" ", 262_000))
 	})},
 	{name: "keys", rules: clapping, run: visiting(200, func(ctx context.Context, api *client.API, n, i int) error {
 		name := fmt.Sprintf("%d/%d", n, i)
@@ -44,7 +47,8 @@ var holding = []attack{
 		return err
 	})},
 	{name: "follows", run: visiting(200, func(ctx context.Context, api *client.API, n, i int) error {
-		_, err := api.Do(ctx, http.MethodPut, fmt.Sprintf("/-/me/follows/followed%d%%2F%d%s", n, i, strings.Repeat("f", 100)), nil, nil)
+		page := fmt.Sprintf("followed%d%%2F%d%s", n, i, strings.Repeat("f", 100))
+		_, err := api.Do(ctx, http.MethodPut, "/-/me/follows/"+page, nil, nil)
 		return err
 	})},
 }
@@ -54,28 +58,36 @@ const clapping = `{"rules":[
 {"match":"claps:*","kind":"sum","public":["read","increment"]},
 {"match":"likes:*","kind":"members","public":["read","member"]}]}`
 
-// visiting has visitors, each with an identity of its own, make calls that the server knows: an attack that it refuses as
-// wrong would attack nothing.
-func visiting(visitors int, call func(ctx context.Context, api *client.API, visitor, i int) error) func(context.Context, string) {
+// visiting has visitors, each with an identity of its own, make calls that the server knows: an attack that it refuses
+// as wrong would attack nothing.
+func visiting(
+	visitors int, call func(ctx context.Context, api *client.API, visitor, i int) error,
+) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
 		for n := range visitors {
 			wg.Go(func() {
 				jar, _ := cookiejar.New(nil) // without options it cannot fail
-				dial := func(context.Context, string, string) (net.Conn, error) { return connect(nil, addr, patience) }
+				dial := func(context.Context, string, string) (net.Conn, error) { return connect(nil, addr, timeout) }
 				web := &http.Client{Jar: jar, Transport: &http.Transport{DialContext: dial}}
 				defer web.CloseIdleConnections()
+
 				api := client.NewAPI(client.Config{URL: "http://" + addr, HTTP: web})
+
 				paced(ctx, 20, func(i int) bool {
 					err := call(ctx, api, n, i)
 					refused := (*client.Error)(nil)
-					if errors.As(err, &refused) && (refused.Status == http.StatusBadRequest || refused.Status == http.StatusNotFound) {
+					if errors.As(err, &refused) && misses(refused.Status) {
 						panic(fmt.Errorf("the attack misses: %w", err))
 					}
+
 					return ctx.Err() == nil
 				})
 			})
 		}
+
 		wg.Wait()
 	}
 }
+
+func misses(status int) bool { return status == http.StatusBadRequest || status == http.StatusNotFound }

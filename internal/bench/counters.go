@@ -52,12 +52,14 @@ func counted(flags []string, client ...string) func(*trial) figures {
 
 // calls runs clients on a core of their own.
 func (t *trial) calls(s server, client ...string) (f figures) {
-	t.output(benchenv.On(t.Context(), benchenv.ClientCore, t.self, append([]string{"calls", "-url", s.url, "-pid", strconv.Itoa(s.PID())}, client...)...), &f)
+	args := []string{"calls", "-url", s.url, "-pid", strconv.Itoa(s.PID())}
+	t.output(benchenv.On(t.Context(), benchenv.ClientCore, t.self, append(args, client...)...), &f)
 	return f
 }
 
-// inTurns has clients call servers one after the other, several times, since the machine is not as fast in every second.
-// The figures are medians of the turns; NAME_times is the CPU time of a call as times that of the floor, which is "gin".
+// inTurns has clients call servers one after the other, several times, since the machine is not as fast in every
+// second. The figures are medians of the turns; NAME_times is the CPU time of a call as a multiple of that of "gin",
+// the floor.
 func inTurns(turns int, calls map[string]func() figures) figures {
 	all := map[string][]float64{}
 	for range turns {
@@ -66,6 +68,7 @@ func inTurns(turns int, calls map[string]func() figures) figures {
 			took[name] = call()
 			took[name]["times"] = took[name]["cpu_us_per_call"]
 		}
+
 		for name, f := range took {
 			f["times"] /= took["gin"]["cpu_us_per_call"]
 			for figure, value := range f {
@@ -73,17 +76,21 @@ func inTurns(turns int, calls map[string]func() figures) figures {
 			}
 		}
 	}
+
 	medians := figures{}
 	for name, values := range all {
 		medians[name] = median(values)
 	}
+
 	return medians
 }
 
 // bareGin is the floor of a call: a handler that reads JSON or answers with it, and does nothing else.
 func (t *trial) bareGin() server {
 	s := t.helper(benchenv.ServerCore, "gin")
-	if err := servertest.Await(s.Process, benchenv.EndTime, func(ctx context.Context) error { return servertest.Listens(ctx, s.addr) }); err != nil {
+
+	listens := func(ctx context.Context) error { return servertest.Listens(ctx, s.addr) }
+	if err := servertest.Await(s.Process, benchenv.EndTime, listens); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -92,7 +99,10 @@ func (t *trial) bareGin() server {
 // increments measures increments of one key and of many keys beside the floor.
 func increments(t *trial) figures {
 	const turn = "1s"
-	gin, one, many := t.bareGin(), t.serveCounters(), t.serveCounters()
+	gin := t.bareGin()
+	one := t.serveCounters()
+	many := t.serveCounters()
+
 	return inTurns(3, map[string]func() figures{
 		"gin":  func() figures { return t.calls(gin, "-for", turn) },
 		"one":  func() figures { return t.calls(one, "-for", turn) },
@@ -104,11 +114,17 @@ func increments(t *trial) figures {
 // answers 200 bytes of JSON.
 func reads(t *trial) figures {
 	const turn = "700ms"
+
 	get := func(s server, path string) func() figures {
 		return func() figures { return t.calls(s, "-for", turn, "-path", path) }
 	}
 	calls := map[string]func() figures{"gin": get(t.bareGin(), "/read")}
-	for where, s := range map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redistest.Start(t).URL())} {
+	servers := map[string]server{
+		"memory": t.serveCounters(),
+		"redis":  t.serveCounters("--redis", redistest.Start(t).URL()),
+	}
+	for where, s := range servers {
+
 		ctx, leave := context.WithCancel(t.Context())
 		watcher := client.New(client.Config{URL: s.url})
 		watcher.Join("p")
@@ -116,14 +132,22 @@ func reads(t *trial) figures {
 		watching.Go(func() { _ = watcher.Run(ctx) }) // it ends with ctx
 		defer watching.Wait()
 		defer leave()
-		for _, known := watcher.Count("p"); !known; _, known = watcher.Count("p") {
+
+		for {
+			if _, known := watcher.Count("p"); known {
+				break
+			}
 			if _, err := watcher.Next(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		t.calls(s, "-for", "100ms") // the counter exists
-		calls[where+"_page"], calls[where+"_counter"] = get(s, "/p/counter"), get(s, "/api/v1/counters/views:1")
+		calls[where+"_page"] = get(s, "/p/counter")
+		calls[where+"_counter"] = get(s, "/api/v1/counters/views:1")
+
 	}
+
 	return inTurns(3, calls)
 }
 
@@ -132,6 +156,7 @@ func bare(args []string) error {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	var value atomic.Int64
+
 	e.POST("/api/v1/counters/:key/increment", func(c *gin.Context) {
 		var body struct{ Delta int64 }
 		if err := c.ShouldBindJSON(&body); err != nil {
@@ -145,10 +170,16 @@ func bare(args []string) error {
 			UpdatedAt time.Time `json:"updated_at"`
 			Version   string    `json:"version"`
 			Exact     bool      `json:"exact"`
-		}{c.Param("key"), "sum", value.Add(body.Delta), time.Now().UTC().Truncate(time.Second), "1700000000000-42", true})
+		}{
+			c.Param("key"), "sum", value.Add(body.Delta), time.Now().UTC().Truncate(time.Second),
+			"1700000000000-42", true,
+		})
+
 	})
-	answer := []byte(`{"page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42"` + strings.Repeat(" ", 113) + "}\n")
+	answer := []byte(`{"page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42"` +
+		strings.Repeat(" ", 113) + "}\n")
 	e.GET("/read", func(c *gin.Context) { c.Data(http.StatusOK, "application/json", answer) })
+
 	return http.ListenAndServe(args[0], e)
 }
 
@@ -174,6 +205,7 @@ func underDimensions(t *trial) figures {
 	if err := os.WriteFile(rules, []byte(divided), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	return t.calls(t.serveCounters("--counters", rules), "-many", "200",
 		"-path", "/api/v1/counters/sales:1/increment", "-body", `{"delta":1,"dimensions":{"country":"c#"}}`)
 }
@@ -187,8 +219,10 @@ func inFile(client ...string) func(*trial) figures {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		f := t.calls(t.serveCounters("--data-dir", filepath.Join(dir, "data")), client...)
-		f["fsyncs_per_s"], f["times"] = floor, f["changes_per_s"]/floor
+		f["fsyncs_per_s"] = floor
+		f["times"] = f["changes_per_s"] / floor
 		return f
 	}
 }
@@ -201,7 +235,10 @@ func syncs(name string) (float64, error) {
 		return 0, err
 	}
 	defer f.Close()
-	page, n, began := make([]byte, 4096), 0, time.Now()
+
+	page := make([]byte, 4096)
+	began := time.Now()
+	n := 0
 	for ; time.Since(began) < callTime/4; n++ {
 		if _, err := f.WriteAt(page, int64(n%64)*4096); err != nil {
 			return 0, err
@@ -210,6 +247,7 @@ func syncs(name string) (float64, error) {
 			return 0, err
 		}
 	}
+
 	return float64(n) / time.Since(began).Seconds(), nil
 }
 
@@ -221,8 +259,11 @@ func inPostgres(t *trial) figures {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	f := t.calls(t.serveCounters("--postgres", postgres.Database(t)), "-keys", "stock:1")
-	f["updates_per_s"], f["times"] = floor, f["changes_per_s"]/floor
+	f["updates_per_s"] = floor
+	f["times"] = f["changes_per_s"] / floor
+
 	return f
 }
 
@@ -231,15 +272,22 @@ func updates(ctx context.Context, url string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	cfg.MaxConns, cfg.MinConns = callers, callers
+
+	cfg.MaxConns = callers
+	cfg.MinConns = callers
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return 0, err
 	}
+
 	defer pool.Close()
-	if _, err := pool.Exec(ctx, "create table plain (key text primary key, value bigint not null) with (fillfactor = 50); insert into plain values ('k', 0)"); err != nil {
+
+	_, err = pool.Exec(ctx, "create table plain (key text primary key, value bigint not null) with (fillfactor = 50); "+
+		"insert into plain values ('k', 0)")
+	if err != nil {
 		return 0, err
 	}
+
 	var n atomic.Int64
 	var group sync.WaitGroup
 	errs := make(chan error, callers)
@@ -256,19 +304,23 @@ func updates(ctx context.Context, url string) (float64, error) {
 		})
 	}
 	group.Wait()
+
 	close(errs)
 	return float64(n.Load()) / time.Since(began).Seconds(), <-errs
 }
 
-// inRedis measures changes of one counter at steady rates, of as much as a core carries and of more, and how many scripts
-// Redis runs for them.
+// inRedis measures changes of one counter at steady rates, of as much as a core carries and of more, and how many
+// scripts Redis runs for them.
 func inRedis(t *trial) figures {
 	redis := redistest.Start(t)
 	s := t.serveCounters("--redis", redis.URL())
 	time.Sleep(4 * time.Second) // until a process that has just begun has its partitions
-	idle, began := scripts(t, redis), time.Now()
+
+	idle := scripts(t, redis)
+	began := time.Now()
 	time.Sleep(callTime / 2)
-	rest := (scripts(t, redis) - idle) / time.Since(began).Seconds()
+	rest := (scripts(t, redis) - idle) / time.Since(began).Seconds() // what the server does without calls
+
 	f := figures{}
 	for _, load := range []struct {
 		prefix string
@@ -279,14 +331,18 @@ func inRedis(t *trial) figures {
 		{"batches_", []string{"-rate", "200", "-batch", "100"}},
 		{"", []string{"-rate", "20000"}},
 	} {
-		before, began := scripts(t, redis), time.Now()
+		before := scripts(t, redis)
+		began := time.Now()
+
 		got := t.calls(s, append(load.client, "-callers", "500")...)
 		got["scripts_per_s"] = (scripts(t, redis)-before)/time.Since(began).Seconds() - rest
 		got["core_percent"] = got["calls_per_s"] * got["cpu_us_per_call"] / 1e4
+
 		for name, v := range got {
 			f[load.prefix+name] = v
 		}
 	}
+
 	return f
 }
 
@@ -295,19 +351,28 @@ func inRedis(t *trial) figures {
 func persisted(t *trial) figures {
 	const keys, rate = 200, 4000
 	database := pgtest.Start(t).Database(t)
-	// Each row of a counter is written by an update; what makes it is written once.
+
+	// Count UPDATEs only: the INSERT that creates a row happens once.
+	const updates = "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables " +
+		"where relname = 'headcount_counters'"
 	rows := func() float64 {
 		time.Sleep(2 * time.Second) // the last checkpoint, and what PostgreSQL counts a second late
-		return float64(pgtest.Query[int64](t, database, "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables where relname = 'headcount_counters'"))
+		return float64(pgtest.Query[int64](t, database, updates))
 	}
+
 	s := t.serveCounters("--redis", redistest.Start(t).URL(), "--postgres", database)
-	client := []string{"-keys", "votes:#", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100"}
+	client := []string{
+		"-keys", "votes:#", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100",
+	}
 	t.calls(s, client...) // all counters exist
+
 	before := rows()
 	f := t.calls(s, client...)
+
 	f["rows"] = rows() - before
 	f["changes"] = f["changes_per_s"] * callTime.Seconds()
 	f["each"] = f["rows"] / keys / callTime.Seconds() // --persist-interval is 1s
+
 	return f
 }
 
@@ -315,12 +380,13 @@ func persisted(t *trial) figures {
 func membersInRedis(t *trial) figures {
 	redis := redistest.Start(t)
 	s := t.serveCounters("--redis", redis.URL())
+
 	before := memory(t, redis)
 	t.calls(s, "-members", strconv.Itoa(manyKeys))
 	return figures{"bytes_each": (memory(t, redis) - before) / manyKeys}
 }
 
-// scripts is how many scripts Redis has run. Every change is made by one.
+// scripts returns how many scripts Redis has run. Every change is made by one.
 func scripts(t *trial, s *redistest.Server) float64 {
 	return info(t, s, "commandstats", "cmdstat_evalsha", "calls=%g")
 }
@@ -332,6 +398,7 @@ func info(t *trial, s *redistest.Server, section, field, format string) (n float
 	if _, err := fmt.Sscanf(redisconn.InfoField(text, field), format, &n); err != nil {
 		t.Fatal(err)
 	}
+
 	return n
 }
 
@@ -358,7 +425,8 @@ type caller struct {
 
 // calls is the process of the clients.
 func calls(args []string) error {
-	r, f := &caller{}, flag.NewFlagSet("calls", flag.ContinueOnError)
+	r := &caller{}
+	f := flag.NewFlagSet("calls", flag.ContinueOnError)
 	f.StringVar(&r.url, "url", "", "")
 	f.IntVar(&r.pid, "pid", 0, "")
 	f.StringVar(&r.keys, "keys", "views:1", "")
@@ -370,6 +438,7 @@ func calls(args []string) error {
 	f.Float64Var(&r.rate, "rate", 0, "")
 	f.IntVar(&r.clients, "callers", callers, "")
 	f.DurationVar(&r.lasts, "for", callTime, "")
+
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -381,17 +450,22 @@ func (r *caller) run() error {
 	if err != nil {
 		return err
 	}
+
 	conns := make([]net.Conn, r.clients)
 	for i := range conns { // connecting is not a part of the first calls
-		if conns[i], err = dial(u.Host); err != nil {
+		conns[i], err = dial(u.Host)
+		if err != nil {
 			return err
 		}
 		defer conns[i].Close()
 	}
-	took, errs := make([][]time.Duration, r.clients), make([]error, r.clients)
+
+	took := make([][]time.Duration, r.clients)
+	errs := make([]error, r.clients)
 	r.left.Store(int64(r.members))
 	cpu := cpuTime(r.pid)
 	r.began = time.Now()
+
 	var group sync.WaitGroup
 	for i, c := range conns {
 		group.Go(func() { took[i], errs[i] = r.client(c) })
@@ -400,38 +474,52 @@ func (r *caller) run() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	seconds, used := time.Since(r.began).Seconds(), max(cpuTime(r.pid)-cpu, tick)
+
+	seconds := time.Since(r.began).Seconds()
+	used := max(cpuTime(r.pid)-cpu, tick)
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
 	n := float64(len(all))
 	changes := n * float64(max(r.batch, 1))
-	return tell(figures{
-		"calls": n, "calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
-		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
+
+	return report(figures{
+		"calls":             n,
+		"calls_per_s":       n / seconds,
+		"changes_per_s":     changes / seconds,
+		"cpu_us_per_call":   used / n * 1e6,
+		"changes_per_cpu_s": changes / used,
+		"p50_ms":            all[len(all)/2].Seconds() * 1e3,
+		"p99_ms":            all[len(all)*99/100].Seconds() * 1e3,
 	})
 }
 
 // client calls over one connection until the time is over, or all members are in the set.
 func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
 	in := bufio.NewReaderSize(c, 64<<10)
+
 	for {
 		due := time.Now()
 		if r.rate > 0 { // late calls are measured from when they were due
 			due = r.began.Add(time.Duration(float64(r.turn.Add(1)) / r.rate * float64(time.Second)))
 			time.Sleep(time.Until(due))
 		}
+
 		from := r.left.Add(-1000)
-		if r.members > 0 && from < 0 || r.members == 0 && time.Since(r.began) > r.lasts {
+		allAdded := r.members > 0 && from < 0
+		timeOver := r.members == 0 && time.Since(r.began) > r.lasts
+		if allAdded || timeOver {
 			return took, nil
 		}
+
 		method, path, body := r.call(from)
 		if err := send(c, in, method, path, body); err != nil {
 			return nil, err
 		}
+
 		took = append(took, time.Since(due))
 	}
 }
 
-// one has a random number in the place of the # of a pattern.
+// one puts a random number in the place of the # of a pattern.
 func (r *caller) one(pattern string) string {
 	return strings.Replace(pattern, "#", strconv.Itoa(rand.IntN(r.many)), 1)
 }
@@ -439,10 +527,12 @@ func (r *caller) one(pattern string) string {
 // call returns what is called next. from is the first of the members to add.
 func (r *caller) call(from int64) (method, path string, body []byte) {
 	const counters = "/api/v1/counters"
+
 	switch {
-	case r.path != "" && r.body == "":
-		return http.MethodGet, r.one(r.path), nil
 	case r.path != "":
+		if r.body == "" {
+			return http.MethodGet, r.one(r.path), nil
+		}
 		return http.MethodPost, r.one(r.path), []byte(r.one(r.body))
 	case r.members > 0:
 		add := make([]string, 1000)
@@ -456,24 +546,28 @@ func (r *caller) call(from int64) (method, path string, body []byte) {
 			changes[i] = fmt.Sprintf(`{"key":%q,"delta":1}`, r.one(r.keys))
 		}
 		return http.MethodPost, counters, fmt.Appendf(nil, `{"changes":[%s]}`, strings.Join(changes, ","))
+	default:
+		return http.MethodPost, counters + "/" + r.one(r.keys) + "/increment", []byte(`{"delta":1}`)
 	}
-	return http.MethodPost, counters + "/" + r.one(r.keys) + "/increment", []byte(`{"delta":1}`)
 }
 
-// send makes a call and reads its answer. All clients share a core, so it does without net/http's client.
+// send sends a call and reads its answer. All clients share a core, so it does without net/http's client.
 func send(c net.Conn, in *bufio.Reader, method, path string, body []byte) error {
-	request := fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s",
-		method, path, c.RemoteAddr(), apiKey, len(body), body)
+	request := fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"+
+		"X-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", method, path, c.RemoteAddr(), apiKey, len(body), body)
 	if _, err := c.Write(request); err != nil {
 		return err
 	}
+
 	resp, err := http.ReadResponse(in, nil)
 	if err != nil {
 		return err
 	}
+
 	text, err := io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s: %s", path, resp.Status, text)
 	}
+
 	return err
 }

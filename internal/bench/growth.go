@@ -38,11 +38,13 @@ var plots = []struct {
 	lines              []row
 }{
 	{"memory", "KB of RSS for each connection", "connections", []row{
-		{"idle on 100 pages", "idle server_rss_bytes_per_connection", 1e3, 1, "half a minute after the last came; asked 8, wanted 4; floor: 1.0, bare epoll readers"},
+		{"idle on 100 pages", "idle server_rss_bytes_per_connection", 1e3, 1,
+			"half a minute after the last came; asked 8, wanted 4; floor: 1.0, bare epoll readers"},
 	}},
 	{"idle", "% of a core", "connections", []row{
 		{"idle on 100 pages", "idle server_cpu_percent_of_a_core", 1, 2, ""},
-		{"without pings", "quiet server_cpu_percent_of_a_core", 1, 2, "the difference is ping and pong: asked 1 at 10,000"},
+		{"without pings", "quiet server_cpu_percent_of_a_core", 1, 2,
+			"the difference is ping and pong: asked 1 at 10,000"},
 	}},
 	{"joins", "CPU µs to connect and join", "connections", []row{
 		{"a page for each", "pages server_cpu_us_per_join", 1, 0, "floor: {arrive cpu_us_each}, to connect alone"},
@@ -80,17 +82,21 @@ var plots = []struct {
 func joined(flags []string, pages, lasts string) func(*trial, int) figures {
 	return func(t *trial, size int) figures {
 		users := strconv.Itoa(size)
-		return t.simulate(t.serve(flags...), "--scenario", "idle", "--users", users, "--pages", cmp.Or(pages, users), "--duration", lasts)
+		args := []string{"--scenario", "idle", "--users", users, "--pages", cmp.Or(pages, users), "--duration", lasts}
+		return t.simulate(t.serve(flags...), args...)
 	}
 }
 
 // overSubscribers is as busy at every size: the interval grows with the subscribers.
 func overSubscribers(t *trial, size int) figures {
 	interval := max(time.Duration(size)*7*time.Microsecond, 10*time.Millisecond)
+
 	s := t.serve(quick(interval.String())...)
 	f := t.simulate(s, "--scenario", "fanout", "--users", strconv.Itoa(size), "--pages", "1", "--duration", "5s")
 	s.End(benchenv.EndTime)
+
 	f["floor_cpu_s_per_million"] = floored(size, "1ms")(t)["cpu_s_per_million"]
+
 	return f
 }
 
@@ -99,13 +105,19 @@ func overKeys(t *trial, size int) figures {
 	f := figures{}
 	call := func(name string, s server, store int, args ...string) {
 		before := cpuTime(store)
-		got := t.calls(s, append([]string{"-keys", "views:#", "-many", strconv.Itoa(size), "-for", "1s"}, args...)...)
-		f[name+"_cpu_us"], f[name+"_store_cpu_us"] = got["cpu_us_per_call"], (cpuTime(store)-before)/got["calls"]*1e6
+		args = append([]string{"-keys", "views:#", "-many", strconv.Itoa(size), "-for", "1s"}, args...)
+		got := t.calls(s, args...)
+		f[name+"_cpu_us"] = got["cpu_us_per_call"]
+		f[name+"_store_cpu_us"] = (cpuTime(store) - before) / got["calls"] * 1e6
 	}
-	gin, redis := t.bareGin(), redistest.Start(t)
+
+	gin := t.bareGin()
+	redis := redistest.Start(t)
 	call("gin_increment", gin, 0)
 	call("gin_get", gin, 0, "-path", "/read")
-	for store, s := range map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redis.URL())} {
+
+	servers := map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redis.URL())}
+	for store, s := range servers {
 		call(store+"_batch", s, redis.PID(), "-batch", "1000", "-callers", "4") // makes the counters, too
 		call(store+"_increment", s, redis.PID())
 		for range 2 { // the first time, topics are followed that are read often
@@ -113,22 +125,24 @@ func overKeys(t *trial, size int) figures {
 			call(store+"_page", s, redis.PID(), "-path", "/page#/counter")
 		}
 	}
+
 	return f
 }
 
-// mostSockets is how many connections a server and its clients can have. Of the files that it may
-// open a server keeps a sixth for newcomers, stores and peers; its clients have the same limit.
+// mostSockets returns how many connections a server and its clients can have. Of the files that it may open a server
+// keeps a sixth for newcomers, stores and peers; its clients have the same limit.
 func mostSockets() int {
 	files, _ := machine.OpenFiles()
 	return int(files) * 4 / 5
 }
 
-// growth is the part of BENCHMARKS.md about growths. It is empty if none was measured.
+// growth returns the part of BENCHMARKS.md about growths. It is empty if none was measured.
 func (b *bench) growth() string {
 	var heads, table, images strings.Builder
 	for _, size := range b.sizes {
 		fmt.Fprintf(&heads, " %s |", number(float64(size), 0))
 	}
+
 	for _, p := range plots {
 		name := "**" + strings.ToUpper(p.figure[:1]) + p.figure[1:] + "** over " + p.over + ": "
 		for _, r := range p.lines {
@@ -136,6 +150,7 @@ func (b *bench) growth() string {
 			if len(sizes) == 0 {
 				continue
 			}
+
 			fmt.Fprintf(&table, "| %s%s |", name, r.what)
 			name = "… "
 			for i, v := range b.figures[r.figure] {
@@ -147,16 +162,21 @@ func (b *bench) growth() string {
 			}
 			fmt.Fprintf(&table, " %s |\n", b.fill(r.beside))
 		}
+
 		if name == "… " {
-			fmt.Fprintf(&images, "<img src=\"%s/%s.svg\" width=\"440\" alt=\"%s over %s\">\n", plotFolder, p.file, p.figure, p.over)
+			fmt.Fprintf(&images, "<img src=\"%s/%s.svg\" width=\"440\" alt=\"%s over %s\">\n",
+				plotFolder, p.file, p.figure, p.over)
 		}
 	}
+
 	if table.Len() == 0 {
 		return ""
 	}
-	return "\n## Growth\n\nEach figure is measured once, with as many connections, pages, subscribers or keys as its column says. " +
-		"\"At\" gives their number where the machine's open files allow fewer.\n\n| |" +
-		heads.String() + " beside it |\n|" + strings.Repeat("---|", len(b.sizes)+2) + "\n" + table.String() + "\n" + images.String()
+
+	return "\n## Growth\n\nEach figure is measured once, with as many connections, pages, subscribers or keys as " +
+		"its column says. \"At\" gives their number where the machine's open files allow fewer.\n\n| |" +
+		heads.String() + " beside it |\n|" + strings.Repeat("---|", len(b.sizes)+2) + "\n" +
+		table.String() + "\n" + images.String()
 }
 
 // sizesOf returns the sizes at which the figures of a line were measured.
@@ -173,30 +193,40 @@ func (b *bench) draw(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	gray, none := chart.ColorAlternateGray, chart.ColorTransparent
+
+	gray := chart.ColorAlternateGray
+	none := chart.ColorTransparent
 	style := chart.Style{FontSize: 9, FontColor: gray, StrokeColor: gray, FillColor: none}
 	legend := chart.Style{FontSize: 9, FontColor: gray, StrokeColor: none, FillColor: none}
 	for _, p := range plots {
-		c := chart.Chart{Width: 640, Height: 240, Background: style, Canvas: style, Title: p.figure, TitleStyle: style}
+		c := chart.Chart{
+			Width: 640, Height: 240, Background: style, Canvas: style, Title: p.figure, TitleStyle: style,
+		}
 		c.Background.Padding = chart.Box{Top: 40, Left: 170, Right: 10, Bottom: 10}
-		ticks, top := []chart.Tick{{Label: "0"}}, 0.0
+
+		ticks := []chart.Tick{{Label: "0"}}
+		top := 0.0
 		for _, size := range b.sizesOf(p.lines[0]) {
 			ticks = append(ticks, chart.Tick{Value: size, Label: number(size, 0)})
 		}
+
 		for i, r := range p.lines {
 			color := chart.GetDefaultColor(i)
 			s := chart.ContinuousSeries{Name: r.what, XValues: b.sizesOf(r)}
 			s.Style = chart.Style{StrokeWidth: 2, StrokeColor: color, DotWidth: 3, DotColor: color}
+
 			for _, v := range b.figures[r.figure] {
 				s.YValues = append(s.YValues, v/r.unit)
 				top = max(top, v/r.unit)
 			}
 			c.Series = append(c.Series, s)
 		}
+
 		c.XAxis = chart.XAxis{Name: p.over + ", " + b.version, NameStyle: style, Style: style, Ticks: ticks}
 		c.YAxis = chart.YAxis{Style: style, Range: &chart.ContinuousRange{Max: top * 1.1}}
 		c.YAxis.ValueFormatter = func(v any) string { return number(v.(float64), p.lines[0].digits) }
 		c.Elements = []chart.Renderable{chart.LegendLeft(&c, legend)}
+
 		var svg bytes.Buffer
 		if err := c.Render(chart.SVG, &svg); err != nil {
 			return fmt.Errorf("draw %s: %w", p.file, err)
@@ -204,6 +234,8 @@ func (b *bench) draw(folder string) error {
 		if err := os.WriteFile(filepath.Join(folder, p.file+".svg"), svg.Bytes(), 0o644); err != nil {
 			return err
 		}
+
 	}
+
 	return nil
 }

@@ -49,6 +49,7 @@ func floor(args []string) error {
 		return err
 	}
 	defer l.Close()
+
 	fds := make([]int, 0, subscribers)
 	for range subscribers {
 		c, err := l.Accept()
@@ -56,6 +57,7 @@ func floor(args []string) error {
 			return err
 		}
 		defer c.Close()
+
 		raw, err := c.(*net.TCPConn).SyscallConn()
 		if err != nil {
 			return err
@@ -64,23 +66,32 @@ func floor(args []string) error {
 			return err
 		}
 	}
+
 	time.Sleep(500 * time.Millisecond)
-	began, before, written := time.Now(), cpuTime(os.Getpid()), 0
+	began := time.Now()
+	before := cpuTime(os.Getpid())
+	written := 0
+
 	for next := began; time.Since(began) < floorTime; {
 		for _, fd := range fds {
-			n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])), uintptr(len(frame)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+			n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])),
+				uintptr(len(frame)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 			if errno == 0 && int(n) == len(frame) {
 				written++
 			}
 		}
-		if next = next.Add(pause); time.Until(next) > 0 {
+
+		next = next.Add(pause)
+		if time.Until(next) > 0 {
 			time.Sleep(time.Until(next))
 		} else {
 			next = time.Now()
 		}
 	}
-	return tell(figures{
-		"per_s": float64(written) / time.Since(began).Seconds(), "cpu_s_per_million": (cpuTime(os.Getpid()) - before) / float64(written) * 1e6,
+
+	return report(figures{
+		"per_s":             float64(written) / time.Since(began).Seconds(),
+		"cpu_s_per_million": (cpuTime(os.Getpid()) - before) / float64(written) * 1e6,
 	})
 }
 
@@ -91,6 +102,7 @@ func readers(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	var group sync.WaitGroup
 	defer group.Wait()
 	for range subscribers {
@@ -108,6 +120,7 @@ func readers(args []string) error {
 			}
 		})
 	}
+
 	return nil
 }
 
@@ -115,11 +128,13 @@ func readers(args []string) error {
 // that its port is free for the next run.
 func dial(addr string) (c net.Conn, err error) {
 	for range 100 {
-		if c, err = net.DialTimeout("tcp", addr, time.Minute); err == nil {
+		c, err = net.DialTimeout("tcp", addr, time.Minute)
+		if err == nil {
 			return c, c.(*net.TCPConn).SetLinger(0)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+
 	return nil, err
 }
 
@@ -139,14 +154,20 @@ func arrive(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	n := min(arriving, mostSockets())
-	handshake := "GET /-/ws HTTP/1.1\r\nHost: " + u.Host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
-		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: headcount.v1\r\n\r\n"
-	took, errs := make([]time.Duration, n), make([]error, n)
+	handshake := "GET /-/ws HTTP/1.1\r\nHost: " + u.Host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
+		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" +
+		"Sec-WebSocket-Protocol: headcount.v1\r\n\r\n"
+
+	took := make([]time.Duration, n)
+	errs := make([]error, n)
 	var group sync.WaitGroup
 	under := make(chan struct{}, arrivingAtOnce)
 	var again atomic.Int64 // connections that the clients had to open again
-	began, before := time.Now(), cpuTime(pid)
+	began := time.Now()
+	before := cpuTime(pid)
+
 	for i := range n {
 		group.Go(func() {
 			// All these clients share a core, so a client may send its handshake a
@@ -160,16 +181,22 @@ func arrive(args []string) error {
 			took[i] = time.Since(began)
 		})
 	}
+
 	group.Wait()
 	for _, err := range errs {
 		if err != nil {
 			return err
 		}
 	}
+
 	cpu := cpuTime(pid) - before
-	return tell(figures{
-		"connections": float64(n), "again": float64(again.Load()), "all_after_s": slices.Max(took).Seconds(),
-		"per_cpu_s": float64(n) / cpu, "cpu_us_each": cpu / float64(n) * 1e6, "rss_most_mb": mostMemory(pid) / 1e6,
+	return report(figures{
+		"connections": float64(n),
+		"again":       float64(again.Load()),
+		"all_after_s": slices.Max(took).Seconds(),
+		"per_cpu_s":   float64(n) / cpu,
+		"cpu_us_each": cpu / float64(n) * 1e6,
+		"rss_most_mb": mostMemory(pid) / 1e6,
 	})
 }
 
@@ -179,6 +206,7 @@ func welcomed(addr, handshake string) error {
 	if err != nil {
 		return err
 	}
+
 	var got []byte
 	_, err = io.WriteString(c, handshake)
 	buf := make([]byte, 1024)
@@ -187,24 +215,27 @@ func welcomed(addr, handshake string) error {
 		n, err = c.Read(buf)
 		got = append(got, buf[:n]...)
 	}
+
 	if err != nil {
 		_ = c.Close()
 		return fmt.Errorf("%w after %q", err, got)
 	}
+
 	return nil
 }
 
-func tell(f figures) error { return json.NewEncoder(os.Stdout).Encode(f) }
+func report(f figures) error { return json.NewEncoder(os.Stdout).Encode(f) }
 
-// cpuTime is the CPU time that the process has used, in seconds; 0 when it has ended.
+// cpuTime returns the CPU time that the process has used, in seconds; 0 when it has ended.
 func cpuTime(pid int) float64 { return servertest.Stat(pid).CPUTime() }
 
-// mostMemory is the most resident memory that the process ever had, in bytes.
+// mostMemory returns the most resident memory that the process ever had, in bytes.
 func mostMemory(pid int) float64 {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0
 	}
+
 	status, _ := p.NewStatus() // after an error all of it is 0
 	return float64(status.VmHWM)
 }

@@ -35,18 +35,23 @@ func main() {
 		}
 		return
 	}
+
 	b := &bench{sizes: []int{1_000, 5_000, 10_000, 19_000}}
 	flag.StringVar(&b.program, "program", "bin/headcount", "the server")
 	out := flag.String("out", "BENCHMARKS.md", "where to write the table")
 	flag.IntVar(&b.runs, "runs", 3, "how often to run each scenario; the table shows the medians")
 	size := flag.Int("size", 0, "measure growth with this number of connections, pages or keys only")
-	only := flag.String("only", "", "run only these scenarios, separated by commas, and print the table to standard output")
+	only := flag.String("only", "",
+		"run only these scenarios, separated by commas, and print the table to standard output")
 	flag.Parse()
+
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+
 	if *size > 0 {
 		b.sizes = []int{*size}
 	}
+
 	if err := b.run(ctx, *out, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -54,7 +59,9 @@ func main() {
 }
 
 // helpers are the parts that this program runs as separate processes.
-var helpers = map[string]func(args []string) error{"floor": floor, "readers": readers, "arrive": arrive, "calls": calls, "gin": bare}
+var helpers = map[string]func(args []string) error{
+	"floor": floor, "readers": readers, "arrive": arrive, "calls": calls, "gin": bare,
+}
 
 // bench is one run of everything.
 type bench struct {
@@ -68,21 +75,27 @@ type bench struct {
 }
 
 func (b *bench) run(ctx context.Context, out, only string) (err error) {
-	if b.self, err = os.Executable(); err != nil {
+	b.self, err = os.Executable()
+	if err != nil {
 		return err
 	}
+
 	version, err := exec.Command(b.program, "version").Output()
 	if err != nil {
 		return fmt.Errorf("the server's program is missing: run make build, or give --program: %w", err)
 	}
+
 	b.version = strings.TrimSpace(string(version))
 	if err := benchenv.Cores(); err != nil {
 		return err
 	}
+
 	raiseFiles()
 	b.load = loadAverage()
 	b.figures = map[string][]float64{}
+
 	chosen := func(name string) bool { return only == "" || slices.Contains(strings.Split(only, ","), name) }
+
 	for _, s := range scenarios {
 		runs := b.runs
 		if once[s.name] {
@@ -94,6 +107,7 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 			}
 		}
 	}
+
 	for _, g := range growths {
 		for _, size := range b.sizes {
 			if !chosen(g.name) {
@@ -102,17 +116,21 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 			if g.sockets {
 				size = min(size, mostSockets())
 			}
+
 			measure := func(t *trial) figures { return g.measure(t, size) }
 			if err := b.measure(ctx, g.name, "at "+number(float64(size), 0), measure); err != nil {
 				return err
 			}
+
 			b.figures[g.name+" size"] = append(b.figures[g.name+" size"], float64(size))
 		}
 	}
+
 	if only != "" {
 		_, err = os.Stdout.Write(b.page())
 		return err
 	}
+
 	if err := b.draw(filepath.Join(filepath.Dir(out), plotFolder)); err != nil {
 		return err
 	}
@@ -126,9 +144,11 @@ func (b *bench) measure(ctx context.Context, scenario, which string, measure fun
 	if err != nil {
 		return fmt.Errorf("%s: %w", scenario, err)
 	}
+
 	for name, v := range got {
 		b.figures[scenario+" "+name] = append(b.figures[scenario+" "+name], v)
 	}
+
 	return nil
 }
 
@@ -138,7 +158,9 @@ func raiseFiles() {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
 		return
 	}
-	if unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 50_000, Max: max(50_000, l.Max)}) != nil { // raising the hard limit needs a privilege
+
+	// Raising the hard limit needs a privilege.
+	if unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 50_000, Max: max(50_000, l.Max)}) != nil {
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: l.Max, Max: l.Max})
 	}
 }

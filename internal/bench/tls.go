@@ -15,8 +15,8 @@ import (
 	"headcount/internal/servertest"
 )
 
-// fannedOutOverTLS runs a scenario of the simulator against a server without TLS, then against one
-// that has TLS of its own, and then against one without whose TLS nginx ends, on the same core.
+// fannedOutOverTLS runs a scenario of the simulator against a server without TLS, then against one with its own TLS,
+// and then against one behind an nginx that ends TLS, on the same core.
 func fannedOutOverTLS(args ...string) func(*trial) figures {
 	return func(t *trial) figures {
 		dir := t.TempDir()
@@ -24,29 +24,41 @@ func fannedOutOverTLS(args ...string) func(*trial) figures {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		s := t.serve(quick("35ms")...)
 		plain := t.simulate(s, args...)
 		s.End(benchenv.EndTime)
+
 		s = t.serve(append(quick("35ms"), "--tls-cert", cert.File, "--tls-key", cert.Key)...)
-		s.url, s.roots = "https://"+s.addr, cert.File
+		s.url = "https://" + s.addr
+		s.roots = cert.File
 		secured := t.simulate(s, args...)
 		s.End(benchenv.EndTime)
+
 		proxied := t.throughNginx(dir, cert, t.serve(quick("35ms")...), args...)
 		const cpu, rss = "server_cpu_s_per_million_counts", "server_rss_bytes_per_connection"
+
 		return figures{
-			"cpu_s_per_million": secured[cpu], "plain_cpu_s_per_million": plain[cpu], "times": secured[cpu] / plain[cpu],
-			"rss_kb_each": secured[rss] / 1e3, "plain_rss_kb_each": plain[rss] / 1e3,
-			"nginx_cpu_s_per_million": proxied[cpu], "nginx_times": proxied[cpu] / plain[cpu], "nginx_rss_kb_each": proxied["nginx_rss_kb_each"],
+			"cpu_s_per_million":       secured[cpu],
+			"plain_cpu_s_per_million": plain[cpu],
+			"times":                   secured[cpu] / plain[cpu],
+			"rss_kb_each":             secured[rss] / 1e3,
+			"plain_rss_kb_each":       plain[rss] / 1e3,
+			"nginx_cpu_s_per_million": proxied[cpu],
+			"nginx_times":             proxied[cpu] / plain[cpu],
+			"nginx_rss_kb_each":       proxied["nginx_rss_kb_each"],
 		}
 	}
 }
 
 // nginxConf is an nginx in front of a server, of one process. dir has the certificate.
-const nginxConf = `daemon off; master_process off; worker_rlimit_nofile 50000; pid {dir}/nginx.pid; error_log {dir}/error.log crit;
+const nginxConf = `daemon off; master_process off; worker_rlimit_nofile 50000;
+pid {dir}/nginx.pid; error_log {dir}/error.log crit;
 events { worker_connections 40000; }
 http {
 	access_log off;
-	client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi; uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
+	client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi;
+	uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
 	map $http_upgrade $upgrading { default upgrade; '' ''; }
 	server {
 		listen {listen} ssl backlog=8192;
@@ -71,11 +83,14 @@ func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, 
 	if err != nil {
 		program = "/usr/sbin/nginx" // which a user's PATH may lack
 	}
-	listen, conf := servertest.FreeAddr(), filepath.Join(dir, "nginx.conf")
+
+	listen := servertest.FreeAddr()
+	conf := filepath.Join(dir, "nginx.conf")
 	text := strings.NewReplacer("{dir}", dir, "{listen}", listen, "{server}", s.addr).Replace(nginxConf)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	proxy := &servertest.Process{}
 	listens := func(ctx context.Context) error { return servertest.Listens(ctx, listen) }
 	t.Cleanup(func() { proxy.End(benchenv.EndTime) })
@@ -83,9 +98,12 @@ func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, 
 	if err := proxy.Serve(cmd, filepath.Join(dir, "output"), 20*time.Second, listens); err != nil {
 		t.Fatalf("nginx does not listen (make setup installs it): %w", err)
 	}
+
 	before := mostMemory(proxy.PID())
-	s.url, s.roots = "https://"+listen, cert.File
+	s.url = "https://" + listen
+	s.roots = cert.File
 	f := t.simulate(s, append([]string{"--pid", strconv.Itoa(proxy.PID())}, args...)...)
 	f["nginx_rss_kb_each"] = (mostMemory(proxy.PID()) - before) / subscribers / 1e3
+
 	return f
 }

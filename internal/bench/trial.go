@@ -53,10 +53,13 @@ func (t *trial) helper(core int, name string, args ...string) server {
 // output runs cmd and reads the JSON that it prints.
 func (t *trial) output(cmd *exec.Cmd, into any) {
 	var out, complaints bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaints
+	cmd.Stdout = &out
+	cmd.Stderr = &complaints
+
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%s: %w\n%s%s", strings.Join(cmd.Args[3:], " "), err, out.Bytes(), complaints.Bytes())
 	}
+
 	if err := json.Unmarshal(out.Bytes(), into); err != nil {
 		t.Fatal(err)
 	}
@@ -77,16 +80,22 @@ func (t *trial) simulate(s server, args ...string) figures {
 		JoinToSeen struct{ P50, P99 float64 } `json:"join_to_seen_ms"`
 	}
 	args = append([]string{"simulate", "--json", "--url", s.url, "--pid", strconv.Itoa(s.PID())}, args...)
+
 	cmd := benchenv.On(t.Context(), benchenv.ClientCore, t.program, args...)
 	if s.roots != "" {
 		cmd.Env = append(cmd.Env, "SSL_CERT_FILE="+s.roots)
 	}
 	t.output(cmd, &report)
+
 	f := report.Figures
 	if f == nil {
 		f = figures{}
 	}
-	f["bytes"], f["join_p50_ms"], f["join_p99_ms"] = report.Bytes, report.JoinToSeen.P50, report.JoinToSeen.P99
+
+	f["bytes"] = report.Bytes
+	f["join_p50_ms"] = report.JoinToSeen.P50
+	f["join_p99_ms"] = report.JoinToSeen.P99
+
 	return f
 }
 

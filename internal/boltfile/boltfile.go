@@ -50,33 +50,48 @@ func Open(path string, open Opener, format []byte, buckets [][]byte, load func(d
 	if err := Check(path, open); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	db, err := openFile(path, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, OpenFile: open})
+
+	db, err := openFile(path, &bbolt.Options{
+		Timeout:        lockWait,
+		NoFreelistSync: true,
+		FreelistType:   bbolt.FreelistMapType,
+		OpenFile:       open,
+	})
 	if err != nil {
 		return nil, err
 	}
-	if err = guarded(func() error { return prepare(db, format, buckets) }); err == nil {
+
+	err = guarded(func() error { return prepare(db, format, buckets) })
+	if err == nil {
 		err = guarded(func() error { return load(db) })
 	}
+
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), db.Close())
 	}
+
 	return db, nil
 }
 
 func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	err = guarded(func() (err error) {
 		db, err = bbolt.Open(path, 0o600, options)
-		if system := syscall.Errno(0); err != nil && !errors.Is(err, berrors.ErrTimeout) && !errors.As(err, &system) {
-			return damaged(err)
+
+		// What neither another process nor the system is the cause of, the contents are.
+		system := syscall.Errno(0)
+		if err == nil || errors.Is(err, berrors.ErrTimeout) || errors.As(err, &system) {
+			return err
 		}
-		return err
+		return damaged(err)
 	})
+
 	if errors.Is(err, berrors.ErrTimeout) {
 		return nil, fmt.Errorf("%s: %w", path, ErrInUse)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+
 	return db, nil
 }
 
@@ -87,6 +102,7 @@ func Check(path string, open Opener) error {
 	if err != nil {
 		return err
 	}
+
 	if is.Size() == 0 { // bbolt would treat it as a new file
 		return fmt.Errorf("%s is empty; put a copy of it in its place, or remove it to begin anew", path)
 	}
@@ -94,6 +110,7 @@ func Check(path string, open Opener) error {
 	if err != nil {
 		return err
 	}
+
 	err = guarded(func() error {
 		return db.View(func(tx *bbolt.Tx) error {
 			if end := tx.Size(); end > is.Size() {
@@ -102,6 +119,7 @@ func Check(path string, open Opener) error {
 			return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error { return walk(b) })
 		})
 	})
+
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
 	}
@@ -115,7 +133,9 @@ func walk(b *bbolt.Bucket) error {
 		if last != nil && bytes.Compare(last, key) >= 0 {
 			return damaged("its keys are in no order")
 		}
+
 		last = key
+
 		if value == nil {
 			return walk(b.Bucket(key))
 		}
@@ -131,6 +151,7 @@ func damaged(how any) error {
 // of a read beyond the end of a truncated file.
 func guarded(step func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+
 	defer func() {
 		if p := recover(); p != nil {
 			err = damaged(p)
@@ -142,6 +163,7 @@ func guarded(step func() error) (err error) {
 // prepare refuses a file of another format or program, and creates the buckets that a new or older file lacks.
 func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
 	whole := false
+
 	err := db.View(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(Meta)
 		if meta == nil {
@@ -150,15 +172,20 @@ func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
 			}
 			return nil
 		}
+
 		if is := meta.Get(FormatKey); !bytes.Equal(is, format) {
 			return &FormatError{Is: string(is), Known: string(format)}
 		}
-		whole = !slices.ContainsFunc(buckets, func(name []byte) bool { return tx.Bucket(name) == nil })
+
+		missing := func(name []byte) bool { return tx.Bucket(name) == nil }
+		whole = !slices.ContainsFunc(buckets, missing)
 		return nil
 	})
+
 	if err != nil || whole {
 		return err
 	}
+
 	return db.Update(func(tx *bbolt.Tx) error {
 		for _, name := range append([][]byte{Meta}, buckets...) {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {

@@ -11,5 +11,6 @@ func OpenFiles() (limit uint64, ok bool) {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
 		return 0, false
 	}
+
 	return uint64(files.Cur), true
 }

@@ -18,8 +18,10 @@ func Memory() uint64 {
 	if total == 0 {
 		total = unknown
 	}
+
 	if limit, err := memlimit.FromCgroup(); err == nil && limit > 0 {
 		total = min(total, limit)
 	}
+
 	return total
 }

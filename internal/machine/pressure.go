@@ -44,6 +44,7 @@ func NewPressure() *Pressure {
 	if given := debug.SetMemoryLimit(-1); given < math.MaxInt64 {
 		limit = min(limit, uint64(given))
 	}
+
 	return newPressure(limit, usedMemory)
 }
 
@@ -56,30 +57,43 @@ func newPressure(limit uint64, used func() uint64) *Pressure {
 func (p *Pressure) High() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now := time.Now(); now.Sub(p.looked) >= sampleEvery {
-		p.looked = now
-		part := pressureFrom
-		if p.high {
-			part = pressureTo
-		}
-		p.high = float64(p.used()) >= part*float64(p.limit)
+
+	now := time.Now()
+	if now.Sub(p.looked) < sampleEvery {
+		return p.high
 	}
+	p.looked = now
+
+	part := pressureFrom
+	if p.high {
+		part = pressureTo
+	}
+	p.high = float64(p.used()) >= part*float64(p.limit)
+
 	return p.high
+
 }
 
 // usedMemory returns the bytes that the last collection found in use, plus the bytes
 // that Go uses beside its heap.
 func usedMemory() uint64 {
 	s := []metrics.Sample{
-		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}, {Name: "/memory/classes/os-stacks:bytes"},
-		{Name: "/memory/classes/metadata/other:bytes"}, {Name: "/memory/classes/other:bytes"},
+		{Name: "/gc/heap/live:bytes"},
+		{Name: "/memory/classes/heap/stacks:bytes"},
+		{Name: "/memory/classes/os-stacks:bytes"},
+		{Name: "/memory/classes/metadata/other:bytes"},
+		{Name: "/memory/classes/other:bytes"},
 	}
+
 	metrics.Read(s)
+
+	// A figure that this version of Go does not have is of another kind.
 	sum := uint64(0)
 	for i := range s {
 		if s[i].Value.Kind() == metrics.KindUint64 {
 			sum += s[i].Value.Uint64()
 		}
 	}
+
 	return sum - min(sum, uint64(len(ballast)))
 }

@@ -35,12 +35,14 @@ func (h heap) spare() uint64 { return h.free + max(h.objects, h.live) - h.live }
 func returnMemory(ctx context.Context, read func() heap, free func()) {
 	tick := time.NewTicker(restEvery)
 	defer tick.Stop()
+
 	for before := read(); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+
 		now := read()
 		if worthwhile(before, now) {
 			free()
@@ -54,14 +56,24 @@ func returnMemory(ctx context.Context, read func() heap, free func()) {
 // garbage again. So ReturnMemory collects no more often than Go does by itself.
 func worthwhile(before, now heap) bool {
 	spare := now.spare()
-	return spare > max(spareMemory, now.live/4) && (now.allocated-before.allocated)*uint64(2*time.Minute/restEvery) < spare
+	inTwoMinutes := (now.allocated - before.allocated) * uint64(2*time.Minute/restEvery)
+
+	return spare > max(spareMemory, now.live/4) && inTwoMinutes < spare
 }
 
 func readHeap() heap {
 	s := []metrics.Sample{
-		{Name: "/gc/heap/allocs:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
-		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/gc/heap/allocs:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/gc/heap/live:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
 	}
 	metrics.Read(s)
-	return heap{allocated: s[0].Value.Uint64(), objects: s[1].Value.Uint64(), live: s[2].Value.Uint64(), free: s[3].Value.Uint64()}
+
+	return heap{
+		allocated: s[0].Value.Uint64(),
+		objects:   s[1].Value.Uint64(),
+		live:      s[2].Value.Uint64(),
+		free:      s[3].Value.Uint64(),
+	}
 }

@@ -47,6 +47,7 @@ func NewBreaker(name string) *Breaker {
 		OnStateChange: func(string, gobreaker.State, gobreaker.State) { b.Signal() },
 		IsExcluded:    func(err error) bool { return errors.Is(err, ErrNotItsFault) },
 	})
+
 	return b
 }
 
@@ -65,7 +66,11 @@ func (b *Breaker) Refused() {
 
 // Probed records that the server took a change of the probe.
 func (b *Breaker) Probed() {
-	if r := b.refusal.Load(); r != nil && time.Since(*r) >= refusalOver && b.refusal.CompareAndSwap(r, nil) {
+	r := b.refusal.Load()
+	if r == nil || time.Since(*r) < refusalOver {
+		return
+	}
+	if b.refusal.CompareAndSwap(r, nil) { // unless it has refused something since
 		b.Signal()
 	}
 }

@@ -1,5 +1,5 @@
-// Package outage handles outages of a service that a process needs. Log logs an outage once, with the cause and a remedy,
-// again each minute, and at its end. Pause returns when to try again.
+// Package outage handles outages of a service that a process needs. Log logs an outage once, with the cause and a
+// remedy, again each minute, and at its end. Pause returns when to try again.
 package outage
 
 import (
@@ -23,22 +23,37 @@ type Log struct {
 // Note records the outcome of an attempt to use the service; nil: the attempt succeeded.
 func (l *Log) Note(err error) {
 	now := time.Now()
-	lasts := now.Sub(l.since).Round(time.Second)
-	switch {
-	case err == nil && l.since.IsZero():
-	case err == nil:
-		l.since = time.Time{}
-		l.Log.Info().Stringer("after", lasts).Msg(l.What + " works again")
-	case l.since.IsZero():
-		l.since, l.logged = now, now
-		l.Log.Warn().Err(err).Msg(l.What + " cannot be used; " + l.Mend)
-	case now.Sub(l.logged) >= every:
+	if err == nil {
+		l.noteSuccess(now)
+		return
+	}
+
+	if l.since.IsZero() {
+		l.since = now
 		l.logged = now
+		l.Log.Warn().Err(err).Msg(l.What + " cannot be used; " + l.Mend)
+		return
+	}
+
+	if now.Sub(l.logged) >= every {
+		l.logged = now
+		lasts := now.Sub(l.since).Round(time.Second)
 		l.Log.Warn().Err(err).Stringer("for", lasts).Msg(l.What + " still cannot be used; " + l.Mend)
 	}
 }
 
-// Level returns the level of a log line about a failure. away says that the cause is an outage, which is logged already.
+func (l *Log) noteSuccess(now time.Time) {
+	if l.since.IsZero() {
+		return
+	}
+
+	lasts := now.Sub(l.since).Round(time.Second)
+	l.since = time.Time{}
+	l.Log.Info().Stringer("after", lasts).Msg(l.What + " works again")
+}
+
+// Level returns the level of a log line about a failure. away says that the cause is an outage, which is logged
+// already.
 func Level(away bool) zerolog.Level {
 	if away {
 		return zerolog.DebugLevel

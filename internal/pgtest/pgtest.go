@@ -28,8 +28,7 @@ import (
 	"headcount/internal/servertest"
 )
 
-// startTimeout bounds what a server may take to answer on a busy machine, also
-// when it mends what a crash left.
+// startTimeout bounds how long a server may take to answer on a busy machine, also when it repairs what a crash left.
 const startTimeout = 3 * time.Minute
 
 // Server is one PostgreSQL. Its address stays the same over restarts.
@@ -48,44 +47,54 @@ type Server struct {
 // disk, which a killed process survives and a machine without power does not.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
+
 	s := newServer(t, settings...)
 	t.Cleanup(s.remove)
+
 	s.create(t)
 	return s
 }
 
-// newServer is a server in a new folder that the server's user owns. It is not in the
-// test's own folder, into which only the test's user may look.
+// newServer returns a server in a new folder that the server's user owns. It is not in the test's own folder, into
+// which only the test's user may look.
 func newServer(t testing.TB, settings ...string) *Server {
 	t.Helper()
+
 	dir, err := os.MkdirTemp("", "pgtest")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if who := credential(t); who != nil {
 		if err := os.Chown(dir, int(who.Uid), int(who.Gid)); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	port := strconv.Itoa(servertest.FreePort())
+
 	s := &Server{Addr: net.JoinHostPort("127.0.0.1", port), dir: dir}
 	s.args = []string{"-D", s.data(), "-h", "127.0.0.1", "-p", port, "-k", dir}
 	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
 		s.args = append(s.args, "-c", setting)
 	}
+
 	return s
 }
 
-// data is the folder of the server's files.
+// data returns the folder of the server's files.
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
 // create makes the server's files and starts it.
 func (s *Server) create(t testing.TB) {
 	t.Helper()
-	initdb := command(t, "initdb", "--pgdata", s.data(), "--username", "headcount", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
+	initdb := command(t, "initdb", "--pgdata", s.data(), "--username", "headcount",
+		"--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
+
 	if text, err := initdb.CombinedOutput(); err != nil {
 		t.Fatalf("pgtest: initdb: %v\n%s", err, text)
 	}
+
 	s.start(t)
 }
 
@@ -95,17 +104,19 @@ func (s *Server) remove() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// credential is the user that runs servers; nil when it is the test's own.
+// credential returns the user that runs servers; nil when it is the test's own.
 func credential(t testing.TB) *syscall.Credential {
 	t.Helper()
 	if os.Getuid() != 0 {
 		return nil
 	}
+
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
 		if err != nil {
 			continue
 		}
+
 		uid, err := strconv.ParseUint(u.Uid, 10, 32)
 		if err != nil {
 			t.Fatal(err)
@@ -114,26 +125,33 @@ func credential(t testing.TB) *syscall.Credential {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), NoSetGroups: true}
 	}
 	t.Fatal("pgtest: there is neither a user postgres nor nobody, and PostgreSQL does not run as root")
 	return nil
 }
 
-// program is the path of PgBouncer, or of a program of PostgreSQL; of several versions the newest.
+// program returns the path of PgBouncer, or of a program of PostgreSQL; of several versions the newest.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
 		return path
 	}
+
 	var found []string
-	for _, pattern := range []string{"/usr/sbin/", "/usr/lib/postgresql/*/bin/", "/usr/libexec/postgresql*/", "/usr/pgsql-*/bin/", "/opt/homebrew/opt/postgresql*/bin/"} {
+	for _, pattern := range []string{
+		"/usr/sbin/", "/usr/lib/postgresql/*/bin/", "/usr/libexec/postgresql*/", "/usr/pgsql-*/bin/",
+		"/opt/homebrew/opt/postgresql*/bin/",
+	} {
 		paths, _ := filepath.Glob(pattern + name)
 		found = append(found, paths...)
 	}
+
 	if len(found) == 0 {
 		t.Fatalf("pgtest: %s is missing: run make setup", name)
 	}
+
 	slices.SortFunc(found, func(a, b string) int { return len(a) - len(b) }) // version 9 before version 10
 	return found[len(found)-1]
 }
@@ -142,14 +160,17 @@ func command(t testing.TB, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(program(t, name), args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(t)}
+
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
+
 	return cmd
 }
 
 // start waits until the server answers.
 func (s *Server) start(t testing.TB) {
 	t.Helper()
+
 	s.startWith(t, s.args, func(ctx context.Context) error {
 		c, err := pgx.Connect(ctx, s.URL("postgres"))
 		if err != nil {
@@ -176,16 +197,18 @@ func (s *Server) startWith(t testing.TB, args []string, answers func(context.Con
 	}
 }
 
-// URL is that of a database.
+// URL returns the URL of a database.
 func (s *Server) URL(database string) string {
 	return "postgres://headcount@" + s.Addr + "/" + database + "?sslmode=disable"
 }
 
-// Database makes an empty one and returns its URL.
+// Database creates an empty database and returns its URL.
 func (s *Server) Database(t testing.TB) string {
 	t.Helper()
+
 	name := "d" + strconv.FormatInt(s.databases.Add(1), 10)
 	s.Exec(t, s.URL("postgres"), "CREATE DATABASE "+name)
+
 	return s.URL(name)
 }
 
@@ -208,12 +231,12 @@ func Query[T any](t testing.TB, url, sql string, args ...any) (v T) {
 	if err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
+
 	return v
 }
 
-// connections are open ones by URL: tests ask the same thing until it is so, and for each
-// new connection the server starts a process. One that a test or a crash has ended is
-// replaced.
+// connections are open ones by URL: tests repeat a question until the answer is right, and for each new connection the
+// server starts a process. One that a test or a crash has ended is replaced.
 var connections = struct {
 	sync.Mutex
 	open map[string]*pgx.Conn
@@ -222,97 +245,121 @@ var connections = struct {
 func ask(t testing.TB, url string, do func(*pgx.Conn) error) error {
 	connections.Lock()
 	defer connections.Unlock()
+
 	c := connections.open[url]
 	if c != nil && c.Ping(t.Context()) != nil {
 		_ = c.Close(context.Background())
 		c = nil
 	}
+
 	if c == nil {
 		var err error
-		if c, err = pgx.Connect(t.Context(), url); err != nil {
+		c, err = pgx.Connect(t.Context(), url)
+		if err != nil {
 			delete(connections.open, url)
 			return err
 		}
 		connections.open[url] = c
 	}
+
 	return do(c)
 }
 
 // Restart starts the server again after Kill, with all that was committed.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
+
 	s.Kill()
 	s.start(t)
 }
 
-// StartUp starts the server again after Kill, into a start that lasts: it answers that it is starting up, until end. It is
-// a standby that lets nobody in and waits for its primary.
+// StartUp starts the server again after Kill, into a start that lasts: it answers that it is starting up, until end. It
+// is a standby that lets nobody in and waits for its primary.
 func (s *Server) StartUp(t testing.TB) (end func()) {
 	t.Helper()
 	s.Kill()
+
 	file := func(name string) {
 		if err := os.WriteFile(filepath.Join(s.data(), name), nil, 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	file("standby.signal")
 	s.startWith(t, append(slices.Clip(s.args), "-c", "hot_standby=off"), func(ctx context.Context) error {
 		_, err := pgx.Connect(ctx, s.URL("postgres"))
-		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "57P03" {
+
+		refused := (*pgconn.PgError)(nil)
+		if errors.As(err, &refused) && refused.Code == "57P03" {
 			return nil
 		}
+
 		return fmt.Errorf("it does not start up: %w", err)
 	})
+
 	return func() {
 		file("promote")
 		_ = syscall.Kill(s.PID(), syscall.SIGUSR1)
 	}
 }
 
-// Bouncer starts a PgBouncer in front of the server, and returns the URL of the same database there. It ends with the test.
+// Bouncer starts a PgBouncer in front of the server, and returns the URL of the same database there. It ends with the
+// test.
 func (s *Server) Bouncer(t testing.TB, url, mode string) string {
 	t.Helper()
+
 	addr := servertest.FreeAddr()
 	host, port, _ := net.SplitHostPort(addr)
 	_, behind, _ := net.SplitHostPort(s.Addr)
+
 	dir := filepath.Join(s.dir, "bouncer"+port)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	users, conf := filepath.Join(dir, "users"), filepath.Join(dir, "conf")
-	for file, text := range map[string]string{users: `"headcount" ""`, conf: strings.Join([]string{
+
+	users := filepath.Join(dir, "users")
+	conf := filepath.Join(dir, "conf")
+	settings := []string{
 		"[databases]", "* = host=" + host + " port=" + behind,
-		"[pgbouncer]", "listen_addr=" + host, "listen_port=" + port, "unix_socket_dir=", "auth_type=trust", "auth_file=" + users, "pool_mode=" + mode,
-	}, "\n")} {
+		"[pgbouncer]", "listen_addr=" + host, "listen_port=" + port, "unix_socket_dir=",
+		"auth_type=trust", "auth_file=" + users, "pool_mode=" + mode,
+	}
+	for file, text := range map[string]string{users: `"headcount" ""`, conf: strings.Join(settings, "\n")} {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	var bouncer servertest.Process
 	t.Cleanup(bouncer.Kill)
 	listens := func(ctx context.Context) error { return servertest.Listens(ctx, addr) }
-	if err := bouncer.Serve(command(t, "pgbouncer", conf), filepath.Join(dir, "output"), startTimeout, listens); err != nil {
+
+	output := filepath.Join(dir, "output")
+	if err := bouncer.Serve(command(t, "pgbouncer", conf), output, startTimeout, listens); err != nil {
 		t.Fatal(err)
 	}
+
 	return strings.Replace(url, s.Addr, addr, 1)
 }
 
-// shared lives as long as the test process: starting a server takes longer
-// than making a database.
+// shared lives as long as the test process: starting a server takes longer than creating a database.
 var shared struct {
 	sync.Mutex
 	server *Server
 }
 
-// Single is this test process's shared server. Who kills it restarts it.
+// Single returns this test process's shared server. A test that kills it starts it again.
 func Single(t testing.TB) *Server {
 	t.Helper()
 	shared.Lock()
+
 	defer shared.Unlock()
+
 	if shared.server == nil {
 		shared.server = newServer(t)
 		shared.server.create(t)
 	}
+
 	return shared.server
 }
 
@@ -323,6 +370,7 @@ func Stop() {
 		_ = c.Close(context.Background())
 	}
 	connections.Unlock()
+
 	shared.Lock()
 	defer shared.Unlock()
 	if s := shared.server; s != nil {

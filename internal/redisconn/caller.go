@@ -22,8 +22,8 @@ const (
 	maxPipeline = 1024 // scripts in one pipeline; longer lists go in several
 )
 
-// States is told when a Caller can use Redis and when not, from one goroutine; it begins with away.
-// It must not block.
+// States is notified when a Caller begins or ceases to be able to use Redis. It begins as not able. One goroutine
+// calls it; it must not block.
 type States interface{ StoreState(up bool) }
 
 // CallerConfig tunes a Caller. A zero field takes its default.
@@ -40,8 +40,8 @@ type CallerConfig struct {
 	// Bounded says that there may be any number of calls at a time: at most half of the connections of the pool
 	// are for them, and calls beyond that wait.
 	Bounded bool
-	// Apart says that a call is about some of a Cluster's masters. Its failure says nothing about the others, so on a Cluster
-	// it holds no other call back, and is not held back itself.
+	// Apart says that a call is about some of a Cluster's masters. Its failure says nothing about the others, so on a
+	// Cluster it holds no other call back, and is not held back itself.
 	Apart      bool
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Metrics    string                // what their names begin with; default headcount_redis
@@ -59,7 +59,7 @@ type Caller struct {
 	slots    chan struct{} // holds one for each call under way; nil: they are not bounded
 	accepted atomic.Bool
 	closed   atomic.Bool
-	told     bool // to OnState; mu of the Conn guards it
+	notified bool // what OnState was last notified of; mu of the Conn guards it
 }
 
 type script struct {
@@ -71,26 +71,32 @@ type script struct {
 func (s *Conn) Caller(cfg CallerConfig) *Caller {
 	c := &Caller{Metrics: newMetrics(&cfg), conn: s, cfg: cfg, scripts: map[scripts.Name]script{}}
 	for _, name := range cfg.Scripts {
-		text, marked := name.Source(), slices.Contains(scripts.Marked, name)
+		text := name.Source()
+		marked := slices.Contains(scripts.Marked, name)
 		if marked {
 			text = scripts.Mark() + text
 		}
 		c.scripts[name] = script{text, redis.NewScript(text).Hash(), marked}
 	}
+
 	if cfg.Bounded {
 		c.slots = make(chan struct{}, max(1, s.pool/2))
 	}
+
 	c.accepted.Store(cfg.Accept == nil)
+
 	s.mu.Lock()
 	s.callers = append(s.callers, c)
 	s.mu.Unlock()
-	wake.Signal(s.added)
+	wake.Signal(s.added) // so that its Accept is asked at once
+
 	return c
 }
 
 // Close makes all further calls fail, and ends the notifications of OnState. It may be called twice.
 func (s *Caller) Close() {
 	s.closed.Store(true)
+
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
 	s.conn.callers = slices.DeleteFunc(s.conn.callers, func(c *Caller) bool { return c == s })
@@ -101,11 +107,12 @@ var (
 	errNoReply = errors.New("redis: no reply")
 )
 
-// Known is the client when there is one, or the word that Redis is away.
+// Known returns the client, or an error while Redis is away.
 func (s *Caller) Known(ctx context.Context) (*Client, error) {
 	if c := s.conn.connected(); c != nil && s.accepted.Load() && !s.closed.Load() {
 		return c, nil
 	}
+
 	var c *Client
 	err := s.Do(ctx, func(_ context.Context, found *Client) error {
 		c = found
@@ -120,6 +127,7 @@ func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error
 	if s.closed.Load() {
 		return s.classify(errClosed)
 	}
+
 	if s.slots != nil {
 		select {
 		case s.slots <- struct{}{}:
@@ -128,16 +136,19 @@ func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error
 			return s.classify(ctx.Err())
 		}
 	}
+
 	run := s.conn.do
-	if c := s.conn.connected(); s.cfg.Apart && c != nil && c.Cluster != nil {
+	if s.cfg.Apart && s.conn.onCluster() {
 		run = s.conn.doApart
 	}
+
 	err := run(ctx, func(ctx context.Context, c *Client) error {
 		if err := s.accept(ctx, c); err != nil {
 			return err
 		}
 		return fn(ctx, c)
 	})
+
 	if err != nil && err != ErrAway {
 		s.Metrics.errors.Inc()
 	}
@@ -149,20 +160,22 @@ func (s *Caller) accept(ctx context.Context, c *Client) error {
 	if s.accepted.Load() {
 		return nil
 	}
+
 	if err := s.cfg.Accept(ctx, c); err != nil {
 		return err
 	}
+
 	s.accepted.Store(true)
-	s.conn.breaker.Signal() // OnState is to be told
+	s.conn.breaker.Signal() // so that OnState is notified
 	return nil
 }
 
 // classify gives err the meaning that it has for the store.
 func (s *Caller) classify(err error) error {
-	switch {
-	case err == nil || errors.Is(err, s.cfg.Unavailable):
+	if err == nil || errors.Is(err, s.cfg.Unavailable) {
 		return err
-	case s.cfg.Classify != nil:
+	}
+	if s.cfg.Classify != nil {
 		return s.cfg.Classify(err)
 	}
 	return fmt.Errorf("%w: %w", s.cfg.Unavailable, err)
@@ -177,19 +190,21 @@ type Call struct {
 	Err    error // classified
 }
 
-// Run runs scripts in pipelines, in order for each key, and fills in what became
-// of them. The first error is returned, too.
+// Run runs scripts in pipelines, in order for each key, and fills in the reply or error of each. The first error is
+// returned, too.
 func (s *Caller) Run(ctx context.Context, calls []*Call) error {
 	for chunk := range slices.Chunk(calls, maxPipeline) {
 		err := s.Do(ctx, func(ctx context.Context, c *Client) error { return s.pipeline(ctx, c, chunk) })
-		if err != nil {
-			for _, cl := range chunk {
-				if cl.Reply == nil && cl.Err == nil {
-					cl.Err = err
-				}
+		if err == nil {
+			continue
+		}
+		for _, cl := range chunk {
+			if cl.Reply == nil && cl.Err == nil { // it was not sent, or the whole pipeline was lost
+				cl.Err = err
 			}
 		}
 	}
+
 	for _, cl := range calls {
 		if cl.Err != nil {
 			return cl.Err
@@ -198,18 +213,19 @@ func (s *Caller) Run(ctx context.Context, calls []*Call) error {
 	return nil
 }
 
-// scriptCmd runs a script. go-redis sends it once: its Cluster client repeats a whole
-// pipeline after a lost connection, whatever MaxRetries says, and most scripts
-// would count twice. Only MOVED and ASK, which say that nothing ran, it follows.
+// scriptCmd runs a script. go-redis sends it once: its Cluster client repeats a whole pipeline after a lost connection,
+// whatever MaxRetries says, and most scripts would count twice. It follows only MOVED and ASK, which say that nothing
+// ran.
 type scriptCmd struct {
 	*redis.Cmd
+
 	mark, number string // of a script that is marked
 }
 
 // NoRetry tells go-redis not to repeat the command.
 func (scriptCmd) NoRetry() bool { return true }
 
-// SetErr keeps a reply that has come. When a master of a Cluster cannot be connected to, and the time is over before
+// SetErr does not replace a reply. When a master of a Cluster cannot be connected to, and the time is over before
 // go-redis tries it again, go-redis gives that error to all commands of the pipeline, also to those that the other
 // masters have answered.
 func (c scriptCmd) SetErr(err error) {
@@ -218,7 +234,7 @@ func (c scriptCmd) SetErr(err error) {
 	}
 }
 
-// command is one run of cl, by name or with the script's text.
+// command returns one run of cl, by the script's hash or with its text.
 func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool) (cmd scriptCmd) {
 	sc := s.scripts[cl.Script]
 	args := make([]any, 0, 6+len(cl.Keys)+len(cl.Args))
@@ -227,22 +243,28 @@ func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool
 	} else {
 		args = append(args, "evalsha", sc.sha)
 	}
+
 	keys := len(args)
 	args = append(args, len(cl.Keys))
+
 	for _, key := range cl.Keys {
 		args = append(args, key)
 	}
+
 	if sc.marked {
+		// The mark must be in the slot of the script's own keys, behind which the script expects it.
 		cmd.mark = s.conn.Marks.key(c, cl.Keys)
 		args[keys] = len(cl.Keys) + 1
 		args = append(args, cmd.mark)
 	}
+
 	args = append(args, cl.Args...)
 	if sc.marked {
 		var acknowledged string
 		cmd.number, acknowledged = s.conn.Marks.next(cmd.mark)
 		args = append(args, cmd.number, acknowledged)
 	}
+
 	cmd.Cmd = redis.NewCmd(ctx, args...)
 	return cmd
 }
@@ -250,80 +272,100 @@ func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool
 // moving reports whether a command did not run because its slot is on the way from one
 // master of a Cluster to another.
 func moving(err error) bool {
-	return redis.HasErrorPrefix(err, "TRYAGAIN") || redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
+	return redis.HasErrorPrefix(err, "TRYAGAIN") || redis.HasErrorPrefix(err, "MOVED") ||
+		redis.HasErrorPrefix(err, "ASK")
 }
 
-// pipeline runs one pipeline of scripts, and those again that surely did not run: the
-// server did not know the script, or its slot is moving. Its error is nil when any
-// of them was answered; the others have theirs.
+// pipeline runs one pipeline of scripts, and repeats those that surely did not run: the server did not know the script,
+// or its slot is moving. Its error is nil when any of them was answered; the others have theirs.
 func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 	for unknown := 0; ; { // how often the server did not know a script
 		cmds := make([]scriptCmd, len(calls))
+
 		pipe := c.Pipeline()
 		for i, cl := range calls {
 			cmds[i] = s.command(ctx, c, cl, unknown == 2)
 			_ = pipe.Process(ctx, cmds[i])
 		}
+
 		s.Metrics.Commands.Add(float64(len(calls)))
+
 		began := time.Now()
 		_, err := pipe.Exec(ctx)
 		s.Metrics.seconds.Observe(time.Since(began).Seconds())
+
 		var again []*Call
-		served, load := false, false
+		served := false  // Redis answered one of them
+		missing := false // it did not know the script of one of them
 		for i, cl := range calls {
 			v, e := cmds[i].Result()
 			if e == nil && v == nil { // go-redis says nothing of it when a connection is refused
 				e = cmp.Or(err, errNoReply)
 			}
-			switch {
-			case e == nil:
-				cl.Reply, cl.Err, served = v, nil, true
+
+			if e == nil {
+				cl.Reply = v
+				cl.Err = nil
+				served = true
 				if cmds[i].number != "" {
 					s.conn.Marks.acknowledged(cmds[i].mark, cmds[i].number)
 				}
 				continue
-			case unknown < 2 && redis.HasErrorPrefix(e, "NOSCRIPT"):
-				again, load = append(again, cl), true
-			case moving(e):
+			}
+
+			if unknown < 2 && redis.HasErrorPrefix(e, "NOSCRIPT") {
+				again = append(again, cl)
+				missing = true
+			} else if moving(e) {
 				again = append(again, cl)
 			}
-			cl.Reply, cl.Err = nil, s.classify(e)
+
+			cl.Reply = nil
+			cl.Err = s.classify(e)
 			served = served || answered(e)
 			s.conn.refused(e)
 		}
+
 		if len(again) == 0 {
 			if served {
 				return nil
 			}
 			return err
+
 		}
-		switch {
-		case load:
-			if unknown++; unknown == 1 {
+
+		if missing {
+			// The first time the scripts are loaded. The second time, one was lost again at once: the text goes along.
+			unknown++
+			if unknown == 1 {
 				if err := s.loadScripts(ctx, c); err != nil {
 					return err
 				}
 			}
-		default:
+		} else {
 			select {
 			case <-ctx.Done():
 				return nil // Redis answers
 			case <-time.After(movingPause):
 			}
 		}
+
 		calls = again
 	}
 }
 
-// loadScripts makes all scripts known to every master. If it loaded only those that were missed, a later pipeline could
-// have one script that the server knows after one that it does not, and would not run in order (resize.lua, members.lua).
+// loadScripts loads all scripts into every master. If it loaded only those that were missed, a later pipeline could
+// have one script that the server knows after one that it does not, and would not run in order (resize.lua,
+// members.lua).
 func (s *Caller) loadScripts(ctx context.Context, c *Client) error {
 	return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		pipe := m.Pipeline()
 		for _, sc := range s.scripts {
 			pipe.ScriptLoad(ctx, sc.text)
 		}
+
 		s.Metrics.Commands.Add(float64(len(s.scripts)))
+
 		_, err := pipe.Exec(ctx)
 		return err
 	})

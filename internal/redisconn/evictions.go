@@ -8,8 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Evictions tell whether Redis drops keys when its memory is full, and whether it has dropped some. Only noeviction keeps
-// what was acknowledged: policies for keys that expire drop idempotency keys, for example. One goroutine calls Look.
+// Evictions tell whether Redis drops keys when its memory is full, and whether it has dropped some. Only noeviction
+// keeps what was acknowledged: policies for keys that expire drop idempotency keys, for example. One goroutine calls
+// Look.
 type Evictions struct {
 	policy string           // as Evicted has it at the last look
 	keys   map[string]int64 // by the run id of a server, how many it had dropped at the last look; at most maxRuns
@@ -35,6 +36,7 @@ func (e *Evictions) Look(ctx context.Context, c *Client) (found Evicted, err err
 		mu.Lock()
 		defer mu.Unlock()
 		infos = append(infos, info)
+
 		return nil
 	})
 	if err != nil {
@@ -47,8 +49,10 @@ func (e *Evictions) Look(ctx context.Context, c *Client) (found Evicted, err err
 			found.Policy = policy
 		}
 	}
+
 	found.Changed = found.Policy != e.policy
 	e.policy = found.Policy
+
 	return found, nil
 }
 
@@ -65,6 +69,7 @@ func (e *Evictions) dropped(info string) int64 {
 		e.keys = map[string]int64{}
 	}
 	e.keys[run] = keys
+
 	if !known {
 		return 0
 	}

@@ -18,13 +18,15 @@ const noScript = "0000000000000000000000000000000000000000" // is the SHA-1 of n
 // probed is how many buckets of presence and of counters the probe writes to.
 const probed = 64
 
-// refusals are the error codes of a server that answers and does not serve: its
-// memory is full, it cannot save, it lacks replicas, it is a replica, it does
-// not know us. Inside a script Redis 6.2 puts its own words before the code.
-var refusals = regexp.MustCompile(`(?:^|: -?)((?:OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY) |(?:ERR )?(?:max number of clients|The user executing the script can't)).*`)
+// refusals are the error codes of a server that answers and does not serve: its memory is full, it cannot save, it
+// lacks replicas, it is a replica, or it does not permit what this user asks. Inside a script Redis 6.2 puts its own
+// words before the code.
+var refusals = regexp.MustCompile(`(?:^|: -?)((?:` +
+	`OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY) ` +
+	`|(?:ERR )?(?:max number of clients|The user executing the script can't)).*`)
 
-// denials are refusals of a command or key for the user of the connection. Redis may serve other stores all the same, so
-// only a denial of the probe counts as a Redis that does not serve.
+// denials are refusals of a command or key for the user of the connection. Redis may serve other stores all the same,
+// so only a denial of the probe counts as a Redis that does not serve.
 var denials = regexp.MustCompile(`^(?:NOPERM |(?:ERR )?The user executing the script can't)`)
 
 // refusedBy returns the reply by which Redis refused a command in err; empty: it did not.
@@ -33,6 +35,7 @@ func refusedBy(err error) string {
 	if !errors.As(err, &reply) {
 		return ""
 	}
+
 	m := refusals.FindString(reply.Error())
 	return strings.TrimLeft(m, ": -")
 }
@@ -55,10 +58,12 @@ func answered(err error) bool {
 	if errors.As(err, &said) {
 		return true
 	}
+
 	var reply redis.Error
 	if !errors.As(err, &reply) {
 		return false
 	}
+
 	reason := refusedBy(err)
 	return reason == "" || denials.MatchString(reason)
 }
@@ -89,26 +94,31 @@ func (s *Conn) Cause() error {
 	return s.breaker.LastFailure()
 }
 
-// watchState notifies the Callers when their state changes. While Redis is away, refuses commands, or is not accepted by
-// a Caller, it probes, so that an outage ends even if nobody calls. Close ends it.
+// watchState notifies the Callers when their state changes. While Redis is away, refuses commands, or is not accepted
+// by a Caller, it probes, so that an outage ends even if nobody calls. Close ends it.
 func (s *Conn) watchState(ctx context.Context) {
 	defer close(s.ended)
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	armed := true // tick is running: signals that come again and again must not postpone the probe
-	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: s.cfg.Meanwhile + "; see whether it runs, and what headcount check says of it"}
+	away := outage.Log{
+		Log:  s.cfg.Log,
+		What: "redis",
+		Mend: s.cfg.Meanwhile + "; see whether it runs, and what headcount check says of it",
+	}
 	refused := outage.Log{Log: s.cfg.Log, What: "a part of the data in redis", Mend: "everything else is served"}
+
 	for {
-		waiting := s.tell()
+		waiting := s.notify()
 		well := s.up() && len(waiting) == 0 && !s.denied.Load()
-		switch {
-		case well:
+		if well {
 			away.Note(nil)
 			refused.Note(nil)
-		case !armed:
+		} else if !armed {
 			tick.Reset(outage.ProbeEvery)
 			armed = true
 		}
+
 		select {
 		case <-ctx.Done():
 			return
@@ -116,14 +126,16 @@ func (s *Conn) watchState(ctx context.Context) {
 			tick.Reset(0)
 			armed = true
 			continue
-		case <-s.breaker.Changed:
+		case <-s.breaker.Changed: // the state may have changed, so notify again
 			continue
 		case <-tick.C:
 			armed = false
 		}
+
 		if well {
 			continue
 		}
+
 		cause, refusal := s.check(ctx, waiting)
 		if cause != nil && ctx.Err() == nil {
 			away.Note(cause)
@@ -131,13 +143,14 @@ func (s *Conn) watchState(ctx context.Context) {
 		if refusal != nil {
 			refused.Note(refusal)
 		}
+
 		armed = true
-		tick.Reset(outage.ProbeEvery + 10*time.Millisecond) // a breaker that just opened lets nothing through before
+		tick.Reset(outage.ProbeEvery + 10*time.Millisecond) // a breaker that has just opened refuses calls before that
 	}
 }
 
-// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis cannot be used, and
-// why a Caller does not accept it; nil: it can, and all do.
+// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis cannot be
+// used, and why a Caller does not accept it; nil: it can, and all do.
 func (s *Conn) check(ctx context.Context, waiting []*Caller) (cause, refusal error) {
 	err := s.do(ctx, probeWrite)
 	s.denied.Store(false) // this probe has answered the question, whether Redis serves
@@ -147,6 +160,7 @@ func (s *Conn) check(ctx context.Context, waiting []*Caller) (cause, refusal err
 	if err == nil {
 		s.breaker.Probed()
 	}
+
 	cause = s.Cause()
 	for _, c := range waiting {
 		err := s.do(ctx, c.accept)
@@ -156,37 +170,44 @@ func (s *Conn) check(ctx context.Context, waiting []*Caller) (cause, refusal err
 			cause = err
 		}
 	}
+
 	return cause, refusal
 }
 
-// tell notifies the Callers whose state has changed, and returns those that have not accepted Redis yet.
-func (s *Conn) tell() (waiting []*Caller) {
+// notify notifies the Callers whose state has changed, and returns those that have not accepted Redis yet.
+func (s *Conn) notify() (waiting []*Caller) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	up := s.up()
+
 	for _, c := range s.callers {
 		accepted := c.accepted.Load()
 		if !accepted {
 			waiting = append(waiting, c)
 		}
-		if is := up && accepted; is != c.told {
-			c.told = is
-			if c.cfg.OnState != nil {
-				c.cfg.OnState.StoreState(is)
-			}
+
+		is := up && accepted
+		if is == c.notified {
+			continue
 		}
+		c.notified = is
+		if c.cfg.OnState != nil {
+			c.cfg.OnState.StoreState(is)
+		}
+
 	}
 	return waiting
 }
 
-// probeWrite sends every master that has our buckets a write that changes nothing, as no key is created, and asks whether
-// it runs scripts: a permitted call of one that nobody has fails with NOSCRIPT. In a Cluster it reads the slots anew,
-// because commands alone would go on to a master that a replica has replaced.
+// probeWrite sends every master that has our buckets a write that changes nothing, as no key is created, and asks
+// whether it runs scripts: a permitted call of one that nobody has fails with NOSCRIPT. In a Cluster it reads the slots
+// anew, because commands alone would go on to a master that a replica has replaced.
 func probeWrite(ctx context.Context, c *Client) error {
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
 	if err != nil {
 		return err
 	}
+
 	pipe := c.Pipeline()
 	for b := range probed {
 		for _, bucket := range []string{"b", "n"} {
@@ -194,16 +215,19 @@ func probeWrite(ctx context.Context, c *Client) error {
 			pipe.SetRange(ctx, key, 0, "")
 			pipe.EvalSha(ctx, noScript, []string{key})
 		}
-		if c.Cluster == nil {
+
+		if c.Cluster == nil { // all buckets are on one server
 			break
 		}
 	}
+
 	done, _ := pipe.Exec(ctx) // each has its own error
 	for _, cmd := range done {
 		if err := cmd.Err(); err != nil && !redis.HasErrorPrefix(err, "NOSCRIPT") {
 			return err
 		}
 	}
+
 	return nil
 }
 

@@ -49,38 +49,43 @@ func newMarks() *Marks {
 	return &Marks{process: rand.Text(), seen: map[string]struct{}{}, marks: map[string]*mark{}}
 }
 
-// Runs is how often another run of a server answered. It changes before anything is sent there. Whoever
-// keeps something that he read from Redis reads it again after that: the server may have older data.
+// Runs returns how often another run of a server answered. It changes before anything is sent there. A cache of what
+// was read from Redis is void after that: the server may have older data.
 func (m *Marks) Runs() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.runs
 }
 
-// reached takes the run of a server that answers a new connection; it is empty when the server does not say it.
-// What is acknowledged after another run has answered was not there to be lost.
+// reached notes the run of a server that answers a new connection; it is empty when the server does not report it. What
+// is acknowledged after another run has answered cannot be among what that server lost.
 func (m *Marks) reached(run string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	if _, old := m.seen[run]; old {
 		return
 	}
+
 	if len(m.seen) == maxRuns {
 		clear(m.seen)
 	}
+
 	m.seen[run] = struct{}{}
 	m.runs++
+
 	for _, k := range m.marks {
 		k.before = cmp.Or(k.before, k.acked)
 	}
 }
 
-// key is the mark that goes with a script on these keys. A Cluster needs one in their slot.
+// key returns the key of the mark that goes with a script on these keys. A Cluster needs one in their slot.
 func (m *Marks) key(c *Client, keys []string) string {
 	tag := "hc:{c}:"
 	if c.Cluster != nil {
 		tag = keys[0][:strings.IndexByte(keys[0], '}')+2]
 	}
+
 	return tag + "mark:" + m.process
 }
 
@@ -90,6 +95,7 @@ func digits(number uint64) string { return fmt.Sprintf("%016d", number) }
 func (m *Marks) next(key string) (number, acknowledged string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	k := m.marks[key]
 	if k == nil {
 		k = &mark{}
@@ -98,11 +104,12 @@ func (m *Marks) next(key string) (number, acknowledged string) {
 	if k.made == 0 {
 		return "", ""
 	}
-	return digits(m.give()), digits(k.acked)
+
+	return digits(m.nextLocked()), digits(k.acked)
 }
 
-// give returns a greater number than ever before. Under mu.
-func (m *Marks) give() uint64 {
+// nextLocked returns a greater number than ever before.
+func (m *Marks) nextLocked() uint64 {
 	m.number = max(m.number+1, uint64(time.Now().UnixMicro()))
 	return m.number
 }
@@ -110,9 +117,11 @@ func (m *Marks) give() uint64 {
 // acknowledged notes that Redis answered the run with that number.
 func (m *Marks) acknowledged(key, number string) {
 	n, _ := strconv.ParseUint(number, 10, 64)
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if k := m.marks[key]; k.made != 0 {
+	k := m.marks[key]
+	if k.made != 0 {
 		k.acked = max(k.acked, n)
 	}
 }
@@ -126,9 +135,9 @@ type Kept struct {
 	Missing bool
 }
 
-// Look compares the marks in Redis with what was acknowledged, and writes again those that show a loss. A loss is one when
-// two looks have found it: the first may have asked a former master, which follows the new one and is late.
-// With an error, what it found until then holds.
+// Look compares the marks in Redis with what was acknowledged, and writes again those that show a loss. A loss is one
+// when two looks have found it: the first may have asked a former master, which follows the new one and is late. With
+// an error, what it found until then holds.
 func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	var keys []string
 	var were []mark
@@ -136,10 +145,12 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	runs := m.runs
 	for key, k := range m.marks {
 		if k.made != 0 {
-			keys, were = append(keys, key), append(were, *k)
+			keys = append(keys, key)
+			were = append(were, *k)
 		}
 	}
 	m.mu.Unlock()
+
 	pipe := c.Pipeline()
 	got := make([]*redis.StringCmd, len(keys))
 	for i, key := range keys {
@@ -148,16 +159,21 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return found, err
 	}
+
 	for _, g := range got {
 		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
 			return found, g.Err()
 		}
 	}
+
 	m.mu.Lock()
 	unsure := false
+
 	for i, key := range keys {
-		k, was := m.marks[key], were[i]
+		k := m.marks[key]
+		was := were[i]
 		is, _ := strconv.ParseUint(got[i].Val(), 10, 64)
+
 		if is >= was.acked {
 			k.behind = false
 			if runs == m.runs {
@@ -165,18 +181,23 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 			}
 			continue
 		}
+
 		if !was.behind {
-			k.behind, unsure = true, true
+			k.behind = true
+			unsure = true
 			continue
 		}
+
 		found.Missing = found.Missing || is == 0
 		newest := was.acked
 		if was.before > is {
 			newest = was.before
 		}
-		found.Lost = max(found.Lost, time.Duration(newest-max(is, was.made))*time.Microsecond, time.Microsecond)
+		lost := time.Duration(newest-max(is, was.made)) * time.Microsecond
+		found.Lost = max(found.Lost, lost, time.Microsecond) // something is lost, even if no time is
 		*k = mark{}
 	}
+
 	if !unsure {
 		found.Restarted = runs != m.looked && len(keys) > 0
 		m.looked = runs
@@ -189,25 +210,32 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 func (m *Marks) write(ctx context.Context, c *Client) error {
 	made := map[string]uint64{}
 	pipe := c.Pipeline()
+
 	m.mu.Lock()
 	for key, k := range m.marks {
 		if k.made == 0 || !k.behind && k.acked < uint64(time.Now().Add(-markAgain).UnixMicro()) {
-			made[key] = m.give()
+			made[key] = m.nextLocked()
 			pipe.Set(ctx, key, digits(made[key]), markLasts)
 		}
 	}
 	m.mu.Unlock()
+
 	if len(made) == 0 {
 		return nil
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
+	// Calls of the time since then may have marked the key, too.
 	for key, number := range made {
 		k := m.marks[key]
-		k.made, k.acked = cmp.Or(k.made, number), max(k.acked, number)
+		k.made = cmp.Or(k.made, number)
+		k.acked = max(k.acked, number)
 	}
+
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 
 // Metrics are those of a Caller.
 type Metrics struct {
-	Commands prometheus.Counter // to be told of commands that were not sent by Run
-	Gaps     prometheus.Counter // to be told of publications that were missed
+	Commands prometheus.Counter // counts what Run sends; other senders add their commands
+	Gaps     prometheus.Counter // a Listener counts the publications that it missed
 	errors   prometheus.Counter
 	seconds  prometheus.Histogram
 	ended    prometheus.Counter // subscriptions
@@ -19,23 +19,29 @@ func newMetrics(cfg *CallerConfig) *Metrics {
 	prefix := cmp.Or(cfg.Metrics, "headcount_redis")
 	m := &Metrics{
 		Commands: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: prefix + "_commands_total", Help: "Commands sent to Redis, without those of subscriptions and of probes.",
+			Name: prefix + "_commands_total",
+			Help: "Commands sent to Redis, without those of subscriptions and of probes.",
 		}),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: prefix + "_errors_total", Help: "Calls to Redis that failed.",
 		}),
 		Gaps: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: prefix + "_publication_gaps_total", Help: "Gaps in the numbers of publications, after which a bucket is read again.",
+			Name: prefix + "_publication_gaps_total",
+			Help: "Gaps in the numbers of publications, after which a bucket is read again.",
 		}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: prefix + "_script_seconds", Help: "Time from sending a pipeline of scripts to Redis until it is answered.", Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
+			Name:    prefix + "_script_seconds",
+			Help:    "Time from sending a pipeline of scripts to Redis until it is answered.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
 		}),
 		ended: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: prefix + "_subscriptions_ended_total", Help: "Subscriptions that ended and were made again.",
 		}),
 	}
+
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(m.Commands, m.Gaps, m.errors, m.seconds, m.ended)
 	}
+
 	return m
 }

@@ -41,7 +41,7 @@ const (
 	poolPerCore = 20 // connections
 )
 
-// Traffic is told of the bytes that each connection carried, from any goroutine.
+// Traffic counts the bytes that each connection carried. Any goroutine may call it.
 type Traffic interface{ Carried(sent, received int) }
 
 // Config tunes a Conn. A zero field takes its default.
@@ -110,13 +110,17 @@ func Open(cfg Config) (*Conn, error) {
 		ended:    make(chan struct{}),
 		added:    make(chan struct{}, 1),
 	}
+
 	if problem := CheckURL(cfg.URL); problem != "" {
 		return nil, fmt.Errorf("redisconn: %w: URL of Redis: %s", ErrConfig, problem)
 	}
+
 	s.parse(cfg.URL)
+
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	go s.watchState(ctx) // ends with Close
+
 	return s, nil
 }
 
@@ -125,10 +129,12 @@ func Open(cfg Config) (*Conn, error) {
 func (s *Conn) Close() error {
 	s.stop()
 	s.dialling <- struct{}{} // nobody dials any more
+
 	var err error
 	if c := s.connected(); c != nil {
 		err = c.Close() // ends a probe that waits for a silent server, for which watchState waits
 	}
+
 	<-s.ended
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
 		return nil
@@ -143,19 +149,25 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// parse makes s.dial of the URL. It ignores errors, because CheckURL has found none.
+// parse sets s.dial according to the URL. It ignores errors, because CheckURL has found none.
 func (s *Conn) parse(raw string) {
 	u, _ := url.Parse(raw)
 	switch q := u.Query(); {
 	case q.Has("master_name"):
 		o, _ := redis.ParseFailoverURL(raw)
-		s.DB, s.pool = o.DB, poolSize(o.PoolSize)
+		s.DB = o.DB
+		s.pool = poolSize(o.PoolSize)
+
 		o.PoolSize = s.pool
 		o.MaxRetries = -1 // only the caller knows what may be repeated
 		o.ContextTimeoutEnabled = true
 		s.timeouts(&o.DialTimeout, &o.ReadTimeout, &o.WriteTimeout)
-		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
-		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
+
+		o.Protocol = 2
+		o.DisableIdentity = true
+		o.DialerRetries = 1
+		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
+		o.OnConnect = s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewFailoverClient(o) }
 	case q.Has("addr"):
 		o, _ := redis.ParseClusterURL(raw)
@@ -164,16 +176,23 @@ func (s *Conn) parse(raw string) {
 		s.dial = func() redis.UniversalClient { return redis.NewClusterClient(s.clusterOptions(o)) }
 	default:
 		o, _ := redis.ParseURL(raw)
-		s.DB, s.pool = o.DB, poolSize(o.PoolSize)
+		s.DB = o.DB
+		s.pool = poolSize(o.PoolSize)
+
 		o.PoolSize = s.pool
 		o.MaxRetries = -1
 		o.ContextTimeoutEnabled = true
 		s.timeouts(&o.DialTimeout, &o.ReadTimeout, &o.WriteTimeout)
-		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
+
+		o.Protocol = 2
+		o.DisableIdentity = true
+		o.DialerRetries = 1
 		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
+		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
+		o.OnConnect = s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewClient(o) }
 	}
+
 }
 
 // poolSize returns the size in the URL, or the default.
@@ -181,17 +200,24 @@ func poolSize(size int) int { return cmp.Or(size, poolPerCore*runtime.GOMAXPROCS
 
 // timeouts sets the timeouts that the URL does not have.
 func (s *Conn) timeouts(dial, read, write *time.Duration) {
-	*dial, *read, *write = cmp.Or(*dial, s.cfg.Dial), cmp.Or(*read, readTimeout), cmp.Or(*write, readTimeout)
+	*dial = cmp.Or(*dial, s.cfg.Dial)
+	*read = cmp.Or(*read, readTimeout)
+	*write = cmp.Or(*write, readTimeout)
 }
 
 func (s *Conn) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
 	s.timeouts(&o.DialTimeout, &o.ReadTimeout, &o.WriteTimeout)
-	o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
+
+	o.Protocol = 2
+	o.DisableIdentity = true
+	o.DialerRetries = 1
 	o.DisableRoutingPolicies = true // keys are declared: no COMMAND is needed to find them
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
+	o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
+	o.OnConnect = s.reached
+
 	return o
 }
 
@@ -201,28 +227,32 @@ func (s *Conn) reached(ctx context.Context, c *redis.Conn) error {
 	if err != nil && !redis.IsAuthError(err) && !redis.IsPermissionError(err) {
 		return err
 	}
+
+	// A user may lack the permission for INFO and have all others: then the run is empty.
 	s.Marks.reached(InfoField(info, "run_id"))
 	return nil
 }
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// dialer counts the bytes of connections, when somebody wants to know.
+// dialer returns a function that dials as other does, and counts the bytes of its connections if Config.OnBytes is set.
 func (s *Conn) dialer(timeout time.Duration, tls *tls.Config, other dialFunc) dialFunc {
 	if s.cfg.OnBytes == nil {
 		return other
 	}
+
 	dial := redis.NewDialer(&redis.Options{DialTimeout: timeout, TLSConfig: tls})
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
+
 		return &counted{c, s.cfg.OnBytes}, nil
 	}
 }
 
-// counted is a connection that tells of its bytes.
+// counted is a connection whose bytes are counted.
 type counted struct {
 	net.Conn
 	on Traffic
@@ -246,64 +276,89 @@ func (s *Conn) connected() *Client {
 	return c
 }
 
+// onCluster reports whether Redis has been reached, and is a Cluster.
+func (s *Conn) onCluster() bool {
+	c := s.connected()
+	return c != nil && c.Cluster != nil
+}
+
 // connect returns the client, which the first call that reaches Redis creates.
 func (s *Conn) connect(ctx context.Context) (*Client, error) {
 	if c := s.connected(); c != nil {
 		return c, nil
 	}
+
 	select {
 	case s.dialling <- struct{}{}:
 		defer func() { <-s.dialling }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+
+	// Another call may have connected while this one waited.
 	if c := s.connected(); c != nil {
 		return c, nil
 	}
+
 	u := s.dial()
 	c, err := s.probe(ctx, u)
 	if err != nil {
 		_ = u.Close()
 		return nil, err
 	}
+
 	s.client.Store(c)
 	s.breaker.Signal()
 	return c, nil
 }
 
-// probe finds out what answers.
+// probe finds out whether a single server or a Cluster answers.
 func (s *Conn) probe(ctx context.Context, u redis.UniversalClient) (*Client, error) {
 	server, err := u.Info(ctx, "server").Result()
 	if err != nil {
 		return nil, err
 	}
+
 	c := &Client{UniversalClient: u, Publish: "PUBLISH"}
 	c.Cluster, _ = u.(*redis.ClusterClient)
 	single, _ := u.(*redis.Client)
+
 	if c.Cluster == nil {
 		info, err := u.Info(ctx, "cluster").Result()
 		if err != nil {
 			return nil, err
 		}
+
+		// The URL names one server, which turns out to be part of a Cluster.
 		if InfoField(info, "cluster_enabled") == "1" {
 			o := single.Options()
 			c.Cluster = redis.NewClusterClient(s.clusterOptions(&redis.ClusterOptions{
-				Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
-				DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout, PoolSize: o.PoolSize,
+				Addrs:        []string{o.Addr},
+				Username:     o.Username,
+				Password:     o.Password,
+				TLSConfig:    o.TLSConfig,
+				DialTimeout:  o.DialTimeout,
+				ReadTimeout:  o.ReadTimeout,
+				WriteTimeout: o.WriteTimeout,
+				PoolSize:     o.PoolSize,
 			}))
 			c.UniversalClient = c.Cluster
 			_ = u.Close()
 		}
 	}
-	if major, _, _ := strings.Cut(InfoField(server, "redis_version"), "."); c.Cluster != nil {
-		if n, err := strconv.Atoi(major); err == nil && n >= 7 {
+
+	if c.Cluster != nil {
+		major, _, _ := strings.Cut(InfoField(server, "redis_version"), ".")
+		n, err := strconv.Atoi(major)
+		if err == nil && n >= 7 {
 			c.Publish = "SPUBLISH"
 		}
 	}
+
 	return c, nil
 }
 
-// InfoField is one field of an INFO reply.
+// InfoField returns one field of an INFO reply.
 func InfoField(info, name string) string {
 	for line := range strings.SplitSeq(info, "\n") {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && k == name {
@@ -325,15 +380,16 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 
 	start := time.Now()
 	err = s.attempt(ctx, fn)
-	switch {
-	case err == nil || answered(err):
+	early := ctx.Err() != nil && time.Since(start) < dialTimeout // the caller gave up before Redis had its time
+	if err == nil || answered(err) {
 		done(nil)
-	case ctx.Err() != nil && time.Since(start) < dialTimeout:
+	} else if early {
 		done(outage.ErrNotItsFault)
-	default:
+	} else {
 		done(err)
 		s.breaker.Failed(err)
 	}
+
 	if err != nil {
 		s.refused(err)
 	}
@@ -372,6 +428,7 @@ func (c *Client) Masters(ctx context.Context, fn func(context.Context, redis.Cmd
 	if c.Cluster == nil {
 		return fn(ctx, c.UniversalClient)
 	}
+
 	reload, cancel := context.WithTimeout(ctx, reloadTimeout)
 	defer cancel()
 	return c.Cluster.ForEachMaster(reload, func(_ context.Context, m *redis.Client) error { return fn(ctx, m) })

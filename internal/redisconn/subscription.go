@@ -16,32 +16,30 @@ import (
 	"headcount/internal/outage"
 )
 
-// pingEvery is the time between two pings: a subscription that has not received one when the
-// next is due is dead.
+// pingEvery is the time between two pings: a subscription that has not received one when the next is due is dead.
 const pingEvery = 2 * time.Second
 
-// Subscription is to channels that have numbers, such as those of buckets. It keeps no queue.
+// Subscription is a subscription to channels that have numbers, such as those of buckets. It keeps no queue.
 type Subscription struct {
 	Channels map[string]int
 	Ping     time.Duration // between two pings; default 2s
 	Listener Listener
 }
 
-// Listener takes what a subscription hears. On a newer Cluster that is several connections,
-// each with a goroutine that calls.
+// Listener receives what is published to a subscription. On a newer Cluster that is several connections, each with a
+// goroutine that calls.
 type Listener interface {
-	// Begin says that nothing is heard, and that all channels are to be subscribed to.
+	// Begin says that no channel is subscribed to, and that an attempt to subscribe to all begins.
 	Begin()
-	// Subscribed says that a channel is heard from now on, on that connection.
+	// Subscribed says that a channel is received from now on, on that connection.
 	Subscribed(on *redis.PubSub, number int)
-	// Heard takes what was published.
+	// Heard receives what was published.
 	Heard(number int, payload string)
-	// Pong takes the text of a ping that was answered.
+	// Pong receives the text of a ping that was answered.
 	Pong(text string)
 }
 
-// Listen keeps a subscription up until ctx ends. One that fails, or that hears nothing although
-// it asks, is made anew.
+// Listen keeps a subscription up until ctx ends. It replaces one that fails, or that receives not even its own pings.
 func (s *Caller) Listen(ctx context.Context, sub Subscription) {
 	sub.Ping = cmp.Or(sub.Ping, pingEvery)
 	sub.Listener.Begin()
@@ -49,14 +47,17 @@ func (s *Caller) Listen(ctx context.Context, sub Subscription) {
 		start := time.Now()
 		err := s.listen(ctx, &sub)
 		sub.Listener.Begin()
+
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(start) > outage.MaxPause {
 			failed = 0
 		}
+
 		failed++
 		s.Metrics.ended.Inc()
+
 		pause := outage.Pause(failed)
 		s.conn.cfg.Log.Debug().Err(err).Stringer("retry_in", pause).Msg("subscription to redis ended")
 		outage.Sleep(ctx, pause)
@@ -71,14 +72,17 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 	if err != nil {
 		return err
 	}
+
 	if c.Publish == "PUBLISH" {
 		names := make([]string, 0, len(sub.Channels))
 		for name := range sub.Channels {
 			names = append(names, name)
 		}
+
 		ps := c.Subscribe(ctx)
 		return sub.hear(ctx, ps, names, len(names)+1, (*redis.PubSub).Subscribe, c.UniversalClient.Publish)
 	}
+
 	shards := map[*redis.Client][]string{}
 	for name := range sub.Channels {
 		m, err := c.Cluster.MasterForKey(ctx, name)
@@ -88,12 +92,15 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 		}
 		shards[m] = append(shards[m], name)
 	}
+
 	// One that ends takes the others with it: the buckets may have moved.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	errs := make(chan error, len(shards))
 	var wg sync.WaitGroup
 	defer wg.Wait()
+
 	for m, names := range shards {
 		wg.Go(func() {
 			defer cancel()
@@ -101,6 +108,7 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 			errs <- sub.hear(ctx, m.SSubscribe(ctx), names, 1, (*redis.PubSub).SSubscribe, c.SPublish)
 		})
 	}
+
 	err = <-errs
 	c.Cluster.ReloadState(ctx)
 	return err
@@ -117,13 +125,15 @@ type (
 // fails. go-redis would subscribe anew by itself, but not across slots, and would not say that it
 // has: so at the first error it is closed.
 //
-// A ping is published the way all updates are, on a channel of this connection's own in the same
-// slot. A former master that lives on would answer a PING, but does not receive what is published.
+// A ping is published the way all updates are, on a channel of this connection's own in the same slot. A former master
+// that still runs would answer a PING, but does not receive what is published.
 func (sub *Subscription) hear(
-	ctx context.Context, ps *redis.PubSub, channels []string, perCommand int, subscribe subscribeFunc, publish publishFunc,
+	ctx context.Context, ps *redis.PubSub, channels []string, perCommand int,
+	subscribe subscribeFunc, publish publishFunc,
 ) error {
 	own := channels[0] + "/" + crand.Text()
 	var heard atomic.Bool
+
 	heard.Store(true)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -133,16 +143,19 @@ func (sub *Subscription) hear(
 		defer ps.Close() // ends Receive below
 		cancel(sub.ping(ctx, &heard, func(ctx context.Context) error { return publish(ctx, own, "").Err() }))
 	})
+
 	for names := range slices.Chunk(append(channels, own), perCommand) {
 		if err := subscribe(ps, ctx, names...); err != nil {
 			return err
 		}
 	}
+
 	for {
 		msg, err := ps.Receive(ctx)
 		if err != nil {
 			return errors.Join(context.Cause(ctx), err)
 		}
+
 		switch m := msg.(type) {
 		case *redis.Subscription:
 			n, ok := sub.Channels[m.Channel]
@@ -165,7 +178,7 @@ func (sub *Subscription) hear(
 	}
 }
 
-// ping publishes to the subscription itself until ctx ends, or until a ping fails or is not heard before the next.
+// ping publishes to the subscription itself until ctx ends, a ping fails, or one has not come back before the next.
 func (sub *Subscription) ping(ctx context.Context, heard *atomic.Bool, publish func(context.Context) error) error {
 	tick := time.NewTicker(sub.Ping)
 	defer tick.Stop()
@@ -175,9 +188,11 @@ func (sub *Subscription) ping(ctx context.Context, heard *atomic.Bool, publish f
 			return nil
 		case <-tick.C:
 		}
+
 		if !heard.Swap(false) {
 			return errSilent
 		}
+
 		within, cancel := context.WithTimeout(ctx, sub.Ping)
 		err := publish(within)
 		cancel()

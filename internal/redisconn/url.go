@@ -16,22 +16,28 @@ import (
 func CheckURL(raw string) (problem string) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "redis" && u.Scheme != "rediss" || u.Hostname() == "" || u.Fragment != "" {
-		return "not a Redis URL; write redis://[user:password@]host[:port][/database] (rediss:// for TLS), with special characters of the password percent-encoded"
+		return "not a Redis URL; write redis://[user:password@]host[:port][/database] (rediss:// for TLS), " +
+			"with special characters of the password percent-encoded"
 	}
+
 	if p := u.Port(); p != "" {
 		if _, _, err := setting.SplitAddress(net.JoinHostPort("h", p)); err != nil {
 			return "the port of the URL is not a number from 0 to 65535; correct it"
 		}
 	}
+
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
 		return "the options after ? do not parse; percent-encode special characters"
 	}
+
 	for _, addr := range query["addr"] {
-		if host, port, err := setting.SplitAddress(addr); err != nil || host == "" || port == 0 {
+		host, port, err := setting.SplitAddress(addr)
+		if err != nil || host == "" || port == 0 {
 			return "an addr= in the URL is no address; write addr=host:port"
 		}
 	}
+
 	switch {
 	case query.Has("master_name"):
 		if query.Get("master_name") == "" {
@@ -46,8 +52,11 @@ func CheckURL(raw string) (problem string) {
 	default:
 		_, err = redis.ParseURL(raw)
 	}
+
 	if err != nil {
-		return "the database or an option after ? of the URL is wrong; the path is a database number, and the options are those of go-redis"
+		return "the database or an option after ? of the URL is wrong; the path is a database number, " +
+			"and the options are those of go-redis"
 	}
+
 	return ""
 }

@@ -9,58 +9,67 @@ import (
 	"testing"
 )
 
-// Cuts counts down the connections that proxies are still to cut.
+// Cuts counts down the connections that proxies still have to cut.
 type Cuts struct{ left, scripts atomic.Int64 }
 
 // every is how many runs of scripts pass between two cuts.
 const every = 5
 
-// Left is how many connections are still to be cut.
+// Left returns how many connections are still to be cut.
 func (c *Cuts) Left() int64 { return max(0, c.left.Load()) }
 
-// due reports whether the answer to a run of scripts is the next to be cut off.
+// due reports whether the answer to a run of scripts is the next to be cut off. It counts the run.
 func (c *Cuts) due() bool {
-	return c.scripts.Add(1)%every == 0 && c.left.Load() > 0 && c.left.Add(-1) >= 0
+	if c.scripts.Add(1)%every != 0 || c.left.Load() <= 0 {
+		return false
+	}
+	return c.left.Add(-1) >= 0
 }
 
-// proxy is a port in front of a server. Some connections it cuts instead of
-// handing on the answer to a run of scripts: the server made it, and the client
-// cannot know.
+// proxy returns a port in front of a server. It cuts some connections instead of passing on the answer to a run of
+// scripts: the server executed it, and the client cannot know.
 func proxy(t testing.TB, server string, cuts *Cuts) (port string) {
 	t.Helper()
+
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
+
 	go func() {
 		for {
 			client, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go hand(client, server, cuts)
+			go forward(client, server, cuts)
 		}
 	}()
+
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
 
-func hand(client net.Conn, address string, cuts *Cuts) {
+func forward(client net.Conn, address string, cuts *Cuts) {
 	defer client.Close()
+
 	server, err := net.Dial("tcp", address)
 	if err != nil {
 		return
 	}
 	defer server.Close()
+
 	var cut atomic.Bool
+
 	go func() {
 		defer server.Close()
 		var chunk [64 << 10]byte
 		for {
 			n, err := client.Read(chunk[:])
 			sent := chunk[:n]
-			probe := bytes.Contains(sent, []byte("setrange")) // by which a connection asks whether its master can be written
-			if bytes.Contains(sent, []byte("evalsha")) && !probe && cuts.due() {
+			isScript := bytes.Contains(sent, []byte("evalsha"))
+			isProbe := bytes.Contains(sent, []byte("setrange")) // of a connection, whether its master takes writes
+			if isScript && !isProbe && cuts.due() {
 				cut.Store(true)
 			}
 
@@ -69,6 +78,7 @@ func hand(client net.Conn, address string, cuts *Cuts) {
 			}
 		}
 	}()
+
 	_, _ = io.Copy(writer(func(answer []byte) (int, error) {
 		if cut.Load() {
 			return 0, io.EOF
@@ -85,32 +95,40 @@ func (w writer) Write(p []byte) (int, error) { return w(p) }
 // run of scripts was delivered, and returns the URL through it.
 func (s *Server) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	t.Helper()
+
 	cuts = &Cuts{}
+
 	cuts.left.Store(int64(n))
 	return "redis://127.0.0.1:" + proxy(t, s.Addr, cuts) + "/0", cuts
 }
 
-// Cut is as that of a Server: the sentinels name the proxy as the master from now on.
+// Cut is that of a Server: the sentinels name the proxy as the master from now on.
 func (s *Sentinel) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	t.Helper()
+
 	cuts = &Cuts{}
 	cuts.left.Store(int64(n))
+
 	port := proxy(t, s.Master.Addr, cuts)
 	for _, sentinel := range s.Sentinels {
 		sentinel.Do(t, "SENTINEL", "REMOVE", MasterName)
 		sentinel.Do(t, "SENTINEL", "MONITOR", MasterName, "127.0.0.1", port, 2)
 	}
+
 	return s.URL(), cuts
 }
 
-// Cut is as that of a Server: the masters name their proxies to clients from now on.
+// Cut is that of a Server: the masters name their proxies to clients from now on.
 func (c *Cluster) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	t.Helper()
+
 	cuts = &Cuts{}
 	cuts.left.Store(int64(n))
+
 	for _, s := range c.all() {
 		s.Do(t, "CONFIG", "SET", "cluster-announce-port", proxy(t, s.Addr, cuts))
 	}
+
 	return c.URL(), cuts
 }
 
@@ -118,6 +136,7 @@ func (c *Cluster) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 // clients use it.
 func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 	t.Helper()
+
 	target := c.Masters[to]
 	targetID := target.Do(t, "CLUSTER", "MYID")
 	for _, source := range c.Masters {
@@ -125,8 +144,10 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 		if id == targetID || !source.owns(t, slot) {
 			continue
 		}
+
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", id)
 		source.Do(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", targetID)
+
 		for {
 			keys := source.Do(t, "CLUSTER", "GETKEYSINSLOT", slot, 3).([]any)
 			if len(keys) == 0 {
@@ -134,6 +155,7 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 			}
 			source.Do(t, append([]any{"MIGRATE", host, target.port, "", 0, 5000, "KEYS"}, keys...)...)
 		}
+
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
 		for _, s := range c.Masters {
 			s.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
@@ -146,11 +168,13 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 func (s *Server) owns(t testing.TB, slot int) bool {
 	t.Helper()
 	id := s.Do(t, "CLUSTER", "MYID")
+
 	for _, line := range s.Do(t, "CLUSTER", "SLOTS").([]any) {
 		f := line.([]any)
 		if f[0].(int64) <= int64(slot) && int64(slot) <= f[1].(int64) {
 			return f[2].([]any)[2] == id
 		}
 	}
+
 	return false
 }

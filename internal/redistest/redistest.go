@@ -59,41 +59,52 @@ func Start(t testing.TB, args ...string) *Server {
 // StartAt is Start of a server whose clock is wrong by offset, in whole seconds.
 func StartAt(t testing.TB, offset time.Duration, args ...string) *Server {
 	t.Helper()
+
 	s := newServer(t.TempDir(), args...)
 	s.Clock = offset
 	s.startFor(t)
+
 	c := s.Client()
 	defer c.Close()
+
 	there, err := c.Time(t.Context()).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if off := time.Until(there) - offset; off.Abs() > time.Minute {
 		t.Fatalf("the server's clock is not %s off, but %s", offset, time.Until(there))
 	}
+
 	return s
 }
 
 // startFor starts the server for a test, with which it ends.
 func (s *Server) startFor(t testing.TB) *Server {
 	t.Helper()
+
 	t.Cleanup(s.Kill)
 	s.start(t)
+
 	return s
 }
 
 func newServer(dir string, args ...string) *Server {
 	port := strconv.Itoa(servertest.FreePort(clusterBus))
+
 	return &Server{
 		Addr: net.JoinHostPort(host, port),
 		port: port,
 		dir:  dir,
-		args: append([]string{"--bind", host, "--port", port, "--dir", dir, "--save", "", "--appendonly", "no"}, args...),
+		args: append([]string{
+			"--bind", host, "--port", port, "--dir", dir, "--save", "", "--appendonly", "no",
+		}, args...),
 	}
 }
 
 func (s *Server) start(t testing.TB) {
 	t.Helper()
+
 	args := s.args
 	if s.text != "" {
 		file := filepath.Join(s.dir, "redis.conf")
@@ -104,10 +115,13 @@ func (s *Server) start(t testing.TB) {
 		}
 		args = append([]string{file}, args...)
 	}
+
 	c := s.Client()
 	defer c.Close()
+
 	answers := func(ctx context.Context) error { return c.Ping(ctx).Err() }
-	cmd, output := exec.Command("redis-server", args...), filepath.Join(s.dir, "output")
+	cmd := exec.Command("redis-server", args...)
+	output := filepath.Join(s.dir, "output")
 	if err := s.Serve(cmd, output, testkit.Timeout, answers); err != nil {
 		t.Fatalf("redistest: %v (make setup installs redis-server)", err)
 	}
@@ -124,30 +138,36 @@ func await(t testing.TB, ok func() error) {
 // Dial returns a connection to the Redis of that URL, which ends with the test.
 func Dial(t testing.TB, url string) *redisconn.Conn {
 	t.Helper()
-	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
+
+	log := zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)
+	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			t.Errorf("close the connection to Redis: %v", err)
 		}
 	})
+
 	return conn
 }
 
-// URL is the server's, as redisconn.Config wants it.
+// URL returns the server's URL, as redisconn.Config expects it.
 func (s *Server) URL() string { return s.origin() + "/0" }
 
-// origin is the URL without a path.
+// origin returns the URL without a path.
 func (s *Server) origin() string {
 	u := "redis://"
 	if s.tls != nil {
 		u = "rediss://"
 	}
+
 	if s.login != "" {
 		u += s.login + "@"
 	}
+
 	return u + s.Addr
 }
 
@@ -155,23 +175,32 @@ func (s *Server) origin() string {
 // everything; the caller closes it.
 func (s *Server) Client() *redis.Client {
 	return redis.NewClient(&redis.Options{
-		Addr: s.Addr, TLSConfig: s.tls, MaxRetries: -1, DisableIdentity: true, Protocol: 2,
-		DialTimeout: testkit.Timeout, ReadTimeout: testkit.Timeout, WriteTimeout: testkit.Timeout,
+		Addr:            s.Addr,
+		TLSConfig:       s.tls,
+		MaxRetries:      -1,
+		DisableIdentity: true,
+		Protocol:        2,
+		DialTimeout:     testkit.Timeout,
+		ReadTimeout:     testkit.Timeout,
+		WriteTimeout:    testkit.Timeout,
 	})
 }
 
 // Do runs one command on this server and fails the test when it fails.
 func (s *Server) Do(t testing.TB, args ...any) any {
 	t.Helper()
+
 	v, err := s.do(args...)
 	if err != nil {
 		t.Fatalf("redis: %v: %v", args, err)
 	}
+
 	return v
 }
 
 func (s *Server) do(args ...any) (any, error) {
 	c := s.Client()
+
 	defer c.Close()
 	return c.Do(context.Background(), args...).Result()
 }
@@ -191,6 +220,7 @@ func (s *Server) Flush(t testing.TB) { t.Helper(); s.Do(t, "FLUSHALL") }
 // Restart starts the server again after Kill: empty, unless it keeps its data.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
+
 	s.Kill()
 	s.start(t)
 }
@@ -204,27 +234,36 @@ type Cluster struct {
 // StartCluster starts a Cluster that ends with the test. args are as for Start.
 func StartCluster(t testing.TB, masters, replicas int, args ...string) *Cluster {
 	t.Helper()
+
 	c := &Cluster{}
 	t.Cleanup(c.Kill)
+
 	c.start(t, t.TempDir(), masters, replicas, func(dir string, more ...string) *Server {
 		return newServer(dir, append(more, args...)...)
 	})
+
 	return c
 }
 
 // start starts the servers, which newServer makes, and joins them.
-func (c *Cluster) start(t testing.TB, dir string, masters, replicas int, newServer func(dir string, args ...string) *Server) {
+func (c *Cluster) start(
+	t testing.TB, dir string, masters, replicas int, newServer func(dir string, args ...string) *Server,
+) {
 	t.Helper()
+
 	timeout := "15000" // on a busy machine one must not be taken for dead
 	if replicas > 0 {
 		timeout = "1500" // here it is to be noticed soon
 	}
+
 	for i := range masters + replicas {
 		sub := filepath.Join(dir, "node"+strconv.Itoa(i))
 		if err := os.Mkdir(sub, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		s := newServer(sub, "--cluster-enabled", "yes", "--cluster-node-timeout", timeout, "--repl-diskless-sync-delay", "0")
+		s := newServer(sub,
+			"--cluster-enabled", "yes", "--cluster-node-timeout", timeout, "--repl-diskless-sync-delay", "0")
+
 		if i < masters {
 			c.Masters = append(c.Masters, s)
 		} else {
@@ -232,13 +271,16 @@ func (c *Cluster) start(t testing.TB, dir string, masters, replicas int, newServ
 		}
 		s.start(t)
 	}
+
 	for i, s := range c.Masters {
 		s.Do(t, "CLUSTER", "ADDSLOTSRANGE", 16384*i/masters, 16384*(i+1)/masters-1)
 		s.Do(t, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
 	}
+
 	for _, s := range c.all()[1:] {
 		s.Do(t, "CLUSTER", "MEET", host, c.Masters[0].port)
 	}
+
 	for i, s := range c.Replicas {
 		id := c.Masters[i%masters].Do(t, "CLUSTER", "MYID")
 		await(t, func() error {
@@ -246,15 +288,18 @@ func (c *Cluster) start(t testing.TB, dir string, masters, replicas int, newServ
 			return err
 		})
 	}
+
 	await(t, func() error {
 		var errs []error
 		known := fmt.Sprintf("cluster_known_nodes:%d\r", masters+replicas)
 		for _, s := range c.all() {
 			errs = append(errs, s.shows("cluster_state:ok", "CLUSTER", "INFO"), s.shows(known, "CLUSTER", "INFO"))
 		}
+
 		for _, s := range c.Replicas {
 			errs = append(errs, s.shows("master_link_status:up", "INFO", "replication"))
 		}
+
 		return errors.Join(errs...)
 	})
 }
@@ -270,10 +315,11 @@ func (c *Cluster) URL() string {
 		}
 		u += "addr=" + s.Addr
 	}
+
 	return u
 }
 
-// Flush empties all masters there were at the beginning.
+// Flush empties all masters that the cluster started with.
 func (c *Cluster) Flush(t testing.TB) {
 	t.Helper()
 	for _, s := range c.Masters {
@@ -301,14 +347,20 @@ const MasterName = "headcount"
 // its replica, as those of Start.
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
+
 	s := &Sentinel{Master: Start(t, append([]string{"--repl-diskless-sync-delay", "0"}, args...)...)}
-	s.Replica = Start(t, append([]string{"--replicaof", host + " " + s.Master.port, "--repl-diskless-sync-delay", "0"}, args...)...)
+	replicaOf := []string{"--replicaof", host + " " + s.Master.port, "--repl-diskless-sync-delay", "0"}
+	s.Replica = Start(t, append(replicaOf, args...)...)
+
 	for range 3 {
 		sn := newServer(t.TempDir())
-		sn.text = fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 2\nsentinel down-after-milliseconds %[1]s 1000\nsentinel failover-timeout %[1]s 5000\n", MasterName, host, s.Master.port)
+		sn.text = fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 2\n"+
+			"sentinel down-after-milliseconds %[1]s 1000\n"+
+			"sentinel failover-timeout %[1]s 5000\n", MasterName, host, s.Master.port)
 		sn.args = []string{"--sentinel", "--bind", host, "--port", sn.port, "--dir", sn.dir}
 		s.Sentinels = append(s.Sentinels, sn.startFor(t))
 	}
+
 	await(t, func() error {
 		errs := []error{s.Replica.shows("master_link_status:up", "INFO", "replication")}
 		for _, sn := range s.Sentinels {
@@ -316,15 +368,18 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 		}
 		return errors.Join(errs...)
 	})
+
 	return s
 }
 
 // URL names the sentinels and the master.
 func (s *Sentinel) URL() string {
-	u := fmt.Sprintf("redis://%s/0?master_name=%s&addr=%s&addr=%s", s.Sentinels[0].Addr, MasterName, s.Sentinels[1].Addr, s.Sentinels[2].Addr)
+	u := fmt.Sprintf("redis://%s/0?master_name=%s&addr=%s&addr=%s",
+		s.Sentinels[0].Addr, MasterName, s.Sentinels[1].Addr, s.Sentinels[2].Addr)
 	if name, password, ok := strings.Cut(s.Master.login, ":"); ok { // a user before the @ is one of the sentinels
 		u += "&username=" + name + "&password=" + password
 	}
+
 	return u
 }
 
@@ -338,28 +393,32 @@ var shared struct {
 	loopback servertest.Certificate // it stays: Go reads SSL_CERT_FILE once
 }
 
-// Single is this test process's shared server, emptied.
+// Single returns this test process's shared server, emptied.
 func Single(t testing.TB) *Server {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
+
 	if shared.single == nil {
 		shared.single = newServer(sharedDir(t, "single"))
 		shared.single.start(t)
 	}
+
 	shared.single.Flush(t)
 	return shared.single
 }
 
-// ThreeMasters is this test process's shared Cluster, emptied.
+// ThreeMasters returns this test process's shared Cluster, emptied.
 func ThreeMasters(t testing.TB) *Cluster {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
+
 	if shared.cluster == nil {
 		shared.cluster = &Cluster{}
 		shared.cluster.start(t, sharedDir(t, "cluster"), 3, 0, newServer)
 	}
+
 	shared.cluster.Flush(t)
 	return shared.cluster
 }
@@ -372,6 +431,7 @@ func sharedDir(t testing.TB, name string) string {
 		}
 		shared.dir = dir
 	}
+
 	dir := filepath.Join(shared.dir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -383,6 +443,7 @@ func sharedDir(t testing.TB, name string) string {
 func Stop() {
 	shared.Lock()
 	defer shared.Unlock()
+
 	if shared.single != nil {
 		shared.single.Kill()
 	}
@@ -392,5 +453,8 @@ func Stop() {
 	if shared.dir != "" {
 		_ = os.RemoveAll(shared.dir)
 	}
-	shared.single, shared.cluster, shared.dir = nil, nil, ""
+
+	shared.single = nil
+	shared.cluster = nil
+	shared.dir = ""
 }

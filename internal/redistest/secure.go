@@ -20,6 +20,7 @@ func certificate(t testing.TB) servertest.Certificate {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
+
 	if shared.loopback.File == "" {
 		c, err := servertest.NewLoopbackCertificate(sharedDir(t, "certificate"))
 		if err == nil {
@@ -30,6 +31,7 @@ func certificate(t testing.TB) servertest.Certificate {
 		}
 		shared.loopback = c
 	}
+
 	return shared.loopback
 }
 
@@ -51,14 +53,17 @@ var user = regexp.MustCompile(`^user (\S+) on >(\S+) `)
 // login is the user of ACL, as a URL has it.
 func login(t testing.TB) string {
 	t.Helper()
+
 	text, err := os.ReadFile(ACL())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	m := user.FindSubmatch(text)
 	if m == nil {
 		t.Fatal("redistest: deploy/redis.acl does not begin with a user that is on and has a password")
 	}
+
 	return string(m[1]) + ":" + string(m[2])
 }
 
@@ -71,16 +76,21 @@ func StartSecure(t testing.TB, args ...string) *Server {
 
 func newSecure(t testing.TB, dir string, args ...string) *Server {
 	t.Helper()
-	s, c := newServer(dir), certificate(t)
+	s := newServer(dir)
+	c := certificate(t)
+
 	s.login = login(t)
 	s.tls = &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
+
 	text, err := os.ReadFile(c.File)
 	if err != nil || !s.tls.RootCAs.AppendCertsFromPEM(text) {
 		t.Fatalf("read the certificate: %v", err)
 	}
 	s.args = append(s.args, "--port", "0", "--tls-port", s.port, "--tls-auth-clients", "no", "--aclfile", ACL(),
 		"--tls-cert-file", c.File, "--tls-key-file", c.Key, "--tls-ca-cert-file", c.File)
+
 	s.args = append(s.args, args...)
+
 	return s
 }
 
@@ -92,6 +102,7 @@ func StartSecureCluster(t testing.TB, masters int) *Cluster {
 	c.start(t, t.TempDir(), masters, 0, func(dir string, args ...string) *Server {
 		return newSecure(t, dir, append(args, "--tls-cluster", "yes")...)
 	})
+
 	return c
 }
 
@@ -99,24 +110,29 @@ func StartSecureCluster(t testing.TB, masters int) *Cluster {
 // deploy/redis.acl. URL is for that user.
 func StartSentinelWithUser(t testing.TB) *Sentinel {
 	t.Helper()
+
 	s := StartSentinel(t, "--aclfile", ACL())
 	s.Master.login = login(t)
 	return s
 }
 
-// Denied is what the server has refused its users since it started, one line
-// each: the reason, the object and the user.
+// Denied returns what the server has refused its users since it started, one line each: the reason, the object and the
+// user.
 func (s *Server) Denied(t testing.TB) []string {
 	t.Helper()
+
 	c := s.Client()
 	defer c.Close()
+
 	log, err := c.ACLLog(context.Background(), 100).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var all []string
 	for _, l := range log {
 		all = append(all, strings.Join([]string{l.Reason, l.Object, l.Username}, " "))
 	}
+
 	return all
 }

@@ -60,6 +60,7 @@ func (l *Link) carry(client net.Conn, address string) {
 		defer client.Close()
 		_, _ = io.Copy(client, server)
 	}()
+
 	_, _ = io.Copy(writer(func(sent []byte) (int, error) {
 		l.pass(sent)
 		return server.Write(sent)
@@ -70,7 +71,8 @@ func (l *Link) carry(client net.Conn, address string) {
 func (l *Link) pass(sent []byte) {
 	l.mu.Lock()
 	if l.armed && bytes.Contains(sent, []byte("evalsha")) {
-		l.armed, l.flows = false, make(chan struct{})
+		l.armed = false
+		l.flows = make(chan struct{})
 	}
 	flows := l.flows
 	l.mu.Unlock()
@@ -80,7 +82,7 @@ func (l *Link) pass(sent []byte) {
 	}
 }
 
-// StallAtScript has the link stall when the next run of a script is sent.
+// StallAtScript makes the link stall when the next run of a script is sent.
 func (l *Link) StallAtScript() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +93,9 @@ func (l *Link) StallAtScript() {
 func (l *Link) Flow() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.armed = false
+
 	if l.flows != nil {
 		close(l.flows)
 		l.flows = nil

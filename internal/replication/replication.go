@@ -1,30 +1,33 @@
 // Package replication keeps a peer, another region, up to date with the buckets of this region. Package presence/region
 // replicates counts with it, and counter/region counters.
 //
-// A [Link] decides when which bucket is sent. For each owned bucket it knows whether the bucket may have changes that the
-// peer lacks, and the peer's position in the bucket's log. A [Protocol] knows what a position means, makes the batches and
-// sends them; its merges must be idempotent, because a Link repeats every batch whose acknowledgement it did not receive.
+// A [Link] decides when which bucket is sent. For each owned bucket it knows whether the bucket may have changes that
+// the peer lacks, and the peer's position in the bucket's log. A [Protocol] knows what a position means, makes the
+// batches and sends them; its merges must be idempotent, because a Link repeats every batch whose acknowledgement it
+// did not receive.
 //
 // The first change after a pause is sent at once. After that a round sends all dirty buckets every Config.Every, or at
-// once while a round leaves changes unsent. A separate goroutine greets the peer twice in each Config.CompareEvery, so that
-// no change waits for the reply. Every second greeting also reads the peer's positions and marks all buckets. This comparison
-// corrects every wrong state of a Link: a lost notification, a batch that the peer lost after its acknowledgement, a peer
-// that was emptied or restored from older data, and a bucket that another process has sent meanwhile.
+// once while a round leaves changes unsent. A separate goroutine greets the peer twice in each Config.CompareEvery, so
+// that no change waits for the reply. Every second greeting also reads the peer's positions and marks all buckets. This
+// comparison corrects every wrong state of a Link: a lost notification, a batch that the peer lost after its
+// acknowledgement, a peer that was emptied or restored from older data, and a bucket that another process has sent
+// meanwhile.
 //
 // # Faults
 //
 //   - A batch or its acknowledgement is lost: the bucket is sent again from the last position that is known.
-//   - The peer does not know the log, or the log does not reach back: the Protocol begins a new log (counts), or sends the
-//     whole bucket by pages (counters).
-//   - The peer does not answer: nothing is sent until a greeting succeeds, at most half a second after it can be reached. The
-//     bound of a round is halved, down to 256 items.
+//   - The peer does not know the log, or the log does not reach back: the Protocol begins a new log (counts), or sends
+//     the whole bucket by pages (counters).
+//   - The peer does not answer: nothing is sent until a greeting succeeds, at most half a second after it can be
+//     reached. The bound of a round is halved, down to 256 items.
 //   - The peer is refused: nothing is sent, and it is greeted again each Config.CompareEvery.
 //   - The peer cannot accept a bucket: the other buckets are sent, and this one is tried again after 200 ms.
 //   - This process loses a bucket: the bucket's entry is dropped. It gets a bucket: the position is read from the peer.
 //
 // # Bounds
 //
-// A Link holds one entry for each bucket. A round has 32,768 pages or 16,384 counters at most; the rest follows at once.
+// A Link holds one entry for each bucket. A round has 32,768 pages or 16,384 counters at most; the rest follows at
+// once.
 package replication
 
 import (
@@ -45,8 +48,8 @@ const (
 	minItems   = 256                    // least bound of the items in a round
 )
 
-// ErrRefused is the error of a Protocol's Greet when the peer must not be sent anything. The next greeting follows after
-// Config.CompareEvery.
+// ErrRefused is the error of a Protocol's Greet when the peer must not be sent anything. The next greeting follows
+// after Config.CompareEvery.
 var ErrRefused = errors.New("the peer is refused")
 
 // At is a bucket and the peer's position in its log.
@@ -72,7 +75,8 @@ type Result[P any] struct {
 	Outcome  Outcome
 }
 
-// Protocol replicates to one peer. A Link calls Send from one goroutine and Owned, Greet and Positions from another one.
+// Protocol replicates to one peer. A Link calls Send from one goroutine and Owned, Greet and Positions from another
+// one.
 type Protocol[P any] interface {
 	// Owned returns the buckets that this process replicates. Two processes may own a bucket at the same time.
 	Owned() []int
@@ -81,8 +85,8 @@ type Protocol[P any] interface {
 	// Positions returns the peer's position in each bucket. It gets the positions that the Link believes in, which are
 	// zero at first.
 	Positions(ctx context.Context, believed []At[P]) ([]P, error)
-	// Send sends the changes after the positions, about limit items at most, and returns a Result for each position. After
-	// an error all of them are sent again.
+	// Send sends the changes after the positions, about limit items at most, and returns a Result for each position.
+	// After an error all of them are sent again.
 	Send(ctx context.Context, from []At[P], limit int) ([]Result[P], error)
 	// Failed receives the error of a failed greeting, comparison or round, except ErrRefused. Both goroutines call it.
 	Failed(err error)
@@ -101,7 +105,8 @@ type entry[P any] struct {
 	known  bool // at was read from the peer, or acknowledged
 	dirty  bool // there may be changes after at
 	rounds int  // number of ended rounds: a position that was read during a round is outdated
-	// since is the time of the oldest known change that waits, and sending of the oldest in flight; zero: none is known.
+	// since is the time of the oldest known change that waits, and sending of the oldest in flight; zero: none is
+	// known.
 	since, sending time.Time
 }
 
@@ -122,8 +127,12 @@ type Link[P any] struct {
 // New returns a Link that does nothing until Run.
 func New[P any](protocol Protocol[P], cfg Config) *Link[P] {
 	return &Link[P]{
-		cfg: cfg, protocol: protocol, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), entries: map[int]*entry[P]{},
-		limit: cfg.MaxItems / 4,
+		cfg:      cfg,
+		protocol: protocol,
+		wake:     make(chan struct{}, 1),
+		look:     make(chan struct{}, 1),
+		entries:  map[int]*entry[P]{},
+		limit:    cfg.MaxItems / 4,
 	}
 }
 
@@ -146,6 +155,7 @@ func (l *Link[P]) Changed(bucket int) {
 		}
 	}
 	l.mu.Unlock()
+
 	if e != nil {
 		wake.Signal(l.wake)
 	}
@@ -158,12 +168,15 @@ func (l *Link[P]) Look() { wake.Signal(l.look) }
 func (l *Link[P]) Lag() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	lag := time.Duration(0)
 	for _, e := range l.entries {
-		if since := first(e.sending, e.since); !since.IsZero() {
+		since := first(e.sending, e.since)
+		if !since.IsZero() {
 			lag = max(lag, time.Since(since))
 		}
 	}
+
 	return lag
 }
 
@@ -180,6 +193,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 	var owned []int
 	next := time.NewTimer(0)
 	defer next.Stop()
+
 	for n := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -187,36 +201,47 @@ func (l *Link[P]) greet(ctx context.Context) {
 		case <-next.C:
 		case <-l.look:
 		}
+
 		start := time.Now()
-		if now := l.protocol.Owned(); !slices.Equal(now, owned) {
-			owned, n = now, 0
+		now := l.protocol.Owned()
+		if !slices.Equal(now, owned) {
+			owned = now
+			n = 0 // the positions of buckets that are new here are not known
 			l.own(owned)
 		}
+
 		if len(owned) == 0 {
 			next.Reset(l.cfg.CompareEvery / 2)
 			continue
 		}
+
 		err := l.protocol.Greet(ctx)
 		greeted := err == nil
 		if greeted && n%2 == 0 { // a part of the peer may be away: buckets of the others go on
 			err = l.compare(ctx)
 		}
+
 		if ctx.Err() != nil {
 			return
 		}
+
 		pause := l.cfg.CompareEvery/2 - time.Since(start)
 		n++
 		if err != nil {
-			n, pause = 0, outage.Jitter(retryAfter)
+			n = 0
+			pause = outage.Jitter(retryAfter)
 		}
+
 		if errors.Is(err, ErrRefused) {
 			pause = l.cfg.CompareEvery
 		} else if err != nil {
 			l.protocol.Failed(err)
 		}
+
 		l.mu.Lock()
 		l.ready = greeted
 		l.mu.Unlock()
+
 		wake.Signal(l.wake)
 		next.Reset(max(pause, 0))
 	}
@@ -226,6 +251,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 func (l *Link[P]) own(buckets []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	old := l.entries
 	l.entries = map[int]*entry[P]{}
 	for _, b := range buckets {
@@ -233,28 +259,36 @@ func (l *Link[P]) own(buckets []int) {
 	}
 }
 
-// compare takes over the peer's positions and marks all buckets, but for the positions of buckets that were sent meanwhile.
+// compare takes over the peer's positions and marks all buckets, but for the positions of buckets that were sent
+// meanwhile.
 func (l *Link[P]) compare(ctx context.Context) error {
 	l.mu.Lock()
 	var believed []At[P]
 	var entries []*entry[P]
 	var rounds []int
+
 	for b, e := range l.entries {
-		believed, entries, rounds = append(believed, At[P]{b, e.at}), append(entries, e), append(rounds, e.rounds)
+		believed = append(believed, At[P]{b, e.at})
+		entries = append(entries, e)
+		rounds = append(rounds, e.rounds)
 	}
 	l.mu.Unlock()
+
 	found, err := l.protocol.Positions(ctx, believed)
 	if err != nil {
 		return err
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, e := range entries {
 		e.dirty = true
 		if e.rounds == rounds[i] {
-			e.at, e.known = found[i], true
+			e.at = found[i]
+			e.known = true
 		}
 	}
+
 	return nil
 }
 
@@ -266,11 +300,13 @@ func (l *Link[P]) send(ctx context.Context) {
 			return
 		case <-l.wake:
 		}
+
 		start := time.Now()
 		outcome, err := l.round(ctx)
 		if ctx.Err() != nil {
 			return
 		}
+
 		rest := time.Duration(0)
 		switch {
 		case err != nil:
@@ -280,9 +316,11 @@ func (l *Link[P]) send(ctx context.Context) {
 		case outcome == Sent:
 			rest = l.cfg.Every - time.Since(start)
 		}
+
 		if rest > 0 && !outage.Sleep(ctx, rest) {
 			return
 		}
+
 		if err != nil || outcome > Sent {
 			wake.Signal(l.wake)
 		}
@@ -294,21 +332,31 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 	start := time.Now()
 	var from []At[P]
 	var entries []*entry[P]
+
 	l.mu.Lock()
 	for b, e := range l.entries {
-		if l.ready && e.dirty && e.known {
-			from, entries = append(from, At[P]{b, e.at}), append(entries, e)
-			e.dirty, e.sending, e.since = false, e.since, time.Time{}
+		if !l.ready || !e.dirty || !e.known {
+			continue
 		}
+		from = append(from, At[P]{b, e.at})
+		entries = append(entries, e)
+
+		// A change during the round marks the bucket again.
+		e.dirty = false
+		e.sending = e.since
+		e.since = time.Time{}
 	}
 	l.mu.Unlock()
+
 	if len(from) == 0 {
 		return Unchanged, nil
 	}
+
 	results, err := l.protocol.Send(ctx, from, l.limit)
 	if err != nil && ctx.Err() == nil {
 		l.protocol.Failed(err)
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, e := range entries {
@@ -323,16 +371,20 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 				e.sending = first(e.sending, start)
 			}
 		}
+
 		if left {
-			e.dirty, e.since = true, first(e.sending, e.since)
+			e.dirty = true
+			e.since = first(e.sending, e.since)
 		}
-		e.rounds, e.sending = e.rounds+1, time.Time{}
+		e.rounds++
+		e.sending = time.Time{}
 	}
-	switch {
-	case err != nil:
+
+	if err != nil {
 		l.limit = max(l.limit/2, minItems)
-	case greatest > Unchanged:
+	} else if greatest > Unchanged {
 		l.limit = min(l.limit+l.limit/4, l.cfg.MaxItems)
 	}
+
 	return greatest, err
 }

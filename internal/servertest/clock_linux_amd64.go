@@ -22,23 +22,28 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+
 	pid := cmd.Process.Pid
 	var status syscall.WaitStatus
 	_, err := syscall.Wait4(pid, &status, 0, nil)
 	if err == nil && !status.Stopped() {
 		err = fmt.Errorf("it ended with %d", status.ExitStatus())
 	}
+
 	if err == nil {
 		err = setClock(pid, offset)
 	}
+
 	if err == nil {
 		err = syscall.PtraceDetach(pid)
 	}
+
 	if err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		return fmt.Errorf("servertest: a clock that is wrong: %w", err)
 	}
+
 	return nil
 }
 
@@ -64,6 +69,7 @@ func setClock(pid int, offset time.Duration) error {
 	if err != nil {
 		return err
 	}
+
 	var from, to uintptr
 	for line := range strings.Lines(string(maps)) {
 		if strings.HasSuffix(strings.TrimSpace(line), "[vdso]") {
@@ -72,10 +78,12 @@ func setClock(pid int, offset time.Duration) error {
 			}
 		}
 	}
+
 	image := make([]byte, to-from)
 	if _, err := memory.ReadAt(image, int64(from)); err != nil {
 		return err
 	}
+
 	file, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
 		return err
@@ -84,6 +92,7 @@ func setClock(pid int, offset time.Duration) error {
 	if err != nil {
 		return err
 	}
+
 	codes := clockCodes(int32(offset / time.Second))
 	for _, s := range symbols {
 		code := codes[s.Name]
@@ -95,15 +104,18 @@ func setClock(pid int, offset time.Duration) error {
 		}
 		delete(codes, s.Name)
 	}
+
 	if len(codes) > 0 {
 		return fmt.Errorf("the kernel lacks %d clocks", len(codes))
 	}
 	return nil
+
 }
 
 // clockCodes are functions of the vDSO that ask the kernel, and move the wall clock.
 func clockCodes(seconds int32) map[string][]byte {
 	by := binary.LittleEndian.AppendUint32(nil, uint32(seconds))
+
 	return map[string][]byte{
 		"__vdso_clock_gettime": slices.Concat([]byte{ // edi: which clock, rsi: *timespec
 			0xb8, 0xe4, 0, 0, 0, // mov eax, 228: clock_gettime

@@ -39,36 +39,45 @@ func (l *Log) Complaint() string {
 			return fmt.Sprintf("%q in the log:\n%.6000s", bad, text[max(0, i-300):])
 		}
 	}
+
 	return ""
 }
 
-// Repeated returns a line of JSON that has a member twice, or "". Readers of logs keep one of the two, and not all of them
-// the same one.
+// Repeated returns a line of JSON that has a member twice, or "". Readers of logs keep one of the two, and not all of
+// them the same one.
 func (l *Log) Repeated() string {
 	for line := range strings.Lines(l.String()) {
 		if key := repeatedKey(line); key != "" {
 			return fmt.Sprintf("%q is twice in %.6000s", key, line)
 		}
 	}
+
 	return ""
 }
 
 func repeatedKey(line string) string {
 	d := json.NewDecoder(strings.NewReader(line))
-	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
+	begin, err := d.Token()
+	if err != nil || begin != json.Delim('{') {
 		return ""
 	}
+
 	seen := map[json.Token]bool{}
 	for d.More() {
 		key, err := d.Token()
-		var value json.RawMessage
-		if err != nil || d.Decode(&value) != nil { // a killed process may leave half a line
+		if err != nil { // a killed process may leave half a line
 			return ""
 		}
+		var value json.RawMessage
+		if d.Decode(&value) != nil {
+			return ""
+		}
+
 		if seen[key] {
 			return fmt.Sprint(key)
 		}
 		seen[key] = true
 	}
+
 	return ""
 }

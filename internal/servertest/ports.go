@@ -33,6 +33,7 @@ func FreePort(beside ...int) int {
 	if ports.claims == nil {
 		ports.claims = map[int]io.Closer{}
 	}
+
 search:
 	for {
 		port := firstPort + rand.IntN(endPort-firstPort)
@@ -40,19 +41,23 @@ search:
 		for _, d := range beside {
 			all = append(all, port+d)
 		}
+
 		for _, p := range all {
 			if p >= endPort || ports.claims[p] != nil {
 				continue search
 			}
+
 			c := claim(p)
 			if c == nil {
 				continue search
 			}
+
 			ports.claims[p] = c // also when its neighbour is not ours: there are many
 			if !free(addr(p)) {
 				continue search
 			}
 		}
+
 		return port
 	}
 }
@@ -62,15 +67,18 @@ func addr(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p
 // free reports whether a server can listen there now, with TCP and with UDP.
 func free(addr string) bool {
 	defer holdForks()()
+
 	tcp, err := net.Listen("tcp", addr)
 	if err != nil {
 		return false
 	}
 	defer tcp.Close()
+
 	udp, err := net.ListenPacket("udp", addr)
 	if err != nil {
 		return false
 	}
+
 	_ = udp.Close()
 	return true
 }

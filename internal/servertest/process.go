@@ -34,42 +34,56 @@ type Process struct {
 func (p *Process) Start(cmd *exec.Cmd) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	begin := cmd.Start
 	if p.Clock != 0 {
 		begin = func() error { return startWithClock(cmd, p.Clock) }
 	}
-	started, ended := make(chan error), make(chan struct{})
+
+	started := make(chan error)
+	ended := make(chan struct{})
 	go func() { // ends with the program
 		defer close(ended)
 		live(cmd, begin, started)
 	}()
+
 	if err := <-started; err != nil {
 		return err
 	}
-	p.cmd, p.ended = cmd, ended
+
+	p.cmd = cmd
+	p.ended = ended
+
 	return nil
 }
 
-// Serve starts a server that writes to the file output, and waits until it answers:
-// until answers returns no error. The error of Serve has what the server wrote.
-func (p *Process) Serve(cmd *exec.Cmd, output string, within time.Duration, answers func(context.Context) error) error {
+// Serve starts a server that writes to the file output, and waits until it answers: until answers returns no error. The
+// error of Serve has what the server wrote.
+func (p *Process) Serve(
+	cmd *exec.Cmd, output string, within time.Duration, answers func(context.Context) error,
+) error {
 	out, err := os.Create(output)
 	if err != nil {
 		return err
 	}
 	defer out.Close() // the process has it as its own
-	cmd.Stdout, cmd.Stderr = out, out
+
+	cmd.Stdout = out
+	cmd.Stderr = out
+
 	if err := p.Start(cmd); err != nil {
 		return err
 	}
+
 	if err := Await(p, within, answers); err != nil {
 		text, _ := os.ReadFile(output)
 		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, text)
 	}
+
 	return nil
 }
 
-// startAndWait is the program's life.
+// startAndWait starts the program and waits until it has ended.
 func startAndWait(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	err := begin()
 	started <- err
@@ -78,14 +92,14 @@ func startAndWait(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	}
 }
 
-// run is the newest; nil before the first.
+// run returns the newest run; nil before the first.
 func (p *Process) run() (cmd *exec.Cmd, ended <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cmd, p.ended
 }
 
-// PID is the id of a process that was started.
+// PID returns the id of a process that was started.
 func (p *Process) PID() int {
 	cmd, _ := p.run()
 	return cmd.Process.Pid
@@ -94,6 +108,7 @@ func (p *Process) PID() int {
 // Runs reports whether the process was started and has not ended.
 func (p *Process) Runs() bool {
 	_, ended := p.run()
+
 	select {
 	case <-ended:
 		return false
@@ -102,7 +117,7 @@ func (p *Process) Runs() bool {
 	}
 }
 
-// Ended is closed when the process has ended.
+// Ended returns a channel that is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} {
 	_, ended := p.run()
 	return ended
@@ -125,15 +140,18 @@ func (p *Process) Signal(sig syscall.Signal) {
 	if !p.Runs() {
 		return
 	}
+
 	cmd, _ := p.run()
 	started := children(cmd.Process.Pid) // listed first: what has ended has no children
+
 	_ = cmd.Process.Signal(sig)
+
 	for _, pid := range started {
 		_ = syscall.Kill(pid, sig)
 	}
 }
 
-// Pause has the process hang: its connections stay, and it says nothing.
+// Pause makes the process hang: its connections stay, and it answers nothing.
 func (p *Process) Pause() { p.Signal(syscall.SIGSTOP) }
 
 // Resume ends Pause.
@@ -141,14 +159,16 @@ func (p *Process) Resume() { p.Signal(syscall.SIGCONT) }
 
 // Kill ends the process and those that it started at once, as a crash does.
 func (p *Process) Kill() {
-	if p.Runs() {
-		// A stopped process starts nothing more: a child that it started unseen would live on, and
-		// one of PostgreSQL's may then wait forever for a lock that a dead one has, and keep the memory.
-		cmd, _ := p.run()
-		_ = cmd.Process.Signal(syscall.SIGSTOP)
-		p.Signal(syscall.SIGKILL)
-		<-p.Ended()
+	if !p.Runs() {
+		return
 	}
+
+	// A stopped process starts nothing more: a child that it started unseen would live on, and one of PostgreSQL's may
+	// then wait forever for a lock that a dead one has, and keep the memory.
+	cmd, _ := p.run()
+	_ = cmd.Process.Signal(syscall.SIGSTOP)
+	p.Signal(syscall.SIGKILL)
+	<-p.Ended()
 }
 
 // End ends the process as an operator does, and returns its exit status. A process
@@ -157,13 +177,16 @@ func (p *Process) Kill() {
 func (p *Process) End(within time.Duration) int {
 	p.Signal(syscall.SIGTERM)
 	status := p.Wait(within)
-	if p.Runs() {
-		p.Signal(syscall.SIGQUIT)
-		_ = p.Wait(5 * time.Second)
-		p.Kill()
-		return -1
+
+	if !p.Runs() {
+		return status
 	}
-	return status
+
+	p.Signal(syscall.SIGQUIT)
+	_ = p.Wait(5 * time.Second)
+	p.Kill()
+	return -1
+
 }
 
 // Await asks until ok returns no error, and returns an error when p has ended or that
@@ -171,15 +194,18 @@ func (p *Process) End(within time.Duration) int {
 func Await(p *Process, within time.Duration, ok func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
+
 	var ended <-chan struct{} // nil, hence never ready, without a process
 	if p != nil {
 		ended = p.Ended()
 	}
+
 	for {
 		err := ok(ctx)
 		if err == nil {
 			return nil
 		}
+
 		select {
 		case <-ended:
 			return errors.New("it ended at once")
@@ -190,20 +216,20 @@ func Await(p *Process, within time.Duration, ok func(context.Context) error) err
 	}
 }
 
-// Stat is what /proc says of a process; all of it is 0 when the process has ended, and on
-// systems without /proc.
+// Stat returns what /proc has of a process; all of it is 0 when the process has ended, and on systems without /proc.
 func Stat(pid int) (stat procfs.ProcStat) {
 	if p, err := procfs.NewProc(pid); err == nil {
 		stat, _ = p.Stat() // after an error all of it is 0
 	}
+
 	return stat
 }
 
-// Memory is the resident memory of a process in bytes, if Stat can say it.
+// Memory returns the resident memory of a process in bytes, or 0 where Stat does.
 func Memory(pid int) int64 { return int64(Stat(pid).ResidentMemory()) }
 
-// Waited is how long the threads of a process together have waited for a core; 0 when it
-// has ended, and on systems without /proc.
+// Waited returns how long the threads of a process together have waited for a core; 0 when it has ended, and on systems
+// without /proc.
 func Waited(pid int) (sum time.Duration) {
 	threads, _ := procfs.AllThreads(pid)
 	for _, thread := range threads {
@@ -211,6 +237,7 @@ func Waited(pid int) (sum time.Duration) {
 			sum += time.Duration(stat.WaitingNanoseconds)
 		}
 	}
+
 	return sum
 }
 
@@ -224,14 +251,18 @@ func Ready(ctx context.Context, admin string) error {
 	if err != nil {
 		return err
 	}
+
 	resp, err := probe.Do(req)
 	if err != nil {
 		return err
 	}
+
 	defer resp.Body.Close()
+
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("it is not ready: %s", resp.Status)
 	}
+
 	return nil
 }
 
@@ -241,5 +272,6 @@ func Listens(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
+
 	return c.Close()
 }

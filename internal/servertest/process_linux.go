@@ -16,22 +16,27 @@ import (
 func live(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
+
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+
 	startAndWait(cmd, begin, started)
 }
 
-// children are the processes that pid started and that still run.
+// children returns the processes that pid started and that still run.
 func children(pid int) []int {
 	all, _ := procfs.AllProcs()
 	var pids []int
+
 	for _, p := range all {
 		if stat, err := p.Stat(); err == nil && stat.PPID == pid { // an error: it ended meanwhile
 			pids = append(pids, p.PID)
 		}
 	}
+
 	return pids
 }
 
@@ -43,6 +48,7 @@ func claim(port int) io.Closer {
 	if err != nil {
 		return nil
 	}
+
 	return l
 }
 

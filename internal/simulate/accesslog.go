@@ -29,28 +29,35 @@ const (
 // readLog reads a log. It counts bad lines and leaves them out.
 func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 	br := bufio.NewReaderSize(r, maxLine)
+
 	seen := map[string]string{} // keeps each text once, however often it occurs
+
 	for {
 		line, err := br.ReadSlice('\n')
 		if len(line) == 0 && err == io.EOF {
 			return requests, lines, bad, nil
 		}
+
 		lines++
 		long := errors.Is(err, bufio.ErrBufferFull)
 		for errors.Is(err, bufio.ErrBufferFull) {
 			_, err = br.ReadSlice('\n')
 		}
+
 		if err != nil && err != io.EOF {
 			return nil, lines, bad, fmt.Errorf("read line %d: %w", lines, err)
 		}
+
 		req, perr := parseLine(strings.TrimRight(string(line), "\r\n"))
 		if long || perr != nil {
 			bad++
 			continue
 		}
+
 		if len(requests) == maxRequests {
 			return nil, lines, bad, fmt.Errorf("the log has more than %d requests: replay a part of it", maxRequests)
 		}
+
 		for _, s := range []*string{&req.address, &req.agent, &req.page} {
 			if _, ok := seen[*s]; !ok {
 				t := strings.Clone(*s)
@@ -58,6 +65,7 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 			}
 			*s = seen[*s]
 		}
+
 		requests = append(requests, req)
 	}
 }
@@ -68,25 +76,26 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 //	address identity user [time] "request" status bytes "referer" "agent"
 //
 // In quotes a backslash hides what follows it.
-var logLine = regexp.MustCompile(`^([^ ]+) .*? \[(.*?)\] "((?:[^"\\]|\\.)*)" [0-9]{3} (?:[0-9]+|-)(?: "(?:[^"\\]|\\.)*" ?"((?:[^"\\]|\\.)*)".*)?$`)
+var logLine = regexp.MustCompile(`^([^ ]+) .*? \[(.*?)\] "((?:[^"\\]|\\.)*)" [0-9]{3} (?:[0-9]+|-)` +
+	`(?: "(?:[^"\\]|\\.)*" ?"((?:[^"\\]|\\.)*)".*)?$`)
 
 // parseLine reads a line of a log.
 //
-// The page is the path of the request as it stands in the log. The query is left
-// out: it more often says how a visitor came (utm_source) than which page the
-// visitor wanted. Percent escapes stay, as in a browser's location.pathname, so that
-// the replay and a page's own script name the same page. Invalid UTF-8 becomes
-// U+FFFD, which no page may contain.
+// The page is the path of the request as it stands in the log. The query is left out: it more often says how a visitor
+// came (utm_source) than which page the visitor wanted. Percent escapes stay, as in a browser's location.pathname, so
+// that the replay and a page's own script name the same page. Invalid UTF-8 becomes U+FFFD, which no page may contain.
 func parseLine(line string) (request, error) {
 	m := logLine.FindStringSubmatch(line)
 	if m == nil {
 		return request{}, errLine
 	}
+
 	at, err := time.Parse("02/Jan/2006:15:04:05 -0700", m[2])
 	page, ok := pageOf(m[3])
 	if err != nil || !ok {
 		return request{}, errLine
 	}
+
 	return request{address: m[1], agent: m[4], page: page, at: at}, nil
 }
 
@@ -97,6 +106,7 @@ func pageOf(asked string) (string, bool) {
 	if !ok || method == "" {
 		return "", false
 	}
+
 	if i := strings.LastIndex(target, " HTTP/"); i >= 0 {
 		target = target[:i]
 	}
@@ -104,6 +114,7 @@ func pageOf(asked string) (string, bool) {
 		_, path, _ := strings.Cut(after, "/")
 		target = "/" + path
 	}
+
 	path, _, _ := strings.Cut(target, "?")
 	return strings.ToValidUTF8(path, "\uFFFD"), path != ""
 }

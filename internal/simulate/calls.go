@@ -39,7 +39,9 @@ func one(name string, do func(context.Context, *client.API) (client.Counter, err
 
 // other is a call whose answer is no counter.
 func other(name string, do func(context.Context, *client.API) error) call {
-	return call{name: name, do: func(ctx context.Context, api *client.API) ([]client.Counter, error) { return nil, do(ctx, api) }}
+	return call{name: name, do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
+		return nil, do(ctx, api)
+	}}
 }
 
 // A reply is the answer to a call.
@@ -53,12 +55,13 @@ type reply struct {
 
 // check refuses an answer that is no counter of that key.
 func (t *tally) check(l *client.Counter) error {
+	belowFloor := t.floor && l.Value < 0
 	switch {
 	case l.Key != t.key:
 		return fmt.Errorf("the key is %q", l.Key)
 	case l.Kind != t.kind:
 		return fmt.Errorf("the kind is %q, not %q", l.Kind, t.kind)
-	case t.floor && l.Value < 0:
+	case belowFloor:
 		return fmt.Errorf("the value %d is below 0", l.Value)
 	}
 	return nil
@@ -88,76 +91,98 @@ var errUnexpected = errors.New("unexpected answer")
 // call tries a call until it is answered, each time at any gateway. The client itself
 // cuts off the fraction cuts of the tries.
 func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts float64) (reply, error) {
-	unknown, last := false, error(nil)
-	began, pause := time.Now(), pauseLeast
+	var last error
+	unknown := false
+	began := time.Now()
+	pause := pauseLeast
+
 	for try := 0; ; try++ {
 		if try > 0 {
 			r.calls.retries.Add(1)
 		}
+
 		if time.Since(began) > answerLimit {
 			return reply{}, fmt.Errorf("%s is not answered after %s: %w", q.name, answerLimit, last)
 		}
+
 		api, err := r.api(r.gateway(rng.IntN(len(r.cfg.URL))), q.who)
 		if err != nil {
 			return reply{}, err
 		}
+
 		if try < cutsAtMost && rng.Float64() < cuts {
 			unknown = true
 			r.cut(ctx, api, q)
 			continue
 		}
+
 		start := time.Now()
 		counters, err := q.do(ctx, client.NewAPI(api).Once(q.once))
 		last = err
+
 		problem := (*client.Error)(nil)
 		if err == nil || errors.As(err, &problem) && problem.Status == http.StatusConflict {
 			r.calls.latency.add(time.Since(start))
 			r.calls.answered.Add(1)
-			got := reply{counters: counters, conflict: problem, unknown: unknown, replay: err == nil && len(counters) > 0 && counters[0].Replayed}
+
+			got := reply{counters: counters, conflict: problem, unknown: unknown}
+			got.replay = err == nil && len(counters) > 0 && counters[0].Replayed
 			if got.replay {
 				r.calls.replays.Add(1)
 			}
 			return got, nil
 		}
+
 		wait, err := r.missed(ctx, q.name, err)
 		if err != nil {
 			return reply{}, err
 		}
 		if wait == 0 {
-			unknown, wait = true, pause/2+rand.N(pause/2)
+			unknown = true
+			wait = pause/2 + rand.N(pause/2)
 			pause = min(2*pause, pauseMost)
 		}
+
 		if err := sleep(ctx, wait); err != nil {
 			return reply{}, err
 		}
 	}
 }
 
-// missed sorts the failure of a try. It returns after which time a limited caller may try again, and 0 when the call may
-// have been carried out. The error says that the failure is not in the contract, or that the run ends.
+// missed classifies the failure of a try. It returns after which time a limited caller may try again, and 0 when the
+// call may have been carried out. The error says that the failure is not in the contract, or that the run ends.
 func (r *lastingRun) missed(ctx context.Context, name string, failure error) (wait time.Duration, err error) {
-	switch problem := (*client.Error)(nil); {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return 0, fmt.Errorf("interrupted: %w", context.Cause(ctx))
-	case errors.As(failure, &problem) && problem.Status == http.StatusTooManyRequests:
+	}
+
+	var problem *client.Error
+	if !errors.As(failure, &problem) {
+		if errors.Is(failure, client.ErrFrame) {
+			return 0, unexpected(name, failure)
+		}
+		r.calls.lost.Add(1)
+		return 0, nil
+	}
+
+	if problem.Status == http.StatusTooManyRequests {
 		r.calls.limited.Add(1)
 		return max(problem.RetryAfter, pauseLeast), nil
-	case problem != nil && problem.Temporary():
-		r.calls.unavailable.Add(1)
-	case problem != nil, errors.Is(failure, client.ErrFrame):
-		return 0, unexpected(name, failure)
-	default:
-		r.calls.lost.Add(1)
 	}
-	return 0, nil
+	if problem.Temporary() {
+		r.calls.unavailable.Add(1)
+		return 0, nil
+	}
+	return 0, unexpected(name, failure)
 }
 
-// ask is a call that reads. A conflict is none of its answers.
+// ask makes a call that reads. A conflict is none of its answers.
 func (r *lastingRun) ask(ctx context.Context, rng *rand.Rand, q call) ([]client.Counter, error) {
 	got, err := r.call(ctx, rng, q, 0)
 	if err == nil && got.conflict != nil {
 		err = unexpected(q.name, got.conflict)
 	}
+
 	return got.counters, err
 }
 
@@ -165,11 +190,12 @@ func unexpected(what string, err error) error {
 	return fmt.Errorf("%w: %s: %w", errUnexpected, what, err)
 }
 
-// api says where and as whom calls are made; nil: with the API key.
+// api returns where and as whom calls are made; nil: with the API key.
 func (r *lastingRun) api(gateway string, who *user) (client.Config, error) {
 	if who == nil {
 		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKeys[0], HTTP: r.web}, nil
 	}
+
 	cfg, err := r.config(gateway, who.name, who.signed())
 	cfg.HTTP = r.web
 	return cfg, err
@@ -180,8 +206,10 @@ func (r *lastingRun) cut(ctx context.Context, api client.Config, q call) {
 	r.calls.cuts.Add(1)
 	ctx, hangUp := context.WithCancel(ctx)
 	defer hangUp()
+
 	sent := func(httptrace.WroteRequestInfo) { time.AfterFunc(rand.N(3*time.Millisecond), hangUp) }
-	_, _ = q.do(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: sent}), client.NewAPI(api).Once(q.once))
+	trace := &httptrace.ClientTrace{WroteRequest: sent}
+	_, _ = q.do(httptrace.WithClientTrace(ctx, trace), client.NewAPI(api).Once(q.once))
 }
 
 // read gets one counter and checks what every answer must be.
@@ -190,7 +218,11 @@ func (r *lastingRun) read(ctx context.Context, rng *rand.Rand, t *tally, exact b
 	if exact {
 		get = (*client.API).Exact
 	}
-	return r.counter(ctx, rng, t, one("GET of "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) { return get(api, ctx, t.key) }))
+
+	name := "GET of " + t.key
+	return r.counter(ctx, rng, t, one(name, func(ctx context.Context, api *client.API) (client.Counter, error) {
+		return get(api, ctx, t.key)
+	}))
 }
 
 // counter makes a call that reads one counter.
@@ -199,8 +231,10 @@ func (r *lastingRun) counter(ctx context.Context, rng *rand.Rand, t *tally, q ca
 	if err != nil {
 		return client.Counter{}, err
 	}
+
 	if err := t.check(&got[0]); err != nil {
 		return client.Counter{}, unexpected(q.name, fmt.Errorf("counter %q: %w", t.key, err))
 	}
+
 	return got[0], nil
 }

@@ -64,9 +64,11 @@ func (c *crowd) checkpoint(ctx context.Context, name string) error {
 		if errors.Is(err, errSpoilt) && try < maxRetries {
 			continue
 		}
+
 		if err != nil {
 			return fmt.Errorf("checkpoint %s: %w", name, err)
 		}
+
 		cp.AtS = time.Since(c.began).Seconds()
 		c.result.Checkpoints = append(c.result.Checkpoints, cp)
 		return nil
@@ -80,6 +82,7 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	if err != nil {
 		return err
 	}
+
 	quiet := time.Now()
 	cp.QuietMS = quiet.Sub(began).Milliseconds()
 	cp.Clients = len(everyone)
@@ -90,15 +93,20 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 		if wrong.n == 0 {
 			c.ask(ctx, c.topics(), wrong)
 		}
+
 		settled := time.Since(quiet)
-		if _, now := c.quiet(); now != before {
+		_, now := c.quiet()
+		if now != before {
 			return errSpoilt
 		}
+
 		if wrong.n == 0 || settled > c.settle {
-			cp.SettleMS, cp.Wrong = settled.Milliseconds(), wrong.n
+			cp.SettleMS = settled.Milliseconds()
+			cp.Wrong = wrong.n
 			c.faults.merge(wrong)
 			return nil
 		}
+
 		if err := sleep(ctx, pollEvery); err != nil {
 			return err
 		}
@@ -110,22 +118,26 @@ func (c *crowd) held(everyone []*tab) *faults {
 	wrong := &faults{}
 	for _, tab := range everyone {
 		placed := tab.look(func(n client.Count) {
-			if want, ok := c.want(n.Page); ok && n.Count != want {
-				wrong.add("page %q: a client of %s holds the count %d; the true count is %d", n.Page, c.gateway(tab.gateway), n.Count, want)
+			want, ok := c.want(n.Page)
+			if ok && n.Count != want {
+				wrong.add("page %q: a client of %s holds the count %d; the true count is %d",
+					n.Page, c.gateway(tab.gateway), n.Count, want)
 			}
 		})
 		if !placed {
 			wrong.add("a client of %s is not connected or holds no count", c.gateway(tab.gateway))
 		}
 	}
+
 	return wrong
 }
 
-// want is the true count of a page; of `*` only when nobody else is on the site.
+// want returns the true count of a page; of `*` only when nobody else is on the site.
 func (c *crowd) want(page string) (count int64, ok bool) {
 	if page == wholeSite {
 		return c.baseline + c.truth.count(page), c.result.SiteChecked
 	}
+
 	return c.truth.count(page), true
 }
 
@@ -133,21 +145,26 @@ func (c *crowd) want(page string) (count int64, ok bool) {
 func (c *crowd) awaitPlaces(ctx context.Context, tabs []*tab) error {
 	for deadline := time.Now().Add(placeLimit); ; {
 		missing := 0
+
 		for _, tab := range tabs {
 			if !tab.look(nil) {
 				missing++
 			}
 		}
+
 		if missing == 0 {
 			return nil
 		}
+
 		if time.Now().After(deadline) {
 			return fmt.Errorf("after %s, %d clients are not connected or have no answer to their joins; last error: %w",
 				placeLimit, missing, c.lastFailure())
 		}
+
 		if err := c.hopeless(); err != nil {
 			return err
 		}
+
 		if err := sleep(ctx, pollEvery); err != nil {
 			return err
 		}
@@ -159,13 +176,17 @@ func (c *crowd) awaitPlaces(ctx context.Context, tabs []*tab) error {
 func (c *crowd) awaitQuiet(ctx context.Context, tabs []*tab) (disturbances int, err error) {
 	for {
 		at, disturbances := c.quiet()
+
 		if err := c.awaitPlaces(ctx, tabs); err != nil {
 			return 0, err
 		}
+
 		if err := sleep(ctx, time.Until(at)); err != nil {
 			return 0, err
 		}
-		if _, now := c.quiet(); now == disturbances {
+
+		_, now := c.quiet()
+		if now == disturbances {
 			return disturbances, nil
 		}
 	}
@@ -175,26 +196,33 @@ func (c *crowd) awaitQuiet(ctx context.Context, tabs []*tab) (disturbances int, 
 // nobody listens, unless none of the gateways answers.
 func (c *crowd) ask(ctx context.Context, pages []string, wrong *faults) {
 	down := &faults{}
+
 	var group errgroup.Group
 	group.SetLimit(getsAtOnce)
 	for _, gateway := range c.cfg.URL {
-		if _, err := c.get(ctx, gateway, wholeSite); err != nil && !answered(err) {
+		_, err := c.get(ctx, gateway, wholeSite)
+		if err != nil && !answered(err) {
 			down.add("%v", err)
 			continue
 		}
+
 		for _, page := range pages {
 			group.Go(func() error {
 				counter, err := c.get(ctx, gateway, page)
-				if want, checked := c.want(page); err != nil {
+				want, checked := c.want(page)
+				if err != nil {
 					wrong.add("page %q: GET from %s: %v", page, gateway, err)
 				} else if checked && counter.Count != want {
-					wrong.add("page %q: GET from %s answers %d; the true count is %d", page, gateway, counter.Count, want)
+					wrong.add("page %q: GET from %s answers %d; the true count is %d",
+						page, gateway, counter.Count, want)
 				}
 				return nil
 			})
 		}
 	}
+
 	_ = group.Wait()
+
 	if down.n == len(c.cfg.URL) {
 		wrong.merge(down)
 	}
@@ -213,11 +241,13 @@ func answered(err error) bool {
 // errNobody says that the run has not begun.
 var errNobody = errors.New("nothing answers")
 
-// cause is err without the request, which the reader knows.
+// cause returns err without the request, which the reader knows.
 func cause(err error) error {
-	if u := (*url.Error)(nil); errors.As(err, &u) {
+	var u *url.Error
+	if errors.As(err, &u) {
 		return u.Err
 	}
+
 	return err
 }
 
@@ -231,17 +261,22 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 			if err == nil {
 				break
 			}
+
 			if !answered(err) {
-				return fmt.Errorf("%w at %s: start the server, or give its address with --url: %w", errNobody, gateway, cause(err))
+				return fmt.Errorf("%w at %s: start the server, or give its address with --url: %w",
+					errNobody, gateway, cause(err))
 			}
+
 			if time.Now().After(deadline) {
 				return fmt.Errorf("%s is not ready after %s: %w", gateway, readyLimit, err)
 			}
+
 			if err := sleep(ctx, 5*pollEvery); err != nil {
 				return err
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -250,22 +285,30 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 // other people are on the site.
 func (c *crowd) readBaseline(ctx context.Context) error {
 	still := c.cfg.LeaveGrace + time.Second
-	since, limit := time.Now(), time.Now().Add(c.ghostBound()+still)
+	since := time.Now()
+	limit := since.Add(c.ghostBound() + still)
+
 	for first := true; ; first = false {
 		got, err := c.get(ctx, c.cfg.URL[0], wholeSite)
+
 		if err != nil {
 			return fmt.Errorf("read the baseline of *: %w", err)
 		}
+
 		if first || got.Count != c.baseline {
-			c.baseline, since = got.Count, time.Now()
+			c.baseline = got.Count
+			since = time.Now()
 		}
+
 		if c.baseline == 0 || time.Since(since) > still {
 			return nil
 		}
+
 		if time.Now().After(limit) {
 			c.result.SiteChecked = false
 			return nil
 		}
+
 		if err := sleep(ctx, 2*pollEvery); err != nil {
 			return err
 		}
@@ -282,9 +325,12 @@ func (c *crowd) expectEmpty(ctx context.Context) error {
 		if there.n == 0 {
 			return nil
 		}
+
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d of the pages have visitors already: replay the log to a server without visitors; first page: %s", there.n, there.texts[0])
+			return fmt.Errorf("%d of the pages have visitors already: replay the log to a server without visitors; "+
+				"first page: %s", there.n, there.texts[0])
 		}
+
 		if err := sleep(ctx, 5*pollEvery); err != nil {
 			return err
 		}
@@ -296,8 +342,10 @@ func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
 	}
+
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+
 	select {
 	case <-timer.C:
 		return nil

@@ -33,8 +33,9 @@ type ChurnReport struct {
 }
 
 func (r *ChurnReport) String() string {
-	return fmt.Sprintf("%d users came, %d came back, %d left (%d tabs killed, %d silent); %d tabs moved, %d reloaded, %d opened, %d closed",
-		r.Came, r.CameBack, r.Left, r.LeftKilled, r.Vanished, r.Moved, r.Reloaded, r.TabsOpened, r.TabsClosed)
+	return fmt.Sprintf("%d users came, %d came back, %d left (%d tabs killed, %d silent); %d tabs moved, %d reloaded, "+
+		"%d opened, %d closed", r.Came, r.CameBack, r.Left, r.LeftKilled, r.Vanished, r.Moved, r.Reloaded, r.TabsOpened,
+		r.TabsClosed)
 }
 
 // Checkpoints during the run come this often, and twice in a short run. A run that
@@ -55,37 +56,48 @@ func lastChecks(duration, grace time.Duration) time.Duration {
 // tabs may be closing.
 func churners(cfg *Command) int { return cfg.Users * cfg.Tabs * 3 / 2 }
 
-func (c *crowd) mixed(ctx context.Context) error { return (&churn{crowd: c, whole: true}).work(ctx) }
+func (c *crowd) mixed(ctx context.Context) error {
+	churn := &churn{crowd: c, whole: true}
+	return churn.work(ctx)
+}
 
 // measuredChurn has figures of all of --duration.
 func (c *crowd) measuredChurn(ctx context.Context) error {
 	defer c.measure()()
-	return (&churn{crowd: c}).work(ctx)
+
+	churn := &churn{crowd: c}
+	return churn.work(ctx)
 }
 
 func (r *churn) work(ctx context.Context) error {
 	r.result.Churn = &r.tally
 	r.zipf = rand.NewZipf(r.rng, 1.2, 1, uint64(len(r.pages)-1))
+
 	r.enterPhase("arriving")
 	for range r.cfg.Users {
 		if err := r.come(ctx); err != nil {
 			return err
 		}
 	}
+
 	if err := r.checkpoint(ctx, "full"); err != nil {
 		return err
 	}
-	end, heard := time.Now().Add(r.cfg.Duration), time.Time{}
+
+	end := time.Now().Add(r.cfg.Duration)
+	heard := time.Time{}
 	if r.whole {
 		end = end.Add(-lastChecks(r.cfg.Duration, r.cfg.LeaveGrace))
 		heard = end.Add(r.cfg.LeaveGrace)
 	}
+
 	if r.cfg.Duration >= shortRun {
 		for next := time.Now(); ; {
 			next = next.Add(min(checkEvery, r.cfg.Duration/2))
 			if next.After(end.Add(-checkEvery / 20)) {
 				break
 			}
+
 			if err := r.churn(ctx, next, next); err != nil {
 				return err
 			}
@@ -94,15 +106,19 @@ func (r *churn) work(ctx context.Context) error {
 			}
 		}
 	}
+
 	if err := r.churn(ctx, end, heard); err != nil {
 		return err
 	}
+
 	if err := r.checkpoint(ctx, "final"); err != nil {
 		return err
 	}
+
 	for len(r.present) > 0 {
 		r.depart(len(r.present)-1, false)
 	}
+
 	return r.checkpoint(ctx, "empty")
 }
 
@@ -112,36 +128,46 @@ func (r *churn) work(ctx context.Context) error {
 // zero heard is never.
 func (r *churn) churn(ctx context.Context, until, heard time.Time) error {
 	defer r.enterPhase(r.enterPhase("churning"))
+
 	rate := r.cfg.Churn * float64(r.cfg.Users)
 	if rate == 0 {
 		return sleep(ctx, time.Until(until))
 	}
+
 	gap := time.Duration(float64(time.Second) / rate)
 	for next := time.Now().Add(gap); next.Before(until); next = next.Add(gap) {
 		if err := sleep(ctx, time.Until(next)); err != nil {
 			return err
 		}
-		if late := time.Now().Add(-time.Second); next.Before(late) {
+
+		late := time.Now().Add(-time.Second)
+		if next.Before(late) {
 			next = late
 		}
+
 		silent := heard.IsZero() || time.Until(heard) > r.ghostBound()
 		if err := r.comeOrLeave(ctx, silent); err != nil {
 			return err
 		}
+
 		if err := r.stir(ctx, silent); err != nil {
 			return err
 		}
 	}
+
 	return sleep(ctx, time.Until(until))
 }
 
 // comeOrLeave keeps between four fifths of the users and all of them present.
 func (r *churn) comeOrLeave(ctx context.Context, silent bool) error {
 	n := len(r.present)
-	if n > 0 && (n == r.cfg.Users || n > r.cfg.Users*4/5 && r.rng.IntN(2) == 0) {
+	most := n == r.cfg.Users
+	enough := n > r.cfg.Users*4/5
+	if n > 0 && (most || enough && r.rng.IntN(2) == 0) {
 		r.depart(r.rng.IntN(n), silent)
 		return nil
 	}
+
 	return r.come(ctx)
 }
 
@@ -157,16 +183,20 @@ func (r *churn) come(ctx context.Context) error {
 		u = r.newUser()
 		r.tally.Came++
 	}
+
 	r.present = append(r.present, u)
+
 	page := r.drawPage()
 	for range 1 + r.rng.IntN(r.cfg.Tabs) {
 		if _, err := r.enter(ctx, u, page); err != nil {
 			return err
 		}
+
 		if r.rng.IntN(2) == 0 {
 			page = r.drawPage()
 		}
 	}
+
 	return nil
 }
 
@@ -180,7 +210,9 @@ func (r *churn) depart(i int, silent bool) {
 	for _, tab := range u.open() {
 		r.closeTab(tab, silent)
 	}
+
 	r.tally.Left++
+
 	if len(r.away) < r.cfg.Users {
 		r.away = append(r.away, u)
 	} else {
@@ -196,6 +228,7 @@ func (r *churn) closeTab(tab *tab, silent bool) {
 	case vanishes:
 		r.tally.Vanished++
 	}
+
 	r.leave(tab, how)
 }
 
@@ -204,21 +237,29 @@ func (r *churn) stir(ctx context.Context, silent bool) error {
 	if len(r.present) == 0 {
 		return nil
 	}
+
 	u := r.present[r.rng.IntN(len(r.present))]
 	tabs := u.open()
 	tab := tabs[r.rng.IntN(len(tabs))]
-	switch what := r.rng.IntN(4); {
-	case what == 0:
+
+	switch r.rng.IntN(4) {
+	case 0:
 		r.tally.Moved++
 		r.move(tab, r.drawPage())
-	case what == 1:
+		return nil
+	case 1:
 		r.tally.Reloaded++
 		tab.reload()
-	case what == 2 && len(tabs) < r.cfg.Tabs:
-		r.tally.TabsOpened++
-		_, err := r.enter(ctx, u, r.drawPage())
-		return err
-	case len(tabs) > 1:
+		return nil
+	case 2:
+		if len(tabs) < r.cfg.Tabs {
+			r.tally.TabsOpened++
+			_, err := r.enter(ctx, u, r.drawPage())
+			return err
+		}
+	}
+
+	if len(tabs) > 1 {
 		r.tally.TabsClosed++
 		r.closeTab(tab, silent)
 	}

@@ -17,8 +17,7 @@
 // probe.go (latency), then the files that drive a crowd: churn.go, replay.go with
 // accesslog.go, scenarios.go. The scenario of counters that last has its own: tally.go
 // (the truth about one), calls.go (HTTP, tried until it is answered), subscriber.go,
-// lasting.go (those who change them), lastingcheck.go. command.go joins all parts, and report.go writes the
-// report.
+// lasting.go (those who change them), lastingcheck.go. command.go joins all parts, and report.go writes the report.
 package simulate
 
 import (
@@ -71,9 +70,12 @@ type Command struct {
 
 // Help is printed above the flags.
 func (c *Command) Help() string {
-	return `Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every gateway's answers must equal the number of users who are really there, on each page and, as the server is otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the same ones here.
-
-Ctrl-C ends the run early, with its report. Exit status: 1 when a count was wrong or the run could not be completed, 2 when the flags cannot work.`
+	return "Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every " +
+		"gateway's answers must equal the number of users who are really there, on each page and, as the server is " +
+		"otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the " +
+		"same ones here.\n\n" +
+		"Ctrl-C ends the run early, with its report. Exit status: 1 when a count was wrong or the run could not be " +
+		"completed, 2 when the flags cannot work."
 }
 
 // Bounds of the flags: beyond them one process is the wrong tool.
@@ -83,10 +85,9 @@ const (
 	maxChurn = 100.0
 )
 
-// Run does what the flags say. It writes the report to out and, while it works, its
-// progress to progress. The error wraps ErrSettings when the flags cannot work, and
-// ErrWrong when a count was wrong. That ctx ends the run is no error; the report says so. Run ends everything that it started before it
-// returns.
+// Run does what the flags say. It writes the report to out and, while it works, its progress to progress. The error
+// wraps ErrSettings when the flags cannot work, and ErrWrong when a count was wrong. That ctx ends the run is no error;
+// the report says so. Run ends everything that it started before it returns.
 func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	if err := c.check(); err != nil {
 		return err
@@ -95,18 +96,21 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
+
 	watchers := len(c.URL) * (len(p.pages)/watchPages + 1)
 	p.limit += watchers + 2*probeCount + maxDials
+
 	if err := enoughFiles(p.limit + maxGraves + getsAtOnce*len(c.URL) + 64); err != nil {
 		return err
 	}
+
 	server, err := newProcesses(c.PID)
 	if err != nil {
 		return fmt.Errorf("%w: --pid: %w: give the id of a running process", ErrSettings, err)
 	}
 
 	crowd := newCrowd(c, p, server)
-	stop := crowd.tell(progress)
+	stop := crowd.showProgress(progress)
 	err = crowd.run(ctx)
 	crowd.close()
 	stop()
@@ -121,12 +125,15 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	if werr := report.write(out, c.JSON); werr != nil {
 		return fmt.Errorf("simulate: write the report: %w", werr)
 	}
-	if err != nil && err != errInterrupted { //nolint:errorlint
+
+	interrupted := err == errInterrupted //nolint:errorlint
+	if err != nil && !interrupted {
 		return fmt.Errorf("simulate: %w", err)
 	}
 	if report.WrongCounts > 0 {
 		return fmt.Errorf("simulate: %w: %d, first: %s", ErrWrong, report.WrongCounts, report.Wrong[0])
 	}
+
 	return nil
 }
 
@@ -137,10 +144,12 @@ func enoughFiles(need int) error {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return fmt.Errorf("simulate: read the limit of open files: %w", err)
 	}
+
 	if uint64(need) > uint64(limit.Cur) { // FreeBSD has it signed
-		return fmt.Errorf("%w: --users, --tabs: the run needs up to %d open files and may open %d: give smaller numbers or raise `ulimit -Hn`",
-			ErrSettings, need, limit.Cur)
+		return fmt.Errorf("%w: --users, --tabs: the run needs up to %d open files and may open %d: "+
+			"give smaller numbers or raise `ulimit -Hn`", ErrSettings, need, limit.Cur)
 	}
+
 	return nil
 }
 
@@ -167,10 +176,12 @@ func (c *Command) plan() (p plan, err error) {
 	} else {
 		p = scenarios[scenario](c)
 	}
-	p.scenario, p.name = scenario, runName(c.Seed)
+	p.scenario = scenario
+	p.name = runName(c.Seed)
 	for i := range p.made {
 		p.pages = append(p.pages, p.name+"/page "+strconv.Itoa(i))
 	}
+
 	return p, err
 }
 
@@ -179,15 +190,18 @@ func (c *crowd) run(ctx context.Context) error {
 	if err := c.open(ctx); err != nil {
 		return err
 	}
+
 	if c.made == 0 && len(c.pages) > 0 {
 		if err := c.expectEmpty(ctx); err != nil {
 			return err
 		}
 	}
+
 	if c.probing {
 		stop := c.probe(ctx)
 		defer stop()
 	}
+
 	return c.work(c, ctx)
 }
 
@@ -206,22 +220,26 @@ func (c *Command) check() error {
 			return bad("url", "%q: leave out user, query and fragment", u.Redacted())
 		}
 	}
+
+	within := func(value, least, most int) bool { return least <= value && value <= most }
+	fraction := func(value, most float64) bool { return value >= 0 && value <= most } // not NaN
+	positive := c.Speed > 0 && !math.IsInf(c.Speed, 0)
 	switch {
 	case c.Users < 1:
 		return bad("users", "%d: give at least 1", c.Users)
-	case c.Pages < 1 || c.Pages > maxPages:
+	case !within(c.Pages, 1, maxPages):
 		return bad("pages", "%d: give 1 to %d", c.Pages, maxPages)
-	case c.Tabs < 1 || c.Tabs > maxTabs:
+	case !within(c.Tabs, 1, maxTabs):
 		return bad("tabs", "%d: give 1 to %d", c.Tabs, maxTabs)
 	case c.Duration <= 0:
 		return bad("duration", "%s: give a positive duration", c.Duration)
-	case !(c.Churn >= 0 && c.Churn <= maxChurn):
+	case !fraction(c.Churn, maxChurn):
 		return bad("churn", "%v: give 0 to %v users per user and second", c.Churn, maxChurn)
-	case !(c.KillFraction >= 0 && c.KillFraction <= 1):
+	case !fraction(c.KillFraction, 1):
 		return bad("kill-fraction", "%v: give 0 to 1", c.KillFraction)
 	case c.Dwell <= 0:
 		return bad("dwell", "%s: give a positive duration", c.Dwell)
-	case !(c.Speed > 0) || math.IsInf(c.Speed, 0):
+	case !positive:
 		return bad("speed", "%v: give a positive number, 600 plays a day in 144 seconds", c.Speed)
 	case c.LeaveGrace < 0:
 		return bad("leave-grace", "%s: give 0 or more", c.LeaveGrace)
@@ -229,11 +247,18 @@ func (c *Command) check() error {
 		return bad("pong-timeout", "%s: give a positive duration", c.PongTimeout)
 	case c.PresenceTimeout <= 0:
 		return bad("presence-timeout", "%s: give a positive duration", c.PresenceTimeout)
-	case c.Scenario != "" && scenarios[c.Scenario] == nil:
+	}
+
+	if c.Scenario == "" {
+		return nil
+	}
+	if scenarios[c.Scenario] == nil {
 		return bad("scenario", "%q is unknown: give idle, storm, fanout, hidden, churn, slow or counters", c.Scenario)
-	case c.Scenario == "counters" && len(c.APIKeys) == 0:
+	}
+	if c.Scenario == "counters" && len(c.APIKeys) == 0 {
 		return bad("api-key", "the scenario counters needs one: give one of the server's --api-key")
-	case c.Scenario != "" && c.Replay != "":
+	}
+	if c.Replay != "" {
 		return bad("scenario", "it does not work together with --replay: leave one of the two out")
 	}
 	return nil

@@ -73,21 +73,27 @@ const (
 
 func newCrowd(cfg *Command, p plan, server *processes) *crowd {
 	c := &crowd{
-		plan:    p,
-		cfg:     cfg,
-		rng:     rand.New(rand.NewPCG(cfg.Seed, 0)),
-		truth:   newTruth(),
-		settle:  cmp.Or(cfg.settle, settleLimit),
-		began:   time.Now(),
-		result:  Report{SiteChecked: true, Figures: map[string]float64{}},
-		server:  server,
-		http:    &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: getsAtOnce}},
+		plan:   p,
+		cfg:    cfg,
+		rng:    rand.New(rand.NewPCG(cfg.Seed, 0)),
+		truth:  newTruth(),
+		settle: cmp.Or(cfg.settle, settleLimit),
+		began:  time.Now(),
+		result: Report{SiteChecked: true, Figures: map[string]float64{}},
+		server: server,
+
+		http: &http.Client{
+			Timeout:   5 * time.Second,
+			Transport: &http.Transport{MaxIdleConnsPerHost: getsAtOnce},
+		},
 		dialing: make(chan struct{}, maxDials),
 		stop:    make(chan struct{}),
 	}
 	c.clients.live = map[*tab]struct{}{}
 	c.heartbeat.Store(int64(15 * time.Second))
+
 	c.enterPhase("connecting")
+
 	return c
 }
 
@@ -102,28 +108,34 @@ func (c *crowd) open(ctx context.Context) error {
 	if err := c.awaitGateways(ctx); err != nil {
 		return err
 	}
+
 	c.background.Go(c.watchdog)
 	if len(c.pages) == 0 {
 		c.result.SiteChecked = false // the run is not about presence
 		return nil
 	}
+
 	for batch := range slices.Chunk(c.pages, watchPages) {
+		all := append(slices.Clone(batch), wholeSite)
 		for gateway := range c.cfg.URL { // watchers are nowhere
-			c.start(&tab{user: c.newUser(), watched: holdings(append(slices.Clone(batch), wholeSite))}, gateway)
+			c.start(&tab{user: c.newUser(), watched: holdings(all)}, gateway)
 		}
 	}
+
 	if err := c.awaitPlaces(ctx, c.everyone()); err != nil {
 		return err
 	}
+
 	return c.readBaseline(ctx)
 }
 
-// holdings are what a client holds of pages that it is about to subscribe to.
+// holdings returns what a client holds of pages that it is about to subscribe to.
 func holdings(pages []string) []holding {
 	hs := make([]holding, len(pages))
 	for i, page := range pages {
 		hs[i].Page = page
 	}
+
 	return hs
 }
 
@@ -132,11 +144,14 @@ func (c *crowd) enter(ctx context.Context, u *user, page string) (*tab, error) {
 	if err := c.makeRoom(ctx); err != nil {
 		return nil, err
 	}
+
 	tab := &tab{user: u, joined: joining(page)}
 	if c.clients.made%16 == 0 {
 		tab.watched = holdings([]string{wholeSite})
 	}
+
 	c.truth.enter(u, page)
+
 	return c.start(tab, int(c.clients.made)%len(c.cfg.URL)), nil
 }
 
@@ -163,10 +178,13 @@ func (c *crowd) start(tab *tab, gateway int) *tab {
 	tab.crowd = c
 	tab.stays, tab.quit = context.WithCancel(context.Background())
 	tab.user.add(tab)
+
 	c.clients.Lock()
 	defer c.clients.Unlock()
+
 	c.clients.made++
-	tab.number, tab.gateway = c.clients.made, gateway
+	tab.number = c.clients.made
+	tab.gateway = gateway
 	c.clients.live[tab] = struct{}{}
 	c.clients.wait.Go(tab.run)
 	return tab
@@ -175,6 +193,7 @@ func (c *crowd) start(tab *tab, gateway int) *tab {
 // forget is the last thing a client's goroutine does.
 func (c *crowd) forget(tab *tab) {
 	tab.user.remove(tab)
+
 	c.clients.Lock()
 	defer c.clients.Unlock()
 	delete(c.clients.live, tab)
@@ -187,9 +206,11 @@ func (c *crowd) makeRoom(ctx context.Context) error {
 		c.clients.Lock()
 		n := len(c.clients.live)
 		c.clients.Unlock()
+
 		if n < c.limit {
 			return ctx.Err()
 		}
+
 		if err := sleep(ctx, pollEvery/5); err != nil {
 			return err
 		}
@@ -200,6 +221,7 @@ func (c *crowd) makeRoom(ctx context.Context) error {
 func (c *crowd) everyone() []*tab {
 	c.clients.Lock()
 	defer c.clients.Unlock()
+
 	return slices.DeleteFunc(slices.Collect(maps.Keys(c.clients.live)), (*tab).left)
 }
 
@@ -208,21 +230,27 @@ func (c *crowd) close() {
 	for _, tab := range c.everyone() {
 		tab.leave(closesFrame)
 	}
+
 	late := time.AfterFunc(answerLimitOfClose/2, func() {
 		c.clients.Lock()
 		left := slices.Collect(maps.Keys(c.clients.live))
 		c.clients.Unlock()
+
 		for _, tab := range left {
 			tab.closeNow()
 		}
 	})
+
 	c.clients.wait.Wait()
 	late.Stop()
+
 	close(c.stop)
 	c.background.Wait()
+
 	for _, s := range c.graves {
 		s.fin()
 	}
+
 	c.http.CloseIdleConnections()
 }
 
@@ -231,6 +259,7 @@ func (c *crowd) close() {
 func (c *crowd) watchdog() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+
 	for {
 		select {
 		case <-c.stop:
@@ -252,6 +281,7 @@ func (c *crowd) bury(s *socket) {
 		c.graves[0].fin()
 		c.graves = c.graves[1:]
 	}
+
 	c.graves = append(c.graves, s)
 }
 
@@ -260,8 +290,11 @@ func (c *crowd) bury(s *socket) {
 func (c *crowd) disturb(d time.Duration) {
 	c.ended.Lock()
 	defer c.ended.Unlock()
+
 	c.ended.disturbances++
-	if at := time.Now().Add(d); at.After(c.ended.quietAt) {
+
+	at := time.Now().Add(d)
+	if at.After(c.ended.quietAt) {
 		c.ended.quietAt = at
 	}
 }
@@ -270,6 +303,7 @@ func (c *crowd) disturb(d time.Duration) {
 func (c *crowd) quiet() (at time.Time, disturbances int) {
 	c.ended.Lock()
 	defer c.ended.Unlock()
+
 	return c.ended.quietAt, c.ended.disturbances
 }
 
@@ -280,7 +314,7 @@ func (c *crowd) dropped() {
 	c.disturb(max(c.cfg.PresenceTimeout+orphanExtra, c.cfg.LeaveGrace))
 }
 
-// ghostBound is how long a silent connection may be counted.
+// ghostBound returns how long a silent connection may be counted.
 func (c *crowd) ghostBound() time.Duration {
 	return c.heartbeatInterval() + c.cfg.PongTimeout + c.cfg.LeaveGrace + silentExtra
 }
@@ -296,7 +330,7 @@ func (c *crowd) failed(err error) {
 	c.ended.failure = err
 }
 
-// lastFailure is the newest noted failure. It is never nil.
+// lastFailure returns the newest noted failure. It is never nil.
 func (c *crowd) lastFailure() error {
 	c.ended.Lock()
 	defer c.ended.Unlock()
@@ -305,27 +339,33 @@ func (c *crowd) lastFailure() error {
 
 var (
 	errNone     = errors.New("none")
-	errNoTokens = errors.New("the server takes no tokens, and knows their users as anonymous: leave --jwt-secret out, or start the server with it")
+	errNoTokens = errors.New("the server takes no tokens, and knows their users as anonymous: " +
+		"leave --jwt-secret out, or start the server with it")
 )
 
 // hopeless returns an error when every dial has failed and further dials would, too.
 func (c *crowd) hopeless() error {
-	var no *client.Error
-	last := c.lastFailure()
-	switch {
-	case c.stats.connects.Load() > 0:
-		return nil
-	case errors.Is(last, errNoTokens):
-		return last
-	case !errors.As(last, &no):
+	if c.stats.connects.Load() > 0 {
 		return nil
 	}
+
+	last := c.lastFailure()
+	if errors.Is(last, errNoTokens) {
+		return last
+	}
+
+	var no *client.Error
+	if !errors.As(last, &no) {
+		return nil
+	}
+
 	switch no.Status {
 	case http.StatusUnauthorized:
 		return fmt.Errorf("the server requires tokens: give --jwt-secret the same value as the server has: %w", no)
 	case http.StatusForbidden, http.StatusNotFound, http.StatusUpgradeRequired:
 		return fmt.Errorf("the server opens no WebSocket: give --url the address of a gateway: %w", no)
 	}
+
 	return nil
 }
 
@@ -338,6 +378,7 @@ func (c *crowd) learn(beat time.Duration) {
 		c.wrong("heartbeat_ms is %d", beat.Milliseconds())
 		return
 	}
+
 	c.heartbeat.Store(int64(beat))
 }
 
@@ -353,14 +394,16 @@ func (c *crowd) dialSlot(ctx context.Context) (free func(), err error) {
 	}
 }
 
-// config says where and as whom a connection is opened, or a call is made: as the user with that
-// name, where the server has tokens, else as the one with that id.
+// config returns where and as whom a connection is opened, or a call is made: as the user with that name, where the
+// server has tokens, else as the one with that id.
 func (c *crowd) config(gateway, name, id string) (cfg client.Config, err error) {
 	cfg = client.Config{URL: gateway, Site: c.cfg.Site, HTTP: c.http}
 	if c.cfg.JWTSecret == "" {
 		cfg.ID = id
 		return cfg, nil
+
 	}
+
 	cfg.Token, err = c.token(name)
 	return cfg, err
 }
@@ -373,6 +416,7 @@ func (c *crowd) token(subject string) (string, error) {
 	}).SignedString([]byte(c.cfg.JWTSecret))
 	if err != nil {
 		return "", fmt.Errorf("sign a token: %w", err)
+
 	}
 	return token, nil
 }
@@ -382,9 +426,11 @@ func (c *crowd) exitWay(silent bool) exit {
 	if c.rng.Float64() >= c.cfg.KillFraction {
 		return []exit{leaveFrame, closesFrame}[c.rng.IntN(2)]
 	}
+
 	way := []exit{endsSocket, resetSocket, vanishes}[c.rng.IntN(3)]
 	if way == vanishes && !silent {
 		way = resetSocket
 	}
+
 	return way
 }

@@ -67,13 +67,16 @@ func lastingConns(cfg *Command) int {
 
 func (c *crowd) lasting(ctx context.Context) error {
 	r := &lastingRun{crowd: c}
+
 	err := r.work(ctx)
 	c.users = c.cfg.Users
-	no := (*client.Error)(nil)
-	switch {
-	case errors.As(err, &no) && no.Status == http.StatusUnauthorized:
-		return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, and --jwt-secret the same value as the server has: %w", no)
-	case errors.Is(err, errUnexpected):
+
+	var problem *client.Error
+	if errors.As(err, &problem) && problem.Status == http.StatusUnauthorized {
+		return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, "+
+			"and --jwt-secret the same value as the server has: %w", problem)
+	}
+	if errors.Is(err, errUnexpected) {
 		r.wrong("%v", err)
 		return nil
 	}
@@ -84,6 +87,7 @@ func (c *crowd) lasting(ctx context.Context) error {
 func (r *lastingRun) open() {
 	transport := &http.Transport{MaxIdleConnsPerHost: r.cfg.Users + getsAtOnce}
 	r.web = &http.Client{Timeout: answerTimeout, Transport: transport}
+
 	byPrefix := map[string][]*tally{}
 	for _, k := range lastingKinds {
 		for i := range r.cfg.Pages {
@@ -92,25 +96,33 @@ func (r *lastingRun) open() {
 			r.all = append(r.all, t)
 		}
 	}
-	r.views, r.votes, r.sets, r.stocks = byPrefix["views:"], byPrefix["votes:"], byPrefix["likes:"], byPrefix["stock:"]
-	r.result.Counters = len(r.all)
+
+	r.views = byPrefix["views:"]
+	r.votes = byPrefix["votes:"]
+	r.sets = byPrefix["likes:"]
+	r.stocks = byPrefix["stock:"]
 	r.sums = slices.Concat(r.views, r.votes, byPrefix[""])
+	r.result.Counters = len(r.all)
 	r.openQuotas()
 
 	for i := range r.cfg.Users {
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
+
 		set := r.sets[i%len(r.sets)]
 		if i >= r.cfg.Users-r.cfg.Users/4 {
 			like := &membership{t: set, name: client.Me}
-			w.fan, w.members = r.newUser(), []*membership{like}
+			w.fan = r.newUser()
+			w.members = []*membership{like}
 			r.fans = append(r.fans, r.subscribe(w.fan, like, set, r.votes[i%len(r.votes)]))
 		} else {
 			for n := range membersEach {
 				w.members = append(w.members, &membership{t: set, name: fmt.Sprintf("worker %d/%d", i, n)})
 			}
 		}
+
 		r.workers = append(r.workers, w)
 	}
+
 	for batch := range slices.Chunk(r.all, watchPages) {
 		for range r.cfg.URL {
 			r.subscribe(r.newUser(), nil, batch...)
@@ -124,6 +136,7 @@ func (r *lastingRun) subscribe(u *user, like *membership, tallies ...*tally) *ta
 	for _, t := range tallies {
 		s.tallies[t.key] = t
 	}
+
 	r.subscribers = append(r.subscribers, s)
 	return r.start(&tab{user: u, asks: s}, len(r.subscribers))
 }
@@ -131,17 +144,22 @@ func (r *lastingRun) subscribe(u *user, like *membership, tallies ...*tally) *ta
 func (r *lastingRun) work(ctx context.Context) error {
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
+
 	group, ctx := errgroup.WithContext(ctx)
 	r.open()
+
 	defer r.web.CloseIdleConnections()
+
 	err := r.awaitPlaces(ctx, r.fans)
 	if err == nil {
 		err = r.drive(ctx, group)
 	}
+
 	r.fail(nil)
-	if gerr := group.Wait(); gerr != nil && !errors.Is(gerr, context.Canceled) {
-		return gerr
+	if failure := group.Wait(); failure != nil && !errors.Is(failure, context.Canceled) {
+		return failure
 	}
+
 	return err
 }
 
@@ -151,11 +169,13 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 	if err := first.adjust(ctx, r.sums[len(r.sums)-1], far); err != nil {
 		return err
 	}
+
 	working, rest := context.WithCancel(ctx)
 	defer rest()
 	for _, w := range r.workers {
 		group.Go(func() error { return w.busy(working) })
 	}
+
 	worked := time.Duration(0)
 	for end := r.cfg.Duration; worked < end; {
 		r.enterPhase("counting")
@@ -164,16 +184,22 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 		if err := sleep(ctx, round); err != nil {
 			return err
 		}
+
 		r.result.Figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
+
+		worked += round
 		name := "mid"
-		if worked += round; worked >= end {
+		if worked >= end {
 			name = "final"
 		}
+
 		if err := r.checkpoint(ctx, name, rest); err != nil {
 			return err
 		}
 	}
+
 	r.result.Figures["calls_per_s"] /= worked.Seconds()
+
 	r.sum()
 	return r.clear(ctx)
 }
@@ -181,11 +207,18 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 // sum writes the figures.
 func (r *lastingRun) sum() {
 	r.result.Figures["calls"] = float64(r.calls.answered.Load())
-	r.result.Figures["p50_ms"], r.result.Figures["p99_ms"] = r.calls.latency.ms(0.5), r.calls.latency.ms(0.99)
+	r.result.Figures["p50_ms"] = r.calls.latency.ms(0.5)
+	r.result.Figures["p99_ms"] = r.calls.latency.ms(0.99)
 	for name, n := range map[string]int64{
-		"retries": r.calls.retries.Load(), "replays": r.calls.replays.Load(), "refused": r.calls.refused.Load(), "limited": r.calls.limited.Load(),
-		"limit_passed": r.calls.passed.Load(), "limit_refused": r.calls.held.Load(),
-		"unavailable": r.calls.unavailable.Load(), "lost_connections": r.calls.lost.Load(), "cut_connections": r.calls.cuts.Load(),
+		"retries":          r.calls.retries.Load(),
+		"replays":          r.calls.replays.Load(),
+		"refused":          r.calls.refused.Load(),
+		"limited":          r.calls.limited.Load(),
+		"limit_passed":     r.calls.passed.Load(),
+		"limit_refused":    r.calls.held.Load(),
+		"unavailable":      r.calls.unavailable.Load(),
+		"lost_connections": r.calls.lost.Load(),
+		"cut_connections":  r.calls.cuts.Load(),
 	} {
 		r.result.Figures[name] = float64(n)
 	}
@@ -200,6 +233,7 @@ func (w *worker) busy(ctx context.Context) error {
 			err = w.act(ctx)
 		}
 		w.gate.RUnlock()
+
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -209,8 +243,8 @@ func (w *worker) busy(ctx context.Context) error {
 	}
 }
 
-// A worker is a server that changes counters, one call at a time, or a fan: a user without API key,
-// whose identity comes with its first WebSocket connection, so that all its calls are made as one user.
+// A worker is a server that changes counters, one call at a time, or a fan: a user without API key, whose identity
+// comes with its first WebSocket connection, so that all its calls are made as one user.
 type worker struct {
 	*lastingRun
 	fan     *user // nil: it is a server
@@ -248,9 +282,12 @@ func (w *worker) pick(of []*tally) *tally {
 
 // act does one thing that a worker does.
 func (w *worker) act(ctx context.Context) error {
-	switch n := w.rng.IntN(100); {
-	case w.fan != nil:
+	n := w.rng.IntN(100)
+	if w.fan != nil {
 		return w.visit(ctx)
+	}
+
+	switch {
 	case n < 28:
 		t := w.pick(w.sums)
 		return w.step(ctx, t, w.delta(t))
@@ -275,13 +312,15 @@ func (w *worker) act(ctx context.Context) error {
 
 // delta draws one for a sum. Views only grow.
 func (w *worker) delta(t *tally) int64 {
-	if delta := 1 + w.rng.Int64N(5); slices.Contains(w.views, t) || w.rng.IntN(3) > 0 {
+	delta := 1 + w.rng.Int64N(5)
+	if slices.Contains(w.views, t) || w.rng.IntN(3) > 0 {
 		return delta
 	}
 	return -1 - w.rng.Int64N(5)
+
 }
 
-// once is an Idempotency-Key that no other call has.
+// once returns an Idempotency-Key that no other call has.
 func (w *worker) once() string {
 	w.made++
 	return fmt.Sprintf("%s-%d-%d", w.name, w.number, w.made)
@@ -289,20 +328,26 @@ func (w *worker) once() string {
 
 // step increments or decrements by a delta.
 func (w *worker) step(ctx context.Context, t *tally, delta int64) error {
-	q := one(fmt.Sprintf("a change of %s by %d", t.key, delta), func(ctx context.Context, api *client.API) (client.Counter, error) {
+	name := fmt.Sprintf("a change of %s by %d", t.key, delta)
+	q := one(name, func(ctx context.Context, api *client.API) (client.Counter, error) {
 		if delta < 0 {
 			return api.Decrement(ctx, t.key, -delta)
 		}
 		return api.Increment(ctx, t.key, delta)
 	})
-	q.once, q.who = w.once(), w.fan
+
+	q.once = w.once()
+	q.who = w.fan
+
 	return w.change(ctx, change{q, []part{{t, delta}}})
 }
 
 func (w *worker) adjust(ctx context.Context, t *tally, delta int64) error {
-	q := one(fmt.Sprintf("a correction of %s by %d", t.key, delta), func(ctx context.Context, api *client.API) (client.Counter, error) {
+	name := fmt.Sprintf("a correction of %s by %d", t.key, delta)
+	q := one(name, func(ctx context.Context, api *client.API) (client.Counter, error) {
 		return api.Adjust(ctx, t.key, delta, "a correction", fmt.Sprint("worker ", w.number))
 	})
+
 	q.once = w.once()
 	return w.change(ctx, change{q, []part{{t, delta}}})
 }
@@ -316,27 +361,35 @@ func (w *worker) restock(ctx context.Context, t *tally) error {
 	return w.step(ctx, t, n)
 }
 
-// batch changes several counters in one call: sums, or stocks, of which all are lowered or none.
-// All sums move in one direction, so that no counter ends where it began.
+// batch changes several counters in one call: sums, or stocks, of which all are lowered or none. All sums move in one
+// direction, so that no counter ends where it began.
 func (w *worker) batch(ctx context.Context) error {
-	of, sign, most := w.sums, int64(1), 9
+	of := w.sums
+	sign := int64(1)
+	most := int64(9)
 	switch w.rng.IntN(6) {
 	case 0, 1:
-		of, sign = w.votes, -1
+		of = w.votes
+		sign = -1
 	case 2, 3:
-		of, sign, most = w.stocks, -1, 2
+		of = w.stocks
+		sign = -1
+		most = 2
 	}
+
 	var parts []part
 	var changes []client.Change
 	for range 1 + w.rng.IntN(8) {
-		p := part{w.pick(of), sign * (1 + w.rng.Int64N(int64(most)))}
+		p := part{w.pick(of), sign * (1 + w.rng.Int64N(most))}
 		parts = append(parts, p)
 		changes = append(changes, client.Change{Key: p.t.key, Delta: p.delta})
 	}
-	return w.change(ctx, change{call{name: fmt.Sprintf("a batch of %d changes", len(parts)), once: w.once(),
-		do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
-			return api.Change(ctx, changes...)
-		}}, parts})
+
+	name := fmt.Sprintf("a batch of %d changes", len(parts))
+	do := func(ctx context.Context, api *client.API) ([]client.Counter, error) {
+		return api.Change(ctx, changes...)
+	}
+	return w.change(ctx, change{call{name: name, once: w.once(), do: do}, parts})
 }
 
 // join takes a member into its set, or out of it, or repeats what is so already.
@@ -345,17 +398,21 @@ func (w *worker) join(ctx context.Context, m *membership) error {
 	if w.rng.IntN(8) == 0 {
 		in = m.in
 	}
+
 	c := change{toggle(m.t, m.name, in), []part{{m.t, toggled(m.in, in)}}}
-	c.who, m.in = w.fan, in
+	c.who = w.fan
+	m.in = in
+
 	return w.change(ctx, c)
 }
 
-// toggle is a call that adds a member, or removes it.
+// toggle returns a call that adds a member, or removes it.
 func toggle(t *tally, member string, in bool) call {
 	do := (*client.API).RemoveMember
 	if in {
 		do = (*client.API).AddMember
 	}
+
 	name := fmt.Sprintf("the change of a member of %s (in: %t)", t.key, in)
 	return one(name, func(ctx context.Context, api *client.API) (client.Counter, error) {
 		got, err := do(api, ctx, t.key, member)
@@ -366,15 +423,15 @@ func toggle(t *tally, member string, in bool) call {
 	})
 }
 
-// toggled is how a set grows.
+// toggled returns by how much a set grows.
 func toggled(from, to bool) int64 {
-	switch {
-	case to && !from:
-		return 1
-	case from && !to:
-		return -1
+	if from == to {
+		return 0
 	}
-	return 0
+	if to {
+		return 1
+	}
+	return -1
 }
 
 // edit has all members of the worker join or leave in one call.
@@ -387,10 +444,12 @@ func (w *worker) edit(ctx context.Context) error {
 		delta += toggled(m.in, in == 1)
 		m.in = in == 1
 	}
+
 	t := w.members[0].t
 	q := one("an edit of "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) {
 		return api.EditMembers(ctx, t.key, lists[1], lists[0])
 	})
+
 	q.once = w.once()
 	return w.change(ctx, change{q, []part{{t, delta}}})
 }
@@ -401,18 +460,22 @@ func (w *worker) change(ctx context.Context, c change) error {
 	for i, p := range c.parts {
 		moments[i] = p.t.start(p.delta)
 	}
+
 	cuts := 0.0
 	if c.once != "" {
 		cuts = w.cfg.KillFraction
 	}
+
 	for unknown := false; ; {
 		got, err := w.call(ctx, w.rng, c.call, cuts)
 		if err != nil {
 			return err
 		}
+
 		unknown = unknown || got.unknown
 		if got.conflict != nil {
 			w.calls.refused.Add(1)
+
 			short, err := w.short(got, c)
 			if err != nil {
 				return err
@@ -427,18 +490,22 @@ func (w *worker) change(ctx context.Context, c change) error {
 			}
 			return w.refuse(ctx, c, moments, short)
 		}
+
 		if err := w.judge(c, moments, got); err != nil {
 			return err
 		}
 		if got.replay && !unknown {
 			w.wrong("%s: the answer calls it a repetition, and it was sent once", c.name)
 		}
+
 		for _, p := range c.parts {
 			p.t.land(p.delta)
 		}
+
 		if c.once != "" {
 			w.remember(c)
 		}
+
 		return nil
 	}
 }
@@ -461,9 +528,11 @@ func (w *worker) refuse(ctx context.Context, c change, moments []moment, short p
 	if short.t.fits(moments[at]) && short.t.doubt() {
 		w.wrong("counter %q: a change by %d was refused, and there was enough all the time", short.t.key, short.delta)
 	}
+
 	for _, p := range c.parts {
 		p.t.refuse(p.delta)
 	}
+
 	if w.rng.IntN(3) == 0 {
 		return w.restock(ctx, short.t)
 	}
@@ -477,6 +546,7 @@ func (w *worker) judge(c change, moments []moment, got reply) error {
 		if err := p.t.check(l); err != nil {
 			return unexpected(c.name, fmt.Errorf("counter %q: %w", p.t.key, err))
 		}
+
 		w.bounded(p.t, moments[i], l, !got.replay && p.delta != 0)
 		p.t.saw(l.Version)
 	}
@@ -489,10 +559,14 @@ func (r *lastingRun) bounded(t *tally, since moment, l *client.Counter, changed 
 	if !l.Exact {
 		return
 	}
-	if low, high := t.bounds(since); (l.Value < low || l.Value > high) && t.doubt() {
+	low, high := t.bounds(since)
+	if (l.Value < low || l.Value > high) && t.doubt() {
 		r.wrong("counter %q: an answer says %d; it was from %d to %d all the time", t.key, l.Value, low, high)
 	}
-	if l.Version.Before(since.newest) || changed && l.Version == since.newest {
+
+	older := l.Version.Before(since.newest)
+	same := l.Version == since.newest
+	if older || changed && same {
 		r.wrong("counter %q: an answer has version %s; an earlier change had %s", t.key, l.Version, since.newest)
 	}
 }
@@ -510,22 +584,27 @@ func (w *worker) again(ctx context.Context) error {
 	if len(w.past) == 0 {
 		return nil
 	}
+
 	c := w.past[w.rng.IntN(len(w.past))]
 	moments := make([]moment, len(c.parts))
 	for i, p := range c.parts {
 		moments[i] = p.t.now()
 	}
+
 	got, err := w.call(ctx, w.rng, c.call, 0)
 	if err != nil {
 		return err
 	}
+
 	if got.conflict == nil && !got.replay {
 		w.wrong("%s: a change that was answered was repeated with its Idempotency-Key, and made once more", c.name)
 		return nil
 	}
+
 	if got.conflict != nil {
 		return unexpected(c.name, got.conflict)
 	}
+
 	return w.judge(c, moments, got)
 }
 
@@ -536,6 +615,7 @@ func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
 	if err != nil {
 		return err
 	}
+
 	if exact && !l.Exact {
 		w.wrong("counter %q: an exact read does not call itself exact", t.key)
 	}
@@ -550,6 +630,7 @@ func (w *worker) visit(ctx context.Context) error {
 	if err := sleep(ctx, fanPause/2+rand.N(fanPause)); err != nil {
 		return err
 	}
+
 	if w.rng.IntN(2) == 0 {
 		return w.step(ctx, w.pick(w.votes), 1)
 	}

@@ -30,18 +30,31 @@ const (
 func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) error {
 	defer r.enterPhase(r.enterPhase("checkpoint " + name))
 	began := time.Now()
+
 	r.gate.Lock()
 	defer r.gate.Unlock()
+
 	if ctx.Err() != nil {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
+
 	if name == "final" {
 		rest()
 	}
+
 	quiet := time.Now()
-	cp := Checkpoint{Name: name, Users: len(r.workers), Clients: len(r.subscribers), Counters: len(r.all), QuietMS: quiet.Sub(began).Milliseconds()}
 	before, _ := r.faults.get()
+	cp := Checkpoint{
+		Name:     name,
+		Users:    len(r.workers),
+		Clients:  len(r.subscribers),
+		Counters: len(r.all),
+		QuietMS:  quiet.Sub(began).Milliseconds(),
+	}
+
+	// Exact values and members must be right at once.
 	var gets atomic.Int64
+
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(getsAtOnce)
 	look := func(what func(ctx context.Context, rng *rand.Rand) error) {
@@ -51,6 +64,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 			return what(gctx, rng)
 		})
 	}
+
 	for _, t := range r.all {
 		look(func(ctx context.Context, rng *rand.Rand) error { return r.checkValue(ctx, rng, t) })
 	}
@@ -59,15 +73,17 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 			look(func(ctx context.Context, rng *rand.Rand) error {
 				err := r.checkMember(ctx, rng, m, m.name, w.fan)
 				if err == nil && w.fan != nil {
-					err = r.checkMember(ctx, rng, m, w.fan.called(), nil)
+					err = r.checkMember(ctx, rng, m, w.fan.called(), nil) // the API key asks by the fan's name
 				}
 				return err
 			})
 		}
 	}
+
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("checkpoint %s: %w", name, err)
 	}
+
 	for _, q := range r.quotas {
 		q.check(r.wrong)
 	}
@@ -76,13 +92,20 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 			return fmt.Errorf("checkpoint %s: %w", name, err)
 		}
 	}
+
 	if err := r.converge(ctx); err != nil {
 		return fmt.Errorf("checkpoint %s: %w", name, err)
 	}
+
 	after, _ := r.faults.get()
 	failures := r.calls.failures() + r.stats.drops.Load()
-	cp.Failures, r.failures = failures-r.failures, failures
-	cp.Gets, cp.Wrong, cp.AtS, cp.SettleMS = int(gets.Load()), after-before, time.Since(r.began).Seconds(), time.Since(quiet).Milliseconds()
+	cp.Failures = failures - r.failures
+	r.failures = failures
+	cp.Gets = int(gets.Load())
+	cp.Wrong = after - before
+	cp.AtS = time.Since(r.began).Seconds()
+	cp.SettleMS = time.Since(quiet).Milliseconds()
+
 	r.result.Checkpoints = append(r.result.Checkpoints, cp)
 	return nil
 }
@@ -102,6 +125,7 @@ func (r *lastingRun) checkValue(ctx context.Context, rng *rand.Rand, t *tally) e
 		}
 		r.bounded(t, since, &l, false)
 	}
+
 	t.trust()
 	if t.kind == "exact" {
 		return r.checkLedger(ctx, rng, t)
@@ -122,22 +146,28 @@ func (r *lastingRun) checkLedger(ctx context.Context, rng *rand.Rand, t *tally) 
 		if err != nil {
 			return err
 		}
+
 		for _, e := range entries {
 			r.checkEntry(t, e)
 		}
+
 		if next == 0 {
 			break
 		}
+
 		if len(entries) == 0 || next != t.read {
 			return fmt.Errorf("%w: the ledger of %s: next is %d after entry %d", errUnexpected, t.key, next, t.read)
 		}
 	}
+
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if value := t.landed.up - t.landed.down; t.after != value {
+	value := t.landed.up - t.landed.down
+	if t.after != value {
 		r.wrong("counter %q: its ledger ends with %d; the value is %d", t.key, t.after, value)
 		t.after = value
 	}
+
 	if t.read != t.entries {
 		r.wrong("counter %q: its ledger has %d entries; %d changes were acknowledged", t.key, t.read, t.entries)
 		t.entries = t.read
@@ -146,29 +176,48 @@ func (r *lastingRun) checkLedger(ctx context.Context, rng *rand.Rand, t *tally) 
 }
 
 func (r *lastingRun) checkEntry(t *tally, e client.Entry) {
-	adjusts := e.Op == "adjust"
-	switch {
-	case e.Seq != t.read+1:
+	if e.Seq != t.read+1 {
 		r.wrong("counter %q: entry %d of its ledger follows entry %d", t.key, e.Seq, t.read)
-	case e.Before != t.after:
-		r.wrong("counter %q: entry %d of its ledger has %d before; the entry before has %d after", t.key, e.Seq, e.Before, t.after)
-	case e.Before+e.Delta != e.After || e.After < 0:
-		r.wrong("counter %q: entry %d of its ledger: %d and %d is not %d, or is below 0", t.key, e.Seq, e.Before, e.Delta, e.After)
-	case e.Op != "increment" && e.Op != "decrement" && !adjusts, adjusts != (e.Reason != "" && e.By != ""), (e.Op == "increment") && e.Delta < 0, (e.Op == "decrement") && e.Delta > 0:
+	} else if e.Before != t.after {
+		r.wrong("counter %q: entry %d of its ledger has %d before; the entry before has %d after",
+			t.key, e.Seq, e.Before, t.after)
+	} else if e.Before+e.Delta != e.After || e.After < 0 {
+		r.wrong("counter %q: entry %d of its ledger: %d and %d is not %d, or is below 0",
+			t.key, e.Seq, e.Before, e.Delta, e.After)
+	} else if !possible(e) {
 		r.wrong("counter %q: entry %d of its ledger cannot be: %+v", t.key, e.Seq, e)
 	}
+
 	if e.At.IsZero() {
 		r.wrong("counter %q: entry %d of its ledger has no time", t.key, e.Seq)
 	}
-	t.read, t.after = e.Seq, e.After
+
+	t.read = e.Seq
+	t.after = e.After
+}
+
+// possible reports whether the operation of an entry goes with its sign, its reason and who made it.
+func possible(e client.Entry) bool {
+	explained := e.Reason != "" && e.By != ""
+	switch e.Op {
+	case "increment":
+		return e.Delta >= 0 && !explained
+	case "decrement":
+		return e.Delta <= 0 && !explained
+	case "adjust":
+		return explained
+	}
+	return false
 }
 
 // checkMember asks whether a member is in a set, by that name; as a fan, or with the API key.
 func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *membership, name string, who *user) error {
-	q := one(fmt.Sprintf("GET of member %q of %s", name, m.t.key), func(ctx context.Context, api *client.API) (client.Counter, error) {
+	call := fmt.Sprintf("GET of member %q of %s", name, m.t.key)
+	q := one(call, func(ctx context.Context, api *client.API) (client.Counter, error) {
 		return api.Member(ctx, m.t.key, name)
 	})
 	q.who = who
+
 	l, err := r.counter(ctx, rng, m.t, q)
 	if err == nil && *l.Member != m.in {
 		r.wrong("counter %q: member %q is in it: %t; the truth is %t", m.t.key, name, *l.Member, m.in)
@@ -179,48 +228,64 @@ func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *members
 
 // checkSum compares the sum over all counters of one rule.
 func (r *lastingRun) checkSum(ctx context.Context, kind int) error {
-	want, least, most := int64(0), 0, r.cfg.Pages
+	want := int64(0)
+	least := 0 // counters that exist for sure
+	most := r.cfg.Pages
 	for _, t := range r.all[kind*r.cfg.Pages : (kind+1)*r.cfg.Pages] {
 		want += t.value()
 		if t.touched() {
 			least++
 		}
 	}
+
 	match := lastingKinds[kind].prefix + r.name + "/*"
 	var sum client.Aggregate
-	_, err := r.ask(ctx, r.rng, other("the aggregate of "+match, func(ctx context.Context, api *client.API) (err error) {
+	q := other("the aggregate of "+match, func(ctx context.Context, api *client.API) (err error) {
 		sum, err = api.Aggregate(ctx, match)
 		return err
-	}))
+	})
+	_, err := r.ask(ctx, r.rng, q)
+
 	if err != nil {
 		return err
 	}
+
 	if sum.Value != want || sum.Counters < least || sum.Counters > most {
-		r.wrong("the aggregate of %q is %d over %d counters; the true sum is %d over %d", match, sum.Value, sum.Counters, want, least)
+		r.wrong("the aggregate of %q is %d over %d counters; the true sum is %d over %d",
+			match, sum.Value, sum.Counters, want, least)
 	}
 	return nil
 }
 
 // converge waits until all subscribers, and reads that may lag, have the truth.
 func (r *lastingRun) converge(ctx context.Context) error {
-	failures, began, since := r.calls.failures()+r.stats.drops.Load(), time.Now(), time.Now()
+	failures := r.calls.failures() + r.stats.drops.Load()
+	began := time.Now()
+	since := began
+
 	for {
 		wrong := &faults{}
 		for _, s := range r.subscribers {
 			s.compare(wrong)
 		}
+
 		if wrong.n == 0 {
 			if err := r.readAll(ctx, wrong); err != nil {
 				return err
 			}
 		}
-		if now := r.calls.failures() + r.stats.drops.Load(); now != failures && time.Since(began) < placeLimit {
-			failures, since = now, time.Now()
+
+		now := r.calls.failures() + r.stats.drops.Load()
+		if now != failures && time.Since(began) < placeLimit {
+			failures = now
+			since = time.Now()
 		}
+
 		if wrong.n == 0 || time.Since(since) > r.settle {
 			r.faults.merge(wrong)
 			return nil
 		}
+
 		if err := sleep(ctx, pollEvery); err != nil {
 			return err
 		}
@@ -234,19 +299,25 @@ func (r *lastingRun) readAll(ctx context.Context, wrong *faults) error {
 		for i, t := range batch {
 			keys[i] = t.key
 		}
-		got, err := r.ask(ctx, r.rng, call{name: "a read of several counters", do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
+
+		const name = "a read of several counters"
+		do := func(ctx context.Context, api *client.API) ([]client.Counter, error) {
 			return api.Counters(ctx, keys...)
-		}})
+		}
+		got, err := r.ask(ctx, r.rng, call{name: name, do: do})
+
 		if err != nil {
 			return err
 		}
+
 		for i, t := range batch {
 			l := &got[i]
 			if err := t.check(l); err != nil {
-				return unexpected("a read of several counters", fmt.Errorf("counter %q: %w", t.key, err))
+				return unexpected(name, fmt.Errorf("counter %q: %w", t.key, err))
 			}
 			if want := t.value(); l.Value != want || l.Stale {
-				wrong.add("counter %q: a read of several counters says %d (stale: %t); the true value is %d", t.key, l.Value, l.Stale, want)
+				wrong.add("counter %q: a read of several counters says %d (stale: %t); the true value is %d",
+					t.key, l.Value, l.Stale, want)
 			}
 		}
 	}
@@ -262,16 +333,23 @@ func (r *lastingRun) clear(ctx context.Context) error {
 	for _, t := range r.all {
 		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 0))
 		group.Go(func() error {
-			_, err := r.ask(ctx, rng, other("DELETE of "+t.key, func(ctx context.Context, api *client.API) error { return api.Delete(ctx, t.key) }))
+			q := other("DELETE of "+t.key, func(ctx context.Context, api *client.API) error {
+				return api.Delete(ctx, t.key)
+			})
+			_, err := r.ask(ctx, rng, q)
+
 			if err != nil {
 				return err
 			}
+
 			l, err := r.read(ctx, rng, t, true)
 			if err == nil && (l.Value != 0 || l.Version != client.Version{}) {
 				r.wrong("counter %q: after DELETE its value is %d and its version %s", t.key, l.Value, l.Version)
 			}
+
 			return err
 		})
 	}
+
 	return group.Wait()
 }

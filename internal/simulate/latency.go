@@ -21,11 +21,15 @@ type latencies struct {
 func (l *latencies) add(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.n++
 	l.longest = max(l.longest, d)
+
 	if len(l.kept) < maxLatencies {
 		l.kept = append(l.kept, d)
-	} else if i := rand.Int64N(l.n); i < maxLatencies {
+		return
+	}
+	if i := rand.Int64N(l.n); i < maxLatencies { // each latency is kept with the same probability
 		l.kept[i] = d
 	}
 }
@@ -33,6 +37,7 @@ func (l *latencies) add(d time.Duration) {
 func (l *latencies) count() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	return l.n
 }
 
@@ -40,10 +45,12 @@ func (l *latencies) count() int64 {
 func (l *latencies) ms(q float64) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	d := l.longest
 	if q < 1 && len(l.kept) > 0 {
 		slices.Sort(l.kept)
 		d = l.kept[int(q*float64(len(l.kept)))]
 	}
+
 	return float64(d.Microseconds()) / 1000
 }

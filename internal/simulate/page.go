@@ -13,20 +13,26 @@ func validPage(page string) bool {
 	case "", "*", "-", ".", "..":
 		return false
 	}
-	n, size := utf8.RuneCountInString(page), len(page)
+
+	n := utf8.RuneCountInString(page)
+	size := len(page)
 	if n > 128 || !utf8.ValidString(page) {
 		return false
 	}
+
 	for i, r := range page {
+		joiner := r == '\u200c' || r == '\u200d'
+		visible := r != utf8.RuneError && unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S)
 		switch {
 		case r == ' ':
-		case r == '\u200c' || r == '\u200d':
+		case joiner:
 			if i == 0 || i+utf8.RuneLen(r) == size {
 				return false
 			}
-		case r == utf8.RuneError || !unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S):
+		case !visible:
 			return false
 		}
 	}
+
 	return true
 }

@@ -34,10 +34,11 @@ type sighting struct {
 	at    time.Time
 }
 
-// probe starts the probes; the function it returns ends them.
+// probe starts the probes. The function that it returns ends them.
 func (c *crowd) probe(ctx context.Context) (stop func()) {
 	probing, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
+
 	for i := range probeCount {
 		page := c.name + "-probe" + strconv.Itoa(i)
 		seen := make(chan sighting, 64)
@@ -51,17 +52,28 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 				}
 			},
 		}, i%len(c.cfg.URL))
+
 		joiner := c.start(&tab{user: c.newUser()}, (i+1)%len(c.cfg.URL))
+
 		rng := rand.New(rand.NewPCG(c.cfg.Seed, uint64(i)+1))
+
 		group.Go(func() {
-			for sleep(probing, probePause+time.Duration(rng.Float64()*float64(probePause))) == nil {
+			for {
+				pause := probePause + time.Duration(rng.Float64()*float64(probePause))
+				if sleep(probing, pause) != nil {
+					return
+				}
 				if c.probeOnce(probing, page, watcher, joiner, seen) {
 					c.await(probing, seen, func(s sighting) bool { return s.count == 0 })
 				}
 			}
 		})
 	}
-	return func() { cancel(); group.Wait() }
+
+	return func() {
+		cancel()
+		group.Wait()
+	}
 }
 
 // probeOnce joins, waits to be seen, and leaves again. It reports false when it
@@ -69,23 +81,27 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 func (c *crowd) probeOnce(ctx context.Context, page string, watcher, joiner *tab, seen <-chan sighting) bool {
 	c.probes.gate.RLock()
 	defer c.probes.gate.RUnlock()
+
 	if !watcher.look(nil) || !joiner.look(nil) {
 		return false
 	}
+
 	for len(seen) > 0 {
 		<-seen
 	}
+
 	before := c.stats.upsets()
 	began := time.Now()
+
 	joiner.move(page)
 	s, ok := c.await(ctx, seen, func(s sighting) bool { return s.count > 0 })
-	switch {
-	case ctx.Err() != nil || c.stats.upsets() != before: // a reconnect is not what is measured
-	case ok:
+	undisturbed := ctx.Err() == nil && c.stats.upsets() == before // a reconnect is not what is measured
+	if undisturbed && ok {
 		c.probes.latency.add(s.at.Sub(began))
-	default:
+	} else if undisturbed {
 		c.probes.missed.Add(1)
 	}
+
 	joiner.move("")
 	return true
 }
@@ -94,6 +110,7 @@ func (c *crowd) probeOnce(ctx context.Context, page string, watcher, joiner *tab
 func (c *crowd) await(ctx context.Context, seen <-chan sighting, wanted func(sighting) bool) (sighting, bool) {
 	limit := time.NewTimer(c.settle)
 	defer limit.Stop()
+
 	for {
 		select {
 		case s := <-seen:

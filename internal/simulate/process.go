@@ -33,11 +33,12 @@ func newProcesses(pids []int) (*processes, error) {
 		}
 		p.procs = append(p.procs, proc)
 	}
+
 	p.first = p.sample()
 	return p, nil
 }
 
-// usage is the sum over all processes. A process that has ended adds nothing.
+// usage returns the sum over all processes. A process that has ended adds nothing.
 func (p *processes) usage() (sum usage) {
 	for _, proc := range p.procs {
 		if stat, err := proc.Stat(); err == nil {
@@ -45,6 +46,7 @@ func (p *processes) usage() (sum usage) {
 			sum.rss += int64(stat.ResidentMemory())
 		}
 	}
+
 	return sum
 }
 
@@ -52,6 +54,7 @@ func (p *processes) report() *ServerReport {
 	if len(p.procs) == 0 {
 		return nil
 	}
+
 	now := p.sample()
 	return &ServerReport{now.cpu - p.first.cpu, p.first.rss, p.most, now.rss}
 }
@@ -61,5 +64,6 @@ func (p *processes) report() *ServerReport {
 func (p *processes) sample() usage {
 	now := p.usage()
 	p.most = max(p.most, now.rss)
+
 	return now
 }

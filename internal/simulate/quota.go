@@ -19,10 +19,10 @@ const (
 	clockSlack = 10 * time.Millisecond
 )
 
-// A quota is the truth about one limit. A call on it was judged at some moment between when it was sent and
-// when it was answered, so what is known for sure is less than what happened: the run only speaks
-// of what cannot be right, at whichever moments the calls were judged. There are two things that
-// cannot be: more than the limit has passed, and a call was refused although it fitted at all times.
+// A quota is the truth about one limit. A call on it was judged at some moment between when it was sent and when it was
+// answered, so what is known for sure is less than what happened: the run only speaks of what cannot be right, at
+// whichever moments the calls were judged. There are two things that cannot be: more than the limit has passed, and a
+// call was refused although it fitted at all times.
 type quota struct {
 	key, algorithm string
 	window         time.Duration
@@ -42,7 +42,8 @@ type pass struct {
 
 func (r *lastingRun) openQuotas() {
 	r.quotas = []*quota{
-		{key: r.name, algorithm: "fixed", window: time.Second}, {key: r.name, algorithm: "sliding", window: time.Second},
+		{key: r.name, algorithm: "fixed", window: time.Second},
+		{key: r.name, algorithm: "sliding", window: time.Second},
 		{key: r.name, algorithm: "log", window: 2 * time.Second},
 	}
 }
@@ -52,19 +53,24 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 	cost := 1 + w.rng.Int64N(quotaCost)
 	var got client.Verdict
 	c := other("the limit "+q.key, func(ctx context.Context, api *client.API) (err error) {
-		got, err = api.Limit(ctx, q.key, client.Limit{Limit: quotaLimit, Window: q.window, Cost: cost, Algorithm: q.algorithm})
+		limit := client.Limit{Limit: quotaLimit, Window: q.window, Cost: cost, Algorithm: q.algorithm}
+		got, err = api.Limit(ctx, q.key, limit)
 		return err
 	})
+
 	api, err := w.api(w.gateway(w.rng.IntN(len(w.cfg.URL))), nil)
 	if err != nil {
 		return err
 	}
+
 	p := q.send(cost)
+
 	if w.rng.Float64() < w.cfg.KillFraction {
 		w.cut(ctx, api, c)
 		q.unknown(p)
 		return nil
 	}
+
 	_, err = c.do(ctx, client.NewAPI(api))
 	if err != nil {
 		q.unknown(p)
@@ -74,21 +80,29 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 		}
 		return sleep(ctx, max(wait, pauseLeast))
 	}
+
 	w.calls.latency.add(time.Since(p.sent))
 	w.calls.answered.Add(1)
-	if got.Limit != quotaLimit || got.Remaining < 0 || got.Remaining > quotaLimit || got.ResetAfter < 0 || got.Allowed && got.Remaining > quotaLimit-cost {
+
+	outOfRange := got.Limit != quotaLimit || got.Remaining < 0 || got.Remaining > quotaLimit || got.ResetAfter < 0
+	tooMuch := got.Allowed && got.Remaining > quotaLimit-cost
+	if outOfRange || tooMuch {
 		w.wrong("limit %q (%s): the answer is %+v, for a cost of %d of %d", q.key, q.algorithm, got, cost, quotaLimit)
 		q.unknown(p)
 		return nil
 	}
+
 	if got.Allowed {
 		w.calls.passed.Add(1)
 		q.passed(p, got.ResetAfter)
 		return nil
 	}
+
 	w.calls.held.Add(1)
-	if most := q.refused(p); most+cost <= quotaLimit {
-		w.wrong("limit %q (%s): a cost of %d was refused, and of %d at most %d had passed", q.key, q.algorithm, cost, quotaLimit, most)
+	most := q.refused(p)
+	if most+cost <= quotaLimit {
+		w.wrong("limit %q (%s): a cost of %d was refused, and of %d at most %d had passed",
+			q.key, q.algorithm, cost, quotaLimit, most)
 	}
 	return nil
 }
@@ -96,8 +110,10 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 func (q *quota) send(cost int64) *pass {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	p := &pass{cost: cost, sent: time.Now()}
 	q.passes = append(q.passes, p)
+
 	return p
 }
 
@@ -105,6 +121,7 @@ func (q *quota) send(cost int64) *pass {
 func (q *quota) unknown(p *pass) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	p.before = time.Now().Add(answerTimeout)
 }
 
@@ -112,25 +129,30 @@ func (q *quota) unknown(p *pass) {
 func (q *quota) passed(p *pass, reset time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	p.before, p.sure = time.Now(), true
+
+	p.before = time.Now()
+	p.sure = true
 	p.end = p.sent.Add(p.before.Sub(p.sent)/2 + reset)
 }
 
-// refused takes a call out that was refused, and returns how much may have counted against it.
+// refused removes a call that was refused, and returns how much may have counted against it.
 func (q *quota) refused(p *pass) (most int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	q.passes = slices.DeleteFunc(q.passes, func(other *pass) bool { return other == p })
+
 	since := p.sent.Add(-q.reach() - clockSlack)
 	for _, other := range q.passes {
 		if other.before.IsZero() || other.before.After(since) {
 			most += other.cost
 		}
 	}
+
 	return most
 }
 
-// reach is how long a call that has passed counts.
+// reach returns how long a call that has passed counts.
 func (q *quota) reach() time.Duration {
 	if q.algorithm == "sliding" {
 		return 2 * q.window
@@ -142,18 +164,21 @@ func (q *quota) reach() time.Duration {
 func (q *quota) check(wrong func(format string, args ...any)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	var sure []*pass
 	for _, p := range q.passes {
 		if p.sure {
 			sure = append(sure, p)
 		}
 	}
+
 	slices.SortFunc(sure, func(a, b *pass) int { return a.sent.Compare(b.sent) })
 	if q.algorithm == "log" {
 		q.checkStretches(sure, wrong)
 	} else {
 		q.checkWindows(sure, wrong)
 	}
+
 	old := time.Now().Add(-2 * q.reach())
 	q.passes = slices.DeleteFunc(q.passes, func(p *pass) bool { return p.before.Before(old) })
 }
@@ -167,30 +192,38 @@ func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...a
 				sum += p.cost
 			}
 		}
+
 		if sum > quotaLimit {
-			wrong("limit %q (%s): %d have passed in less than %s; the limit is %d", q.key, q.algorithm, sum, q.window, quotaLimit)
+			wrong("limit %q (%s): %d have passed in less than %s; the limit is %d",
+				q.key, q.algorithm, sum, q.window, quotaLimit)
 			return
 		}
 	}
 }
 
-// checkWindows adds up what was judged in each window of the clock. Where these are says the server itself, in how long it
-// is until all of the limit is back. A call that was answered late may be of either of two.
+// checkWindows adds up what was judged in each window of the clock. The server itself says where these are, in how long
+// it is until all of the limit is back. A call that was answered late may be of either of two.
 func (q *quota) checkWindows(sure []*pass, wrong func(format string, args ...any)) {
-	known := slices.DeleteFunc(slices.Clone(sure), func(p *pass) bool { return p.before.Sub(p.sent) > q.window/4-clockSlack })
+	late := func(p *pass) bool { return p.before.Sub(p.sent) > q.window/4-clockSlack }
+	known := slices.DeleteFunc(slices.Clone(sure), late)
 	slices.SortFunc(known, func(a, b *pass) int { return cmp.Or(a.end.Compare(b.end), a.sent.Compare(b.sent)) })
 	for len(known) > 0 {
 		n := slices.IndexFunc(known, func(p *pass) bool { return p.end.Sub(known[0].end) > q.window/2 })
+
 		if n < 0 {
 			n = len(known)
 		}
+
 		sum := int64(0)
 		for _, p := range known[:n] {
 			sum += p.cost
 		}
+
 		if sum > quotaLimit {
-			wrong("limit %q (%s): %d have passed in one window of %s; the limit is %d", q.key, q.algorithm, sum, q.window, quotaLimit)
+			wrong("limit %q (%s): %d have passed in one window of %s; the limit is %d",
+				q.key, q.algorithm, sum, q.window, quotaLimit)
 		}
+
 		known = known[n:]
 	}
 }

@@ -60,7 +60,8 @@ type ReplayReport struct {
 }
 
 func (r *ReplayReport) String() string {
-	return fmt.Sprintf("%d lines (%d bad), %d requests of %d visitors in %d visits, up to %d visitors at once; %d requests for pages that the server must refuse; the replay was up to %.2f s late",
+	return fmt.Sprintf("%d lines (%d bad), %d requests of %d visitors in %d visits, up to %d visitors at once; "+
+		"%d requests for pages that the server must refuse; the replay was up to %.2f s late",
 		r.Lines, r.BadLines, r.Requests, r.Visitors, r.Visits, r.MostPresent, r.BadPages, r.Behind)
 }
 
@@ -81,22 +82,29 @@ func planReplay(cfg *Command) (plan, error) {
 		return plan{}, fmt.Errorf("%w: --replay: %w: give the path of an access log", ErrSettings, err)
 	}
 	defer file.Close()
+
 	requests, lines, bad, err := readLog(file)
 	if err != nil {
 		return plan{}, fmt.Errorf("%w: --replay: %s: %w", ErrSettings, cfg.Replay, err)
 	}
+
 	if len(requests) == 0 {
-		return plan{}, fmt.Errorf("%w: --replay: %s: none of the file's %d lines is in the common or combined log format: give an access log",
-			ErrSettings, cfg.Replay, lines)
+		return plan{}, fmt.Errorf("%w: --replay: %s: none of the file's %d lines is in the common or combined "+
+			"log format: give an access log", ErrSettings, cfg.Replay, lines)
 	}
+
 	run := schedule(requests, cfg.Dwell)
-	run.tally.Lines, run.tally.BadLines, run.tally.Speed = lines, bad, cfg.Speed
+	run.tally.Lines = lines
+	run.tally.BadLines = bad
+	run.tally.Speed = cfg.Speed
+
 	return plan{
 		pages:   pagesOf(requests),
 		limit:   run.tally.MostPresent,
 		probing: true,
 		work: func(c *crowd, ctx context.Context) error {
-			run.crowd, c.result.Replay = c, &run.tally
+			run.crowd = c
+			c.result.Replay = &run.tally
 			return run.work(ctx)
 		},
 	}, nil
@@ -110,6 +118,7 @@ func pagesOf(requests []request) []string {
 			pages = append(pages, req.page)
 		}
 	}
+
 	slices.Sort(pages)
 	return slices.Compact(pages)
 }
@@ -118,10 +127,12 @@ func pagesOf(requests []request) []string {
 // their times are not quite in order.
 func schedule(requests []request, dwell time.Duration) *replay {
 	slices.SortStableFunc(requests, func(a, b request) int { return a.at.Compare(b.at) })
+
 	r := &replay{}
 	type who struct{ address, agent string }
 	known := map[who]int{}
 	last := map[int]time.Duration{} // of a visitor, until the next
+
 	for _, req := range requests {
 		id := who{req.address, req.agent}
 		v, ok := known[id]
@@ -129,29 +140,38 @@ func schedule(requests []request, dwell time.Duration) *replay {
 			v = len(known)
 			known[id] = v
 		}
+
 		at := req.at.Sub(requests[0].at)
-		if before, ok := last[v]; ok && at > before+dwell {
+		before, came := last[v]
+		if came && at > before+dwell {
 			r.steps = append(r.steps, step{at: before + dwell, visitor: v, leaves: true})
 		}
+
 		r.steps = append(r.steps, step{at: at, visitor: v, page: req.page})
 		last[v] = at
+
 		if !validPage(req.page) {
 			r.tally.BadPages++
 		}
 	}
+
 	for v := range len(known) { // in order, so that the same log gives the same steps
 		r.steps = append(r.steps, step{at: last[v] + dwell, visitor: v, leaves: true})
 	}
+
 	slices.SortStableFunc(r.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
+
 	r.visitors = make([]visitor, len(known))
 	r.end = r.steps[len(r.steps)-1].at
-	r.tally.Requests, r.tally.Visitors = len(requests), len(known)
+	r.tally.Requests = len(requests)
+	r.tally.Visitors = len(known)
 	r.tally.LogSeconds = r.end.Seconds()
+
 	r.countPresent()
 	return r
 }
 
-// countPresent finds out how many visits there are, and how many at each moment.
+// countPresent counts the visits, and the visitors at each moment.
 func (r *replay) countPresent() {
 	present := map[int]bool{}
 	for _, s := range r.steps {
@@ -161,6 +181,7 @@ func (r *replay) countPresent() {
 			present[s.visitor] = true
 			r.tally.Visits++
 		}
+
 		r.present = append(r.present, len(present))
 		r.tally.MostPresent = max(r.tally.MostPresent, len(present))
 	}
@@ -170,46 +191,55 @@ func (r *replay) work(ctx context.Context) error {
 	for i := range r.visitors {
 		r.visitors[i].user = r.newUser()
 	}
+
 	checks := r.checkSteps()
 	clock := time.Now() // when the log's time was 0; each pause of the log's clock moves it
 	r.enterPhase("replaying")
+
 	for i, s := range r.steps {
 		due := clock.Add(r.wall(s.at))
 		if err := sleep(ctx, time.Until(due)); err != nil {
 			return err
 		}
+
 		r.tally.Behind = max(r.tally.Behind, time.Since(due).Seconds())
+
 		silent := len(checks) == 0 || r.wall(r.steps[checks[0]].at-s.at) > r.ghostBound()
 		if err := r.take(ctx, s, silent); err != nil {
 			return err
 		}
+
 		if len(checks) == 0 || i < checks[0] {
 			continue
 		}
+
 		began := time.Now()
 		if err := r.checkpoint(ctx, "mid"); err != nil {
 			return err
 		}
+
 		clock = clock.Add(time.Since(began))
 		r.tally.Paused += time.Since(began).Seconds()
 		checks = checks[1:]
 	}
+
 	return r.checkpoint(ctx, "final")
 }
 
-// wall is how long a time of the log takes to play.
+// wall returns how long a time of the log takes to play.
 func (r *replay) wall(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / r.cfg.Speed)
 }
 
-// checkSteps are the steps after which a checkpoint comes: about every minute of the
-// replay, three at least, each where most visitors are present in its part of
-// the log.
+// checkSteps returns the steps after which a checkpoint comes: about every minute of the replay, three at least, each
+// where most visitors are present in its part of the log.
 func (r *replay) checkSteps() []int {
 	n := min(max(int(r.wall(r.end)/checkEvery), 3), maxChecks, len(r.steps))
 	var checks []int
+
 	for part := range n {
-		from, to := part*len(r.steps)/n, (part+1)*len(r.steps)/n
+		from := part * len(r.steps) / n
+		to := (part + 1) * len(r.steps) / n
 		best := from
 		for i := from; i < to; i++ {
 			if r.present[i] > r.present[best] {
@@ -218,6 +248,7 @@ func (r *replay) checkSteps() []int {
 		}
 		checks = append(checks, best)
 	}
+
 	return checks
 }
 
@@ -229,6 +260,7 @@ func (r *replay) take(ctx context.Context, s step, silent bool) error {
 	if err := r.arrived(ctx, v); err != nil {
 		return err
 	}
+
 	switch {
 	case s.leaves:
 		r.leave(v.tab, r.exitWay(silent))
@@ -238,13 +270,15 @@ func (r *replay) take(ctx context.Context, s step, silent bool) error {
 		if err != nil {
 			return err
 		}
-		v.tab, v.pace = tab, rate.NewLimiter(movesPerSecond, moveBurst)
+		v.tab = tab
+		v.pace = rate.NewLimiter(movesPerSecond, moveBurst)
 	case v.tab.joined.Page != s.page:
 		if err := v.pace.Wait(ctx); err != nil {
 			return fmt.Errorf("interrupted: %w", err)
 		}
 		r.move(v.tab, s.page)
 	}
+
 	return nil
 }
 
@@ -253,10 +287,12 @@ func (r *replay) arrived(ctx context.Context, v *visitor) error {
 	if v.tab == nil {
 		return nil
 	}
+
 	for limit := time.Now().Add(arriveLimit); !v.tab.look(nil) && time.Now().Before(limit); {
 		if err := sleep(ctx, time.Millisecond); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -87,10 +87,13 @@ const maxCodes = 32
 func (s *stats) errorFrame(code string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.errors == nil {
 		s.errors = map[string]int64{}
 	}
-	if _, ok := s.errors[code]; !ok && len(s.errors) >= maxCodes {
+
+	_, known := s.errors[code]
+	if !known && len(s.errors) >= maxCodes {
 		code = "other"
 	}
 	s.errors[code]++
@@ -99,9 +102,11 @@ func (s *stats) errorFrame(code string) {
 func (s *stats) errorFrames() map[string]int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	codes := maps.Clone(s.errors)
 	if codes == nil {
 		codes = map[string]int64{} // {} in JSON, not null
+
 	}
 	return codes
 }
@@ -121,6 +126,7 @@ const maxTexts = 20
 func (f *faults) add(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	f.n++
 	if len(f.texts) < maxTexts {
 		f.texts = append(f.texts, fmt.Sprintf(format, args...))
@@ -131,6 +137,7 @@ func (f *faults) add(format string, args ...any) {
 func (f *faults) merge(g *faults) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	f.n += g.n
 	f.texts = append(f.texts, g.texts[:min(len(g.texts), maxTexts-len(f.texts))]...)
 }
@@ -139,11 +146,15 @@ func (f *faults) merge(g *faults) {
 func (f *faults) take() (texts []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	texts = f.texts
 	if more := f.n - len(f.texts); more > 0 {
 		texts = append(texts, fmt.Sprintf("and %d more", more))
 	}
-	f.n, f.texts = 0, nil
+
+	f.n = 0
+	f.texts = nil
+
 	return texts
 }
 
@@ -153,23 +164,42 @@ func (f *faults) get() (n int, texts []string) {
 	return f.n, append([]string{}, f.texts...) // [] in JSON, not null
 }
 
-// report sums up; err is why the run was not completed.
+// report returns the report of the run; err is why the run was not completed.
 func (c *crowd) report(err error) Report {
-	s, r := &c.stats, c.result
-	r.Scenario, r.Seed, r.URLs, r.Seconds, r.Users, r.Pages = c.scenario, c.cfg.Seed, c.cfg.URL, time.Since(c.began).Seconds(), c.users, len(c.pages)
-	r.Connects, r.ConnectsPerSecond, r.RefusedUpgrades = s.connects.Load(), float64(s.bestSecond.Load()), s.refusedUpgrades.Load()
-	r.Drops, r.SentAway = s.drops.Load(), s.sentAway.Load()
-	r.Messages, r.Counts, r.StaleCounts, r.BytesReceived = s.messages.Load(), s.counts.Load(), s.stale.Load(), s.bytes.Load()
-	r.NegativeCounts, r.BackwardVersions = s.negative.Load(), s.backward.Load()
+	s := &c.stats
+	r := c.result
+	r.Scenario = c.scenario
+	r.Seed = c.cfg.Seed
+	r.URLs = c.cfg.URL
+	r.Seconds = time.Since(c.began).Seconds()
+	r.Users = c.users
+	r.Pages = len(c.pages)
+
+	r.Connects = s.connects.Load()
+	r.ConnectsPerSecond = float64(s.bestSecond.Load())
+	r.RefusedUpgrades = s.refusedUpgrades.Load()
+	r.Drops = s.drops.Load()
+	r.SentAway = s.sentAway.Load()
+
+	r.Messages = s.messages.Load()
+	r.Counts = s.counts.Load()
+	r.StaleCounts = s.stale.Load()
+	r.BytesReceived = s.bytes.Load()
+	r.NegativeCounts = s.negative.Load()
+	r.BackwardVersions = s.backward.Load()
 	r.ErrorFrames = s.errorFrames()
 	r.RefusedJoins = r.ErrorFrames["bad_page"]
-	r.JoinToSeen, r.Server = c.probes.report(), c.server.report()
+	r.JoinToSeen = c.probes.report()
+	r.Server = c.server.report()
+
 	n, wrong := c.faults.get()
-	r.WrongCounts, r.Wrong = int64(n), wrong
+	r.WrongCounts = int64(n)
+	r.Wrong = wrong
 	if err != nil {
 		r.Error = err.Error()
 	}
 	r.OK = err == nil && n == 0
+
 	return r
 }
 
@@ -184,6 +214,7 @@ func (r *Report) write(w io.Writer, asJSON bool) error {
 		enc.SetEscapeHTML(false)
 		return enc.Encode(r)
 	}
+
 	_, err := io.WriteString(w, r.text())
 	return err
 }
@@ -193,14 +224,19 @@ func (r *Report) text() string {
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-14s %s\n", name, fmt.Sprintf(format, args...))
 	}
-	line("run", "%s, seed %d, %.1f s, %d users, %d pages, %d gateways", r.Scenario, r.Seed, r.Seconds, r.Users, r.Pages, len(r.URLs))
-	line("connections", "%d welcomed, up to %.0f/s; %d upgrades refused, %d lost, %d sent away", r.Connects, r.ConnectsPerSecond,
-		r.RefusedUpgrades, r.Drops, r.SentAway)
-	line("received", "%d messages, %d of them counts (%d stale), %d bytes", r.Messages, r.Counts, r.StaleCounts, r.BytesReceived)
+
+	line("run", "%s, seed %d, %.1f s, %d users, %d pages, %d gateways",
+		r.Scenario, r.Seed, r.Seconds, r.Users, r.Pages, len(r.URLs))
+	line("connections", "%d welcomed, up to %.0f/s; %d upgrades refused, %d lost, %d sent away",
+		r.Connects, r.ConnectsPerSecond, r.RefusedUpgrades, r.Drops, r.SentAway)
+	line("received", "%d messages, %d of them counts (%d stale), %d bytes",
+		r.Messages, r.Counts, r.StaleCounts, r.BytesReceived)
+
 	if l := r.JoinToSeen; l.Samples+l.Missed > 0 {
-		line("join to seen", "p50 %.1f ms, p99 %.1f ms, max %.1f ms (%d joins, %d not seen; by another client on the same page)",
-			l.P50, l.P99, l.Max, l.Samples, l.Missed)
+		line("join to seen", "p50 %.1f ms, p99 %.1f ms, max %.1f ms (%d joins, %d not seen; "+
+			"by another client on the same page)", l.P50, l.P99, l.Max, l.Samples, l.Missed)
 	}
+
 	if len(r.ErrorFrames) > 0 {
 		line("errors", "%d joins refused; error frames: %v", r.RefusedJoins, r.ErrorFrames)
 	}
@@ -210,22 +246,29 @@ func (r *Report) text() string {
 	if p := r.Replay; p != nil {
 		line("replay", "%s", p)
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(r.Figures)) {
-		line("measured", "%s: %s", strings.ReplaceAll(name, "_", " "), strconv.FormatFloat(r.Figures[name], 'f', -1, 64))
+		value := strconv.FormatFloat(r.Figures[name], 'f', -1, 64)
+		line("measured", "%s: %s", strings.ReplaceAll(name, "_", " "), value)
 	}
+
 	for _, cp := range r.Checkpoints {
-		line("checkpoint", "%-6s at %.1f s: %d users, %d clients and %d GETs compared, %d wrong, settled in %d ms after %d ms of quiet",
+		line("checkpoint", "%-6s at %.1f s: %d users, %d clients and %d GETs compared, %d wrong, "+
+			"settled in %d ms after %d ms of quiet",
 			cp.Name, cp.AtS, cp.Users, cp.Clients, cp.Gets, cp.Wrong, cp.SettleMS, cp.QuietMS)
 	}
+
 	if !r.SiteChecked {
 		line("not checked", "the count of the whole site, because other people are on it")
 	}
 	if r.Error == errInterrupted.Error() {
 		line("interrupted", "before its end, so its last counts were not compared")
 	}
+
 	for _, text := range r.Wrong {
 		line("WRONG", "%s", text)
 	}
+
 	line("wrong counts", "%d", r.WrongCounts)
 	return b.String()
 }
@@ -238,21 +281,29 @@ func (c *crowd) enterPhase(name string) (before string) {
 	return before
 }
 
-// tell writes the progress of the run. On a terminal it rewrites one line; elsewhere
-// it writes a line every few seconds, and when the run goes on to something else. The
-// function that it returns stops the output.
-func (c *crowd) tell(w io.Writer) (stop func()) {
-	end, done := make(chan struct{}), make(chan struct{})
-	before, after, every := "", "\n", 5
+// showProgress writes the progress of the run. On a terminal it rewrites one line; elsewhere it writes a line every few
+// seconds, and when the run goes on to something else. The function that it returns stops the output.
+func (c *crowd) showProgress(w io.Writer) (stop func()) {
+	end := make(chan struct{})
+	done := make(chan struct{})
+
+	before := ""
+	after := "\n"
+	every := 5
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		before, after, every = "\r\x1b[K", "", 1
+		before = "\r\x1b[K"
+		after = ""
+		every = 1
 	}
+
 	go func() {
 		defer close(done)
 		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
+
 		var counts, connects int64
-		var told *string // the phase of the last line
+		var shown *string // the phase of the last line
+
 		for n := 1; ; n++ {
 			select {
 			case <-end:
@@ -262,18 +313,27 @@ func (c *crowd) tell(w io.Writer) (stop func()) {
 				return
 			case <-tick.C:
 			}
+
 			perSecond := c.stats.counts.Load() - counts
 			counts += perSecond
 			fresh := c.stats.connects.Load() - connects
 			connects += fresh
 			c.stats.bestSecond.Store(max(c.stats.bestSecond.Load(), fresh))
-			if phase := c.phase.Load(); n%every == 0 || phase != told {
-				told = phase
-				wrong, _ := c.faults.get()
-				fmt.Fprintf(w, "%s%4.0fs  %s: %d clients, %d counts/s, %d lost, %d wrong%s", before,
-					time.Since(c.began).Seconds(), *phase, len(c.everyone()), perSecond, c.stats.drops.Load(), wrong, after)
+
+			phase := c.phase.Load()
+			if n%every != 0 && phase == shown {
+				continue
 			}
+			shown = phase
+			wrong, _ := c.faults.get()
+			fmt.Fprintf(w, "%s%4.0fs  %s: %d clients, %d counts/s, %d lost, %d wrong%s", before,
+				time.Since(c.began).Seconds(), *phase, len(c.everyone()), perSecond, c.stats.drops.Load(), wrong, after)
 		}
+
 	}()
-	return func() { close(end); <-done }
+
+	return func() {
+		close(end)
+		<-done
+	}
 }

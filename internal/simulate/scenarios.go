@@ -36,22 +36,31 @@ const (
 
 // measure takes figures from now until end is called.
 func (c *crowd) measure() (end func()) {
-	began, before := time.Now(), c.server.usage()
-	messages, counts, bytes := c.stats.messages.Load(), c.stats.counts.Load(), c.stats.bytes.Load()
+	began := time.Now()
+	before := c.server.usage()
+	messages := c.stats.messages.Load()
+	counts := c.stats.counts.Load()
+	bytes := c.stats.bytes.Load()
+
 	return func() {
-		now, seconds, f := c.server.usage(), time.Since(began).Seconds(), c.result.Figures
+		now := c.server.usage()
+		seconds := time.Since(began).Seconds()
+		f := c.result.Figures
 		counts := float64(c.stats.counts.Load() - counts)
 		f["window_s"] = seconds
 		f["window_messages"] = float64(c.stats.messages.Load() - messages)
 		f["window_bytes"] = float64(c.stats.bytes.Load() - bytes)
 		f["counts_per_s"] = counts / seconds
+
 		if len(c.server.procs) == 0 {
 			return
 		}
+
 		cpu := now.cpu - before.cpu
 		f["server_cpu_s"] = cpu
 		f["server_cpu_percent_of_a_core"] = 100 * cpu / seconds
 		f["server_rss_bytes"] = float64(now.rss)
+
 		if counts > 0 {
 			f["server_cpu_s_per_million_counts"] = cpu / counts * 1e6
 		}
@@ -60,22 +69,28 @@ func (c *crowd) measure() (end func()) {
 
 // perConnection divides the memory that the server took since the beginning.
 func (c *crowd) perConnection() {
-	if f := c.result.Figures; len(c.server.procs) > 0 {
-		f["server_rss_bytes_per_connection"] = (f["server_rss_bytes"] - float64(c.server.first.rss)) / float64(c.cfg.Users)
+	if len(c.server.procs) == 0 {
+		return
 	}
+
+	f := c.result.Figures
+	grown := f["server_rss_bytes"] - float64(c.server.first.rss)
+	f["server_rss_bytes_per_connection"] = grown / float64(c.cfg.Users)
 }
 
 // arrive opens a connection for each user, spread over the pages and over a time.
 func (c *crowd) arrive(ctx context.Context, within time.Duration) error {
 	began := time.Now()
 	for i := range c.cfg.Users {
-		if err := sleep(ctx, time.Until(began.Add(within*time.Duration(i)/time.Duration(c.cfg.Users)))); err != nil {
+		due := began.Add(within * time.Duration(i) / time.Duration(c.cfg.Users))
+		if err := sleep(ctx, time.Until(due)); err != nil {
 			return err
 		}
 		if _, err := c.enter(ctx, c.newUser(), c.pages[i%len(c.pages)]); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -86,20 +101,26 @@ func (c *crowd) idle(ctx context.Context) error {
 	if err := c.arrive(ctx, 0); err != nil {
 		return err
 	}
+
 	if err := c.awaitPlaces(ctx, c.everyone()); err != nil {
 		return err
 	}
+
 	if len(c.server.procs) > 0 {
-		c.result.Figures["server_cpu_us_per_join"] = (c.server.usage().cpu - before.cpu) / float64(c.cfg.Users) * 1e6
+		used := c.server.usage().cpu - before.cpu
+		c.result.Figures["server_cpu_us_per_join"] = used / float64(c.cfg.Users) * 1e6
 	}
+
 	if err := c.checkpoint(ctx, "full"); err != nil {
 		return err
 	}
+
 	c.enterPhase("idling")
 	end := c.measure()
 	if err := sleep(ctx, c.cfg.Duration); err != nil {
 		return err
 	}
+
 	end()
 	c.perConnection()
 	return c.checkpoint(ctx, "final")
@@ -110,15 +131,18 @@ func (c *crowd) idle(ctx context.Context) error {
 func (c *crowd) storm(ctx context.Context) error {
 	c.enterPhase("storming")
 	end := c.measure()
+
 	if err := c.arrive(ctx, stormTime); err != nil {
 		return err
 	}
+
 	last := time.Now()
 	for c.held(c.everyone()).n > 0 && time.Since(last) < placeLimit { // then the checkpoint says what is wrong
 		if err := sleep(ctx, pollEvery/5); err != nil {
 			return err
 		}
 	}
+
 	c.result.Figures["right_after_s"] = time.Since(last).Seconds()
 	end()
 	return c.checkpoint(ctx, "final")
@@ -144,21 +168,27 @@ func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
 	if err != nil {
 		return err
 	}
+
 	c.enterPhase("fanning out")
 	for _, t := range hidden {
 		t.say(`{"type":"pause"}`)
 	}
+
 	end := c.measure()
 	spread, err := drive(c.cfg.Duration)
 	if err != nil {
 		return err
 	}
+
 	end()
 	for _, t := range hidden {
 		t.say(`{"type":"resume"}`)
 	}
+
 	c.perConnection()
-	c.result.Figures["spread_p50_ms"], c.result.Figures["spread_p99_ms"] = spread.ms(0.5), spread.ms(0.99)
+	c.result.Figures["spread_p50_ms"] = spread.ms(0.5)
+	c.result.Figures["spread_p99_ms"] = spread.ms(0.99)
+
 	return c.checkpoint(ctx, "final")
 }
 
@@ -167,17 +197,20 @@ func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
 func (c *crowd) slow(ctx context.Context) error {
 	drive, err := c.audience(ctx, func(i int, t *tab) {
 		if i%slowEvery == 0 {
-			t.slow, t.seen = true, nil
+			t.slow = true
+			t.seen = nil
 		}
 	})
 	if err != nil {
 		return err
 	}
+
 	c.enterPhase("everyone reads")
 	before, err := drive(c.cfg.Duration / 2)
 	if err != nil {
 		return err
 	}
+
 	c.enterPhase("a tenth does not read")
 	end := c.measure()
 	c.deaf.Store(true)
@@ -185,31 +218,39 @@ func (c *crowd) slow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	end()
 	c.deaf.Store(false)
+
 	f := c.result.Figures
-	f["spread_p99_ms_before"], f["spread_p99_ms"] = before.ms(0.99), after.ms(0.99)
+	f["spread_p99_ms_before"] = before.ms(0.99)
+	f["spread_p99_ms"] = after.ms(0.99)
 	if p99 := before.ms(0.99); p99 > 0 {
 		f["spread_p99_ratio"] = after.ms(0.99) / p99
 	}
+
 	return c.checkpoint(ctx, "final")
 }
 
 // audience has everyone subscribe to the page, after prepare was called with each subscriber's
 // number and tab. The function that it returns moves the page's count for a time and measures
 // how its counts spread.
-func (c *crowd) audience(ctx context.Context, prepare func(int, *tab)) (drive func(time.Duration) (*spread, error), err error) {
+func (c *crowd) audience(
+	ctx context.Context, prepare func(int, *tab),
+) (drive func(time.Duration) (*spread, error), err error) {
 	var measured atomic.Pointer[spread] // nil: none
 	seen := func(_ *tab, n *client.Count, at time.Time) {
 		if s := measured.Load(); s != nil {
 			s.add(n.Version, at)
 		}
 	}
+
 	for i := range c.cfg.Users {
 		t := &tab{user: c.newUser(), watched: holdings(c.pages), seen: seen}
 		prepare(i, t)
 		c.start(t, i%len(c.cfg.URL))
 	}
+
 	var tabs []*tab
 	for range drivers {
 		tab, err := c.enter(ctx, c.newUser(), c.pages[0])
@@ -218,24 +259,31 @@ func (c *crowd) audience(ctx context.Context, prepare func(int, *tab)) (drive fu
 		}
 		tabs = append(tabs, tab)
 	}
+
 	if err := c.checkpoint(ctx, "full"); err != nil {
 		return nil, err
 	}
+
 	return func(d time.Duration) (*spread, error) {
 		s := &spread{}
 		measured.Store(s)
 		defer measured.Store(nil)
+
 		began := time.Now()
 		for i := 0; time.Since(began) < d; i++ {
-			tab, to := tabs[i%drivers], c.pages[0]
+			tab := tabs[i%drivers]
+			to := c.pages[0]
 			if tab.joined.Page != "" {
 				to = ""
 			}
+
 			c.move(tab, to)
+
 			if err := sleep(ctx, driverTurn); err != nil {
 				return nil, err
 			}
 		}
+
 		return s, nil
 	}, nil
 }

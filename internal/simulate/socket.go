@@ -28,10 +28,12 @@ func (s *socket) dial(ctx context.Context, network, address string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
+
 	s.TCPConn = conn.(*net.TCPConn)
 	if s.slow {
 		_ = s.SetReadBuffer(slowRead) // on an error the buffer has its usual size
 	}
+
 	return s, nil
 }
 
@@ -39,7 +41,10 @@ func (s *socket) Read(p []byte) (int, error) {
 	if s.silent.Load() {
 		return 0, net.ErrClosed
 	}
+
 	n, err := s.TCPConn.Read(p)
+
+	// Only what follows the handshake counts, and that ends with an empty line.
 	from := 0
 	for ; from < n && s.matched < len(endOfHeader); from++ {
 		switch p[from] {
@@ -51,6 +56,7 @@ func (s *socket) Read(p []byte) (int, error) {
 			s.matched = 0
 		}
 	}
+
 	s.received.Add(int64(n - from))
 	return n, err
 }
@@ -58,6 +64,7 @@ func (s *socket) Read(p []byte) (int, error) {
 func (s *socket) Write(p []byte) (int, error) {
 	if s.silent.Load() {
 		return 0, net.ErrClosed
+
 	}
 	return s.TCPConn.Write(p)
 }
@@ -66,6 +73,7 @@ func (s *socket) Close() error {
 	if s.silent.Load() {
 		return nil
 	}
+
 	return s.TCPConn.Close()
 }
 

@@ -31,10 +31,9 @@ type CrowdConfig struct {
 	Watchers int // of each gateway: clients that see every count of every page
 }
 
-// A Crowd is for tests that break a cluster. Its clients check all the time, and Wrongs
-// returns, what no fault excuses: no count is negative, no version goes back on a
-// connection, no count is below the users who stay, who come back at once when they lose their connection,
-// and no frame of theirs is refused.
+// A Crowd is for tests that break a cluster. Its clients check all the time, and Wrongs returns, what no fault excuses:
+// no count is negative, no version goes back on a connection, no count is below the users who stay, who come back at
+// once when they lose their connection, and no frame of theirs is refused.
 type Crowd struct {
 	*crowd
 	gateways []Gateway
@@ -51,45 +50,60 @@ type churner struct {
 
 // NewCrowd brings the users in who stay, and waits until all counts are exact.
 func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
-	command := &Command{LeaveGrace: 2 * time.Second, PongTimeout: 5 * time.Second, PresenceTimeout: 7 * time.Second} // of serve
+	command := &Command{ // the times are the defaults of serve
+		LeaveGrace:      2 * time.Second,
+		PongTimeout:     5 * time.Second,
+		PresenceTimeout: 7 * time.Second,
+	}
 	for _, g := range cfg.Gateways {
 		command.URL = append(command.URL, g.URL)
 	}
+
 	c := &Crowd{gateways: cfg.Gateways, floor: map[string]int64{}}
-	c.crowd = newCrowd(command, plan{pages: cfg.Pages, name: runName(rand.Uint64()), limit: 1 << 20}, &processes{})
+	p := plan{pages: cfg.Pages, name: runName(rand.Uint64()), limit: 1 << 20}
+	c.crowd = newCrowd(command, p, &processes{})
 	c.background.Go(c.watchdog)
+
 	c.watching = make([][]*tab, len(cfg.Gateways))
 	for range cfg.Watchers {
 		for i := range cfg.Gateways {
-			w := c.start(&tab{user: c.newUser(), watched: holdings(c.topics()), fixed: true, seen: c.seen}, i)
+			watcher := &tab{user: c.newUser(), watched: holdings(c.topics()), fixed: true, seen: c.seen}
+			w := c.start(watcher, i)
 			c.watching[i] = append(c.watching[i], w)
 		}
 	}
+
 	for i := range cfg.Stayers {
 		u := c.newUser()
 		pages := []string{cfg.Pages[i%len(cfg.Pages)]}
 		if i%5 == 0 {
 			pages = append(pages, cfg.Pages[(i+1)%len(cfg.Pages)])
 		}
+
 		for _, page := range pages {
 			c.truth.enter(u, page)
 			c.start(&tab{user: u, joined: joining(page), strict: true, seen: c.seen}, i)
 		}
 	}
+
 	for _, page := range c.topics() {
 		c.floor[page] = c.truth.count(page)
 	}
+
 	for range cfg.Churners {
 		c.churners = append(c.churners, &churner{user: c.newUser()})
 	}
+
 	err := c.awaitPlaces(ctx, c.everyone())
 	if err == nil {
 		_, err = c.Exact(ctx, time.Now(), nil)
 	}
+
 	if err != nil {
 		c.Close()
 		return nil, fmt.Errorf("at first: %w", err)
 	}
+
 	c.guard.Store(true)
 	return c, nil
 }
@@ -100,7 +114,7 @@ func (c *Crowd) Close() {
 	c.close()
 }
 
-// seen looks at each count that a tab is told.
+// seen looks at each count that a tab receives.
 func (c *Crowd) seen(t *tab, n *client.Count, _ time.Time) { c.check(t.name(), n) }
 
 // check looks at a count that a client got.
@@ -108,8 +122,11 @@ func (c *Crowd) check(who string, n *client.Count) {
 	if !c.guard.Load() {
 		return // floor may not be complete yet
 	}
-	if floor := c.floor[n.Page]; n.Count < floor {
-		c.wrong("%s %s: %d of %d users who stay are missing on %q: %+v", stamp(), who, floor-n.Count, floor, n.Page, *n)
+
+	floor := c.floor[n.Page]
+	if n.Count < floor {
+		c.wrong("%s %s: %d of %d users who stay are missing on %q: %+v",
+			stamp(), who, floor-n.Count, floor, n.Page, *n)
 	}
 }
 
@@ -125,29 +142,37 @@ func (c *Crowd) Lost() int64 { return c.stats.drops.Load() }
 // the truth no longer changes by itself.
 func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
+
 	var work sync.WaitGroup
 	work.Go(func() {
 		for sleep(ctx, rand.N(100*time.Millisecond)) == nil {
 			u := c.churners[rand.IntN(len(c.churners))]
 			if u.leave() {
 				continue
+
 			}
 			at := rand.IntN(len(c.gateways))
 			if !c.gateways[at].Up() {
 				continue
 			}
+
 			pages := []string{c.pages[rand.IntN(len(c.pages))]}
-			if second := c.pages[rand.IntN(len(c.pages))]; rand.IntN(3) == 0 && second != pages[0] {
+			second := c.pages[rand.IntN(len(c.pages))]
+			if rand.IntN(3) == 0 && second != pages[0] {
 				pages = append(pages, second)
 			}
+
 			for _, page := range pages {
-				u.tabs = append(u.tabs, c.start(&tab{user: u.user, joined: joining(page), fickle: true, seen: c.seen}, at))
+				tab := &tab{user: u.user, joined: joining(page), fickle: true, seen: c.seen}
+				u.tabs = append(u.tabs, c.start(tab, at))
 			}
 		}
 	})
+
 	return sync.OnceFunc(func() {
 		cancel()
 		work.Wait()
+
 		for _, u := range c.churners {
 			for _, tab := range u.tabs {
 				for tab.coming() {
@@ -167,6 +192,7 @@ func (u *churner) leave() (here bool) {
 			tab.leave([]exit{leaveFrame, endsSocket}[rand.IntN(2)])
 		}
 	}
+
 	u.tabs = nil
 	return here
 }
@@ -178,6 +204,7 @@ func (c *Crowd) Look(gateway int, fn func(client.Count)) (all bool) {
 	for _, w := range c.watching[gateway] {
 		all = w.look(fn) && all
 	}
+
 	return all
 }
 
@@ -187,32 +214,43 @@ func (c *Crowd) Get(ctx context.Context, gateway int, page string) (client.Count
 	if err == nil {
 		c.check("GET from "+c.gateways[gateway].Name, &n)
 	}
+
 	return n, err
 }
 
-// off says which counts at the gateways that are up are not true, or are stale.
+// off returns an error that says which counts at the gateways that are up are not true, or are stale.
 func (c *Crowd) off(ctx context.Context) error {
 	wrong := &faults{}
 	for i, g := range c.gateways {
-		if g.Up() && !c.Look(i, func(n client.Count) {
-			if want := c.truth.count(n.Page); n.Count != want || n.Stale {
-				wrong.add("a watcher of %s: %q is %d (stale: %t, version %s), want %d", g.Name, n.Page, n.Count, n.Stale, n.Version, want)
+		if !g.Up() {
+			continue
+		}
+		all := c.Look(i, func(n client.Count) {
+			want := c.truth.count(n.Page)
+			if n.Count != want || n.Stale {
+				wrong.add("a watcher of %s: %q is %d (stale: %t, version %s), want %d",
+					g.Name, n.Page, n.Count, n.Stale, n.Version, want)
 			}
-		}) {
+		})
+		if !all {
 			wrong.add("a watcher of %s lacks counts", g.Name)
 		}
 	}
+
 	for i, g := range c.gateways {
 		for _, page := range c.topics() {
 			if wrong.n > 0 || !g.Up() {
 				break
 			}
+
 			n, err := c.Get(ctx, i, page)
-			if want := c.truth.count(page); err != nil || n.Count != want || n.Stale {
+			want := c.truth.count(page)
+			if err != nil || n.Count != want || n.Stale {
 				wrong.add("GET %q from %s: %+v, %v, want %d", page, g.Name, n, err, want)
 			}
 		}
 	}
+
 	if wrong.n > 0 {
 		return errors.New(strings.Join(wrong.take(), "; "))
 	}
@@ -231,12 +269,15 @@ func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Dur
 		if late != nil {
 			limit += late()
 		}
+
 		at := time.Now()
 		err := c.off(ctx)
+		if err != nil && at.Sub(since) > limit {
+			return -1, fmt.Errorf("%.1f s later, of %.1f: %w", at.Sub(since).Seconds(), limit.Seconds(), err)
+		}
+
 		pause := pollEvery
 		switch {
-		case err != nil && at.Sub(since) > limit:
-			return -1, fmt.Errorf("%.1f s later, of %.1f: %w", at.Sub(since).Seconds(), limit.Seconds(), err)
 		case err != nil:
 			begun = time.Time{}
 		case begun.IsZero():
@@ -246,6 +287,7 @@ func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Dur
 		default:
 			pause = 4 * pollEvery
 		}
+
 		if err := sleep(ctx, pause); err != nil {
 			return -1, err
 		}
@@ -258,27 +300,34 @@ type Ghost struct {
 	Where string // it was seen
 }
 
-// Observe looks at the fresh counts that the watchers hold until stop is called, which returns the worst ghost. late is as
-// in Exact.
+// Observe looks at the fresh counts that the watchers hold until stop is called, which returns the worst ghost. late is
+// that of Exact.
 func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop func() Ghost) {
 	ctx, cancel := context.WithCancel(ctx)
 	var worst Ghost
+
 	var work sync.WaitGroup
 	work.Go(func() {
 		for turn := 0; sleep(ctx, 2*pollEvery) == nil; turn++ {
 			since := time.Now().Add(-settleLimit - late())
 			for i, g := range c.gateways {
 				c.Look(i, func(n client.Count) {
-					if by := c.truth.distance(n.Page, n.Count, since); !n.Stale && by > worst.By {
-						worst = Ghost{by, fmt.Sprintf("%s a watcher of %s: %q is %d, want %d", stamp(), g.Name, n.Page, n.Count, c.truth.count(n.Page))}
+					by := c.truth.distance(n.Page, n.Count, since)
+					if n.Stale || by <= worst.By {
+						return
 					}
+					worst = Ghost{by, fmt.Sprintf("%s a watcher of %s: %q is %d, want %d",
+						stamp(), g.Name, n.Page, n.Count, c.truth.count(n.Page))}
 				})
 			}
-			if at := turn % len(c.gateways); c.gateways[at].Up() { // for check
+
+			at := turn % len(c.gateways)
+			if c.gateways[at].Up() { // for check
 				_, _ = c.Get(ctx, at, c.topics()[turn%(len(c.pages)+1)])
 			}
 		}
 	})
+
 	return func() Ghost {
 		cancel()
 		work.Wait()
@@ -286,7 +335,7 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 	}
 }
 
-// name says who a tab is, for people.
+// name returns a name of the tab, for people.
 func (c *tab) name() string {
 	return cmp.Or(c.user.name, "client") + " " + strconv.FormatUint(c.number, 10)
 }

@@ -18,38 +18,48 @@ type subscriber struct {
 	held map[string]client.Counter // on this connection; the newest of each counter
 }
 
-// take keeps what the server said about a counter. A version that goes back, and the
-// same version with two values, are wrong.
+// take keeps what the server said about a counter. A version that goes back, and the same version with two values, are
+// wrong.
 func (s *subscriber) take(l client.Counter) {
 	t := s.tallies[l.Key]
 	if t == nil {
-		s.run.wrong("counter %q: a subscriber who did not ask for it is told of it", l.Key)
+		s.run.wrong("counter %q: a subscriber who did not ask for it receives it", l.Key)
 		return
 	}
 	if err := t.check(&l); err != nil {
-		s.run.wrong("counter %q: a subscriber is told something else than a counter: %v", l.Key, err)
+		s.run.wrong("counter %q: a subscriber receives something else than a counter: %v", l.Key, err)
 		return
 	}
+
 	s.run.stats.counts.Add(1)
 	if l.Stale {
 		s.run.stats.stale.Add(1)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	had, ok := s.held[l.Key]
-	switch {
-	case ok && l.Version.Before(had.Version) && s.run.deleting.Load() && l.Version == client.Version{}:
-		// the one time at which a version goes back
-	case ok && l.Version.Before(had.Version):
-		s.run.stats.backward.Add(1)
-		s.run.wrong("counter %q: the version went back on one connection: from %s to %s", l.Key, had.Version, l.Version)
-	case ok && l.Version == had.Version && l.Value != had.Value:
-		s.run.wrong("counter %q: version %s has the values %d and %d", l.Key, l.Version, had.Value, l.Value)
+	if ok {
+		s.judge(&had, &l)
 	}
+
 	s.held[l.Key] = l
 }
 
-// begin forgets what the last connection was told.
+// judge compares a counter with what the connection had before.
+func (s *subscriber) judge(had, l *client.Counter) {
+	deleted := s.run.deleting.Load() && l.Version == client.Version{} // the one time at which a version goes back
+	if l.Version.Before(had.Version) && !deleted {
+		s.run.stats.backward.Add(1)
+		s.run.wrong("counter %q: the version went back on one connection: from %s to %s", l.Key, had.Version, l.Version)
+	}
+	if l.Version == had.Version && l.Value != had.Value {
+		s.run.wrong("counter %q: version %s has the values %d and %d", l.Key, l.Version, had.Value, l.Value)
+	}
+}
+
+// begin forgets what the last connection received.
 func (s *subscriber) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,14 +70,22 @@ func (s *subscriber) begin() {
 func (s *subscriber) compare(wrong *faults) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for key, t := range s.tallies {
 		l, ok := s.held[key]
-		switch want := t.value(); {
-		case !ok:
-			wrong.add("counter %q: a WebSocket has not been told of it", key)
-		case l.Value != want || l.Stale:
+		if !ok {
+			wrong.add("counter %q: a WebSocket has not received it", key)
+			continue
+		}
+
+		want := t.value()
+		if l.Value != want || l.Stale {
 			wrong.add("counter %q: a WebSocket holds %d (stale: %t); the true value is %d", key, l.Value, l.Stale, want)
-		case s.like != nil && t == s.like.t && l.Mine != s.like.in:
+			continue
+		}
+
+		liked := s.like != nil && t == s.like.t
+		if liked && l.Mine != s.like.in {
 			wrong.add("counter %q: a member's frame says \"mine\":%t; the truth is %t", key, l.Mine, s.like.in)
 		}
 	}
@@ -75,7 +93,7 @@ func (s *subscriber) compare(wrong *faults) {
 
 var errForgotten = errors.New("the server does not know the ids any more that it gave out: give it --id-secret")
 
-// renamed ends the run when a fan has become somebody else: what the fan has liked would be another one's.
+// renamed ends the run when a fan has become somebody else: what the fan has liked would be another user's.
 func (s *subscriber) renamed() {
 	if s.like != nil {
 		s.run.fail(errForgotten)

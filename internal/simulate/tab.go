@@ -21,13 +21,14 @@ type tab struct {
 	crowd   *crowd
 	user    *user
 	number  uint64
-	gateway int                                               // the gateway that it dials first
-	fixed   bool                                              // it dials no other gateway
-	fickle  bool                                              // it does not come back, and is on its page while it is connected
-	strict  bool                                              // an error frame is wrong
-	slow    bool                                              // it has a small buffer, and stops reading when the run asks for that
-	seen    func(t *tab, count *client.Count, when time.Time) // called by run's goroutine with each count; nil for most
-	asks    *subscriber                                       // looks at counters over it; nil for most
+	gateway int  // the gateway that it dials first
+	fixed   bool // it dials no other gateway
+	fickle  bool // it does not come back, and is on its page while it is connected
+	strict  bool // an error frame is wrong
+	slow    bool // it has a small buffer, and stops reading when the run asks for that
+
+	seen func(t *tab, count *client.Count, when time.Time) // called by run's goroutine with each count; nil for most
+	asks *subscriber                                       // looks at counters over it; nil for most
 
 	stays context.Context // until the tab leaves
 	quit  func()          // ends stays
@@ -48,7 +49,7 @@ type holding struct {
 	bad     bool // the client joined it and the server must refuse it
 }
 
-// joining is what a client holds of a page that it is about to join.
+// joining returns what a client holds of a page that it is about to join.
 func joining(page string) holding {
 	return holding{Count: client.Count{Page: page}, bad: page != "" && !validPage(page)}
 }
@@ -82,34 +83,45 @@ const (
 
 func (c *tab) run() {
 	defer c.crowd.forget(c)
-	for gateway, failures := c.gateway, 0; ; gateway++ {
+	gateway := c.gateway
+	for failures := 0; ; gateway++ {
 		began := time.Now()
 		how, err := c.connect(c.crowd.gateway(gateway))
 		if c.left() {
 			return
 		}
+
 		if how != lost || time.Since(began) > steadyLife {
 			failures = 0
 		}
+
 		if c.fickle {
 			c.closeNow()
 			return
 		}
+
 		if c.fixed || how == reloaded {
 			gateway-- // it dials the same gateway again
 		}
+
 		var pause time.Duration
 		if how == lost {
 			c.crowd.failed(err)
 			pause = min(firstPause<<failures, lastPause)
 			failures = min(failures+1, 8)
 		}
-		if no := (*client.Error)(nil); errors.As(err, &no) {
-			pause = max(pause, min(no.RetryAfter, lastPause))
+
+		var refused *client.Error
+		if errors.As(err, &refused) {
+			pause = max(pause, min(refused.RetryAfter, lastPause))
 		}
-		if c.asks != nil && c.asks.like != nil {
-			pause = min(pause, pauseMost/5) // the fan's calls go on, and would be a stranger's where the server forgot the fan
+
+		// The fan's calls go on, and would be a stranger's where the server forgot the fan.
+		isFan := c.asks != nil && c.asks.like != nil
+		if isFan {
+			pause = min(pause, pauseMost/5)
 		}
+
 		if sleep(c.stays, pause/2+rand.N(pause/2+1)) != nil {
 			return
 		}
@@ -123,19 +135,21 @@ func (c *tab) connect(gateway string) (how ending, err error) {
 	if err != nil {
 		return lost, err
 	}
+
 	defer func() { how = c.detach(l) }()
+
 	var f client.Frame
 	for {
 		err := l.Receive(&f)
-		switch {
-		case errors.Is(err, client.ErrFrame):
+		if errors.Is(err, client.ErrFrame) {
 			c.crowd.wrong("%v", err)
-		case err != nil:
+		} else if err != nil {
 			return lost, err
-		default:
+		} else {
 			c.handle(l, &f)
 		}
-		for c.slow && c.crowd.deaf.Load() && sleep(c.stays, time.Second) == nil {
+
+		for c.slow && c.crowd.deaf.Load() && sleep(c.stays, time.Second) == nil { // it does not read
 		}
 	}
 }
@@ -152,66 +166,83 @@ type link struct {
 // dial opens a connection as the tab's user, and asks for what the tab wants. Until it
 // returns, the user's other new tabs wait when they have no id yet.
 func (c *tab) dial(gateway string) (l *link, err error) {
+	tokens := c.crowd.cfg.JWTSecret != ""
 	var id string
-	if c.crowd.cfg.JWTSecret == "" {
+	if !tokens {
 		var release func()
-		if id, release, err = c.user.claim(c.stays); err != nil {
+		id, release, err = c.user.claim(c.stays)
+		if err != nil {
 			return nil, err
 		}
 		defer release()
 	}
+
 	free, err := c.crowd.dialSlot(c.stays)
 	if err != nil {
 		return nil, err
 	}
 	defer free()
+
 	cfg, err := c.crowd.config(gateway, c.user.name, id)
 	if err != nil {
 		return nil, err
 	}
+
 	if c.asks != nil && c.asks.like == nil {
 		cfg.APIKey = c.crowd.cfg.APIKeys[0]
 	}
+
 	l = &link{}
-	l.socket.received, l.socket.slow = &c.crowd.stats.bytes, c.slow
+	l.socket.received = &c.crowd.stats.bytes
+	l.socket.slow = c.slow
 	if strings.HasPrefix(gateway, "https:") {
 		l.socket.matched = len(endOfHeader)
 	}
+
 	cfg.DialContext = l.socket.dial
 	l.Conn, err = client.Dial(c.stays, cfg)
-	switch {
-	case errors.As(err, new(*client.Error)):
+	if errors.As(err, new(*client.Error)) {
 		c.crowd.stats.refusedUpgrades.Add(1)
-	case errors.Is(err, client.ErrFrame):
+	} else if errors.Is(err, client.ErrFrame) {
 		c.crowd.wrong("the first frame must be a welcome with a user: %v", err)
 	}
 	if err != nil {
 		return nil, err
 	}
+
 	c.crowd.stats.messages.Add(1)
 	c.crowd.learn(l.Heartbeat)
-	switch {
-	case c.crowd.cfg.JWTSecret != "" && l.ID != "":
+	if err := c.welcomed(l, id, tokens); err != nil {
 		l.Abort()
-		return nil, errNoTokens
-	case c.crowd.cfg.JWTSecret != "":
-		if l.User != c.user.name {
-			c.crowd.wrong("the server welcomed the token of %q as the user %q", c.user.name, l.User)
-		}
-	default:
-		ok, renamed := c.user.adopt(id, l.User, l.ID)
-		if !ok {
-			l.Abort()
-			return nil, errors.New("the server welcomed this tab as another user than the user's other tabs")
-		}
-		if renamed && c.asks != nil {
-			c.asks.renamed()
-		}
+		return nil, err
 	}
+
 	if !c.enter(l) {
 		return nil, context.Canceled
 	}
 	return l, nil
+}
+
+// welcomed checks as whom the server has welcomed a tab that dialled with the id, or with a token.
+func (c *tab) welcomed(l *link, id string, token bool) error {
+	if token {
+		if l.ID != "" {
+			return errNoTokens
+		}
+		if l.User != c.user.name {
+			c.crowd.wrong("the server welcomed the token of %q as the user %q", c.user.name, l.User)
+		}
+		return nil
+	}
+
+	ok, renamed := c.user.adopt(id, l.User, l.ID)
+	if !ok {
+		return errors.New("the server welcomed this tab as another user than the user's other tabs")
+	}
+	if renamed && c.asks != nil {
+		c.asks.renamed()
+	}
+	return nil
 }
 
 // enter gives the link to the tab, and sends the join and the subscriptions. When the tab
@@ -219,34 +250,40 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 func (c *tab) enter(l *link) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.left() {
 		l.socket.reset()
 		l.Abort()
 		return false
 	}
+
 	c.link = l
 	c.crowd.stats.connects.Add(1)
 	if c.fickle {
 		c.counted = true
 		c.crowd.truth.enter(c.user, c.joined.Page)
 	}
+
 	pages := make([]string, len(c.watched))
 	for i, h := range c.watched {
 		pages[i] = h.Page
 	}
+
 	_ = l.Subscribe(pages...) // an error ends the connection, here and below
 	if c.asks != nil {
 		_ = l.SubscribeCounters(slices.Collect(maps.Keys(c.asks.tallies))...)
 	}
+
 	if c.joined.Page != "" {
 		c.joined.arrival = !slices.Contains(pages, c.joined.Page) // or the first count is for the subscription
 		_ = l.Join(c.joined.Page)
 	}
+
 	return true
 }
 
-// part takes a fickle tab out of the truth. The caller holds c.mu.
-func (c *tab) part() {
+// partLocked takes a fickle tab out of the truth.
+func (c *tab) partLocked() {
 	if c.counted {
 		c.counted = false
 		c.crowd.truth.exit(c.user, c.joined.Page)
@@ -263,21 +300,29 @@ func (c *tab) coming() bool {
 // detach ends the link and forgets the counts that came over it.
 func (c *tab) detach(l *link) ending {
 	l.Abort()
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if l.timer != nil {
 		l.timer.Stop()
 	}
+
 	c.link = nil
 	for h := range c.holdings() {
-		h.known, h.refused, h.arrival = false, false, false
+		h.known = false
+		h.refused = false
+		h.arrival = false
 	}
+
 	if c.asks != nil {
 		c.asks.begin()
 	}
+
 	if !l.ending && !c.left() {
 		c.crowd.dropped()
 	}
+
 	return l.how
 }
 
@@ -287,17 +332,21 @@ func (c *tab) left() bool { return c.stays.Err() != nil }
 func (c *tab) move(page string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	old := c.joined
 	if old.Page == page || c.left() {
 		return
 	}
+
 	c.joined = joining(page)
 	if c.link == nil {
 		return
 	}
+
 	if page != "" {
 		_ = c.link.Join(page)
 	}
+
 	if old.Page != "" && !old.bad {
 		_ = c.link.Leave(old.Page)
 	}
@@ -316,11 +365,15 @@ func (c *tab) say(frame string) {
 func (c *tab) reload() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.link != nil && !c.left() {
-		c.link.how, c.link.ending = reloaded, true
-		c.crowd.disturb(c.crowd.cfg.LeaveGrace)
-		c.link.Close()
+
+	if c.link == nil || c.left() {
+		return
 	}
+
+	c.link.how = reloaded
+	c.link.ending = true
+	c.crowd.disturb(c.crowd.cfg.LeaveGrace)
+	c.link.Close()
 }
 
 // leave ends the client for good. It returns at once; run ends when the
@@ -331,12 +384,15 @@ func (c *tab) leave(how exit) {
 	if c.left() {
 		return
 	}
+
 	c.quit()
-	c.part()
+	c.partLocked()
+
 	l := c.link
 	if l == nil {
 		return
 	}
+
 	grace := c.crowd.cfg.LeaveGrace
 	switch how {
 	case leaveFrame:
@@ -355,6 +411,7 @@ func (c *tab) leave(how exit) {
 		grace = c.crowd.ghostBound()
 		c.crowd.bury(&l.socket)
 	}
+
 	c.crowd.disturb(grace)
 }
 
@@ -363,13 +420,15 @@ func (c *tab) leave(how exit) {
 func (c *tab) cut(now time.Time, ask, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.link == nil {
 		return
 	}
-	switch quiet := now.Sub(c.link.HeardAt()); {
-	case quiet > limit:
+
+	quiet := now.Sub(c.link.HeardAt())
+	if quiet > limit {
 		c.link.socket.reset()
-	case quiet > ask:
+	} else if quiet > ask {
 		_ = c.link.Beat()
 	}
 }
@@ -379,7 +438,8 @@ func (c *tab) closeNow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.quit()
-	c.part()
+	c.partLocked()
+
 	if c.link != nil {
 		c.link.socket.fin()
 	}
@@ -406,16 +466,20 @@ func (c *tab) handle(l *link, f *client.Frame) {
 func (c *tab) count(l *link, n *client.Count) {
 	now := time.Now()
 	c.crowd.stats.counts.Add(1)
+
 	if n.Count < 0 {
 		c.crowd.stats.negative.Add(1)
 		c.crowd.wrong("page %q: the count %d is negative", n.Page, n.Count)
 	}
+
 	if n.Stale {
 		c.crowd.stats.stale.Add(1)
 	}
+
 	if c.seen != nil {
 		c.seen(c, n, now)
 	}
+
 	c.hold(l, n)
 }
 
@@ -423,9 +487,11 @@ func (c *tab) count(l *link, n *client.Count) {
 func (c *tab) hold(l *link, n *client.Count) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.link != l {
 		return
 	}
+
 	for h := range c.holdings() {
 		if h.Page != n.Page {
 			continue
@@ -433,21 +499,28 @@ func (c *tab) hold(l *link, n *client.Count) {
 		if h.bad {
 			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
 		}
+
 		if h.known && n.Version.Before(h.Version) {
 			c.crowd.stats.backward.Add(1)
 			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.Version, n.Version)
 			return
 		}
+
 		if h.arrival && n.Count < 1 && !n.Stale {
-			c.crowd.wrong("page %q: the first count after a join is %d (version %s), which does not include the user who joined", n.Page, n.Count, n.Version)
+			c.crowd.wrong("page %q: the first count after a join is %d (version %s), "+
+				"which does not include the user who joined", n.Page, n.Count, n.Version)
 		}
+
 		// The page stays: it is the driver's, who reads it without a lock.
-		h.Count.Count, h.Version, h.Stale, h.known, h.arrival = n.Count, n.Version, n.Stale, true, false
+		h.Count.Count = n.Count
+		h.Version = n.Version
+		h.Stale = n.Stale
+		h.known = true
+		h.arrival = false
 	}
 }
 
-// holdings are the client's, the joined page's first. A page may be both joined and
-// watched.
+// holdings returns what the client holds, the joined page first. A page may be both joined and watched.
 func (c *tab) holdings() iter.Seq[*holding] {
 	return func(yield func(*holding) bool) {
 		if c.joined.Page != "" && !yield(&c.joined) {
@@ -464,20 +537,23 @@ func (c *tab) holdings() iter.Seq[*holding] {
 // failed handles an error frame.
 func (c *tab) failed(l *link, f *client.Frame) {
 	c.crowd.stats.errorFrame(f.Code)
-	if c.strict || c.asks != nil && f.Code != "rate_limited" {
+	expected := f.Code == "rate_limited"
+	if c.strict || c.asks != nil && !expected {
 		c.crowd.wrong("%s: error frame %s: %s", c.name(), f.Code, f.Message)
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.link != l {
 		return
 	}
+
 	switch f.Code {
 	case "bad_page":
-		switch {
-		case c.joined.bad:
+		if c.joined.bad {
 			c.joined.refused = true
-		case f.Page == c.joined.Page:
+		} else if f.Page == c.joined.Page {
 			c.crowd.wrong("page %q: the server refuses a page that is allowed: %s", f.Page, f.Message)
 		}
 	case "rate_limited":
@@ -488,14 +564,18 @@ func (c *tab) failed(l *link, f *client.Frame) {
 // reconnect obeys a reconnect frame.
 func (c *tab) reconnect(l *link, after time.Duration) {
 	after = min(max(after, 0), maxReconnect)
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.link != l || l.timer != nil || c.left() {
 		return
 	}
+
 	c.crowd.stats.sentAway.Add(1)
 	c.crowd.disturb(after + c.crowd.cfg.LeaveGrace)
-	l.how, l.ending = sentAway, true
+	l.how = sentAway
+	l.ending = true
 	l.timer = time.AfterFunc(after, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -512,6 +592,7 @@ const maxReconnect = time.Minute
 func (c *tab) look(check func(client.Count)) (placed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	placed = c.link != nil && !c.link.ending
 	for h := range c.holdings() {
 		placed = placed && (h.known || h.refused)
@@ -519,5 +600,6 @@ func (c *tab) look(check func(client.Count)) (placed bool) {
 			check(h.Count)
 		}
 	}
+
 	return placed
 }

@@ -56,15 +56,17 @@ func newTally(kind, key string) *tally {
 	return &tally{key: key, kind: kind, floor: kind == "exact" || kind == "members"}
 }
 
-// now is the moment at which a read begins.
+// now returns the moment at which a read begins.
 func (t *tally) now() moment { return t.start(0) }
 
 // start notes that a change is about to be sent.
 func (t *tally) start(delta int64) moment {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	m := moment{t.landed, t.newest}
 	t.started = t.started.plus(delta)
+
 	return m
 }
 
@@ -72,6 +74,7 @@ func (t *tally) start(delta int64) moment {
 func (t *tally) land(delta int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	t.landed = t.landed.plus(delta)
 	if delta != 0 {
 		t.entries++
@@ -82,6 +85,7 @@ func (t *tally) land(delta int64) {
 func (t *tally) refuse(delta int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	t.started = t.started.minus(delta)
 }
 
@@ -89,19 +93,23 @@ func (t *tally) refuse(delta int64) {
 func (t *tally) saw(v client.Version) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	if t.newest.Before(v) {
 		t.newest = v
 	}
 }
 
-// bounds are the lowest and the highest value that the counter can have had since then.
+// bounds returns the lowest and the highest value that the counter can have had since then.
 func (t *tally) bounds(since moment) (low, high int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	low, high = since.landed.up-t.started.down, t.started.up-since.landed.down
+
+	low = since.landed.up - t.started.down
+	high = t.started.up - since.landed.down
 	if t.floor {
 		low = max(low, 0)
 	}
+
 	return low, high
 }
 
@@ -110,8 +118,10 @@ func (t *tally) bounds(since moment) (low, high int64) {
 func (t *tally) doubt() (first bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	first = !t.doubted
 	t.doubted = true
+
 	return first
 }
 
@@ -119,6 +129,7 @@ func (t *tally) doubt() (first bool) {
 func (t *tally) trust() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	t.doubted = false
 }
 
@@ -127,13 +138,15 @@ func (t *tally) trust() {
 func (t *tally) fits(since moment) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	return since.landed.up-t.started.down >= 0
 }
 
-// value is the truth, when nothing is under way.
+// value returns the truth, when nothing is under way.
 func (t *tally) value() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	return t.landed.up - t.landed.down
 }
 
@@ -141,13 +154,16 @@ func (t *tally) value() int64 {
 func (t *tally) correct(value int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	delta := value - (t.landed.up - t.landed.down)
-	t.started, t.landed = t.started.plus(delta), t.landed.plus(delta)
+	t.started = t.started.plus(delta)
+	t.landed = t.landed.plus(delta)
 }
 
 // touched reports whether the counter must exist.
 func (t *tally) touched() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	return t.landed != moves{}
 }

@@ -25,7 +25,11 @@ type arrival struct {
 const remember = 2 * time.Minute
 
 func newTruth() *truth {
-	return &truth{pages: map[string]map[*user]int{}, users: map[*user]int{}, moves: map[string][]arrival{}}
+	return &truth{
+		pages: map[string]map[*user]int{},
+		users: map[*user]int{},
+		moves: map[string][]arrival{},
+	}
 }
 
 // enter notes one more tab of u on the page. A page that the server must refuse
@@ -34,70 +38,83 @@ func (t *truth) enter(u *user, page string) {
 	if !validPage(page) {
 		return
 	}
+
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	if t.pages[page] == nil {
 		t.pages[page] = map[*user]int{}
 	}
-	t.more(t.pages[page], page, u)
-	t.more(t.users, wholeSite, u)
+
+	t.addLocked(t.pages[page], page, u)
+	t.addLocked(t.users, wholeSite, u)
 }
 
 // exit notes one tab less; without a tab there it does nothing.
 func (t *truth) exit(u *user, page string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	if t.pages[page][u] == 0 {
 		return
 	}
-	t.less(t.pages[page], page, u)
+
+	t.removeLocked(t.pages[page], page, u)
 	if len(t.pages[page]) == 0 {
 		delete(t.pages, page)
 	}
-	t.less(t.users, wholeSite, u)
+	t.removeLocked(t.users, wholeSite, u)
 }
 
-func (t *truth) more(tabs map[*user]int, page string, u *user) {
-	if tabs[u]++; tabs[u] == 1 {
-		t.note(page, u, true)
+func (t *truth) addLocked(tabs map[*user]int, page string, u *user) {
+	tabs[u]++
+	if tabs[u] == 1 {
+		t.noteLocked(page, u, true)
 	}
 }
 
-func (t *truth) less(tabs map[*user]int, page string, u *user) {
-	if tabs[u]--; tabs[u] == 0 {
+func (t *truth) removeLocked(tabs map[*user]int, page string, u *user) {
+	tabs[u]--
+	if tabs[u] == 0 {
 		delete(tabs, u)
-		t.note(page, u, false)
+		t.noteLocked(page, u, false)
 	}
 }
 
-func (t *truth) note(page string, u *user, on bool) {
+func (t *truth) noteLocked(page string, u *user, on bool) {
 	now := time.Now()
 	moves := append(t.moves[page], arrival{now, u, on})
-	old, _ := slices.BinarySearchFunc(moves, now.Add(-remember), func(a arrival, at time.Time) int { return a.at.Compare(at) })
+	byTime := func(a arrival, at time.Time) int { return a.at.Compare(at) }
+	old, _ := slices.BinarySearchFunc(moves, now.Add(-remember), byTime)
 	t.moves[page] = moves[old:]
 }
 
-// count is the number of distinct users on the page, or, for `*`, on any.
+// count returns the number of distinct users on the page, or, for `*`, on any.
 func (t *truth) count(page string) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.now(page)
+
+	return t.countLocked(page)
 }
 
-func (t *truth) now(page string) int64 {
+func (t *truth) countLocked(page string) int64 {
 	if page == wholeSite {
 		return int64(len(t.users))
 	}
+
 	return int64(len(t.pages[page]))
 }
 
-// distance is how far n is from the counts that are possible when each user's last
-// coming or going since then may or may not have arrived.
+// distance returns how far n is from the counts that are possible when each user's last coming or going since then may
+// or may not have arrived.
 func (t *truth) distance(page string, n int64, since time.Time) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	low, high := t.now(page), t.now(page)
+
+	low := t.countLocked(page)
+	high := low
 	moved := map[*user]bool{}
+
 	for _, m := range slices.Backward(t.moves[page]) {
 		if m.at.Before(since) {
 			break
@@ -105,6 +122,7 @@ func (t *truth) distance(page string, n int64, since time.Time) int64 {
 		if moved[m.user] {
 			continue
 		}
+
 		moved[m.user] = true
 		if m.on {
 			low--
@@ -112,6 +130,7 @@ func (t *truth) distance(page string, n int64, since time.Time) int64 {
 			high++
 		}
 	}
+
 	return max(low-n, n-high, 0)
 }
 

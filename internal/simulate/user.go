@@ -30,40 +30,49 @@ func (u *user) claim(ctx context.Context) (id string, release func(), err error)
 	if id := u.signed(); id != "" {
 		return id, func() {}, nil
 	}
+
 	select {
 	case u.first <- struct{}{}:
 	case <-ctx.Done():
 		return "", nil, ctx.Err()
 	}
+
 	release = sync.OnceFunc(func() { <-u.first })
+
 	if id := u.signed(); id != "" {
 		release()
 		return id, release, nil
 	}
+
 	return "", release, nil
 }
 
 func (u *user) signed() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	return u.id
 }
 
-// adopt takes over what `welcome` says about a tab that dialled with the id sent.
-// It reports false when the tab came out as somebody else than the user already
-// is: it must dial again. A server that ended and lost its secret makes somebody else of the user.
+// adopt stores what `welcome` says about a tab that dialled with the id sent. It reports false when the tab came out as
+// somebody else than the user already is: it must dial again. A server that ended and lost its secret makes somebody
+// else of the user.
 func (u *user) adopt(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	if u.who != who && u.id != sent {
 		return false, false
 	}
+
 	renamed = u.who != "" && u.who != who
-	u.who, u.id = who, id
+	u.who = who
+	u.id = id
+
 	return true, renamed
 }
 
-// called is what the server calls the user.
+// called returns what the server calls the user.
 func (u *user) called() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -73,12 +82,14 @@ func (u *user) called() string {
 func (u *user) add(c *tab) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	u.tabs = append(u.tabs, c)
 }
 
 func (u *user) remove(c *tab) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	u.tabs = slices.DeleteFunc(u.tabs, func(t *tab) bool { return t == c })
 }
 
@@ -87,11 +98,13 @@ func (u *user) remove(c *tab) {
 func (u *user) open() []*tab {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	var open []*tab
 	for _, c := range u.tabs {
 		if !c.left() {
 			open = append(open, c)
 		}
 	}
+
 	return open
 }

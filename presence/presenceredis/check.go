@@ -23,8 +23,8 @@ type Checked struct {
 	Region    string             // the region of this Redis; empty: no region has used it yet
 }
 
-// ClockTolerance is how much the clocks of a server and of this machine may differ. They
-// must not differ much, because the ends of holds and leases are wall clock times.
+// ClockTolerance is how much the clocks of a server and of this machine may differ. The ends of holds and leases are
+// wall clock times, so a greater difference ends them too early or too late.
 const ClockTolerance = 2 * time.Second
 
 // checkKey is the key on which Check tries commands. Nothing else uses it.
@@ -34,19 +34,26 @@ const checkKey = prefix + "{check}:0"
 // change only checkKey.
 var tried = [][]any{
 	{"set", checkKey, "1"}, {"expire", checkKey, "60"},
-	{"eval", "return 1", "1", checkKey}, {"evalsha", strings.Repeat("0", 40), "1", checkKey}, {"script", "load", "return 1"},
-	{"time"}, {"scan", "0", "count", "1"}, {"exists", checkKey}, {"persist", checkKey}, {"pexpire", checkKey, "60000"}, {"ttl", checkKey},
-	{"get", checkKey}, {"mget", checkKey}, {"mset", checkKey, "1"}, {"setnx", checkKey, "1"}, {"setrange", checkKey, "0", "1"},
-	{"getrange", checkKey, "0", "0"}, {"append", checkKey, ""}, {"strlen", checkKey},
-	{"hdel", checkKey, "f"}, {"hexists", checkKey, "f"}, {"hget", checkKey, "f"}, {"hgetall", checkKey}, {"hincrby", checkKey, "f", "1"},
-	{"hkeys", checkKey}, {"hlen", checkKey}, {"hmget", checkKey, "f"}, {"hscan", checkKey, "0"}, {"hset", checkKey, "f", "1"},
+	{"eval", "return 1", "1", checkKey}, {"evalsha", strings.Repeat("0", 40), "1", checkKey},
+	{"script", "load", "return 1"},
+	{"time"}, {"scan", "0", "count", "1"}, {"exists", checkKey},
+	{"persist", checkKey}, {"pexpire", checkKey, "60000"}, {"ttl", checkKey},
+	{"get", checkKey}, {"mget", checkKey}, {"mset", checkKey, "1"}, {"setnx", checkKey, "1"},
+	{"setrange", checkKey, "0", "1"}, {"getrange", checkKey, "0", "0"}, {"append", checkKey, ""}, {"strlen", checkKey},
+	{"hdel", checkKey, "f"}, {"hexists", checkKey, "f"}, {"hget", checkKey, "f"}, {"hgetall", checkKey},
+	{"hincrby", checkKey, "f", "1"},
+	{"hkeys", checkKey}, {"hlen", checkKey}, {"hmget", checkKey, "f"}, {"hscan", checkKey, "0"},
+	{"hset", checkKey, "f", "1"},
 	{"hsetnx", checkKey, "f", "1"}, {"hvals", checkKey},
 	{"llen", checkKey}, {"lrange", checkKey, "0", "0"}, {"ltrim", checkKey, "0", "0"}, {"rpush", checkKey, "1"},
-	{"sadd", checkKey, "m"}, {"scard", checkKey}, {"smismember", checkKey, "m"}, {"srem", checkKey, "m"}, {"sscan", checkKey, "0"},
-	{"zadd", checkKey, "1", "m"}, {"zcard", checkKey}, {"zrange", checkKey, "0", "0"}, {"zrangebyscore", checkKey, "0", "0"},
+	{"sadd", checkKey, "m"}, {"scard", checkKey}, {"smismember", checkKey, "m"}, {"srem", checkKey, "m"},
+	{"sscan", checkKey, "0"},
+	{"zadd", checkKey, "1", "m"}, {"zcard", checkKey}, {"zrange", checkKey, "0", "0"},
+	{"zrangebyscore", checkKey, "0", "0"},
 	{"zrem", checkKey, "m"}, {"zscore", checkKey, "m"},
 	{"pfadd", checkKey, "m"}, {"pfcount", checkKey}, {"pfmerge", checkKey, checkKey},
-	{"xadd", checkKey, "*", "f", "1"}, {"xlen", checkKey}, {"xrange", checkKey, "-", "+"}, {"xtrim", checkKey, "maxlen", "0"},
+	{"xadd", checkKey, "*", "f", "1"}, {"xlen", checkKey}, {"xrange", checkKey, "-", "+"},
+	{"xtrim", checkKey, "maxlen", "0"},
 	{"copy", checkKey, checkKey}, {"rename", checkKey, checkKey}, {"publish", checkKey, ""}, {"unlink", checkKey},
 }
 
@@ -61,31 +68,43 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 		return k.found
 	}
 	defer conn.Close()
-	caller := conn.Caller(redisconn.CallerConfig{Unavailable: presence.ErrUnavailable, Classify: func(err error) error { return err }})
+
+	// Check distinguishes the errors of Redis itself, so the caller must not wrap them.
+	caller := conn.Caller(redisconn.CallerConfig{
+		Unavailable: presence.ErrUnavailable,
+		Classify:    func(err error) error { return err },
+	})
 	defer caller.Close()
+
 	err = caller.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		if err := k.server(ctx, c); err != nil {
 			return err
 		}
+
 		if err := k.permissions(ctx, c); err != nil {
 			return err
 		}
+
 		if err := k.facts(ctx, c); err != nil {
 			return err
 		}
+
 		return k.leases(ctx, c)
 	})
+
 	switch {
 	case err == nil:
 	case redis.HasErrorPrefix(err, "WRONGPASS"), redis.HasErrorPrefix(err, "NOAUTH"):
 		k.problem("Redis refuses the user or the password of the URL.")
 	case notPermitted(err):
+		// permissions has named what is missing. The error itself adds something only if it has not.
 		if len(k.found.Problems) == 0 {
 			k.problem("Redis refuses what the program needs: %v (deploy/redis.acl has a user that may).", err)
 		}
 	default:
 		k.problem("Redis does not answer: %v; start it, or mend the URL.", err)
 	}
+
 	return k.found
 }
 
@@ -108,24 +127,40 @@ func (k *checker) server(ctx context.Context, c *redisconn.Client) error {
 	if err != nil {
 		return err
 	}
+
 	v := redisconn.InfoField(info, "redis_version")
 	var major, minor int
-	if n, _ := fmt.Sscanf(v, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 2) {
+	parsed, _ := fmt.Sscanf(v, "%d.%d", &major, &minor)
+	tooOld := major < 6 || major == 6 && minor < 2
+	if parsed == 2 && tooOld {
 		k.problem("Redis is of version %s; it must be 6.2 or later.", v)
 	}
-	if info, err = c.Info(ctx, "memory").Result(); err != nil {
+
+	info, err = c.Info(ctx, "memory").Result()
+	if err != nil {
 		return err
 	}
 	if p := redisconn.DropsKeys(info); p != "" {
-		k.problem("Redis drops keys when its memory is full (maxmemory-policy is %s), and counts are wrong then; set maxmemory-policy noeviction.", p)
+		k.problem("Redis drops keys when its memory is full (maxmemory-policy is %s), and counts are wrong then; "+
+			"set maxmemory-policy noeviction.", p)
 	}
+
 	before := time.Now()
-	if k.now, err = c.Time(ctx).Result(); err != nil && !notPermitted(err) {
+	k.now, err = c.Time(ctx).Result()
+	if notPermitted(err) {
+		return nil // permissions says so; without the time of Redis there is nothing to compare
+	}
+	if err != nil {
 		return err
 	}
-	if off := k.now.Sub(before.Add(time.Since(before) / 2)).Abs(); err == nil && off > ClockTolerance {
-		k.problem("The clocks of Redis and of this machine differ by %s; let both keep time by NTP.", off.Round(time.Second))
+
+	// Redis read its clock at some time between the request and the reply: the middle is the best guess.
+	middle := before.Add(time.Since(before) / 2)
+	if off := k.now.Sub(middle).Abs(); off > ClockTolerance {
+		k.problem("The clocks of Redis and of this machine differ by %s; let both keep time by NTP.",
+			off.Round(time.Second))
 	}
+
 	return nil
 }
 
@@ -137,17 +172,21 @@ func (k *checker) permissions(ctx context.Context, c *redisconn.Client) error {
 		cmds[i] = pipe.Do(ctx, args...)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
+
 	var denied []string
 	for i, cmd := range cmds {
 		err := cmd.Err()
 		name := fmt.Sprint(tried[i][0])
+
 		switch {
 		case err == nil:
-		case notPermitted(err) && (strings.Contains(err.Error(), "a key") || strings.Contains(err.Error(), "of the keys")):
-			k.problem("The user of the URL may not use keys that begin with %s; give it ~%s* (deploy/redis.acl has a user that may).", prefix, prefix)
+		case deniesKeys(err):
+			k.problem("The user of the URL may not use keys that begin with %s; give it ~%s* "+
+				"(deploy/redis.acl has a user that may).", prefix, prefix)
 			return nil
-		case notPermitted(err) && (strings.Contains(err.Error(), "a channel") || strings.Contains(err.Error(), "of the channels")):
-			k.problem("The user of the URL may not use channels that begin with %s; give it &%s* (deploy/redis.acl has a user that may).", prefix, prefix)
+		case deniesChannels(err):
+			k.problem("The user of the URL may not use channels that begin with %s; give it &%s* "+
+				"(deploy/redis.acl has a user that may).", prefix, prefix)
 			return nil
 		case notPermitted(err):
 			if name == "script" {
@@ -156,13 +195,17 @@ func (k *checker) permissions(ctx context.Context, c *redisconn.Client) error {
 			denied = append(denied, name)
 		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 			return err
-		case redis.HasErrorPrefix(err, "READONLY"), redis.HasErrorPrefix(err, "MISCONF"), redis.HasErrorPrefix(err, "OOM"):
+		case redis.HasErrorPrefix(err, "READONLY"), redis.HasErrorPrefix(err, "MISCONF"),
+			redis.HasErrorPrefix(err, "OOM"):
 			return err
 		}
 	}
+
 	if len(denied) > 0 {
-		k.problem("The user of the URL may not send %s; give it +%s (deploy/redis.acl has a user that may).", strings.Join(denied, ", "), strings.Join(denied, " +"))
+		k.problem("The user of the URL may not send %s; give it +%s (deploy/redis.acl has a user that may).",
+			strings.Join(denied, ", "), strings.Join(denied, " +"))
 	}
+
 	return nil
 }
 
@@ -172,37 +215,48 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	if err != nil {
 		return err
 	}
+
 	ours := k.ours
 	k.found.Region = facts["region"]
+
 	compare := func(fact string, differs bool) {
 		if facts[fact] != "" && differs {
 			k.problem("%s.", ours.problem(fact, facts[fact]))
 		}
 	}
+
 	compare("region", facts["region"] != ours.Region)
+
 	otherSecret := ours.Secret != "" && !slices.Contains(strings.Split(ours.Secret, ","), facts["secret"])
 	compare("secret", otherSecret)
+
 	format := facts[formatFact]
 	compare(formatFact, format != formatNumbered && format != formatEven)
+
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
+
+	// A process changes these facts to behind by itself, unless others still run with counters that PostgreSQL lacks.
 	is := facts["postgres"]
 	if ours.Postgres == PostgresBehind && (is == PostgresNone || is == "behind") {
 		k.adopts = is
 	}
+
 	compare("postgres", ours.Postgres != "" && is != ours.Postgres && k.adopts == "")
 	compare("webhooks", ours.Webhooks != 0 && facts["webhooks"] != strconv.Itoa(ours.Webhooks))
+
 	seals := map[string]string{}
 	for name, seal := range facts {
 		if id, is := strings.CutPrefix(name, "seal:"); is {
 			seals[id] = seal
 		}
 	}
-	// Without --id-secret the id secrets are those of the cluster, too.
+	// Without --id-secret the id secrets are those of the cluster, too: if that one differs, the problem is known.
 	if len(k.idSecrets) > 0 && len(seals) > 0 && !otherSecret {
 		if _, err := hashkey.Open(k.idSecrets, seals); errors.Is(err, hashkey.ErrSealed) {
 			k.problem("%s; %s.", hashkey.ErrSealed, sealedMend)
 		}
 	}
+
 	return nil
 }
 
@@ -213,12 +267,26 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) (err error) {
 		return err
 	}
 
-	uses := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) } // counters
-	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, uses) {
+	usesCounters := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) }
+	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, usesCounters) {
 		k.problem("%s.", postgresMend(k.adopts, PostgresBehind))
 	}
+
 	return nil
 }
 
 // notPermitted reports whether the user lacks a permission.
 func notPermitted(err error) bool { return redis.HasErrorPrefix(err, "NOPERM") }
+
+// deniesKeys reports whether the user may send the command, but not with our keys. Only the text says so, which differs
+// between the versions of Redis.
+func deniesKeys(err error) bool { return notPermitted(err) && mentions(err, "a key", "of the keys") }
+
+// deniesChannels reports the same of channels.
+func deniesChannels(err error) bool {
+	return notPermitted(err) && mentions(err, "a channel", "of the channels")
+}
+
+func mentions(err error, texts ...string) bool {
+	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
+}

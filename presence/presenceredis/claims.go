@@ -32,51 +32,71 @@ type fences struct {
 // because under its former generation it would go on with versions older than those that clients know.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	_, runs := s.generations.get()
+
 	var generation uint64
 	err := s.do(ctx, func(ctx context.Context, c *client) (err error) {
-		if generation, err = s.generation(ctx, c); err != nil || !s.generations.returned(generation) {
+		generation, err = s.generation(ctx, c)
+		if err != nil || !s.generations.returned(generation) {
 			return err
 		}
-		if err = c.Set(ctx, s.at().tokenKey(0), rand.Text(), 0).Err(); err != nil {
+
+		// A former server is back. A new token gives its data a generation of its own.
+		err = c.Set(ctx, s.at().tokenKey(0), rand.Text(), 0).Err()
+		if err != nil {
 			return err
 		}
 		generation, err = s.generation(ctx, c)
+
 		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("presenceredis: generation: %w", err)
 	}
+
 	s.generations.set(generation, runs)
+
 	return generation, nil
 }
 
+// generation hashes the run of every master and the tokens of the buckets. It creates the tokens that are missing.
 func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 	var mu sync.Mutex
 	var parts []string
+
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		pipe := m.Pipeline()
-		server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
+		server := pipe.Info(ctx, "server")
+		replication := pipe.Info(ctx, "replication")
 		s.conn.Metrics.Commands.Add(2)
+
 		if _, err := pipe.Exec(ctx); err != nil {
 			return err
 		}
+
 		if role := redisconn.InfoField(replication.Val(), "role"); role != "master" {
-			return fmt.Errorf("%w: a %s answered instead of a master; a failover is under way", presence.ErrUnavailable, role)
+			return fmt.Errorf("%w: a %s answered instead of a master; a failover is under way",
+				presence.ErrUnavailable, role)
 		}
+
+		// The masters are asked in parallel.
 		mu.Lock()
 		defer mu.Unlock()
-		parts = append(parts, "run "+redisconn.InfoField(server.Val(), "run_id")+" "+redisconn.InfoField(replication.Val(), "master_replid"))
+		parts = append(parts, "run "+redisconn.InfoField(server.Val(), "run_id")+
+			" "+redisconn.InfoField(replication.Val(), "master_replid"))
+
 		return nil
 	})
 	if err != nil {
 		return 0, err
 	}
-	slices.Sort(parts)
+	slices.Sort(parts) // the masters answer in any order
+
 	for created := false; ; created = true {
 		tokens, err := s.readTokens(ctx, c)
 		if err != nil {
 			return 0, err
 		}
+
 		pipe := c.Pipeline()
 		missing := 0
 		for b, token := range tokens {
@@ -85,19 +105,24 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 				missing++
 			}
 		}
+
 		if missing == 0 {
 			for _, token := range tokens {
 				parts = append(parts, "token "+token)
 			}
+
 			h := xxhash.New()
 			for _, p := range parts {
 				_, _ = h.WriteString(p + "\n")
 			}
 			return h.Sum64(), nil
 		}
+
+		// Another process may create a token first. So the tokens are read once more, whoever created them.
 		if created {
 			return 0, fmt.Errorf("%w: Redis was emptied a moment ago", presence.ErrUnavailable)
 		}
+
 		s.conn.Metrics.Commands.Add(float64(missing))
 		if _, err := pipe.Exec(ctx); err != nil {
 			return 0, err
@@ -110,6 +135,7 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 func (s *Store) tokens(c *client) int {
 	if c.Cluster != nil {
 		return s.cfg.Buckets
+
 	}
 	return 1
 }
@@ -121,16 +147,19 @@ func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
 	for b := range got {
 		got[b] = pipe.Get(ctx, s.at().tokenKey(b))
 	}
+
 	s.conn.Metrics.Commands.Add(float64(len(got)))
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return nil, err
 	}
+
 	tokens := make([]string, len(got))
 	for b, g := range got {
 		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
 			return nil, g.Err()
 		}
 		tokens[b] = g.Val()
+
 	}
 	return tokens, nil
 }
@@ -140,48 +169,64 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	if len(partitions) == 0 {
 		return nil, nil
 	}
+
 	fail := func(err error) ([]presence.Claim, error) {
 		return nil, fmt.Errorf("presenceredis: claim %d partitions: %w", len(partitions), err)
 	}
+
 	generation, err := s.Generation(ctx)
 	if err != nil {
 		return fail(err)
 	}
+
 	number := s.claims.Add(1)
 	calls := make([]*call, len(partitions))
+
 	s.mu.Lock()
 	for i, p := range partitions {
 		before := uint64(0)
 		if again {
 			before = s.partitions[p].epoch
 		}
+
 		calls[i] = &call{
-			Script: scripts.Claim, Keys: []string{s.at().ownerKey(p), s.at().dirtyKey(p)}, Args: []any{owner, generation, s.self, number, before},
+			Script: scripts.Claim,
+			Keys:   []string{s.at().ownerKey(p), s.at().dirtyKey(p)},
+			Args:   []any{owner, generation, s.self, number, before},
 		}
 	}
 	s.mu.Unlock()
+
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return fail(err)
 	}
+
 	claims := make([]presence.Claim, len(partitions))
 	for i, p := range partitions {
 		reply := calls[i].Reply.([]any)
 		epoch, former := reply[0].(int64), reply[2].(int64)
+
 		if epoch < 0 {
 			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
 		}
+
 		claims[i] = presence.Claim{
 			Partition: p, Generation: generation, Epoch: uint64(epoch), Whole: reply[5].(int64) == 1,
 		}
+
 		if former > 0 { // epochs are milliseconds, see claim.lua
 			claims[i].Held = time.Duration(epoch-former) * time.Millisecond
 		}
 	}
+
 	if err := s.fence(ctx, claims, generation, again); err != nil {
 		return fail(err)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
+	// A concurrent call may have claimed the same partition later, and that claim is the one that is valid.
 	for i, c := range claims {
 		if p := &s.partitions[c.Partition]; p.epoch < c.Epoch {
 			reply := calls[i].Reply.([]any)
@@ -191,24 +236,33 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			}
 		}
 	}
+
 	return claims, nil
 }
 
 // fence writes the claims that were granted to every bucket.
 func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation uint64, again bool) error {
 	var calls []*call
-	claims = slices.DeleteFunc(slices.Clone(claims), func(c presence.Claim) bool { return c.Epoch == 0 })
+
+	refused := func(c presence.Claim) bool { return c.Epoch == 0 }
+	claims = slices.DeleteFunc(slices.Clone(claims), refused)
 	slices.SortFunc(claims, func(a, b presence.Claim) int { return a.Partition - b.Partition })
+
 	for chunk := range slices.Chunk(claims, fenceBatch) {
 		args := make([]any, 0, 5+2*len(chunk))
-		args = append(args, generation, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
+		args = append(args,
+			generation, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
+
 		for _, c := range chunk {
 			args = append(args, c.Partition, c.Epoch)
 		}
+
 		for b := range s.cfg.Buckets {
-			calls = append(calls, &call{Script: scripts.Fence, Keys: []string{s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b)}, Args: args})
+			keys := []string{s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b)}
+			calls = append(calls, &call{Script: scripts.Fence, Keys: keys, Args: args})
 		}
 	}
+
 	return s.conn.Run(ctx, calls)
 }
 
@@ -218,10 +272,13 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 	if len(partitions) == 0 {
 		return nil, nil
 	}
+
 	members := make([]any, len(partitions))
 	for i, p := range partitions {
 		members[i] = p
 	}
+
+	// Each look takes the next bucket, so that repeated looks check them all.
 	buckets := []int{int(s.looks.Add(1) % uint64(s.cfg.Buckets))}
 	if everywhere {
 		buckets = buckets[:0]
@@ -229,24 +286,30 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 			buckets = append(buckets, b)
 		}
 	}
+
 	answers := make([]*redis.BoolSliceCmd, len(buckets))
+
 	err = s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		for i, b := range buckets {
 			answers[i] = pipe.SMIsMember(ctx, s.at().readyKey(b), members...)
 		}
+
 		s.conn.Metrics.Commands.Add(float64(len(buckets)))
+
 		_, err := pipe.Exec(ctx)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: find incomplete partitions: %w", err)
 	}
+
 	for i, p := range partitions {
 		if slices.ContainsFunc(answers, func(a *redis.BoolSliceCmd) bool { return !a.Val()[i] }) {
 			missing = append(missing, p)
 		}
 	}
+
 	return missing, nil
 }
 
@@ -265,30 +328,40 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
 			shards = p.shards
 		}
+
 		for first := 0; first < shards; first += loadShards {
 			keys := []string{s.at().ownerKey(c.Partition), s.at().dirtyKey(c.Partition)}
 			for j := first; j < min(first+loadShards, shards); j++ {
 				keys = append(keys, s.at().memberKey(c.Partition, j))
 			}
-			calls, of = append(calls, &call{Script: scripts.Load, Keys: keys, Args: []any{
-				c.Epoch, c.Generation, flag(first == 0), shards,
-			}}), append(of, i)
+
+			calls = append(calls, &call{
+				Script: scripts.Load,
+				Keys:   keys,
+				Args:   []any{c.Epoch, c.Generation, flag(first == 0), shards},
+			})
+			of = append(of, i)
 		}
 	}
 	s.mu.Unlock()
+
 	snaps := make([]presence.Snapshot, len(claims))
 	for len(calls) > 0 {
 		n := min(loadRuns, len(calls))
 		if err := s.conn.Run(ctx, calls[:n]); err != nil {
 			return nil, fmt.Errorf("presenceredis: load %d partitions: %w", len(claims), err)
 		}
+
 		for k, cl := range calls[:n] {
 			if err := loaded(cl, &snaps[of[k]]); err != nil {
 				return nil, fmt.Errorf("presenceredis: load partition %d: %w", claims[of[k]].Partition, err)
 			}
 		}
-		calls, of = calls[n:], of[n:]
+
+		calls = calls[n:]
+		of = of[n:]
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, c := range claims {
@@ -296,11 +369,15 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 		if p.epoch != c.Epoch || p.known {
 			continue
 		}
+
+		// All pages of a snapshot count as unwritten: the former owner may have ended before it wrote their counts.
 		for _, page := range snaps[i].Pages {
 			p.unwritten[page] = struct{}{}
 		}
+
 		p.known = true
 	}
+
 	return snaps, nil
 }
 
@@ -310,18 +387,23 @@ func loaded(cl *call, snap *presence.Snapshot) error {
 	if err := statusError(byte('0' + reply[0].(int64))); err != nil {
 		return err
 	}
+
 	pages, err := pagesIn(reply[1].(string))
 	if err != nil {
 		return err
 	}
+
 	snap.Pages = append(snap.Pages, pages...)
+
 	fields := reply[2].([]any)
 	for j := 0; j+1 < len(fields); j += 2 {
 		m, err := member(fields[j].(string), fields[j+1].(string), reply[3].(int64))
 		if err != nil {
 			return err
 		}
+
 		snap.Members = append(snap.Members, m)
 	}
+
 	return nil
 }

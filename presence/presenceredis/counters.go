@@ -24,10 +24,12 @@ func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, e
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: counts of %d pages: %w", len(pages), err)
 	}
+
 	counts := make([]presence.Count, len(updates))
 	for i, u := range updates {
 		counts[i], _ = presence.CountOf(u)
 	}
+
 	return counts, nil
 }
 
@@ -37,6 +39,7 @@ func (s *Store) Updates(ctx context.Context, topics []presence.Topic) ([]presenc
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: read %d topics: %w", len(topics), err)
 	}
+
 	return updates, nil
 }
 
@@ -45,10 +48,12 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 	if gateway == "" || strings.Contains(gateway, "\x00") {
 		return nil, fmt.Errorf("presenceredis: attach: %q is no gateway", gateway)
 	}
+
 	updates, _, err := s.read(ctx, gateway, topics, false)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: attach %s to %d topics: %w", gateway, len(topics), err)
 	}
+
 	return updates, nil
 }
 
@@ -69,8 +74,11 @@ func (s *Store) batches(topics []presence.Topic, read bool, fn func(b batch, pla
 		if read {
 			b.site, b.kind = t.Site, t.Kind
 		}
+
 		all[b] = append(all[b], i)
 	}
+
+	// The order of a map does not matter: each place says which topic it belongs to.
 	for b, list := range all {
 		for places := range slices.Chunk(list, readBatch) {
 			fn(b, places)
@@ -88,14 +96,17 @@ func (s *Store) read(
 	if len(topics) == 0 {
 		return nil, nil, nil
 	}
+
 	c, err := s.known(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	updates = make([]presence.Update, len(topics))
 	for i, t := range topics {
 		updates[i].Topic = t
 	}
+
 	var calls []*call
 	var places [][]int
 	s.batches(topics, true, func(b batch, at []int) {
@@ -104,26 +115,34 @@ func (s *Store) read(
 			places = append(places, at)
 		}
 	})
+
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, nil, err
 	}
+
+	// The counts are read before the generation, see repaired.
 	generations := make([]string, len(calls))
 	for k, cl := range calls {
 		generations[k] = cl.Reply.([]any)[1].(string)
 	}
+
 	repaired, err := s.repaired(ctx, generations...)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	for k, cl := range calls {
 		reply := cl.Reply.([]any)
 		for j, i := range places[k] {
-			updates[i] = s.update(topics[i], reply[2+j].(string), reply[0] == "1" || !repaired[k])
+			stale := reply[0] == "1" || !repaired[k]
+			updates[i] = s.update(topics[i], reply[2+j].(string), stale)
 		}
+
 		if inParts {
 			parts = s.parts(reply[3].(string))
 		}
 	}
+
 	return updates, parts, nil
 }
 
@@ -131,9 +150,11 @@ func (s *Store) read(
 func (s *Store) update(t presence.Topic, text string, stale bool) presence.Update {
 	inc, rest, _ := strings.Cut(text, " ")
 	seq, value, _ := strings.Cut(rest, " ")
+
 	u := presence.Update{Topic: t, Stale: stale, Value: value}
 	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
 	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
+
 	s.raiseFloor(u.Version.Incarnation)
 	return u
 }
@@ -145,6 +166,7 @@ func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []prese
 	if err != nil {
 		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
 	}
+
 	c, _ := presence.CountOf(updates[0])
 	return c, parts, nil
 }
@@ -155,14 +177,17 @@ func (s *Store) parts(text string) []presence.Part {
 	if len(fields) == 0 {
 		return nil
 	}
+
 	own, _ := strconv.ParseInt(fields[0], 10, 64)
 	parts := []presence.Part{{Region: s.cfg.Facts.Region, Users: own}}
+
 	slices.Sort(fields[1:])
 	for _, f := range fields[1:] {
 		name, users, _ := strings.Cut(f, "=")
 		n, _ := strconv.ParseInt(users, 10, 64)
 		parts = append(parts, presence.Part{Region: name, Users: n})
 	}
+
 	return parts
 }
 
@@ -171,51 +196,65 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 	if len(topics) == 0 {
 		return nil
 	}
+
 	c, err := s.known(ctx)
 	if err == nil {
-		var calls []*call
-		s.batches(topics, false, func(b batch, at []int) {
-			cl := &call{
-				Script: scripts.Detach,
-				Keys:   []string{s.at().stateKey(b.bucket), s.at().endpointsKey(b.bucket)},
-				Args:   append(make([]any, 0, 3+len(at)), s.at().channel(b.bucket, s.cfg.Conn.DB), c.Publish, gateway),
-			}
-			for _, i := range at {
-				cl.Args = append(cl.Args, topics[i].String())
-			}
-			calls = append(calls, cl)
-		})
-		err = s.conn.Run(ctx, calls)
+		err = s.conn.Run(ctx, s.detachCalls(gateway, topics, c.Publish))
 	}
 	if err != nil {
 		return fmt.Errorf("presenceredis: detach %s from %d topics: %w", gateway, len(topics), err)
 	}
+
 	return nil
+}
+
+func (s *Store) detachCalls(gateway string, topics []presence.Topic, publish string) []*call {
+	var calls []*call
+
+	s.batches(topics, false, func(b batch, at []int) {
+		args := append(make([]any, 0, 3+len(at)), s.at().channel(b.bucket, s.cfg.Conn.DB), publish, gateway)
+		for _, i := range at {
+			args = append(args, topics[i].String())
+		}
+
+		calls = append(calls, &call{
+			Script: scripts.Detach,
+			Keys:   []string{s.at().stateKey(b.bucket), s.at().endpointsKey(b.bucket)},
+			Args:   args,
+		})
+	})
+
+	return calls
 }
 
 // Missing implements presence.Endpoints.
 func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
 	var missing []presence.Topic
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
-		missing = missing[:0]
+		missing = missing[:0] // a second attempt begins anew
+
 		pipe := c.Pipeline()
 		var places [][]int
 		var replies []*redis.BoolSliceCmd
+
 		s.batches(topics, false, func(b batch, at []int) {
 			members := make([]any, len(at))
 			for j, i := range at {
 				members[j] = gateway + "\x00" + topics[i].String()
 			}
+
 			s.conn.Metrics.Commands.Inc()
 			replies = append(replies, pipe.SMIsMember(ctx, s.at().endpointsKey(b.bucket), members...))
 			places = append(places, at)
 		})
+
 		if len(replies) == 0 {
 			return nil
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return err
 		}
+
 		for k, r := range replies {
 			for j, is := range r.Val() {
 				if !is {
@@ -223,11 +262,13 @@ func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.T
 				}
 			}
 		}
+
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: check %d endpoints of %s: %w", len(topics), gateway, err)
 	}
+
 	return missing, nil
 }
 
@@ -236,26 +277,32 @@ func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.T
 func (s *Store) Attached(ctx context.Context, bucket int) ([]presence.Endpoint, error) {
 	seen := map[string]struct{}{} // SSCAN may return an element twice
 	var all []presence.Endpoint
+
 	for cursor := uint64(0); ; {
 		var members []string
 		err := s.do(ctx, func(ctx context.Context, c *client) error {
-			var err error
 			s.conn.Metrics.Commands.Inc()
+
+			var err error
 			members, cursor, err = c.SScan(ctx, s.at().endpointsKey(bucket), cursor, "*", scanBatch).Result()
 			return err
 		})
 		if err != nil {
 			return nil, fmt.Errorf("presenceredis: endpoints of bucket %d: %w", bucket, err)
 		}
+
 		for _, m := range members {
 			gateway, text, _ := strings.Cut(m, "\x00")
 			topic, err := presence.ParseTopic(text)
-			if _, twice := seen[m]; twice || err != nil {
+			_, twice := seen[m]
+			if twice || err != nil { // a newer process may attach to a kind that this one does not know
 				continue
 			}
+
 			seen[m] = struct{}{}
 			all = append(all, presence.Endpoint{Topic: topic, Gateway: gateway})
 		}
+
 		if cursor == 0 {
 			return all, nil
 		}

@@ -49,23 +49,28 @@ const noSeal = "-"
 // pack encodes the claims and the counts as arguments.
 func (cc *countsCall) pack(changes []presence.Change) {
 	slices.SortStableFunc(cc.counts, func(a, b count) int { return a.page - b.page })
+
 	claims := make([]byte, 0, 8*len(cc.groups))
 	for _, g := range cc.groups {
 		c := changes[g.change]
 		claims = binary.BigEndian.AppendUint16(claims, uint16(c.Partition))
 		claims = appendNumber(claims, c.Epoch, 6)
 	}
+
 	text := make([]byte, 0, 9*len(cc.counts))
 	for i, n := 0, 0; i < len(cc.counts); i += n {
-		for n = 1; i+n < len(cc.counts) && cc.counts[i+n].page == cc.counts[i].page; {
+		n = 1 // counts of the same page, from i on
+		for i+n < len(cc.counts) && cc.counts[i+n].page == cc.counts[i].page {
 			n++
 		}
+
 		text = binary.BigEndian.AppendUint16(text, uint16(n))
 		for _, c := range cc.counts[i : i+n] {
 			text = binary.LittleEndian.AppendUint16(text, uint16(c.partition))
 			text = appendNumber(text, uint64(max(c.users, 0)), 5)
 		}
 	}
+
 	cc.Args[claimsAt], cc.Args[countsAt] = claims, text
 }
 
@@ -81,41 +86,50 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 		}
 		return
 	}
+
 	var todo []*countsCall
 	for b, groups := range s.byBucket(changes, outcomes) {
 		todo = append(todo, s.countCalls(b, c.Publish, changes, groups)...)
 	}
+
+	// Buckets refuse runs out of order, so no other goroutine may send between the numbering and the end of the run.
 	s.counting.Lock()
 	defer s.counting.Unlock()
 	for round := 1; len(todo) > 0; round++ {
 		calls := make([]*call, len(todo))
+
 		s.mu.Lock()
 		for i, cc := range todo {
-			s.number(cc, changes)
+			s.numberLocked(cc, changes)
 			calls[i] = &cc.call
 		}
 		s.mu.Unlock()
+
 		_ = s.conn.Run(ctx, calls) // each call has its error
+
 		var again []*countsCall
 		for i, cc := range todo {
 			// A call that continues another one runs again only if that one does.
-			may := round < retries && (!cc.continues || len(again) > 0 && again[len(again)-1] == todo[i-1])
-			if s.counted(cc, changes, outcomes, may) {
+			follows := !cc.continues || len(again) > 0 && again[len(again)-1] == todo[i-1]
+			if s.counted(cc, changes, outcomes, follows && round < retries) {
 				again = append(again, cc)
 			}
 		}
+
 		todo = again
 	}
 }
 
-// number gives a call the next run number of its bucket, and the seal if all its epochs
-// are valid under it. The caller holds mu.
-func (s *Store) number(cc *countsCall, changes []presence.Change) {
+// numberLocked gives a call the next run number of its bucket, and the seal if all its epochs are valid under it.
+func (s *Store) numberLocked(cc *countsCall, changes []presence.Change) {
 	f := &s.fences[cc.bucket]
 	f.run++
-	cc.Args[runAt], cc.Args[sealAt] = f.run, f.seal
+	cc.Args[runAt] = f.run
+	cc.Args[sealAt] = f.seal
+
 	for _, g := range cc.groups {
-		if c := changes[g.change]; f.seal == "" || f.valid[c.Partition] != c.Epoch {
+		c := changes[g.change]
+		if f.seal == "" || f.valid[c.Partition] != c.Epoch {
 			cc.Args[sealAt] = noSeal
 			return
 		}
@@ -126,10 +140,13 @@ func (s *Store) number(cc *countsCall, changes []presence.Change) {
 func (s *Store) sealed(cc *countsCall, changes []presence.Change, status, seal string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	f := &s.fences[cc.bucket]
 	if f.seal != seal {
-		f.seal, f.valid = seal, make([]uint64, s.cfg.Partitions)
+		f.seal = seal
+		f.valid = make([]uint64, s.cfg.Partitions) // what was valid under the old seal may not be any more
 	}
+
 	for i, g := range cc.groups {
 		if status[i] == statusWritten {
 			c := changes[g.change]
@@ -141,25 +158,34 @@ func (s *Store) sealed(cc *countsCall, changes []presence.Change, status, seal s
 // byBucket groups the counts of the changes by bucket, in the order of changes.
 func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome) [][]group {
 	buckets := make([][]group, s.cfg.Buckets)
+
 	for i, c := range changes {
 		if outcomes[i].Err != nil {
 			continue
 		}
+
 		outcomes[i].Counts = make([]presence.Count, len(c.Counts))
+
+		// A change that completes its partition goes to every bucket, also without counts there.
 		if c.Complete {
 			for b := range buckets {
 				buckets[b] = append(buckets[b], group{change: i})
 			}
 		}
+
 		for j, pu := range c.Counts {
 			b := presence.Bucket(pu.Page, s.cfg.Buckets)
-			if n := len(buckets[b]); n == 0 || buckets[b][n-1].change != i {
+			n := len(buckets[b])
+			begun := n > 0 && buckets[b][n-1].change == i
+			if !begun {
 				buckets[b] = append(buckets[b], group{change: i})
 			}
+
 			g := &buckets[b][len(buckets[b])-1]
 			g.counts = append(g.counts, j)
 		}
 	}
+
 	return buckets
 }
 
@@ -167,45 +193,35 @@ func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome)
 // them then says that it continues the one before it, so that no call completes a
 // partition while earlier counts are missing.
 func (s *Store) countCalls(b int, publish string, changes []presence.Change, groups []group) []*countsCall {
-	slices.SortStableFunc(groups, func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition })
-	prefix := s.at().pagePrefix(b)
+	byPartition := func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition }
+	slices.SortStableFunc(groups, byPartition)
+
 	var calls []*countsCall
 	var cc *countsCall
-	var numbers map[string]int
-	size := 0
+	var numbers map[string]int // by page: its number in cc
+	size := 0                  // of cc
+
 	for _, g := range groups {
 		c := changes[g.change]
+
 		for before := 0; ; {
 			if cc == nil || size >= countBatch || cc.generation != c.Generation {
-				cc = &countsCall{generation: c.Generation, bucket: b, continues: before > 0, call: call{
-					Script: scripts.Counts,
-					Keys:   []string{s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b), s.at().emptiesKey(b), s.at().runKey(b, s.self)},
-					Args: []any{s.at().channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), c.Generation,
-						nil, flag(before > 0), nil, nil, nil, flag(s.cfg.PageStats > 0)},
-				}}
-				calls, numbers, size = append(calls, cc), map[string]int{}, 0
+				cc = s.newCountsCall(b, publish, c.Generation, before > 0)
+				calls = append(calls, cc)
+				numbers = map[string]int{}
+				size = 0
 			}
+
 			n := min(len(g.counts)-before, countBatch-size)
 			last := before+n == len(g.counts)
-			part := group{change: g.change, counts: g.counts[before : before+n], pages: make([]int, 0, n)}
 			if last && c.Complete {
 				cc.Args = append(cc.Args, c.Partition)
 			}
-			for _, j := range part.counts {
-				pu := c.Counts[j]
-				k, ok := numbers[pu.Page]
-				if !ok {
-					cc.names = append(cc.names, pu.Page)
-					cc.Keys = append(cc.Keys, prefix+pu.Page)
-					k = len(cc.names)
-					numbers[pu.Page] = k
-				}
-				part.pages = append(part.pages, k)
-				cc.counts = append(cc.counts, count{k, c.Partition, pu.Users})
-			}
-			cc.groups = append(cc.groups, part)
-			size += max(n, 1)
+
+			cc.add(g.change, c, g.counts[before:before+n], numbers, s.at().pagePrefix(b))
+			size += max(n, 1) // a group without counts has a claim all the same
 			before += n
+
 			if last {
 				if cc.continues {
 					cc = nil // its failure must not concern other changes
@@ -214,10 +230,49 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 			}
 		}
 	}
+
 	for _, cc := range calls {
 		cc.pack(changes)
 	}
+
 	return calls
+}
+
+func (s *Store) newCountsCall(b int, publish string, generation uint64, continues bool) *countsCall {
+	return &countsCall{generation: generation, bucket: b, continues: continues, call: call{
+		Script: scripts.Counts,
+		Keys: []string{
+			s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b), s.at().emptiesKey(b),
+			s.at().runKey(b, s.self),
+		},
+		// What is nil here numberLocked and pack fill in.
+		Args: []any{
+			s.at().channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(),
+			int(s.cfg.RememberFor.Seconds()), len(s.at().pagePrefix(b)), generation,
+			nil, flag(continues), nil, nil, nil, flag(s.cfg.PageStats > 0),
+		},
+	}}
+}
+
+// add adds a group with these counts of a change. A page of several changes is one key of the call.
+func (cc *countsCall) add(change int, c presence.Change, counts []int, numbers map[string]int, prefix string) {
+	part := group{change: change, counts: counts, pages: make([]int, 0, len(counts))}
+
+	for _, j := range counts {
+		pu := c.Counts[j]
+		k, ok := numbers[pu.Page]
+		if !ok {
+			cc.names = append(cc.names, pu.Page)
+			cc.Keys = append(cc.Keys, prefix+pu.Page)
+			k = len(cc.names)
+			numbers[pu.Page] = k
+		}
+
+		part.pages = append(part.pages, k)
+		cc.counts = append(cc.counts, count{k, c.Partition, pu.Users})
+	}
+
+	cc.groups = append(cc.groups, part)
 }
 
 // appendNumber appends the low bytes of a number, big-endian.
@@ -225,55 +280,88 @@ func appendNumber(to []byte, n uint64, bytes int) []byte {
 	for i := bytes - 1; i >= 0; i-- {
 		to = append(to, byte(n>>(8*i)))
 	}
+
 	return to
 }
 
 // counted copies a call's reply into the outcomes. It reports whether the call came out
 // of turn and must run again, if mayAgain.
-func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool) (again bool) {
-	reply, ok := cc.Reply.([]any)
-	if cc.Err == nil && (!ok || len(reply) == 1) { // "late" or "gap": a later call was carried out, or an earlier one is missing
-		if mayAgain {
-			return true
-		}
-		for _, g := range cc.groups { // an existing error is the cause of the gap, and stays
-			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
-		}
-		return false
-	}
+func (s *Store) counted(
+	cc *countsCall, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool,
+) (again bool) {
 	if cc.Err != nil {
 		for _, g := range cc.groups {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, cc.Err)
 		}
 		return false
 	}
+
+	reply, ok := cc.Reply.([]any)
+	// The only element is "late" or "gap": a later call was carried out, or an earlier one is missing.
+	outOfTurn := !ok || len(reply) == 1
+	if outOfTurn && mayAgain {
+		return true
+	}
+	if outOfTurn {
+		for _, g := range cc.groups { // an existing error is the cause of the gap, and stays
+			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
+		}
+		return false
+	}
+
 	status := reply[1].(string)
 	if status != "" {
 		s.sealed(cc, changes, status, reply[7].(string))
 	}
+
 	s.noteEmptyPages(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
-	counts := make([]presence.Count, len(cc.names))
-	stale, without, records := reply[0] == "1", reply[4].(string), reply[5].(string)
+
+	counts, err := cc.parse(reply)
 	for i := range counts {
-		var err error
-		if counts[i], records, err = cutCount(records); err != nil {
-			cc.Err = fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
-			return s.counted(cc, changes, outcomes, false)
-		}
-		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // the name, so as not to retain records
-		s.raiseFloor(counts[i].Version.Incarnation)
+		s.raiseFloor(counts[i].Version.Incarnation) // those before a malformed record have been published, too
 	}
+	if err != nil {
+		cc.Err = err
+		return s.counted(cc, changes, outcomes, false)
+	}
+
 	s.minutes.minutesEnded(cc.bucket, reply[6].(string))
+
 	for i, g := range cc.groups {
 		if status != "" && status[i] != statusWritten {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))
 			continue
 		}
+
 		if o := &outcomes[g.change]; o.Counts != nil {
 			for k, j := range g.counts {
 				o.Counts[j] = counts[g.pages[k]-1]
 			}
 		}
 	}
+
 	return false
+}
+
+// parse returns the counts of a call in the order of its names, up to a record that is malformed.
+func (cc *countsCall) parse(reply []any) ([]presence.Count, error) {
+	counts := make([]presence.Count, len(cc.names))
+	stale := reply[0] == "1"
+	without := reply[4].(string)
+	records := reply[5].(string)
+
+	for i := range counts {
+		c, rest, err := cutCount(records)
+		if err != nil {
+			return counts[:i], fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
+		}
+
+		c.Page = cc.names[i] // the same name, so as not to retain records
+		c.Stale = stale
+		c.Without = without
+		counts[i] = c
+		records = rest
+	}
+
+	return counts, nil
 }

@@ -56,6 +56,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		w.feeds[b] = &feed{}
 		channels[s.at().channel(b, s.cfg.Conn.DB)] = b
 	}
+
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -63,25 +64,30 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	wg.Go(func() {
 		s.conn.Listen(ctx, redisconn.Subscription{Channels: channels, Ping: s.ping, Listener: w})
 	})
+
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.wake:
 		}
+
 		lost, todo := w.take()
 		for _, b := range lost {
 			fn(presence.Publication{Bucket: b, Lost: true})
 		}
+
 		for _, m := range todo {
 			p, err := parsePublication(m.bucket, m.payload)
 			if err != nil {
-				s.cfg.Log.Error().Err(err).Int("bucket", m.bucket).Msg("a publication is malformed; reading its bucket again")
+				s.cfg.Log.Error().Err(err).Int("bucket", m.bucket).
+					Msg("a publication is malformed; reading its bucket again")
 				p = presence.Publication{Bucket: m.bucket, Lost: true}
 			}
 			for _, u := range p.Updates {
 				s.raiseFloor(u.Version.Incarnation)
 			}
+
 			fn(p)
 		}
 	}
@@ -91,28 +97,34 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 func (w *watcher) take() (lost []int, todo []message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	for b, f := range w.feeds {
 		if f.lost {
 			lost = append(lost, b)
 			f.lost = false
 		}
 	}
+
 	todo = w.backlog
 	w.backlog, w.bytes = nil, 0
+
 	return lost, todo
 }
 
-// markLost marks the bucket to be read again, and drops its backlog, which would bring
-// back endpoints that have gone by then. The caller holds mu.
-func (w *watcher) markLost(bucket int) {
+// markLostLocked marks the bucket to be read again, and drops its backlog, which would bring back endpoints that have
+// gone by then.
+func (w *watcher) markLostLocked(bucket int) {
+
 	kept := w.backlog[:0]
 	w.bytes = 0
+
 	for _, m := range w.backlog {
 		if m.bucket != bucket {
 			kept = append(kept, m)
 			w.bytes += len(m.payload)
 		}
 	}
+
 	w.backlog = kept
 	w.feeds[bucket].lost = true
 }
@@ -122,13 +134,16 @@ func (w *watcher) markLost(bucket int) {
 func (w *watcher) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if !w.begun {
 		w.begun = true
 		return
 	}
+
 	for b := range w.feeds {
-		w.markLost(b)
+		w.markLostLocked(b)
 	}
+
 	wake.Signal(w.wake)
 }
 
@@ -139,9 +154,10 @@ func (w *watcher) Pong(string) {}
 func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if f := w.feeds[bucket]; f != nil {
 		f.last = 0
-		w.markLost(bucket)
+		w.markLostLocked(bucket)
 		wake.Signal(w.wake)
 	}
 }
@@ -151,26 +167,32 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 func (w *watcher) Heard(bucket int, payload string) {
 	head, _, _ := strings.Cut(payload, " ")
 	sequence, err := strconv.ParseUint(head, 10, 64)
+
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	f := w.feeds[bucket]
 	if f == nil || err != nil {
 		return // not a publication of ours
 	}
+
 	gap := f.last != 0 && sequence != f.last+1
 	f.last = sequence
 	if gap {
 		w.s.conn.Metrics.Gaps.Inc()
 	}
+
+	full := w.bytes+len(payload) > w.s.cfg.Backlog
 	switch {
 	case f.lost:
 		return // the bucket will be read again anyway
-	case gap || w.bytes+len(payload) > w.s.cfg.Backlog:
-		w.markLost(bucket)
+	case gap, full:
+		w.markLostLocked(bucket)
 	default:
 		w.backlog = append(w.backlog, message{bucket, payload})
 		w.bytes += len(payload)
 	}
+
 	wake.Signal(w.wake)
 }
 
@@ -179,21 +201,27 @@ var errPublication = errors.New("not a publication")
 // parsePublication parses what publish.lua writes.
 func parsePublication(bucket int, payload string) (presence.Publication, error) {
 	p := presence.Publication{Bucket: bucket}
+
 	head, rest, ok := strings.Cut(payload, "\n")
 	flags := strings.Split(head, " ")
 	if !ok || len(flags) != 4 {
 		return p, errPublication
 	}
-	stale, without := flags[1] == "1", flags[3]
+
+	stale := flags[1] == "1"
+	without := flags[3] // for counts alone
 	p.Lost = flags[2] == "1"
+
 	for rest != "" {
-		var err error
 		if rest[0] == 'c' {
-			var c presence.Count
-			if c, rest, err = cutCount(rest); err != nil {
+			c, others, err := cutCount(rest)
+			if err != nil {
 				return p, err
 			}
-			c.Stale, c.Without = stale, without
+			rest = others
+
+			c.Stale = stale
+			c.Without = without
 			u := c.Update()
 			if err := u.Topic.Check(); err != nil {
 				return p, fmt.Errorf("%w: %w", errPublication, err)
@@ -201,30 +229,41 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 			p.Updates = append(p.Updates, u)
 			continue
 		}
-		var r record
-		if r, rest, err = cutRecord(rest); err != nil {
+
+		r, others, err := cutRecord(rest)
+		if err != nil {
 			return p, err
 		}
+		rest = others
+
 		topic, err := presence.ParseTopic(r.topic)
 		if err != nil {
 			return p, fmt.Errorf("%w: %w", errPublication, err)
 		}
+
 		if r.what == "u" {
 			p.Updates = append(p.Updates, r.update(topic, stale))
 		} else {
-			p.Endpoints = append(p.Endpoints, presence.Endpoint{Topic: topic, Gateway: r.text, Gone: r.what == "-"})
+			gone := r.what == "-"
+			p.Endpoints = append(p.Endpoints, presence.Endpoint{Topic: topic, Gateway: r.text, Gone: gone})
 		}
 	}
+
 	return p, nil
 }
 
 // cutCount parses the first of records, which must be a count, and returns the others.
 func cutCount(records string) (c presence.Count, rest string, err error) {
 	const head, tail = 3, 23 // bytes before and after the page
-	if len(records) < head || records[0] != 'c' || len(records) < head+tail+int(records[1])<<8+int(records[2]) {
+	if len(records) < head || records[0] != 'c' {
 		return c, "", fmt.Errorf("%w: a count of %d bytes", errPublication, len(records))
 	}
+
 	end := head + int(records[1])<<8 + int(records[2])
+	if len(records) < end+tail {
+		return c, "", fmt.Errorf("%w: a count of %d bytes", errPublication, len(records))
+	}
+
 	number := func(bytes int) (n uint64) {
 		for _, b := range []byte(records[end : end+bytes]) {
 			n = n<<8 | uint64(b)
@@ -232,10 +271,13 @@ func cutCount(records string) (c presence.Count, rest string, err error) {
 		end += bytes
 		return n
 	}
+
+	// The numbers follow the page in this order, and number moves on with every call.
 	c.Page = records[head:end]
 	c.Users = int64(number(5))
 	c.Updated = presence.TimeOf(int64(number(5)))
 	c.Version = presence.Version{Incarnation: number(7), Sequence: number(6)}
+
 	return c, records[end:], nil
 }
 
@@ -256,20 +298,27 @@ func cutRecord(records string) (r record, rest string, err error) {
 	if !ok {
 		return r, "", errPublication
 	}
+
 	what, numbers, _ := strings.Cut(line, " ")
 	var n [4]uint64 // two lengths, and the version of an update
 	count := 0
 	for ; numbers != "" && count < len(n); count++ {
-		var field string
-		field, numbers, _ = strings.Cut(numbers, " ")
-		if n[count], err = strconv.ParseUint(field, 10, 64); err != nil {
+		field, others, _ := strings.Cut(numbers, " ")
+		numbers = others
+
+		n[count], err = strconv.ParseUint(field, 10, 64)
+		if err != nil {
 			return r, "", fmt.Errorf("%w: %w", errPublication, err)
 		}
 	}
-	known := what == "u" && count == 4 || (what == "+" || what == "-") && count == 2
-	if !known || numbers != "" || n[0] > uint64(len(rest)) || n[1] > uint64(len(rest))-n[0] {
+
+	update := what == "u" && count == 4
+	endpoint := (what == "+" || what == "-") && count == 2
+	fits := n[0] <= uint64(len(rest)) && n[1] <= uint64(len(rest))-n[0] // the sum could overflow
+	if !update && !endpoint || numbers != "" || !fits {
 		return r, "", fmt.Errorf("%w: %q", errPublication, line)
 	}
+
 	end := n[0] + n[1]
 	r = record{what, rest[:n[0]], rest[n[0]:end], presence.Version{Incarnation: n[2], Sequence: n[3]}}
 	return r, rest[end:], nil

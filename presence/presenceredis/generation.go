@@ -31,9 +31,12 @@ const maxFormer = 1000
 func (k *generationCache) get() (generation, runs uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if runs = k.marks.Runs(); runs == k.runs {
+
+	runs = k.marks.Runs()
+	if runs == k.runs {
 		generation = k.generation
 	}
+
 	return generation, runs
 }
 
@@ -41,22 +44,29 @@ func (k *generationCache) get() (generation, runs uint64) {
 func (k *generationCache) set(generation, runs uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if runs >= k.runs {
-		if k.generation != 0 && k.generation != generation {
-			if k.former == nil || len(k.former) == maxFormer {
-				k.former = map[uint64]struct{}{}
-			}
-			k.former[k.generation] = struct{}{}
-		}
-		k.generation, k.runs = generation, runs
+
+	if runs < k.runs {
+		return // another goroutine read it after a later restart
 	}
+
+	if k.generation != 0 && k.generation != generation {
+		if k.former == nil || len(k.former) == maxFormer {
+			k.former = map[uint64]struct{}{}
+		}
+		k.former[k.generation] = struct{}{}
+	}
+
+	k.generation = generation
+	k.runs = runs
 }
 
 // returned reports whether Redis had that generation before its present one.
 func (k *generationCache) returned(generation uint64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+
 	_, was := k.former[generation]
+
 	return was && k.generation != generation
 }
 
@@ -65,6 +75,7 @@ func (s *Store) current(ctx context.Context) (uint64, error) {
 	if generation, _ := s.generations.get(); generation != 0 {
 		return generation, nil
 	}
+
 	return s.Generation(ctx)
 }
 
@@ -75,27 +86,36 @@ func (s *Store) current(ctx context.Context) (uint64, error) {
 func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error) {
 	is := make([]bool, len(buckets))
 	compare := func(generation uint64) (all bool) {
+
 		text := strconv.FormatUint(generation, 10)
 		all = true
+
 		for i, b := range buckets {
 			is[i] = b == "" || b == text
 			all = all && is[i]
 		}
+
 		return all
 	}
+
 	generation, _ := s.generations.get()
 	if generation != 0 && compare(generation) {
 		return is, nil
 	}
+
 	// The cached generation may be outdated.
-	v, err, _ := s.generations.reading.Do("", func() (any, error) { return s.Generation(context.WithoutCancel(ctx)) })
+	v, err, _ := s.generations.reading.Do("", func() (any, error) {
+		return s.Generation(context.WithoutCancel(ctx)) // its other callers must not fail with this one
+	})
 	if err != nil {
 		return nil, err
 	}
+
 	compare(v.(uint64))
 	return is, nil
 }
 
 // errRestored means that Redis is available again, but that a bucket may still assign
 // versions that Redis has lost to other contents.
-var errRestored = fmt.Errorf("%w: Redis is back, but presence nodes have not written its buckets yet", presence.ErrUnavailable)
+var errRestored = fmt.Errorf("%w: Redis is back, but presence nodes have not written its buckets yet",
+	presence.ErrUnavailable)

@@ -160,11 +160,11 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				want[page][claim.Partition] = users
 				present[fmt.Sprint(claim.Partition, page)] = users > 0
 			}
-			calls := s.memberCalls(c, s.unwritten(c), 1, 0)
+			calls := s.memberCalls(c, s.unwrittenLocked(c), 1, 0)
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
-					s.number(cc, []presence.Change{c})
+					s.numberLocked(cc, []presence.Change{c})
 					calls = append(calls, &cc.call)
 				}
 			}
@@ -245,7 +245,7 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
 	parts := s.countCalls(7, "PUBLISH", []presence.Change{c}, groups)
 	for _, part := range parts {
-		s.number(part, []presence.Change{c})
+		s.numberLocked(part, []presence.Change{c})
 	}
 	if err := s.conn.Run(t.Context(), []*call{&parts[1].call}); err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
 		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
@@ -316,7 +316,7 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 			var calls []*call
 			for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
-					s.number(cc, []presence.Change{c})
+					s.numberLocked(cc, []presence.Change{c})
 					if knows := cc.Args[sealAt] != noSeal; knows != wrote {
 						t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
 					}

@@ -31,14 +31,21 @@ func countsRead(s *Store, r reading) *call {
 	site := r.topics[r.at[0]].Site
 	prefix := s.at().pagePrefix(r.bucket) + site.Qualify("")
 	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // a topic without its page
+
 	cl := &call{
 		Script: scripts.Read,
-		Keys:   append(make([]string, 0, 3+len(r.at)), s.at().stateKey(r.bucket), s.at().readyKey(r.bucket), s.at().endpointsKey(r.bucket)),
-		Args:   []any{s.at().channel(r.bucket, s.cfg.Conn.DB), r.publish, s.cfg.Partitions, len(prefix), countHead, r.gateway, flag(r.parts)},
+		Keys: append(make([]string, 0, 3+len(r.at)),
+			s.at().stateKey(r.bucket), s.at().readyKey(r.bucket), s.at().endpointsKey(r.bucket)),
+		Args: []any{
+			s.at().channel(r.bucket, s.cfg.Conn.DB), r.publish, s.cfg.Partitions, len(prefix), countHead, r.gateway,
+			flag(r.parts),
+		},
 	}
+
 	for _, i := range r.at {
 		cl.Keys = append(cl.Keys, prefix+r.topics[i].Key)
 	}
+
 	return cl
 }
 
@@ -47,13 +54,17 @@ func storedField(name func(k *keyspace, bucket int, key string) string, field st
 	return func(s *Store, r reading) *call {
 		cl := &call{
 			Script: scripts.Values,
-			Keys:   append(make([]string, 0, 2+len(r.at)), s.at().stateKey(r.bucket), s.at().endpointsKey(r.bucket)),
-			Args:   append(make([]any, 0, 4+len(r.at)), s.at().channel(r.bucket, s.cfg.Conn.DB), r.publish, r.gateway, field),
+			Keys: append(make([]string, 0, 2+len(r.at)),
+				s.at().stateKey(r.bucket), s.at().endpointsKey(r.bucket)),
+			Args: append(make([]any, 0, 4+len(r.at)),
+				s.at().channel(r.bucket, s.cfg.Conn.DB), r.publish, r.gateway, field),
 		}
+
 		for _, i := range r.at {
 			cl.Keys = append(cl.Keys, name(s.at(), r.bucket, r.topics[i].Name()))
 			cl.Args = append(cl.Args, r.topics[i].String())
 		}
+
 		return cl
 	}
 }

@@ -17,11 +17,15 @@ func seenMember(u presence.User) []byte { return binary.BigEndian.AppendUint64(n
 
 // appendDepartures appends the departures of one batch to the arguments of members.lua.
 func (s *Store) appendDepartures(args []any, departures []presence.Departure) []any {
+
+	// The bound of the whole store, shared among the partitions and rounded up.
 	perPartition := (s.cfg.MaxLastSeen + s.cfg.Partitions - 1) / s.cfg.Partitions
+
 	args = append(args, int(s.cfg.LastSeen.Seconds()), time.Now().Add(-s.cfg.LastSeen).Unix(), perPartition)
 	for _, d := range departures {
 		args = append(args, d.At.Unix(), seenMember(d.User))
 	}
+
 	return args
 }
 
@@ -31,6 +35,7 @@ var _ presence.LastSeen = (*Store)(nil)
 func (s *Store) LastSeen(ctx context.Context, users []presence.User) ([]time.Time, error) {
 	times := make([]time.Time, len(users))
 	oldest := time.Now().Add(-s.cfg.LastSeen).Unix()
+
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
 		answers := make([]*redis.FloatCmd, len(users))
@@ -38,13 +43,16 @@ func (s *Store) LastSeen(ctx context.Context, users []presence.User) ([]time.Tim
 			answers[i] = pipe.ZScore(ctx, s.at().seenKey(u.Partition(s.cfg.Partitions)), string(seenMember(u)))
 		}
 		s.conn.Metrics.Commands.Add(float64(len(users)))
+
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
+
 		for i, a := range answers {
 			if err := a.Err(); err != nil && !errors.Is(err, redis.Nil) {
 				return err
 			}
+
 			if at := int64(a.Val()); at >= oldest { // 0: not remembered
 				times[i] = time.Unix(at, 0)
 			}
@@ -54,6 +62,7 @@ func (s *Store) LastSeen(ctx context.Context, users []presence.User) ([]time.Tim
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: when users were last here: %w", err)
 	}
+
 	return times, nil
 }
 
@@ -66,5 +75,6 @@ func (s *Store) ForgetSeen(ctx context.Context, u presence.User) error {
 	if err != nil {
 		return fmt.Errorf("presenceredis: forget when a user was last here: %w", err)
 	}
+
 	return nil
 }

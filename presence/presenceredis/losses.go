@@ -26,14 +26,19 @@ const (
 
 func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
 	losses := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_store_losses_total", Help: "Losses of data that Redis had acknowledged to this process, by extent: the last writes, keys that were evicted, or everything.",
+		Name: "headcount_store_losses_total",
+		Help: "Losses of data that Redis had acknowledged to this process, by extent: the last writes, " +
+			"keys that were evicted, or everything.",
 	}, []string{"lost"})
+
 	for _, what := range []string{lostWrites, lostKeys, lostEverything} {
 		losses.WithLabelValues(what) // so that the first loss is an increase
 	}
+
 	if registerer != nil {
 		registerer.MustRegister(losses)
 	}
+
 	return losses
 }
 
@@ -43,6 +48,7 @@ func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
 func (s *Store) watchLosses(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
+
 	var tokens []string
 	evictions := evictionLog{store: s}
 	for looks := 0; ; looks++ {
@@ -51,19 +57,25 @@ func (s *Store) watchLosses(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+
 		if s.factsMode() != wasAccepted {
 			continue
 		}
+
 		var found redisconn.Kept
-		emptied, what := false, "Redis"
+		emptied := false
+		what := "Redis"
 		_ = s.do(ctx, func(ctx context.Context, c *client) error { // after an error the next look finds it
 			if c.Cluster != nil {
 				what = "a master of the Redis Cluster"
 			}
+
 			var err error
-			if found, err = s.cfg.Conn.Marks.Look(ctx, c); err != nil {
+			found, err = s.cfg.Conn.Marks.Look(ctx, c)
+			if err != nil {
 				return err
 			}
+
 			is, err := s.readTokens(ctx, c)
 			for i, was := range tokens {
 				emptied = emptied || err == nil && was != "" && was != is[i]
@@ -71,29 +83,42 @@ func (s *Store) watchLosses(ctx context.Context) {
 			if err == nil && emptied == found.Missing { // otherwise Redis was emptied between the two reads
 				tokens = is
 			}
+
 			return err
 		})
+
 		if looks%evictionLooks == 0 || found.Lost > 0 {
 			evictions.look(ctx)
 		}
+
+		everything := emptied && found.Missing
 		evicted := found.Lost > 0 && evictions.lately() // the mark was among the keys that were dropped
-		switch lost := found.Lost.Round(time.Millisecond); {
-		case emptied && found.Missing:
+		switch {
+		case everything:
 			s.losses.WithLabelValues(lostEverything).Inc()
-			s.cfg.Log.Warn().Msg(what + " has been emptied: follows, unread counts and counters that only Redis had are gone; presence is written again")
+			s.cfg.Log.Warn().Msg(what + " has been emptied: follows, unread counts and counters that only Redis had " +
+				"are gone; presence is written again")
 		case evicted: // that is said already
 		case found.Lost > 0:
 			s.losses.WithLabelValues(lostWrites).Inc()
-			how := ""
-			if found.Missing {
-				how = " or more"
-			}
-			s.cfg.Log.Warn().Stringer("lost", lost).Msg(fmt.Sprintf(
-				"%s has lost the writes of its last %s%s: follows, unread counts and counters that only Redis has lack what changed then; presence is written again", what, lost, how))
+			s.logLostWrites(what, found)
 		case found.Restarted:
-			s.cfg.Log.Info().Msg("Redis was restarted, or another server took its place: it has everything that it acknowledged to this process")
+			s.cfg.Log.Info().Msg("Redis was restarted, or another server took its place: " +
+				"it has everything that it acknowledged to this process")
 		}
 	}
+}
+
+func (s *Store) logLostWrites(what string, found redisconn.Kept) {
+	lost := found.Lost.Round(time.Millisecond)
+	how := ""
+	if found.Missing {
+		how = " or more" // what this process wrote before its first look is not known
+	}
+
+	s.cfg.Log.Warn().Stringer("lost", lost).Msg(fmt.Sprintf(
+		"%s has lost the writes of its last %s%s: follows, unread counts and counters that only Redis has lack what "+
+			"changed then; presence is written again", what, lost, how))
 }
 
 // evictionLog logs and counts what Redis drops because its memory is full. watchLosses alone uses it.
@@ -119,12 +144,14 @@ func (l *evictionLog) look(ctx context.Context) {
 	}
 
 	log := &l.store.cfg.Log
-	switch {
-	case found.Changed && found.Policy == "":
-		log.Info().Msg("Redis drops no keys any more when its memory is full")
-	case found.Changed:
-		log.Warn().Str("maxmemory_policy", found.Policy).Msg(
-			"Redis drops keys when its memory is full, which loses idempotency keys, follows, unread counts and counters: set maxmemory-policy noeviction")
+	if found.Changed {
+		if found.Policy == "" {
+			log.Info().Msg("Redis drops no keys any more when its memory is full")
+		} else {
+			log.Warn().Str("maxmemory_policy", found.Policy).Msg(
+				"Redis drops keys when its memory is full, which loses idempotency keys, follows, unread counts and " +
+					"counters: set maxmemory-policy noeviction")
+		}
 	}
 
 	if found.Keys > 0 {
@@ -134,8 +161,9 @@ func (l *evictionLog) look(ctx context.Context) {
 	}
 	if l.keys > 0 && time.Since(l.said) >= sayAgain {
 		log.Warn().Int64("keys", l.keys).Str("maxmemory_policy", found.Policy).Msg(
-			"Redis has evicted keys because its memory is full: follows, unread counts and counters that only Redis has may be gone, and repeated calls may " +
-				"count again; presence is written again. Give it memory, and set maxmemory-policy noeviction")
+			"Redis has evicted keys because its memory is full: follows, unread counts and counters that only Redis " +
+				"has may be gone, and repeated calls may count again; presence is written again. Give it memory, " +
+				"and set maxmemory-policy noeviction")
 		l.keys = 0
 		l.said = time.Now()
 	}

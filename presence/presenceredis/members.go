@@ -19,22 +19,30 @@ func member(field, value string, now int64) (presence.Member, error) {
 	if len(field) < 9 {
 		return presence.Member{}, fmt.Errorf("%w: a member of %d bytes", ErrForeign, len(field))
 	}
-	m := presence.Member{User: presence.User(binary.BigEndian.Uint64([]byte(field[:8]))), Page: field[8:]}
+
+	m := presence.Member{
+		User: presence.User(binary.BigEndian.Uint64([]byte(field[:8]))),
+		Page: field[8:],
+	}
+
 	if value != "" {
 		ms, err := strconv.ParseInt(value, 10, 64)
 		if err != nil {
 			return presence.Member{}, fmt.Errorf("%w: the end of a hold: %w", ErrForeign, err)
 		}
-		if m.Alone = value[0] == '+'; m.Alone || ms > now {
+		m.Alone = value[0] == '+'
+		if m.Alone || ms > now {
 			m.Hold = time.Now().Add(time.Duration(ms-now) * time.Millisecond)
 		}
 	}
+
 	return m, nil
 }
 
 func memberField(m presence.Member) string {
 	b := make([]byte, 8, 8+len(m.Page))
 	binary.BigEndian.PutUint64(b, uint64(m.User))
+
 	return string(append(b, m.Page...))
 }
 
@@ -43,10 +51,12 @@ func holdValue(m presence.Member) string {
 	if m.Hold.IsZero() {
 		return ""
 	}
+
 	left := strconv.FormatInt(max(time.Until(m.Hold).Milliseconds(), 0), 10)
 	if m.Alone {
 		return "+" + left
 	}
+
 	return left
 }
 
@@ -62,58 +72,71 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 
 	lists := make([]pageList, len(changes))
 	todo := make([]int, len(changes)) // indexes of changes
+
 	s.mu.Lock()
 	for i, c := range changes {
 		todo[i] = i
-		lists[i] = s.unwritten(c)
+		lists[i] = s.unwrittenLocked(c)
 	}
 	s.mu.Unlock()
+
 	for round := 1; len(todo) > 0; round++ {
 		var calls []*call
 		ends := make([]int, len(todo))
+
 		s.mu.Lock()
 		for k, i := range todo {
-			shards, members := 1, 0
+			shards := 1
+			members := 0
 			if p := &s.partitions[changes[i].Partition]; p.epoch == changes[i].Epoch {
-				shards, members = p.shards, p.members
+				shards = p.shards
+				members = p.members
 			}
+
 			calls = append(calls, s.memberCalls(changes[i], lists[i], shards, members)...)
 			ends[k] = len(calls)
 		}
 		s.mu.Unlock()
+
 		_ = s.conn.Run(ctx, calls) // each call has its error
-		again := todo[:0]
+
+		again := todo[:0] // overwrites todo behind the place that is read
+
 		first := 0
 		s.mu.Lock()
 		for k, i := range todo {
-			status, err := s.membersWritten(changes[i], calls[first:ends[k]])
+			status, err := s.membersWrittenLocked(changes[i], calls[first:ends[k]])
 			first = ends[k]
+
+			mayPass := round < retries && (status == statusGap || status == statusResharded)
 			switch {
 			case err != nil:
 				outcomes[i].Err = err
-			case (status == statusGap || status == statusResharded) && round < retries:
+			case mayPass:
 				again = append(again, i)
 			default:
 				outcomes[i].Err = statusError(status)
 			}
 		}
 		s.mu.Unlock()
+
 		todo = again
 	}
 }
 
-// membersWritten returns the status or error of the first of one change's calls that was
-// not written. The caller holds mu.
-func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, err error) {
+// membersWrittenLocked returns the status or error of the first of one change's calls that was not written.
+func (s *Store) membersWrittenLocked(c presence.Change, calls []*call) (status byte, err error) {
 	status = statusWritten
 	for _, cl := range calls {
 		switch reply := cl.Reply.(type) {
 		case []any: // members.lua
 			if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
-				p.shards, p.members = int(reply[1].(int64)), int(reply[2].(int64))
+				p.shards = int(reply[1].(int64))
+				p.members = int(reply[2].(int64))
 			}
-			if st := byte('0' + reply[0].(int64)); status == statusWritten {
-				status = st
+
+			if status == statusWritten {
+				status = byte('0' + reply[0].(int64))
 			}
 		case int64: // reply of resize.lua; the next call has the same status
 		default:
@@ -122,6 +145,7 @@ func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, e
 			}
 		}
 	}
+
 	return status, err
 }
 
@@ -140,27 +164,34 @@ func (l *pageList) add(page string) {
 func pagesIn(text string) ([]string, error) {
 	var pages []string
 	seen := map[string]struct{}{}
+
 	for text != "" {
-		if len(text) < 2 || len(text)-2 < int(text[0])<<8+int(text[1]) {
+		if len(text) < 2 {
 			return nil, fmt.Errorf("%w: a list of pages", ErrForeign)
 		}
 		end := 2 + int(text[0])<<8 + int(text[1])
+		if len(text) < end {
+			return nil, fmt.Errorf("%w: a list of pages", ErrForeign)
+		}
+
 		page := text[2:end]
 		if _, twice := seen[page]; !twice {
 			seen[page] = struct{}{}
 			pages = append(pages, page)
 		}
 		text = text[end:]
+
 	}
+
 	return pages, nil
 }
 
-// unwritten records the pages of a change as unwritten, and returns the list for Redis.
-// The caller holds mu.
-func (s *Store) unwritten(c presence.Change) pageList {
+// unwrittenLocked records the pages of a change as unwritten, and returns the list for Redis.
+func (s *Store) unwrittenLocked(c presence.Change) pageList {
 	p := &s.partitions[c.Partition]
 	owned := p.epoch == c.Epoch
 	list := pageList{all: owned && p.known}
+
 	for _, pu := range c.Counts {
 		if owned {
 			p.unwritten[pu.Page] = struct{}{}
@@ -169,11 +200,13 @@ func (s *Store) unwritten(c presence.Change) pageList {
 			list.add(pu.Page)
 		}
 	}
+
 	if list.all {
 		for page := range p.unwritten { // those of an earlier change that could not be written, too
 			list.add(page)
 		}
 	}
+
 	return list
 }
 
@@ -181,9 +214,11 @@ func (s *Store) unwritten(c presence.Change) pageList {
 // that Redis lists them as unwritten before any member changes. Before the batches the
 // number of shards is adapted to the number of members.
 func (s *Store) memberCalls(c presence.Change, list pageList, shards, members int) []*call {
+
 	var calls []*call
 	const flagsAt = 4 // of args
-	drop := 0         // shards that a reset drops
+
+	drop := 0 // shards that a reset drops
 	if c.Reset {
 		drop = shards
 		shards = shardsFor(len(c.Members))
@@ -191,14 +226,19 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 		calls = s.resizeCalls(c.Claim, shards, shardsAfter(c, shards, members))
 		shards = shardsAfter(c, shards, members)
 	}
-	rest, departures := c.Members, c.Departures
+
+	rest := c.Members
+	departures := c.Departures
 	if s.cfg.LastSeen == 0 {
 		departures = nil
 	}
+
 	for batch := 0; batch == 0 || len(rest) > 0 || len(departures) > 0; batch++ {
 		nm := min(len(rest), memberBatch)
-		keys := append(make([]string, 0, 2+drop+min(nm, shards)), s.at().ownerKey(c.Partition), s.at().dirtyKey(c.Partition))
+		keys := append(make([]string, 0, 2+drop+min(nm, shards)),
+			s.at().ownerKey(c.Partition), s.at().dirtyKey(c.Partition))
 		args := make([]any, 0, 8+4*nm)
+
 		if batch == 0 && drop > 0 {
 			for i := range drop {
 				keys = append(keys, s.at().memberKey(c.Partition, i))
@@ -207,19 +247,25 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 		} else {
 			args = append(args, c.Epoch, c.Generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
 		}
-		list.text = nil
+		list.text = nil // the first batch alone has it
+
 		keys, args = s.splitByShard(keys, args, c.Partition, rest[:nm], shards)
 		rest = rest[nm:]
+
 		if n := min(len(departures), memberBatch); n > 0 {
-			keys, args = append(keys, s.at().seenKey(c.Partition)), s.appendDepartures(args, departures[:n])
+			keys = append(keys, s.at().seenKey(c.Partition))
+			args = s.appendDepartures(args, departures[:n])
 			args[flagsAt] = args[flagsAt].(int) + 4
 			departures = departures[n:]
 		}
+
 		if c.Complete && len(rest) == 0 {
 			args[flagsAt] = args[flagsAt].(int) + 2 // this batch completes the members
 		}
+
 		calls = append(calls, &call{Script: scripts.Members, Keys: keys, Args: args})
 	}
+
 	return calls
 }
 
@@ -231,6 +277,7 @@ func (s *Store) splitByShard(
 	type part struct{ set, gone []presence.Member }
 	parts := map[int]*part{}
 	var order []int
+
 	for _, m := range members {
 		i := shardOf(m.User, shards)
 		p := parts[i]
@@ -239,12 +286,16 @@ func (s *Store) splitByShard(
 			parts[i] = p
 			order = append(order, i)
 		}
+
 		if m.Gone {
-			p.set, p.gone = without(p.set, m.Member), append(p.gone, m.Member)
+			p.set = without(p.set, m.Member)
+			p.gone = append(p.gone, m.Member)
 		} else {
-			p.gone, p.set = without(p.gone, m.Member), append(p.set, m.Member)
+			p.gone = without(p.gone, m.Member)
+			p.set = append(p.set, m.Member)
 		}
 	}
+
 	for _, i := range order {
 		p := parts[i]
 		keys = append(keys, s.at().memberKey(partition, i))
@@ -252,11 +303,13 @@ func (s *Store) splitByShard(
 		for _, m := range p.set {
 			args = append(args, memberField(m), holdValue(m))
 		}
+
 		args = append(args, len(p.gone))
 		for _, m := range p.gone {
 			args = append(args, memberField(m))
 		}
 	}
+
 	return keys, args
 }
 
@@ -269,13 +322,16 @@ func shardsAfter(c presence.Change, shards, members int) int {
 			members++
 		}
 	}
-	switch fit := shardsFor(members); {
-	case fit > shards:
+
+	fit := shardsFor(members)
+	if fit > shards {
 		return fit
-	case 3*fit < shards:
+	}
+	if 3*fit < shards {
 		return max(2*fit, shards-resizeSteps)
 	}
 	return shards
+
 }
 
 // resizeCalls returns the calls that change the number of shards.
@@ -286,6 +342,7 @@ func (s *Store) resizeCalls(c presence.Claim, from, to int) []*call {
 		if from < to {
 			next = min(from+resizeSteps, to)
 		}
+
 		keys := []string{s.at().ownerKey(c.Partition)}
 		for n := from; n != next; {
 			last := n // the number of shards that includes the one that is added or removed
@@ -295,11 +352,19 @@ func (s *Store) resizeCalls(c presence.Claim, from, to int) []*call {
 			} else {
 				n--
 			}
-			keys = append(keys, s.at().memberKey(c.Partition, neighbour(last)), s.at().memberKey(c.Partition, last-1))
+			keys = append(keys,
+				s.at().memberKey(c.Partition, neighbour(last)), s.at().memberKey(c.Partition, last-1))
+
 		}
-		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, c.Generation, from, next}})
+		calls = append(calls, &call{
+			Script: scripts.Resize,
+			Keys:   keys,
+			Args:   []any{c.Epoch, c.Generation, from, next},
+		})
+
 		from = next
 	}
+
 	return calls
 }
 

@@ -54,6 +54,7 @@ type visit struct {
 func (m *minuteWriter) run(ctx context.Context) {
 	look := time.NewTicker(minuteInterval)
 	defer look.Stop()
+
 	for {
 		select {
 		case <-look.C:
@@ -72,6 +73,7 @@ func (m *minuteWriter) minutesEnded(bucket int, text string) {
 	if m.retention == 0 {
 		return
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for len(text) >= 2 {
@@ -79,6 +81,7 @@ func (m *minuteWriter) minutesEnded(bucket int, text string) {
 		if len(text) < end+entryBytes {
 			return
 		}
+
 		if len(m.counts) < maxPendingMinutes {
 			m.counts = append(m.counts, endedMinute{bucket, text[2:end], text[end : end+entryBytes]})
 		}
@@ -91,9 +94,11 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	if len(arrivals) == 0 || m.retention == 0 {
 		return
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.latest = max(m.latest, minutes.Of(time.Now())) // never an earlier minute, which may be written already
+
 	for _, a := range arrivals {
 		key := visit{a.Page, m.latest}
 		v := m.visits[key]
@@ -114,11 +119,14 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
 	m.latest = max(m.latest, before)
-	ended, visited := map[int][]endedMinute{}, map[int][]visit{} // by bucket
+
+	ended := map[int][]endedMinute{} // by bucket
 	for _, e := range m.counts {
 		ended[e.bucket] = append(ended[e.bucket], e)
 	}
 	m.counts = nil
+
+	visited := map[int][]visit{} // by bucket
 	for key := range m.visits {
 		switch {
 		case key.at < before-m.retention:
@@ -128,28 +136,37 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 			visited[b] = append(visited[b], key)
 		}
 	}
+
 	var calls []*call
 	var counts [][]endedMinute // of the first calls
-	var visits [][]visit       // of the others
 	for _, list := range ended {
 		for part := range slices.Chunk(list, minuteBatch) {
-			calls, counts = append(calls, m.countsCall(part)), append(counts, part)
+			calls = append(calls, m.countsCall(part))
+			counts = append(counts, part)
 		}
 	}
+
+	var visits [][]visit // of the others
 	for b, list := range visited {
 		for part := range slices.Chunk(list, minuteBatch) {
-			calls, visits = append(calls, m.visitsCall(b, part)), append(visits, part)
+			calls = append(calls, m.visitsCallLocked(b, part))
+			visits = append(visits, part)
 		}
 	}
 	m.mu.Unlock()
+
 	if len(calls) == 0 {
 		return
 	}
+
 	if err := m.store.conn.Run(ctx, calls); err != nil {
 		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; trying again")
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
+	// What failed goes before the minutes that ended meanwhile: they are in the order in which they ended.
 	var failed []endedMinute
 	for i, part := range counts {
 		if calls[i].Err != nil {
@@ -157,6 +174,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 		}
 	}
 	m.counts = append(failed[:min(len(failed), maxPendingMinutes-len(m.counts))], m.counts...)
+
 	for i, part := range visits {
 		if calls[len(counts)+i].Err == nil {
 			for _, key := range part {
@@ -173,18 +191,21 @@ func (m *minuteWriter) countsCall(ended []endedMinute) *call {
 		cl.Keys = append(cl.Keys, m.store.at().minutesKey(e.bucket, e.page))
 		cl.Args = append(cl.Args, e.entry)
 	}
+
 	return cl
 }
 
-// visitsCall returns the run of remember.lua for arrivals in one bucket. The caller holds mu.
-func (m *minuteWriter) visitsCall(bucket int, visits []visit) *call {
+// visitsCallLocked returns the run of remember.lua for arrivals in one bucket.
+func (m *minuteWriter) visitsCallLocked(bucket int, visits []visit) *call {
 	cl := &call{Script: scripts.Remember, Args: []any{m.retention*60 + 3600, m.retention * entryBytes, 0}}
+
 	for _, key := range visits {
 		v := m.visits[key]
 		cl.Keys = append(cl.Keys, m.store.at().visitsKey(bucket, key.at/60, key.page))
 		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
 		cl.Args = append(cl.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
+
 	return cl
 }
 
@@ -199,39 +220,51 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 
 	bucket := presence.Bucket(page, s.cfg.Buckets)
 	running := s.minutes.unwritten(page, from) // before Redis is read, which may then have the same numbers
-	cl := &call{Script: scripts.Minutes, Keys: []string{s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().minutesKey(bucket, page)}}
+	cl := &call{Script: scripts.Minutes, Keys: []string{
+		s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().minutesKey(bucket, page),
+	}}
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
 		cl.Keys = append(cl.Keys, s.at().visitsKey(bucket, hour, page))
 	}
 	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
 		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)
 	}
+
 	reply := cl.Reply.([]any)
 	list, err := countedMinutes(reply, from)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)
 	}
+
 	for _, hash := range reply[4:] {
 		fields := hash.([]any)
 		for i := 0; i+1 < len(fields); i += 2 {
-			name, value := fields[i].(string), fields[i+1].(string)
+			name := fields[i].(string) // a minute, and the process that wrote it
 			if len(name) <= 4 {
 				continue
 			}
+
 			m := minutes.Minute{At: int64(binary.BigEndian.Uint32([]byte(name)))}
-			if _, here := running[m.At]; here && name[4:] == s.self || m.At < from {
+			_, here := running[m.At]
+			ours := here && name[4:] == s.self // running has newer numbers
+			if ours || m.At < from {
 				continue
 			}
-			if m.Joins, m.Visitors, err = minutes.ParseVisits([]byte(value)); err != nil {
+
+			m.Joins, m.Visitors, err = minutes.ParseVisits([]byte(fields[i+1].(string)))
+			if err != nil {
 				return nil, fmt.Errorf("presenceredis: arrivals on a page: %w: %w", ErrForeign, err)
 			}
 			list = append(list, m)
 		}
 	}
+
 	for _, m := range running {
 		list = append(list, m)
 	}
+
 	slices.SortStableFunc(list, func(a, b minutes.Minute) int { return int(a.At - b.At) })
+
 	return list, nil
 }
 
@@ -241,26 +274,34 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 	if len(text)%entryBytes != 0 {
 		return nil, fmt.Errorf("%w: minutes of %d bytes", ErrForeign, len(text))
 	}
-	number := func(b []byte) int64 { return int64(binary.BigEndian.Uint64(append(make([]byte, 3, 8), b...))) }
+
+	number := func(b []byte) int64 { // of five bytes
+		return int64(binary.BigEndian.Uint64(append(make([]byte, 3, 8), b...)))
+	}
 	for ; len(text) > 0; text = text[entryBytes:] {
 		list = append(list, minutes.Minute{
 			At: int64(binary.BigEndian.Uint32(text)), Counted: true, Max: number(text[4:9]), Last: number(text[9:14]),
 		})
 	}
+
 	if at := reply[0].(int64); at > 0 {
 		list = append(list, minutes.Minute{At: at, Counted: true, Max: reply[1].(int64), Last: reply[2].(int64)})
 	}
+
 	slices.SortStableFunc(list, func(a, b minutes.Minute) int { return int(a.At - b.At) })
+
 	first := 0
 	for first+1 < len(list) && list[first+1].At <= from {
 		first++
 	}
+
 	return list[first:], nil
 }
 
 // unwritten returns the arrivals on a page that wait to be written, by minute.
 func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minute {
 	waiting := map[int64]minutes.Minute{}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for at := max(from, m.latest-m.retention); at <= m.latest; at++ {
@@ -269,5 +310,6 @@ func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minu
 			waiting[at] = minutes.Minute{At: at, Joins: v.Joins, Visitors: registers.Clone()}
 		}
 	}
+
 	return waiting
 }

@@ -52,29 +52,40 @@ type partition struct {
 // which counts to correct.
 func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
 	outcomes := make([]presence.Outcome, len(changes))
+
+	// Redis cannot know that it came back with old data, see lost. So a look at its generation follows each write.
 	s.writeMembers(ctx, changes, outcomes)
 	s.lost(ctx, changes, outcomes)
 	s.writeCounts(ctx, changes, outcomes)
 	s.lost(ctx, changes, outcomes)
+
 	s.mu.Lock()
 	for i, c := range changes {
-		if p := &s.partitions[c.Partition]; outcomes[i].Err == nil && p.epoch == c.Epoch {
-			for _, pu := range c.Counts {
-				delete(p.unwritten, pu.Page)
-			}
+		p := &s.partitions[c.Partition]
+		if outcomes[i].Err != nil || p.epoch != c.Epoch {
+			continue
+		}
+		for _, pu := range c.Counts {
+			delete(p.unwritten, pu.Page)
 		}
 	}
 	s.mu.Unlock()
+
 	for i, c := range changes {
+
+		// A later change of the same partition was written first: the counts are those of that change or later ones.
 		if errors.Is(outcomes[i].Err, errLater) {
 			outcomes[i].Counts, outcomes[i].Err = s.Counts(ctx, pagesOf(c))
 		}
+
 		if err := outcomes[i].Err; err != nil {
 			outcomes[i] = presence.Outcome{Err: fmt.Errorf("presenceredis: write partition %d: %w", c.Partition, err)}
 			continue
 		}
+
 		s.minutes.arrived(c.Arrivals)
 	}
+
 	return outcomes
 }
 
@@ -82,8 +93,10 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 // them: if it came back with old data, it may have the old claims, too.
 func (s *Store) lost(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	generation, err := s.current(ctx)
+
 	for i, c := range changes {
-		if o := &outcomes[i]; o.Err == nil && c.Generation != generation {
+		o := &outcomes[i]
+		if o.Err == nil && c.Generation != generation {
 			o.Err = cmp.Or(err, presence.ErrLost)
 		}
 	}
@@ -102,6 +115,7 @@ func cmpErr(a, b error) error {
 	if a == nil || errors.Is(a, presence.ErrUnavailable) {
 		return b
 	}
+
 	return a
 }
 
@@ -120,6 +134,7 @@ func statusError(status byte) error {
 	case statusGap:
 		return fmt.Errorf("%w: an earlier part of the change is missing", presence.ErrUnavailable)
 	}
+
 	return fmt.Errorf("%w: a script replied with the status %q", presence.ErrUnavailable, status)
 }
 
@@ -127,5 +142,6 @@ func flag(b bool) int {
 	if b {
 		return 1
 	}
+
 	return 0
 }

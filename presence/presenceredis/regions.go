@@ -37,12 +37,17 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 
 	calls := make([]*call, len(positions))
 	for i, p := range positions {
-		calls[i] = &call{Script: scripts.Log, Keys: []string{s.at().stateKey(p.Bucket), s.at().logKey(p.Bucket), s.at().readyKey(p.Bucket)},
-			Args: []any{s.cfg.Partitions, p.Log, p.Cursor, limit}}
+		calls[i] = &call{
+			Script: scripts.Log,
+			Keys:   []string{s.at().stateKey(p.Bucket), s.at().logKey(p.Bucket), s.at().readyKey(p.Bucket)},
+			Args:   []any{s.cfg.Partitions, p.Log, p.Cursor, limit},
+		}
 	}
+
 	if err := s.conn.Run(ctx, calls); err != nil && noneRan(calls) {
 		return nil, fmt.Errorf("presenceredis: read %d logs: %w", len(positions), err)
 	}
+
 	batches := make([]pncounter.Batch, len(positions))
 	var owns []*call
 	var of []int // for each of owns: the index of its batch
@@ -51,36 +56,50 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
 			continue
 		}
+
 		reply := cl.Reply.([]any)
-		b, n := &batches[i], numbers(reply[:3])
-		*b = pncounter.Batch{Region: s.cfg.Facts.Region, Bucket: positions[i].Bucket, Log: n[0], To: n[1], Floor: n[2]}
+		n := numbers(reply[:3])
+		b := &batches[i]
+		*b = pncounter.Batch{
+			Region: s.cfg.Facts.Region, Bucket: positions[i].Bucket, Log: n[0], To: n[1], Floor: n[2],
+		}
 		if b.Log == 0 {
 			continue
 		}
 		if b.Log == positions[i].Log {
 			b.From = positions[i].Cursor
 		}
-		pages := reply[4:]
-		b.Complete, b.Forgotten, b.Partial = reply[3].(int64) == 1, reply[3].(int64) == 2, reply[3].(int64) == 0
+
+		pages := reply[4:] // each with its number in the log
+		outcome := reply[3].(int64)
+		b.Partial = outcome == 0
+		b.Complete = outcome == 1
+		b.Forgotten = outcome == 2
+
 		if b.Partial {
 			continue
 		}
 		if len(pages) == 2*limit { // there may be more
 			b.To, _ = strconv.ParseUint(pages[len(pages)-1].(string), 10, 64)
-			b.Complete, b.More = false, true
+			b.Complete = false
+			b.More = true
 		}
 		if len(pages) == 0 {
 			continue
 		}
+
 		names := make([]string, 0, len(pages)/2)
 		for j := 0; j < len(pages); j += 2 {
 			names = append(names, pages[j].(string))
 		}
-		owns, of = append(owns, s.ownCall(b.Bucket, names)), append(of, i)
+		owns = append(owns, s.ownCall(b.Bucket, names))
+		of = append(of, i)
 	}
+
 	if err := s.readPairs(ctx, batches, owns, of); err != nil {
 		return nil, fmt.Errorf("presenceredis: read pairs: %w", err)
 	}
+
 	return batches, nil
 }
 
@@ -89,21 +108,29 @@ func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns [
 	if err := s.conn.Run(ctx, owns); err != nil && noneRan(owns) {
 		return err
 	}
+
 	for k, own := range owns {
 		b := &batches[of[k]]
 		if own.Err != nil {
 			b.Partial = true
 			continue
+
 		}
+
 		prefix := len(s.at().pagePrefix(b.Bucket))
 		reply := own.Reply.([]any)
 		for j, key := range own.Keys[2:] {
-			p := pncounter.Pair{Incarnation: uint64(reply[3*j].(int64)), Increments: reply[3*j+1].(int64), Decrements: reply[3*j+2].(int64)}
+			p := pncounter.Pair{
+				Incarnation: uint64(reply[3*j].(int64)),
+				Increments:  reply[3*j+1].(int64),
+				Decrements:  reply[3*j+2].(int64),
+			}
 			if p.Incarnation > 0 {
 				b.Pages = append(b.Pages, pncounter.PagePair{Page: key[prefix:], Pair: p})
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -122,6 +149,7 @@ func numbers(values []any) []uint64 {
 	for i, v := range values {
 		n[i] = uint64(v.(int64))
 	}
+
 	return n
 }
 
@@ -129,12 +157,15 @@ func numbers(values []any) []uint64 {
 // malformed is 0. ok says that text has just these numbers.
 func numbersIn(text string, count int) (n []uint64, ok bool) {
 	fields := strings.Split(text, " ")
-	n, ok = make([]uint64, count), len(fields) == count
+	n = make([]uint64, count)
+	ok = len(fields) == count
+
 	for i, field := range fields[:min(count, len(fields))] {
 		var err error
 		n[i], err = strconv.ParseUint(field, 10, 64)
 		ok = ok && err == nil
 	}
+
 	return n, ok
 }
 
@@ -144,16 +175,20 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
 	logs := make(map[int]string, len(buckets))
 	for _, b := range buckets {
 		log, err := s.relog(ctx, b, 0, nil, "")
-		if first = cmp.Or(first, err); err == nil {
+		first = cmp.Or(first, err)
+		if err == nil {
 			logs[b] = log
 		}
 	}
+
 	if len(logs) == 0 {
 		return first
 	}
+
 	err := s.eachPage(ctx, func(ctx context.Context, bucket int, pages []string) error {
 		if logs[bucket] == "" {
 			return nil
+
 		}
 		_, err := s.relog(ctx, bucket, 0, pages, "")
 		return err
@@ -161,31 +196,43 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
 	if err != nil {
 		return fmt.Errorf("presenceredis: begin %d logs: %w", len(buckets), err)
 	}
-	for b, log := range logs { // if another log has begun meanwhile, that one lacks pages
+
+	// If another log has begun meanwhile, that one lacks pages.
+	for b, log := range logs {
 		_, err := s.relog(ctx, b, 0, nil, log)
 		first = cmp.Or(first, err)
 	}
+
 	return first
 }
 
 // relog runs relog.lua for pages of a bucket, and returns the number of the bucket's log.
-func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, complete string) (log string, err error) {
+func (s *Store) relog(
+	ctx context.Context, bucket int, high uint64, pages []string, complete string,
+) (log string, err error) {
 	if err := s.settle(ctx); err != nil {
 		return "", err
 	}
 
 	prefix := s.at().pagePrefix(bucket)
+
 	var calls []*call
 	for first := 0; first == 0 || first < len(pages); first += relogBatch {
-		cl := &call{Script: scripts.Relog, Keys: []string{s.at().stateKey(bucket), s.at().logKey(bucket)}, Args: []any{high, len(prefix), complete}}
+		cl := &call{
+			Script: scripts.Relog,
+			Keys:   []string{s.at().stateKey(bucket), s.at().logKey(bucket)},
+			Args:   []any{high, len(prefix), complete},
+		}
 		for _, page := range pages[first:min(first+relogBatch, len(pages))] {
 			cl.Keys = append(cl.Keys, prefix+page)
 		}
 		calls = append(calls, cl)
 	}
+
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return "", fmt.Errorf("presenceredis: log of bucket %d: %w", bucket, err)
 	}
+
 	return calls[0].Reply.(string), nil
 }
 
@@ -193,6 +240,7 @@ func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []stri
 // and above all incarnations that this process knows.
 func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
 	s.raiseFloor(high)
+
 	_, err := s.relog(ctx, bucket, s.floor.Load(), pages, "")
 	return err
 }
@@ -205,17 +253,22 @@ const sweepPages = 200
 func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err error) {
 	var pages []string
 	err = s.do(ctx, func(ctx context.Context, c *client) error {
-		var err error
 		s.conn.Metrics.Commands.Inc()
-		pages, err = c.ZRange(ctx, s.at().logKey(bucket), int64(rank), int64(rank+sweepPages-1)).Result()
+
+		var err error
+		last := int64(rank + sweepPages - 1)
+		pages, err = c.ZRange(ctx, s.at().logKey(bucket), int64(rank), last).Result()
 		return err
 	})
+
+	// The script that reads the pairs of pages removes those that are forgotten from the log.
 	if err == nil && len(pages) > 0 {
 		err = s.conn.Run(ctx, []*call{s.ownCall(bucket, pages)})
 	}
 	if err != nil {
 		return 0, fmt.Errorf("presenceredis: sweep the log of bucket %d: %w", bucket, err)
 	}
+
 	if len(pages) < sweepPages {
 		return 0, nil
 	}
@@ -224,10 +277,16 @@ func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err erro
 
 func (s *Store) ownCall(bucket int, pages []string) *call {
 	prefix := s.at().pagePrefix(bucket)
-	cl := &call{Script: scripts.Own, Keys: []string{s.at().stateKey(bucket), s.at().logKey(bucket)}, Args: []any{len(prefix)}}
+	cl := &call{
+		Script: scripts.Own,
+		Keys:   []string{s.at().stateKey(bucket), s.at().logKey(bucket)},
+		Args:   []any{len(prefix)},
+	}
+
 	for _, page := range pages {
 		cl.Keys = append(cl.Keys, prefix+page)
 	}
+
 	return cl
 }
 
@@ -238,9 +297,15 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 	if err != nil {
 		return err
 	}
+
 	calls := make([]*call, len(buckets))
 	for i, b := range buckets {
-		cl := &call{Script: scripts.Peers, Keys: []string{s.at().stateKey(b), s.at().readyKey(b), s.at().logKey(b)}, Args: []any{s.at().channel(b, s.cfg.Conn.DB), c.Publish, s.cfg.Partitions}}
+		cl := &call{
+			Script: scripts.Peers,
+			Keys:   []string{s.at().stateKey(b), s.at().readyKey(b), s.at().logKey(b)},
+			Args:   []any{s.at().channel(b, s.cfg.Conn.DB), c.Publish, s.cfg.Partitions},
+		}
+
 		for _, name := range in {
 			cl.Args = append(cl.Args, name, 1)
 		}
@@ -249,18 +314,22 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 		}
 		calls[i] = cl
 	}
+
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return fmt.Errorf("presenceredis: peers of %d buckets: %w", len(buckets), err)
 	}
+
 	return nil
 }
 
 // Regions returns the data about regions in this region's Redis.
 func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	r := pncounter.Regions{Words: map[string]string{}}
+
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Inc()
 		fields, err := c.HGetAll(ctx, regionsKey).Result()
+
 		for name, value := range fields {
 			switch name {
 			case selfField:
@@ -276,6 +345,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	if err != nil {
 		return pncounter.Regions{}, fmt.Errorf("presenceredis: regions: %w", err)
 	}
+
 	return r, nil
 }
 
@@ -286,6 +356,7 @@ func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 		if err := c.HSetNX(ctx, regionsKey, selfField, identity).Err(); err != nil {
 			return err
 		}
+
 		var err error
 		identity, err = c.HGet(ctx, regionsKey, selfField).Result()
 		return err
@@ -322,23 +393,32 @@ func NewPeer(s *Store, self, name string) *Peer { return &Peer{s, self, name} }
 // Hello greets the peer, and checks that it is the region of the settings. Its errors are
 // pncounter.ErrRefused, and presence.ErrUnavailable, after which the caller tries again.
 func (p *Peer) Hello(ctx context.Context, identity string) error {
-	cl := &call{Script: scripts.Hello, Keys: []string{factsKey, regionsKey}, Args: []any{p.self, identity, nameHeld.Milliseconds()}}
+	cl := &call{
+		Script: scripts.Hello,
+		Keys:   []string{factsKey, regionsKey},
+		Args:   []any{p.self, identity, nameHeld.Milliseconds()},
+	}
 	if err := p.s.conn.Run(ctx, []*call{cl}); err != nil {
 		return err
 	}
+
 	reply := cl.Reply.([]any)
 	switch reply[0].(string) {
 	case "missing":
 		return fmt.Errorf("%w: no process of that region has started yet", presence.ErrUnavailable)
 	case "taken":
-		return fmt.Errorf("%w: another region called %q writes there; give each region its own --region", pncounter.ErrRefused, p.self)
+		return fmt.Errorf("%w: another region called %q writes there; give each region its own --region",
+			pncounter.ErrRefused, p.self)
 	}
+
 	facts := map[string]string{}
 	for i := 1; i+1 < len(reply); i += 2 {
 		facts[reply[i].(string)] = reply[i+1].(string)
 	}
+
 	if got := facts["region"]; got != p.name {
-		return fmt.Errorf("%w: the region there calls itself %q, not %q; correct --peer", pncounter.ErrRefused, presence.Excerpt(got), p.name)
+		return fmt.Errorf("%w: the region there calls itself %q, not %q; correct --peer",
+			pncounter.ErrRefused, presence.Excerpt(got), p.name)
 	}
 	if format := facts[formatFact]; format != formatNumbered && format != formatEven {
 		return fmt.Errorf("%w: format is %q here and %q there; all regions must run with the same",
@@ -350,7 +430,8 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 		{"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
 	} {
 		if got := facts[fact[0]]; got != fact[1] {
-			return fmt.Errorf("%w: %s is %q here and %q there; all regions must run with the same", pncounter.ErrRefused, fact[0], fact[1], presence.Excerpt(got))
+			return fmt.Errorf("%w: %s is %q here and %q there; all regions must run with the same",
+				pncounter.ErrRefused, fact[0], fact[1], presence.Excerpt(got))
 		}
 	}
 	return nil
@@ -366,19 +447,25 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 		for i, b := range buckets {
 			got[i] = pipe.HGet(ctx, p.s.at().stateKey(b), peerField+p.self)
 		}
+
 		p.s.conn.Metrics.Commands.Add(float64(len(buckets)))
 		if _, err := pipe.Exec(ctx); err != nil && !aboutTheKey(err) {
 			return err
 		}
+
 		for i, g := range got {
 			if err := g.Err(); err != nil && !aboutTheKey(err) {
 				return err
 			}
+
 			positions[i].Bucket = buckets[i]
 			if n, ok := numbersIn(g.Val(), 4); ok {
-				positions[i].Log, positions[i].Cursor, positions[i].Done = n[0], n[1], n[3] == 1
+				positions[i].Log = n[0]
+				positions[i].Cursor = n[1]
+				positions[i].Done = n[3] == 1
 			}
 		}
+
 		return nil
 	})
 	if err != nil {
@@ -393,15 +480,20 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 	if err != nil {
 		return nil, err
 	}
+
 	calls := make([]*call, len(batches))
 	for i, b := range batches {
 		prefix := p.s.at().pagePrefix(b.Bucket)
 		cl := &call{
 			Script: scripts.Merge,
-			Keys:   append(make([]string, 0, 3+len(b.Pages)), p.s.at().stateKey(b.Bucket), p.s.at().readyKey(b.Bucket), p.s.at().emptiesKey(b.Bucket)),
-			Args: append(make([]any, 0, 12+3*len(b.Pages)), p.s.at().channel(b.Bucket, p.s.cfg.Conn.DB), c.Publish, p.s.cfg.Partitions,
-				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
+			Keys: append(make([]string, 0, 3+len(b.Pages)),
+				p.s.at().stateKey(b.Bucket), p.s.at().readyKey(b.Bucket), p.s.at().emptiesKey(b.Bucket)),
+			Args: append(make([]any, 0, 12+3*len(b.Pages)),
+				p.s.at().channel(b.Bucket, p.s.cfg.Conn.DB), c.Publish, p.s.cfg.Partitions,
+				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor,
+				flag(b.Complete)),
 		}
+
 		for _, pp := range b.Pages {
 			cl.Keys = append(cl.Keys, prefix+pp.Page)
 			cl.Args = append(cl.Args, pp.Incarnation, pp.Increments, pp.Decrements)
@@ -411,6 +503,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 	if err := p.s.conn.Run(ctx, calls); err != nil && noneRan(calls) {
 		return nil, err
 	}
+
 	acks := make([]pncounter.Ack, len(batches))
 	for i, cl := range calls {
 		if cl.Err != nil {
@@ -423,10 +516,12 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],
 			Done: reply[4].(int64) == 1, Changed: int(reply[5].(int64)), Malformed: int(reply[6].(int64)),
 		}
+
 		p.s.minutes.minutesEnded(batches[i].Bucket, reply[7].(string))
 		for _, at := range reply[8:] {
 			acks[i].Refused = append(acks[i].Refused, int(at.(int64)))
 		}
 	}
+
 	return acks, nil
 }

@@ -65,7 +65,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	calls = append(calls, s.memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
 		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {
-			s.number(cc, []presence.Change{change})
+			s.numberLocked(cc, []presence.Change{change})
 			calls = append(calls, &cc.call)
 		}
 	}

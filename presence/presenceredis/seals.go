@@ -21,25 +21,36 @@ const sealedMend = "give this process an --id-secret of the others, too"
 func (s *Store) ourSeals() (restore, add []any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for id, seal := range s.seals {
 		restore = append(restore, id, seal)
 	}
+
 	if s.cfg.HashKeys == nil {
 		return restore, nil
 	}
+
+	// Every process has the key of user hashes sealed with its own first secret. A new key is made only when no process
+	// has had the time to restore the seals that Redis lost.
 	first := s.cfg.IDSecrets[0]
-	switch id := hashkey.ID(first); {
-	case s.hashKey != nil && s.seals[id] == "":
-		add = append(add, id, hashkey.Seal(first, s.hashKey))
-	case s.hashKey == nil && len(s.seals) == 0 && !s.sealsMissing.IsZero() && time.Since(s.sealsMissing) >= s.cfg.FactsWait:
+	id := hashkey.ID(first)
+	if s.hashKey != nil {
+		if s.seals[id] == "" {
+			add = append(add, id, hashkey.Seal(first, s.hashKey))
+		}
+		return restore, add
+	}
+
+	missing := len(s.seals) == 0 && !s.sealsMissing.IsZero()
+	if missing && time.Since(s.sealsMissing) >= s.cfg.FactsWait {
 		restore = append(restore, id, hashkey.Seal(first, hashkey.New()))
 	}
+
 	return restore, add
 }
 
-// takeSeals stores the seals that are in Redis, and opens one to get the key. The caller
-// holds mu.
-func (s *Store) takeSeals(pairs []string) error {
+// takeSealsLocked stores the seals that are in Redis, and opens one to get the key.
+func (s *Store) takeSealsLocked(pairs []string) error {
 	if len(pairs) > 0 {
 		s.seals = map[string]string{}
 		for i := 0; i < len(pairs); i += 2 {
@@ -49,16 +60,19 @@ func (s *Store) takeSeals(pairs []string) error {
 	} else if s.sealsMissing.IsZero() {
 		s.sealsMissing = time.Now()
 	}
+
 	if s.cfg.HashKeys == nil || s.hashKey != nil {
 		return nil
 	}
 	if len(s.seals) == 0 {
 		return presence.ErrNoFacts
 	}
+
 	key, err := hashkey.Open(s.cfg.IDSecrets, s.seals)
 	if err != nil {
 		return fmt.Errorf("%w: %w; %s", presence.ErrFacts, err, sealedMend)
 	}
+
 	s.hashKey = key
 	s.cfg.HashKeys.SetHashKey(key)
 	return nil

@@ -24,7 +24,8 @@ import (
 
 // ErrForeign says that a key with our prefix holds data of another type: another
 // program uses this Redis. The key can be neither read nor written until somebody removes it.
-var ErrForeign = fmt.Errorf("%w: a key that begins with %s holds data of another program", presence.ErrMalformed, prefix)
+var ErrForeign = fmt.Errorf("%w: a key that begins with %s holds data of another program",
+	presence.ErrMalformed, prefix)
 
 const maxPipeline = 1024 // reads in one pipeline; longer lists go in several
 
@@ -76,8 +77,9 @@ type Facts struct {
 	// Secret is the keyed check value of the cluster secret, never the secret itself. While
 	// secrets rotate it has several values, "a,b,c": one of them must match.
 	Secret string
-	// Counters is the format of the counters in the same Redis; 0: this process does not know. The first process writes it.
-	// Only the store of counters compares it, so that processes with counters of another format have presence together.
+	// Counters is the format of the counters in the same Redis; 0: this process does not know. The first process
+	// writes it. Only the store of counters compares it, so that processes with counters of another format have
+	// presence together.
 	Counters int
 	// Postgres says how counters use PostgreSQL: none, behind or beside. Empty: this
 	// process has no counters.
@@ -141,6 +143,7 @@ func Open(cfg Config) *Store {
 	cfg.MaxLastSeen = cmp.Or(cfg.MaxLastSeen, presence.MaxLastSeen)
 	cfg.FactsWait = cmp.Or(cfg.FactsWait, 1600*time.Millisecond)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 8<<20)
+
 	s := &Store{
 		cfg:        cfg,
 		self:       rand.Text(),
@@ -148,12 +151,23 @@ func Open(cfg Config) *Store {
 		partitions: make([]partition, cfg.Partitions),
 		fences:     make([]fences, cfg.Buckets),
 	}
+
 	s.generations.marks = cfg.Conn.Marks
 	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
-		Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: s.classify, Registerer: cfg.Registerer, OnState: cfg.OnState,
+		Scripts:     scripts.Presence,
+		Unavailable: presence.ErrUnavailable,
+		Classify:    s.classify,
+		Registerer:  cfg.Registerer,
+		OnState:     cfg.OnState,
 	})
+
 	s.losses = newLosses(cfg.Registerer)
-	s.minutes = minuteWriter{store: s, retention: int64(cfg.PageStats / time.Minute), visits: map[visit]*minutes.Visits{}}
+	s.minutes = minuteWriter{
+		store:     s,
+		retention: int64(cfg.PageStats / time.Minute),
+		visits:    map[visit]*minutes.Visits{},
+	}
+
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.background.Go(func() { s.doChores(ctx) })
@@ -161,6 +175,7 @@ func Open(cfg Config) *Store {
 	if s.minutes.retention > 0 {
 		s.background.Go(func() { s.minutes.run(ctx) })
 	}
+
 	return s
 }
 
@@ -178,9 +193,11 @@ func (s *Store) classify(err error) error {
 	if !strings.Contains(err.Error(), "WRONGTYPE") {
 		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
+
 	s.foreign.Do(func() {
 		s.cfg.Log.Warn().Err(err).Msg(ErrForeign.Error() + "; what depends on the key is stale until it is removed")
 	})
+
 	return fmt.Errorf("%w: %w", ErrForeign, err)
 }
 

@@ -52,12 +52,15 @@ func (s *Store) maxEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
 // doChores works off the chores until ctx ends. It repeats a failed chore after tidyPause.
 func (s *Store) doChores(ctx context.Context) {
 	retry := time.NewTimer(time.Hour)
+
 	defer retry.Stop()
+
 	failed := func(bucket int, sweep bool, err error) {
 		s.chores.add(bucket, sweep)
 		retry.Reset(tidyPause)
 		s.cfg.Log.Debug().Err(err).Int("bucket", bucket).Msg("empty pages could not be forgotten; trying again")
 	}
+
 	for {
 		select {
 		case <-ctx.Done():
@@ -65,10 +68,12 @@ func (s *Store) doChores(ctx context.Context) {
 		case <-s.chores.wake:
 		case <-retry.C:
 		}
+
 		s.chores.mu.Lock()
 		todo := s.chores.todo
 		s.chores.todo = map[int]bool{}
 		s.chores.mu.Unlock()
+
 		var sweep []int
 		for b, all := range todo {
 			if err := s.forget(ctx, b); err != nil {
@@ -78,14 +83,18 @@ func (s *Store) doChores(ctx context.Context) {
 				sweep = append(sweep, b)
 			}
 		}
+
 		if len(sweep) == 0 {
 			continue
 		}
+
+		// Processes that wait for different times seldom sweep together, and the later ones find the work done.
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(rand.N(tidyPause)):
 		}
+
 		if err := s.sweep(ctx, sweep); err != nil {
 			for _, b := range sweep {
 				failed(b, true, err)
@@ -101,16 +110,23 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 		var pages []string
 		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			s.conn.Metrics.Commands.Add(2)
+
 			n, err := c.ZCard(ctx, s.at().emptiesKey(bucket)).Result()
+			if err != nil {
+				return err
+			}
+
 			maxPages := int64(s.maxEmpty())
-			if excess := n - (maxPages - maxPages/10); err == nil && excess > 0 {
+			if excess := n - (maxPages - maxPages/10); excess > 0 {
 				pages, err = c.ZRange(ctx, s.at().emptiesKey(bucket), 0, min(excess, tidyBatch)-1).Result()
 			}
 			return err
 		})
+
 		if err != nil || len(pages) == 0 {
 			return err
 		}
+
 		if err := s.conn.Run(ctx, []*call{s.sweepCall(bucket, pages, true, "")}); err != nil {
 			return err
 		}
@@ -123,18 +139,23 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	for i, b := range buckets {
 		calls[i] = s.sweepCall(b, nil, false, "")
 	}
+
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return err
 	}
-	numbers := map[int]string{}
+
+	numbers := map[int]string{} // of the sweeps that are due, by bucket
 	for i, b := range buckets {
-		if reply := calls[i].Reply.([]any); reply[0] != reply[1] {
-			numbers[b] = reply[0].(string)
+		reply := calls[i].Reply.([]any)
+		requested, ended := reply[0], reply[1]
+		if requested != ended {
+			numbers[b] = requested.(string)
 		}
 	}
 	if len(numbers) == 0 {
 		return nil
 	}
+
 	err := s.eachPage(ctx, func(ctx context.Context, bucket int, pages []string) error {
 		if numbers[bucket] == "" {
 			return nil
@@ -144,10 +165,12 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	if err != nil {
 		return err
 	}
+
 	calls = calls[:0]
 	for b, number := range numbers {
 		calls = append(calls, s.sweepCall(b, nil, false, number))
 	}
+
 	return s.conn.Run(ctx, calls)
 }
 
@@ -155,11 +178,16 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 // it, or empty.
 func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) *call {
 	prefix := s.at().pagePrefix(bucket)
-	cl := &call{Script: scripts.Sweep, Keys: []string{s.at().stateKey(bucket), s.at().emptiesKey(bucket)},
-		Args: []any{len(prefix), int(s.cfg.RememberFor.Seconds()), flag(forget), done}}
+	cl := &call{
+		Script: scripts.Sweep,
+		Keys:   []string{s.at().stateKey(bucket), s.at().emptiesKey(bucket)},
+		Args:   []any{len(prefix), int(s.cfg.RememberFor.Seconds()), flag(forget), done},
+	}
+
 	for _, page := range pages {
 		cl.Keys = append(cl.Keys, prefix+page)
 	}
+
 	return cl
 }
 
@@ -181,6 +209,7 @@ func (s *Store) eachPage(ctx context.Context, fn func(ctx context.Context, bucke
 	if err != nil {
 		return err
 	}
+
 	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.eachPageOf(ctx, m, fn) })
 	if err != nil && !errors.Is(err, presence.ErrUnavailable) {
 		return s.classify(err)
@@ -188,13 +217,16 @@ func (s *Store) eachPage(ctx context.Context, fn func(ctx context.Context, bucke
 	return err
 }
 
-func (s *Store) eachPageOf(ctx context.Context, m redis.Cmdable, fn func(ctx context.Context, bucket int, pages []string) error) error {
+func (s *Store) eachPageOf(
+	ctx context.Context, m redis.Cmdable, fn func(ctx context.Context, bucket int, pages []string) error,
+) error {
 	for cursor := uint64(0); ; {
 		s.conn.Metrics.Commands.Inc()
 		keys, next, err := m.Scan(ctx, cursor, prefix+"{b*}:c:*", scanBatch).Result()
 		if err != nil {
 			return err
 		}
+
 		pages := map[int][]string{}
 		for _, key := range keys {
 			tag, page, _ := strings.Cut(strings.TrimPrefix(key, prefix+"{"), "}:c:")
@@ -203,6 +235,7 @@ func (s *Store) eachPageOf(ctx context.Context, m redis.Cmdable, fn func(ctx con
 				pages[b] = append(pages[b], page)
 			}
 		}
+
 		for b, list := range pages {
 			for part := range slices.Chunk(list, tidyBatch) {
 				if err := fn(ctx, b, part); err != nil {
@@ -210,8 +243,10 @@ func (s *Store) eachPageOf(ctx context.Context, m redis.Cmdable, fn func(ctx con
 				}
 			}
 		}
-		if cursor = next; cursor == 0 {
+
+		if next == 0 {
 			return nil
 		}
+		cursor = next
 	}
 }

@@ -26,30 +26,42 @@ var _ unread.Store = (*Store)(nil)
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
 	cn, err := s.known(ctx)
 	if err == nil {
-		b := presence.Bucket(page, s.cfg.Buckets)
-		cl := &call{Script: scripts.Change, Keys: []string{s.at().stateKey(b), s.at().historyKey(b, page)}}
-		if c.Key != "" {
-			hash := unread.KeyHash(page, c.Key)
-			cl.Keys = append(cl.Keys, s.at().onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
-		}
-		by := ""
-		if c.By != nil {
-			by = c.By.String()
-		}
-		cl.Args = []any{s.at().channel(b, s.cfg.Conn.DB), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds()), c.Value()}
-		err = s.conn.Run(ctx, []*call{cl})
+		err = s.conn.Run(ctx, []*call{s.changeCall(page, c, cn.Publish)})
 	}
+
 	if err != nil {
 		return fmt.Errorf("presenceredis: change: %w", err)
 	}
 	return nil
 }
 
+func (s *Store) changeCall(page string, c unread.Change, publish string) *call {
+	b := presence.Bucket(page, s.cfg.Buckets)
+	cl := &call{Script: scripts.Change, Keys: []string{s.at().stateKey(b), s.at().historyKey(b, page)}}
+	if c.Key != "" {
+		hash := unread.KeyHash(page, c.Key)
+		cl.Keys = append(cl.Keys, s.at().onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
+	}
+
+	by := ""
+	if c.By != nil {
+		by = c.By.String()
+	}
+	cl.Args = []any{
+		s.at().channel(b, s.cfg.Conn.DB), publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors,
+		int(unread.KeyFor.Seconds()), c.Value(),
+	}
+
+	return cl
+}
+
 // Levels implements unread.Store. Plain reads in a pipeline take half the time of a
 // script.
 func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
-	levels, owns := make([]unread.Level, 0, len(pages)), make([]unread.Own, 0, len(pages))
+	levels := make([]unread.Level, 0, len(pages))
+	owns := make([]unread.Own, 0, len(pages))
 	own := byField + user.String()
+
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
 		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
@@ -57,37 +69,46 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 				b := presence.Bucket(page, s.cfg.Buckets)
 				cmds[i] = pipe.HMGet(ctx, s.at().historyKey(b, page), levelField, beforeField, own)
 				s.askVoid(ctx, pipe, v, b)
+
 			}
 		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("presenceredis: levels of %d pages: %w", len(pages), err)
 		}
+
 		for i, cmd := range cmds {
 			v := texts(cmd.Val())
-			levels = append(levels, parseLevel(v[0], v[1], voids.lowest(presence.Bucket(batch[i], s.cfg.Buckets))))
+			void := voids.lowest(presence.Bucket(batch[i], s.cfg.Buckets))
+			levels = append(levels, parseLevel(v[0], v[1], void))
 			owns = append(owns, parseOwn(v[2]))
 		}
 	}
+
 	return levels, owns, nil
 }
 
 // Notes implements unread.Store.
 func (s *Store) Notes(ctx context.Context, pages []string) ([]unread.Note, error) {
 	notes := make([]unread.Note, 0, len(pages))
+
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
 		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			pipe := c.Pipeline()
 			for i, page := range batch {
-				cmds[i] = pipe.HMGet(ctx, s.at().historyKey(presence.Bucket(page, s.cfg.Buckets), page), noteField)
+				key := s.at().historyKey(presence.Bucket(page, s.cfg.Buckets), page)
+				cmds[i] = pipe.HMGet(ctx, key, noteField)
 			}
+
 			s.conn.Metrics.Commands.Add(float64(len(batch)))
 			_, err := pipe.Exec(ctx)
 			return err
 		})
+
 		if err != nil {
 			return nil, fmt.Errorf("presenceredis: notes of %d pages: %w", len(pages), err)
 		}
+
 		for _, cmd := range cmds {
 			note, _ := cmd.Val()[0].(string) // nil: there is no note
 			notes = append(notes, unread.NoteOf(note))
@@ -131,18 +152,23 @@ func (s *Store) readUnread(ctx context.Context, read func(context.Context, redis
 		_, err := pipe.Exec(ctx)
 		return err
 	})
+
 	if err != nil {
 		return nil, err
 	}
+
 	generations := make([]string, 0, len(v.cmds))
 	for _, cmd := range v.cmds {
 		generations = append(generations, texts(cmd.Val())[0])
 	}
+
 	repaired, err := s.repaired(ctx, generations...)
 	if err == nil && slices.Contains(repaired, false) {
 		err = errRestored
 	}
+
 	return v, err
+
 }
 
 // texts returns the values of a reply as strings, empty for missing ones.
@@ -151,6 +177,7 @@ func texts(values []any) []string {
 	for i, v := range values {
 		all[i], _ = v.(string)
 	}
+
 	return all
 }
 
@@ -160,12 +187,16 @@ func parseLevel(text, before string, void uint64) (l unread.Level) {
 	if text == "" {
 		return l // the page never changed
 	}
+
 	n, _ := numbersIn(text, 4)
 	l = unread.Level{Incarnation: n[0], All: int64(n[1]), By: int64(n[2]), At: presence.TimeOf(int64(n[3]))}
 	l.Before, _ = strconv.ParseInt(before, 10, 64)
+
 	if l.Incarnation < void { // return the level that the next change will write
-		l.Incarnation, l.Before = void, l.All
+		l.Incarnation = void
+		l.Before = l.All
 	}
+
 	return l
 }
 
@@ -180,7 +211,9 @@ func parseOwn(text string) unread.Own {
 // Authors implements unread.Store. If few changes with an author followed since, the history
 // has their authors. Otherwise Authors looks up the users in batches; the level is that of
 // the first batch, so the data of a later batch may be newer.
-func (s *Store) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
+func (s *Store) Authors(
+	ctx context.Context, page string, since int64, users []unread.User,
+) (unread.Level, map[unread.User]unread.Own, error) {
 	fields := make([]string, 0, ringSize)
 	for i := range ringSize {
 		fields = append(fields, newestField+strconv.Itoa(i))
@@ -189,40 +222,50 @@ func (s *Store) Authors(ctx context.Context, page string, since int64, users []u
 	if err != nil {
 		return unread.Level{}, nil, err
 	}
+
 	owns := map[unread.User]unread.Own{}
 	if l.By <= since {
 		return l, owns, nil
 	}
+
 	if l.By-since <= ringSize {
 		for by := since + 1; by <= l.By; by++ { // a later change of a user replaces an earlier one
 			number, rest, _ := strings.Cut(ring[by%ringSize], " ")
-			if own, name, ok := cutLast(rest); ok && number == strconv.FormatInt(by, 10) {
-				if u, err := unread.ParseUser(name); err == nil {
-					owns[u] = parseOwn(own)
-				}
+			own, name, ok := cutLast(rest)
+			if !ok || number != strconv.FormatInt(by, 10) {
+				continue
+			}
+			if u, err := unread.ParseUser(name); err == nil {
+				owns[u] = parseOwn(own)
 			}
 		}
 		return l, owns, nil
 	}
+
 	first := true
 	for batch := range slices.Chunk(users, authorBatch) {
 		fields := make([]string, len(batch))
 		for i, u := range batch {
 			fields[i] = byField + u.String()
 		}
+
 		level, values, err := s.history(ctx, page, fields)
 		if err != nil {
 			return unread.Level{}, nil, err
 		}
+
 		if first {
-			l, first = level, false
+			l = level
+			first = false
 		}
+
 		for i, v := range values {
 			if v != "" {
 				owns[batch[i]] = parseOwn(v)
 			}
 		}
 	}
+
 	return l, owns, nil
 }
 
@@ -235,16 +278,21 @@ func cutLast(s string) (before, after string, ok bool) {
 }
 
 // history reads a page's level and other fields of the same hash in one step.
-func (s *Store) history(ctx context.Context, page string, fields []string) (l unread.Level, values []string, err error) {
+func (s *Store) history(
+	ctx context.Context, page string, fields []string,
+) (l unread.Level, values []string, err error) {
 	b := presence.Bucket(page, s.cfg.Buckets)
 	var cmd *redis.SliceCmd
+	names := append([]string{levelField, beforeField}, fields...)
 	voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
-		cmd = pipe.HMGet(ctx, s.at().historyKey(b, page), append([]string{levelField, beforeField}, fields...)...)
+		cmd = pipe.HMGet(ctx, s.at().historyKey(b, page), names...)
 		s.askVoid(ctx, pipe, v, b)
 	})
+
 	if err != nil {
 		return l, nil, fmt.Errorf("presenceredis: history of a page: %w", err)
 	}
+
 	values = texts(cmd.Val())
 	return parseLevel(values[0], values[1], voids.lowest(b)), values[2:], nil
 }
@@ -264,18 +312,18 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 				s.askVoid(ctx, pipe, v, s.userBucket(u))
 			}
 		})
-		for i, cmd := range cmds {
-			if err != nil {
-				break
-			}
+
+		for i := 0; err == nil && i < len(cmds); i++ {
 			var r unread.Record
-			r, err = parseRecord(cmd.Val(), voids.lowest(s.userBucket(batch[i])))
+			r, err = parseRecord(cmds[i].Val(), voids.lowest(s.userBucket(batch[i])))
 			records = append(records, r)
 		}
+
 		if err != nil {
 			return nil, fmt.Errorf("presenceredis: follows of %d users: %w", len(users), err)
 		}
 	}
+
 	return records, nil
 }
 
@@ -288,13 +336,16 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 		}
 		return r, nil
 	}
+
 	n, ok := numbersIn(head, 3)
 	if !ok {
 		return r, fmt.Errorf("%w: the version of follows is %q", ErrForeign, head)
 	}
+
 	r.Version = presence.Version{Incarnation: max(n[0], void), Sequence: n[1]}
 	r.Updated = presence.TimeOf(int64(n[2]))
 	r.Follows = make([]unread.Follow, 0, len(fields)-1)
+
 	for page, value := range fields {
 		if page == recordField {
 			continue
@@ -305,6 +356,7 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 		}
 		r.Follows = append(r.Follows, f)
 	}
+
 	slices.SortFunc(r.Follows, func(a, b unread.Follow) int { return strings.Compare(a.Page, b.Page) })
 	return r, nil
 }
@@ -323,6 +375,7 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	if err != nil {
 		return v, err
 	}
+
 	set, gone := r.Differences(old)
 	b := s.userBucket(user)
 	cl := &call{
@@ -330,21 +383,26 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 		Keys:   []string{s.at().stateKey(b), s.at().recordKey(b, user.String())},
 		Args: append(make([]any, 0, 7+2*len(set)+len(gone)),
 			s.at().channel(b, s.cfg.Conn.DB), cn.Publish, unread.RecordTopic(user).String(),
-			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), presence.Seconds(r.Updated), int(unread.EmptyFor.Seconds()), len(set)),
+			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), presence.Seconds(r.Updated),
+			int(unread.EmptyFor.Seconds()), len(set)),
 	}
+
 	for _, f := range set {
 		cl.Args = append(cl.Args, f.Page, f.AppendValue(nil))
 	}
 	for _, page := range gone {
 		cl.Args = append(cl.Args, page)
 	}
+
 	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
 		return v, err
 	}
+
 	text := cl.Reply.(string)
 	if text == "" {
 		return v, unread.ErrConflict
 	}
+
 	n, _ := numbersIn(text, 2)
 	return presence.Version{Incarnation: n[0], Sequence: n[1]}, nil
 }
