@@ -211,7 +211,6 @@ var counterLies = map[string]lie{
 			p.lie(a.message, "entries", entries[:len(entries)-1])
 		}
 	})},
-	"skips a number":       {false, "follows entry", inLedger(func(p *proxy, e message) { p.lie(e, "seq", e.number("seq")+1) })},
 	"writes a wrong entry": {false, "is not", inLedger(func(p *proxy, e message) { p.lie(e, "after", e.number("after")+1) })},
 	"signs nothing":        {false, "cannot be", inLedger(func(p *proxy, e message) { p.lie(e, "op", "adjust"); e["by"] = "" })},
 	"reads old versions":   {false, "an earlier change had", on(http.MethodGet, "/exact", func(p *proxy, a *answer) { p.lie(a.message, "version", "7-0") })},
