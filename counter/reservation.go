@@ -156,8 +156,8 @@ func reserve(step Step, s *State, c *Change, r Reservation, now time.Time) error
 	s.Reserved += c.Delta
 	s.Open++
 
-	// A part of a millisecond would be too early.
-	until := now.Add(c.Hold.For + time.Millisecond - 1).UnixMilli()
+	// The clock of PostgreSQL is read in milliseconds, and a part of one would be too early.
+	until := now.Add(c.Hold.For).UnixMilli() + 1
 	step.Keep(c.Key, Reservation{ID: c.Hold.ID, Amount: c.Delta, Until: until, Status: Open})
 	enter(step, s, &taken, before, now)
 	step.Changed(c.Key, nil, nil, false)
