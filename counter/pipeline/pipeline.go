@@ -24,7 +24,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/limit"
-	"headcount/internal/outage"
+	"headcount/internal/wake"
 )
 
 // Observer observes changes.
@@ -115,7 +115,7 @@ const expireWithin = 10 * time.Second
 // expire ends reservations whose time has come, until ctx ends. An expiry is a change like any other, so the observer
 // and the feed receive it. Every gateway does this, and whoever comes second changes nothing.
 func (c *Counters) expire(ctx context.Context) {
-	for outage.Sleep(ctx, expireEvery) {
+	for wake.Wait(ctx, expireEvery, nil) {
 		for more := true; more && c.refused() == nil; {
 			more = c.expireSome(ctx)
 		}
