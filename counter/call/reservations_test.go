@@ -50,6 +50,43 @@ func keepHistory(t *testing.T, seed uint64) {
 	h.Run(t, 60)
 }
 
+// TestReservationsDueForLong: what should have expired while nothing ran is found at once, and what said that it is due
+// is deleted later, also of a counter that is gone.
+func TestReservationsDueForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		over := rowsmem.New(rowsmem.Config{})
+		s := taken(t, over, "before")
+		for key, life := range map[string]time.Duration{"e:1": time.Second, "e:2": 3 * time.Hour, "e:gone": time.Minute} {
+			hold := &counter.Hold{ID: "cart", For: life}
+			must(t, s, key, counter.Change{Verb: counter.Reserve, Delta: 2, Hold: hold})
+		}
+		must(t, s, "e:gone", counter.Change{Verb: counter.Delete})
+
+		time.Sleep(30 * 24 * time.Hour)
+		s = taken(t, over, "after")
+		if made := countertest.ExpireDue(t, s); len(made) != 3 {
+			t.Errorf("%d were due", len(made))
+		}
+		read, err := s.Read(t.Context(), []string{"e:1", "e:2"}, "", 0)
+		if err != nil || read[0].Value != 0 || read[1].Value != 0 || read[0].Reserved+read[1].Reserved != 0 {
+			t.Errorf("%+v, %v", read, err)
+		}
+
+		for range 3 {
+			if made := countertest.ExpireDue(t, s); len(made) != 0 {
+				t.Errorf("%+v are due again", made)
+			}
+		}
+		err = over.Scan(t.Context(), owner.ExactPartition, "due", "", func(field string, _ []byte) error {
+			t.Errorf("%q is still noted", field)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // taken returns a store whose owner has taken everything over.
 func taken(t testing.TB, store rows.Store, name string) counter.Store {
 	t.Helper()
