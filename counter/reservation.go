@@ -86,14 +86,18 @@ func (v Verb) Holds() bool { return v >= Reserve && v <= Expire }
 
 // checkHold returns why a change of a reservation is not valid, or nil.
 func (c *Change) checkHold() error {
-	takes := c.Verb == Reserve
-	amountFits := c.Delta > 0 && c.Delta <= MaxDelta
-	switch {
-	case c.Hold == nil || c.Hold.ID == "":
+	isNamed := c.Hold != nil && c.Hold.ID != ""
+	if !isNamed {
 		return fmt.Errorf("%w: a reservation of %q without an ID", ErrOp, c.Key)
-	case takes && !amountFits:
+	}
+	if c.Verb != Reserve {
+		return nil
+	}
+
+	if c.Delta < 1 || c.Delta > MaxDelta {
 		return fmt.Errorf("%w: a reservation of %d of %q", ErrOp, c.Delta, c.Key)
-	case takes && (c.Hold.For < MinFor || c.Hold.For > MaxFor):
+	}
+	if c.Hold.For < MinFor || c.Hold.For > MaxFor {
 		return fmt.Errorf("%w: a reservation of %q for %s", ErrOp, c.Key, c.Hold.For)
 	}
 
@@ -131,12 +135,13 @@ func hold(step Step, s *State, c *Change, now time.Time) error {
 
 // reserve takes an amount out of a counter.
 func reserve(step Step, s *State, c *Change, r Reservation, now time.Time) error {
-	isSame := r.Amount == c.Delta
+	isOpen := r.Status == Open
+	isRepeated := isOpen && r.Amount == c.Delta
 	why := Refusal("")
 	switch {
-	case r.Status == Open && isSame:
+	case isRepeated:
 		return nil
-	case r.Status == Open:
+	case isOpen:
 		why = OtherAmount
 	case r.Status == Committed: // a late repetition, which must not take the amount twice
 		why = HasEnded

@@ -16,7 +16,7 @@ import (
 )
 
 // TestReservationHistories: free + reserved + committed is what was put in, in every random history, also when
-// reservations expire, and when one owner after another takes over. With -histories 10000 it takes about a minute.
+// reservations expire, and when one owner after another takes over. With -histories 10000 it takes some minutes.
 func TestReservationHistories(t *testing.T) {
 	n := *histories
 	if testing.Short() {
