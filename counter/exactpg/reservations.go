@@ -12,9 +12,11 @@ import (
 )
 
 const (
-	readReservations = `select r.key, r.id, r.amount, r.until, r.status, coalesce(r.ended, 'epoch')
-		from headcount_counters c join headcount_reservations r on r.key = c.key and r.incarnation = c.incarnation
-			join unnest($1::text[], $2::text[]) u (key, id) on r.key = u.key and r.id = u.id
+	// The limit keeps the planner from reading all reservations of a counter.
+	readReservations = `select u.key, r.id, r.amount, r.until, r.status, coalesce(r.ended, 'epoch')
+		from unnest($1::text[], $2::text[]) u (key, id) join headcount_counters c on c.key = u.key,
+			lateral (select * from headcount_reservations r
+				where r.key = u.key and r.incarnation = c.incarnation and r.id = u.id limit 1) r
 		where c.kind = 'exact' and (r.ended is null or r.ended > clock_timestamp() - $3::interval)`
 	writeReservations = `insert into headcount_reservations (key, incarnation, id, amount, until, status, ended)
 		select * from unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::timestamptz[], $6::text[],
