@@ -371,6 +371,64 @@ func (a *API) Ledger(ctx context.Context, key string, after uint64, limit int) (
 	return page.Entries, page.Next, err
 }
 
+// A Reservation is an amount that was taken out of an exact counter. It comes back when the reservation expires or is
+// cancelled, and stays taken when it is committed.
+type Reservation struct {
+	ID        string    `json:"id"`
+	Amount    int64     `json:"amount"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// Reserve takes amount out of an exact counter for a time from 1s to 31d. The same id and amount again, while the
+// reservation is open, takes nothing more; in that result, Replayed is true.
+func (a *API) Reserve(ctx context.Context, key, id string, amount int64, d time.Duration) (Counter, Reservation, error) {
+	in := struct {
+		ID     string `json:"id"`
+		Amount int64  `json:"amount"`
+		For    string `json:"for"`
+	}{id, amount, d.String()}
+
+	return a.reservation(ctx, key, "", in)
+}
+
+// Commit ends a reservation; its amount stays taken. It may be repeated for a day.
+func (a *API) Commit(ctx context.Context, key, id string) (Counter, Reservation, error) {
+	return a.reservation(ctx, key, "/"+url.PathEscape(id)+"/commit", nil)
+}
+
+// Cancel ends a reservation and gives its amount back. It may be repeated for a day.
+func (a *API) Cancel(ctx context.Context, key, id string) (Counter, Reservation, error) {
+	return a.reservation(ctx, key, "/"+url.PathEscape(id)+"/cancel", nil)
+}
+
+func (a *API) reservation(ctx context.Context, key, rest string, in any) (Counter, Reservation, error) {
+	var out struct {
+		Counter     Counter     `json:"counter"`
+		Reservation Reservation `json:"reservation"`
+	}
+	header, err := a.Do(ctx, http.MethodPost, keyPath(key, "/reservations"+rest), in, &out)
+	out.Counter.Replayed = header.Get("Idempotent-Replay") == "true"
+
+	return out.Counter, out.Reservation, err
+}
+
+// Reservations returns up to 1,000 open reservations of a counter, in the order of their ids, which are greater than
+// after. next is empty on the last page; otherwise it is the value of after for the next page.
+func (a *API) Reservations(ctx context.Context, key, after string) (open []Reservation, next string, err error) {
+	var page struct {
+		Open []Reservation `json:"reservations"`
+		Next string        `json:"next"`
+	}
+
+	path := keyPath(key, "/reservations")
+	if after != "" {
+		path += "?" + url.Values{"after": {after}}.Encode()
+	}
+	_, err = a.Do(ctx, http.MethodGet, path, nil, &page)
+
+	return page.Open, page.Next, err
+}
+
 // An Aggregate is the sum of all counters of a match.
 type Aggregate struct {
 	Match    string `json:"match"`

@@ -445,6 +445,22 @@ func TestServerCalls(t *testing.T) {
 			e, next, err := a.Ledger(ctx, "n/1", 7, 1)
 			return fmt.Sprint(e[0].After, " ", next), err
 		}, "GET /api/v1/counters/n%2F1/ledger?after=7&limit=1", "3 8"},
+		{`{"counter":` + counter + `,"reservation":{"id":"a/b","amount":2,"expires_at":"2030-10-10T12:11:42.5Z"}}`, func(ctx context.Context, a *API) (any, error) {
+			c, r, err := a.Reserve(ctx, "n/1", "a/b", 2, 10*time.Minute)
+			return fmt.Sprint(c.Value, " ", r.Amount, " ", r.ExpiresAt.Year()), err
+		}, `POST /api/v1/counters/n%2F1/reservations {"id":"a/b","amount":2,"for":"10m0s"}`, "5 2 2030"},
+		{`{"counter":` + counter + `,"reservation":{"id":"a/b"}}`, func(ctx context.Context, a *API) (any, error) {
+			c, r, err := a.Commit(ctx, "n/1", "a/b")
+			return fmt.Sprint(c.Replayed, " ", r.ID), err
+		}, "POST /api/v1/counters/n%2F1/reservations/a%2Fb/commit", "true a/b"},
+		{`{"counter":` + counter + `,"reservation":{"id":"a/b"}}`, func(ctx context.Context, a *API) (any, error) {
+			_, r, err := a.Cancel(ctx, "n/1", "a/b")
+			return r.ID, err
+		}, "POST /api/v1/counters/n%2F1/reservations/a%2Fb/cancel", "a/b"},
+		{`{"reservations":[{"id":"b"}],"next":"b"}`, func(ctx context.Context, a *API) (any, error) {
+			open, next, err := a.Reservations(ctx, "n/1", "a/b")
+			return fmt.Sprint(open[0].ID, " ", next), err
+		}, "GET /api/v1/counters/n%2F1/reservations?after=a%2Fb", "b b"},
 		{`{"match":"n/*","counters":2,"value":9}`, func(ctx context.Context, a *API) (any, error) { s, err := a.Aggregate(ctx, "n/*"); return s.Value, err }, "GET /api/v1/counters/n%2F%2A/aggregate", "9"},
 		{"", func(ctx context.Context, a *API) (any, error) { return nil, a.Delete(ctx, "n/1") }, "DELETE /api/v1/counters/n%2F1", "<nil>"},
 		{`{"allowed":true,"limit":9,"remaining":8,"reset_after_ms":1500}`, func(ctx context.Context, a *API) (any, error) {

@@ -69,11 +69,12 @@ type Counter struct {
 	Value     int64     `json:"value"`
 	UpdatedAt time.Time `json:"updated_at"` // zero: never changed
 	Version   Version   `json:"version"`
-	Exact     bool      `json:"exact"`            // false: an estimate, or a value that may lag
-	Stale     bool      `json:"stale,omitempty"`  // the value may be outdated
-	Mine      bool      `json:"mine,omitempty"`   // in frames: the connection's user is a member
-	Member    *bool     `json:"member,omitempty"` // in answers about one member
-	Replayed  bool      `json:"-"`                // in answers: the change was made earlier, with the same Idempotency-Key
+	Reserved  int64     `json:"reserved,omitempty"` // what open reservations have taken out of the value
+	Exact     bool      `json:"exact"`              // false: an estimate, or a value that may lag
+	Stale     bool      `json:"stale,omitempty"`    // the value may be outdated
+	Mine      bool      `json:"mine,omitempty"`     // in frames: the connection's user is a member
+	Member    *bool     `json:"member,omitempty"`   // in answers about one member
+	Replayed  bool      `json:"-"`                  // in answers: the change was made earlier, with the same Idempotency-Key
 }
 
 // A Frame is one message of the server. Type says which of the other fields are set.

@@ -27,7 +27,9 @@ type Copy struct {
 	// Registers has the registers of a unique.
 	Registers hyperloglog.Registers
 	Ledger    []Entry // oldest first
-	Steps     []StepCopy
+	// Reservations are those that are open.
+	Reservations []Reservation
+	Steps        []StepCopy
 	// Dimensions has the dimensions of a sum, sorted by name.
 	Dimensions []DimensionCopy
 	// Elsewhere is what the region knows of others, as package share writes it, or empty. State.Value includes it. Only
@@ -154,6 +156,8 @@ type (
 		Ledger    []entryJSON `json:"ledger,omitempty"`
 		Steps     []stepJSON  `json:"steps,omitempty"`
 
+		Reservations []reservationJSON `json:"reservations,omitempty"`
+
 		Dimensions []dimensionJSON `json:"dimensions,omitempty"`
 		Elsewhere  string          `json:"elsewhere,omitempty"`
 	}
@@ -161,6 +165,11 @@ type (
 		Name   string           `json:"name"`
 		Values map[string]int64 `json:"values"`
 		Other  int64            `json:"other,omitempty"`
+	}
+	reservationJSON struct {
+		ID     string `json:"id"`
+		Amount int64  `json:"amount"`
+		Until  int64  `json:"until"` // unix milliseconds
 	}
 	entryJSON struct {
 		Seq    uint64 `json:"seq"`
@@ -190,6 +199,9 @@ func (c Copy) MarshalJSON() ([]byte, error) {
 
 	for _, e := range c.Ledger {
 		j.Ledger = append(j.Ledger, entryJSON{e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By})
+	}
+	for _, r := range c.Reservations {
+		j.Reservations = append(j.Reservations, reservationJSON{r.ID, r.Amount, r.Until})
 	}
 	for _, s := range c.Steps {
 		one := stepJSON{Step: s.Step, Number: s.Number, Value: s.Value}
@@ -247,6 +259,9 @@ func (c *Copy) parse(j *copyJSON) error {
 	}
 
 	c.Registers, err = hyperloglog.Parse(j.Registers)
+	if err == nil {
+		err = c.parseReservations(j.Reservations)
+	}
 	if err != nil {
 		return err
 	}
@@ -293,6 +308,24 @@ func (c *Copy) checkMembers() error {
 		if err := CheckMember(m); err != nil {
 			return err
 		}
+	}
+
+	return nil
+}
+
+// parseReservations parses the open reservations, which the state of the counter has together.
+func (c *Copy) parseReservations(all []reservationJSON) error {
+	seen := map[string]bool{}
+	for _, r := range all {
+		fits := c.Kind.IsExact() && r.Amount > 0 && r.Amount <= MaxDelta && !seen[r.ID]
+		if err := CheckMember(r.ID); err != nil || !fits {
+			return fmt.Errorf("%q is not a reservation", presence.Excerpt(r.ID))
+		}
+
+		seen[r.ID] = true
+		c.Reservations = append(c.Reservations, Reservation{ID: r.ID, Amount: r.Amount, Until: r.Until, Status: Open})
+		c.Reserved += r.Amount
+		c.Open++
 	}
 
 	return nil

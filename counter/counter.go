@@ -159,8 +159,10 @@ type Counter struct {
 	Value   int64
 	Updated time.Time // last change; zero if the counter does not exist
 	Version presence.Version
-	Approx  bool // the value may lack acknowledged changes; never set by an exact read
-	Stale   bool // the last known value, because the store is unavailable
+	// Reserved is what open reservations have taken out of the value.
+	Reserved int64
+	Approx   bool // the value may lack acknowledged changes; never set by an exact read
+	Stale    bool // the last known value, because the store is unavailable
 }
 
 // Touched reports whether the counter exists.
@@ -211,6 +213,10 @@ func (c Counter) AppendMembers(b []byte) []byte {
 	}
 	if c.Stale {
 		b = append(b, `,"stale":true`...)
+	}
+	if c.Reserved != 0 {
+		b = append(b, `,"reserved":`...)
+		b = strconv.AppendInt(b, c.Reserved, 10)
 	}
 
 	return b

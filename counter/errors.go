@@ -42,11 +42,14 @@ var (
 	ErrBound    = errors.New("a bound refuses the change")
 	ErrOverflow = errors.New("the value would leave 64 bits")
 	ErrKind     = errors.New("the counter's kind has no such operation")
+
+	ErrReservation   = errors.New("the reservation refuses the change")
+	ErrNoReservation = errors.New("there is no such reservation")
 )
 
 // Conflict is the error of an operation that a counter refused: of a batch, the first counter that did.
 type Conflict struct {
-	Is    error  // ErrBound, ErrOverflow or ErrKind
+	Is    error  // ErrBound, ErrOverflow, ErrKind, ErrReservation or ErrNoReservation
 	Key   string // for an aggregate, its match
 	Value int64  // the counter's value before the operation
 	Text  string // the reason, for a person: "its floor is 0"
@@ -57,7 +60,7 @@ func (c *Conflict) Error() string {
 	return fmt.Sprintf("counter %q: %s: %s", c.Key, c.Is, c.Text)
 }
 
-// Unwrap returns ErrBound, ErrOverflow or ErrKind.
+// Unwrap returns what the conflict is.
 func (c *Conflict) Unwrap() error { return c.Is }
 
 // Refusal is why a counter refuses a change.
@@ -76,6 +79,11 @@ const (
 	OneByOne           Refusal = "merged"
 	NothingIsForgotten Refusal = "unique"
 	IsElsewhere        Refusal = "elsewhere"
+
+	OtherAmount   Refusal = "amount"
+	TooManyOpen   Refusal = "open"
+	HasEnded      Refusal = "ended"
+	NoReservation Refusal = "unknown"
 )
 
 // refusals says what a refusal is, and why, for a person. The reasons of ErrKind follow the kind that the counter has.
@@ -86,8 +94,12 @@ var refusals = map[Refusal]struct {
 	BelowFloor: {ErrBound, func(c *Change, _ Counter) string {
 		return fmt.Sprintf("its floor is %d", *c.Rule.Floor)
 	}},
-	AboveCeiling: {ErrBound, func(c *Change, _ Counter) string {
-		return fmt.Sprintf("its ceiling is %d", *c.Rule.Ceiling)
+	AboveCeiling: {ErrBound, func(c *Change, have Counter) string {
+		text := fmt.Sprintf("its ceiling is %d", *c.Rule.Ceiling)
+		if have.Reserved > 0 {
+			text += fmt.Sprintf(", and %d are reserved and may come back", have.Reserved)
+		}
+		return text
 	}},
 
 	Overflows: {ErrOverflow, func(c *Change, have Counter) string {
@@ -102,6 +114,11 @@ var refusals = map[Refusal]struct {
 	OneByOne:           {ErrKind, always("its changes are made one by one")},
 	NothingIsForgotten: {ErrKind, always("it does not know its members, they are only added")},
 	IsElsewhere:        {ErrKind, always("give its rule that kind again, or delete it under that rule")},
+
+	OtherAmount:   {ErrReservation, always("it is open with another amount")},
+	TooManyOpen:   {ErrReservation, always(fmt.Sprintf("the counter has %d open ones", MaxOpen))},
+	HasEnded:      {ErrReservation, always("it has ended")},
+	NoReservation: {ErrNoReservation, always("it was never made, or it ended more than a day ago")},
 }
 
 func always(text string) func(*Change, Counter) string {
@@ -112,6 +129,7 @@ func always(text string) func(*Change, Counter) string {
 func onlyFor(v Verb) string {
 	does := map[Verb]string{
 		Add: "is moved by numbers", Adjust: "is moved by numbers", Set: "is set", Reset: "is reset", Edit: "has members",
+		Reserve: "has reservations", Commit: "has reservations", Cancel: "has reservations", Expire: "has reservations",
 	}
 
 	return "only " + nounOf(kindsThat(func(k Kind) bool { return k.Takes(v) })) + " " + does[v]

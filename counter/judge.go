@@ -10,17 +10,19 @@ import (
 // State is the record of one counter. Stores keep members, registers, ledger and history apart from it, so that an
 // increment reads and writes the record alone. The zero State is that of a counter that does not exist.
 type State struct {
-	Kind    Kind
-	Value   int64
-	Updated int64 // last change, unix milliseconds
-	Version Version
-	Entries uint64 // Seq of the newest ledger entry; 0: there never was one
-	Slots   Slots  // increments of the running time buckets
+	Kind     Kind
+	Open     int32 // how many reservations are open; beside Kind it takes no memory
+	Value    int64
+	Reserved int64 // of these reservations, together
+	Updated  int64 // last change, unix milliseconds
+	Version  Version
+	Entries  uint64 // Seq of the newest ledger entry; 0: there never was one
+	Slots    Slots  // increments of the running time buckets
 }
 
 // Counter returns the counter that s records.
 func (s *State) Counter(key string) Counter {
-	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version}
+	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version, Reserved: s.Reserved}
 	if s.Version != (Version{}) {
 		c.Updated = time.UnixMilli(s.Updated).UTC()
 	}
@@ -49,6 +51,10 @@ type Step interface {
 	Registers(key string) Registers
 	// Empty removes all members, or clears the registers, of key.
 	Empty(key string)
+	// Reservation returns a reservation of key, which is open or has ended within EndedKept; otherwise the zero one.
+	Reservation(key, id string) Reservation
+	// Keep stores a reservation of key in the place of the one with its ID.
+	Keep(key string, r Reservation)
 	// Enter appends an entry to the ledger of key, whose entries are kept that long; 0 means for ever.
 	Enter(key string, e Entry, kept time.Duration)
 	// Past stores the increment of a completed time bucket, to be kept that long.
@@ -58,7 +64,7 @@ type Step interface {
 	See(key string, s Slot, members []string, kept time.Duration)
 	// Count adds delta to a value of a dimension of key, as Counted.Add does.
 	Count(key, name, value string, delta int64)
-	// Drop deletes members, registers, ledger, history and dimensions of a counter that existed with that version.
+	// Drop deletes members, registers, ledger, history, dimensions and reservations of a counter that existed with that version.
 	// Judge makes its State zero.
 	Drop(key string, v Version)
 	// Changed notes that key changed, and the members that joined and left, for the feed. all means that further
@@ -90,6 +96,7 @@ func Judge(step Step, op *Op, now time.Time) Result {
 		states[i] = step.State(op.Changes[i].Key)
 	}
 
+	entries := states[0].Entries
 	if !isReplay {
 		if err := makeOp(step, op, states, now); err != nil {
 			return Result{Err: err}
@@ -105,7 +112,14 @@ func Judge(step Step, op *Op, now time.Time) Result {
 		counters[i] = states[i].Counter(c.Key).Or(c.Rule.Kind)
 	}
 
-	return Result{Counters: counters, Replay: isReplay}
+	result := Result{Counters: counters, Replay: isReplay}
+	if c := &op.Changes[0]; c.Verb.Holds() {
+		r := step.Reservation(c.Key, c.Hold.ID)
+		result.Reservation = &r
+		result.Replay = states[0].Entries == entries // each change of a reservation is in the ledger
+	}
+
+	return result
 }
 
 // makeOp makes op. states has the State of each change.
@@ -119,6 +133,8 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		return reset(step, s, c, now)
 	case Edit:
 		return edit(step, s, c, now)
+	case Reserve, Commit, Cancel, Expire:
+		return hold(step, s, c, now)
 	case Delete:
 		drop(step, s, c)
 		return nil
@@ -260,7 +276,9 @@ func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 	if c.Merged > 1 && !kind.Gains() {
 		return OneByOne
 	}
-	if over {
+	// What is reserved may come back, so an increase leaves room for it.
+	full, tooFull := plus(after, s.Reserved)
+	if over || tooFull {
 		return Overflows
 	}
 	if !kind.IsExact() {
@@ -272,7 +290,7 @@ func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 	if floor != nil && c.Delta < 0 && after < *floor {
 		return BelowFloor
 	}
-	if ceiling != nil && c.Delta > 0 && after > *ceiling {
+	if ceiling != nil && c.Delta > 0 && full > *ceiling {
 		return AboveCeiling
 	}
 
@@ -282,7 +300,7 @@ func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 // Refusal returns the conflict with which the counter have would refuse c, or nil. It does not look at members or
 // texts.
 func (c *Change) Refusal(have Counter) *Conflict {
-	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version}
+	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version, Reserved: have.Reserved}
 	kind := kindFor(&s, c)
 	have.Kind = kind
 	if !kind.Takes(c.Verb) {
@@ -314,14 +332,19 @@ func minus(a, b int64) (difference int64, over bool) {
 	return difference, (a >= 0) != (b >= 0) && (difference >= 0) != (a >= 0)
 }
 
+// ledgerOps are the ops of verbs whose entries are all alike.
+var ledgerOps = [...]LedgerOp{
+	Adjust: LedgerAdjust, Set: LedgerSet,
+	Reserve: LedgerReserve, Commit: LedgerCommit, Cancel: LedgerCancel, Expire: LedgerExpire,
+}
+
 // enter writes the ledger entry for what add did. A sum has entries only for adjustments.
 func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 	e := Entry{At: now, Delta: c.Delta, Before: before, After: before + c.Delta, Reason: c.Reason, By: c.By}
+	named := ledgerOps[c.Verb]
 	switch {
-	case c.Verb == Adjust:
-		e.Op = LedgerAdjust
-	case c.Verb == Set:
-		e.Op = LedgerSet
+	case named != 0:
+		e.Op = named
 	case !s.Kind.IsExact():
 		return
 	case c.Delta > 0:
@@ -350,7 +373,13 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 		return Refused(NoOpposite, c, s.Counter(c.Key))
 	}
 
+	// A reset of a negative value is an increase.
 	kind := kindFor(s, c)
+	ceiling := c.Rule.Ceiling
+	isHigh := ceiling != nil && opposite > 0 && s.Reserved > *ceiling
+	if kind.IsExact() && isHigh {
+		return Refused(AboveCeiling, c, s.Counter(c.Key))
+	}
 	if !kind.Number() {
 		step.Empty(c.Key)
 	}

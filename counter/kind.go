@@ -38,7 +38,7 @@ var kinds = [...]traits{
 	Exact: {
 		name: "exact", noun: "an exact counter", number: true, exact: true,
 		fields: []string{"floor", "ceiling", "ledger"},
-		verbs:  []Verb{Add, Adjust, Reset, Set},
+		verbs:  []Verb{Add, Adjust, Reset, Set, Reserve, Commit, Cancel, Expire},
 	},
 	Members: {name: "members", verbs: []Verb{Edit, Reset}, forgets: true},
 	Unique:  {name: "unique", fields: []string{"buckets"}, verbs: []Verb{Edit, Reset}},

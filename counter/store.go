@@ -38,6 +38,11 @@ const (
 	Edit   Verb = 4 // adds Join to Members or Unique and removes Leave from Members
 	Delete Verb = 5 // deletes the counter with its members, registers, ledger and history
 	Set    Verb = 7 // gives an Exact the value Delta, within its bounds, with Reason and By
+
+	Reserve Verb = 8  // takes Delta out of an Exact until its reservation is committed, or is cancelled or expires
+	Commit  Verb = 9  // ends a reservation; its amount stays taken
+	Cancel  Verb = 10 // ends a reservation and gives its amount back
+	Expire  Verb = 11 // does so when its time has come, and nothing before
 )
 
 // Change is one change of one counter.
@@ -55,6 +60,7 @@ type Change struct {
 	Join, Leave []string    // distinct, at most MaxMembers together
 	Reason, By  string      // optional for Add to an Exact
 	Dimensions  []Dimension // for Add to a Sum; with distinct names of the rule
+	Hold        *Hold       // for Reserve, Commit, Cancel and Expire
 }
 
 // Dimension is one value of one of a rule's dimensions.
@@ -183,6 +189,8 @@ func (c *Change) check() error {
 		if n := len(c.Join) + len(c.Leave); n == 0 || n > MaxMembers {
 			return fmt.Errorf("%w: %d members of %q", ErrOp, n, c.Key)
 		}
+	case Reserve, Commit, Cancel, Expire:
+		return c.checkHold()
 	case Reset, Delete, Set: // need nothing more
 	default:
 		return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
@@ -196,7 +204,11 @@ type Result struct {
 	// Counters has the counter of each change, in order, after the whole operation and perhaps after others of the same
 	// write. It is nil with Err.
 	Counters []Counter
-	Replay   bool // nothing was changed, because the idempotency key was remembered
+	// Reservation is that of a Reserve, Commit, Cancel or Expire, as it is then; nil otherwise.
+	Reservation *Reservation
+	// Replay says that nothing was changed, because the idempotency key was remembered, or because the reservation is
+	// already as it should be.
+	Replay bool
 	// Err is nil, a *Conflict (nothing was changed), ErrUnavailable (op may have been made) or ErrOp.
 	Err error
 }
@@ -254,11 +266,15 @@ const (
 	LedgerAdjust    LedgerOp = 3
 	LedgerReset     LedgerOp = 4
 	LedgerSet       LedgerOp = 5
+	LedgerReserve   LedgerOp = 6
+	LedgerCommit    LedgerOp = 7
+	LedgerCancel    LedgerOp = 8
+	LedgerExpire    LedgerOp = 9
 )
 
 var ledgerNames = [...]string{
 	LedgerIncrement: "increment", LedgerDecrement: "decrement", LedgerAdjust: "adjust", LedgerReset: "reset",
-	LedgerSet: "set",
+	LedgerSet: "set", LedgerReserve: "reserve", LedgerCommit: "commit", LedgerCancel: "cancel", LedgerExpire: "expire",
 }
 
 // String returns the op's name in answers.
@@ -392,6 +408,7 @@ type Limiter interface {
 type Store interface {
 	Writer
 	Reader
+	Reserver
 	Feed
 	Limiter
 	TopStore

@@ -24,6 +24,7 @@ type Store struct {
 	local *owner.Owner // nil unless this process owns everything
 	away  func() error // why changes cannot be made now, or nil; nil: they always can
 	hub   *counter.Hub
+	dues  *owner.Dues
 
 	stop   context.CancelFunc
 	wg     sync.WaitGroup // the watch
@@ -125,6 +126,7 @@ func newStore(store rows.Store, to maker, rules *counter.Rules) *Store {
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.rows = until{store, s.ended}
 	s.Reader = owner.NewReader(s.rows, s.place)
+	s.dues = owner.NewDues(s.rows)
 
 	return s
 }
@@ -240,6 +242,19 @@ func unavailable(err error) error {
 	}
 
 	return err
+}
+
+// Due implements counter.Reserver.
+func (s *Store) Due(ctx context.Context) ([]counter.Due, error) {
+	all, done, err := s.dues.Next(ctx)
+	if err != nil || len(done) == 0 {
+		return all, err
+	}
+
+	// What fails here is deleted when another process begins.
+	_, _ = s.do(ctx, owner.Call{Partition: owner.ExactPartition, More: &owner.More{Rows: done}})
+
+	return all, nil
 }
 
 // ForgetLimit implements counter.Limiter. It reads the states of all limits in the partition of the key.

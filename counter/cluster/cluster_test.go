@@ -259,6 +259,7 @@ func TestServerContractOfACaller(t *testing.T) {
 		"any history ends with the model's counters": "calls and answers go over a link",
 		"many members and changes at once":           "calls are large",
 		"a watcher hears what it follows":            "changes are published by another process",
+		"reservations":                               "calls and answers go over a link",
 		"limits end as the model's":                  "calls and answers go over a link",
 		"a store that is away":                       "the owner has no Redis",
 		"a closed store is unavailable, and says so": "the owner is not",
@@ -279,6 +280,7 @@ func TestServerContractOfFour(t *testing.T) {
 		"changes at the same time add up":            "several processes change, and owners are killed",
 		"64 clients fight for the last 10":           "two processes fight",
 		"64 clients fight for 100":                   "two processes fight",
+		"free, reserved and committed add up":        "owners are killed",
 	}, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		w := &world{url: server.URL()}

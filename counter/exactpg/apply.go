@@ -31,9 +31,10 @@ const (
 
 	writeRows = `update headcount_counters c
 		set kind = 'exact', value = u.value, updated_at = u.updated, incarnation = u.incarnation, sequence = u.sequence,
-			entries = u.entries, kept = u.kept
-		from unnest($1::text[], $2::bigint[], $3::timestamptz[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
-			u (key, value, updated, incarnation, sequence, entries, kept)
+			entries = u.entries, kept = u.kept, reserved = u.reserved, open = u.open
+		from unnest($1::text[], $2::bigint[], $3::timestamptz[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+			$8::bigint[], $9::bigint[])
+			u (key, value, updated, incarnation, sequence, entries, kept, reserved, open)
 		where c.key = u.key`
 	dropRows = `delete from headcount_counters where key = any($1::text[])`
 	// Each array costs time for each entry, so what follows from others is not sent, and some arrays are missing
@@ -157,6 +158,9 @@ type draft struct {
 	wasDeleted int64
 	now        time.Time
 
+	reservations map[held]counter.Reservation // that operations name; the zero one of a reservation that is unknown
+	kept         []held                       // of these: have changed
+
 	results []counter.Result
 	changed []string // keys
 	sweeps  map[ledger]sweep
@@ -186,6 +190,9 @@ func newDraft(ops []counter.Op) *draft {
 			if d.rows[key] == nil {
 				d.rows[key] = &row{}
 				d.keys = append(d.keys, key)
+			}
+			if hold := op.Changes[j].Hold; hold != nil {
+				d.asks(key, hold.ID)
 			}
 		}
 	}
@@ -217,6 +224,7 @@ func (d *draft) read(ctx context.Context, c *pgxpool.Conn) error {
 		b.Queue(heldTimeout)
 	}
 	d.queueRows(b)
+	d.queueReservations(b)
 	if len(d.ids) > 0 {
 		var id [16]byte
 		b.Queue(claimIDs, d.ids, counter.IdempotencyKeyKept).Query(func(found pgx.Rows) error {

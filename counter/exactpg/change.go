@@ -45,7 +45,8 @@ const (
 		union all
 		select format('FUNCTION headcount.%I(%s)', proname, pg_get_function_identity_arguments(oid)), proowner from pg_proc
 			where pronamespace = to_regnamespace('headcount')
-			and proname = any('{wrap64,rotate64,xxhash64,identity,change}')
+			and proname = any('{wrap64,rotate64,xxhash64,identity,misnamed,rule_of,locked,enter,hold,change,reserve,commit,
+				cancel}')
 		) o (thing, owner) join pg_roles r on r.oid = owner
 		where r.rolname <> current_user and not (r.rolsuper and thing like 'SCHEMA%')`
 	readRights = `select quote_ident(current_user),
@@ -62,7 +63,7 @@ const (
 	exception when duplicate_object or unique_violation then null;
 	end $$`
 	grantRole = `grant usage on schema headcount to headcount_app;
-		grant execute on function headcount.change to headcount_app`
+		grant execute on function headcount.change, headcount.reserve, headcount.commit, headcount.cancel to headcount_app`
 
 	// takeChanged is one statement, so the counters are at least as new as the changes that it takes.
 	takeChanged = `with taken as (delete from headcount_changed where ctid = any(array(

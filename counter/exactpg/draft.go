@@ -60,6 +60,7 @@ func (d *draft) Drop(key string, v counter.Version) {
 	r := d.rows[key]
 	r.entries = nil
 	r.kept = 0
+	d.dropReservations(key)
 
 	// If the table has none of its entries, the sweep finds nothing.
 	d.sweep(key, v, sweep{due: d.now})
@@ -126,9 +127,10 @@ func (d *draft) queueWrites(b *pgx.Batch) {
 		}
 	}
 	queue(len(put.key), writeRows,
-		put.key, put.value, put.updated, put.incarnation, put.sequence, put.entries, put.kept)
+		put.key, put.value, put.updated, put.incarnation, put.sequence, put.entries, put.kept, put.reserved, put.open)
 	queue(len(gone), dropRows, gone)
 	queue(len(entries.key), insertEntries, entries.args()...)
+	d.queueKept(b)
 	queue(len(sweeps.key), writeSweeps, sweeps.key, sweeps.incarnation, sweeps.due, sweeps.kept)
 	queue(len(unneeded), forgetIDs, unneeded)
 	if d.deleted != d.wasDeleted {
@@ -141,6 +143,7 @@ type (
 	rowColumns struct {
 		key                                         []string
 		value, incarnation, sequence, entries, kept []int64
+		reserved, open                              []int64
 		updated                                     []time.Time
 	}
 	entryColumns struct {
@@ -165,6 +168,8 @@ func (c *rowColumns) add(key string, r *record) {
 	c.sequence = append(c.sequence, int64(r.Version.Sequence))
 	c.entries = append(c.entries, int64(r.Entries))
 	c.kept = append(c.kept, r.kept)
+	c.reserved = append(c.reserved, r.Reserved)
+	c.open = append(c.open, int64(r.Open))
 }
 
 func (c *entryColumns) add(key string, v counter.Version, e *counter.Entry) {
@@ -204,17 +209,21 @@ func (c *sweepColumns) add(of ledger, at sweep) {
 }
 
 // columns are those that a scanned takes.
-const columns = `c.key, c.kind, c.value, c.updated_at, c.incarnation, c.sequence, c.entries, c.kept`
+const columns = `c.key, c.kind, c.value, c.updated_at, c.incarnation, c.sequence, c.entries, c.kept,
+	c.reserved, c.open`
 
 // scanned is a row of headcount_counters as a query returns it.
 type scanned struct {
 	key, kind                                   string
 	value, incarnation, sequence, entries, kept int64
+	reserved, open                              int64
 	updated                                     time.Time
 }
 
 func (r *scanned) to(more ...any) []any {
-	own := []any{&r.key, &r.kind, &r.value, &r.updated, &r.incarnation, &r.sequence, &r.entries, &r.kept}
+	own := []any{
+		&r.key, &r.kind, &r.value, &r.updated, &r.incarnation, &r.sequence, &r.entries, &r.kept, &r.reserved, &r.open,
+	}
 
 	return append(own, more...)
 }
@@ -232,6 +241,9 @@ func (r *scanned) record() record {
 		Updated: r.updated.UnixMilli(),
 		Entries: uint64(r.entries),
 		Version: counter.Version{Incarnation: uint64(r.incarnation), Sequence: uint64(r.sequence)},
+
+		Reserved: r.reserved,
+		Open:     int32(r.open),
 	}}
 
 	return is

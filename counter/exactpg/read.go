@@ -118,8 +118,13 @@ const (
 	dumpPage  = 500    // counters read at once
 	entryPage = 10_000 // entries of a ledger read at once
 
-	dumpCounters = `select ` + columns + ` from headcount_counters c where c.key > $1 and c.kind = 'exact'
-		order by c.key limit $2`
+	// Reservations belong to the moment of their counter.
+	dumpCounters = `select ` + columns + `, case when c.open > 0 then (
+			select json_agg(json_build_object('ID', r.id, 'Amount', r.amount, 'Status', $3::int,
+				'Until', (extract(epoch from r.until) * 1000)::bigint) order by r.id)
+			from headcount_reservations r
+			where r.key = c.key and r.incarnation = c.incarnation and r.status = 'open') end
+		from headcount_counters c where c.key > $1 and c.kind = 'exact' order by c.key limit $2`
 	dumpEntries = `select seq, at, op, delta, before, after, reason, author from headcount_ledger
 		where key = $1 and incarnation = $2 and seq > $3 and seq <= $4 order by seq limit $5`
 )
@@ -149,8 +154,12 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 // dumpSome returns the first counters after a key, without their ledgers.
 func (s *Store) dumpSome(ctx context.Context, after string) (copies []counter.Copy, err error) {
 	var r scanned
-	each := func() { copies = append(copies, counter.Copy{Key: r.key, State: r.record().State}) }
-	err = s.query(ctx, "dump", r.to(), each, dumpCounters, after, dumpPage)
+	var open []counter.Reservation
+	each := func() {
+		copies = append(copies, counter.Copy{Key: r.key, State: r.record().State, Reservations: open})
+		open = nil // of the next counter
+	}
+	err = s.query(ctx, "dump", r.to(&open), each, dumpCounters, after, dumpPage, int(counter.Open))
 
 	return copies, err
 }
@@ -222,6 +231,7 @@ func restore(
 
 	b := &pgx.Batch{}
 	b.Queue(dropLedgers, replaced.key, replaced.incarnation)
+	b.Queue(dropAllReservations, replaced.key, replaced.incarnation)
 	d.queueWrites(b)
 	b.Queue("commit")
 
@@ -240,6 +250,10 @@ func (d *draft) restore(is *counter.Copy, rules *counter.Rules) {
 	r.kept = kept.Milliseconds()
 	r.entries = is.Ledger
 	r.restored = true
+	for _, one := range is.Reservations {
+		d.asks(is.Key, one.ID)
+		d.Keep(is.Key, one)
+	}
 	if len(is.Ledger) > 0 && kept > 0 {
 		d.sweep(is.Key, r.Version, sweep{due: is.Ledger[0].At.Add(kept), kept: r.kept})
 	}

@@ -39,6 +39,9 @@ const (
 // sweepEach sweeps until ctx ends.
 func (s *Store) sweepEach(ctx context.Context) {
 	for outage.Sleep(ctx, s.cfg.SweepEvery) {
+		if err := s.sweepReservations(ctx); err != nil {
+			s.cfg.Log.Debug().Err(err).Msg("counters: sweeping reservations")
+		}
 		for more := true; more && ctx.Err() == nil; {
 			err := s.do(ctx, "sweep", func(ctx context.Context, c *pgxpool.Conn) (err error) {
 				more, err = sweepOne(ctx, c)
@@ -73,12 +76,17 @@ func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 	}
 
 	// The counter is gone, or its rule keeps entries for ever now.
-	var ended int64
+	var ended, dropped int64
 	forEver := !garbage && kept == 0
 	if !forEver {
 		until := now.Add(-time.Duration(kept) * time.Millisecond)
 		if garbage {
 			until = now.Add(time.Hour) // all of them
+			tag, err := tx.Exec(ctx, dropReservations, of.key, of.incarnation, sweepAtOnce)
+			if err != nil {
+				return false, err
+			}
+			dropped = tag.RowsAffected()
 		}
 		tag, err := tx.Exec(ctx, sweepEntries, of.key, of.incarnation, sweepAtOnce, until)
 		if err != nil {
@@ -87,8 +95,9 @@ func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 		ended = tag.RowsAffected()
 	}
 
+	isMore := max(ended, dropped) == sweepAtOnce
 	switch {
-	case ended == sweepAtOnce: // there may be more
+	case isMore:
 	case garbage, forEver:
 		_, err = tx.Exec(ctx, endSweep, of.key, of.incarnation)
 	default:

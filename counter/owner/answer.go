@@ -18,7 +18,7 @@ const (
 	conflictFrom // and on: the index in conflicts
 )
 
-var conflicts = []error{counter.ErrBound, counter.ErrOverflow, counter.ErrKind}
+var conflicts = []error{counter.ErrBound, counter.ErrOverflow, counter.ErrKind, counter.ErrReservation, counter.ErrNoReservation}
 
 // encodeAnswer returns the answer to a call at some time, as it stands in the row of its stream.
 func encodeAnswer(number uint64, at time.Time, answer *Answer) []byte {
@@ -74,6 +74,12 @@ func appendResult(b []byte, result *counter.Result) []byte {
 		if c.Touched() {
 			b = binary.AppendVarint(b, c.Updated.UnixMilli())
 		}
+		if c.Kind.IsExact() {
+			b = binary.AppendVarint(b, c.Reserved)
+		}
+	}
+	if result.Reservation != nil {
+		b = appendReservation(b, *result.Reservation)
 	}
 
 	return b
@@ -163,6 +169,13 @@ func (r *reader) result(op *counter.Op) counter.Result {
 		if c.Touched() {
 			c.Updated = time.UnixMilli(r.int()).UTC()
 		}
+		if c.Kind.IsExact() {
+			c.Reserved = r.int()
+		}
+	}
+	if len(op.Changes) > 0 && op.Changes[0].Verb.Holds() {
+		is := r.reservation(op.Changes[0].Hold.ID)
+		result.Reservation = &is
 	}
 
 	return result

@@ -272,6 +272,11 @@ func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	if result.Err == nil {
 		*result = d.judgeShared(op)
 	}
+	for i := range op.Changes {
+		if op.Changes[i].Verb == counter.Expire {
+			d.settleDue(&op.Changes[i])
+		}
+	}
 	if result.Err != nil && op.IdempotencyKey != (counter.IdempotencyKey{}) {
 		d.asked = append(d.asked, rows.ID{Bytes: op.IdempotencyKey})
 	}

@@ -204,6 +204,11 @@ func (r *Reader) copyOf(ctx context.Context, partition int, key string, row []by
 		}
 	}
 	if err == nil {
+		var page counter.Reservations
+		page, err = r.reservations(ctx, &h, "", counter.MaxOpen)
+		is.Reservations = page.Open
+	}
+	if err == nil {
 		is.Elsewhere, err = r.elsewhere(ctx, &h)
 	}
 	if err != nil || h.Entries == 0 {

@@ -75,6 +75,7 @@ type parts uint64
 const (
 	hasDimensions parts = 1 << 32 << iota
 	hasSet              // members, or registers
+	hasReservations
 )
 
 // historyPart returns the part that is a history with time buckets of a length, in seconds.
@@ -222,6 +223,9 @@ func (h *head) collections() (all []string) {
 	if h.parts&hasDimensions != 0 {
 		all = append(all, dimensionsOf(h))
 	}
+	if h.parts&hasReservations != 0 {
+		all = append(all, openCollection(h), endedCollection(h))
+	}
 
 	// Histories of lengths that no rule has any more expire by themselves.
 	for _, step := range counter.BucketSteps {
@@ -249,6 +253,10 @@ func (h *record) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, h.Entries)
 	b = binary.AppendUvarint(b, uint64(h.parts))
 
+	if h.Open > 0 {
+		b = binary.AppendVarint(b, h.Reserved)
+		return binary.AppendVarint(b, int64(h.Open))
+	}
 	if h.Kind.Number() {
 		return h.appendSlots(b)
 	}
@@ -305,6 +313,11 @@ func (h *record) decode(b []byte) error {
 		return r.end("a counter")
 	}
 
+	hasOpen := h.Kind.IsExact() && len(r.rest) > 0
+	if hasOpen {
+		h.Reserved = r.int()
+		h.Open = int32(r.int())
+	}
 	for i := 0; len(r.rest) > 0 && i < len(h.Slots); i++ {
 		h.Slots[i].Step = uint32(r.uint())
 		h.Slots[i].Number = uint32(r.uint())

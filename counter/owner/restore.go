@@ -57,6 +57,7 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	d.restoreMembers(h, c)
 	d.restoreRegisters(h, c)
 	d.restoreDimensions(h, c)
+	d.restoreReservations(h, c.Reservations)
 
 	ledgerKept, stepKept := c.Kept(rules)
 	d.restoreLedger(h, c.Ledger, ledgerKept)

@@ -144,6 +144,11 @@ func (d *draft) sweepExpired(field string) {
 
 // usedUntil returns until when a row is kept that was used after its expiry was noted, or the zero time.
 func (d *draft) usedUntil(name rows.Name) time.Time {
+	if strings.HasPrefix(name.Collection, ended) {
+		r, _ := decodeReservation("", d.get(name))
+		return forgottenAt(r)
+	}
+
 	switch name.Collection {
 	case limits:
 		state, err := limit.Parse(d.get(name))

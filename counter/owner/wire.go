@@ -17,6 +17,7 @@ const (
 	withMembers
 	withReason
 	withDimensions
+	withHold
 )
 
 // AppendCall appends a call as one process sends it to another. The rules of its changes are in it, each once: an owner
@@ -116,7 +117,7 @@ func appendOp(b []byte, op *counter.Op, rules []*counter.Rule) []byte {
 
 func appendChange(b []byte, c *counter.Change) []byte {
 	with := withMerged*flag(c.Merged > 1) | withMembers*flag(len(c.Join)+len(c.Leave) > 0) |
-		withReason*flag(c.Reason+c.By != "") | withDimensions*flag(len(c.Dimensions) > 0)
+		withReason*flag(c.Reason+c.By != "") | withDimensions*flag(len(c.Dimensions) > 0) | withHold*flag(c.Hold != nil)
 	b = append(b, with)
 
 	b = appendBytes(b, c.Key)
@@ -139,6 +140,11 @@ func appendChange(b []byte, c *counter.Change) []byte {
 			b = appendBytes(b, d.Name)
 			b = appendBytes(b, d.Value)
 		}
+	}
+	if with&withHold != 0 {
+		b = appendBytes(b, c.Hold.ID)
+		b = binary.AppendVarint(b, int64(c.Hold.For))
+		b = binary.AppendVarint(b, c.Hold.Until)
 	}
 
 	return b
@@ -251,6 +257,9 @@ func (r *reader) change() counter.Change {
 		for i := range c.Dimensions {
 			c.Dimensions[i] = counter.Dimension{Name: string(r.bytes()), Value: string(r.bytes())}
 		}
+	}
+	if with&withHold != 0 {
+		c.Hold = &counter.Hold{ID: string(r.bytes()), For: time.Duration(r.int()), Until: r.int()}
 	}
 
 	return c

@@ -15,6 +15,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,6 +24,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/internal/wake"
 )
 
 // Observer observes changes.
@@ -34,12 +37,14 @@ type Observer interface {
 type Counters struct {
 	counter.Reader
 	counter.Feed
+	counter.Reserver
 	cfg      Config
 	where    string
 	store    counter.Store // layers 3 and 4
 	combiner *counter.Combiner
 	limits   *counter.Limits
 	tops     *counter.TopTracker
+	rules    *counter.Rules
 	observer Observer // may be nil
 
 	redis, postgres server
@@ -61,6 +66,8 @@ func New(store counter.Store, rules *counter.Rules, cfg counter.CombinerConfig, 
 func (c *Counters) begin(rules *counter.Rules, cfg counter.CombinerConfig, log zerolog.Logger) {
 	c.Reader = c.store
 	c.Feed = c.store
+	c.Reserver = c.store
+	c.rules = rules
 	c.tops = counter.NewTopTracker(c.store, rules, log)
 	c.combiner = counter.NewCombiner(writer{c}, cfg)
 	c.limits = counter.NewLimits(c.store, cfg)
@@ -99,8 +106,51 @@ type sqlServer interface {
 	ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter))
 }
 
-// Run has the observer and the feed receive what applications change in SQL, until ctx ends.
+// expireEvery is the time between two looks for reservations that are due. One may come back a second late.
+const expireEvery = 250 * time.Millisecond
+
+// expireWithin limits one look, and what follows from it.
+const expireWithin = 10 * time.Second
+
+// expire ends reservations whose time has come, until ctx ends. An expiry is a change like any other, so the observer
+// and the feed receive it. Every gateway does this, and whoever comes second changes nothing.
+func (c *Counters) expire(ctx context.Context) {
+	for wake.Wait(ctx, expireEvery, nil) {
+		for more := true; more && c.refused() == nil; {
+			more = c.expireSome(ctx)
+		}
+	}
+}
+
+// expireSome reports whether there may be more that are due.
+func (c *Counters) expireSome(ctx context.Context) (more bool) {
+	ctx, cancel := context.WithTimeout(ctx, expireWithin)
+	defer cancel()
+
+	// What fails is due again.
+	due, err := c.store.Due(ctx)
+	if err != nil || len(due) == 0 {
+		return false
+	}
+
+	ops := make([]counter.Op, len(due))
+	for i := range due {
+		ops[i] = due[i].Expiring(c.rules)
+	}
+	results := writer{c}.Apply(ctx, ops)
+	isFull := len(due) == counter.MaxReservations
+	isMade := func(r counter.Result) bool { return r.Err == nil && !r.Replay }
+
+	return isFull && slices.ContainsFunc(results, isMade)
+}
+
+// Run ends reservations whose time has come, and has the observer and the feed receive what applications change in SQL,
+// until ctx ends.
 func (c *Counters) Run(ctx context.Context) {
+	var expiring sync.WaitGroup
+	expiring.Go(func() { c.expire(ctx) })
+	defer expiring.Wait()
+
 	if c.sql == nil {
 		return
 	}

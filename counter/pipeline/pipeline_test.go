@@ -3,8 +3,10 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
@@ -194,6 +196,52 @@ func TestAMarkFails(t *testing.T) {
 			t.Errorf("%q: %+v is answered and %+v observed", key, r, told)
 		}
 	}
+}
+
+// TestReservationsExpire by themselves, never early and at most a second late, and whoever observes changes and watches
+// the counter gets that.
+func TestReservationsExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(countertest.InMemory(t, nil), countertest.Rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
+		defer func() { _ = c.Close() }()
+		const key = "e:1"
+		of := func(change counter.Change) counter.Op {
+			change.Key = key
+			change.Rule = countertest.Rules.Find(key)
+			return counter.Op{Changes: []counter.Change{change}}
+		}
+		hold := &counter.Hold{ID: "cart-7", For: 90 * time.Second}
+		if r := c.Change(t.Context(), of(counter.Change{Verb: counter.Reserve, Delta: 3, Hold: hold})); r.Err != nil {
+			t.Fatal(r.Err)
+		}
+		began := time.Now()
+
+		seen := make(observed, 1)
+		c.Observe(seen)
+		told := make(chan []counter.Update, 1)
+		watch := c.Watch(func(u []counter.Update) { told <- u }, nil)
+		defer watch.Close()
+		if err := watch.Follow(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx) })
+		defer running.Wait()
+		defer stop()
+
+		r := <-seen
+		late := time.Since(began) - hold.For
+		if late < 0 || late > time.Second {
+			t.Errorf("it expires %s late", late)
+		}
+		if r.Err != nil || r.Counters[0].Value != 0 || r.Reservation.Status != counter.Expired {
+			t.Errorf("observed %+v", r)
+		}
+		if u := <-told; u[0].Counter.Value != 0 || u[0].Counter.Reserved != 0 {
+			t.Errorf("watchers get %+v", u)
+		}
+	})
 }
 
 // TestClockStates: the counters say whether their server can be reached, and that this has changed.

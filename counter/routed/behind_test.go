@@ -169,6 +169,7 @@ func TestServerContractBehind(t *testing.T) {
 		"64 clients fight for the last 10":           "two processes",
 		"changes at the same time add up":            "two processes",
 		"limits end as the model's":                  "rows in two stores",
+		"reservations expire":                        "PostgreSQL says what is due",
 	}, behind)
 }
 

@@ -351,6 +351,24 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 	return s.cfg.Owned.Ledger(ctx, key, after, limit)
 }
 
+// Reservations implements counter.Reserver.
+func (s *Store) Reservations(ctx context.Context, key, after string, limit int) (counter.Reservations, error) {
+	if err := s.gate(); err != nil {
+		return counter.Reservations{}, err
+	}
+
+	return s.cfg.Exact.Reservations(ctx, key, after, limit)
+}
+
+// Due implements counter.Reserver. Only exact counters have reservations.
+func (s *Store) Due(ctx context.Context) ([]counter.Due, error) {
+	if err := s.gate(); err != nil {
+		return nil, err
+	}
+
+	return s.cfg.Exact.Due(ctx)
+}
+
 // History implements counter.Reader.
 func (s *Store) History(
 	ctx context.Context, key string, step time.Duration, from, to int64,

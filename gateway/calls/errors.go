@@ -101,6 +101,8 @@ var meanings = []meaning{
 	{of: counter.ErrBound, status: http.StatusConflict},
 	{of: counter.ErrOverflow, status: http.StatusConflict},
 	{of: counter.ErrKind, status: http.StatusConflict},
+	{of: counter.ErrReservation, status: http.StatusConflict},
+	{of: counter.ErrNoReservation, status: http.StatusNotFound},
 
 	{of: ErrTooLarge, status: http.StatusRequestEntityTooLarge, code: CodeTooLarge, unread: true},
 	{of: ErrMedia, status: http.StatusUnsupportedMediaType, code: CodeBinary},
@@ -187,7 +189,8 @@ func (r *refuser) refuse(c *gin.Context, err error) {
 
 	// A conflict that nobody has put into words describes itself.
 	var conflict *counter.Conflict
-	if errors.As(err, &conflict) {
+	isConflict := errors.As(err, &conflict) && m.status == http.StatusConflict
+	if isConflict {
 		detail := why.detail
 		if why.is == err {
 			detail = conflictDetail(c.Request, conflict)
@@ -247,6 +250,8 @@ func conflictDetail(r *http.Request, conflict *counter.Conflict) string {
 	switch {
 	case errors.Is(conflict.Is, counter.ErrBound):
 		mend = "send a change that stays within its bounds"
+	case errors.Is(conflict.Is, counter.ErrReservation):
+		mend = "look at GET …/reservations, or use another id"
 	case errors.Is(conflict.Is, counter.ErrOverflow):
 		mend = "a value has 64 bits; send a smaller change, or reset the counter before"
 		if reads {

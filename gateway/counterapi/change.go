@@ -158,6 +158,13 @@ func (a *API) op(c *gin.Context, one call, parse parser) (op counter.Op, err err
 
 // make carries out op and returns the counters as they are then, one for each change.
 func (a *API) make(c *gin.Context, op counter.Op) ([]counter.Counter, error) {
+	result, err := a.makeOp(c, op)
+
+	return result.Counters, err
+}
+
+// makeOp carries out op. Its result has no error.
+func (a *API) makeOp(c *gin.Context, op counter.Op) (counter.Result, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 
@@ -169,7 +176,7 @@ func (a *API) make(c *gin.Context, op counter.Op) ([]counter.Counter, error) {
 	a.metrics.acknowledged.Observe(time.Since(began).Seconds())
 
 	if result.Err != nil {
-		return nil, a.refused(c, op.Changes, result.Err)
+		return counter.Result{}, a.refused(c, op.Changes, result.Err)
 	}
 
 	if result.Replay {
@@ -185,7 +192,7 @@ func (a *API) make(c *gin.Context, op counter.Op) ([]counter.Counter, error) {
 		a.reads.Forget(result.Counters[i].Key)
 	}
 
-	return result.Counters, nil
+	return result, nil
 }
 
 // refused returns the error of changes that were not made. An error that is neither a conflict nor an outage is a

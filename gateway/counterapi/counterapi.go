@@ -96,6 +96,7 @@ type Callers interface {
 type Counters interface {
 	counter.Reader
 	counter.Feed
+	counter.Reserver
 	// Change makes op, as counter.Combiner.Do says.
 	Change(ctx context.Context, op counter.Op) counter.Result
 	// Limit judges a call on a limit, as counter.Limits.Do says.

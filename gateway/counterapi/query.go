@@ -99,6 +99,13 @@ func (q *Query) Number(name string, otherwise, least, most uint64) uint64 {
 	})
 }
 
+// id returns a parameter that is an id, or nothing if it was not sent.
+func (q *Query) id(name string) string {
+	return optional(q, name, "id, such as the next of the answer before", "", func(text string) (string, bool) {
+		return text, counter.CheckMember(text) == nil
+	})
+}
+
 // moment returns a parameter that is a time, or zero if it was not sent.
 func (q *Query) moment(name string) time.Time {
 	const thing = "time such as 2030-10-10T12:00:00Z, percent-encoded"

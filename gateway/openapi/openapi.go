@@ -144,6 +144,8 @@ func responses(c calls.Call) object {
 		case status == http.StatusNotModified:
 			all[given] = object{"description": "The caller has the newest version: it is in If-None-Match."}
 			answer["headers"] = object{"ETag": etag}
+		case status == http.StatusCreated:
+			all[given] = answer // beside 200, with the same body
 		case err == nil:
 			good = status
 		case strings.Contains(given, "/"): // a media type

@@ -65,7 +65,7 @@ var (
 	entry = members(
 		"seq", natural,
 		"at", moment,
-		"op", one("increment", "decrement", "adjust", "reset", "set"),
+		"op", one("increment", "decrement", "adjust", "reset", "set", "reserve", "commit", "cancel", "expire"),
 		"delta", number,
 		"before", number,
 		"after", number,
@@ -82,8 +82,10 @@ var (
 		"key", id, "kind", one(counter.KindNames()...), "value", number,
 		"updated_at", never, "version", versioned,
 		"exact", flag, "error?", about(object{"type": "number"}, "the standard error of kind unique"), "stale?", yes,
+		"reserved?", about(natural, "what open reservations have taken out of the value"),
 	}
-	lacking = about(yes, "a region is missing in it, which did not answer")
+	reservation = members("id", id, "amount", delta, "expires_at", instant)
+	lacking     = about(yes, "a region is missing in it, which did not answer")
 )
 
 // schemas are the bodies of calls and answers.
@@ -148,6 +150,15 @@ var schemas = object{
 	"Adjustment":   members("delta", number, "reason", reason, "by", reason),
 	"Setting":      members("value", number, "reason", reason, "by", reason),
 	"Ledger":       members("entries", list(entry), "next?", about(natural, "ask for the rest with ?after=")),
+	"Reserving": members(
+		"id", about(id, "the caller's; the same one again is the same reservation"),
+		"amount", delta,
+		"for", about(span, "1s to 31d"),
+		"reason?", reason,
+		"by?", reason,
+	),
+	"Reserved":     members("counter", ref("Counter"), "reservation", reservation),
+	"Reservations": members("reservations", list(reservation), "next?", about(id, "ask for the rest with ?after=")),
 	"Range": members("key", id, "step", span, "points", list(members("at", moment, "value", number)), "total", number,
 		"stale?", lacking),
 	"Window": members("key", id, "last", span, "value", number, "stale?", lacking),
@@ -235,6 +246,7 @@ var parameters = object{
 	"app":    path("app", "0a1b2c", "The key of --pusher-key.", text),
 	"member": path("member", "me", "A member of a set; me is the caller.", id),
 	"name":   path("name", "country", "A dimension of the rule.", text),
+	"id":     path("id", "cart-7", "A reservation.", id),
 
 	"label": query("label", "What stands beside the number. By default here now, and for a counter its key up to "+
 		"the first colon.",
