@@ -62,7 +62,10 @@ func ms(ns int64) float64 {
 
 // shorten returns a part of a history that is wrong by itself, for people.
 func (m *Model) shorten(history []porcupine.Operation) []porcupine.Operation {
-	isWrong := func(h []porcupine.Operation) bool { return m.check(h, glance) == porcupine.Illegal }
+	until := time.Now().Add(patience)
+	isWrong := func(h []porcupine.Operation) bool {
+		return time.Now().Before(until) && m.check(h, glance) == porcupine.Illegal
+	}
 	byBegin := func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) }
 	slices.SortStableFunc(history, byBegin)
 

@@ -49,16 +49,19 @@ var theatres = map[string]func(h *theatre){
 	"redis": func(h *theatre) {
 		redis := redistest.Start(h.t, redistest.Durable...)
 		for range 3 {
-			m := h.behind(redis)
-			h.kills(m)
+			m, link := h.behind(redis)
+			h.diesApart(m, link)
 			h.suspends(m)
+			h.kills(m)
+			h.cuts(link)
 			h.crashes(&redis.Process, redis.Restart)
 		}
 	},
 	"redis-forgets": func(h *theatre) {
 		redis := redistest.Start(h.t)
 		for range 3 {
-			h.behind(redis)
+			_, link := h.behind(redis)
+			h.cuts(link)
 		}
 		h.forgets(redis)
 	},
@@ -66,9 +69,11 @@ var theatres = map[string]func(h *theatre){
 		redis, postgres := redistest.Start(h.t, redistest.Durable...), pgtest.Start(h.t)
 		database := postgres.Database(h.t)
 		for range 3 {
-			m := h.behind(redis, "--postgres="+database, "--cold-after=1s")
-			h.kills(m)
+			m, link := h.behind(redis, "--postgres="+database, "--cold-after=1s")
+			h.diesApart(m, link)
 			h.suspends(m)
+			h.kills(m)
+			h.cuts(link)
 		}
 		h.crashes(&redis.Process, redis.Restart)
 		h.crashes(&postgres.Process, postgres.Restart)
@@ -77,7 +82,8 @@ var theatres = map[string]func(h *theatre){
 		redis, postgres := redistest.Start(h.t), pgtest.Start(h.t)
 		database := postgres.Database(h.t)
 		for range 3 {
-			h.behind(redis, "--postgres="+database)
+			_, link := h.behind(redis, "--postgres="+database)
+			h.cuts(link)
 		}
 		h.forgets(redis)
 		h.crashes(&postgres.Process, postgres.Restart)
@@ -93,8 +99,11 @@ var theatres = map[string]func(h *theatre){
 		postgres := pgtest.Start(h.t)
 		database := postgres.Database(h.t)
 		eu, us := redistest.Start(h.t, redistest.Durable...), redistest.Start(h.t, redistest.Durable...)
-		h.kills(h.behind(eu, "--region=eu", "--peer=us="+us.URL(), "--postgres="+database))
-		h.suspends(h.behind(us, "--region=us", "--peer=eu="+eu.URL(), "--postgres="+database))
+		here, link := h.behind(eu, "--region=eu", "--peer=us="+us.URL(), "--postgres="+database)
+		there, _ := h.behind(us, "--region=us", "--peer=eu="+eu.URL(), "--postgres="+database)
+		h.kills(here)
+		h.suspends(there)
+		h.cuts(link)
 		h.crashes(&us.Process, us.Restart)
 		h.crashes(&postgres.Process, postgres.Restart)
 		h.models = []*histories.Model{histories.Exact} // regions share these alone at once
@@ -114,18 +123,34 @@ func (h *theatre) serve(flags ...string) *member {
 }
 
 // behind adds a process whose link to Redis may be cut.
-func (h *theatre) behind(redis *redistest.Server, flags ...string) *member {
+func (h *theatre) behind(redis *redistest.Server, flags ...string) (*member, *wire) {
 	link := newWire(h.t, redis.Addr, 0)
+
+	return h.serve(append(flags, "--redis="+link.url(), "--cluster-listen="+servertest.FreeAddr())...), link
+}
+
+func (h *theatre) strike(fault func()) { h.strikes = append(h.strikes, fault) }
+
+// cuts has a link stall.
+func (h *theatre) cuts(link *wire) {
 	h.strike(func() {
 		link.cut()
 		time.Sleep(rand.N(4 * time.Second))
 		link.heal()
 	})
-
-	return h.serve(append(flags, "--redis="+link.url(), "--cluster-listen="+servertest.FreeAddr())...)
 }
 
-func (h *theatre) strike(fault func()) { h.strikes = append(h.strikes, fault) }
+// diesApart has a process crash that does not reach Redis. What it had sent arrives when others have taken over.
+func (h *theatre) diesApart(m *member, link *wire) {
+	h.strike(func() {
+		link.cut()
+		time.Sleep(time.Second)
+		m.kill()
+		time.Sleep(time.Second)
+		link.heal()
+		again(h.t, m)
+	})
+}
 
 // kills has a process crash and come back.
 func (h *theatre) kills(m *member) {
