@@ -13,7 +13,7 @@ PORTABLE = -tags portable,nomsgpack
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile release image chart clean
+.PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile histories release image chart clean
 
 # A comma within an argument of call.
 , := ,
@@ -145,6 +145,13 @@ bench: build
 # Attacks, with the embedded store and over Redis: half an hour. make hostile ARGS='-only pings'
 hostile: build
 	$(GO) run ./internal/attack $(ARGS) && $(GO) run ./internal/attack -redis $(ARGS)
+
+# What clients saw while processes and stores die, judged by a checker that is not ours. SETTING is memory, file, redis, tier,
+# postgres, regions, and redis-forgets and tier-forgets, where Redis comes back empty or older. make test-all has ten seconds of it.
+SETTING = redis
+OPS     = 100000
+histories:
+	@$(with) $(GO) test ./cmd/headcount/faults -run '^TestClockHistories$$' -count 1 -v -timeout 24h -setting $(SETTING) -ops $(OPS) $(ARGS)
 
 # Archives and packages with checksums and lists of modules, in dist/, and a container image: make release VERSION=v1.2.3
 release:

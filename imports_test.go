@@ -127,6 +127,7 @@ var layers = []layer{
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                      // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}},                     // a black box client
+	{"internal/histories", []string{"client"}},                    // another one, whose answers a checker judges
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                                    // tests alone
 	{"cmd/headcount/faults", nil},                                 // tests alone

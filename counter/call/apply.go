@@ -221,19 +221,25 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 		return counter.Result{Err: err}
 	}
 
-	// A replay is answered with the present counters, and anything else is checked against them.
-	before, err := op.ReadFrom(ctx, s)
-	if err != nil {
-		return counter.Result{Err: err}
-	}
-	if known {
-		return counter.Result{Counters: op.Counters(before), Replay: true}
-	}
-	if err := refusal(op, before); err != nil {
-		return counter.Result{Err: err}
+	// What one partition has, its owner alone judges: it knows whether the part was made before, and a reader may not
+	// see everything that it knows.
+	parts := split(op)
+	if known || len(parts) > 1 {
+		before, err := op.ReadFrom(ctx, s)
+		if err != nil {
+			return counter.Result{Err: err}
+		}
+		if known {
+			return counter.Result{Counters: op.Counters(before), Replay: true}
+		}
+		if err := refusal(op, before); err != nil {
+			return counter.Result{Err: err}
+		}
 	}
 
-	result := s.makeParts(ctx, op)
+	// Each partition makes its part by itself. What is missing after a fault, a repetition makes.
+	s.doAll(ctx, parts)
+	result := join(op, parts)
 	if result.Err == nil {
 		// If this fails, the keys of the parts still make a repetition a replay.
 		_, _ = s.remember(ctx, op.IdempotencyKey)
@@ -299,8 +305,8 @@ func refusal(op *counter.Op, before map[string]counter.Counter) error {
 	return nil
 }
 
-// makeParts makes what each partition has of a batch.
-func (s *Store) makeParts(ctx context.Context, op *counter.Op) counter.Result {
+// split returns what each partition has of a batch.
+func split(op *counter.Op) []part {
 	var parts gathered
 	for i := range op.Changes {
 		c := &op.Changes[i]
@@ -318,10 +324,8 @@ func (s *Store) makeParts(ctx context.Context, op *counter.Op) counter.Result {
 		to.call.Ops[0].Changes = append(to.call.Ops[0].Changes, *c)
 		to.indexes = append(to.indexes, i)
 	}
-	// Each partition makes its part by itself. What is missing after a fault, a repetition makes.
-	s.doAll(ctx, parts.calls)
 
-	return join(op, parts.calls)
+	return parts.calls
 }
 
 // join returns the result of a batch from those of its parts. The first part decides whether it is a replay, so of two

@@ -1,0 +1,260 @@
+package faults
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"headcount/internal/histories"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+)
+
+// The long form is make histories SETTING=tier OPS=100000.
+var (
+	historySetting = flag.String("setting", "redis", "of the histories")
+	historyCalls   = flag.Int("ops", 0, "calls in the histories; 0: as many as go into ten seconds")
+)
+
+// theatre is a setting whose clients' histories are judged, and the faults that it promises to survive.
+type theatre struct {
+	t         *testing.T
+	rules     string
+	processes []*member
+	models    []*histories.Model
+	strikes   []func() // each returns when its fault is over
+	run       *histories.Run
+}
+
+// theatres are the settings. Where Redis forgets, no process dies, since what Redis has lost is in the memory of the
+// owners.
+var theatres = map[string]func(h *theatre){
+	"memory": func(h *theatre) {
+		h.suspends(h.serve())
+	},
+	"file": func(h *theatre) {
+		m := h.serve("--data-dir=" + h.t.TempDir())
+		h.kills(m)
+		h.suspends(m)
+	},
+	"redis": func(h *theatre) {
+		redis := redistest.Start(h.t, redistest.Durable...)
+		for range 3 {
+			m, link := h.behind(redis)
+			h.diesApart(m, link)
+			h.suspends(m)
+			h.kills(m)
+			h.cuts(link)
+			h.crashes(&redis.Process, redis.Restart)
+		}
+	},
+	"redis-forgets": func(h *theatre) {
+		redis := redistest.Start(h.t)
+		for range 3 {
+			_, link := h.behind(redis)
+			h.cuts(link)
+		}
+		h.forgets(redis)
+	},
+	"tier": func(h *theatre) {
+		redis, postgres := redistest.Start(h.t, redistest.Durable...), pgtest.Start(h.t)
+		database := postgres.Database(h.t)
+		for range 3 {
+			m, link := h.behind(redis, "--postgres="+database, "--cold-after=1s")
+			h.diesApart(m, link)
+			h.suspends(m)
+			h.kills(m)
+			h.cuts(link)
+		}
+		h.crashes(&redis.Process, redis.Restart)
+		h.crashes(&postgres.Process, postgres.Restart)
+	},
+	"tier-forgets": func(h *theatre) {
+		redis, postgres := redistest.Start(h.t), pgtest.Start(h.t)
+		database := postgres.Database(h.t)
+		for range 3 {
+			_, link := h.behind(redis, "--postgres="+database)
+			h.cuts(link)
+		}
+		h.forgets(redis)
+		h.crashes(&postgres.Process, postgres.Restart)
+	},
+	"postgres": func(h *theatre) {
+		postgres := pgtest.Start(h.t)
+		m := h.serve("--postgres=" + postgres.Database(h.t))
+		h.kills(m)
+		h.suspends(m)
+		h.crashes(&postgres.Process, postgres.Restart)
+	},
+	"regions": func(h *theatre) {
+		postgres := pgtest.Start(h.t)
+		database := postgres.Database(h.t)
+		eu, us := redistest.Start(h.t, redistest.Durable...), redistest.Start(h.t, redistest.Durable...)
+		here, link := h.behind(eu, "--region=eu", "--peer=us="+us.URL(), "--postgres="+database)
+		there, _ := h.behind(us, "--region=us", "--peer=eu="+eu.URL(), "--postgres="+database)
+		h.kills(here)
+		h.suspends(there)
+		h.cuts(link)
+		h.crashes(&us.Process, us.Restart)
+		h.crashes(&postgres.Process, postgres.Restart)
+		h.models = []*histories.Model{histories.Exact} // regions share these alone at once
+	},
+}
+
+// serve adds a process with all roles.
+func (h *theatre) serve(flags ...string) *member {
+	m := &member{name: fmt.Sprint("process ", len(h.processes)), addr: servertest.FreeAddr(), admin: servertest.FreeAddr()}
+	m.flags = append([]string{
+		"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s",
+		"--api-key=" + counterKey, "--counters=" + h.rules,
+	}, flags...)
+	h.processes = append(h.processes, m)
+
+	return m
+}
+
+// behind adds a process whose link to Redis may be cut.
+func (h *theatre) behind(redis *redistest.Server, flags ...string) (*member, *wire) {
+	link := newWire(h.t, redis.Addr, 0)
+
+	return h.serve(append(flags, "--redis="+link.url(), "--cluster-listen="+servertest.FreeAddr())...), link
+}
+
+func (h *theatre) strike(fault func()) { h.strikes = append(h.strikes, fault) }
+
+// cuts has a link stall.
+func (h *theatre) cuts(link *wire) {
+	h.strike(func() {
+		link.cut()
+		time.Sleep(rand.N(4 * time.Second))
+		link.heal()
+	})
+}
+
+// diesApart has a process crash that does not reach Redis. What it had sent arrives when others have taken over.
+func (h *theatre) diesApart(m *member, link *wire) {
+	h.strike(func() {
+		link.cut()
+		time.Sleep(time.Second)
+		m.kill()
+		time.Sleep(time.Second)
+		link.heal()
+		again(h.t, m)
+	})
+}
+
+// kills has a process crash and come back.
+func (h *theatre) kills(m *member) {
+	h.strike(func() {
+		m.kill()
+		time.Sleep(rand.N(time.Second))
+		again(h.t, m)
+	})
+}
+
+// suspends has a process stand still, mostly for so long that others take over.
+func (h *theatre) suspends(m *member) {
+	h.strike(func() {
+		m.pause()
+		time.Sleep(2*time.Second + rand.N(3*time.Second))
+		m.resume()
+	})
+}
+
+// crashes has a server of a store stand still, crash and come back with all it had.
+func (h *theatre) crashes(p *servertest.Process, restart func(testing.TB)) {
+	h.strike(func() {
+		p.Pause()
+		time.Sleep(rand.N(3 * time.Second))
+		p.Resume()
+	})
+	h.strike(func() {
+		p.Kill()
+		time.Sleep(rand.N(time.Second))
+		restart(h.t)
+	})
+}
+
+// forgets has a Redis come back empty, or with what it had a moment before. Reads may be old until the owners have
+// written again what is missing, for a second as docs/faults.md says.
+func (h *theatre) forgets(redis *redistest.Server) {
+	losing := func(lose func()) {
+		h.strike(func() {
+			over := h.run.Old()
+			lose()
+			awaitReady(h.t, h.processes...)
+			time.Sleep(2 * time.Second)
+			over()
+		})
+	}
+	losing(func() { redis.Flush(h.t) })
+	losing(func() {
+		redis.Do(h.t, "SAVE")
+		time.Sleep(rand.N(time.Second))
+		redis.Restart(h.t)
+	})
+}
+
+// urls returns where clients may expect answers.
+func (h *theatre) urls() (urls []string) {
+	for _, m := range h.processes {
+		if m.up() {
+			urls = append(urls, "http://"+m.addr)
+		}
+	}
+
+	return urls
+}
+
+// TestClockHistories: whatever faults hit, clients of real processes get answers that one process would give that
+// makes one call after the other and loses none. A checker that is not ours says so.
+func TestClockHistories(t *testing.T) {
+	t.Parallel()
+	stage := theatres[*historySetting]
+	if stage == nil {
+		t.Fatalf("-setting is one of %q", slices.Sorted(maps.Keys(theatres)))
+	}
+	h := &theatre{t: t, rules: filepath.Join(t.TempDir(), "rules.json"), models: histories.Models}
+	if err := os.WriteFile(h.rules, []byte(histories.Rules), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stage(h)
+	startAll(t, h.processes...)
+	awaitReady(t, h.processes...)
+
+	// The short form has the first faults alone, but each of them every time.
+	end := time.Now().Add(10 * time.Second)
+	if *historyCalls > 0 {
+		end = time.Now().Add(24 * time.Hour)
+	}
+	h.run = histories.Start(t.Context(), histories.Config{
+		URLs: h.urls, APIKey: counterKey, Models: h.models, Seed: rand.Uint64(), Calls: cmp.Or(*historyCalls, math.MaxInt),
+	})
+	struck := 0
+	for h.run.Working() && time.Now().Before(end) {
+		time.Sleep(300*time.Millisecond + rand.N(time.Second))
+		h.strikes[struck%len(h.strikes)]()
+		struck++
+		awaitReady(t, h.processes...)
+		h.run.Settle(t.Context())
+	}
+
+	report := h.run.Finish(t.Context())
+	t.Logf("%s: %d calls %v on %d subjects, %d undecided, %d faults", *historySetting, report.Calls, report.Figures,
+		report.Subjects, report.Undecided, struck)
+	for _, wrong := range report.Wrong {
+		t.Error(wrong)
+	}
+	if report.Subjects < 10*report.Undecided || report.Figures["unknown"] == 0 {
+		t.Error("this proves too little: the checker gave up too often, or the clients felt no fault")
+	}
+}

@@ -1,0 +1,332 @@
+package histories
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/client"
+)
+
+// Config tunes a Run.
+type Config struct {
+	URLs   func() []string // servers of which clients may expect answers now
+	APIKey string
+	Models []*Model
+	Seed   uint64
+	Calls  int // after so many the clients rest
+}
+
+const (
+	clients  = 24
+	live     = 4                // subjects of each model that are used at a time
+	crowd    = 200              // subjects that wait to be judged; then the clients wait
+	answerBy = 12 * time.Second // longer than a server takes
+	settleBy = 2 * time.Minute  // for the repetitions of a call, all faults over
+	cutOneOf = 60               // the client itself hangs up
+	againOne = 12               // of so many calls, one is an earlier change with its key once more
+	examples = 3                // of what is wrong
+)
+
+// Run is clients at work. Its methods may be called from any goroutine.
+type Run struct {
+	cfg  Config
+	web  *http.Client
+	stop context.CancelFunc
+
+	clients sync.WaitGroup
+	checker sync.WaitGroup
+	ended   chan *Subject // to the checker
+
+	mu      sync.Mutex // guards the fields below
+	live    []*Subject
+	retired []*Subject
+	named   int
+	old     []Between
+	report  Report
+}
+
+// Report is what came of a run.
+type Report struct {
+	Calls     int            // that were recorded
+	Figures   map[string]int // by what came of them
+	Subjects  int            // that were judged
+	Undecided int            // of these, the checker took too long
+	Wrong     []string
+}
+
+// Start starts clients that work until ctx ends or enough calls are made.
+func Start(ctx context.Context, cfg Config) *Run {
+	ctx, stop := context.WithCancel(ctx)
+	web := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}, Timeout: answerBy}
+	r := &Run{cfg: cfg, web: web, stop: stop, ended: make(chan *Subject, crowd)}
+	r.report.Figures = map[string]int{}
+	for range live {
+		for _, m := range cfg.Models {
+			r.live = append(r.live, r.newSubject(m))
+		}
+	}
+
+	for i := range clients {
+		random := rand.New(rand.NewPCG(cfg.Seed, uint64(i)))
+		r.clients.Go(func() {
+			for ctx.Err() == nil {
+				r.work(ctx, random)
+			}
+		})
+	}
+	r.checker.Go(r.judge)
+
+	return r
+}
+
+func (r *Run) newSubject(m *Model) *Subject {
+	r.named++
+
+	return NewSubject(m, fmt.Sprintf("%s:%x-%d", m.Name, r.cfg.Seed, r.named))
+}
+
+// Working reports whether the clients have more to do.
+func (r *Run) Working() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return r.report.Calls < r.cfg.Calls && len(r.report.Wrong) == 0
+}
+
+// work makes one call of a client, with its repetitions.
+func (r *Run) work(ctx context.Context, random *rand.Rand) {
+	var s *Subject
+	if r.Working() {
+		s = r.pick(random)
+	}
+	if s == nil {
+		time.Sleep(10 * time.Millisecond)
+		return
+	}
+	defer s.leave()
+
+	if c, ok := s.earlier(random); ok && random.IntN(againOne) == 0 {
+		r.insist(ctx, random, s, c)
+		return
+	}
+
+	c := s.Model.draw(random)
+	if c.Verb != Read && c.Verb != Look {
+		c.ID = s.NewID()
+	}
+	r.insist(ctx, random, s, c)
+}
+
+// pick returns a subject that the client leaves afterwards, or nil if too many wait to be judged.
+func (r *Run) pick(random *rand.Rand) *Subject {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	at := random.IntN(len(r.live))
+	if r.live[at].join() {
+		return r.live[at]
+	}
+	if len(r.retired) >= crowd {
+		return nil
+	}
+
+	r.retired = append(r.retired, r.live[at])
+	r.live[at] = r.newSubject(r.live[at].Model)
+	r.live[at].join()
+
+	return r.live[at]
+}
+
+// insist makes a call, and repeats it until it is answered if it has a key. It reports whether it was made.
+func (r *Run) insist(ctx context.Context, random *rand.Rand, s *Subject, c Call) bool {
+	const refusals = 30 // after that the change may be made later, or never
+	unknown, refused := false, 0
+	for until := time.Now().Add(settleBy); time.Now().Before(until) && refused < refusals; {
+		answer, err := r.try(ctx, random, s, c)
+		answered := err == nil
+		made := answered && !answer.Refused
+		// What was tried without an answer may still find that the bound allows it.
+		isOver := answered && !unknown || !answered && !c.Keyed
+
+		switch {
+		case errors.Is(err, errUnexpected):
+			r.wrong(fmt.Sprintf("%s: %v: %v", s.Name, &c, err))
+			return false
+		case made:
+			return true
+		case isOver:
+			return false
+		case answered:
+			refused++
+		case !isUnsent(err):
+			unknown = true
+		}
+		time.Sleep(5*time.Millisecond + upTo(random, 100*time.Millisecond))
+	}
+
+	return false
+}
+
+// try makes a call once, and records it.
+func (r *Run) try(ctx context.Context, random *rand.Rand, s *Subject, c Call) (Answer, error) {
+	urls := r.cfg.URLs()
+	if len(urls) == 0 {
+		return Answer{}, errNowhere
+	}
+	api := client.NewAPI(client.Config{URL: urls[random.IntN(len(urls))], APIKey: r.cfg.APIKey, HTTP: r.web})
+
+	// What has begun is answered, also when the test ends.
+	ctx = context.WithoutCancel(ctx)
+	if random.IntN(cutOneOf) == 0 {
+		short, cancel := context.WithTimeout(ctx, upTo(random, 3*time.Millisecond))
+		defer cancel()
+		ctx = short
+	}
+
+	index := s.Begin(c)
+	answer, err := s.send(ctx, api, &c)
+	switch {
+	case err == nil:
+		s.End(index, answer)
+	case isUnsent(err):
+		s.Forget(index)
+	default:
+		s.Lose(&c)
+	}
+	r.count(c.Verb, &answer, err)
+
+	return answer, err
+}
+
+func upTo(random *rand.Rand, most time.Duration) time.Duration {
+	return time.Duration(random.Int64N(int64(most)))
+}
+
+// errNowhere is like one of a dial: nothing was sent.
+var errNowhere = errors.New("no server answers")
+
+func (r *Run) count(verb Verb, answer *Answer, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	r.report.Calls++
+	figure := "made"
+	switch {
+	case isUnsent(err):
+		figure = "unsent"
+	case err != nil:
+		figure = "unknown"
+	case answer.Refused:
+		figure = "refused"
+	case answer.Replay:
+		figure = "made before"
+	case verb == Read, verb == Look:
+		figure = "read"
+	}
+	r.report.Figures[figure]++
+}
+
+func (r *Run) wrong(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	r.report.Wrong = append(r.report.Wrong, what)
+}
+
+// Old says that reads may be old from now on until the function that it returns is called.
+func (r *Run) Old() (over func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	const long = 24 * time.Hour
+	at := len(r.old)
+	r.old = append(r.old, Between{From: time.Now(), To: time.Now().Add(long)})
+
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.old[at].To = time.Now()
+	}
+}
+
+// Settle reads the subjects that are not used any more once again, and has them judged. No fault may be under way.
+func (r *Run) Settle(ctx context.Context) {
+	r.mu.Lock()
+	retired := r.retired
+	r.retired = nil
+	r.mu.Unlock()
+
+	random := rand.New(rand.NewPCG(r.cfg.Seed, uint64(clients)))
+	for _, s := range retired {
+		s.users.Wait()
+		r.readAll(ctx, random, s)
+		r.ended <- s
+	}
+}
+
+// readAll reads all of a subject.
+func (r *Run) readAll(ctx context.Context, random *rand.Rand, s *Subject) {
+	var all []Call
+	for _, at := range s.counters() {
+		all = append(all, Call{Verb: Read, At: at})
+	}
+	if s.Model == Members {
+		for at := range members {
+			all = append(all, Call{Verb: Look, At: at})
+		}
+	}
+
+	until := time.Now().Add(settleBy)
+	for _, c := range all {
+		for !r.insist(ctx, random, s, c) && time.Now().Before(until) {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// judge has the subjects judged that have ended.
+func (r *Run) judge() {
+	for s := range r.ended {
+		r.mu.Lock()
+		old := slices.Clone(r.old)
+		isEnough := len(r.report.Wrong) >= examples
+		r.mu.Unlock()
+		if isEnough {
+			continue
+		}
+
+		wrong, undecided := s.Check(old...)
+		if wrong != "" {
+			r.wrong(wrong)
+		}
+
+		r.mu.Lock()
+		r.report.Subjects++
+		if undecided {
+			r.report.Undecided++
+		}
+		r.mu.Unlock()
+	}
+}
+
+// Finish ends the clients, when no fault is under way, has everything judged, and returns the report.
+func (r *Run) Finish(ctx context.Context) Report {
+	r.stop()
+	r.clients.Wait()
+	r.mu.Lock()
+	r.retired = append(r.retired, r.live...)
+	r.mu.Unlock()
+
+	r.Settle(context.WithoutCancel(ctx))
+	close(r.ended)
+	r.checker.Wait()
+	r.web.CloseIdleConnections()
+
+	return r.report
+}
