@@ -655,6 +655,30 @@ func TestDirtyRows(t *testing.T) {
 	})
 }
 
+// TestAScanWithoutTheFront fails at once, however long the caller would wait: nobody knows what the back has not got.
+func TestAScanWithoutTheFront(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		front := newFront()
+		own := newOwned(t, "owner", front, newBack())
+		own.must(t, own.next("1"))
+		synctest.Wait()
+		front.away = true
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+
+		begun := time.Now()
+		err := own.Scan(ctx, 7, own.name.Collection, "", func(string, []byte) error { return nil })
+		if took := time.Since(begun); !errors.Is(err, rows.ErrUnavailable) || took > 0 {
+			t.Errorf("without the front: %v, after %s", err, took)
+		}
+
+		synctest.Wait()
+		front.away = false
+		own.close(t)
+	})
+}
+
 // TestTwoFronts: a front that was in front of another store is refused. An empty one takes the store over, and what the
 // former one would get after that is refused instead of lost.
 func TestTwoFronts(t *testing.T) {

@@ -1,0 +1,117 @@
+package headcount_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	// recordedTest is a test in Go: its directory and its function.
+	recordedTest = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Fuzz)[A-Za-z0-9]+)`")
+	// recordedTitle is a test of the browser client: its file and its title.
+	recordedTitle = regexp.MustCompile("`(web/[a-z0-9/-]+\\.test\\.js)`: ([^|]+) \\|")
+	// promiseName is a row of the table of names.
+	promiseName = regexp.MustCompile(`(?m)^\| ([a-z ]+) \| [a-z]`)
+)
+
+// Each fault of the track record names the promise that it broke, and what holds it now, which must exist.
+func TestTrackRecordIsTrue(t *testing.T) {
+	faults := recordedFaults(t)
+	if len(faults) < 60 {
+		t.Fatalf("only %d faults were found", len(faults))
+	}
+
+	names := promiseNames(t)
+	for _, fault := range faults {
+		for _, name := range strings.Split(fault.broke, ", ") {
+			if name != "–" && !slices.Contains(names, name) {
+				t.Errorf("%s: docs/promises.md has no promise %q", fault.seen, name)
+			}
+		}
+
+		// Whoever knows of no test says so.
+		tests := recordedTest.FindAllStringSubmatch(fault.held, -1)
+		titles := recordedTitle.FindAllStringSubmatch(fault.held, -1)
+		if len(tests)+len(titles) == 0 && !strings.HasPrefix(fault.held, "none") {
+			t.Errorf("%s: nothing holds it", fault.seen)
+		}
+
+		// A code span that is no test of either form would not be looked for.
+		if spans := strings.Count(fault.held, "`") / 2; spans != len(tests)+len(titles) {
+			t.Errorf("%s: it has %d code spans, and %d tests", fault.seen, spans, len(tests)+len(titles))
+		}
+
+		for _, test := range tests {
+			if !packageHas(t, test[1], test[2]) {
+				t.Errorf("%s: %s has no %s", fault.seen, test[1], test[2])
+			}
+		}
+		for _, test := range titles {
+			if !strings.Contains(textOf(t, test[1]), "test('"+test[2]+"'") {
+				t.Errorf("%s: %s has no test %q", fault.seen, test[1], test[2])
+			}
+		}
+	}
+}
+
+// recordedFault is a row of docs/track-record.md.
+type recordedFault struct{ seen, broke, held string }
+
+func recordedFaults(t *testing.T) (faults []recordedFault) {
+	t.Helper()
+	for line := range strings.Lines(textOf(t, "docs/track-record.md")) {
+		cells := strings.Split(strings.TrimSpace(line), " | ")
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| what users saw") {
+			continue
+		}
+		if len(cells) != 4 {
+			t.Fatalf("a row has %d cells: %s", len(cells), line)
+		}
+
+		seen := strings.TrimPrefix(cells[0], "| ")
+		faults = append(faults, recordedFault{seen, cells[2], cells[3]})
+	}
+
+	return faults
+}
+
+func promiseNames(t *testing.T) (names []string) {
+	t.Helper()
+	_, table, found := strings.Cut(textOf(t, "docs/promises.md"), "\n| name | promise |\n")
+	if !found {
+		t.Fatal("docs/promises.md has no table of names")
+	}
+
+	for _, row := range promiseName.FindAllStringSubmatch(table, -1) {
+		names = append(names, row[1])
+	}
+
+	return names
+}
+
+// packageHas tells whether the tests of a directory have a function.
+func packageHas(t *testing.T, dir, function string) bool {
+	t.Helper()
+	names, err := filepath.Glob(dir + "/*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return slices.ContainsFunc(names, func(name string) bool {
+		return strings.Contains(textOf(t, name), "\nfunc "+function+"(t *testing.T) {")
+	})
+}
+
+func textOf(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return string(text)
+}
