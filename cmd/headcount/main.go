@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/flags"
+	"headcount/cmd/headcount/probe"
 	"headcount/cmd/headcount/top"
 	"headcount/internal/setting"
 	"headcount/internal/simulate"
@@ -272,7 +273,7 @@ func healthcheck(ctx context.Context, admin string) error {
 		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
 
-	status, _, err := ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz", nil)
+	status, _, err := probe.Ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz", nil)
 	if err == nil && status != http.StatusOK {
 		err = fmt.Errorf("healthz: status %d", status)
 	}
