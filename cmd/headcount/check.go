@@ -355,12 +355,12 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings) {
 	defer cancel()
 
 	found, err := routed.Check(ctx, c.Config.Postgres, c.Config.postgresUse())
-	err = refusedPostgres(err)
+	refused := refusal(err)
 	isOff := found.ClockOff > presenceredis.ClockTolerance
 
 	switch {
-	case errors.As(err, new(*setting.Error)):
-		f.wrong(err)
+	case refused != nil:
+		f.wrong(refused)
 	case err != nil:
 		f.wrongf(thing, "PostgreSQL does not let the server in: %v; start it, or correct the URL", err)
 	case found.ReadOnly:

@@ -221,7 +221,7 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 
 	s.owners, err = cluster.Open(ctx, cfg)
 	if err != nil {
-		return refusedPostgres(err)
+		return err
 	}
 	s.closers = append(s.closers, s.owners.Close)
 	s.parts.Owners = s.owners

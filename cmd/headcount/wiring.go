@@ -507,7 +507,10 @@ func (s *system) close() {
 
 // Report returns the state of this process for the dashboard.
 func (s *system) Report() presence.Report {
-	r := presence.Report{Stats: presence.Stats{Process: usage()}, Top: []presence.PageUsers{}}
+	var used presence.ProcessStats
+	used.CPU, used.Memory = machine.Usage()
+
+	r := presence.Report{Stats: presence.Stats{Process: used}, Top: []presence.PageUsers{}}
 	if s.gateway != nil {
 		stats := s.gateway.Stats()
 		r.Gateway = &stats
