@@ -125,7 +125,8 @@ var layers = []layer{
 	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},                                                               // runs the program
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                      // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
-	{"internal/simulate", []string{"client"}},                     // a black box client
+	{"internal/simulate", []string{"client"}}, // a black box client
+	{"examples/go", []string{"client"}},
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
 	{"cmd/headcount/certificates", []string{"internal/setting"}},  // what visitors are shown over TLS
 	{"cmd/headcount/dump", []string{"counter", "counter/transfer", "internal/postgres", "internal/redisconn", "internal/setting", "presence"}}, // export and import
