@@ -197,7 +197,7 @@ type getCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 // boundedWait returns get with a bound of n handshakes that wait for it at once. The handshake of the authority, which
 // checks the proof, is not bounded.
 func boundedWait(n int, get getCertificate) getCertificate {
-	turns := make(chan struct{}, n)
+	places := make(chan struct{}, n)
 
 	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
@@ -205,8 +205,8 @@ func boundedWait(n int, get getCertificate) getCertificate {
 		}
 
 		select {
-		case turns <- struct{}{}:
-			defer func() { <-turns }()
+		case places <- struct{}{}:
+			defer func() { <-places }()
 			return get(hello)
 		default:
 			return nil, errManyWait
