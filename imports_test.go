@@ -126,16 +126,20 @@ var layers = []layer{
 	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},                                                               // runs the program
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                      // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
-	{"internal/simulate", []string{"client"}},                     // a black box client
-	{"internal/histories", []string{"client"}},                    // another one, whose answers a checker judges
+	{"internal/simulate", []string{"client"}},  // a black box client
+	{"internal/histories", []string{"client"}}, // another one, whose answers a checker judges
+	{"examples/go", []string{"client"}},
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
-	{"cmd/headcount/e2e", nil},                                    // tests alone
-	{"cmd/headcount/faults", nil},                                 // tests alone
-	{"cmd/release", nil},                                          // builds the archives
+	{"cmd/headcount/certificates", []string{"internal/setting"}},  // what visitors are shown over TLS
+	{"cmd/headcount/dump", []string{"counter", "counter/transfer", "internal/postgres", "internal/redisconn", "internal/setting", "presence"}}, // export and import
+	{"cmd/headcount/probe", []string{"gateway/counterapi", "gateway/identity", "internal/setting"}},                                            // what a proxy passes on
+	{"cmd/headcount/e2e", nil},    // tests alone
+	{"cmd/headcount/faults", nil}, // tests alone
+	{"cmd/release", nil},          // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed", "counter/local", "counter/transfer", "gateway/counterapi",
+		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed", "counter/local", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/certificates", "cmd/headcount/dump", "cmd/headcount/flags", "cmd/headcount/probe", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	hotRate  = 1000             // calls a second from which a queue is hot
-	hotCalls = 4                // a write of fewer calls never makes a queue hot
-	stall    = time.Millisecond // a hot queue stops waiting when no call came for this long
+	busyRate  = 1000             // calls a second from which a queue is busy
+	busyCalls = 4                // a write of fewer calls never makes a queue busy
+	stall     = time.Millisecond // a busy queue stops waiting when no call came for this long
 )
 
 // batchQueues gather the calls to a store. While a write of a queue is under way, further calls for its keys wait; they
@@ -157,7 +157,7 @@ func (q *batchQueue[C, R]) write(ctx context.Context) {
 func (q *batchQueue[C, R]) run() {
 	for {
 		began := time.Now()
-		isHot := q.isHot(began.Sub(q.began))
+		isBusy := q.isBusy(began.Sub(q.began))
 		q.began = began
 
 		ctx, cancel := context.WithTimeout(context.Background(), q.of.cfg.WriteTimeout)
@@ -166,7 +166,7 @@ func (q *batchQueue[C, R]) run() {
 
 		// Let the callers run that were just answered: if they call again, they make it into the next write.
 		runtime.Gosched()
-		if isHot {
+		if isBusy {
 			q.pause(began.Add(q.of.cfg.Pace))
 		}
 		if !q.take() {
@@ -175,12 +175,12 @@ func (q *batchQueue[C, R]) run() {
 	}
 }
 
-// isHot reports whether the calls of a write have come so fast, since the last one began, that further ones are worth a
+// isBusy reports whether the calls of a write have come so fast, since the last one began, that further ones are worth a
 // wait.
-func (q *batchQueue[C, R]) isHot(since time.Duration) bool {
+func (q *batchQueue[C, R]) isBusy(since time.Duration) bool {
 	calls := len(q.writing)
 
-	return q.of.cfg.Pace > 0 && calls >= hotCalls && float64(calls) >= hotRate*since.Seconds()
+	return q.of.cfg.Pace > 0 && calls >= busyCalls && float64(calls) >= busyRate*since.Seconds()
 }
 
 // pause lets calls gather until a time, a full batch, or a millisecond in which no call came.

@@ -31,7 +31,7 @@ type CombinerConfig struct {
 	// LimitTimeout is the longest time that a call on a limit may take, with its wait in the queue; default: no limit
 	// but WriteTimeout for the write.
 	LimitTimeout time.Duration
-	// Pace is the shortest time between the starts of two writes of a hot queue, one that gets over hotRate
+	// Pace is the shortest time between the starts of two writes of a busy queue, one that gets over busyRate
 	// operations a second. It ends early when no operation arrives for a millisecond. Default 0: no pause.
 	Pace time.Duration
 	// Instant is for a store in memory, which waits for nothing: each operation is made by its caller, and nothing is

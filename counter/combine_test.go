@@ -397,7 +397,7 @@ func (s *slow) Writes() int {
 }
 
 // A key that changes fast is written at the pace, and nobody waits much longer than
-// that. A caller in a lane that is not hot does not wait.
+// that. A caller in a lane that is not busy does not wait.
 func TestAHotLaneKeepsItsPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, pace = 200 * time.Microsecond, 7 * time.Millisecond

@@ -19,7 +19,7 @@ var ErrRule = errors.New("bad counters")
 // Defaults and bounds of rules.
 const (
 	DefaultLedger = 90 * 24 * time.Hour // retention of ledger entries
-	DefaultStale  = 5 * time.Second     // maximum age of an approximate read
+	DefaultMaxAge = 5 * time.Second     // maximum age of an approximate read
 	DefaultMax    = 1_000_000           // counters of a rule that is open to the public
 	MaxRules      = 1000
 	MaxBuckets    = 4 // of one rule
@@ -54,8 +54,8 @@ type Rule struct {
 	Ledger         time.Duration // retention of an Exact's ledger; 0: for ever
 	// Max is about how many counters of the match may exist before callers without an API key can create no more; 0: no
 	// limit.
-	Max   int64
-	Stale time.Duration // maximum age of an approximate read; 0: always exact
+	Max    int64
+	MaxAge time.Duration // maximum age of an approximate read; 0: always exact
 }
 
 // ledgerKept returns the retention of a new ledger entry. Kinds that have entries only for resets and adjustments keep
@@ -229,7 +229,7 @@ func named(match string) string {
 // parseRule parses one rule. With an error it returns the fields before it, because the match names the rule in the
 // message.
 func parseRule(r *reader) (*Rule, error) {
-	rule := &Rule{Ledger: DefaultLedger, Stale: DefaultStale}
+	rule := &Rule{Ledger: DefaultLedger, MaxAge: DefaultMaxAge}
 	var given []string
 	err := r.object(func(name string) error {
 		given = append(given, name)
@@ -268,7 +268,7 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 	case "max":
 		err = rule.max(r)
 	case "stale":
-		rule.Stale, err = durationOr0(r, 1)
+		rule.MaxAge, err = durationOr0(r, 1)
 	default:
 		err = errors.New("unknown field; a rule has " +
 			"match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")

@@ -303,9 +303,9 @@ func (fs *FollowService) edit(
 	})
 }
 
-// change runs step, which reads the user's record and saves a new one, in the user's turn.
-// It runs step again while other processes cause conflicts.
-func (fs *FollowService) change(ctx context.Context, user User, step func() error) error {
+// change runs edit, which reads the user's record and saves a new one, in the user's turn.
+// It runs edit again while other processes cause conflicts.
+func (fs *FollowService) change(ctx context.Context, user User, edit func() error) error {
 	end, err := fs.turn(ctx, user)
 	if err != nil {
 		return err
@@ -313,7 +313,7 @@ func (fs *FollowService) change(ctx context.Context, user User, step func() erro
 	defer end()
 
 	for n := range attempts {
-		err := step()
+		err := edit()
 		if !errors.Is(err, ErrConflict) {
 			return err
 		}

@@ -26,12 +26,7 @@ func (c *Config) postgresUse() routed.Use {
 
 // openBehind opens the PostgreSQL behind Redis. What this process has of the counters closes it.
 func (s *system) openBehind(ctx context.Context) (*routed.Behind, error) {
-	behind, err := routed.OpenBehind(ctx, routed.BehindConfig{
+	return routed.OpenBehind(ctx, routed.BehindConfig{
 		URL: s.cfg.Postgres, Rules: s.cfg.Rules, PersistInterval: s.cfg.PersistInterval, Log: s.log,
 	})
-	if err != nil {
-		return nil, refusedPostgres(err)
-	}
-
-	return behind, nil
 }

@@ -25,10 +25,10 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/certificates"
 	"headcount/counter"
 	"headcount/counter/countertest"
 	"headcount/counter/local"
-	"headcount/gateway/identity"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
@@ -152,6 +152,10 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "a")
 	stranger := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(stranger.Close)
+	unusable := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}`)
+	}))
+	t.Cleanup(unusable.Close)
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(secured.Close)
 	receiver := func(status int) *httptest.Server {
@@ -198,7 +202,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret", "--redis=redis://"+nobody,
 				"--postgres=postgres://u@"+nobody+"/d", "--jwks-url="+stranger.URL),
 			want: []string{
-				"--api-key", "--listen: the server cannot listen", "--redis: Redis does not answer",
+				"--api-key", "--listen: listen tcp ", "--redis: Redis does not answer",
 				"--postgres: PostgreSQL does not let the server in", "--jwks-url",
 			},
 		},
@@ -221,9 +225,10 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		},
 		"a key of another, and PostgreSQL takes nothing": {
 			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1], "--postgres="+readOnly.String()),
-			want: []string{"--tls-cert: the certificate and its key cannot be used", "accepts no changes"},
+			want: []string{"; name the files of a certificate and its key", "accepts no changes"},
 		},
 
+		"keys of another kind":       {args: append(stopped, "--jwks-url="+unusable.URL), want: []string{"--jwks-url: none of its keys can verify a token"}},
 		"a wrong password":           {args: append(stopped, "--redis=redis://u:wrong@"+redis.Addr), want: []string{"password"}},
 		"a right is missing":         {args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")), want: []string{"may not send pfmerge, xtrim"}},
 		"channels may not be used":   {args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: []string{"may not use channels"}},
@@ -402,7 +407,7 @@ func TestServerChainsOfCertificates(t *testing.T) {
 		"nearly too old":         {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(50 * time.Minute), "should have been renewed"},
 		"too young":              {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on"},
 	} {
-		if got := chainProblem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+		if got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}
@@ -428,50 +433,5 @@ func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 		if len(wrong) != 1 || !strings.Contains(wrong[0], " "+command+";") {
 			t.Errorf("without %s:\n%s", command, all)
 		}
-	}
-}
-
-// A probe is answered once, to who knows its name, and only so many are open.
-func TestProbes(t *testing.T) {
-	proxies, err := identity.NewProxies([]string{"10.0.0.0/8"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := newProbes(Config{Proxies: proxies})
-	begin := func() string {
-		w := httptest.NewRecorder()
-		p.begin(w, nil)
-		return w.Body.String()
-	}
-	h := p.before(http.NotFoundHandler())
-	get := func(name, peer string, header ...string) (int, string) {
-		r := httptest.NewRequest("GET", probePath+name, nil)
-		r.RemoteAddr = peer + ":1"
-		for i := 0; i < len(header); i += 2 {
-			r.Header.Set(header[i], header[i+1])
-		}
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		return w.Code, strings.TrimSpace(w.Body.String())
-	}
-	name := begin()
-	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
-		t.Errorf("%d %s", code, body)
-	}
-	if code, _ := get(name, "10.1.2.3"); code != 404 {
-		t.Errorf("again: %d", code)
-	}
-	if code, body := get(begin(), "11.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
-		t.Errorf("%d %s", code, body)
-	}
-	first := begin()
-	for range maxProbes {
-		begin()
-	}
-	if code, _ := get(first, "10.1.2.3"); code != 404 || p.open.Len() != maxProbes {
-		t.Errorf("%d, and %d are open", code, p.open.Len())
-	}
-	if code, _ := get("guessed", "10.1.2.3"); code != 404 {
-		t.Errorf("a guess: %d", code)
 	}
 }

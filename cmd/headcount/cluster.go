@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -31,7 +30,7 @@ const peerDial = 2 * time.Second
 
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
-func (s *system) openCluster(ctx context.Context, self presence.Process) (err error) {
+func (s *system) openCluster(ctx context.Context, self presence.Process, l listener) (err error) {
 	s.cfg.IDSecrets = s.cfg.idSecrets()
 
 	var hashKeys presenceredis.HashKeys
@@ -59,7 +58,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) (err er
 	s.store = opened
 	s.where = "redis"
 
-	s.network, err = s.listenForOthers(ctx, self)
+	s.network, err = s.openNetwork(ctx, self, l)
 	if err != nil {
 		return err
 	}
@@ -149,29 +148,18 @@ func (s *system) dial(cfg redisconn.Config) (*redisconn.Conn, error) {
 // network carries what this process and the other processes of the cluster say to
 // each other.
 type network struct {
-	tcp       net.Listener
+	listener  // of both
 	datagrams *heartbeat.Transport
 	client    *rpc.Client
 	server    *http.Server // of calls
 }
 
-func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n *network, err error) {
+// openNetwork opens what this process says to the others, and hears from them at l.
+func (s *system) openNetwork(ctx context.Context, self presence.Process, l listener) (n *network, err error) {
 	keys := keysOf(s.cfg.ClusterSecrets)
-	n = &network{}
-	n.tcp, err = listen(ctx, "cluster-listen", s.cfg.ClusterListen)
-	if err != nil {
-		return nil, err
-	}
-
-	s.closers = append(s.closers, n.tcp.Close)
-	udp, err := net.ListenPacket("udp", n.tcp.Addr().String())
-	if err != nil {
-		return nil, fmt.Errorf("--cluster-listen: %w", err)
-	}
-
-	s.closers = append(s.closers, udp.Close)
+	n = &network{listener: l}
 	n.datagrams, err = heartbeat.New(heartbeat.Config{
-		Conn: udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
+		Conn: l.udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
 		Now: s.clock.Now, OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
 	})
 	if err != nil {
@@ -233,7 +221,7 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 
 	s.owners, err = cluster.Open(ctx, cfg)
 	if err != nil {
-		return refusedPostgres(err)
+		return err
 	}
 	s.closers = append(s.closers, s.owners.Close)
 	s.parts.Owners = s.owners

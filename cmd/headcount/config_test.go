@@ -584,7 +584,8 @@ func TestAdvertiseOfAPod(t *testing.T) {
 }
 
 func TestACertificateThatIsMissingIsASetting(t *testing.T) {
-	_, err := openCertificates(Config{TLSCert: "nowhere", TLSKey: "nowhere"}, zerolog.Nop())
+	c := Config{TLSCert: "nowhere", TLSKey: "nowhere"}
+	_, err := c.openCertificates(zerolog.Nop())
 	if s := (*setting.Error)(nil); !errors.As(err, &s) || s.Name != "tls-cert" {
 		t.Error(err)
 	}

@@ -24,7 +24,7 @@ func (s *system) openPipeline(ctx context.Context) (err error) {
 
 	s.counters, err = pipeline.Open(ctx, cfg)
 	if err != nil {
-		return refusedPostgres(err)
+		return err
 	}
 	s.closers = append(s.closers, s.counters.Close)
 

@@ -22,8 +22,12 @@ import (
 	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/dump"
 	"headcount/cmd/headcount/flags"
+	"headcount/cmd/headcount/probe"
 	"headcount/cmd/headcount/top"
+	"headcount/counter"
+	"headcount/internal/postgres"
 	"headcount/internal/setting"
 	"headcount/internal/simulate"
 )
@@ -44,8 +48,8 @@ type commands struct {
 	Check       checkCommand       `cmd:"" help:"Check everything that a server with these settings needs, and report problems."`
 	Top         top.Command        `cmd:"" help:"Show the dashboard in this terminal."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
-	Export      exportCommand      `cmd:"" help:"Write all counters of a store into a file."`
-	Import      importCommand      `cmd:"" help:"Put the counters of a file into a store."`
+	Export      dump.Export        `cmd:"" help:"Write all counters of a store into a file."`
+	Import      dump.Import        `cmd:"" help:"Put the counters of a file into a store."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 	Healthcheck healthcheckCommand `cmd:"" hidden:"" help:"Ask /healthz of the admin address, for container health checks."`
 }
@@ -111,9 +115,13 @@ func (p program) run() int {
 	case "simulate":
 		err = c.Simulate.Run(ctx, p.stdout, p.stderr)
 	case "export":
-		err = c.Export.run(ctx, p.stdout, p.stderr)
+		err = c.Export.Run(ctx, p.stdout, p.stderr)
 	case "import":
-		err = c.Import.run(ctx, p.stdin, p.stderr)
+		var rules *counter.Rules
+		rules, err = readRules(c.Import.Counters)
+		if err == nil {
+			err = c.Import.Run(ctx, rules, p.stdin, p.stderr)
+		}
 	case "version":
 		_, err = fmt.Fprintln(p.stdout, versionLine())
 	case "healthcheck":
@@ -125,19 +133,35 @@ func (p program) run() int {
 
 // end returns the exit status of a command that ended with err, and prints the error.
 func (p program) end(err error) int {
-	var refused *setting.Error
+	refused := refusal(err)
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errFaults):
 		return exitFailure // the check has printed its findings already
-	case errors.As(err, &refused):
+	case refused != nil:
 		return p.fail(exitSettings, refused)
 	case errors.Is(err, simulate.ErrSettings):
 		return p.fail(exitSettings, err)
 	default:
 		return p.fail(exitFailure, err)
 	}
+}
+
+// refusal returns the setting that cannot work, of an error that is about one, or nil. Of PostgreSQL that is also a
+// database that cannot be used.
+func refusal(err error) error {
+	var refused *setting.Error
+	if errors.As(err, &refused) {
+		return refused
+	}
+
+	if errors.Is(err, postgres.ErrConfig) {
+		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
+		return setting.Errorf("postgres", "%s", problem)
+	}
+
+	return nil
 }
 
 // parse fills in c, checks it and returns the command's name.
@@ -194,8 +218,7 @@ func (p program) runServe(ctx context.Context, cfg Config) int {
 	}
 
 	err := p.serve(ctx, cfg, log)
-	var refused *setting.Error
-	if errors.As(err, &refused) {
+	if refused := refusal(err); refused != nil {
 		return p.fail(exitSettings, refused)
 	}
 
@@ -272,7 +295,7 @@ func healthcheck(ctx context.Context, admin string) error {
 		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
 
-	status, _, err := ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz", nil)
+	status, _, err := probe.Ask(ctx, 3*time.Second, http.MethodGet, adminURL(admin)+"/healthz", nil)
 	if err == nil && status != http.StatusOK {
 		err = fmt.Errorf("healthz: status %d", status)
 	}

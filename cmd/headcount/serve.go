@@ -18,6 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/certificates"
+	"headcount/cmd/headcount/probe"
 	"headcount/gateway"
 	"headcount/internal/machine"
 	"headcount/internal/setting"
@@ -51,7 +53,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		return err
 	}
 
-	sys, err := newSystem(ctx, cfg, log)
+	sys, err := newSystem(ctx, cfg, open, log)
 	if err != nil {
 		return err
 	}
@@ -113,17 +115,47 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	return nil
 }
 
-// listeners are the listeners for operators and visitors, by the flags of their addresses.
-type listeners map[string]net.Listener
+// listener is an open address. That of --cluster-listen has a UDP port of the same number.
+type listener struct {
+	net.Listener
+	udp net.PacketConn // nil at other addresses
+}
 
-// listen opens the listeners.
+func (l listener) close() {
+	_ = l.Close()
+	if l.udp != nil {
+		_ = l.udp.Close()
+	}
+}
+
+// listen opens an address.
+func listen(ctx context.Context, a address) (l listener, err error) {
+	var lc net.ListenConfig
+	l.Listener, err = lc.Listen(ctx, "tcp", a.addr)
+	if err == nil && a.flag == "cluster-listen" {
+		l.udp, err = lc.ListenPacket(ctx, "udp", l.Addr().String())
+		if err != nil {
+			_ = l.Close()
+		}
+	}
+
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		err = fmt.Errorf("--%s: %w; end the program that has this address, or give another one", a.flag, err)
+	case err != nil:
+		err = fmt.Errorf("--%s: %w", a.flag, err)
+	}
+
+	return l, err
+}
+
+// listeners are the open addresses of this process, by their flags.
+type listeners map[string]listener
+
+// listen opens the addresses of the settings.
 func (l listeners) listen(ctx context.Context, cfg Config) error {
 	for _, a := range cfg.addresses() {
-		if a.flag == "cluster-listen" { // newSystem opens it, for TCP and UDP
-			continue
-		}
-
-		opened, err := listen(ctx, a.flag, a.addr)
+		opened, err := listen(ctx, a)
 		if err != nil {
 			return err
 		}
@@ -135,7 +167,7 @@ func (l listeners) listen(ctx context.Context, cfg Config) error {
 
 func (l listeners) close() {
 	for _, opened := range l {
-		_ = opened.Close()
+		opened.close()
 	}
 }
 
@@ -173,11 +205,11 @@ func (s *system) logAddresses(log zerolog.Logger, open listeners) {
 		hello = hello.Str("cluster", s.cfg.AdvertiseAddr()).Str("region", s.cfg.Region)
 	}
 
-	if l := open["listen"]; l != nil {
+	if l, is := open["listen"]; is {
 		hello = hello.Str("listen", l.Addr().String()).Str("open", openURL(l.Addr(), s.cfg))
 	}
 
-	if l := open["http-redirect"]; l != nil {
+	if l, is := open["http-redirect"]; is {
 		hello = hello.Str("http_redirect", l.Addr().String())
 	}
 	hello.Msg("headcount is listening")
@@ -225,15 +257,15 @@ func (e endpoint) serve() error {
 
 // endpoints returns the servers of the listeners, in the order in which they are shut down.
 func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint) {
-	probes := newProbes(s.cfg)
+	probes := probe.New(s.cfg.Proxies, s.cfg.BasePath)
 
-	if l := open["listen"]; l != nil {
-		all = append(all, s.visitorEndpoint(l, probes.before(s.gateway.Handler())))
+	if l, is := open["listen"]; is {
+		all = append(all, s.visitorEndpoint(l, probes.Before(s.gateway.Handler())))
 	}
 
-	if l := open["http-redirect"]; l != nil {
+	if l, is := open["http-redirect"]; is {
 		limiter := s.gateway.Listener(l)
-		srv := httpServer(s.certs.redirect, s.log)
+		srv := httpServer(s.certs.Redirect, s.log)
 		srv.WriteTimeout = answerTimeout
 		srv.ConnState = limiter.State
 		all = append(all, endpoint{srv, limiter})
@@ -247,7 +279,7 @@ func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint)
 // closes a connection over HTTP/2 whose client reads no byte for --write-timeout.
 func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint {
 	if s.cfg.Redirect != "" {
-		handler = overTLSAlone(handler)
+		handler = certificates.OverTLSAlone(handler)
 	}
 
 	srv := httpServer(handler, s.log)
@@ -285,19 +317,6 @@ func shutdown(ctx context.Context, srv *http.Server) error {
 	return srv.Close()
 }
 
-func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", addr)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("--%s: %w; end the program that has this address, or give another one", flag, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("--%s: %w", flag, err)
-	}
-
-	return l, nil
-}
-
 func httpServer(h http.Handler, log zerolog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
@@ -320,7 +339,7 @@ func (q quiet) Write(text []byte) (int, error) {
 
 // adminHandler returns the handler for operators. When ctx ends, /readyz reports that the process is not ready. Only
 // operators must be able to reach its address.
-func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler {
+func adminHandler(ctx context.Context, sys *system, probes *probe.Probes) http.Handler {
 	var reached atomic.Bool // the process was ready once
 
 	mux := http.NewServeMux()
@@ -353,7 +372,7 @@ func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler
 		fmt.Fprintln(w, "ready")
 	})
 
-	mux.HandleFunc("POST /probe", probes.begin)
+	mux.HandleFunc("POST /probe", probes.Begin)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -25,8 +24,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/crypto/acme"
 
+	"headcount/cmd/headcount/certificates"
 	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 )
@@ -154,27 +153,6 @@ func TestServerRedirect(t *testing.T) {
 	}
 }
 
-// While the files are no pair, the log says so once and the last certificate goes on.
-func TestLoadOfCertificate(t *testing.T) {
-	dir := t.TempDir()
-	var log bytes.Buffer
-	f := &certificateFiles{cert: filepath.Join(dir, "c"), key: filepath.Join(dir, "k"), log: zerolog.New(&log)}
-	if _, err := f.load(); err == nil {
-		t.Fatal("files that are not there are taken")
-	}
-	for _, name := range []string{f.cert, f.key} {
-		if err := os.WriteFile(name, []byte("no PEM"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if changed, err := f.load(); err == nil || !changed || !strings.Contains(err.Error(), f.cert) {
-		t.Fatalf("got %t, %v", changed, err)
-	}
-	if changed, err := f.load(); err != nil || changed {
-		t.Fatalf("the same files are looked at again: %t, %v", changed, err)
-	}
-}
-
 // A certificate comes from the authority, once, and is kept for the next process.
 func TestServerDomain(t *testing.T) {
 	t.Parallel()
@@ -197,12 +175,15 @@ func TestServerDomain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	certs := domainCertificates(cfg, zerolog.Nop())
-	before := len(certs.shown())
+	certs, err := cfg.openCertificates(zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := len(certs.Shown())
 	if _, err := certs.GetCertificate(&tls.ClientHelloInfo{ServerName: a.domain, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}}); err != nil {
 		t.Fatal(err)
 	}
-	if after := certs.shown(); before != 0 || len(after) != 1 || after[0].Leaf.SerialNumber.Int64() != 2 {
+	if after := certs.Shown(); before != 0 || len(after) != 1 || after[0].Leaf.SerialNumber.Int64() != 2 {
 		t.Errorf("%d certificates were shown before, then %v", before, after)
 	}
 	a.mu.Lock()
@@ -351,7 +332,10 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	certs := domainCertificates(cfg, zerolog.Nop())
+	certs, err := cfg.openCertificates(zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
 	hello := func(name string, cipher uint16) *tls.ClientHelloInfo {
 		return &tls.ClientHelloInfo{ServerName: name, CipherSuites: []uint16{cipher}}
 	}
@@ -366,7 +350,7 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	var waiting sync.WaitGroup
 	for _, who := range []*tls.ClientHelloInfo{hello("new.example.com", modern), hello(a.domain, old)} {
 		var over atomic.Int32
-		for range maxWaitingHandshakes + 1 {
+		for range certificates.MaxWaiting + 1 {
 			waiting.Go(func() {
 				_, _ = certs.GetCertificate(who)
 				over.Add(1)
@@ -377,39 +361,4 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	}
 	close(silent)
 	waiting.Wait()
-}
-
-// While the authority has given nothing yet, only so many clients wait for it, and its own handshake does not.
-func TestHandshakesThatWaitAreBounded(t *testing.T) {
-	const most = 3
-	began, given := make(chan struct{}, most), make(chan struct{})
-	get := boundedWait(most, func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		if hello.SupportedProtos == nil {
-			began <- struct{}{}
-			<-given
-		}
-		return &tls.Certificate{}, nil
-	})
-	var waiting sync.WaitGroup
-	for range most {
-		waiting.Go(func() {
-			if _, err := get(&tls.ClientHelloInfo{}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	for range most {
-		<-began
-	}
-	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{"h2"}}); !errors.Is(err, errManyWait) {
-		t.Errorf("a further one: %v", err)
-	}
-	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{acme.ALPNProto}}); err != nil {
-		t.Errorf("the authority: %v", err)
-	}
-	close(given)
-	waiting.Wait()
-	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{"h2"}}); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
 }

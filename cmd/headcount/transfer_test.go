@@ -17,6 +17,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/countertest"
 	"headcount/counter/local"
+	"headcount/counter/transfer"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
@@ -321,19 +322,15 @@ func TestServerImportOfARegion(t *testing.T) {
 {"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
 {"counters":3,"deleted":0}
 `
-	for name, to := range map[string]place{"a file": {DataDir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)}} {
-		flag, value := "--data-dir", to.DataDir
+	for name, to := range map[string]transfer.Place{"a file": {Dir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)}} {
+		flag, value := "--data-dir", to.Dir
 		if to.Postgres != "" {
 			flag, value = "--postgres", to.Postgres
 		}
 		if status, _, said := runCommand(t, strings.NewReader(text), "import", flag, value); status != exitOK {
 			t.Fatalf("%s: %d %s", name, status, said)
 		}
-		stores, err := to.stores()
-		if err != nil {
-			t.Fatal(err)
-		}
-		target, err := stores.OpenTarget(t.Context(), counter.BuiltinRules())
+		target, err := to.OpenTarget(t.Context(), counter.BuiltinRules())
 		if err != nil {
 			t.Fatal(err)
 		}

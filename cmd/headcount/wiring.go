@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/cmd/headcount/certificates"
 	"headcount/counter/cluster"
 	"headcount/counter/pipeline"
 	"headcount/dashboard"
@@ -62,15 +63,15 @@ type system struct {
 	clock    *seal.Clock // of messages to and from other processes
 	parts    member.Parts
 	store    store
-	embedded *presencemem.Store // the same as store, if store is the embedded one; otherwise nil
-	where    string             // says in the log where the store is
-	redis    *redisconn.Conn    // nil over the embedded store
-	peers    []cluster.Peer     // the Redis of each other region
-	network  *network           // nil over the embedded store
-	owners   *cluster.Process   // nil over the embedded store
-	certs    *certificates      // nil: visitors do not speak TLS to this process
-	hashKey  []byte             // of user hashes; nil: the cluster has it
-	closers  []func() error     // called in reverse order; nobody could act on their errors
+	embedded *presencemem.Store         // the same as store, if store is the embedded one; otherwise nil
+	where    string                     // says in the log where the store is
+	redis    *redisconn.Conn            // nil over the embedded store
+	peers    []cluster.Peer             // the Redis of each other region
+	network  *network                   // nil over the embedded store
+	owners   *cluster.Process           // nil over the embedded store
+	certs    *certificates.Certificates // nil: visitors do not speak TLS to this process
+	hashKey  []byte                     // of user hashes; nil: the cluster has it
+	closers  []func() error             // called in reverse order; nobody could act on their errors
 	roles
 }
 
@@ -86,9 +87,8 @@ type roles struct {
 	board      *dashboard.Board // every process has it
 }
 
-// newSystem joins the parts that the settings ask for. Nothing runs before run is
-// called, but the addresses for other processes are already open.
-func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, err error) {
+// newSystem joins the parts that the settings ask for, behind the open addresses. Nothing runs before run is called.
+func newSystem(ctx context.Context, cfg Config, open listeners, log zerolog.Logger) (_ *system, err error) {
 	self := presence.Process{Name: localName, Roles: cfg.Roles, Incarnation: presence.NewIncarnation(time.Now())}
 	if cfg.Redis != "" {
 		self.Name = cfg.AdvertiseAddr()
@@ -106,13 +106,13 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	}()
 
 	if cfg.HasRole(presence.RoleGateway) && cfg.HasTLS() {
-		s.certs, err = openCertificates(cfg, log)
+		s.certs, err = cfg.openCertificates(log)
 		if err != nil {
 			return nil, err
 		}
 
 		s.gauge("headcount_certificate_overdue", "1: a certificate that visitors were shown has ended, or should "+
-			"have been renewed by now.", nil, s.certs.overdue)
+			"have been renewed by now.", nil, s.certs.Overdue)
 	}
 
 	s.member = member.New(member.Config{
@@ -128,7 +128,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	if cfg.Redis == "" {
 		err = s.openEmbedded()
 	} else {
-		err = s.openCluster(ctx, self)
+		err = s.openCluster(ctx, self, open["cluster-listen"])
 	}
 	if err != nil {
 		return nil, err
@@ -462,7 +462,7 @@ func (s *system) run(ctx context.Context) error {
 	watch.Go(func() { s.board.Watch(watching) })
 
 	if s.certs != nil {
-		watch.Go(func() { s.certs.run(watching) })
+		watch.Go(func() { s.certs.Run(watching) })
 	}
 
 	watch.Go(func() { s.webhooks.Run(watching) })
@@ -482,7 +482,7 @@ func (s *system) run(ctx context.Context) error {
 
 	served := make(chan error, 1)
 	go func() { // ends with Close below
-		err := s.network.server.Serve(s.network.tcp)
+		err := s.network.server.Serve(s.network.listener)
 		cancel()
 		served <- err
 	}()
@@ -507,7 +507,10 @@ func (s *system) close() {
 
 // Report returns the state of this process for the dashboard.
 func (s *system) Report() presence.Report {
-	r := presence.Report{Stats: presence.Stats{Process: usage()}, Top: []presence.PageUsers{}}
+	var used presence.ProcessStats
+	used.CPU, used.Memory = machine.Usage()
+
+	r := presence.Report{Stats: presence.Stats{Process: used}, Top: []presence.PageUsers{}}
 	if s.gateway != nil {
 		stats := s.gateway.Stats()
 		r.Gateway = &stats

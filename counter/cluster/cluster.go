@@ -205,7 +205,7 @@ const (
 	changeTimeout = 10 * time.Second
 	// limitTimeout is short, because a limit stands in front of other work.
 	limitTimeout = 250 * time.Millisecond
-	// pace is how long changes of a hot partition gather for one call.
+	// pace is how long changes of a busy partition gather for one call.
 	pace = 2 * time.Millisecond
 )
 

@@ -122,7 +122,7 @@ func (a *API) noHistory(c *gin.Context, one call, err error) error {
 	// Every 409 has the value of the counter.
 	ctx, cancel := a.within(c)
 	defer cancel()
-	read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
+	read, err := a.read(ctx, []string{one.key}, "", one.rule.MaxAge)
 	if err != nil {
 		return a.failed(c, err)
 	}
@@ -141,7 +141,7 @@ func (a *API) history(c *gin.Context, one call, q counter.Question) (outcome, er
 		return outcome{all: all, is: is}, err
 	}
 	asked := question{of: one.key, q: q}
-	found, err := a.questions.Ask(ctx, asked, one.rule.Stale, a.asker(c, one.server), compute)
+	found, err := a.questions.Ask(ctx, asked, one.rule.MaxAge, a.asker(c, one.server), compute)
 	switch {
 	case errors.Is(err, ErrTurn):
 		return found, a.crowded()

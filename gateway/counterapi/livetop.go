@@ -157,7 +157,7 @@ func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found f
 		list := p.api.listOf(topic)
 
 		within, cancel := context.WithTimeout(ctx, readTime)
-		top, err := p.api.askTop(within, list, min(list.rule.Stale, topAge), p.by)
+		top, err := p.api.askTop(within, list, min(list.rule.MaxAge, topAge), p.by)
 		cancel()
 		if err != nil {
 			p.api.cfg.Log.Debug().Err(err).Str("match", list.rule.Written()).

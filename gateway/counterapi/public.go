@@ -92,7 +92,7 @@ func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 	}
 
 	// Waiting is no use for a change that a bound or the kind refuses, so that comes first.
-	known, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
+	known, err := a.read(ctx, []string{one.key}, "", one.rule.MaxAge)
 	if err == nil {
 		if conflict := change.Refusal(known[0].Counter); conflict != nil {
 			return a.refused(c, []counter.Change{*change}, conflict)
@@ -159,7 +159,7 @@ func (a *API) admitNew(
 		return nil
 	}
 
-	known, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, time.Second))
+	known, err := a.read(ctx, []string{one.key}, "", max(one.rule.MaxAge, time.Second))
 	if err != nil {
 		return nil
 	}

@@ -41,7 +41,7 @@ func (a *API) getExact(c *gin.Context, one call) (calls.Answer, error) {
 
 // readLagging reads the counter of a call, which may lag as its rule says, also in a proxy if everybody may read it.
 func (a *API) readLagging(c *gin.Context, one call) (counter.Counter, error) {
-	is, err := a.readOne(c, one, one.rule.Stale)
+	is, err := a.readOne(c, one, one.rule.MaxAge)
 
 	// A proxy answers everybody alike, so it may keep only what everybody may read.
 	if err == nil && one.rule.Allows(counter.PublicRead) {
@@ -119,7 +119,7 @@ func (a *API) getSeveral(c *gin.Context) (calls.Answer, error) {
 
 // selection reads which counters a request asks for.
 func (a *API) selection(c *gin.Context) (selection, error) {
-	these := selection{lag: counter.DefaultStale, open: true}
+	these := selection{lag: counter.DefaultMaxAge, open: true}
 	site := a.callers.Site(c)
 
 	_, err := Several(c, "key", "counters", func(key string) error {
@@ -129,8 +129,8 @@ func (a *API) selection(c *gin.Context) (selection, error) {
 		}
 
 		// One read has one lag, so the strictest rule decides.
-		if len(these.names) == 0 || rule.Stale < these.lag {
-			these.lag = rule.Stale
+		if len(these.names) == 0 || rule.MaxAge < these.lag {
+			these.lag = rule.MaxAge
 		}
 		these.names = append(these.names, name)
 		these.open = these.open && rule.Allows(counter.PublicRead)
@@ -221,7 +221,7 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 
 	ctx, cancel := a.within(c)
 	defer cancel()
-	if _, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, 1)); err != nil {
+	if _, err := a.read(ctx, []string{one.key}, "", max(one.rule.MaxAge, 1)); err != nil {
 		return "", a.failed(c, err)
 	}
 

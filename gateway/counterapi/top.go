@@ -91,7 +91,7 @@ func (a *API) findTop(c *gin.Context, list topList, server bool) ([]counter.Gain
 	ctx, cancel := a.within(c)
 	defer cancel()
 
-	top, err := a.askTop(ctx, list, list.rule.Stale, a.asker(c, server))
+	top, err := a.askTop(ctx, list, list.rule.MaxAge, a.asker(c, server))
 	switch {
 	case errors.Is(err, counter.ErrTime):
 		return nil, calls.Bad("That cannot be asked for: " + why(err, counter.ErrTime) + ".")

@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	paceWindow  = 250 * time.Millisecond // between two looks at the rate of deliveries
-	paceMemory  = 5 * time.Second        // over which it is smoothed: large pages come in bursts
-	maxInterval = 10 * time.Second       // no subscriber waits longer for the newest count
+	paceInterval = 250 * time.Millisecond // between two looks at the rate of deliveries
+	paceMemory   = 5 * time.Second        // over which it is smoothed: large pages come in bursts
+	maxInterval  = 10 * time.Second       // no subscriber waits longer for the newest count
 )
 
 // pace keeps a shard's deliveries within a budget. While they fit, every page
@@ -39,7 +39,7 @@ func (p *pace) interval(subscribers int) time.Duration {
 func (p *pace) spend(n int, now time.Duration) {
 	p.spent += n
 	took := now - p.since
-	if took < paceWindow {
+	if took < paceInterval {
 		return
 	}
 

@@ -185,6 +185,19 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 	})
 }
 
+// CheckKeys fetches the keys of a URL once, as a server does, and returns how many of them can verify tokens.
+func CheckKeys(url string) (usable int, err error) {
+	source := newKeySource(url, time.Now, nil)
+	defer source.close()
+
+	set, err := source.get()
+	if err != nil {
+		return 0, err
+	}
+
+	return len(set.keys), nil
+}
+
 func (k *keySource) get() (*keySet, error) {
 	ctx, cancel := context.WithTimeout(k.ctx, keysTimeout)
 	defer cancel()

@@ -111,7 +111,7 @@ func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 		}
 
 		diff := fo.recount(l)
-		if diff != 0 && !fo.user.adopting {
+		if diff != 0 && !fo.user.replacing {
 			fo.user.setSum(fo.user.sum + diff)
 		}
 	}

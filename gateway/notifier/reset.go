@@ -72,7 +72,7 @@ func (s *Sums) runResets(f *Sum) {
 		s.mu.Lock()
 		f.rested = time.Since(s.born) + s.cfg.Rest
 		if err == nil {
-			s.adopt(f, state)
+			s.replace(f, state)
 		}
 		if f.known {
 			for _, c := range todo.waiting {

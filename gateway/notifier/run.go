@@ -101,7 +101,7 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 		case err != nil:
 			s.staleUsers[f] = struct{}{}
 		default:
-			s.adopt(f, states[i])
+			s.replace(f, states[i])
 		}
 	}
 

@@ -73,16 +73,16 @@ type Sums struct {
 
 // Sum has the follows of one user, and the number of unread changes.
 type Sum struct {
-	user     unread.User
-	refs     int32 // connections, and requests that may become connections
-	known    bool  // the fields below were read
-	adopting bool  // adopt is replacing the fields below, and sum is not valid yet
-	conns    []Conn
-	version  presence.Version
-	follows  map[string]*follow // by page; nil: the user follows nothing
-	sum      int64              // the sum of the follows' counts
-	reset    *reset             // for runResets; nil: it does not run
-	rested   time.Duration      // when the next reset may begin, since Sums.born
+	user      unread.User
+	refs      int32 // connections, and requests that may become connections
+	known     bool  // the fields below were read
+	replacing bool  // adopt is replacing the fields below, and sum is not valid yet
+	conns     []Conn
+	version   presence.Version
+	follows   map[string]*follow // by page; nil: the user follows nothing
+	sum       int64              // the sum of the follows' counts
+	reset     *reset             // for runResets; nil: it does not run
+	rested    time.Duration      // when the next reset may begin, since Sums.born
 }
 
 // follow is one page of one user.
@@ -132,7 +132,7 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	defer s.mu.Unlock()
 
 	if err == nil {
-		s.adopt(f, state)
+		s.replace(f, state)
 	} else {
 		s.staleUsers[f] = struct{}{} // Run tries again
 		wake.Signal(s.wake)
@@ -308,15 +308,15 @@ func (s *Sums) drop(fo *follow) {
 	}
 }
 
-// adopt replaces the user's follows with a state that was read, unless the state is outdated.
-func (s *Sums) adopt(f *Sum, state unread.State) {
+// replace replaces the user's follows with a state that was read, unless the state is outdated.
+func (s *Sums) replace(f *Sum, state unread.State) {
 	hasGone := s.users[f.user] != f
 	if hasGone || f.outdates(state.Version) {
 		return
 	}
 
 	f.version = state.Version
-	f.adopting = true
+	f.replacing = true
 	for page, fo := range f.follows {
 		_, still := state.Find(page)
 		if !still {
@@ -329,7 +329,7 @@ func (s *Sums) adopt(f *Sum, state unread.State) {
 			fo = s.take(f, stored.Page, state.Levels[i])
 		}
 
-		ownUpTo := fo.adopt(stored, state.Levels[i], state.Owns[i])
+		ownUpTo := fo.take(stored, state.Levels[i], state.Owns[i])
 		s.level(fo.page, state.Levels[i], ownUpTo)
 	}
 
@@ -346,8 +346,8 @@ func (f *Sum) outdates(v presence.Version) bool {
 	return v != (presence.Version{}) && v.Incarnation < f.version.Incarnation
 }
 
-// adopt takes what was read of the follow. It returns up to which Level.By the user's own changes are complete.
-func (fo *follow) adopt(stored unread.Follow, read unread.Level, own unread.Own) (ownUpTo int64) {
+// take takes over what was read of the follow. It returns up to which Level.By the user's own changes are complete.
+func (fo *follow) take(stored unread.Follow, read unread.Level, own unread.Own) (ownUpTo int64) {
 	fo.stored = stored
 	fo.setOwn(own, read.Incarnation)
 	fo.recount(read)
@@ -403,7 +403,7 @@ func (s *Sums) sum(f *Sum) {
 
 	changed := !f.known || sum != f.sum
 	f.known = true
-	f.adopting = false
+	f.replacing = false
 	if changed {
 		f.setSum(sum)
 	}

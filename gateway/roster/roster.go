@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	repeatTick = 25 * time.Millisecond // precision of repetitions
-	leastTurns = 4                     // turns of heartbeats in an interval
-	turnUsers  = 5000                  // users in one of more turns, about
+	repeatTick  = 25 * time.Millisecond // precision of repetitions
+	leastRounds = 4                     // rounds of heartbeats in an interval
+	roundUsers  = 5000                  // users in one of more rounds, about
 )
 
 // Config configures a Roster.
@@ -194,15 +194,15 @@ func (r *Roster) MovedTo(partition int) {
 }
 
 // Run sends until ctx ends. Each stream sends its heartbeats once in an interval. Those of few users go in four
-// turns, since what costs a quiet process most is to wake up, and the owners' deadlines then pass together,
-// too. Those of many users go in more turns, so that neither buffers nor CPUs meet a burst.
+// rounds, since what costs a quiet process most is to wake up, and the owners' deadlines then pass together,
+// too. Those of many users go in more rounds, so that neither buffers nor CPUs meet a burst.
 func (r *Roster) Run(ctx context.Context) {
-	turns := leastTurns // in this interval
-	over := 0           // turns of this interval that are over
-	users := 0          // users in the heartbeats of these turns
+	rounds := leastRounds // in this interval
+	over := 0             // rounds of this interval that are over
+	users := 0            // users in the heartbeats of these rounds
 
-	turn := time.NewTicker(r.cfg.Interval / leastTurns)
-	defer turn.Stop()
+	round := time.NewTicker(r.cfg.Interval / leastRounds)
+	defer round.Stop()
 
 	repeat := time.NewTicker(repeatTick)
 	defer repeat.Stop()
@@ -226,16 +226,16 @@ func (r *Roster) Run(ctx context.Context) {
 				repeat.Stop()
 			}
 
-		case <-turn.C:
-			for i := over * len(r.streams) / turns; i < (over+1)*len(r.streams)/turns; i++ {
+		case <-round.C:
+			for i := over * len(r.streams) / rounds; i < (over+1)*len(r.streams)/rounds; i++ {
 				users += r.sendAlive(&r.streams[i])
 			}
 
-			// The users of this interval decide how many turns the next one has.
+			// The users of this interval decide how many rounds the next one has.
 			over++
-			if over == turns {
-				turns = min(max(users/turnUsers, leastTurns), len(r.streams))
-				turn.Reset(r.cfg.Interval / time.Duration(turns))
+			if over == rounds {
+				rounds = min(max(users/roundUsers, leastRounds), len(r.streams))
+				round.Reset(r.cfg.Interval / time.Duration(rounds))
 				over = 0
 				users = 0
 			}

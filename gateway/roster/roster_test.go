@@ -477,9 +477,9 @@ func BenchmarkJoinLeave(b *testing.B) {
 	}
 }
 
-// Heartbeats of few users go in four turns an interval, and those of many in more. No partition is left out.
+// Heartbeats of few users go in four rounds an interval, and those of many in more. No partition is left out.
 func TestHeartbeatsGoInTurns(t *testing.T) {
-	for users, turns := range map[int]int{100: 4, 50_000: 10} {
+	for users, rounds := range map[int]int{100: 4, 50_000: 10} {
 		synctest.Test(t, func(t *testing.T) {
 			const partitions, interval = 40, 2 * time.Second
 			b := newBeatsOf(partitions, interval)
@@ -497,9 +497,9 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 					all += len(m.Alive)
 				}
 			}
-			if len(times) != turns || len(seen) != partitions || all != users {
+			if len(times) != rounds || len(seen) != partitions || all != users {
 				t.Errorf("in the last interval %d partitions and %d users were in heartbeats at %d times, want %d, %d and %d",
-					len(seen), all, len(times), partitions, users, turns)
+					len(seen), all, len(times), partitions, users, rounds)
 			}
 		})
 	}

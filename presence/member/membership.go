@@ -210,7 +210,7 @@ func (m *Member) renew(ctx context.Context) error {
 	// Until then the process owns nothing, and may not have seen all others.
 	if l.settled {
 		m.checkClaims(now, late)
-		m.adopt(now)
+		m.deriveTable(now)
 	}
 
 	if m.parts.Owners != nil {
@@ -347,9 +347,9 @@ type view struct {
 	at           time.Time
 }
 
-// adopt derives the table from the processes that are live now. It makes no slow call, so
+// deriveTable derives the table from the processes that are live now. It makes no slow call, so
 // that one moment applies to all processes.
-func (m *Member) adopt(now time.Time) {
+func (m *Member) deriveTable(now time.Time) {
 	l := &m.lease
 	var nodes, dispatchers []string
 	incarnations := map[string]bool{}

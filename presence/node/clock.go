@@ -8,11 +8,11 @@ import (
 
 const (
 	clockTick = 50 * time.Millisecond
-	// clockStep is the most that the clock advances between two ticks. While the process
+	// maxAdvance is the most that the clock advances between two ticks. While the process
 	// is suspended, the node receives no heartbeats, so no deadline may pass. The bound
-	// applies to reads too, so a suspension costs a session at most clockStep, whichever
+	// applies to reads too, so a suspension costs a session at most maxAdvance, whichever
 	// goroutine runs first when the process resumes.
-	clockStep = 4 * clockTick
+	maxAdvance = 4 * clockTick
 )
 
 // takeoverPossible is shorter than other processes take to notice a death. Only during a
@@ -39,8 +39,8 @@ func (c *clock) now() time.Duration {
 	if l.stopped {
 		return l.at
 	}
-	// run may be late, so a reader bounds the step as run does.
-	return l.at + min(time.Since(l.real), clockStep)
+	// run may be late, so a reader bounds the advance as run does.
+	return l.at + min(time.Since(l.real), maxAdvance)
 }
 
 // stop stops the clock for good, at the next tick.
@@ -71,17 +71,17 @@ func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Dura
 
 		l := c.last.Load()
 		now := time.Now()
-		step := now.Sub(l.real)
+		passed := now.Sub(l.real)
 
 		at := l.at
 		if !l.stopped {
-			at += min(step, clockStep)
+			at += min(passed, maxAdvance)
 		}
 
 		c.last.Store(&clockReading{now, at, c.ending.Load()})
 
-		if step > 2*clockStep {
-			suspended(step - clockStep)
+		if passed > 2*maxAdvance {
+			suspended(passed - maxAdvance)
 		}
 	}
 }

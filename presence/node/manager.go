@@ -276,7 +276,7 @@ func (m *manager) startGroup(ctx context.Context, ids []int) error {
 
 	for i, c := range claims {
 		p := newPartition(m.n, c)
-		p.adopt(snaps[i])
+		p.restore(snaps[i])
 
 		actx, stop := context.WithCancel(ctx)
 		m.owned[c.Partition] = &ownership{p, stop}

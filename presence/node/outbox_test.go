@@ -117,7 +117,7 @@ func newInterleaving(t *testing.T) *interleaving {
 	h.node.Gateways(nil)
 
 	h.actor = newPartition(h.node, claims[0])
-	h.actor.adopt(presence.Snapshot{})
+	h.actor.restore(presence.Snapshot{})
 	h.actor.checkReports()
 	h.actor.flush()
 
@@ -281,7 +281,7 @@ func TestOutboxIsAlwaysWritten(t *testing.T) {
 func TestASecondJoinIsAcknowledgedWithItsCount(t *testing.T) {
 	for _, way := range []string{"", "w", "wo", "woa"} { // what happens to the write before the second join
 		h := newInterleaving(t)
-		for h.step('w') || h.step('o') || h.step('a') { // what adopting wrote
+		for h.step('w') || h.step('o') || h.step('a') { // what restoring wrote
 		}
 
 		counted := map[string]int64{}

@@ -32,11 +32,11 @@ type takeover struct {
 // needsReports reports whether the actor still depends on the gateways' reports.
 func (p *partition) needsReports() bool { return !p.takeover.complete || p.loaded.sessions > 0 }
 
-// adopt takes over the snapshot that the last owner stored. It counts every page anew,
+// restore takes over the snapshot that the last owner stored. It counts every page anew,
 // and puts every member on trial until a gateway confirms it. If the store may lack
 // members, the partition becomes complete only when the gateways have reported all their
 // users.
-func (p *partition) adopt(snap presence.Snapshot) {
+func (p *partition) restore(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
 	}

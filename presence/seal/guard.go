@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// window is how far a sender's clock may be from ours, either way, and how late a message may be. Processes that go by
+// tolerance is how far a sender's clock may be from ours, either way, and how late a message may be. Processes that go by
 // the Clock agree; a release without it signs by its wall clock.
-const window = int64(30 * time.Second / time.Millisecond)
+const tolerance = int64(30 * time.Second / time.Millisecond)
 
 // maxSkew is how far behind a sender's clock may be when this process has just started: a
 // message that seems older may be a recorded one, meant for the process before this one.
@@ -28,10 +28,10 @@ type Guard struct {
 
 	mu      sync.Mutex // guards all below
 	senders map[sender]*history
-	behind  map[sender]*lateness // unknown senders with messages from before floor; at most maxSenders
-	// floor is the time that messages of an unknown sender must be newer than; those of forgotten senders are not. 0: it
+	behind  map[sender]*lateness // unknown senders with messages sent until after; at most maxSenders
+	// after is the time that messages of an unknown sender must be newer than; those of forgotten senders are not. 0: it
 	// is not set yet.
-	floor int64
+	after int64
 	swept int64 // when senders were last forgotten
 }
 
@@ -48,13 +48,13 @@ type lateness struct {
 }
 
 // history records which messages of one sender were accepted: number n is bit n modulo
-// the size of the ring, which covers the numbers (newest - size, newest].
+// the size of seen, which covers the numbers (newest - size, newest].
 type history struct {
 	name   string
 	newest uint64
 	last   int64 // greatest timestamp, unix ms
-	floor  int64 // messages sent until then are refused, unix ms
-	ring   []uint64
+	after  int64 // messages sent until then are refused, unix ms
+	seen   []uint64
 }
 
 // NewGuard returns a Guard that accepts messages sent from now on, or, with the zero time, from the first Admit that
@@ -70,11 +70,11 @@ func NewGuard(width int, now time.Time) *Guard {
 	return g
 }
 
-// begin sets the floor once the time is known: without one, messages that were recorded before this process started
+// begin sets after once the time is known: without one, messages that were recorded before this process started
 // would be accepted.
 func (g *Guard) begin(now time.Time) {
-	if g.floor == 0 && !now.IsZero() {
-		g.floor = now.UnixMilli() - maxSkew
+	if g.after == 0 && !now.IsZero() {
+		g.after = now.UnixMilli() - maxSkew
 	}
 }
 
@@ -87,9 +87,9 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 	switch {
 	case now.IsZero():
 		return "", ErrClock
-	case at < ms-window:
+	case at < ms-tolerance:
 		return "", ErrOld
-	case at > ms+window:
+	case at > ms+tolerance:
 		return "", ErrFuture
 	case seq == 0:
 		return "", ErrReplayed
@@ -101,21 +101,21 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 	g.begin(now)
 
 	h := g.senders[sender{string(name), incarnation}] // the conversion in an index does not allocate
-	if h != nil && at <= h.floor {
+	if h != nil && at <= h.after {
 		return "", ErrOld
 	}
 
 	if h == nil {
-		var floor int64
-		if at <= g.floor {
+		var after int64
+		if at <= g.after {
 			var fresh bool
-			floor, fresh = g.catchUp(sender{string(name), incarnation}, ms, at)
+			after, fresh = g.catchUp(sender{string(name), incarnation}, ms, at)
 			if !fresh {
 				return "", ErrOld
 			}
 		}
 
-		if len(g.senders) >= maxSenders || ms-g.swept > window {
+		if len(g.senders) >= maxSenders || ms-g.swept > tolerance {
 			g.sweep(ms)
 		}
 
@@ -124,7 +124,7 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 		}
 
 		delete(g.behind, sender{string(name), incarnation})
-		h = &history{name: string(name), floor: floor, ring: make([]uint64, g.words)}
+		h = &history{name: string(name), after: after, seen: make([]uint64, g.words)}
 		g.senders[sender{h.name, incarnation}] = h
 	}
 	fresh := h.take(seq)
@@ -139,9 +139,9 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 
 // catchUp judges a message of a sender whose clock seems to be behind. fresh says that the
 // Guard has seen messages of the sender for as long as maxSkew, and that this one is newer
-// than all of them; floor is when the newest of them was sent. A message that was recorded
+// than all of them; after is when the newest of them was sent. A message that was recorded
 // before this process began is not fresh, since its sender has sent newer ones.
-func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
+func (g *Guard) catchUp(s sender, ms, at int64) (after int64, fresh bool) {
 	l := g.behind[s]
 	if l == nil {
 		if len(g.behind) >= maxSenders {
@@ -164,39 +164,39 @@ func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 }
 
 // sweep forgets senders whose messages are all too old. If this process's clock is set
-// back, the floor still refuses those messages.
+// back, after still refuses those messages.
 func (g *Guard) sweep(ms int64) {
 	g.swept = ms
 
 	for s, h := range g.senders {
-		if h.last < ms-window {
-			g.floor = max(g.floor, h.last)
+		if h.last < ms-tolerance {
+			g.after = max(g.after, h.last)
 			delete(g.senders, s)
 		}
 	}
 
 	for s, l := range g.behind {
-		if l.newest < ms-window {
+		if l.newest < ms-tolerance {
 			delete(g.behind, s)
 		}
 	}
 }
 
 // take marks seq as accepted. It returns false if seq is marked already, or too old for
-// the ring.
+// seen.
 func (h *history) take(seq uint64) bool {
-	size := uint64(len(h.ring)) * 64
+	size := uint64(len(h.seen)) * 64
 	bit := uint64(1) << (seq % 64)
 
 	if seq > h.newest {
 		// The words between those of newest and seq have numbers that are too old now.
 		from, to := h.newest/64, seq/64
-		for i := range min(to-from, uint64(len(h.ring))) {
-			h.ring[(to-i)%uint64(len(h.ring))] = 0
+		for i := range min(to-from, uint64(len(h.seen))) {
+			h.seen[(to-i)%uint64(len(h.seen))] = 0
 		}
 
 		h.newest = seq
-		h.ring[to%uint64(len(h.ring))] |= bit
+		h.seen[to%uint64(len(h.seen))] |= bit
 		return true
 	}
 
@@ -205,7 +205,7 @@ func (h *history) take(seq uint64) bool {
 		return false
 	}
 
-	word := &h.ring[seq/64%uint64(len(h.ring))]
+	word := &h.seen[seq/64%uint64(len(h.seen))]
 	if *word&bit != 0 {
 		return false
 	}

@@ -1,4 +1,5 @@
-package main
+// Package dump has the commands that write the counters of a store into a file, and put those of a file into a store.
+package dump
 
 import (
 	"context"
@@ -6,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"headcount/counter"
@@ -25,14 +25,16 @@ type place struct {
 	Regions  bool   `help:"The Redis is a region's of several: exact counters are in PostgreSQL, which the regions share, and all others in Redis."`
 }
 
-type exportCommand struct {
+// Export is the command line of an export.
+type Export struct {
 	place
 	Site   string `env:"-" type:"text" placeholder:"NAME" help:"Export the counters of this site alone. Without it the export has all sites."`
 	File   string `type:"text" placeholder:"FILE" help:"Where the export is written. Only its owner can read the file. Without it the export goes to standard output."`
 	Resume bool   `help:"Continue the file of an interrupted export."`
 }
 
-type importCommand struct {
+// Import is the command line of an import.
+type Import struct {
 	place
 	Site     string `env:"-" type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
 	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
@@ -76,16 +78,6 @@ func (p *place) check() error {
 	return nil
 }
 
-// refusedPostgres turns an error about the configuration of the database into an error about --postgres.
-func refusedPostgres(err error) error {
-	if errors.Is(err, postgres.ErrConfig) {
-		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
-		return setting.Errorf("postgres", "%s", problem)
-	}
-
-	return err
-}
-
 // progress writes the progress of a transfer, at most once a second and at the end.
 type progress struct {
 	to       io.Writer
@@ -116,8 +108,8 @@ func (t *progress) print(how string) {
 	fmt.Fprintln(t.to, line)
 }
 
-// run writes the export.
-func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) error {
+// Run writes the export.
+func (c *Export) Run(ctx context.Context, stdout, stderr io.Writer) error {
 	if c.Resume && c.File == "" {
 		return setting.Errorf("resume", "there is no file to continue; give --file")
 	}
@@ -132,7 +124,7 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) error
 	}
 	store, err := stores.OpenSource(ctx)
 	if err != nil {
-		return refusedPostgres(err)
+		return err
 	}
 	defer store.Close()
 	counters := counter.Dumper(store)
@@ -153,7 +145,7 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) error
 }
 
 // exportFile writes the export to the file.
-func (c *exportCommand) exportFile(ctx context.Context, counters counter.Dumper, report *progress) error {
+func (c *Export) exportFile(ctx context.Context, counters counter.Dumper, report *progress) error {
 	file, at, err := c.openFile()
 	if err != nil {
 		return err
@@ -191,7 +183,7 @@ func parseSite(name string) (*presence.Site, error) {
 }
 
 // openFile creates the file or, with --resume, opens it at the end of its complete part.
-func (c *exportCommand) openFile() (*os.File, transfer.Position, error) {
+func (c *Export) openFile() (*os.File, transfer.Position, error) {
 	if c.Resume {
 		return c.resumeFile()
 	}
@@ -204,7 +196,7 @@ func (c *exportCommand) openFile() (*os.File, transfer.Position, error) {
 	return file, transfer.Position{}, err
 }
 
-func (c *exportCommand) resumeFile() (*os.File, transfer.Position, error) {
+func (c *Export) resumeFile() (*os.File, transfer.Position, error) {
 	file, err := os.OpenFile(c.File, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, transfer.Position{}, fmt.Errorf("--file: %w", err)
@@ -232,12 +224,8 @@ func cut(file *os.File, offset int64) error {
 	return err
 }
 
-// run reads an export.
-func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writer) error {
-	rules, err := readRules(c.Counters)
-	if err != nil {
-		return err
-	}
+// Run reads an export into a store whose counters have those rules.
+func (c *Import) Run(ctx context.Context, rules *counter.Rules, stdin io.Reader, stderr io.Writer) error {
 	into, err := parseSite(c.Site)
 	if err != nil {
 		return err
@@ -261,7 +249,7 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 	}
 	store, err := stores.OpenTarget(ctx, rules)
 	if err != nil {
-		return refusedPostgres(err)
+		return err
 	}
 	defer store.Close()
 

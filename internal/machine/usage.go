@@ -1,4 +1,4 @@
-package main
+package machine
 
 import (
 	"os"
@@ -7,21 +7,17 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"headcount/presence"
 )
 
-// usage returns the CPU time of all threads of this process and its resident
-// memory, as the system reports them.
-func usage() (s presence.ProcessStats) {
+// Usage returns the CPU time of all threads of this process, in seconds, and its resident memory in bytes, as the system
+// reports them.
+func Usage() (cpu float64, memory int64) {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err == nil {
-		s.CPU = time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
+		cpu = time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
 	}
 
-	s.Memory = residentMemory()
-
-	return s
+	return cpu, residentMemory()
 }
 
 // residentMemory returns the resident memory in bytes. Only Linux reports it in a file;

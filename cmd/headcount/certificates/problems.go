@@ -1,0 +1,109 @@
+package certificates
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// renewWithin is how long before its end a certificate should have been renewed, or a third of
+// its lifetime if that is shorter.
+const renewWithin = 14 * 24 * time.Hour
+
+// Day returns a time as sentences about certificates write it.
+func Day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
+
+// AgeProblem returns the problem with a certificate's period of validity, or "".
+func AgeProblem(cert *x509.Certificate, now time.Time) string {
+	left := cert.NotAfter.Sub(now)
+	switch {
+	case left <= 0:
+		return fmt.Sprintf("the certificate ended on %s, and visitors are turned away; renew it.", Day(cert.NotAfter))
+	case now.Before(cert.NotBefore):
+		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.", Day(cert.NotBefore))
+	case left < min(renewWithin, cert.NotAfter.Sub(cert.NotBefore)/3):
+		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.", Day(cert.NotAfter))
+	default:
+		return ""
+	}
+}
+
+// NameProblem returns the problem if a certificate is not for the host, or "".
+func NameProblem(cert *x509.Certificate, host string) string {
+	if cert.VerifyHostname(host) == nil {
+		return ""
+	}
+
+	names := slices.Clone(cert.DNSNames)
+	for _, ip := range cert.IPAddresses {
+		names = append(names, ip.String())
+	}
+
+	if len(names) == 0 {
+		names = []string{"no host"}
+	}
+
+	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.", strings.Join(names, ", "), host)
+}
+
+// Problem returns why visitors do not trust the certificates of a host, or "". roots are the
+// authorities that they trust; nil: those of this system.
+func Problem(chain []*x509.Certificate, host string, roots *x509.CertPool, now time.Time) string {
+	leaf := chain[0]
+	if problem := AgeProblem(leaf, now); problem != "" {
+		return problem
+	}
+	if problem := NameProblem(leaf, host); problem != "" {
+		return problem
+	}
+
+	between := x509.NewCertPool()
+	for _, cert := range chain[1:] {
+		between.AddCert(cert)
+	}
+
+	opts := x509.VerifyOptions{DNSName: host, Intermediates: between, Roots: roots, CurrentTime: now}
+	_, err := leaf.Verify(opts)
+
+	unknown := errors.As(err, new(x509.UnknownAuthorityError))
+	alone := len(chain) == 1
+
+	switch {
+	case err == nil:
+		return ""
+	case !unknown:
+		return fmt.Sprintf("the certificate is not trusted: %s.", strings.Join(strings.Fields(err.Error()), " "))
+	case alone:
+		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; "+
+			"give the whole chain, with the intermediate certificates after it (signed by %q).", leaf.Issuer)
+	default:
+		return fmt.Sprintf("no authority that this machine knows has signed the certificate (%q has); get one from "+
+			"an authority that browsers know.", chain[len(chain)-1].Issuer)
+	}
+}
+
+// Of returns the host of an https URL and the certificates that it shows its visitors; none if it does not answer.
+func Of(ctx context.Context, address string) (host string, chain []*x509.Certificate) {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "https" {
+		return "", nil
+	}
+
+	// Problem verifies the chain that the dialer takes unseen.
+	dialer := tls.Dialer{Config: &tls.Config{ServerName: u.Hostname(), InsecureSkipVerify: true}}
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
+	if err != nil {
+		return u.Hostname(), nil
+	}
+	defer conn.Close()
+
+	return u.Hostname(), conn.(*tls.Conn).ConnectionState().PeerCertificates
+}
