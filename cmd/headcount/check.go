@@ -199,10 +199,12 @@ func (c *checkCommand) checkDirs(_ context.Context, f *findings) {
 	files, _ := filepath.Glob(filepath.Join(c.Config.DataDir, "*.db")) // a name that is no pattern has none
 	for _, path := range files {
 		err := boltfile.Check(path, nil)
+		isServed := f.runs && errors.Is(err, boltfile.ErrInUse) // by the server itself
+
 		switch {
 		case err == nil:
 			f.finef("--data-dir", "%s can be read through.", path)
-		case f.runs && errors.Is(err, boltfile.ErrInUse): // by the server itself
+		case isServed:
 		default:
 			f.wrongf("--data-dir", "%v", err)
 		}
