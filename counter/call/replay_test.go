@@ -1,0 +1,69 @@
+package call_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"headcount/counter"
+	"headcount/counter/countertest"
+	"headcount/counter/owner"
+	"headcount/internal/rows/rowsmem"
+)
+
+// TestDifferentBatchesUnderOneKey: callers give batches of different counters one idempotency key at the same moment.
+// One of them is made, and to all others it is a replay that changes nothing.
+func TestDifferentBatchesUnderOneKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := calledBy(t, rowsmem.New(rowsmem.Config{}), countertest.Rules, owner.Config{Name: "only"})
+		for round := range 40 {
+			id := counter.NewIdempotencyKey("*", "", fmt.Sprint(round))
+
+			var made, replays int
+			for _, result := range atOnce(t, s, id, round) {
+				switch {
+				case result.Err != nil:
+					t.Errorf("round %d: %v", round, result.Err)
+				case result.Replay:
+					replays++
+				default:
+					made++
+				}
+			}
+
+			if made != 1 || replays != 3 {
+				t.Errorf("round %d: %d batches were made, and %d are replays", round, made, replays)
+			}
+		}
+
+		// Two counters of each round have changed.
+		sum, err := s.Aggregate(t.Context(), "k:")
+		if err != nil || sum.Value != 2*40 {
+			t.Errorf("the counters add up to %+v, %v", sum, err)
+		}
+	})
+}
+
+// atOnce has four callers, each of which adds 1 to two counters of its own.
+func atOnce(t *testing.T, s counter.Writer, id counter.IdempotencyKey, round int) []counter.Result {
+	results := make([]counter.Result, 4)
+
+	var callers sync.WaitGroup
+	for caller := range results {
+		callers.Go(func() {
+			batch := counter.Op{IdempotencyKey: id}
+			for half := range 2 {
+				key := fmt.Sprintf("k:%d:%d:%d", round, caller, half)
+				batch.Changes = append(batch.Changes, counter.Change{
+					Key: key, Rule: countertest.Rules.Find(key), Verb: counter.Add, Delta: 1,
+				})
+			}
+
+			results[caller] = s.Apply(t.Context(), []counter.Op{batch})[0]
+		})
+	}
+	callers.Wait()
+
+	return results
+}
