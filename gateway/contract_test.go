@@ -28,6 +28,7 @@ import (
 	"headcount/counter/pipeline"
 	"headcount/gateway/calls"
 	"headcount/gateway/openapi"
+	"headcount/gateway/pusher"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/presencemem"
@@ -77,7 +78,8 @@ func everything(t *testing.T) func(*Config) {
 		countersOf(t, cfg)
 		cfg.Counters.Rules, cfg.Counters.Counters = rules, counters
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
-		cfg.PusherKey = "key"
+		cfg.API.App = pusher.App{Key: "key", Secrets: []string{"secret"}}
+		cfg.API.Pages = cfg.Store.(*presencemem.Store)
 		cfg.API.Assets = fstest.MapFS{
 			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")}, "headcount.js": {Data: []byte("export {};")},
 		}
@@ -196,6 +198,8 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		if err := valid("meta.json", doc); err != nil {
 			t.Errorf("openapi.json is no OpenAPI document: %v", err)
 		}
+		const channels, events, changed = "/apps/1/channels", "/apps/1/events", `{"name":"headcount:changed","channel":"p"}`
+		const batch, batches = `{"batch":[` + changed + `]}`, "/apps/1/batch_events"
 		const me, key, other = "Headcount-Id: ", "X-API-Key: k", "Origin: https://another.example"
 		var own string // the id of a visitor
 		good := map[string]bool{}
@@ -306,6 +310,14 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"GET /-/users/{user}", "/-/users/alice", "", 200, key},
 			{"DELETE /-/users/{user}", "/-/users/alice", "", 204, key},
 			{"DELETE /-/users/{user}", "/-/users/alice", "", 401, ""},
+
+			{"GET /apps/{id}/channels", signed("GET", channels, "info=user_count,subscription_count", ""), "", 200, ""},
+			{"GET /apps/{id}/channels", channels, "", 401, ""},
+			{"GET /apps/{id}/channels/{channel}", signed("GET", channels+"/p", "info=user_count", ""), "", 200, ""},
+			{"GET /apps/{id}/channels/{channel}", signed("GET", channels+"/*", "", ""), "", 400, ""},
+			{"POST /apps/{id}/events", signed("POST", events, "", changed), changed, 200, ""},
+			{"POST /apps/{id}/events", signed("POST", events, "", "{}"), "{}", 403, ""},
+			{"POST /apps/{id}/batch_events", signed("POST", batches, "", batch), batch, 200, ""},
 
 			{"GET /{page}/counter", "/p/counter", "", 304, "If-None-Match: *"},
 			{"GET /", "/", "", 200, ""},

@@ -62,7 +62,6 @@ type Config struct {
 	Times
 	Limits
 	api.Access
-	PusherKey string // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
 
 	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered

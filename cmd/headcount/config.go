@@ -86,6 +86,7 @@ type Config struct {
 	Private        []string      `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
 	PublicTop      []string      `name:"public-top" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that the live list of the pages with the most users shows to visitors; * for all pages. Those of --private never are. Repeatable. Without it, with --api-key, only servers with a key get the list. Every process needs the same ones."`
 	PusherKey      string        `type:"text" placeholder:"KEY" group:"identity" help:"Clients of Pusher with this app key may connect, to /app/KEY: a channel is a page, and whoever subscribes is counted there. Without it they may not."`
+	PusherSecrets  []string      `name:"pusher-secret" type:"each" placeholder:"SECRET" group:"identity" help:"With --pusher-key: back ends that sign with this secret of the app, as Pusher's libraries do, may ask for its channels, and say that a page was modified, at /apps. Repeatable: any of them. Without it they may not."`
 	TrustedProxies []string      `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
 	CountBots  bool          `type:"switch" group:"limits" help:"Whether crawlers that are known by name count like people, as visitors and in public increments and memberships. They are served either way."`
@@ -403,6 +404,10 @@ func (c *Config) checkAccess() error {
 			return setting.Errorf("pusher-key", "%v; give another one", err)
 		}
 	}
+	if len(c.PusherSecrets) > 0 && c.PusherKey == "" {
+		return setting.Errorf("pusher-secret", "a back end signs with the key of its app, too; give --pusher-key, or "+
+			"leave it out")
+	}
 
 	if !cookieName.MatchString(c.CookieName) {
 		return setting.Errorf("cookie-name", "%q is not a name of 1 to 64 letters, digits, - and _ that begins "+
@@ -500,7 +505,8 @@ func (c *Config) Warnings() []string {
 	for _, s := range []struct {
 		flag   string
 		values []string
-	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", keys}} {
+	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", keys},
+		{"pusher-secret", c.PusherSecrets}} {
 		if slices.ContainsFunc(s.values, short) {
 			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random "+
 				"value", s.flag, minSecret))

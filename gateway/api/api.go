@@ -24,6 +24,7 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
+	"headcount/gateway/pusher"
 	"headcount/presence"
 	"headcount/presence/minutes"
 	"headcount/unread"
@@ -48,6 +49,9 @@ type Config struct {
 	Minutes   minutes.Store
 
 	LastSeen presence.LastSeen // erases when users were last here
+
+	App   pusher.App // of Pusher's clients and of back ends with its libraries; without a key neither is served
+	Pages Pages      // required if the app has secrets
 
 	Arrivals  Arrivals
 	Dashboard Dashboard
@@ -122,6 +126,7 @@ type API struct {
 	identities *httppolicy.IdentityLimiter
 	erasures   erasures
 	stats      *counterapi.Questions[statsQuestion, pageStats]
+	channels   *counterapi.Questions[channelsOf, occupied]
 	files      map[string]*asset
 	openAPI    *asset // Engine makes it, and asyncAPI
 	asyncAPI   *asset
@@ -139,6 +144,7 @@ func New(cfg Config, parts Parts) *API {
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),
 		erasures:   newErasures(),
 		stats:      counterapi.NewQuestions[statsQuestion, pageStats](maxStats),
+		channels:   counterapi.NewQuestions[channelsOf, occupied](maxChannelLists),
 		files:      readFiles(cfg.Assets),
 		metrics:    newHTTPMetrics(parts.Registerer),
 		foreign:    rate.Sometimes{Interval: time.Minute},

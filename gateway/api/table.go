@@ -10,7 +10,7 @@ import (
 
 // Calls returns the calls of the API.
 func (a *API) Calls() []calls.Call {
-	return slices.Concat(a.presenceCalls(), a.followCalls(), a.serverCalls())
+	return slices.Concat(a.presenceCalls(), a.followCalls(), a.serverCalls(), a.backendCalls())
 }
 
 // presenceCalls returns the calls of who is here now.

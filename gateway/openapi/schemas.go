@@ -83,6 +83,16 @@ var (
 		"updated_at", never, "version", versioned,
 		"exact", flag, "error?", about(object{"type": "number"}, "the standard error of kind unique"), "stale?", yes,
 	}
+	pusherInfo = []any{
+		"subscription_count?", about(natural, "how many people are on the page, with info=subscription_count"),
+		"user_count?", about(natural, "the same, with info=user_count"),
+	}
+	// Other members of an event, such as socket_id, have no meaning here.
+	pusherEvent = object{
+		"name":    about(object{"type": "string", "const": "headcount:changed"}, "any other is 403"),
+		"channel": about(id, "a page that was modified"),
+		"data":    about(text, "it is ignored"),
+	}
 	lacking = about(yes, "a region is missing in it, which did not answer")
 )
 
@@ -172,6 +182,21 @@ var schemas = object{
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 
+	"PusherChannels": members(
+		"channels", object{"type": "object", "additionalProperties": members(pusherInfo...)},
+		"stale?", about(yes, "the list may lack channels, since not all of the store is known again"),
+	),
+	"PusherChannel": members(
+		with(pusherInfo, "occupied", flag, "stale?", about(yes, "the last known count, since the store is away"))...,
+	),
+	"PusherEvent": object{"type": "object", "required": []string{"name"}, "properties": all(pusherEvent, object{
+		"channels": about(object{"type": "array", "items": id, "minItems": 1, "maxItems": 100}, "in place of channel"),
+	})},
+	"PusherBatch": object{"type": "object", "required": []string{"batch"}, "properties": object{
+		"batch": object{"type": "array", "minItems": 1, "maxItems": 10, "items": object{
+			"type": "object", "required": []string{"name", "channel"}, "properties": pusherEvent}},
+	}},
+
 	"Access": members("key_needed", flag, "top_needs_key", flag),
 	"Sites": members(
 		"sites", list(
@@ -231,10 +256,12 @@ var parameters = object{
 	"page": path("page", "pricing", "A page; where it is only read also *, the whole site.", id),
 	"user": path("user", "alice", "A user: the sub of tokens, or the user of an anonymous visitor's "+
 		"welcome.", object{"type": "string", "minLength": 1, "maxLength": 256}),
-	"key":    path("key", "views:42", "A counter, which a rule fits; of an aggregate a match.", id),
-	"app":    path("app", "0a1b2c", "The key of --pusher-key.", text),
-	"member": path("member", "me", "A member of a set; me is the caller.", id),
-	"name":   path("name", "country", "A dimension of the rule.", text),
+	"key":     path("key", "views:42", "A counter, which a rule fits; of an aggregate a match.", id),
+	"app":     path("app", "0a1b2c", "The key of --pusher-key.", text),
+	"id":      path("id", "1", "The id of the app: whatever the library has been given.", text),
+	"channel": path("channel", "news", "A channel, which is the page of its name.", id),
+	"member":  path("member", "me", "A member of a set; me is the caller.", id),
+	"name":    path("name", "country", "A dimension of the rule.", text),
 
 	"label": query("label", "What stands beside the number. By default here now, and for a counter its key up to "+
 		"the first colon.",
@@ -252,6 +279,9 @@ var parameters = object{
 	"step":     query("step", "The length of each point, such as 5m.", span),
 	"from":     query("from", "A time, such as 2030-10-10T12:00:00Z.", object{"type": "string", "format": "date-time"}),
 	"to":       query("to", "The same; exclusive.", object{"type": "string", "format": "date-time"}),
+	"info":     query("info", "subscription_count, user_count, or both with a comma: what to say of a channel.", text),
+	"prefix":   query("filter_by_prefix", "The beginning of the names of the channels.", text),
+	"md5":      needed(query("body_md5", "The MD5 hash of the body, in hexadecimal digits.", text)),
 	"protocol": query("protocol", "The version of Pusher's protocol.", one("7")),
 	"match":    needed(query("match", "The match of a rule with top.", id)),
 	"n":        query("n", "How many, at most.", natural),
