@@ -367,6 +367,12 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 				good[c.call] = true
 			}
 		}
+		// A call has one schema, and this answer is another one.
+		_, text := s.ask("GET", "/p/counter?explain=1", "", key)
+		if err := valid("openapi.json#/components/schemas/ExplainedCount", parse(t, []byte(text))); err != nil {
+			t.Errorf("%s is not as documented: %v", text, err)
+		}
+
 		good["GET /app/{app}"] = true // TestServerPusher
 		for _, stream := range []string{
 			"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events", "/-/top/events",

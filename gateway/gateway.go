@@ -103,6 +103,7 @@ type Gateway struct {
 	callers   *api.Callers
 	api       *api.API
 	slots     *httppolicy.AddressSlots
+	crawlers  crowd
 	newTopics *httppolicy.SharedLimiter
 	grace     *restartGrace
 	metrics   *metrics

@@ -191,7 +191,7 @@ func (s *system) listenForOthers(ctx context.Context, self presence.Process) (n 
 
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
-		Updates: s.member, Holds: s.member, Users: s.member, Reports: s, Links: s.owners,
+		Updates: s.member, Holds: s.member, Users: s.member, Parts: s.member, Reports: s, Links: s.owners,
 	})
 	if err != nil {
 		return nil, err

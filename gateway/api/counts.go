@@ -78,6 +78,9 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	if err := a.admitPages(c, name); err != nil {
 		return calls.Answer{}, err
 	}
+	if c.Query("explain") == "1" {
+		return a.explainCounter(c, name)
+	}
 
 	counts, err := a.counts(c, name)
 	if err != nil {

@@ -108,7 +108,16 @@ var schemas = object{
 		"request_id", about(text, "under which the log knows the request"),
 	),
 
-	"Count":  members(with(countMembers, "regions?", shares)...),
+	"Count": members(with(countMembers, "regions?", shares)...),
+	"ExplainedCount": members("counter", ref("Count"), "explain", members(
+		"people", about(natural, "who are here, in this region"),
+		"connections", about(natural, "that joined; of the whole site once for each page that they joined"),
+		"held", about(natural, "of the people, by a hold alone"),
+		"leaving", about(natural, "of the people, without a connection any more, in their grace"),
+		"ignored", about(natural, "connections of crawlers, which are not counted"),
+		"regions", object{"type": "object", "additionalProperties": natural},
+		"moving", about(flag, "false: people are this region's share, and the shares add up to the count"),
+	)),
 	"Counts": members("counters", list(ref("Count"))),
 	"Stats": members(
 		"page", id,
@@ -270,7 +279,9 @@ var parameters = object{
 	"background": query("background", "The same.", text),
 	"watch":      query("watch", "1: whoever looks is not counted.", one("1")),
 
-	"regions":  query("regions", "1: with each region's share.", one("1")),
+	"regions": query("regions", "1: with each region's share.", one("1")),
+	"explain": query("explain", "1, with an API key if there is any: what the count is made of. The answer is an "+
+		"ExplainedCount.", one("1")),
 	"pages":    several("page", "1 to 100 distinct pages, * too."),
 	"users":    several("user", "1 to 100 distinct users."),
 	"keys":     several("key", "1 to 100 distinct counters."),

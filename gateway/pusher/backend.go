@@ -53,6 +53,7 @@ func (a App) Open(method, path, query string, now time.Time) (Params, error) {
 		return nil, err
 	}
 
+	// The signature is of all other parameters.
 	given := params["auth_signature"]
 	delete(params, "auth_signature")
 	if given == "" {
@@ -63,8 +64,8 @@ func (a App) Open(method, path, query string, now time.Time) (Params, error) {
 		return nil, unsigned("auth_key is not that of --pusher-key")
 	}
 	if !a.signed(method+"\n"+path+"\n"+params.text(), given) {
-		return nil, unsigned("auth_signature does not fit; is the secret one of --pusher-secret, and does the call " +
-			"arrive with the path and the query that were signed?")
+		return nil, unsigned("auth_signature does not fit; sign with one of --pusher-secret, and have proxies pass the " +
+			"path and the query on as they are")
 	}
 
 	return params, params.checkTime(now)
@@ -155,8 +156,8 @@ func ParseInfo(list string) (info Info, err error) {
 		case "user_count":
 			info.users = true
 		default:
-			return info, fmt.Errorf("info names %q; this server knows subscription_count and user_count, which are the "+
-				"same here: how many people are on the page", presence.Excerpt(name))
+			return info, fmt.Errorf("the parameter info has %q; this server knows subscription_count and user_count, "+
+				"which are the same here: how many people are on the page", presence.Excerpt(name))
 		}
 	}
 
@@ -267,6 +268,7 @@ func (t *trigger) pages() ([]string, error) {
 	if t.Name != Changed {
 		return nil, ErrMessage
 	}
+	// A library would wait for an answer with channels, and fail without them.
 	if t.Info != "" {
 		return nil, errors.New("an event is answered without info; ask for it with GET /apps/{id}/channels")
 	}
@@ -279,6 +281,7 @@ func (t *trigger) pages() ([]string, error) {
 		return nil, fmt.Errorf("an event has 1 to %d channels", maxChannels)
 	}
 
+	// An event that names a page twice is still one modification.
 	slices.Sort(pages)
 	pages = slices.Compact(pages)
 	for _, page := range pages {

@@ -444,8 +444,9 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count) {
 	isOld := c.Version.Compare(last.version) < 0
 	changed := c.Users != last.users && !isOld
 	empty := t.reported != "" && last.users == 0 && !changed
+	waits := (changed || empty) && r.now.Before(next)
 	switch {
-	case (changed || empty) && r.now.Before(next):
+	case waits:
 		r.pages.set(s, t, next)
 	case changed:
 		r.change(s, t, c, told{c.Users, c.Version, r.now}.String())

@@ -60,6 +60,28 @@ async function past(change = {}) {
   return true;
 }
 
+let asked = ''; // the page whose count is explained
+
+/** Says below the pages what the count of one is made of, as long as its past is shown. */
+async function explain(page) {
+  asked = page;
+  $('explained').hidden = true;
+  const answer = await fetch(at(`${encodeURIComponent(page)}/counter?explain=1`), { headers: { ...key.headers, ...inSite() } }).catch(() => undefined);
+  if (!answer?.ok) return;
+  const { counter, explain: e } = await answer.json();
+  if (page !== asked) return; // another one is asked for by now
+  const regions = Object.entries(e.regions);
+  const parts = [
+    `${number(e.people - e.held - e.leaving)} with a connection (${number(e.connections)} in all)`,
+    `${number(e.held)} by a hold alone`,
+    `${number(e.leaving)} leaving`,
+    ...(regions.length > 1 ? [`by region ${regions.map(([name, users]) => `${name} ${number(users)}`).join(', ')}`] : []),
+    `${number(e.ignored)} crawlers not counted`,
+  ];
+  $('explained').textContent = `${page === '*' ? 'The whole site' : page}: ${number(counter.count)} now: ${parts.join(' · ')}${e.moving ? ' · changes are under way' : ''}.`;
+  $('explained').hidden = false;
+}
+
 function drawDay(svg, { points }) {
   sparkline(svg, points.map((point) => point.max), points.length);
 }
@@ -249,7 +271,10 @@ function named(page) {
   name.type = 'button';
   name.className = 'link';
   name.textContent = name.title = page;
-  name.addEventListener('click', () => past({ page }));
+  name.addEventListener('click', () => {
+    past({ page });
+    explain(page);
+  });
   if (!/^\/(?![/\\])/.test(page)) return [name]; // //host and /\host lead to another host
   const link = document.createElement('a');
   link.href = page;
@@ -289,7 +314,10 @@ $('key').querySelector('form').addEventListener('submit', (event) => {
 $('past').addEventListener('click', ({ target }) => {
   if (target.dataset.last) past({ last: target.dataset.last, step: target.dataset.step });
 });
-$('past-site').addEventListener('click', () => past({ page: '*' }));
+$('past-site').addEventListener('click', () => {
+  past({ page: '*' });
+  explain('*');
+});
 $('past-csv').addEventListener('click', () => save('history.csv', [['page', 'from', 'greatest count', 'arrivals'], ...shown.points.map((p) => [shown.page, p.at, p.max, p.joins])]));
 $('pages-csv').addEventListener('click', () => save('pages.csv', [['page', 'viewers'], ...listed.map((p) => [p.page, p.count])]));
 $('search').addEventListener('input', drawPages);
@@ -297,6 +325,7 @@ $('search').addEventListener('submit', (event) => {
   event.preventDefault();
   const page = $('search').querySelector('input').value.trim();
   past({ page: page || '*' });
+  explain(page || '*');
 });
 $('sites').querySelector('select').addEventListener('change', (event) => choose(event.target.value));
 document.addEventListener('visibilitychange', ask);
