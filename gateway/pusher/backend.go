@@ -33,7 +33,7 @@ const Changed = "headcount:changed"
 var ErrSignature = errors.New("the call is not signed by the back end of the app")
 
 // ErrMessage refuses an event that would be a message to clients.
-var ErrMessage = errors.New("Headcount carries no messages: the only event is " + Changed +
+var ErrMessage = errors.New("headcount carries no messages: the only event is " + Changed +
 	", by which the page of a channel was modified; send all others to the service that carries your messages")
 
 // App is what clients and back ends of an app are known by.

@@ -17,6 +17,7 @@ const number = (n, digits = 0) => (n === undefined ? '–' : n.toLocaleString('e
 
 let chosen = new URLSearchParams(location.search).get('site') ?? ''; // the site that is shown; empty: the server chooses
 let last; // the answer before, for rates: {at, processes: Map}
+let asked = ''; // the page whose count is explained
 let viewers = new Map(); // region -> how many are there
 const history = new Map(); // page -> its latest counts; as many pages as an answer has, at most 100
 
@@ -27,6 +28,7 @@ const ofSite = () => (chosen ? `site=${encodeURIComponent(chosen)}` : '');
 /** Draws the past that was asked for, and the last day of the pages with the most viewers. */
 async function days() {
   if (document.hidden || $('board').hidden) return;
+  if (asked) explain(asked);
   const about = chosen;
   if (!(await past())) return; // the server remembers nothing
   for (const row of [...$('pages').rows].slice(0, DAYS)) {
@@ -60,16 +62,15 @@ async function past(change = {}) {
   return true;
 }
 
-let asked = ''; // the page whose count is explained
-
-/** Says below the pages what the count of one is made of, as long as its past is shown. */
+/** Says below the pages what the count of one is made of. It is asked of all owners, so not as often as the rest. */
 async function explain(page) {
+  if (page !== asked) $('explained').hidden = true;
   asked = page;
-  $('explained').hidden = true;
+  const about = chosen;
   const answer = await fetch(at(`${encodeURIComponent(page)}/counter?explain=1`), { headers: { ...key.headers, ...inSite() } }).catch(() => undefined);
   if (!answer?.ok) return;
   const { counter, explain: e } = await answer.json();
-  if (page !== asked) return; // another one is asked for by now
+  if (page !== asked || about !== chosen) return; // something else is asked for by now
   const regions = Object.entries(e.regions);
   const parts = [
     `${number(e.people - e.held - e.leaving)} with a connection (${number(e.connections)} in all)`,
@@ -147,6 +148,8 @@ function choose(name) {
   chosen = name;
   last = undefined;
   shown.page = '*';
+  asked = '';
+  $('explained').hidden = true;
   history.clear();
   const address = new URL(location);
   address.searchParams.set('site', name);
