@@ -114,7 +114,7 @@ var layers = []layer{
 	{"gateway/openapi", []string{"counter", "gateway/calls"}}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
 		"counter", "counter/limit", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
-		"presence", "presence/minutes", "unread",
+		"gateway/pusher", "presence", "presence/minutes", "unread",
 	}},
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",

@@ -50,6 +50,16 @@ type lone struct {
 	*node.Node
 	store  *presencemem.Store
 	others []presence.Process
+	// gateway is what a member also asks for the parts of a count.
+	gateway func(page string) presence.Parts
+}
+
+// Explain is that of a member.
+func (l lone) Explain(ctx context.Context, page string) presence.Parts {
+	parts, err := l.Node.Explain(ctx, page)
+	parts.Add(l.gateway(page))
+	parts.Moving = parts.Moving || err != nil || parts.Settled != presence.DefaultPartitions
+	return parts
 }
 
 func (l lone) Members() []presence.Process { return l.others }
@@ -123,7 +133,7 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{Node: nd, store: store},
+		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{Node: nd, store: store, gateway: func(page string) presence.Parts { return g.Explain(page) }},
 		Counters: counterapi.Config{Rules: counter.BuiltinRules(), Counters: countersIn(countertest.InMemory(t, nil)), Log: zerolog.Nop()},
 		API: api.Config{
 			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Dashboard: noDashboard{}, Regions: store, LastSeen: store,

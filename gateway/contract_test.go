@@ -28,6 +28,7 @@ import (
 	"headcount/counter/pipeline"
 	"headcount/gateway/calls"
 	"headcount/gateway/openapi"
+	"headcount/gateway/pusher"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/presencemem"
@@ -77,7 +78,8 @@ func everything(t *testing.T) func(*Config) {
 		countersOf(t, cfg)
 		cfg.Counters.Rules, cfg.Counters.Counters = rules, counters
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
-		cfg.PusherKey = "key"
+		cfg.API.App = pusher.App{Key: "key", Secrets: []string{"secret"}}
+		cfg.API.Pages = cfg.Store.(*presencemem.Store)
 		cfg.API.Assets = fstest.MapFS{
 			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")}, "headcount.js": {Data: []byte("export {};")},
 		}
@@ -196,6 +198,8 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		if err := valid("meta.json", doc); err != nil {
 			t.Errorf("openapi.json is no OpenAPI document: %v", err)
 		}
+		const channels, events, changed = "/apps/1/channels", "/apps/1/events", `{"name":"headcount:changed","channel":"p"}`
+		const batch, batches = `{"batch":[` + changed + `]}`, "/apps/1/batch_events"
 		const me, key, other = "Headcount-Id: ", "X-API-Key: k", "Origin: https://another.example"
 		var own string // the id of a visitor
 		good := map[string]bool{}
@@ -325,6 +329,14 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"DELETE /-/users/{user}", "/-/users/alice", "", 204, key},
 			{"DELETE /-/users/{user}", "/-/users/alice", "", 401, ""},
 
+			{"GET /apps/{app_id}/channels", signed("GET", channels, "info=user_count,subscription_count", ""), "", 200, ""},
+			{"GET /apps/{app_id}/channels", channels, "", 401, ""},
+			{"GET /apps/{app_id}/channels/{channel}", signed("GET", channels+"/p", "info=user_count", ""), "", 200, ""},
+			{"GET /apps/{app_id}/channels/{channel}", signed("GET", channels+"/*", "", ""), "", 400, ""},
+			{"POST /apps/{app_id}/events", signed("POST", events, "", changed), changed, 200, ""},
+			{"POST /apps/{app_id}/events", signed("POST", events, "", "{}"), "{}", 403, ""},
+			{"POST /apps/{app_id}/batch_events", signed("POST", batches, "", batch), batch, 200, ""},
+
 			{"GET /{page}/counter", "/p/counter", "", 304, "If-None-Match: *"},
 			{"GET /", "/", "", 200, ""},
 			{"GET /-/headcount.js", "/-/headcount.js", "", 200, ""},
@@ -373,6 +385,12 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 				good[c.call] = true
 			}
 		}
+		// A call has one schema, and this answer is another one.
+		_, text := s.ask("GET", "/p/counter?explain=1", "", key)
+		if err := valid("openapi.json#/components/schemas/ExplainedCount", parse(t, []byte(text))); err != nil {
+			t.Errorf("%s is not as documented: %v", text, err)
+		}
+
 		good["GET /app/{app}"] = true // TestServerPusher
 		for _, stream := range []string{
 			"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events", "/-/top/events",

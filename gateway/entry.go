@@ -142,11 +142,11 @@ func (g *Gateway) routes() http.Handler {
 		c.Header("Allow", http.MethodGet)
 		return api.RefuseMethod(c)
 	}))
-	if g.cfg.PusherKey != "" {
+	if g.cfg.API.App.Key != "" {
 		g.pusherRoutes(e)
 	}
 
-	return api.Below(g.cfg.API.BasePath, e)
+	return api.Below(g.cfg.API.BasePath, api.WithPageApps(e))
 }
 
 // acceptFails records that no new client can be accepted, because this process has too

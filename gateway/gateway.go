@@ -63,7 +63,6 @@ type Config struct {
 	Times
 	Limits
 	api.Access
-	PusherKey string // of the app of Pusher's clients, see pusher.CheckKey; empty: they are not served
 
 	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
@@ -105,6 +104,7 @@ type Gateway struct {
 	callers   *api.Callers
 	api       *api.API
 	slots     *httppolicy.AddressSlots
+	crawlers  crowd
 	newTopics *httppolicy.SharedLimiter
 	grace     *restartGrace
 	metrics   *metrics

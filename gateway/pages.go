@@ -127,6 +127,7 @@ func (c *conn) admitPrivate(names []string) error {
 // only gets the counts.
 func (c *conn) present(name string) error {
 	if c.crawler {
+		c.g.crawlers.add(name, 1)
 		c.Arrived(name)
 		return nil
 	}
@@ -139,9 +140,12 @@ func (c *conn) waits(name string) bool { return !c.crawler && c.g.roster.Waits(c
 
 // absent ends what present began, with the grace if the connection was lost.
 func (c *conn) absent(name string, lost bool) {
-	if !c.crawler {
-		c.g.roster.Leave(c.user, name, c, lost)
+	if c.crawler {
+		c.g.crawlers.add(name, -1)
+		return
 	}
+
+	c.g.roster.Leave(c.user, name, c, lost)
 }
 
 // join joins the page and subscribes to it. The page's next count is held back

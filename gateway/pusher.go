@@ -30,7 +30,7 @@ func (g *Gateway) pusherRoutes(e *gin.Engine) {
 	upgrade := calls.Serve(g.cfg.Log, g.getPusher)
 	notFound := calls.Serve(g.cfg.Log, api.NotFound)
 
-	e.GET(pusherRoot+g.cfg.PusherKey, upgrade)
+	e.GET(pusherRoot+g.cfg.API.App.Key, upgrade)
 	e.NoRoute(func(c *gin.Context) {
 		if strings.HasPrefix(c.Request.URL.EscapedPath(), pusherRoot) && c.GetHeader("Upgrade") != "" {
 			upgrade(c)

@@ -27,7 +27,7 @@ import (
 
 // forPusher is a Config with an app for Pusher's clients.
 func forPusher(cfg *Config) {
-	cfg.PusherKey, cfg.UpdateInterval = "key", 10*time.Millisecond
+	cfg.API.App.Key, cfg.UpdateInterval = "key", 10*time.Millisecond
 }
 
 // app opens /app/ and what follows, as pusher-js does.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"headcount/counter"
 	"headcount/internal/setting"
@@ -23,6 +24,7 @@ const (
 	occupation  condition = iota // a page becomes occupied or vacated
 	threshold                    // the count of a page passes a threshold
 	peak                         // a page has its greatest count of the day
+	everyCount                   // the count of a page changes
 	overCounter                  // a counter passes a threshold
 	attendance                   // a user comes or goes
 )
@@ -35,6 +37,7 @@ type Hook struct {
 	condition condition
 	match     string         // a pattern of keys; empty: the total of a site
 	limit     int64          // the threshold
+	every     time.Duration  // of everyCount: the least time between two events of a page
 	site      *presence.Site // nil: all sites
 	bucket    int            // the owner of this bucket sends the events
 }
@@ -56,8 +59,14 @@ func (h *Hook) matches(name string) bool {
 }
 
 // usage describes the form of a webhook.
-const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, counter:PATTERN>100=URL, ` +
-	`user:PATTERN=URL, or site in place of page:PATTERN for a whole site`
+const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, count:PATTERN@5s=URL, ` +
+	`counter:PATTERN>100=URL, user:PATTERN=URL, or site in place of page:PATTERN for a whole site`
+
+// Bounds of the time between two events of everyCount.
+const (
+	minEvery = time.Second
+	maxEvery = 24 * time.Hour
+)
 
 // Parse parses webhooks in the form of --webhook: the condition, an equals sign, and the URL. sites are
 // the sites of the server. An error is one line and has no URL, because a URL may hold a secret.
@@ -111,6 +120,12 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 	if !isSite && !isPattern {
 		return nil, fmt.Errorf("%q is not a valid condition; %s", presence.Excerpt(subject), usage)
 	}
+	if kind == "count" {
+		pattern, h.every, err = cutEvery(pattern)
+		if err != nil {
+			return nil, err
+		}
+	}
 	if isPattern {
 		if err := counter.CheckMatch(pattern); err != nil {
 			return nil, fmt.Errorf("%q: %w", presence.Excerpt(subject), err)
@@ -130,7 +145,24 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 }
 
 // hasPattern are the kinds of conditions that have a pattern of names.
-var hasPattern = map[string]bool{"page": true, "counter": true, "user": true}
+var hasPattern = map[string]bool{"page": true, "count": true, "counter": true, "user": true}
+
+// cutEvery cuts the time between two events off a pattern, which may have an @ of its own.
+func cutEvery(text string) (pattern string, every time.Duration, err error) {
+	at := strings.LastIndexByte(text, '@')
+	if at < 0 {
+		return "", 0, fmt.Errorf("%q has no time between two events of a page; write count:PATTERN@5s=URL",
+			presence.Excerpt(text))
+	}
+
+	every, err = time.ParseDuration(text[at+1:])
+	if err != nil || every < minEvery || every > maxEvery {
+		return "", 0, fmt.Errorf("%q is no time from 1s to 24h; write count:PATTERN@5s=URL",
+			presence.Excerpt(text[at+1:]))
+	}
+
+	return text[:at], every, nil
+}
 
 // cutLimit cuts "peak" or a threshold off a condition. Without one it returns "".
 func cutLimit(text string) (subject, limit string) {
@@ -168,6 +200,11 @@ func (h *Hook) setCondition(kind, limit, subject string) error {
 		h.condition = attendance
 		if limit != "" {
 			return fmt.Errorf("%q has a threshold, which a user cannot have; write user:PATTERN=URL", subject)
+		}
+	case "count":
+		h.condition = everyCount
+		if limit != "" {
+			return fmt.Errorf("%q has a threshold, which every count passes; write page:PATTERN>100=URL", subject)
 		}
 	default:
 		h.condition = pageCondition(limit)

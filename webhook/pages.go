@@ -3,6 +3,7 @@ package webhook
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -413,6 +414,9 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 	case s.hook.condition == peak:
 		r.judgePeak(s, t, c)
 		return
+	case s.hook.condition == everyCount:
+		r.judgeCount(s, t, c)
+		return
 	}
 
 	is := ""
@@ -429,6 +433,51 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 	default:
 		r.judgeFall(s, t, c, read)
 	}
+}
+
+// judgeCount reports a count that differs from the one last reported, and not sooner than every after that.
+func (r *round) judgeCount(s subject, t *state, c presence.Count) {
+	last := parseTold(t.reported)
+	next := last.at.Add(s.hook.every)
+
+	// A publication may be older than the count that was read for the last event.
+	isOld := c.Version.Compare(last.version) < 0
+	changed := c.Users != last.users && !isOld
+	empty := t.reported != "" && last.users == 0 && !changed
+	waits := (changed || empty) && r.now.Before(next)
+	switch {
+	case waits:
+		r.pages.set(s, t, next)
+	case changed:
+		r.change(s, t, c, told{c.Users, c.Version, r.now}.String())
+	case empty: // the interval is over, so that nothing need be remembered of the page
+		r.change(s, t, c, "")
+	default:
+		r.pages.set(s, t, time.Time{})
+	}
+}
+
+// told is the reported state of everyCount: what the last event said, and when. The empty state is the zero told.
+type told struct {
+	users   int64
+	version presence.Version
+	at      time.Time
+}
+
+func (l told) String() string { return fmt.Sprintf("%d %s %d", l.users, l.version, l.at.UnixMilli()) }
+
+func parseTold(state string) (last told) {
+	fields := strings.Fields(state)
+	if len(fields) != 3 {
+		return last
+	}
+
+	ms, _ := strconv.ParseInt(fields[2], 10, 64) // String wrote it
+	last.at = time.UnixMilli(ms)
+	last.users, _ = strconv.ParseInt(fields[0], 10, 64)
+	last.version, _ = presence.ParseVersion(fields[1])
+
+	return last
 }
 
 // judgeFall reports a count as low when it has been so for Settle. One that was received may be older than that of the
@@ -532,7 +581,7 @@ func (h *Hook) event(is string) string {
 		return map[condition]string{occupation: Vacated}[h.condition]
 	}
 
-	return map[condition]string{occupation: Occupied, threshold: Over, peak: Peak}[h.condition]
+	return map[condition]string{occupation: Occupied, threshold: Over, peak: Peak, everyCount: Count}[h.condition]
 }
 
 // report reports the collected changes. Subjects whose change could not be reported stay due.
@@ -565,6 +614,10 @@ func (r *round) report(ctx context.Context) {
 
 // after returns when a subject is judged again whose state was reported; zero: at its next change.
 func (r *round) after(s subject, reported string) time.Time {
+	if s.hook.condition == everyCount && reported != "" {
+		return parseTold(reported).at.Add(s.hook.every) // it may have changed since, or be forgotten then
+	}
+
 	day, _ := parsePeak(reported)
 	isPast := day != "" && day != r.now.UTC().Format(dayLayout)
 	if s.hook.condition == peak && isPast {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -42,6 +43,7 @@ type receiver struct {
 	attempts int
 	events   []string        // in their order: type, page or counter, number
 	taken    map[string]bool // ids of events
+	all      []webhook.Event
 }
 
 func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -86,6 +88,7 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 			r.t.Errorf("%s came twice", e.ID)
 		}
 		r.taken[e.ID] = true
+		r.all = append(r.all, e)
 
 		text := fmt.Sprint(e.Type, " ", e.User)
 		switch {
@@ -341,6 +344,109 @@ func TestPeaks(t *testing.T) {
 			t.Errorf("an empty page is remembered: %v, %v", reported, err)
 		}
 	})
+}
+
+func TestEveryCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "count:p/*@10s=http://r.test/")
+		stop := w.start()
+		defer func() { stop() }()
+
+		// The first change is told at once, and of those within the interval the last at its end.
+		w.put("other", 1, false)
+		w.set("p/1", 1)
+		w.want("page.count p/1 1")
+		w.set("p/1", 2)
+		w.set("p/1", 3)
+		w.want()
+		time.Sleep(4 * time.Second)
+		w.want("page.count p/1 3")
+
+		// What did not last is not told, and what is old is not.
+		w.set("p/1", 4)
+		w.set("p/1", 3)
+		time.Sleep(10 * time.Second)
+		old := w.put("p/1", 7, false)
+		w.set("p/1", 5)
+		w.want("page.count p/1 5")
+		time.Sleep(10 * time.Second)
+		w.service.Received(old)
+		time.Sleep(10 * time.Second)
+		w.want()
+
+		// A stale count waits, and the next process goes on where this one ends.
+		w.service.Received(w.put("p/1", 2, true))
+		time.Sleep(20 * time.Second)
+		w.want()
+		w.set("p/1", 6)
+		w.want("page.count p/1 6")
+		stop()
+		w.put("p/1", 8, false)
+		w.put("p/2", 1, false)
+		stop = w.start()
+		time.Sleep(3 * time.Second)
+		w.want("page.count p/2 1")
+		time.Sleep(10 * time.Second)
+		w.want("page.count p/1 8")
+
+		// So is the return to 0, after which nothing is remembered.
+		w.set("p/1", 0)
+		w.set("p/2", 0)
+		time.Sleep(20 * time.Second)
+		w.want("page.count p/1 0", "page.count p/2 0")
+		if reported, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(reported) != 0 {
+			t.Errorf("empty pages are remembered: %v, %v", reported, err)
+		}
+	})
+}
+
+// However often counts change, and whichever process sees it: at most one event of a page and interval, each newer than
+// the one before, and the last has the last count.
+func TestEveryCountIsThrottled(t *testing.T) {
+	const every = 5 * time.Second
+	for seed := range uint64(3) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, "count:*@5s=http://r.test/")
+			stop := w.start()
+			other := *w // serves everything, too, as for a moment while a bucket moves, and sends nothing
+			other.receiver = &receiver{t: t, messages: map[string]string{}}
+			stopOther := other.start()
+			random := rand.New(rand.NewPCG(seed, 0))
+			pages := []string{"a", "b", "c"}
+
+			for range 150 {
+				updates := w.put(pages[random.IntN(3)], random.Int64N(4), false)
+				if random.IntN(4) > 0 {
+					other.service.Received(updates)
+				}
+				w.service.Received(updates)
+				time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))
+				if random.IntN(20) == 0 {
+					stop()
+					stop = w.start()
+				}
+			}
+			stopOther()
+			time.Sleep(3 * every)
+			stop()
+
+			last := map[string]webhook.Event{}
+			for _, e := range w.all {
+				before, told := last[e.Page]
+				version, _ := presence.ParseVersion(e.Version)
+				older, _ := presence.ParseVersion(before.Version)
+				if told && (e.Timestamp.Sub(before.Timestamp) < every || version.Compare(older) <= 0 || *e.Count == *before.Count) {
+					t.Errorf("%s: %d (%s) at %s after %d (%s) at %s", e.Page, *e.Count, e.Version, e.Timestamp, *before.Count, before.Version, before.Timestamp)
+				}
+				last[e.Page] = e
+			}
+			for _, page := range pages {
+				if got := last[page]; *got.Count != w.counts[page].Users {
+					t.Errorf("%s was told to have %d, and has %d", page, *got.Count, w.counts[page].Users)
+				}
+			}
+		})
+	}
 }
 
 // A process that takes over reports changes that no process saw, and does not repeat others.

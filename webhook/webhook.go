@@ -26,7 +26,9 @@
 //
 // A rise is reported at once. A fall (an empty page, or a count back at the threshold) must last for
 // Settle, and the count is then read from the store before it is reported. A new peak is reported
-// after Settle, too, because it may rise further.
+// after Settle, too, because it may rise further. Where every count is reported, a change is reported at
+// once, unless one of the page was less than the hook's interval ago: then the page is due at the end of it,
+// and its newest count is read. That includes the return to 0.
 //
 // # From an event to a receiver
 //
@@ -70,6 +72,7 @@ const (
 	Vacated     = "page.vacated"  // a page has no users any more
 	Over        = "page.over"     // the count passed the threshold
 	Peak        = "page.peak"     // the greatest count of the day so far
+	Count       = "page.count"    // the count has changed, perhaps several times
 	CounterOver = "counter.over"  // the value passed the threshold
 	Online      = "user.online"   // a user is on a page, and was on none
 	Offline     = "user.offline"  // a user is on no page any more

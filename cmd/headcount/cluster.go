@@ -179,7 +179,7 @@ func (s *system) openNetwork(ctx context.Context, self presence.Process, l liste
 
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
-		Updates: s.member, Holds: s.member, Users: s.member, Reports: s, Links: s.owners,
+		Updates: s.member, Holds: s.member, Users: s.member, Parts: s.member, Reports: s, Links: s.owners,
 	})
 	if err != nil {
 		return nil, err

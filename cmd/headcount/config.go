@@ -86,12 +86,13 @@ type Config struct {
 	Private        []string      `name:"private" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that only servers with an API key may use, and users whose token has it in its claim pages. Repeatable."`
 	PublicTop      []string      `name:"public-top" type:"each" placeholder:"PAGE" group:"identity" help:"A page, or a prefix and *, that the live list of the pages with the most users shows to visitors; * for all pages. Those of --private never are. Repeatable. Without it, with --api-key, only servers with a key get the list. Every process needs the same ones."`
 	PusherKey      string        `type:"text" placeholder:"KEY" group:"identity" help:"Clients of Pusher with this app key may connect, to /app/KEY: a channel is a page, and whoever subscribes is counted there. Without it they may not."`
+	PusherSecrets  []string      `name:"pusher-secret" type:"each" placeholder:"SECRET" group:"identity" help:"With --pusher-key: back ends that sign with this secret of the app, as Pusher's libraries do, may ask for its channels, and say that a page was modified, at /apps. Repeatable: any of them. Without it they may not."`
 	TrustedProxies []string      `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
 	CountBots  bool          `type:"switch" group:"limits" help:"Whether crawlers that are known by name count like people, as visitors and in public increments and memberships. They are served either way."`
 	CacheReads time.Duration `type:"span-or-0" placeholder:"TIME" default:"0" group:"times" help:"For how many whole seconds proxies may answer GETs of counts, public counters, badges and stats themselves. 0 means that every GET comes here."`
 
-	Webhooks       []string      `name:"webhook" type:"each" placeholder:"MATCH=URL" group:"webhooks" help:"Where to send events: page:PATTERN (occupied, vacated), page:PATTERN>100 (over it), page:PATTERN>peak (a new peak of the day), the same with site for the whole site, user:PATTERN (online, offline), or counter:PATTERN>100. A pattern is a name, or a prefix and *. Of one site of several: page@SITE:PATTERN. Repeatable. Every process needs the same ones; with several regions give them to one region, but those of users and counters to each."`
+	Webhooks       []string      `name:"webhook" type:"each" placeholder:"MATCH=URL" group:"webhooks" help:"Where to send events: page:PATTERN (occupied, vacated), page:PATTERN>100 (over it), page:PATTERN>peak (a new peak of the day), the same with site for the whole site, count:PATTERN@5s (each change of a count, but of a page at most one in 5s, the newest), user:PATTERN (online, offline), or counter:PATTERN>100. A pattern is a name, or a prefix and *. Of one site of several: page@SITE:PATTERN. Repeatable. Every process needs the same ones; with several regions give them to one region, but those of users and counters to each."`
 	WebhookSecrets []string      `name:"webhook-secret" type:"each" placeholder:"SECRET" group:"webhooks" help:"Signs the messages to --webhook: whsec_ and 24 to 64 bytes as base64. Repeatable: all of them sign, so rotate by adding one. Required with --webhook."`
 	WebhookSettle  time.Duration `type:"span" placeholder:"TIME" default:"5s" group:"webhooks" help:"How long a page must be empty, a user absent, or a count back at its threshold, before that is reported or another rise is, and how long a new peak may rise further before it is reported."`
 
@@ -403,6 +404,10 @@ func (c *Config) checkAccess() error {
 			return setting.Errorf("pusher-key", "%v; give another one", err)
 		}
 	}
+	if len(c.PusherSecrets) > 0 && c.PusherKey == "" {
+		return setting.Errorf("pusher-secret", "a back end signs with the key of its app, too; give --pusher-key, or "+
+			"leave it out")
+	}
 
 	if !cookieName.MatchString(c.CookieName) {
 		return setting.Errorf("cookie-name", "%q is not a name of 1 to 64 letters, digits, - and _ that begins "+
@@ -500,7 +505,8 @@ func (c *Config) Warnings() []string {
 	for _, s := range []struct {
 		flag   string
 		values []string
-	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", keys}} {
+	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", keys},
+		{"pusher-secret", c.PusherSecrets}} {
 		if slices.ContainsFunc(s.values, short) {
 			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random "+
 				"value", s.flag, minSecret))

@@ -319,6 +319,8 @@ var refused = map[string]struct {
 	"a public page that is none":                {flag: "public-top", args: "--public-top blog/\x01*"},
 	"a key of Pusher's clients that is none":    {flag: "pusher-key", args: "--pusher-key a/b"},
 	"a key that is a path of a page":            {flag: "pusher-key", args: "--pusher-key counter"},
+	"a secret of back ends without a key":       {flag: "pusher-secret", args: "--pusher-secret 0123456789abcdef"},
+	"a secret of back ends that is empty":       {flag: "pusher-secret", args: "--pusher-key k --pusher-secret="},
 	"private pages for nobody":                  {flag: "private", args: "--private team/*"},
 	"cache-reads of half a second":              {flag: "cache-reads", args: "--cache-reads 500ms"},
 	"page-stats of a year":                      {flag: "page-stats", args: "--page-stats 365d"},
@@ -432,6 +434,7 @@ func TestAcceptedSettings(t *testing.T) {
 		"a list of all pages":                 "--public-top * --api-key k",
 		"crawlers and proxies":                "--count-bots --cache-reads 5s",
 		"clients of Pusher":                   "--pusher-key 0a1b2c-key_3",
+		"back ends of Pusher":                 "--pusher-key k --pusher-secret 0123456789abcdef --pusher-secret the-next-secret",
 		"no crawlers":                         "--count-bots=false",
 		"counters in a file and PostgreSQL":   "--data-dir /data --postgres postgres://u:p@h:5432/d",
 		"origins":                             "--allow-origins https://*.example.org,http://localhost:3000,https://*.a.*.b:8443,http://[::1]:80,https://xn--bcher-kva.example,capacitor://localhost,*",
@@ -596,7 +599,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience jwt-leeway cookie-name api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private public-top pusher-key otlp trace-every
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private public-top pusher-key pusher-secret otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 	if names := serveFlags(t); !slices.Equal(names, want) {

@@ -47,6 +47,7 @@ type commands struct {
 	Serve       serveCommand       `cmd:"" default:"" help:"Run the server (the default). Settings that seldom need a change are in deploy/README.md."`
 	Check       checkCommand       `cmd:"" help:"Check everything that a server with these settings needs, and report problems."`
 	Top         top.Command        `cmd:"" help:"Show the dashboard in this terminal."`
+	Explain     top.Explain        `cmd:"" help:"Print what the count of a page is made of: headcount explain PAGE."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
 	Export      dump.Export        `cmd:"" help:"Write all counters of a store into a file."`
 	Import      dump.Import        `cmd:"" help:"Put the counters of a file into a store."`
@@ -112,6 +113,8 @@ func (p program) run() int {
 		err = c.Check.run(ctx, p.stdout)
 	case "top":
 		err = c.Top.Run(ctx, p.stdout)
+	case "explain":
+		err = c.Explain.Run(ctx, p.stdout)
 	case "simulate":
 		err = c.Simulate.Run(ctx, p.stdout, p.stderr)
 	case "export":

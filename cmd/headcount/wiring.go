@@ -24,6 +24,7 @@ import (
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
+	"headcount/gateway/pusher"
 	"headcount/internal/machine"
 	"headcount/internal/redisconn"
 	"headcount/internal/tracing"
@@ -358,6 +359,8 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
 			LastSeen:  s.store,
+			App:       pusher.App{Key: cfg.PusherKey, Secrets: cfg.PusherSecrets},
+			Pages:     s.store,
 			Arrivals:  s.webhooks,
 			Dashboard: s.board,
 			Origins:   cfg.Origins,
@@ -388,7 +391,6 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
 			CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
-		PusherKey:  cfg.PusherKey,
 		Elapsed:    machine.SinceBoot,
 		Registerer: s.registry,
 		Log:        s.log,

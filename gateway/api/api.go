@@ -24,6 +24,7 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
+	"headcount/gateway/pusher"
 	"headcount/presence"
 	"headcount/presence/minutes"
 	"headcount/unread"
@@ -48,6 +49,9 @@ type Config struct {
 	Minutes   minutes.Store
 
 	LastSeen presence.LastSeen // erases when users were last here
+
+	App   pusher.App // of Pusher's clients and of back ends with its libraries; without a key neither is served
+	Pages Pages      // required if the app has secrets
 
 	Arrivals  Arrivals
 	Dashboard Dashboard
@@ -91,6 +95,8 @@ type Cluster interface {
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
 	// Users returns the states of up to presence.MaxAsked users, in their order.
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
+	// Explain returns what this region's count of a page, or of a site, is made of.
+	Explain(ctx context.Context, page string) presence.Parts
 	// Ready returns why the other roles cannot be used yet, or nil.
 	Ready() error
 }
@@ -122,6 +128,8 @@ type API struct {
 	identities *httppolicy.IdentityLimiter
 	erasures   erasures
 	stats      *counterapi.Questions[statsQuestion, pageStats]
+	explained  *counterapi.Questions[string, explanation] // by the names of pages
+	channels   *counterapi.Questions[channelsOf, occupied]
 	files      map[string]*asset
 	openAPI    *asset // Engine makes it, and asyncAPI
 	asyncAPI   *asset
@@ -139,6 +147,8 @@ func New(cfg Config, parts Parts) *API {
 		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),
 		erasures:   newErasures(),
 		stats:      counterapi.NewQuestions[statsQuestion, pageStats](maxStats),
+		explained:  counterapi.NewQuestions[string, explanation](maxExplained),
+		channels:   counterapi.NewQuestions[channelsOf, occupied](maxChannelLists),
 		files:      readFiles(cfg.Assets),
 		metrics:    newHTTPMetrics(parts.Registerer),
 		foreign:    rate.Sometimes{Interval: time.Minute},

@@ -45,6 +45,8 @@ func (empty) Users(context.Context, []presence.User) ([]presence.UserState, erro
 	return nil, nil
 }
 
+func (empty) Explain(context.Context, string) presence.Parts { return presence.Parts{} }
+
 func (empty) Ready() error                          { return nil }
 func (empty) Note(*http.Request, identity.Identity) {}
 func (empty) Doubtful() bool                        { return false }

@@ -17,16 +17,16 @@ import (
 
 const maxBody = 4096 // bytes of a request
 
-var errTooLong = calls.Refuse(calls.ErrTooLarge, "A body has at most 4096 bytes.")
+// readBody reads a body of at most so many bytes.
+func readBody(c *gin.Context, most int64) ([]byte, error) {
+	errTooLong := calls.Refuse(calls.ErrTooLarge, fmt.Sprintf("A body has at most %d bytes.", most))
 
-// readBody reads the body.
-func readBody(c *gin.Context) ([]byte, error) {
 	// A client that waits for 100 Continue is refused before it sends the body.
-	if c.Request.ContentLength > maxBody {
+	if c.Request.ContentLength > most {
 		return nil, errTooLong
 	}
 
-	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, most))
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return nil, errTooLong
@@ -42,7 +42,7 @@ type members map[string]json.RawMessage
 
 // readAction reads a body of the form {"action":"…"}, which may have further members of these names.
 func readAction(c *gin.Context, names []string, actions ...string) (action string, given members, err error) {
-	body, err := readBody(c)
+	body, err := readBody(c, maxBody)
 	if err != nil {
 		return "", nil, err
 	}
@@ -73,7 +73,7 @@ func textOf(member json.RawMessage) (string, error) {
 
 // readMembers reads a body that is empty or a JSON object with members of these names.
 func readMembers(c *gin.Context, example string, names ...string) (members, error) {
-	body, err := readBody(c)
+	body, err := readBody(c, maxBody)
 	if err != nil || len(body) == 0 {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 // Page returns the name (see presence.Site.Qualify) of the page in the path, if check accepts the page and
 // the sender may use it. query says whether the URL's parameters count.
 func (w *Callers) Page(c *gin.Context, check func(string) error, query bool) (name string, err error) {
-	name, err = pageInPath(c, check)
+	name, err = pageInPath(c, "page", check)
 	if err != nil {
 		return "", err
 	}
@@ -27,9 +27,9 @@ func (w *Callers) Page(c *gin.Context, check func(string) error, query bool) (na
 	return name, w.admitPrivate(c, query, name)
 }
 
-// pageInPath returns the name of the page in the path, if check accepts the page.
-func pageInPath(c *gin.Context, check func(string) error) (name string, err error) {
-	name, err = url.PathUnescape(c.Param("page"))
+// pageInPath returns the name of the page that is a parameter of the path, if check accepts the page.
+func pageInPath(c *gin.Context, parameter string, check func(string) error) (name string, err error) {
+	name, err = url.PathUnescape(c.Param(parameter))
 	if err == nil {
 		err = check(name)
 	}
@@ -77,6 +77,9 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	}
 	if err := a.admitPages(c, name); err != nil {
 		return calls.Answer{}, err
+	}
+	if c.Query("explain") == "1" {
+		return a.explainCounter(c, name)
 	}
 
 	counts, err := a.counts(c, name)

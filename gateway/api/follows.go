@@ -221,7 +221,7 @@ func (a *API) followed(c *gin.Context) (follow, error) {
 	if err != nil {
 		return follow{}, err
 	}
-	name, err := pageInPath(c, presence.CheckPage)
+	name, err := pageInPath(c, "page", presence.CheckPage)
 	if err != nil {
 		return follow{}, err
 	}

@@ -74,6 +74,23 @@ func Below(base string, h http.Handler) http.Handler {
 	})
 }
 
+// WithPageApps serves the page that is called apps, too, by an engine of Engine. The router would take /apps/counter
+// for the beginning of a call of back ends, /apps/{app_id}/channels, and nothing else. As /%61pps/counter it is a page.
+func WithPageApps(e http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rest, found := strings.CutPrefix(r.URL.EscapedPath(), "/apps/")
+		if !found || strings.Contains(rest, "/") {
+			e.ServeHTTP(w, r)
+			return
+		}
+
+		ofPage, link := *r, *r.URL
+		link.RawPath = "/%61pps/" + rest
+		ofPage.URL = &link
+		e.ServeHTTP(w, &ofPage)
+	})
+}
+
 // closeAfterChunks closes the connection after a request with a Transfer-Encoding that may
 // also have had a Content-Length, which the HTTP server removes. A proxy that reads the
 // Content-Length would find another end of the body, and another next request (RFC 9112, 6.3).

@@ -10,14 +10,14 @@ import (
 
 // Calls returns the calls of the API.
 func (a *API) Calls() []calls.Call {
-	return slices.Concat(a.presenceCalls(), a.followCalls(), a.serverCalls())
+	return slices.Concat(a.presenceCalls(), a.followCalls(), a.serverCalls(), a.backendCalls())
 }
 
 // presenceCalls returns the calls of who is here now.
 func (a *API) presenceCalls() []calls.Call {
 	return []calls.Call{
 		{ID: "getPageCount", Method: http.MethodGet, Path: "/{page}/counter", Do: a.getCounter,
-			Who: calls.Anyone, Takes: "regions ifnonematch", Gives: "Count 304", Refuses: "401 503",
+			Who: calls.Anyone, Takes: "regions explain ifnonematch", Gives: "Count 304", Refuses: "401 429 503",
 			Does: "How many are on a page now. A browser, which asks for HTML, gets a small page."},
 		{ID: "putPageCount", Method: http.MethodPut, Path: "/{page}/counter", Do: a.putCounter,
 			Who: calls.Visitor, Body: "Action", Gives: "Count", Refuses: "401 413 429 503",

@@ -19,6 +19,7 @@ const (
 	Anyone  Who = iota // everybody; a token that is sent must be valid
 	Visitor            // whoever has an identity, or gets one
 	Server             // a server with an API key
+	Signer             // a back end that signs as libraries of Pusher do
 	Opened             // a server, and whoever the rule of the counter lets
 	Viewer             // a server, and everybody when no API keys are configured or --public-top lets them
 )

@@ -22,6 +22,7 @@ var (
 	ErrOtherSite     = errors.New("the page or the API key is of another site")
 	ErrNobody        = errors.New("the caller has no identity")
 	ErrNoKey         = errors.New("an API key is missing or wrong")
+	ErrNotSigned     = errors.New("a signature of a back end is missing or wrong")
 	ErrKeyWanted     = errors.New("this needs an API key, which a visitor does not have")
 	ErrNotFound      = errors.New("there is no such path")
 	ErrMethod        = errors.New("the path does not allow the method")
@@ -40,8 +41,10 @@ const ComeBack = time.Second
 
 // Challenges of a 401. A 401 without one of these has that of httppolicy.Problem.
 const (
-	wantsKey = `API-Key realm="headcount"`
-	badToken = `Bearer realm="headcount", error="invalid_token"` // RFC 6750: only for a token that the client has sent
+	wantsKey       = `API-Key realm="headcount"`
+	wantsSignature = `Pusher realm="headcount"`
+	// RFC 6750 has it only for a token that the client has sent.
+	badToken = `Bearer realm="headcount", error="invalid_token"`
 )
 
 // Codes of error frames.
@@ -90,6 +93,7 @@ var meanings = []meaning{
 		reason: httppolicy.ReasonBadToken, challenge: badToken},
 	{of: ErrNobody, status: http.StatusUnauthorized},
 	{of: ErrNoKey, status: http.StatusUnauthorized, reason: httppolicy.ReasonAPIKey, challenge: wantsKey},
+	{of: ErrNotSigned, status: http.StatusUnauthorized, reason: httppolicy.ReasonSignature, challenge: wantsSignature},
 	{of: ErrKeyWanted, status: http.StatusUnauthorized, reason: httppolicy.ReasonAPIKey},
 
 	{of: ErrNotPublic, status: http.StatusForbidden, code: CodeForbidden},

@@ -95,6 +95,7 @@ type problem struct {
 // Reasons of refusals, where the status is not specific enough. Each is a label of a metric.
 const (
 	ReasonAPIKey      = "api_key"     // the API key is missing or wrong
+	ReasonSignature   = "signature"   // a back end has not signed the request, or not rightly
 	ReasonNoToken     = "no_token"    // the request needs a token
 	ReasonBadToken    = "bad_token"   // the token is invalid or expired
 	ReasonOrigin      = "origin"      // the origin is not allowed
@@ -125,7 +126,8 @@ const otherReason = "other"
 // Reasons returns all reasons that Refusal may return.
 func Reasons() []string {
 	return append(slices.Collect(maps.Values(statusReasons)), otherReason,
-		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress, ReasonMemory)
+		ReasonAPIKey, ReasonSignature, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections,
+		ReasonAddress, ReasonMemory)
 }
 
 // Header fields that carry data for the log. They are set after the header was sent, so they do

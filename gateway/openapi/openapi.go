@@ -84,6 +84,13 @@ func OpenAPI(base string, table []calls.Call) []byte {
 					"name":        "Headcount-Id",
 					"description": "The signed id of an anonymous visitor.",
 				},
+				"signature": object{
+					"type": "apiKey",
+					"in":   "query",
+					"name": "auth_signature",
+					"description": "The HMAC-SHA256 of method, path and sorted query by one of --pusher-secret, in " +
+						"hexadecimal digits, beside auth_key, auth_timestamp and auth_version. Libraries of Pusher make it.",
+				},
 				"cookie": object{
 					"type": "apiKey",
 					"in":   "cookie",
@@ -207,6 +214,7 @@ func tagOf(path string) string {
 		{"limits", "^/api/v1/limits"},
 		{"counters", "^/api/"},
 		{"notifications", "/changes$|/unread|/follows|/notifications"},
+		{"notifications", "^/apps/.*events$"},
 		{"server", `^/-/dashboard|api\.json$|\.js$|^/$|^/-/sites$`},
 		{"privacy", `^/-/me$|^/-/users/\{user\}$`},
 	} {
@@ -227,6 +235,8 @@ func security(w calls.Who) []any {
 		return []any{object{"token": []any{}}, object{"id": []any{}}, object{"cookie": []any{}}, none}
 	case calls.Server:
 		return []any{key}
+	case calls.Signer:
+		return []any{object{"signature": []any{}}}
 	case calls.Opened, calls.Viewer:
 		return []any{key, none}
 	}
@@ -253,9 +263,9 @@ func refusals() object {
 	all := object{}
 	for status, why := range map[int]string{
 		400: "The site, the path, the query, a header or the body cannot be.",
-		401: "A token or an API key is missing, wrong or expired.",
-		403: "The origin may not do this, the rule of the counter does not open it, or the API key holds for " +
-			"another site.",
+		401: "A token, an API key or a signature is missing, wrong or expired.",
+		403: "The origin may not do this, the rule of the counter does not open it, the API key holds for " +
+			"another site, or the event would be a message.",
 		404: "There is no such thing.",
 		409: "The counter cannot change like this, and did not; or there is no such value of it.",
 		413: "The body is too large.",

@@ -85,7 +85,17 @@ var (
 		"reserved?", about(natural, "what open reservations have taken out of the value"),
 	}
 	reservation = members("id", id, "amount", delta, "expires_at", instant)
-	lacking     = about(yes, "a region is missing in it, which did not answer")
+	pusherInfo  = []any{
+		"subscription_count?", about(natural, "how many people are on the page, with info=subscription_count"),
+		"user_count?", about(natural, "the same, with info=user_count"),
+	}
+	// Other members of an event, such as socket_id, have no meaning here.
+	pusherEvent = object{
+		"name":    about(object{"type": "string", "const": "headcount:changed"}, "any other is 403"),
+		"channel": about(id, "a page that was modified"),
+		"data":    about(text, "it is ignored"),
+	}
+	lacking = about(yes, "a region is missing in it, which did not answer")
 )
 
 // schemas are the bodies of calls and answers.
@@ -100,7 +110,16 @@ var schemas = object{
 		"request_id", about(text, "under which the log knows the request"),
 	),
 
-	"Count":  members(with(countMembers, "regions?", shares)...),
+	"Count": members(with(countMembers, "regions?", shares)...),
+	"ExplainedCount": members("counter", ref("Count"), "explain", members(
+		"people", about(natural, "who are here, in this region"),
+		"connections", about(natural, "that joined; of the whole site once for each page that they joined"),
+		"held", about(natural, "of the people, by a hold alone"),
+		"leaving", about(natural, "of the people, without a connection any more, in their grace"),
+		"ignored", about(natural, "connections of crawlers, which are not counted"),
+		"regions", object{"type": "object", "additionalProperties": natural},
+		"moving", about(flag, "false: people are this region's share, and the shares add up to the count"),
+	)),
 	"Counts": members("counters", list(ref("Count"))),
 	"Stats": members(
 		"page", id,
@@ -183,6 +202,21 @@ var schemas = object{
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 
+	"PusherChannels": members(
+		"channels", object{"type": "object", "additionalProperties": members(pusherInfo...)},
+		"stale?", about(yes, "the list may lack channels, since not all of the store is known again"),
+	),
+	"PusherChannel": members(
+		with(pusherInfo, "occupied", flag, "stale?", about(yes, "the last known count, since the store is away"))...,
+	),
+	"PusherEvent": object{"type": "object", "required": []string{"name"}, "properties": all(pusherEvent, object{
+		"channels": about(object{"type": "array", "items": id, "minItems": 1, "maxItems": 100}, "in place of channel"),
+	})},
+	"PusherBatch": object{"type": "object", "required": []string{"batch"}, "properties": object{
+		"batch": object{"type": "array", "minItems": 1, "maxItems": 10, "items": object{
+			"type": "object", "required": []string{"name", "channel"}, "properties": pusherEvent}},
+	}},
+
 	"Access": members("key_needed", flag, "top_needs_key", flag),
 	"Sites": members(
 		"sites", list(
@@ -242,11 +276,13 @@ var parameters = object{
 	"page": path("page", "pricing", "A page; where it is only read also *, the whole site.", id),
 	"user": path("user", "alice", "A user: the sub of tokens, or the user of an anonymous visitor's "+
 		"welcome.", object{"type": "string", "minLength": 1, "maxLength": 256}),
-	"key":    path("key", "views:42", "A counter, which a rule fits; of an aggregate a match.", id),
-	"app":    path("app", "0a1b2c", "The key of --pusher-key.", text),
-	"member": path("member", "me", "A member of a set; me is the caller.", id),
-	"name":   path("name", "country", "A dimension of the rule.", text),
-	"id":     path("id", "cart-7", "A reservation.", id),
+	"key":     path("key", "views:42", "A counter, which a rule fits; of an aggregate a match.", id),
+	"app":     path("app", "0a1b2c", "The key of --pusher-key.", text),
+	"app_id":  path("app_id", "1", "The id of the app: whatever the library has been given.", text),
+	"channel": path("channel", "news", "A channel, which is the page of its name.", id),
+	"member":  path("member", "me", "A member of a set; me is the caller.", id),
+	"name":    path("name", "country", "A dimension of the rule.", text),
+	"id":      path("id", "cart-7", "A reservation.", id),
 
 	"label": query("label", "What stands beside the number. By default here now, and for a counter its key up to "+
 		"the first colon.",
@@ -255,7 +291,9 @@ var parameters = object{
 	"background": query("background", "The same.", text),
 	"watch":      query("watch", "1: whoever looks is not counted.", one("1")),
 
-	"regions":  query("regions", "1: with each region's share.", one("1")),
+	"regions": query("regions", "1: with each region's share.", one("1")),
+	"explain": query("explain", "1, with an API key if there is any: what the count is made of. The answer is an "+
+		"ExplainedCount.", one("1")),
 	"pages":    several("page", "1 to 100 distinct pages, * too."),
 	"users":    several("user", "1 to 100 distinct users."),
 	"keys":     several("key", "1 to 100 distinct counters."),
@@ -264,6 +302,9 @@ var parameters = object{
 	"step":     query("step", "The length of each point, such as 5m.", span),
 	"from":     query("from", "A time, such as 2030-10-10T12:00:00Z.", object{"type": "string", "format": "date-time"}),
 	"to":       query("to", "The same; exclusive.", object{"type": "string", "format": "date-time"}),
+	"info":     query("info", "subscription_count, user_count, or both with a comma: what to say of a channel.", text),
+	"prefix":   query("filter_by_prefix", "The beginning of the names of the channels.", text),
+	"md5":      needed(query("body_md5", "The MD5 hash of the body, in hexadecimal digits.", text)),
 	"protocol": query("protocol", "The version of Pusher's protocol.", one("7")),
 	"match":    needed(query("match", "The match of a rule with top.", id)),
 	"n":        query("n", "How many, at most.", natural),

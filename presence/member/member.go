@@ -34,6 +34,7 @@ type Gateway interface {
 	StoreBack()
 	OwnersChanged(partitions []int)
 	Silent(buckets []int)
+	Explain(page string) presence.Parts
 	Run(ctx context.Context) error
 }
 
@@ -42,6 +43,7 @@ type Node interface {
 	Deliver(b *heartbeat.Beat) bool
 	Hold(ctx context.Context, call presence.HoldCall) error
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
+	Explain(ctx context.Context, page string) (presence.Parts, error)
 	Own(partitions []int)
 	Owns(partition int) bool
 	HandOver()
@@ -67,11 +69,12 @@ type Datagrams interface {
 	Run(ctx context.Context) error
 }
 
-// Calls carries updates, holds and questions about users to other processes.
+// Calls carries updates, holds and questions about users and counts to other processes.
 type Calls interface {
 	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
 	Hold(ctx context.Context, addr string, call presence.HoldCall) error
 	Users(ctx context.Context, addr string, users []presence.User) ([]presence.UserState, error)
+	Explain(ctx context.Context, addr, page string) (presence.Parts, error)
 }
 
 // Owners are the owners of what is no presence, such as counters. They have a ring of their own over the processes.

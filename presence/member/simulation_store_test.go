@@ -371,6 +371,15 @@ func (h *handle) Counts(ctx context.Context, pages []string) (counts []presence.
 	return counts, nil
 }
 
+func (h *handle) Parts(ctx context.Context, page string) (c presence.Count, parts []presence.Part, err error) {
+	err = h.call(ctx, func() error {
+		c, parts, err = h.inner.Parts(ctx, page)
+		h.patch(&c.Version)
+		return err
+	})
+	return c, parts, err
+}
+
 func (h *handle) Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
 	return h.updates(ctx, func() ([]presence.Update, error) { return h.inner.Updates(ctx, topics) })
 }

@@ -433,6 +433,9 @@ func (s *simulation) check() {
 			t.check(truth)
 		}
 	}
+	for i, page := range names {
+		s.checkExplained(s.where[i%len(s.where)], page, truth[page])
+	}
 	hash := s.members[0].process.table.Load().Hash()
 	owners := make([][]string, simPartitions)
 	for _, m := range s.members {
@@ -451,6 +454,34 @@ func (s *simulation) check() {
 		}
 	}
 	s.checkEndpoints()
+}
+
+// checkExplained checks what the owners and gateways together say of a count. Nothing moves, so it adds up.
+func (s *simulation) checkExplained(gateway, page string, users int) {
+	status, body := s.request(gateway, http.MethodGet, "/"+url.PathEscape(page)+"/counter?explain=1", "", "")
+	var is struct {
+		Explain struct {
+			People, Held, Leaving, Connections int
+			Moving                             bool
+		}
+	}
+	err := json.Unmarshal(body, &is)
+	tabs := 0
+	for _, u := range s.crowd.users {
+		for _, t := range u.tabs {
+			t.mu.Lock()
+			for want := range t.want {
+				if page == want || page == presence.AllPages {
+					tabs++
+				}
+			}
+			t.mu.Unlock()
+		}
+	}
+	e := is.Explain
+	if status != http.StatusOK || err != nil || e.Moving || e.People != users || e.Connections != tabs || e.Leaving != 0 {
+		s.broken("%s explains %s by %s, %v; want %d people and %d connections", gateway, page, body, err, users, tabs)
+	}
 }
 
 // checkEndpoints: an endpoint ends with the life of its gateway.
@@ -686,7 +717,7 @@ func (s *simulation) start(m *member) {
 	must(err)
 	l.calls, err = rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: m.name, Now: clock.Now, Log: log,
-		Updates: p, Holds: p,
+		Updates: p, Holds: p, Parts: p,
 	})
 	must(err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -767,7 +798,10 @@ func (s *simulation) newGateway(
 		Counters: counterapi.Config{
 			Rules: &counter.Rules{}, Counters: s.counters(),
 		},
-		API: api.Config{Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Arrivals: webhook.New(webhook.Config{})}, Log: log,
+		API: api.Config{
+			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Arrivals: webhook.New(webhook.Config{}),
+			Regions: store.(api.Regions),
+		}, Log: log,
 	})
 	must(err)
 	return gw

@@ -14,7 +14,7 @@ import (
 // users again; calls block their caller.
 const mailboxSize = 256
 
-// mail is a *heartbeat.Beat, a *holdCall, a *usersCall, a *stored, a *refused, a *reclaimed or
+// mail is a *heartbeat.Beat, a *holdCall, a *usersCall, an *explainCall, a *stored, a *refused, a *reclaimed or
 // an *incomplete.
 type mail any
 
@@ -144,6 +144,8 @@ func (p *partition) handle(m mail) {
 		p.hold(m)
 	case *usersCall:
 		p.answer(m)
+	case *explainCall:
+		p.explain(m)
 	case *stored:
 		p.stored(m)
 	case *refused: // run flushes the outbox after every mail

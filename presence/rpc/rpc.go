@@ -46,6 +46,7 @@ const (
 	holdPath    = "/hold"
 	reportPath  = "/report"
 	usersPath   = "/users"
+	explainPath = "/explain"
 
 	maxBody = 4 << 20 // bytes of a request's body; a longer body gets status 413
 	maxName = 128

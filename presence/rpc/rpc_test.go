@@ -197,6 +197,37 @@ func TestUsers(t *testing.T) {
 	}
 }
 
+type onParts func(page string) (presence.Parts, error)
+
+func (f onParts) ReceiveExplain(_ context.Context, page string) (presence.Parts, error) {
+	return f(page)
+}
+
+func TestExplain(t *testing.T) {
+	parts := presence.Parts{People: 5, Held: 1, Leaving: 2, Connections: 7, Ignored: 3, Settled: 9, Moving: true}
+	var fails error
+	h := newHandler(t, rpc.Config{Keys: secret, Parts: onParts(func(page string) (presence.Parts, error) {
+		if page != `a"é` {
+			t.Errorf("asked about %q", page)
+		}
+		return parts, fails
+	})})
+	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
+	if got, err := c.Explain(t.Context(), server, `a"é`); err != nil || got != parts {
+		t.Errorf("%+v, %v", got, err)
+	}
+	fails = presence.ErrUnavailable
+	if _, err := c.Explain(t.Context(), server, `a"é`); !errors.Is(err, presence.ErrUnavailable) {
+		t.Error(err)
+	}
+
+	// A process of before knows no such question.
+	old := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})}})
+	if _, err := old.Explain(t.Context(), server, "p"); err == nil {
+		t.Error("it was answered")
+	}
+}
+
 func TestHold(t *testing.T) {
 	for name, tc := range map[string]struct {
 		remote error

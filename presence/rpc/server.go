@@ -38,6 +38,11 @@ type Users interface {
 	ReceiveUsers(ctx context.Context, users []presence.User) ([]presence.UserState, error)
 }
 
+// Parts knows some of what counts are made of.
+type Parts interface {
+	ReceiveExplain(ctx context.Context, page string) (presence.Parts, error)
+}
+
 // Reports returns the report of this process.
 type Reports interface{ Report() presence.Report }
 
@@ -53,6 +58,7 @@ type Config struct {
 	Updates Updates
 	Holds   Holds
 	Users   Users
+	Parts   Parts
 	Reports Reports
 	Links   Links
 
@@ -170,6 +176,8 @@ func (h *Handler) serves(path string) bool {
 		return h.cfg.Holds != nil
 	case usersPath:
 		return h.cfg.Users != nil
+	case explainPath:
+		return h.cfg.Parts != nil
 	case reportPath:
 		return h.cfg.Reports != nil
 	case linkPath:
@@ -257,6 +265,8 @@ func (h *Handler) call(ctx context.Context, path string, req *request) ([]byte, 
 	switch path {
 	case usersPath:
 		return h.users(ctx, req.body)
+	case explainPath:
+		return h.explain(ctx, req.body)
 	case updatesPath:
 		updates, err := parseUpdates(req.body)
 		if err != nil {

@@ -314,6 +314,7 @@ test('the dashboard shows pages, processes and their load to those who have the 
   await board.click('#past [data-last="24h"]');
   await board.click('tr[data-name="watched"] button');
   await board.waitForFunction(() => document.getElementById('past-title').textContent === 'watched');
+  await board.waitForFunction(() => /^watched: \d+ now: 1 with a connection \(1 in all\) · \d+ by a hold alone · /.test(document.getElementById('explained').textContent));
   const files = async (button) => {
     const [download] = await Promise.all([board.waitForEvent('download'), board.click(button)]);
     return (await readFile(await download.path(), 'utf8')).split('\r\n');

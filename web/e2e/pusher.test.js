@@ -1,14 +1,18 @@
-// The real pusher-js, in node and in Chromium, against a real server: subscribers are counted, and what is refused says so.
+// The real pusher-js, in node and in Chromium, and the real library of back ends, against a real server: subscribers are
+// counted, and what is refused says so.
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 import { after, before, test } from 'node:test';
 
+import BackEnd from 'pusher';
 import Pusher from 'pusher-js';
 
 import { eventually, launch, open, startCable, startSite } from './browser.js';
 import { Server, program } from './server.js';
 
 const KEY = 'key-of-the-app';
+const SECRET = 'secret-of-the-app';
+const API_KEY = 'key-of-a-server';
 const SCRIPT = createRequire(import.meta.url).resolve('pusher-js/dist/web/pusher.js');
 
 let binary;
@@ -28,7 +32,7 @@ before(
     binary = await program();
     crossSite = await startSite(() => '<!doctype html><html lang="en"><title>Shop</title>');
     sameSite = { url: crossSite.url.replace('localhost', '127.0.0.1') };
-    server = await Server.start(binary.path, ['--pusher-key', KEY, '--allow-origins', `${crossSite.url},${sameSite.url}`, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, ['--pusher-key', KEY, '--pusher-secret', SECRET, '--api-key', API_KEY, '--allow-origins', `${crossSite.url},${sameSite.url}`, '--shutdown-timeout', '2s']);
     cable = await startCable(server.port);
     browser = await launch();
   },
@@ -107,6 +111,32 @@ test('node: a wrong key is refused for good', async (t) => {
   await eventually('disconnected', 'the state', () => pusher.connection.state);
   assert.equal(pusher.errors[0].code, 4001);
   assert.match(pusher.errors[0].message, /--pusher-key/);
+});
+
+test('node: a back end asks for channels, and says that pages were modified', async (t) => {
+  const backEnd = (secret) => new BackEnd({ appId: '7', key: KEY, secret, host: '127.0.0.1', port: server.port });
+  const app = backEnd(SECRET);
+  const ask = async (path, params) => (await app.get({ path, params })).json();
+  const [one, two] = [connect(t), connect(t)];
+  await expectCount(enter(one, 'office-1'), 1);
+  await expectCount(enter(two, 'office-1'), 2);
+  await expectCount(enter(two, 'office-2'), 1);
+
+  const info = 'subscription_count,user_count';
+  assert.deepEqual(await ask('/channels', { filter_by_prefix: 'office-', info }), {
+    channels: { 'office-1': { subscription_count: 2, user_count: 2 }, 'office-2': { subscription_count: 1, user_count: 1 } },
+  });
+  assert.deepEqual(await ask('/channels/office-1', { info: 'subscription_count' }), { occupied: true, subscription_count: 2 });
+  assert.deepEqual(await ask('/channels/nobody'), { occupied: false });
+
+  const call = (method, path) => fetch(server.url + path, { method, headers: { 'X-API-Key': API_KEY } });
+  assert.equal((await call('PUT', '/-/users/ann/follows/office-1')).status, 204);
+  await app.trigger(['office-1', 'office-2'], 'headcount:changed', { room: 'Größe' }, { socket_id: one.connection.socket_id });
+  await app.triggerBatch([{ channel: 'office-1', name: 'headcount:changed', data: {} }, { channel: 'office-2', name: 'headcount:changed', data: 'x' }]);
+  assert.equal((await (await call('GET', '/-/users/ann/unread')).json()).count, 2);
+
+  await assert.rejects(app.trigger('office-1', 'order.shipped', {}), ({ status, body }) => status === 403 && /carries no messages/.test(body));
+  await assert.rejects(backEnd('another').get({ path: '/channels' }), ({ status, body }) => status === 401 && /--pusher-secret/.test(body));
 });
 
 /** A tab with pusher-js, which shows a channel's count. */

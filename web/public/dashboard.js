@@ -17,6 +17,7 @@ const number = (n, digits = 0) => (n === undefined ? '–' : n.toLocaleString('e
 
 let chosen = new URLSearchParams(location.search).get('site') ?? ''; // the site that is shown; empty: the server chooses
 let last; // the answer before, for rates: {at, processes: Map}
+let asked = ''; // the page whose count is explained
 let viewers = new Map(); // region -> how many are there
 const history = new Map(); // page -> its latest counts; as many pages as an answer has, at most 100
 
@@ -27,6 +28,7 @@ const ofSite = () => (chosen ? `site=${encodeURIComponent(chosen)}` : '');
 /** Draws the past that was asked for, and the last day of the pages with the most viewers. */
 async function days() {
   if (document.hidden || $('board').hidden) return;
+  if (asked) explain(asked);
   const about = chosen;
   if (!(await past())) return; // the server remembers nothing
   for (const row of [...$('pages').rows].slice(0, DAYS)) {
@@ -58,6 +60,27 @@ async function past(change = {}) {
   if (stats) $('past-summary').textContent = stats.peak.count ? summary(stats, last === '7d' ? '7 days' : '24 hours') : 'Nobody was here.';
   else $('past-summary').textContent = answer?.status === 400 ? 'The server does not remember as much: start it with --page-stats 168h.' : 'The server does not answer.';
   return true;
+}
+
+/** Says below the pages what the count of one is made of. It is asked of all owners, so not as often as the rest. */
+async function explain(page) {
+  if (page !== asked) $('explained').hidden = true;
+  asked = page;
+  const about = chosen;
+  const answer = await fetch(at(`${encodeURIComponent(page)}/counter?explain=1`), { headers: { ...key.headers, ...inSite() } }).catch(() => undefined);
+  if (!answer?.ok) return;
+  const { counter, explain: e } = await answer.json();
+  if (page !== asked || about !== chosen) return; // something else is asked for by now
+  const regions = Object.entries(e.regions);
+  const parts = [
+    `${number(e.people - e.held - e.leaving)} with a connection (${number(e.connections)} in all)`,
+    `${number(e.held)} by a hold alone`,
+    `${number(e.leaving)} leaving`,
+    ...(regions.length > 1 ? [`by region ${regions.map(([name, users]) => `${name} ${number(users)}`).join(', ')}`] : []),
+    `${number(e.ignored)} crawlers not counted`,
+  ];
+  $('explained').textContent = `${page === '*' ? 'The whole site' : page}: ${number(counter.count)} now: ${parts.join(' · ')}${e.moving ? ' · changes are under way' : ''}.`;
+  $('explained').hidden = false;
 }
 
 function drawDay(svg, { points }) {
@@ -125,6 +148,8 @@ function choose(name) {
   chosen = name;
   last = undefined;
   shown.page = '*';
+  asked = '';
+  $('explained').hidden = true;
   history.clear();
   const address = new URL(location);
   address.searchParams.set('site', name);
@@ -249,7 +274,10 @@ function named(page) {
   name.type = 'button';
   name.className = 'link';
   name.textContent = name.title = page;
-  name.addEventListener('click', () => past({ page }));
+  name.addEventListener('click', () => {
+    past({ page });
+    explain(page);
+  });
   if (!/^\/(?![/\\])/.test(page)) return [name]; // //host and /\host lead to another host
   const link = document.createElement('a');
   link.href = page;
@@ -289,7 +317,10 @@ $('key').querySelector('form').addEventListener('submit', (event) => {
 $('past').addEventListener('click', ({ target }) => {
   if (target.dataset.last) past({ last: target.dataset.last, step: target.dataset.step });
 });
-$('past-site').addEventListener('click', () => past({ page: '*' }));
+$('past-site').addEventListener('click', () => {
+  past({ page: '*' });
+  explain('*');
+});
 $('past-csv').addEventListener('click', () => save('history.csv', [['page', 'from', 'greatest count', 'arrivals'], ...shown.points.map((p) => [shown.page, p.at, p.max, p.joins])]));
 $('pages-csv').addEventListener('click', () => save('pages.csv', [['page', 'viewers'], ...listed.map((p) => [p.page, p.count])]));
 $('search').addEventListener('input', drawPages);
@@ -297,6 +328,7 @@ $('search').addEventListener('submit', (event) => {
   event.preventDefault();
   const page = $('search').querySelector('input').value.trim();
   past({ page: page || '*' });
+  explain(page || '*');
 });
 $('sites').querySelector('select').addEventListener('change', (event) => choose(event.target.value));
 document.addEventListener('visibilitychange', ask);

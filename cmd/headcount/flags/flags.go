@@ -11,6 +11,7 @@
 //	help:"…"            the description in the help
 //	embed:""            the fields of this struct are flags, too, as those of an embedded struct are
 //	hidden:""           the help does not show the flag
+//	arg:""              the value may stand alone, without the flag
 //	env:"-"             the flag has no environment variable
 //	flag:"-"            the field is not a flag
 //
@@ -63,7 +64,7 @@ type Flag struct {
 	Name string
 
 	kind, help, group, placeholder, otherwise string
-	hidden, private                           bool   // private: it has no variable
+	hidden, private, alone                    bool   // private: it has no variable; alone: its value may stand alone
 	target                                    any    // points to the field
 	values                                    []any  // that are read into it
 	source                                    string // of the values, if it is not the command line
@@ -127,6 +128,7 @@ func (c *Command) add(fields reflect.Value) {
 		}
 
 		_, f.hidden = tag.Lookup("hidden")
+		_, f.alone = tag.Lookup("arg")
 		f.private = f.isMode() || tag.Get("env") == "-"
 
 		c.Flags = append(c.Flags, f)
@@ -249,7 +251,13 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 		}
 
 		if !strings.HasPrefix(arg, "-") || arg == "-" {
-			return s.misplaced(arg, first)
+			alone := c.standsAlone()
+			if alone == nil {
+				return s.misplaced(arg, first)
+			}
+
+			alone.values = append(alone.values, arg)
+			continue
 		}
 
 		f := c.flag(name)
@@ -270,6 +278,17 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 
 		f.values = append(f.values, value)
 		first = cmp.Or(first, name)
+	}
+
+	return nil
+}
+
+// standsAlone returns the flag whose value may stand alone, if it has none yet; or nil.
+func (c *Command) standsAlone() *Flag {
+	for _, f := range c.Flags {
+		if f.alone && len(f.values) == 0 {
+			return f
+		}
 	}
 
 	return nil

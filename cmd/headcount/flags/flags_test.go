@@ -100,6 +100,29 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// A value that may stand alone is given once.
+func TestValueThatStandsAlone(t *testing.T) {
+	type command struct {
+		Page  string `arg:"" help:"The page."`
+		Quiet bool   `help:"Say nothing."`
+	}
+	for args, want := range map[string]string{
+		"show a/b": "a/b", "show --quiet a": "a", "show a --quiet": "a", "show --page=a": "a", "show": "",
+		"show a b": "unexpected argument b", "show --page=a b": "unexpected argument b",
+	} {
+		var p struct {
+			Show command `cmd:""`
+		}
+		s := Set{Name: "p"}
+		s.Add(&p)
+		_, err := s.Parse(strings.Fields(args))
+		refused := err != nil && strings.HasPrefix(err.Error(), want) && want != ""
+		if !refused && (err != nil || p.Show.Page != want) {
+			t.Errorf("%s: %q, %v; want %s", args, p.Show.Page, err, want)
+		}
+	}
+}
+
 func TestRefused(t *testing.T) {
 	for args, want := range map[string]string{
 		"nothing":                   "unexpected argument nothing; the commands are run, other",

@@ -1,5 +1,6 @@
 // Package top shows the dashboard in a terminal. It requests the data of a server's dashboard
-// at an interval and redraws the screen. With --once, for scripts, it prints one answer.
+// at an interval and redraws the screen. With --once, for scripts, it prints one answer. It also
+// explains a single count.
 package top
 
 import (
@@ -35,10 +36,8 @@ type Command struct {
 
 // Run shows the dashboard until ctx ends. If out is not a terminal, it writes one answer.
 func (c *Command) Run(ctx context.Context, out io.Writer) error {
-	u, err := url.Parse(c.URL)
-	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
-	if !isHTTP || u.Host == "" {
-		return setting.Errorf("url", "it is not an http or https URL; write the address of a gateway")
+	if err := checkURL(c.URL); err != nil {
+		return err
 	}
 
 	if c.JSON && !c.Once {
@@ -66,6 +65,16 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 		width, height, _ = term.GetSize(int(file.Fd())) // 0 and 0: unknown, so nothing is cut off
 		return width, height
 	})
+}
+
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+	if !isHTTP || u.Host == "" {
+		return setting.Errorf("url", "it is not an http or https URL; write the address of a gateway")
+	}
+
+	return nil
 }
 
 // Control sequences of a terminal: move to the first column of the first line, and erase to the end of the line or of
@@ -121,20 +130,27 @@ func ask(ctx context.Context, api *client.API) (body json.RawMessage, d *data, e
 		err = json.Unmarshal(body, &d)
 	}
 
-	no := (*client.Error)(nil)
 	switch {
 	case err == nil:
 		return body, d, nil
 	case body != nil, errors.Is(err, client.ErrFrame):
-		err = fmt.Errorf("this is not a dashboard: %w", err)
-	case !errors.As(err, &no):
-		err = fmt.Errorf("the server does not answer: %w", err)
-	case no.Status == http.StatusUnauthorized:
-		err = errors.New("the server requires a valid API key; give --api-key")
-	case no.Status == http.StatusForbidden:
-		err = errors.New("the API key is for another site; give --site")
-	default:
-		err = fmt.Errorf("the server answers %d %s", no.Status, cmp.Or(no.Detail, http.StatusText(no.Status)))
+		return nil, nil, fmt.Errorf("this is not a dashboard: %w", err)
 	}
-	return nil, nil, err
+
+	return nil, nil, refusal(err)
+}
+
+// refusal returns why a server did not answer, with what to do.
+func refusal(err error) error {
+	no := (*client.Error)(nil)
+	switch {
+	case !errors.As(err, &no):
+		return fmt.Errorf("the server does not answer: %w", err)
+	case no.Status == http.StatusUnauthorized:
+		return errors.New("the server requires a valid API key; give --api-key")
+	case no.Status == http.StatusForbidden:
+		return errors.New("the API key is for another site; give --site")
+	}
+
+	return fmt.Errorf("the server answers %d %s", no.Status, cmp.Or(no.Detail, http.StatusText(no.Status)))
 }

@@ -3,6 +3,8 @@ package top
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"headcount/client"
+	"headcount/internal/setting"
 	"headcount/internal/testkit"
 )
 
@@ -174,3 +177,35 @@ func TestServerWatch(t *testing.T) {
 type writer func(p []byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+func TestExplained(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer, want string
+	}{
+		"two regions": {
+			`{"counter":{"page":"a\u001b[2Jb","count":17},"explain":{"people":12,"connections":19,"held":1,"leaving":2,"ignored":3,"regions":{"us":5,"eu":12},"moving":false}}`,
+			"a\ufffd[2Jb: 17\n       12  from the region eu\n        5  from the region us\nIn the region of this server: 12 people\n" +
+				"        9  with a connection (19 connections)\n        1  by a hold alone\n        2  whose last connection is gone, in their grace\n" +
+				"Not counted: 3 connections of crawlers\nNothing moves: the parts add up to the count.\n",
+		},
+		"moving": {
+			`{"counter":{"page":"p"},"explain":{"moving":true}}`,
+			"p: 0\nIn the region of this server: 0 people\n        0  with a connection (0 connections)\n        0  by a hold alone\n" +
+				"        0  whose last connection is gone, in their grace\nNot counted: 0 connections of crawlers\n" +
+				"Changes are under way, so the parts may not add up yet. Ask again.\n",
+		},
+	} {
+		var is explained
+		if err := json.Unmarshal([]byte(tc.answer), &is); err != nil {
+			t.Fatal(err)
+		}
+		if got := is.text(); got != tc.want {
+			t.Errorf("%s:\n%s", name, got)
+		}
+	}
+	for _, c := range []Explain{{URL: "http://127.0.0.1:1"}, {Page: "p", URL: "ftp://127.0.0.1"}} {
+		if err := c.Run(t.Context(), io.Discard); !errors.As(err, new(*setting.Error)) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package gateway
+
+import (
+	"sync"
+
+	"headcount/presence"
+)
+
+// Explain returns what this gateway knows of the count of a page, or of a site.
+func (g *Gateway) Explain(page string) presence.Parts {
+	parts := g.roster.Explain(page)
+	parts.Ignored = g.crawlers.on(page)
+
+	return parts
+}
+
+// crowd counts the connections of crawlers on each page.
+type crowd struct {
+	mu    sync.Mutex
+	pages map[string]int64
+}
+
+// add adds n connections to a page.
+func (c *crowd) add(page string, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	if c.pages == nil {
+		c.pages = map[string]int64{}
+	}
+	c.pages[page] += n
+	if c.pages[page] == 0 {
+		delete(c.pages, page)
+	}
+}
+
+// on returns the connections on a page, or on all pages of the site whose total it is.
+func (c *crowd) on(page string) (n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	if presence.TotalOf(page) != page {
+		return c.pages[page]
+	}
+	for name, more := range c.pages {
+		if presence.TotalOf(name) == page {
+			n += more
+		}
+	}
+
+	return n
+}

@@ -1,0 +1,129 @@
+package node
+
+import (
+	"context"
+
+	"headcount/presence"
+)
+
+// explainCall asks an actor what its part of a page's count is made of.
+type explainCall struct {
+	page   string                // a page, or the total of a site
+	answer chan<- presence.Parts // has room for the answer
+}
+
+// Explain returns what the count of a page, or of a site, is made of in the partitions that this node owns. A partition
+// that it stops owning meanwhile is left out.
+func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, err error) {
+	asked := map[*partition]chan presence.Parts{}
+	for i := range n.actors {
+		p := n.actors[i].Load()
+		if p == nil {
+			continue
+		}
+
+		answer := make(chan presence.Parts, 1)
+		select {
+		case p.mail <- &explainCall{page, answer}:
+			asked[p] = answer
+		case <-p.ended:
+		case <-ctx.Done():
+			return sum, ctx.Err()
+		}
+	}
+
+	// All actors have the question by now, so the slowest one determines the wait, not their sum.
+	for p, answer := range asked {
+		select {
+		case parts := <-answer:
+			sum.Add(parts)
+		case <-p.ended:
+		case <-ctx.Done():
+			return sum, ctx.Err()
+		}
+	}
+
+	return sum, nil
+}
+
+// explain answers a question about a page. It looks at every user, since nobody else asks who is on a page.
+func (p *partition) explain(c *explainCall) {
+	var parts presence.Parts
+	for u := range p.users {
+		switch p.stayOf(u, c.page) {
+		case absent:
+			continue
+		case held:
+			parts.Held++
+		case leaving:
+			parts.Leaving++
+		}
+		parts.People++
+	}
+
+	p.out.mu.Lock()
+	isWritten := p.out.state == idle && !p.out.blocked && p.out.empty()
+	p.out.mu.Unlock()
+	if p.takeover.complete && isWritten {
+		parts.Settled = 1
+	}
+
+	c.answer <- parts
+}
+
+// stay is how a user is on a page.
+type stay uint8
+
+const (
+	absent stay = iota
+	leaving
+	held // by a hold, and no connection
+	connected
+)
+
+// stayOf returns how the user is on a page, or on the site whose total it is. Of several sessions the firmest decides.
+func (p *partition) stayOf(u presence.User, page string) (firmest stay) {
+	pg := p.pages[page]
+	isTotal := presence.TotalOf(page) == page
+
+	for s := p.users[u]; s != nil; s = s.next {
+		switch {
+		case isTotal:
+			firmest = max(firmest, s.stayOnSite(page, p.holds))
+		case pg != nil:
+			firmest = max(firmest, s.stayOn(pg, p.holds))
+		}
+	}
+
+	return firmest
+}
+
+// stayOn returns how the session is on a page.
+func (s *session) stayOn(pg *page, holds *source) stay {
+	pp := s.find(pg)
+	if pp == nil {
+		return absent
+	}
+
+	return s.stay(holds, pp.until == 0)
+}
+
+// stayOnSite returns how the session is on a site. All of its pages are on one.
+func (s *session) stayOnSite(total string, holds *source) stay {
+	if len(s.list) == 0 || presence.TotalOf(s.list[0].page.name) != total {
+		return absent
+	}
+
+	return s.stay(holds, s.live())
+}
+
+func (s *session) stay(holds *source, openEnded bool) stay {
+	switch {
+	case openEnded:
+		return connected
+	case s.from == holds:
+		return held
+	default:
+		return leaving
+	}
+}
