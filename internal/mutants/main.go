@@ -26,6 +26,7 @@ var (
 	only    = flag.String("only", "", "a regular expression: only patches whose name matches it")
 	quick   = flag.Bool("quick", false, "run only the tests of the packages that the patch touches, and no TestClock")
 	verbose = flag.Bool("v", false, "print what the tests print")
+	finder  = flag.String("by", "", "run only the tests with that name, as cmd/headcount/faults.TestClockHistories")
 
 	touched = regexp.MustCompile(`(?m)^(?:first: |\+\+\+ b/)(.*?)(?:/[^/\n]+\.\w+)?$`)
 )
@@ -78,7 +79,12 @@ func try(root, patch string) (by string, err error) {
 		return "", err
 	}
 	groups := order(string(text), list)
-	for _, kinds := range []string{"-skip=^TestClock", "-run=^TestClock"} {
+	kinds := []string{"-skip=^TestClock", "-run=^TestClock"}
+	if pkg, test, only := strings.Cut(*finder, "."); only {
+		groups = [][]string{{"./" + pkg}}
+		kinds = []string{"-run=^" + test + "$"}
+	}
+	for _, kinds := range kinds {
 		for _, packages := range groups {
 			pkg, test, err := failing(dir, append([]string{kinds}, packages...)...)
 			if err != nil || pkg == "" && *quick {

@@ -22,7 +22,7 @@ import (
 // The long form is make histories SETTING=tier OPS=100000.
 var (
 	historySetting = flag.String("setting", "redis", "of the histories")
-	historyCalls   = flag.Int("ops", 0, "calls in the histories; 0: as many as go into ten seconds")
+	historyCalls   = flag.Int("ops", 0, "calls in the histories; 0: until the first two faults are over")
 )
 
 // theatre is a setting whose clients' histories are judged, and the faults that it promises to survive.
@@ -35,8 +35,14 @@ type theatre struct {
 	run       *histories.Run
 }
 
-// theatres are the settings. Where Redis forgets, no process dies, since what Redis has lost is in the memory of the
-// owners.
+// A cut is too short for others to take over what a process owns, or it may be long enough.
+const (
+	short = 500 * time.Millisecond
+	long  = 4 * time.Second
+)
+
+// theatres are the settings. Where Redis forgets, no process dies or is replaced, since what Redis has lost is in the
+// memory of the owners.
 var theatres = map[string]func(h *theatre){
 	"memory": func(h *theatre) {
 		h.suspends(h.serve())
@@ -53,7 +59,7 @@ var theatres = map[string]func(h *theatre){
 			h.diesApart(m, link)
 			h.suspends(m)
 			h.kills(m)
-			h.cuts(link)
+			h.cuts(link, long)
 			h.crashes(&redis.Process, redis.Restart)
 		}
 	},
@@ -61,7 +67,7 @@ var theatres = map[string]func(h *theatre){
 		redis := redistest.Start(h.t)
 		for range 3 {
 			_, link := h.behind(redis)
-			h.cuts(link)
+			h.cuts(link, short)
 		}
 		h.forgets(redis)
 	},
@@ -73,7 +79,7 @@ var theatres = map[string]func(h *theatre){
 			h.diesApart(m, link)
 			h.suspends(m)
 			h.kills(m)
-			h.cuts(link)
+			h.cuts(link, long)
 		}
 		h.crashes(&redis.Process, redis.Restart)
 		h.crashes(&postgres.Process, postgres.Restart)
@@ -83,7 +89,7 @@ var theatres = map[string]func(h *theatre){
 		database := postgres.Database(h.t)
 		for range 3 {
 			_, link := h.behind(redis, "--postgres="+database)
-			h.cuts(link)
+			h.cuts(link, short)
 		}
 		h.forgets(redis)
 		h.crashes(&postgres.Process, postgres.Restart)
@@ -103,7 +109,7 @@ var theatres = map[string]func(h *theatre){
 		there, _ := h.behind(us, "--region=us", "--peer=eu="+eu.URL(), "--postgres="+database)
 		h.kills(here)
 		h.suspends(there)
-		h.cuts(link)
+		h.cuts(link, long)
 		h.crashes(&us.Process, us.Restart)
 		h.crashes(&postgres.Process, postgres.Restart)
 		h.models = []*histories.Model{histories.Exact} // regions share these alone at once
@@ -131,11 +137,11 @@ func (h *theatre) behind(redis *redistest.Server, flags ...string) (*member, *wi
 
 func (h *theatre) strike(fault func()) { h.strikes = append(h.strikes, fault) }
 
-// cuts has a link stall.
-func (h *theatre) cuts(link *wire) {
+// cuts has a link stall, for at most so long.
+func (h *theatre) cuts(link *wire, most time.Duration) {
 	h.strike(func() {
 		link.cut()
-		time.Sleep(rand.N(4 * time.Second))
+		time.Sleep(rand.N(most))
 		link.heal()
 	})
 }
@@ -161,9 +167,12 @@ func (h *theatre) kills(m *member) {
 	})
 }
 
-// suspends has a process stand still, mostly for so long that others take over.
+// suspends has a process stand still, mostly for so long that others take over. Some clients do not know yet, so it has
+// something to do when it wakes.
 func (h *theatre) suspends(m *member) {
 	h.strike(func() {
+		m.process.Pause()
+		time.Sleep(100 * time.Millisecond)
 		m.pause()
 		time.Sleep(2*time.Second + rand.N(3*time.Second))
 		m.resume()
@@ -231,16 +240,15 @@ func TestClockHistories(t *testing.T) {
 	startAll(t, h.processes...)
 	awaitReady(t, h.processes...)
 
-	// The short form has the first faults alone, but each of them every time.
-	end := time.Now().Add(10 * time.Second)
+	faults := 2 // of the short form
 	if *historyCalls > 0 {
-		end = time.Now().Add(24 * time.Hour)
+		faults = math.MaxInt
 	}
 	h.run = histories.Start(t.Context(), histories.Config{
 		URLs: h.urls, APIKey: counterKey, Models: h.models, Seed: rand.Uint64(), Calls: cmp.Or(*historyCalls, math.MaxInt),
 	})
 	struck := 0
-	for h.run.Working() && time.Now().Before(end) {
+	for h.run.Working() && struck < faults {
 		time.Sleep(300*time.Millisecond + rand.N(time.Second))
 		h.strikes[struck%len(h.strikes)]()
 		struck++
