@@ -73,7 +73,8 @@ type Counter struct {
 	Stale     bool      `json:"stale,omitempty"`  // the value may be outdated
 	Mine      bool      `json:"mine,omitempty"`   // in frames: the connection's user is a member
 	Member    *bool     `json:"member,omitempty"` // in answers about one member
-	Replayed  bool      `json:"-"`                // in answers: the change was made earlier, with the same Idempotency-Key
+	// Replayed says in answers that the change was made earlier, with the same Idempotency-Key.
+	Replayed bool `json:"-"`
 }
 
 // A Frame is one message of the server. Type says which of the other fields are set.

@@ -189,7 +189,9 @@ func (c Copy) MarshalJSON() ([]byte, error) {
 	}
 
 	for _, e := range c.Ledger {
-		j.Ledger = append(j.Ledger, entryJSON{e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By})
+		j.Ledger = append(j.Ledger, entryJSON{
+			e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By,
+		})
 	}
 	for _, s := range c.Steps {
 		one := stepJSON{Step: s.Step, Number: s.Number, Value: s.Value}

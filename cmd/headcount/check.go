@@ -231,7 +231,8 @@ func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Li
 		f.wrongf("--advertise", "other processes would dial %s, where something else answers; give the address at "+
 			"which they reach --cluster-listen.", addr)
 	} else if err := comesBack(ctx, addr, udp); err != nil {
-		f.wrongf("--advertise", "TCP to %s leads here, and UDP does not: %v; let UDP through to the same port.", addr, err)
+		f.wrongf("--advertise", "TCP to %s leads here, and UDP does not: %v; let UDP through to the same port.",
+			addr, err)
 	} else {
 		f.finef("--cluster-listen", "%s is free, and TCP and UDP to %s lead to it.", c.Config.ClusterListen, addr)
 	}
@@ -311,7 +312,8 @@ func checkDir(f *findings, thing, dir string) {
 		return
 	}
 
-	// Remove the directories made here: they would belong to the user who runs the check, and perhaps not to the server's.
+	// Remove the directories made here: they would belong to the user who runs the check, and perhaps not to the
+	// server's.
 	var made []string
 	for at := filepath.Clean(dir); at != filepath.Dir(at); at = filepath.Dir(at) {
 		if _, err := os.Stat(at); err == nil {
@@ -483,14 +485,16 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	}
 
 	if found.ClockOff > presenceredis.ClockTolerance {
-		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", found.ClockOff.Round(time.Second))
+		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.",
+			found.ClockOff.Round(time.Second))
 	}
 
 	if f.wrong == wrong {
 		f.finef(thing, "it answers, may be changed, and has the right time.")
 	}
 	if found.AdminSQL != "" {
-		f.finef(thing, "applications cannot call headcount.change in SQL unless an administrator does: %s.", found.AdminSQL)
+		f.finef(thing, "applications cannot call headcount.change in SQL unless an administrator does: %s.",
+			found.AdminSQL)
 	}
 }
 
@@ -591,7 +595,8 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 
 	wrong := f.wrong
 	status, body, err = c.get(ctx, base+"/check%2Fthis/counter")
-	if err == nil && status != http.StatusForbidden && !strings.Contains(body, `"page":"check/this"`) { // 403: it is private
+	// 403: it is private
+	if err == nil && status != http.StatusForbidden && !strings.Contains(body, `"page":"check/this"`) {
 		f.wrongf(thing, "the proxy decodes %%2F in paths, and pages with a slash are not found; have it pass on "+
 			"the path as it came (in nginx: proxy_pass without a path).")
 	}
@@ -757,5 +762,6 @@ func (c *checkCommand) checkStream(ctx context.Context, f *findings, base string
 	if resp != nil {
 		status = resp.StatusCode
 	}
-	f.wrongf("--public-url", "event streams do not open (status %d): %v.", status, setting.Cause(errors.Join(err, io.EOF)))
+	f.wrongf("--public-url", "event streams do not open (status %d): %v.",
+		status, setting.Cause(errors.Join(err, io.EOF)))
 }

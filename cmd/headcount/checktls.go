@@ -20,7 +20,8 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings, _ boo
 		const thing = "--tls-cert"
 		files := certificateFiles{cert: c.Config.TLSCert, key: c.Config.TLSKey}
 		if _, err := files.load(); err != nil {
-			f.wrongf(thing, "the certificate and its key cannot be used: %s; give the files of a pair in PEM.", oneLine(err))
+			f.wrongf(thing, "the certificate and its key cannot be used: %s; give the files of a pair in PEM.",
+				oneLine(err))
 			return
 		}
 
@@ -89,9 +90,11 @@ func ageProblem(cert *x509.Certificate, now time.Time) string {
 	case left <= 0:
 		return fmt.Sprintf("the certificate ended on %s, and visitors are turned away; renew it.", day(cert.NotAfter))
 	case now.Before(cert.NotBefore):
-		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.", day(cert.NotBefore))
+		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.",
+			day(cert.NotBefore))
 	case left < min(renewWithin, cert.NotAfter.Sub(cert.NotBefore)/3):
-		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.", day(cert.NotAfter))
+		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.",
+			day(cert.NotAfter))
 	default:
 		return ""
 	}
@@ -112,7 +115,8 @@ func nameProblem(cert *x509.Certificate, host string) string {
 		names = []string{"no host"}
 	}
 
-	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.", strings.Join(names, ", "), host)
+	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.",
+		strings.Join(names, ", "), host)
 }
 
 // chainProblem returns why visitors do not trust the certificates of a host, or "". roots are the

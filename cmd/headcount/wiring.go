@@ -140,7 +140,9 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		return nil, err
 	}
 
-	s.gauge("headcount_ready", "1: the process can do its roles, as /readyz says.", nil, func() bool { return s.ready() == nil })
+	s.gauge("headcount_ready", "1: the process can do its roles, as /readyz says.", nil, func() bool {
+		return s.ready() == nil
+	})
 	s.watchStores()
 
 	s.member.Join(s.parts)
@@ -244,7 +246,8 @@ func (s *system) watchStores() {
 	}
 
 	for store, up := range up {
-		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.", prometheus.Labels{"store": store}, up)
+		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.",
+			prometheus.Labels{"store": store}, up)
 	}
 }
 
@@ -385,8 +388,9 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
 		Access: api.Access{
-			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
-			CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
+			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies,
+			CacheReads: cfg.CacheReads,
+			CountBots:  cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
 		PusherKey:  cfg.PusherKey,
 		Elapsed:    machine.SinceBoot,

@@ -125,7 +125,8 @@ const otherReason = "other"
 // Reasons returns all reasons that Refusal may return.
 func Reasons() []string {
 	return append(slices.Collect(maps.Values(statusReasons)), otherReason,
-		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress, ReasonMemory)
+		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress,
+		ReasonMemory)
 }
 
 // Header fields that carry data for the log. They are set after the header was sent, so they do

@@ -29,8 +29,8 @@ type Guard struct {
 	mu      sync.Mutex // guards all below
 	senders map[sender]*history
 	behind  map[sender]*lateness // unknown senders with messages from before floor; at most maxSenders
-	// floor is the time that messages of an unknown sender must be newer than; those of forgotten senders are not. 0: it
-	// is not set yet.
+	// floor is the time that messages of an unknown sender must be newer than; those of forgotten senders are not. 0:
+	// it is not set yet.
 	floor int64
 	swept int64 // when senders were last forgotten
 }
