@@ -41,89 +41,181 @@ var layers = []layer{
 	{"internal/replication", []string{"internal/outage", "internal/wake"}}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"internal/outage", "presence"}},
-	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                                       // what pages remember
-	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "presence/pncounter", "unread"}}, // for the tests of stores; only they import it
+	// what pages remember
+	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},
+	// for the tests of stores; only they import it
+	{
+		"presence/presencetest", []string{
+			"internal/testkit", "presence", "presence/minutes", "presence/pncounter", "unread",
+		},
+	},
 	{"internal/boltfile", nil},   // opens the files of a data directory
 	{"internal/servertest", nil}, // processes of servers for tests
 	{"internal/testkit", nil},    // what tests of all packages share
 	{"internal/mutants", nil},    // deliberate faults for the tests to find
-	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}}, // real servers for tests
+	// real servers for tests
+	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}},
 	{"counter/limit", nil}, // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit", "internal/wake"}}, // words, rules, combining
+	// words, rules, combining
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit", "internal/wake"}},
 	{"counter/hyperloglog", nil}, // registers of kind unique
 	{"internal/rows", nil},       // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
 	{"counter/share", []string{"counter", "counter/hyperloglog"}}, // arithmetic
-	{"counter/owner", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
+	{
+		"counter/owner", []string{
+			"counter", "counter/hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake",
+			"presence",
+		},
+	},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
-	{"counter/local", []string{"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile", "internal/rows/rowsmem"}}, // counters that one process owns alone
+	// counters that one process owns alone
+	{
+		"counter/local", []string{
+			"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile",
+			"internal/rows/rowsmem",
+		},
+	},
 	{"counter/simtest", nil}, // for simulations of counters; only tests import it
-	{"counter/countertest", []string{"counter", "counter/call", "counter/local", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
+	// for the tests of stores; only they import it
+	{
+		"counter/countertest", []string{
+			"counter", "counter/call", "counter/local", "counter/hyperloglog", "counter/limit", "internal/testkit",
+			"presence",
+		},
+	},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
-	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
+	// a connection to PostgreSQL: what stores there are built on
+	{"internal/postgres", []string{"internal/outage", "internal/tracing"}},
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
-	{"counter/exactpg", []string{"counter", "counter/hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
+	{
+		"counter/exactpg", []string{
+			"counter", "counter/hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows",
+			"internal/wake", "presence",
+		},
+	},
 	{"counter/routed", []string{ // exact counters beside those of owners
-		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/rows/rowspg",
+		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres",
+		"internal/rows", "internal/rows/rowspg",
 		"internal/rows/rowstier",
 	}},
-	{"counter/region", []string{"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake"}},
-	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
+	{
+		"counter/region", []string{
+			"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake",
+		},
+	},
+	{
+		"counter/owners", []string{
+			"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring",
+		},
+	},
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
-		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "counter/region", "counter/routed",
+		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "counter/region",
+		"counter/routed",
 		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence",
 	}},
 	{"counter/transfer", []string{ // exports, and the stores that they are of
 		"counter", "counter/call", "counter/cluster", "counter/local", "counter/owner", "counter/routed",
 		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence", "presence/presenceredis/...",
 	}},
-	{"counter/pipeline", []string{"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed"}}, // opens the counters of a process
+	// opens the counters of a process
+	{"counter/pipeline", []string{"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed"}},
 	{"scripts", nil},
-	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
-	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
+	// what the log says of something that is away, and when it is tried again
+	{"internal/outage", []string{"internal/wake"}},
+	// a connection to Redis: what stores there are built on
+	{
+		"internal/redisconn", []string{
+			"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing",
+		},
+	},
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
-	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "internal/outage", "internal/wake", "scripts"}},
-	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                                                     // no store but by the contract
-	{"presence/member", []string{"internal/machine", "internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring", "presence/seal", "internal/setting"}}, // neither gateway nor node nor dispatcher but by interface
+	{
+		"presence/presencemem/...", []string{
+			"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey",
+			"counter/hyperloglog",
+		},
+	},
+	{
+		"presence/presenceredis/...", []string{
+			"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn",
+			"internal/outage", "internal/wake", "scripts",
+		},
+	},
+	// no store but by the contract
+	{
+		"presence/node/...", []string{
+			"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting",
+		},
+	},
+	// neither gateway nor node nor dispatcher but by interface
+	{
+		"presence/member", []string{
+			"internal/machine", "internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring",
+			"presence/seal", "internal/setting",
+		},
+	},
 	{"dispatcher/...", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
-	{"internal/webhook", []string{"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
-	{"internal/webhook/webhooktest", []string{"internal/webhook"}},                                                                    // for the tests of stores; only they import it
+	// what is told, and sending it
+	{
+		"internal/webhook", []string{
+			"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey",
+		},
+	},
+	{"internal/webhook/webhooktest", []string{"internal/webhook"}}, // for the tests of stores; only they import it
 	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
 	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
 	{"internal/dashboard", []string{"presence"}},
-	{"gateway/socket", nil},                                                                          // bytes to and from clients
-	{"gateway/websocket", nil},                                                                       // RFC 6455, without any I/O
-	{"gateway/pusher", []string{"presence"}},                                                         // Pusher's events, without any I/O
-	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                               // what holds for all of HTTP
-	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},                  // who a request is from
-	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}}, // updates to those who want them
-	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
-	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},     // the table of calls, and their answers
+	// bytes to and from clients
+	{"gateway/socket", nil},
+	// RFC 6455, without any I/O
+	{"gateway/websocket", nil},
+	// Pusher's events, without any I/O
+	{"gateway/pusher", []string{"presence"}},
+	// what holds for all of HTTP
+	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},
+	// who a request is from
+	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},
+	// updates to those who want them
+	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
+	// sums of the users here
+	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},
+	// the table of calls, and their answers
+	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},
 	{"gateway/counterapi", []string{ // the calls of counters that last
-		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity", "gateway/httppolicy",
+		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity",
+		"gateway/httppolicy",
 		"internal/machine", "internal/outage", "internal/tracing", "internal/wake",
 	}},
 	{"gateway/openapi", []string{"counter", "gateway/calls"}}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
-		"counter", "counter/limit", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
+		"counter", "counter/limit", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity",
+		"gateway/openapi",
 		"presence", "presence/minutes", "unread",
 	}},
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",
-		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
+		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity",
+		"gateway/fanout", "gateway/notifier",
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
-	{"internal/bench", []string{"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redisconn", "internal/redistest", "internal/servertest"}}, // runs the program
-	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},                                                               // runs the program
-	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                      // a command line into structs
+	// runs the program
+	{
+		"internal/bench", []string{
+			"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redisconn",
+			"internal/redistest", "internal/servertest",
+		},
+	},
+	// runs the program
+	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},
+	{"cmd/headcount/flags", []string{"counter", "internal/setting"}}, // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}},                     // a black box client
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
@@ -131,9 +223,15 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},                                 // tests alone
 	{"cmd/release", nil},                                          // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed", "counter/local", "counter/transfer", "gateway/counterapi",
-		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed",
+		"counter/local", "counter/transfer", "gateway/counterapi",
+		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...",
+		"presence/presenceredis/...",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres",
+		"dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web",
+		"internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp",
+		"internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags",
+		"internal/simulate", "cmd/headcount/top",
 	}},
 }
 
@@ -168,7 +266,9 @@ func wrongImports(graph map[string][]string) []string {
 		}
 		for _, path := range imports {
 			imported, ok := ours(path)
-			if !ok || layers[i].fits(imported) || slices.ContainsFunc(layers[i].may, func(p string) bool { return fits(p, imported) }) {
+			if !ok || layers[i].fits(imported) || slices.ContainsFunc(layers[i].may, func(p string) bool {
+				return fits(p, imported)
+			}) {
 				continue
 			}
 			wrong = append(wrong, fmt.Sprintf("%s imports %s", pkg, imported))

@@ -20,7 +20,9 @@ func TestGuideHasEveryAlert(t *testing.T) {
 		return all
 	}
 	// Three columns, none of them empty.
-	guide, alerts := names("README.md", "(?m)^\\| `(Headcount[A-Za-z]+)` \\| [^|]{20,} \\| [^|]{20,} \\|$"), names("alerts.yaml", `(?m)^ +- alert: (\w+)$`)
+	guide, alerts := names("README.md",
+		"(?m)^\\| `(Headcount[A-Za-z]+)` \\| [^|]{20,} \\| [^|]{20,} \\|$"),
+		names("alerts.yaml", `(?m)^ +- alert: (\w+)$`)
 	if len(alerts) == 0 || !slices.Equal(guide, alerts) {
 		t.Errorf("the guide has  %q,\nalerts.yaml has %q", guide, alerts)
 	}
@@ -41,19 +43,33 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		return n
 	}
 	for row, source := range map[string]struct{ file, pattern string }{
-		"datagrams between processes":                                      {"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`},
-		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
-		"presence, follows and unread in Redis, and links between regions": {"../presence/presenceredis/keyspace.go", `(?m)^\tformatEven += "(\d+)"`},
-		"counters in Redis":                                                {"../counter/cluster/format.go", `(?m)^const Format = (\d+)$`},
-		"webhooks in Redis":                                                {"../internal/webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
-		"tables of rows in PostgreSQL":                                     {"", fmt.Sprint(newest("internal/rows/rowspg"))},
-		"tables of counters in PostgreSQL":                                 {"", fmt.Sprint(newest("counter/exactpg"))},
-		"`headcount.db` in `--data-dir`":                                   {"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`counters.db` in `--data-dir`":                                    {"../internal/rows/rowsfile/commit.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`webhooks.db` in `--data-dir`":                                    {"../internal/webhook/webhookmem/webhookmem.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`present` in `--data-dir`":                                        {"../presence/presencemem/present.go", `presentMagic = "headcount present (\d+)\\n"`},
-		"the file of an export":                                            {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
-		"frames for browsers":                                              {"../gateway/entry.go", `"headcount\.v(\d+)"`},
+		"datagrams between processes": {
+			"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`,
+		},
+		"calls between processes": {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
+		"presence, follows and unread in Redis, and links between regions": {
+			"../presence/presenceredis/keyspace.go", `(?m)^\tformatEven += "(\d+)"`,
+		},
+		"counters in Redis": {"../counter/cluster/format.go", `(?m)^const Format = (\d+)$`},
+		"webhooks in Redis": {
+			"../internal/webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`,
+		},
+		"tables of rows in PostgreSQL":     {"", fmt.Sprint(newest("internal/rows/rowspg"))},
+		"tables of counters in PostgreSQL": {"", fmt.Sprint(newest("counter/exactpg"))},
+		"`headcount.db` in `--data-dir`": {
+			"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`,
+		},
+		"`counters.db` in `--data-dir`": {
+			"../internal/rows/rowsfile/commit.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`,
+		},
+		"`webhooks.db` in `--data-dir`": {
+			"../internal/webhook/webhookmem/webhookmem.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`,
+		},
+		"`present` in `--data-dir`": {
+			"../presence/presencemem/present.go", `presentMagic = "headcount present (\d+)\\n"`,
+		},
+		"the file of an export": {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
+		"frames for browsers":   {"../gateway/entry.go", `"headcount\.v(\d+)"`},
 	} {
 		number := source.pattern
 		if source.file != "" {
@@ -82,7 +98,8 @@ func TestGuideRotatesEverySecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	secrets := []string{"redis", "peer", "postgres", "jwks-url", "tls-key", "domain"}
-	for _, found := range regexp.MustCompile("name:\"([a-z-]+)\" type:\"[a-z]+\" placeholder:\"[^\"]*(SECRET|KEY)").FindAllSubmatch(source, -1) {
+	for _, found := range regexp.MustCompile(
+		"name:\"([a-z-]+)\" type:\"[a-z]+\" placeholder:\"[^\"]*(SECRET|KEY)").FindAllSubmatch(source, -1) {
 		secrets = append(secrets, string(found[1]))
 	}
 	if len(secrets) < 6+5 {

@@ -146,11 +146,13 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 			for i, reply := range tc.replies {
 				b.receive(reply)
 				if onP.arrivals != tc.want[i] {
-					t.Errorf("after %d replies the join of p was released %d times, want %d", i+1, onP.arrivals, tc.want[i])
+					t.Errorf("after %d replies the join of p was released %d times, want %d",
+						i+1, onP.arrivals, tc.want[i])
 				}
 			}
 			if onQ.arrivals != 1 || len(b.streams[0].flight) != 0 {
-				t.Errorf("the join of q was released %d times, and %d ops are left", onQ.arrivals, len(b.streams[0].flight))
+				t.Errorf("the join of q was released %d times, and %d ops are left",
+					onQ.arrivals, len(b.streams[0].flight))
 			}
 		})
 	}
@@ -258,7 +260,8 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 		b.wantOps(t)
 		for i, want := range []time.Duration{time.Minute, 30 * time.Second, 0, 0} {
 			b.movedTo(0)
-			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want || m.Whole != 2 {
+			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want ||
+				m.Whole != 2 {
 				t.Fatalf("sent %+v; want a leave with a grace of %s, and that this is all", m, want)
 			}
 			if i%2 == 0 {
@@ -469,9 +472,11 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 				seen = bytes.HasPrefix(payload, []byte(frame))
 			}
 		}
-		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
+			`connections; leave some","page":"watched"}`)
 		r.write([]byte(joins("fresh"))) // which nothing keeps
-		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"fresh"}`)
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
+			`connections; leave some","page":"fresh"}`)
 		other := s.socket("")
 		other.write([]byte(joins("watched")))
 		await(`{"type":"count","page":"watched","count":1`)
@@ -522,7 +527,8 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 				e := b.streamOf(u).findOrAddLocked(u, "p")
 				e.live, e.lastOp = 1, heartbeat.Join
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond) // the number of users is known after the first
+			// the number of users is known after the first
+			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond)
 			defer cancel()
 			b.run(ctx)
 			times, seen, all := map[time.Time]bool{}, map[int]bool{}, 0
@@ -533,7 +539,8 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 				}
 			}
 			if len(times) != turns || len(seen) != partitions || all != users {
-				t.Errorf("in the last interval %d partitions and %d users were in heartbeats at %d times, want %d, %d and %d",
+				t.Errorf("in the last interval %d partitions and %d users were in heartbeats at %d times, want %d, "+
+					"%d and %d",
 					len(seen), all, len(times), partitions, users, turns)
 			}
 		})

@@ -175,9 +175,13 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	const days = 24 * time.Hour
 	good := files(-time.Hour, 90*days, "counter.example.com")
 
-	stopped := []string{"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+	stopped := []string{
+		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
+		"--cluster-listen=" + servertest.FreeAddr(),
+	}
 	hooks := func(to ...string) []string {
-		args := append(slices.Clone(stopped), "--webhook-secret=whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+		args := append(slices.Clone(stopped),
+			"--webhook-secret=whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
 		for _, url := range to {
 			args = append(args, "--webhook=page:p="+url+"/hook?key=hidden")
 		}
@@ -195,7 +199,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	for name, tc := range map[string]fault{
 		"nothing": {args: slices.Concat(stopped, good, []string{"--redis=" + redis.URL(), "--postgres=" + database})},
 		"nobody answers": {
-			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret", "--redis=redis://"+nobody,
+			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret",
+				"--redis=redis://"+nobody,
 				"--postgres=postgres://u@"+nobody+"/d", "--jwks-url="+stranger.URL),
 			want: []string{
 				"--api-key", "--listen: the server cannot listen", "--redis: Redis does not answer",
@@ -216,50 +221,124 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			want: []string{"--data-dir", "--acme-dir"},
 		},
 		"a certificate that ended, and newer tables": {
-			args: slices.Concat(stopped, files(-90*days, -days, "counter.example.com"), []string{"--postgres=" + newer}),
+			args: slices.Concat(stopped, files(-90*days, -days, "counter.example.com"),
+				[]string{"--postgres=" + newer}),
 			want: []string{"--tls-cert: the certificate ended on", "its tables are of version 99"},
 		},
 		"a key of another, and PostgreSQL takes nothing": {
-			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1], "--postgres="+readOnly.String()),
+			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1],
+				"--postgres="+readOnly.String()),
 			want: []string{"--tls-cert: the certificate and its key cannot be used", "accepts no changes"},
 		},
 
-		"a wrong password":           {args: append(stopped, "--redis=redis://u:wrong@"+redis.Addr), want: []string{"password"}},
-		"a right is missing":         {args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")), want: []string{"may not send pfmerge, xtrim"}},
-		"channels may not be used":   {args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: []string{"may not use channels"}},
-		"keys may not be used":       {args: append(stopped, "--redis="+user("b", "~other:*")), want: []string{"may not use keys"}},
-		"Redis drops keys":           {args: append(stopped, "--redis="+redis.URL()), set: []any{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, want: []string{"noeviction"}},
-		"Redis of another region":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"}, want: []string{`belongs to the region "eu"`}},
-		"another secret":             {args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"), set: []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: []string{"--cluster-secret"}},
-		"no secret opens the key":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "secret", "none", "seal:x", "00"}, want: []string{"no --id-secret opens the key of user hashes; give"}},
-		"a clock is wrong":           {args: append(stopped, "--redis="+late.URL()), want: []string{"clocks"}},
-		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: []string{nobody + " has a lease"}},
-		"UDP is not let through":     {args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()), want: []string{"does not answer over UDP"}},
-		"counters of another format": {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"}, want: []string{`the counters in Redis are of format "9"`}},
-		"webhooks of another format": {args: append(hooks(receiver(http.StatusOK).URL), "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"}, want: []string{`the webhooks' data in Redis is of format "9"`}},
-		"nobody signed it":           {args: append(stopped, "--public-url="+secured.URL), want: []string{"no authority that this machine knows"}},
-		"a name that it is not for":  {args: append(stopped, "--public-url="+strings.Replace(secured.URL, "127.0.0.1", "localhost", 1)), want: []string{"and not for localhost"}},
-		"a peer is away":             {args: append(stopped, "--redis="+redis.URL(), "--peer=eu=redis://"+nobody), want: []string{"--peer eu: Redis does not answer"}},
-		"a peer is oneself":          {args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "local"}, want: []string{`--peer eu: this Redis belongs to the region "local"`}},
-		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: []string{"--advertise"}},
-		"a directory in use":         {args: append(stopped, "--data-dir="+held), want: []string{"in use by another process; end that one"}},
-		"counters that are hidden":   {args: append(stopped, "--data-dir="+full, "--postgres="+database), want: []string{"has counters, which are not served with --postgres"}},
-		"a damaged file":             {args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: []string{broken + ": "}},
-		"a directory to be made":     {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
+		"a wrong password": {
+			args: append(stopped, "--redis=redis://u:wrong@"+redis.Addr), want: []string{"password"},
+		},
+		"a right is missing": {
+			args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")),
+			want: []string{"may not send pfmerge, xtrim"},
+		},
+		"channels may not be used": {
+			args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: []string{"may not use channels"},
+		},
+		"keys may not be used": {
+			args: append(stopped, "--redis="+user("b", "~other:*")), want: []string{"may not use keys"},
+		},
+		"Redis drops keys": {
+			args: append(stopped, "--redis="+redis.URL()),
+			set:  []any{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, want: []string{"noeviction"},
+		},
+		"Redis of another region": {
+			args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"},
+			want: []string{`belongs to the region "eu"`},
+		},
+		"another secret": {
+			args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"),
+			set:  []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: []string{"--cluster-secret"},
+		},
+		"no secret opens the key": {
+			args: append(stopped, "--redis="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "secret", "none", "seal:x", "00"},
+			want: []string{"no --id-secret opens the key of user hashes; give"},
+		},
+		"a clock is wrong": {args: append(stopped, "--redis="+late.URL()), want: []string{"clocks"}},
+		"a process is not reached": {
+			args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: []string{nobody + " has a lease"},
+		},
+		"UDP is not let through": {
+			args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()),
+			want: []string{"does not answer over UDP"},
+		},
+		"counters of another format": {
+			args: append(stopped, "--redis="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"},
+			want: []string{`the counters in Redis are of format "9"`},
+		},
+		"webhooks of another format": {
+			args: append(hooks(receiver(http.StatusOK).URL), "--redis="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"},
+			want: []string{`the webhooks' data in Redis is of format "9"`},
+		},
+		"nobody signed it": {
+			args: append(stopped, "--public-url="+secured.URL), want: []string{"no authority that this machine knows"},
+		},
+		"a name that it is not for": {
+			args: append(stopped, "--public-url="+strings.Replace(secured.URL, "127.0.0.1", "localhost", 1)),
+			want: []string{"and not for localhost"},
+		},
+		"a peer is away": {
+			args: append(stopped, "--redis="+redis.URL(), "--peer=eu=redis://"+nobody),
+			want: []string{"--peer eu: Redis does not answer"},
+		},
+		"a peer is oneself": {
+			args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "region", "local"},
+			want: []string{`--peer eu: this Redis belongs to the region "local"`},
+		},
+		"others come somewhere else": {
+			args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()),
+			want: []string{"--advertise"},
+		},
+		"a directory in use": {
+			args: append(stopped, "--data-dir="+held), want: []string{"in use by another process; end that one"},
+		},
+		"counters that are hidden": {
+			args: append(stopped, "--data-dir="+full, "--postgres="+database),
+			want: []string{"has counters, which are not served with --postgres"},
+		},
+		"a damaged file": {
+			args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: []string{broken + ": "},
+		},
+		"a directory to be made": {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 
-		"a good proxy": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }))},
+		"a good proxy": {
+			args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host })),
+		},
 		"a good proxy, below a path": {args: []string{
-			"--admin-listen=" + below.admin, "--base-path=/live/", "--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
+			"--admin-listen=" + below.admin, "--base-path=/live/",
+			"--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
 		}},
 		"a good proxy, and every page is private": {args: []string{
-			"--admin-listen=" + private.admin, "--public-url=" + proxy(t, private.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
+			"--admin-listen=" + private.admin,
+			"--public-url=" + proxy(t, private.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
 		}},
-		"nobody at the address":       {args: behind("http://" + nobody), want: []string{"nothing answers"}},
-		"a stranger at the address":   {args: behind(stranger.URL), want: []string{"something else than Headcount"}},
-		"event streams are kept back": {args: append(behind(buffering(t, server.public)), "--patience=3s"), want: []string{"holds event streams back"}},
-		"large bodies are refused":    {args: behind(refusing(t, server.public)), want: []string{"does not pass on a body of 256 KiB"}},
-		"paths are decoded":           {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.Out.URL.RawPath = "" })), want: []string{"decodes %2F"}},
-		"the server does not run":     {args: append(stopped, "--public-url=http://"+server.public), want: []string{"no server answers at --admin-listen"}},
+		"nobody at the address":     {args: behind("http://" + nobody), want: []string{"nothing answers"}},
+		"a stranger at the address": {args: behind(stranger.URL), want: []string{"something else than Headcount"}},
+		"event streams are kept back": {
+			args: append(behind(buffering(t, server.public)), "--patience=3s"),
+			want: []string{"holds event streams back"},
+		},
+		"large bodies are refused": {
+			args: behind(refusing(t, server.public)), want: []string{"does not pass on a body of 256 KiB"},
+		},
+		"paths are decoded": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) {
+			r.Out.Host = r.In.Host
+			r.Out.URL.RawPath = ""
+		})), want: []string{"decodes %2F"}},
+		"the server does not run": {
+			args: append(stopped, "--public-url=http://"+server.public),
+			want: []string{"no server answers at --admin-listen"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			shares := slices.ContainsFunc(tc.args, func(arg string) bool { return strings.Contains(arg, redis.Addr) })
@@ -289,7 +368,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			if status != want || !eachOnce(wrong, tc.want) {
 				t.Errorf("status %d, want %d and a line each with %q:\n%s", status, want, tc.want, all)
 			}
-			makes := slices.Contains(tc.args, "--data-dir="+filepath.Join(missing, "data")) // another case may just be making it
+			// another case may just be making it
+			makes := slices.Contains(tc.args, "--data-dir="+filepath.Join(missing, "data"))
 			if _, err := os.Stat(missing); makes && err == nil {
 				t.Error("the check left a directory")
 			}
@@ -301,7 +381,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			}
 		})
 	}
-	if status, _, all := check(t, "--public-url=count.example.com"); status != exitSettings || !strings.Contains(all, "--public-url") {
+	if status, _, all := check(t, "--public-url=count.example.com"); status != exitSettings ||
+		!strings.Contains(all, "--public-url") {
 		t.Errorf("status %d\n%s", status, all)
 	}
 }
@@ -328,8 +409,11 @@ func TestServerCheckFindsSeveralFaults(t *testing.T) {
 		r.Out.Header.Del("Upgrade")
 		r.Out.Header.Del("Connection")
 	})
-	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public, "--patience=3m")
-	want := []string{"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade"}
+	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public,
+		"--patience=3m")
+	want := []string{
+		"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade",
+	}
 	for i := range want {
 		if len(wrong) != len(want) || !strings.Contains(wrong[i], want[i]) {
 			t.Fatalf("want a line each with %q:\n%s", want, all)
@@ -344,16 +428,20 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 	const secret = "--cluster-secret=a secret that is long"
 	run(t, "--redis", redis.URL(), "--cluster-listen", cluster, secret)
 	args := []string{"--redis=" + redis.URL(), secret, "--patience=3m",
-		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
+		"--cluster-listen=" + servertest.FreeAddr()}
 	status, _, all := check(t, args...)
-	for _, want := range []string{cluster + " is reached over TCP and UDP", "and TCP and UDP to ", cluster + " owns 64 of 64 partitions"} {
+	for _, want := range []string{
+		cluster + " is reached over TCP and UDP", "and TCP and UDP to ", cluster + " owns 64 of 64 partitions",
+	} {
 		if status != exitOK || !strings.Contains(all, want) {
 			t.Errorf("status %d, without %q\n%s", status, want, all)
 		}
 	}
 	owned := redis.Do(t, "KEYS", "hc:{r*}:o").([]any)
 	redis.Do(t, "HSET", owned[0], "owner", "10.0.0.1:7946/1")
-	if status, _, all := check(t, args...); status != exitFailure || !strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
+	if status, _, all := check(t, args...); status != exitFailure ||
+		!strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
 		t.Errorf("a partition of a process that has ended: status %d\n%s", status, all)
 	}
 	status, _, all = check(t, append(args, "--postgres=postgres://u@"+servertest.FreeAddr()+"/d")...)
@@ -365,7 +453,8 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 // certificateFor are the settings of a certificate that nobody but itself has signed.
 func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	t.Helper()
-	c, err := servertest.NewCertificate(t.TempDir(), &x509.Certificate{NotBefore: from, NotAfter: until, DNSNames: []string{host}})
+	c, err := servertest.NewCertificate(t.TempDir(),
+		&x509.Certificate{NotBefore: from, NotAfter: until, DNSNames: []string{host}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,9 +471,13 @@ func TestServerChainsOfCertificates(t *testing.T) {
 	now := time.Now()
 	between := a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(2), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: "between"},
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		Subject: pkix.Name{CommonName: "between"},
 	}, a.root, a.key.Public())
-	leaf := a.sign(&x509.Certificate{SerialNumber: big.NewInt(3), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), DNSNames: []string{"counter.example.com"}}, between, key.Public())
+	leaf := a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(3), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		DNSNames: []string{"counter.example.com"},
+	}, between, key.Public())
 	roots, others := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(a.root)
 	for name, tc := range map[string]struct {
@@ -396,13 +489,27 @@ func TestServerChainsOfCertificates(t *testing.T) {
 	}{
 		"all is well":            {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now, ""},
 		"one between is missing": {[]*x509.Certificate{leaf}, "counter.example.com", roots, now, "comes alone"},
-		"nobody knows it":        {[]*x509.Certificate{leaf, between}, "counter.example.com", others, now, "no authority that this machine knows"},
-		"another host":           {[]*x509.Certificate{leaf, between}, "example.com", roots, now, "is for counter.example.com, and not for example.com"},
-		"too old":                {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(2 * time.Hour), "ended on"},
-		"nearly too old":         {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(50 * time.Minute), "should have been renewed"},
-		"too young":              {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on"},
+		"nobody knows it": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", others, now,
+			"no authority that this machine knows",
+		},
+		"another host": {
+			[]*x509.Certificate{leaf, between}, "example.com", roots, now,
+			"is for counter.example.com, and not for example.com",
+		},
+		"too old": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(2 * time.Hour), "ended on",
+		},
+		"nearly too old": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(50 * time.Minute),
+			"should have been renewed",
+		},
+		"too young": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on",
+		},
 	} {
-		if got := chainProblem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+		if got := chainProblem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" ||
+			!strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}
@@ -417,14 +524,17 @@ func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Of these the connection says itself that it may not, or the first answer does.
-	untried := strings.Fields("auth hello select ping info subscribe unsubscribe spublish ssubscribe sunsubscribe cluster|slots")
+	untried := strings.Fields(
+		"auth hello select ping info subscribe unsubscribe spublish ssubscribe sunsubscribe cluster|slots")
 	for right := range strings.FieldsSeq(string(acl)) {
 		command, ok := strings.CutPrefix(right, "+")
 		if !ok || slices.Contains(untried, command) {
 			continue
 		}
 		redis.Do(t, "ACL", "SETUSER", "u", "reset", "on", ">password", "~hc:*", "&hc:*", "+@all", "-"+command)
-		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=3m", "--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(), "--cluster-listen="+servertest.FreeAddr())
+		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=3m",
+			"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(),
+			"--cluster-listen="+servertest.FreeAddr())
 		if len(wrong) != 1 || !strings.Contains(wrong[0], " "+command+";") {
 			t.Errorf("without %s:\n%s", command, all)
 		}
@@ -455,13 +565,15 @@ func TestProbes(t *testing.T) {
 		return w.Code, strings.TrimSpace(w.Body.String())
 	}
 	name := begin()
-	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
+	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 ||
+		body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
 		t.Errorf("%d %s", code, body)
 	}
 	if code, _ := get(name, "10.1.2.3"); code != 404 {
 		t.Errorf("again: %d", code)
 	}
-	if code, body := get(begin(), "11.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
+	if code, body := get(begin(), "11.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto",
+		"https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
 		t.Errorf("%d %s", code, body)
 	}
 	first := begin()

@@ -66,7 +66,8 @@ func defaults() Config {
 		ACMEURL:   "https://acme-v02.api.letsencrypt.org/directory",
 		JWTLeeway: time.Minute, CookieName: "headcount_id",
 		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, TraceEvery: 100, WebhookSettle: 5 * time.Second,
-		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins, Proxies: &identity.Proxies{},
+		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins,
+		Proxies: &identity.Proxies{},
 	}
 }
 
@@ -119,40 +120,150 @@ func TestLayers(t *testing.T) {
 		byFile  any
 		another []string // other flags the values need
 	}{
-		"listen":                      {get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"admin-listen":                {get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"cluster-listen":              {get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"advertise":                   {get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1", byEnv: "h:2", byFile: "h:3"},
-		"roles":                       {get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"}, env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`, byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"}, byFile: []string{"presence", "dispatcher", "gateway"}},
-		"region":                      {get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
-		"region-stale-after":          {get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"cluster-secret":              {get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e", file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"}},
-		"id-secret":                   {get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"), byEnv: one("b"), byFile: one("c")},
-		"heartbeat-interval":          {get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`, byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond},
-		"presence-timeout":            {get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`, byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second},
-		"leave-grace":                 {get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`, byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second},
-		"update-interval":             {get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`, byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond},
-		"delivery-budget":             {get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1, byEnv: 2, byFile: 3},
-		"ping-interval":               {get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"pong-timeout":                {get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"write-timeout":               {get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"max-connections":             {get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
-		"max-connections-per-address": {get: func(c Config) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
-		"jwt-secret":                  {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
-		"jwks-url":                    {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
-		"jwt-leeway":                  {get: func(c Config) any { return c.JWTLeeway }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"cookie-name":                 {get: func(c Config) any { return c.CookieName }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
-		"api-key":                     {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
-		"webhook-secret":              {get: func(c Config) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")}, env: hookSecret("b") + "," + hookSecret("c"), file: `["` + hookSecret("d") + `"]`, byFlag: []string{hookSecret("a")}, byEnv: []string{hookSecret("b"), hookSecret("c")}, byFile: []string{hookSecret("d")}},
-		"webhook-settle":              {get: func(c Config) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"site":                        {get: func(c Config) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"}, env: "c=http://a, http://b, default=http://c", file: `["d=http://a","e=http://b"]`, byFlag: []string{"a=http://a,http://b", "b=http://c"}, byEnv: []string{"c=http://a,http://b", "default=http://c"}, byFile: []string{"d=http://a", "e=http://b"}},
-		"allow-origins":               {get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d", file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"}, byFile: []string{"http://e", "*"}},
-		"trusted-proxies":             {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
-		"shutdown-timeout":            {get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"log-level":                   {get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`, byFlag: "trace", byEnv: "debug", byFile: "warn"},
-		"otlp":                        {get: func(c Config) any { return c.OTLP }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
-		"trace-every":                 {get: func(c Config) any { return c.TraceEvery }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
-		"log-format":                  {get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`, byFlag: "json", byEnv: "console", byFile: "json"},
+		"listen": {
+			get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			byEnv: ":2", byFile: ":3",
+		},
+		"admin-listen": {
+			get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			byEnv: ":2", byFile: ":3",
+		},
+		"cluster-listen": {
+			get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			byEnv: ":2", byFile: ":3",
+		},
+		"advertise": {
+			get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1",
+			byEnv: "h:2", byFile: "h:3",
+		},
+		"roles": {
+			get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"},
+			env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`,
+			byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"},
+			byFile: []string{"presence", "dispatcher", "gateway"},
+		},
+		"region": {
+			get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b",
+			byFile: "c",
+		},
+		"region-stale-after": {
+			get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`,
+			byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"cluster-secret": {
+			get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e",
+			file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"},
+		},
+		"id-secret": {
+			get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"),
+			byEnv: one("b"), byFile: one("c"),
+		},
+		"heartbeat-interval": {
+			get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`,
+			byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond,
+		},
+		"presence-timeout": {
+			get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`,
+			byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second,
+		},
+		"leave-grace": {
+			get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`,
+			byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second,
+		},
+		"update-interval": {
+			get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`,
+			byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond,
+		},
+		"delivery-budget": {
+			get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1,
+			byEnv: 2, byFile: 3,
+		},
+		"ping-interval": {
+			get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"pong-timeout": {
+			get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"write-timeout": {
+			get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"max-connections": {
+			get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
+			byEnv: 2, byFile: 3,
+		},
+		"max-connections-per-address": {
+			get: func(c Config) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
+			byEnv: 2, byFile: 3,
+		},
+		"jwt-secret": {
+			get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b",
+			byEnv: "c,d", byFile: "e,f",
+		},
+		"jwks-url": {
+			get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
+			byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c",
+		},
+		"jwt-leeway": {
+			get: func(c Config) any { return c.JWTLeeway }, flag: one("0"), env: "2s", file: `"3s"`,
+			byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"cookie-name": {
+			get: func(c Config) any { return c.CookieName }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a",
+			byEnv: "b", byFile: "c",
+		},
+		"api-key": {
+			get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`,
+			byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"},
+		},
+		"webhook-secret": {
+			get: func(c Config) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")},
+			env: hookSecret("b") + "," + hookSecret("c"), file: `["` + hookSecret("d") + `"]`,
+			byFlag: []string{hookSecret("a")}, byEnv: []string{hookSecret("b"), hookSecret("c")},
+			byFile: []string{hookSecret("d")},
+		},
+		"webhook-settle": {
+			get: func(c Config) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"site": {
+			get: func(c Config) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"},
+			env: "c=http://a, http://b, default=http://c", file: `["d=http://a","e=http://b"]`,
+			byFlag: []string{"a=http://a,http://b", "b=http://c"},
+			byEnv:  []string{"c=http://a,http://b", "default=http://c"}, byFile: []string{"d=http://a", "e=http://b"},
+		},
+		"allow-origins": {
+			get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d",
+			file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"},
+			byFile: []string{"http://e", "*"},
+		},
+		"trusted-proxies": {
+			get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16",
+			file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"),
+			byFile: []string{"::1/128", "127.0.0.1"},
+		},
+		"shutdown-timeout": {
+			get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"log-level": {
+			get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`,
+			byFlag: "trace", byEnv: "debug", byFile: "warn",
+		},
+		"otlp": {
+			get: func(c Config) any { return c.OTLP }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
+			byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c",
+		},
+		"trace-every": {
+			get: func(c Config) any { return c.TraceEvery }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2,
+			byFile: 3,
+		},
+		"log-format": {
+			get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`,
+			byFlag: "json", byEnv: "console", byFile: "json",
+		},
 	} {
 		t.Run(flag, func(t *testing.T) {
 			var equals, spaced []string
@@ -177,7 +288,10 @@ func TestLayers(t *testing.T) {
 				{"file", nil, nil, file, tc.byFile},
 				{"file under an empty variable", nil, empty, file, tc.byFile},
 				{"file with _", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "_") + `":` + tc.file + `}`, tc.byFile},
-				{"file without -", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "") + `":` + tc.file + `}`, tc.byFile},
+				{
+					"file without -", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "") + `":` + tc.file + `}`,
+					tc.byFile,
+				},
 				{"file with null", nil, nil, `{"` + flag + `":null}`, tc.get(base)},
 				{"default", nil, empty, "", tc.get(base)},
 			} {
@@ -193,7 +307,8 @@ func TestLayers(t *testing.T) {
 }
 
 func TestConfigFileNamedByTheEnvironment(t *testing.T) {
-	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, "\ufeff"+`{"region":"eu"}`)}, "") // as some editors write it
+	// as some editors write it
+	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, "\ufeff"+`{"region":"eu"}`)}, "")
 	if err != nil || got.Region != "eu" {
 		t.Fatalf("got region %q, %v", got.Region, err)
 	}
@@ -207,142 +322,180 @@ var refused = map[string]struct {
 	env  map[string]string
 	file string
 }{
-	"presence-timeout under 3 heartbeats":       {flag: "presence-timeout", args: "--presence-timeout 5999ms --leave-grace 1s"},
-	"heartbeat so long that thrice overflows":   {flag: "presence-timeout", args: "--heartbeat-interval 2000000h"},
-	"a certificate without its key":             {flag: "tls-key", args: "--tls-cert c.pem"},
-	"a key without its certificate":             {flag: "tls-cert", args: "--tls-key k.pem"},
-	"a domain beside a certificate":             {flag: "domain", args: "--tls-cert c.pem --tls-key k.pem --domain a.example.com --acme-dir d"},
-	"a domain and no place for certificates":    {flag: "acme-dir", args: "--domain a.example.com"},
-	"an address for a domain":                   {flag: "domain", args: "--domain 10.0.0.1 --acme-dir d"},
-	"half of a domain":                          {flag: "domain", args: "--domain localhost --acme-dir d"},
-	"a redirect to nothing":                     {flag: "http-redirect", args: "--http-redirect :80"},
-	"a redirect that is no address":             {flag: "http-redirect", args: "--domain a.example.com --acme-dir d --http-redirect 80"},
-	"a redirect from where it leads to":         {flag: "http-redirect", args: "--domain a.example.com --acme-dir d --http-redirect :80 --listen :80"},
-	"an authority that is no URL":               {flag: "acme-url", args: "--domain a.example.com --acme-dir d --acme-url here"},
-	"a path without a slash":                    {flag: "base-path", args: "--base-path live"},
-	"a path that goes up":                       {flag: "base-path", args: "--base-path /live/.."},
-	"a path that needs escapes":                 {flag: "base-path", args: "--base-path /a%2Fb"},
-	"leave-grace equal to presence-timeout":     {flag: "leave-grace", args: "--leave-grace 7s"},
-	"negative leave-grace":                      {flag: "leave-grace", args: "--leave-grace -1s"},
-	"negative region-stale-after":               {flag: "region-stale-after", args: "--region-stale-after=-1s"},
-	"heartbeat-interval 0":                      {flag: "heartbeat-interval", args: "--heartbeat-interval 0"},
-	"presence-timeout negative":                 {flag: "presence-timeout", args: "--presence-timeout -7s"},
-	"update-interval 0":                         {flag: "update-interval", args: "--update-interval 0s"},
-	"update-interval too short":                 {flag: "update-interval", args: "--update-interval 9ms"},
-	"ping-interval 0":                           {flag: "ping-interval", args: "--ping-interval 0"},
-	"pong-timeout 0":                            {flag: "pong-timeout", args: "--pong-timeout 0"},
-	"write-timeout 0":                           {flag: "write-timeout", args: "--write-timeout 0"},
-	"shutdown-timeout 0":                        {flag: "shutdown-timeout", args: "--shutdown-timeout 0"},
-	"a duration without a unit":                 {flag: "update-interval", args: "--update-interval 250"},
-	"a duration that is none":                   {flag: "ping-interval", env: map[string]string{"HEADCOUNT_PING_INTERVAL": "soon"}},
-	"a switch that is none":                     {flag: "count-bots", file: `{"count-bots":"x"}`},
-	"a JSON number as a duration":               {flag: "update-interval", file: `{"update-interval":250}`},
-	"roles apart without redis":                 {flag: "roles", args: "--roles gateway"},
-	"one role twice without redis":              {flag: "roles", args: "--roles gateway,gateway,gateway"},
-	"unknown role":                              {flag: "roles", args: "--roles gateway,presence,dispatcher,cook"},
-	"no role":                                   {flag: "roles", args: "--roles="},
-	"no role in the file":                       {flag: "roles", file: `{"roles":[]}`},
-	"peer without redis":                        {flag: "peer", args: "--peer eu=redis://h"},
-	"peer without a name":                       {flag: "peer", args: "--redis redis://127.0.0.1 --peer redis://h"},
-	"peer with an empty name":                   {flag: "peer", args: "--redis redis://127.0.0.1 --peer =redis://h"},
-	"peer without a URL":                        {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu"},
-	"peer with a URL that is none":              {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu=http://h"},
-	"peer with the own region's name":           {flag: "peer", args: "--redis redis://127.0.0.1 --region eu --peer eu=redis://h"},
-	"peer twice":                                {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu=redis://h --peer us=redis://h --peer eu=redis://i"},
-	"redis is no URL":                           {flag: "redis", args: "--redis localhost:6379"},
-	"redis is empty":                            {flag: "redis", args: "--redis="},
-	"redis of another scheme":                   {flag: "redis", args: "--redis http://h:6379"},
-	"redis without a host":                      {flag: "redis", args: "--redis redis://"},
-	"redis with a bad port":                     {flag: "redis", args: "--redis redis://h:70000"},
-	"redis with a bad database":                 {flag: "redis", args: "--redis redis://h/x"},
-	"redis with an unknown option":              {flag: "redis", args: "--redis redis://h?colour=red"},
-	"redis cluster with a bad address":          {flag: "redis", args: "--redis redis://h?addr=i"},
-	"redis cluster with a database":             {flag: "redis", args: "--redis redis://h/1?addr=i:1"},
-	"redis sentinel without a master":           {flag: "redis", args: "--redis redis://h?master_name="},
-	"region with a space":                       {flag: "region", file: `{"region":"e u"}`},
-	"region too long":                           {flag: "region", args: "--region " + strings.Repeat("x", 65)},
-	"region with =":                             {flag: "region", args: "--region a=b"},
-	"listen without a port":                     {flag: "listen", args: "--listen localhost"},
-	"admin-listen is bad":                       {flag: "admin-listen", args: "--admin-listen 127.0.0.1"},
-	"cluster-listen is bad":                     {flag: "cluster-listen", args: "--cluster-listen [::1"},
-	"advertise is bad":                          {flag: "advertise", args: "--advertise node-1"},
-	"advertise without a port to dial":          {flag: "advertise", args: "--advertise node-1:0"},
-	"one address twice":                         {flag: "listen", args: "--listen 127.0.0.1:8081"},
-	"wildcard cluster-listen without advertise": {flag: "advertise", args: "--redis redis://h --cluster-listen :7946 --cluster-secret s"},
-	"wildcard advertise":                        {flag: "advertise", args: "--redis redis://h --advertise 0.0.0.0:7946 --cluster-secret s"},
-	"an empty secret":                           {flag: "cluster-secret", args: "--cluster-secret="},
-	"an empty secret among others":              {flag: "id-secret", env: map[string]string{"HEADCOUNT_ID_SECRET": "a,,b"}},
-	"a cookie of no name":                       {flag: "cookie-name", args: "--cookie-name a=b"},
-	"a cookie on conditions":                    {flag: "cookie-name", args: "--cookie-name __Host-id"},
-	"a secret of white space":                   {flag: "jwt-secret", file: `{"jwt-secret":" \n"}`},
-	"an API key of white space":                 {flag: "api-key", file: `{"api-key":["a","\n"]}`},
-	"an empty API key":                          {flag: "api-key", file: `{"api-key":["a",""]}`},
-	"an empty JWT secret":                       {flag: "jwt-secret", args: "--jwt-secret="},
-	"jwks-url of another scheme":                {flag: "jwks-url", args: "--jwks-url file:///keys"},
-	"an issuer and no tokens":                   {flag: "jwt-issuer", args: "--jwt-issuer a"},
-	"an audience and no tokens":                 {flag: "jwt-audience", args: "--jwt-audience a"},
-	"jwks-url without a host":                   {flag: "jwks-url", args: "--jwks-url https:///keys"},
-	"an origin with a path":                     {flag: "allow-origins", args: "--allow-origins https://example.org/"},
-	"a webhook that is none":                    {flag: "webhook", args: "--webhook page:p"},
-	"a webhook of an unknown site":              {flag: "webhook", args: "--webhook page@shop:p=http://r.test"},
-	"a webhook twice":                           {flag: "webhook", args: "--webhook site=http://r.test --webhook site=http://r.test"},
-	"a webhook without a secret":                {flag: "webhook-secret", args: "--webhook site=http://r.test"},
-	"a webhook's secret that is none":           {flag: "webhook-secret", args: "--webhook-secret 0123456789abcdef0123456789abcdef"},
-	"no time for webhooks to settle":            {flag: "webhook-settle", args: "--webhook-settle 0s"},
-	"a site without a name":                     {flag: "site", args: "--site https://a.example"},
-	"a site without origins":                    {flag: "site", args: "--site shop="},
-	"a site twice":                              {flag: "site", args: "--site a=https://a.example --site b=https://b.example --site a=https://c.example"},
-	"an origin in two sites":                    {flag: "site", args: "--site a=https://a.example,https://b.example --site b=https://B.example:443"},
-	"more sites than there may be":              {flag: "site", args: manySites(101)},
-	"an empty key of a site":                    {flag: "api-key", args: "--site shop=https://a.example --api-key shop:"},
-	"a proxy that is no network":                {flag: "trusted-proxies", args: "--trusted-proxies 10.0.0.0/33"},
-	"negative delivery-budget":                  {flag: "delivery-budget", args: "--delivery-budget -1"},
-	"delivery-budget that is no number":         {flag: "delivery-budget", args: "--delivery-budget many"},
-	"negative max-connections":                  {flag: "max-connections", args: "--max-connections=-1"},
-	"negative max-connections-per-address":      {flag: "max-connections-per-address", args: "--max-connections-per-address=-1"},
-	"max-connections-per-address that is none":  {flag: "max-connections-per-address", env: map[string]string{"HEADCOUNT_MAX_CONNECTIONS_PER_ADDRESS": "few"}},
-	"a fraction of a connection":                {flag: "max-connections", file: `{"max-connections":1.5}`},
-	"unknown log level":                         {flag: "log-level", args: "--log-level loud"},
-	"otlp of another scheme":                    {flag: "otlp", args: "--otlp grpc://127.0.0.1:4317"},
-	"trace-every of less than none":             {flag: "trace-every", args: "--trace-every -1"},
-	"unknown log format":                        {flag: "log-format", args: "--log-format xml"},
-	"rules that are not there":                  {flag: "counters", args: "--counters /nowhere/rules.json"},
-	"rules that are a folder":                   {flag: "counters", args: "--counters ."},
-	"postgres of another scheme":                {flag: "postgres", args: "--postgres mysql://h/d"},
-	"postgres with a bad port":                  {flag: "postgres", args: "--postgres postgres://h:x/d"},
-	"persist-interval 0":                        {flag: "persist-interval", args: "--persist-interval 0s"},
-	"cold-after that is none":                   {flag: "cold-after", args: "--cold-after soon"},
-	"cold-after under the interval":             {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
-	"page-stats that are no time":               {flag: "page-stats", args: "--page-stats often"},
-	"page-stats of half a minute":               {flag: "page-stats", args: "--page-stats 30s"},
-	"a private page that is none":               {flag: "private", args: "--private team/\x01* --api-key k"},
-	"a public page that is none":                {flag: "public-top", args: "--public-top blog/\x01*"},
-	"a key of Pusher's clients that is none":    {flag: "pusher-key", args: "--pusher-key a/b"},
-	"a key that is a path of a page":            {flag: "pusher-key", args: "--pusher-key counter"},
-	"private pages for nobody":                  {flag: "private", args: "--private team/*"},
-	"cache-reads of half a second":              {flag: "cache-reads", args: "--cache-reads 500ms"},
-	"page-stats of a year":                      {flag: "page-stats", args: "--page-stats 365d"},
-	"last-seen that is no time":                 {flag: "last-seen", args: "--last-seen long"},
-	"last-seen of half a second":                {flag: "last-seen", args: "--last-seen 500ms"},
-	"last-seen of more than a year":             {flag: "last-seen", args: "--last-seen 366d"},
-	"last-seen below 0":                         {flag: "last-seen", args: "--last-seen=-1h"},
-	"hot-rate, which is gone":                   {flag: "hot-rate", args: "--hot-rate 1000"},
-	"negative hot-rate":                         {flag: "hot-rate", args: "--hot-rate -1"},
-	"a value forgotten at the end":              {flag: "redis", args: "--redis"},
-	"a value forgotten before a flag":           {flag: "redis", args: "--redis --region=eu"},
-	"a file that is not there":                  {flag: "config", args: "--config /nowhere/headcount.json"},
-	"a file that is a folder":                   {flag: "config", args: "--config ."},
-	"a file with an unknown key":                {flag: "config", file: `{"updat-interval":"1s"}`},
-	"a file with a key twice":                   {flag: "config", file: `{"region":"a","region":"b"}`},
-	"a file with a key twice, spelt otherwise":  {flag: "config", file: `{"log-level":"info","log_level":"warn"}`},
-	"a file that names a file":                  {flag: "config", file: `{"config":"other.json"}`},
-	"a file that is a list":                     {flag: "config", file: `[]`},
-	"a file that ends early":                    {flag: "config", file: `{"region":"a"`},
-	"a file that goes on":                       {flag: "config", file: `{"region":"a"} {}`},
-	"a file that is too long":                   {flag: "config", file: `{"region":"` + strings.Repeat("a", 1<<20) + `"}`},
-	"a file with a number for a string":         {flag: "region", file: `{"region":1}`},
-	"a file with an object for a list":          {flag: "api-key", file: `{"api-key":{"a":1}}`},
-	"a file with numbers in a list":             {flag: "api-key", file: `{"api-key":[1]}`},
+	"presence-timeout under 3 heartbeats": {
+		flag: "presence-timeout", args: "--presence-timeout 5999ms --leave-grace 1s",
+	},
+	"heartbeat so long that thrice overflows": {flag: "presence-timeout", args: "--heartbeat-interval 2000000h"},
+	"a certificate without its key":           {flag: "tls-key", args: "--tls-cert c.pem"},
+	"a key without its certificate":           {flag: "tls-cert", args: "--tls-key k.pem"},
+	"a domain beside a certificate": {
+		flag: "domain", args: "--tls-cert c.pem --tls-key k.pem --domain a.example.com --acme-dir d",
+	},
+	"a domain and no place for certificates": {flag: "acme-dir", args: "--domain a.example.com"},
+	"an address for a domain":                {flag: "domain", args: "--domain 10.0.0.1 --acme-dir d"},
+	"half of a domain":                       {flag: "domain", args: "--domain localhost --acme-dir d"},
+	"a redirect to nothing":                  {flag: "http-redirect", args: "--http-redirect :80"},
+	"a redirect that is no address": {
+		flag: "http-redirect", args: "--domain a.example.com --acme-dir d --http-redirect 80",
+	},
+	"a redirect from where it leads to": {
+		flag: "http-redirect", args: "--domain a.example.com --acme-dir d --http-redirect :80 --listen :80",
+	},
+	"an authority that is no URL": {
+		flag: "acme-url", args: "--domain a.example.com --acme-dir d --acme-url here",
+	},
+	"a path without a slash":                {flag: "base-path", args: "--base-path live"},
+	"a path that goes up":                   {flag: "base-path", args: "--base-path /live/.."},
+	"a path that needs escapes":             {flag: "base-path", args: "--base-path /a%2Fb"},
+	"leave-grace equal to presence-timeout": {flag: "leave-grace", args: "--leave-grace 7s"},
+	"negative leave-grace":                  {flag: "leave-grace", args: "--leave-grace -1s"},
+	"negative region-stale-after":           {flag: "region-stale-after", args: "--region-stale-after=-1s"},
+	"heartbeat-interval 0":                  {flag: "heartbeat-interval", args: "--heartbeat-interval 0"},
+	"presence-timeout negative":             {flag: "presence-timeout", args: "--presence-timeout -7s"},
+	"update-interval 0":                     {flag: "update-interval", args: "--update-interval 0s"},
+	"update-interval too short":             {flag: "update-interval", args: "--update-interval 9ms"},
+	"ping-interval 0":                       {flag: "ping-interval", args: "--ping-interval 0"},
+	"pong-timeout 0":                        {flag: "pong-timeout", args: "--pong-timeout 0"},
+	"write-timeout 0":                       {flag: "write-timeout", args: "--write-timeout 0"},
+	"shutdown-timeout 0":                    {flag: "shutdown-timeout", args: "--shutdown-timeout 0"},
+	"a duration without a unit":             {flag: "update-interval", args: "--update-interval 250"},
+	"a duration that is none": {
+		flag: "ping-interval", env: map[string]string{"HEADCOUNT_PING_INTERVAL": "soon"},
+	},
+	"a switch that is none":        {flag: "count-bots", file: `{"count-bots":"x"}`},
+	"a JSON number as a duration":  {flag: "update-interval", file: `{"update-interval":250}`},
+	"roles apart without redis":    {flag: "roles", args: "--roles gateway"},
+	"one role twice without redis": {flag: "roles", args: "--roles gateway,gateway,gateway"},
+	"unknown role":                 {flag: "roles", args: "--roles gateway,presence,dispatcher,cook"},
+	"no role":                      {flag: "roles", args: "--roles="},
+	"no role in the file":          {flag: "roles", file: `{"roles":[]}`},
+	"peer without redis":           {flag: "peer", args: "--peer eu=redis://h"},
+	"peer without a name":          {flag: "peer", args: "--redis redis://127.0.0.1 --peer redis://h"},
+	"peer with an empty name":      {flag: "peer", args: "--redis redis://127.0.0.1 --peer =redis://h"},
+	"peer without a URL":           {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu"},
+	"peer with a URL that is none": {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu=http://h"},
+	"peer with the own region's name": {
+		flag: "peer", args: "--redis redis://127.0.0.1 --region eu --peer eu=redis://h",
+	},
+	"peer twice": {
+		flag: "peer", args: "--redis redis://127.0.0.1 --peer eu=redis://h --peer us=redis://h --peer eu=redis://i",
+	},
+	"redis is no URL":                  {flag: "redis", args: "--redis localhost:6379"},
+	"redis is empty":                   {flag: "redis", args: "--redis="},
+	"redis of another scheme":          {flag: "redis", args: "--redis http://h:6379"},
+	"redis without a host":             {flag: "redis", args: "--redis redis://"},
+	"redis with a bad port":            {flag: "redis", args: "--redis redis://h:70000"},
+	"redis with a bad database":        {flag: "redis", args: "--redis redis://h/x"},
+	"redis with an unknown option":     {flag: "redis", args: "--redis redis://h?colour=red"},
+	"redis cluster with a bad address": {flag: "redis", args: "--redis redis://h?addr=i"},
+	"redis cluster with a database":    {flag: "redis", args: "--redis redis://h/1?addr=i:1"},
+	"redis sentinel without a master":  {flag: "redis", args: "--redis redis://h?master_name="},
+	"region with a space":              {flag: "region", file: `{"region":"e u"}`},
+	"region too long":                  {flag: "region", args: "--region " + strings.Repeat("x", 65)},
+	"region with =":                    {flag: "region", args: "--region a=b"},
+	"listen without a port":            {flag: "listen", args: "--listen localhost"},
+	"admin-listen is bad":              {flag: "admin-listen", args: "--admin-listen 127.0.0.1"},
+	"cluster-listen is bad":            {flag: "cluster-listen", args: "--cluster-listen [::1"},
+	"advertise is bad":                 {flag: "advertise", args: "--advertise node-1"},
+	"advertise without a port to dial": {flag: "advertise", args: "--advertise node-1:0"},
+	"one address twice":                {flag: "listen", args: "--listen 127.0.0.1:8081"},
+	"wildcard cluster-listen without advertise": {
+		flag: "advertise", args: "--redis redis://h --cluster-listen :7946 --cluster-secret s",
+	},
+	"wildcard advertise": {
+		flag: "advertise", args: "--redis redis://h --advertise 0.0.0.0:7946 --cluster-secret s",
+	},
+	"an empty secret": {flag: "cluster-secret", args: "--cluster-secret="},
+	"an empty secret among others": {
+		flag: "id-secret", env: map[string]string{"HEADCOUNT_ID_SECRET": "a,,b"},
+	},
+	"a cookie of no name":          {flag: "cookie-name", args: "--cookie-name a=b"},
+	"a cookie on conditions":       {flag: "cookie-name", args: "--cookie-name __Host-id"},
+	"a secret of white space":      {flag: "jwt-secret", file: `{"jwt-secret":" \n"}`},
+	"an API key of white space":    {flag: "api-key", file: `{"api-key":["a","\n"]}`},
+	"an empty API key":             {flag: "api-key", file: `{"api-key":["a",""]}`},
+	"an empty JWT secret":          {flag: "jwt-secret", args: "--jwt-secret="},
+	"jwks-url of another scheme":   {flag: "jwks-url", args: "--jwks-url file:///keys"},
+	"an issuer and no tokens":      {flag: "jwt-issuer", args: "--jwt-issuer a"},
+	"an audience and no tokens":    {flag: "jwt-audience", args: "--jwt-audience a"},
+	"jwks-url without a host":      {flag: "jwks-url", args: "--jwks-url https:///keys"},
+	"an origin with a path":        {flag: "allow-origins", args: "--allow-origins https://example.org/"},
+	"a webhook that is none":       {flag: "webhook", args: "--webhook page:p"},
+	"a webhook of an unknown site": {flag: "webhook", args: "--webhook page@shop:p=http://r.test"},
+	"a webhook twice": {
+		flag: "webhook", args: "--webhook site=http://r.test --webhook site=http://r.test",
+	},
+	"a webhook without a secret": {flag: "webhook-secret", args: "--webhook site=http://r.test"},
+	"a webhook's secret that is none": {
+		flag: "webhook-secret", args: "--webhook-secret 0123456789abcdef0123456789abcdef",
+	},
+	"no time for webhooks to settle": {flag: "webhook-settle", args: "--webhook-settle 0s"},
+	"a site without a name":          {flag: "site", args: "--site https://a.example"},
+	"a site without origins":         {flag: "site", args: "--site shop="},
+	"a site twice": {
+		flag: "site", args: "--site a=https://a.example --site b=https://b.example --site a=https://c.example",
+	},
+	"an origin in two sites": {
+		flag: "site", args: "--site a=https://a.example,https://b.example --site b=https://B.example:443",
+	},
+	"more sites than there may be": {flag: "site", args: manySites(101)},
+	"an empty key of a site": {
+		flag: "api-key", args: "--site shop=https://a.example --api-key shop:",
+	},
+	"a proxy that is no network":        {flag: "trusted-proxies", args: "--trusted-proxies 10.0.0.0/33"},
+	"negative delivery-budget":          {flag: "delivery-budget", args: "--delivery-budget -1"},
+	"delivery-budget that is no number": {flag: "delivery-budget", args: "--delivery-budget many"},
+	"negative max-connections":          {flag: "max-connections", args: "--max-connections=-1"},
+	"negative max-connections-per-address": {
+		flag: "max-connections-per-address", args: "--max-connections-per-address=-1",
+	},
+	"max-connections-per-address that is none": {
+		flag: "max-connections-per-address", env: map[string]string{"HEADCOUNT_MAX_CONNECTIONS_PER_ADDRESS": "few"},
+	},
+	"a fraction of a connection":               {flag: "max-connections", file: `{"max-connections":1.5}`},
+	"unknown log level":                        {flag: "log-level", args: "--log-level loud"},
+	"otlp of another scheme":                   {flag: "otlp", args: "--otlp grpc://127.0.0.1:4317"},
+	"trace-every of less than none":            {flag: "trace-every", args: "--trace-every -1"},
+	"unknown log format":                       {flag: "log-format", args: "--log-format xml"},
+	"rules that are not there":                 {flag: "counters", args: "--counters /nowhere/rules.json"},
+	"rules that are a folder":                  {flag: "counters", args: "--counters ."},
+	"postgres of another scheme":               {flag: "postgres", args: "--postgres mysql://h/d"},
+	"postgres with a bad port":                 {flag: "postgres", args: "--postgres postgres://h:x/d"},
+	"persist-interval 0":                       {flag: "persist-interval", args: "--persist-interval 0s"},
+	"cold-after that is none":                  {flag: "cold-after", args: "--cold-after soon"},
+	"cold-after under the interval":            {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
+	"page-stats that are no time":              {flag: "page-stats", args: "--page-stats often"},
+	"page-stats of half a minute":              {flag: "page-stats", args: "--page-stats 30s"},
+	"a private page that is none":              {flag: "private", args: "--private team/\x01* --api-key k"},
+	"a public page that is none":               {flag: "public-top", args: "--public-top blog/\x01*"},
+	"a key of Pusher's clients that is none":   {flag: "pusher-key", args: "--pusher-key a/b"},
+	"a key that is a path of a page":           {flag: "pusher-key", args: "--pusher-key counter"},
+	"private pages for nobody":                 {flag: "private", args: "--private team/*"},
+	"cache-reads of half a second":             {flag: "cache-reads", args: "--cache-reads 500ms"},
+	"page-stats of a year":                     {flag: "page-stats", args: "--page-stats 365d"},
+	"last-seen that is no time":                {flag: "last-seen", args: "--last-seen long"},
+	"last-seen of half a second":               {flag: "last-seen", args: "--last-seen 500ms"},
+	"last-seen of more than a year":            {flag: "last-seen", args: "--last-seen 366d"},
+	"last-seen below 0":                        {flag: "last-seen", args: "--last-seen=-1h"},
+	"hot-rate, which is gone":                  {flag: "hot-rate", args: "--hot-rate 1000"},
+	"negative hot-rate":                        {flag: "hot-rate", args: "--hot-rate -1"},
+	"a value forgotten at the end":             {flag: "redis", args: "--redis"},
+	"a value forgotten before a flag":          {flag: "redis", args: "--redis --region=eu"},
+	"a file that is not there":                 {flag: "config", args: "--config /nowhere/headcount.json"},
+	"a file that is a folder":                  {flag: "config", args: "--config ."},
+	"a file with an unknown key":               {flag: "config", file: `{"updat-interval":"1s"}`},
+	"a file with a key twice":                  {flag: "config", file: `{"region":"a","region":"b"}`},
+	"a file with a key twice, spelt otherwise": {flag: "config", file: `{"log-level":"info","log_level":"warn"}`},
+	"a file that names a file":                 {flag: "config", file: `{"config":"other.json"}`},
+	"a file that is a list":                    {flag: "config", file: `[]`},
+	"a file that ends early":                   {flag: "config", file: `{"region":"a"`},
+	"a file that goes on":                      {flag: "config", file: `{"region":"a"} {}`},
+	"a file that is too long": {
+		flag: "config", file: `{"region":"` + strings.Repeat("a", 1<<20) + `"}`,
+	},
+	"a file with a number for a string": {flag: "region", file: `{"region":1}`},
+	"a file with an object for a list":  {flag: "api-key", file: `{"api-key":{"a":1}}`},
+	"a file with numbers in a list":     {flag: "api-key", file: `{"api-key":[1]}`},
 }
 
 func manySites(n int) string {
@@ -364,7 +517,8 @@ func TestRefusedSettings(t *testing.T) {
 			if status != exitSettings || stdout != "" {
 				t.Fatalf("status %d, stdout %q", status, stdout)
 			}
-			if !strings.HasPrefix(line, "headcount: --"+tc.flag+":") && !strings.HasPrefix(line, "headcount: --"+tc.flag+" (from ") {
+			if !strings.HasPrefix(line, "headcount: --"+tc.flag+":") &&
+				!strings.HasPrefix(line, "headcount: --"+tc.flag+" (from ") {
 				t.Errorf("%q does not name --%s", line, tc.flag)
 			}
 			if strings.Count(line, "\n") != 1 || !strings.Contains(line, "; ") {
@@ -396,7 +550,9 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 		"redis password with /":    {"--redis", "redis://:1/" + secret + "@h"},
 		"redis password as a port": {"--redis", "redis://:" + secret + "/x@h"},
 		"redis option":             {"--redis", "redis://h?db=" + secret},
-		"sentinel password":        {"--redis", "redis://h?master_name=m&password=" + secret + "&read_timeout=" + secret},
+		"sentinel password": {
+			"--redis", "redis://h?master_name=m&password=" + secret + "&read_timeout=" + secret,
+		},
 		"peer without name":        {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "@h"},
 		"peer with a bad name":     {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "=@h"},
 		"peer with a bad URL":      {"--redis", "redis://127.0.0.1", "--peer", "eu=redis://:" + secret + "#@h"},
@@ -409,39 +565,45 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`); err == nil || strings.Contains(err.Error(), secret) {
+	if _, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`); err == nil ||
+		strings.Contains(err.Error(), secret) {
 		t.Errorf("file: got %v", err)
 	}
 }
 
 func TestAcceptedSettings(t *testing.T) {
 	for name, args := range map[string]string{
-		"exactly three heartbeats":            "--presence-timeout 6s",
-		"leave-grace 0":                       "--leave-grace 0",
-		"leave-grace just under the timeout":  "--leave-grace 6999ms",
-		"regions never stale":                 "--region-stale-after 0",
-		"any port":                            "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --cluster-listen 127.0.0.1:0",
-		"roles in any order and twice":        "--roles dispatcher,presence,gateway,presence",
-		"cluster addresses without redis":     "--cluster-listen :7946 --advertise node-1:7946",
-		"cluster secret without redis":        "--cluster-secret s --cluster-secret t",
-		"names, IPv6, zones":                  "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen [fe80::1%eth0]:82",
-		"days":                                "--cold-after 7d --persist-interval 1m --page-stats 31d --last-seen 30d",
-		"no stats of pages":                   "--page-stats 0",
-		"private pages":                       "--private team/* --private board --jwt-secret s",
-		"pages for the list of visitors":      "--public-top blog/* --public-top news",
-		"a list of all pages":                 "--public-top * --api-key k",
-		"crawlers and proxies":                "--count-bots --cache-reads 5s",
-		"clients of Pusher":                   "--pusher-key 0a1b2c-key_3",
-		"no crawlers":                         "--count-bots=false",
-		"counters in a file and PostgreSQL":   "--data-dir /data --postgres postgres://u:p@h:5432/d",
-		"origins":                             "--allow-origins https://*.example.org,http://localhost:3000,https://*.a.*.b:8443,http://[::1]:80,https://xn--bcher-kva.example,capacitor://localhost,*",
-		"no origins":                          "--allow-origins=",
-		"proxies":                             "--trusted-proxies 10.0.0.0/8,192.168.1.1,::1/128,fd00::1",
-		"HS256 and keys by URL":               "--jwt-secret s --jwks-url http://127.0.0.1:9000/keys",
-		"below a path":                        "--base-path /live/",
-		"a certificate":                       "--tls-cert c.pem --tls-key k.pem",
-		"domains":                             "--domain a.example.com,b.example.com --acme-dir /acme --acme-email me@example.com --http-redirect :80",
-		"a domain and a data directory":       "--domain a.example.com --data-dir /data --acme-url http://127.0.0.1:14000/dir",
+		"exactly three heartbeats":           "--presence-timeout 6s",
+		"leave-grace 0":                      "--leave-grace 0",
+		"leave-grace just under the timeout": "--leave-grace 6999ms",
+		"regions never stale":                "--region-stale-after 0",
+		"any port": "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --cluster-listen " +
+			"127.0.0.1:0",
+		"roles in any order and twice":    "--roles dispatcher,presence,gateway,presence",
+		"cluster addresses without redis": "--cluster-listen :7946 --advertise node-1:7946",
+		"cluster secret without redis":    "--cluster-secret s --cluster-secret t",
+		"names, IPv6, zones": "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen " +
+			"[fe80::1%eth0]:82",
+		"days":                              "--cold-after 7d --persist-interval 1m --page-stats 31d --last-seen 30d",
+		"no stats of pages":                 "--page-stats 0",
+		"private pages":                     "--private team/* --private board --jwt-secret s",
+		"pages for the list of visitors":    "--public-top blog/* --public-top news",
+		"a list of all pages":               "--public-top * --api-key k",
+		"crawlers and proxies":              "--count-bots --cache-reads 5s",
+		"clients of Pusher":                 "--pusher-key 0a1b2c-key_3",
+		"no crawlers":                       "--count-bots=false",
+		"counters in a file and PostgreSQL": "--data-dir /data --postgres postgres://u:p@h:5432/d",
+		"origins": "--allow-origins https://*.example.org,http://localhost:3000,https://*.a.*.b:8443," +
+			"http://[::1]:80,https://xn--bcher-kva.example,capacitor://localhost,*",
+		"no origins":            "--allow-origins=",
+		"proxies":               "--trusted-proxies 10.0.0.0/8,192.168.1.1,::1/128,fd00::1",
+		"HS256 and keys by URL": "--jwt-secret s --jwks-url http://127.0.0.1:9000/keys",
+		"below a path":          "--base-path /live/",
+		"a certificate":         "--tls-cert c.pem --tls-key k.pem",
+		"domains": "--domain a.example.com,b.example.com --acme-dir /acme --acme-email " +
+			"me@example.com --http-redirect :80",
+		"a domain and a data directory": "--domain a.example.com --data-dir /data --acme-url " +
+			"http://127.0.0.1:14000/dir",
 		"the last one of a single flag":       "--region a --region=b",
 		"a secret that begins with two minus": "--id-secret --x",
 	} {
@@ -456,21 +618,33 @@ func TestValidateWithRedis(t *testing.T) {
 		change func(*Config)
 		flag   string // the setting that it is refused for, if any
 	}{
-		"loopback needs no secret":          {func(c *Config) {}, ""},
-		"loopback by name":                  {func(c *Config) { c.ClusterListen, c.Advertise = "localhost:1", "[::1]:1" }, ""},
-		"a secret off loopback":             {func(c *Config) { c.ClusterListen, c.ClusterSecrets = "10.0.0.1:1", []string{"s"} }, ""},
-		"no secret off loopback":            {func(c *Config) { c.ClusterListen = "10.0.0.1:1" }, "cluster-secret"},
-		"a wildcard with advertise":         {func(c *Config) { c.ClusterListen, c.Advertise, c.ClusterSecrets = ":1", "n:1", []string{"s"} }, ""},
-		"a wildcard advertised on loopback": {func(c *Config) { c.ClusterListen, c.Advertise = "0.0.0.0:1", "127.0.0.1:1" }, "cluster-secret"},
-		"roles apart":                       {func(c *Config) { c.Roles = []string{"presence"} }, ""},
-		"admin on listen's default, apart":  {func(c *Config) { c.Roles, c.AdminListen = []string{"presence"}, ":8080" }, ""},
-		"admin on cluster-listen":           {func(c *Config) { c.AdminListen = c.ClusterListen }, "cluster-listen"},
-		"TLS, user, database":               {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
-		"cluster":                           {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
-		"sentinel":                          {func(c *Config) { c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p" }, ""},
-		"PostgreSQL too":                    {func(c *Config) { c.Postgres = "postgres://h/d" }, ""},
-		"a data directory":                  {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
-		"peers":                             {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
+		"loopback needs no secret": {func(c *Config) {}, ""},
+		"loopback by name": {func(c *Config) {
+			c.ClusterListen, c.Advertise = "localhost:1", "[::1]:1"
+		}, ""},
+		"a secret off loopback": {func(c *Config) {
+			c.ClusterListen, c.ClusterSecrets = "10.0.0.1:1", []string{"s"}
+		}, ""},
+		"no secret off loopback": {func(c *Config) { c.ClusterListen = "10.0.0.1:1" }, "cluster-secret"},
+		"a wildcard with advertise": {func(c *Config) {
+			c.ClusterListen, c.Advertise, c.ClusterSecrets = ":1", "n:1", []string{"s"}
+		}, ""},
+		"a wildcard advertised on loopback": {func(c *Config) {
+			c.ClusterListen, c.Advertise = "0.0.0.0:1", "127.0.0.1:1"
+		}, "cluster-secret"},
+		"roles apart": {func(c *Config) { c.Roles = []string{"presence"} }, ""},
+		"admin on listen's default, apart": {
+			func(c *Config) { c.Roles, c.AdminListen = []string{"presence"}, ":8080" }, "",
+		},
+		"admin on cluster-listen": {func(c *Config) { c.AdminListen = c.ClusterListen }, "cluster-listen"},
+		"TLS, user, database":     {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
+		"cluster":                 {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
+		"sentinel": {func(c *Config) {
+			c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p"
+		}, ""},
+		"PostgreSQL too":   {func(c *Config) { c.Postgres = "postgres://h/d" }, ""},
+		"a data directory": {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
+		"peers":            {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
 	} {
 		c := defaults()
 		c.Redis = "redis://127.0.0.1:6379"
@@ -488,11 +662,14 @@ func TestValidateWithRedis(t *testing.T) {
 func TestRulesOfCounters(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rules.json")
 	for text, want := range map[string]string{
-		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u","kind":"unique"}]}`: "",
+		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u",` +
+			`"kind":"unique"}]}`: "",
 		`{"rules":[]}`: "",
-		"\ufeff" + `{"rules":[{"match":"a","kind":"sum"}]}`:     "", // as some editors write it
-		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`:    `rule 1 ("a:*"): floor: a counter of kind sum has none; remove the field`,
-		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`:    `floor: 1 excludes 0, with which a counter begins; write 0 or less`,
+		"\ufeff" + `{"rules":[{"match":"a","kind":"sum"}]}`: "", // as some editors write it
+		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`: `rule 1 ("a:*"): floor: a counter of kind sum has ` +
+			`none; remove the field`,
+		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`: `floor: 1 excludes 0, with which a counter begins; ` +
+			`write 0 or less`,
 		`{"rules":[{"match":"a","kind":"some"}]}`:               `kind: "some" is not a kind; write sum`,
 		`{"rules":[{"match":"a*b","kind":"sum"}]}`:              `match: bad match`,
 		`{"rules":[{"kind":"sum"}]}`:                            `match: it is missing`,
@@ -508,7 +685,8 @@ func TestRulesOfCounters(t *testing.T) {
 		switch {
 		case want == "" && (err != nil || len(cfg.Rules.All()) != strings.Count(text, "match")):
 			t.Errorf("%s: got %v", text, err)
-		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--counters: "+path+": ") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--counters: "+path+": ") ||
+			!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
 			t.Errorf("%s: got %v, want %q", text, err, want)
 		}
 	}
@@ -531,9 +709,11 @@ func TestWarnings(t *testing.T) {
 		t.Fatalf("open of a presence node: %q", got)
 	}
 	long := strings.Repeat("x", 16)
-	c.ClusterSecrets, c.JWTSecret, c.APIKeys, c.Strangers = []string{long, "short"}, "s", []string{long}, []string{"HEADCOUNT_COLOUR"}
+	c.ClusterSecrets, c.JWTSecret, c.APIKeys, c.Strangers = []string{long,
+		"short"}, "s", []string{long}, []string{"HEADCOUNT_COLOUR"}
 	got := c.Warnings()
-	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") || !strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
+	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") ||
+		!strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
 		t.Fatalf("got %q", got)
 	}
 
@@ -541,10 +721,12 @@ func TestWarnings(t *testing.T) {
 	c.JWTSecret, c.APIKeys = long+"\n", []string{long + " "}
 	c.Postgres = "postgres://u@h/d?schema=public&sslmode=disable&pgbouncer=true"
 	got = c.Warnings()
-	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") || !strings.HasPrefix(got[3], "--postgres has ?schema=,") {
+	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") ||
+		!strings.HasPrefix(got[3], "--postgres has ?schema=,") {
 		t.Fatalf("Prisma's: %q", got)
 	}
-	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") || !strings.HasPrefix(got[1], "--api-key begins or ends") {
+	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") ||
+		!strings.HasPrefix(got[1], "--api-key begins or ends") {
 		t.Fatalf("white space: %q", got)
 	}
 	c.Postgres = ""
@@ -556,17 +738,23 @@ func TestWarnings(t *testing.T) {
 // A variable that is no setting's is refused when it is nearly one, and named otherwise.
 func TestVariablesOfNoSetting(t *testing.T) {
 	env := map[string]string{
-		"LISTEN": ":1", "HEADCOUNT_COLOUR": "red", "HEADCOUNT_EMPTY": "", "HEADCOUNT_API_KEY": strings.Repeat("x", 16), "HEADCOUNT_USERS": "9", // of simulate
-		"HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_SERVICE_PORT_HTTP": "80", "HEADCOUNT_PORT": "tcp://10.0.0.1:80", "HEADCOUNT_PORT_80_TCP_ADDR": "10.0.0.1",
+		// of simulate
+		"LISTEN": ":1", "HEADCOUNT_COLOUR": "red", "HEADCOUNT_EMPTY": "", "HEADCOUNT_API_KEY": strings.Repeat("x", 16),
+		"HEADCOUNT_USERS":        "9",
+		"HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_SERVICE_PORT_HTTP": "80",
+		"HEADCOUNT_PORT": "tcp://10.0.0.1:80", "HEADCOUNT_PORT_80_TCP_ADDR": "10.0.0.1",
 	}
 	if c, err := read(t, nil, env, ""); err != nil || !slices.Equal(c.Strangers, []string{"HEADCOUNT_COLOUR"}) {
 		t.Errorf("%q, %v", c.Strangers, err)
 	}
 	env["HEADCOUNT_API_KEYS"] = "y"
-	if _, err := read(t, nil, env, ""); err == nil || !strings.HasPrefix(err.Error(), "HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
+	if _, err := read(t, nil, env, ""); err == nil ||
+		!strings.HasPrefix(err.Error(),
+			"HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
 		t.Error(err)
 	}
-	if _, err := read(t, nil, nil, `{"--listen":":1"}`); err == nil || !strings.Contains(err.Error(), "without its leading dashes") {
+	if _, err := read(t, nil, nil, `{"--listen":":1"}`); err == nil ||
+		!strings.Contains(err.Error(), "without its leading dashes") {
 		t.Error(err)
 	}
 }
@@ -574,9 +762,12 @@ func TestVariablesOfNoSetting(t *testing.T) {
 // An IPv6 address of a pod comes without brackets.
 func TestAdvertiseOfAPod(t *testing.T) {
 	for given, want := range map[string]string{
-		"fd00::1:7946": "[fd00::1]:7946", "fd00:1:2:3:4:5:6:7:7946": "[fd00:1:2:3:4:5:6:7]:7946", "[fd00::1]:7946": "[fd00::1]:7946", "10.0.0.1:7946": "10.0.0.1:7946", "fd00:1:2:3:4:5:6:7": "", "fd00::1:x": "",
+		"fd00::1:7946": "[fd00::1]:7946", "fd00:1:2:3:4:5:6:7:7946": "[fd00:1:2:3:4:5:6:7]:7946",
+		"[fd00::1]:7946": "[fd00::1]:7946", "10.0.0.1:7946": "10.0.0.1:7946", "fd00:1:2:3:4:5:6:7": "", "fd00::1:x": "",
 	} {
-		c, err := read(t, []string{"--redis=redis://h", "--cluster-secret=0123456789abcdef", "--advertise=" + given}, nil, "")
+		c, err := read(t, []string{
+			"--redis=redis://h", "--cluster-secret=0123456789abcdef", "--advertise=" + given,
+		}, nil, "")
 		if err != nil && want != "" || err == nil && c.Advertise != want {
 			t.Errorf("%s: %q, %v", given, c.Advertise, err)
 		}
@@ -611,7 +802,8 @@ func TestHelpOfServe(t *testing.T) {
 		t.Fatalf("exit status %d, %v", code, err)
 	}
 	for _, name := range serveFlags(t) {
-		shown := strings.Contains(help, " --"+name+"=") || strings.Contains(help, " --"+name+"\n") || strings.Contains(help, " --"+name+" ")
+		shown := strings.Contains(help, " --"+name+"=") || strings.Contains(help, " --"+name+"\n") ||
+			strings.Contains(help, " --"+name+" ")
 		if !shown && !strings.Contains(string(guide), "`--"+name+"`") {
 			t.Errorf("neither the help nor deploy/README.md has --%s", name)
 		}
@@ -700,7 +892,9 @@ func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 	sites := []string{"HEADCOUNT_SITE=shop=https://shop.example,blog=https://blog.example"}
 	for flag, want := range map[string]string{"--interval=1s": "", "--site=blog": "blog"} {
 		var errs bytes.Buffer
-		p := program{args: []string{"top", "--once", "--url=" + s.URL, flag}, environ: sites, stdout: io.Discard, stderr: &errs}
+		p := program{
+			args: []string{"top", "--once", "--url=" + s.URL, flag}, environ: sites, stdout: io.Discard, stderr: &errs,
+		}
 		if status := p.run(); status != exitOK {
 			t.Fatalf("%s: status %d, %s", flag, status, &errs)
 		}
@@ -709,8 +903,11 @@ func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 		}
 	}
 	var errs bytes.Buffer
-	p := program{args: []string{"export", "--data-dir=" + t.TempDir()}, environ: sites, stdout: io.Discard, stderr: &errs}
-	if status := p.run(); status != exitFailure || !strings.Contains(errs.String(), "no counters to export") { // the site is no fault
+	p := program{
+		args: []string{"export", "--data-dir=" + t.TempDir()}, environ: sites, stdout: io.Discard, stderr: &errs,
+	}
+	// the site is no fault
+	if status := p.run(); status != exitFailure || !strings.Contains(errs.String(), "no counters to export") {
 		t.Errorf("export: status %d, %s", status, &errs)
 	}
 }

@@ -81,7 +81,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	if err := e.send(ctx, spans); err != nil {
 		e.logged.Do(func() {
 			e.log.Warn().Err(err).Int("spans", len(spans)).
-				Msg("the collector of --otlp did not accept traces; they are lost. This is logged at most once a minute")
+				Msg("the collector of --otlp did not accept traces; they are lost. " +
+					"This is logged at most once a minute")
 		})
 	}
 	return nil
