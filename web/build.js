@@ -29,14 +29,25 @@ async function naming(name) {
   return text;
 }
 
-/** Returns a file of the client as the server serves it; scripts are minified. Names that begin with _ are private to their file. */
+/**
+ * Returns a file of the client as the server serves it; scripts are minified. Names that begin with _ are private to
+ * their file.
+ */
 export async function served(name) {
   if (!SCRIPTS.includes(name)) return source(name);
   const { minify } = await import('terser');
   const { code } = await minify(await naming(name), {
     module: true,
     ecma: 2022,
-    compress: { passes: 3, unsafe: true, unsafe_arrows: true, pure_getters: true, keep_fargs: false, reduce_funcs: false, inline: 1 },
+    compress: {
+      passes: 3,
+      unsafe: true,
+      unsafe_arrows: true,
+      pure_getters: true,
+      keep_fargs: false,
+      reduce_funcs: false,
+      inline: 1,
+    },
     mangle: { properties: { regex: /^_/ } },
   });
   return code + '\n';
@@ -53,7 +64,10 @@ export async function packed(name) {
   const changes = [
     [/import\(`\.\/(\w+)\.js\$\{retry\}`\)/, "import('./$1.js')"],
     [/import\(`\.\/(\w+)\.js\?\$\{failures\}`\)/, "import('./$1.js')"],
-    [/new URL\('\.\.', import\.meta\.url\); \/\/.*/, `'none: write <live-count server="https://counter.example.com">, or set Headcount.defaults = { server }';`],
+    [
+      /new URL\('\.\.', import\.meta\.url\); \/\/.*/,
+      `'none: write <live-count server="https://counter.example.com">, or set Headcount.defaults = { server }';`,
+    ],
   ];
   return changes.reduce((made, [from, to]) => {
     const changed = made.replace(from, to);
@@ -72,6 +86,7 @@ if (process.argv[1] === new URL(import.meta.url).pathname) {
   if (process.argv[2] === 'package') {
     await rm(new URL('package/', import.meta.url), { recursive: true, force: true });
     await write('package', [...SCRIPTS, 'react.js', ...TYPES], packed);
-    await copyFile(new URL('../LICENSE', import.meta.url), new URL('LICENSE', import.meta.url)); // npm takes it from here
+    // npm takes it from here
+    await copyFile(new URL('../LICENSE', import.meta.url), new URL('LICENSE', import.meta.url));
   } else await write('public', [...SCRIPTS, 'headcount.d.ts', 'live-top.d.ts'], served);
 }

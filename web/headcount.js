@@ -33,7 +33,8 @@ const ANSWER_MS = 10_000; // how long a token or a file may take
 const BACKOFF_MS = 1_000; // the first retry comes within this time, ...
 const BACKOFF_SOON_MS = 2_000; // ... those of about a minute within this, since a restart takes seconds, ...
 const SOON = 60;
-const SOON_REFUSED = 6; // a page that is refused asks less often before that: the browser's console has lines of each attempt
+// a page that is refused asks less often before that: the browser's console has lines of each attempt
+const SOON_REFUSED = 6;
 const BACKOFF_MAX_MS = 30_000; // ... and the later ones within this
 const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
 const MAX_PAGES = 100; // the server's bound for one connection
@@ -73,7 +74,8 @@ const COUNTER = '\t';
 /**
  * @typedef {object} CounterHandle
  * @property {string} key
- * @property {{(callback: (counter: CounterValue) => void): () => void, (): AsyncGenerator<CounterValue, void, void>}} watch like Headcount.watch
+ * @property {{(callback: (counter: CounterValue) => void): () => void, (): AsyncGenerator<CounterValue, void, void>}}
+ *   watch like Headcount.watch
  * @property {number | undefined} value the newest value, while something watches the counter
  * @property {() => Promise<CounterValue>} add makes the user a member
  * @property {() => Promise<CounterValue>} remove
@@ -85,14 +87,26 @@ const COUNTER = '\t';
  * @typedef {object} Options
  * @property {string | URL} [server] where the server is; default where this file came from
  * @property {'none'} [storage] none: neither cookie nor storage; the user has an id as long as this document lives
- * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every connection
+ * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every
+ *   connection
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
- * @property {'path' | 'url' | 'hash' | `query:${string}`} [pageFrom] what the page's own name is made of: path (the default), url, hash, or query:p; in Headcount.defaults alone
+ * @property {'path' | 'url' | 'hash' | `query:${string}`} [pageFrom] what the page's own name is made of: path (the
+ *   default), url, hash, or query:p; in Headcount.defaults alone
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
-/** join is a part of watch. @typedef {{join: string[], watch: string[], hidden: number, unread: boolean, read: boolean, token?: string | false}} Wants */
+/**
+ * join is a part of watch.
+ * @typedef {{
+ *   join: string[], watch: string[], hidden: number, unread: boolean, read: boolean, token?: string | false,
+ * }} Wants
+ */
 /** @typedef {any} Frame */
-/** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: number, full?: boolean, lead?: string, from?: number, wants?: Wants, wake?: boolean, id?: string, user?: boolean}} Word */
+/**
+ * @typedef {{
+ *   state?: State, frame?: Frame, link?: unknown, to?: number, full?: boolean, lead?: string, from?: number,
+ *   wants?: Wants, wake?: boolean, id?: string, user?: boolean,
+ * }} Word
+ */
 
 /** @type {(target: EventTarget, type: string, detail: unknown) => unknown} */
 const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type, { detail }));
@@ -101,7 +115,10 @@ const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type
 const more = () => import('./more.js');
 
 /** @type {Promise<typeof import('./live.js')> | undefined} */ let lively;
-/** What elements show. It is loaded until that succeeds; browsers remember a failure, so the next attempt has another name. */
+/**
+ * What elements show. It is loaded until that succeeds; browsers remember a failure, so the next attempt has another
+ * name.
+ */
 const live = () =>
   (lively ??= (async () => {
     for (let retry = ''; ; retry += '?1')
@@ -112,7 +129,10 @@ const live = () =>
       }
   })());
 
-/** Fails when there is no answer: a network that loses requests without a word says nothing for minutes. @type {<T>(answer: T) => Promise<Awaited<T>>} */
+/**
+ * Fails when there is no answer: a network that loses requests without a word says nothing for minutes.
+ * @type {<T>(answer: T) => Promise<Awaited<T>>}
+ */
 const timely = (answer) => Promise.race([answer, new Promise((_, fail) => setTimeout(fail, ANSWER_MS, 'timeout'))]);
 
 const ask = (/** @type {Token | undefined} */ token) => timely(typeof token === 'function' ? token() : token);
@@ -149,7 +169,10 @@ export class Headcount extends EventTarget {
    * @param {{server?: string | URL, storage?: 'none'}} [where]
    */
   static at({ server, storage } = {}) {
-    return (shared[/** @type {any} */ ([server, storage])] ??= new Headcount({ ...(server && { server }), ...(storage && { storage }) }));
+    return (shared[/** @type {any} */ ([server, storage])] ??= new Headcount({
+      ...(server && { server }),
+      ...(storage && { storage }),
+    }));
   }
 
   #base;
@@ -160,7 +183,8 @@ export class Headcount extends EventTarget {
 
   // What is wanted.
   /** @type {Set<{page: string}>} */ #joins = new Set(); // without those that were taken back
-  /** @type {Set<{keys: string[], callback: (value: any) => void}>} */ #watches = new Set(); // a key is a topic, or '' for unread
+  // a key is a topic, or '' for unread
+  /** @type {Set<{keys: string[], callback: (value: any) => void}>} */ #watches = new Set();
   #read = false; // "read" must still be sent
   // What is known about the wanted topics and unread: at most MAX_PAGES + 1 entries.
   /** @type {Map<string, {value: any, link?: unknown}>} */ #known = new Map();
@@ -187,8 +211,13 @@ export class Headcount extends EventTarget {
   constructor(url, options) {
     super();
     const named = typeof url === 'string' || url instanceof URL;
-    const { server = HOME, token, countHidden = true, share = true, storage } =
-      /** @type {Options} */ ({ ...Headcount.defaults, ...(named ? { ...options, server: url } : url ?? options) });
+    const {
+      server = HOME,
+      token,
+      countHidden = true,
+      share = true,
+      storage,
+    } = /** @type {Options} */ ({ ...Headcount.defaults, ...(named ? { ...options, server: url } : (url ?? options)) });
     // A server that renders this page has no location. There nothing is ever connected.
     this.#base = new URL(server, /** @type {any} */ (globalThis.location ?? 'http://x'));
     this.#base.protocol = this.#base.protocol.replace('ws', 'http');
@@ -205,7 +234,9 @@ export class Headcount extends EventTarget {
   #listen() {
     this.#closing = new AbortController();
     const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
-      (type === 'resume' ? globalThis.document : globalThis)?.addEventListener?.(type, listener, { signal: this.#closing.signal });
+      (type === 'resume' ? globalThis.document : globalThis)?.addEventListener?.(type, listener, {
+        signal: this.#closing.signal,
+      });
     // A closed connection lets the browser keep the page for "back". It must not
     // send a leave: the server waits a moment (leave-grace) after a mere close, so
     // a reload or a click to the next page does not make the count fall and rise.
@@ -228,7 +259,10 @@ export class Headcount extends EventTarget {
     return this.#state;
   }
 
-  /** Replaces the token. A new connection uses it: at once if it is another user's, for all tabs that ask for tokens by a function. */
+  /**
+   * Replaces the token. A new connection uses it: at once if it is another user's, for all tabs that ask for tokens by
+   * a function.
+   */
   set token(/** @type {Token | undefined} */ token) {
     this.#token = token;
     this.#identify();
@@ -245,7 +279,8 @@ export class Headcount extends EventTarget {
     const hide = (/** @type {number} */ times) => {
       this.#hidden = times;
       this.#changed();
-      if (globalThis.document?.hidden && times < 2) this.#hiding = setTimeout(hide, PAUSE_MS + times * AWAY_MS, times + 1);
+      if (globalThis.document?.hidden && times < 2)
+        this.#hiding = setTimeout(hide, PAUSE_MS + times * AWAY_MS, times + 1);
     };
     hide(globalThis.document?.hidden ? this.#hidden : 0);
   }
@@ -408,11 +443,18 @@ export class Headcount extends EventTarget {
     const token = await ask(this.#token);
     // This tab's seed may be younger than that of the tab with the connection, which is about to know the user's id.
     if (method && !token && this.#sharing && !this.#hub && idOf(this.#base, this.#keep)?.startsWith(SEED))
-      await timely(new Promise((known) => this.addEventListener('state', () => (this.#hub || this.#state === 'open') && known(0)))).catch(() => {});
-    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
+      await timely(
+        new Promise((known) => this.addEventListener('state', () => (this.#hub || this.#state === 'open') && known(0))),
+      ).catch(() => {});
+    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) =>
+      this.#hear({ frame }),
+    );
   }
 
-  /** Leaves every page and ends the connection, until open(). Other tabs may be those of a user who has logged out: they ask. */
+  /**
+   * Leaves every page and ends the connection, until open(). Other tabs may be those of a user who has logged out: they
+   * ask.
+   */
   close() {
     this.#post?.({ user: true });
     this.#leave();
@@ -536,14 +578,22 @@ export class Headcount extends EventTarget {
     const atEnd = (/** @type {any} */ step) => signal.addEventListener('abort', step);
     /** @type {(lock: string, held: () => unknown, options?: LockOptions) => Promise<unknown>} */
     const hold = (lock, held, options = { signal }) =>
-      locks.request(lock, options, () => new Promise((release) => (signal.aborted || held() ? release(0) : atEnd(release))));
+      locks.request(
+        lock,
+        options,
+        () => new Promise((release) => (signal.aborted || held() ? release(0) : atEnd(release))),
+      );
     atEnd(() => channel.close());
     /** @type {(options?: LockOptions) => unknown} */
     const lead = (options) =>
-      hold(name, () => {
-        this.#lead();
-        channel.postMessage({ lead: this.#id });
-      }, options).catch(() => {
+      hold(
+        name,
+        () => {
+          this.#lead();
+          channel.postMessage({ lead: this.#id });
+        },
+        options,
+      ).catch(() => {
         // Another tab took the lock because this tab was asleep. Wait for the lock again.
         if (signal.aborted) return;
         this.#hub?._hangUp();
@@ -596,10 +646,16 @@ export class Headcount extends EventTarget {
   #lead() {
     this.#heard();
     /** @type {ReturnType<typeof Hub>} */
-    const hub = (this.#hub = Hub(this.#base, this.#keep, () => this.#token, (token) => this.#same(token), (word) => {
-      this.#hear(word);
-      this.#post?.(word);
-    }));
+    const hub = (this.#hub = Hub(
+      this.#base,
+      this.#keep,
+      () => this.#token,
+      (token) => this.#same(token),
+      (word) => {
+        this.#hear(word);
+        this.#post?.(word);
+      },
+    ));
     this.#tell();
   }
 
@@ -632,7 +688,10 @@ export class Headcount extends EventTarget {
   /** Finds out whether the user is another one now. Then a new connection begins, and other tabs find out, too. */
   async #identify() {
     const sharing = this.#sharing;
-    const same = await ask(this.#token).then((token) => this.#same(token), () => true);
+    const same = await ask(this.#token).then(
+      (token) => this.#same(token),
+      () => true,
+    );
     if (sharing && sharing === this.#sharing && !same) {
       this.#post?.({ user: true });
       this.#leave();
@@ -728,8 +787,10 @@ function Hub(base, keep, getToken, same, say) {
   /** @type {State} */ let state = 'idle';
   /** @type {Frame} */ let unread; // the newest number, for tabs that come later
   /** @type {string | undefined} */ let issued; // the anonymous id
-  /** @type {Map<number, Omit<Wants, 'join' | 'watch'> & {join: Set<string>, watch: Set<string>}>} */ const members = new Map();
-  /** @type {unknown} */ let expired; // a fixed token that the server called expired; another attempt with it is useless
+  /** @type {Map<number, Omit<Wants, 'join' | 'watch'> & {join: Set<string>, watch: Set<string>}>} */ const members =
+    new Map();
+  // a fixed token that the server called expired; another attempt with it is useless
+  /** @type {unknown} */ let expired;
   let toRead = false; // "read" must still be sent
 
   // Usually there is one link. There are two while a server that shuts down sends
@@ -746,7 +807,8 @@ function Hub(base, keep, getToken, same, say) {
   let refusal = ''; // why the server does not let this page in
   /** @type {any} */ let rescue; // the file of that name, once it is loaded
 
-  const all = (/** @type {'join' | 'watch'} */ kind) => new Set([...members.values()].flatMap((member) => [...member[kind]]));
+  const all = (/** @type {'join' | 'watch'} */ kind) =>
+    new Set([...members.values()].flatMap((member) => [...member[kind]]));
 
   /** The fixed token for the next attempt: a tab that has been open for long may have one that has expired. */
   const given = () => {
@@ -803,16 +865,18 @@ function Hub(base, keep, getToken, same, say) {
       ? 'open'
       : refusal
         ? 'refused'
-      : links.size || dialing
-        ? 'connecting'
-        : wanted()
-          ? 'waiting'
-          : 'idle';
+        : links.size || dialing
+          ? 'connecting'
+          : wanted()
+            ? 'waiting'
+            : 'idle';
     if (now !== state && !over) say({ state: (state = now), id: now === 'open' ? issued : '' });
   };
 
   /** Full jitter: a random time up to a bound, so that many clients do not come back at once. */
-  const backoff = () => Math.random() * (attempt++ ? (attempt < (refusal ? SOON_REFUSED : SOON) ? BACKOFF_SOON_MS : BACKOFF_MAX_MS) : BACKOFF_MS);
+  const backoff = () =>
+    Math.random() *
+    (attempt++ ? (attempt < (refusal ? SOON_REFUSED : SOON) ? BACKOFF_SOON_MS : BACKOFF_MAX_MS) : BACKOFF_MS);
 
   /** Plans the next attempt after ms. It replaces an earlier plan. */
   const later = (/** @type {number} */ ms) => {
@@ -850,7 +914,8 @@ function Hub(base, keep, getToken, same, say) {
       else if (id) address.searchParams.set('id', id);
       if (!keep) address.searchParams.set('storage', 'none');
       else if (id && base.origin === location.origin) address.searchParams.set('storage', 'partitioned'); // a frame
-      if (welcomed) address.searchParams.set('back', /** @type {any} */ (performance.now() - welcomed)); // a server that was restarted learns it from us
+      // a server that was restarted learns it from us
+      if (welcomed) address.searchParams.set('back', /** @type {any} */ (performance.now() - welcomed));
       let Socket = globalThis.WebSocket;
       if (failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
@@ -942,7 +1007,8 @@ function Hub(base, keep, getToken, same, say) {
     _set(id, wants, wake) {
       const { join, watch } = wants;
       const old = members.get(id);
-      members.set(id, { ...wants, join: new Set(join), watch: new Set([...join, ...watch]) }); // an older release sends them apart
+      // an older release sends them apart
+      members.set(id, { ...wants, join: new Set(join), watch: new Set([...join, ...watch]) });
       if (all('watch').size > MAX_PAGES && members.size > 1) {
         // Its earlier wants stay until the tab is gone from this Hub, which is soon.
         old ? members.set(id, old) : members.delete(id);
@@ -1063,7 +1129,10 @@ function Link(socket, events) {
   return link;
 }
 
-/** Whose a token is: '' of nobody, and undefined if it does not say that. @type {(token: string | undefined) => string | undefined} */
+/**
+ * Whose a token is: '' of nobody, and undefined if it does not say that.
+ * @type {(token: string | undefined) => string | undefined}
+ */
 const userOf = (token) => {
   try {
     return !token ? '' : JSON.parse(atob(token.split('.')[1].replace(/-/g, '+').replace(/_/g, '/'))).sub;
@@ -1075,7 +1144,8 @@ const userOf = (token) => {
  * calls of a first visit are those of one user.
  */
 const SEED = '0'.repeat(22) + '.';
-const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((byte) => (byte % 36).toString(36)).join('');
+const seed = () =>
+  SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((byte) => (byte % 36).toString(36)).join('');
 
 /** The shape of ids and seeds: anything else in the storage is another script's, and no server knows it. */
 const ID = /^[\w-]{22}\.[\w-]{22}$/;
@@ -1139,7 +1209,8 @@ let seenAt = ''; // ... the path under which it was first seen
 
 /** What the page's own name is made of, if not of its path. */
 const pageFrom = () =>
-  Headcount.defaults.pageFrom ?? /** @type {HTMLElement | null} */ (document.querySelector('script[data-page-from]'))?.dataset.pageFrom;
+  Headcount.defaults.pageFrom ??
+  /** @type {HTMLElement | null} */ (document.querySelector('script[data-page-from]'))?.dataset.pageFrom;
 
 /**
  * The page's own name: the path of its canonical address, readable ("/café", not
@@ -1191,7 +1262,11 @@ export class Shell extends Element {
     this.#changed();
   }
 
-  attributeChangedCallback(/** @type {string} */ _, /** @type {string | null} */ before, /** @type {string | null} */ now) {
+  attributeChangedCallback(
+    /** @type {string} */ _,
+    /** @type {string | null} */ before,
+    /** @type {string | null} */ now,
+  ) {
     if (before !== now) this.#changed();
   }
 
@@ -1249,7 +1324,10 @@ export function define(tag, element, attributes) {
 }
 
 // Another value of one of these draws the element anew; those of SAID are read when they are needed.
-const DRAWN = 'page watch server storage count-hidden key counter increment format min zero one singular two few many other'.split(' ');
+const DRAWN =
+  'page watch server storage count-hidden key counter increment format min zero one singular two few many other'.split(
+    ' ',
+  );
 const SAID = 'label announce refused all none failed'.split(' ');
 
 /**

@@ -1,4 +1,5 @@
-// The real pusher-js, in node and in Chromium, against a real server: subscribers are counted, and what is refused says so.
+// The real pusher-js, in node and in Chromium, against a real server: subscribers are counted, and what is refused says
+// so.
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 import { after, before, test } from 'node:test';
@@ -20,7 +21,15 @@ let crossSite; // a page of another site
 
 const options = (url, more) => {
   const { hostname, port } = new URL(url);
-  return { wsHost: hostname, wsPort: port, forceTLS: false, enabledTransports: ['ws', 'wss'], enableStats: false, cluster: '', ...more };
+  return {
+    wsHost: hostname,
+    wsPort: port,
+    forceTLS: false,
+    enabledTransports: ['ws', 'wss'],
+    enableStats: false,
+    cluster: '',
+    ...more,
+  };
 };
 
 before(
@@ -28,7 +37,14 @@ before(
     binary = await program();
     crossSite = await startSite(() => '<!doctype html><html lang="en"><title>Shop</title>');
     sameSite = { url: crossSite.url.replace('localhost', '127.0.0.1') };
-    server = await Server.start(binary.path, ['--pusher-key', KEY, '--allow-origins', `${crossSite.url},${sameSite.url}`, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, [
+      '--pusher-key',
+      KEY,
+      '--allow-origins',
+      `${crossSite.url},${sameSite.url}`,
+      '--shutdown-timeout',
+      '2s',
+    ]);
     cable = await startCable(server.port);
     browser = await launch();
   },
@@ -116,7 +132,9 @@ async function tab(context, site, channel, url = server.url) {
   await page.evaluate(
     ([key, options, name]) => {
       window.pusher = new window.Pusher(key, options);
-      window.pusher.subscribe(name).bind('pusher:subscription_count', (data) => (window.count = data.subscription_count));
+      window.pusher
+        .subscribe(name)
+        .bind('pusher:subscription_count', (data) => (window.count = data.subscription_count));
     },
     [KEY, options(url), channel],
   );

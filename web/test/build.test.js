@@ -23,7 +23,9 @@ test('the served files have no syntax that the oldest browsers meant do not know
   const { transform } = await import('esbuild');
   for (const name of SCRIPTS) {
     const code = await served(name);
-    const [plain, old] = await Promise.all(['esnext', ['chrome100', 'firefox100', 'safari15.4']].map((target) => transform(code, { target })));
+    const [plain, old] = await Promise.all(
+      ['esnext', ['chrome100', 'firefox100', 'safari15.4']].map((target) => transform(code, { target })),
+    );
     assert.equal(old.code, plain.code, name);
   }
 });
@@ -31,9 +33,12 @@ test('the served files have no syntax that the oldest browsers meant do not know
 test('the package has all that it needs and nothing else', async () => {
   const { stdout } = await run('npm', ['pack', '--dry-run', '--json', '--loglevel=error'], { cwd: WEB });
   const [{ files }] = JSON.parse(stdout.slice(stdout.indexOf('[\n')));
-  const names = ['headcount.d.ts', 'live-top.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map((name) => `package/${name}`);
+  const names = ['headcount.d.ts', 'live-top.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map(
+    (name) => `package/${name}`,
+  );
   assert.deepEqual(files.map((file) => file.path).sort(), ['LICENSE', 'README.md', 'package.json', ...names].sort());
-  for (const name of SCRIPTS) assert.doesNotMatch(await packed(name), /import\.meta|import\(`/, `${name} cannot be bundled`);
+  for (const name of SCRIPTS)
+    assert.doesNotMatch(await packed(name), /import\.meta|import\(`/, `${name} cannot be bundled`);
 });
 
 test('each test is run by one script', async () => {
@@ -48,6 +53,10 @@ test('promises in seconds are held by the script that runs last', async () => {
   const folder = new URL('../e2e/', import.meta.url);
   for (const name of await readdir(folder)) {
     if (!name.endsWith('.test.js') || scripts['test:clock'].includes(`e2e/${name}`)) continue;
-    assert.doesNotMatch(await readFile(new URL(name, folder), 'utf8'), /\bwithin\([A-Z\d]/, `${name} promises seconds, but does not run in test:clock`);
+    assert.doesNotMatch(
+      await readFile(new URL(name, folder), 'utf8'),
+      /\bwithin\([A-Z\d]/,
+      `${name} promises seconds, but does not run in test:clock`,
+    );
   }
 });
