@@ -287,7 +287,8 @@ func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 	c := dialShared(t, "--write-timeout=200ms")
 	// each answer may be as long as it likes, and all of them together
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
-		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil {
+		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff"+
+		"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil {
 		t.Fatal(err)
 	}
 	for i := range sharedRequests {
