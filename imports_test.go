@@ -47,7 +47,8 @@ var layers = []layer{
 	{"internal/servertest", nil}, // processes of servers for tests
 	{"internal/testkit", nil},    // what tests of all packages share
 	{"internal/mutants", nil},    // deliberate faults for the tests to find
-	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}}, // real servers for tests
+	// real servers for tests
+	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}},
 	{"counter/limit", nil}, // arithmetic
 	{"counter", []string{"presence", "hyperloglog", "counter/limit", "internal/wake"}}, // words, rules, combining
 	{"hyperloglog", nil},   // registers of kind unique
@@ -58,24 +59,41 @@ var layers = []layer{
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
-	{"counter/local", []string{"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile", "internal/rows/rowsmem"}}, // counters that one process owns alone
+	// counters that one process owns alone
+	{
+		"counter/local", []string{
+			"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile",
+			"internal/rows/rowsmem",
+		},
+	},
 	{"counter/simtest", nil}, // for simulations of counters; only tests import it
 	{"counter/countertest", []string{"counter", "counter/call", "counter/local", "hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
-	{"internal/postgres", []string{"internal/outage", "internal/tracing"}}, // a connection to PostgreSQL: what stores there are built on
+	// a connection to PostgreSQL: what stores there are built on
+	{"internal/postgres", []string{"internal/outage", "internal/tracing"}},
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
 	{"counter/exactpg", []string{"counter", "hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
 	{"counter/routed", []string{ // exact counters beside those of owners
-		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/rows/rowspg",
+		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres",
+		"internal/rows", "internal/rows/rowspg",
 		"internal/rows/rowstier",
 	}},
-	{"counter/region", []string{"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake"}},
-	{"counter/owners", []string{"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring"}},
+	{
+		"counter/region", []string{
+			"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake",
+		},
+	},
+	{
+		"counter/owners", []string{
+			"counter/call", "counter/link", "counter/owner", "internal/rows", "internal/wake", "presence/ring",
+		},
+	},
 	{"counter/cluster", []string{ // the counters of a cluster, in a process
-		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "counter/region", "counter/routed",
+		"counter", "counter/call", "counter/link", "counter/owner", "counter/owners", "counter/region",
+		"counter/routed",
 		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence",
 	}},
 	{"counter/transfer", []string{ // exports, and the stores that they are of
@@ -84,8 +102,14 @@ var layers = []layer{
 	}},
 	{"counter/pipeline", []string{"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed", "internal/wake"}}, // opens the counters of a process
 	{"scripts", nil},
-	{"internal/outage", []string{"internal/wake"}}, // what the log says of something that is away, and when it is tried again
-	{"internal/redisconn", []string{"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
+	// what the log says of something that is away, and when it is tried again
+	{"internal/outage", []string{"internal/wake"}},
+	// a connection to Redis: what stores there are built on
+	{
+		"internal/redisconn", []string{
+			"internal/outage", "internal/wake", "internal/setting", "scripts", "internal/tracing",
+		},
+	},
 	{"web", nil},
 	{"deploy", nil}, // tests alone
 	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "hyperloglog"}},
@@ -108,7 +132,8 @@ var layers = []layer{
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
 	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},     // the table of calls, and their answers
 	{"gateway/counterapi", []string{ // the calls of counters that last
-		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity", "gateway/httppolicy",
+		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity",
+		"gateway/httppolicy",
 		"internal/machine", "internal/outage", "internal/tracing", "internal/wake",
 	}},
 	{"gateway/openapi", []string{"counter", "gateway/calls"}}, // describes calls and frames
@@ -122,9 +147,16 @@ var layers = []layer{
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
-	{"internal/bench", []string{"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redisconn", "internal/redistest", "internal/servertest"}}, // runs the program
-	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},                                                               // runs the program
-	{"cmd/headcount/flags", []string{"counter", "internal/setting"}},                                                                                                      // a command line into structs
+	// runs the program
+	{
+		"internal/bench", []string{
+			"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redisconn",
+			"internal/redistest", "internal/servertest",
+		},
+	},
+	// runs the program
+	{"internal/attack", []string{"client", "internal/benchenv", "internal/servertest", "internal/testkit"}},
+	{"cmd/headcount/flags", []string{"counter", "internal/setting"}}, // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}},  // a black box client
 	{"internal/histories", []string{"client"}}, // another one, whose answers a checker judges
@@ -174,7 +206,9 @@ func wrongImports(graph map[string][]string) []string {
 		}
 		for _, path := range imports {
 			imported, ok := ours(path)
-			if !ok || layers[i].fits(imported) || slices.ContainsFunc(layers[i].may, func(p string) bool { return fits(p, imported) }) {
+			if !ok || layers[i].fits(imported) || slices.ContainsFunc(layers[i].may, func(p string) bool {
+				return fits(p, imported)
+			}) {
 				continue
 			}
 			wrong = append(wrong, fmt.Sprintf("%s imports %s", pkg, imported))

@@ -292,8 +292,8 @@ func (r reader) resolve(e ast.Expr) (n name, ok bool) {
 }
 
 // leaves returns the names through which a test comes to something that a pure test may not have. It is empty for a
-// test that is pure. What the product itself does is not looked at. A local name counts as the function of the package that
-// has the same name: rename it.
+// test that is pure. What the product itself does is not looked at. A local name counts as the function of the package
+// that has the same name: rename it.
 func (p *program) leaves(test name) (way []string) {
 	type place struct {
 		name
@@ -446,7 +446,10 @@ func TestWrongKindsAreFound(t *testing.T) {
 			type S struct{ t *T }
 			type T struct{}
 			func (*T) f() { time.Sleep(1) }`, "p.S, p.T, time.Sleep"},
-		"through a package":         {`func TestX(t *testing.T) { presencetest.Run() }`, "presencetest.Run, presence/presencetest.wait, time.Sleep"},
+		"through a package": {
+			`func TestX(t *testing.T) { presencetest.Run() }`,
+			"presencetest.Run, presence/presencetest.wait, time.Sleep",
+		},
 		"another name of a package": {`func TestX(t *testing.T) { presencetest.Count() }`, ""},
 		"sleep in a bubble": {`func TestX(t *testing.T) { synctest.Test(t, func(t *testing.T) { f() }) }
 			func f() { time.Sleep(1) }`, ""},
@@ -461,7 +464,9 @@ func TestWrongKindsAreFound(t *testing.T) {
 			func (*T) f() { time.Sleep(1) }`, ""},
 		"a function beside a bubble": {`func TestX(t *testing.T) { f := func() { time.Sleep(1) }
 			synctest.Test(t, func(t *testing.T) { f() }) }`, ""},
-		"a function without a bubble":  {`func TestX(t *testing.T) { f := func() { time.Sleep(1) }; f() }`, "time.Sleep"},
+		"a function without a bubble": {
+			`func TestX(t *testing.T) { f := func() { time.Sleep(1) }; f() }`, "time.Sleep",
+		},
 		"a server that listens":        {`func TestServerX(t *testing.T) { net.Listen("tcp", "") }`, ""},
 		"a clock that is read":         {`func TestClockX(t *testing.T) { time.Sleep(1) }`, ""},
 		"a server without a server":    {`func TestServerX(t *testing.T) { time.Now() }`, "is pure"},

@@ -359,7 +359,9 @@ type Entry struct {
 
 // Ledger returns up to limit entries after the entry numbered after, oldest first. next is 0 on
 // the last page; otherwise it is the value of after for the next page.
-func (a *API) Ledger(ctx context.Context, key string, after uint64, limit int) (entries []Entry, next uint64, err error) {
+func (a *API) Ledger(
+	ctx context.Context, key string, after uint64, limit int,
+) (entries []Entry, next uint64, err error) {
 	var page struct {
 		Entries []Entry `json:"entries"`
 		Next    uint64  `json:"next"`

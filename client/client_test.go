@@ -140,12 +140,17 @@ func isCount(page string, n int64) func(Update) bool {
 }
 
 func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
-	const join, subscribe, counters = `{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["*"]}`, `{"type":"subscribe","counters":["likes:1"]}`
+	const (
+		join      = `{"type":"join","page":"p"}`
+		subscribe = `{"type":"subscribe","pages":["*"]}`
+		counters  = `{"type":"subscribe","counters":["likes:1"]}`
+	)
 	s := newScript(t,
 		func(s *stage) {
 			s.hear(subscribe, counters, join)
 			s.count("p", 1, "5-1")
-			s.say(`{"type":"counter","key":"likes:1","kind":"members","value":7,"updated_at":null,"version":"1-1","exact":true}`)
+			s.say(`{"type":"counter","key":"likes:1","kind":"members","value":7,"updated_at":null,"version":"1-1",` +
+				`"exact":true}`)
 			s.say(`{"type":"unread","count":4}`)
 			s.say(`{"type":"error","code":"bad_page","message":"no","page":"q"}`)
 			s.say(`{"type":"something new"}`)
@@ -158,7 +163,10 @@ func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 	c.Subscribe("*")
 	c.SubscribeCounters("likes:1")
 	ctx := start(t, c)
-	await(t, ctx, c, "the first connection", func(u Update) bool { s, ok := u.(Status); return ok && s.Connected && s.User == "u" })
+	await(t, ctx, c, "the first connection", func(u Update) bool {
+		s, ok := u.(Status)
+		return ok && s.Connected && s.User == "u"
+	})
 	await(t, ctx, c, "the fault", func(u Update) bool { return u == Fault{"bad_page", "no", "q", ""} })
 	if n, _ := c.Count("p"); n.Count != 1 {
 		t.Errorf("count %+v", n)
@@ -171,7 +179,8 @@ func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 	await(t, ctx, c, "the refusal", func(u Update) bool {
 		s, _ := u.(Status)
 		refusal, ok := errors.AsType[*Error](s.Err)
-		return ok && refusal.Status == http.StatusForbidden && refusal.Detail == "not yet" && refusal.RetryAfter == 3*time.Second
+		return ok && refusal.Status == http.StatusForbidden && refusal.Detail == "not yet" &&
+			refusal.RetryAfter == 3*time.Second
 	})
 	s.parts <- func(s *stage) { // only now: its status would replace the refusal
 		s.hear(subscribe, counters, join)
@@ -267,7 +276,8 @@ func TestServerAReconnectFrameIsObeyed(t *testing.T) {
 			s.say(`{"type":"reconnect","after_ms":20}`)
 			<-second
 			// An old connection says nothing new. The client may have closed it.
-			_ = s.ws.Write(s.ctx, websocket.MessageText, []byte(`{"type":"count","page":"p","count":7,"updated_at":null,"version":"1-7"}`))
+			_ = s.ws.Write(s.ctx, websocket.MessageText,
+				[]byte(`{"type":"count","page":"p","count":7,"updated_at":null,"version":"1-7"}`))
 			s.stay()
 		},
 		func(s *stage) {
@@ -332,7 +342,8 @@ func TestServerSilenceEndsAConnection(t *testing.T) {
 	defer func(d time.Duration) { maxSilence = d }(maxSilence)
 	maxSilence = 50 * time.Millisecond
 	second := make(chan struct{}) // which may end before it can say anything
-	s := newScript(t, func(s *stage) { s.hear(`{"type":"heartbeat"}`); s.stay() }, func(s *stage) { close(second); s.stay() })
+	s := newScript(t, func(s *stage) { s.hear(`{"type":"heartbeat"}`); s.stay() },
+		func(s *stage) { close(second); s.stay() })
 	ctx := start(t, New(Config{URL: s.URL}))
 	select {
 	case <-second:
@@ -380,7 +391,9 @@ func calls(t *testing.T, status int, header, body string) (*API, *string) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		in, _ := io.ReadAll(r.Body)
 		*asked = strings.TrimSpace(fmt.Sprint(r.Method, " ", r.URL.RequestURI(), " ", string(in)))
-		for _, name := range []string{"X-API-Key", "Headcount-Id", "Headcount-Site", "Authorization", "Idempotency-Key"} {
+		for _, name := range []string{
+			"X-API-Key", "Headcount-Id", "Headcount-Site", "Authorization", "Idempotency-Key",
+		} {
 			if v := r.Header.Get(name); v != "" {
 				*asked += " " + v
 			}
@@ -398,21 +411,34 @@ func calls(t *testing.T, status int, header, body string) (*API, *string) {
 var errSeen = errors.New("seen")
 
 func TestServerCalls(t *testing.T) {
-	const page, counter, signed = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`, `{"key":"n/1","kind":"sum","value":5,"version":"1-2","member":true}`, " key id site Bearer token"
+	const page, counter, signed = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`, `{"key":"n/1",` +
+		`"kind":"sum","value":5,"version":"1-2","member":true}`, " key id site Bearer token"
 	for _, tc := range []struct {
 		answer string
 		call   func(context.Context, *API) (any, error)
 		asks   string
 		want   string
 	}{
-		{page, func(ctx context.Context, a *API) (any, error) { c, err := a.Count(ctx, "a/b"); return c.Count, err }, "GET /a%2Fb/counter", "3"},
+		{page, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Count(ctx, "a/b")
+			return c.Count, err
+		}, "GET /a%2Fb/counter", "3"},
 		{`{"counters":[` + page + `]}`, func(ctx context.Context, a *API) (any, error) {
 			c, err := a.Counts(ctx, "a/b", "*")
 			return len(c), err
 		}, "GET /-/counters?page=a%2Fb&page=%2A", "1"},
-		{page, func(ctx context.Context, a *API) (any, error) { _, id, err := a.Hold(ctx, "a/b"); return id, err }, `PUT /a%2Fb/counter {"action":"increment"}`, "new.id"},
-		{page, func(ctx context.Context, a *API) (any, error) { c, err := a.Release(ctx, "a/b"); return c.Version, err }, `PUT /a%2Fb/counter {"action":"decrement"}`, "1-2"},
-		{counter, func(ctx context.Context, a *API) (any, error) { c, err := a.Exact(ctx, "n/1"); return c.Value, err }, "GET /api/v1/counters/n%2F1/exact", "5"},
+		{page, func(ctx context.Context, a *API) (any, error) {
+			_, id, err := a.Hold(ctx, "a/b")
+			return id, err
+		}, `PUT /a%2Fb/counter {"action":"increment"}`, "new.id"},
+		{page, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Release(ctx, "a/b")
+			return c.Version, err
+		}, `PUT /a%2Fb/counter {"action":"decrement"}`, "1-2"},
+		{counter, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Exact(ctx, "n/1")
+			return c.Value, err
+		}, "GET /api/v1/counters/n%2F1/exact", "5"},
 		{counter, func(ctx context.Context, a *API) (any, error) {
 			c, err := a.Once("o").Increment(ctx, "n/1", 2)
 			return c.Replayed, err
@@ -469,7 +495,9 @@ func TestServerCalls(t *testing.T) {
 		{`{"allowed":true,"limit":9,"remaining":9,"reset_after_ms":0}`, func(ctx context.Context, a *API) (any, error) {
 			return a.LookAtLimit(ctx, "l", Limit{Limit: 9, Window: time.Minute, Cost: 3})
 		}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","cost":0}`, "{true 9 9 0s}"},
-		{"", func(ctx context.Context, a *API) (any, error) { return nil, a.ForgetLimit(ctx, "l") }, "DELETE /api/v1/limits/l", "<nil>"},
+		{"", func(ctx context.Context, a *API) (any, error) {
+			return nil, a.ForgetLimit(ctx, "l")
+		}, "DELETE /api/v1/limits/l", "<nil>"},
 		{"event: counter\nid: 1-2\ndata: " + counter + "\n\n", func(ctx context.Context, a *API) (any, error) {
 			n := int64(0)
 			err := a.CounterEvents(ctx, "n/1", func(c Counter) error { n = c.Value; return nil })
@@ -478,20 +506,22 @@ func TestServerCalls(t *testing.T) {
 			}
 			return n, err
 		}, "GET /api/v1/counters/n%2F1/events", "5"},
-		{`{"users":[{"user":"a","online":true,"since":"2030-10-10T12:11:42Z","pages":2},{"user":"b","online":false}]}`, func(ctx context.Context, a *API) (any, error) {
-			u, err := a.Users(ctx, "a", "b", "a")
-			return fmt.Sprint(u[0].Pages, u[1].Online, u[1].LastSeen.IsZero()), err
-		}, "GET /-/users?user=a&user=b&user=a", "2 false true"},
+		{`{"users":[{"user":"a","online":true,"since":"2030-10-10T12:11:42Z","pages":2},{"user":"b","online":false}]}`,
+			func(ctx context.Context, a *API) (any, error) {
+				u, err := a.Users(ctx, "a", "b", "a")
+				return fmt.Sprint(u[0].Pages, u[1].Online, u[1].LastSeen.IsZero()), err
+			}, "GET /-/users?user=a&user=b&user=a", "2 false true"},
 		{"event: user\ndata: {\"user\":\"a\",\"online\":true}\n\n", func(ctx context.Context, a *API) (any, error) {
 			var seen User
 			err := a.UserEvents(ctx, func(u User) error { seen = u; return errSeen }, "a")
 			return fmt.Sprint([]any{seen.User, seen.Online, errors.Is(err, errSeen)}), nil
 		}, "GET /-/users/events?user=a", "[a true true]"},
-		{"event: top\ndata: {\"top\":[{\"page\":\"p\",\"users\":3}],\"stale\":true}\n\n", func(ctx context.Context, a *API) (any, error) {
-			var top TopPages
-			err := a.TopEvents(ctx, 5, func(l TopPages) error { top = l; return errSeen })
-			return fmt.Sprint(top, errors.Is(err, errSeen)), nil
-		}, "GET /-/top/events?n=5", "{[{p 3}] true} true"},
+		{"event: top\ndata: {\"top\":[{\"page\":\"p\",\"users\":3}],\"stale\":true}\n\n",
+			func(ctx context.Context, a *API) (any, error) {
+				var top TopPages
+				err := a.TopEvents(ctx, 5, func(l TopPages) error { top = l; return errSeen })
+				return fmt.Sprint(top, errors.Is(err, errSeen)), nil
+			}, "GET /-/top/events?n=5", "{[{p 3}] true} true"},
 	} {
 		header := "Idempotent-Replay: true"
 		if strings.HasPrefix(tc.asks, "PUT /a") {
@@ -499,21 +529,25 @@ func TestServerCalls(t *testing.T) {
 		}
 		api, asked := calls(t, http.StatusOK, header, tc.answer)
 		got, err := tc.call(t.Context(), api)
-		if asks := strings.TrimSuffix(strings.TrimSuffix(*asked, " o"), signed); err != nil || asks != tc.asks || fmt.Sprint(got) != tc.want {
+		if asks := strings.TrimSuffix(strings.TrimSuffix(*asked, " o"), signed); err != nil || asks != tc.asks ||
+			fmt.Sprint(got) != tc.want {
 			t.Errorf("asked %q, got %v, %v; want %q and %s", *asked, got, err, tc.asks, tc.want)
 		}
 	}
 }
 
 func TestServerRefusalsAreErrors(t *testing.T) {
-	api, _ := calls(t, http.StatusConflict, "", `{"type":"about:blank","title":"Conflict","status":409,"detail":"the floor","key":"stock:1","value":2}`)
+	api, _ := calls(t, http.StatusConflict, "",
+		`{"type":"about:blank","title":"Conflict","status":409,"detail":"the floor","key":"stock:1","value":2}`)
 	_, err := api.Decrement(t.Context(), "stock:1", 5)
-	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 409 || e.Key != "stock:1" || e.Value != 2 || e.Temporary() || e.Error() != "status 409: Conflict: the floor" {
+	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 409 || e.Key != "stock:1" || e.Value != 2 ||
+		e.Temporary() || e.Error() != "status 409: Conflict: the floor" {
 		t.Errorf("Decrement = %v", err)
 	}
 	api, _ = calls(t, http.StatusServiceUnavailable, "Retry-After: 2", "a proxy's page")
 	_, err = api.Counter(t.Context(), "n")
-	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 503 || e.RetryAfter != 2*time.Second || !e.Temporary() || e.Detail != "a proxy's page" {
+	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 503 || e.RetryAfter != 2*time.Second || !e.Temporary() ||
+		e.Detail != "a proxy's page" {
 		t.Errorf("Counter = %v", err)
 	}
 	api, _ = calls(t, http.StatusTooManyRequests, "", `{"allowed":false,"limit":9,"remaining":0,"reset_after_ms":10}`)
@@ -521,10 +555,14 @@ func TestServerRefusalsAreErrors(t *testing.T) {
 		t.Errorf("Limit = %+v, %v", v, err)
 	}
 	api, _ = calls(t, http.StatusTooManyRequests, "", `{"title":"slow down"}`)
-	if _, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err == nil || !err.(*Error).Temporary() {
+	if _, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err == nil ||
+		!err.(*Error).Temporary() {
 		t.Errorf("Limit = %v", err)
 	}
-	for _, answer := range []string{"", "[]", `{"key":"another","value":1,"version":"1-1"}`, `{"key":"n","value":1.5,"version":"1-1"}`, `{"key":"n","value":1,"version":"1"}`} {
+	for _, answer := range []string{
+		"", "[]", `{"key":"another","value":1,"version":"1-1"}`, `{"key":"n","value":1.5,"version":"1-1"}`,
+		`{"key":"n","value":1,"version":"1"}`,
+	} {
 		api, _ = calls(t, http.StatusOK, "", answer)
 		if c, err := api.Counter(t.Context(), "n"); !errors.Is(err, ErrFrame) {
 			t.Errorf("Counter of %s = %+v, %v", answer, c, err)

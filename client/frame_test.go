@@ -14,18 +14,39 @@ func TestParseFrame(t *testing.T) {
 	at := time.Date(2030, 10, 10, 12, 11, 42, 0, time.UTC)
 	yes := true
 	for msg, want := range map[string]Frame{
-		`{"type":"count","page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"7-8"}`: {Type: "count", Count: Count{Page: "p", Count: 12, UpdatedAt: at, Version: Version{7, 8}}},
-		`{"type":"count","page":"*","count":-1,"updated_at":null,"version":"0-0","stale":true}`:      {Type: "count", Count: Count{Page: "*", Count: -1, Stale: true}},
-		`{ "type" : "count", "page": "\u00e9\"", "count": 100, "new": [1, {}], "version": "1-1"}`:    {Type: "count", Count: Count{Page: `é"`, Count: 100, Version: Version{1, 1}}},
-		`{"type":"count","page":"p","count":1,"version":"1-1","stale":true,"stale_regions":["eu"]}`:  {Type: "count", Count: Count{Page: "p", Count: 1, Version: Version{1, 1}, Stale: true, StaleRegions: []string{"eu"}}},
-		`{"type":"counter","key":"likes:1","kind":"members","value":9007199254740993,"updated_at":null,"version":"1-2","exact":true,"mine":true,"member":true}`: {
-			Type: "counter", Counter: Counter{Key: "likes:1", Kind: "members", Value: 1<<53 + 1, Version: Version{1, 2}, Exact: true, Mine: true, Member: &yes}},
-		`{"type":"unread","count":3}`:                                                      {Type: "unread", Unread: 3},
-		`{"type":"welcome","user":"u","id":"u.s","heartbeat_ms":15000}`:                    {Type: "welcome", User: "u", ID: "u.s", Heartbeat: 15 * time.Second},
-		`{"type":"reconnect","after_ms":12}`:                                               {Type: "reconnect", After: 12 * time.Millisecond},
-		`{"type":"error","code":"bad_page","message":"over 128","page":"é"}`:               {Type: "error", Code: "bad_page", Message: "over 128", Page: "é"},
-		`{"type":"error","code":"forbidden","message":"not open","counter":"n","new":1.5}`: {Type: "error", Code: "forbidden", Message: "not open", Key: "n"},
-		`{"type":"heartbeat"}`:                                                             {Type: "heartbeat"},
+		`{"type":"count","page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"7-8"}`: {
+			Type: "count", Count: Count{Page: "p", Count: 12, UpdatedAt: at, Version: Version{7, 8}},
+		},
+		`{"type":"count","page":"*","count":-1,"updated_at":null,"version":"0-0","stale":true}`: {
+			Type: "count", Count: Count{Page: "*", Count: -1, Stale: true},
+		},
+		`{ "type" : "count", "page": "\u00e9\"", "count": 100, "new": [1, {}], "version": "1-1"}`: {
+			Type: "count", Count: Count{Page: `é"`, Count: 100, Version: Version{1, 1}},
+		},
+		`{"type":"count","page":"p","count":1,"version":"1-1","stale":true,"stale_regions":["eu"]}`: {
+			Type: "count", Count: Count{
+				Page: "p", Count: 1, Version: Version{1, 1}, Stale: true, StaleRegions: []string{"eu"},
+			},
+		},
+		`{"type":"counter","key":"likes:1","kind":"members","value":9007199254740993,"updated_at":null,` +
+			`"version":"1-2","exact":true,"mine":true,"member":true}`: {
+			Type: "counter", Counter: Counter{
+				Key: "likes:1", Kind: "members", Value: 1<<53 + 1, Version: Version{1, 2}, Exact: true, Mine: true,
+				Member: &yes,
+			}},
+		`{"type":"unread","count":3}`: {Type: "unread", Unread: 3},
+		`{"type":"welcome","user":"u","id":"u.s","heartbeat_ms":15000}`: {
+			Type: "welcome", User: "u", ID: "u.s", Heartbeat: 15 * time.Second,
+		},
+		`{"type":"reconnect","after_ms":12}`: {Type: "reconnect",
+			After: 12 * time.Millisecond},
+		`{"type":"error","code":"bad_page","message":"over 128","page":"é"}`: {
+			Type: "error", Code: "bad_page", Message: "over 128", Page: "é",
+		},
+		`{"type":"error","code":"forbidden","message":"not open","counter":"n","new":1.5}`: {
+			Type: "error", Code: "forbidden", Message: "not open", Key: "n",
+		},
+		`{"type":"heartbeat"}`: {Type: "heartbeat"},
 	} {
 		var got Frame
 		if err := ParseFrame([]byte(msg), &got); err != nil || !reflect.DeepEqual(got, want) {
@@ -33,10 +54,14 @@ func TestParseFrame(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{
-		"", "{}", "[]", "null", `{"type":1}`, `{"type":"count","page":"p","count":"1","version":"1-1"}`, `{"type":"count","page":"p","count":1e2,"version":"1-1"}`,
-		`{"type":"count","page":"p","count":1,"version":"1-1"} x`, `{"type":"count","page":"p","count":1,"version":"1-1",}`, `{"type":"count","page":"p","count":1}`,
-		`{"type":"count","page":"p","version":"1-1"}`, `{"type":"count","count":1,"version":"1-1"}`, `{"type":"count","page":"p","count":1,"version":"1"}`,
-		`{"type":"counter","key":"k","version":"1-1"}`, `{"type":"counter","key":"k","value":1.5,"version":"1-1"}`, `{"type":"welcome"}`, `{"type":"unread"}`,
+		"", "{}", "[]", "null", `{"type":1}`, `{"type":"count","page":"p","count":"1","version":"1-1"}`,
+		`{"type":"count","page":"p","count":1e2,"version":"1-1"}`,
+		`{"type":"count","page":"p","count":1,"version":"1-1"} x`,
+		`{"type":"count","page":"p","count":1,"version":"1-1",}`, `{"type":"count","page":"p","count":1}`,
+		`{"type":"count","page":"p","version":"1-1"}`, `{"type":"count","count":1,"version":"1-1"}`,
+		`{"type":"count","page":"p","count":1,"version":"1"}`,
+		`{"type":"counter","key":"k","version":"1-1"}`, `{"type":"counter","key":"k","value":1.5,"version":"1-1"}`,
+		`{"type":"welcome"}`, `{"type":"unread"}`,
 	} {
 		var got Frame
 		if err := ParseFrame([]byte(bad), &got); !errors.Is(err, ErrFrame) {

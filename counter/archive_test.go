@@ -26,7 +26,9 @@ type counting struct {
 	late    int64 // a time bucket that somebody comes to late; 0: nobody
 }
 
-func (c *counting) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+func (c *counting) History(
+	ctx context.Context, key string, step time.Duration, from, to int64,
+) (counter.Counter, []counter.Gain, error) {
 	is, gains, err := c.Store.History(ctx, key, step, from, to)
 	c.records += len(gains)
 	for i := range gains {
@@ -73,8 +75,8 @@ func ask(t rapid.TB, a *counter.Archive, key string, q counter.Question) counter
 	return out
 }
 
-// TestArchive: whatever is asked, in whatever order, while members come, counters are deleted and regions are silent, an
-// archive answers as the store does.
+// TestArchive: whatever is asked, in whatever order, while members come, counters are deleted and regions are silent,
+// an archive answers as the store does.
 func TestArchive(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(*testing.T) {
@@ -86,7 +88,9 @@ func TestArchive(t *testing.T) {
 				if rapid.Bool().Draw(rt, "window") {
 					return archived.Window(time.Duration(rapid.IntRange(1, 30*24*60).Draw(rt, "last"))*time.Minute, now)
 				}
-				each := rapid.SampledFrom([]time.Duration{0, time.Minute, 5 * time.Minute, 45 * time.Minute, time.Hour, 7 * time.Hour, 24 * time.Hour}).Draw(rt, "step")
+				each := rapid.SampledFrom([]time.Duration{
+					0, time.Minute, 5 * time.Minute, 45 * time.Minute, time.Hour, 7 * time.Hour, 24 * time.Hour,
+				}).Draw(rt, "step")
 				var from, to time.Time
 				if rapid.Bool().Draw(rt, "from") {
 					from = now.Add(-time.Duration(rapid.IntRange(1, 29*24*60).Draw(rt, "ago")) * time.Minute)
@@ -116,7 +120,8 @@ func TestArchive(t *testing.T) {
 						store.stale = false
 					}
 					want := direct(rt, store, key, q)
-					if got := ask(rt, archive, key, q); got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
+					if got := ask(rt, archive, key, q); got.Total != want.Total ||
+						!slices.Equal(got.Values, want.Values) {
 						rt.Fatalf("%+v: %d %v\nwant %d %v", q, got.Total, got.Values, want.Total, want.Values)
 					}
 				}
@@ -125,7 +130,8 @@ func TestArchive(t *testing.T) {
 	})
 }
 
-// TestArchiveForgets: a deleted counter takes along what was remembered of it, and what a region was missing in is read again.
+// TestArchiveForgets: a deleted counter takes along what was remembered of it, and what a region was missing in is read
+// again.
 func TestArchiveForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &counting{Store: countertest.InMemory(t, nil), stale: true}
@@ -166,12 +172,14 @@ func TestArchiveForgets(t *testing.T) {
 	})
 }
 
-// TestArchiveReadsLittle: once it was asked, no answer reads more than about 200 records, however long the time is. What
-// came late is seen an hour later.
+// TestArchiveReadsLittle: once it was asked, no answer reads more than about 200 records, however long the time is.
+// What came late is seen an hour later.
 func TestArchiveReadsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now
-		rule := &counter.Rule{Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Hour, Kept: 90 * 24 * time.Hour}}}
+		rule := &counter.Rule{
+			Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Hour, Kept: 90 * 24 * time.Hour}},
+		}
 		store := &counting{Store: countertest.InMemory(t, nil)}
 		defer store.Close()
 		see := func(member string) {
@@ -195,14 +203,17 @@ func TestArchiveReadsLittle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for what, q := range map[string]counter.Question{"90 days": window, "1,440 hours": hours, "each of 90 days": days} {
+		for what, q := range map[string]counter.Question{
+			"90 days": window, "1,440 hours": hours, "each of 90 days": days,
+		} {
 			for _, most := range []int{2200, 200} {
 				store.records = 0
 				got, _, err := archive.Ask(t.Context(), rule, "u:1", q)
 				if err != nil || store.records > most {
 					t.Errorf("%s: %d records were read, want at most %d, %v", what, store.records, most, err)
 				}
-				if want := direct(t, store, "u:1", q); got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
+				if want := direct(t, store, "u:1", q); got.Total != want.Total ||
+					!slices.Equal(got.Values, want.Values) {
 					t.Errorf("%s: %+v, want %+v", what, got, want)
 				}
 			}

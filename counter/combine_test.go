@@ -107,7 +107,8 @@ func TestExactCountersApart(t *testing.T) {
 				t.Errorf("%d: %v", i, r.Err)
 			}
 		}
-		if len(g.writes) != 3 || len(g.writes[1]) != 1 || g.writes[1][0].Changes[0].Key != "s:1" || len(g.writes[2]) != 2 {
+		if len(g.writes) != 3 || len(g.writes[1]) != 1 || g.writes[1][0].Changes[0].Key != "s:1" ||
+			len(g.writes[2]) != 2 {
 			t.Errorf("%+v", g.writes)
 		}
 		if s, e := value(t, g, "s:1"), value(t, g, "e:1"); s != 1 || e != 2 {
@@ -120,7 +121,8 @@ func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
 		results := gather(t, g, c, add(sum, "s:1", 1),
-			add(sum, "s:1", 2), add(sum, "s:1", 3), add(sum, "s:2", 7), add(sum, "s:1", -1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(sum, "s:1", 4))
+			add(sum, "s:1", 2), add(sum, "s:1", 3), add(sum, "s:2", 7), add(sum, "s:1", -1), add(exact, "e:1", 1),
+			add(exact, "e:1", 1), add(sum, "s:1", 4))
 		if len(g.writes) != 2 || len(g.writes[1]) != 5 {
 			t.Fatalf("%d writes, the second %+v", len(g.writes), g.writes[1])
 		}
@@ -133,7 +135,8 @@ func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 			}
 		}
 		for i, least := range []int64{1, 3, 6, 7, 5, 1, 2, 9} { // the own change is in it
-			if got := results[i].Counters[0].Value; got < least && i != 4 || results[i].Counters[0].Version.Sequence == 0 {
+			if got := results[i].Counters[0].Value; got < least && i != 4 ||
+				results[i].Counters[0].Version.Sequence == 0 {
 				t.Errorf("%d: %+v", i, results[i])
 			}
 		}
@@ -149,8 +152,11 @@ func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 func TestOrderIsKeptAroundWhatCannotBeMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
-		reset := counter.Op{Changes: []counter.Change{{Key: "s:1", Rule: sum, Verb: counter.Reset, Reason: "r", By: "b"}}}
-		gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:1", 5), add(sum, "s:1", 5), reset, add(sum, "s:1", 2), add(sum, "s:1", 2))
+		reset := counter.Op{
+			Changes: []counter.Change{{Key: "s:1", Rule: sum, Verb: counter.Reset, Reason: "r", By: "b"}},
+		}
+		gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:1", 5), add(sum, "s:1", 5), reset, add(sum, "s:1", 2),
+			add(sum, "s:1", 2))
 		if got := value(t, g, "s:1"); got != 4 || len(g.writes[1]) != 3 {
 			t.Errorf("s:1 is %d after %+v", got, g.writes[1])
 		}
@@ -184,9 +190,11 @@ func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 func TestQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{QueueSize: 3})
-		results := gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1))
+		results := gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1),
+			add(exact, "e:1", 1))
 		for i, r := range results {
-			if busy := errors.Is(r.Err, counter.ErrBusy); busy != (i == 4) || busy && !errors.Is(r.Err, counter.ErrUnavailable) {
+			if busy := errors.Is(r.Err, counter.ErrBusy); busy != (i == 4) || busy &&
+				!errors.Is(r.Err, counter.ErrUnavailable) {
 				t.Errorf("%d: %v", i, r.Err)
 			}
 		}
@@ -202,8 +210,12 @@ func TestQueueIsBounded(t *testing.T) {
 func TestWritesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{Batch: 2})
-		many := counter.Op{Changes: slices.Concat(add(exact, "e:1", 1).Changes, add(exact, "e:2", 1).Changes, add(exact, "e:3", 1).Changes)}
-		gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), many, add(exact, "e:1", 1))
+		many := counter.Op{
+			Changes: slices.Concat(add(exact, "e:1", 1).Changes, add(exact, "e:2", 1).Changes,
+				add(exact, "e:3", 1).Changes),
+		}
+		gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), many,
+			add(exact, "e:1", 1))
 		var sizes []int
 		for _, w := range g.writes {
 			sizes = append(sizes, len(w))
@@ -300,7 +312,8 @@ func TestASilentStoreIsGivenUp(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{WriteTimeout: time.Second})
 		g.shut = make(chan struct{})
 		began := time.Now()
-		if r := c.Do(t.Context(), add(sum, "s:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) || time.Since(began) != time.Second {
+		if r := c.Do(t.Context(), add(sum, "s:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) ||
+			time.Since(began) != time.Second {
 			t.Errorf("%+v after %s", r, time.Since(began))
 		}
 		g.mu.Lock()

@@ -198,7 +198,9 @@ func (c Copy) MarshalJSON() ([]byte, error) {
 	}
 
 	for _, e := range c.Ledger {
-		j.Ledger = append(j.Ledger, entryJSON{e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By})
+		j.Ledger = append(j.Ledger, entryJSON{
+			e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By,
+		})
 	}
 	for _, r := range c.Reservations {
 		j.Reservations = append(j.Reservations, reservationJSON{r.ID, r.Amount, r.Until})

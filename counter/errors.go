@@ -15,8 +15,8 @@ var (
 	ErrOp = errors.New("bad operation")
 )
 
-// ErrMalformed means that the store has data which no program of ours wrote so. Nothing was changed. It is an ErrUnavailable,
-// because somebody can delete the data, but says what is the matter.
+// ErrMalformed means that the store has data which no program of ours wrote so. Nothing was changed. It is an
+// ErrUnavailable, because somebody can delete the data, but says what is the matter.
 var ErrMalformed error = malformed{}
 
 type malformed struct{}
@@ -33,8 +33,8 @@ type FormatError struct {
 // Error says what to do.
 func (e *FormatError) Error() string {
 	return fmt.Sprintf("the counters in this Redis are of another release (their format is %q, this one knows %d); "+
-		"end all processes, then carry the counters over: \"headcount export --redis URL --file FILE\" of the release that "+
-		"wrote them, then \"headcount import --redis URL --file FILE\" of this one", e.Theirs, e.Ours)
+		"end all processes, then carry the counters over: \"headcount export --redis URL --file FILE\" of the "+
+		"release that wrote them, then \"headcount import --redis URL --file FILE\" of this one", e.Theirs, e.Ours)
 }
 
 // The conflicts. An operation with a conflict changes nothing and is not remembered.

@@ -227,7 +227,8 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 		return Question{}, fmt.Errorf("%w: from is not before to; swap them", ErrTime)
 	}
 	if n := last - first; n > MaxPoints {
-		return Question{}, fmt.Errorf("%w: that is %d points; ask for at most %d, in longer steps", ErrTime, n, MaxPoints)
+		return Question{}, fmt.Errorf("%w: that is %d points; ask for at most %d, in longer steps",
+			ErrTime, n, MaxPoints)
 	}
 
 	return rule.question(first, last, each, now)
@@ -282,7 +283,8 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 		}
 	}
 
-	return Question{}, fmt.Errorf("%w: last: %s is longer than is kept (%s)", ErrTime, stepText(last), rule.bucketsText())
+	return Question{}, fmt.Errorf("%w: last: %s is longer than is kept (%s)",
+		ErrTime, stepText(last), rule.bucketsText())
 }
 
 // oldest returns the time, in unix seconds, of the oldest time bucket that is kept for sure.

@@ -14,7 +14,9 @@ import (
 var noon = time.Date(2030, 10, 10, 12, 11, 42, 0, time.UTC)
 
 // views keeps minutes for a day and hours for 90 days.
-var views = &Rule{Match: "views:*", Kind: Sum, Buckets: []Bucket{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}}}
+var views = &Rule{
+	Match: "views:*", Kind: Sum, Buckets: []Bucket{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
+}
 
 func TestRanges(t *testing.T) {
 	at := func(text string) time.Time {
@@ -35,28 +37,72 @@ func TestRanges(t *testing.T) {
 		points      int
 		fault       string
 	}{
-		"defaults":                       {bucket: time.Minute, first: "2030-10-10 11:12:00", last: "2030-10-10 12:12:00", points: 60},
-		"a step alone":                   {step: 5 * time.Minute, bucket: time.Minute, first: "2030-10-10 07:15:00", last: "2030-10-10 12:15:00", points: 60},
-		"from alone":                     {from: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 12:00:00", last: "2030-10-10 12:12:00", points: 12},
-		"to alone":                       {to: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 11:01:00", last: "2030-10-10 12:01:00", points: 60},
-		"from is rounded down, to up":    {from: "2030-10-10 11:03:20", to: "2030-10-10 11:26:01", step: 5 * time.Minute, bucket: time.Minute, first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6},
-		"whole steps stay":               {from: "2030-10-10 11:00:00", to: "2030-10-10 11:30:00", step: 5 * time.Minute, bucket: time.Minute, first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6},
-		"the finest that divides":        {from: "2030-10-10 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Minute, first: "2030-10-10 02:00:00", last: "2030-10-10 04:00:00", points: 2},
-		"the finest that still keeps it": {from: "2030-10-08 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Hour, first: "2030-10-08 02:00:00", last: "2030-10-10 04:00:00", points: 50},
-		"days of hours":                  {from: "2030-09-01 00:00:00", step: 24 * time.Hour, bucket: time.Hour, first: "2030-09-01 00:00:00", last: "2030-10-11 00:00:00", points: 40},
-		"just kept":                      {from: "2030-10-09 12:11:42", to: "2030-10-09 12:13:00", bucket: time.Minute, first: "2030-10-09 12:11:00", last: "2030-10-09 12:13:00", points: 2},
-		"a default is what is kept":      {step: 7 * 24 * time.Hour, bucket: time.Hour, first: "2030-07-18 00:00:00", last: "2030-10-17 00:00:00", points: 13},
-		"the time to come":               {from: "2030-10-10 12:00:00", to: "2030-10-10 13:00:00", bucket: time.Minute, first: "2030-10-10 12:00:00", last: "2030-10-10 13:00:00", points: 60},
-		"the most points":                {from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:00", bucket: time.Minute, first: "2030-10-09 12:30:00", last: "2030-10-10 13:30:00", points: 1500},
-		"too many points":                {from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:01", fault: "at most 1500"},
-		"minutes are not kept so long":   {from: "2030-10-08 12:00:00", to: "2030-10-08 13:00:00", fault: "longer ago than is kept"},
-		"hours are not kept so long":     {from: "2030-07-01 00:00:00", to: "2030-07-02 00:00:00", step: time.Hour, fault: "longer ago than is kept"},
-		"before all times":               {from: "1969-01-01 00:00:00", to: "1969-01-01 01:00:00", fault: "longer ago than is kept"},
-		"nothing divides it":             {step: 90 * time.Second, fault: "no multiple"},
-		"parts of seconds":               {step: 1500 * time.Millisecond, fault: "whole seconds"},
-		"backwards":                      {from: "2030-10-10 12:00:00", to: "2030-10-10 11:00:00", fault: "not before to"},
-		"nothing":                        {from: "2030-10-10 12:00:00", to: "2030-10-10 12:00:00", fault: "not before to"},
-		"from the time to come":          {from: "2030-10-10 14:00:00", fault: "not before to"},
+		"defaults": {
+			bucket: time.Minute, first: "2030-10-10 11:12:00", last: "2030-10-10 12:12:00", points: 60,
+		},
+		"a step alone": {
+			step: 5 * time.Minute, bucket: time.Minute, first: "2030-10-10 07:15:00", last: "2030-10-10 12:15:00",
+			points: 60,
+		},
+		"from alone": {
+			from: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 12:00:00", last: "2030-10-10 12:12:00",
+			points: 12,
+		},
+		"to alone": {
+			to: "2030-10-10 12:00:30", bucket: time.Minute, first: "2030-10-10 11:01:00", last: "2030-10-10 12:01:00",
+			points: 60,
+		},
+		"from is rounded down, to up": {
+			from: "2030-10-10 11:03:20", to: "2030-10-10 11:26:01", step: 5 * time.Minute, bucket: time.Minute,
+			first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6,
+		},
+		"whole steps stay": {
+			from: "2030-10-10 11:00:00", to: "2030-10-10 11:30:00", step: 5 * time.Minute, bucket: time.Minute,
+			first: "2030-10-10 11:00:00", last: "2030-10-10 11:30:00", points: 6,
+		},
+		"the finest that divides": {
+			from: "2030-10-10 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Minute,
+			first: "2030-10-10 02:00:00", last: "2030-10-10 04:00:00", points: 2,
+		},
+		"the finest that still keeps it": {
+			from: "2030-10-08 02:00:00", to: "2030-10-10 04:00:00", step: time.Hour, bucket: time.Hour,
+			first: "2030-10-08 02:00:00", last: "2030-10-10 04:00:00", points: 50,
+		},
+		"days of hours": {
+			from: "2030-09-01 00:00:00", step: 24 * time.Hour, bucket: time.Hour, first: "2030-09-01 00:00:00",
+			last: "2030-10-11 00:00:00", points: 40,
+		},
+		"just kept": {
+			from: "2030-10-09 12:11:42", to: "2030-10-09 12:13:00", bucket: time.Minute, first: "2030-10-09 12:11:00",
+			last: "2030-10-09 12:13:00", points: 2,
+		},
+		"a default is what is kept": {
+			step: 7 * 24 * time.Hour, bucket: time.Hour, first: "2030-07-18 00:00:00", last: "2030-10-17 00:00:00",
+			points: 13,
+		},
+		"the time to come": {
+			from: "2030-10-10 12:00:00", to: "2030-10-10 13:00:00", bucket: time.Minute, first: "2030-10-10 12:00:00",
+			last: "2030-10-10 13:00:00", points: 60,
+		},
+		"the most points": {
+			from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:00", bucket: time.Minute, first: "2030-10-09 12:30:00",
+			last: "2030-10-10 13:30:00", points: 1500,
+		},
+		"too many points": {from: "2030-10-09 12:30:00", to: "2030-10-10 13:30:01", fault: "at most 1500"},
+		"minutes are not kept so long": {
+			from: "2030-10-08 12:00:00", to: "2030-10-08 13:00:00", fault: "longer ago than is kept",
+		},
+		"hours are not kept so long": {
+			from: "2030-07-01 00:00:00", to: "2030-07-02 00:00:00", step: time.Hour, fault: "longer ago than is kept",
+		},
+		"before all times": {
+			from: "1969-01-01 00:00:00", to: "1969-01-01 01:00:00", fault: "longer ago than is kept",
+		},
+		"nothing divides it":    {step: 90 * time.Second, fault: "no multiple"},
+		"parts of seconds":      {step: 1500 * time.Millisecond, fault: "whole seconds"},
+		"backwards":             {from: "2030-10-10 12:00:00", to: "2030-10-10 11:00:00", fault: "not before to"},
+		"nothing":               {from: "2030-10-10 12:00:00", to: "2030-10-10 12:00:00", fault: "not before to"},
+		"from the time to come": {from: "2030-10-10 14:00:00", fault: "not before to"},
 	} {
 		q, err := views.Range(at(tc.from), at(tc.to), tc.step, noon)
 		if tc.fault != "" {
@@ -66,8 +112,10 @@ func TestRanges(t *testing.T) {
 			continue
 		}
 		seconds := int64(tc.bucket / time.Second)
-		if err != nil || q.Step != tc.bucket || q.From*seconds != at(tc.first).Unix() || q.To*seconds != at(tc.last).Unix() || int(q.To-q.From) != tc.points*int(q.Points) {
-			t.Errorf("%s: %+v from %s to %s, %v", name, q, time.Unix(q.From*seconds, 0).UTC(), time.Unix(q.To*seconds, 0).UTC(), err)
+		if err != nil || q.Step != tc.bucket || q.From*seconds != at(tc.first).Unix() ||
+			q.To*seconds != at(tc.last).Unix() || int(q.To-q.From) != tc.points*int(q.Points) {
+			t.Errorf("%s: %+v from %s to %s, %v",
+				name, q, time.Unix(q.From*seconds, 0).UTC(), time.Unix(q.To*seconds, 0).UTC(), err)
 		}
 	}
 	if _, err := (&Rule{}).Range(time.Time{}, time.Time{}, 0, noon); !errors.Is(err, ErrHistory) {
@@ -87,11 +135,13 @@ func TestWindows(t *testing.T) {
 		90 * 24 * time.Hour: {time.Hour, "2030-07-12T12:00:00Z"},
 	} {
 		q, err := views.Window(last, noon)
-		if from := time.Unix(q.From*int64(q.Step/time.Second), 0).UTC().Format(time.RFC3339); err != nil || q.Step != want.step || from != want.from {
+		if from := time.Unix(q.From*int64(q.Step/time.Second), 0).UTC().Format(time.RFC3339); err != nil ||
+			q.Step != want.step || from != want.from {
 			t.Errorf("%s: %+v from %s, %v", last, q, from, err)
 		}
 	}
-	if _, err := views.Window(91*24*time.Hour, noon); !errors.Is(err, ErrTime) || !strings.Contains(err.Error(), "1m:1d, 1h:90d") {
+	if _, err := views.Window(91*24*time.Hour, noon); !errors.Is(err, ErrTime) ||
+		!strings.Contains(err.Error(), "1m:1d, 1h:90d") {
 		t.Error(err)
 	}
 	if _, err := (&Rule{}).Window(time.Hour, noon); !errors.Is(err, ErrHistory) {
@@ -105,8 +155,12 @@ func TestPoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	minute := noon.Unix() / 60
-	gains := []Gain{{Number: q.From - 1, Value: 100}, {Number: q.From, Value: 1}, {Number: q.From + 4, Value: -3}, {Number: minute, Value: 7}, {Number: q.To, Value: 100}}
-	want := `{"key":"views:1","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":-2},{"at":"2030-10-10T12:00:00Z","value":0},` +
+	gains := []Gain{
+		{Number: q.From - 1, Value: 100}, {Number: q.From, Value: 1}, {Number: q.From + 4, Value: -3},
+		{Number: minute, Value: 7}, {Number: q.To, Value: 100},
+	}
+	want := `{"key":"views:1","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":-2},` +
+		`{"at":"2030-10-10T12:00:00Z","value":0},` +
 		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":7}],"total":5}`
 	all := q.Tally()
 	all.Add(gains[:3])
@@ -127,8 +181,12 @@ func TestPointsOfUniques(t *testing.T) {
 		r.Add(members...)
 		return Gain{Number: number, Seen: &r}
 	}
-	gains := []Gain{saw(q.From-1, "x"), saw(q.From, "a", "b"), saw(q.From+4, "b", "c"), saw(q.From+5, "a"), saw(noon.Unix()/60, "d", "a"), saw(q.To, "y")}
-	want := `{"key":"u","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":3},{"at":"2030-10-10T12:00:00Z","value":1},` +
+	gains := []Gain{
+		saw(q.From-1, "x"), saw(q.From, "a", "b"), saw(q.From+4, "b", "c"), saw(q.From+5, "a"),
+		saw(noon.Unix()/60, "d", "a"), saw(q.To, "y"),
+	}
+	want := `{"key":"u","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":3},{"at":"2030-10-10T12:00:00Z",` +
+		`"value":1},` +
 		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":2}],"total":4}`
 	for parts := 1; parts < len(gains); parts++ {
 		all := q.Tally()
@@ -153,13 +211,18 @@ func TestSlotsAreText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Slots
 		for i := range rapid.IntRange(0, MaxBuckets).Draw(t, "slots") {
-			s[i] = Slot{Value: rapid.Int64().Draw(t, "value"), Number: rapid.Uint32().Draw(t, "number"), Step: rapid.Uint32Min(1).Draw(t, "step")}
+			s[i] = Slot{
+				Value: rapid.Int64().Draw(t, "value"), Number: rapid.Uint32().Draw(t, "number"),
+				Step: rapid.Uint32Min(1).Draw(t, "step"),
+			}
 		}
 		if got, err := ParseSlots(string(s.Append(nil))); err != nil || got != s {
 			t.Fatalf("%+v, %v, want %+v", got, err, s)
 		}
 	})
-	for _, text := range []string{"x", "60", "60:1", "60:1:x", "1:1:1 2:1:1 3:1:1 4:1:1 5:1:1", "60:-1:1", strings.Repeat("x", 45_000)} {
+	for _, text := range []string{
+		"x", "60", "60:1", "60:1:x", "1:1:1 2:1:1 3:1:1 4:1:1 5:1:1", "60:-1:1", strings.Repeat("x", 45_000),
+	} {
 		if _, err := ParseSlots(text); err == nil || len(err.Error()) > 100 || strings.Contains(err.Error(), "%!") {
 			t.Errorf("%.40q: %.200v, want an error of one short line", text, err)
 		}
@@ -208,9 +271,12 @@ func TestSlots(t *testing.T) {
 		t.Fatalf("%+v", s.Slots)
 	}
 	// Another rule has other steps; those of before stay as long as there is room.
-	other := &Rule{Kind: Sum, Buckets: []Bucket{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}}}
+	other := &Rule{
+		Kind: Sum, Buckets: []Bucket{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}},
+	}
 	gain(other, 3, 3601*time.Second)
-	if want := (Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want || len(h.past) != 2 || h.past[1] != (over{Slot: Slot{4, 0, 3600}, Kept: time.Hour}) {
+	if want := (Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want || len(h.past) != 2 ||
+		h.past[1] != (over{Slot: Slot{4, 0, 3600}, Kept: time.Hour}) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
 	gain(&Rule{Kind: Sum, Buckets: []Bucket{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)

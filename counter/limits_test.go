@@ -76,7 +76,8 @@ func TestLimitsAreBounded(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				if _, err := l.Do(t.Context(), passes("k", 1)); !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrBusy) {
+				if _, err := l.Do(t.Context(), passes("k", 1)); !errors.Is(err, ErrUnavailable) ||
+					errors.Is(err, ErrBusy) {
 					t.Errorf("after the time of a write: %v", err)
 				}
 			})

@@ -25,13 +25,15 @@ const (
 	// MaxTop is the maximum number of counters in one answer.
 	MaxTop = 100
 
-	minRead    = 64              // candidates, at least, whose history is read for an answer
-	blockSteps = 16              // closed time buckets whose lists are cached as one sum
-	topBlocks  = 512             // sums in the cache
-	closeLate  = 5 * time.Second // from the end of a time bucket to closing it: slow writes have set their marks by then
-	stepLate   = time.Minute     // after the end of a time bucket, until nothing can count or be marked in it any more
-	markedFor  = time.Minute     // until a mark is set again: a store that loses data may have lost it
-	maxBehind  = 256             // long time buckets that are closed late, when no process ran for a while
+	minRead    = 64  // candidates, at least, whose history is read for an answer
+	blockSteps = 16  // closed time buckets whose lists are cached as one sum
+	topBlocks  = 512 // sums in the cache
+
+	// closeLate is the time from the end of a time bucket to closing it: slow writes have set their marks by then.
+	closeLate = 5 * time.Second
+	stepLate  = time.Minute // after the end of a time bucket, until nothing can count or be marked in it any more
+	markedFor = time.Minute // until a mark is set again: a store that loses data may have lost it
+	maxBehind = 256         // long time buckets that are closed late, when no process ran for a while
 )
 
 // Gained is a counter and its increment.
@@ -54,7 +56,9 @@ type TopStore interface {
 	// Marked returns the marked keys of a rule by the index of the time bucket.
 	Marked(ctx context.Context, match string) (map[int64][]string, error)
 	// KeepTop stores a list for that long, and deletes the given marks of its time bucket.
-	KeepTop(ctx context.Context, match string, step time.Duration, list TopList, kept time.Duration, marks []string) error
+	KeepTop(
+		ctx context.Context, match string, step time.Duration, list TopList, kept time.Duration, marks []string,
+	) error
 	// TopLists returns the lists of time buckets of length step, with the indexes from from to to-1, in any order.
 	TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]TopList, error)
 	// Running returns for each of the distinct keys its newest slot of that step, or the zero Slot.
@@ -517,7 +521,8 @@ func (t *TopTracker) run(ctx context.Context) {
 		for rule, r := range t.rules {
 			err := t.close(ctx, rule, r)
 			if err != nil && ctx.Err() == nil {
-				t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: a top list could not be stored; trying again")
+				t.log.Debug().Err(err).Str("match", rule.Match).
+					Msg("counters: a top list could not be stored; trying again")
 			}
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// BenchmarkTop asks what gained most, after a million keys have gained in the running minute, and with lists of all steps of
-// the last 90 days. MB is what the tracker remembers.
+// BenchmarkTop asks what gained most, after a million keys have gained in the running minute, and with lists of all
+// steps of the last 90 days. MB is what the tracker remembers.
 func BenchmarkTop(b *testing.B) {
 	rules := counter.BuiltinRules()
 	rule := rules.Find("views:1")
@@ -25,7 +25,9 @@ func BenchmarkTop(b *testing.B) {
 			for number := now.Add(-bucket.Kept).Unix() / step; number < now.Unix()/step; number++ {
 				list := counter.TopList{Number: number}
 				for i := range listed {
-					list.Most = append(list.Most, counter.Gained{Key: fmt.Sprint("views:", (int(number)*7+i)%10_000), Value: int64(2*listed - i)})
+					list.Most = append(list.Most, counter.Gained{
+						Key: fmt.Sprint("views:", (int(number)*7+i)%10_000), Value: int64(2*listed - i),
+					})
 				}
 				if err := store.KeepTop(b.Context(), rule.Match, bucket.Step, list, bucket.Kept, nil); err != nil {
 					b.Fatal(err)
@@ -37,7 +39,9 @@ func BenchmarkTop(b *testing.B) {
 		ops := make([]counter.Op, 1000)
 		for range 1000 {
 			for i := range ops {
-				ops[i].Changes = []counter.Change{{Key: fmt.Sprint("views:", rand.IntN(1_000_000)), Rule: rule, Verb: counter.Add, Delta: 1}}
+				ops[i].Changes = []counter.Change{
+					{Key: fmt.Sprint("views:", rand.IntN(1_000_000)), Rule: rule, Verb: counter.Add, Delta: 1},
+				}
 			}
 			tops.Apply(b.Context(), ops)
 		}

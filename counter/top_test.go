@@ -19,8 +19,9 @@ import (
 )
 
 var (
-	topRules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":["1m:1h","1h:30d"],"top":true},{"match":"w:*","kind":"sum","buckets":["1m:1h"]}]}`))
-	topRule     = topRules.All()[0]
+	topRules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":["1m:1h","1h:30d"],` +
+		`"top":true},{"match":"w:*","kind":"sum","buckets":["1m:1h"]}]}`))
+	topRule = topRules.All()[0]
 )
 
 // tracked is a store whose changes are noted before they are answered.
@@ -97,7 +98,8 @@ func TestTop(t *testing.T) {
 					break
 				}
 				if found[g.Key] != g.Value {
-					t.Errorf("%s: %q is told to have gained %d, want %d of %d", what, g.Key, found[g.Key], g.Value, total)
+					t.Errorf("%s: %q is told to have gained %d, want %d of %d",
+						what, g.Key, found[g.Key], g.Value, total)
 				}
 			}
 			if !slices.IsSortedFunc(got, func(a, b counter.Gained) int { return int(b.Value - a.Value) }) {
@@ -132,7 +134,9 @@ func TestTop(t *testing.T) {
 		if got, err := tops.Top(t.Context(), topRule, time.Hour, 10); err != nil || len(got) != 0 {
 			t.Errorf("%v, %v: nothing was gained in the last hour", got, err)
 		}
-		if r := tops.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v:hot 1", Rule: topRule, Verb: counter.Delete}}}})[0]; r.Err != nil {
+		if r := tops.Apply(t.Context(), []counter.Op{
+			{Changes: []counter.Change{{Key: "v:hot 1", Rule: topRule, Verb: counter.Delete}}},
+		})[0]; r.Err != nil {
 			t.Fatal(r.Err)
 		}
 		delete(truth, "v:hot 1")
@@ -149,7 +153,8 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 	for _, buckets := range []string{`"1s:10s","1m:1h"`, `"10s:10m","1h:30d"`, `"1s:10s","10s:1m","1m:1h"`} {
 		t.Run(buckets, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":[` + buckets + `],"top":true}]}`))
+				rules, err := counter.ParseRules(
+					[]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":[` + buckets + `],"top":true}]}`))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -186,7 +191,9 @@ func (s *topFaults) Mark(ctx context.Context, match string, number int64, keys [
 	return s.Store.Mark(ctx, match, number, keys)
 }
 
-func (s *topFaults) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
+func (s *topFaults) KeepTop(
+	ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string,
+) error {
 	if s.noKeeping.Load() {
 		return counter.ErrUnavailable
 	}
@@ -211,7 +218,11 @@ func TestTopMarks(t *testing.T) {
 				}
 			}
 		}
-		op := counter.Op{Changes: []counter.Change{{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000}}, IdempotencyKey: counter.NewIdempotencyKey("v:a", "", "1")}
+		op := counter.Op{
+			Changes: []counter.Change{
+				{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000},
+			}, IdempotencyKey: counter.NewIdempotencyKey("v:a", "", "1"),
+		}
 		store.noMarks.Store(true)
 		if r := tops.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Fatalf("a change whose counter cannot be marked is %+v", r)
@@ -249,7 +260,8 @@ func TestTopMarks(t *testing.T) {
 // the step is.
 func TestTopMarksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":["1d:30d"],"top":true}]}`))
+		rules, err := counter.ParseRules(
+			[]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":["1d:30d"],"top":true}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -287,7 +299,8 @@ func TestTopIsClosedLate(t *testing.T) {
 		expect := func() {
 			t.Helper()
 			for _, tops := range []tracked{tops, other} {
-				if got, err := tops.Top(t.Context(), topRule, 55*time.Minute, 10); err != nil || !slices.Equal(got, want) {
+				if got, err := tops.Top(t.Context(), topRule, 55*time.Minute, 10); err != nil ||
+					!slices.Equal(got, want) {
 					t.Errorf("%v, %v, want %v", got, err, want)
 				}
 			}

@@ -24,7 +24,11 @@ func cluster(asked *atomic.Int64) Config {
 		Self: "a", Region: "us", Log: zerolog.Nop(), Ready: func() error { return nil },
 		Members: members(func() []presence.Process {
 			return []presence.Process{
-				{Name: "a", Roles: []string{"gateway"}, Incarnation: 1_000_000}, {Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2_000_000}, {Name: "dead", Incarnation: 3_000_000},
+				{
+					Name: "a", Roles: []string{"gateway"}, Incarnation: 1_000_000,
+				}, {
+					Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2_000_000,
+				}, {Name: "dead", Incarnation: 3_000_000},
 			}
 		}),
 		Report: report(func() presence.Report {
@@ -94,7 +98,9 @@ func TestJSON(t *testing.T) {
 			t.Errorf("got  %v\nwant %v", got, want)
 		}
 		top, err := b.Top(t.Context(), presence.DefaultSite)
-		if want := []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2}}; err != nil || !slices.Equal(top.Pages, want) || top.Stale {
+		if want := []presence.PageUsers{
+			{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2},
+		}; err != nil || !slices.Equal(top.Pages, want) || top.Stale {
 			t.Errorf("the top is %v, want %v, %v", top, want, err)
 		}
 		if n := asked.Load(); n != 2 {
@@ -112,7 +118,9 @@ func TestSites(t *testing.T) {
 	cfg.Sites = []presence.Site{shop, presence.DefaultSite}
 	cfg.Others = others(func(context.Context, string) (presence.Report, error) {
 		asked.Add(1)
-		return presence.Report{Top: []presence.PageUsers{{Page: "both", Users: 4}, {Page: shop.Qualify("both"), Users: 1}}}, nil
+		return presence.Report{
+			Top: []presence.PageUsers{{Page: "both", Users: 4}, {Page: shop.Qualify("both"), Users: 1}},
+		}, nil
 	})
 	cfg.Counts = counts(func(_ context.Context, pages []string) ([]presence.Count, error) {
 		return []presence.Count{{Page: pages[0], Users: int64(len(pages[0]))}}, nil
@@ -136,16 +144,20 @@ func TestSites(t *testing.T) {
 		}
 		return s
 	}
-	if s := look(shop, false); !reflect.DeepEqual(s.Sites, []string{"shop", "default"}) || s.Shown != "shop" || !reflect.DeepEqual(s.Pages, []page{{"both", 1}}) || len(s.Processes) != 2 {
+	if s := look(shop, false); !reflect.DeepEqual(s.Sites, []string{"shop", "default"}) || s.Shown != "shop" ||
+		!reflect.DeepEqual(s.Pages, []page{{"both", 1}}) || len(s.Processes) != 2 {
 		t.Errorf("the shop: %+v", s)
 	}
-	if s := look(shop, true); len(s.Sites) != 0 || !reflect.DeepEqual(s.Pages, []page{{"both", 1}}) || len(s.Processes) != 0 {
+	if s := look(shop, true); len(s.Sites) != 0 || !reflect.DeepEqual(s.Pages, []page{{"both", 1}}) ||
+		len(s.Processes) != 0 {
 		t.Errorf("the shop alone: %+v", s)
 	}
-	if s := look(presence.DefaultSite, false); s.Shown != "default" || !reflect.DeepEqual(s.Pages, []page{{"both", 4}, {"x", 2}}) {
+	if s := look(presence.DefaultSite, false); s.Shown != "default" ||
+		!reflect.DeepEqual(s.Pages, []page{{"both", 4}, {"x", 2}}) {
 		t.Errorf("the default site: %+v", s)
 	}
-	if top, err := b.Top(t.Context(), shop); err != nil || !slices.Equal(top.Pages, []presence.PageUsers{{Page: "both", Users: 1}}) {
+	if top, err := b.Top(t.Context(), shop); err != nil ||
+		!slices.Equal(top.Pages, []presence.PageUsers{{Page: "both", Users: 1}}) {
 		t.Errorf("the top of the shop: %v, %v", top, err)
 	}
 	if n := asked.Load(); n != 1 {

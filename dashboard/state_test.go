@@ -21,13 +21,37 @@ func TestState(t *testing.T) {
 		ready  error
 		want   state
 	}{
-		"well":        {func(*answer) {}, nil, state{"good", "All is well: the store and 1 process answer."}},
-		"regions":     {func(a *answer) { a.Regions = []presence.PeerStats{{Name: "eu", Heard: 1}} }, nil, state{"good", "All is well: the store and 1 process answer, and 1 other region is heard."}},
-		"store":       {func(a *answer) { a.Site = nil }, nil, state{"bad", "The store does not answer, so counts are the last that were known."}},
-		"not ready":   {func(*answer) {}, errors.New("no presence node is known"), state{"bad", "This process is not ready: no presence node is known."}},
-		"stale":       {func(a *answer) { a.Site = &presence.Count{Stale: true} }, nil, state{"warn", "Counts are not complete at the moment."}},
-		"cut":         {func(a *answer) { a.Regions = []presence.PeerStats{{Name: "eu", Heard: 31}} }, nil, state{"warn", "The region eu has not been heard for 31 s; totals have what it said last."}},
-		"bad is told": {func(a *answer) { a.Processes[0].Load, a.Site = nil, nil }, nil, state{"bad", "The store does not answer, so counts are the last that were known. No answer from 1 of 1 process: a."}},
+		"well": {func(*answer) {}, nil, state{"good", "All is well: the store and 1 process answer."}},
+		"regions": {
+			func(a *answer) { a.Regions = []presence.PeerStats{{Name: "eu", Heard: 1}} }, nil, state{
+				"good", "All is well: the store and 1 process answer, and 1 other region is heard.",
+			},
+		},
+		"store": {
+			func(a *answer) { a.Site = nil }, nil, state{
+				"bad", "The store does not answer, so counts are the last that were known.",
+			},
+		},
+		"not ready": {
+			func(*answer) {}, errors.New("no presence node is known"), state{
+				"bad", "This process is not ready: no presence node is known.",
+			},
+		},
+		"stale": {
+			func(a *answer) { a.Site = &presence.Count{Stale: true} }, nil,
+			state{"warn", "Counts are not complete at the moment."},
+		},
+		"cut": {
+			func(a *answer) { a.Regions = []presence.PeerStats{{Name: "eu", Heard: 31}} }, nil, state{
+				"warn", "The region eu has not been heard for 31 s; totals have what it said last.",
+			},
+		},
+		"bad is told": {
+			func(a *answer) { a.Processes[0].Load, a.Site = nil, nil }, nil, state{
+				"bad", "The store does not answer, so counts are the last that were known. No answer from 1 of 1 " +
+					"process: a.",
+			},
+		},
 	} {
 		is := well()
 		tc.change(is)
@@ -41,7 +65,8 @@ func TestState(t *testing.T) {
 // What happens is noted once, and who was there before is not news.
 func TestEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := presence.Process{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, presence.Process{Name: "b", Roles: []string{"presence"}, Incarnation: 2}
+		a, b := presence.Process{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, presence.Process{Name: "b",
+			Roles: []string{"presence"}, Incarnation: 2}
 		var mu sync.Mutex // guards what follows
 		trouble, there, heard := errors.New("it has not joined"), []presence.Process{}, time.Second
 		board := New(Config{
@@ -59,7 +84,9 @@ func TestEvents(t *testing.T) {
 			Report: report(func() presence.Report {
 				mu.Lock()
 				defer mu.Unlock()
-				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Heard: heard.Seconds()}}}}
+				return presence.Report{
+					Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Heard: heard.Seconds()}}},
+				}
 			}),
 		})
 		ctx, stop := context.WithCancel(t.Context())
@@ -87,7 +114,8 @@ func TestEvents(t *testing.T) {
 		}
 		slices.Reverse(got)
 		want := []string{
-			"This process, a, has started.", "A process left: b (presence).", "This process is not ready: store is unavailable.", "This process is ready again.",
+			"This process, a, has started.", "A process left: b (presence).",
+			"This process is not ready: store is unavailable.", "This process is ready again.",
 			"The region eu is silent.", "The region eu is heard again.", "A process joined: b (presence).",
 		}
 		if !slices.Equal(got, want) {

@@ -68,72 +68,150 @@ var troubles = []trouble{
 		`headcount_ready{job="us",instance="1"}`: "1", `up{job="us",instance="1"}`: "1",
 		`headcount_ready{job="us",instance="2"}`: "1 stale", `up{job="us",instance="2"}`: "1 0",
 	}, fires: map[string]moments{"HeadcountProcessGone": {time.Minute, 0}}},
-	{name: "a process cannot do its work", series: map[string]string{`headcount_ready{job="us",instance="1"}`: "1 0", `headcount_store_up{job="us",instance="1",store="redis"}`: "1"},
+	{name: "a process cannot do its work",
+		series: map[string]string{
+			`headcount_ready{job="us",instance="1"}`:                  "1 0",
+			`headcount_store_up{job="us",instance="1",store="redis"}`: "1",
+		},
 		fires: map[string]moments{"HeadcountNotReady": {time.Minute, 0}}},
 	{name: "too few partitions are owned", series: map[string]string{
-		`headcount_partitions_owned{job="us",instance="1"}`: "136", `headcount_partitions_owned{job="us",instance="2"}`: "135 134", `headcount_partitions_owned{job="eu",instance="1"}`: "271",
+		`headcount_partitions_owned{job="us",instance="1"}`: "136",
+		`headcount_partitions_owned{job="us",instance="2"}`: "135 134",
+		`headcount_partitions_owned{job="eu",instance="1"}`: "271",
 	}, fires: map[string]moments{"HeadcountPartitionsWithoutOwner": {time.Minute, 0}}},
 	{name: "no presence node is left", series: map[string]string{
-		`headcount_partitions_owned{job="us",instance="1"}`: "271 stale", `headcount_ready{job="us",instance="2"}`: "1", `headcount_partitions_owned{job="eu",instance="1"}`: "271",
+		`headcount_partitions_owned{job="us",instance="1"}`: "271 stale", `headcount_ready{job="us",instance="2"}`: "1",
+		`headcount_partitions_owned{job="eu",instance="1"}`: "271",
 	}, fires: map[string]moments{"HeadcountPartitionsWithoutOwner": {time.Minute, 0}}},
 	{name: "Redis is away", series: map[string]string{
-		`headcount_store_up{job="us",instance="1",store="redis"}`: "1 0", `headcount_ready{job="us",instance="1"}`: "1 0",
-		`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100", `headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`: "/15", `headcount_region_lag_seconds{job="us",instance="1",peer="eu"}`: "/15",
+		`headcount_store_up{job="us",instance="1",store="redis"}`:                    "1 0",
+		`headcount_ready{job="us",instance="1"}`:                                     "1 0",
+		`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100",
+		`headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`:            "/15",
+		`headcount_region_lag_seconds{job="us",instance="1",peer="eu"}`:              "/15",
 	}, fires: map[string]moments{"HeadcountStoreAway": {30 * time.Second, 0}}},
 	{name: "Redis is away for a minute", series: map[string]string{
-		`headcount_store_up{job="us",instance="1",store="redis"}`: "1 0", `headcount_ready{job="us",instance="1"}`: "1 0",
-		`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100", `headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`: "/15",
+		`headcount_store_up{job="us",instance="1",store="redis"}`:                    "1 0",
+		`headcount_ready{job="us",instance="1"}`:                                     "1 0",
+		`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100",
+		`headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`:            "/15",
 	}, lasts: time.Minute, fires: map[string]moments{"HeadcountStoreAway": {30 * time.Second, 0}}},
 	{name: "PostgreSQL behind Redis is away", series: map[string]string{
-		`headcount_store_up{job="us",instance="1",store="redis"}`: "1", `headcount_store_up{job="us",instance="1",store="postgres"}`: "1 0", `headcount_ready{job="us",instance="1"}`: "1",
-		`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100", `headcount_persist_lag_seconds{job="us",instance="1"}`: "/15",
-	}, fires: map[string]moments{"HeadcountStoreAway": {30 * time.Second, 0}, "HeadcountPersistLag": {2 * time.Minute, 0}}},
-	{name: "Redis has lost data", series: map[string]string{`headcount_store_losses_total{job="us",instance="1"}`: "+1"}, lasts: scrape, brief: true,
+		`headcount_store_up{job="us",instance="1",store="redis"}`:                    "1",
+		`headcount_store_up{job="us",instance="1",store="postgres"}`:                 "1 0",
+		`headcount_ready{job="us",instance="1"}`:                                     "1",
+		`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100",
+		`headcount_persist_lag_seconds{job="us",instance="1"}`:                       "/15",
+	}, fires: map[string]moments{
+		"HeadcountStoreAway": {30 * time.Second, 0}, "HeadcountPersistLag": {2 * time.Minute, 0},
+	}},
+	{name: "Redis has lost data",
+		series: map[string]string{
+			`headcount_store_losses_total{job="us",instance="1"}`: "+1",
+		}, lasts: scrape, brief: true,
 		fires: map[string]moments{"HeadcountRedisLostData": {0, 10*time.Minute - scrape}}},
-	{name: "Redis is slow", series: histogram("headcount_redis_script_seconds_bucket", 5), fires: map[string]moments{"HeadcountRedisSlow": {5 * time.Minute, open}}},
-	{name: "publications are missed", series: map[string]string{`headcount_redis_publication_gaps_total{job="us",instance="1"}`: "+15"}, fires: map[string]moments{"HeadcountPublicationGaps": {10 * time.Minute, open}}},
-	{name: "joins are slow", series: histogram("headcount_join_to_seen_seconds_bucket", 5), fires: map[string]moments{"HeadcountJoinsSlow": {5 * time.Minute, open}}},
-	{name: "heartbeats are lost", series: map[string]string{`headcount_sessions_silent_total{job="us",instance="1"}`: "+60", `headcount_users{job="us",instance="1"}`: "100"},
+	{
+		name: "Redis is slow", series: histogram("headcount_redis_script_seconds_bucket", 5),
+		fires: map[string]moments{"HeadcountRedisSlow": {5 * time.Minute, open}},
+	},
+	{
+		name: "publications are missed", series: map[string]string{
+			`headcount_redis_publication_gaps_total{job="us",instance="1"}`: "+15",
+		}, fires: map[string]moments{"HeadcountPublicationGaps": {10 * time.Minute, open}},
+	},
+	{
+		name: "joins are slow", series: histogram("headcount_join_to_seen_seconds_bucket", 5),
+		fires: map[string]moments{"HeadcountJoinsSlow": {5 * time.Minute, open}},
+	},
+	{name: "heartbeats are lost",
+		series: map[string]string{
+			`headcount_sessions_silent_total{job="us",instance="1"}`: "+60",
+			`headcount_users{job="us",instance="1"}`:                 "100",
+		},
 		fires: map[string]moments{"HeadcountHeartbeatsMissing": {5*time.Minute + 2*scrape, open - 2*scrape}}},
-	{name: "datagrams are refused", series: map[string]string{`headcount_datagrams_dropped_total{job="us",instance="1",direction="in",reason="key"}`: "+150"},
+	{name: "datagrams are refused",
+		series: map[string]string{
+			`headcount_datagrams_dropped_total{job="us",instance="1",direction="in",reason="key"}`: "+150",
+		},
 		fires: map[string]moments{"HeadcountDatagramsDropped": {5 * time.Minute, open}}},
-	{name: "a process starts again and again", series: map[string]string{`headcount_ring_changes_total{job="us",instance="1"}`: "+1"}, lasts: 50 * time.Minute,
+	{name: "a process starts again and again",
+		series: map[string]string{`headcount_ring_changes_total{job="us",instance="1"}`: "+1"}, lasts: 50 * time.Minute,
 		fires: map[string]moments{"HeadcountOwnersChange": {30*time.Minute + 3*scrape, 10*time.Minute - 4*scrape}}},
-	{name: "ten processes are replaced, one after the other", series: map[string]string{`headcount_ring_changes_total{job="us",instance="1"}`: "+1"}, lasts: 5 * time.Minute},
-	{name: "a gateway is full", series: map[string]string{`headcount_limits_hit_total{job="us",instance="1",limit="connections"}`: "+3"}, fires: map[string]moments{"HeadcountClientsRefused": {3 * time.Minute, open}}},
-	{name: "a gateway is not reached", series: map[string]string{`headcount_push_failures_total{job="us",instance="1"}`: "+15"}, fires: map[string]moments{"HeadcountPushesFail": {5 * time.Minute, open}}},
-	{name: "changes of counters are slow", series: histogram("headcount_change_to_acknowledged_seconds_bucket", 5), fires: map[string]moments{"HeadcountChangesSlow": {5 * time.Minute, open}}},
-	{name: "the store of counters refuses changes", series: map[string]string{`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100"},
-		fires: map[string]moments{"HeadcountCountersUnavailable": {3 * time.Minute, open}}},
+	{
+		name: "ten processes are replaced, one after the other", series: map[string]string{
+			`headcount_ring_changes_total{job="us",instance="1"}`: "+1",
+		}, lasts: 5 * time.Minute,
+	},
+	{
+		name: "a gateway is full", series: map[string]string{
+			`headcount_limits_hit_total{job="us",instance="1",limit="connections"}`: "+3",
+		}, fires: map[string]moments{"HeadcountClientsRefused": {3 * time.Minute, open}},
+	},
+	{
+		name: "a gateway is not reached", series: map[string]string{
+			`headcount_push_failures_total{job="us",instance="1"}`: "+15",
+		}, fires: map[string]moments{"HeadcountPushesFail": {5 * time.Minute, open}},
+	},
+	{
+		name: "changes of counters are slow", series: histogram("headcount_change_to_acknowledged_seconds_bucket", 5),
+		fires: map[string]moments{"HeadcountChangesSlow": {5 * time.Minute, open}},
+	},
+	{name: "the store of counters refuses changes",
+		series: map[string]string{`headcount_counter_calls_total{job="us",instance="1",outcome="unavailable"}`: "+100"},
+		fires:  map[string]moments{"HeadcountCountersUnavailable": {3 * time.Minute, open}}},
 	{name: "counters have no owner", series: map[string]string{
-		`headcount_owner_partitions{job="us",instance="1"}`: "32", `headcount_owner_partitions{job="us",instance="2"}`: "32 31", `headcount_owner_partitions{job="eu",instance="1"}`: "64",
+		`headcount_owner_partitions{job="us",instance="1"}`: "32",
+		`headcount_owner_partitions{job="us",instance="2"}`: "32 31",
+		`headcount_owner_partitions{job="eu",instance="1"}`: "64",
 	}, fires: map[string]moments{"HeadcountCountersWithoutOwner": {30 * time.Second, 0}}},
 	{name: "no owner of counters is left", series: map[string]string{
-		`headcount_owner_partitions{job="us",instance="1"}`: "64 stale", `headcount_ready{job="us",instance="2"}`: "1", `headcount_owner_partitions{job="eu",instance="1"}`: "64",
+		`headcount_owner_partitions{job="us",instance="1"}`: "64 stale", `headcount_ready{job="us",instance="2"}`: "1",
+		`headcount_owner_partitions{job="eu",instance="1"}`: "64",
 	}, fires: map[string]moments{"HeadcountCountersWithoutOwner": {30 * time.Second, 0}}},
-	{name: "Redis has lost commits of counters", series: map[string]string{`headcount_owner_commits_total{job="us",instance="1",outcome="lost"}`: "+1"}, lasts: scrape, brief: true,
+	{name: "Redis has lost commits of counters",
+		series: map[string]string{
+			`headcount_owner_commits_total{job="us",instance="1",outcome="lost"}`: "+1",
+		}, lasts: scrape, brief: true,
 		fires: map[string]moments{"HeadcountCountersLost": {0, 10*time.Minute - scrape}}},
-	{name: "an owner does not answer", series: map[string]string{`headcount_owner_calls_total{job="us",instance="1",outcome="unavailable"}`: "+15"},
-		fires: map[string]moments{"HeadcountOwnersUnavailable": {3 * time.Minute, open}}},
-	{name: "PostgreSQL is slow", series: map[string]string{`headcount_persist_lag_seconds{job="us",instance="1"}`: "1 61"}, fires: map[string]moments{"HeadcountPersistLag": {time.Minute, 0}}},
-	{name: "another region is silent", series: map[string]string{`headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`: "/15"},
-		fires: map[string]moments{"HeadcountRegionSilent": {2 * time.Minute, 0}}},
-	{name: "another region is left out", series: map[string]string{`headcount_region_left_out{job="us",instance="1",peer="eu"}`: "0 1"},
-		fires: map[string]moments{"HeadcountRegionSilent": {time.Minute, 0}}},
-	{name: "another region lacks changes", series: map[string]string{`headcount_counters_region_lag_seconds{job="us",instance="1",peer="eu"}`: "0 31"},
-		fires: map[string]moments{"HeadcountRegionLag": {time.Minute, 0}}},
-	{name: "another region is a stranger", series: map[string]string{`headcount_region_refused{job="us",instance="1",peer="eu"}`: "0 1"},
-		fires: map[string]moments{"HeadcountRegionRefused": {time.Minute, 0}}},
+	{name: "an owner does not answer",
+		series: map[string]string{`headcount_owner_calls_total{job="us",instance="1",outcome="unavailable"}`: "+15"},
+		fires:  map[string]moments{"HeadcountOwnersUnavailable": {3 * time.Minute, open}}},
+	{
+		name: "PostgreSQL is slow", series: map[string]string{
+			`headcount_persist_lag_seconds{job="us",instance="1"}`: "1 61",
+		}, fires: map[string]moments{"HeadcountPersistLag": {time.Minute, 0}},
+	},
+	{name: "another region is silent",
+		series: map[string]string{`headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`: "/15"},
+		fires:  map[string]moments{"HeadcountRegionSilent": {2 * time.Minute, 0}}},
+	{name: "another region is left out",
+		series: map[string]string{`headcount_region_left_out{job="us",instance="1",peer="eu"}`: "0 1"},
+		fires:  map[string]moments{"HeadcountRegionSilent": {time.Minute, 0}}},
+	{name: "another region lacks changes",
+		series: map[string]string{`headcount_counters_region_lag_seconds{job="us",instance="1",peer="eu"}`: "0 31"},
+		fires:  map[string]moments{"HeadcountRegionLag": {time.Minute, 0}}},
+	{name: "another region is a stranger",
+		series: map[string]string{`headcount_region_refused{job="us",instance="1",peer="eu"}`: "0 1"},
+		fires:  map[string]moments{"HeadcountRegionRefused": {time.Minute, 0}}},
 	{name: "a receiver of webhooks fails", series: map[string]string{
-		`headcount_webhook_failures_total{job="us",instance="1",host="a"}`: "+0.125", `headcount_webhook_messages_total{job="us",instance="1",host="b"}`: "+1",
+		`headcount_webhook_failures_total{job="us",instance="1",host="a"}`: "+0.125",
+		`headcount_webhook_messages_total{job="us",instance="1",host="b"}`: "+1",
 	}, fires: map[string]moments{"HeadcountWebhookFails": {7 * time.Minute, 6*time.Minute - scrape}}},
-	{name: "events are dropped", series: map[string]string{`headcount_webhook_dropped_total{job="us",instance="1",reason="old"}`: "+1"}, lasts: scrape, brief: true,
+	{name: "events are dropped",
+		series: map[string]string{
+			`headcount_webhook_dropped_total{job="us",instance="1",reason="old"}`: "+1",
+		}, lasts: scrape, brief: true,
 		fires: map[string]moments{"HeadcountWebhookEventsDropped": {0, 15*time.Minute - scrape}}},
-	{name: "a certificate is overdue", series: map[string]string{`headcount_certificate_overdue{job="us",instance="1"}`: "0 1"}, lasts: 70 * time.Minute,
+	{name: "a certificate is overdue",
+		series: map[string]string{
+			`headcount_certificate_overdue{job="us",instance="1"}`: "0 1",
+		}, lasts: 70 * time.Minute,
 		fires: map[string]moments{"HeadcountCertificateEnds": {time.Hour, 0}}},
-	{name: "a process stands still each minute", series: map[string]string{`headcount_suspensions_total{job="us",instance="1"}`: "+0.25"},
-		fires: map[string]moments{"HeadcountSuspended": {12 * time.Minute, 8*time.Minute - scrape}}},
-	{name: "a request panics", series: map[string]string{`headcount_panics_total{job="us",instance="1"}`: "+1"}, lasts: scrape, brief: true,
+	{name: "a process stands still each minute",
+		series: map[string]string{`headcount_suspensions_total{job="us",instance="1"}`: "+0.25"},
+		fires:  map[string]moments{"HeadcountSuspended": {12 * time.Minute, 8*time.Minute - scrape}}},
+	{name: "a request panics", series: map[string]string{`headcount_panics_total{job="us",instance="1"}`: "+1"},
+		lasts: scrape, brief: true,
 		fires: map[string]moments{"HeadcountPanics": {0, time.Hour - scrape}}},
 }
 
@@ -162,8 +240,8 @@ func run(value string, n int) string {
 	return fmt.Sprintf("%sx%d", value, n-1)
 }
 
-// TestServerAlertsFireAndEnd has Prometheus' own tool evaluate the rules over the scrapes of hours. Each trouble is in jobs of its
-// own.
+// TestServerAlertsFireAndEnd has Prometheus' own tool evaluate the rules over the scrapes of hours. Each trouble is in
+// jobs of its own.
 func TestServerAlertsFireAndEnd(t *testing.T) {
 	t.Parallel()
 	type object = map[string]any
@@ -177,16 +255,23 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 		}
 		end := healthy + longest + after
 		for i, tr := range all {
-			own := strings.NewReplacer(`job="us"`, fmt.Sprintf("job=\"us %d\"", i), `job="eu"`, fmt.Sprintf("job=\"eu %d\"", i))
+			own := strings.NewReplacer(`job="us"`, fmt.Sprintf("job=\"us %d\"", i), `job="eu"`,
+				fmt.Sprintf("job=\"eu %d\"", i))
 			for s, spec := range tr.series {
-				series = append(series, object{"series": own.Replace(s), "values": values(spec, int(healthy/scrape), int(tr.lasts/scrape), int((end-healthy-tr.lasts)/scrape))})
+				series = append(series, object{
+					"series": own.Replace(s),
+					"values": values(spec, int(healthy/scrape), int(tr.lasts/scrape),
+						int((end-healthy-tr.lasts)/scrape)),
+				})
 			}
 			check := func(expr string, at time.Duration, want map[string]int) {
 				samples := []object{}
 				for alert, n := range want {
 					samples = append(samples, object{"labels": fmt.Sprintf("{alertname=%q}", alert), "value": n})
 				}
-				checks = append(checks, object{"expr": fmt.Sprintf(expr, i), "eval_time": at.String(), "exp_samples": samples})
+				checks = append(checks, object{
+					"expr": fmt.Sprintf(expr, i), "eval_time": at.String(), "exp_samples": samples,
+				})
 			}
 			scrapes := map[string]int{} // in which each alert fires
 			for alert, m := range tr.fires {
@@ -205,7 +290,8 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 				check(firing, healthy+m.after-scrape, before)
 				check(firing, healthy+m.after, then)
 			}
-			check(`max by (alertname) (count_over_time(ALERTS{alertstate="firing",job=~".. %d"}[1d]))`, end-scrape, scrapes)
+			check(`max by (alertname) (count_over_time(ALERTS{alertstate="firing",job=~".. %d"}[1d]))`,
+				end-scrape, scrapes)
 		}
 		return object{"interval": scrape.String(), "input_series": series, "promql_expr_test": checks}
 	}
@@ -217,9 +303,13 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 			brief = append(brief, trouble{name: tr.name, series: tr.series, lasts: scrape})
 		}
 	}
-	tests := []object{test(lasting), test(brief), {"interval": scrape.String(), "promql_expr_test": []object{ // a Prometheus that has never heard of a process
+	// a Prometheus that has never heard of a process
+	tests := []object{test(lasting), test(brief), {"interval": scrape.String(), "promql_expr_test": []object{
 		{"expr": `count(ALERTS{alertstate="firing"})`, "eval_time": "45s"},
-		{"expr": `count by (alertname) (ALERTS{alertstate="firing"})`, "eval_time": "1m", "exp_samples": []object{{"labels": `{alertname="HeadcountGone"}`, "value": 1}}},
+		{
+			"expr": `count by (alertname) (ALERTS{alertstate="firing"})`, "eval_time": "1m",
+			"exp_samples": []object{{"labels": `{alertname="HeadcountGone"}`, "value": 1}},
+		},
 	}}}
 	for _, m := range regexp.MustCompile(`- alert: (\w+)`).FindAllSubmatch(file(t, "alerts.yaml"), -1) {
 		if alert := string(m[1]); !seen[alert] {
@@ -230,7 +320,9 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(object{"rule_files": []string{rules}, "evaluation_interval": scrape.String(), "tests": tests})
+	text, err := json.Marshal(object{
+		"rule_files": []string{rules}, "evaluation_interval": scrape.String(), "tests": tests,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,23 +335,24 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 	}
 }
 
-// faster is by how much the time of TestClockAlertsOfRealFaults is shorter than that of operators: what Prometheus takes
-// from alerts.yaml and what lasts in the script of faults. Times that the program has of its own stay as they are, so a
-// larger factor would mostly test these.
+// faster is by how much the time of TestClockAlertsOfRealFaults is shorter than that of operators: what Prometheus
+// takes from alerts.yaml and what lasts in the script of faults. Times that the program has of its own stay as they
+// are, so a larger factor would mostly test these.
 const faster = 10
 
 // scaled is a file of rules whose durations, and thresholds of ages in seconds, are shorter.
 func scaled(t *testing.T, rules string) string {
 	t.Helper()
 	units := map[string]int{"s": 1000, "m": 60_000, "h": 3_600_000, "w": 604_800_000}
-	rules = regexp.MustCompile(`((?:for|interval): |\[)(\d+)([smhw])\b`).ReplaceAllStringFunc(rules, func(found string) string {
-		at := strings.IndexAny(found, "0123456789")
-		n, err := strconv.Atoi(found[at : len(found)-1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		return fmt.Sprintf("%s%dms", found[:at], n*units[found[len(found)-1:]]/faster)
-	})
+	rules = regexp.MustCompile(`((?:for|interval): |\[)(\d+)([smhw])\b`).
+		ReplaceAllStringFunc(rules, func(found string) string {
+			at := strings.IndexAny(found, "0123456789")
+			n, err := strconv.Atoi(found[at : len(found)-1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprintf("%s%dms", found[:at], n*units[found[len(found)-1:]]/faster)
+		})
 	return regexp.MustCompile(`((?:heard|lag)_seconds > \d+)0\b`).ReplaceAllString(rules, "$1")
 }
 
@@ -305,7 +398,8 @@ func (r *regional) start(t *testing.T) {
 func (r *regional) use(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, path := range []string{"/api/v1/counters/views:1/increment", "/p/changes"} {
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.public+path, strings.NewReader("{}"))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.public+path,
+				strings.NewReader("{}"))
 			if err != nil {
 				return
 			}
@@ -322,8 +416,8 @@ func (r *regional) use(ctx context.Context) {
 	}
 }
 
-// TestClockAlertsOfRealFaults has a real Prometheus watch real processes, which suffer all of these at once, each in a job of
-// its own:
+// TestClockAlertsOfRealFaults has a real Prometheus watch real processes, which suffer all of these at once, each in a
+// job of its own:
 //
 //	brief    Redis is away for 6 s: no alert
 //	away     Redis is away for a minute: HeadcountStoreAway
@@ -342,7 +436,10 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 	j := &jobs{file: filepath.Join(dir, "jobs.json"), at: map[string][]string{}}
 	add := func(job string, flags ...string) *regional {
 		r := &regional{job: job, public: servertest.FreeAddr(), admin: servertest.FreeAddr()}
-		r.flags = append([]string{"serve", "--listen=" + r.public, "--admin-listen=" + r.admin, "--cluster-listen=" + servertest.FreeAddr(), "--api-key=a key that is long enough"}, flags...)
+		r.flags = append([]string{
+			"serve", "--listen=" + r.public, "--admin-listen=" + r.admin, "--cluster-listen=" + servertest.FreeAddr(),
+			"--api-key=a key that is long enough",
+		}, flags...)
 		all, j.at[job] = append(all, r), append(j.at[job], r.admin)
 		return r
 	}
@@ -381,12 +478,17 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 	}
 
 	j.tell(t)
-	rules, config, web := filepath.Join(dir, "alerts.yaml"), filepath.Join(dir, "prometheus.yaml"), servertest.FreeAddr()
-	settings := fmt.Sprintf("global: {scrape_interval: %[1]dms, scrape_timeout: %[1]dms, evaluation_interval: %[1]dms}\nrule_files: [%[2]s]\nscrape_configs:\n  - job_name: all\n    file_sd_configs: [{files: [%[3]s]}]\n", (scrape / faster).Milliseconds(), rules, j.file)
-	if err := errors.Join(os.WriteFile(rules, []byte(scaled(t, string(file(t, "alerts.yaml")))), 0o600), os.WriteFile(config, []byte(settings), 0o600)); err != nil {
+	rules, config, web := filepath.Join(dir, "alerts.yaml"), filepath.Join(dir,
+		"prometheus.yaml"), servertest.FreeAddr()
+	settings := fmt.Sprintf("global: {scrape_interval: %[1]dms, scrape_timeout: %[1]dms, evaluation_interval: "+
+		"%[1]dms}\nrule_files: [%[2]s]\nscrape_configs:\n  - job_name: all\n    file_sd_configs: [{files: [%[3]s]}]\n",
+		(scrape / faster).Milliseconds(), rules, j.file)
+	if err := errors.Join(os.WriteFile(rules, []byte(scaled(t, string(file(t, "alerts.yaml")))), 0o600),
+		os.WriteFile(config, []byte(settings), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	background(t, 10*time.Second, "prometheus", "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "tsdb"), "--web.listen-address="+web, "--log.level=warn")
+	background(t, 10*time.Second, "prometheus", "--config.file="+config,
+		"--storage.tsdb.path="+filepath.Join(dir, "tsdb"), "--web.listen-address="+web, "--log.level=warn")
 
 	// query returns what the series of an expression are of: job and alert.
 	query := func(expr string) (of []string) {
@@ -410,13 +512,15 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		return slices.Compact(of)
 	}
 	away, causes := "away HeadcountStoreAway", []string{
-		"full HeadcountStoreAway", "gone HeadcountGone", "left HeadcountRegionSilent", "part HeadcountProcessGone", "persist HeadcountPersistLag", "persist HeadcountStoreAway",
+		"full HeadcountStoreAway", "gone HeadcountGone", "left HeadcountRegionSilent", "part HeadcountProcessGone",
+		"persist HeadcountPersistLag", "persist HeadcountStoreAway",
 	}
 	begun := time.Now()
 	over := map[string]time.Duration{}    // when the cause of an alert ended
 	fired := map[string][]time.Duration{} // all that ever fired, and when it was seen to
 	// firing is what fires now. How fast this machine is, and whether a restart of Redis is a loss, is not looked at.
-	const others = "HeadcountRedisSlow|HeadcountJoinsSlow|HeadcountChangesSlow|HeadcountSuspended|HeadcountRedisLostData"
+	const others = "HeadcountRedisSlow|HeadcountJoinsSlow|HeadcountChangesSlow|HeadcountSuspended|" +
+		"HeadcountRedisLostData"
 	firing := func() []string {
 		time.Sleep(50 * time.Millisecond) // no alert is missed
 		now := query(`ALERTS{alertstate="firing",alertname!~"` + others + `"}`)
@@ -430,14 +534,17 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		}
 		return now
 	}
-	testkit.Eventually(t, "all processes are scraped and ready", func() bool { return len(query("headcount_ready == 1")) == len(j.at) && len(query("up == 0")) == 0 })
+	testkit.Eventually(t, "all processes are scraped and ready", func() bool {
+		return len(query("headcount_ready == 1")) == len(j.at) && len(query("up == 0")) == 0
+	})
 
 	begun = time.Now()
 	defer func() {
 		for a, when := range fired {
 			scaled := func(d time.Duration) time.Duration { return (faster * d).Round(time.Second) }
 			if until, must := over[a]; must {
-				t.Logf("%s from %s to %s, the cause has ended after %s", a, scaled(when[0]), scaled(when[len(when)-1]), scaled(until))
+				t.Logf("%s from %s to %s, the cause has ended after %s",
+					a, scaled(when[0]), scaled(when[len(when)-1]), scaled(until))
 			} else {
 				t.Errorf("%s from %s to %s, without a cause", a, scaled(when[0]), scaled(when[len(when)-1]))
 			}
@@ -448,7 +555,8 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 	gone.process.Kill()
 	part.process.Kill()
 	postgres.Kill()
-	if err := unix.Prlimit(full.process.PID(), unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 4096, Max: unix.RLIM_INFINITY}, nil); err != nil {
+	if err := unix.Prlimit(full.process.PID(), unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 4096, Max: unix.RLIM_INFINITY},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Until(begun.Add(6 * time.Second / faster)))
@@ -458,18 +566,21 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 	redis["away"].Restart(t)
 	over[away] = time.Since(begun)
 
-	testkit.Eventually(t, "an alert that a region is gone", func() bool { return slices.Contains(firing(), "gone HeadcountGone") })
+	testkit.Eventually(t, "an alert that a region is gone",
+		func() bool { return slices.Contains(firing(), "gone HeadcountGone") })
 	address := j.at["gone"]
 	delete(j.at, "gone") // its machines are not found any more
 	j.tell(t)
-	testkit.Eventually(t, "a region that is not found", func() bool { firing(); return len(query(`up{job="gone"}`)) == 0 })
+	testkit.Eventually(t, "a region that is not found",
+		func() bool { firing(); return len(query(`up{job="gone"}`)) == 0 })
 	testkit.Eventually(t, fmt.Sprintf("the alerts %q", causes), func() bool { return slices.Equal(firing(), causes) })
 	j.at["gone"] = address
 	j.tell(t)
 	gone.start(t)
 	part.start(t)
 	postgres.Restart(t)
-	if err := unix.Prlimit(full.process.PID(), unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}, nil); err != nil {
+	if err := unix.Prlimit(full.process.PID(), unix.RLIMIT_FSIZE,
+		&unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, a := range causes {

@@ -25,7 +25,8 @@ import (
 // a change soon. Sites with hosts of their own do not get each other's counts.
 func TestServerReadsBehindACache(t *testing.T) {
 	dir, proxy, listen, admin := t.TempDir(), servertest.FreeAddr(), servertest.FreeAddr(), servertest.FreeAddr()
-	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s", "--trusted-proxies=127.0.0.1",
+	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s",
+		"--trusted-proxies=127.0.0.1",
 		"--site=default=http://a.test", "--site=b=http://b.test")
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
 
@@ -37,13 +38,16 @@ func TestServerReadsBehindACache(t *testing.T) {
 	}))
 	defer counted.Close()
 
-	cache, location, ok := strings.Cut(regexp.MustCompile("(?s)```nginx\n(.*?)```").FindStringSubmatch(string(file(t, "README.md")))[1], "\n\n")
+	cache, location, ok := strings.Cut(
+		regexp.MustCompile("(?s)```nginx\n(.*?)```").FindStringSubmatch(string(file(t, "README.md")))[1], "\n\n")
 	if !ok {
 		t.Fatal("README.md does not say how nginx caches reads")
 	}
 	cache = strings.Replace(cache, "/var/cache/nginx/headcount", filepath.Join(dir, "cache"), 1)
 	conf := filepath.Join(dir, "nginx.conf")
-	text := fmt.Sprintf("user root; pid %s/nginx.pid; error_log stderr crit; events { worker_connections 500; }\nhttp { access_log off; proxy_temp_path temp;\n%s\nupstream gateways { server %s; keepalive 8; }\nserver { listen %s;\n%s\n}\n}",
+	text := fmt.Sprintf("user root; pid %s/nginx.pid; error_log stderr crit; events { worker_connections 500; "+
+		"}\nhttp { access_log off; proxy_temp_path temp;\n%s\nupstream gateways { server %s; keepalive 8; }\nserver "+
+		"{ listen %s;\n%s\n}\n}",
 		dir, cache, counted.Listener.Addr(), proxy, location)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -71,7 +75,10 @@ func TestServerReadsBehindACache(t *testing.T) {
 		}
 		return string(answer), err
 	}
-	testkit.Eventually(t, "an answer", func() bool { _, err := do("GET", "/hot%2Fpage/counter", ""); return err == nil })
+	testkit.Eventually(t, "an answer", func() bool {
+		_, err := do("GET", "/hot%2Fpage/counter", "")
+		return err == nil
+	})
 
 	var asked atomic.Int64
 	ctx, stop := context.WithCancel(t.Context())

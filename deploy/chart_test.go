@@ -225,23 +225,30 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 	d := objects["Deployment hc-"+role]
 	visitors := role == "all" || role == "gateway"
 	must(t, role, d, map[string]string{
-		"spec template metadata labels " + component: role, "spec selector matchLabels " + component: role, pod + "containers 1": "<nil>",
-		container + "image": says(values, "image"),
+		"spec template metadata labels " + component: role, "spec selector matchLabels " + component: role,
+		pod + "containers 1": "<nil>",
+		container + "image":  says(values, "image"),
 		// Kubernetes gives pods variables for each Service, and for one called headcount such as HEADCOUNT_PORT.
 		pod + "enableServiceLinks": "false",
 		// Without the group the process may not write to a new volume.
 		pod + "securityContext fsGroup":      "65532",
 		pod + "securityContext runAsNonRoot": "true", container + "securityContext readOnlyRootFilesystem": "true",
-		container + "securityContext allowPrivilegeEscalation": "false", container + "securityContext capabilities drop": "[ALL]",
-		container + "livenessProbe httpGet path": "/healthz", container + "startupProbe httpGet path": "/healthz",
-		container + "readinessProbe httpGet path": map[bool]string{true: "/readyz?exclude=store", false: "/readyz"}[visitors],
+		container + "securityContext allowPrivilegeEscalation": "false",
+		container + "securityContext capabilities drop":        "[ALL]",
+		container + "livenessProbe httpGet path":               "/healthz",
+		container + "startupProbe httpGet path":                "/healthz",
+		container + "readinessProbe httpGet path": map[bool]string{true: "/readyz?exclude=store",
+			false: "/readyz"}[visitors],
 	})
 	must(t, "the budget of "+role, objects["PodDisruptionBudget hc-"+role], map[string]string{
 		"spec selector matchLabels " + component: role, "spec maxUnavailable": "1",
 	})
 	if visitors {
-		must(t, "the service", objects["Service hc"], map[string]string{"spec selector " + component: role, "spec ports 0 targetPort": "visitors"})
-		must(t, "the policy of "+role, objects["NetworkPolicy hc-"+role], map[string]string{"spec podSelector matchLabels " + component: role})
+		must(t, "the service", objects["Service hc"], map[string]string{
+			"spec selector " + component: role, "spec ports 0 targetPort": "visitors",
+		})
+		must(t, "the policy of "+role, objects["NetworkPolicy hc-"+role],
+			map[string]string{"spec podSelector matchLabels " + component: role})
 	}
 	if secret := says(values, "existingSecret"); secret != "" {
 		must(t, role, d, map[string]string{container + "envFrom 0 secretRef name": secret})
@@ -250,7 +257,8 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 	if got, want := env["HEADCOUNT_SHUTDOWN_TIMEOUT"], fmt.Sprintf("%vs", drain); got != want {
 		t.Errorf("%s drains for %s, want %s", role, got, want)
 	}
-	grace, sleep := number(at(d, pod+"terminationGracePeriodSeconds")), number(at(d, container+"lifecycle preStop sleep seconds"))
+	grace, sleep := number(at(d, pod+"terminationGracePeriodSeconds")), number(
+		at(d, container+"lifecycle preStop sleep seconds"))
 	if sleep == 0 || grace-sleep <= number(drain) {
 		t.Errorf("%s has no time to drain: of %d s it sleeps %d", role, grace, sleep)
 	}
@@ -272,7 +280,8 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 	}
 	if scaler := objects["HorizontalPodAutoscaler hc-"+role]; scaler != nil {
 		must(t, "the autoscaler", scaler, map[string]string{
-			"spec scaleTargetRef name": "hc-" + role, "spec metrics 0 pods metric name": "headcount_connections", "spec metrics 1": "<nil>",
+			"spec scaleTargetRef name": "hc-" + role, "spec metrics 0 pods metric name": "headcount_connections",
+			"spec metrics 1": "<nil>",
 		})
 		must(t, "processes of which the autoscaler says how many", d, map[string]string{"spec replicas": "<nil>"})
 	} else if number(at(d, "spec replicas")) == 0 {
@@ -286,7 +295,8 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 			"spec replicas": "1", pod + "volumes 1 persistentVolumeClaim claimName": "hc",
 			container + "volumeMounts 1 mountPath": env["HEADCOUNT_DATA_DIR"],
 		})
-		must(t, "the volume", objects["PersistentVolumeClaim hc"], map[string]string{"metadata annotations helm.sh/resource-policy": "keep"})
+		must(t, "the volume", objects["PersistentVolumeClaim hc"],
+			map[string]string{"metadata annotations helm.sh/resource-policy": "keep"})
 	}
 }
 
@@ -382,7 +392,8 @@ func checkReferences(t *testing.T, objects map[string]any) {
 		if says(o, "kind") != "NetworkPolicy" {
 			continue
 		}
-		must(t, name, o, map[string]string{"spec policyTypes": "[Ingress]"}) // Redis, PostgreSQL and receivers of webhooks must be reached
+		// Redis, PostgreSQL and receivers of webhooks must be reached
+		must(t, name, o, map[string]string{"spec policyTypes": "[Ingress]"})
 		want := len(pods)
 		if name != "NetworkPolicy hc" {
 			want = 1
@@ -392,7 +403,8 @@ func checkReferences(t *testing.T, objects map[string]any) {
 		}
 		ingress, _ := at(o, "spec ingress").([]any)
 		for _, in := range ingress {
-			if at(in, "from 0 podSelector") != nil && chosen(at(in, "from 0 podSelector matchLabels"), pods...) != len(pods) {
+			if at(in, "from 0 podSelector") != nil &&
+				chosen(at(in, "from 0 podSelector matchLabels"), pods...) != len(pods) {
 				t.Errorf("%s lets in %v, and not all of %v", name, at(in, "from"), pods)
 			}
 			all, _ := at(in, "ports").([]any)
@@ -417,9 +429,13 @@ func checkReferences(t *testing.T, objects map[string]any) {
 		t.Errorf("the monitor sees %d of %d Deployments", n, len(pods))
 	}
 	rules := objects["PrometheusRule hc"]
-	must(t, "the monitor", monitor, map[string]string{"metadata labels release": "prometheus", "spec endpoints 0 port": says(objects["Service hc-admin"], "spec ports 0 name")})
+	must(t, "the monitor", monitor, map[string]string{
+		"metadata labels release": "prometheus",
+		"spec endpoints 0 port":   says(objects["Service hc-admin"], "spec ports 0 name"),
+	})
 	must(t, "the alerts", rules, map[string]string{"metadata labels release": "prometheus"})
-	if want := at(parsed(t, file(t, "alerts.yaml")), "groups"); want == nil || !reflect.DeepEqual(at(rules, "spec groups"), want) {
+	if want := at(parsed(t, file(t, "alerts.yaml")), "groups"); want == nil ||
+		!reflect.DeepEqual(at(rules, "spec groups"), want) {
 		t.Errorf("the alerts are %v, want %v", at(rules, "spec groups"), want)
 	}
 }
@@ -472,7 +488,8 @@ func TestChartOfPods(t *testing.T) {
 	for _, o := range []any{deployment, objects["Job hc-check"]} {
 		must(t, says(o, "kind"), o, map[string]string{
 			pod + "nodeSelector": "map[kubernetes.io/arch:arm64]", pod + "tolerations 0 key": "dedicated",
-			pod + "priorityClassName": "high", pod + "serviceAccountName": "hc", pod + "automountServiceAccountToken": "false",
+			pod + "priorityClassName": "high", pod + "serviceAccountName": "hc",
+			pod + "automountServiceAccountToken": "false",
 		})
 		if at(o, pod+"affinity nodeAffinity") == nil {
 			t.Errorf("%s has no affinity", says(o, "kind"))
@@ -519,7 +536,8 @@ func TestChartSchema(t *testing.T) {
 	for _, set := range []string{
 		`replicas: 3`, `{all: {replica: 3}}`, `{gateway: {resources: {limit: {}}}}`, `{persistence: {class: fast}}`,
 		`{settings: {update-intervall: 1s}}`, `{settings: {origins: []}}`, `{service: {type: Loadbalancer}}`,
-		`{monitoring: {enabled: "yes"}}`, `{counters: {rule: []}}`, `{extraEnv: [{value: x}]}`, `{serviceAccount: {created: true}}`,
+		`{monitoring: {enabled: "yes"}}`, `{counters: {rule: []}}`, `{extraEnv: [{value: x}]}`,
+		`{serviceAccount: {created: true}}`,
 		`{shutdownSeconds: 90s}`, `{roles: [gateways]}`,
 	} {
 		if validate(set) == nil {

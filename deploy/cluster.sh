@@ -205,7 +205,8 @@ printf '%-13s %8s  %s\n' redis "${pids[0]}" "redis://127.0.0.1:$redis_port"
 for i in 1 2 3 4 5 6 7; do
 	url=-
 	if [ -n "${listen[i]-}" ]; then url=http://127.0.0.1:${listen[i]}/; fi
-	printf '%-13s %8s  %-24s %-24s %s\n' "${names[i]}" "${pids[i]}" "$url" "127.0.0.1:${admin[i]}" "127.0.0.1:${cluster[i]}"
+	printf '%-13s %8s  %-24s %-24s %s\n' "${names[i]}" "${pids[i]}" "$url" \
+		"127.0.0.1:${admin[i]}" "127.0.0.1:${cluster[i]}"
 done
 printf '\nready; Ctrl-C stops all, kill -9 PID one of them, kill -USR1 %s starts that again\n' $$
 

@@ -167,7 +167,8 @@ func (s *script) nothingLeft(t *testing.T) {
 // count asks a gateway for the page, or changes it.
 func (s *script) count(t *testing.T, gateway int, method, body string) int {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://127.0.0.1:"+s.listen[gateway]+"/here/counter", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://127.0.0.1:"+s.listen[gateway]+"/here/counter",
+		strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +197,8 @@ func TestServerCluster(t *testing.T) {
 	if n := s.count(t, 0, http.MethodPut, `{"action":"increment"}`); n != 1 {
 		t.Errorf("the gateway that was told counts %d, want 1", n)
 	}
-	testkit.Eventually(t, "the count of the other gateway", func() bool { return s.count(t, 1, http.MethodGet, "") == 1 })
+	testkit.Eventually(t, "the count of the other gateway",
+		func() bool { return s.count(t, 1, http.MethodGet, "") == 1 })
 
 	// A process that is killed is reported, and started again on request.
 	if err := syscall.Kill(pids["presence-2"], syscall.SIGKILL); err != nil {
@@ -233,8 +235,11 @@ func TestServerClusterThatCannotStart(t *testing.T) {
 		busy int // the index of a port that is taken for datagrams; 0 for none
 		want string
 	}{
-		"a bad setting": {args: []string{"--update-interval", "often"}, want: "    headcount: --update-interval: it is not a duration"},
-		"one of them":   {busy: 13, want: "cluster: presence-2 ended with status 1 at its start"},
+		"a bad setting": {
+			args: []string{"--update-interval", "often"},
+			want: "    headcount: --update-interval: it is not a duration",
+		},
+		"one of them": {busy: 13, want: "cluster: presence-2 ended with status 1 at its start"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, tc.args...)

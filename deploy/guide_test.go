@@ -20,7 +20,9 @@ func TestGuideHasEveryAlert(t *testing.T) {
 		return all
 	}
 	// Three columns, none of them empty.
-	guide, alerts := names("README.md", "(?m)^\\| `(Headcount[A-Za-z]+)` \\| [^|]{20,} \\| [^|]{20,} \\|$"), names("alerts.yaml", `(?m)^ +- alert: (\w+)$`)
+	guide, alerts := names("README.md",
+		"(?m)^\\| `(Headcount[A-Za-z]+)` \\| [^|]{20,} \\| [^|]{20,} \\|$"),
+		names("alerts.yaml", `(?m)^ +- alert: (\w+)$`)
 	if len(alerts) == 0 || !slices.Equal(guide, alerts) {
 		t.Errorf("the guide has  %q,\nalerts.yaml has %q", guide, alerts)
 	}
@@ -82,7 +84,8 @@ func TestGuideRotatesEverySecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	secrets := []string{"redis", "peer", "postgres", "jwks-url", "tls-key", "domain"}
-	for _, found := range regexp.MustCompile("name:\"([a-z-]+)\" type:\"[a-z]+\" placeholder:\"[^\"]*(SECRET|KEY)").FindAllSubmatch(source, -1) {
+	for _, found := range regexp.MustCompile(
+		"name:\"([a-z-]+)\" type:\"[a-z]+\" placeholder:\"[^\"]*(SECRET|KEY)").FindAllSubmatch(source, -1) {
 		secrets = append(secrets, string(found[1]))
 	}
 	if len(secrets) < 6+5 {

@@ -22,9 +22,12 @@ const (
 )
 
 var schemas = map[string]string{
-	"apps/v1 Deployment": "{" + object + ", spec: {replicas, selector: " + labels + ", strategy: {type, rollingUpdate: {maxUnavailable, maxSurge}}, " +
-		"template: {metadata: {labels, annotations}, spec: {automountServiceAccountToken, enableServiceLinks, imagePullSecrets: {name}, " +
-		"nodeSelector, tolerations, affinity, priorityClassName, serviceAccountName, terminationGracePeriodSeconds, securityContext: {runAsNonRoot, runAsUser, runAsGroup, fsGroup, seccompProfile: {type}}, " +
+	"apps/v1 Deployment": "{" + object + ", spec: {replicas, selector: " + labels +
+		", strategy: {type, rollingUpdate: {maxUnavailable, maxSurge}}, " +
+		"template: {metadata: {labels, annotations}, spec: {automountServiceAccountToken, enableServiceLinks, " +
+		"imagePullSecrets: {name}, " +
+		"nodeSelector, tolerations, affinity, priorityClassName, serviceAccountName, terminationGracePeriodSeconds, " +
+		"securityContext: {runAsNonRoot, runAsUser, runAsGroup, fsGroup, seccompProfile: {type}}, " +
 		"topologySpreadConstraints: {maxSkew, topologyKey, whenUnsatisfiable, labelSelector: " + labels + "}, " +
 		"volumes: {name, configMap: {name}, secret: {secretName}, persistentVolumeClaim: {claimName}}, " +
 		"containers: {name, image, args, volumeMounts: {name, mountPath, readOnly}, envFrom: {secretRef: {name}}, " +
@@ -33,22 +36,29 @@ var schemas = map[string]string{
 		"lifecycle: {preStop: {sleep: {seconds}}}, resources: {requests, limits}, " +
 		"securityContext: {allowPrivilegeEscalation, readOnlyRootFilesystem, capabilities: {drop}}}}}}}",
 	"policy/v1 PodDisruptionBudget": "{" + object + ", spec: {maxUnavailable, selector: " + labels + "}}",
-	"v1 Service":                    "{" + object + ", spec: {type, clusterIP, selector, ports: {name, port, targetPort}}}",
-	"v1 ServiceAccount":             "{" + object + ", automountServiceAccountToken}",
-	"batch/v1 Job":                  "{" + object + ", spec: {backoffLimit, template}}",
-	"v1 PersistentVolumeClaim":      "{" + object + ", spec: {accessModes, storageClassName, resources: {requests: {storage}}}}",
-	"v1 ConfigMap":                  "{" + object + ", data}",
-	"autoscaling/v2 HorizontalPodAutoscaler": "{" + object + ", spec: {scaleTargetRef: {apiVersion, kind, name}, minReplicas, maxReplicas, " +
+	"v1 Service": "{" + object +
+		", spec: {type, clusterIP, selector, ports: {name, port, targetPort}}}",
+	"v1 ServiceAccount": "{" + object + ", automountServiceAccountToken}",
+	"batch/v1 Job":      "{" + object + ", spec: {backoffLimit, template}}",
+	"v1 PersistentVolumeClaim": "{" + object +
+		", spec: {accessModes, storageClassName, resources: {requests: {storage}}}}",
+	"v1 ConfigMap": "{" + object + ", data}",
+	"autoscaling/v2 HorizontalPodAutoscaler": "{" + object +
+		", spec: {scaleTargetRef: {apiVersion, kind, name}, minReplicas, maxReplicas, " +
 		"metrics: {type, pods: {metric: {name}, target: {type, averageValue}}}, " +
 		"behavior: {scaleDown: {stabilizationWindowSeconds, policies: {type, value, periodSeconds}}}}}",
 	"networking.k8s.io/v1 NetworkPolicy": "{" + object + ", spec: {podSelector: " + labels + ", policyTypes, " +
 		"ingress: {from: {podSelector: " + labels + ", namespaceSelector: " + labels + "}, ports: {port, protocol}}}}",
-	"monitoring.coreos.com/v1 ServiceMonitor": "{" + object + ", spec: {selector: " + labels + ", endpoints: {port, interval}}}",
+	"monitoring.coreos.com/v1 ServiceMonitor": "{" + object + ", spec: {selector: " + labels +
+		", endpoints: {port, interval}}}",
 	"monitoring.coreos.com/v1 PrometheusRule": "{" + object + ", spec: {groups: {name, interval, " +
 		"rules: {alert, expr, for, labels, annotations}}}}",
-	"a service of compose.yaml": "{image, build, restart, hostname, command, ports, volumes, networks, depends_on, environment, " +
-		"healthcheck: {test, interval, timeout, start_period, retries}, stop_grace_period, read_only, cap_drop, security_opt, ulimits}",
-	"prometheus.yaml":         "{global: {scrape_interval}, rule_files, scrape_configs: {job_name, static_configs: {targets}}}",
+	"a service of compose.yaml": "{image, build, restart, hostname, command, ports, volumes, networks, depends_on, " +
+		"environment, " +
+		"healthcheck: {test, interval, timeout, start_period, retries}, stop_grace_period, read_only, cap_drop, " +
+		"security_opt, ulimits}",
+	"prometheus.yaml": "{global: {scrape_interval}, rule_files, scrape_configs: {job_name, static_configs: " +
+		"{targets}}}",
 	"grafana/datasource.yaml": "{apiVersion, datasources: {name, type, uid, url, isDefault}}",
 	"grafana/dashboards.yaml": "{apiVersion, providers: {name, type, options: {path}}}",
 }
@@ -148,7 +158,8 @@ func TestCompose(t *testing.T) {
 			}
 		}
 	}
-	there("compose.yaml", "services", "proxy", "gateway-1", "gateway-2", "presence-1", "presence-2", "presence-3", "dispatcher-1", "dispatcher-2", "redis", "postgres", "prometheus", "grafana")
+	there("compose.yaml", "services", "proxy", "gateway-1", "gateway-2", "presence-1", "presence-2", "presence-3",
+		"dispatcher-1", "dispatcher-2", "redis", "postgres", "prometheus", "grafana")
 	for _, name := range names(at(whole, "services")) {
 		s := at(whole, "services "+name)
 		strict(t, "a service of compose.yaml", s)
@@ -166,13 +177,17 @@ func TestCompose(t *testing.T) {
 		there(name, "services", names(at(s, "depends_on"))...)
 		there(name, "networks", names(at(s, "networks"))...)
 		if says(s, "image") == "headcount" {
-			must(t, name, s, map[string]string{"read_only": "true", "cap_drop": "[ALL]", "environment HEADCOUNT_ADVERTISE": name + ":7946"})
+			must(t, name, s, map[string]string{
+				"read_only": "true", "cap_drop": "[ALL]", "environment HEADCOUNT_ADVERTISE": name + ":7946",
+			})
 			if !strings.Contains(string(file(t, "prometheus.yaml")), name+":8081") {
 				t.Errorf("Prometheus does not know %s", name)
 			}
 		}
 	}
-	must(t, "compose.yaml", whole, map[string]string{"services gateway-1 environment HEADCOUNT_API_KEY": "${HEADCOUNT_API_KEY:?set it to a long random value}"})
+	must(t, "compose.yaml", whole, map[string]string{
+		"services gateway-1 environment HEADCOUNT_API_KEY": "${HEADCOUNT_API_KEY:?set it to a long random value}",
+	})
 }
 
 // What compose.yaml gives to Prometheus and Grafana is checked in the same way, and fits together.
@@ -182,16 +197,22 @@ func TestMonitoring(t *testing.T) {
 		all[name] = parsed(t, file(t, name))
 		strict(t, name, all[name])
 	}
-	prometheus, sources, boards := all["prometheus.yaml"], all["grafana/datasource.yaml"], all["grafana/dashboards.yaml"]
+	prometheus := all["prometheus.yaml"]
+	sources := all["grafana/datasource.yaml"]
+	boards := all["grafana/dashboards.yaml"]
 	must(t, "Prometheus", prometheus, map[string]string{"rule_files 1": "<nil>", "scrape_configs 1": "<nil>"})
 	must(t, "Grafana's sources", sources, map[string]string{
-		"apiVersion": "1", "datasources 0 type": "prometheus", "datasources 0 url": "http://prometheus:9090", "datasources 0 isDefault": "true", "datasources 1": "<nil>",
+		"apiVersion": "1", "datasources 0 type": "prometheus", "datasources 0 url": "http://prometheus:9090",
+		"datasources 0 isDefault": "true", "datasources 1": "<nil>",
 	})
 	must(t, "Grafana's boards", boards, map[string]string{"apiVersion": "1", "providers 1": "<nil>"})
 	compose := string(file(t, "compose.yaml"))
 	for _, mount := range []string{
-		"./prometheus.yaml:/etc/prometheus/prometheus.yml:ro", "./alerts.yaml:" + says(prometheus, "rule_files 0") + ":ro", "./grafana.json:" + says(boards, "providers 0 options path") + "/",
-		"./grafana/datasource.yaml:/etc/grafana/provisioning/datasources/", "./grafana/dashboards.yaml:/etc/grafana/provisioning/dashboards/",
+		"./prometheus.yaml:/etc/prometheus/prometheus.yml:ro",
+		"./alerts.yaml:" + says(prometheus, "rule_files 0") + ":ro",
+		"./grafana.json:" + says(boards, "providers 0 options path") + "/",
+		"./grafana/datasource.yaml:/etc/grafana/provisioning/datasources/",
+		"./grafana/dashboards.yaml:/etc/grafana/provisioning/dashboards/",
 	} {
 		if !strings.Contains(compose, mount) {
 			t.Errorf("compose.yaml does not have %s", mount)

@@ -42,12 +42,15 @@ func startGateways(t *testing.T) *gateways {
 	g := &gateways{}
 	for range 2 {
 		addr, admin := servertest.FreeAddr(), servertest.FreeAddr()
-		background(t, testkit.Timeout, binary, "serve", "--listen="+addr, "--admin-listen="+admin, "--cluster-listen="+servertest.FreeAddr(), "--redis="+redis.URL(),
-			"--base-path=/live", "--trusted-proxies=127.0.0.1", fmt.Sprint("--max-connections-per-address=", perAddress), "--shutdown-timeout=2s")
+		background(t, testkit.Timeout, binary, "serve", "--listen="+addr, "--admin-listen="+admin,
+			"--cluster-listen="+servertest.FreeAddr(), "--redis="+redis.URL(),
+			"--base-path=/live", "--trusted-proxies=127.0.0.1",
+			fmt.Sprint("--max-connections-per-address=", perAddress), "--shutdown-timeout=2s")
 		g.addrs, g.admins = append(g.addrs, addr), append(g.admins, admin)
 	}
 	for _, admin := range g.admins {
-		testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
+		testkit.Eventually(t, "a gateway that is ready",
+			func() bool { return servertest.Ready(t.Context(), admin) == nil })
 	}
 	return g
 }
@@ -99,7 +102,10 @@ func (p *proxied) visitor() *http.Client {
 		},
 	}
 	p.t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: testkit.Timeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{
+		Transport: transport, Timeout: testkit.Timeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 }
 
 func (p *proxied) url(path string) string { return "https://counter.example.com" + path }
@@ -143,12 +149,16 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 		browser    bool
 		run        func(conf string) []string
 	}{
-		{"nginx", "nginx.conf", true, func(conf string) []string { return []string{"nginx", "-p", dir, "-c", conf, "-g", "daemon off;"} }},
+		{"nginx", "nginx.conf", true, func(conf string) []string {
+			return []string{"nginx", "-p", dir, "-c", conf, "-g", "daemon off;"}
+		}},
 		{"HAProxy", "haproxy.cfg", true, func(conf string) []string { return []string{"haproxy", "-db", "-f", conf} }},
 		{"Caddy", "Caddyfile", false, func(conf string) []string {
 			return []string{"caddy", "run", "--adapter", "caddyfile", "--config", conf}
 		}},
-		{"Apache", "apache.conf", false, func(conf string) []string { return []string{apache, "-D", "FOREGROUND", "-f", conf} }},
+		{"Apache", "apache.conf", false, func(conf string) []string {
+			return []string{apache, "-D", "FOREGROUND", "-f", conf}
+		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -160,12 +170,18 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 			}
 			conf := filepath.Join(dir, tc.file)
 			if len(gateways) == 1 {
-				text = regexp.MustCompile(`(?m)^.*(server|BalancerMember) .*gateway-2.*\n| gateway-2:8080`).ReplaceAll(text, nil)
+				text = regexp.MustCompile(`(?m)^.*(server|BalancerMember) .*gateway-2.*\n| gateway-2:8080`).ReplaceAll(
+					text, nil)
 			}
-			here := strings.NewReplacer("gateway-1:8080", gateways[0], "gateway-2:8080", gateways[len(gateways)-1], "/etc/headcount/cert.pem", cert, "/etc/headcount/key.pem", key,
-				"/etc/headcount/both.pem", cert, "bind :443", "bind "+p.addr, "listen 443", "listen "+p.addr, "Listen 443", "Listen "+p.addr, "*:443", p.addr, ":443", ":"+port,
-				"/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "/run/apache2/apache2.pid", filepath.Join(dir, "apache.pid"), "ServerRoot /etc/apache2", "ServerRoot "+dir,
-				"worker_rlimit_nofile 65536;", "", "grace_period 5s", "auto_https disable_redirects\n\tgrace_period 100ms", "/usr/lib/apache2/modules", modules, "worker_connections 30000", "worker_connections 500", "maxconn 60000", "maxconn 500")
+			here := strings.NewReplacer("gateway-1:8080", gateways[0], "gateway-2:8080", gateways[len(gateways)-1],
+				"/etc/headcount/cert.pem", cert, "/etc/headcount/key.pem", key,
+				"/etc/headcount/both.pem", cert, "bind :443", "bind "+p.addr, "listen 443", "listen "+p.addr,
+				"Listen 443", "Listen "+p.addr, "*:443", p.addr, ":443", ":"+port,
+				"/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "/run/apache2/apache2.pid",
+				filepath.Join(dir, "apache.pid"), "ServerRoot /etc/apache2", "ServerRoot "+dir,
+				"worker_rlimit_nofile 65536;", "", "grace_period 5s",
+				"auto_https disable_redirects\n\tgrace_period 100ms", "/usr/lib/apache2/modules", modules,
+				"worker_connections 30000", "worker_connections 500", "maxconn 60000", "maxconn 500")
 			if err := os.WriteFile(conf, []byte(here.Replace(string(text))), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -199,12 +215,14 @@ func TestServerProxies(t *testing.T) {
 // Without the second gateway the files are for one process.
 func TestServerProxiesBeforeOneProcess(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprint(w, r.Host, r.URL.EscapedPath(), " ", r.Header.Get("X-Forwarded-For"), " ", r.Header.Get("X-Forwarded-Proto"))
+		fmt.Fprint(w, r.Host, r.URL.EscapedPath(), " ", r.Header.Get("X-Forwarded-For"), " ",
+			r.Header.Get("X-Forwarded-Proto"))
 	}))
 	t.Cleanup(s.Close)
 	eachProxy(t, []string{s.Listener.Addr().String()}, func(t *testing.T, _ string, p *proxied, _ bool) {
 		body, err := io.ReadAll(p.get(p.visitor(), "/live/a%2Fb/counter").Body)
-		if want := fmt.Sprintf("counter.example.com/live/a%%2Fb/counter 127.0.%d.%d https", p.net, p.last); err != nil || string(body) != want {
+		if want := fmt.Sprintf("counter.example.com/live/a%%2Fb/counter 127.0.%d.%d https",
+			p.net, p.last); err != nil || string(body) != want {
 			t.Errorf("%q, %v, want %q", body, err, want)
 		}
 	})
@@ -238,11 +256,15 @@ func TestServerProxiesPassOnLargeBodies(t *testing.T) {
 // A gateway that is gone is no visitor's concern, and behind nginx and HAProxy neither is one that is full.
 func TestServerProxiesGoToAnother(t *testing.T) {
 	answering := func(status int) string {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+		}))
 		t.Cleanup(s.Close)
 		return s.Listener.Addr().String()
 	}
-	for name, first := range map[string]string{"gone": servertest.FreeAddr(), "full": answering(http.StatusServiceUnavailable)} {
+	for name, first := range map[string]string{
+		"gone": servertest.FreeAddr(), "full": answering(http.StatusServiceUnavailable),
+	} {
 		eachProxy(t, []string{first, answering(http.StatusOK)}, func(t *testing.T, proxy string, p *proxied, _ bool) {
 			asksAnother := name == "gone" || proxy == "nginx" || proxy == "HAProxy"
 			for range 6 {
@@ -290,7 +312,8 @@ func TestServerProxiesRepeatNoPost(t *testing.T) {
 // gateways' names are those of containers.
 func TestServerProxyOfCompose(t *testing.T) {
 	dir := t.TempDir()
-	here := strings.NewReplacer(" resolve ", " ", "gateway-1:8080", "127.0.0.1:1", "gateway-2:8080", "127.0.0.1:2", "/var/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "listen 80;", "listen "+servertest.FreeAddr()+";")
+	here := strings.NewReplacer(" resolve ", " ", "gateway-1:8080", "127.0.0.1:1", "gateway-2:8080", "127.0.0.1:2",
+		"/var/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "listen 80;", "listen "+servertest.FreeAddr()+";")
 	conf := filepath.Join(dir, "nginx.conf")
 	if err := os.WriteFile(conf, []byte(here.Replace(string(file(t, "nginx.conf")))), 0o600); err != nil {
 		t.Fatal(err)
@@ -312,7 +335,8 @@ func TestServerProxyOfCompose(t *testing.T) {
 		}
 		return lines
 	}
-	if compose, tested := passes("nginx.conf"), passes("proxy/nginx.conf"); len(tested) < 10 || !slices.Equal(compose, tested) {
+	if compose, tested := passes("nginx.conf"), passes("proxy/nginx.conf"); len(tested) < 10 ||
+		!slices.Equal(compose, tested) {
 		t.Errorf("compose.yaml's nginx does %q, and the tested one does %q", compose, tested)
 	}
 }
@@ -322,8 +346,10 @@ func TestServerProxyOfCompose(t *testing.T) {
 func certificate(t *testing.T, dir string) (cert, key string) {
 	t.Helper()
 	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	out, err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-		"-subj", "/CN=counter.example.com", "-addext", "subjectAltName=DNS:counter.example.com", "-keyout", key, "-out", cert).CombinedOutput()
+	out, err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+		"-nodes", "-days", "2",
+		"-subj", "/CN=counter.example.com", "-addext", "subjectAltName=DNS:counter.example.com", "-keyout", key, "-out",
+		cert).CombinedOutput()
 	if err != nil {
 		t.Fatalf("openssl: %v; run make setup\n%s", err, out)
 	}
@@ -347,7 +373,8 @@ func (p *proxied) check(name string) {
 	if resp := p.get(p.visitor(), "/live/-/dashboard.js"); resp.StatusCode != http.StatusOK {
 		t.Fatalf("the dashboard's script: %s", resp.Status)
 	}
-	if resp := p.get(p.visitor(), "/live"); resp.StatusCode != http.StatusPermanentRedirect || !strings.HasSuffix(resp.Header.Get("Location"), "/live/") {
+	if resp := p.get(p.visitor(), "/live"); resp.StatusCode != http.StatusPermanentRedirect ||
+		!strings.HasSuffix(resp.Header.Get("Location"), "/live/") {
 		t.Fatalf("/live: %s to %q", resp.Status, resp.Header.Get("Location"))
 	}
 	page := name + "/%"
@@ -381,7 +408,8 @@ func (p *proxied) check(name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ws.Write(t.Context(), coder.MessageText, fmt.Appendf(nil, `{"type":"join","page":%q}`, page)); err != nil {
+	if err := ws.Write(t.Context(), coder.MessageText,
+		fmt.Appendf(nil, `{"type":"join","page":%q}`, page)); err != nil {
 		t.Fatal(err)
 	}
 	await(1)
@@ -395,7 +423,8 @@ func (p *proxied) check(name string) {
 	open := 0
 	for i := range 12 {
 		claim := fmt.Sprintf("203.0.113.%d", i)
-		if resp := p.get(crowd, "/live/crowd/counter/events", "X-Forwarded-For", claim); resp.StatusCode == http.StatusOK {
+		if resp := p.get(crowd, "/live/crowd/counter/events", "X-Forwarded-For",
+			claim); resp.StatusCode == http.StatusOK {
 			open++
 		} else if resp.StatusCode != http.StatusServiceUnavailable {
 			t.Fatalf("a full gateway answers %s", resp.Status)
@@ -418,8 +447,10 @@ func (p *proxied) browse(g *gateways, name string) {
 	}
 	_, port, _ := net.SplitHostPort(p.addr)
 	at := "https://counter.example.com:" + port + "/live/"
-	background(t, 0, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-		"--ignore-certificate-errors", "--host-resolver-rules=MAP counter.example.com 127.0.0.1", "--user-data-dir="+t.TempDir(), "--remote-debugging-port=0", at+"?page="+name+"%2Fdemo")
+	background(t, 0, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+		"--disable-background-networking", "--disable-component-update",
+		"--ignore-certificate-errors", "--host-resolver-rules=MAP counter.example.com 127.0.0.1",
+		"--user-data-dir="+t.TempDir(), "--remote-debugging-port=0", at+"?page="+name+"%2Fdemo")
 	visitor := p.visitor()
 	testkit.Eventually(t, "the browser on the demo's page", func() bool {
 		body, _ := io.ReadAll(p.get(visitor, "/live/"+name+"%2Fdemo/counter").Body)

@@ -58,7 +58,8 @@ index() {
 command_to() {
 	local port=$1
 	shift
-	redis-cli -p "$port" --no-auth-warning "$@" >/dev/null || die "redis-server on port $port does not answer; is make regions running?"
+	redis-cli -p "$port" --no-auth-warning "$@" >/dev/null ||
+		die "redis-server on port $port does not answer; is make regions running?"
 }
 
 # switch on|off FROM TO: whether region FROM reaches the Redis of TO.
@@ -87,7 +88,8 @@ links() {
 	done
 }
 
-[ ${#redis[@]}${#listen[@]}${#admin[@]}${#cluster[@]} = 3333 ] || die 'REDIS_PORTS, LISTEN_PORTS, ADMIN_PORTS, CLUSTER_PORTS: write 3 ports, of us, eu and ap'
+[ ${#redis[@]}${#listen[@]}${#admin[@]}${#cluster[@]} = 3333 ] ||
+	die 'REDIS_PORTS, LISTEN_PORTS, ADMIN_PORTS, CLUSTER_PORTS: write 3 ports, of us, eu and ap'
 case ${1-} in
 cut)
 	links off "${@:2}"
@@ -150,7 +152,8 @@ await() {
 	until "$@"; do
 		[ -z "$signal" ] || exit 0
 		for pid in ${servers[@]+"${servers[@]}"} ${programs[@]+"${programs[@]}"}; do
-			kill -0 "$pid" 2>/dev/null || die "a process has ended at its start; the ends of the logs: $(tail -n 3 "$dir"/*.log)"
+			kill -0 "$pid" 2>/dev/null ||
+				die "a process has ended at its start; the ends of the logs: $(tail -n 3 "$dir"/*.log)"
 		done
 		[ $SECONDS -lt $until ] || die "not ready after $ready_within s; the logs are in $dir"
 		sleep 0.2
@@ -167,7 +170,8 @@ ready() {
 say "starting; the logs are in $dir"
 for i in 0 1 2; do
 	mkdir "$dir/${names[i]}"
-	"${session[@]}" redis-server --bind 127.0.0.1 --port "${redis[i]}" --dir "$dir/${names[i]}" --save '' --appendonly no \
+	"${session[@]}" redis-server --bind 127.0.0.1 --port "${redis[i]}" \
+		--dir "$dir/${names[i]}" --save '' --appendonly no \
 		</dev/null >>"$dir/redis-${names[i]}.log" 2>&1 &
 	servers+=($!)
 done
@@ -190,7 +194,8 @@ for i in 0 1 2; do
 	# In the environment, since everyone may read command lines.
 	HEADCOUNT_PEER="${peers[0]},${peers[1]}" "${session[@]}" "$bin" serve --region "${names[i]}" \
 		--redis "redis://127.0.0.1:${redis[i]}" --region-stale-after "${REGION_STALE_AFTER:-30s}" \
-		--listen "127.0.0.1:${listen[i]}" --admin-listen "127.0.0.1:${admin[i]}" --cluster-listen "127.0.0.1:${cluster[i]}" \
+		--listen "127.0.0.1:${listen[i]}" --admin-listen "127.0.0.1:${admin[i]}" \
+		--cluster-listen "127.0.0.1:${cluster[i]}" \
 		--shutdown-timeout 10s "$@" </dev/null >>"$dir/${names[i]}.log" 2>&1 &
 	programs+=($!)
 done
@@ -198,7 +203,8 @@ for i in 0 1 2; do await ready "${admin[i]}"; done
 
 printf '\n%-8s %-26s %-24s %s\n' region open admin redis
 for i in 0 1 2; do
-	printf '%-8s %-26s %-24s %s\n' "${names[i]}" "http://127.0.0.1:${listen[i]}/" "127.0.0.1:${admin[i]}" "127.0.0.1:${redis[i]}"
+	printf '%-8s %-26s %-24s %s\n' "${names[i]}" "http://127.0.0.1:${listen[i]}/" \
+		"127.0.0.1:${admin[i]}" "127.0.0.1:${redis[i]}"
 done
 say
 say "ready; the parts of a total:  curl '127.0.0.1:${listen[0]}/demo/counter?regions=1'"
@@ -207,6 +213,7 @@ say 'Ctrl-C stops all'
 while [ -z "$signal" ]; do
 	sleep 0.5 || true
 	for i in 0 1 2; do
-		kill -0 "${programs[i]}" 2>/dev/null || die "${names[i]} has ended; its log: $(tail -n 3 "$dir/${names[i]}.log")"
+		kill -0 "${programs[i]}" 2>/dev/null ||
+			die "${names[i]} has ended; its log: $(tail -n 3 "$dir/${names[i]}.log")"
 	done
 done 2>/dev/null

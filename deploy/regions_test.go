@@ -20,7 +20,8 @@ func TestServerRegions(t *testing.T) {
 	all := freePorts(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
 	env := []string{
-		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch, "HEADCOUNT_PRESENCE_TIMEOUT=2m", // holds last longer than the test
+		// holds last longer than the test
+		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch, "HEADCOUNT_PRESENCE_TIMEOUT=2m",
 		"REDIS_PORTS=" + strings.Join(all[:3], " "), "LISTEN_PORTS=" + strings.Join(all[3:6], " "),
 		"ADMIN_PORTS=" + strings.Join(all[6:9], " "), "CLUSTER_PORTS=" + strings.Join(all[9:], " "),
 	}
@@ -38,7 +39,9 @@ func TestServerRegions(t *testing.T) {
 	shows := func(want ...int) {
 		t.Helper()
 		testkit.Eventually(t, fmt.Sprintf("the counts %v of the regions", want), func() bool {
-			got := []int{s.count(t, 0, http.MethodGet, ""), s.count(t, 1, http.MethodGet, ""), s.count(t, 2, http.MethodGet, "")}
+			got := []int{
+				s.count(t, 0, http.MethodGet, ""), s.count(t, 1, http.MethodGet, ""), s.count(t, 2, http.MethodGet, ""),
+			}
 			return slices.Equal(got, want)
 		})
 	}

@@ -57,7 +57,8 @@ check_node() {
 	version=$(node -p 'process.versions.node')
 	rest=${version#*.}
 	least_rest=${node_least#*.}
-	[ "${version%%.*}" -gt "${node_least%%.*}" ] || { [ "${version%%.*}" -eq "${node_least%%.*}" ] && [ "${rest%%.*}" -ge "$least_rest" ]; } ||
+	[ "${version%%.*}" -gt "${node_least%%.*}" ] ||
+		{ [ "${version%%.*}" -eq "${node_least%%.*}" ] && [ "${rest%%.*}" -ge "$least_rest" ]; } ||
 		die "node is $version; the tests of web/ need $node_least or newer: install it from the Node.js project's site"
 }
 

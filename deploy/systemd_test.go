@@ -16,14 +16,25 @@ import (
 func TestUnit(t *testing.T) {
 	const yes, span = `yes|no`, `\d+s`
 	known := map[string]map[string]string{ // what each directive may say
-		"Unit": {"Description": `.+`, "Documentation": `man:headcount\(8\)`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`},
+		"Unit": {
+			"Description": `.+`, "Documentation": `man:headcount\(8\)`, "After": `[a-z-]+\.target`,
+			"Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`,
+		},
 		"Service": {
-			"ExecStart": `/\S+ serve --config \$\{CREDENTIALS_DIRECTORY\}/headcount\.json`, "LoadCredential": `headcount\.json:/\S+`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`, "UMask": `0[0-7]{3}`,
-			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "RestartPreventExitStatus": `\d+`, "TimeoutStopSec": span, "LimitNOFILE": `\d+`,
-			"DynamicUser": yes, "AmbientCapabilities": `CAP_NET_BIND_SERVICE`, "CapabilityBoundingSet": `CAP_NET_BIND_SERVICE`, "NoNewPrivileges": yes,
-			"ProtectSystem": `yes|full|strict`, "ProtectHome": yes + `|read-only|tmpfs`, "ProtectProc": `default|invisible|noaccess|ptraceable`,
-			"PrivateTmp": yes, "PrivateDevices": yes, "ProtectKernelTunables": yes, "ProtectKernelModules": yes, "ProtectKernelLogs": yes, "ProtectControlGroups": yes, "ProtectClock": yes, "ProtectHostname": yes,
-			"RestrictAddressFamilies": `AF_[A-Z0-9]+( AF_[A-Z0-9]+)*`, "RestrictNamespaces": yes, "RestrictRealtime": yes, "RestrictSUIDSGID": yes, "LockPersonality": yes, "MemoryDenyWriteExecute": yes, "RemoveIPC": yes,
+			"ExecStart":      `/\S+ serve --config \$\{CREDENTIALS_DIRECTORY\}/headcount\.json`,
+			"LoadCredential": `headcount\.json:/\S+`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`,
+			"UMask":   `0[0-7]{3}`,
+			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "RestartPreventExitStatus": `\d+`,
+			"TimeoutStopSec": span, "LimitNOFILE": `\d+`,
+			"DynamicUser": yes, "AmbientCapabilities": `CAP_NET_BIND_SERVICE`,
+			"CapabilityBoundingSet": `CAP_NET_BIND_SERVICE`, "NoNewPrivileges": yes,
+			"ProtectSystem": `yes|full|strict`, "ProtectHome": yes + `|read-only|tmpfs`,
+			"ProtectProc": `default|invisible|noaccess|ptraceable`,
+			"PrivateTmp":  yes, "PrivateDevices": yes, "ProtectKernelTunables": yes, "ProtectKernelModules": yes,
+			"ProtectKernelLogs": yes, "ProtectControlGroups": yes, "ProtectClock": yes, "ProtectHostname": yes,
+			"RestrictAddressFamilies": `AF_[A-Z0-9]+( AF_[A-Z0-9]+)*`, "RestrictNamespaces": yes,
+			"RestrictRealtime": yes, "RestrictSUIDSGID": yes, "LockPersonality": yes, "MemoryDenyWriteExecute": yes,
+			"RemoveIPC":               yes,
 			"SystemCallArchitectures": `native`, "SystemCallFilter": `~?@[a-z-]+`, "SystemCallErrorNumber": `EPERM`,
 		},
 		"Install": {"WantedBy": `multi-user\.target`},
@@ -49,7 +60,8 @@ func TestUnit(t *testing.T) {
 	}
 
 	for _, name := range []string{
-		"DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "ProtectKernelTunables", "ProtectKernelModules", "ProtectKernelLogs", "ProtectControlGroups",
+		"DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "ProtectKernelTunables",
+		"ProtectKernelModules", "ProtectKernelLogs", "ProtectControlGroups",
 		"RestrictNamespaces", "RestrictSUIDSGID", "MemoryDenyWriteExecute",
 	} {
 		if !slices.Equal(said[name], []string{"yes"}) {
@@ -65,9 +77,11 @@ func TestUnit(t *testing.T) {
 	}
 	dir := says(parsed(t, file(t, "headcount.json")), "data-dir")
 	if one("ProtectSystem") != "strict" || dir != "/var/lib/"+one("StateDirectory") {
-		t.Errorf("the process may write where it should not, or not into its data directory: %q, %q, %q", one("ProtectSystem"), one("StateDirectory"), dir)
+		t.Errorf("the process may write where it should not, or not into its data directory: %q, %q, %q",
+			one("ProtectSystem"), one("StateDirectory"), dir)
 	}
-	if stop, err := time.ParseDuration(one("TimeoutStopSec")); err != nil || stop <= 30*time.Second { // the default of --shutdown-timeout
+	// the default of --shutdown-timeout
+	if stop, err := time.ParseDuration(one("TimeoutStopSec")); err != nil || stop <= 30*time.Second {
 		t.Errorf("it has no time to drain: %v, %v", stop, err)
 	}
 }

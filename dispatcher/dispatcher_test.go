@@ -255,7 +255,9 @@ func pageIn(bucket int) string {
 }
 
 func TestBucketThatCannotBeReadDoesNotDelayOthers(t *testing.T) {
-	for name, slow := range map[string]time.Duration{"it fails at once": 0, "its server does not answer": 5 * time.Second} {
+	for name, slow := range map[string]time.Duration{
+		"it fails at once": 0, "its server does not answer": 5 * time.Second,
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newBroken(9)

@@ -123,7 +123,10 @@ func TestTopOfSites(t *testing.T) {
 	}
 	d.top.update(of(shop.Qualify(presence.AllPages), 9, 1)) // not a page
 	got := d.Top(2)
-	want := []presence.PageUsers{{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: shop.Qualify("p4"), Users: 5}, {Page: shop.Qualify("p3"), Users: 4}}
+	want := []presence.PageUsers{
+		{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: shop.Qualify("p4"), Users: 5},
+		{Page: shop.Qualify("p3"), Users: 4},
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -146,7 +149,8 @@ func TestTopOfPublicPages(t *testing.T) {
 	got := d.Top(2)
 	want := []presence.PageUsers{
 		{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: "p0", Users: 100},
-		{Page: shop.Qualify("p4"), Users: 5}, {Page: shop.Qualify("p3"), Users: 4}, {Page: shop.Qualify("p0"), Users: 1},
+		{Page: shop.Qualify("p4"), Users: 5}, {Page: shop.Qualify("p3"), Users: 4},
+		{Page: shop.Qualify("p0"), Users: 1},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)

@@ -52,16 +52,19 @@ func TestServerBodiesToTheByte(t *testing.T) {
 	}
 	do("POST", "/"+odd+"/changes", `{"title":"\"New\" <b>","url":"https://a.example/?x=1&y=2"}`)
 	pins("GET", "/-/users/ann/follows", "", `{"follows":["b","é \"<&>\\"],"unread":{"é \"<&>\\":1}}`+"\n")
-	pins("GET", "/-/users/ann/notifications", "", `{"count":1,"notifications":[{"page":"é \"<&>\\","count":1,"updated_at":TIME,`+
-		`"title":"\"New\" \u003cb\u003e","url":"https://a.example/?x=1\u0026y=2"}]}`+"\n")
+	pins("GET", "/-/users/ann/notifications", "",
+		`{"count":1,"notifications":[{"page":"é \"<&>\\","count":1,"updated_at":TIME,`+
+			`"title":"\"New\" \u003cb\u003e","url":"https://a.example/?x=1\u0026y=2"}]}`+"\n")
 	pins("GET", "/-/users/ann/unread", "", `{"count":1,"updated_at":TIME}`+"\n")
 	pins("PUT", "/-/users/ann/unread", `{"action":"reset"}`, `{"count":0,"updated_at":TIME}`+"\n")
 
 	do("PUT", "/-/users/ann/pages/p", "")
 	pins("GET", "/-/users/ann", "", `{"user":"ann","online":true,"since":TIME,"pages":1}`+"\n")
-	pins("GET", `/-/users?user=a"<b&user=ann`, "", `{"users":[{"user":"a\"<b","online":false},{"user":"ann","online":true,"since":TIME,"pages":1}]}`+"\n")
-	pins("GET", "/"+odd+"/stats?last=1m&step=1m", "", `{"page":"é \"<&>\\","now":0,"peak":{"count":0,"at":null},"joins":0,"visitors":0,`+
-		`"points":[{"at":TIME,"max":0,"joins":0},{"at":TIME,"max":0,"joins":0}]}`+"\n")
+	pins("GET", `/-/users?user=a"<b&user=ann`, "",
+		`{"users":[{"user":"a\"<b","online":false},{"user":"ann","online":true,"since":TIME,"pages":1}]}`+"\n")
+	pins("GET", "/"+odd+"/stats?last=1m&step=1m", "",
+		`{"page":"é \"<&>\\","now":0,"peak":{"count":0,"at":null},"joins":0,"visitors":0,`+
+			`"points":[{"at":TIME,"max":0,"joins":0},{"at":TIME,"max":0,"joins":0}]}`+"\n")
 
 	for path, want := range map[string]string{
 		"/-/top/events?n=1":            `{"top":[{"page":"p","users":2}]}`,

@@ -159,7 +159,8 @@ func onPages(kind string, from, to int) []byte {
 // The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
-		address, gateway := limit.Rate{Every: time.Minute, Burst: 100}, limit.PerSecond(gatewayPageRate, gatewayPageBurst)
+		address, gateway := limit.Rate{Every: time.Minute, Burst: 100}, limit.PerSecond(gatewayPageRate,
+			gatewayPageBurst)
 		*s.g.newTopics = *httppolicy.NewSharedLimiter(address, gateway)
 		first, second := s.socket(""), s.socket("")
 		first.write(onPages("subscribe", 0, 100))

@@ -128,7 +128,10 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	sites, _ := identity.NewSites(nil)
 	store := presencemem.New(presencemem.Config{})
 	var g *Gateway
-	nd, err := node.New(store, node.Config{Name: "n", PresenceTimeout: 7 * time.Second, Reply: replies(func(_ string, r *heartbeat.Reply) { g.Receive(r) }), Log: zerolog.Nop()})
+	nd, err := node.New(store, node.Config{
+		Name: "n", PresenceTimeout: 7 * time.Second,
+		Reply: replies(func(_ string, r *heartbeat.Reply) { g.Receive(r) }), Log: zerolog.Nop(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +139,8 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{Node: nd, store: store, gateway: func(page string) presence.Parts { return g.Explain(page) }},
 		Counters: counterapi.Config{Rules: counter.BuiltinRules(), Counters: countersIn(countertest.InMemory(t, nil)), Log: zerolog.Nop()},
 		API: api.Config{
-			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Dashboard: noDashboard{}, Regions: store, LastSeen: store,
+			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Dashboard: noDashboard{},
+			Regions: store, LastSeen: store,
 			Arrivals: webhook.New(webhook.Config{}),
 		},
 		Access: api.Access{Identities: identities, Sites: sites, Proxies: proxies}, Log: zerolog.Nop(),
@@ -384,13 +388,17 @@ func TestServerFramesInPieces(t *testing.T) {
 		want := []struct {
 			opcode byte
 			prefix string
-		}{{websocket.Pong, "between"}, {websocket.Text, heartbeatMsg}, {websocket.Pong, ""}, {websocket.Text, `{"type":"error","code":"bad_json"`}, {websocket.Text, unreadMsg}}
+		}{
+			{websocket.Pong, "between"}, {websocket.Text, heartbeatMsg}, {websocket.Pong, ""},
+			{websocket.Text, `{"type":"error","code":"bad_json"`}, {websocket.Text, unreadMsg},
+		}
 		for i := 0; i < len(want); {
 			opcode, payload, err := r.frame()
 			if err != nil {
 				r.t.Fatal(err)
 			}
-			if bytes.HasPrefix(payload, []byte(`{"type":"count"`)) || i+1 < len(want) && bytes.HasPrefix(payload, []byte(unreadMsg)) {
+			if bytes.HasPrefix(payload, []byte(`{"type":"count"`)) || i+1 < len(want) &&
+				bytes.HasPrefix(payload, []byte(unreadMsg)) {
 				continue
 			}
 			if opcode != want[i].opcode || !bytes.HasPrefix(payload, []byte(want[i].prefix)) {
@@ -490,16 +498,30 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		more  string // data that the client sends before it receives the close frame
 		first bool   // the client's close frame is the first
 	}{
-		"the client's":          {sends: closing(1000), code: 1000, first: true},
-		"the client's, going":   {sends: masked(partText, "x") + closing(1001), code: 1001, first: true},
-		"the client's, left":    {sends: masked(websocket.Text, `{"type":"leave","page":"p"}`) + closing(1000), code: 1000, first: true},
-		"a reason of no UTF-8":  {sends: masked(websocket.Close, "\x03\xe8\xff"), code: websocket.StatusInvalidPayload, first: true},
-		"a code of none":        {sends: closing(1005), code: websocket.StatusProtocolError, first: true},
-		"too long a frame":      {masked(websocket.Text, strings.Repeat("x", 100_000)), tooLarge, websocket.StatusTooBig, masked(websocket.Text, heartbeatMsg), false},
-		"too long in fragments": {masked(partText, strings.Repeat("x", websocket.MaxMessage)) + masked(lastPart, "x"), tooLarge, websocket.StatusTooBig, "", false},
-		"twenty errors": {strings.Repeat(masked(websocket.Binary, "x"), maxErrors+5), `{"type":"error","code":"too_many_errors"`,
+		"the client's":        {sends: closing(1000), code: 1000, first: true},
+		"the client's, going": {sends: masked(partText, "x") + closing(1001), code: 1001, first: true},
+		"the client's, left": {
+			sends: masked(websocket.Text, `{"type":"leave","page":"p"}`) + closing(1000), code: 1000, first: true,
+		},
+		"a reason of no UTF-8": {
+			sends: masked(websocket.Close, "\x03\xe8\xff"), code: websocket.StatusInvalidPayload, first: true,
+		},
+		"a code of none": {sends: closing(1005), code: websocket.StatusProtocolError, first: true},
+		"too long a frame": {
+			masked(websocket.Text, strings.Repeat("x", 100_000)), tooLarge, websocket.StatusTooBig,
+			masked(websocket.Text, heartbeatMsg), false,
+		},
+		"too long in fragments": {
+			masked(partText, strings.Repeat("x", websocket.MaxMessage)) + masked(lastPart, "x"), tooLarge,
+			websocket.StatusTooBig, "", false,
+		},
+		"twenty errors": {strings.Repeat(masked(websocket.Binary, "x"), maxErrors+5),
+			`{"type":"error","code":"too_many_errors"`,
 			websocket.StatusPolicyViolation, masked(websocket.Ping, "x"), false},
-		"bad UTF-8":     {masked(partText, "\xc3") + masked(lastPart, "x"), "", websocket.StatusInvalidPayload, masked(partText, "x"), false},
+		"bad UTF-8": {
+			masked(partText, "\xc3") + masked(lastPart, "x"), "", websocket.StatusInvalidPayload, masked(partText, "x"),
+			false,
+		},
 		"no mask":       {"\x81\x02{}", "", websocket.StatusProtocolError, "", false},
 		"reserved bits": {masked(0xf1, strings.Repeat("\x88\x80", 5000)), "", websocket.StatusProtocolError, "", false},
 	} {
@@ -715,7 +737,9 @@ func TestServerASlowClientLives(t *testing.T) {
 	t.Parallel()
 	for name, asks := range map[string]int{"silent": 0, "talks": 25} {
 		t.Run(name, func(t *testing.T) {
-			bothWays(t, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }, func(t *testing.T, s *served) {
+			bothWays(t, func(cfg *Config) {
+				cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second
+			}, func(t *testing.T, s *served) {
 				r := s.socket("")
 				s.narrow(r, 64<<10)
 				const fillers = 10
@@ -859,7 +883,8 @@ func TestALeaveReleasesTheTotal(t *testing.T) {
 			r := s.socket("")
 			watch := testkit.NewStopwatch(t)
 			for _, frame := range []string{
-				`{"type":"join","page":"p"}`, `{"type":"unsubscribe","pages":["p"]}`, `{"type":"subscribe","pages":["*"]}`, `{"type":"leave","page":"p"}`,
+				`{"type":"join","page":"p"}`, `{"type":"unsubscribe","pages":["p"]}`,
+				`{"type":"subscribe","pages":["*"]}`, `{"type":"leave","page":"p"}`,
 			} {
 				r.write([]byte(masked(websocket.Text, frame)))
 			}

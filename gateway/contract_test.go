@@ -81,7 +81,8 @@ func everything(t *testing.T) func(*Config) {
 		cfg.API.App = pusher.App{Key: "key", Secrets: []string{"secret"}}
 		cfg.API.Pages = cfg.Store.(*presencemem.Store)
 		cfg.API.Assets = fstest.MapFS{
-			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")}, "headcount.js": {Data: []byte("export {};")},
+			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")},
+			"headcount.js": {Data: []byte("export {};")},
 		}
 	}
 }
@@ -103,7 +104,8 @@ func TestDocsHaveEveryCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)`[^|]*\\|([^|]*)").FindAllStringSubmatch(string(text), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)`[^|]*\\|([^|]*)").FindAllStringSubmatch(
+		string(text), -1) {
 		if _, twice := rows[row[1]]; twice {
 			t.Errorf("docs/http.md has %s twice", row[1])
 		}
@@ -259,29 +261,62 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"DELETE /-/me/follows/{page}", "/-/me/follows/p", "", 204, me},
 			{"DELETE /-/users/{user}/follows/{page}", "/-/users/alice/follows/p", "", 204, key},
 
-			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", `{"delta":5,"dimensions":{"country":"de"}}`, 200, key},
+			{
+				"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment",
+				`{"delta":5,"dimensions":{"country":"de"}}`, 200, key,
+			},
 			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", `{"Delta":5}`, 400, key},
 			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", "", 403, ""},
 			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/likes:1/increment", "", 409, key},
-			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", "x", 415, "X-API-Key: k\nContent-Type: text/plain"},
+			{
+				"POST /api/v1/counters/{key}/increment", "/api/v1/counters/views:1/increment", "x", 415,
+				"X-API-Key: k\nContent-Type: text/plain",
+			},
 			{"POST /api/v1/counters/{key}/increment", "/api/v1/counters/stock:1/increment", `{"delta":3}`, 200, key},
 			{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", "", 200, key},
 			{"POST /api/v1/counters/{key}/decrement", "/api/v1/counters/stock:1/decrement", `{"delta":9}`, 409, key},
-			{"POST /api/v1/counters", "/api/v1/counters", `{"changes":[{"key":"views:1"},{"key":"views:2","delta":-1}]}`, 200, key},
-			{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?label=reads&color=teal", "", 200, ""},
+			{
+				"POST /api/v1/counters", "/api/v1/counters",
+				`{"changes":[{"key":"views:1"},{"key":"views:2","delta":-1}]}`, 200, key,
+			},
+			{
+				"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?label=reads&color=teal", "",
+				200, "",
+			},
 			{"GET /api/v1/counters/{key}/badge.svg", "/api/v1/counters/views:1/badge.svg?color=url(x)", "", 400, ""},
-			{"POST /api/v1/counters/{key}/set", "/api/v1/counters/stock:1/set", `{"value":2,"reason":"counted","by":"ops"}`, 200, key},
-			{"POST /api/v1/counters/{key}/adjust", "/api/v1/counters/views:1/adjust", `{"delta":-1,"reason":"bots","by":"ops"}`, 200, key},
-			{"POST /api/v1/counters/{key}/reset", "/api/v1/counters/views:2/reset", `{"reason":"bots","by":"ops"}`, 200, key},
+			{
+				"POST /api/v1/counters/{key}/set", "/api/v1/counters/stock:1/set",
+				`{"value":2,"reason":"counted","by":"ops"}`, 200, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/adjust", "/api/v1/counters/views:1/adjust",
+				`{"delta":-1,"reason":"bots","by":"ops"}`, 200, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reset", "/api/v1/counters/views:2/reset", `{"reason":"bots","by":"ops"}`,
+				200, key,
+			},
 			{"POST /api/v1/counters/{key}/members", "/api/v1/counters/likes:1/members", `{"add":["a"]}`, 200, key},
 			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/me", "", 200, me},
 			{"GET /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", "", 200, key},
 			{"DELETE /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", "", 200, key},
 			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", `{}`, 200, key},
-			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", `{"membr":1}`, 400, key},
-			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", "x", 415, key + "\nContent-Type: text/plain"},
-			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", strings.Repeat(" ", 300_000), 413, key},
-			{"DELETE /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", `{"membr":1}`, 400, key},
+			{
+				"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", `{"membr":1}`, 400,
+				key,
+			},
+			{
+				"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b", "x", 415,
+				key + "\nContent-Type: text/plain",
+			},
+			{
+				"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/b",
+				strings.Repeat(" ", 300_000), 413, key,
+			},
+			{
+				"DELETE /api/v1/counters/{key}/members/{member}", "/api/v1/counters/likes:1/members/a", `{"membr":1}`,
+				400, key,
+			},
 			{"PUT /api/v1/counters/{key}/members/{member}", "/api/v1/counters/visitors:1/members/ann", "", 200, key},
 			{"GET /api/v1/counters/{key}", "/api/v1/counters/visitors:1", "", 200, ""},
 			{"GET /api/v1/counters/{key}", "/api/v1/counters/none:1", "", 400, ""},
@@ -310,10 +345,16 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"GET /api/v1/counters/{key}/range", "/api/v1/counters/views:1/range", "", 200, ""},
 			{"GET /api/v1/counters/{key}/range", "/api/v1/counters/likes:1/range", "", 409, ""},
 			{"GET /api/v1/counters/{key}/window", "/api/v1/counters/views:1/window?last=1h", "", 200, ""},
-			{"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:1/dimensions/country", "", 200, key},
+			{
+				"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:1/dimensions/country", "", 200,
+				key,
+			},
 			{"GET /api/v1/counters/{key}/range", "/api/v1/counters/views:far/range", "", 200, ""},
 			{"GET /api/v1/counters/{key}/window", "/api/v1/counters/views:far/window?last=1h", "", 200, ""},
-			{"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:far/dimensions/country", "", 200, key},
+			{
+				"GET /api/v1/counters/{key}/dimensions/{name}", "/api/v1/counters/views:far/dimensions/country", "",
+				200, key,
+			},
 			{"GET /api/v1/counters/{key}/aggregate", "/api/v1/counters/views:*/aggregate", "", 200, key},
 			{"GET /api/v1/top", "/api/v1/top?match=views:*&last=1h", "", 200, ""},
 			{"POST /api/v1/limits/{key}", "/api/v1/limits/a", `{"limit":1,"window":"1h"}`, 200, key},
@@ -393,7 +434,8 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 
 		good["GET /app/{app}"] = true // TestServerPusher
 		for _, stream := range []string{
-			"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events", "/-/top/events",
+			"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events",
+			"/-/top/events",
 		} {
 			good["GET "+stream] = true // TestFramesAreAsDocumented
 		}
@@ -434,7 +476,8 @@ func documented(doc any, call string, resp *http.Response, body []byte, valid fu
 	for i, step := range at {
 		at[i] = url.PathEscape(strings.NewReplacer("~", "~0", "/", "~1").Replace(step))
 	}
-	return valid("openapi.json#/"+strings.Join(at, "/")+"/content/"+strings.Replace(media, "/", "~1", 1)+"/schema", value)
+	return valid("openapi.json#/"+strings.Join(at, "/")+"/content/"+strings.Replace(media, "/", "~1", 1)+"/schema",
+		value)
 }
 
 // find goes into objects.
@@ -479,7 +522,8 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			}
 			shown[name] = true
 		}
-		r := s.open("/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+		r := s.open("/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
 		r.response(http.StatusSwitchingProtocols)
 		until := func(kind string) {
 			t.Helper()

@@ -49,7 +49,9 @@ type looker struct {
 
 func (s *served) looker(lines ...string) *looker {
 	s.t.Helper()
-	r := s.open("/-/ws", "", append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
+	r := s.open("/-/ws", "",
+		append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
 	r.response(http.StatusSwitchingProtocols)
 	var welcome struct{ ID, User string }
 	_, text, err := r.frame()
@@ -119,7 +121,9 @@ func (s *served) call(method, path, body string, lines ...string) string {
 	}
 	r := s.open("/", "")
 	_, _ = io.Copy(io.Discard, r.response(http.StatusNotFound).Body)
-	r.write([]byte(fmt.Sprintf("%s /api/v1/counters%s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nConnection: close\r\n%s\r\n\r\n%s", method, path, len(body), strings.Join(lines, "\r\n"), body)))
+	r.write([]byte(fmt.Sprintf(
+		"%s /api/v1/counters%s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nConnection: close\r\n%s\r\n\r\n%s", method,
+		path, len(body), strings.Join(lines, "\r\n"), body)))
 	resp, err := http.ReadResponse(r.in, nil)
 	if err != nil {
 		s.t.Fatal(err)
@@ -137,7 +141,8 @@ func TestCountersAreLive(t *testing.T) {
 		a, b := s.looker(), s.looker()
 		a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
 		for range 2 {
-			if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact || f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
+			if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact ||
+				f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
 				t.Fatalf("got %+v", f)
 			}
 		}
@@ -231,7 +236,10 @@ func TestBadgeOfACounter(t *testing.T) {
 				t.Errorf("%s: %d %s, want %s", path, status, body, want)
 			}
 		}
-		for path, want := range map[string]int{"views:1/badge.svg?color=x": 400, "views:1/badge.svg?label=" + strings.Repeat("x", 41): 400, "stores:1/badge.svg": 403, "a%2A/badge.svg": 400} {
+		for path, want := range map[string]int{
+			"views:1/badge.svg?color=x": 400, "views:1/badge.svg?label=" + strings.Repeat("x", 41): 400,
+			"stores:1/badge.svg": 403, "a%2A/badge.svg": 400,
+		} {
 			if status, body := get("/api/v1/counters/" + path); status != want {
 				t.Errorf("%s: %d %s, want %d", path, status, body, want)
 			}
@@ -254,7 +262,10 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 			{`{"type":"subscribe","counters":"views:1"}`, "bad_json", ""},
 			{`{"type":"subscribe","counters":[null]}`, "bad_json", ""},
 			{`{"type":"subscribe","pages":["p",""],"counters":["views:1"]}`, "bad_page", ""},
-			{`{"type":"subscribe","pages":["p","q"],"counters":[` + strings.Join(many, ",") + `]}`, "too_many_pages", ""},
+			{
+				`{"type":"subscribe","pages":["p","q"],"counters":[` + strings.Join(many, ",") + `]}`, "too_many_pages",
+				"",
+			},
 		} {
 			c.say(tc.text)
 			if f := c.next(); f.Type != "error" || f.Code != tc.code || f.Counter != tc.counter {
@@ -279,7 +290,10 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 		if f := c.next(); f.Type != "count" {
 			t.Fatalf("got %+v", f)
 		}
-		for _, text := range []string{`{"type":"join","page":"q"}`, `{"type":"subscribe","pages":["q"]}`, `{"type":"subscribe","counters":["likes:1"]}`} {
+		for _, text := range []string{
+			`{"type":"join","page":"q"}`, `{"type":"subscribe","pages":["q"]}`,
+			`{"type":"subscribe","counters":["likes:1"]}`,
+		} {
 			c.say(text)
 			if f := c.next(); f.Code != "too_many_pages" {
 				t.Errorf("%s: got %+v", text, f)
@@ -289,7 +303,8 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 		server := s.looker("X-API-Key: k")
 		server.say(`{"type":"subscribe","counters":["private"]}`)
 		server.until("private", 0, false)
-		s.open("/-/ws", "", "X-API-Key: x", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==").response(http.StatusUnauthorized)
+		s.open("/-/ws", "", "X-API-Key: x", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==").response(http.StatusUnauthorized)
 	})
 }
 
@@ -327,7 +342,8 @@ func TestEventsOfACounter(t *testing.T) {
 			return r, bufio.NewReader(resp.Body)
 		}
 		conn, first := stream()
-		if id, data := event(t, first); id != "0-0" || data != `{"key":"likes:1","kind":"members","value":0,"updated_at":null,"version":"0-0","exact":true}` {
+		if id, data := event(t, first); id != "0-0" ||
+			data != `{"key":"likes:1","kind":"members","value":0,"updated_at":null,"version":"0-0","exact":true}` {
 			t.Errorf("%s %s", id, data)
 		}
 		want := strings.TrimSuffix(strings.TrimSpace(s.call("PUT", "/likes:1/members/a", "")), `,"member":true}`) + "}"
@@ -372,7 +388,9 @@ type remote struct {
 func (r remote) Remote() bool { return true }
 func (r remote) Up() bool     { return !r.store.away.Load() }
 
-func (d *distant) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+func (d *distant) Read(
+	ctx context.Context, keys []string, member string, lag time.Duration,
+) ([]counter.Reading, error) {
 	if d.away.Load() {
 		return nil, counter.ErrUnavailable
 	}
@@ -399,8 +417,10 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 		if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
 			t.Errorf("got %+v, want it stale", f)
 		}
-		stream := bufio.NewReader(s.open("/api/v1/counters/views:known/events", "", "Connection: close").response(http.StatusOK).Body)
-		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || !strings.Contains(text, `"exact":false,"stale":true}`) {
+		stream := bufio.NewReader(
+			s.open("/api/v1/counters/views:known/events", "", "Connection: close").response(http.StatusOK).Body)
+		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) ||
+			!strings.Contains(text, `"exact":false,"stale":true}`) {
 			t.Errorf("an event stream that was opened meanwhile: %s", text)
 		}
 		b := s.looker()

@@ -17,7 +17,8 @@ func TestMemoryIsShort(t *testing.T) {
 		first := s.socket("")
 		memory.Store(true)
 		for range 3 {
-			if got := s.open("/p/counter/events", "").response(http.StatusServiceUnavailable).Header.Get("Retry-After"); got == "" {
+			if got := s.open("/p/counter/events",
+				"").response(http.StatusServiceUnavailable).Header.Get("Retry-After"); got == "" {
 				t.Fatal("no Retry-After")
 			}
 		}

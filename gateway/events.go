@@ -68,15 +68,15 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool
 	return calls.Taken, nil
 }
 
-// mayWatch reports whether a caller whose identity is not known, for this reason, may watch: a stream that joins no page
-// needs no identity.
+// mayWatch reports whether a caller whose identity is not known, for this reason, may watch: a stream that joins no
+// page needs no identity.
 func mayWatch(unknown error) bool {
 	return identity.Nobody(unknown) || errors.Is(unknown, api.ErrElsewhere)
 }
 
-// endOfStay returns when a stream ends that keeps its user on a page until a time; zero: forever. A proxy may accept comments
-// long after its client has gone. So the stream ends when a WebSocket that does not answer pings would, and the client opens
-// another one.
+// endOfStay returns when a stream ends that keeps its user on a page until a time; zero: forever. A proxy may accept
+// comments long after its client has gone. So the stream ends when a WebSocket that does not answer pings would, and
+// the client opens another one.
 func (g *Gateway) endOfStay(expires time.Time) time.Time {
 	until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout)
 	if expires.IsZero() || until.Before(expires) {

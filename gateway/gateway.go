@@ -73,12 +73,13 @@ type Config struct {
 type Times struct {
 	HeartbeatInterval time.Duration
 	ComeBack          time.Duration // how long counts are stale after a restart, see restartGrace; 0: users are kept
-	LeaveGrace        time.Duration // how long a user counts after a connection that ended without a leave; 0: not at all
-	UpdateInterval    time.Duration // at least 10ms
-	PingInterval      time.Duration
-	PongTimeout       time.Duration
-	WriteTimeout      time.Duration
-	ShutdownTimeout   time.Duration // Drain gives clients at most half of it to move
+	// LeaveGrace is how long a user counts after a connection that ended without a leave; 0: not at all
+	LeaveGrace      time.Duration
+	UpdateInterval  time.Duration // at least 10ms
+	PingInterval    time.Duration
+	PongTimeout     time.Duration
+	WriteTimeout    time.Duration
+	ShutdownTimeout time.Duration // Drain gives clients at most half of it to move
 }
 
 // Limits bound what a gateway serves.

@@ -17,10 +17,12 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 	log := &bytes.Buffer{}
 	inMemory(t, func(cfg *Config) { cfg.Log = zerolog.New(zerolog.SyncWriter(log)) }, func(t *testing.T, s *served) {
 		for range 3 {
-			r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+			r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket",
+				"Sec-WebSocket-Version: 13",
 				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
 			body, err := io.ReadAll(r.response(http.StatusForbidden).Body)
-			if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) || !bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {
+			if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) ||
+				!bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {
 				t.Fatalf("%s, %v", body, err)
 			}
 			_ = r.Close()
@@ -36,7 +38,8 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		for _, path := range []string{
-			"/p/counter/events", "/api/v1/counters/views:1/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=alice", "/-/top/events",
+			"/p/counter/events", "/api/v1/counters/views:1/events", "/api/v1/top/events?match=views:*&last=1h",
+			"/-/users/events?user=alice", "/-/top/events",
 		} {
 			for _, of := range []struct {
 				method, origin string
@@ -57,8 +60,10 @@ func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
 					t.Fatal(err)
 				}
 				_ = resp.Body.Close()
-				if resp.StatusCode != of.status || of.status == http.StatusMethodNotAllowed && resp.Header.Get("Allow") != "GET" {
-					t.Errorf("%s %s of %s: %s, Allow %q", of.method, path, of.origin, resp.Status, resp.Header.Get("Allow"))
+				if resp.StatusCode != of.status || of.status == http.StatusMethodNotAllowed &&
+					resp.Header.Get("Allow") != "GET" {
+					t.Errorf("%s %s of %s: %s, Allow %q",
+						of.method, path, of.origin, resp.Status, resp.Header.Get("Allow"))
 				}
 			}
 		}
@@ -98,10 +103,11 @@ func TestServerRefusalsOfTheHTTPServer(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, nil)
 	for request, want := range map[string]string{
-		"GET /%zz HTTP/1.1\r\nHost: h\r\n\r\n":                                       "percent-encoded",
-		"GET / HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 2<<20) + "\r\n\r\n": "header of the request is too large",
-		"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip\r\n\r\n":               "Transfer-Encoding",
-		"GET / HTTP/3.0\r\nHost: h\r\n\r\n":                                          "HTTP/1.1",
+		"GET /%zz HTTP/1.1\r\nHost: h\r\n\r\n": "percent-encoded",
+		"GET / HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 2<<20) +
+			"\r\n\r\n": "header of the request is too large",
+		"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip\r\n\r\n": "Transfer-Encoding",
+		"GET / HTTP/3.0\r\nHost: h\r\n\r\n":                            "HTTP/1.1",
 	} {
 		r := s.open("/", "")
 		_, _ = io.Copy(io.Discard, r.response(404).Body)

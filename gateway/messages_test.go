@@ -16,21 +16,26 @@ import (
 
 func TestParseMessage(t *testing.T) {
 	for text, want := range map[string]message{
-		`{"type":"join","page":"p"}`:                            {kind: typeJoin, pages: []string{"p"}},
-		`{"page":"a/b","x":[1],"type":"leave"}`:                 {kind: typeLeave, pages: []string{"a/b"}},
-		`{"type":"subscribe","pages":["p","*","p"]}`:            {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
-		`{"type":"subscribe","pages":[]}`:                       {kind: typeSubscribe, pages: nil},
-		`{"type":"unsubscribe","pages":["p"],"page":7}`:         {kind: typeUnsubscribe, pages: []string{"p"}},
-		`{"type":"subscribe","pages":["p"],"precision":2}`:      {kind: typeSubscribe, pages: []string{"p"}, precision: 2},
-		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`:  {kind: typeUnsubscribe, pages: []string{"p"}},
-		`{"type":"subscribe","counters":["views:1","a/b"]}`:     {kind: typeSubscribe, counters: []string{"views:1", "a/b"}},
-		`{"type":"unsubscribe","counters":["a"],"pages":["p"]}`: {kind: typeUnsubscribe, pages: []string{"p"}, counters: []string{"a"}},
-		` {"type":"heartbeat"} `:                                {kind: typeHeartbeat, pages: nil},
-		`{"type":"read"}`:                                       {kind: typeRead, pages: nil},
-		`{"type":"join","page":"\u0041","Type":"bad"}`:          {kind: typeJoin, pages: []string{"A"}},
+		`{"type":"join","page":"p"}`:                    {kind: typeJoin, pages: []string{"p"}},
+		`{"page":"a/b","x":[1],"type":"leave"}`:         {kind: typeLeave, pages: []string{"a/b"}},
+		`{"type":"subscribe","pages":["p","*","p"]}`:    {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
+		`{"type":"subscribe","pages":[]}`:               {kind: typeSubscribe, pages: nil},
+		`{"type":"unsubscribe","pages":["p"],"page":7}`: {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","pages":["p"],"precision":2}`: {kind: typeSubscribe, pages: []string{"p"},
+			precision: 2},
+		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`: {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","counters":["views:1","a/b"]}`: {kind: typeSubscribe,
+			counters: []string{"views:1", "a/b"}},
+		`{"type":"unsubscribe","counters":["a"],"pages":["p"]}`: {
+			kind: typeUnsubscribe, pages: []string{"p"}, counters: []string{"a"},
+		},
+		` {"type":"heartbeat"} `:                       {kind: typeHeartbeat, pages: nil},
+		`{"type":"read"}`:                              {kind: typeRead, pages: nil},
+		`{"type":"join","page":"\u0041","Type":"bad"}`: {kind: typeJoin, pages: []string{"A"}},
 	} {
 		m, err := parseMessage([]byte(text))
-		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) || !slices.Equal(m.counters, want.counters) || m.precision != want.precision {
+		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) ||
+			!slices.Equal(m.counters, want.counters) || m.precision != want.precision {
 			t.Errorf("parseMessage(%s) = %+v, %v; want %+v", text, m, err, want)
 		}
 	}
@@ -38,19 +43,34 @@ func TestParseMessage(t *testing.T) {
 
 func TestParseMessageFaults(t *testing.T) {
 	for text, want := range map[string]string{
-		``: calls.CodeBadJSON, `{`: calls.CodeBadJSON, `null`: calls.CodeBadJSON, `[]`: calls.CodeBadJSON, `"join"`: calls.CodeBadJSON, `{"type":"join"}x`: calls.CodeBadJSON,
-		`{"type":1}`: calls.CodeBadJSON, `{"type":null}`: calls.CodeBadJSON, `{"type":"join","page":1}`: calls.CodeBadJSON, `{"type":"join","page":null}`: calls.CodeBadJSON,
-		`{"type":"subscribe","pages":"p"}`: calls.CodeBadJSON, `{"type":"subscribe","pages":[1]}`: calls.CodeBadJSON, `{"type":"subscribe","pages":[null]}`: calls.CodeBadJSON,
-		`{"type":"subscribe","pages":null}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":"2"}`: calls.CodeBadJSON,
-		`{"type":"subscribe","pages":["p"],"precision":null}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":2.5}`: calls.CodeBadJSON,
-		`{"type":"subscribe","pages":["p"],"precision":0}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":10}`: calls.CodeBadJSON,
-		`{"type":"subscribe","pages":["p"],"precision":-1}`: calls.CodeBadJSON, `{"type":"subscribe","pages":["p"],"precision":257}`: calls.CodeBadJSON,
-		`{}`: calls.CodeBadType, `{"type":"Join","page":"p"}`: calls.CodeBadType, `{"TYPE":"join","page":"p"}`: calls.CodeBadType, `{"type":""}`: calls.CodeBadType,
-		`{"type":"join"}`: calls.CodeBadPage, `{"type":"join","page":""}`: calls.CodeBadPage, `{"type":"join","page":"*"}`: calls.CodeBadPage, `{"type":"join","page":"\ud800"}`: calls.CodeBadPage,
-		`{"type":"join","PAGE":"p"}`: calls.CodeBadPage, `{"type":"subscribe","pages":["p",""]}`: calls.CodeBadPage, `{"type":"subscribe"}`: calls.CodeBadPage,
-		`{"type":"subscribe","counters":null}`: calls.CodeBadJSON, `{"type":"subscribe","counters":{}}`: calls.CodeBadJSON, `{"type":"subscribe","counters":[1]}`: calls.CodeBadJSON,
-		`{"type":"subscribe","counters":["a",null]}`: calls.CodeBadJSON, `{"type":"subscribe","counters":[""]}`: calls.CodeBadCounter, `{"type":"unsubscribe","counters":["a*"]}`: calls.CodeBadCounter,
-		`{"type":"subscribe","counters":["a","."],"pages":["p"]}`: calls.CodeBadCounter, `{"type":"subscribe","counters":["a"],"pages":["."]}`: calls.CodeBadPage,
+		``: calls.CodeBadJSON, `{`: calls.CodeBadJSON, `null`: calls.CodeBadJSON, `[]`: calls.CodeBadJSON,
+		`"join"`: calls.CodeBadJSON, `{"type":"join"}x`: calls.CodeBadJSON,
+		`{"type":1}`: calls.CodeBadJSON, `{"type":null}`: calls.CodeBadJSON,
+		`{"type":"join","page":1}`: calls.CodeBadJSON, `{"type":"join","page":null}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":"p"}`: calls.CodeBadJSON, `{"type":"subscribe","pages":[1]}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":[null]}`:                 calls.CodeBadJSON,
+		`{"type":"subscribe","pages":null}`:                   calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":"2"}`:  calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":null}`: calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":2.5}`:  calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":0}`:    calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":10}`:   calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":-1}`:   calls.CodeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":257}`:  calls.CodeBadJSON,
+		`{}`: calls.CodeBadType, `{"type":"Join","page":"p"}`: calls.CodeBadType,
+		`{"TYPE":"join","page":"p"}`: calls.CodeBadType, `{"type":""}`: calls.CodeBadType,
+		`{"type":"join"}`: calls.CodeBadPage, `{"type":"join","page":""}`: calls.CodeBadPage,
+		`{"type":"join","page":"*"}`: calls.CodeBadPage, `{"type":"join","page":"\ud800"}`: calls.CodeBadPage,
+		`{"type":"join","PAGE":"p"}`: calls.CodeBadPage, `{"type":"subscribe","pages":["p",""]}`: calls.CodeBadPage,
+		`{"type":"subscribe"}`:                                    calls.CodeBadPage,
+		`{"type":"subscribe","counters":null}`:                    calls.CodeBadJSON,
+		`{"type":"subscribe","counters":{}}`:                      calls.CodeBadJSON,
+		`{"type":"subscribe","counters":[1]}`:                     calls.CodeBadJSON,
+		`{"type":"subscribe","counters":["a",null]}`:              calls.CodeBadJSON,
+		`{"type":"subscribe","counters":[""]}`:                    calls.CodeBadCounter,
+		`{"type":"unsubscribe","counters":["a*"]}`:                calls.CodeBadCounter,
+		`{"type":"subscribe","counters":["a","."],"pages":["p"]}`: calls.CodeBadCounter,
+		`{"type":"subscribe","counters":["a"],"pages":["."]}`:     calls.CodeBadPage,
 	} {
 		_, err := parseMessage([]byte(text))
 		var f *fault
@@ -78,7 +98,10 @@ func TestFaultsHaveWholeNames(t *testing.T) {
 
 func FuzzParseMessage(f *testing.F) {
 	for _, text := range []string{
-		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"subscribe","pages":["p"],"precision":2}`, `{"type":"subscribe","pages":["p"],"counters":["views:1","*"]}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
+		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`,
+		`{"type":"subscribe","pages":["p"],"precision":2}`,
+		`{"type":"subscribe","pages":["p"],"counters":["views:1","*"]}`, `{"type":"x\u0000"}`,
+		`{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
 	} {
 		f.Add([]byte(text))
 	}

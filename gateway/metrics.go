@@ -28,10 +28,11 @@ type metrics struct {
 
 // Causes of a leave.
 const (
-	leftPage     = "left"      // the client sent a leave, and stays connected
-	leftClosed   = "closed"    // the client closed the connection
-	leftSentAway = "sent_away" // the gateway closed it: it drains, the token expired, or the client made too many errors
-	leftLost     = "lost"      // the connection ended without a close frame, for instance after a timeout
+	leftPage   = "left"   // the client sent a leave, and stays connected
+	leftClosed = "closed" // the client closed the connection
+	// The gateway closed it: it drains, the token expired, or the client made too many errors
+	leftSentAway = "sent_away"
+	leftLost     = "lost" // the connection ended without a close frame, for instance after a timeout
 )
 
 // closedSlow is the reason for which the gateway closes a connection whose client does not read.

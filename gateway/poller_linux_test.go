@@ -29,7 +29,8 @@ func TestServerSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	for range n {
 		all = append(all, socket())
 	}
-	testkit.Eventually(t, "the goroutines of one connection", func() bool { return runtime.NumGoroutine() <= before+n/10 })
+	testkit.Eventually(t, "the goroutines of one connection",
+		func() bool { return runtime.NumGoroutine() <= before+n/10 })
 	for _, r := range all {
 		_ = r.Close()
 	}

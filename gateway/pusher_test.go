@@ -33,11 +33,13 @@ func forPusher(cfg *Config) {
 // app opens /app/ and what follows, as pusher-js does.
 func (s *served) app(path string, lines ...string) *raw {
 	s.t.Helper()
-	return s.open("/app/"+path, "", append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
+	return s.open("/app/"+path, "",
+		append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
 }
 
-var established = regexp.MustCompile(`^{"event":"pusher:connection_established","data":"{\\"socket_id\\":\\"\d+\.\d+\\",\\"activity_timeout\\":\d+}"}$`)
+var established = regexp.MustCompile(
+	`^{"event":"pusher:connection_established","data":"{\\"socket_id\\":\\"\d+\.\d+\\",\\"activity_timeout\\":\d+}"}$`)
 
 // pusher returns a client of Pusher that is connected.
 func (s *served) pusher(query string, lines ...string) *raw {
@@ -58,13 +60,15 @@ func (r *raw) trigger(event, data string) {
 func (r *raw) enters(channel string) {
 	r.t.Helper()
 	r.trigger(pusher.Subscribe, fmt.Sprintf(`{"auth":"","channel":%q}`, channel))
-	r.expect(websocket.Text, fmt.Sprintf(`{"event":"pusher_internal:subscription_succeeded","channel":%q,"data":"{}"}`, channel))
+	r.expect(websocket.Text,
+		fmt.Sprintf(`{"event":"pusher_internal:subscription_succeeded","channel":%q,"data":"{}"}`, channel))
 }
 
 // awaitsCount reads until the count of a channel is as wanted, over counts that are not.
 func (r *raw) awaitsCount(channel string, want int) {
 	r.t.Helper()
-	event := fmt.Sprintf(`{"event":"pusher_internal:subscription_count","channel":%q,"data":"{\"subscription_count\":`, channel)
+	event := fmt.Sprintf(`{"event":"pusher_internal:subscription_count","channel":%q,"data":"{\"subscription_count\":`,
+		channel)
 	for {
 		opcode, text, err := r.frame()
 		switch {
@@ -177,10 +181,15 @@ func TestPusherFaults(t *testing.T) {
 			strings.Repeat("x", 164):     {pusher.CodeRejected, `"bad page: it is longer`},
 			"half a surrogate: \\ud800 ": {pusher.CodeRejected, `"bad page`},
 		} {
-			refused(masked(websocket.Text, `{"event":"pusher:subscribe","data":{"channel":"`+channel+`"}}`), tc.code, tc.says)
-			r.expect(websocket.Text, `{"channel":"`+strings.ReplaceAll(channel, `\ud800`, "\ufffd")+`","data":{"error":`+tc.says)
+			refused(masked(websocket.Text, `{"event":"pusher:subscribe","data":{"channel":"`+channel+`"}}`), tc.code,
+				tc.says)
+			r.expect(websocket.Text,
+				`{"channel":"`+strings.ReplaceAll(channel, `\ud800`, "\ufffd")+`","data":{"error":`+tc.says)
 		}
-		for _, text := range []string{"{", `{"event":"pusher:subscribe","data":"news"}`, `{"event":"pusher:cache","data":{}}`, `{"event":"client-typing","channel":"news","data":{}}`} {
+		for _, text := range []string{
+			"{", `{"event":"pusher:subscribe","data":"news"}`, `{"event":"pusher:cache","data":{}}`,
+			`{"event":"client-typing","channel":"news","data":{}}`,
+		} {
 			refused(masked(websocket.Text, text), pusher.CodeRejected, `"`)
 		}
 		refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
@@ -188,7 +197,8 @@ func TestPusherFaults(t *testing.T) {
 			t.Errorf("%v faults %s", n, calls.CodeForbidden)
 		}
 		for range maxErrors { // which is no mistake of the library
-			refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`), pusher.CodeUnauthorized, `"nobody can sign in here`)
+			refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`),
+				pusher.CodeUnauthorized, `"nobody can sign in here`)
 		}
 		r.enters("news") // the connection is still good
 		r.awaitsCount("news", 1)
@@ -243,12 +253,14 @@ func TestPusherRefusals(t *testing.T) {
 		refused := func(code int, says, path string, lines ...string) {
 			t.Helper()
 			r := s.app(path, lines...)
-			if head := r.response(http.StatusSwitchingProtocols).Header; head.Get("Content-Length") != "" || head.Get("Set-Cookie") != "" {
+			if head := r.response(http.StatusSwitchingProtocols).Header; head.Get("Content-Length") != "" ||
+				head.Get("Set-Cookie") != "" {
 				t.Errorf("the answer has %v", head)
 			}
 			r.expect(websocket.Text, fmt.Sprintf(`{"data":{"code":%d,"message":"`, code))
 			opcode, payload, err := r.frame()
-			if err != nil || opcode != websocket.Close || int(binary.BigEndian.Uint16(payload)) != code || !strings.Contains(string(payload), says) {
+			if err != nil || opcode != websocket.Close || int(binary.BigEndian.Uint16(payload)) != code ||
+				!strings.Contains(string(payload), says) {
 				t.Errorf("%s: %q, %v; want %d, %s", path, payload, err, code, says)
 			}
 			r.expectEnd()
@@ -268,8 +280,12 @@ func TestPusherRefusals(t *testing.T) {
 		second := s.pusher("")
 		refused(pusher.CodeOverCapacity, "--max-connections-per-address", "key?protocol=7")
 		_ = second.Close()
-		for reason, want := range map[string]float64{httppolicy.ReasonMemory: 1, httppolicy.ReasonConnections: 1, httppolicy.ReasonAddress: 1, "not_found": 2, "bad_request": 2, httppolicy.ReasonAPIKey: 1} {
-			testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool { // they are counted after the answer
+		for reason, want := range map[string]float64{
+			httppolicy.ReasonMemory: 1, httppolicy.ReasonConnections: 1, httppolicy.ReasonAddress: 1, "not_found": 2,
+			"bad_request": 2, httppolicy.ReasonAPIKey: 1,
+		} {
+			// they are counted after the answer
+			testkit.Eventually(t, fmt.Sprintf("%v refusals for the reason %s", want, reason), func() bool {
 				return counted(t, reg, "headcount_http_refusals_total", reason) == want
 			})
 		}
@@ -277,11 +293,17 @@ func TestPusherRefusals(t *testing.T) {
 			status int
 			lines  []string
 		}{
-			"/app/key":             {http.StatusUpgradeRequired, nil},
-			"/app/another":         {http.StatusNotFound, nil},
-			"/app/counter":         {http.StatusOK, nil}, // of the page app
-			"/app/key?protocol=7":  {http.StatusForbidden, []string{"Origin: http://evil.example", "Upgrade: websocket"}},
-			"/app/key?protocol=7&": {http.StatusBadRequest, []string{"Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 12"}},
+			"/app/key":     {http.StatusUpgradeRequired, nil},
+			"/app/another": {http.StatusNotFound, nil},
+			"/app/counter": {http.StatusOK, nil}, // of the page app
+			"/app/key?protocol=7": {
+				http.StatusForbidden, []string{"Origin: http://evil.example", "Upgrade: websocket"},
+			},
+			"/app/key?protocol=7&": {
+				http.StatusBadRequest, []string{
+					"Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 12",
+				},
+			},
 		} {
 			s.open(path, "", append(tc.lines, "Connection: close")...).response(tc.status)
 		}
@@ -293,7 +315,9 @@ func TestPusherRefusals(t *testing.T) {
 // With tokens, a client needs one: it opens private pages, and its end is the connection's.
 func TestPusherWithTokens(t *testing.T) {
 	const secret = "a secret for tests"
-	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret)})
+	identities := identity.New(identity.Config{
+		IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret),
+	})
 	t.Cleanup(identities.Close)
 	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
@@ -363,7 +387,8 @@ func TestPusherWhileDraining(t *testing.T) {
 		for range others {
 			times = append(times, <-ended)
 		}
-		if within := slices.MaxFunc(times, time.Time.Compare).Sub(slices.MinFunc(times, time.Time.Compare)); within < 200*time.Millisecond {
+		if within := slices.MaxFunc(times,
+			time.Time.Compare).Sub(slices.MinFunc(times, time.Time.Compare)); within < 200*time.Millisecond {
 			t.Errorf("all connections ended within %s, want about a second", within)
 		}
 		drained.Wait()

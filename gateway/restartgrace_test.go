@@ -51,23 +51,30 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		at   time.Duration
 		want string
 	}{
-		"an id of before":           {news("/-/ws"), void, 2 * time.Second, "[doubt 2 trust 15]"},
-		"it says so":                {news("/-/ws?back=1"), known, 3 * time.Second, "[doubt 3 trust 15]"},
-		"welcomed before":           {news("/-/ws?back=3001"), known, 3 * time.Second, "[doubt 3 trust 15]"},
-		"welcomed in this life":     {news("/-/ws?back=2999.5"), known, 3 * time.Second, "[]"},
-		"it says nonsense":          {news("/-/ws?back=x"), known, 3 * time.Second, "[]"},
-		"an event stream goes on":   {news("/p/counter/events", "Last-Event-ID", "946684799000-2"), known, time.Second, "[doubt 1 trust 15]"},
-		"it was begun in this life": {news("/p/counter/events", "Last-Event-ID", "946684800500-2"), known, time.Second, "[]"},
-		"its version is made up":    {news("/p/counter/events", "Last-Event-ID", "1-1"), known, time.Second, "[]"},
-		"no version":                {news("/p/counter/events", "Last-Event-ID", "x"), known, time.Second, "[]"},
-		"somebody is new":           {news("/-/ws"), known, time.Second, "[]"},
-		"after a slow start":        {news("/-/ws"), void, 14 * time.Second, "[doubt 14 trust 17]"},
-		"too late for all of them":  {news("/-/ws?back=1"), void, 16 * time.Second, "[]"},
+		"an id of before":       {news("/-/ws"), void, 2 * time.Second, "[doubt 2 trust 15]"},
+		"it says so":            {news("/-/ws?back=1"), known, 3 * time.Second, "[doubt 3 trust 15]"},
+		"welcomed before":       {news("/-/ws?back=3001"), known, 3 * time.Second, "[doubt 3 trust 15]"},
+		"welcomed in this life": {news("/-/ws?back=2999.5"), known, 3 * time.Second, "[]"},
+		"it says nonsense":      {news("/-/ws?back=x"), known, 3 * time.Second, "[]"},
+		"an event stream goes on": {
+			news("/p/counter/events", "Last-Event-ID", "946684799000-2"), known, time.Second, "[doubt 1 trust 15]",
+		},
+		"it was begun in this life": {
+			news("/p/counter/events", "Last-Event-ID", "946684800500-2"), known, time.Second, "[]",
+		},
+		"its version is made up":   {news("/p/counter/events", "Last-Event-ID", "1-1"), known, time.Second, "[]"},
+		"no version":               {news("/p/counter/events", "Last-Event-ID", "x"), known, time.Second, "[]"},
+		"somebody is new":          {news("/-/ws"), known, time.Second, "[]"},
+		"after a slow start":       {news("/-/ws"), void, 14 * time.Second, "[doubt 14 trust 17]"},
+		"too late for all of them": {news("/-/ws?back=1"), void, 16 * time.Second, "[]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hub := &doubts{start: time.Now()}
-				g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 15 * time.Second}, Log: zerolog.Nop()}, hub)
+				g := newRestartGrace(Config{
+					Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 15 * time.Second},
+					Log: zerolog.Nop(),
+				}, hub)
 				time.Sleep(tc.at)
 				for range 2 {
 					g.Note(tc.r, tc.id)
@@ -106,7 +113,10 @@ func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 func TestShortDoubtAfterASlowStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := &doubts{start: time.Now()}
-		g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 3 * time.Second}, Log: zerolog.Nop()}, hub)
+		g := newRestartGrace(Config{
+			Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 3 * time.Second},
+			Log: zerolog.Nop(),
+		}, hub)
 		time.AfterFunc(5*time.Second, func() {
 			g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{})
 		})

@@ -76,9 +76,11 @@ func TestClockSoak(t *testing.T) {
 	come(*soak)
 	took := time.Since(began)
 	after := s.rest()
-	testkit.Eventually(t, "no more goroutines than before", func() bool { return runtime.NumGoroutine() <= goroutines+2 })
+	testkit.Eventually(t, "no more goroutines than before",
+		func() bool { return runtime.NumGoroutine() <= goroutines+2 })
 	testkit.Eventually(t, "no more files than before", func() bool { return openFiles(t) <= files+2 })
-	t.Logf("%d connections at %.0f/s: heap %d KB, then %d KB; %d goroutines, then %d", *soak, float64(*soak)/took.Seconds(),
+	t.Logf("%d connections at %.0f/s: heap %d KB, then %d KB; %d goroutines, then %d",
+		*soak, float64(*soak)/took.Seconds(),
 		heap>>10, after>>10, goroutines, runtime.NumGoroutine())
 	// The tables keep their size, however many come.
 	if allowed := heap + 512<<10 + min(uint64(*soak)*50, 4<<20); after > allowed {

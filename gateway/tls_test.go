@@ -73,7 +73,8 @@ func (s *served) events(client *http.Client, page string, major int) *events {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if resp.StatusCode != http.StatusOK || resp.ProtoMajor != major || resp.Header.Get("Content-Type") != "text/event-stream" {
+	if resp.StatusCode != http.StatusOK || resp.ProtoMajor != major ||
+		resp.Header.Get("Content-Type") != "text/event-stream" {
 		s.t.Fatalf("got %s, %s, %q", resp.Proto, resp.Status, resp.Header)
 	}
 	if c := resp.Header.Get("Set-Cookie"); !strings.Contains(c, "; Secure") {
@@ -204,7 +205,8 @@ func TestServerSilentTLSHasNoGoroutine(t *testing.T) {
 		}
 	}
 	// The client needs up to two for each connection.
-	testkit.Eventually(t, "the goroutines of clients alone", func() bool { return runtime.NumGoroutine() <= before+2*n+n/3 })
+	testkit.Eventually(t, "the goroutines of clients alone",
+		func() bool { return runtime.NumGoroutine() <= before+2*n+n/3 })
 }
 
 // A client that begins many calls on one connection and takes no answer has to go when others

@@ -68,7 +68,8 @@ func TestErrors(t *testing.T) {
 // TestRedisReadsTheSame: these bytes are what Redis 7.0 keeps after PFADD of a, b and c.
 func TestRedisReadsTheSame(t *testing.T) {
 	r := of("a", "b", "c")
-	if want := "HYLL\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80`\xf3\x80P\xb1\x84K\xfb\x80BZ"; string(r.Bytes()) != want {
+	if want := "HYLL\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80`\xf3\x80P\xb1\x84K\xfb\x80BZ"; string(
+		r.Bytes()) != want {
 		t.Errorf("%q, want %q", r.Bytes(), want)
 	}
 }

@@ -12,7 +12,8 @@ import (
 func TestNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		site := presence.SiteOf(rapid.StringMatching(`[a-z0-9-]{0,32}`).Draw(t, "site"))
-		key := rapid.StringN(1, 128, 512).Filter(func(s string) bool { return presence.CheckPage(s) == nil }).Draw(t, "key")
+		key := rapid.StringN(1, 128, 512).
+			Filter(func(s string) bool { return presence.CheckPage(s) == nil }).Draw(t, "key")
 
 		name := site.Qualify(key)
 
@@ -53,7 +54,8 @@ func TestNames(t *testing.T) {
 
 // No key that a client may send is taken for one of another site.
 func TestNoKeyIsAName(t *testing.T) {
-	if name := presence.SiteOf("shop").Qualify("p"); presence.CheckPage(name) == nil || presence.CheckReadable(name) == nil {
+	if name := presence.SiteOf("shop").Qualify("p"); presence.CheckPage(name) == nil ||
+		presence.CheckReadable(name) == nil {
 		t.Errorf("%q passes as a page", name)
 	}
 

@@ -17,8 +17,8 @@ var (
 	// ErrUnavailable means that the store cannot be reached now. The call may have taken
 	// effect or not; all calls are safe to repeat.
 	ErrUnavailable = errors.New("store is unavailable")
-	// ErrMalformed means that the store has data which no program of ours wrote so. It is an ErrUnavailable with another
-	// text: what depends on the data can be used when somebody has deleted it.
+	// ErrMalformed means that the store has data which no program of ours wrote so. It is an ErrUnavailable with
+	// another text: what depends on the data can be used when somebody has deleted it.
 	ErrMalformed error = malformed{}
 	// ErrTooMany means that a bound has been reached; the text names the bound.
 	ErrTooMany = errors.New("too many")

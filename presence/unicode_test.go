@@ -45,7 +45,8 @@ func FuzzCheckUnicode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, inner string) {
 		var text string
 		if quoted := []byte(`"` + inner + `"`); json.Unmarshal(quoted, &text) == nil {
-			replaced := strings.Count(text, "\ufffd") > strings.Count(inner, "\ufffd")+strings.Count(strings.ToLower(inner), `\ufffd`)
+			replaced := strings.Count(text, "\ufffd") > strings.Count(inner, "\ufffd")+
+				strings.Count(strings.ToLower(inner), `\ufffd`)
 			if err := presence.CheckUnicode(quoted); (err != nil) != replaced {
 				t.Errorf("%s: %v", inner, err)
 			}

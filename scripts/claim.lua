@@ -13,7 +13,8 @@
 -- lower number does nothing. Under a new generation all counts of pages are void, so no
 -- count needs a correction, and the script deletes KEYS[2]. O(1).
 
-local old = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'claimant', 'claim', 'former', 'shares', 'members', 'whole')
+local old = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'claimant', 'claim', 'former', 'shares', 'members',
+  'whole')
 local whole = old[8] == ARGV[2] and 1 or 0
 local pages = redis.call('STRLEN', KEYS[2])
 local former, shards, members = tonumber(old[1] or 0) or 0, tonumber(old[6] or 1), tonumber(old[7] or 0)
@@ -31,6 +32,7 @@ if old[2] ~= ARGV[2] and pages > 0 then
   redis.call('UNLINK', KEYS[2])
   pages = 0
 end
-redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', epoch), 'owner', ARGV[1], 'generation', ARGV[2], 'sequence', '0', 'batch', '0',
+redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', epoch), 'owner', ARGV[1], 'generation', ARGV[2],
+  'sequence', '0', 'batch', '0',
   'claimant', ARGV[3], 'claim', ARGV[4], 'former', old[1] or '0')
 return {epoch, pages, former, shards, members, whole}

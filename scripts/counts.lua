@@ -43,7 +43,8 @@ local last = tonumber(redis.call('GET', KEYS[6]) or 0)
 if tonumber(ARGV[8]) <= last then return {'late'} end
 if ARGV[9] == '1' and tonumber(ARGV[8]) > last + 1 then return {'gap'} end
 
-local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'log', 'past', 'sweep', 'swept')
+local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset',
+  'log', 'past', 'sweep', 'swept')
 local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
 local floor = tonumber(ARGV[4])
 local time = redis.call('TIME')
@@ -196,4 +197,5 @@ if changed > 0 or again then
   end
   publish(KEYS[1], ARGV[1], ARGV[2], stale, again, out, news)
 end
-return {stale and '1' or '0', status, empties, state[10] ~= state[11] and '1' or '0', out, all, table.concat(ended), seal}
+return {stale and '1' or '0', status, empties, state[10] ~= state[11] and '1' or '0', out, all, table.concat(ended),
+  seal}

@@ -51,7 +51,8 @@ if other or again and raised ~= rebuild then
     if names == '' then names = string.gsub(state[7] or '', '([%w_-]+) %d %d+ %d+ %d+;', '%1,') end
     if names ~= '' then
       for name in string.gmatch(names, '[^,]+') do
-        local flag, floor = string.match(';' .. (state[7] or ''), ';' .. string.gsub(name, '%-', '%%-') .. ' (%d) (%d+) ')
+        local flag, floor = string.match(';' .. (state[7] or ''), ';' .. string.gsub(name, '%-', '%%-') ..
+          ' (%d) (%d+) ')
         if flag == '0' then -- the peer is silent, so its counts will not arrive
           peers[#peers + 1] = name .. ' 0 ' .. floor .. ' ' .. time[1] .. ' 0;'
         else

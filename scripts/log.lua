@@ -12,7 +12,8 @@
 
 local state = redis.call('HMGET', KEYS[1], 'log', 'places', 'void', 'lacking', 'floor', 'forgotten')
 local log = state[4] and 0 or tonumber(state[1] or 0)
-local reply = {log, tonumber(state[2] or 0), tonumber(state[5] or state[3] or 0), redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[1]) and 1 or 0}
+local reply = {log, tonumber(state[2] or 0), tonumber(state[5] or state[3] or 0),
+  redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[1]) and 1 or 0}
 if log == 0 or reply[4] == 0 then return reply end
 local known = log == tonumber(ARGV[2])
 if known and tonumber(ARGV[3]) < tonumber(state[6] or 0) then

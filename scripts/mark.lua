@@ -3,8 +3,8 @@
 --
 -- The last key     hc:{tag}:mark:<process>  string: number of the newest run; the process creates it at its first check
 -- The last two of ARGV  the number of this run, and the newest acknowledged number; both empty while there is no mark
--- A mark that is missing or older than the acknowledged number shows a loss of data. The script leaves such a mark as it
--- is until the process has seen it. It also leaves a newer mark, since runs may arrive out of order. Numbers have 16
+-- A mark that is missing or older than the acknowledged number shows a loss of data. The script leaves such a mark as
+-- it is until the process has seen it. It also leaves a newer mark, since runs may arrive out of order. Numbers have 16
 -- digits, so that they compare as strings. The mark of a process that has ended expires after a week.
 do
   local mark, acknowledged, number = table.remove(KEYS), table.remove(ARGV), table.remove(ARGV)

@@ -22,7 +22,8 @@
 
 local region, log = ARGV[6], tonumber(ARGV[7])
 local from, to, floor = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'peer:' .. region, 'past')
+local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset',
+  'peer:' .. region, 'past')
 local complete, empties = redis.call('SCARD', KEYS[2]), redis.call('ZCARD', KEYS[3])
 local known, cursor, high, done = string.match(state[8] or '', '^(%d+) (%d+) (%d+) (%d)$')
 known, cursor, high, done = tonumber(known or 0), tonumber(cursor or 0), tonumber(high or 0), done == '1'
@@ -60,10 +61,12 @@ elseif done and to <= cursor then
 end
 
 local rebuild, offset = tonumber(state[2] or 0), tonumber(state[7] or 0)
-local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0) + 1) -- the incarnation of a version that begins now
+-- the incarnation of a version that begins now
+local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0) + 1)
 local prefix = tonumber(ARGV[5])
 local writes, records, refused, ended, malformed = {}, {}, {}, {}, 0
-for k = 4, to > cursor and #KEYS or 3 do -- otherwise the bucket has all of the batch, or had it and has forgotten pages since
+-- otherwise the bucket has all of the batch, or had it and has forgotten pages since
+for k = 4, to > cursor and #KEYS or 3 do
   local at = 3 * k
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
@@ -114,7 +117,8 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise the bucket has all of the 
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
-      w.text = packBytes(pageForm, rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) .. body .. all
+      w.text = packBytes(pageForm, rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) ..
+        body .. all
     end
     w.expire = after == 0 and not held
     w.persist = (after > 0 or held) and (before == 0 or not done) -- the key may have a time to live
@@ -139,13 +143,15 @@ for _, w in ipairs(writes) do
     if empties > 0 then redis.call('ZREM', KEYS[3], w.page) end
   end
 end
-if #refused == 0 then cursor = math.max(cursor, to) end -- otherwise the region raises these pairs, and sends the batch again
+-- otherwise the region raises these pairs, and sends the batch again
+if #refused == 0 then cursor = math.max(cursor, to) end
 local again = false
 if ARGV[11] == '1' and to == cursor and not done then
   done = true
   if peer and (floor > peer.floor or peer.flag == '2') then
     if peer.floor > 0 and floor > peer.floor then
-      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- pairs below the floor are void now: totals fall, so versions must grow
+      -- pairs below the floor are void now: totals fall, so versions must grow
+      redis.call('HINCRBY', KEYS[1], 'offset', 1)
     end
     again = true
     redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- for pages whose last pair is void now
@@ -161,7 +167,8 @@ if ARGV[11] == '1' and to == cursor and not done then
     waits, out = select(2, readPeers(z, tonumber(time[1])))
   end
 end
-redis.call('HSET', KEYS[1], 'peer:' .. region, whole(known) .. ' ' .. whole(cursor) .. ' ' .. whole(high) .. ' ' .. (done and 1 or 0))
+redis.call('HSET', KEYS[1], 'peer:' .. region, whole(known) .. ' ' .. whole(cursor) .. ' ' .. whole(high) .. ' ' ..
+  (done and 1 or 0))
 if #records > 0 or again then
   publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), again, out, records)
 end

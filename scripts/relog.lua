@@ -14,7 +14,8 @@
 local state = redis.call('HMGET', KEYS[1], 'log', 'void', 'rebuild', 'given')
 local high = tonumber(ARGV[1])
 local time = redis.call('TIME')
-local fresh = string.format('%.0f', math.max(time[1] * 1000 + math.floor(time[2] / 1000), high + 1, tonumber(state[2] or 0) + 1, tonumber(state[4] or 0) + 1))
+local fresh = string.format('%.0f', math.max(time[1] * 1000 + math.floor(time[2] / 1000), high + 1,
+  tonumber(state[2] or 0) + 1, tonumber(state[4] or 0) + 1))
 local log, prefix, pages, raise = state[1], tonumber(ARGV[2]), {}, {}
 for k = 3, #KEYS do
   local text = redis.pcall('GET', KEYS[k])
@@ -30,7 +31,8 @@ redis.call('ZCARD', KEYS[2])
 for _, w in ipairs(raise) do redis.call('SETRANGE', w[1], 0, w[2]) end
 if not log then
   log = fresh
-  redis.call('HSET', KEYS[1], 'log', log, 'floor', log, 'lacking', '1') -- a peer may have pages that this region forgot while there was no log
+  -- a peer may have pages that this region forgot while there was no log
+  redis.call('HSET', KEYS[1], 'log', log, 'floor', log, 'lacking', '1')
   redis.call('HDEL', KEYS[1], 'places', 'forgotten')
   redis.call('UNLINK', KEYS[2])
 elseif tonumber(log) <= high and #KEYS == 2 then

@@ -28,13 +28,15 @@ local runs = false -- the process was accepted and has its lease, so it only res
 local gateways, unclear = false, false -- among the others; presence nodes use counters as gateways do
 for i = 1, #leases, 2 do
   local ends, roles = string.match(leases[i + 1], '^(%d+) %d+ (.*)$')
-  if tonumber(ends or 0) > now + 3 * ARGV[4] then -- the clock has gone back; a process that runs renews its lease in time
+  -- the clock has gone back; a process that runs renews its lease in time
+  if tonumber(ends or 0) > now + 3 * ARGV[4] then
     ends = string.format('%.0f', now + ARGV[4])
     leases[i + 1] = string.gsub(leases[i + 1], '^%d+', ends)
     redis.call('HSET', KEYS[2], leases[i], leases[i + 1])
   end
   if leases[i] ~= ARGV[1] and tonumber(ends or 0) > now then
-    gateways = gateways or string.find(roles, 'gateway', 1, true) ~= nil or string.find(roles, 'presence', 1, true) ~= nil
+    gateways = gateways or string.find(roles, 'gateway', 1, true) ~= nil or
+      string.find(roles, 'presence', 1, true) ~= nil
     unclear = unclear or roles == ''
   end
   runs = runs or ARGV[5] == '2' and leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
@@ -69,7 +71,8 @@ for i = first, #ARGV, 2 do
     if unclear and not gateways then return {'wait'} end
     new = not gateways and value ~= 'beside'
   end
-  if not new and not runs and not isCounters and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
+  if not new and not runs and not isCounters and
+    not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
     return {'differs', ARGV[i], value or ''}
   end
   if new or not runs and not isCounters then -- the first value of a list is written, so that secrets can rotate

@@ -52,7 +52,8 @@ var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}
 
 // Presence are the scripts of presence, in the order of the alphabet.
 var Presence = []Name{
-	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read, Relog, Remember, Renew, Resize, Save, Sweep, Values,
+	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read, Relog,
+	Remember, Renew, Resize, Save, Sweep, Values,
 }
 
 // Marked are the scripts whose changes are acknowledged to users, and the one that every process runs regularly. Mark

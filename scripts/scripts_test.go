@@ -45,11 +45,13 @@ func TestOneEnvelope(t *testing.T) {
 			t.Errorf("%s has an include left", name)
 		}
 		for i, line := range strings.Split(own, "\n") {
-			if code, _, _ := strings.Cut(line, "--"); strings.Contains(code, "PUBLISH") || strings.Contains(code, `'publications'`) {
+			if code, _, _ := strings.Cut(line, "--"); strings.Contains(code, "PUBLISH") ||
+				strings.Contains(code, `'publications'`) {
 				t.Errorf("%s.lua:%d: %q does what publish.lua is for", name, i+1, line)
 			}
 		}
-		if publishes, included := strings.Contains(own, "publish("), strings.Contains(own, "--#include publish.lua"); publishes && !included {
+		if publishes, included := strings.Contains(own, "publish("), strings.Contains(own,
+			"--#include publish.lua"); publishes && !included {
 			t.Errorf("%s publishes without publish.lua", name)
 		}
 	}

@@ -24,7 +24,10 @@ export default function bell(parts) {
   const { element, headcount, root, number, show, signal } = parts;
   const button = number.closest('button') ?? draw(root, number);
   const name = () =>
-    button.setAttribute('aria-label', `${element.getAttribute('label') ?? 'Notifications'}${number.hidden ? '' : `: ${number.textContent}`}`);
+    button.setAttribute(
+      'aria-label',
+      `${element.getAttribute('label') ?? 'Notifications'}${number.hidden ? '' : `: ${number.textContent}`}`,
+    );
   const tell = (/** @type {number} */ count) => {
     number.hidden = !count;
     show(count, 'unread', count, '{count} unread');

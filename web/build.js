@@ -47,7 +47,15 @@ export async function served(name) {
   const { code } = await minify(await naming(name), {
     module: true,
     ecma: 2022,
-    compress: { passes: 3, unsafe: true, unsafe_arrows: true, pure_getters: true, keep_fargs: false, reduce_funcs: false, inline: 1 },
+    compress: {
+      passes: 3,
+      unsafe: true,
+      unsafe_arrows: true,
+      pure_getters: true,
+      keep_fargs: false,
+      reduce_funcs: false,
+      inline: 1,
+    },
     mangle: { properties: { regex: /^_/ } },
   });
   return code + '\n';

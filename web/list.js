@@ -23,7 +23,8 @@ const STYLE = `
   [part~=none] { margin: .5em .75em; }
 `;
 
-// Where the browser can, it places the list: at the bell's end, else at its start, else in the middle; below or above, where there is more room.
+// Where the browser can, it places the list: at the bell's end, else at its start, else in the middle; below or above,
+// where there is more room.
 const ANCHORED = `
   [part~=button] { anchor-name: --headcount-bell; }
   [part~=list] {
@@ -58,14 +59,17 @@ function place({ style, offsetWidth }, button) {
  */
 async function call(method, page, base, token, keep, idOf) {
   const id = idOf(base, keep);
-  const answer = await fetch(new URL(`-/me/notifications${page && `/${encodeURIComponent(page)}`}${base.search}`, base), {
-    method,
-    headers: token ? { Authorization: `Bearer ${token}` } : id ? { 'Headcount-Id': id } : {},
-    credentials: keep ? 'include' : 'omit',
-    cache: 'no-store',
-    keepalive: method === 'DELETE', // the page may be about to be left
-    signal: AbortSignal.timeout?.(PATIENCE_MS), // Chromium before 103 waits as long as it likes
-  });
+  const answer = await fetch(
+    new URL(`-/me/notifications${page && `/${encodeURIComponent(page)}`}${base.search}`, base),
+    {
+      method,
+      headers: token ? { Authorization: `Bearer ${token}` } : id ? { 'Headcount-Id': id } : {},
+      credentials: keep ? 'include' : 'omit',
+      cache: 'no-store',
+      keepalive: method === 'DELETE', // the page may be about to be left
+      signal: AbortSignal.timeout?.(PATIENCE_MS), // Chromium before 103 waits as long as it likes
+    },
+  );
   if (!answer.ok) throw new Error(`The server answered with status ${answer.status}.`);
   return method === 'GET' ? answer.json() : undefined;
 }
@@ -191,7 +195,12 @@ export default function toggle({ element, headcount, root, say, language, signal
       const all = choices();
       const at = all.indexOf(/** @type {HTMLElement} */ (root.activeElement));
       /** @type {Record<string, number>} */
-      const to = { ArrowDown: (at + 1) % all.length, ArrowUp: (at < 1 ? all.length : at) - 1, Home: 0, End: all.length - 1 };
+      const to = {
+        ArrowDown: (at + 1) % all.length,
+        ArrowUp: (at < 1 ? all.length : at) - 1,
+        Home: 0,
+        End: all.length - 1,
+      };
       if (event.key === 'Escape') close();
       else if (event.key in to) all[to[event.key]]?.focus();
       else return;
@@ -201,7 +210,15 @@ export default function toggle({ element, headcount, root, say, language, signal
     options,
   );
   // Who goes elsewhere, by the keyboard or the mouse, has done with the list.
-  list.addEventListener('focusout', ({ relatedTarget }) => relatedTarget && !element.contains(/** @type {Node} */ (relatedTarget)) && !root.contains(/** @type {Node} */ (relatedTarget)) && close(false), options);
+  list.addEventListener(
+    'focusout',
+    ({ relatedTarget }) =>
+      relatedTarget &&
+      !element.contains(/** @type {Node} */ (relatedTarget)) &&
+      !root.contains(/** @type {Node} */ (relatedTarget)) &&
+      close(false),
+    options,
+  );
   document.addEventListener('pointerdown', (event) => !event.composedPath().includes(element) && close(false), options);
   button.addEventListener('keydown', (event) => event.key === 'Escape' && close(), options);
   signal.addEventListener('abort', () => close(false), options);

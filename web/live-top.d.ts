@@ -20,7 +20,8 @@ export interface TopOptions {
 
 /**
  * Calls back with the pages with the most users, now and at every change, at most once a second,
- * and again after a reconnect. A stale list may be old, or lack pages. A tab that cannot be seen gets nothing. Returns a function that ends it.
+ * and again after a reconnect. A stale list may be old, or lack pages. A tab that cannot be seen gets nothing.
+ * Returns a function that ends it.
  */
 export function watchTop(callback: (top: PageUsers[], stale: boolean) => void, options?: TopOptions): () => void;
 

@@ -175,7 +175,10 @@ export class LiveTop extends Shell {
     };
     try {
       const storage = /** @type {'none' | undefined} */ (get('storage'));
-      signal.addEventListener('abort', watchTop(show, { n: Number(get('n') ?? 10), failed, server: get('server'), storage }));
+      signal.addEventListener(
+        'abort',
+        watchTop(show, { n: Number(get('n') ?? 10), failed, server: get('server'), storage }),
+      );
     } catch (/** @type {any} */ error) {
       console.error(error.message); // the address of the server is none
     }

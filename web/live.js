@@ -23,11 +23,14 @@ const FULL =
  * @property {Headcount} headcount
  * @property {ShadowRoot} root of the element
  * @property {HTMLElement} number in the root; before there is a number it shows the content of the element
- * @property {(value: number, type: string, detail: any, words: string | null) => void} show shows a number and dispatches the event; words are what a screen reader hears unless the author has others, {count} in them is the number, and null is silence
+ * @property {(value: number, type: string, detail: any, words: string | null) => void} show shows a number and
+ *   dispatches the event; words are what a screen reader hears unless the author has others, {count} in them is the
+ *   number, and null is silence
  * @property {(value: number) => string} format
  * @property {() => void} forget shows the content of the element again
  * @property {(words: string) => void} say to a screen reader, at once
- * @property {(why: string | Error) => void} refuse strikes the number out, and tells the author of the page why there is none
+ * @property {(why: string | Error) => void} refuse strikes the number out, and tells the author of the page why there
+ *   is none
  * @property {() => string | undefined} language of the element
  * @property {AbortSignal} signal ends it
  */
@@ -42,7 +45,8 @@ function tell(/** @type {string} */ words, /** @type {'error' | 'warn'} */ how =
 }
 
 /** What an error of a Headcount says to the author of the page. */
-const reason = (/** @type {Error} */ error) => (error instanceof RangeError ? FULL : error.message.replace(/^Headcount: /, ''));
+const reason = (/** @type {Error} */ error) =>
+  error instanceof RangeError ? FULL : error.message.replace(/^Headcount: /, '');
 
 // ---- where the visitor is
 
@@ -126,10 +130,16 @@ function follow(/** @type {() => void} */ callback, /** @type {AbortSignal} */ s
     }
   }
   // Some sites change the canonical address only after they have changed the address.
-  new MutationObserver(moved).observe(document.head, { childList: true, subtree: true, attributes: true, attributeFilter: ['href', 'rel'] });
+  new MutationObserver(moved).observe(document.head, {
+    childList: true,
+    subtree: true,
+    attributes: true,
+    attributeFilter: ['href', 'rel'],
+  });
 }
 
-/** @type {{href?: string, path?: string, values?: string}} */ let seen = {}; // the canonical address, and where it was first seen
+// the canonical address, and where it was first seen
+/** @type {{href?: string, path?: string, values?: string}} */ let seen = {};
 
 /**
  * The page's own name where that is made of more than a path, or the canonical address has a query, which is kept.
@@ -143,7 +153,9 @@ export function place(from) {
   try {
     const canonical = href ? new URL(href) : undefined;
     /** The part of the query that the canonical address has, too; of a whole address all of it. */
-    const kept = new URLSearchParams([...here].filter(([key]) => from === 'url' || canonical?.searchParams.has(key))).toString();
+    const kept = new URLSearchParams(
+      [...here].filter(([key]) => from === 'url' || canonical?.searchParams.has(key)),
+    ).toString();
     if (href !== seen.href) seen = { href, path: pathname, values: kept };
     // After a script has changed the address, a canonical address that stays is that of another page.
     if (canonical && seen.path === pathname && seen.values === kept) name = canonical;
@@ -194,7 +206,11 @@ export function sha256(/** @type {string} */ text) {
       words[i] =
         i < 16
           ? blocks.getInt32(at + i * 4)
-          : (words[i - 16] + words[i - 7] + (turn(w15, 7) ^ turn(w15, 18) ^ (w15 >>> 3)) + (turn(w2, 17) ^ turn(w2, 19) ^ (w2 >>> 10))) | 0;
+          : (words[i - 16] +
+              words[i - 7] +
+              (turn(w15, 7) ^ turn(w15, 18) ^ (w15 >>> 3)) +
+              (turn(w2, 17) ^ turn(w2, 19) ^ (w2 >>> 10))) |
+            0;
       const one = (h + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & f) ^ (~e & g)) + keys[i] + words[i]) | 0;
       const two = ((turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & b) ^ (a & c) ^ (b & c))) | 0;
       [a, b, c, d, e, f, g, h] = [(one + two) | 0, a, b, c, (d + one) | 0, e, f, g];
@@ -236,7 +252,8 @@ function listener() {
   if (!region) {
     region = document.createElement('div');
     region.setAttribute('role', 'status'); // polite
-    region.style.cssText = 'position:fixed;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)'; // set by a script, so that strict policies allow it
+    // set by a script, so that strict policies allow it
+    region.style.cssText = 'position:fixed;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)';
   }
   if (!region.isConnected) document.body.append(region);
   return region;
@@ -330,7 +347,10 @@ export function draw(element, headcount, signal, keep) {
       keep(value);
       number.part.toggle('stale', !!detail.stale);
       if (detail.stale)
-        tell('the server cannot be sure that this count is right (stale): it has just started, or its store or another region does not answer. Its log and /readyz say which one', 'warn');
+        tell(
+          'the server cannot be sure that this count is right (stale): it has just started, or its store or another region does not answer. Its log and /readyz say which one',
+          'warn',
+        );
       number.textContent = text;
       element.dispatchEvent(new CustomEvent(type, { detail }));
       const wanted = element.getAttribute('announce');
@@ -354,7 +374,10 @@ function begin(/** @type {HTMLElement} */ element) {
   return root;
 }
 
-/** The language of an element: the nearest lang around it, also outside of the shadow roots that it is in. None if that is no language tag. */
+/**
+ * The language of an element: the nearest lang around it, also outside of the shadow roots that it is in. None if that
+ * is no language tag.
+ */
 function language(/** @type {HTMLElement} */ element) {
   for (let /** @type {any} */ at = element; at; at = at.getRootNode().host) {
     const found = at.closest('[lang]');
@@ -417,4 +440,5 @@ export default function count({ element, headcount, root, number, show, format, 
 }
 
 /** The plural category of a number in the element's language. */
-const plural = (/** @type {HTMLElement} */ element, /** @type {number} */ value) => new Intl.PluralRules(language(element)).select(value);
+const plural = (/** @type {HTMLElement} */ element, /** @type {number} */ value) =>
+  new Intl.PluralRules(language(element)).select(value);

@@ -17,9 +17,10 @@
 //     label="…"     the word on the button; default "Follow"
 //     refused="…"   as above
 //
-// In plain HTML counter="…" may be called key="…", which many libraries keep for themselves. The elements of counters take format="full". An event `counter` follows each change, with the counter as
-// it is shown, and an event `follow` each change of a follow; an event `refused` each click in vain, with the error. The content of a
-// <like-button> takes the place of the heart, that of a <follow-button> the place of its word. Style them with ::part(button),
+// In plain HTML counter="…" may be called key="…", which many libraries keep for themselves. The elements of counters
+// take format="full". An event `counter` follows each change, with the counter as it is shown, and an event `follow`
+// each change of a follow; an event `refused` each click in vain, with the error. The content of a <like-button> takes
+// the place of the heart, that of a <follow-button> the place of its word. Style them with ::part(button),
 // ::part(pressed), ::part(count), --headcount-like and --headcount-follow.
 
 import { dress, fitting } from './live.js';
@@ -48,7 +49,8 @@ async function request(path, method, base, token, keep, idOf) {
   else if (id) headers['Headcount-Id'] = id;
   const url = new URL(path, base);
   for (const [name, value] of base.searchParams) url.searchParams.set(name, value);
-  if (keep && id && base.origin === location.origin) url.searchParams.set('storage', 'partitioned'); // a frame of another site
+  // a frame of another site
+  if (keep && id && base.origin === location.origin) url.searchParams.set('storage', 'partitioned');
   const answer = await fetch(url, {
     method,
     headers,
@@ -60,7 +62,9 @@ async function request(path, method, base, token, keep, idOf) {
   if (issued && !token) idOf(base, keep, issued);
   const said = await answer.json().catch(() => ({})); // an error of a proxy may be no JSON, and a 204 says nothing
   if (!answer.ok)
-    throw Object.assign(new Error(said.detail ?? said.title ?? `The server answered with status ${answer.status}.`), { status: answer.status });
+    throw Object.assign(new Error(said.detail ?? said.title ?? `The server answered with status ${answer.status}.`), {
+      status: answer.status,
+    });
   return said;
 }
 
@@ -90,7 +94,11 @@ export async function change(method, key, base, token, keep, idOf, hear) {
  * @param {string} [page]
  */
 export async function follow(headcount, method, page) {
-  /** @type {(method: string, rest: string, base: URL, token: string | undefined, keep: boolean, idOf: IdOf) => Promise<any>} */
+  /**
+   * @type {(
+   *   method: string, rest: string, base: URL, token: string | undefined, keep: boolean, idOf: IdOf,
+   * ) => Promise<any>}
+   */
   const ask = (method, rest, ...who) => request(`-/me/follows${rest}`, method, ...who);
   if (page !== undefined) {
     await headcount.lend(ask, method, `/${encodeURIComponent(page)}`);
@@ -98,7 +106,7 @@ export async function follow(headcount, method, page) {
     return;
   }
   /** @type {string[]} */ const all = [];
-  for (let after = ''; after !== undefined; ) {
+  for (let after = ''; after !== undefined;) {
     const { follows, next } = await headcount.lend(ask, method, after && `?after=${encodeURIComponent(after)}`);
     all.push(...follows);
     after = next;
@@ -145,7 +153,11 @@ export default function begin(parts) {
   const key = element.getAttribute('key') ?? element.getAttribute('counter') ?? '';
   const counter = headcount.counter(key);
   // What a page shows is up to its author, who looks here when it shows nothing.
-  headcount.addEventListener('error', (/** @type {any} */ { detail }) => detail.counter === key && refuse(`${key}: ${detail.message}`), { signal });
+  headcount.addEventListener(
+    'error',
+    (/** @type {any} */ { detail }) => detail.counter === key && refuse(`${key}: ${detail.message}`),
+    { signal },
+  );
   const told =
     element.localName === 'like-button'
       ? likes(parts, counter)
@@ -156,10 +168,12 @@ export default function begin(parts) {
   } catch (/** @type {any} */ error) {
     return refuse(error);
   }
-  if (/** @type {any} */ (element).increment) visit(headcount, key).catch((error) => console.error(`Headcount: ${key}: ${error.message}`));
+  if (/** @type {any} */ (element).increment)
+    visit(headcount, key).catch((error) => console.error(`Headcount: ${key}: ${error.message}`));
 }
 
-/** @type {WeakMap<Headcount, Set<string>>} */ const visited = new WeakMap(); // the counters that this visit was added to: those of the page's elements
+// the counters that this visit was added to: those of the page's elements
+/** @type {WeakMap<Headcount, Set<string>>} */ const visited = new WeakMap();
 
 /** Adds one to a counter, once for each time that the page is loaded and seen. */
 async function visit(/** @type {Headcount} */ headcount, /** @type {string} */ key) {
@@ -281,13 +295,15 @@ export function followed(headcount, page, callback, complain, signal) {
     const before = changes;
     try {
       const all = await headcount.follows();
-      if (before === changes && !signal.aborted) callback(all.includes(page)); // else what is listed is older than the change
+      // else what is listed is older than the change
+      if (before === changes && !signal.aborted) callback(all.includes(page));
     } catch (error) {
       if (!signal.aborted) complain(error);
     }
   };
   headcount.addEventListener('state', load, { signal });
-  headcount.addEventListener('user', () => callback(false), { signal }); // that of another user is loaded with the next connection
+  // that of another user is loaded with the next connection
+  headcount.addEventListener('user', () => callback(false), { signal });
   headcount.addEventListener(
     'follow',
     (/** @type {any} */ { detail }) => {
@@ -297,7 +313,10 @@ export function followed(headcount, page, callback, complain, signal) {
     },
     { signal },
   );
-  signal.addEventListener('abort', headcount.unread(() => {})); // there is a connection
+  signal.addEventListener(
+    'abort',
+    headcount.unread(() => {}),
+  ); // there is a connection
   load();
 }
 
@@ -317,7 +336,8 @@ function follows(parts) {
   /** @type {boolean | undefined} */ let now;
   const update = toggle(parts, button, label, () => now, (on) => headcount[on ? 'follow' : 'unfollow'](page), () => {});
   const told = (/** @type {boolean} */ yes) => {
-    if (now !== undefined && now !== yes) element.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: yes } }));
+    if (now !== undefined && now !== yes)
+      element.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: yes } }));
     now = yes;
     update();
   };

@@ -12,7 +12,10 @@ export interface Where {
  * How many people are on a page, the user included; without a page on this one, also when a
  * script changes its address. count is undefined while it is not known, also on a server.
  */
-export function useCount(page?: string, options?: Where & { watch?: boolean }): { count?: number; stale: boolean; state: State };
+export function useCount(
+  page?: string,
+  options?: Where & { watch?: boolean },
+): { count?: number; stale: boolean; state: State };
 
 /** A counter that lasts, and its changes; the promise of one that is refused is rejected. */
 export function useCounter(
@@ -29,7 +32,10 @@ export function useCounter(
   increment: () => Promise<CounterValue>;
 };
 
-/** Whether the user follows a page, and the change of it; the promise of one that is refused is rejected. followed is undefined while it is not known. */
+/**
+ * Whether the user follows a page, and the change of it; the promise of one that is refused is rejected. followed is
+ * undefined while it is not known.
+ */
 export function useFollow(
   page: string,
   options?: Where,

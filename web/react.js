@@ -16,7 +16,8 @@ const at = (/** @type {Where} */ { headcount, server, storage }) => headcount ??
  * @template {object} T
  * @param {T} unknown
  * @param {Where} where
- * @param {(headcount: Headcount, learn: (news: Partial<T>) => void) => () => void} begin begins to listen, and returns what ends it
+ * @param {(headcount: Headcount, learn: (news: Partial<T>) => void) => () => void} begin begins to listen, and
+ *   returns what ends it
  */
 function store(unknown, where, begin) {
   let now = { ...unknown, state: /** @type {import('./headcount.js').State} */ ('idle') };
@@ -61,10 +62,15 @@ const useStore = (made) => useSyncExternalStore(made.subscribe, made.get, made.f
 export function useCount(page, { watch = false, headcount, server, storage } = {}) {
   const made = useMemo(
     () =>
-      store(/** @type {{count?: number, stale: boolean}} */ ({ count: undefined, stale: false }), { headcount, server, storage }, (headcount, learn) =>
-        {
+      store(
+        /** @type {{count?: number, stale: boolean}} */ ({ count: undefined, stale: false }),
+        { headcount, server, storage },
+        (headcount, learn) => {
           let over = false;
-          const end = headcount.here((counter) => over || learn({ count: counter?.count, stale: !!counter?.stale }), { page, watch });
+          const end = headcount.here((counter) => over || learn({ count: counter?.count, stale: !!counter?.stale }), {
+            page,
+            watch,
+          });
           return () => {
             over = true;
             setTimeout(end, STAY_MS);
@@ -86,9 +92,14 @@ export function useCounter(key, { headcount, server, storage } = {}) {
     const where = { headcount, server, storage };
     return {
       ...store(
-        /** @type {{value?: number, mine: boolean, stale: boolean}} */ ({ value: undefined, mine: false, stale: false }),
+        /** @type {{value?: number, mine: boolean, stale: boolean}} */ ({
+          value: undefined,
+          mine: false,
+          stale: false,
+        }),
         where,
-        (headcount, learn) => headcount.counter(key).watch(({ value, mine = false, stale = false }) => learn({ value, mine, stale })),
+        (headcount, learn) =>
+          headcount.counter(key).watch(({ value, mine = false, stale = false }) => learn({ value, mine, stale })),
       ),
       actions: {
         add: () => at(where).counter(key).add(),
@@ -111,7 +122,11 @@ export function useFollow(page, { headcount, server, storage } = {}) {
     return {
       ...store(/** @type {{followed?: boolean}} */ ({ followed: undefined }), where, (headcount, learn) => {
         const end = new AbortController();
-        import('./more.js').then(({ followed }) => end.signal.aborted || followed(headcount, page, (yes) => learn({ followed: yes }), console.error, end.signal));
+        import('./more.js').then(
+          ({ followed }) =>
+            end.signal.aborted ||
+            followed(headcount, page, (yes) => learn({ followed: yes }), console.error, end.signal),
+        );
         return () => end.abort();
       }),
       actions: { follow: () => at(where).follow(page), unfollow: () => at(where).unfollow(page) },
@@ -128,7 +143,9 @@ export function useUnread({ headcount, server, storage } = {}) {
   const made = useMemo(() => {
     const where = { headcount, server, storage };
     return {
-      ...store(/** @type {{count?: number}} */ ({ count: undefined }), where, (headcount, learn) => headcount.unread((count) => learn({ count }))),
+      ...store(/** @type {{count?: number}} */ ({ count: undefined }), where, (headcount, learn) =>
+        headcount.unread((count) => learn({ count })),
+      ),
       actions: { read: () => at(where).read() },
     };
   }, [headcount, `${server}`, storage]);

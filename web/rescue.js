@@ -4,7 +4,8 @@
 // page can do if not. It replaces the WebSocket where a proxy or another program
 // between browser and server blocks WebSockets.
 
-const RENEW_MS = 7_000; // of a page that is held by PUTs: a hold lasts three presence timeouts, 21 s unless the server has other settings
+// of a page that is held by PUTs: a hold lasts three presence timeouts, 21 s unless the server has other settings
+const RENEW_MS = 7_000;
 const UNREAD_MS = 15_000;
 const POLL_MS = 3_000;
 const ANSWER_MS = 5_000; // how long an answer may take
@@ -16,16 +17,23 @@ const LATELY_MS = 90_000; // where WebSockets were found blocked this lately, on
 const COUNTERS = 'api/v1/counters';
 const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
 
-/** heard: since it was opened or lost it has brought something. @typedef {{source: EventSource, joins: boolean, before?: EventSource, renewal: any, heard: boolean}} Stream */
+/**
+ * heard: since it was opened or lost it has brought something.
+ * @typedef {{source: EventSource, joins: boolean, before?: EventSource, renewal: any, heard: boolean}} Stream
+ */
 
-/** @type {WeakSet<object>} */ const answered = new WeakSet(); // connections whose server answered over HTTP when a WebSocket had failed, and that are trying a WebSocket again
+// connections whose server answered over HTTP when a WebSocket had failed, and that are trying a WebSocket again
+/** @type {WeakSet<object>} */ const answered = new WeakSet();
 /** @type {Set<string>} */ const forbidden = new Set(); // addresses that the page's Content-Security-Policy forbids
 let told = false; // the console names the directive once, though a WebSocket is tried again and again
 globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveDirective, blockedURI }) => {
   if (effectiveDirective === 'connect-src') forbidden.add(new URL(blockedURI, location.href).host);
 });
 
-/** Whether WebSockets to the server were blocked lately, also for a page before this one or for another tab; with a time, keeps that they are. */
+/**
+ * Whether WebSockets to the server were blocked lately, also for a page before this one or for another tab; with a
+ * time, keeps that they are.
+ */
 function blocked(/** @type {URL} */ { origin }, now = 0) {
   const key = `headcount_blocked ${origin}`;
   try {
@@ -50,7 +58,8 @@ function mayStream(/** @type {URL} */ { origin }) {
   try {
     const now = Date.now();
     const all = Object.entries(JSON.parse(localStorage[key] ?? '{}'));
-    const leases = Object.fromEntries(all.filter(([, until]) => until > now && until <= now + LEASE_MS)); // the clock may have been set back
+    // the clock may have been set back
+    const leases = Object.fromEntries(all.filter(([, until]) => until > now && until <= now + LEASE_MS));
     if (!(me in leases) && Object.keys(leases).length >= TABS) return 0;
     // Two tabs that write at once lose one of the leases, and that tab finds out when it asks again.
     localStorage[key] = JSON.stringify({ ...leases, [me]: now + LEASE_MS });
@@ -76,7 +85,8 @@ export default async function rescue(address, failures, refusal, owner) {
   const base = httpBase(address);
   const stored = address.searchParams.get('storage') !== 'none';
   // A page that is reloaded, or takes over from another tab, has the leave grace to be back.
-  const found = failures === 1 && !refusal && stored && blocked(base) ? Fallback : await find(address, failures, refusal, owner);
+  const found =
+    failures === 1 && !refusal && stored && blocked(base) ? Fallback : await find(address, failures, refusal, owner);
   if (typeof found === 'string' && found !== refusal) console.error(`Headcount: ${found}`);
   if (found === Fallback && stored) blocked(base, Date.now());
   return found;
@@ -95,7 +105,12 @@ async function find(address, failures, refusal, owner) {
     return null;
   };
   const ask = (/** @type {string} */ path, /** @type {RequestInit} */ options = {}) =>
-    fetch(at(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', signal: AbortSignal.timeout?.(ANSWER_MS), ...options }).catch(() => undefined);
+    fetch(at(path, base), {
+      credentials: stored ? 'include' : 'omit',
+      cache: 'no-store',
+      signal: AbortSignal.timeout?.(ANSWER_MS),
+      ...options,
+    }).catch(() => undefined);
   const answer = await ask('-/counters?page=*');
   if (!answer) {
     const own = globalThis.origin ?? location.origin;
@@ -112,20 +127,29 @@ async function find(address, failures, refusal, owner) {
     );
   }
   const said = await json(answer);
-  if (answer.status >= 500) return away(`answers with status ${answer.status}; attempts go on by themselves. ${said.detail ?? ''}`);
+  if (answer.status >= 500)
+    return away(`answers with status ${answer.status}; attempts go on by themselves. ${said.detail ?? ''}`);
   if (!said.counters && answer.status !== 429)
     return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/`;
   if (failures === 1 || refusal) {
-    // Reading is for everybody. Who may write is told that this says no action, and nothing changes. It is about no page, which might be private.
-    const probe = await ask('-/me/unread', { method: 'PUT', body: '{}', headers: token ? { Authorization: `Bearer ${token}` } : {} });
+    // Reading is for everybody. Who may write is told that this says no action, and nothing changes. It is about no
+    // page, which might be private.
+    const probe = await ask('-/me/unread', {
+      method: 'PUT',
+      body: '{}',
+      headers: token ? { Authorization: `Bearer ${token}` } : {},
+    });
     if (probe?.status === 401 || probe?.status === 403)
       return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
   }
-  // A server that drains, is full, or cannot verify the token now, answers GETs, and takes neither WebSockets nor event streams. A
-  // proxy that keeps events back may keep back that there is a stream.
+  // A server that drains, is full, or cannot verify the token now, answers GETs, and takes neither WebSockets nor event
+  // streams. A proxy that keeps events back may keep back that there is a stream.
   const abort = new AbortController();
   const late = new Promise((held) => setTimeout(held, ANSWER_MS, { status: 0 }));
-  const stream = await Promise.race([ask(`*/counter/events${token ? `?${query('token', [token])}` : ''}`, { credentials: 'omit', signal: abort.signal }), late]);
+  const stream = await Promise.race([
+    ask(`*/counter/events${token ? `?${query('token', [token])}` : ''}`, { credentials: 'omit', signal: abort.signal }),
+    late,
+  ]);
   abort.abort();
   if (!stream || stream.status >= 500) return null;
   if (!before) {
@@ -133,11 +157,14 @@ async function find(address, failures, refusal, owner) {
     return;
   }
   if (!told && (told = forbidden.has(base.host)))
-    console.warn(`Headcount: the Content-Security-Policy of this page forbids WebSockets; add ${base.origin.replace('http', 'ws')} to its connect-src. Until then it uses event streams and PUTs.`);
+    console.warn(
+      `Headcount: the Content-Security-Policy of this page forbids WebSockets; add ${base.origin.replace('http', 'ws')} to its connect-src. Until then it uses event streams and PUTs.`,
+    );
   return Fallback;
 }
 
-const query = (/** @type {string} */ name, /** @type {string[]} */ values) => values.map((value) => `${name}=${encodeURIComponent(value)}`).join('&');
+const query = (/** @type {string} */ name, /** @type {string[]} */ values) =>
+  values.map((value) => `${name}=${encodeURIComponent(value)}`).join('&');
 
 /** What an answer says; that of a proxy may be no JSON. */
 const json = (/** @type {Response} */ answer) => answer.json().catch(() => ({}));
@@ -170,13 +197,16 @@ class Fallback extends EventTarget {
   #token;
   #id;
   #stored; // whether there may be a cookie
-  /** @type {Map<string, any>} */ #held = new Map(); // joined pages -> the timer of their holds, 0 when a stream has joined
+  // joined pages -> the timer of their holds, 0 when a stream has joined
+  /** @type {Map<string, any>} */ #held = new Map();
   /** @type {Set<string>} */ #subscribed = new Set(); // topics
-  /** @type {Set<string>} */ #unsure = new Set(); // pages that the server may refuse: it has not answered yet, and an event stream does not say why
+  // pages that the server may refuse: it has not answered yet, and an event stream does not say why
+  /** @type {Set<string>} */ #unsure = new Set();
   /** @type {Map<string, any>} */ #sets = new Map(); // keys of subscribed counters that have members -> the newest said
   /** @type {Map<string, Stream>} */ #streams = new Map(); // at most STREAMS
   /** @type {any[]} */ #timers;
-  #turn = Promise.resolve(); // requests that carry the user's id go one after the other, because the first answer may bring that id
+  // requests that carry the user's id go one after the other, because the first answer may bring that id
+  #turn = Promise.resolve();
   #closed = false;
   #over = new AbortController();
   /** @type {BroadcastChannel | undefined} */ #tabs; // those that have connections of their own
@@ -237,7 +267,10 @@ class Fallback extends EventTarget {
         this.#unread('PUT', '{"action":"reset"}');
         break;
       case 'heartbeat':
-        this.#fetch('-/counters?page=*').then(() => this.#say({ type: 'heartbeat' }), () => {});
+        this.#fetch('-/counters?page=*').then(
+          () => this.#say({ type: 'heartbeat' }),
+          () => {},
+        );
     }
     // The server gives a stream without an identity a new one, which would differ from that of a PUT under way.
     this.#turn.then(() => this.#listen());
@@ -278,9 +311,17 @@ class Fallback extends EventTarget {
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     else if (this.#id) headers['Headcount-Id'] = this.#id;
     if (this.#closed) throw new Error('closed');
-    // Without a limit, requests of a network that swallows them keep all the browser's connections to the server for minutes.
+    // Without a limit, requests of a network that swallows them keep all the browser's connections to the server for
+    // minutes.
     const signal = AbortSignal.timeout?.(ANSWER_MS);
-    const answer = await fetch(at(path, this.#base), { method, headers, body, signal, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
+    const answer = await fetch(at(path, this.#base), {
+      method,
+      headers,
+      body,
+      signal,
+      credentials: this.#stored ? 'include' : 'omit',
+      cache: 'no-store',
+    });
     const id = answer.headers.get('Headcount-Id');
     // Where a cookie says who the user is, only a PUT sets it.
     if (id && (this.#id || method !== 'GET')) this.#say({ type: 'welcome', id: (this.#id = id) });
@@ -292,7 +333,10 @@ class Fallback extends EventTarget {
   /** Keeps the user on a page by PUTs, until a stream does. */
   #keep(/** @type {string} */ page) {
     clearInterval(this.#held.get(page));
-    this.#held.set(page, setInterval(() => this.#hold(page, 'increment'), RENEW_MS));
+    this.#held.set(
+      page,
+      setInterval(() => this.#hold(page, 'increment'), RENEW_MS),
+    );
     this.#hold(page, 'increment');
   }
 
@@ -314,7 +358,8 @@ class Fallback extends EventTarget {
       .catch(({ status, message }) => {
         // A PUT without an answer is sent again. The streams also notice the loss.
         if (status) this.#unsure.delete(page);
-        if (status && !this.#refuse(page, status, message)) this.#say({ type: 'error', code: 'refused', message: `${page}: ${message}` });
+        if (status && !this.#refuse(page, status, message))
+          this.#say({ type: 'error', code: 'refused', message: `${page}: ${message}` });
       });
   }
 
@@ -336,7 +381,9 @@ class Fallback extends EventTarget {
       .catch(() => {});
   }
 
-  /** Reads pages that are subscribed, and gives up those that the server refuses, so that they take nothing with them. */
+  /**
+   * Reads pages that are subscribed, and gives up those that the server refuses, so that they take nothing with them.
+   */
   async #try(/** @type {string[]} */ pages) {
     if (!pages.length) return;
     try {
@@ -363,7 +410,8 @@ class Fallback extends EventTarget {
         this.#listen();
       })
       .catch(({ status, message }) => {
-        if (status === 400 || status === 403) this.#say({ type: 'error', code: status === 400 ? 'bad_counter' : 'forbidden', message, counter: key });
+        if (status === 400 || status === 403)
+          this.#say({ type: 'error', code: status === 400 ? 'bad_counter' : 'forbidden', message, counter: key });
         else if (!status) this.#fail();
       });
   }
@@ -371,7 +419,8 @@ class Fallback extends EventTarget {
   /** Says a counter, with whether the user is a member, which the streams do not tell. */
   #counter(/** @type {any} */ counter) {
     const { key, kind, version } = counter;
-    const say = (/** @type {any} */ { member, ...now }) => this.#say({ type: 'counter', ...now, ...(member && { mine: true }) });
+    const say = (/** @type {any} */ { member, ...now }) =>
+      this.#say({ type: 'counter', ...now, ...(member && { mine: true }) });
     if (kind !== 'members') return say(counter);
     const known = this.#sets.get(key);
     if (known?.version === version) return;
@@ -382,7 +431,8 @@ class Fallback extends EventTarget {
       })
       .then((answer) => answer && say(answer))
       .catch(({ status }) => {
-        if (status) say(counter); // who may only read is no member
+        if (status)
+          say(counter); // who may only read is no member
         else this.#sets.delete(key);
       });
   }
@@ -415,14 +465,23 @@ class Fallback extends EventTarget {
   /** Opens a stream, and ends the one that the page has when the new one has joined. */
   #open(/** @type {string} */ page) {
     const key = page.startsWith(COUNTER) && page.slice(1);
-    const url = at(key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`, this.#base);
+    const url = at(
+      key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`,
+      this.#base,
+    );
     const joins = this.#held.has(page);
     if (this.#token) url.searchParams.set('token', this.#token);
     else if (this.#id) url.searchParams.set('id', this.#id);
     if (!this.#stored) url.searchParams.set('storage', 'none');
     if (joins) url.searchParams.set('join', '1');
     const source = new EventSource(url, { withCredentials: this.#stored });
-    /** @type {Stream} */ const stream = { source, joins, before: this.#streams.get(page)?.source, renewal: 0, heard: false };
+    /** @type {Stream} */ const stream = {
+      source,
+      joins,
+      before: this.#streams.get(page)?.source,
+      renewal: 0,
+      heard: false,
+    };
     this.#streams.set(page, stream);
     const on = (/** @type {string} */ type, /** @type {(said: any) => void} */ say) =>
       source.addEventListener(type, ({ data }) => {
@@ -435,7 +494,8 @@ class Fallback extends EventTarget {
       if (this.#streams.get(page) !== stream) return;
       stream.before?.close();
       clearTimeout(stream.renewal);
-      stream.renewal = setTimeout(() => this.#open(page), JSON.parse(data).heartbeat_ms); // that proves that somebody is here
+      // that proves that somebody is here
+      stream.renewal = setTimeout(() => this.#open(page), JSON.parse(data).heartbeat_ms);
       if (!this.#held.get(page)) return;
       clearInterval(this.#held.get(page));
       this.#held.set(page, 0);
@@ -445,7 +505,8 @@ class Fallback extends EventTarget {
       stream.heard = false;
       if (this.#held.get(page) === 0) this.#keep(page);
       if (source.readyState === EventSource.CLOSED) this.#fail();
-      else this.#fetch('-/counters?page=*').catch(({ status }) => status || this.#fail()); // it tries again, and does not say whether the server is there
+      // it tries again, and does not say whether the server is there
+      else this.#fetch('-/counters?page=*').catch(({ status }) => status || this.#fail());
     });
   }
 
@@ -456,14 +517,29 @@ class Fallback extends EventTarget {
   }
 
   #read(/** @type {string[]} */ topics) {
-    const ask = (/** @type {string} */ path, /** @type {string} */ name, /** @type {string[]} */ names, /** @type {(counter: any) => void} */ say) => {
+    const ask = (
+      /** @type {string} */ path,
+      /** @type {string} */ name,
+      /** @type {string[]} */ names,
+      /** @type {(counter: any) => void} */ say,
+    ) => {
       if (!names.length) return;
       this.#fetch(`${path}?${query(name, names)}`)
         .then(({ counters }) => counters.forEach(say))
         .catch(({ status }) => status || this.#fail());
     };
     const isCounter = (/** @type {string} */ topic) => topic.startsWith(COUNTER);
-    ask('-/counters', 'page', topics.filter((topic) => !isCounter(topic)), (counter) => this.#say({ type: 'count', ...counter }));
-    ask(COUNTERS, 'key', topics.filter(isCounter).map((topic) => topic.slice(1)), (counter) => this.#counter(counter));
+    ask(
+      '-/counters',
+      'page',
+      topics.filter((topic) => !isCounter(topic)),
+      (counter) => this.#say({ type: 'count', ...counter }),
+    );
+    ask(
+      COUNTERS,
+      'key',
+      topics.filter(isCounter).map((topic) => topic.slice(1)),
+      (counter) => this.#counter(counter),
+    );
   }
 }

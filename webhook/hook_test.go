@@ -13,7 +13,9 @@ var shop = presence.SiteOf("shop")
 func TestParse(t *testing.T) {
 	sites := []presence.Site{presence.DefaultSite, shop}
 	for text, names := range map[string]struct{ matched, not []string }{
-		"page:news/*=http://r.test/x":         {[]string{"news/1", shop.Qualify("news/1"), "news/"}, []string{"new", "*", shop.Qualify("*")}},
+		"page:news/*=http://r.test/x": {
+			[]string{"news/1", shop.Qualify("news/1"), "news/"}, []string{"new", "*", shop.Qualify("*")},
+		},
 		"page:*=https://r.test/?a=b>100":      {[]string{"news/1", "p"}, []string{"*"}},
 		"page:p=https://r.test":               {[]string{"p"}, []string{"p2", "*"}},
 		"page@shop:p*>100=https://r.test":     {[]string{shop.Qualify("p2")}, []string{"p2"}},
@@ -66,7 +68,8 @@ func TestParse(t *testing.T) {
 		"user:u>1=http://r.test":                     "which a user cannot have",
 		"user:u>peak=http://r.test":                  "which a user cannot have",
 	} {
-		if _, err := Parse([]string{text}, sites); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if _, err := Parse([]string{text}, sites); err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
@@ -74,7 +77,8 @@ func TestParse(t *testing.T) {
 	if _, err := Parse([]string{one, one}, sites); err == nil || !strings.Contains(err.Error(), "is a duplicate") {
 		t.Errorf("twice: %v", err)
 	}
-	if _, err := Parse(make([]string, MaxHooks+1), sites); err == nil || !strings.Contains(err.Error(), "more than 32") {
+	if _, err := Parse(make([]string, MaxHooks+1), sites); err == nil ||
+		!strings.Contains(err.Error(), "more than 32") {
 		t.Errorf("too many: %v", err)
 	}
 }
@@ -86,13 +90,18 @@ func TestSign(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-	if got := Sign([][]byte{key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, []byte(`{"test": 2432232314}`)); got != want {
+	if got := Sign([][]byte{key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
+		[]byte(`{"test": 2432232314}`)); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if got := Sign([][]byte{key, key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, []byte(`{"test": 2432232314}`)); got != want+" "+want {
+	if got := Sign([][]byte{key, key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
+		[]byte(`{"test": 2432232314}`)); got != want+" "+want {
 		t.Errorf("by two keys: %s", got)
 	}
-	for _, bad := range []string{"", "secret", "whsec_", "whsec_c2hvcnQ=", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + strings.Repeat("A", 88)} {
+	for _, bad := range []string{
+		"", "secret", "whsec_", "whsec_c2hvcnQ=", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+		"whsec_" + strings.Repeat("A", 88),
+	} {
 		if _, err := ParseSecret(bad); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v", bad, err)
 		}

@@ -22,12 +22,14 @@ func newMetrics(reg prometheus.Registerer) metrics {
 	}
 
 	m := metrics{
-		events: counter("headcount_webhook_events_total", "Events put into an outbox by this process, by type.", "type"),
-		sent:   counter("headcount_webhook_messages_total", "Messages that the receiver accepted, by host.", "host"),
+		events: counter("headcount_webhook_events_total", "Events put into an outbox by this process, by type.",
+			"type"),
+		sent: counter("headcount_webhook_messages_total", "Messages that the receiver accepted, by host.", "host"),
 		failed: counter("headcount_webhook_failures_total", "Messages that the receiver did not accept, by host; "+
 			"they are sent again, unless the receiver refused them.", "host"),
 		dropped: counter("headcount_webhook_dropped_total", "Events dropped, by reason: full (outbox), "+
-			"old (not accepted for a day), refused (by the receiver), sealed (users, with a secret that is gone).", "reason"),
+			"old (not accepted for a day), refused (by the receiver), sealed (users, with a secret that is gone).",
+			"reason"),
 		left: counter("headcount_webhook_left_out_total", "Changes of pages, users or counters left out because "+
 			"too many changed at once; the next change of each is not.", "kind"),
 		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{

@@ -203,9 +203,11 @@ func newWorld(t *testing.T, hooks ...string) *world {
 
 	return &world{
 		t: t, hooks: parsed, store: webhookmem.New(), counters: countertest.InMemory(t, nil),
-		receiver: &receiver{t: t, status: http.StatusNoContent, messages: map[string]string{}, taken: map[string]bool{}},
-		house:    &house{counts: map[string]presence.Count{}},
-		crowd:    &crowd{present: map[presence.User]bool{}},
+		receiver: &receiver{
+			t: t, status: http.StatusNoContent, messages: map[string]string{}, taken: map[string]bool{},
+		},
+		house: &house{counts: map[string]presence.Count{}},
+		crowd: &crowd{present: map[presence.User]bool{}},
 	}
 }
 
@@ -213,7 +215,8 @@ func newWorld(t *testing.T, hooks ...string) *world {
 func (w *world) start() (stop func()) {
 	w.registry = prometheus.NewRegistry()
 	s := webhook.New(webhook.Config{
-		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Users: w.crowd, Counters: w.counters, Settle: settle,
+		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Users: w.crowd, Counters: w.counters,
+		Settle:    settle,
 		Transport: w.receiver, Registerer: w.registry, Log: zerolog.Nop(),
 	})
 	w.service = s
@@ -557,7 +560,8 @@ func TestReceivers(t *testing.T) {
 		stop()
 		stop = w.start() // another process sends the same batch
 		time.Sleep(time.Minute)
-		w.want("page.occupied a 1", "page.occupied b0 1", "page.occupied b1 1", "page.occupied b2 1", "page.occupied b3 1")
+		w.want("page.occupied a 1", "page.occupied b0 1", "page.occupied b1 1", "page.occupied b2 1",
+			"page.occupied b3 1")
 
 		if messages, _ := w.tried(); messages != 2 {
 			t.Errorf("%d messages, want that of the first event, and one with the others", messages)

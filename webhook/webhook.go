@@ -135,8 +135,8 @@ type Store interface {
 	// Acknowledge, every Take returns the same events. It returns none if the outbox is empty.
 	// waiting is the number of all events in the outbox.
 	Take(ctx context.Context, hook string) (events []string, waiting int, err error)
-	// Acknowledge removes the first n of the sealed events from the outbox, if first is still the first of them. None are
-	// sealed then.
+	// Acknowledge removes the first n of the sealed events from the outbox, if first is still the first of them. None
+	// are sealed then.
 	Acknowledge(ctx context.Context, hook, first string, n int) error
 }
 

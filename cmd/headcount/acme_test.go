@@ -81,7 +81,8 @@ func (a *authority) issue(serial int64, key crypto.PublicKey) []byte {
 		SerialNumber: big.NewInt(serial), DNSNames: []string{a.domain},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	}, a.root, key)
-	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.root.Raw})...)
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}),
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.root.Raw})...)
 }
 
 func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -89,7 +90,10 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer a.mu.Unlock()
 	w.Header().Set("Replay-Nonce", "nonce")
 	if r.Method != http.MethodPost {
-		say(w, http.StatusOK, map[string]any{"newNonce": a.url + "/nonce", "newAccount": a.url + "/account", "newOrder": a.url + "/orders", "revokeCert": a.url + "/no", "keyChange": a.url + "/no"})
+		say(w, http.StatusOK, map[string]any{
+			"newNonce": a.url + "/nonce", "newAccount": a.url + "/account", "newOrder": a.url + "/orders",
+			"revokeCert": a.url + "/no", "keyChange": a.url + "/no",
+		})
 		return
 	}
 	proof := "tls-alpn-01"
@@ -122,7 +126,10 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if status == "ready" {
 			status = "valid"
 		}
-		say(w, http.StatusOK, map[string]any{"status": status, "identifier": map[string]string{"type": "dns", "value": a.domain}, "challenges": []any{challenge}})
+		say(w, http.StatusOK, map[string]any{
+			"status": status, "identifier": map[string]string{"type": "dns", "value": a.domain},
+			"challenges": []any{challenge},
+		})
 		return
 	case "/finalize":
 		var signed struct{ Payload string }
@@ -132,7 +139,8 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.Unmarshal(payload, &body)
 		der, _ := base64.RawURLEncoding.DecodeString(body.CSR)
 		csr, err := x509.ParseCertificateRequest(der)
-		if err != nil || csr.CheckSignature() != nil || len(csr.DNSNames) != 1 || csr.DNSNames[0] != a.domain || a.status != "ready" {
+		if err != nil || csr.CheckSignature() != nil || len(csr.DNSNames) != 1 || csr.DNSNames[0] != a.domain ||
+			a.status != "ready" {
 			a.t.Errorf("the request for a certificate: %v, %v, in state %s", err, csr, a.status)
 		} else {
 			a.chain, a.status = a.issue(2, csr.PublicKey), "valid"
@@ -142,7 +150,11 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(a.chain)
 		return
 	}
-	say(w, 0, map[string]any{"status": a.status, "identifiers": []any{map[string]string{"type": "dns", "value": a.domain}}, "authorizations": []string{a.url + "/authorization"}, "finalize": a.url + "/finalize", "certificate": a.url + "/certificate"})
+	say(w, 0, map[string]any{
+		"status": a.status, "identifiers": []any{map[string]string{"type": "dns", "value": a.domain}},
+		"authorizations": []string{a.url + "/authorization"}, "finalize": a.url + "/finalize",
+		"certificate": a.url + "/certificate",
+	})
 }
 
 // plainly asks an address without TLS for a path of a host.
@@ -184,7 +196,9 @@ func (a *authority) check() error {
 		}
 		return nil
 	}
-	c, err := tls.Dial("tcp", a.prove(), &tls.Config{ServerName: a.domain, NextProtos: []string{acme.ALPNProto}, InsecureSkipVerify: true})
+	c, err := tls.Dial("tcp", a.prove(), &tls.Config{
+		ServerName: a.domain, NextProtos: []string{acme.ALPNProto}, InsecureSkipVerify: true,
+	})
 	if err != nil {
 		return err
 	}

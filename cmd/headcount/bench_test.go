@@ -46,7 +46,9 @@ func benchProcess(b *testing.B, bin string, flags ...string) *process {
 // ready waits until the process is ready.
 func (p *process) ready(b *testing.B, within time.Duration) {
 	b.Helper()
-	if err := servertest.Await(&p.Process, within, func(ctx context.Context) error { return servertest.Ready(ctx, p.admin) }); err != nil {
+	if err := servertest.Await(&p.Process, within, func(ctx context.Context) error {
+		return servertest.Ready(ctx, p.admin)
+	}); err != nil {
 		b.Fatalf("the server is not ready: %v", err)
 	}
 }

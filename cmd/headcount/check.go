@@ -379,7 +379,8 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings) {
 			found.ClockOff.Round(time.Second))
 	}
 	if found.AdminSQL != "" {
-		f.finef(thing, "applications cannot call headcount.change in SQL unless an administrator does: %s.", found.AdminSQL)
+		f.finef(thing, "applications cannot call headcount.change in SQL unless an administrator does: %s.",
+			found.AdminSQL)
 	}
 }
 

@@ -179,9 +179,13 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	const days = 24 * time.Hour
 	good := files(-time.Hour, 90*days, "counter.example.com")
 
-	stopped := []string{"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+	stopped := []string{
+		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
+		"--cluster-listen=" + servertest.FreeAddr(),
+	}
 	hooks := func(to ...string) []string {
-		args := append(slices.Clone(stopped), "--webhook-secret=whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+		args := append(slices.Clone(stopped),
+			"--webhook-secret=whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
 		for _, url := range to {
 			args = append(args, "--webhook=page:p="+url+"/hook?key=hidden")
 		}
@@ -199,7 +203,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	for name, tc := range map[string]fault{
 		"nothing": {args: slices.Concat(stopped, good, []string{"--redis=" + redis.URL(), "--postgres=" + database})},
 		"nobody answers": {
-			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret", "--redis=redis://"+nobody,
+			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret",
+				"--redis=redis://"+nobody,
 				"--postgres=postgres://u@"+nobody+"/d", "--jwks-url="+stranger.URL),
 			want: []string{
 				"--api-key", "--listen: listen tcp ", "--redis: Redis does not answer",
@@ -220,7 +225,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			want: []string{"--data-dir", "--acme-dir"},
 		},
 		"a certificate that ended, and newer tables": {
-			args: slices.Concat(stopped, files(-90*days, -days, "counter.example.com"), []string{"--postgres=" + newer}),
+			args: slices.Concat(stopped, files(-90*days, -days, "counter.example.com"),
+				[]string{"--postgres=" + newer}),
 			want: []string{"--tls-cert: the certificate ended on", "its tables are of version 99"},
 		},
 		"a key of another, and PostgreSQL takes nothing": {
@@ -252,19 +258,34 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		"a damaged file":             {args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: []string{broken + ": "}},
 		"a directory to be made":     {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 
-		"a good proxy": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }))},
+		"a good proxy": {
+			args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host })),
+		},
 		"a good proxy, below a path": {args: []string{
-			"--admin-listen=" + below.admin, "--base-path=/live/", "--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
+			"--admin-listen=" + below.admin, "--base-path=/live/",
+			"--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
 		}},
 		"a good proxy, and every page is private": {args: []string{
-			"--admin-listen=" + private.admin, "--public-url=" + proxy(t, private.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
+			"--admin-listen=" + private.admin,
+			"--public-url=" + proxy(t, private.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
 		}},
-		"nobody at the address":       {args: behind("http://" + nobody), want: []string{"nothing answers"}},
-		"a stranger at the address":   {args: behind(stranger.URL), want: []string{"something else than Headcount"}},
-		"event streams are kept back": {args: append(behind(buffering(t, server.public)), "--patience=3s"), want: []string{"holds event streams back"}},
-		"large bodies are refused":    {args: behind(refusing(t, server.public)), want: []string{"does not pass on a body of 256 KiB"}},
-		"paths are decoded":           {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.Out.URL.RawPath = "" })), want: []string{"decodes %2F"}},
-		"the server does not run":     {args: append(stopped, "--public-url=http://"+server.public), want: []string{"no server answers at --admin-listen"}},
+		"nobody at the address":     {args: behind("http://" + nobody), want: []string{"nothing answers"}},
+		"a stranger at the address": {args: behind(stranger.URL), want: []string{"something else than Headcount"}},
+		"event streams are kept back": {
+			args: append(behind(buffering(t, server.public)), "--patience=3s"),
+			want: []string{"holds event streams back"},
+		},
+		"large bodies are refused": {
+			args: behind(refusing(t, server.public)), want: []string{"does not pass on a body of 256 KiB"},
+		},
+		"paths are decoded": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) {
+			r.Out.Host = r.In.Host
+			r.Out.URL.RawPath = ""
+		})), want: []string{"decodes %2F"}},
+		"the server does not run": {
+			args: append(stopped, "--public-url=http://"+server.public),
+			want: []string{"no server answers at --admin-listen"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			shares := slices.ContainsFunc(tc.args, func(arg string) bool { return strings.Contains(arg, redis.Addr) })
@@ -294,7 +315,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			if status != want || !eachOnce(wrong, tc.want) {
 				t.Errorf("status %d, want %d and a line each with %q:\n%s", status, want, tc.want, all)
 			}
-			makes := slices.Contains(tc.args, "--data-dir="+filepath.Join(missing, "data")) // another case may just be making it
+			// another case may just be making it
+			makes := slices.Contains(tc.args, "--data-dir="+filepath.Join(missing, "data"))
 			if _, err := os.Stat(missing); makes && err == nil {
 				t.Error("the check left a directory")
 			}
@@ -306,7 +328,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			}
 		})
 	}
-	if status, _, all := check(t, "--public-url=count.example.com"); status != exitSettings || !strings.Contains(all, "--public-url") {
+	if status, _, all := check(t, "--public-url=count.example.com"); status != exitSettings ||
+		!strings.Contains(all, "--public-url") {
 		t.Errorf("status %d\n%s", status, all)
 	}
 }
@@ -333,8 +356,11 @@ func TestServerCheckFindsSeveralFaults(t *testing.T) {
 		r.Out.Header.Del("Upgrade")
 		r.Out.Header.Del("Connection")
 	})
-	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public, "--patience=3m")
-	want := []string{"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade"}
+	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public,
+		"--patience=3m")
+	want := []string{
+		"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade",
+	}
 	for i := range want {
 		if len(wrong) != len(want) || !strings.Contains(wrong[i], want[i]) {
 			t.Fatalf("want a line each with %q:\n%s", want, all)
@@ -349,16 +375,20 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 	const secret = "--cluster-secret=a secret that is long"
 	run(t, "--redis", redis.URL(), "--cluster-listen", cluster, secret)
 	args := []string{"--redis=" + redis.URL(), secret, "--patience=3m",
-		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
+		"--cluster-listen=" + servertest.FreeAddr()}
 	status, _, all := check(t, args...)
-	for _, want := range []string{cluster + " is reached over TCP and UDP", "and TCP and UDP to ", cluster + " owns 64 of 64 partitions"} {
+	for _, want := range []string{
+		cluster + " is reached over TCP and UDP", "and TCP and UDP to ", cluster + " owns 64 of 64 partitions",
+	} {
 		if status != exitOK || !strings.Contains(all, want) {
 			t.Errorf("status %d, without %q\n%s", status, want, all)
 		}
 	}
 	owned := redis.Do(t, "KEYS", "hc:{r*}:o").([]any)
 	redis.Do(t, "HSET", owned[0], "owner", "10.0.0.1:7946/1")
-	if status, _, all := check(t, args...); status != exitFailure || !strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
+	if status, _, all := check(t, args...); status != exitFailure ||
+		!strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
 		t.Errorf("a partition of a process that has ended: status %d\n%s", status, all)
 	}
 	status, _, all = check(t, append(args, "--postgres=postgres://u@"+servertest.FreeAddr()+"/d")...)
@@ -370,7 +400,8 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 // certificateFor are the settings of a certificate that nobody but itself has signed.
 func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	t.Helper()
-	c, err := servertest.NewCertificate(t.TempDir(), &x509.Certificate{NotBefore: from, NotAfter: until, DNSNames: []string{host}})
+	c, err := servertest.NewCertificate(t.TempDir(),
+		&x509.Certificate{NotBefore: from, NotAfter: until, DNSNames: []string{host}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,9 +418,13 @@ func TestServerChainsOfCertificates(t *testing.T) {
 	now := time.Now()
 	between := a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(2), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: "between"},
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		Subject: pkix.Name{CommonName: "between"},
 	}, a.root, a.key.Public())
-	leaf := a.sign(&x509.Certificate{SerialNumber: big.NewInt(3), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), DNSNames: []string{"counter.example.com"}}, between, key.Public())
+	leaf := a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(3), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		DNSNames: []string{"counter.example.com"},
+	}, between, key.Public())
 	roots, others := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(a.root)
 	for name, tc := range map[string]struct {
@@ -401,11 +436,24 @@ func TestServerChainsOfCertificates(t *testing.T) {
 	}{
 		"all is well":            {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now, ""},
 		"one between is missing": {[]*x509.Certificate{leaf}, "counter.example.com", roots, now, "comes alone"},
-		"nobody knows it":        {[]*x509.Certificate{leaf, between}, "counter.example.com", others, now, "no authority that this machine knows"},
-		"another host":           {[]*x509.Certificate{leaf, between}, "example.com", roots, now, "is for counter.example.com, and not for example.com"},
-		"too old":                {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(2 * time.Hour), "ended on"},
-		"nearly too old":         {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(50 * time.Minute), "should have been renewed"},
-		"too young":              {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on"},
+		"nobody knows it": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", others, now,
+			"no authority that this machine knows",
+		},
+		"another host": {
+			[]*x509.Certificate{leaf, between}, "example.com", roots, now,
+			"is for counter.example.com, and not for example.com",
+		},
+		"too old": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(2 * time.Hour), "ended on",
+		},
+		"nearly too old": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(50 * time.Minute),
+			"should have been renewed",
+		},
+		"too young": {
+			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on",
+		},
 	} {
 		if got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
@@ -422,14 +470,17 @@ func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Of these the connection says itself that it may not, or the first answer does.
-	untried := strings.Fields("auth hello select ping info subscribe unsubscribe spublish ssubscribe sunsubscribe cluster|slots")
+	untried := strings.Fields(
+		"auth hello select ping info subscribe unsubscribe spublish ssubscribe sunsubscribe cluster|slots")
 	for right := range strings.FieldsSeq(string(acl)) {
 		command, ok := strings.CutPrefix(right, "+")
 		if !ok || slices.Contains(untried, command) {
 			continue
 		}
 		redis.Do(t, "ACL", "SETUSER", "u", "reset", "on", ">password", "~hc:*", "&hc:*", "+@all", "-"+command)
-		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=3m", "--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(), "--cluster-listen="+servertest.FreeAddr())
+		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=3m",
+			"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(),
+			"--cluster-listen="+servertest.FreeAddr())
 		if len(wrong) != 1 || !strings.Contains(wrong[0], " "+command+";") {
 			t.Errorf("without %s:\n%s", command, all)
 		}

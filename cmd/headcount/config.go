@@ -206,7 +206,8 @@ func (c *Config) addresses() []address {
 
 func (c *Config) checkAddresses() error {
 	for _, a := range []address{
-		{"admin-listen", c.AdminListen}, {"listen", c.Listen}, {"cluster-listen", c.ClusterListen}, {"http-redirect", c.Redirect},
+		{"admin-listen", c.AdminListen}, {"listen", c.Listen}, {"cluster-listen", c.ClusterListen},
+		{"http-redirect", c.Redirect},
 	} {
 		if _, _, err := setting.SplitAddress(a.addr); err != nil && a.addr != "" {
 			return setting.Errorf(a.flag, "%q is not an address: %v; write host:port, such as 127.0.0.1:8080 or "+
@@ -271,7 +272,8 @@ var basePath = regexp.MustCompile(`^(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-][A-Za-z0-9._
 func (c *Config) checkBasePath() error {
 	c.BasePath = strings.TrimSuffix(c.BasePath, "/")
 	if c.BasePath != "" && !basePath.MatchString(c.BasePath) {
-		return setting.Errorf("base-path", "%q is not a path of plain letters and digits; write one like /live", c.BasePath)
+		return setting.Errorf("base-path", "%q is not a path of plain letters and digits; write one like /live",
+			c.BasePath)
 	}
 
 	return nil
@@ -326,7 +328,8 @@ func (c *Config) checkRegions() error {
 
 	if c.DataDir != "" {
 		return setting.Errorf("data-dir", "with --redis everything is kept in Redis; carry the counters of %s over "+
-			"(headcount export --data-dir %s | headcount import --redis URL), and leave --data-dir out", c.DataDir, c.DataDir)
+			"(headcount export --data-dir %s | headcount import --redis URL), and leave --data-dir out", c.DataDir,
+			c.DataDir)
 	}
 	return nil
 }
@@ -370,7 +373,8 @@ func readRules(path string) (*counter.Rules, error) {
 
 	rules, err := counter.ParseRules(setting.WithoutMark(data))
 	if err != nil {
-		return nil, setting.Errorf("counters", "%s: %s", path, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
+		return nil, setting.Errorf("counters", "%s: %s",
+			path, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
 	}
 
 	return rules, nil
@@ -480,11 +484,13 @@ func (c *Config) checkLog() error {
 	}
 
 	if !slices.Contains(logLevels, c.LogLevel) {
-		return setting.Errorf("log-level", "unknown level %q; the levels are %s", c.LogLevel, strings.Join(logLevels, ", "))
+		return setting.Errorf("log-level", "unknown level %q; the levels are %s",
+			c.LogLevel, strings.Join(logLevels, ", "))
 	}
 
 	if c.LogFormat != "" && !slices.Contains(logFormats, c.LogFormat) {
-		return setting.Errorf("log-format", "unknown format %q; the formats are %s", c.LogFormat, strings.Join(logFormats, ", "))
+		return setting.Errorf("log-format", "unknown format %q; the formats are %s",
+			c.LogFormat, strings.Join(logFormats, ", "))
 	}
 
 	return nil

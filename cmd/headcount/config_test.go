@@ -66,7 +66,8 @@ func defaults() Config {
 		ACMEURL:   "https://acme-v02.api.letsencrypt.org/directory",
 		JWTLeeway: time.Minute, CookieName: "headcount_id",
 		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, TraceEvery: 100, WebhookSettle: 5 * time.Second,
-		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins, Proxies: &identity.Proxies{},
+		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins,
+		Proxies: &identity.Proxies{},
 	}
 }
 
@@ -119,40 +120,150 @@ func TestLayers(t *testing.T) {
 		byFile  any
 		another []string // other flags the values need
 	}{
-		"listen":                      {get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"admin-listen":                {get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"cluster-listen":              {get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"advertise":                   {get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1", byEnv: "h:2", byFile: "h:3"},
-		"roles":                       {get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"}, env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`, byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"}, byFile: []string{"presence", "dispatcher", "gateway"}},
-		"region":                      {get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
-		"region-stale-after":          {get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"cluster-secret":              {get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e", file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"}},
-		"id-secret":                   {get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"), byEnv: one("b"), byFile: one("c")},
-		"heartbeat-interval":          {get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`, byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond},
-		"presence-timeout":            {get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`, byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second},
-		"leave-grace":                 {get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`, byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second},
-		"update-interval":             {get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`, byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond},
-		"delivery-budget":             {get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1, byEnv: 2, byFile: 3},
-		"ping-interval":               {get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"pong-timeout":                {get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"write-timeout":               {get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"max-connections":             {get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
-		"max-connections-per-address": {get: func(c Config) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
-		"jwt-secret":                  {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
-		"jwks-url":                    {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
-		"jwt-leeway":                  {get: func(c Config) any { return c.JWTLeeway }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"cookie-name":                 {get: func(c Config) any { return c.CookieName }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
-		"api-key":                     {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
-		"webhook-secret":              {get: func(c Config) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")}, env: hookSecret("b") + "," + hookSecret("c"), file: `["` + hookSecret("d") + `"]`, byFlag: []string{hookSecret("a")}, byEnv: []string{hookSecret("b"), hookSecret("c")}, byFile: []string{hookSecret("d")}},
-		"webhook-settle":              {get: func(c Config) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"site":                        {get: func(c Config) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"}, env: "c=http://a, http://b, default=http://c", file: `["d=http://a","e=http://b"]`, byFlag: []string{"a=http://a,http://b", "b=http://c"}, byEnv: []string{"c=http://a,http://b", "default=http://c"}, byFile: []string{"d=http://a", "e=http://b"}},
-		"allow-origins":               {get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d", file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"}, byFile: []string{"http://e", "*"}},
-		"trusted-proxies":             {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
-		"shutdown-timeout":            {get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"log-level":                   {get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`, byFlag: "trace", byEnv: "debug", byFile: "warn"},
-		"otlp":                        {get: func(c Config) any { return c.OTLP }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
-		"trace-every":                 {get: func(c Config) any { return c.TraceEvery }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
-		"log-format":                  {get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`, byFlag: "json", byEnv: "console", byFile: "json"},
+		"listen": {
+			get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			byEnv: ":2", byFile: ":3",
+		},
+		"admin-listen": {
+			get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			byEnv: ":2", byFile: ":3",
+		},
+		"cluster-listen": {
+			get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			byEnv: ":2", byFile: ":3",
+		},
+		"advertise": {
+			get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1",
+			byEnv: "h:2", byFile: "h:3",
+		},
+		"roles": {
+			get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"},
+			env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`,
+			byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"},
+			byFile: []string{"presence", "dispatcher", "gateway"},
+		},
+		"region": {
+			get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b",
+			byFile: "c",
+		},
+		"region-stale-after": {
+			get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`,
+			byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"cluster-secret": {
+			get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e",
+			file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"},
+		},
+		"id-secret": {
+			get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"),
+			byEnv: one("b"), byFile: one("c"),
+		},
+		"heartbeat-interval": {
+			get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`,
+			byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond,
+		},
+		"presence-timeout": {
+			get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`,
+			byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second,
+		},
+		"leave-grace": {
+			get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`,
+			byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second,
+		},
+		"update-interval": {
+			get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`,
+			byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond,
+		},
+		"delivery-budget": {
+			get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1,
+			byEnv: 2, byFile: 3,
+		},
+		"ping-interval": {
+			get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"pong-timeout": {
+			get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"write-timeout": {
+			get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"max-connections": {
+			get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
+			byEnv: 2, byFile: 3,
+		},
+		"max-connections-per-address": {
+			get: func(c Config) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
+			byEnv: 2, byFile: 3,
+		},
+		"jwt-secret": {
+			get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b",
+			byEnv: "c,d", byFile: "e,f",
+		},
+		"jwks-url": {
+			get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
+			byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c",
+		},
+		"jwt-leeway": {
+			get: func(c Config) any { return c.JWTLeeway }, flag: one("0"), env: "2s", file: `"3s"`,
+			byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"cookie-name": {
+			get: func(c Config) any { return c.CookieName }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a",
+			byEnv: "b", byFile: "c",
+		},
+		"api-key": {
+			get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`,
+			byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"},
+		},
+		"webhook-secret": {
+			get: func(c Config) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")},
+			env: hookSecret("b") + "," + hookSecret("c"), file: `["` + hookSecret("d") + `"]`,
+			byFlag: []string{hookSecret("a")}, byEnv: []string{hookSecret("b"), hookSecret("c")},
+			byFile: []string{hookSecret("d")},
+		},
+		"webhook-settle": {
+			get: func(c Config) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"site": {
+			get: func(c Config) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"},
+			env: "c=http://a, http://b, default=http://c", file: `["d=http://a","e=http://b"]`,
+			byFlag: []string{"a=http://a,http://b", "b=http://c"},
+			byEnv:  []string{"c=http://a,http://b", "default=http://c"}, byFile: []string{"d=http://a", "e=http://b"},
+		},
+		"allow-origins": {
+			get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d",
+			file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"},
+			byFile: []string{"http://e", "*"},
+		},
+		"trusted-proxies": {
+			get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16",
+			file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"),
+			byFile: []string{"::1/128", "127.0.0.1"},
+		},
+		"shutdown-timeout": {
+			get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
+		},
+		"log-level": {
+			get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`,
+			byFlag: "trace", byEnv: "debug", byFile: "warn",
+		},
+		"otlp": {
+			get: func(c Config) any { return c.OTLP }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
+			byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c",
+		},
+		"trace-every": {
+			get: func(c Config) any { return c.TraceEvery }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2,
+			byFile: 3,
+		},
+		"log-format": {
+			get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`,
+			byFlag: "json", byEnv: "console", byFile: "json",
+		},
 	} {
 		t.Run(flag, func(t *testing.T) {
 			var equals, spaced []string
@@ -177,7 +288,10 @@ func TestLayers(t *testing.T) {
 				{"file", nil, nil, file, tc.byFile},
 				{"file under an empty variable", nil, empty, file, tc.byFile},
 				{"file with _", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "_") + `":` + tc.file + `}`, tc.byFile},
-				{"file without -", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "") + `":` + tc.file + `}`, tc.byFile},
+				{
+					"file without -", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "") + `":` + tc.file + `}`,
+					tc.byFile,
+				},
 				{"file with null", nil, nil, `{"` + flag + `":null}`, tc.get(base)},
 				{"default", nil, empty, "", tc.get(base)},
 			} {
@@ -193,7 +307,8 @@ func TestLayers(t *testing.T) {
 }
 
 func TestConfigFileNamedByTheEnvironment(t *testing.T) {
-	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, "\ufeff"+`{"region":"eu"}`)}, "") // as some editors write it
+	// as some editors write it
+	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, "\ufeff"+`{"region":"eu"}`)}, "")
 	if err != nil || got.Region != "eu" {
 		t.Fatalf("got region %q, %v", got.Region, err)
 	}
@@ -366,7 +481,8 @@ func TestRefusedSettings(t *testing.T) {
 			if status != exitSettings || stdout != "" {
 				t.Fatalf("status %d, stdout %q", status, stdout)
 			}
-			if !strings.HasPrefix(line, "headcount: --"+tc.flag+":") && !strings.HasPrefix(line, "headcount: --"+tc.flag+" (from ") {
+			if !strings.HasPrefix(line, "headcount: --"+tc.flag+":") &&
+				!strings.HasPrefix(line, "headcount: --"+tc.flag+" (from ") {
 				t.Errorf("%q does not name --%s", line, tc.flag)
 			}
 			if strings.Count(line, "\n") != 1 || !strings.Contains(line, "; ") {
@@ -398,7 +514,9 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 		"redis password with /":    {"--redis", "redis://:1/" + secret + "@h"},
 		"redis password as a port": {"--redis", "redis://:" + secret + "/x@h"},
 		"redis option":             {"--redis", "redis://h?db=" + secret},
-		"sentinel password":        {"--redis", "redis://h?master_name=m&password=" + secret + "&read_timeout=" + secret},
+		"sentinel password": {
+			"--redis", "redis://h?master_name=m&password=" + secret + "&read_timeout=" + secret,
+		},
 		"peer without name":        {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "@h"},
 		"peer with a bad name":     {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "=@h"},
 		"peer with a bad URL":      {"--redis", "redis://127.0.0.1", "--peer", "eu=redis://:" + secret + "#@h"},
@@ -411,7 +529,8 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`); err == nil || strings.Contains(err.Error(), secret) {
+	if _, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`); err == nil ||
+		strings.Contains(err.Error(), secret) {
 		t.Errorf("file: got %v", err)
 	}
 }
@@ -459,21 +578,33 @@ func TestValidateWithRedis(t *testing.T) {
 		change func(*Config)
 		flag   string // the setting that it is refused for, if any
 	}{
-		"loopback needs no secret":          {func(c *Config) {}, ""},
-		"loopback by name":                  {func(c *Config) { c.ClusterListen, c.Advertise = "localhost:1", "[::1]:1" }, ""},
-		"a secret off loopback":             {func(c *Config) { c.ClusterListen, c.ClusterSecrets = "10.0.0.1:1", []string{"s"} }, ""},
-		"no secret off loopback":            {func(c *Config) { c.ClusterListen = "10.0.0.1:1" }, "cluster-secret"},
-		"a wildcard with advertise":         {func(c *Config) { c.ClusterListen, c.Advertise, c.ClusterSecrets = ":1", "n:1", []string{"s"} }, ""},
-		"a wildcard advertised on loopback": {func(c *Config) { c.ClusterListen, c.Advertise = "0.0.0.0:1", "127.0.0.1:1" }, "cluster-secret"},
-		"roles apart":                       {func(c *Config) { c.Roles = []string{"presence"} }, ""},
-		"admin on listen's default, apart":  {func(c *Config) { c.Roles, c.AdminListen = []string{"presence"}, ":8080" }, ""},
-		"admin on cluster-listen":           {func(c *Config) { c.AdminListen = c.ClusterListen }, "cluster-listen"},
-		"TLS, user, database":               {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
-		"cluster":                           {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
-		"sentinel":                          {func(c *Config) { c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p" }, ""},
-		"PostgreSQL too":                    {func(c *Config) { c.Postgres = "postgres://h/d" }, ""},
-		"a data directory":                  {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
-		"peers":                             {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
+		"loopback needs no secret": {func(c *Config) {}, ""},
+		"loopback by name": {func(c *Config) {
+			c.ClusterListen, c.Advertise = "localhost:1", "[::1]:1"
+		}, ""},
+		"a secret off loopback": {func(c *Config) {
+			c.ClusterListen, c.ClusterSecrets = "10.0.0.1:1", []string{"s"}
+		}, ""},
+		"no secret off loopback": {func(c *Config) { c.ClusterListen = "10.0.0.1:1" }, "cluster-secret"},
+		"a wildcard with advertise": {func(c *Config) {
+			c.ClusterListen, c.Advertise, c.ClusterSecrets = ":1", "n:1", []string{"s"}
+		}, ""},
+		"a wildcard advertised on loopback": {func(c *Config) {
+			c.ClusterListen, c.Advertise = "0.0.0.0:1", "127.0.0.1:1"
+		}, "cluster-secret"},
+		"roles apart": {func(c *Config) { c.Roles = []string{"presence"} }, ""},
+		"admin on listen's default, apart": {
+			func(c *Config) { c.Roles, c.AdminListen = []string{"presence"}, ":8080" }, "",
+		},
+		"admin on cluster-listen": {func(c *Config) { c.AdminListen = c.ClusterListen }, "cluster-listen"},
+		"TLS, user, database":     {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
+		"cluster":                 {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
+		"sentinel": {func(c *Config) {
+			c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p"
+		}, ""},
+		"PostgreSQL too":   {func(c *Config) { c.Postgres = "postgres://h/d" }, ""},
+		"a data directory": {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
+		"peers":            {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
 	} {
 		c := defaults()
 		c.Redis = "redis://127.0.0.1:6379"
@@ -491,11 +622,14 @@ func TestValidateWithRedis(t *testing.T) {
 func TestRulesOfCounters(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rules.json")
 	for text, want := range map[string]string{
-		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u","kind":"unique"}]}`: "",
+		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u",` +
+			`"kind":"unique"}]}`: "",
 		`{"rules":[]}`: "",
-		"\ufeff" + `{"rules":[{"match":"a","kind":"sum"}]}`:     "", // as some editors write it
-		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`:    `rule 1 ("a:*"): floor: a counter of kind sum has none; remove the field`,
-		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`:    `floor: 1 excludes 0, with which a counter begins; write 0 or less`,
+		"\ufeff" + `{"rules":[{"match":"a","kind":"sum"}]}`: "", // as some editors write it
+		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`: `rule 1 ("a:*"): floor: a counter of kind sum has ` +
+			`none; remove the field`,
+		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`: `floor: 1 excludes 0, with which a counter begins; ` +
+			`write 0 or less`,
 		`{"rules":[{"match":"a","kind":"some"}]}`:               `kind: "some" is not a kind; write sum`,
 		`{"rules":[{"match":"a*b","kind":"sum"}]}`:              `match: bad match`,
 		`{"rules":[{"kind":"sum"}]}`:                            `match: it is missing`,
@@ -511,7 +645,8 @@ func TestRulesOfCounters(t *testing.T) {
 		switch {
 		case want == "" && (err != nil || len(cfg.Rules.All()) != strings.Count(text, "match")):
 			t.Errorf("%s: got %v", text, err)
-		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--counters: "+path+": ") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--counters: "+path+": ") ||
+			!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
 			t.Errorf("%s: got %v, want %q", text, err, want)
 		}
 	}
@@ -534,9 +669,11 @@ func TestWarnings(t *testing.T) {
 		t.Fatalf("open of a presence node: %q", got)
 	}
 	long := strings.Repeat("x", 16)
-	c.ClusterSecrets, c.JWTSecret, c.APIKeys, c.Strangers = []string{long, "short"}, "s", []string{long}, []string{"HEADCOUNT_COLOUR"}
+	c.ClusterSecrets, c.JWTSecret, c.APIKeys, c.Strangers = []string{long,
+		"short"}, "s", []string{long}, []string{"HEADCOUNT_COLOUR"}
 	got := c.Warnings()
-	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") || !strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
+	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") ||
+		!strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
 		t.Fatalf("got %q", got)
 	}
 
@@ -544,10 +681,12 @@ func TestWarnings(t *testing.T) {
 	c.JWTSecret, c.APIKeys = long+"\n", []string{long + " "}
 	c.Postgres = "postgres://u@h/d?schema=public&sslmode=disable&pgbouncer=true"
 	got = c.Warnings()
-	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") || !strings.HasPrefix(got[3], "--postgres has ?schema=,") {
+	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") ||
+		!strings.HasPrefix(got[3], "--postgres has ?schema=,") {
 		t.Fatalf("Prisma's: %q", got)
 	}
-	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") || !strings.HasPrefix(got[1], "--api-key begins or ends") {
+	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") ||
+		!strings.HasPrefix(got[1], "--api-key begins or ends") {
 		t.Fatalf("white space: %q", got)
 	}
 	c.Postgres = ""
@@ -559,17 +698,23 @@ func TestWarnings(t *testing.T) {
 // A variable that is no setting's is refused when it is nearly one, and named otherwise.
 func TestVariablesOfNoSetting(t *testing.T) {
 	env := map[string]string{
-		"LISTEN": ":1", "HEADCOUNT_COLOUR": "red", "HEADCOUNT_EMPTY": "", "HEADCOUNT_API_KEY": strings.Repeat("x", 16), "HEADCOUNT_USERS": "9", // of simulate
-		"HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_SERVICE_PORT_HTTP": "80", "HEADCOUNT_PORT": "tcp://10.0.0.1:80", "HEADCOUNT_PORT_80_TCP_ADDR": "10.0.0.1",
+		// of simulate
+		"LISTEN": ":1", "HEADCOUNT_COLOUR": "red", "HEADCOUNT_EMPTY": "", "HEADCOUNT_API_KEY": strings.Repeat("x", 16),
+		"HEADCOUNT_USERS":        "9",
+		"HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_SERVICE_PORT_HTTP": "80",
+		"HEADCOUNT_PORT": "tcp://10.0.0.1:80", "HEADCOUNT_PORT_80_TCP_ADDR": "10.0.0.1",
 	}
 	if c, err := read(t, nil, env, ""); err != nil || !slices.Equal(c.Strangers, []string{"HEADCOUNT_COLOUR"}) {
 		t.Errorf("%q, %v", c.Strangers, err)
 	}
 	env["HEADCOUNT_API_KEYS"] = "y"
-	if _, err := read(t, nil, env, ""); err == nil || !strings.HasPrefix(err.Error(), "HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
+	if _, err := read(t, nil, env, ""); err == nil ||
+		!strings.HasPrefix(err.Error(),
+			"HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
 		t.Error(err)
 	}
-	if _, err := read(t, nil, nil, `{"--listen":":1"}`); err == nil || !strings.Contains(err.Error(), "without its leading dashes") {
+	if _, err := read(t, nil, nil, `{"--listen":":1"}`); err == nil ||
+		!strings.Contains(err.Error(), "without its leading dashes") {
 		t.Error(err)
 	}
 }
@@ -577,9 +722,12 @@ func TestVariablesOfNoSetting(t *testing.T) {
 // An IPv6 address of a pod comes without brackets.
 func TestAdvertiseOfAPod(t *testing.T) {
 	for given, want := range map[string]string{
-		"fd00::1:7946": "[fd00::1]:7946", "fd00:1:2:3:4:5:6:7:7946": "[fd00:1:2:3:4:5:6:7]:7946", "[fd00::1]:7946": "[fd00::1]:7946", "10.0.0.1:7946": "10.0.0.1:7946", "fd00:1:2:3:4:5:6:7": "", "fd00::1:x": "",
+		"fd00::1:7946": "[fd00::1]:7946", "fd00:1:2:3:4:5:6:7:7946": "[fd00:1:2:3:4:5:6:7]:7946",
+		"[fd00::1]:7946": "[fd00::1]:7946", "10.0.0.1:7946": "10.0.0.1:7946", "fd00:1:2:3:4:5:6:7": "", "fd00::1:x": "",
 	} {
-		c, err := read(t, []string{"--redis=redis://h", "--cluster-secret=0123456789abcdef", "--advertise=" + given}, nil, "")
+		c, err := read(t, []string{
+			"--redis=redis://h", "--cluster-secret=0123456789abcdef", "--advertise=" + given,
+		}, nil, "")
 		if err != nil && want != "" || err == nil && c.Advertise != want {
 			t.Errorf("%s: %q, %v", given, c.Advertise, err)
 		}
@@ -615,7 +763,8 @@ func TestHelpOfServe(t *testing.T) {
 		t.Fatalf("exit status %d, %v", code, err)
 	}
 	for _, name := range serveFlags(t) {
-		shown := strings.Contains(help, " --"+name+"=") || strings.Contains(help, " --"+name+"\n") || strings.Contains(help, " --"+name+" ")
+		shown := strings.Contains(help, " --"+name+"=") || strings.Contains(help, " --"+name+"\n") ||
+			strings.Contains(help, " --"+name+" ")
 		if !shown && !strings.Contains(string(guide), "`--"+name+"`") {
 			t.Errorf("neither the help nor deploy/README.md has --%s", name)
 		}
@@ -704,7 +853,9 @@ func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 	sites := []string{"HEADCOUNT_SITE=shop=https://shop.example,blog=https://blog.example"}
 	for flag, want := range map[string]string{"--interval=1s": "", "--site=blog": "blog"} {
 		var errs bytes.Buffer
-		p := program{args: []string{"top", "--once", "--url=" + s.URL, flag}, environ: sites, stdout: io.Discard, stderr: &errs}
+		p := program{
+			args: []string{"top", "--once", "--url=" + s.URL, flag}, environ: sites, stdout: io.Discard, stderr: &errs,
+		}
 		if status := p.run(); status != exitOK {
 			t.Fatalf("%s: status %d, %s", flag, status, &errs)
 		}
@@ -713,8 +864,11 @@ func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 		}
 	}
 	var errs bytes.Buffer
-	p := program{args: []string{"export", "--data-dir=" + t.TempDir()}, environ: sites, stdout: io.Discard, stderr: &errs}
-	if status := p.run(); status != exitFailure || !strings.Contains(errs.String(), "no counters to export") { // the site is no fault
+	p := program{
+		args: []string{"export", "--data-dir=" + t.TempDir()}, environ: sites, stdout: io.Discard, stderr: &errs,
+	}
+	// the site is no fault
+	if status := p.run(); status != exitFailure || !strings.Contains(errs.String(), "no counters to export") {
 		t.Errorf("export: status %d, %s", status, &errs)
 	}
 }

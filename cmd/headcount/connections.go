@@ -4,7 +4,8 @@ import "headcount/internal/machine"
 
 // Open files that are reserved for everything other than clients' connections.
 const (
-	filesOfProcess = 40 // standard streams, listeners, the poller, the data directory, and some connections to the admin address
+	// Standard streams, listeners, the poller, the data directory, and some connections to the admin address.
+	filesOfProcess = 40
 	filesOfCluster = 60 // connections to Redis, and between processes
 	filesOfPeer    = 30 // connections to the Redis of one --peer
 )

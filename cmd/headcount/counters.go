@@ -44,7 +44,8 @@ func noCountersIn(dir string) error {
 
 	if holds {
 		return setting.Errorf("data-dir", "%s has counters, which are not served with --postgres; carry them over "+
-			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, local.File))
+			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir,
+			filepath.Join(dir, local.File))
 	}
 
 	return nil

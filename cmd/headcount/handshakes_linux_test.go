@@ -63,7 +63,8 @@ func TestClockHalfOpenHandshakes(t *testing.T) {
 	}
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	web := &http.Client{Timeout: testkit.Timeout, Transport: &http.Transport{
-		DialContext: dialer.DialContext, DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DialContext: dialer.DialContext, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}
 	watch := testkit.NewStopwatch(t)
 	slow := 0

@@ -68,13 +68,25 @@ func TestExitStatus(t *testing.T) {
 		stdout string // the line begins with this
 		stderr string // the only line contains this
 	}{
-		"help":                      {args: []string{"--help"}, stdout: "Usage: headcount <command>"},
-		"help of serve":             {args: []string{"serve", "--help"}, stdout: "Usage: headcount serve [flags]"},
-		"help despite bad settings": {args: []string{"--help"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x"}, stdout: "Usage: headcount <command>"},
-		"version":                   {args: []string{"version"}, stdout: "headcount "},
-		"version beside variables":  {args: []string{"version"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x", "HEADCOUNT_CONFIG": "/nowhere"}, stdout: "headcount "},
-		"version of serve":          {args: []string{"serve", "--version"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x"}, stdout: "headcount "},
-		"a variable named version":  {args: []string{"version"}, env: map[string]string{"HEADCOUNT_VERSION": "v1.2.3"}, stdout: "headcount "},
+		"help":          {args: []string{"--help"}, stdout: "Usage: headcount <command>"},
+		"help of serve": {args: []string{"serve", "--help"}, stdout: "Usage: headcount serve [flags]"},
+		"help despite bad settings": {
+			args: []string{"--help"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x"},
+			stdout: "Usage: headcount <command>",
+		},
+		"version": {args: []string{"version"}, stdout: "headcount "},
+		"version beside variables": {
+			args: []string{"version"}, env: map[string]string{
+				"HEADCOUNT_LEAVE_GRACE": "x", "HEADCOUNT_CONFIG": "/nowhere",
+			}, stdout: "headcount ",
+		},
+		"version of serve": {
+			args: []string{"serve", "--version"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x"},
+			stdout: "headcount ",
+		},
+		"a variable named version": {
+			args: []string{"version"}, env: map[string]string{"HEADCOUNT_VERSION": "v1.2.3"}, stdout: "headcount ",
+		},
 		"unknown command":           {args: []string{"count"}, code: 2, stderr: "count"},
 		"argument after a command":  {args: []string{"serve", "now"}, code: 2, stderr: "now"},
 		"unknown flag":              {args: []string{"--lisen", ":1"}, code: 2, stderr: "--lisen"},
@@ -84,8 +96,12 @@ func TestExitStatus(t *testing.T) {
 		"a line break in a setting": {args: []string{"--region", "a\nb\r\nc"}, code: 2, stderr: "--region"},
 		"a line break in a command": {args: []string{"a\nb"}, code: 2, stderr: "a b"},
 		"simulate, unknown flag":    {args: []string{"simulate", "--usrs=1"}, code: 2, stderr: "--usrs"},
-		"healthcheck, nobody there": {args: []string{"healthcheck", "--admin-listen=127.0.0.1:1"}, code: 1, stderr: "127.0.0.1:1"},
-		"healthcheck, no address":   {args: []string{"healthcheck", "--admin-listen=here"}, code: 1, stderr: "--admin-listen"},
+		"healthcheck, nobody there": {
+			args: []string{"healthcheck", "--admin-listen=127.0.0.1:1"}, code: 1, stderr: "127.0.0.1:1",
+		},
+		"healthcheck, no address": {
+			args: []string{"healthcheck", "--admin-listen=here"}, code: 1, stderr: "--admin-listen",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := runWith(t, tc.env, nil, tc.args...)
@@ -98,7 +114,8 @@ func TestExitStatus(t *testing.T) {
 			if tc.stderr == "" && stderr != "" {
 				t.Errorf("stderr %q, want none", stderr)
 			}
-			if tc.stderr != "" && (!strings.Contains(stderr, tc.stderr) || strings.Count(stderr, "\n") != 1 || !strings.HasSuffix(stderr, "\n")) {
+			if tc.stderr != "" && (!strings.Contains(stderr, tc.stderr) || strings.Count(stderr, "\n") != 1 ||
+				!strings.HasSuffix(stderr, "\n")) {
 				t.Errorf("stderr %q, want one line with %q", stderr, tc.stderr)
 			}
 		})
@@ -110,7 +127,8 @@ func TestExitStatus(t *testing.T) {
 func TestClockServeUntilSignal(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
-	bin, argv, env := helperCommand("serves", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--api-key=weak", "--api-key=weaker")
+	bin, argv, env := helperCommand("serves", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json",
+		"--api-key=weak", "--api-key=weaker")
 	cmd := exec.CommandContext(ctx, bin, argv...)
 	cmd.Env = env
 	errs, err := cmd.StderrPipe()
@@ -188,7 +206,10 @@ func TestServerHelperProcess(t *testing.T) {
 	for len(args) > 0 && args[0] != "--" {
 		args = args[1:]
 	}
-	os.Exit(program{args: args[1:], environ: os.Environ(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, serve: serves[name]}.run())
+	os.Exit(program{
+		args: args[1:], environ: os.Environ(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+		serve: serves[name],
+	}.run())
 }
 
 var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
@@ -219,7 +240,8 @@ var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
 }
 
 func helperCommand(serve string, args ...string) (name string, argv, env []string) {
-	return os.Args[0], append([]string{"-test.run=^TestServerHelperProcess$", "--"}, args...), testkit.Environ(helperVariable + "=" + serve)
+	return os.Args[0], append([]string{"-test.run=^TestServerHelperProcess$", "--"}, args...),
+		testkit.Environ(helperVariable + "=" + serve)
 }
 
 func helper(t *testing.T, serve string, args ...string) (code int, stdout, stderr string) {
@@ -240,7 +262,9 @@ func TestServerServeFails(t *testing.T) {
 }
 
 func TestServerLog(t *testing.T) {
-	for format, want := range map[string]string{"": `"message":"shown"`, "json": `"message":"shown"`, "console": "INF shown region=local"} {
+	for format, want := range map[string]string{
+		"": `"message":"shown"`, "json": `"message":"shown"`, "console": "INF shown region=local",
+	} {
 		args := []string{"--jwt-secret", "hunter2"}
 		if format != "" {
 			args = append(args, "--log-format", format)

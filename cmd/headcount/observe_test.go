@@ -122,7 +122,10 @@ var (
 	inBrackets  = regexp.MustCompile(`^\s*\(([^()]*)\)`)
 	groupings   = []string{"by", "without", "on", "ignoring", "group_left", "group_right"}
 	operators   = []string{"and", "or", "unless", "bool", "offset"}
-	knownToProm = []string{"sum", "max", "min", "avg", "count", "rate", "increase", "histogram_quantile", "group", "last_over_time", "absent_over_time", "label_values"}
+	knownToProm = []string{
+		"sum", "max", "min", "avg", "count", "rate", "increase", "histogram_quantile", "group", "last_over_time",
+		"absent_over_time", "label_values",
+	}
 )
 
 func parseQuery(expr string) (q query) {
@@ -225,7 +228,8 @@ func shownLabels(text string) (labels []string) {
 // that of a webhook.
 var boundedLabels = []string{
 	"le",
-	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route", "status", "store", "type",
+	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route",
+	"status", "store", "type",
 }
 
 func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
@@ -238,11 +242,14 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 		}
 	}))
 	defer receiver.Close()
-	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen", servertest.FreeAddr(),
-		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret", "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen",
+		servertest.FreeAddr(),
+		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret",
+		"whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
 	begun := parseSeries(fetch(t, "GET", "http://"+r.admin+"/metrics", ""))
 	region := run(t, append(certificateFor(t, time.Now(), time.Now().Add(time.Hour), "counter.example.com"),
-		withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen", servertest.FreeAddr())...)
+		withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen",
+		servertest.FreeAddr())...)
 	fetch(t, "GET", "http://"+r.public+"/p/counter", "")
 	ws, _, err := websocket.Dial(t.Context(), "ws://"+r.public+"/-/ws", nil)
 	if err != nil {
@@ -261,7 +268,8 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	of := ""
 	testkit.Eventually(t, "messages to the receivers of webhooks in the metrics", func() bool {
 		of = fetch(t, "GET", "http://"+r.admin+"/metrics", "")
-		return strings.Contains(of, "headcount_webhook_messages_total{") && strings.Contains(of, "headcount_webhook_failures_total{")
+		return strings.Contains(of, "headcount_webhook_messages_total{") &&
+			strings.Contains(of, "headcount_webhook_failures_total{")
 	})
 	of += fetch(t, "GET", "http://"+region.admin+"/metrics", "")
 	all := parseSeries(of)              // no server has all of them
@@ -269,7 +277,8 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 
 	for name, some := range all {
 		family := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
-		if strings.HasPrefix(name, "headcount_") && !regexp.MustCompile(`(?m)^# HELP (`+name+`|`+family+`) \S.{10}`).MatchString(of) {
+		if strings.HasPrefix(name, "headcount_") &&
+			!regexp.MustCompile(`(?m)^# HELP (`+name+`|`+family+`) \S.{10}`).MatchString(of) {
 			t.Errorf("%s has no help", name)
 		}
 		for _, labels := range some {
@@ -280,7 +289,11 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 			}
 		}
 	}
-	for _, must := range []string{"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count", "headcount_persist_lag_seconds", "headcount_persist_rows", "headcount_region_lag_seconds", "headcount_counters_region_lag_seconds"} {
+	for _, must := range []string{
+		"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count",
+		"headcount_persist_lag_seconds", "headcount_persist_rows", "headcount_region_lag_seconds",
+		"headcount_counters_region_lag_seconds",
+	} {
 		if len(all[must]) == 0 {
 			t.Errorf("no %s", must)
 		}
@@ -331,7 +344,8 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	for _, group := range alerts.Groups {
 		for _, rule := range group.Rules {
 			rules++
-			for _, wrong := range all.faults(rule.Expr, shownLabels(rule.Annotations["summary"]+rule.Annotations["mend"])...) {
+			for _, wrong := range all.faults(rule.Expr,
+				shownLabels(rule.Annotations["summary"]+rule.Annotations["mend"])...) {
 				t.Errorf("alert %s: %s\n\t%s", rule.Alert, wrong, rule.Expr)
 			}
 			for _, metric := range parseQuery(rule.Expr).metrics {
@@ -347,7 +361,8 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	if panels < 40 || rules < 20 {
 		t.Errorf("%d expressions of panels and %d alerts were read", panels, rules)
 	}
-	if all := fmt.Sprintf("job) headcount_ready) < %d\n", presence.DefaultPartitions); !strings.Contains(string(text), all) {
+	if all := fmt.Sprintf("job) headcount_ready) < %d\n",
+		presence.DefaultPartitions); !strings.Contains(string(text), all) {
 		t.Error("the alert for partitions does not know how many there are")
 	}
 }
@@ -374,7 +389,8 @@ func TestWhatDoesNotExistIsFound(t *testing.T) {
 			t.Errorf("%s: %q, want %q", expr, got, want)
 		}
 	}
-	if got := all.faults("a", shownLabels("{{cause}} of {{ $labels.region }} is {{ $value }}")...); !slices.Equal(got, []string{"no label region"}) {
+	if got := all.faults("a", shownLabels("{{cause}} of {{ $labels.region }} is {{ $value }}")...); !slices.Equal(got,
+		[]string{"no label region"}) {
 		t.Errorf("%q", got)
 	}
 }

@@ -32,7 +32,8 @@ type server struct {
 func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
 	s := &server{public: servertest.FreeAddr(), admin: servertest.FreeAddr(), ended: make(chan error, 1)}
-	cfg := settings(t, append(args, "--listen", s.public, "--admin-listen", s.admin, "--cluster-listen", servertest.FreeAddr(), "--api-key", apiKey)...)
+	cfg := settings(t, append(args, "--listen", s.public, "--admin-listen", s.admin, "--cluster-listen",
+		servertest.FreeAddr(), "--api-key", apiKey)...)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	t.Cleanup(cancel)
@@ -89,7 +90,8 @@ func (s *server) call(t *testing.T, method, path, body string) (value int) {
 
 func (s *server) try(t *testing.T, method, path, body, key string) (value int, answered bool) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.public+"/api/v1/counters/"+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.public+"/api/v1/counters/"+path,
+		strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +120,8 @@ func (s *server) try(t *testing.T, method, path, body, key string) (value int, a
 
 func (s *server) values(t *testing.T) string {
 	t.Helper()
-	return fmt.Sprint(s.call(t, "GET", "views:1/exact", ""), s.call(t, "GET", "stock:1/exact", ""), s.call(t, "GET", "likes:1/exact", ""))
+	return fmt.Sprint(s.call(t, "GET", "views:1/exact", ""), s.call(t, "GET", "stock:1/exact", ""),
+		s.call(t, "GET", "likes:1/exact", ""))
 }
 
 // PostgreSQL is added to servers that had Redis alone: their counters are carried over. From then
@@ -143,7 +146,9 @@ func TestServerPostgresIsAdded(t *testing.T) {
 	s.call(t, "POST", "likes:1/members", `{"add":["ann"]}`)
 	export("leave --postgres out", both...)
 	_, text, _ := runCommand(t, nil, "export", "--redis", redis)
-	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, both...)...); status == exitOK || !strings.Contains(said, "processes without --postgres use this Redis") || strings.Count(said, "\n") != 1 {
+	if status, _, said := runCommand(t, strings.NewReader(text),
+		append([]string{"import"}, both...)...); status == exitOK ||
+		!strings.Contains(said, "processes without --postgres use this Redis") || strings.Count(said, "\n") != 1 {
 		t.Errorf("an import with PostgreSQL while a server runs without it: %d %s", status, said)
 	}
 	startServer(t, both...).refused(t, "processes without --postgres use this Redis")
@@ -178,7 +183,9 @@ func TestServerPostgresIsAdded(t *testing.T) {
 	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
 	startServer(t, "--postgres", postgres).refused(t, "give its --redis")
 	for _, args := range [][]string{{"--redis", redis}, {"--postgres", postgres}} {
-		if status, _, said := runCommand(t, strings.NewReader(""), append([]string{"import"}, args...)...); status == exitOK || !strings.Contains(said, "give its --") || strings.Count(said, "\n") != 1 {
+		if status, _, said := runCommand(t, strings.NewReader(""),
+			append([]string{"import"}, args...)...); status == exitOK || !strings.Contains(said, "give its --") ||
+			strings.Count(said, "\n") != 1 {
 			t.Errorf("import %s: %d %s", args, status, said)
 		}
 	}
@@ -189,13 +196,14 @@ func TestServerPostgresIsAdded(t *testing.T) {
 	s.stop(t)
 }
 
-// An import into Redis with PostgreSQL behind it is refused while servers run. Afterwards imported counters are shown, also
-// those that Redis had, those that are not in the file lose nothing, and both go on.
+// An import into Redis with PostgreSQL behind it is refused while servers run. Afterwards imported counters are shown,
+// also those that Redis had, those that are not in the file lose nothing, and both go on.
 func TestServerImportIntoTwoTiers(t *testing.T) {
 	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
 	both := []string{"--redis", redis, "--postgres", postgres}
 	s := startServer(t, both...).ready(t)
-	for _, path := range []string{"views:1/increment", "stock:1/increment"} { // Redis has them, and knows that there is no likes:1
+	// Redis has them, and knows that there is no likes:1
+	for _, path := range []string{"views:1/increment", "stock:1/increment"} {
 		s.call(t, "POST", path, "")
 	}
 	s.values(t)
@@ -216,7 +224,8 @@ func TestServerImportIntoTwoTiers(t *testing.T) {
 		s.call(t, "POST", "views:other/increment", "")
 	}
 	load := append([]string{"import"}, both...)
-	if status, _, said = runCommand(t, strings.NewReader(text), load...); status != exitFailure || !strings.Contains(said, "in use by other processes") {
+	if status, _, said = runCommand(t, strings.NewReader(text), load...); status != exitFailure ||
+		!strings.Contains(said, "in use by other processes") {
 		t.Errorf("an import while a server runs: %d %s", status, said)
 	}
 	s.stop(t)

@@ -50,7 +50,8 @@ func takeover(b *testing.B, members int) {
 
 	bin := benchProgram(b)
 	process := func(roles string) *process {
-		return benchProcess(b, bin, "--roles", roles, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--log-level", "warn")
+		return benchProcess(b, bin, "--roles", roles, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(),
+			"--log-level", "warn")
 	}
 	start = time.Now()
 	first, gateway := process(presence.RolePresence), process(presence.RoleGateway+","+presence.RoleDispatcher)
@@ -114,7 +115,8 @@ func seed(b *testing.B, url string, members int) {
 		u := presence.User(uint64(i+1) * 0x9E3779B97F4A7C15)
 		p := u.Partition(presence.DefaultPartitions)
 		page := "/shop/item/" + strconv.Itoa(i%10_000)
-		changes[p].Members = append(changes[p].Members, presence.MemberChange{Member: presence.Member{User: u, Page: page, Hold: end}})
+		changes[p].Members = append(changes[p].Members,
+			presence.MemberChange{Member: presence.Member{User: u, Page: page, Hold: end}})
 		users[p][page]++
 		users[p][presence.AllPages]++
 	}

@@ -105,7 +105,9 @@ func TestServerCertificateFiles(t *testing.T) {
 	plain := servertest.FreeAddr()
 	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key, "--http-redirect="+plain)
 	redirects(t, plain)
-	insecure := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	insecure := &http.Client{
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
+	}
 	if resp, err := insecure.Get("https://" + addr + "/p/counter"); err != nil {
 		t.Error(err)
 	} else if resp.Body.Close(); resp.Header.Get("Strict-Transport-Security") != "max-age=3600" {
@@ -127,7 +129,8 @@ func TestServerCertificateFiles(t *testing.T) {
 func redirects(t *testing.T, addr string) {
 	t.Helper()
 	for host, want := range map[string]string{
-		"counter.example.com": "https://counter.example.com/a%2Fb/counter?regions=1", "Counter.example.com:80": "https://Counter.example.com/a%2Fb/counter?regions=1", "example.com": "",
+		"counter.example.com":    "https://counter.example.com/a%2Fb/counter?regions=1",
+		"Counter.example.com:80": "https://Counter.example.com/a%2Fb/counter?regions=1", "example.com": "",
 	} {
 		_, answer := plainly(t, addr, host, "/a%2Fb/counter?regions=1")
 		status := http.StatusPermanentRedirect
@@ -146,7 +149,8 @@ func TestServerRedirect(t *testing.T) {
 	plain := servertest.FreeAddr()
 	a := newAuthority(t, "counter.example.com", nil)
 	a.plain = plain
-	addr := serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir", "--acme-dir="+filepath.Join(t.TempDir(), "acme"), "--http-redirect="+plain)
+	addr := serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir",
+		"--acme-dir="+filepath.Join(t.TempDir(), "acme"), "--http-redirect="+plain)
 	redirects(t, plain)
 	if got := serial(t, addr, a); got != 2 {
 		t.Errorf("certificate %d", got)
@@ -158,14 +162,17 @@ func TestServerDomain(t *testing.T) {
 	t.Parallel()
 	var addr string
 	a := newAuthority(t, "counter.example.com", func() string { return addr })
-	args := []string{"--domain=" + a.domain, "--acme-url=" + a.url + "/dir", "--acme-dir=" + filepath.Join(t.TempDir(), "acme")}
+	args := []string{
+		"--domain=" + a.domain, "--acme-url=" + a.url + "/dir", "--acme-dir=" + filepath.Join(t.TempDir(), "acme"),
+	}
 	for range 2 {
 		t.Run("a process", func(t *testing.T) {
 			addr = serveHere(t, args...)
 			if got := serial(t, addr, a); got != 2 {
 				t.Fatalf("certificate %d", got)
 			}
-			if c, err := tls.Dial("tcp", addr, &tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true}); err == nil {
+			if c, err := tls.Dial("tcp", addr,
+				&tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true}); err == nil {
 				c.Close()
 				t.Error("there is a certificate for a domain that was not given")
 			}
@@ -202,7 +209,8 @@ func TestServerCertificateThatNobodyRenewed(t *testing.T) {
 	}
 	old, renewed := files(day), files(60*day)
 	r := run(t, old...)
-	if text := fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""); !strings.Contains(text, "\nheadcount_certificate_overdue 1\n") {
+	if text := fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""); !strings.Contains(text,
+		"\nheadcount_certificate_overdue 1\n") {
 		t.Fatal("a certificate that ends within a day is not overdue")
 	}
 	for i := range old { // certificate, key
@@ -213,7 +221,8 @@ func TestServerCertificateThatNobodyRenewed(t *testing.T) {
 		}
 	}
 	testkit.Eventually(t, "that a new certificate is not overdue", func() bool {
-		return strings.Contains(fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""), "\nheadcount_certificate_overdue 0\n")
+		return strings.Contains(fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""),
+			"\nheadcount_certificate_overdue 0\n")
 	})
 }
 
@@ -242,7 +251,8 @@ func dialShared(t *testing.T, args ...string) *tls.Conn {
 			t.Fatal(err)
 		}
 	}
-	c, err := tls.Dial("tcp", serveHere(t, append(args, "--tls-cert="+cert, "--tls-key="+private)...), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	c, err := tls.Dial("tcp", serveHere(t, append(args, "--tls-cert="+cert, "--tls-key="+private)...),
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +264,10 @@ func dialShared(t *testing.T, args ...string) *tls.Conn {
 // A client that takes not a byte is closed after --write-timeout, over HTTP/2 too.
 func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 	c := dialShared(t, "--write-timeout=200ms")
-	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil { // each answer may be as long as it likes, and all of them together
+	// each answer may be as long as it likes, and all of them together
+	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
+		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff"+
+		"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil {
 		t.Fatal(err)
 	}
 	for i := range sharedRequests {
@@ -277,7 +290,9 @@ func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 // many calls at once.
 func TestServerBodiesOverHTTP2(t *testing.T) {
 	c := dialShared(t)
-	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"); err != nil { // settings, and a ping
+	// settings, and a ping
+	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
+		"\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"); err != nil {
 		t.Fatal(err)
 	}
 	const settings, ping, update = 4, 6, 8

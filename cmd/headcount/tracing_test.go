@@ -33,7 +33,8 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var all struct {
 		ResourceSpans []struct{ ScopeSpans []struct{ Spans []collected } }
 	}
-	if r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/json" || json.Unmarshal(body, &all) != nil {
+	if r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/json" ||
+		json.Unmarshal(body, &all) != nil {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
@@ -70,7 +71,8 @@ func TestServerTraces(t *testing.T) {
 	defer sink.Close()
 	redis := redistest.Start(t)
 	const key = "a key that is long enough"
-	r := run(t, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--otlp", sink.URL, "--trace-every", "1", "--api-key", key)
+	r := run(t, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--otlp", sink.URL, "--trace-every",
+		"1", "--api-key", key)
 
 	named := func(name string) func(collected) bool { return func(s collected) bool { return s.Name == name } }
 	below := func(above collected, name string) func(collected) bool {
@@ -89,7 +91,8 @@ func TestServerTraces(t *testing.T) {
 	}
 	c.await(t, "Redis below it", below(get, "redis"))
 
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.public+"/api/v1/counters/views:private-key/increment", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		"http://"+r.public+"/api/v1/counters/views:private-key/increment", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +129,8 @@ func TestServerRequestIDs(t *testing.T) {
 	var p struct {
 		RequestID string `json:"request_id"`
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || len(p.RequestID) != 16 || p.RequestID != resp.Header.Get("X-Request-Id") {
+	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || len(p.RequestID) != 16 ||
+		p.RequestID != resp.Header.Get("X-Request-Id") {
 		t.Errorf("%v, %q in the problem and %q in the head", err, p.RequestID, resp.Header.Get("X-Request-Id"))
 	}
 	good, err := http.Get("http://" + r.public + "/p/counter")

@@ -24,7 +24,8 @@ import (
 	"headcount/presence"
 )
 
-var transferred = flag.Int("transferred", 600, "counters that TestServerExportAndImport transfers, beside sets and others")
+var transferred = flag.Int("transferred", 600,
+	"counters that TestServerExportAndImport transfers, beside sets and others")
 
 // lines are those of an export without its head, which has the time.
 func lines(t *testing.T, path string) string {
@@ -48,7 +49,8 @@ func TestServerExportAndImport(t *testing.T) {
 	}
 	countertest.Fill(t, store, *transferred)
 	first, second, third := filepath.Join(dir, "1"), filepath.Join(dir, "2"), filepath.Join(dir, "3")
-	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", first); status != exitFailure || !strings.Contains(said, "in use by another process") {
+	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", first); status != exitFailure ||
+		!strings.Contains(said, "in use by another process") {
 		t.Errorf("while a server has the directory: %d %s", status, said)
 	}
 	_ = os.Remove(first)
@@ -118,7 +120,9 @@ func TestExportAndImportOfSites(t *testing.T) {
 	rules := counter.BuiltinRules().For([]presence.Site{shop, blog})
 	for _, site := range []presence.Site{presence.DefaultSite, shop, blog} {
 		for i := range 20 {
-			c := counter.Change{Key: site.Qualify(fmt.Sprint("views:", i)), Verb: counter.Add, Delta: int64(len(site.String()) + i + 1)}
+			c := counter.Change{
+				Key: site.Qualify(fmt.Sprint("views:", i)), Verb: counter.Add, Delta: int64(len(site.String()) + i + 1),
+			}
 			c.Rule = rules.Find(c.Key)
 			if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]; r.Err != nil {
 				t.Fatal(r.Err)
@@ -136,7 +140,9 @@ func TestExportAndImportOfSites(t *testing.T) {
 	}
 	must("export", "--data-dir", at("from"), "--file", at("all"))
 	all := lines(t, at("all"))
-	for site, n := range map[string]int{`"site":"shop"`: 20, `"site":"blog"`: 20, `"site":`: 40, `"key":"views:`: 60, `\u001f`: 0} {
+	for site, n := range map[string]int{
+		`"site":"shop"`: 20, `"site":"blog"`: 20, `"site":`: 40, `"key":"views:`: 60, `\u001f`: 0,
+	} {
 		if got := strings.Count(all, site); got != n {
 			t.Errorf("%s stands %d times in the export of all sites, want %d", site, got, n)
 		}
@@ -162,18 +168,24 @@ func TestExportAndImportOfSites(t *testing.T) {
 	for _, site := range []string{"shop", "default"} {
 		must("export", "--data-dir", at("back"), "--site", site, "--file", at(site))
 		one := lines(t, at(site))
-		if n := strings.Count(one, `"key":`); n != 20 || strings.Contains(one, `"site":"blog"`) || strings.Contains(one, `"site":"shop"`) != (site == "shop") {
+		if n := strings.Count(one, `"key":`); n != 20 || strings.Contains(one, `"site":"blog"`) ||
+			strings.Contains(one, `"site":"shop"`) != (site == "shop") {
 			t.Errorf("the export of %s: %s", site, one)
 		}
 	}
 	// What was a server of its own becomes a site of this one.
 	must("import", "--data-dir", at("moved"), "--site", "wiki", "--file", at("default"))
 	must("export", "--data-dir", at("moved"), "--file", at("wiki"))
-	if got, want := lines(t, at("wiki")), strings.ReplaceAll(lines(t, at("default")), `{"key":`, `{"site":"wiki","key":`); got != want {
+	if got, want := lines(t, at("wiki")), strings.ReplaceAll(lines(t, at("default")), `{"key":`,
+		`{"site":"wiki","key":`); got != want {
 		t.Errorf("moved into a site: %s\nwant %s", got, want)
 	}
 	for _, args := range [][]string{
-		{"import", "--data-dir", at("mixed"), "--site", "wiki", "--file", at("all")}, {"export", "--data-dir", at("back"), "--site", "No"}, {"import", "--data-dir", at("back"), "--site", "", "--file", at("all")},
+		{
+			"import", "--data-dir", at("mixed"), "--site", "wiki", "--file", at("all"),
+		}, {"export", "--data-dir", at("back"), "--site", "No"}, {
+			"import", "--data-dir", at("back"), "--site", "", "--file", at("all"),
+		},
 	} {
 		if status, _, _ := runCommand(t, nil, args...); status == exitOK {
 			t.Errorf("%v passes", args)
@@ -222,7 +234,8 @@ func TestClockImportIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	if status, _, said := runCommand(t, bytes.NewReader(text[:len(text)/2]), "import", "--postgres", url); status != exitFailure || !strings.Contains(said, "it has no end") {
+	if status, _, said := runCommand(t, bytes.NewReader(text[:len(text)/2]), "import", "--postgres",
+		url); status != exitFailure || !strings.Contains(said, "it has no end") {
 		t.Errorf("a file without its end: %d %s", status, said)
 	}
 	if status, _, said := runCommand(t, bytes.NewReader(text), "import", "--postgres", url); status != exitOK {
@@ -265,7 +278,8 @@ func TestServerExportsOfRedis(t *testing.T) {
 	}
 	must("import", "--redis", redis.URL(), "--file", first)
 	must("export", "--redis", redis.URL(), "--file", alone)
-	if is, want := lines(t, alone), lines(t, first); strings.Count(is, `"key"`) != strings.Count(want, `"key"`) || !strings.Contains(is, `"hashes"`) {
+	if is, want := lines(t, alone), lines(t, first); strings.Count(is, `"key"`) != strings.Count(want, `"key"`) ||
+		!strings.Contains(is, `"hashes"`) {
 		t.Error("Redis alone gives something else than it took")
 	}
 	nameless, other := filepath.Join(dir, "5"), pg.Database(t)
@@ -281,17 +295,22 @@ func TestServerExportsOfRedis(t *testing.T) {
 	if lines(t, regional) != lines(t, alone) {
 		t.Error("a region gives something else than it took")
 	}
-	if all, exact := pgtest.Query[int](t, exacts, "select count(*)::int from headcount_counters"), strings.Count(lines(t, first), `"kind":"exact"`); all != exact || exact == 0 {
+	if all, exact := pgtest.Query[int](t, exacts,
+		"select count(*)::int from headcount_counters"),
+		strings.Count(lines(t, first), `"kind":"exact"`); all != exact || exact == 0 {
 		t.Errorf("PostgreSQL has %d counters of a region, of which %d are exact", all, exact)
 	}
-	redis.Do(t, "HSET", "hc:{c}:leases", "10.0.0.1:7946", fmt.Sprint(time.Now().Add(time.Minute).UnixMilli(), " 1 gateway"))
-	if status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file", first); status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
+	redis.Do(t, "HSET", "hc:{c}:leases", "10.0.0.1:7946",
+		fmt.Sprint(time.Now().Add(time.Minute).UnixMilli(), " 1 gateway"))
+	if status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file",
+		first); status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
 		t.Errorf("while a process runs: %d %s", status, said)
 	}
 	redis.Do(t, "DEL", "hc:{c}:leases")
 	refused := func(verb, says string) {
 		t.Helper()
-		if status, _, said := runCommand(t, strings.NewReader(""), verb, "--redis", redis.URL()); status != exitFailure || !strings.Contains(said, says) {
+		if status, _, said := runCommand(t, strings.NewReader(""), verb, "--redis",
+			redis.URL()); status != exitFailure || !strings.Contains(said, says) {
 			t.Errorf("%s: %d %s", verb, status, said)
 		}
 	}
@@ -314,7 +333,8 @@ func TestServerExportsOfRedis(t *testing.T) {
 	refused("import", "give its --postgres, too")
 }
 
-// A store that knows nothing of other regions takes the totals of a region's sums, and of its sets the members that come along.
+// A store that knows nothing of other regions takes the totals of a region's sums, and of its sets the members that
+// come along.
 func TestServerImportOfARegion(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"likes:1","kind":"members","value":3,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
@@ -335,8 +355,11 @@ func TestServerImportOfARegion(t *testing.T) {
 			t.Fatal(err)
 		}
 		store := target.Restorer.(counter.Store)
-		join := counter.Change{Key: "likes:1", Rule: counter.BuiltinRules().Find("likes:1"), Verb: counter.Edit, Join: []string{"b"}}
-		if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]; r.Err != nil || r.Counters[0].Value != 1 {
+		join := counter.Change{
+			Key: "likes:1", Rule: counter.BuiltinRules().Find("likes:1"), Verb: counter.Edit, Join: []string{"b"},
+		}
+		if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]; r.Err != nil ||
+			r.Counters[0].Value != 1 {
 			t.Errorf("%s: one member: %+v", name, r)
 		}
 		read, err := store.Read(t.Context(), []string{"likes:1", "likes:2", "views:1"}, "a", 0)
@@ -360,7 +383,8 @@ func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 	redis := redistest.Start(t)
 	stores := []string{"--regions", "--redis", redis.URL(), "--postgres", pgtest.Single(t).Database(t)}
 	redis.Do(t, "HSET", "hc:{c}:facts", "format", "7", "counters", "2") // an earlier release has used it
-	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, stores...)...); status != exitOK {
+	if status, _, said := runCommand(t, strings.NewReader(text),
+		append([]string{"import"}, stores...)...); status != exitOK {
 		t.Fatal(said)
 	}
 	status, out, said := runCommand(t, nil, append([]string{"export"}, stores...)...)
@@ -403,10 +427,18 @@ func TestFilesThatAreNoExport(t *testing.T) {
 		"a key that is none": {head + `{"key":"*","kind":"sum","value":1,"version":"1-1"}` + "\n", "bad key"},
 		"a kind there isn't": {head + `{"key":"a","kind":"some","value":1,"version":"1-1"}` + "\n", "is not a kind"},
 		"no version":         {head + `{"key":"a","kind":"sum","value":1,"version":"0-0"}` + "\n", "not a version"},
-		"members missing":    {head + `{"key":"a","kind":"members","value":2,"version":"1-1","members":["x"]}` + "\n", "1 members and the value 2"},
-		"broken registers":   {head + `{"key":"a","kind":"unique","value":2,"version":"1-1","registers":"AAAA"}` + "\n", "without a head"},
-		"a strange line":     {head + `{"x":1}` + "\n", "line 2: bad file: a line is neither a counter nor the end"},
-		"later":              {head + `{"key":"good","kind":"sum","value":1,"version":"1-1"}` + "\nhello\n", "line 3: bad file: a line is not JSON"},
+		"members missing": {
+			head + `{"key":"a","kind":"members","value":2,"version":"1-1","members":["x"]}` + "\n",
+			"1 members and the value 2",
+		},
+		"broken registers": {
+			head + `{"key":"a","kind":"unique","value":2,"version":"1-1","registers":"AAAA"}` + "\n", "without a head",
+		},
+		"a strange line": {head + `{"x":1}` + "\n", "line 2: bad file: a line is neither a counter nor the end"},
+		"later": {
+			head + `{"key":"good","kind":"sum","value":1,"version":"1-1"}` + "\nhello\n",
+			"line 3: bad file: a line is not JSON",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -450,10 +482,14 @@ func TestTransfersThatCannotBe(t *testing.T) {
 		"a region without both": {"export --regions --redis redis://h", exitSettings, "--regions"},
 		"nobody answers":        {"export --postgres postgres://u:p@127.0.0.1:1/d", exitFailure, "unavailable"},
 		"a file that is there":  {"export --data-dir " + dir + " --file " + there, exitFailure, "exists already"},
-		"resume another file":   {"export --data-dir " + dir + " --file " + other + " --resume", exitFailure, "does not begin like an export"},
+		"resume another file": {
+			"export --data-dir " + dir + " --file " + other + " --resume", exitFailure, "does not begin like an export",
+		},
 		"a file there is not":   {"import --data-dir " + dir + " --file " + dir + "/none", exitFailure, "--file"},
 		"resume without a file": {"export --data-dir " + dir + " --resume", exitSettings, "--resume"},
-		"rules that are none":   {fmt.Sprintf("import --data-dir %s --file %s --counters %s", dir, there, there), exitSettings, "--counters"},
+		"rules that are none": {
+			fmt.Sprintf("import --data-dir %s --file %s --counters %s", dir, there, there), exitSettings, "--counters",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, _, said := runCommand(t, nil, strings.Fields(tc.args)...)
@@ -480,15 +516,16 @@ func TestServerAnExportMakesNothing(t *testing.T) {
 			t.Errorf("export %s: %d %s", args, status, said)
 		}
 
-		tables := pgtest.Query[int](t, postgres, "select count(*)::int from pg_tables where schemaname = current_schema()")
+		tables := pgtest.Query[int](t, postgres,
+			"select count(*)::int from pg_tables where schemaname = current_schema()")
 		if tables != 0 {
 			t.Errorf("export %s made %d tables", args, tables)
 		}
 	}
 }
 
-// TestServerImportIntoNewStores: servers without the PostgreSQL of the import are refused from then on, and those with it
-// begin with the counters, although no server has used the Redis before.
+// TestServerImportIntoNewStores: servers without the PostgreSQL of the import are refused from then on, and those with
+// it begin with the counters, although no server has used the Redis before.
 func TestServerImportIntoNewStores(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"stock:1","kind":"exact","value":10,"updated":1,"version":"5-4"}
@@ -497,7 +534,8 @@ func TestServerImportIntoNewStores(t *testing.T) {
 `
 	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
 	both := []string{"--redis", redis, "--postgres", postgres}
-	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, both...)...); status != exitOK {
+	if status, _, said := runCommand(t, strings.NewReader(text),
+		append([]string{"import"}, both...)...); status != exitOK {
 		t.Fatal(said)
 	}
 

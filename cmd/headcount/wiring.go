@@ -141,7 +141,9 @@ func newSystem(ctx context.Context, cfg Config, open listeners, log zerolog.Logg
 		return nil, err
 	}
 
-	s.gauge("headcount_ready", "1: the process can do its roles, as /readyz says.", nil, func() bool { return s.ready() == nil })
+	s.gauge("headcount_ready", "1: the process can do its roles, as /readyz says.", nil, func() bool {
+		return s.ready() == nil
+	})
 	s.watchStores()
 
 	s.member.Join(s.parts)
@@ -245,7 +247,8 @@ func (s *system) watchStores() {
 	}
 
 	for store, up := range up {
-		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.", prometheus.Labels{"store": store}, up)
+		s.gauge("headcount_store_up", "1: the process can use this store of its settings, 0: it cannot.",
+			prometheus.Labels{"store": store}, up)
 	}
 }
 
@@ -388,8 +391,9 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			DeliveryBudget: cfg.DeliveryBudget,
 		},
 		Access: api.Access{
-			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies, CacheReads: cfg.CacheReads,
-			CountBots: cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
+			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies,
+			CacheReads: cfg.CacheReads,
+			CountBots:  cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
 		},
 		Elapsed:    machine.SinceBoot,
 		Registerer: s.registry,

@@ -28,7 +28,8 @@ func TestServerLicenses(t *testing.T) {
 	text := string(notices(licenses))
 	for _, want := range []string{
 		"stdlib " + runtime.Version() + " (BSD-3-Clause)",
-		"github.com/hashicorp/golang-lru/v2 v2.0.7 (MPL-2.0): https://pkg.go.dev/github.com/hashicorp/golang-lru/v2@v2.0.7\n",
+		"github.com/hashicorp/golang-lru/v2 v2.0.7 (MPL-2.0): " +
+			"https://pkg.go.dev/github.com/hashicorp/golang-lru/v2@v2.0.7\n",
 		"SoundCloud Ltd.", // the NOTICE of an Apache license
 		"Copyright (c) 2014 HashiCorp, Inc.",
 	} {
@@ -68,8 +69,9 @@ func modulesOfHeadcount(t *testing.T) *debug.BuildInfo {
 
 func TestSPDX(t *testing.T) {
 	for text, want := range map[string][]string{
-		"Apache License\n   Version 2.0, January 2004":                                                    {"Apache-2.0"},
-		"Redistribution and use in source and binary forms, with or without\nmodification, are permitted": {"BSD-2-Clause"},
+		"Apache License\n   Version 2.0, January 2004": {"Apache-2.0"},
+		"Redistribution and use in source and binary forms, with or without\nmodification, are " +
+			"permitted": {"BSD-2-Clause"},
 		"All rights reserved.":                               nil,
 		"GNU GENERAL PUBLIC LICENSE Version 3, 29 June 2007": nil,
 	} {

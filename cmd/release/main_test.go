@@ -133,7 +133,8 @@ func TestServerRelease(t *testing.T) {
 	}
 	found := false
 	for _, c := range d.Components {
-		found = found || c.Name == "github.com/redis/go-redis/v9" && strings.HasPrefix(c.PURL, "pkg:golang/github.com/redis/go-redis/v9@v9.")
+		found = found || c.Name == "github.com/redis/go-redis/v9" &&
+			strings.HasPrefix(c.PURL, "pkg:golang/github.com/redis/go-redis/v9@v9.")
 		if c.Version == "" || len(c.Licenses) == 0 {
 			t.Errorf("%s has no version or no license", c.Name)
 		}
@@ -153,7 +154,8 @@ func TestServerRelease(t *testing.T) {
 		t.Fatalf("the program has no %sPipeline: does it name its functions in another way?", of)
 	}
 	if bytes.Contains(program, []byte(of+"GeoAdd")) {
-		t.Errorf("the program has %sGeoAdd, which nobody calls: see who calls reflect.Value.MethodByName (text/template, html/template, a library?) with go build -ldflags=-dumpdep", of)
+		t.Errorf("the program has %sGeoAdd, which nobody calls: see who calls reflect.Value.MethodByName "+
+			"(text/template, html/template, a library?) with go build -ldflags=-dumpdep", of)
 	}
 }
 
@@ -172,13 +174,18 @@ func testDeb(t *testing.T, deb string) {
 	dpkg := func(args ...string) {
 		t.Helper()
 		cmd := exec.Command("dpkg", append([]string{
-			"--root=" + root, "--log=" + in("dpkg.log"), "--force-script-chrootless", "--force-not-root", "--force-bad-path",
+			"--root=" + root, "--log=" + in("dpkg.log"), "--force-script-chrootless", "--force-not-root",
+			"--force-bad-path",
 		}, args...)...)
 		if said, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("dpkg %v: %v\n%s", args, err, said)
 		}
 	}
-	const program, unitFile, settingsFile = "usr/bin/headcount", "usr/lib/systemd/system/headcount.service", "etc/headcount.json"
+	const (
+		program      = "usr/bin/headcount"
+		unitFile     = "usr/lib/systemd/system/headcount.service"
+		settingsFile = "etc/headcount.json"
+	)
 
 	dpkg("--install", deb)
 	for file, want := range map[string]fs.FileMode{program: 0o755, unitFile: 0o644, settingsFile: 0o600} {
@@ -188,7 +195,8 @@ func testDeb(t *testing.T, deb string) {
 	}
 
 	doc := func(file string) string { return string(read(t, in("usr/share/doc/headcount/"+file))) }
-	if !strings.Contains(doc(licensesFile), "Mozilla Public License, version 2.0") || !strings.HasPrefix(doc("CHANGELOG.md"), "# Changelog") {
+	if !strings.Contains(doc(licensesFile), "Mozilla Public License, version 2.0") ||
+		!strings.HasPrefix(doc("CHANGELOG.md"), "# Changelog") {
 		t.Error("the package lacks licenses or changes")
 	}
 
@@ -228,7 +236,8 @@ func testDeb(t *testing.T, deb string) {
 	if err := server.Serve(cmd, in("log"), testkit.Timeout, ready); err != nil {
 		t.Fatal(err)
 	}
-	put, err := http.NewRequest(http.MethodPut, "http://"+listen+"/demo/counter", strings.NewReader(`{"action":"increment"}`))
+	put, err := http.NewRequest(http.MethodPut, "http://"+listen+"/demo/counter",
+		strings.NewReader(`{"action":"increment"}`))
 	if err != nil {
 		t.Fatal(err)
 	}

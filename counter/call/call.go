@@ -108,7 +108,8 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 			return answer, nil
 		}
 		if !call.Repeated && errors.Is(err, counter.ErrBusy) {
-			return owner.Answer{}, err // after an attempt whose outcome is unknown it would not say that nothing was made
+			// After an attempt whose outcome is unknown it would not say that nothing was made.
+			return owner.Answer{}, err
 		}
 		if !wake.Wait(ctx, c.cfg.RepeatAfter, nil) {
 			// Not %w: that of the last attempt may say that nothing was made.
@@ -119,8 +120,8 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	}
 }
 
-// givesUp returns when the sender of a call gives up, the zero time if that matters to nobody. A call on a limit may take
-// its cost late, and its sender waits for so short a time that the clocks of processes would have to be exact.
+// givesUp returns when the sender of a call gives up, the zero time if that matters to nobody. A call on a limit may
+// take its cost late, and its sender waits for so short a time that the clocks of processes would have to be exact.
 func givesUp(ctx context.Context, call *owner.Call) time.Time {
 	deadline, limited := ctx.Deadline()
 	if !limited || len(call.Ops) == 0 {

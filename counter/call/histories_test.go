@@ -199,7 +199,9 @@ func (h *history) op() counter.Op {
 		op.Changes = []counter.Change{h.of(key, counter.Change{Verb: counter.Set, Delta: value, Reason: "x", By: "y"})}
 	case 5:
 		delta := pick(h, 5, -5, math.MaxInt64-3, math.MinInt64+3, h.rand.Int64())
-		op.Changes = []counter.Change{h.of(key, counter.Change{Verb: counter.Adjust, Delta: delta, Reason: "x", By: "y"})}
+		op.Changes = []counter.Change{
+			h.of(key, counter.Change{Verb: counter.Adjust, Delta: delta, Reason: "x", By: "y"}),
+		}
 	case 6:
 		op.Changes = []counter.Change{h.edit(key)}
 	default:
@@ -229,7 +231,8 @@ func (h *history) add(key string) counter.Change {
 	c := h.of(key, counter.Change{Verb: counter.Add, Delta: pick[int64](h, 1, 2, -1, 9, -9, counter.MaxDelta)})
 	if c.Rule.Kind == counter.Sum {
 		for _, name := range c.Rule.Dimensions[:h.rand.IntN(3)] {
-			c.Dimensions = append(c.Dimensions, counter.Dimension{Name: name, Value: pick(h, "x", "X", "a:b", "ü \x00")})
+			c.Dimensions = append(c.Dimensions,
+				counter.Dimension{Name: name, Value: pick(h, "x", "X", "a:b", "ü \x00")})
 		}
 	}
 

@@ -132,7 +132,8 @@ func (w *world) commit(c rows.Commit) error {
 func (w *world) trusted(c rows.Commit) rows.Commit {
 	probe := c
 	probe.Epoch = 0
-	if fenced, ok := w.store.Commit(context.Background(), []rows.Commit{probe})[0].(*rows.Fenced); ok && fenced.Epoch != c.Epoch {
+	if fenced, ok := w.store.Commit(context.Background(), []rows.Commit{probe})[0].(*rows.Fenced); ok &&
+		fenced.Epoch != c.Epoch {
 		c.Epoch = fenced.Epoch
 		probe = rows.Commit{Partition: c.Partition, Epoch: c.Epoch, After: 1 << 60, Number: 1<<60 + 1}
 		if lost, ok := w.store.Commit(context.Background(), []rows.Commit{probe})[0].(*rows.Lost); ok {
@@ -269,7 +270,8 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 		}
 
 		errs[i] = p.of.world.commit(c)
-		p.of.Logf("%s commits %d: %d after %d, with %d rows, epoch %d: %v", p.name, c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
+		p.of.Logf("%s commits %d: %d after %d, with %d rows, epoch %d: %v",
+			p.name, c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
 		if errs[i] == nil {
 			p.of.world.repeatLater(c)
 		}

@@ -238,7 +238,8 @@ func unavailable(err error) error {
 		return nil
 	}
 	if errors.Is(err, owner.ErrNotOwner) {
-		return fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err) // this process has lost what it owned, or it ends
+		// This process has lost what it owned, or it ends.
+		return fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err)
 	}
 
 	return err

@@ -70,7 +70,9 @@ func TestContract(t *testing.T) {
 
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore { return inMemory(t, counter.BuiltinRules()) })
+		countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
+			return inMemory(t, counter.BuiltinRules())
+		})
 	})
 }
 
@@ -103,7 +105,8 @@ func TestALedgerWithoutItsBeginning(t *testing.T) {
 		s := inMemory(t, counter.BuiltinRules())
 		now := time.Now().UTC()
 		is := counter.Copy{Key: "stock:1", State: counter.State{
-			Kind: counter.Exact, Value: 72, Updated: now.UnixMilli(), Entries: 72, Version: counter.Version{Incarnation: 1, Sequence: 72},
+			Kind: counter.Exact, Value: 72, Updated: now.UnixMilli(), Entries: 72,
+			Version: counter.Version{Incarnation: 1, Sequence: 72},
 		}}
 		for seq := uint64(70); seq <= 72; seq++ {
 			is.Ledger = append(is.Ledger, counter.Entry{

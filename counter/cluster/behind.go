@@ -17,8 +17,8 @@ import (
 const (
 	// behindTimeout is how long an owner waits for a commit when PostgreSQL is behind Redis: a claim writes to both.
 	behindTimeout = 3 * time.Second
-	// drainWithin is how long an end waits until PostgreSQL has everything. What it does not get then is in Redis, and the
-	// next owner brings it over.
+	// drainWithin is how long an end waits until PostgreSQL has everything. What it does not get then is in Redis, and
+	// the next owner brings it over.
 	drainWithin = 2 * time.Second
 	// exactQueues is how many writes to exact counters one process has under way at once.
 	exactQueues = 4

@@ -42,18 +42,21 @@ func newMetrics() *metrics {
 
 	return &metrics{
 		calls: outcomes("headcount_owner_calls_total",
-			"Calls of this process to the owners of counters, by outcome: made, busy (not made), unavailable (unknown).",
+			"Calls of this process to the owners of counters, by outcome: made, busy (not made), "+
+				"unavailable (unknown).",
 			"made", "busy", "unavailable"),
 		callSeconds: seconds("headcount_owner_call_seconds",
 			"How long calls to the owners of counters took, with their repetitions."),
 		commits: outcomes("headcount_owner_commits_total",
-			"Commits of partitions that this process owns, by outcome: made, known (an idempotency key was used before), "+
-				"fenced (another process owns the partition), lost (Redis has lost commits), full, unavailable (unknown).",
+			"Commits of partitions that this process owns, by outcome: made, known (an idempotency key was used "+
+				"before), fenced (another process owns the partition), lost (Redis has lost commits), full, "+
+				"unavailable (unknown).",
 			"made", "known", "fenced", "lost", "full", "unavailable"),
 		commitSeconds: seconds("headcount_owner_commit_seconds",
 			"How long Redis took over commits that were made together."),
 		claims: outcomes("headcount_owner_claims_total",
-			"Claims of partitions by this process, by outcome: made, refused (another process has a newer claim), failed.",
+			"Claims of partitions by this process, by outcome: made, refused (another process has a newer "+
+				"claim), failed.",
 			"made", "refused", "failed"),
 	}
 }

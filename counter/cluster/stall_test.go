@@ -45,7 +45,8 @@ func TestClockASilentMaster(t *testing.T) {
 		return p.store.Apply(ctx, []counter.Op{{Changes: []counter.Change{one}}})[0].Err
 	}
 	for partition := range keys {
-		testkit.Eventually(t, "each partition is served", func() bool { return increment(t.Context(), partition) == nil })
+		testkit.Eventually(t, "each partition is served",
+			func() bool { return increment(t.Context(), partition) == nil })
 	}
 
 	redis.Masters[1].Pause()

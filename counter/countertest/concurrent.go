@@ -211,7 +211,8 @@ func away(t *testing.T, i Instance) {
 	one(t, s, add(exact, "e:1", 1))
 	heal := i.Cut(t)
 	asked := []counter.Op{
-		with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))), with("c", op(see("u:1", "a"))),
+		with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))),
+		with("c", op(see("u:1", "a"))),
 	}
 	for _, r := range do(t, s, asked...) {
 		if !errors.Is(r.Err, counter.ErrUnavailable) {

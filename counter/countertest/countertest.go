@@ -53,7 +53,8 @@ var (
 
 // Rules has the kinds of the tests' counters, for stores that place a counter by its rule.
 var Rules = func() *counter.Rules {
-	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"e:*","kind":"exact"},{"match":"k:*","kind":"exact"},{"match":"exact *","kind":"exact"},{"match":"l","kind":"exact"},{"match":"*","kind":"sum"}]}`))
+	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"e:*","kind":"exact"},{"match":"k:*",` +
+		`"kind":"exact"},{"match":"exact *","kind":"exact"},{"match":"l","kind":"exact"},{"match":"*","kind":"sum"}]}`))
 	if err != nil {
 		panic(err)
 	}

@@ -14,7 +14,9 @@ func add(rule *counter.Rule, key string, delta int64) counter.Change {
 }
 
 func adjust(rule *counter.Rule, key string, delta int64) counter.Change {
-	return counter.Change{Key: key, Rule: rule, Verb: counter.Adjust, Delta: delta, Reason: "bots \"x\" \\ ü", By: "ops"}
+	return counter.Change{
+		Key: key, Rule: rule, Verb: counter.Adjust, Delta: delta, Reason: "bots \"x\" \\ ü", By: "ops",
+	}
 }
 
 func reset(rule *counter.Rule, key string) counter.Change {

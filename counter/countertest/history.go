@@ -113,7 +113,8 @@ func histories(t *testing.T, i Instance) {
 		}
 	}
 
-	// Some seconds later b is new in its step, and the counter is as it was. The first two steps may be those of a, b and c.
+	// Some seconds later b is new in its step, and the counter is as it was. The first two steps may be those of a, b
+	// and c.
 	want := int64(35)
 	unchanged(t, s, "u:1", func() {
 		testkit.Eventually(t, "some seconds are over", func() bool {

@@ -47,8 +47,8 @@ func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remainin
 	}
 }
 
-// limitForgotten: what one process takes, another one sees and gives back. Who forgets a limit forgets it for all windows
-// and algorithms, and no other limit.
+// limitForgotten: what one process takes, another one sees and gives back. Who forgets a limit forgets it for all
+// windows and algorithms, and no other limit.
 func limitForgotten(t *testing.T, i Instance) {
 	s := i.Store
 	look := func(when string, c limit.Call, remaining int64) {

@@ -300,7 +300,8 @@ func modelRules() []*counter.Rule {
 	}
 	// Only sums have steps and dimensions.
 	idle := &counter.Rule{
-		Match: "*", Kind: counter.Exact, Ledger: counter.DefaultLedger, Buckets: sum.Buckets, Dimensions: sum.Dimensions,
+		Match: "*", Kind: counter.Exact, Ledger: counter.DefaultLedger, Buckets: sum.Buckets,
+		Dimensions: sum.Dimensions,
 	}
 
 	return []*counter.Rule{sum, exact, stock, members, unique, bounded, idle}

@@ -11,7 +11,9 @@ import (
 )
 
 // topped is sum under another match, with a list of what gained most.
-var topped = &counter.Rule{Match: "t:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Top: true, Buckets: sum.Buckets}
+var topped = &counter.Rule{
+	Match: "t:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Top: true, Buckets: sum.Buckets,
+}
 
 // marked are the counters that are marked in any step.
 func marked(t testing.TB, s counter.TopStore) (keys []string, steps map[int64][]string) {

@@ -138,8 +138,8 @@ func watchMembers(t *testing.T, i Instance) {
 	told(t, s, edit("m:1", []string{"before"}, nil))
 	e, _ := Listen(t, s, "m:1")
 
-	// until waits until what was heard has c, and says where members are as want does, or that they have to be read. A move
-	// may be told with another update of the same version than c.
+	// until waits until what was heard has c, and says where members are as want does, or that they have to be read. A
+	// move may be told with another update of the same version than c.
 	until := func(what string, c counter.Counter, want map[string]bool) {
 		e.Until(t, what, func(heard []counter.Update) bool {
 			in := map[string]bool{}

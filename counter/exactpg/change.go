@@ -155,7 +155,9 @@ func makeFunction(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) (*
 		// A simple query is one transaction.
 		_, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+part).ReadAll()
 		if lacksRight := strings.HasPrefix(postgres.Code(err), "42"); lacksRight {
-			return &obstacle{why: err, mend: "as an administrator: " + adminSQL(user) + "; then start a server again"}, nil
+			return &obstacle{
+				why: err, mend: "as an administrator: " + adminSQL(user) + "; then start a server again",
+			}, nil
 		}
 		if err != nil {
 			return nil, err

@@ -35,8 +35,10 @@ func parseRules(t testing.TB, text string) *counter.Rules {
 }
 
 // stock has special characters of LIKE and regular expressions, which have no meaning in a match.
-const stock = `{"match":"e:%_.*","kind":"sum"},{"match":"e:one","kind":"exact","floor":0,"ceiling":3},{"match":"e:o*","kind":"members"},` +
-	`{"match":"e:*","kind":"exact","floor":0,"ceiling":1000},{"match":"free:*","kind":"exact","ledger":"1h"},{"match":"*","kind":"sum"}`
+const stock = `{"match":"e:%_.*","kind":"sum"},{"match":"e:one","kind":"exact","floor":0,"ceiling":3},` +
+	`{"match":"e:o*","kind":"members"},` +
+	`{"match":"e:*","kind":"exact","floor":0,"ceiling":1000},{"match":"free:*","kind":"exact","ledger":"1h"},` +
+	`{"match":"*","kind":"sum"}`
 
 // sold collects what ServeSQL passes on.
 type sold struct {
@@ -98,12 +100,17 @@ func change(ctx context.Context, c interface {
 	if id != "" {
 		with = &id
 	}
-	err = c.QueryRow(ctx, `select headcount.change($1, $2, reason => 'order 7', author => 'shop', idempotency_key => $3)`, key, delta, with).Scan(&value)
+	err = c.QueryRow(ctx, `select headcount.change($1, $2, reason => 'order 7', author => 'shop', idempotency_key `+
+		`=> $3)`, key, delta, with).Scan(&value)
 	return value, err
 }
 
 func once(key, id string, rules *counter.Rules, delta int64) counter.Op {
-	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: delta, Reason: "order 7", By: "shop"}}}
+	op := counter.Op{
+		Changes: []counter.Change{
+			{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: delta, Reason: "order 7", By: "shop"},
+		},
+	}
 	if id != "" {
 		op.IdempotencyKey = counter.NewIdempotencyKey(key, "", id)
 	}
@@ -188,7 +195,8 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 				}
 				switch {
 				case want.Err == nil && err == nil && got == want.Counters[0].Value:
-				case want.Err != nil && errors.Is(want.Err, errors.Unwrap(want.Err)) && errors.Is(err, errors.Unwrap(want.Err)):
+				case want.Err != nil && errors.Is(want.Err, errors.Unwrap(want.Err)) &&
+					errors.Is(err, errors.Unwrap(want.Err)):
 				default:
 					t.Fatalf("change %d, of %q by %d with %q: %d and %v, want %+v", n, key, delta, id, got, err, want)
 				}
@@ -222,7 +230,8 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 					t.Logf("the rows are\n%s\n%s", a, b)
 				}
 			})
-			testkit.Eventually(t, "the same rows", func() bool { // each store sweeps a ledger of another retention at its own time
+			// each store sweeps a ledger of another retention at its own time
+			testkit.Eventually(t, "the same rows", func() bool {
 				a, b = pgtest.Query[string](t, urls[0], rows), pgtest.Query[string](t, urls[1], rows)
 				return a == b
 			})
@@ -262,8 +271,13 @@ func TestServerSQLRefuses(t *testing.T) {
 	rules := parseRules(t, stock)
 	serve(t, s, rules)
 	c := connect(t, shop(t, server, url))
-	server.Exec(t, url, "insert into headcount_counters (key, kind, value, incarnation, sequence) values ('e:of another kind', 'sum', 1, 1, 1)")
-	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "free:low", Rule: exact, Verb: counter.Adjust, Delta: -1 << 63, Reason: "r", By: "b"}}})
+	server.Exec(t, url, "insert into headcount_counters (key, kind, value, incarnation, sequence) values ('e:of "+
+		"another kind', 'sum', 1, 1, 1)")
+	apply(t, s, counter.Op{
+		Changes: []counter.Change{
+			{Key: "free:low", Rule: exact, Verb: counter.Adjust, Delta: -1 << 63, Reason: "r", By: "b"},
+		},
+	})
 	facts := func() string {
 		return pgtest.Query[string](t, url, `select concat_ws(' ', (select string_agg(c::text, ',' order by key) from headcount_counters c),
 			(select count(*) from headcount_ledger), (select count(*) from headcount_row_ids), (select count(*) from headcount_sweeps),
@@ -275,13 +289,17 @@ func TestServerSQLRefuses(t *testing.T) {
 		`'e:one', -1`: "23514", `'e:one', 4`: "23514", `'e:two', 1001`: "23514",
 		`'free:low', -1`: "22003",
 		`'e:%_.', 1`:     "22023", `'e:other', 1`: "22023", `'views:1', 1`: "22023", `'e:of another kind', 1`: "22023",
-		`null, 1`: "22023", `'', 1`: "22023", `'.', 1`: "22023", `'e:*', 1`: "22023", `e'e:\n', 1`: "22023", `e'e:1\n', 1`: "22023", `e'\x1fshop\x1fe:1', 1`: "22023",
+		`null, 1`: "22023", `'', 1`: "22023", `'.', 1`: "22023", `'e:*', 1`: "22023", `e'e:\n', 1`: "22023",
+		`e'e:1\n', 1`: "22023", `e'\x1fshop\x1fe:1', 1`: "22023",
 		`e'e:\u200d', 1`: "22023", `e'e:\ufffd', 1`: "22023", long(129) + `, 1`: "22023",
-		`'e:1', null`: "22023", `'e:1', 0`: "22023", `'e:1', 1000000000001`: "22023", `'e:1', -9223372036854775808`: "22023",
-		`'e:1', 9223372036854775808`: "42883", `'e:1', 1.5`: "42883",
-		`'e:1', 1, ''`: "22023", `'e:1', 1, ` + long(201): "22023", `'e:1', 1, null, ''`: "22023", `'e:1', 1, author => ` + long(201): "22023",
-		`'e:1', 1, idempotency_key => ''`: "22023", `'e:1', 1, idempotency_key => ` + long(128): "22023",
-		`'e:1', 1, site => 'none'`: "22023", `'e:1', 1, site => null`: "22023", `'e:1', 1, site => e'shop\x1f'`: "22023",
+		`'e:1', null`: "22023", `'e:1', 0`: "22023", `'e:1', 1000000000001`: "22023",
+		`'e:1', -9223372036854775808`: "22023",
+		`'e:1', 9223372036854775808`:  "42883", `'e:1', 1.5`: "42883",
+		`'e:1', 1, ''`: "22023", `'e:1', 1, ` + long(201): "22023", `'e:1', 1, null, ''`: "22023",
+		`'e:1', 1, author => ` + long(201): "22023",
+		`'e:1', 1, idempotency_key => ''`:  "22023", `'e:1', 1, idempotency_key => ` + long(128): "22023",
+		`'e:1', 1, site => 'none'`: "22023", `'e:1', 1, site => null`: "22023",
+		`'e:1', 1, site => e'shop\x1f'`: "22023",
 	} {
 		_, err := c.Exec(t.Context(), `select headcount.change(`+args+`)`)
 		var refused *pgconn.PgError
@@ -289,7 +307,8 @@ func TestServerSQLRefuses(t *testing.T) {
 			t.Errorf("change(%s): %v, want %s", args, err, want)
 		}
 		// A transaction that catches the refusal goes on, and nothing was changed.
-		if _, err := c.Exec(t.Context(), `do $do$ begin perform headcount.change(`+args+`); exception when others then null; end $do$`); err != nil {
+		if _, err := c.Exec(t.Context(),
+			`do $do$ begin perform headcount.change(`+args+`); exception when others then null; end $do$`); err != nil {
 			t.Errorf("change(%s): %v", args, err)
 		}
 	}
@@ -298,7 +317,8 @@ func TestServerSQLRefuses(t *testing.T) {
 	}
 	for args, want := range map[string]int64{
 		`'e:1', 1, ` + long(200) + `, ` + long(200) + `, ` + long(127): 1,
-		`key => 'e:1', delta => 2::smallint, site => 'shop'`:           2, `e'e:\u200da', 5`: 5, `'e:ab.c', 7`: 7, `'e:''; drop table x --"$1{tables}', 6`: 6,
+		`key => 'e:1', delta => 2::smallint, site => 'shop'`:           2, `e'e:\u200da', 5`: 5, `'e:ab.c', 7`: 7,
+		`'e:''; drop table x --"$1{tables}', 6`: 6,
 	} {
 		var got int64
 		if err := c.QueryRow(t.Context(), `select headcount.change(`+args+`)`).Scan(&got); err != nil || got != want {
@@ -327,7 +347,8 @@ func TestServerSQLKeys(t *testing.T) {
 		tried++
 		key := "e:" + string(r) + "a"
 		_, err := change(t.Context(), c, key, 0, "")
-		if err == nil || postgres.Code(err) != "22023" || strings.Contains(err.Error(), " key: ") != (counter.CheckKey(key) != nil) {
+		if err == nil || postgres.Code(err) != "22023" ||
+			strings.Contains(err.Error(), " key: ") != (counter.CheckKey(key) != nil) {
 			t.Errorf("%U: %v, want %v", r, err, counter.CheckKey(key))
 		}
 	}
@@ -336,8 +357,8 @@ func TestServerSQLKeys(t *testing.T) {
 	}
 }
 
-// TestServerSQLTransaction: a change is the caller's until its commit, and a repetition under one key changes nothing, whether
-// it comes by SQL or by Apply.
+// TestServerSQLTransaction: a change is the caller's until its commit, and a repetition under one key changes nothing,
+// whether it comes by SQL or by Apply.
 func TestServerSQLTransaction(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -419,7 +440,8 @@ func TestServerSQLRights(t *testing.T) {
 		t.Errorf("a stranger: %v", err)
 	}
 	c := connect(t, url)
-	rows, _ := c.Query(t.Context(), `select c.oid::regclass::text, c.relkind::text from pg_class c where relkind in ('r', 'S') and relname like 'headcount%'`)
+	rows, _ := c.Query(t.Context(), `select c.oid::regclass::text, c.relkind::text from pg_class c where relkind in `+
+		`('r', 'S') and relname like 'headcount%'`)
 	type object struct{ Name, Kind string }
 	objects, err := pgx.CollectRows(rows, pgx.RowToStructByPos[object])
 	if err != nil || len(objects) < 14 {
@@ -435,26 +457,32 @@ func TestServerSQLRights(t *testing.T) {
 		if o.Kind == "S" {
 			refused("select nextval('" + o.Name + "')")
 		} else {
-			for _, sql := range []string{"select from %s", "insert into %s default values", "delete from %s", "truncate %s", "drop table %s"} {
+			for _, sql := range []string{
+				"select from %s", "insert into %s default values", "delete from %s", "truncate %s", "drop table %s",
+			} {
 				refused(fmt.Sprintf(sql, o.Name))
 			}
 		}
 	}
 	for _, sql := range []string{
-		"select headcount.identity('a', 'b')", "select headcount.xxhash64('a')", "select headcount.wrap64(1)", "select headcount.rotate64(1, 1)",
-		"create function headcount.f() returns int language sql as 'select 1'", "create table headcount.t ()", "drop schema headcount cascade",
+		"select headcount.identity('a', 'b')", "select headcount.xxhash64('a')", "select headcount.wrap64(1)",
+		"select headcount.rotate64(1, 1)",
+		"create function headcount.f() returns int language sql as 'select 1'", "create table headcount.t ()",
+		"drop schema headcount cascade",
 		"drop function headcount.change", "alter function headcount.change security invoker", "set role headcount",
 	} {
 		refused(sql)
 	}
 }
 
-// TestServerSQLCannotBeMisled: what the caller has in its search path, its temporary schema and its settings changes nothing.
+// TestServerSQLCannotBeMisled: what the caller has in its search path, its temporary schema and its settings changes
+// nothing.
 func TestServerSQLCannotBeMisled(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))
-	server.Exec(t, url, "create schema evil; grant all on schema evil, public to public") // as PUBLIC might before PostgreSQL 15
+	// as PUBLIC might before PostgreSQL 15
+	server.Exec(t, url, "create schema evil; grant all on schema evil, public to public")
 	c := connect(t, shop(t, server, url))
 	if _, err := c.Exec(t.Context(), `
 		create table evil.stolen (who text);
@@ -499,7 +527,8 @@ func TestServerSQLCollations(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))
-	server.Exec(t, url, `create collation public.loose (provider = icu, locale = 'und-u-ks-level1', deterministic = false)`)
+	server.Exec(t, url, `create collation public.loose (provider = icu, locale = 'und-u-ks-level1', deterministic = `+
+		`false)`)
 	c := connect(t, shop(t, server, url))
 	for n, collation := range []string{`"C"`, `"POSIX"`, `public.loose`} {
 		var value int64
@@ -540,7 +569,8 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 				}
 				before := int64(0)
 				err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
-					if err := tx.QueryRow(t.Context(), "select count(*) from headcount_counters").Scan(&before); postgres.Code(err) != "42501" {
+					if err := tx.QueryRow(t.Context(),
+						"select count(*) from headcount_counters").Scan(&before); postgres.Code(err) != "42501" {
 						t.Errorf("%v", err)
 					}
 					return errors.New("rolled back")
@@ -566,7 +596,8 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 				for j := range both.Changes {
 					both.Changes[j].Rule = rules.Find("e:1")
 				}
-				for j, r := range stores[n%2].Apply(t.Context(), []counter.Op{one, both, once("free:"+id, id, rules, 1)}) {
+				for j, r := range stores[n%2].Apply(t.Context(),
+					[]counter.Op{one, both, once("free:"+id, id, rules, 1)}) {
 					switch {
 					case errors.Is(r.Err, counter.ErrBound) && j < 2:
 					case r.Err != nil:
@@ -594,7 +625,8 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 			t.Errorf("%q has %d changes and %d entries", key, read[i].Version.Sequence, n)
 		}
 	}
-	if n := pgtest.Query[int](t, url, "select count(*) from headcount_counters where key like 'free:%' and value <> 1"); n != 0 {
+	if n := pgtest.Query[int](t, url,
+		"select count(*) from headcount_counters where key like 'free:%' and value <> 1"); n != 0 {
 		t.Errorf("%d counters were changed twice under one key", n)
 	}
 	testkit.Eventually(t, "all is passed on", func() bool {
@@ -605,7 +637,8 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	}
 }
 
-// TestClockSQLIsHeard: a watcher of any process hears of a commit within a second, and of a rollback nothing. One process passes it on.
+// TestClockSQLIsHeard: a watcher of any process hears of a commit within a second, and of a rollback nothing. One
+// process passes it on.
 func TestClockSQLIsHeard(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
@@ -656,7 +689,8 @@ func TestClockSQLIsHeard(t *testing.T) {
 	}
 }
 
-// TestServerSQLOutlivesTheServer: what was changed while no server ran is passed on by the next one, whose rules hold from then on.
+// TestServerSQLOutlivesTheServer: what was changed while no server ran is passed on by the next one, whose rules hold
+// from then on.
 func TestServerSQLOutlivesTheServer(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -686,12 +720,13 @@ func TestServerSQLOutlivesTheServer(t *testing.T) {
 	}
 }
 
-// TestServerSQLWithoutRights: a server whose user may make neither schema nor role warns once, with what an administrator can
-// do, and does all else. Afterwards a start makes the function.
+// TestServerSQLWithoutRights: a server whose user may make neither schema nor role warns once, with what an
+// administrator can do, and does all else. Afterwards a start makes the function.
 func TestServerSQLWithoutRights(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
-	server.Exec(t, url, "create role managed login; create schema managed authorization managed; create schema two authorization managed")
+	server.Exec(t, url, "create role managed login; create schema managed authorization managed; create schema two "+
+		"authorization managed")
 	managed := strings.Replace(url, "headcount@", "managed@", 1)
 	var log bytes.Buffer
 	s := open(t, managed, func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
@@ -728,7 +763,8 @@ func TestServerSQLWithoutRights(t *testing.T) {
 	// Who owns the schema may replace what is in it, and the function runs with the rights of the server.
 	for _, thing := range []string{"schema headcount", "function headcount.identity(key text, idempotency_key text)"} {
 		server.Exec(t, url, "create role mallory; alter "+thing+" owner to mallory")
-		mend := "ALTER " + strings.Replace(strings.Replace(thing, "schema", "SCHEMA", 1), "function", "FUNCTION", 1) + " OWNER TO managed"
+		mend := "ALTER " + strings.Replace(strings.Replace(thing, "schema", "SCHEMA", 1), "function", "FUNCTION", 1) +
+			" OWNER TO managed"
 		warned("belongs to another user", mend)
 		server.Exec(t, url, mend+"; drop role mallory")
 		warned()
@@ -763,7 +799,8 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if r := s.Apply(t.Context(), []counter.Op{once("e:1", "", rules, 1)})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+			if r := s.Apply(t.Context(), []counter.Op{once("e:1", "", rules, 1)})[0]; !errors.Is(r.Err,
+				counter.ErrUnavailable) {
 				t.Errorf("%+v", r)
 			}
 		})
@@ -775,7 +812,8 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 		t.Fatal(err)
 	}
 	results := s.Apply(t.Context(), []counter.Op{
-		once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("free:1", "", rules, 1), once("free:2", "", rules, 1), once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("e:2", "", rules, 1),
+		once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("free:1", "", rules, 1),
+		once("free:2", "", rules, 1), once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("e:2", "", rules, 1),
 	})
 	for i, want := range []int64{0, 2, 1, 0, 0, 2, 3} {
 		r := results[i]

@@ -78,7 +78,8 @@ func apply(t testing.TB, s *Store, op counter.Op) counter.Result {
 // until repeats a query until its number is want.
 func until(t testing.TB, url, sql string, want int) {
 	t.Helper()
-	testkit.Eventually(t, fmt.Sprintf("%s: %d", sql, want), func() bool { return pgtest.Query[int](t, url, sql) == want })
+	testkit.Eventually(t, fmt.Sprintf("%s: %d", sql, want),
+		func() bool { return pgtest.Query[int](t, url, sql) == want })
 }
 
 // TestServerIdempotencyKeysOfADay: a key is new again after a day, also while the table still has it.
@@ -171,14 +172,16 @@ func TestServerOtherProcessesHear(t *testing.T) {
 	heard := ear.Until(t, "the delete", func(heard []counter.Update) bool {
 		return len(heard) > 0 && !heard[len(heard)-1].Counter.Touched()
 	})
-	began := slices.IndexFunc(heard, func(u counter.Update) bool { return u.Counter.Value == 5 }) // before it, what is read at the start
+	// before it, what is read at the start
+	began := slices.IndexFunc(heard, func(u counter.Update) bool { return u.Counter.Value == 5 })
 	if changes := heard[began:]; len(changes) > 2 {
 		t.Errorf("heard %+v", changes)
 	}
 
 	polls := open(t, url, func(c *Config) { c.PollEvery = 50 * time.Millisecond })
 	ear, _ = countertest.Listen(t, polls, "e:2")
-	server.Exec(t, url, `insert into headcount_counters (key, kind, value, incarnation, sequence) values ('e:2', 'exact', 9, 1, 1)`)
+	server.Exec(t, url, `insert into headcount_counters (key, kind, value, incarnation, sequence) values ('e:2', `+
+		`'exact', 9, 1, 1)`)
 	ear.Until(t, "a change without a notification", func(heard []counter.Update) bool {
 		return len(heard) > 0 && heard[len(heard)-1].Counter.Value == 9
 	})

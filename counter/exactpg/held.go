@@ -12,7 +12,8 @@ import (
 const (
 	heldTimeout = `set local lock_timeout = 50`
 	// freeKeys returns those that exist and that no transaction holds.
-	freeKeys = `select key from headcount_counters where key = any($1::text[]) order by key for no key update skip locked`
+	freeKeys = `select key from headcount_counters where key = any($1::text[]) order by key ` +
+		`for no key update skip locked`
 )
 
 // applyAround makes operations of which at least one is on a counter that an application holds. Those on counters that

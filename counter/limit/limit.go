@@ -1,7 +1,7 @@
 // Package limit has the arithmetic of rate limits: so much may pass in so long. It knows neither clocks nor stores. A
-// [State] is kept for each [Name]; State.Take judges one [Call] and counts its cost if it may pass. A refused call costs
-// nothing. A call without a cost looks, and one with a negative cost gives back what others took: of everything that passed
-// less what was given back, no more than the limit passes.
+// [State] is kept for each [Name]; State.Take judges one [Call] and counts its cost if it may pass. A refused call
+// costs nothing. A call without a cost looks, and one with a negative cost gives back what others took: of everything
+// that passed less what was given back, no more than the limit passes.
 //
 // # Three algorithms
 //
@@ -18,8 +18,9 @@
 //     In each window at most the limit passes, and in any period as long as a window less than twice the limit. When
 //     calls come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded up.
 //
-//   - [Log]: every call that passed is remembered for one window and a millisecond, so in any period as long as a window
-//     at most the limit passes, by a finer clock, too. That takes memory for each call, so the limit is at most MaxLog.
+//   - [Log]: every call that passed is remembered for one window and a millisecond, so in any period as long as a
+//     window at most the limit passes, by a finer clock, too. That takes memory for each call, so the limit is at most
+//     MaxLog.
 //
 // A name has one state for calls with different limits. Each call is judged by its own limit against everything that
 // passed.
@@ -27,8 +28,8 @@
 // # Rates
 //
 // A [Rate] is a token bucket: after 20 calls at once, a rate of ten a second permits the next one after 100 ms, where a
-// window or a log permits none until the 20 are old. The server's own limits per caller are rates, in the memory of each
-// process. They are not an algorithm of calls, and no store keeps them.
+// window or a log permits none until the 20 are old. The server's own limits per caller are rates, in the memory of
+// each process. They are not an algorithm of calls, and no store keeps them.
 //
 // # Clocks
 //

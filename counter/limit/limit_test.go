@@ -99,7 +99,8 @@ func judge(t *rapid.T, algorithm Algorithm) {
 	one := rapid.Bool().Draw(t, "one limit")
 	now := 1_700_000_000_000 + rapid.Int64Range(0, window).Draw(t, "begin")
 	for range rapid.IntRange(1, 40).Draw(t, "calls") {
-		now += rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, window/10), rapid.Int64Range(0, 3*window)).Draw(t, "later")
+		now += rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, window/10), rapid.Int64Range(0, 3*window)).Draw(t,
+			"later")
 		c := Call{Name: name, Limit: most}
 		if !one {
 			c.Limit = rapid.Int64Range(1, most).Draw(t, "limit")
@@ -141,7 +142,8 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		if got := copied(t, s).Take(again, now+a.Reset-1); got.Allowed && a.Reset > 0 {
 			t.Fatalf("%+v at %d said %+v, and before that %+v is %+v", c, now, a, again, got)
 		}
-		if end := s.End(name); end > 0 && copied(t, s).Take(Call{name, most, most}, end) != (&State{}).Take(Call{name, most, most}, end) {
+		if end := s.End(name); end > 0 &&
+			copied(t, s).Take(Call{name, most, most}, end) != (&State{}).Take(Call{name, most, most}, end) {
 			t.Fatalf("at its end %d the state still counts: %+v", end, s)
 		}
 	}
@@ -158,8 +160,8 @@ func judge(t *rapid.T, algorithm Algorithm) {
 	}
 }
 
-// By a clock that is finer than that of the states, too, no window has more than its limit: of log none anywhere, of fixed
-// none that begins with a multiple of its length.
+// By a clock that is finer than that of the states, too, no window has more than its limit: of log none anywhere, of
+// fixed none that begins with a multiple of its length.
 func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 	const window, millisecond = 1000, 1000 // ms, µs
 
@@ -173,7 +175,8 @@ func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 				now := int64(1_700_000_000_000)*millisecond + rapid.Int64Range(0, window*millisecond).Draw(t, "begin")
 				for range rapid.IntRange(1, 60).Draw(t, "calls") {
 					now += rapid.OneOf(
-						rapid.Int64Range(0, 400), rapid.Int64Range(0, 400*millisecond), rapid.Int64Range(m.Window-millisecond, m.Window),
+						rapid.Int64Range(0, 400), rapid.Int64Range(0, 400*millisecond),
+						rapid.Int64Range(m.Window-millisecond, m.Window),
 					).Draw(t, "later")
 					if s.Take(Call{Name{"k", algorithm, window}, most, 1}, now/millisecond).Allowed {
 						m.all = append(m.all, passed{now, 1})

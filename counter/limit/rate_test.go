@@ -30,13 +30,15 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 		n  int
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		r := PerSecond(rapid.SampledFrom([]int{1, 3, 7, 10, 500, 1e9}).Draw(t, "a second"), rapid.SampledFrom([]int{1, 2, 20, 2000}).Draw(t, "burst"))
+		r := PerSecond(rapid.SampledFrom([]int{1, 3, 7, 10, 500, 1e9}).Draw(t, "a second"),
+			rapid.SampledFrom([]int{1, 2, 20, 2000}).Draw(t, "burst"))
 		now := time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "begin"))
 		model := &tokens{r, r.Window(), now}
 		var back time.Duration
 		var all []taken
 		for range rapid.IntRange(1, 60).Draw(t, "calls") {
-			now += time.Duration(rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, int64(2*r.Every)), rapid.Int64Range(0, int64(2*r.Window()))).Draw(t, "later"))
+			now += time.Duration(rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, int64(2*r.Every)),
+				rapid.Int64Range(0, int64(2*r.Window()))).Draw(t, "later"))
 			n := rapid.OneOf(rapid.Just(1), rapid.IntRange(1, r.Burst)).Draw(t, "n")
 			after, wait := r.Take(back, now, n)
 			if passes := model.take(now, n); passes != (wait == 0) || wait < 0 {

@@ -97,7 +97,8 @@ func (s *State) sliding(c Call, now int64) Answer {
 }
 
 // giveBack takes n off what passed for Sliding: off the running window, where a cost that was given back at once was
-// counted, and then off the window before. Nothing is given back that has not passed. n may be negative: that is nothing.
+// counted, and then off the window before. Nothing is given back that has not passed. n may be negative: that is
+// nothing.
 func (s *State) giveBack(n int64) {
 	if n <= 0 {
 		return

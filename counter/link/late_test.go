@@ -66,7 +66,8 @@ func TestALateCallIsNotMade(t *testing.T) {
 		if !stalled.delivered() {
 			t.Fatal("the late calls have not arrived")
 		}
-		read, err := owner.NewReader(store, func(string) int { return partition }).Read(t.Context(), []string{"stock"}, "", 0)
+		read, err := owner.NewReader(store, func(string) int { return partition }).Read(t.Context(), []string{"stock"},
+			"", 0)
 		if err != nil || read[0].Value != 5 {
 			t.Errorf("%+v, %v; want what was answered, 5", read, err)
 		}
@@ -80,8 +81,8 @@ func TestALateCallIsNotMade(t *testing.T) {
 	})
 }
 
-// TestUntilIsOfTheClusterAlone: the wall clocks of two processes have no part in how long a call may take, and a process
-// that does not know the time of the cluster yet refuses nobody.
+// TestUntilIsOfTheClusterAlone: the wall clocks of two processes have no part in how long a call may take, and a
+// process that does not know the time of the cluster yet refuses nobody.
 func TestUntilIsOfTheClusterAlone(t *testing.T) {
 	ahead := func() time.Time { return time.Now().Add(time.Hour) } // than the clock of the machine
 	unknown := func() time.Time { return time.Time{} }

@@ -98,7 +98,9 @@ func call(partition int, number uint64) owner.Call {
 	key := fmt.Sprintf("k%d", number)
 	change := counter.Change{Key: key, Rule: sum, Verb: counter.Add, Delta: int64(number)}
 
-	return owner.Call{Partition: partition, Stream: "s", Number: number, Ops: []counter.Op{{Changes: []counter.Change{change}}}}
+	return owner.Call{
+		Partition: partition, Stream: "s", Number: number, Ops: []counter.Op{{Changes: []counter.Change{change}}},
+	}
 }
 
 // valueOf answers a call with a counter that has the delta as its value.
@@ -123,11 +125,16 @@ func TestCallsComeBack(t *testing.T) {
 		sent.Ops[0].IdempotencyKey = counter.IdempotencyKey{1, 2, 3}
 		sent.Ops[0].Changes[0].Reason = "because"
 		sent.Ops[0].Changes[0].Dimensions = []counter.Dimension{{Name: "country", Value: "de"}}
-		member := counter.Change{Key: "m", Rule: sum, Verb: counter.Edit, Join: []string{"a", "b"}, Leave: []string{"c"}}
+		member := counter.Change{
+			Key: "m", Rule: sum, Verb: counter.Edit, Join: []string{"a", "b"}, Leave: []string{"c"},
+		}
 		bounded := counter.Change{Key: "s", Rule: stock, Verb: counter.Add, Delta: -1}
-		sent.Ops = append(sent.Ops, counter.Op{Changes: []counter.Change{member}}, counter.Op{Changes: []counter.Change{bounded}})
+		sent.Ops = append(sent.Ops, counter.Op{Changes: []counter.Change{member}},
+			counter.Op{Changes: []counter.Change{bounded}})
 		sent.More = &owner.More{}
-		sent.More.Limits = []limit.Call{{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 1000}, Limit: 5, Cost: 2}}
+		sent.More.Limits = []limit.Call{
+			{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 1000}, Limit: 5, Cost: 2},
+		}
 		sent.More.Rows = []owner.Expiring{
 			{Row: rows.Row{Name: rows.Name{Collection: "c", Field: "f"}, Value: []byte{}}, Until: time.UnixMilli(1234)},
 			{Row: rows.Row{Name: rows.Name{Collection: "c", Field: "g"}}},
@@ -139,7 +146,10 @@ func TestCallsComeBack(t *testing.T) {
 			got = append(got, call)
 			edited := counter.Result{Counters: []counter.Counter{{Key: "m", Value: 2}}}
 			more := &owner.MoreAnswer{Limits: []limit.Answer{{Allowed: true, Remaining: 3}}, Known: []bool{true}}
-			return owner.Answer{Results: append(valueOf(call).Results, edited, counter.Result{Counters: []counter.Counter{{Key: "s"}}}), More: more}, nil
+			return owner.Answer{
+				Results: append(valueOf(call).Results, edited, counter.Result{Counters: []counter.Counter{{Key: "s"}}}),
+				More:    more,
+			}, nil
 		}
 		answer, err := w.client.To("b").Do(t.Context(), sent)
 		if err != nil {
@@ -150,7 +160,8 @@ func TestCallsComeBack(t *testing.T) {
 		if len(got) != 1 || !reflect.DeepEqual(got[0], sent) {
 			t.Errorf("sent\n%+v\ngot\n%+v", sent, got)
 		}
-		if len(answer.Results) != 3 || answer.Results[0].Counters[0].Value != 3 || !reflect.DeepEqual(answer.More, want) {
+		if len(answer.Results) != 3 || answer.Results[0].Counters[0].Value != 3 ||
+			!reflect.DeepEqual(answer.More, want) {
 			t.Errorf("the answer is %+v", answer)
 		}
 	})

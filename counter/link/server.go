@@ -180,8 +180,8 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 	return nil, refusal{errors.New("this version does not know what is asked; run the same version everywhere")}
 }
 
-// errLate is the error of a call that came after its sender had given up, for instance because a link stalled. Others may
-// have been answered since, and what they were told stands.
+// errLate is the error of a call that came after its sender had given up, for instance because a link stalled. Others
+// may have been answered since, and what they were told stands.
 var errLate = errors.New("the sender of the call has given up")
 
 // call makes a call, unless its sender has given up.

@@ -97,8 +97,8 @@ func (f *forgetful) Watch(ctx context.Context, heard func(int, uint64, []byte), 
 	return f.others.Watch(ctx, heard, missed)
 }
 
-// TestHealsInPieces: everything comes back in commits of some rows, other partitions are served meanwhile, and who takes
-// the partition over waits for it.
+// TestHealsInPieces: everything comes back in commits of some rows, other partitions are served meanwhile, and who
+// takes the partition over waits for it.
 func TestHealsInPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const counters, most = 2000, 50
@@ -150,8 +150,8 @@ func TestHealsInPieces(t *testing.T) {
 	})
 }
 
-// TestDiesWhileItHeals: wherever an owner dies that writes again what the store has lost, the next one makes no call twice
-// that the first one had made.
+// TestDiesWhileItHeals: wherever an owner dies that writes again what the store has lost, the next one makes no call
+// twice that the first one had made.
 func TestDiesWhileItHeals(t *testing.T) {
 	const streams, keys = 40, 25
 	for left := range 30 {

@@ -32,7 +32,8 @@ func limitOf(field string) limit.Name {
 	return n
 }
 
-// ForgetLimit returns the call that deletes the states of a limit that a store has. Its error is counter.ErrUnavailable.
+// ForgetLimit returns the call that deletes the states of a limit that a store has. Its error is
+// counter.ErrUnavailable.
 func ForgetLimit(ctx context.Context, store rows.Store, key string) (Call, error) {
 	call := Call{Partition: rows.PartitionOf(key), More: &More{}}
 	err := store.Scan(ctx, call.Partition, limits, "", func(field string, _ []byte) error {

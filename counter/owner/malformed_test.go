@@ -10,7 +10,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// Rows that nobody of ours wrote are malformed to callers as well. They can act as in an outage, but are not told of one.
+// Rows that nobody of ours wrote are malformed to callers as well. They can act as in an outage, but are not told of
+// one.
 func TestMalformedRowsAreNoOutage(t *testing.T) {
 	err := unavailable("read", fmt.Errorf("redis: %w: a key", rows.ErrMalformed))
 

@@ -13,8 +13,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// halfSilent is a store like a Cluster of which one master says nothing: every second partition has no answer, and a call
-// about several partitions ends when its time is up.
+// halfSilent is a store like a Cluster of which one master says nothing: every second partition has no answer, and a
+// call about several partitions ends when its time is up.
 type halfSilent struct {
 	*rowsmem.Store
 	refuses bool // every second partition cannot be claimed
@@ -64,11 +64,13 @@ func TestClaimsApart(t *testing.T) {
 	})
 }
 
-// TestSilentPartitionsAreSetAside: partitions whose commits have no answer hold up others for a moment, and then no more.
+// TestSilentPartitionsAreSetAside: partitions whose commits have no answer hold up others for a moment, and then no
+// more.
 func TestSilentPartitionsAreSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 500 * time.Millisecond
-		o := owner.New(&halfSilent{Store: rowsmem.New(rowsmem.Config{})}, owner.Config{Name: "a", WriteTimeout: timeout})
+		o := owner.New(&halfSilent{Store: rowsmem.New(rowsmem.Config{})},
+			owner.Config{Name: "a", WriteTimeout: timeout})
 		defer o.Close()
 		var all []int
 		for id := range rows.Partitions {

@@ -180,7 +180,9 @@ func ParseCall(b []byte, known *Rules) (*Call, error) {
 func (r *reader) work() *More {
 	m := &More{}
 	for range r.count() {
-		one := limit.Call{Name: limit.Name{Key: string(r.bytes()), Algorithm: limit.Algorithm(r.byte()), Window: r.int()}}
+		one := limit.Call{
+			Name: limit.Name{Key: string(r.bytes()), Algorithm: limit.Algorithm(r.byte()), Window: r.int()},
+		}
 		one.Limit = r.int()
 		one.Cost = r.int()
 		m.Limits = append(m.Limits, one)

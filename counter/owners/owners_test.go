@@ -113,7 +113,8 @@ func TestAnOwnerComesAndLeaves(t *testing.T) {
 	})
 }
 
-// Leases are read once a second by each process, so for some time processes have different rings. No call waits for that.
+// Leases are read once a second by each process, so for some time processes have different rings. No call waits for
+// that.
 func TestRingsDiffer(t *testing.T) {
 	for name, order := range map[string][]string{
 		"the gateway knows first":             {"gateway", "d", "a", "b", "c"},
@@ -178,7 +179,8 @@ func TestOwnersAreCutOff(t *testing.T) {
 		if n := w.claims - claims; n > 0 {
 			t.Errorf("%d claims", n)
 		}
-		t.Logf("%d claims, %d calls failed at a third process, which waited for %v at most", w.claims-claims, l.failed, l.forget())
+		t.Logf("%d claims, %d calls failed at a third process, which waited for %v at most",
+			w.claims-claims, l.failed, l.forget())
 
 		w.separate("a", "b", false)
 		time.Sleep(20 * time.Second)

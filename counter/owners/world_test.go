@@ -352,7 +352,9 @@ func (l *load) increment(p *process, partition int, key string) {
 
 	change := counter.Change{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: 1}
 	began := time.Now()
-	answer, err := p.caller.Do(ctx, owner.Call{Partition: partition, Ops: []counter.Op{{Changes: []counter.Change{change}}}})
+	answer, err := p.caller.Do(ctx, owner.Call{
+		Partition: partition, Ops: []counter.Op{{Changes: []counter.Change{change}}},
+	})
 	took := time.Since(began)
 
 	l.mu.Lock()

@@ -90,8 +90,12 @@ func TestContractInAFile(t *testing.T) {
 // inRedis is the part of a process that is alone in a cluster.
 func inRedis(t testing.TB, url string) *cluster.Process {
 	t.Helper()
-	self := presence.Process{Name: "127.0.0.1:1", Incarnation: 1, Roles: []string{presence.RoleGateway, presence.RolePresence}}
-	p, err := cluster.Open(t.Context(), cluster.Config{Self: self, Redis: redistest.Dial(t, url), Rules: countertest.Rules})
+	self := presence.Process{
+		Name: "127.0.0.1:1", Incarnation: 1, Roles: []string{presence.RoleGateway, presence.RolePresence},
+	}
+	p, err := cluster.Open(t.Context(), cluster.Config{
+		Self: self, Redis: redistest.Dial(t, url), Rules: countertest.Rules,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,8 +141,9 @@ func (o observed) Changed(results []counter.Result) {
 }
 
 var (
-	rules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"top:*","kind":"sum","buckets":["1m:1h"],"top":true},{"match":"*","kind":"sum"}]}`))
-	one      = func(key string) counter.Op {
+	rules, _ = counter.ParseRules(
+		[]byte(`{"rules":[{"match":"top:*","kind":"sum","buckets":["1m:1h"],"top":true},{"match":"*","kind":"sum"}]}`))
+	one = func(key string) counter.Op {
 		return counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: 1}}}
 	}
 )

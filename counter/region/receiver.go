@@ -197,8 +197,8 @@ func (v *receiver) merge(ctx context.Context, id int, hear *owner.Hear) bool {
 	v.odd.Add(float64(merged.Odd))
 	if merged.Odd > 0 && !v.oddSaid {
 		v.oddSaid = true
-		const what = "some counters of the peer cannot be merged: the rules here give them another kind, or their totals " +
-			"overflow 64 bits; every region needs the same rules"
+		const what = "some counters of the peer cannot be merged: the rules here give them another kind, or " +
+			"their totals overflow 64 bits; every region needs the same rules"
 		v.log.Warn().Int("counters", merged.Odd).Msg(what)
 	}
 

@@ -110,7 +110,9 @@ func TestServerTwoRegionsInRedis(t *testing.T) {
 
 	for i, r := range []*redisRegion{us, eu} {
 		r.change(t, add("v", int64(i+1)))
-		r.change(t, counter.Change{Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: []string{"ann", r.name}})
+		r.change(t, counter.Change{
+			Key: "u", Rule: ordinary.Find("u"), Verb: counter.Edit, Join: []string{"ann", r.name},
+		})
 		r.change(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: []string{"ann"}})
 	}
 	awaitTotals(t, map[string]int64{"v": 3, "u": 3, "l": 2}, us, eu)

@@ -128,7 +128,8 @@ func (p *place) start(t *testing.T, all []*place, rules *counter.Rules) {
 	if err := p.owner.Own(t.Context(), partitions...); err != nil {
 		t.Fatal(err)
 	}
-	p.counters = call.NewStore(store, countertest.Everywhere{Owner: p.owner}, rules, call.Config{Stream: fmt.Sprint(p.name, time.Now())})
+	p.counters = call.NewStore(store, countertest.Everywhere{Owner: p.owner}, rules,
+		call.Config{Stream: fmt.Sprint(p.name, time.Now())})
 	p.store = region.NewStore(p.counters, rules, cfg.Peers)
 }
 
@@ -291,7 +292,8 @@ func TestARegionIsCutForLong(t *testing.T) {
 		log := all[0].log.String()
 		failing := strings.Count(log, "cannot be replicated to the peer; trying again")
 		if again := strings.Count(log, "are replicated to the peer again"); failing != 1 || again != 1 {
-			t.Errorf("the log says %d times that the link fails, and %d times that it does not:\n%s", failing, again, log)
+			t.Errorf("the log says %d times that the link fails, and %d times that it does not:\n%s",
+				failing, again, log)
 		}
 		is, err := all[1].store.Aggregate(t.Context(), "v")
 		if err != nil || is.Counters != 4199 || is.Value != 2*4199 {
@@ -336,7 +338,8 @@ func TestPeersOfOtherNames(t *testing.T) {
 // TestCountersOfOtherKindsAreNotMerged also has exact ones, which belong to their region.
 func TestCountersOfOtherKindsAreNotMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		others := mustRules(&counter.Rule{Match: "l*", Kind: counter.Sum}, &counter.Rule{Match: "v*", Kind: counter.Exact}, stock)
+		others := mustRules(&counter.Rule{Match: "l*", Kind: counter.Sum},
+			&counter.Rule{Match: "v*", Kind: counter.Exact}, stock)
 		all := places(t, []string{"us", "eu"}, ordinary, others)
 		all[0].do(t, counter.Change{Key: "l", Rule: likes, Verb: counter.Edit, Join: []string{"a"}})
 		all[1].do(t, counter.Change{Key: "l", Rule: views, Verb: counter.Add, Delta: 5})
@@ -513,7 +516,8 @@ func TestHistoriesAndDimensionsAreAddedUp(t *testing.T) {
 		if clicked, c := gained(all[0], "c"); clicked != 6 || !c.Stale {
 			t.Errorf("without ap gained %d: %+v", clicked, c)
 		}
-		if c, counted, err := all[0].store.Dimension(t.Context(), "c", "country"); err != nil || !c.Stale || counted.Values["de"] != 3 {
+		if c, counted, err := all[0].store.Dimension(t.Context(), "c", "country"); err != nil || !c.Stale ||
+			counted.Values["de"] != 3 {
 			t.Errorf("without ap counted %+v, %+v, %v", c, counted, err)
 		}
 		all[2].setCut(false)
@@ -552,7 +556,8 @@ func TestMembersAreNotShared(t *testing.T) {
 	})
 }
 
-// TestAnExportKeepsWhatOthersHaveCounted puts an export of a region into an empty store, while the other region goes on.
+// TestAnExportKeepsWhatOthersHaveCounted puts an export of a region into an empty store, while the other region goes
+// on.
 func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)
@@ -735,8 +740,8 @@ func TestARepairIsSentOn(t *testing.T) {
 	})
 }
 
-// TestAPartitionIsGivenUpAtOnce: one that was claimed, changed and given up between two looks at the owner leaves nothing
-// that holds up the others.
+// TestAPartitionIsGivenUpAtOnce: one that was claimed, changed and given up between two looks at the owner leaves
+// nothing that holds up the others.
 func TestAPartitionIsGivenUpAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := places(t, []string{"us", "eu"}, ordinary)

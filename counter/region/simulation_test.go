@@ -19,10 +19,11 @@ import (
 	"headcount/internal/rows"
 )
 
-// The simulation runs two or three regions, each with a store, processes and gateways of its own, and links between them.
-// Gateways change some counters all the time. Meanwhile links are cut, slow, and lose calls and answers; processes are
-// killed, and partitions move; a store loses its newest changes, or comes back empty or older; a region joins later. Then
-// everything heals, and all regions must have the same totals: what was acknowledged. The seed decides what happens.
+// The simulation runs two or three regions, each with a store, processes and gateways of its own, and links between
+// them. Gateways change some counters all the time. Meanwhile links are cut, slow, and lose calls and answers;
+// processes are killed, and partitions move; a store loses its newest changes, or comes back empty or older; a region
+// joins later. Then everything heals, and all regions must have the same totals: what was acknowledged. The seed
+// decides what happens.
 
 func TestSimulation(t *testing.T) {
 	simtest.Check(t, 24, 10, func(seed uint64, notes *simtest.Notes) { newSimulation(seed, plan{}, notes).run() })
@@ -468,8 +469,8 @@ func (r *simRegion) back(to time.Time) {
 	}
 }
 
-// loseAll has the store of a region come back empty or older, when all others have heard everything, and nobody remembers
-// what it lost.
+// loseAll has the store of a region come back empty or older, when all others have heard everything, and nobody
+// remembers what it lost.
 func (s *simulation) loseAll(r *simRegion, empty bool) {
 	if !s.regions[1].joined {
 		return // there are no others

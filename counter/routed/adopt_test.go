@@ -144,7 +144,8 @@ func TestServerColdCounters(t *testing.T) {
 	want := dumped(t, p)
 
 	testkit.Eventually(t, "no counter is in Redis", func() bool {
-		return len(in.redis.Do(t, "KEYS", "*:r:heads").([]any)) == 0 && len(in.redis.Do(t, "KEYS", "*:r:set:*").([]any)) == 0
+		return len(in.redis.Do(t, "KEYS", "*:r:heads").([]any)) == 0 &&
+			len(in.redis.Do(t, "KEYS", "*:r:set:*").([]any)) == 0
 	})
 	sameCounters(t, dumped(t, p), want)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 4 {

@@ -89,7 +89,8 @@ func TestServerSecondProcess(t *testing.T) {
 	if !errors.Is(first.Ready(), errTaken) || !errors.Is(first.Cause(), errTaken) {
 		t.Errorf("the first process is ready: %v, %v", first.Ready(), first.Cause())
 	}
-	if text := said.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "another process has taken over") {
+	if text := said.String(); strings.Count(text, "\n") != 1 ||
+		!strings.Contains(text, "another process has taken over") {
 		t.Errorf("the first process says %q", text)
 	}
 

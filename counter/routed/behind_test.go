@@ -95,7 +95,8 @@ func (p *process) own(t testing.TB, over rows.Store, cfg owner.Config) {
 // call has the process send its calls to an owner.
 func (p *process) call(t testing.TB, o *owner.Owner) {
 	t.Helper()
-	p.gateway = call.NewStore(p.behind.Rows(), countertest.Everywhere{Owner: o}, countertest.Rules, call.Config{Stream: rand.Text()})
+	p.gateway = call.NewStore(p.behind.Rows(), countertest.Everywhere{Owner: o}, countertest.Rules,
+		call.Config{Stream: rand.Text()})
 	p.Store = p.behind.Over(p.gateway)
 	testkit.Eventually(t, "counters are served", func() bool { return p.behind.Ready() == nil })
 }

@@ -30,7 +30,8 @@ func (s *stores) beginBeside(t testing.TB, rules *counter.Rules) *process {
 	}
 
 	p.own(t, p.beside.Rows(), owner.Config{})
-	p.gateway = call.NewStore(p.beside.Rows(), countertest.Everywhere{Owner: p.owner}, rules, call.Config{Stream: rand.Text()})
+	p.gateway = call.NewStore(p.beside.Rows(), countertest.Everywhere{Owner: p.owner}, rules,
+		call.Config{Stream: rand.Text()})
 	p.Store = p.beside.Over(p.gateway)
 
 	return p
@@ -74,7 +75,9 @@ func TestServerADatabaseWithRowsIsNotBeside(t *testing.T) {
 
 	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	t.Cleanup(front.Close)
-	_, err := OpenBeside(t.Context(), BesideConfig{Owned: front, URL: url, Rules: countertest.Rules, Log: zerolog.Nop()})
+	_, err := OpenBeside(t.Context(), BesideConfig{
+		Owned: front, URL: url, Rules: countertest.Rules, Log: zerolog.Nop(),
+	})
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("it opens, %v", err)
 	}

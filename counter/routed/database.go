@@ -25,7 +25,8 @@ const (
 const (
 	noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
 		"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
-	noRows = "its counters are of all kinds; export them, and import them with --regions into an empty database and Redis"
+	noRows = "its counters are of all kinds; export them, and import them with --regions into an empty " +
+		"database and Redis"
 )
 
 // config returns how a database is opened. Exact counters have the same tables in every use. One beside has no rows of

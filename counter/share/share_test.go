@@ -151,8 +151,8 @@ func (r *region) total() int64 {
 }
 
 // TestRegionsAgree has three regions change a counter, reset it, delete it, lose it, and hear what others said at some
-// time, also late and twice. When all have heard everything, they agree; and without a loss each addition to a sum counts,
-// but for those that a reset knew of.
+// time, also late and twice. When all have heard everything, they agree; and without a loss each addition to a sum
+// counts, but for those that a reset knew of.
 func TestRegionsAgree(t *testing.T) {
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {

@@ -196,8 +196,8 @@ func (t *Target) openBeside(ctx context.Context, redis rows.Store, rules *counte
 }
 
 const (
-	// adoptWithin is how long an import waits until PostgreSQL has what Redis had without it, and persistWithin until it
-	// has what was imported.
+	// adoptWithin is how long an import waits until PostgreSQL has what Redis had without it, and persistWithin until
+	// it has what was imported.
 	adoptWithin   = 10 * time.Minute
 	persistWithin = 10 * time.Minute
 )

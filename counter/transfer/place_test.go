@@ -25,10 +25,12 @@ func TestRedisIsRefused(t *testing.T) {
 		imports bool
 		want    string // a part of the error; empty: there is none
 	}{
-		"nobody has used it":             {alone, presenceredis.Use{}, imports, ""},
-		"an import into the same":        {behind, used("3", "behind 2"), imports, ""},
-		"an export while servers run":    {behind, used("3", "behind 2", "a"), exports, ""},
-		"an import while servers run":    {alone, used("3", "none", "a", "b"), imports, "in use by other processes (a, b)"},
+		"nobody has used it":          {alone, presenceredis.Use{}, imports, ""},
+		"an import into the same":     {behind, used("3", "behind 2"), imports, ""},
+		"an export while servers run": {behind, used("3", "behind 2", "a"), exports, ""},
+		"an import while servers run": {
+			alone, used("3", "none", "a", "b"), imports, "in use by other processes (a, b)",
+		},
 		"they run without PostgreSQL":    {behind, used("3", "none", "a"), imports, "processes without --postgres use"},
 		"PostgreSQL is added":            {behind, used("3", "none"), imports, ""},
 		"PostgreSQL is left out":         {alone, used("3", "behind 2"), exports, "give its --postgres, too"},

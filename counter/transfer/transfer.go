@@ -271,7 +271,8 @@ type reader struct {
 // Import puts all counters of a file into a store: those of one site into the site into, or if that is nil, each into
 // its own site.
 func Import(
-	ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, into *presence.Site, progress Progress,
+	ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, into *presence.Site,
+	progress Progress,
 ) error {
 	r := &reader{to: to, rules: rules, into: into, progress: progress}
 	lines := bufio.NewReaderSize(in, 1<<16)

@@ -86,8 +86,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsAreLookedAtAndGivenBack: whoever looks changes nothing, what was taken can be given back and not more, and a
-// limit that is deleted begins anew.
+// TestLimitsAreLookedAtAndGivenBack: whoever looks changes nothing, what was taken can be given back and not more, and
+// a limit that is deleted begins anew.
 func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
 	for _, algorithm := range []string{"fixed", "sliding", "log"} {
 		t.Run(algorithm, func(t *testing.T) {
@@ -115,7 +115,8 @@ func TestLimitsAreLookedAtAndGivenBack(t *testing.T) {
 				cost, remaining int
 				allowed         bool
 			}{
-				{0, 10, true}, {-3, 10, true}, {7, 3, true}, {0, 3, true}, {4, 3, false}, {0, 3, true}, {-2, 5, true}, {-100, 10, true},
+				{0, 10, true}, {-3, 10, true}, {7, 3, true}, {0, 3, true}, {4, 3, false}, {0, 3, true}, {-2, 5, true},
+				{-100, 10, true},
 				{10, 0, true}, {0, 0, true},
 			} {
 				want := limited{step.allowed, 10, int64(step.remaining), 0}

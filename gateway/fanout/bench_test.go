@@ -51,7 +51,9 @@ func BenchmarkUpdate(b *testing.B) {
 			sequence := uint64(0)
 			for b.Loop() {
 				sequence++
-				h.Update(presence.Update{Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}, Value: "17 0"})
+				h.Update(presence.Update{
+					Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}, Value: "17 0",
+				})
 				s.topics[topic].scanned = 0 // no pause between two updates
 				s.topics[topic].lookAt = 1
 				s.deliver()

@@ -14,8 +14,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// TestLostEndpointsAreAttachedAgain: lost endpoints are attached again within 10 s, in which every count has to be right
-// again: all of them, half of them, and a single one of whatever bucket.
+// TestLostEndpointsAreAttachedAgain: lost endpoints are attached again within 10 s, in which every count has to be
+// right again: all of them, half of them, and a single one of whatever bucket.
 func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(1)) // stale topics would be attached again anyway
@@ -119,7 +119,8 @@ func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &calls{Store: presencemem.New(presencemem.Config{})}
 		h := New(Config{
-			Gateway: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
+			Gateway: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute,
+			Pong: time.Minute, Log: zerolog.Nop(),
 		})
 		h.Deliver(presence.KindCount, exactly{})
 		ctx, stop := context.WithCancel(t.Context())
@@ -260,7 +261,8 @@ func TestTopicsOfASource(t *testing.T) {
 				u.Version = presence.Version{Incarnation: 1, Sequence: sequence}
 			}
 			h.Update(u)
-			if last, known := h.Last(topic); !known || last.Stale != want || sequence > 0 && last.Version.Sequence != sequence {
+			if last, known := h.Last(topic); !known || last.Stale != want || sequence > 0 &&
+				last.Version.Sequence != sequence {
 				t.Errorf("told %+v, the hub has %+v, known %t", u, last, known)
 			}
 		}

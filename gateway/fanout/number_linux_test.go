@@ -61,7 +61,8 @@ func TestNumber(t *testing.T) {
 	})
 }
 
-// A hold keeps a topic back until it is ready. When patience ends, its updates do not claim to include the user who waits.
+// A hold keeps a topic back until it is ready. When patience ends, its updates do not claim to include the user who
+// waits.
 func TestHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)

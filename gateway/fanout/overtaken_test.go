@@ -8,8 +8,9 @@ import (
 )
 
 // TestAStaleUpdateOutdatesAllBefore: a join may be stored in a store that has just lost everything. Its acknowledgement
-// brings a count that lacks other users, so it is stale, but it is newer than all counts from before the loss. Those that
-// are still on their way lack the user who joined: none of them may become the first count that this user sees as right.
+// brings a count that lacks other users, so it is stale, but it is newer than all counts from before the loss. Those
+// that are still on their way lack the user who joined: none of them may become the first count that this user sees as
+// right.
 func TestAStaleUpdateOutdatesAllBefore(t *testing.T) {
 	afterLoss := presence.Update{Topic: readTopic, Version: presence.Version{Incarnation: 2, Sequence: 3}, Stale: true}
 	complete := afterLoss

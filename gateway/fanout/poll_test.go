@@ -24,7 +24,8 @@ func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(p
 	}
 }
 
-// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted again.
+// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted
+// again.
 func TestPoll(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
 		kind := presence.KindOf("polled")

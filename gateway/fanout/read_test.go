@@ -17,12 +17,16 @@ func version(sequence uint64) presence.Update {
 }
 
 // wantRead checks what read returns, and that it costs the store so many calls.
-func wantRead(t *testing.T, store *calls, read func(context.Context, []presence.Topic) ([]presence.Update, bool), want presence.Update, cost int64) {
+func wantRead(
+	t *testing.T, store *calls, read func(context.Context, []presence.Topic) ([]presence.Update, bool),
+	want presence.Update, cost int64,
+) {
 	t.Helper()
 	before := store.reads.Load()
 	got, known := read(t.Context(), []presence.Topic{readTopic})
 	if !known || got[0] != want {
-		t.Errorf("read version %s, stale %t, known %t; want version %s, stale %t", got[0].Version, got[0].Stale, known, want.Version, want.Stale)
+		t.Errorf("read version %s, stale %t, known %t; want version %s, stale %t",
+			got[0].Version, got[0].Stale, known, want.Version, want.Stale)
 	}
 	if calls := store.reads.Load() - before; calls != cost {
 		t.Errorf("that cost the store %d calls, want %d", calls, cost)

@@ -194,7 +194,10 @@ type shownCount struct {
 }
 
 func countOf(key string, n int64, sequence uint64) presence.Update {
-	return presence.Update{Topic: topicOf(key), Version: presence.Version{Incarnation: 1, Sequence: sequence}, Value: strconv.FormatInt(n, 10)}
+	return presence.Update{
+		Topic: topicOf(key), Version: presence.Version{Incarnation: 1, Sequence: sequence},
+		Value: strconv.FormatInt(n, 10),
+	}
 }
 
 // All pages of one connection that changed go out in one write.
@@ -471,7 +474,8 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 					continue
 				}
 				ping, dead := s.live.verdict(before, m.heard, m.pinged)
-				if p2, d2 := s.live.verdict(after, m.heard, m.pinged); p2 != ping || d2 != dead || (m.expires != 0) && (before >= m.expires) != (after >= m.expires) {
+				if p2, d2 := s.live.verdict(after, m.heard, m.pinged); p2 != ping || d2 != dead || (m.expires != 0) &&
+					(before >= m.expires) != (after >= m.expires) {
 					return // it happened in between: either is right
 				}
 				expired := m.expires != 0 && before >= m.expires
@@ -500,7 +504,9 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 // A client that takes a minute of silence for a broken connection gets pings in time, whatever the
 // setting for all others is.
 func TestPingOften(t *testing.T) {
-	for ping, want := range map[time.Duration]time.Duration{2 * time.Minute: maxSilence, 15 * time.Second: 15 * time.Second} {
+	for ping, want := range map[time.Duration]time.Duration{
+		2 * time.Minute: maxSilence, 15 * time.Second: 15 * time.Second,
+	} {
 		s := loneShard(10 * time.Millisecond)
 		s.live = liveness{ping: ping, pong: 5 * time.Second}
 		often, other := s.watcher(t), s.watcher(t)
@@ -577,10 +583,12 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 				answers += len(counts(t, w.take(t)...))
 			}
 			if most := (intervals + 1) * answersAtOnce; answers > most || answers < most*9/10 {
-				t.Errorf("leave %v: %d answers in %d intervals, want %d or a little less", leave, answers, intervals, most)
+				t.Errorf("leave %v: %d answers in %d intervals, want %d or a little less",
+					leave, answers, intervals, most)
 			}
 			if s.pace.stretch != 0 || s.pace.load > 1 {
-				t.Errorf("leave %v: the pace is stretched by %.1f with a load of %.1f", leave, s.pace.stretch, s.pace.load)
+				t.Errorf("leave %v: the pace is stretched by %.1f with a load of %.1f",
+					leave, s.pace.stretch, s.pace.load)
 			}
 			if len(s.visits) > 0 || len(s.asking) > 1 {
 				t.Errorf("leave %v: %d visits and %d subscribers wait", leave, len(s.visits), len(s.asking))

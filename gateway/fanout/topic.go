@@ -47,7 +47,8 @@ const (
 	following subscriptionState = iota // it gets the next update
 	asking                             // it also gets the present update, as the answer to a subscribe
 	held                               // it gets nothing until Subscriber.Ready
-	overdue                            // it was held for too long, and gets updates as stale ones until Subscriber.Ready
+	// overdue: it was held for too long, and gets updates as stale ones until Subscriber.Ready
+	overdue
 )
 
 // waits reports whether the subscription waits for Subscriber.Ready.

@@ -90,7 +90,9 @@ type Counter interface{ Inc() }
 // that a client that only receives is dead. long is the maximum of long connections. failing is
 // called once when clients cannot be accepted because of too many open files, and once with nil
 // when they can be again.
-func NewConnLimiter(l net.Listener, silence time.Duration, long int, failing func(error), evicted Counter) *ConnLimiter {
+func NewConnLimiter(
+	l net.Listener, silence time.Duration, long int, failing func(error), evicted Counter,
+) *ConnLimiter {
 	return &ConnLimiter{
 		Listener:   l,
 		silence:    silence,

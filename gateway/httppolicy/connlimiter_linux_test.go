@@ -38,14 +38,16 @@ func TestServerConnLimiterOurOwnSlowness(t *testing.T) {
 	s.says(wholeRequest)
 	next := accept()
 	if cl.short[silent] != nil || cl.short[sent] == nil || cl.short[next] == nil || s.evicted.Load() != 1 {
-		t.Fatalf("silent %v, sent %v, next %v; %d had to go", cl.short[silent], cl.short[sent], cl.short[next], s.evicted.Load())
+		t.Fatalf("silent %v, sent %v, next %v; %d had to go",
+			cl.short[silent], cl.short[sent], cl.short[next], s.evicted.Load())
 	}
 	time.Sleep(progressTimeout)
 	s.says("")
 	began := time.Now()
 	time.AfterFunc(progressTimeout/4, func() { cl.State(sent, http.StateClosed) })
 	last := accept()
-	if took := time.Since(began); took < progressTimeout/4 || cl.short[next] == nil || cl.short[last] == nil || s.evicted.Load() != 1 {
+	if took := time.Since(began); took < progressTimeout/4 || cl.short[next] == nil || cl.short[last] == nil ||
+		s.evicted.Load() != 1 {
 		t.Fatalf("after %s: next %v, last %v; %d had to go", took, cl.short[next], cl.short[last], s.evicted.Load())
 	}
 	_ = cl.Close()

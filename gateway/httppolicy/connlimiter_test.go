@@ -38,18 +38,19 @@ func newLimitedServer(t *testing.T, limit int) *limitedServer {
 	}
 	s := &limitedServer{t: t}
 	s.limiter = NewConnLimiter(l, time.Minute, limit, func(error) {}, &s.evicted)
-	server := &http.Server{ConnState: s.limiter.State, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/long":
-			c, _, err := w.(http.Hijacker).Hijack()
-			if err != nil {
-				t.Error(err)
-				return
+	server := &http.Server{ConnState: s.limiter.State,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/long":
+				c, _, err := w.(http.Hijacker).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+				t.Cleanup(func() { c.Close() })
 			}
-			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
-			t.Cleanup(func() { c.Close() })
-		}
-	})}
+		})}
 	ended := make(chan error)
 	go func() { ended <- server.Serve(s.limiter) }()
 	t.Cleanup(func() {
@@ -64,7 +65,8 @@ func (s *limitedServer) short() int {
 	s.limiter.mu.Lock()
 	defer s.limiter.mu.Unlock()
 	if len(s.limiter.short) != s.limiter.active.Len()+s.limiter.silent.Len() {
-		s.t.Fatalf("%d short connections, %d active, %d silent", len(s.limiter.short), s.limiter.active.Len(), s.limiter.silent.Len())
+		s.t.Fatalf("%d short connections, %d active, %d silent",
+			len(s.limiter.short), s.limiter.active.Len(), s.limiter.silent.Len())
 	}
 	return len(s.limiter.short)
 }
@@ -252,7 +254,8 @@ func TestServerLongRequestOnSharedConnection(t *testing.T) {
 	short := func(want int) {
 		t.Helper()
 		if len(cl.short) != want || cl.active.Len()+cl.silent.Len() != want {
-			t.Fatalf("%d short connections, %d active, %d silent; want %d", len(cl.short), cl.active.Len(), cl.silent.Len(), want)
+			t.Fatalf("%d short connections, %d active, %d silent; want %d",
+				len(cl.short), cl.active.Len(), cl.silent.Len(), want)
 		}
 	}
 	ctx := cl.Context(t.Context(), c)
@@ -356,7 +359,8 @@ func TestServerConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 		over()
 	}
 	calls(0)
-	if _, remembered := cl.shared.calls[conns[1]]; remembered || cl.short[conns[1]] != nil || cl.shared.long[conns[1]] != 0 {
+	if _, remembered := cl.shared.calls[conns[1]]; remembered || cl.short[conns[1]] != nil ||
+		cl.shared.long[conns[1]] != 0 {
 		t.Error("the closed one is remembered")
 	}
 

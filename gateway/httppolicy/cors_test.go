@@ -57,35 +57,43 @@ func TestCORS(t *testing.T) {
 		cors                 bool
 		vary                 string
 	}{
-		"GET, no origin":            {"GET", "/p/counter", "", nil, 200, false, "Accept, Accept-Encoding"},
-		"GET of a page, no origin":  {"GET", "/", "", nil, 200, false, "Origin"},
-		"GET, allowed":              {"GET", "/p/counter", ok, nil, 200, true, "Accept, Accept-Encoding, Origin"},
-		"GET, own":                  {"GET", "/p/counter", own, nil, 200, true, "Accept, Accept-Encoding, Origin"},
-		"GET, not allowed":          {"GET", "/p/counter", evil, nil, 200, false, "Accept, Accept-Encoding, Origin"},
-		"PUT, no origin":            {"PUT", "/p/counter", "", nil, 200, false, ""},
-		"PUT, allowed":              {"PUT", "/p/counter", ok, nil, 200, true, "Origin"},
-		"PUT, own":                  {"PUT", "/p/counter", own, nil, 200, true, "Origin"},
-		"PUT, not allowed":          {"PUT", "/p/counter", evil, nil, 403, false, "Origin"},
-		"PUT, own under https":      {"PUT", "/p/counter", "https://gw.example", nil, 403, false, "Origin"},
-		"DELETE, not allowed":       {"DELETE", "/p/follow", evil, nil, 403, false, "Origin"},
-		"events, allowed":           {"GET", "/p/counter/events", ok, nil, 200, true, "Origin"},
-		"events, not allowed":       {"GET", "/p/counter/events", evil, nil, 403, false, "Origin"},
-		"events, no origin":         {"GET", "/p/counter/events", "", nil, 200, false, "Origin"},
-		"top, not allowed":          {"GET", "/api/v1/top/events", evil, nil, 403, false, "Origin"},
-		"pages, not allowed":        {"GET", "/-/top/events", evil, nil, 403, false, "Origin"},
-		"users, not allowed":        {"GET", "/-/users/events", evil, nil, 403, false, "Origin"},
-		"WebSocket, not allowed":    {"GET", "/-/ws", evil, nil, 403, false, "Origin"},
-		"WebSocket, own":            {"GET", "/-/ws", own, nil, 200, true, "Origin"},
-		"upgrade elsewhere":         {"GET", "/", evil, []string{"Upgrade", "websocket"}, 403, false, "Origin"},
-		"page named like events":    {"GET", "/a%2Fcounter%2Fevents/counter", evil, nil, 200, false, "Accept, Accept-Encoding, Origin"},
+		"GET, no origin":           {"GET", "/p/counter", "", nil, 200, false, "Accept, Accept-Encoding"},
+		"GET of a page, no origin": {"GET", "/", "", nil, 200, false, "Origin"},
+		"GET, allowed":             {"GET", "/p/counter", ok, nil, 200, true, "Accept, Accept-Encoding, Origin"},
+		"GET, own":                 {"GET", "/p/counter", own, nil, 200, true, "Accept, Accept-Encoding, Origin"},
+		"GET, not allowed":         {"GET", "/p/counter", evil, nil, 200, false, "Accept, Accept-Encoding, Origin"},
+		"PUT, no origin":           {"PUT", "/p/counter", "", nil, 200, false, ""},
+		"PUT, allowed":             {"PUT", "/p/counter", ok, nil, 200, true, "Origin"},
+		"PUT, own":                 {"PUT", "/p/counter", own, nil, 200, true, "Origin"},
+		"PUT, not allowed":         {"PUT", "/p/counter", evil, nil, 403, false, "Origin"},
+		"PUT, own under https":     {"PUT", "/p/counter", "https://gw.example", nil, 403, false, "Origin"},
+		"DELETE, not allowed":      {"DELETE", "/p/follow", evil, nil, 403, false, "Origin"},
+		"events, allowed":          {"GET", "/p/counter/events", ok, nil, 200, true, "Origin"},
+		"events, not allowed":      {"GET", "/p/counter/events", evil, nil, 403, false, "Origin"},
+		"events, no origin":        {"GET", "/p/counter/events", "", nil, 200, false, "Origin"},
+		"top, not allowed":         {"GET", "/api/v1/top/events", evil, nil, 403, false, "Origin"},
+		"pages, not allowed":       {"GET", "/-/top/events", evil, nil, 403, false, "Origin"},
+		"users, not allowed":       {"GET", "/-/users/events", evil, nil, 403, false, "Origin"},
+		"WebSocket, not allowed":   {"GET", "/-/ws", evil, nil, 403, false, "Origin"},
+		"WebSocket, own":           {"GET", "/-/ws", own, nil, 200, true, "Origin"},
+		"upgrade elsewhere":        {"GET", "/", evil, []string{"Upgrade", "websocket"}, 403, false, "Origin"},
+		"page named like events": {
+			"GET", "/a%2Fcounter%2Fevents/counter", evil, nil, 200, false, "Accept, Accept-Encoding, Origin",
+		},
 		"404, allowed":              {"GET", "/no/such/thing", ok, nil, 404, true, "Origin"},
 		"404, not allowed":          {"GET", "/no/such/thing", evil, nil, 404, false, "Origin"},
 		"405, allowed":              {"PATCH", "/p/counter", ok, nil, 405, true, "Origin"},
 		"OPTIONS, no preflight":     {"OPTIONS", "/p/counter", "", nil, 405, false, ""},
 		"OPTIONS, evil, no request": {"OPTIONS", "/p/counter", evil, nil, 405, false, "Origin"},
-		"preflight, allowed":        {"OPTIONS", "/p/counter", ok, []string{"Access-Control-Request-Method", "PUT"}, 204, true, "Origin"},
-		"preflight, not allowed":    {"OPTIONS", "/p/counter", evil, []string{"Access-Control-Request-Method", "PUT"}, 403, false, "Origin"},
-		"preflight, null":           {"OPTIONS", "/p/counter", "null", []string{"Access-Control-Request-Method", "GET"}, 403, false, "Origin"},
+		"preflight, allowed": {
+			"OPTIONS", "/p/counter", ok, []string{"Access-Control-Request-Method", "PUT"}, 204, true, "Origin",
+		},
+		"preflight, not allowed": {
+			"OPTIONS", "/p/counter", evil, []string{"Access-Control-Request-Method", "PUT"}, 403, false, "Origin",
+		},
+		"preflight, null": {
+			"OPTIONS", "/p/counter", "null", []string{"Access-Control-Request-Method", "GET"}, 403, false, "Origin",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := httptest.NewRequest(tc.method, "http://gw.example"+tc.path, nil)
@@ -100,7 +108,9 @@ func TestCORS(t *testing.T) {
 			if w.Code != tc.status {
 				t.Fatalf("status %d, want %d: %s", w.Code, tc.status, w.Body)
 			}
-			want := map[string]string{"Access-Control-Allow-Origin": "", "Access-Control-Allow-Credentials": "", "Vary": tc.vary}
+			want := map[string]string{
+				"Access-Control-Allow-Origin": "", "Access-Control-Allow-Credentials": "", "Vary": tc.vary,
+			}
 			if tc.cors {
 				want["Access-Control-Allow-Origin"] = tc.origin
 				want["Access-Control-Allow-Credentials"] = "true"

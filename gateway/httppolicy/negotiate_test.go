@@ -33,31 +33,32 @@ func TestWantsHTML(t *testing.T) {
 		"text/html, application/json;q=0.9":                                                     true,
 		"text/html;q=0.9, application/json":                                                     false,
 		"text/html;q=0.9, application/json;q=0.8":                                               true,
-		"text/html, */*":                                                                        true, // equal, but named
-		"text/html;q=0.5, */*;q=0.8":                                                            false,
-		"text/html;q=0.5, */*;q=0.5":                                                            true,
-		"text/html;q=0.5, */*;q=0.8, application/json;q=0.1":                                    false, // something else is better still
-		"text/html, application/*":                                                              true,
-		"application/*, text/*":                                                                 false,
-		"text/*":                                                                                true,
-		"text/*, */*;q=0.1":                                                                     true,
-		"text/*, text/html;q=0":                                                                 false, // the exact one holds
-		"text/*;q=0, text/html":                                                                 true,
-		"image/png":                                                                             false,
-		"image/png, */*;q=0.5":                                                                  false,
-		"application/problem+json, text/html":                                                   true,
-		"text/html;q=2":                                                                         false, // no quality: left out
-		"text/html;q=":                                                                          false,
-		"text/html;q=-1":                                                                        false,
-		"text/html;q=1.5":                                                                       false,
-		"text/html;Q=0.4, application/json;q=0.3":                                               true,
-		"text/html;q=0.3333, application/json;q=0.3":                                            true,
-		"text/html;q=NaN":                                                                       false,
-		`text/html;x="a,b;q=0", application/json;q=0.5`:                                         true,
-		`text/html;x="\",`:                                                                      true,
-		",, ,text/html,,":                                                                       true,
-		";q=1, =, ;":                                                                            false,
-		"text/html;level=1;q=0.4, application/json;q=0.5":                                       false,
+		// equal, but named
+		"text/html, */*":                                     true,
+		"text/html;q=0.5, */*;q=0.8":                         false,
+		"text/html;q=0.5, */*;q=0.5":                         true,
+		"text/html;q=0.5, */*;q=0.8, application/json;q=0.1": false, // something else is better still
+		"text/html, application/*":                           true,
+		"application/*, text/*":                              false,
+		"text/*":                                             true,
+		"text/*, */*;q=0.1":                                  true,
+		"text/*, text/html;q=0":                              false, // the exact one holds
+		"text/*;q=0, text/html":                              true,
+		"image/png":                                          false,
+		"image/png, */*;q=0.5":                               false,
+		"application/problem+json, text/html":                true,
+		"text/html;q=2":                                      false, // no quality: left out
+		"text/html;q=":                                       false,
+		"text/html;q=-1":                                     false,
+		"text/html;q=1.5":                                    false,
+		"text/html;Q=0.4, application/json;q=0.3":            true,
+		"text/html;q=0.3333, application/json;q=0.3":         true,
+		"text/html;q=NaN":                                    false,
+		`text/html;x="a,b;q=0", application/json;q=0.5`:      true,
+		`text/html;x="\",`:                                   true,
+		",, ,text/html,,":                                    true,
+		";q=1, =, ;":                                         false,
+		"text/html;level=1;q=0.4, application/json;q=0.5":    false,
 	} {
 		if got := wantsHTML(accept); got != want {
 			t.Errorf("wantsHTML(%q) = %v", accept, got)
@@ -125,8 +126,10 @@ func TestAcceptMayHaveSeveralLines(t *testing.T) {
 // The order of the elements does not matter, nor does white space.
 func TestPreferencesHaveNoOrder(t *testing.T) {
 	elements := []string{
-		"text/html", "text/html;q=0.5", "text/html;q=0", "text/*", "text/*;q=0.7", "application/json", "application/json;q=0.5",
-		"application/*;q=0.6", "*/*", "*/*;q=0.5", "*/*;q=0", "gzip", "gzip;q=0", "*", "*;q=0.5", "identity", "identity;q=0.2", "x", "",
+		"text/html", "text/html;q=0.5", "text/html;q=0", "text/*", "text/*;q=0.7", "application/json",
+		"application/json;q=0.5",
+		"application/*;q=0.6", "*/*", "*/*;q=0.5", "*/*;q=0", "gzip", "gzip;q=0", "*", "*;q=0.5", "identity",
+		"identity;q=0.2", "x", "",
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		list := rapid.SliceOfN(rapid.SampledFrom(elements), 0, 6).Draw(t, "list")

@@ -23,13 +23,15 @@ func TestWriteProblem(t *testing.T) {
 			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"The page is empty."}`, nil},
 		"no detail": {404, "", nil, `{"type":"about:blank","title":"Not Found","status":404}`, nil},
 		"escaped": {400, "a=1&b=2 <b>\"\x00\u2028\xff", nil,
-			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"a=1&b=2 <b>\"\u0000\u2028\ufffd"}`, nil},
+			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"a=1&b=2 <b>\"\u0000\u2028\ufffd"}`,
+			nil},
 		"retry": {429, "", []Option{RetryAfter(1500 * time.Millisecond)},
 			`{"type":"about:blank","title":"Too Many Requests","status":429}`, map[string]string{"Retry-After": "2"}},
 		"retry soon": {503, "", []Option{RetryAfter(0)},
 			`{"type":"about:blank","title":"Service Unavailable","status":503}`, map[string]string{"Retry-After": "1"}},
 		"challenge": {401, "", nil,
-			`{"type":"about:blank","title":"Unauthorized","status":401}`, map[string]string{"WWW-Authenticate": `Bearer realm="headcount"`}},
+			`{"type":"about:blank","title":"Unauthorized","status":401}`,
+			map[string]string{"WWW-Authenticate": `Bearer realm="headcount"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
@@ -38,7 +40,8 @@ func TestWriteProblem(t *testing.T) {
 			w.Header().Set("Content-Length", "7")
 			w.Header().Set("Access-Control-Allow-Origin", "https://a.example")
 			Problem(w, tc.status, tc.detail, tc.opts...)
-			if got := w.Body.String(); w.Code != tc.status || got != strings.TrimSuffix(tc.body, "}")+`,"request_id":"r"}`+"\n" {
+			if got := w.Body.String(); w.Code != tc.status ||
+				got != strings.TrimSuffix(tc.body, "}")+`,"request_id":"r"}`+"\n" {
 				t.Fatalf("%d %s\nwant %s", w.Code, got, tc.body)
 			}
 			want := map[string]string{
@@ -71,7 +74,8 @@ func TestServerProblemOfHeadHasNoBody(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil || len(body) != 0 || resp.StatusCode != 404 || resp.Header.Get("Content-Type") != "application/problem+json" {
+	if err != nil || len(body) != 0 || resp.StatusCode != 404 ||
+		resp.Header.Get("Content-Type") != "application/problem+json" {
 		t.Fatalf("%v %q %v", resp, body, err)
 	}
 }
@@ -95,7 +99,8 @@ func FuzzProblemDetail(f *testing.F) {
 		if !ended || len(line) > 6*maxDetail+200 || strings.ContainsAny(line, "\r\n") {
 			t.Fatalf("unsafe body %q", w.Body)
 		}
-		if short := shorten(detail, maxDetail); len(short) > maxDetail || utf8.ValidString(detail) && !utf8.ValidString(short) {
+		if short := shorten(detail, maxDetail); len(short) > maxDetail || utf8.ValidString(detail) &&
+			!utf8.ValidString(short) {
 			t.Fatalf("cut to %q", short)
 		}
 	})

@@ -13,7 +13,8 @@ import (
 
 func TestRateLimiter(t *testing.T) {
 	r, now := NewRateLimiter(10, 20), time.Unix(1000, 0)
-	four, six, near := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
+	four, six, near := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr(
+		"2001:db8::2")
 	spend := func(c Caller) (n int) {
 		for ; ; n++ {
 			ok, wait := r.Allow(c, now)

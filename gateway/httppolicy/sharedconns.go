@@ -10,7 +10,8 @@ import (
 // sharedConns are the connections that carry several requests at a time, as HTTP/2 does. The
 // limiter's mu guards them.
 type sharedConns struct {
-	long  map[net.Conn]int // number of long requests, such as event streams, by connection; a connection here is not short
+	// long has the number of long requests, such as event streams, by connection; a connection here is not short
+	long  map[net.Conn]int
 	calls map[net.Conn]int // number of other requests, by connection
 	total int              // the sum of calls
 }

@@ -36,7 +36,8 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 		one := siteKey{hash: sha256.Sum256([]byte(key)), all: site == nil}
 		if site != nil {
 			if key == "" {
-				return nil, fmt.Errorf("api-key: the key of the site %q is empty; write %s:KEY", site.Name(), site.Name())
+				return nil, fmt.Errorf("api-key: the key of the site %q is empty; write %s:KEY",
+					site.Name(), site.Name())
 			}
 			one.site = site.Site
 		}

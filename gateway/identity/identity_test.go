@@ -90,27 +90,31 @@ func TestAnonymousIDComesBack(t *testing.T) {
 		query bool
 		want  string // user; empty: a new one
 	}{
-		"cookie":                    {getRequest("/", "Cookie", "headcount_id="+a), false, first.User},
-		"cookie among others":       {getRequest("/", "Cookie", "x=1; headcount_id="+a+"; y=2"), false, first.User},
-		"quoted cookie":             {getRequest("/", "Cookie", `headcount_id="`+a+`"`), false, first.User},
-		"cookie on a second line":   {getRequest("/", "Cookie", "x=1", "Cookie", "headcount_id="+a), false, first.User},
-		"first valid cookie":        {getRequest("/", "Cookie", "headcount_id="+bad+"; headcount_id="+a+"; headcount_id="+b), false, first.User},
-		"another cookie's end":      {getRequest("/", "Cookie", "xheadcount_id="+a), false, ""},
-		"header":                    {getRequest("/", Header, a), false, first.User},
-		"query":                     {getRequest("/?id="+a, "X", ""), true, first.User},
-		"query escaped":             {getRequest("/?x=1&%69d=" + strings.ReplaceAll(a, ".", "%2E")), true, first.User},
-		"query where it may not":    {getRequest("/?id=" + a), false, ""},
-		"query before cookie":       {getRequest("/?id="+a, "Cookie", "headcount_id="+b), true, first.User},
-		"header before cookie":      {getRequest("/", Header, a, "Cookie", "headcount_id="+b), true, first.User},
-		"bad query, valid cookie":   {getRequest("/?id="+bad, "Cookie", "headcount_id="+a), true, first.User},
-		"bad header, valid cookie":  {getRequest("/", Header, bad, "Cookie", "headcount_id="+a), true, first.User},
-		"bad query, valid header":   {getRequest("/?id="+bad, Header, a), true, first.User},
-		"empty":                     {getRequest("/?id=", Header, "", "Cookie", "headcount_id="), true, ""},
-		"bad signature":             {getRequest("/?id=" + bad), true, ""},
-		"no signature":              {getRequest("/?id=" + first.User), true, ""},
-		"too long":                  {getRequest("/?id=" + a + "A"), true, ""},
-		"another case":              {getRequest("/?id=" + swapCase(a)), true, ""},
-		"token without settings":    {getRequest("/?token=x", "Authorization", "Bearer x", "Cookie", "headcount_id="+a), true, first.User},
+		"cookie":                  {getRequest("/", "Cookie", "headcount_id="+a), false, first.User},
+		"cookie among others":     {getRequest("/", "Cookie", "x=1; headcount_id="+a+"; y=2"), false, first.User},
+		"quoted cookie":           {getRequest("/", "Cookie", `headcount_id="`+a+`"`), false, first.User},
+		"cookie on a second line": {getRequest("/", "Cookie", "x=1", "Cookie", "headcount_id="+a), false, first.User},
+		"first valid cookie": {
+			getRequest("/", "Cookie", "headcount_id="+bad+"; headcount_id="+a+"; headcount_id="+b), false, first.User,
+		},
+		"another cookie's end":     {getRequest("/", "Cookie", "xheadcount_id="+a), false, ""},
+		"header":                   {getRequest("/", Header, a), false, first.User},
+		"query":                    {getRequest("/?id="+a, "X", ""), true, first.User},
+		"query escaped":            {getRequest("/?x=1&%69d=" + strings.ReplaceAll(a, ".", "%2E")), true, first.User},
+		"query where it may not":   {getRequest("/?id=" + a), false, ""},
+		"query before cookie":      {getRequest("/?id="+a, "Cookie", "headcount_id="+b), true, first.User},
+		"header before cookie":     {getRequest("/", Header, a, "Cookie", "headcount_id="+b), true, first.User},
+		"bad query, valid cookie":  {getRequest("/?id="+bad, "Cookie", "headcount_id="+a), true, first.User},
+		"bad header, valid cookie": {getRequest("/", Header, bad, "Cookie", "headcount_id="+a), true, first.User},
+		"bad query, valid header":  {getRequest("/?id="+bad, Header, a), true, first.User},
+		"empty":                    {getRequest("/?id=", Header, "", "Cookie", "headcount_id="), true, ""},
+		"bad signature":            {getRequest("/?id=" + bad), true, ""},
+		"no signature":             {getRequest("/?id=" + first.User), true, ""},
+		"too long":                 {getRequest("/?id=" + a + "A"), true, ""},
+		"another case":             {getRequest("/?id=" + swapCase(a)), true, ""},
+		"token without settings": {
+			getRequest("/?token=x", "Authorization", "Bearer x", "Cookie", "headcount_id="+a), true, first.User,
+		},
 		"semicolon in the query":    {getRequest("/?x;id=" + a + "&id=" + a), true, first.User},
 		"bad escape before a valid": {getRequest("/?x=1", Header, a), true, first.User},
 	} {
@@ -145,10 +149,12 @@ func TestOnlySoManyIDsAreTried(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	valid := ids.issue(presence.DefaultSite).Signed
 	forged := "headcount_id=" + strings.Repeat("A", idLen) + "." + strings.Repeat("A", idLen) + ";"
-	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs-1)+"headcount_id="+valid), false); id.Fresh {
+	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs-1)+"headcount_id="+valid),
+		false); id.Fresh {
 		t.Fatal("the last id that may be tried was not")
 	}
-	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs)+"headcount_id="+valid), false); !id.Fresh {
+	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs)+"headcount_id="+valid),
+		false); !id.Fresh {
 		t.Fatal("more ids were tried than may be")
 	}
 }
@@ -181,13 +187,15 @@ func TestSecretsRotate(t *testing.T) {
 	if kept.Signed == first.Signed {
 		t.Fatal("the id was not signed again, so it ends with the old secret")
 	}
-	if last := mustIdentify(t, after, getRequest("/", Header, kept.Signed), false); last.Fresh || last.User != first.User {
+	if last := mustIdentify(t, after, getRequest("/", Header, kept.Signed), false); last.Fresh ||
+		last.User != first.User {
 		t.Fatalf("%+v became %+v", kept, last)
 	}
 	if gone := mustIdentify(t, after, getRequest("/", Header, first.Signed), false); !gone.Fresh {
 		t.Fatal("a signature of a secret that is gone held")
 	}
-	if during.Hash128("u") != before.Hash128("u") || after.Hash128("u") != before.Hash128("u") || after.Hash("u") != before.Hash("u") {
+	if during.Hash128("u") != before.Hash128("u") || after.Hash128("u") != before.Hash128("u") ||
+		after.Hash("u") != before.Hash("u") {
 		t.Fatal("a rotation changed a hash")
 	}
 }
@@ -228,24 +236,55 @@ func TestSetCookie(t *testing.T) {
 		secure bool
 		want   string
 	}{
-		"fresh":             {getRequest("/"), a, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
-		"fresh, TLS":        {getRequest("/"), a, true, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=Lax"},
-		"back":              {getRequest("/", "Cookie", "headcount_id="+a.Signed), known, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
-		"header, no cookie": {getRequest("/", "Headcount-Id", a.Signed), known, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
-		"header, another's": {getRequest("/", "Headcount-Id", a.Signed, "Cookie", "headcount_id="+b.Signed), known, false, ""},
-		"URL, no cookie":    {getRequest("/?id=" + a.Signed), linked, false, ""},
-		"URL, another's":    {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+b.Signed), linked, false, ""},
-		"URL, bad cookie":   {getRequest("/?id="+a.Signed, "Cookie", "headcount_id=x"), linked, false, ""},
-		"URL, the same":     {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+a.Signed), linked, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
-		"token":             {getRequest("/"), Identity{User: "ada"}, true, ""},
-		"nothing stored":    {getRequest("/?storage=none"), a, false, ""},
-		"a seed":            {getRequest("/", "Cookie", "headcount_new="+seed), derived, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
+		"fresh": {
+			getRequest("/"), a, false,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
+		},
+		"fresh, TLS": {
+			getRequest("/"), a, true,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=Lax",
+		},
+		"back": {
+			getRequest("/", "Cookie", "headcount_id="+a.Signed), known, false,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
+		},
+		"header, no cookie": {
+			getRequest("/", "Headcount-Id", a.Signed), known, false,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
+		},
+		"header, another's": {
+			getRequest("/", "Headcount-Id", a.Signed, "Cookie", "headcount_id="+b.Signed), known, false, "",
+		},
+		"URL, no cookie":  {getRequest("/?id=" + a.Signed), linked, false, ""},
+		"URL, another's":  {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+b.Signed), linked, false, ""},
+		"URL, bad cookie": {getRequest("/?id="+a.Signed, "Cookie", "headcount_id=x"), linked, false, ""},
+		"URL, the same": {
+			getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+a.Signed), linked, false,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
+		},
+		"token":          {getRequest("/"), Identity{User: "ada"}, true, ""},
+		"nothing stored": {getRequest("/?storage=none"), a, false, ""},
+		"a seed": {
+			getRequest("/", "Cookie", "headcount_new="+seed), derived, false,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
+		},
 		"a seed in the URL": {getRequest("/?id=" + seed), seeded, false, ""},
-		"framed":            {getRequest("/?storage=partitioned"), a, true, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned"},
-		"framed, no TLS":    {getRequest("/?storage=partitioned"), a, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
-		"framed, a link":    {getRequest("/?storage=partitioned&id=" + a.Signed), linked, true, ""},
-		"framed, a script":  {getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://example.com"), linked, true, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned"},
-		"framed, elsewhere": {getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://shop.example"), linked, true, ""},
+		"framed": {
+			getRequest("/?storage=partitioned"), a, true,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned",
+		},
+		"framed, no TLS": {
+			getRequest("/?storage=partitioned"), a, false,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
+		},
+		"framed, a link": {getRequest("/?storage=partitioned&id=" + a.Signed), linked, true, ""},
+		"framed, a script": {
+			getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://example.com"), linked, true,
+			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned",
+		},
+		"framed, elsewhere": {
+			getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://shop.example"), linked, true, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
@@ -288,7 +327,8 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 			if known.Fresh || known.User != first.User {
 				t.Errorf("the issued id is not that user's: %+v", known)
 			}
-			if got := mustIdentify(t, ids, getRequest("/", Header, presented, "Cookie", Cookie+"="+valid), false); got.Signed != valid {
+			if got := mustIdentify(t, ids, getRequest("/", Header, presented, "Cookie", Cookie+"="+valid),
+				false); got.Signed != valid {
 				t.Error("it is preferred to a valid id")
 			}
 		})
@@ -302,11 +342,13 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if elsewhere, err := ids.Identify(getRequest("/", Header, seed), shop, false); err != nil || elsewhere.User == one.User {
+	if elsewhere, err := ids.Identify(getRequest("/", Header, seed), shop, false); err != nil ||
+		elsewhere.User == one.User {
 		t.Errorf("on another site the seed is the same user, or an error: %v", err)
 	}
 	shopOwn := newTestIDs(t, Config{Sites: []presence.Site{presence.DefaultSite, shop}})
-	if got, err := shopOwn.Identify(getRequest("/", Header, shopOwn.issue(presence.DefaultSite).Signed), shop, false); err != nil || got.Derived {
+	if got, err := shopOwn.Identify(getRequest("/", Header, shopOwn.issue(presence.DefaultSite).Signed), shop,
+		false); err != nil || got.Derived {
 		t.Errorf("an id of one site names a user of another: %+v, %v", got, err)
 	}
 	if got := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", SeedCookie+"="+seed), false); got.Derived {
@@ -317,9 +359,12 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 // Servers on one host have a cookie each. A visitor with the default one, from before the settings had another, stays
 // who he is and gets the new one; that of another server is nobody's, and stays.
 func TestCookieOfANameOfItsOwn(t *testing.T) {
-	ids, other := newTestIDs(t, Config{Cookie: "mine"}), newTestIDs(t, Config{IDSecrets: [][]byte{[]byte("another secret")}})
+	ids, other := newTestIDs(t, Config{Cookie: "mine"}), newTestIDs(t,
+		Config{IDSecrets: [][]byte{[]byte("another secret")}})
 	shop := presence.SiteOf("shop")
-	for site, names := range map[presence.Site][2]string{presence.DefaultSite: {"mine", "headcount_id"}, shop: {"mine_shop", "headcount_id_shop"}} {
+	for site, names := range map[presence.Site][2]string{
+		presence.DefaultSite: {"mine", "headcount_id"}, shop: {"mine_shop", "headcount_id_shop"},
+	} {
 		own, before := names[0], names[1]
 		a, b, foreign := ids.issue(site).Signed, ids.issue(site).Signed, other.issue(site).Signed
 		for cookies, want := range map[string]struct{ id, forgets string }{
@@ -395,26 +440,30 @@ func TestTokens(t *testing.T) {
 		user  string // empty: bad
 		why   string
 	}{
-		"plain":               {good, "ada", ""},
-		"not ended":           {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": now.Unix() + 1}), "ada", ""},
-		"fraction left":       {signRaw("s3cret", hs, `{"sub":"ada","exp":1900000000.75}`), "ada", ""},
-		"fraction gone":       {signRaw("s3cret", hs, `{"sub":"ada","exp":1900000000.25}`), "", "expired"},
-		"just ended":          {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": now.Unix()}), "", "expired"},
-		"ended at 0":          {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": 0}), "", "expired"},
-		"ends far away":       {signRaw("s3cret", hs, `{"sub":"ada","exp":1e300}`), "ada", ""},
-		"ended long ago":      {signRaw("s3cret", hs, `{"sub":"ada","exp":-1e300}`), "", "expired"},
-		"exp as text":         {signRaw("s3cret", hs, `{"sub":"ada","exp":"2900000000"}`), "", "exp"},
-		"exp null":            {signRaw("s3cret", hs, `{"sub":"ada","exp":null}`), "", "exp"},
-		"begun":               {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix()}), "ada", ""},
-		"issuer a bit ahead":  {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 60}), "ada", ""},
-		"not begun":           {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 61}), "", "not valid yet"},
-		"nbf as text":         {signRaw("s3cret", hs, `{"sub":"ada","nbf":"0"}`), "", "nbf"},
-		"other claims":        {signRaw("s3cret", hs, `{"sub":"ada","aud":7,"iat":99e99,"iss":[]}`), "ada", ""},
-		"SUB is not sub":      {signRaw("s3cret", hs, `{"sub":"ada","SUB":"eve","Exp":0}`), "ada", ""},
-		"no sub":              {signToken(t, "s3cret", jwt.MapClaims{"name": "ada"}), "", "sub"},
-		"empty sub":           {signToken(t, "s3cret", jwt.MapClaims{"sub": ""}), "", "sub"},
-		"sub a number":        {signToken(t, "s3cret", jwt.MapClaims{"sub": 7}), "", "sub"},
-		"longest sub":         {signToken(t, "s3cret", jwt.MapClaims{"sub": strings.Repeat("é", 128)}), strings.Repeat("é", 128), ""},
+		"plain":              {good, "ada", ""},
+		"not ended":          {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": now.Unix() + 1}), "ada", ""},
+		"fraction left":      {signRaw("s3cret", hs, `{"sub":"ada","exp":1900000000.75}`), "ada", ""},
+		"fraction gone":      {signRaw("s3cret", hs, `{"sub":"ada","exp":1900000000.25}`), "", "expired"},
+		"just ended":         {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": now.Unix()}), "", "expired"},
+		"ended at 0":         {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": 0}), "", "expired"},
+		"ends far away":      {signRaw("s3cret", hs, `{"sub":"ada","exp":1e300}`), "ada", ""},
+		"ended long ago":     {signRaw("s3cret", hs, `{"sub":"ada","exp":-1e300}`), "", "expired"},
+		"exp as text":        {signRaw("s3cret", hs, `{"sub":"ada","exp":"2900000000"}`), "", "exp"},
+		"exp null":           {signRaw("s3cret", hs, `{"sub":"ada","exp":null}`), "", "exp"},
+		"begun":              {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix()}), "ada", ""},
+		"issuer a bit ahead": {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 60}), "ada", ""},
+		"not begun": {
+			signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 61}), "", "not valid yet",
+		},
+		"nbf as text":    {signRaw("s3cret", hs, `{"sub":"ada","nbf":"0"}`), "", "nbf"},
+		"other claims":   {signRaw("s3cret", hs, `{"sub":"ada","aud":7,"iat":99e99,"iss":[]}`), "ada", ""},
+		"SUB is not sub": {signRaw("s3cret", hs, `{"sub":"ada","SUB":"eve","Exp":0}`), "ada", ""},
+		"no sub":         {signToken(t, "s3cret", jwt.MapClaims{"name": "ada"}), "", "sub"},
+		"empty sub":      {signToken(t, "s3cret", jwt.MapClaims{"sub": ""}), "", "sub"},
+		"sub a number":   {signToken(t, "s3cret", jwt.MapClaims{"sub": 7}), "", "sub"},
+		"longest sub": {
+			signToken(t, "s3cret", jwt.MapClaims{"sub": strings.Repeat("é", 128)}), strings.Repeat("é", 128), "",
+		},
 		"sub too long":        {signToken(t, "s3cret", jwt.MapClaims{"sub": strings.Repeat("a", 257)}), "", "sub"},
 		"sub with a newline":  {signToken(t, "s3cret", jwt.MapClaims{"sub": "a\nb"}), "", "sub"},
 		"sub broken":          {signRaw("s3cret", hs, "{\"sub\":\"a\xff\"}"), "", "sub"},
@@ -427,16 +476,18 @@ func TestTokens(t *testing.T) {
 		"alg RS256 by secret": {signRaw("s3cret", `{"alg":"RS256"}`, `{"sub":"ada"}`), "", "algorithm"},
 		"alg missing":         {signRaw("s3cret", `{"typ":"JWT"}`, `{"sub":"ada"}`), "", "algorithm"},
 		"alg a number":        {signRaw("s3cret", `{"alg":1}`, `{"sub":"ada"}`), "", "algorithm"},
-		"crit":                {signRaw("s3cret", `{"alg":"HS256","crit":["b64"],"b64":false}`, `{"sub":"ada"}`), "", "extensions"},
-		"payload null":        {signRaw("s3cret", hs, `null`), "", "sub"},
-		"payload a list":      {signRaw("s3cret", hs, `["sub"]`), "", "malformed"},
-		"payload no JSON":     {signRaw("s3cret", hs, `{"sub":`), "", "malformed"},
-		"header no JSON":      {signRaw("s3cret", `{`, `{"sub":"ada"}`), "", "malformed"},
-		"no token at all":     {"hello", "", "malformed"},
-		"four parts":          {good + ".x", "", "malformed"},
-		"padded":              {good + "=", "", "malformed"},
-		"empty":               {"", "", "empty"},
-		"too long":            {strings.Repeat("a", maxToken+1), "", "too long"},
+		"crit": {
+			signRaw("s3cret", `{"alg":"HS256","crit":["b64"],"b64":false}`, `{"sub":"ada"}`), "", "extensions",
+		},
+		"payload null":    {signRaw("s3cret", hs, `null`), "", "sub"},
+		"payload a list":  {signRaw("s3cret", hs, `["sub"]`), "", "malformed"},
+		"payload no JSON": {signRaw("s3cret", hs, `{"sub":`), "", "malformed"},
+		"header no JSON":  {signRaw("s3cret", `{`, `{"sub":"ada"}`), "", "malformed"},
+		"no token at all": {"hello", "", "malformed"},
+		"four parts":      {good + ".x", "", "malformed"},
+		"padded":          {good + "=", "", "malformed"},
+		"empty":           {"", "", "empty"},
+		"too long":        {strings.Repeat("a", maxToken+1), "", "too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for where, r := range map[string]*http.Request{
@@ -444,7 +495,8 @@ func TestTokens(t *testing.T) {
 				"query":  getRequest("/?token=" + url.QueryEscape(tc.token)),
 			} {
 				id, err := ids.Identify(r, presence.DefaultSite, true)
-				others := tc.why == "signature" || tc.why == "algorithm" // somebody else signed it, who has no say in what is public
+				// somebody else signed it, who has no say in what is public
+				others := tc.why == "signature" || tc.why == "algorithm"
 				if checked := ids.CheckToken(r); where == "header" && (checked == nil) != (err == nil || others) {
 					t.Fatalf("%s: CheckToken = %v, Identify = %v", where, checked, err)
 				}
@@ -485,7 +537,8 @@ func TestSecretWithANewline(t *testing.T) {
 	} {
 		ids := newTestIDs(t, Config{JWTSecret: []byte(written)})
 		for secret, good := range signs {
-			id, err := ids.Identify(getRequest("/?token="+signRaw(secret, `{"alg":"HS256"}`, `{"sub":"ada"}`)), presence.DefaultSite, true)
+			id, err := ids.Identify(getRequest("/?token="+signRaw(secret, `{"alg":"HS256"}`, `{"sub":"ada"}`)),
+				presence.DefaultSite, true)
 			if (err == nil && id.User == "ada") != good {
 				t.Errorf("a token by %q where the secret is %q: %+v, %v", secret, written, id, err)
 			}
@@ -516,7 +569,8 @@ func TestTokensForOthers(t *testing.T) {
 		ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Issuers: tc.issuers, Audiences: tc.audiences})
 		token := signRaw("s", `{"alg":"HS256"}`, `{"sub":"ada",`+tc.claims+`}`)
 		id, err := ids.Identify(getRequest("/", "Authorization", "Bearer "+token), presence.DefaultSite, false)
-		if tc.why == "" && (err != nil || id.User != "ada") || tc.why != "" && (!errors.Is(err, ErrBadToken) || !strings.Contains(err.Error(), tc.why)) {
+		if tc.why == "" && (err != nil || id.User != "ada") || tc.why != "" &&
+			(!errors.Is(err, ErrBadToken) || !strings.Contains(err.Error(), tc.why)) {
 			t.Errorf("%q, %q and %s: %+v, %v", tc.issuers, tc.audiences, tc.claims, id, err)
 		}
 	}
@@ -525,11 +579,14 @@ func TestTokensForOthers(t *testing.T) {
 func TestExpiresIsTheTokensEnd(t *testing.T) {
 	now := time.Unix(1_900_000_000, 0)
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Now: func() time.Time { return now }})
-	with := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a", "exp": now.Unix() + 60})), false)
+	with := mustIdentify(t, ids,
+		getRequest("/", "Authorization",
+			"Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a", "exp": now.Unix() + 60})), false)
 	if !with.Expires.Equal(now.Add(time.Minute)) {
 		t.Fatalf("Expires = %v", with.Expires)
 	}
-	without := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a"})), false)
+	without := mustIdentify(t, ids,
+		getRequest("/", "Authorization", "Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a"})), false)
 	if !without.Expires.IsZero() {
 		t.Fatalf("Expires = %v without exp", without.Expires)
 	}
@@ -554,13 +611,20 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 		"bad query where it isn't": {getRequest("/?token=x"), false, "", ErrNoToken},
 		"query before header":      {getRequest("/?token="+b, "Authorization", "Bearer "+a), true, "b", nil},
 		"bad header, good query":   {getRequest("/?token="+b, "Authorization", "Bearer x"), true, "b", nil},
-		"a proxy's, good query":    {getRequest("/?token="+b, "Authorization", "Bearer "+signToken(t, "proxy", jwt.MapClaims{"sub": "p"})), true, "b", nil},
+		"a proxy's, good query": {
+			getRequest("/?token="+b, "Authorization", "Bearer "+signToken(t, "proxy", jwt.MapClaims{"sub": "p"})), true,
+			"b", nil,
+		},
 		"another scheme":           {getRequest("/", "Authorization", "Basic YTpi"), true, "", ErrNoToken},
 		"another scheme and query": {getRequest("/?token="+b, "Authorization", "Basic YTpi"), true, "b", nil},
-		"second line":              {getRequest("/", "Authorization", "Basic YTpi", "Authorization", "Bearer "+a), true, "a", nil},
-		"bare scheme":              {getRequest("/", "Authorization", "Bearer"), true, "", ErrBadToken},
-		"empty query":              {getRequest("/?token="), true, "", ErrBadToken},
-		"an id is no token":        {getRequest("/?id="+anonymous, Header, anonymous, "Cookie", "headcount_id="+anonymous), true, "", ErrNoToken},
+		"second line": {
+			getRequest("/", "Authorization", "Basic YTpi", "Authorization", "Bearer "+a), true, "a", nil,
+		},
+		"bare scheme": {getRequest("/", "Authorization", "Bearer"), true, "", ErrBadToken},
+		"empty query": {getRequest("/?token="), true, "", ErrBadToken},
+		"an id is no token": {
+			getRequest("/?id="+anonymous, Header, anonymous, "Cookie", "headcount_id="+anonymous), true, "", ErrNoToken,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id, err := ids.Identify(tc.r, presence.DefaultSite, tc.query)
@@ -633,7 +697,8 @@ func FuzzToken(f *testing.F) {
 			return
 		}
 		var claims map[string]any
-		if err := json.Unmarshal([]byte(payload), &claims); err != nil || claims["sub"] != id.User || id.User == "" || len(id.User) > maxUser {
+		if err := json.Unmarshal([]byte(payload), &claims); err != nil || claims["sub"] != id.User || id.User == "" ||
+			len(id.User) > maxUser {
 			t.Fatalf("%+v from %q", id, payload)
 		}
 		if !id.Expires.IsZero() && !now.Before(id.Expires) {

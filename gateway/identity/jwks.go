@@ -107,8 +107,8 @@ func (k *keySource) current(ctx context.Context) (*keySet, error) {
 		return set, nil
 	}
 
-	// The old keys serve while newer ones are fetched. k.fetches keeps something for each call that it joins, so none is
-	// made during a fetch.
+	// The old keys serve while newer ones are fetched. k.fetches keeps something for each call that it joins, so none
+	// is made during a fetch.
 	old := k.now().Sub(set.fetched) > keysFresh
 	if old && !k.busy.Load() {
 		k.fetch()

@@ -29,10 +29,14 @@ import (
 
 // Keys of tests: making an RSA key takes long.
 var (
-	rsaKey   = sync.OnceValue(func() *rsa.PrivateKey { return orPanic(rsa.GenerateKey(rand.Reader, 2048)) })
-	ecKey    = sync.OnceValue(func() *ecdsa.PrivateKey { return orPanic(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
-	ec384Key = sync.OnceValue(func() *ecdsa.PrivateKey { return orPanic(ecdsa.GenerateKey(elliptic.P384(), rand.Reader)) })
-	edKey    = sync.OnceValue(newEdKey)
+	rsaKey = sync.OnceValue(func() *rsa.PrivateKey { return orPanic(rsa.GenerateKey(rand.Reader, 2048)) })
+	ecKey  = sync.OnceValue(func() *ecdsa.PrivateKey {
+		return orPanic(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	})
+	ec384Key = sync.OnceValue(func() *ecdsa.PrivateKey {
+		return orPanic(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
+	})
+	edKey = sync.OnceValue(newEdKey)
 )
 
 func newEdKey() ed25519.PrivateKey {
@@ -122,30 +126,35 @@ func judgeToken(ids *Identities, token string) error {
 
 func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 	s := &keyServer{}
-	s.serveKeys(testJWK("r", rsaKey().Public()), testJWK("e", ecKey().Public()), testJWK("d", edKey().Public()), testJWK("e384", ec384Key().Public()))
+	s.serveKeys(testJWK("r", rsaKey().Public()), testJWK("e", ecKey().Public()), testJWK("d", edKey().Public()),
+		testJWK("e384", ec384Key().Public()))
 	only := s.newIDs(t, Config{})
 	both := s.newIDs(t, Config{JWTSecret: []byte("s3cret")})
 
-	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: orPanic(x509.MarshalPKIXPublicKey(rsaKey().Public()))})
+	publicPEM := pem.EncodeToMemory(&pem.Block{
+		Type: "PUBLIC KEY", Bytes: orPanic(x509.MarshalPKIXPublicKey(rsaKey().Public())),
+	})
 	for name, tc := range map[string]struct {
 		token      string
 		only, both error
 	}{
-		"RS256":                     {signWith(jwt.SigningMethodRS256, "r", rsaKey()), nil, nil},
-		"ES256":                     {signWith(jwt.SigningMethodES256, "e", ecKey()), nil, nil},
-		"EdDSA":                     {signWith(jwt.SigningMethodEdDSA, "d", edKey()), nil, nil},
-		"no kid":                    {signWith(jwt.SigningMethodEdDSA, "", edKey()), nil, nil},
-		"HS256":                     {signWith(jwt.SigningMethodHS256, "", []byte("s3cret")), ErrBadToken, nil},
-		"HS256 with a kid":          {signWith(jwt.SigningMethodHS256, "r", []byte("s3cret")), ErrBadToken, nil},
-		"HS256 by the public key":   {signWith(jwt.SigningMethodHS256, "r", publicPEM), ErrBadToken, ErrBadToken},
-		"RS512":                     {signWith(jwt.SigningMethodRS512, "r", rsaKey()), ErrBadToken, ErrBadToken},
-		"PS256":                     {signWith(jwt.SigningMethodPS256, "r", rsaKey()), ErrBadToken, ErrBadToken},
-		"ES384":                     {signWith(jwt.SigningMethodES384, "e384", ec384Key()), ErrBadToken, ErrBadToken},
-		"kid of another kind":       {signWith(jwt.SigningMethodEdDSA, "r", edKey()), ErrBadToken, ErrBadToken},
-		"kid unknown":               {signWith(jwt.SigningMethodEdDSA, "x", edKey()), ErrBadToken, ErrBadToken},
-		"another key":               {signWith(jwt.SigningMethodEdDSA, "d", newEdKey()), ErrBadToken, ErrBadToken},
-		"another key and no kid":    {signWith(jwt.SigningMethodEdDSA, "", newEdKey()), ErrBadToken, ErrBadToken},
-		"none":                      {signWith(jwt.SigningMethodNone, "r", jwt.UnsafeAllowNoneSignatureType), ErrBadToken, ErrBadToken},
+		"RS256":                   {signWith(jwt.SigningMethodRS256, "r", rsaKey()), nil, nil},
+		"ES256":                   {signWith(jwt.SigningMethodES256, "e", ecKey()), nil, nil},
+		"EdDSA":                   {signWith(jwt.SigningMethodEdDSA, "d", edKey()), nil, nil},
+		"no kid":                  {signWith(jwt.SigningMethodEdDSA, "", edKey()), nil, nil},
+		"HS256":                   {signWith(jwt.SigningMethodHS256, "", []byte("s3cret")), ErrBadToken, nil},
+		"HS256 with a kid":        {signWith(jwt.SigningMethodHS256, "r", []byte("s3cret")), ErrBadToken, nil},
+		"HS256 by the public key": {signWith(jwt.SigningMethodHS256, "r", publicPEM), ErrBadToken, ErrBadToken},
+		"RS512":                   {signWith(jwt.SigningMethodRS512, "r", rsaKey()), ErrBadToken, ErrBadToken},
+		"PS256":                   {signWith(jwt.SigningMethodPS256, "r", rsaKey()), ErrBadToken, ErrBadToken},
+		"ES384":                   {signWith(jwt.SigningMethodES384, "e384", ec384Key()), ErrBadToken, ErrBadToken},
+		"kid of another kind":     {signWith(jwt.SigningMethodEdDSA, "r", edKey()), ErrBadToken, ErrBadToken},
+		"kid unknown":             {signWith(jwt.SigningMethodEdDSA, "x", edKey()), ErrBadToken, ErrBadToken},
+		"another key":             {signWith(jwt.SigningMethodEdDSA, "d", newEdKey()), ErrBadToken, ErrBadToken},
+		"another key and no kid":  {signWith(jwt.SigningMethodEdDSA, "", newEdKey()), ErrBadToken, ErrBadToken},
+		"none": {
+			signWith(jwt.SigningMethodNone, "r", jwt.UnsafeAllowNoneSignatureType), ErrBadToken, ErrBadToken,
+		},
 		"HS256 with no secret left": {signWith(jwt.SigningMethodHS256, "", []byte{}), ErrBadToken, ErrBadToken},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -251,7 +260,9 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 	s := &keyServer{}
 	a, b := newEdKey(), newEdKey()
 	var told atomic.Pointer[error]
-	ids := s.newIDs(t, Config{JWKSURL: "/?secret=hush", Now: clock.Now, KeysError: func(err error) { told.Store(&err) }})
+	ids := s.newIDs(t, Config{
+		JWKSURL: "/?secret=hush", Now: clock.Now, KeysError: func(err error) { told.Store(&err) },
+	})
 	token := signWith(jwt.SigningMethodEdDSA, "a", a)
 
 	s.serveError(http.StatusBadGateway)
@@ -310,7 +321,8 @@ func TestSlowKeysHoldNobodyUp(t *testing.T) {
 		ids := s.newIDs(t, Config{})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		r := getRequest("/", "Authorization", "Bearer "+signWith(jwt.SigningMethodEdDSA, "a", newEdKey())).WithContext(ctx)
+		r := getRequest("/", "Authorization",
+			"Bearer "+signWith(jwt.SigningMethodEdDSA, "a", newEdKey())).WithContext(ctx)
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
@@ -326,7 +338,8 @@ func TestSlowKeysHoldNobodyUp(t *testing.T) {
 		if n := s.hits.Load(); n != 1 {
 			t.Fatalf("%d fetches at once", n)
 		}
-		if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", newEdKey())); !errors.Is(err, ErrKeysAway) || s.hits.Load() != 1 {
+		if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", newEdKey())); !errors.Is(err, ErrKeysAway) ||
+			s.hits.Load() != 1 {
 			t.Fatalf("after Close: %v", err)
 		}
 		ids.Close()
@@ -340,21 +353,24 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 		key string
 		alg string // empty: passed over
 	}{
-		"RSA":              {pub("1", rsaKey().Public()), "RS256"},
-		"P-256":            {pub("1", ecKey().Public()), "ES256"},
-		"Ed25519":          {pub("1", edKey().Public()), "EdDSA"},
-		"for signatures":   {full(jose.JSONWebKey{Key: rsaKey().Public(), Use: "sig", Algorithm: "RS256"}), "RS256"},
-		"new name":         {full(jose.JSONWebKey{Key: edKey().Public(), Algorithm: "Ed25519"}), "EdDSA"},
-		"for encryption":   {full(jose.JSONWebKey{Key: rsaKey().Public(), Use: "enc"}), ""},
-		"for RS512":        {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "RS512"}), ""},
-		"for PS256":        {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "PS256"}), ""},
-		"P-384":            {pub("1", ec384Key().Public()), ""},
-		"weak RSA":         {pub("1", orPanic(rsa.GenerateKey(rand.Reader, 1024)).Public()), ""},
-		"private":          {pub("1", edKey()), ""},
-		"shared secret":    {pub("1", []byte("0123456789abcdef")), ""},
-		"unknown kind":     {`{"kty":"new","kid":"1"}`, ""},
-		"unknown curve":    {`{"kty":"OKP","crv":"X25519","x":"AAAA"}`, ""},
-		"point off curve":  {`{"kty":"EC","crv":"P-256","x":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE","y":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE"}`, ""},
+		"RSA":            {pub("1", rsaKey().Public()), "RS256"},
+		"P-256":          {pub("1", ecKey().Public()), "ES256"},
+		"Ed25519":        {pub("1", edKey().Public()), "EdDSA"},
+		"for signatures": {full(jose.JSONWebKey{Key: rsaKey().Public(), Use: "sig", Algorithm: "RS256"}), "RS256"},
+		"new name":       {full(jose.JSONWebKey{Key: edKey().Public(), Algorithm: "Ed25519"}), "EdDSA"},
+		"for encryption": {full(jose.JSONWebKey{Key: rsaKey().Public(), Use: "enc"}), ""},
+		"for RS512":      {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "RS512"}), ""},
+		"for PS256":      {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "PS256"}), ""},
+		"P-384":          {pub("1", ec384Key().Public()), ""},
+		"weak RSA":       {pub("1", orPanic(rsa.GenerateKey(rand.Reader, 1024)).Public()), ""},
+		"private":        {pub("1", edKey()), ""},
+		"shared secret":  {pub("1", []byte("0123456789abcdef")), ""},
+		"unknown kind":   {`{"kty":"new","kid":"1"}`, ""},
+		"unknown curve":  {`{"kty":"OKP","crv":"X25519","x":"AAAA"}`, ""},
+		"point off curve": {
+			`{"kty":"EC","crv":"P-256","x":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE",` +
+				`"y":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE"}`, "",
+		},
 		"short Ed25519":    {`{"kty":"OKP","crv":"Ed25519","x":"AAAA"}`, ""},
 		"not an object":    {`7`, ""},
 		"null":             {`null`, ""},
@@ -363,7 +379,8 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// The other keys of the set stay, whatever stands between them.
-			body := `{"keys":[` + pub("before", edKey().Public()) + "," + tc.key + "," + pub("after", edKey().Public()) + `]}`
+			body := `{"keys":[` + pub("before", edKey().Public()) + "," + tc.key + "," +
+				pub("after", edKey().Public()) + `]}`
 			keys, err := parseKeys([]byte(body))
 			if err != nil {
 				t.Fatal(err)
@@ -386,7 +403,9 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 }
 
 func FuzzParseKeys(f *testing.F) {
-	f.Add(orPanic(json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{testJWK("e", ecKey().Public()), testJWK("d", edKey().Public())}})))
+	f.Add(orPanic(json.Marshal(jose.JSONWebKeySet{
+		Keys: []jose.JSONWebKey{testJWK("e", ecKey().Public()), testJWK("d", edKey().Public())},
+	})))
 	f.Add([]byte(`{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB"},null,{}]}`))
 	f.Add([]byte(`{"keys":{}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -57,7 +57,8 @@ func TestNewOriginsRefusesPatterns(t *testing.T) {
 			continue
 		}
 		text := err.Error()
-		if !strings.HasPrefix(text, "allow-origins: ") || !strings.Contains(text, mend) || strings.Contains(text, "\n") {
+		if !strings.HasPrefix(text, "allow-origins: ") || !strings.Contains(text, mend) ||
+			strings.Contains(text, "\n") {
 			t.Errorf("NewOrigins(%q) = %s; want the mend %q", pattern, text, mend)
 		}
 	}
@@ -106,7 +107,10 @@ func TestAllowed(t *testing.T) {
 			{"http://example.com:080", "example.com", false, false},
 			{"http://" + strings.Repeat("a", maxOrigin), strings.Repeat("a", maxOrigin), false, false},
 		}},
-		"exact": {[]string{" https://A.example ,http://b.example:3000", "https://c.example:443", "capacitor://localhost", "http://[::1]:3000"}, []call{
+		"exact": {[]string{
+			" https://A.example ,http://b.example:3000", "https://c.example:443", "capacitor://localhost",
+			"http://[::1]:3000",
+		}, []call{
 			{"https://a.example", "x", false, true},
 			{"https://a.example:443", "x", false, true},
 			{"http://a.example", "x", false, false},
@@ -198,7 +202,8 @@ func TestLabelsMatchLikeAPattern(t *testing.T) {
 	label := rapid.SampledFrom([]string{"a", "b", "*"})
 	rapid.Check(t, func(t *rapid.T) {
 		pattern := rapid.SliceOfN(label, 1, 6).Draw(t, "pattern")
-		host := strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "a", ""}), 1, 8).Draw(t, "host"), ".")
+		host := strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "a", ""}), 1, 8).Draw(t, "host"),
+			".")
 		expr := strings.ReplaceAll(strings.Join(pattern, `\.`), "*", `[^.]+(\.[^.]+)*`)
 		want := regexp.MustCompile("^" + expr + "$").MatchString(host)
 		if got := matchLabels(pattern, host); got != want {
@@ -209,13 +214,17 @@ func TestLabelsMatchLikeAPattern(t *testing.T) {
 
 // What is read as an origin is one, letter by letter, and reads the same again.
 func FuzzOrigin(f *testing.F) {
-	for _, s := range []string{"https://example.com", "http://[::1]:80", "null", "https://a@b", "a://b:1", "http://*", "http://[::ffff:1.2.3.4]", "https://x:443"} {
+	for _, s := range []string{
+		"https://example.com", "http://[::1]:80", "null", "https://a@b", "a://b:1", "http://*",
+		"http://[::ffff:1.2.3.4]", "https://x:443",
+	} {
 		f.Add(s, s)
 	}
 	f.Fuzz(func(t *testing.T, s, host string) {
 		if from, ok := parseOrigin(s); ok {
 			u, err := url.Parse(strings.ToLower(s))
-			if err != nil || u.Scheme != from.scheme || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
+			if err != nil || u.Scheme != from.scheme || u.User != nil || u.Path != "" || u.RawQuery != "" ||
+				u.Fragment != "" {
 				t.Fatalf("%q is %+v, but %+v, %v", s, from, u, err)
 			}
 			if !strings.HasPrefix(from.host, "[") && u.Hostname() != from.host {
@@ -230,7 +239,8 @@ func FuzzOrigin(f *testing.F) {
 			}
 		}
 		r := &http.Request{Host: host, Header: http.Header{"Origin": {s}}}
-		if o, err := NewOrigins([]string{"https://*.example.com"}); err != nil || o.Allowed(r, true) && s != "" && !strings.HasPrefix(strings.ToLower(s), "https://") {
+		if o, err := NewOrigins([]string{"https://*.example.com"}); err != nil || o.Allowed(r, true) && s != "" &&
+			!strings.HasPrefix(strings.ToLower(s), "https://") {
 			t.Fatalf("%q is allowed at %q: %v", s, host, err)
 		}
 		if o, err := NewOrigins([]string{s}); err == nil && strings.EqualFold(s, "null") {

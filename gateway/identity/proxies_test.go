@@ -21,7 +21,8 @@ func newTestProxies(t testing.TB, cidrs ...string) *Proxies {
 
 func TestNewProxiesRefusesWhatIsNoNetwork(t *testing.T) {
 	for _, bad := range []string{"10.0.0.0/33", "10.0.0/8", "localhost", "10.0.0.1:80", "fe80::1%eth0", "*", "a\nb"} {
-		if _, err := NewProxies([]string{"10.0.0.0/8", bad}); err == nil || !strings.Contains(err.Error(), "trusted-proxies") || strings.Contains(err.Error(), "\n") {
+		if _, err := NewProxies([]string{"10.0.0.0/8", bad}); err == nil ||
+			!strings.Contains(err.Error(), "trusted-proxies") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("NewProxies(%q) = %v", bad, err)
 		}
 	}
@@ -112,7 +113,8 @@ func TestSecure(t *testing.T) {
 func TestClientsCannotForgeTheirAddress(t *testing.T) {
 	p := newTestProxies(t, "10.0.0.0/8")
 	rapid.Check(t, func(t *rapid.T) {
-		forged := rapid.SliceOf(rapid.SampledFrom([]string{"", "10.0.0.1", "1.1.1.1", "::1", "x", "10.0.0.1:80", ","})).Draw(t, "forged")
+		forged := rapid.SliceOf(
+			rapid.SampledFrom([]string{"", "10.0.0.1", "1.1.1.1", "::1", "x", "10.0.0.1:80", ","})).Draw(t, "forged")
 		hops := rapid.IntRange(0, 5).Draw(t, "hops")
 		chain := append(forged, "198.51.100.1")
 		for range hops {
@@ -133,7 +135,9 @@ func FuzzAddr(f *testing.F) {
 	f.Add("10.0.0.1:1", "1.1.1.1, [::1]:80, ::1%eth0, [", "https")
 	f.Add("[::1]:x", ",,,]", ",")
 	f.Fuzz(func(t *testing.T, peer, xff, proto string) {
-		r := &http.Request{RemoteAddr: peer, Header: http.Header{"X-Forwarded-For": {xff}, "X-Forwarded-Proto": {proto}}}
+		r := &http.Request{
+			RemoteAddr: peer, Header: http.Header{"X-Forwarded-For": {xff}, "X-Forwarded-Proto": {proto}},
+		}
 		addr := p.Addr(r)
 		if addr.Zone() != "" || addr.Is4In6() {
 			t.Fatalf("Addr = %s", addr)

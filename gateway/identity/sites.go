@@ -94,7 +94,8 @@ func (s *Sites) add(text string) error {
 		}
 
 		if one, both := site.origins.shares(other.origins); both {
-			return fmt.Errorf("its origin %q is one of the site %q, too; an origin belongs to one site", one, other.Name())
+			return fmt.Errorf("its origin %q is one of the site %q, too; an origin belongs to one site",
+				one, other.Name())
 		}
 	}
 

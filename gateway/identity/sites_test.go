@@ -24,23 +24,26 @@ func sitesOf(t testing.TB, written ...string) *Sites {
 }
 
 func TestSiteOfARequest(t *testing.T) {
-	sites := sitesOf(t, "shop=https://shop.example,https://*.shop.example", "default=http://blog.example:8080", "wiki=https://wiki.example")
+	sites := sitesOf(t, "shop=https://shop.example,https://*.shop.example", "default=http://blog.example:8080",
+		"wiki=https://wiki.example")
 	for name, tc := range map[string]struct {
 		path    string
 		headers []string // name, value pairs
 		want    string   // empty: unknown
 	}{
-		"nothing":                          {"/", nil, "shop"},
-		"an origin":                        {"/", []string{"Origin", "https://wiki.example"}, "wiki"},
-		"an origin by a *":                 {"/", []string{"Origin", "https://a.b.shop.example"}, "shop"},
-		"an origin with its port":          {"/", []string{"Origin", "https://wiki.example:443"}, "wiki"},
-		"an origin of the default site":    {"/", []string{"Origin", "http://blog.example:8080"}, "default"},
-		"an origin with another port":      {"/", []string{"Origin", "http://blog.example"}, "shop"},
-		"an origin of none":                {"/", []string{"Origin", "https://evil.example"}, "shop"},
-		"an origin of none, and a name":    {"/?site=wiki", []string{"Origin", "https://evil.example"}, "wiki"},
-		"the null origin":                  {"/", []string{"Origin", "null"}, "shop"},
-		"an empty origin":                  {"/?site=wiki", []string{"Origin", ""}, "wiki"},
-		"two origins":                      {"/", []string{"Origin", "https://wiki.example", "Origin", "https://shop.example"}, "shop"},
+		"nothing":                       {"/", nil, "shop"},
+		"an origin":                     {"/", []string{"Origin", "https://wiki.example"}, "wiki"},
+		"an origin by a *":              {"/", []string{"Origin", "https://a.b.shop.example"}, "shop"},
+		"an origin with its port":       {"/", []string{"Origin", "https://wiki.example:443"}, "wiki"},
+		"an origin of the default site": {"/", []string{"Origin", "http://blog.example:8080"}, "default"},
+		"an origin with another port":   {"/", []string{"Origin", "http://blog.example"}, "shop"},
+		"an origin of none":             {"/", []string{"Origin", "https://evil.example"}, "shop"},
+		"an origin of none, and a name": {"/?site=wiki", []string{"Origin", "https://evil.example"}, "wiki"},
+		"the null origin":               {"/", []string{"Origin", "null"}, "shop"},
+		"an empty origin":               {"/?site=wiki", []string{"Origin", ""}, "wiki"},
+		"two origins": {
+			"/", []string{"Origin", "https://wiki.example", "Origin", "https://shop.example"}, "shop",
+		},
 		"a header":                         {"/", []string{"Headcount-Site", "wiki"}, "wiki"},
 		"a parameter":                      {"/p?a=b&site=wiki", nil, "wiki"},
 		"a parameter, encoded":             {"/p?%73ite=%77iki", nil, "wiki"},
@@ -52,10 +55,18 @@ func TestSiteOfARequest(t *testing.T) {
 		"an unknown site in the header":    {"/", []string{"Headcount-Site", "Wiki"}, ""},
 		"an unknown site beside an origin": {"/p?site=other", []string{"Origin", "https://shop.example"}, ""},
 		"an empty name":                    {"/p?site=", nil, ""},
-		"own page of a site":               {"/", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "same-origin"}, "default"},
-		"own page that names another":      {"/?site=wiki", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "same-origin"}, "wiki"},
-		"own page of no site":              {"/", []string{"Host", "counter.example", "Sec-Fetch-Site", "same-origin"}, "shop"},
-		"the host alone says nothing":      {"/", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "cross-site"}, "shop"},
+		"own page of a site": {
+			"/", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "same-origin"}, "default",
+		},
+		"own page that names another": {
+			"/?site=wiki", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "same-origin"}, "wiki",
+		},
+		"own page of no site": {
+			"/", []string{"Host", "counter.example", "Sec-Fetch-Site", "same-origin"}, "shop",
+		},
+		"the host alone says nothing": {
+			"/", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "cross-site"}, "shop",
+		},
 	} {
 		r := httptest.NewRequest(http.MethodGet, tc.path, nil)
 		for i := 0; i < len(tc.headers); i += 2 {
@@ -104,13 +115,16 @@ func TestNoOriginIsInTwoSites(t *testing.T) {
 			}
 		}
 		try(nil)
-		_, err := NewSites([]string{"one=https://" + strings.Join(one, "."), "two=http://other.example,https://" + strings.Join(two, ".")})
+		_, err := NewSites([]string{
+			"one=https://" + strings.Join(one, "."), "two=http://other.example,https://" + strings.Join(two, "."),
+		})
 		if refused := err != nil; refused != both {
 			t.Fatalf("%v and %v: %v, and there is an origin of both: %v", one, two, err, both)
 		}
 	})
 	for _, apart := range [][]string{
-		{"a=https://x.example", "b=http://x.example"}, {"a=https://x.example", "b=https://x.example:8443"}, {"a=https://*.x.example", "b=https://x.example"},
+		{"a=https://x.example", "b=http://x.example"}, {"a=https://x.example", "b=https://x.example:8443"},
+		{"a=https://*.x.example", "b=https://x.example"},
 	} {
 		if _, err := NewSites(apart); err != nil {
 			t.Errorf("%v: %v", apart, err)
@@ -120,13 +134,16 @@ func TestNoOriginIsInTwoSites(t *testing.T) {
 
 func TestSiteKeys(t *testing.T) {
 	sites := sitesOf(t, "shop=https://shop.example", "blog=https://blog.example")
-	keys, err := NewSiteKeys([]string{"shop:s", "blog:b", "blog:both", "shop:both", "all", "other:all", "shop:a:b"}, sites)
+	keys, err := NewSiteKeys([]string{
+		"shop:s", "blog:b", "blog:both", "shop:both", "all", "other:all", "shop:a:b",
+	}, sites)
 	if err != nil {
 		t.Fatal(err)
 	}
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 	for key, want := range map[string][]presence.Site{
-		"s": {shop}, "b": {blog}, "both": {shop, blog}, "all": {shop, blog}, "other:all": {shop, blog}, "a:b": {shop}, "shop:s": nil, "x": nil, "": nil,
+		"s": {shop}, "b": {blog}, "both": {shop, blog}, "all": {shop, blog}, "other:all": {shop, blog}, "a:b": {shop},
+		"shop:s": nil, "x": nil, "": nil,
 	} {
 		var got []presence.Site
 		for _, site := range sites.Names() {
@@ -149,7 +166,9 @@ func TestUsersOfSites(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 	all := []presence.Site{presence.DefaultSite, shop, blog}
-	cookies := map[presence.Site]string{presence.DefaultSite: "headcount_id", shop: "headcount_id_shop", blog: "headcount_id_blog"}
+	cookies := map[presence.Site]string{
+		presence.DefaultSite: "headcount_id", shop: "headcount_id_shop", blog: "headcount_id_blog",
+	}
 	for _, own := range all {
 		id, err := ids.Identify(getRequest("/"), own, false)
 		if err != nil || !id.Fresh || id.Site != own || id.Hash != ids.Hash(own.Qualify(id.User)) {
@@ -163,9 +182,11 @@ func TestUsersOfSites(t *testing.T) {
 		for _, site := range all {
 			for name, r := range map[string]*http.Request{
 				"the URL": getRequest("/?id=" + id.Signed), "the header": getRequest("/", Header, id.Signed),
-				"the cookie of the site": getRequest("/", "Cookie", cookies[site]+"="+id.Signed), "the cookie of its own": getRequest("/", "Cookie", cookies[own]+"="+id.Signed),
+				"the cookie of the site": getRequest("/", "Cookie", cookies[site]+"="+id.Signed),
+				"the cookie of its own":  getRequest("/", "Cookie", cookies[own]+"="+id.Signed),
 			} {
-				if got := mustIdentifyOn(t, ids, r, site); got.Fresh == (site == own) || !got.Fresh && got.Hash != id.Hash {
+				if got := mustIdentifyOn(t, ids, r, site); got.Fresh == (site == own) || !got.Fresh &&
+					got.Hash != id.Hash {
 					t.Errorf("an id of %q in %s is taken on %q for %+v", own, name, site, got)
 				}
 			}

@@ -28,7 +28,9 @@ func (s *busyStore) Levels(ctx context.Context, u unread.User, pages []string) (
 	return s.Store.Levels(ctx, u, pages)
 }
 
-func (s *busyStore) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
+func (s *busyStore) Authors(
+	ctx context.Context, page string, since int64, users []unread.User,
+) (unread.Level, map[unread.User]unread.Own, error) {
 	s.meanwhile()
 	defer s.meanwhile()
 	return s.Store.Authors(ctx, page, since, users)
@@ -81,7 +83,9 @@ func TestSumsFollowTheStore(t *testing.T) {
 		}
 		act := func() {
 			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
-			switch rapid.SampledFrom([]string{"change", "own", "follow", "unfollow", "reset", "reset page"}).Draw(rt, "act") {
+			switch rapid.SampledFrom([]string{
+				"change", "own", "follow", "unfollow", "reset", "reset page",
+			}).Draw(rt, "act") {
 			case "change":
 				must(store.Change(t.Context(), page, unread.Change{}))
 				published(unread.LevelTopic(page))
@@ -297,8 +301,8 @@ type tab struct{ received []int64 }
 
 func (c *tab) SendUnread(n int64, _ bool) { c.received = append(c.received, n) }
 
-// A read message is about its page; those that come within the pause are one reset, and a message about all pages is about
-// all.
+// A read message is about its page; those that come within the pause are one reset, and a message about all pages is
+// about all.
 func TestReadOfPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := presencemem.New(presencemem.Config{})

@@ -95,8 +95,8 @@ func OpenAPI(base string, table []calls.Call) []byte {
 					"type": "apiKey",
 					"in":   "cookie",
 					"name": "headcount_id",
-					"description": "The same as a cookie, which the server sets. Its name may be another (--cookie-name). " +
-						"That of a site other than default ends in _ and its name.",
+					"description": "The same as a cookie, which the server sets. Its name may be another " +
+						"(--cookie-name). That of a site other than default ends in _ and its name.",
 				},
 			},
 		},

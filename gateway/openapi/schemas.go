@@ -198,7 +198,8 @@ var schemas = object{
 	"TopPages": members("top", list(members("page", id, "users", natural)),
 		"stale?", about(yes, "the list may be old or lack pages, since the store is away or a dispatcher does not "+
 			"answer")),
-	"LimitQuestion": members("limit", delta, "window", span, "cost?", about(cost, "default 1; 0 only looks, a negative one gives back"),
+	"LimitQuestion": members("limit", delta, "window", span, "cost?",
+		about(cost, "default 1; 0 only looks, a negative one gives back"),
 		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 

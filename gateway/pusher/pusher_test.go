@@ -63,14 +63,21 @@ func TestWhatIsRefused(t *testing.T) {
 func TestEventsAreRead(t *testing.T) {
 	const page = `say "hi" \ é`
 	for text, want := range map[string]string{
-		string(AppendEstablished(nil, "1.2", 1500*time.Millisecond)):                `pusher:connection_established {"activity_timeout":2,"socket_id":"1.2"}`,
-		string(AppendEstablished(nil, "1.2", time.Millisecond)):                     `pusher:connection_established {"activity_timeout":1,"socket_id":"1.2"}`,
-		string(AppendSucceeded(nil, page)):                                          `pusher_internal:subscription_succeeded` + page + ` {}`,
-		string(AppendCount(nil, page, 12)):                                          `pusher_internal:subscription_count` + page + ` {"subscription_count":12}`,
-		string(AppendNoSignin(nil)):                                                 `pusher:error {"code":4009,"message":"nobody can sign in here: this server only counts, and knows visitors by a cookie or a token"}`,
-		string(AppendPong(nil)):                                                     `pusher:pong {}`,
-		string(AppendError(nil, CodeUnknownKey, "a \"b\"\x00")):                     `pusher:error {"code":4001,"message":"a \"b\"\u0000"}`,
-		string(AppendSubscriptionError(nil, "\x00", CodeUnauthorized, "not there")): "pusher:subscription_error\x00 " + `{"error":"not there","status":4009,"type":"SubscriptionError"}`,
+		string(AppendEstablished(nil, "1.2",
+			1500*time.Millisecond)): `pusher:connection_established {"activity_timeout":2,"socket_id":"1.2"}`,
+		string(AppendEstablished(nil, "1.2",
+			time.Millisecond)): `pusher:connection_established {"activity_timeout":1,"socket_id":"1.2"}`,
+		string(AppendSucceeded(nil,
+			page)): `pusher_internal:subscription_succeeded` + page + ` {}`,
+		string(AppendCount(nil, page,
+			12)): `pusher_internal:subscription_count` + page + ` {"subscription_count":12}`,
+		string(AppendNoSignin(nil)): `pusher:error {"code":4009,` +
+			`"message":"nobody can sign in here: this server only counts, and knows visitors by a cookie or a token"}`,
+		string(AppendPong(nil)): `pusher:pong {}`,
+		string(AppendError(nil, CodeUnknownKey,
+			"a \"b\"\x00")): `pusher:error {"code":4001,"message":"a \"b\"\u0000"}`,
+		string(AppendSubscriptionError(nil, "\x00", CodeUnauthorized, "not there")): "pusher:subscription_error\x00 " +
+			`{"error":"not there","status":4009,"type":"SubscriptionError"}`,
 	} {
 		var e struct {
 			Event, Channel string

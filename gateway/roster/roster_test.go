@@ -153,11 +153,13 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 			for i, reply := range tc.replies {
 				b.Receive(reply)
 				if onP.arrivals != tc.want[i] {
-					t.Errorf("after %d replies the join of p was released %d times, want %d", i+1, onP.arrivals, tc.want[i])
+					t.Errorf("after %d replies the join of p was released %d times, want %d",
+						i+1, onP.arrivals, tc.want[i])
 				}
 			}
 			if onQ.arrivals != 1 || len(b.streams[0].flight) != 0 {
-				t.Errorf("the join of q was released %d times, and %d ops are left", onQ.arrivals, len(b.streams[0].flight))
+				t.Errorf("the join of q was released %d times, and %d ops are left",
+					onQ.arrivals, len(b.streams[0].flight))
 			}
 		})
 	}
@@ -487,7 +489,8 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 				e := b.streamOf(u).findOrAddLocked(u, "p")
 				e.live, e.lastOp = 1, heartbeat.Join
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond) // the number of users is known after the first
+			// the number of users is known after the first
+			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond)
 			defer cancel()
 			b.Run(ctx)
 			times, seen, all := map[time.Time]bool{}, map[int]bool{}, 0

@@ -33,7 +33,8 @@ type stream struct {
 	partition int
 	kick      chan<- *stream // Roster.kick
 	users     map[presence.User]*userEntry
-	alive     []presence.User // users with a connection; nil: must be built again; beats share it, so it is never changed
+	// alive has the users with a connection; nil: must be built again; beats share it, so it is never changed
+	alive []presence.User
 	// absent has the entries without a connection whose grace is running, or ended less than afterGrace ago,
 	// each once. Until then lost connections may come back, and a next owner has to receive the grace.
 	absent []*presenceEntry

@@ -88,7 +88,8 @@ func oracleReads(t *testing.T, in []byte) (lines []string) {
 		case err == nil && kind == oracle.MessageText && !utf8.Valid(text):
 			return end(StatusInvalidPayload)
 		case err == nil:
-			lines = append(lines, fmt.Sprintf("%#x %q", map[oracle.MessageType]byte{oracle.MessageText: Text, oracle.MessageBinary: Binary}[kind], text))
+			lines = append(lines, fmt.Sprintf("%#x %q",
+				map[oracle.MessageType]byte{oracle.MessageText: Text, oracle.MessageBinary: Binary}[kind], text))
 			continue
 		case errors.As(err, &closed) && !utf8.ValidString(closed.Reason):
 			return end(StatusInvalidPayload)

@@ -78,9 +78,13 @@ type Server struct {
 // Serve starts the program as a server, with further flags, and waits until it is ready.
 func (t *Trial) Serve(program string, flags ...string) Server {
 	s := Server{Addr: servertest.FreeAddr(), Admin: servertest.FreeAddr()}
-	args := append([]string{"serve", "--listen", s.Addr, "--admin-listen", s.Admin, "--log-level", "error", "--shutdown-timeout", "2s"}, flags...)
+	args := append([]string{
+		"serve", "--listen", s.Addr, "--admin-listen", s.Admin, "--log-level", "error", "--shutdown-timeout", "2s",
+	}, flags...)
 	s.Process = t.Start(On(t.ctx, ServerCore, program, args...))
-	if err := servertest.Await(s.Process, 20*time.Second, func(ctx context.Context) error { return servertest.Ready(ctx, s.Admin) }); err != nil {
+	if err := servertest.Await(s.Process, 20*time.Second, func(ctx context.Context) error {
+		return servertest.Ready(ctx, s.Admin)
+	}); err != nil {
 		t.Fatalf("the server is not ready: %w", err)
 	}
 	return s

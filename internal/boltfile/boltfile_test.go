@@ -40,7 +40,8 @@ func TestOpen(t *testing.T) {
 	refused := func(says string, load func(*bbolt.DB) error) {
 		t.Helper()
 		for range 2 { // again, since it is closed
-			if _, err := open(path, load); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) {
+			if _, err := open(path, load); err == nil || !strings.Contains(err.Error(), says) ||
+				!strings.Contains(err.Error(), path) {
 				t.Errorf("%v, want %q", err, says)
 			}
 		}
@@ -64,7 +65,8 @@ func TestOpen(t *testing.T) {
 func TestAnotherProgramsFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file.db")
 	change(t, path, func(tx *bbolt.Tx) error { return tx.DeleteBucket(Meta) })
-	if _, err := open(path, nothing); err == nil || !strings.Contains(err.Error(), "it is another program's file; give a directory of its own") {
+	if _, err := open(path, nothing); err == nil ||
+		!strings.Contains(err.Error(), "it is another program's file; give a directory of its own") {
 		t.Errorf("%v", err)
 	}
 }
@@ -121,7 +123,8 @@ func TestDamaged(t *testing.T) {
 func TestLoadThatPanics(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file.db")
 	_, err := open(path, func(*bbolt.DB) error { panic("page 7: invalid page type") })
-	if err == nil || !strings.Contains(err.Error(), "the file is damaged (page 7: invalid page type); put a copy of it in its place") {
+	if err == nil || !strings.Contains(err.Error(),
+		"the file is damaged (page 7: invalid page type); put a copy of it in its place") {
 		t.Errorf("%v", err)
 	}
 	change(t, path, func(*bbolt.Tx) error { return nil }) // it was closed

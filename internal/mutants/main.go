@@ -1,7 +1,7 @@
-// Mutants tests the tests: it puts one deliberate fault after another into a copy of the last commit and
-// runs tests until one fails, those with promises in seconds last. Each *.patch of this directory is one fault; the lines above its
-// diff say what is broken and which promise that breaks. A line "first: package" there names a package
-// to test first, when it is not the one whose files the patch touches.
+// Mutants tests the tests: it puts one deliberate fault after another into a copy of the last commit and runs tests
+// until one fails, those with promises in seconds last. Each *.patch of this directory is one fault; the lines above
+// its diff say what is broken and which promise that breaks. A line "first: package" there names a package to test
+// first, when it is not the one whose files the patch touches.
 package main
 
 import (
@@ -123,7 +123,9 @@ func order(patch, list string) [][]string {
 
 // failing runs tests until one fails. It returns the package alone when its tests end without saying which.
 func failing(dir string, args ...string) (pkg, test string, err error) {
-	c := exec.Command("go", append([]string{"test", "-short", "-json", "-vet=off", "-failfast", "-timeout=20m"}, args...)...)
+	c := exec.Command("go", append([]string{
+		"test", "-short", "-json", "-vet=off", "-failfast", "-timeout=20m",
+	}, args...)...)
 	c.Dir, c.SysProcAttr = dir, &syscall.SysProcAttr{Setpgid: true}
 	out, err := c.StdoutPipe()
 	if err := errors.Join(err, c.Start()); err != nil {

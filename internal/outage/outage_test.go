@@ -23,9 +23,15 @@ func TestOutage(t *testing.T) {
 			{0, nil, ""},
 			{0, errors.New("refused"), `{"level":"warn","error":"refused","message":"redis cannot be used; start it"}`},
 			{time.Second, errors.New("refused"), ""},
-			{time.Minute - time.Second, errors.New("silent"), `{"level":"warn","error":"silent","for":"1m0s","message":"redis still cannot be used; start it"}`},
+			{
+				time.Minute - time.Second, errors.New("silent"),
+				`{"level":"warn","error":"silent","for":"1m0s","message":"redis still cannot be used; start it"}`,
+			},
 			{time.Minute - time.Nanosecond, errors.New("silent"), ""},
-			{time.Second, errors.New("silent"), `{"level":"warn","error":"silent","for":"2m1s","message":"redis still cannot be used; start it"}`},
+			{
+				time.Second, errors.New("silent"),
+				`{"level":"warn","error":"silent","for":"2m1s","message":"redis still cannot be used; start it"}`,
+			},
 			{time.Second, nil, `{"level":"info","after":"2m2s","message":"redis works again"}`},
 			{time.Second, nil, ""},
 			{0, errors.New("refused"), `{"level":"warn","error":"refused","message":"redis cannot be used; start it"}`},

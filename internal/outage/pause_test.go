@@ -9,7 +9,8 @@ import (
 
 func TestPause(t *testing.T) {
 	for failures, most := range map[int]time.Duration{
-		1: 100 * time.Millisecond, 2: 200 * time.Millisecond, 5: 1600 * time.Millisecond, 6: MaxPause, 1 << 40: MaxPause,
+		1: 100 * time.Millisecond, 2: 200 * time.Millisecond, 5: 1600 * time.Millisecond, 6: MaxPause,
+		1 << 40: MaxPause,
 	} {
 		least, greatest := most, time.Duration(0)
 		for range 1000 {

@@ -16,8 +16,8 @@ type Facts struct {
 	ClockOff   time.Duration // between its clock and ours
 }
 
-// Check connects as Open does and fails as Open does, also when the database does not answer. It changes nothing. Then it
-// calls more, if that is not nil, with the connection.
+// Check connects as Open does and fails as Open does, also when the database does not answer. It changes nothing. Then
+// it calls more, if that is not nil, with the connection.
 func Check(
 	ctx context.Context, url string, tables []Tables, more func(ctx context.Context, conn *sql.DB) error,
 ) (f Facts, err error) {

@@ -58,8 +58,8 @@ type Config struct {
 	// Probe is a statement that changes something. It finds out whether the server takes changes, and is rolled back.
 	// Required.
 	Probe string
-	// ReadOnly refuses tables that are missing or of another version, instead of making or moving them. Only reads may be
-	// made then.
+	// ReadOnly refuses tables that are missing or of another version, instead of making or moving them. Only reads may
+	// be made then.
 	ReadOnly bool
 	OnState  func(up bool) // called when PostgreSQL comes and goes, by one goroutine; optional
 	Log      zerolog.Logger

@@ -84,7 +84,8 @@ func readable(tables []Tables, versions []int64) error {
 				"which makes the tables", ErrConfig)
 		case versions[i] != newest:
 			return fmt.Errorf("%w: its tables are of version %d, this program knows version %d; "+
-				"start a server of this release once, or export by the release that wrote them", ErrConfig, versions[i], newest)
+				"start a server of this release once, or export by the release that wrote them", ErrConfig, versions[i],
+				newest)
 		}
 	}
 

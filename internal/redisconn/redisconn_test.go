@@ -120,14 +120,16 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	errForeign := errors.New("a foreign format")
 	var mu sync.Mutex
 	foreign := true
-	refusing := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: refuses, Accept: func(context.Context, *redisconn.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if foreign {
-			return redisconn.Answered(errForeign)
-		}
-		return nil
-	}})
+	refusing := conn.Caller(
+		redisconn.CallerConfig{Unavailable: errUnavailable, OnState: refuses,
+			Accept: func(context.Context, *redisconn.Client) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if foreign {
+					return redisconn.Answered(errForeign)
+				}
+				return nil
+			}})
 	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: serves})
 	for range 10 {
 		if err := refusing.Do(t.Context(), ping); !errors.Is(err, errForeign) || !errors.Is(err, errUnavailable) {
@@ -136,7 +138,9 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 		if _, err := refusing.Known(t.Context()); !errors.Is(err, errForeign) {
 			t.Fatalf("before Accept has accepted: %v", err)
 		}
-		if err := serving.Do(t.Context(), func(context.Context, *redisconn.Client) error { return redisconn.Answered(errForeign) }); !errors.Is(err, errForeign) {
+		if err := serving.Do(t.Context(), func(context.Context, *redisconn.Client) error {
+			return redisconn.Answered(errForeign)
+		}); !errors.Is(err, errForeign) {
 			t.Fatal(err)
 		}
 	}
@@ -156,11 +160,13 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	}
 }
 
-// TestServerADenialIsOfOneStore: a user of Redis who lacks the right to the keys of one store is served with those of others.
+// TestServerADenialIsOfOneStore: a user of Redis who lacks the right to the keys of one store is served with those of
+// others.
 func TestServerADenialIsOfOneStore(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	if err := server.Client().Do(t.Context(), "ACL", "SETUSER", "some", "on", ">secret", "+@all", "&*", "~hc:{b*", "~hc:{n*").Err(); err != nil {
+	if err := server.Client().Do(t.Context(), "ACL", "SETUSER", "some", "on", ">secret", "+@all", "&*", "~hc:{b*",
+		"~hc:{n*").Err(); err != nil {
 		t.Fatal(err)
 	}
 	conn, log := open(t, "redis://some:secret@"+server.Addr+"/0")
@@ -169,10 +175,14 @@ func TestServerADenialIsOfOneStore(t *testing.T) {
 	denied := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
 	testkit.Eventually(t, "Redis is there", func() bool { return serving.Do(t.Context(), ping) == nil && <-states })
 	for range 20 {
-		if err := denied.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error { return c.Set(ctx, "hc:{w:hook}:t", "", 0).Err() }); err == nil {
+		if err := denied.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
+			return c.Set(ctx, "hc:{w:hook}:t", "", 0).Err()
+		}); err == nil {
 			t.Fatal("the key is permitted")
 		}
-		if err := serving.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error { return c.Set(ctx, "hc:{b1}:x", "", 0).Err() }); err != nil {
+		if err := serving.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
+			return c.Set(ctx, "hc:{b1}:x", "", 0).Err()
+		}); err != nil {
 			t.Fatalf("the other store: %v", err)
 		}
 		time.Sleep(outage.ProbeEvery / 5) // the probe runs meanwhile
@@ -227,7 +237,8 @@ func TestServerBounded(t *testing.T) {
 func TestServerClosed(t *testing.T) {
 	t.Parallel()
 	conn, _ := open(t, redistest.Single(t).URL())
-	closed, other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable}), conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	closed, other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable}), conn.Caller(
+		redisconn.CallerConfig{Unavailable: errUnavailable})
 	closed.Close()
 	closed.Close()
 	if err := closed.Do(t.Context(), ping); !errors.Is(err, errUnavailable) {

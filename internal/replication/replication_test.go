@@ -254,7 +254,8 @@ func (w *world) differs() string {
 	for b := range buckets {
 		for key, r := range w.sources[b].rows {
 			if got := w.sinks[b].values[key]; got != r.value {
-				return fmt.Sprintf("bucket %d: %q is %d there and %d here; it is at %v, and here is %v", b, key, got, r.value, w.sinks[b].at, w.sources[b])
+				return fmt.Sprintf("bucket %d: %q is %d there and %d here; it is at %v, and here is %v",
+					b, key, got, r.value, w.sinks[b].at, w.sources[b])
 			}
 		}
 	}
@@ -278,8 +279,8 @@ func with(t *testing.T, w *world, fn func(t *testing.T, l *Link[place])) {
 	})
 }
 
-// Whatever happens to the way, to the peer, to this region and to the owner of buckets: within 5 s after all is whole the
-// peer has everything, and then nothing is sent.
+// Whatever happens to the way, to the peer, to this region and to the owner of buckets: within 5 s after all is whole
+// the peer has everything, and then nothing is sent.
 func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 	seeds := uint64(400)
 	if testing.Short() {
@@ -366,8 +367,8 @@ func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 	}
 }
 
-// Without faults every change has an effect once, and no row is sent in vain, also while the peer's positions are read on
-// a long way.
+// Without faults every change has an effect once, and no row is sent in vain, also while the peer's positions are read
+// on a long way.
 func TestNothingIsSentTwice(t *testing.T) {
 	for _, delay := range []time.Duration{0, 30 * time.Millisecond, 170 * time.Millisecond} {
 		w := newWorld(1)
@@ -492,7 +493,8 @@ func TestARefusedPeerIsSentNothing(t *testing.T) {
 		l.Changed(0)
 		time.Sleep(2 * time.Minute)
 		is := w.tallied()
-		if n := is.greets - before.greets; is.sends != before.sends || is.positions != before.positions || n < 58 || n > 62 {
+		if n := is.greets - before.greets; is.sends != before.sends || is.positions != before.positions || n < 58 ||
+			n > 62 {
 			t.Errorf("in two minutes without permission: %+v after %+v", is, before)
 		}
 		w.do(func() { w.refused = false })

@@ -1,7 +1,8 @@
 // Package rows keeps rows of partitions for whoever owns them. A partition has one writer at a time.
 //
 // A row is a named value: a partition, a collection, a field and bytes that only the writer can read. A store knows
-// nothing else, in particular no counters. It has five methods, and every store passes the contract of package rowstest.
+// nothing else, in particular no counters. It has five methods, and every store passes the contract of package
+// rowstest.
 //
 // # Claims
 //
@@ -11,9 +12,9 @@
 // # Commits
 //
 // A commit puts and deletes rows of one partition in one durable step. Commits of a partition are numbered. Each one
-// names the number that it follows, so a store that lost its newest commits, as a Redis does in a failover, answers with
-// the number that it still has. The owner then writes again what was lost. A commit may be repeated until its outcome
-// is known: a store that has it already leaves it alone.
+// names the number that it follows, so a store that lost its newest commits, as a Redis does in a failover, answers
+// with the number that it still has. The owner then writes again what was lost. A commit may be repeated until its
+// outcome is known: a store that has it already leaves it alone.
 package rows
 
 import (
@@ -70,14 +71,14 @@ type Former struct {
 
 // Claim is the result of a claim.
 type Claim struct {
-	// Epoch is the number of the claim: the store's clock in unix milliseconds, or one more than the former epoch if that
-	// is greater. It is 0 if another process owns the partition by a newer claim than the caller's former one; then nothing
-	// changed.
+	// Epoch is the number of the claim: the store's clock in unix milliseconds, or one more than the former epoch if
+	// that is greater. It is 0 if another process owns the partition by a newer claim than the caller's former one;
+	// then nothing changed.
 	Epoch uint64
 	// Number is that of the partition's newest commit, 0 if there is none.
 	Number uint64
-	// Err says that this partition cannot be claimed now, and others can; it is ErrUnavailable. Epoch is 0 then, and the
-	// claim may have been made, as after an error of the whole call.
+	// Err says that this partition cannot be claimed now, and others can; it is ErrUnavailable. Epoch is 0 then, and
+	// the claim may have been made, as after an error of the whole call.
 	Err error
 }
 
@@ -102,8 +103,8 @@ func (malformed) Is(target error) bool { return target == ErrUnavailable }
 
 // The errors of a commit. Of these, ErrUnavailable alone leaves open whether the commit was made.
 var (
-	// ErrUnavailable means that the store cannot be reached now. A commit may have been made: repeat it as it is until its
-	// outcome is known.
+	// ErrUnavailable means that the store cannot be reached now. A commit may have been made: repeat it as it is until
+	// its outcome is known.
 	ErrUnavailable = errors.New("store is unavailable")
 	// ErrMalformed means that the store has data which no store of rows wrote so. It is an ErrUnavailable with another
 	// text: the partition can be used when somebody has deleted the data.
@@ -144,20 +145,22 @@ func (e *Known) Error() string { return fmt.Sprintf("%d IDs are remembered", len
 // commits, IDs, rows and addresses: after the call the caller may use these again.
 type Store interface {
 	// Claim makes owner the writer of partitions. A caller with a former claim, whose store has lost something, gets no
-	// new one if another process has claimed the partition since. A claim whose answer was lost may be repeated. The claims
-	// are in the order of partitions.
+	// new one if another process has claimed the partition since. A claim whose answer was lost may be repeated. The
+	// claims are in the order of partitions.
 	Claim(ctx context.Context, owner string, partitions []Former) ([]Claim, error)
-	// Commit makes each commit in one durable step, or nothing of it. The partitions are distinct. The errors are in the
-	// order of commits: nil, *Fenced, *Lost, *Known, ErrFull or ErrUnavailable. Nil is also the answer to a commit that the
-	// store has already.
+	// Commit makes each commit in one durable step, or nothing of it. The partitions are distinct. The errors are in
+	// the order of commits: nil, *Fenced, *Lost, *Known, ErrFull or ErrUnavailable. Nil is also the answer to a commit
+	// that the store has already.
 	Commit(ctx context.Context, commits []Commit) []error
 	// Read returns the rows at addresses, in order. Everything that was committed before the call is in the answer.
 	Read(ctx context.Context, addresses []Address) []Found
 	// Scan calls each with the rows of a collection whose fields are greater than after, in the order of the fields'
 	// bytes. It ends with the first error of each.
-	Scan(ctx context.Context, partition int, collection, after string, each func(field string, value []byte) error) error
-	// Watch calls heard with publications until ctx ends; those of a partition come in the order of their commits. It calls
-	// missed when it begins to hear them, and after each gap, in which publications may be lost. Both are called by one
-	// goroutine at a time.
+	Scan(
+		ctx context.Context, partition int, collection, after string, each func(field string, value []byte) error,
+	) error
+	// Watch calls heard with publications until ctx ends; those of a partition come in the order of their commits. It
+	// calls missed when it begins to hear them, and after each gap, in which publications may be lost. Both are called
+	// by one goroutine at a time.
 	Watch(ctx context.Context, heard func(partition int, number uint64, publication []byte), missed func()) error
 }

@@ -1,7 +1,7 @@
 package rows
 
-// ScanInParts is Store.Scan for a store that reads up to most rows at once. Part returns the first rows whose fields are
-// greater than after. Each is called between the reads, so it may take its time, and may call the store.
+// ScanInParts is Store.Scan for a store that reads up to most rows at once. Part returns the first rows whose fields
+// are greater than after. Each is called between the reads, so it may take its time, and may call the store.
 func ScanInParts(
 	after string, most int, part func(after string) ([]Row, error), each func(field string, value []byte) error,
 ) error {

@@ -19,7 +19,8 @@ func TestServerAClockIsWrong(t *testing.T) {
 	if os.Getenv(asked) != "" {
 		begun := time.Now()
 		time.Sleep(10 * time.Millisecond)
-		os.Stdout.WriteString("now " + strconv.FormatInt(begun.UnixMilli(), 10) + " " + time.Since(begun).String() + "\n")
+		os.Stdout.WriteString("now " + strconv.FormatInt(begun.UnixMilli(), 10) + " " + time.Since(begun).String() +
+			"\n")
 		return
 	}
 	for _, offset := range []time.Duration{2 * time.Second, -2 * time.Second, 1000 * time.Hour} {
@@ -41,9 +42,11 @@ func TestServerAClockIsWrong(t *testing.T) {
 		}
 		ms, _ := strconv.ParseInt(fields[1], 10, 64)
 		if at := time.UnixMilli(ms).Add(-offset); at.Before(begun.Add(-time.Millisecond)) || at.After(ended) {
-			t.Errorf("its clock is %s beside ours, which went from %s to %s, want it off by %s", time.UnixMilli(ms), begun, ended, offset)
+			t.Errorf("its clock is %s beside ours, which went from %s to %s, want it off by %s",
+				time.UnixMilli(ms), begun, ended, offset)
 		}
-		if slept, err := time.ParseDuration(fields[2]); err != nil || slept < 10*time.Millisecond || slept > ended.Sub(begun) {
+		if slept, err := time.ParseDuration(fields[2]); err != nil || slept < 10*time.Millisecond ||
+			slept > ended.Sub(begun) {
 			t.Errorf("it slept for %s, %v", fields[2], err)
 		}
 	}

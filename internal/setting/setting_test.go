@@ -35,8 +35,10 @@ func TestAddresses(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || host != want.host || port != want.port || IsWildcard(address) != want.wildcard || IsLoopback(address) != want.loopback {
-			t.Errorf("%q: %q, %d, %v, wildcard %t, loopback %t", address, host, port, err, IsWildcard(address), IsLoopback(address))
+		if err != nil || host != want.host || port != want.port || IsWildcard(address) != want.wildcard ||
+			IsLoopback(address) != want.loopback {
+			t.Errorf("%q: %q, %d, %v, wildcard %t, loopback %t",
+				address, host, port, err, IsWildcard(address), IsLoopback(address))
 		}
 	}
 }
@@ -44,7 +46,8 @@ func TestAddresses(t *testing.T) {
 func TestRefuse(t *testing.T) {
 	err := Errorf("leave-grace", "%s is negative; give 0 or more", "-1s")
 	var e *Error
-	if !errors.As(err, &e) || e.Name != "leave-grace" || err.Error() != "--leave-grace: -1s is negative; give 0 or more" {
+	if !errors.As(err, &e) || e.Name != "leave-grace" ||
+		err.Error() != "--leave-grace: -1s is negative; give 0 or more" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -72,8 +72,8 @@ type Command struct {
 func (c *Command) Help() string {
 	return "Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every " +
 		"gateway's answers must equal the number of users who are really there, on each page and, as the server is " +
-		"otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the " +
-		"same ones here.\n\n" +
+		"otherwise quiet, on the whole site. When the server was started with other times than the defaults, give " +
+		"the same ones here.\n\n" +
 		"Ctrl-C ends the run early, with its report. Exit status: 1 when a count was wrong or the run could not be " +
 		"completed, 2 when the flags cannot work."
 }

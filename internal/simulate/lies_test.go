@@ -34,14 +34,16 @@ func (l lie) findOut(t *testing.T, server string, c *Command) {
 	for tries := 1; ; tries++ {
 		r, err := run(t, c)
 		found := strings.Contains(strings.Join(r.Wrong, "\n"), l.says)
-		if (err == nil) != r.OK || err != nil && !errors.Is(err, ErrWrong) && !found { // a client that is lied to may wait in vain
+		// a client that is lied to may wait in vain
+		if (err == nil) != r.OK || err != nil && !errors.Is(err, ErrWrong) && !found {
 			t.Fatalf("Run = %v, report %+v", err, r)
 		}
 		if found {
 			return
 		}
 		enough := p.lies() >= 50
-		if enough && tries > 6 || c.Duration > 10*time.Second { // a report has few faults, and a lie may make many of another kind first
+		// a report has few faults, and a lie may make many of another kind first
+		if enough && tries > 6 || c.Duration > 10*time.Second {
 			t.Fatalf("after %d lies and a run of %s nothing says %q: %q", p.lies(), c.Duration, l.says, r.Wrong)
 		}
 		c.Seed = seeds.Add(1)
@@ -78,11 +80,12 @@ var presenceLies = map[string]lie{
 	"versions fall": {true, "version went back", inFrames("count", func(p *proxy, _ bool, m message) {
 		p.lie(m, "version", fmt.Sprintf("7-%d", 1_000_000-p.lied))
 	})},
-	"joiner not counted": {false, "does not include the user who joined", inFrames("count", func(p *proxy, first bool, m message) {
-		if first && m.number("count") > 0 {
-			p.lie(m, "count", 0)
-		}
-	})},
+	"joiner not counted": {false, "does not include the user who joined",
+		inFrames("count", func(p *proxy, first bool, m message) {
+			if first && m.number("count") > 0 {
+				p.lie(m, "count", 0)
+			}
+		})},
 	"GET is off": {false, "GET from", func(p *proxy) {
 		p.answers = func(_ *http.Request, a *answer) {
 			if a.message["count"] != nil && a.text("page") != wholeSite {
@@ -95,14 +98,18 @@ var presenceLies = map[string]lie{
 	}},
 	"counts are late": {false, "the true count is", func(p *proxy) { p.delays = 400 * time.Millisecond; p.lied++ }},
 	"ghosts":          {false, "the true count is", func(p *proxy) { p.holds = true }},
-	"another user":    {false, "welcomed the token", inFrames("welcome", func(p *proxy, _ bool, m message) { p.lie(m, "user", "somebody else") })},
-	"accepts everything": {false, "accepts a page that is not allowed", inFrames("error", func(p *proxy, _ bool, m message) {
-		if m.text("page") != wholeSite { // a page that is too long is not named in full
-			return
-		}
-		p.lie(m, "type", "count")
-		m["count"], m["version"] = 1, "1-1"
-	})},
+	"another user": {
+		false, "welcomed the token",
+		inFrames("welcome", func(p *proxy, _ bool, m message) { p.lie(m, "user", "somebody else") }),
+	},
+	"accepts everything": {false, "accepts a page that is not allowed",
+		inFrames("error", func(p *proxy, _ bool, m message) {
+			if m.text("page") != wholeSite { // a page that is too long is not named in full
+				return
+			}
+			p.lie(m, "type", "count")
+			m["count"], m["version"] = 1, "1-1"
+		})},
 	"no frame": {false, "cannot be understood", inFrames("count", func(p *proxy, first bool, m message) {
 		if !first {
 			p.lie(m, "count", "1")
@@ -178,22 +185,24 @@ var counterLies = map[string]lie{
 			}
 		}
 	}},
-	"takes a first call for a repetition": {false, "it was sent once", on(http.MethodPost, "/increment", func(p *proxy, a *answer) {
-		p.lied++
-		a.header.Set("Idempotent-Replay", "true")
-	})},
+	"takes a first call for a repetition": {false, "it was sent once",
+		on(http.MethodPost, "/increment", func(p *proxy, a *answer) {
+			p.lied++
+			a.header.Set("Idempotent-Replay", "true")
+		})},
 	"passes the floor": {false, "is below 0", on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
 		if a.text("kind") == "exact" {
 			p.lie(a.message, "value", -1)
 		}
 	})},
-	"refuses what fits": {false, "there was enough all the time", on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
-		if a.text("kind") == "exact" && a.number("value") >= 5 {
-			if p.lied++; p.lied%4 == 0 { // a repetition passes some time
-				a.status = http.StatusConflict
+	"refuses what fits": {false, "there was enough all the time",
+		on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
+			if a.text("kind") == "exact" && a.number("value") >= 5 {
+				if p.lied++; p.lied%4 == 0 { // a repetition passes some time
+					a.status = http.StatusConflict
+				}
 			}
-		}
-	})},
+		})},
 	"forgets a member": {false, "the truth is", func(p *proxy) {
 		p.answers = func(req *http.Request, a *answer) {
 			if member, ok := a.message["member"].(bool); ok && req.Method == http.MethodGet {
@@ -226,10 +235,20 @@ var counterLies = map[string]lie{
 	"lets versions fall": {false, "version went back", inFrames("counter", func(p *proxy, _ bool, m message) {
 		p.lie(m, "version", fmt.Sprintf("7-%d", 1_000_000-p.lied))
 	})},
-	"uses versions twice":  {false, "has the values", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "version", "7-1") })},
-	"stays stale":          {false, "(stale: true)", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "stale", true) })},
-	"tells something else": {false, "something else than a counter", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "kind", "unique") })},
-	"says mine of others'": {false, `"mine":`, inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "mine", m["mine"] != true) })},
+	"uses versions twice": {
+		false, "has the values", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "version", "7-1") }),
+	},
+	"stays stale": {
+		false, "(stale: true)", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "stale", true) }),
+	},
+	"tells something else": {
+		false, "something else than a counter",
+		inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "kind", "unique") }),
+	},
+	"says mine of others'": {
+		false, `"mine":`, inFrames("counter",
+			func(p *proxy, _ bool, m message) { p.lie(m, "mine", m["mine"] != true) }),
+	},
 	"keeps what is deleted": {false, "after DELETE", func(p *proxy) {
 		p.asks = func(req *http.Request) {
 			if req.Method == http.MethodDelete && !strings.Contains(req.URL.Path, "/members/") {
@@ -249,8 +268,13 @@ var counterLies = map[string]lie{
 		p.lie(a.message, "allowed", false)
 		a.status = http.StatusTooManyRequests
 	})},
-	"says another limit": {true, "for a cost of", inLimits(func(p *proxy, a *answer) { p.lie(a.message, "limit", a.number("limit")+1) })},
-	"breaks":             {false, "status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) { p.lied++; a.status = http.StatusInternalServerError })},
+	"says another limit": {
+		true, "for a cost of", inLimits(func(p *proxy, a *answer) { p.lie(a.message, "limit", a.number("limit")+1) }),
+	},
+	"breaks": {false, "status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) {
+		p.lied++
+		a.status = http.StatusInternalServerError
+	})},
 }
 
 func TestServerEveryLieAboutCountersIsFoundOut(t *testing.T) {

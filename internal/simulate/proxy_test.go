@@ -35,8 +35,10 @@ func serve(t *testing.T, flags ...string) string {
 	var out servertest.Log
 	var p servertest.Process
 	cmd := exec(append([]string{
-		"serve", "--listen=" + addr, "--admin-listen=" + admin, "--api-key=" + apiKey, "--id-secret=" + strings.Repeat("of the tests ", 3),
-		"--ping-interval=1s", "--pong-timeout=2s", "--heartbeat-interval=300ms", "--presence-timeout=1s", "--leave-grace=200ms",
+		"serve", "--listen=" + addr, "--admin-listen=" + admin, "--api-key=" + apiKey,
+		"--id-secret=" + strings.Repeat("of the tests ", 3),
+		"--ping-interval=1s", "--pong-timeout=2s", "--heartbeat-interval=300ms", "--presence-timeout=1s",
+		"--leave-grace=200ms",
 	}, flags...)...)
 	cmd.Stderr = &out
 	if err := p.Start(cmd); err != nil {
@@ -47,7 +49,9 @@ func serve(t *testing.T, flags ...string) string {
 			t.Errorf("the server ended with status %d:\n%s", status, &out)
 		}
 	})
-	if err := servertest.Await(&p, testkit.Timeout, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
+	if err := servertest.Await(&p, testkit.Timeout, func(ctx context.Context) error {
+		return servertest.Ready(ctx, admin)
+	}); err != nil {
 		t.Fatalf("%v:\n%s", err, &out)
 	}
 	return "http://" + addr

@@ -34,15 +34,22 @@ func exec(args ...string) *osexec.Cmd { return osexec.Command(program, args...) 
 // because the machine may be busy.
 func command(urls ...string) *Command {
 	return &Command{
-		URL: urls, Users: 12, Pages: 3, Tabs: 3, Duration: 2 * time.Second, Churn: 1, KillFraction: 0.4, Seed: 7, Dwell: time.Minute, Speed: 600,
-		LeaveGrace: 200 * time.Millisecond, PongTimeout: 2 * time.Second, PresenceTimeout: time.Second, settle: testkit.Timeout,
+		URL: urls, Users: 12, Pages: 3, Tabs: 3, Duration: 2 * time.Second, Churn: 1, KillFraction: 0.4, Seed: 7,
+		Dwell: time.Minute, Speed: 600,
+		LeaveGrace: 200 * time.Millisecond, PongTimeout: 2 * time.Second, PresenceTimeout: time.Second,
+		settle: testkit.Timeout,
 	}
 }
 
 // lastingCommand is the same of counters.
 func lastingCommand(urls ...string) *Command {
 	c := command(urls...)
-	c.Users, c.Pages, c.Duration, c.KillFraction, c.Scenario, c.APIKeys = 8, 2, 400*time.Millisecond, 0.2, "counters", []string{apiKey}
+	c.Users = 8
+	c.Pages = 2
+	c.Duration = 400 * time.Millisecond
+	c.KillFraction = 0.2
+	c.Scenario = "counters"
+	c.APIKeys = []string{apiKey}
 	return c
 }
 
@@ -85,7 +92,8 @@ func TestServerAnHonestServerOfCountersPasses(t *testing.T) {
 	if err != nil || !r.OK || r.WrongCounts != 0 {
 		t.Fatalf("Run = %v, report %+v", err, r)
 	}
-	if n := len(r.Checkpoints); n != 2 || r.Checkpoints[1].Name != "final" || r.Checkpoints[0].Counters != 10 || r.Counters != 10 {
+	if n := len(r.Checkpoints); n != 2 || r.Checkpoints[1].Name != "final" || r.Checkpoints[0].Counters != 10 ||
+		r.Counters != 10 {
 		t.Errorf("report %+v", r)
 	}
 	for _, name := range []string{"calls", "calls_per_s", "p50_ms", "p99_ms", "retries", "refused", "cut_connections"} {
@@ -106,11 +114,18 @@ func TestServerTroubleIsNoWrongCount(t *testing.T) {
 		trouble func(p *proxy)
 		felt    func(r Report) float64
 	}{
-		"connections are lost":        {false, nil, func(r Report) float64 { return float64(r.Drops) }},
-		"subscribers are cut off":     {true, nil, func(r Report) float64 { return float64(r.Drops) }},
-		"clients are sent away":       {false, inFrames("unread", func(p *proxy, _ bool, m message) { p.lie(m, "type", "reconnect"); m["after_ms"] = 1000 }), func(r Report) float64 { return float64(r.SentAway) }},
-		"answers that it is away":     {true, every10th(http.StatusServiceUnavailable), func(r Report) float64 { return r.Figures["unavailable"] }},
-		"answers that it is too much": {true, every10th(http.StatusTooManyRequests), func(r Report) float64 { return r.Figures["limited"] }},
+		"connections are lost":    {false, nil, func(r Report) float64 { return float64(r.Drops) }},
+		"subscribers are cut off": {true, nil, func(r Report) float64 { return float64(r.Drops) }},
+		"clients are sent away": {false, inFrames("unread", func(p *proxy, _ bool, m message) {
+			p.lie(m, "type", "reconnect")
+			m["after_ms"] = 1000
+		}), func(r Report) float64 { return float64(r.SentAway) }},
+		"answers that it is away": {
+			true, every10th(http.StatusServiceUnavailable), func(r Report) float64 { return r.Figures["unavailable"] },
+		},
+		"answers that it is too much": {
+			true, every10th(http.StatusTooManyRequests), func(r Report) float64 { return r.Figures["limited"] },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -170,9 +185,11 @@ func TestServerTokens(t *testing.T) {
 	counters.Scenario, counters.APIKeys, counters.JWTSecret = "counters", []string{"another key"}, jwtSecret
 	anonymous.URL = []string{serve(t)}
 	for words, c := range map[string]*Command{
-		"give --jwt-secret the same value": &wrong, "give --api-key one of the server's": &counters, "takes no tokens": &anonymous,
+		"give --jwt-secret the same value": &wrong, "give --api-key one of the server's": &counters,
+		"takes no tokens": &anonymous,
 	} {
-		if r, err := run(t, c); err == nil || errors.Is(err, ErrWrong) || !strings.Contains(err.Error(), words) || r.WrongCounts != 0 {
+		if r, err := run(t, c); err == nil || errors.Is(err, ErrWrong) || !strings.Contains(err.Error(), words) ||
+			r.WrongCounts != 0 {
 			t.Errorf("Run = %v, %q, want %q", err, r.Wrong, words)
 		}
 	}
@@ -190,7 +207,8 @@ not a line
 
 func writeLog(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "access.log")
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(accessLog, "LONG", strings.Repeat("x", 200))), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(accessLog, "LONG", strings.Repeat("x", 200))),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -205,7 +223,8 @@ func TestServerReplay(t *testing.T) {
 		t.Fatalf("Run = %v, %+v", err, r)
 	}
 	p := *r.Replay
-	if p.Lines != 8 || p.BadLines != 1 || p.Requests != 7 || p.Visitors != 4 || p.Visits != 5 || p.MostPresent != 3 || p.BadPages != 2 {
+	if p.Lines != 8 || p.BadLines != 1 || p.Requests != 7 || p.Visitors != 4 || p.Visits != 5 || p.MostPresent != 3 ||
+		p.BadPages != 2 {
 		t.Errorf("replay %+v", p)
 	}
 	if r.Pages != 4 || len(r.Checkpoints) != 4 {
@@ -242,7 +261,8 @@ func TestServerScenarios(t *testing.T) {
 			c := command(serve(t))
 			c.Scenario, c.Users, c.Duration, c.PID, c.KillFraction = name, 10, time.Second, []int{os.Getpid()}, 0
 			r, err := run(t, c)
-			if err != nil || r.Scenario != name || r.Figures["window_s"] <= 0 || r.Server == nil || r.Server.RSSEndBytes == 0 {
+			if err != nil || r.Scenario != name || r.Figures["window_s"] <= 0 || r.Server == nil ||
+				r.Server.RSSEndBytes == 0 {
 				t.Errorf("Run = %v, %+v", err, r)
 			}
 		})
@@ -255,7 +275,8 @@ func TestServerScenarioForPeople(t *testing.T) {
 	c := command(serve(t))
 	c.Scenario, c.Duration, c.KillFraction = "idle", 100*time.Millisecond, 0
 	var out bytes.Buffer
-	if err := c.Run(t.Context(), &out, io.Discard); err != nil || !strings.HasPrefix(out.String(), "run ") || !strings.Contains(out.String(), "\nmeasured       window s: 0.") {
+	if err := c.Run(t.Context(), &out, io.Discard); err != nil || !strings.HasPrefix(out.String(), "run ") ||
+		!strings.Contains(out.String(), "\nmeasured       window s: 0.") {
 		t.Errorf("Run = %v\n%s", err, out.String())
 	}
 }
@@ -264,12 +285,14 @@ func TestServerScenarioForPeople(t *testing.T) {
 func TestServerNobodyAnswers(t *testing.T) {
 	t.Parallel()
 	c := command("http://" + servertest.FreeAddr())
-	if r, err := run(t, c); err == nil || !strings.Contains(err.Error(), "nothing answers at "+c.URL[0]) || r.Seconds > readyLimit.Seconds() {
+	if r, err := run(t, c); err == nil || !strings.Contains(err.Error(), "nothing answers at "+c.URL[0]) ||
+		r.Seconds > readyLimit.Seconds() {
 		t.Errorf("Run = %v after %v s", err, r.Seconds)
 	}
 	var out bytes.Buffer
 	c.JSON = false
-	if err := c.Run(t.Context(), &out, io.Discard); err == nil || strings.Contains(err.Error(), "/counter") || out.Len() > 0 {
+	if err := c.Run(t.Context(), &out, io.Discard); err == nil || strings.Contains(err.Error(), "/counter") ||
+		out.Len() > 0 {
 		t.Errorf("Run = %v\n%s", err, out.String())
 	}
 }
@@ -314,7 +337,8 @@ func TestSettingsThatCannotWork(t *testing.T) {
 			change(c)
 			var out bytes.Buffer
 			err := c.Run(t.Context(), &out, io.Discard)
-			if !errors.Is(err, ErrSettings) || !strings.Contains(err.Error(), flag+": ") || strings.Contains(err.Error(), "\n") {
+			if !errors.Is(err, ErrSettings) || !strings.Contains(err.Error(), flag+": ") ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("Run = %v", err)
 			}
 			if out.Len() > 0 {
@@ -346,8 +370,10 @@ func TestFlags(t *testing.T) {
 	if parseFlags(t, "--users=0").check() == nil {
 		t.Error("--users 0 is taken for the default")
 	}
-	c := parseFlags(t, strings.Fields("--url http://a --url http://b --kill-fraction 0 --pid 1 --pid 2 --scenario idle --json")...)
-	if len(c.URL) != 2 || c.Users != 100 || c.Duration != 30*time.Second || c.Speed != 600 || c.Dwell != 5*time.Minute ||
+	c := parseFlags(t, strings.Fields(
+		"--url http://a --url http://b --kill-fraction 0 --pid 1 --pid 2 --scenario idle --json")...)
+	if len(c.URL) != 2 || c.Users != 100 || c.Duration != 30*time.Second || c.Speed != 600 ||
+		c.Dwell != 5*time.Minute ||
 		c.LeaveGrace != 2*time.Second || len(c.PID) != 2 || !c.JSON || c.KillFraction != 0 {
 		t.Errorf("parsed %+v", c)
 	}

@@ -20,32 +20,48 @@ func TestParseLine(t *testing.T) {
 		line string
 		want request
 	}{
-		"common":             {head + `"GET /a HTTP/1.0"` + tail, request{"1.2.3.4", "", "/a", at}},
-		"combined":           {head + `"GET /a HTTP/1.1"` + tail + ` "http://x/" "Mozilla (x; y)"`, request{"1.2.3.4", "Mozilla (x; y)", "/a", at}},
-		"more fields":        {head + `"GET /a HTTP/1.1"` + tail + ` "-" "M" "10.0.0.1" 0.003`, request{"1.2.3.4", "M", "/a", at}},
-		"no size":            {head + `"HEAD / HTTP/1.1" 304 -`, request{"1.2.3.4", "", "/", at}},
-		"a user":             {`::1 id Ann B. [17/May/2015:12:05:03 +0200] "GET / HTTP/1.1"` + tail, request{"::1", "", "/", at.In(time.FixedZone("", 7200))}},
+		"common": {head + `"GET /a HTTP/1.0"` + tail, request{"1.2.3.4", "", "/a", at}},
+		"combined": {
+			head + `"GET /a HTTP/1.1"` + tail + ` "http://x/" "Mozilla (x; y)"`,
+			request{"1.2.3.4", "Mozilla (x; y)", "/a", at},
+		},
+		"more fields": {
+			head + `"GET /a HTTP/1.1"` + tail + ` "-" "M" "10.0.0.1" 0.003`, request{"1.2.3.4", "M", "/a", at},
+		},
+		"no size": {head + `"HEAD / HTTP/1.1" 304 -`, request{"1.2.3.4", "", "/", at}},
+		"a user": {
+			`::1 id Ann B. [17/May/2015:12:05:03 +0200] "GET / HTTP/1.1"` + tail,
+			request{"::1", "", "/", at.In(time.FixedZone("", 7200))},
+		},
 		"query is left out":  {head + `"GET /a?b=/c?d HTTP/1.1"` + tail, request{"1.2.3.4", "", "/a", at}},
 		"escapes stay":       {head + `"GET /a%20b+c HTTP/1.1"` + tail, request{"1.2.3.4", "", "/a%20b+c", at}},
 		"spaces in the path": {head + `"GET /a b c HTTP/1.1"` + tail, request{"1.2.3.4", "", "/a b c", at}},
 		"no protocol":        {head + `"GET /a"` + tail, request{"1.2.3.4", "", "/a", at}},
 		"as proxies ask":     {head + `"GET http://h:80/a?b HTTP/1.1"` + tail, request{"1.2.3.4", "", "/a", at}},
-		"a URL in the path":  {head + `"GET /to/http://h/a HTTP/1.1"` + tail, request{"1.2.3.4", "", "/to/http://h/a", at}},
-		"options":            {head + `"OPTIONS * HTTP/1.0"` + tail, request{"1.2.3.4", "", "*", at}},
-		"escaped quotes":     {head + `"GET /a\"b HTTP/1.1"` + tail + ` "-" "a \"b\" c"`, request{"1.2.3.4", `a \"b\" c`, `/a\"b`, at}},
-		"bytes, no UTF-8":    {head + "\"GET /\xe8\xf1 HTTP/1.1\"" + tail, request{"1.2.3.4", "", "/\uFFFD", at}},
+		"a URL in the path": {
+			head + `"GET /to/http://h/a HTTP/1.1"` + tail, request{"1.2.3.4", "", "/to/http://h/a", at},
+		},
+		"options": {head + `"OPTIONS * HTTP/1.0"` + tail, request{"1.2.3.4", "", "*", at}},
+		"escaped quotes": {
+			head + `"GET /a\"b HTTP/1.1"` + tail + ` "-" "a \"b\" c"`, request{"1.2.3.4", `a \"b\" c`, `/a\"b`, at},
+		},
+		"bytes, no UTF-8": {head + "\"GET /\xe8\xf1 HTTP/1.1\"" + tail, request{"1.2.3.4", "", "/\uFFFD", at}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseLine(tc.line)
-			if err != nil || got.address != tc.want.address || got.agent != tc.want.agent || got.page != tc.want.page || !got.at.Equal(tc.want.at) {
+			if err != nil || got.address != tc.want.address || got.agent != tc.want.agent || got.page != tc.want.page ||
+				!got.at.Equal(tc.want.at) {
 				t.Errorf("parseLine(%q) = %+v, %v", tc.line, got, err)
 			}
 		})
 	}
 	for _, bad := range []string{
-		"", "-", "1.2.3.4", "1.2.3.4 - - 17/May/2015", head, head + `"GET /a`, head + `"GET /a HTTP/1.1"`, head + `"-" 408 0`,
-		head + `"" 400 0`, head + `"\x16\x03" 400 0`, head + `"GET ?a HTTP/1.1"` + tail, head + `"GET /a HTTP/1.1" OK 1`, head + `"GET /a HTTP/1.1" 200 x`,
-		head + `"GET /a HTTP/1.1"` + tail + ` "-" "no end`, head + `"GET /a HTTP/1.1"` + tail + ` no quotes`, head + `"GET /a HTTP/1.1"` + tail + ` "-"`,
+		"", "-", "1.2.3.4", "1.2.3.4 - - 17/May/2015", head, head + `"GET /a`, head + `"GET /a HTTP/1.1"`,
+		head + `"-" 408 0`,
+		head + `"" 400 0`, head + `"\x16\x03" 400 0`, head + `"GET ?a HTTP/1.1"` + tail,
+		head + `"GET /a HTTP/1.1" OK 1`, head + `"GET /a HTTP/1.1" 200 x`,
+		head + `"GET /a HTTP/1.1"` + tail + ` "-" "no end`, head + `"GET /a HTTP/1.1"` + tail + ` no quotes`,
+		head + `"GET /a HTTP/1.1"` + tail + ` "-"`,
 		`1.2.3.4 - - [32/May/2015:10:05:03 +0000] "GET /a HTTP/1.1"` + tail,
 	} {
 		if got, err := parseLine(bad); !errors.Is(err, errLine) {
@@ -55,7 +71,8 @@ func TestParseLine(t *testing.T) {
 }
 
 func FuzzParseLine(f *testing.F) {
-	f.Add(`83.149.9.216 - - [17/May/2015:10:05:03 +0000] "GET /a%20b?x=y HTTP/1.1" 200 203023 "http://a/" "Mozilla/5.0 (X)"`)
+	f.Add(`83.149.9.216 - - [17/May/2015:10:05:03 +0000] "GET /a%20b?x=y HTTP/1.1" 200 203023 "http://a/" ` +
+		`"Mozilla/5.0 (X)"`)
 	f.Add(`::1 - frank [10/Oct/2000:13:55:36 -0700] "OPTIONS * HTTP/1.0" 200 -`)
 	f.Add(`1.2.3.4 - - [10/Oct/2000:13:55:36 -0700] "GET http://h" 200 1 "\"" "\\"`)
 	f.Add("1.2.3.4 - - [10/Oct/2000:13:55:36 -0700] \"GET /\xff?\" 200 1")
@@ -65,7 +82,8 @@ func FuzzParseLine(f *testing.F) {
 		switch {
 		case err != nil && (!errors.Is(err, errLine) || req != request{}):
 			t.Errorf("parseLine(%q) = %+v, %v", line, req, err)
-		case err == nil && (req.address == "" || req.page == "" || strings.Contains(req.page, "?") || req.at.IsZero() && !strings.Contains(line, "0001")):
+		case err == nil && (req.address == "" || req.page == "" || strings.Contains(req.page, "?") || req.at.IsZero() &&
+			!strings.Contains(line, "0001")):
 			t.Errorf("parseLine(%q) = %+v", line, req)
 		}
 	})
@@ -93,8 +111,10 @@ func TestSchedule(t *testing.T) {
 		ask("b", 30*time.Second, "/1"), // the same page again
 	}, time.Minute)
 	want := []step{
-		{0, 0, "/1", false}, {20 * time.Second, 1, "/1", false}, {30 * time.Second, 1, "/1", false}, {time.Minute, 0, "/2", false},
-		{90 * time.Second, 1, "", true}, {2 * time.Minute, 0, "", true}, {3 * time.Minute, 0, "/3", false}, {4 * time.Minute, 0, "", true},
+		{0, 0, "/1", false}, {20 * time.Second, 1, "/1", false}, {30 * time.Second, 1, "/1", false},
+		{time.Minute, 0, "/2", false},
+		{90 * time.Second, 1, "", true}, {2 * time.Minute, 0, "", true}, {3 * time.Minute, 0, "/3", false},
+		{4 * time.Minute, 0, "", true},
 	}
 	if !slices.Equal(r.steps, want) || r.tally.Visits != 3 || r.tally.MostPresent != 2 || r.end != 4*time.Minute {
 		t.Errorf("schedule: %+v, %+v", r.steps, r.tally)
@@ -210,13 +230,17 @@ func TestLatencies(t *testing.T) {
 }
 
 func TestValidPage(t *testing.T) {
-	for _, page := range []string{"a", "/", "a b", " ", "/a%2Fb?c#d", "Ünïcode 日本 ½ €", "e\u0301", "👩\u200d💻", "a\u200cb", strings.Repeat("é", 128), "...", "--"} {
+	for _, page := range []string{
+		"a", "/", "a b", " ", "/a%2Fb?c#d", "Ünïcode 日本 ½ €", "e\u0301", "👩\u200d💻", "a\u200cb",
+		strings.Repeat("é", 128), "...", "--",
+	} {
 		if !validPage(page) {
 			t.Errorf("%q is refused", page)
 		}
 	}
 	for _, page := range []string{
-		"", "*", "-", ".", "..", strings.Repeat("a", 129), "a\x00", "a\tb", "a\n", "a\u00a0b", "\u200da", "a\u200c", "a\u202eb", "\ufeffa", "\ufffd", "\xff", "a\u2028",
+		"", "*", "-", ".", "..", strings.Repeat("a", 129), "a\x00", "a\tb", "a\n", "a\u00a0b", "\u200da", "a\u200c",
+		"a\u202eb", "\ufeffa", "\ufffd", "\xff", "a\u2028",
 	} {
 		if validPage(page) {
 			t.Errorf("%q is accepted", page)
@@ -256,17 +280,22 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 
 func TestReportReadsWell(t *testing.T) {
 	r := Report{
-		Scenario: "mixed", Checkpoints: []Checkpoint{{Name: "final", Users: 3}}, Wrong: []string{`page "p": 1, true is 2`}, WrongCounts: 1,
-		ErrorFrames: map[string]int64{"bad_page": 2}, RefusedJoins: 2, JoinToSeen: Latency{Samples: 1}, Churn: &ChurnReport{}, Replay: &ReplayReport{},
+		Scenario: "mixed", Checkpoints: []Checkpoint{{Name: "final", Users: 3}},
+		Wrong: []string{`page "p": 1, true is 2`}, WrongCounts: 1,
+		ErrorFrames: map[string]int64{"bad_page": 2}, RefusedJoins: 2, JoinToSeen: Latency{Samples: 1},
+		Churn: &ChurnReport{}, Replay: &ReplayReport{},
 	}
 	text := r.text()
-	for _, want := range []string{"3 users", `WRONG          page "p": 1, true is 2`, "wrong counts   1\n", "2 joins refused", "whole site"} {
+	for _, want := range []string{
+		"3 users", `WRONG          page "p": 1, true is 2`, "wrong counts   1\n", "2 joins refused", "whole site",
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
 		}
 	}
 	var out bytes.Buffer
-	if err := r.write(&out, true); err != nil || bytes.Count(out.Bytes(), []byte("\n")) != 1 || !json.Valid(out.Bytes()) {
+	if err := r.write(&out, true); err != nil || bytes.Count(out.Bytes(), []byte("\n")) != 1 ||
+		!json.Valid(out.Bytes()) {
 		t.Errorf("JSON: %v %s", err, out.String())
 	}
 }
@@ -287,7 +316,10 @@ func TestServerDistanceFromTheTruth(t *testing.T) {
 		n     int64
 		since time.Time
 		want  int64
-	}{{0, start, 0}, {3, start, 0}, {4, start, 1}, {0, later, 1}, {1, later, 0}, {3, later, 0}, {5, later, 2}, {3, time.Now(), 1}, {2, time.Now(), 0}} {
+	}{
+		{0, start, 0}, {3, start, 0}, {4, start, 1}, {0, later, 1}, {1, later, 0}, {3, later, 0}, {5, later, 2},
+		{3, time.Now(), 1}, {2, time.Now(), 0},
+	} {
 		if got := tr.distance("p", tc.n, tc.since); got != tc.want {
 			t.Errorf("distance of %d since %s is %d, want %d", tc.n, tc.since.Sub(start), got, tc.want)
 		}

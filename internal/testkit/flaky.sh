@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs tests N times and prints how often each failed: those that changed since the commit SINCE, or those of the packages
-# PKG. TESTS is a regular expression of names. `make flaky` calls it beside busy loops.
+# Runs tests N times and prints how often each failed: those that changed since the commit SINCE, or those of the
+# packages PKG. TESTS is a regular expression of names. `make flaky` calls it beside busy loops.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -13,7 +13,9 @@ changed() {
 			awk -v first="$first" -v last="$last" -v file="$file" '
 				/^func / { test = match($2, /^Test[A-Z]/) ? substr($2, 1, index($2, "(") - 1) : "" }
 				test { all[test] }
-				FNR >= first && FNR <= last { if (test) some[test]; else if (/[^ \t]/ && !/^import|^\t"|^\)/) outside = 1 }
+				FNR >= first && FNR <= last {
+					if (test) some[test]; else if (/[^ \t]/ && !/^import|^\t"|^\)/) outside = 1
+				}
 				/^}/ { test = "" }
 				END {
 					if (!sub(/\/[^\/]*$/, "", file)) file = "."
@@ -36,7 +38,9 @@ if [ -n "$PKG" ]; then
 else
 	tests=$(changed)
 	for package in $(cut -d' ' -f1 <<<"$tests" | sort -u); do
-		run "$package" "^($(awk -v package="$package" '$1 == package { print $2 }' <<<"$tests" | grep -E "${TESTS:-.}" | paste -sd '|' -))$"
+		names=$(awk -v package="$package" '$1 == package { print $2 }' <<<"$tests" |
+			grep -E "${TESTS:-.}" | paste -sd '|' -) || true
+		run "$package" "^($names)$"
 	done
 fi
 

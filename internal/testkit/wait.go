@@ -30,7 +30,8 @@ func Within(t testing.TB, promise time.Duration, what string, done func() bool) 
 	t.Helper()
 	for watch := NewStopwatch(t); !done(); time.Sleep(pollInterval) {
 		if watch.Elapsed() > promise {
-			t.Fatalf("not within %s (the machine lost %s more): %s", promise, watch.Lost().Round(time.Millisecond), what)
+			t.Fatalf("not within %s (the machine lost %s more): %s",
+				promise, watch.Lost().Round(time.Millisecond), what)
 		}
 	}
 }

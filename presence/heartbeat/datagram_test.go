@@ -76,7 +76,8 @@ func userOf(partition int, n uint64) presence.User {
 }
 
 func genUser(partition int) *rapid.Generator[presence.User] {
-	return rapid.Map(rapid.Uint64Range(0, 1<<64-2*partitions), func(n uint64) presence.User { return userOf(partition, n) })
+	return rapid.Map(rapid.Uint64Range(0, 1<<64-2*partitions),
+		func(n uint64) presence.User { return userOf(partition, n) })
 }
 
 var (
@@ -89,10 +90,11 @@ var (
 		part := rapid.IntRange(0, partitions-1).Draw(t, "partition")
 		op := rapid.Custom(func(t *rapid.T) Op {
 			return Op{
-				Kind:  rapid.SampledFrom([]Kind{Join, Leave}).Draw(t, "kind"),
-				User:  genUser(part).Draw(t, "user"),
-				Page:  genPage.Draw(t, "page"),
-				Grace: time.Duration(rapid.Int64Range(0, 1<<62/int64(time.Millisecond)).Draw(t, "grace")) * time.Millisecond,
+				Kind: rapid.SampledFrom([]Kind{Join, Leave}).Draw(t, "kind"),
+				User: genUser(part).Draw(t, "user"),
+				Page: genPage.Draw(t, "page"),
+				Grace: time.Duration(rapid.Int64Range(0, 1<<62/int64(time.Millisecond)).Draw(t,
+					"grace")) * time.Millisecond,
 			}
 		})
 		return &Beat{
@@ -106,9 +108,11 @@ var (
 	})
 	genCount = rapid.Custom(func(t *rapid.T) presence.Count {
 		c := presence.Count{
-			Page:    genPage.Draw(t, "page"),
-			Users:   rapid.Int64Min(0).Draw(t, "users"),
-			Version: presence.Version{Incarnation: rapid.Uint64().Draw(t, "incarnation"), Sequence: rapid.Uint64().Draw(t, "sequence")},
+			Page:  genPage.Draw(t, "page"),
+			Users: rapid.Int64Min(0).Draw(t, "users"),
+			Version: presence.Version{
+				Incarnation: rapid.Uint64().Draw(t, "incarnation"), Sequence: rapid.Uint64().Draw(t, "sequence"),
+			},
 			Stale:   rapid.Bool().Draw(t, "stale"),
 			Without: rapid.SampledFrom([]string{"", "eu", "eu,us"}).Draw(t, "without"),
 		}
@@ -262,7 +266,10 @@ func TestDatagramsAreFull(t *testing.T) {
 	}
 	var joins []*Beat
 	for p := range 100 {
-		joins = append(joins, &Beat{Source: from, Partition: p, Stream: 1700000000000, First: 1, Ops: []Op{{Kind: Join, User: userOf(p, 1<<60), Page: "home"}}})
+		joins = append(joins, &Beat{
+			Source: from, Partition: p, Stream: 1700000000000, First: 1,
+			Ops: []Op{{Kind: Join, User: userOf(p, 1<<60), Page: "home"}},
+		})
 	}
 	if n := len(packBeats(t, e, joins...)); n > 4 {
 		t.Errorf("100 joins in %d datagrams", n)
@@ -312,16 +319,22 @@ func TestRefusals(t *testing.T) {
 		change func([]byte) []byte
 		want   error
 	}{
-		"as it is":               {func(p []byte) []byte { return p }, nil},
-		"signed again":           {signed(0), nil},
-		"nothing":                {func(p []byte) []byte { return nil }, ErrTruncated},
-		"header alone":           {func(p []byte) []byte { return p[:51] }, ErrTruncated},
-		"cut short":              {func(p []byte) []byte { return p[:len(p)-1] }, ErrTruncated},
-		"something behind":       {func(p []byte) []byte { return append(p, 0) }, ErrMalformed},
-		"too long":               {func(p []byte) []byte { return append(p, make([]byte, MaxDatagram)...) }, ErrOversized},
-		"another protocol":       {change(0, 'G', 'E'), ErrMagic},
-		"another version":        {change(2, 2), ErrVersion},
-		"another key":            {func(p []byte) []byte { q := resign(keys(t, "x"), p); copy(q[7:], "xxxx"); return q }, seal.ErrKey},
+		"as it is":         {func(p []byte) []byte { return p }, nil},
+		"signed again":     {signed(0), nil},
+		"nothing":          {func(p []byte) []byte { return nil }, ErrTruncated},
+		"header alone":     {func(p []byte) []byte { return p[:51] }, ErrTruncated},
+		"cut short":        {func(p []byte) []byte { return p[:len(p)-1] }, ErrTruncated},
+		"something behind": {func(p []byte) []byte { return append(p, 0) }, ErrMalformed},
+		"too long": {
+			func(p []byte) []byte { return append(p, make([]byte, MaxDatagram)...) }, ErrOversized,
+		},
+		"another protocol": {change(0, 'G', 'E'), ErrMagic},
+		"another version":  {change(2, 2), ErrVersion},
+		"another key": {func(p []byte) []byte {
+			q := resign(keys(t, "x"), p)
+			copy(q[7:], "xxxx")
+			return q
+		}, seal.ErrKey},
 		"no key":                 {change(7, 0, 0, 0, 0), seal.ErrKey},
 		"forged body":            {change(header+5, 1), seal.ErrForged},
 		"forged time":            {func(p []byte) []byte { p[11]++; return p }, seal.ErrForged},
@@ -356,7 +369,9 @@ func TestRefusals(t *testing.T) {
 func TestUserOfAnotherPartitionIsRefused(t *testing.T) {
 	k := keys(t)
 	r := newReceiver(t, "to:1", k)
-	p := packBeats(t, NewEncoder(from, "to:1", k, 0), &Beat{Source: from, Partition: 1, Ops: []Op{{Kind: Join, User: 2}}})[0]
+	p := packBeats(t, NewEncoder(from, "to:1", k, 0), &Beat{
+		Source: from, Partition: 1, Ops: []Op{{Kind: Join, User: 2}},
+	})[0]
 	if err := r.Decode(p); !errors.Is(err, ErrPartitions) {
 		t.Fatal(err)
 	}
@@ -450,7 +465,11 @@ func TestFormatCanGrow(t *testing.T) {
 	if err := r.Decode(build(2, 0, append([]byte{3, byte(len(body)), 0}, body...))); err != nil {
 		t.Fatal(err)
 	}
-	want := &Reply{Partition: 9, Stream: 1, Acked: 4, Counted: 3, Reset: true, Counts: []presence.Count{{Page: "p", Users: 5, Version: presence.Version{Incarnation: 1, Sequence: 2}}}}
+	want := &Reply{
+		Partition: 9, Stream: 1, Acked: 4, Counted: 3, Reset: true, Counts: []presence.Count{
+			{Page: "p", Users: 5, Version: presence.Version{Incarnation: 1, Sequence: 2}},
+		},
+	}
 	if !reflect.DeepEqual(r.replies, []*Reply{want}) {
 		t.Errorf("reply %+v", r.replies)
 	}
@@ -459,7 +478,8 @@ func TestFormatCanGrow(t *testing.T) {
 func TestTableIsTold(t *testing.T) {
 	k := keys(t)
 	r := newReceiver(t, "to:1", k)
-	if err := r.Decode(packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0]); err != nil || !slices.Equal(r.tables, []uint64{7}) {
+	if err := r.Decode(packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0]); err != nil ||
+		!slices.Equal(r.tables, []uint64{7}) {
 		t.Fatal(err, r.tables)
 	}
 }
@@ -492,7 +512,8 @@ func FuzzDatagram(f *testing.F) {
 	k := keys(f)
 	f.Add([]byte{})
 	f.Add(packBeats(f, NewEncoder(from, "to:1", k, 0), alive(1, 3))[0])
-	f.Add(packReplies(f, NewEncoder(from, "to:1", k, 0), &Reply{Partition: 1, Acked: 1, Unknown: []presence.User{1}})[0])
+	f.Add(packReplies(f, NewEncoder(from, "to:1", k, 0),
+		&Reply{Partition: 1, Acked: 1, Unknown: []presence.User{1}})[0])
 	f.Fuzz(func(t *testing.T, p []byte) {
 		r := newReceiver(t, "to:1", k)
 		_ = r.Decode(p)
@@ -511,12 +532,21 @@ func FuzzRecords(f *testing.F) {
 	e := NewEncoder(from, "to:1", k, 0)
 	op := Op{Kind: Join, User: userOf(1, 1<<40), Page: "home"}
 	leave := Op{Kind: Leave, User: userOf(1, 1<<50), Page: "home", Grace: 2 * time.Second}
-	seed(packBeats(f, e, &Beat{Source: from, Partition: 1, Stream: 5, First: 3, Ops: []Op{op, leave}, Alive: []presence.User{userOf(1, 7000)}}, alive(2, 3))[0])
+	seed(packBeats(f, e, &Beat{
+		Source: from, Partition: 1, Stream: 5, First: 3, Ops: []Op{op, leave}, Alive: []presence.User{userOf(1, 7000)},
+	}, alive(2, 3))[0])
 	seed(packReplies(f, e, &Reply{
 		Partition: 1, Stream: 5, Acked: 4, Reset: true, Unknown: []presence.User{userOf(1, 7000)},
-		Counts: []presence.Count{{Page: "home", Users: 9, Updated: time.Unix(1700000000, 0).UTC(), Version: presence.Version{Incarnation: 1, Sequence: 2}, Stale: true}},
+		Counts: []presence.Count{
+			{
+				Page: "home", Users: 9, Updated: time.Unix(1700000000, 0).UTC(),
+				Version: presence.Version{Incarnation: 1, Sequence: 2}, Stale: true,
+			},
+		},
 	}, &Reply{Partition: 2})[0])
-	seed(packBeats(f, e, &Beat{Source: from, Partition: 1, Stream: 6, First: 1, Whole: 1}, &Beat{Source: from, Partition: 2, Stream: 6, First: 1, Whole: 1 << 40})[0])
+	seed(packBeats(f, e, &Beat{Source: from, Partition: 1, Stream: 6, First: 1, Whole: 1}, &Beat{
+		Source: from, Partition: 2, Stream: 6, First: 1, Whole: 1 << 40,
+	})[0])
 	seed(packReplies(f, e, &Reply{Partition: 1, Stream: 6, Ask: true})[0])
 	f.Fuzz(func(t *testing.T, what byte, records []byte) {
 		p := packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0][:header]
@@ -545,7 +575,8 @@ func FuzzRecords(f *testing.F) {
 			t.Fatalf("%v became %v", whole, got)
 		}
 		if len(ops) > len(records)/12 || len(r.beats)+len(r.replies) > len(records)/3 {
-			t.Fatalf("%d bytes became %d ops, %d beats, %d replies", len(records), len(ops), len(r.beats), len(r.replies))
+			t.Fatalf("%d bytes became %d ops, %d beats, %d replies",
+				len(records), len(ops), len(r.beats), len(r.replies))
 		}
 		counts := func(replies []*Reply) (n, unknown int) {
 			for _, r := range replies {

@@ -165,12 +165,20 @@ func TestMessagesArrive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		beats, replies := make(chan *Beat, 10), make(chan *Reply, 10)
-		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}, OnReply: onReply(func(r *Reply) { replies <- r })})
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Incarnation: 1, Resolver: names{}, OnBeat: onBeat(func(b *Beat) { beats <- b })})
+		gw, _ := start(t, Config{
+			Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{},
+			OnReply: onReply(func(r *Reply) { replies <- r }),
+		})
+		nd, _ := start(t, Config{
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Incarnation: 1, Resolver: names{},
+			OnBeat: onBeat(func(b *Beat) { beats <- b }),
+		})
 		synctest.Wait()
 		began := time.Now()
 		op := Op{Kind: Join, User: 3, Page: "home"}
-		gw.SendBeat("nd:1", &Beat{Source: Source{Gateway: "gw:1", Incarnation: 1}, Partition: 3, Stream: 1, First: 1, Ops: []Op{op}})
+		gw.SendBeat("nd:1", &Beat{
+			Source: Source{Gateway: "gw:1", Incarnation: 1}, Partition: 3, Stream: 1, First: 1, Ops: []Op{op},
+		})
 		if b := <-beats; b.Source.Gateway != "gw:1" || b.Partition != 3 || len(b.Ops) != 1 || b.Ops[0] != op {
 			t.Errorf("%+v", b)
 		}
@@ -195,7 +203,10 @@ func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 		slow := n.listen("gw:1")
 		slow.stuck = make(chan struct{})
 		users := 0
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(b *Beat) { users += len(b.Alive) })})
+		nd, _ := start(t, Config{
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{},
+			OnBeat: onBeat(func(b *Beat) { users += len(b.Alive) }),
+		})
 		gw, _ := start(t, Config{Conn: slow, Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		synctest.Wait()
 		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
@@ -236,7 +247,10 @@ func TestAProcessComesBackElsewhere(t *testing.T) {
 		var n network
 		at, got := "old:1", map[string]int{}
 		for _, place := range []string{"old:1", "new:1"} {
-			start(t, Config{Conn: n.listen(place), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got[place]++ })})
+			start(t, Config{
+				Conn: n.listen(place), Keys: secret, Name: "nd:1", Resolver: names{},
+				OnBeat: onBeat(func(*Beat) { got[place]++ }),
+			})
 		}
 		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1,
 			Resolver: resolver(func(string) (net.Addr, error) { return addr(at), nil })})
@@ -259,8 +273,13 @@ func TestWhatIsQueuedIsSentAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
-		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
+		_, stopNode := start(t, Config{
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{},
+			OnBeat: onBeat(func(*Beat) { got++ }),
+		})
+		gw, stop := start(t, Config{
+			Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{},
+		})
 		synctest.Wait()
 		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
 		stop()
@@ -295,8 +314,13 @@ func TestIdleDestinationGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
-		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
+		_, stopNode := start(t, Config{
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{},
+			OnBeat: onBeat(func(*Beat) { got++ }),
+		})
+		gw, stop := start(t, Config{
+			Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{},
+		})
 		synctest.Wait()
 		before := senders()
 		for range 5 {
@@ -320,9 +344,14 @@ func TestDropsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
+		nd, _ := start(t, Config{
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{},
+			OnBeat: onBeat(func(*Beat) { got++ }),
+		})
 		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
-		stranger, _ := start(t, Config{Conn: n.listen("bad:1"), Keys: [][]byte{[]byte("guess")}, Name: "bad:1", Incarnation: 1, Resolver: names{}})
+		stranger, _ := start(t, Config{
+			Conn: n.listen("bad:1"), Keys: [][]byte{[]byte("guess")}, Name: "bad:1", Incarnation: 1, Resolver: names{},
+		})
 		var copies [][]byte
 		n.lose = func(_ string, p []byte) bool { copies = append(copies, append([]byte(nil), p...)); return false }
 		synctest.Wait()
@@ -341,7 +370,9 @@ func TestDropsAreCounted(t *testing.T) {
 		time.Sleep(time.Minute)
 		n.put("nd:1", good)
 		synctest.Wait()
-		for reason, want := range map[string]float64{"replayed": 1, "truncated": 1, "oversized": 1, "forged": 1, "key": 1, "old": 1} {
+		for reason, want := range map[string]float64{
+			"replayed": 1, "truncated": 1, "oversized": 1, "forged": 1, "key": 1, "old": 1,
+		} {
 			if got := metric(t, nd, "datagrams_dropped_total", "in "+reason); got != want {
 				t.Errorf("%v dropped as %s, want %v", got, reason, want)
 			}
@@ -365,7 +396,8 @@ func TestAnotherFormat(t *testing.T) {
 		var log bytes.Buffer
 		got := 0
 		nd, stop := start(t, Config{
-			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ }), Log: zerolog.New(&log),
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{},
+			OnBeat: onBeat(func(*Beat) { got++ }), Log: zerolog.New(&log),
 		})
 		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		n.lose = func(_ string, p []byte) bool { p[2]++; return false }
@@ -388,9 +420,10 @@ func TestAnotherTableIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		var heard []string
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnTable: onTable(func(from string, hash uint64) {
-			heard = append(heard, fmt.Sprint(from, " ", hash))
-		})})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{},
+			OnTable: onTable(func(from string, hash uint64) {
+				heard = append(heard, fmt.Sprint(from, " ", hash))
+			})})
 		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		nd.SetTable(5)
 		for _, hash := range []uint64{0, 5, 6} {
@@ -457,17 +490,19 @@ func TestServerOverUDP(t *testing.T) {
 			replies := make(chan *Reply, 1)
 			var nd *Transport
 			ready := make(chan struct{})
-			nd, _ = start(t, Config{Conn: b, Keys: secrets, Name: b.LocalAddr().String(), Incarnation: 2, OnBeat: onBeat(func(m *Beat) {
-				<-ready
-				nd.SendReply(m.Source.Gateway, &Reply{Partition: m.Partition, Unknown: m.Alive})
-			})})
+			nd, _ = start(t, Config{Conn: b, Keys: secrets, Name: b.LocalAddr().String(), Incarnation: 2,
+				OnBeat: onBeat(func(m *Beat) {
+					<-ready
+					nd.SendReply(m.Source.Gateway, &Reply{Partition: m.Partition, Unknown: m.Alive})
+				})})
 			close(ready)
-			gw, _ := start(t, Config{Conn: a, Keys: secrets, Name: a.LocalAddr().String(), Incarnation: 1, OnReply: onReply(func(r *Reply) {
-				select {
-				case replies <- r:
-				default:
-				}
-			})})
+			gw, _ := start(t, Config{Conn: a, Keys: secrets, Name: a.LocalAddr().String(), Incarnation: 1,
+				OnReply: onReply(func(r *Reply) {
+					select {
+					case replies <- r:
+					default:
+					}
+				})})
 			testkit.Eventually(t, "an answer", func() bool {
 				gw.SendBeat(b.LocalAddr().String(), beatOf(a.LocalAddr().String(), 1, 1, 1+271))
 				return len(replies) > 0
@@ -475,7 +510,8 @@ func TestServerOverUDP(t *testing.T) {
 			// A reply that waits to be sent takes in those to later beats.
 			r := <-replies
 			slices.Sort(r.Unknown)
-			if unknown := slices.Compact(r.Unknown); !slices.Equal(unknown, []presence.User{1, 1 + 271}) || r.Partition != 1 {
+			if unknown := slices.Compact(r.Unknown); !slices.Equal(unknown, []presence.User{1, 1 + 271}) ||
+				r.Partition != 1 {
 				t.Errorf("%+v", r)
 			}
 		})

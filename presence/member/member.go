@@ -79,8 +79,8 @@ type Calls interface {
 
 // Owners are the owners of what is no presence, such as counters. They have a ring of their own over the processes.
 type Owners interface {
-	// SetProcesses says which processes there are, after each renewal of the lease. One without roles is about to leave.
-	// It must not block.
+	// SetProcesses says which processes there are, after each renewal of the lease. One without roles is about to
+	// leave. It must not block.
 	SetProcesses(processes []presence.Process)
 }
 

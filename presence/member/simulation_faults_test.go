@@ -36,7 +36,8 @@ const shadow = 12 * time.Second
 func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal func()) {
 	s.log("FAULT: %s, for %s", what, lasts)
 	for _, f := range s.history {
-		if (kind == emptied && f.kind == takeover || kind == takeover && f.kind == emptied) && time.Since(f.until) < shadow {
+		if (kind == emptied && f.kind == takeover || kind == takeover && f.kind == emptied) &&
+			time.Since(f.until) < shadow {
 			s.log("nobody can know who held what")
 			s.crowd.forgetHolds()
 			s.zombies = true
@@ -97,7 +98,8 @@ func (s *simulation) fail() {
 	}
 	front := slices.Contains(m.roles, presence.RoleGateway)
 	switch what := s.chance.IntN(10); {
-	case what <= 4 && (!whole || front && !s.others(m, presence.RoleGateway) || kind == takeover && !s.others(m, presence.RolePresence)):
+	case what <= 4 && (!whole || front && !s.others(m, presence.RoleGateway) || kind == takeover &&
+		!s.others(m, presence.RolePresence)):
 	case what == 0:
 		s.crash(m, kind, true)
 	case what == 1:
@@ -117,7 +119,8 @@ func (s *simulation) fail() {
 		if !s.store.away {
 			silent := s.chance.IntN(2) == 0
 			s.store.leave(silent)
-			s.add(storeOutage, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
+			s.add(storeOutage, s.between(500*time.Millisecond, 12*time.Second),
+				fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
 		}
 	case what == 7 && time.Since(s.store.lostAt) > simTimeout:
 		s.store.lose()
@@ -184,10 +187,11 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 	r := m.running
 	r.life.kill(noticed)
 	m.running = nil
-	s.add(kind, s.between(200*time.Millisecond, 9*time.Second), fmt.Sprintf("%s is dead, noticed %t", m.name, noticed), func() {
-		r.stop()
-		s.start(m)
-	})
+	s.add(kind, s.between(200*time.Millisecond, 9*time.Second), fmt.Sprintf("%s is dead, noticed %t", m.name, noticed),
+		func() {
+			r.stop()
+			s.start(m)
+		})
 }
 
 // scatter excuses the users who have to leave m's gateway while another gateway is

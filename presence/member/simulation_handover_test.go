@@ -61,8 +61,8 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 	}
 }
 
-// TestALeaseEndsForGood: a process that has left goes on for a while, until its last calls have been answered. Meanwhile
-// it renews no lease.
+// TestALeaseEndsForGood: a process that has left goes on for a while, until its last calls have been answered.
+// Meanwhile it renews no lease.
 func TestALeaseEndsForGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := wholesOf(1)
@@ -77,7 +77,9 @@ func TestALeaseEndsForGood(t *testing.T) {
 			r.process.Leave(t.Context())
 			time.Sleep(3 * renewEvery)
 			for _, m := range s.members[1:] {
-				if slices.ContainsFunc(*m.process.members.Load(), func(p presence.Process) bool { return p.Name == s.members[0].name }) {
+				if slices.ContainsFunc(*m.process.members.Load(), func(p presence.Process) bool {
+					return p.Name == s.members[0].name
+				}) {
 					t.Errorf("for %s it still runs", m.name)
 				}
 			}

@@ -8,8 +8,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// past has the users of each page in every version of its count. So a count that a user receives can be asked whether it
-// includes that user.
+// past has the users of each page in every version of its count. So a count that a user receives can be asked whether
+// it includes that user.
 type past struct {
 	*sync.Mutex
 	members map[int][]presence.Member // by partition

@@ -171,8 +171,9 @@ func TestADispatcherThatIsNotHeard(t *testing.T) {
 	})
 }
 
-// TestAFurtherTabAfterACut: a gateway and the owners are parted for so long that the gateway's users time out. Further tabs
-// of these users, at that gateway, during the cut and just after it, get no count that lacks their user, unless it is stale.
+// TestAFurtherTabAfterACut: a gateway and the owners are parted for so long that the gateway's users time out. Further
+// tabs of these users, at that gateway, during the cut and just after it, get no count that lacks their user, unless it
+// is stale.
 func TestAFurtherTabAfterACut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seedOfRoles(presence.RolePresence), false)

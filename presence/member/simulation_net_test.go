@@ -25,8 +25,8 @@ var errDead = errors.New("the process is dead")
 type network struct {
 	seed    uint64
 	weather atomic.Pointer[weather]
-	// cuts has, as [2]string -> chan struct{}, the pairs of names of which the first does not reach the second until the
-	// channel is closed: datagrams are lost, and calls arrive then, as TCP delivers them.
+	// cuts has, as [2]string -> chan struct{}, the pairs of names of which the first does not reach the second until
+	// the channel is closed: datagrams are lost, and calls arrive then, as TCP delivers them.
 	cuts sync.Map
 
 	mu    sync.Mutex

@@ -19,7 +19,8 @@ func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				took, who := replace(false, pause, time.Duration(moment)*renewEvery/6)
 				if worst = max(worst, took); took > limit {
-					t.Errorf("started again after %s, moment %d: %s was counted for %s, which is more than %s", pause, moment, who, took, limit)
+					t.Errorf("started again after %s, moment %d: %s was counted for %s, which is more than %s",
+						pause, moment, who, took, limit)
 				}
 			})
 		}
@@ -37,7 +38,8 @@ func TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				took, who := replace(true, time.Duration(pause)*time.Second, time.Duration(moment)*renewEvery/6)
 				if worst = max(worst, took); took > limit {
-					t.Errorf("started again after %d s, moment %d: %s was counted for %s, which is more than %s", pause, moment, who, took, limit)
+					t.Errorf("started again after %d s, moment %d: %s was counted for %s, which is more than %s",
+						pause, moment, who, took, limit)
 				}
 			})
 		}
@@ -139,7 +141,8 @@ func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
 			time.Sleep(renewEvery / 3)
 			for _, m := range s.members[1:] {
 				if n := len(m.process.table.Load().PartitionsOf(s.members[0].name)); n > 0 {
-					t.Errorf("moment %d: %s sends the mail of %d partitions to the process that leaves", moment, m.name, n)
+					t.Errorf("moment %d: %s sends the mail of %d partitions to the process that leaves",
+						moment, m.name, n)
 				}
 			}
 			<-s.members[0].left

@@ -132,7 +132,9 @@ func TestAFormerLeaseEndsNoProcess(t *testing.T) {
 			defer s.end()
 			s.ready()
 			again := s.members[0]
-			former := presence.Process{Name: again.name, Incarnation: again.process.self.Incarnation, Roles: again.roles}
+			former := presence.Process{
+				Name: again.name, Incarnation: again.process.self.Incarnation, Roles: again.roles,
+			}
 			s.leave(again)
 			<-again.left
 			until := time.Now().Add(leaseTTL)

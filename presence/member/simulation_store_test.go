@@ -240,7 +240,9 @@ func (h *handle) Generation(ctx context.Context) (g uint64, err error) {
 	return g, err
 }
 
-func (h *handle) Claim(ctx context.Context, owner string, partitions []int, again bool) (claims []presence.Claim, err error) {
+func (h *handle) Claim(
+	ctx context.Context, owner string, partitions []int, again bool,
+) (claims []presence.Claim, err error) {
 	err = h.call(ctx, func() error {
 		claims, err = h.inner.Claim(ctx, owner, partitions, again)
 		for i := range claims {
@@ -334,13 +336,16 @@ func (h *handle) tries(changes []presence.Change) {
 	for _, c := range changes {
 		right := writeRight{c.Partition, c.Epoch}
 		if h.owners[right] != h.l {
-			h.broken("partition %d: %s writes under epoch %d, which is not a claim of this life", c.Partition, h.l.name, c.Epoch)
+			h.broken("partition %d: %s writes under epoch %d, which is not a claim of this life",
+				c.Partition, h.l.name, c.Epoch)
 		}
 		switch last, tried := h.tried[right]; {
 		case last.refused != nil:
-			h.broken("partition %d: %s writes under epoch %d though it has read: %v", c.Partition, h.l.name, c.Epoch, last.refused)
+			h.broken("partition %d: %s writes under epoch %d though it has read: %v",
+				c.Partition, h.l.name, c.Epoch, last.refused)
 		case tried && c.Sequence <= last.sequence:
-			h.broken("partition %d: %s writes number %d under epoch %d after %d", c.Partition, h.l.name, c.Sequence, c.Epoch, last.sequence)
+			h.broken("partition %d: %s writes number %d under epoch %d after %d",
+				c.Partition, h.l.name, c.Sequence, c.Epoch, last.sequence)
 		}
 		h.tried[right] = try{sequence: c.Sequence}
 	}
@@ -388,7 +393,9 @@ func (h *handle) Attach(ctx context.Context, gateway string, topics []presence.T
 	return h.updates(ctx, func() ([]presence.Update, error) { return h.inner.Attach(ctx, gateway, topics) })
 }
 
-func (h *handle) updates(ctx context.Context, read func() ([]presence.Update, error)) (updates []presence.Update, err error) {
+func (h *handle) updates(
+	ctx context.Context, read func() ([]presence.Update, error),
+) (updates []presence.Update, err error) {
 	err = h.call(ctx, func() error {
 		updates, err = read()
 		for i := range updates {
@@ -417,7 +424,9 @@ func (h *handle) Attached(ctx context.Context, bucket int) (ends []presence.Endp
 	return ends, nil
 }
 
-func (h *handle) Missing(ctx context.Context, gateway string, topics []presence.Topic) (missing []presence.Topic, err error) {
+func (h *handle) Missing(
+	ctx context.Context, gateway string, topics []presence.Topic,
+) (missing []presence.Topic, err error) {
 	err = h.call(ctx, func() error {
 		missing, err = h.inner.Missing(ctx, gateway, topics)
 		return err

@@ -418,12 +418,14 @@ func (s *simulation) check() {
 	for _, gw := range s.where {
 		status, body := s.request(gw, http.MethodGet, "/-/counters?"+query, "", "")
 		var answer struct{ Counters []json.RawMessage }
-		if err := json.Unmarshal(body, &answer); status != http.StatusOK || err != nil || len(answer.Counters) != len(names) {
+		if err := json.Unmarshal(body, &answer); status != http.StatusOK || err != nil ||
+			len(answer.Counters) != len(names) {
 			s.broken("%s answered %d %q, %v", gw, status, body, err)
 			continue
 		}
 		for i, raw := range answer.Counters {
-			if c, err := counterOf(raw); err != nil || c.Page != names[i] || c.Users != int64(truth[c.Page]) || c.Stale {
+			if c, err := counterOf(raw); err != nil || c.Page != names[i] || c.Users != int64(truth[c.Page]) ||
+				c.Stale {
 				s.broken("%s answered %s, %v; want %d on %s", gw, raw, err, truth[names[i]], names[i])
 			}
 		}
@@ -543,7 +545,8 @@ func (s *simulation) explain() {
 		for page := range truth {
 			_, wanted := truth[page][name]
 			if _, is := there[page][name]; wanted != is {
-				s.log("%s, of partition %d, is present on %s: %t; the store has it: %t", name, u.Partition(simPartitions), page, wanted, is)
+				s.log("%s, of partition %d, is present on %s: %t; the store has it: %t",
+					name, u.Partition(simPartitions), page, wanted, is)
 			}
 		}
 	}
@@ -648,7 +651,9 @@ func (s *simulation) userActs(u *user) {
 			return // its return could come too late for the grace
 		}
 		to := s.someGateway(s.chance)
-		if i := slices.IndexFunc(s.members, func(m *member) bool { return m.name == to }); len(u.stays) > 0 && !s.members[i].serves(presence.RoleGateway) {
+		if i := slices.IndexFunc(s.members, func(m *member) bool {
+			return m.name == to
+		}); len(u.stays) > 0 && !s.members[i].serves(presence.RoleGateway) {
 			return
 		}
 		pause := time.Duration(s.chance.Int64N(int64(400*time.Millisecond))) + 1
@@ -703,7 +708,8 @@ func (s *simulation) start(m *member) {
 		return time.Duration(time.Now().UnixNano())
 	}
 	p := New(Config{
-		Self: self, Partitions: simPartitions, Buckets: simBuckets, PresenceTimeout: s.timeout, Clock: clock, Wall: wall,
+		Self: self, Partitions: simPartitions, Buckets: simBuckets, PresenceTimeout: s.timeout, Clock: clock,
+		Wall:    wall,
 		Elapsed: elapsed, Log: log,
 	})
 	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
@@ -750,7 +756,8 @@ func (s *simulation) start(m *member) {
 		r.gateway = s.newGateway(m.name, incarnation, p, store, elapsed, log)
 		parts.Gateway = r.gateway
 		srv := &http.Server{
-			Handler: r.gateway.Handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 15 * time.Second, // as the program's
+			// as the program's
+			Handler: r.gateway.Handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 15 * time.Second,
 			ErrorLog: stdlog.New(io.Discard, "", 0),
 		}
 		wg.Go(func() { _ = srv.Serve(l.listener) })
@@ -775,7 +782,9 @@ func (s *simulation) start(m *member) {
 }
 
 func simIdentities() *identity.Identities {
-	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("x")}, HashKey: []byte("y"), JWTSecret: []byte(simSecret)})
+	identities := identity.New(identity.Config{
+		IDSecrets: [][]byte{[]byte("x")}, HashKey: []byte("y"), JWTSecret: []byte(simSecret),
+	})
 	return identities
 }
 
@@ -790,8 +799,9 @@ func (s *simulation) newGateway(
 		Unread:  presencemem.New(presencemem.Config{}),
 		Cluster: p, Elapsed: elapsed,
 		Times: gateway.Times{
-			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond, WriteTimeout: 5 * time.Second,
-			LeaveGrace: simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
+			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond,
+			WriteTimeout: 5 * time.Second,
+			LeaveGrace:   simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		},
 		Limits: gateway.Limits{MaxConnections: 100_000},
 		Access: api.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},

@@ -60,7 +60,8 @@ func (c *crowd) told(by, page string, users int64, stale bool) {
 	case users < least:
 		c.s.broken("%s was told %d (stale %t) on %s, where %d stayed all the time", by, users, stale, page, least)
 	case users > most:
-		c.s.broken("%s was told %d (stale %t) on %s, where at most %d were in all this time", by, users, stale, page, most)
+		c.s.broken("%s was told %d (stale %t) on %s, where at most %d were in all this time",
+			by, users, stale, page, most)
 	}
 }
 
@@ -388,7 +389,8 @@ func (t *tab) connect(gateway string) error {
 	defer l.close(false)
 	_ = end.SetDeadline(time.Now().Add(handshake))
 	if _, err := io.WriteString(end, "GET /-/ws?token="+t.user.token+" HTTP/1.1\r\nHost: "+gateway+
-		"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"); err != nil {
+		"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "+
+		"AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"); err != nil {
 		return err
 	}
 	r := bufio.NewReaderSize(end, 512)
@@ -667,7 +669,8 @@ func (h *hold) put(gateway string, on bool) bool {
 		h.is = true // it may take effect whatever the answer is
 		h.mu.Unlock()
 	}
-	status, body := h.s.request(gateway, http.MethodPut, "/"+url.PathEscape(h.page)+"/counter", h.user.token, `{"action":"`+action+`"}`)
+	status, body := h.s.request(gateway, http.MethodPut, "/"+url.PathEscape(h.page)+"/counter", h.user.token,
+		`{"action":"`+action+`"}`)
 	if status != http.StatusOK {
 		return false
 	}
@@ -714,7 +717,8 @@ func (s *simulation) requestWithin(
 	defer end.Close()
 	_ = end.SetDeadline(time.Now().Add(patience))
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: %d\r\n", method, path, gateway, len(body))
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: %d\r\n",
+		method, path, gateway, len(body))
 	if token != "" {
 		fmt.Fprintf(&b, "Authorization: Bearer %s\r\n", token)
 	}

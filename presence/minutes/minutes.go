@@ -124,7 +124,8 @@ func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 	q.From = now.Add(-last).Unix() / 60 / q.Step * q.Step
 	q.To = (Of(now)/q.Step + 1) * q.Step
 	if n := (q.To - q.From) / q.Step; n > MaxPoints {
-		return Question{}, fmt.Errorf("%w: these are %d points, more than %d; ask for longer steps", ErrTime, n, MaxPoints)
+		return Question{}, fmt.Errorf("%w: these are %d points, more than %d; ask for longer steps",
+			ErrTime, n, MaxPoints)
 	}
 	return q, nil
 }

@@ -21,7 +21,9 @@ func TestAsk(t *testing.T) {
 		last, step, kept time.Duration
 		want             minutes.Question // zero: refused
 	}{
-		"whole steps":                 {10 * time.Minute, 5 * time.Minute, day, minutes.Question{From: 90, To: 105, Step: 5}},
+		"whole steps": {
+			10 * time.Minute, 5 * time.Minute, day, minutes.Question{From: 90, To: 105, Step: 5},
+		},
 		"one minute":                  {time.Minute, time.Minute, day, minutes.Question{From: 99, To: 101, Step: 1}},
 		"the default step":            {time.Minute, 0, day, minutes.Question{From: 95, To: 105, Step: 5}},
 		"the default is what is kept": {0, 0, time.Hour, minutes.Question{From: 40, To: 105, Step: 5}},
@@ -32,7 +34,8 @@ func TestAsk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			q, err := minutes.Ask(tc.last, tc.step, tc.kept, noon)
-			if q != tc.want || (err == nil) != (tc.want != minutes.Question{}) || err != nil && !errors.Is(err, minutes.ErrTime) {
+			if q != tc.want || (err == nil) != (tc.want != minutes.Question{}) || err != nil &&
+				!errors.Is(err, minutes.ErrTime) {
 				t.Errorf("Ask = %+v, %v; want %+v", q, err, tc.want)
 			}
 		})
@@ -69,14 +72,18 @@ func TestAnswer(t *testing.T) {
 	}
 	a := q.Answer("p", list, 2, noon)
 	want := []minutes.Point{{At: 90, Max: 6, Joins: 3}, {At: 95, Max: 4, Joins: 2}, {At: 100, Max: 2}}
-	if !slices.Equal(a.Points, want) || a.Peak != (minutes.Peak{At: 92, Max: 6}) || a.Joins != 5 || a.Visitors != 6 || a.Now != 2 {
+	if !slices.Equal(a.Points, want) || a.Peak != (minutes.Peak{At: 92, Max: 6}) || a.Joins != 5 || a.Visitors != 6 ||
+		a.Now != 2 {
 		t.Errorf("%+v, want points %v", a, want)
 	}
-	if a := (minutes.Question{From: 98, To: 101, Step: 1}).Answer("p", list, 0, noon); a.Visitors != 2 || a.Joins != 2 || a.Peak != (minutes.Peak{At: 99, Max: 1}) || a.Points[0].Max != 0 || a.Points[2].Max != 1 {
+	if a := (minutes.Question{From: 98, To: 101, Step: 1}).Answer("p", list, 0, noon); a.Visitors != 2 ||
+		a.Joins != 2 || a.Peak != (minutes.Peak{At: 99, Max: 1}) || a.Points[0].Max != 0 || a.Points[2].Max != 1 {
 		t.Errorf("after everybody left: %+v", a)
 	}
-	if nobody, _ := json.Marshal(q.Answer("p", nil, 0, noon)); string(nobody) != `{"page":"p","now":0,"peak":{"count":0,"at":null},"joins":0,"visitors":0,"points":[`+
-		`{"at":"1970-01-01T01:30:00Z","max":0,"joins":0},{"at":"1970-01-01T01:35:00Z","max":0,"joins":0},{"at":"1970-01-01T01:40:00Z","max":0,"joins":0}]}` {
+	if nobody, _ := json.Marshal(q.Answer("p", nil, 0, noon)); string(
+		nobody) != `{"page":"p","now":0,"peak":{"count":0,"at":null},"joins":0,"visitors":0,"points":[`+
+		`{"at":"1970-01-01T01:30:00Z","max":0,"joins":0},{"at":"1970-01-01T01:35:00Z","max":0,"joins":0},`+
+		`{"at":"1970-01-01T01:40:00Z","max":0,"joins":0}]}` {
 		t.Errorf("nobody ever: %s", nobody)
 	}
 	if a := q.Answer("p", list, 7, noon); a.Peak != (minutes.Peak{At: 100, Max: 7}) {

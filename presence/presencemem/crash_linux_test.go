@@ -115,7 +115,8 @@ func tear(t *rapid.T, file []byte) []byte {
 	const head, transaction, size = 16, 48, 64 // bytes before the head, to its transaction, and of it
 	second := os.Getpagesize()
 	newest := 0
-	if binary.NativeEndian.Uint64(file[second+head+transaction:]) > binary.NativeEndian.Uint64(file[head+transaction:]) {
+	if binary.NativeEndian.Uint64(file[second+head+transaction:]) > binary.NativeEndian.Uint64(
+		file[head+transaction:]) {
 		newest = second
 	}
 	torn := bytes.Clone(file)

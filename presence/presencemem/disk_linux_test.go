@@ -80,7 +80,8 @@ func TestClockDiskFails(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		s.Watch(ctx, []int{unread.LevelTopic("p").Bucket(presence.DefaultBuckets)}, func(p presence.Publication) { heard <- p })
+		s.Watch(ctx, []int{unread.LevelTopic("p").Bucket(presence.DefaultBuckets)},
+			func(p presence.Publication) { heard <- p })
 	})
 	<-heard // it watches: read all
 	mend := breakFile(t, dir)
@@ -89,7 +90,8 @@ func TestClockDiskFails(t *testing.T) {
 		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("a change that is not on disk: %v", err)
 		}
-		if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: "p"}}}); !errors.Is(err, presence.ErrUnavailable) {
+		if _, err := s.Save(t.Context(), u, unread.Record{},
+			unread.Record{Follows: []unread.Follow{{Page: "p"}}}); !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("a follow that is not on disk: %v", err)
 		}
 	}

@@ -111,10 +111,13 @@ func TestBadDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	garbage := t.TempDir()
-	if err := os.WriteFile(filepath.Join(garbage, dataFile), []byte(strings.Repeat("garbage", 2000)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(garbage, dataFile), []byte(strings.Repeat("garbage", 2000)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, dir := range map[string]string{"a file": file, "below a file": filepath.Join(file, "d"), "garbage": garbage} {
+	for name, dir := range map[string]string{
+		"a file": file, "below a file": filepath.Join(file, "d"), "garbage": garbage,
+	} {
 		if s, err := Open(dir, Config{}); err == nil {
 			_ = s.Close()
 			t.Errorf("%s: opened", name)
@@ -123,7 +126,9 @@ func TestBadDirectories(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]struct{ bucket, key, value, want string }{
-		"another format":         {"meta", "format", "2", `its format is "2", this version knows "1"; use the version that wrote it`},
+		"another format": {
+			"meta", "format", "2", `its format is "2", this version knows "1"; use the version that wrote it`,
+		},
 		"another program's file": {"theirs", "k", "v", "another program's file"},
 	} {
 		dir := t.TempDir()
@@ -173,7 +178,8 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	if _, err := book.Reset(t.Context(), erased); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q"), book.Forget(t.Context(), ended)); err != nil {
+	if err := errors.Join(book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q"),
+		book.Forget(t.Context(), ended)); err != nil {
 		t.Fatal(err)
 	}
 	former, err := s.Records(t.Context(), []unread.User{erased})
@@ -213,13 +219,20 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 		follows            []string
 		says               string
 	}{
-		"own changes without page":     {"owns", "q\x00" + string(author[:]), "1 1 0", 3, 1, []string{"p"}, `own changes of \"q\", without their page`},
-		"a follow without its record":  {"follows", string(author[:]) + "z", "0 0 0 0", 3, 1, []string{"p"}, `a follow of \"z\" without its record`},
-		"a page that cannot be read":   {"pages", "p", "1 2", 0, 0, []string{"p"}, `the changes of \"p\"`},
-		"a record of nobody":           {"records", "short", "1 1 0", 3, 1, []string{"p"}, "a record: "},
-		"a follow of nobody":           {"follows", "short", "0 0 0 0", 3, 1, []string{"p"}, "a follow of nobody"},
-		"a follow that cannot be read": {"follows", string(u[:]) + "q", "0", 3, 1, []string{"p"}, `the follow of \"q\" is malformed`},
-		"a key of another length":      {"keys", "k", "v", 3, 1, []string{"p"}, "an idempotency key: "},
+		"own changes without page": {
+			"owns", "q\x00" + string(author[:]), "1 1 0", 3, 1, []string{"p"},
+			`own changes of \"q\", without their page`,
+		},
+		"a follow without its record": {
+			"follows", string(author[:]) + "z", "0 0 0 0", 3, 1, []string{"p"}, `a follow of \"z\" without its record`,
+		},
+		"a page that cannot be read": {"pages", "p", "1 2", 0, 0, []string{"p"}, `the changes of \"p\"`},
+		"a record of nobody":         {"records", "short", "1 1 0", 3, 1, []string{"p"}, "a record: "},
+		"a follow of nobody":         {"follows", "short", "0 0 0 0", 3, 1, []string{"p"}, "a follow of nobody"},
+		"a follow that cannot be read": {
+			"follows", string(u[:]) + "q", "0", 3, 1, []string{"p"}, `the follow of \"q\" is malformed`,
+		},
+		"a key of another length": {"keys", "k", "v", 3, 1, []string{"p"}, "an idempotency key: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -233,7 +246,9 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 			); err != nil {
 				t.Fatal(err)
 			}
-			inFile(t, dir, func(tx *bbolt.Tx) error { return tx.Bucket([]byte(tc.bucket)).Put([]byte(tc.key), []byte(tc.value)) })
+			inFile(t, dir, func(tx *bbolt.Tx) error {
+				return tx.Bucket([]byte(tc.bucket)).Put([]byte(tc.key), []byte(tc.value))
+			})
 			for _, says := range []string{tc.says, ""} {
 				var log strings.Builder
 				s, err := Open(dir, Config{Log: zerolog.New(&log)})
@@ -286,7 +301,8 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	s = reopen(t, dir)
 	defer s.Close()
 	levels, owns, _ := s.Levels(t.Context(), unread.User{1}, []string{"p", "q"})
-	if levels[0].All != 1 || levels[0].By != 0 || owns[0] != (unread.Own{}) || levels[1] != (unread.Level{}) || len(s.unread.keys) != 1 {
+	if levels[0].All != 1 || levels[0].By != 0 || owns[0] != (unread.Own{}) || levels[1] != (unread.Level{}) ||
+		len(s.unread.keys) != 1 {
 		t.Errorf("%+v %+v, %d keys", levels, owns, len(s.unread.keys))
 	}
 }
@@ -307,7 +323,8 @@ func TestGivingUp(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "was not carried out") {
+	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "was not carried out") {
 		t.Errorf("gave up: %v", err)
 	}
 	go s.unread.disk.run(s.commit)
@@ -331,7 +348,8 @@ func TestWaitingIsBounded(t *testing.T) {
 		go func() { errs <- s.Change(ctx, "p", unread.Change{}) }()
 	}
 	for range 7 {
-		if err := <-errs; !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "wait for the disk already") {
+		if err := <-errs; !errors.Is(err, presence.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "wait for the disk already") {
 			t.Errorf("beyond the bound: %v", err)
 		}
 	}
@@ -464,7 +482,9 @@ func TestUsersWithoutAHashKeyAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := s.unread.disk.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(recordsBucket).Put([]byte("user"), []byte("record")) }); err != nil {
+	if err := s.unread.disk.db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(recordsBucket).Put([]byte("user"), []byte("record"))
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if key, err := s.HashKey(); err == nil {

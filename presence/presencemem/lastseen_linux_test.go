@@ -25,7 +25,8 @@ func openSeen(t *testing.T, dir string, cfg Config) *Store {
 func depart(t *testing.T, s *Store, departures ...presence.Departure) {
 	t.Helper()
 	claims, _ := s.Claim(t.Context(), "n", []int{3}, false)
-	if out := s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Departures: departures}}); out[0].Err != nil {
+	if out := s.Write(t.Context(),
+		[]presence.Change{{Claim: claims[0], Sequence: 1, Departures: departures}}); out[0].Err != nil {
 		t.Fatal(out[0].Err)
 	}
 }
@@ -68,8 +69,10 @@ func TestLastSeenOverRestarts(t *testing.T) {
 		return openSeen(t, dir, cfg)
 	}
 	s := openSeen(t, dir, Config{LastSeen: time.Hour, MaxLastSeen: 3})
-	depart(t, s, presence.Departure{User: 1, At: now.Add(-5 * time.Second)}, presence.Departure{User: 2, At: now.Add(-4 * time.Second)})
-	depart(t, s, presence.Departure{User: 3, At: now.Add(-3 * time.Minute)}, presence.Departure{User: 1, At: now.Add(-time.Second)})
+	depart(t, s, presence.Departure{User: 1, At: now.Add(-5 * time.Second)},
+		presence.Departure{User: 2, At: now.Add(-4 * time.Second)})
+	depart(t, s, presence.Departure{User: 3, At: now.Add(-3 * time.Minute)},
+		presence.Departure{User: 1, At: now.Add(-time.Second)})
 	s = restart(s, Config{LastSeen: time.Hour, MaxLastSeen: 3})
 	wantSeen(t, "restarted", s, users, now.Add(-time.Second), now.Add(-4*time.Second), now.Add(-3*time.Minute), never)
 
@@ -114,19 +117,24 @@ func TestLastSeenOfThosePresentAtACrash(t *testing.T) {
 	s := openSeen(t, dir, Config{LastSeen: time.Hour})
 	claims, _ := s.Claim(t.Context(), "n", []int{3}, false)
 	here := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
-	if out := s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Members: []presence.MemberChange{here}}}); out[0].Err != nil {
+	if out := s.Write(t.Context(), []presence.Change{
+		{Claim: claims[0], Sequence: 1, Members: []presence.MemberChange{here}},
+	}); out[0].Err != nil {
 		t.Fatal(out[0].Err)
 	}
 	before := time.Now().Add(-time.Second)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for later, known := range map[time.Duration]bool{30 * time.Second: false, 10 * time.Minute: true, 2 * time.Hour: true} {
+	for later, known := range map[time.Duration]bool{
+		30 * time.Second: false, 10 * time.Minute: true, 2 * time.Hour: true,
+	} {
 		next := New(Config{PresenceTimeout: time.Minute, LastSeen: 24 * time.Hour})
 		next.dir = dir
 		next.loadPresent(time.Now().Add(later))
 		times, err := next.LastSeen(t.Context(), []presence.User{1})
-		if err != nil || times[0].IsZero() == known || known && (times[0].Before(before) || times[0].After(time.Now())) {
+		if err != nil || times[0].IsZero() == known || known &&
+			(times[0].Before(before) || times[0].After(time.Now())) {
 			t.Errorf("%s later: %v, %v; known: %t", later, times, err, known)
 		}
 	}
@@ -162,7 +170,9 @@ func TestLastSeenThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	s := openSeen(t, dir, Config{LastSeen: time.Hour})
 	for i, value := range []string{"", "short", "far too long"} {
-		if err := s.unread.disk.update([]put{{seenBucket, fmt.Appendf(nil, "user %d..", i), []byte(value)}}, nil); err != nil {
+		if err := s.unread.disk.update([]put{
+			{seenBucket, fmt.Appendf(nil, "user %d..", i), []byte(value)},
+		}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -99,8 +99,10 @@ func TestMinutesAreBounded(t *testing.T) {
 			c.set(fmt.Sprint(i), 1, presence.User(i))
 			time.Sleep(time.Second)
 		}
-		if s.history.bytes > most || len(s.history.pages) < 200 || s.history.pages["999"] == nil || s.history.pages["0"] != nil {
-			t.Errorf("%d bytes, %d pages; want the newest pages in %d bytes", s.history.bytes, len(s.history.pages), most)
+		if s.history.bytes > most || len(s.history.pages) < 200 || s.history.pages["999"] == nil ||
+			s.history.pages["0"] != nil {
+			t.Errorf("%d bytes, %d pages; want the newest pages in %d bytes",
+				s.history.bytes, len(s.history.pages), most)
 		}
 		sum := 0
 		for _, r := range s.history.pages {

@@ -59,12 +59,13 @@ type Store struct {
 	incomplete  int    // partitions that their owner has not written completely
 	partitions  []partition
 	pages       map[string]*page
-	empty       *list.List                                 // of every *page without users; the longest empty comes first
-	endpoints   []map[presence.Topic]presence.Incarnations // by bucket: topic -> gateways
-	watchers    map[*watcher]struct{}
-	leases      map[string]lease // by process
-	history     pageHistory
-	seen        *lastSeen
+	// empty has every *page without users; the longest empty comes first
+	empty     *list.List
+	endpoints []map[presence.Topic]presence.Incarnations // by bucket: topic -> gateways
+	watchers  map[*watcher]struct{}
+	leases    map[string]lease // by process
+	history   pageHistory
+	seen      *lastSeen
 
 	membersChanged bool // since the file of present users was written
 	log            presentLog

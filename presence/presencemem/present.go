@@ -65,7 +65,8 @@ func (s *Store) keep(write func(began time.Time, closing bool) error, broken, me
 	}
 }
 
-const presentBroken = "present users cannot be written to the data directory; after a restart counts would begin at zero"
+const presentBroken = "present users cannot be written to the data directory; after a restart " +
+	"counts would begin at zero"
 
 // keepPresent keeps the file of present users up to date, until Close.
 func (s *Store) keepPresent() {

@@ -24,7 +24,10 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 		s.dir = t.TempDir()
 		for id := range s.partitions {
 			for range rapid.IntRange(0, 5).Draw(rt, "members") {
-				m := member{presence.User(rapid.Uint64().Draw(rt, "user")), rapid.StringMatching(`(\x1fshop\x1f)?[a-zé/ ]{1,20}`).Draw(rt, "page")}
+				m := member{
+					presence.User(rapid.Uint64().Draw(rt, "user")),
+					rapid.StringMatching(`(\x1fshop\x1f)?[a-zé/ ]{1,20}`).Draw(rt, "page"),
+				}
 				s.partitions[id].members[m] = rapid.Int64().Draw(rt, "hold")
 			}
 		}
@@ -62,7 +65,8 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 // is none.
 func TestPresentThatCannotBe(t *testing.T) {
 	parse := func(body []byte) error {
-		_, _, err := parsePresent(append(binary.BigEndian.AppendUint32([]byte(presentMagic), crc32.ChecksumIEEE(body)), body...))
+		_, _, err := parsePresent(
+			append(binary.BigEndian.AppendUint32([]byte(presentMagic), crc32.ChecksumIEEE(body)), body...))
 		return err
 	}
 	const promised = 1 << 20
@@ -74,7 +78,10 @@ func TestPresentThatCannotBe(t *testing.T) {
 	if took := after.TotalAlloc - before.TotalAlloc; err == nil || took > 4*promised {
 		t.Errorf("%v, and %d bytes of memory for a file of %d", err, took, len(body))
 	}
-	for page, can := range map[string]bool{"p": true, "\x1fshop\x1fp": true, "": false, "*": false, "\xff": false, "a\nb": false, "\x1fSHOP\x1fp": false, strings.Repeat("x", 129): false} {
+	for page, can := range map[string]bool{
+		"p": true, "\x1fshop\x1fp": true, "": false, "*": false, "\xff": false, "a\nb": false, "\x1fSHOP\x1fp": false,
+		strings.Repeat("x", 129): false,
+	} {
 		body := append([]byte{0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 7, 0}, binary.AppendUvarint(nil, uint64(len(page)))...)
 		if err := parse(append(body, page...)); (err == nil) != can {
 			t.Errorf("%q: %v", page, err)
@@ -103,13 +110,15 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 	}
 	claims, _ := s.Claim(t.Context(), "n", []int{3}, false)
 	write := func(seq uint64, members ...presence.MemberChange) {
-		if out := s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: seq, Members: members}}); out[0].Err != nil {
+		if out := s.Write(t.Context(),
+			[]presence.Change{{Claim: claims[0], Sequence: seq, Members: members}}); out[0].Err != nil {
 			t.Fatal(out[0].Err)
 		}
 	}
 	here := func(u presence.User) presence.Member { return presence.Member{User: u, Page: "p"} }
 	held := presence.Member{User: 2, Page: "p", Hold: hold}
-	write(1, presence.MemberChange{Member: here(1)}, presence.MemberChange{Member: held}, presence.MemberChange{Member: here(3)})
+	write(1, presence.MemberChange{Member: here(1)}, presence.MemberChange{Member: held},
+		presence.MemberChange{Member: here(3)})
 	write(2, presence.MemberChange{Member: here(3), Gone: true})
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -118,7 +127,11 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 		later    time.Duration
 		want     int
 		recalled bool
-	}{"at once": {0, 2, true}, "within the timeout": {50 * time.Second, 2, true}, "after it": {2 * time.Minute, 1, false}, "after the hold": {2 * time.Hour, 0, false}, "a clock that was set back": {-time.Hour, 0, false}} {
+	}{
+		"at once": {0, 2, true}, "within the timeout": {50 * time.Second, 2, true},
+		"after it": {2 * time.Minute, 1, false}, "after the hold": {2 * time.Hour, 0, false},
+		"a clock that was set back": {-time.Hour, 0, false},
+	} {
 		s := New(Config{PresenceTimeout: time.Minute})
 		s.dir = dir
 		s.loadPresent(now.Add(tc.later))
@@ -154,7 +167,9 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 	if err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the file was written again, %v", err)
 	}
-	for later, want := range map[time.Duration]bool{10*time.Minute + 59*time.Second: true, 11*time.Minute + 2*time.Second: false} {
+	for later, want := range map[time.Duration]bool{
+		10*time.Minute + 59*time.Second: true, 11*time.Minute + 2*time.Second: false,
+	} {
 		back := New(Config{PresenceTimeout: time.Minute})
 		back.dir = dir
 		if back.loadPresent(now.Add(later)); back.Recalled() != want {

@@ -59,8 +59,8 @@ func wantRecalled(t rapid.TB, when string, dir string, s *Store) {
 	}
 }
 
-// At every moment a killed process has left behind what it answered, also between the replacement of the file and that of
-// its log.
+// At every moment a killed process has left behind what it answered, also between the replacement of the file and that
+// of its log.
 func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		dir := t.TempDir()
@@ -69,7 +69,8 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 		end := time.UnixMilli(time.Now().Add(2 * time.Minute).UnixMilli())
 		member := rapid.Custom(func(t *rapid.T) presence.MemberChange {
 			m := presence.MemberChange{Member: presence.Member{
-				User: presence.User(rapid.IntRange(1, 4).Draw(t, "user")), Page: rapid.SampledFrom([]string{"p", "q", "\x1fshop\x1fé"}).Draw(t, "page"),
+				User: presence.User(rapid.IntRange(1, 4).Draw(t, "user")),
+				Page: rapid.SampledFrom([]string{"p", "q", "\x1fshop\x1fé"}).Draw(t, "page"),
 			}}
 			m.Gone = rapid.Bool().Draw(t, "gone")
 			if rapid.Bool().Draw(t, "held") {
@@ -83,7 +84,9 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 			if err != nil {
 				rt.Fatal(err)
 			}
-			switch rapid.SampledFrom([]string{"change", "change", "change", "write", "half a write", "restart"}).Draw(rt, "step") {
+			switch rapid.SampledFrom([]string{
+				"change", "change", "change", "write", "half a write", "restart",
+			}).Draw(rt, "step") {
 			case "change":
 				a.write(rt, rapid.IntRange(0, 2).Draw(rt, "partition"), presence.Change{
 					Reset:   rapid.IntRange(0, 5).Draw(rt, "reset") == 0,

@@ -14,8 +14,8 @@ import (
 // unread.KeyFor has passed. A key takes 24 bytes, and as much again in the map: 50 MB in all.
 const maxKeys = 1_000_000
 
-// maxEmptyRecords bounds the records without follows. Beyond the bound, the one that has been empty longest is forgotten
-// before unread.EmptyFor has passed. A record takes about 200 bytes with its place in the list: 20 MB in all.
+// maxEmptyRecords bounds the records without follows. Beyond the bound, the one that has been empty longest is
+// forgotten before unread.EmptyFor has passed. A record takes about 200 bytes with its place in the list: 20 MB in all.
 const maxEmptyRecords = 100_000
 
 // unreadState has all changes and follows: unread.Store in memory. The memory follows

@@ -17,8 +17,8 @@ func numberedUser(n int) (u unread.User) {
 	return u
 }
 
-// TestRecordsWithoutFollowsAreForgotten: anybody may end follows that do not exist, in the name of ever new users. What is
-// kept of them is bounded in time and number. Who follows something is never forgotten.
+// TestRecordsWithoutFollowsAreForgotten: anybody may end follows that do not exist, in the name of ever new users. What
+// is kept of them is bounded in time and number. Who follows something is never forgotten.
 func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) *Store{
 		"memory":         func(*testing.T) *Store { return New(Config{}) },

@@ -61,7 +61,9 @@ func (c *cluster) tryClaim(again bool) error {
 		for page, users := range c.users {
 			if n := users[cl.Partition]; n > 0 {
 				changes[i].Counts = append(changes[i].Counts, presence.PageUsers{Page: page, Users: n})
-				changes[i].Members = append(changes[i].Members, presence.MemberChange{Member: presence.Member{User: user(cl.Partition), Page: page}})
+				changes[i].Members = append(changes[i].Members, presence.MemberChange{
+					Member: presence.Member{User: user(cl.Partition), Page: page},
+				})
 			}
 		}
 	}
@@ -82,8 +84,10 @@ func (c *cluster) try(partition int, page string, users int64) presence.Outcome 
 	c.seq++
 	return c.s.Write(c.t.Context(), []presence.Change{{
 		Claim: c.claims[partition], Sequence: c.seq,
-		Members: []presence.MemberChange{{Member: presence.Member{User: user(partition), Page: page}, Gone: users == 0}},
-		Counts:  []presence.PageUsers{{Page: page, Users: users}},
+		Members: []presence.MemberChange{
+			{Member: presence.Member{User: user(partition), Page: page}, Gone: users == 0},
+		},
+		Counts: []presence.PageUsers{{Page: page, Users: users}},
 	}})[0]
 }
 
@@ -227,7 +231,9 @@ func TestClockRegressedRedisIsRebuilt(t *testing.T) {
 			t.Errorf("%q, written by nobody since: %+v, want 0 and newer than %+v", page, got, before[page])
 		}
 	}
-	o := c.s.Write(t.Context(), []presence.Change{{Claim: zombie[1], Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}}})
+	o := c.s.Write(t.Context(), []presence.Change{
+		{Claim: zombie[1], Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}},
+	})
 	if !errors.Is(o[0].Err, presence.ErrFenced) {
 		t.Errorf("a write of the claim before: %v, want ErrFenced", o[0].Err)
 	}
@@ -269,7 +275,9 @@ func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 	testkit.Eventually(t, "a write under the old generation to be ErrLost", func() bool {
 		return errors.Is(c.try(1, "p", 7).Err, presence.ErrLost)
 	})
-	o := other.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 4}}}})
+	o := other.Write(t.Context(), []presence.Change{
+		{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 4}}},
+	})
 	if o[0].Err != nil || o[0].Counts[0].Users != 4 || !o[0].Counts[0].Stale {
 		t.Fatalf("the first write under the new one: %+v, want 4, stale", o[0])
 	}
@@ -291,7 +299,9 @@ func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 		s     *presenceredis.Store
 		claim presence.Claim
 	}{"of the newer owner": {other, newer[0]}, "of what was claimed again": {c.s, again[0]}} {
-		o := tc.s.Write(t.Context(), []presence.Change{{Claim: tc.claim, Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}}})
+		o := tc.s.Write(t.Context(), []presence.Change{
+			{Claim: tc.claim, Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}},
+		})
 		if o[0].Err != nil {
 			t.Errorf("a write %s: %v", what, o[0].Err)
 		}
@@ -318,7 +328,9 @@ func TestServerUnknownScriptsAreLoaded(t *testing.T) {
 				change := presence.Change{Claim: c.claims[1], Sequence: 100 + uint64(round)}
 				for i := range 2000 {
 					page := fmt.Sprint("p", i)
-					change.Members = append(change.Members, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
+					change.Members = append(change.Members, presence.MemberChange{
+						Member: presence.Member{User: presence.User(i), Page: page},
+					})
 					change.Counts = append(change.Counts, presence.PageUsers{Page: page, Users: int64(round + 1)})
 				}
 				o := c.s.Write(t.Context(), []presence.Change{change})
@@ -372,7 +384,8 @@ func TestServerADeadSubscriptionIsMadeAnew(t *testing.T) {
 				return func() bool {
 					mu.Lock()
 					defer mu.Unlock()
-					return len(lost) == len(all) && !slices.ContainsFunc(slices.Collect(maps.Values(lost)), func(v int) bool { return v < n })
+					return len(lost) == len(all) &&
+						!slices.ContainsFunc(slices.Collect(maps.Values(lost)), func(v int) bool { return v < n })
 				}
 			}
 			testkit.Eventually(t, "the first Lost", times(1))
@@ -453,10 +466,13 @@ func TestClockRedisComesAndGoes(t *testing.T) {
 func TestServerForeignDataIsNamed(t *testing.T) {
 	server := redistest.Single(t)
 	var log bytes.Buffer
-	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.Log = zerolog.New(zerolog.SyncWriter(&log)) }))
+	c := start(t, open(t, server.URL(),
+		func(c *presenceredis.Config) { c.Log = zerolog.New(zerolog.SyncWriter(&log)) }))
 	b := presence.Bucket("p", presence.DefaultBuckets)
 	for _, key := range []string{
-		presenceredis.PartitionKey(1, "o"), presenceredis.PartitionKey(1, "d"), presenceredis.PartitionKey(1, "m:0"), presenceredis.BucketKey(b, "c:p"), presenceredis.BucketKey(b, "f"), presenceredis.BucketKey(b, "s"), presenceredis.BucketKey(b, "r"),
+		presenceredis.PartitionKey(1, "o"), presenceredis.PartitionKey(1, "d"), presenceredis.PartitionKey(1, "m:0"),
+		presenceredis.BucketKey(b, "c:p"), presenceredis.BucketKey(b, "f"), presenceredis.BucketKey(b, "s"),
+		presenceredis.BucketKey(b, "r"),
 	} {
 		t.Run(key, func(t *testing.T) {
 			was, _ := server.Do(t, "EXISTS", key).(int64)
@@ -479,7 +495,8 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		})
 	}
 	server.Do(t, "SET", "hc:{c}:facts", "foreign")
-	if _, _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err, presenceredis.ErrForeign) {
+	if _, _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err,
+		presenceredis.ErrForeign) {
 		t.Errorf("Renew: %v, want ErrForeign", err)
 	}
 	_ = c.s.Close() // nothing is logged any more
@@ -517,7 +534,9 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 		if !slices.Contains(snaps[0].Pages, "a") {
 			t.Fatalf("Load = %+v; nobody would ever set a right", snaps[0])
 		}
-		o := next.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "b", Users: 1}}}})
+		o := next.Write(t.Context(), []presence.Change{
+			{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "b", Users: 1}}},
+		})
 		if o[0].Err != nil {
 			t.Fatal(o[0].Err)
 		}
@@ -566,7 +585,9 @@ func TestServerEmptyPagesAreForgotten(t *testing.T) {
 func TestServerHoldsInThePastAreNone(t *testing.T) {
 	c := start(t, open(t, redistest.Single(t).URL()))
 	m := presence.Member{User: 1, Page: "p", Hold: time.Now().Add(-time.Second)}
-	if o := c.s.Write(t.Context(), []presence.Change{{Claim: c.claims[1], Sequence: 5, Members: []presence.MemberChange{{Member: m}}}}); o[0].Err != nil {
+	if o := c.s.Write(t.Context(), []presence.Change{
+		{Claim: c.claims[1], Sequence: 5, Members: []presence.MemberChange{{Member: m}}},
+	}); o[0].Err != nil {
 		t.Fatal(o[0].Err)
 	}
 	snaps, err := c.s.Load(t.Context(), c.claims[1:2])
@@ -591,7 +612,8 @@ func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
 		t.Fatal(err)
 	}
-	if missing, err := s.Missing(t.Context(), "g", presence.CountTopics([]string{"p", "q"})); err != nil || len(missing) != 1 {
+	if missing, err := s.Missing(t.Context(), "g", presence.CountTopics([]string{"p", "q"})); err != nil ||
+		len(missing) != 1 {
 		t.Fatalf("Missing = %v, %v; want one", missing, err)
 	}
 	if err := s.Detach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
@@ -604,7 +626,9 @@ func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	if err := s2.Leave(t.Context(), presence.Process{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	known := strings.Fields("eval evalsha script|load info ping get setnx set hmget hget hset hdel hlen hgetall hincrby sadd srem scard smismember sscan unlink expire persist ttl getrange setrange append strlen mget mset zadd zcard zrange zrangebyscore zrem scan publish time client|setname hello select")
+	known := strings.Fields("eval evalsha script|load info ping get setnx set hmget hget hset hdel hlen hgetall " +
+		"hincrby sadd srem scard smismember sscan unlink expire persist ttl getrange setrange append strlen mget " +
+		"mset zadd zcard zrange zrangebyscore zrem scan publish time client|setname hello select")
 	for line := range strings.Lines(server.Do(t, "INFO", "commandstats").(string)) {
 		name, _, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
 		if ok && strings.HasPrefix(line, "cmdstat_") && !slices.Contains(known, name) {
@@ -613,7 +637,8 @@ func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	}
 }
 
-// The clock of a Redis that has lost its data may be behind the one of before: what processes know keeps versions growing.
+// The clock of a Redis that has lost its data may be behind the one of before: what processes know keeps versions
+// growing.
 func TestServerVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
@@ -630,7 +655,9 @@ func TestServerVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 	if back := counts(t, c.s, "p")[0]; back.Users != 1 || !back.Newer(first) {
 		t.Fatalf("after the loss %+v, before %+v; want the same users and a newer version", back, first)
 	}
-	if fresh := c.set(1, "q", 1); !(presence.Count{Version: fresh.Version}).Newer(presence.Count{Version: first.Version}) {
-		t.Fatalf("a page that nobody knows has version %s, which may be one from before the loss: %s", fresh.Version, first.Version)
+	if fresh := c.set(1, "q",
+		1); !(presence.Count{Version: fresh.Version}).Newer(presence.Count{Version: first.Version}) {
+		t.Fatalf("a page that nobody knows has version %s, which may be one from before the loss: %s",
+			fresh.Version, first.Version)
 	}
 }

@@ -19,14 +19,20 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 	t.Parallel()
 	type command []any
 	for name, tc := range map[string]struct{ refuse, serve []command }{
-		"OOM":        {[]command{{"CONFIG", "SET", "maxmemory", "1"}}, []command{{"CONFIG", "SET", "maxmemory", "0"}}},
-		"NOREPLICAS": {[]command{{"CONFIG", "SET", "min-replicas-to-write", "1"}}, []command{{"CONFIG", "SET", "min-replicas-to-write", "0"}}},
+		"OOM": {[]command{{"CONFIG", "SET", "maxmemory", "1"}}, []command{{"CONFIG", "SET", "maxmemory", "0"}}},
+		"NOREPLICAS": {
+			[]command{{"CONFIG", "SET", "min-replicas-to-write", "1"}},
+			[]command{{"CONFIG", "SET", "min-replicas-to-write", "0"}},
+		},
 		"READONLY": {
 			[]command{{"CONFIG", "SET", "replica-serve-stale-data", "yes"}, {"REPLICAOF", "127.0.0.1", "1"}},
 			[]command{{"REPLICAOF", "NO", "ONE"}},
 		},
 		"MISCONF": {
-			[]command{{"CONFIG", "SET", "stop-writes-on-bgsave-error", "yes"}, {"CONFIG", "SET", "save", "3600 1"}, {"SET", "x", "y"}, {"BGSAVE"}},
+			[]command{
+				{"CONFIG", "SET", "stop-writes-on-bgsave-error", "yes"}, {"CONFIG", "SET", "save", "3600 1"},
+				{"SET", "x", "y"}, {"BGSAVE"},
+			},
 			[]command{{"CONFIG", "SET", "save", ""}, {"CONFIG", "SET", "stop-writes-on-bgsave-error", "no"}},
 		},
 		"WRONGPASS": {
@@ -59,7 +65,8 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 			}
 			do("ACL", "SETUSER", "headcount", "on", ">secret", "~*", "&*", "+@all")
 			states := make(states, 64)
-			s := open(t, "redis://headcount:secret@"+server.Addr+"/0", func(c *presenceredis.Config) { c.OnState = states })
+			s := open(t, "redis://headcount:secret@"+server.Addr+"/0",
+				func(c *presenceredis.Config) { c.OnState = states })
 			want := func(up bool) {
 				t.Helper()
 				for deadline := time.After(testkit.Timeout); ; {

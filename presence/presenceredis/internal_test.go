@@ -20,8 +20,8 @@ import (
 	"headcount/scripts"
 )
 
-// A log gives the pairs of its pages numbers one after the other, so the last ones are far ahead of the clock. When such a
-// page is forgotten and comes back at once, its pair is above that: otherwise other regions would refuse it.
+// A log gives the pairs of its pages numbers one after the other, so the last ones are far ahead of the clock. When
+// such a page is forgotten and comes back at once, its pair is above that: otherwise other regions would refuse it.
 func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
@@ -233,7 +233,9 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 	c := presence.Change{Claim: claims[0], Sequence: 1}
 	for i := 0; len(c.Counts) < countBatch+50; i++ {
 		page := fmt.Sprint("p", i)
-		c.Members = append(c.Members, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
+		c.Members = append(c.Members, presence.MemberChange{
+			Member: presence.Member{User: presence.User(i), Page: page},
+		})
 		if presence.Bucket(page, s.cfg.Buckets) == 7 {
 			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
 		}
@@ -346,7 +348,10 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 func TestServerALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claim := func(number int) int64 {
-		cl := &call{Script: scripts.Claim, Keys: []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
+		cl := &call{
+			Script: scripts.Claim, Keys: []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1)},
+			Args: []any{"n", "7", "self", number},
+		}
 		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
 			t.Fatal(err)
 		}
@@ -482,7 +487,9 @@ func TestServerAnOldClusterHearsClassicChannels(t *testing.T) {
 }
 
 func newWatcher(backlog int) *watcher {
-	conn := &redisconn.Caller{Metrics: &redisconn.Metrics{Gaps: prometheus.NewCounter(prometheus.CounterOpts{Name: "gaps"})}}
+	conn := &redisconn.Caller{
+		Metrics: &redisconn.Metrics{Gaps: prometheus.NewCounter(prometheus.CounterOpts{Name: "gaps"})},
+	}
 	return &watcher{
 		s: &Store{cfg: Config{Backlog: backlog}, conn: conn}, wake: make(chan struct{}, 1),
 		feeds: map[int]*feed{1: {}, 2: {}},
@@ -555,15 +562,19 @@ func FuzzParsePublication(f *testing.F) {
 }
 
 // aCount is the record of the count of page "pq", see publish.lua.
-const aCount = "c\x00\x02pq" + "\x00\x00\x00\x01\x02" + "\x00\x65\x53\xf1\x00" + "\x00\x01\x8b\xcf\xe5\x68\x00" + "\x00\x00\x00\x00\x02\x03"
+const aCount = "c\x00\x02pq" + "\x00\x00\x00\x01\x02" + "\x00\x65\x53\xf1\x00" + "\x00\x01\x8b\xcf\xe5\x68\x00" +
+	"\x00\x00\x00\x00\x02\x03"
 
 func TestParsePublication(t *testing.T) {
-	p, err := parsePublication(3, "9 1 1 eu,u\nu 11 8 1700000000000 7\nlevel/s/a/b5 1 17 1"+aCount+"- 8 2\ncount//pgw+ 8 2\nlevel//qgw")
+	p, err := parsePublication(3,
+		"9 1 1 eu,u\nu 11 8 1700000000000 7\nlevel/s/a/b5 1 17 1"+aCount+"- 8 2\ncount//pgw+ 8 2\nlevel//qgw")
 	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Updates) != 2 || len(p.Endpoints) != 2 {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	level := presence.Update{
-		Topic: presence.Topic{Site: presence.SiteOf("s"), Kind: presence.KindOf("level"), Key: "a/b"}, Stale: true, Value: "5 1 17 1",
+		Topic: presence.Topic{
+			Site: presence.SiteOf("s"), Kind: presence.KindOf("level"), Key: "a/b",
+		}, Stale: true, Value: "5 1 17 1",
 		Version: presence.Version{Incarnation: 1700000000000, Sequence: 7},
 	}
 	count := presence.Update{
@@ -578,7 +589,9 @@ func TestParsePublication(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	for _, bad := range []string{
-		"", "1 0 \n", "1 0 0 ", "1 0 0 \n" + aCount[:len(aCount)-1], "1 0 0 \nc\x00\x00" + aCount[5:], "1 0 0 \nc", "1 0 0 \nu 1 1 1\nab", "1 0 0 \nu 8 1 1 1 1\ncount//pv", "1 0 0 \nx 8 1\ncount//pv", "1 0 0 \n+ 8 2 3 4\ncount//pgw",
+		"", "1 0 \n", "1 0 0 ", "1 0 0 \n" + aCount[:len(aCount)-1], "1 0 0 \nc\x00\x00" + aCount[5:], "1 0 0 \nc",
+		"1 0 0 \nu 1 1 1\nab", "1 0 0 \nu 8 1 1 1 1\ncount//pv", "1 0 0 \nx 8 1\ncount//pv",
+		"1 0 0 \n+ 8 2 3 4\ncount//pgw",
 		"1 0 0 \nu 5 1 1 1\ncountv", "1 0 0 \nu 8 9 1 1\ncount//pv", "1 0 0 \nu 8 18446744073709551615 1 1\ncount//pv",
 	} {
 		if p, err := parsePublication(3, bad); !errors.Is(err, errPublication) {

@@ -16,7 +16,10 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 	server := redistest.Single(t)
 	const partition, most = 5, 3
 	cfg := func(retention time.Duration) Config {
-		return Config{Conn: redistest.Dial(t, server.URL()), LastSeen: retention, MaxLastSeen: most*presence.DefaultPartitions - 1}
+		return Config{
+			Conn: redistest.Dial(t, server.URL()), LastSeen: retention,
+			MaxLastSeen: most*presence.DefaultPartitions - 1,
+		}
 	}
 	s := open(t, cfg(time.Hour))
 	now := time.Now().Truncate(time.Second)
@@ -32,7 +35,8 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 			t.Fatalf("%+v, %v", claims, err)
 		}
 		seq++
-		if out := s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: seq, Departures: departures}}); out[0].Err != nil {
+		if out := s.Write(t.Context(),
+			[]presence.Change{{Claim: claims[0], Sequence: seq, Departures: departures}}); out[0].Err != nil {
 			t.Fatal(out[0].Err)
 		}
 	}

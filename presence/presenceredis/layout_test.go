@@ -133,7 +133,9 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	}
 	c := presence.Change{Claim: claims[0], Sequence: 1}
 	for i := range presence.User(1500) {
-		c.Members = append(c.Members, presence.MemberChange{Member: presence.Member{User: i * 0x9E3779B97F4A7C15, Page: "p"}})
+		c.Members = append(c.Members, presence.MemberChange{
+			Member: presence.Member{User: i * 0x9E3779B97F4A7C15, Page: "p"},
+		})
 	}
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
 		t.Fatal(o[0].Err)
@@ -150,7 +152,8 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 			}
 			snaps, err := s.Load(t.Context(), claims)
 			if err != nil || len(snaps[0].Members) != len(c.Members) {
-				t.Fatalf("on the way from %d to %d hashes %d members are found: %v", from, to, len(snaps[0].Members), err)
+				t.Fatalf("on the way from %d to %d hashes %d members are found: %v",
+					from, to, len(snaps[0].Members), err)
 			}
 			late := *cl
 			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
@@ -225,7 +228,8 @@ func TestClockPagesThatEmptiedUnseenExpire(t *testing.T) {
 	stay := map[string]int64{"page7": 1, "page8": 2}
 	testkit.Eventually(t, "Redis is back", func() bool { _, err := s.Generation(t.Context()); return err == nil })
 	own(t, s, true, 2, stay)
-	testkit.Eventually(t, "all but two pages expire", func() bool { n, forever := empties(t, s); return n == 800 && forever == 2 })
+	testkit.Eventually(t, "all but two pages expire",
+		func() bool { n, forever := empties(t, s); return n == 800 && forever == 2 })
 	got, err := s.Counts(t.Context(), []string{"page7", "page9"})
 	if err != nil || got[0].Users != 1 || got[1].Users != 0 {
 		t.Fatalf("%+v, %v", got, err)
@@ -237,7 +241,9 @@ func TestServerPagesWrittenAtZeroExpire(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
 	write := func(seq uint64, n int64) {
-		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: "page", Users: n}}}})
+		o := s.Write(t.Context(), []presence.Change{
+			{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: "page", Users: n}}},
+		})
 		if o[0].Err != nil {
 			t.Fatal(o[0].Err)
 		}
@@ -265,7 +271,9 @@ func TestServerEmptyPagesAreBounded(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 100})
 	claims := own(t, s, false, 1, nil)
 	write := func(seq uint64, page string, n int64) presence.Count {
-		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}}})
+		o := s.Write(t.Context(), []presence.Change{
+			{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}},
+		})
 		if o[0].Err != nil {
 			t.Fatal(o[0].Err)
 		}
@@ -288,7 +296,8 @@ func TestServerEmptyPagesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page000").Val() != 0 || c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page299").Val() != 1 {
+	if c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page000").Val() != 0 ||
+		c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page299").Val() != 1 {
 		t.Error("it is not the page that is empty longest that was forgotten")
 	}
 	if got, err := s.Counts(t.Context(), []string{"page stays"}); err != nil || got[0].Users != 1 {
@@ -311,7 +320,10 @@ func TestServerAForeignValueIsNoEmptyPage(t *testing.T) {
 	for i := range uint64(30) {
 		page := fmt.Sprint("page", i)
 		for n := range int64(2) {
-			change := presence.Change{Claim: claims[1], Sequence: 2 + 2*i + uint64(n), Counts: []presence.PageUsers{{Page: page, Users: 1 - n}}}
+			change := presence.Change{
+				Claim: claims[1], Sequence: 2 + 2*i + uint64(n),
+				Counts: []presence.PageUsers{{Page: page, Users: 1 - n}},
+			}
 			if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
 				t.Fatal(o[0].Err)
 			}
@@ -320,7 +332,8 @@ func TestServerAForeignValueIsNoEmptyPage(t *testing.T) {
 			c.Set(t.Context(), at(t, s).pagePrefix(0)+page, "theirs", 0)
 		}
 	}
-	testkit.Eventually(t, "few pages are empty", func() bool { return c.ZCard(t.Context(), at(t, s).emptiesKey(0)).Val() < 10 })
+	testkit.Eventually(t, "few pages are empty",
+		func() bool { return c.ZCard(t.Context(), at(t, s).emptiesKey(0)).Val() < 10 })
 	if is := c.Get(t.Context(), at(t, s).pagePrefix(0)+"page0").Val(); is != "theirs" {
 		t.Errorf("the key of another program has %q", is)
 	}

@@ -20,7 +20,9 @@ import (
 func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	cfg := Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour}
+	cfg := Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour,
+	}
 	reader := open(t, cfg)
 	var both [2]*Store // they end before the test does
 	for i := range both {
@@ -35,7 +37,9 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		change := presence.Change{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: users}}}
+		change := presence.Change{
+			Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: users}},
+		}
 		for _, u := range arrivals {
 			change.Arrivals = append(change.Arrivals, presence.Arrival{User: u, Page: "p"})
 		}
@@ -58,7 +62,8 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 		n := len(a.Points)
 		ago := func(minutes int) int64 { return a.Points[n-1-minutes].Max }
 		// The clock may have gone on to the next minute between two steps of the test.
-		if a.Now != 2 || ago(40) != 0 || max(ago(29), ago(30), ago(31), ago(32)) != 7 || ago(25) != 3 || ago(10) != 1 || ago(0) != 2 {
+		if a.Now != 2 || ago(40) != 0 || max(ago(29), ago(30), ago(31), ago(32)) != 7 || ago(25) != 3 || ago(10) != 1 ||
+			ago(0) != 2 {
 			t.Errorf("%s: %+v", when, a)
 		}
 	}
@@ -76,7 +81,9 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	if a := answer(reader); a.Joins != 8 || a.Visitors != 7 {
 		t.Errorf("after both have ended: %d joins, %d visitors; want 8, 7", a.Joins, a.Visitors)
 	}
-	for _, key := range []string{at(t, reader).minutesKey(b, "p"), at(t, reader).visitsKey(b, minutes.Of(time.Now())/60, "p")} {
+	for _, key := range []string{
+		at(t, reader).minutesKey(b, "p"), at(t, reader).visitsKey(b, minutes.Of(time.Now())/60, "p"),
+	} {
 		if left := server.Do(t, "TTL", key); fmt.Sprint(left) == "-1" {
 			t.Errorf("%s does not expire", key)
 		}
@@ -114,12 +121,17 @@ func remembers(t testing.TB, s *Store) minutes.Answer {
 func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"}, PageStats: time.Hour, Partitions: 1})
+	s := open(t, Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"},
+		PageStats: time.Hour, Partitions: 1,
+	})
 	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := presence.Change{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true}
+	c := presence.Change{
+		Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true,
+	}
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
 		t.Fatal(o[0].Err)
 	}
@@ -129,7 +141,9 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 		t.Helper()
 		acks, err := peer.Merge(t.Context(), []pncounter.Batch{{
 			Region: "eu", Bucket: b, Log: 5, From: to - 1, To: to, Floor: 1, Complete: true,
-			Pages: []pncounter.PagePair{{Page: "p", Pair: pncounter.Pair{Incarnation: 5, Increments: up, Decrements: down}}},
+			Pages: []pncounter.PagePair{
+				{Page: "p", Pair: pncounter.Pair{Incarnation: 5, Increments: up, Decrements: down}},
+			},
 		}})
 		if err != nil || acks[0].Status != pncounter.Merged {
 			t.Fatalf("%+v, %v", acks, err)
@@ -164,7 +178,10 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
-	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour, Partitions: 1})
+	s := open(t, Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour,
+		Partitions: 1,
+	})
 	key := at(t, s).pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
 	var claims []presence.Claim
 	claim := func() (err error) {
@@ -173,7 +190,10 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	}
 	set := func(users int64) {
 		t.Helper()
-		change := presence.Change{Claim: claims[0], Sequence: uint64(time.Now().UnixNano()), Counts: []presence.PageUsers{{Page: "p", Users: users}}}
+		change := presence.Change{
+			Claim: claims[0], Sequence: uint64(time.Now().UnixNano()),
+			Counts: []presence.PageUsers{{Page: "p", Users: users}},
+		}
 		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
 			t.Fatal(o[0].Err)
 		}

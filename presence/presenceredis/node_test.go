@@ -22,7 +22,10 @@ func TestClockANodeHealsRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, server.URL())
-	n, err := node.New(s, node.Config{Name: "node", PresenceTimeout: time.Minute, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
+	n, err := node.New(s, node.Config{
+		Name: "node", PresenceTimeout: time.Minute, Reply: replies(func(string, *heartbeat.Reply) {}),
+		Log: zerolog.Nop(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +62,8 @@ func TestClockANodeHealsRedis(t *testing.T) {
 		"emptied": func() { server.Flush(t) },
 		"restarted": func() {
 			server.Kill()
-			testkit.Eventually(t, "the store misses Redis", func() bool { _, err := s.Generation(ctx); return err != nil })
+			testkit.Eventually(t, "the store misses Redis",
+				func() bool { _, err := s.Generation(ctx); return err != nil })
 			server.Restart(t)
 		},
 	} {

@@ -9,8 +9,8 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// Gateways and presence nodes agree on where PostgreSQL is. It is added while no other one runs, and so is what this release keeps in
-// another way than an older one.
+// Gateways and presence nodes agree on where PostgreSQL is. It is added while no other one runs, and so is what this
+// release keeps in another way than an older one.
 func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	server := redistest.Single(t)
 	start := func(name, postgres string) (*presenceredis.Store, error) {
@@ -58,7 +58,9 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	refused(start("a:1", "none")) // also when nobody runs
 
 	lease := func(roles string) { server.Do(t, "HSET", "hc:{c}:leases", "old:1", "9999999999999 1 "+roles) }
-	for _, older := range [][]any{{"HSET", "hc:{c}:facts", "postgres", "behind"}, {"HDEL", "hc:{c}:facts", "postgres"}} {
+	for _, older := range [][]any{
+		{"HSET", "hc:{c}:facts", "postgres", "behind"}, {"HDEL", "hc:{c}:facts", "postgres"},
+	} {
 		server.Do(t, older...)
 		for _, roles := range []string{"dispatcher,gateway", "presence,dispatcher"} {
 			lease(roles)

@@ -17,7 +17,10 @@ func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 // open returns a store that ends with the test.
 func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presenceredis.Store {
 	t.Helper()
-	cfg := presenceredis.Config{Conn: redistest.Dial(t, url), Log: zerolog.New(zerolog.NewTestWriter(t)), Facts: presenceredis.Facts{Region: "local", Secret: "k"}}
+	cfg := presenceredis.Config{
+		Conn: redistest.Dial(t, url), Log: zerolog.New(zerolog.NewTestWriter(t)),
+		Facts: presenceredis.Facts{Region: "local", Secret: "k"},
+	}
 	for _, w := range with {
 		w(&cfg)
 	}
@@ -35,8 +38,8 @@ func forContract(c *presenceredis.Config) {
 	c.PageStats, c.LastSeen, c.FactsWait = time.Hour, time.Hour, 50*time.Millisecond
 }
 
-// Everything that the store does works over TLS for the user that deploy/redis.acl documents, and Redis has refused that
-// user nothing.
+// Everything that the store does works over TLS for the user that deploy/redis.acl documents, and Redis has refused
+// that user nothing.
 func TestServerContract(t *testing.T) {
 	server := secure(t)
 	presencetest.Run(t, func(t testing.TB) presencetest.Store {
@@ -61,5 +64,6 @@ func TestServerContractOnCluster(t *testing.T) {
 }
 
 func TestServerASlowWatcherIsToldToReadAgain(t *testing.T) {
-	presencetest.SlowWatcher(t, open(t, redistest.Single(t).URL(), func(c *presenceredis.Config) { c.Backlog = 64 << 10 }))
+	presencetest.SlowWatcher(t,
+		open(t, redistest.Single(t).URL(), func(c *presenceredis.Config) { c.Backlog = 64 << 10 }))
 }

@@ -39,15 +39,22 @@ func TestServerDifferentSettingsAreRefused(t *testing.T) {
 		change func(*presenceredis.Config)
 		want   string // in the text; empty: no error
 	}{
-		"same":       {func(*presenceredis.Config) {}, ""},
-		"partitions": {func(c *presenceredis.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
-		"buckets":    {func(c *presenceredis.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
-		"region":     {func(c *presenceredis.Config) { c.Facts.Region = "eu" }, `this Redis belongs to the region "local", and not to "eu"`},
-		"secret":     {func(c *presenceredis.Config) { c.Facts.Secret = "x" }, `--cluster-secret differs`},
+		"same": {func(*presenceredis.Config) {}, ""},
+		"partitions": {
+			func(c *presenceredis.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`,
+		},
+		"buckets": {func(c *presenceredis.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
+		"region": {
+			func(c *presenceredis.Config) {
+				c.Facts.Region = "eu"
+			}, `this Redis belongs to the region "local", and not to "eu"`,
+		},
+		"secret": {func(c *presenceredis.Config) { c.Facts.Secret = "x" }, `--cluster-secret differs`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := renew(t, open(t, url, quick, tc.change), p)
-			if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
+			if tc.want == "" && err != nil || tc.want != "" &&
+				(!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
 				t.Fatalf("Renew = %v, want %q", err, tc.want)
 			}
 		})
@@ -70,16 +77,18 @@ func TestServerAnotherFormatIsRefused(t *testing.T) {
 		}
 		p.Name = "b"
 		_, err := renew(t, open(t, server.URL(), quick), p)
-		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 5 and 6; run the version that wrote it") {
+		if !errors.Is(err, presence.ErrFacts) ||
+			!strings.Contains(err.Error(), says+", this version knows 5 and 6; run the version that wrote it") {
 			t.Errorf("%q: %v", is, err)
 		}
 	}
 }
 
-// A Redis that a process of the release before has begun keeps its hash tags, as that process may still be running. A new
-// one gets tags that are spread evenly.
+// A Redis that a process of the release before has begun keeps its hash tags, as that process may still be running. A
+// new one gets tags that are spread evenly.
 func TestServerARedisKeepsItsHashTags(t *testing.T) {
-	for format, begins := range map[string]string{"5": fmt.Sprintf("hc:{b%d}:", presence.Bucket("p", presence.DefaultBuckets)),
+	for format, begins := range map[string]string{"5": fmt.Sprintf("hc:{b%d}:",
+		presence.Bucket("p", presence.DefaultBuckets)),
 		"6": presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "")} {
 		t.Run("format "+format, func(t *testing.T) {
 			server := redistest.Single(t)
@@ -113,18 +122,20 @@ func TestServerARedisKeepsItsHashTags(t *testing.T) {
 	}
 }
 
-// Who does not know the number of the format of webhooks goes by, and neither writes nor changes it. The first process that
-// knows it writes it.
+// Who does not know the number of the format of webhooks goes by, and neither writes nor changes it. The first process
+// that knows it writes it.
 func TestServerAnotherFormatOfWebhooksIsRefused(t *testing.T) {
 	server := redistest.Single(t)
-	const refused = `the webhooks' data in Redis is of format "1", this version knows 2; run the version that wrote it, or delete the keys`
+	const refused = `the webhooks' data in Redis is of format "1", this version knows 2; run the version that wrote ` +
+		`it, or delete the keys`
 	for i, tc := range []struct {
 		knows    int
 		is, want string
 	}{{0, "", ""}, {1, "1", ""}, {0, "1", ""}, {2, "1", refused}} {
 		s := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Webhooks = tc.knows })
 		_, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1})
-		if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
+		if tc.want == "" && err != nil || tc.want != "" &&
+			(!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%d: Renew = %v, want %q", i, err, tc.want)
 		}
 		if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", "webhooks").([]any)[0].(string); is != tc.is {
@@ -133,8 +144,8 @@ func TestServerAnotherFormatOfWebhooksIsRefused(t *testing.T) {
 	}
 }
 
-// The first process writes the number of the format of counters. Processes with counters of another format serve presence
-// beside it, and change neither the number nor, in a Redis of before there were numbers, that there is none.
+// The first process writes the number of the format of counters. Processes with counters of another format serve
+// presence beside it, and change neither the number nor, in a Redis of before there were numbers, that there is none.
 func TestServerCountersOfAnotherFormatDoNotKeepAProcessOut(t *testing.T) {
 	for _, first := range []int{2, 0} {
 		server := redistest.Single(t)
@@ -195,8 +206,8 @@ func TestServerRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	}
 }
 
-// The clock of Redis goes back, as after a failover to a server whose clock is behind. A process that has died keeps its
-// lease no longer than otherwise.
+// The clock of Redis goes back, as after a failover to a server whose clock is behind. A process that has died keeps
+// its lease no longer than otherwise.
 func TestClockAClockThatGoesBack(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, server.URL(), quick)
@@ -226,7 +237,9 @@ func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	facts := server.Do(t, "HGETALL", "hc:{c}:facts")
-	for _, lose := range [][]any{{"DEL", "hc:{c}:facts"}, {"HDEL", "hc:{c}:facts", "format", "secret"}, {"HDEL", "hc:{c}:facts", "region"}} {
+	for _, lose := range [][]any{
+		{"DEL", "hc:{c}:facts"}, {"HDEL", "hc:{c}:facts", "format", "secret"}, {"HDEL", "hc:{c}:facts", "region"},
+	} {
 		server.Do(t, lose...)
 		if _, _, err := old.Renew(t.Context(), p, time.Minute); err != nil {
 			t.Fatal(err)
@@ -234,7 +247,8 @@ func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 		if got := server.Do(t, "HGETALL", "hc:{c}:facts"); len(got.([]any)) != len(facts.([]any)) {
 			t.Errorf("after %v: %v, want %v", lose, got, facts)
 		}
-		stranger := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Region, c.Facts.Secret = "other", "x" })
+		stranger := open(t, server.URL(), quick,
+			func(c *presenceredis.Config) { c.Facts.Region, c.Facts.Secret = "other", "x" })
 		if _, err := renew(t, stranger, presence.Process{Name: "stranger"}); !errors.Is(err, presence.ErrFacts) {
 			t.Errorf("after %v another region and secret: %v, want ErrFacts", lose, err)
 		}

@@ -86,7 +86,9 @@ func differential(t *testing.T, url string, flush func(), owner bool) {
 				counts = append(counts, presence.PageUsers{Page: page, Users: 1})
 			}
 		}
-		if out := s.Write(context.Background(), []presence.Change{{Claim: claims[0], Sequence: 1, Counts: counts, Complete: true}}); out[0].Err != nil {
+		if out := s.Write(context.Background(), []presence.Change{
+			{Claim: claims[0], Sequence: 1, Counts: counts, Complete: true},
+		}); out[0].Err != nil {
 			rt.Fatal(out[0].Err)
 		}
 		var model presencetest.Copy
@@ -194,7 +196,9 @@ func (w *world) write(changes ...presence.Change) {
 func (w *world) set(page string, users int64) {
 	w.t.Helper()
 	w.sequence++
-	w.write(presence.Change{Claim: w.claims[0], Sequence: w.sequence, Counts: []presence.PageUsers{{Page: page, Users: users}}})
+	w.write(presence.Change{
+		Claim: w.claims[0], Sequence: w.sequence, Counts: []presence.PageUsers{{Page: page, Users: users}},
+	})
 	if w.shared != nil { // a dispatcher would say so
 		w.shared.Changed(presence.Bucket(page, presence.DefaultBuckets))
 	}
@@ -215,7 +219,10 @@ func (w *world) share(stale time.Duration, peers map[string]string) {
 		s := open(w.t, url, func(c *presenceredis.Config) { c.Conn = conn })
 		list = append(list, region.Peer{Name: name, Remote: presenceredis.NewPeer(s, w.name, name)})
 	}
-	r := region.New(region.Config{Local: w.Store, Peers: list, StaleAfter: stale, Every: 20 * time.Millisecond, Log: zerolog.New(zerolog.NewTestWriter(w.t)).With().Str("region", w.name).Logger()})
+	r := region.New(region.Config{
+		Local: w.Store, Peers: list, StaleAfter: stale, Every: 20 * time.Millisecond,
+		Log: zerolog.New(zerolog.NewTestWriter(w.t)).With().Str("region", w.name).Logger(),
+	})
 	w.buckets = nil
 	for i := range presence.DefaultBuckets {
 		w.buckets = append(w.buckets, i)
@@ -272,8 +279,8 @@ func three(t *testing.T) (servers map[string]*redistest.Server, worlds map[strin
 	return servers, worlds
 }
 
-// Regions share counts whichever release has begun their Redis: each has hash tags of its own. A Redis that is emptied and
-// begun anew may get others.
+// Regions share counts whichever release has begun their Redis: each has hash tags of its own. A Redis that is emptied
+// and begun anew may get others.
 func TestServerRegionsWithOtherHashTagsShareCounts(t *testing.T) {
 	t.Parallel()
 	servers := map[string]*redistest.Server{"us": redistest.Start(t), "eu": redistest.Start(t)}
@@ -343,7 +350,8 @@ func TestServerRegionsShareCounts(t *testing.T) {
 		before := read(t, worlds["us"].Store, "p").Version
 		servers["us"].Flush(t)
 		worlds["us"].renew()
-		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1}, presence.PageUsers{Page: presence.AllPages, Users: 1})
+		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1},
+			presence.PageUsers{Page: presence.AllPages, Users: 1})
 		look()
 		all("p", 4)
 		all(presence.AllPages, 6)
@@ -471,7 +479,8 @@ func editPairs(t *testing.T, c *redis.Client, key string, edit func(pairs string
 	body := len(text) - int(text[lengthAt])<<8 - int(text[lengthAt+1])
 	pairs := edit(text[body:])
 	length := string([]byte{byte(len(pairs) >> 8), byte(len(pairs))})
-	if err := c.Set(t.Context(), key, text[:lengthAt]+length+text[lengthAt+2:body]+pairs, redis.KeepTTL).Err(); err != nil {
+	if err := c.Set(t.Context(), key, text[:lengthAt]+length+text[lengthAt+2:body]+pairs,
+		redis.KeepTTL).Err(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -559,14 +568,16 @@ func TestServerAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 	server := redistest.Start(t)
 	newWorld(t, server.URL(), "eu")
 	server.Do(t, "ACL", "SETUSER", "us", "on", ">secret", "~hc:*", "&hc:*", "+@all")
-	peer := presenceredis.NewPeer(open(t, strings.Replace(server.URL(), "redis://", "redis://us:secret@", 1)), "us", "eu")
+	peer := presenceredis.NewPeer(open(t, strings.Replace(server.URL(), "redis://", "redis://us:secret@", 1)), "us",
+		"eu")
 	if err := peer.Hello(t.Context(), "me"); err != nil {
 		t.Fatal(err)
 	}
 	server.Do(t, "ACL", "SETUSER", "us", "off")
 	server.Do(t, "CLIENT", "KILL", "USER", "us")
 	for range 6 {
-		if err := peer.Hello(t.Context(), "me"); !errors.Is(err, presence.ErrUnavailable) || errors.Is(err, pncounter.ErrRefused) {
+		if err := peer.Hello(t.Context(), "me"); !errors.Is(err, presence.ErrUnavailable) ||
+			errors.Is(err, pncounter.ErrRefused) {
 			t.Fatalf("with its user switched off: %v", err)
 		}
 		if _, err := peer.Positions(t.Context(), []int{0, 1}); !errors.Is(err, presence.ErrUnavailable) {

@@ -20,20 +20,26 @@ import (
 
 // TestServerEveryScriptMayRunTwice holds each script to what its head says: a run that
 // is repeated at once changes nothing in Redis and publishes nothing. What moves
-// with the time (a lease, a greeting) is told apart.
+// with the time (a lease, a greeting) is left out.
 //
 // The invariants by script, and where else they are held:
 //
-//	claim, members, resize, counts, fence, load  single writer, and late runs: TestServerLateAndRepeatedRunsChangeNothing,
+//	claim, members, resize, counts, fence, load
+//	                                     single writer, and late runs: TestServerLateAndRepeatedRunsChangeNothing,
 //	                                     TestServerALateClaimDoesNothing, TestServerAZombieWritesNoCount, presencetest
-//	log, own, relog, peers, merge        regions converge, a pair never falls: TestServerMergeEqualsThePureType, TestServerRegionsShareCounts
+//	log, own, relog, peers, merge        regions converge, a pair never falls: TestServerMergeEqualsThePureType,
+//	                                     TestServerRegionsShareCounts
 //	read, values, detach                 an endpoint is told once; a change after the read is told to it: presencetest
 //	change, save                         once per key; no lost update: presencetest's unread contract
-//	renew, leave, hello                  one owner of a name; facts agree: presencetest, TestServerDifferentSettingsAreRefused
+//	renew, leave, hello                  one owner of a name; facts agree: presencetest,
+//	                                     TestServerDifferentSettingsAreRefused
 func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4, LastSeen: time.Hour})
+	s := open(t, Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond,
+		Buckets: 4, LastSeen: time.Hour,
+	})
 	ctx := t.Context()
 	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
 	err := presence.ErrNoFacts
@@ -52,15 +58,20 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	state, pageKey, bell := at(t, s).stateKey(b), at(t, s).pagePrefix(b)+"p", at(t, s).channel(b, 0)
 	level, u := unread.LevelTopic("p").String(), unread.User{1}
 	ub := s.userBucket(u)
-	change := presence.Change{Claim: c, Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true,
-		Members: []presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}}, Departures: []presence.Departure{{User: 3, At: time.Now()}}}
+	change := presence.Change{Claim: c, Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}},
+		Complete:   true,
+		Members:    []presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}},
+		Departures: []presence.Departure{{User: 3, At: time.Now()}}}
 	var calls []*call
 	add := func(name scripts.Name, keys []string, args ...any) {
 		calls = append(calls, &call{Script: name, Keys: keys, Args: args})
 	}
 	add(scripts.Claim, []string{at(t, s).ownerKey(2), at(t, s).dirtyKey(2)}, "n", gen, "other", 7)
-	add(scripts.Fence, []string{state, at(t, s).fenceKey(b), at(t, s).readyKey(b), at(t, s).logKey(b)}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
-	add(scripts.Peers, []string{state, at(t, s).readyKey(b), at(t, s).logKey(b)}, bell, "PUBLISH", s.cfg.Partitions, "eu", 1)
+	add(scripts.Fence, []string{
+		state, at(t, s).fenceKey(b), at(t, s).readyKey(b), at(t, s).logKey(b),
+	}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
+	add(scripts.Peers, []string{state, at(t, s).readyKey(b), at(t, s).logKey(b)}, bell, "PUBLISH", s.cfg.Partitions,
+		"eu", 1)
 	add(scripts.Relog, []string{state, at(t, s).logKey(b)}, 0, len(at(t, s).pagePrefix(b)), "")
 	calls = append(calls, s.memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
@@ -69,26 +80,42 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 			calls = append(calls, &cc.call)
 		}
 	}
-	add(scripts.Load, []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1), at(t, s).memberKey(1, 0)}, c.Epoch, gen, 1, 1)
-	add(scripts.Resize, []string{at(t, s).ownerKey(1), at(t, s).memberKey(1, 0), at(t, s).memberKey(1, 1)}, c.Epoch, gen, 1, 2)
+	add(scripts.Load, []string{
+		at(t, s).ownerKey(1), at(t, s).dirtyKey(1), at(t, s).memberKey(1, 0),
+	}, c.Epoch, gen, 1, 1)
+	add(scripts.Resize, []string{
+		at(t, s).ownerKey(1), at(t, s).memberKey(1, 0), at(t, s).memberKey(1, 1),
+	}, c.Epoch, gen, 1, 2)
 	add(scripts.Log, []string{state, at(t, s).logKey(b), at(t, s).readyKey(b)}, s.cfg.Partitions, 0, 0, 10)
 	add(scripts.Own, []string{state, at(t, s).logKey(b), pageKey}, len(at(t, s).pagePrefix(b)))
-	add(scripts.Merge, []string{state, at(t, s).readyKey(b), at(t, s).emptiesKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, 60, len(at(t, s).pagePrefix(b)),
+	add(scripts.Merge, []string{
+		state, at(t, s).readyKey(b), at(t, s).emptiesKey(b), pageKey,
+	}, bell, "PUBLISH", s.cfg.Partitions, 60, len(at(t, s).pagePrefix(b)),
 		"eu", 5, 0, 1, 5, 1, 5, 3, 1)
 	add(scripts.Sweep, []string{state, at(t, s).emptiesKey(b), pageKey}, len(at(t, s).pagePrefix(b)), 60, 0, "1")
-	add(scripts.Change, []string{state, at(t, s).historyKey(b, "p"), at(t, s).onceKey(b, "k")}, bell, "PUBLISH", level, u.String(), 10, 60)
-	add(scripts.Save, []string{at(t, s).stateKey(ub), at(t, s).recordKey(ub, u.String())}, at(t, s).channel(ub, 0), "PUBLISH", unread.RecordTopic(u).String(), "0 0", 5, 60, 1, "p", "0 0 0")
-	add(scripts.Read, []string{state, at(t, s).readyKey(b), at(t, s).endpointsKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, len(at(t, s).pagePrefix(b)), presence.CountTopic("").String(), "gw", 1)
-	add(scripts.Values, []string{state, at(t, s).endpointsKey(b), at(t, s).historyKey(b, "p")}, bell, "PUBLISH", "gw", levelField, level)
-	add(scripts.Remember, []string{at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1, make([]byte, entryBytes), "1234writer", "\x01")
+	add(scripts.Change, []string{
+		state, at(t, s).historyKey(b, "p"), at(t, s).onceKey(b, "k"),
+	}, bell, "PUBLISH", level, u.String(), 10, 60)
+	add(scripts.Save, []string{at(t, s).stateKey(ub), at(t, s).recordKey(ub, u.String())}, at(t, s).channel(ub, 0),
+		"PUBLISH", unread.RecordTopic(u).String(), "0 0", 5, 60, 1, "p", "0 0 0")
+	add(scripts.Read, []string{
+		state, at(t, s).readyKey(b), at(t, s).endpointsKey(b), pageKey,
+	}, bell, "PUBLISH", s.cfg.Partitions, len(at(t, s).pagePrefix(b)), presence.CountTopic("").String(), "gw", 1)
+	add(scripts.Values, []string{
+		state, at(t, s).endpointsKey(b), at(t, s).historyKey(b, "p"),
+	}, bell, "PUBLISH", "gw", levelField, level)
+	add(scripts.Remember, []string{at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1,
+		make([]byte, entryBytes), "1234writer", "\x01")
 	add(scripts.Minutes, []string{state, pageKey, at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")})
 	add(scripts.Detach, []string{state, at(t, s).endpointsKey(b)}, bell, "PUBLISH", "gw", level)
 	add(scripts.Hello, []string{factsKey, regionsKey}, "eu", "me", 3000)
-	add(scripts.Renew, []string{factsKey, leasesKey}, append([]any{"b", "1", "gateway", 60000, 1, 0, 0}, s.facts()...)...)
+	add(scripts.Renew, []string{factsKey, leasesKey},
+		append([]any{"b", "1", "gateway", 60000, 1, 0, 0}, s.facts()...)...)
 	add(scripts.Leave, []string{leasesKey}, "a", "1")
 
 	ran := map[scripts.Name]bool{}
-	moves := map[scripts.Name]bool{scripts.Hello: true, scripts.Renew: true, scripts.Remember: true} // a minute that stands twice is read once
+	// a minute that stands twice is read once
+	moves := map[scripts.Name]bool{scripts.Hello: true, scripts.Renew: true, scripts.Remember: true}
 	for _, cl := range calls {
 		ran[cl.Script] = true
 		var after [2]map[string]string

@@ -27,7 +27,8 @@ func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 	}
 	forget := func(ctx context.Context, s *unread.FollowService, u unread.User) error { return s.Forget(ctx, u) }
 
-	if err := follow(t.Context(), near, unread.User{255}); err != nil { // Redis has the script when the late call arrives
+	// Redis has the script when the late call arrives
+	if err := follow(t.Context(), near, unread.User{255}); err != nil {
 		t.Fatal(err)
 	}
 	for i, tc := range []struct {

@@ -78,7 +78,8 @@ func TestClockAFollowerThatHearsNothingReads(t *testing.T) {
 	c.set(0, "p", 2)
 	testkit.Within(t, 10*time.Second, "a count that nobody hears", func() bool { return users("p") == 2 })
 	users = c.follow("p")
-	testkit.Within(t, 10*time.Second, "a count for one who could never subscribe", func() bool { return users("p") == 2 })
+	testkit.Within(t, 10*time.Second, "a count for one who could never subscribe",
+		func() bool { return users("p") == 2 })
 }
 
 // A slot that moves takes its channel along.

@@ -182,7 +182,9 @@ func TestCopyConverges(t *testing.T) {
 		var late []pncounter.Batch
 		deliver := func(b pncounter.Batch) { s.answer(b, c.Merge(b)) }
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
-			switch rapid.SampledFrom([]string{"set", "set", "set", "send", "send", "late", "lose", "forget", "clock", "backup", "restore", "empty"}).Draw(t, "step") {
+			switch rapid.SampledFrom([]string{
+				"set", "set", "set", "send", "send", "late", "lose", "forget", "clock", "backup", "restore", "empty",
+			}).Draw(t, "step") {
 			case "set":
 				s.set(rapid.SampledFrom(pages).Draw(t, "page"), rapid.Int64Range(0, 4).Draw(t, "users"))
 			case "send":
@@ -245,7 +247,9 @@ func TestCopyConverges(t *testing.T) {
 func TestPairsAreRefusedUntilTheyAreRaised(t *testing.T) {
 	var c Copy
 	batch := func(from, to, incarnation uint64) pncounter.Batch {
-		page := pncounter.PagePair{Page: "a", Pair: pncounter.Pair{Incarnation: incarnation, Increments: int64(incarnation)}}
+		page := pncounter.PagePair{
+			Page: "a", Pair: pncounter.Pair{Incarnation: incarnation, Increments: int64(incarnation)},
+		}
 		return pncounter.Batch{Log: 5, From: from, To: to, Complete: true, Pages: []pncounter.PagePair{page}}
 	}
 	c.Merge(batch(0, 1, 9))

@@ -16,7 +16,8 @@ var twin = presence.SiteOf("shop").Qualify("p")
 // process knows.
 func unknownTopics(t *testing.T, s Store) {
 	list := []presence.Topic{
-		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: presence.SiteOf("other"), Kind: presence.KindOf("later"), Key: "p"},
+		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"},
+		{Site: presence.SiteOf("other"), Kind: presence.KindOf("later"), Key: "p"},
 	}
 	e := listen(t, s, allBuckets())
 	claim(t, s, 3).set("p", 4)
@@ -25,7 +26,8 @@ func unknownTopics(t *testing.T, s Store) {
 		t.Fatalf("Attach = %+v, %v", updates, err)
 	}
 	for i, u := range updates {
-		if known := i == 1; u.Topic != list[i] || (u.Version != presence.Version{}) != known || (u.Value != "") != known {
+		if known := i == 1; u.Topic != list[i] || (u.Version != presence.Version{}) != known ||
+			(u.Value != "") != known {
 			t.Errorf("%s reads as %+v", list[i], u)
 		}
 	}
@@ -99,7 +101,8 @@ func endpoints(t *testing.T, s Store) {
 				want = want[:len(want)-1]
 			}
 			byName := func(a, b presence.Topic) int { return cmp.Compare(a.Name(), b.Name()) }
-			if slices.SortFunc(missing, byName); err != nil || !slices.Equal(missing, slices.SortedFunc(slices.Values(want), byName)) {
+			if slices.SortFunc(missing, byName); err != nil ||
+				!slices.Equal(missing, slices.SortedFunc(slices.Values(want), byName)) {
 				t.Fatalf("after %+v %s misses %v, %v; want %v", step, gw, missing, err, want)
 			}
 		}

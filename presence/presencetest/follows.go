@@ -295,7 +295,9 @@ func unreadModel(t *testing.T, s Store) {
 		pages := []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
 		past := make([]*changed, len(pages))
 		for i := range past {
-			past[i] = &changed{keys: map[string]bool{}, owns: map[unread.User]unread.Own{}, last: map[unread.User]int64{}}
+			past[i] = &changed{
+				keys: map[string]bool{}, owns: map[unread.User]unread.Own{}, last: map[unread.User]int64{},
+			}
 		}
 
 		if r := record(rt, s, users[0]); !sameRecord(r, unread.Record{}) {

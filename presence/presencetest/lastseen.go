@@ -13,7 +13,9 @@ func (w *writer) depart(departures ...presence.Departure) {
 	w.t.Helper()
 	c := w.change(nil)
 	for _, d := range departures {
-		c.Members = append(c.Members, presence.MemberChange{Member: presence.Member{User: d.User, Page: "p"}, Gone: true})
+		c.Members = append(c.Members, presence.MemberChange{
+			Member: presence.Member{User: d.User, Page: "p"}, Gone: true,
+		})
 	}
 	c.Departures = departures
 	for range 2 { // writes may be repeated
@@ -72,7 +74,8 @@ func manyDeparted(t *testing.T, s Store) {
 		departures[i] = presence.Departure{User: users[i], At: at}
 	}
 	w := claim(t, s, 3)
-	c := w.change([]presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}}) // fewer members than departures
+	// fewer members than departures
+	c := w.change([]presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}})
 	c.Departures = departures
 	w.write(c)
 	wantSeen(t, s, users, want...)
@@ -95,6 +98,7 @@ func forgotten(t *testing.T, s Store) {
 		}
 		wantSeen(t, s, []presence.User{a, b}, time.Time{}, at)
 	}
-	w.depart(presence.Departure{User: a, At: at.Add(-time.Second)}) // a later write, of which the store knows nothing any more
+	// a later write, of which the store knows nothing any more
+	w.depart(presence.Departure{User: a, At: at.Add(-time.Second)})
 	wantSeen(t, s, []presence.User{a, b}, at.Add(-time.Second), at)
 }

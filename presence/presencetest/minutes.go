@@ -45,7 +45,12 @@ func runningMinute(t *testing.T, s Store) {
 	if nobody := answer("q"); nobody.Peak.Max != 0 || nobody.Joins != 0 || nobody.Visitors != 0 {
 		t.Errorf("a page nobody ever joined: %+v", nobody)
 	}
-	if fenced := s.Write(t.Context(), []presence.Change{{Claim: presence.Claim{Partition: 5, Epoch: 1}, Sequence: 99, Arrivals: []presence.Arrival{{User: 9, Page: "q"}}}}); fenced[0].Err == nil {
+	if fenced := s.Write(t.Context(), []presence.Change{
+		{
+			Claim: presence.Claim{Partition: 5, Epoch: 1}, Sequence: 99,
+			Arrivals: []presence.Arrival{{User: 9, Page: "q"}},
+		},
+	}); fenced[0].Err == nil {
 		t.Error("a change under an old claim is written")
 	}
 	if late := answer("q"); late.Joins != 0 {

@@ -58,7 +58,10 @@ func model(t *testing.T, s Store) {
 	run := 0
 	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
 		run++
-		h := &history{T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{}, joined: map[string]bool{}}
+		h := &history{
+			T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{},
+			joined: map[string]bool{},
+		}
 		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:3] {
 			h.pages = append(h.pages, fmt.Sprint(name, run, name))
 		}
@@ -105,12 +108,15 @@ func (h *history) step(few []int) {
 	p := rapid.SampledFrom(few).Draw(h.T, "partition")
 	o := h.owners[p]
 	h.changed, h.began = map[string]bool{}, time.Now()
-	switch rapid.SampledFrom([]string{"write", "write", "write", "many", "many", "repeat", "claim", "load"}).Draw(h.T, "step") {
+	switch rapid.SampledFrom([]string{
+		"write", "write", "write", "many", "many", "repeat", "claim", "load",
+	}).Draw(h.T, "step") {
 	case "write":
 		c := h.change(p, 4)
 		out := h.write(c)[0]
 		for i, got := range out.Counts {
-			if want := c.Counts[i]; got.Page != want.Page || got.Users != h.total(got.Page) || got != count(h, h.s, got.Page) {
+			if want := c.Counts[i]; got.Page != want.Page || got.Users != h.total(got.Page) ||
+				got != count(h, h.s, got.Page) {
 				h.Fatalf("after %+v: the answer is %+v, the store has %+v", want, got, count(h, h.s, got.Page))
 			}
 		}
@@ -176,7 +182,9 @@ func (h *history) change(p int, size int64) presence.Change {
 			continue
 		}
 		named[at] = true
-		m := presence.MemberChange{Member: presence.Member{User: at.user, Page: at.page}, Gone: rapid.Bool().Draw(h.T, "gone")}
+		m := presence.MemberChange{
+			Member: presence.Member{User: at.user, Page: at.page}, Gone: rapid.Bool().Draw(h.T, "gone"),
+		}
 		if delete(o.members, at); !m.Gone {
 			if rapid.Bool().Draw(h.T, "held") {
 				m.Hold = time.Now().Add(time.Duration(rapid.IntRange(1, 9).Draw(h.T, "hours")) * time.Hour)
@@ -205,7 +213,8 @@ func (h *history) write(changes ...presence.Change) []presence.Outcome {
 	for i, o := range out {
 		c := changes[i]
 		fenced := errors.Is(o.Err, presence.ErrFenced)
-		if former := c.Claim != h.owners[c.Partition].claim; fenced != former || !former && (o.Err != nil || len(o.Counts) != len(c.Counts)) {
+		if former := c.Claim != h.owners[c.Partition].claim; fenced != former || !former &&
+			(o.Err != nil || len(o.Counts) != len(c.Counts)) {
 			h.Fatalf("Write(%+v) = %+v", changes[i], o)
 		}
 	}
@@ -231,7 +240,9 @@ func (h *history) check() {
 		if got.Page != page || got.Users != h.total(page) || !h.joined[page] && got != (presence.Count{Page: page}) {
 			h.Fatalf("%+v, want %d of %v on %q", got, h.total(page), h.users[page], page)
 		}
-		if at := got.Updated; got.Newer(old) && (at.Before(h.began.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) || at != at.Truncate(time.Second).UTC()) {
+		if at := got.Updated; got.Newer(old) &&
+			(at.Before(h.began.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) ||
+				at != at.Truncate(time.Second).UTC()) {
 			h.Fatalf("%+v was changed after %s", got, h.began)
 		}
 		asBefore := h.changed[page] || old.Page == "" || got == old

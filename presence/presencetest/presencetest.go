@@ -140,7 +140,8 @@ func incomplete(t *testing.T, s Store) {
 	wantMissing := func(want ...int) {
 		t.Helper()
 		for _, everywhere := range []bool{true, false} {
-			if got, err := s.Incomplete(t.Context(), upTo(presence.DefaultPartitions), everywhere); err != nil || !slices.Equal(got, want) {
+			if got, err := s.Incomplete(t.Context(), upTo(presence.DefaultPartitions), everywhere); err != nil ||
+				!slices.Equal(got, want) {
 				t.Errorf("Incomplete(everywhere %t) = %v, %v; want %v", everywhere, got, err, want)
 			}
 		}

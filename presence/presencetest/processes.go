@@ -38,7 +38,9 @@ func sees(t *testing.T, s Store, p presence.Process, want ...presence.Process) {
 }
 
 var (
-	aProcess = presence.Process{Name: "a:1", Roles: []string{presence.RoleGateway, presence.RolePresence}, Incarnation: 1 << 60}
+	aProcess = presence.Process{
+		Name: "a:1", Roles: []string{presence.RoleGateway, presence.RolePresence}, Incarnation: 1 << 60,
+	}
 	bProcess = presence.Process{Name: "b:1", Incarnation: 2}
 )
 
@@ -102,13 +104,15 @@ func leave(t *testing.T, s Store) {
 
 func parts(t *testing.T, s Store) {
 	c, of, err := s.Parts(t.Context(), "p")
-	if want := []presence.Part{{Region: "local"}}; err != nil || c.Users != 0 || c.Version != (presence.Version{}) || !reflect.DeepEqual(of, want) {
+	if want := []presence.Part{{Region: "local"}}; err != nil || c.Users != 0 || c.Version != (presence.Version{}) ||
+		!reflect.DeepEqual(of, want) {
 		t.Fatalf("Parts of a page without a past = %+v, %+v, %v; want %+v", c, of, err, want)
 	}
 	claim(t, s, 1).set("p", 1)
 	claim(t, s, 2).set("p", 2)
 	c, of, err = s.Parts(t.Context(), "p")
-	if want := []presence.Part{{Region: "local", Users: 3}}; err != nil || c.Page != "p" || c.Users != 3 || !reflect.DeepEqual(of, want) {
+	if want := []presence.Part{{Region: "local", Users: 3}}; err != nil || c.Page != "p" || c.Users != 3 ||
+		!reflect.DeepEqual(of, want) {
 		t.Fatalf("Parts = %+v, %+v, %v; want %+v", c, of, err, want)
 	}
 }

@@ -81,7 +81,8 @@ func manyAuthors(t *testing.T, s Store) {
 	wg.Wait()
 	last := &users[unread.MaxAuthors]
 	change(t, s, page, unread.Change{By: last})
-	if l, o := level(t, s, *last, page); l.All != unread.MaxAuthors+1 || l.By != unread.MaxAuthors || o != (unread.Own{}) {
+	if l, o := level(t, s, *last, page); l.All != unread.MaxAuthors+1 || l.By != unread.MaxAuthors ||
+		o != (unread.Own{}) {
 		t.Errorf("one author too many: %+v, %+v", l, o)
 	}
 	change(t, s, page, unread.Change{By: &users[7]})
@@ -141,7 +142,9 @@ func save(t *testing.T, s Store) {
 		{Page: "b", Incarnation: 7, Seen: 3},
 		{Page: "ü \"😀\" \\", Seen: 0},
 	}})
-	put(unread.Record{Updated: old.Updated, Follows: []unread.Follow{{Page: "a", Incarnation: 2, Seen: 1}, {Page: "c"}}})
+	put(unread.Record{
+		Updated: old.Updated, Follows: []unread.Follow{{Page: "a", Incarnation: 2, Seen: 1}, {Page: "c"}},
+	})
 	put(unread.Record{Follows: many, Updated: old.Updated.Add(time.Second)})
 	put(unread.Record{Updated: old.Updated})
 	put(unread.Record{Follows: []unread.Follow{{Page: "a"}}, Updated: old.Updated})

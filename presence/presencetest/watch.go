@@ -96,7 +96,8 @@ func concurrent(t *testing.T, s Store) {
 		w := claim(t, s, p)
 		wg.Go(func() {
 			for i := range rounds {
-				change := w.change(nil, presence.PageUsers{Page: "p", Users: int64(i)}, presence.PageUsers{Page: fmt.Sprint(p), Users: 1})
+				change := w.change(nil, presence.PageUsers{Page: "p", Users: int64(i)},
+					presence.PageUsers{Page: fmt.Sprint(p), Users: 1})
 				if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
 					t.Error(o[0].Err)
 				}

@@ -44,7 +44,9 @@ func (s *store) Outgoing(_ context.Context, at []pncounter.Position, limit int) 
 	}
 	all := make([]pncounter.Batch, len(at))
 	for i, p := range at {
-		b := pncounter.Batch{Region: "us", Bucket: p.Bucket, Log: s.log, From: p.Cursor, To: s.end, Complete: true, Partial: s.partial}
+		b := pncounter.Batch{
+			Region: "us", Bucket: p.Bucket, Log: s.log, From: p.Cursor, To: s.end, Complete: true, Partial: s.partial,
+		}
 		if p.Log != s.log {
 			b.From = 0
 		}
@@ -248,7 +250,8 @@ func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 }
 
 func TestOnePeersTroubleIsItsOwn(t *testing.T) {
-	s, slow, gone, right := &store{log: 1}, &remote{delay: 4 * time.Second}, &remote{delay: 2 * time.Second, err: errAway}, &remote{}
+	s, slow, gone, right := &store{log: 1}, &remote{delay: 4 * time.Second}, &remote{delay: 2 * time.Second,
+		err: errAway}, &remote{}
 	with(t, s, 0, map[string]*remote{"slow": slow, "gone": gone, "right": right}, func(r *Replicator) {
 		time.Sleep(time.Minute)
 		s.change()

@@ -126,7 +126,8 @@ func (h *Handler) serveLink(w http.ResponseWriter, r *http.Request) {
 
 	// The limits of the HTTP server do not hold for what follows.
 	_ = conn.SetDeadline(time.Time{})
-	_, err = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n\r\n",
+	_, err = fmt.Fprintf(conn,
+		"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n\r\n",
 		linkProtocol, nonceHeader, nonce)
 	if err != nil {
 		_ = conn.Close()

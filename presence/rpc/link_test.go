@@ -24,11 +24,12 @@ func linked(t *testing.T, keys [][]byte, test func(t *testing.T, n *network, c *
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Links: links(func(stream io.ReadWriteCloser, key []byte) {
-			defer stream.Close()
-			_, _ = stream.Write(key)
-			_, _ = io.Copy(stream, stream)
-		})})
+		h := newHandler(t, rpc.Config{Keys: secret, Name: server,
+			Links: links(func(stream io.ReadWriteCloser, key []byte) {
+				defer stream.Close()
+				_, _ = stream.Write(key)
+				_, _ = io.Copy(stream, stream)
+			})})
 		srv := &http.Server{Handler: h, ReadTimeout: time.Second, WriteTimeout: time.Second, IdleTimeout: time.Second}
 		done := make(chan error, 1)
 		go func() { done <- srv.Serve(n) }()
@@ -98,10 +99,11 @@ func TestLinkRefusals(t *testing.T) {
 func TestLinkIsMadeOnce(t *testing.T) {
 	linked(t, secret, func(t *testing.T, n *network, _ *rpc.Client) {
 		recorded := &bytes.Buffer{}
-		c := newClient(t, rpc.ClientConfig{Keys: secret, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := n.Dial(ctx, network, addr)
-			return tapped{conn, recorded}, err
-		}})
+		c := newClient(t, rpc.ClientConfig{Keys: secret,
+			Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := n.Dial(ctx, network, addr)
+				return tapped{conn, recorded}, err
+			}})
 		stream, _, err := c.Link(t.Context(), server)
 		if err != nil {
 			t.Fatal(err)

@@ -21,10 +21,15 @@ func TestReportComesBack(t *testing.T) {
 			Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
 			Peers:   []presence.PeerStats{{Name: "eu", Lag: 0.25, Heard: 1}, {Name: "asia", LeftOut: true}},
 		},
-		Top: []presence.PageUsers{{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2}, {Page: presence.SiteOf("shop").Qualify("a b"), Users: 2}},
+		Top: []presence.PageUsers{
+			{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2},
+			{Page: presence.SiteOf("shop").Qualify("a b"), Users: 2},
+		},
 	}
 	for name, want := range map[string]presence.Report{"all roles": want, "no role": {Top: []presence.PageUsers{}}} {
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Reports: onReport(func() presence.Report { return want })})
+		h := newHandler(t, rpc.Config{
+			Keys: secret, Name: server, Reports: onReport(func() presence.Report { return want }),
+		})
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
 		got, err := c.Report(t.Context(), server)
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -38,7 +43,8 @@ func TestReportOnTheWire(t *testing.T) {
 	for want, r := range map[string]presence.Report{
 		`{"process":{"memory":1048576,"cpu":1.5},"gateway":{"connections":1,"watched":2,"deliveries":3,"messages":4},` +
 			`"node":{"users":5,"partitions":6,"changes":7},` +
-			`"peers":[{"name":"eu","lag":0.25,"heard":1,"left_out":false},{"name":"asia","lag":0,"heard":0,"left_out":true}],` +
+			`"peers":[{"name":"eu","lag":0.25,"heard":1,"left_out":false},{"name":"asia","lag":0,"heard":0,` +
+			`"left_out":true}],` +
 			`"top":[{"page":"a\"\u003cb","users":3}]}`: {
 			Stats: presence.Stats{
 				Process: presence.ProcessStats{Memory: 1 << 20, CPU: 1.5},
@@ -50,15 +56,19 @@ func TestReportOnTheWire(t *testing.T) {
 		},
 		`{"process":{"memory":0,"cpu":0},"top":[]}`: {Top: []presence.PageUsers{}},
 	} {
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Reports: onReport(func() presence.Report { return r })})
+		h := newHandler(t, rpc.Config{
+			Keys: secret, Name: server, Reports: onReport(func() presence.Report { return r }),
+		})
 		wire := &recording{RoundTripper: &direct{handler: h}}
-		if _, err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: wire}).Report(t.Context(), server); err != nil {
+		if _, err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: wire}).Report(t.Context(),
+			server); err != nil {
 			t.Fatal(err)
 		}
 		if wire.body != want {
 			t.Errorf("the wire has\n%s, want\n%s", wire.body, want)
 		}
-		if got, err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: says(want)}).Report(t.Context(), server); err != nil || !reflect.DeepEqual(got, r) {
+		if got, err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: says(want)}).Report(t.Context(),
+			server); err != nil || !reflect.DeepEqual(got, r) {
 			t.Errorf("read %+v, %v, want %+v", got, err, r)
 		}
 	}
@@ -81,12 +91,16 @@ func (r *recording) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 func TestReportIsForTheClusterAlone(t *testing.T) {
-	h := newHandler(t, rpc.Config{Keys: secret, Reports: onReport(func() presence.Report { t.Error("it was asked"); return presence.Report{} })})
+	h := newHandler(t, rpc.Config{
+		Keys: secret, Reports: onReport(func() presence.Report { t.Error("it was asked"); return presence.Report{} }),
+	})
 	c := newClient(t, rpc.ClientConfig{Keys: [][]byte{[]byte("another")}, Transport: &direct{handler: h}})
 	if _, err := c.Report(t.Context(), server); err == nil {
 		t.Error("a stranger got a report")
 	}
-	without := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})}})
+	without := newClient(t, rpc.ClientConfig{
+		Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})},
+	})
 	var answer *rpc.Error
 	if _, err := without.Report(t.Context(), server); !errors.As(err, &answer) || answer.Status != http.StatusNotFound {
 		t.Errorf("without reports: %v, want a 404", err)
@@ -96,7 +110,10 @@ func TestReportIsForTheClusterAlone(t *testing.T) {
 type says string
 
 func (s says) RoundTrip(*http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{}, Body: io.NopCloser(strings.NewReader(string(s)))}, nil
+	return &http.Response{
+		StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{},
+		Body: io.NopCloser(strings.NewReader(string(s))),
+	}, nil
 }
 
 func TestReportsThatMakeNoSense(t *testing.T) {
@@ -104,7 +121,10 @@ func TestReportsThatMakeNoSense(t *testing.T) {
 	for i := range many {
 		many[i] = fmt.Sprintf(`{"page":"p%d","users":1}`, i)
 	}
-	for _, body := range []string{"", "{", "[]", `{"top":[{"page":""}]}`, `{"top":[{"page":"*"}]}`, `{"node":{"users":"y"}}`, `{"peers":3}`, `{"top":[` + strings.Join(many, ",") + `]}`} {
+	for _, body := range []string{
+		"", "{", "[]", `{"top":[{"page":""}]}`, `{"top":[{"page":"*"}]}`, `{"node":{"users":"y"}}`, `{"peers":3}`,
+		`{"top":[` + strings.Join(many, ",") + `]}`,
+	} {
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: says(body)})
 		if r, err := c.Report(t.Context(), server); err == nil {
 			t.Errorf("%.60s was taken: %+v", body, r)

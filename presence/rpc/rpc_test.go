@@ -84,28 +84,34 @@ func newClient(t rapid.TB, cfg rpc.ClientConfig) *rpc.Client {
 }
 
 func TestUpdatesComeBack(t *testing.T) {
-	key := rapid.OneOf(rapid.SampledFrom([]string{"*", "home", `a"b\c`, "日本", "<&>"}), rapid.StringMatching(`[a-z0-9/ é]{1,60}`))
+	key := rapid.OneOf(rapid.SampledFrom([]string{"*", "home", `a"b\c`, "日本", "<&>"}),
+		rapid.StringMatching(`[a-z0-9/ é]{1,60}`))
 	gen := rapid.Custom(func(t *rapid.T) presence.Update {
 		return presence.Update{
 			Topic: presence.Topic{
 				Site: presence.SiteOf(rapid.SampledFrom([]string{"", "shop-1"}).Draw(t, "site")),
-				Kind: rapid.SampledFrom([]presence.Kind{presence.KindCount, presence.KindOf("level"), presence.KindOf("of-tomorrow")}).Draw(t, "kind"),
-				Key:  key.Draw(t, "key"),
+				Kind: rapid.SampledFrom([]presence.Kind{
+					presence.KindCount, presence.KindOf("level"), presence.KindOf("of-tomorrow"),
+				}).Draw(t, "kind"),
+				Key: key.Draw(t, "key"),
 			},
-			Version: presence.Version{Incarnation: rapid.Uint64().Draw(t, "incarnation"), Sequence: rapid.Uint64().Draw(t, "sequence")},
-			Stale:   rapid.Bool().Draw(t, "stale"),
-			Value:   rapid.StringMatching(`[a-z0-9 "\\,é]{0,30}`).Draw(t, "value"),
+			Version: presence.Version{
+				Incarnation: rapid.Uint64().Draw(t, "incarnation"), Sequence: rapid.Uint64().Draw(t, "sequence"),
+			},
+			Stale: rapid.Bool().Draw(t, "stale"),
+			Value: rapid.StringMatching(`[a-z0-9 "\\,é]{0,30}`).Draw(t, "value"),
 		}
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.SliceOf(gen).Draw(t, "updates")
 		var got []presence.Update
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Updates: onUpdates(func(from string, updates []presence.Update) {
-			if from != "10.0.0.1:7946" {
-				t.Errorf("from %q", from)
-			}
-			got = append(got, updates...)
-		})})
+		h := newHandler(t, rpc.Config{Keys: secret, Name: server,
+			Updates: onUpdates(func(from string, updates []presence.Update) {
+				if from != "10.0.0.1:7946" {
+					t.Errorf("from %q", from)
+				}
+				got = append(got, updates...)
+			})})
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
 		err := c.PushUpdates(t.Context(), server, want)
 		if err != nil {
@@ -120,7 +126,9 @@ func TestUpdatesComeBack(t *testing.T) {
 // An invalid update is skipped, and the longest pages of a full push fit into one request.
 func TestManyUpdatesTakeOneRequest(t *testing.T) {
 	requests, got := 0, 0
-	h := newHandler(t, rpc.Config{Keys: secret, Updates: onUpdates(func(_ string, updates []presence.Update) { requests, got = requests+1, got+len(updates) })})
+	h := newHandler(t, rpc.Config{Keys: secret, Updates: onUpdates(func(_ string, updates []presence.Update) {
+		requests, got = requests+1, got+len(updates)
+	})})
 	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
 	updates := make([]presence.Update, 1024)
 	for i := range updates {
@@ -140,10 +148,11 @@ func TestManyUpdatesTakeOneRequest(t *testing.T) {
 func TestAnotherFormat(t *testing.T) {
 	var log bytes.Buffer
 	reg := prometheus.NewRegistry()
-	h := newHandler(t, rpc.Config{Keys: secret, Registerer: reg, Log: zerolog.New(&log), Holds: onHold(func(context.Context, presence.HoldCall) error {
-		t.Error("a hold was taken")
-		return nil
-	})})
+	h := newHandler(t, rpc.Config{Keys: secret, Registerer: reg, Log: zerolog.New(&log),
+		Holds: onHold(func(context.Context, presence.HoldCall) error {
+			t.Error("a hold was taken")
+			return nil
+		})})
 	for i, format := range []string{"", "format=1, ", "format=3, ", "format=, "} {
 		d := &direct{handler: h, change: func(r *http.Request, body []byte) []byte {
 			a := r.Header.Get("Authorization")
@@ -154,7 +163,8 @@ func TestAnotherFormat(t *testing.T) {
 			return body
 		}}
 		err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
-		if !errors.Is(err, rpc.ErrFormat) || d.answer.StatusCode != 400 || !strings.Contains(err.Error(), "run the same version everywhere") {
+		if !errors.Is(err, rpc.ErrFormat) || d.answer.StatusCode != 400 ||
+			!strings.Contains(err.Error(), "run the same version everywhere") {
 			t.Errorf("%q: %d, %v", format, d.answer.StatusCode, err)
 		}
 	}
@@ -177,12 +187,13 @@ func TestUsers(t *testing.T) {
 	users := []presence.User{1<<63 + 5, 0, 7}
 	states := []presence.UserState{{Since: time.Unix(1700000000, 0), Pages: 2}, {}, {Since: time.Unix(1, 0), Pages: 1}}
 	var fails error
-	h := newHandler(t, rpc.Config{Keys: secret, Users: onUsers(func(_ context.Context, asked []presence.User) ([]presence.UserState, error) {
-		if !slices.Equal(asked, users) {
-			t.Errorf("asked about %v", asked)
-		}
-		return states, fails
-	})})
+	h := newHandler(t, rpc.Config{Keys: secret,
+		Users: onUsers(func(_ context.Context, asked []presence.User) ([]presence.UserState, error) {
+			if !slices.Equal(asked, users) {
+				t.Errorf("asked about %v", asked)
+			}
+			return states, fails
+		})})
 	d := &direct{handler: h}
 	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
 	if got, err := c.Users(t.Context(), server, users); err != nil || !slices.Equal(got, states) {
@@ -192,7 +203,8 @@ func TestUsers(t *testing.T) {
 	if _, err := c.Users(t.Context(), server, users); !errors.Is(err, presence.ErrNotOwner) {
 		t.Error(err)
 	}
-	if _, err := c.Users(t.Context(), server, make([]presence.User, presence.MaxAsked+1)); err == nil || d.answer.StatusCode != http.StatusBadRequest {
+	if _, err := c.Users(t.Context(), server, make([]presence.User, presence.MaxAsked+1)); err == nil ||
+		d.answer.StatusCode != http.StatusBadRequest {
 		t.Errorf("too many users: %v, %d", err, d.answer.StatusCode)
 	}
 }
@@ -235,8 +247,11 @@ func TestHold(t *testing.T) {
 		status int
 		says   string
 	}{
-		"done":          {nil, nil, 204, ""},
-		"too many":      {fmt.Errorf("%w holds: at most 100", presence.ErrTooMany), presence.ErrTooMany, 429, "too many holds: at most 100"},
+		"done": {nil, nil, 204, ""},
+		"too many": {
+			fmt.Errorf("%w holds: at most 100", presence.ErrTooMany), presence.ErrTooMany, 429,
+			"too many holds: at most 100",
+		},
 		"store away":    {presence.ErrUnavailable, presence.ErrUnavailable, 503, ""},
 		"too slow":      {context.DeadlineExceeded, presence.ErrUnavailable, 503, ""},
 		"not the owner": {presence.ErrNotOwner, presence.ErrNotOwner, 409, ""},
@@ -244,12 +259,13 @@ func TestHold(t *testing.T) {
 		"not, wrapped":  {fmt.Errorf("hold: %w", presence.ErrNotOwner), presence.ErrNotOwner, 409, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(_ context.Context, call presence.HoldCall) error {
-				if call.User != 1<<63+5 || call.Page != `a"é` || !call.On {
-					t.Errorf("%+v", call)
-				}
-				return tc.remote
-			})})
+			h := newHandler(t, rpc.Config{Keys: secret,
+				Holds: onHold(func(_ context.Context, call presence.HoldCall) error {
+					if call.User != 1<<63+5 || call.Page != `a"é` || !call.On {
+						t.Errorf("%+v", call)
+					}
+					return tc.remote
+				})})
 			d := &direct{handler: h}
 			c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
 			err := c.Hold(t.Context(), server, asked(1<<63+5, `a"é`, true))
@@ -268,8 +284,11 @@ func TestHold(t *testing.T) {
 		})
 	}
 	t.Run("something else", func(t *testing.T) {
-		h := newHandler(t, rpc.Config{Holds: onHold(func(context.Context, presence.HoldCall) error { return errors.New("inner things") })})
-		err := newClient(t, rpc.ClientConfig{Transport: &direct{handler: h}}).Hold(t.Context(), server, asked(1, "p", false))
+		h := newHandler(t, rpc.Config{Holds: onHold(func(context.Context, presence.HoldCall) error {
+			return errors.New("inner things")
+		})})
+		err := newClient(t, rpc.ClientConfig{Transport: &direct{handler: h}}).
+			Hold(t.Context(), server, asked(1, "p", false))
 		answer := (*rpc.Error)(nil)
 		if !errors.As(err, &answer) || answer.Status != 500 || strings.Contains(err.Error(), "inner things") {
 			t.Errorf("got %v", err)
@@ -313,22 +332,42 @@ func TestRefusals(t *testing.T) {
 			r.Header.Set("Authorization", a[:len(a)-2])
 			return b
 		}, rpc.ErrUnsigned, 401},
-		"another sender":       {secret, replace("10.0.0.1", "10.0.0.9"), seal.ErrForged, 401},
-		"another number":       {secret, replace("number=1", "number=2"), seal.ErrForged, 401},
-		"another method":       {secret, func(r *http.Request, b []byte) []byte { r.RequestURI += "?"; return b }, seal.ErrForged, 401},
-		"another host":         {secret, func(r *http.Request, b []byte) []byte { r.Host = "10.0.0.3:7946"; return b }, seal.ErrForged, 401},
-		"another digest":       {secret, set("Content-Digest", "sha-256=:AAAA:"), seal.ErrForged, 401},
-		"another body":         {secret, func(_ *http.Request, b []byte) []byte { return bytes.Replace(b, []byte("true"), []byte("false"), 1) }, rpc.ErrDigest, 400},
-		"cut short":            {secret, func(_ *http.Request, b []byte) []byte { return b[:5] }, rpc.ErrDigest, 400},
-		"body too long":        {secret, func(_ *http.Request, b []byte) []byte { return make([]byte, 5<<20) }, rpc.ErrOversized, 413},
-		"said to be too long":  {secret, func(r *http.Request, b []byte) []byte { r.ContentLength = 5 << 20; return make([]byte, 5<<20) }, rpc.ErrOversized, 413},
-		"header without end":   {secret, set("Authorization", "Headcount format=2, "+strings.Repeat("key=00, mac=", 1000)), rpc.ErrUnsigned, 401},
+		"another sender": {secret, replace("10.0.0.1", "10.0.0.9"), seal.ErrForged, 401},
+		"another number": {secret, replace("number=1", "number=2"), seal.ErrForged, 401},
+		"another method": {
+			secret, func(r *http.Request, b []byte) []byte { r.RequestURI += "?"; return b }, seal.ErrForged, 401,
+		},
+		"another host": {
+			secret, func(r *http.Request, b []byte) []byte { r.Host = "10.0.0.3:7946"; return b }, seal.ErrForged, 401,
+		},
+		"another digest": {secret, set("Content-Digest", "sha-256=:AAAA:"), seal.ErrForged, 401},
+		"another body": {secret, func(_ *http.Request, b []byte) []byte {
+			return bytes.Replace(b, []byte("true"), []byte("false"), 1)
+		}, rpc.ErrDigest, 400},
+		"cut short": {secret, func(_ *http.Request, b []byte) []byte { return b[:5] }, rpc.ErrDigest, 400},
+		"body too long": {
+			secret, func(_ *http.Request, b []byte) []byte { return make([]byte, 5<<20) }, rpc.ErrOversized, 413,
+		},
+		"said to be too long": {secret, func(r *http.Request, b []byte) []byte {
+			r.ContentLength = 5 << 20
+			return make([]byte, 5<<20)
+		}, rpc.ErrOversized, 413},
+		"header without end": {
+			secret, set("Authorization", "Headcount format=2, "+strings.Repeat("key=00, mac=", 1000)), rpc.ErrUnsigned,
+			401,
+		},
 		"quotes in the sender": {secret, replace(`from="`, `from="\"`), rpc.ErrUnsigned, 401},
 	} {
 		t.Run(name, func(t *testing.T) {
 			held := false
 			reg := prometheus.NewRegistry()
-			h := newHandler(t, rpc.Config{Registerer: reg, Keys: secret, Name: server, Holds: onHold(func(context.Context, presence.HoldCall) error { held = true; return nil })})
+			h := newHandler(t, rpc.Config{
+				Registerer: reg, Keys: secret, Name: server,
+				Holds: onHold(func(context.Context, presence.HoldCall) error {
+					held = true
+					return nil
+				}),
+			})
 			d := &direct{handler: h, change: tc.change}
 			c := newClient(t, rpc.ClientConfig{Keys: tc.keys, Transport: d})
 			err := c.Hold(t.Context(), server, asked(1, "p", true))
@@ -370,7 +409,10 @@ func refusedFor(t testing.TB, reg prometheus.Gatherer, reason string) float64 {
 func TestReplayAndTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		taken := 0
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil })})
+		h := newHandler(t, rpc.Config{
+			Keys: secret, Name: server,
+			Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil }),
+		})
 		var sent *http.Request
 		var sentBody []byte
 		keep := func(r *http.Request, body []byte) []byte {
@@ -395,15 +437,21 @@ func TestReplayAndTime(t *testing.T) {
 		again(h, "replayed")
 		time.Sleep(31 * time.Second)
 		again(h, "old")
-		again(newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil })}), "old")
+		again(newHandler(t, rpc.Config{
+			Keys: secret, Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil }),
+		}), "old")
 		if taken != 1 {
 			t.Errorf("taken %d times", taken)
 		}
 		if err := c.Hold(t.Context(), server, asked(1, "p", true)); err != nil {
 			t.Error(err)
 		}
-		other := newHandler(t, rpc.Config{Keys: secret, Name: "10.0.0.3:7946", Holds: onHold(func(context.Context, presence.HoldCall) error { return nil })})
-		if err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}}).Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, rpc.ErrMisdirected) {
+		other := newHandler(t, rpc.Config{
+			Keys: secret, Name: "10.0.0.3:7946",
+			Holds: onHold(func(context.Context, presence.HoldCall) error { return nil }),
+		})
+		if err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}}).Hold(t.Context(),
+			server, asked(1, "p", true)); !errors.Is(err, rpc.ErrMisdirected) {
 			t.Errorf("for another: %v", err)
 		}
 	})
@@ -416,11 +464,15 @@ func TestBodiesThatMakeNoSense(t *testing.T) {
 	})
 	for _, tc := range []struct{ path, body string }{
 		{"/updates", ``}, {"/updates", `[]`}, {"/updates", `{"updates":[{"topic":"","value":"1"}]}`},
-		{"/updates", `{"updates":[{"topic":"count//"}]}`}, {"/updates", `{"updates":[{"topic":"count//a","sequence":1.5}]}`},
+		{"/updates", `{"updates":[{"topic":"count//"}]}`},
+		{"/updates", `{"updates":[{"topic":"count//a","sequence":1.5}]}`},
 		{"/updates", `{"updates":[{"topic":"count//\u0007"}]}`}, {"/updates", `{"updates":[{"topic":"a b//p"}]}`},
-		{"/updates", `{"updates":[{"topic":"count//p","value":"a\nb"}]}`}, {"/updates", `{"updates":[{"topic":"count//p","value":7}]}`},
+		{
+			"/updates", `{"updates":[{"topic":"count//p","value":"a\nb"}]}`,
+		}, {"/updates", `{"updates":[{"topic":"count//p","value":7}]}`},
 		{"/hold", `{"user":"1","page":"p","on":true}`}, {"/hold", `{"user":"0000000000000001","page":"*","on":true}`},
-		{"/hold", `{"user":"0000000000000001","page":"p"}`}, {"/hold", `{"user":"000000000000000g","page":"p","on":true}`},
+		{"/hold", `{"user":"0000000000000001","page":"p"}`},
+		{"/hold", `{"user":"000000000000000g","page":"p","on":true}`},
 	} {
 		// These are not signed, for a server without secrets: the test is about the
 		// body.
@@ -430,7 +482,8 @@ func TestBodiesThatMakeNoSense(t *testing.T) {
 			r.Header.Set("Content-Digest", rpc.DigestOf([]byte(tc.body)))
 			return []byte(tc.body)
 		}
-		if err := newClient(t, rpc.ClientConfig{Transport: d}).Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, rpc.ErrMalformed) {
+		if err := newClient(t, rpc.ClientConfig{Transport: d}).Hold(t.Context(), server,
+			asked(1, "p", true)); !errors.Is(err, rpc.ErrMalformed) {
 			t.Errorf("%s %s: %v", tc.path, tc.body, err)
 		}
 	}
@@ -441,7 +494,10 @@ func TestOtherPathsAndMethods(t *testing.T) {
 	for _, tc := range []struct {
 		method, path string
 		status       int
-	}{{"GET", "/", 404}, {"PUT", "/v1/counts", 404}, {"PUT", "/hold", 404}, {"GET", "/updates", 405}, {"OPTIONS", "/updates", 405}, {"PUT", "/updates", 401}} {
+	}{
+		{"GET", "/", 404}, {"PUT", "/v1/counts", 404}, {"PUT", "/hold", 404}, {"GET", "/updates", 405},
+		{"OPTIONS", "/updates", 405}, {"PUT", "/updates", 401},
+	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(tc.method, tc.path, nil))
 		if w.Code != tc.status || w.Header().Get("Content-Type") != "application/problem+json" {
@@ -529,7 +585,8 @@ func TestOverConnections(t *testing.T) {
 		}
 		slow = true
 		began := time.Now()
-		if err := c.Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) || time.Since(began) != 5*time.Second {
+		if err := c.Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) ||
+			time.Since(began) != 5*time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -565,7 +622,8 @@ func TestServerOverTCP(t *testing.T) {
 	for range 80 { // more than there may be connections
 		wg.Go(func() {
 			for range 10 {
-				if err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(), []presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
+				if err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(),
+					[]presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -594,7 +652,8 @@ func TestAnswersOfStrangers(t *testing.T) {
 				w.WriteHeader(tc.status)
 				io.WriteString(w, tc.body)
 			})}
-			err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
+			err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).
+				Hold(t.Context(), server, asked(1, "p", true))
 			answer := (*rpc.Error)(nil)
 			if !errors.As(err, &answer) || answer.Status != tc.status || len(err.Error()) > 2000 {
 				t.Errorf("got %v", err)
@@ -605,7 +664,8 @@ func TestAnswersOfStrangers(t *testing.T) {
 
 func TestSettingsThatCannotWork(t *testing.T) {
 	for name, cfg := range map[string]rpc.ClientConfig{
-		"no name": {}, "long name": {Name: strings.Repeat("a", 129)}, "a quote": {Name: `a"b`}, "empty secret": {Name: "a:1", Keys: [][]byte{{}}},
+		"no name": {}, "long name": {Name: strings.Repeat("a", 129)}, "a quote": {Name: `a"b`},
+		"empty secret": {Name: "a:1", Keys: [][]byte{{}}},
 	} {
 		if _, err := rpc.NewClient(cfg); !errors.Is(err, rpc.ErrConfig) {
 			t.Errorf("client, %s: %v", name, err)
@@ -644,8 +704,11 @@ func FuzzBodies(f *testing.F) {
 
 // FuzzAuthorization: a header is refused, or is one that a client may write.
 func FuzzAuthorization(f *testing.F) {
-	f.Add(`Headcount format=2, key=00000000, from="a:1", time=1700000000000, life=ff, number=1, mac=00000000000000000000000000000000`)
-	h, err := rpc.NewHandler(rpc.Config{Keys: secret, Updates: onUpdates(func(string, []presence.Update) { panic("forged") })})
+	f.Add(`Headcount format=2, key=00000000, from="a:1", time=1700000000000, life=ff, number=1, ` +
+		`mac=00000000000000000000000000000000`)
+	h, err := rpc.NewHandler(rpc.Config{
+		Keys: secret, Updates: onUpdates(func(string, []presence.Update) { panic("forged") }),
+	})
 	if err != nil {
 		f.Fatal(err)
 	}

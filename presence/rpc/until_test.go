@@ -68,13 +68,17 @@ func TestALateRequestIsRefused(t *testing.T) {
 		},
 	}
 	for name, call := range calls {
-		for by, refused := range map[time.Duration]float64{patience - time.Millisecond: 0, patience + time.Millisecond: 1} {
+		for by, refused := range map[time.Duration]float64{
+			patience - time.Millisecond: 0, patience + time.Millisecond: 1,
+		} {
 			for _, inBody := range []bool{false, true} {
 				synctest.Test(t, func(t *testing.T) {
 					taken := 0
 					sink := calledBack{t: t, taken: &taken}
 					reg := prometheus.NewRegistry()
-					h := newHandler(t, rpc.Config{Keys: secret, Registerer: reg, Holds: sink, Updates: sink, Users: sink})
+					h := newHandler(t, rpc.Config{
+						Keys: secret, Registerer: reg, Holds: sink, Updates: sink, Users: sink,
+					})
 					l := &late{handler: h, by: by, inBody: inBody, delivered: make(chan struct{})}
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
@@ -83,7 +87,8 @@ func TestALateRequestIsRefused(t *testing.T) {
 					}
 					<-l.delivered
 					if got := refusedFor(t, reg, "late"); got != refused || taken != 1-int(refused) {
-						t.Errorf("%s, late by %s, in its body %t: refused %v times, carried out %d times", name, by, inBody, got, taken)
+						t.Errorf("%s, late by %s, in its body %t: refused %v times, carried out %d times",
+							name, by, inBody, got, taken)
 					}
 				})
 			}

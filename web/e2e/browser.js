@@ -23,13 +23,18 @@ export const GRACE = ['--leave-grace', `${LEAVE_GRACE}ms`];
 function browserPath() {
   if (process.env.CHROMIUM) return process.env.CHROMIUM;
   const names = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable'];
-  return names.flatMap((name) => process.env.PATH.split(delimiter).map((folder) => join(folder, name))).find((path) => existsSync(path));
+  return names
+    .flatMap((name) => process.env.PATH.split(delimiter).map((folder) => join(folder, name)))
+    .find((path) => existsSync(path));
 }
 
 /** more: further arguments of the browser. */
 export function launch(...more) {
   const executablePath = browserPath();
-  assert.ok(executablePath && existsSync(executablePath), `there is no browser ${executablePath ?? 'on the PATH'}: run make setup, or name one in CHROMIUM`);
+  assert.ok(
+    executablePath && existsSync(executablePath),
+    `there is no browser ${executablePath ?? 'on the PATH'}: run make setup, or name one in CHROMIUM`,
+  );
   return chromium.launch({
     executablePath,
     timeout: TIMEOUT,
@@ -46,7 +51,11 @@ export async function launchBare(folder) {
   const preferences = { profile: { default_content_setting_values: { cookies: 2 } } }; // 2: blocked
   await mkdir(join(folder, 'Default'));
   await writeFile(join(folder, 'Default/Preferences'), JSON.stringify(preferences));
-  return chromium.launchPersistentContext(folder, { executablePath: browserPath(), timeout: TIMEOUT, args: ['--no-sandbox', '--disable-gpu', '--no-first-run'] });
+  return chromium.launchPersistentContext(folder, {
+    executablePath: browserPath(),
+    timeout: TIMEOUT,
+    args: ['--no-sandbox', '--disable-gpu', '--no-first-run'],
+  });
 }
 
 /** A window whose console errors are kept. */
@@ -98,22 +107,32 @@ export async function within(promise, what, wait) {
     clearInterval(naps);
   }
   const took = Date.now() - began;
-  assert.ok(took - HOPS * lost <= promise, `${what}: it took ${took} ms, of which the machine lost ${lost}; promised are ${promise}`);
+  assert.ok(
+    took - HOPS * lost <= promise,
+    `${what}: it took ${took} ms, of which the machine lost ${lost}; promised are ${promise}`,
+  );
 }
 
 /** Waits, in a window without WebSockets, until a stream holds the user on the page, and no PUT does. */
-export const streaming = (page) => page.waitForResponse((answer) => /"decrement"/.test(answer.request().postData() ?? ''), { timeout: TIMEOUT });
+export const streaming = (page) =>
+  page.waitForResponse((answer) => /"decrement"/.test(answer.request().postData() ?? ''), { timeout: TIMEOUT });
 
-/** Waits until the console of a window has these complaints, and forgets all so far: the browser may note a refused request after its answer. */
+/**
+ * Waits until the console of a window has these complaints, and forgets all so far: the browser may note a refused
+ * request after its answer.
+ */
 export async function expectComplaints(page, ...all) {
-  await eventually(true, `the console has ${all}`, () => all.every((words) => page.complaints.some((said) => words.test(said))));
+  await eventually(true, `the console has ${all}`, () =>
+    all.every((words) => page.complaints.some((said) => words.test(said))),
+  );
   page.complaints.length = 0;
 }
 
 /** Waits until a window shows the count that is wanted. */
 export const expectCount = (page, want, id = 'count') => eventually(want, 'the window shows', () => shown(page, id));
 
-export const expectState = (page, want) => page.waitForFunction((want) => document.getElementById('state').textContent === want, want);
+export const expectState = (page, want) =>
+  page.waitForFunction((want) => document.getElementById('state').textContent === want, want);
 
 /** Begins to record every count that a window shows. */
 export const record = (page, id = 'count') =>
@@ -208,9 +227,17 @@ export async function startOfficeProxy(port, shop = undefined) {
   };
 }
 
-/** A site and the server behind one origin, as a proxy puts them together. html makes the pages, which lie under /home/. */
+/**
+ * A site and the server behind one origin, as a proxy puts them together. html makes the pages, which lie under /home/.
+ */
 export async function startHome(port, html) {
-  const pass = (request) => ({ host: '127.0.0.1', port, method: request.method, path: request.url, headers: request.headers });
+  const pass = (request) => ({
+    host: '127.0.0.1',
+    port,
+    method: request.method,
+    path: request.url,
+    headers: request.headers,
+  });
   const server = createServer((request, response) => {
     if (/^\/home\/[^/]*$/.test(request.url)) {
       response.writeHead(200, { 'Content-Type': 'text/html; charset=utf-8' });
@@ -228,10 +255,13 @@ export async function startHome(port, html) {
     const onward = httpRequest(pass(request)).on('error', () => socket.destroy());
     onward.on('response', () => socket.destroy()); // it was refused
     onward.on('upgrade', (answer, target, head) => {
-      const headers = Object.entries(answer.headers).flatMap(([name, all]) => [all].flat().map((value) => `${name}: ${value}\r\n`));
+      const headers = Object.entries(answer.headers).flatMap(([name, all]) =>
+        [all].flat().map((value) => `${name}: ${value}\r\n`),
+      );
       socket.write(`HTTP/1.1 101 Switching Protocols\r\n${headers.join('')}\r\n`);
       socket.write(head);
-      for (const one of [socket, target]) one.on('error', () => {}).on('close', () => (socket.destroy(), target.destroy()));
+      for (const one of [socket, target])
+        one.on('error', () => {}).on('close', () => (socket.destroy(), target.destroy()));
       socket.pipe(target).pipe(socket);
     });
     onward.end();

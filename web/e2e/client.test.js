@@ -6,7 +6,19 @@ import { after, afterEach, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import {
-  GRACE, LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, shown, startCable, startOfficeProxy, startSite,
+  GRACE,
+  LEAVE_GRACE,
+  eventually,
+  expectCount,
+  expectState,
+  launch,
+  open,
+  record,
+  recorded,
+  shown,
+  startCable,
+  startOfficeProxy,
+  startSite,
 } from './browser.js';
 import { Server, program } from './server.js';
 
@@ -31,7 +43,17 @@ before(
     binary = await program();
     site = await startSite(embed);
     stranger = await startSite(embed);
-    server = await Server.start(binary.path, ['--allow-origins', site.url, '--api-key', KEY, '--private', 'team/*', ...GRACE, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, [
+      '--allow-origins',
+      site.url,
+      '--api-key',
+      KEY,
+      '--private',
+      'team/*',
+      ...GRACE,
+      '--shutdown-timeout',
+      '2s',
+    ]);
     office = await startOfficeProxy(server.port);
     browser = await launch();
   },
@@ -127,7 +149,8 @@ test('a tab that has the connection and is asleep is replaced', async () => {
   await expectCount(watcher, 3);
   await sleep(500);
   const count = await shown(mine[1]);
-  if (performance.now() - since < 3_000) assert.equal(count, 2, 'nobody tells it'); // later it may have taken over by itself
+  // later it may have taken over by itself
+  if (performance.now() - since < 3_000) assert.equal(count, 2, 'nobody tells it');
   await mine[1].evaluate(() => dispatchEvent(new Event('visibilitychange'))); // somebody looks
   await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 3)));
   await mine[0].evaluate(() => {
@@ -154,7 +177,9 @@ test('tabs share on another origin, too, and in the browser without locks each h
   const second = await open(context, address);
   await expectCount(second, 1);
   await connections(1);
-  await open(context, address, (page) => page.addInitScript(() => Object.defineProperty(navigator, 'locks', { value: undefined })));
+  await open(context, address, (page) =>
+    page.addInitScript(() => Object.defineProperty(navigator, 'locks', { value: undefined })),
+  );
   await connections(2);
   assert.equal(await server.count('/embedded'), 1, 'still one person');
   await context.close();
@@ -190,7 +215,9 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
   await leave();
   await expectCount(page, 2);
   // All pages of the list have a count, though a browser has few connections for streams.
-  await page.waitForFunction(() => [...document.querySelectorAll('#pages live-count')].every((count) => count.count !== undefined));
+  await page.waitForFunction(() =>
+    [...document.querySelectorAll('#pages live-count')].every((count) => count.count !== undefined),
+  );
   await page.reload();
   await expectCount(page, 2);
   await sleep(8_000); // renewed
@@ -234,7 +261,11 @@ test('likes are live for all, and a person on another origin is one person', asy
   await two.keyboard.press('Space');
   await two.getByRole('button', { name: 'Like: 2', pressed: true }).waitFor();
   await Promise.all([one, tab].map((page) => expectLiked(page, '2 true')));
-  assert.notEqual(await one.evaluate(() => document.querySelector('body > [role=status]').textContent), '', 'it is announced, or waits for what is');
+  assert.notEqual(
+    await one.evaluate(() => document.querySelector('body > [role=status]').textContent),
+    '',
+    'it is announced, or waits for what is',
+  );
   await one.reload();
   await expectLiked(one, '2 true');
   await tab.click('#likes');
@@ -264,7 +295,9 @@ test('likes are live for all, and a person on another origin is one person', asy
 });
 
 test('a click shows at once, and a refusal puts it right again', async () => {
-  const page = await browser.newContext().then((context) => open(context, `${site.url}/refused?from=${encodeURIComponent(server.url)}`));
+  const page = await browser
+    .newContext()
+    .then((context) => open(context, `${site.url}/refused?from=${encodeURIComponent(server.url)}`));
   await expectLiked(page, '0 false');
   await page.evaluate(() => {
     window.refusals = [];
@@ -276,7 +309,11 @@ test('a click shows at once, and a refusal puts it right again', async () => {
   await page.route('**/members/me', async (route) => {
     await new Promise((go) => (answer = go));
     if (!status) return route.abort();
-    return route.fulfill({ status, json: { detail: 'no' }, headers: { 'Access-Control-Allow-Origin': site.url, 'Access-Control-Allow-Credentials': 'true' } });
+    return route.fulfill({
+      status,
+      json: { detail: 'no' },
+      headers: { 'Access-Control-Allow-Origin': site.url, 'Access-Control-Allow-Credentials': 'true' },
+    });
   });
   for (status of [403, 409, 429, undefined]) {
     answer = undefined;
@@ -289,25 +326,39 @@ test('a click shows at once, and a refusal puts it right again', async () => {
   }
   assert.deepEqual(await page.evaluate(() => window.refusals), [403, 409, 429, undefined]);
   await page.unroute('**/members/me');
-  for (let i = 0; i < 3; i++) await page.click('#likes'); // the last click holds, and one request is under way at a time
+  // the last click holds, and one request is under way at a time
+  for (let i = 0; i < 3; i++) await page.click('#likes');
   await eventually('1 true', 'at last', () => liked(page));
-  await eventually(1, 'the server has', async () => (await (await fetch(`${server.url}/api/v1/counters/likes%3A%2Frefused`)).json()).value);
+  await eventually(
+    1,
+    'the server has',
+    async () => (await (await fetch(`${server.url}/api/v1/counters/likes%3A%2Frefused`)).json()).value,
+  );
   await page.context().close();
 });
 
 test('likes and public counters also work where WebSockets are blocked', async () => {
-  const other = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(server.url)}`));
+  const other = await browser
+    .newContext()
+    .then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(server.url)}`));
   await expectLiked(other, '0 false');
-  const page = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(office.url)}`));
+  const page = await browser
+    .newContext()
+    .then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(office.url)}`));
   await expectLiked(page, '0 false');
   // A counter that is not public takes nothing else with it, and the console says why.
-  await page.evaluate(() => document.body.insertAdjacentHTML('beforeend', '<live-counter key="secret"></live-counter>'));
+  await page.evaluate(() =>
+    document.body.insertAdjacentHTML('beforeend', '<live-counter key="secret"></live-counter>'),
+  );
   await eventually(true, 'told', async () => page.complaints.some((text) => /secret: .*not public/.test(text)));
   await page.click('#likes');
   await Promise.all([expectLiked(page, '1 true'), expectLiked(other, '1 false')]);
   await other.click('#likes');
   await Promise.all([expectLiked(page, '2 true'), expectLiked(other, '2 true')]);
-  await other.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.counter('votes:/slow').increment(), server.url);
+  await other.evaluate(
+    async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.counter('votes:/slow').increment(),
+    server.url,
+  );
   await expectCount(page, 1, 'votes');
   await page.reload();
   await expectLiked(page, '2 true');
@@ -318,9 +369,14 @@ test('likes and public counters also work where WebSockets are blocked', async (
 
 test('a private page takes no other page with it, with WebSockets or without', async () => {
   for (const from of [server.url, office.url]) {
-    const page = await browser.newContext().then((context) => open(context, `${site.url}/public?from=${encodeURIComponent(from)}`));
+    const page = await browser
+      .newContext()
+      .then((context) => open(context, `${site.url}/public?from=${encodeURIComponent(from)}`));
     await page.evaluate(() =>
-      document.body.insertAdjacentHTML('beforeend', '<live-count id="team" page="team/x" watch>-</live-count><live-count id="prices" page="prices" watch>-</live-count>'),
+      document.body.insertAdjacentHTML(
+        'beforeend',
+        '<live-count id="team" page="team/x" watch>-</live-count><live-count id="prices" page="prices" watch>-</live-count>',
+      ),
     );
     await eventually(true, 'told', async () => page.complaints.some((text) => /page is private/.test(text)));
     await expectCount(page, 0, 'prices');
@@ -332,15 +388,22 @@ test('a private page takes no other page with it, with WebSockets or without', a
 
 /** Says that a page was modified. */
 async function modify(page, at = server) {
-  const answer = await fetch(`${at.url}/${encodeURIComponent(page)}/changes`, { method: 'POST', headers: { 'X-API-Key': KEY } });
+  const answer = await fetch(`${at.url}/${encodeURIComponent(page)}/changes`, {
+    method: 'POST',
+    headers: { 'X-API-Key': KEY },
+  });
   assert.equal(answer.status, 204);
 }
 
-const pressed = (page) => page.evaluate(() => document.getElementById('follow').shadowRoot?.querySelector('button')?.getAttribute('aria-pressed'));
+const pressed = (page) =>
+  page.evaluate(() =>
+    document.getElementById('follow').shadowRoot?.querySelector('button')?.getAttribute('aria-pressed'),
+  );
 const expectPressed = (page, want) => eventually(want, 'the button is pressed', () => pressed(page));
 
 /** The pages that the visitor of a window follows. */
-const follows = (page, from = server.url) => page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.follows(), from);
+const follows = (page, from = server.url) =>
+  page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.follows(), from);
 
 test('a visitor of another site follows a page, and the bell is the same visitor\'s', async () => {
   const address = `${site.url}/followed?follow&from=${encodeURIComponent(server.url)}`;
@@ -366,7 +429,10 @@ test('a visitor of another site follows a page, and the bell is the same visitor
 });
 
 test('a visitor of another site also follows where WebSockets are blocked', async () => {
-  const page = await open(await browser.newContext(), `${site.url}/followed-slowly?follow&from=${encodeURIComponent(office.url)}`);
+  const page = await open(
+    await browser.newContext(),
+    `${site.url}/followed-slowly?follow&from=${encodeURIComponent(office.url)}`,
+  );
   await expectPressed(page, 'false');
   await page.click('#follow');
   await eventually('/followed-slowly', 'is followed', async () => (await follows(page, office.url)).join());
@@ -380,9 +446,21 @@ test('a script follows from the first visit on, here, elsewhere, and with a toke
   const base64 = (value) => Buffer.from(value).toString('base64url');
   const unsigned = `${base64('{"alg":"HS256"}')}.${base64('{"sub":"ann"}')}`;
   const token = `${unsigned}.${createHmac('sha256', secret).update(unsigned).digest('base64url')}`;
-  const guarded = await Server.start(binary.path, ['--allow-origins', site.url, '--api-key', KEY, '--jwt-secret', secret, '--shutdown-timeout', '2s']);
+  const guarded = await Server.start(binary.path, [
+    '--allow-origins',
+    site.url,
+    '--api-key',
+    KEY,
+    '--jwt-secret',
+    secret,
+    '--shutdown-timeout',
+    '2s',
+  ]);
   const here = await open(await browser.newContext(), at('scripted'));
-  const elsewhere = await open(await browser.newContext(), `${site.url}/scripted?from=${encodeURIComponent(server.url)}`);
+  const elsewhere = await open(
+    await browser.newContext(),
+    `${site.url}/scripted?from=${encodeURIComponent(server.url)}`,
+  );
   try {
     for (const [what, window, at, options] of [
       ['here', here, server, {}],
@@ -417,7 +495,12 @@ test('a follow by hand from another site without an id is refused, and the answe
     const first = await fetch(url, { method: 'PUT', credentials: 'include' });
     const headers = { 'Headcount-Id': first.headers.get('Headcount-Id') };
     const second = await fetch(url, { method: 'PUT', headers });
-    return [first.status, (await first.json()).detail, second.status, (await (await fetch(`${server}/-/me/follows`, { headers })).json()).follows];
+    return [
+      first.status,
+      (await first.json()).detail,
+      second.status,
+      (await (await fetch(`${server}/-/me/follows`, { headers })).json()).follows,
+    ];
   }, server.url);
   assert.deepEqual([status, again, follows], [400, 204, ['by hand']]);
   assert.match(detail, /Headcount-Id/);
@@ -425,8 +508,12 @@ test('a follow by hand from another site without an id is refused, and the answe
 });
 
 test('an origin that is not allowed is told what to do', async () => {
-  const page = await browser.newContext().then((context) => open(context, `${stranger.url}/x?from=${encodeURIComponent(server.url)}`));
-  await eventually(true, 'told', async () => page.complaints.some((text) => text.includes(`--allow-origins ${stranger.url}`)));
+  const page = await browser
+    .newContext()
+    .then((context) => open(context, `${stranger.url}/x?from=${encodeURIComponent(server.url)}`));
+  await eventually(true, 'told', async () =>
+    page.complaints.some((text) => text.includes(`--allow-origins ${stranger.url}`)),
+  );
   assert.equal(await server.count('/x'), 0);
   await page.context().close();
 });
@@ -475,17 +562,19 @@ test('a hidden tab is counted and gets no counts, and has the newest when it is 
   const sent = [];
   const counts = [];
   let beats = 0;
-  const page = await browser.newContext().then((context) => open(context, at('paused'), async (page) => {
-    await hideable(page);
-    page.on('websocket', (socket) => {
-      socket.on('framesent', ({ payload }) => sent.push(JSON.parse(payload).type));
-      socket.on('framereceived', ({ payload }) => {
-        const { type, page } = JSON.parse(payload);
-        if (type === 'count') counts.push(page);
-        if (type === 'heartbeat') beats++;
+  const page = await browser.newContext().then((context) =>
+    open(context, at('paused'), async (page) => {
+      await hideable(page);
+      page.on('websocket', (socket) => {
+        socket.on('framesent', ({ payload }) => sent.push(JSON.parse(payload).type));
+        socket.on('framereceived', ({ payload }) => {
+          const { type, page } = JSON.parse(payload);
+          if (type === 'count') counts.push(page);
+          if (type === 'heartbeat') beats++;
+        });
       });
-    });
-  }));
+    }),
+  );
   await expectCount(watcher, 2);
   await expectCount(page, 2);
   await page.evaluate(() => hide(true));
@@ -501,7 +590,8 @@ test('a hidden tab is counted and gets no counts, and has the newest when it is 
   }
   assert.deepEqual(counts, []);
   assert.ok((await shown(page)) < 4);
-  await eventually(6, 'on the site', () => server.count('*')); // those of the test before are gone, so nothing changes any more
+  // those of the test before are gone, so nothing changes any more
+  await eventually(6, 'on the site', () => server.count('*'));
   await page.evaluate(() => hide(false));
   await expectCount(page, 6);
   assert.equal(new Set(counts).size, counts.length, 'each page once');

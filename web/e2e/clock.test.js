@@ -7,7 +7,20 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import Pusher from 'pusher-js';
 
 import {
-  GRACE, LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, startCable, startOfficeProxy, startSite, streaming, within,
+  GRACE,
+  LEAVE_GRACE,
+  eventually,
+  expectCount,
+  expectState,
+  launch,
+  open,
+  record,
+  recorded,
+  startCable,
+  startOfficeProxy,
+  startSite,
+  streaming,
+  within,
 } from './browser.js';
 import { Server, program } from './server.js';
 
@@ -50,7 +63,9 @@ test('who goes to another page has left the one before at once', async () => {
   const page = await open(await browser.newContext(), at('walk'));
   await expectCount(page, 1);
   await page.click('#pages a[data-page="pricing"]');
-  await within(LEAVE_GRACE - 500, 'a leave is no mere close', () => eventually(0, 'on the page before', () => server.count('walk')));
+  await within(LEAVE_GRACE - 500, 'a leave is no mere close', () =>
+    eventually(0, 'on the page before', () => server.count('walk')),
+  );
 });
 
 test('the network goes and comes back', async () => {
@@ -114,7 +129,9 @@ test('where WebSockets are blocked a user stays with the last tab, and no longer
   // The browser keeps the page for "back", and it joins again.
   await two.evaluate(() => addEventListener('pageshow', ({ persisted }) => (window.restored = persisted)));
   await two.goto(at('elsewhere', office.url));
-  await within(12_000, 'the user is gone after the leave-grace of 6 s; a hold by PUT lasts 14 s at least', () => expectCount(watcher, 1));
+  await within(12_000, 'the user is gone after the leave-grace of 6 s; a hold by PUT lasts 14 s at least', () =>
+    expectCount(watcher, 1),
+  );
   await two.evaluate(() => void setTimeout(() => history.back()));
   await expectCount(watcher, 2);
   assert.equal(await two.evaluate(() => window.restored), true);
@@ -137,7 +154,9 @@ test('an ordinary restart sends no browser into the fallback', async () => {
       await restarted.stop();
       await restarted.run();
       // Not by connections: each page also has the stream of its <live-top>.
-      await within(10_000, 'everyone is back', () => eventually(pages.length, 'users', () => restarted.count('restarted')));
+      await within(10_000, 'everyone is back', () =>
+        eventually(pages.length, 'users', () => restarted.count('restarted')),
+      );
     }
     for (const page of pages) {
       await expectCount(page, pages.length);
@@ -156,7 +175,10 @@ test('where a Content-Security-Policy forbids WebSockets the fallback comes soon
     page = await open(await browser.newContext(), at('strict'), (page) =>
       page.route('**/?page=strict', async (route) => {
         const answer = await route.fetch();
-        await route.fulfill({ response: answer, headers: { ...answer.headers(), 'content-security-policy': `connect-src ${server.url}` } });
+        await route.fulfill({
+          response: answer,
+          headers: { ...answer.headers(), 'content-security-policy': `connect-src ${server.url}` },
+        });
       }),
     );
     await expectCount(page, 1);
@@ -167,23 +189,28 @@ test('where a Content-Security-Policy forbids WebSockets the fallback comes soon
 
 test('the fallback notices within seconds that the server is gone', async () => {
   const cable = await startCable(server.port);
-  const page = await open(await browser.newContext(), `${site.url}/gone?from=${encodeURIComponent(cable.url)}`, (page) =>
-    page.addInitScript(() => {
-      window.tries = 0;
-      window.WebSocket = class extends EventTarget {
-        constructor() {
-          super();
-          window.tries++;
-          setTimeout(() => this.dispatchEvent(new Event('close')));
-        }
-        close() {}
-      };
-    }),
+  const page = await open(
+    await browser.newContext(),
+    `${site.url}/gone?from=${encodeURIComponent(cable.url)}`,
+    (page) =>
+      page.addInitScript(() => {
+        window.tries = 0;
+        window.WebSocket = class extends EventTarget {
+          constructor() {
+            super();
+            window.tries++;
+            setTimeout(() => this.dispatchEvent(new Event('close')));
+          }
+          close() {}
+        };
+      }),
   );
   await expectCount(page, 1);
   const before = await page.evaluate(() => window.tries);
   cable.pull();
-  await within(4_000, 'it looks for the server again', () => page.waitForFunction((before) => window.tries > before, before));
+  await within(4_000, 'it looks for the server again', () =>
+    page.waitForFunction((before) => window.tries > before, before),
+  );
   cable.plug();
   const visitor = await open(await browser.newContext(), `${site.url}/gone?from=${encodeURIComponent(server.url)}`);
   await expectCount(page, 2);
@@ -228,13 +255,21 @@ test('clients of Pusher are back soon after a restart, and none meets a port tha
   const restarted = await Server.start(binary.path, ['--pusher-key', KEY, '--shutdown-timeout', '2s']);
   const { hostname, port } = new URL(restarted.url);
   const clients = Array.from({ length: 10 }, () => {
-    const pusher = new Pusher(KEY, { wsHost: hostname, wsPort: port, forceTLS: false, enabledTransports: ['ws'], enableStats: false, cluster: '' });
+    const pusher = new Pusher(KEY, {
+      wsHost: hostname,
+      wsPort: port,
+      forceTLS: false,
+      enabledTransports: ['ws'],
+      enableStats: false,
+      cluster: '',
+    });
     const client = { pusher, errors: [], count: 0 };
     pusher.connection.bind('error', (error) => client.errors.push(error.error?.data ?? error.data));
     pusher.subscribe('restart').bind('pusher:subscription_count', (data) => (client.count = data.subscription_count));
     return client;
   });
-  const together = () => Promise.all(clients.map((client) => eventually(clients.length, 'a client', () => client.count)));
+  const together = () =>
+    Promise.all(clients.map((client) => eventually(clients.length, 'a client', () => client.count)));
 
   try {
     await together();

@@ -11,7 +11,18 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
 
 import {
-  GRACE, LEAVE_GRACE, eventually, expectComplaints, expectCount, expectState, launch, open as openIn, record, recorded, shown, startSite,
+  GRACE,
+  LEAVE_GRACE,
+  eventually,
+  expectComplaints,
+  expectCount,
+  expectState,
+  launch,
+  open as openIn,
+  record,
+  recorded,
+  shown,
+  startSite,
 } from './browser.js';
 import { Server, program } from './server.js';
 
@@ -32,8 +43,17 @@ before(
       <link rel="canonical" href="/caf%C3%A9?no=query">
       <script type="module" src="${url.searchParams.get('from')}/-/headcount.js"></script>
       <p><live-count id="here">…</live-count> here, <live-count id="other" page="elsewhere" watch></live-count> there`);
-    server = await Server.start(binary.path, ['--allow-origins', site.url, ...GRACE, '--shutdown-timeout', '2s', '--api-key', KEY,
-      '--presence-timeout', '2m']); // holds last for three times as long: none ends while a test counts them
+    server = await Server.start(binary.path, [
+      '--allow-origins',
+      site.url,
+      ...GRACE,
+      '--shutdown-timeout',
+      '2s',
+      '--api-key',
+      KEY,
+      '--presence-timeout',
+      '2m',
+    ]); // holds last for three times as long: none ends while a test counts them
     browser = await launch();
     // This is opened first, while people come and go, so that its line shows something.
     showcase = await open('/', { viewport: { width: 1280, height: 715 } }, undefined, withKey);
@@ -173,12 +193,20 @@ test('a busy site, and a picture of it', async () => {
     }
   }
   await sleep(LEAVE_GRACE); // the windows of other tests are gone
-  await eventually(true, 'the window shows what the server says', async () => (await shown(showcase)) === (await server.count('demo')));
+  await eventually(
+    true,
+    'the window shows what the server says',
+    async () => (await shown(showcase)) === (await server.count('demo')),
+  );
   for (const [page, viewers] of Object.entries(crowds)) {
     const number = await showcase.waitForSelector(`#pages a[data-page="${page}"] live-count`);
     await eventually(viewers, page, () => number.evaluate((element) => element.count));
   }
-  await eventually(true, 'the site is shown', async () => (await shown(showcase, 'site')) === (await server.count('*')));
+  await eventually(
+    true,
+    'the site is shown',
+    async () => (await shown(showcase, 'site')) === (await server.count('*')),
+  );
   await fetch(`${server.url}/api/v1/counters/views:demo/increment`, {
     method: 'POST', headers: { 'X-API-Key': KEY, 'Content-Type': 'application/json' }, body: '{"delta":1233}',
   });
@@ -188,7 +216,11 @@ test('a busy site, and a picture of it', async () => {
   await showcase.click('#likes');
   await showcase.mouse.move(0, 0);
   await expectCount(showcase, 8, 'likes');
-  await showcase.waitForFunction(() => Number(/at most (\d+)/.exec(document.getElementById('day').textContent)?.[1]) >= document.getElementById('count').count);
+  await showcase.waitForFunction(
+    () =>
+      Number(/at most (\d+)/.exec(document.getElementById('day').textContent)?.[1]) >=
+      document.getElementById('count').count,
+  );
   await showcase.screenshot({ path: process.env.SCREENSHOT || undefined });
 });
 
@@ -199,7 +231,9 @@ test('a simulated crowd comes, each with an identity, and goes with and without 
   await expectCount(one, 2);
   await one.click('#crowd button[value="10"]');
   await expectCount(one, 12);
-  await one.waitForFunction(() => document.getElementById('crowd-state').textContent === '11 simulated viewers are here.');
+  await one.waitForFunction(
+    () => document.getElementById('crowd-state').textContent === '11 simulated viewers are here.',
+  );
   assert.notEqual(await one.getAttribute('#chart .line', 'd'), '');
 
   const killed = Date.now();
@@ -212,7 +246,9 @@ test('a simulated crowd comes, each with an identity, and goes with and without 
 
   await one.click('#crowd button[value="10"]');
   await expectCount(one, 11);
-  await one.waitForFunction(() => document.getElementById('crowd-state').textContent === '10 simulated viewers are here.');
+  await one.waitForFunction(
+    () => document.getElementById('crowd-state').textContent === '10 simulated viewers are here.',
+  );
   await one.click('#uncrowd button[value="leave"]');
   await expectCount(one, 1);
   await one.waitForFunction(() => /^They left\./.test(document.getElementById('crowd-state').textContent));
@@ -236,7 +272,10 @@ test('the key may be in the address, the snippet can be copied, and seven digits
     number.textContent = '1,234,567';
     const range = document.createRange();
     range.selectNodeContents(number);
-    return range.getBoundingClientRect().width <= number.getBoundingClientRect().width && document.documentElement.scrollWidth <= 390;
+    return (
+      range.getBoundingClientRect().width <= number.getBoundingClientRect().width &&
+      document.documentElement.scrollWidth <= 390
+    );
   });
   assert.ok(fits);
   if (process.env.SCREENSHOT_TELEPHONE) await one.screenshot({ path: process.env.SCREENSHOT_TELEPHONE });
@@ -270,7 +309,9 @@ test('a reload shows what the page remembers', async () => {
   await expectCount(one, 1);
   await one.reload();
   // A cache may have answered with what was asked before everybody was there; the page asks again soon.
-  await one.waitForFunction(() => /at most 3 at \d\d:\d\d.*, 3 visitors/.test(document.getElementById('day').innerText));
+  await one.waitForFunction(() =>
+    /at most 3 at \d\d:\d\d.*, 3 visitors/.test(document.getElementById('day').innerText),
+  );
   assert.match(await one.getAttribute('#day svg path', 'd'), /^M/);
   await one.evaluate(() => document.querySelector('#pages a[data-page="pricing"]').click()); // whose past is another
   await one.waitForFunction(() => !document.getElementById('day').innerText.includes('at most 3'));
@@ -297,11 +338,23 @@ test('the dashboard shows pages, processes and their load to those who have the 
   assert.equal((await cells('watched'))[1], '1');
   assert.deepEqual((await cells('local')).slice(0, 2), ['local', 'gateway, presence, dispatcher']);
   // People of other tests are still leaving.
-  await eventually(true, 'connections are shown', async () => Number((await cells('local'))[3]) === (await server.connections()));
-  await eventually(true, 'the site is shown', async () => Number(await board.innerText('#site')) === (await server.count('*')));
+  await eventually(
+    true,
+    'connections are shown',
+    async () => Number((await cells('local'))[3]) === (await server.connections()),
+  );
+  await eventually(
+    true,
+    'the site is shown',
+    async () => Number(await board.innerText('#site')) === (await server.count('*')),
+  );
   const leave = await server.hold('watched');
-  await board.waitForFunction(() => document.querySelector('tr[data-name="watched"] td:nth-child(2)').textContent === '2');
-  await board.waitForFunction(() => parseFloat(document.querySelector('tr[data-name="local"] td:nth-child(5)').textContent) > 0);
+  await board.waitForFunction(
+    () => document.querySelector('tr[data-name="watched"] td:nth-child(2)').textContent === '2',
+  );
+  await board.waitForFunction(
+    () => parseFloat(document.querySelector('tr[data-name="local"] td:nth-child(5)').textContent) > 0,
+  );
   const line = () => board.getAttribute('tr[data-name="watched"] svg path', 'd');
   const before = await line();
   await eventually('All is well: the store and 1 process answer.', 'the sentence is', () => board.innerText('#well'));
@@ -309,7 +362,10 @@ test('the dashboard shows pages, processes and their load to those who have the 
   assert.match(await board.innerText('#past-summary'), /^Last 24 hours: at most/);
   await board.click('#past [data-last="7d"]');
   await board.waitForFunction(() => /--page-stats 168h/.test(document.getElementById('past-summary').textContent));
-  assert.deepEqual(board.complaints.filter((said) => !/40[01]/.test(said)), []); // a refusal of the wrong key may be noted late
+  assert.deepEqual(
+    board.complaints.filter((said) => !/40[01]/.test(said)),
+    [],
+  ); // a refusal of the wrong key may be noted late
   await expectComplaints(board, /400/);
   await board.click('#past [data-last="24h"]');
   await board.click('tr[data-name="watched"] button');
@@ -322,7 +378,10 @@ test('the dashboard shows pages, processes and their load to those who have the 
   const ranking = await files('#pages-csv');
   assert.equal(ranking[0], 'page,viewers');
   assert.ok(ranking.includes('watched,2'), ranking.join());
-  assert.deepEqual([(await files('#past-csv'))[0], (await files('#past-csv')).length], ['page,from,greatest count,arrivals', 291]);
+  assert.deepEqual(
+    [(await files('#past-csv'))[0], (await files('#past-csv')).length],
+    ['page,from,greatest count,arrivals', 291],
+  );
   await board.click('#past-site');
   await board.fill('#search input', 'no page has this name');
   await board.waitForSelector('#pages-none:not([hidden])');
@@ -331,30 +390,50 @@ test('the dashboard shows pages, processes and their load to those who have the 
   assert.match(await board.innerText('#events'), /This process, local, has started\./);
   await eventually(true, 'the line goes on', async () => (await line()) !== before);
   await leave();
-  if (process.env.SCREENSHOT_DASHBOARD) await board.screenshot({ path: process.env.SCREENSHOT_DASHBOARD, fullPage: true });
+  if (process.env.SCREENSHOT_DASHBOARD)
+    await board.screenshot({ path: process.env.SCREENSHOT_DASHBOARD, fullPage: true });
   await board.context().close();
   await viewer.context().close();
 });
 
 test('the dashboard shows one site at a time, and those that the key holds for', async () => {
   const sites = ['--site', 'shop=https://shop.example', '--site', 'blog=https://blog.example'];
-  const two = await Server.start(binary.path, [...sites, '--api-key', KEY, '--api-key', `blog:${KEY} of the blog`, '--shutdown-timeout', '2s',
-    '--presence-timeout', '2m']); // as above
+  const two = await Server.start(binary.path, [
+    ...sites,
+    '--api-key',
+    KEY,
+    '--api-key',
+    `blog:${KEY} of the blog`,
+    '--shutdown-timeout',
+    '2s',
+    '--presence-timeout',
+    '2m',
+  ]); // as above
   try {
-    const hold = (site, page) => fetch(`${two.url}/${page}/counter?site=${site}`, { method: 'PUT', body: '{"action":"increment"}' });
-    for (const [site, page] of [['shop', 'cart'], ['shop', 'cart'], ['blog', 'post']]) assert.equal((await hold(site, page)).status, 200);
+    const hold = (site, page) =>
+      fetch(`${two.url}/${page}/counter?site=${site}`, { method: 'PUT', body: '{"action":"increment"}' });
+    for (const [site, page] of [
+      ['shop', 'cart'],
+      ['shop', 'cart'],
+      ['blog', 'post'],
+    ])
+      assert.equal((await hold(site, page)).status, 200);
     const board = await open(`${two.url}/-/dashboard`, {}, undefined, withKey);
     await board.waitForSelector('#pages tr[data-name="cart"]');
     await expectComplaints(board, /401/); // of the address alone
     await eventually('2', 'on the site', () => board.innerText('#site'));
-    assert.deepEqual(await board.$$eval('#sites option', (options) => options.map((option) => option.value)), ['shop', 'blog']);
+    assert.deepEqual(await board.$$eval('#sites option', (options) => options.map((option) => option.value)), [
+      'shop',
+      'blog',
+    ]);
     await board.selectOption('#sites select', 'blog');
     await board.waitForSelector('#pages tr[data-name="post"]');
     await eventually('1', 'on the other site', () => board.innerText('#site'));
     assert.equal(await board.$('#pages tr[data-name="cart"]'), null);
     await board.context().close();
 
-    const own = (page) => page.addInitScript((key) => sessionStorage.setItem('headcount_api_key', key), `${KEY} of the blog`);
+    const own = (page) =>
+      page.addInitScript((key) => sessionStorage.setItem('headcount_api_key', key), `${KEY} of the blog`);
     const blog = await open(`${two.url}/-/dashboard`, {}, undefined, own);
     await blog.waitForSelector('#pages tr[data-name="post"]');
     await expectComplaints(blog, /401/, /403/); // of the address, and of the first site
@@ -411,11 +490,18 @@ test('the bell shows a number, and its list reads all', async () => {
       server.onMessage((text) => JSON.parse(text).type !== 'unread' && socket.send(text));
     });
     await page.route(/\/-\/me\/notifications/, (route) =>
-      route.fulfill({ json: { count: 1234, notifications: [{ page: 'news', count: 1234, updated_at: '2030-10-10T12:11:42Z', title: 'New' }] } }),
+      route.fulfill({
+        json: {
+          count: 1234,
+          notifications: [{ page: 'news', count: 1234, updated_at: '2030-10-10T12:11:42Z', title: 'New' }],
+        },
+      }),
     );
     await page.route(/\/-\/me\/follows|\/changes$/, async (route) => {
       const request = route.request();
-      asked.push(`${request.method()} ${new URL(request.url()).pathname} ${request.headers()['x-api-key'] ?? ''}`.trim());
+      asked.push(
+        `${request.method()} ${new URL(request.url()).pathname} ${request.headers()['x-api-key'] ?? ''}`.trim(),
+      );
       if (request.method() === 'GET') return route.fulfill({ json: { follows: [] } });
       if (request.method() === 'POST') say(2);
       return route.fulfill({ status: 204 });
@@ -462,7 +548,9 @@ test('a server that starts again is found again', async () => {
   await server.stop();
   await expectState(one, 'reconnecting');
   assert.equal(
-    await one.evaluate(() => document.getElementById('count').shadowRoot.querySelector('[part~=count]').part.contains('offline')),
+    await one.evaluate(() =>
+      document.getElementById('count').shadowRoot.querySelector('[part~=count]').part.contains('offline'),
+    ),
     true,
   );
   await server.run();

@@ -29,14 +29,32 @@ before(
     guarded = await startSite(html, () => {
       const all = [server.url, office.url].join(' ');
       return {
-        'Content-Security-Policy':
-          `default-src 'none'; script-src ${all}; connect-src ${all} ${all.replaceAll('http', 'ws')}; require-trusted-types-for 'script'; trusted-types 'none'`,
+        'Content-Security-Policy': `default-src 'none'; script-src ${all}; connect-src ${all} ${all.replaceAll('http', 'ws')}; require-trusted-types-for 'script'; trusted-types 'none'`,
       };
     });
-    server = await Server.start(binary.path, ['--allow-origins', `${site.url},${guarded.url}`, '--shutdown-timeout', '2s', '--api-key', KEY]);
-    strict = await Server.start(binary.path, ['--allow-origins', site.url, '--jwt-secret', 'a secret for tests alone', '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, [
+      '--allow-origins',
+      `${site.url},${guarded.url}`,
+      '--shutdown-timeout',
+      '2s',
+      '--api-key',
+      KEY,
+    ]);
+    strict = await Server.start(binary.path, [
+      '--allow-origins',
+      site.url,
+      '--jwt-secret',
+      'a secret for tests alone',
+      '--shutdown-timeout',
+      '2s',
+    ]);
     office = await startOfficeProxy(server.port);
-    nginx = await startNginx(server.port, { wrong: { upgrade: true }, blocked: {}, right: RIGHT, slow: { host: RIGHT.host } });
+    nginx = await startNginx(server.port, {
+      wrong: { upgrade: true },
+      blocked: {},
+      right: RIGHT,
+      slow: { host: RIGHT.host },
+    });
     browser = await launch();
   },
   { timeout: 600_000 },
@@ -55,7 +73,8 @@ after(async () => {
 });
 
 /** A new person's window. */
-const open = async (address, prepare = undefined, options = {}) => openIn(await browser.newContext(options), address, prepare);
+const open = async (address, prepare = undefined, options = {}) =>
+  openIn(await browser.newContext(options), address, prepare);
 const address = (html, { path = '/', ...more } = {}) => `${site.url}${path}?${new URLSearchParams({ html, ...more })}`;
 const close = (...pages) => Promise.all(pages.map((page) => page.context().close()));
 
@@ -73,7 +92,11 @@ const drawn = (page, id = 'count') => page.waitForFunction((id) => document.getE
 /** All live regions of a page, with those in shadows. */
 const regions = (page) =>
   page.evaluate(() => {
-    const within = (root) => [...root.querySelectorAll('*')].flatMap((node) => [...(node.matches('[role=status],[aria-live]') ? [node] : []), ...(node.shadowRoot ? within(node.shadowRoot) : [])]);
+    const within = (root) =>
+      [...root.querySelectorAll('*')].flatMap((node) => [
+        ...(node.matches('[role=status],[aria-live]') ? [node] : []),
+        ...(node.shadowRoot ? within(node.shadowRoot) : []),
+      ]);
     return within(document).map((region) => [...region.children].map((line) => line.textContent));
   });
 
@@ -90,7 +113,10 @@ async function played(html, { clock, ...options } = {}) {
   });
   await eventually(true, 'it connects', () => socket !== undefined);
   await drawn(page);
-  page.say = (count, name = '/', more = {}) => socket.send(JSON.stringify({ type: 'count', page: name, count, updated_at: null, version: `1-${++version}`, ...more }));
+  page.say = (count, name = '/', more = {}) =>
+    socket.send(
+      JSON.stringify({ type: 'count', page: name, count, updated_at: null, version: `1-${++version}`, ...more }),
+    );
   return page;
 }
 
@@ -118,12 +144,17 @@ test('the element writes the sentence, and nothing when there is nothing to say'
   assert.equal(await display(), 'inline');
 
   // By the plural of the page's language.
-  const polish = await played('<live-count id="count" one="# osoba" few="# osoby" many="# osób" other="# osoby"></live-count>', { lang: 'pl' });
+  const polish = await played(
+    '<live-count id="count" one="# osoba" few="# osoby" many="# osób" other="# osoby"></live-count>',
+    { lang: 'pl' },
+  );
   for (const [count, want] of [[1, '1 osoba'], [3, '3 osoby'], [5, '5 osób']]) {
     polish.say(count);
     await expectWords(polish, want);
   }
-  const silent = await open(address(`<live-count id="count" ${sentence}></live-count>`), undefined, { javaScriptEnabled: false });
+  const silent = await open(address(`<live-count id="count" ${sentence}></live-count>`), undefined, {
+    javaScriptEnabled: false,
+  });
   assert.equal(await silent.innerText('#words'), '');
   await close(page, polish, silent);
 });
@@ -143,13 +174,24 @@ test('a screen reader hears the sentence from one region, however many elements 
   await expectWords(page, '4', 'e');
   page.say(2);
   await expectWords(page, '2 people are reading');
-  assert.deepEqual(await regions(page), [['2 people are reading']], 'numbers of other pages mean nothing without words');
-  assert.equal(await page.evaluate(() => document.querySelector('[role=status]').getAttribute('role')), 'status', 'politely');
+  assert.deepEqual(
+    await regions(page),
+    [['2 people are reading']],
+    'numbers of other pages mean nothing without words',
+  );
+  assert.equal(
+    await page.evaluate(() => document.querySelector('[role=status]').getAttribute('role')),
+    'status',
+    'politely',
+  );
   await close(page);
 });
 
 test('the region speaks at most once a minute, and not for announce="off"', async () => {
-  const page = await played('<live-count id="count"></live-count><live-count id="off" page="off" announce="off"></live-count>', { clock: true });
+  const page = await played(
+    '<live-count id="count"></live-count><live-count id="off" page="off" announce="off"></live-count>',
+    { clock: true },
+  );
   for (const name of ['/', 'off']) page.say(1, name);
   await expectWords(page, '1', 'off');
   const heard = async (count) => {
@@ -176,11 +218,20 @@ test('the region speaks at most once a minute, and not for announce="off"', asyn
 test('an element in shadow roots has the language around them', async () => {
   const sentence = '<live-count one="# osoba" few="# osoby" other="# osób"></live-count>';
   const inside = (html) => `<div><template shadowrootmode="open">${html}</template></div>`;
-  const page = await played(`<live-count id="count"></live-count>${inside(inside(sentence))}<div lang="en">${inside(sentence)}</div>`, { lang: 'pl' });
+  const page = await played(
+    `<live-count id="count"></live-count>${inside(inside(sentence))}<div lang="en">${inside(sentence)}</div>`,
+    { lang: 'pl' },
+  );
   page.say(3);
   const said = () => page.evaluate(() => {
-    const find = (root) => [...root.querySelectorAll('*')].flatMap((node) => (node.matches('live-count') ? [node] : node.shadowRoot ? find(node.shadowRoot) : []));
-    return find(document).slice(1).map((element) => [...element.shadowRoot.childNodes].map((node) => node.textContent).join('')).join();
+    const find = (root) =>
+      [...root.querySelectorAll('*')].flatMap((node) =>
+        node.matches('live-count') ? [node] : node.shadowRoot ? find(node.shadowRoot) : [],
+      );
+    return find(document)
+      .slice(1)
+      .map((element) => [...element.shadowRoot.childNodes].map((node) => node.textContent).join(''))
+      .join();
   });
   await eventually('3 osoby,3 osób', 'the sentences are', said);
   await close(page);
@@ -189,7 +240,10 @@ test('an element in shadow roots has the language around them', async () => {
 const looks = (page, id) =>
   page.evaluate((id) => {
     const number = document.getElementById(id).shadowRoot?.querySelector('[part~=count]');
-    return number && `${number.textContent} ${getComputedStyle(number).textDecorationLine} ${number.closest('button')?.disabled}`;
+    return (
+      number &&
+      `${number.textContent} ${getComputedStyle(number).textDecorationLine} ${number.closest('button')?.disabled}`
+    );
   }, id);
 
 test('the connection ends five seconds after the last element, and a new one opens it again', async () => {
@@ -207,12 +261,28 @@ test('the connection ends five seconds after the last element, and a new one ope
 });
 
 test('an element that cannot show its counter is struck out, and the console says what to do', async () => {
-  const page = await open(address('<like-button id="votes" key="votes:x"></like-button><live-counter id="keyless"></live-counter><like-button id="bare"></like-button><like-button id="likes" key="likes:x"></like-button>', { path: '/wrong' }));
+  const page = await open(
+    address(
+      '<like-button id="votes" key="votes:x"></like-button><live-counter id="keyless"></live-counter><like-button id="bare"></like-button><like-button id="likes" key="likes:x"></like-button>',
+      { path: '/wrong' },
+    ),
+  );
   await eventually('0 none false', 'a right one is', () => looks(page, 'likes'));
-  for (const [id, want] of Object.entries({ votes: '– line-through true', keyless: '– line-through undefined', bare: '– line-through true' }))
+  for (const [id, want] of Object.entries({
+    votes: '– line-through true',
+    keyless: '– line-through undefined',
+    bare: '– line-through true',
+  }))
     await eventually(want, `${id} is`, () => looks(page, id));
-  for (const words of [/<like-button counter="votes:x"> needs a counter of the kind members, .*sum.*<live-counter>/, /<live-counter> has no counter; .*counter="/, /<like-button> has no counter; .*counter="/])
-    assert.ok(page.complaints.some((text) => words.test(text)), page.complaints.join('\n'));
+  for (const words of [
+    /<like-button counter="votes:x"> needs a counter of the kind members, .*sum.*<live-counter>/,
+    /<live-counter> has no counter; .*counter="/,
+    /<like-button> has no counter; .*counter="/,
+  ])
+    assert.ok(
+      page.complaints.some((text) => words.test(text)),
+      page.complaints.join('\n'),
+    );
   assert.equal(page.complaints.length, 3);
   // What was put right is shown.
   await page.evaluate(() => document.getElementById('keyless').setAttribute('key', 'likes:x'));
@@ -221,10 +291,19 @@ test('an element that cannot show its counter is struck out, and the console say
 });
 
 test('an element beyond the bound of what a page may watch says so once', async () => {
-  const watched = Array.from({ length: 100 }, (_, i) => `<live-count ${i ? '' : 'id="first"'} page="w${i}" watch></live-count>`).join('');
-  const page = await open(address(`${watched}<live-count id="beyond" page="beyond" watch></live-count><live-count page="beyond" watch></live-count><live-counter id="counter" key="votes:x"></live-counter>`, { path: '/many' }));
+  const watched = Array.from(
+    { length: 100 },
+    (_, i) => `<live-count ${i ? '' : 'id="first"'} page="w${i}" watch></live-count>`,
+  ).join('');
+  const page = await open(
+    address(
+      `${watched}<live-count id="beyond" page="beyond" watch></live-count><live-count page="beyond" watch></live-count><live-counter id="counter" key="votes:x"></live-counter>`,
+      { path: '/many' },
+    ),
+  );
   await eventually('0 none undefined', 'one within the bound is', () => looks(page, 'first'));
-  for (const id of ['beyond', 'counter']) await eventually('– line-through undefined', `${id} is`, () => looks(page, id));
+  for (const id of ['beyond', 'counter'])
+    await eventually('– line-through undefined', `${id} is`, () => looks(page, id));
   assert.equal(page.complaints.length, 1, page.complaints.join('\n'));
   assert.match(page.complaints[0], /more than 100 pages and counters.*fewer elements/);
   await close(page);
@@ -234,7 +313,9 @@ test('a stale count looks different, and the console says what to look at', asyn
   const page = await played('<live-count id="count"></live-count>');
   page.say(7, '/', { stale: true });
   const style = () => page.evaluate(() => {
-    const { fontStyle, textDecorationLine } = getComputedStyle(document.getElementById('count').shadowRoot.querySelector('[part~=count]'));
+    const { fontStyle, textDecorationLine } = getComputedStyle(
+      document.getElementById('count').shadowRoot.querySelector('[part~=count]'),
+    );
     return `${fontStyle} ${textDecorationLine}`;
   });
   await eventually('italic none', 'its style', style);
@@ -254,7 +335,9 @@ for (const how of ['Navigation API', 'wrapped history'])
     const root = how.startsWith('N') ? '/one' : '/two';
     const at = (name) => server.count(root + name);
     const page = await open(address('<live-count id="count"></live-count>', { path: `${root}/a` }), (page) =>
-      how === 'Navigation API' ? undefined : page.addInitScript(() => Object.defineProperty(window, 'navigation', { value: undefined })),
+      how === 'Navigation API'
+        ? undefined
+        : page.addInitScript(() => Object.defineProperty(window, 'navigation', { value: undefined })),
     );
     const expectAt = (name, want = 1) => eventually(want, `on ${name}`, () => at(name));
     await expectCount(page, 1);
@@ -271,7 +354,10 @@ for (const how of ['Navigation API', 'wrapped history'])
     await expectCount(page, 1);
 
     // A canonical address counts, but not that of another page.
-    await page.evaluate((path) => document.head.insertAdjacentHTML('beforeend', `<link rel="canonical" href="${path}">`), `${root}/main`);
+    await page.evaluate(
+      (path) => document.head.insertAdjacentHTML('beforeend', `<link rel="canonical" href="${path}">`),
+      `${root}/main`,
+    );
     await expectAt('/main');
     await page.evaluate((path) => history.pushState(null, '', path), `${root}/d`);
     await expectAt('/d');
@@ -293,7 +379,9 @@ for (const how of ['Navigation API', 'wrapped history'])
     await page.evaluate((path) => history.pushState(null, '', path), `${root}/%01`);
     await eventually(1, 'on the site', () => server.count(stand(refused)));
     assert.equal(await page.evaluate(() => document.getElementById('count').count), undefined);
-    await page.evaluate(() => document.getElementById('count').insertAdjacentHTML('afterend', '<live-count></live-count>'));
+    await page.evaluate(() =>
+      document.getElementById('count').insertAdjacentHTML('afterend', '<live-count></live-count>'),
+    );
     await page.evaluate((path) => history.pushState(null, '', path), `${root}/e`);
     await expectAt('/e');
     assert.equal(page.complaints.length, 1, page.complaints.join());
@@ -303,9 +391,13 @@ for (const how of ['Navigation API', 'wrapped history'])
 
 test('refused pages take nothing with them where WebSockets are blocked', async () => {
   const page = await open(
-    address('<live-count id="count"></live-count><live-count watch page="bad\u0001"></live-count><live-count page="bad\u0002"></live-count><live-count id="fine" watch page="fine"></live-count>', {
-      path: '/blocked', from: office.url,
-    }),
+    address(
+      '<live-count id="count"></live-count><live-count watch page="bad\u0001"></live-count><live-count page="bad\u0002"></live-count><live-count id="fine" watch page="fine"></live-count>',
+      {
+        path: '/blocked',
+        from: office.url,
+      },
+    ),
   );
   await expectCount(page, 1);
   await expectCount(page, 0, 'fine');
@@ -314,7 +406,10 @@ test('refused pages take nothing with them where WebSockets are blocked', async 
   assert.match(told()[0], /"bad\\u0001" is not counted: .*U\+0001/);
   assert.match(told()[1], /"bad\\u0002" is not counted: .*U\+0002/);
   await eventually(1, 'on the stand-in', () => server.count(stand('bad\u0002')));
-  assert.equal(await page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, office.url), 'open');
+  assert.equal(
+    await page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, office.url),
+    'open',
+  );
   await close(page);
 });
 
@@ -352,23 +447,51 @@ test('a sandboxed frame is told what can be done, and one that may have its orig
   const alone = await Promise.all(ways.map((from) => framed('allow-scripts', from)));
   const allowed = await Promise.all(ways.map((from) => framed('allow-scripts allow-same-origin', from)));
   for (const [i, page] of alone.entries()) {
-    await eventually(true, 'it is told', async () => page.complaints.some((text) => /origin is null.*allow-same-origin.*postMessage/.test(text)));
-    const state = () => page.frames()[1].evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, ways[i]);
+    await eventually(true, 'it is told', async () =>
+      page.complaints.some((text) => /origin is null.*allow-same-origin.*postMessage/.test(text)),
+    );
+    const state = () =>
+      page
+        .frames()[1]
+        .evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, ways[i]);
     await eventually('refused', 'its state', state);
   }
-  for (const page of allowed) await eventually(2, 'both are counted', () => page.frames()[1].evaluate(() => document.getElementById('count').count));
+  for (const page of allowed)
+    await eventually(2, 'both are counted', () =>
+      page.frames()[1].evaluate(() => document.getElementById('count').count),
+    );
   await close(...alone, ...allowed);
 });
 
 test('a widget of each of several sites is live in frames of another origin, with and without WebSockets', async () => {
-  const sited = await Server.start(binary.path, ['--site', 'one=http://one.test', '--site', 'two=http://two.test', '--shutdown-timeout', '2s']);
-  const own = await Server.start(binary.path, (port) => ['--site', `main=http://127.0.0.1:${port}`, '--site', 'two=http://two.test', '--shutdown-timeout', '2s',
-    '--presence-timeout', '2m']); // a hold lasts for three times as long: it does not end while a reader loads
+  const sited = await Server.start(binary.path, [
+    '--site',
+    'one=http://one.test',
+    '--site',
+    'two=http://two.test',
+    '--shutdown-timeout',
+    '2s',
+  ]);
+  const own = await Server.start(binary.path, (port) => [
+    '--site',
+    `main=http://127.0.0.1:${port}`,
+    '--site',
+    'two=http://two.test',
+    '--shutdown-timeout',
+    '2s',
+    '--presence-timeout',
+    '2m',
+  ]); // a hold lasts for three times as long: it does not end while a reader loads
   const slow = await startOfficeProxy(sited.port);
   try {
-    const frame = (from, query) => address(`<iframe src="${from}/w/widget?label=reading${query}"></iframe>`.replaceAll('&', '&amp;'));
+    const frame = (from, query) =>
+      address(`<iframe src="${from}/w/widget?label=reading${query}"></iframe>`.replaceAll('&', '&amp;'));
     const of = (page) => page.frames()[1].evaluate(() => document.querySelector('live-count').count);
-    const [first, second, other] = await Promise.all([open(frame(sited.url, '&site=two')), open(frame(slow.url, '&site=two')), open(frame(sited.url, ''))]);
+    const [first, second, other] = await Promise.all([
+      open(frame(sited.url, '&site=two')),
+      open(frame(slow.url, '&site=two')),
+      open(frame(sited.url, '')),
+    ]);
     for (const page of [first, second]) await eventually(2, 'both are on the page of their site', () => of(page));
     await eventually(1, 'the other site has one', () => of(other));
     const third = await open(frame(sited.url, '&site=two&watch=1'));
@@ -379,14 +502,22 @@ test('a widget of each of several sites is live in frames of another origin, wit
     await close(first, second, other, third);
 
     // On the origin of another site it only reads.
-    const put = await fetch(`${own.url}/w/counter?site=two`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: '{"action":"increment"}' });
+    const put = await fetch(`${own.url}/w/counter?site=two`, {
+      method: 'PUT',
+      headers: { 'Content-Type': 'application/json' },
+      body: '{"action":"increment"}',
+    });
     assert.equal(put.status, 200);
     const [reader, visitor] = await Promise.all([open(frame(own.url, '&site=two')), open(frame(own.url, ''))]);
     const text = (page) => page.frames()[1].evaluate(() => document.body.innerText.trim());
     await eventually('1 reading', 'the reader shows', () => text(reader));
     await eventually(1, 'the site of the server has one', () => of(visitor));
     const cookie = put.headers.get('Set-Cookie').split(';')[0];
-    await fetch(`${own.url}/w/counter?site=two`, { method: 'PUT', headers: { 'Content-Type': 'application/json', Cookie: cookie }, body: '{"action":"decrement"}' });
+    await fetch(`${own.url}/w/counter?site=two`, {
+      method: 'PUT',
+      headers: { 'Content-Type': 'application/json', Cookie: cookie },
+      body: '{"action":"decrement"}',
+    });
     await eventually('0 reading', 'the reader shows', () => text(reader));
     assert.equal(await title(reader), '0 reading');
     for (const page of [reader, visitor]) assert.deepEqual(page.complaints, []);
@@ -420,14 +551,19 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
     await page.evaluate(
       async ([server, name]) => {
         const { Headcount } = await import(`${server}/-/headcount.js`);
-        const follow = (method, path, base, token, keep, idOf) => fetch(new URL(path, base), { method, headers: { 'Headcount-Id': idOf(base, keep) } });
+        const follow = (method, path, base, token, keep, idOf) =>
+          fetch(new URL(path, base), { method, headers: { 'Headcount-Id': idOf(base, keep) } });
         const answer = await Headcount.at().lend(follow, 'PUT', `-/me/follows/${name}`);
         if (!answer.ok) throw new Error(`${answer.status}`);
       },
       [server.url, name],
     );
   const change = async (name, body) => {
-    const answer = await fetch(`${server.url}/${name}/changes`, { method: 'POST', headers: { 'X-API-Key': KEY, 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+    const answer = await fetch(`${server.url}/${name}/changes`, {
+      method: 'POST',
+      headers: { 'X-API-Key': KEY, 'Content-Type': 'application/json' },
+      body: JSON.stringify(body),
+    });
     assert.equal(answer.status, 204);
   };
   const bodies = [{ title: 'New prices', url: '/pricing' }, { title: '<b>bold</b>' }, {}];
@@ -438,7 +574,8 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
 
   const button = page.getByRole('button', { name: /^Notifications/ });
   const dialog = page.getByRole('dialog', { name: 'Notifications' });
-  const focused = () => page.evaluate(() => document.getElementById('bell').shadowRoot.activeElement?.firstChild?.textContent);
+  const focused = () =>
+    page.evaluate(() => document.getElementById('bell').shadowRoot.activeElement?.firstChild?.textContent);
   const expectFocus = (want) => eventually(want, 'the focus is on', focused);
   const expanded = () => button.getAttribute('aria-expanded');
   await page.evaluate(() => {
@@ -454,7 +591,15 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
   assert.equal(await expanded(), 'true');
   assert.equal(await dialog.getByRole('listitem').count(), 3);
   assert.equal(await dialog.getByRole('link', { name: /^New prices/ }).getAttribute('href'), `${guarded.url}/pricing`);
-  for (const [key, want] of [['ArrowDown', '<b>bold</b>'], ['ArrowDown', 'New prices'], ['Tab', 'Mark all as read'], ['ArrowDown', 'list-a'], ['ArrowUp', 'Mark all as read'], ['Home', 'list-a'], ['End', 'Mark all as read']]) {
+  for (const [key, want] of [
+    ['ArrowDown', '<b>bold</b>'],
+    ['ArrowDown', 'New prices'],
+    ['Tab', 'Mark all as read'],
+    ['ArrowDown', 'list-a'],
+    ['ArrowUp', 'Mark all as read'],
+    ['Home', 'list-a'],
+    ['End', 'Mark all as read'],
+  ]) {
     await page.keyboard.press(key);
     await expectFocus(want);
   }
@@ -493,20 +638,33 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
 
 for (const how of ['anchored', 'measured'])
   test(`the list of the bell stays inside the window, wherever the bell is, ${how}`, async () => {
-    const places = ['left:0', 'left:calc(50% - .6em)', 'right:0'].flatMap((x) => ['top:0', 'top:50%', 'bottom:0'].map((y) => `position:fixed;${x};${y}`));
+    const places = ['left:0', 'left:calc(50% - .6em)', 'right:0'].flatMap((x) =>
+      ['top:0', 'top:50%', 'bottom:0'].map((y) => `position:fixed;${x};${y}`),
+    );
     places.push('position:fixed;left:40px;top:40px;width:3em;height:3em;overflow:hidden;transform:translateX(9px)');
-    const html = places.map((place) => `<span style="${place}"><unread-bell></unread-bell></span>`).join('') + '<div style="height:4000px"><p style="height:400px"></p><unread-bell id="far"></unread-bell></div>';
+    const html =
+      places.map((place) => `<span style="${place}"><unread-bell></unread-bell></span>`).join('') +
+      '<div style="height:4000px"><p style="height:400px"></p><unread-bell id="far"></unread-bell></div>';
     const page = await open(address(html, { path: '/places' }), (page) =>
       page.addInitScript((how) => {
         if (how === 'measured') CSS.supports = () => false; // as a browser without anchor positioning says
       }, how),
     );
-    await eventually(true, 'the bells are drawn', () => page.evaluate(() => document.querySelector('#far')?.count === 0));
-    const id = await page.evaluate(() => Object.entries(localStorage).find(([key]) => key.startsWith('headcount_id '))[1]);
+    await eventually(true, 'the bells are drawn', () =>
+      page.evaluate(() => document.querySelector('#far')?.count === 0),
+    );
+    const id = await page.evaluate(
+      () => Object.entries(localStorage).find(([key]) => key.startsWith('headcount_id '))[1],
+    );
     const headers = { 'Headcount-Id': id, 'X-API-Key': KEY, 'Content-Type': 'application/json' };
     for (let i = 0; i < 9; i++) {
-      const follow = await fetch(`${server.url}/-/me/follows/${how}-${i}`, { method: 'PUT', headers: { 'Headcount-Id': id } });
-      const body = JSON.stringify({ title: `Notification ${i} with a title so long that no telephone has room for all of it in one line` });
+      const follow = await fetch(`${server.url}/-/me/follows/${how}-${i}`, {
+        method: 'PUT',
+        headers: { 'Headcount-Id': id },
+      });
+      const body = JSON.stringify({
+        title: `Notification ${i} with a title so long that no telephone has room for all of it in one line`,
+      });
       const change = await fetch(`${server.url}/${how}-${i}/changes`, { method: 'POST', headers, body });
       assert.deepEqual([follow.status, change.status], [204, 204]);
     }
@@ -514,8 +672,10 @@ for (const how of ['anchored', 'measured'])
     const opened = (bell) =>
       bell.evaluate(async (bell) => {
         const root = bell.shadowRoot;
-        while (root.querySelector('[part~=list]')?.getAttribute('aria-busy') !== 'false') await new Promise(requestAnimationFrame);
-        for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame); // then the list is where it is painted
+        while (root.querySelector('[part~=list]')?.getAttribute('aria-busy') !== 'false')
+          await new Promise(requestAnimationFrame);
+        // then the list is where it is painted
+        for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
         const rect = (node) => node.getBoundingClientRect().toJSON();
         const list = root.querySelector('[part~=list]');
         const { clientWidth, clientHeight } = document.documentElement;
@@ -534,13 +694,17 @@ for (const how of ['anchored', 'measured'])
           const at = await opened(bell);
           const what = `${dir} ${width} ${place}: ${JSON.stringify(at)}`;
           const { list, button } = at;
-          assert.ok(list.left >= 0 && list.right <= at.clientWidth && list.top >= 0 && list.bottom <= at.clientHeight, what);
+          assert.ok(
+            list.left >= 0 && list.right <= at.clientWidth && list.top >= 0 && list.bottom <= at.clientHeight,
+            what,
+          );
           assert.ok(list.width > 200 && list.height > 100 && at.seen, what);
           assert.ok(list.top >= button.bottom || list.bottom <= button.top, `${what}: it covers the bell`);
           assert.ok(list.left <= button.right && list.right >= button.left, `${what}: it is elsewhere`);
           if (width === 1280 && place.includes('50%')) {
             const edge = dir === 'ltr' ? 'right' : 'left';
-            if (place.includes('left:calc')) assert.ok(Math.abs(list[edge] - button[edge]) < 1, `${what}: it ends where the bell ends`);
+            if (place.includes('left:calc'))
+              assert.ok(Math.abs(list[edge] - button[edge]) < 1, `${what}: it ends where the bell ends`);
           }
           await page.keyboard.press('Escape');
         }
@@ -552,19 +716,27 @@ for (const how of ['anchored', 'measured'])
     const before = await opened(far);
     await page.mouse.wheel(0, 150);
     const gap = ({ list, button }) => Math.round(Math.max(list.top - button.bottom, button.top - list.bottom));
-    await eventually(true, 'the page is scrolled', async () => (await opened(far)).button.top < before.button.top - 100);
+    await eventually(
+      true,
+      'the page is scrolled',
+      async () => (await opened(far)).button.top < before.button.top - 100,
+    );
     await eventually(gap(before), 'the list is beside the bell, at a distance of', async () => gap(await opened(far)));
     await close(page);
   });
 
 test('under a strict policy the sentence is written and styled, with and without WebSockets', async () => {
-  const html = '<live-count id="count" one="# person is reading" other="# people are reading"></live-count><unread-bell id="bell"></unread-bell>';
+  const html =
+    '<live-count id="count" one="# person is reading" other="# people are reading"></live-count><unread-bell id="bell"></unread-bell>';
   const at = (from) => `${guarded.url}/guarded?${new URLSearchParams({ html, from })}`;
   const [page, slow] = await Promise.all([open(at(server.url)), open(at(office.url))]);
   for (const each of [page, slow]) {
     await expectWords(each, '2 people are reading');
     await each.waitForFunction(() => document.getElementById('bell').shadowRoot?.querySelector('button'));
-    assert.equal(await each.evaluate(() => getComputedStyle(document.querySelector('body > [role=status]')).position), 'fixed');
+    assert.equal(
+      await each.evaluate(() => getComputedStyle(document.querySelector('body > [role=status]')).position),
+      'fixed',
+    );
   }
   assert.deepEqual(page.complaints, []);
   assert.deepEqual(slow.complaints.filter((text) => /Policy/.test(text)), []);
@@ -572,7 +744,8 @@ test('under a strict policy the sentence is written and styled, with and without
 });
 
 test('with storage="none" there is neither a cookie nor storage, with and without WebSockets', async () => {
-  const html = (from) => `<live-count id="count" storage="none" server="${from}"></live-count><like-button storage="none" server="${from}" id="likes" key="likes:unstored"></like-button>`;
+  const html = (from) =>
+    `<live-count id="count" storage="none" server="${from}"></live-count><like-button storage="none" server="${from}" id="likes" key="likes:unstored"></like-button>`;
   const addresses = [
     address(html(server.url), { path: '/unstored' }),
     address(html(office.url), { path: '/unstored' }),
@@ -594,7 +767,9 @@ test('with storage="none" there is neither a cookie nor storage, with and withou
   );
   await Promise.all(pages.map((page) => expectCount(page, 4)));
   for (const page of pages) {
-    await eventually(true, 'it can be liked', () => page.evaluate(() => document.getElementById('likes').shadowRoot?.querySelector('button')?.disabled === false));
+    await eventually(true, 'it can be liked', () =>
+      page.evaluate(() => document.getElementById('likes').shadowRoot?.querySelector('button')?.disabled === false),
+    );
     await page.click('#likes');
   }
   for (const page of pages) await expectCount(page, 4, 'likes');

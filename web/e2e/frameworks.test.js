@@ -1,5 +1,5 @@
-// The elements in the libraries that people build sites with: each page is built by the library's own compiler, with what
-// people write in it, and run in a real Chromium.
+// The elements in the libraries that people build sites with: each page is built by the library's own compiler, with
+// what people write in it, and run in a real Chromium.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
@@ -16,9 +16,10 @@ import { Server, program } from './server.js';
 const run = promisify(execFile);
 const WEB = fileURLToPath(new URL('..', import.meta.url));
 
-// Each application shows the same. Two people hold the page "<library>-quiet", which it watches with a flag that is bound to
-// true; it counts its visitor on the page "<library>", with a flag that is bound to false and both forms of the sentence. It
-// adds one to no counter: the flag is false. A click on `move` binds another page. What `said` has came with an event.
+// Each application shows the same. Two people hold the page "<library>-quiet", which it watches with a flag that is
+// bound to true; it counts its visitor on the page "<library>", with a flag that is bound to false and both forms of
+// the sentence. It adds one to no counter: the flag is false. A click on `move` binds another page. What `said` has
+// came with an event.
 const JSX = (listener) => `(
   <>
     <live-count id="counted" page={page} watch={off} singular="# person" other="# people" ${listener} />
@@ -56,9 +57,15 @@ const react = (root) => `
 
 /** The name of a library: the source of its application, and what builds it. */
 const LIBRARIES = {
-  react: { source: react(`import { createRoot } from 'react-dom/client'; createRoot(document.getElementById('app')).render(<App />);`) },
+  react: {
+    source: react(
+      `import { createRoot } from 'react-dom/client'; createRoot(document.getElementById('app')).render(<App />);`,
+    ),
+  },
   'react-18': {
-    source: react(`import { createRoot } from 'react-dom/client'; createRoot(document.getElementById('app')).render(<App />);`),
+    source: react(
+      `import { createRoot } from 'react-dom/client'; createRoot(document.getElementById('app')).render(<App />);`,
+    ),
     alias: { react: 'react-18', 'react-dom': 'react-dom-18' },
   },
   preact: {
@@ -86,7 +93,9 @@ const LIBRARIES = {
       render(() => <App />, document.getElementById('app'));`,
     async compile(source) {
       const { transformAsync } = await import('@babel/core');
-      return (await transformAsync(source, { presets: ['babel-preset-solid'], cwd: WEB, configFile: false, babelrc: false })).code;
+      return (
+        await transformAsync(source, { presets: ['babel-preset-solid'], cwd: WEB, configFile: false, babelrc: false })
+      ).code;
     },
   },
   vue: {
@@ -95,7 +104,12 @@ const LIBRARIES = {
       ${STATE}
       const [page, said] = [ref('NAME'), ref('nothing')];
       const app = createApp({
-        template: ${JSON.stringify(HTML((name, value) => `:${name}="${value}"`, (event, call) => `@${event}="${call}"`) + '<p id="said">{{ said }}</p>')},
+        template: ${JSON.stringify(
+          HTML(
+            (name, value) => `:${name}="${value}"`,
+            (event, call) => `@${event}="${call}"`,
+          ) + '<p id="said">{{ said }}</p>',
+        )},
         setup: () => ({ on, off, votes, likes, page, said, heard: ({ detail }) => (said.value = detail.count), move: () => (page.value = 'NAME-next') }),
       });
       app.config.compilerOptions.isCustomElement = (tag) => tag.includes('-');
@@ -111,12 +125,18 @@ const LIBRARIES = {
         const heard = ({ detail }) => (said = detail.count);
         const move = () => (page = 'NAME-next');
       </script>
-      ${HTML((name, value) => `${name}={${value}}`, (event, call) => `on${event}={${call}}`)}
+      ${HTML(
+        (name, value) => `${name}={${value}}`,
+        (event, call) => `on${event}={${call}}`,
+      )}
       <p id="said">{said}</p>`,
     async compile(source) {
       const { compile } = await import('svelte/compiler');
       const { js } = compile(source, { generate: 'client', filename: 'App.svelte' });
-      return js.code.replace('export default function', 'function') + `\nimport { mount } from 'svelte';\nmount(App, { target: document.getElementById('app') });`;
+      return (
+        js.code.replace('export default function', 'function') +
+        `\nimport { mount } from 'svelte';\nmount(App, { target: document.getElementById('app') });`
+      );
     },
   },
   lit: {
@@ -126,7 +146,10 @@ const LIBRARIES = {
       let [page, said] = ['NAME', 'nothing'];
       const heard = ({ detail }) => { said = detail.count; draw(); };
       const move = () => { page = 'NAME-next'; draw(); };
-      const draw = () => render(html\`${HTML((name, value) => `.${name}=\${${value}}`, (event, call) => `@${event}=\${${call}}`)}<p id="said">\${said}</p>\`, document.getElementById('app'));
+      const draw = () => render(html\`${HTML(
+        (name, value) => `.${name}=\${${value}}`,
+        (event, call) => `@${event}=\${${call}}`,
+      )}<p id="said">\${said}</p>\`, document.getElementById('app'));
       draw();`,
   },
   angular: {
@@ -138,7 +161,12 @@ const LIBRARIES = {
       @Component({
         selector: '#app',
         schemas: [CUSTOM_ELEMENTS_SCHEMA],
-        template: ${JSON.stringify(HTML((name, value) => `[${name}]="${value === 'page' ? 'page()' : value}"`, (event, call) => `(${event})="${call}(${call === 'heard' ? '$event' : ''})"`) + '<p id="said">{{ said() }}</p>')},
+        template: ${JSON.stringify(
+          HTML(
+            (name, value) => `[${name}]="${value === 'page' ? 'page()' : value}"`,
+            (event, call) => `(${event})="${call}(${call === 'heard' ? '$event' : ''})"`,
+          ) + '<p id="said">{{ said() }}</p>',
+        )},
       })
       class App {
         on = on; off = off; votes = votes; likes = likes;
@@ -155,7 +183,12 @@ const LIBRARIES = {
   late: {
     source: `
       ${STATE}
-      document.getElementById('app').innerHTML = ${JSON.stringify(HTML(() => '', () => '') + '<p id="said">nothing</p>')};
+      document.getElementById('app').innerHTML = ${JSON.stringify(
+        HTML(
+          () => '',
+          () => '',
+        ) + '<p id="said">nothing</p>',
+      )};
       const [counted, quiet, counter] = ['counted', 'quiet', 'votes'].map((id) => document.getElementById(id));
       Object.assign(counted, { page: 'NAME', watch: off, other: '# people' });
       Object.assign(quiet, { watch: on });
@@ -200,8 +233,16 @@ after(async () => {
 /** Has Angular's compiler build an application ahead of time, as its command line does. */
 async function ahead(source, folder) {
   const compilerOptions = {
-    target: 'es2022', module: 'es2022', moduleResolution: 'bundler', lib: ['es2022', 'dom'], types: [], strict: true, skipLibCheck: true,
-    experimentalDecorators: true, outDir: 'made', paths: { 'headcount-web': [join(WEB, 'headcount.d.ts')] },
+    target: 'es2022',
+    module: 'es2022',
+    moduleResolution: 'bundler',
+    lib: ['es2022', 'dom'],
+    types: [],
+    strict: true,
+    skipLibCheck: true,
+    experimentalDecorators: true,
+    outDir: 'made',
+    paths: { 'headcount-web': [join(WEB, 'headcount.d.ts')] },
   };
   const options = { compilerOptions, angularCompilerOptions: { strictTemplates: true }, files: ['app.ts'] };
   await writeFile(join(folder, 'app.ts'), source);
@@ -215,8 +256,20 @@ async function ahead(source, folder) {
 async function link({ path }) {
   const { transformAsync } = await import('@babel/core');
   const { createEs2015LinkerPlugin } = await import('@angular/compiler-cli/linker/babel');
-  const plugins = [createEs2015LinkerPlugin({ linkerJitMode: false, fileSystem: { resolve: (one) => one, exists: () => false, dirname }, logger: { level: 1, debug() {}, info() {}, warn() {}, error: console.error } })];
-  const { code } = await transformAsync(await readFile(path, 'utf8'), { filename: path, plugins, compact: false, configFile: false, babelrc: false });
+  const plugins = [
+    createEs2015LinkerPlugin({
+      linkerJitMode: false,
+      fileSystem: { resolve: (one) => one, exists: () => false, dirname },
+      logger: { level: 1, debug() {}, info() {}, warn() {}, error: console.error },
+    }),
+  ];
+  const { code } = await transformAsync(await readFile(path, 'utf8'), {
+    filename: path,
+    plugins,
+    compact: false,
+    configFile: false,
+    babelrc: false,
+  });
   return { contents: code };
 }
 
@@ -228,23 +281,48 @@ async function build(name) {
   await writeFile(entry, await compile(source.replaceAll('NAME', name), join(folder, name)));
   const { build } = await import('esbuild');
   await build({
-    entryPoints: [entry], outfile: join(folder, name, 'bundle.js'), bundle: true, format: 'esm', alias, plugins, logLevel: 'error', keepNames: true,
-    conditions: ['browser', 'production'], jsx: 'transform', jsxFactory: 'createElement', jsxFragment: 'Fragment',
-    define: { 'process.env.NODE_ENV': '"production"', __VUE_OPTIONS_API__: 'true', __VUE_PROD_DEVTOOLS__: 'false', __VUE_PROD_HYDRATION_MISMATCH_DETAILS__: 'false' },
+    entryPoints: [entry],
+    outfile: join(folder, name, 'bundle.js'),
+    bundle: true,
+    format: 'esm',
+    alias,
+    plugins,
+    logLevel: 'error',
+    keepNames: true,
+    conditions: ['browser', 'production'],
+    jsx: 'transform',
+    jsxFactory: 'createElement',
+    jsxFragment: 'Fragment',
+    define: {
+      'process.env.NODE_ENV': '"production"',
+      __VUE_OPTIONS_API__: 'true',
+      __VUE_PROD_DEVTOOLS__: 'false',
+      __VUE_PROD_HYDRATION_MISMATCH_DETAILS__: 'false',
+    },
   });
 }
 
-/** Serves the applications, each under the name of its library. The client is loaded before it, or, with ?after, after it. */
+/**
+ * Serves the applications, each under the name of its library. The client is loaded before it, or, with ?after, after
+ * it.
+ */
 async function serveApplications() {
   const listener = createServer(async ({ url }, response) => {
     const { pathname, searchParams } = new URL(url, 'http://x');
     const [, name, file] = pathname.split('/');
     if (!LIBRARIES[name]) return response.writeHead(404).end();
-    if (file === 'bundle.js') return response.writeHead(200, { 'Content-Type': 'text/javascript' }).end(await readFile(join(folder, name, file)));
-    const scripts = [`${server.url}/-/headcount.js`, `/${name}/bundle.js`].map((address) => `<script type="module" src="${address}"></script>`);
+    if (file === 'bundle.js')
+      return response
+        .writeHead(200, { 'Content-Type': 'text/javascript' })
+        .end(await readFile(join(folder, name, file)));
+    const scripts = [`${server.url}/-/headcount.js`, `/${name}/bundle.js`].map(
+      (address) => `<script type="module" src="${address}"></script>`,
+    );
     if (searchParams.has('after')) scripts.reverse();
     response.writeHead(200, { 'Content-Type': 'text/html; charset=utf-8' });
-    response.end(`<!doctype html><html lang="en"><title>${name}</title><link rel="icon" href="data:,"><body><div id="app"></div>${scripts.join('')}`);
+    response.end(
+      `<!doctype html><html lang="en"><title>${name}</title><link rel="icon" href="data:,"><body><div id="app"></div>${scripts.join('')}`,
+    );
   });
   await new Promise((ready) => listener.listen(0, ready));
   return { url: `http://localhost:${listener.address().port}`, close: () => listener.close() };
@@ -257,14 +335,20 @@ for (const name of Object.keys(LIBRARIES))
       const page = await open(await browser.newContext(), `${site.url}/${name}/${order}`);
       const text = async (selector) => {
         assert.deepEqual(page.complaints, []); // what is not built right need not be waited for
-        return page.evaluate((selector) => document.querySelector(selector)?.shadowRoot?.textContent ?? document.querySelector(selector)?.textContent, selector);
+        return page.evaluate(
+          (selector) =>
+            document.querySelector(selector)?.shadowRoot?.textContent ?? document.querySelector(selector)?.textContent,
+          selector,
+        );
       };
       await eventually('1 person', `${name}${order} shows a sentence`, () => text('#counted'));
       await eventually('1', `${name}${order} has heard of the count`, () => text('#said'));
       await eventually('2', `${name}${order} watches`, () => text('#quiet'));
       await eventually('0', `${name}${order} shows a counter, and adds nothing`, () => text('#votes'));
       await eventually('false', `${name}${order} has a button`, () =>
-        page.evaluate(() => document.querySelector('like-button')?.shadowRoot?.querySelector('button').getAttribute('aria-pressed')),
+        page.evaluate(() =>
+          document.querySelector('like-button')?.shadowRoot?.querySelector('button').getAttribute('aria-pressed'),
+        ),
       );
       await page.click('#move');
       await eventually(1, `${name}${order} has moved`, () => server.count(`${name}-next`));

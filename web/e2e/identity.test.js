@@ -12,7 +12,19 @@ import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
 import { packed } from '../build.js';
-import { GRACE, LEAVE_GRACE, eventually, expectCount, launch, launchBare, open, record, recorded, startHome, startSite } from './browser.js';
+import {
+  GRACE,
+  LEAVE_GRACE,
+  eventually,
+  expectCount,
+  launch,
+  launchBare,
+  open,
+  record,
+  recorded,
+  startHome,
+  startSite,
+} from './browser.js';
 import { Server, program } from './server.js';
 import { startTLS } from './tls.js';
 
@@ -58,7 +70,8 @@ const eager = (url) => `<!doctype html><html lang="en"><title>Shop</title>
     window.changed = Promise.all(calls).then(() => true, String);
   </script>`;
 
-const framing = (url) => `<!doctype html><html lang="en"><title>Around</title><iframe src="${url.searchParams.get('from')}/%2Fframed/widget"></iframe>`;
+const framing = (url) =>
+  `<!doctype html><html lang="en"><title>Around</title><iframe src="${url.searchParams.get('from')}/%2Fframed/widget"></iframe>`;
 
 const embed = (url) => `<!doctype html><html lang="en"><title>Shop</title>
   <script type="module" src="${url.searchParams.get('from') ?? ''}/-/headcount.js"></script>
@@ -71,17 +84,40 @@ const named = ({ searchParams: asked }) => `<!doctype html><html lang="en"><titl
   <live-count id="count"></live-count>`;
 
 let bundle; // of a React application
-const application = () => `<!doctype html><body><script type="module">${bundle.replaceAll('</script', '<\\/script')}</script>`;
+const application = () =>
+  `<!doctype html><body><script type="module">${bundle.replaceAll('</script', '<\\/script')}</script>`;
 
 before(
   async () => {
     binary = await program();
-    site = await startSite((url) => ({ '/eager': eager, '/framing': framing, '/app': application, '/named': named }[url.pathname] ?? embed)(url));
+    site = await startSite((url) =>
+      (({ '/eager': eager, '/framing': framing, '/app': application, '/named': named })[url.pathname] ?? embed)(url),
+    );
     folder = await mkdtemp(join(tmpdir(), 'headcount-identity-'));
     const rules = join(folder, 'rules.json');
     await writeFile(rules, JSON.stringify(RULES));
-    server = await Server.start(binary.path, ['--counters', rules, '--allow-origins', site.url, ...GRACE, '--shutdown-timeout', '2s']);
-    guarded = await Server.start(binary.path, ['--counters', rules, '--allow-origins', site.url, '--api-key', 'a key that is long enough', '--jwt-secret', SECRET, ...GRACE, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, [
+      '--counters',
+      rules,
+      '--allow-origins',
+      site.url,
+      ...GRACE,
+      '--shutdown-timeout',
+      '2s',
+    ]);
+    guarded = await Server.start(binary.path, [
+      '--counters',
+      rules,
+      '--allow-origins',
+      site.url,
+      '--api-key',
+      'a key that is long enough',
+      '--jwt-secret',
+      SECRET,
+      ...GRACE,
+      '--shutdown-timeout',
+      '2s',
+    ]);
     home = await startHome(server.port, (url) => (url.pathname === '/home/eager' ? eager : embed)(url));
     browser = await launch('--host-resolver-rules=MAP plain.example 127.0.0.1'); // plain http on the network
   },
@@ -104,7 +140,8 @@ after(async () => {
 });
 
 /** The value of a counter that lasts. */
-const value = async (key) => (await (await fetch(`${server.url}/api/v1/counters/${encodeURIComponent(key)}`)).json()).value;
+const value = async (key) =>
+  (await (await fetch(`${server.url}/api/v1/counters/${encodeURIComponent(key)}`)).json()).value;
 
 for (const [where, address] of [
   ['on another origin', () => `${site.url}/eager?name=other&from=${encodeURIComponent(server.url)}`],
@@ -116,7 +153,11 @@ for (const [where, address] of [
       const page = await open(context, address());
       assert.equal(await page.evaluate(() => window.changed), true);
       await page.waitForFunction(() => document.getElementById('count').count > 0);
-      assert.deepEqual(page.complaints.filter((words) => /WebSocket/.test(words)), [], 'by WebSocket, as most visitors come');
+      assert.deepEqual(
+        page.complaints.filter((words) => /WebSocket/.test(words)),
+        [],
+        'by WebSocket, as most visitors come',
+      );
       await page.close();
     };
     for (let begun = 0; begun < BROWSERS; begun += AT_A_TIME)
@@ -130,7 +171,8 @@ for (const [where, address] of [
       );
     assert.equal(await value(`likes:${name}`), BROWSERS, 'likes');
     const visitors = await value(`visitors:${name}`);
-    assert.ok(Math.abs(visitors - BROWSERS) <= BROWSERS / 50, `${visitors} visitors of ${BROWSERS}`); // it is an estimate
+    // it is an estimate
+    assert.ok(Math.abs(visitors - BROWSERS) <= BROWSERS / 50, `${visitors} visitors of ${BROWSERS}`);
   });
 
 /** Somebody else on a page, who records what others see of it. */
@@ -142,20 +184,39 @@ async function watching(page) {
 
 test('a framed widget of another site is one visitor over reloads, reconnects and restarts', async () => {
   const kept = await Server.start(binary.path, (port) => [
-    '--data-dir', join(folder, `${port}`), '--trusted-proxies', '127.0.0.1/32', '--allow-origins', site.url, ...GRACE, '--shutdown-timeout', '2s',
+    '--data-dir',
+    join(folder, `${port}`),
+    '--trusted-proxies',
+    '127.0.0.1/32',
+    '--allow-origins',
+    site.url,
+    ...GRACE,
+    '--shutdown-timeout',
+    '2s',
   ]);
   const tls = await startTLS(kept.port);
   try {
-    const page = await open(await browser.newContext({ ignoreHTTPSErrors: true }), `${site.url}/framing?from=${encodeURIComponent(tls.url)}`);
+    const page = await open(
+      await browser.newContext({ ignoreHTTPSErrors: true }),
+      `${site.url}/framing?from=${encodeURIComponent(tls.url)}`,
+    );
     const watcher = await open(await browser.newContext(), `${site.url}/framed?from=${encodeURIComponent(kept.url)}`);
     await expectCount(watcher, 2);
     await record(watcher);
     await page.reload();
-    const count = () => page.frames()[1]?.evaluate(() => document.querySelector('live-count').count).catch(() => undefined);
+    const count = () =>
+      page
+        .frames()[1]
+        ?.evaluate(() => document.querySelector('live-count').count)
+        .catch(() => undefined);
     await eventually(2, 'the widget shows', count);
     await kept.stop();
     await kept.run();
-    await page.frames()[1].waitForFunction(() => !document.querySelector('live-count').shadowRoot.querySelector('[part~=stale], [part~=offline]'));
+    await page
+      .frames()[1]
+      .waitForFunction(
+        () => !document.querySelector('live-count').shadowRoot.querySelector('[part~=stale], [part~=offline]'),
+      );
     await sleep(LEAVE_GRACE + 1_000);
     assert.equal(await kept.count('/framed'), 2);
     assert.deepEqual(await recorded(watcher), [2]);
@@ -171,12 +232,18 @@ test('who forbids cookies and storage is one visitor over reconnects, on the own
   try {
     const watcher = await watching('/home/bare');
     const sockets = [];
-    const page = await open(bare, `${home.url}/bare`, async (page) => page.on('websocket', (socket) => sockets.push(socket)));
+    const page = await open(bare, `${home.url}/bare`, async (page) =>
+      page.on('websocket', (socket) => sockets.push(socket)),
+    );
     await expectCount(watcher, 2);
-    await assert.rejects(page.evaluate(() => localStorage.length), /denied/);
+    await assert.rejects(
+      page.evaluate(() => localStorage.length),
+      /denied/,
+    );
     assert.deepEqual(await bare.cookies(), []);
     await record(watcher);
-    for (const type of ['pagehide', 'pageshow']) await page.evaluate((type) => dispatchEvent(new Event(type)), type); // there and back
+    // there and back
+    for (const type of ['pagehide', 'pageshow']) await page.evaluate((type) => dispatchEvent(new Event(type)), type);
     await eventually(2, 'the client has connected again', () => sockets.length);
     await page.evaluate(async () => {
       const { Headcount } = await import('/-/headcount.js');
@@ -217,7 +284,11 @@ test('who consents to storage later stays the same visitor', async () => {
     ['at home', `${home.url}/consent`],
   ]) {
     const page = await open(await browser.newContext(), address, async (page) => {
-      await page.addInitScript(() => document.addEventListener('readystatechange', () => document.getElementById('count')?.setAttribute('storage', 'none')));
+      await page.addInitScript(() =>
+        document.addEventListener('readystatechange', () =>
+          document.getElementById('count')?.setAttribute('storage', 'none'),
+        ),
+      );
     });
     await expectCount(page, 1);
     assert.deepEqual(await page.context().cookies(), [], where);
@@ -258,7 +329,11 @@ test('a page is named after what its site says, and a router in the fragment mov
 
 test('a Web Lock that never settles leaves nobody uncounted', async () => {
   const never = (page) => page.addInitScript(() => (LockManager.prototype.request = () => new Promise(() => {})));
-  const page = await open(await browser.newContext(), `${site.url}/locked?from=${encodeURIComponent(server.url)}`, never);
+  const page = await open(
+    await browser.newContext(),
+    `${site.url}/locked?from=${encodeURIComponent(server.url)}`,
+    never,
+  );
   await expectCount(page, 1);
   assert.equal(await server.count('/locked'), 1);
 });
@@ -266,13 +341,17 @@ test('a Web Lock that never settles leaves nobody uncounted', async () => {
 test('any one sign that a page is back wakes it, and ends its pause', async () => {
   const watcher = await watching('/back');
   const sent = [];
-  const page = await open(await browser.newContext(), `${site.url}/back?from=${encodeURIComponent(server.url)}`, async (page) => {
-    page.on('websocket', (socket) => socket.on('framesent', ({ payload }) => sent.push(JSON.parse(payload).type)));
-    await page.addInitScript(() => {
-      window.away = false;
-      Object.defineProperty(document, 'hidden', { get: () => window.away });
-    });
-  });
+  const page = await open(
+    await browser.newContext(),
+    `${site.url}/back?from=${encodeURIComponent(server.url)}`,
+    async (page) => {
+      page.on('websocket', (socket) => socket.on('framesent', ({ payload }) => sent.push(JSON.parse(payload).type)));
+      await page.addInitScript(() => {
+        window.away = false;
+        Object.defineProperty(document, 'hidden', { get: () => window.away });
+      });
+    },
+  );
   const event = (away, target, type) => page.evaluate(([away, target, type]) => {
     window.away = away;
     window[target].dispatchEvent(new Event(type));
@@ -343,15 +422,24 @@ test('in a React application the user changes without a reload, and nothing of t
     bundle: true, write: false, format: 'esm', define: { 'process.env.NODE_ENV': '"production"' }, plugins: [source],
   });
   const call = (path, method = 'GET', user = undefined) =>
-    fetch(guarded.url + path, { method, headers: user ? { Authorization: `Bearer ${token(user)}` } : { 'X-API-Key': 'a key that is long enough' } });
+    fetch(guarded.url + path, {
+      method,
+      headers: user ? { Authorization: `Bearer ${token(user)}` } : { 'X-API-Key': 'a key that is long enough' },
+    });
   await call('/-/me/follows/news', 'PUT', 'ann');
   await call('/news/changes', 'POST');
   await call('/api/v1/counters/likes%3Aapp/members/me', 'PUT', 'ann');
 
   bundle = outputFiles[0].text;
-  const page = await open(await browser.newContext(), `${site.url}/app?${new URLSearchParams({ from: guarded.url, token: token('ann') })}`);
+  const page = await open(
+    await browser.newContext(),
+    `${site.url}/app?${new URLSearchParams({ from: guarded.url, token: token('ann') })}`,
+  );
   const text = () => page.evaluate(() => document.getElementById('text')?.textContent);
-  const pressed = () => page.evaluate(() => document.getElementById('like').shadowRoot.querySelector('button')?.getAttribute('aria-pressed'));
+  const pressed = () =>
+    page.evaluate(() =>
+      document.getElementById('like').shadowRoot.querySelector('button')?.getAttribute('aria-pressed'),
+    );
   const online = async (user) => (await (await call(`/-/users/${user}`)).json()).online;
   await eventually('ann 1 true 1', 'the application shows', text);
   await page.evaluate((bob) => login('bob', bob), token('bob'));

@@ -18,7 +18,8 @@ export const RIGHT = { upgrade: true, host: '$http_host' };
 /**
  * Starts an nginx that has a port for each way of passing requests on to a server.
  * @param {number | number[]} port of the server, or of several: one that is away or drains is passed over
- * @param {Record<string, {upgrade?: boolean, host?: string}>} ways upgrade: WebSockets pass; host: what the header Host is set to; nginx's own default is the wrong one
+ * @param {Record<string, {upgrade?: boolean, host?: string}>} ways upgrade: WebSockets pass; host: what the header
+ *   Host is set to; nginx's own default is the wrong one
  */
 export async function startNginx(port, ways) {
   const folder = await mkdtemp(join(tmpdir(), 'headcount-nginx-'));
@@ -40,7 +41,9 @@ export async function startNginx(port, ways) {
       }
     }`);
   }
-  const temporary = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map((kind) => `${kind}_temp_path ${folder}/${kind};`).join('\n');
+  const temporary = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi']
+    .map((kind) => `${kind}_temp_path ${folder}/${kind};`)
+    .join('\n');
   await writeFile(
     join(folder, 'nginx.conf'),
     `${userInfo().uid === 0 ? 'user root;' : ''}
@@ -54,7 +57,10 @@ export async function startNginx(port, ways) {
       ${servers.join('\n')}
     }`,
   );
-  const nginx = spawn('nginx', ['-p', folder, '-c', 'nginx.conf', '-e', `${folder}/logs/error.log`], { env: { ...process.env, PATH }, stdio: ['ignore', 'ignore', 'pipe'] });
+  const nginx = spawn('nginx', ['-p', folder, '-c', 'nginx.conf', '-e', `${folder}/logs/error.log`], {
+    env: { ...process.env, PATH },
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
   let log = '';
   let failed;
   nginx.stderr.on('data', (data) => (log += data));

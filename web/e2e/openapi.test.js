@@ -25,7 +25,16 @@ before(
     await symlink(join(WEB, 'node_modules'), join(folder, 'node_modules'));
     await writeFile(join(folder, 'package.json'), '{"type":"module"}');
     binary = await program();
-    server = await Server.start(binary.path, ['--api-key', KEY, '--base-path', '/live', '--presence-timeout', '1m', '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, [
+      '--api-key',
+      KEY,
+      '--base-path',
+      '/live',
+      '--presence-timeout',
+      '1m',
+      '--shutdown-timeout',
+      '2s',
+    ]);
     const document = await (await fetch(`${server.url}/live/-/openapi.json`)).text();
     await writeFile(join(folder, 'openapi.json'), document);
     server.address = server.url + JSON.parse(document).servers[0].url; // as generators put it together
@@ -44,7 +53,9 @@ after(async () => {
 
 /** Runs a program in the folder, and returns what it says; what it says when it fails is the error. */
 const say = async (name, ...args) => {
-  const { stdout } = await run(name, args, { cwd: folder, maxBuffer: 1e8, env: { ...process.env, GOFLAGS: '' } }).catch(({ stdout, stderr }) => assert.fail(`${name} ${args.join(' ')}: ${stdout}${stderr}`));
+  const { stdout } = await run(name, args, { cwd: folder, maxBuffer: 1e8, env: { ...process.env, GOFLAGS: '' } }).catch(
+    ({ stdout, stderr }) => assert.fail(`${name} ${args.join(' ')}: ${stdout}${stderr}`),
+  );
   return stdout;
 };
 
@@ -58,9 +69,21 @@ test('the client of oapi-codegen', async () => {
 test('the client of openapi-typescript', async () => {
   const bin = (path, ...args) => say(process.execPath, join(WEB, 'node_modules', path), ...args);
   await bin('openapi-typescript/bin/cli.js', 'openapi.json', '--output', 'schema.d.ts');
-  const compilerOptions = { target: 'es2022', module: 'nodenext', strict: true, noUncheckedIndexedAccess: true, lib: ['es2023', 'dom', 'dom.iterable'], types: [], skipLibCheck: true, outDir: 'made' };
+  const compilerOptions = {
+    target: 'es2022',
+    module: 'nodenext',
+    strict: true,
+    noUncheckedIndexedAccess: true,
+    lib: ['es2023', 'dom', 'dom.iterable'],
+    types: [],
+    skipLibCheck: true,
+    outDir: 'made',
+  };
   await writeFile(join(folder, 'process.d.ts'), 'declare const process: { argv: string[] };\n');
-  await writeFile(join(folder, 'tsconfig.json'), JSON.stringify({ compilerOptions, files: ['main.ts', 'process.d.ts'] }));
+  await writeFile(
+    join(folder, 'tsconfig.json'),
+    JSON.stringify({ compilerOptions, files: ['main.ts', 'process.d.ts'] }),
+  );
   await bin('typescript/bin/tsc', '-p', '.');
   assert.match(await say(process.execPath, 'made/main.js', server.address, KEY), /^[12] 4 4 400 200$/m);
 });

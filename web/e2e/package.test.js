@@ -111,8 +111,16 @@ export const made: HTMLElement = new LiveCount();
 `;
 
 const compilerOptions = {
-  target: 'es2022', module: 'esnext', moduleResolution: 'bundler', jsx: 'react-jsx', strict: true, exactOptionalPropertyTypes: true,
-  skipLibCheck: false, skipDefaultLibCheck: true, lib: ['es2023', 'dom', 'dom.iterable'], types: [],
+  target: 'es2022',
+  module: 'esnext',
+  moduleResolution: 'bundler',
+  jsx: 'react-jsx',
+  strict: true,
+  exactOptionalPropertyTypes: true,
+  skipLibCheck: false,
+  skipDefaultLibCheck: true,
+  lib: ['es2023', 'dom', 'dom.iterable'],
+  types: [],
 };
 
 before(
@@ -149,18 +157,31 @@ async function makeProjects() {
   await write('package.json', { private: true });
   await write('plain/package.json', { private: true });
   // The only thing in the project: so nothing else is asked for, and no registry.
-  const install = (where) => run('npm', ['install', '--offline', '--no-audit', '--no-fund', '--omit=peer', '--loglevel=error', tarball], { cwd: join(folder, where) });
+  const install = (where) =>
+    run('npm', ['install', '--offline', '--no-audit', '--no-fund', '--omit=peer', '--loglevel=error', tarball], {
+      cwd: join(folder, where),
+    });
   await install('.');
   await install('plain');
-  for (const name of ['react', 'react-dom', '@types']) await symlink(join(WEB, 'node_modules', name), join(folder, 'node_modules', name));
+  for (const name of ['react', 'react-dom', '@types'])
+    await symlink(join(WEB, 'node_modules', name), join(folder, 'node_modules', name));
   await write('main.ts', MAIN);
   await write('app.ts', APP);
   await write('typed.tsx', TYPED);
-  await write('tsconfig.json', { compilerOptions: { ...compilerOptions, outDir: 'made' }, files: ['main.ts', 'app.ts', 'typed.tsx'] });
+  await write('tsconfig.json', {
+    compilerOptions: { ...compilerOptions, outDir: 'made' },
+    files: ['main.ts', 'app.ts', 'typed.tsx'],
+  });
   await write('plain/plain.ts', PLAIN);
-  await write('plain/tsconfig.json', { compilerOptions: { ...compilerOptions, moduleResolution: 'nodenext', module: 'nodenext', noEmit: true }, files: ['plain.ts'] });
+  await write('plain/tsconfig.json', {
+    compilerOptions: { ...compilerOptions, moduleResolution: 'nodenext', module: 'nodenext', noEmit: true },
+    files: ['plain.ts'],
+  });
   for (const name of BUNDLERS)
-    await write(`${name}/index.html`, `<!doctype html><html lang="en"><title>Project</title><p id="text"></p><div id="root"></div><script type="module" src="${name === 'vite' ? '../made/main.js' : 'bundle/main.js'}"></script>`);
+    await write(
+      `${name}/index.html`,
+      `<!doctype html><html lang="en"><title>Project</title><p id="text"></p><div id="root"></div><script type="module" src="${name === 'vite' ? '../made/main.js' : 'bundle/main.js'}"></script>`,
+    );
 }
 
 /** Serves files as a static host does, under the paths of a single-page app, too. */
@@ -182,21 +203,36 @@ async function serveFiles(root) {
 const bundle = {
   async vite() {
     const { build } = await import('vite');
-    await build({ root: join(folder, 'vite'), base: './', logLevel: 'error', configFile: false, build: { outDir: 'bundle', emptyOutDir: true } });
+    await build({
+      root: join(folder, 'vite'),
+      base: './',
+      logLevel: 'error',
+      configFile: false,
+      build: { outDir: 'bundle', emptyOutDir: true },
+    });
     return 'vite/bundle/';
   },
   async esbuild() {
     const { build } = await import('esbuild');
     await build({
-      entryPoints: [join(folder, 'made/main.js')], outdir: join(folder, 'esbuild/bundle'), bundle: true, splitting: true, format: 'esm', minify: true,
-      define: { 'process.env.NODE_ENV': '"production"' }, logLevel: 'error',
+      entryPoints: [join(folder, 'made/main.js')],
+      outdir: join(folder, 'esbuild/bundle'),
+      bundle: true,
+      splitting: true,
+      format: 'esm',
+      minify: true,
+      define: { 'process.env.NODE_ENV': '"production"' },
+      logLevel: 'error',
     });
     return 'esbuild/';
   },
   async webpack() {
     const { default: webpack } = await import('webpack');
     const stats = await promisify(webpack)({
-      mode: 'production', entry: join(folder, 'made/main.js'), performance: false, optimization: { minimize: false }, // which takes longest
+      mode: 'production',
+      entry: join(folder, 'made/main.js'),
+      performance: false,
+      optimization: { minimize: false }, // which takes longest
       output: { path: join(folder, 'webpack/bundle'), filename: 'main.js' },
     });
     assert.deepEqual(stats.toJson({ all: false, errors: true, warnings: true }), { errors: [], warnings: [] });
@@ -205,7 +241,10 @@ const bundle = {
 };
 
 test('a strict TypeScript has nothing to say, with and without React', async () => {
-  const tsc = (where) => run(process.execPath, [join(WEB, 'node_modules/typescript/bin/tsc'), '-p', join(folder, where)]).catch(({ stdout }) => assert.fail(stdout));
+  const tsc = (where) =>
+    run(process.execPath, [join(WEB, 'node_modules/typescript/bin/tsc'), '-p', join(folder, where)]).catch(
+      ({ stdout }) => assert.fail(stdout),
+    );
   await Promise.all([tsc('.'), tsc('plain')]);
 });
 
@@ -218,20 +257,28 @@ test('a server imports and renders it, and nothing is connected or kept running'
     new Headcount({ server: 'https://x.example' }).join('p');
     console.log(renderToString(createElement(App)), typeof LiveCount);`;
   const { stdout } = await run(process.execPath, ['--input-type=module', '-e', script], { cwd: folder });
-  assert.match(stdout, /<p id="count">unknown<\/p><p id="site">unknown<\/p>.*<live-count id="other" page="other".*function/);
+  assert.match(
+    stdout,
+    /<p id="count">unknown<\/p><p id="site">unknown<\/p>.*<live-count id="other" page="other".*function/,
+  );
 });
 
 for (const name of BUNDLERS)
   test(`a project with ${name} counts, with and without WebSockets`, async () => {
     const path = await bundle[name]();
-    const open = async (through) => openIn(await browser.newContext(), `${site.url}/${path}?server=${encodeURIComponent(through)}`);
+    const open = async (through) =>
+      openIn(await browser.newContext(), `${site.url}/${path}?server=${encodeURIComponent(through)}`);
     const pages = await Promise.all([open(server.url), open(office.url)]);
     const text = (page, id) => page.textContent(`#${id}`);
     const expect = (page, id, want) => eventually(want, `${id} shows`, () => text(page, id));
     for (const page of pages) {
       await expect(page, 'text', '2'); // by the element
       await expect(page, 'count', '2 sure open'); // by the hook, which is the same visitor
-      await eventually(true, 'it shows the site', async () => (await text(page, 'site')) === `${await server.count('*')}`);
+      await eventually(
+        true,
+        'it shows the site',
+        async () => (await text(page, 'site')) === `${await server.count('*')}`,
+      );
       await expect(page, 'unread', '0');
       await expect(page, 'heard', '0'); // by the element's event
       await expect(page, 'like', '0 false');
@@ -257,7 +304,9 @@ for (const name of BUNDLERS)
 
 test('a bundle that names no server says so', async () => {
   const page = await openIn(await browser.newContext(), `${site.url}/esbuild/`);
-  await eventually(true, 'it says so', async () => page.complaints.some((text) => /write <live-count server=/.test(text)));
+  await eventually(true, 'it says so', async () =>
+    page.complaints.some((text) => /write <live-count server=/.test(text)),
+  );
   await page.context().close();
 });
 

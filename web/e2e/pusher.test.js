@@ -24,7 +24,15 @@ let crossSite; // a page of another site
 
 const options = (url, more) => {
   const { hostname, port } = new URL(url);
-  return { wsHost: hostname, wsPort: port, forceTLS: false, enabledTransports: ['ws', 'wss'], enableStats: false, cluster: '', ...more };
+  return {
+    wsHost: hostname,
+    wsPort: port,
+    forceTLS: false,
+    enabledTransports: ['ws', 'wss'],
+    enableStats: false,
+    cluster: '',
+    ...more,
+  };
 };
 
 before(
@@ -146,7 +154,9 @@ async function tab(context, site, channel, url = server.url) {
   await page.evaluate(
     ([key, options, name]) => {
       window.pusher = new window.Pusher(key, options);
-      window.pusher.subscribe(name).bind('pusher:subscription_count', (data) => (window.count = data.subscription_count));
+      window.pusher
+        .subscribe(name)
+        .bind('pusher:subscription_count', (data) => (window.count = data.subscription_count));
     },
     [KEY, options(url), channel],
   );

@@ -32,7 +32,9 @@ class Crowd {
   static async gather(page, server) {
     const crowd = new Crowd();
     const script = fileURLToPath(new URL('crowd.js', import.meta.url));
-    crowd.#process = spawn(process.execPath, ['--experimental-websocket', script, page, server], { stdio: ['ignore', 'pipe', 'inherit'] });
+    crowd.#process = spawn(process.execPath, ['--experimental-websocket', script, page, server], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
     createInterface({ input: crowd.#process.stdout }).on('line', (line) => crowd.told.push(JSON.parse(line)));
     await crowd.until('everybody is there', () => crowd.whole());
     return crowd;
@@ -93,7 +95,8 @@ async function restart(crowd, servers, signal, away) {
 /** ROUNDS restarts with each signal; victims are the servers that go in a round. */
 async function restarts(t, crowd, victims) {
   for (const signal of ['SIGTERM', 'SIGKILL'])
-    for (let i = 0; i < ROUNDS; i++) t.diagnostic(await restart(crowd, victims(i), signal, [1000, 4000, 0, 5500, 2500][i % 5]));
+    for (let i = 0; i < ROUNDS; i++)
+      t.diagnostic(await restart(crowd, victims(i), signal, [1000, 4000, 0, 5500, 2500][i % 5]));
 }
 
 test('one server: neither an orderly restart nor a kill changes a count', async (t) => {
@@ -112,14 +115,26 @@ test('one server: neither an orderly restart nor a kill changes a count', async 
 test('a cluster: neither an orderly restart nor a kill of one process, then of both, changes a count', async (t) => {
   const dir = await mkdtemp(join(tmpdir(), 'headcount-restart-'));
   const port = await freePort();
-  const redis = spawn('redis-server', ['--port', port, '--dir', dir, '--save', '', '--appendonly', 'no'], { stdio: 'ignore' });
+  const redis = spawn('redis-server', ['--port', port, '--dir', dir, '--save', '', '--appendonly', 'no'], {
+    stdio: 'ignore',
+  });
   const servers = [];
   let proxy;
   let crowd;
   try {
     for (let i = 0; i < 2; i++)
-      servers.push(await Server.start(binary.path, ['--redis', `redis://127.0.0.1:${port}`, '--cluster-secret', 'a secret for tests alone', '--shutdown-timeout', '2s',
-        '--cluster-listen', `127.0.0.1:${await freePort()}`]));
+      servers.push(
+        await Server.start(binary.path, [
+          '--redis',
+          `redis://127.0.0.1:${port}`,
+          '--cluster-secret',
+          'a secret for tests alone',
+          '--shutdown-timeout',
+          '2s',
+          '--cluster-listen',
+          `127.0.0.1:${await freePort()}`,
+        ]),
+      );
     proxy = await startNginx(servers.map((server) => server.port), { right: RIGHT });
     crowd = await Crowd.gather('p', proxy.urls.right);
     await restarts(t, crowd, (i) => (i % 2 ? servers : [servers[i % 4 ? 1 : 0]]));

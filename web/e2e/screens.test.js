@@ -1,4 +1,5 @@
-// The pages and elements on narrow screens, by keyboard and by touch, in forced colours, and in browsers of some years ago.
+// The pages and elements on narrow screens, by keyboard and by touch, in forced colours, and in browsers of some years
+// ago.
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 
@@ -24,7 +25,16 @@ before(
         <live-counter storage="none" counter="views:1"></live-counter><like-button storage="none" counter="likes:1"></like-button>
         <follow-button storage="none" page="p"></follow-button>`,
     );
-    server = await Server.start(binary.path, ['--shutdown-timeout', '2s', '--api-key', KEY, '--presence-timeout', '1m', '--allow-origins', site.url]);
+    server = await Server.start(binary.path, [
+      '--shutdown-timeout',
+      '2s',
+      '--api-key',
+      KEY,
+      '--presence-timeout',
+      '1m',
+      '--allow-origins',
+      site.url,
+    ]);
     browser = await launch();
     await Promise.all([LONG, '/a', '/a', '/b'].map((page) => server.hold(page)));
   },
@@ -45,7 +55,11 @@ const open = async (address, options = {}) => openIn(await browser.newContext(op
 
 /** The dashboard of a phone, with its data. */
 async function dashboard(options = {}) {
-  const page = await open(`${server.url}/-/dashboard#key=${encodeURIComponent(KEY)}`, { viewport: { width: 414, height: 800 }, hasTouch: true, ...options });
+  const page = await open(`${server.url}/-/dashboard#key=${encodeURIComponent(KEY)}`, {
+    viewport: { width: 414, height: 800 },
+    hasTouch: true,
+    ...options,
+  });
   await page.waitForSelector('#pages tr:nth-child(3)');
   return page;
 }
@@ -56,7 +70,12 @@ test('on a phone the dashboard shows names of pages in full', async () => {
     const button = [...document.querySelectorAll('#pages button')].find(({ textContent }) => textContent === name);
     const { clientWidth, scrollWidth } = button;
     const cell = button.closest('td');
-    return [scrollWidth <= clientWidth && cell.scrollWidth <= cell.clientWidth && getComputedStyle(button).textOverflow !== 'ellipsis', cell.clientWidth / cell.closest('section').clientWidth];
+    return [
+      scrollWidth <= clientWidth &&
+        cell.scrollWidth <= cell.clientWidth &&
+        getComputedStyle(button).textOverflow !== 'ellipsis',
+      cell.clientWidth / cell.closest('section').clientWidth,
+    ];
   }, LONG);
   assert.ok(shown, 'the name is cut off');
   assert.ok(wide > 0.5, `the name has ${wide} of the width`);
@@ -66,7 +85,11 @@ test('on a phone the dashboard shows names of pages in full', async () => {
 
 test('tables that scroll are scrolled by keyboard', async () => {
   const page = await dashboard();
-  const scrollers = await page.evaluate(() => [...document.querySelectorAll('.scroll, .events')].filter((one) => one.checkVisibility()).map((one) => one.tabIndex === 0 && !!one.getAttribute('aria-labelledby')));
+  const scrollers = await page.evaluate(() =>
+    [...document.querySelectorAll('.scroll, .events')]
+      .filter((one) => one.checkVisibility())
+      .map((one) => one.tabIndex === 0 && !!one.getAttribute('aria-labelledby')),
+  );
   assert.ok(scrollers.length >= 3 && scrollers.every(Boolean), `${scrollers}`);
   const table = page.locator('.scroll:has(#processes)');
   await table.focus();
@@ -77,7 +100,11 @@ test('tables that scroll are scrolled by keyboard', async () => {
 
 test('the bell, like and follow are targets of 24 pixels', async () => {
   const page = await open(site.url);
-  await page.waitForFunction(() => ['unread-bell', 'like-button', 'follow-button'].every((name) => document.querySelector(name).shadowRoot?.querySelector('button')));
+  await page.waitForFunction(() =>
+    ['unread-bell', 'like-button', 'follow-button'].every((name) =>
+      document.querySelector(name).shadowRoot?.querySelector('button'),
+    ),
+  );
   const sizes = await page.evaluate(() =>
     ['unread-bell', 'like-button', 'follow-button'].map((name) => {
       const { width, height } = document.querySelector(name).shadowRoot.querySelector('button').getBoundingClientRect();
@@ -92,8 +119,13 @@ test('in forced colours buttons and marks keep an edge', async () => {
   const page = await open(`${server.url}/#key=${encodeURIComponent(KEY)}`, { forcedColors: 'active' });
   await page.waitForSelector('#pages a[aria-current]');
   const bare = await page.evaluate(() => {
-    const edged = (style) => [style.borderTopWidth !== '0px' && style.borderTopStyle, style.outlineWidth !== '0px' && style.outlineStyle].some((kind) => kind && kind !== 'none');
-    const all = [...document.querySelectorAll('button:not(.link), .button, #pages a[aria-current]')].filter((one) => one.checkVisibility());
+    const edged = (style) =>
+      [style.borderTopWidth !== '0px' && style.borderTopStyle, style.outlineWidth !== '0px' && style.outlineStyle].some(
+        (kind) => kind && kind !== 'none',
+      );
+    const all = [...document.querySelectorAll('button:not(.link), .button, #pages a[aria-current]')].filter((one) =>
+      one.checkVisibility(),
+    );
     const bare = all.filter((one) => !edged(getComputedStyle(one))).map(({ outerHTML }) => outerHTML);
     if (!edged(getComputedStyle(document.getElementById('state'), '::before'))) bare.push('the mark of the state');
     const badge = document.getElementById('bell').shadowRoot.querySelector('[part~=count]');
@@ -108,7 +140,11 @@ test('every page has a main landmark', async () => {
   const html = { extraHTTPHeaders: { Accept: 'text/html' } };
   for (const [address, options] of [['/-/dashboard'], ['/p/widget'], ['/p/counter', html], ['/']]) {
     const page = await open(server.url + address, options);
-    const mains = () => page.evaluate(() => [...document.querySelectorAll('main')].filter((one) => one.checkVisibility() && one.innerText.trim()).length);
+    const mains = () =>
+      page.evaluate(
+        () =>
+          [...document.querySelectorAll('main')].filter((one) => one.checkVisibility() && one.innerText.trim()).length,
+      );
     await eventually(1, `${address} has a main landmark`, mains);
     await page.context().close();
   }
@@ -140,7 +176,14 @@ test('browsers of some years ago show the same numbers, and throw nothing', asyn
     const page = await openIn(await browser.newContext(), site.url, (page) => page.addInitScript(prepare));
     const text = (name) => page.evaluate((name) => {
       const root = document.querySelector(name).shadowRoot;
-      return root && [...root.childNodes].filter(({ localName, hidden }) => localName !== 'style' && !hidden).map(({ textContent }) => textContent).join('').trim();
+      return (
+        root &&
+        [...root.childNodes]
+          .filter(({ localName, hidden }) => localName !== 'style' && !hidden)
+          .map(({ textContent }) => textContent)
+          .join('')
+          .trim()
+      );
     }, name);
     await eventually('1 person', `${prepare.name}: it shows a sentence`, () => text('#count'));
     await eventually('', `${prepare.name}: it shows nothing under min`, () => text('#few'));
@@ -152,7 +195,12 @@ test('browsers of some years ago show the same numbers, and throw nothing', asyn
     await eventually('0', `${prepare.name}: and is taken back`, () => text('like-button'));
     await page.click('unread-bell');
     await page.waitForFunction(() => document.querySelector('unread-bell').shadowRoot.querySelector('[part~=none]'));
-    assert.equal(await page.evaluate(() => getComputedStyle(document.querySelector('unread-bell').shadowRoot.querySelector('button')).cursor), 'pointer');
+    assert.equal(
+      await page.evaluate(
+        () => getComputedStyle(document.querySelector('unread-bell').shadowRoot.querySelector('button')).cursor,
+      ),
+      'pointer',
+    );
     assert.deepEqual(page.complaints, []);
     await page.context().close();
   }

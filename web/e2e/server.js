@@ -28,8 +28,8 @@ export async function program() {
   return { path, remove };
 }
 
-// The range is that of internal/servertest/ports.go. The system takes none of these ports for outgoing connections: else a
-// client of a server that is away may get its port, or be connected to itself there.
+// The range is that of internal/servertest/ports.go. The system takes none of these ports for outgoing connections:
+// else a client of a server that is away may get its port, or be connected to itself there.
 const FIRST_PORT = 12_000;
 const END_PORT = 32_000;
 

@@ -41,11 +41,15 @@ const open = async (page, { from = server.url, context = undefined, prepare = un
 /** How many bytes a browser gets of a file: over TLS, and from this machine, it takes brotli. */
 const size = (name) =>
   new Promise((resolve, reject) => {
-    const request = get(`${server.url}/-/${name}`, { headers: { 'Accept-Encoding': 'gzip, deflate, br, zstd' } }, async (answer) => {
-      let bytes = 0;
-      for await (const part of answer) bytes += part.length;
-      resolve(bytes);
-    });
+    const request = get(
+      `${server.url}/-/${name}`,
+      { headers: { 'Accept-Encoding': 'gzip, deflate, br, zstd' } },
+      async (answer) => {
+        let bytes = 0;
+        for await (const part of answer) bytes += part.length;
+        resolve(bytes);
+      },
+    );
     request.on('error', reject);
   });
 
@@ -59,7 +63,13 @@ test('the client is small, as it is served', async () => {
 test('a second visit asks for no part again', async () => {
   const page = await open('again');
   await expectCount(page, 1);
-  const loaded = () => page.evaluate(() => performance.getEntriesByType('resource').filter(({ name }) => /\/-\/(live|more|bell)\.js\?/.test(name)).map(({ transferSize }) => transferSize));
+  const loaded = () =>
+    page.evaluate(() =>
+      performance
+        .getEntriesByType('resource')
+        .filter(({ name }) => /\/-\/(live|more|bell)\.js\?/.test(name))
+        .map(({ transferSize }) => transferSize),
+    );
   assert.ok((await loaded()).length >= 3);
   await page.reload();
   await expectCount(page, 1);
@@ -102,7 +112,9 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
 });
 
 test('the bell of a real server: follow, modify, read, in all tabs', async () => {
-  const one = await open('told', { prepare: (page) => page.addInitScript((key) => sessionStorage.setItem('headcount_api_key', key), KEY) });
+  const one = await open('told', {
+    prepare: (page) => page.addInitScript((key) => sessionStorage.setItem('headcount_api_key', key), KEY),
+  });
   await expectCount(one, 1);
   const tab = await open('elsewhere', { context: one.context() });
   await expectCount(tab, 1);

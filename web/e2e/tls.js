@@ -14,7 +14,21 @@ async function certificate() {
   const [key, cert] = [join(folder, 'key.pem'), join(folder, 'cert.pem')];
   try {
     await promisify(execFile)('openssl', [
-      'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2', '-subj', '/CN=127.0.0.1', '-keyout', key, '-out', cert,
+      'req',
+      '-x509',
+      '-newkey',
+      'ec',
+      '-pkeyopt',
+      'ec_paramgen_curve:prime256v1',
+      '-nodes',
+      '-days',
+      '2',
+      '-subj',
+      '/CN=127.0.0.1',
+      '-keyout',
+      key,
+      '-out',
+      cert,
     ]);
     return { key: await readFile(key), cert: await readFile(cert) };
   } finally {
@@ -26,18 +40,29 @@ async function certificate() {
 export async function startTLS(port) {
   const open = new Set();
   const server = createServer(await certificate(), (request, response) => {
-    const headers = { ...request.headers, 'x-forwarded-proto': 'https', 'x-forwarded-for': request.socket.remoteAddress };
-    const onward = httpRequest({ host: '127.0.0.1', port, method: request.method, path: request.url, headers }, (answer) => {
-      response.writeHead(answer.statusCode, answer.headers);
-      answer.pipe(response);
-    });
+    const headers = {
+      ...request.headers,
+      'x-forwarded-proto': 'https',
+      'x-forwarded-for': request.socket.remoteAddress,
+    };
+    const onward = httpRequest(
+      { host: '127.0.0.1', port, method: request.method, path: request.url, headers },
+      (answer) => {
+        response.writeHead(answer.statusCode, answer.headers);
+        answer.pipe(response);
+      },
+    );
     onward.on('error', () => response.destroy());
     response.on('close', () => onward.destroy());
     request.pipe(onward);
   });
   server.on('upgrade', (request, browser, head) => {
     const target = connect(port, '127.0.0.1');
-    const lines = Object.entries({ ...request.headers, 'x-forwarded-proto': 'https', 'x-forwarded-for': '127.0.0.1' }).map(([name, value]) => `${name}: ${value}\r\n`);
+    const lines = Object.entries({
+      ...request.headers,
+      'x-forwarded-proto': 'https',
+      'x-forwarded-for': '127.0.0.1',
+    }).map(([name, value]) => `${name}: ${value}\r\n`);
     target.write(`GET ${request.url} HTTP/1.1\r\n${lines.join('')}\r\n`);
     target.write(head);
     for (const socket of [browser, target]) {

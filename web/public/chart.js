@@ -48,7 +48,11 @@ export class Chart {
     const labels = Math.max(2, Math.min(7, Math.floor((right - left) / 90)));
     for (let n = 0; n < labels; n++) {
       const i = Math.round((n / (labels - 1)) * (points.length - 1));
-      make(grid, 'text', { x: x(i), y: height - 3, class: ['', 'middle', 'end'][n === 0 ? 0 : n === labels - 1 ? 2 : 1] }).textContent = label(points[i].at);
+      make(grid, 'text', {
+        x: x(i),
+        y: height - 3,
+        class: ['', 'middle', 'end'][n === 0 ? 0 : n === labels - 1 ? 2 : 1],
+      }).textContent = label(points[i].at);
     }
     const line = points.map((p, i) => `${i ? 'L' : 'M'}${x(i).toFixed(1)} ${y(p.max).toFixed(1)}`).join('');
     make(svg, 'path', { class: 'area', d: `${line}L${right} ${bottom}L${left} ${bottom}Z` });

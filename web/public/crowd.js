@@ -67,7 +67,8 @@ export class Crowd {
         return;
       }
       const id = answer.headers.get('Headcount-Id');
-      if (!answer.ok || !id) throw new Error((await answer.json().catch(() => ({}))).detail ?? `the server answers ${answer.status}`);
+      if (!answer.ok || !id)
+        throw new Error((await answer.json().catch(() => ({}))).detail ?? `the server answers ${answer.status}`);
       if (this.waiting === 0) return await this.#hold(page, 'decrement', id); // not wanted any more
       this.waiting--;
       await this.#connect(page, id);

@@ -15,7 +15,8 @@ const DAYS = 20; // pages whose last day is shown: those with the most viewers
 const $ = (id) => document.getElementById(id);
 const number = (n, digits = 0) => (n === undefined ? '–' : n.toLocaleString('en', { maximumFractionDigits: digits }));
 
-let chosen = new URLSearchParams(location.search).get('site') ?? ''; // the site that is shown; empty: the server chooses
+// the site that is shown; empty: the server chooses
+let chosen = new URLSearchParams(location.search).get('site') ?? '';
 let last; // the answer before, for rates: {at, processes: Map}
 let asked = ''; // the page whose count is explained
 let viewers = new Map(); // region -> how many are there
@@ -46,19 +47,32 @@ async function past(change = {}) {
   Object.assign(shown, change);
   const { page, last, step } = shown;
   const about = chosen;
-  const answer = await fetch(at(`${encodeURIComponent(page)}/stats?last=${last}&step=${step}`), { headers: inSite() }).catch(() => undefined);
+  const answer = await fetch(at(`${encodeURIComponent(page)}/stats?last=${last}&step=${step}`), {
+    headers: inSite(),
+  }).catch(() => undefined);
   if (about !== chosen || page !== shown.page || last !== shown.last) return true; // something else is asked for by now
   if (answer?.status === 404) return false;
   const stats = answer?.ok ? await answer.json() : undefined;
   $('past').hidden = false;
   $('past-title').textContent = page === '*' ? 'The whole site' : page;
   $('past-site').hidden = page === '*';
-  for (const button of $('past').querySelectorAll('[data-last]')) button.setAttribute('aria-pressed', String(button.dataset.last === last));
+  for (const button of $('past').querySelectorAll('[data-last]'))
+    button.setAttribute('aria-pressed', String(button.dataset.last === last));
   shown.points = stats?.points ?? [];
   chart.show(shown.points);
-  $('past-chart').setAttribute('aria-label', `The greatest count of each step of the last ${last === '7d' ? 'seven days' : 'day'}`);
-  if (stats) $('past-summary').textContent = stats.peak.count ? summary(stats, last === '7d' ? '7 days' : '24 hours') : 'Nobody was here.';
-  else $('past-summary').textContent = answer?.status === 400 ? 'The server does not remember as much: start it with --page-stats 168h.' : 'The server does not answer.';
+  $('past-chart').setAttribute(
+    'aria-label',
+    `The greatest count of each step of the last ${last === '7d' ? 'seven days' : 'day'}`,
+  );
+  if (stats)
+    $('past-summary').textContent = stats.peak.count
+      ? summary(stats, last === '7d' ? '7 days' : '24 hours')
+      : 'Nobody was here.';
+  else
+    $('past-summary').textContent =
+      answer?.status === 400
+        ? 'The server does not remember as much: start it with --page-stats 168h.'
+        : 'The server does not answer.';
   return true;
 }
 
@@ -103,7 +117,9 @@ async function ask() {
   const fits = await key.fits();
   const about = chosen;
   const headers = { ...key.headers, ...inSite() };
-  const answer = fits ? await fetch(at('-/dashboard/data'), { headers, signal: AbortSignal.timeout(10 * ASK_MS) }).catch(() => undefined) : undefined;
+  const answer = fits
+    ? await fetch(at('-/dashboard/data'), { headers, signal: AbortSignal.timeout(10 * ASK_MS) }).catch(() => undefined)
+    : undefined;
   if (about !== chosen) return; // another site is shown by now
   if (answer?.status === 403 && (await allowed())) return;
   const refused = answer?.status === 401;
@@ -122,13 +138,18 @@ async function ask() {
   if (about !== chosen) return;
   show(board);
   if (first) days();
-  state({ good: 'open', warn: 'waiting' }[board.state.level] ?? 'bad', { good: 'live', warn: 'live, with a fault' }[board.state.level] ?? 'not live');
+  state(
+    { good: 'open', warn: 'waiting' }[board.state.level] ?? 'bad',
+    { good: 'live', warn: 'live, with a fault' }[board.state.level] ?? 'not live',
+  );
   if (board.regions.length) await parts();
 }
 
 /** Says how many are in each region. */
 async function parts() {
-  const answer = await fetch(at('%2A/counter?regions=1'), { headers: { Accept: 'application/json', ...inSite() } }).catch(() => undefined);
+  const answer = await fetch(at('%2A/counter?regions=1'), {
+    headers: { Accept: 'application/json', ...inSite() },
+  }).catch(() => undefined);
   const regions = answer?.ok ? (await answer.json()).regions : undefined;
   viewers = new Map(Object.entries(regions ?? {}));
   $('parts').textContent = [...viewers].map(([name, count]) => `${name} ${number(count)}`).join(' · ');
@@ -202,10 +223,18 @@ function show({ at, region, state, site, pages, processes, regions, events, site
   rows($('processes'), processes, (p) => p.name, 11, (cells, p, row) => {
     const load = p.load ?? {};
     const texts = [
-      p.name, (p.roles ?? []).join(', ') || 'leaving', age(p.since), number(load.headcount_connections),
-      number(rate(p, 'headcount_deliveries_total'), 1), number(rate(p, 'headcount_client_messages_total'), 1),
-      number(load.headcount_users), number(load.headcount_partitions_owned), number(rate(p, 'headcount_store_changes_total'), 1),
-      p.load && rate(p, 'process_cpu_seconds_total') !== undefined ? `${number(100 * rate(p, 'process_cpu_seconds_total'), 1)} %` : '–',
+      p.name,
+      (p.roles ?? []).join(', ') || 'leaving',
+      age(p.since),
+      number(load.headcount_connections),
+      number(rate(p, 'headcount_deliveries_total'), 1),
+      number(rate(p, 'headcount_client_messages_total'), 1),
+      number(load.headcount_users),
+      number(load.headcount_partitions_owned),
+      number(rate(p, 'headcount_store_changes_total'), 1),
+      p.load && rate(p, 'process_cpu_seconds_total') !== undefined
+        ? `${number(100 * rate(p, 'process_cpu_seconds_total'), 1)} %`
+        : '–',
       p.load ? `${number(load.process_resident_memory_bytes / 2 ** 20)} MB` : 'no answer',
     ];
     row.classList.toggle('silent', !p.load);
@@ -216,7 +245,13 @@ function show({ at, region, state, site, pages, processes, regions, events, site
   });
   $('regions-section').hidden = regions.length === 0;
   rows($('regions'), regions, (r) => r.name, 5, (cells, r, row) => {
-    const texts = [r.name, number(viewers.get(r.name)), `${number(r.lag, 2)} s`, `${number(r.heard, 1)} s ago`, r.left_out ? 'silent: left out of totals' : ''];
+    const texts = [
+      r.name,
+      number(viewers.get(r.name)),
+      `${number(r.lag, 2)} s`,
+      `${number(r.heard, 1)} s ago`,
+      r.left_out ? 'silent: left out of totals' : '',
+    ];
     row.classList.toggle('silent', r.left_out);
     cells.forEach((cell, i) => {
       cell.textContent = texts[i];
@@ -231,7 +266,13 @@ function happened({ at, text }) {
   const time = document.createElement('time');
   const when = new Date(at);
   time.dateTime = when.toISOString();
-  time.textContent = when.toLocaleString([], { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit', second: '2-digit' });
+  time.textContent = when.toLocaleString([], {
+    day: 'numeric',
+    month: 'short',
+    hour: '2-digit',
+    minute: '2-digit',
+    second: '2-digit',
+  });
   item.append(time, text);
   return item;
 }
@@ -305,7 +346,12 @@ function rows(body, items, name, columns, fill) {
 
 function age(since) {
   const seconds = Math.max(0, (Date.now() - since) / 1000);
-  for (const [unit, size] of [['d', 86_400], ['h', 3_600], ['min', 60]]) if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
+  for (const [unit, size] of [
+    ['d', 86_400],
+    ['h', 3_600],
+    ['min', 60],
+  ])
+    if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
   return `${Math.floor(seconds)} s`;
 }
 

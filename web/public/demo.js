@@ -9,7 +9,8 @@ import { watchTop } from './live-top.js';
 import { Plot, sparkline } from './plot.js';
 import { remembered, summary } from './stats.js';
 
-const PAGES = ['demo', 'pricing', 'docs/getting started', 'blog/hello-world', 'café']; // until there is something to list
+// until there is something to list
+const PAGES = ['demo', 'pricing', 'docs/getting started', 'blog/hello-world', 'café'];
 const LISTED = 7;
 const AGAIN_MS = 2_000;
 const DAY_MS = 60_000;
@@ -83,7 +84,10 @@ function here() {
 let top = [];
 let unwatch = () => {};
 
-/** Follows which pages are viewed most. The server tells if it has no API key, if this page has it, or what --public-top lets it. */
+/**
+ * Follows which pages are viewed most. The server tells if it has no API key, if this page has it, or what --public-top
+ * lets it.
+ */
 async function look() {
   const fits = await key.fits('top_needs_key');
   unwatch();
@@ -143,7 +147,8 @@ function row(name) {
 function bars() {
   const counts = [...$('pages').querySelectorAll('live-count')];
   const most = Math.max(1, ...counts.map((c) => c.count ?? 0));
-  for (const count of counts) count.parentElement.querySelector('i').style.setProperty('width', `${(100 * (count.count ?? 0)) / most}%`);
+  for (const count of counts)
+    count.parentElement.querySelector('i').style.setProperty('width', `${(100 * (count.count ?? 0)) / most}%`);
 }
 
 // Without a reload, which works too, the old page is left at once.
@@ -159,7 +164,14 @@ addEventListener('popstate', () => show(here()));
 
 // ---- the connection
 
-const STATES = { idle: 'connecting', connecting: 'connecting', open: 'live', waiting: 'reconnecting', refused: 'refused', closed: 'closed' };
+const STATES = {
+  idle: 'connecting',
+  connecting: 'connecting',
+  open: 'live',
+  waiting: 'reconnecting',
+  refused: 'refused',
+  closed: 'closed',
+};
 
 function showState() {
   $('state').dataset.state = headcount.state;
@@ -174,7 +186,10 @@ function showState() {
 /** The key of a counter of this page; keys have no star, and at most 128 characters. */
 const lastingKey = (kind) => [...`${kind}:${page.replaceAll('*', '_')}`].slice(0, 128).join('');
 
-$('views').addEventListener('counter', ({ detail }) => ($('views-word').textContent = detail.value === 1 ? 'view' : 'views'));
+$('views').addEventListener(
+  'counter',
+  ({ detail }) => ($('views-word').textContent = detail.value === 1 ? 'view' : 'views'),
+);
 
 let viewed; // the page whose view was counted last
 
@@ -215,9 +230,10 @@ $('crowd').addEventListener('click', ({ target }) => {
 });
 $('uncrowd').addEventListener('click', ({ target }) => {
   if (!target.value) return;
-  gone = target.value === 'leave'
-    ? 'They left. The server stopped counting them at once.'
-    : 'Their connections were cut. The server counts each of them for two more seconds (leave-grace), in case they return.';
+  gone =
+    target.value === 'leave'
+      ? 'They left. The server stopped counting them at once.'
+      : 'Their connections were cut. The server counts each of them for two more seconds (leave-grace), in case they return.';
   crowd.disperse(target.value === 'leave');
 });
 
@@ -239,7 +255,9 @@ async function follows() {
   const about = page;
   let after = '';
   do {
-    const answer = await fetch(at(`-/me/follows${after && `?after=${encodeURIComponent(after)}`}`)).catch(() => undefined);
+    const answer = await fetch(at(`-/me/follows${after && `?after=${encodeURIComponent(after)}`}`)).catch(
+      () => undefined,
+    );
     if (!answer?.ok || about !== page) return;
     const { follows, next } = await answer.json();
     if (follows.includes(about)) return showFollow(true);
@@ -252,12 +270,16 @@ for (const type of ['pointerover', 'focusin']) $('unread').addEventListener(type
 /** Says why an answer was none; undefined is no answer. */
 async function complain(answer) {
   const problem = await answer?.json().catch(() => ({}));
-  $('unread-state').textContent = answer ? (problem.detail ?? problem.title ?? `The server answered with status ${answer.status}.`) : 'The server did not answer.';
+  $('unread-state').textContent = answer
+    ? (problem.detail ?? problem.title ?? `The server answered with status ${answer.status}.`)
+    : 'The server did not answer.';
 }
 
 $('follow').addEventListener('click', async () => {
   const yes = !following();
-  const answer = await fetch(at(`-/me/follows/${encodeURIComponent(page)}`), { method: yes ? 'PUT' : 'DELETE' }).catch(() => undefined);
+  const answer = await fetch(at(`-/me/follows/${encodeURIComponent(page)}`), { method: yes ? 'PUT' : 'DELETE' }).catch(
+    () => undefined,
+  );
   if (!answer?.ok) return complain(answer);
   showFollow(yes);
   $('unread-state').textContent = yes ? 'The bell now counts the changes of this page.' : '';
@@ -280,13 +302,17 @@ async function modify() {
     askKey($('unread').querySelector('.buttons'), modify);
     return;
   }
-  const answer = await fetch(at(`${encodeURIComponent(page)}/changes`), { method: 'POST', headers: key.headers }).catch(() => undefined);
+  const answer = await fetch(at(`${encodeURIComponent(page)}/changes`), { method: 'POST', headers: key.headers }).catch(
+    () => undefined,
+  );
   if (answer?.status === 401) {
     key.value = '';
     askKey($('unread').querySelector('.buttons'), modify);
   }
   if (!answer?.ok) return complain(answer);
-  $('unread-state').textContent = following() ? 'Modified. Look at the bell.' : 'Modified. Its followers were notified; you do not follow this page.';
+  $('unread-state').textContent = following()
+    ? 'Modified. Look at the bell.'
+    : 'Modified. Its followers were notified; you do not follow this page.';
 }
 
 $('modify').addEventListener('click', modify);
@@ -304,7 +330,9 @@ $('key').addEventListener('submit', (event) => {
 
 async function showParts() {
   const asked = page;
-  const answer = await fetch(at(`${encodeURIComponent(asked)}/counter?regions=1`), { headers: { Accept: 'application/json' } }).catch(() => null);
+  const answer = await fetch(at(`${encodeURIComponent(asked)}/counter?regions=1`), {
+    headers: { Accept: 'application/json' },
+  }).catch(() => null);
   const { regions = {} } = answer?.ok ? await answer.json() : {};
   const parts = Object.entries(regions);
   showParts.alone = parts.length === 1; // one region: there is nothing more to ask
@@ -336,8 +364,12 @@ $('snippet').textContent =
   `<live-count singular="# person is reading this page" other="# people are reading this page"></live-count>\n` +
   `<unread-bell></unread-bell> <like-button counter="likes:42"></like-button>`;
 $('copy').addEventListener('click', async () => {
-  // A page that did not come over HTTPS, or from this machine, may not write to the clipboard: then the text is selected.
-  const copied = await navigator.clipboard?.writeText($('snippet').textContent).then(() => true, () => false);
+  // A page that did not come over HTTPS, or from this machine, may not write to the clipboard: then the text is
+  // selected.
+  const copied = await navigator.clipboard?.writeText($('snippet').textContent).then(
+    () => true,
+    () => false,
+  );
   if (!copied) getSelection().selectAllChildren($('snippet'));
   $('copy').textContent = copied ? 'Copied' : 'Selected';
   setTimeout(() => ($('copy').textContent = 'Copy'), 2_000);

@@ -66,7 +66,10 @@ export interface Options {
   token?: Token;
   /** false: a tab that has been hidden for a minute is no viewer. Default true. */
   countHidden?: boolean;
-  /** In `Headcount.defaults` alone: what a page's own name is made of. Default `path`; `query:p` is the path and the parameter p. */
+  /**
+   * In `Headcount.defaults` alone: what a page's own name is made of. Default `path`; `query:p` is the path and the
+   * parameter p.
+   */
   pageFrom?: 'path' | 'url' | 'hash' | `query:${string}`;
   /** false: no other tab uses this connection. Default true: the tabs of a user on a site share one. */
   share?: boolean;
@@ -98,7 +101,10 @@ export interface HeadcountEvents {
 
 /** A connection to a Headcount server, kept up until close(). */
 export class Headcount extends EventTarget {
-  /** What holds where nothing else is said, for elements too. Set it before they connect: in the module that imports this one. */
+  /**
+   * What holds where nothing else is said, for elements too. Set it before they connect: in the module that imports
+   * this one.
+   */
   static defaults: Options;
   /** The one connection that all elements of this document share. */
   static get shared(): Headcount;
@@ -161,7 +167,11 @@ export class Headcount extends EventTarget {
     listener: (this: Headcount, event: HeadcountEvents[K]) => unknown,
     options?: boolean | AddEventListenerOptions,
   ): void;
-  addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: boolean | AddEventListenerOptions): void;
+  addEventListener(
+    type: string,
+    listener: EventListenerOrEventListenerObject | null,
+    options?: boolean | AddEventListenerOptions,
+  ): void;
 }
 
 /** What the elements dispatch. */
@@ -199,13 +209,21 @@ export interface LiveTopEvents {
 
 /** An element that dispatches events of its own. */
 interface Dispatches<Events> extends HTMLElement {
-  addEventListener<K extends keyof Events>(type: K, listener: (event: Events[K]) => unknown, options?: boolean | AddEventListenerOptions): void;
+  addEventListener<K extends keyof Events>(
+    type: K,
+    listener: (event: Events[K]) => unknown,
+    options?: boolean | AddEventListenerOptions,
+  ): void;
   addEventListener<K extends keyof HTMLElementEventMap>(
     type: K,
     listener: (this: HTMLElement, event: HTMLElementEventMap[K]) => unknown,
     options?: boolean | AddEventListenerOptions,
   ): void;
-  addEventListener(type: string, listener: EventListenerOrEventListenerObject, options?: boolean | AddEventListenerOptions): void;
+  addEventListener(
+    type: string,
+    listener: EventListenerOrEventListenerObject,
+    options?: boolean | AddEventListenerOptions,
+  ): void;
 }
 
 /** An element that shows a live number. */
@@ -221,7 +239,8 @@ interface Live<Events> extends Dispatches<Events> {
 type Properties<Attributes> = { [Name in keyof Attributes]?: Attributes[Name] | null | undefined };
 
 /** <live-count>: how many people are on this page, as a number or as a sentence. */
-export interface LiveCount extends Live<LiveCountEvents>, Properties<Omit<LiveCountAttributes, 'watch' | 'count-hidden'>> {
+export interface LiveCount
+  extends Live<LiveCountEvents>, Properties<Omit<LiveCountAttributes, 'watch' | 'count-hidden'>> {
   watch: boolean;
   /** false: a user who hides this tab for a minute is not counted. */
   countHidden: boolean;
@@ -357,17 +376,29 @@ declare module 'react' {
   namespace JSX {
     interface IntrinsicElements {
       // @ts-ignore
-      'live-count': DetailedHTMLProps<HTMLAttributes<LiveCount>, LiveCount> & LiveCountAttributes & Listeners<LiveCountEvents> & { class?: string };
+      'live-count': DetailedHTMLProps<HTMLAttributes<LiveCount>, LiveCount> &
+        LiveCountAttributes &
+        Listeners<LiveCountEvents> & { class?: string };
       // @ts-ignore
-      'unread-bell': DetailedHTMLProps<HTMLAttributes<UnreadBell>, UnreadBell> & UnreadBellAttributes & Listeners<UnreadBellEvents> & { class?: string };
+      'unread-bell': DetailedHTMLProps<HTMLAttributes<UnreadBell>, UnreadBell> &
+        UnreadBellAttributes &
+        Listeners<UnreadBellEvents> & { class?: string };
       // @ts-ignore
-      'live-counter': DetailedHTMLProps<HTMLAttributes<LiveCounter>, LiveCounter> & LiveCounterAttributes & Listeners<LiveCounterEvents> & { class?: string };
+      'live-counter': DetailedHTMLProps<HTMLAttributes<LiveCounter>, LiveCounter> &
+        LiveCounterAttributes &
+        Listeners<LiveCounterEvents> & { class?: string };
       // @ts-ignore
-      'like-button': DetailedHTMLProps<HTMLAttributes<LikeButton>, LikeButton> & LikeButtonAttributes & Listeners<LikeButtonEvents> & { class?: string };
+      'like-button': DetailedHTMLProps<HTMLAttributes<LikeButton>, LikeButton> &
+        LikeButtonAttributes &
+        Listeners<LikeButtonEvents> & { class?: string };
       // @ts-ignore
-      'follow-button': DetailedHTMLProps<HTMLAttributes<FollowButton>, FollowButton> & FollowButtonAttributes & Listeners<FollowButtonEvents> & { class?: string };
+      'follow-button': DetailedHTMLProps<HTMLAttributes<FollowButton>, FollowButton> &
+        FollowButtonAttributes &
+        Listeners<FollowButtonEvents> & { class?: string };
       // @ts-ignore
-      'live-top': DetailedHTMLProps<HTMLAttributes<LiveTop>, LiveTop> & LiveTopAttributes & Listeners<LiveTopEvents> & { class?: string };
+      'live-top': DetailedHTMLProps<HTMLAttributes<LiveTop>, LiveTop> &
+        LiveTopAttributes &
+        Listeners<LiveTopEvents> & { class?: string };
     }
   }
 }

@@ -12,7 +12,8 @@ export function make(parent, name, attributes = {}) {
 
 /** The least round number that is at least n: 4, 10, 20, 50, 100, … */
 export function roundUp(n) {
-  for (let unit = 1; ; unit *= 10) for (const step of [1, 2, 4, 5]) if (step * unit >= Math.max(n, 4)) return step * unit;
+  for (let unit = 1; ; unit *= 10)
+    for (const step of [1, 2, 4, 5]) if (step * unit >= Math.max(n, 4)) return step * unit;
 }
 
 /** How one count changed over the last ten minutes. A count holds until the next; null is a gap. */
@@ -21,7 +22,13 @@ export class Plot {
   #points = []; // {at, count}
   #bound = 3_000; // beyond that the oldest go; more than four a second do not come
   // The stretch of time that is shown grows with what there is to show.
-  #spans = [[30e3, '30 s ago'], [60e3, '1 min ago'], [120e3, '2 min ago'], [300e3, '5 min ago'], [600e3, '10 min ago']];
+  #spans = [
+    [30e3, '30 s ago'],
+    [60e3, '1 min ago'],
+    [120e3, '2 min ago'],
+    [300e3, '5 min ago'],
+    [600e3, '10 min ago'],
+  ];
   #grid;
   #area;
   #line;
@@ -52,7 +59,9 @@ export class Plot {
     this.draw();
   }
 
-  /** What was before the first count that was added: greatest counts of minutes, {ago in ms, count}, the oldest first. */
+  /**
+   * What was before the first count that was added: greatest counts of minutes, {ago in ms, count}, the oldest first.
+   */
   begin(minutes) {
     const now = performance.now();
     const first = this.#points[0]?.at ?? now;
@@ -86,7 +95,8 @@ export class Plot {
     this.#grid.replaceChildren();
     for (const count of [0, top / 2, top]) {
       make(this.#grid, 'path', { d: `M${left} ${y(count)}H${right}` });
-      make(this.#grid, 'text', { x: left - 6, y: +y(count) + 4, class: 'end' }).textContent = count.toLocaleString('en');
+      make(this.#grid, 'text', { x: left - 6, y: +y(count) + 4, class: 'end' }).textContent =
+        count.toLocaleString('en');
     }
     make(this.#grid, 'text', { x: left, y: height - 3 }).textContent = since;
     make(this.#grid, 'text', { x: right, y: height - 3, class: 'end' }).textContent = 'now';
@@ -126,5 +136,8 @@ export function sparkline(svg, counts, length) {
   svg.setAttribute('preserveAspectRatio', 'none');
   const top = Math.max(...counts, 1);
   const x = (i) => (100 - ((counts.length - 1 - i) * 100) / (length - 1)).toFixed(1);
-  path.setAttribute('d', counts.map((count, i) => `${i ? 'L' : 'M'}${x(i)} ${(19 - (18 * count) / top).toFixed(1)}`).join(''));
+  path.setAttribute(
+    'd',
+    counts.map((count, i) => `${i ? 'L' : 'M'}${x(i)} ${(19 - (18 * count) / top).toFixed(1)}`).join(''),
+  );
 }

@@ -23,7 +23,9 @@ test('the served files have no syntax that the oldest browsers meant do not know
   const { transform } = await import('esbuild');
   for (const name of SCRIPTS) {
     const code = await served(name);
-    const [plain, old] = await Promise.all(['esnext', ['chrome100', 'firefox100', 'safari15.4']].map((target) => transform(code, { target })));
+    const [plain, old] = await Promise.all(
+      ['esnext', ['chrome100', 'firefox100', 'safari15.4']].map((target) => transform(code, { target })),
+    );
     assert.equal(old.code, plain.code, name);
   }
 });
@@ -48,6 +50,10 @@ test('promises in seconds are held by the script that runs last', async () => {
   const folder = new URL('../e2e/', import.meta.url);
   for (const name of await readdir(folder)) {
     if (!name.endsWith('.test.js') || scripts['test:clock'].includes(`e2e/${name}`)) continue;
-    assert.doesNotMatch(await readFile(new URL(name, folder), 'utf8'), /\bwithin\([A-Z\d]/, `${name} promises seconds, but does not run in test:clock`);
+    assert.doesNotMatch(
+      await readFile(new URL(name, folder), 'utf8'),
+      /\bwithin\([A-Z\d]/,
+      `${name} promises seconds, but does not run in test:clock`,
+    );
   }
 });

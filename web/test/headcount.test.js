@@ -481,7 +481,11 @@ test('on its own origin the cookie says who the user is', async () => {
   globalThis.location = new URL(`${SERVER}/page`);
   document.cookie = '';
   await connected();
-  assert.match(document.cookie, /^headcount_new_[0-9a-z]{8}=0{22}\.[0-9a-z]{22};path=\/;max-age=60;samesite=lax$/, 'a seed, for a minute');
+  assert.match(
+    document.cookie,
+    /^headcount_new_[0-9a-z]{8}=0{22}\.[0-9a-z]{22};path=\/;max-age=60;samesite=lax$/,
+    'a seed, for a minute',
+  );
   assert.equal(sockets[0].url.search, '');
   sockets[0].drop();
   await tick(500);
@@ -986,7 +990,10 @@ test('counters that last share the connection, and their newest values come once
   const stop = likes.watch(({ value, mine = false }) => seen.push(`${value} ${mine}`));
   headcount.watch('q', () => {});
   await settle();
-  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', pages: ['q'] }, { type: 'subscribe', counters: ['likes:42'] }]);
+  assert.deepEqual(sockets[0].take(), [
+    { type: 'subscribe', pages: ['q'] },
+    { type: 'subscribe', counters: ['likes:42'] },
+  ]);
   assert.equal(likes.value, undefined);
   sockets[0].say(lasting('likes:42', 2, '17-2'));
   sockets[0].say(lasting('likes:42', 2, '17-2'));
@@ -1024,7 +1031,11 @@ test('a counter that the server refuses is dropped, and the rest is said again',
 
 test('a change says who the user is, and its answer is heard at once', async () => {
   const asked = [];
-  let answer = () => Response.json({ ...lasting('likes:a/b', 5, '17-5'), type: undefined, member: true }, { headers: { 'Headcount-Id': signed('v') } });
+  let answer = () =>
+    Response.json(
+      { ...lasting('likes:a/b', 5, '17-5'), type: undefined, member: true },
+      { headers: { 'Headcount-Id': signed('v') } },
+    );
   globalThis.fetch = async (url, { method, headers }) => {
     asked.push(`${method} ${url} ${JSON.stringify(headers)}`);
     return answer();
@@ -1076,9 +1087,17 @@ test('a page that the server refuses has a state of its own, until the server gr
   assert.deepEqual(headcount.errors, [{ code: 'refused', message: 'https://refusing.example/ refuses this page: no' }]);
   sockets[1].drop();
   await tick(1_000);
-  assert.deepEqual(headcount.states, ['connecting', 'waiting', 'connecting', 'refused'], 'further attempts are not seen');
+  assert.deepEqual(
+    headcount.states,
+    ['connecting', 'waiting', 'connecting', 'refused'],
+    'further attempts are not seen',
+  );
   assert.equal(headcount.errors.length, 1);
-  assert.deepEqual(told.mock.calls.map(({ arguments: [text] }) => text), ['Headcount: https://refusing.example/ refuses this page: no'], 'once');
+  assert.deepEqual(
+    told.mock.calls.map(({ arguments: [text] }) => text),
+    ['Headcount: https://refusing.example/ refuses this page: no'],
+    'once',
+  );
   assert.equal(sockets.length, 3, 'and go on');
   sockets[2].open();
   assert.equal(headcount.state, 'refused', 'an open socket is no welcome');

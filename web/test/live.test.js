@@ -17,7 +17,10 @@ test('a name over 128 characters becomes its first 95, a # and a hash', () => {
   const name = longest + 'x';
   const made = fitting(name);
   assert.equal([...made].length, 128);
-  assert.equal(made, [...name].slice(0, 95).join('') + '#' + createHash('sha256').update(name).digest('hex').slice(0, 32));
+  assert.equal(
+    made,
+    [...name].slice(0, 95).join('') + '#' + createHash('sha256').update(name).digest('hex').slice(0, 32),
+  );
   assert.notEqual(fitting(name + 'y'), made);
 });
 
@@ -36,7 +39,10 @@ function headcount() {
       return take(joined, page);
     },
     watch: () => () => {},
-    refuse: (page) => made.dispatchEvent(new CustomEvent('error', { detail: { code: 'bad_page', message: 'no such character', page } })),
+    refuse: (page) =>
+      made.dispatchEvent(
+        new CustomEvent('error', { detail: { code: 'bad_page', message: 'no such character', page } }),
+      ),
   });
 }
 
@@ -51,7 +57,10 @@ test('a refused page is told once, and its visitor stays on the site', () => {
   const stand = `#${createHash('sha256').update('b\u0001d').digest('hex').slice(0, 32)}`;
   assert.deepEqual(one.joined.filter((page) => page !== 'b\u0001d'), [stand, stand]);
   assert.deepEqual(seen, [undefined, undefined]);
-  assert.deepEqual(console.mock.calls.map(({ arguments: [text] }) => text), ['Headcount: the page "b\\u0001d" is not counted: no such character']);
+  assert.deepEqual(
+    console.mock.calls.map(({ arguments: [text] }) => text),
+    ['Headcount: the page "b\\u0001d" is not counted: no such character'],
+  );
   ends.forEach((end) => end.abort());
   assert.deepEqual(one.joined, []);
 

@@ -27,7 +27,9 @@ beforeEach(() => {
     asked.push(`${call} ${credentials}`);
     const answer = answers[call];
     if (!answer) throw new TypeError('no network');
-    return new Response(typeof answer.body === 'string' ? answer.body : JSON.stringify(answer.body), { status: answer.status });
+    return new Response(typeof answer.body === 'string' ? answer.body : JSON.stringify(answer.body), {
+      status: answer.status,
+    });
   };
   for (const how of ['error', 'warn']) mock.method(console, how, (text) => said.push(`${how} ${text}`));
 });
@@ -39,10 +41,18 @@ afterEach(() => {
 
 test('there is a replacement once a WebSocket failed while the server answered', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: { detail: 'reserved' } } };
+  answers = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 200, body: '' },
+    'PUT /-/me/unread': { status: 400, body: { detail: 'reserved' } },
+  };
   assert.equal(await rescue(ADDRESS, 1), undefined, 'the server may be back just now');
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
-  assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET', 'GET', 'GET'], 'who may write is asked once');
+  assert.deepEqual(
+    asked.map((call) => call.split(' ')[0]),
+    ['GET', 'PUT', 'GET', 'GET', 'GET'],
+    'who may write is asked once',
+  );
   assert.equal(await rescue(ADDRESS, 3), undefined);
   assert.deepEqual(said, []);
 });
@@ -51,7 +61,8 @@ test('a proxy that keeps events back, and their status too, has a replacement as
   const rescue = await fresh();
   answers = { 'GET /-/counters': counters, 'PUT /-/me/unread': { status: 400, body: {} } };
   const { fetch } = globalThis;
-  globalThis.fetch = (url, options) => (url.pathname === '/*/counter/events' ? new Promise(() => {}) : fetch(url, options));
+  globalThis.fetch = (url, options) =>
+    url.pathname === '/*/counter/events' ? new Promise(() => {}) : fetch(url, options);
   mock.timers.enable({ apis: ['setTimeout'] });
   for (const found of ['undefined', 'function']) {
     const finding = rescue(ADDRESS, found === 'function' ? 2 : 1);
@@ -73,7 +84,11 @@ test('a clock that was set back does not make WebSockets blocked for as long', a
 
 test('the replacement waits for no answer for ever, since a browser has few connections to a server', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
+  answers = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 200, body: '' },
+    'PUT /-/me/unread': { status: 400, body: {} },
+  };
   await rescue(ADDRESS, 1);
   const Replacement = await rescue(ADDRESS, 2);
   const limit = new AbortController();
@@ -105,7 +120,10 @@ test('tabs that cannot share a connection leave some for the site, and the hidde
   globalThis.fetch = async (url, { method = 'GET', body, signal } = {}) => {
     if (method === 'PUT' && body?.includes('action')) put.push(JSON.parse(body).action);
     if (url.pathname.endsWith('/events')) return new Response('');
-    return Response.json(url.pathname === '/-/me/unread' ? { count: 0 } : { counters: [], page: 'p', count: 1, version: '1-1' }, { status: method === 'PUT' && body === '{}' ? 400 : 200, signal });
+    return Response.json(
+      url.pathname === '/-/me/unread' ? { count: 0 } : { counters: [], page: 'p', count: 1, version: '1-1' },
+      { status: method === 'PUT' && body === '{}' ? 400 : 200, signal },
+    );
   };
   const settle = async () => {
     for (let i = 0; i < 20; i++) await new Promise(setImmediate);
@@ -153,7 +171,11 @@ test('what one connection has found out says nothing of another', async () => {
 
 test('a server that is restarted is no server behind a proxy that blocks WebSockets', async () => {
   const rescue = await fresh();
-  const up = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
+  const up = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 200, body: '' },
+    'PUT /-/me/unread': { status: 400, body: {} },
+  };
   for (let failures = 1; failures < 6; failures++) assert.equal(await rescue(ADDRESS, failures), null);
   answers = up;
   assert.equal(await rescue(ADDRESS, 6), undefined, 'a WebSocket is tried first');
@@ -172,9 +194,15 @@ test('a server that is restarted is no server behind a proxy that blocks WebSock
 test('a server that cannot verify tokens now is no server behind a proxy that blocks WebSockets', async () => {
   const rescue = await fresh();
   const { fetch } = globalThis;
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 401, body: '' }, 'PUT /-/me/unread': { status: 503, body: {} } };
-  globalThis.fetch = async (url, options) => (url.searchParams.get('token') === 'a+b' ? new Response('', { status: 503 }) : fetch(url, options));
-  for (let failures = 1; failures < 4; failures++) assert.equal(await rescue(new URL('?token=a%2Bb', ADDRESS), failures), null);
+  answers = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 401, body: '' },
+    'PUT /-/me/unread': { status: 503, body: {} },
+  };
+  globalThis.fetch = async (url, options) =>
+    url.searchParams.get('token') === 'a+b' ? new Response('', { status: 503 }) : fetch(url, options);
+  for (let failures = 1; failures < 4; failures++)
+    assert.equal(await rescue(new URL('?token=a%2Bb', ADDRESS), failures), null);
 });
 
 test('the console names the directive of a Content-Security-Policy that forbids WebSockets', async () => {
@@ -182,9 +210,18 @@ test('the console names the directive of a Content-Security-Policy that forbids 
   globalThis.document = page;
   const rescue = await fresh();
   delete globalThis.document;
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
+  answers = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 200, body: '' },
+    'PUT /-/me/unread': { status: 400, body: {} },
+  };
   await rescue(ADDRESS, 1);
-  page.dispatchEvent(Object.assign(new Event('securitypolicyviolation'), { effectiveDirective: 'connect-src', blockedURI: 'wss://count.example/-/ws' }));
+  page.dispatchEvent(
+    Object.assign(new Event('securitypolicyviolation'), {
+      effectiveDirective: 'connect-src',
+      blockedURI: 'wss://count.example/-/ws',
+    }),
+  );
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
   assert.equal(said.length, 1);
   assert.match(said[0], /^warn .*add wss:\/\/count.example to its connect-src/);
@@ -192,8 +229,16 @@ test('the console names the directive of a Content-Security-Policy that forbids 
 
 test('who is refused is told why, in the words of the server', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
-  const why = 'https://count.example/ refuses this page: a proxy has replaced the Host (proxy_set_header Host $http_host)';
+  answers = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 200, body: '' },
+    'PUT /-/me/unread': {
+      status: 403,
+      body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' },
+    },
+  };
+  const why =
+    'https://count.example/ refuses this page: a proxy has replaced the Host (proxy_set_header Host $http_host)';
   assert.equal(await rescue(ADDRESS, 1, ''), why);
   assert.equal(await rescue(ADDRESS, 2, why), why);
   answers['PUT /-/me/unread'] = { status: 401, body: '<html>' };
@@ -205,7 +250,12 @@ test('who is refused is told why, in the words of the server', async () => {
 
 test('another origin that is not allowed, and one that is null', async () => {
   answers = { 'GET /-/headcount.js': { status: 200, body: '' } };
-  assert.match(await (await fresh())(ADDRESS, 1), /^https:\/\/count.example does not allow pages of https:\/\/site.example. Start the server with --allow-origins https:\/\/site.example$/);
+  assert.match(
+    await (
+      await fresh()
+    )(ADDRESS, 1),
+    /^https:\/\/count.example does not allow pages of https:\/\/site.example. Start the server with --allow-origins https:\/\/site.example$/,
+  );
   globalThis.origin = 'null';
   assert.match(await (await fresh())(ADDRESS, 1), /whose origin is null.*allow-same-origin.*postMessage/);
   globalThis.location = new URL('https://count.example/framed'); // in a frame with sandbox, of the server's own address
@@ -234,7 +284,11 @@ test('what is no Headcount server is called so', async () => {
 });
 
 test('without storage no cookie goes along', async () => {
-  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /-/me/unread': { status: 400, body: {} } };
+  answers = {
+    'GET /-/counters': counters,
+    'GET /*/counter/events': { status: 200, body: '' },
+    'PUT /-/me/unread': { status: 400, body: {} },
+  };
   await (await fresh())(new URL('?storage=none', ADDRESS), 1);
   assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /-/me/unread omit', 'GET /*/counter/events omit']);
 });

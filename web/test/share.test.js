@@ -34,7 +34,8 @@ class FakeChannel {
     if (this.asleep) return;
     const data = structuredClone(message);
     for (const other of channels)
-      if (other !== this && other.name === this.name) queueMicrotask(() => other.closed || other.asleep || other.onmessage?.({ data }));
+      if (other !== this && other.name === this.name)
+        queueMicrotask(() => other.closed || other.asleep || other.onmessage?.({ data }));
   }
   close() {
     this.closed = true;
@@ -104,7 +105,11 @@ beforeEach(() => {
   held = new Map();
   queues = new Map();
   mock.timers.enable({ apis: ['setTimeout', 'setInterval'] });
-  Object.defineProperty(globalThis, 'navigator', { value: { locks: { ...locks } }, configurable: true, writable: true });
+  Object.defineProperty(globalThis, 'navigator', {
+    value: { locks: { ...locks } },
+    configurable: true,
+    writable: true,
+  });
   globalThis.BroadcastChannel = FakeChannel;
   globalThis.WebSocket = AnsweringWebSocket;
   globalThis.document = { hidden: false };
@@ -175,7 +180,15 @@ test('tabs share their counters that last, and a tab that comes later gets them,
   await settle();
   assert.equal(sockets.length, 1);
   assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', counters: ['likes:1'] }]);
-  sockets[0].say({ type: 'counter', key: 'likes:1', kind: 'members', value: 3, updated_at: null, version: '1-1', exact: true });
+  sockets[0].say({
+    type: 'counter',
+    key: 'likes:1',
+    kind: 'members',
+    value: 3,
+    updated_at: null,
+    version: '1-1',
+    exact: true,
+  });
   await settle();
   assert.deepEqual(seen, [[3], [3]]);
 });
@@ -365,7 +378,10 @@ test('tabs of different users share nothing, those of one user do, whatever the 
   await tab('p', { token: token('ann', 2) });
   await tab('p');
   assert.equal(sockets.length, 3);
-  assert.deepEqual(sockets.map((socket) => socket.url.searchParams.get('token')), [token('ann', 1), token('bob', 1), null]);
+  assert.deepEqual(
+    sockets.map((socket) => socket.url.searchParams.get('token')),
+    [token('ann', 1), token('bob', 1), null],
+  );
 });
 
 test('a first change waits until the tab with the connection knows who the user is', async () => {
@@ -389,7 +405,11 @@ test('a first change waits until the tab with the connection knows who the user 
 test('all tabs of a user whose session ends ask whose it is now', async () => {
   const token = (sub) => `x.${btoa(JSON.stringify({ sub }))}.y`;
   let now = token('ann');
-  const [first, second, third] = [await tab('p', { token: async () => now }), await tab('q', { token: async () => now }), await tab('r', { token: token('ann') })];
+  const [first, second, third] = [
+    await tab('p', { token: async () => now }),
+    await tab('q', { token: async () => now }),
+    await tab('r', { token: token('ann') }),
+  ];
   sockets[0].welcome();
   await settle();
   now = token('bob');
@@ -401,7 +421,13 @@ test('all tabs of a user whose session ends ask whose it is now', async () => {
   assert.deepEqual(open.map((socket) => socket.url.searchParams.get('token')).sort(), [token('ann'), now].sort());
   for (const socket of open) socket.welcome();
   await settle();
-  const joined = (sub) => open.find((socket) => socket.url.searchParams.get('token') === token(sub)).take().filter(({ type }) => type === 'join').map(({ page }) => page).sort();
+  const joined = (sub) =>
+    open
+      .find((socket) => socket.url.searchParams.get('token') === token(sub))
+      .take()
+      .filter(({ type }) => type === 'join')
+      .map(({ page }) => page)
+      .sort();
   assert.deepEqual([joined('ann'), joined('bob')], [['r'], ['p', 'q']]);
   assert.deepEqual([first, second, third].map(({ state }) => state), ['open', 'open', 'open']);
 });
@@ -411,7 +437,10 @@ test('a log-out in one tab is one in all tabs, whichever has the connection', as
   for (const which of [0, 1]) {
     const server = `https://out${which}.example`;
     let now = token('ann');
-    const both = [await tab('p', { server, token: async () => now }), await tab('q', { server, token: async () => now })];
+    const both = [
+      await tab('p', { server, token: async () => now }),
+      await tab('q', { server, token: async () => now }),
+    ];
     sockets.at(-1).welcome();
     await settle();
     now = '';
@@ -479,7 +508,20 @@ test('messages of others that make no sense are ignored', async () => {
   const two = await tab();
   sockets[0].welcome();
   const forger = new FakeChannel(channels[0].name);
-  const all = [null, 7, 'x', [], { from: 1 }, { from: 1, wants: null }, { from: 1, wants: { join: 'x' } }, { from: 1, wants: { join: [], watch: {} } }, { id: {} }, { frame: null }, { frame: { type: 'count' } }, { frame: { type: 'counter', key: 3 } }];
+  const all = [
+    null,
+    7,
+    'x',
+    [],
+    { from: 1 },
+    { from: 1, wants: null },
+    { from: 1, wants: { join: 'x' } },
+    { from: 1, wants: { join: [], watch: {} } },
+    { id: {} },
+    { frame: null },
+    { frame: { type: 'count' } },
+    { frame: { type: 'counter', key: 3 } },
+  ];
   const thrown = [];
   for (const data of all)
     for (const channel of channels)
@@ -512,7 +554,11 @@ test('a page that the server refuses is given up by all', async () => {
   sockets[0].say({ type: 'error', code: 'bad_page', message: 'no', page: 'bad' });
   sockets[0].say({ type: 'error', code: 'forbidden', message: 'no', page: 'private' });
   await settle();
-  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'good' }, { type: 'join', page: 'private' }, { type: 'join', page: 'good' }]);
+  assert.deepEqual(sockets[0].take(), [
+    { type: 'join', page: 'good' },
+    { type: 'join', page: 'private' },
+    { type: 'join', page: 'good' },
+  ]);
   second.join('fine');
   first.join('well');
   await settle();

@@ -20,7 +20,14 @@ test('the types are right, in the sources and for users of the package', async (
   await compile('-p', '.');
   const folder = await mkdtemp(join(tmpdir(), 'headcount-types-'));
   try {
-    const common = { target: 'esnext', module: 'esnext', moduleResolution: 'bundler', lib: ['esnext', 'dom', 'dom.iterable', 'dom.asynciterable'], types: [], skipDefaultLibCheck: true };
+    const common = {
+      target: 'esnext',
+      module: 'esnext',
+      moduleResolution: 'bundler',
+      lib: ['esnext', 'dom', 'dom.iterable', 'dom.asynciterable'],
+      types: [],
+      skipDefaultLibCheck: true,
+    };
     const write = (name, options, files) =>
       writeFile(join(folder, name), JSON.stringify({ compilerOptions: { ...common, ...options }, files }));
     // Without headcount.d.ts beside it, so that the types in the source are read.
@@ -28,7 +35,9 @@ test('the types are right, in the sources and for users of the package', async (
     for (const part of [...SCRIPTS.slice(1), ...SOURCES]) await writeFile(join(folder, part), (await readFile(join(WEB, part), 'utf8')).replaceAll('./headcount.js', './made.js'));
     await write('declare.json', { allowJs: true, declaration: true, emitDeclarationOnly: true, strict: true, outDir: 'made' }, ['made.js']);
     await compile('-p', join(folder, 'declare.json'));
-    await write('use.json', { strict: true, noEmit: true, paths: { made: [join(folder, 'made/made.d.ts')] } }, [join(WEB, 'test/types.ts')]);
+    await write('use.json', { strict: true, noEmit: true, paths: { made: [join(folder, 'made/made.d.ts')] } }, [
+      join(WEB, 'test/types.ts'),
+    ]);
     await compile('-p', join(folder, 'use.json'));
   } finally {
     await rm(folder, { recursive: true });

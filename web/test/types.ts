@@ -1,6 +1,16 @@
 // What somebody who writes TypeScript relies on. test/build.test.js compiles it,
 // with `made` being what the compiler finds in headcount.js itself.
-import { Headcount, LiveCount, UnreadBell, type Counter, type CounterHandle, type CounterValue, type Options, type State, type Token } from '../headcount.js';
+import {
+  Headcount,
+  LiveCount,
+  UnreadBell,
+  type Counter,
+  type CounterHandle,
+  type CounterValue,
+  type Options,
+  type State,
+  type Token,
+} from '../headcount.js';
 
 import { LiveTop, watchTop, type PageUsers } from '../live-top.js';
 
@@ -23,7 +33,10 @@ const likes: CounterHandle = headcount.counter('likes:42');
 const unlike: () => void = likes.watch(({ key, value, mine }: CounterValue) => key + value.toFixed() + (mine ?? false));
 export const liked: Promise<CounterValue> = likes.add().then(() => likes.remove()).then(() => likes.increment());
 headcount.addEventListener('counter', ({ detail }) => detail.value.toFixed());
-export const following: Promise<string[]> = headcount.follow('p').then(() => headcount.unfollow('p')).then(() => headcount.follows());
+export const following: Promise<string[]> = headcount
+  .follow('p')
+  .then(() => headcount.unfollow('p'))
+  .then(() => headcount.follows());
 headcount.addEventListener('follow', ({ detail: { page, followed } }) => followed && page.toUpperCase());
 document.querySelector('follow-button')?.addEventListener('follow', ({ detail }) => detail.page.toUpperCase());
 export async function iterate(): Promise<number> {
@@ -32,8 +45,12 @@ export async function iterate(): Promise<number> {
   for await (const { value } of likes.watch()) return value;
   return Headcount.shared.countHidden ? 1 : 0;
 }
-const shown: number | undefined = document.querySelector('live-count')?.count ?? document.querySelector('unread-bell')?.count ??
-  document.querySelector('live-counter')?.count ?? document.querySelector('like-button')?.count ?? likes.value;
+const shown: number | undefined =
+  document.querySelector('live-count')?.count ??
+  document.querySelector('unread-bell')?.count ??
+  document.querySelector('live-counter')?.count ??
+  document.querySelector('like-button')?.count ??
+  likes.value;
 Object.assign(document.createElement('live-count'), { page: 'p', singular: '# person' }).watch = false;
 const counted: boolean = document.createElement('live-count').countHidden;
 const settable = document.createElement('live-counter');
@@ -42,7 +59,11 @@ settable.counter = null;
 export const flags: boolean[] = [settable.increment, counted];
 document.createElement('live-top').n = 3;
 Headcount.defaults = options;
-export const others: Headcount[] = [new Headcount(options), Headcount.at(), Headcount.at({ server: '/', storage: 'none' })];
+export const others: Headcount[] = [
+  new Headcount(options),
+  Headcount.at(),
+  Headcount.at({ server: '/', storage: 'none' }),
+];
 export const away: () => void = headcount.here((counter) => counter?.count.toFixed(), { page: 'p', watch: true });
 document.querySelector('live-count')?.addEventListener('count', ({ detail }) => detail.count.toFixed());
 document.querySelector('live-count')?.addEventListener('click', ({ clientX }) => clientX.toFixed());
@@ -53,7 +74,11 @@ document.querySelector('unread-bell')?.addEventListener('read', ({ detail }) => 
 document.querySelector('unread-bell')?.addEventListener('open', (event) => event.preventDefault());
 document.querySelector('live-top')?.addEventListener('top', ({ detail }) => detail[0]?.page.toUpperCase());
 document.querySelector('live-top')?.addEventListener('refused', ({ detail }) => detail.status?.toFixed());
-const listed: () => void = watchTop((top: PageUsers[]) => top.map(({ page, users }) => page + users.toFixed()), { n: 3, headers: {}, failed: (error, refused) => refused && error.status });
+const listed: () => void = watchTop((top: PageUsers[]) => top.map(({ page, users }) => page + users.toFixed()), {
+  n: 3,
+  headers: {},
+  failed: (error, refused) => refused && error.status,
+});
 export const list: HTMLElement = new LiveTop();
 export { listed, leave, stop, state, shown, unlike };
 
@@ -64,8 +89,16 @@ new Headcount('https://x.example', { tokens: 't' });
 
 // The declarations promise what is there, and nothing that is not.
 type Api<T> = Omit<{ [K in keyof T]: T[K] }, keyof EventTarget>;
-declare const real: { headcount: Api<made.Headcount>; counter: made.Counter; lasting: made.CounterValue; options: made.Options };
+declare const real: {
+  headcount: Api<made.Headcount>;
+  counter: made.Counter;
+  lasting: made.CounterValue;
+  options: made.Options;
+};
 declare const written: { headcount: Api<Headcount>; counter: Counter; lasting: CounterValue; options: Options };
 export const promised: typeof written = real;
 export const complete: typeof real = written;
-export const elements: [{ count: number | undefined }, { count: number | undefined }] = [new LiveCount(), new UnreadBell()];
+export const elements: [{ count: number | undefined }, { count: number | undefined }] = [
+  new LiveCount(),
+  new UnreadBell(),
+];

@@ -102,7 +102,9 @@ func TestARefusedStepLeavesNoTrace(t *testing.T) {
 
 func TestAnotherFormat(t *testing.T) {
 	for want, change := range map[string]func(*bbolt.Tx) error{
-		`its format is "2"`:      func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(boltfile.FormatKey, []byte("2")) },
+		`its format is "2"`: func(tx *bbolt.Tx) error {
+			return tx.Bucket(boltfile.Meta).Put(boltfile.FormatKey, []byte("2"))
+		},
 		"another program's file": func(tx *bbolt.Tx) error { return tx.DeleteBucket(boltfile.Meta) },
 	} {
 		dir := t.TempDir()

@@ -43,7 +43,8 @@ func TestClockRedisIsAway(t *testing.T) {
 	if _, _, err := s.Take(t.Context(), hook); !errors.Is(err, webhook.ErrUnavailable) {
 		t.Errorf("Take: %v", err)
 	}
-	if _, _, err := s.Report(t.Context(), []webhook.Change{{Hook: hook, Subject: "a/1", Is: "1"}}); !errors.Is(err, webhook.ErrUnavailable) {
+	if _, _, err := s.Report(t.Context(), []webhook.Change{{Hook: hook, Subject: "a/1", Is: "1"}}); !errors.Is(err,
+		webhook.ErrUnavailable) {
 		t.Errorf("Tell: %v", err)
 	}
 }

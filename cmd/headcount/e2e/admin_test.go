@@ -20,7 +20,9 @@ func TestServerAdminEndpoints(t *testing.T) {
 	s.get(t, "/a%20page%20of%20its%20own/counter").counter(t)
 	s.get(t, "/nothing%20like%20it").problem(t, 404)
 	s.get(t, "/thirdname%00bad/counter").problem(t, 400)
-	for _, path := range []string{"/healthz", "/readyz", "/readyz?exclude=store", "/metrics", "/debug/pprof/", "/debug/pprof/goroutine?debug=1"} {
+	for _, path := range []string{
+		"/healthz", "/readyz", "/readyz?exclude=store", "/metrics", "/debug/pprof/", "/debug/pprof/goroutine?debug=1",
+	} {
 		if a := do(t, "GET", s.admin+path, ""); a.status != 200 || a.body == "" {
 			t.Errorf("%s: %d %.100s", path, a.status, a.body)
 		}
@@ -29,7 +31,8 @@ func TestServerAdminEndpoints(t *testing.T) {
 	if a := do(t, "GET", "http://localhost"+port+"/healthz", ""); a.status != 200 {
 		t.Errorf("as localhost: %d %s", a.status, a.body)
 	}
-	if a := do(t, "GET", s.admin+"/metrics", "", "Host: evil.example"); a.status != 421 || strings.Contains(a.body, "go_goroutines") {
+	if a := do(t, "GET", s.admin+"/metrics", "", "Host: evil.example"); a.status != 421 ||
+		strings.Contains(a.body, "go_goroutines") {
 		t.Errorf("as another host: %d %.100s", a.status, a.body)
 	}
 	metrics := do(t, "GET", s.admin+"/metrics", "").body
@@ -38,7 +41,9 @@ func TestServerAdminEndpoints(t *testing.T) {
 			t.Errorf("%q is in /metrics", private)
 		}
 	}
-	for _, name := range []string{"headcount_connections 1\n", "headcount_users 1\n", "go_goroutines ", "process_resident_memory_bytes "} {
+	for _, name := range []string{
+		"headcount_connections 1\n", "headcount_users 1\n", "go_goroutines ", "process_resident_memory_bytes ",
+	} {
 		if !strings.Contains(metrics, name) {
 			t.Errorf("no %q in /metrics", name)
 		}
@@ -70,10 +75,12 @@ func TestServerUpgrade(t *testing.T) {
 		want     int
 		protocol string
 	}{
-		"no subprotocol":          {head + rest, 101, ""},
-		"ours among others":       {offer + "other, headcount.v1, headcount.v2\r\n", 101, "headcount.v1"},
-		"others alone":            {offer + "mqtt, headcount.v2, headcount.v11, headcount\r\n", 400, ""},
-		"several tokens":          {head + "Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n" + version + key, 101, ""},
+		"no subprotocol":    {head + rest, 101, ""},
+		"ours among others": {offer + "other, headcount.v1, headcount.v2\r\n", 101, "headcount.v1"},
+		"others alone":      {offer + "mqtt, headcount.v2, headcount.v11, headcount\r\n", 400, ""},
+		"several tokens": {
+			head + "Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n" + version + key, 101, "",
+		},
 		"no upgrade":              {head, 426, ""},
 		"upgrade to another":      {head + "Connection: Upgrade\r\nUpgrade: h2c\r\n", 426, ""},
 		"without Connection":      {head + "Upgrade: websocket\r\n" + version + key, 426, ""},
@@ -87,7 +94,8 @@ func TestServerUpgrade(t *testing.T) {
 		"an upgrade of a counter": {strings.Replace(head, "/-/ws", "/p/counter", 1) + rest, 200, ""},
 	} {
 		a := s.rawRequest(t, tc.request+"\r\n")
-		if a.status != tc.want || a.header.Get("Sec-WebSocket-Protocol") != tc.protocol || a.header.Get("Sec-WebSocket-Extensions") != "" {
+		if a.status != tc.want || a.header.Get("Sec-WebSocket-Protocol") != tc.protocol ||
+			a.header.Get("Sec-WebSocket-Extensions") != "" {
 			t.Errorf("%s: %d %v", name, a.status, a.header)
 		}
 		if tc.want < 400 {

@@ -47,7 +47,8 @@ func (s *server) wantSeveral(t testing.TB, keys []string, values []int64, stale 
 	t.Helper()
 	a := s.several(t, keys...)
 	var list struct{ Counters []lasting }
-	if err := json.Unmarshal([]byte(a.body), &list); err != nil || a.status != http.StatusOK || len(list.Counters) != len(keys) {
+	if err := json.Unmarshal([]byte(a.body), &list); err != nil || a.status != http.StatusOK ||
+		len(list.Counters) != len(keys) {
 		t.Fatalf("%q: %d %s: %v", keys, a.status, a.body, err)
 	}
 	for i, c := range list.Counters {
@@ -177,7 +178,8 @@ func TestClockKnownWhileAway(t *testing.T) {
 	t.Run("PostgreSQL beside the Redis of a region", func(t *testing.T) {
 		t.Parallel()
 		pg, peer := pgtest.Start(t), redistest.Start(t)
-		flags := overRedis(redistest.Start(t).URL(), "--postgres="+pg.Database(t), "--region=us", "--peer=eu="+peer.URL())
+		flags := overRedis(redistest.Start(t).URL(), "--postgres="+pg.Database(t), "--region=us",
+			"--peer=eu="+peer.URL())
 		addBefore(t, flags, "stock:unseen")
 		s := startWithKey(t, flags...)
 		views, stock := "views:1", "stock:1"
@@ -207,7 +209,8 @@ func TestClockKnownWhileAway(t *testing.T) {
 		changed, other, deleted, stock := "views:changed", "views:other", "views:deleted", "stock:1"
 		before := startWithKey(t, flags...)
 		before.add(t, changed, other, deleted, stock)
-		headcount(t, nil, nil, "export", "--redis="+redis.URL(), postgres) // waits until all is persisted; an end does for 2 s
+		// waits until all is persisted; an end does for 2 s
+		headcount(t, nil, nil, "export", "--redis="+redis.URL(), postgres)
 		if problem := before.end(); problem != "" {
 			t.Fatal(problem)
 		}

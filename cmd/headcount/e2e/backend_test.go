@@ -31,11 +31,13 @@ func (s *server) users(t testing.TB, names ...string) []userState {
 	t.Helper()
 	var is struct{ Users []userState }
 	a := s.get(t, "/-/users?"+url.Values{"user": names}.Encode(), withKey)
-	if err := json.Unmarshal([]byte(a.body), &is); err != nil || a.status != http.StatusOK || len(is.Users) != len(names) {
+	if err := json.Unmarshal([]byte(a.body), &is); err != nil || a.status != http.StatusOK ||
+		len(is.Users) != len(names) {
 		t.Fatalf("%d %s, %v", a.status, a.body, err)
 	}
 	for i, u := range is.Users {
-		if u.User != names[i] || u.Online == u.Since.IsZero() || u.Online != (u.Pages > 0) || u.Online && !u.LastSeen.IsZero() {
+		if u.User != names[i] || u.Online == u.Since.IsZero() || u.Online != (u.Pages > 0) || u.Online &&
+			!u.LastSeen.IsZero() {
 			t.Errorf("%+v, asked for %s", u, names[i])
 		}
 	}
@@ -79,7 +81,10 @@ func smokeUsers(t *testing.T, a, b *server) {
 	tab := a.again(t, one)
 	tab.join(pages[0])
 	tab.awaitCount(pages[0], 1)
-	if is := a.users(t, many...); is[0].Pages != 2 || is[0].Since.Before(before) || slices.ContainsFunc(is[1:], func(u userState) bool { return u.Online }) {
+	if is := a.users(t, many...); is[0].Pages != 2 || is[0].Since.Before(before) ||
+		slices.ContainsFunc(is[1:], func(u userState) bool {
+			return u.Online
+		}) {
 		t.Errorf("%+v", is)
 	}
 	testkit.Eventually(t, "an event that the user is on both pages", func() bool { return next(one.user).Pages == 2 })
@@ -108,14 +113,17 @@ func smokeUsers(t *testing.T, a, b *server) {
 	if is := b.users(t, one.user); !is[0].LastSeen.IsZero() {
 		t.Errorf("after it was erased: %+v", is)
 	}
-	testkit.Eventually(t, "an event that it is not known any more", func() bool { return next(one.user).LastSeen.IsZero() })
+	testkit.Eventually(t, "an event that it is not known any more",
+		func() bool { return next(one.user).LastSeen.IsZero() })
 }
 
 // Only servers are told who is here, and only of users whom they name.
 func TestServerIsThisUserHere(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
-	for path, status := range map[string]int{"/-/users": 400, "/-/users?user=": 400, "/-/users?user=%07": 400, "/-/users/events": 400, "/-/users/a%07": 400} {
+	for path, status := range map[string]int{
+		"/-/users": 400, "/-/users?user=": 400, "/-/users?user=%07": 400, "/-/users/events": 400, "/-/users/a%07": 400,
+	} {
 		s.get(t, path, withKey).problem(t, status)
 	}
 	for _, path := range []string{"/-/users?user=a", "/-/users/a", "/-/users/events?user=a"} {
@@ -128,7 +136,8 @@ func TestServerIsThisUserHere(t *testing.T) {
 	}
 	s.get(t, "/-/users?"+query.Encode(), withKey).problem(t, 400)
 	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
-	if a := s.get(t, "/-/users/a%2Fb", withKey); !strings.HasPrefix(a.body, `{"user":"a/b","online":true,"since":"`) || !strings.HasSuffix(a.body, `,"pages":1}`+"\n") {
+	if a := s.get(t, "/-/users/a%2Fb", withKey); !strings.HasPrefix(a.body, `{"user":"a/b","online":true,"since":"`) ||
+		!strings.HasSuffix(a.body, `,"pages":1}`+"\n") {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 	do(t, "DELETE", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
@@ -136,7 +145,8 @@ func TestServerIsThisUserHere(t *testing.T) {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
-	if a := s.get(t, "/-/users?user=c&user=a/b&user=c", withKey); !strings.HasPrefix(a.body, `{"users":[{"user":"c","online":false},{"user":"a/b","online":true,`) {
+	if a := s.get(t, "/-/users?user=c&user=a/b&user=c", withKey); !strings.HasPrefix(a.body,
+		`{"users":[{"user":"c","online":false},{"user":"a/b","online":true,`) {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }
@@ -181,7 +191,8 @@ func TestClockServersSayWhoIsHere(t *testing.T) {
 	for part := range 10 {
 		wg.Go(func() {
 			for i := part; i < many; i += 10 {
-				if a, err := try("PUT", page(fmt.Sprint("user-", i), "full"), "", withKey); err != nil || a.status != 200 {
+				if a, err := try("PUT", page(fmt.Sprint("user-", i), "full"), "", withKey); err != nil ||
+					a.status != 200 {
 					t.Errorf("user %d: %d %s, %v", i, a.status, a.body, err)
 				}
 			}
@@ -192,7 +203,8 @@ func TestClockServersSayWhoIsHere(t *testing.T) {
 	if got := s.count(t, "full"); got > many {
 		t.Errorf("%d are here", got)
 	}
-	testkit.Eventually(t, "everyone whom nobody holds any more is gone", func() bool { return s.count(t, "full") == 0 && s.count(t, "p") == 0 })
+	testkit.Eventually(t, "everyone whom nobody holds any more is gone",
+		func() bool { return s.count(t, "full") == 0 && s.count(t, "p") == 0 })
 	if log := s.log.String(); strings.Contains(log, "alice") {
 		t.Error("a user is in the log")
 	}
@@ -231,7 +243,8 @@ func TestServerErasure(t *testing.T) {
 	s.change(t, page, "")
 	me.awaitUnread(1)
 	other.awaitUnread(1)
-	if a := erase("/-/me", "Cookie: headcount_id="+me.id); !strings.HasPrefix(a.header.Get("Set-Cookie"), "headcount_id=; Path=/; Max-Age=0") {
+	if a := erase("/-/me", "Cookie: headcount_id="+me.id); !strings.HasPrefix(a.header.Get("Set-Cookie"),
+		"headcount_id=; Path=/; Max-Age=0") {
 		t.Errorf("the cookie stays: %v", a.header)
 	}
 	me.awaitUnread(0)
@@ -247,7 +260,8 @@ func TestServerErasure(t *testing.T) {
 
 	user := "/-/users/" + other.user
 	do(t, "DELETE", s.url+user, "").problem(t, 401)
-	if a := do(t, "POST", s.url+"/api/v1/counters/likes:3/members", `{"add":["x",`+quoted(other.user)+`]}`, withKey); a.status != 200 {
+	if a := do(t, "POST", s.url+"/api/v1/counters/likes:3/members", `{"add":["x",`+quoted(other.user)+`]}`,
+		withKey); a.status != 200 {
 		t.Fatalf("%d %s", a.status, a.body)
 	}
 	erase(user, withKey)
@@ -262,7 +276,8 @@ func TestServerErasure(t *testing.T) {
 func TestServerErasureStaysWithinTheRules(t *testing.T) {
 	t.Parallel()
 	rules := t.TempDir() + "/rules.json"
-	if err := os.WriteFile(rules, []byte(`{"rules":[{"match":"fans:*","kind":"members","public":["read","member"]},{"match":"banned:*","kind":"members","public":["read"]}]}`), 0o600); err != nil {
+	if err := os.WriteFile(rules, []byte(`{"rules":[{"match":"fans:*","kind":"members","public":["read","member"]},`+
+		`{"match":"banned:*","kind":"members","public":["read"]}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := startWithKey(t, "--counters="+rules)
@@ -274,7 +289,8 @@ func TestServerErasureStaysWithinTheRules(t *testing.T) {
 	}
 	in := func(key string, want bool) {
 		t.Helper()
-		if a := s.get(t, "/api/v1/counters/"+key+"/members/"+me.user, withKey); !strings.Contains(a.body, fmt.Sprintf(`"member":%t`, want)) {
+		if a := s.get(t, "/api/v1/counters/"+key+"/members/"+me.user, withKey); !strings.Contains(a.body,
+			fmt.Sprintf(`"member":%t`, want)) {
 			t.Errorf("%s: %s", key, a.body)
 		}
 	}
@@ -299,7 +315,9 @@ func TestServerNotifications(t *testing.T) {
 				Count            int
 			}
 		}
-		for _, a := range []answer{s.get(t, "/-/me/notifications", c.as()), s.get(t, "/-/users/"+c.user+"/notifications", withKey)} {
+		for _, a := range []answer{
+			s.get(t, "/-/me/notifications", c.as()), s.get(t, "/-/users/"+c.user+"/notifications", withKey),
+		} {
 			if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.status != 200 {
 				t.Fatalf("%d %s, %v", a.status, a.body, err)
 			}
@@ -330,8 +348,10 @@ func TestServerNotifications(t *testing.T) {
 	c.awaitUnread(0)
 	list("0")
 	for _, bad := range []string{
-		`{"title":""}`, `{"title":1}`, `{"title":null}`, `{"title":"a\nb"}`, `{"title":"` + strings.Repeat("x", 301) + `"}`,
-		`{"url":"javascript:alert(1)"}`, `{"url":"//evil.example/"}`, `{"url":"/\\evil.example"}`, `{"url":"page"}`, `{"url":"https:/a"}`,
+		`{"title":""}`, `{"title":1}`, `{"title":null}`, `{"title":"a\nb"}`,
+		`{"title":"` + strings.Repeat("x", 301) + `"}`,
+		`{"url":"javascript:alert(1)"}`, `{"url":"//evil.example/"}`, `{"url":"/\\evil.example"}`, `{"url":"page"}`,
+		`{"url":"https:/a"}`,
 	} {
 		do(t, "POST", s.url+"/c/changes", bad, withKey).problem(t, 400)
 	}

@@ -391,12 +391,14 @@ func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 		}
 	}
 	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
-	fmt.Fprintf(c, "GET /-/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", s.addr)
+	fmt.Fprintf(c, "GET /-/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: "+
+		"Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", s.addr)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("Sec-WebSocket-Accept") != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
+	if resp.StatusCode != http.StatusSwitchingProtocols ||
+		resp.Header.Get("Sec-WebSocket-Accept") != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
 		t.Fatalf("handshake: %s %v", resp.Status, resp.Header)
 	}
 	_ = c.SetDeadline(time.Time{})
@@ -447,7 +449,10 @@ func (s *server) sse(t testing.TB, path string, headers ...string) *stream {
 		body, _ := io.ReadAll(resp.Body)
 		t.Fatalf("event stream: %s: %s", resp.Status, body)
 	}
-	st := &stream{t: t, resp: resp, events: make(chan event, 10_000), comments: make(chan time.Time, 10_000), ended: make(chan struct{})}
+	st := &stream{
+		t: t, resp: resp, events: make(chan event, 10_000), comments: make(chan time.Time, 10_000),
+		ended: make(chan struct{}),
+	}
 	go st.read() // ends with the stream
 	return st
 }

@@ -17,14 +17,15 @@ import (
 	"headcount/internal/testkit"
 )
 
-// What top writes where there is no terminal has nothing that commands one. In a terminal it takes no more lines and columns
-// than there are. Ctrl-C ends it, and a simulation, without an error.
+// What top writes where there is no terminal has nothing that commands one. In a terminal it takes no more lines and
+// columns than there are. Ctrl-C ends it, and a simulation, without an error.
 func TestServerTopAndSimulate(t *testing.T) {
 	t.Parallel()
 	s := common(t)
 	var once bytes.Buffer
 	headcount(t, nil, &once, "top", "--url="+s.url, "--api-key="+apiKey)
-	if text := once.String(); strings.Contains(text, "\x1b") || !strings.Contains(text, "\nPROCESS ") || !strings.HasSuffix(text, "\n") {
+	if text := once.String(); strings.Contains(text, "\x1b") || !strings.Contains(text, "\nPROCESS ") ||
+		!strings.HasSuffix(text, "\n") {
 		t.Errorf("%q", text)
 	}
 	for _, size := range []unix.Winsize{{Row: 1, Col: 20}, {Row: 4, Col: 30}, {Row: 24, Col: 1}} {
@@ -63,9 +64,11 @@ func TestServerTopAndSimulate(t *testing.T) {
 
 	out := &servertest.Log{}
 	simulation := begin(t, out, "simulate", "--url="+start(t).url, "--users=3", "--pages=1", "--duration=10m")
-	testkit.Eventually(t, "the simulation is under way", func() bool { return strings.Contains(simulation.said.String(), "churning") })
+	testkit.Eventually(t, "the simulation is under way",
+		func() bool { return strings.Contains(simulation.said.String(), "churning") })
 	simulation.ends(t)
-	if text := out.String(); !strings.Contains(text, "\ninterrupted ") || !strings.Contains(text, "\nwrong counts   0\n") {
+	if text := out.String(); !strings.Contains(text, "\ninterrupted ") ||
+		!strings.Contains(text, "\nwrong counts   0\n") {
 		t.Error(text)
 	}
 	if said := simulation.said.String(); strings.Contains(said, "headcount: ") {

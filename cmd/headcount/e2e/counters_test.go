@@ -136,7 +136,9 @@ func TestClockStartWithPostgres(t *testing.T) {
 	}
 	s.call(t, "POST", "views:1/increment", "").problem(t, http.StatusServiceUnavailable)
 	p.Restart(t)
-	testkit.Eventually(t, "readiness", func() bool { return do(t, "GET", s.admin+"/readyz", "").status == http.StatusOK })
+	testkit.Eventually(t, "readiness", func() bool {
+		return do(t, "GET", s.admin+"/readyz", "").status == http.StatusOK
+	})
 	if c := s.call(t, "POST", "views:1/increment", "").lasting(t); c.Value != 1 {
 		t.Errorf("%+v", c)
 	}
@@ -168,7 +170,9 @@ func refused(t *testing.T, says string, flags ...string) {
 func TestServerRulesOfAFile(t *testing.T) {
 	t.Parallel()
 	rules := filepath.Join(t.TempDir(), "rules.json")
-	if err := os.WriteFile(rules, []byte(`{"rules":[{"match":"seats","kind":"exact","floor":-1,"ceiling":2,"public":["read","increment"],"stale":0}]}`), 0o600); err != nil {
+	if err := os.WriteFile(rules,
+		[]byte(`{"rules":[{"match":"seats","kind":"exact","floor":-1,"ceiling":2,"public":["read","increment"],`+
+			`"stale":0}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := startWithKey(t, "--counters="+rules, "--allow-origins=https://a.example", "--jwt-secret="+jwtSecret)
@@ -176,7 +180,8 @@ func TestServerRulesOfAFile(t *testing.T) {
 	const origin = "Origin: https://a.example"
 	s.call(t, "POST", "seats/increment", "", origin).problem(t, http.StatusUnauthorized)
 	r := s.call(t, "POST", "seats/increment", "", origin, token, "Idempotency-Key: k")
-	if r.lasting(t).Value != 1 || r.header.Get("Access-Control-Allow-Origin") != "https://a.example" || !strings.Contains(r.header.Get("Access-Control-Expose-Headers"), "Idempotent-Replay") {
+	if r.lasting(t).Value != 1 || r.header.Get("Access-Control-Allow-Origin") != "https://a.example" ||
+		!strings.Contains(r.header.Get("Access-Control-Expose-Headers"), "Idempotent-Replay") {
 		t.Errorf("%s %v", r.body, r.header)
 	}
 	if r := s.call(t, "GET", "seats", "", origin); r.lasting(t).Value != 1 || r.header.Get("Set-Cookie") != "" {
@@ -201,7 +206,8 @@ func TestClockTopEvents(t *testing.T) {
 		t.Helper()
 		select {
 		case e := <-st.events:
-			if apart := e.at.Sub(last); e.name != "top" || apart < 500*time.Millisecond-watch.Lost() { // the least is a second, but events may be read late
+			// the least is a second, but events may be read late
+			if apart := e.at.Sub(last); e.name != "top" || apart < 500*time.Millisecond-watch.Lost() {
 				t.Fatalf("event %q, %s after another: %s", e.name, apart, e.data)
 			}
 			last = e.at
@@ -219,11 +225,13 @@ func TestClockTopEvents(t *testing.T) {
 		for range 10 { // they are one event, or several
 			s.call(t, "POST", "views:b/increment", fmt.Sprint(`{"delta":`, delta, `}`))
 		}
-		for want := fmt.Sprintf(form, fmt.Sprintf(`{"key":"views:b","value":%d},`, s.exact(t, "views:b"))); next() != want; {
+		for want := fmt.Sprintf(form,
+			fmt.Sprintf(`{"key":"views:b","value":%d},`, s.exact(t, "views:b"))); next() != want; {
 		}
 	}
 	for query, status := range map[string]int{
-		"": 400, "?match=views:*": 400, "?match=none:*&last=1h": 400, "?match=views:*&last=1000d": 400, "?match=views:*&last=1h&n=101": 400,
+		"": 400, "?match=views:*": 400, "?match=none:*&last=1h": 400, "?match=views:*&last=1000d": 400,
+		"?match=views:*&last=1h&n=101": 400,
 	} {
 		s.get(t, "/api/v1/top/events"+query).problem(t, status)
 	}

@@ -30,7 +30,8 @@ type process struct {
 func (s *server) board(t testing.TB, headers ...string) (b board) {
 	t.Helper()
 	a := s.get(t, "/-/dashboard/data", headers...)
-	if err := json.Unmarshal([]byte(a.body), &b); err != nil || a.status != 200 || a.header.Get("Cache-Control") != "no-store" {
+	if err := json.Unmarshal([]byte(a.body), &b); err != nil || a.status != 200 ||
+		a.header.Get("Cache-Control") != "no-store" {
 		t.Fatalf("%d %v %.200s: %v", a.status, a.header, a.body, err)
 	}
 	return b
@@ -44,28 +45,34 @@ func TestServerDashboard(t *testing.T) {
 	one.takeCount("busy", 1)
 	two.join("busy")
 	two.join("<quiet> page")
-	two.awaitAll(func(f frame) bool { return f.counts("busy", 2) }, func(f frame) bool { return f.counts("<quiet> page", 1) })
+	two.awaitAll(func(f frame) bool { return f.counts("busy", 2) },
+		func(f frame) bool { return f.counts("<quiet> page", 1) })
 	s.put(t, "/busy/counter", increment).counter(t)
 
 	var b board
 	testkit.Eventually(t, "the site, and the pages, most viewed first", func() bool {
 		b = s.board(t)
-		return b.Site != nil && b.Site.Count == 3 && len(b.Pages) == 2 && b.Pages[0].Page == "busy" && b.Pages[0].Count == 3 && b.Pages[1].Page == "<quiet> page" && b.Pages[1].Count == 1
+		return b.Site != nil && b.Site.Count == 3 && len(b.Pages) == 2 && b.Pages[0].Page == "busy" &&
+			b.Pages[0].Count == 3 && b.Pages[1].Page == "<quiet> page" && b.Pages[1].Count == 1
 	})
 	if b.Region != "here" || len(b.Processes) != 1 || len(b.Regions) != 0 {
 		t.Fatalf("%+v", b)
 	}
 	p := b.Processes[0]
-	if !slices.Equal(p.Roles, []string{"gateway", "presence", "dispatcher"}) || p.Load["headcount_connections"] != 2 || p.Load["headcount_users"] != 3 ||
+	if !slices.Equal(p.Roles, []string{"gateway", "presence", "dispatcher"}) || p.Load["headcount_connections"] != 2 ||
+		p.Load["headcount_users"] != 3 ||
 		p.Load["process_resident_memory_bytes"] < 1<<20 {
 		t.Errorf("%+v", p)
 	}
-	testkit.Eventually(t, "the deliveries of each count", func() bool { return s.board(t).Processes[0].Load["headcount_deliveries_total"] >= 3 })
+	testkit.Eventually(t, "the deliveries of each count", func() bool {
+		return s.board(t).Processes[0].Load["headcount_deliveries_total"] >= 3
+	})
 	two.leave("<quiet> page")
 	testkit.Eventually(t, "a page nobody is on is none", func() bool { return len(s.board(t).Pages) == 1 })
 
 	page := s.get(t, "/-/dashboard", "Accept: text/html")
-	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") || !strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {
+	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") ||
+		!strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {
 		t.Errorf("%d %v", page.status, page.header)
 	}
 	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":false,"top_needs_key":false}`+"\n" {
@@ -80,7 +87,10 @@ func TestServerDashboardWithAPIKeys(t *testing.T) {
 	const first, second = "a first key for tests", "a second key for tests"
 	s := start(t, "--api-key="+first, "--api-key="+second)
 	for _, path := range []string{"/-/dashboard", "/-/dashboard/data"} {
-		for _, headers := range [][]string{nil, {"X-API-Key: "}, {"X-API-Key: wrong"}, {"X-API-Key: " + first + "x"}, {"Authorization: Bearer " + first}} {
+		for _, headers := range [][]string{
+			nil, {"X-API-Key: "}, {"X-API-Key: wrong"}, {"X-API-Key: " + first + "x"},
+			{"Authorization: Bearer " + first},
+		} {
 			s.get(t, path, headers...).problem(t, 401)
 		}
 		for _, key := range []string{first, second} {

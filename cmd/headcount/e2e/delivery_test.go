@@ -95,7 +95,8 @@ func TestServerPause(t *testing.T) {
 	page, still, later, key := fresh(t), fresh(t), fresh(t), "likes:"+fresh(t)
 	like := func() {
 		t.Helper()
-		if a := s.put(t, "/api/v1/counters/"+url.PathEscape(key)+"/members/me", "", s.ws(t).as()); a.status != http.StatusOK {
+		if a := s.put(t, "/api/v1/counters/"+url.PathEscape(key)+"/members/me", "",
+			s.ws(t).as()); a.status != http.StatusOK {
 			t.Fatal(a.status, a.body)
 		}
 	}

@@ -22,7 +22,8 @@ import (
 // changeWith sends a change with an idempotency key and its author, and returns the
 // status; 0: there was no answer.
 func (s *server) changeWith(page, by, key string) (status int, body string) {
-	a, err := try("POST", s.url+"/"+url.PathEscape(page)+"/changes", `{"by":`+quoted(by)+`}`, withKey, "Idempotency-Key: "+key)
+	a, err := try("POST", s.url+"/"+url.PathEscape(page)+"/changes", `{"by":`+quoted(by)+`}`, withKey,
+		"Idempotency-Key: "+key)
 	if err != nil {
 		return 0, err.Error()
 	}
@@ -75,10 +76,12 @@ func TestClockKilledAgainAndAgain(t *testing.T) {
 		}
 		wg.Go(func() { // follows are written beside them
 			for i := 0; ; i++ {
-				if _, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(fmt.Sprint(page, " ", i%7)), "", c.as()); err != nil {
+				if _, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(fmt.Sprint(page, " ", i%7)), "",
+					c.as()); err != nil {
 					return
 				}
-				if _, err := try("DELETE", s.url+"/-/me/follows/"+url.PathEscape(fmt.Sprint(page, " ", i%7)), "", c.as()); err != nil {
+				if _, err := try("DELETE", s.url+"/-/me/follows/"+url.PathEscape(fmt.Sprint(page, " ", i%7)), "",
+					c.as()); err != nil {
 					return
 				}
 			}
@@ -91,7 +94,8 @@ func TestClockKilledAgainAndAgain(t *testing.T) {
 		wg.Wait()
 		s = startWithKey(t, "--data-dir="+dir)
 		for _, i := range again {
-			if status, body := s.changeWith(page, "author "+strconv.Itoa(i%50), strconv.Itoa(i)); status != http.StatusNoContent {
+			if status, body := s.changeWith(page, "author "+strconv.Itoa(i%50),
+				strconv.Itoa(i)); status != http.StatusNoContent {
 				t.Fatalf("round %d: change %d, after the restart: %d %s", round, i, status, body)
 			}
 		}
@@ -171,10 +175,13 @@ func TestServerDiskFull(t *testing.T) {
 			t.Fatal("the file of counters cannot grow, and nothing is refused")
 		}
 	}
-	if first, second := s.exact(t, stock), s.exact(t, stock+" 2"); first != int64(batches) || second != first || len(s.ledger(t, stock)) != batches {
-		t.Errorf("%d and %d in stock, and %d entries, after %d batches", first, second, len(s.ledger(t, stock)), batches)
+	if first, second := s.exact(t, stock), s.exact(t, stock+" 2"); first != int64(batches) || second != first ||
+		len(s.ledger(t, stock)) != batches {
+		t.Errorf("%d and %d in stock, and %d entries, after %d batches",
+			first, second, len(s.ledger(t, stock)), batches)
 	}
-	if a := do(t, "GET", s.admin+"/readyz", ""); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "not ready: the data directory cannot be written: ") {
+	if a := do(t, "GET", s.admin+"/readyz", ""); a.status != http.StatusServiceUnavailable ||
+		!strings.Contains(a.body, "not ready: the data directory cannot be written: ") {
 		t.Errorf("/readyz on a full disk: %d %s", a.status, a.body)
 	}
 	c.join(page) // counts go on
@@ -185,12 +192,16 @@ func TestServerDiskFull(t *testing.T) {
 	testkit.Eventually(t, "a batch with room again", batch)
 	total := sent + 1
 	for i := 1; i <= sent; i++ {
-		if status, body := s.changeWith(page, "author "+strconv.Itoa(i), strconv.Itoa(i)); status != http.StatusNoContent {
+		if status, body := s.changeWith(page, "author "+strconv.Itoa(i),
+			strconv.Itoa(i)); status != http.StatusNoContent {
 			t.Fatalf("change %d with room again: %d %s", i, status, body)
 		}
 	}
 	s.wantUnread(t, c.as(), total)
-	for _, says := range []string{"the data directory cannot be written; changes and follows are refused until it can", "the data directory can be written again"} {
+	for _, says := range []string{
+		"the data directory cannot be written; changes and follows are refused until it can",
+		"the data directory can be written again",
+	} {
 		if n := strings.Count(s.log.String(), says); n != 1 {
 			t.Errorf("%q is %d times in the log:\n%s", says, n, s.log)
 		}

@@ -41,7 +41,9 @@ func TestClockDrain(t *testing.T) {
 			t.Errorf("%s while it drains: %d %s, %v", what, a.status, a.body, err)
 		}
 	}
-	for url, want := range map[string]int{s.admin + "/readyz": 503, s.admin + "/healthz": 200, s.url + "/p/counter/events": 503} {
+	for url, want := range map[string]int{
+		s.admin + "/readyz": 503, s.admin + "/healthz": 200, s.url + "/p/counter/events": 503,
+	} {
 		a, err := try("GET", url, "")
 		if during(url, err == nil && a.status == want, a, err); a.status == 503 && url != s.admin+"/readyz" {
 			a.problem(t, 503)
@@ -49,7 +51,8 @@ func TestClockDrain(t *testing.T) {
 	}
 	a, err := try("GET", s.url+"/p/counter", "")
 	during("the count", err == nil && strings.Contains(a.body, `"count":4,`), a, err)
-	a, err = try("GET", s.url+"/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+	a, err = try("GET", s.url+"/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
 	if during("a WebSocket", err == nil && a.status == 503, a, err); a.status == 503 {
 		a.problem(t, 503)
 	}

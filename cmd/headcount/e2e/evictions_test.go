@@ -8,14 +8,15 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A Redis whose policy permits it drops keys when its memory is full. The log says so once when that can happen, and names
-// the cause when it did, instead of lost writes.
+// A Redis whose policy permits it drops keys when its memory is full. The log says so once when that can happen, and
+// names the cause when it did, instead of lost writes.
 func TestServerOverARedisThatDropsKeys(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, "--maxmemory", "1gb", "--maxmemory-policy", "volatile-ttl")
 	s := start(t, overRedis(redis.URL(), "--api-key="+apiKey)...)
 	lines := func(text string) int { return strings.Count(s.log.String(), text) }
-	const warns, tells = `"Redis drops keys when its memory is full`, `"Redis has evicted keys because its memory is full`
+	const warns, tells = `"Redis drops keys when its memory is full`, `"Redis has evicted keys because its memory ` +
+		`is full`
 
 	testkit.Eventually(t, "a warning at the start", func() bool { return lines(warns) == 1 })
 	redis.Do(t, "CONFIG", "SET", "maxmemory-policy", "noeviction")

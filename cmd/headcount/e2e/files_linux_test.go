@@ -44,7 +44,8 @@ func TestServerNoFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer newcomer.Close()
-	const says = "new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or lower --max-connections"
+	const says = "new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or " +
+		"lower --max-connections"
 	testkit.Eventually(t, "/readyz says so", func() bool { return strings.Contains(readyz(), "not ready: "+says) })
 	time.Sleep(2 * time.Second) // it tries again in that time
 	limit(4096)

@@ -77,7 +77,9 @@ func TestServerHundredPages(t *testing.T) {
 func TestServerTwentiethErrorCloses(t *testing.T) {
 	t.Parallel()
 	c := common(t).ws(t)
-	bad := []struct{ frame, code string }{{`{`, "bad_json"}, {`{"type":"x"}`, "bad_type"}, {`{"type":"join","page":""}`, "bad_page"}}
+	bad := []struct{ frame, code string }{
+		{`{`, "bad_json"}, {`{"type":"x"}`, "bad_type"}, {`{"type":"join","page":""}`, "bad_page"},
+	}
 	for i := range 19 {
 		c.send(bad[i%3].frame)
 		c.takeError(bad[i%3].code)

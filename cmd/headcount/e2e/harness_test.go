@@ -38,7 +38,8 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
 	defer pgtest.Stop()
-	status := testkit.RunWithProgram(m, "12", &program) // these tests mostly wait, so more of them fit than there are cores
+	// these tests mostly wait, so more of them fit than there are cores
+	status := testkit.RunWithProgram(m, "12", &program)
 	if shared.s != nil {
 		if problem := shared.s.end(); problem != "" {
 			fmt.Fprintln(os.Stderr, "the shared server:", problem)
@@ -87,7 +88,8 @@ func common(t testing.TB) *server {
 	t.Helper()
 	shared.Do(func() {
 		shared.s, shared.err = launch(
-			"--ping-interval="+sharedPing.String(), "--pong-timeout=1m", "--leave-grace="+sharedGrace.String(), "--update-interval=10ms",
+			"--ping-interval="+sharedPing.String(), "--pong-timeout=1m", "--leave-grace="+sharedGrace.String(),
+			"--update-interval=10ms",
 			"--api-key="+apiKey, "--allow-origins=https://shop.example",
 		)
 	})
@@ -142,7 +144,9 @@ func startAll(t testing.TB, flags ...[]string) []*server {
 
 // spawn runs a server and returns when it has said where it listens.
 func spawn(flags ...string) (*server, error) {
-	for _, d := range []string{"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s"} {
+	for _, d := range []string{
+		"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s",
+	} {
 		name, _, _ := strings.Cut(d, "=")
 		if !slices.ContainsFunc(flags, func(f string) bool { return f == name || strings.HasPrefix(f, name+"=") }) {
 			flags = append(flags, d)
@@ -371,7 +375,8 @@ func (a answer) problem(t testing.TB, status int) {
 		t.Errorf("%v in the problem %.300q", err, a.body)
 		return
 	}
-	if p.Status != status || p.Title != http.StatusText(status) || p.Detail == "" || p.Type != "" && p.Type != "about:blank" {
+	if p.Status != status || p.Title != http.StatusText(status) || p.Detail == "" || p.Type != "" &&
+		p.Type != "about:blank" {
 		t.Errorf("problem %s", a.body)
 	}
 	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
@@ -381,8 +386,8 @@ func (a answer) problem(t testing.TB, status int) {
 	}
 }
 
-// count is the page's count as GET shows it; page is escaped already. It is -1 while the server says 503, as one does that
-// gets no core for the 3 s that a read may take.
+// count is the page's count as GET shows it; page is escaped already. It is -1 while the server says 503, as one does
+// that gets no core for the 3 s that a read may take.
 func (s *server) count(t testing.TB, escaped string) int {
 	t.Helper()
 	a := s.get(t, "/"+escaped+"/counter")

@@ -9,8 +9,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// Two servers on one host: a browser keeps one cookie of a name for all ports, so each server needs a name of its own. A
-// visitor who came before is the same visitor after the server has got one.
+// Two servers on one host: a browser keeps one cookie of a name for all ports, so each server needs a name of its own.
+// A visitor who came before is the same visitor after the server has got one.
 func TestServerNextToAnother(t *testing.T) {
 	t.Parallel()
 	jar, err := cookiejar.New(nil)
@@ -44,7 +44,9 @@ func TestServerNextToAnother(t *testing.T) {
 		t.Fatal(problem)
 	}
 
-	both := startAll(t, []string{"--api-key=" + apiKey}, []string{"--data-dir=" + directory, "--api-key=" + apiKey, "--cookie-name=headcount_shop"})
+	both := startAll(t, []string{"--api-key=" + apiKey}, []string{
+		"--data-dir=" + directory, "--api-key=" + apiKey, "--cookie-name=headcount_shop",
+	})
 	for range 3 {
 		like(both[1])
 		like(both[0])
@@ -56,11 +58,13 @@ func TestServerNextToAnother(t *testing.T) {
 	}
 }
 
-// A proxy may add a token of its own to every request: what needs no token ignores it, and a client's explicit one is taken.
+// A proxy may add a token of its own to every request: what needs no token ignores it, and a client's explicit one is
+// taken.
 func TestServerBehindAProxyWithTokens(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret+"\n", "--api-key="+apiKey)
-	proxys := "Authorization: Bearer " + token(t, jwt.SigningMethodHS256, []byte("the secret of a proxy"), jwt.MapClaims{"sub": "session"})
+	proxys := "Authorization: Bearer " +
+		token(t, jwt.SigningMethodHS256, []byte("the secret of a proxy"), jwt.MapClaims{"sub": "session"})
 	anns := hs256(t, jwt.MapClaims{"sub": "ann"})
 
 	c := s.dial(t, dialer{query: "token=" + anns, headers: []string{proxys}})

@@ -17,7 +17,8 @@ func TestServerCounter(t *testing.T) {
 	s := common(t)
 	page := fresh(t)
 	path := "/" + pathEscape(page) + "/counter"
-	if a := s.get(t, path); strings.TrimSpace(a.body) != `{"page":`+quoted(page)+`,"count":0,"updated_at":null,"version":"0-0"}` {
+	if a := s.get(t, path); strings.TrimSpace(a.body) != `{"page":`+quoted(page)+
+		`,"count":0,"updated_at":null,"version":"0-0"}` {
 		t.Errorf("a page nobody ever joined: %s", a.body)
 	}
 	c := s.ws(t)
@@ -29,14 +30,16 @@ func TestServerCounter(t *testing.T) {
 		a := s.get(t, path)
 		one := a.counter(t)
 		at, _ := time.Parse(time.RFC3339, *one.UpdatedAt)
-		if one.Count != 1 || one.Page != page || !newer(t, one.Version, last) || at.Before(before) || at.After(time.Now()) {
+		if one.Count != 1 || one.Page != page || !newer(t, one.Version, last) || at.Before(before) ||
+			at.After(time.Now()) {
 			t.Errorf("round %d: %s after version %s", i, a.body, last)
 		}
 		again := s.get(t, path).counter(t)
 		if again.Version != one.Version || *again.UpdatedAt != *one.UpdatedAt {
 			t.Errorf("nothing changed, yet %+v became %+v", one, again)
 		}
-		if v := version(t, one.Version)[0]; v < uint64(before.Add(-time.Hour).UnixMilli()) || v > uint64(time.Now().Add(time.Hour).UnixMilli()) {
+		if v := version(t, one.Version)[0]; v < uint64(before.Add(-time.Hour).UnixMilli()) ||
+			v > uint64(time.Now().Add(time.Hour).UnixMilli()) {
 			t.Errorf("incarnation %d is not in unix milliseconds", v)
 		}
 		c.leave(page)
@@ -50,16 +53,19 @@ func TestServerCounter(t *testing.T) {
 	}
 	a := s.get(t, path)
 	for name, want := range map[string]string{
-		"Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding", "Content-Encoding": "", "Set-Cookie": "", "Access-Control-Allow-Origin": "",
-		"Content-Length": strconv.Itoa(len(a.body)),
+		"Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding", "Content-Encoding": "", "Set-Cookie": "",
+		"Access-Control-Allow-Origin": "",
+		"Content-Length":              strconv.Itoa(len(a.body)),
 	} {
 		if got := strings.Join(a.header[name], "|"); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
 	head := do(t, "HEAD", s.url+path, "")
-	if head.status != http.StatusOK || head.body != "" || head.header.Get("Content-Type") != a.header.Get("Content-Type") ||
-		head.header.Get("Content-Length") != a.header.Get("Content-Length") || head.header.Get("Cache-Control") != "no-store" || head.header.Get("Vary") != "Accept, Accept-Encoding" {
+	if head.status != http.StatusOK || head.body != "" ||
+		head.header.Get("Content-Type") != a.header.Get("Content-Type") ||
+		head.header.Get("Content-Length") != a.header.Get("Content-Length") ||
+		head.header.Get("Cache-Control") != "no-store" || head.header.Get("Vary") != "Accept, Accept-Encoding" {
 		t.Errorf("HEAD: %d %v", head.status, head.header)
 	}
 }
@@ -76,17 +82,20 @@ func TestServerCachedReads(t *testing.T) {
 	a := s.get(t, "/p/counter")
 	tag := `"` + a.counter(t).Version + `"`
 	if a.header.Get("ETag") != tag || a.header.Get("Cache-Control") != kept {
-		t.Errorf("ETag %s, Cache-Control %q; want %s, %q", a.header.Get("ETag"), a.header.Get("Cache-Control"), tag, kept)
+		t.Errorf("ETag %s, Cache-Control %q; want %s, %q",
+			a.header.Get("ETag"), a.header.Get("Cache-Control"), tag, kept)
 	}
 	for _, has := range []string{tag, "W/" + tag, `"1-1", ` + tag, "*"} {
 		a := s.get(t, "/p/counter", "If-None-Match: "+has)
-		if a.status != http.StatusNotModified || a.body != "" || a.header.Get("ETag") != tag || a.header.Get("Cache-Control") != kept || a.header.Get("Vary") != "Accept, Accept-Encoding, Origin" {
+		if a.status != http.StatusNotModified || a.body != "" || a.header.Get("ETag") != tag ||
+			a.header.Get("Cache-Control") != kept || a.header.Get("Vary") != "Accept, Accept-Encoding, Origin" {
 			t.Errorf("%s: %d %q %v", has, a.status, a.body, a.header)
 		}
 	}
 	const exposed, taken = "Access-Control-Expose-Headers", "Access-Control-Allow-Headers"
 	preflight := do(t, "OPTIONS", s.url+"/p/counter", "", "Origin: "+s.url, "Access-Control-Request-Method: GET")
-	if a := s.get(t, "/p/counter", "Origin: "+s.url); !strings.Contains(a.header.Get(exposed), "ETag") || !strings.Contains(preflight.header.Get(taken), "If-None-Match") {
+	if a := s.get(t, "/p/counter", "Origin: "+s.url); !strings.Contains(a.header.Get(exposed), "ETag") ||
+		!strings.Contains(preflight.header.Get(taken), "If-None-Match") {
 		t.Errorf("scripts of other origins cannot use the ETag: %v, %v", a.header, preflight.header)
 	}
 	c.leave("p")
@@ -96,16 +105,22 @@ func TestServerCachedReads(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/-/counters?page=p": kept, "/p/badge.svg": kept, "/p/stats": kept,
-		"/api/v1/counters/views:1": kept, "/api/v1/counters?key=views:1": kept, "/api/v1/counters/views:1/badge.svg": kept,
-		"/api/v1/counters/views:1/exact": "no-store", "/api/v1/counters/mine": "no-store", "/api/v1/counters?key=views:1&key=mine": "no-store",
-		"/api/v1/counters/mine/badge.svg": "no-store", "/api/v1/counters/views:1/range": "no-store", "/-/counter": "no-store", "/-/me/unread": "no-store",
-		"/team%2Fa/counter": "no-store", "/team%2Fa/badge.svg": "no-store", "/team%2Fa/stats": "no-store", "/-/counters?page=p&page=team/a": "no-store",
+		"/api/v1/counters/views:1": kept, "/api/v1/counters?key=views:1": kept,
+		"/api/v1/counters/views:1/badge.svg": kept,
+		"/api/v1/counters/views:1/exact":     "no-store", "/api/v1/counters/mine": "no-store",
+		"/api/v1/counters?key=views:1&key=mine": "no-store",
+		"/api/v1/counters/mine/badge.svg":       "no-store", "/api/v1/counters/views:1/range": "no-store",
+		"/-/counter": "no-store", "/-/me/unread": "no-store",
+		"/team%2Fa/counter": "no-store", "/team%2Fa/badge.svg": "no-store", "/team%2Fa/stats": "no-store",
+		"/-/counters?page=p&page=team/a": "no-store",
 	} {
-		if a := s.get(t, path, "X-API-Key: k"); a.header.Get("Cache-Control") != want || a.header.Get("Set-Cookie") != "" {
+		if a := s.get(t, path, "X-API-Key: k"); a.header.Get("Cache-Control") != want ||
+			a.header.Get("Set-Cookie") != "" {
 			t.Errorf("%s: Cache-Control %q, want %q", path, a.header.Get("Cache-Control"), want)
 		}
 	}
-	if a := do(t, "PUT", s.url+"/p/counter", `{"action":"increment"}`); a.status != http.StatusOK || a.header.Get("Cache-Control") != "no-store" || a.header.Get("ETag") != "" {
+	if a := do(t, "PUT", s.url+"/p/counter", `{"action":"increment"}`); a.status != http.StatusOK ||
+		a.header.Get("Cache-Control") != "no-store" || a.header.Get("ETag") != "" {
 		t.Errorf("PUT: %d %v", a.status, a.header)
 	}
 }
@@ -129,7 +144,8 @@ func TestServerRepresentations(t *testing.T) {
 	}
 	a := s.get(t, counter, "Accept: text/html", "Accept-Encoding: gzip")
 	html := gunzip(t, a.body)
-	if strings.Contains(html, "<b>") || !strings.Contains(html, "&lt;b&gt;") || !strings.Contains(html, ">0<") || !strings.Contains(html, "<!doctype html>") {
+	if strings.Contains(html, "<b>") || !strings.Contains(html, "&lt;b&gt;") || !strings.Contains(html, ">0<") ||
+		!strings.Contains(html, "<!doctype html>") {
 		t.Errorf("%s", html)
 	}
 	if a.header.Get("Vary") != "Accept, Accept-Encoding" || a.header.Get("Cache-Control") != "no-store" {
@@ -154,7 +170,8 @@ func TestServerCounters(t *testing.T) {
 	for _, p := range []string{"two", "none", "*", "one"} {
 		want += "," + strings.TrimSpace(s.get(t, "/"+p+"/counter").body)
 	}
-	if strings.TrimSpace(got.body) != `{"counters":[`+want[1:]+`]}` || got.header.Get("Content-Type") != "application/json" || got.header.Get("Cache-Control") != "no-store" {
+	if strings.TrimSpace(got.body) != `{"counters":[`+want[1:]+`]}` ||
+		got.header.Get("Content-Type") != "application/json" || got.header.Get("Cache-Control") != "no-store" {
 		t.Errorf("got %s %v\nwant the counters of %s", got.body, got.header, want)
 	}
 	query := func(n int) string {
@@ -206,7 +223,8 @@ func TestServerStatuses(t *testing.T) {
 	for want, calls := range map[int]string{
 		400: "PUT /-/counter, PUT /*/counter, PUT /%2A/counter, PUT //counter",
 		404: "GET /nothing, PUT /nothing, DELETE /a/b/c, GET /metrics, GET /debug/pprof/",
-		405: "POST /p/counter, DELETE /p/counter, PATCH /p/counter, PUT /p/counter/events, POST /p/counter/events, POST /-/counters, PUT /-/counters, PUT /-/ws, POST /, DELETE /-/headcount.js",
+		405: "POST /p/counter, DELETE /p/counter, PATCH /p/counter, PUT /p/counter/events, POST /p/counter/events, " +
+			"POST /-/counters, PUT /-/counters, PUT /-/ws, POST /, DELETE /-/headcount.js",
 	} {
 		for call := range strings.SplitSeq(calls, ", ") {
 			method, path, _ := strings.Cut(call, " ")
@@ -226,7 +244,9 @@ func TestServerStatuses(t *testing.T) {
 func TestServerDemoPageAndClient(t *testing.T) {
 	t.Parallel()
 	s := common(t)
-	for path, kind := range map[string]string{"/": "text/html", "/-/headcount.js": "text/javascript", "/-/headcount.d.ts": "text/plain"} {
+	for path, kind := range map[string]string{
+		"/": "text/html", "/-/headcount.js": "text/javascript", "/-/headcount.d.ts": "text/plain",
+	} {
 		a := s.get(t, path)
 		if a.status != 200 || !strings.HasPrefix(a.header.Get("Content-Type"), kind) || len(a.body) < 100 {
 			t.Errorf("%s: %d %s, %d bytes", path, a.status, a.header.Get("Content-Type"), len(a.body))
@@ -261,10 +281,12 @@ func TestClockPutWithoutIdentityIsLimited(t *testing.T) {
 	if got := last.header.Get("RateLimit-Policy"); got != `"default";q=100;w=10` {
 		t.Errorf("RateLimit-Policy: %s", got)
 	}
-	if c := s.put(t, "/p/counter", increment, "Headcount-Id: "+first.header.Get("Headcount-Id")).counter(t); c.Count != passed {
+	if c := s.put(t, "/p/counter", increment,
+		"Headcount-Id: "+first.header.Get("Headcount-Id")).counter(t); c.Count != passed {
 		t.Errorf("one that renews its hold: %+v after %d", c, passed)
 	}
-	testkit.Eventually(t, "an identity that a WebSocket made up is one more", func() bool { // one a tenth of a second may pass
+	// one a tenth of a second may pass
+	testkit.Eventually(t, "an identity that a WebSocket made up is one more", func() bool {
 		return put("Headcount-Id: "+s.ws(t).id).status == http.StatusTooManyRequests
 	})
 	testkit.Eventually(t, "a forged identity is none", func() bool { // one a tenth of a second may pass
@@ -287,7 +309,8 @@ func TestClockEventStream(t *testing.T) {
 	opened := time.Now()
 	st := s.sse(t, "/p/counter/events", "Accept: text/event-stream", "Last-Event-ID: 1-1")
 	h := st.resp.Header
-	if kind, _, _ := strings.Cut(h.Get("Content-Type"), ";"); kind != "text/event-stream" || !strings.Contains(h.Get("Cache-Control"), "no-store") && !strings.Contains(h.Get("Cache-Control"), "no-cache") {
+	if kind, _, _ := strings.Cut(h.Get("Content-Type"), ";"); kind != "text/event-stream" ||
+		!strings.Contains(h.Get("Cache-Control"), "no-store") && !strings.Contains(h.Get("Cache-Control"), "no-cache") {
 		t.Errorf("headers %v", h)
 	}
 	if len(h["Set-Cookie"]) != 1 || h.Get("Access-Control-Allow-Origin") != "" || h.Get("Content-Length") != "" {
@@ -332,7 +355,9 @@ func TestClockEventStream(t *testing.T) {
 	}
 	before := s.metric(t, "headcount_connections")
 	st.resp.Body.Close()
-	testkit.Eventually(t, "the stream is forgotten", func() bool { return s.metric(t, "headcount_connections") == before-1 })
-	testkit.Eventually(t, "one on the site: streams do not count as present", func() bool { return s.count(t, "*") == 1 })
+	testkit.Eventually(t, "the stream is forgotten",
+		func() bool { return s.metric(t, "headcount_connections") == before-1 })
+	testkit.Eventually(t, "one on the site: streams do not count as present",
+		func() bool { return s.count(t, "*") == 1 })
 	s.get(t, "/%20%00/counter/events").problem(t, http.StatusBadRequest)
 }

@@ -32,7 +32,8 @@ func checkCookie(t testing.TB, c *http.Cookie, secure bool) {
 		t.Error("no cookie")
 		return
 	}
-	if c.Name != "headcount_id" || c.Value == "" || !c.HttpOnly || c.SameSite != http.SameSiteLaxMode || c.Path != "/" ||
+	if c.Name != "headcount_id" || c.Value == "" || !c.HttpOnly || c.SameSite != http.SameSiteLaxMode ||
+		c.Path != "/" ||
 		c.MaxAge < 364*24*3600 || c.MaxAge > 366*24*3600 || c.Secure != secure || c.Domain != "" {
 		t.Errorf("cookie %s", c)
 	}
@@ -42,7 +43,8 @@ func checkCookie(t testing.TB, c *http.Cookie, secure bool) {
 // cookie is secure where the proxy says that the connection is.
 func TestServerIdentities(t *testing.T) {
 	t.Parallel()
-	s := start(t, "--leave-grace=0s", "--presence-timeout=1m", "--trusted-proxies=127.0.0.1") // alone: an id that it does not know may be one from before a restart
+	// alone: an id that it does not know may be one from before a restart
+	s := start(t, "--leave-grace=0s", "--presence-timeout=1m", "--trusted-proxies=127.0.0.1")
 	ways := map[string]func(query string, headers ...string) http.Header{
 		"WebSocket": func(query string, headers ...string) http.Header {
 			return s.dial(t, dialer{query: query, headers: headers}).resp.Header
@@ -78,12 +80,15 @@ func TestServerIdentities(t *testing.T) {
 	c.takeCount("mine", 1)
 	forged := "Headcount-Id: " + c.user + ".AAAAAAAAAAAAAAAAAAAAAA"
 	for i, d := range []dialer{
-		{query: "id=" + c.id}, {headers: []string{c.as()}}, {headers: []string{"Cookie: other=1; headcount_id=" + c.id + "; more=2"}}, {headers: []string{forged}},
+		{query: "id=" + c.id}, {headers: []string{c.as()}},
+		{headers: []string{"Cookie: other=1; headcount_id=" + c.id + "; more=2"}}, {headers: []string{forged}},
 	} {
 		if o := s.dial(t, d); (o.user == c.user) != (i < 3) {
 			t.Errorf("%+v: user %q came back as %q", d, c.user, o.user)
 		}
-		if n := s.put(t, "/mine/counter?"+d.query, increment, d.headers...).counter(t).Count; n != []int{2, 2, 2, 3}[i] { // ?id= is none of a PUT
+		// ?id= is none of a PUT
+		if n := s.put(t, "/mine/counter?"+d.query, increment, d.headers...).counter(t).Count; n != []int{2, 2, 2,
+			3}[i] {
 			t.Errorf("%+v: the count is %d", d, n)
 		}
 	}
@@ -174,7 +179,8 @@ func TestServerTokens(t *testing.T) {
 func TestClockTokenOfAnOpenConnectionExpires(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret, "--leave-grace=0s", "--update-interval=10ms")
-	for _, exp := range []any{int64(99_999_999_999), time.Now().UnixMilli(), 1e300} { // these never end, though clocks overflow
+	// these never end, though clocks overflow
+	for _, exp := range []any{int64(99_999_999_999), time.Now().UnixMilli(), 1e300} {
 		c := s.dial(t, dialer{query: "token=" + hs256(t, jwt.MapClaims{"sub": "eve", "exp": exp})})
 		defer func() { c.silent() }()
 	}
@@ -214,7 +220,10 @@ func TestServerPrivatePages(t *testing.T) {
 	out.awaitCount("open", 1)
 	out.send(`{"type":"subscribe","pages":["*"]}`)
 	out.awaitCount("*", 2)
-	for _, message := range []string{`{"type":"join","page":"team/a1"}`, `{"type":"join","page":"team/never"}`, `{"type":"subscribe","pages":["q","team/a1"]}`} {
+	for _, message := range []string{
+		`{"type":"join","page":"team/a1"}`, `{"type":"join","page":"team/never"}`,
+		`{"type":"subscribe","pages":["q","team/a1"]}`,
+	} {
 		out.send(message)
 		f := out.take("error")
 		if f.Code != "forbidden" || f.Page == nil || !strings.HasPrefix(*f.Page, "team/") {
@@ -226,7 +235,8 @@ func TestServerPrivatePages(t *testing.T) {
 		t.Errorf("another page: %s", f.text)
 	}
 	for _, path := range []string{
-		"GET /team%2Fa1/counter", "GET /-/counters?page=open&page=team/a1", "GET /team%2Fa1/badge.svg", "GET /team%2Fa1/widget", "GET /team%2Fa1/stats", "GET /team%2Fa1/counter/events",
+		"GET /team%2Fa1/counter", "GET /-/counters?page=open&page=team/a1", "GET /team%2Fa1/badge.svg",
+		"GET /team%2Fa1/widget", "GET /team%2Fa1/stats", "GET /team%2Fa1/counter/events",
 		"PUT /team%2Fa1/counter", "PUT /-/me/follows/team%2Fa1", "GET /team%2Fnever/counter", "GET /board/counter",
 	} {
 		method, path, _ := strings.Cut(path, " ")
@@ -275,14 +285,16 @@ func TestServerPrivatePages(t *testing.T) {
 		if a := call("X-API-Key: wrong"); a.status != http.StatusUnauthorized && !strings.Contains(path, "follows") {
 			t.Errorf("%s %s with a wrong API key: %d %s", method, path, a.status, a.body)
 		}
-		if a := call("Authorization: Bearer " + ann); a.status/100 != 2 && !strings.Contains(path, "never") || strings.Contains(path, "never") && a.status != http.StatusForbidden {
+		if a := call("Authorization: Bearer " + ann); a.status/100 != 2 && !strings.Contains(path, "never") ||
+			strings.Contains(path, "never") && a.status != http.StatusForbidden {
 			t.Errorf("%s %s of ann: %d %s", method, path, a.status, a.body)
 		}
 		if a := call(withKey); method == "GET" && a.status != http.StatusOK {
 			t.Errorf("%s %s of a server: %d %s", method, path, a.status, a.body)
 		}
 	}
-	if a := s.call(t, "POST", "views:1/increment", "", withKey, "Authorization: Bearer x"); a.status != http.StatusUnauthorized {
+	if a := s.call(t, "POST", "views:1/increment", "", withKey,
+		"Authorization: Bearer x"); a.status != http.StatusUnauthorized {
 		t.Errorf("a change with an API key and a bad token: %d %s", a.status, a.body)
 	}
 	// Ann's next token opens nothing: she may end her follow, and is told nothing of the page meanwhile.

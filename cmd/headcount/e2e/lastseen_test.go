@@ -36,7 +36,8 @@ func TestServerLastSeenOverARestart(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			flags := []string{
-				"--api-key=" + apiKey, "--data-dir=" + dir, "--heartbeat-interval=500ms", "--presence-timeout=1500ms", "--leave-grace=200ms", "--page-stats=0",
+				"--api-key=" + apiKey, "--data-dir=" + dir, "--heartbeat-interval=500ms", "--presence-timeout=1500ms",
+				"--leave-grace=200ms", "--page-stats=0",
 			}
 			remembering := append(flags, "--last-seen=30d")
 			s := start(t, remembering...)
@@ -90,7 +91,8 @@ func TestClockLastSeenInACluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	flags := []string{
-		"--api-key=" + apiKey, "--heartbeat-interval=500ms", "--presence-timeout=3s", "--leave-grace=200ms", "--last-seen=1d", "--id-secret=0123456789abcdef0123456789abcdef",
+		"--api-key=" + apiKey, "--heartbeat-interval=500ms", "--presence-timeout=3s", "--leave-grace=200ms",
+		"--last-seen=1d", "--id-secret=0123456789abcdef0123456789abcdef",
 	}
 	all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
 	killed, stays := all[0], all[1]
@@ -105,7 +107,8 @@ func TestClockLastSeenInACluster(t *testing.T) {
 	var known time.Time // when all of them had been seen to be gone
 	wasSeen := func(s *server, user string) {
 		t.Helper()
-		if seen := s.awaitSeen(t, user); seen.Before(left[user].Add(-time.Second)) || seen.After(known) { // clocks in whole seconds
+		// clocks in whole seconds
+		if seen := s.awaitSeen(t, user); seen.Before(left[user].Add(-time.Second)) || seen.After(known) {
 			t.Errorf("last seen %s, left after %s and until %s", seen, left[user], known)
 		}
 	}

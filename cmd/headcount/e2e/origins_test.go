@@ -11,7 +11,8 @@ import (
 func TestServerOrigins(t *testing.T) {
 	t.Parallel()
 	plain := start(t, "--leave-grace=0s")
-	some := start(t, "--leave-grace=0s", "--allow-origins=https://site.example,http://*.wild.example:8000", "--allow-origins=https://*.deep.example", "--trusted-proxies=127.0.0.1")
+	some := start(t, "--leave-grace=0s", "--allow-origins=https://site.example,http://*.wild.example:8000",
+		"--allow-origins=https://*.deep.example", "--trusted-proxies=127.0.0.1")
 	for _, tc := range []struct {
 		s      *server
 		origin string
@@ -21,7 +22,8 @@ func TestServerOrigins(t *testing.T) {
 		{plain, plain.url, true, nil},
 		{plain, "https://site.example", false, nil},
 		{plain, "http://site.example:80", true, []string{"Host: site.example"}},
-		{plain, "https://site.example", false, []string{"Host: site.example", "X-Forwarded-Proto: https"}}, // the header of somebody whom the server does not trust
+		// the header of somebody whom the server does not trust
+		{plain, "https://site.example", false, []string{"Host: site.example", "X-Forwarded-Proto: https"}},
 		{some, "https://own.example", true, []string{"Host: own.example", "X-Forwarded-Proto: https"}},
 		{some, "http://a.wild.example:8000", true, nil},
 		{some, "https://a.deep.example", true, nil},
@@ -32,7 +34,8 @@ func TestServerOrigins(t *testing.T) {
 			cors := func(what string, h http.Header) {
 				t.Helper()
 				got, credentials := h.Get("Access-Control-Allow-Origin"), h.Get("Access-Control-Allow-Credentials")
-				if tc.ok && (got != tc.origin || credentials != "true") || !tc.ok && (got != "" || credentials != "") || !strings.Contains(h.Get("Vary"), "Origin") {
+				if tc.ok && (got != tc.origin || credentials != "true") || !tc.ok && (got != "" || credentials != "") ||
+					!strings.Contains(h.Get("Vary"), "Origin") {
 					t.Errorf("%s: CORS headers %v", what, h)
 				}
 			}
@@ -40,7 +43,8 @@ func TestServerOrigins(t *testing.T) {
 			get.counter(t)
 			cors("GET", get.header)
 			cors("GET, 400", s.get(t, "/-/counter", headers...).header)
-			preflight := do(t, "OPTIONS", s.url+"/p/counter", "", append(headers, "Access-Control-Request-Method: PUT")...)
+			preflight := do(t, "OPTIONS", s.url+"/p/counter", "",
+				append(headers, "Access-Control-Request-Method: PUT")...)
 			cors("preflight", preflight.header)
 			if !tc.ok {
 				preflight.problem(t, 403)

@@ -11,7 +11,9 @@ import (
 func TestServerPageIDs(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
-	for _, page := range []string{strings.Repeat("😀", 128), " a  b ", "a%2Fb", "-/ws", "می\u200Cخواهم", "ABC", "caf\u00e9", "cafe\u0301"} {
+	for _, page := range []string{
+		strings.Repeat("😀", 128), " a  b ", "a%2Fb", "-/ws", "می\u200Cخواهم", "ABC", "caf\u00e9", "cafe\u0301",
+	} {
 		path, me := "/"+url.PathEscape(page)+"/counter", s.ws(t)
 		if c := s.get(t, path).counter(t); c.Page != page || c.Count != 0 || c.Version != "0-0" {
 			t.Errorf("before: %+v", c)
@@ -71,7 +73,8 @@ func TestServerPercentEncoding(t *testing.T) {
 		}
 		name := `"page":"` + page + `"`
 		for path := range strings.FieldsSeq(paths) {
-			if a := s.get(t, path); a.status != http.StatusOK || !strings.Contains(a.body, name) || page != "*" && !strings.Contains(a.body, name+`,"count":1,`) {
+			if a := s.get(t, path); a.status != http.StatusOK || !strings.Contains(a.body, name) || page != "*" &&
+				!strings.Contains(a.body, name+`,"count":1,`) {
 				t.Errorf("%s: want %s, got %d %s", path, name, a.status, a.body)
 			}
 		}
@@ -80,15 +83,19 @@ func TestServerPercentEncoding(t *testing.T) {
 		t.Errorf("%s", e.data)
 	}
 	for status, paths := range map[int]string{
-		http.StatusBadRequest: "/-/counter /%2D/counter /./counter /%2E/counter /../counter /%2e%2E/counter //counter /%FF/counter /a%00b/counter " +
-			"/-/counter/events /-/counters /-/counters?page=a&page= /-/counters?page=- /-/counters?page=%FF /-/counters?page=%zz /-/counters?Page=a",
-		http.StatusNotFound: "/a/b/counter /a /a/ /a/counter/ /a/counters /-/nothing /counter /a/counter/event /a/counter/events/ /-/ws/ /-/counters/",
+		http.StatusBadRequest: "/-/counter /%2D/counter /./counter /%2E/counter /../counter /%2e%2E/counter " +
+			"//counter /%FF/counter /a%00b/counter " +
+			"/-/counter/events /-/counters /-/counters?page=a&page= /-/counters?page=- /-/counters?page=%FF " +
+			"/-/counters?page=%zz /-/counters?Page=a",
+		http.StatusNotFound: "/a/b/counter /a /a/ /a/counter/ /a/counters /-/nothing /counter /a/counter/event " +
+			"/a/counter/events/ /-/ws/ /-/counters/",
 	} {
 		for path := range strings.FieldsSeq(paths) {
 			s.get(t, path).problem(t, status)
 		}
 	}
 	for _, target := range []string{"/%zz/counter", "/100%/counter", "/%2/counter"} {
-		s.rawRequest(t, "GET "+target+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").problem(t, http.StatusBadRequest)
+		s.rawRequest(t, "GET "+target+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").
+			problem(t, http.StatusBadRequest)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestServerPgBouncer: a pooler whose clients have a connection of PostgreSQL each is as good as PostgreSQL. Any other is refused,
-// by the server and by the check, in the same words.
+// TestServerPgBouncer: a pooler whose clients have a connection of PostgreSQL each is as good as PostgreSQL. Any other
+// is refused, by the server and by the check, in the same words.
 func TestServerPgBouncer(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
@@ -75,11 +75,14 @@ func TestServerPgBouncer(t *testing.T) {
 				t.Errorf("the check ends with %d:\n%s", status, checked)
 			}
 			status, text := run(t, "serve", "--log-format=json", flag)
-			if line := "headcount: --postgres: " + problem + "\n"; status != 2 || strings.Count(text, line) != 1 || strings.Contains(text, `"warn"`) {
+			if line := "headcount: --postgres: " + problem + "\n"; status != 2 || strings.Count(text, line) != 1 ||
+				strings.Contains(text, `"warn"`) {
 				t.Errorf("the server ends with %d:\n%s\nwant 2 and %s", status, text, line)
 			}
 			for _, setting := range []string{"statement_timeout", "enable_seqscan"} { // other clients of the pooler
-				if is := pgtest.Query[string](t, strings.TrimPrefix(flag, "--postgres=")+"&default_query_exec_mode=simple_protocol", "show "+setting); is == "10s" || is == "off" {
+				if is := pgtest.Query[string](t,
+					strings.TrimPrefix(flag, "--postgres=")+"&default_query_exec_mode=simple_protocol",
+					"show "+setting); is == "10s" || is == "off" {
 					t.Errorf("%s is %s for others from then on", setting, is)
 				}
 			}
@@ -87,8 +90,8 @@ func TestServerPgBouncer(t *testing.T) {
 	}
 }
 
-// TestClockChangeInSQL: an application sells in a transaction of its own. Subscribers of every process hear of it within a
-// second, a webhook is told once, and an idempotency key is the same for SQL and for HTTP.
+// TestClockChangeInSQL: an application sells in a transaction of its own. Subscribers of every process hear of it
+// within a second, a webhook is told once, and an idempotency key is the same for SQL and for HTTP.
 func TestClockChangeInSQL(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
@@ -96,12 +99,15 @@ func TestClockChangeInSQL(t *testing.T) {
 		"PostgreSQL": func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
 		"PostgreSQL behind Redis": func(flags ...string) []*server {
 			redis := redistest.Start(t).URL()
-			return []*server{startWithKey(t, overRedis(redis, flags...)...), startWithKey(t, overRedis(redis, flags...)...)}
+			return []*server{
+				startWithKey(t, overRedis(redis, flags...)...), startWithKey(t, overRedis(redis, flags...)...),
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			database, hooks := p.Database(t), newReceiver(t)
-			all := processes("--postgres="+database, "--webhook=counter:stock:*>4="+hooks.URL, "--webhook-secret="+hookSecret)
+			all := processes("--postgres="+database, "--webhook=counter:stock:*>4="+hooks.URL,
+				"--webhook-secret="+hookSecret)
 			var clients []*client
 			for _, s := range all {
 				c := s.ws(t)
@@ -109,7 +115,10 @@ func TestClockChangeInSQL(t *testing.T) {
 				c.awaitCounter("stock:42", 0, false)
 				clients = append(clients, c)
 			}
-			for _, is := range []string{"to_regclass('headcount_rules') is not null", "to_regproc('headcount.change') is not null", "exists (select from headcount_rules)"} {
+			for _, is := range []string{
+				"to_regclass('headcount_rules') is not null", "to_regproc('headcount.change') is not null",
+				"exists (select from headcount_rules)",
+			} {
 				testkit.Eventually(t, is, func() bool { return pgtest.Query[bool](t, database, "select "+is) })
 			}
 			fastest := time.Hour                     // a busy machine may delay some
@@ -118,7 +127,8 @@ func TestClockChangeInSQL(t *testing.T) {
 				if value == 9 {
 					delta = 9
 				}
-				if is := pgtest.Query[int64](t, database, "select headcount.change('stock:42', $1, reason => 'order 7', author => 'shop', idempotency_key => $2)",
+				if is := pgtest.Query[int64](t, database, "select headcount.change('stock:42', $1, reason => 'order "+
+					"7', author => 'shop', idempotency_key => $2)",
 					delta, fmt.Sprint("order ", value)); is != value {
 					t.Errorf("it is %d, want %d", is, value)
 				}
@@ -138,22 +148,27 @@ func TestClockChangeInSQL(t *testing.T) {
 				}
 			}
 			all[0].call(t, "POST", "stock:42/decrement", "", withKey, "Idempotency-Key: order 10").lasting(t)
-			if is := pgtest.Query[int64](t, database, "select headcount.change('stock:42', -1, idempotency_key => 'order 10')"); is != 6 {
+			if is := pgtest.Query[int64](t, database,
+				"select headcount.change('stock:42', -1, idempotency_key => 'order 10')"); is != 6 {
 				t.Errorf("order 10 by SQL: %d", is)
 			}
-			p.Exec(t, database, `do $$ begin perform headcount.change('stock:42', -7); raise 'it is sold'; exception when check_violation then null; end $$`)
-			if ledger := all[0].ledger(t, "stock:42"); len(ledger) != 4 || ledger[1].Reason != "order 7" || ledger[1].By != "shop" {
+			p.Exec(t, database, `do $$ begin perform headcount.change('stock:42', -7); raise 'it is sold'; `+
+				`exception when check_violation then null; end $$`)
+			if ledger := all[0].ledger(t, "stock:42"); len(ledger) != 4 || ledger[1].Reason != "order 7" ||
+				ledger[1].By != "shop" {
 				t.Errorf("the ledger is %+v", ledger)
 			}
 			testkit.Eventually(t, "the webhook", func() bool { return len(hooks.told("stock:42")) > 0 })
-			pgtest.Query[int64](t, database, "select headcount.change('stock:43', 5)") // a later event of the same webhook
+			// a later event of the same webhook
+			pgtest.Query[int64](t, database, "select headcount.change('stock:43', 5)")
 			hooks.await("stock:43", "counter.over")
 			hooks.await("stock:42", "counter.over")
 		})
 	}
 }
 
-// TestClockPostgresIsAway: whatever the reason, /readyz says it, and the log has one warning with it, and a line when it is over.
+// TestClockPostgresIsAway: whatever the reason, /readyz says it, and the log has one warning with it, and a line when
+// it is over.
 func TestClockPostgresIsAway(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Start(t)
@@ -178,7 +193,8 @@ func TestClockPostgresIsAway(t *testing.T) {
 		})
 		return s
 	}
-	// away waits until s says that it is not ready, for a reason that has cause. Calls find out that PostgreSQL is away.
+	// away waits until s says that it is not ready, for a reason that has cause. Calls find out that PostgreSQL is
+	// away.
 	away := func(s *server, cause string) {
 		t.Helper()
 		says := ""
@@ -195,7 +211,8 @@ func TestClockPostgresIsAway(t *testing.T) {
 			calls.Wait()
 			a, err := try("GET", s.admin+"/readyz", "")
 			says = a.body
-			return err == nil && a.status == http.StatusServiceUnavailable && strings.Contains(says, cause) && strings.Count(strings.TrimSpace(says), "\n") == 0
+			return err == nil && a.status == http.StatusServiceUnavailable && strings.Contains(says, cause) &&
+				strings.Count(strings.TrimSpace(says), "\n") == 0
 		})
 	}
 	back := func() {
@@ -214,7 +231,8 @@ func TestClockPostgresIsAway(t *testing.T) {
 	back()
 	behind.call(t, "POST", "views:1/increment", "").lasting(t) // so that Redis has it
 
-	away(begin("a wrong password", strings.Replace(p.URL("theirs"), "headcount@", "visitor:wrong@", 1)), "password authentication failed")
+	away(begin("a wrong password", strings.Replace(p.URL("theirs"), "headcount@", "visitor:wrong@", 1)),
+		"password authentication failed")
 	away(begin("no such database", p.URL("missing")), `database "missing" does not exist`)
 	p.Exec(t, admin, "create database missing")
 	p.Exec(t, admin, "alter role visitor password 'wrong'")
@@ -243,13 +261,16 @@ func TestClockPostgresIsAway(t *testing.T) {
 
 	for name, s := range all {
 		testkit.Eventually(t, name+": the end of each outage is logged", func() bool {
-			return strings.Count(s.log.String(), "PostgreSQL works again") == strings.Count(s.log.String(), "PostgreSQL cannot be used")
+			return strings.Count(s.log.String(), "PostgreSQL works again") == strings.Count(s.log.String(),
+				"PostgreSQL cannot be used")
 		})
 		warnings := 0
 		for line := range strings.Lines(s.log.String()) {
 			about := func(other string) bool { return strings.Contains(line, other) }
 			switch {
-			case !about(`"level":"warn"`) || about("PostgreSQL still cannot be used") || about("Redis has no memory") || about("was suspended"): // as busy machines are
+			// as busy machines are
+			case !about(`"level":"warn"`) || about("PostgreSQL still cannot be used") || about("Redis has no memory") ||
+				about("was suspended"):
 			case about("PostgreSQL cannot be used") && about(`"error":`):
 				warnings++
 			default:

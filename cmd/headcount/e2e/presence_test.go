@@ -58,7 +58,8 @@ func (st *stream) joined() {
 			Page      string
 			Heartbeat int64 `json:"heartbeat_ms"`
 		}
-		if err := json.Unmarshal([]byte(e.data), &data); e.name != "join" || err != nil || data.Page == "" || data.Heartbeat <= 0 {
+		if err := json.Unmarshal([]byte(e.data), &data); e.name != "join" || err != nil || data.Page == "" ||
+			data.Heartbeat <= 0 {
 			st.t.Fatalf("event %q with data %s, want a join", e.name, e.data)
 		}
 	case <-time.After(testkit.Timeout):
@@ -177,7 +178,8 @@ func TestClockClosedTab(t *testing.T) {
 func TestClockVanishedClient(t *testing.T) {
 	t.Parallel()
 	const ping, pong, grace = 500 * time.Millisecond, 4 * time.Second, 400 * time.Millisecond
-	s := start(t, "--ping-interval="+ping.String(), "--pong-timeout="+pong.String(), "--leave-grace="+grace.String(), "--update-interval=10ms")
+	s := start(t, "--ping-interval="+ping.String(), "--pong-timeout="+pong.String(), "--leave-grace="+grace.String(),
+		"--update-interval=10ms")
 	watcher := s.ws(t)
 	for _, page := range []string{"answers", "mute", "talks"} {
 		watcher.subscribe(page)
@@ -293,7 +295,8 @@ func TestClockHoldsTakenByPut(t *testing.T) {
 		t.Parallel()
 		const timeout = 1500 * time.Millisecond
 		const hold = 3 * timeout
-		s := start(t, "--presence-timeout="+timeout.String(), "--heartbeat-interval=500ms", "--leave-grace=100ms", "--update-interval=10ms")
+		s := start(t, "--presence-timeout="+timeout.String(), "--heartbeat-interval=500ms", "--leave-grace=100ms",
+			"--update-interval=10ms")
 		me := "Headcount-Id: " + s.ws(t).id
 		watcher := s.ws(t)
 		watcher.subscribe("held")
@@ -349,7 +352,8 @@ func TestClockSuspendedServer(t *testing.T) {
 	t.Parallel()
 	const timeout = 5 * time.Second
 	const users = 40
-	s := start(t, "--presence-timeout="+timeout.String(), "--heartbeat-interval=400ms", "--leave-grace=300ms", "--ping-interval=500ms", "--pong-timeout="+timeout.String(), "--update-interval=10ms")
+	s := start(t, "--presence-timeout="+timeout.String(), "--heartbeat-interval=400ms", "--leave-grace=300ms",
+		"--ping-interval=500ms", "--pong-timeout="+timeout.String(), "--update-interval=10ms")
 	watcher := s.ws(t)
 	watcher.subscribe("p", "*")
 	watcher.take("count")
@@ -378,7 +382,8 @@ func TestClockSuspendedServer(t *testing.T) {
 // One address cannot take every place. Clients of a trusted proxy count under their own addresses.
 func TestServerMaxConnections(t *testing.T) {
 	t.Parallel()
-	s := start(t, "--max-connections=3", "--max-connections-per-address=2", "--leave-grace=0s", "--trusted-proxies=127.0.0.1")
+	s := start(t, "--max-connections=3", "--max-connections-per-address=2", "--leave-grace=0s",
+		"--trusted-proxies=127.0.0.1")
 	const of1, of2, of3 = "X-Forwarded-For: 192.0.2.1", "X-Forwarded-For: 192.0.2.2", "X-Forwarded-For: 192.0.2.3"
 	first := s.dial(t, dialer{headers: []string{of1}})
 	first.join("p")
@@ -409,7 +414,8 @@ func TestServerMaxConnections(t *testing.T) {
 func TestClockAUserWithThousandsOfPages(t *testing.T) {
 	t.Parallel()
 	const connections, each = 100, 100
-	// This process answers the pings of a hundred connections; beside the whole suite that takes longer than 5 s at times.
+	// This process answers the pings of a hundred connections; beside the whole suite that takes longer than 5 s at
+	// times.
 	s := start(t, "--leave-grace=0s", "--ping-interval=1m", "--pong-timeout=2m")
 	first := s.ws(t)
 	tabs := []*client{first}
@@ -428,7 +434,8 @@ func TestClockAUserWithThousandsOfPages(t *testing.T) {
 	}
 	more := s.again(t, first)
 	more.join("one more")
-	if f := more.takeError("too_many_pages"); f.Page == nil || *f.Page != "one more" || !strings.Contains(f.text, "a user may join at most 10000 pages") {
+	if f := more.takeError("too_many_pages"); f.Page == nil || *f.Page != "one more" ||
+		!strings.Contains(f.text, "a user may join at most 10000 pages") {
 		t.Errorf("%s", f.text)
 	}
 	more.join("7-7")
@@ -443,7 +450,8 @@ func TestClockAUserWithThousandsOfPages(t *testing.T) {
 	testkit.Eventually(t, "the user is gone", func() bool { return s.count(t, "99-99") == 0 && s.count(t, "*") == 1 })
 }
 
-// A crawler is served like everybody and is not counted, neither as a visitor nor as a voter, unless --count-bots says so.
+// A crawler is served like everybody and is not counted, neither as a visitor nor as a voter, unless --count-bots says
+// so.
 func TestServerCrawlers(t *testing.T) {
 	t.Parallel()
 	const agent = "User-Agent: Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)"
@@ -472,7 +480,8 @@ func TestServerCrawlers(t *testing.T) {
 		if like := member.lasting(t); like.Value != int64(counted) || *like.Member != (counted == 1) {
 			t.Errorf("a like of a crawler: %s", member.body)
 		}
-		if n := s.metric(t, `headcount_ignored_total{reason="crawler"}`); counted == 0 && n != 5 || counted == 1 && n != 0 {
+		if n := s.metric(t, `headcount_ignored_total{reason="crawler"}`); counted == 0 && n != 5 || counted == 1 &&
+			n != 0 {
 			t.Errorf("%v clients were ignored", n)
 		}
 		if n := s.call(t, "POST", "votes:1/increment", "", agent, withKey).lasting(t).Value; n != int64(counted)+1 {

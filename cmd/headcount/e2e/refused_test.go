@@ -11,13 +11,16 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A request that is refused says what is wrong with it; the log says the same at the level debug, and a metric counts the reason.
+// A request that is refused says what is wrong with it; the log says the same at the level debug, and a metric counts
+// the reason.
 func TestServerRefusedRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--log-level=debug", "--api-key="+apiKey, "--jwt-secret="+jwtSecret, "--max-connections=1")
 	most, least := root+"sum:most", root+"sum:more"
 	for _, path := range []string{most, least} {
-		if a := do(t, "POST", s.url+path+"/adjust", `{"delta":9223372036854775807,"reason":"pair \ud83d\ude00, \\ud800","by":"ops"}`, withKey); a.status != 200 {
+		if a := do(t, "POST", s.url+path+"/adjust",
+			`{"delta":9223372036854775807,"reason":"pair \ud83d\ude00, \\ud800","by":"ops"}`,
+			withKey); a.status != 200 {
 			t.Fatalf("%d %s", a.status, a.body)
 		}
 	}
@@ -49,9 +52,15 @@ func TestServerRefusedRequests(t *testing.T) {
 		{"POST /api/v1/counters", `{"changes":[{"key":"views:\ud800"}]}`, withKey, 400, "bad_request", "surrogate"},
 		{"PUT /-/users/alice/unread", `{"action":"reset","page":"\udfff"}`, withKey, 400, "bad_request", "surrogate"},
 		{"POST /p/changes", `{"title":"\ud800"}`, withKey, 400, "bad_request", "surrogate"},
-		{"POST /api/v1/counters", `{"changes":[{"key":"views:1"},{"key":"stock:1"}]}`, withKey, 400, "bad_request", "exact"},
+		{
+			"POST /api/v1/counters", `{"changes":[{"key":"views:1"},{"key":"stock:1"}]}`, withKey, 400, "bad_request",
+			"exact",
+		},
 		{"POST /p/changes", `{"unknown member \"":1}`, withKey, 400, "bad_request", "does not know"},
-		{"POST " + root + "likes%3A1/members", `{"add":["alice"],"remove":["alice"]}`, withKey, 400, "bad_request", "in both add and remove"},
+		{
+			"POST " + root + "likes%3A1/members", `{"add":["alice"],"remove":["alice"]}`, withKey, 400, "bad_request",
+			"in both add and remove",
+		},
 	} {
 		method, path, _ := strings.Cut(tc.call, " ")
 		var headers []string
@@ -67,17 +76,20 @@ func TestServerRefusedRequests(t *testing.T) {
 			Detail, Key string
 			ID          string `json:"request_id"`
 		}
-		if err := json.Unmarshal([]byte(a.body), &p); err != nil || !strings.Contains(p.Detail, tc.detail) || tc.status == 409 && method == "GET" && strings.Contains(p.Detail, "changed") {
+		if err := json.Unmarshal([]byte(a.body), &p); err != nil || !strings.Contains(p.Detail, tc.detail) ||
+			tc.status == 409 && method == "GET" && strings.Contains(p.Detail, "changed") {
 			t.Errorf("%s %.80s: %s, want %q, %v", tc.call, tc.body, a.body, tc.detail, err)
 		}
 		refused[tc.reason]++
 		s.hasLogged(t, map[string]any{
-			"level": "debug", "request_id": p.ID, "method": method, "status": float64(tc.status), "reason": tc.reason, "message": "a request was refused",
+			"level": "debug", "request_id": p.ID, "method": method, "status": float64(tc.status), "reason": tc.reason,
+			"message": "a request was refused",
 		}, tc.detail)
 	}
 	metrics := do(t, "GET", s.admin+"/metrics", "").body
 	for reason, n := range refused {
-		if line := fmt.Sprintf("headcount_http_refusals_total{reason=%q} %d\n", reason, n); !strings.Contains(metrics, line) {
+		if line := fmt.Sprintf("headcount_http_refusals_total{reason=%q} %d\n",
+			reason, n); !strings.Contains(metrics, line) {
 			t.Errorf("the metrics have no %s", line)
 		}
 	}
@@ -85,8 +97,12 @@ func TestServerRefusedRequests(t *testing.T) {
 		t.Errorf("%g refusals are counted", n)
 	}
 
-	visitor := s.dial(t, dialer{headers: []string{"Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "visitor", "in": 600})}})
-	if _, err := s.connect(dialer{headers: []string{"Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "another", "in": 600})}}); err == nil {
+	visitor := s.dial(t, dialer{
+		headers: []string{"Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "visitor", "in": 600})},
+	})
+	if _, err := s.connect(dialer{
+		headers: []string{"Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "another", "in": 600})},
+	}); err == nil {
 		t.Error("there are more connections than may be")
 	}
 	if n := s.metric(t, `headcount_http_refusals_total{reason="connections"}`); n != 1 {
@@ -103,7 +119,9 @@ func TestServerRefusedRequests(t *testing.T) {
 		if f.Code != tc.code {
 			t.Errorf("%s: %s, want %s", tc.message, f.text, tc.code)
 		}
-		s.hasLogged(t, map[string]any{"level": "debug", "reason": tc.code, "message": "a message was refused"}, tc.detail)
+		s.hasLogged(t, map[string]any{
+			"level": "debug", "reason": tc.code, "message": "a message was refused",
+		}, tc.detail)
 	}
 	for _, own := range []string{"alice", "views:", "unknown member"} {
 		if strings.Contains(s.log.String(), own) {

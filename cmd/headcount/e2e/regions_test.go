@@ -10,8 +10,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestServerARegionMovesToAnotherRedis by export and import, while another region goes on. What that one has counted comes
-// along and is counted once, and so is what it hears again.
+// TestServerARegionMovesToAnotherRedis by export and import, while another region goes on. What that one has counted
+// comes along and is counted once, and so is what it hears again.
 func TestServerARegionMovesToAnotherRedis(t *testing.T) {
 	t.Parallel()
 	usRedis, eu := redistest.Start(t), redistest.Start(t).URL()
@@ -35,7 +35,8 @@ func TestServerARegionMovesToAnotherRedis(t *testing.T) {
 			}
 		})
 		testkit.Eventually(t, strings.Join(values, " "), func() bool {
-			got = do(t, "GET", s.url+"/api/v1/counters?key=views:1&key=likes:1&key=visitors:1&key=stock:1", "", withKey).body
+			got = do(t, "GET", s.url+"/api/v1/counters?key=views:1&key=likes:1&key=visitors:1&key=stock:1", "",
+				withKey).body
 			for _, value := range values {
 				if !strings.Contains(got, value) {
 					return false

@@ -21,16 +21,18 @@ var ends = map[string]func(t *testing.T, s *server){
 	"kill -9": func(_ *testing.T, s *server) { s.kill() },
 }
 
-// A process that is started again over its data directory shows at once who was there,
-// and whoever does not come back is gone after the presence timeout: nobody sees the
-// counts begin at zero. The timeout is long, so that no restart takes as long. The grace is shorter than an orderly end, in which nobody can come back.
+// A process that is started again over its data directory shows at once who was there, and whoever does not come back
+// is gone after the presence timeout: nobody sees the counts begin at zero. The timeout is long, so that no restart
+// takes as long. The grace is shorter than an orderly end, in which nobody can come back.
 func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			flags := []string{"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms"}
+			flags := []string{
+				"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms",
+			}
 			s := start(t, flags...)
 			there := make([]*client, 5)
 			for i := range there {
@@ -43,7 +45,8 @@ func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 			// The first time, what is written may have been gathered before. The second begins after it.
 			for range 2 {
 				seen := written(dir)
-				testkit.Eventually(t, "that it is written who is there", func() bool { return written(dir).After(seen) })
+				testkit.Eventually(t, "that it is written who is there",
+					func() bool { return written(dir).After(seen) })
 			}
 			moved := make(chan struct{})
 			go func() { // a client that obeys at once finds no server until the next process runs
@@ -75,14 +78,15 @@ func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	}
 }
 
-// What was answered before a kill holds after it, however short the time between: a hold that was taken or ended, a leave
-// that others saw, and when the user was last here. The first of the two processes has written its file before, so that a
-// file that lacks the rest would bring back who has gone.
+// What was answered before a kill holds after it, however short the time between: a hold that was taken or ended, a
+// leave that others saw, and when the user was last here. The first of the two processes has written its file before,
+// so that a file that lacks the rest would bring back who has gone.
 func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{
-		"--data-dir=" + dir, "--api-key=" + apiKey, "--presence-timeout=1m", "--leave-grace=0s", "--update-interval=10ms", "--last-seen=1h",
+		"--data-dir=" + dir, "--api-key=" + apiKey, "--presence-timeout=1m", "--leave-grace=0s",
+		"--update-interval=10ms", "--last-seen=1h",
 	}
 	s := start(t, flags...)
 	stays, leaves, ends, takes := s.ws(t), s.ws(t), s.ws(t), s.ws(t)
@@ -159,7 +163,8 @@ func TestClockWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
 	if got := s.get(t, "/p/counter").body; !strings.Contains(got, `"stale":true`) {
 		t.Errorf("a counter that may lack users: %s", got)
 	}
-	if got := s.put(t, "/p/counter", `{"action":"increment"}`); got.status != 200 || !strings.Contains(got.body, `"count":3`) || !strings.Contains(got.body, `"stale":true`) {
+	if got := s.put(t, "/p/counter", `{"action":"increment"}`); got.status != 200 ||
+		!strings.Contains(got.body, `"count":3`) || !strings.Contains(got.body, `"stale":true`) {
 		t.Errorf("an increment meanwhile: %d %s", got.status, got.body)
 	}
 	// The end of that time is in gateway's TestCountsAreInDoubtUntilAllHadTimeToComeBack.

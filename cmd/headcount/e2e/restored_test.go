@@ -139,7 +139,8 @@ func TestClockPagesRememberOverARestartOfRedis(t *testing.T) {
 		}
 		return true
 	})
-	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) { // whoever writes all anew does it later
+	// whoever writes all anew does it later
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		peak("after")
 	}
 }

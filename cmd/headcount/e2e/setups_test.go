@@ -60,7 +60,10 @@ func TestServerSetups(t *testing.T) {
 		"two regions": func(t *testing.T) [][]string {
 			us, eu := redistest.Start(t).URL(), redistest.Start(t).URL()
 			database := "--postgres=" + pgtest.Single(t).Database(t)
-			return [][]string{overRedis(us, "--region=us", "--peer=eu="+eu, database), overRedis(eu, "--region=eu", "--peer=us="+us, database)}
+			return [][]string{
+				overRedis(us, "--region=us", "--peer=eu="+eu, database),
+				overRedis(eu, "--region=eu", "--peer=us="+us, database),
+			}
 		},
 		"PostgreSQL behind Redis": func(t *testing.T) [][]string {
 			redis, database := redistest.Start(t).URL(), "--postgres="+pgtest.Single(t).Database(t)
@@ -73,8 +76,10 @@ func TestServerSetups(t *testing.T) {
 			hooks := newReceiver(t)
 			flags := open(t)
 			for i := range flags {
-				flags[i] = append(flags[i], "--api-key="+apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--page-stats=1h", "--last-seen=30d", "--counters="+ruleFile(t),
-					"--update-interval=10ms", "--leave-grace=300ms", "--webhook=page:hooked *="+hooks.URL, "--webhook=user:hooked*="+hooks.URL, "--webhook-secret="+hookSecret, "--webhook-settle=100ms")
+				flags[i] = append(flags[i], "--api-key="+apiKey, "--id-secret=0123456789abcdef0123456789abcdef",
+					"--page-stats=1h", "--last-seen=30d", "--counters="+ruleFile(t),
+					"--update-interval=10ms", "--leave-grace=300ms", "--webhook=page:hooked *="+hooks.URL,
+					"--webhook=user:hooked*="+hooks.URL, "--webhook-secret="+hookSecret, "--webhook-settle=100ms")
 			}
 			all := startAll(t, flags...)
 			a, b := all[0], all[min(1, len(all)-1)]
@@ -96,7 +101,9 @@ func TestServerSetups(t *testing.T) {
 			smokeCounters(t, a, b, b)
 			testkit.Eventually(t, "every process on the dashboard", func() bool {
 				processes := a.board(t, withKey).Processes
-				return len(processes) == len(all) && !slices.ContainsFunc(processes, func(p process) bool { return p.Load["process_cpu_seconds_total"] <= 0 })
+				return len(processes) == len(all) &&
+					!slices.ContainsFunc(processes,
+						func(p process) bool { return p.Load["process_cpu_seconds_total"] <= 0 })
 			})
 		})
 	}
@@ -120,7 +127,8 @@ func simulate(t *testing.T, servers []*server, flags ...string) {
 		Checkpoints []struct{}
 	}
 	if jerr := json.Unmarshal(out, &report); err != nil || jerr != nil || !report.OK || len(report.Checkpoints) == 0 {
-		t.Fatalf("simulate %q: %v, %v: %s %s\n%s", flags, err, jerr, report.Error, strings.Join(report.Wrong, "\n"), &progress)
+		t.Fatalf("simulate %q: %v, %v: %s %s\n%s",
+			flags, err, jerr, report.Error, strings.Join(report.Wrong, "\n"), &progress)
 	}
 }
 
@@ -190,7 +198,8 @@ func smokeUnread(t *testing.T, a, b *server) {
 // and looks at it from gateway c, which may be in another.
 func smokeCounters(t *testing.T, a, b, c *server) {
 	t.Helper()
-	views, likes, stock, sales, people := "views:"+fresh(t), "likes:"+fresh(t), "stock:"+fresh(t), "sales:"+fresh(t), "visitors:"+fresh(t)
+	views, likes, stock, sales, people := "views:"+fresh(t), "likes:"+fresh(t), "stock:"+fresh(t), "sales:"+
+		fresh(t), "visitors:"+fresh(t)
 	path := url.PathEscape
 	look := c.ws(t)
 	look.send(`{"type":"subscribe","counters":` + quoted([]string{views, likes, stock}) + `}`)
@@ -211,10 +220,13 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 		"counters/" + path(views) + "/range?step=1h":  `"total":40}`,
 		"top?match=views:*&last=1h&n=100":             `{"key":` + quoted(views) + `,"value":40}`,
 	} {
-		testkit.Eventually(t, call, func() bool { return strings.Contains(a.get(t, "/api/v1/"+call, withKey).body, want) })
+		testkit.Eventually(t, call, func() bool {
+			return strings.Contains(a.get(t, "/api/v1/"+call, withKey).body, want)
+		})
 	}
 	a.call(t, "POST", path(views)+"/adjust", `{"delta":-40,"reason":"bots","by":"ops"}`).lasting(t)
-	if all := b.ledger(t, views); len(all) != 1 || all[0].Delta != -40 || all[0].Reason != "bots" || all[0].By != "ops" || all[0].Op != "adjust" {
+	if all := b.ledger(t, views); len(all) != 1 || all[0].Delta != -40 || all[0].Reason != "bots" ||
+		all[0].By != "ops" || all[0].Op != "adjust" {
 		t.Errorf("ledger %+v", all)
 	}
 	for _, change := range []string{`{"delta":5,"dimensions":{"country":"de"}}`, `{"dimensions":{"country":"fr"}}`} {
@@ -222,15 +234,18 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 	}
 	b.call(t, "POST", path(sales)+"/increment", `{"dimensions":{"planet":"x"}}`).problem(t, http.StatusBadRequest)
 	testkit.Eventually(t, "the dimension", func() bool {
-		return strings.Contains(b.call(t, "GET", path(sales)+"/dimensions/country?n=1", "").body, `"values":[{"value":"de","count":5}],"other":1}`)
+		return strings.Contains(b.call(t, "GET", path(sales)+"/dimensions/country?n=1", "").body,
+			`"values":[{"value":"de","count":5}],"other":1}`)
 	})
 
 	// Sets: likes of visitors, and unique visitors. Whose like it is only its own region knows.
-	if r := c.call(t, "PUT", path(likes)+"/members/me", "", look.as()).lasting(t); r.Value != 1 || r.Member == nil || !*r.Member {
+	if r := c.call(t, "PUT", path(likes)+"/members/me", "", look.as()).lasting(t); r.Value != 1 || r.Member == nil ||
+		!*r.Member {
 		t.Errorf("like: %+v", r)
 	}
 	look.awaitCounter(likes, 1, true)
-	if r := c.call(t, "POST", path(likes)+"/members", `{"add":["x","y"],"remove":[`+quoted(look.user)+`]}`).lasting(t); r.Value != 2 {
+	if r := c.call(t, "POST", path(likes)+"/members",
+		`{"add":["x","y"],"remove":[`+quoted(look.user)+`]}`).lasting(t); r.Value != 2 {
 		t.Errorf("members: %+v", r)
 	}
 	look.awaitCounter(likes, 2, false)
@@ -258,7 +273,8 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 
 	// Limits.
 	for i, s := range []*server{a, b} {
-		r := do(t, "POST", s.url+"/api/v1/limits/"+path(fresh(t)[:5]), `{"limit":1,"window":"1h","algorithm":"log"}`, withKey)
+		r := do(t, "POST", s.url+"/api/v1/limits/"+path(fresh(t)[:5]), `{"limit":1,"window":"1h","algorithm":"log"}`,
+			withKey)
 		if r.status != []int{http.StatusOK, http.StatusTooManyRequests}[i] {
 			t.Errorf("call %d on a limit of 1: %d %s", i, r.status, r.body)
 		}
@@ -304,10 +320,12 @@ func TestClockStoresAreAway(t *testing.T) {
 			s.call(t, "POST", stocked+"/increment", `{"delta":5}`).lasting(t)
 			c.send(`{"type":"subscribe","counters":` + quoted([]string{likes}) + `}`)
 			c.awaitCounter(likes, 1, true)
-			testkit.Eventually(t, "everything is persisted", func() bool { return s.metric(t, "headcount_persist_lag_seconds") == 0 })
+			testkit.Eventually(t, "everything is persisted",
+				func() bool { return s.metric(t, "headcount_persist_lag_seconds") == 0 })
 
 			store.Kill()
-			s.call(t, "POST", stocked+"/decrement", "", withKey, "Idempotency-Key: k").problem(t, http.StatusServiceUnavailable)
+			s.call(t, "POST", stocked+"/decrement", "", withKey, "Idempotency-Key: k").
+				problem(t, http.StatusServiceUnavailable)
 			if a := do(t, "GET", s.admin+"/readyz?exclude=store", ""); a.status != http.StatusOK {
 				t.Errorf("without the store it still serves, but /readyz?exclude=store is %d %s", a.status, a.body)
 			}
@@ -321,14 +339,19 @@ func TestClockStoresAreAway(t *testing.T) {
 				}
 			} else {
 				s.call(t, "PUT", liked+"/members/x", "").problem(t, http.StatusServiceUnavailable)
-				c.await("a stale counter", func(f frame) bool { return f.Type == "counter" && f.Stale && f.Value == 1 && f.Mine && !f.Exact })
+				c.await("a stale counter", func(f frame) bool {
+					return f.Type == "counter" && f.Stale && f.Value == 1 && f.Mine && !f.Exact
+				})
 				if got := s.call(t, "GET", liked, "").lasting(t); !got.Stale || got.Value != 1 {
 					t.Errorf("%+v, want it stale", got)
 				}
 				testkit.Eventually(t, "that it is not ready", func() bool { return !s.ready() })
 			}
 			if name == "Redis" {
-				for _, call := range [][3]string{{"GET", "/-/me/unread"}, {"GET", "/-/me/follows"}, {"PUT", "/-/me/unread", `{"action":"reset"}`}, {"POST", "/p/changes"}} {
+				for _, call := range [][3]string{
+					{"GET", "/-/me/unread"}, {"GET", "/-/me/follows"}, {"PUT", "/-/me/unread", `{"action":"reset"}`},
+					{"POST", "/p/changes"},
+				} {
 					do(t, call[0], s.url+call[1], call[2], c.as(), withKey).problem(t, http.StatusServiceUnavailable)
 				}
 				c.send(`{"type":"read"}`)
@@ -337,9 +360,11 @@ func TestClockStoresAreAway(t *testing.T) {
 
 			store.Restart(t)
 			testkit.Eventually(t, "changes of every kind", func() bool {
-				return s.call(t, "POST", stocked+"/decrement", "", withKey, "Idempotency-Key: k").status == http.StatusOK &&
+				return s.call(t, "POST", stocked+"/decrement", "", withKey,
+					"Idempotency-Key: k").status == http.StatusOK &&
 					s.call(t, "PUT", liked+"/members/x", "").status == http.StatusOK &&
-					do(t, "POST", s.url+"/"+url.PathEscape(page)+"/changes", "", withKey, "Idempotency-Key: k").status == http.StatusNoContent
+					do(t, "POST", s.url+"/"+url.PathEscape(page)+"/changes", "", withKey,
+						"Idempotency-Key: k").status == http.StatusNoContent
 			})
 			c.awaitAll(
 				func(f frame) bool { return f.Type == "unread" && *f.Count == 2 },
@@ -349,7 +374,8 @@ func TestClockStoresAreAway(t *testing.T) {
 				t.Errorf("%d in stock, want 4", n)
 			}
 			testkit.Eventually(t, "that it is ready", s.ready)
-			testkit.Eventually(t, "that everything is persisted", func() bool { return s.metric(t, "headcount_persist_lag_seconds") == 0 })
+			testkit.Eventually(t, "that everything is persisted",
+				func() bool { return s.metric(t, "headcount_persist_lag_seconds") == 0 })
 			if log := fmt.Sprint(s.log); strings.Contains(log, likes) {
 				t.Error("a key is in the log")
 			}

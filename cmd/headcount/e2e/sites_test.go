@@ -41,7 +41,8 @@ type sitesAnswer struct {
 func (s *server) sites(t testing.TB, headers ...string) (all sitesAnswer) {
 	t.Helper()
 	a := s.get(t, "/-/sites", headers...)
-	if err := json.Unmarshal([]byte(a.body), &all); err != nil || a.status != 200 || a.header.Get("Cache-Control") != "no-store" {
+	if err := json.Unmarshal([]byte(a.body), &all); err != nil || a.status != 200 ||
+		a.header.Get("Cache-Control") != "no-store" {
 		t.Fatalf("%d %s: %v", a.status, a.body, err)
 	}
 	return all
@@ -66,7 +67,9 @@ func TestServerTwoSites(t *testing.T) {
 		},
 		"two processes over Redis": func(t *testing.T) (a, b *server) {
 			redis := redistest.Start(t).URL()
-			flags := append([]string{"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms"}, twoSites...)
+			flags := append([]string{
+				"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms",
+			}, twoSites...)
 			all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
 			return all[0], all[1]
 		},
@@ -145,18 +148,25 @@ func presenceOfSites(t *testing.T, a, b *server) (buyer, reader *client) {
 		if c := s.get(t, "/q/counter").counter(t); c.Version != "0-0" {
 			t.Errorf("the shop has the blog's page: %+v", c)
 		}
-		for headers, want := range map[string][]string{withKey: {"shop * 3", "blog * 2"}, asShop: {"shop * 3"}, asBlog: {"blog * 2"}} {
-			testkit.Eventually(t, "the totals of sites", func() bool { return slices.Equal(s.sites(t, headers).names(), want) })
+		for headers, want := range map[string][]string{
+			withKey: {"shop * 3", "blog * 2"}, asShop: {"shop * 3"}, asBlog: {"blog * 2"},
+		} {
+			testkit.Eventually(t, "the totals of sites",
+				func() bool { return slices.Equal(s.sites(t, headers).names(), want) })
 		}
 		testkit.Eventually(t, "the dashboard of the blog", func() bool {
 			d := s.board(t, asBlog, ofBlog)
-			return d.Site != nil && d.Site.Page == "*" && d.Site.Count == 2 && len(d.Pages) == 2 && d.Pages[0].Page == "p" && len(d.Processes) == 0
+			return d.Site != nil && d.Site.Page == "*" && d.Site.Count == 2 && len(d.Pages) == 2 &&
+				d.Pages[0].Page == "p" && len(d.Processes) == 0
 		})
 		testkit.Eventually(t, "the dashboard of the shop", func() bool {
 			d := s.board(t, withKey)
-			return d.Site != nil && d.Site.Count == 3 && len(d.Pages) == 1 && d.Pages[0].Page == "p" && d.Pages[0].Count == 3 && len(d.Processes) > 0
+			return d.Site != nil && d.Site.Count == 3 && len(d.Pages) == 1 && d.Pages[0].Page == "p" &&
+				d.Pages[0].Count == 3 && len(d.Processes) > 0
 		})
-		for path, joins := range map[string]int{"/p/stats?site=shop": 3, "/p/stats?site=blog": 1, "/*/stats?site=blog": 2, "/q/stats": 0} {
+		for path, joins := range map[string]int{
+			"/p/stats?site=shop": 3, "/p/stats?site=blog": 1, "/*/stats?site=blog": 2, "/q/stats": 0,
+		} {
 			if is := s.stats(t, path); is.Peak.Count != joins || strings.Contains(is.Page, "\x1f") {
 				t.Errorf("%s: %+v, want a peak of %d", path, is, joins)
 			}
@@ -181,10 +191,15 @@ func unreadOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 	do(t, "POST", b.url+"/news/changes", "", withKey, ofBlog).noContent(t)
 	buyer.awaitUnread(1)
 	reader.awaitUnread(2)
-	const none, one, two = `{"follows":[]}`, `{"follows":["news"],"unread":{"news":1}}`, `{"follows":["news"],"unread":{"news":2}}`
+	const none, one, two = `{"follows":[]}`, `{"follows":["news"],"unread":{"news":1}}`, `{"follows":["news"],` +
+		`"unread":{"news":2}}`
 	for _, s := range []*server{a, b} {
-		for header, want := range map[string][3]string{ofShop: {one, none, none}, ofBlog: {none, two, two}} { // an id of one site is nobody on the other
-			for i, got := range []answer{s.get(t, "/-/me/follows", buyer.as(), header), s.get(t, "/-/me/follows", reader.as(), header), s.get(t, "/-/users/ann/follows", withKey, header)} {
+		// an id of one site is nobody on the other
+		for header, want := range map[string][3]string{ofShop: {one, none, none}, ofBlog: {none, two, two}} {
+			for i, got := range []answer{
+				s.get(t, "/-/me/follows", buyer.as(), header), s.get(t, "/-/me/follows", reader.as(), header),
+				s.get(t, "/-/users/ann/follows", withKey, header),
+			} {
 				if strings.TrimSpace(got.body) != want[i] {
 					t.Errorf("%s: %s, want %s", header, got.body, want[i])
 				}
@@ -231,22 +246,29 @@ func countersOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 	for _, s := range []*server{a, b} {
 		for header, want := range map[string]string{ofShop: "3", ofBlog: "5"} {
 			for _, key := range []string{"views:1", "likes:1"} {
-				value := map[string]int64{ofShop + "views:1": 3, ofBlog + "views:1": 5, ofShop + "likes:1": 1}[header+key]
-				if c := s.call(t, "GET", key+"/exact", "", withKey, header).lasting(t); c.Value != value || c.Key != key {
+				value := map[string]int64{
+					ofShop + "views:1": 3, ofBlog + "views:1": 5, ofShop + "likes:1": 1,
+				}[header+key]
+				if c := s.call(t, "GET", key+"/exact", "", withKey, header).lasting(t); c.Value != value ||
+					c.Key != key {
 					t.Errorf("%s: %+v, want %d", header, c, value)
 				}
 			}
 			for path, answer := range map[string]string{
-				"counters/v*/aggregate": `{"match":"v*","counters":1,"value":` + want + `}`, "top?match=views:*&last=1h": `"top":[{"key":"views:1","value":` + want + `}]`,
+				"counters/v*/aggregate":           `{"match":"v*","counters":1,"value":` + want + `}`,
+				"top?match=views:*&last=1h":       `"top":[{"key":"views:1","value":` + want + `}]`,
 				"counters/views:1/window?last=1h": `{"key":"views:1","last":"1h","value":` + want + `}`,
 			} {
-				testkit.Eventually(t, path+" on "+header, func() bool { return strings.Contains(s.get(t, "/api/v1/"+path, withKey, header).body, answer) })
+				testkit.Eventually(t, path+" on "+header, func() bool {
+					return strings.Contains(s.get(t, "/api/v1/"+path, withKey, header).body, answer)
+				})
 			}
 		}
 	}
 	for _, header := range []string{ofShop, ofBlog} { // each site has the limit
 		for i, s := range []*server{a, b} {
-			got := do(t, "POST", s.url+"/api/v1/limits/login", `{"limit":1,"window":"1h"}`, withKey, header, "Content-Type: application/json")
+			got := do(t, "POST", s.url+"/api/v1/limits/login", `{"limit":1,"window":"1h"}`, withKey, header,
+				"Content-Type: application/json")
 			if got.status != []int{http.StatusOK, http.StatusTooManyRequests}[i] {
 				t.Errorf("call %d on the limit of %s: %d %s", i, header, got.status, got.body)
 			}
@@ -262,7 +284,8 @@ func refusalsOfSites(t *testing.T, s *server) {
 	// A key of one site is refused for the other, and an unknown site by everybody, whatever is called.
 	for _, headers := range [][]string{{asBlog}, {asBlog, inShop}, {asShop, ofBlog}} {
 		for _, call := range [][3]string{
-			{"POST", "/p/changes", ""}, {"GET", "/-/users/u/unread", ""}, {"POST", "/api/v1/counters/views:1/increment", ""},
+			{"POST", "/p/changes", ""}, {"GET", "/-/users/u/unread", ""},
+			{"POST", "/api/v1/counters/views:1/increment", ""},
 			{"GET", "/-/dashboard/data", ""}, {"PUT", "/p/counter", increment}, {"GET", "/p/counter", ""},
 		} {
 			got := do(t, call[0], s.url+call[1], call[2], headers...)
@@ -273,7 +296,10 @@ func refusalsOfSites(t *testing.T, s *server) {
 		s.refused(t, dialer{headers: headers}).problem(t, 403)
 	}
 	s.get(t, "/-/sites").problem(t, 401)
-	for _, path := range []string{"/p/counter", "/-/counters?page=p", "/p/counter/events", "/-/me/unread", "/api/v1/counters/views:1", "/api/v1/top", "/-/sites", "/p/stats", "/"} {
+	for _, path := range []string{
+		"/p/counter", "/-/counters?page=p", "/p/counter/events", "/-/me/unread", "/api/v1/counters/views:1",
+		"/api/v1/top", "/-/sites", "/p/stats", "/",
+	} {
 		s.get(t, path, "Headcount-Site: other").problem(t, 400)
 	}
 	s.get(t, "/p/counter?site=default").problem(t, 400) // it is not one of them
@@ -290,7 +316,8 @@ func refusalsOfSites(t *testing.T, s *server) {
 	// Pages of other origins may not use the server, and those of sites may.
 	s.put(t, "/p/counter", increment, "Origin: https://evil.example", ofShop).problem(t, 403)
 	got := do(t, "OPTIONS", s.url+"/p/counter", "", inBlog, "Access-Control-Request-Method: PUT")
-	if got.status != 204 || got.header.Get("Access-Control-Allow-Origin") != "https://blog.example" || !strings.Contains(got.header.Get("Access-Control-Allow-Headers"), "Headcount-Site") {
+	if got.status != 204 || got.header.Get("Access-Control-Allow-Origin") != "https://blog.example" ||
+		!strings.Contains(got.header.Get("Access-Control-Allow-Headers"), "Headcount-Site") {
 		t.Errorf("a preflight of the blog: %d %v", got.status, got.header)
 	}
 }
@@ -303,7 +330,9 @@ func TestServerTheDefaultSite(t *testing.T) {
 	c := s.dial(t, dialer{query: "site=default"})
 	c.join(page)
 	c.awaitCount(page, 1)
-	testkit.Eventually(t, "one on the site", func() bool { return slices.Equal(s.sites(t, withKey).names(), []string{"default * 1"}) })
+	testkit.Eventually(t, "one on the site", func() bool {
+		return slices.Equal(s.sites(t, withKey).names(), []string{"default * 1"})
+	})
 	if got := s.sites(t, withKey); len(got.Sites[0].Origins) != 0 {
 		t.Errorf("%+v", got)
 	}

@@ -11,8 +11,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestClockReadsAfterStandstill: a process that stood still answers the first reads with what happened meanwhile, or says
-// that what it knows is stale.
+// TestClockReadsAfterStandstill: a process that stood still answers the first reads with what happened meanwhile, or
+// says that what it knows is stale.
 func TestClockReadsAfterStandstill(t *testing.T) {
 	t.Parallel()
 
@@ -44,7 +44,8 @@ func TestClockReadsAfterStandstill(t *testing.T) {
 				}
 
 				is := map[string]any{}
-				if err := json.Unmarshal([]byte(a.body), &is); err != nil || is[member] != float64(changes) && is["stale"] != true {
+				if err := json.Unmarshal([]byte(a.body), &is); err != nil || is[member] != float64(changes) &&
+					is["stale"] != true {
 					t.Errorf("%s: %s", path, a.body)
 				}
 			})

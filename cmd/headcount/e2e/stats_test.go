@@ -48,7 +48,8 @@ func (s stats) sum() (most, joins int) {
 func TestServerPagesRemember(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	s := start(t, "--data-dir="+dir, "--leave-grace=300ms", "--update-interval=10ms", "--allow-origins=https://shop.example")
+	s := start(t, "--data-dir="+dir, "--leave-grace=300ms", "--update-interval=10ms",
+		"--allow-origins=https://shop.example")
 	a, b, c := s.ws(t), s.ws(t), s.ws(t)
 	a.join("p")
 	a.awaitCount("p", 1)
@@ -63,7 +64,8 @@ func TestServerPagesRemember(t *testing.T) {
 	a.awaitCount("p", 2)
 	is := s.stats(t, "/p/stats")
 	most, joins := is.sum()
-	if is.Page != "p" || is.Now != 2 || is.Peak.Count != 3 || is.Peak.At == nil || is.Joins != 3 || is.Visitors != 3 || most != 3 || joins != 3 || len(is.Points) < 288 {
+	if is.Page != "p" || is.Now != 2 || is.Peak.Count != 3 || is.Peak.At == nil || is.Joins != 3 || is.Visitors != 3 ||
+		most != 3 || joins != 3 || len(is.Points) < 288 {
 		t.Errorf("%+v", is)
 	}
 	for i := 1; i < len(is.Points); i++ {
@@ -71,19 +73,24 @@ func TestServerPagesRemember(t *testing.T) {
 			t.Fatalf("point %d is %s after the one before", i, step)
 		}
 	}
-	if site := s.stats(t, "/*/stats?last=10m&step=1m"); site.Page != "*" || site.Now != 3 && site.Now != 2 || site.Joins != 3 || len(site.Points) != 11 {
+	if site := s.stats(t, "/*/stats?last=10m&step=1m"); site.Page != "*" || site.Now != 3 && site.Now != 2 ||
+		site.Joins != 3 || len(site.Points) != 11 {
 		t.Errorf("the whole site: %+v", site)
 	}
-	if none := s.stats(t, "/nobody/stats?last=1d&step=1h"); none.Peak.At != nil || none.Joins+none.Visitors+none.Now != 0 || len(none.Points) != 25 {
+	if none := s.stats(t, "/nobody/stats?last=1d&step=1h"); none.Peak.At != nil ||
+		none.Joins+none.Visitors+none.Now != 0 || len(none.Points) != 25 {
 		t.Errorf("a page nobody ever joined: %+v", none)
 	}
 	answer := s.get(t, "/p/stats", "Origin: https://shop.example")
-	if answer.header.Get("Cache-Control") != "no-store" || answer.header.Get("Access-Control-Allow-Origin") != "https://shop.example" {
+	if answer.header.Get("Cache-Control") != "no-store" ||
+		answer.header.Get("Access-Control-Allow-Origin") != "https://shop.example" {
 		t.Errorf("headers: %v", answer.header)
 	}
 	for path, status := range map[string]int{
-		"/p/stats?step=30s": 400, "/p/stats?step=90s": 400, "/p/stats?last=25h": 400, "/p/stats?last=0s": 400, "/p/stats?last=x": 400,
-		"/p/stats?last=-1h": 400, "/p/stats?step=1m&step=2m": 400, "/p/stats?last=%zz": 400, "/-/stats": 400, "/%00/stats": 400, "/p/statistics": 404,
+		"/p/stats?step=30s": 400, "/p/stats?step=90s": 400, "/p/stats?last=25h": 400, "/p/stats?last=0s": 400,
+		"/p/stats?last=x":   400,
+		"/p/stats?last=-1h": 400, "/p/stats?step=1m&step=2m": 400, "/p/stats?last=%zz": 400, "/-/stats": 400,
+		"/%00/stats": 400, "/p/statistics": 404,
 	} {
 		s.get(t, path).problem(t, status)
 	}
@@ -93,7 +100,8 @@ func TestServerPagesRemember(t *testing.T) {
 	for _, c := range []*client{a, b, c} {
 		c.close()
 	}
-	testkit.Eventually(t, "that all have gone", func() bool { return s.count(t, "p") == 0 }) // else they are remembered, too
+	// else they are remembered, too
+	testkit.Eventually(t, "that all have gone", func() bool { return s.count(t, "p") == 0 })
 	s.Signal(syscall.SIGTERM)
 	s.died(t, 0)
 	after := start(t, "--data-dir="+dir).stats(t, "/p/stats")

@@ -54,9 +54,9 @@ func newStores(t *testing.T, which string) stores {
 	return s
 }
 
-// TestServerCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other stores.
-// It has them, or it finds that they are elsewhere and names the command that carries them over. Where it is not given
-// the first store it cannot know of them, and the same command carries them.
+// TestServerCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other
+// stores. It has them, or it finds that they are elsewhere and names the command that carries them over. Where it is
+// not given the first store it cannot know of them, and the same command carries them.
 func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	t.Parallel()
 	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
@@ -81,7 +81,8 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 				read = values
 			}
 			want := read(t, s)
-			if from == both && outcome != keeps { // an end waits only two seconds until all is persisted, and an export a minute
+			// an end waits only two seconds until all is persisted, and an export a minute
+			if from == both && outcome != keeps {
 				headcount(t, nil, nil, append([]string{"export"}, is.flags(from)...)...)
 			}
 			if problem := s.end(); problem != "" {
@@ -139,12 +140,15 @@ func values(t *testing.T, s *server) string {
 	var text strings.Builder
 	for _, key := range []string{"views:1", "sales:1", "likes:1", "visitors:1", "stock:1"} {
 		var is struct{ Value int64 }
-		if a := s.call(t, "GET", key+"/exact", ""); json.Unmarshal([]byte(a.body), &is) != nil || a.status != http.StatusOK {
+		if a := s.call(t, "GET", key+"/exact", ""); json.Unmarshal([]byte(a.body), &is) != nil ||
+			a.status != http.StatusOK {
 			t.Fatalf("%s: %d %s", key, a.status, a.body)
 		}
 		fmt.Fprintln(&text, key, is.Value, s.ledger(t, key))
 	}
-	for _, path := range []string{"views:1/window?last=12h", "visitors:1/window?last=12h", "sales:1/dimensions/country"} {
+	for _, path := range []string{
+		"views:1/window?last=12h", "visitors:1/window?last=12h", "sales:1/dimensions/country",
+	} {
 		fmt.Fprintln(&text, path, s.call(t, "GET", path, "").body)
 	}
 	for _, member := range []string{"ann", "eve"} {
@@ -166,8 +170,8 @@ func allKinds(t *testing.T, s *server) string {
 	return text.String()
 }
 
-// TestServerDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the file, and
-// leaves it as it is.
+// TestServerDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the
+// file, and leaves it as it is.
 func TestServerDamagedFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -189,7 +193,9 @@ func TestServerDamagedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		for what, text := range map[string][]byte{
-			"empty": {}, "half": whole[:len(whole)/2], "odd": slices.Concat(whole[:2*page], bytes.Repeat([]byte("odd "), len(whole)/4-page/2)), "zeroed": slices.Concat(whole[:2*page], make([]byte, len(whole)-2*page)),
+			"empty": {}, "half": whole[:len(whole)/2],
+			"odd":       slices.Concat(whole[:2*page], bytes.Repeat([]byte("odd "), len(whole)/4-page/2)),
+			"zeroed":    slices.Concat(whole[:2*page], make([]byte, len(whole)-2*page)),
 			"another's": bytes.Repeat([]byte("no database"), 500),
 		} {
 			if err := os.WriteFile(path, text, 0o600); err != nil {

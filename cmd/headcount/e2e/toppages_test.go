@@ -186,7 +186,9 @@ func TestServerListsAreStaleWithoutTheStore(t *testing.T) {
 	s.call(t, "POST", "views:a/increment", `{"delta":2}`)
 
 	streams := map[string]*stream{}
-	for _, path := range []string{"/-/top/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=ann"} {
+	for _, path := range []string{
+		"/-/top/events", "/api/v1/top/events?match=views:*&last=1h", "/-/users/events?user=ann",
+	} {
 		streams[path] = s.sse(t, path, withKey)
 	}
 	await := func(when string, stale bool) {

@@ -22,7 +22,9 @@ const withKey = "X-API-Key: " + apiKey
 
 func startWithKey(t testing.TB, flags ...string) *server {
 	t.Helper()
-	return start(t, append([]string{"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms"}, flags...)...)
+	return start(t, append([]string{
+		"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms",
+	}, flags...)...)
 }
 
 // noContent says that the answer is a 204.
@@ -55,7 +57,8 @@ type unreadCount struct {
 // unread decodes a 200 with exactly the members of an unread count.
 func (a answer) unread(t testing.TB) unreadCount {
 	t.Helper()
-	if a.status != http.StatusOK || a.header.Get("Content-Type") != "application/json" || a.header.Get("Cache-Control") != "no-store" {
+	if a.status != http.StatusOK || a.header.Get("Content-Type") != "application/json" ||
+		a.header.Get("Cache-Control") != "no-store" {
 		t.Fatalf("status %d, %v, want an unread count: %s", a.status, a.header, a.body)
 	}
 	var u unreadCount
@@ -176,7 +179,8 @@ func TestServerFollowFromAnotherSite(t *testing.T) {
 	issued := func(a answer) string {
 		t.Helper()
 		id := a.header.Get("Headcount-Id")
-		if exposed := a.header.Get("Access-Control-Expose-Headers"); id == "" || !strings.Contains(exposed, "Headcount-Id") {
+		if exposed := a.header.Get("Access-Control-Expose-Headers"); id == "" ||
+			!strings.Contains(exposed, "Headcount-Id") {
 			t.Fatalf("no id that the page can read: %d %v", a.status, a.header)
 		}
 		return "Headcount-Id: " + id
@@ -241,8 +245,11 @@ func TestServerUnreadByServers(t *testing.T) {
 	follows("")
 
 	for call, bad := range map[string][]string{ // a key alone names no user, and a user has no key
-		"GET /-/me/unread, GET /-/me/follows, PUT /-/me/follows/p, PUT /-/me/unread, DELETE /-/me/follows/p": {"X-API-Key: " + apiKey, "Authorization: Bearer x"},
-		"POST /p/changes, POST /-/changes, GET " + user + "/unread, PUT " + user + "/unread, GET " + user + "/follows, PUT " + user + "/follows/p, DELETE " + user + "/follows/p": {
+		"GET /-/me/unread, GET /-/me/follows, PUT /-/me/follows/p, PUT /-/me/unread, DELETE /-/me/follows/p": {
+			"X-API-Key: " + apiKey, "Authorization: Bearer x",
+		},
+		"POST /p/changes, POST /-/changes, GET " + user + "/unread, PUT " + user + "/unread, GET " + user +
+			"/follows, PUT " + user + "/follows/p, DELETE " + user + "/follows/p": {
 			"X-API-Key: ", "X-API-Key: " + apiKey[:len(apiKey)-1], mine,
 		},
 	} {
@@ -253,7 +260,8 @@ func TestServerUnreadByServers(t *testing.T) {
 			}
 		}
 	}
-	if log := s.log.String(); strings.Contains(log, apiKey) || strings.Contains(log, "just as long") || strings.Contains(log, "alice") {
+	if log := s.log.String(); strings.Contains(log, apiKey) || strings.Contains(log, "just as long") ||
+		strings.Contains(log, "alice") {
 		t.Error("an API key or a user is in the log")
 	}
 }
@@ -327,10 +335,12 @@ func TestServerFollowerGetsAnIdentity(t *testing.T) {
 	if !ok || !strings.HasPrefix(cookie, "headcount_id=") {
 		t.Fatalf("no cookie: %v", a.header)
 	}
-	if got := s.get(t, "/-/me/follows", "Cookie: "+cookie); strings.TrimSpace(got.body) != `{"follows":["p"]}` || got.header.Get("Set-Cookie") != "" {
+	if got := s.get(t, "/-/me/follows", "Cookie: "+cookie); strings.TrimSpace(got.body) != `{"follows":["p"]}` ||
+		got.header.Get("Set-Cookie") != "" {
 		t.Errorf("%v %s", got.header, got.body)
 	}
-	if got := s.get(t, "/-/me/follows"); strings.TrimSpace(got.body) != `{"follows":[]}` || got.header.Get("Set-Cookie") != "" {
+	if got := s.get(t, "/-/me/follows"); strings.TrimSpace(got.body) != `{"follows":[]}` ||
+		got.header.Get("Set-Cookie") != "" {
 		t.Errorf("a new visitor: %v %s", got.header, got.body)
 	}
 	s.put(t, "/-/me/follows/q", "", "Cookie: "+cookie).noContent(t)
@@ -349,7 +359,8 @@ func TestServerFollowsArePaged(t *testing.T) {
 	for w := range 8 {
 		wg.Go(func() {
 			for i := w; i < len(want); i += 8 {
-				if a, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(want[i]), "", me.as()); err != nil || a.status != 204 {
+				if a, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(want[i]), "", me.as()); err != nil ||
+					a.status != 204 {
 					t.Errorf("%v %d %s", err, a.status, a.body)
 				}
 			}
@@ -381,7 +392,8 @@ func TestServerFollowsArePaged(t *testing.T) {
 	s.change(t, want[3], "")
 	s.change(t, want[999], "")
 	me.awaitUnread(2)
-	if u := s.get(t, "/-/me/unread", me.as(), "Accept-Encoding: gzip"); gunzip(t, u.body) == "" || !strings.Contains(u.header.Get("Vary"), "Accept-Encoding") {
+	if u := s.get(t, "/-/me/unread", me.as(), "Accept-Encoding: gzip"); gunzip(t, u.body) == "" ||
+		!strings.Contains(u.header.Get("Vary"), "Accept-Encoding") {
 		t.Errorf("gzip: %v", u.header)
 	}
 }

@@ -48,7 +48,10 @@ type receiver struct {
 }
 
 func newReceiver(t *testing.T) *receiver {
-	r := &receiver{t: t, status: http.StatusNoContent, tries: map[string]int{}, bodies: map[string]string{}, known: map[string]bool{}}
+	r := &receiver{
+		t: t, status: http.StatusNoContent, tries: map[string]int{}, bodies: map[string]string{},
+		known: map[string]bool{},
+	}
 	r.Server = httptest.NewServer(r)
 	t.Cleanup(r.Close)
 	return r
@@ -59,7 +62,8 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	id, at := req.Header.Get("webhook-id"), req.Header.Get("webhook-timestamp")
 	mac := hmac.New(sha256.New, hookKey)
 	fmt.Fprintf(mac, "%s.%s.%s", id, at, body)
-	if want := "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil)); err != nil || id == "" || req.Header.Get("webhook-signature") != want {
+	if want := "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil)); err != nil || id == "" ||
+		req.Header.Get("webhook-signature") != want {
 		r.t.Errorf("%v: the signature of %s with %v is not %s", err, body, req.Header, want)
 	}
 	r.mu.Lock()
@@ -110,7 +114,9 @@ func (r *receiver) told(name string) (types []string) {
 func (r *receiver) await(name string, types ...string) {
 	r.t.Helper()
 	slices.Sort(types)
-	testkit.Eventually(r.t, fmt.Sprint(name, ": ", types), func() bool { return slices.Equal(slices.Sorted(slices.Values(r.told(name))), types) })
+	testkit.Eventually(r.t, fmt.Sprint(name, ": ", types), func() bool {
+		return slices.Equal(slices.Sorted(slices.Values(r.told(name))), types)
+	})
 }
 
 func (s *server) hold(t *testing.T, method, user, page string) {
@@ -124,9 +130,11 @@ func TestClockWebhooks(t *testing.T) {
 	r.answers(http.StatusInternalServerError)
 	dir := t.TempDir()
 	flags := []string{
-		"--webhook=page:news/*=" + r.URL + "/a?b=c", "--webhook=page:news/*>1=" + r.URL, "--webhook=page:top>peak=" + r.URL, "--webhook=counter:votes:*>2=" + r.URL,
+		"--webhook=page:news/*=" + r.URL + "/a?b=c", "--webhook=page:news/*>1=" + r.URL,
+		"--webhook=page:top>peak=" + r.URL, "--webhook=counter:votes:*>2=" + r.URL,
 		"--webhook=page@shop:news/*=" + r.URL + "/shop", "--site=main=http://main.test", "--site=shop=http://shop.test",
-		"--webhook-secret=" + hookSecret, "--webhook-settle=100ms", "--leave-grace=0s", "--api-key=" + apiKey, "--data-dir=" + dir,
+		"--webhook-secret=" + hookSecret, "--webhook-settle=100ms", "--leave-grace=0s", "--api-key=" + apiKey,
+		"--data-dir=" + dir,
 	}
 	s := start(t, flags...)
 	s.hold(t, "PUT", "ann", "news/0")
@@ -141,7 +149,8 @@ func TestClockWebhooks(t *testing.T) {
 		again = max(again, n)
 	}
 	r.mu.Unlock()
-	if e.Type != "page.occupied" || e.Site != "main" || e.Count == nil || *e.Count != 1 || e.Version == "" || e.Timestamp == "" || again < 2 {
+	if e.Type != "page.occupied" || e.Site != "main" || e.Count == nil || *e.Count != 1 || e.Version == "" ||
+		e.Timestamp == "" || again < 2 {
 		t.Errorf("%+v after %d tries", e, again)
 	}
 
@@ -178,8 +187,10 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 			r := newReceiver(t)
 			dir := t.TempDir()
 			flags := []string{
-				"--webhook=user:*=" + r.URL, "--webhook=user@shop:ann=" + r.URL + "/shop", "--site=main=http://main.test", "--site=shop=http://shop.test",
-				"--webhook-secret=" + hookSecret, "--webhook-settle=5s", "--leave-grace=0s", "--presence-timeout=3s", "--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
+				"--webhook=user:*=" + r.URL, "--webhook=user@shop:ann=" + r.URL + "/shop",
+				"--site=main=http://main.test", "--site=shop=http://shop.test",
+				"--webhook-secret=" + hookSecret, "--webhook-settle=5s", "--leave-grace=0s", "--presence-timeout=3s",
+				"--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
 			}
 			s := start(t, flags...)
 			one, watches := s.ws(t), s.ws(t)
@@ -209,7 +220,8 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 			one = s.again(t, one)
 			one.join("p")
 			one.await("a count", func(f frame) bool { return f.Type == "count" })
-			r.await("ann", "user.online", "user.online", "user.online", "user.offline", "user.offline", "user.offline") // holds ended
+			// holds ended
+			r.await("ann", "user.online", "user.online", "user.online", "user.offline", "user.offline", "user.offline")
 			one.leave("p")
 			r.await(one.user, "user.online", "user.offline")
 			one.join("p")
@@ -245,12 +257,15 @@ func TestClockWebhooksOfUsersInACluster(t *testing.T) {
 	r := newReceiver(t)
 	redis := redistest.Start(t).URL()
 	flags := []string{
-		"--webhook=user:*=" + r.URL, "--webhook-secret=" + hookSecret, "--webhook-settle=1s", "--leave-grace=200ms", "--presence-timeout=3s", "--heartbeat-interval=500ms",
-		"--api-key=" + apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--cluster-secret=0123456789abcdef0123456789abcdef",
+		"--webhook=user:*=" + r.URL, "--webhook-secret=" + hookSecret, "--webhook-settle=1s", "--leave-grace=200ms",
+		"--presence-timeout=3s", "--heartbeat-interval=500ms",
+		"--api-key=" + apiKey, "--id-secret=0123456789abcdef0123456789abcdef",
+		"--cluster-secret=0123456789abcdef0123456789abcdef",
 	}
 	all := startAll(t,
 		overRedis(redis, append(flags, "--roles=gateway")...), overRedis(redis, append(flags, "--roles=gateway")...),
-		overRedis(redis, append(flags, "--roles=presence")...), overRedis(redis, append(flags, "--roles=presence,dispatcher")...))
+		overRedis(redis, append(flags, "--roles=presence")...),
+		overRedis(redis, append(flags, "--roles=presence,dispatcher")...))
 	var users []string
 	var stay []*client
 	for i := range 20 {

@@ -8,7 +8,8 @@ import (
 	"headcount/internal/redistest"
 )
 
-// TestClockFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes once;
+// TestClockFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes
+// once;
 //
 //	go test ./cmd/headcount/faults -run TestClockFaultsAgain -v -count 1 -timeout 60m -rounds 40
 //

@@ -24,7 +24,8 @@ func TestClockOfAProcessIsWrong(t *testing.T) {
 	behind.process.Clock, top.gateways[1].process.Clock = -wrong, -wrong
 	top.begin(t)
 	top.suffer(t, fault{
-		name: "processes start again beside others whose clocks are an hour ahead and behind", since: "the last is ready",
+		name:  "processes start again beside others whose clocks are an hour ahead and behind",
+		since: "the last is ready",
 		damage: func(t *testing.T) time.Time {
 			for _, m := range []*member{ahead, top.gateways[0]} {
 				if err := m.leave(); err != nil {
@@ -75,7 +76,8 @@ func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 		for i := range ids {
 			api := gateway.api(ids[i])
 			all.Go(func() {
-				testkit.Eventually(t, "a call is answered", func() bool { return do(api, i, fmt.Sprint("p", i)) == nil })
+				testkit.Eventually(t, "a call is answered",
+					func() bool { return do(api, i, fmt.Sprint("p", i)) == nil })
 			})
 		}
 		all.Wait()

@@ -39,7 +39,9 @@ const counterKey = "the key of the simulator"
 
 // serves adds a process with all roles.
 func (l *lasting) serves(flags ...string) {
-	m := &member{name: fmt.Sprintf("process %d", len(l.processes)), addr: servertest.FreeAddr(), admin: servertest.FreeAddr()}
+	m := &member{
+		name: fmt.Sprintf("process %d", len(l.processes)), addr: servertest.FreeAddr(), admin: servertest.FreeAddr(),
+	}
 	m.flags = append([]string{
 		"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s",
 		"--api-key=" + counterKey, "--id-secret=" + strings.Repeat("of the faults ", 3),
@@ -178,7 +180,8 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 		case <-p.Ended():
 			status := p.Wait(testkit.Timeout)
 			if err := json.Unmarshal(out.Bytes(), &report); status != 0 || err != nil || !report.OK {
-				t.Errorf("status %d, %v: %s %s\n%s\n%s", status, err, report.Error, strings.Join(report.Wrong, "\n"), args, &progress)
+				t.Errorf("status %d, %v: %s %s\n%s\n%s",
+					status, err, report.Error, strings.Join(report.Wrong, "\n"), args, &progress)
 			}
 			return report, struck
 		case <-time.After(300*time.Millisecond + rand.N(1200*time.Millisecond)):

@@ -71,8 +71,10 @@ func TestClockAWholeProcessDies(t *testing.T) {
 	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
 		t.Run(timeout.String(), func(t *testing.T) {
 			t.Parallel()
-			top := newWholes(t, redistest.Start(t).URL(), "--presence-timeout="+timeout.String(), "--heartbeat-interval=1s")
-			top.suffer(t, killed("kill -9 of a process that has all roles, with a presence timeout of "+timeout.String(), top.members[0]))
+			top := newWholes(t, redistest.Start(t).URL(), "--presence-timeout="+timeout.String(),
+				"--heartbeat-interval=1s")
+			top.suffer(t, killed("kill -9 of a process that has all roles, with a presence timeout of "+
+				timeout.String(), top.members[0]))
 		})
 	}
 }
@@ -117,7 +119,8 @@ func TestClockRedisAway(t *testing.T) {
 		gone()
 		testkit.Within(t, 15*time.Second, "every process is not ready and every count is stale", func() bool {
 			for _, m := range top.members {
-				if status, _, _, err := get("http://" + m.admin + "/readyz"); err != nil || status != http.StatusServiceUnavailable {
+				if status, _, _, err := get("http://" + m.admin + "/readyz"); err != nil ||
+					status != http.StatusServiceUnavailable {
 					return false
 				}
 			}
@@ -140,7 +143,8 @@ func TestClockRedisAway(t *testing.T) {
 				}
 			}
 			no := (*client.Error)(nil)
-			if _, _, err := g.api("").Hold(t.Context(), "home"); !errors.As(err, &no) || no.Status != http.StatusServiceUnavailable || no.RetryAfter < time.Second {
+			if _, _, err := g.api("").Hold(t.Context(), "home"); !errors.As(err, &no) ||
+				no.Status != http.StatusServiceUnavailable || no.RetryAfter < time.Second {
 				t.Errorf("a hold at %s: %v", g.name, err)
 			}
 		}
@@ -182,7 +186,8 @@ func TestClockRedisCluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.StartCluster(t, 3, 3)
 	top := newTopology(t, redis.URL(), nil)
-	top.suffer(t, fault{name: "Redis Cluster: a master killed, its replica takes over", since: "the crash", during: time.Second,
+	top.suffer(t, fault{name: "Redis Cluster: a master killed, its replica takes over", since: "the crash",
+		during: time.Second,
 		damage: func(*testing.T) time.Time {
 			at := time.Now()
 			redis.Masters[0].Kill()
@@ -220,7 +225,8 @@ func TestClockBadNetwork(t *testing.T) {
 		proxies = append(proxies, p)
 		return p
 	}, "--cluster-secret=of the faults")
-	top.suffer(t, fault{name: "20 % of datagrams lost, repeated, reordered, all the time", since: "the last join or leave",
+	top.suffer(t, fault{name: "20 % of datagrams lost, repeated, reordered, all the time",
+		since: "the last join or leave",
 		damage: func(*testing.T) time.Time {
 			for _, p := range proxies {
 				p.bad.Store(true)

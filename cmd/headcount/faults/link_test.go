@@ -30,7 +30,10 @@ func (l *wire) repetition() time.Duration { return 200*time.Millisecond + 2*l.de
 
 // newWire returns a link to an address that ends with the test.
 func newWire(t testing.TB, target string, delay time.Duration) *wire {
-	l := &wire{addr: servertest.FreeAddr(), target: target, delay: delay, healed: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+	l := &wire{
+		addr: servertest.FreeAddr(), target: target, delay: delay, healed: make(chan struct{}),
+		conns: map[net.Conn]struct{}{},
+	}
 	close(l.healed)
 	listener, err := net.Listen("tcp", l.addr)
 	if err != nil {

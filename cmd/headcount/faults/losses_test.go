@@ -14,15 +14,17 @@ import (
 )
 
 var (
-	restartLines = regexp.MustCompile(`"level":"info".*Redis was restarted, or another server took its place: it has everything`)
-	lossLines    = regexp.MustCompile(`"level":"warn".*(?:Redis|Cluster) (has lost the writes of its last ([0-9a-zµ.]+)( or more)?|has been emptied): .*"`)
-	lossMetrics  = regexp.MustCompile(`(?m)^headcount_store_losses_total(?:\{lost="(\w+)"\})? (\d+)$`)
-	lostCommits  = regexp.MustCompile(`(?m)^headcount_owner_commits_total\{outcome="lost"\} [1-9]`)
+	restartLines = regexp.MustCompile(
+		`"level":"info".*Redis was restarted, or another server took its place: it has everything`)
+	lossLines = regexp.MustCompile(`"level":"warn".*(?:Redis|Cluster) (has lost the writes of its last ` +
+		`([0-9a-zµ.]+)( or more)?|has been emptied): .*"`)
+	lossMetrics = regexp.MustCompile(`(?m)^headcount_store_losses_total(?:\{lost="(\w+)"\})? (\d+)$`)
+	lostCommits = regexp.MustCompile(`(?m)^headcount_owner_commits_total\{outcome="lost"\} [1-9]`)
 )
 
-// TestClockWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line, which says what is
-// gone, and by the metric that the alert reads. A counter has all that was acknowledged: its owner writes again what
-// Redis has lost.
+// TestClockWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line,
+// which says what is gone, and by the metric that the alert reads. A counter has all that was acknowledged: its owner
+// writes again what Redis has lost.
 func TestClockWhatRedisLost(t *testing.T) {
 	t.Parallel()
 	const (
@@ -38,19 +40,24 @@ func TestClockWhatRedisLost(t *testing.T) {
 		atLeast time.Duration
 		long    bool
 	}{
-		"orderly restart": {durable: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
-			shutdown(redis)
-			redis.Restart(t)
-		}},
-		"killed, with an AOF that is always written": {durable: true, long: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
-			redis.Restart(t)
-		}},
-		"replica in step promoted": {fault: func(t *testing.T, redis *redistest.Server, link *wire, _ func(time.Duration)) {
+		"orderly restart": {durable: true,
+			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+				shutdown(redis)
+				redis.Restart(t)
+			}},
+		"killed, with an AOF that is always written": {durable: true, long: true,
+			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+				redis.Restart(t)
+			}},
+		"replica in step promoted": {fault: func(t *testing.T, redis *redistest.Server, link *wire,
+			_ func(time.Duration)) {
 			host, port, _ := net.SplitHostPort(redis.Addr)
 			replica := redistest.Start(t, "--replicaof", host+" "+port)
 			role := func(s *redistest.Server, text string) {
 				t.Helper()
-				testkit.Eventually(t, text, func() bool { return strings.Contains(s.Do(t, "INFO", "replication").(string), text) })
+				testkit.Eventually(t, text, func() bool {
+					return strings.Contains(s.Do(t, "INFO", "replication").(string), text)
+				})
 			}
 			role(replica, "master_link_status:up")
 			role(redis, "state=online")
@@ -58,22 +65,26 @@ func TestClockWhatRedisLost(t *testing.T) {
 			role(replica, "role:master")
 			link.lead(replica.Addr)
 		}},
-		"killed without persistence": {lost: everything, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
-			redis.Restart(t)
-		}},
-		"an older RDB": {lost: writes, atLeast: 1500 * time.Millisecond, fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
-			redis.Do(t, "SAVE")
-			count(2 * time.Second)
-			redis.Restart(t)
-		}},
-		"an RDB without the very last change": {lost: commits, long: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
-			redis.Do(t, "SAVE")
-			count(0)
-			redis.Restart(t)
-		}},
-		"FLUSHALL": {lost: everything, long: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
-			redis.Flush(t)
-		}},
+		"killed without persistence": {lost: everything,
+			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+				redis.Restart(t)
+			}},
+		"an older RDB": {lost: writes, atLeast: 1500 * time.Millisecond,
+			fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
+				redis.Do(t, "SAVE")
+				count(2 * time.Second)
+				redis.Restart(t)
+			}},
+		"an RDB without the very last change": {lost: commits, long: true,
+			fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
+				redis.Do(t, "SAVE")
+				count(0)
+				redis.Restart(t)
+			}},
+		"FLUSHALL": {lost: everything, long: true,
+			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+				redis.Flush(t)
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -93,7 +104,8 @@ func TestClockWhatRedisLost(t *testing.T) {
 			count := func(d time.Duration) {
 				t.Helper()
 				for end := time.Now().Add(d); ; time.Sleep(20 * time.Millisecond) {
-					testkit.Eventually(t, "an increment", func() bool { // Redis may be too slow for one on a busy machine
+					// Redis may be too slow for one on a busy machine
+					testkit.Eventually(t, "an increment", func() bool {
 						c, err := api.Increment(t.Context(), "views:1", 1)
 						acknowledged = max(acknowledged, c.Value)
 						return err == nil
@@ -106,7 +118,8 @@ func TestClockWhatRedisLost(t *testing.T) {
 			count(3 * time.Second) // by then the process has looked at Redis
 			tc.fault(t, redis, link, count)
 			testkit.Eventually(t, "the end is told", func() bool {
-				return len(restartLines.FindAllString(m.log.String(), -1))+len(lossLines.FindAllString(m.log.String(), -1)) > 0
+				return len(restartLines.FindAllString(m.log.String(), -1))+
+					len(lossLines.FindAllString(m.log.String(), -1)) > 0
 			})
 			testkit.Eventually(t, "the counter is served", func() bool {
 				c, err := api.Increment(t.Context(), "views:1", 1)
@@ -146,7 +159,8 @@ func TestClockWhatRedisLost(t *testing.T) {
 				t.Errorf("losses are told: %q, and %d restarts without, want one", lines, len(restarts))
 			case tc.lost == nothing:
 			case len(lines) != 1 || len(restarts) != 0 || (lines[0][2] == "") != (tc.lost == everything):
-				t.Errorf("%q is told, and %d restarts without a loss; want one loss of %s", lines, len(restarts), tc.lost)
+				t.Errorf("%q is told, and %d restarts without a loss; want one loss of %s",
+					lines, len(restarts), tc.lost)
 			case tc.lost == writes:
 				t.Log(lines[0][0])
 				if d, err := time.ParseDuration(lines[0][2]); err != nil || d < tc.atLeast || d > time.Minute {
@@ -179,7 +193,8 @@ func TestClockWhatAMasterOfAClusterLost(t *testing.T) {
 		t.Errorf("losses are told: %q", lines)
 	}
 	cluster.Masters[1].Flush(t)
-	testkit.Eventually(t, "the loss is told", told(regexp.MustCompile(`"level":"warn".*a master of the Redis Cluster has been emptied`)))
+	testkit.Eventually(t, "the loss is told",
+		told(regexp.MustCompile(`"level":"warn".*a master of the Redis Cluster has been emptied`)))
 }
 
 // shutdown ends a server as an operator does.

@@ -21,5 +21,6 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
 	defer redistest.Stop()
-	return testkit.RunWithProgram(m, "4", &program) // these tests mostly wait, but every topology is seven processes or more
+	// these tests mostly wait, but every topology is seven processes or more
+	return testkit.RunWithProgram(m, "4", &program)
 }

@@ -31,7 +31,8 @@ func increment(t *testing.T, to *member, n int) *increments {
 	connections := &http.Transport{MaxIdleConnsPerHost: n}
 	t.Cleanup(connections.CloseIdleConnections)
 	calls := client.NewAPI(client.Config{
-		URL: "http://" + to.addr, APIKey: counterKey, HTTP: &http.Client{Transport: connections, Timeout: testkit.Timeout},
+		URL: "http://" + to.addr, APIKey: counterKey,
+		HTTP: &http.Client{Transport: connections, Timeout: testkit.Timeout},
 	})
 	all := &increments{to: calls, watch: testkit.NewStopwatch(t), stop: stop, made: map[string]int64{}}
 	for i := range n {
@@ -92,8 +93,8 @@ func (all *increments) end(t *testing.T) {
 	}
 }
 
-// TestClockOwnersGo: an owner of counters is killed, says nothing any more, or ends in order, and comes back. Clients of
-// another process get no error, and wait no longer than docs/faults.md says.
+// TestClockOwnersGo: an owner of counters is killed, says nothing any more, or ends in order, and comes back. Clients
+// of another process get no error, and wait no longer than docs/faults.md says.
 func TestClockOwnersGo(t *testing.T) {
 	redis := redistest.Start(t).URL()
 	key := "--api-key=" + counterKey

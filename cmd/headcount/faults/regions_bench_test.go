@@ -14,10 +14,12 @@ import (
 func BenchmarkLoneJoinInAnotherRegion(b *testing.B) {
 	for name, delay := range map[string]time.Duration{"no delay": 0, "100ms one way": 100 * time.Millisecond} {
 		b.Run(name, func(b *testing.B) {
-			us, eu := &dataCentre{name: "us", redis: redistest.Start(b)}, &dataCentre{name: "eu", redis: redistest.Start(b)}
+			us, eu := &dataCentre{name: "us", redis: redistest.Start(b)}, &dataCentre{name: "eu",
+				redis: redistest.Start(b)}
 			for _, pair := range [][2]*dataCentre{{us, eu}, {eu, us}} {
 				r, other := pair[0], pair[1]
-				m := newMember(r.name, allRoles, r.redis.URL(), nil, "--region="+r.name, "--peer="+other.name+"="+newWire(b, other.redis.Addr, delay).url())
+				m := newMember(r.name, allRoles, r.redis.URL(), nil, "--region="+r.name,
+					"--peer="+other.name+"="+newWire(b, other.redis.Addr, delay).url())
 				r.members = []*member{m}
 			}
 			startAll(b, us.members[0], eu.members[0])
@@ -39,7 +41,8 @@ func BenchmarkLoneJoinInAnotherRegion(b *testing.B) {
 			for i := range max(b.N, 50) {
 				joiner := mustDial(b, us.members[0])
 				go drain(joiner)
-				time.Sleep(time.Duration(700+i*37%500) * time.Millisecond) // everything is quiet, at a random point between its regular messages
+				// everything is quiet, at a random point between its regular messages
+				time.Sleep(time.Duration(700+i*37%500) * time.Millisecond)
 				start := time.Now()
 				if err := joiner.Join(spot); err != nil {
 					b.Fatal(err)

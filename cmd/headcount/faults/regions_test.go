@@ -58,7 +58,9 @@ func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 	t.Helper()
 	w := &world{t: t, links: map[string]*wire{}, visitors: map[string]bool{}}
 	for _, name := range []string{"us", "eu", "ap"} {
-		w.regions = append(w.regions, &dataCentre{name: name, redis: redistest.StartAt(t, clocks[name]), likes: map[string]bool{}})
+		w.regions = append(w.regions, &dataCentre{
+			name: name, redis: redistest.StartAt(t, clocks[name]), likes: map[string]bool{},
+		})
 	}
 	var all []*member
 	for _, r := range w.regions {
@@ -70,7 +72,10 @@ func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 				settings = append(settings, "--peer="+other.name+"="+l.url())
 			}
 		}
-		r.members = []*member{newMember(r.name+" 1", allRoles, r.redis.URL(), nil, settings...), newMember(r.name+" 2", "presence,dispatcher", r.redis.URL(), nil, settings...)}
+		r.members = []*member{
+			newMember(r.name+" 1", allRoles, r.redis.URL(), nil, settings...),
+			newMember(r.name+" 2", "presence,dispatcher", r.redis.URL(), nil, settings...),
+		}
 		all = append(all, r.members...)
 	}
 	startAll(t, all...)
@@ -113,7 +118,8 @@ func (r *dataCentre) watch(t testing.TB) {
 			w.mu.Lock()
 			n, last := f.Count, w.last[f.Count.Page]
 			if n.Count < 0 || n.Page == spot && !n.Stale && n.Count < w.floor || n.Version.Before(last.Version) {
-				w.wrongs = append(w.wrongs, fmt.Sprintf("%+v after %+v, when nothing under %d may come", n, last, w.floor))
+				w.wrongs = append(w.wrongs,
+					fmt.Sprintf("%+v after %+v, when nothing under %d may come", n, last, w.floor))
 			}
 			w.last[n.Page] = n
 			w.mu.Unlock()
@@ -278,7 +284,8 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 			}
 		}
 		if lacks == "" {
-			t.Logf("all show %d after %.2f s, and the counters that last after %.2f s", sum, time.Since(start).Seconds(), counted.Seconds())
+			t.Logf("all show %d after %.2f s, and the counters that last after %.2f s",
+				sum, time.Since(start).Seconds(), counted.Seconds())
 			return
 		}
 		if watch.Elapsed() > within {
@@ -330,14 +337,17 @@ func TestClockRegions(t *testing.T) {
 			}
 		}
 		// What was gained is asked for in all regions.
-		if _, _, body, err := get("http://" + us.members[0].addr + "/api/v1/counters/views:1/window?last=1h"); err != nil || !strings.Contains(body, `"stale":true`) {
+		if _, _, body, err := get("http://" + us.members[0].addr +
+			"/api/v1/counters/views:1/window?last=1h"); err != nil || !strings.Contains(body, `"stale":true`) {
 			t.Errorf("the views of an hour are %s, %v, without the others", body, err)
 		}
 		w.heal()
 		w.converge(t, mergedWithin)
 		testkit.Within(t, exactWithin, "every region adds up what all have gained", func() bool {
 			for _, r := range w.regions {
-				if _, _, body, err := get("http://" + r.members[0].addr + "/api/v1/counters/views:1/window?last=1h"); err != nil || !strings.Contains(body, fmt.Sprintf(`"value":%d}`, w.views)) {
+				if _, _, body, err := get("http://" + r.members[0].addr +
+					"/api/v1/counters/views:1/window?last=1h"); err != nil ||
+					!strings.Contains(body, fmt.Sprintf(`"value":%d}`, w.views)) {
 					return false
 				}
 			}
@@ -479,14 +489,16 @@ func TestClockARegionThatIsDownForGood(t *testing.T) {
 		return true
 	})
 	_, _, body, err := get("http://" + us.members[0].addr + "/the%20spot/counter")
-	if err != nil || !strings.Contains(body, `"count":3`) || !strings.Contains(body, `"stale":true,"stale_regions":["ap"]`) {
+	if err != nil || !strings.Contains(body, `"count":3`) ||
+		!strings.Contains(body, `"stale":true,"stale_regions":["ap"]`) {
 		t.Errorf("GET says %s, %v", body, err)
 	}
 	// One process decides, and the others read the decision at their next look.
 	testkit.Within(t, exactWithin, "the metrics say that ap is left out, and not eu", func() bool {
 		status, _, metrics, err := get("http://" + us.members[0].admin + "/metrics")
 		return err == nil && status == 200 &&
-			strings.Contains(metrics, `headcount_region_left_out{peer="ap"} 1`) && strings.Contains(metrics, `headcount_region_left_out{peer="eu"} 0`)
+			strings.Contains(metrics, `headcount_region_left_out{peer="ap"} 1`) &&
+			strings.Contains(metrics, `headcount_region_left_out{peer="eu"} 0`)
 	})
 	w.join(t, us, 2)
 	eu.leave(t, 1)
@@ -523,7 +535,8 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 	// not answer, and one whose facts are another program's.
 	foreign := redistest.Start(t)
 	foreign.Do(t, "HSET", "hc:{c}:facts", "region", "odd", "partitions", "999", "buckets", "64", "seed", "1")
-	us := region(0, "us", "eu="+servers[1].URL(), "wrong="+servers[2].URL(), "gone=redis://"+servertest.FreeAddr(), "odd="+foreign.URL())
+	us := region(0, "us", "eu="+servers[1].URL(), "wrong="+servers[2].URL(), "gone=redis://"+servertest.FreeAddr(),
+		"odd="+foreign.URL())
 	eu := region(1, "eu", "us="+servers[0].URL())
 	ap := region(2, "ap", "us="+servers[0].URL())
 	twin := region(3, "us", "eu="+servers[1].URL())
@@ -543,18 +556,23 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 		{us, `the region there calls itself \"ap\", not \"wrong\"`},
 		{us, `buckets is`}, // or partitions or seed: one is named
 		{twin, `another region called \"us\" writes there`},
-		{us, `redis cannot be used; changes for that region wait meanwhile`}, // it is not this region's counts that are stale
+		// it is not this region's counts that are stale
+		{us, `redis cannot be used; changes for that region wait meanwhile`},
 	} {
 		testkit.Within(t, exactWithin, want.m.name+" says "+want.text, func() bool {
 			text := want.m.log.String()
-			return strings.Contains(text, want.text) || want.text == `buckets is` && strings.Contains(text, ` is \"`) && strings.Contains(text, `there; all regions must run with the same`)
+			return strings.Contains(text, want.text) || want.text == `buckets is` && strings.Contains(text, ` is \"`) &&
+				strings.Contains(text, `there; all regions must run with the same`)
 		})
 	}
 	for _, want := range []string{
-		`headcount_region_refused{peer="wrong"} 1`, `headcount_region_refused{peer="odd"} 1`, `headcount_region_refused{peer="eu"} 0`,
-		`headcount_region_lag_seconds{peer="eu"} 0`, `headcount_region_heard_seconds{peer="eu"}`, `headcount_region_bytes_total{direction="sent",peer="eu"}`,
+		`headcount_region_refused{peer="wrong"} 1`, `headcount_region_refused{peer="odd"} 1`,
+		`headcount_region_refused{peer="eu"} 0`,
+		`headcount_region_lag_seconds{peer="eu"} 0`, `headcount_region_heard_seconds{peer="eu"}`,
+		`headcount_region_bytes_total{direction="sent",peer="eu"}`,
 	} {
-		testkit.Within(t, exactWithin, "the metrics have "+want, func() bool { // the lag while a batch is under way is not 0
+		// the lag while a batch is under way is not 0
+		testkit.Within(t, exactWithin, "the metrics have "+want, func() bool {
 			_, _, metrics, err := get("http://" + us.admin + "/metrics")
 			return err == nil && strings.Contains(metrics, want)
 		})

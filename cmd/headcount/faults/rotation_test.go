@@ -119,7 +119,8 @@ func TestClockSecretsRotateOverARunningCluster(t *testing.T) {
 			if err := m.leave(); err != nil {
 				t.Fatal(err)
 			}
-			m.flags = slices.DeleteFunc(m.flags, func(f string) bool { return strings.HasPrefix(f, "--cluster-secret=") })
+			m.flags = slices.DeleteFunc(m.flags,
+				func(f string) bool { return strings.HasPrefix(f, "--cluster-secret=") })
 			for _, secret := range step {
 				m.flags = append(m.flags, "--cluster-secret="+secret)
 			}
@@ -135,7 +136,8 @@ func TestClockSecretsRotateOverARunningCluster(t *testing.T) {
 				}
 			}
 		}
-		refusal(t, newMember("a cluster secret nobody has", allRoles, redis.URL(), nil, "--cluster-secret=stranger"), "settings differ")
+		refusal(t, newMember("a cluster secret nobody has", allRoles, redis.URL(), nil, "--cluster-secret=stranger"),
+			"settings differ")
 		flags := []string{"--id-secret=stranger"}
 		for _, secret := range step {
 			flags = append(flags, "--cluster-secret="+secret)

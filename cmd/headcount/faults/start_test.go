@@ -92,7 +92,8 @@ func refusal(t *testing.T, m *member, words ...string) {
 	}
 }
 
-// TestClockAnotherFormatIsRefused: a process that comes to data of another format ends at once, and leaves all of it as it was.
+// TestClockAnotherFormatIsRefused: a process that comes to data of another format ends at once, and leaves all of it as
+// it was.
 func TestClockAnotherFormatIsRefused(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -137,9 +138,9 @@ func TestClockAnotherFormatIsRefused(t *testing.T) {
 	}
 }
 
-// TestClockWhoMayJoin: a process with another secret, without it or with a name that is taken, ends at once with a sentence, also
-// when Redis has lost the facts: those who run write them again. Counts go on. One that fits is seen with its roles, from
-// when it takes part until it has left. No line of the logs has a member twice.
+// TestClockWhoMayJoin: a process with another secret, without it or with a name that is taken, ends at once with a
+// sentence, also when Redis has lost the facts: those who run write them again. Counts go on. One that fits is seen
+// with its roles, from when it takes part until it has left. No line of the logs has a member twice.
 func TestClockWhoMayJoin(t *testing.T) {
 	t.Parallel()
 	const secret = "--cluster-secret=right one"
@@ -155,11 +156,14 @@ func TestClockWhoMayJoin(t *testing.T) {
 	gateway, all := trio(t, redis.URL(), secret, "--log-level=debug")
 	awaitReady(t, all...)
 	counts(t, gateway)
-	refusal(t, newMember("stranger", "presence", redis.URL(), nil, "--cluster-secret=wrong one"), "--cluster-secret differs", "settings differ")
+	refusal(t, newMember("stranger", "presence", redis.URL(), nil, "--cluster-secret=wrong one"),
+		"--cluster-secret differs", "settings differ")
 	refusal(t, newMember("innocent", "gateway", redis.URL(), nil), "--cluster-secret differs", "settings differ")
-	refusal(t, newMember("twin", "presence", redis.URL(), nil, secret, "--advertise="+all[0].self), "name is taken", "--advertise", all[0].self)
+	refusal(t, newMember("twin", "presence", redis.URL(), nil, secret, "--advertise="+all[0].self), "name is taken",
+		"--advertise", all[0].self)
 	redis.Do(t, "DEL", "hc:{c}:facts")
-	refusal(t, newMember("late stranger", allRoles, redis.URL(), nil, "--cluster-secret=wrong one", "--region=other"), "settings differ")
+	refusal(t, newMember("late stranger", allRoles, redis.URL(), nil, "--cluster-secret=wrong one", "--region=other"),
+		"settings differ")
 	counts(t, gateway)
 	awaitReady(t, all...)
 
@@ -167,7 +171,8 @@ func TestClockWhoMayJoin(t *testing.T) {
 	startAll(t, joiner)
 	awaitLog := func(want string) {
 		t.Helper()
-		testkit.Eventually(t, "in the gateway's log "+want, func() bool { return strings.Contains(gateway.log.String(), want) })
+		testkit.Eventually(t, "in the gateway's log "+want,
+			func() bool { return strings.Contains(gateway.log.String(), want) })
 	}
 	awaitEvent := func(want string) {
 		t.Helper()
@@ -248,7 +253,8 @@ func TestClockAClusterStartsFromNothing(t *testing.T) {
 		}
 	}
 	for _, m := range all {
-		if text := m.log.String(); strings.Contains(text, "facts") || strings.Contains(text, "waiting for the cluster") {
+		if text := m.log.String(); strings.Contains(text, "facts") ||
+			strings.Contains(text, "waiting for the cluster") {
 			t.Errorf("%s complains:\n%s", m.name, text)
 		}
 	}
@@ -271,7 +277,8 @@ func TestClockRedisThatDoesNotAnswerAtStart(t *testing.T) {
 		t.Errorf("GET of a counter: status %d, %v, %v", status, header, err)
 	}
 	for _, m := range all {
-		if _, _, body, err := get("http://" + m.admin + "/readyz"); err != nil || !strings.Contains(body, "connection refused") {
+		if _, _, body, err := get("http://" + m.admin + "/readyz"); err != nil ||
+			!strings.Contains(body, "connection refused") {
 			t.Errorf("/readyz of %s does not say why: %s, %v", m.name, body, err)
 		}
 	}
@@ -280,7 +287,8 @@ func TestClockRedisThatDoesNotAnswerAtStart(t *testing.T) {
 	counts(t, gateway)
 	for _, m := range all {
 		testkit.Eventually(t, m.name+" tells of the end of each outage", func() bool {
-			return strings.Count(m.log.String(), "redis works again") == strings.Count(m.log.String(), "redis cannot be used")
+			return strings.Count(m.log.String(), "redis works again") == strings.Count(m.log.String(),
+				"redis cannot be used")
 		})
 		text := m.log.String()
 		if n := strings.Count(text, "redis cannot be used"); n != 1 || !strings.Contains(text, "connection refused") {

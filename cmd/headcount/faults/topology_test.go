@@ -43,7 +43,8 @@ func layout(redis string, between func() *proxy, flags ...string) *topology {
 			if between != nil {
 				through = between()
 			}
-			*role.to = append(*role.to, newMember(fmt.Sprintf("%s %d", role.name, i), role.name, redis, through, flags...))
+			*role.to = append(*role.to,
+				newMember(fmt.Sprintf("%s %d", role.name, i), role.name, redis, through, flags...))
 		}
 		top.members = append(top.members, *role.to...)
 	}
@@ -110,7 +111,8 @@ func (top *topology) suffer(t *testing.T, f fault) {
 		ghost := observed()
 		t.Logf("exact %.1f s after %s; the machine lost %s", took.Seconds(), f.since, machine.Lost())
 		if ghost.By > 0 {
-			t.Errorf("a fresh count was wrong by %d for longer than %s: %s", ghost.By, exactWithin+lingering(), ghost.Where)
+			t.Errorf("a fresh count was wrong by %d for longer than %s: %s",
+				ghost.By, exactWithin+lingering(), ghost.Where)
 		}
 		if f.mend != nil {
 			f.mend(t)

@@ -53,7 +53,8 @@ func replace(t *testing.T, m *member, with string) {
 // come to. One goroutine at a time uses them.
 type books struct {
 	gateways []*member
-	// While processes of two releases run, one of them does not serve counters: only what is unread is changed and checked.
+	// While processes of two releases run, one of them does not serve counters: only what is unread is changed and
+	// checked.
 	mixed bool
 
 	changes int
@@ -156,7 +157,8 @@ func (b *books) write() error {
 		b.likes--
 	}
 	if b.visitors%5 == 0 && b.entries < 90 { // a page of a ledger has 100
-		if err := b.change(http.MethodPost, booksRoot+"views:1/adjust", `{"delta":-1,"reason":"bots","by":"ops"}`); err != nil {
+		if err := b.change(http.MethodPost, booksRoot+"views:1/adjust",
+			`{"delta":-1,"reason":"bots","by":"ops"}`); err != nil {
 			return err
 		}
 		b.sum, b.entries = b.sum-1, b.entries+1
@@ -236,7 +238,8 @@ func (b *books) check(t *testing.T) {
 			}
 		}
 		var follows json.RawMessage
-		if err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows); err != nil || !strings.Contains(string(follows), strconv.Quote(booksPage)) {
+		if err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows); err != nil ||
+			!strings.Contains(string(follows), strconv.Quote(booksPage)) {
 			t.Errorf("%s: follows: %s %v", at.name, follows, err)
 		}
 		if b.mixed {
@@ -245,7 +248,8 @@ func (b *books) check(t *testing.T) {
 		var ledger struct{ Entries []json.RawMessage }
 		err := call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "", &ledger)
 		if err != nil || int64(len(ledger.Entries)) != b.entries {
-			t.Errorf("%s: a ledger of %d entries, want %d: %s %v", at.name, len(ledger.Entries), b.entries, ledger.Entries, err)
+			t.Errorf("%s: a ledger of %d entries, want %d: %s %v",
+				at.name, len(ledger.Entries), b.entries, ledger.Entries, err)
 		}
 	}
 }
@@ -275,10 +279,11 @@ func TestClockUpgradeOneByOne(t *testing.T) {
 	for _, way := range ways(t) {
 		b.mixed = true
 		for _, m := range top.members {
-			top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
-				b.during(t, func() { replace(t, m, way.to) })
-				return time.Now()
-			}})
+			top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: way.lingers,
+				damage: func(t *testing.T) time.Time {
+					b.during(t, func() { replace(t, m, way.to) })
+					return time.Now()
+				}})
 			b.check(t)
 			if way.to == program {
 				servesNoCounters(t, m)
@@ -310,10 +315,13 @@ func TestClockUpgradeOneByOne(t *testing.T) {
 // servesNoCounters checks that a process which runs beside the previous release says so.
 func servesNoCounters(t *testing.T, m *member) {
 	t.Helper()
-	for method, path := range map[string]string{http.MethodGet: booksRoot + "views:1", http.MethodPost: booksRoot + "views:1/increment"} {
+	for method, path := range map[string]string{
+		http.MethodGet: booksRoot + "views:1", http.MethodPost: booksRoot + "views:1/increment",
+	} {
 		no := (*client.Error)(nil)
 		err := call(m, method, path, "", "", nil)
-		if !errors.As(err, &no) || no.Status != http.StatusServiceUnavailable || !strings.Contains(err.Error(), "headcount import --redis") {
+		if !errors.As(err, &no) || no.Status != http.StatusServiceUnavailable ||
+			!strings.Contains(err.Error(), "headcount import --redis") {
 			t.Errorf("%s: %s %s: %v", m.name, method, path, err)
 		}
 	}
@@ -342,8 +350,8 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	return members
 }
 
-// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys and tables in the previous release. They
-// come over by its export, within the same Redis and database.
+// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys and tables in the previous release.
+// They come over by its export, within the same Redis and database.
 func TestClockUpgradeAtOnce(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -400,14 +408,15 @@ func TestClockUpgradeByRole(t *testing.T) {
 	b.mixed = true
 	for _, way := range slices.Insert(ways(t), 1, way{"restart", program, 0}) {
 		for _, role := range [][]*member{top.dispatchers, top.nodes, top.gateways} {
-			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
-				b.during(t, func() {
-					for _, m := range role {
-						replace(t, m, way.to)
-					}
-				})
-				return time.Now()
-			}})
+			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready",
+				lingers: way.lingers, damage: func(t *testing.T) time.Time {
+					b.during(t, func() {
+						for _, m := range role {
+							replace(t, m, way.to)
+						}
+					})
+					return time.Now()
+				}})
 			b.check(t)
 		}
 	}
@@ -422,8 +431,10 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 	t.Parallel()
 	eu, us := redistest.Start(t), redistest.Start(t)
 	top := &topology{members: []*member{
-		newMember("eu", allRoles, eu.URL(), nil, append([]string{"--region=eu", "--peer=us=" + us.URL()}, booksFlags...)...),
-		newMember("us", allRoles, us.URL(), nil, append([]string{"--region=us", "--peer=eu=" + eu.URL()}, booksFlags...)...),
+		newMember("eu", allRoles, eu.URL(), nil,
+			append([]string{"--region=eu", "--peer=us=" + us.URL()}, booksFlags...)...),
+		newMember("us", allRoles, us.URL(), nil,
+			append([]string{"--region=us", "--peer=eu=" + eu.URL()}, booksFlags...)...),
 	}}
 	top.gateways = top.members
 	for _, m := range top.members {
@@ -451,8 +462,8 @@ DO $$ DECLARE t text; BEGIN
 	LOOP EXECUTE 'ALTER TABLE ' || t || ' SET SCHEMA headcount_before'; END LOOP;
 END $$`
 
-// TestClockUpgradeOfPostgres: this release refuses the tables of the previous one, and says how their counters are carried
-// over. They stay, in another schema, and applications go on with headcount.change.
+// TestClockUpgradeOfPostgres: this release refuses the tables of the previous one, and says how their counters are
+// carried over. They stay, in another schema, and applications go on with headcount.change.
 func TestClockUpgradeOfPostgres(t *testing.T) {
 	t.Parallel()
 	postgres := pgtest.Start(t)
@@ -547,7 +558,9 @@ func TestClockUpgradeOfADataDirectory(t *testing.T) {
 // alone is a process without a cluster.
 func alone(flags ...string) *member {
 	m := &member{name: "the process", addr: servertest.FreeAddr(), admin: servertest.FreeAddr()}
-	m.flags = append([]string{"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s"}, booksFlags...)
+	m.flags = append([]string{
+		"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s",
+	}, booksFlags...)
 	m.flags = append(m.flags, flags...)
 	return m
 }

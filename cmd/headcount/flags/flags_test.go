@@ -67,7 +67,9 @@ func parse(t *testing.T, p *program, out io.Writer, args ...string) (*Command, e
 	}
 	s := Set{
 		Name: "p", Description: "What it is.", Version: "p 1", Out: out, Groups: []Group{{"net", "Network"}},
-		Variables: map[string]string{"P_CONFIG": file, "P_SEED": "7", "P_TIMEOUT": "", "P_DIRECTORY": "nowhere", "P_QUIET": "true"},
+		Variables: map[string]string{
+			"P_CONFIG": file, "P_SEED": "7", "P_TIMEOUT": "", "P_DIRECTORY": "nowhere", "P_QUIET": "true",
+		},
 	}
 	s.Add(p)
 	return s.Parse(args)
@@ -75,24 +77,28 @@ func parse(t *testing.T, p *program, out io.Writer, args ...string) (*Command, e
 
 func TestParse(t *testing.T) {
 	var p program
-	c, err := parse(t, &p, nil, "--public-url", "--dashes", "--directory=d", "--listen=a=b", "--names=x,y", "--names", "z", "--n", "-1", "--quiet", "--timeout", "1m", "--retries=3")
+	c, err := parse(t, &p, nil, "--public-url", "--dashes", "--directory=d", "--listen=a=b", "--names=x,y", "--names",
+		"z", "--n", "-1", "--quiet", "--timeout", "1m", "--retries=3")
 	if err != nil || c.Name != "run" {
 		t.Fatal(c, err)
 	}
 	got := p.Run
 	got.ConfigFile = ""
 	want := run{PublicURL: "--dashes", where: where{"d"}, applied: true, Common: common{
-		Listen: "a=b", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7, Retries: 3, Quiet: true,
+		Listen: "a=b", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7,
+		Retries: 3, Quiet: true,
 	}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 
 	p = program{}
-	if c, err := parse(t, &p, nil); err != nil || c.Name != "run" || p.Run.Common.Listen != ":80" || p.Run.Common.Timeout != 2*time.Second || p.Run.Common.Quiet || p.Run.Directory != "elsewhere" {
+	if c, err := parse(t, &p, nil); err != nil || c.Name != "run" || p.Run.Common.Listen != ":80" ||
+		p.Run.Common.Timeout != 2*time.Second || p.Run.Common.Quiet || p.Run.Directory != "elsewhere" {
 		t.Errorf("%v, %v: the defaults are %+v", c, err, p.Run)
 	}
-	if c, err := parse(t, &p, nil, "--listen", "x", "run", "--quiet"); err != nil || c.Name != "run" || p.Run.Common.Listen != "x" || !p.Run.Common.Quiet {
+	if c, err := parse(t, &p, nil, "--listen", "x", "run", "--quiet"); err != nil || c.Name != "run" ||
+		p.Run.Common.Listen != "x" || !p.Run.Common.Quiet {
 		t.Errorf("%v, %v: the command behind its flags is read as %+v", c, err, p.Run)
 	}
 	if c, err := parse(t, &p, nil, "other"); err != nil || c.Name != "other" {
@@ -164,7 +170,11 @@ func TestHelp(t *testing.T) {
 		want []string // lines
 		not  string
 	}{
-		{"--help", []string{"Usage: p <command> [flags]", "What it is.", "  run [flags]", "    Do something else."}, "inner"},
+		{
+			"--help", []string{
+				"Usage: p <command> [flags]", "What it is.", "  run [flags]", "    Do something else.",
+			}, "inner",
+		},
 		{"-h", []string{"Usage: p <command> [flags]"}, "listen"},
 		{"help", []string{"Usage: p <command> [flags]"}, "inner"},
 		{"help run", []string{"Usage: p run [flags]"}, "Do something else"},
@@ -172,8 +182,10 @@ func TestHelp(t *testing.T) {
 		{"help help", []string{"Usage: p <command> [flags]"}, "inner"},
 		{"help --help", []string{"Usage: p <command> [flags]"}, "inner"},
 		{"run --timeout=x --help", []string{
-			"Usage: p run [flags]", "More of it.", "      --public-url=    Where others find it.", "      --timeout=2s     How long it waits. Default 2s.",
-			"      --names=,...     Who is meant.", "      --quiet          Say nothing.", "Network", "  --listen=ADDR    Where it listens. Default :80.",
+			"Usage: p run [flags]", "More of it.", "      --public-url=    Where others find it.",
+			"      --timeout=2s     How long it waits. Default 2s.",
+			"      --names=,...     Who is meant.", "      --quiet          Say nothing.", "Network",
+			"  --listen=ADDR    Where it listens. Default :80.",
 		}, "kept"},
 		{"--version", []string{"p 1"}, "Usage"},
 		{"other --version", []string{"p 1"}, "Usage"},
@@ -202,7 +214,8 @@ func TestLongLinesAreBroken(t *testing.T) {
 			t.Errorf("%q is too long", line)
 		}
 	}
-	if strings.Join(strings.Fields(got), " ") != strings.TrimSpace(strings.Repeat("word ", 20))+" and a "+strings.Repeat("x", 100) {
+	if strings.Join(strings.Fields(got), " ") != strings.TrimSpace(strings.Repeat("word ", 20))+" and a "+
+		strings.Repeat("x", 100) {
 		t.Errorf("words are lost in %q", got)
 	}
 }

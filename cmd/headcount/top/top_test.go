@@ -60,7 +60,11 @@ func TestServerOnce(t *testing.T) {
 	if err := c.Run(t.Context(), &out); err != nil {
 		t.Error(err)
 	}
-	for _, want := range []string{"region us  users here 12", "gate:1", "10s", "1M", "does not answer", "left out of totals", "!! The store is away.\n", "2030-03-17 17:45  dead:1 has gone.\n", "The oldest.", "        9  news\n", "a\ufffd[2Jb"} {
+	for _, want := range []string{
+		"region us  users here 12", "gate:1", "10s", "1M", "does not answer", "left out of totals",
+		"!! The store is away.\n", "2030-03-17 17:45  dead:1 has gone.\n", "The oldest.", "        9  news\n",
+		"a\ufffd[2Jb",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
@@ -90,12 +94,19 @@ func TestScreen(t *testing.T) {
 		return map[string]float64{"headcount_deliveries_total": deliveries, "process_cpu_seconds_total": cpu}
 	}
 	s := screen{
-		before: &data{At: 1000, Processes: []process{{Name: "a", Since: 1, Load: load(100, 1)}, {Name: "again", Since: 1, Load: load(900, 9)}}},
-		now: &data{At: 3000, Processes: []process{{Name: "a", Since: 1, Load: load(500, 2)}, {Name: "again", Since: 2, Load: load(5, 0)}},
+		before: &data{
+			At: 1000, Processes: []process{
+				{Name: "a", Since: 1, Load: load(100, 1)}, {Name: "again", Since: 1, Load: load(900, 9)},
+			},
+		},
+		now: &data{At: 3000, Processes: []process{
+			{Name: "a", Since: 1, Load: load(500, 2)}, {Name: "again", Since: 2, Load: load(5, 0)},
+		},
 			Pages:  []count{{Page: "one"}, {Page: strings.Repeat("日", 200)}, {Page: "three"}},
 			Events: []event{{Text: "e1"}, {Text: "e2"}, {Text: "e3"}, {Text: "e4"}}},
 	}
-	if some := s.text(80, 24); !strings.Contains(some, "  e3\n") || strings.Contains(some, "e4") || !strings.Contains(some, "three") {
+	if some := s.text(80, 24); !strings.Contains(some, "  e3\n") || strings.Contains(some, "e4") ||
+		!strings.Contains(some, "three") {
 		t.Errorf("a terminal shows the newest events, and pages below them:\n%s", some)
 	}
 	whole := s.text(0, 0)
@@ -150,7 +161,8 @@ func TestServerWatch(t *testing.T) {
 	})
 	ended := make(chan error, 1)
 	go func() {
-		ended <- watch(ctx, client.NewAPI(client.Config{URL: proxy.URL, APIKey: "key"}), time.Millisecond, out, func() (int, int) { return 80, 24 })
+		ended <- watch(ctx, client.NewAPI(client.Config{URL: proxy.URL, APIKey: "key"}), time.Millisecond, out,
+			func() (int, int) { return 80, 24 })
 	}()
 	until := func(words ...string) {
 		t.Helper()

@@ -552,7 +552,8 @@ func TestServerChanges(t *testing.T) {
 	w.must(used)
 	asked := []rows.ID{{Bytes: [16]byte{1}}, {Bytes: [16]byte{2}}, {Bytes: [16]byte{3}}}
 	known, err := s.Remembered(t.Context(), partition, asked)
-	if err != nil || len(known) != 1 || known[0].Bytes != asked[0].Bytes || known[0].Until.Sub(soon).Abs() > time.Second {
+	if err != nil || len(known) != 1 || known[0].Bytes != asked[0].Bytes ||
+		known[0].Until.Sub(soon).Abs() > time.Second {
 		t.Errorf("remembered are %v, %v", known, err)
 	}
 }

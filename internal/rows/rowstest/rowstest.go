@@ -395,7 +395,9 @@ func anyBytes(b *bench) {
 	empty := rows.Row{Name: rows.Name{Collection: "c", Field: ""}, Value: []byte{}}
 	b.must(b.commit(claim.Epoch, 0, row, empty))
 
-	found := b.store.Read(b.Context(), []rows.Address{{Partition: partition, Name: row.Name}, {Partition: partition, Name: empty.Name}})
+	found := b.store.Read(b.Context(), []rows.Address{
+		{Partition: partition, Name: row.Name}, {Partition: partition, Name: empty.Name},
+	})
 	if !bytes.Equal(found[0].Value, every) || found[1].Value == nil || len(found[1].Value) > 0 {
 		b.Errorf("got %q and %q", found[0].Value, found[1].Value)
 	}

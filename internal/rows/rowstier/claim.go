@@ -328,8 +328,9 @@ func (t *taking) name() rows.Commit {
 func (t *taking) warn() {
 	hasLess := t.reached() && t.back.Number < t.state.back
 	if t.isThere && hasLess {
-		t.s.cfg.Log.Warn().Int("partition", t.p.id).Msg("counters: the lasting store was restored from an older copy; " +
-			"what left the fast one since is as it was then, and what did not is kept again when it changes")
+		t.s.cfg.Log.Warn().Int("partition", t.p.id).
+			Msg("counters: the lasting store was restored from an older copy; " +
+				"what left the fast one since is as it was then, and what did not is kept again when it changes")
 	}
 }
 

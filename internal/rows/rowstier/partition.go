@@ -114,7 +114,8 @@ func (p *partition) refuses(c *rows.Commit) error {
 		return &rows.Lost{} // its owner claims it again, unless the front has another owner
 	}
 	if p.ousted && len(c.Rows)+len(c.IDs) > 0 {
-		return fmt.Errorf("%w: what it gets would not be kept: another process has claimed the lasting store", rows.ErrFull)
+		return fmt.Errorf("%w: what it gets would not be kept: another process has claimed the lasting store",
+			rows.ErrFull)
 	}
 
 	return nil
@@ -253,7 +254,8 @@ func (p *partition) made(c, front *rows.Commit) {
 	p.evicted = p.evicted[p.leavingLocked():]
 	p.opened = false
 
-	// The state may have changed since the commit began, and of one that was repeated the front may have the earlier form.
+	// The state may have changed since the commit began, and of one that was repeated the front may have the earlier
+	// form.
 	wroteState := func(row rows.Row) bool { return row.Name == stateName && bytes.Equal(row.Value, p.state.encode()) }
 	if !p.isRepeated && slices.ContainsFunc(front.Rows, wroteState) {
 		p.changed = false

@@ -56,8 +56,8 @@ import (
 // Back is the lasting store.
 type Back interface {
 	rows.Store
-	// Changed calls each with the rows that commits after a number have changed; a nil value says that the row is deleted.
-	// It remembers deletions for a day at least.
+	// Changed calls each with the rows that commits after a number have changed; a nil value says that the row is
+	// deleted. It remembers deletions for a day at least.
 	Changed(ctx context.Context, partition int, after uint64, each func(name rows.Name, value []byte) error) error
 	// Remembered returns those of ids that are remembered, with the time until which they are.
 	Remembered(ctx context.Context, partition int, ids []rows.ID) ([]rows.ID, error)
@@ -67,8 +67,8 @@ type Back interface {
 type Config struct {
 	// DrainEvery is the pause between drains, default 200ms. After an error it is five times as long.
 	DrainEvery time.Duration
-	// Dirty is the number of rows of a partition that may wait to be drained, default 262,144. Beyond it commits fail with
-	// rows.ErrFull.
+	// Dirty is the number of rows of a partition that may wait to be drained, default 262,144. Beyond it commits fail
+	// with rows.ErrFull.
 	Dirty int
 	// Timeout limits one call of the back, default 10s.
 	Timeout time.Duration

@@ -167,7 +167,9 @@ type back struct {
 }
 
 func newBack() *back {
-	return &back{Store: rowsmem.New(rowsmem.Config{}), numbers: map[rows.Address]uint64{}, ids: map[[16]byte]time.Time{}}
+	return &back{
+		Store: rowsmem.New(rowsmem.Config{}), numbers: map[rows.Address]uint64{}, ids: map[[16]byte]time.Time{},
+	}
 }
 
 // isAway is the way there and back.
@@ -306,7 +308,8 @@ func (w *writer) claim() error {
 // heal writes again what the store may lack.
 func (w *writer) heal(claim rows.Claim) error {
 	c := rows.Commit{
-		Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1, At: time.Now(),
+		Partition: part, Epoch: claim.Epoch, After: claim.Number, Number: max(w.number, claim.Number) + 1,
+		At: time.Now(),
 	}
 	for name, is := range w.rows {
 		if is.number > claim.Number {
@@ -753,7 +756,9 @@ func TestBothHaveRows(t *testing.T) {
 // TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has
 // got to the back. Whoever claims it next can.
 func TestTwoProcessesBegin(t *testing.T) {
-	for name, isDrained := range map[string]bool{"before anything is drained": false, "after something is drained": true} {
+	for name, isDrained := range map[string]bool{
+		"before anything is drained": false, "after something is drained": true,
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				shared := newBack()

@@ -39,18 +39,26 @@ type Config struct {
 	Log     zerolog.Logger
 }
 
-// New returns a tracer of the scope, whose spans go to the collector, and a function that sends the spans that wait, for at
-// most timeout, and ends the tracer. Neither New nor the end of a span waits for the collector.
+// New returns a tracer of the scope, whose spans go to the collector, and a function that sends the spans that wait,
+// for at most timeout, and ends the tracer. Neither New nor the end of a span waits for the collector.
 func New(cfg Config, scope string) (trace.Tracer, func() error) {
 	target := cfg.URL
 	if u, err := url.Parse(cfg.URL); err == nil && strings.Trim(u.Path, "/") == "" {
 		target = u.JoinPath("v1", "traces").String()
 	}
-	from := resource.NewSchemaless(attribute.String("service.name", "headcount"), attribute.String("service.version", cfg.Version))
+	from := resource.NewSchemaless(attribute.String("service.name", "headcount"),
+		attribute.String("service.version", cfg.Version))
+	sink := &exporter{
+		url:    target,
+		log:    cfg.Log,
+		client: &http.Client{Timeout: timeout},
+		logged: rate.Sometimes{Interval: time.Minute},
+	}
 	provider := sdk.NewTracerProvider(
 		sdk.WithResource(from),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(1/float64(max(cfg.Every, 1))))),
-		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: timeout}, logged: rate.Sometimes{Interval: time.Minute}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(batchWait)),
+		sdk.WithBatcher(sink, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch),
+			sdk.WithBatchTimeout(batchWait)),
 	)
 	return provider.Tracer(scope), func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -72,7 +80,9 @@ type exporter struct {
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if err := e.send(ctx, spans); err != nil {
 		e.logged.Do(func() {
-			e.log.Warn().Err(err).Int("spans", len(spans)).Msg("the collector of --otlp did not accept traces; they are lost. This is logged at most once a minute")
+			e.log.Warn().Err(err).Int("spans", len(spans)).
+				Msg("the collector of --otlp did not accept traces; they are lost. " +
+					"This is logged at most once a minute")
 		})
 	}
 	return nil
@@ -149,7 +159,8 @@ func requestOf(spans []sdk.ReadOnlySpan) request {
 	scope.Scope.Name = spans[0].InstrumentationScope().Name
 	for _, s := range spans {
 		one := span{
-			TraceID: s.SpanContext().TraceID().String(), SpanID: s.SpanContext().SpanID().String(), Name: s.Name(), Kind: int(s.SpanKind()),
+			TraceID: s.SpanContext().TraceID().String(), SpanID: s.SpanContext().SpanID().String(),
+			Name: s.Name(), Kind: int(s.SpanKind()),
 			Start: nanoseconds(s.StartTime()), End: nanoseconds(s.EndTime()), Attributes: attributesOf(s.Attributes()),
 		}
 		if s.Parent().HasSpanID() {

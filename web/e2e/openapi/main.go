@@ -15,10 +15,11 @@ func main() {
 	log.SetFlags(0)
 	server := os.Args[1]
 	ctx := context.Background()
-	client, err := api.NewClientWithResponses(server, api.WithRequestEditorFn(func(_ context.Context, r *http.Request) error {
-		r.Header.Set("X-API-Key", os.Args[2])
-		return nil
-	}))
+	client, err := api.NewClientWithResponses(server,
+		api.WithRequestEditorFn(func(_ context.Context, r *http.Request) error {
+			r.Header.Set("X-API-Key", os.Args[2])
+			return nil
+		}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -34,7 +35,8 @@ func main() {
 	}
 
 	delta := int64(3)
-	added, err := client.IncrementCounterWithResponse(ctx, "views:1", nil, api.IncrementCounterJSONRequestBody{Delta: &delta})
+	added, err := client.IncrementCounterWithResponse(ctx, "views:1", nil,
+		api.IncrementCounterJSONRequestBody{Delta: &delta})
 	if err != nil || added.JSON200 == nil {
 		log.Fatalf("increment: %v, %s", err, added.Body)
 	}
@@ -54,5 +56,6 @@ func main() {
 		log.Fatalf("no page: %v, %s", err, nobody.Body)
 	}
 
-	fmt.Println(count.JSON200.Count, added.JSON200.Value, window.JSON200.Value, limit.JSON200.Allowed, nobody.ApplicationproblemJSON400.Status)
+	fmt.Println(count.JSON200.Count, added.JSON200.Value, window.JSON200.Value, limit.JSON200.Allowed,
+		nobody.ApplicationproblemJSON400.Status)
 }
