@@ -41,8 +41,14 @@ var layers = []layer{
 	{"internal/replication", []string{"internal/outage", "internal/wake"}}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"internal/outage", "presence"}},
-	{"presence/minutes", []string{"presence", "hyperloglog"}},                                                               // what pages remember
-	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "presence/pncounter", "unread"}}, // for the tests of stores; only they import it
+	// what pages remember
+	{"presence/minutes", []string{"presence", "hyperloglog"}},
+	// for the tests of stores; only they import it
+	{
+		"presence/presencetest", []string{
+			"internal/testkit", "presence", "presence/minutes", "presence/pncounter", "unread",
+		},
+	},
 	{"internal/boltfile", nil},   // opens the files of a data directory
 	{"internal/servertest", nil}, // processes of servers for tests
 	{"internal/testkit", nil},    // what tests of all packages share
@@ -55,7 +61,11 @@ var layers = []layer{
 	{"internal/rows", nil}, // words and contract
 	{"internal/rows/rowsmem", []string{"internal/rows"}},
 	{"counter/share", []string{"counter", "hyperloglog"}}, // arithmetic
-	{"counter/owner", []string{"counter", "hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence"}},
+	{
+		"counter/owner", []string{
+			"counter", "hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence",
+		},
+	},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
 	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
@@ -67,7 +77,12 @@ var layers = []layer{
 		},
 	},
 	{"counter/simtest", nil}, // for simulations of counters; only tests import it
-	{"counter/countertest", []string{"counter", "counter/call", "counter/local", "hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
+	// for the tests of stores; only they import it
+	{
+		"counter/countertest", []string{
+			"counter", "counter/call", "counter/local", "hyperloglog", "counter/limit", "internal/testkit", "presence",
+		},
+	},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
 	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
@@ -75,7 +90,12 @@ var layers = []layer{
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}},
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
-	{"counter/exactpg", []string{"counter", "hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows", "internal/wake", "presence"}},
+	{
+		"counter/exactpg", []string{
+			"counter", "hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows",
+			"internal/wake", "presence",
+		},
+	},
 	{"counter/routed", []string{ // exact counters beside those of owners
 		"counter", "counter/call", "counter/exactpg", "counter/owner", "internal/outage", "internal/postgres",
 		"internal/rows", "internal/rows/rowspg",
@@ -100,7 +120,12 @@ var layers = []layer{
 		"counter", "counter/call", "counter/cluster", "counter/local", "counter/owner", "counter/routed",
 		"internal/redisconn", "internal/rows", "internal/rows/rowsredis", "presence", "presence/presenceredis/...",
 	}},
-	{"counter/pipeline", []string{"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed", "internal/wake"}}, // opens the counters of a process
+	// opens the counters of a process
+	{
+		"counter/pipeline", []string{
+			"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed", "internal/wake",
+		},
+	},
 	{"scripts", nil},
 	// what the log says of something that is away, and when it is tried again
 	{"internal/outage", []string{"internal/wake"}},
@@ -112,25 +137,59 @@ var layers = []layer{
 	},
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/presencemem/...", []string{"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey", "hyperloglog"}},
-	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "internal/outage", "internal/wake", "scripts"}},
-	{"presence/node/...", []string{"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting"}},                                                     // no store but by the contract
-	{"presence/member", []string{"internal/machine", "internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring", "presence/seal", "internal/setting"}}, // neither gateway nor node nor dispatcher but by interface
+	{
+		"presence/presencemem/...", []string{
+			"internal/boltfile", "internal/wake", "presence", "presence/minutes", "unread", "presence/hashkey",
+			"hyperloglog",
+		},
+	},
+	{
+		"presence/presenceredis/...", []string{
+			"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn",
+			"internal/outage", "internal/wake", "scripts",
+		},
+	},
+	// no store but by the contract
+	{
+		"presence/node/...", []string{
+			"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting",
+		},
+	},
+	// neither gateway nor node nor dispatcher but by interface
+	{
+		"presence/member", []string{
+			"internal/machine", "internal/outage", "internal/wake", "presence", "presence/heartbeat", "presence/ring",
+			"presence/seal", "internal/setting",
+		},
+	},
 	{"dispatcher/...", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
-	{"webhook", []string{"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey"}}, // what is told, and sending it
+	// what is told, and sending it
+	{
+		"webhook", []string{
+			"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey",
+		},
+	},
 	{"webhook/webhooktest", []string{"webhook"}}, // for the tests of stores; only they import it
 	{"webhook/webhookmem", []string{"internal/boltfile", "webhook"}},
 	{"webhook/webhookredis", []string{"internal/redisconn", "scripts", "webhook"}},
 	{"dashboard", []string{"presence"}},
-	{"gateway/socket", nil},                                                                          // bytes to and from clients
-	{"gateway/websocket", nil},                                                                       // RFC 6455, without any I/O
-	{"gateway/pusher", []string{"presence"}},                                                         // Pusher's events, without any I/O
-	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},                               // what holds for all of HTTP
-	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},                  // who a request is from
-	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}}, // updates to those who want them
-	{"gateway/roster", []string{"presence", "presence/heartbeat"}},                                   // who is here
-	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},         // sums of the users here
-	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},     // the table of calls, and their answers
+	// bytes to and from clients
+	{"gateway/socket", nil},
+	// RFC 6455, without any I/O
+	{"gateway/websocket", nil},
+	// Pusher's events, without any I/O
+	{"gateway/pusher", []string{"presence"}},
+	// what holds for all of HTTP
+	{"gateway/httppolicy", []string{"counter/limit", "internal/wake"}},
+	// who a request is from
+	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},
+	// updates to those who want them
+	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
+	{"gateway/roster", []string{"presence", "presence/heartbeat"}}, // who is here
+	// sums of the users here
+	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},
+	// the table of calls, and their answers
+	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},
 	{"gateway/counterapi", []string{ // the calls of counters that last
 		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity",
 		"gateway/httppolicy",
@@ -138,12 +197,14 @@ var layers = []layer{
 	}},
 	{"gateway/openapi", []string{"counter", "gateway/calls"}}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
-		"counter", "counter/limit", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
+		"counter", "counter/limit", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity",
+		"gateway/openapi",
 		"gateway/pusher", "presence", "presence/minutes", "unread",
 	}},
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",
-		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier", "gateway/roster",
+		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity",
+		"gateway/fanout", "gateway/notifier", "gateway/roster",
 		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
@@ -163,15 +224,27 @@ var layers = []layer{
 	{"examples/go", []string{"client"}},
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
 	{"cmd/headcount/certificates", []string{"internal/setting"}},  // what visitors are shown over TLS
-	{"cmd/headcount/dump", []string{"counter", "counter/transfer", "internal/postgres", "internal/redisconn", "internal/setting", "presence"}}, // export and import
-	{"cmd/headcount/probe", []string{"gateway/counterapi", "gateway/identity", "internal/setting"}},                                            // what a proxy passes on
+	// export and import
+	{
+		"cmd/headcount/dump", []string{
+			"counter", "counter/transfer", "internal/postgres", "internal/redisconn", "internal/setting", "presence",
+		},
+	},
+	// what a proxy passes on
+	{"cmd/headcount/probe", []string{"gateway/counterapi", "gateway/identity", "internal/setting"}},
 	{"cmd/headcount/e2e", nil},    // tests alone
 	{"cmd/headcount/faults", nil}, // tests alone
 	{"cmd/release", nil},          // builds the archives
 	{"cmd/headcount", []string{
-		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed", "counter/local", "gateway/counterapi",
-		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres", "dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web", "internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp", "webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/certificates", "cmd/headcount/dump", "cmd/headcount/flags", "cmd/headcount/probe", "internal/simulate", "cmd/headcount/top",
+		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed",
+		"counter/local", "gateway/counterapi",
+		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...",
+		"presence/presenceredis/...",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres",
+		"dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web",
+		"internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp",
+		"webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/certificates", "cmd/headcount/dump",
+		"cmd/headcount/flags", "cmd/headcount/probe", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -383,7 +383,9 @@ type Reservation struct {
 
 // Reserve takes amount out of an exact counter for a time from 1s to 31d. The same id and amount again, while the
 // reservation is open, takes nothing more; in that result, Replayed is true.
-func (a *API) Reserve(ctx context.Context, key, id string, amount int64, d time.Duration) (Counter, Reservation, error) {
+func (a *API) Reserve(
+	ctx context.Context, key, id string, amount int64, d time.Duration,
+) (Counter, Reservation, error) {
 	in := struct {
 		ID     string `json:"id"`
 		Amount int64  `json:"amount"`

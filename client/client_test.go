@@ -467,14 +467,16 @@ func TestServerCalls(t *testing.T) {
 			c, err := a.EditMembers(ctx, "n/1", []string{"x"}, nil)
 			return c.Value, err
 		}, `POST /api/v1/counters/n%2F1/members {"add":["x"]}`, "5"},
-		{`{"entries":[{"seq":8,"at":"2030-10-10T12:11:42Z","after":3}],"next":8}`, func(ctx context.Context, a *API) (any, error) {
-			e, next, err := a.Ledger(ctx, "n/1", 7, 1)
-			return fmt.Sprint(e[0].After, " ", next), err
-		}, "GET /api/v1/counters/n%2F1/ledger?after=7&limit=1", "3 8"},
-		{`{"counter":` + counter + `,"reservation":{"id":"a/b","amount":2,"expires_at":"2030-10-10T12:11:42.5Z"}}`, func(ctx context.Context, a *API) (any, error) {
-			c, r, err := a.Reserve(ctx, "n/1", "a/b", 2, 10*time.Minute)
-			return fmt.Sprint(c.Value, " ", r.Amount, " ", r.ExpiresAt.Year()), err
-		}, `POST /api/v1/counters/n%2F1/reservations {"id":"a/b","amount":2,"for":"10m0s"}`, "5 2 2030"},
+		{`{"entries":[{"seq":8,"at":"2030-10-10T12:11:42Z","after":3}],"next":8}`,
+			func(ctx context.Context, a *API) (any, error) {
+				e, next, err := a.Ledger(ctx, "n/1", 7, 1)
+				return fmt.Sprint(e[0].After, " ", next), err
+			}, "GET /api/v1/counters/n%2F1/ledger?after=7&limit=1", "3 8"},
+		{`{"counter":` + counter + `,"reservation":{"id":"a/b","amount":2,"expires_at":"2030-10-10T12:11:42.5Z"}}`,
+			func(ctx context.Context, a *API) (any, error) {
+				c, r, err := a.Reserve(ctx, "n/1", "a/b", 2, 10*time.Minute)
+				return fmt.Sprint(c.Value, " ", r.Amount, " ", r.ExpiresAt.Year()), err
+			}, `POST /api/v1/counters/n%2F1/reservations {"id":"a/b","amount":2,"for":"10m0s"}`, "5 2 2030"},
 		{`{"counter":` + counter + `,"reservation":{"id":"a/b"}}`, func(ctx context.Context, a *API) (any, error) {
 			c, r, err := a.Commit(ctx, "n/1", "a/b")
 			return fmt.Sprint(c.Replayed, " ", r.ID), err
@@ -487,11 +489,17 @@ func TestServerCalls(t *testing.T) {
 			open, next, err := a.Reservations(ctx, "n/1", "a/b")
 			return fmt.Sprint(open[0].ID, " ", next), err
 		}, "GET /api/v1/counters/n%2F1/reservations?after=a%2Fb", "b b"},
-		{`{"match":"n/*","counters":2,"value":9}`, func(ctx context.Context, a *API) (any, error) { s, err := a.Aggregate(ctx, "n/*"); return s.Value, err }, "GET /api/v1/counters/n%2F%2A/aggregate", "9"},
-		{"", func(ctx context.Context, a *API) (any, error) { return nil, a.Delete(ctx, "n/1") }, "DELETE /api/v1/counters/n%2F1", "<nil>"},
-		{`{"allowed":true,"limit":9,"remaining":8,"reset_after_ms":1500}`, func(ctx context.Context, a *API) (any, error) {
-			return a.Limit(ctx, "l", Limit{Limit: 9, Window: time.Minute, Algorithm: "log"})
-		}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","cost":1,"algorithm":"log"}`, "{true 9 8 1.5s}"},
+		{`{"match":"n/*","counters":2,"value":9}`, func(ctx context.Context, a *API) (any, error) {
+			s, err := a.Aggregate(ctx, "n/*")
+			return s.Value, err
+		}, "GET /api/v1/counters/n%2F%2A/aggregate", "9"},
+		{"", func(ctx context.Context, a *API) (any, error) {
+			return nil, a.Delete(ctx, "n/1")
+		}, "DELETE /api/v1/counters/n%2F1", "<nil>"},
+		{`{"allowed":true,"limit":9,"remaining":8,"reset_after_ms":1500}`,
+			func(ctx context.Context, a *API) (any, error) {
+				return a.Limit(ctx, "l", Limit{Limit: 9, Window: time.Minute, Algorithm: "log"})
+			}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","cost":1,"algorithm":"log"}`, "{true 9 8 1.5s}"},
 		{`{"allowed":true,"limit":9,"remaining":9,"reset_after_ms":0}`, func(ctx context.Context, a *API) (any, error) {
 			return a.LookAtLimit(ctx, "l", Limit{Limit: 9, Window: time.Minute, Cost: 3})
 		}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","cost":0}`, "{true 9 9 0s}"},

@@ -175,8 +175,8 @@ func (q *batchQueue[C, R]) run() {
 	}
 }
 
-// isBusy reports whether the calls of a write have come so fast, since the last one began, that further ones are worth a
-// wait.
+// isBusy reports whether the calls of a write have come so fast, since the last one began, that further ones are worth
+// a wait.
 func (q *batchQueue[C, R]) isBusy(since time.Duration) bool {
 	calls := len(q.writing)
 

@@ -246,7 +246,9 @@ func TestRules(t *testing.T) {
 		}
 	}
 	views, stock := r.Of("views:*"), r.Of("stock:*")
-	if !reflect.DeepEqual(views.Buckets, []Bucket{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}}) || !views.Top || !views.Allows(PublicRead) || views.Allows(PublicIncrement) || views.MaxAge != 5*time.Second {
+	if !reflect.DeepEqual(views.Buckets, []Bucket{
+		{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour},
+	}) || !views.Top || !views.Allows(PublicRead) || views.Allows(PublicIncrement) || views.MaxAge != 5*time.Second {
 		t.Errorf("%+v", views)
 	}
 	if *stock.Floor != 0 || stock.Ceiling != nil || stock.Ledger != 2160*time.Hour || r.Of("nothing") != nil {
@@ -263,8 +265,10 @@ func TestRules(t *testing.T) {
 	if none, err := ParseRules([]byte(`{"rules":[]}`)); err != nil || none.Find("a") != nil {
 		t.Errorf("%+v, %v", none, err)
 	}
-	some, err := ParseRules([]byte(`{"rules":[{"match":"a","kind":"exact","floor":-5,"ceiling":9,"ledger":0,"stale":"0s"},{"match":"b*","kind":"exact","ledger":"1d12h"}]}`))
-	if err != nil || some.Find("ab") != nil || some.Find("a").Ledger != 0 || some.Find("a").MaxAge != 0 || *some.Find("a").Ceiling != 9 || some.Find("bb").Ledger != 36*time.Hour {
+	some, err := ParseRules([]byte(`{"rules":[{"match":"a","kind":"exact","floor":-5,"ceiling":9,"ledger":0,` +
+		`"stale":"0s"},{"match":"b*","kind":"exact","ledger":"1d12h"}]}`))
+	if err != nil || some.Find("ab") != nil || some.Find("a").Ledger != 0 || some.Find("a").MaxAge != 0 ||
+		*some.Find("a").Ceiling != 9 || some.Find("bb").Ledger != 36*time.Hour {
 		t.Errorf("%+v, %v", some, err)
 	}
 }

@@ -128,7 +128,8 @@ func always(text string) func(*Change, Counter) string {
 // onlyFor says which kinds take a verb.
 func onlyFor(v Verb) string {
 	does := map[Verb]string{
-		Add: "is moved by numbers", Adjust: "is moved by numbers", Set: "is set", Reset: "is reset", Edit: "has members",
+		Add: "is moved by numbers", Adjust: "is moved by numbers", Set: "is set", Reset: "is reset",
+		Edit:    "has members",
 		Reserve: "has reservations", Commit: "has reservations", Cancel: "has reservations", Expire: "has reservations",
 	}
 

@@ -64,8 +64,8 @@ type Step interface {
 	See(key string, s Slot, members []string, kept time.Duration)
 	// Count adds delta to a value of a dimension of key, as Counted.Add does.
 	Count(key, name, value string, delta int64)
-	// Drop deletes members, registers, ledger, history, dimensions and reservations of a counter that existed with that version.
-	// Judge makes its State zero.
+	// Drop deletes members, registers, ledger, history, dimensions and reservations of a counter that existed with that
+	// version. Judge makes its State zero.
 	Drop(key string, v Version)
 	// Changed notes that key changed, and the members that joined and left, for the feed. all means that further
 	// members left. Judge calls it once for each change of an operation that it makes.

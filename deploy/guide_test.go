@@ -43,19 +43,31 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		return n
 	}
 	for row, source := range map[string]struct{ file, pattern string }{
-		"datagrams between processes":                                      {"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`},
-		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
-		"presence, follows and unread in Redis, and links between regions": {"../presence/presenceredis/keyspace.go", `(?m)^\tformatEven += "(\d+)"`},
-		"counters in Redis":                                                {"../counter/cluster/format.go", `(?m)^const Format = (\d+)$`},
-		"webhooks in Redis":                                                {"../webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
-		"tables of rows in PostgreSQL":                                     {"", fmt.Sprint(newest("internal/rows/rowspg"))},
-		"tables of counters in PostgreSQL":                                 {"", fmt.Sprint(newest("counter/exactpg"))},
-		"`headcount.db` in `--data-dir`":                                   {"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`counters.db` in `--data-dir`":                                    {"../internal/rows/rowsfile/commit.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`webhooks.db` in `--data-dir`":                                    {"../webhook/webhookmem/webhookmem.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`present` in `--data-dir`":                                        {"../presence/presencemem/present.go", `presentMagic = "headcount present (\d+)\\n"`},
-		"the file of an export":                                            {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
-		"frames for browsers":                                              {"../gateway/entry.go", `"headcount\.v(\d+)"`},
+		"datagrams between processes": {
+			"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`,
+		},
+		"calls between processes": {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
+		"presence, follows and unread in Redis, and links between regions": {
+			"../presence/presenceredis/keyspace.go", `(?m)^\tformatEven += "(\d+)"`,
+		},
+		"counters in Redis":                {"../counter/cluster/format.go", `(?m)^const Format = (\d+)$`},
+		"webhooks in Redis":                {"../webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
+		"tables of rows in PostgreSQL":     {"", fmt.Sprint(newest("internal/rows/rowspg"))},
+		"tables of counters in PostgreSQL": {"", fmt.Sprint(newest("counter/exactpg"))},
+		"`headcount.db` in `--data-dir`": {
+			"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`,
+		},
+		"`counters.db` in `--data-dir`": {
+			"../internal/rows/rowsfile/commit.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`,
+		},
+		"`webhooks.db` in `--data-dir`": {
+			"../webhook/webhookmem/webhookmem.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`,
+		},
+		"`present` in `--data-dir`": {
+			"../presence/presencemem/present.go", `presentMagic = "headcount present (\d+)\\n"`,
+		},
+		"the file of an export": {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
+		"frames for browsers":   {"../gateway/entry.go", `"headcount\.v(\d+)"`},
 	} {
 		number := source.pattern
 		if source.file != "" {

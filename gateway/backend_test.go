@@ -106,7 +106,8 @@ func TestBackEndsOfPusher(t *testing.T) {
 		expect("GET", "/apps/1/channels", "", "", 200, `{"channels":{"a/b":{},"news":{}}}`)
 		expect("GET", "/apps/any-id/channels", "filter_by_prefix=ne&info=subscription_count,user_count", "", 200,
 			`{"channels":{"news":{"subscription_count":2,"user_count":2}}}`)
-		expect("GET", "/apps/1/channels/news", "info=subscription_count", "", 200, `{"occupied":true,"subscription_count":2}`)
+		expect("GET", "/apps/1/channels/news", "info=subscription_count", "", 200,
+			`{"occupied":true,"subscription_count":2}`)
 		expect("GET", "/apps/1/channels/a%2Fb", "", "", 200, `{"occupied":true}`)
 		expect("GET", "/apps/1/channels/sport", "info=user_count", "", 200, `{"occupied":false,"user_count":0}`)
 		expect("GET", "/apps/1/channels/*", "", "", 400, "reserved")
@@ -127,18 +128,24 @@ func TestBackEndsOfPusher(t *testing.T) {
 		const changed = `{"name":"headcount:changed","data":"{}",`
 		expect("POST", "/apps/1/events", "", changed+`"channels":["news","sport","nobody"]}`, 200, `{}`)
 		unread(`{"news":1,"sport":1}`)
-		expect("POST", "/apps/1/batch_events", "", `{"batch":[`+changed+`"channel":"news"},`+changed+`"channel":"news"}]}`, 200, `{}`)
+		expect("POST", "/apps/1/batch_events", "",
+			`{"batch":[`+changed+`"channel":"news"},`+changed+`"channel":"news"}]}`, 200, `{}`)
 		unread(`{"news":3,"sport":1}`)
 
 		// What is refused has changed nothing, not even the first pages of a batch.
-		expect("POST", "/apps/1/events", "", `{"name":"order.shipped","channel":"news","data":"{}"}`, 403, "carries no messages")
-		expect("POST", "/apps/1/batch_events", "", `{"batch":[`+changed+`"channel":"news"},{"name":"x","channel":"news"}]}`, 403, "headcount:changed")
+		expect("POST", "/apps/1/events", "", `{"name":"order.shipped","channel":"news","data":"{}"}`, 403,
+			"carries no messages")
+		expect("POST", "/apps/1/batch_events", "",
+			`{"batch":[`+changed+`"channel":"news"},{"name":"x","channel":"news"}]}`, 403, "headcount:changed")
 		expect("POST", "/apps/1/events", "", changed+`"channels":["news","*"]}`, 400, "is no page")
-		expect("POST", "/apps/1/events", "", changed+`"channel":"news","more":"`+strings.Repeat("x", 128<<10)+`"}`, 413, "131072 bytes")
+		expect("POST", "/apps/1/events", "", changed+`"channel":"news","more":"`+strings.Repeat("x", 128<<10)+`"}`, 413,
+			"131072 bytes")
 		unread(`{"news":3,"sport":1}`)
 
 		// The page that is called apps is a page.
-		for path, want := range map[string]int{"/apps/counter": 200, "/apps/stats": 404, "/apps/counter/x": 404, "/apps/1/channels/a/users": 404} {
+		for path, want := range map[string]int{
+			"/apps/counter": 200, "/apps/stats": 404, "/apps/counter/x": 404, "/apps/1/channels/a/users": 404,
+		} {
 			if status, text := s.ask("GET", path, ""); status != want {
 				t.Errorf("%s: %d %s", path, status, text)
 			}
@@ -235,7 +242,8 @@ func TestBackEndsWithoutSecretAndOfSites(t *testing.T) {
 		forBackEnds(cfg)
 	}, func(t *testing.T, s *served) {
 		for site, page := range map[string]string{"shop": "a", "blog": "b"} {
-			if status, text := s.ask("PUT", "/-/users/ann/pages/"+page+"?site="+site, "", "X-API-Key: k"); status != 200 {
+			if status, text := s.ask("PUT", "/-/users/ann/pages/"+page+"?site="+site, "",
+				"X-API-Key: k"); status != 200 {
 				t.Fatal(text)
 			}
 		}

@@ -136,8 +136,12 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{Node: nd, store: store, gateway: func(page string) presence.Parts { return g.Explain(page) }},
-		Counters: counterapi.Config{Rules: counter.BuiltinRules(), Counters: countersIn(countertest.InMemory(t, nil)), Log: zerolog.Nop()},
+		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{
+			Node: nd, store: store, gateway: func(page string) presence.Parts { return g.Explain(page) },
+		},
+		Counters: counterapi.Config{
+			Rules: counter.BuiltinRules(), Counters: countersIn(countertest.InMemory(t, nil)), Log: zerolog.Nop(),
+		},
 		API: api.Config{
 			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Dashboard: noDashboard{},
 			Regions: store, LastSeen: store,

@@ -200,7 +200,8 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		if err := valid("meta.json", doc); err != nil {
 			t.Errorf("openapi.json is no OpenAPI document: %v", err)
 		}
-		const channels, events, changed = "/apps/1/channels", "/apps/1/events", `{"name":"headcount:changed","channel":"p"}`
+		const channels, events, changed = "/apps/1/channels", "/apps/1/events", `{"name":"headcount:changed",` +
+			`"channel":"p"}`
 		const batch, batches = `{"batch":[` + changed + `]}`, "/apps/1/batch_events"
 		const me, key, other = "Headcount-Id: ", "X-API-Key: k", "Origin: https://another.example"
 		var own string // the id of a visitor
@@ -322,23 +323,62 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"GET /api/v1/counters/{key}", "/api/v1/counters/none:1", "", 400, ""},
 			{"GET /api/v1/counters/{key}/exact", "/api/v1/counters/views:1/exact", "", 200, ""},
 			{"GET /api/v1/counters", "/api/v1/counters?key=views:1&key=views:9", "", 200, ""},
-			{"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations", `{"id":"cart/7","amount":1,"for":"10m"}`, 201, key},
-			{"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations", `{"id":"cart/7","amount":1,"for":"10m"}`, 200, key},
-			{"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations", `{"id":"cart/7","amount":2,"for":"10m"}`, 409, key},
-			{"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations", `{"id":"cart 8","amount":3,"for":"10m"}`, 409, key},
-			{"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/likes:1/reservations", `{"id":"cart 8","amount":3,"for":"10m"}`, 409, key},
-			{"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations", `{"id":"cart 8","amount":3,"for":"32d"}`, 400, key},
+			{
+				"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations",
+				`{"id":"cart/7","amount":1,"for":"10m"}`, 201, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations",
+				`{"id":"cart/7","amount":1,"for":"10m"}`, 200, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations",
+				`{"id":"cart/7","amount":2,"for":"10m"}`, 409, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations",
+				`{"id":"cart 8","amount":3,"for":"10m"}`, 409, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/likes:1/reservations",
+				`{"id":"cart 8","amount":3,"for":"10m"}`, 409, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations",
+				`{"id":"cart 8","amount":3,"for":"32d"}`, 400, key,
+			},
 			{"GET /api/v1/counters/{key}", "/api/v1/counters/stock:1", "", 200, key},
 			{"GET /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations", "", 200, key},
 			{"GET /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations?after=*", "", 400, key},
 			{"GET /api/v1/counters/{key}/reservations", "/api/v1/counters/likes:1/reservations", "", 409, key},
-			{"POST /api/v1/counters/{key}/reservations/{id}/commit", "/api/v1/counters/stock:1/reservations/cart%2F7/commit", "", 200, key},
-			{"POST /api/v1/counters/{key}/reservations/{id}/commit", "/api/v1/counters/stock:1/reservations/cart%2F7/commit", `{}`, 200, key},
-			{"POST /api/v1/counters/{key}/reservations/{id}/commit", "/api/v1/counters/stock:1/reservations/none/commit", "", 404, key},
-			{"POST /api/v1/counters/{key}/reservations/{id}/cancel", "/api/v1/counters/stock:1/reservations/cart%2F7/cancel", "", 409, key},
-			{"POST /api/v1/counters/{key}/reservations/{id}/cancel", "/api/v1/counters/stock:1/reservations/none/cancel", `{"x":1}`, 400, key},
-			{"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations", `{"id":"cart 8","amount":1,"for":"1s"}`, 201, key},
-			{"POST /api/v1/counters/{key}/reservations/{id}/cancel", "/api/v1/counters/stock:1/reservations/cart%208/cancel", "", 200, key},
+			{
+				"POST /api/v1/counters/{key}/reservations/{id}/commit",
+				"/api/v1/counters/stock:1/reservations/cart%2F7/commit", "", 200, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations/{id}/commit",
+				"/api/v1/counters/stock:1/reservations/cart%2F7/commit", `{}`, 200, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations/{id}/commit",
+				"/api/v1/counters/stock:1/reservations/none/commit", "", 404, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations/{id}/cancel",
+				"/api/v1/counters/stock:1/reservations/cart%2F7/cancel", "", 409, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations/{id}/cancel",
+				"/api/v1/counters/stock:1/reservations/none/cancel", `{"x":1}`, 400, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations", "/api/v1/counters/stock:1/reservations",
+				`{"id":"cart 8","amount":1,"for":"1s"}`, 201, key,
+			},
+			{
+				"POST /api/v1/counters/{key}/reservations/{id}/cancel",
+				"/api/v1/counters/stock:1/reservations/cart%208/cancel", "", 200, key,
+			},
 			{"GET /api/v1/counters/{key}/ledger", "/api/v1/counters/stock:1/ledger?limit=1", "", 200, key},
 			{"GET /api/v1/counters/{key}/ledger", "/api/v1/counters/stock:1/ledger", "", 200, key},
 			{"GET /api/v1/counters/{key}/ledger", "/api/v1/counters/views:1/ledger", "", 200, key},
@@ -370,7 +410,10 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"DELETE /-/users/{user}", "/-/users/alice", "", 204, key},
 			{"DELETE /-/users/{user}", "/-/users/alice", "", 401, ""},
 
-			{"GET /apps/{app_id}/channels", signed("GET", channels, "info=user_count,subscription_count", ""), "", 200, ""},
+			{
+				"GET /apps/{app_id}/channels", signed("GET", channels, "info=user_count,subscription_count", ""), "",
+				200, "",
+			},
 			{"GET /apps/{app_id}/channels", channels, "", 401, ""},
 			{"GET /apps/{app_id}/channels/{channel}", signed("GET", channels+"/p", "info=user_count", ""), "", 200, ""},
 			{"GET /apps/{app_id}/channels/{channel}", signed("GET", channels+"/*", "", ""), "", 400, ""},

@@ -46,7 +46,8 @@ func TestCountsAreExplained(t *testing.T) {
 		cfg.LeaveGrace = 2 * time.Second
 	}, func(t *testing.T, s *served) {
 		const key = "X-API-Key: k"
-		s.explains("/p", `{"people":0,"connections":0,"held":0,"leaving":0,"ignored":0,"regions":{"":0},"moving":false}`, key)
+		s.explains("/p",
+			`{"people":0,"connections":0,"held":0,"leaving":0,"ignored":0,"regions":{"":0},"moving":false}`, key)
 
 		first := s.looker()
 		r := s.open("/p/counter/events?join=1", "")
@@ -63,16 +64,22 @@ func TestCountsAreExplained(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Second)
-		s.explains("/p", `{"people":3,"connections":4,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
-		s.explains("/r", `{"people":1,"connections":0,"held":1,"leaving":0,"ignored":0,"regions":{"":1},"moving":false}`, key)
-		s.explains("/*", `{"people":3,"connections":5,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
+		s.explains("/p",
+			`{"people":3,"connections":4,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
+		s.explains("/r",
+			`{"people":1,"connections":0,"held":1,"leaving":0,"ignored":0,"regions":{"":1},"moving":false}`, key)
+		s.explains("/*",
+			`{"people":3,"connections":5,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
 
 		_ = first.Close()
 		time.Sleep(time.Second)
-		s.explains("/p", `{"people":3,"connections":3,"held":1,"leaving":1,"ignored":1,"regions":{"":3},"moving":false}`, key)
-		s.explains("/*", `{"people":3,"connections":3,"held":1,"leaving":1,"ignored":1,"regions":{"":3},"moving":false}`, key)
+		s.explains("/p",
+			`{"people":3,"connections":3,"held":1,"leaving":1,"ignored":1,"regions":{"":3},"moving":false}`, key)
+		s.explains("/*",
+			`{"people":3,"connections":3,"held":1,"leaving":1,"ignored":1,"regions":{"":3},"moving":false}`, key)
 		time.Sleep(2 * time.Second)
-		s.explains("/p", `{"people":2,"connections":3,"held":1,"leaving":0,"ignored":1,"regions":{"":2},"moving":false}`, key)
+		s.explains("/p",
+			`{"people":2,"connections":3,"held":1,"leaving":0,"ignored":1,"regions":{"":2},"moving":false}`, key)
 
 		for path, want := range map[string]int{"/p": 401, "/-": 400} {
 			if status, text := s.ask("GET", path+"/counter?explain=1", ""); status != want {

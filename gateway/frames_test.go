@@ -201,9 +201,11 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 				seen = bytes.HasPrefix(payload, []byte(frame))
 			}
 		}
-		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
+			`connections; leave some","page":"watched"}`)
 		r.write([]byte(joins("fresh"))) // which nothing keeps
-		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"fresh"}`)
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
+			`connections; leave some","page":"fresh"}`)
 		other := s.socket("")
 		other.write([]byte(joins("watched")))
 		await(`{"type":"count","page":"watched","count":1`)

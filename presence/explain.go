@@ -9,8 +9,8 @@ type Parts struct {
 	Connections int64 `json:"connections"` // that joined; on a site once for each page that they joined
 	Ignored     int64 `json:"ignored"`     // connections of crawlers, which nobody counts
 
-	// Settled are the partitions whose owner answered for all of their users, and has nothing to write. Moving says that
-	// a connection has come or gone and the owner has yet to learn of it.
+	// Settled are the partitions whose owner answered for all of their users, and has nothing to write. Moving says
+	// that a connection has come or gone and the owner has yet to learn of it.
 	Settled int  `json:"settled"`
 	Moving  bool `json:"moving"`
 }

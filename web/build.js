@@ -21,7 +21,14 @@ async function whole() {
   const { build } = await import('esbuild');
   const entry = new URL('headcount.js', import.meta.url).pathname;
   const external = SCRIPTS.map((name) => `./${name}`);
-  const { outputFiles } = await build({ entryPoints: [entry], bundle: true, external, write: false, format: 'esm', target: 'esnext' });
+  const { outputFiles } = await build({
+    entryPoints: [entry],
+    bundle: true,
+    external,
+    write: false,
+    format: 'esm',
+    target: 'esnext',
+  });
   return outputFiles[0].text;
 }
 

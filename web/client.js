@@ -39,7 +39,8 @@ const HOME = new URL('..', import.meta.url); // the server that this file came f
 /**
  * @typedef {object} CounterHandle
  * @property {string} key
- * @property {{(callback: (counter: CounterValue) => void): () => void, (): AsyncGenerator<CounterValue, void, void>}} watch like Headcount.watch
+ * @property {{(callback: (counter: CounterValue) => void): () => void,
+ *   (): AsyncGenerator<CounterValue, void, void>}} watch like Headcount.watch
  * @property {number | undefined} value the newest value, while something watches the counter
  * @property {() => Promise<CounterValue>} add makes the user a member
  * @property {() => Promise<CounterValue>} remove
@@ -50,9 +51,11 @@ const HOME = new URL('..', import.meta.url); // the server that this file came f
  * @typedef {object} Options
  * @property {string | URL} [server] where the server is; default where this file came from
  * @property {'none'} [storage] none: neither cookie nor storage; the user has an id as long as this document lives
- * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every connection
+ * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for
+ *   every connection
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
- * @property {'path' | 'url' | 'hash' | `query:${string}`} [pageFrom] what the page's own name is made of: path (the default), url, hash, or query:p; in Headcount.defaults alone
+ * @property {'path' | 'url' | 'hash' | `query:${string}`} [pageFrom] what the page's own name is made of: path (the default),
+ *   url, hash, or query:p; in Headcount.defaults alone
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
 
@@ -102,7 +105,10 @@ export class Headcount extends EventTarget {
    * @param {{server?: string | URL, storage?: 'none'}} [where]
    */
   static at({ server, storage } = {}) {
-    return (shared[/** @type {any} */ ([server, storage])] ??= new Headcount({ ...(server && { server }), ...(storage && { storage }) }));
+    return (shared[/** @type {any} */ ([server, storage])] ??= new Headcount({
+      ...(server && { server }),
+      ...(storage && { storage }),
+    }));
   }
 
   #base;
@@ -134,8 +140,13 @@ export class Headcount extends EventTarget {
   constructor(url, options) {
     super();
     const named = typeof url === 'string' || url instanceof URL;
-    const { server = HOME, token, countHidden = true, share = true, storage } =
-      /** @type {Options} */ ({ ...Headcount.defaults, ...(named ? { ...options, server: url } : url ?? options) });
+    const {
+      server = HOME,
+      token,
+      countHidden = true,
+      share = true,
+      storage,
+    } = /** @type {Options} */ ({ ...Headcount.defaults, ...(named ? { ...options, server: url } : (url ?? options)) });
     // A server that renders this page has no location. There nothing is ever connected.
     this.#base = new URL(server, /** @type {any} */ (globalThis.location ?? 'http://x'));
     this.#base.protocol = this.#base.protocol.replace('ws', 'http');
@@ -152,7 +163,9 @@ export class Headcount extends EventTarget {
   #listen() {
     this.#closing = new AbortController();
     const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
-      (type === 'resume' ? globalThis.document : globalThis)?.addEventListener?.(type, listener, { signal: this.#closing.signal });
+      (type === 'resume' ? globalThis.document : globalThis)?.addEventListener?.(type, listener, {
+        signal: this.#closing.signal,
+      });
     // A closed connection lets the browser keep the page for "back". It must not
     // send a leave: the server waits a moment (leave-grace) after a mere close, so
     // a reload or a click to the next page does not make the count fall and rise.
@@ -192,7 +205,8 @@ export class Headcount extends EventTarget {
     const hide = (/** @type {number} */ times) => {
       this.#hidden = times;
       this.#changed();
-      if (globalThis.document?.hidden && times < 2) this.#hiding = setTimeout(hide, PAUSE_MS + times * AWAY_MS, times + 1);
+      if (globalThis.document?.hidden && times < 2)
+        this.#hiding = setTimeout(hide, PAUSE_MS + times * AWAY_MS, times + 1);
     };
     hide(globalThis.document?.hidden ? this.#hidden : 0);
   }
@@ -356,8 +370,12 @@ export class Headcount extends EventTarget {
     // This tab's seed may be younger than that of the tab with the connection, which is about to know the user's id.
     const leads = () => this.#sharing?._leads();
     if (method && !token && this.#sharing && !leads() && idOf(this.#base, this.#keep)?.startsWith(SEED))
-      await timely(new Promise((known) => this.addEventListener('state', () => (leads() || this.#state === 'open') && known(0)))).catch(() => {});
-    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
+      await timely(
+        new Promise((known) => this.addEventListener('state', () => (leads() || this.#state === 'open') && known(0))),
+      ).catch(() => {});
+    return call(method, name, this.#base, token, this.#keep, token ? () => {} : idOf, (/** @type {Frame} */ frame) =>
+      this.#hear({ frame }),
+    );
   }
 
   /** Leaves every page and ends the connection, until open(). Other tabs may be those of a user who has logged out: they ask. */
@@ -586,7 +604,8 @@ let seenAt = ''; // ... the path under which it was first seen
 
 /** What the page's own name is made of, if not of its path. */
 const pageFrom = () =>
-  Headcount.defaults.pageFrom ?? /** @type {HTMLElement | null} */ (document.querySelector('script[data-page-from]'))?.dataset.pageFrom;
+  Headcount.defaults.pageFrom ??
+  /** @type {HTMLElement | null} */ (document.querySelector('script[data-page-from]'))?.dataset.pageFrom;
 
 /**
  * The page's own name: the path of its canonical address, readable ("/café", not

@@ -7,7 +7,8 @@ import { Link, MAX_PAGES, refused } from './link.js';
 const BACKOFF_MS = 1_000; // the first retry comes within this time, ...
 const BACKOFF_SOON_MS = 2_000; // ... those of about a minute within this, since a restart takes seconds, ...
 const SOON = 60;
-const SOON_REFUSED = 6; // a page that is refused asks less often before that: the browser's console has lines of each attempt
+// A page that is refused asks less often before that: the browser's console has lines of each attempt.
+const SOON_REFUSED = 6;
 const BACKOFF_MAX_MS = 30_000; // ... and the later ones within this
 const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
 const GRACE_MS = 2_000; // how long the wants of a tab that vanished are kept: the tab may just reload
@@ -31,7 +32,8 @@ const minus = (pages, without) => [...pages].filter((page) => !without?.has(page
  * @param {(word: Word) => void} say
  */
 export function Hub(base, keep, getToken, same, say) {
-  /** @type {Map<number, Omit<Wants, 'join' | 'watch'> & {join: Set<string>, watch: Set<string>}>} */ const members = new Map(); // what each tab wants
+  /** @type {Map<number, Omit<Wants, 'join' | 'watch'> & {join: Set<string>, watch: Set<string>}>} */ const members =
+    new Map(); // what each tab wants
   let toRead = false; // "read" must still be sent
 
   /** What a tab that comes later is told. */
@@ -60,11 +62,14 @@ export function Hub(base, keep, getToken, same, say) {
     /** @type {any} */ _rescue: undefined, // the file of that name, once it is loaded
   };
 
-  const all = (/** @type {'join' | 'watch'} */ kind) => new Set([...members.values()].flatMap((member) => [...member[kind]]));
+  const all = (/** @type {'join' | 'watch'} */ kind) =>
+    new Set([...members.values()].flatMap((member) => [...member[kind]]));
 
   /** The fixed token for the next attempt: a tab that has been open for long may have one that has expired. */
   const given = () => {
-    const tokens = [...members.values()].map(({ token }) => token).filter((token) => token && token !== attempts._expired);
+    const tokens = [...members.values()]
+      .map(({ token }) => token)
+      .filter((token) => token && token !== attempts._expired);
     return tokens[attempts._failures % tokens.length];
   };
 
@@ -117,12 +122,13 @@ export function Hub(base, keep, getToken, same, say) {
       ? 'open'
       : attempts._refusal
         ? 'refused'
-      : links.size || attempts._dialing
-        ? 'connecting'
-        : wanted()
-          ? 'waiting'
-          : 'idle';
-    if (now !== news._state && !attempts._over) say({ state: (news._state = now), id: now === 'open' ? news._issued : '' });
+        : links.size || attempts._dialing
+          ? 'connecting'
+          : wanted()
+            ? 'waiting'
+            : 'idle';
+    if (now !== news._state && !attempts._over)
+      say({ state: (news._state = now), id: now === 'open' ? news._issued : '' });
   };
 
   /** Full jitter: a random time up to a bound, so that many clients do not come back at once. */
@@ -168,7 +174,9 @@ export function Hub(base, keep, getToken, same, say) {
       else if (id) address.searchParams.set('id', id);
       if (!keep) address.searchParams.set('storage', 'none');
       else if (id && base.origin === location.origin) address.searchParams.set('storage', 'partitioned'); // a frame
-      if (attempts._welcomed) address.searchParams.set('back', /** @type {any} */ (performance.now() - attempts._welcomed)); // a server that was restarted learns it from us
+      // A server that was restarted learns from us how long ago we were welcomed.
+      if (attempts._welcomed)
+        address.searchParams.set('back', /** @type {any} */ (performance.now() - attempts._welcomed));
       let Socket = globalThis.WebSocket;
       if (attempts._failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
@@ -176,7 +184,8 @@ export function Hub(base, keep, getToken, same, say) {
         attempts._rescue ||= await timely(import(file)).catch(() => {});
         const found = await attempts._rescue?.default(address, attempts._failures, attempts._refusal, links);
         if (typeof found === 'string') {
-          if (found !== attempts._refusal) say({ frame: { type: 'error', code: 'refused', message: (attempts._refusal = found) } });
+          if (found !== attempts._refusal)
+            say({ frame: { type: 'error', code: 'refused', message: (attempts._refusal = found) } });
         } else if (found !== undefined) {
           attempts._refusal = '';
           Socket = found ?? Socket;
@@ -261,7 +270,8 @@ export function Hub(base, keep, getToken, same, say) {
     _set(id, wants, wake) {
       const { join, watch } = wants;
       const old = members.get(id);
-      members.set(id, { ...wants, join: new Set(join), watch: new Set([...join, ...watch]) }); // an older release sends them apart
+      // An older release sends them apart.
+      members.set(id, { ...wants, join: new Set(join), watch: new Set([...join, ...watch]) });
       if (all('watch').size > MAX_PAGES && members.size > 1) {
         // Its earlier wants stay until the tab is gone from this Hub, which is soon.
         old ? members.set(id, old) : members.delete(id);

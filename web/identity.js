@@ -6,7 +6,8 @@ const ANSWER_MS = 10_000; // how long a token or a file may take
 /** @typedef {string | (() => string | Promise<string>)} Token */
 
 /** Fails when there is no answer: a network that loses requests without a word says nothing for minutes. @type {<T>(answer: T) => Promise<Awaited<T>>} */
-export const timely = (answer) => Promise.race([answer, new Promise((_, fail) => setTimeout(fail, ANSWER_MS, 'timeout'))]);
+export const timely = (answer) =>
+  Promise.race([answer, new Promise((_, fail) => setTimeout(fail, ANSWER_MS, 'timeout'))]);
 
 export const ask = (/** @type {Token | undefined} */ token) => timely(typeof token === 'function' ? token() : token);
 
@@ -22,7 +23,8 @@ export const userOf = (token) => {
  * calls of a first visit are those of one user.
  */
 export const SEED = '0'.repeat(22) + '.';
-const seed = () => SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((byte) => (byte % 36).toString(36)).join('');
+const seed = () =>
+  SEED + [...crypto.getRandomValues(new Uint8Array(22))].map((byte) => (byte % 36).toString(36)).join('');
 
 /** The shape of ids and seeds: anything else in the storage is another script's, and no server knows it. */
 const ID = /^[\w-]{22}\.[\w-]{22}$/;

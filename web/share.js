@@ -20,20 +20,27 @@ const LOOK_MS = 5_000; // how often a tab that is seen asks whether there is suc
  * What a word between tabs may have, and of which type. Any script of this origin may send something else.
  *
  *   all that a tab wants, to the tab with the Hub     from, wants, wake (at once)
- *   its answer                                        to, full (there is no room), state, frame (unread), id (the user's)
+ *   its answer                                        to, full (no room), state, frame (unread), id (the user's)
  *   what the server sends, to all tabs                frame, link (which it came over)
  *   how the connection is, to all tabs                state, id
  *   another tab has the Hub: say again what you want  lead
  *   the user may be another one: find out             user
  *
- * @typedef {{from?: number, wants?: Wants, wake?: boolean, to?: number, full?: boolean, state?: State, frame?: Frame, link?: number, id?: string, lead?: number, user?: boolean}} Word
+ * @typedef {{from?: number, wants?: Wants, wake?: boolean, to?: number, full?: boolean, state?: State,
+ *   frame?: Frame, link?: number, id?: string, lead?: number, user?: boolean}} Word
  */
-const FIELDS = Object.entries({ number: 'from to link lead', boolean: 'wake full user', string: 'state id', object: 'wants frame' });
+const FIELDS = Object.entries({
+  number: 'from to link lead',
+  boolean: 'wake full user',
+  string: 'state id',
+  object: 'wants frame',
+});
 
 /** What is legal of what came over the channel. */
 const legal = (/** @type {any} */ data) => {
   /** @type {Record<string, any>} */ const word = {};
-  for (const [type, names] of FIELDS) for (const name of names.split(' ')) if (typeof data?.[name] === type) word[name] = data[name];
+  for (const [type, names] of FIELDS)
+    for (const name of names.split(' ')) if (typeof data?.[name] === type) word[name] = data[name];
   return /** @type {Word} */ (word);
 };
 
@@ -43,8 +50,8 @@ const legal = (/** @type {any} */ data) => {
  * @param {boolean} keep whether the user's id may be stored
  * @param {boolean} together whether this tab uses the connection of another one, or lends its own
  * @param {() => Token | undefined} getToken
- * @param {{_tell(): void, _hear(word: Word): void}} tab _tell says what the tab wants, by way of _tell here; _hear takes
- *   words from the tab with the Hub
+ * @param {{_tell(): void, _hear(word: Word): void}} tab _tell says what the tab wants, by way of _tell here;
+ *   _hear takes words from the tab with the Hub
  */
 export function Share(base, keep, together, getToken, tab) {
   const id = Math.random(); // our name among the tabs
@@ -80,17 +87,29 @@ export function Share(base, keep, together, getToken, tab) {
   };
 
   /** Shares with the tabs of a user that have the name. */
-  const join = (/** @type {LockManager} */ locks, /** @type {string} */ name, /** @type {BroadcastChannel} */ channel) => {
+  const join = (
+    /** @type {LockManager} */ locks,
+    /** @type {string} */ name,
+    /** @type {BroadcastChannel} */ channel,
+  ) => {
     /** @type {(lock: string, held: () => unknown, options?: LockOptions) => Promise<unknown>} */
     const hold = (lock, held, options = { signal }) =>
-      locks.request(lock, options, () => new Promise((release) => (signal.aborted || held() ? release(0) : atEnd(release))));
+      locks.request(
+        lock,
+        options,
+        () => new Promise((release) => (signal.aborted || held() ? release(0) : atEnd(release))),
+      );
 
     /** @type {(options?: LockOptions) => unknown} */
     const take = (options) =>
-      hold(name, () => {
-        lead();
-        channel.postMessage({ lead: id });
-      }, options).catch(() => {
+      hold(
+        name,
+        () => {
+          lead();
+          channel.postMessage({ lead: id });
+        },
+        options,
+      ).catch(() => {
         // Another tab took the lock because this tab was asleep. Wait for the lock again.
         if (signal.aborted) return;
         hub?._hangUp();

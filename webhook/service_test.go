@@ -438,8 +438,10 @@ func TestEveryCountIsThrottled(t *testing.T) {
 				before, told := last[e.Page]
 				version, _ := presence.ParseVersion(e.Version)
 				older, _ := presence.ParseVersion(before.Version)
-				if told && (e.Timestamp.Sub(before.Timestamp) < every || version.Compare(older) <= 0 || *e.Count == *before.Count) {
-					t.Errorf("%s: %d (%s) at %s after %d (%s) at %s", e.Page, *e.Count, e.Version, e.Timestamp, *before.Count, before.Version, before.Timestamp)
+				if told && (e.Timestamp.Sub(before.Timestamp) < every || version.Compare(older) <= 0 ||
+					*e.Count == *before.Count) {
+					t.Errorf("%s: %d (%s) at %s after %d (%s) at %s",
+						e.Page, *e.Count, e.Version, e.Timestamp, *before.Count, before.Version, before.Timestamp)
 				}
 				last[e.Page] = e
 			}

@@ -35,9 +35,9 @@ import (
 	"headcount/webhook"
 )
 
-// checkCommand reports problems that keep a server with these settings from working. It goes as far as serve does before
-// it serves: it opens the addresses and the certificates by the same functions, tries the services that the server would
-// use, and the server itself through its proxy. It leaves nothing changed.
+// checkCommand reports problems that keep a server with these settings from working. It goes as far as serve does
+// before it serves: it opens the addresses and the certificates by the same functions, tries the services that the
+// server would use, and the server itself through its proxy. It leaves nothing changed.
 type checkCommand struct {
 	ConfigFile string        `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings, as serve reads it."`
 	PublicURL  string        `type:"text" placeholder:"URL" help:"The address at which visitors reach the server, through its proxy, such as https://count.example.com. With it and a running server the proxy is checked, too."`
@@ -178,15 +178,17 @@ func (c *checkCommand) checkAdvertise(ctx context.Context, l listener, addr stri
 }
 
 func (c *checkCommand) checkDirs(_ context.Context, f *findings) {
-	for _, d := range []struct{ thing, dir string }{{"--data-dir", c.Config.DataDir}, {"--acme-dir", c.Config.ACMEDir}} {
+	for _, d := range []struct{ thing, dir string }{
+		{"--data-dir", c.Config.DataDir}, {"--acme-dir", c.Config.ACMEDir},
+	} {
 		isUsed := d.dir != "" && (d.thing == "--data-dir" || len(c.Config.Domains) > 0)
 		if !isUsed {
 			continue
 		}
 
 		if err := writable(d.dir); err != nil {
-			f.wrongf(d.thing, "it cannot be made or written: %v; give a directory that the server may write, on a disk "+
-				"with room", err)
+			f.wrongf(d.thing, "it cannot be made or written: %v; give a directory that the server may write, on a "+
+				"disk with room", err)
 		} else {
 			f.finef(d.thing, "%s can be written.", d.dir)
 		}
@@ -395,7 +397,8 @@ func (c *checkCommand) checkKeys(_ context.Context, f *findings) {
 	case err != nil:
 		f.wrongf("--jwks-url", "%v; name the address of the key set", err)
 	case usable == 0:
-		f.wrongf("--jwks-url", "none of its keys can verify a token; name the address of keys for RS256, ES256 or EdDSA")
+		f.wrongf("--jwks-url", "none of its keys can verify a token; name the address of keys for RS256, ES256 or "+
+			"EdDSA")
 	default:
 		f.finef("--jwks-url", "it has %d keys.", usable)
 	}
@@ -434,9 +437,11 @@ func receives(ctx context.Context, hook *webhook.Hook) error {
 		return fmt.Errorf("has a certificate that is not trusted here: %w; give the receiver one for its name by an "+
 			"authority that this machine knows", err)
 	case err != nil:
-		return fmt.Errorf("does not answer: %w; see whether the receiver runs, and whether this machine may reach it", err)
+		return fmt.Errorf("does not answer: %w; see whether the receiver runs, and whether this machine may reach it",
+			err)
 	case status/100 == 3:
-		return fmt.Errorf("redirects (status %d), and redirects are not followed; name the URL to which it leads", status)
+		return fmt.Errorf("redirects (status %d), and redirects are not followed; name the URL to which it leads",
+			status)
 	case fails:
 		return fmt.Errorf("answers with status %d; see what is wrong there: events wait until it accepts them", status)
 	default:
@@ -456,7 +461,8 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings) {
 		if problem != "" {
 			f.wrongf("--public-url", "%s", problem)
 		} else {
-			f.finef("--public-url", "its certificate is for %s, and good until %s.", host, certificates.Day(shown[0].NotAfter))
+			f.finef("--public-url", "its certificate is for %s, and good until %s.",
+				host, certificates.Day(shown[0].NotAfter))
 		}
 	}
 

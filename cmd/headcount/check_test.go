@@ -230,33 +230,94 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			want: []string{"--tls-cert: the certificate ended on", "its tables are of version 99"},
 		},
 		"a key of another, and PostgreSQL takes nothing": {
-			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1], "--postgres="+readOnly.String()),
+			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1],
+				"--postgres="+readOnly.String()),
 			want: []string{"; name the files of a certificate and its key", "accepts no changes"},
 		},
 
-		"keys of another kind":       {args: append(stopped, "--jwks-url="+unusable.URL), want: []string{"--jwks-url: none of its keys can verify a token"}},
-		"a wrong password":           {args: append(stopped, "--redis=redis://u:wrong@"+redis.Addr), want: []string{"password"}},
-		"a right is missing":         {args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")), want: []string{"may not send pfmerge, xtrim"}},
-		"channels may not be used":   {args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: []string{"may not use channels"}},
-		"keys may not be used":       {args: append(stopped, "--redis="+user("b", "~other:*")), want: []string{"may not use keys"}},
-		"Redis drops keys":           {args: append(stopped, "--redis="+redis.URL()), set: []any{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, want: []string{"noeviction"}},
-		"Redis of another region":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"}, want: []string{`belongs to the region "eu"`}},
-		"another secret":             {args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"), set: []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: []string{"--cluster-secret"}},
-		"no secret opens the key":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "secret", "none", "seal:x", "00"}, want: []string{"no --id-secret opens the key of user hashes; give"}},
-		"a clock is wrong":           {args: append(stopped, "--redis="+late.URL()), want: []string{"clocks"}},
-		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: []string{nobody + " has a lease"}},
-		"UDP is not let through":     {args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()), want: []string{"does not answer over UDP"}},
-		"counters of another format": {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"}, want: []string{`the counters in Redis are of format "9"`}},
-		"webhooks of another format": {args: append(hooks(receiver(http.StatusOK).URL), "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"}, want: []string{`the webhooks' data in Redis is of format "9"`}},
-		"nobody signed it":           {args: append(stopped, "--public-url="+secured.URL), want: []string{"no authority that this machine knows"}},
-		"a name that it is not for":  {args: append(stopped, "--public-url="+strings.Replace(secured.URL, "127.0.0.1", "localhost", 1)), want: []string{"and not for localhost"}},
-		"a peer is away":             {args: append(stopped, "--redis="+redis.URL(), "--peer=eu=redis://"+nobody), want: []string{"--peer eu: Redis does not answer"}},
-		"a peer is oneself":          {args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "local"}, want: []string{`--peer eu: this Redis belongs to the region "local"`}},
-		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: []string{"--advertise"}},
-		"a directory in use":         {args: append(stopped, "--data-dir="+held), want: []string{"in use by another process; end that one"}},
-		"counters that are hidden":   {args: append(stopped, "--data-dir="+full, "--postgres="+database), want: []string{"has counters, which are not served with --postgres"}},
-		"a damaged file":             {args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: []string{broken + ": "}},
-		"a directory to be made":     {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
+		"keys of another kind": {
+			args: append(stopped, "--jwks-url="+unusable.URL),
+			want: []string{"--jwks-url: none of its keys can verify a token"},
+		},
+		"a wrong password": {
+			args: append(stopped, "--redis=redis://u:wrong@"+redis.Addr), want: []string{"password"},
+		},
+		"a right is missing": {
+			args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")),
+			want: []string{"may not send pfmerge, xtrim"},
+		},
+		"channels may not be used": {
+			args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: []string{"may not use channels"},
+		},
+		"keys may not be used": {
+			args: append(stopped, "--redis="+user("b", "~other:*")), want: []string{"may not use keys"},
+		},
+		"Redis drops keys": {
+			args: append(stopped, "--redis="+redis.URL()),
+			set:  []any{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, want: []string{"noeviction"},
+		},
+		"Redis of another region": {
+			args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"},
+			want: []string{`belongs to the region "eu"`},
+		},
+		"another secret": {
+			args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"),
+			set:  []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: []string{"--cluster-secret"},
+		},
+		"no secret opens the key": {
+			args: append(stopped, "--redis="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "secret", "none", "seal:x", "00"},
+			want: []string{"no --id-secret opens the key of user hashes; give"},
+		},
+		"a clock is wrong": {args: append(stopped, "--redis="+late.URL()), want: []string{"clocks"}},
+		"a process is not reached": {
+			args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: []string{nobody + " has a lease"},
+		},
+		"UDP is not let through": {
+			args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()),
+			want: []string{"does not answer over UDP"},
+		},
+		"counters of another format": {
+			args: append(stopped, "--redis="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"},
+			want: []string{`the counters in Redis are of format "9"`},
+		},
+		"webhooks of another format": {
+			args: append(hooks(receiver(http.StatusOK).URL), "--redis="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"},
+			want: []string{`the webhooks' data in Redis is of format "9"`},
+		},
+		"nobody signed it": {
+			args: append(stopped, "--public-url="+secured.URL), want: []string{"no authority that this machine knows"},
+		},
+		"a name that it is not for": {
+			args: append(stopped, "--public-url="+strings.Replace(secured.URL, "127.0.0.1", "localhost", 1)),
+			want: []string{"and not for localhost"},
+		},
+		"a peer is away": {
+			args: append(stopped, "--redis="+redis.URL(), "--peer=eu=redis://"+nobody),
+			want: []string{"--peer eu: Redis does not answer"},
+		},
+		"a peer is oneself": {
+			args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()),
+			set:  []any{"HSET", "hc:{c}:facts", "region", "local"},
+			want: []string{`--peer eu: this Redis belongs to the region "local"`},
+		},
+		"others come somewhere else": {
+			args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()),
+			want: []string{"--advertise"},
+		},
+		"a directory in use": {
+			args: append(stopped, "--data-dir="+held), want: []string{"in use by another process; end that one"},
+		},
+		"counters that are hidden": {
+			args: append(stopped, "--data-dir="+full, "--postgres="+database),
+			want: []string{"has counters, which are not served with --postgres"},
+		},
+		"a damaged file": {
+			args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: []string{broken + ": "},
+		},
+		"a directory to be made": {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 
 		"a good proxy": {
 			args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host })),
@@ -455,7 +516,8 @@ func TestServerChainsOfCertificates(t *testing.T) {
 			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on",
 		},
 	} {
-		if got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+		if got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" ||
+			!strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}

@@ -511,7 +511,8 @@ func (c *Config) Warnings() []string {
 	for _, s := range []struct {
 		flag   string
 		values []string
-	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", keys},
+	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}},
+		{"api-key", keys},
 		{"pusher-secret", c.PusherSecrets}} {
 		if slices.ContainsFunc(s.values, short) {
 			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random "+

@@ -187,7 +187,9 @@ func TestServerDomain(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := len(certs.Shown())
-	if _, err := certs.GetCertificate(&tls.ClientHelloInfo{ServerName: a.domain, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}}); err != nil {
+	if _, err := certs.GetCertificate(&tls.ClientHelloInfo{
+		ServerName: a.domain, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if after := certs.Shown(); before != 0 || len(after) != 1 || after[0].Leaf.SerialNumber.Int64() != 2 {

@@ -342,7 +342,9 @@ func TestServerImportOfARegion(t *testing.T) {
 {"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
 {"counters":3,"deleted":0}
 `
-	for name, to := range map[string]transfer.Place{"a file": {Dir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)}} {
+	for name, to := range map[string]transfer.Place{
+		"a file": {Dir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)},
+	} {
 		flag, value := "--data-dir", to.Dir
 		if to.Postgres != "" {
 			flag, value = "--postgres", to.Postgres

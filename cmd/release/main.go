@@ -32,7 +32,8 @@ import (
 // beside are the files, and folders but for tests, that go into each archive with the program: all that its
 // README.md leads to.
 var beside = []string{
-	"LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CAPACITY.md", "CONTRIBUTING.md", "SECURITY.md",
+	"LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CAPACITY.md", "CONTRIBUTING.md",
+	"SECURITY.md",
 	"docs", "deploy", "web/README.md", "web/demo.png",
 }
 

@@ -56,7 +56,9 @@ func TestReservationsDueForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := rowsmem.New(rowsmem.Config{})
 		s := taken(t, over, "before")
-		for key, life := range map[string]time.Duration{"e:1": time.Second, "e:2": 3 * time.Hour, "e:gone": time.Minute} {
+		for key, life := range map[string]time.Duration{
+			"e:1": time.Second, "e:2": 3 * time.Hour, "e:gone": time.Minute,
+		} {
 			hold := &counter.Hold{ID: "cart", For: life}
 			must(t, s, key, counter.Change{Verb: counter.Reserve, Delta: 2, Hold: hold})
 		}

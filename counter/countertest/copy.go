@@ -63,7 +63,9 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 			stock := fmt.Sprint("stock:", i)
 			do(stock, counter.Change{Verb: counter.Add, Delta: 5})
 			do(stock, counter.Change{Verb: counter.Adjust, Delta: -2, Reason: "a \"broken\" one", By: "ops"})
-			do(stock, counter.Change{Verb: counter.Reserve, Delta: 2, Hold: &counter.Hold{ID: "cart/7", For: time.Hour}})
+			do(stock, counter.Change{
+				Verb: counter.Reserve, Delta: 2, Hold: &counter.Hold{ID: "cart/7", For: time.Hour},
+			})
 		case 3:
 			do(views, counter.Change{Verb: counter.Reset, Reason: "anew", By: "ops"})
 		case 4:

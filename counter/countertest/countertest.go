@@ -44,10 +44,16 @@ type Factory func(t testing.TB) Instance
 
 // Rules of the tests.
 var (
-	sum = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, MaxAge: time.Second, Dimensions: []string{"country", "os"},
-		Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour}, {Step: time.Hour, Kept: 90 * 24 * time.Hour}}}
-	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
-	stock   = &counter.Rule{Match: "k:*", Kind: counter.Exact, Floor: number(0), Ceiling: number(100), Ledger: counter.DefaultLedger}
+	sum = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, MaxAge: time.Second,
+		Dimensions: []string{"country", "os"},
+		Buckets: []counter.Bucket{
+			{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour},
+			{Step: time.Hour, Kept: 90 * 24 * time.Hour},
+		}}
+	exact = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
+	stock = &counter.Rule{
+		Match: "k:*", Kind: counter.Exact, Floor: number(0), Ceiling: number(100), Ledger: counter.DefaultLedger,
+	}
 	members = &counter.Rule{Match: "m:*", Kind: counter.Members, Ledger: counter.DefaultLedger}
 )
 

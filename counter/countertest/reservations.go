@@ -87,7 +87,9 @@ func reservations(t *testing.T, i Instance) {
 	// An increase leaves room for what may come back.
 	refused(t, s, counter.ErrBound, key, 2, add(stock, key, 98))
 	one(t, s, add(stock, key, 97))
-	refused(t, s, counter.ErrBound, key, 99, counter.Change{Key: key, Rule: stock, Verb: counter.Set, Delta: 100, Reason: "r", By: "b"})
+	refused(t, s, counter.ErrBound, key, 99, counter.Change{
+		Key: key, Rule: stock, Verb: counter.Set, Delta: 100, Reason: "r", By: "b",
+	})
 	did(keeping(counter.Cancel, stock, key, "b"), false, 100, 0, counter.Cancelled)
 
 	var ops []string
@@ -269,7 +271,8 @@ func (h *Holdings) step(t testing.TB) {
 
 	c := []counter.Change{
 		add(stock, key, 3*amount), add(stock, key, -amount), reserving(stock, key, id, amount, life),
-		reserving(stock, key, id, amount, life), keeping(counter.Commit, stock, key, id), keeping(counter.Cancel, stock, key, id),
+		reserving(stock, key, id, amount, life), keeping(counter.Commit, stock, key, id),
+		keeping(counter.Cancel, stock, key, id),
 	}[h.Rand.IntN(6)]
 	before := time.Now()
 	r := do(t, h.Store, op(c))[0]

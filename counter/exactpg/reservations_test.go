@@ -87,7 +87,9 @@ func TestServerSQLReservations(t *testing.T) {
 	ways := [2]holding{byApply(t, judge), bySQL(t, connect(t, shop(t, server, urls[1])))}
 
 	for seed := range uint64(n) {
-		h := &sqlHistory{t: t, rand: rand.New(rand.NewPCG(seed, 0)), rules: rules, stores: [2]*Store{judge, mixed}, ways: ways}
+		h := &sqlHistory{
+			t: t, rand: rand.New(rand.NewPCG(seed, 0)), rules: rules, stores: [2]*Store{judge, mixed}, ways: ways,
+		}
 		h.key = fmt.Sprint([]string{"e:", "free:"}[seed%2], "h", seed)
 		h.urls = urls
 		h.run()
@@ -110,7 +112,9 @@ type sqlHistory struct {
 func (h *sqlHistory) run() {
 	h.both(counter.Change{Verb: counter.Add, Delta: 20})
 	for range 14 {
-		hold := &counter.Hold{ID: fmt.Sprint("cart ", h.rand.IntN(4)), For: time.Duration(1+h.rand.IntN(9)) * time.Minute}
+		hold := &counter.Hold{
+			ID: fmt.Sprint("cart ", h.rand.IntN(4)), For: time.Duration(1+h.rand.IntN(9)) * time.Minute,
+		}
 		amount := []int64{1, 7, 15, 990, counter.MaxDelta}[h.rand.IntN(5)]
 		switch n := h.rand.IntN(10); {
 		case n < 4:
@@ -170,7 +174,8 @@ func (h *sqlHistory) expire(id string) {
 	for i, s := range h.stores {
 		ctx := h.t.Context()
 		c := connect(h.t, h.urls[i])
-		const past = `update headcount_reservations set until = now() - interval '1 s' where key = $1 and id = $2 and status = 'open'`
+		const past = `update headcount_reservations set until = now() - interval '1 s' where key = $1 and id = $2 ` +
+			`and status = 'open'`
 		if _, err := c.Exec(ctx, past, h.key, id); err != nil {
 			h.t.Fatal(err)
 		}
@@ -204,7 +209,8 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 		}
 		return errors.New("the order is not made")
 	})
-	if page, listErr := s.Reservations(t.Context(), "e:one", "", 10); err == nil || listErr != nil || len(page.Open) > 0 {
+	if page, listErr := s.Reservations(t.Context(), "e:one", "", 10); err == nil || listErr != nil ||
+		len(page.Open) > 0 {
 		t.Errorf("after a rollback: %+v, %v, %v", page, err, listErr)
 	}
 
@@ -213,12 +219,14 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 		t.Helper()
 		_, err := c.Exec(context.Background(), sql)
 		var refused *pgconn.PgError
-		isThat := want == "" && err == nil || errors.As(err, &refused) && refused.Code == want && !strings.Contains(refused.Message, "\n")
+		isThat := want == "" && err == nil || errors.As(err, &refused) && refused.Code == want &&
+			!strings.Contains(refused.Message, "\n")
 		if !isThat {
 			t.Errorf("%s: %v, want %q", sql, err, want)
 		}
 	}
-	exec(`select headcount.reserve(key => 'e:one', amount => 2, "for" => '10m', id => 'cart*7', reason => 'r', author => 'a')`, "")
+	exec(`select headcount.reserve(key => 'e:one', amount => 2, "for" => '10m', id => 'cart*7', reason => 'r', `+
+		`author => 'a')`, "")
 	page, err := s.Reservations(t.Context(), "e:one", "", 10)
 	if err != nil || len(page.Open) != 1 || page.Open[0].ID != "cart*7" || page.Open[0].Amount != 2 ||
 		time.UnixMilli(page.Open[0].Until).Sub(before.Add(10*time.Minute)).Abs() > 5*time.Minute {

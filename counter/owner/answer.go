@@ -18,7 +18,9 @@ const (
 	conflictFrom // and on: the index in conflicts
 )
 
-var conflicts = []error{counter.ErrBound, counter.ErrOverflow, counter.ErrKind, counter.ErrReservation, counter.ErrNoReservation}
+var conflicts = []error{
+	counter.ErrBound, counter.ErrOverflow, counter.ErrKind, counter.ErrReservation, counter.ErrNoReservation,
+}
 
 // encodeAnswer returns the answer to a call at some time, as it stands in the row of its stream.
 func encodeAnswer(number uint64, at time.Time, answer *Answer) []byte {

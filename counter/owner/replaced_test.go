@@ -17,8 +17,12 @@ import (
 func TestAReplacedOwnerAnswersNothing(t *testing.T) {
 	rules := counter.BuiltinRules()
 	edit := func(join, leave []string) owner.Call {
-		change := counter.Change{Key: "likes:1", Rule: rules.Find("likes:1"), Verb: counter.Edit, Join: join, Leave: leave}
-		return owner.Call{Partition: rows.PartitionOf("likes:1"), Ops: []counter.Op{{Changes: []counter.Change{change}}}}
+		change := counter.Change{
+			Key: "likes:1", Rule: rules.Find("likes:1"), Verb: counter.Edit, Join: join, Leave: leave,
+		}
+		return owner.Call{
+			Partition: rows.PartitionOf("likes:1"), Ops: []counter.Op{{Changes: []counter.Change{change}}},
+		}
 	}
 	sell := func(n int64) owner.Call {
 		change := counter.Change{Key: "stock:1", Rule: rules.Find("stock:1"), Verb: counter.Add, Delta: n}

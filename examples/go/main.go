@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	stock  = "stock:lamp" // the first rule that fits the key says what it is: built in, stock is exact and has the floor 0
-	supply = 3            // lamps that the shop starts with
+	// the first rule that fits the key says what it is: built in, stock is exact and has the floor 0
+	stock  = "stock:lamp"
+	supply = 3 // lamps that the shop starts with
 )
 
 var page = template.Must(template.New("page").Parse(`<!doctype html>

@@ -42,7 +42,8 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 		}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_http_refusals_total",
-			Help: "HTTP requests that were refused, by reason: api_key, signature, no_token, bad_token, origin, site (the " +
+			Help: "HTTP requests that were refused, by reason: api_key, signature, no_token, bad_token, origin, " +
+				"site (the " +
 				"key or the page is of another one), connections, address (its connections) and memory; for all " +
 				"others a word for the status. The log has each at the level debug.",
 		}, []string{"reason"}),

@@ -89,7 +89,8 @@ func OpenAPI(base string, table []calls.Call) []byte {
 					"in":   "query",
 					"name": "auth_signature",
 					"description": "The HMAC-SHA256 of method, path and sorted query by one of --pusher-secret, in " +
-						"hexadecimal digits, beside auth_key, auth_timestamp and auth_version. Libraries of Pusher make it.",
+						"hexadecimal digits, beside auth_key, auth_timestamp and auth_version. Libraries of Pusher " +
+						"make it.",
 				},
 				"cookie": object{
 					"type": "apiKey",

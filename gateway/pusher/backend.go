@@ -64,8 +64,8 @@ func (a App) Open(method, path, query string, now time.Time) (Params, error) {
 		return nil, unsigned("auth_key is not that of --pusher-key")
 	}
 	if !a.signed(method+"\n"+path+"\n"+params.text(), given) {
-		return nil, unsigned("auth_signature does not fit; sign with one of --pusher-secret, and have proxies pass the " +
-			"path and the query on as they are")
+		return nil, unsigned("auth_signature does not fit; sign with one of --pusher-secret, and have proxies pass " +
+			"the path and the query on as they are")
 	}
 
 	return params, params.checkTime(now)

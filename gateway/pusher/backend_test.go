@@ -28,17 +28,34 @@ func TestRecordedRequestsAreSigned(t *testing.T) {
 		method, request, body string
 		want                  Params // some of them
 	}{
-		{node, 1790000000, "GET", "/apps/1/channels?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0&filter_by_prefix=news-&info=subscription_count,user_count&auth_signature=1c9f171e253ce9aec5e7f970c0d1bcb2a55fa09de69b5ed9d67402573464afd8",
+		{node, 1790000000, "GET",
+			"/apps/1/channels?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0" +
+				"&filter_by_prefix=news-&info=subscription_count,user_count" +
+				"&auth_signature=1c9f171e253ce9aec5e7f970c0d1bcb2a55fa09de69b5ed9d67402573464afd8",
 			"", Params{"filter_by_prefix": "news-", "info": "subscription_count,user_count"}},
-		{node, 1790000000, "GET", "/apps/1/channels/news?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0&auth_signature=ea54c0871c71195f5c0864d8d27e211271d0f5b13ee0bdda2a8cda6342440db9",
+		{node, 1790000000, "GET",
+			"/apps/1/channels/news?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0" +
+				"&auth_signature=ea54c0871c71195f5c0864d8d27e211271d0f5b13ee0bdda2a8cda6342440db9",
 			"", nil},
-		{node, 1790000000, "GET", "/apps/1/channels?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0&filter_by_prefix=a%20b;%C3%A9&auth_signature=cc477bdc532672bc768bb1f981ccefe230ce5c4819b5df711cd0c81dfd36215a",
+		{node, 1790000000, "GET",
+			"/apps/1/channels?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0" +
+				"&filter_by_prefix=a%20b;%C3%A9" +
+				"&auth_signature=cc477bdc532672bc768bb1f981ccefe230ce5c4819b5df711cd0c81dfd36215a",
 			"", Params{"filter_by_prefix": "a b;é"}},
-		{node, 1790000000, "GET", "/apps/1/channels/a%2Fb%20%C3%A9?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0&auth_signature=1203892db72ed5ac000f7d10495c5beca4f4f943f84edd12e71ceb4f6ff13984",
+		{node, 1790000000, "GET",
+			"/apps/1/channels/a%2Fb%20%C3%A9?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0" +
+				"&auth_signature=1203892db72ed5ac000f7d10495c5beca4f4f943f84edd12e71ceb4f6ff13984",
 			"", nil},
-		{node, 1790000000, "POST", "/apps/1/events?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0&body_md5=0d10dc9279c7aa5805fb509c863a2e92&auth_signature=01b7ab159245adf918b9510859bf51844863881b5a253d92c4f09fe54d97cdac",
-			`{"name":"headcount:changed","data":"{\"title\":\"Größe\"}","channels":["news","sport"],"socket_id":"1.2"}`, nil},
-		{docs, 1353088179, "POST", "/apps/3/events?auth_key=278d425bdf160c739803&auth_timestamp=1353088179&auth_version=1.0&body_md5=ec365a775a4cd0599faeb73354201b6f&auth_signature=da454824c97ba181a32ccc17a72625ba02771f50b50e1e7430e47a1f3f457e6c",
+		{node, 1790000000, "POST",
+			"/apps/1/events?auth_key=app-key&auth_timestamp=1790000000&auth_version=1.0" +
+				"&body_md5=0d10dc9279c7aa5805fb509c863a2e92" +
+				"&auth_signature=01b7ab159245adf918b9510859bf51844863881b5a253d92c4f09fe54d97cdac",
+			`{"name":"headcount:changed","data":"{\"title\":\"Größe\"}","channels":["news","sport"],"socket_id":"1.2"}`,
+			nil},
+		{docs, 1353088179, "POST",
+			"/apps/3/events?auth_key=278d425bdf160c739803&auth_timestamp=1353088179&auth_version=1.0" +
+				"&body_md5=ec365a775a4cd0599faeb73354201b6f" +
+				"&auth_signature=da454824c97ba181a32ccc17a72625ba02771f50b50e1e7430e47a1f3f457e6c",
 			`{"name":"foo","channels":["project-3"],"data":"{\"some\":\"data\"}"}`, nil},
 	} {
 		path, query, _ := strings.Cut(r.request, "?")
@@ -104,9 +121,11 @@ func TestOnlyWhatWasSignedIsAccepted(t *testing.T) {
 			"secret": func() (Params, error) {
 				return App{app.Key, []string{app.Secrets[0] + "x"}}.Open("GET", path, query, now)
 			},
-			"key":     func() (Params, error) { return App{"x", app.Secrets}.Open("GET", path, query, now) },
-			"none":    func() (Params, error) { return App{app.Key, nil}.Open("GET", path, query, now) },
-			"value":   func() (Params, error) { return app.Open("GET", path, changed+"&auth_signature="+signature, now) },
+			"key":  func() (Params, error) { return App{"x", app.Secrets}.Open("GET", path, query, now) },
+			"none": func() (Params, error) { return App{app.Key, nil}.Open("GET", path, query, now) },
+			"value": func() (Params, error) {
+				return app.Open("GET", path, changed+"&auth_signature="+signature, now)
+			},
 			"further": func() (Params, error) { return app.Open("GET", path, query+"&more=1", now) },
 			"cut":     func() (Params, error) { return app.Open("GET", path, query[:len(query)-1], now) },
 			"unsigned": func() (Params, error) {
@@ -130,11 +149,17 @@ func TestTriggers(t *testing.T) {
 	}{
 		{ParseTrigger, event(`"channels":["b","a","b"],"data":"{}","socket_id":"1.2"`), []string{"a", "b"}, ""},
 		{ParseTrigger, event(`"channel":"a/b é"`), []string{"a/b é"}, ""},
-		{ParseBatch, `{"batch":[` + event(`"channel":"b"`) + `,` + event(`"channel":"a"`) + `,` + event(`"channel":"b"`) + `]}`, []string{"b", "a", "b"}, ""},
+		{
+			ParseBatch, `{"batch":[` + event(`"channel":"b"`) + `,` + event(`"channel":"a"`) + `,` +
+				event(`"channel":"b"`) + `]}`, []string{"b", "a", "b"}, "",
+		},
 
 		{ParseTrigger, `{"name":"order.shipped","channels":["a"]}`, nil, "carries no messages"},
 		{ParseTrigger, `{"channels":["a"]}`, nil, "carries no messages"},
-		{ParseBatch, `{"batch":[` + event(`"channel":"b"`) + `,{"name":"x","channel":"a"}]}`, nil, "carries no messages"},
+		{
+			ParseBatch, `{"batch":[` + event(`"channel":"b"`) + `,{"name":"x","channel":"a"}]}`, nil,
+			"carries no messages",
+		},
 		{ParseTrigger, event(`"channels":[]`), nil, "1 to 100 channels"},
 		{ParseTrigger, event(`"channels":["` + strings.Repeat(`x","`, 100) + `y"]`), nil, "1 to 100 channels"},
 		{ParseTrigger, event(`"channels":["a","*"]`), nil, `"*" is no page`},
@@ -144,7 +169,10 @@ func TestTriggers(t *testing.T) {
 		{ParseTrigger, ``, nil, "JSON object such as"},
 		{ParseTrigger, `null`, nil, "carries no messages"},
 		{ParseBatch, `{"batch":[]}`, nil, "1 to 10 events"},
-		{ParseBatch, `{"batch":[` + strings.Repeat(event(`"channel":"b"`)+",", 10) + event(`"channel":"b"`) + `]}`, nil, "1 to 10 events"},
+		{
+			ParseBatch, `{"batch":[` + strings.Repeat(event(`"channel":"b"`)+",", 10) + event(`"channel":"b"`) + `]}`,
+			nil, "1 to 10 events",
+		},
 		{ParseBatch, event(`"channel":"b"`), nil, "1 to 10 events"},
 	} {
 		got, err := tc.parse([]byte(tc.body))
@@ -161,7 +189,8 @@ func TestInfo(t *testing.T) {
 		"user_count": {`{"channels":{"a \"b\"":{"user_count":2},"c":{"user_count":1}}}`,
 			`{"occupied":true,"user_count":3}`},
 		"user_count,subscription_count": {
-			`{"channels":{"a \"b\"":{"subscription_count":2,"user_count":2},"c":{"subscription_count":1,"user_count":1}}}`,
+			`{"channels":{"a \"b\"":{"subscription_count":2,"user_count":2},"c":{"subscription_count":1,` +
+				`"user_count":1}}}`,
 			`{"occupied":true,"subscription_count":3,"user_count":3}`},
 	} {
 		info, err := ParseInfo(list)
@@ -178,7 +207,8 @@ func TestInfo(t *testing.T) {
 	if _, err := ParseInfo("user_count,cache"); err == nil || !strings.Contains(err.Error(), `"cache"`) {
 		t.Error(err)
 	}
-	if got := string(Info{}.AppendChannel(Info{}.AppendChannels(nil, nil, true), 0, true)); got != `{"channels":{},"stale":true}{"occupied":false,"stale":true}` {
+	if got := string(Info{}.AppendChannel(Info{}.AppendChannels(nil, nil, true), 0,
+		true)); got != `{"channels":{},"stale":true}{"occupied":false,"stale":true}` {
 		t.Error(got)
 	}
 }

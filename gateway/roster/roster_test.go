@@ -267,7 +267,8 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 		b.wantOps(t)
 		for i, want := range []time.Duration{time.Minute, 30 * time.Second, 0, 0} {
 			b.MovedTo(0)
-			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want || m.Whole != 2 {
+			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want ||
+				m.Whole != 2 {
 				t.Fatalf("sent %+v; want a leave with a grace of %s, and that this is all", m, want)
 			}
 			if i%2 == 0 {
@@ -501,7 +502,8 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 				}
 			}
 			if len(times) != rounds || len(seen) != partitions || all != users {
-				t.Errorf("in the last interval %d partitions and %d users were in heartbeats at %d times, want %d, %d and %d",
+				t.Errorf("in the last interval %d partitions and %d users were in heartbeats at %d times, want %d, "+
+					"%d and %d",
 					len(seen), all, len(times), partitions, users, rounds)
 			}
 		})

@@ -79,7 +79,8 @@ func TestModels(t *testing.T) {
 		"a batch": {Exact, []told{
 			{0, 1, add(1, Delta{0, 2}, Delta{1, 3}, Delta{0, 4}), shows(6, 3, 6)}, {2, 3, read(1), shows(3)}}, false},
 		"half a batch": {Exact, []told{
-			{0, 9, add(1, Delta{0, 2}, Delta{1, 3}), shows(2, 3)}, {1, 2, read(0), shows(2)}, {3, 4, read(1), shows(0)}}, true},
+			{0, 9, add(1, Delta{0, 2}, Delta{1, 3}), shows(2, 3)}, {1, 2, read(0), shows(2)},
+			{3, 4, read(1), shows(0)}}, true},
 		"a refused batch that was made in part": {Exact, []told{
 			{0, 1, add(1, Delta{0, 2}, Delta{1, -3}), refused(1, 0)}, {2, 3, read(0), shows(2)}}, true},
 

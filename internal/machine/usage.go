@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Usage returns the CPU time of all threads of this process, in seconds, and its resident memory in bytes, as the system
-// reports them.
+// Usage returns the CPU time of all threads of this process, in seconds, and its resident memory in bytes, as the
+// system reports them.
 func Usage() (cpu float64, memory int64) {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err == nil {

@@ -220,15 +220,26 @@ var counterLies = map[string]lie{
 			p.lie(a.message, "entries", entries[:len(entries)-1])
 		}
 	})},
-	"writes a wrong entry": {false, "is not", inLedger(func(p *proxy, e message) { p.lie(e, "after", e.number("after")+1) })},
-	"signs nothing":        {false, "cannot be", inLedger(func(p *proxy, e message) { p.lie(e, "op", "adjust"); e["by"] = "" })},
-	"reads old versions":   {false, "an earlier change had", on(http.MethodGet, "/exact", func(p *proxy, a *answer) { p.lie(a.message, "version", "7-0") })},
-	"lags for ever": {true, "a read of several counters says", on(http.MethodGet, "/counters", func(p *proxy, a *answer) {
-		for _, c := range a.message["counters"].([]any) {
-			p.lie(c.(map[string]any), "value", 0)
-		}
-	})},
-	"adds up wrongly": {false, "the aggregate of", on(http.MethodGet, "/aggregate", func(p *proxy, a *answer) { p.lie(a.message, "value", a.number("value")+1) })},
+	"writes a wrong entry": {
+		false, "is not", inLedger(func(p *proxy, e message) { p.lie(e, "after", e.number("after")+1) }),
+	},
+	"signs nothing": {
+		false, "cannot be", inLedger(func(p *proxy, e message) { p.lie(e, "op", "adjust"); e["by"] = "" }),
+	},
+	"reads old versions": {
+		false, "an earlier change had",
+		on(http.MethodGet, "/exact", func(p *proxy, a *answer) { p.lie(a.message, "version", "7-0") }),
+	},
+	"lags for ever": {true, "a read of several counters says",
+		on(http.MethodGet, "/counters", func(p *proxy, a *answer) {
+			for _, c := range a.message["counters"].([]any) {
+				p.lie(c.(map[string]any), "value", 0)
+			}
+		})},
+	"adds up wrongly": {
+		false, "the aggregate of",
+		on(http.MethodGet, "/aggregate", func(p *proxy, a *answer) { p.lie(a.message, "value", a.number("value")+1) }),
+	},
 	"tells no more": {true, "the true value is", func(p *proxy) {
 		p.says = func(first bool, m message) bool { return m.text("type") == "counter" && !first }
 	}},

@@ -481,7 +481,8 @@ func (s *simulation) checkExplained(gateway, page string, users int) {
 		}
 	}
 	e := is.Explain
-	if status != http.StatusOK || err != nil || e.Moving || e.People != users || e.Connections != tabs || e.Leaving != 0 {
+	if status != http.StatusOK || err != nil || e.Moving || e.People != users || e.Connections != tabs ||
+		e.Leaving != 0 {
 		s.broken("%s explains %s by %s, %v; want %d people and %d connections", gateway, page, body, err, users, tabs)
 	}
 }
@@ -809,8 +810,9 @@ func (s *simulation) newGateway(
 			Rules: &counter.Rules{}, Counters: s.counters(),
 		},
 		API: api.Config{
-			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{}, Arrivals: webhook.New(webhook.Config{}),
-			Regions: store.(api.Regions),
+			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{},
+			Arrivals: webhook.New(webhook.Config{}),
+			Regions:  store.(api.Regions),
 		}, Log: log,
 	})
 	must(err)

@@ -234,7 +234,9 @@ func TestExplain(t *testing.T) {
 	}
 
 	// A process of before knows no such question.
-	old := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})}})
+	old := newClient(t, rpc.ClientConfig{
+		Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})},
+	})
 	if _, err := old.Explain(t.Context(), server, "p"); err == nil {
 		t.Error("it was answered")
 	}

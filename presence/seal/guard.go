@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// tolerance is how far a sender's clock may be from ours, either way, and how late a message may be. Processes that go by
-// the Clock agree; a release without it signs by its wall clock.
+// tolerance is how far a sender's clock may be from ours, either way, and how late a message may be. Processes that go
+// by the Clock agree; a release without it signs by its wall clock.
 const tolerance = int64(30 * time.Second / time.Millisecond)
 
 // maxSkew is how far behind a sender's clock may be when this process has just started: a
@@ -29,8 +29,8 @@ type Guard struct {
 	mu      sync.Mutex // guards all below
 	senders map[sender]*history
 	behind  map[sender]*lateness // unknown senders with messages sent until after; at most maxSenders
-	// after is the time that messages of an unknown sender must be newer than; those of forgotten senders are not. 0: it
-	// is not set yet.
+	// after is the time that messages of an unknown sender must be newer than; those of forgotten senders are not. 0:
+	// it is not set yet.
 	after int64
 	swept int64 // when senders were last forgotten
 }

@@ -231,7 +231,8 @@ test('where WebSockets do not pass and tabs cannot share, six tabs are counted a
     for (let i = 0; i < 6; i++) await expectCount(tabs[i], 1);
     await sleep(10_000); // the leases, and the first renewals
     for (let i = 0; i < 6; i++) assert.equal(await server.count(`/shop/${i}`), 1, `tab ${i}`);
-    // The same request to the same server under another host's name has connections of its own: it shows how fast the machine is.
+    // The same request to the same server under another host's name has connections of its own: it shows how fast
+    // the machine is.
     const later = ([own, other]) => {
       const took = async (host) => {
         const from = performance.now();

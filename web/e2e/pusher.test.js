@@ -1,5 +1,5 @@
-// The real pusher-js, in node and in Chromium, and the real library of back ends, against a real server: subscribers are
-// counted, and what is refused says so.
+// The real pusher-js, in node and in Chromium, and the real library of back ends, against a real server: subscribers
+// are counted, and what is refused says so.
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 import { after, before, test } from 'node:test';
@@ -40,7 +40,18 @@ before(
     binary = await program();
     crossSite = await startSite(() => '<!doctype html><html lang="en"><title>Shop</title>');
     sameSite = { url: crossSite.url.replace('localhost', '127.0.0.1') };
-    server = await Server.start(binary.path, ['--pusher-key', KEY, '--pusher-secret', SECRET, '--api-key', API_KEY, '--allow-origins', `${crossSite.url},${sameSite.url}`, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, [
+      '--pusher-key',
+      KEY,
+      '--pusher-secret',
+      SECRET,
+      '--api-key',
+      API_KEY,
+      '--allow-origins',
+      `${crossSite.url},${sameSite.url}`,
+      '--shutdown-timeout',
+      '2s',
+    ]);
     cable = await startCable(server.port);
     browser = await launch();
   },
@@ -132,19 +143,39 @@ test('node: a back end asks for channels, and says that pages were modified', as
 
   const info = 'subscription_count,user_count';
   assert.deepEqual(await ask('/channels', { filter_by_prefix: 'office-', info }), {
-    channels: { 'office-1': { subscription_count: 2, user_count: 2 }, 'office-2': { subscription_count: 1, user_count: 1 } },
+    channels: {
+      'office-1': { subscription_count: 2, user_count: 2 },
+      'office-2': { subscription_count: 1, user_count: 1 },
+    },
   });
-  assert.deepEqual(await ask('/channels/office-1', { info: 'subscription_count' }), { occupied: true, subscription_count: 2 });
+  assert.deepEqual(await ask('/channels/office-1', { info: 'subscription_count' }), {
+    occupied: true,
+    subscription_count: 2,
+  });
   assert.deepEqual(await ask('/channels/nobody'), { occupied: false });
 
   const call = (method, path) => fetch(server.url + path, { method, headers: { 'X-API-Key': API_KEY } });
   assert.equal((await call('PUT', '/-/users/ann/follows/office-1')).status, 204);
-  await app.trigger(['office-1', 'office-2'], 'headcount:changed', { room: 'Größe' }, { socket_id: one.connection.socket_id });
-  await app.triggerBatch([{ channel: 'office-1', name: 'headcount:changed', data: {} }, { channel: 'office-2', name: 'headcount:changed', data: 'x' }]);
+  await app.trigger(
+    ['office-1', 'office-2'],
+    'headcount:changed',
+    { room: 'Größe' },
+    { socket_id: one.connection.socket_id },
+  );
+  await app.triggerBatch([
+    { channel: 'office-1', name: 'headcount:changed', data: {} },
+    { channel: 'office-2', name: 'headcount:changed', data: 'x' },
+  ]);
   assert.equal((await (await call('GET', '/-/users/ann/unread')).json()).count, 2);
 
-  await assert.rejects(app.trigger('office-1', 'order.shipped', {}), ({ status, body }) => status === 403 && /carries no messages/.test(body));
-  await assert.rejects(backEnd('another').get({ path: '/channels' }), ({ status, body }) => status === 401 && /--pusher-secret/.test(body));
+  await assert.rejects(
+    app.trigger('office-1', 'order.shipped', {}),
+    ({ status, body }) => status === 403 && /carries no messages/.test(body),
+  );
+  await assert.rejects(
+    backEnd('another').get({ path: '/channels' }),
+    ({ status, body }) => status === 401 && /--pusher-secret/.test(body),
+  );
 });
 
 /** A tab with pusher-js, which shows a channel's count. */

@@ -54,7 +54,15 @@ const size = (name) =>
   });
 
 test('the client is small, as it is served', async () => {
-  for (const [name, most] of Object.entries({ 'headcount.js': 6_000, 'live.js': 3_000, 'bell.js': 1_000, 'list.js': 2_500, 'more.js': 3_000, 'rescue.js': 3_500, 'live-top.js': 2_000 })) {
+  for (const [name, most] of Object.entries({
+    'headcount.js': 6_000,
+    'live.js': 3_000,
+    'bell.js': 1_000,
+    'list.js': 2_500,
+    'more.js': 3_000,
+    'rescue.js': 3_500,
+    'live-top.js': 2_000,
+  })) {
     const bytes = await size(name);
     assert.ok(bytes < most, `${name} has ${bytes} bytes; at most ${most}`);
   }

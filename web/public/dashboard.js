@@ -367,7 +367,10 @@ $('past-site').addEventListener('click', () => {
   past({ page: '*' });
   explain('*');
 });
-$('past-csv').addEventListener('click', () => save('history.csv', [['page', 'from', 'greatest count', 'arrivals'], ...shown.points.map((p) => [shown.page, p.at, p.max, p.joins])]));
+$('past-csv').addEventListener('click', () => {
+  const rows = shown.points.map((p) => [shown.page, p.at, p.max, p.joins]);
+  save('history.csv', [['page', 'from', 'greatest count', 'arrivals'], ...rows]);
+});
 $('pages-csv').addEventListener('click', () => save('pages.csv', [['page', 'viewers'], ...listed.map((p) => [p.page, p.count])]));
 $('search').addEventListener('input', drawPages);
 $('search').addEventListener('submit', (event) => {

@@ -16,6 +16,8 @@ export interface CounterValue {
   key: string;
   kind: 'sum' | 'exact' | 'members' | 'unique';
   value: number;
+  /** What open reservations have taken out of the value. */
+  reserved?: number;
   /** The user is one of its members. */
   mine?: boolean;
   /** When the value last changed, in UTC; null if it never did. */

@@ -32,8 +32,16 @@ test('the types are right, in the sources and for users of the package', async (
       writeFile(join(folder, name), JSON.stringify({ compilerOptions: { ...common, ...options }, files }));
     // Without headcount.d.ts beside it, so that the types in the source are read.
     await writeFile(join(folder, 'made.js'), await readFile(join(WEB, 'headcount.js')));
-    for (const part of [...SCRIPTS.slice(1), ...SOURCES]) await writeFile(join(folder, part), (await readFile(join(WEB, part), 'utf8')).replaceAll('./headcount.js', './made.js'));
-    await write('declare.json', { allowJs: true, declaration: true, emitDeclarationOnly: true, strict: true, outDir: 'made' }, ['made.js']);
+    for (const part of [...SCRIPTS.slice(1), ...SOURCES])
+      await writeFile(
+        join(folder, part),
+        (await readFile(join(WEB, part), 'utf8')).replaceAll('./headcount.js', './made.js'),
+      );
+    await write(
+      'declare.json',
+      { allowJs: true, declaration: true, emitDeclarationOnly: true, strict: true, outDir: 'made' },
+      ['made.js'],
+    );
     await compile('-p', join(folder, 'declare.json'));
     await write('use.json', { strict: true, noEmit: true, paths: { made: [join(folder, 'made/made.d.ts')] } }, [
       join(WEB, 'test/types.ts'),

@@ -28,9 +28,11 @@ func AgeProblem(cert *x509.Certificate, now time.Time) string {
 	case left <= 0:
 		return fmt.Sprintf("the certificate ended on %s, and visitors are turned away; renew it.", Day(cert.NotAfter))
 	case now.Before(cert.NotBefore):
-		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.", Day(cert.NotBefore))
+		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.",
+			Day(cert.NotBefore))
 	case left < min(renewWithin, cert.NotAfter.Sub(cert.NotBefore)/3):
-		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.", Day(cert.NotAfter))
+		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.",
+			Day(cert.NotAfter))
 	default:
 		return ""
 	}
@@ -51,7 +53,8 @@ func NameProblem(cert *x509.Certificate, host string) string {
 		names = []string{"no host"}
 	}
 
-	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.", strings.Join(names, ", "), host)
+	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.",
+		strings.Join(names, ", "), host)
 }
 
 // Problem returns why visitors do not trust the certificates of a host, or "". roots are the

@@ -63,7 +63,8 @@ func TestServerPgBouncer(t *testing.T) {
 
 				// A change beside the pooler is heard through it.
 				testkit.Eventually(t, "the functions", func() bool {
-					return pgtest.Query[bool](t, database, "select to_regproc('headcount.change') is not null and exists (select from headcount_rules)")
+					return pgtest.Query[bool](t, database,
+						"select to_regproc('headcount.change') is not null and exists (select from headcount_rules)")
 				})
 				pgtest.Query[int64](t, database, "select headcount.change('stock:1', 3)")
 				look.awaitCounter("stock:1", 3, false)

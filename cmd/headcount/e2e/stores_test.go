@@ -66,9 +66,9 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 		{aFile, aFile + " " + aDatabase, refuses}, {aFile, aFile + " " + aRedis, refuses},
 		{aFile, aFile + " " + both, refuses},
 		{aDatabase, aFile, carried}, {both, aFile, carried},
-		// What refuses is carried over, too, so each place is exported and imported: an export does not know where it goes.
-		// From Redis alone to a file or a database goes all but sets, whose names Redis does not have: the import says so.
-		// Without any store there is nothing to keep, or nothing to keep it in.
+		// What refuses is carried over, too, so each place is exported and imported: an export does not know where it
+		// goes. From Redis alone to a file or a database goes all but sets, whose names Redis does not have: the import
+		// says so. Without any store there is nothing to keep, or nothing to keep it in.
 	} {
 		from, to, outcome := cell[0], cell[1], cell[2]
 		t.Run(from+" then "+to, func(t *testing.T) {

@@ -118,7 +118,9 @@ var theatres = map[string]func(h *theatre){
 
 // serve adds a process with all roles.
 func (h *theatre) serve(flags ...string) *member {
-	m := &member{name: fmt.Sprint("process ", len(h.processes)), addr: servertest.FreeAddr(), admin: servertest.FreeAddr()}
+	m := &member{
+		name: fmt.Sprint("process ", len(h.processes)), addr: servertest.FreeAddr(), admin: servertest.FreeAddr(),
+	}
 	m.flags = append([]string{
 		"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s",
 		"--api-key=" + counterKey, "--counters=" + h.rules,
@@ -245,7 +247,8 @@ func TestClockHistories(t *testing.T) {
 		faults = math.MaxInt
 	}
 	h.run = histories.Start(t.Context(), histories.Config{
-		URLs: h.urls, APIKey: counterKey, Models: h.models, Seed: rand.Uint64(), Calls: cmp.Or(*historyCalls, math.MaxInt),
+		URLs: h.urls, APIKey: counterKey, Models: h.models, Seed: rand.Uint64(),
+		Calls: cmp.Or(*historyCalls, math.MaxInt),
 	})
 	struck := 0
 	for h.run.Working() && struck < faults {

@@ -116,7 +116,8 @@ func (p *Proxy) arrive(ctx context.Context) error {
 	case isUnready:
 		return fault("the server behind the proxy is not ready")
 	case !isHeadcount:
-		return fault("something else than Headcount answers, with status %d; have the proxy pass requests to --listen", status)
+		return fault("something else than Headcount answers, with status %d; have the proxy pass requests to --listen",
+			status)
 	default:
 		return nil
 	}
@@ -171,13 +172,16 @@ func (p *Proxy) checkHeaders(ctx context.Context) (faults []error, hostIsRight b
 	}
 
 	if seen.ForwardedFor && !seen.Trusted {
-		faults = append(faults, setting.Errorf("trusted-proxies", "the proxy at %s sends the addresses of its clients, "+
-			"and is not trusted: all clients count as one address; give --trusted-proxies %s", seen.Peer, seen.Peer))
+		faults = append(faults, setting.Errorf("trusted-proxies",
+			"the proxy at %s sends the addresses of its clients, "+
+				"and is not trusted: all clients count as one address; give --trusted-proxies %s", seen.Peer,
+			seen.Peer))
 	}
 
 	if u.Scheme == "https" && !seen.Secure && (seen.Trusted || !seen.ForwardedFor) {
-		faults = append(faults, fault("the server does not know that clients use https, so its cookies are not Secure; "+
-			"have the proxy send X-Forwarded-Proto, and name the proxy in --trusted-proxies"))
+		faults = append(faults, fault(
+			"the server does not know that clients use https, so its cookies are not Secure; "+
+				"have the proxy send X-Forwarded-Proto, and name the proxy in --trusted-proxies"))
 	}
 
 	// The largest body that the server reads; a proxy may have a smaller limit of its own.
@@ -186,8 +190,9 @@ func (p *Proxy) checkHeaders(ctx context.Context) (faults []error, hostIsRight b
 		err = fmt.Errorf("%d bytes arrive", seen.Body)
 	}
 	if err != nil {
-		faults = append(faults, fault("the proxy does not pass on a body of 256 KiB, which a batch of changes may have "+
-			"(%v); have it pass on 1 MiB (in nginx: client_max_body_size 1m)", err))
+		faults = append(faults, fault(
+			"the proxy does not pass on a body of 256 KiB, which a batch of changes may have "+
+				"(%v); have it pass on 1 MiB (in nginx: client_max_body_size 1m)", err))
 	}
 
 	return faults, hostIsRight

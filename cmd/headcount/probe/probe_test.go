@@ -33,13 +33,15 @@ func TestProbes(t *testing.T) {
 		return w.Code, strings.TrimSpace(w.Body.String())
 	}
 	name := begin()
-	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
+	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 ||
+		body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true,"body":0}` {
 		t.Errorf("%d %s", code, body)
 	}
 	if code, _ := get(name, "10.1.2.3"); code != 404 {
 		t.Errorf("again: %d", code)
 	}
-	if code, body := get(begin(), "11.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
+	if code, body := get(begin(), "11.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto",
+		"https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
 		t.Errorf("%d %s", code, body)
 	}
 	first := begin()

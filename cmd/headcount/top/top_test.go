@@ -195,14 +195,18 @@ func TestExplained(t *testing.T) {
 		answer, want string
 	}{
 		"two regions": {
-			`{"counter":{"page":"a\u001b[2Jb","count":17},"explain":{"people":12,"connections":19,"held":1,"leaving":2,"ignored":3,"regions":{"us":5,"eu":12},"moving":false}}`,
-			"a\ufffd[2Jb: 17\n       12  from the region eu\n        5  from the region us\nIn the region of this server: 12 people\n" +
-				"        9  with a connection (19 connections)\n        1  by a hold alone\n        2  whose last connection is gone, in their grace\n" +
+			`{"counter":{"page":"a\u001b[2Jb","count":17},"explain":{"people":12,"connections":19,"held":1,` +
+				`"leaving":2,"ignored":3,"regions":{"us":5,"eu":12},"moving":false}}`,
+			"a\ufffd[2Jb: 17\n       12  from the region eu\n        5  from the region us\nIn the region of this " +
+				"server: 12 people\n" +
+				"        9  with a connection (19 connections)\n        1  by a hold alone\n        2  whose last " +
+				"connection is gone, in their grace\n" +
 				"Not counted: 3 connections of crawlers\nNothing moves: the parts add up to the count.\n",
 		},
 		"moving": {
 			`{"counter":{"page":"p"},"explain":{"moving":true}}`,
-			"p: 0\nIn the region of this server: 0 people\n        0  with a connection (0 connections)\n        0  by a hold alone\n" +
+			"p: 0\nIn the region of this server: 0 people\n        0  with a connection (0 connections)\n        0  " +
+				"by a hold alone\n" +
 				"        0  whose last connection is gone, in their grace\nNot counted: 0 connections of crawlers\n" +
 				"Changes are under way, so the parts may not add up yet. Ask again.\n",
 		},
