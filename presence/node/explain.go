@@ -61,10 +61,7 @@ func (p *partition) explain(c *explainCall) {
 		parts.People++
 	}
 
-	p.out.mu.Lock()
-	isWritten := p.out.state == idle && !p.out.blocked && p.out.empty()
-	p.out.mu.Unlock()
-	if p.takeover.complete && isWritten {
+	if p.takeover.complete && p.out.settled() {
 		parts.Settled = 1
 	}
 

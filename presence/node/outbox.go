@@ -32,6 +32,7 @@ type outbox struct {
 	check           bool   // the next change is written even if it is empty, to prove the claim
 	batch           uint64 // number of the batch that is being collected
 	state           writeState
+	changing        bool // the change in flight is more than a check
 	blocked         bool // the claim is invalid: nothing is written until the actor has a new claim
 	// next is the newest claim in the mailbox. While blocked, an epoch of 0 means that
 	// the manager is about to make a claim, which fences all earlier ones.
@@ -115,6 +116,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 		o.departures = map[presence.User]time.Time{}
 	}
 
+	o.changing = o.changedLocked()
 	clear(o.members)
 	clear(o.counts)
 	clear(o.arrivals)
@@ -134,6 +136,7 @@ func (o *outbox) written() uint64 {
 	defer o.mu.Unlock()
 
 	o.state = idle
+	o.changing = false
 	o.departing = nil
 
 	return o.batch - 1
@@ -187,6 +190,7 @@ func (o *outbox) restore(c presence.Change, invalid bool) {
 	}
 
 	o.departing = nil
+	o.changing = false
 	o.state = queued
 	if invalid {
 		o.state = idle // the actor queues it again when it has a new claim
@@ -205,6 +209,17 @@ func (o *outbox) departed(u presence.User) time.Time {
 }
 
 // empty reports whether there is nothing to write. The caller holds mu.
-func (o *outbox) empty() bool {
-	return len(o.members) == 0 && len(o.counts) == 0 && !o.reset && !o.complete && !o.check
+func (o *outbox) empty() bool { return !o.changedLocked() && !o.check }
+
+// changedLocked reports whether there are changes to write. A check is none.
+func (o *outbox) changedLocked() bool {
+	return len(o.members) > 0 || len(o.counts) > 0 || o.reset || o.complete
+}
+
+// settled reports whether the store has all changes. It may be about to be asked whether the claim still holds.
+func (o *outbox) settled() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+
+	return !o.blocked && !o.changing && !o.changedLocked()
 }
