@@ -6,6 +6,7 @@
 //   npm pack        builds the package first
 import { createHash } from 'node:crypto';
 import { copyFile, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { basename } from 'node:path';
 
 /** The parts that other files load. Each comes after those that it loads itself. */
 const PARTS = ['live.js', 'list.js', 'bell.js', 'more.js'];
@@ -87,6 +88,13 @@ export async function packed(name) {
     return changed;
   }, text);
 }
+
+/** Has esbuild bundle the sources as they are in the package. */
+export const asPackage = {
+  name: 'as-package',
+  setup: (on) =>
+    on.onLoad({ filter: /web\/[\w-]+\.js$/ }, async ({ path }) => ({ contents: await packed(basename(path)) })),
+};
 
 async function write(folder, names, make) {
   const to = new URL(`${folder}/`, import.meta.url);

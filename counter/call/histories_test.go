@@ -28,6 +28,12 @@ var (
 )
 
 func TestHistories(t *testing.T) {
+	eachHistory(t, func(t *testing.T, seed uint64) { newHistory(t, seed).run() })
+}
+
+// eachHistory runs the history of each seed in a bubble, fewer with -short, until one fails.
+func eachHistory(t *testing.T, run func(t *testing.T, seed uint64)) {
+	t.Helper()
 	n := *histories
 	if testing.Short() {
 		n = min(n, 60)
@@ -36,10 +42,10 @@ func TestHistories(t *testing.T) {
 	for i := range uint64(n) {
 		seed := *firstHistory + i
 		ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { newHistory(t, seed).run() })
+			synctest.Test(t, func(t *testing.T) { run(t, seed) })
 		})
 		if !ok {
-			t.Fatalf("replay: go test ./counter/call -run Histories -histories 1 -first-history %d", seed)
+			t.Fatalf("replay: go test ./counter/call -run '^%s$' -histories 1 -first-history %d", t.Name(), seed)
 		}
 	}
 }

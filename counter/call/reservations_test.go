@@ -18,20 +18,7 @@ import (
 // TestReservationHistories: free + reserved + committed is what was put in, in every random history, also when
 // reservations expire, and when one owner after another takes over. With -histories 10000 it takes some minutes.
 func TestReservationHistories(t *testing.T) {
-	n := *histories
-	if testing.Short() {
-		n = min(n, 60)
-	}
-
-	for i := range uint64(n) {
-		seed := *firstHistory + i
-		ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { keepHistory(t, seed) })
-		})
-		if !ok {
-			t.Fatalf("replay: go test ./counter/call -run ReservationHistories -histories 1 -first-history %d", seed)
-		}
-	}
+	eachHistory(t, keepHistory)
 }
 
 func keepHistory(t *testing.T, seed uint64) {

@@ -152,6 +152,12 @@ func (a *API) getLedger(c *gin.Context, one call) (calls.Answer, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 	page, err := a.cfg.Counters.Ledger(ctx, one.key, after, int(limit))
+
+	return a.page(c, page, err)
+}
+
+// page answers with a page of what a counter has, as the store returned it.
+func (a *API) page(c *gin.Context, page any, err error) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, a.failed(c, err)
 	}

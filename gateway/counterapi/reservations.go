@@ -94,14 +94,6 @@ func (a *API) getReservations(c *gin.Context, one call) (calls.Answer, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 	page, err := a.cfg.Counters.Reservations(ctx, one.key, after, counter.MaxReservations)
-	if err != nil {
-		return calls.Answer{}, a.failed(c, err)
-	}
 
-	body, err := json.Marshal(page)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
-	return calls.JSON(body), nil
+	return a.page(c, page, err)
 }

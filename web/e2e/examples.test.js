@@ -6,12 +6,12 @@ import { once } from 'node:events';
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
-import { basename, join } from 'node:path';
+import { join } from 'node:path';
 import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
-import { packed } from '../build.js';
+import { asPackage } from '../build.js';
 import { eventually, launch, open } from './browser.js';
 import { Server, freePort, program } from './server.js';
 
@@ -69,17 +69,12 @@ async function serve({ url }, response) {
   response.writeHead(200, { 'Content-Type': types[url] ?? 'text/html; charset=utf-8' }).end(text);
 }
 
-/** Bundles the application as its package.json does, with the sources as they are in the package. */
+/** Bundles the application as its package.json does. */
 async function bundle() {
   const { build } = await import('esbuild');
-  const source = {
-    name: 'source',
-    setup: (on) =>
-      on.onLoad({ filter: /web\/\w+\.js$/ }, async ({ path }) => ({ contents: await packed(basename(path)) })),
-  };
   await build({
     stdin: { contents: await example('react/main.jsx'), loader: 'jsx', resolveDir: WEB },
-    plugins: [source],
+    plugins: [asPackage],
     outfile: join(folder, 'bundle.js'), bundle: true, format: 'esm', jsx: 'automatic', logLevel: 'error',
     alias: { 'headcount-web/react': join(WEB, 'react.js'), 'headcount-web': join(WEB, 'headcount.js') },
     define: { 'process.env.NODE_ENV': '"production"' },

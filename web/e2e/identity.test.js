@@ -4,14 +4,14 @@ import assert from 'node:assert/strict';
 import { createHmac } from 'node:crypto';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { basename, join } from 'node:path';
+import { join } from 'node:path';
 import { after, afterEach, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 import { build } from 'esbuild';
 
-import { packed } from '../build.js';
+import { asPackage } from '../build.js';
 import {
   GRACE,
   LEAVE_GRACE,
@@ -413,13 +413,9 @@ createRoot(document.body.appendChild(document.createElement('div'))).render(h(Ap
 `;
 
 test('in a React application the user changes without a reload, and nothing of the first one stays', async () => {
-  const source = {
-    name: 'source',
-    setup: (on) => on.onLoad({ filter: /web\/\w+\.js$/ }, async ({ path }) => ({ contents: await packed(basename(path)) })),
-  };
   const { outputFiles } = await build({
     stdin: { contents: APP, resolveDir: fileURLToPath(new URL('..', import.meta.url)) },
-    bundle: true, write: false, format: 'esm', define: { 'process.env.NODE_ENV': '"production"' }, plugins: [source],
+    bundle: true, write: false, format: 'esm', define: { 'process.env.NODE_ENV': '"production"' }, plugins: [asPackage],
   });
   const call = (path, method = 'GET', user = undefined) =>
     fetch(guarded.url + path, {
