@@ -76,7 +76,7 @@ type Sum struct {
 	user      unread.User
 	refs      int32 // connections, and requests that may become connections
 	known     bool  // the fields below were read
-	replacing bool  // adopt is replacing the fields below, and sum is not valid yet
+	replacing bool  // replace is replacing the fields below, and sum is not valid yet
 	conns     []Conn
 	version   presence.Version
 	follows   map[string]*follow // by page; nil: the user follows nothing

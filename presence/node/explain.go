@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 
 	"headcount/presence"
 )
@@ -23,24 +24,26 @@ func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, er
 		}
 
 		answer := make(chan presence.Parts, 1)
-		select {
-		case p.mail <- &explainCall{page, answer}:
-			asked[p] = answer
-		case <-p.ended:
-		case <-ctx.Done():
-			return sum, ctx.Err()
+		err := p.ask(ctx, &explainCall{page, answer})
+		if errors.Is(err, presence.ErrNotOwner) {
+			continue
 		}
+		if err != nil {
+			return sum, err
+		}
+		asked[p] = answer
 	}
 
 	// All actors have the question by now, so the slowest one determines the wait, not their sum.
 	for p, answer := range asked {
-		select {
-		case parts := <-answer:
-			sum.Add(parts)
-		case <-p.ended:
-		case <-ctx.Done():
-			return sum, ctx.Err()
+		parts, err := await(ctx, p, answer)
+		if errors.Is(err, presence.ErrNotOwner) {
+			continue
 		}
+		if err != nil {
+			return sum, err
+		}
+		sum.Add(parts)
 	}
 
 	return sum, nil

@@ -186,29 +186,18 @@ func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
 		return presence.ErrNotOwner
 	}
 
-	// Both cases of the select below may be ready, and select chooses at random.
+	// The mailbox may have room although ctx has ended, and then ask chooses at random.
 	if err := expired(ctx); err != nil {
 		return err
 	}
 
 	done := make(chan error, 1)
-
-	select {
-	case p.mail <- &holdCall{call, ctx, done}:
-	case <-p.ended:
-		return presence.ErrNotOwner
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-
-	select {
-	case err := <-done:
+	if err := p.ask(ctx, &holdCall{call, ctx, done}); err != nil {
 		return err
-	case <-p.ended:
-		return presence.ErrNotOwner
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+
+	refused, err := await(ctx, p, done)
+	return cmp.Or(err, refused)
 }
 
 // Run owns the node's goroutines. It claims the partitions that Own asks for and

@@ -32,7 +32,7 @@ type outbox struct {
 	check           bool   // the next change is written even if it is empty, to prove the claim
 	batch           uint64 // number of the batch that is being collected
 	state           writeState
-	changing        bool // the change in flight is more than a check
+	changing        bool // the change last taken is more than a check
 	blocked         bool // the claim is invalid: nothing is written until the actor has a new claim
 	// next is the newest claim in the mailbox. While blocked, an epoch of 0 means that
 	// the manager is about to make a claim, which fences all earlier ones.
@@ -136,7 +136,6 @@ func (o *outbox) written() uint64 {
 	defer o.mu.Unlock()
 
 	o.state = idle
-	o.changing = false
 	o.departing = nil
 
 	return o.batch - 1
@@ -190,7 +189,6 @@ func (o *outbox) restore(c presence.Change, invalid bool) {
 	}
 
 	o.departing = nil
-	o.changing = false
 	o.state = queued
 	if invalid {
 		o.state = idle // the actor queues it again when it has a new claim
@@ -221,5 +219,7 @@ func (o *outbox) settled() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	return !o.blocked && !o.changing && !o.changedLocked()
+	isOnItsWay := o.state == inFlight && o.changing
+
+	return !o.blocked && !isOnItsWay && !o.changedLocked()
 }

@@ -156,6 +156,31 @@ func (p *partition) handle(m mail) {
 	}
 }
 
+// ask delivers a question. It blocks while the mailbox is full. Its error is presence.ErrNotOwner if the actor has ended,
+// or ctx's error.
+func (p *partition) ask(ctx context.Context, m mail) error {
+	select {
+	case p.mail <- m:
+		return nil
+	case <-p.ended:
+		return presence.ErrNotOwner
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// await returns the answer to a question. Its errors are those of partition.ask.
+func await[T any](ctx context.Context, p *partition, answer <-chan T) (a T, err error) {
+	select {
+	case a = <-answer:
+		return a, nil
+	case <-p.ended:
+		return a, presence.ErrNotOwner
+	case <-ctx.Done():
+		return a, ctx.Err()
+	}
+}
+
 // post delivers mail that must not be lost. It blocks while the mailbox is full, and
 // gives up only when the actor has ended.
 func (p *partition) post(m mail) {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -46,13 +47,8 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 		}
 
 		answer := make(chan usersAnswer, 1)
-
-		select {
-		case p.mail <- &usersCall{some, answer}:
-		case <-p.ended:
-			return nil, presence.ErrNotOwner
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := p.ask(ctx, &usersCall{some, answer}); err != nil {
+			return nil, err
 		}
 
 		answers[id] = answer
@@ -62,18 +58,14 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 	// All actors have their questions by now, so the slowest one determines the wait, not their sum.
 	states := make([]presence.UserState, len(users))
 	for id, at := range places {
-		select {
-		case a := <-answers[id]:
-			if a.err != nil {
-				return nil, a.err
-			}
-			for i, place := range at {
-				states[place] = a.states[i]
-			}
-		case <-actors[id].ended:
-			return nil, presence.ErrNotOwner
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		a, err := await(ctx, actors[id], answers[id])
+		err = cmp.Or(err, a.err)
+		if err != nil {
+			return nil, err
+		}
+
+		for i, place := range at {
+			states[place] = a.states[i]
 		}
 	}
 
