@@ -156,8 +156,8 @@ func (p *partition) handle(m mail) {
 	}
 }
 
-// ask delivers a question. It blocks while the mailbox is full. Its error is presence.ErrNotOwner if the actor has ended,
-// or ctx's error.
+// ask delivers a question. It blocks while the mailbox is full. Its error is presence.ErrNotOwner if the actor has
+// ended, or ctx's error.
 func (p *partition) ask(ctx context.Context, m mail) error {
 	select {
 	case p.mail <- m:
