@@ -193,7 +193,8 @@ func TestServerDamagedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		for what, text := range map[string][]byte{
-			"empty": {}, "half": whole[:len(whole)/2],
+			// What bbolt has reserved beyond its last page may be half of the file, and nobody misses that.
+			"empty": {}, "cut off": whole[:3*page],
 			"odd":       slices.Concat(whole[:2*page], bytes.Repeat([]byte("odd "), len(whole)/4-page/2)),
 			"zeroed":    slices.Concat(whole[:2*page], make([]byte, len(whole)-2*page)),
 			"another's": bytes.Repeat([]byte("no database"), 500),
