@@ -269,7 +269,7 @@ var counterLies = map[string]lie{
 			}
 		}
 	}},
-	"lets more pass": {false, "have passed in one window", inLimits(func(p *proxy, a *answer) {
+	"lets more pass": {false, "have passed in ", inLimits(func(p *proxy, a *answer) {
 		if a.status == http.StatusTooManyRequests {
 			p.lie(a.message, "allowed", true)
 			a.status = http.StatusOK

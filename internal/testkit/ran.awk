@@ -11,10 +11,12 @@ match($0, /^ *--- (PASS|FAIL|SKIP): Test(Server|Clock)/) {
 }
 
 /^(ok  |FAIL|\?   )\t/ {
-	if (/^FAIL/) printf "%s", said
-	else if (!/\[no test/) print
-	said = ""
+	before = ran
 	count()
+
+	if (/^FAIL/) printf "%s", said
+	else if (!/\[no test/) print $0 (ran > before ? "\t" ran - before " in real time" : "")
+	said = ""
 }
 
 /^(ℹ|#) tests [0-9]+/ { ran += $3; slow += $3 }

@@ -8,6 +8,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import {
   GRACE,
   LEAVE_GRACE,
+  TIMEOUT,
   eventually,
   expectCount,
   expectState,
@@ -70,7 +71,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 const at = (page, base = server.url) => `${base}/?page=${page}`;
 const connections = (want) => eventually(want, 'connections of the server', () => server.connections());

@@ -9,6 +9,7 @@ import Pusher from 'pusher-js';
 import {
   GRACE,
   LEAVE_GRACE,
+  TIMEOUT,
   eventually,
   expectCount,
   expectState,
@@ -55,7 +56,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 const at = (page, base = server.url) => `${base}/?page=${page}`;
 

@@ -13,6 +13,7 @@ import { promisify } from 'node:util';
 import {
   GRACE,
   LEAVE_GRACE,
+  TIMEOUT,
   eventually,
   expectComplaints,
   expectCount,
@@ -71,7 +72,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 /** Lets viewers come to a page and leave it, up to 30 of them, until it is stopped. */
 function comeAndGo(page) {

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { after, before, test } from 'node:test';
 
-import { eventually, expectCount, launch, open as openIn, startOfficeProxy, startSite } from './browser.js';
+import { TIMEOUT, eventually, expectCount, launch, open as openIn, startOfficeProxy, startSite } from './browser.js';
 import { RIGHT, startNginx } from './nginx.js';
 import { Server, program } from './server.js';
 
@@ -70,7 +70,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 /** A new person's window. */
 const open = async (address, prepare = undefined, options = {}) =>

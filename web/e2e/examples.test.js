@@ -12,7 +12,7 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
 import { asPackage } from '../build.js';
-import { eventually, launch, open } from './browser.js';
+import { TIMEOUT, eventually, launch, open } from './browser.js';
 import { Server, freePort, program } from './server.js';
 
 const KEY = 'a key for tests alone';
@@ -54,7 +54,7 @@ after(async () => {
     await binary?.remove();
     if (folder) await rm(folder, { recursive: true });
   }
-});
+}, { timeout: TIMEOUT });
 
 const siteURL = () => `http://localhost:${site.address().port}`;
 

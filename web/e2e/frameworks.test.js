@@ -10,7 +10,7 @@ import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
-import { eventually, launch, open } from './browser.js';
+import { TIMEOUT, eventually, launch, open } from './browser.js';
 import { Server, program } from './server.js';
 
 const run = promisify(execFile);
@@ -228,7 +228,7 @@ after(async () => {
     await binary?.remove();
     if (folder) await rm(folder, { recursive: true });
   }
-});
+}, { timeout: TIMEOUT });
 
 /** Has Angular's compiler build an application ahead of time, as its command line does. */
 async function ahead(source, folder) {

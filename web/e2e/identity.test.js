@@ -15,6 +15,7 @@ import { asPackage } from '../build.js';
 import {
   GRACE,
   LEAVE_GRACE,
+  TIMEOUT,
   eventually,
   expectCount,
   launch,
@@ -137,7 +138,7 @@ after(async () => {
     await binary?.remove();
     if (folder) await rm(folder, { recursive: true });
   }
-});
+}, { timeout: TIMEOUT });
 
 /** The value of a counter that lasts. */
 const value = async (key) =>

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 
-import { eventually, launch, open as openIn, startSite } from './browser.js';
+import { TIMEOUT, eventually, launch, open as openIn, startSite } from './browser.js';
 import { Server, program } from './server.js';
 
 let binary;
@@ -40,7 +40,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 const open = async (from, attributes = '') =>
   openIn(await browser.newContext(), `${site.url}/?${new URLSearchParams({ from: from.url, attributes })}`);

@@ -8,6 +8,7 @@ import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
+import { TIMEOUT } from './browser.js';
 import { Server, program } from './server.js';
 
 const run = promisify(execFile);
@@ -49,7 +50,7 @@ after(async () => {
     await binary?.remove();
     if (folder) await rm(folder, { recursive: true });
   }
-});
+}, { timeout: TIMEOUT });
 
 /** Runs a program in the folder, and returns what it says; what it says when it fails is the error. */
 const say = async (name, ...args) => {

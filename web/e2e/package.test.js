@@ -12,7 +12,7 @@ import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
-import { eventually, launch, open as openIn, startOfficeProxy } from './browser.js';
+import { TIMEOUT, eventually, launch, open as openIn, startOfficeProxy } from './browser.js';
 import { Server, program } from './server.js';
 
 const run = promisify(execFile);
@@ -144,7 +144,7 @@ after(async () => {
     await binary?.remove();
     if (folder) await rm(folder, { recursive: true });
   }
-});
+}, { timeout: TIMEOUT });
 
 /** Packs the package, installs it without any network, and writes the projects beside it. */
 async function makeProjects() {

@@ -7,7 +7,7 @@ import { after, before, test } from 'node:test';
 import BackEnd from 'pusher';
 import Pusher from 'pusher-js';
 
-import { eventually, launch, open, startCable, startSite } from './browser.js';
+import { TIMEOUT, eventually, launch, open, startCable, startSite } from './browser.js';
 import { Server, program } from './server.js';
 
 const KEY = 'key-of-the-app';
@@ -66,7 +66,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 /** A connection of node's, which keeps its errors. */
 function connect(t, { key = KEY, ...more } = {}) {

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 
-import { eventually, launch, open as openIn, startSite } from './browser.js';
+import { TIMEOUT, eventually, launch, open as openIn, startSite } from './browser.js';
 import { Server, program } from './server.js';
 
 const KEY = 'a key for tests alone';
@@ -49,7 +49,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 const open = async (address, options = {}) => openIn(await browser.newContext(options), address);
 

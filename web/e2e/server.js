@@ -94,11 +94,7 @@ export class Server {
 
   /** Ends the process with SIGTERM, and fails unless it ends well. */
   async stop() {
-    const { exitCode, signalCode } = this.#process;
-    if (exitCode === null && signalCode === null) {
-      this.#process.kill('SIGTERM');
-      await once(this.#process, 'close'); // that is with all it had to say
-    }
+    await this.end('SIGTERM');
     if (this.#process.exitCode !== 0 || this.#log.includes('DATA RACE'))
       throw new Error(`the server ended with status ${this.#process.exitCode}:\n${this.#log}`);
   }
@@ -108,7 +104,10 @@ export class Server {
     const { exitCode, signalCode } = this.#process;
     if (exitCode !== null || signalCode !== null) return;
     this.#process.kill(signal);
-    await once(this.#process, 'close');
+    // A server that does not end is a fault. SIGQUIT makes it say what its goroutines do.
+    const overdue = setTimeout(() => this.#process.kill('SIGQUIT'), TIMEOUT / 2);
+    await once(this.#process, 'close'); // that is with all it had to say
+    clearTimeout(overdue);
   }
 
   /** A new anonymous viewer, for as long as a hold lasts. Returns a function that ends it sooner. */

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { get } from 'node:http';
 import { after, before, test } from 'node:test';
 
-import { expectCount, expectState, launch, open as openIn, startOfficeProxy } from './browser.js';
+import { TIMEOUT, expectCount, expectState, launch, open as openIn, startOfficeProxy } from './browser.js';
 import { Server, program } from './server.js';
 
 const KEY = 'a key for tests alone';
@@ -32,7 +32,7 @@ after(async () => {
   } finally {
     await binary?.remove();
   }
-});
+}, { timeout: TIMEOUT });
 
 /** A new person's window, or with a context another tab of theirs. */
 const open = async (page, { from = server.url, context = undefined, prepare = undefined } = {}) =>
