@@ -98,7 +98,7 @@ test-all:
 		$(call beside,\
 			$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,\
 			$(call browsers,test:server))))
-	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 4,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 4,$(FAULTS)) && $(MAKE) -s upgrade))
+	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 6,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 6,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,portable,$(call gotest,$(PURE) $(PORTABLE),./internal/machine ./gateway ./gateway/httppolicy) && $(call gotest,$(PORTABLE),./gateway/socket))
