@@ -49,8 +49,11 @@ RACE = -race -gcflags=all=-dwarf=false
 # In these one goroutine works for long: months pass, or something becomes full.
 ALONE = ^Test(SimulationFindsPlantedFaults|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
 
+# The programs that tests start read what they tell their clients, and end when that breaks a promise (gateway/promises.go).
+PROMISES = -tags promises,nomsgpack
+
 # $(with) COMMAND builds the program and tells the tests of the command where it is.
-with = $(GO) build -o bin/headcount-test ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test' &&
+with = $(GO) build $(PROMISES) -o bin/headcount-test ./cmd/headcount && export HEADCOUNT_BIN='$(CURDIR)/bin/headcount-test' &&
 
 # $(call beside,A,B) runs B while A runs, and shows what B says when both have ended: servers and browsers mostly wait. B
 # may have two of its own.
@@ -78,7 +81,7 @@ setup:
 
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "run gofmt -w on: $$unformatted" >&2; exit 1; }
-	$(GO) vet -tags upgrade,nomsgpack ./... headcount/client
+	$(GO) vet -tags upgrade,promises,nomsgpack ./... headcount/client
 
 # A few minutes on two cores. On a machine that has Go alone, setup installs the rest.
 test:
@@ -128,7 +131,7 @@ UPGRADE  = -tags upgrade,nomsgpack -timeout 30m -parallel 8 -run '^TestClockUpgr
 upgrade:
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; git archive $(PREVIOUS) | tar -x -C "$$dir" && \
 	(cd "$$dir" && $(GO) build -o previous ./cmd/headcount) && export HEADCOUNT_PREVIOUS="$$dir/previous" && \
-	$(GO) build -o "$$dir/headcount" ./cmd/headcount && export HEADCOUNT_BIN="$$dir/headcount" && \
+	$(GO) build $(PROMISES) -o "$$dir/headcount" ./cmd/headcount && export HEADCOUNT_BIN="$$dir/headcount" && \
 	$(call gotest,$(UPGRADE) $(ARGS),./cmd/headcount/faults)
 
 # Every fuzz target for ten seconds. The inputs that failed are under testdata. To minimize an input takes up to a minute by

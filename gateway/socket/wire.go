@@ -137,6 +137,8 @@ func (w *Wire) put(p []byte, last bool) error {
 
 // writeLocked writes p, after the bytes that the client has not taken yet.
 func (w *Wire) writeLocked(p []byte) error {
+	w.wrote(p)
+
 	if w.tls != nil {
 		_, err := w.tls.Write(p) // which calls emit
 		return err

@@ -1,0 +1,216 @@
+//go:build promises
+
+package gateway
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"weak"
+
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+// With the tag promises, the program reads what it writes to WebSockets and event streams as clients do, and ends at once
+// when that breaks a promise of docs/promises.md which a single connection can show. The programs that tests start are
+// built with the tag, so every connection of such a test is checked, those of browsers too.
+
+// statusBroken is the exit status of a program that has broken a promise.
+const statusBroken = 70
+
+// stories has what every connection has been told. A story goes with its connection.
+var stories sync.Map // *story by weak.Pointer[conn]
+
+// story is what one connection has been told. The connection's wire has a lock that guards it.
+type story struct {
+	newest map[string]news // by type and name
+	joined string          // the page that an event stream has joined
+}
+
+// news is a count of a page, or a value of a counter.
+type news struct {
+	Type    string `json:"type"`
+	Page    string `json:"page"`
+	Key     string `json:"key"`
+	Count   int64  `json:"count"`
+	Value   int64  `json:"value"`
+	Version string `json:"version"`
+	Stale   bool   `json:"stale"`
+}
+
+// Wrote is told what the client is sent: whole frames or events, after the head of the answer.
+func (c *conn) Wrote(p []byte) {
+	_, rest, isHead := bytes.Cut(p, []byte("\r\n\r\n"))
+	if isHead && bytes.HasPrefix(p, []byte("HTTP/1.1 ")) {
+		p = rest
+	}
+
+	read := eachFrame
+	if c.events {
+		read = eachEvent
+	}
+
+	err := read(p, c.story().hear)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "a promise is broken: %v; it was written: %q\n", err, p)
+		os.Exit(statusBroken)
+	}
+}
+
+func (c *conn) story() *story {
+	key := weak.Make(c)
+	had, known := stories.Load(key)
+	if known {
+		return had.(*story)
+	}
+
+	s := &story{newest: map[string]news{}}
+	stories.Store(key, s)
+	runtime.AddCleanup(c, func(key weak.Pointer[conn]) { stories.Delete(key) }, key)
+
+	return s
+}
+
+// eachFrame reads WebSocket frames and calls hear with the texts.
+func eachFrame(p []byte, hear func(kind string, text []byte) error) error {
+	for len(p) > 0 {
+		if len(p) < 2 {
+			return errors.New("half a frame")
+		}
+
+		opcode, size, head := p[0], uint64(p[1]), 2
+		switch size {
+		case 126:
+			size, head = uint64(binary.BigEndian.Uint16(p[2:])), 4
+		case 127:
+			size, head = binary.BigEndian.Uint64(p[2:]), 10
+		}
+		if uint64(len(p)-head) < size {
+			return errors.New("half a frame")
+		}
+
+		payload := p[head:][:size]
+		p = p[head:][size:]
+
+		if opcode != websocket.Text {
+			continue
+		}
+		if err := hear("", payload); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+// eachEvent reads server-sent events and calls hear with their names and data. Comments say nothing.
+func eachEvent(p []byte, hear func(kind string, text []byte) error) error {
+	for event := range bytes.SplitAfterSeq(p, []byte("\n\n")) {
+		if len(event) == 0 {
+			return nil
+		}
+		if !bytes.HasSuffix(event, []byte("\n\n")) {
+			return errors.New("half an event")
+		}
+
+		kind := ""
+		for line := range bytes.Lines(event) {
+			name, value, _ := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(": "))
+			switch string(name) {
+			case "event":
+				kind = string(value)
+			case "data":
+				if err := hear(kind, value); err != nil {
+					return err
+				}
+			}
+		}
+	}
+
+	return nil
+}
+
+// hear judges one message. An event has its type as its name, a frame in its text.
+func (s *story) hear(kind string, text []byte) error {
+	is := news{Type: kind}
+	if !json.Valid(text) {
+		return errors.New("not JSON")
+	}
+
+	err := json.Unmarshal(text, &is)
+	if err != nil {
+		return nil // a message of another type, whose members have other types
+	}
+
+	switch is.Type {
+	case "count", "counter":
+		return s.compare(is)
+	case "join":
+		s.joined = is.Page
+		had, known := s.newest["count "+is.Page]
+		if known {
+			return s.includes(had)
+		}
+
+		return nil
+	default:
+		return nil
+	}
+}
+
+// includes judges a count of the page that the client has joined.
+func (s *story) includes(is news) error {
+	if is.Count == 0 && !is.Stale {
+		return fmt.Errorf("own join: the count of %q lacks who has joined", s.joined)
+	}
+
+	return nil
+}
+
+// compare judges a count or a value by the one before it.
+func (s *story) compare(is news) error {
+	topic := is.Type + " " + is.Page + is.Key
+	had, known := s.newest[topic]
+	s.newest[topic] = is
+
+	if is.Count < 0 {
+		return fmt.Errorf("counted: the count of %q is negative", is.Page)
+	}
+	if topic == "count "+s.joined {
+		if err := s.includes(is); err != nil {
+			return err
+		}
+	}
+
+	version, err := presence.ParseVersion(is.Version)
+	if err != nil {
+		return fmt.Errorf("%q: %w", topic, err)
+	}
+	if !known {
+		return nil
+	}
+
+	older, _ := presence.ParseVersion(had.Version) // it was looked at when it came
+	wentBack := version.Compare(older) < 0
+	if wentBack && !is.deleted() {
+		return fmt.Errorf("ordered: after version %s of %q came %s", had.Version, topic, is.Version)
+	}
+
+	isSame := version == older && !is.Stale && !had.Stale
+	if isSame && is.Count != had.Count {
+		return fmt.Errorf("ordered: version %s of %q was %d, then %d", is.Version, topic, had.Count, is.Count)
+	}
+
+	return nil
+}
+
+// deleted reports whether the counter was deleted: then it has no version.
+func (n news) deleted() bool {
+	return n.Type == "counter" && n.Version == (presence.Version{}).String()
+}
