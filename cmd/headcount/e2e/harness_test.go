@@ -394,7 +394,47 @@ func (s *server) count(t testing.TB, escaped string) int {
 	if a.status == http.StatusServiceUnavailable {
 		return -1
 	}
-	return a.counter(t).Count
+
+	c := a.counter(t)
+	if !c.Stale && c.Page != "*" {
+		s.explained(t, escaped, c.Count)
+	}
+
+	return c.Count
+}
+
+// explained waits until the server's explanation of a count adds up, or the count is another one.
+func (s *server) explained(t testing.TB, escaped string, count int) {
+	t.Helper()
+	addsUp := func() bool {
+		a := s.get(t, "/"+escaped+"/counter?explain=1", "X-API-Key: "+apiKey)
+		if a.status == http.StatusUnauthorized {
+			return true // the server has other keys, or none
+		}
+
+		var is struct {
+			Counter counter
+			Explain struct {
+				Regions map[string]int
+				Moving  bool
+			}
+		}
+		if err := json.Unmarshal([]byte(a.body), &is); err != nil || a.status != http.StatusOK {
+			t.Fatalf("%d %v: %s", a.status, err, a.body)
+		}
+		if is.Counter.Count != count || is.Counter.Stale {
+			return true
+		}
+
+		sum := 0
+		for _, users := range is.Explain.Regions {
+			sum += users
+		}
+
+		return !is.Explain.Moving && sum == count
+	}
+
+	testkit.Eventually(t, fmt.Sprintf("the explanation of %d on %q adds up", count, escaped), addsUp)
 }
 
 func gunzip(t testing.TB, text string) string {

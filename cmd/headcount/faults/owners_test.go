@@ -116,7 +116,7 @@ func TestClockOwnersGo(t *testing.T) {
 		}
 		awaitReady(t, m)
 		time.Sleep(5 * time.Second)
-		all.promised(t, "it is back", 250*time.Millisecond)
+		all.promised(t, "it is back", 500*time.Millisecond)
 	}
 
 	owners[0].kill()
@@ -135,6 +135,6 @@ func TestClockOwnersGo(t *testing.T) {
 	all.promised(t, "an owner says nothing", 2500*time.Millisecond)
 	owners[2].resume()
 	time.Sleep(5 * time.Second)
-	all.promised(t, "it wakes", 250*time.Millisecond)
+	all.promised(t, "it wakes", 500*time.Millisecond)
 	all.end(t)
 }
