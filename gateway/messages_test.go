@@ -107,6 +107,7 @@ func FuzzParseMessage(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		m, err := parseMessage(text)
+
 		if err == nil {
 			if m.precision > maxPrecision {
 				t.Fatalf("%q let the precision %d pass", text, m.precision)
@@ -123,32 +124,31 @@ func FuzzParseMessage(f *testing.F) {
 			}
 			return
 		}
+
+		// Whatever the client has sent, it gets a frame that it can read.
 		var f *fault
 		if !errors.As(err, &f) {
 			t.Fatalf("%q: %v is no fault", text, err)
 		}
-		out := f.appendJSON(nil)
-		if !json.Valid(out) || !utf8.Valid(out) || len(out) > 4096+6*len(text) { // a "<" becomes \u003c
+		out := f.appendJSON(nil) // a "<" becomes \u003c
+		if !json.Valid(out) || !utf8.Valid(out) || len(out) > 4096+6*len(text) {
 			t.Fatalf("%q: the error frame is %q", text, out)
 		}
 	})
 }
 
 func TestAppendFrame(t *testing.T) {
-	for _, n := range []int{0, 125, 126, 65535, 65536} {
+	// RFC 6455 has three forms of a head, by the length of the payload.
+	for n, head := range map[int]int{0: 2, 125: 2, 126: 4, 65535: 4, 65536: 10} {
 		payload := strings.Repeat("x", n)
 		b := websocket.AppendFrame([]byte("before"), websocket.Text, []byte(payload))[len("before"):]
-		head := map[bool]int{true: 2}[n < 126]
-		switch {
-		case n >= 126 && n < 65536:
-			head = 4
-		case n >= 65536:
-			head = 10
-		}
+
 		if b[0] != 0x81 || len(b) != head+n || string(b[head:]) != payload {
 			t.Errorf("a frame of %d bytes has a head of %d, want %d", n, len(b)-n, head)
 		}
 	}
+
+	// The reason is cut where a character ends, since a close frame has at most 125 bytes.
 	long := websocket.AppendClose(nil, 1008, strings.Repeat("é", 100))
 	if len(long) > 127 || !utf8.Valid(long[4:]) {
 		t.Errorf("close frame of %d bytes: %q", len(long), long)
