@@ -33,12 +33,15 @@ func TestPoll(t *testing.T) {
 		from.value.Store("")
 		poll := NewPoll(h, from)
 		h.Supply(kind, exactly{}, poll)
+
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); poll.Run(ctx) }()
 		defer func() { stop(); <-ended }()
+
 		topic := presence.Topic{Kind: kind, Key: "k"}
 		var before presence.Version
+
 		for round := range 3 {
 			from.value.Store("")
 			h.Want(topic)
@@ -46,6 +49,7 @@ func TestPoll(t *testing.T) {
 			if _, known := h.Last(topic); known {
 				t.Errorf("round %d: there is a value that nobody has found", round)
 			}
+
 			for i := range 5 {
 				value := fmt.Sprint(round, ".", i)
 				from.value.Store(value)
@@ -60,10 +64,12 @@ func TestPoll(t *testing.T) {
 					time.Sleep(pollEvery)
 					synctest.Wait()
 				}
+
 				if is, _ := h.Last(topic); is.Version != before {
 					t.Errorf("%q was passed twice", is.Value)
 				}
 			}
+
 			h.Unwant(topic)
 			time.Sleep(2 * lingerFor)
 			if wanted, all := poll.Wanted(topic); wanted || all > 0 {
@@ -80,10 +86,12 @@ func TestPollMarksStaleValues(t *testing.T) {
 		from := &polled{}
 		poll := NewPoll(h, from)
 		h.Supply(kind, exactly{}, poll)
+
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); poll.Run(ctx) }()
 		defer func() { stop(); <-ended }()
+
 		topic := presence.Topic{Kind: kind, Key: "k"}
 
 		from.value.Store(`{"top":[1]} lacking`)
