@@ -21,7 +21,7 @@ func (g *Gateway) getEvents(c *gin.Context) (calls.Answer, error) {
 	join := c.Query("join") == "1"
 	check := presence.CheckReadable
 	if join {
-		check = presence.CheckPage
+		check = presence.CheckPage // nobody can be on all pages of a site
 	}
 	name, err := g.callers.Page(c, check, true)
 	if err != nil {
@@ -142,6 +142,7 @@ func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 		return
 	}
 
+	// Held before the join, whose arrival ends the hold and may come at once.
 	c.Hold(topics[0])
 	c.Reform(topics[0], eventForm, false)
 	c.attend(topics[0].Name())

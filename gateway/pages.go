@@ -95,7 +95,6 @@ func (c *conn) do(m message) error {
 	case typePause, typeResume:
 		c.Pause(m.kind == typePause)
 	case typeRead:
-
 		page := ""
 		if len(m.pages) > 0 {
 			page = m.pages[0]
@@ -157,7 +156,7 @@ func (c *conn) join(name string) error {
 	}
 
 	if c.isNew(w) && !c.admitNewTopics(presence.CountTopic(name)) {
-		c.tidy()
+		c.tidy() // want has added it
 
 		if c.pusher {
 			return tooManyNew.about("page", presence.KeyOf(name))
@@ -172,10 +171,9 @@ func (c *conn) join(name string) error {
 		return c.take(w)
 	case w.counts != noCounts:
 		c.Renew(topic)
-	default:
+	default: // an unsubscribe has ended the counts, and the owner may have let the user time out since the join
 		w.counts = untilLeave
 		c.Hold(topic)
-
 		c.confirm(name)
 	}
 
@@ -323,7 +321,7 @@ func (c *conn) subscribe(m message) error {
 	}
 
 	topics := presence.CountTopics(m.pages)
-	hold := slices.Contains(topics, c.total()) && c.uncounted()
+	hold := slices.Contains(topics, c.total()) && c.uncounted() // before Subscribe, which sends the count at once
 	if hold {
 		c.Hold(c.total())
 	}
