@@ -63,6 +63,7 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 		return append(b, "}\n\n"...), 0
 	}
 
+	// A frame begins with the length of its text, so the text is made first.
 	text := append(make([]byte, 0, 256), `{"type":"counter",`...)
 	text = append(text, members...)
 

@@ -113,7 +113,7 @@ func (g *Gateway) stream(
 	}
 	head := w.Header()
 	streamHead(head)
-	head.Set("Connection", "close")
+	head.Set("Connection", "close") // the HTTP server, which would add this and the date, does not write the answer
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
 	c.beginEvents(topics, join, responseHead(http.StatusOK, head))
 

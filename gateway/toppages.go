@@ -66,7 +66,7 @@ func (s topPages) Values(ctx context.Context, topics []presence.Topic, found fun
 		length, public := strings.CutSuffix(t.Key, publicList)
 		n, _ := strconv.Atoi(length) // getTopPageEvents wrote it
 
-		list := []presence.PageUsers{}
+		list := []presence.PageUsers{} // in JSON [], not null
 		for _, p := range top.Pages {
 			if len(list) < n && (!public || s.g.callers.PublicTop.Has(p.Page)) {
 				list = append(list, p)

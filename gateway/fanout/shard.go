@@ -334,7 +334,7 @@ func (s *shard) visitAllLocked(now time.Duration) {
 		}
 
 		n := s.offerLocked(p.topic, x, now)
-		if !v.missed {
+		if !v.missed { // the end of a hold, as of a join, is an answer to the client
 			s.pass.answers += n
 		}
 	}
