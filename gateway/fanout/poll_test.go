@@ -24,9 +24,9 @@ func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(p
 	}
 }
 
-// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted
-// again.
-func TestPoll(t *testing.T) {
+// withPoll is withCalls with a Poll that runs, and a topic of its kind.
+func withPoll(t *testing.T, test func(t *testing.T, h *Hub, poll *Poll, from *polled, topic presence.Topic)) {
+	t.Helper()
 	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
 		kind := presence.KindOf("polled")
 		from := &polled{}
@@ -39,10 +39,17 @@ func TestPoll(t *testing.T) {
 		go func() { defer close(ended); poll.Run(ctx) }()
 		defer func() { stop(); <-ended }()
 
-		topic := presence.Topic{Kind: kind, Key: "k"}
-		var before presence.Version
+		test(t, h, poll, from, presence.Topic{Kind: kind, Key: "k"})
+	})
+}
 
+// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted
+// again.
+func TestPoll(t *testing.T) {
+	withPoll(t, func(t *testing.T, h *Hub, poll *Poll, from *polled, topic presence.Topic) {
+		var before presence.Version
 		for round := range 3 {
+			// A topic that comes again has no value from before.
 			from.value.Store("")
 			h.Want(topic)
 			synctest.Wait()
@@ -81,19 +88,7 @@ func TestPoll(t *testing.T) {
 
 // What cannot be read any more, and what may lack something, says so in the words of counts.
 func TestPollMarksStaleValues(t *testing.T) {
-	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
-		kind := presence.KindOf("polled")
-		from := &polled{}
-		poll := NewPoll(h, from)
-		h.Supply(kind, exactly{}, poll)
-
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { defer close(ended); poll.Run(ctx) }()
-		defer func() { stop(); <-ended }()
-
-		topic := presence.Topic{Kind: kind, Key: "k"}
-
+	withPoll(t, func(t *testing.T, h *Hub, _ *Poll, from *polled, topic presence.Topic) {
 		from.value.Store(`{"top":[1]} lacking`)
 		h.Want(topic)
 		for _, step := range []struct{ read, want string }{
