@@ -175,6 +175,7 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	}
 
 	if !poller {
+		// Without a poller a goroutine serves each connection, as where the system has none.
 		g.pollers.all = []*socket.Poller{nil}
 	}
 
@@ -235,6 +236,7 @@ func (s *served) settles(want int) {
 		n := 0
 		s.g.each(func(*conn) { n++ })
 
+		// A connection that ends leaves the hub first, and gives back its place last.
 		return n == want && s.g.connections.Load() == int64(want)
 	})
 }
@@ -265,10 +267,15 @@ func (s *served) open(target, early string, lines ...string) *raw {
 // tcp is the connection of a test that needs a real one.
 func (r *raw) tcp() *net.TCPConn { return r.Conn.(*net.TCPConn) }
 
+// upgrade returns the lines of an upgrade to a WebSocket, with the key of the example in RFC 6455.
+func upgrade(more ...string) []string {
+	return append(more, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+}
+
 func (s *served) socket(early string) *raw {
 	s.t.Helper()
-	r := s.open("/-/ws", early, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol: headcount.v1")
+	r := s.open("/-/ws", early, upgrade("Sec-WebSocket-Protocol: headcount.v1")...)
 
 	resp := r.response(http.StatusSwitchingProtocols)
 	if got := resp.Header.Get("Sec-WebSocket-Accept"); got != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
@@ -509,7 +516,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		"reset":       func(r *raw) { _ = r.tcp().SetLinger(0); _ = r.Close() },
 		"reset in a frame": func(r *raw) {
 			r.write([]byte(half))
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(5 * time.Millisecond) // so that the gateway has read it
 			_ = r.tcp().SetLinger(0)
 			_ = r.Close()
 		},
@@ -632,7 +639,7 @@ func (s *served) visit(page string, end end) {
 	r.write([]byte(joins(page)))
 	r.expect(websocket.Text, `{"type":"count","page":"`+page)
 
-	r.noCounts = true
+	r.noCounts = true // of others, which may come between what the end expects
 	end(r)
 	_ = r.Close()
 }
@@ -671,6 +678,7 @@ func TestClockEndsOfConnections(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range rounds {
 			for name, end := range ends(t, lingerClose) {
+				// In hex, since the name stands between quotes in JSON. Every third round is on the same pages.
 				wg.Go(func() { s.visit(fmt.Sprintf("%x %d", name, i%3), end) })
 			}
 			wg.Go(func() { s.visitWithoutSocket("p") })
@@ -737,6 +745,7 @@ func TestServerCloseWhileServing(t *testing.T) {
 
 		for _, r := range all {
 			wg.Go(func() {
+				// All of them write and read, so that a close falls into the middle of something.
 				text := []byte(strings.Repeat(masked(websocket.Ping, "x")+masked(websocket.Pong, ""), 20))
 				for {
 					if _, err := r.Write(text); err != nil {
@@ -789,6 +798,7 @@ func TestClockClientThatTakesNothing(t *testing.T) {
 			other.write([]byte(masked(websocket.Text, heartbeatMsg)))
 			other.expect(websocket.Text, heartbeatMsg)
 
+			// Less than the write timeout: nobody may wait for a write to the other client.
 			if took := watch.Elapsed() - began; took > 400*time.Millisecond {
 				t.Errorf("the other client waited %s", took)
 			}
@@ -845,7 +855,7 @@ func TestServerASlowClientLives(t *testing.T) {
 					}
 				})
 
-				// All the while pings are due and cannot be sent.
+				// A silent client would be closed by then. All the while pings are due and cannot be sent.
 				asked := 0
 				for began := time.Now(); time.Since(began) < 2100*time.Millisecond; time.Sleep(100 * time.Millisecond) {
 					for range asks {

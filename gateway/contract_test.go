@@ -596,8 +596,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			shown[name] = true
 		}
 
-		r := s.open("/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+		r := s.open("/-/ws", "", upgrade()...)
 		r.response(http.StatusSwitchingProtocols)
 
 		until := func(kind string) {

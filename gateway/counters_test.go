@@ -49,9 +49,7 @@ type looker struct {
 
 func (s *served) looker(lines ...string) *looker {
 	s.t.Helper()
-	r := s.open("/-/ws", "",
-		append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
+	r := s.open("/-/ws", "", upgrade(lines...)...)
 	r.response(http.StatusSwitchingProtocols)
 
 	var welcome struct{ ID, User string }
@@ -335,8 +333,7 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 		server.say(`{"type":"subscribe","counters":["private"]}`)
 		server.until("private", 0, false)
 
-		s.open("/-/ws", "", "X-API-Key: x", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==").response(http.StatusUnauthorized)
+		s.open("/-/ws", "", upgrade("X-API-Key: x")...).response(http.StatusUnauthorized)
 	})
 }
 

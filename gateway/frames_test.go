@@ -31,7 +31,7 @@ func TestFrames(t *testing.T) {
 		unsubscribe = `{"type":"unsubscribe","pages":["P"]}`
 	)
 	inMemory(t, nil, func(t *testing.T, s *served) {
-		defer s.dispatch()()
+		defer s.dispatch()() // the counts change by publications alone
 		for name, steps := range map[string][]step{
 			"join answers with the joiner":    {{join, []string{"P 1"}}},
 			"a join again answers again":      {{join, []string{"P 1"}}, {join, []string{"P 1"}}},

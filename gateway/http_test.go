@@ -18,10 +18,7 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 	inMemory(t, func(cfg *Config) { cfg.Log = zerolog.New(zerolog.SyncWriter(log)) }, func(t *testing.T, s *served) {
 		// The log has one line for all three.
 		for range 3 {
-			r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket",
-				"Sec-WebSocket-Version: 13",
-				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
-
+			r := s.open("/-/ws", "", upgrade("Origin: http://counter.example")...)
 			body, err := io.ReadAll(r.response(http.StatusForbidden).Body)
 			if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) ||
 				!bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {

@@ -28,8 +28,9 @@ func TestParseMessage(t *testing.T) {
 		`{"type":"unsubscribe","counters":["a"],"pages":["p"]}`: {
 			kind: typeUnsubscribe, pages: []string{"p"}, counters: []string{"a"},
 		},
-		` {"type":"heartbeat"} `:                       {kind: typeHeartbeat, pages: nil},
-		`{"type":"read"}`:                              {kind: typeRead, pages: nil},
+		` {"type":"heartbeat"} `: {kind: typeHeartbeat, pages: nil},
+		`{"type":"read"}`:        {kind: typeRead, pages: nil},
+		// Names of members have one case, unlike in structs of Go.
 		`{"type":"join","page":"\u0041","Type":"bad"}`: {kind: typeJoin, pages: []string{"A"}},
 	} {
 		m, err := parseMessage([]byte(text))

@@ -33,10 +33,7 @@ func forPusher(cfg *Config) {
 // app opens /app/ and what follows, as pusher-js does.
 func (s *served) app(path string, lines ...string) *raw {
 	s.t.Helper()
-
-	return s.open("/app/"+path, "",
-		append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
+	return s.open("/app/"+path, "", upgrade(lines...)...)
 }
 
 var established = regexp.MustCompile(
