@@ -131,7 +131,6 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		service.Go(func() { d.serve(served, buckets) })
 
 		var ended chan struct{}
-
 		select {
 		case <-ctx.Done():
 		case next = <-d.want:
@@ -202,6 +201,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	d.turn <- struct{}{}
 	defer func() { <-d.turn }()
 
+	// Endpoints first, so that a gateway which has just attached gets the updates that came with its endpoint.
 	d.mu.Lock()
 	for _, e := range p.Endpoints {
 		d.endpoint(ctx, senders, p.Bucket, e)
@@ -220,7 +220,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		d.cfg.Regions.Changed(p.Bucket)
 	}
 
-	if !p.Lost || d.lost[p.Bucket] {
+	if !p.Lost || d.lost[p.Bucket] { // lost: retry reads it, sooner or later
 		return
 	}
 
@@ -323,6 +323,7 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 	}
 
 	gateways := topics[e.Topic]
+	// A publication may come twice, or be older than the read of the bucket: then this is known.
 	if gateways.Has(e.Gateway) != e.Gone {
 		return
 	}
@@ -420,6 +421,7 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 		case <-o.wake:
 		}
 
+		// One signal stands for all updates since the last one.
 		for {
 			updates := o.take()
 			if len(updates) == 0 {

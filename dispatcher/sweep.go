@@ -43,6 +43,7 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	// Without endpoints there is nothing to drop, and a gateway that attaches again begins anew.
 	for gateway := range since {
 		if d.queues[gateway] == nil {
 			delete(since, gateway)
@@ -72,6 +73,7 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 
 	for _, b := range buckets {
 		for batch := range slices.Chunk(d.attached(b, gateway), dropBatch) {
+			// A gateway that only seemed to have ended may be back by now.
 			if ctx.Err() != nil || !d.cfg.Gateways.Ended(gateway) {
 				return
 			}

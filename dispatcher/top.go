@@ -139,6 +139,7 @@ func (d *Dispatcher) Top(n int) []presence.PageUsers {
 	of := map[presence.Site]int{} // pages of each site so far
 	public := map[presence.Site]int{}
 
+	// In order, so the counters say which place a page has among all of its site, and among the public ones.
 	return slices.DeleteFunc(d.top.sorted(), func(p presence.PageUsers) bool {
 		site, _ := presence.SplitName(p.Page)
 		of[site]++

@@ -38,6 +38,7 @@ func signed(method, path, query, body string) string {
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		pairs = append(pairs, name+"="+params.Get(name))
 	}
+
 	mac := hmac.New(sha256.New, []byte("secret"))
 	mac.Write([]byte(method + "\n" + path + "\n" + strings.Join(pairs, "&")))
 
@@ -69,10 +70,12 @@ func (s *served) ask(method, path, body string, lines ...string) (int, string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	for _, line := range lines {
 		name, value, _ := strings.Cut(line, ": ")
 		req.Header.Set(name, value)
 	}
+
 	resp, err := s.http().Do(req)
 	if err != nil {
 		s.t.Fatal(err)
@@ -120,12 +123,14 @@ func TestBackEndsOfPusher(t *testing.T) {
 				t.Errorf("ann has %s, want %s", text, want)
 			}
 		}
+
 		for _, page := range []string{"news", "sport"} {
 			if status, text := s.ask("PUT", "/-/users/ann/follows/"+page, "", "X-API-Key: k"); status != 204 {
 				t.Fatal(text)
 			}
 		}
 		const changed = `{"name":"headcount:changed","data":"{}",`
+
 		expect("POST", "/apps/1/events", "", changed+`"channels":["news","sport","nobody"]}`, 200, `{}`)
 		unread(`{"news":1,"sport":1}`)
 		expect("POST", "/apps/1/batch_events", "",
@@ -182,14 +187,18 @@ func TestUnsignedBackEnds(t *testing.T) {
 			}
 		}
 
+		// A timestamp is good for ten minutes, as with Pusher.
 		time.Sleep(10 * time.Minute)
 		if status, text := s.ask("GET", old, ""); status != 200 {
 			t.Errorf("after ten minutes: %d %s", status, text)
 		}
+
 		time.Sleep(2 * time.Second)
 		if status, text := s.ask("GET", old, ""); status != 401 || !strings.Contains(text, "clock") {
 			t.Errorf("after more: %d %s", status, text)
 		}
+
+		// Nothing that was refused has marked a page as changed.
 		if _, text := s.ask("GET", "/-/users/ann/follows", "", "X-API-Key: k"); strings.Contains(text, "unread") {
 			t.Error(text)
 		}
@@ -215,7 +224,8 @@ func TestBackEndsAskForFewerChannels(t *testing.T) {
 		for i := range 10_001 {
 			pages.more = append(pages.more, fmt.Sprintf("p%d", i))
 		}
-		pages.more = pages.more[3:]
+
+		pages.more = pages.more[3:] // without those of forBackEnds: one page more than an answer holds
 		cfg.API.Pages = pages
 	}, func(t *testing.T, s *served) {
 		for query, want := range map[string]int{"": 400, "filter_by_prefix=p1": 200} {
@@ -237,6 +247,7 @@ func TestBackEndsWithoutSecretAndOfSites(t *testing.T) {
 			t.Errorf("%d %s", status, text)
 		}
 	})
+
 	inMemory(t, func(cfg *Config) {
 		cfg.Sites, _ = identity.NewSites([]string{"shop=https://shop.example", "blog=https://blog.example"})
 		forBackEnds(cfg)
@@ -247,12 +258,15 @@ func TestBackEndsWithoutSecretAndOfSites(t *testing.T) {
 				t.Fatal(text)
 			}
 		}
+
+		// Without a site it is the first one.
 		for query, want := range map[string]string{"": "a", "site=shop": "a", "site=blog": "b"} {
 			_, text := s.ask("GET", signed("GET", "/apps/1/channels", query, ""), "")
 			if text != `{"channels":{"`+want+`":{}}}` {
 				t.Errorf("%s: %s", query, text)
 			}
 		}
+
 		_, text := s.ask("GET", signed("GET", "/apps/1/channels", "", ""), "", "Headcount-Site: blog")
 		if text != `{"channels":{"b":{}}}` {
 			t.Error(text)

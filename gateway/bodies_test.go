@@ -13,6 +13,7 @@ import (
 // TestServerBodiesToTheByte pins answers that clients may compare as text.
 func TestServerBodiesToTheByte(t *testing.T) {
 	s := serveGateway(t, true, everything(t))
+
 	open := func(method, path, body string) *http.Response {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.addr+path, strings.NewReader(body))
@@ -20,13 +21,16 @@ func TestServerBodiesToTheByte(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("X-API-Key", "k")
+
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		t.Cleanup(func() { resp.Body.Close() })
 		return resp
 	}
+
 	do := func(method, path, body string) string {
 		t.Helper()
 		resp := open(method, path, body)
@@ -36,6 +40,7 @@ func TestServerBodiesToTheByte(t *testing.T) {
 		}
 		return string(answer)
 	}
+
 	moment := regexp.MustCompile(`"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ"`)
 	pins := func(method, path, body, want string) {
 		t.Helper()
@@ -43,14 +48,18 @@ func TestServerBodiesToTheByte(t *testing.T) {
 			t.Errorf("%s %s answers\n%s, want\n%s", method, path, got, want)
 		}
 	}
+
+	// A title and a name of a page with all that JSON and HTML escape.
 	odd := url.PathEscape(`é "<&>\`)
 	pins("GET", "/-/users/ann/follows", "", `{"follows":[]}`+"\n")
 	pins("GET", "/-/users/ann/notifications", "", `{"count":0,"notifications":[]}`+"\n")
 	pins("GET", "/-/users/ann/unread", "", `{"count":0,"updated_at":null}`+"\n")
+
 	for _, page := range []string{odd, "b"} {
 		do("PUT", "/-/users/ann/follows/"+page, "")
 	}
 	do("POST", "/"+odd+"/changes", `{"title":"\"New\" <b>","url":"https://a.example/?x=1&y=2"}`)
+
 	pins("GET", "/-/users/ann/follows", "", `{"follows":["b","é \"<&>\\"],"unread":{"é \"<&>\\":1}}`+"\n")
 	pins("GET", "/-/users/ann/notifications", "",
 		`{"count":1,"notifications":[{"page":"é \"<&>\\","count":1,"updated_at":TIME,`+
@@ -66,12 +75,14 @@ func TestServerBodiesToTheByte(t *testing.T) {
 		`{"page":"é \"<&>\\","now":0,"peak":{"count":0,"at":null},"joins":0,"visitors":0,`+
 			`"points":[{"at":TIME,"max":0,"joins":0},{"at":TIME,"max":0,"joins":0}]}`+"\n")
 
+	// A stream does not end, so its first data is read.
 	for path, want := range map[string]string{
 		"/-/top/events?n=1":            `{"top":[{"page":"p","users":2}]}`,
 		"/-/users/events?user=ann":     `{"user":"ann","online":true,"since":TIME,"pages":1}`,
 		"/-/users/events?user=%3Cx%3E": `{"user":"<x>","online":false}`,
 	} {
 		resp := open("GET", path, "")
+
 		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
 				if got := moment.ReplaceAllString(data, "TIME"); got != want {

@@ -73,6 +73,7 @@ func (c *conn) chargeRead() {
 // allow takes one message from the client's message rate.
 func (c *conn) allow() bool {
 	back, wait := limit.PerSecond(messageRate, messageBurst).Take(c.messagesRate, c.Now(), 1)
+	// A refused frame is not charged, or a client that goes on sending would never be served again.
 	if wait == 0 {
 		c.messagesRate = back
 	}
@@ -120,6 +121,7 @@ func (c *conn) chargeNames(names int) {
 	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.namesRate, c.Now(), names)
 	c.namesRate = back
 
+	// This list is served all the same: the client waits afterwards, and so pays for it.
 	if wait > 0 {
 		c.throttleFor(wait)
 	}

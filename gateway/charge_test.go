@@ -22,6 +22,7 @@ import (
 func TestServerFloods(t *testing.T) {
 	t.Parallel()
 	polled(t, nil, func(t *testing.T, s *served) {
+		// Each kind floods on a connection of its own, all at a time.
 		var wg sync.WaitGroup
 		for name, frame := range map[string]string{
 			"messages":        masked(websocket.Text, heartbeatMsg),
@@ -35,6 +36,7 @@ func TestServerFloods(t *testing.T) {
 				if frame[0] == partMore {
 					_, _ = r.Write([]byte(masked(partText, "")))
 				}
+
 				block := []byte(strings.Repeat(frame, 1000))
 				for {
 					if _, err := r.Write(block); err != nil {
@@ -42,6 +44,7 @@ func TestServerFloods(t *testing.T) {
 					}
 				}
 			})
+
 			wg.Go(func() {
 				defer r.Close()
 				limited := 0
@@ -54,6 +57,7 @@ func TestServerFloods(t *testing.T) {
 					if bytes.HasPrefix(payload, []byte(`{"type":"error","code":"rate_limited"`)) {
 						limited++
 					}
+
 					if opcode == websocket.Close {
 						if code := binary.BigEndian.Uint16(payload); code != 1008 || limited != maxErrors {
 							t.Errorf("%s: closed with %d after %d errors", name, code, limited)
@@ -61,12 +65,14 @@ func TestServerFloods(t *testing.T) {
 						break
 					}
 				}
+
 				// The client was throttled nineteen times at least, so it was read at the allowed rate.
 				if took := time.Since(began); took < (maxErrors-1)*throttleTime {
 					t.Errorf("%s: closed after %s", name, took)
 				}
 			})
 		}
+
 		wg.Wait()
 		s.settles(0)
 	})
@@ -79,12 +85,14 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 		const most, lists = 100, 40
 		pages := strings.Repeat(`"a page that is listed again and again",`, most)
 		list := masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.TrimSuffix(pages, ",")+`]}`)
+
 		r := s.socket("")
 		defer r.Close()
 		began := time.Now()
 		go func() { // ends with the connection
 			_, _ = r.Write([]byte(strings.Repeat(list, lists) + masked(websocket.Text, heartbeatMsg)))
 		}()
+
 		for {
 			_, payload, err := r.frame()
 			if err != nil || bytes.Contains(payload, []byte(`"error"`)) {
@@ -94,6 +102,7 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 				break
 			}
 		}
+
 		if least := (lists*most - nameBurst) * time.Second / nameRate; time.Since(began) < least*9/10 {
 			t.Errorf("%d names were read within %s, want at least %s", lists*most, time.Since(began), least)
 		}
@@ -104,11 +113,13 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 func TestPongToOurPingIsFree(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.socket("")
+
 		var c *conn
 		testkit.Eventually(t, "the connection", func() bool {
 			s.g.each(func(only *conn) { c = only })
 			return c != nil
 		})
+
 		for range 3 {
 			testkit.Eventually(t, "a wire that is not busy", c.Ping)
 			r.expect(websocket.Ping, "")
@@ -116,8 +127,10 @@ func TestPongToOurPingIsFree(t *testing.T) {
 				t.Fatal("the answer was charged")
 			}
 		}
+
 		before := c.messagesRate
-		if c.charge(websocket.Pong); c.messagesRate <= before {
+		c.charge(websocket.Pong)
+		if c.messagesRate <= before {
 			t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.messagesRate)
 		}
 	})
@@ -129,6 +142,7 @@ func TestEventStreamThatTalks(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events", "")
 		r.response(200)
+
 		sent, end := 0, time.Now().Add(500*time.Millisecond)
 		block := make([]byte, 64<<10)
 		for time.Now().Before(end) {
@@ -139,9 +153,11 @@ func TestEventStreamThatTalks(t *testing.T) {
 				break
 			}
 		}
+
 		if most := (messageBurst + messageRate) * 8 << 10; sent > most+32<<20 { // and what the sockets hold
 			t.Fatalf("%d bytes were read in half a second", sent)
 		}
+
 		_ = r.Close()
 		s.settles(0)
 	})
@@ -159,18 +175,21 @@ func onPages(kind string, from, to int) []byte {
 // The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
-		address, gateway := limit.Rate{Every: time.Minute, Burst: 100}, limit.PerSecond(gatewayPageRate,
-			gatewayPageBurst)
+		address := limit.Rate{Every: time.Minute, Burst: 100}
+		gateway := limit.PerSecond(gatewayPageRate, gatewayPageBurst)
 		*s.g.newTopics = *httppolicy.NewSharedLimiter(address, gateway)
+
 		first, second := s.socket(""), s.socket("")
 		first.write(onPages("subscribe", 0, 100))
 		first.expect(websocket.Text, `{"type":"count"`)
 		_ = first.Close()
+
 		second.write(onPages("subscribe", 100, 200))
 		second.expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
 		second.write([]byte(masked(websocket.Text, `{"type":"join","page":"new"}`)))
 		limited := fmt.Sprintf(`{"type":"error","code":"rate_limited","message":%q}`, tooManyNew.message)
 		second.expect(websocket.Text, limited) // a client would give up a page that is named
+
 		// So do event streams and requests.
 		for n, path := range []string{"/%s/counter/events", "/%s/counter", "/-/counters?page=%s", "/%s/badge.svg"} {
 			for i := 0; ; i++ {
@@ -178,6 +197,7 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				if resp.StatusCode == http.StatusTooManyRequests {
 					break
 				}
@@ -194,41 +214,52 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 func TestNewPagesAreLimited(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
 		r, other := s.socket(""), s.socket("")
+
 		other.write(onPages("subscribe", 300, 350))
 		began := time.Now()
 		const before = 50 + 2 // the other's pages, and the unread record of each client
 		testkit.Eventually(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
+
+		// These use up the burst.
 		for i := range newPageBurst / 100 {
 			r.write(onPages("subscribe", 100*i, 100*i+100))
 			testkit.Eventually(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
 			r.write(onPages("unsubscribe", 100*i, 100*i+100))
 			testkit.Eventually(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
 		}
+
+		// From here on each round asks for 90 pages that are new, and faster than the rate permits.
 		refused := false
 		for from := 400; !refused; from += 100 {
 			admitted := newPageBurst/100*100 + (from-400)/100*90
 			if most := newPageBurst + newPageRate*(1+int(time.Since(began).Seconds())); admitted > most {
 				t.Fatalf("%d new pages were admitted, want %d at most", admitted, most)
 			}
+
 			r.write(onPages("unsubscribe", from-100, from-10))
 			r.write(onPages("subscribe", from, from+90))
 			r.write([]byte(masked(websocket.Text, heartbeatMsg)))
+
 			for answered := false; !answered; {
 				_, text, err := r.frame()
 				if err != nil {
 					t.Fatal(err)
 				}
 				if bytes.Contains(text, []byte(`"error"`)) {
-					if refused = true; !bytes.Contains(text, []byte(calls.CodeRateLimited)) {
+					refused = true
+					if !bytes.Contains(text, []byte(calls.CodeRateLimited)) {
 						t.Fatalf("got %s, want %s", text, calls.CodeRateLimited)
 					}
 				}
 				answered = bytes.HasPrefix(text, []byte(heartbeatMsg))
 			}
 		}
+
+		// A refused frame has changed nothing.
 		testkit.Eventually(t, "as many topics as before", func() bool { return s.g.hub.Wanted() == before })
 		r.write(onPages("subscribe", 300, 350))
 		r.expect(websocket.Text, `{"type":"count"`)
+
 		_, _ = r.Close(), other.Close()
 		s.settles(0)
 	})

@@ -114,8 +114,7 @@ func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *httppol
 	// Frames that the client sent before it had the answer.
 	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
 	c := g.newConn(tcp, id, slot)
-
-	c.held = bytes.Clone(early)
+	c.held = bytes.Clone(early) // so that the server's buffer can be freed
 
 	return c, nil
 }
@@ -140,7 +139,7 @@ func lifetimeOf(id identity.Identity) time.Duration {
 
 	left := time.Until(id.Expires)
 	if left == 0 {
-		return -1
+		return -1 // 0 would mean that it lasts forever
 	}
 
 	// time.Until ends at 292 years, and the hub's sum of times must not overflow.
@@ -153,6 +152,7 @@ func (c *conn) enter(hello []byte) {
 		_ = c.wire.Close() // the next turn cleans up
 	}
 
+	// Only now, since a delivery must not come before hello.
 	c.Enter()
 	if c.sum != nil {
 		c.g.unread.Add(c.sum, c)
@@ -302,7 +302,6 @@ func (c *conn) awaitClose() {
 // Ended implements socket.Owner. If the client has not left its pages, the user stays there for the grace.
 func (c *conn) Ended() {
 	g := c.g
-
 	c.Leave()
 
 	for _, key := range c.subscribed() {
@@ -366,7 +365,7 @@ func (c *conn) Close() error {
 // write that is under way, or that write times out.
 func (c *conn) Ping() bool {
 	frame := []byte{websocket.Ping, 0}
-	c.awaitsPong.Store(true)
+	c.awaitsPong.Store(true) // before the write, which the answer may overtake
 
 	if c.events {
 		frame = []byte(": ping\n\n")
@@ -377,6 +376,7 @@ func (c *conn) Ping() bool {
 		_ = c.Close()
 		return false
 	}
+
 	// The client of a stream never answers; if it is dead, the next write of a comment fails.
 	if c.events {
 		c.Heard()
@@ -432,6 +432,7 @@ func (g *Gateway) upgrade(
 	c.addr = g.callers.Addr(r)
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)
+	// Without private pages the list has no use, and there may be many connections.
 	if len(id.Pages) > 0 && len(g.cfg.Private) > 0 {
 		open := id.Pages // not &id.Pages, which would keep all of id
 		c.opens = &open

@@ -59,6 +59,7 @@ func (l lone) Explain(ctx context.Context, page string) presence.Parts {
 	parts, err := l.Node.Explain(ctx, page)
 	parts.Add(l.gateway(page))
 	parts.Moving = parts.Moving || err != nil || parts.Settled != presence.DefaultPartitions
+
 	return parts
 }
 
@@ -73,13 +74,16 @@ func (l lone) Hold(ctx context.Context, u presence.User, page string, on bool) e
 func (l lone) Ready() error {
 	all := make([]int, presence.DefaultPartitions)
 	for i := range all {
-		if all[i] = i; !l.Owns(i) {
+		all[i] = i
+		if !l.Owns(i) {
 			return presence.ErrUnavailable
 		}
 	}
+
 	if missing, _ := l.store.Incomplete(context.Background(), all, true); len(missing) > 0 {
 		return presence.ErrUnavailable
 	}
+
 	return nil
 }
 
@@ -95,13 +99,17 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 // serveVia is serveGateway with another way to start its HTTP server.
 func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptest.Server)) *served {
 	t.Helper()
+
 	s := runGateway(t, polled, tune)
 	server := httptest.NewUnstartedServer(s.g.Handler())
 	limiter := s.g.Listener(server.Listener)
-	server.Listener, server.Config.ConnState, server.Config.ConnContext = limiter, limiter.State, limiter.Context
+	server.Listener = limiter
+	server.Config.ConnState, server.Config.ConnContext = limiter.State, limiter.Context
+
 	begin(server)
 	_, s.addr, _ = strings.Cut(server.URL, "://")
 	s.dial = dialFrom(s.addr, func() net.Addr { return nil })
+
 	t.Cleanup(func() {
 		s.drain()
 		server.Close()
@@ -122,12 +130,14 @@ func dialFrom(addr string, from func() net.Addr) func() (net.Conn, error) {
 // runGateway runs a gateway that has no listener yet, with a node and a store, until stop.
 func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	t.Helper()
+
 	identities := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	origins, _ := identity.NewOrigins(nil) // only what is written may be wrong, here and below
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
+
 	store := presencemem.New(presencemem.Config{})
-	var g *Gateway
+	var g *Gateway // the node replies to the gateway, which is made after it
 	nd, err := node.New(store, node.Config{
 		Name: "n", PresenceTimeout: 7 * time.Second,
 		Reply: replies(func(_ string, r *heartbeat.Reply) { g.Receive(r) }), Log: zerolog.Nop(),
@@ -135,6 +145,7 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cfg := Config{
 		Name: "g", Incarnation: presence.NewIncarnation(time.Now()), Store: store, Unread: store, Cluster: lone{
 			Node: nd, store: store, gateway: func(page string) presence.Parts { return g.Explain(page) },
@@ -154,25 +165,33 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 		},
 		Limits: Limits{MaxConnections: 100_000},
 	}
+
 	if tune != nil {
 		tune(&cfg)
 	}
-	if g, err = New(cfg); err != nil {
+	g, err = New(cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	if !poller {
+		// Without a poller a goroutine serves each connection, as where the system has none.
 		g.pollers.all = []*socket.Poller{nil}
 	}
+
+	// The process owns every partition, so a test needs no cluster.
 	own := make([]int, presence.DefaultPartitions)
 	for i := range own {
 		own[i] = i
 	}
 	nd.Gateways(nil)
 	nd.Own(own)
+
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = g.Run(ctx) })
 	wg.Go(func() { _ = nd.Run(ctx) })
+
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
 
 	return &served{t: t, g: g, stop: func() {
@@ -186,6 +205,7 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 func (s *served) drain() {
 	within, stop := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer stop()
+
 	s.g.Drain(within)
 	if n := s.g.connections.Load(); n != 0 {
 		s.t.Errorf("%d connections are left", n)
@@ -215,6 +235,8 @@ func (s *served) settles(want int) {
 	testkit.Eventually(s.t, fmt.Sprintf("%d connections to be left", want), func() bool {
 		n := 0
 		s.g.each(func(*conn) { n++ })
+
+		// A connection that ends leaves the hub first, and gives back its place last.
 		return n == want && s.g.connections.Load() == int64(want)
 	})
 }
@@ -235,18 +257,26 @@ func (s *served) open(target, early string, lines ...string) *raw {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
+
 	r := &raw{t: s.t, Conn: c, in: bufio.NewReader(c)}
 	r.write([]byte("GET " + target + " HTTP/1.1\r\nHost: h\r\n" + strings.Join(append(lines, "", ""), "\r\n") + early))
+
 	return r
 }
 
 // tcp is the connection of a test that needs a real one.
 func (r *raw) tcp() *net.TCPConn { return r.Conn.(*net.TCPConn) }
 
+// upgrade returns the lines of an upgrade to a WebSocket, with the key of the example in RFC 6455.
+func upgrade(more ...string) []string {
+	return append(more, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+}
+
 func (s *served) socket(early string) *raw {
 	s.t.Helper()
-	r := s.open("/-/ws", early, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol: headcount.v1")
+	r := s.open("/-/ws", early, upgrade("Sec-WebSocket-Protocol: headcount.v1")...)
+
 	resp := r.response(http.StatusSwitchingProtocols)
 	if got := resp.Header.Get("Sec-WebSocket-Accept"); got != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
 		s.t.Fatalf("Sec-WebSocket-Accept is %q, not that of RFC 6455", got)
@@ -254,13 +284,16 @@ func (s *served) socket(early string) *raw {
 	if got := resp.Header.Get("Sec-WebSocket-Protocol"); got != subprotocol {
 		s.t.Fatalf("Sec-WebSocket-Protocol is %q", got)
 	}
+
 	r.expect(websocket.Text, `{"type":"welcome"`)
 	r.expect(websocket.Text, unreadMsg)
+
 	return r
 }
 
 func (r *raw) response(status int) *http.Response {
 	r.t.Helper()
+
 	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	resp, err := http.ReadResponse(r.in, nil)
 	if err != nil {
@@ -269,6 +302,7 @@ func (r *raw) response(status int) *http.Response {
 	if resp.StatusCode != status {
 		r.t.Fatalf("status %d, want %d", resp.StatusCode, status)
 	}
+
 	return resp
 }
 
@@ -292,6 +326,7 @@ func (r *raw) next() (opcode byte, payload []byte, err error) {
 	if _, err := io.ReadFull(r.in, head[:]); err != nil {
 		return 0, nil, err
 	}
+
 	n := int(head[1])
 	if n == 126 {
 		var long [2]byte
@@ -300,10 +335,13 @@ func (r *raw) next() (opcode byte, payload []byte, err error) {
 		}
 		n = int(binary.BigEndian.Uint16(long[:]))
 	}
+
 	payload = make([]byte, n)
-	if _, err = io.ReadFull(r.in, payload); r.noCounts && countFrame.Match(payload) {
+	_, err = io.ReadFull(r.in, payload)
+	if r.noCounts && countFrame.Match(payload) {
 		return r.next()
 	}
+
 	return head[0], payload, err
 }
 
@@ -316,22 +354,28 @@ func (r *raw) expect(opcode byte, prefix string) {
 	r.t.Helper()
 	for began := time.Now(); ; {
 		got, payload, err := r.frame()
+		// A connection that sends other frames all the time would keep the test from its end.
 		if err == nil && time.Since(began) > testkit.Timeout {
 			err = fmt.Errorf("not within %s", testkit.Timeout)
 		}
+
 		if err != nil {
 			r.t.Fatalf("%v; want %q", err, prefix)
 		}
+
 		if got == websocket.Ping && opcode != websocket.Ping {
 			_, _ = r.Write([]byte(masked(websocket.Pong, "")))
 			continue
 		}
-		if bytes.HasPrefix(payload, []byte(unreadMsg)) && prefix != unreadMsg { // sent again after a busy write
+		// The unread count is sent again after a busy write.
+		if bytes.HasPrefix(payload, []byte(unreadMsg)) && prefix != unreadMsg {
 			continue
 		}
+
 		if got != opcode || !bytes.HasPrefix(payload, []byte(prefix)) {
 			r.t.Fatalf("got %#x %q, want %#x %q", got, payload, opcode, prefix)
 		}
+
 		return
 	}
 }
@@ -341,10 +385,12 @@ func (r *raw) expectPing() {
 	r.t.Helper()
 	for opcode := byte(0); opcode != websocket.Ping; {
 		var err error
-		if opcode, _, err = r.frame(); err != nil {
+		opcode, _, err = r.frame()
+		if err != nil {
 			r.t.Fatalf("%v; want a ping", err)
 		}
 	}
+
 	r.write([]byte(masked(websocket.Pong, "")))
 }
 
@@ -357,6 +403,7 @@ func (r *raw) expectClose(code int) {
 func (r *raw) expectEnd() {
 	r.t.Helper()
 	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
+
 	_, err := io.Copy(io.Discard, r.in)
 	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
 		r.t.Fatal("the connection has not ended")
@@ -385,6 +432,7 @@ func TestServerFramesInPieces(t *testing.T) {
 		masked(websocket.Ping, "") +
 		masked(websocket.Text, "") + // no JSON
 		masked(websocket.Text, `{"type":"read","x":"`+strings.Repeat("x", 200)+`"}`)
+
 	check := func(r *raw) {
 		r.t.Helper()
 		// A count comes when it comes, and the unread count comes again to a client that was
@@ -396,21 +444,27 @@ func TestServerFramesInPieces(t *testing.T) {
 			{websocket.Pong, "between"}, {websocket.Text, heartbeatMsg}, {websocket.Pong, ""},
 			{websocket.Text, `{"type":"error","code":"bad_json"`}, {websocket.Text, unreadMsg},
 		}
+
 		for i := 0; i < len(want); {
 			opcode, payload, err := r.frame()
 			if err != nil {
 				r.t.Fatal(err)
 			}
-			if bytes.HasPrefix(payload, []byte(`{"type":"count"`)) || i+1 < len(want) &&
-				bytes.HasPrefix(payload, []byte(unreadMsg)) {
+
+			// The unread count is awaited at the end, so one that comes before the end is one that comes again.
+			again := bytes.HasPrefix(payload, []byte(unreadMsg)) && i+1 < len(want)
+			if again || bytes.HasPrefix(payload, []byte(`{"type":"count"`)) {
 				continue
 			}
+
 			if opcode != want[i].opcode || !bytes.HasPrefix(payload, []byte(want[i].prefix)) {
 				r.t.Fatalf("answer %d: got %#x %q, want %#x %q", i, opcode, payload, want[i].opcode, want[i].prefix)
 			}
+
 			i++
 		}
 	}
+
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		const step = 3
@@ -419,13 +473,15 @@ func TestServerFramesInPieces(t *testing.T) {
 			wg.Go(func() {
 				if cut > 0 {
 					r.write([]byte(sent[:cut]))
-					time.Sleep(20 * time.Millisecond)
+					time.Sleep(20 * time.Millisecond) // else the system may join the two parts
 				}
 				r.write([]byte(sent[cut:]))
 				check(r)
 				_ = r.Close()
 			})
 		}
+
+		// Without Nagle's algorithm each byte is a segment of its own.
 		drip := s.socket("")
 		_ = drip.tcp().SetNoDelay(true)
 		for i := range sent {
@@ -434,10 +490,14 @@ func TestServerFramesInPieces(t *testing.T) {
 		}
 		check(drip)
 		_ = drip.Close()
+
 		wg.Wait()
+
+		// What comes right behind the handshake must not be lost with the HTTP server's buffer.
 		early := s.socket(sent)
 		check(early)
 		_ = early.Close()
+
 		s.settles(0)
 	})
 }
@@ -456,7 +516,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		"reset":       func(r *raw) { _ = r.tcp().SetLinger(0); _ = r.Close() },
 		"reset in a frame": func(r *raw) {
 			r.write([]byte(half))
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(5 * time.Millisecond) // so that the gateway has read it
 			_ = r.tcp().SetLinger(0)
 			_ = r.Close()
 		},
@@ -473,6 +533,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		"last words": func(r *raw) {
 			r.write([]byte(strings.Repeat(masked(websocket.Text, heartbeatMsg), 10)))
 			_ = r.tcp().CloseWrite()
+			// The gateway answers what it had received before the end of the client's side.
 			for range 10 {
 				r.expect(websocket.Text, heartbeatMsg)
 			}
@@ -490,9 +551,11 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 			r.expectEnd() // also when the client does not close its side
 		},
 	}
+
 	closing := func(code uint16) string {
 		return masked(websocket.Close, string(binary.BigEndian.AppendUint16(nil, code)))
 	}
+
 	tooLarge := `{"type":"error","code":"too_large"`
 	watch := testkit.NewStopwatch(t)
 	for name, tc := range map[string]struct {
@@ -532,11 +595,15 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 		all[name] = func(r *raw) {
 			sent := time.Now()
 			r.write([]byte(tc.sends))
-			opcode, payload, said := byte(0), []byte(nil), ""
+
+			var opcode byte
+			var payload []byte
+			said := ""
 			for opcode != websocket.Close {
-				said = string(payload)
+				said = string(payload) // the message before this one
 				var err error
-				if opcode, payload, err = r.frame(); err != nil {
+				opcode, payload, err = r.frame()
+				if err != nil {
 					r.t.Errorf("%s: %v", name, err)
 					return
 				}
@@ -544,18 +611,23 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 			if got := binary.BigEndian.Uint16(payload); got != tc.code || !strings.HasPrefix(said, tc.says) {
 				r.t.Errorf("%s: closed with %d after %q, want %d", name, got, said, tc.code)
 			}
+
 			began := watch.Elapsed()
-			if !tc.first { // the server waits for that for lingerClose, in which a busy machine may not run this client
-				if _, err := r.Write([]byte(tc.more + closing(tc.code))); err != nil && time.Since(sent) < lingerClose {
+			if !tc.first {
+				// The server waits for the answer for lingerClose, in which a busy machine may not run this client.
+				_, err := r.Write([]byte(tc.more + closing(tc.code)))
+				if err != nil && time.Since(sent) < lingerClose {
 					r.t.Errorf("%s: %v", name, err)
 				}
 			}
+
 			r.expectEnd()
 			if took := watch.Elapsed() - began; took >= promise {
 				r.t.Errorf("%s: the end came after %s", name, took)
 			}
 		}
 	}
+
 	return all
 }
 
@@ -566,7 +638,8 @@ func (s *served) visit(page string, end end) {
 	r := s.socket("")
 	r.write([]byte(joins(page)))
 	r.expect(websocket.Text, `{"type":"count","page":"`+page)
-	r.noCounts = true
+
+	r.noCounts = true // of others, which may come between what the end expects
 	end(r)
 	_ = r.Close()
 }
@@ -585,8 +658,11 @@ func (s *served) visitWithoutSocket(page string) {
 		case 1:
 			r.write([]byte("nobody listens to this"))
 		}
+
 		_ = r.Close()
 	}
+
+	// Half a handshake stands behind a call on the same connection, and is reset.
 	call := s.open("/"+page+"/counter", "")
 	_, _ = io.Copy(io.Discard, call.response(http.StatusOK).Body)
 	call.write([]byte("GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\n"))
@@ -602,10 +678,12 @@ func TestClockEndsOfConnections(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range rounds {
 			for name, end := range ends(t, lingerClose) {
+				// In hex, since the name stands between quotes in JSON. Every third round is on the same pages.
 				wg.Go(func() { s.visit(fmt.Sprintf("%x %d", name, i%3), end) })
 			}
 			wg.Go(func() { s.visitWithoutSocket("p") })
 		}
+
 		wg.Wait()
 		s.settles(0)
 		s.open("/p/counter/events", "").response(http.StatusOK) // left to the drain
@@ -620,18 +698,23 @@ func TestPongThenNothing(t *testing.T) {
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 3*time.Second // a busy machine answers late
 	}, func(t *testing.T, s *served) {
 		deaf, half := s.socket(""), s.socket("")
-		half.write([]byte{0x81, 0xfe})
+		half.write([]byte{0x81, 0xfe}) // the head of a frame is no sign of life
+
 		r := s.socket("")
 		r.expectPing()
 		r.expectPing()
+
 		r.write([]byte(masked(websocket.Text, heartbeatMsg)))
 		r.expect(websocket.Text, heartbeatMsg)
+
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
 			deaf.expectEnd()
 			half.expectEnd()
 		}()
+
+		// The client that answers outlives both.
 		for open := true; open; {
 			r.expectPing()
 			select {
@@ -640,8 +723,10 @@ func TestPongThenNothing(t *testing.T) {
 			default:
 			}
 		}
+
 		r.expectPing()
 		s.settles(1)
+
 		_ = r.Close()
 		s.settles(0)
 	})
@@ -657,8 +742,10 @@ func TestServerCloseWhileServing(t *testing.T) {
 			all = append(all, s.socket(""))
 		}
 		s.settles(len(all))
+
 		for _, r := range all {
 			wg.Go(func() {
+				// All of them write and read, so that a close falls into the middle of something.
 				text := []byte(strings.Repeat(masked(websocket.Ping, "x")+masked(websocket.Pong, ""), 20))
 				for {
 					if _, err := r.Write(text); err != nil {
@@ -668,10 +755,13 @@ func TestServerCloseWhileServing(t *testing.T) {
 			})
 			wg.Go(func() { _, _ = io.Copy(io.Discard, r) })
 		}
+
+		// Twice at once, as when the gateway drains while a client is closed for its errors.
 		s.g.each(func(c *conn) {
 			wg.Go(func() { _ = c.Close() })
 			wg.Go(func() { _ = c.Close() })
 		})
+
 		s.settles(0)
 		wg.Wait()
 	})
@@ -689,6 +779,7 @@ func TestClockClientThatTakesNothing(t *testing.T) {
 	}, func(t *testing.T, s *served) {
 		hog := s.socket("")
 		s.narrow(hog, 4096) // else the kernel takes megabytes of pongs first
+
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
@@ -699,21 +790,26 @@ func TestClockClientThatTakesNothing(t *testing.T) {
 				}
 			}
 		}()
+
 		other := s.socket("")
 		watch := testkit.NewStopwatch(t)
 		for {
 			began := watch.Elapsed()
 			other.write([]byte(masked(websocket.Text, heartbeatMsg)))
 			other.expect(websocket.Text, heartbeatMsg)
+
+			// Less than the write timeout: nobody may wait for a write to the other client.
 			if took := watch.Elapsed() - began; took > 400*time.Millisecond {
 				t.Errorf("the other client waited %s", took)
 			}
+
 			select {
 			case <-gone:
 				s.settles(1)
 				if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
 					t.Errorf("%v clients were closed because they did not read, want 1", n)
 				}
+
 				_ = other.Close()
 				s.settles(0)
 				return
@@ -747,15 +843,19 @@ func TestServerASlowClientLives(t *testing.T) {
 				r := s.socket("")
 				s.narrow(r, 64<<10)
 				const fillers = 10
+				// Ten of these do not fit into the buffers, so the gateway has to keep some.
 				filler := bytes.Repeat([]byte("x"), 60_000)
 				s.g.each(func(c *conn) {
 					for range fillers {
 						_ = c.send(websocket.Text, filler)
 					}
+
 					if !c.Busy() {
 						t.Error("the client has taken everything; the test shows nothing")
 					}
 				})
+
+				// A silent client would be closed by then. All the while pings are due and cannot be sent.
 				asked := 0
 				for began := time.Now(); time.Since(began) < 2100*time.Millisecond; time.Sleep(100 * time.Millisecond) {
 					for range asks {
@@ -763,15 +863,18 @@ func TestServerASlowClientLives(t *testing.T) {
 						asked++
 					}
 				}
+
 				for range fillers {
 					r.expect(websocket.Text, string(filler))
 				}
 				for i := range asked {
 					r.expect(websocket.Pong, fmt.Sprintf("%0100d", i))
 				}
+
 				r.expectPing()
 				r.write([]byte(masked(websocket.Text, heartbeatMsg)))
 				r.expect(websocket.Text, heartbeatMsg)
+
 				_ = r.Close()
 				s.settles(0)
 			})
@@ -786,23 +889,29 @@ func TestClockDrainWaitsForTheClose(t *testing.T) {
 	bothWays(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		good, bad := s.socket(""), s.socket("")
 		s.settles(2)
+
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 		defer cancel()
 		var drained sync.WaitGroup
 		drained.Go(func() { s.g.Drain(ctx) })
+
 		for _, r := range []*raw{good, bad} {
 			r.expect(websocket.Text, `{"type":"reconnect"`)
 			r.expectClose(1012)
 		}
+
+		// Only the good one answers with its side's end.
 		good.write([]byte(masked(websocket.Close, "\x03\xf4")))
 		_ = good.tcp().CloseWrite()
 		good.expectEnd()
 		s.settles(1)
+
 		watch := testkit.NewStopwatch(t)
 		bad.expectEnd()
 		if took := watch.Elapsed(); took > 2*lingerClose {
 			t.Errorf("the end came after %s", took)
 		}
+
 		drained.Wait()
 	})
 }
@@ -814,6 +923,7 @@ func counted(t *testing.T, reg *prometheus.Registry, name, label string) float64
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == name && m.GetLabel()[0].GetValue() == label {
@@ -821,6 +931,7 @@ func counted(t *testing.T, reg *prometheus.Registry, name, label string) float64
 			}
 		}
 	}
+
 	return -1
 }
 
@@ -829,12 +940,14 @@ func TestServerCausesOfLeaves(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Registerer = reg })
+
 	for cause, end := range map[string]func(*raw){
 		leftClosed: func(r *raw) {
 			r.write([]byte(masked(websocket.Close, "\x03\xe8")))
 			r.expectClose(1000)
 		},
 		leftSentAway: func(r *raw) {
+			// The gateway's close frame is the first, so the client's answer does not make it the cause.
 			s.g.each(func(c *conn) { c.Expire() })
 			r.expect(websocket.Text, `{"type":"error","code":"token_expired"`)
 			r.expectClose(websocket.StatusPolicyViolation)
@@ -844,6 +957,7 @@ func TestServerCausesOfLeaves(t *testing.T) {
 	} {
 		s.visit("p", end)
 		s.settles(0)
+
 		if n := counted(t, reg, "headcount_leaves_total", cause); n != 1 {
 			t.Errorf("%s: %v leaves", cause, n)
 		}
@@ -857,20 +971,26 @@ func TestTheFirstTotalHasTheVisitor(t *testing.T) {
 		for i := range 5 {
 			r := s.socket("")
 			began := time.Now()
+
 			r.write([]byte(masked(websocket.Text, fmt.Sprintf(`{"type":"join","page":"p%d"}`, i)) +
 				masked(websocket.Text, `{"type":"subscribe","pages":["*"]}`)))
+			// The visitors of the rounds before are still there.
 			want := fmt.Sprintf(`{"type":"count","page":"*","count":%d,`, i+1)
+
 			for {
 				_, payload, err := r.frame()
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				if !bytes.HasPrefix(payload, []byte(`{"type":"count","page":"*"`)) {
 					continue
 				}
+
 				if bytes.HasPrefix(payload, []byte(want)) {
 					break
 				}
+
 				if time.Since(began) < time.Second { // the patience of fanout.Subscriber.Hold
 					t.Fatalf("the total is %s, want it to begin with %s", payload, want)
 				}
@@ -892,15 +1012,19 @@ func TestALeaveReleasesTheTotal(t *testing.T) {
 			} {
 				r.write([]byte(masked(websocket.Text, frame)))
 			}
+
 			for payload := []byte(nil); !bytes.HasPrefix(payload, []byte(`{"type":"count","page":"*"`)); {
 				var err error
-				if _, payload, err = r.frame(); err != nil {
+				_, payload, err = r.frame()
+				if err != nil {
 					t.Fatal(err)
 				}
 			}
+
 			if took := watch.Elapsed(); took > 3*time.Second { // the sweep ends a forgotten hold after 5 s
 				t.Fatalf("the count of the site came after %s", took)
 			}
+
 			_ = r.Close()
 		}
 	})

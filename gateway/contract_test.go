@@ -70,6 +70,7 @@ func everything(t *testing.T) func(*Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	// Opened before the gateway, so that it is closed after the gateway's cleanup.
 	store := cutOff{countertest.InMemory(t, nil)}
 	counters := pipeline.New(store, rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
@@ -103,6 +104,7 @@ func TestDocsHaveEveryCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	rows := map[string]string{}
 	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z]+ /[^`]*)`[^|]*\\|([^|]*)").FindAllStringSubmatch(
 		string(text), -1) {
@@ -119,12 +121,14 @@ func TestDocsHaveEveryCall(t *testing.T) {
 			if !has {
 				t.Errorf("docs/http.md lacks %s", name)
 			}
+			// Who else may make a call depends on rules and settings, which the document says in words of its own.
 			if want, fixed := who[c.Who]; fixed && said != want {
 				t.Errorf("docs/http.md says that %s is for %q, not %q", name, said, want)
 			}
 			delete(rows, name)
 		}
 	})
+
 	for name := range rows {
 		t.Errorf("docs/http.md has %s, which is no call", name)
 	}
@@ -179,17 +183,20 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			}
 			return body
 		}
+
 		doc := parse(t, get("/-/openapi.json"))
 		meta, err := os.ReadFile("testdata/openapi-3.1.schema.json")
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		compiler := jsonschema.NewCompiler()
 		for name, resource := range map[string]any{"openapi.json": doc, "meta.json": parse(t, meta)} {
 			if err := compiler.AddResource(name, resource); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		valid := func(at string, value any) error {
 			schema, err := compiler.Compile(at)
 			if err != nil {
@@ -197,15 +204,19 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			}
 			return schema.Validate(value)
 		}
+
 		if err := valid("meta.json", doc); err != nil {
 			t.Errorf("openapi.json is no OpenAPI document: %v", err)
 		}
-		const channels, events, changed = "/apps/1/channels", "/apps/1/events", `{"name":"headcount:changed",` +
-			`"channel":"p"}`
-		const batch, batches = `{"batch":[` + changed + `]}`, "/apps/1/batch_events"
+
+		const channels, events, batches = "/apps/1/channels", "/apps/1/events", "/apps/1/batch_events"
+		const changed = `{"name":"headcount:changed","channel":"p"}`
+		const batch = `{"batch":[` + changed + `]}`
 		const me, key, other = "Headcount-Id: ", "X-API-Key: k", "Origin: https://another.example"
+
 		var own string // the id of a visitor
 		good := map[string]bool{}
+		// The order matters: calls read what those above them have written.
 		for _, c := range []struct {
 			call, path, body string
 			status           int
@@ -442,6 +453,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			for line := range strings.Lines(c.header) {
 				name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 				req.Header.Set(name, strings.TrimSpace(value))
@@ -449,26 +461,32 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 					req.Header.Set(name, own)
 				}
 			}
+
 			resp, err := s.http().Do(req)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			body, err := io.ReadAll(resp.Body)
 			if err != nil || resp.StatusCode != c.status {
 				t.Errorf("%s: %s %s, want %d, %v", c.call, resp.Status, body, c.status, err)
 				continue
 			}
 			_ = resp.Body.Close()
+			// The visitor keeps the id that the first answer gave to it.
 			if id := resp.Header.Get("Headcount-Id"); id != "" {
 				own = id
 			}
+
 			if err := documented(doc, c.call, resp, body, valid); err != nil {
 				t.Errorf("%s answered %s %s, which is not as documented: %v", c.call, resp.Status, body, err)
 			}
+
 			if c.status < 300 {
 				good[c.call] = true
 			}
 		}
+
 		// A call has one schema, and this answer is another one.
 		_, text := s.ask("GET", "/p/counter?explain=1", "", key)
 		if err := valid("openapi.json#/components/schemas/ExplainedCount", parse(t, []byte(text))); err != nil {
@@ -482,6 +500,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		} {
 			good["GET "+stream] = true // TestFramesAreAsDocumented
 		}
+
 		for _, call := range s.names() {
 			if !good[call] {
 				t.Errorf("%s was not answered", call)
@@ -498,24 +517,33 @@ func documented(doc any, call string, resp *http.Response, body []byte, valid fu
 	if !ok {
 		return errors.New("there is no such status")
 	}
+
+	// The refusals that all calls have stand once, among the components.
 	if ref, ok := answer["$ref"].(string); ok {
 		at = strings.Split(strings.TrimPrefix(ref, "#/"), "/")
 		answer = find(doc, at...).(map[string]any)
 	}
+
 	if len(body) == 0 && answer["content"] == nil {
 		return nil
 	}
+
 	media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if err != nil || find(answer, "content", media) == nil {
 		return fmt.Errorf("there is no %q: %w", media, err)
 	}
+
+	// Nothing but JSON has a schema.
 	if !strings.HasSuffix(media, "json") {
 		return nil
 	}
+
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
+
+	// Pointers of JSON have escapes of their own, and stand in a URL here.
 	for i, step := range at {
 		at[i] = url.PathEscape(strings.NewReplacer("~", "~0", "/", "~1").Replace(step))
 	}
@@ -545,10 +573,12 @@ func parse(t *testing.T, text []byte) any {
 func TestFramesAreAsDocumented(t *testing.T) {
 	inMemoryWith(t, everything, func(t *testing.T, s *served) {
 		doc := parse(t, openapi.AsyncAPI(""))
+
 		compiler := jsonschema.NewCompiler()
 		if err := compiler.AddResource("asyncapi.json", doc); err != nil {
 			t.Fatal(err)
 		}
+
 		shown := map[string]bool{}
 		check := func(name string, text []byte) {
 			t.Helper()
@@ -565,9 +595,10 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			}
 			shown[name] = true
 		}
-		r := s.open("/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+
+		r := s.open("/-/ws", "", upgrade()...)
 		r.response(http.StatusSwitchingProtocols)
+
 		until := func(kind string) {
 			t.Helper()
 			for {
@@ -582,11 +613,13 @@ func TestFramesAreAsDocumented(t *testing.T) {
 				if err := json.Unmarshal(text, &f); err != nil {
 					t.Fatal(err)
 				}
-				if check("server_"+f.Type, text); f.Type == kind {
+				check("server_"+f.Type, text)
+				if f.Type == kind {
 					return
 				}
 			}
 		}
+
 		say := func(text string) {
 			t.Helper()
 			var f struct{ Type string }
@@ -596,6 +629,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			check("client_"+f.Type, []byte(text))
 			r.write([]byte(masked(websocket.Text, text)))
 		}
+
 		until("welcome")
 		until("unread")
 		say(`{"type":"join","page":"p"}`)
@@ -610,6 +644,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 		say(`{"type":"resume"}`)
 		say(`{"type":"heartbeat"}`)
 		until("heartbeat")
+		// A frame that is wrong, so it is not checked.
 		r.write([]byte(masked(websocket.Text, `{"type":"join","page":"*"}`)))
 		until("error")
 
@@ -622,6 +657,7 @@ func TestFramesAreAsDocumented(t *testing.T) {
 			_ = stream.response(http.StatusOK)
 			lines := bufio.NewScanner(stream.in)
 			for len(kinds) > 0 && lines.Scan() {
+				// A comment keeps a silent stream open.
 				if line := lines.Text(); line != "" && line[0] != ':' {
 					name, value, _ := strings.Cut(line, ": ")
 					if name == "event" && value != strings.TrimPrefix(kinds[0], "pages_") {
@@ -634,11 +670,14 @@ func TestFramesAreAsDocumented(t *testing.T) {
 				}
 			}
 		}
+
+		// Only a gateway that drains sends this frame.
 		var drained sync.WaitGroup
 		drained.Go(func() { s.g.Drain(t.Context()) })
 		until("reconnect")
 		_ = r.Close()
 		drained.Wait()
+
 		for name := range find(doc, "components", "messages").(map[string]any) {
 			if !shown[name] {
 				t.Errorf("%s has not been seen", name)

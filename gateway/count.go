@@ -78,7 +78,7 @@ func significant(n int64, digits uint8) int64 {
 	rest := n % unit
 	n -= rest
 	roundUp := rest > 0 && rest >= unit/2
-	if roundUp && n <= math.MaxInt64-unit {
+	if roundUp && n <= math.MaxInt64-unit { // the largest numbers would overflow
 		n += unit
 	}
 

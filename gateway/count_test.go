@@ -23,10 +23,13 @@ func TestSignificant(t *testing.T) {
 			t.Errorf("significant(%d, %d) = %d, want %d", tc.n, tc.digits, got, tc.want)
 		}
 	}
-	rapid.Check(t, func(t *rapid.T) { // what holds for all numbers
+
+	// What holds for all numbers: their order, the digits that are left, and how far a number is from its rounded one.
+	rapid.Check(t, func(t *rapid.T) {
 		a, b := rapid.Int64Range(0, 1<<60).Draw(t, "a"), rapid.Int64Range(0, 1<<60).Draw(t, "b")
 		digits := uint8(rapid.IntRange(1, maxPrecision).Draw(t, "digits"))
 		ra, rb := significant(a, digits), significant(b, digits)
+
 		if a <= b && ra > rb {
 			t.Fatalf("%d and %d are rounded to %d and %d", a, b, ra, rb)
 		}

@@ -63,6 +63,7 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 		return append(b, "}\n\n"...), 0
 	}
 
+	// A frame begins with the length of its text, so the text is made first.
 	text := append(make([]byte, 0, 256), `{"type":"counter",`...)
 	text = append(text, members...)
 
@@ -123,7 +124,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 			c.Renew(topic)
 		case rules[i].Kind.Forgets():
 			c.addCounter(key)
-			c.Hold(topic)
+			c.Hold(topic) // first: View wants a subscription, and may call Mine at once
 			c.g.live.View(key, c.member(), c)
 		default:
 			c.addCounter(key)

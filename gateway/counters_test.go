@@ -49,10 +49,9 @@ type looker struct {
 
 func (s *served) looker(lines ...string) *looker {
 	s.t.Helper()
-	r := s.open("/-/ws", "",
-		append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
+	r := s.open("/-/ws", "", upgrade(lines...)...)
 	r.response(http.StatusSwitchingProtocols)
+
 	var welcome struct{ ID, User string }
 	_, text, err := r.frame()
 	if err != nil || json.Unmarshal(text, &welcome) != nil || welcome.ID == "" {
@@ -79,13 +78,16 @@ func (l *looker) next() shown {
 		if err != nil {
 			l.t.Fatal(err)
 		}
+
 		if kind != websocket.Text {
 			continue
 		}
+
 		var f shown
 		if err := json.Unmarshal(text, &f); err != nil {
 			l.t.Fatalf("%v in %s", err, text)
 		}
+
 		if f.Type != "unread" {
 			return f
 		}
@@ -99,14 +101,18 @@ func (l *looker) until(key string, value int64, mine bool) shown {
 	var last presence.Version
 	for {
 		f := l.next()
+
 		if f.Type != "counter" || f.Key != key {
 			l.t.Fatalf("got %+v, want %s", f, key)
 		}
+
 		v, err := presence.ParseVersion(f.Version)
 		if err != nil || v != (presence.Version{}) && v.Compare(last) < 0 {
 			l.t.Fatalf("version %s after %s: %v", f.Version, last, err)
 		}
+
 		last = v
+
 		if f.Value == value && f.Mine == mine {
 			return f
 		}
@@ -116,18 +122,23 @@ func (l *looker) until(key string, value int64, mine bool) shown {
 // call makes a call on a counter, with an API key unless a header line identifies the caller.
 func (s *served) call(method, path, body string, lines ...string) string {
 	s.t.Helper()
+
 	if len(lines) == 0 {
 		lines = []string{"X-API-Key: k"}
 	}
+
+	// open sends a GET alone, so the call is the second request of its connection.
 	r := s.open("/", "")
 	_, _ = io.Copy(io.Discard, r.response(http.StatusNotFound).Body)
 	r.write([]byte(fmt.Sprintf(
 		"%s /api/v1/counters%s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nConnection: close\r\n%s\r\n\r\n%s", method,
 		path, len(body), strings.Join(lines, "\r\n"), body)))
+
 	resp, err := http.ReadResponse(r.in, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode/100 != 2 {
 		s.t.Fatalf("%s %s: %s %s %v", method, path, resp.Status, text, err)
@@ -141,13 +152,16 @@ func TestCountersAreLive(t *testing.T) {
 		a, b := s.looker(), s.looker()
 		a.say(`{"type":"subscribe","counters":["views:1","likes:1"]}`)
 		for range 2 {
+			// The two frames come in either order.
 			if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact ||
 				f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
 				t.Fatalf("got %+v", f)
 			}
 		}
+
 		b.say(`{"type":"subscribe","counters":["likes:1"]}`)
 		b.until("likes:1", 0, false)
+
 		twice := s.looker() // is shown a counter that it names twice once
 		twice.say(`{"type":"subscribe","counters":["views:1","views:1"]}`)
 		twice.until("views:1", 0, false)
@@ -177,17 +191,22 @@ func TestCountersAreLive(t *testing.T) {
 		a.until("likes:1", 2, false)
 		b.until("likes:1", 2, true)
 
+		// A reset removes the members with the value.
 		s.call("POST", "/likes:1/reset", `{"reason":"r","by":"b"}`)
 		b.until("likes:1", 0, false)
 		a.until("likes:1", 0, false)
+
 		s.call("PUT", "/likes:1/members/"+b.user, "")
 		made := b.until("likes:1", 1, true)
 		a.until("likes:1", 1, false)
+
 		s.call("DELETE", "/likes:1", "")
 		if f := b.until("likes:1", 0, false); f.Version != "0-0" {
 			t.Errorf("a deleted counter is shown %+v", f)
 		}
+
 		s.call("PUT", "/likes:1/members/"+b.user, "")
+		// The new counter is another one, so clients must not take its frames for old ones.
 		again := b.until("likes:1", 1, true)
 		before, _ := presence.ParseVersion(made.Version)
 		after, _ := presence.ParseVersion(again.Version)
@@ -201,9 +220,12 @@ func TestCountersAreLive(t *testing.T) {
 		if f := b.next(); f.Type != "heartbeat" {
 			t.Errorf("got %+v", f)
 		}
+
+		// What follows the change of a counter that the client has left is the answer to its next subscription.
 		s.call("PUT", "/likes:1/members/y", "")
 		b.say(`{"type":"subscribe","pages":["p"],"counters":["stock:1"]}`)
 		for range 2 {
+			// In either order, and no frame of likes:1 between them.
 			if f := b.next(); f.Type != "count" && f.Key != "stock:1" {
 				t.Errorf("got %+v", f)
 			}
@@ -227,6 +249,7 @@ func TestBadgeOfACounter(t *testing.T) {
 			}
 			return resp.StatusCode, string(text)
 		}
+
 		for path, want := range map[string]string{
 			"views:1/badge.svg":                                   "<title>-1234 views</title>",
 			"views:1/badge.svg?label=reads+%3C3&color=teal":       "<title>-1234 reads &lt;3</title>",
@@ -236,6 +259,7 @@ func TestBadgeOfACounter(t *testing.T) {
 				t.Errorf("%s: %d %s, want %s", path, status, body, want)
 			}
 		}
+
 		for path, want := range map[string]int{
 			"views:1/badge.svg?color=x": 400, "views:1/badge.svg?label=" + strings.Repeat("x", 41): 400,
 			"stores:1/badge.svg": 403, "a%2A/badge.svg": 400,
@@ -254,6 +278,7 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 		for i := range 99 {
 			many = append(many, fmt.Sprintf(`"views:%d"`, i))
 		}
+
 		for _, tc := range []struct{ text, code, counter string }{
 			{`{"type":"subscribe","counters":["views:1","private"]}`, "forbidden", "private"},
 			{`{"type":"subscribe","counters":["views:1","*"]}`, "bad_counter", "*"},
@@ -272,13 +297,16 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 				t.Errorf("%.60s: got %+v", tc.text, f)
 			}
 		}
+
 		c.say(heartbeatMsg) // none of them has changed anything
 		if f := c.next(); f.Type != "heartbeat" {
 			t.Errorf("got %+v", f)
 		}
+		// A subscription that is refused for one name subscribes to none of them.
 		if n := s.g.hub.Wanted(); n != 1 { // the user's own
 			t.Errorf("%d topics are wanted", n)
 		}
+
 		// Pages and counters together are at most 100.
 		c.say(`{"type":"subscribe","counters":[` + strings.Join(many, ",") + `]}`)
 		for range 99 {
@@ -299,12 +327,13 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 				t.Errorf("%s: got %+v", text, f)
 			}
 		}
+
 		// A server with an API key sees all counters.
 		server := s.looker("X-API-Key: k")
 		server.say(`{"type":"subscribe","counters":["private"]}`)
 		server.until("private", 0, false)
-		s.open("/-/ws", "", "X-API-Key: x", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
-			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==").response(http.StatusUnauthorized)
+
+		s.open("/-/ws", "", upgrade("X-API-Key: x")...).response(http.StatusUnauthorized)
 	})
 }
 
@@ -316,17 +345,22 @@ func event(t *testing.T, r *bufio.Reader) (id, data string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		line = strings.TrimSuffix(line, "\n")
 		name, value, _ := strings.Cut(line, ": ")
-		switch {
-		case name == "event" && value != "counter":
-			t.Fatalf("event %q", value)
-		case name == "id":
-			id = value
-		case name == "data":
-			data = value
-		case line == "" && data != "":
+		if line == "" && data != "" {
 			return id, data
+		}
+
+		switch name {
+		case "event":
+			if value != "counter" {
+				t.Fatalf("event %q", value)
+			}
+		case "id":
+			id = value
+		case "data":
+			data = value
 		}
 	}
 }
@@ -341,32 +375,40 @@ func TestEventsOfACounter(t *testing.T) {
 			}
 			return r, bufio.NewReader(resp.Body)
 		}
+
 		conn, first := stream()
 		if id, data := event(t, first); id != "0-0" ||
 			data != `{"key":"likes:1","kind":"members","value":0,"updated_at":null,"version":"0-0","exact":true}` {
 			t.Errorf("%s %s", id, data)
 		}
+
 		want := strings.TrimSuffix(strings.TrimSpace(s.call("PUT", "/likes:1/members/a", "")), `,"member":true}`) + "}"
 		id, data := event(t, first)
 		if data != want || !strings.Contains(want, `"version":"`+id+`"`) {
 			t.Errorf("%s %s, want %s", id, data, want)
 		}
+
+		// The id orders versions and is no place in a log: only the newest value counts.
 		back, again := stream("Last-Event-ID: " + id)
 		if got, _ := event(t, again); got != id {
 			t.Errorf("a stream that comes back begins with %s, want the newest, %s", got, id)
 		}
+
 		s.call("PUT", "/likes:1/members/b", "")
 		got, _ := event(t, again)
 		if next, _ := event(t, first); got != next || got == id {
 			t.Errorf("got %s after %s, want %s", got, id, next)
 		}
+
 		s.call("DELETE", "/likes:1", "")
 		if got, data := event(t, first); got != "0-0" || !strings.Contains(data, `"value":0`) {
 			t.Errorf("%s %s", got, data)
 		}
+
 		for _, r := range []*raw{conn, back} {
 			_ = r.Close()
 		}
+
 		for path, status := range map[string]int{"private/events": 403, "a*/events": 400} {
 			s.open("/api/v1/counters/"+path, "", "Connection: close").response(status)
 		}
@@ -412,30 +454,37 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 		a.say(`{"type":"subscribe","counters":["likes:1"]}`)
 		a.until("likes:1", 1, true)
 		s.call("POST", "/views:known/increment", "")
+
 		store.away.Store(true)
 		s.g.CountersChanged()
 		if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
 			t.Errorf("got %+v, want it stale", f)
 		}
+
 		stream := bufio.NewReader(
 			s.open("/api/v1/counters/views:known/events", "", "Connection: close").response(http.StatusOK).Body)
 		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) ||
 			!strings.Contains(text, `"exact":false,"stale":true}`) {
 			t.Errorf("an event stream that was opened meanwhile: %s", text)
 		}
+
 		b := s.looker()
 		b.say(`{"type":"subscribe","counters":["likes:2"]}`)
 		s.open("/api/v1/counters/likes:2/events", "", "Connection: close").response(http.StatusServiceUnavailable)
 		s.call("PUT", "/likes:2/members/"+b.user, "") // as another process would
+
 		store.away.Store(false)
 		s.g.CountersChanged()
 		if f := a.next(); f.Stale || f.Value != 1 || !f.Mine {
 			t.Errorf("got %+v, want it as it is", f)
 		}
 		b.until("likes:2", 1, true)
+
 		if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || strings.Contains(text, "stale") {
 			t.Errorf("the event stream, afterwards: %s", text)
 		}
+
+		// A counter that clients here watch is read from the copy that they are shown, which is not exact.
 		testkit.Eventually(t, "an answer from the copy of what is heard here", func() bool {
 			return strings.Contains(s.call("GET", "/likes:1", "", "Headcount-Id: "+a.id), `"exact":false`)
 		})

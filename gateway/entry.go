@@ -25,8 +25,10 @@ func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, error) {
 		return nil, api.Unavailable(err)
 	}
 
+	// Counted before it is compared, so that of connections which come at once only as many as fit get a place.
 	slot, fits := g.slots.Enter(g.callers.Addr(c.Request))
 	connections := g.connections.Add(1)
+
 	limit, detail := "", ""
 	switch {
 	case !fits:
@@ -114,6 +116,7 @@ func checkUpgrade(c *gin.Context, subprotocol string) error {
 
 // admit returns who sent an upgrade, and takes a place for the connection.
 func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, err error) {
+	// A key is never ignored: whoever sends a wrong one would take the rights of a visitor for those of a server.
 	if httppolicy.APIKey(c.Request) != "" {
 		if err := g.callers.Server(c); err != nil {
 			return id, nil, err
@@ -128,7 +131,7 @@ func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.
 	if err != nil {
 		return id, nil, err
 	}
-	g.callers.SetCookie(c, id)
+	g.callers.SetCookie(c, id) // last, since a refusal sets none
 
 	return id, slot, nil
 }

@@ -15,15 +15,19 @@ func TestMemoryIsShort(t *testing.T) {
 	memory := &scarce{}
 	inMemory(t, func(cfg *Config) { cfg.Memory = memory }, func(t *testing.T, s *served) {
 		first := s.socket("")
+
 		memory.Store(true)
 		for range 3 {
-			if got := s.open("/p/counter/events",
-				"").response(http.StatusServiceUnavailable).Header.Get("Retry-After"); got == "" {
+			resp := s.open("/p/counter/events", "").response(http.StatusServiceUnavailable)
+			if resp.Header.Get("Retry-After") == "" {
 				t.Fatal("no Retry-After")
 			}
 		}
+
+		// A call holds no memory once it is answered.
 		s.open("/p/counter", "", "Connection: close").response(http.StatusOK)
 		s.settles(1)
+
 		memory.Store(false)
 		_ = s.socket("").Close()
 		_ = first.Close()

@@ -21,7 +21,7 @@ func (g *Gateway) getEvents(c *gin.Context) (calls.Answer, error) {
 	join := c.Query("join") == "1"
 	check := presence.CheckReadable
 	if join {
-		check = presence.CheckPage
+		check = presence.CheckPage // nobody can be on all pages of a site
 	}
 	name, err := g.callers.Page(c, check, true)
 	if err != nil {
@@ -113,7 +113,7 @@ func (g *Gateway) stream(
 	}
 	head := w.Header()
 	streamHead(head)
-	head.Set("Connection", "close")
+	head.Set("Connection", "close") // the HTTP server, which would add this and the date, does not write the answer
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
 	c.beginEvents(topics, join, responseHead(http.StatusOK, head))
 
@@ -142,6 +142,7 @@ func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 		return
 	}
 
+	// Held before the join, whose arrival ends the hold and may come at once.
 	c.Hold(topics[0])
 	c.Reform(topics[0], eventForm, false)
 	c.attend(topics[0].Name())

@@ -29,7 +29,7 @@ func (c *crowd) add(page string, n int64) {
 		c.pages = map[string]int64{}
 	}
 	c.pages[page] += n
-	if c.pages[page] == 0 {
+	if c.pages[page] == 0 { // crawlers go through all pages of a site
 		delete(c.pages, page)
 	}
 }

@@ -25,16 +25,20 @@ func (s *served) explains(path, want string, lines ...string) {
 			Moving                             bool
 		}
 	}
+	// A count that moves need not add up, so the test would show nothing.
 	if err := json.Unmarshal([]byte(text), &is); status != 200 || err != nil || is.Explain.Moving {
 		s.t.Errorf("%s: %d %s", path, status, text)
 	}
+
 	sum := int64(0)
 	for _, users := range is.Explain.Regions {
 		sum += users
 	}
+
 	if is.Counter.Count != sum || sum != is.Explain.People {
 		s.t.Errorf("%s does not add up: %s", path, text)
 	}
+
 	if _, parts, _ := strings.Cut(text, `"explain":`); parts != want+"}" {
 		s.t.Errorf("%s is %s\nwant %s", path, parts, want)
 	}
@@ -58,11 +62,14 @@ func TestCountsAreExplained(t *testing.T) {
 		first.say(`{"type":"join","page":"p"}`)
 		first.say(`{"type":"join","page":"q"}`)
 		s.looker(crawls).say(`{"type":"join","page":"p"}`)
+
 		for _, page := range []string{"p", "r"} {
 			if status, text := s.ask("PUT", "/-/users/ann/pages/"+page, "", key); status != 200 {
 				t.Fatal(text)
 			}
 		}
+
+		// By then the owner of each page knows all of them.
 		time.Sleep(time.Second)
 		s.explains("/p",
 			`{"people":3,"connections":4,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
@@ -71,16 +78,19 @@ func TestCountsAreExplained(t *testing.T) {
 		s.explains("/*",
 			`{"people":3,"connections":5,"held":1,"leaving":0,"ignored":1,"regions":{"":3},"moving":false}`, key)
 
+		// A user whose last connection has ended counts until the grace is over.
 		_ = first.Close()
 		time.Sleep(time.Second)
 		s.explains("/p",
 			`{"people":3,"connections":3,"held":1,"leaving":1,"ignored":1,"regions":{"":3},"moving":false}`, key)
 		s.explains("/*",
 			`{"people":3,"connections":3,"held":1,"leaving":1,"ignored":1,"regions":{"":3},"moving":false}`, key)
+
 		time.Sleep(2 * time.Second)
 		s.explains("/p",
 			`{"people":2,"connections":3,"held":1,"leaving":0,"ignored":1,"regions":{"":2},"moving":false}`, key)
 
+		// An explanation says more than a visitor may know.
 		for path, want := range map[string]int{"/p": 401, "/-": 400} {
 			if status, text := s.ask("GET", path+"/counter?explain=1", ""); status != want {
 				t.Errorf("%s without a key: %d %s", path, status, text)

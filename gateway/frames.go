@@ -138,6 +138,7 @@ func (c *conn) fault(f *fault) error {
 		return err
 	}
 
+	// After a message that is too large breach ends the connection in any case.
 	c.errors++
 	if c.errors < maxErrors || f.code == calls.CodeTooLarge {
 		return nil
@@ -164,7 +165,7 @@ func (c *conn) end(code int, reason string, last *fault) error {
 	}
 
 	if !c.closing.CompareAndSwap(open, closeSent) {
-		return nil
+		return nil // one end is under way already
 	}
 
 	var b []byte
@@ -177,7 +178,7 @@ func (c *conn) end(code int, reason string, last *fault) error {
 	}
 
 	err := c.wire.End(websocket.AppendClose(b, code, reason))
-	if !c.wire.Busy() {
+	if !c.wire.Busy() { // otherwise Freed does it when the client has taken the close frame
 		c.awaitClose()
 	}
 

@@ -31,7 +31,7 @@ func TestFrames(t *testing.T) {
 		unsubscribe = `{"type":"unsubscribe","pages":["P"]}`
 	)
 	inMemory(t, nil, func(t *testing.T, s *served) {
-		defer s.dispatch()()
+		defer s.dispatch()() // the counts change by publications alone
 		for name, steps := range map[string][]step{
 			"join answers with the joiner":    {{join, []string{"P 1"}}},
 			"a join again answers again":      {{join, []string{"P 1"}}, {join, []string{"P 1"}}},
@@ -93,10 +93,12 @@ func TestFrames(t *testing.T) {
 				{subscribe, []string{"P 1"}},
 			},
 		} {
+			// Each case has pages of its own, so that the cases share a gateway.
 			p, q := name+` "ü" p`, name+` "ü" q`
 			in := strings.NewReplacer("P", escaped(p), "Q", escaped(q))
 			out := strings.NewReplacer("P", p, "Q", q)
 			c := s.socket("")
+
 			for _, st := range steps {
 				c.write([]byte(masked(websocket.Text, in.Replace(st.send))))
 				var want []string
@@ -110,6 +112,7 @@ func TestFrames(t *testing.T) {
 					t.Fatalf("%s: %s is answered with %q, want %q", name, st.send, got, want)
 				}
 			}
+
 			_ = c.Close()
 		}
 		s.settles(0)
@@ -124,6 +127,7 @@ func (s *served) dispatch() (stop func()) {
 	for i := range all {
 		all[i] = i
 	}
+
 	store := s.g.cfg.Store.(*presencemem.Store)
 	watching.Go(func() {
 		store.Watch(ctx, all, func(p presence.Publication) { s.g.Push(p.Updates) })
@@ -146,6 +150,7 @@ func escaped(text string) string {
 func (r *raw) said(t *testing.T) (all []string) {
 	t.Helper()
 	for {
+		// Nothing that a frame causes takes so long.
 		_ = r.SetReadDeadline(time.Now().Add(2 * time.Second))
 		_, payload, err := r.next()
 		if err != nil {
@@ -158,6 +163,7 @@ func (r *raw) said(t *testing.T) (all []string) {
 			Count                     int
 			Stale                     bool
 		}
+
 		err = json.Unmarshal(payload, &f)
 		switch {
 		case err != nil:
@@ -185,11 +191,13 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
 		var user presence.User
 		s.g.each(func(c *conn) { user = c.user })
+		// The user is on as many other pages as one may be on.
 		for n := range roster.MaxUserPages {
 			if err := s.g.roster.Join(user, fmt.Sprint(n), nobody{}); err != nil {
 				t.Fatalf("page %d: %v", n, err)
 			}
 		}
+
 		r.write([]byte(joins("watched")))
 		await := func(frame string) { // the count of before may come once more
 			t.Helper()
@@ -201,14 +209,18 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 				seen = bytes.HasPrefix(payload, []byte(frame))
 			}
 		}
+
 		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
 			`connections; leave some","page":"watched"}`)
+
 		r.write([]byte(joins("fresh"))) // which nothing keeps
 		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all ` +
 			`connections; leave some","page":"fresh"}`)
+
 		other := s.socket("")
 		other.write([]byte(joins("watched")))
 		await(`{"type":"count","page":"watched","count":1`)
+
 		r.write([]byte(joins("7"))) // the user is there already
 		r.expect(websocket.Text, `{"type":"count","page":"7","count":1`)
 	})

@@ -188,7 +188,7 @@ func New(cfg Config) (*Gateway, error) {
 		Limits: g.metrics.limits, Registerer: cfg.Registerer, Log: cfg.Log,
 	})
 
-	g.handler = g.routes()
+	g.handler = g.routes() // last: its calls belong to all parts above
 
 	return g, nil
 }
@@ -293,8 +293,9 @@ func (g *Gateway) Drain(ctx context.Context) {
 	g.entry.Unlock()
 
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
-	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5)
+	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5) // and a tenth of it more below: under half
 
+	// A random time for each, so that the other gateways do not get all clients at once.
 	alone := g.alone()
 	g.each(func(c *conn) {
 		if !c.pusher || !alone {

@@ -16,10 +16,9 @@ import (
 func TestRefusedOriginNamesTheHost(t *testing.T) {
 	log := &bytes.Buffer{}
 	inMemory(t, func(cfg *Config) { cfg.Log = zerolog.New(zerolog.SyncWriter(log)) }, func(t *testing.T, s *served) {
+		// The log has one line for all three.
 		for range 3 {
-			r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket",
-				"Sec-WebSocket-Version: 13",
-				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+			r := s.open("/-/ws", "", upgrade("Origin: http://counter.example")...)
 			body, err := io.ReadAll(r.response(http.StatusForbidden).Body)
 			if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) ||
 				!bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {
@@ -27,6 +26,7 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 			}
 			_ = r.Close()
 		}
+
 		synctest.Wait()
 		if n := strings.Count(log.String(), `"host":"h"`); n != 1 {
 			t.Fatalf("%d lines in the log", n)
@@ -53,12 +53,15 @@ func TestStreamsOfOtherOriginsAndMethods(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				r.Header.Set("Origin", of.origin)
 				r.Header.Set("X-API-Key", "k")
+
 				resp, err := s.http().Do(r)
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				_ = resp.Body.Close()
 				if resp.StatusCode != of.status || of.status == http.StatusMethodNotAllowed &&
 					resp.Header.Get("Allow") != "GET" {
@@ -76,14 +79,17 @@ func TestServerBodies(t *testing.T) {
 	t.Parallel()
 	s := serveGateway(t, true, nil)
 	const action = `{"action":"decrement"}`
+
 	put := func(status int, body string, lines ...string) *raw {
 		r := s.open("/", "")
 		_, _ = io.Copy(io.Discard, r.response(404).Body)
+
 		r.write([]byte("PUT /p/counter HTTP/1.1\r\nHost: h\r\n" + strings.Join(append(lines, "", ""), "\r\n") + body))
 		resp := r.response(status)
 		_, _ = io.Copy(io.Discard, resp.Body)
 		return r
 	}
+
 	for _, r := range []*raw{
 		put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5"),
 		put(413, "", "Content-Length: 99999", "Expect: 100-continue"), // a 100 would come first
@@ -112,14 +118,17 @@ func TestServerRefusalsOfTheHTTPServer(t *testing.T) {
 		r := s.open("/", "")
 		_, _ = io.Copy(io.Discard, r.response(404).Body)
 		go func() { _, _ = r.Write([]byte(request)) }() // ends with the connection
+
 		resp, err := http.ReadResponse(r.in, nil)
 		if err != nil {
 			t.Fatalf("%.20q: %v", request, err)
 		}
+
 		body, err := io.ReadAll(resp.Body)
 		if err != nil || !strings.Contains(string(body), want) {
 			t.Errorf("%.20q: %d %s, %v", request, resp.StatusCode, body, err)
 		}
+
 		_ = r.Close()
 	}
 }

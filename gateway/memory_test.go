@@ -27,12 +27,16 @@ func inMemoryWith(t *testing.T, tuned func(*testing.T) func(*Config), test func(
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := runGateway(t, false, tuned(t))
+
 		l := &pipes{in: make(chan net.Conn), closed: make(chan struct{})}
 		limiter := s.g.Listener(l)
 		server := &http.Server{Handler: s.g.Handler(), ConnState: limiter.State, ConnContext: limiter.Context}
+
 		var serving sync.WaitGroup
 		serving.Go(func() { _ = server.Serve(limiter) })
+
 		s.addr, s.dial = "gateway", l.dial
+		// The order matters: clients leave, then the server ends, then what the gateway runs for it.
 		defer func() {
 			s.drain()
 			_ = server.Close()
@@ -83,6 +87,7 @@ func (accepted) RemoteAddr() net.Addr { return visitorAddr }
 func (p *pipes) dial() (net.Conn, error) {
 	here, there := net.Pipe()
 	c := &buffered{Conn: here, more: make(chan struct{}, 1)}
+
 	select {
 	case p.in <- accepted{there}:
 	case <-p.closed:
@@ -113,10 +118,12 @@ func (b *buffered) fill() {
 		b.data.Write(chunk[:n])
 		b.err = err
 		b.mu.Unlock()
+
 		select {
 		case b.more <- struct{}{}:
 		default:
 		}
+
 		if err != nil {
 			return
 		}
@@ -150,11 +157,13 @@ func (b *buffered) Read(p []byte) (int, error) {
 	for {
 		b.mu.Lock()
 		err, left := b.err, time.Until(b.deadline)
+
 		if b.data.Len() > 0 {
 			defer b.mu.Unlock()
 			return b.data.Read(p)
 		}
 		forever := b.deadline.IsZero()
+
 		b.mu.Unlock()
 		if err != nil {
 			return 0, err
@@ -164,6 +173,7 @@ func (b *buffered) Read(p []byte) (int, error) {
 		if !forever {
 			end = time.After(left)
 		}
+
 		select {
 		case <-b.more:
 		case <-end:

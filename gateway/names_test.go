@@ -33,6 +33,7 @@ func namesAreUnique(t *testing.T, s *served) {
 		}
 		names[lower] = what
 	}
+	// Types and functions share the names of a generated package.
 	for kind, components := range calls.Components {
 		if kind == "responses" || kind == "securitySchemes" {
 			continue // no types are made of them
@@ -68,11 +69,13 @@ func namesAreUnique(t *testing.T, s *served) {
 		}
 	}
 	read(t, openapi.AsyncAPI("/live"), &frames)
+
 	for name, message := range frames.Components.Messages {
 		if message.Name != name {
 			t.Errorf("the message %s is called %s", name, message.Name)
 		}
 	}
+
 	if len(frames.Servers) != 2 || frames.Servers["sockets"].Pathname != "/live" || frames.Info.License.Name != "MIT" {
 		t.Errorf("asyncapi.json: %+v", frames)
 	}

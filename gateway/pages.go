@@ -57,6 +57,7 @@ func (c *conn) isNew(w *wanted) bool { return !w.joined && w.counts == noCounts 
 // do serves a message. A *fault is the client's mistake; any other error ends the
 // connection. do must not wait: the same goroutine serves other connections.
 func (c *conn) do(m message) error {
+	// A single name is paid for with its message.
 	if names := len(m.pages) + len(m.counters); names > 1 {
 		c.chargeNames(names)
 	}
@@ -95,7 +96,6 @@ func (c *conn) do(m message) error {
 	case typePause, typeResume:
 		c.Pause(m.kind == typePause)
 	case typeRead:
-
 		page := ""
 		if len(m.pages) > 0 {
 			page = m.pages[0]
@@ -157,7 +157,7 @@ func (c *conn) join(name string) error {
 	}
 
 	if c.isNew(w) && !c.admitNewTopics(presence.CountTopic(name)) {
-		c.tidy()
+		c.tidy() // want has added it
 
 		if c.pusher {
 			return tooManyNew.about("page", presence.KeyOf(name))
@@ -172,10 +172,9 @@ func (c *conn) join(name string) error {
 		return c.take(w)
 	case w.counts != noCounts:
 		c.Renew(topic)
-	default:
+	default: // an unsubscribe has ended the counts, and the owner may have let the user time out since the join
 		w.counts = untilLeave
 		c.Hold(topic)
-
 		c.confirm(name)
 	}
 
@@ -262,6 +261,7 @@ func (c *conn) total() presence.Topic {
 
 // releaseTotal stops holding back the count of the site.
 func (c *conn) releaseTotal() {
+	// Few connections hold it back, so most calls only read.
 	if c.totalHeld.Load() && c.totalHeld.Swap(false) {
 		c.Ready(c.total())
 	}
@@ -298,6 +298,7 @@ func (c *conn) leave(name string) {
 // joined page, the count of the site is held back until the store has a join of the
 // connection, so that the count includes the client.
 func (c *conn) subscribe(m message) error {
+	// All that may refuse the message comes before the first change.
 	rules, err := c.readable(m.counters)
 	if err != nil {
 		return err
@@ -314,7 +315,7 @@ func (c *conn) subscribe(m message) error {
 	// The count of a page that the client has joined, but not yet seen, waits for the join.
 	var held []string
 	for _, name := range m.pages {
-		w := c.want(name)
+		w := c.want(name) // fresh has seen to it that there is room
 		if w.joined && w.counts == noCounts {
 			c.Hold(presence.CountTopic(name))
 			held = append(held, name)
@@ -323,7 +324,7 @@ func (c *conn) subscribe(m message) error {
 	}
 
 	topics := presence.CountTopics(m.pages)
-	hold := slices.Contains(topics, c.total()) && c.uncounted()
+	hold := slices.Contains(topics, c.total()) && c.uncounted() // before Subscribe, which sends the count at once
 	if hold {
 		c.Hold(c.total())
 	}

@@ -18,19 +18,25 @@ import (
 func TestServerSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	const n = 100
+
 	socket := func() *raw {
 		r := s.socket("")
 		r.write([]byte(masked(websocket.Text, heartbeatMsg) + masked(partText, "{")[:3]))
 		r.expect(websocket.Text, heartbeatMsg)
+
 		return r
 	}
+
+	// The first connection starts what all of them share.
 	all := []*raw{socket()}
 	before := runtime.NumGoroutine()
 	for range n {
 		all = append(all, socket())
 	}
+
 	testkit.Eventually(t, "the goroutines of one connection",
 		func() bool { return runtime.NumGoroutine() <= before+n/10 })
+
 	for _, r := range all {
 		_ = r.Close()
 	}
@@ -45,21 +51,26 @@ func TestServerPusherThatIsSilent(t *testing.T) {
 		forPusher(cfg)
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, time.Second // a busy machine answers late
 	})
+
 	watcher := s.socket("")
 	deaf := s.pusher("")
 	deaf.enters("p")
 	deaf.awaitsCount("p", 1)
-	deaf.expect(websocket.Ping, "")
+	deaf.expect(websocket.Ping, "") // which gets no answer
+
 	for opcode := byte(0); opcode != websocket.Close; {
 		var payload []byte
 		var err error
-		if opcode, payload, err = deaf.frame(); err != nil {
+		opcode, payload, err = deaf.frame()
+		if err != nil {
 			t.Fatal(err)
 		}
+
 		if opcode == websocket.Close && int(binary.BigEndian.Uint16(payload)) != pusher.CodePongTimeout {
 			t.Errorf("closed with %q", payload)
 		}
 	}
+
 	deaf.expectEnd()
 	_ = watcher.Close()
 	s.settles(0)

@@ -67,6 +67,7 @@ func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
 		return calls.Taken, nil
 	}
 
+	// The refusal is written for the metrics and the log; its body would stand before the frames of the upgrade.
 	w := c.Writer
 	c.Writer = statusOnly{w}
 	calls.WriteRefusal(c, g.cfg.Log, err)
@@ -118,7 +119,7 @@ func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 	_, detail := httppolicy.Refusal(w.Header())
 	code := pusherCodes[w.Status()]
 
-	head := http.Header{}
+	head := http.Header{} // not that of w, which has the length and the kind of the refusal
 	websocket.SetUpgrade(head, r, pusher.Subprotocol)
 	b := responseHead(http.StatusSwitchingProtocols, head)
 	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, code, detail))

@@ -45,7 +45,6 @@ const (
 func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
 	// On the monotonic clock, since the wall clock may be set.
 	began := time.Now().Add(-time.Since(presence.Started(cfg.Incarnation)))
-
 	until := began.Add(firstReturn)
 
 	return &restartGrace{hub: hub, log: cfg.Log, began: began, lasts: cfg.ComeBack, until: until}

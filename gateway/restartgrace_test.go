@@ -27,6 +27,7 @@ func (d *doubts) Trust() { d.tell("trust") }
 func (d *doubts) tell(word string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	d.said = append(d.said, fmt.Sprintf("%s %.0f", word, time.Since(d.start).Seconds()))
 }
 
@@ -42,9 +43,13 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		for i := 0; i < len(lines); i += 2 {
 			r.Header.Set(lines[i], lines[i+1])
 		}
+
 		return r
 	}
+
 	void, known := identity.Identity{Void: true}, identity.Identity{}
+
+	// The process begins at the start of a bubble's time, 946684800000, and versions hold such times.
 	for name, tc := range map[string]struct {
 		r    *http.Request
 		id   identity.Identity
@@ -75,13 +80,17 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 					Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 15 * time.Second},
 					Log: zerolog.Nop(),
 				}, hub)
+
 				time.Sleep(tc.at)
 				for range 2 {
 					g.Note(tc.r, tc.id)
 				}
+
 				if g.Doubtful() != (hub.told() != "[]") {
 					t.Errorf("doubtful: %v, %v", g.Doubtful(), hub.told())
 				}
+
+				// Later the same client changes nothing.
 				time.Sleep(time.Minute)
 				g.Note(tc.r, tc.id)
 				if got := hub.told(); got != tc.want || g.Doubtful() {
@@ -103,6 +112,7 @@ func TestTheGraceIsOnTheMonotonicClock(t *testing.T) {
 func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 	hub := &doubts{}
 	g := newRestartGrace(Config{Log: zerolog.Nop()}, hub)
+
 	g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{Void: true})
 	if hub.told() != "[]" || g.Doubtful() {
 		t.Error("it is doubted")
@@ -117,9 +127,11 @@ func TestShortDoubtAfterASlowStart(t *testing.T) {
 			Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 3 * time.Second},
 			Log: zerolog.Nop(),
 		}, hub)
+
 		time.AfterFunc(5*time.Second, func() {
 			g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{})
 		})
+
 		time.Sleep(time.Minute)
 		if got := hub.told(); got != "[doubt 5 trust 8]" {
 			t.Error(got)

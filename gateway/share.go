@@ -34,6 +34,7 @@ type shared struct {
 func (g *Gateway) shareStream(
 	c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool,
 ) {
+	// Otherwise the client's connection might have to make room for others, as one whose calls are short.
 	defer httppolicy.Stay(c.Request.Context())()
 	_ = c.Request.Body.Close() // otherwise the server would buffer the data that the client sends
 

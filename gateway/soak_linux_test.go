@@ -29,6 +29,7 @@ func (s *served) rest() uint64 {
 	for range 3 {           // pools are emptied by the second
 		runtime.GC()
 	}
+
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
@@ -52,12 +53,14 @@ func TestClockSoak(t *testing.T) {
 					i := int(here.Load()) + int(clients.Add(1))
 					return &net.TCPAddr{IP: net.IPv4(127, byte(1+i/62_500%250), byte(i/250%250), byte(1+i%250))}
 				})}
+
 				var group sync.WaitGroup
 				for range 32 {
 					group.Go(func() {
 						for range 64 {
 							i := int(here.Add(1))
-							if page := fmt.Sprint("p", i%40); i%8 == 0 {
+							page := fmt.Sprint("p", i%40)
+							if i%8 == 0 {
 								visitors.visitWithoutSocket(page)
 							} else {
 								visitors.visit(page, ways[i%len(ways)])
@@ -70,18 +73,24 @@ func TestClockSoak(t *testing.T) {
 			})
 		}
 	}
+
 	come(min(*soak, 20_000)) // by then every table has its full size
-	heap, goroutines, files := s.rest(), runtime.NumGoroutine(), openFiles(t)
+	heap := s.rest()
+	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+
 	began := time.Now()
 	come(*soak)
 	took := time.Since(began)
+
 	after := s.rest()
 	testkit.Eventually(t, "no more goroutines than before",
 		func() bool { return runtime.NumGoroutine() <= goroutines+2 })
 	testkit.Eventually(t, "no more files than before", func() bool { return openFiles(t) <= files+2 })
+
 	t.Logf("%d connections at %.0f/s: heap %d KB, then %d KB; %d goroutines, then %d",
 		*soak, float64(*soak)/took.Seconds(),
 		heap>>10, after>>10, goroutines, runtime.NumGoroutine())
+
 	// The tables keep their size, however many come.
 	if allowed := heap + 512<<10 + min(uint64(*soak)*50, 4<<20); after > allowed {
 		t.Errorf("the heap has grown from %d to %d bytes", heap, after)
@@ -94,5 +103,6 @@ func openFiles(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return len(entries)
 }

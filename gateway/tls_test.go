@@ -32,9 +32,11 @@ func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool
 	s = serveVia(t, true, tune, func(hs *httptest.Server) {
 		server = hs
 		hs.EnableHTTP2 = true
+		// StartTLS wraps the listener, and the gateway needs the connections below TLS.
 		hs.Listener = BelowTLS(hs.Listener.(*httppolicy.ConnLimiter))
 		hs.StartTLS()
 	})
+
 	t.Cleanup(func() {
 		for _, f := range idle {
 			f()
@@ -48,6 +50,7 @@ func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool
 			transport.Protocols = new(http.Protocols)
 			transport.Protocols.SetHTTP1(true)
 		}
+
 		idle = append(idle, transport.CloseIdleConnections)
 		return &http.Client{Transport: transport}
 	}
@@ -65,21 +68,26 @@ func (s *served) events(client *http.Client, page string, major int) *events {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s.t.Cleanup(cancel)
+
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+s.addr+"/"+page+"/counter/events", nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	resp, err := client.Do(req)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	if resp.StatusCode != http.StatusOK || resp.ProtoMajor != major ||
 		resp.Header.Get("Content-Type") != "text/event-stream" {
 		s.t.Fatalf("got %s, %s, %q", resp.Proto, resp.Status, resp.Header)
 	}
+
 	if c := resp.Header.Get("Set-Cookie"); !strings.Contains(c, "; Secure") {
 		s.t.Errorf("the cookie is %q", c)
 	}
+
 	return &events{s.t, resp.Body, bufio.NewReader(resp.Body), cancel}
 }
 
@@ -91,6 +99,7 @@ func (e *events) expect(count int) {
 		if err != nil {
 			e.t.Fatalf("%v; want %s", err, want)
 		}
+
 		if strings.Contains(line, want) {
 			return
 		}
@@ -107,6 +116,7 @@ func TestServerTLS(t *testing.T) {
 	for _, e := range streams {
 		e.expect(0)
 	}
+
 	resp, err := modern.Get("https://" + s.addr + "/p/counter")
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +125,9 @@ func TestServerTLS(t *testing.T) {
 	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
 		t.Fatalf("got %s, %s", resp.Proto, resp.Status)
 	}
-	if resp, err = modern.Get("https://" + s.addr + "/-/ws"); err != nil {
+
+	resp, err = modern.Get("https://" + s.addr + "/-/ws")
+	if err != nil {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
@@ -123,15 +135,20 @@ func TestServerTLS(t *testing.T) {
 	if resp.StatusCode != http.StatusUpgradeRequired || resp.Header["Upgrade"] != nil {
 		t.Errorf("an upgrade over HTTP/2: %s, %v", resp.Status, resp.Header)
 	}
-	if resp, err = http.Get("http://" + s.addr + "/p/counter"); err != nil {
+
+	// A client that speaks plain HTTP to this port is told so in plain HTTP.
+	resp, err = http.Get("http://" + s.addr + "/p/counter")
+	if err != nil {
 		t.Fatal(err)
 	}
 	said, _ := io.ReadAll(resp.Body)
 	resp.Body.Close()
+
 	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusBadRequest ||
 		kind != "application/problem+json" || !strings.Contains(string(said), "use https") {
 		t.Errorf("a client without TLS: %s, %s, %s", resp.Status, kind, said)
 	}
+
 	join := func() {
 		t.Helper()
 		ws, upgraded, err := coder.Dial(t.Context(), "wss://"+s.addr+"/-/ws", &coder.DialOptions{HTTPClient: old})
@@ -142,21 +159,27 @@ func TestServerTLS(t *testing.T) {
 		if c := upgraded.Header.Get("Set-Cookie"); !strings.Contains(c, "; Secure") {
 			t.Errorf("the cookie is %q", c)
 		}
+
 		if err := ws.Write(t.Context(), coder.MessageText, []byte(`{"type":"join","page":"p"}`)); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	join()
 	for _, e := range streams {
 		e.expect(1)
 	}
+
+	// Three streams and the socket.
 	s.settles(4)
 	streams[0].end() // a client that ends one stream keeps the others
 	s.settles(3)
+
 	join()
 	for _, e := range streams[1:] {
 		e.expect(2)
 	}
+
 	s.g.each(func(c *conn) { _ = c.Close() })
 	for _, e := range streams[1:] {
 		if _, err := io.Copy(io.Discard, e.in); err != nil {
@@ -175,8 +198,10 @@ func TestServerSlowClientOverHTTP2(t *testing.T) {
 	})
 	s.events(client(false), "p", 2)
 	s.settles(1)
+	// More than the system's buffers hold, so that a write waits.
 	s.g.each(func(c *conn) { _ = c.wire.Write(make([]byte, 16<<20)) })
 	s.settles(0)
+
 	if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
 		t.Errorf("%v clients were closed because they did not read, want 1", n)
 	}
@@ -190,6 +215,7 @@ func TestServerSilentTLSHasNoGoroutine(t *testing.T) {
 	} else if p == nil {
 		return // a goroutine each is the portable way
 	}
+
 	s, client := serveTLS(t, nil)
 	old := client(true)
 	const n = 30
@@ -200,6 +226,7 @@ func TestServerSilentTLSHasNoGoroutine(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer ws.CloseNow()
+
 		if i == 0 {
 			before = runtime.NumGoroutine()
 		}
@@ -219,6 +246,7 @@ func TestServerCallsThatAreNotTakenOverHTTP2(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+
 	frame := func(kind, flags byte, stream uint32, payload string) {
 		t.Helper()
 		n := len(payload)
@@ -227,18 +255,22 @@ func TestServerCallsThatAreNotTakenOverHTTP2(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	const settings, headers, endOfAll = 4, 1, 5 // of the stream and of its headers
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
+
 	frame(settings, 0, 0, "\x00\x04\x00\x00\x00\x00") // no byte of a body may be sent
 	for i := range most + 1 {
 		frame(headers, endOfAll, uint32(2*i+1), "\x82\x87\x04\x0a/p/counter\x01\x01h") // GET, https, path, authority
 	}
+
 	_ = c.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal("it has kept its place")
 	}
+
 	resp, err := client(false).Get("https://" + s.addr + "/p/counter")
 	if err != nil {
 		t.Fatal(err)

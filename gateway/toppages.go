@@ -50,7 +50,7 @@ type topPages struct{ g *Gateway }
 
 // Values implements fanout.Polled. There are at most 2*presence.TopPages topics of a site.
 func (s topPages) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
-	sites := map[presence.Site]presence.TopList{}
+	sites := map[presence.Site]presence.TopList{} // each is asked for once, whatever the lengths of lists
 	for _, t := range topics {
 		top, known := sites[t.Site]
 		if !known {
@@ -66,7 +66,7 @@ func (s topPages) Values(ctx context.Context, topics []presence.Topic, found fun
 		length, public := strings.CutSuffix(t.Key, publicList)
 		n, _ := strconv.Atoi(length) // getTopPageEvents wrote it
 
-		list := []presence.PageUsers{}
+		list := []presence.PageUsers{} // in JSON [], not null
 		for _, p := range top.Pages {
 			if len(list) < n && (!public || s.g.callers.PublicTop.Has(p.Page)) {
 				list = append(list, p)

@@ -38,6 +38,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) (calls.Answer, error) {
 	for i, user := range users {
 		topics[i] = presence.TopicOf(userKind, g.callers.Site(c).Qualify(user))
 	}
+	// About, as the limit is: some of these users may be followed already.
 	_, followed := g.users.Wanted(topics[0])
 	if followed+len(topics) > maxFollowed {
 		return calls.Answer{}, g.api.TooManyPages()
@@ -63,7 +64,7 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 
 		if err != nil {
 			s.g.cfg.Log.Debug().Err(err).Msg("users that streams follow could not be asked about")
-			continue
+			continue // the owners of the others may answer
 		}
 
 		for i, t := range some {

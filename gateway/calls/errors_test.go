@@ -70,9 +70,12 @@ func TestErrorsBecomeStatuses(t *testing.T) {
 			if w.Code != tc.status || !strings.Contains(w.Body.String(), tc.detail) {
 				t.Errorf("%d %s, want %d %q", w.Code, w.Body, tc.status, tc.detail)
 			}
+
 			if got := w.Header().Get(tc.header); tc.header != "" && got != tc.value {
 				t.Errorf("%s: %q, want %q", tc.header, got, tc.value)
 			}
+
+			// Whatever is refused is answered in one form, that of RFC 9457.
 			if got := w.Header().Get("Content-Type"); got != "application/problem+json" {
 				t.Error(got)
 			}
@@ -88,6 +91,7 @@ func TestMalformedDataIsLogged(t *testing.T) {
 		return Answer{}, Refuse(fmt.Errorf("%w: %w", ErrUnavailable, cause), "The store cannot be reached.")
 	})
 
+	// One line for all three.
 	for range 3 {
 		w := httptest.NewRecorder()
 		c := gin.CreateTestContextOnly(w, gin.New())

@@ -40,14 +40,17 @@ func BenchmarkUpdate(b *testing.B) {
 	for _, subscribers := range []int{1, 100, 10_000} {
 		b.Run(strconv.Itoa(subscribers), func(b *testing.B) {
 			h, topic := benchHub(b), presence.CountTopic("p")
+
 			s, all := h.shards[0], make([]sink, subscribers)
 			for i := range all {
 				h.Prepare(&all[i].Subscriber, &all[i], 0)
 				all[i].Enter()
 				all[i].Subscribe([]presence.Topic{topic}, 0)
 			}
-			h.topics[topic].endpoint = attached
+
+			h.topics[topic].endpoint = attached // no store attaches it here
 			b.ReportAllocs()
+
 			sequence := uint64(0)
 			for b.Loop() {
 				sequence++
@@ -58,6 +61,7 @@ func BenchmarkUpdate(b *testing.B) {
 				s.topics[topic].lookAt = 1
 				s.deliver()
 			}
+
 			if all[0].writes == 0 {
 				b.Fatal("nothing was written")
 			}
@@ -74,8 +78,10 @@ func BenchmarkSubscribe(b *testing.B) {
 		topics[i] = presence.CountTopic(fmt.Sprint("p", i))
 	}
 	c := &sink{}
+
 	h.Prepare(&c.Subscriber, c, 0)
 	c.Enter()
+
 	b.ReportAllocs()
 	for b.Loop() {
 		c.Subscribe(topics, 0)
@@ -91,10 +97,12 @@ func BenchmarkNumbers(b *testing.B) {
 	h := benchHub(b)
 	h.cfg.Numbers = digits{}
 	all := make([]sink, 1000)
+
 	for i := range all {
 		h.Prepare(&all[i].Subscriber, &all[i], 0)
 		all[i].Enter()
 	}
+
 	b.ReportAllocs()
 	n := int64(0)
 	for b.Loop() {

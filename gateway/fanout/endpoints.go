@@ -85,6 +85,7 @@ func (h *Hub) keepAttached(ctx context.Context) {
 
 		detached := h.detach(ctx)
 		h.mu.Lock()
+		// What could not be detached waits for the next tick: a store that fails must not be asked without a pause.
 		more := h.backlog.fresh.Len() > 0 || detached && len(h.backlog.gone) > 0
 		h.mu.Unlock()
 		if more {
@@ -133,13 +134,13 @@ func (h *Hub) verify(ctx context.Context) {
 	}
 
 	v := &h.verifier
-
 	chosen := v.used
 	next := v.next
 	if !v.lost {
 		chosen, next = v.used.some(v.next)
 	}
 
+	// Counted anew below, while the topics are gone through anyway.
 	v.used = buckets{}
 	reread := h.backlog.fresh.Len() == 0 // otherwise fresh topics come first
 	var topics []presence.Topic
@@ -159,6 +160,7 @@ func (h *Hub) verify(ctx context.Context) {
 	}
 	h.mu.Unlock()
 
+	// Otherwise the next look asks about the same buckets again.
 	if h.attachMissing(ctx, topics) {
 		v.next = next
 	}
@@ -227,6 +229,7 @@ func (h *Hub) attach(ctx context.Context, limit int) error {
 		return nil
 	}
 
+	// The topics count as asked for before the call: the store may attach them although its answer is lost.
 	updates, err := h.cfg.Store.Attach(ctx, h.cfg.Gateway, topics)
 
 	h.mu.Lock()
@@ -250,6 +253,7 @@ func (h *Hub) attach(ctx context.Context, limit int) error {
 		return err
 	}
 
+	// Only after the topics are marked as attached: until then Update remembers updates and delivers none.
 	for _, u := range updates {
 		h.Update(u)
 	}
@@ -299,7 +303,7 @@ func (h *Hub) detach(ctx context.Context) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range topics {
-		if w := h.topics[t]; w != nil {
+		if w := h.topics[t]; w != nil { // it is wanted again, and must not be forgotten as never asked for
 			w.endpoint = max(w.endpoint, asked)
 		} else {
 			gone[t] = struct{}{}

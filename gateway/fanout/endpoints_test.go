@@ -24,6 +24,7 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 			topics = append(topics, presence.CountTopic(fmt.Sprint("p", i)))
 			h.Want(topics[i])
 		}
+
 		missing := func() int {
 			synctest.Wait()
 			gone, err := store.Missing(t.Context(), "g/1", topics)
@@ -32,9 +33,11 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 			}
 			return len(gone)
 		}
+
 		if n := missing(); n > 0 {
 			t.Fatalf("%d of 1000 topics were never attached", n)
 		}
+
 		parts := [][]presence.Topic{topics, topics[:500]}
 		for i := range 20 {
 			parts = append(parts, topics[i:i+1])
@@ -43,6 +46,7 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 			if err := store.Detach(t.Context(), "g/1", lost); err != nil {
 				t.Fatal(err)
 			}
+
 			if n := missing(); n != len(lost) {
 				t.Fatalf("%d of %d are gone", n, len(lost))
 			}
@@ -72,6 +76,7 @@ func (c *calls) Updates(_ context.Context, topics []presence.Topic) ([]presence.
 	if c.away.Load() {
 		return nil, presence.ErrUnavailable
 	}
+
 	updates := make([]presence.Update, len(topics))
 	for i, t := range topics {
 		if newest := c.newest.Load(); newest != nil {
@@ -90,10 +95,12 @@ func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic
 		c.during = nil
 		during()
 	}
+
 	c.attach.Add(int64(len(topics)))
 	if c.away.Load() {
 		return nil, presence.ErrUnavailable
 	}
+
 	updates, err := c.Store.Attach(ctx, life, topics)
 	if newest := c.newest.Load(); err == nil && newest != nil {
 		updates = make([]presence.Update, len(topics))
@@ -109,6 +116,7 @@ func (c *calls) Detach(ctx context.Context, life string, topics []presence.Topic
 	if c.failDetach.Add(-1) >= 0 {
 		return presence.ErrUnavailable
 	}
+
 	c.detach.Add(int64(len(topics)))
 	return c.Store.Detach(ctx, life, topics)
 }
@@ -123,10 +131,12 @@ func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 			Pong: time.Minute, Log: zerolog.Nop(),
 		})
 		h.Deliver(presence.KindCount, exactly{})
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); h.Run(ctx) }()
 		defer func() { stop(); <-done }()
+
 		test(t, h, store)
 	})
 }
@@ -140,6 +150,7 @@ func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 				if away {
 					h.Away()
 				}
+
 				const most = maxLingering
 				topics := make([]presence.Topic, 100)
 				for round := range 400 {
@@ -154,12 +165,17 @@ func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 						h.Unwant(topic)
 					}
 				}
+
 				if n := h.Topics(); n > most {
 					t.Errorf("%d topics are kept, want at most %d", n, most)
 				}
+
+				// The pauses between two attempts grow while the store is away.
 				if asked := store.attach.Load(); away && asked > 1000 {
 					t.Errorf("the store was asked for %d topics while it was away", asked)
 				}
+
+				// Within the time of lingering all of them are left.
 				store.away.Store(false)
 				h.Back()
 				time.Sleep(3 * lingerFor)
@@ -177,6 +193,7 @@ func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 // them.
 func TestANewcomerWaitsForOneTurn(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		// While the first turn runs, others want and leave many pages, and the newcomer wants one.
 		store.during = func() { // the first turn: one page
 			for i := range 20 * attachBatch {
 				h.Want(presence.CountTopic(fmt.Sprint("p", i)))
@@ -184,11 +201,13 @@ func TestANewcomerWaitsForOneTurn(t *testing.T) {
 			}
 			h.Want(presence.CountTopic("newcomer"))
 		}
+
 		h.Want(presence.CountTopic("first"))
 		synctest.Wait()
 		if n := store.attach.Load(); n != 2 {
 			t.Errorf("the store was asked for %d topics, want the first and the newcomer's", n)
 		}
+
 		wantEndpoints(t, store, 2)
 	})
 }
@@ -201,15 +220,19 @@ func TestNoEndpointWithoutSubscribers(t *testing.T) {
 		h.Want(topic)
 		synctest.Wait()
 		wantEndpoints(t, store, 1)
+
+		// The topic lingers from here on.
 		h.Unwant(topic)
 		h.Back()
 		store.failDetach.Store(2)
+
 		time.Sleep(4 * lingerFor)
 		synctest.Wait()
 		wantEndpoints(t, store, 0)
 		if n := store.attach.Load(); n != 1 {
 			t.Errorf("attached %d times, want once", n)
 		}
+
 		h.Want(topic)
 		synctest.Wait()
 		wantEndpoints(t, store, 1)
@@ -226,6 +249,7 @@ func wantEndpoints(t *testing.T, store *calls, want int) {
 		}
 		n += len(all)
 	}
+
 	if n != want {
 		t.Errorf("the store has %d endpoints, want %d", n, want)
 	}
@@ -250,10 +274,12 @@ func TestTopicsOfASource(t *testing.T) {
 		source := wants{}
 		h.Supply(kind, exactly{}, source)
 		topic := presence.Topic{Kind: kind, Key: "k"}
+
 		h.Want(topic)
 		if !source[topic] {
 			t.Fatal("the source was not asked")
 		}
+
 		tell := func(sequence uint64, stale, want bool) {
 			t.Helper()
 			u := presence.Update{Topic: topic, Stale: stale}
@@ -261,20 +287,25 @@ func TestTopicsOfASource(t *testing.T) {
 				u.Version = presence.Version{Incarnation: 1, Sequence: sequence}
 			}
 			h.Update(u)
-			if last, known := h.Last(topic); !known || last.Stale != want || sequence > 0 &&
-				last.Version.Sequence != sequence {
+			last, known := h.Last(topic)
+			if !known || last.Stale != want || sequence > 0 && last.Version.Sequence != sequence {
 				t.Errorf("told %+v, the hub has %+v, known %t", u, last, known)
 			}
 		}
+
+		// The store is away, which says nothing about a source.
 		h.Away()
 		tell(1, false, false)
 		tell(0, true, true)
 		h.Back()
+
 		tell(2, false, false)
 		h.Away()
 		if last, _ := h.Last(topic); last.Stale {
 			t.Error("the store went, and the topic of the source is stale")
 		}
+
+		// A topic that is wanted again while it lingers is wanted as before.
 		h.Back()
 		h.Unwant(topic)
 		h.Want(topic)
@@ -282,12 +313,14 @@ func TestTopicsOfASource(t *testing.T) {
 		if !source[topic] {
 			t.Error("what came back is not wanted")
 		}
+
 		h.Unwant(topic)
 		time.Sleep(2 * lingerFor)
 		synctest.Wait()
 		if len(source) > 0 || h.Topics() > 0 {
 			t.Errorf("%v and %d topics are left", source, h.Topics())
 		}
+
 		if n := store.attach.Load() + store.detach.Load(); n > 0 {
 			t.Errorf("the store was asked for %d topics", n)
 		}
@@ -300,6 +333,7 @@ func TestUpdatesAreStaleWhileTheStoreIsAway(t *testing.T) {
 		topic := presence.CountTopic("p")
 		h.Want(topic)
 		synctest.Wait() // it is attached
+
 		want := func(sequence uint64, stale bool) {
 			t.Helper()
 			h.Update(presence.Update{Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}})
@@ -308,6 +342,7 @@ func TestUpdatesAreStaleWhileTheStoreIsAway(t *testing.T) {
 			}
 		}
 		want(1, false)
+
 		store.away.Store(true)
 		h.Away()
 		want(1, true)

@@ -192,8 +192,8 @@ func (h *Hub) Figures() (f Figures) {
 // Unread returns how many of the topics have no subscribers here and were not read lately.
 func (h *Hub) Unread(topics []presence.Topic) (n int) {
 	h.mu.Lock()
-
 	defer h.mu.Unlock()
+
 	for _, t := range topics {
 		if h.topics[t] == nil && !h.read.Contains(t) {
 			n++
@@ -208,6 +208,7 @@ func (h *Hub) Unread(topics []presence.Topic) (n int) {
 func (h *Hub) Unwatched(topics []presence.Topic) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	for _, t := range topics {
 		if h.topics[t] == nil {
 			n++
@@ -231,6 +232,7 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 	w.refs++
 	if w.refs == 1 {
 		w.leave()
+		// A topic that has lingered is mostly attached still, and then what is known of it is up to date.
 		if w.endpoint != attached {
 			w.join(&h.backlog.fresh)
 			wake.Signal(h.wake)
@@ -317,6 +319,7 @@ func (h *Hub) dropLocked(w *watched) {
 		return
 	}
 
+	// Readers get it while the store is away. It has no time, since nobody has read it now.
 	if w.known && w.kind.encoder != nil {
 		h.read.Add(t, reading{update: w.update})
 	}
@@ -350,6 +353,7 @@ func (h *Hub) Update(u presence.Update) {
 func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
 	w.note(*u)
 
+	// Before it is attached, newer ones may have passed by here.
 	if w.endpoint < outdated {
 		w.remember(*u)
 		return false
@@ -378,6 +382,7 @@ func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
 
 // acceptFirstLocked is acceptLocked while no update of w is known.
 func (h *Hub) acceptFirstLocked(w *watched, u *presence.Update) (news bool) {
+	// There is no value yet that it could mark as stale, and its own may lack something.
 	if u.Stale {
 		return false
 	}
@@ -460,6 +465,7 @@ func (h *Hub) Trust() { h.settle(usersMissing) }
 // resumed marks every update as stale until it has been read anew: the process stood still, and what was published
 // meanwhile may not have arrived yet, or never will.
 func (h *Hub) resumed() {
+	// What is read from now on is right, so the doubt ends at once; what is known stays stale until then.
 	h.suspect(stoodStill)
 	h.settle(stoodStill)
 }
@@ -477,6 +483,7 @@ func (h *Hub) suspect(why doubts) {
 
 	h.mu.Unlock()
 
+	// Without the lock, since updates go on to the shards, whose locks come before it.
 	for _, u := range known {
 		h.Update(u)
 	}
@@ -509,6 +516,7 @@ func (h *Hub) Silence(silent []int) {
 		ends := was[w.bucket] && !now[w.bucket]
 
 		fresh := w.known && !w.update.Stale && w.kind.source == nil
+		// An update without a version marks the known one, whatever that is.
 		if begins && fresh {
 			known = append(known, presence.Update{Topic: t, Stale: true})
 		}
@@ -528,7 +536,6 @@ func (h *Hub) Silence(silent []int) {
 // Last returns the newest update known here of a topic that somebody wants.
 func (h *Hub) Last(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
-
 	defer h.mu.Unlock()
 
 	if w := h.topics[t]; w != nil && w.known {

@@ -57,7 +57,7 @@ func (s *shard) offerNumbersLocked(now time.Duration) (next time.Duration) {
 	for _, sub := range s.numbers {
 		n := &sub.number
 
-		// An interval has not passed since the last number.
+		// An interval has not passed since the last number. What the client asked for, or lost, does not wait.
 		at := n.at + s.interval
 		mustWait := n.sent != unsent && n.at != 0 && at > now
 		if sub.index >= 0 && mustWait {
@@ -76,6 +76,7 @@ func (s *shard) offerNumbersLocked(now time.Duration) (next time.Duration) {
 
 		from := len(s.pass.numbers)
 		s.pass.numbers = s.hub.cfg.Numbers.AppendNumber(s.pass.numbers, n.now)
+		// Its capacity ends with it, so that nobody can append over the next client's number.
 		s.chainLocked(sub, s.pass.numbers[from:len(s.pass.numbers):len(s.pass.numbers)])
 	}
 

@@ -43,6 +43,7 @@ func (p *pace) spend(n int, now time.Duration) {
 		return
 	}
 
+	// An exponential average: what is older than paceMemory hardly counts.
 	weight := took.Seconds() / paceMemory.Seconds()
 	p.load = p.load*math.Exp(-weight) + float64(p.spent)/p.budget/paceMemory.Seconds()
 	p.spent = 0
@@ -52,6 +53,7 @@ func (p *pace) spend(n int, now time.Duration) {
 		return
 	}
 
+	// Both bounds keep one burst, or one late look, from stretching all intervals at a time.
 	p.stretch = max(p.stretch, 1) * math.Exp(min(weight, 1)*(min(p.load, 4)-1))
 	if p.stretch <= 1 && p.load < 0.5 {
 		p.stretch = 0 // there is room again

@@ -17,6 +17,7 @@ func TestPaceFindsTheBudget(t *testing.T) {
 		sent := make([]time.Duration, len(sizes))
 		now := time.Duration(0)
 		rate, possible := 0.0, 0.0
+
 		for range 4000 { // 100 s of ticks
 			now += 25 * time.Millisecond
 			n := 0
@@ -26,23 +27,28 @@ func TestPaceFindsTheBudget(t *testing.T) {
 				}
 			}
 			p.spend(n, now)
-			if now > 60*time.Second {
+
+			if now > 60*time.Second { // by then the pace has settled
 				rate += float64(n) / 40
 			}
 		}
+
+		// Even at the longest interval these pages need as much.
 		for _, size := range sizes {
 			possible += float64(size) / maxInterval.Seconds()
 		}
-		// The deliveries of one page come in whole rounds of its subscribers, hence the
-		// slack.
+
+		// The deliveries of one page come in whole rounds of its subscribers, hence the slack.
 		if limit := max(p.budget, possible); rate > 1.5*limit {
 			t.Fatalf("%.0f deliveries/s with a budget of %.0f", rate, p.budget)
 		}
+
 		for _, size := range sizes {
 			if d := p.interval(size); d < least || d > maxInterval {
 				t.Fatalf("interval of %d subscribers is %s", size, d)
 			}
 		}
+
 		if total := sum(sizes); float64(total)/least.Seconds() < 0.5*p.budget && p.interval(20_000) != least {
 			t.Fatalf("interval %s though all fits", p.interval(20_000))
 		}

@@ -120,11 +120,11 @@ func (p *Poll) due(fresh bool) map[presence.Topic]polledValue {
 // ask passes the values of topics to the hub that are news.
 func (p *Poll) ask(ctx context.Context, topics map[presence.Topic]polledValue) {
 	p.from.Values(ctx, slices.Collect(maps.Keys(topics)), func(t presence.Topic, value string, stale bool) {
-		delete(topics, t)
+		delete(topics, t) // what is left in the end could not be read
 		p.found(t, polledValue{value, stale})
 	})
 
-	for t, last := range topics { // that could not be read
+	for t, last := range topics {
 		if last.text != "" {
 			p.found(t, polledValue{last.text, true})
 		}
@@ -135,7 +135,7 @@ func (p *Poll) ask(ctx context.Context, topics map[presence.Topic]polledValue) {
 func (p *Poll) found(t presence.Topic, value polledValue) {
 	p.mu.Lock()
 	last := p.values[t]
-	news := last != nil && value != *last
+	news := last != nil && value != *last // nil: nobody wants it any more
 	if news {
 		*last = value
 	}
@@ -143,7 +143,7 @@ func (p *Poll) found(t presence.Topic, value polledValue) {
 
 	if news {
 		p.seq++
-		version := presence.Version{Incarnation: 1, Sequence: p.seq}
+		version := presence.Version{Incarnation: 1, Sequence: p.seq} // these updates never leave the process
 		p.hub.Update(presence.Update{Topic: t, Version: version, Value: value.json()})
 	}
 }

@@ -24,28 +24,39 @@ func (p *polled) Values(_ context.Context, topics []presence.Topic, found func(p
 	}
 }
 
-// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted
-// again.
-func TestPoll(t *testing.T) {
+// withPoll is withCalls with a Poll that runs, and a topic of its kind.
+func withPoll(t *testing.T, test func(t *testing.T, h *Hub, poll *Poll, from *polled, topic presence.Topic)) {
+	t.Helper()
 	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
 		kind := presence.KindOf("polled")
 		from := &polled{}
 		from.value.Store("")
 		poll := NewPoll(h, from)
 		h.Supply(kind, exactly{}, poll)
+
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); poll.Run(ctx) }()
 		defer func() { stop(); <-ended }()
-		topic := presence.Topic{Kind: kind, Key: "k"}
+
+		test(t, h, poll, from, presence.Topic{Kind: kind, Key: "k"})
+	})
+}
+
+// What is polled reaches the hub at once and when it has changed, also for a topic that was dropped and is wanted
+// again.
+func TestPoll(t *testing.T) {
+	withPoll(t, func(t *testing.T, h *Hub, poll *Poll, from *polled, topic presence.Topic) {
 		var before presence.Version
 		for round := range 3 {
+			// A topic that comes again has no value from before.
 			from.value.Store("")
 			h.Want(topic)
 			synctest.Wait()
 			if _, known := h.Last(topic); known {
 				t.Errorf("round %d: there is a value that nobody has found", round)
 			}
+
 			for i := range 5 {
 				value := fmt.Sprint(round, ".", i)
 				from.value.Store(value)
@@ -60,10 +71,12 @@ func TestPoll(t *testing.T) {
 					time.Sleep(pollEvery)
 					synctest.Wait()
 				}
+
 				if is, _ := h.Last(topic); is.Version != before {
 					t.Errorf("%q was passed twice", is.Value)
 				}
 			}
+
 			h.Unwant(topic)
 			time.Sleep(2 * lingerFor)
 			if wanted, all := poll.Wanted(topic); wanted || all > 0 {
@@ -75,17 +88,7 @@ func TestPoll(t *testing.T) {
 
 // What cannot be read any more, and what may lack something, says so in the words of counts.
 func TestPollMarksStaleValues(t *testing.T) {
-	withCalls(t, func(t *testing.T, h *Hub, _ *calls) {
-		kind := presence.KindOf("polled")
-		from := &polled{}
-		poll := NewPoll(h, from)
-		h.Supply(kind, exactly{}, poll)
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { defer close(ended); poll.Run(ctx) }()
-		defer func() { stop(); <-ended }()
-		topic := presence.Topic{Kind: kind, Key: "k"}
-
+	withPoll(t, func(t *testing.T, h *Hub, _ *Poll, from *polled, topic presence.Topic) {
 		from.value.Store(`{"top":[1]} lacking`)
 		h.Want(topic)
 		for _, step := range []struct{ read, want string }{

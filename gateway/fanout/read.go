@@ -33,8 +33,8 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 	updates := make([]presence.Update, len(topics))
 	var rest []presence.Topic // those that are not in memory
 	var places []int          // of rest in topics
-	h.mu.Lock()
 
+	h.mu.Lock()
 	for i, t := range topics {
 		if w := h.topics[t]; w != nil && h.currentLocked(w) {
 			updates[i] = w.update
@@ -85,8 +85,8 @@ func (h *Hub) note(u presence.Update) {
 	}
 
 	now := time.Since(h.born)
-
 	last, known := h.read.Get(t)
+	// While there is a doubt, following a topic would not spare the store a read of it.
 	if known && now-last.at < readAgain && h.doubts == 0 {
 		h.followLocked(t)
 	}
@@ -115,7 +115,7 @@ func (h *Hub) followLocked(t presence.Topic) {
 	}
 
 	switch {
-	case w.refs > 0:
+	case w.refs > 0: // its subscribers have it attached
 	case w.endpoint == attached:
 		h.lingerLocked(w)
 	case w.in != &h.backlog.fresh:
@@ -150,7 +150,7 @@ func (h *Hub) readWith(
 		if !u.Stale {
 			h.note(*u)
 		}
-		u.Stale = u.Stale || doubtful
+		u.Stale = u.Stale || doubtful // after note, which keeps what the store said
 	}
 
 	return updates, true
@@ -186,6 +186,7 @@ func (h *Hub) settleRead(t presence.Topic, u *presence.Update) bool {
 // readShared reads updates from the store. Of one topic there is one call at a time.
 func (h *Hub) readShared(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
 	read := func(ctx context.Context) ([]presence.Update, error) { return h.cfg.Store.Updates(ctx, topics) }
+	// Two callers seldom ask for the same list, and one call for each of its topics would be more work for the store.
 	if len(topics) > 1 {
 		return read(ctx)
 	}

@@ -22,12 +22,14 @@ func wantRead(
 	want presence.Update, cost int64,
 ) {
 	t.Helper()
+
 	before := store.reads.Load()
 	got, known := read(t.Context(), []presence.Topic{readTopic})
 	if !known || got[0] != want {
 		t.Errorf("read version %s, stale %t, known %t; want version %s, stale %t",
 			got[0].Version, got[0].Stale, known, want.Version, want.Stale)
 	}
+
 	if calls := store.reads.Load() - before; calls != cost {
 		t.Errorf("that cost the store %d calls, want %d", calls, cost)
 	}
@@ -38,13 +40,16 @@ func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		h.Want(readTopic)
 		synctest.Wait()
+
 		h.Update(version(18))
 		store.brings(version(20))
 		wantRead(t, store, h.Newest, version(18), 0) // as subscribers have it
 		wantRead(t, store, h.Read, version(20), 1)
 		wantRead(t, store, h.Newest, version(20), 0)
+
 		store.brings(version(19)) // a read that began earlier and ends later
 		wantRead(t, store, h.Read, version(20), 1)
+
 		h.Away()
 		store.away.Store(true)
 		stale := version(20)
@@ -57,26 +62,31 @@ func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
 func TestABusyTopicIsReadOnce(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.brings(version(1))
-		for range 3 { // seldom
+		// Reads that are far apart do not make anybody follow the topic.
+		for range 3 {
 			wantRead(t, store, h.Newest, version(1), 1)
 			time.Sleep(2 * readAgain)
 			wantEndpoints(t, store, 0)
 		}
+
 		wantRead(t, store, h.Newest, version(1), 1)
 		wantRead(t, store, h.Newest, version(1), 1)
 		synctest.Wait()
 		wantEndpoints(t, store, 1)
+
 		h.Update(version(2)) // as its dispatcher sends it
 		for range 30 {
 			wantRead(t, store, h.Newest, version(2), 0)
 			time.Sleep(lingerFor / 3)
 		}
 		wantEndpoints(t, store, 1)
+
 		time.Sleep(2 * lingerFor)
 		wantEndpoints(t, store, 0)
 		if n := h.Topics(); n > 0 {
 			t.Errorf("%d topics are kept", n)
 		}
+
 		store.brings(version(3))
 		wantRead(t, store, h.Newest, version(3), 1)
 	})
@@ -89,6 +99,7 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 		store.brings(version(1))
 		wantRead(t, store, h.Newest, version(1), 1)
 		wantRead(t, store, h.Newest, version(1), 1)
+
 		synctest.Wait()
 		h.Update(version(1))
 		wantRead(t, store, h.Newest, version(1), 0)
@@ -96,12 +107,14 @@ func TestAFollowedTopicIsNotReadFromMemoryInDoubt(t *testing.T) {
 		if err := store.Store.Detach(t.Context(), "g/1", []presence.Topic{readTopic}); err != nil {
 			t.Fatal(err)
 		}
+
 		time.Sleep(lingerFor - time.Second) // within one time of lingering
 		store.brings(version(2))
 		wantRead(t, store, h.Newest, version(2), 1)
 		wantRead(t, store, h.Newest, version(2), 1) // again in a second: followed again
 		synctest.Wait()
 		wantEndpoints(t, store, 1)
+
 		h.Update(version(2))
 		wantRead(t, store, h.Newest, version(2), 0)
 
@@ -120,16 +133,20 @@ func TestReadersLeaveNothingBehind(t *testing.T) {
 			topics := []presence.Topic{presence.CountTopic(fmt.Sprint("p", i))}
 			h.Newest(t.Context(), topics)
 			h.Newest(t.Context(), topics)
+
+			// The store goes and comes back all the time.
 			store.away.Store(i%1000 > 500)
 			if i%100 == 0 {
 				synctest.Wait()
 			}
 		}
+
 		store.away.Store(false)
 		h.Back()
 		if n := h.Topics(); n > 2*maxLingering {
 			t.Errorf("%d topics are kept", n)
 		}
+
 		time.Sleep(3 * lingerFor)
 		synctest.Wait()
 		if n := h.Topics(); n > 0 {
@@ -150,12 +167,15 @@ func TestConcurrentReadsAreOneCall(t *testing.T) {
 			got, known := h.Newest(ctx, []presence.Topic{readTopic})
 			answers <- known && got[0] == version(1)
 		}
+
 		go read(first)
 		synctest.Wait()
+
 		for range 63 {
 			go read(t.Context())
 		}
 		synctest.Wait()
+
 		leave()
 		if <-answers {
 			t.Error("the caller who went has an answer")
@@ -165,6 +185,7 @@ func TestConcurrentReadsAreOneCall(t *testing.T) {
 				t.Error("a caller has no answer")
 			}
 		}
+
 		if n := store.reads.Load(); n != 1 {
 			t.Errorf("%d calls of the store", n)
 		}

@@ -177,7 +177,7 @@ func (s *shard) renewLocked(sub *Subscriber, p *place) {
 
 	x.gen = 0
 	x.shown = 0
-	if x.state.waits() {
+	if x.state.waits() { // for Ready, which serves it
 		return
 	}
 
@@ -186,7 +186,7 @@ func (s *shard) renewLocked(sub *Subscriber, p *place) {
 	case sub.answerAt == 0:
 		s.asking = append(s.asking, sub)
 		sub.answerAt = atOnce
-	case x.at == 0:
+	case x.at == 0: // it has other answers to wait for, but was never sent this topic
 		sub.answerAt = atOnce
 	}
 	wake.Signal(s.wake)
@@ -232,6 +232,7 @@ func (s *shard) update(u presence.Update) {
 		t.gen = 1
 	}
 
+	// A pass goes through all subscribers, so a topic that changes all the time has few passes, with the newest update.
 	s.lookLocked(t, max(s.now(), t.scanned+s.quantum))
 }
 
@@ -277,11 +278,10 @@ func (s *shard) deliver() (next time.Duration) {
 	s.mu.Lock()
 	now := s.now()
 	next = s.collectLocked(now)
-
 	s.mu.Unlock()
+
 	s.write()
 	written := len(s.pass.batch) - 1
-
 	s.figures.delivered.Add(int64(written))
 
 	// Answers have a bound of their own. If they counted here, a client that asks often
@@ -334,7 +334,7 @@ func (s *shard) visitAllLocked(now time.Duration) {
 		}
 
 		n := s.offerLocked(p.topic, x, now)
-		if !v.missed {
+		if !v.missed { // the end of a hold, as of a join, is an answer to the client
 			s.pass.answers += n
 		}
 	}
@@ -352,6 +352,7 @@ func (s *shard) write() {
 			continue
 		}
 
+		// Copying costs less than a system call for each text.
 		bytes := d.bytes
 		if d.more != 0 {
 			s.pass.joined = append(s.pass.joined[:0], bytes...)
@@ -392,8 +393,7 @@ func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 // returns when to go on, or 0 when all are answered.
 func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Duration) {
 	step := s.interval / answersAtOnce
-
-	sub.answered = max(sub.answered, now-s.interval)
+	sub.answered = max(sub.answered, now-s.interval) // what was not used in an interval is not saved up
 	for i := range sub.places {
 		t := sub.places[i].topic
 
@@ -468,9 +468,9 @@ func (s *shard) offerLocked(t *topic, sub *subscription, now time.Duration) (del
 	x := t.text(sub.form, sub.state == overdue)
 
 	if sub.gen != 0 {
-		s.figures.conflated.Add(int64(t.gen - sub.gen - 1))
+		s.figures.conflated.Add(int64(t.gen - sub.gen - 1)) // it never got those in between
 	}
-	sub.gen = t.gen
+	sub.gen = t.gen // also if nothing is sent: the client needs no more than it has
 
 	seesNone := sub.shown != 0 && sub.shown == x.shown
 	if seesNone || len(x.bytes) == 0 {

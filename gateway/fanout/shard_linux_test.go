@@ -43,10 +43,13 @@ type plain struct{}
 func (plain) Encode(b []byte, u presence.Update, form Form) (encoded []byte, shown uint64) {
 	n, _ := strconv.ParseInt(u.Value, 10, 64)
 	stale := strconv.FormatBool(u.Stale)
+
+	// The exact form shows every change, so its shown stays 0.
 	if form != 0 && form != events {
 		n = rounded(n, form)
 		shown = xxhash.Sum64String(strconv.FormatInt(n, 10) + stale)
 	}
+
 	b = append(b, `{"Page":"`...)
 	b = append(b, u.Key...)
 	b = append(b, `","count":`...)
@@ -55,6 +58,7 @@ func (plain) Encode(b []byte, u presence.Update, form Form) (encoded []byte, sho
 	b = append(b, u.Version.String()...)
 	b = append(b, `","Stale":`...)
 	b = append(b, stale...)
+
 	return append(b, '}'), shown
 }
 
@@ -68,6 +72,7 @@ func rounded(n int64, digits Form) int64 {
 	for i := len(strconv.FormatInt(n, 10)); i > int(digits); i-- {
 		unit *= 10
 	}
+
 	return (n + unit/2) / unit * unit
 }
 
@@ -112,12 +117,15 @@ func (s *shard) watcher(t testing.TB) watcher {
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	// FileConn makes a descriptor of its own.
 	file := os.NewFile(uintptr(fds[0]), "server")
 	nc, err := net.FileConn(file)
 	_ = file.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := &client{}
 	c.wire.Use(nc, c)
 	s.hub.Prepare(&c.Subscriber, c, 0)
@@ -131,6 +139,7 @@ func (w watcher) watch(form Form, keys ...string) {
 	for _, key := range keys {
 		topics = append(topics, topicOf(key))
 	}
+
 	w.Subscribe(topics, form)
 }
 
@@ -146,9 +155,11 @@ func (w watcher) take(t testing.TB) (writes []string) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := syscall.Read(w.fd, buf)
+		// Nothing more was written, or the other side is closed.
 		if err == syscall.EAGAIN || err == nil && n == 0 {
 			return writes
 		}
+
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,15 +185,18 @@ func counts(t testing.TB, texts ...string) (all []shownCount) {
 			if i < 0 {
 				break
 			}
+
 			var c shownCount
 			d := json.NewDecoder(strings.NewReader(rest[i:]))
 			if err := d.Decode(&c); err != nil {
 				t.Fatalf("%q: %v", text, err)
 			}
+
 			all = append(all, c)
 			rest = rest[i+int(d.InputOffset()):]
 		}
 	}
+
 	return all
 }
 
@@ -206,22 +220,26 @@ func TestManyPagesInOneWrite(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
 		w := s.watcher(t)
 		defer w.close()
+
 		var pages []string
 		for i := range 30 {
 			pages = append(pages, "page "+strconv.Itoa(i))
 		}
 		w.watch(0, pages...)
+
 		for round := range uint64(3) {
 			changed := pages[:30-10*round]
 			for _, page := range changed {
 				s.update(countOf(page, 7, round+1))
 			}
+
 			time.Sleep(30 * time.Millisecond) // longer than any interval here
 			s.deliver()
 			writes := w.take(t)
 			if len(writes) != 1 {
 				t.Fatalf("round %d: %d writes, want one", round, len(writes))
 			}
+
 			if got := counts(t, writes...); len(got) != len(changed) {
 				t.Fatalf("round %d: %d counts, want %d", round, len(got), len(changed))
 			}
@@ -232,10 +250,12 @@ func TestManyPagesInOneWrite(t *testing.T) {
 func TestPrecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 100 * time.Millisecond
+
 		s := loneShard(interval)
 		exact, rough := s.watcher(t), s.watcher(t)
 		defer exact.close()
 		defer rough.close()
+
 		sequence := uint64(0)
 		step := func(users int64, stale bool) {
 			sequence++
@@ -245,23 +265,28 @@ func TestPrecision(t *testing.T) {
 			time.Sleep(2 * interval)
 			s.deliver()
 		}
+
 		watch := func(w watcher, precision Form) {
 			t.Helper()
 			time.Sleep(interval) // or the answer waits
 			w.watch(precision, "p")
 			s.deliver()
 		}
+
 		watch(exact, 0)
 		watch(rough, 2)
 		step(1234, false)
 		exact.expect(t, 1234)
 		rough.expect(t, 1200)
+
 		step(1249, false)
 		exact.expect(t, 1249)
 		rough.expect(t)
+
 		step(1250, false)
 		exact.expect(t, 1250)
 		rough.expect(t, 1300)
+
 		step(1251, true) // a client can see that it is stale
 		exact.expect(t, 1251)
 		rough.expect(t, 1300)
@@ -269,8 +294,7 @@ func TestPrecision(t *testing.T) {
 		exact.expect(t, 1252)
 		rough.expect(t, 1300)
 
-		// The count went away and came back between two deliveries: there is nothing to
-		// tell.
+		// The count went away and came back between two deliveries, so there is nothing to send.
 		s.update(countOf("p", 90, 100))
 		s.update(countOf("p", 1260, 101))
 		sequence = 101
@@ -279,18 +303,20 @@ func TestPrecision(t *testing.T) {
 		exact.expect(t, 1260)
 		rough.expect(t)
 
-		// A client that asks again is answered at once, in the precision that it asked
-		// for last.
+		// A client that asks again is answered at once, in the precision that it asked for last.
 		watch(rough, 2)
 		rough.expect(t, 1300)
 		watch(rough, 3)
 		rough.expect(t, 1260)
+
 		step(1261, false)
 		rough.expect(t)
+
 		watch(rough, 0)
 		rough.expect(t, 1261)
 		step(1262, false)
 		rough.expect(t, 1262)
+
 		if forms := len(s.topics[topicOf("p")].texts); forms != 3 {
 			t.Errorf("%d forms of one count, want exact, 2 and 3 digits", forms)
 		}
@@ -304,14 +330,17 @@ func TestPrecisionOfJoined(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
 		w := s.watcher(t)
 		defer w.close()
+
 		w.watch(1, "p")
 		s.update(countOf("p", 11, 1))
 		s.deliver()
+
 		w.Hold(topicOf("p"))
 		s.update(countOf("p", 12, 2))
 		w.Ready(topicOf("p"))
 		time.Sleep(20 * time.Millisecond)
 		s.deliver()
+
 		got := counts(t, w.take(t)...)
 		if len(got) != 2 || got[0].Count != 10 || got[1].Count != 10 || got[1].Version != "1-2" {
 			t.Fatalf("got %v, want 10 twice", got)
@@ -332,10 +361,12 @@ func TestPrecisionProperties(t *testing.T) {
 			defer watchers[i].close()
 			watchers[i].watch(Form(i), "p")
 		}
+
 		look := func() {
 			s.deliver()
 			for i, w := range watchers {
 				for _, c := range counts(t, w.take(t)...) {
+					// The exact form shows every version, so only the others may not repeat a number.
 					if i > 0 && last[i].Page != "" && c.Count == last[i].Count && c.Stale == last[i].Stale {
 						rt.Fatalf("precision %d: told %+v after %+v", i, c, last[i])
 					}
@@ -343,6 +374,7 @@ func TestPrecisionProperties(t *testing.T) {
 				}
 			}
 		}
+
 		pass := func(d time.Duration) { s.start = s.start.Add(-d) } // moves the shard's clock
 		var newest presence.Update
 		steps := rapid.SliceOfN(rapid.IntRange(0, 12_000), 1, 60).Draw(rt, "steps")
@@ -350,20 +382,25 @@ func TestPrecisionProperties(t *testing.T) {
 			newest = countOf("p", int64(n/4), uint64(i+1))
 			newest.Stale = n%7 == 0
 			s.update(newest)
+
 			if n%3 == 0 {
 				look()
 			}
 			pass(time.Duration(n%4) * interval / 2)
 		}
+
+		// In the end there is time enough for all.
 		for range 3 {
 			pass(2 * interval)
 			look()
 		}
+
 		for i := range watchers {
 			want := int64(steps[len(steps)-1] / 4)
 			if i > 0 {
 				want = rounded(want, Form(i))
 			}
+
 			if last[i].Count != want || last[i].Stale != newest.Stale {
 				rt.Fatalf("precision %d: has %+v, want %d of %+v", i, last[i], want, newest)
 			}
@@ -377,9 +414,11 @@ func TestReform(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
 		w := s.watcher(t)
 		defer w.close()
+
 		s.update(countOf("p", 123, 1))
 		w.watch(0, "p")
 		s.update(countOf("p", 123, 1))
+
 		take := func(want ...int64) {
 			t.Helper()
 			time.Sleep(20 * time.Millisecond)
@@ -389,13 +428,17 @@ func TestReform(t *testing.T) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		}
+
 		take(123)
 		w.Reform(topicOf("p"), 1, false)
 		take()
+
 		s.update(countOf("p", 456, 2))
 		take(500)
+
 		w.Reform(topicOf("p"), 0, true)
 		take(456)
+
 		w.Reform(topicOf("p"), 0, true) // it has that form
 		w.Reform(topicOf("q"), 1, true) // it has no such topic
 		take()
@@ -408,6 +451,7 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(time.Millisecond)
 		const each = 50
+
 		var watchers []watcher
 		for range each {
 			for kind := range 3 {
@@ -419,6 +463,8 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 		}
 		buf := make([]byte, 4096)
 		sequence, delivered := uint64(0), 0
+
+		// The first run is not counted, and makes what later ones use again.
 		allocs := testing.AllocsPerRun(20, func() {
 			sequence++
 			s.update(countOf("p", int64(sequence%9+1), sequence))
@@ -430,6 +476,7 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 				}
 			}
 		})
+
 		if delivered < 20*3*each {
 			t.Fatalf("%d deliveries, want %d", delivered, 20*3*each)
 		}
@@ -457,15 +504,18 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 				all[i].expires = s.now() + time.Duration(rapid.IntRange(1, 40).Draw(rt, "for"))*time.Second
 				all[i].Subscriber.expires = all[i].expires
 			}
+
 			all[i].Heard()
 			all[i].heard = all[i].lastHeard()
 		}
+
 		for range rapid.IntRange(20, 100).Draw(rt, "sweeps") {
 			s.start = s.start.Add(-s.live.tick()) // time goes on
 			if i := rapid.IntRange(0, 2*len(all)).Draw(rt, "heard of"); i < len(all) && !all[i].over {
 				all[i].Heard()
 				all[i].heard = all[i].lastHeard()
 			}
+
 			before := s.now()
 			s.sweep()
 			after := s.now()
@@ -473,13 +523,17 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 				if m.over {
 					continue
 				}
+
 				ping, dead := s.live.verdict(before, m.heard, m.pinged)
-				if p2, d2 := s.live.verdict(after, m.heard, m.pinged); p2 != ping || d2 != dead || (m.expires != 0) &&
-					(before >= m.expires) != (after >= m.expires) {
+				p2, d2 := s.live.verdict(after, m.heard, m.pinged)
+				expiredMeanwhile := m.expires != 0 && (before >= m.expires) != (after >= m.expires)
+				if p2 != ping || d2 != dead || expiredMeanwhile {
 					return // it happened in between: either is right
 				}
+
 				expired := m.expires != 0 && before >= m.expires
 				wrote := strings.Join(m.take(t), "")
+
 				switch {
 				case dead:
 					m.over = true
@@ -509,9 +563,11 @@ func TestPingOften(t *testing.T) {
 	} {
 		s := loneShard(10 * time.Millisecond)
 		s.live = liveness{ping: ping, pong: 5 * time.Second}
+
 		often, other := s.watcher(t), s.watcher(t)
 		defer often.close()
 		defer other.close()
+
 		often.PingOften()
 		s.sweep() // the first sweep sets when the next look is due
 		for passed := s.live.tick(); passed <= 30*time.Second; passed += s.live.tick() {
@@ -529,6 +585,7 @@ func TestPingOften(t *testing.T) {
 				break
 			}
 		}
+
 		if got := other.take(t); ping > maxSilence && len(got) > 0 {
 			t.Errorf("another client got %q", got)
 		}
@@ -549,18 +606,22 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 			s.pace.budget = 100
 			w := s.watcher(t)
 			defer w.close()
+
 			var pages []string
 			for i := range answersAtOnce {
 				pages = append(pages, "p"+strconv.Itoa(i))
 			}
+
 			w.watch(0, pages...)
 			for _, page := range pages {
 				s.update(countOf(page, 1, 1))
 			}
+
 			s.deliver()
 			if n := len(counts(t, w.take(t)...)); n != answersAtOnce {
 				t.Fatalf("%d counts at first, want all at once", n)
 			}
+
 			answers := 0
 			for range 20 * intervals {
 				time.Sleep(interval / 20)
@@ -569,23 +630,28 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 						w.Unsubscribe(topicOf(page))
 					}
 				}
+
 				w.watch(0, pages...)
 				for _, page := range pages { // as the hub would have it
 					s.update(countOf(page, 1, 1))
 				}
-				if leave { // its topics are new to the shard: only answers are counted here
+				// Topics that come again are new to the shard, and due like any other; only answers are counted here.
+				if leave {
 					for _, topic := range s.due {
 						topic.lookAt = 0
 					}
 					s.due = s.due[:0]
 				}
+
 				s.deliver()
 				answers += len(counts(t, w.take(t)...))
 			}
+
 			if most := (intervals + 1) * answersAtOnce; answers > most || answers < most*9/10 {
 				t.Errorf("leave %v: %d answers in %d intervals, want %d or a little less",
 					leave, answers, intervals, most)
 			}
+
 			if s.pace.stretch != 0 || s.pace.load > 1 {
 				t.Errorf("leave %v: the pace is stretched by %.1f with a load of %.1f",
 					leave, s.pace.stretch, s.pace.load)

@@ -42,6 +42,7 @@ func (s *SharedReads[T]) Read(
 			if r.Err != nil || !is.began.Before(oldest) {
 				return is.values, r.Err
 			}
+			// It began too long ago. The next round begins a call, or shares one that is younger.
 		}
 	}
 }

@@ -32,6 +32,7 @@ func TestASharedReadIsNotTooOld(t *testing.T) {
 			}()
 			time.Sleep(100 * time.Millisecond)
 		}
+
 		time.Sleep(time.Minute)
 		if n := calls.Load(); n != 2 {
 			t.Errorf("%d calls of the store, want 2", n)

@@ -26,20 +26,28 @@ func TestASilentDispatcher(t *testing.T) {
 					known, last.Version, last.Stale, u.Version, u.Stale)
 			}
 		}
+
 		store.brings(version(1))
 		h.Want(readTopic)
 		want(version(1))
 
+		// Another dispatcher has nothing to do with this topic.
 		h.Silence([]int{(bucket + 1) % presence.DefaultBuckets})
 		want(version(1))
+
 		h.Silence([]int{bucket})
 		want(stale(1))
+
 		store.brings(version(2))
 		wantRead(t, store, h.Newest, version(2), 1)
 		want(stale(2))
+
 		store.brings(version(3))
+		// Nobody publishes this one here, so a look finds it.
 		time.Sleep(verifyEvery)
 		want(stale(3))
+
+		// An acknowledgement may bring it, but says nothing of the dispatcher.
 		h.Update(version(4))
 		want(stale(4))
 

@@ -59,7 +59,7 @@ func (h *Hub) Prepare(s *Subscriber, c Client, lasts time.Duration) {
 	s.client = c
 	s.number = number{now: unsent, sent: unsent}
 	if lasts != 0 {
-		s.expires = max(s.Now()+lasts, 1)
+		s.expires = max(s.Now()+lasts, 1) // 0 would be never
 	}
 	s.Heard()
 }
@@ -141,6 +141,7 @@ func (s *Subscriber) Hold(t presence.Topic) {
 	p.topic.subs[p.index].state = held
 	sh.renewLocked(s, p)
 
+	// Otherwise the sweep might not look at it before its next ping is due.
 	seat := &sh.seats[s.index]
 	seat.look = min(seat.look, p.heldAt+holdStale)
 }
@@ -152,6 +153,7 @@ func (s *Subscriber) Ready(t presence.Topic) {
 	if known {
 		s.shard.update(last)
 	}
+
 	s.shard.mu.Lock()
 	defer s.shard.mu.Unlock()
 
@@ -178,7 +180,7 @@ func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 	}
 
 	sub.form = form
-	if again && sub.at != 0 {
+	if again && sub.at != 0 { // a client that was never sent the topic gets it anyway
 		sh.renewLocked(s, p)
 	}
 }

@@ -86,6 +86,7 @@ func (s *shard) sweep() {
 	}
 	s.mu.Unlock()
 
+	// Without the lock: a client that is closed leaves, and one that is pinged is written to.
 	for _, t := range tasks {
 		t.do(s, t.sub, now)
 	}

@@ -54,6 +54,7 @@ func (w *watched) outdates(u presence.Update) bool { return u.Version.Compare(w.
 
 // hasEndpoint reports whether the store should have the topic's endpoint.
 func (w *watched) hasEndpoint() bool {
+	// An outdated topic that nobody wants is attached again when somebody does, so it may be missing until then.
 	wanted := w.refs > 0 && w.endpoint >= outdated
 	return w.kind.source == nil && (wanted || w.endpoint == attached)
 }
@@ -75,7 +76,6 @@ func (w *watched) join(l *list.List) {
 func (w *watched) leave() {
 	if w.in != nil {
 		w.in.Remove(w.at)
-
 		w.in, w.at = nil, nil
 	}
 }

@@ -14,26 +14,32 @@ func TestAddressSlots(t *testing.T) {
 		if ok != want {
 			t.Fatalf("%s: %v, want %v", addr, ok, want)
 		}
+
 		return slot
 	}
+
 	one := enter(a, true)
 	enter(a, true)
 	enter(a, false)
 	enter(netip.MustParseAddr("::ffff:192.0.2.1"), false) // the same in another form
+
 	six := enter(b, true)
 	enter(netip.MustParseAddr("2001:db8::2"), true)
 	enter(netip.MustParseAddr("2001:db8::3"), false) // one customer
 	enter(netip.MustParseAddr("2001:db8:0:1::1"), true)
+
 	one.Leave()
 	one = enter(a, true)
 	enter(a, false)
+
 	six.Leave()
 	six.Leave()
-	one.Leave()
+	one.Leave() // a slot that is left twice is left once
 	one.Leave()
 	if len(c.slots) != 1 {
 		t.Fatalf("%d addresses are known, of which one has a connection", len(c.slots))
 	}
+
 	free := NewAddressSlots(0)
 	for range 1000 {
 		slot, ok := free.Enter(a)

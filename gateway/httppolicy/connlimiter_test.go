@@ -36,21 +36,25 @@ func newLimitedServer(t *testing.T, limit int) *limitedServer {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s := &limitedServer{t: t}
 	s.limiter = NewConnLimiter(l, time.Minute, limit, func(error) {}, &s.evicted)
 	server := &http.Server{ConnState: s.limiter.State,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch r.URL.Path {
-			case "/long":
-				c, _, err := w.(http.Hijacker).Hijack()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
-				t.Cleanup(func() { c.Close() })
+			if r.URL.Path != "/long" {
+				return
 			}
+
+			// A hijacked connection is no short one, and the test's to close.
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+			t.Cleanup(func() { c.Close() })
 		})}
+
 	ended := make(chan error)
 	go func() { ended <- server.Serve(s.limiter) }()
 	t.Cleanup(func() {
@@ -58,16 +62,20 @@ func newLimitedServer(t *testing.T, limit int) *limitedServer {
 		<-ended
 		testkit.Eventually(t, "the end of all connections", func() bool { return s.short() == 0 })
 	})
+
 	return s
 }
 
 func (s *limitedServer) short() int {
 	s.limiter.mu.Lock()
 	defer s.limiter.mu.Unlock()
+
+	// Each short connection is in one of the two lists.
 	if len(s.limiter.short) != s.limiter.active.Len()+s.limiter.silent.Len() {
 		s.t.Fatalf("%d short connections, %d active, %d silent",
 			len(s.limiter.short), s.limiter.active.Len(), s.limiter.silent.Len())
 	}
+
 	return len(s.limiter.short)
 }
 
@@ -78,6 +86,7 @@ func (s *limitedServer) says(text string) net.Conn {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	s.t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := io.WriteString(c, text); err != nil {
@@ -91,6 +100,7 @@ func (s *limitedServer) answered(c net.Conn) error {
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("status %d", resp.StatusCode)
 	}
+
 	return err
 }
 
@@ -106,7 +116,9 @@ func TestClockConnLimiterHalfHandshakes(t *testing.T) {
 		slow = append(slow, s.says("GET /-/ws HTTP/1.1\r\nHost: x\r\n"))
 		testkit.Eventually(t, "a short connection", func() bool { return s.short() == i+1 })
 	}
-	newest, watch := time.Now(), testkit.NewStopwatch(t)
+
+	newest := time.Now()
+	watch := testkit.NewStopwatch(t)
 	c := s.says(wholeRequest)
 	if err := s.answered(c); err != nil {
 		t.Fatalf("behind half handshakes: %v", err)
@@ -114,12 +126,15 @@ func TestClockConnLimiterHalfHandshakes(t *testing.T) {
 	if took := watch.Elapsed(); took > 3*progressTimeout {
 		t.Errorf("it waited %s", took)
 	}
+
 	if n := s.evicted.Load(); n != 1 {
 		t.Errorf("%d had to go, want one", n)
 	}
+
 	if _, err := slow[0].Read(make([]byte, 1)); err == nil {
 		t.Error("the oldest half handshake is still there")
 	}
+
 	// When the clients that are left have had their time, too, nobody waits for them.
 	time.Sleep(time.Until(newest.Add(progressTimeout)))
 	for range limit - 1 {
@@ -131,6 +146,7 @@ func TestClockConnLimiterHalfHandshakes(t *testing.T) {
 			t.Errorf("it waited %s", took)
 		}
 	}
+
 	if n := s.short(); n > limit {
 		t.Errorf("%d short connections", n)
 	}
@@ -145,6 +161,7 @@ func TestServerConnLimiterLetsLongConnectionsThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	testkit.Eventually(t, "no short connection", func() bool { return s.short() == 0 })
 	if n := s.evicted.Load(); n != 0 {
 		t.Errorf("%d had to go", n)
@@ -159,21 +176,26 @@ func TestServerConnLimiterStepsCount(t *testing.T) {
 	if err := s.answered(first); err != nil {
 		t.Fatal(err)
 	}
+
 	second := s.says("GET / HTTP/1.1\r\n")
 	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
+
 	if _, err := io.WriteString(first, wholeRequest); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.answered(first); err != nil {
 		t.Fatal(err)
 	}
+
 	third := s.says(wholeRequest)
 	if err := s.answered(third); err != nil {
 		t.Fatal(err)
 	}
+
 	if _, err := second.Read(make([]byte, 1)); err == nil {
 		t.Error("the half handshake is still there")
 	}
+
 	if _, err := io.WriteString(first, wholeRequest); err != nil {
 		t.Fatal(err)
 	}
@@ -187,6 +209,7 @@ func TestServerConnLimiterClosesWhileOneWaits(t *testing.T) {
 	s := newLimitedServer(t, 1)
 	s.says("GET / HTTP/1.1\r\n")
 	testkit.Eventually(t, "a short connection", func() bool { return s.short() == 1 })
+
 	waiting := s.says(wholeRequest)
 	time.Sleep(progressTimeout / 20) // let it reach the ConnLimiter; it waits much longer
 	_ = s.limiter.Close()
@@ -207,6 +230,7 @@ func TestClockConnLimiterSilentConnections(t *testing.T) {
 		defer s.limiter.mu.Unlock()
 		return s.limiter.silent.Len() == 1 && said(s.limiter.silent.Front().Value.(*shortConn).conn)
 	})
+
 	stop := make(chan struct{})
 	flood := make(chan struct{})
 	go func() { // ends with stop
@@ -224,11 +248,14 @@ func TestClockConnLimiterSilentConnections(t *testing.T) {
 			}
 		}
 	}()
+
 	testkit.Eventually(t, "somebody who had to go", func() bool { return s.evicted.Load() > 0 })
+	// It is still open, so a read of it does not end.
 	_ = half.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	if _, err := half.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("one that had sent a part had to go first: %v", err)
 	}
+
 	watch := testkit.NewStopwatch(t)
 	for range 20 {
 		began := watch.Elapsed()
@@ -239,9 +266,11 @@ func TestClockConnLimiterSilentConnections(t *testing.T) {
 		if took := watch.Elapsed() - began; took > progressTimeout/4 {
 			t.Errorf("it waited %s", took)
 		}
+
 		c.Close()
 		time.Sleep(10 * time.Millisecond)
 	}
+
 	close(stop)
 	<-flood
 }
@@ -258,16 +287,20 @@ func TestServerLongRequestOnSharedConnection(t *testing.T) {
 				len(cl.short), cl.active.Len(), cl.silent.Len(), want)
 		}
 	}
+
 	ctx := cl.Context(t.Context(), c)
 	cl.State(c, http.StateActive)
 	short(1)
+
 	one, two := Stay(ctx), Stay(ctx)
 	short(0)
+
 	cl.State(c, http.StateIdle)
 	one()
-	short(0)
+	short(0) // one of its two requests still lasts
 	two()
 	short(1)
+
 	over := Stay(ctx)
 	cl.State(c, http.StateClosed)
 	over()
@@ -275,6 +308,7 @@ func TestServerLongRequestOnSharedConnection(t *testing.T) {
 	if len(cl.shared.long) != 0 {
 		t.Fatal("a closed connection is remembered")
 	}
+
 	Stay(t.Context())() // of a server without a ConnLimiter
 }
 
@@ -284,6 +318,7 @@ func TestServerLongRequestOfAClosedConnection(t *testing.T) {
 	ctx := cl.Context(t.Context(), conns[0])
 	cl.State(conns[0], http.StateActive)
 	cl.State(conns[0], http.StateClosed)
+
 	Stay(ctx)()
 	cl.call(conns[0])()
 	if len(cl.short) != 0 || len(cl.shared.long) != 0 || len(cl.shared.calls) != 0 || cl.shared.total != 0 {
@@ -298,12 +333,15 @@ func acceptAll(t *testing.T, limit, n int) (cl *ConnLimiter, conns, clients []ne
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cl = NewConnLimiter(l, time.Minute, limit, func(error) {}, &tally{})
 	t.Cleanup(func() { cl.Close() })
+
 	for range n {
 		c, client := acceptOne(t, cl)
 		conns, clients = append(conns, c), append(clients, client)
 	}
+
 	return cl, conns, clients
 }
 
@@ -313,9 +351,11 @@ func acceptOne(t *testing.T, cl *ConnLimiter) (conn, client net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if conn, err = cl.Accept(); err != nil {
+	conn, err = cl.Accept()
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { client.Close(); conn.Close() })
 	return conn, client
 }
@@ -334,24 +374,30 @@ func TestServerConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 			t.Fatalf("%d calls, %d of connections, want %d", cl.shared.total, sum, want)
 		}
 	}
+
 	var overs []func()
 	for _, i := range []int{0, 1, 1, 1} {
 		overs = append(overs, cl.call(conns[i]))
 	}
+
 	calls(4)
 	lasting := cl.stay(conns[1]) // one of its calls is none any more
 	calls(3)
 	overs = append(overs, cl.call(conns[1]))
 	calls(4)
+
 	overs = append(overs, cl.call(conns[2])) // and the connection with three has to go
 	calls(2)
+
 	_ = clients[1].SetReadDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := clients[1].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the one with the most calls is there: %v", err)
 	}
+
 	if n := cl.evicted.(*tally).Load(); n != 1 {
 		t.Errorf("%d had to go", n)
 	}
+
 	lasting()
 	cl.State(conns[1], http.StateClosed)
 	calls(2)
@@ -364,13 +410,15 @@ func TestServerConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 		t.Error("the closed one is remembered")
 	}
 
-	cl, conns, _ = acceptAll(t, 1, 1) // each of these stays
+	// A connection makes room with one of its calls, and never with its only one: each of these stays.
+	cl, conns, _ = acceptAll(t, 1, 1)
 	for range 3 {
 		cl.call(conns[len(conns)-1])
 		cl.stay(conns[len(conns)-1]) // the call lasts
 		c, _ := acceptOne(t, cl)
 		conns = append(conns, c)
 	}
+
 	for _, c := range conns {
 		cl.call(c)
 	}

@@ -23,11 +23,13 @@ func newOriginServer(t testing.TB, secure bool, patterns ...string) http.Handler
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	gin.SetMode(gin.TestMode)
 	e := gin.New()
 	e.UseEscapedPath = true
 	e.HandleMethodNotAllowed = true
 	e.Use(CORS(origins, transport(secure)))
+
 	ok := func(c *gin.Context) { c.String(http.StatusOK, "done") }
 	e.GET("/", ok)
 	e.GET("/:page/counter", func(c *gin.Context) {
@@ -42,14 +44,17 @@ func newOriginServer(t testing.TB, secure bool, patterns ...string) http.Handler
 	e.GET("/-/users/events", ok)
 	e.GET("/-/top/events", ok)
 	e.GET("/-/ws", ok)
+
 	e.NoRoute(func(c *gin.Context) { Problem(c.Writer, http.StatusNotFound, "") })
 	e.NoMethod(func(c *gin.Context) { Problem(c.Writer, http.StatusMethodNotAllowed, "") })
+
 	return e
 }
 
 func TestCORS(t *testing.T) {
 	h := newOriginServer(t, false, "https://ok.example")
 	const ok, evil, own = "https://ok.example", "https://evil.example", "http://gw.example"
+
 	for name, tc := range map[string]struct {
 		method, path, origin string
 		headers              []string // name, value pairs
@@ -66,17 +71,19 @@ func TestCORS(t *testing.T) {
 		"PUT, allowed":             {"PUT", "/p/counter", ok, nil, 200, true, "Origin"},
 		"PUT, own":                 {"PUT", "/p/counter", own, nil, 200, true, "Origin"},
 		"PUT, not allowed":         {"PUT", "/p/counter", evil, nil, 403, false, "Origin"},
-		"PUT, own under https":     {"PUT", "/p/counter", "https://gw.example", nil, 403, false, "Origin"},
-		"DELETE, not allowed":      {"DELETE", "/p/follow", evil, nil, 403, false, "Origin"},
-		"events, allowed":          {"GET", "/p/counter/events", ok, nil, 200, true, "Origin"},
-		"events, not allowed":      {"GET", "/p/counter/events", evil, nil, 403, false, "Origin"},
-		"events, no origin":        {"GET", "/p/counter/events", "", nil, 200, false, "Origin"},
-		"top, not allowed":         {"GET", "/api/v1/top/events", evil, nil, 403, false, "Origin"},
-		"pages, not allowed":       {"GET", "/-/top/events", evil, nil, 403, false, "Origin"},
-		"users, not allowed":       {"GET", "/-/users/events", evil, nil, 403, false, "Origin"},
-		"WebSocket, not allowed":   {"GET", "/-/ws", evil, nil, 403, false, "Origin"},
-		"WebSocket, own":           {"GET", "/-/ws", own, nil, 200, true, "Origin"},
-		"upgrade elsewhere":        {"GET", "/", evil, []string{"Upgrade", "websocket"}, 403, false, "Origin"},
+		// Without TLS here, the page over TLS is of another origin.
+		"PUT, own under https":   {"PUT", "/p/counter", "https://gw.example", nil, 403, false, "Origin"},
+		"DELETE, not allowed":    {"DELETE", "/p/follow", evil, nil, 403, false, "Origin"},
+		"events, allowed":        {"GET", "/p/counter/events", ok, nil, 200, true, "Origin"},
+		"events, not allowed":    {"GET", "/p/counter/events", evil, nil, 403, false, "Origin"},
+		"events, no origin":      {"GET", "/p/counter/events", "", nil, 200, false, "Origin"},
+		"top, not allowed":       {"GET", "/api/v1/top/events", evil, nil, 403, false, "Origin"},
+		"pages, not allowed":     {"GET", "/-/top/events", evil, nil, 403, false, "Origin"},
+		"users, not allowed":     {"GET", "/-/users/events", evil, nil, 403, false, "Origin"},
+		"WebSocket, not allowed": {"GET", "/-/ws", evil, nil, 403, false, "Origin"},
+		"WebSocket, own":         {"GET", "/-/ws", own, nil, 200, true, "Origin"},
+		"upgrade elsewhere":      {"GET", "/", evil, []string{"Upgrade", "websocket"}, 403, false, "Origin"},
+		// The escaped slashes belong to the name, so this is no stream, which would be refused.
 		"page named like events": {
 			"GET", "/a%2Fcounter%2Fevents/counter", evil, nil, 200, false, "Accept, Accept-Encoding, Origin",
 		},
@@ -103,11 +110,13 @@ func TestCORS(t *testing.T) {
 			for i := 0; i < len(tc.headers); i += 2 {
 				r.Header.Set(tc.headers[i], tc.headers[i+1])
 			}
+
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			if w.Code != tc.status {
 				t.Fatalf("status %d, want %d: %s", w.Code, tc.status, w.Body)
 			}
+
 			want := map[string]string{
 				"Access-Control-Allow-Origin": "", "Access-Control-Allow-Credentials": "", "Vary": tc.vary,
 			}
@@ -115,6 +124,7 @@ func TestCORS(t *testing.T) {
 				want["Access-Control-Allow-Origin"] = tc.origin
 				want["Access-Control-Allow-Credentials"] = "true"
 			}
+
 			if w.Code >= 400 {
 				want["Content-Type"] = "application/problem+json"
 			}
@@ -123,6 +133,7 @@ func TestCORS(t *testing.T) {
 				want["Access-Control-Allow-Headers"] = corsHeaders
 				want["Access-Control-Max-Age"] = corsMaxAge
 			}
+
 			for k, v := range want {
 				if got := strings.Join(w.Header()[k], "|"); got != v {
 					t.Errorf("%s: %q, want %q", k, got, v)

@@ -22,11 +22,13 @@ func TestIdentityLimiter(t *testing.T) {
 	l := NewIdentityLimiter(limit.PerSecond(anonymousRate, anonymousBurst), 21*time.Second)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+
 	for i := range anonymousBurst {
 		if ok, _ := another(l, a, now); !ok {
 			t.Fatalf("call %d of the burst refused", i+1)
 		}
 	}
+
 	ok, wait := another(l, a, now)
 	if ok || wait <= 0 || wait > 100*time.Millisecond {
 		t.Fatalf("after the burst: %v, %s", ok, wait)
@@ -34,9 +36,11 @@ func TestIdentityLimiter(t *testing.T) {
 	if retrySeconds(wait) != "1" {
 		t.Fatalf("Retry-After: %s", retrySeconds(wait))
 	}
+
 	if ok, _ := another(l, b, now); !ok {
 		t.Fatal("one address pays for another")
 	}
+
 	now = now.Add(time.Second)
 	for i := range anonymousRate {
 		if ok, _ := another(l, a, now); !ok {
@@ -46,6 +50,7 @@ func TestIdentityLimiter(t *testing.T) {
 	if ok, _ := another(l, a, now); ok {
 		t.Fatal("an eleventh call in a second")
 	}
+
 	if ok, _ := another(l, netip.Addr{}, now); !ok {
 		t.Fatal("a peer without an address shares a bucket with others")
 	}
@@ -61,12 +66,14 @@ func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
 	l := NewIdentityLimiter(limit.PerSecond(anonymousRate, anonymousBurst), memory)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+
 	allow := func(want bool, addr netip.Addr, who uint64) {
 		t.Helper()
 		if ok, _ := l.Allow(addr, who, now); ok != want {
 			t.Fatalf("identity %d from %s: %v", who, addr, ok)
 		}
 	}
+
 	for who := range uint64(anonymousBurst) {
 		allow(true, a, who)
 	}
@@ -74,9 +81,12 @@ func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
 		allow(true, a, 7)
 	}
 	allow(false, a, stranger)
+
+	// Those that are known cost nothing, even now.
 	for who := range uint64(anonymousBurst) {
 		allow(true, a, who)
 	}
+
 	// An address that was silent no longer than the limiter remembers is known.
 	for range 5 {
 		now = now.Add(memory - 1)
@@ -87,11 +97,13 @@ func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
 		allow(true, a, 7)
 		allow(false, a, stranger)
 	}
+
 	// Another address has not brought it.
 	for range anonymousBurst {
 		another(l, b, now)
 	}
 	allow(false, b, 7)
+
 	// An identity that was not used for longer costs a token again, even before it is forgotten.
 	now = now.Add(memory)
 	if !l.known.Contains(usedIdentity{a, 7}) {
@@ -102,6 +114,7 @@ func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
 		another(l, a, now)
 	}
 	allow(false, a, stranger)
+
 	now = now.Add(2 * memory)
 	for range anonymousBurst {
 		another(l, a, now)
@@ -115,12 +128,14 @@ func TestIdentityLimiterMemoryIsBounded(t *testing.T) {
 	l := NewIdentityLimiter(limit.PerSecond(1e9, 1e6), time.Minute)
 	now := time.Unix(1_900_000_000, 0)
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
+
 	for range 3 * maxKnown {
 		another(l, addr(0), now)
 	}
 	if n := l.count[addr(0)]; n != maxKnown || l.known.Len() != maxKnown {
 		t.Fatalf("%d identities of one address, %d in all", n, l.known.Len())
 	}
+
 	oldest, _, _ := l.known.GetOldest()
 	for i := range 2 * maxKnownInAll {
 		another(l, addr(i/1000), now)
@@ -128,6 +143,7 @@ func TestIdentityLimiterMemoryIsBounded(t *testing.T) {
 	if n := l.known.Len(); n != maxKnownInAll || !l.known.Contains(oldest) {
 		t.Fatalf("%d identities in all, the first one forgotten: %v", n, !l.known.Contains(oldest))
 	}
+
 	now = now.Add(time.Minute)
 	for range maxKnownInAll {
 		another(l, addr(0), now)

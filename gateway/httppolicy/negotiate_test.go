@@ -33,7 +33,7 @@ func TestWantsHTML(t *testing.T) {
 		"text/html, application/json;q=0.9":                                                     true,
 		"text/html;q=0.9, application/json":                                                     false,
 		"text/html;q=0.9, application/json;q=0.8":                                               true,
-		// equal, but named
+		// HTML is as good as everything else, but it is named.
 		"text/html, */*":                                     true,
 		"text/html;q=0.5, */*;q=0.8":                         false,
 		"text/html;q=0.5, */*;q=0.5":                         true,
@@ -131,13 +131,16 @@ func TestPreferencesHaveNoOrder(t *testing.T) {
 		"application/*;q=0.6", "*/*", "*/*;q=0.5", "*/*;q=0", "gzip", "gzip;q=0", "*", "*;q=0.5", "identity",
 		"identity;q=0.2", "x", "",
 	}
+
 	rapid.Check(t, func(t *rapid.T) {
 		list := rapid.SliceOfN(rapid.SampledFrom(elements), 0, 6).Draw(t, "list")
 		other := rapid.Permutation(list).Draw(t, "other")
 		a, b := strings.Join(list, ","), strings.ReplaceAll(strings.Join(other, " ,\t"), ";", " ; ")
+
 		if wantsHTML(a) != wantsHTML(b) {
 			t.Fatalf("wantsHTML of %q and %q differ", a, b)
 		}
+
 		if wantsGzip(a) != wantsGzip(b) {
 			t.Fatalf("wantsGzip of %q and %q differ", a, b)
 		}
@@ -150,13 +153,16 @@ func FuzzNegotiate(f *testing.F) {
 	f.Add(`a;b="\`)
 	f.Add(`;;;q=1;q=,"`)
 	f.Add("text/html;q=0.99999999999999999999999999")
+
 	f.Fuzz(func(t *testing.T, s string) {
 		if wantsHTML(s) && !strings.Contains(strings.ToLower(s), "text/") {
 			t.Fatalf("HTML for %q", s)
 		}
+
 		if wantsGzip(s) && !strings.Contains(strings.ToLower(s), "gzip") && !strings.Contains(s, "*") {
 			t.Fatalf("gzip for %q", s)
 		}
+
 		for value, quality := range qualities(s) {
 			if value == "" || quality < 0 || quality > 1 {
 				t.Fatalf("%q holds %q at %v", s, value, quality)
@@ -171,20 +177,24 @@ func gunzip(t testing.TB, b []byte) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	out, err := io.ReadAll(r)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return out
 }
 
 func TestGzipBytesAppends(t *testing.T) {
 	src := []byte(strings.Repeat(`{"page":"p","count":715}`, 50))
+
 	first := Gzip(nil, src)
 	second := Gzip([]byte("before"), src)
 	if !bytes.HasPrefix(second, []byte("before")) || !bytes.Equal(second[6:], first) {
 		t.Fatal("not appended, or not the same again")
 	}
+
 	if got := gunzip(t, first); !bytes.Equal(got, src) || len(first) >= len(src) {
 		t.Fatalf("%d bytes of %d became %d", len(first), len(src), len(got))
 	}

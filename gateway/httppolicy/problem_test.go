@@ -34,16 +34,19 @@ func TestWriteProblem(t *testing.T) {
 			map[string]string{"WWW-Authenticate": `Bearer realm="headcount"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			// A handler may have begun an answer before it fails.
 			w := httptest.NewRecorder()
 			w.Header().Set("Content-Encoding", "gzip")
 			w.Header().Set(RequestIDHeader, "r")
 			w.Header().Set("Content-Length", "7")
 			w.Header().Set("Access-Control-Allow-Origin", "https://a.example")
+
 			Problem(w, tc.status, tc.detail, tc.opts...)
 			if got := w.Body.String(); w.Code != tc.status ||
 				got != strings.TrimSuffix(tc.body, "}")+`,"request_id":"r"}`+"\n" {
 				t.Fatalf("%d %s\nwant %s", w.Code, got, tc.body)
 			}
+
 			want := map[string]string{
 				"Content-Type":                "application/problem+json",
 				"Cache-Control":               "no-store",
@@ -51,6 +54,7 @@ func TestWriteProblem(t *testing.T) {
 				"Content-Encoding":            "",
 				"Access-Control-Allow-Origin": "https://a.example",
 			}
+
 			for k, v := range tc.headers {
 				want[k] = v
 			}
@@ -68,11 +72,13 @@ func TestServerProblemOfHeadHasNoBody(t *testing.T) {
 		Problem(w, http.StatusNotFound, "There is nothing here.")
 	}))
 	defer s.Close()
+
 	resp, err := http.Head(s.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || len(body) != 0 || resp.StatusCode != 404 ||
 		resp.Header.Get("Content-Type") != "application/problem+json" {
@@ -85,6 +91,7 @@ func FuzzProblemDetail(f *testing.F) {
 	f.Add(strings.Repeat("é", maxDetail))
 	f.Add(strings.Repeat("\x80", maxDetail+1))
 	f.Add("\"}</script>\u202e\r\n")
+
 	f.Fuzz(func(t *testing.T, detail string) {
 		w := httptest.NewRecorder()
 		Problem(w, 400, detail)
@@ -92,13 +99,18 @@ func FuzzProblemDetail(f *testing.F) {
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
 			t.Fatalf("%q: %v", w.Body, err)
 		}
+
+		// Text that JSON can hold, and that is not too long, comes as it is.
 		if utf8.ValidString(detail) && len(detail) <= maxDetail && got.Detail != detail {
 			t.Fatalf("%q became %q", detail, got.Detail)
 		}
+
+		// Logs and terminals show a body as one line. A character may take six bytes in JSON.
 		line, ended := strings.CutSuffix(w.Body.String(), "\n")
 		if !ended || len(line) > 6*maxDetail+200 || strings.ContainsAny(line, "\r\n") {
 			t.Fatalf("unsafe body %q", w.Body)
 		}
+
 		if short := shorten(detail, maxDetail); len(short) > maxDetail || utf8.ValidString(detail) &&
 			!utf8.ValidString(short) {
 			t.Fatalf("cut to %q", short)

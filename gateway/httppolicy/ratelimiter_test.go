@@ -12,9 +12,11 @@ import (
 )
 
 func TestRateLimiter(t *testing.T) {
-	r, now := NewRateLimiter(10, 20), time.Unix(1000, 0)
-	four, six, near := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr(
-		"2001:db8::2")
+	r := NewRateLimiter(10, 20)
+	now := time.Unix(1000, 0)
+	four := netip.MustParseAddr("192.0.2.1")
+	six, near := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
+
 	spend := func(c Caller) (n int) {
 		for ; ; n++ {
 			ok, wait := r.Allow(c, now)
@@ -26,6 +28,7 @@ func TestRateLimiter(t *testing.T) {
 			}
 		}
 	}
+
 	for _, step := range []struct {
 		caller Caller
 		after  time.Duration
@@ -73,17 +76,22 @@ func TestRateLimiterForgetsTheLongestIdle(t *testing.T) {
 	r := newRateLimiter(limit.PerSecond(1, 2), most)
 	now := time.Unix(1_900_000_000, 0)
 	caller := func(i int) Caller { return Caller{User: strconv.Itoa(i)} }
+
 	for i := range most {
 		r.AllowN(caller(i), 2, now)
 	}
+
 	r.Allow(caller(0), now) // refused, but it has called
 	r.Allow(caller(most), now)
+
 	if r.callers.Len() != most || r.callers.Contains(caller(1)) || !r.callers.Contains(caller(0)) {
 		t.Fatalf("%d callers, the idle one kept: %v", r.callers.Len(), r.callers.Contains(caller(1)))
 	}
+
 	if ok, _ := r.Allow(caller(0), now); ok {
 		t.Fatal("a limited caller was forgotten before idle ones")
 	}
+
 	// Each call forgets two callers whose limit is all back.
 	now = now.Add(r.Rate.Window())
 	for i := range most / 2 {
@@ -105,6 +113,7 @@ func TestRateLimiterLaws(t *testing.T) {
 		now := start
 		a := Caller{Addr: netip.MustParseAddr("2001:db8::1")}
 		allowed := 0
+
 		for i, n := 0, rapid.IntRange(1, 100).Draw(t, "calls"); i < n; i++ {
 			now = now.Add(time.Duration(rapid.IntRange(0, 200).Draw(t, "ms")) * time.Millisecond)
 			ok, wait := l.Allow(a, now)
@@ -114,18 +123,22 @@ func TestRateLimiterLaws(t *testing.T) {
 				if wait <= 0 || wait > time.Duration(float64(time.Second)/float64(perSecond))+time.Microsecond {
 					t.Fatalf("told to wait %s at %d a second", wait, perSecond)
 				}
+				// The wait is rounded, by less than that.
 				now = now.Add(wait + time.Microsecond)
 				if ok, again := l.Allow(a, now); !ok {
 					t.Fatalf("waited %s, told to wait %s more", wait, again)
 				}
 				allowed++
 			}
+
 			if most := float64(burst) + float64(perSecond)*now.Sub(start).Seconds() + 1e-3; float64(allowed) > most {
 				t.Fatalf("%d calls in %s", allowed, now.Sub(start))
 			}
+
 			// Other callers come and go, fewer than the limit.
 			l.Allow(Caller{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)})}, now)
 		}
+
 		if l.callers.Len() > 4 {
 			t.Fatalf("%d callers", l.callers.Len())
 		}

@@ -21,6 +21,7 @@ func TestReceivedSeesLengths(t *testing.T) {
 			for piece := range slices.Chunk([]byte(text), size) {
 				r.note(piece)
 			}
+
 			if got := r.length.Load(); got != want {
 				t.Errorf("%q in pieces of %d bytes: %v", text, size, got)
 			}

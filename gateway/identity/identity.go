@@ -359,13 +359,13 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 
 	id := ids.issue(site)
 	derivable := func(text string) bool { return shaped(text) && !ids.ofAnotherSite(text, site) }
-	first := presented[:min(len(presented), maxIDs)]
+	first := presented[:min(len(presented), maxIDs)] // each may cost a hash for every site
 	if i := slices.IndexFunc(first, derivable); i >= 0 {
 		id = ids.derive(presented[i], site)
 		id.Linked = i < linked
 	}
 
-	id.Void = tries < maxIDs
+	id.Void = tries < maxIDs // something had the shape of an id, and was tried
 
 	return id
 }

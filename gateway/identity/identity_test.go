@@ -35,9 +35,11 @@ func newTestIDs(t testing.TB, cfg Config) *Identities {
 	if cfg.HashKey == nil {
 		cfg.HashKey = []byte("the key of user hashes")
 	}
+
 	if cfg.IDSecrets == nil {
 		cfg.IDSecrets = idSecrets("an id secret")
 	}
+
 	ids := New(cfg)
 	t.Cleanup(ids.Close)
 	return ids
@@ -59,6 +61,7 @@ func getRequest(target string, headers ...string) *http.Request {
 	if err != nil {
 		panic(err)
 	}
+
 	r.URL = u
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Add(headers[i], headers[i+1])
@@ -68,6 +71,7 @@ func getRequest(target string, headers ...string) *http.Request {
 
 func TestAnonymousIDComesBack(t *testing.T) {
 	ids := newTestIDs(t, Config{})
+
 	first := mustIdentify(t, ids, getRequest("/-/ws"), true)
 	if !first.Fresh || len(first.User) != idLen || len(first.Signed) != signedLen || !first.Expires.IsZero() {
 		t.Fatalf("fresh identity %+v", first)
@@ -78,13 +82,14 @@ func TestAnonymousIDComesBack(t *testing.T) {
 	if first.Hash != ids.Hash(first.User) {
 		t.Fatal("Hash is not that of the user")
 	}
+
 	second := mustIdentify(t, ids, getRequest("/-/ws"), true)
 	if second.User == first.User {
 		t.Fatal("two visitors got one id")
 	}
 
 	a, b := first.Signed, second.Signed
-	bad := a[:idLen+1] + b[idLen+1:]
+	bad := a[:idLen+1] + b[idLen+1:] // the name of one with the signature of the other
 	for name, tc := range map[string]struct {
 		r     *http.Request
 		query bool
@@ -116,14 +121,16 @@ func TestAnonymousIDComesBack(t *testing.T) {
 			getRequest("/?token=x", "Authorization", "Bearer x", "Cookie", "headcount_id="+a), true, first.User,
 		},
 		"semicolon in the query":    {getRequest("/?x;id=" + a + "&id=" + a), true, first.User},
-		"bad escape before a valid": {getRequest("/?x=1", Header, a), true, first.User},
+		"bad escape before a valid": {getRequest("/?x=%zz&id=" + a), true, first.User},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := ids.CheckToken(tc.r); err != nil {
 				t.Fatalf("CheckToken = %v without JWT settings", err)
 			}
+
 			got := mustIdentify(t, ids, tc.r, tc.query)
-			if got.Fresh != (tc.want == "") || tc.want != "" && got.User != tc.want {
+			isNew := tc.want == ""
+			if got.Fresh != isNew || !isNew && got.User != tc.want {
 				t.Fatalf("got %+v, want user %q", got, tc.want)
 			}
 			if got.Hash != ids.Hash(got.User) || !strings.HasPrefix(got.Signed, got.User+".") {
@@ -135,26 +142,30 @@ func TestAnonymousIDComesBack(t *testing.T) {
 
 func swapCase(s string) string {
 	return strings.Map(func(r rune) rune {
-		switch {
-		case 'a' <= r && r <= 'z':
-			return r - 32
-		case 'A' <= r && r <= 'Z':
-			return r + 32
+		if 'a' <= r && r <= 'z' {
+			return r - 'a' + 'A'
 		}
+		if 'A' <= r && r <= 'Z' {
+			return r - 'A' + 'a'
+		}
+
 		return r
 	}, s)
 }
 
+// Each id that is tried costs a hash, and a request may carry thousands.
 func TestOnlySoManyIDsAreTried(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	valid := ids.issue(presence.DefaultSite).Signed
 	forged := "headcount_id=" + strings.Repeat("A", idLen) + "." + strings.Repeat("A", idLen) + ";"
-	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs-1)+"headcount_id="+valid),
-		false); id.Fresh {
+
+	last := getRequest("/", "Cookie", strings.Repeat(forged, maxIDs-1)+"headcount_id="+valid)
+	if id := mustIdentify(t, ids, last, false); id.Fresh {
 		t.Fatal("the last id that may be tried was not")
 	}
-	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs)+"headcount_id="+valid),
-		false); !id.Fresh {
+
+	beyond := getRequest("/", "Cookie", strings.Repeat(forged, maxIDs)+"headcount_id="+valid)
+	if id := mustIdentify(t, ids, beyond, false); !id.Fresh {
 		t.Fatal("more ids were tried than may be")
 	}
 }
@@ -163,6 +174,7 @@ func TestAPageMayWantNothingStored(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	valid := ids.issue(presence.DefaultSite)
 	cookie := "headcount_id=" + valid.Signed
+
 	if id := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", cookie), true); !id.Fresh {
 		t.Error("the cookie was read")
 	}
@@ -184,16 +196,22 @@ func TestSecretsRotate(t *testing.T) {
 	if kept.Fresh || kept.User != first.User || kept.Hash != first.Hash {
 		t.Fatalf("%+v became %+v", first, kept)
 	}
+
+	// The cookie that the browser keeps has to outlive the old secret.
 	if kept.Signed == first.Signed {
 		t.Fatal("the id was not signed again, so it ends with the old secret")
 	}
-	if last := mustIdentify(t, after, getRequest("/", Header, kept.Signed), false); last.Fresh ||
-		last.User != first.User {
+
+	last := mustIdentify(t, after, getRequest("/", Header, kept.Signed), false)
+	if last.Fresh || last.User != first.User {
 		t.Fatalf("%+v became %+v", kept, last)
 	}
+
 	if gone := mustIdentify(t, after, getRequest("/", Header, first.Signed), false); !gone.Fresh {
 		t.Fatal("a signature of a secret that is gone held")
 	}
+
+	// Hashes are stored, and a user must not become another one.
 	if during.Hash128("u") != before.Hash128("u") || after.Hash128("u") != before.Hash128("u") ||
 		after.Hash("u") != before.Hash("u") {
 		t.Fatal("a rotation changed a hash")
@@ -202,6 +220,7 @@ func TestSecretsRotate(t *testing.T) {
 
 func TestHashesAreKeyedAndSeparate(t *testing.T) {
 	ids := newTestIDs(t, Config{IDSecrets: idSecrets("first", "last"), HashKey: []byte("the key")})
+
 	rapid.Check(t, func(t *rapid.T) {
 		user := rapid.String().Draw(t, "user")
 		of := func(domain string) []byte {
@@ -209,6 +228,7 @@ func TestHashesAreKeyedAndSeparate(t *testing.T) {
 			h.Write([]byte(domain + user))
 			return h.Sum(nil)
 		}
+
 		if got, want := uint64(ids.Hash(user)), binary.BigEndian.Uint64(of("headcount user 64 v1\x00")); got != want {
 			t.Fatalf("Hash(%q) = %x, want %x", user, got, want)
 		}
@@ -221,15 +241,18 @@ func TestHashesAreKeyedAndSeparate(t *testing.T) {
 func TestSetCookie(t *testing.T) {
 	ids := newTestIDs(t, Config{})
 	a, b := ids.issue(presence.DefaultSite), ids.issue(presence.DefaultSite)
+
 	known := a
 	known.Fresh = false
 	linked := known
 	linked.Linked = true
+
 	seed := seedPrefix + strings.Repeat("s", idLen)
 	derived := a
 	derived.Derived = true
 	seeded := derived
 	seeded.Linked = true
+
 	for name, tc := range map[string]struct {
 		r      *http.Request
 		id     Identity
@@ -255,6 +278,8 @@ func TestSetCookie(t *testing.T) {
 		"header, another's": {
 			getRequest("/", "Headcount-Id", a.Signed, "Cookie", "headcount_id="+b.Signed), known, false, "",
 		},
+		// A link with somebody's id must not make its reader that person for a year.
+		// A link with somebody's id must not make its reader that person.
 		"URL, no cookie":  {getRequest("/?id=" + a.Signed), linked, false, ""},
 		"URL, another's":  {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+b.Signed), linked, false, ""},
 		"URL, bad cookie": {getRequest("/?id="+a.Signed, "Cookie", "headcount_id=x"), linked, false, ""},
@@ -278,6 +303,7 @@ func TestSetCookie(t *testing.T) {
 			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax",
 		},
 		"framed, a link": {getRequest("/?storage=partitioned&id=" + a.Signed), linked, true, ""},
+		// A script that an operator permits carries the id on purpose, unlike a link.
 		"framed, a script": {
 			getRequest("/?storage=partitioned&id="+a.Signed, "Origin", "https://example.com"), linked, true,
 			"headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=None; Partitioned",
@@ -305,12 +331,14 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	void := strings.Repeat("A", idLen) + "." + strings.Repeat("A", idLen)
 	valid := ids.issue(presence.DefaultSite).Signed
 
+	// A browser's first calls run at the same time, and none of them has seen the answer to another.
 	for name, presented := range map[string]string{"a seed": seed, "an id of a lost secret": void} {
 		t.Run(name, func(t *testing.T) {
 			first := mustIdentify(t, ids, getRequest("/", Header, presented), false)
 			if !first.Fresh || !first.Derived || first.Void != (presented == void) {
 				t.Fatalf("%+v", first)
 			}
+
 			for how, r := range map[string]*http.Request{
 				"the header":      getRequest("/", Header, presented),
 				"the URL":         getRequest("/?id=" + presented),
@@ -327,8 +355,9 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 			if known.Fresh || known.User != first.User {
 				t.Errorf("the issued id is not that user's: %+v", known)
 			}
-			if got := mustIdentify(t, ids, getRequest("/", Header, presented, "Cookie", Cookie+"="+valid),
-				false); got.Signed != valid {
+
+			both := getRequest("/", Header, presented, "Cookie", Cookie+"="+valid)
+			if got := mustIdentify(t, ids, both, false); got.Signed != valid {
 				t.Error("it is preferred to a valid id")
 			}
 		})
@@ -338,19 +367,22 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 	if mustIdentify(t, ids, getRequest("/", Header, other), false).User == one.User {
 		t.Error("two seeds are one user")
 	}
+
 	shop, err := presence.ParseSite("shop")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if elsewhere, err := ids.Identify(getRequest("/", Header, seed), shop, false); err != nil ||
-		elsewhere.User == one.User {
+	elsewhere, err := ids.Identify(getRequest("/", Header, seed), shop, false)
+	if err != nil || elsewhere.User == one.User {
 		t.Errorf("on another site the seed is the same user, or an error: %v", err)
 	}
+
 	shopOwn := newTestIDs(t, Config{Sites: []presence.Site{presence.DefaultSite, shop}})
-	if got, err := shopOwn.Identify(getRequest("/", Header, shopOwn.issue(presence.DefaultSite).Signed), shop,
-		false); err != nil || got.Derived {
+	ofAnother := shopOwn.issue(presence.DefaultSite).Signed
+	if got, err := shopOwn.Identify(getRequest("/", Header, ofAnother), shop, false); err != nil || got.Derived {
 		t.Errorf("an id of one site names a user of another: %+v, %v", got, err)
 	}
+
 	if got := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", SeedCookie+"="+seed), false); got.Derived {
 		t.Error("a page that wants nothing stored was known by a cookie")
 	}
@@ -359,14 +391,17 @@ func TestCallsAtOnceAreOneUser(t *testing.T) {
 // Servers on one host have a cookie each. A visitor with the default one, from before the settings had another, stays
 // who he is and gets the new one; that of another server is nobody's, and stays.
 func TestCookieOfANameOfItsOwn(t *testing.T) {
-	ids, other := newTestIDs(t, Config{Cookie: "mine"}), newTestIDs(t,
-		Config{IDSecrets: [][]byte{[]byte("another secret")}})
+	ids := newTestIDs(t, Config{Cookie: "mine"})
+	other := newTestIDs(t, Config{IDSecrets: [][]byte{[]byte("another secret")}})
 	shop := presence.SiteOf("shop")
+
 	for site, names := range map[presence.Site][2]string{
 		presence.DefaultSite: {"mine", "headcount_id"}, shop: {"mine_shop", "headcount_id_shop"},
 	} {
 		own, before := names[0], names[1]
-		a, b, foreign := ids.issue(site).Signed, ids.issue(site).Signed, other.issue(site).Signed
+		a, b := ids.issue(site).Signed, ids.issue(site).Signed
+		foreign := other.issue(site).Signed
+
 		for cookies, want := range map[string]struct{ id, forgets string }{
 			own + "=" + a:                                 {a, own},
 			before + "=" + a:                              {a, before},
@@ -376,7 +411,7 @@ func TestCookieOfANameOfItsOwn(t *testing.T) {
 		} {
 			r := getRequest("/", "Cookie", cookies)
 			id := mustIdentifyOn(t, ids, r, site)
-			if id.Signed != want.id && !id.Fresh || id.Fresh != (want.id == "") {
+			if id.Fresh != (want.id == "") || !id.Fresh && id.Signed != want.id {
 				t.Errorf("%s: %+v", cookies, id)
 			}
 
@@ -399,17 +434,14 @@ func TestCookieOfANameOfItsOwn(t *testing.T) {
 	}
 }
 
-// signToken signs claims by HS256 with secret; header members may be added.
-func signToken(t testing.TB, secret string, claims jwt.MapClaims, header ...string) string {
+// signToken signs claims by HS256 with secret.
+func signToken(t testing.TB, secret string, claims jwt.MapClaims) string {
 	t.Helper()
-	tok := jwt.NewWithClaims(jwt.SigningMethodHS256, claims)
-	for i := 0; i < len(header); i += 2 {
-		tok.Header[header[i]] = header[i+1]
-	}
-	s, err := tok.SignedString([]byte(secret))
+	s, err := jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString([]byte(secret))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return s
 }
 
@@ -419,15 +451,18 @@ func signRaw(secret, header, payload string) string {
 	text := enc.EncodeToString([]byte(header)) + "." + enc.EncodeToString([]byte(payload))
 	h := hmac.New(sha256.New, []byte(secret))
 	h.Write([]byte(text))
+
 	return text + "." + enc.EncodeToString(h.Sum(nil))
 }
 
 func TestTokens(t *testing.T) {
+	// Half a second, since exp may have a fraction.
 	now := time.Unix(1_900_000_000, 500_000_000)
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret"), Leeway: time.Minute, Now: func() time.Time { return now }})
 	if !ids.tokensRequired() {
 		t.Fatal("a secret requires tokens")
 	}
+
 	const hs = `{"alg":"HS256","typ":"JWT"}`
 	good := signToken(t, "s3cret", jwt.MapClaims{"sub": "ada"})
 	none := jwt.NewWithClaims(jwt.SigningMethodNone, jwt.MapClaims{"sub": "ada"})
@@ -435,6 +470,7 @@ func TestTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for name, tc := range map[string]struct {
 		token string
 		user  string // empty: bad
@@ -495,22 +531,28 @@ func TestTokens(t *testing.T) {
 				"query":  getRequest("/?token=" + url.QueryEscape(tc.token)),
 			} {
 				id, err := ids.Identify(r, presence.DefaultSite, true)
-				// somebody else signed it, who has no say in what is public
+
+				// A signature by another party, such as a proxy, says nothing about calls that are public.
 				others := tc.why == "signature" || tc.why == "algorithm"
 				if checked := ids.CheckToken(r); where == "header" && (checked == nil) != (err == nil || others) {
 					t.Fatalf("%s: CheckToken = %v, Identify = %v", where, checked, err)
 				}
+
 				if tc.user == "" {
 					if !errors.Is(err, ErrBadToken) || !strings.Contains(err.Error(), tc.why) {
 						t.Fatalf("%s: Identify = %+v, %v; want a bad token: %s", where, id, err, tc.why)
 					}
+
+					// Errors are logged and answered, and whoever reads a token can use it.
 					for part := range strings.SplitSeq(tc.token, ".") {
 						if len(part) > 8 && strings.Contains(err.Error(), part) {
 							t.Fatalf("%s: the error tells the token: %v", where, err)
 						}
 					}
+
 					continue
 				}
+
 				if err != nil || id.User != tc.user || id.Signed != "" || id.Fresh || id.Hash != ids.Hash(tc.user) {
 					t.Fatalf("%s: Identify = %+v, %v; want %q", where, id, err, tc.user)
 				}
@@ -525,6 +567,7 @@ func signAda(t testing.TB, method jwt.SigningMethod, key any) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return s
 }
 
@@ -536,6 +579,7 @@ func TestSecretWithANewline(t *testing.T) {
 		" \n":         {" \n": true, "": false},
 	} {
 		ids := newTestIDs(t, Config{JWTSecret: []byte(written)})
+
 		for secret, good := range signs {
 			id, err := ids.Identify(getRequest("/?token="+signRaw(secret, `{"alg":"HS256"}`, `{"sub":"ada"}`)),
 				presence.DefaultSite, true)
@@ -569,8 +613,10 @@ func TestTokensForOthers(t *testing.T) {
 		ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Issuers: tc.issuers, Audiences: tc.audiences})
 		token := signRaw("s", `{"alg":"HS256"}`, `{"sub":"ada",`+tc.claims+`}`)
 		id, err := ids.Identify(getRequest("/", "Authorization", "Bearer "+token), presence.DefaultSite, false)
-		if tc.why == "" && (err != nil || id.User != "ada") || tc.why != "" &&
-			(!errors.Is(err, ErrBadToken) || !strings.Contains(err.Error(), tc.why)) {
+
+		good := err == nil && id.User == "ada"
+		bad := errors.Is(err, ErrBadToken) && strings.Contains(err.Error(), tc.why)
+		if tc.why == "" && !good || tc.why != "" && !bad {
 			t.Errorf("%q, %q and %s: %+v, %v", tc.issuers, tc.audiences, tc.claims, id, err)
 		}
 	}
@@ -579,14 +625,15 @@ func TestTokensForOthers(t *testing.T) {
 func TestExpiresIsTheTokensEnd(t *testing.T) {
 	now := time.Unix(1_900_000_000, 0)
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Now: func() time.Time { return now }})
-	with := mustIdentify(t, ids,
-		getRequest("/", "Authorization",
-			"Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a", "exp": now.Unix() + 60})), false)
+
+	ends := signToken(t, "s", jwt.MapClaims{"sub": "a", "exp": now.Unix() + 60})
+	with := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+ends), false)
 	if !with.Expires.Equal(now.Add(time.Minute)) {
 		t.Fatalf("Expires = %v", with.Expires)
 	}
-	without := mustIdentify(t, ids,
-		getRequest("/", "Authorization", "Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a"})), false)
+
+	endless := signToken(t, "s", jwt.MapClaims{"sub": "a"})
+	without := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+endless), false)
 	if !without.Expires.IsZero() {
 		t.Fatalf("Expires = %v without exp", without.Expires)
 	}
@@ -597,6 +644,7 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 	a := signToken(t, "s", jwt.MapClaims{"sub": "a"})
 	b := signToken(t, "s", jwt.MapClaims{"sub": "b"})
 	anonymous := newTestIDs(t, Config{}).issue(presence.DefaultSite).Signed
+
 	for name, tc := range map[string]struct {
 		r     *http.Request
 		query bool
@@ -631,10 +679,13 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 			if !errors.Is(err, tc.err) || id.User != tc.user {
 				t.Fatalf("Identify = %+v, %v; want %q, %v", id, err, tc.user, tc.err)
 			}
+
+			// CheckToken looks where calls look that have no token in their URL, and lets nobody pass as nobody.
 			_, want := ids.Identify(tc.r, presence.DefaultSite, false)
 			if Nobody(want) {
 				want = nil
 			}
+
 			if err := ids.CheckToken(tc.r); fmt.Sprint(err) != fmt.Sprint(want) {
 				t.Fatalf("CheckToken = %v, want %v", err, want)
 			}
@@ -649,10 +700,12 @@ func TestSignedIDsCannotBeChanged(t *testing.T) {
 		m := rapid.SampledFrom(ids.macs).Draw(t, "secret")
 		user := rapid.StringMatching(`[A-Za-z0-9_-]{22}`).Draw(t, "user")
 		signed := m.sign(presence.DefaultSite, user)
+
 		tries := maxIDs
 		if id, ok := ids.verify(signed, presence.DefaultSite, &tries); !ok || id.User != user {
 			t.Fatalf("verify(%q) = %+v, %v", signed, id, ok)
 		}
+
 		changed := []byte(signed)
 		changed[rapid.IntRange(0, len(changed)-1).Draw(t, "at")] ^= byte(rapid.IntRange(1, 255).Draw(t, "by"))
 		if _, ok := ids.verify(string(changed), presence.DefaultSite, &tries); ok {
@@ -668,12 +721,14 @@ func FuzzIdentifyAnonymous(f *testing.F) {
 	f.Add("id="+known.Signed, known.Signed, "headcount_id="+known.Signed)
 	f.Add("id=%zz&id=;&%69d=+", ".", `headcount_id="`)
 	f.Add("&&==&id", strings.Repeat(".", signedLen), ";;=;headcount_id;headcount_id=\"\"")
+
 	f.Fuzz(func(t *testing.T, query, header, cookie string) {
 		r := &http.Request{URL: &url.URL{RawQuery: query}, Header: http.Header{Header: {header}, "Cookie": {cookie}}}
 		id, err := ids.Identify(r, presence.DefaultSite, true)
 		if err != nil || len(id.Signed) != signedLen || id.User != id.Signed[:idLen] {
 			t.Fatalf("Identify = %+v, %v", id, err)
 		}
+
 		if !id.Fresh && id.User != known.User {
 			t.Fatalf("forged: %+v", id)
 		}
@@ -687,6 +742,7 @@ func FuzzToken(f *testing.F) {
 	f.Add(`{"alg":"none"}`, `{"sub":"ada"}`)
 	f.Add(`{"alg":"HS256","crit":null}`, `{"sub":{},"exp":[]}`)
 	f.Add(`{"alg":"HS256"}`, `{"sub":"a\u0000","exp":1e308}`)
+
 	f.Fuzz(func(t *testing.T, header, payload string) {
 		raw := signRaw("s", header, payload)
 		id, err := ids.fromToken(context.Background(), raw)
@@ -696,14 +752,17 @@ func FuzzToken(f *testing.F) {
 			}
 			return
 		}
+
 		var claims map[string]any
 		if err := json.Unmarshal([]byte(payload), &claims); err != nil || claims["sub"] != id.User || id.User == "" ||
 			len(id.User) > maxUser {
 			t.Fatalf("%+v from %q", id, payload)
 		}
+
 		if !id.Expires.IsZero() && !now.Before(id.Expires) {
 			t.Fatalf("ended: %+v", id)
 		}
+
 		if _, err := ids.fromToken(context.Background(), raw[:len(raw)-1]); !errors.Is(err, ErrBadToken) {
 			t.Fatalf("with a shorter signature: %v", err)
 		}

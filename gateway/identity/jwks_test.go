@@ -78,10 +78,12 @@ func (s *keyServer) RoundTrip(r *http.Request) (resp *http.Response, err error) 
 	s.mu.Unlock()
 
 	defer func() {
+		// net/http ends such an answer in the middle, and a recorder cannot.
 		if recover() == http.ErrAbortHandler {
 			err = io.ErrUnexpectedEOF
 		}
 	}()
+
 	w := httptest.NewRecorder()
 	answer(w, r)
 
@@ -91,6 +93,7 @@ func (s *keyServer) RoundTrip(r *http.Request) (resp *http.Response, err error) 
 func (s *keyServer) serve(answer http.HandlerFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	s.answer = answer
 }
 
@@ -110,6 +113,7 @@ func signWith(method jwt.SigningMethod, kid string, key any) string {
 	if kid != "" {
 		tok.Header["kid"] = kid
 	}
+
 	return orPanic(tok.SignedString(key))
 }
 
@@ -138,12 +142,13 @@ func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 		token      string
 		only, both error
 	}{
-		"RS256":                   {signWith(jwt.SigningMethodRS256, "r", rsaKey()), nil, nil},
-		"ES256":                   {signWith(jwt.SigningMethodES256, "e", ecKey()), nil, nil},
-		"EdDSA":                   {signWith(jwt.SigningMethodEdDSA, "d", edKey()), nil, nil},
-		"no kid":                  {signWith(jwt.SigningMethodEdDSA, "", edKey()), nil, nil},
-		"HS256":                   {signWith(jwt.SigningMethodHS256, "", []byte("s3cret")), ErrBadToken, nil},
-		"HS256 with a kid":        {signWith(jwt.SigningMethodHS256, "r", []byte("s3cret")), ErrBadToken, nil},
+		"RS256":            {signWith(jwt.SigningMethodRS256, "r", rsaKey()), nil, nil},
+		"ES256":            {signWith(jwt.SigningMethodES256, "e", ecKey()), nil, nil},
+		"EdDSA":            {signWith(jwt.SigningMethodEdDSA, "d", edKey()), nil, nil},
+		"no kid":           {signWith(jwt.SigningMethodEdDSA, "", edKey()), nil, nil},
+		"HS256":            {signWith(jwt.SigningMethodHS256, "", []byte("s3cret")), ErrBadToken, nil},
+		"HS256 with a kid": {signWith(jwt.SigningMethodHS256, "r", []byte("s3cret")), ErrBadToken, nil},
+		// Whoever knows the public key must not sign with it as if it were a secret.
 		"HS256 by the public key": {signWith(jwt.SigningMethodHS256, "r", publicPEM), ErrBadToken, ErrBadToken},
 		"RS512":                   {signWith(jwt.SigningMethodRS512, "r", rsaKey()), ErrBadToken, ErrBadToken},
 		"PS256":                   {signWith(jwt.SigningMethodPS256, "r", rsaKey()), ErrBadToken, ErrBadToken},
@@ -161,6 +166,7 @@ func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 			if err := judgeToken(only, tc.token); !errors.Is(err, tc.only) {
 				t.Errorf("by JWKS alone: %v, want %v", err, tc.only)
 			}
+
 			if err := judgeToken(both, tc.token); !errors.Is(err, tc.both) {
 				t.Errorf("by JWKS and secret: %v, want %v", err, tc.both)
 			}
@@ -171,17 +177,20 @@ func TestKeysGoWithTheirAlgorithm(t *testing.T) {
 func TestKeysRotate(t *testing.T) {
 	var clock keyClock
 	s := &keyServer{}
-	a, b, c := newEdKey(), newEdKey(), newEdKey()
+	a, b := newEdKey(), newEdKey()
+	c := newEdKey()
 	s.serveKeys(testJWK("a", a.Public()))
 	ids := s.newIDs(t, Config{Now: clock.Now})
 	if s.hits.Load() != 0 {
 		t.Fatal("keys were fetched before they were needed")
 	}
+
 	for range 3 {
 		if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if n := s.hits.Load(); n != 1 {
 		t.Fatalf("%d fetches for one set", n)
 	}
@@ -201,6 +210,7 @@ func TestKeysRotate(t *testing.T) {
 	if n := s.hits.Load(); n != 3 {
 		t.Fatalf("%d fetches for three sets", n)
 	}
+
 	// A key that has left the set is no longer good.
 	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); !errors.Is(err, ErrBadToken) {
 		t.Fatalf("a key that left: %v", err)
@@ -214,11 +224,13 @@ func TestRevokedKeysEnd(t *testing.T) {
 		a := newEdKey()
 		s.serveKeys(testJWK("a", a.Public()))
 		ids := s.newIDs(t, Config{Now: clock.Now})
+
 		token := signWith(jwt.SigningMethodEdDSA, "a", a)
 		if err := judgeToken(ids, token); err != nil {
 			t.Fatal(err)
 		}
-		s.serveKeys()
+
+		s.serveKeys() // the key is revoked
 		clock.advance(keysFresh + time.Second)
 		_ = judgeToken(ids, token) // the old set serves until the new one is there
 		synctest.Wait()
@@ -234,6 +246,8 @@ func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 	a := newEdKey()
 	s.serveKeys(testJWK("a", a.Public()))
 	ids := s.newIDs(t, Config{Now: clock.Now})
+
+	// Forged tokens must not make this process flood the server of keys, or the tokens of others wait.
 	for _, kid := range []string{"x", ""} { // made up, or missing
 		forged := signWith(jwt.SigningMethodEdDSA, kid, newEdKey())
 		for range 50 {
@@ -242,12 +256,15 @@ func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 			}
 		}
 	}
+
 	if n := s.hits.Load(); n != keysBurst {
 		t.Fatalf("%d fetches at once, want %d", n, keysBurst)
 	}
+
 	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); err != nil {
 		t.Fatalf("a known key meanwhile: %v", err)
 	}
+
 	clock.advance(KeysEvery)
 	judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "x", newEdKey()))
 	if n := s.hits.Load(); n != keysBurst+1 {
@@ -272,13 +289,17 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 	if err := told.Load(); err == nil || !strings.Contains((*err).Error(), "502") {
 		t.Fatalf("KeysError was told %v", err)
 	}
+
+	// No key can mend this one, so there is nothing to wait for.
 	if err := judgeToken(ids, "no token"); !errors.Is(err, ErrBadToken) {
 		t.Fatalf("what no key can mend: %v", err)
 	}
+
 	s.serveKeys(testJWK("a", a.Public()))
 	if err := judgeToken(ids, token); err != nil {
 		t.Fatalf("when it is back: %v", err)
 	}
+
 	for name, away := range map[string]http.HandlerFunc{
 		"500":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) },
 		"204":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) },
@@ -299,9 +320,11 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 					t.Fatalf("an unknown key, which may be a new one: %v", err)
 				}
 			}
+
 			if err := told.Load(); err == nil || strings.Contains((*err).Error(), "hush") {
 				t.Fatalf("KeysError was told %v", err)
 			}
+
 			if err := judgeToken(ids, token); err != nil {
 				t.Fatalf("a known key: %v", err)
 			}
@@ -318,11 +341,13 @@ func TestSlowKeysHoldNobodyUp(t *testing.T) {
 			<-r.Context().Done()
 			close(gone)
 		})
+
 		ids := s.newIDs(t, Config{})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
 		r := getRequest("/", "Authorization",
 			"Bearer "+signWith(jwt.SigningMethodEdDSA, "a", newEdKey())).WithContext(ctx)
+
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
@@ -331,13 +356,16 @@ func TestSlowKeysHoldNobodyUp(t *testing.T) {
 				}
 			})
 		}
+
 		wg.Wait()
 		<-came      // on a busy machine after all of them have given up
 		ids.Close() // ends the fetch, and waits for it
 		<-gone
+
 		if n := s.hits.Load(); n != 1 {
 			t.Fatalf("%d fetches at once", n)
 		}
+
 		if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", newEdKey())); !errors.Is(err, ErrKeysAway) ||
 			s.hits.Load() != 1 {
 			t.Fatalf("after Close: %v", err)
@@ -363,10 +391,11 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 		"for PS256":      {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "PS256"}), ""},
 		"P-384":          {pub("1", ec384Key().Public()), ""},
 		"weak RSA":       {pub("1", orPanic(rsa.GenerateKey(rand.Reader, 1024)).Public()), ""},
-		"private":        {pub("1", edKey()), ""},
-		"shared secret":  {pub("1", []byte("0123456789abcdef")), ""},
-		"unknown kind":   {`{"kty":"new","kid":"1"}`, ""},
-		"unknown curve":  {`{"kty":"OKP","crv":"X25519","x":"AAAA"}`, ""},
+		// A set that is public has no private keys and no secrets, unless by mistake.
+		"private":       {pub("1", edKey()), ""},
+		"shared secret": {pub("1", []byte("0123456789abcdef")), ""},
+		"unknown kind":  {`{"kty":"new","kid":"1"}`, ""},
+		"unknown curve": {`{"kty":"OKP","crv":"X25519","x":"AAAA"}`, ""},
 		"point off curve": {
 			`{"kty":"EC","crv":"P-256","x":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE",` +
 				`"y":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE"}`, "",
@@ -385,17 +414,20 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			var got string
 			if len(keys) == 3 {
 				got = keys[1].alg
 			} else if len(keys) != 2 {
 				t.Fatalf("%d keys of %s", len(keys), body)
 			}
+
 			if got != tc.alg || keys[0].id != "before" || keys[len(keys)-1].id != "after" {
 				t.Fatalf("serves %q, want %q", got, tc.alg)
 			}
 		})
 	}
+
 	many := strings.Repeat(pub("x", edKey().Public())+",", maxKeys) + pub("x", edKey().Public())
 	if keys, err := parseKeys([]byte(`{"keys":[` + many + `]}`)); err != nil || len(keys) != maxKeys {
 		t.Fatalf("%d keys, %v, of one more than %d", len(keys), err, maxKeys)
@@ -408,11 +440,13 @@ func FuzzParseKeys(f *testing.F) {
 	})))
 	f.Add([]byte(`{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB"},null,{}]}`))
 	f.Add([]byte(`{"keys":{}}`))
+
 	f.Fuzz(func(t *testing.T, body []byte) {
 		keys, err := parseKeys(body)
 		if err != nil && keys != nil {
 			t.Fatal("keys beside an error")
 		}
+
 		for _, k := range keys {
 			if k.alg == "" || k.key == nil {
 				t.Fatalf("unusable key %+v", k)

@@ -56,6 +56,7 @@ func TestNewOriginsRefusesPatterns(t *testing.T) {
 			t.Errorf("NewOrigins(%q) accepted", pattern)
 			continue
 		}
+
 		text := err.Error()
 		if !strings.HasPrefix(text, "allow-origins: ") || !strings.Contains(text, mend) ||
 			strings.Contains(text, "\n") {
@@ -86,6 +87,7 @@ func TestAllowed(t *testing.T) {
 			{"http://[::1]:8080", "[::1]:8080", false, true},
 			{"http://[0:0::1]:8080", "[::1]:8080", false, true},
 			{"http://example.com.", "example.com.", false, true},
+			// A page over TLS is of another origin than one without, and ports count too.
 			{"https://example.com", "example.com", false, false},
 			{"http://example.com", "example.com", true, false},
 			{"http://example.com:443", "example.com", true, false},
@@ -95,6 +97,7 @@ func TestAllowed(t *testing.T) {
 			{"http://a.example.com", "example.com", false, false},
 			{"http://example.com.evil.test", "example.com", false, false},
 			{"http://example.com.", "example.com", false, false},
+			// Nothing that is no origin is equal to the host, however it is written.
 			{"null", "example.com", false, false},
 			{"null", "null", false, false},
 			{"", "", false, true},
@@ -173,12 +176,15 @@ func TestAllowed(t *testing.T) {
 				if c.origin != "" {
 					r.Header.Set("Origin", c.origin)
 				}
+
 				if got := o.Allowed(r, c.secure); got != c.want {
 					t.Errorf("origin %q, host %q, secure %v: %v", c.origin, c.host, c.secure, got)
 				}
 			}
 		})
 	}
+
+	// No browser sends two, and another party behind the gateway might read the other one.
 	two := &http.Request{Host: "a", Header: http.Header{"Origin": {"http://a", "http://a"}}}
 	if newTestOrigins(t, "*").Allowed(two, false) {
 		t.Error("two Origin headers are allowed")
@@ -191,6 +197,7 @@ func TestRefusalSaysWhatToDo(t *testing.T) {
 	if got := o.Refusal(r); !strings.Contains(got, "--trusted-proxies") {
 		t.Errorf("behind a proxy that is not trusted: %s", got)
 	}
+
 	r.Header.Set("Origin", "https://evil.example")
 	if got := o.Refusal(r); !strings.Contains(got, "--allow-origins") {
 		t.Errorf("from elsewhere: %s", got)
@@ -200,12 +207,16 @@ func TestRefusalSaysWhatToDo(t *testing.T) {
 // Matching labels gives the same as matching the regular expression for them.
 func TestLabelsMatchLikeAPattern(t *testing.T) {
 	label := rapid.SampledFrom([]string{"a", "b", "*"})
+
 	rapid.Check(t, func(t *rapid.T) {
 		pattern := rapid.SliceOfN(label, 1, 6).Draw(t, "pattern")
 		host := strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "a", ""}), 1, 8).Draw(t, "host"),
 			".")
+
+		// A star stands for one label or more.
 		expr := strings.ReplaceAll(strings.Join(pattern, `\.`), "*", `[^.]+(\.[^.]+)*`)
 		want := regexp.MustCompile("^" + expr + "$").MatchString(host)
+
 		if got := matchLabels(pattern, host); got != want {
 			t.Fatalf("matchLabels(%q, %q) = %v", pattern, host, got)
 		}
@@ -220,6 +231,7 @@ func FuzzOrigin(f *testing.F) {
 	} {
 		f.Add(s, s)
 	}
+
 	f.Fuzz(func(t *testing.T, s, host string) {
 		if from, ok := parseOrigin(s); ok {
 			u, err := url.Parse(strings.ToLower(s))
@@ -227,9 +239,13 @@ func FuzzOrigin(f *testing.F) {
 				u.Fragment != "" {
 				t.Fatalf("%q is %+v, but %+v, %v", s, from, u, err)
 			}
+
+			// Addresses of IPv6 are written in their shortest form, which url.Parse leaves as they came.
 			if !strings.HasPrefix(from.host, "[") && u.Hostname() != from.host {
 				t.Fatalf("%q has host %q, not %q", s, u.Hostname(), from.host)
 			}
+
+			// What was read reads the same again.
 			text := from.scheme + "://" + from.host
 			if from.port != "" {
 				text += ":" + from.port
@@ -238,11 +254,14 @@ func FuzzOrigin(f *testing.F) {
 				t.Fatalf("%q is %+v, but %q is %+v", s, from, text, again)
 			}
 		}
+
 		r := &http.Request{Host: host, Header: http.Header{"Origin": {s}}}
 		if o, err := NewOrigins([]string{"https://*.example.com"}); err != nil || o.Allowed(r, true) && s != "" &&
 			!strings.HasPrefix(strings.ToLower(s), "https://") {
 			t.Fatalf("%q is allowed at %q: %v", s, host, err)
 		}
+
+		// Every sandboxed frame has the origin null, so permitting it would permit everybody.
 		if o, err := NewOrigins([]string{s}); err == nil && strings.EqualFold(s, "null") {
 			t.Fatalf("%+v of %q", o, s)
 		}

@@ -26,6 +26,7 @@ func sitesOf(t testing.TB, written ...string) *Sites {
 func TestSiteOfARequest(t *testing.T) {
 	sites := sitesOf(t, "shop=https://shop.example,https://*.shop.example", "default=http://blog.example:8080",
 		"wiki=https://wiki.example")
+
 	for name, tc := range map[string]struct {
 		path    string
 		headers []string // name, value pairs
@@ -44,17 +45,20 @@ func TestSiteOfARequest(t *testing.T) {
 		"two origins": {
 			"/", []string{"Origin", "https://wiki.example", "Origin", "https://shop.example"}, "shop",
 		},
-		"a header":                         {"/", []string{"Headcount-Site", "wiki"}, "wiki"},
-		"a parameter":                      {"/p?a=b&site=wiki", nil, "wiki"},
-		"a parameter, encoded":             {"/p?%73ite=%77iki", nil, "wiki"},
-		"another parameter":                {"/p?sites=wiki&xsite=default", nil, "shop"},
-		"both":                             {"/p?site=wiki", []string{"Headcount-Site", "wiki"}, "wiki"},
-		"both, not the same":               {"/p?site=wiki", []string{"Headcount-Site", "shop"}, ""},
+		"a header":             {"/", []string{"Headcount-Site", "wiki"}, "wiki"},
+		"a parameter":          {"/p?a=b&site=wiki", nil, "wiki"},
+		"a parameter, encoded": {"/p?%73ite=%77iki", nil, "wiki"},
+		"another parameter":    {"/p?sites=wiki&xsite=default", nil, "shop"},
+		// Two names are good if they agree.
+		"both":               {"/p?site=wiki", []string{"Headcount-Site", "wiki"}, "wiki"},
+		"both, not the same": {"/p?site=wiki", []string{"Headcount-Site", "shop"}, ""},
+		// Otherwise a page of one site could read the counts of another by naming it.
 		"the origin's site holds":          {"/p?site=wiki", []string{"Origin", "https://shop.example"}, "shop"},
 		"an unknown site":                  {"/p?site=other", nil, ""},
 		"an unknown site in the header":    {"/", []string{"Headcount-Site", "Wiki"}, ""},
 		"an unknown site beside an origin": {"/p?site=other", []string{"Origin", "https://shop.example"}, ""},
 		"an empty name":                    {"/p?site=", nil, ""},
+		// A browser sends no Origin with a GET to the page's own origin, but says that it is the same.
 		"own page of a site": {
 			"/", []string{"Host", "blog.example:8080", "Sec-Fetch-Site", "same-origin"}, "default",
 		},
@@ -76,9 +80,10 @@ func TestSiteOfARequest(t *testing.T) {
 				r.Header.Add(tc.headers[i], tc.headers[i+1])
 			}
 		}
+
 		site, err := sites.Of(r, false)
-		switch {
-		case tc.want == "" && !errors.Is(err, errSite), tc.want != "" && (err != nil || site.Name() != tc.want):
+		unknown := tc.want == ""
+		if unknown && !errors.Is(err, errSite) || !unknown && (err != nil || site.Name() != tc.want) {
 			t.Errorf("%s: %q, %v, want %q", name, site.Name(), err, tc.want)
 		}
 	}
@@ -86,6 +91,7 @@ func TestSiteOfARequest(t *testing.T) {
 
 func TestOneSite(t *testing.T) {
 	for want, sites := range map[string]*Sites{"default": sitesOf(t), "shop": sitesOf(t, "shop=https://shop.example")} {
+		// With one site, only a name that is wrong has an effect.
 		for path, known := range map[string]bool{"/": true, "/?site=" + want: true, "/?site=other": false} {
 			site, err := sites.Of(httptest.NewRequest(http.MethodGet, path, nil), false)
 			if known != (err == nil) || known && site.Name() != want {
@@ -99,8 +105,10 @@ func TestOneSite(t *testing.T) {
 func TestNoOriginIsInTwoSites(t *testing.T) {
 	label := rapid.SampledFrom([]string{"*", "a", "b", "x"})
 	host := rapid.SliceOfN(label, 1, 4)
+
 	rapid.Check(t, func(t *rapid.T) {
 		one, two := host.Draw(t, "one"), host.Draw(t, "two")
+
 		// Whatever fits both is no longer than both together, and has no other labels that matter.
 		both := false
 		var try func(labels []string)
@@ -114,14 +122,17 @@ func TestNoOriginIsInTwoSites(t *testing.T) {
 				}
 			}
 		}
+
 		try(nil)
 		_, err := NewSites([]string{
 			"one=https://" + strings.Join(one, "."), "two=http://other.example,https://" + strings.Join(two, "."),
 		})
+
 		if refused := err != nil; refused != both {
 			t.Fatalf("%v and %v: %v, and there is an origin of both: %v", one, two, err, both)
 		}
 	})
+
 	for _, apart := range [][]string{
 		{"a=https://x.example", "b=http://x.example"}, {"a=https://x.example", "b=https://x.example:8443"},
 		{"a=https://*.x.example", "b=https://x.example"},
@@ -140,7 +151,9 @@ func TestSiteKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
+
 	for key, want := range map[string][]presence.Site{
 		"s": {shop}, "b": {blog}, "both": {shop, blog}, "all": {shop, blog}, "other:all": {shop, blog}, "a:b": {shop},
 		"shop:s": nil, "x": nil, "": nil,
@@ -151,9 +164,11 @@ func TestSiteKeys(t *testing.T) {
 				got = append(got, site)
 			}
 		}
+
 		if !slices.Equal(got, want) || keys.Has(key) != (len(want) > 0) {
 			t.Errorf("%q holds for %v, want %v", key, got, want)
 		}
+
 		if whole, _ := keys.Sites(key); whole != strings.HasSuffix(key, "all") {
 			t.Errorf("%q holds for all: %v", key, whole)
 		}
@@ -169,27 +184,31 @@ func TestUsersOfSites(t *testing.T) {
 	cookies := map[presence.Site]string{
 		presence.DefaultSite: "headcount_id", shop: "headcount_id_shop", blog: "headcount_id_blog",
 	}
+
 	for _, own := range all {
 		id, err := ids.Identify(getRequest("/"), own, false)
 		if err != nil || !id.Fresh || id.Site != own || id.Hash != ids.Hash(own.Qualify(id.User)) {
 			t.Fatalf("%q: %+v, %v", own, id, err)
 		}
+
 		w := httptest.NewRecorder()
 		ids.SetCookie(w, getRequest("/"), id, false)
 		if got := w.Result().Cookies(); len(got) != 1 || got[0].Name != cookies[own] || got[0].Value != id.Signed {
 			t.Errorf("%q: the cookies %v", own, got)
 		}
+
 		for _, site := range all {
 			for name, r := range map[string]*http.Request{
 				"the URL": getRequest("/?id=" + id.Signed), "the header": getRequest("/", Header, id.Signed),
 				"the cookie of the site": getRequest("/", "Cookie", cookies[site]+"="+id.Signed),
 				"the cookie of its own":  getRequest("/", "Cookie", cookies[own]+"="+id.Signed),
 			} {
-				if got := mustIdentifyOn(t, ids, r, site); got.Fresh == (site == own) || !got.Fresh &&
-					got.Hash != id.Hash {
+				got := mustIdentifyOn(t, ids, r, site)
+				if got.Fresh == (site == own) || !got.Fresh && got.Hash != id.Hash {
 					t.Errorf("an id of %q in %s is taken on %q for %+v", own, name, site, got)
 				}
 			}
+
 			w := httptest.NewRecorder()
 			ids.ForgetCookie(w, getRequest("/", "Cookie", cookies[own]+"="+id.Signed), site, false)
 			if forgotten := len(w.Result().Cookies()) > 0; forgotten != (site == own) {
@@ -203,12 +222,14 @@ func TestUsersOfSites(t *testing.T) {
 func TestTokensOfSites(t *testing.T) {
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret")})
 	r := getRequest("/", "Authorization", "Bearer "+signToken(t, "s3cret", jwt.MapClaims{"sub": "ann"}))
+
 	seen := map[presence.User]bool{}
 	for _, site := range []presence.Site{presence.DefaultSite, presence.SiteOf("shop"), presence.SiteOf("blog")} {
 		id := mustIdentifyOn(t, ids, r, site)
 		if id.User != "ann" || id.Site != site || seen[id.Hash] {
 			t.Errorf("on %q: %+v", site, id)
 		}
+
 		seen[id.Hash] = true
 	}
 }
@@ -232,6 +253,7 @@ func TestElsewhere(t *testing.T) {
 		r.Host = host
 		return r
 	}
+
 	for name, tc := range map[string]struct {
 		r      *http.Request
 		secure bool
@@ -252,6 +274,7 @@ func TestElsewhere(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
+
 	if sitesOf(t, "shop=https://shop.example").Elsewhere(request("shop.example", "same-origin"), true, blog) {
 		t.Error("there is only one site")
 	}

@@ -105,6 +105,7 @@ func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 		if fo.ownOf != l.Incarnation {
 			fo.setOwn(unread.Own{}, l.Incarnation)
 		}
+		// A user's own changes only grow, so fewer of them were read earlier.
 		own, ok := owns[fo.user.user]
 		if ok && own.Changes >= fo.own.Changes {
 			fo.own = own

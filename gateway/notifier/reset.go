@@ -74,6 +74,7 @@ func (s *Sums) runResets(f *Sum) {
 		if err == nil {
 			s.replace(f, state)
 		}
+		// After an error too: whoever asked learns that the count has stayed as it was.
 		if f.known {
 			for _, c := range todo.waiting {
 				c.SendUnread(f.sum, true)

@@ -122,7 +122,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	if s.pages[p.page] != p {
+	if s.pages[p.page] != p { // its last follower has gone, and a next one made another
 		return err
 	}
 	if err != nil {
@@ -130,6 +130,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		return err
 	}
 
+	// A follow that was read meanwhile may have brought a newer level.
 	if !p.level.Newer(l) {
 		s.apply(p, l, owns)
 		p.authors = min(p.lowest, l.By)
@@ -149,6 +150,7 @@ func (s *Sums) beginAuthors(p *page) (since int64, users []unread.User) {
 		return 0, nil
 	}
 
+	// In another incarnation own changes are counted from the beginning.
 	if p.newest.Incarnation == p.level.Incarnation {
 		since = p.authors
 	}

@@ -293,6 +293,7 @@ func without(conns []Conn, c Conn) []Conn {
 
 // drop removes one page from the follows of its user.
 func (s *Sums) drop(fo *follow) {
+	// The last follow of the page takes the place of the dropped one.
 	p := fo.page
 	last := len(p.follows) - 1
 	p.follows[fo.index] = p.follows[last]
@@ -329,6 +330,7 @@ func (s *Sums) replace(f *Sum, state unread.State) {
 			fo = s.take(f, stored.Page, state.Levels[i])
 		}
 
+		// The read may know a newer level before its publication arrives.
 		ownUpTo := fo.take(stored, state.Levels[i], state.Owns[i])
 		s.level(fo.page, state.Levels[i], ownUpTo)
 	}
@@ -377,6 +379,8 @@ func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 	if p == nil {
 		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
 		s.pages[name] = p
+
+		// The hub may know a newer level than this read did, and passes none on a second time.
 		u, known := s.cfg.Hub.Want(unread.LevelTopic(name))
 		l, ok := unread.LevelOf(u)
 		if known && ok && l.Newer(level) {
@@ -401,7 +405,7 @@ func (s *Sums) sum(f *Sum) {
 		sum += fo.count
 	}
 
-	changed := !f.known || sum != f.sum
+	changed := !f.known || sum != f.sum // the first sum is news, even if it is 0
 	f.known = true
 	f.replacing = false
 	if changed {

@@ -71,16 +71,19 @@ func TestSumsFollowTheStore(t *testing.T) {
 		pages := []string{"p", "q", "r"}
 		outside := unread.NewFollowService(store)
 		var waiting []presence.Update
+
 		must := func(err error) {
 			if err != nil {
 				rt.Fatal(err)
 			}
 		}
+
 		published := func(topic presence.Topic) {
 			updates, err := store.Updates(t.Context(), []presence.Topic{topic})
 			must(err)
 			waiting = append(waiting, updates...)
 		}
+
 		act := func() {
 			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
 			switch rapid.SampledFrom([]string{
@@ -108,36 +111,48 @@ func TestSumsFollowTheStore(t *testing.T) {
 				published(unread.RecordTopic(u))
 			}
 		}
+
 		var s *Sums
 		here := map[unread.User]*Sum{}
+
 		deliver := func() {
 			if len(waiting) == 0 {
 				return
 			}
+
 			i := rapid.IntRange(0, len(waiting)-1).Draw(rt, "which")
 			s.Update(waiting[i])
 			if rapid.Bool().Draw(rt, "lost or late") {
 				waiting = append(waiting[:i], waiting[i+1:]...)
 			}
 		}
+
 		move := func(ctx context.Context) {
 			u := rapid.SampledFrom(users).Draw(rt, "who")
 			if f := here[u]; f != nil {
 				delete(here, u)
 				s.Leave(f, nil)
-			} else if f := s.Enter(ctx, u); here[u] == nil {
+				return
+			}
+
+			f := s.Enter(ctx, u)
+			if here[u] == nil {
 				here[u] = f
-			} else {
+			} else { // while the store was read, another one entered for this user
 				s.Leave(f, nil)
 			}
 		}
+
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
+
 		depth := 0 // how many things happen while others are under way
 		s = quiet(&busyStore{store, func() {
+			// What happens during a read may read in turn, but not without end.
 			if depth == 2 {
 				return
 			}
+
 			depth++
 			switch rapid.IntRange(0, 5).Draw(rt, "meanwhile") {
 			case 0:
@@ -148,9 +163,12 @@ func TestSumsFollowTheStore(t *testing.T) {
 			case 2:
 				move(gone) // who comes during a read does not wait for the next
 			}
+
 			depth--
 		}})
+		// What would run in the background ends within the step that began it.
 		s.cfg.Group = inline{}
+
 		check := func() {
 			for _, f := range here {
 				if f.sum < 0 {
@@ -158,6 +176,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 				}
 			}
 		}
+
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 5).Draw(rt, "step") {
 			case 0:
@@ -171,8 +190,10 @@ func TestSumsFollowTheStore(t *testing.T) {
 			}
 			check()
 		}
+
+		// Others have stopped, and the newest publication of each topic arrives.
 		depth = 2
-		for _, u := range users { // the newest publication of each topic arrives
+		for _, u := range users {
 			published(unread.RecordTopic(u))
 		}
 		for _, page := range pages {
@@ -181,6 +202,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 		for _, u := range waiting {
 			s.Update(u)
 		}
+
 		must(s.catchUp(t.Context()))
 		check()
 		for _, u := range users {
@@ -188,18 +210,22 @@ func TestSumsFollowTheStore(t *testing.T) {
 			if f == nil {
 				continue
 			}
+
 			want, _, err := outside.Unread(t.Context(), u)
 			must(err)
 			if !f.known || f.sum != want {
 				rt.Fatalf("user %x has %d (%v), want %d", u[0], f.sum, f.known, want)
 			}
 		}
+
 		for _, f := range here {
 			s.Leave(f, nil)
 		}
+
 		if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
 			rt.Fatalf("%d users and %d pages are left", len(s.users), len(s.pages))
 		}
+
 		for topic, n := range s.cfg.Hub.(wants) {
 			if n != 0 {
 				rt.Fatalf("%d still want %q", n, topic)
@@ -229,16 +255,20 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 	if _, known := s.Unread(f); known {
 		t.Error("an unread count is known that nobody could read")
 	}
+
 	if err := s.catchUp(t.Context()); err == nil {
 		t.Error("caught up with a store that is away")
 	}
+
 	store.away = false
 	if err := s.catchUp(t.Context()); err != nil {
 		t.Error(err)
 	}
+
 	if n, known := s.Unread(f); n != 0 || !known {
 		t.Errorf("unread %d, %v", n, known)
 	}
+
 	s.Leave(f, nil)
 }
 
@@ -246,12 +276,14 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 // newcomers does not wait for one call each.
 func TestNewcomersAreReadTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		reads, slow := 0, make(chan struct{})
+		reads := 0
+		slow := make(chan struct{})
 		store := &busyStore{Store: presencemem.New(presencemem.Config{})}
 		store.meanwhile = func() {
 			reads++ // one read at a time, and a synctest bubble sees races
 			<-slow
 		}
+
 		s := quiet(store)
 		var entered sync.WaitGroup
 		const users = 100
@@ -262,9 +294,11 @@ func TestNewcomersAreReadTogether(t *testing.T) {
 				}
 			})
 		}
+
 		synctest.Wait()
 		close(slow)
 		entered.Wait()
+
 		if want := 2 * 2; reads != want { // meanwhile is called before and after a read
 			t.Errorf("%d calls around the reads of %d users, want %d", reads, users, want)
 		}
@@ -277,20 +311,24 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 		slow := make(chan struct{})
 		s := quiet(&busyStore{Store: presencemem.New(presencemem.Config{}), meanwhile: func() { <-slow }})
 		began := time.Now()
+
 		var entered sync.WaitGroup
 		for i := range 3 { // the first reads, the others gather
 			entered.Go(func() {
 				s.Enter(t.Context(), unread.User{byte(i)})
 			})
 		}
+
 		time.Sleep(enterTimeout)
 		synctest.Wait()
+
 		s.mu.Lock()
 		waiting := len(s.staleUsers)
 		s.mu.Unlock()
 		if waiting != 2 {
 			t.Errorf("%d have stopped waiting after %s, want both that gathered", waiting, time.Since(began))
 		}
+
 		close(slow)
 		entered.Wait()
 	})
@@ -315,38 +353,47 @@ func TestReadOfPages(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		for _, page := range []string{"p", "q", "r", "s"} {
 			must(s.followService.Follow(t.Context(), u, page))
 			must(store.Change(t.Context(), page, unread.Change{}))
 		}
+
 		f, c := s.Enter(t.Context(), u), &tab{}
 		s.Add(f, c)
+
 		read := func(want int64, pages ...string) {
 			t.Helper()
 			for _, page := range pages {
 				s.Read(f, c, page)
 			}
+
 			group.Wait()
 			if n, _ := s.Unread(f); n != want || c.received[len(c.received)-1] != want {
 				t.Errorf("after a read of %q: %d, told %d, want %d", pages, n, c.received, want)
 			}
 		}
+
 		read(4, "not followed")
 		read(3, "p")
 		read(3, "p")
 		read(1, "r", "q")
 		read(0, "p", "")
+
 		s.Read(f, c, "p")
 		synctest.Wait() // the goroutine that resets has taken this page, and rests
+		// A read of more pages than one reset takes leaves the others unread.
 		for i := range maxPages + 50 {
 			s.Read(f, c, fmt.Sprintf("page %d", i))
 		}
+
 		s.mu.Lock()
 		n := len(f.reset.pages)
 		s.mu.Unlock()
 		if n != maxPages {
 			t.Errorf("%d pages wait, want %d", n, maxPages)
 		}
+
 		group.Wait()
 	})
 }

@@ -20,6 +20,7 @@ func TestParseEvent(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, e, err)
 		}
 	}
+
 	for text, want := range map[string]string{
 		``:                             "JSON object",
 		`[]`:                           "JSON object",
@@ -53,7 +54,8 @@ func TestWhatIsRefused(t *testing.T) {
 		{CheckKey(""), "letters"},
 		{CheckKey("a/b"), "letters"},
 	} {
-		if (tc.err == nil) != (tc.want == "") || tc.err != nil && !strings.Contains(tc.err.Error(), tc.want) {
+		refused := tc.err != nil
+		if refused != (tc.want != "") || refused && !strings.Contains(tc.err.Error(), tc.want) {
 			t.Errorf("%v, want %q", tc.err, tc.want)
 		}
 	}
@@ -83,14 +85,18 @@ func TestEventsAreRead(t *testing.T) {
 			Event, Channel string
 			Data           any
 		}
+
 		if err := json.Unmarshal([]byte(text), &e); err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
+
 		if data, ok := e.Data.(string); ok {
 			if err := json.Unmarshal([]byte(data), &e.Data); err != nil {
 				t.Fatalf("%s: %v", data, err)
 			}
 		}
+
+		// Written again, its keys are in order.
 		data, err := json.Marshal(e.Data)
 		if got := e.Event + e.Channel + " " + string(data); err != nil || got != want {
 			t.Errorf("%s, %v, want %s", got, err, want)

@@ -38,7 +38,8 @@ func newBeatsOf(partitions int, interval time.Duration) *beats {
 }
 
 func (b *beats) SendBeat(m *heartbeat.Beat) {
-	b.sent, b.times = append(b.sent, m), append(b.times, time.Now())
+	b.sent = append(b.sent, m)
+	b.times = append(b.times, time.Now())
 }
 
 func (b *beats) Acknowledged(presence.Update) {}
@@ -54,18 +55,22 @@ func (b *beats) ops() (ops []heartbeat.Op) {
 	for len(b.kick) > 0 {
 		b.flush(<-b.kick)
 	}
+
 	for _, m := range b.sent {
 		ops = append(ops, m.Ops...)
 	}
+
 	return ops
 }
 
 // beat sends what waits, which is one beat, and returns it.
 func (b *beats) beat(t *testing.T) *heartbeat.Beat {
 	t.Helper()
-	if b.ops(); len(b.sent) != 1 {
+	b.ops()
+	if len(b.sent) != 1 {
 		t.Fatalf("sent %d beats, want 1", len(b.sent))
 	}
+
 	return b.sent[0]
 }
 
@@ -75,6 +80,7 @@ func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
 	if len(ops) != len(kinds) {
 		t.Fatalf("sent %+v, want %d ops", ops, len(kinds))
 	}
+
 	for i, k := range kinds {
 		if ops[i].Kind != k {
 			t.Fatalf("op %d is %+v, want kind %d", i, ops[i], k)
@@ -85,29 +91,37 @@ func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
 // While the store is away nothing is answered. The grace of a lost connection runs all
 // the same, and its return must not wait for an answer.
 func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
-	b, c := newBeats(), &joined{}
+	b := newBeats()
+	c := &joined{}
 	b.Join(1, "p", c)
 	b.wantOps(t, heartbeat.Join)
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+
 	b.Leave(1, "p", c, true)
 	b.wantOps(t, heartbeat.Leave)
+
 	b.Join(1, "p", c)
 	if !b.Waits(1, "p", c) {
 		t.Fatal("the join is said to be in the store")
 	}
+
 	b.wantOps(t, heartbeat.Join)
+
 	b.Leave(1, "p", c, true)
 	b.Join(1, "p", c)
 	b.wantOps(t) // the join that is under way says it all
+
 	before := c.arrivals
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 	if c.arrivals != before {
 		t.Fatal("the leave's answer was taken for the join's")
 	}
+
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
 	if c.arrivals != before+1 {
 		t.Fatalf("%d joins were answered, want 1", c.arrivals-before)
 	}
+
 	b.wantOps(t)
 	b.Leave(1, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
@@ -144,7 +158,8 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 		"older owner": {[]*heartbeat.Reply{{Stream: 1, Acked: 2}}, []int{1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, onP, onQ := newBeats(), &joined{}, &joined{}
+			b := newBeats()
+			onP, onQ := &joined{}, &joined{}
 			b.Join(1, "p", onP)
 			b.wantOps(t, heartbeat.Join)
 			b.Join(2, "q", onQ)
@@ -157,6 +172,7 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 						i+1, onP.arrivals, tc.want[i])
 				}
 			}
+
 			if onQ.arrivals != 1 || len(b.streams[0].flight) != 0 {
 				t.Errorf("the join of q was released %d times, and %d ops are left",
 					onQ.arrivals, len(b.streams[0].flight))
@@ -169,7 +185,8 @@ func TestAJoinWaitsForItsCount(t *testing.T) {
 // and have let the user time out. So another tab waits for it, too, and so does a tab that wants the counts again. Tabs
 // that have been told wait for nothing.
 func TestAFurtherTabAsksTheOwner(t *testing.T) {
-	b, first, second := newBeats(), &joined{}, &joined{}
+	b := newBeats()
+	first, second := &joined{}, &joined{}
 	b.Join(1, "p", first)
 	b.wantOps(t, heartbeat.Join)
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
@@ -186,6 +203,7 @@ func TestAFurtherTabAsksTheOwner(t *testing.T) {
 	b.wantOps(t, heartbeat.Join)
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
 	b.wantOps(t)
+	// The two requests of the first tab are one question to the owner, and one answer.
 	if first.arrivals != 2 || second.arrivals != 1 || b.Waits(1, "p", first) || b.Waits(1, "p", second) {
 		t.Errorf("%d and %d arrivals, want 2 and 1", first.arrivals, second.arrivals)
 	}
@@ -193,11 +211,15 @@ func TestAFurtherTabAsksTheOwner(t *testing.T) {
 
 // A join that has ended meanwhile waits for no count, since its page may have none any more.
 func TestAJoinThatHasEndedWaitsForNoCount(t *testing.T) {
-	b, c := newBeats(), &joined{}
+	b := newBeats()
+	c := &joined{}
 	b.Join(1, "p", c)
 	b.wantOps(t, heartbeat.Join)
+
 	b.Leave(1, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
+
+	// Its answer brings no count of p, where nobody is now.
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2, Counted: 2})
 	if left := len(b.streams[0].flight); left != 0 {
 		t.Fatalf("%d ops are repeated for ever", left)
@@ -206,26 +228,33 @@ func TestAJoinThatHasEndedWaitsForNoCount(t *testing.T) {
 
 // A new owner is sent all users, in a stream of its own.
 func TestNewOwnerIsSentEverybody(t *testing.T) {
-	b, c := newBeats(), &joined{}
+	b := newBeats()
+	c := &joined{}
 	b.Join(1, "p", c)
 	b.Join(2, "p", c)
 	b.wantOps(t, heartbeat.Join, heartbeat.Join)
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+
 	b.Leave(2, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
+
+	// The leave is in flight, so the new owner has to be sent that, too.
 	b.MovedTo(0)
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 	m := b.streams[0].beatLocked(b.cfg.Source, 0)
 	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
 		t.Fatalf("the new owner is sent %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
+
 	b.Receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its reply to the beats before; the missing ops are in flight
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
+
 	b.Receive(&heartbeat.Reply{Stream: 2, Acked: 2})
 	b.Receive(&heartbeat.Reply{Stream: 2, Ask: true})
 	if m := b.beat(t); m.Stream != 2 || m.First != 3 || len(m.Ops) != 0 || m.Whole != 3 {
 		t.Fatalf("an owner that asks is sent %+v, want that the stream is whole", m)
 	}
+
 	b.Receive(&heartbeat.Reply{Ask: true}) // from another owner, which knows no stream
 	if m := b.beat(t); m.Stream != 3 || m.First != 1 || len(m.Ops) != 1 || m.Whole != 2 {
 		t.Fatalf("an owner that knows no stream is sent %+v, want a new one with the join of user 1", m)
@@ -235,12 +264,15 @@ func TestNewOwnerIsSentEverybody(t *testing.T) {
 // newGrace returns a roster that has sent, as op 2, the grace of user 1, who was on "p".
 func newGrace(t *testing.T) *beats {
 	t.Helper()
-	b, c := newBeats(), &joined{}
+	b := newBeats()
+	c := &joined{}
 	b.Join(1, "p", c)
 	b.ops()
 	b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+
 	b.Leave(1, "p", c, true)
 	b.wantOps(t, heartbeat.Leave)
+
 	return b
 }
 
@@ -265,15 +297,19 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 		b := newGrace(t)
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 		b.wantOps(t)
+
 		for i, want := range []time.Duration{time.Minute, 30 * time.Second, 0, 0} {
 			b.MovedTo(0)
 			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want ||
 				m.Whole != 2 {
 				t.Fatalf("sent %+v; want a leave with a grace of %s, and that this is all", m, want)
 			}
+
+			// Not every new owner lives long enough to acknowledge it.
 			if i%2 == 0 {
 				b.Receive(&heartbeat.Reply{Stream: uint64(2 + i), Acked: 1})
 			}
+
 			b.Roster.sendAlive(&b.streams[0])
 			switch i {
 			case 0, 1:
@@ -282,6 +318,7 @@ func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 				time.Sleep(afterGrace - time.Millisecond)
 			}
 		}
+
 		b.Receive(&heartbeat.Reply{Stream: 5, Acked: 1})
 		time.Sleep(time.Millisecond)
 		b.Roster.sendAlive(&b.streams[0])
@@ -304,15 +341,18 @@ func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
 // A stream that is longer than what may be in flight is whole with its
 // last op, however many users come and go meanwhile.
 func TestALongStreamSaysWhenItIsWhole(t *testing.T) {
-	b, c := newBeats(), &joined{}
+	b := newBeats()
+	c := &joined{}
 	const users = heartbeat.MaxOps + 10
 	for u := range presence.User(users) {
 		b.Join(u, "p", c)
 	}
+
 	b.MovedTo(0)
 	if m := b.beat(t); len(m.Ops) != heartbeat.MaxOps || m.Whole != 0 {
 		t.Fatalf("%d ops, whole with %d; want a part", len(m.Ops), m.Whole)
 	}
+
 	b.Join(users, "p", c) // not sent before the stream began
 	b.Receive(&heartbeat.Reply{Stream: 2, Acked: heartbeat.MaxOps})
 	if m := b.beat(t); len(m.Ops) != 11 || m.Whole != users+1 && m.Whole != users+2 {
@@ -324,22 +364,28 @@ func TestALongStreamSaysWhenItIsWhole(t *testing.T) {
 // is forgotten when it is over.
 func TestTheOtherTabsGraceLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, c, d := newBeats(), &joined{}, &joined{}
+		b := newBeats()
+		c, d := &joined{}, &joined{}
 		b.Join(1, "p", c)
 		b.Join(1, "p", d)
 		b.wantOps(t, heartbeat.Join)
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+
 		b.Leave(1, "p", c, true)
 		b.Leave(1, "p", d, true)
 		b.wantOps(t, heartbeat.Leave)
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+
 		b.Join(1, "p", c)
 		b.wantOps(t, heartbeat.Join)
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 3})
+
 		b.Leave(1, "p", c, false)
+		// The owner knows the user, not tabs, so the grace of the tab that is left comes with this leave.
 		if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != time.Minute {
 			t.Fatalf("sent %+v, want a leave with the other's grace", ops)
 		}
+
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: 4})
 		time.Sleep(time.Minute + afterGrace)
 		b.Roster.sendAlive(&b.streams[0])
@@ -352,9 +398,11 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 // A user who joins and leaves while nothing is acknowledged is forgotten at once, except for
 // ops in flight.
 func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
-	b, c := newBeats(), &joined{}
+	b := newBeats()
+	c := &joined{}
 	l := &b.streams[0]
 	b.Join(1, "stays", c)
+
 	const users = 10_000
 	for u := range presence.User(users) {
 		b.Join(u+2, "p", c)
@@ -362,14 +410,18 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 		b.Leave(u+2, "p", c, false)
 		b.ops()
 	}
+
 	if len(l.users) > heartbeat.MaxOps || len(l.queue.entries) > 2*heartbeat.MaxOps {
 		t.Fatalf("%d users and %d entries stay of %d who came and went", len(l.users), len(l.queue.entries), users)
 	}
+
+	// What was in flight is forgotten once it is acknowledged.
 	for first := uint64(0); len(l.flight) > 0; {
 		first = l.first + uint64(len(l.flight)) - 1
 		b.Receive(&heartbeat.Reply{Stream: 1, Acked: first})
 		b.ops()
 	}
+
 	if len(l.users) != 1 || b.Waits(1, "stays", c) {
 		t.Fatalf("%d users are left, want the one who stays, stored", len(l.users))
 	}
@@ -378,10 +430,12 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 // A message may be lost, however often: a join is repeated until it is acknowledged, and not after that.
 func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, c := newBeats(), &joined{}
+		b := newBeats()
+		c := &joined{}
 		b.Join(1, "p", c)
 		b.wantOps(t, heartbeat.Join)
 		lost := b.sent[0]
+
 		repeats := func() int {
 			b.sent = nil
 			for range 60 {
@@ -390,12 +444,14 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 			}
 			return len(b.sent)
 		}
+
 		if n := repeats(); n != 60 {
 			t.Fatalf("sent again %d times in a minute, want 60", n)
 		}
 		if m := b.sent[59]; m.First != lost.First || len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Join {
 			t.Fatalf("sent %+v again, want %+v", m, lost)
 		}
+
 		b.Receive(&heartbeat.Reply{Stream: lost.Stream, Acked: lost.First})
 		if n := repeats(); n != 0 || c.arrivals != 1 {
 			t.Fatalf("acknowledged, and sent again %d times, with %d arrivals", n, c.arrivals)
@@ -406,10 +462,12 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 // A user with many pages has an index of its entries. It finds what a list would, and nothing of pages that are gone.
 func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		res, model := &userEntry{}, map[string]*presenceEntry{}
+		res := &userEntry{}
+		model := map[string]*presenceEntry{}
 		for range rapid.IntRange(0, 200).Draw(rt, "steps") {
 			page := fmt.Sprint(rapid.IntRange(0, 3*fewEntries).Draw(rt, "page"))
-			switch sp := res.find(page); {
+			sp := res.find(page)
+			switch {
 			case sp != model[page]:
 				rt.Fatalf("%s: found %v, want %v", page, sp, model[page])
 			case sp == nil:
@@ -419,6 +477,7 @@ func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 				res.remove(sp)
 				delete(model, page)
 			}
+
 			if len(res.entries) != len(model) {
 				rt.Fatalf("%d entries, want %d", len(res.entries), len(model))
 			}
@@ -429,12 +488,14 @@ func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 // A user is on at most MaxUserPages pages. One more is refused until another is over; pages that the user is on can be
 // joined by other connections.
 func TestPagesOfAUserAreBounded(t *testing.T) {
-	b, c := newBeats(), &joined{}
+	b := newBeats()
+	c := &joined{}
 	for n := range MaxUserPages {
 		if err := b.Join(1, fmt.Sprint(n), c); err != nil {
 			t.Fatalf("page %d: %v", n, err)
 		}
 	}
+
 	if err := b.Join(1, "one more", c); !errors.Is(err, ErrTooManyPages) {
 		t.Errorf("one more page: %v", err)
 	}
@@ -444,6 +505,7 @@ func TestPagesOfAUserAreBounded(t *testing.T) {
 	if err := b.Join(2, "one more", c); err != nil {
 		t.Errorf("another user: %v", err)
 	}
+
 	b.Leave(1, "8", c, false)
 	if err := b.Join(1, "one more", c); err != nil {
 		t.Errorf("after a leave: %v", err)
@@ -456,9 +518,11 @@ func TestFewEntriesTakeLittle(t *testing.T) {
 	for n := range 1000 {
 		res.add(&presenceEntry{page: fmt.Sprint(n)})
 	}
+
 	for len(res.entries) > 1 {
 		res.remove(res.entries[0])
 	}
+
 	if cap(res.entries) > 2*fewEntries || res.byPage != nil {
 		t.Errorf("room for %d entries, index %v", cap(res.entries), res.byPage)
 	}
@@ -468,10 +532,12 @@ func TestFewEntriesTakeLittle(t *testing.T) {
 func BenchmarkJoinLeave(b *testing.B) {
 	for _, others := range []int{1, 10, 1000, MaxUserPages - 1} {
 		b.Run(fmt.Sprint(others), func(b *testing.B) {
-			r, c := newBeats(), &joined{}
+			r := newBeats()
+			c := &joined{}
 			for n := range others {
 				r.Join(1, fmt.Sprint(n), c)
 			}
+
 			for b.Loop() {
 				r.Join(1, "p", c)
 				r.Leave(1, "p", c, false)
@@ -487,20 +553,27 @@ func TestHeartbeatsGoInTurns(t *testing.T) {
 			const partitions, interval = 40, 2 * time.Second
 			b := newBeatsOf(partitions, interval)
 			for u := range presence.User(users) {
+				// As after a join that was acknowledged long ago.
 				e := b.streamOf(u).findOrAddLocked(u, "p")
-				e.live, e.lastOp = 1, heartbeat.Join
+				e.live = 1
+				e.lastOp = heartbeat.Join
 			}
-			// the number of users is known after the first
+
+			// The number of users is known after the first interval, so the last one is measured.
 			ctx, cancel := context.WithTimeout(t.Context(), 3*interval+time.Millisecond)
 			defer cancel()
 			b.Run(ctx)
-			times, seen, all := map[time.Time]bool{}, map[int]bool{}, 0
+
+			times, seen := map[time.Time]bool{}, map[int]bool{}
+			all := 0
 			for i, m := range b.sent {
 				if at := b.times[i]; time.Since(at) < interval {
-					times[at], seen[m.Partition] = true, true
+					times[at] = true
+					seen[m.Partition] = true
 					all += len(m.Alive)
 				}
 			}
+
 			if len(times) != rounds || len(seen) != partitions || all != users {
 				t.Errorf("in the last interval %d partitions and %d users were in heartbeats at %d times, want %d, "+
 					"%d and %d",
@@ -516,12 +589,16 @@ func TestLateJoinIsRepeated(t *testing.T) {
 		b := newBeats()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*lastRepeat)
 		defer cancel()
+
+		// By then the loop that repeats has had nothing to do ten times.
 		time.AfterFunc(10*lastRepeat, func() { b.Join(1, "p", &joined{}) })
 		b.Run(ctx)
+
 		sent := 0
 		for _, m := range b.sent {
 			sent += len(m.Ops)
 		}
+
 		if sent < 10 {
 			t.Errorf("sent %d times in 10 s, want 10 at least", sent)
 		}

@@ -32,35 +32,43 @@ func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	l := Listener{tcp}
 	defer l.Close()
 	plain, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	// Only the certificate of this server is used.
 	certs := httptest.NewUnstartedServer(nil)
 	certs.StartTLS()
 	certs.Close()
+
 	client := tls.Client(bytewise{plain}, &tls.Config{InsecureSkipVerify: true})
 	t.Cleanup(func() { client.Close() })
+
 	lower, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := tls.Server(lower, &tls.Config{Certificates: certs.TLS.Certificates})
 	var both sync.WaitGroup
+	// Both sides wait for each other in a handshake.
 	both.Go(func() { err = client.Handshake() })
 	failed := server.Handshake()
 	both.Wait()
 	if err := errors.Join(failed, err); err != nil {
 		t.Fatal(err)
 	}
+
 	poller, err := NewPoller()
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	both.Go(func() { poller.Run(ctx) })
+
 	r := &reader{timeout: timeout, freed: make(chan struct{}, 1), ended: make(chan struct{})}
 	r.wire.Use(server, r)
 	r.wire.Start(poller)
@@ -71,6 +79,7 @@ func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 		cancel()
 		both.Wait()
 	})
+
 	return r, client
 }
 
@@ -83,11 +92,14 @@ func TestServerReadsThroughTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	_ = client.CloseWrite()
 	<-r.ended
 	if got := r.got.String(); got != text+"5" {
 		t.Fatalf("got %d bytes, want %d: %.100q", len(got), len(text)+1, got)
 	}
+
+	// TLS has said that this is the end, so nobody has cut it off.
 	if _, err := client.Read(make([]byte, 1)); err != io.EOF {
 		t.Fatalf("the end of the connection is %v", err)
 	}
@@ -129,26 +141,33 @@ func TestServerBusyTLSIsNotRead(t *testing.T) {
 	if r.wire.fd == noDescriptor {
 		return // a goroutine reads, and writes wait
 	}
+
 	const large = 16 << 20 // more than the system takes
 	if err := r.wire.Write(make([]byte, large)); err != nil {
 		t.Fatal(err)
 	}
+
 	if !r.wire.Busy() {
 		t.Fatal("the system has taken everything")
 	}
+
 	if _, err := io.WriteString(client, "more"); err != nil {
 		t.Fatal(err)
 	}
+
 	r.wire.occasion() // who serves it now finds what has come
 	for r.wire.turns.Load() != 0 {
 		time.Sleep(time.Millisecond)
 	}
+
 	if n := r.taken.Load(); n != 0 {
 		t.Errorf("%d bytes were read meanwhile", n)
 	}
+
 	if _, err := io.CopyN(io.Discard, client, large); err != nil {
 		t.Fatal(err)
 	}
+
 	_ = client.CloseWrite()
 	<-r.ended
 	if got := r.got.String(); got != "more" {

@@ -203,7 +203,7 @@ func (w *Wire) finish() {
 		// Without calls that do not wait every write ends here, and one that ends at once
 		// has only reached the system's buffer.
 		w.owner.Freed(w.fd != noDescriptor || time.Since(began) >= stalled)
-		w.occasion()
+		w.occasion() // a busy client was not read
 	}
 }
 
@@ -313,6 +313,7 @@ func (w *Wire) Close() error {
 	}
 	w.mu.Unlock()
 
+	// Whoever serves the wire finds it closed, and calls Ended: not here, since the caller may hold what Ended needs.
 	if w.turns.Add(1) == 1 {
 		w.owner.Spawn(w.serve)
 	}

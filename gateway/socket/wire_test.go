@@ -37,9 +37,12 @@ func (r *reader) Freed(bool) {
 }
 
 func (r *reader) Look(in *Input) (more bool, err error) {
+	// A read of 0 bytes returns 0, as the end of a connection does.
 	if n, _, err := r.wire.Read(nil); n != 0 || err != nil {
 		return false, errors.New("a read into no buffer is taken for the end")
 	}
+
+	// A small buffer, so that there is more to read than fits.
 	n, more, err := r.wire.Read(in[:16])
 	r.got.Write(in[:n])
 	r.taken.Add(int64(n))
@@ -58,10 +61,12 @@ func newReader(t *testing.T, timeout time.Duration) (*reader, net.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
+
 	server, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	r := &reader{timeout: timeout, freed: make(chan struct{}, 1), ended: make(chan struct{})}
 	r.wire.Use(server, r)
 	r.wire.Start(nil)
@@ -70,6 +75,7 @@ func newReader(t *testing.T, timeout time.Duration) (*reader, net.Conn) {
 		<-r.ended
 		r.group.Wait()
 	})
+
 	return r, client
 }
 
@@ -80,14 +86,17 @@ func TestServerReadsToTheEnd(t *testing.T) {
 	if _, err := io.WriteString(client, text); err != nil {
 		t.Fatal(err)
 	}
+
 	_ = client.Close()
 	<-r.ended
 	if n := r.slow.Load(); n != 0 {
 		t.Errorf("a client that has gone counts as slow %d times", n)
 	}
+
 	if got := r.got.String(); got != text {
 		t.Fatalf("got %d bytes, want %d: %.100q", len(got), len(text), got)
 	}
+
 	if err := r.wire.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
 		t.Fatalf("a write after the end: %v", err)
 	}
@@ -104,15 +113,19 @@ func writeMuch(t *testing.T, r *reader, client io.Reader) {
 	if !r.wire.Busy() {
 		t.Fatal("the system has taken everything")
 	}
+
 	if err := r.wire.Try([]byte("no")); !errors.Is(err, ErrBusy) {
 		t.Fatalf("Try: %v", err)
 	}
+
 	if err := errors.Join(r.wire.Write([]byte("one")), r.wire.End([]byte("two"))); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := r.wire.Write([]byte("no")); !errors.Is(err, net.ErrClosed) {
 		t.Fatalf("Write after End: %v", err)
 	}
+
 	got := make([]byte, len(large)+len("onetwo"))
 	if _, err := io.ReadFull(client, got); err != nil {
 		t.Fatal(err)
@@ -139,10 +152,12 @@ func TestServerClientThatTakesNothing(t *testing.T) {
 	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
 		t.Fatal(err)
 	}
+
 	<-r.ended
 	if !r.wire.Closed() {
 		t.Fatal("the wire is not closed")
 	}
+
 	if n := r.slow.Load(); n != 1 {
 		t.Errorf("the owner heard %d times that the client is slow", n)
 	}

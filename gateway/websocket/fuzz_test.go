@@ -29,17 +29,21 @@ func FuzzReader(f *testing.F) {
 	} {
 		f.Add([]byte(in))
 	}
-	// After these bytes every frame that may be read is whole, and then comes something
-	// that nobody may read. So there always is an end to compare.
+
+	// After these bytes every frame that may be read is whole, and then comes something that nobody may read. So there
+	// always is an end to compare.
 	tail := make([]byte, 2*MaxMessage)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		in = append(slices.Clip(in), tail...)
 		want := oracleReads(t, in)
+
+		// Whole, and in pieces of a size that depends on the input.
 		for _, step := range []int{len(in), 1 + len(in)%97} {
 			got, want := readAll(string(in), step), want
 			if last := len(got) - 1; last >= 0 && strings.HasSuffix(got[last], errLongForm.Reason) {
 				got, want = got[:last], want[:min(last, len(want))] // the library takes a length in any form
 			}
+
 			if got := codes(got); !slices.Equal(got, want) {
 				t.Fatalf("%x in pieces of %d bytes\ngot  %q\nwant %q", in[:len(in)-len(tail)], step, got, want)
 			}
@@ -53,6 +57,7 @@ func codes(lines []string) []string {
 	if last >= 0 && !strings.HasPrefix(lines[last], "0x") {
 		lines[last] = lines[last][:4]
 	}
+
 	return lines
 }
 
@@ -60,6 +65,7 @@ func codes(lines []string) []string {
 func oracleReads(t *testing.T, in []byte) (lines []string) {
 	t.Helper()
 	end := func(code int) []string { return append(lines, fmt.Sprint(code)) }
+
 	ws, err := oracle.Accept(&oneRequest{in: in}, &http.Request{
 		Method: http.MethodGet, ProtoMajor: 1, ProtoMinor: 1,
 		Header: http.Header{
@@ -80,29 +86,40 @@ func oracleReads(t *testing.T, in []byte) (lines []string) {
 		t.Fatal(err)
 	}
 	defer ws.CloseNow()
+
 	ws.SetReadLimit(MaxMessage)
 	for {
 		kind, text, err := ws.Read(context.Background())
-		var closed oracle.CloseError
-		switch {
-		case err == nil && kind == oracle.MessageText && !utf8.Valid(text):
+		if err == nil && kind == oracle.MessageText && !utf8.Valid(text) {
 			return end(StatusInvalidPayload)
-		case err == nil:
+		}
+
+		if err == nil {
 			lines = append(lines, fmt.Sprintf("%#x %q",
 				map[oracle.MessageType]byte{oracle.MessageText: Text, oracle.MessageBinary: Binary}[kind], text))
 			continue
-		case errors.As(err, &closed) && !utf8.ValidString(closed.Reason):
-			return end(StatusInvalidPayload)
-		case errors.As(err, &closed):
-			var payload []byte
-			if closed.Code != oracle.StatusNoStatusRcvd {
-				payload = append(binary.BigEndian.AppendUint16(nil, uint16(closed.Code)), closed.Reason...)
-			}
-			return append(lines, fmt.Sprintf("%#x %q", Close, payload))
-		case errors.Is(err, oracle.ErrMessageTooBig):
+		}
+
+		if errors.Is(err, oracle.ErrMessageTooBig) {
 			return end(StatusTooBig)
 		}
-		return end(StatusProtocolError)
+
+		var closed oracle.CloseError
+		if !errors.As(err, &closed) {
+			return end(StatusProtocolError)
+		}
+
+		if !utf8.ValidString(closed.Reason) {
+			return end(StatusInvalidPayload)
+		}
+
+		var payload []byte
+		// A close frame without a code has no payload.
+		if closed.Code != oracle.StatusNoStatusRcvd {
+			payload = append(binary.BigEndian.AppendUint16(nil, uint16(closed.Code)), closed.Reason...)
+		}
+
+		return append(lines, fmt.Sprintf("%#x %q", Close, payload))
 	}
 }
 
@@ -126,8 +143,10 @@ func (c *memoryConn) Read(p []byte) (int, error) {
 	if len(c.in) == 0 {
 		return 0, io.EOF
 	}
+
 	n := copy(p, c.in)
 	c.in = c.in[n:]
+
 	return n, nil
 }
 

@@ -30,24 +30,30 @@ func readAll(data string, step int) (lines []string) {
 	var held []byte
 	for at := 0; at < len(data); at += step {
 		held = append(held, data[at:min(at+step, len(data))]...)
+
+		// A piece may hold several frames, and the rest of one.
 		for {
 			f, n, err := r.Next(held)
 			if err != nil {
 				return append(lines, fmt.Sprintf("%d %s", err.Code, err.Reason))
 			}
+
 			if n == 0 {
 				break
 			}
+
 			held = held[n:]
 			if f.Kind != 0 {
 				lines = append(lines, fmt.Sprintf("%#x %q", f.Kind, f.Payload))
 			}
+
 			f.Release()
 			if f.Kind == Close {
 				return lines
 			}
 		}
 	}
+
 	return lines
 }
 
@@ -56,7 +62,9 @@ func TestReader(t *testing.T) {
 	closes := func(code uint16, reason string) string {
 		return masked(Close, string(binary.BigEndian.AppendUint16(nil, code))+reason)
 	}
+
 	breach := func(err *Error) []string { return []string{fmt.Sprintf("%d %s", err.Code, err.Reason)} }
+
 	for name, tc := range map[string]struct {
 		in   string
 		want []string
@@ -65,6 +73,7 @@ func TestReader(t *testing.T) {
 		"empty text":       {masked(Text, ""), []string{`0x81 ""`}},
 		"binary, no UTF-8": {masked(Binary, "\xff"), []string{`0x82 "\xff"`}},
 		"the longest":      {masked(Text, long), []string{`0x81 "` + long + `"`}},
+		// RFC 6455 wants the shortest form of a length.
 		"1 in 8 bytes": {
 			"\x81\xff\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00", breach(errLongForm),
 		},
@@ -142,10 +151,12 @@ func TestReader(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, step := range []int{1, 2, 3, 7, len(tc.in)} {
+				// However a frame is cut, the reader says the same.
 				if got := readAll(tc.in, step); !slices.Equal(got, tc.want) {
 					t.Fatalf("in pieces of %d bytes: got %q, want %q", step, got, tc.want)
 				}
 			}
+
 			// Nothing is reported before it is whole, not even one byte earlier.
 			last := tc.want[len(tc.want)-1]
 			if got := readAll(tc.in[:len(tc.in)-1], len(tc.in)); slices.Contains(got, last) {
@@ -178,20 +189,25 @@ func TestSkip(t *testing.T) {
 				var r Reader
 				var held []byte
 				closed := false
+
 				for at := 0; at < len(tc.in) && !closed; at += step {
 					held = append(held, tc.in[at:min(at+step, len(tc.in))]...)
 					for len(held) > 0 {
 						var n int
-						if n, closed = r.Skip(held); n == 0 || closed {
+						n, closed = r.Skip(held)
+						if n == 0 || closed {
 							break
 						}
 						held = held[n:]
 					}
+
 					const maxHead = 14 // bytes before the payload of a frame
+					// What a client sends now is dropped, however long it is.
 					if len(held) > maxHead+maxControl+step {
 						t.Fatalf("%d bytes are held", len(held))
 					}
 				}
+
 				if closed != tc.closed {
 					t.Fatalf("in pieces of %d bytes: closed is %v", step, closed)
 				}
@@ -204,11 +220,14 @@ func TestUnmask(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.SliceOfN(rapid.Byte(), 0, 100).Draw(t, "text")
 		key := [4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "key"))
+
 		got := slices.Clone(text)
 		unmask(key, got)
+
 		for i := range text {
 			text[i] ^= key[i%4]
 		}
+
 		if !bytes.Equal(got, text) {
 			t.Fatalf("got %x, want %x", got, text)
 		}
@@ -220,7 +239,9 @@ func TestUnmask(t *testing.T) {
 func TestReadingAllocatesNothing(t *testing.T) {
 	in := []byte(masked(Text, `{"type":"heartbeat"}`) + masked(Pong, "") + masked(firstPart, "a") +
 		masked(lastPart, "b"))
+
 	data := make([]byte, len(in))
+	// The data is unmasked in place, so each run has its own copy.
 	allocs := testing.AllocsPerRun(1000, func() {
 		copy(data, in)
 		var r Reader
@@ -229,10 +250,12 @@ func TestReadingAllocatesNothing(t *testing.T) {
 			if err != nil || n == 0 {
 				t.Fatal(n, err)
 			}
+
 			f.Release()
 			rest = rest[n:]
 		}
 	})
+
 	if allocs >= 1 { // the collector may empty the pool once in a while
 		t.Errorf("%.2f allocations", allocs)
 	}
