@@ -46,10 +46,13 @@ func FuzzCheckPage(f *testing.F) {
 		if CheckPage(page) != nil {
 			return
 		}
+
+		// Every character of a valid page is visible, a space, or a joiner within the page.
 		runes := []rune(page)
 		if !utf8.ValidString(page) || len(runes) < 1 || len(runes) > MaxPageLength {
 			t.Fatalf("%q was let pass", page)
 		}
+
 		for i, r := range runes {
 			joiner := joins(r) && i > 0 && i < len(runes)-1
 			visible := unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S)

@@ -12,18 +12,22 @@ func TestVersionsAreOrderedByIncarnationFirst(t *testing.T) {
 	v := rapid.Custom(func(t *rapid.T) Version {
 		return Version{rapid.Uint64Range(0, 3).Draw(t, "incarnation"), rapid.Uint64Range(0, 3).Draw(t, "sequence")}
 	})
+
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := v.Draw(t, "a"), v.Draw(t, "b")
 		if a.Compare(b) != -b.Compare(a) || (a.Compare(b) == 0) != (a == b) {
 			t.Fatalf("Compare(%s, %s) = %d, the other way round %d", a, b, a.Compare(b), b.Compare(a))
 		}
+
 		if a.Incarnation > b.Incarnation && a.Compare(b) != 1 {
 			t.Fatalf("%s is not newer than %s", a, b)
 		}
+
 		if back, err := ParseVersion(a.String()); err != nil || back != a {
 			t.Fatalf("ParseVersion(%q) = %s, %v", a, back, err)
 		}
 	})
+
 	for _, s := range []string{"", "1", "-", "1-", "-1", "1-2-3", "x-1", "1-x", "99999999999999999999-1", " 1-1"} {
 		if v, err := ParseVersion(s); err == nil {
 			t.Errorf("ParseVersion(%q) = %s", s, v)
@@ -45,6 +49,8 @@ func TestCountJSON(t *testing.T) {
 		if got := string(c.AppendJSON(nil)); got != want {
 			t.Errorf("AppendJSON = %s\nwant %s", got, want)
 		}
+
+		// The hand-written encoding is valid JSON.
 		var members map[string]any
 		if err := json.Unmarshal([]byte(want), &members); err != nil || members["page"] != c.Page {
 			t.Errorf("%s reads as %v, %v", want, members, err)

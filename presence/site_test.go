@@ -20,6 +20,7 @@ func TestNames(t *testing.T) {
 		if got, k := presence.SplitName(name); got != site || k != key || presence.KeyOf(name) != key {
 			t.Fatalf("%q of %q is named %q, which is %q of %q", key, site, name, k, got)
 		}
+
 		if len(name) > presence.MaxName {
 			t.Fatalf("a name of %d bytes", len(name))
 		}
@@ -30,7 +31,7 @@ func TestNames(t *testing.T) {
 			t.Fatalf("all of %q are counted as %q", name, presence.TotalOf(name))
 		}
 
-		// A topic goes between processes in one form, and is in the bucket of the name.
+		// A topic has one text form between processes, and is in the bucket of the name.
 		topic := presence.CountTopic(name)
 		read, err := presence.ParseTopic(topic.String())
 		sameBucket := topic.Bucket(64) == presence.Bucket(name, 64)
@@ -38,7 +39,7 @@ func TestNames(t *testing.T) {
 			t.Fatalf("%q is the topic %+v, read as %+v, %v", name, topic, read, err)
 		}
 
-		// Prefixes are those of one site.
+		// A prefix matches names of one site only.
 		prefix := key[:rapid.IntRange(0, len(key)).Draw(t, "prefix")]
 		if !presence.HasPrefix(name, site.Qualify(prefix)) || name < presence.FirstWith(site.Qualify(prefix)) {
 			t.Fatalf("%q does not begin with %q", name, site.Qualify(prefix))
@@ -52,10 +53,10 @@ func TestNames(t *testing.T) {
 	})
 }
 
-// No key that a client may send is taken for one of another site.
+// No key that a client may send is the name of a page of another site.
 func TestNoKeyIsAName(t *testing.T) {
-	if name := presence.SiteOf("shop").Qualify("p"); presence.CheckPage(name) == nil ||
-		presence.CheckReadable(name) == nil {
+	name := presence.SiteOf("shop").Qualify("p")
+	if presence.CheckPage(name) == nil || presence.CheckReadable(name) == nil {
 		t.Errorf("%q passes as a page", name)
 	}
 
@@ -75,10 +76,12 @@ func TestParseSite(t *testing.T) {
 			t.Errorf("%q: %q, %v", name, site.Name(), err)
 		}
 	}
+
 	site, err := presence.ParseSite("default")
 	if err != nil || site != presence.DefaultSite || site.Name() != "default" || site.Qualify("p") != "p" {
 		t.Errorf("default: %q, %v", site, err)
 	}
+
 	for _, name := range []string{"", "A", "a.b", "a b", "é", "*", strings.Repeat("a", 33), "\x1f"} {
 		if _, err := presence.ParseSite(name); err == nil {
 			t.Errorf("%q passes", name)

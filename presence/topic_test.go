@@ -54,9 +54,11 @@ func TestBucketsOfTopics(t *testing.T) {
 	}
 
 	for _, key := range []string{"p", "another page", "ページ"} {
+		// Within a site, all kinds of a key share a bucket.
 		if at("", "a", key) != at("", "b", key) || at("s", "a", key) != at("s", "b", key) {
 			t.Errorf("topics of %q are in buckets of their own", key)
 		}
+
 		if at("", "a", key) != presence.Bucket(key, 1<<30) {
 			t.Errorf("%q is not in the bucket of the page", key)
 		}

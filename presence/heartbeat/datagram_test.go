@@ -27,6 +27,7 @@ func keys(t rapid.TB, secrets ...string) *seal.Keys {
 	for _, s := range secrets {
 		list = append(list, []byte(s))
 	}
+
 	k, err := seal.NewKeys(list, "heartbeat")
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +35,7 @@ func keys(t rapid.TB, secrets ...string) *seal.Keys {
 	return k
 }
 
-// receiver decodes and keeps what it was told.
+// receiver decodes datagrams and keeps what they contain.
 type receiver struct {
 	*Decoder
 	beats   []*Beat
@@ -45,6 +46,7 @@ type receiver struct {
 func newReceiver(t rapid.TB, name string, k *seal.Keys) *receiver {
 	t.Helper()
 	r := &receiver{}
+
 	var err error
 	r.Decoder, err = NewDecoder(DecoderConfig{
 		Name: name, Partitions: partitions, Keys: k,
@@ -52,6 +54,7 @@ func newReceiver(t rapid.TB, name string, k *seal.Keys) *receiver {
 		OnReply: onReply(func(a *Reply) { r.replies = append(r.replies, a) }),
 		OnTable: onTable(func(_ string, hash uint64) { r.tables = append(r.tables, hash) }),
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +73,7 @@ func packReplies(t rapid.TB, e *Encoder, replies ...*Reply) (datagrams [][]byte)
 	return datagrams
 }
 
-// userOf returns a user of that partition.
+// userOf returns a user of the partition.
 func userOf(partition int, n uint64) presence.User {
 	return presence.User(n - n%partitions + uint64(partition))
 }
@@ -86,6 +89,7 @@ var (
 		rapid.StringOfN(rapid.Rune(), 0, presence.MaxPageLength, MaxPage),
 		rapid.SampledFrom([]string{strings.Repeat("x", MaxPage)}),
 	)
+
 	genBeat = rapid.Custom(func(t *rapid.T) *Beat {
 		part := rapid.IntRange(0, partitions-1).Draw(t, "partition")
 		op := rapid.Custom(func(t *rapid.T) Op {
@@ -141,7 +145,7 @@ type numbered struct {
 	op             Op
 }
 
-// wholes lists, for each beat, how far its stream has told of everything.
+// wholes returns, for each beat with a stream, up to which number the stream is complete.
 func wholes(beats []*Beat) map[[3]uint64]bool {
 	all := map[[3]uint64]bool{}
 	for _, b := range beats {
@@ -152,10 +156,11 @@ func wholes(beats []*Beat) map[[3]uint64]bool {
 	return all
 }
 
-// said is what beats say, however they are divided into datagrams.
+// said returns the operations and users in the beats, however they are divided into datagrams.
 func said(t rapid.TB, beats []*Beat) (ops []numbered, alive map[int][]presence.User) {
 	t.Helper()
 	alive = map[int][]presence.User{}
+
 	for _, b := range beats {
 		if b.Source != from {
 			t.Fatalf("source %+v", b.Source)
@@ -163,10 +168,12 @@ func said(t rapid.TB, beats []*Beat) (ops []numbered, alive map[int][]presence.U
 		for i, op := range b.Ops {
 			ops = append(ops, numbered{b.Partition, b.Stream, b.First + uint64(i), op})
 		}
+
 		if len(b.Alive) > 0 {
 			alive[b.Partition] = append(alive[b.Partition], b.Alive...)
 		}
 	}
+
 	return ops, alive
 }
 
@@ -179,11 +186,13 @@ func beatsComeBack(t *rapid.T) {
 			t.Fatalf("%d bytes: %v", len(p), err)
 		}
 	}
+
 	ops, alive := said(t, beats)
 	gotOps, gotAlive := said(t, r.beats)
 	if !reflect.DeepEqual(ops, gotOps) {
 		t.Fatalf("sent ops\n%+v\ngot\n%+v", ops, gotOps)
 	}
+
 	if !reflect.DeepEqual(alive, gotAlive) {
 		t.Fatalf("sent users\n%v\ngot\n%v", alive, gotAlive)
 	}
@@ -195,8 +204,9 @@ func beatsComeBack(t *rapid.T) {
 func repliesComeBack(t *rapid.T) {
 	replies := rapid.SliceOfN(genReply, 0, 5).Draw(t, "replies")
 	for i, r := range replies {
-		r.Stream = uint64(i + 1) // so that parts can be told apart
+		r.Stream = uint64(i + 1) // so that the parts of a reply can be recognized
 	}
+
 	k := keys(t, "secret")
 	rec := newReceiver(t, "to:1", k)
 	for _, p := range packReplies(t, NewEncoder(from, "to:1", k, 0), replies...) {
@@ -204,23 +214,32 @@ func repliesComeBack(t *rapid.T) {
 			t.Fatalf("%d bytes: %v", len(p), err)
 		}
 	}
+
 	var got []*Reply
 	for i, part := range rec.replies {
+		// The parts of a reply come one after the other.
 		if i == 0 || got[len(got)-1].Stream != part.Stream {
 			got = append(got, &Reply{Partition: part.Partition, Stream: part.Stream})
 		}
+
 		whole := got[len(got)-1]
 		if whole.Acked != 0 || whole.Reset || whole.Ask {
 			t.Fatal("something follows the part that acknowledges")
 		}
-		whole.Acked, whole.Reset, whole.Ask = part.Acked, part.Reset, part.Ask
+		whole.Acked = part.Acked
+		whole.Reset = part.Reset
+		whole.Ask = part.Ask
 		whole.Counted = part.Counted
+
+		// Every part has this number, because its counts are only valid with it.
 		if want := replies[part.Stream-1].Counted; part.Counted != want {
 			t.Fatalf("a part has counts that include the joins up to %d, want %d", part.Counted, want)
 		}
+
 		whole.Counts = append(whole.Counts, part.Counts...)
 		whole.Unknown = append(whole.Unknown, part.Unknown...)
 	}
+
 	if len(got) != len(replies) {
 		t.Fatalf("%d replies of %d", len(got), len(replies))
 	}
@@ -228,8 +247,11 @@ func repliesComeBack(t *rapid.T) {
 		if !slices.Equal(want.Counts, got[i].Counts) || !slices.Equal(want.Unknown, got[i].Unknown) {
 			t.Fatalf("sent\n%+v\ngot\n%+v", want, got[i])
 		}
+
+		// The lists, which are divided among parts, are equal. All other fields are in the last part.
 		w, g := *want, *got[i]
-		w.Counts, w.Unknown, g.Counts, g.Unknown = nil, nil, nil, nil
+		w.Counts, g.Counts = nil, nil
+		w.Unknown, g.Unknown = nil, nil
 		if !reflect.DeepEqual(w, g) {
 			t.Fatalf("sent\n%+v\ngot\n%+v", w, g)
 		}
@@ -247,23 +269,26 @@ func alive(partition, n int) *Beat {
 	return b
 }
 
-// TestDatagramsAreFull: heartbeats cost little more than their 8 bytes, and
-// small messages share datagrams.
+// TestDatagramsAreFull: a heartbeat costs little more than its 8 bytes, and small messages share datagrams.
 func TestDatagramsAreFull(t *testing.T) {
 	var beats []*Beat
 	for p := range 100 {
 		beats = append(beats, alive(p, 50))
 	}
+
 	e := NewEncoder(from, "to:1", keys(t, "s"), 0)
+
 	size := 0
 	for _, p := range packBeats(t, e, beats...) {
 		size += len(p)
 	}
+
 	perUser := float64(size) / 5000
 	t.Logf("%.2f bytes for each of the living", perUser)
 	if perUser > 8.8 {
 		t.Errorf("%.2f bytes for each of the living", perUser)
 	}
+
 	var joins []*Beat
 	for p := range 100 {
 		joins = append(joins, &Beat{
@@ -271,13 +296,16 @@ func TestDatagramsAreFull(t *testing.T) {
 			Ops: []Op{{Kind: Join, User: userOf(p, 1<<60), Page: "home"}},
 		})
 	}
+
 	if n := len(packBeats(t, e, joins...)); n > 4 {
 		t.Errorf("100 joins in %d datagrams", n)
 	}
+
 	var replies []*Reply
 	for p := range 100 {
 		replies = append(replies, &Reply{Partition: p, Stream: 1700000000000, Acked: 1})
 	}
+
 	if n := len(packReplies(t, e, replies...)); n > 3 {
 		t.Errorf("100 acknowledgements in %d datagrams", n)
 	}
@@ -292,6 +320,7 @@ func TestGraceIsRoundedUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	for i, want := range []time.Duration{time.Millisecond, 0, 2 * time.Second} {
 		if got := r.beats[0].Ops[i].Grace; got != want {
 			t.Errorf("a grace of %s arrived as %s", ops[i].Grace, got)
@@ -299,7 +328,7 @@ func TestGraceIsRoundedUp(t *testing.T) {
 	}
 }
 
-// resign puts another signature on what a test has changed.
+// resign signs a datagram again that a test has changed.
 func resign(k *seal.Keys, p []byte) []byte {
 	p = p[:len(p)-seal.Size]
 	binary.LittleEndian.PutUint16(p[4:], uint16(len(p)+seal.Size))
@@ -309,12 +338,20 @@ func resign(k *seal.Keys, p []byte) []byte {
 func TestRefusals(t *testing.T) {
 	k := keys(t, "secret")
 	change := func(at int, b ...byte) func([]byte) []byte {
-		return func(p []byte) []byte { copy(p[at:], b); return p }
+		return func(p []byte) []byte {
+			copy(p[at:], b)
+			return p
+		}
 	}
 	signed := func(at int, b ...byte) func([]byte) []byte {
-		return func(p []byte) []byte { copy(p[at:], b); return resign(k, p) }
+		return func(p []byte) []byte {
+			copy(p[at:], b)
+			return resign(k, p)
+		}
 	}
+
 	header := 53 + len(from.Gateway)
+
 	for name, tc := range map[string]struct {
 		change func([]byte) []byte
 		want   error
@@ -356,9 +393,11 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newReceiver(t, "to:1", k)
 			p := packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0]
+
 			if err := r.Decode(tc.change(p)); !errors.Is(err, tc.want) {
 				t.Fatalf("got %v, want %v", err, tc.want)
 			}
+
 			if tc.want != nil && len(r.beats) > 0 {
 				t.Error("it was refused, and taken")
 			}
@@ -372,23 +411,28 @@ func TestUserOfAnotherPartitionIsRefused(t *testing.T) {
 	p := packBeats(t, NewEncoder(from, "to:1", k, 0), &Beat{
 		Source: from, Partition: 1, Ops: []Op{{Kind: Join, User: 2}},
 	})[0]
+
 	if err := r.Decode(p); !errors.Is(err, ErrPartitions) {
 		t.Fatal(err)
 	}
 }
 
-// TestAge: the receiver knows for how long a list of live users was under way, unless the sender is of a release that
-// goes by its own clock.
+// TestAge: the receiver knows how long a list of live users was in transit, unless the sender is of a release that uses
+// its own clock.
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := keys(t, "secret")
 		flags := 52 + len(from.Gateway)
 		e := NewEncoder(from, "to:1", k, 0)
 		r := newReceiver(t, "to:1", k)
-		ours, older := packBeats(t, e, alive(1, 1))[0], packBeats(t, e, alive(1, 1))[0]
+
+		// A datagram of the older release has no flags, so both lengths are one less.
+		ours := packBeats(t, e, alive(1, 1))[0]
+		older := packBeats(t, e, alive(1, 1))[0]
 		older = slices.Delete(older, flags, flags+1)
 		older[6]-- // the length of the header
 		older[4]-- // the length of the datagram
+
 		time.Sleep(5 * time.Second)
 		for i, p := range [][]byte{ours, resign(k, older)} {
 			if err := r.Decode(p); err != nil {
@@ -402,11 +446,12 @@ func TestAge(t *testing.T) {
 	})
 }
 
-// TestFormatCanGrow: what a later version appends is skipped.
+// TestFormatCanGrow: additions of later versions are skipped.
 func TestFormatCanGrow(t *testing.T) {
 	k := keys(t, "secret")
 	header := 53 + len(from.Gateway)
 	op := []byte{1, 9, 0, 0, 0, 0, 0, 0, 0, 2, 'p', 0} // join of user 9 on p
+
 	ops := func(extra []byte, list ...[]byte) []byte {
 		b := []byte{9, 1, 1, byte(len(list)), 0}
 		for _, o := range list {
@@ -415,6 +460,7 @@ func TestFormatCanGrow(t *testing.T) {
 		b = append(b, extra...)
 		return append([]byte{2, byte(len(b)), 0}, b...)
 	}
+
 	build := func(what byte, grow int, records ...[]byte) []byte {
 		p := packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0][:header]
 		p[3] = what
@@ -425,11 +471,13 @@ func TestFormatCanGrow(t *testing.T) {
 		}
 		return resign(k, append(p, make([]byte, seal.Size)...))
 	}
+
+	// An op that is longer, and one of a kind that this version does not know.
 	later := append(slices.Clone(op), 1, 2, 3)
 	unknown := append([]byte{77}, op[1:]...)
 	for name, tc := range map[string]struct {
 		p    []byte
-		want []uint64 // numbers of the ops taken
+		want []uint64 // numbers of the accepted ops
 	}{
 		"nothing new":        {build(1, 0, ops(nil, op)), []uint64{1}},
 		"header":             {build(1, 9, ops(nil, op)), []uint64{1}},
@@ -445,6 +493,7 @@ func TestFormatCanGrow(t *testing.T) {
 			if err := r.Decode(tc.p); err != nil {
 				t.Fatal(err)
 			}
+
 			var got []uint64
 			list, _ := said(t, r.beats)
 			for _, n := range list {
@@ -453,23 +502,29 @@ func TestFormatCanGrow(t *testing.T) {
 					t.Errorf("op %+v", n.op)
 				}
 			}
+
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("ops %v, want %v", got, tc.want)
 			}
 		})
 	}
+
+	// A reply may grow as well: in each of its counts, and at its end.
 	r := newReceiver(t, "to:1", k)
 	count := []byte{0, 1, 'p', 5, 0, 1, 2, 99, 99}
 	body := append([]byte{9, 1, 4, 0x81, 1, 0, byte(len(count))}, count...)
 	body = append(body, 0, 0, 3, 42)
+
 	if err := r.Decode(build(2, 0, append([]byte{3, byte(len(body)), 0}, body...))); err != nil {
 		t.Fatal(err)
 	}
+
 	want := &Reply{
 		Partition: 9, Stream: 1, Acked: 4, Counted: 3, Reset: true, Counts: []presence.Count{
 			{Page: "p", Users: 5, Version: presence.Version{Incarnation: 1, Sequence: 2}},
 		},
 	}
+
 	if !reflect.DeepEqual(r.replies, []*Reply{want}) {
 		t.Errorf("reply %+v", r.replies)
 	}
@@ -478,8 +533,8 @@ func TestFormatCanGrow(t *testing.T) {
 func TestTableIsTold(t *testing.T) {
 	k := keys(t)
 	r := newReceiver(t, "to:1", k)
-	if err := r.Decode(packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0]); err != nil ||
-		!slices.Equal(r.tables, []uint64{7}) {
+	err := r.Decode(packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0])
+	if err != nil || !slices.Equal(r.tables, []uint64{7}) {
 		t.Fatal(err, r.tables)
 	}
 }
@@ -488,21 +543,25 @@ func TestTableIsTold(t *testing.T) {
 func TestDecodingAllocatesLittle(t *testing.T) {
 	k := keys(t, "s")
 	e := NewEncoder(from, "to:1", k, 0)
+	// The receiver of other tests keeps what it gets. This one does not, so that only the decoder allocates.
 	d, err := NewDecoder(DecoderConfig{Name: "to:1", Partitions: partitions, Keys: k, OnBeat: onBeat(func(*Beat) {})})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var list [][]byte
 	for range 1000 {
 		list = append(list, packBeats(t, e, alive(1, 60), alive(2, 60))...)
 	}
+
 	i := 0
-	if n := testing.AllocsPerRun(len(list)-2, func() {
+	n := testing.AllocsPerRun(len(list)-2, func() {
 		if err := d.Decode(list[i]); err != nil {
 			t.Fatal(err)
 		}
 		i++
-	}); n > 2 {
+	})
+	if n > 2 {
 		t.Errorf("%.1f allocations for a datagram", n)
 	}
 }
@@ -514,27 +573,31 @@ func FuzzDatagram(f *testing.F) {
 	f.Add(packBeats(f, NewEncoder(from, "to:1", k, 0), alive(1, 3))[0])
 	f.Add(packReplies(f, NewEncoder(from, "to:1", k, 0),
 		&Reply{Partition: 1, Acked: 1, Unknown: []presence.User{1}})[0])
+
 	f.Fuzz(func(t *testing.T, p []byte) {
 		r := newReceiver(t, "to:1", k)
 		_ = r.Decode(p)
 	})
 }
 
-// FuzzRecords is FuzzDatagram behind the signature and the clock. What is understood
-// says the same when it is sent again, and takes memory in
-// proportion to the datagram.
+// FuzzRecords is FuzzDatagram with a valid signature and time. Decoded messages are the same when they are encoded and
+// decoded again, and take memory in proportion to the datagram.
 func FuzzRecords(f *testing.F) {
 	k := keys(f)
 	header := 53 + len(from.Gateway)
 	seed := func(p []byte) {
 		f.Add(p[3], p[header:len(p)-seal.Size])
 	}
+
 	e := NewEncoder(from, "to:1", k, 0)
 	op := Op{Kind: Join, User: userOf(1, 1<<40), Page: "home"}
 	leave := Op{Kind: Leave, User: userOf(1, 1<<50), Page: "home", Grace: 2 * time.Second}
+
+	// The seeds are beats with ops and users, replies with counts, complete streams, and a question.
 	seed(packBeats(f, e, &Beat{
 		Source: from, Partition: 1, Stream: 5, First: 3, Ops: []Op{op, leave}, Alive: []presence.User{userOf(1, 7000)},
 	}, alive(2, 3))[0])
+
 	seed(packReplies(f, e, &Reply{
 		Partition: 1, Stream: 5, Acked: 4, Reset: true, Unknown: []presence.User{userOf(1, 7000)},
 		Counts: []presence.Count{
@@ -544,14 +607,17 @@ func FuzzRecords(f *testing.F) {
 			},
 		},
 	}, &Reply{Partition: 2})[0])
+
 	seed(packBeats(f, e, &Beat{Source: from, Partition: 1, Stream: 6, First: 1, Whole: 1}, &Beat{
 		Source: from, Partition: 2, Stream: 6, First: 1, Whole: 1 << 40,
 	})[0])
 	seed(packReplies(f, e, &Reply{Partition: 1, Stream: 6, Ask: true})[0])
+
 	f.Fuzz(func(t *testing.T, what byte, records []byte) {
 		p := packBeats(t, NewEncoder(from, "to:1", k, 0), alive(1, 1))[0][:header]
 		p[3] = what
 		p = resign(k, append(append(p, records...), make([]byte, seal.Size)...))
+
 		r := newReceiver(t, "to:1", k)
 		if err := r.Decode(p); err != nil {
 			if len(r.beats)+len(r.replies) > 0 {
@@ -559,7 +625,10 @@ func FuzzRecords(f *testing.F) {
 			}
 			return
 		}
+
 		ops, living := said(t, r.beats)
+
+		// The decoded messages are encoded and decoded again.
 		again := newReceiver(t, "to:1", k)
 		e := NewEncoder(from, "to:1", k, 0)
 		for _, p := range append(packBeats(t, e, r.beats...), packReplies(t, e, r.replies...)...) {
@@ -567,23 +636,30 @@ func FuzzRecords(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
+
 		gotOps, gotLiving := said(t, again.beats)
 		if !reflect.DeepEqual(ops, gotOps) || !reflect.DeepEqual(living, gotLiving) {
 			t.Fatalf("%v %v became %v %v", ops, living, gotOps, gotLiving)
 		}
+
 		if whole, got := wholes(r.beats), wholes(again.beats); !reflect.DeepEqual(whole, got) {
 			t.Fatalf("%v became %v", whole, got)
 		}
+
+		// A small datagram must not take much memory.
 		if len(ops) > len(records)/12 || len(r.beats)+len(r.replies) > len(records)/3 {
 			t.Fatalf("%d bytes became %d ops, %d beats, %d replies",
 				len(records), len(ops), len(r.beats), len(r.replies))
 		}
+
 		counts := func(replies []*Reply) (n, unknown int) {
 			for _, r := range replies {
-				n, unknown = n+len(r.Counts), unknown+len(r.Unknown)
+				n += len(r.Counts)
+				unknown += len(r.Unknown)
 			}
 			return n, unknown
 		}
+
 		n, unknown := counts(r.replies)
 		if m, u := counts(again.replies); m != n || u != unknown {
 			t.Fatalf("%d counts, %d unknown became %d, %d", n, unknown, m, u)

@@ -12,7 +12,7 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// A process answers who knows a secret of the cluster, over real sockets.
+// A process answers a probe that is signed with one of its secrets.
 func TestServerProbe(t *testing.T) {
 	listen := func() *net.UDPConn {
 		conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -21,9 +21,11 @@ func TestServerProbe(t *testing.T) {
 		}
 		return conn
 	}
+
 	conn := listen()
 	to := conn.LocalAddr().String()
 	tr, _ := start(t, heartbeat.Config{Conn: conn, Name: to, Keys: [][]byte{[]byte("new"), []byte("old")}})
+
 	for _, secrets := range [][][]byte{{[]byte("new")}, {[]byte("old"), []byte("new")}} {
 		ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 		if err := heartbeat.Probe(ctx, to, secrets); err != nil {
@@ -31,21 +33,24 @@ func TestServerProbe(t *testing.T) {
 		}
 		cancel()
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
-	go func() { // ends when the datagram was refused
+	go func() { // ends the probe once its datagram was refused
 		defer cancel()
 		for ctx.Err() == nil && metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
 			time.Sleep(time.Millisecond)
 		}
 	}()
+
 	if err := heartbeat.Probe(ctx, to, [][]byte{[]byte("a stranger's")}); err == nil {
 		t.Error("a stranger was answered")
 	}
-	if <-ctx.Done(); metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
+	<-ctx.Done()
+	if metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
 		t.Error("the stranger's probe did not come")
 	}
 
-	// An old process, or a firewall, says nothing.
+	// An old process does not answer, and neither does a firewall.
 	deaf := listen()
 	defer deaf.Close()
 	soon, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -53,11 +58,13 @@ func TestServerProbe(t *testing.T) {
 	if err := heartbeat.Probe(soon, deaf.LocalAddr().String(), nil); err == nil {
 		t.Error("who does not answer was heard")
 	}
+
 	gone := listen()
 	_ = gone.Close()
 	if err := heartbeat.Probe(t.Context(), gone.LocalAddr().String(), nil); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("nobody is there: %v", err)
 	}
+
 	if err := heartbeat.Probe(t.Context(), "192.0.2.1:1", nil); err == nil {
 		t.Error("an unsigned datagram was sent to another machine")
 	}

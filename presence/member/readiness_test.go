@@ -18,19 +18,22 @@ func (p partly) Counts(_ context.Context, pages []string) ([]presence.Count, err
 	for i, page := range pages {
 		counts[i] = presence.Count{Page: page, Stale: p.stale[presence.Bucket(page, presence.DefaultBuckets)]}
 	}
+
 	return counts, nil
 }
 
-// TestNotReadyBeforeTheLastBucket: counts are complete when those of all buckets are, not
-// when that of the site is.
+// TestNotReadyBeforeTheLastBucket: counts are complete only when those of every bucket are. A complete count of the
+// site is not enough.
 func TestNotReadyBeforeTheLastBucket(t *testing.T) {
 	complete := func(stale map[int]bool) bool {
 		m := &Member{parts: Parts{Store: partly{stale: stale}}}
 		return m.complete(t.Context(), pagePerBucket(presence.DefaultBuckets))
 	}
+
 	if !complete(nil) {
 		t.Error("not complete, though no bucket lacks anything")
 	}
+
 	for b := range presence.DefaultBuckets {
 		if complete(map[int]bool{b: true}) {
 			t.Errorf("complete, though bucket %d lacks users", b)

@@ -36,19 +36,26 @@ const shadow = 12 * time.Second
 func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal func()) {
 	s.log("FAULT: %s, for %s", what, lasts)
 	for _, f := range s.history {
-		if (kind == emptied && f.kind == takeover || kind == takeover && f.kind == emptied) &&
-			time.Since(f.until) < shadow {
+		recent := time.Since(f.until) < shadow
+		if recent && destroyBoth(kind, f.kind) {
 			s.log("nobody can know who held what")
 			s.crowd.forgetHolds()
 			s.zombies = true
 		}
 	}
+
 	f := &fault{kind: kind, until: time.Now().Add(lasts), heal: func() {
 		s.log("healed: %s", what)
 		heal()
 	}}
-	s.faults, s.history = append(s.faults, f), append(s.history, f)
+	s.history = append(s.history, f)
+	s.faults = append(s.faults, f)
 	slices.SortStableFunc(s.faults, func(a, b *fault) int { return a.until.Compare(b.until) })
+}
+
+// destroyBoth reports whether two faults together destroy both copies of the holds: the owner's and the store's.
+func destroyBoth(a, b faultKind) bool {
+	return a == emptied && b == takeover || a == takeover && b == emptied
 }
 
 // excuse excludes users from the check that users who stay are counted, because no process
@@ -58,9 +65,11 @@ func (s *simulation) excuse(users []*user) bool {
 	if !s.crowd.spares(users) {
 		return false
 	}
+
 	for _, u := range users {
 		s.crowd.excuse(u)
 	}
+
 	return true
 }
 
@@ -69,9 +78,11 @@ func (s *simulation) healDue(now time.Time) {
 	for len(s.faults) > 0 && !s.faults[0].until.After(now) {
 		f := s.faults[0]
 		s.faults = s.faults[1:]
-		if f.until.After(time.Now()) { // before its time: the round is over
+
+		if f.until.After(time.Now()) { // it is healed early, because the round is over
 			f.until = time.Now()
 		}
+
 		f.heal()
 	}
 }
@@ -87,80 +98,132 @@ func (s *simulation) fail() {
 		s.failAlone(s.members[0])
 		return
 	}
+
 	m := s.members[s.chance.IntN(len(s.members))]
-	whole := m.running != nil && !m.leaving && !m.frozen
-	kind := harmless
+	kind := harmless // a process without partitions takes no knowledge with it
 	if slices.Contains(m.roles, presence.RolePresence) {
 		kind = takeover
 	}
+
+	// The next fault may excuse all holds. Without a user who has a tab and has to stay, nobody would be checked.
 	if !s.crowd.spares(nil) {
-		return // holds may be forgotten, and no other user is held to anything
+		return
 	}
-	front := slices.Contains(m.roles, presence.RoleGateway)
-	switch what := s.chance.IntN(10); {
-	case what <= 4 && (!whole || front && !s.others(m, presence.RoleGateway) || kind == takeover &&
-		!s.others(m, presence.RolePresence)):
-	case what == 0:
-		s.crash(m, kind, true)
-	case what == 1:
-		s.crash(m, kind, s.chance.IntN(2) == 0)
-	case what == 2:
-		s.freeze(m, kind)
-	case what == 3 || what == 4:
-		s.restart(m, kind)
-	case what == 5:
-		if s.net.weather.Load().lost == 0 && s.excuse(s.straying()) {
-			s.net.weather.Store(&weather{lost: 0.2, repeated: 0.1, late: 0.2, delay: 300 * time.Millisecond})
-			s.add(stormy, s.between(5*time.Second, 15*time.Second), "datagrams are lost, repeated and late", func() {
-				s.net.weather.Store(&weather{})
-			})
+
+	switch s.chance.IntN(10) {
+	case 0:
+		if s.spared(m) {
+			s.crash(m, kind, true)
 		}
-	case what == 6:
-		if !s.store.away {
-			silent := s.chance.IntN(2) == 0
-			s.store.leave(silent)
-			s.add(storeOutage, s.between(500*time.Millisecond, 12*time.Second),
-				fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
+	case 1:
+		if s.spared(m) {
+			s.crash(m, kind, s.chance.IntN(2) == 0)
 		}
-	case what == 7 && time.Since(s.store.lostAt) > simTimeout:
-		s.store.lose()
-		s.add(emptied, shadow, "the store is emptied", func() {})
-	case what == 8:
+	case 2:
+		if s.spared(m) {
+			s.freeze(m, kind)
+		}
+	case 3, 4:
+		if s.spared(m) {
+			s.restart(m, kind)
+		}
+	case 5:
+		s.storm()
+	case 6:
+		s.storeOutage()
+	case 7:
+		if time.Since(s.store.lostAt) > simTimeout {
+			s.store.lose()
+			s.add(emptied, shadow, "the store is emptied", func() {})
+		}
+	case 8:
 		if o := s.members[s.chance.IntN(len(s.members))]; o != m {
 			s.cut(m, o)
 		}
-	case what == 9 && front && whole:
-		s.takeForDead(m)
+	case 9:
+		if m.undisturbed() && slices.Contains(m.roles, presence.RoleGateway) {
+			s.takeForDead(m)
+		}
 	}
+}
+
+// undisturbed reports whether the member runs, and no fault disturbs it.
+func (m *member) undisturbed() bool { return m.running != nil && !m.leaving && !m.frozen }
+
+// spared reports whether the cluster can do without m: m runs undisturbed, and other members do its roles meanwhile.
+func (s *simulation) spared(m *member) bool {
+	if !m.undisturbed() {
+		return false
+	}
+
+	for _, role := range []string{presence.RoleGateway, presence.RolePresence} {
+		if slices.Contains(m.roles, role) && !s.others(m, role) {
+			return false
+		}
+	}
+
+	return true
+}
+
+// storm has datagrams lost, repeated and late for a while.
+func (s *simulation) storm() {
+	calm := s.net.weather.Load().lost == 0
+	if !calm || !s.excuse(s.straying()) {
+		return
+	}
+
+	s.net.weather.Store(&weather{lost: 0.2, repeated: 0.1, late: 0.2, delay: 300 * time.Millisecond})
+	s.add(stormy, s.between(5*time.Second, 15*time.Second), "datagrams are lost, repeated and late", func() {
+		s.net.weather.Store(&weather{})
+	})
+}
+
+// storeOutage makes the store unavailable for a while.
+func (s *simulation) storeOutage() {
+	if s.store.away {
+		return
+	}
+
+	// A silent store lets calls wait, the other kind refuses them.
+	silent := s.chance.IntN(2) == 0
+	s.store.leave(silent)
+	s.add(storeOutage, s.between(500*time.Millisecond, 12*time.Second),
+		fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
 }
 
 // takeForDead removes endpoints of a gateway, as a process does that wrongly believes
 // the gateway is dead.
 func (s *simulation) takeForDead(m *member) {
 	life := presence.IncarnationName(m.name, m.process.self.Incarnation)
+
 	s.store.mu.Lock()
 	for b := range simBuckets {
 		ends, err := s.store.inner.Attached(context.Background(), b)
 		must(err)
+
 		for _, e := range ends {
+			// Two of three are removed, so that the gateway has lost some and not others.
 			if e.Gateway == life && s.chance.IntN(3) > 0 {
 				must(s.store.inner.Detach(context.Background(), life, []presence.Topic{e.Topic}))
 			}
 		}
 	}
 	s.store.mu.Unlock()
+
 	s.add(harmless, 3*time.Second, "endpoints of "+m.name+" are lost", func() {})
 }
 
 // failAlone breaks the only process. No user stays present meanwhile, and the next run of
 // the process does not know them.
 func (s *simulation) failAlone(m *member) {
-	if m.running == nil || m.leaving || m.frozen {
+	if !m.undisturbed() {
 		return
 	}
+
 	for _, u := range s.crowd.users {
 		s.crowd.excuse(u)
 	}
+
 	switch s.chance.IntN(3) {
 	case 0:
 		s.crash(m, takeover, s.chance.IntN(2) == 0)
@@ -171,22 +234,25 @@ func (s *simulation) failAlone(m *member) {
 	}
 }
 
-// others reports whether a member beside m does the role.
+// others reports whether another member than m does the role.
 func (s *simulation) others(m *member, role string) bool {
 	return slices.ContainsFunc(s.members, func(o *member) bool { return o != m && o.serves(role) })
 }
 
-// crash ends a process without a word, and starts it again later.
+// crash ends a process without notice, and starts it again later.
 func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 	if !s.alone {
-		noticed = noticed || !s.excuse(s.crowd.at(m.name)) // they find out only when they are already gone
+		// Clients that notice nothing reconnect too late to stay counted, so there must be others to check.
+		noticed = noticed || !s.excuse(s.crowd.at(m.name))
 		if !s.scatter(m) {
 			return
 		}
 	}
+
 	r := m.running
 	r.life.kill(noticed)
 	m.running = nil
+
 	s.add(kind, s.between(200*time.Millisecond, 9*time.Second), fmt.Sprintf("%s is dead, noticed %t", m.name, noticed),
 		func() {
 			r.stop()
@@ -199,11 +265,13 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 // excuses users whose return the owner may not receive. It reports whether any user is left
 // who is not excused.
 func (s *simulation) scatter(m *member) bool {
-	if s.unheard() || slices.ContainsFunc(s.members, func(o *member) bool {
+	suspended := slices.ContainsFunc(s.members, func(o *member) bool {
 		return o.running != nil && o.frozen && slices.Contains(o.roles, presence.RoleGateway)
-	}) {
+	})
+	if suspended || s.unheard() {
 		return s.excuse(s.crowd.at(m.name))
 	}
+
 	return true
 }
 
@@ -223,11 +291,13 @@ func (s *simulation) moving() (users []*user) {
 			users = append(users, u)
 		}
 	}
+
 	for _, m := range s.members {
 		if m.running != nil && m.leaving {
 			users = append(users, s.crowd.at(m.name)...)
 		}
 	}
+
 	return users
 }
 
@@ -240,31 +310,40 @@ func (s *simulation) straying() []*user {
 			users = append(users, s.crowd.at(m.name)...)
 		}
 	}
+
 	return users
 }
 
-// parted reports whether any two processes are.
+// parted reports whether the link between any two processes is cut.
 func (s *simulation) parted() bool {
 	parted := false
-	s.net.cuts.Range(func(any, any) bool { parted = true; return false })
+	s.net.cuts.Range(func(any, any) bool {
+		parted = true
+		return false
+	})
+
 	return parted
 }
 
-// freeze has a process stand still for a while. When it stands still for long, it is
-// declared dead before its own timers end anybody's presence.
+// freeze suspends a process for a while. A long suspension has the process declared dead before its own timers end
+// anybody's presence.
 func (s *simulation) freeze(m *member, kind faultKind) {
-	if !s.excuse(s.moving()) { // users on the way there could be too late elsewhere
+	if !s.excuse(s.moving()) { // users on their way to m could reach another gateway too late
 		return
 	}
+
 	lasts := s.between(200*time.Millisecond, 3*time.Second)
 	if s.chance.IntN(2) == 0 && s.excuse(s.crowd.at(m.name)) {
 		lasts = s.between(8*time.Second, 15*time.Second)
 	} else if lasts > simPong/2 && s.unheard() && !s.excuse(s.crowd.at(m.name)) { // its clients may leave it
 		return
 	}
+
 	m.frozen = true
 	r := m.running
+	// This life of the process is thawed later: m may have another one by then.
 	r.life.freeze()
+
 	s.add(kind, lasts, m.name+" stands still", func() {
 		r.frozen = false
 		r.life.thaw()
@@ -274,21 +353,27 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 // cut cuts the link between two processes. Both still reach the store, so no other process
 // takes over.
 func (s *simulation) cut(a, b *member) {
+	// A short cut ends before its users time out at the owner.
 	lasts := s.between(200*time.Millisecond, time.Second)
 	if s.chance.IntN(2) == 0 && s.excuse(slices.Concat(s.crowd.at(a.name), s.crowd.at(b.name), s.straying())) {
 		lasts = s.between(time.Second, 15*time.Second) // longer than the owner waits for their heartbeats
 	}
-	for _, m := range []*member{a, b} { // a gateway repeats a join within a second
-		s.mu.Lock()
-		if until := time.Now().Add(lasts + 1500*time.Millisecond); until.After(s.apart[m.name]) {
+
+	// A gateway repeats a join within a second, so its owner knows its users by then.
+	s.mu.Lock()
+	for _, m := range []*member{a, b} {
+		until := time.Now().Add(lasts + 1500*time.Millisecond)
+		if until.After(s.apart[m.name]) {
 			s.apart[m.name] = until
 		}
-		s.mu.Unlock()
 	}
+	s.mu.Unlock()
+
 	ways := [][2]string{{a.name, b.name}, {b.name, a.name}}
 	for _, w := range ways {
 		s.net.cutLink(w[0], w[1])
 	}
+
 	s.add(harmless, lasts, a.name+" and "+b.name+" are parted", func() {
 		for _, w := range ways {
 			s.net.healLink(w[0], w[1])
@@ -296,28 +381,33 @@ func (s *simulation) cut(a, b *member) {
 	})
 }
 
-// restart has a process leave as at SIGTERM, and starts it again.
+// restart makes a process leave, as SIGTERM does, and starts it again.
 func (s *simulation) restart(m *member, kind faultKind) {
 	if !s.alone && !s.scatter(m) {
 		return
 	}
+
 	s.leave(m)
 	s.add(kind, s.between(4*time.Second, 8*time.Second), m.name+" is told to leave", func() {
+		// Two processes with one name would fight for its lease.
 		<-m.left
 		s.start(m)
 	})
 }
 
-// leave has a process leave as at SIGTERM.
+// leave makes a process leave, as SIGTERM does.
 func (s *simulation) leave(m *member) {
 	r := m.running
 	r.leaving = true
+
 	s.clients.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
+
 		if gw := r.gateway; gw != nil {
 			gw.Drain(ctx)
 		}
+
 		r.process.Leave(ctx)
 		r.stop()
 		r.life.kill(true)

@@ -1,7 +1,6 @@
 package member
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -18,6 +17,7 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()
+
 			var nodes, others []*member
 			for _, m := range s.members {
 				if slices.Contains(m.roles, presence.RolePresence) {
@@ -26,6 +26,7 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 					others = append(others, m)
 				}
 			}
+
 			// The gateways learn of the first node's lease at once, and of the others'
 			// leases late.
 			s.start(nodes[0])
@@ -33,24 +34,28 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 			for _, m := range others {
 				s.start(m)
 			}
+
 			time.Sleep(renewEvery * 7 / 9)
 			for _, m := range nodes[1:] {
 				s.start(m)
 			}
 			s.ready()
+
 			s.watch(s.where, []string{presence.AllPages, "a"})
 			for i := range simUsers {
-				u := newUser(fmt.Sprint("u", i))
-				s.crowd.users = append(s.crowd.users, u)
-				s.newTab(u, "", nil, "a")
+				s.newVisitor(i, "", "a")
 			}
 			time.Sleep(5*time.Second + time.Duration(moment)*renewEvery/20)
+
 			s.crowd.begin(s.crowd.users)
 			for _, u := range s.crowd.users {
 				u.tabs[0].move(s.where[0], 1700*time.Millisecond)
 			}
+
+			// The handover begins before they are back, and the grace ends at 2 s.
 			time.Sleep(700 * time.Millisecond)
 			s.restart(nodes[0], takeover)
+
 			time.Sleep(simQuiet)
 			s.healDue(time.Now())
 			s.ready()
@@ -67,15 +72,15 @@ func TestALeaseEndsForGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := wholesOf(1)
 		defer s.end()
-		for _, m := range s.members {
-			s.start(m)
-		}
-		s.ready()
+		s.startAll()
+
 		r := s.members[0].running
 		r.leaving = true
 		s.clients.Go(func() {
 			r.process.Leave(t.Context())
+			// In this time a process that still renewed its lease would do so several times.
 			time.Sleep(3 * renewEvery)
+
 			for _, m := range s.members[1:] {
 				if slices.ContainsFunc(*m.process.members.Load(), func(p presence.Process) bool {
 					return p.Name == s.members[0].name
@@ -83,6 +88,7 @@ func TestALeaseEndsForGood(t *testing.T) {
 					t.Errorf("for %s it still runs", m.name)
 				}
 			}
+
 			r.stop()
 			r.life.kill(true)
 			close(r.left)

@@ -8,8 +8,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// past has the users of each page in every version of its count. So a count that a user receives can be asked whether
-// it includes that user.
+// past knows which users every version of a page's count includes. So the test can check that a count that a user
+// receives includes the user.
 type past struct {
 	*sync.Mutex
 	members map[int][]presence.Member // by partition
@@ -24,19 +24,24 @@ func newPast() past {
 	}
 }
 
-// written records the versions that a write made.
+// written records the versions that a write has made.
 func (p past) written(store *presencemem.Store, changes []presence.Change, outcomes []presence.Outcome) {
 	p.Lock()
 	defer p.Unlock()
+
 	for i, c := range changes {
 		if outcomes[i].Err != nil {
 			continue
 		}
+
+		// The members are read from the store, rather than computed from the change, so the test repeats no logic of
+		// the store.
 		snaps, err := store.Load(context.Background(), []presence.Claim{c.Claim})
 		must(err)
 		p.members[c.Partition] = snaps[0].Members
 	}
 
+	// Counts are recorded when all members are known: one count may include several partitions.
 	for _, o := range outcomes {
 		for _, c := range o.Counts {
 			p.record(c)
@@ -44,7 +49,7 @@ func (p past) written(store *presencemem.Store, changes []presence.Change, outco
 	}
 }
 
-// record records who is on the page of a count.
+// record records which users the count includes.
 func (p past) record(c presence.Count) {
 	users := map[presence.User]struct{}{}
 	for _, members := range p.members {
@@ -63,11 +68,12 @@ func (p past) record(c presence.Count) {
 	versions[c.Version] = users
 }
 
-// lacks reports whether the page's count of that version is without the user. A version that no write made is without
-// everybody.
+// lacks reports whether the user is missing from that version of the page's count. A version that no write has made
+// lacks everybody.
 func (p past) lacks(page string, v presence.Version, u presence.User) bool {
 	p.Lock()
 	defer p.Unlock()
+
 	_, has := p.users[page][v][u]
 	return !has
 }

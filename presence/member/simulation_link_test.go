@@ -12,9 +12,9 @@ import (
 	"headcount/presence"
 )
 
-// TestAStalledLinkUndoesNothing: calls about holds do not reach the owners, their users give up, say the opposite at
-// another gateway and are answered, and then the link delivers the old calls. What was answered stands, also when the
-// users gave up so early that the old calls are still in time.
+// TestAStalledLinkUndoesNothing: calls about holds are stalled on their way to the owners, and their users give up. The
+// users then ask another gateway for the opposite and get an answer. When the link delivers the old calls, the answered
+// ones stand, even if the users gave up so early that the old calls are still in time.
 func TestAStalledLinkUndoesNothing(t *testing.T) {
 	for _, action := range []string{"increment", "decrement"} {
 		for _, patience := range []time.Duration{putPatience, time.Second} {
@@ -23,16 +23,19 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 				defer s.end()
 				s.ready()
 				time.Sleep(3 * time.Second)
+
 				asks, answers := s.where[0], s.where[1]
 				owners := s.members
 				if s.members[0].gateway != nil { // all have all roles: this one owns no user of the test
 					owners = slices.DeleteFunc(slices.Clone(owners), func(m *member) bool { return m.name == asks })
 				}
+
 				ask := func(u *user, gateway, action string) bool {
 					body := `{"action":"` + action + `"}`
 					status, _ := s.requestWithin(patience, gateway, http.MethodPut, "/a/counter", u.token, body)
 					return status == http.StatusOK
 				}
+
 				opposite := map[string]string{"increment": "decrement", "decrement": "increment"}[action]
 				var stalled []*user
 				for i := range 4 * simUsers {
@@ -42,18 +45,24 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 					}
 					stalled = append(stalled, u)
 				}
+
+				// Their calls over the cut link get no answer in time.
 				for _, m := range owners {
 					s.net.cutLink(asks, m.name)
 				}
+
 				var all sync.WaitGroup
 				said := make([]bool, len(stalled)) // whether the call over the cut link was answered: its owner is asks
 				for i, u := range stalled {
 					all.Go(func() { said[i] = ask(u, asks, action) })
 				}
 				all.Wait()
+
 				if !slices.Contains(said, false) {
 					t.Error("no call was stalled: this proves nothing")
 				}
+
+				// Now they say the opposite over a good link, and these calls are answered.
 				want := int64(0)
 				for _, u := range stalled {
 					if !ask(u, answers, opposite) {
@@ -63,10 +72,13 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 						want++
 					}
 				}
+
+				// Only now do the old calls arrive.
 				for _, m := range owners {
 					s.net.healLink(asks, m.name)
 				}
 				time.Sleep(time.Second)
+
 				counts, err := s.store.inner.Counts(t.Context(), []string{"a"})
 				if err != nil || counts[0].Users != want {
 					t.Errorf("%s after %s: %+v, %v; want %d", action, patience, counts, err, want)
@@ -77,7 +89,7 @@ func TestAStalledLinkUndoesNothing(t *testing.T) {
 }
 
 // TestTheClockOfTheStoreIsSet: the clock of the store goes an hour ahead, and back, as after a failover to a server
-// with another clock. Nobody who is there is missing from a count, and holds are taken after a moment.
+// with another clock. Nobody who is present is missing from a count, and holds work again after a moment.
 func TestTheClockOfTheStoreIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := clusterOf(5)
@@ -85,21 +97,24 @@ func TestTheClockOfTheStoreIsSet(t *testing.T) {
 		s.ready()
 		s.watch(s.where, append([]string{presence.AllPages}, s.pages...))
 		for i := range simUsers {
-			u := newUser(fmt.Sprint("u", i))
-			s.crowd.users = append(s.crowd.users, u)
-			s.newTab(u, s.where[i%len(s.where)], nil, "a")
+			s.newVisitor(i, s.where[i%len(s.where)], "a")
 		}
 		time.Sleep(5 * time.Second)
 		s.crowd.begin(s.crowd.users)
+
+		// The clock goes ahead, back, behind the real time, and forward a little.
 		for _, jump := range []time.Duration{time.Hour, -time.Hour, -time.Hour, 20 * time.Second} {
 			s.store.mu.Lock()
 			s.store.clock += jump
 			s.store.mu.Unlock()
+
 			time.Sleep(15 * time.Second)
-			if s.check(); s.failed() {
+			s.check()
+			if s.failed() {
 				t.Fatalf("%s: %s", jump, s.failure)
 			}
-			u := s.crowd.users[0] // who is counted on this page anyway
+
+			u := s.crowd.users[0] // already counted on this page
 			for _, action := range []string{"increment", "decrement"} {
 				body := `{"action":"` + action + `"}`
 				status, said := s.request(s.where[0], http.MethodPut, "/a/counter", u.token, body)
@@ -111,22 +126,21 @@ func TestTheClockOfTheStoreIsSet(t *testing.T) {
 	})
 }
 
-// TestADispatcherThatIsNotHeard: the dispatchers do not reach a gateway any more, while all of them reach the store.
-// What the gateway shows is stale after PresenceTimeout at the latest, also of pages whose count does not change, and
-// exact and not stale soon after the link is back. The other gateway shows what is right all the time.
+// TestADispatcherThatIsNotHeard: the dispatchers do not reach a gateway any more, but still reach the store. After
+// PresenceTimeout at the latest the gateway's counts are stale, also of pages that do not change. Soon after the link
+// is back they are exact and not stale. The other gateway is right all the time.
 func TestADispatcherThatIsNotHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seedOfRoles(presence.RoleDispatcher), false)
 		defer s.end()
-		for _, m := range s.members {
-			s.start(m)
-		}
-		s.ready()
+		s.startAll()
 		s.watch(s.where, append([]string{presence.AllPages}, s.pages...))
+
 		still := newUser("still")
 		s.newTab(still, s.where[0], nil, "a")
 		s.crowd.users = append(s.crowd.users, still)
 		cut, there := s.where[0], s.where[1]
+
 		wantStale := func(gateway string, want bool) {
 			t.Helper()
 			for _, w := range s.watchers {
@@ -134,6 +148,7 @@ func TestADispatcherThatIsNotHeard(t *testing.T) {
 				if tab.home != gateway {
 					continue
 				}
+
 				tab.mu.Lock()
 				for page, last := range tab.last {
 					if last.stale != want {
@@ -143,6 +158,7 @@ func TestADispatcherThatIsNotHeard(t *testing.T) {
 				tab.mu.Unlock()
 			}
 		}
+
 		time.Sleep(10 * time.Second)
 		wantStale(cut, false)
 
@@ -151,10 +167,9 @@ func TestADispatcherThatIsNotHeard(t *testing.T) {
 				s.net.cutLink(m.name, cut)
 			}
 		}
+
 		for i := range 3 {
-			u := newUser(fmt.Sprint("u", i))
-			s.crowd.users = append(s.crowd.users, u)
-			s.newTab(u, there, nil, "b")
+			s.newVisitor(i, there, "b")
 		}
 		time.Sleep(s.timeout)
 		wantStale(cut, true)
@@ -163,32 +178,31 @@ func TestADispatcherThatIsNotHeard(t *testing.T) {
 		for _, m := range s.members {
 			s.net.healLink(m.name, cut)
 		}
+
 		time.Sleep(simQuiet)
 		wantStale(cut, false)
-		if s.check(); s.failed() {
+		s.check()
+		if s.failed() {
 			t.Error(s.failure)
 		}
 	})
 }
 
-// TestAFurtherTabAfterACut: a gateway and the owners are parted for so long that the gateway's users time out. Further
-// tabs of these users, at that gateway, during the cut and just after it, get no count that lacks their user, unless it
-// is stale.
+// TestAFurtherTabAfterACut: the link between a gateway and the owners is cut until the gateway's users time out.
+// Further tabs of these users, during the cut and just after it, get no count that lacks their user, unless it is
+// stale.
 func TestAFurtherTabAfterACut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seedOfRoles(presence.RolePresence), false)
 		defer s.end()
-		for _, m := range s.members {
-			s.start(m)
-		}
-		s.ready()
+		s.startAll()
 		s.watch(s.where, append([]string{presence.AllPages}, s.pages...))
+
 		cut := s.where[0]
 		for i := range simUsers {
-			u := newUser(fmt.Sprint("u", i))
-			s.crowd.users = append(s.crowd.users, u)
-			s.newTab(u, cut, nil, "a")
+			s.newVisitor(i, cut, "a")
 		}
+
 		furtherTabs := func(users []*user) {
 			for _, u := range users {
 				s.newTab(u, cut, nil, "a")
@@ -205,6 +219,7 @@ func TestAFurtherTabAfterACut(t *testing.T) {
 		}
 		time.Sleep(s.timeout + 3*time.Second)
 		furtherTabs(s.crowd.users[:simUsers/2])
+
 		for _, m := range s.members {
 			s.net.healLink(m.name, cut)
 			s.net.healLink(cut, m.name)
@@ -212,13 +227,14 @@ func TestAFurtherTabAfterACut(t *testing.T) {
 		furtherTabs(s.crowd.users[simUsers/2:])
 
 		time.Sleep(simQuiet)
-		if s.check(); s.failed() {
+		s.check()
+		if s.failed() {
 			t.Error(s.failure)
 		}
 	})
 }
 
-// seedOfRoles returns a seed of which members have that role alone.
+// seedOfRoles returns a seed in which some members have that role alone.
 func seedOfRoles(role string) uint64 {
 	for seed := uint64(1); ; seed++ {
 		alone := func(m *member) bool { return slices.Equal(m.roles, []string{role}) }

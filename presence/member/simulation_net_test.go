@@ -16,25 +16,24 @@ import (
 	"time"
 )
 
-// errDead is the error of every call of a killed process. So its goroutines end, without any
-// effect outside.
+// errDead is the error of every call of a killed process, so that its goroutines end without any effect.
 var errDead = errors.New("the process is dead")
 
-// network connects the processes and clients of one simulation. Its time is the bubble's
-// time; its chance comes from the seed.
+// network connects the processes and clients of one simulation. Its time is that of the bubble, and its random numbers
+// come from the seed.
 type network struct {
 	seed    uint64
 	weather atomic.Pointer[weather]
-	// cuts has, as [2]string -> chan struct{}, the pairs of names of which the first does not reach the second until
-	// the channel is closed: datagrams are lost, and calls arrive then, as TCP delivers them.
+	// cuts maps a pair of names ([2]string) to a channel (chan struct{}) that is closed when the link is healed. Until
+	// then the first does not reach the second: datagrams are lost, and calls arrive afterwards, as TCP delivers them.
 	cuts sync.Map
 
 	mu    sync.Mutex
 	lives map[string]*life // by name, the present one
 }
 
-// weather says which parts of the datagrams are lost, repeated and late. Calls and
-// connections, which are over TCP, are only slowed down.
+// weather says which fractions of the datagrams are lost, repeated and late. Calls and connections, which use TCP, are
+// only slowed down.
 type weather struct {
 	lost, repeated, late float64
 	delay                time.Duration // of those that are late, at most
@@ -43,13 +42,15 @@ type weather struct {
 func newNetwork(seed uint64) *network {
 	n := &network{seed: seed, lives: map[string]*life{}}
 	n.weather.Store(&weather{})
+
 	return n
 }
 
-// chance is the source of random numbers of that name.
+// chance returns the source of random numbers with that name.
 func chance(seed uint64, name string) *rand.Rand {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, name)
+
 	return rand.New(rand.NewPCG(seed, h.Sum64()))
 }
 
@@ -69,17 +70,20 @@ type life struct {
 	chance *rand.Rand // under mu
 }
 
-// live begins a life, in the place of the life of that name before it.
+// live begins a life, which replaces the former life of that name.
 func (n *network) live(name string, incarnation uint64) *life {
 	l := &life{
 		name: name, net: n, dead: make(chan struct{}), ends: map[*pipeEnd]struct{}{},
+		// Each life has random numbers of its own: the order of its calls cannot change another's luck.
 		chance: chance(n.seed+incarnation, name),
 	}
 	l.socket = &socket{l: l, in: make(chan []byte, 4096), closed: make(chan struct{})}
 	l.listener = &listener{l: l, in: make(chan net.Conn, 256), closed: make(chan struct{})}
+
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.lives[name] = l
+
 	return l
 }
 
@@ -95,6 +99,7 @@ func (n *network) cut(from, to string) (healed chan struct{}, cut bool) {
 	if !cut {
 		return nil, false
 	}
+
 	return until.(chan struct{}), true
 }
 
@@ -112,12 +117,14 @@ func (n *network) lost(from, to string) bool {
 	return cut
 }
 
-// kill ends the life at once. If the machine still works, it ends the connections, and
-// so the clients notice; otherwise they receive nothing any more.
+// kill ends the life at once. If the machine still works, it closes the connections, so that clients notice. Otherwise
+// clients just receive nothing any more.
 func (l *life) kill(noticed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	close(l.dead)
+
 	for e := range l.ends {
 		if noticed {
 			_ = e.Conn.Close()
@@ -130,25 +137,28 @@ func (l *life) kill(noticed bool) {
 func (l *life) freeze() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.ice = make(chan struct{})
 }
 
 func (l *life) thaw() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	if l.ice != nil {
 		close(l.ice)
 		l.ice = nil
 	}
 }
 
-// pass waits while the life is frozen; its error says that the life has ended. It takes
-// no context, since the timers of a process that stands still do not run either.
+// pass waits while the life is frozen, and fails if the life has ended. It takes no context, since the timers of a
+// suspended process do not run either.
 func (l *life) pass() error {
 	for {
 		l.mu.Lock()
 		ice := l.ice
 		l.mu.Unlock()
+
 		if ice != nil {
 			select {
 			case <-ice:
@@ -156,6 +166,7 @@ func (l *life) pass() error {
 			case <-l.dead:
 			}
 		}
+
 		select {
 		case <-l.dead:
 			return errDead
@@ -172,6 +183,7 @@ func (l *life) moving() bool {
 		return false
 	default:
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ice == nil
@@ -187,7 +199,7 @@ func (l *life) toss(d time.Duration) (float64, time.Duration) {
 // socket is a life's net.PacketConn.
 type socket struct {
 	l      *life
-	in     chan []byte // what does not fit is lost
+	in     chan []byte // datagrams that do not fit are lost
 	once   sync.Once
 	closed chan struct{}
 }
@@ -204,20 +216,28 @@ func (s *socket) WriteTo(b []byte, to net.Addr) (int, error) {
 	if !s.l.moving() || s.l.net.lost(s.l.name, to.String()) {
 		return len(b), nil
 	}
+
 	w := s.l.net.weather.Load()
-	if luck, _ := s.l.toss(0); luck < w.lost {
+	luck, _ := s.l.toss(0)
+	if luck < w.lost {
 		return len(b), nil
 	}
+
 	copies := 1
-	if luck, _ := s.l.toss(0); luck < w.repeated {
+	luck, _ = s.l.toss(0)
+	if luck < w.repeated {
 		copies = 2
 	}
+
 	b = bytes.Clone(b)
 	for range copies {
 		_, delay := s.l.toss(time.Millisecond)
-		if luck, more := s.l.toss(w.delay); luck < w.late {
+		luck, more := s.l.toss(w.delay)
+		if luck < w.late {
 			delay += more
 		}
+
+		// The address is resolved on arrival: the datagram may reach the next life of that name.
 		time.AfterFunc(delay, func() {
 			if l := s.l.net.find(to.String()); l != nil && l.moving() {
 				select {
@@ -227,6 +247,7 @@ func (s *socket) WriteTo(b []byte, to net.Addr) (int, error) {
 			}
 		})
 	}
+
 	return len(b), nil
 }
 
@@ -237,14 +258,19 @@ func (s *socket) ReadFrom(b []byte) (int, net.Addr, error) {
 	case <-s.closed:
 	case <-s.l.dead:
 	}
+
 	return 0, nil, net.ErrClosed
 }
 
-func (s *socket) Close() error                     { s.once.Do(func() { close(s.closed) }); return nil }
 func (s *socket) LocalAddr() net.Addr              { return address(s.l.name) }
 func (s *socket) SetDeadline(time.Time) error      { return nil }
 func (s *socket) SetReadDeadline(time.Time) error  { return nil }
 func (s *socket) SetWriteDeadline(time.Time) error { return nil }
+
+func (s *socket) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}
 
 // RoundTrip implements http.RoundTripper for the calls between processes.
 func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -252,47 +278,58 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.pass(); err != nil {
+	if err := l.pass(); err != nil { // the process stood still, or has ended, before it could send anything
 		return nil, err
 	}
+
 	ctx := req.Context()
 	luck, delay := l.toss(2 * time.Millisecond)
 	if err := wait(ctx, delay); err != nil {
 		return nil, err
 	}
+
 	to := l.net.find(req.URL.Host)
 	if to == nil || to.ended() {
 		return nil, &net.OpError{Op: "dial", Net: "memory", Err: syscall.ECONNREFUSED}
 	}
+
 	healed, cut := l.net.cut(l.name, to.name)
-	if w := l.net.weather.Load(); luck < w.lost/4 {
-		if luck < w.lost/8 {
-			return nil, syscall.ECONNRESET
-		}
-	} else {
-		luck = 1
+
+	// Of the calls that get lost, half do not arrive, and the other half arrive without getting an answer.
+	lost := l.net.weather.Load().lost
+	if luck < lost/8 {
+		return nil, syscall.ECONNRESET
 	}
+	answerLost := luck < lost/4
+
 	answer := make(chan *http.Response, 1)
 	go func() {
-		if cut { // the caller may have given up when the call arrives
+		// The link may heal long after the caller gave up. The call then arrives all the same, as TCP delivers it.
+		if cut {
 			select {
 			case <-healed:
 			case <-l.dead: // and its connections with it
 				return
 			}
 		}
+
 		if to.pass() != nil {
 			return
 		}
+
 		in := req.Clone(context.WithoutCancel(ctx))
-		in.Body, in.RequestURI, in.RemoteAddr = io.NopCloser(bytes.NewReader(body)), req.URL.RequestURI(), l.name
+		in.Body = io.NopCloser(bytes.NewReader(body))
+		in.RequestURI = req.URL.RequestURI()
+		in.RemoteAddr = l.name
 		in.Host = req.URL.Host
+
 		w := httptest.NewRecorder()
 		to.calls.ServeHTTP(w, in)
 		if to.pass() == nil {
 			answer <- w.Result()
 		}
 	}()
+
 	var resp *http.Response
 	select {
 	case resp = <-answer:
@@ -301,12 +338,14 @@ func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+
 	if err := l.pass(); err != nil {
 		return nil, err
 	}
-	if luck < 1 { // the answer was lost
+	if answerLost {
 		return nil, syscall.ECONNRESET
 	}
+
 	return resp, nil
 }
 
@@ -325,6 +364,7 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 	t := time.NewTimer(d)
 	defer t.Stop()
+
 	select {
 	case <-t.C:
 		return nil
@@ -333,7 +373,7 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// listener is where a life takes its clients.
+// listener accepts the clients of a life.
 type listener struct {
 	l      *life
 	in     chan net.Conn
@@ -348,6 +388,7 @@ func (n *listener) Accept() (net.Conn, error) {
 	case <-n.closed:
 	case <-n.l.dead:
 	}
+
 	return nil, net.ErrClosed
 }
 
@@ -363,19 +404,23 @@ func (n *network) dial(name string) (*pipeEnd, error) {
 	}
 	here, there := net.Pipe()
 	server, client := &pipeEnd{Conn: there, l: l}, &pipeEnd{Conn: here}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	select {
 	case <-l.dead:
 	case <-l.listener.closed:
 	default:
 		select {
+		// A full backlog refuses clients, as the kernel does.
 		case l.listener.in <- server:
 			l.ends[server] = struct{}{}
 			return client, nil
 		default:
 		}
 	}
+
 	return nil, refused
 }
 
@@ -401,7 +446,9 @@ func (e *pipeEnd) mute() {
 func (e *pipeEnd) muteLocked() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+
 	e.muted = true
+	// A deadline in the past ends calls that already wait.
 	_ = e.Conn.SetDeadline(time.Unix(1, 0))
 }
 
@@ -415,17 +462,21 @@ func (e *pipeEnd) pass() error {
 	if e.gone() {
 		return errDead
 	}
+
 	if e.l != nil {
 		return e.l.pass()
 	}
+
 	return nil
 }
 
 func (e *pipeEnd) Read(b []byte) (int, error) {
 	n, err := e.Conn.Read(b)
+	// A process that was frozen or killed during the read must not see the bytes.
 	if late := e.pass(); late != nil {
 		return 0, late
 	}
+
 	return n, err
 }
 
@@ -433,6 +484,7 @@ func (e *pipeEnd) Write(b []byte) (int, error) {
 	if err := e.pass(); err != nil {
 		return 0, err
 	}
+
 	return e.Conn.Write(b)
 }
 
@@ -442,9 +494,11 @@ func (e *pipeEnd) Close() error {
 		delete(e.l.ends, e)
 		e.l.mu.Unlock()
 	}
+
 	if e.gone() {
 		return nil
 	}
+
 	return e.Conn.Close()
 }
 
@@ -454,6 +508,7 @@ func (e *pipeEnd) deadline(set func(time.Time) error, t time.Time) error {
 	if e.muted {
 		return nil
 	}
+
 	return set(t)
 }
 

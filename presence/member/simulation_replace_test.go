@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// TestLeaversAreGoneInTimeWhileAProcessIsReplaced: a process with all roles is told to leave
-// and is back within seconds, so its partitions change their owner twice. A user who leaves
-// meanwhile, at any moment, is soon gone from the counts.
+// TestLeaversAreGoneInTimeWhileAProcessIsReplaced: a process with all roles leaves and is back within seconds, so its
+// partitions change their owner twice. A user who leaves at any moment of this is soon gone from the counts.
 func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 	const limit = simGrace + 3*time.Second
 	worst := time.Duration(0)
@@ -18,18 +17,20 @@ func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 		for moment := range moments(6) {
 			synctest.Test(t, func(t *testing.T) {
 				took, who := replace(false, pause, time.Duration(moment)*renewEvery/6)
-				if worst = max(worst, took); took > limit {
+				worst = max(worst, took)
+				if took > limit {
 					t.Errorf("started again after %s, moment %d: %s was counted for %s, which is more than %s",
 						pause, moment, who, took, limit)
 				}
 			})
 		}
 	}
+
 	t.Logf("the last was gone %s after leaving", worst)
 }
 
-// TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced: the same, of a process that is
-// killed and started again before or after it is missed. Its own users are as those of any gateway that dies.
+// TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced: the same with a process that is killed, and started again
+// before or after others notice. Its own users are like those of any dead gateway.
 func TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced(t *testing.T) {
 	const limit = 10 * time.Second
 	worst := time.Duration(0)
@@ -37,41 +38,41 @@ func TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced(t *testing.T) {
 		for moment := range 6 {
 			synctest.Test(t, func(t *testing.T) {
 				took, who := replace(true, time.Duration(pause)*time.Second, time.Duration(moment)*renewEvery/6)
-				if worst = max(worst, took); took > limit {
+				worst = max(worst, took)
+				if took > limit {
 					t.Errorf("started again after %d s, moment %d: %s was counted for %s, which is more than %s",
 						pause, moment, who, took, limit)
 				}
 			})
 		}
 	}
+
 	t.Logf("the last was gone %s after leaving", worst)
 }
 
-// replace replaces a process, which takes the given pause to start, and has users leave from a
-// second before until it has its partitions again. It returns the longest time for which one of
-// them was counted.
+// replace replaces a process, which needs the given pause to start. Users leave from a second before until the process
+// has its partitions again. The result is the longest time for which one of them was still counted.
 func replace(killed bool, pause, moment time.Duration) (longest time.Duration, whose string) {
 	s := wholesOf(uint64(1 + moment/time.Millisecond))
 	defer s.end()
-	for _, m := range s.members {
-		s.start(m)
-	}
-	s.ready()
+	s.startAll()
+
 	for i := range 70 {
-		u := newUser(fmt.Sprint("u", i))
-		s.crowd.users = append(s.crowd.users, u)
 		where := s.where
 		if killed { // users of a killed gateway stay until its death is noticed
 			where = where[1:]
 		}
-		s.newTab(u, where[i%len(where)], nil, u.name)
+		s.newVisitor(i, where[i%len(where)], fmt.Sprint("u", i)) // each on a page of the user's own
 	}
 	time.Sleep(5*time.Second + moment)
+
+	// The users begin to leave a second before the process does.
 	done := make(chan struct{})
 	go func() { // ends when they are gone
 		defer close(done)
 		longest, whose = s.leaveOneByOne(100 * time.Millisecond)
 	}()
+
 	time.Sleep(time.Second)
 	m := s.members[0]
 	if killed {
@@ -81,19 +82,23 @@ func replace(killed bool, pause, moment time.Duration) (longest time.Duration, w
 		s.leave(m)
 		<-m.left
 	}
+
+	// While it is away, others take its partitions over, and give them back afterwards.
 	time.Sleep(pause)
 	s.start(m)
 	<-done
+
 	return longest, whose
 }
 
-// leaveOneByOne has every user leave the page of that user's own, one after the other, with a message
-// or as a closed tab does, and waits until all are gone.
+// leaveOneByOne makes the users leave their pages one after the other, with a message or by closing the tab, and waits
+// until all are gone from the counts.
 func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, whose string) {
 	left := map[string]time.Time{} // by page
 	next := time.Now()
 	for i := 0; i < len(s.crowd.users) || len(left) > 0; time.Sleep(20 * time.Millisecond) {
-		if now := time.Now(); i < len(s.crowd.users) && !now.Before(next) {
+		now := time.Now()
+		if i < len(s.crowd.users) && !now.Before(next) {
 			u := s.crowd.users[i]
 			left[u.name] = now
 			if i%4 == 0 {
@@ -101,14 +106,18 @@ func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, 
 			} else {
 				u.tabs[0].end(false)
 			}
-			i, next = i+1, next.Add(every)
+			i++
+			next = next.Add(every)
 		}
+
 		for page, since := range left {
 			s.store.mu.Lock()
 			counts, err := s.store.inner.Counts(context.Background(), []string{page})
 			s.store.mu.Unlock()
 			must(err)
-			if took := time.Since(since); counts[0].Users == 0 || took > time.Minute {
+
+			took := time.Since(since)
+			if counts[0].Users == 0 || took > time.Minute {
 				delete(left, page)
 				if took > longest {
 					longest, whose = took, page
@@ -116,11 +125,12 @@ func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, 
 			}
 		}
 	}
+
 	return longest, whose
 }
 
-// TestEverybodySoonKnowsWhoLeaves: a process that leaves changes its lease at once, and a process
-// that receives a datagram of a process with another table reads the leases at once.
+// TestEverybodySoonKnowsWhoLeaves: a process that leaves changes its lease at once, and a process that receives a
+// datagram from a process with another table reads the leases at once.
 func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
 	for moment := range moments(6) {
 		synctest.Test(t, func(t *testing.T) {
@@ -130,21 +140,24 @@ func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
 				s.start(m)
 				time.Sleep(renewEvery / 4) // they renew at different times
 			}
+
 			s.ready()
 			for i := range simUsers {
-				u := newUser(fmt.Sprint("u", i))
-				s.crowd.users = append(s.crowd.users, u)
-				s.newTab(u, s.where[1+i%2], nil, "a")
+				s.newVisitor(i, s.where[1+i%2], "a")
 			}
 			time.Sleep(5*time.Second + time.Duration(moment)*renewEvery/6)
+
+			// Most processes have not renewed their leases in this time. They must know it from elsewhere.
 			s.leave(s.members[0])
 			time.Sleep(renewEvery / 3)
+
 			for _, m := range s.members[1:] {
 				if n := len(m.process.table.Load().PartitionsOf(s.members[0].name)); n > 0 {
 					t.Errorf("moment %d: %s sends the mail of %d partitions to the process that leaves",
 						moment, m.name, n)
 				}
 			}
+
 			<-s.members[0].left
 		})
 	}

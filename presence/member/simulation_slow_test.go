@@ -9,26 +9,28 @@ import (
 	"headcount/presence"
 )
 
-// TestASlowStoreDeclaresNobodyDead: while all calls except those for leases take nearly
-// as long as they may, one process dies. No other process is taken for dead.
+// TestASlowStoreDeclaresNobodyDead: one process dies while all calls but those for leases take nearly as long as they
+// may. No other process is declared dead.
 func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *simulation
 		for seed := uint64(1); s == nil || len(s.members) < 4; seed++ {
 			s = newSimulation(seed, false)
 		}
+
 		defer s.end()
-		for _, m := range s.members {
-			s.start(m)
-		}
-		s.ready()
+		s.startAll()
 		s.watch(s.where, append([]string{"*"}, s.pages...))
 		time.Sleep(5 * time.Second)
+
+		// Only calls for leases stay fast: a store that delays those may well have processes declared dead.
 		s.store.set(func() { s.store.slow = renewLimit - 10*time.Millisecond })
+
 		i := slices.IndexFunc(s.members, func(m *member) bool { return m.gateway != nil })
 		dead := s.members[i]
 		dead.life.kill(true)
 		s.members = slices.Delete(s.members, i, i+1)
+
 		for begun := time.Now(); time.Since(begun) < 30*time.Second; time.Sleep(100 * time.Millisecond) {
 			for _, m := range s.members {
 				there := m.process.Members()
@@ -39,7 +41,9 @@ func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
 				}
 			}
 		}
+
 		dead.stop()
+		// The simulation ends without the dead process.
 		s.where = slices.DeleteFunc(s.where, func(gw string) bool { return gw == dead.name })
 	})
 }

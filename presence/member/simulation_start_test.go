@@ -2,7 +2,6 @@ package member
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -11,7 +10,7 @@ import (
 	"headcount/presence"
 )
 
-// seedOf returns the first seed whose cluster has at least so many processes.
+// seedOf returns the first seed whose cluster has at least that many processes.
 func seedOf(least int) uint64 {
 	for seed := uint64(1); ; seed++ {
 		if len(newSimulation(seed, false).members) >= least {
@@ -26,6 +25,7 @@ func clusterOf(least int) *simulation {
 	for _, m := range s.members {
 		s.start(m)
 	}
+
 	return s
 }
 
@@ -37,11 +37,14 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 			s := clusterOf(least)
 			defer s.end()
 			s.ready()
+
 			if took := time.Since(begun); took > 2500*time.Millisecond {
 				t.Errorf("%d processes were ready after %s", len(s.members), took)
 			}
+
 			time.Sleep(simQuiet)
-			if s.check(); s.failed() {
+			s.check()
+			if s.failed() {
 				t.Error(s.failure)
 			}
 		})
@@ -55,10 +58,12 @@ func TestRunningProcessesWinAfterALoss(t *testing.T) {
 		s := clusterOf(5)
 		defer s.end()
 		s.ready()
+
 		time.Sleep(3 * time.Second)
 		s.store.lose()
 		stranger := &member{name: "stranger:7946", roles: []string{presence.RolePresence}, facts: "other settings"}
 		s.start(stranger)
+
 		select {
 		case err := <-stranger.refused:
 			if !errors.Is(err, presence.ErrFacts) {
@@ -67,80 +72,89 @@ func TestRunningProcessesWinAfterALoss(t *testing.T) {
 		case <-time.After(5 * time.Second):
 			t.Error("it goes on")
 		}
+
 		stranger.life.kill(true)
 		stranger.stop()
 		time.Sleep(simQuiet)
 		s.ready()
-		if s.check(); s.failed() || s.store.facts != "settings" {
+		s.check()
+		if s.failed() || s.store.facts != "settings" {
 			t.Errorf("%s; the facts are %q", s.failure, s.store.facts)
 		}
 	})
 }
 
-// TestANodeMayNotKnowAGateway: a gateway stands still, the store is emptied, and a
-// node starts, which cannot know of that gateway. The node may take partitions over
-// before their owners have written them again, and complete them without the
-// gateway's users. No count falls: the other owners know the gateway, and their
-// partitions are not complete before it is back.
+// TestANodeMayNotKnowAGateway: a gateway is suspended, the store is emptied, and a node starts, which cannot know that
+// gateway. The node may take over partitions before their owners have written them again, and complete them without the
+// gateway's users. No count falls all the same: the other owners know the gateway, and do not complete their partitions
+// before it is back.
 func TestANodeMayNotKnowAGateway(t *testing.T) {
 	for moment := range moments(12) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()
+
 			var nodes []*member
 			for _, m := range s.members {
 				if slices.Contains(m.roles, presence.RolePresence) {
 					nodes = append(nodes, m)
 				}
 			}
+
+			// The last node starts only when the store has been emptied.
 			late := nodes[len(nodes)-1]
 			s.members = slices.DeleteFunc(s.members, func(m *member) bool { return m == late })
-			for _, m := range s.members {
-				s.start(m)
-			}
-			s.ready()
+			s.startAll()
+
 			s.watch(s.where, []string{presence.AllPages, "a"})
 			for i := range simUsers {
-				u := newUser(fmt.Sprint("u", i))
-				s.crowd.users = append(s.crowd.users, u)
-				s.newTab(u, s.where[0], nil, "a")
+				s.newVisitor(i, s.where[0], "a")
 			}
 			time.Sleep(8*time.Second + time.Duration(moment)*170*time.Millisecond)
 			s.crowd.begin(s.crowd.users)
+
 			still := s.members[slices.IndexFunc(s.members, func(m *member) bool { return m.name == s.where[0] })]
 			still.life.freeze()
 			s.store.lose()
 			s.start(late)
 			s.members = append(s.members, late)
+
 			time.Sleep(2900 * time.Millisecond)
 			still.life.thaw()
 			time.Sleep(simQuiet)
 			s.ready()
-			if s.check(); s.failed() {
+			s.check()
+			if s.failed() {
 				t.Errorf("%d: %s", moment, s.failure)
 			}
 		})
 	}
 }
 
-// TestAFormerLeaseEndsNoProcess: soon after a process has begun anew, Redis fails over to a
-// replica that lacks its lease, and still has the one of the run before. The process goes on.
+// TestAFormerLeaseEndsNoProcess: soon after a process was started again, Redis fails over to a replica that has the
+// lease of the former run instead of the new one. The process goes on.
 func TestAFormerLeaseEndsNoProcess(t *testing.T) {
 	for moment := range moments(9) {
 		synctest.Test(t, func(t *testing.T) {
 			s := clusterOf(3)
 			defer s.end()
 			s.ready()
+
 			again := s.members[0]
 			former := presence.Process{
 				Name: again.name, Incarnation: again.process.self.Incarnation, Roles: again.roles,
 			}
+
 			s.leave(again)
 			<-again.left
+
+			// The replica still has the lease from the end of the former run.
 			until := time.Now().Add(leaseTTL)
 			s.start(again)
+
 			time.Sleep(time.Second + time.Duration(moment)*renewEvery/9)
 			s.store.set(func() { s.store.leases[again.name] = simLease{former, until} })
+
 			time.Sleep(simQuiet)
 			s.ready()
 			if !s.failed() {

@@ -13,9 +13,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// sharedStore is the store of one simulation: a presencemem store that can be away, can lose
-// everything, and has the leases of the processes. Each life of a process uses it
-// through a handle.
+// sharedStore is the store of one simulation: a presencemem store that can be unavailable, can lose everything, and has
+// the leases of the processes. Each life of a process uses it through a handle.
 type sharedStore struct {
 	partitions, buckets int
 	broken              func(format string, args ...any) // called when an invariant is broken
@@ -64,6 +63,7 @@ func newSharedStore(partitions, buckets int, broken, log func(string, ...any)) *
 		owners: map[writeRight]*life{}, tried: map[writeRight]try{}, past: newPast(),
 	}
 	s.inner = s.fresh()
+
 	return s
 }
 
@@ -75,6 +75,7 @@ func (s *sharedStore) fresh() *presencemem.Store {
 func (s *sharedStore) set(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	f()
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -86,10 +87,13 @@ func (s *sharedStore) comeBack()         { s.set(func() { s.away, s.silent = fal
 // lose empties the store.
 func (s *sharedStore) lose() {
 	s.set(func() {
-		s.inner, s.leases, s.facts = s.fresh(), map[string]simLease{}, ""
+		s.inner = s.fresh()
+		s.leases = map[string]simLease{}
+		s.facts = ""
 		s.generation++
 		s.lostAt = time.Now()
-		s.void, s.epochs = 0, s.highest
+		s.void = 0
+		s.epochs = s.highest // the emptied store assigns epochs from 1 on again
 	})
 }
 
@@ -99,12 +103,12 @@ func (s *sharedStore) patch(v *presence.Version) {
 	}
 }
 
-// handle is the store as one life of a process has it.
+// handle is the access of one life of a process to the store.
 type handle struct {
 	*sharedStore
 	l     *life
 	state func(up bool)
-	facts string // that this process was started with
+	facts string // of the settings of this process
 
 	mu    sync.Mutex
 	down  bool // the store is known to be away: calls fail without trying
@@ -116,8 +120,7 @@ type handle struct {
 
 var _ Store = (*handle)(nil)
 
-// ownStore is the store of a process that is alone: it stands still, and ends, with
-// the process.
+// ownStore is the store of a single process. It is suspended and ends with the process.
 type ownStore struct {
 	*presencemem.Store
 	l    *life
@@ -130,10 +133,13 @@ func (o *ownStore) Write(ctx context.Context, changes []presence.Change) []prese
 		for i := range outcomes {
 			outcomes[i].Err = err
 		}
+
 		return outcomes
 	}
+
 	written := o.Store.Write(ctx, changes)
 	o.past.written(o.Store, changes, written)
+
 	return written
 }
 
@@ -141,6 +147,7 @@ func (o *ownStore) Counts(ctx context.Context, pages []string) ([]presence.Count
 	if err := o.l.pass(); err != nil {
 		return nil, err
 	}
+
 	return o.Store.Counts(ctx, pages)
 }
 
@@ -148,6 +155,7 @@ func (o *ownStore) Attach(ctx context.Context, gateway string, topics []presence
 	if err := o.l.pass(); err != nil {
 		return nil, err
 	}
+
 	return o.Store.Attach(ctx, gateway, topics)
 }
 
@@ -157,6 +165,7 @@ func (o *ownStore) Renew(
 	if err := o.l.pass(); err != nil {
 		return nil, time.Time{}, err
 	}
+
 	return o.Store.Renew(ctx, p, ttl)
 }
 
@@ -177,19 +186,26 @@ func (h *handle) callAs(ctx context.Context, lease bool, do func() error) error 
 		}
 		return presence.ErrUnavailable
 	}
+
 	if err := h.l.pass(); err != nil {
 		return err
 	}
+
 	h.mu.Lock()
 	down := h.down
 	h.mu.Unlock()
+
+	// This number decides at the end whether the answer is lost.
 	luck, delay := h.l.toss(time.Millisecond)
-	if slow := h.slowness(); !lease {
+	slow := h.slowness()
+	if !lease {
 		delay += slow
 	}
+
 	if down || wait(ctx, delay) != nil || h.l.pass() != nil {
 		return fail()
 	}
+
 	h.sharedStore.mu.Lock()
 	away, silent := h.away, h.silent
 	var err error
@@ -197,18 +213,25 @@ func (h *handle) callAs(ctx context.Context, lease bool, do func() error) error 
 		err = do()
 	}
 	h.sharedStore.mu.Unlock()
+
 	if away {
+		// The caller waits for its timeout, as with a server that drops packets.
 		if silent {
 			_ = wait(ctx, storeTimeout)
 		}
 		return fail()
 	}
-	if _, delay = h.l.toss(time.Millisecond); wait(ctx, delay) != nil || h.l.pass() != nil {
+
+	// The call has taken effect. From here on it can only lose its answer.
+	_, delay = h.l.toss(time.Millisecond)
+	if wait(ctx, delay) != nil || h.l.pass() != nil {
 		return fail()
 	}
+
 	if luck < lostAnswers*h.l.net.weather.Load().lost/0.2 {
 		return fail()
 	}
+
 	return err
 }
 
@@ -224,19 +247,26 @@ func (h *handle) run(ctx context.Context) {
 		h.sharedStore.mu.Lock()
 		down := h.away
 		h.sharedStore.mu.Unlock()
+
 		h.mu.Lock()
 		tell := !h.known || down != h.down
 		h.down, h.known = down, true
 		h.mu.Unlock()
+
 		if tell {
 			h.state(!down)
 		}
+
+		// As with a real connection, the process learns of an outage only at the next look.
 		_ = wait(ctx, storeLooks)
 	}
 }
 
 func (h *handle) Generation(ctx context.Context) (g uint64, err error) {
-	err = h.call(ctx, func() error { g = h.generation + 1; return nil })
+	err = h.call(ctx, func() error {
+		g = h.generation + 1
+		return nil
+	})
 	return g, err
 }
 
@@ -247,27 +277,34 @@ func (h *handle) Claim(
 		claims, err = h.inner.Claim(ctx, owner, partitions, again)
 		for i := range claims {
 			c := &claims[i]
-			if c.Epoch == 0 { // another one has claimed it since
+			if c.Epoch == 0 { // another process has claimed it since
 				continue
 			}
+
+			// The inner store of each generation counts its epochs from 1. Outside they grow over all generations.
 			c.Epoch += h.epochs
 			c.Generation = h.generation + 1
 			h.highest = max(h.highest, c.Epoch)
 			h.owners[writeRight{c.Partition, c.Epoch}] = h.l
 		}
+
+		// The repair of a loss gives pages without data an incarnation above all those before it.
 		if again && h.void == 0 {
 			h.void = uint64(time.Now().UnixMilli())
 		}
+
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	return claims, nil
 }
 
 func (h *handle) Load(ctx context.Context, claims []presence.Claim) (snaps []presence.Snapshot, err error) {
 	err = h.call(ctx, func() error {
+		// Claims of an earlier generation are lost. The others are translated to the inner store's epochs.
 		inner := slices.Clone(claims)
 		for i := range inner {
 			if inner[i].Generation != h.generation+1 {
@@ -275,12 +312,14 @@ func (h *handle) Load(ctx context.Context, claims []presence.Claim) (snaps []pre
 			}
 			inner[i].Epoch -= h.epochs
 		}
+
 		snaps, err = h.inner.Load(ctx, inner)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	return snaps, nil
 }
 
@@ -295,6 +334,7 @@ func (h *handle) Incomplete(ctx context.Context, partitions []int, everywhere bo
 func (h *handle) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
 	outcomes := make([]presence.Outcome, len(changes))
 	h.tries(changes)
+
 	err := h.call(ctx, func() error {
 		var good []presence.Change
 		var at []int
@@ -304,18 +344,24 @@ func (h *handle) Write(ctx context.Context, changes []presence.Change) []presenc
 				continue
 			}
 			c.Epoch -= h.epochs
-			good, at = append(good, c), append(at, i)
+			good = append(good, c)
+			at = append(at, i)
 		}
+
 		written := h.inner.Write(ctx, good)
+		// Under the same lock as the write, so no other write comes between.
 		h.past.written(h.inner, good, written)
+
 		for k, o := range written {
 			i := at[k]
 			for j := range o.Counts {
 				h.patch(&o.Counts[j].Version)
 			}
+
 			outcomes[i] = o
 			h.log("%s writes %+v: %v", h.l.name, changes[i], o.Err)
 		}
+
 		return nil
 	})
 	if err != nil {
@@ -323,38 +369,43 @@ func (h *handle) Write(ctx context.Context, changes []presence.Change) []presenc
 			outcomes[i] = presence.Outcome{Err: err}
 		}
 	}
+
 	h.answered(changes, outcomes)
 	return outcomes
 }
 
-// tries checks what a node must obey by itself, whatever the store refuses. It writes
-// only under claims that were made for this life of it. It writes no more once it has
-// read that a claim is worth nothing. Each change of a claim has a higher number.
+// tries checks what a node must obey by itself, whatever the store refuses. It writes only under claims of its present
+// life, and writes nothing more once it has read that a claim is void. Each change under a claim has a higher number.
 func (h *handle) tries(changes []presence.Change) {
 	h.sharedStore.mu.Lock()
 	defer h.sharedStore.mu.Unlock()
+
 	for _, c := range changes {
 		right := writeRight{c.Partition, c.Epoch}
 		if h.owners[right] != h.l {
 			h.broken("partition %d: %s writes under epoch %d, which is not a claim of this life",
 				c.Partition, h.l.name, c.Epoch)
 		}
-		switch last, tried := h.tried[right]; {
+
+		last, tried := h.tried[right]
+		switch again := tried && c.Sequence <= last.sequence; {
 		case last.refused != nil:
 			h.broken("partition %d: %s writes under epoch %d though it has read: %v",
 				c.Partition, h.l.name, c.Epoch, last.refused)
-		case tried && c.Sequence <= last.sequence:
+		case again:
 			h.broken("partition %d: %s writes number %d under epoch %d after %d",
 				c.Partition, h.l.name, c.Sequence, c.Epoch, last.sequence)
 		}
+
 		h.tried[right] = try{sequence: c.Sequence}
 	}
 }
 
-// answered notes what the node has read.
+// answered records which claims the node knows to be void.
 func (h *handle) answered(changes []presence.Change, outcomes []presence.Outcome) {
 	h.sharedStore.mu.Lock()
 	defer h.sharedStore.mu.Unlock()
+
 	for i, c := range changes {
 		if err := outcomes[i].Err; errors.Is(err, presence.ErrFenced) || errors.Is(err, presence.ErrLost) {
 			h.tried[writeRight{c.Partition, c.Epoch}] = try{c.Sequence, err}
@@ -368,11 +419,13 @@ func (h *handle) Counts(ctx context.Context, pages []string) (counts []presence.
 		for i := range counts {
 			h.patch(&counts[i].Version)
 		}
+
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	return counts, nil
 }
 
@@ -382,6 +435,7 @@ func (h *handle) Parts(ctx context.Context, page string) (c presence.Count, part
 		h.patch(&c.Version)
 		return err
 	})
+
 	return c, parts, err
 }
 
@@ -401,11 +455,13 @@ func (h *handle) updates(
 		for i := range updates {
 			h.patch(&updates[i].Version)
 		}
+
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	return updates, nil
 }
 
@@ -421,6 +477,7 @@ func (h *handle) Attached(ctx context.Context, bucket int) (ends []presence.Endp
 	if err != nil {
 		return nil, err
 	}
+
 	return ends, nil
 }
 
@@ -434,6 +491,7 @@ func (h *handle) Missing(
 	if err != nil {
 		return nil, err
 	}
+
 	return missing, nil
 }
 
@@ -444,9 +502,11 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 	gap := map[int]bool{}
 	for first := true; ; {
 		h.sharedStore.mu.Lock()
-		inner, changed, away := h.inner, h.changed, h.away
+		inner, changed := h.inner, h.changed
+		away := h.away
 		prompt := h.lostAt.Equal(time.Now()) // nothing was published since
 		h.sharedStore.mu.Unlock()
+
 		if away {
 			first = true
 			select {
@@ -456,17 +516,22 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 			}
 			continue
 		}
+
 		if first {
 			if wait(ctx, 100*time.Millisecond) != nil {
 				return
 			}
 		}
-		swallow := map[int]bool{} // the inner store's own first notice
+
+		// A new inner store reports every bucket as lost. When nothing was published since the loss, a real store would
+		// not notice it yet: only its next publication shows the gap.
+		swallow := map[int]bool{}
 		for _, b := range buckets {
 			swallow[b] = !first && prompt
 			gap[b] = swallow[b]
 		}
 		first = false
+
 		wctx, stop := context.WithCancel(ctx)
 		done := make(chan struct{})
 		go func() {
@@ -476,17 +541,22 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 					swallow[p.Bucket] = false
 					return
 				}
+
+				// A publication of a frozen process waits, and one of a dead process is lost.
 				_, delay := h.l.toss(time.Millisecond)
 				if wait(wctx, delay) != nil || h.l.pass() != nil {
 					return
 				}
+
 				if gap[p.Bucket] {
 					gap[p.Bucket] = false
 					p = presence.Publication{Bucket: p.Bucket, Lost: true}
 				}
+
 				fn(p)
 			})
 		}()
+
 		select {
 		case <-ctx.Done():
 			stop()
@@ -509,9 +579,11 @@ func (h *handle) Renew(
 ) (all []presence.Process, at time.Time, err error) {
 	err = h.callAs(ctx, true, func() error {
 		now := time.Now()
-		if old, ok := h.leases[p.Name]; ok && old.Incarnation != p.Incarnation && now.Before(old.until) {
+		old, ok := h.leases[p.Name]
+		if ok && old.Incarnation != p.Incarnation && now.Before(old.until) {
 			return presence.ErrNameTaken
 		}
+
 		switch {
 		case h.accepted, h.sharedStore.facts == h.facts:
 		case h.sharedStore.facts != "":
@@ -522,10 +594,14 @@ func (h *handle) Renew(
 		case now.Sub(h.factsFrom) < simFactsWait:
 			return presence.ErrNoFacts
 		}
-		if h.accepted = true; h.sharedStore.facts == "" {
+
+		h.accepted = true
+		if h.sharedStore.facts == "" { // after a loss, the first accepted process writes them
 			h.sharedStore.facts = h.facts
 		}
+
 		h.leases[p.Name] = simLease{p, now.Add(ttl)}
+
 		for name, l := range h.leases {
 			if now.Before(l.until) {
 				all = append(all, l.Process)
@@ -533,13 +609,17 @@ func (h *handle) Renew(
 				delete(h.leases, name)
 			}
 		}
+
 		slices.SortFunc(all, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+		// Leases go by the real clock, so that a jump ends none of them.
 		at = now.Add(h.clock)
+
 		return nil
 	})
 	if err != nil {
 		return nil, at, err
 	}
+
 	return all, at, nil
 }
 

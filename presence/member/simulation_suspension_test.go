@@ -19,22 +19,24 @@ func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
 	for !newSimulation(alone, false).alone {
 		alone++
 	}
+
 	for name, seed := range map[string]uint64{"a process that is alone": alone, "a gateway of several": seedOf(5)} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seed, false)
 			defer s.end()
-			for _, m := range s.members {
-				s.start(m)
-			}
-			s.ready()
+			s.startAll()
 			s.watch(s.where, []string{presence.AllPages, "a"})
 			time.Sleep(3 * time.Second)
+
+			// The gateway is suspended, so the calls wait in its connections.
 			still := s.members[slices.IndexFunc(s.members, func(m *member) bool { return m.gateway != nil })]
 			still.life.freeze()
+
 			ask := func(u *user, gateway, action string) bool {
 				status, _ := s.request(gateway, http.MethodPut, "/a/counter", u.token, `{"action":"`+action+`"}`)
 				return status == http.StatusOK
 			}
+
 			var asking sync.WaitGroup
 			for i := range simUsers {
 				asking.Go(func() {
@@ -42,16 +44,21 @@ func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
 					if ask(u, still.name, "increment") {
 						t.Errorf("%s: %s was answered", name, u.name)
 					}
+					// The last gateway may be the suspended one, if it is the only one.
 					for !ask(u, s.where[len(s.where)-1], "decrement") {
 						time.Sleep(300 * time.Millisecond)
 					}
 				})
 			}
+
 			time.Sleep(putPatience + time.Second)
 			still.life.thaw()
 			asking.Wait()
+
+			// The gateway has now handled the calls whose users have long given up.
 			time.Sleep(simQuiet)
-			if s.check(); s.failed() {
+			s.check()
+			if s.failed() {
 				t.Errorf("%s: %s", name, s.failure)
 			}
 		})

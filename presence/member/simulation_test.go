@@ -45,19 +45,18 @@ import (
 	"headcount/webhook"
 )
 
-// The simulation runs a whole cluster in this process, with a clock, a network
-// and a store of its own, has users come and go and everything fail, and checks
-// after every round what must be true then, and all the time what must be true
-// always. The seed decides what happens and when; the order of what happens at
-// the same moment is the scheduler's, so a rare failure may take more than one
-// replay: -count 20.
+// The simulation runs a whole cluster in this process, with its own clock, network and store. Users come and go, and
+// everything fails. What must always be true is checked all the time, and the rest after every round. The seed decides
+// what happens and when. The scheduler decides the order of simultaneous events, so a rare failure may take several
+// replays: -count 20.
 
-// defaultSeeds is fewer with the race detector, with which a seed takes six times as long. These seeds look for
-// races; the runs without it look for everything else.
+// defaultSeeds is smaller with the race detector, which makes a seed six times slower. Those seeds look for races, and
+// the others for everything else.
 func defaultSeeds() int {
 	if testkit.Race {
 		return 30
 	}
+
 	return 150
 }
 
@@ -73,16 +72,21 @@ func TestSimulation(t *testing.T) {
 		simulateSeed(t, *simSeed)
 		return
 	}
+
 	first, n := *simFirst, *simSeeds
 	if testing.Short() {
 		n = min(n, 20)
 	}
+
 	next := make(chan uint64, n)
 	for i := range n {
 		next <- first + uint64(i)
 	}
 	close(next)
+
 	var workers sync.WaitGroup
+
+	// A simulation never waits for real time, so one worker per core keeps the machine busy.
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for seed := range next {
@@ -94,9 +98,10 @@ func TestSimulation(t *testing.T) {
 		})
 	}
 	workers.Wait()
+
 	held, meant := simHeld.Load(), simMeant.Load()
 	t.Logf("%d of %d users who stayed were held to be counted all the time", held, meant)
-	if meant >= 100 && 100*held < simShare*meant { // a few seeds prove no share
+	if meant >= 100 && 100*held < simShare*meant { // too few seeds say nothing about the share
 		t.Errorf("less than %d %% were held", simShare)
 	}
 }
@@ -117,6 +122,7 @@ func simulateSeed(t *testing.T, seed uint64) {
 		for _, line := range s.lines {
 			t.Log(line)
 		}
+
 		if s.failure != "" {
 			t.Errorf("seed %d: %s\nreplay: go test ./presence/member -run Simulation -seed %d", seed, s.failure, seed)
 		}
@@ -147,8 +153,7 @@ const (
 	simUsers      = 12
 )
 
-// simulation is the run of one seed. Its driver, run, alone touches everything that is
-// not under mu.
+// simulation is the run of one seed. Only its driver, run, touches the fields that are not under mu.
 type simulation struct {
 	seed     uint64
 	replay   bool
@@ -167,8 +172,8 @@ type simulation struct {
 	watchers []*user  // one tab at each gateway, which receives all counts
 	faults   []*fault // by their ends
 	history  []*fault
-	// zombies says that a former owner may have overwritten the next owner's data. Holds
-	// that were ended may then exist again, until they expire.
+	// zombies says that a former owner may have overwritten data of the next one. Ended holds may then exist again
+	// until they expire.
 	zombies bool
 	clients sync.WaitGroup // tabs, holds and drains
 	tabs    int
@@ -204,14 +209,14 @@ type running struct {
 	frozen  bool
 }
 
-// look notes whether the member can do its roles.
+// look records that the member can do its roles, once it can.
 func (m *member) look() {
 	if m.running != nil && !m.served {
 		m.served = m.process.Ready() == nil
 	}
 }
 
-// serves reports whether the member does its roles, but for the store.
+// serves reports whether the member does its roles, as far as the store permits.
 func (m *member) serves(role string) bool {
 	return slices.Contains(m.roles, role) && m.running != nil && m.served && !m.leaving && !m.frozen
 }
@@ -221,12 +226,15 @@ func newSimulation(seed uint64, replay bool) *simulation {
 		seed: seed, replay: replay, timeout: simTimeout, chance: chance(seed, "driver"), begun: time.Now(),
 		net: newNetwork(seed), pages: []string{"a", "b", "c"}, apart: map[string]time.Time{},
 	}
+
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
 	s.counters = sync.OnceValue(func() *pipeline.Counters {
 		rules := &counter.Rules{}
 		return pipeline.New(local.InMemory(rules), rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
 	})
+
 	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
+
 	add := func(prefix string, n int, roles ...string) {
 		for i := range n {
 			m := &member{name: fmt.Sprintf("%s%d:7946", prefix, i+1), roles: roles}
@@ -236,6 +244,8 @@ func newSimulation(seed uint64, replay bool) *simulation {
 			}
 		}
 	}
+
+	// The seed chooses one of four topologies. Only the first has a single process.
 	switch s.chance.IntN(4) {
 	case 3:
 		add("local", 1, presence.RoleGateway, presence.RolePresence, presence.RoleDispatcher)
@@ -250,12 +260,33 @@ func newSimulation(seed uint64, replay bool) *simulation {
 		add("front", 2, presence.RoleGateway, presence.RoleDispatcher)
 		add("node", 3, presence.RolePresence)
 	}
-	if clocks := chance(seed, "clocks"); clocks.IntN(3) == 0 {
+
+	// In a third of the seeds the clocks of the processes differ. They have random numbers of their own, so that the
+	// rest of the seed's history does not depend on them.
+	clocks := chance(seed, "clocks")
+	if clocks.IntN(3) == 0 {
 		for _, m := range s.members {
 			m.skew = time.Duration(clocks.Int64N(int64(2*simSkew))) - simSkew
 		}
 	}
+
 	return s
+}
+
+// startAll starts every process, and waits until all can do their roles.
+func (s *simulation) startAll() {
+	for _, m := range s.members {
+		s.start(m)
+	}
+
+	s.ready()
+}
+
+// newVisitor adds a user with one tab at the gateway, on the given pages. The user's name has the number n.
+func (s *simulation) newVisitor(n int, gateway string, pages ...string) {
+	u := newUser(fmt.Sprint("u", n))
+	s.crowd.users = append(s.crowd.users, u)
+	s.newTab(u, gateway, nil, pages...)
 }
 
 func (s *simulation) log(format string, args ...any) {
@@ -264,17 +295,18 @@ func (s *simulation) log(format string, args ...any) {
 	s.lines = append(s.lines, fmt.Sprintf("%9.3f ", time.Since(s.begun).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// detail logs details that are useful only when a seed is replayed.
+// detail logs what is useful only in a replay.
 func (s *simulation) detail(format string, args ...any) {
 	if s.replay {
 		s.log("  "+format, args...)
 	}
 }
 
-// broken notes that an invariant is broken.
+// broken records that an invariant is broken.
 func (s *simulation) broken(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	s.log("BROKEN: %s", text)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failure == "" {
@@ -301,11 +333,13 @@ func (s *simulation) otherGateway(r *rand.Rand, than string) string {
 	if len(s.where) == 1 {
 		return than
 	}
+
+	// The offset is at least 1, so the result differs from than.
 	i := slices.Index(s.where, than)
 	return s.where[(i+1+r.IntN(len(s.where)-1))%len(s.where)]
 }
 
-// watch has a user at each of those gateways look at pages.
+// watch adds a user at each of the gateways who watches the pages.
 func (s *simulation) watch(gateways, pages []string) {
 	for _, gw := range gateways {
 		u := newUser("watcher of " + gw)
@@ -314,14 +348,12 @@ func (s *simulation) watch(gateways, pages []string) {
 	}
 }
 
-// run is the whole story.
+// run runs the simulation from start to end.
 func (s *simulation) run() {
 	defer s.end()
-	for _, m := range s.members {
-		s.start(m)
-	}
-	s.ready()
+	s.startAll()
 	s.watch(s.where, append([]string{presence.AllPages}, s.pages...))
+
 	for i := range simUsers {
 		u := newUser(fmt.Sprint("u", i))
 		s.crowd.users = append(s.crowd.users, u)
@@ -329,68 +361,86 @@ func (s *simulation) run() {
 			s.userActs(u)
 		}
 	}
+
 	s.quiet(0)
+
 	for round := 1; round <= simRounds && !s.failed(); round++ {
 		s.round(round)
 		s.quiet(round)
 	}
 }
 
-// round has users act and things fail.
+// round lets users act and faults happen.
 func (s *simulation) round(n int) {
 	var stayers []*user
 	for _, u := range s.crowd.users {
-		if len(u.pages()) > 0 && (s.chance.IntN(3) > 0 || len(u.tabs) > 0 && len(stayers) == 0) {
+		needed := len(u.tabs) > 0 && len(stayers) == 0 // a round in which nobody stays proves nothing
+		if len(u.pages()) > 0 && (s.chance.IntN(3) > 0 || needed) {
 			stayers = append(stayers, u)
 		}
 	}
 	s.crowd.begin(stayers)
+
 	length := s.between(8*time.Second, 20*time.Second)
 	s.log("round %d, for %s; %d of %d users stay", n, length, len(stayers), len(s.crowd.users))
+
 	for end := time.Now().Add(length); time.Now().Before(end) && !s.failed(); {
+		// Events are four a second on average, sometimes at nearly the same moment.
 		time.Sleep(time.Duration(s.chance.ExpFloat64() * float64(250*time.Millisecond)))
 		s.healDue(time.Now())
 		for _, m := range s.members {
 			m.look()
 		}
+
 		if s.chance.IntN(8) == 0 && len(s.faults) < 3 {
 			s.fail()
 		} else {
 			s.userActs(s.crowd.users[s.chance.IntN(len(s.crowd.users))])
 		}
 	}
+
 	held, meant := s.crowd.held()
 	if !s.alone {
+		// A single process takes everybody's presence with it when it fails, so there all users may be excused.
 		if held == 0 && len(stayers) > 0 {
 			s.broken("nobody was held to stay: this round proves nothing")
 		}
 		simHeld.Add(int64(held))
 		simMeant.Add(int64(meant))
 	}
+
 	s.log("everything is healed; %d of %d were held to stay", held, meant)
+
+	// What is still broken is healed now, in the order in which it would have been.
 	for len(s.faults) > 0 {
 		s.healDue(s.faults[0].until)
 	}
 	s.ready()
 }
 
-// quiet waits until all must be true, and checks it.
+// quiet waits until all counts must be exact, and checks them.
 func (s *simulation) quiet(round int) {
 	lasts := simQuiet
+
+	// Holds that a former owner wrote again end only when they expire.
 	if s.zombies {
 		lasts = 3*simTimeout + simQuiet/2
 		s.zombies = false
 	}
+
 	for end := time.Now().Add(lasts); time.Now().Before(end); {
 		time.Sleep(time.Second)
 		if s.failed() {
 			return
 		}
 	}
-	if s.check(); s.failed() {
+
+	s.check()
+	if s.failed() {
 		s.explain()
 		return
 	}
+
 	s.log("round %d: all is right: %v", round, s.sizes())
 }
 
@@ -399,47 +449,66 @@ func (s *simulation) sizes() map[string]int {
 	for page, users := range s.crowd.truth() {
 		sizes[page] = len(users)
 	}
+
 	return sizes
 }
 
-// check compares everything that can be known with the model.
+// check compares with the model what the store, gateways, clients and owners know.
 func (s *simulation) check() {
 	truth := s.sizes()
 	names := append([]string{presence.AllPages}, s.pages...)
+
 	s.store.mu.Lock()
 	counts, err := s.store.inner.Counts(context.Background(), names)
 	s.store.mu.Unlock()
+
 	for i, c := range counts {
 		if err != nil || c.Stale || c.Users != int64(truth[names[i]]) {
 			s.broken("the store has %+v, %v; want %d", c, err, truth[names[i]])
 		}
 	}
+
 	query := url.Values{"page": names}.Encode()
 	for _, gw := range s.where {
+		// Every gateway answers what the store has.
 		status, body := s.request(gw, http.MethodGet, "/-/counters?"+query, "", "")
 		var answer struct{ Counters []json.RawMessage }
-		if err := json.Unmarshal(body, &answer); status != http.StatusOK || err != nil ||
-			len(answer.Counters) != len(names) {
+
+		err := json.Unmarshal(body, &answer)
+		if status != http.StatusOK || err != nil || len(answer.Counters) != len(names) {
 			s.broken("%s answered %d %q, %v", gw, status, body, err)
 			continue
 		}
+
 		for i, raw := range answer.Counters {
-			if c, err := counterOf(raw); err != nil || c.Page != names[i] || c.Users != int64(truth[c.Page]) ||
-				c.Stale {
-				s.broken("%s answered %s, %v; want %d on %s", gw, raw, err, truth[names[i]], names[i])
+			want := int64(truth[names[i]])
+			c, err := counterOf(raw)
+			if err != nil || c.Page != names[i] || c.Users != want || c.Stale {
+				s.broken("%s answered %s, %v; want %d on %s", gw, raw, err, want, names[i])
 			}
 		}
 	}
+
 	for _, u := range slices.Concat(s.crowd.users, s.watchers) {
 		for _, t := range u.tabs {
 			t.check(truth)
 		}
 	}
+
+	// Asking one gateway for each page suffices: its answer is the sum over all gateways and owners.
 	for i, page := range names {
 		s.checkExplained(s.where[i%len(s.where)], page, truth[page])
 	}
+
+	s.checkOwners()
+	s.checkEndpoints()
+}
+
+// checkOwners checks that all processes have the same table, and that each partition has one owner.
+func (s *simulation) checkOwners() {
 	hash := s.members[0].process.table.Load().Hash()
 	owners := make([][]string, simPartitions)
+
 	for _, m := range s.members {
 		if h := m.process.table.Load().Hash(); h != hash {
 			s.broken("%s has table %x, %s has %x", s.members[0].name, hash, m.name, h)
@@ -450,12 +519,12 @@ func (s *simulation) check() {
 			}
 		}
 	}
+
 	for p, names := range owners {
 		if len(names) != 1 {
 			s.broken("partition %d has the owners %q", p, names)
 		}
 	}
-	s.checkEndpoints()
 }
 
 // explanation is what the owners and gateways together say of a count.
@@ -491,6 +560,8 @@ func (s *simulation) explained(gateway, page string) (e explanation, body []byte
 // checkExplained checks what the owners and gateways together say of a count. Nothing moves, so it adds up.
 func (s *simulation) checkExplained(gateway, page string, users int) {
 	e, body := s.explained(gateway, page)
+
+	// Gateways count each join of a tab as a connection to the page, and to the site.
 	tabs := 0
 	for _, u := range s.crowd.users {
 		for _, t := range u.tabs {
@@ -503,18 +574,20 @@ func (s *simulation) checkExplained(gateway, page string, users int) {
 			t.mu.Unlock()
 		}
 	}
+
 	if e.Moving || e.People != users || e.Connections != tabs || e.Leaving != 0 {
 		s.broken("%s explains %s by %s; want %d people and %d connections", gateway, page, body, users, tabs)
 	}
 }
 
-// checkEndpoints: an endpoint ends with the life of its gateway.
+// checkEndpoints checks that no endpoint outlives its gateway.
 func (s *simulation) checkEndpoints() {
 	for b := range simBuckets {
 		s.store.mu.Lock()
 		ends, err := s.store.inner.Attached(context.Background(), b)
 		s.store.mu.Unlock()
 		must(err)
+
 		for _, e := range ends {
 			if !slices.ContainsFunc(s.members, func(m *member) bool {
 				return presence.IncarnationName(m.name, m.process.self.Incarnation) == e.Gateway
@@ -532,11 +605,13 @@ func (t *tab) check(truth map[string]int) {
 		t.s.broken("%s is not connected", t.name)
 		return
 	}
+
 	for _, page := range slices.Concat(t.watches, slices.Collect(maps.Keys(t.want))) {
-		switch last, known := t.last[page]; {
+		last, known := t.last[page]
+		switch wrong := last.stale || last.users != int64(truth[page]); {
 		case !known:
 			t.s.broken("%s at %s has been told nothing of %s", t.name, t.at, page)
-		case last.stale || last.users != int64(truth[page]):
+		case wrong:
 			t.s.broken("%s at %s was last told %+v of %s; want %d", t.name, t.at, last, page, truth[page])
 		}
 	}
@@ -548,14 +623,18 @@ func (s *simulation) explain() {
 	for _, u := range s.crowd.users {
 		names[simIdentities().Hash(u.name)] = u.name
 	}
+
 	truth := s.crowd.truth()
 	delete(truth, presence.AllPages)
+
 	there := map[string]map[string]struct{}{}
 	for p := range simPartitions {
+		// The run is over, so this claim disturbs nobody.
 		claims, err := s.store.inner.Claim(context.Background(), "", []int{p}, false)
 		must(err)
 		snaps, err := s.store.inner.Load(context.Background(), claims)
 		must(err)
+
 		for _, m := range snaps[0].Members {
 			if there[m.Page] == nil {
 				there[m.Page] = map[string]struct{}{}
@@ -563,6 +642,7 @@ func (s *simulation) explain() {
 			there[m.Page][names[m.User]] = struct{}{}
 		}
 	}
+
 	for u, name := range names {
 		for page := range truth {
 			_, wanted := truth[page][name]
@@ -579,53 +659,61 @@ func (s *simulation) end() {
 	for _, f := range s.faults {
 		f.heal()
 	}
+
 	for _, u := range slices.Concat(s.crowd.users, s.watchers) {
 		for _, t := range slices.Clone(u.tabs) {
 			t.end(false)
 		}
+
 		for _, h := range u.holds {
 			h.end()
 		}
 	}
+
 	for _, m := range s.members {
 		if m.running != nil && !m.leaving {
 			m.life.kill(true)
 			m.stop()
 		}
 	}
+
 	s.clients.Wait()
 	_ = s.counters().Close()
 }
 
-// newUser returns a user who is on no page.
+// newUser returns a user without tabs and holds.
 func newUser(name string) *user {
 	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{"sub": name}).SignedString([]byte(simSecret))
 	if err != nil {
 		panic(err)
 	}
+
 	return &user{name: name, token: token, hash: simIdentities().Hash(name), holds: map[string]*hold{}}
 }
 
 const simSecret = "the secret of a simulation, of 32 bytes or more"
 
-// somePages is one or two pages.
+// somePages returns one or two pages.
 func (s *simulation) somePages() []string {
 	pages := slices.Clone(s.pages)
 	s.chance.Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
+
 	return pages[:1+s.chance.IntN(2)]
 }
 
-// userActs has the user do something at random. One that stays does nothing
-// that ends its presence on its pages.
+// userActs makes the user do something at random. A user who has to stay does nothing that ends the presence.
 func (s *simulation) userActs(u *user) {
 	var t *tab
 	if len(u.tabs) > 0 {
 		t = u.tabs[s.chance.IntN(len(u.tabs))]
 	}
+
 	page := s.pages[s.chance.IntN(len(s.pages))]
-	// left is where the user is without t, and without the hold of page.
+
+	// left returns the pages where the user is present without that tab and, if hold is set, without the hold of page.
 	left := func(without *tab, hold bool) map[string]bool {
 		there := map[string]bool{}
+		// Only what is surely counted covers a page: settled tabs at gateways whose owners are in reach.
 		for _, o := range u.tabs {
 			if o != without && o.settled() && !s.isApart(o.gateway()) {
 				for _, p := range o.joined() {
@@ -633,19 +721,25 @@ func (s *simulation) userActs(u *user) {
 				}
 			}
 		}
+
 		for p, h := range u.holds {
 			if h.settled() && (!hold || p != page) {
 				there[p] = true
 			}
 		}
+
 		return there
 	}
+
+	// covered reports whether the user stays present on those of the pages where the user has to.
 	covered := func(pages []string, there map[string]bool) bool {
 		return !slices.ContainsFunc(pages, func(p string) bool { return u.stays[p] && !there[p] })
 	}
+
 	what := s.chance.IntN(10)
+	opens := t == nil || what == 0 && len(u.tabs) < 4
 	switch {
-	case t == nil || what == 0 && len(u.tabs) < 4:
+	case opens:
 		pages := s.somePages()
 		t = s.newTab(u, "", nil, pages...)
 		s.log("%s opens %s at %s, on %v", u.name, t.name, t.gateway(), pages)
@@ -658,6 +752,7 @@ func (s *simulation) userActs(u *user) {
 			return
 		}
 		page = joined[s.chance.IntN(len(joined))]
+
 		if covered([]string{page}, left(t, false)) {
 			s.log("%s leaves %s", t.name, page)
 			t.leave(page)
@@ -670,14 +765,15 @@ func (s *simulation) userActs(u *user) {
 		}
 	case what <= 7:
 		if len(u.stays) > 0 && (s.net.weather.Load().lost > 0 || s.parted()) {
-			return // its return could come too late for the grace
+			return // the grace may end before the return
 		}
+
 		to := s.someGateway(s.chance)
-		if i := slices.IndexFunc(s.members, func(m *member) bool {
-			return m.name == to
-		}); len(u.stays) > 0 && !s.members[i].serves(presence.RoleGateway) {
+		i := slices.IndexFunc(s.members, func(m *member) bool { return m.name == to })
+		if len(u.stays) > 0 && !s.members[i].serves(presence.RoleGateway) {
 			return
 		}
+
 		pause := time.Duration(s.chance.Int64N(int64(400*time.Millisecond))) + 1
 		s.log("%s moves to %s, within %s", t.name, to, pause)
 		t.move(to, pause)
@@ -700,15 +796,17 @@ func (t *tab) settled() bool {
 	if t.link == nil {
 		return false
 	}
+
 	for p := range t.want {
 		if _, known := t.last[p]; !known {
 			return false
 		}
 	}
+
 	return true
 }
 
-// embeddable is a store that a member and all its roles can have.
+// embeddable is a store for a member and all of its roles.
 type embeddable interface {
 	presence.Store
 	presence.Processes
@@ -716,53 +814,66 @@ type embeddable interface {
 
 // start begins a life of the member.
 func (s *simulation) start(m *member) {
+	// The process has the wall clock of its machine, which may be an hour off.
 	wall := func() time.Time { return time.Now().Add(m.skew) }
 	clock := &seal.Clock{}
 	incarnation := uint64(wall().UnixMilli())
 	self := presence.Process{Name: m.name, Roles: m.roles, Incarnation: incarnation}
+
 	log := zerolog.Nop()
 	if s.replay {
 		log = zerolog.New(lineWriter(func(line string) { s.detail("%s: %s", m.name, line) })).Level(zerolog.InfoLevel)
 	}
+
 	l := s.net.live(m.name, incarnation)
-	elapsed := func() time.Duration { // whoever reads it stands still with the process
+	elapsed := func() time.Duration { // a goroutine that reads it is suspended with the process
 		_ = l.pass()
 		return time.Duration(time.Now().UnixNano())
 	}
+
 	p := New(Config{
 		Self: self, Partitions: simPartitions, Buckets: simBuckets, PresenceTimeout: s.timeout, Clock: clock,
 		Wall:    wall,
 		Elapsed: elapsed, Log: log,
 	})
+
 	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
+
 	keys := [][]byte{[]byte("a cluster secret")}
 	transport, err := heartbeat.New(heartbeat.Config{
 		Conn: l.socket, Keys: keys, Name: m.name, Incarnation: incarnation, Partitions: simPartitions,
 		Resolver: s.net, Now: clock.Now, OnBeat: p, OnReply: p, OnTable: p, Log: log,
 	})
 	must(err)
+
 	client, err := rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: m.name, Transport: l, Now: clock.Now})
 	must(err)
+
 	l.calls, err = rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: m.name, Now: clock.Now, Log: log,
 		Updates: p, Holds: p, Parts: p,
 	})
 	must(err)
+
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
+
 	r := &running{life: l, process: p, left: make(chan struct{}), refused: make(chan error, 1)}
 	r.stop = func() {
 		cancel()
 		l.listener.Close()
 		wg.Wait()
 	}
+
 	parts := Parts{Store: h, Datagrams: transport, Calls: client}
 	var store embeddable = h
 	if s.alone {
+		// The data of a process that is alone ends with the process.
 		s.store.set(func() { s.store.inner = s.store.fresh() })
 		store = &ownStore{s.store.inner, l, s.store.past}
 		parts = Parts{Store: store}
 	}
+
 	if p.Has(presence.RolePresence) {
 		r.node, err = node.New(store, node.Config{
 			Name: m.name, Partitions: simPartitions, PresenceTimeout: s.timeout, Reply: p, Log: log,
@@ -771,35 +882,45 @@ func (s *simulation) start(m *member) {
 		must(err)
 		parts.Node = r.node
 	}
+
 	if p.Has(presence.RoleDispatcher) {
 		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Elapsed: elapsed, Log: log})
 	}
+
 	if p.Has(presence.RoleGateway) {
 		r.gateway = s.newGateway(m.name, incarnation, p, store, elapsed, log)
 		parts.Gateway = r.gateway
 		srv := &http.Server{
-			// as the program's
+			// as in the program
 			Handler: r.gateway.Handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 15 * time.Second,
 			ErrorLog: stdlog.New(io.Discard, "", 0),
 		}
+
 		wg.Go(func() { _ = srv.Serve(l.listener) })
+		// Handlers end before the process that they use.
 		stop := r.stop
 		r.stop = func() {
 			_ = srv.Close()
 			stop()
 		}
 	}
+
 	p.Join(parts)
 	if !s.alone {
 		wg.Go(func() { h.run(ctx) })
 	}
+
 	wg.Go(func() {
-		if err := p.Run(ctx); m.facts != "" {
+		err := p.Run(ctx)
+		if m.facts != "" {
 			r.refused <- err
-		} else if err != nil && !l.ended() {
+			return
+		}
+		if err != nil && !l.ended() {
 			s.broken("%s ended by itself: %v", m.name, err)
 		}
 	})
+
 	m.running = r
 }
 
@@ -813,9 +934,10 @@ func simIdentities() *identity.Identities {
 func (s *simulation) newGateway(
 	name string, incarnation uint64, p *Member, store fanout.Store, elapsed func() time.Duration, log zerolog.Logger,
 ) *gateway.Gateway {
-	origins, _ := identity.NewOrigins(nil) // only what is written may be wrong, here and below
+	origins, _ := identity.NewOrigins(nil) // an empty list is never an error, here and below
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
+
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Buckets: simBuckets, Store: store,
 		Unread:  presencemem.New(presencemem.Config{}),
@@ -836,6 +958,7 @@ func (s *simulation) newGateway(
 			Regions:  store.(api.Regions),
 		}, Log: log,
 	})
+
 	must(err)
 	return gw
 }
@@ -850,13 +973,16 @@ func (s *simulation) ready() {
 			}
 			m.look()
 		}
+
 		if err == nil || s.failed() {
 			return
 		}
+
 		if time.Now().After(end) {
 			s.broken("not ready for 10 s after everything was healed: %v", err)
 			return
 		}
+
 		time.Sleep(100 * time.Millisecond)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"headcount/presence/node"
 )
 
-// This is the clients' side of a simulation: users with tabs and holds, and the model
-// that knows the present users of each page.
+// This is the clients' side of a simulation: users with tabs and holds, and the model of which users are present on
+// each page.
 
 const (
 	simPing   = 3 * time.Second // of the gateways
@@ -29,7 +29,7 @@ const (
 	handshake = time.Second // how long a client waits for a gateway
 )
 
-// user is one person. Its tabs and holds define where it is present.
+// user is one person. The tabs and holds define where the user is present.
 type user struct {
 	name, token string
 	hash        presence.User
@@ -39,7 +39,7 @@ type user struct {
 	excused     bool            // not expected to stay in this round, see excuse
 }
 
-// crowd is all users, and the bounds of the counts that they may receive now.
+// crowd has all users, and the bounds of the counts that they may receive now.
 type crowd struct {
 	s     *simulation
 	users []*user
@@ -49,11 +49,13 @@ type crowd struct {
 	ceiling map[string]map[string]struct{} // by page: users that may have been seen there in this round
 }
 
-// told checks a count that was delivered to a user.
+// told checks a count that a user has received.
 func (c *crowd) told(by, page string, users int64, stale bool) {
 	c.mu.Lock()
+	// Users who stay are always counted. At most those are counted who were present at any time of the round.
 	least, most := int64(c.floor[page]), int64(len(c.ceiling[page]))
 	c.mu.Unlock()
+
 	switch {
 	case users < 0:
 		c.s.broken("%s was told %d on %s: negative", by, users, page)
@@ -69,6 +71,7 @@ func (c *crowd) told(by, page string, users int64, stale bool) {
 func (c *crowd) arrives(u *user, pages ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for _, page := range append(pages, presence.AllPages) {
 		if c.ceiling[page] == nil {
 			c.ceiling[page] = map[string]struct{}{}
@@ -83,25 +86,29 @@ func (c *crowd) truth() map[string]map[string]struct{} {
 	for _, page := range c.s.pages {
 		there[page] = map[string]struct{}{}
 	}
+
 	for _, u := range c.users {
 		for _, page := range u.pages() {
 			there[page][u.name] = struct{}{}
 			there[presence.AllPages][u.name] = struct{}{}
 		}
 	}
+
 	return there
 }
 
-// pages is where the user is.
+// pages returns the pages on which the user is present.
 func (u *user) pages() (pages []string) {
 	for _, t := range u.tabs {
 		pages = append(pages, t.joined()...)
 	}
+
 	for page, h := range u.holds {
 		if h.wanted() {
 			pages = append(pages, page)
 		}
 	}
+
 	slices.Sort(pages)
 	return slices.Compact(pages)
 }
@@ -109,12 +116,16 @@ func (u *user) pages() (pages []string) {
 // begin starts a round in which the given users stay.
 func (c *crowd) begin(stayers []*user) {
 	there := c.truth()
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.floor, c.ceiling = map[string]int{}, there
+
+	c.floor = map[string]int{}
+	c.ceiling = there // who is present now may be counted during the whole round, however soon they leave
 	for _, u := range c.users {
 		u.stays, u.excused = nil, false
 	}
+
 	for _, u := range stayers {
 		u.stays = map[string]bool{}
 		for _, page := range u.pages() {
@@ -132,9 +143,11 @@ func (c *crowd) begin(stayers []*user) {
 func (c *crowd) excuse(u *user) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if u.excused || len(u.stays) == 0 {
 		return
 	}
+
 	u.excused = true
 	for page := range u.stays {
 		c.floor[page]--
@@ -147,7 +160,9 @@ func (c *crowd) excuse(u *user) {
 func (c *crowd) spares(these []*user) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	return slices.ContainsFunc(c.users, func(u *user) bool {
+		// A hold alone does not suffice: another fault may excuse all holds.
 		return !u.excused && !slices.Contains(these, u) && slices.ContainsFunc(u.tabs, func(t *tab) bool {
 			return slices.ContainsFunc(t.joined(), func(page string) bool { return u.stays[page] })
 		})
@@ -161,6 +176,7 @@ func (c *crowd) forgetHolds() {
 		for _, t := range u.tabs {
 			joined = append(joined, t.joined()...)
 		}
+
 		c.mu.Lock()
 		before := len(u.stays)
 		for page := range u.stays {
@@ -171,6 +187,8 @@ func (c *crowd) forgetHolds() {
 				}
 			}
 		}
+
+		// A user who stays on no page any more need not be counted on the site either.
 		if before > 0 && len(u.stays) == 0 && !u.excused {
 			c.floor[presence.AllPages]--
 		}
@@ -178,7 +196,7 @@ func (c *crowd) forgetHolds() {
 	}
 }
 
-// held returns how many users are held to stay, and how many meant to stay.
+// held returns how many users must be counted all the time, and how many were meant to be.
 func (c *crowd) held() (held, meant int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,6 +208,7 @@ func (c *crowd) held() (held, meant int) {
 			}
 		}
 	}
+
 	return held, meant
 }
 
@@ -200,11 +219,12 @@ func (c *crowd) at(gateway string) (users []*user) {
 			users = append(users, u)
 		}
 	}
+
 	return users
 }
 
-// tab is one client: it keeps a connection to some gateway and wants to be on
-// pages. It connects again when the connection ends, as the browser client does.
+// tab is one client. It keeps a connection to some gateway, wants to be on pages, and connects again after each loss,
+// as the browser client does.
 type tab struct {
 	s    *simulation
 	user *user
@@ -256,17 +276,23 @@ func (s *simulation) newTab(u *user, home string, watches []string, pages ...str
 		s: s, user: u, name: fmt.Sprintf("%s/%d", u.name, s.tabs), home: home, watches: watches,
 		want: map[string]bool{}, arrival: map[string]bool{}, moved: make(chan struct{}, 1),
 	}
+
 	t.chance = chance(s.seed, t.name)
+	// A tab with a home stays with that gateway. Other tabs go to any.
 	t.at = home
+
 	if home == "" {
 		t.at = s.someGateway(t.chance)
 	}
+
 	for _, p := range pages {
 		t.want[p] = true
 	}
+
 	u.tabs = append(u.tabs, t)
 	s.crowd.arrives(u, pages...)
 	s.clients.Go(t.run)
+
 	return t
 }
 
@@ -279,11 +305,13 @@ func (t *tab) gateway() string {
 func (t *tab) joined() (pages []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	for p := range t.want {
 		if !t.gone {
 			pages = append(pages, p)
 		}
 	}
+
 	slices.Sort(pages)
 	return pages
 }
@@ -291,7 +319,9 @@ func (t *tab) joined() (pages []string) {
 func (t *tab) join(page string) {
 	t.s.crowd.arrives(t.user, page)
 	t.mu.Lock()
+
 	defer t.mu.Unlock()
+	// A page that is joined already gets no first count again.
 	t.arrival[page] = t.arrival[page] || !t.want[page]
 	t.want[page] = true
 	t.say(`{"type":"join","page":"` + page + `"}`)
@@ -300,40 +330,45 @@ func (t *tab) join(page string) {
 func (t *tab) leave(page string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	delete(t.want, page)
 	delete(t.arrival, page)
 	t.say(`{"type":"leave","page":"` + page + `"}`)
 }
 
-// say sends a message on the present connection; under mu.
+// say sends a message on the present connection. The caller has mu.
 func (t *tab) say(text string) {
 	if t.link == nil {
 		return
 	}
+
 	select {
+	// 0x81: a whole text frame.
 	case t.link.out <- testkit.ClientFrame(0x81, text):
 	default:
 		t.link.close(false)
 	}
 }
 
-// end closes the tab for good, or has it vanish.
+// end closes the tab for good, or makes it vanish without notice.
 func (t *tab) end(silently bool) {
 	t.mu.Lock()
 	t.gone = true
 	if t.link != nil {
 		t.link.close(silently)
 	}
+
 	t.mu.Unlock()
 	t.signal()
 	t.user.tabs = slices.DeleteFunc(t.user.tabs, func(o *tab) bool { return o == t })
 }
 
-// move has the tab connect again after a pause, at that gateway.
+// move makes the tab reconnect to that gateway after a pause.
 func (t *tab) move(to string, pause time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.at, t.pause = to, pause
+
 	if t.link != nil {
 		t.link.close(false)
 	}
@@ -352,21 +387,28 @@ func (t *tab) run() {
 		t.mu.Lock()
 		at, gone := t.at, t.gone
 		t.mu.Unlock()
+
 		if gone {
 			return
 		}
+
 		err := t.connect(at)
 		t.mu.Lock()
 		t.link = nil
 		pause := t.pause
 		t.pause = 0
+		// Without a pause from the test or the gateway, the client waits a random time.
 		if pause == 0 {
 			pause = 50*time.Millisecond + time.Duration(t.chance.Int64N(int64(250*time.Millisecond)))
 		}
+
+		// Like the browser client, a tab that was refused or lost tries another gateway.
 		if t.home == "" && t.at == at && err != nil {
 			t.at = t.s.otherGateway(t.chance, at)
 		}
+
 		t.mu.Unlock()
+
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -385,14 +427,18 @@ func (t *tab) connect(gateway string) error {
 	if err != nil {
 		return err
 	}
+
 	l := &link{end: end, out: make(chan []byte, 256), done: make(chan struct{})}
+
 	defer l.close(false)
 	_ = end.SetDeadline(time.Now().Add(handshake))
-	if _, err := io.WriteString(end, "GET /-/ws?token="+t.user.token+" HTTP/1.1\r\nHost: "+gateway+
+	_, err = io.WriteString(end, "GET /-/ws?token="+t.user.token+" HTTP/1.1\r\nHost: "+gateway+
 		"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "+
-		"AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"); err != nil {
+		"AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
+	if err != nil {
 		return err
 	}
+
 	r := bufio.NewReaderSize(end, 512)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil {
@@ -401,25 +447,37 @@ func (t *tab) connect(gateway string) error {
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		return errRefused
 	}
+
+	// From here on the read deadline alone limits the silence of the gateway.
 	_ = end.SetDeadline(time.Time{})
 	t.s.clients.Go(func() { l.write() })
+
 	t.mu.Lock()
+	// The tab was closed, or sent elsewhere, during the handshake.
 	if t.gone || t.at != gateway {
 		t.mu.Unlock()
 		return nil
 	}
-	t.link, t.last, t.arrival = l, map[string]seenCount{}, map[string]bool{}
+
+	t.link = l
+	t.last = map[string]seenCount{}
+	t.arrival = map[string]bool{}
+
 	t.s.detail("%s is connected to %s", t.name, gateway)
 	for page := range t.want {
 		t.arrival[page] = true
 		t.say(`{"type":"join","page":"` + page + `"}`)
 	}
+
 	if len(t.watches) > 0 {
+		// A watcher subscribes without being present.
 		pages, _ := json.Marshal(t.watches)
 		t.say(`{"type":"subscribe","pages":` + string(pages) + `}`)
 	}
+
 	t.mu.Unlock()
 	err = t.read(l, r)
+
 	select {
 	case <-l.done:
 		return nil
@@ -446,14 +504,17 @@ func (l *link) write() {
 // read reads frames until the connection ends, or no data arrives for too long.
 func (t *tab) read(l *link, r *bufio.Reader) error {
 	for {
+		// The gateway pings, so silence for longer than this is a dead connection.
 		_ = l.end.SetReadDeadline(time.Now().Add(simPing + simPong))
 		op, body, err := readFrame(r)
 		if err != nil {
 			return err
 		}
+
 		switch op {
 		case 8:
 			return io.EOF
+		// A ping is answered by a pong.
 		case 9:
 			t.mu.Lock()
 			if t.link == l {
@@ -486,10 +547,12 @@ func (t *tab) frame(l *link, body []byte) error {
 		t.s.broken("%s got %q: %v", t.name, body, err)
 		return err
 	}
+
 	switch m.Type {
 	case "reconnect":
 		if t.home == "" {
 			t.mu.Lock()
+			// The gateway drains, and says how long to wait before trying another one.
 			t.pause = max(time.Duration(m.AfterMS)*time.Millisecond, 1)
 			t.mu.Unlock()
 			return errSentAway
@@ -497,31 +560,40 @@ func (t *tab) frame(l *link, body []byte) error {
 	case "error":
 		t.s.broken("%s got %s", t.name, body)
 	case "count":
-		v, err := presence.ParseVersion(m.Version)
-		if err != nil {
-			t.s.broken("%s: %v", t.name, err)
-		}
-		t.s.crowd.told(t.name, m.Page, m.Count, m.Stale)
-		t.mu.Lock()
-		old, known := t.last[m.Page]
-		t.last[m.Page] = seenCount{v, m.Count, m.Stale}
-		first := t.link == l && t.arrival[m.Page] && !m.Stale
-		if first {
-			delete(t.arrival, m.Page)
-		}
-		t.mu.Unlock()
-		if first && t.s.store.past.lacks(m.Page, v, t.user.hash) {
-			t.s.broken("the first count of %s after a join of %s is %d, of version %s, which does not include the user",
-				m.Page, t.name, m.Count, v)
-		}
-		if known && v.Compare(old.version) < 0 {
-			t.s.broken("%s was told version %s of %s after %s", t.name, v, m.Page, old.version)
-		}
-		if t.s.replay {
-			t.s.detail("%s at %s: %s = %d, %s stale %t", t.name, t.gateway(), m.Page, m.Count, m.Version, m.Stale)
-		}
+		t.count(l, m.Page, m.Count, m.Version, m.Stale)
 	}
+
 	return nil
+}
+
+// count checks a count that arrived on the connection, against the model and the counts before it.
+func (t *tab) count(l *link, page string, users int64, version string, stale bool) {
+	v, err := presence.ParseVersion(version)
+	if err != nil {
+		t.s.broken("%s: %v", t.name, err)
+	}
+	t.s.crowd.told(t.name, page, users, stale)
+
+	t.mu.Lock()
+	old, known := t.last[page]
+	t.last[page] = seenCount{v, users, stale}
+	first := t.link == l && t.arrival[page] && !stale
+	if first {
+		delete(t.arrival, page)
+	}
+	t.mu.Unlock()
+
+	// The join was stored before its count was sent, so the count includes the user.
+	if first && t.s.store.past.lacks(page, v, t.user.hash) {
+		t.s.broken("the first count of %s after a join of %s is %d, of version %s, which does not include the user",
+			page, t.name, users, v)
+	}
+	if known && v.Compare(old.version) < 0 {
+		t.s.broken("%s was told version %s of %s after %s", t.name, v, page, old.version)
+	}
+	if t.s.replay {
+		t.s.detail("%s at %s: %s = %d, %s stale %t", t.name, t.gateway(), page, users, version, stale)
+	}
 }
 
 // readFrame reads one unmasked frame that is not fragmented.
@@ -530,7 +602,10 @@ func readFrame(r *bufio.Reader) (op byte, body []byte, err error) {
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, err
 	}
+
 	n := uint64(head[1] & 0x7f)
+
+	// Longer bodies have their length in the bytes after the head (RFC 6455, 5.2).
 	switch n {
 	case 126:
 		var b [2]byte
@@ -541,9 +616,11 @@ func readFrame(r *bufio.Reader) (op byte, body []byte, err error) {
 		_, err = io.ReadFull(r, b[:])
 		n = binary.BigEndian.Uint64(b[:])
 	}
+
 	if err != nil {
 		return 0, nil, err
 	}
+
 	body = make([]byte, n)
 	_, err = io.ReadFull(r, body)
 	return head[0] & 0x0f, body, err
@@ -569,7 +646,7 @@ const (
 	putPatience = 4 * time.Second
 )
 
-// hold takes or ends the user's hold on the page.
+// hold begins or ends the user's hold on the page.
 func (s *simulation) hold(u *user, page string, on bool) {
 	h := u.holds[page]
 	if h == nil {
@@ -577,12 +654,15 @@ func (s *simulation) hold(u *user, page string, on bool) {
 		u.holds[page] = h
 		s.clients.Go(h.run)
 	}
+
 	if on {
 		s.crowd.arrives(u, page)
 	}
+
 	h.mu.Lock()
 	h.on, h.kept = on, h.kept && on
 	h.mu.Unlock()
+
 	h.signal()
 }
 
@@ -612,13 +692,14 @@ func (h *hold) end() {
 	h.signal()
 }
 
-// lapse records that the hold was not renewed for as long as holds last, because the store
-// was away or gateways were suspended. So the hold does not have to be counted any more.
+// lapse records that the hold could not be renewed in time, because the store was unavailable or gateways were
+// suspended. So the hold need not be counted any more.
 func (h *hold) lapse() {
 	h.mu.Lock()
 	on := h.on && !h.gone
 	h.kept = false
 	h.mu.Unlock()
+
 	if on {
 		h.s.log("the hold of %s on %s could not be renewed in time", h.user.name, h.page)
 		h.s.crowd.excuse(h.user)
@@ -626,31 +707,39 @@ func (h *hold) lapse() {
 }
 
 func (h *hold) run() {
+	// The timer is set only while the hold is known to exist.
 	lapse := time.AfterFunc(time.Hour, h.lapse)
 	lapse.Stop()
 	defer lapse.Stop()
+
 	for {
 		h.mu.Lock()
-		on, is, gone := h.on, h.is, h.gone
+		on, is := h.on, h.is
+		gone := h.gone
 		gateway := h.s.someGateway(h.chance)
 		h.mu.Unlock()
+
 		pause, begun := holdRenewal, time.Now()
+		idle := !on && !is
 		switch {
 		case gone:
 			return
-		case !on && !is:
+		case idle:
 			<-h.wake
 			continue
 		case h.put(gateway, on):
 			h.mu.Lock()
 			h.is, h.kept = on, on
 			h.mu.Unlock()
-			if lapse.Stop(); on {
+			lapse.Stop()
+			if on {
+				// The owner counts the hold from when the call was made.
 				lapse.Reset(node.HoldTime(h.s.timeout) - time.Since(begun))
 			}
 		default:
 			pause = 300 * time.Millisecond
 		}
+
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -666,23 +755,30 @@ func (h *hold) put(gateway string, on bool) bool {
 	if on {
 		action = "increment"
 		h.mu.Lock()
+
 		h.is = true // it may take effect whatever the answer is
 		h.mu.Unlock()
 	}
+
 	status, body := h.s.request(gateway, http.MethodPut, "/"+url.PathEscape(h.page)+"/counter", h.user.token,
 		`{"action":"`+action+`"}`)
+
 	if status != http.StatusOK {
 		return false
 	}
+
 	c, err := counterOf(body)
 	if err != nil {
 		h.s.broken("%s of %s got %q: %v", action, h.user.name, body, err)
 		return true
 	}
+
 	h.s.crowd.told(action+" of "+h.user.name, c.Page, c.Users, c.Stale)
+	// The change was stored before its answer, so the count includes the user.
 	if on && c.Users < 1 {
 		h.s.broken("increment of %s got %s: the change is not in it", h.user.name, body)
 	}
+
 	return true
 }
 
@@ -693,20 +789,21 @@ func counterOf(body []byte) (presence.Count, error) {
 		Version string
 		Stale   bool
 	}
-	err := json.Unmarshal(body, &m)
-	if err != nil {
+
+	if err := json.Unmarshal(body, &m); err != nil {
 		return presence.Count{}, err
 	}
+
 	v, err := presence.ParseVersion(m.Version)
 	return presence.Count{Page: m.Page, Users: m.Count, Version: v, Stale: m.Stale}, err
 }
 
-// request is one HTTP request; status 0 says that there was no answer.
+// request makes one HTTP request. Status 0 says that there was no answer.
 func (s *simulation) request(gateway, method, path, token, body string) (status int, answer []byte) {
 	return s.requestWithin(putPatience, gateway, method, path, token, body)
 }
 
-// requestWithin is request of a client that hangs up when it has no answer after some time.
+// requestWithin is request for a client that gives up after the given time.
 func (s *simulation) requestWithin(
 	patience time.Duration, gateway, method, path, token, body string,
 ) (status int, answer []byte) {
@@ -716,24 +813,30 @@ func (s *simulation) requestWithin(
 	}
 	defer end.Close()
 	_ = end.SetDeadline(time.Now().Add(patience))
+
 	var b strings.Builder
+	// The request is written by hand, as the connection is no real one.
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: %d\r\n",
 		method, path, gateway, len(body))
 	if token != "" {
 		fmt.Fprintf(&b, "Authorization: Bearer %s\r\n", token)
 	}
 	b.WriteString("\r\n" + body)
+
 	if _, err := io.WriteString(end, b.String()); err != nil {
 		return 0, nil
 	}
+
 	resp, err := http.ReadResponse(bufio.NewReader(end), nil)
 	if err != nil {
 		return 0, nil
 	}
 	defer resp.Body.Close()
+
 	answer, err = io.ReadAll(resp.Body)
 	if err != nil {
 		return 0, nil
 	}
+
 	return resp.StatusCode, answer
 }

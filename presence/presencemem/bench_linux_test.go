@@ -14,8 +14,8 @@ import (
 	"headcount/presence/presencemem"
 )
 
-// BenchmarkWrite is the write of one change, as a lone hold makes one: without a data directory, with one, and of 100
-// changes that gathered meanwhile. user-ns/op is the processor time of the program, kernel-ns/op that of the system.
+// BenchmarkWrite writes one change, as a single hold does, without and with a data directory, and 100 changes that have
+// gathered. user-ns/op is the processor time of the program, kernel-ns/op that of the system.
 func BenchmarkWrite(b *testing.B) {
 	for name, of := range map[string]struct {
 		disk  bool
@@ -27,15 +27,18 @@ func BenchmarkWrite(b *testing.B) {
 			if of.disk {
 				dir := b.TempDir()
 				var err error
-				if s, err = presencemem.Open(dir, cfg); err != nil {
+				s, err = presencemem.Open(dir, cfg)
+				if err != nil {
 					b.Fatal(err)
 				}
+
 				testkit.Eventually(b, "the log of present users is there", func() bool {
 					_, err := os.Stat(filepath.Join(dir, "present.log"))
 					return err == nil
 				})
 			}
 			defer s.Close()
+
 			claims, err := s.Claim(b.Context(), "n", []int{0}, false)
 			if err != nil {
 				b.Fatal(err)
@@ -47,16 +50,20 @@ func BenchmarkWrite(b *testing.B) {
 				sequence++
 				c := presence.Change{Claim: claims[0], Sequence: sequence}
 				c.Members = make([]presence.MemberChange, of.batch)
+
+				// A thousand users come, and then leave again.
 				for i := range c.Members {
 					user := presence.User(sequence) % 1000
 					member := presence.Member{User: user, Page: "blog/a-page", Hold: time.Now()}
 					c.Members[i] = presence.MemberChange{Member: member, Gone: sequence/1000%2 == 1}
 				}
+
 				c.Counts = []presence.PageUsers{{Page: "blog/a-page", Users: int64(sequence % 1000)}}
 				if o := s.Write(b.Context(), []presence.Change{c}); o[0].Err != nil {
 					b.Fatal(o[0].Err)
 				}
 			}
+
 			u, k := cpu()
 			b.ReportMetric(float64(u-user)/float64(b.N), "user-ns/op")
 			b.ReportMetric(float64(k-kernel)/float64(b.N), "kernel-ns/op")

@@ -14,11 +14,10 @@ import (
 	"headcount/unread"
 )
 
-// TestCrashes ends the store at every step of its writing: before, in the middle of and
-// after every transaction. bbolt writes into pages that the transaction before does not
-// use, and then one of two head pages. So a file whose writer was stopped in the middle
-// is one whose newest head is torn. Whenever the end comes, the file has a whole number
-// of operations: all that were answered, and none that were refused.
+// TestCrashes ends the store at every step of a transaction: before, during and after its writes. bbolt writes into
+// pages that the previous transaction does not use, and then one of two head pages. So a file whose writer was
+// interrupted has a torn newest head. Whenever the end comes, the file has whole operations only: all that were
+// acknowledged, and none that were refused.
 func TestCrashes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		root, err := os.MkdirTemp("", "crash")
@@ -32,12 +31,16 @@ func TestCrashes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.db.NoSync = true // the tests below check what was written, not whether it is on the disk
+
+		// The checks below read what was written, so it need not be on the disk.
+		d.db.NoSync = true
 		s.unread.disk = d
 		defer d.db.Close()
+
 		before := fingerprint(&s.unread)
 		page := rapid.SampledFrom([]string{"p", "q", "r"})
 		user := rapid.Custom(func(t *rapid.T) unread.User { return unread.User{rapid.Byte().Draw(t, "user") % 4} })
+
 		operation := rapid.Custom(func(t *rapid.T) func(*transaction) error {
 			p, u := page.Draw(t, "page"), user.Draw(t, "user")
 			switch rapid.IntRange(0, 3).Draw(t, "what") {
@@ -47,6 +50,7 @@ func TestCrashes(t *testing.T) {
 					if r := s.unread.records[u]; r != nil {
 						old = *r
 					}
+
 					r := old.Clone()
 					if i, found := r.Find(p); found {
 						r.Follows = append(r.Follows[:i:i], r.Follows[i+1:]...)
@@ -57,35 +61,49 @@ func TestCrashes(t *testing.T) {
 					return err
 				}
 			case 1:
-				return func(d *transaction) error { d.change(p, unread.Change{By: &u}); return nil }
+				return func(d *transaction) error {
+					d.change(p, unread.Change{By: &u})
+					return nil
+				}
 			default:
 				key := fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "key"))
-				return func(d *transaction) error { d.change(p, unread.Change{Key: key, By: &u}); return nil }
+				return func(d *transaction) error {
+					d.change(p, unread.Change{Key: key, By: &u})
+					return nil
+				}
 			}
 		})
+
 		for range rapid.IntRange(1, 8).Draw(t, "transactions") {
 			var ops []*op
 			for range rapid.IntRange(1, 6).Draw(t, "operations") {
 				ops = append(ops, &op{do: operation.Draw(t, "operation"), done: make(chan struct{})})
 			}
+
 			refused := rapid.IntRange(0, 3).Draw(t, "refused") == 0
 			mend := func() {}
 			if refused {
 				mend = breakFile(t, dir)
 			}
+
+			// The file can be torn only where a transaction has written to it.
 			stats := d.db.Stats()
 			s.commit(ops)
 			mend()
 			now := d.db.Stats()
 			wrote := now.TxStats.GetWrite() > stats.TxStats.GetWrite()
+
 			after := fingerprint(&s.unread)
 			file, err := os.ReadFile(filepath.Join(dir, dataFile))
 			if err != nil {
 				t.Fatal(err)
 			}
+
+			// However the transaction ended, the file has what memory has.
 			if got := recovered(t, root, file); got != after {
 				t.Fatalf("after a transaction the file has\n%s\nmemory\n%s", got, after)
 			}
+
 			if d.writable() != nil {
 				if after != before {
 					t.Fatalf("a refused transaction left\n%s\nbefore it\n%s", after, before)
@@ -94,13 +112,16 @@ func TestCrashes(t *testing.T) {
 				if err := d.writable(); err != nil {
 					t.Fatal(err)
 				}
-				if file, err = os.ReadFile(filepath.Join(dir, dataFile)); err != nil {
+
+				file, err = os.ReadFile(filepath.Join(dir, dataFile))
+				if err != nil {
 					t.Fatal(err)
 				}
 				if got := recovered(t, root, file); got != before {
 					t.Fatalf("after a probe the file has\n%s\nmemory\n%s", got, before)
 				}
 			} else if wrote {
+				// The end came before the new head was whole, so the file is as before the transaction.
 				if got := recovered(t, root, tear(t, file)); got != before {
 					t.Fatalf("a torn transaction has left\n%s\nbefore it\n%s", got, before)
 				}
@@ -112,11 +133,11 @@ func TestCrashes(t *testing.T) {
 
 // tear returns the file without the end of its newest head page.
 func tear(t *rapid.T, file []byte) []byte {
-	const head, transaction, size = 16, 48, 64 // bytes before the head, to its transaction, and of it
+	const head, transaction, size = 16, 48, 64 // offset of the head, offset of the transaction in it, and its size
 	second := os.Getpagesize()
 	newest := 0
-	if binary.NativeEndian.Uint64(file[second+head+transaction:]) > binary.NativeEndian.Uint64(
-		file[head+transaction:]) {
+	number := func(at int) uint64 { return binary.NativeEndian.Uint64(file[at+head+transaction:]) }
+	if number(second) > number(0) {
 		newest = second
 	}
 	torn := bytes.Clone(file)
@@ -124,7 +145,7 @@ func tear(t *rapid.T, file []byte) []byte {
 	return torn
 }
 
-// recovered is what a store finds that is opened over a copy of the file.
+// recovered returns what a store finds in a copy of the file.
 func recovered(t *rapid.T, root string, file []byte) string {
 	dir, err := os.MkdirTemp(root, "copy")
 	if err != nil {
@@ -133,31 +154,38 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	if err := os.WriteFile(filepath.Join(dir, dataFile), file, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	n := newUnreadState()
 	var log bytes.Buffer
 	d, _, err := openDisk(dir, &n, &pageHistory{}, &lastSeen{}, zerolog.New(&log))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if log.Len() > 0 {
 		t.Fatalf("a crash needed a repair: %s", &log)
 	}
+
 	if err := d.db.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	return fingerprint(&n)
 }
 
-// fingerprint is everything of the unread state that a file must have, as text.
+// fingerprint returns, as text, all unread state that a file must have.
 func fingerprint(n *unreadState) string {
 	var b bytes.Buffer
-	levels, owns, records := map[string]unread.Level{}, map[string]string{}, map[unread.User]string{}
+	levels, owns := map[string]unread.Level{}, map[string]string{}
 	for page, p := range n.pages {
-		levels[page], owns[page] = p.level, fmt.Sprint(p.owns)
+		levels[page] = p.level
+		owns[page] = fmt.Sprint(p.owns)
 	}
+
+	records := map[unread.User]string{}
 	for u, r := range n.records {
 		if len(r.Follows) == 0 && r.Updated.IsZero() {
-			continue // it says nothing, and is in no file
+			continue // an empty record is not in the file
 		}
 		records[u] = fmt.Sprintf("%v %v %v", r.Version, r.Updated, r.Follows)
 	}

@@ -17,14 +17,15 @@ import (
 	"headcount/unread"
 )
 
-// breakFile puts a device that is always full in the place of the open file of
-// the data directory: all its writes end with ENOSPC, until mend.
+// breakFile replaces the open file of the data directory by a device that is always full. All writes fail with ENOSPC
+// until mend is called.
 func breakFile(t testingT, dir string) (mend func()) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	path, err := filepath.EvalSymlinks(filepath.Join(dir, dataFile))
 	if err != nil {
 		t.Fatal(err)
@@ -46,9 +47,12 @@ func breakFile(t testingT, dir string) (mend func()) {
 			t.Fatal(err)
 		}
 		defer full.Close()
+
+		// The descriptor of the store's file now leads to the full device.
 		if err := syscall.Dup3(int(full.Fd()), fd, syscall.O_CLOEXEC); err != nil {
 			t.Fatal(err)
 		}
+
 		return func() {
 			if err := syscall.Dup3(kept, fd, syscall.O_CLOEXEC); err != nil {
 				t.Fatal(err)
@@ -56,6 +60,7 @@ func breakFile(t testingT, dir string) (mend func()) {
 			_ = syscall.Close(kept)
 		}
 	}
+
 	t.Fatalf("%s is not open", path)
 	return nil
 }
@@ -67,8 +72,8 @@ type testingT interface {
 	Fatalf(string, ...any)
 }
 
-// What cannot be written is refused at once, and nothing of it is kept, even when it is
-// sent again, until the file can be written.
+// A change that cannot be written is refused at once, and nothing of it is kept. Repetitions are refused, too, until
+// the file can be written again.
 func TestClockDiskFails(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -76,6 +81,7 @@ func TestClockDiskFails(t *testing.T) {
 	if err := errors.Join(s.Change(t.Context(), "p", unread.Change{}), s.Writable()); err != nil {
 		t.Fatal(err)
 	}
+
 	heard := make(chan presence.Publication, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
@@ -83,24 +89,31 @@ func TestClockDiskFails(t *testing.T) {
 		s.Watch(ctx, []int{unread.LevelTopic("p").Bucket(presence.DefaultBuckets)},
 			func(p presence.Publication) { heard <- p })
 	})
-	<-heard // it watches: read all
+
+	<-heard // the watcher has subscribed
+
 	mend := breakFile(t, dir)
 	begin := testkit.NewStopwatch(t)
 	for range 300 {
 		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("a change that is not on disk: %v", err)
 		}
-		if _, err := s.Save(t.Context(), u, unread.Record{},
-			unread.Record{Follows: []unread.Follow{{Page: "p"}}}); !errors.Is(err, presence.ErrUnavailable) {
+		follows := unread.Record{Follows: []unread.Follow{{Page: "p"}}}
+		_, err := s.Save(t.Context(), u, unread.Record{}, follows)
+		if !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("a follow that is not on disk: %v", err)
 		}
 	}
+
+	// A refusal does not wait for the disk.
 	if took := begin.Elapsed(); took > 10*time.Second {
 		t.Errorf("600 refusals took %s", took)
 	}
+
 	if err := s.Writable(); err == nil || !strings.Contains(err.Error(), "the data directory cannot be written: ") {
 		t.Errorf("Writable says %v", err)
 	}
+
 	state := func() (int64, int) {
 		levels, _, _ := s.Levels(t.Context(), u, []string{"p"})
 		records, _ := s.Records(t.Context(), []unread.User{u})
@@ -109,6 +122,7 @@ func TestClockDiskFails(t *testing.T) {
 	if all, follows := state(); all != 1 || follows != 0 {
 		t.Errorf("%d changes and %d follows after all were refused", all, follows)
 	}
+
 	mend()
 	testkit.Eventually(t, "Writable, as the disk is well", func() bool { return s.Writable() == nil })
 	for range 2 {
@@ -116,6 +130,8 @@ func TestClockDiskFails(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
+	// Watchers have received only the change that was made.
 	cancel()
 	watching.Wait()
 	close(heard)
@@ -124,6 +140,7 @@ func TestClockDiskFails(t *testing.T) {
 			t.Errorf("a watcher heard of %+v", p)
 		}
 	}
+
 	for range 2 {
 		if all, follows := state(); all != 2 || follows != 0 {
 			t.Errorf("%d changes and %d follows", all, follows)

@@ -32,6 +32,7 @@ func reopen(t *testing.T, dir string) *Store {
 func TestDirectoryKeepsEverything(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := reopen(t, dir)
+
 	secret := s.Secret()
 	u, author := unread.User{1}, unread.User{2, 0, 0xff}
 	b := unread.NewFollowService(s)
@@ -41,20 +42,25 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	pages := []string{"p", "ü \"\\", "never changed"}
 	for _, page := range pages {
 		must(b.Follow(t.Context(), u, page))
 	}
 	must(b.Follow(t.Context(), u, "ended"))
 	must(b.Unfollow(t.Context(), u, "ended"))
+
 	for range 3 {
 		must(s.Change(t.Context(), "p", unread.Change{Key: "k"}))
 		must(s.Change(t.Context(), pages[1], unread.Change{By: &author}))
 	}
+
+	// A reset and a later change, so that one page is unread and two are read.
 	if _, err := b.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
 	must(s.Change(t.Context(), pages[1], unread.Change{Title: "ü", URL: "/a b"}))
+
 	type all struct {
 		records []unread.Record
 		levels  []unread.Level
@@ -63,6 +69,7 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 		updated time.Time
 		list    []unread.Notification
 	}
+
 	read := func(s *Store) (a all) {
 		t.Helper()
 		var err error
@@ -77,18 +84,23 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 		return a
 	}
 	before := read(s)
+
 	must(s.Close())
 	s = reopen(t, dir)
-	if after := read(s); fmt.Sprint(after) != fmt.Sprint(before) || after.unread != 1 || after.list[0].URL != "/a b" {
+	after := read(s)
+	if fmt.Sprint(after) != fmt.Sprint(before) || after.unread != 1 || after.list[0].URL != "/a b" {
 		t.Errorf("%+v was %+v", after, before)
 	}
+
 	if s.Secret() != secret || secret == "" {
 		t.Errorf("the secret %q was %q", s.Secret(), secret)
 	}
+
 	must(s.Change(t.Context(), "p", unread.Change{Key: "k"}))
 	if a := read(s); a.levels[0].All != 1 {
 		t.Errorf("a key is forgotten: %+v", a.levels[0])
 	}
+
 	must(s.Close())
 }
 
@@ -98,9 +110,12 @@ func TestDirectoryServesOneProcess(t *testing.T) {
 	if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("the second: %v", err)
 	}
+
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+
+	// Close has released the file.
 	s = reopen(t, dir)
 	_ = s.Close()
 }
@@ -110,11 +125,14 @@ func TestBadDirectories(t *testing.T) {
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
+	// The file is longer than a page of bbolt, so that its head is read.
 	garbage := t.TempDir()
-	if err := os.WriteFile(filepath.Join(garbage, dataFile), []byte(strings.Repeat("garbage", 2000)),
-		0o600); err != nil {
+	text := []byte(strings.Repeat("garbage", 2000))
+	if err := os.WriteFile(filepath.Join(garbage, dataFile), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	for name, dir := range map[string]string{
 		"a file": file, "below a file": filepath.Join(file, "d"), "garbage": garbage,
 	} {
@@ -125,6 +143,7 @@ func TestBadDirectories(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+
 	for name, tc := range map[string]struct{ bucket, key, value, want string }{
 		"another format": {
 			"meta", "format", "2", `its format is "2", this version knows "1"; use the version that wrote it`,
@@ -148,7 +167,7 @@ func TestBadDirectories(t *testing.T) {
 	}
 }
 
-// inFile changes the file of a data directory behind the store's back.
+// inFile changes the file of a data directory without the store.
 func inFile(t *testing.T, dir string, fn func(*bbolt.Tx) error) {
 	t.Helper()
 	db, err := bbolt.Open(filepath.Join(dir, dataFile), 0o600, nil)
@@ -160,28 +179,37 @@ func inFile(t *testing.T, dir string, fn func(*bbolt.Tx) error) {
 	}
 }
 
-// Of a user who was erased, or follows nothing and had nothing unread, the file knows nothing, and
-// a record that comes later has a greater version.
+// The file keeps nothing of a user who was erased, or who follows nothing and had nothing unread. A later record of
+// that user has a greater version.
 func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
+	// One user has read the change when the erasure comes, the other has not.
 	erased, ended := unread.User{1}, unread.User{2}
+
 	book := unread.NewFollowService(s)
+
 	for _, user := range []unread.User{erased, ended} {
 		if err := book.Follow(t.Context(), user, "p"); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if err := s.Change(t.Context(), "p", unread.Change{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := book.Reset(t.Context(), erased); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q"),
-		book.Forget(t.Context(), ended)); err != nil {
+
+	err := errors.Join(
+		book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q"), book.Forget(t.Context(), ended),
+	)
+	if err != nil {
 		t.Fatal(err)
 	}
+
+	// The version of the erased record is not in the file, and must still be exceeded after the restart.
 	former, err := s.Records(t.Context(), []unread.User{erased})
 	if err != nil {
 		t.Fatal(err)
@@ -189,6 +217,7 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	inFile(t, dir, func(tx *bbolt.Tx) error {
 		for _, name := range [][]byte{recordsBucket, followsBucket} {
 			if n := tx.Bucket(name).Stats().KeyN; n != 0 {
@@ -197,20 +226,23 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 		}
 		return nil
 	})
+
 	s = reopen(t, dir)
 	if err := unread.NewFollowService(s).Follow(t.Context(), erased, "p"); err != nil {
 		t.Fatal(err)
 	}
+
 	again, err := s.Records(t.Context(), []unread.User{erased})
 	if err != nil || again[0].Version.Compare(former[0].Version) <= 0 {
 		t.Errorf("version %s after %s, %v", again[0].Version, former[0].Version, err)
 	}
+
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Entries that cannot be read are dropped. The log says so once.
+// Malformed entries are dropped, and the log says so once.
 func TestDropsWhatCannotBeRead(t *testing.T) {
 	u, author := unread.User{1}, unread.User{2}
 	for name, tc := range map[string]struct {
@@ -237,24 +269,29 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			s := reopen(t, dir)
-			if err := errors.Join(
+			err := errors.Join(
 				unread.NewFollowService(s).Follow(t.Context(), u, "p"),
 				s.Change(t.Context(), "p", unread.Change{}),
 				s.Change(t.Context(), "p", unread.Change{}),
 				s.Change(t.Context(), "p", unread.Change{By: &author}),
 				s.Close(),
-			); err != nil {
+			)
+			if err != nil {
 				t.Fatal(err)
 			}
+
 			inFile(t, dir, func(tx *bbolt.Tx) error {
 				return tx.Bucket([]byte(tc.bucket)).Put([]byte(tc.key), []byte(tc.value))
 			})
+
+			// The first start has dropped the entry, so the second one logs nothing.
 			for _, says := range []string{tc.says, ""} {
 				var log strings.Builder
 				s, err := Open(dir, Config{Log: zerolog.New(&log)})
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				levels, _, _ := s.Levels(t.Context(), u, []string{"p"})
 				records, _ := s.Records(t.Context(), []unread.User{u})
 				if levels[0].All != tc.all || levels[0].By != tc.by || !slices.Equal(records[0].Pages(), tc.follows) {
@@ -263,6 +300,7 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 				if got := log.String(); says == "" && got != "" || !strings.Contains(got, says) {
 					t.Errorf("the log says %q, want %q", got, says)
 				}
+
 				if err := s.Close(); err != nil {
 					t.Fatal(err)
 				}
@@ -271,8 +309,7 @@ func TestDropsWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A transaction that fails after its last write is in the file. The probe takes
-// it out again.
+// A transaction that fails after its last write is in the file. The probe undoes it.
 func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
@@ -282,26 +319,33 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	s = New(Config{})
 	d, _, err := openDisk(dir, &s.unread, &s.history, s.seen, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	// The transaction reaches the file, but the store takes it for failed, as after an error of the last sync.
 	tx := newTransaction(&s.unread, time.Now())
 	tx.change("p", unread.Change{Key: "k", By: &unread.User{1}})
 	tx.change("q", unread.Change{})
+
 	if err := d.update(tx.puts(), &d.undo); err != nil {
 		t.Fatal(err)
 	}
+
 	d.fail(errors.New("the last step"))
 	d.probe()
 	if err := errors.Join(d.writable(), d.db.Close()); err != nil {
 		t.Fatal(err)
 	}
+
 	s = reopen(t, dir)
 	defer s.Close()
 	levels, owns, _ := s.Levels(t.Context(), unread.User{1}, []string{"p", "q"})
-	if levels[0].All != 1 || levels[0].By != 0 || owns[0] != (unread.Own{}) || levels[1] != (unread.Level{}) ||
+	first, second := levels[0], levels[1]
+	if first.All != 1 || first.By != 0 || owns[0] != (unread.Own{}) || second != (unread.Level{}) ||
 		len(s.unread.keys) != 1 {
 		t.Errorf("%+v %+v, %d keys", levels, owns, len(s.unread.keys))
 	}
@@ -312,34 +356,39 @@ func stopped(t *testing.T) *Store {
 	t.Helper()
 	s := New(Config{})
 	var err error
-	if s.unread.disk, _, err = openDisk(t.TempDir(), &s.unread, &s.history, s.seen, zerolog.Nop()); err != nil {
+	s.unread.disk, _, err = openDisk(t.TempDir(), &s.unread, &s.history, s.seen, zerolog.Nop())
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	return s
 }
 
-// A caller that gives up before the writer comes to its change is not counted.
+// A change whose caller gives up before the writer reaches it is not made.
 func TestGivingUp(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) ||
-		!strings.Contains(err.Error(), "was not carried out") {
+	err := s.Change(ctx, "p", unread.Change{})
+	if !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "was not carried out") {
 		t.Errorf("gave up: %v", err)
 	}
+
 	go s.unread.disk.run(s.commit)
 	if err := errors.Join(s.Change(t.Context(), "p", unread.Change{}), s.Close()); err != nil {
 		t.Fatal(err)
 	}
+
 	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != 1 {
 		t.Errorf("%+v", l)
 	}
+
 	if err := s.Change(t.Context(), "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) {
 		t.Errorf("after Close: %v", err)
 	}
 }
 
-// There is a bound on what waits, and everything that waits at the end is kept.
+// The queue of changes is bounded, and a Close writes all queued changes.
 func TestWaitingIsBounded(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -347,9 +396,11 @@ func TestWaitingIsBounded(t *testing.T) {
 	for range maxWaiting + 7 {
 		go func() { errs <- s.Change(ctx, "p", unread.Change{}) }()
 	}
+
+	// Callers beyond the bound are refused at once, although no writer runs.
 	for range 7 {
-		if err := <-errs; !errors.Is(err, presence.ErrUnavailable) ||
-			!strings.Contains(err.Error(), "wait for the disk already") {
+		err := <-errs
+		if !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "wait for the disk already") {
 			t.Errorf("beyond the bound: %v", err)
 		}
 	}
@@ -357,11 +408,13 @@ func TestWaitingIsBounded(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	for range maxWaiting {
 		if err := <-errs; err != nil {
 			t.Error(err)
 		}
 	}
+
 	cancel()
 	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != maxWaiting {
 		t.Errorf("%+v", l)
@@ -373,9 +426,14 @@ func TestCallsShareTransactions(t *testing.T) {
 	s := reopen(t, t.TempDir())
 	defer s.Close()
 	transactions := func() (n int) {
-		if err := s.unread.disk.db.View(func(tx *bbolt.Tx) error { n = tx.ID(); return nil }); err != nil {
+		err := s.unread.disk.db.View(func(tx *bbolt.Tx) error {
+			n = tx.ID()
+			return nil
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
+
 		return n
 	}
 	before := transactions()
@@ -388,10 +446,14 @@ func TestCallsShareTransactions(t *testing.T) {
 		})
 	}
 	wg.Wait()
+
+	// Each call was carried out, although many of them were written together.
 	levels, _, err := s.Levels(t.Context(), unread.User{}, []string{"p0", "p9"})
 	if err != nil || levels[0].All != 20 || levels[1].All != 20 {
 		t.Errorf("%+v, %v", levels, err)
 	}
+
+	// The bound is loose: on a slow machine few calls may come while a transaction is written.
 	if n := transactions() - before; n < 1 || n > 150 {
 		t.Errorf("200 changes at once took %d transactions", n)
 	}
@@ -404,27 +466,34 @@ func TestKeysAreForgottenAfterADay(t *testing.T) {
 			if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); err != nil {
 				t.Fatal(err)
 			}
+
 			l, _, err := s.Levels(t.Context(), unread.User{}, []string{"p"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return l[0].All
 		}
+
 		count()
+
 		time.Sleep(unread.KeyFor - time.Second)
 		if n := count(); n != 1 {
 			t.Errorf("forgotten within its day: %d changes", n)
 		}
+
 		if err := s.Change(t.Context(), "q", unread.Change{Key: "another"}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second)
+		// Each change drops the keys that are too old.
 		if err := s.Change(t.Context(), "q", unread.Change{Key: "one more"}); err != nil {
 			t.Fatal(err)
 		}
+
 		if n := count(); n != 2 {
 			t.Errorf("remembered after its day: %d changes", n)
 		}
+
 		if len(s.unread.keys) != 3 || len(s.unread.oldest) != 3 {
 			t.Errorf("%d keys", len(s.unread.keys))
 		}
@@ -439,19 +508,23 @@ func TestRecordsAreCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	r, err := s.Records(t.Context(), []unread.User{{}})
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	// A change of the record must not reach the copy that was read.
 	if err := b.Unfollow(t.Context(), unread.User{}, "a"); err != nil {
 		t.Fatal(err)
 	}
+
 	if got := r[0].Pages(); !slices.Equal(got, []string{"a", "b", "c"}) {
 		t.Errorf("a record that was read has become %q", got)
 	}
 }
 
-// A directory keeps its key of user hashes, and no other directory has it.
+// A data directory keeps its own key of user hashes.
 func TestADirectoryKeepsItsHashKey(t *testing.T) {
 	key := func(dir string) string {
 		s, err := Open(dir, Config{})
@@ -465,28 +538,32 @@ func TestADirectoryKeepsItsHashKey(t *testing.T) {
 		}
 		return string(k)
 	}
+
 	dir := t.TempDir()
 	first := key(dir)
 	if again := key(dir); again != first || first == "" {
 		t.Error("the key changed")
 	}
+
 	if key(t.TempDir()) == first {
 		t.Error("another directory has the same key")
 	}
 }
 
-// Users are found by their hashes, so a new key would lose those of a directory that has none.
+// Users are found by their hashes. So a directory with users but without a key gets no new key, which would lose them.
 func TestUsersWithoutAHashKeyAreRefused(t *testing.T) {
 	s, err := Open(t.TempDir(), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := s.unread.disk.db.Update(func(tx *bbolt.Tx) error {
+	err = s.unread.disk.db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(recordsBucket).Put([]byte("user"), []byte("record"))
-	}); err != nil {
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	if key, err := s.HashKey(); err == nil {
 		t.Errorf("a new key: %x", key)
 	}

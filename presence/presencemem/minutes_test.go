@@ -32,16 +32,18 @@ func (c *crowd) set(page string, users int64, arrivals ...presence.User) {
 	c.t.Helper()
 	c.seq++
 	change := presence.Change{Claim: c.claim, Sequence: c.seq, Counts: []presence.PageUsers{{Page: page, Users: users}}}
+
 	for _, u := range arrivals {
 		change.Arrivals = append(change.Arrivals, presence.Arrival{User: u, Page: page})
 	}
+
 	if o := c.s.Write(c.t.Context(), []presence.Change{change}); o[0].Err != nil {
 		c.t.Fatal(o[0].Err)
 	}
 }
 
-// text is what a page says of each of the last minutes, oldest first: the greatest count,
-// + and the joins, and behind them the visitors of all.
+// text returns the minutes of a page, oldest first, each as the greatest count, a + and the joins. The number of all
+// visitors is last.
 func text(t *testing.T, s *Store, page string, last int, users int64) string {
 	t.Helper()
 	now := time.Now()
@@ -49,11 +51,14 @@ func text(t *testing.T, s *Store, page string, last int, users int64) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	list, err := s.Minutes(t.Context(), page, q.From)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, out := q.Answer(page, list, users, now), ""
+
+	a := q.Answer(page, list, users, now)
+	out := ""
 	for _, p := range a.Points {
 		out += fmt.Sprintf("%d+%d ", p.Max, p.Joins)
 	}
@@ -66,21 +71,28 @@ func TestMinutesFollowEachOther(t *testing.T) {
 		c := newCrowd(t, s)
 		c.set("p", 2, 1, 2)
 		c.set("p", 1)
+
 		time.Sleep(2 * time.Minute)
 		c.set("p", 3, 3, 4)
 		c.set("p", 0)
+
 		time.Sleep(time.Minute)
 		c.set("p", 1, 1)
+
 		if is := text(t, s, "p", 5, 1); is != "0+0 2+2 1+0 3+2 1+1 4" {
 			t.Error(is)
 		}
-		for minute := range 100 { // the oldest minutes are forgotten
+
+		// The oldest minutes are forgotten.
+		for minute := range 100 {
 			time.Sleep(time.Minute)
 			c.set("p", int64(1+minute%2))
 		}
+
 		if n := len(s.history.pages["p"].minutes); n > 62 {
 			t.Errorf("%d minutes are kept of an hour", n)
 		}
+
 		c.set("p", 0)
 		time.Sleep(2 * time.Hour)
 		c.set("q", 1)
@@ -99,15 +111,20 @@ func TestMinutesAreBounded(t *testing.T) {
 			c.set(fmt.Sprint(i), 1, presence.User(i))
 			time.Sleep(time.Second)
 		}
-		if s.history.bytes > most || len(s.history.pages) < 200 || s.history.pages["999"] == nil ||
-			s.history.pages["0"] != nil {
+
+		_, newest := s.history.pages["999"]
+		_, oldest := s.history.pages["0"]
+		if s.history.bytes > most || len(s.history.pages) < 200 || !newest || oldest {
 			t.Errorf("%d bytes, %d pages; want the newest pages in %d bytes",
 				s.history.bytes, len(s.history.pages), most)
 		}
+
+		// The size that is compared with the bound is the sum of the pages.
 		sum := 0
 		for _, r := range s.history.pages {
 			sum += r.bytes
 		}
+
 		if sum != s.history.bytes || s.history.order.Len() != len(s.history.pages) {
 			t.Errorf("the pages have %d bytes, the history says %d", sum, s.history.bytes)
 		}
@@ -124,7 +141,9 @@ func TestDirectoryKeepsMinutes(t *testing.T) {
 			}
 			return s
 		}
+
 		s := open()
+
 		c := newCrowd(t, s)
 		c.set("p", 2, 1, 2)
 		c.set("q", 1, 1)
@@ -133,28 +152,34 @@ func TestDirectoryKeepsMinutes(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+
 		s = open() // in the same minute
 		c = newCrowd(t, s)
 		c.set("p", 3, 4)
 		time.Sleep(2 * time.Minute)
 		c.set("p", 4, 5)
 		time.Sleep(time.Minute)
+
 		if is := text(t, s, "p", 5, 4); is != "2+2 3+2 3+0 4+1 4+0 5" {
 			t.Errorf("after a restart: %s", is)
 		}
 		if is := text(t, s, "q", 5, 0); is != "1+1 1+0 0+0 0+0 0+0 1" {
 			t.Errorf("nobody came back to this page: %s", is)
 		}
-		// A process that is killed has written the minutes before the running one.
+
+		// A killed process has written all minutes but the running one.
 		time.Sleep(2 * time.Second)
 		s.writeMinutes(false)
 		s.unread.disk.db.Close() // nothing is written any more
 		defer s.Close()
+
 		time.Sleep(time.Minute)
 		s = open()
 		if is := text(t, s, "p", 6, 0); is != "2+2 3+2 3+0 4+1 4+0 0+0 5" {
 			t.Errorf("after a kill: %s", is)
 		}
+
+		// After two hours the former pages are forgotten, in the file as well.
 		newCrowd(t, s).set("p", 0)
 		time.Sleep(2 * time.Hour)
 		newCrowd(t, s).set("r", 1)
@@ -162,10 +187,12 @@ func TestDirectoryKeepsMinutes(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+
 		s = open()
 		if len(s.history.pages) != 1 || s.history.pages["r"] == nil {
 			t.Errorf("%d pages are kept, want the one that changed within an hour", len(s.history.pages))
 		}
+
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -72,31 +72,40 @@ func TestEmptyPagesAreForgotten(t *testing.T) {
 		s := presencemem.New(presencemem.Config{RememberFor: time.Hour, Remember: 3})
 		c := claim(t, s)
 		seq := uint64(0)
+
 		set := func(page string, users int64) presence.Count {
 			seq++
 			return write(t, s, c, seq, page, users)
 		}
+
 		first := set("old", 1)
 		set("old", 0)
 		set("busy", 1)
+
 		time.Sleep(59 * time.Minute)
 		set("young", 1)
 		set("young", 0)
+
 		if !known(t, s, "old") {
 			t.Fatal("old was forgotten before its hour was over")
 		}
+
 		time.Sleep(2 * time.Minute)
 		set("busy", 2)
 		if known(t, s, "old") || !known(t, s, "young") || !known(t, s, "busy") {
 			t.Fatal("want old forgotten after an hour, the others not")
 		}
+
+		// Beyond the bound of three, the page that was left longest ago is forgotten early.
 		for i := range 3 {
 			set(fmt.Sprint("more", i), 1)
 			set(fmt.Sprint("more", i), 0)
 		}
+
 		if known(t, s, "young") || !known(t, s, "more0") || !known(t, s, "busy") {
 			t.Fatal("want only the page left longest ago forgotten at the bound")
 		}
+
 		if back := set("old", 1); !back.Newer(first) {
 			t.Fatalf("old came back as %s after %s", back.Version, first.Version)
 		}

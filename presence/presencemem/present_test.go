@@ -17,7 +17,7 @@ import (
 	"headcount/presence"
 )
 
-// Who is present is the same after a restart, and what is damaged is refused.
+// After a restart the same users are present, and a damaged file is refused.
 func TestPresentIsReadAsItWasWritten(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := New(Config{Partitions: 4})
@@ -36,11 +36,13 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 		if err := s.writePresent(now); err != nil {
 			rt.Fatal(err)
 		}
+
 		path := filepath.Join(s.dir, presentFile)
 		b, err := os.ReadFile(path)
 		if err != nil {
 			rt.Fatal(err)
 		}
+
 		written, partitions, err := parsePresent(b)
 		if err != nil || !written.Equal(now) || len(partitions) != len(s.partitions) {
 			rt.Fatalf("%v, %d partitions of %s, want %s", err, len(partitions), written, now)
@@ -50,6 +52,8 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 				rt.Fatalf("partition %d: %v, want %v", id, partitions[id], s.partitions[id].members)
 			}
 		}
+
+		// Whatever is damaged or missing, the file is refused.
 		i := rapid.IntRange(0, len(b)-1).Draw(rt, "damaged byte")
 		b[i] ^= 1 << rapid.IntRange(0, 7).Draw(rt, "bit")
 		if _, _, err := parsePresent(b); err == nil {
@@ -61,23 +65,27 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 	})
 }
 
-// A file that promises more than it has takes no memory for that, and a page that cannot be
-// is none.
+// A file that announces more members than it has takes no memory for them, and an invalid page is refused.
 func TestPresentThatCannotBe(t *testing.T) {
 	parse := func(body []byte) error {
-		_, _, err := parsePresent(
-			append(binary.BigEndian.AppendUint32([]byte(presentMagic), crc32.ChecksumIEEE(body)), body...))
+		sum := crc32.ChecksumIEEE(body)
+		_, _, err := parsePresent(append(binary.BigEndian.AppendUint32([]byte(presentMagic), sum), body...))
 		return err
 	}
+
 	const promised = 1 << 20
+	// The partition announces a million members, and a million zero bytes follow.
 	body := append(binary.AppendUvarint([]byte{0, 1, 0}, promised), make([]byte, promised)...)
+
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	err := parse(body)
 	runtime.ReadMemStats(&after)
+
 	if took := after.TotalAlloc - before.TotalAlloc; err == nil || took > 4*promised {
 		t.Errorf("%v, and %d bytes of memory for a file of %d", err, took, len(body))
 	}
+
 	for page, can := range map[string]bool{
 		"p": true, "\x1fshop\x1fp": true, "": false, "*": false, "\xff": false, "a\nb": false, "\x1fSHOP\x1fp": false,
 		strings.Repeat("x", 129): false,
@@ -99,8 +107,7 @@ func FuzzParsePresent(f *testing.F) {
 	})
 }
 
-// Who was present is remembered if that was not too long ago, and holds last until their
-// end.
+// Users who were present are remembered if the file is not older than the timeout, and holds until their end.
 func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	hold := now.Add(150 * time.Second)
@@ -108,21 +115,25 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	claims, _ := s.Claim(t.Context(), "n", []int{3}, false)
 	write := func(seq uint64, members ...presence.MemberChange) {
-		if out := s.Write(t.Context(),
-			[]presence.Change{{Claim: claims[0], Sequence: seq, Members: members}}); out[0].Err != nil {
+		change := presence.Change{Claim: claims[0], Sequence: seq, Members: members}
+		if out := s.Write(t.Context(), []presence.Change{change}); out[0].Err != nil {
 			t.Fatal(out[0].Err)
 		}
 	}
+
 	here := func(u presence.User) presence.Member { return presence.Member{User: u, Page: "p"} }
 	held := presence.Member{User: 2, Page: "p", Hold: hold}
 	write(1, presence.MemberChange{Member: here(1)}, presence.MemberChange{Member: held},
 		presence.MemberChange{Member: here(3)})
 	write(2, presence.MemberChange{Member: here(3), Gone: true})
+
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	for name, tc := range map[string]struct {
 		later    time.Duration
 		want     int
@@ -147,7 +158,7 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 	}
 }
 
-// While nobody moves the file is not written again, but is as young as if it were.
+// While nothing changes, the file is not written again, but counts as just written.
 func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
@@ -156,10 +167,13 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 	if err := s.writePresent(now); err != nil {
 		t.Fatal(err)
 	}
+
 	before, err := os.ReadFile(filepath.Join(dir, presentFile))
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	// Nothing has changed since, so the second write only renews the time of the file.
 	if err := s.writePresent(now.Add(10 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
@@ -167,19 +181,23 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 	if err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the file was written again, %v", err)
 	}
+
 	for later, want := range map[time.Duration]bool{
 		10*time.Minute + 59*time.Second: true, 11*time.Minute + 2*time.Second: false,
 	} {
 		back := New(Config{PresenceTimeout: time.Minute})
 		back.dir = dir
-		if back.loadPresent(now.Add(later)); back.Recalled() != want {
+		back.loadPresent(now.Add(later))
+		if back.Recalled() != want {
 			t.Errorf("%s after it was written, recalled: %t", later, !want)
 		}
 	}
+
+	// If somebody removes the file, the next write makes it anew.
 	if err := os.Remove(filepath.Join(dir, presentFile)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.writePresent(now); err != nil { // somebody took it away
+	if err := s.writePresent(now); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, presentFile)); err != nil {
@@ -187,20 +205,25 @@ func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
 	}
 }
 
-// While the file cannot be written nothing else is worse, and it is written when it can be.
+// A failed write of the file does no other harm, and the file is written as soon as that works again.
 func TestPresentThatCannotBeWritten(t *testing.T) {
 	s := New(Config{})
-	s.dir, s.membersChanged = t.TempDir(), true
+	s.dir = t.TempDir()
+	s.membersChanged = true
+	// A directory with the name of the temporary file makes each write fail.
 	inTheWay := filepath.Join(s.dir, presentFile+".new")
 	if err := os.Mkdir(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := s.writePresent(time.Now()); err == nil {
 		t.Fatal("no error")
 	}
+
 	if err := os.Remove(inTheWay); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := s.writePresent(time.Now()); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"headcount/presence"
 )
 
-// answered is a store with a data directory that has no goroutines, and whose process is killed without notice.
+// answered is a store with a data directory and without goroutines, so that it can be killed at any moment.
 type answered struct {
 	*Store
 	claims   []presence.Claim
@@ -29,21 +29,23 @@ func newAnswered(t rapid.TB, dir string) *answered {
 	if err := s.writePresent(time.Now()); err != nil {
 		t.Fatal(err)
 	}
+
 	claims, _ := s.Claim(context.Background(), "n", []int{0, 1, 2}, false)
 	return &answered{Store: s, claims: claims}
 }
 
-// write makes a change and returns when it is answered.
+// write makes a change, and returns when it is acknowledged.
 func (a *answered) write(t rapid.TB, partition int, c presence.Change) {
 	t.Helper()
 	a.sequence++
-	c.Claim, c.Sequence = a.claims[partition], a.sequence
+	c.Claim = a.claims[partition]
+	c.Sequence = a.sequence
 	if out := a.Write(context.Background(), []presence.Change{c}); out[0].Err != nil {
 		t.Fatal(out[0].Err)
 	}
 }
 
-// wantRecalled compares what a store over the directory recalls with what is in s.
+// wantRecalled checks that a new store over the directory has the members of s.
 func wantRecalled(t rapid.TB, when string, dir string, s *Store) {
 	t.Helper()
 	next := New(s.cfg)
@@ -52,6 +54,7 @@ func wantRecalled(t rapid.TB, when string, dir string, s *Store) {
 	if !next.Recalled() {
 		t.Fatalf("%s: nobody is recalled", when)
 	}
+
 	for id := range s.partitions {
 		if got, want := next.partitions[id].members, s.partitions[id].members; !maps.Equal(got, want) {
 			t.Fatalf("%s: partition %d has %v, want %v", when, id, got, want)
@@ -59,22 +62,25 @@ func wantRecalled(t rapid.TB, when string, dir string, s *Store) {
 	}
 }
 
-// At every moment a killed process has left behind what it answered, also between the replacement of the file and that
-// of its log.
+// Whenever a process is killed, its directory has all acknowledged changes, also between the replacement of the file
+// and that of its log.
 func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		dir := t.TempDir()
 		defer os.RemoveAll(dir)
 		a := newAnswered(rt, dir)
+
 		end := time.UnixMilli(time.Now().Add(2 * time.Minute).UnixMilli())
 		member := rapid.Custom(func(t *rapid.T) presence.MemberChange {
 			m := presence.MemberChange{Member: presence.Member{
 				User: presence.User(rapid.IntRange(1, 4).Draw(t, "user")),
 				Page: rapid.SampledFrom([]string{"p", "q", "\x1fshop\x1fé"}).Draw(t, "page"),
 			}}
+
 			m.Gone = rapid.Bool().Draw(t, "gone")
 			if rapid.Bool().Draw(t, "held") {
-				m.Hold, m.Alone = end, rapid.Bool().Draw(t, "alone")
+				m.Hold = end
+				m.Alone = rapid.Bool().Draw(t, "alone")
 			}
 			return m
 		})
@@ -84,9 +90,9 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 			if err != nil {
 				rt.Fatal(err)
 			}
-			switch rapid.SampledFrom([]string{
-				"change", "change", "change", "write", "half a write", "restart",
-			}).Draw(rt, "step") {
+
+			steps := []string{"change", "change", "change", "write", "half a write", "restart"}
+			switch rapid.SampledFrom(steps).Draw(rt, "step") {
 			case "change":
 				a.write(rt, rapid.IntRange(0, 2).Draw(rt, "partition"), presence.Change{
 					Reset:   rapid.IntRange(0, 5).Draw(rt, "reset") == 0,
@@ -100,12 +106,16 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 				if err := a.writePresent(time.Now()); err != nil {
 					rt.Fatal(err)
 				}
+
+				// A process that is killed between the two replacements leaves the new file beside the log of the old
+				// one.
 				between := t.TempDir()
 				present, err := os.ReadFile(filepath.Join(dir, presentFile))
 				if err != nil || os.WriteFile(filepath.Join(between, presentFile), present, 0o600) != nil ||
 					os.WriteFile(filepath.Join(between, presentLogFile), log, 0o600) != nil {
 					rt.Fatal(err)
 				}
+
 				wantRecalled(rt, "between two files", between, a.Store)
 			case "restart":
 				a = newAnswered(rt, dir)
@@ -115,7 +125,7 @@ func TestWhatWasAnsweredIsRecalled(t *testing.T) {
 	})
 }
 
-// Changes that are made while the file is written are in the log that continues it.
+// Changes during the write of the file are in the log that continues it.
 func TestChangesWhileTheFileIsWrittenAreRecalled(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
@@ -125,9 +135,11 @@ func TestChangesWhileTheFileIsWrittenAreRecalled(t *testing.T) {
 	}
 
 	change(1, false)
+	// The file has user 1, who leaves while it is written.
 	next := a.present(time.Now())
 	change(1, true)
 	change(2, false)
+
 	wantRecalled(t, "before the file is replaced", dir, a.Store)
 	if err := a.replacePresent(next); err != nil {
 		t.Fatal(err)
@@ -135,9 +147,10 @@ func TestChangesWhileTheFileIsWrittenAreRecalled(t *testing.T) {
 	wantRecalled(t, "when it is replaced", dir, a.Store)
 }
 
-// A departure outlives a kill, and so does the wish to forget it.
+// A departure survives a kill, and so does its erasure.
 func TestDeparturesAreRecalled(t *testing.T) {
-	dir, cfg := t.TempDir(), Config{Partitions: 3, PresenceTimeout: time.Minute, LastSeen: time.Hour}
+	dir := t.TempDir()
+	cfg := Config{Partitions: 3, PresenceTimeout: time.Minute, LastSeen: time.Hour}
 	s, err := Open(dir, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -145,11 +158,13 @@ func TestDeparturesAreRecalled(t *testing.T) {
 	defer s.Close()
 	a := &answered{Store: s}
 	a.claims, _ = s.Claim(t.Context(), "n", []int{0, 1, 2}, false)
+
 	now := time.Unix(time.Now().Unix(), 0)
 	a.write(t, 0, presence.Change{Departures: []presence.Departure{{User: 1, At: now}, {User: 2, At: now}}})
 	if err := s.ForgetSeen(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
+
 	wantRecalledSeen := func(cfg Config, want ...time.Time) {
 		t.Helper()
 		next := New(cfg)
@@ -157,20 +172,24 @@ func TestDeparturesAreRecalled(t *testing.T) {
 		next.loadPresent(time.Now())
 		wantSeen(t, "killed", next, []presence.User{1, 2}, want...)
 	}
+
 	wantRecalledSeen(cfg, now, time.Time{})
+	// A process without the setting recalls no departures.
 	cfg.LastSeen = 0
 	wantRecalledSeen(cfg, time.Time{}, time.Time{})
 }
 
-// A record that a kill has torn was not answered. All before it are recalled.
+// A kill may tear the last record, which was not acknowledged. All records before it are recalled.
 func TestATornRecordIsIgnored(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
 	path := filepath.Join(dir, presentLogFile)
+
 	ends := []int{0} // of the records
 	for u := range 3 {
 		m := presence.MemberChange{Member: presence.Member{User: presence.User(u + 1), Page: "p"}}
 		a.write(t, 0, presence.Change{Members: []presence.MemberChange{m}})
+
 		is, err := os.Stat(path)
 		if err != nil {
 			t.Fatal(err)
@@ -183,15 +202,17 @@ func TestATornRecordIsIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	for size := range len(whole) + 1 {
-		for _, tail := range []string{"", "\x01\xff"} { // what a file system may put there
+		for _, tail := range []string{"", "\x01\xff"} { // a file system may leave other bytes there
 			torn := append(slices.Clone(whole[:size]), tail...)
 			if err := os.WriteFile(path, torn, 0o600); err != nil {
 				t.Fatal(err)
 			}
+
 			next := New(a.cfg)
 			next.dir = dir
 			next.loadPresent(time.Now())
 
+			// A record is recalled if the file has it to its end.
 			want := 0
 			for want+1 < len(ends) && ends[want+1] <= size {
 				want++
@@ -203,27 +224,34 @@ func TestATornRecordIsIgnored(t *testing.T) {
 	}
 }
 
-// If a change cannot be logged, nobody is recalled rather than those who have left, until the file is written again.
+// If a change cannot be logged, nobody is recalled until the file is written again. Otherwise users would be recalled
+// who have left.
 func TestAChangeThatCannotBeLogged(t *testing.T) {
 	dir := t.TempDir()
 	a := newAnswered(t, dir)
 	here := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
+
 	nobody := func(when string) {
 		t.Helper()
 		next := New(a.cfg)
 		next.dir = dir
-		if next.loadPresent(time.Now()); next.Recalled() || len(next.partitions[0].members) != 0 {
+		next.loadPresent(time.Now())
+		if next.Recalled() || len(next.partitions[0].members) != 0 {
 			t.Fatalf("%s: %v is recalled", when, next.partitions[0].members)
 		}
 	}
-	_ = a.log.file.Close() // every write fails from now on
+
+	// Every write to the log fails from now on.
+	_ = a.log.file.Close()
 	a.write(t, 0, presence.Change{Members: []presence.MemberChange{here}})
 	nobody("a change was not logged")
 
+	// A directory with the name of the temporary file prevents a new log.
 	inTheWay := filepath.Join(dir, presentLogFile+".new")
 	if err := os.Mkdir(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := a.writePresent(time.Now()); err == nil {
 		t.Fatal("no error")
 	}
@@ -235,6 +263,7 @@ func TestAChangeThatCannotBeLogged(t *testing.T) {
 	if err := a.writePresent(time.Now()); err != nil {
 		t.Fatal(err)
 	}
+
 	here.Gone = true
 	a.write(t, 0, presence.Change{Members: []presence.MemberChange{here}})
 	wantRecalled(t, "when the file was written again", dir, a.Store)

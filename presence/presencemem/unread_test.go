@@ -17,8 +17,8 @@ func numberedUser(n int) (u unread.User) {
 	return u
 }
 
-// TestRecordsWithoutFollowsAreForgotten: anybody may end follows that do not exist, in the name of ever new users. What
-// is kept of them is bounded in time and number. Who follows something is never forgotten.
+// TestRecordsWithoutFollowsAreForgotten: anybody may end follows that do not exist, for ever new users. What is kept of
+// them is bounded in time and number. A user who follows something is never forgotten.
 func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) *Store{
 		"memory":         func(*testing.T) *Store { return New(Config{}) },
@@ -30,6 +30,7 @@ func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 				if s.dir != "" {
 					defer s.Close()
 				}
+
 				follows := unread.NewFollowService(s)
 				must := func(err error) {
 					t.Helper()
@@ -37,12 +38,15 @@ func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
+
+				// One user follows the page, one has ended the follow, and many others end what they never began.
 				follower, former := numberedUser(0), numberedUser(1)
 				must(follows.Unfollow(t.Context(), follower, "p"))
 				must(follows.Follow(t.Context(), follower, "p"))
 				must(follows.Follow(t.Context(), former, "p"))
 				must(s.Change(t.Context(), "p", unread.Change{}))
 				must(follows.Unfollow(t.Context(), former, "p"))
+
 				for n := 2; n < 100; n++ {
 					must(follows.Unfollow(t.Context(), numberedUser(n), "p"))
 				}
@@ -51,6 +55,8 @@ func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 				if _, updated, err := follows.Unread(t.Context(), former); err != nil || updated.IsZero() {
 					t.Errorf("the time of a change is forgotten before %s: %v", unread.EmptyFor, err)
 				}
+
+				// The next write after that time forgets them.
 				time.Sleep(2 * time.Minute)
 				must(s.Change(t.Context(), "p", unread.Change{}))
 				if n := len(s.unread.records); n != 1 {
@@ -59,6 +65,7 @@ func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 				if n, _, err := follows.Unread(t.Context(), follower); n != 2 || err != nil {
 					t.Errorf("the follower has %d unread, %v; want 2", n, err)
 				}
+
 				if s.dir != "" {
 					_ = s.unread.disk.db.View(func(tx *bbolt.Tx) error {
 						if n := tx.Bucket(recordsBucket).Stats().KeyN; n != 1 {
@@ -72,7 +79,7 @@ func TestRecordsWithoutFollowsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestRecordsWithoutFollowsAreFew: of very many, those are forgotten early that have been empty longest.
+// TestRecordsWithoutFollowsAreFew: beyond the bound, the records that have been empty longest are forgotten early.
 func TestRecordsWithoutFollowsAreFew(t *testing.T) {
 	s := New(Config{})
 	for n := range maxEmptyRecords + 10 {

@@ -13,10 +13,11 @@ import (
 	"headcount/presence"
 )
 
-// failover writes, has a master fail, and then does the same as nodes do: they see
-// another generation, or ErrLost, and write everything again.
+// failover writes counts, makes a master fail, and then reacts as nodes do: they see another generation, or ErrLost,
+// and write everything again.
 func failover(t *testing.T, url string, kill func()) {
 	c := start(t, open(t, url))
+
 	var mu sync.Mutex
 	newest := map[string]presence.Count{}
 	take := func(n presence.Count) {
@@ -26,60 +27,60 @@ func failover(t *testing.T, url string, kill func()) {
 			newest[n.Page] = n
 		}
 	}
-	all := make([]int, presence.DefaultBuckets)
-	for i := range all {
-		all[i] = i
-	}
 	var pages []string
 	for i := range 100 {
 		pages = append(pages, fmt.Sprint("page ", i))
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c.s.Watch(ctx, all, func(p presence.Publication) {
-			for _, u := range p.Updates {
-				n, _ := presence.CountOf(u)
-				take(n)
+
+	watchAll(t, c.s, func(ctx context.Context, p presence.Publication) {
+		for _, u := range p.Updates {
+			n, _ := presence.CountOf(u)
+			take(n)
+		}
+		if !p.Lost {
+			return
+		}
+
+		// What was published while the subscription was away is lost, so the bucket's counts are read.
+		var mine []string
+		for _, page := range pages {
+			if presence.Bucket(page, presence.DefaultBuckets) == p.Bucket {
+				mine = append(mine, page)
 			}
-			if !p.Lost {
-				return
-			}
-			var mine []string
-			for _, page := range pages {
-				if presence.Bucket(page, presence.DefaultBuckets) == p.Bucket {
-					mine = append(mine, page)
-				}
-			}
-			got, err := c.s.Counts(ctx, mine)
-			for ; err != nil && ctx.Err() == nil; got, err = c.s.Counts(ctx, mine) {
-				time.Sleep(20 * time.Millisecond)
-			}
-			for _, n := range got {
-				take(n)
-			}
-		})
-	}()
-	defer func() { stop(); <-done }()
+		}
+
+		got, err := c.s.Counts(ctx, mine)
+		for ; err != nil && ctx.Err() == nil; got, err = c.s.Counts(ctx, mine) {
+			time.Sleep(20 * time.Millisecond)
+		}
+		for _, n := range got {
+			take(n)
+		}
+	})
 
 	for i := range 400 {
 		c.set(i%presence.DefaultPartitions, pages[i%100], int64(i%7+1))
 	}
 	before := c.versions()
 	gen := c.claims[0].Generation
+
 	kill()
 	testkit.Eventually(t, "another generation", func() bool {
 		g, err := c.s.Generation(t.Context())
 		if err != nil && !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("Generation: %v", err)
 		}
+
 		return err == nil && g != gen
 	})
+
 	testkit.Eventually(t, "everything to be written again", func() bool { return c.tryClaim(true) == nil })
+	// No version from before the failover is assigned again.
 	c.right(before)
+	// The watcher's subscription has moved, too: it learns of a later change.
 	c.users[pages[5]][3] = 40
 	testkit.Eventually(t, "a write", func() bool { return c.try(3, pages[5], 40).Err == nil })
+
 	testkit.Eventually(t, "the watcher to know all counts", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
@@ -92,6 +93,7 @@ func failover(t *testing.T, url string, kill func()) {
 				return false
 			}
 		}
+
 		return true
 	})
 }
@@ -114,5 +116,6 @@ func TestServerClusterIsFoundOut(t *testing.T) {
 	for i := range 50 {
 		s.set(i, fmt.Sprint(i), 1)
 	}
+
 	s.right(nil)
 }

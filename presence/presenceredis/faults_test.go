@@ -36,7 +36,7 @@ func start(t testing.TB, s *presenceredis.Store) *cluster {
 	return c
 }
 
-// claim takes all partitions and writes everything that there is of them.
+// claim claims all partitions and writes all their counts and members.
 func (c *cluster) claim(again bool) {
 	c.t.Helper()
 	if err := c.tryClaim(again); err != nil {
@@ -45,18 +45,16 @@ func (c *cluster) claim(again bool) {
 }
 
 func (c *cluster) tryClaim(again bool) error {
-	all := make([]int, presence.DefaultPartitions)
-	for i := range all {
-		all[i] = i
-	}
-	claims, err := c.s.Claim(c.t.Context(), "node", all, again)
+	claims, err := c.s.Claim(c.t.Context(), "node", upTo(presence.DefaultPartitions), again)
 	if err != nil {
 		return err
 	}
 	c.claims = claims
 	c.seq++
+
 	changes := make([]presence.Change, len(claims))
 	for i, cl := range claims {
+		// After a reset the store has only what this change writes.
 		changes[i] = presence.Change{Claim: cl, Sequence: c.seq, Reset: true, Complete: true}
 		for page, users := range c.users {
 			if n := users[cl.Partition]; n > 0 {
@@ -67,6 +65,8 @@ func (c *cluster) tryClaim(again bool) error {
 			}
 		}
 	}
+
+	// A claim is of no use without all partitions, so any failed write makes the caller claim again.
 	var errs []error
 	for _, o := range c.s.Write(c.t.Context(), changes) {
 		errs = append(errs, o.Err)
@@ -74,12 +74,12 @@ func (c *cluster) tryClaim(again bool) error {
 	return errors.Join(errs...)
 }
 
-// user is one of the partition.
+// user returns a user of the partition.
 func user(partition int) presence.User {
 	return presence.User(partition + 7*presence.DefaultPartitions)
 }
 
-// try writes a number of users of one partition.
+// try writes the number of users that one partition has on a page.
 func (c *cluster) try(partition int, page string, users int64) presence.Outcome {
 	c.seq++
 	return c.s.Write(c.t.Context(), []presence.Change{{
@@ -97,10 +97,12 @@ func (c *cluster) set(partition int, page string, users int64) presence.Count {
 	if o.Err != nil {
 		c.t.Fatal(o.Err)
 	}
+
 	if c.users[page] == nil {
 		c.users[page] = map[int]int64{}
 	}
 	c.users[page][partition] = users
+
 	return o.Counts[0]
 }
 
@@ -113,8 +115,7 @@ func counts(t testing.TB, s *presenceredis.Store, pages ...string) []presence.Co
 	return got
 }
 
-// right checks that the counts of all pages are right, that none is stale, and that all
-// versions are newer than before.
+// right checks that all counts are exact and not stale, and that all versions are newer than before.
 func (c *cluster) right(before map[string]presence.Count) {
 	c.t.Helper()
 	for page, users := range c.users {
@@ -122,6 +123,7 @@ func (c *cluster) right(before map[string]presence.Count) {
 		for _, n := range users {
 			want += n
 		}
+
 		got := counts(c.t, c.s, page)[0]
 		if got.Users != want || got.Stale {
 			c.t.Errorf("%q: %+v, want %d", page, got, want)
@@ -163,35 +165,45 @@ func TestServerEmptiedRedisIsFilledAgain(t *testing.T) {
 			}
 			c.set(1, "gone with the data", 3)
 			before := c.versions()
+
 			gen, err := c.s.Generation(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			for _, s := range flush {
 				s.Flush(t)
 			}
+
 			after, err := c.s.Generation(t.Context())
 			if err != nil || after == gen {
 				t.Fatalf("generation %d after %d, %v", after, gen, err)
 			}
-			if name != "one master of three" { // whose page 5 is, is chance
+			if name != "one master of three" { // there, it is chance which master has page 5
+				// An owner must notice the loss, and no reader may take 0 for the count.
 				if o := c.try(5, "page 5", 9); !errors.Is(o.Err, presence.ErrLost) {
 					t.Fatalf("a write after the loss: %v, want ErrLost", o.Err)
 				}
+
 				if got := counts(t, c.s, "page 5")[0]; !got.Stale {
 					t.Fatalf("a read after the loss: %+v, want it stale", got)
 				}
 			}
+
 			delete(c.users, "gone with the data")
 			c.claim(true)
 			c.right(before)
+
+			// Pages that nobody wrote again have no users. A page that comes back must not repeat a version.
 			got := counts(t, c.s, "gone with the data")[0]
 			if got.Users != 0 || !got.Newer(before["gone with the data"]) {
 				t.Fatalf("a page nobody wrote again: %+v, want 0 and newer than %+v", got, before["gone with the data"])
 			}
+
 			if got := counts(t, c.s, "never seen")[0]; got.Users != 0 || got.Stale {
 				t.Fatalf("a page nobody ever joined: %+v", got)
 			}
+
 			if back := c.set(3, "gone with the data", 1); !back.Newer(got) {
 				t.Fatalf("it came back as %+v after %+v", back, got)
 			}
@@ -201,6 +213,8 @@ func TestServerEmptiedRedisIsFilledAgain(t *testing.T) {
 
 func TestClockRegressedRedisIsRebuilt(t *testing.T) {
 	t.Parallel()
+
+	// The dump that SAVE writes is older than everything that follows it.
 	server := redistest.Start(t)
 	c := start(t, open(t, server.URL()))
 	c.set(1, "p", 2)
@@ -208,29 +222,41 @@ func TestClockRegressedRedisIsRebuilt(t *testing.T) {
 	c.set(3, "left since", 4)
 	c.set(4, "left for good", 4)
 	server.Do(t, "SAVE")
+
+	// Versions grow beyond those of the dump, which must not be assigned a second time.
 	for i := range 50 {
 		c.set(1, "p", int64(i+10))
 	}
+
 	c.set(3, "left since", 0)
 	c.set(5, "new since", 5)
 	before := c.versions()
 	gen := c.claims[0].Generation
 
 	server.Kill()
-	server.Restart(t) // with the data that SAVE kept
-	testkit.Eventually(t, "redis back", func() bool { _, err := c.s.Generation(t.Context()); return err == nil })
+	server.Restart(t) // with the data of the SAVE
+	testkit.Eventually(t, "redis back", func() bool {
+		_, err := c.s.Generation(t.Context())
+		return err == nil
+	})
+
 	if after, _ := c.s.Generation(t.Context()); after == gen {
 		t.Fatal("the generation is the same after a restart")
 	}
+
 	delete(c.users, "left for good")
+	// As a process would that was suspended during the restart.
 	zombie := c.claims
 	c.claim(true)
 	c.right(before)
+
 	for _, page := range []string{"left since", "left for good"} {
 		if got := counts(t, c.s, page)[0]; got.Users != 0 || !got.Newer(before[page]) {
 			t.Errorf("%q, written by nobody since: %+v, want 0 and newer than %+v", page, got, before[page])
 		}
 	}
+
+	// The claim from before the loss permits nothing any more.
 	o := c.s.Write(t.Context(), []presence.Change{
 		{Claim: zombie[1], Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}},
 	})
@@ -239,7 +265,7 @@ func TestClockRegressedRedisIsRebuilt(t *testing.T) {
 	}
 }
 
-// Processes may be sent to another server, and back to the one of before, which has older data then.
+// A proxy may send processes to another server, and later back to the first one, which has older data by then.
 func TestServerAServerThatComesBackIsAnotherGeneration(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -249,13 +275,13 @@ func TestServerAServerThatComesBackIsAnotherGeneration(t *testing.T) {
 	c.claim(true)
 	c.set(1, "p", 3)
 	before := c.versions()
+
 	server.Do(t, "SWAPDB", 0, 1)
 	c.claim(true)
 	c.right(before)
 }
 
-// Until all owners have claimed again, owners that have not must not write into the
-// counts that are being rebuilt.
+// While counts are being rebuilt, an owner that has not claimed its partition again writes nothing.
 func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -265,6 +291,8 @@ func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 	server.Do(t, "SAVE")
 	server.Kill()
 	server.Restart(t)
+
+	// Another node is the first to claim after the loss. The first node has not noticed it yet.
 	other := open(t, server.URL())
 	var claims []presence.Claim
 	testkit.Eventually(t, "a claim of the other node", func() (ok bool) {
@@ -272,6 +300,7 @@ func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 		claims, err = other.Claim(t.Context(), "other", []int{2}, true)
 		return err == nil
 	})
+
 	testkit.Eventually(t, "a write under the old generation to be ErrLost", func() bool {
 		return errors.Is(c.try(1, "p", 7).Err, presence.ErrLost)
 	})
@@ -283,18 +312,22 @@ func TestClockAnOldGenerationWritesNothing(t *testing.T) {
 	}
 }
 
-// A process that claims again after a loss leaves alone what another one has claimed since.
+// After a loss, a process that claims its partitions again does not take those that another process has claimed since.
 func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 	server := redistest.Single(t)
 	c, other := start(t, open(t, server.URL())), open(t, server.URL())
+	// Another process takes partition 2.
 	newer, err := other.Claim(t.Context(), "other", []int{2}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	again, err := c.s.Claim(t.Context(), "node", []int{1, 2}, true)
 	if err != nil || again[0].Epoch <= c.claims[1].Epoch || again[1].Epoch != 0 {
 		t.Fatalf("claims %+v, %v; want 1 again and 2 refused", again, err)
 	}
+
+	// Both owners can write.
 	for what, tc := range map[string]struct {
 		s     *presenceredis.Store
 		claim presence.Claim
@@ -306,6 +339,8 @@ func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 			t.Errorf("a write %s: %v", what, o[0].Err)
 		}
 	}
+
+	// A first claim, unlike a repeated one, takes the partition from any owner.
 	if taken, err := c.s.Claim(t.Context(), "node", []int{2}, false); err != nil || taken[0].Epoch <= newer[0].Epoch {
 		t.Errorf("a first claim: %+v, %v; want a newer one", taken, err)
 	}
@@ -321,10 +356,12 @@ func TestServerUnknownScriptsAreLoaded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := start(t, open(t, tc.url))
+			// The first call after the flush gets NOSCRIPT, in the middle of a pipeline.
 			for round := range 3 {
 				for _, s := range tc.server {
 					s.Do(t, "SCRIPT", "FLUSH")
 				}
+
 				change := presence.Change{Claim: c.claims[1], Sequence: 100 + uint64(round)}
 				for i := range 2000 {
 					page := fmt.Sprint("p", i)
@@ -333,10 +370,12 @@ func TestServerUnknownScriptsAreLoaded(t *testing.T) {
 					})
 					change.Counts = append(change.Counts, presence.PageUsers{Page: page, Users: int64(round + 1)})
 				}
+
 				o := c.s.Write(t.Context(), []presence.Change{change})
 				if o[0].Err != nil {
 					t.Fatal(o[0].Err)
 				}
+
 				for _, n := range o[0].Counts {
 					if n.Users != int64(round+1) {
 						t.Fatalf("%+v, want %d", n, round+1)
@@ -358,54 +397,52 @@ func TestServerADeadSubscriptionIsMadeAnew(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := start(t, open(t, tc.url))
 			var mu sync.Mutex
-			lost, told := map[int]int{}, map[string]int64{}
-			ctx, stop := context.WithCancel(t.Context())
-			done := make(chan struct{})
-			all := make([]int, presence.DefaultBuckets)
-			for i := range all {
-				all[i] = i
-			}
-			go func() {
-				defer close(done)
-				c.s.Watch(ctx, all, func(p presence.Publication) {
-					mu.Lock()
-					defer mu.Unlock()
-					if p.Lost {
-						lost[p.Bucket]++
-					}
-					for _, u := range p.Updates {
-						n, _ := presence.CountOf(u)
-						told[n.Page] = n.Users
-					}
-				})
-			}()
-			defer func() { stop(); <-done }()
+			lost := map[int]int{}
+			received := map[string]int64{}
+			watchAll(t, c.s, func(_ context.Context, p presence.Publication) {
+				mu.Lock()
+				defer mu.Unlock()
+				if p.Lost {
+					lost[p.Bucket]++
+				}
+				for _, u := range p.Updates {
+					n, _ := presence.CountOf(u)
+					received[n.Page] = n.Users
+				}
+			})
+
 			times := func(n int) func() bool {
 				return func() bool {
 					mu.Lock()
 					defer mu.Unlock()
-					return len(lost) == len(all) &&
-						!slices.ContainsFunc(slices.Collect(maps.Values(lost)), func(v int) bool { return v < n })
+					fewer := func(v int) bool { return v < n }
+					return len(lost) == presence.DefaultBuckets &&
+						!slices.ContainsFunc(slices.Collect(maps.Values(lost)), fewer)
 				}
 			}
+
 			testkit.Eventually(t, "the first Lost", times(1))
+
 			for _, s := range tc.servers {
 				s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
 			}
+
 			testkit.Eventually(t, "Lost after the connection was killed", times(2))
+
+			// A write that is repeated with the same number of users is not published, so each attempt has one more.
 			users := int64(0)
 			testkit.Eventually(t, "a publication on the new subscription", func() bool {
 				users++
 				c.set(1, "after", users)
 				mu.Lock()
 				defer mu.Unlock()
-				return told["after"] > 0
+				return received["after"] > 0
 			})
 		})
 	}
 }
 
-// states holds what a store has said of Redis.
+// states receives the reports of a store on whether Redis answers.
 type states chan bool
 
 func (s states) StoreState(up bool) { s <- up }
@@ -414,8 +451,10 @@ func TestClockRedisComesAndGoes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
+
 	states := make(states, 16)
 	s := open(t, server.URL(), func(c *presenceredis.Config) { c.OnState = states })
+
 	if _, err := s.Generation(t.Context()); !errors.Is(err, presence.ErrUnavailable) {
 		t.Fatalf("Generation before Redis is there: %v, want ErrUnavailable", err)
 	}
@@ -424,25 +463,29 @@ func TestClockRedisComesAndGoes(t *testing.T) {
 			t.Fatalf("Counts %d: %v, want ErrUnavailable", i, err)
 		}
 	}
+
 	want := func(up bool) {
 		t.Helper()
 		select {
 		case got := <-states:
 			if got != up {
-				t.Fatalf("told up=%t, want %t", got, up)
+				t.Fatalf("reported up=%t, want %t", got, up)
 			}
 		case <-time.After(testkit.Timeout):
-			t.Fatalf("not told up=%t", up)
+			t.Fatalf("up=%t is not reported", up)
 		}
 	}
+
 	server.Restart(t)
 	want(true) // though nobody calls
+
 	c := start(t, s)
 	c.set(1, "p", 2)
-
 	server.Kill()
+
 	var begin *testkit.Stopwatch
 	testkit.Eventually(t, "writes to fail at once", func() bool {
+		// Only the last attempt counts: by then the store knows that Redis is gone.
 		begin = testkit.NewStopwatch(t)
 		o := c.try(1, "p", 3)
 		if !errors.Is(o.Err, presence.ErrUnavailable) {
@@ -450,15 +493,18 @@ func TestClockRedisComesAndGoes(t *testing.T) {
 		}
 		return len(states) > 0
 	})
+
 	if took := begin.Elapsed(); took > time.Second {
 		t.Errorf("a write without Redis took %s", took)
 	}
 	want(false)
 	server.Restart(t)
 	want(true)
+
 	if o := c.try(1, "p", 3); !errors.Is(o.Err, presence.ErrLost) {
 		t.Fatalf("a write into a Redis that is back and empty: %v, want ErrLost", o.Err)
 	}
+
 	c.claim(true)
 	c.right(nil)
 }
@@ -468,6 +514,7 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 	var log bytes.Buffer
 	c := start(t, open(t, server.URL(),
 		func(c *presenceredis.Config) { c.Log = zerolog.New(zerolog.SyncWriter(&log)) }))
+
 	b := presence.Bucket("p", presence.DefaultBuckets)
 	for _, key := range []string{
 		presenceredis.PartitionKey(1, "o"), presenceredis.PartitionKey(1, "d"), presenceredis.PartitionKey(1, "m:0"),
@@ -475,6 +522,7 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		presenceredis.BucketKey(b, "r"),
 	} {
 		t.Run(key, func(t *testing.T) {
+			// A key that exists is kept aside, because the test needs its data afterwards.
 			was, _ := server.Do(t, "EXISTS", key).(int64)
 			if was == 1 {
 				server.Do(t, "RENAME", key, key+"~")
@@ -484,36 +532,43 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 			if !errors.Is(o.Err, presenceredis.ErrForeign) || !errors.Is(o.Err, presence.ErrUnavailable) {
 				t.Errorf("Write: %v, want ErrForeign", o.Err)
 			}
+
 			server.Do(t, "DEL", key)
 			if was == 1 {
 				server.Do(t, "RENAME", key+"~", key)
 			}
+
 			if o := c.try(1, "p", 3); o.Err != nil || o.Counts[0].Users != 3 {
 				t.Errorf("Write when it is put right: %+v", o)
 			}
 			c.set(1, "p", 0)
 		})
 	}
+
 	server.Do(t, "SET", "hc:{c}:facts", "foreign")
-	if _, _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err,
-		presenceredis.ErrForeign) {
+	_, _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second)
+	if !errors.Is(err, presenceredis.ErrForeign) {
 		t.Errorf("Renew: %v, want ErrForeign", err)
 	}
+
 	_ = c.s.Close() // nothing is logged any more
 	if n := strings.Count(log.String(), presenceredis.ErrForeign.Error()); n != 1 {
 		t.Errorf("foreign data is in %d lines of the log, want 1:\n%s", n, log.String())
 	}
 }
 
-// What was begun and not finished, the next owner has to finish.
+// A write may fail halfway. The next owner has to finish it.
 func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
 	c.set(1, "a", 1)
 	c.set(1, "b", 1)
-	page := presenceredis.BucketKey(presence.Bucket("a", presence.DefaultBuckets), "c:a")
+
+	page := pageKey("a")
 	server.Do(t, "RENAME", page, page+"~")
 	server.Do(t, "SET", page, "so that the count cannot be written")
+
+	// This change writes its members, and then fails to write the count.
 	if o := c.try(1, "a", 0); o.Err == nil {
 		t.Fatal("the count could be written")
 	}
@@ -521,6 +576,7 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 	c.set(1, "b", 3)
 	server.Do(t, "RENAME", page+"~", page)
 
+	// The first owner is gone, with its knowledge of the page that it could not write.
 	next := open(t, server.URL())
 	for range 2 { // the next owner may die as well
 		claims, err := next.Claim(t.Context(), "next", []int{1}, false)
@@ -531,9 +587,11 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		if !slices.Contains(snaps[0].Pages, "a") {
 			t.Fatalf("Load = %+v; nobody would ever set a right", snaps[0])
 		}
+
 		o := next.Write(t.Context(), []presence.Change{
 			{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "b", Users: 1}}},
 		})
@@ -545,6 +603,7 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 	if _, err := next.Load(t.Context(), claims); err != nil {
 		t.Fatal(err)
 	}
+
 	write := func(seq uint64, pages ...string) {
 		change := presence.Change{Claim: claims[0], Sequence: seq}
 		for _, p := range pages {
@@ -554,12 +613,16 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 			t.Fatal(o[0].Err)
 		}
 	}
+
+	// Once these pages are written, only those of the last change may be unwritten.
 	write(1, "a", "b")
 	write(2, "c")
+
 	snaps, err := next.Load(t.Context(), claims)
 	if err != nil || !slices.Equal(snaps[0].Pages, []string{"c"}) {
 		t.Fatalf("Load = %+v, %v; want only the pages of the last change", snaps, err)
 	}
+
 	if got := counts(t, next, "a")[0]; got.Users != 0 {
 		t.Fatalf("a has %d users", got.Users)
 	}
@@ -568,15 +631,18 @@ func TestServerUnwrittenPagesAreLoaded(t *testing.T) {
 func TestServerEmptyPagesAreForgotten(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.RememberFor = time.Second }))
+
 	first := c.set(1, "p", 2)
 	c.set(1, "p", 0)
 	c.set(1, "kept", 1)
 	c.set(1, "kept", 0)
 	c.set(2, "kept", 1)
+
 	testkit.Eventually(t, "p forgotten", func() bool { return counts(t, c.s, "p")[0] == presence.Count{Page: "p"} })
 	if got := counts(t, c.s, "kept")[0]; got.Users != 1 {
 		t.Fatalf("a page that is used again: %+v", got)
 	}
+
 	if back := c.set(1, "p", 1); !back.Newer(first) || back.Version.Incarnation == first.Version.Incarnation {
 		t.Fatalf("it came back as %s after %s", back.Version, first.Version)
 	}
@@ -585,19 +651,20 @@ func TestServerEmptyPagesAreForgotten(t *testing.T) {
 func TestServerHoldsInThePastAreNone(t *testing.T) {
 	c := start(t, open(t, redistest.Single(t).URL()))
 	m := presence.Member{User: 1, Page: "p", Hold: time.Now().Add(-time.Second)}
-	if o := c.s.Write(t.Context(), []presence.Change{
+	o := c.s.Write(t.Context(), []presence.Change{
 		{Claim: c.claims[1], Sequence: 5, Members: []presence.MemberChange{{Member: m}}},
-	}); o[0].Err != nil {
+	})
+	if o[0].Err != nil {
 		t.Fatal(o[0].Err)
 	}
+
 	snaps, err := c.s.Load(t.Context(), c.claims[1:2])
 	if err != nil || len(snaps[0].Members) != 1 || !snaps[0].Members[0].Hold.IsZero() {
 		t.Fatalf("Load = %+v, %v; want the member without a hold", snaps, err)
 	}
 }
 
-// Version 6.2 is the oldest that is supported. Every command that we send must exist
-// there.
+// Redis 6.2 is the oldest supported version, so the store sends only commands that it has.
 func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -606,19 +673,22 @@ func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	c.set(1, "p", 1)
 	c.set(1, "p", 0)
 	c.claim(true)
+
 	if _, err := s.Load(t.Context(), c.claims); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
 		t.Fatal(err)
 	}
-	if missing, err := s.Missing(t.Context(), "g", presence.CountTopics([]string{"p", "q"})); err != nil ||
-		len(missing) != 1 {
+
+	missing, err := s.Missing(t.Context(), "g", presence.CountTopics([]string{"p", "q"}))
+	if err != nil || len(missing) != 1 {
 		t.Fatalf("Missing = %v, %v; want one", missing, err)
 	}
 	if err := s.Detach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
 		t.Fatal(err)
 	}
+
 	s2 := open(t, server.URL(), func(c *presenceredis.Config) { c.FactsWait = time.Millisecond })
 	if _, err := renew(t, s2, presence.Process{Name: "a"}); err != nil {
 		t.Fatal(err)
@@ -626,6 +696,7 @@ func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	if err := s2.Leave(t.Context(), presence.Process{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
+	// The commands of Redis 6.2 that the store uses. INFO lists the commands that this server has received.
 	known := strings.Fields("eval evalsha script|load info ping get setnx set hmget hget hset hdel hlen hgetall " +
 		"hincrby sadd srem scard smismember sscan unlink expire persist ttl getrange setrange append strlen mget " +
 		"mset zadd zcard zrange zrangebyscore zrem scan publish time client|setname hello select")
@@ -637,26 +708,31 @@ func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
 	}
 }
 
-// The clock of a Redis that has lost its data may be behind the one of before: what processes know keeps versions
-// growing.
+// A Redis that has lost its data may have a clock that is behind the clock before the loss. Versions grow all the same,
+// because the processes know the highest incarnation.
 func TestServerVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
+
 	ahead := uint64(time.Now().Add(time.Hour).UnixMilli())
-	for _, key := range server.Do(t, "KEYS", "hc:{b*}:s").([]any) { // as if counts had begun in an hour
+	for _, key := range server.Do(t, "KEYS", "hc:{b*}:s").([]any) { // as if the counts began an hour from now
 		server.Do(t, "HSET", key, "base", ahead)
 	}
+
 	first := c.set(1, "p", 1)
 	if first.Version.Incarnation < ahead {
 		t.Fatalf("the version is %s, want an incarnation of at least %d", first.Version, ahead)
 	}
 	server.Flush(t)
 	c.claim(true)
+
 	if back := counts(t, c.s, "p")[0]; back.Users != 1 || !back.Newer(first) {
 		t.Fatalf("after the loss %+v, before %+v; want the same users and a newer version", back, first)
 	}
-	if fresh := c.set(1, "q",
-		1); !(presence.Count{Version: fresh.Version}).Newer(presence.Count{Version: first.Version}) {
+
+	// A page without a past cannot have a version that an earlier page of that name had.
+	fresh := presence.Count{Version: c.set(1, "q", 1).Version}
+	if !fresh.Newer(presence.Count{Version: first.Version}) {
 		t.Fatalf("a page that nobody knows has version %s, which may be one from before the loss: %s",
 			fresh.Version, first.Version)
 	}

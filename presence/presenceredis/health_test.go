@@ -12,9 +12,8 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// TestServerARedisThatRefusesIsAway: a server that answers and does not carry out
-// writes is away until it does, whatever its reason, though reads still work.
-// (Invariants 1 and 6: nothing is shown as right that cannot be kept right.)
+// TestServerARedisThatRefusesIsAway: a server that refuses writes counts as away until it accepts them again, whatever
+// its reason and although reads still work. (Invariants 1 and 6: nothing is shown as right that cannot be kept right.)
 func TestServerARedisThatRefusesIsAway(t *testing.T) {
 	t.Parallel()
 	type command []any
@@ -54,21 +53,26 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+
 			server := redistest.Start(t)
-			admin := server.Client().Conn() // one connection, which stays when no other is let in
+			admin := server.Client().Conn() // stays open when the server accepts no other connection
 			defer admin.Close()
+
 			do := func(cmd ...any) {
 				t.Helper()
 				if err := admin.Do(t.Context(), cmd...).Err(); err != nil {
 					t.Fatalf("%v: %v", cmd, err)
 				}
 			}
+
 			do("ACL", "SETUSER", "headcount", "on", ">secret", "~*", "&*", "+@all")
 			states := make(states, 64)
 			s := open(t, "redis://headcount:secret@"+server.Addr+"/0",
 				func(c *presenceredis.Config) { c.OnState = states })
+
 			want := func(up bool) {
 				t.Helper()
+				// Reports may repeat, so only the wanted one ends the wait.
 				for deadline := time.After(testkit.Timeout); ; {
 					select {
 					case got := <-states:
@@ -76,14 +80,17 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 							return
 						}
 					case <-deadline:
-						t.Fatalf("not told up=%t", up)
+						t.Fatalf("up=%t is not reported", up)
 					}
 				}
 			}
+
 			c := start(t, s)
 			c.set(1, "p", 2)
 			want(true)
-			if name == "MISCONF" { // there is no place to save to
+
+			// BGSAVE fails without a directory, and from then on Redis refuses writes.
+			if name == "MISCONF" {
 				dir, err := admin.ConfigGet(t.Context(), "dir").Result()
 				if err != nil {
 					t.Fatal(err)
@@ -95,16 +102,19 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 			for _, cmd := range tc.refuse {
 				do(cmd...)
 			}
-			testkit.Eventually(t, "writes to be refused", func() bool { // as leases are renewed all the time
+
+			testkit.Eventually(t, "writes to be refused", func() bool { // as a process does that renews its lease
 				return errors.Is(c.try(1, "p", 3).Err, presence.ErrUnavailable) && len(states) > 0
 			})
 			want(false)
+
 			time.Sleep(2 * time.Second) // it stays away even when nobody calls
 			select {
 			case up := <-states:
-				t.Fatalf("told up=%t while it refuses", up)
+				t.Fatalf("reported up=%t while it refuses", up)
 			default:
 			}
+
 			for _, cmd := range tc.serve {
 				do(cmd...)
 			}
@@ -114,6 +124,7 @@ func TestServerARedisThatRefusesIsAway(t *testing.T) {
 				if errors.Is(err, presence.ErrLost) { // a replica that became a master again
 					return c.tryClaim(true) == nil
 				}
+
 				return err == nil
 			})
 		})

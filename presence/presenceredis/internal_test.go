@@ -20,8 +20,9 @@ import (
 	"headcount/scripts"
 )
 
-// A log gives the pairs of its pages numbers one after the other, so the last ones are far ahead of the clock. When
-// such a page is forgotten and comes back at once, its pair is above that: otherwise other regions would refuse it.
+// A log numbers the pairs of its pages one after the other, so the highest numbers are far ahead of the clock. A page
+// that is forgotten and comes back at once gets a pair with a higher number. Otherwise other regions would refuse the
+// pair.
 func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
@@ -32,6 +33,7 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	for i := range 9 {
 		pages = append(pages, pageIn(7, strconv.Itoa(i)))
 	}
+
 	sequence := uint64(0)
 	set := func(users int64) {
 		t.Helper()
@@ -44,28 +46,35 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	numbers := func() []uint64 { // of the pairs
+
+	numbers := func() []uint64 { // the numbers of the pages' pairs
 		t.Helper()
 		cl := s.ownCall(7, pages)
 		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
 			t.Fatal(err)
 		}
+
 		own := make([]uint64, len(pages))
 		for i := range own {
 			own[i] = uint64(cl.Reply.([]any)[3*i].(int64))
 		}
+
 		return own
 	}
+
 	set(1)
-	// A peer knows pairs from an hour ahead: there was another Redis here.
+	// A peer knows pairs from an hour ahead, of another Redis that this region had.
+
 	if err := s.Raise(t.Context(), 7, uint64(time.Now().Add(time.Hour).UnixMilli()), nil); err != nil {
 		t.Fatal(err)
 	}
 	before := numbers()
+
 	set(0)
 	if err := s.conn.Run(t.Context(), []*call{s.sweepCall(7, pages, true, "")}); err != nil {
 		t.Fatal(err)
 	}
+
 	set(2)
 	for i, again := range numbers() {
 		if again <= before[i] {
@@ -74,10 +83,12 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	}
 }
 
-// A log that begins while the pages for an earlier one are listed lacks those pages.
+// A log may begin while a process still lists the pages for the log before it. The new log lacks those pages, so it
+// must not count as complete.
 func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, Peers: []string{"eu"}})
 	own(t, s, false, 1, map[string]int64{"p": 1})
+
 	relog := func(pages []string, complete string) string {
 		t.Helper()
 		log, err := s.relog(t.Context(), 0, 0, pages, complete)
@@ -86,6 +97,7 @@ func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 		}
 		return log
 	}
+
 	outgoing := func() pncounter.Batch {
 		t.Helper()
 		all, err := s.Outgoing(t.Context(), []pncounter.Position{{Bucket: 0}}, 100)
@@ -94,22 +106,30 @@ func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 		}
 		return all[0]
 	}
-	for _, in := range [][]string{nil, {"eu"}} { // the log of own ends
+
+	for _, in := range [][]string{nil, {"eu"}} { // this ends the log that own began
 		if err := s.ApplyPeers(t.Context(), []int{0}, in, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
+
+	// A process begins to list the pages, and has not finished when the log begins anew.
 	log := relog(nil, "")
 	relog([]string{"p"}, "")
+
 	for _, in := range [][]string{nil, {"eu"}} { // as a process without peers does
 		if err := s.ApplyPeers(t.Context(), []int{0}, in, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
+
+	// The process reports the end of its list, for a log that is no more.
 	relog(nil, log)
 	if b := outgoing(); b.Log != 0 {
 		t.Fatalf("the log counts as complete, and has %+v", b)
 	}
+
+	// A list from the beginning makes the log complete.
 	if err := s.BeginLogs(t.Context(), []int{0}); err != nil {
 		t.Fatal(err)
 	}
@@ -118,14 +138,15 @@ func TestServerALogThatBeganMeanwhileLacksPages(t *testing.T) {
 	}
 }
 
-// Any run of any script of a change may be repeated and may come late. So the test cuts
-// a history of changes into its runs. After each run it repeats some earlier ones.
+// Each run of a script may be repeated and may arrive late. The test divides a history of changes into its runs, and
+// after each run it repeats some of the earlier ones.
 func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	round := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		round++
+
 		claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
 		if err != nil {
 			rt.Fatal(err)
@@ -133,22 +154,27 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 		want := map[string]map[int]int64{}
 		present := map[string]bool{}
 		var earlier []*call
+
+		// Earlier runs come again, as from a client that repeats what was not answered.
 		rerun := func() {
 			for range rapid.IntRange(0, 3).Draw(rt, "late") {
-				if len(earlier) > 0 {
-					late := *rapid.SampledFrom(earlier).Draw(rt, "run")
-					late.Reply, late.Err = nil, nil
-					if err := s.conn.Run(t.Context(), []*call{&late}); err != nil {
-						rt.Fatal(err)
-					}
+				if len(earlier) == 0 {
+					continue
+				}
+
+				late := *rapid.SampledFrom(earlier).Draw(rt, "run")
+				late.Reply, late.Err = nil, nil
+				if err := s.conn.Run(t.Context(), []*call{&late}); err != nil {
+					rt.Fatal(err)
 				}
 			}
 		}
+
 		for seq := range uint64(rapid.IntRange(1, 8).Draw(rt, "changes")) {
 			claim := rapid.SampledFrom(claims).Draw(rt, "claim")
 			c := presence.Change{Claim: claim, Sequence: seq + 1}
 			for i := range rapid.IntRange(1, 3).Draw(rt, "pages") {
-				page := pageIn(7, fmt.Sprintf("%d/%d", round, i)) // all in one bucket: there they meet
+				page := pageIn(7, fmt.Sprintf("%d/%d", round, i)) // all in one bucket, so that the runs can interfere
 				users := rapid.Int64Range(0, 3).Draw(rt, "users")
 				c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
 				c.Members = append(c.Members, presence.MemberChange{
@@ -160,7 +186,10 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				want[page][claim.Partition] = users
 				present[fmt.Sprint(claim.Partition, page)] = users > 0
 			}
+
+			// These are the calls of Store.Write, in its order.
 			calls := s.memberCalls(c, s.unwrittenLocked(c), 1, 0)
+
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
@@ -176,25 +205,30 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				rerun()
 			}
 		}
+
 		for page, users := range want {
 			sum := int64(0)
 			for _, n := range users {
 				sum += n
 			}
+
 			got, err := s.Counts(t.Context(), []string{page})
 			if err != nil || got[0].Users != sum {
 				rt.Fatalf("%q: %+v, %v; want %d", page, got, err, sum)
 			}
 		}
+
+		// The members are those of the last change, too.
 		snaps, err := s.Load(t.Context(), claims)
 		if err != nil {
 			rt.Fatal(err)
 		}
+
 		for i, snap := range snaps {
 			n := 0
 			for _, m := range snap.Members {
 				if _, ours := want[m.Page]; !ours {
-					continue // of a round before
+					continue // of an earlier round
 				}
 				n++
 				if !present[fmt.Sprint(claims[i].Partition, m.Page)] {
@@ -206,6 +240,7 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 					n--
 				}
 			}
+
 			if n != 0 {
 				rt.Fatalf("%d members too many are loaded", n)
 			}
@@ -222,7 +257,7 @@ func pageIn(bucket int, name string) string {
 	}
 }
 
-// The parts of one change that were not applied are never skipped over.
+// A part of a change that was not applied is never skipped.
 func TestServerAMissingPartIsNoticed(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
@@ -230,6 +265,7 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := presence.Change{Claim: claims[0], Sequence: 1}
 	for i := 0; len(c.Counts) < countBatch+50; i++ {
 		page := fmt.Sprint("p", i)
@@ -240,27 +276,36 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
 		}
 	}
+
+	// Only the second of two batches arrives: the owner must not believe that the first one did.
 	members := s.memberCalls(c, pageList{}, shardsFor(len(c.Members)), 0)
-	if err := s.conn.Run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
+	err = s.conn.Run(t.Context(), members[1:2])
+	if err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
 		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
 	}
+
 	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
 	parts := s.countCalls(7, "PUBLISH", []presence.Change{c}, groups)
 	for _, part := range parts {
 		s.numberLocked(part, []presence.Change{c})
 	}
-	if err := s.conn.Run(t.Context(), []*call{&parts[1].call}); err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
+
+	err = s.conn.Run(t.Context(), []*call{&parts[1].call})
+	if err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
 		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
 	}
-	// A repetition may be divided in another way, since other changes go with it.
+
+	// A repeated change may be divided into other parts, because other changes are written with it.
 	if err := s.conn.Run(t.Context(), []*call{&parts[0].call}); err != nil {
 		t.Fatal(err)
 	}
+
 	other := presence.Change{Claim: claims[0], Sequence: 1, Counts: c.Counts}
 	o := s.Write(t.Context(), []presence.Change{other})
 	if o[0].Err != nil {
 		t.Fatal(o[0].Err)
 	}
+
 	for _, n := range o[0].Counts {
 		if n.Users != 1 {
 			t.Fatalf("%+v, want 1", n)
@@ -268,8 +313,8 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 	}
 }
 
-// A part that cannot be written leaves the partition incomplete, although its next part
-// and other changes can be.
+// If one part of a change cannot be written, the partition stays incomplete, although the next part and other changes
+// can be written.
 func TestServerNothingGoesOnFromAPartThatFailed(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
@@ -277,29 +322,35 @@ func TestServerNothingGoesOnFromAPartThatFailed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := presence.Change{Claim: claims[0], Sequence: 1, Complete: true}
 	for i := range countBatch + 50 {
 		c.Counts = append(c.Counts, presence.PageUsers{Page: pageIn(7, fmt.Sprint("part", i)), Users: 1})
 	}
+
 	other := presence.Change{Claim: claims[1], Sequence: 1, Counts: c.Counts[countBatch : countBatch+1], Complete: true}
+
+	// The first page of the first part cannot be written. The second part could be.
 	server.Do(t, "SADD", at(t, s).pagePrefix(7)+c.Counts[0].Page, "foreign")
+
 	o := s.Write(t.Context(), []presence.Change{c, other})
 	if !errors.Is(o[0].Err, ErrForeign) || o[1].Err != nil {
 		t.Fatalf("%v and %v, want the first alone to fail", o[0].Err, o[1].Err)
 	}
+
 	complete := func() string { return fmt.Sprint(server.Do(t, "SMISMEMBER", at(t, s).readyKey(7), 1, 2)) }
 	if got := complete(); got != "[0 1]" {
 		t.Fatalf("partitions 1 and 2 are complete: %s, want only the second", got)
 	}
+
 	server.Do(t, "DEL", at(t, s).pagePrefix(7)+c.Counts[0].Page)
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil || complete() != "[1 1]" {
 		t.Fatalf("%v, %s when it is put right", o[0].Err, complete())
 	}
 }
 
-// A node is suspended between its two steps and wakes up after another node has claimed
-// the partition. It writes no count, on any page, also when it wrote there before and
-// found itself the owner.
+// A node is suspended between writing members and counts, and resumes after another node has claimed the partition. It
+// writes no count on any page, whether or not it wrote under this claim before.
 func TestServerAZombieWritesNoCount(t *testing.T) {
 	for _, wrote := range []bool{false, true} {
 		t.Run(fmt.Sprint("wrote before: ", wrote), func(t *testing.T) {
@@ -308,13 +359,17 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			c := presence.Change{Claim: zombie[0], Sequence: 1, Complete: true}
 			if wrote {
 				if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
 					t.Fatal(o[0].Err)
 				}
 			}
-			c.Sequence, c.Counts = 2, []presence.PageUsers{{Page: "p", Users: 3}}
+
+			// The zombie holds the calls of its next change when another node claims the partition.
+			c.Sequence = 2
+			c.Counts = []presence.PageUsers{{Page: "p", Users: 3}}
 			var calls []*call
 			for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
@@ -325,17 +380,21 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 					calls = append(calls, &cc.call)
 				}
 			}
+
 			if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
 				t.Fatal(err)
 			}
+
 			if err := s.conn.Run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
 				t.Fatal(len(calls), err)
 			}
+
 			for _, cl := range calls {
 				if got := cl.Reply.([]any)[1]; got != string(statusFenced) {
 					t.Fatalf("%v: status %v, want it fenced", cl.Keys, got)
 				}
 			}
+
 			if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
 				t.Fatalf("%+v, %v", got, err)
 			}
@@ -343,8 +402,8 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 	}
 }
 
-// A process claims, and claims again; its first claim arrives late and takes nothing
-// back. The same claim twice gives the same epoch.
+// A process claims twice, and its first claim arrives late. The late claim takes nothing back. The same claim sent
+// twice gets the same epoch.
 func TestServerALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claim := func(number int) int64 {
@@ -352,15 +411,18 @@ func TestServerALateClaimDoesNothing(t *testing.T) {
 			Script: scripts.Claim, Keys: []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1)},
 			Args: []any{"n", "7", "self", number},
 		}
+
 		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
 			t.Fatal(err)
 		}
 		return cl.Reply.([]any)[0].(int64)
 	}
+
 	first, second := claim(1), claim(2)
 	if first >= second {
 		t.Fatalf("epoch %d after %d", second, first)
 	}
+
 	if got := claim(1); got != -1 {
 		t.Errorf("the late claim got epoch %d", got)
 	}
@@ -377,7 +439,7 @@ func open(t testing.TB, cfg Config) *Store {
 	return s
 }
 
-// at returns what makes the store's keys.
+// at returns the keyspace of the store.
 func at(t testing.TB, s *Store) *keyspace {
 	t.Helper()
 	if err := s.settle(t.Context()); err != nil {
@@ -389,37 +451,42 @@ func at(t testing.TB, s *Store) *keyspace {
 
 var evenKeys = newKeyspace(formatEven, presence.DefaultPartitions, presence.DefaultBuckets)
 
-// BucketKey is a key of a bucket in a Redis that was begun by this release, without other settings.
+// BucketKey returns a key of a bucket, for a Redis that this release has initialized with default settings.
 func BucketKey(bucket int, rest string) string { return evenKeys.buckets[bucket] + rest }
 
-// PartitionKey is a key of a partition in such a Redis.
+// PartitionKey returns a key of a partition in such a Redis.
 func PartitionKey(partition int, rest string) string { return evenKeys.partitions[partition] + rest }
 
-// ear collects what a watcher of all buckets is told.
-func ear(t *testing.T, s *Store) (told func(func(presence.Publication) bool)) {
+// listen watches all buckets. The returned function waits for a publication that ok accepts.
+func listen(t *testing.T, s *Store) (await func(func(presence.Publication) bool)) {
 	t.Helper()
 	all := make([]int, s.cfg.Buckets)
 	for i := range all {
 		all[i] = i
 	}
-	heard := make(chan presence.Publication, 1024)
+
+	published := make(chan presence.Publication, 1024)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.Watch(ctx, all, func(p presence.Publication) { heard <- p })
+		s.Watch(ctx, all, func(p presence.Publication) { published <- p })
 	}()
-	t.Cleanup(func() { stop(); <-done })
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+
 	return func(ok func(presence.Publication) bool) {
 		t.Helper()
 		for limit := time.After(testkit.Timeout); ; {
 			select {
-			case p := <-heard:
+			case p := <-published:
 				if ok(p) {
 					return
 				}
 			case <-limit:
-				t.Fatal("the watcher was not told")
+				t.Fatal("the watcher did not receive it")
 			}
 		}
 	}
@@ -437,50 +504,60 @@ func lost(times int) func(presence.Publication) bool {
 				n++
 			}
 		}
+
 		return n == presence.DefaultBuckets
 	}
 }
 
-// A connection that is silent, because the server hangs or the network drops everything,
-// is given up and made anew.
+// A subscription that receives nothing, because the server hangs or the network drops all packets, is closed and made
+// again.
 func TestClockASilentSubscriptionIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
 	s.ping = 200 * time.Millisecond
-	told := ear(t, s)
-	told(lost(1))
+	await := listen(t, s)
+	await(lost(1))
+
+	// The connection stays open, and no answer comes.
 	server.Pause()
 	time.Sleep(5 * s.ping)
 	server.Resume()
-	topics, gateways := presence.CountTopics([]string{"p"}), 0
-	told(func(p presence.Publication) bool { // the bucket is lost before it is heard again, too
+
+	topics := presence.CountTopics([]string{"p"})
+	gateways := 0
+	await(func(p presence.Publication) bool {
+		// The endpoint may come after the bucket is lost and before it is subscribed to again, and then is not
+		// published to this watcher. So every loss of the bucket attaches one more.
 		if p.Lost && p.Bucket == topics[0].Bucket(presence.DefaultBuckets) {
 			gateways++
 			if _, err := s.Attach(t.Context(), fmt.Sprint("g", gateways), topics); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		return len(p.Endpoints) == 1
 	})
 }
 
-// Before version 7 a Cluster has no sharded channels.
+// A Redis Cluster before version 7 has no sharded channels, so the store uses classic ones.
 func TestServerAnOldClusterHearsClassicChannels(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.ThreeMasters(t).URL())})
 	c, err := s.conn.Known(t.Context())
 	if err != nil || c.Publish != "SPUBLISH" {
 		t.Fatalf("known = %+v, %v", c, err)
 	}
+	// From here on the store treats the Cluster as one of a version before 7.
 	c.Publish = "PUBLISH"
-	told := ear(t, s)
-	told(lost(1))
+	await := listen(t, s)
+	await(lost(1))
+
 	for i := range 20 {
 		page := fmt.Sprint("p", i)
 		if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{page})); err != nil {
 			t.Fatal(err)
 		}
-		told(func(p presence.Publication) bool {
+		await(func(p presence.Publication) bool {
 			return len(p.Endpoints) == 1 && p.Endpoints[0].Topic == presence.CountTopic(page)
 		})
 	}
@@ -498,9 +575,9 @@ func newWatcher(backlog int) *watcher {
 
 func TestWatcherTellsWhatItLost(t *testing.T) {
 	for name, tc := range map[string]struct {
-		hear []string // of bucket 1
-		lost bool
-		todo int
+		published []string // to bucket 1
+		lost      bool
+		todo      int
 	}{
 		"in order":              {[]string{"1 0 0 \n", "2 0 0 \n", "3 0 0 \n"}, false, 3},
 		"any beginning":         {[]string{"17 0 0 \n", "18 0 0 \n"}, false, 2},
@@ -513,9 +590,11 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWatcher(30)
-			for _, p := range tc.hear {
+
+			for _, p := range tc.published {
 				w.Heard(1, p)
 			}
+			// Nobody watches bucket 3, so it counts for nothing.
 			w.Heard(3, "1 0 0 \n")
 			lost, todo := w.take()
 			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
@@ -525,8 +604,8 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 	}
 }
 
-// Publications from before a loss must not be told after the bucket was read again: they
-// would bring back endpoints that have gone since.
+// Publications from before a loss must not be delivered after the bucket was read again, because they would restore
+// endpoints that have gone since.
 func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)
 	w.Heard(1, "1 0 0 \n")
@@ -561,7 +640,7 @@ func FuzzParsePublication(f *testing.F) {
 	})
 }
 
-// aCount is the record of the count of page "pq", see publish.lua.
+// aCount is the encoded count of page "pq", in the format of publish.lua.
 const aCount = "c\x00\x02pq" + "\x00\x00\x00\x01\x02" + "\x00\x65\x53\xf1\x00" + "\x00\x01\x8b\xcf\xe5\x68\x00" +
 	"\x00\x00\x00\x00\x02\x03"
 
@@ -571,23 +650,28 @@ func TestParsePublication(t *testing.T) {
 	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Updates) != 2 || len(p.Endpoints) != 2 {
 		t.Fatalf("%+v, %v", p, err)
 	}
+
 	level := presence.Update{
 		Topic: presence.Topic{
 			Site: presence.SiteOf("s"), Kind: presence.KindOf("level"), Key: "a/b",
 		}, Stale: true, Value: "5 1 17 1",
 		Version: presence.Version{Incarnation: 1700000000000, Sequence: 7},
 	}
+
 	count := presence.Update{
 		Topic: presence.CountTopic("pq"), Stale: true, Value: "258 1700000000 eu,u",
 		Version: presence.Version{Incarnation: 1700000000000, Sequence: 515},
 	}
+
 	if p.Updates[0] != level || p.Updates[1] != count {
 		t.Errorf("%+v, want %+v and %+v", p.Updates, level, count)
 	}
+
 	if e := p.Endpoints; e[0] != (presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "gw", Gone: true}) ||
 		e[1] != (presence.Endpoint{Topic: presence.Topic{Kind: presence.KindOf("level"), Key: "q"}, Gateway: "gw"}) {
 		t.Errorf("%+v", e)
 	}
+
 	for _, bad := range []string{
 		"", "1 0 \n", "1 0 0 ", "1 0 0 \n" + aCount[:len(aCount)-1], "1 0 0 \nc\x00\x00" + aCount[5:], "1 0 0 \nc",
 		"1 0 0 \nu 1 1 1\nab", "1 0 0 \nu 8 1 1 1 1\ncount//pv", "1 0 0 \nx 8 1\ncount//pv",

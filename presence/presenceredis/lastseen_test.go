@@ -9,8 +9,8 @@ import (
 	"headcount/presence"
 )
 
-// A partition remembers its share of the departures, those who departed first are forgotten, and all of them expire.
-// Without the setting nothing is written, and what was remembered before is not shown.
+// Each partition keeps its share of the departures: the oldest are dropped first, and all expire. Without the setting
+// nothing is written, and nothing that was stored before is returned.
 func TestServerLastSeenIsBounded(t *testing.T) {
 	t.Parallel()
 	server := redistest.Single(t)
@@ -21,49 +21,62 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 			MaxLastSeen: most*presence.DefaultPartitions - 1,
 		}
 	}
+
 	s := open(t, cfg(time.Hour))
 	now := time.Now().Truncate(time.Second)
 	var users []presence.User
 	for i := range 5 {
 		users = append(users, presence.User(partition+i*presence.DefaultPartitions))
 	}
+
 	seq := uint64(0)
 	depart := func(s *Store, departures ...presence.Departure) {
 		t.Helper()
 		claims, err := s.Claim(t.Context(), "n", []int{partition}, false)
-		if err != nil || claims[0].Whole { // nobody has completed it
+		if err != nil || claims[0].Whole { // no owner has completed the partition
 			t.Fatalf("%+v, %v", claims, err)
 		}
+
 		seq++
-		if out := s.Write(t.Context(),
-			[]presence.Change{{Claim: claims[0], Sequence: seq, Departures: departures}}); out[0].Err != nil {
+		change := presence.Change{Claim: claims[0], Sequence: seq, Departures: departures}
+		if out := s.Write(t.Context(), []presence.Change{change}); out[0].Err != nil {
 			t.Fatal(out[0].Err)
 		}
 	}
+
+	// Each departs ten seconds after the one before, the last of them 20 s ago.
 	for i, u := range users {
 		depart(s, presence.Departure{User: u, At: now.Add(time.Duration(10*i-60) * time.Second)})
 	}
+
 	want := func(s *Store, known ...bool) {
 		t.Helper()
 		times, err := s.LastSeen(t.Context(), users)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for i, at := range times {
 			if at.IsZero() == known[i] {
 				t.Errorf("user %d was last seen %s, known: %t", i, at, known[i])
 			}
 		}
 	}
+
+	// The partition remembers three, so the two that departed first are forgotten.
 	want(s, false, false, true, true, true)
 	kept := func(s *Store) (n int64, expires time.Duration) {
 		t.Helper()
-		if err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
-			n, expires = c.ZCard(ctx, at(t, s).seenKey(partition)).Val(), c.TTL(ctx, at(t, s).seenKey(partition)).Val()
+		err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
+			key := at(t, s).seenKey(partition)
+			n = c.ZCard(ctx, key).Val()
+			expires = c.TTL(ctx, key).Val()
 			return nil
-		}); err != nil {
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
+
 		return n, expires
 	}
 	if n, expires := kept(s); n != most || expires <= 0 || expires > time.Hour {
@@ -83,6 +96,7 @@ func TestServerLastSeenIsBounded(t *testing.T) {
 
 	short := open(t, cfg(35*time.Second))
 	depart(short, presence.Departure{User: users[0], At: now})
+	// Of the two that are still remembered, the older one departed too long ago for this retention.
 	want(short, true, false, false, true, false)
 	if n, _ := kept(short); n != 2 {
 		t.Errorf("with a shorter retention %d departures are kept, want 2", n)

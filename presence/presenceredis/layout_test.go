@@ -14,8 +14,8 @@ import (
 	"headcount/presence"
 )
 
-// A user moves to another hash only when the user's own hash is divided or ends.
-// resize.lua moves the members to where share looks for them.
+// A user moves to another hash only when the user's hash is split or removed. resize.lua moves members to the hash in
+// which shardOf looks for them.
 func TestSharesMoveOneAtATime(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2)) // users are keyed hashes
 	users := make([]presence.User, 20_000)
@@ -26,6 +26,7 @@ func TestSharesMoveOneAtATime(t *testing.T) {
 		used := map[int]bool{}
 		for _, u := range users {
 			was, is := shardOf(u, n), shardOf(u, n+1)
+			// Hash n is new, and gets users of its neighbour only.
 			if was != is && (was != neighbour(n+1) || is != n) {
 				t.Fatalf("from %d to %d hashes user %d moves from %d to %d", n, n+1, u, was, is)
 			}
@@ -37,12 +38,13 @@ func TestSharesMoveOneAtATime(t *testing.T) {
 	}
 }
 
-// lain is everything that a partition's owner finds: the members, and their hashes.
-func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Member]bool, shares int) {
+// stored returns what an owner of the partition loads: its members, and in how many hashes they are.
+func stored(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Member]bool, shares int) {
 	snaps, err := s.Load(context.Background(), []presence.Claim{claim})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	members = map[presence.Member]bool{}
 	for _, m := range snaps[0].Members {
 		if members[m] {
@@ -50,11 +52,11 @@ func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Memb
 		}
 		members[m] = true
 	}
+
 	return members, s.partitions[claim.Partition].shards
 }
 
-// Whatever comes and goes, all members are found, by this owner and by the next one, in
-// as many hashes as suit them.
+// Whatever users come and go, this owner and the next one find all members, in a suitable number of hashes.
 func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -67,15 +69,19 @@ func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
+
 		seq++
 		want := map[presence.Member]bool{}
+
 		write := func(c presence.Change) {
 			seq++
-			c.Claim, c.Sequence = claims[0], seq
+			c.Claim = claims[0]
+			c.Sequence = seq
 			if o := owner.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
 				rt.Fatal(o[0].Err)
 			}
 		}
+
 		write(presence.Change{Reset: true})
 		number := presence.User(0)
 		for range rapid.IntRange(1, 6).Draw(rt, "changes") {
@@ -85,52 +91,64 @@ func TestServerMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 					c.Members = append(c.Members, presence.MemberChange{Member: m})
 				}
 			}
+
+			// The numbers are on both sides of the sizes at which hashes are split.
 			for range rapid.SampledFrom([]int{0, 10, 900, 3000}).Draw(rt, "come") {
 				number++
 				m := presence.Member{User: number * 0x9E3779B97F4A7C15, Page: fmt.Sprint("/", number%7)}
 				want[m] = true
 				c.Members = append(c.Members, presence.MemberChange{Member: m})
 			}
-			go_ := rapid.SampledFrom([]int{0, 10, 2500}).Draw(rt, "go")
+			going := rapid.SampledFrom([]int{0, 10, 2500}).Draw(rt, "go")
 			for m := range want {
-				if go_--; go_ < 0 {
+				if going == 0 {
 					break
 				}
+				going--
 				delete(want, m)
 				c.Members = append(c.Members, presence.MemberChange{Member: m, Gone: true})
 			}
 			write(c)
+
+			// Another process takes the partition, and knows nothing of how its members are divided.
 			if rapid.IntRange(0, 3).Draw(rt, "another owner") == 0 {
 				owner = map[*Store]*Store{s: next, next: s}[owner]
-				if claims, err = owner.Claim(t.Context(), "n", []int{1}, false); err != nil {
+				claims, err = owner.Claim(t.Context(), "n", []int{1}, false)
+				if err != nil {
 					rt.Fatal(err)
 				}
 			}
-			got, shares := lain(rt, owner, claims[0])
+
+			got, shares := stored(rt, owner, claims[0])
 			if !maps.Equal(got, want) {
 				rt.Fatalf("%d members are found in %d hashes, %d are there", len(got), shares, len(want))
 			}
+
 			if most := len(want) / shares; most > perShard {
 				rt.Fatalf("%d members in %d hashes", len(want), shares)
 			}
 		}
-		for range 200 { // hashes that are not needed any more end, some with each change
+
+		// Hashes that are not needed any more end, some with each change.
+		for range 200 {
 			write(presence.Change{})
 		}
-		if got, shares := lain(rt, owner, claims[0]); !maps.Equal(got, want) || shares > 3*shardsFor(len(want)) {
+
+		got, shares := stored(rt, owner, claims[0])
+		if !maps.Equal(got, want) || shares > 3*shardsFor(len(want)) {
 			rt.Fatalf("at rest %d of %d members are found in %d hashes", len(got), len(want), shares)
 		}
 	})
 }
 
-// A crash between any two runs leaves all members to the next owner. So does a crash
-// within the runs that change the number of hashes.
+// After a crash between any two runs the next owner finds all members, also if the runs change the number of hashes.
 func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := presence.Change{Claim: claims[0], Sequence: 1}
 	for i := range presence.User(1500) {
 		c.Members = append(c.Members, presence.MemberChange{
@@ -140,6 +158,7 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
 		t.Fatal(o[0].Err)
 	}
+
 	from := s.partitions[1].shards
 	for _, to := range []int{from + 100, 3} {
 		for _, cl := range s.resizeCalls(claims[0], from, to) {
@@ -147,25 +166,32 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 			if err := s.conn.Run(t.Context(), []*call{cl}); err != nil || cl.Reply.(int64) != 0 {
 				t.Fatal(cl.Reply, err)
 			}
-			if claims, err = s.Claim(t.Context(), "n", []int{1}, false); err != nil {
+
+			// The process crashes here, and the next owner finds everybody.
+			claims, err = s.Claim(t.Context(), "n", []int{1}, false)
+			if err != nil {
 				t.Fatal(err)
 			}
+
 			snaps, err := s.Load(t.Context(), claims)
 			if err != nil || len(snaps[0].Members) != len(c.Members) {
 				t.Fatalf("on the way from %d to %d hashes %d members are found: %v",
 					from, to, len(snaps[0].Members), err)
 			}
+
+			// The run comes again, too late: it moves nobody.
 			late := *cl
 			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
 			if err := s.conn.Run(t.Context(), []*call{&late}); err != nil || late.Reply.(int64) != statusResharded-'0' {
 				t.Fatalf("again: %v, %v", late.Reply, err)
 			}
 		}
+
 		from = s.partitions[1].shards
 	}
 }
 
-// empties returns how many pages of ours Redis holds, and how many of them never expire.
+// empties returns how many pages Redis has, and how many of them never expire.
 func empties(t *testing.T, s *Store) (pages, forever int) {
 	t.Helper()
 	err := s.conn.Do(t.Context(), func(ctx context.Context, c *client) error {
@@ -184,62 +210,80 @@ func empties(t *testing.T, s *Store) (pages, forever int) {
 	return pages, forever
 }
 
-// own claims all partitions, and completes them with these counts.
+// own claims all partitions and completes them with the given counts.
 func own(t *testing.T, s *Store, again bool, seq uint64, pages map[string]int64) []presence.Claim {
 	t.Helper()
 	all := make([]int, s.cfg.Partitions)
 	for i := range all {
 		all[i] = i
 	}
+
 	claims, err := s.Claim(t.Context(), "n", all, again)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	changes := make([]presence.Change, len(claims))
 	for i, c := range claims {
 		changes[i] = presence.Change{Claim: c, Sequence: seq, Reset: true, Complete: true}
 	}
+
 	for page, n := range pages {
 		changes[1].Counts = append(changes[1].Counts, presence.PageUsers{Page: page, Users: n})
 	}
+
 	for _, o := range s.Write(t.Context(), changes) {
 		if o.Err != nil {
 			t.Fatal(o.Err)
 		}
 	}
+
 	return claims
 }
 
-// Pages that became empty while Redis was away are never written again. They expire all
-// the same; pages with users do not.
+// Pages that became empty during an outage of Redis are never written again. They expire all the same, and pages with
+// users do not.
 func TestClockPagesThatEmptiedUnseenExpire(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
 	s := open(t, Config{Conn: redistest.Dial(t, server.URL())})
+
 	pages := map[string]int64{}
 	for i := range 800 {
 		pages[fmt.Sprint("page", i)] = 2
 	}
+
 	own(t, s, false, 1, pages)
 	if n, forever := empties(t, s); n != 800 || forever != 800 {
 		t.Fatalf("%d pages, of which %d never expire", n, forever)
 	}
+
 	server.Restart(t)
 	stay := map[string]int64{"page7": 1, "page8": 2}
-	testkit.Eventually(t, "Redis is back", func() bool { _, err := s.Generation(t.Context()); return err == nil })
+
+	testkit.Eventually(t, "Redis is back", func() bool {
+		_, err := s.Generation(t.Context())
+		return err == nil
+	})
+
+	// The pages of users who left during the outage are not written by anybody.
 	own(t, s, true, 2, stay)
-	testkit.Eventually(t, "all but two pages expire",
-		func() bool { n, forever := empties(t, s); return n == 800 && forever == 2 })
+	testkit.Eventually(t, "all but two pages expire", func() bool {
+		n, forever := empties(t, s)
+		return n == 800 && forever == 2
+	})
+
 	got, err := s.Counts(t.Context(), []string{"page7", "page9"})
 	if err != nil || got[0].Users != 1 || got[1].Users != 0 {
 		t.Fatalf("%+v, %v", got, err)
 	}
 }
 
-// A page that a rebuild finds at 0, or that is written at 0 again, expires, too.
+// A page also expires when a rebuild finds its count at 0, or when 0 is written again.
 func TestServerPagesWrittenAtZeroExpire(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
+
 	write := func(seq uint64, n int64) {
 		o := s.Write(t.Context(), []presence.Change{
 			{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: "page", Users: n}}},
@@ -248,28 +292,33 @@ func TestServerPagesWrittenAtZeroExpire(t *testing.T) {
 			t.Fatal(o[0].Err)
 		}
 	}
+
 	write(2, 0)
 	key := at(t, s).pagePrefix(presence.Bucket("page", s.cfg.Buckets)) + "page"
+
 	c, err := s.conn.Known(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Persist(t.Context(), key) // as after a failover that lost the expiry
+
+	c.Persist(t.Context(), key) // simulates a failover that lost the expiry
 	write(3, 0)
 	if _, forever := empties(t, s); forever != 0 {
 		t.Fatal("a page that is at 0 never expires")
 	}
+
 	write(4, 1)
 	if _, forever := empties(t, s); forever != 1 {
 		t.Fatal("a page that somebody is on expires")
 	}
 }
 
-// The number of pages with nobody on them is bounded. Those that have been empty longest
-// are forgotten, and come back under a higher version.
+// The number of empty pages is bounded. The pages that have been empty longest are forgotten, and come back with a
+// higher version.
 func TestServerEmptyPagesAreBounded(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 100})
 	claims := own(t, s, false, 1, nil)
+
 	write := func(seq uint64, page string, n int64) presence.Count {
 		o := s.Write(t.Context(), []presence.Change{
 			{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}},
@@ -279,37 +328,46 @@ func TestServerEmptyPagesAreBounded(t *testing.T) {
 		}
 		return o[0].Counts[0]
 	}
+
 	seq := uint64(1)
 	first := presence.Count{}
 	for i := range 300 {
 		page := fmt.Sprintf("page%03d", i)
+		// Each page gets a user, who leaves at once.
 		write(seq+1, page, 1)
 		seq += 2
-		if c := write(seq, page, 0); i == 0 {
+		c := write(seq, page, 0)
+		if i == 0 {
 			first = c
 		}
 	}
 	seq++
 	write(seq, "page stays", 1)
-	testkit.Eventually(t, "the pages are within their bound", func() bool { n, _ := empties(t, s); return n <= 101 })
+	testkit.Eventually(t, "the pages are within their bound", func() bool {
+		n, _ := empties(t, s)
+		return n <= 101
+	})
+
 	c, err := s.conn.Known(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page000").Val() != 0 ||
 		c.Exists(t.Context(), at(t, s).pagePrefix(0)+"page299").Val() != 1 {
 		t.Error("it is not the page that is empty longest that was forgotten")
 	}
+
 	if got, err := s.Counts(t.Context(), []string{"page stays"}); err != nil || got[0].Users != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	if again := write(seq+1, "page000", 1); !again.Newer(first) {
 		t.Errorf("the page came back as %+v after %+v", again, first)
 	}
 }
 
-// A page whose key another program has taken is not empty, but is not forgotten either. It must
-// not be found again and again.
+// Another program may take the key of a page. The key is not deleted, and the sweep must not find it again and again.
 func TestServerAForeignValueIsNoEmptyPage(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), Buckets: 1, EmptyPages: 10})
 	claims := own(t, s, false, 1, nil)
@@ -317,6 +375,7 @@ func TestServerAForeignValueIsNoEmptyPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range uint64(30) {
 		page := fmt.Sprint("page", i)
 		for n := range int64(2) {
@@ -329,11 +388,14 @@ func TestServerAForeignValueIsNoEmptyPage(t *testing.T) {
 			}
 		}
 		if i == 0 {
+			// The page is empty and remembered as such when another program takes its key.
 			c.Set(t.Context(), at(t, s).pagePrefix(0)+page, "theirs", 0)
 		}
 	}
+
 	testkit.Eventually(t, "few pages are empty",
 		func() bool { return c.ZCard(t.Context(), at(t, s).emptiesKey(0)).Val() < 10 })
+
 	if is := c.Get(t.Context(), at(t, s).pagePrefix(0)+"page0").Val(); is != "theirs" {
 		t.Errorf("the key of another program has %q", is)
 	}

@@ -14,9 +14,8 @@ import (
 	"headcount/presence/pncounter"
 )
 
-// A minute that is over is written by the process that changes the count next, and
-// arrivals by every process for itself. Each process answers for all of them, also after
-// they have ended.
+// When a minute is over, the process that changes the count next writes it. Each process writes its own arrivals. Every
+// process answers for all of them, also after the others have ended.
 func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -28,9 +27,11 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	for i := range both {
 		both[i] = Open(cfg)
 	}
+
 	first, second := both[0], both[1]
 	b := presence.Bucket("p", first.cfg.Buckets)
 	key := at(t, reader).pagePrefix(b) + "p"
+
 	set := func(s *Store, partition int, users int64, arrivals ...presence.User) {
 		t.Helper()
 		claims, err := s.Claim(t.Context(), "n", []int{partition}, false)
@@ -43,44 +44,53 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 		for _, u := range arrivals {
 			change.Arrivals = append(change.Arrivals, presence.Arrival{User: u, Page: "p"})
 		}
+
 		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
 			t.Fatal(o[0].Err)
 		}
 	}
 	back := func(minutes int) { older(t, server, key, minutes) }
 	answer := func(s *Store) minutes.Answer { return remembers(t, s) }
+
 	began := time.Now().Truncate(time.Minute)
 	set(first, 1, 5, 1, 2, 3, 4, 5)
 	set(second, 2, 2, 6, 7)
-	set(first, 1, 1) // 3 in all are left
+	set(first, 1, 1) // 3 users are left on the page
 	back(30)
 	set(second, 2, 0)
-	back(20) // 1 in all since 20 minutes
+	back(20) // 1 user has been there for 20 minutes
 	set(second, 2, 1, 7)
+
 	want := func(when string, a minutes.Answer) {
 		t.Helper()
 		n := len(a.Points)
 		ago := func(minutes int) int64 { return a.Points[n-1-minutes].Max }
-		// The clock may have gone on to the next minute between two steps of the test.
+
+		// The next minute may begin between two steps of the test.
 		if a.Now != 2 || ago(40) != 0 || max(ago(29), ago(30), ago(31), ago(32)) != 7 || ago(25) != 3 || ago(10) != 1 ||
 			ago(0) != 2 {
 			t.Errorf("%s: %+v", when, a)
 		}
 	}
+
 	testkit.Eventually(t, "the minutes that ended are written", func() bool { return answer(reader).Peak.Max == 7 })
 	want("another process", answer(reader))
-	// The arrivals of a minute that has ended are written, for every process.
+
+	// Arrivals of the running minute are only known to the process that has counted them.
 	if a := answer(second); (a.Joins != 3 || a.Visitors != 7) && time.Now().Truncate(time.Minute).Equal(began) {
 		t.Errorf("a process knows its own arrivals of the running minute: %d joins, %d visitors", a.Joins, a.Visitors)
 	}
+
 	for _, s := range both {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if a := answer(reader); a.Joins != 8 || a.Visitors != 7 {
 		t.Errorf("after both have ended: %d joins, %d visitors; want 8, 7", a.Joins, a.Visitors)
 	}
+
 	for _, key := range []string{
 		at(t, reader).minutesKey(b, "p"), at(t, reader).visitsKey(b, minutes.Of(time.Now())/60, "p"),
 	} {
@@ -90,7 +100,7 @@ func TestServerMinutesOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// older makes the page's last change so many minutes older, as if that time had passed.
+// older moves the page's last change back by that many minutes, as if they had passed.
 func older(t testing.TB, server *redistest.Server, key string, minutes int) {
 	t.Helper()
 	text := server.Do(t, "GETRANGE", key, "9", "13").(string)
@@ -98,7 +108,7 @@ func older(t testing.TB, server *redistest.Server, key string, minutes int) {
 	server.Do(t, "SETRANGE", key, "9", string(binary.BigEndian.AppendUint64(nil, at)[3:]))
 }
 
-// remembers is what the page p remembers of the last 50 minutes.
+// remembers returns the statistics of page p for the last 50 minutes.
 func remembers(t testing.TB, s *Store) minutes.Answer {
 	t.Helper()
 	now := time.Now()
@@ -106,18 +116,21 @@ func remembers(t testing.TB, s *Store) minutes.Answer {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	list, err := s.Minutes(t.Context(), "p", q.From)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	counts, err := s.Counts(t.Context(), []string{"p"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return q.Answer("p", list, counts[0].Users, now)
 }
 
-// What another region reports changes the total, so a minute may end with it.
+// A change in another region changes the total, so it can end a minute.
 func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -125,6 +138,7 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"},
 		PageStats: time.Hour, Partitions: 1,
 	})
+
 	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -135,8 +149,10 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
 		t.Fatal(o[0].Err)
 	}
+
 	b := presence.Bucket("p", s.cfg.Buckets)
 	peer := NewPeer(s, "eu", "us")
+
 	merge := func(to uint64, up, down int64) {
 		t.Helper()
 		acks, err := peer.Merge(t.Context(), []pncounter.Batch{{
@@ -149,24 +165,33 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 			t.Fatalf("%+v, %v", acks, err)
 		}
 	}
+
 	older(t, server, at(t, s).pagePrefix(b)+"p", 20)
 	merge(1, 4, 0) // 6 in all
+
 	older(t, server, at(t, s).pagePrefix(b)+"p", 10)
+
 	merge(2, 4, 3)
+
 	var a minutes.Answer
 	ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
+
 	testkit.Eventually(t, "the minutes that ended are written", func() bool {
 		a = remembers(t, s)
 		return ago(15) == 2 && ago(5) == 6
 	})
+
 	if a.Now != 3 || a.Peak.Max != 6 || ago(15) != 2 || ago(5) != 6 || ago(30) != 0 {
 		t.Errorf("%+v", a)
 	}
+
+	// A new generation writes all counts again, and what the page remembers outlives it.
 	older(t, server, at(t, s).pagePrefix(b)+"p", 2)
-	server.Do(t, "DEL", at(t, s).tokenKey(0)) // as a restart does, this begins a generation
+	server.Do(t, "DEL", at(t, s).tokenKey(0)) // begins a generation, as a restart does
 	if _, err := s.Claim(t.Context(), "n", []int{0}, true); err != nil {
 		t.Fatal(err)
 	}
+
 	merge(3, 5, 3)
 	testkit.Eventually(t, "the page remembers what was before", func() bool {
 		a = remembers(t, s)
@@ -174,7 +199,7 @@ func TestServerMinutesOfAnotherRegion(t *testing.T) {
 	})
 }
 
-// Redis was restarted, and its nodes write all counts again: what it still has of the minutes stays.
+// Redis restarts, and the nodes write all counts again. The minutes that it has kept stay.
 func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
@@ -182,12 +207,14 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour,
 		Partitions: 1,
 	})
+
 	key := at(t, s).pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
 	var claims []presence.Claim
 	claim := func() (err error) {
 		claims, err = s.Claim(t.Context(), "n", []int{0}, true)
 		return err
 	}
+
 	set := func(users int64) {
 		t.Helper()
 		change := presence.Change{
@@ -198,6 +225,7 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 			t.Fatal(o[0].Err)
 		}
 	}
+
 	want := func(when string) {
 		t.Helper()
 		testkit.Eventually(t, "the minutes that ended are written", func() bool {
@@ -205,10 +233,12 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 			ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
 			return a.Peak.Max == 7 && ago(40) == 0 && max(ago(20), ago(21)) == 7 && ago(10) == 3
 		})
+
 		if a := remembers(t, s); a.Now > 0 && a.Now != 3 {
 			t.Errorf("%s: %+v", when, a)
 		}
 	}
+
 	if err := claim(); err != nil {
 		t.Fatal(err)
 	}
@@ -216,26 +246,32 @@ func TestClockMinutesAreKeptOverARestart(t *testing.T) {
 	set(3)
 	older(t, server, key, 20)
 	want("before")
+
 	server.Restart(t)
 	testkit.Eventually(t, "a claim", func() bool { return claim() == nil })
 	want("before the counts are written again")
+
 	set(2)
 	set(3)
 	want("after")
 }
 
-// While the minutes of one page cannot be written, those of others are not written again and
-// again: a string keeps a number of entries, so they would push out what is older.
+// While the minutes of one page cannot be written, the minutes of others must not be written repeatedly: a string has a
+// limited number of entries, and repetitions would push out older minutes.
 func TestServerAMinuteIsWrittenOnce(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour})
 	c, err := s.conn.Known(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	good, bad := pageIn(1, "good"), pageIn(2, "bad")
+
 	length := func(bucket int, page string) int64 {
 		return c.StrLen(t.Context(), at(t, s).minutesKey(bucket, page)).Val()
 	}
+
+	// Another program has taken the key of one page.
 	c.LPush(t.Context(), at(t, s).minutesKey(2, bad), "theirs")
 	for b, page := range map[int]string{1: good, 2: bad} {
 		head := string([]byte{byte(len(page) >> 8), byte(len(page))})
@@ -244,6 +280,7 @@ func TestServerAMinuteIsWrittenOnce(t *testing.T) {
 	for range 3 {
 		s.minutes.write(t.Context(), minutes.Of(time.Now()))
 	}
+
 	if n := length(1, good); n != entryBytes {
 		t.Errorf("%d bytes of one minute", n)
 	}

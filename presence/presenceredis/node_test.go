@@ -15,9 +15,8 @@ import (
 	"headcount/presence/node"
 )
 
-// A real node runs over a real Redis, which is emptied and restarted meanwhile. The
-// counts are right again within ten seconds, without anyone's help. Holds last for three presence timeouts, which
-// are longer than a busy machine takes for all of it.
+// A node runs on a Redis that is emptied and restarted. Within ten seconds all counts are right again. Holds last for
+// three presence timeouts, which is longer than a busy machine needs for the whole test.
 func TestClockANodeHealsRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -29,22 +28,28 @@ func TestClockANodeHealsRedis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = n.Run(ctx) }()
-	defer func() { stop(); <-done }()
-	all := make([]int, presence.DefaultPartitions)
-	for i := range all {
-		all[i] = i
-	}
+	go func() {
+		defer close(done)
+		_ = n.Run(ctx)
+	}()
+	defer func() {
+		stop()
+		<-done
+	}()
 	n.Gateways(nil)
-	n.Own(all)
+	n.Own(upTo(presence.DefaultPartitions))
+
 	const users, pages = 200, 7
 	for i := range users {
 		testkit.Eventually(t, "a hold", func() bool {
 			return n.Hold(ctx, asked(presence.User(i)*0x9E3779B97F4A7C15, fmt.Sprint("p", i%pages), true)) == nil
 		})
 	}
+
+	// Each user is on one page, so the pages add up to the site.
 	right := func() bool {
 		sum := int64(0)
 		for i := range pages {
@@ -54,16 +59,20 @@ func TestClockANodeHealsRedis(t *testing.T) {
 			}
 			sum += got[0].Users
 		}
+
 		site, err := s.Counts(ctx, []string{presence.AllPages})
 		return err == nil && sum == users && site[0].Users == users
 	}
+
 	testkit.Eventually(t, "right counts", right)
 	for name, fault := range map[string]func(){
 		"emptied": func() { server.Flush(t) },
 		"restarted": func() {
 			server.Kill()
-			testkit.Eventually(t, "the store misses Redis",
-				func() bool { _, err := s.Generation(ctx); return err != nil })
+			testkit.Eventually(t, "the store misses Redis", func() bool {
+				_, err := s.Generation(ctx)
+				return err != nil
+			})
 			server.Restart(t)
 		},
 	} {
@@ -72,12 +81,12 @@ func TestClockANodeHealsRedis(t *testing.T) {
 	}
 }
 
-// replies is a function as node.Replies.
+// replies makes a function a node.Replies.
 type replies func(gateway string, r *heartbeat.Reply)
 
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }
 
-// asked is a call about a hold that is made now.
+// asked returns a hold call that is made now.
 func asked(u presence.User, page string, on bool) presence.HoldCall {
 	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
 }

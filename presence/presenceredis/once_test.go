@@ -12,8 +12,8 @@ import (
 	"headcount/unread"
 )
 
-// A change of a page counts once although the connection is cut before its answer. Each
-// change is on a page of its own. Package presenceredis of counter tests what else is sent.
+// A change of a page is counted once, even if the connection breaks before the answer. Each change is on a page of its
+// own. The tests of counters cover the other commands.
 func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 	t.Parallel()
 	const cuts = 100
@@ -30,8 +30,9 @@ func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 				if err != nil && !errors.Is(err, presence.ErrUnavailable) {
 					t.Error(err)
 				}
+
 				if err != nil {
-					time.Sleep(time.Millisecond) // the store may refuse at once for half a second
+					time.Sleep(time.Millisecond) // after a failure the store may refuse calls for half a second
 				}
 				mu.Lock()
 				acknowledged[page] = err == nil
@@ -39,13 +40,18 @@ func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
-	read, unknown := open(t, url), 0
+
+	// A change without an acknowledgement may have been made or not, but never twice.
+	read := open(t, url)
+	unknown := 0
 	for page, ok := range acknowledged {
 		levels, _, err := read.Levels(t.Context(), unread.User{}, []string{page})
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		if n := levels[0].All; n > 1 || ok && n != 1 {
 			t.Errorf("%s: %d changes, acknowledged: %v", page, n, ok)
 		}
@@ -53,5 +59,6 @@ func TestServerAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
 			unknown++
 		}
 	}
+
 	t.Logf("%d changes, %d not acknowledged", len(acknowledged), unknown)
 }

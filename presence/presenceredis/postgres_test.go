@@ -9,8 +9,8 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// Gateways and presence nodes agree on where PostgreSQL is. It is added while no other one runs, and so is what this
-// release keeps in another way than an older one.
+// Gateways and presence nodes agree on where PostgreSQL is. PostgreSQL can only be added while none of them runs, and
+// the same holds for data that this release stores in another way than the release before.
 func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	server := redistest.Single(t)
 	start := func(name, postgres string) (*presenceredis.Store, error) {
@@ -20,6 +20,7 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 		if postgres == "" {
 			role = presence.RoleDispatcher
 		}
+
 		_, err := renew(t, s, presence.Process{Name: name, Incarnation: 1, Roles: []string{role}})
 		return s, err
 	}
@@ -29,6 +30,7 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	fact := func() any { return server.Do(t, "HMGET", "hc:{c}:facts", "postgres").([]any)[0] }
 	must := func(s *presenceredis.Store, err error) *presenceredis.Store {
 		t.Helper()
@@ -37,6 +39,7 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 		}
 		return s
 	}
+
 	refused := func(_ *presenceredis.Store, err error) {
 		t.Helper()
 		if !errors.Is(err, presence.ErrFacts) {
@@ -49,13 +52,16 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 	refused(start("b:1", "behind 2"))
 	refused(start("b:1", "beside"))
 	end(a, "a:1")
+
+	// When the last process has ended, one may add PostgreSQL.
 	b := must(start("b:1", "behind 2"))
 	if is := fact(); is != "behind 2" {
 		t.Errorf("the fact is %v", is)
 	}
+
 	refused(start("a:1", "none"))
 	end(b, "b:1")
-	refused(start("a:1", "none")) // also when nobody runs
+	refused(start("a:1", "none")) // even if no process runs
 
 	lease := func(roles string) { server.Do(t, "HSET", "hc:{c}:leases", "old:1", "9999999999999 1 "+roles) }
 	for _, older := range [][]any{
@@ -66,10 +72,12 @@ func TestServerProcessesAgreeOnPostgres(t *testing.T) {
 			lease(roles)
 			refused(start("b:1", "behind 2"))
 		}
-		lease("") // it starts or ends
+		lease("") // a process that starts or ends has no role
 		if _, err := start("b:1", "behind 2"); !errors.Is(err, presence.ErrUnavailable) {
 			t.Errorf("a process that has to wait: %v", err)
 		}
+
+		// A dispatcher does not give the fact, so an older one may go on.
 		lease("dispatcher")
 		end(must(start("b:1", "behind 2")), "b:1")
 		refused(start("old:2", "behind"))

@@ -1,6 +1,7 @@
 package presenceredis_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 
 	"headcount/internal/redistest"
 	"headcount/internal/testkit"
+	"headcount/presence"
 	"headcount/presence/presenceredis"
 	"headcount/presence/presencetest"
 )
@@ -21,10 +23,13 @@ func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presen
 		Conn: redistest.Dial(t, url), Log: zerolog.New(zerolog.NewTestWriter(t)),
 		Facts: presenceredis.Facts{Region: "local", Secret: "k"},
 	}
+
 	for _, w := range with {
 		w(&cfg)
 	}
+
 	s := presenceredis.Open(cfg)
+
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -33,18 +38,44 @@ func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presen
 	return s
 }
 
-// forContract are the settings that the contract asks for.
-func forContract(c *presenceredis.Config) {
-	c.PageStats, c.LastSeen, c.FactsWait = time.Hour, time.Hour, 50*time.Millisecond
+// upTo returns the numbers below n: all partitions, or all buckets.
+func upTo(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+
+	return all
 }
 
-// Everything that the store does works over TLS for the user that deploy/redis.acl documents, and Redis has refused
-// that user nothing.
+// watchAll watches all buckets until the test ends.
+func watchAll(t testing.TB, s *presenceredis.Store, fn func(context.Context, presence.Publication)) {
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+
+	go func() {
+		defer close(done)
+		s.Watch(ctx, upTo(presence.DefaultBuckets), func(p presence.Publication) { fn(ctx, p) })
+	}()
+
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+}
+
+// forContract applies the settings that the contract needs.
+func forContract(c *presenceredis.Config) {
+	c.PageStats = time.Hour
+	c.LastSeen = time.Hour
+	c.FactsWait = 50 * time.Millisecond
+}
+
+// The whole contract works over TLS as the user that deploy/redis.acl documents, and Redis refuses that user nothing.
 func TestServerContract(t *testing.T) {
 	server := secure(t)
 	presencetest.Run(t, func(t testing.TB) presencetest.Store {
 		server.Flush(t)
-
 		return open(t, server.URL(), forContract)
 	})
 }
@@ -64,6 +95,6 @@ func TestServerContractOnCluster(t *testing.T) {
 }
 
 func TestServerASlowWatcherIsToldToReadAgain(t *testing.T) {
-	presencetest.SlowWatcher(t,
-		open(t, redistest.Single(t).URL(), func(c *presenceredis.Config) { c.Backlog = 64 << 10 }))
+	s := open(t, redistest.Single(t).URL(), func(c *presenceredis.Config) { c.Backlog = 64 << 10 })
+	presencetest.SlowWatcher(t, s)
 }

@@ -27,10 +27,13 @@ import (
 )
 
 func inRegion(name string, peers ...string) func(*presenceredis.Config) {
-	return func(c *presenceredis.Config) { c.Facts.Region, c.Peers = name, peers }
+	return func(c *presenceredis.Config) {
+		c.Facts.Region = name
+		c.Peers = peers
+	}
 }
 
-// part is the region's part of the page, as the store sees it, and the total.
+// part returns the region's users on the page as the store sees them, and the total.
 func part(t testing.TB, s *presenceredis.Store, page, region string) (users, total int64) {
 	t.Helper()
 	count, parts, err := s.Parts(context.Background(), page)
@@ -50,12 +53,13 @@ func part(t testing.TB, s *presenceredis.Store, page, region string) (users, tot
 	return users, count.Users
 }
 
-// The batches have few pages, logs and incarnations, so that they meet.
+// drawBatch draws from few pages, logs and incarnations, so that batches affect each other.
 func drawBatch(t *rapid.T, pages []string) pncounter.Batch {
 	b := pncounter.Batch{
 		Region: "eu", Log: rapid.Uint64Range(1, 4).Draw(t, "log"), From: rapid.Uint64Range(0, 3).Draw(t, "from"),
 		Floor: rapid.Uint64Range(0, 4).Draw(t, "floor"), Complete: rapid.Bool().Draw(t, "complete"),
 	}
+
 	b.To = b.From + rapid.Uint64Range(0, 3).Draw(t, "more")
 	for _, page := range pages {
 		if rapid.Bool().Draw(t, "with "+page) {
@@ -66,33 +70,45 @@ func drawBatch(t *rapid.T, pages []string) pncounter.Batch {
 			}})
 		}
 	}
+
 	return b
 }
 
-// merge.lua does the same as the pure type, batch by batch.
+// differential checks that merge.lua does the same as the pure type, batch by batch.
 func differential(t *testing.T, url string, flush func(), owner bool) {
-	s := open(t, url, inRegion("us", "eu"), func(c *presenceredis.Config) { c.Partitions, c.Buckets = 1, 1 })
+	s := open(t, url, inRegion("us", "eu"), func(c *presenceredis.Config) {
+		c.Partitions = 1
+		c.Buckets = 1
+	})
 	peer := presenceredis.NewPeer(s, "eu", "us")
 	pages := []string{"a", "b", "ä/ :;", "*"}
+
 	rapid.Check(t, func(rt *rapid.T) {
 		flush()
+
 		claims, err := s.Claim(context.Background(), "node", []int{0}, true)
 		if err != nil {
 			rt.Fatal(err)
 		}
+
 		counts := []presence.PageUsers{}
-		if owner { // a user of ours is on the pages, so that they exist
+		if owner { // this region has a user on the pages, so that they exist
 			for _, page := range pages {
 				counts = append(counts, presence.PageUsers{Page: page, Users: 1})
 			}
 		}
-		if out := s.Write(context.Background(), []presence.Change{
+
+		out := s.Write(context.Background(), []presence.Change{
 			{Claim: claims[0], Sequence: 1, Counts: counts, Complete: true},
-		}); out[0].Err != nil {
+		})
+		if out[0].Err != nil {
 			rt.Fatal(out[0].Err)
 		}
+
+		// Each batch has the same effect on the model. Versions never fall, whatever the batch is.
 		var model presencetest.Copy
 		versions := map[string]presence.Version{}
+
 		for range rapid.IntRange(1, 12).Draw(rt, "batches") {
 			b := drawBatch(rt, pages)
 			acks, err := peer.Merge(context.Background(), []pncounter.Batch{b})
@@ -100,11 +116,12 @@ func differential(t *testing.T, url string, flush func(), owner bool) {
 				rt.Fatal(err)
 			}
 			got, want := acks[0], model.Merge(b)
-			got.Changed = 0 // the model does not say how many were news
+			got.Changed = 0 // the model does not count the changes
 			if !reflect.DeepEqual(got, want) {
 				rt.Fatalf("merge.lua says %+v to %+v, the model %+v", got, b, want)
 			}
 			for _, page := range pages {
+				// The store shows the peer's users as the model has them, and the users of this region in addition.
 				users, total := part(t, s, page, "eu")
 				if want := model.Value(page); users != want || total != want+int64(len(counts)/len(pages)) {
 					rt.Fatalf("%q has %d users in eu, %d in all; the model says %d", page, users, total, want)
@@ -125,6 +142,7 @@ func read(t testing.TB, s *presenceredis.Store, page string) presence.Count {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return counts[0]
 }
 
@@ -132,11 +150,12 @@ func TestServerMergeEqualsThePureType(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	flush := func() { server.Flush(t) }
+
 	t.Run("pages of other regions", func(t *testing.T) { differential(t, server.URL(), flush, false) })
 	t.Run("pages of this region, too", func(t *testing.T) { differential(t, server.URL(), flush, true) })
 }
 
-// world is a region with its Redis, and one owner of all its partitions.
+// world is a region: its Redis, and the one owner of all its partitions.
 type world struct {
 	*presenceredis.Store
 	t        testing.TB
@@ -163,21 +182,19 @@ func (w *world) renew() {
 	}
 }
 
-// claim takes all partitions and writes that they are complete.
+// claim claims all partitions and completes them.
 func (w *world) claim(counts ...presence.PageUsers) {
 	w.t.Helper()
-	all := make([]int, presence.DefaultPartitions)
-	for i := range all {
-		all[i] = i
-	}
-	var err error
-	if w.claims, err = w.Claim(w.t.Context(), "node", all, true); err != nil {
+	claims, err := w.Claim(w.t.Context(), "node", upTo(presence.DefaultPartitions), true)
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	changes := make([]presence.Change, len(all))
+	w.claims = claims
+	changes := make([]presence.Change, len(claims))
 	for i, c := range w.claims {
 		changes[i] = presence.Change{Claim: c, Sequence: 1, Reset: true, Complete: true}
 	}
+
 	changes[0].Counts = counts
 	w.sequence = 1
 	w.write(changes...)
@@ -192,14 +209,15 @@ func (w *world) write(changes ...presence.Change) {
 	}
 }
 
-// set makes the number of this region's users on a page what it is now.
+// set writes how many users of this region are on the page.
 func (w *world) set(page string, users int64) {
 	w.t.Helper()
 	w.sequence++
 	w.write(presence.Change{
 		Claim: w.claims[0], Sequence: w.sequence, Counts: []presence.PageUsers{{Page: page, Users: users}},
 	})
-	if w.shared != nil { // a dispatcher would say so
+
+	if w.shared != nil { // in a process, the dispatcher calls this
 		w.shared.Changed(presence.Bucket(page, presence.DefaultBuckets))
 	}
 }
@@ -207,7 +225,7 @@ func (w *world) set(page string, users int64) {
 // Carried implements redisconn.Traffic.
 func (w *world) Carried(sent, received int) { w.bytes.Add(int64(sent + received)) }
 
-// share runs a replicator of all buckets until the test, or stop, ends it.
+// share runs a replicator of all buckets until the test ends or stop is called.
 func (w *world) share(stale time.Duration, peers map[string]string) {
 	var list []region.Peer
 	for name, url := range peers {
@@ -216,35 +234,38 @@ func (w *world) share(stale time.Duration, peers map[string]string) {
 			w.t.Fatal(err)
 		}
 		w.t.Cleanup(func() { _ = conn.Close() })
+
 		s := open(w.t, url, func(c *presenceredis.Config) { c.Conn = conn })
 		list = append(list, region.Peer{Name: name, Remote: presenceredis.NewPeer(s, w.name, name)})
 	}
+
 	r := region.New(region.Config{
 		Local: w.Store, Peers: list, StaleAfter: stale, Every: 20 * time.Millisecond,
 		Log: zerolog.New(zerolog.NewTestWriter(w.t)).With().Str("region", w.name).Logger(),
 	})
-	w.buckets = nil
-	for i := range presence.DefaultBuckets {
-		w.buckets = append(w.buckets, i)
-	}
+
+	w.buckets = upTo(presence.DefaultBuckets)
 	r.Own(w.buckets)
 	w.shared = r
+
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = r.Run(ctx)
 	}()
+
 	w.stop = func() {
 		cancel()
 		<-done
 	}
+
 	w.t.Cleanup(w.stop)
 }
 
-// look compares the positions of all peers now, as a replicator does every other second.
+// look makes the replicator compare the positions of all peers at once. In operation it does so every other second.
 func (w *world) look() {
-	slices.Reverse(w.buckets) // as if it owned others
+	slices.Reverse(w.buckets) // a changed list of buckets starts a comparison
 	w.shared.Own(w.buckets)
 }
 
@@ -257,30 +278,36 @@ func (w *world) shows(page string, users int64) {
 			w.t.Logf("%s: %+v", w.name, last)
 		}
 	}()
+
 	testkit.Eventually(w.t, fmt.Sprintf("%s shows %d on %s", w.name, users, page), func() bool {
 		last = read(w.t, w.Store, page)
 		return last.Users == users && !last.Stale
 	})
 }
 
-// three is three regions that know each other, over TLS as the documented user.
+// three returns three regions that share with each other, over TLS as the documented user.
 func three(t *testing.T) (servers map[string]*redistest.Server, worlds map[string]*world) {
 	names := []string{"us", "eu", "ap"}
-	servers, worlds = map[string]*redistest.Server{}, map[string]*world{}
+	servers = map[string]*redistest.Server{}
+	worlds = map[string]*world{}
+
 	for _, name := range names {
 		servers[name] = secure(t)
 	}
+
 	for _, name := range names {
 		worlds[name] = newWorld(t, servers[name].URL(), name, without(names, name)...)
 	}
+
 	for _, name := range names {
 		worlds[name].share(0, urls(servers, name))
 	}
+
 	return servers, worlds
 }
 
-// Regions share counts whichever release has begun their Redis: each has hash tags of its own. A Redis that is emptied
-// and begun anew may get others.
+// Regions share counts even if different releases have initialized their Redis, so that the hash tags differ. A Redis
+// that is emptied may get other tags.
 func TestServerRegionsWithOtherHashTagsShareCounts(t *testing.T) {
 	t.Parallel()
 	servers := map[string]*redistest.Server{"us": redistest.Start(t), "eu": redistest.Start(t)}
@@ -290,17 +317,20 @@ func TestServerRegionsWithOtherHashTagsShareCounts(t *testing.T) {
 	eu := newWorld(t, servers["eu"].URL(), "eu", "us")
 	us.share(0, urls(servers, "us"))
 	eu.share(0, urls(servers, "eu"))
+
 	us.set("p", 1)
 	eu.set("p", 2)
 	us.shows("p", 3)
 	eu.shows("p", 3)
 
+	// The Redis is emptied, so the next process begins it with the tags of this release.
 	us.stop()
 	servers["us"].Flush(t)
 	again := newWorld(t, servers["us"].URL(), "us", "eu")
 	again.share(0, urls(servers, "us"))
 	again.set("p", 5)
 	again.shows("p", 7)
+
 	eu.look()
 	eu.shows("p", 7)
 }
@@ -316,156 +346,222 @@ func urls(servers map[string]*redistest.Server, but string) map[string]string {
 			all[name] = s.URL()
 		}
 	}
+
 	return all
+}
+
+// sharing is three regions that share counts, for the parts of TestServerRegionsShareCounts. Each part begins with the
+// counts that the one before has left.
+type sharing struct {
+	test    *testing.T // the whole test, which outlives its parts
+	servers map[string]*redistest.Server
+	worlds  map[string]*world
+}
+
+// look makes all regions compare the positions of their peers.
+func (s sharing) look() {
+	for _, w := range s.worlds {
+		w.look()
+	}
+}
+
+// all waits until every region shows that many users.
+func (s sharing) all(t *testing.T, page string, users int64) {
+	t.Helper()
+	for _, w := range s.worlds {
+		w.shows(page, users)
+	}
 }
 
 func TestServerRegionsShareCounts(t *testing.T) {
 	t.Parallel()
 	servers, worlds := three(t)
-	test := t
-	look := func() {
-		for _, w := range worlds {
-			w.look()
-		}
-	}
-	all := func(page string, users int64) {
-		t.Helper()
-		for _, w := range worlds {
-			w.shows(page, users)
-		}
-	}
+	s := sharing{t, servers, worlds}
+
 	for i, name := range []string{"us", "eu", "ap"} {
 		worlds[name].set("p", int64(i+1))
 		worlds[name].set(presence.AllPages, int64(i+1))
 	}
-	all("p", 6)
-	all(presence.AllPages, 6)
+	s.all(t, "p", 6)
+	s.all(t, presence.AllPages, 6)
+
+	// Users leave in one region, and the others learn of it.
 	worlds["eu"].set("p", 0)
-	all("p", 4)
+	s.all(t, "p", 4)
 	if users, _ := part(t, worlds["us"].Store, "p", "ap"); users != 3 {
 		t.Errorf("us sees %d users of ap, want 3", users)
 	}
 
-	t.Run("a peer that came back empty is told again", func(t *testing.T) {
-		before := read(t, worlds["us"].Store, "p").Version
-		servers["us"].Flush(t)
-		worlds["us"].renew()
-		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1},
-			presence.PageUsers{Page: presence.AllPages, Users: 1})
-		look()
-		all("p", 4)
-		all(presence.AllPages, 6)
-		if v := read(t, worlds["us"].Store, "p").Version; v.Compare(before) <= 0 {
-			t.Errorf("version %v after %v", v, before)
-		}
+	for _, part := range []struct {
+		name string
+		test func(*testing.T)
+	}{
+		{"a peer that came back empty gets everything again", s.emptied},
+		{"what a region lost stays with no other", s.lost},
+		{"a region whose clock went back, and that forgot all, begins above what peers know", s.clockWentBack},
+		{"a peer restored from a backup", s.restored},
+		{"a page that was forgotten while a peer was behind", s.forgotten},
+		{"malformed state in a peer is written anew", s.malformed},
+		{"foreign data in a peer is left alone, and the rest goes on", s.foreign},
+		{"a log that lacks pages begins anew", s.incompleteLog},
+	} {
+		t.Run(part.name, part.test)
+	}
+}
+
+func (s sharing) emptied(t *testing.T) {
+	us := s.worlds["us"]
+	before := read(t, us.Store, "p").Version
+
+	s.servers["us"].Flush(t)
+	us.renew()
+	us.claim(presence.PageUsers{Page: "p", Users: 1}, presence.PageUsers{Page: presence.AllPages, Users: 1})
+	s.look()
+	s.all(t, "p", 4)
+	s.all(t, presence.AllPages, 6)
+
+	if v := read(t, us.Store, "p").Version; v.Compare(before) <= 0 {
+		t.Errorf("version %v after %v", v, before)
+	}
+}
+
+func (s sharing) lost(t *testing.T) {
+	us := s.worlds["us"]
+	us.set("gone", 5)
+	s.all(t, "gone", 5)
+
+	// The owner does not write this page again, nor the count of the site.
+	s.servers["us"].Flush(t)
+	us.renew()
+	us.claim(presence.PageUsers{Page: "p", Users: 1})
+	s.look()
+
+	s.all(t, "gone", 0)
+	s.all(t, "p", 4)
+	s.all(t, presence.AllPages, 5)
+}
+
+func (s sharing) clockWentBack(t *testing.T) {
+	s.worlds["us"].stop()
+	s.servers["us"].Flush(t)
+
+	// This process knows nothing of the region's past, and its clock is wrong.
+	fresh := open(s.test, s.servers["us"].URL(), inRegion("us", "eu", "ap"), quick)
+	us := &world{t: s.test, name: "us", Store: fresh}
+	us.renew()
+	us.claim()
+
+	// The peers have state of this region from an hour ahead.
+	eu := s.servers["eu"].Client()
+	defer eu.Close()
+	future := fmt.Sprint(time.Now().Add(time.Hour).UnixMilli())
+	for b := range presence.DefaultBuckets {
+		eu.HSet(t.Context(), presenceredis.BucketKey(b, "s"), "peer:us", future+" 77 "+future+" 1")
+	}
+	editPairs(t, eu, pageKey("p"), func(old string) string {
+		i := strings.Index(old, "us ")
+		rest := old[i:][strings.Index(old[i:], ";")+1:]
+		return old[:i] + "us " + future + " 9 0;" + rest
 	})
-	t.Run("what a region lost stays with no other", func(t *testing.T) {
-		worlds["us"].set("gone", 5)
-		all("gone", 5)
-		servers["us"].Flush(t)
-		worlds["us"].renew()
-		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1})
-		look()
-		all("gone", 0)
-		all("p", 4)
-		all(presence.AllPages, 5)
+
+	// In operation, the name of the region becomes free after a while.
+	for _, peer := range []string{"eu", "ap"} {
+		s.servers[peer].Do(t, "HDEL", "hc:{c}:regions", "us")
+	}
+
+	us.share(0, urls(s.servers, "us"))
+	us.set("p", 2)
+	s.worlds["us"] = us
+	s.look()
+	s.all(t, "p", 5)
+}
+
+func (s sharing) restored(t *testing.T) {
+	dump := dumpAll(t, s.servers["ap"])
+	s.worlds["us"].set("p", 7)
+	s.worlds["us"].set("new", 1)
+	s.all(t, "p", 10)
+	s.all(t, "new", 1)
+
+	// The backup lacks both changes, which were acknowledged.
+	restoreAll(t, s.servers["ap"], dump)
+	s.look()
+	s.all(t, "p", 10)
+	s.all(t, "new", 1)
+}
+
+func (s sharing) forgotten(t *testing.T) {
+	us := s.worlds["us"]
+	us.set("old", 1)
+	s.all(t, "old", 1)
+	dump := dumpAll(t, s.servers["ap"])
+
+	us.set("old", 0)
+	s.all(t, "old", 0)
+	s.servers["us"].Do(t, "DEL", pageKey("old"))
+
+	client := s.servers["us"].Client()
+	defer client.Close()
+	testkit.Eventually(t, "the log has forgotten it", func() bool {
+		b := presence.Bucket("old", presence.DefaultBuckets)
+		_, err := us.Sweep(t.Context(), b, 0)
+		log := presenceredis.BucketKey(b, "l")
+		return err == nil && errors.Is(client.ZScore(t.Context(), log, "old").Err(), redis.Nil)
 	})
-	t.Run("a region whose clock went back, and that forgot all, begins above what peers know", func(t *testing.T) {
-		c := servers["us"].Client()
-		defer c.Close()
-		worlds["us"].stop()
-		servers["us"].Flush(t)
-		// This is how a process begins that knows nothing and whose clock is wrong.
-		fresh := open(test, servers["us"].URL(), inRegion("us", "eu", "ap"), quick)
-		w := &world{t: test, name: "us", Store: fresh}
-		w.renew()
-		w.claim()
-		eu := servers["eu"].Client()
-		defer eu.Close()
-		future := fmt.Sprint(time.Now().Add(time.Hour).UnixMilli())
-		for b := range presence.DefaultBuckets {
-			key := presenceredis.BucketKey(b, "s")
-			eu.HSet(t.Context(), key, "peer:us", future+" 77 "+future+" 1")
-		}
-		page := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "c:p")
-		editPairs(t, eu, page, func(old string) string {
-			i := strings.Index(old, "us ")
-			rest := old[i:][strings.Index(old[i:], ";")+1:]
-			return old[:i] + "us " + future + " 9 0;" + rest
-		})
-		for _, peer := range []string{"eu", "ap"} { // the name is free again after a while
-			servers[peer].Do(t, "HDEL", "hc:{c}:regions", "us")
-		}
-		w.share(0, urls(servers, "us"))
-		w.set("p", 2)
-		worlds["us"] = w
-		look()
-		all("p", 5)
-	})
-	t.Run("a peer restored from a backup", func(t *testing.T) {
-		dump := dumpAll(t, servers["ap"])
-		worlds["us"].set("p", 7)
-		worlds["us"].set("new", 1)
-		all("p", 10)
-		all("new", 1)
-		restoreAll(t, servers["ap"], dump)
-		look()
-		all("p", 10)
-		all("new", 1)
-	})
-	t.Run("a page that was forgotten while a peer was behind", func(t *testing.T) {
-		worlds["us"].set("old", 1)
-		all("old", 1)
-		dump := dumpAll(t, servers["ap"])
-		worlds["us"].set("old", 0)
-		all("old", 0)
-		servers["us"].Do(t, "DEL", presenceredis.BucketKey(presence.Bucket("old", presence.DefaultBuckets), "c:old"))
-		us := servers["us"].Client()
-		defer us.Close()
-		testkit.Eventually(t, "the log has forgotten it", func() bool {
-			_, err := worlds["us"].Sweep(t.Context(), presence.Bucket("old", presence.DefaultBuckets), 0)
-			key := presenceredis.BucketKey(presence.Bucket("old", presence.DefaultBuckets), "l")
-			return err == nil && errors.Is(us.ZScore(t.Context(), key, "old").Err(), redis.Nil)
-		})
-		restoreAll(t, servers["ap"], dump)
-		look()
-		worlds["ap"].shows("old", 0)
-		all("p", 10)
-		worlds["us"].set("old", 3)
-		all("old", 3)
-	})
-	t.Run("malformed state in a peer is written anew", func(t *testing.T) {
-		key := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "c:p")
-		c := servers["ap"].Client()
-		defer c.Close()
-		editPairs(t, c, key, func(string) string { return "us is not what it was;eu;;" })
-		worlds["us"].set("p", 8)
-		worlds["eu"].set("p", 1)
-		all("p", 12)
-	})
-	t.Run("foreign data in a peer is left alone, and the rest goes on", func(t *testing.T) {
-		taken := presenceredis.BucketKey(presence.Bucket("taken", presence.DefaultBuckets), "c:taken")
-		broken := (presence.Bucket("p", presence.DefaultBuckets) + 1) % presence.DefaultBuckets
-		state := presenceredis.BucketKey(broken, "s")
-		servers["ap"].Do(t, "SET", taken, "theirs")
-		servers["ap"].Do(t, "RENAME", state, state+" kept")
-		servers["ap"].Do(t, "SET", state, "theirs")
-		worlds["us"].set("taken", 1)
-		worlds["us"].set("p", 9)
-		worlds["us"].set(inBucket(broken), 1)
-		all("p", 13)
-		worlds["eu"].shows("taken", 1)
-		servers["ap"].Do(t, "DEL", taken)
-		servers["ap"].Do(t, "RENAME", state+" kept", state)
-		all(inBucket(broken), 1)
-	})
-	t.Run("a log that lacks pages begins anew", func(t *testing.T) {
-		b := presence.Bucket("p", presence.DefaultBuckets)
-		servers["us"].Do(t, "DEL", presenceredis.BucketKey(b, "l"))
-		servers["us"].Do(t, "HDEL", presenceredis.BucketKey(b, "s"), "log", "places")
-		worlds["us"].set("p", 10)
-		all("p", 14)
-	})
+
+	// The peer still has a user on the page, and the log does not name the page any more.
+	restoreAll(t, s.servers["ap"], dump)
+	s.look()
+	s.worlds["ap"].shows("old", 0)
+	s.all(t, "p", 10)
+
+	us.set("old", 3)
+	s.all(t, "old", 3)
+}
+
+func (s sharing) malformed(t *testing.T) {
+	ap := s.servers["ap"].Client()
+	defer ap.Close()
+	editPairs(t, ap, pageKey("p"), func(string) string { return "us is not what it was;eu;;" })
+
+	s.worlds["us"].set("p", 8)
+	s.worlds["eu"].set("p", 1)
+	s.all(t, "p", 12)
+}
+
+func (s sharing) foreign(t *testing.T) {
+	us, ap := s.worlds["us"], s.servers["ap"]
+	broken := (presence.Bucket("p", presence.DefaultBuckets) + 1) % presence.DefaultBuckets
+	state := presenceredis.BucketKey(broken, "s")
+
+	// In the peer, another program has the key of a page, and the key of a whole bucket's state.
+	ap.Do(t, "SET", pageKey("taken"), "theirs")
+	ap.Do(t, "RENAME", state, state+" kept")
+	ap.Do(t, "SET", state, "theirs")
+
+	us.set("taken", 1)
+	us.set("p", 9)
+	us.set(inBucket(broken), 1)
+	s.all(t, "p", 13)
+	s.worlds["eu"].shows("taken", 1)
+
+	ap.Do(t, "DEL", pageKey("taken"))
+	ap.Do(t, "RENAME", state+" kept", state)
+	s.all(t, inBucket(broken), 1)
+}
+
+func (s sharing) incompleteLog(t *testing.T) {
+	b := presence.Bucket("p", presence.DefaultBuckets)
+	s.servers["us"].Do(t, "DEL", presenceredis.BucketKey(b, "l"))
+	s.servers["us"].Do(t, "HDEL", presenceredis.BucketKey(b, "s"), "log", "places")
+
+	s.worlds["us"].set("p", 10)
+	s.all(t, "p", 14)
+}
+
+// pageKey returns the key of a page's count.
+func pageKey(page string) string {
+	return presenceredis.BucketKey(presence.Bucket(page, presence.DefaultBuckets), "c:"+page)
 }
 
 // editPairs changes the other regions' pairs of a page, whose form is that of page.lua.
@@ -475,17 +571,19 @@ func editPairs(t *testing.T, c *redis.Client, key string, edit func(pairs string
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The head of the value has the length of the pairs, which are at its end.
 	const lengthAt = 40
 	body := len(text) - int(text[lengthAt])<<8 - int(text[lengthAt+1])
 	pairs := edit(text[body:])
 	length := string([]byte{byte(len(pairs) >> 8), byte(len(pairs))})
-	if err := c.Set(t.Context(), key, text[:lengthAt]+length+text[lengthAt+2:body]+pairs,
-		redis.KeepTTL).Err(); err != nil {
+
+	edited := text[:lengthAt] + length + text[lengthAt+2:body] + pairs
+	if err := c.Set(t.Context(), key, edited, redis.KeepTTL).Err(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// inBucket is a page of that bucket.
+// inBucket returns a page of the bucket.
 func inBucket(bucket int) string {
 	for i := 0; ; i++ {
 		if page := fmt.Sprint("page ", i); presence.Bucket(page, presence.DefaultBuckets) == bucket {
@@ -501,16 +599,19 @@ func dumpAll(t *testing.T, s *redistest.Server) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	dump := map[string]string{}
 	for _, k := range keys {
-		if dump[k], err = c.Dump(t.Context(), k).Result(); err != nil && !errors.Is(err, redis.Nil) {
+		dump[k], err = c.Dump(t.Context(), k).Result()
+		if err != nil && !errors.Is(err, redis.Nil) { // a key may expire meanwhile
 			t.Fatal(err)
 		}
 	}
+
 	return dump
 }
 
-// restoreAll replaces all that the server has by what was dumped, at once: nobody sees it empty, nor half of it.
+// restoreAll replaces all data of the server in one transaction, so nobody sees it empty or half restored.
 func restoreAll(t *testing.T, s *redistest.Server, dump map[string]string) {
 	c := s.Client()
 	defer c.Close()
@@ -524,7 +625,7 @@ func restoreAll(t *testing.T, s *redistest.Server, dump map[string]string) {
 	}
 }
 
-// fill puts users on many pages.
+// fill writes that many pages with the given number of users.
 func (w *world) fill(pages int, users int64) {
 	w.t.Helper()
 	w.sequence++
@@ -533,24 +634,29 @@ func (w *world) fill(pages int, users int64) {
 		for i := first; i < min(first+50_000, pages); i++ {
 			counts = append(counts, presence.PageUsers{Page: "page/" + strconv.Itoa(i), Users: users})
 		}
+
 		w.sequence++
 		w.write(presence.Change{Claim: w.claims[0], Sequence: w.sequence, Counts: counts})
 	}
 }
 
-// What a link costs at rest does not depend on how many pages there are.
+// An idle link costs little, however many pages there are.
 func TestServerALinkAtRestCostsLittle(t *testing.T) {
 	t.Parallel()
 	const most = 10 << 10 // bytes a second
 	a, b := redistest.Start(t), redistest.Start(t)
 	us, eu := newWorld(t, a.URL(), "us", "eu"), newWorld(t, b.URL(), "eu", "us")
+
 	us.fill(20_000, 1)
 	us.share(0, map[string]string{"eu": b.URL()})
 	eu.share(0, map[string]string{"us": a.URL()})
 	eu.shows("page/19999", 1)
-	for tries := 1; ; tries++ { // it comes to rest sooner or later, depending on the machine
+
+	// How soon the link is idle depends on the machine.
+	for tries := 1; ; tries++ {
 		before, start := us.bytes.Load(), time.Now()
 		time.Sleep(8 * time.Second)
+
 		rate := float64(us.bytes.Load()-before) / time.Since(start).Seconds()
 		t.Logf("%.0f bytes a second", rate)
 		if rate <= most {
@@ -562,33 +668,38 @@ func TestServerALinkAtRestCostsLittle(t *testing.T) {
 	}
 }
 
-// A user of Redis is switched off, and on again: an outage and its end.
+// Disabling the Redis user of a peer is an outage, which ends when the user is enabled again.
 func TestServerAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	newWorld(t, server.URL(), "eu")
 	server.Do(t, "ACL", "SETUSER", "us", "on", ">secret", "~hc:*", "&hc:*", "+@all")
-	peer := presenceredis.NewPeer(open(t, strings.Replace(server.URL(), "redis://", "redis://us:secret@", 1)), "us",
-		"eu")
+
+	url := strings.Replace(server.URL(), "redis://", "redis://us:secret@", 1)
+	peer := presenceredis.NewPeer(open(t, url), "us", "eu")
 	if err := peer.Hello(t.Context(), "me"); err != nil {
 		t.Fatal(err)
 	}
+
 	server.Do(t, "ACL", "SETUSER", "us", "off")
 	server.Do(t, "CLIENT", "KILL", "USER", "us")
 	for range 6 {
-		if err := peer.Hello(t.Context(), "me"); !errors.Is(err, presence.ErrUnavailable) ||
-			errors.Is(err, pncounter.ErrRefused) {
+		err := peer.Hello(t.Context(), "me")
+		if !errors.Is(err, presence.ErrUnavailable) || errors.Is(err, pncounter.ErrRefused) {
 			t.Fatalf("with its user switched off: %v", err)
 		}
+
 		if _, err := peer.Positions(t.Context(), []int{0, 1}); !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("with its user switched off: %v", err)
 		}
 	}
+
 	server.Do(t, "ACL", "SETUSER", "us", "on")
 	testkit.Eventually(t, "the peer is there again", func() bool { return peer.Hello(t.Context(), "me") == nil })
 }
 
-// TestServerAPeerThatOnlyHasAnImport: its first process comes, adds the other facts, and then the peer can be greeted.
+// TestServerAPeerThatOnlyHasAnImport: a Redis has only imported counters. It can be greeted once its first process has
+// added the other facts.
 func TestServerAPeerThatOnlyHasAnImport(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -610,34 +721,41 @@ func TestServerAPeerThatOnlyHasAnImport(t *testing.T) {
 	}
 }
 
-// A link whose peer was away tells it soon after it is back of what changed.
+// A link sends all changes soon after its peer is back from an outage.
 func TestClockALinkIsBackWithinTwoSeconds(t *testing.T) {
 	t.Parallel()
 	servers, worlds := three(t)
 	worlds["us"].set("p", 1)
 	worlds["eu"].shows("p", 1)
+
 	servers["eu"].Do(t, "SAVE")
 	servers["eu"].Kill()
 	worlds["us"].set("p", 2)
-	time.Sleep(2 * time.Second) // by then the link makes its longest pauses
+
+	time.Sleep(2 * time.Second) // by then the pauses between attempts have their full length
 	servers["eu"].Restart(t)
+
+	// A new connection reads Redis, so that the test does not wait for the reconnection of its own client.
 	fresh := open(t, servers["eu"].URL(), inRegion("eu", "us", "ap"))
 	testkit.Within(t, 2*time.Second, "eu knows what us has", func() bool { return read(t, fresh, "p").Users == 2 })
 }
 
-// A region without peers gets one, loses it and gets it again. Totals include the peer's
-// users while it is a peer, and later no ghosts of what happened between.
+// A region gets a peer, loses it and gets it again. Totals include the peer's users only while it is a peer, and
+// nothing that ended meanwhile comes back.
 func TestServerPeersComeAndGo(t *testing.T) {
 	t.Parallel()
 	a, b := redistest.Start(t), redistest.Start(t)
 	us, eu := newWorld(t, a.URL(), "us"), newWorld(t, b.URL(), "eu", "us")
-	us.set("p", 2) // nobody listens, and there is no log
+
+	us.set("p", 2) // without a peer there is no log
 	eu.set("p", 3)
 	us.shows("p", 2)
+
 	us.share(0, map[string]string{"eu": b.URL()})
 	eu.share(0, map[string]string{"us": a.URL()})
 	us.shows("p", 5)
 	eu.shows("p", 5)
+
 	us.set("q", 1)
 	eu.shows("q", 1)
 	us.stop()
@@ -647,10 +765,13 @@ func TestServerPeersComeAndGo(t *testing.T) {
 	us.set("q", 0)
 	us.set("p", 4)
 	us.shows("p", 4)
+
 	if keys := a.Do(t, "KEYS", "hc:{b*}:l").([]any); len(keys) > 0 {
 		t.Errorf("without peers there are still logs: %v", keys)
 	}
-	a.Do(t, "DEL", presenceredis.BucketKey(presence.Bucket("q", presence.DefaultBuckets), "c:q")) // it is forgotten
+
+	// While the two are apart, the page is forgotten.
+	a.Do(t, "DEL", pageKey("q"))
 	us.stop()
 
 	us.share(0, map[string]string{"eu": b.URL()})

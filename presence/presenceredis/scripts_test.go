@@ -18,18 +18,17 @@ import (
 	"headcount/unread"
 )
 
-// TestServerEveryScriptMayRunTwice holds each script to what its head says: a run that
-// is repeated at once changes nothing in Redis and publishes nothing. What moves
-// with the time (a lease, a greeting) is left out.
+// TestServerEveryScriptMayRunTwice checks what the head of each script promises: a run that is repeated at once changes
+// nothing in Redis and publishes nothing. Values that follow the time (a lease, a greeting) are exempt.
 //
-// The invariants by script, and where else they are held:
+// The invariants by script, and where else they are tested:
 //
 //	claim, members, resize, counts, fence, load
 //	                                     single writer, and late runs: TestServerLateAndRepeatedRunsChangeNothing,
 //	                                     TestServerALateClaimDoesNothing, TestServerAZombieWritesNoCount, presencetest
 //	log, own, relog, peers, merge        regions converge, a pair never falls: TestServerMergeEqualsThePureType,
 //	                                     TestServerRegionsShareCounts
-//	read, values, detach                 an endpoint is told once; a change after the read is told to it: presencetest
+//	read, values, detach                 an endpoint is published once, and gets changes after the read: presencetest
 //	change, save                         once per key; no lost update: presencetest's unread contract
 //	renew, leave, hello                  one owner of a name; facts agree: presencetest,
 //	                                     TestServerDifferentSettingsAreRefused
@@ -40,6 +39,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond,
 		Buckets: 4, LastSeen: time.Hour,
 	})
+
 	ctx := t.Context()
 	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
 	err := presence.ErrNoFacts
@@ -49,23 +49,36 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	claims, err := s.Claim(ctx, "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := claims[0]
-	b, gen := presence.Bucket("p", s.cfg.Buckets), fmt.Sprint(c.Generation)
-	state, pageKey, bell := at(t, s).stateKey(b), at(t, s).pagePrefix(b)+"p", at(t, s).channel(b, 0)
-	level, u := unread.LevelTopic("p").String(), unread.User{1}
+	gen := fmt.Sprint(c.Generation)
+	b := presence.Bucket("p", s.cfg.Buckets)
+	state := at(t, s).stateKey(b)
+	pageKey := at(t, s).pagePrefix(b) + "p"
+	bell := at(t, s).channel(b, 0)
+
+	level := unread.LevelTopic("p").String()
+	u := unread.User{1}
 	ub := s.userBucket(u)
-	change := presence.Change{Claim: c, Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}},
+
+	change := presence.Change{
+		Claim: c, Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}},
 		Complete:   true,
 		Members:    []presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}},
-		Departures: []presence.Departure{{User: 3, At: time.Now()}}}
+		Departures: []presence.Departure{{User: 3, At: time.Now()}},
+	}
+
 	var calls []*call
 	add := func(name scripts.Name, keys []string, args ...any) {
 		calls = append(calls, &call{Script: name, Keys: keys, Args: args})
 	}
+
+	// A partition gets another owner, and its buckets are fenced.
 	add(scripts.Claim, []string{at(t, s).ownerKey(2), at(t, s).dirtyKey(2)}, "n", gen, "other", 7)
 	add(scripts.Fence, []string{
 		state, at(t, s).fenceKey(b), at(t, s).readyKey(b), at(t, s).logKey(b),
@@ -73,6 +86,8 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Peers, []string{state, at(t, s).readyKey(b), at(t, s).logKey(b)}, bell, "PUBLISH", s.cfg.Partitions,
 		"eu", 1)
 	add(scripts.Relog, []string{state, at(t, s).logKey(b)}, 0, len(at(t, s).pagePrefix(b)), "")
+
+	// A change writes members, then counts.
 	calls = append(calls, s.memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
 		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {
@@ -80,12 +95,16 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 			calls = append(calls, &cc.call)
 		}
 	}
+
+	// The next owner loads the members and divides them among more hashes.
 	add(scripts.Load, []string{
 		at(t, s).ownerKey(1), at(t, s).dirtyKey(1), at(t, s).memberKey(1, 0),
 	}, c.Epoch, gen, 1, 1)
 	add(scripts.Resize, []string{
 		at(t, s).ownerKey(1), at(t, s).memberKey(1, 0), at(t, s).memberKey(1, 1),
 	}, c.Epoch, gen, 1, 2)
+
+	// Other regions read the log and are merged.
 	add(scripts.Log, []string{state, at(t, s).logKey(b), at(t, s).readyKey(b)}, s.cfg.Partitions, 0, 0, 10)
 	add(scripts.Own, []string{state, at(t, s).logKey(b), pageKey}, len(at(t, s).pagePrefix(b)))
 	add(scripts.Merge, []string{
@@ -93,20 +112,28 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	}, bell, "PUBLISH", s.cfg.Partitions, 60, len(at(t, s).pagePrefix(b)),
 		"eu", 5, 0, 1, 5, 1, 5, 3, 1)
 	add(scripts.Sweep, []string{state, at(t, s).emptiesKey(b), pageKey}, len(at(t, s).pagePrefix(b)), 60, 0, "1")
+
+	// Follows and unread notifications.
 	add(scripts.Change, []string{
 		state, at(t, s).historyKey(b, "p"), at(t, s).onceKey(b, "k"),
 	}, bell, "PUBLISH", level, u.String(), 10, 60)
 	add(scripts.Save, []string{at(t, s).stateKey(ub), at(t, s).recordKey(ub, u.String())}, at(t, s).channel(ub, 0),
 		"PUBLISH", unread.RecordTopic(u).String(), "0 0", 5, 60, 1, "p", "0 0 0")
+
+	// Gateways read values.
 	add(scripts.Read, []string{
 		state, at(t, s).readyKey(b), at(t, s).endpointsKey(b), pageKey,
 	}, bell, "PUBLISH", s.cfg.Partitions, len(at(t, s).pagePrefix(b)), presence.CountTopic("").String(), "gw", 1)
 	add(scripts.Values, []string{
 		state, at(t, s).endpointsKey(b), at(t, s).historyKey(b, "p"),
 	}, bell, "PUBLISH", "gw", levelField, level)
+
+	// Past minutes.
 	add(scripts.Remember, []string{at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1,
 		make([]byte, entryBytes), "1234writer", "\x01")
 	add(scripts.Minutes, []string{state, pageKey, at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")})
+
+	// A gateway, a region and a process come and go.
 	add(scripts.Detach, []string{state, at(t, s).endpointsKey(b)}, bell, "PUBLISH", "gw", level)
 	add(scripts.Hello, []string{factsKey, regionsKey}, "eu", "me", 3000)
 	add(scripts.Renew, []string{factsKey, leasesKey},
@@ -114,8 +141,9 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Leave, []string{leasesKey}, "a", "1")
 
 	ran := map[scripts.Name]bool{}
-	// a minute that stands twice is read once
+	// The values of these scripts follow the time. A minute that is stored twice counts once.
 	moves := map[scripts.Name]bool{scripts.Hello: true, scripts.Renew: true, scripts.Remember: true}
+
 	for _, cl := range calls {
 		ran[cl.Script] = true
 		var after [2]map[string]string
@@ -126,6 +154,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 			}
 			after[i] = everything(t, s)
 		}
+
 		if !moves[cl.Script] && !maps.Equal(after[0], after[1]) {
 			t.Errorf("%s changed something when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
 		}
@@ -133,6 +162,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 			t.Errorf("%s added something when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
 		}
 	}
+
 	for _, name := range scripts.Presence {
 		if !ran[name] {
 			t.Errorf("%s is not run", name)
@@ -140,8 +170,8 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	}
 }
 
-// everything returns all that Redis holds: from key, or key and field, to value. It leaves out the marks of
-// processes, which have a new number in each run from the first look of watchLosses on.
+// everything returns all data in Redis, by key or by key and field. It leaves out the marks of processes, which get a
+// new number in each run.
 func everything(t *testing.T, s *Store) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -150,6 +180,7 @@ func everything(t *testing.T, s *Store) map[string]string {
 		if err != nil {
 			return err
 		}
+
 		for _, key := range keys {
 			if strings.HasPrefix(key, "hc:{c}:mark:") {
 				continue

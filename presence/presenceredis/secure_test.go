@@ -20,7 +20,7 @@ func secure(t *testing.T) *redistest.Server {
 	return s
 }
 
-// nothingDenied checks, when the test ends, what a server has refused its users.
+// nothingDenied checks at the end of the test that the server has refused its users nothing.
 func nothingDenied(t *testing.T, s *redistest.Server) {
 	t.Cleanup(func() {
 		for _, denied := range s.Denied(t) {
@@ -29,22 +29,24 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// Regions share counts when each reaches its own Redis and the other's over TLS as the documented
-// user, one of them a Cluster, whose clients use other commands.
+// Regions share counts over TLS as the documented user. One of them is a Cluster, whose clients use other commands.
 func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)
 	for _, s := range cluster.Masters {
 		nothingDenied(t, s)
 	}
+
 	us, eu := newWorld(t, cluster.URL(), "us"), newWorld(t, single.URL(), "eu", "us")
 	us.fill(2000, 1) // before there is a log
 	heard := listening(t, us.Store)
-	testkit.Eventually(t, "a publication of the Cluster", func() bool { // one may be sent before the subscription
+	testkit.Eventually(t, "a publication of the Cluster", func() bool { // the first may precede the subscription
 		us.set("p", 1)
 		us.set("p", 2)
 		return heard()
 	})
+
+	// The pages from before the log have to be listed.
 	us.share(0, map[string]string{"eu": single.URL()})
 	eu.share(0, map[string]string{"us": cluster.URL()})
 	eu.set("p", 3)
@@ -53,34 +55,25 @@ func TestServerRegionsOverTLSOnCluster(t *testing.T) {
 		w.shows("page/0", 1)
 		w.shows("page/1999", 1)
 	}
+
+	// The end of presence crosses the link, too.
 	us.set("p", 0)
 	eu.shows("p", 3)
 }
 
-// listening watches all buckets until the test ends; heard says whether the
-// count of a page came.
+// listening watches all buckets until the test ends. The returned function reports whether an update has arrived.
 func listening(t *testing.T, s *presenceredis.Store) (heard func() bool) {
-	all := make([]int, presence.DefaultBuckets)
-	for i := range all {
-		all[i] = i
-	}
 	var came atomic.Bool
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.Watch(ctx, all, func(p presence.Publication) {
-			if len(p.Updates) > 0 {
-				came.Store(true)
-			}
-		})
-	}()
-	t.Cleanup(func() { stop(); <-done })
+	watchAll(t, s, func(_ context.Context, p presence.Publication) {
+		if len(p.Updates) > 0 {
+			came.Store(true)
+		}
+	})
 	return came.Load
 }
 
-// A client of a rediss:// URL accepts no certificate for another host, and sends nothing
-// without TLS.
+// A client with a rediss:// URL rejects a certificate of another host. A server that requires TLS gets no plain
+// connection.
 func TestServerTLSIsVerified(t *testing.T) {
 	t.Parallel()
 	server := secure(t)
@@ -92,6 +85,7 @@ func TestServerTLSIsVerified(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+
 	if _, err := open(t, server.URL()).Counts(t.Context(), []string{"p"}); err != nil {
 		t.Errorf("as documented: %v", err)
 	}

@@ -14,12 +14,13 @@ import (
 	"headcount/unread"
 )
 
-// A link to Redis stalls when a process saves follows: its caller gives up. Another process is asked for the opposite,
-// which is so already, and answers. The link delivers the save: what was answered stands.
+// The link to Redis stalls while a process saves a follow, and the caller gives up. Another process then makes the
+// opposite change and answers. When the link delivers the late save, the answered change stands.
 func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 	server := redistest.Start(t)
 	url, link := server.Stall(t)
 	far, near := unread.NewFollowService(open(t, url)), unread.NewFollowService(open(t, server.URL()))
+
 	const page = "p"
 	follow := func(ctx context.Context, s *unread.FollowService, u unread.User) error { return s.Follow(ctx, u, page) }
 	unfollow := func(ctx context.Context, s *unread.FollowService, u unread.User) error {
@@ -27,7 +28,7 @@ func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 	}
 	forget := func(ctx context.Context, s *unread.FollowService, u unread.User) error { return s.Forget(ctx, u) }
 
-	// Redis has the script when the late call arrives
+	// The script is loaded now, so that the late call need not load it.
 	if err := follow(t.Context(), near, unread.User{255}); err != nil {
 		t.Fatal(err)
 	}
@@ -52,6 +53,7 @@ func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 			return err == nil
 		})
 
+		// The call is on its way when its caller gives up.
 		link.StallAtScript()
 		ctx, giveUp := context.WithTimeout(t.Context(), time.Second)
 		if err := tc.late(ctx, far, u); !errors.Is(err, presence.ErrUnavailable) {
@@ -61,6 +63,7 @@ func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 		if err := tc.after(t.Context(), near, u); err != nil {
 			t.Fatalf("%s: the other process: %v", tc.name, err)
 		}
+
 		runs := scriptRuns(t, server)
 		link.Flow()
 		testkit.Eventually(t, "the late call arrives", func() bool { return scriptRuns(t, server) > runs })
@@ -75,7 +78,7 @@ func TestServerAStalledLinkUndoesNoFollow(t *testing.T) {
 	}
 }
 
-// scriptRuns is how many scripts the server has run.
+// scriptRuns returns how many scripts the server has run.
 func scriptRuns(t *testing.T, server *redistest.Server) (runs int) {
 	t.Helper()
 	for line := range strings.Lines(server.Do(t, "INFO", "commandstats").(string)) {
@@ -83,5 +86,6 @@ func scriptRuns(t *testing.T, server *redistest.Server) (runs int) {
 			return runs
 		}
 	}
+
 	return 0
 }

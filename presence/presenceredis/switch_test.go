@@ -12,8 +12,8 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// A former master that was not demoted keeps its connections, and receives nothing that
-// is published on the new master.
+// A former master that was not demoted keeps its connections, but nothing is published there any more. Subscriptions
+// must move to the new master.
 func TestServerSubscriptionsLeaveAFormerMasterThatLivesOn(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartSentinel(t)
@@ -23,11 +23,12 @@ func TestServerSubscriptionsLeaveAFormerMasterThatLivesOn(t *testing.T) {
 	})
 }
 
-// follow watches all buckets until the test ends, reads those that are lost as a dispatcher does,
-// and returns what it knows of a page.
+// follow watches all buckets until the test ends, and reads lost ones as a dispatcher does. The returned function
+// returns the newest count of a page.
 func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 	var mu sync.Mutex
 	newest := map[string]presence.Count{}
+
 	take := func(n presence.Count) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -35,29 +36,22 @@ func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 			newest[n.Page] = n
 		}
 	}
-	all := make([]int, presence.DefaultBuckets)
-	for i := range all {
-		all[i] = i
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c.s.Watch(ctx, all, func(p presence.Publication) {
-			for _, u := range p.Updates {
-				n, _ := presence.CountOf(u)
-				take(n)
-			}
-			for _, page := range pages {
-				if p.Lost && presence.Bucket(page, presence.DefaultBuckets) == p.Bucket {
-					if got, err := c.s.Counts(ctx, []string{page}); err == nil {
-						take(got[0])
-					}
+
+	watchAll(c.t, c.s, func(ctx context.Context, p presence.Publication) {
+		for _, u := range p.Updates {
+			n, _ := presence.CountOf(u)
+			take(n)
+		}
+
+		for _, page := range pages {
+			if p.Lost && presence.Bucket(page, presence.DefaultBuckets) == p.Bucket {
+				if got, err := c.s.Counts(ctx, []string{page}); err == nil {
+					take(got[0])
 				}
 			}
-		})
-	}()
-	c.t.Cleanup(func() { stop(); <-done })
+		}
+	})
+
 	return func(page string) int64 {
 		mu.Lock()
 		defer mu.Unlock()
@@ -65,31 +59,39 @@ func (c *cluster) follow(pages ...string) (users func(page string) int64) {
 	}
 }
 
-// A follower that cannot subscribe reads what it would hear.
+// A follower that cannot subscribe polls the counts instead.
 func TestClockAFollowerThatHearsNothingReads(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := start(t, open(t, server.URL()))
 	users := c.follow("p")
+
 	c.set(0, "p", 1)
 	testkit.Eventually(t, "the first count", func() bool { return users("p") == 1 })
+
+	// The running subscription ends, and no new one is permitted.
 	server.Do(t, "ACL", "SETUSER", "default", "-subscribe")
 	server.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
 	c.set(0, "p", 2)
 	testkit.Within(t, 10*time.Second, "a count that nobody hears", func() bool { return users("p") == 2 })
+
+	// So does a follower that could not subscribe in the first place.
 	users = c.follow("p")
 	testkit.Within(t, 10*time.Second, "a count for one who could never subscribe",
 		func() bool { return users("p") == 2 })
 }
 
-// A slot that moves takes its channel along.
+// A slot that moves to another master takes its channel along.
 func TestClockSubscriptionsFollowASlotThatMoves(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartCluster(t, 2, 0)
 	c := start(t, open(t, servers.URL()))
 	users := c.follow("p")
+
+	// The bucket's hash tag names the slot of its keys and of its channel.
 	key := presenceredis.BucketKey(presence.Bucket("p", presence.DefaultBuckets), "")
 	slot := int(servers.Masters[0].Do(t, "CLUSTER", "KEYSLOT", key).(int64))
+
 	for n := range int64(4) {
 		c.set(0, "p", n+1)
 		testkit.Within(t, 10*time.Second, "the count after a move", func() bool { return users("p") == n+1 })

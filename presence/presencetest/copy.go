@@ -17,40 +17,57 @@ type Copy struct {
 
 // Merge merges a batch and returns the reply to it.
 func (c *Copy) Merge(b pncounter.Batch) pncounter.Ack {
-	switch {
-	case b.Log < c.Log, b.Log > c.Log && b.Log <= max(c.High, c.Floor):
+	highest := max(c.High, c.Floor)
+	switch cmp.Compare(b.Log, c.Log) {
+	case -1:
 		return c.ack(pncounter.Behind)
-	case b.Log > c.Log && b.From > 0:
-		return pncounter.Ack{Status: pncounter.Gap, Log: b.Log, High: max(c.High, c.Floor)}
-	case b.Log > c.Log:
-		c.Log, c.Cursor, c.Done = b.Log, 0, false
+	case 0:
+		if b.From > c.Cursor {
+			return c.ack(pncounter.Gap)
+		}
+	case 1: // a log begins above all incarnations that the copy knows, and is read from its start
+		if b.Log <= highest {
+			return c.ack(pncounter.Behind)
+		}
+		if b.From > 0 {
+			return pncounter.Ack{Status: pncounter.Gap, Log: b.Log, High: highest}
+		}
+
+		c.Log = b.Log
+		c.Cursor = 0
+		c.Done = false
 		c.High = max(c.High, b.Log)
-	case b.From > c.Cursor:
-		return c.ack(pncounter.Gap)
 	}
+
 	var refused []int
 	if b.To > c.Cursor { // otherwise the copy has had all of the batch
 		if c.Pairs == nil {
 			c.Pairs = map[string]pncounter.Pair{}
 		}
+
 		for i, p := range b.Pages {
 			c.High = max(c.High, p.Incarnation)
 			old, known := c.Pairs[p.Page]
-			switch {
-			case p.Incarnation < max(old.Incarnation, c.Floor):
+			if p.Incarnation < max(old.Incarnation, c.Floor) {
 				refused = append(refused, i)
-			case known || value(p.Pair) > 0: // an empty page that the copy does not know need not be stored
+				continue
+			}
+			if known || value(p.Pair) > 0 { // an empty page that the copy does not know need not be stored
 				c.Pairs[p.Page] = mergePairs(old, p.Pair)
 			}
 		}
+
 		if len(refused) == 0 { // otherwise the region raises these pairs, and sends the batch again
 			c.Cursor = b.To
 		}
 	}
+
+	// Once the copy has the whole log, pairs that the log does not name are void.
 	if b.Complete && b.To == c.Cursor && !c.Done {
 		c.Done = true
 		c.Floor = max(c.Floor, b.Floor)
 	}
+
 	a := c.ack(pncounter.Merged)
 	a.Refused = refused
 	return a
@@ -65,6 +82,7 @@ func (c *Copy) Value(page string) int64 {
 	if p := c.Pairs[page]; p.Incarnation >= c.Floor {
 		return value(p)
 	}
+
 	return 0
 }
 
@@ -77,6 +95,7 @@ func mergePairs(p, o pncounter.Pair) pncounter.Pair {
 	case 1:
 		return p
 	}
+
 	p.Increments, p.Decrements = max(p.Increments, o.Increments), max(p.Decrements, o.Decrements)
 	return p
 }

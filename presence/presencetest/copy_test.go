@@ -10,7 +10,7 @@ import (
 
 func pair(t *rapid.T, name string) pncounter.Pair {
 	return pncounter.Pair{
-		Incarnation: rapid.Uint64Range(0, 3).Draw(t, name+" incarnation"), // few, so that they meet
+		Incarnation: rapid.Uint64Range(0, 3).Draw(t, name+" incarnation"), // few, so that they are often equal
 		Increments:  rapid.Int64Range(0, 5).Draw(t, name+" increments"),
 		Decrements:  rapid.Int64Range(0, 5).Draw(t, name+" decrements"),
 	}
@@ -22,12 +22,15 @@ func TestMergeOfPairs(t *testing.T) {
 		if ab, ba := mergePairs(a, b), mergePairs(b, a); ab != ba {
 			t.Fatalf("not commutative: %v and %v", ab, ba)
 		}
+
 		if left, right := mergePairs(mergePairs(a, b), c), mergePairs(a, mergePairs(b, c)); left != right {
 			t.Fatalf("not associative: %v and %v", left, right)
 		}
+
 		if aa := mergePairs(a, a); aa != a {
 			t.Fatalf("not idempotent: %v became %v", a, aa)
 		}
+
 		if value(a) < 0 {
 			t.Fatalf("negative: %v", a)
 		}
@@ -38,7 +41,7 @@ func TestValue(t *testing.T) {
 	for p, want := range map[pncounter.Pair]int64{
 		{Incarnation: 1, Increments: 7, Decrements: 4}: 3,
 		{Incarnation: 2, Increments: 3, Decrements: 3}: 0,
-		{Incarnation: 3, Increments: 1, Decrements: 5}: 0, // a surplus of decrements takes nothing from other regions
+		{Incarnation: 3, Increments: 1, Decrements: 5}: 0, // a surplus takes nothing from other regions
 	} {
 		if n := value(p); n != want {
 			t.Errorf("the value of %v is %d, want %d", p, n, want)
@@ -46,8 +49,8 @@ func TestValue(t *testing.T) {
 	}
 }
 
-// next is the incarnation of a counter that begins at now (unix milliseconds). known is
-// the highest incarnation that is remembered, or 0.
+// next returns the incarnation of a counter that begins at now, in Unix milliseconds. known is the highest incarnation
+// that is remembered, or 0.
 func next(now, known uint64) uint64 { return max(now, known+1) }
 
 // source is a region that logs its changes, as the scripts do.
@@ -70,11 +73,13 @@ func (s *source) set(page string, users int64) {
 		}
 		s.used[p.Incarnation] = true
 	}
+
 	if came := users - value(p); came > 0 {
 		p.Increments += came
 	} else {
 		p.Decrements -= came
 	}
+
 	s.pairs[page] = p
 	s.place(page)
 }
@@ -84,32 +89,39 @@ func (s *source) place(page string) {
 	s.places[page] = s.end
 }
 
-// batch is what came after from, a few pages at a time.
+// batch returns the changes after from, at most limit pages.
 func (s *source) batch(from uint64, limit int) pncounter.Batch {
 	b := pncounter.Batch{Log: s.log, From: from, To: s.end, Floor: s.floor, Complete: true}
+	// Pages are sent in the order of their last change.
 	for place := from + 1; place <= s.end; place++ {
 		for page, at := range s.places {
 			if at != place {
 				continue
 			}
 			if len(b.Pages) == limit {
-				b.To, b.Complete = place-1, false
+				b.To = place - 1
+				b.Complete = false
 				return b
 			}
-			if p := s.pairs[page]; p.Incarnation < s.floor { // of a life before this log
+			if p := s.pairs[page]; p.Incarnation < s.floor { // the pair is from before this log
 				s.pairs[page] = pncounter.Pair{Incarnation: s.give(s.floor), Increments: value(p)}
 			}
+
 			b.Pages = append(b.Pages, pncounter.PagePair{Page: page, Pair: s.pairs[page]})
 		}
 	}
+
 	return b
 }
 
-// lose is a restart without data, except for what somebody else remembers.
+// lose restarts the region without data, except for the incarnation that others remember.
 func (s *source) lose(known uint64) {
 	s.begin(known)
-	s.floor, s.end, s.forgot = s.log, 0, 0
-	s.pairs, s.places = map[string]pncounter.Pair{}, map[string]uint64{}
+	s.floor = s.log
+	s.end = 0
+	s.forgot = 0
+	s.pairs = map[string]pncounter.Pair{}
+	s.places = map[string]uint64{}
 }
 
 // raise begins a log above high, and voids what the log does not name.
@@ -117,12 +129,13 @@ func (s *source) raise(high uint64) {
 	for _, p := range s.pairs {
 		high = max(high, p.Incarnation)
 	}
+
 	s.begin(high)
-	s.floor, s.forgot = s.log, 0
+	s.floor = s.log
+	s.forgot = 0
 }
 
-// begin begins a log above known. No two logs, and no two
-// lives of pages, begin in the same millisecond.
+// begin begins a log above known. No two logs, and no two pairs of a page, begin in the same millisecond.
 func (s *source) begin(known uint64) {
 	s.log = next(s.clock, known)
 	for s.used[s.log] {
@@ -138,30 +151,36 @@ func (s *source) give(least uint64) uint64 {
 		s.given++
 	}
 	s.used[s.given] = true
+
 	return s.given
 }
 
-// to is the next batch for the copy.
+// to returns the next batch for the copy.
 func (s *source) to(c *Copy, limit int) pncounter.Batch {
 	if c.Log != s.log {
 		return s.batch(0, limit)
 	}
+	// The copy may have pages that the log does not name any more. A new log makes it forget them.
 	if c.Cursor < s.forgot {
 		s.raise(max(s.log, c.High, c.Floor))
 		return s.batch(0, limit)
 	}
+
 	return s.batch(min(c.Cursor, s.end), limit)
 }
 
-// answer treats an answer as a link does.
+// answer handles the answer of a copy as a link does.
 func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
-	switch {
-	case a.Status == pncounter.Behind && s.log <= a.High:
-		s.raise(a.High)
-	case a.Status == pncounter.Merged:
+	switch a.Status {
+	case pncounter.Behind:
+		if s.log <= a.High {
+			s.raise(a.High)
+		}
+	case pncounter.Merged:
 		for _, at := range a.Refused {
 			page := b.Pages[at].Page
 			if p, ok := s.pairs[page]; ok && p.Incarnation <= a.High {
+				// The region raises what was refused, and sends it again.
 				s.pairs[page] = pncounter.Pair{Incarnation: s.give(next(s.clock, a.High)), Increments: value(p)}
 				s.place(page)
 			}
@@ -169,22 +188,25 @@ func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 	}
 }
 
-// A copy arrives at what the region has, whatever becomes of batches on the way, of the
-// copy, of the region's data and of its clock. What a region has forgotten never comes
-// back.
+// A copy converges to the region's state, whatever happens to batches on the way, to the copy, to the region's data and
+// to its clock. Pages that the region has forgotten never come back.
 func TestCopyConverges(t *testing.T) {
 	pages := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(t *rapid.T) {
 		s := &source{clock: 1000, used: map[uint64]bool{}}
 		s.lose(0)
+
 		var c Copy
+
 		var backup Copy
-		var late []pncounter.Batch
+		var late []pncounter.Batch // batches that were sent, and may arrive again
 		deliver := func(b pncounter.Batch) { s.answer(b, c.Merge(b)) }
+
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
-			switch rapid.SampledFrom([]string{
+			steps := []string{
 				"set", "set", "set", "send", "send", "late", "lose", "forget", "clock", "backup", "restore", "empty",
-			}).Draw(t, "step") {
+			}
+			switch rapid.SampledFrom(steps).Draw(t, "step") {
 			case "set":
 				s.set(rapid.SampledFrom(pages).Draw(t, "page"), rapid.Int64Range(0, 4).Draw(t, "users"))
 			case "send":
@@ -192,6 +214,7 @@ func TestCopyConverges(t *testing.T) {
 				if rapid.Bool().Draw(t, "keep") {
 					late = append(late, b)
 				}
+
 				switch rapid.SampledFrom([]string{"arrives", "its answer is lost", "is lost"}).Draw(t, "batch") {
 				case "arrives":
 					deliver(b)
@@ -202,9 +225,9 @@ func TestCopyConverges(t *testing.T) {
 				if len(late) > 0 {
 					deliver(late[rapid.IntRange(0, len(late)-1).Draw(t, "which")])
 				}
-			case "lose": // processes and peers may have forgotten all, and the clock be wrong
+			case "lose": // processes and peers may have forgotten all, and the clock may be wrong
 				s.lose(rapid.SampledFrom([]uint64{0, s.log}).Draw(t, "known"))
-			case "forget": // a page where nobody is, whoever knows that
+			case "forget": // an empty page, whoever knows that it is empty
 				page := rapid.SampledFrom(pages).Draw(t, "page")
 				if value(s.pairs[page]) == 0 {
 					s.forgot = max(s.forgot, s.places[page])
@@ -220,21 +243,26 @@ func TestCopyConverges(t *testing.T) {
 			case "empty":
 				c = Copy{}
 			}
+
 			for _, page := range pages {
 				if n := c.Value(page); n < 0 {
 					t.Fatalf("%q has %d users", page, n)
 				}
 			}
 		}
-		for i := 0; ; i++ { // healed: a link goes on from where the copy says it is
+
+		// Everything is healed: the link goes on from where the copy says that it is.
+		for i := 0; ; i++ {
 			deliver(s.to(&c, 2))
 			if c.Log == s.log && c.Done && c.Cursor == s.end && c.Cursor >= s.forgot {
 				break
 			}
+
 			if i > 20 {
 				t.Fatalf("it does not end: %+v, %+v", s, c)
 			}
 		}
+
 		for _, page := range pages {
 			if got, want := c.Value(page), value(s.pairs[page]); got != want {
 				t.Fatalf("%q has %d users in the copy, %d in the region\n%+v\n%+v", page, got, want, s, c)
@@ -243,7 +271,7 @@ func TestCopyConverges(t *testing.T) {
 	})
 }
 
-// A region whose reply with refused pairs is lost is told again, until it has raised them.
+// If the reply with refused pairs is lost, the pairs are refused again, until the region has raised them.
 func TestPairsAreRefusedUntilTheyAreRaised(t *testing.T) {
 	var c Copy
 	batch := func(from, to, incarnation uint64) pncounter.Batch {
@@ -252,12 +280,16 @@ func TestPairsAreRefusedUntilTheyAreRaised(t *testing.T) {
 		}
 		return pncounter.Batch{Log: 5, From: from, To: to, Complete: true, Pages: []pncounter.PagePair{page}}
 	}
+
 	c.Merge(batch(0, 1, 9))
+
+	// The first of the two replies is lost, so the same batch comes again.
 	for range 2 {
 		if a := c.Merge(batch(1, 2, 7)); len(a.Refused) != 1 || a.Cursor != 1 || c.Value("a") != 9 {
 			t.Fatalf("%+v, with %d users", a, c.Value("a"))
 		}
 	}
+
 	if a := c.Merge(batch(1, 3, 10)); len(a.Refused) != 0 || a.Cursor != 3 || !a.Done || c.Value("a") != 10 {
 		t.Fatalf("%+v, with %d users", a, c.Value("a"))
 	}

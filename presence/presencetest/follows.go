@@ -43,7 +43,8 @@ func wantUnread(t testing.TB, b *unread.FollowService, u unread.User, want int64
 // notifications checks the list of unread pages: the newest first, each with the note of its
 // newest unread change that has a note.
 func notifications(t *testing.T, s Store) {
-	b, u, a, z := unread.NewFollowService(s), freshUser(), freshName(), freshName()
+	b, u := unread.NewFollowService(s), freshUser()
+	a, z := freshName(), freshName()
 	is := func(most int, all int64, want ...unread.Notification) {
 		t.Helper()
 		got, n, err := b.Notifications(t.Context(), u, most)
@@ -52,6 +53,7 @@ func notifications(t *testing.T, s Store) {
 		}
 
 		for i := range got {
+			// The time is the store's, so it is only near this one.
 			if since := time.Since(got[i].At); since < -time.Second || since > time.Minute {
 				t.Errorf("%+v is of %s", got[i], got[i].At)
 			}
@@ -68,7 +70,7 @@ func notifications(t *testing.T, s Store) {
 	is(9, 0)
 
 	change(t, s, a, unread.Change{})
-	is(9, 1, unread.Notification{Page: a, Count: 1}) // the note is of a change before the follow
+	is(9, 1, unread.Notification{Page: a, Count: 1}) // without the note of the change before the follow
 
 	change(t, s, a, unread.Change{Title: "ü 😀", URL: "https://a.example/?b=c d"})
 	change(t, s, a, unread.Change{})
@@ -102,6 +104,7 @@ func maxFollows(t *testing.T, s Store) {
 		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
 	}
 
+	// One save is faster than 999 follows.
 	saved(t, s, u, unread.Record{}, r)
 
 	follow(t, b, u, "the last")
@@ -122,7 +125,8 @@ func maxFollows(t *testing.T, s Store) {
 }
 
 func unreadUpdated(t *testing.T, s Store) {
-	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
+	b := unread.NewFollowService(s)
+	u, page := freshUser(), freshName()
 	change(t, s, page, unread.Change{})
 	follow(t, b, u, page)
 
@@ -142,7 +146,7 @@ func unreadUpdated(t *testing.T, s Store) {
 		t.Errorf("updated %s, the change was %s", at, l.At)
 	}
 
-	time.Sleep(time.Until(l.At.Add(time.Second))) // it is another second
+	time.Sleep(time.Until(l.At.Add(time.Second))) // times are in whole seconds
 	change(t, s, page, unread.Change{By: &u})
 	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
 		t.Errorf("updated %s by the own change, the last of others was %s", at, l.At)
@@ -171,10 +175,12 @@ func (i *interrupted) Save(ctx context.Context, u unread.User, old, r unread.Rec
 }
 
 func changeInReset(t *testing.T, s Store) {
-	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
+	b := unread.NewFollowService(s)
+	u, page := freshUser(), freshName()
 	follow(t, b, u, page)
 	change(t, s, page, unread.Change{})
 
+	// A change comes between the reading of the levels and the save: the reset must not cover it.
 	slow := unread.NewFollowService(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
 	reset(t, slow, u)
 	wantUnread(t, b, u, 1)
@@ -216,7 +222,7 @@ func editsAtOnce(t *testing.T, s Store) {
 	}
 }
 
-// changed is what is true of a page that changes.
+// changed is the expected state of a page that changes.
 type changed struct {
 	level unread.Level // with the times and the incarnation that the store gave it
 	keys  map[string]bool
@@ -224,7 +230,7 @@ type changed struct {
 	last  map[unread.User]int64 // Level.By after the user's last change
 }
 
-// make makes a change, and reports whether it counts.
+// make makes a change, and reports whether it is counted.
 func (c *changed) make(t tb, s unread.Store, page string, change unread.Change) bool {
 	began := time.Now()
 	if err := s.Change(t.Context(), page, change); err != nil {
@@ -235,9 +241,11 @@ func (c *changed) make(t tb, s unread.Store, page string, change unread.Change) 
 		return false
 	}
 
+	// A change without a key is never a repetition.
 	c.keys[change.Key] = change.Key != ""
 	if change.By != nil {
 		own := c.owns[*change.By]
+		// Others have changed the page since the user's own last change.
 		if own.Changes == 0 || own.Last != c.level.All {
 			own.Before = c.level.At
 		}
@@ -261,7 +269,8 @@ func (c *changed) make(t tb, s unread.Store, page string, change unread.Change) 
 	return true
 }
 
-// check compares what the store says of a page, and of those who changed it since Level.By was since.
+// check compares the level and the authors of a page with the model. Authors are those who have changed the page after
+// Level.By was since.
 func (c *changed) check(t tb, s unread.Store, page string, since int64, users []unread.User) {
 	for _, u := range users {
 		if l, own := level(t, s, u, page); l != c.level || own != c.owns[u] {
@@ -304,7 +313,7 @@ func unreadModel(t *testing.T, s Store) {
 			rt.Fatalf("who follows nothing has %+v", r)
 		}
 
-		model := map[place]int64{} // what is unread of a page that is followed
+		model := map[place]int64{} // the number of unread changes of each followed page
 		must := func(err error) {
 			if err != nil {
 				rt.Fatal(err)
@@ -375,6 +384,7 @@ func unreadModel(t *testing.T, s Store) {
 				}
 			}
 
+			// After each event the store knows of the page what the model knows, and the sums of both users are right.
 			past[at.page].check(rt, s, page, rapid.Int64Range(0, past[at.page].level.By).Draw(rt, "since"), users)
 
 			for i, u := range users {
@@ -396,8 +406,8 @@ func unreadModel(t *testing.T, s Store) {
 	})
 }
 
-// A save whose caller has given up may arrive at any time. It changes nothing any more once a later call is answered,
-// also one that had nothing to change.
+// A save whose caller has given up may arrive at any time. Once a later call is answered, also one that had nothing to
+// change, the save has no effect.
 func lateSaves(t *testing.T, s Store) {
 	b, page := unread.NewFollowService(s), freshName()
 	following := unread.Record{Follows: []unread.Follow{{Page: page}}}

@@ -17,13 +17,15 @@ func (w *writer) depart(departures ...presence.Departure) {
 			Member: presence.Member{User: d.User, Page: "p"}, Gone: true,
 		})
 	}
+
 	c.Departures = departures
+
 	for range 2 { // writes may be repeated
 		w.write(c)
 	}
 }
 
-// wantSeen checks when users departed; the zero time: not known.
+// wantSeen checks when users departed. The zero time means that it is not known.
 func wantSeen(t tb, s Store, users []presence.User, want ...time.Time) {
 	t.Helper()
 	got, err := s.LastSeen(t.Context(), users)
@@ -32,26 +34,32 @@ func wantSeen(t tb, s Store, users []presence.User, want ...time.Time) {
 	}
 }
 
-// secondsAgo is a time in whole seconds, as stores keep it.
+// secondsAgo returns a time in whole seconds, as stores keep it.
 func secondsAgo(n int) time.Time {
 	return time.Now().Truncate(time.Second).Add(-time.Duration(n) * time.Second)
 }
 
-// userIn returns one of a partition's users.
+// userIn returns a user of the partition.
 func userIn(partition, i int) presence.User {
 	return presence.User(uint64(partition) + uint64(i)*presence.DefaultPartitions)
 }
 
 func departed(t *testing.T, s Store) {
-	a, b, never, other := userIn(3, 1), userIn(3, 2), userIn(3, 3), userIn(4, 1)
+	a, b := userIn(3, 1), userIn(3, 2)
+	never, other := userIn(3, 3), userIn(4, 1)
+
 	w, at := claim(t, s, 3), secondsAgo(10)
+
 	w.depart(presence.Departure{User: a, At: at}, presence.Departure{User: b, At: at.Add(300 * time.Millisecond)})
 	claim(t, s, 4).depart(presence.Departure{User: other, At: at.Add(time.Second)})
+
 	users := []presence.User{other, never, b, a}
 	wantSeen(t, s, users, at.Add(time.Second), time.Time{}, at, at)
 
-	next := claim(t, s, 3) // another owner
+	// The next owner moves a departure on, but never back.
+	next := claim(t, s, 3)
 	wantSeen(t, s, users, at.Add(time.Second), time.Time{}, at, at)
+
 	next.depart(presence.Departure{User: a, At: at.Add(5 * time.Second)})
 	next.depart(presence.Departure{User: b, At: at.Add(-5 * time.Second)})
 	wantSeen(t, s, users, at.Add(time.Second), time.Time{}, at, at.Add(5*time.Second))
@@ -68,13 +76,17 @@ func departed(t *testing.T, s Store) {
 func manyDeparted(t *testing.T, s Store) {
 	const n = 3000
 	at := secondsAgo(1)
-	users, departures, want := make([]presence.User, n), make([]presence.Departure, n), make([]time.Time, n)
+	users := make([]presence.User, n)
+	departures := make([]presence.Departure, n)
+	want := make([]time.Time, n)
 	for i := range n {
-		users[i], want[i] = userIn(3, i), at
+		users[i] = userIn(3, i)
+		want[i] = at
 		departures[i] = presence.Departure{User: users[i], At: at}
 	}
+
 	w := claim(t, s, 3)
-	// fewer members than departures
+	// Only one member changes, so the batches of members say nothing about those of departures.
 	c := w.change([]presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}})
 	c.Departures = departures
 	w.write(c)
@@ -91,14 +103,17 @@ func departedLongAgo(t *testing.T, s Store) {
 func forgotten(t *testing.T, s Store) {
 	a, b := userIn(3, 1), userIn(3, 2)
 	w, at := claim(t, s, 3), secondsAgo(10)
+
 	w.depart(presence.Departure{User: a, At: at}, presence.Departure{User: b, At: at})
+
 	for range 2 {
 		if err := s.ForgetSeen(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
 		wantSeen(t, s, []presence.User{a, b}, time.Time{}, at)
 	}
-	// a later write, of which the store knows nothing any more
+
+	// The store does not know when the user departed before, so an earlier departure counts.
 	w.depart(presence.Departure{User: a, At: at.Add(-time.Second)})
 	wantSeen(t, s, []presence.User{a, b}, at.Add(-time.Second), at)
 }

@@ -43,57 +43,73 @@ type history struct {
 	began   time.Time       // the last step
 }
 
-// model plays random histories against maps. Owners write counts and members, of one partition or
-// of many at once, take over from each other, and repeat what they wrote; former owners write on.
-// After each step the counts are sums, and the versions of those that changed have grown. In the end
-// a watcher knows all counts, of which it was told each once, and the owners find their members.
+// model runs random histories against maps. Owners write counts and members, of one partition or of many at once,
+// replace each other, and repeat their writes. Former owners go on writing. After each step the counts are sums, and
+// every count that has changed has a newer version. In the end a watcher has received every count once, and the owners
+// find their members.
 func model(t *testing.T, s Store) {
 	e := listen(t, s, allBuckets())
 	var owners []*owner
+	// The owners go on from history to history, so each history needs pages of its own.
 	for _, c := range claimAll(t, s, false) {
 		owners = append(owners, &owner{writer: &writer{t: t, s: s, claim: c}})
 	}
+
 	// Pages are compared byte by byte, also at their ends.
 	names := []string{"é", "e\u0301", "E", "e", "{e}", "a:b", "a|b", "日本", "*x", "q|:{}\"", "\U0001F600"}
+
 	run := 0
+
 	rapid.Check(testkit.ForRapid(t), func(rt *rapid.T) {
 		run++
 		h := &history{
 			T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{},
 			joined: map[string]bool{},
 		}
+
 		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:3] {
 			h.pages = append(h.pages, fmt.Sprint(name, run, name))
 		}
 		h.pages = append(h.pages, presence.SiteOf("shop").Qualify(h.pages[0]))
 		h.check()
+
+		// Few partitions do most of the work, so that they meet on the pages.
 		few := rapid.SliceOfN(rapid.IntRange(0, len(owners)-1), 1, 3).Draw(rt, "partitions")
 		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
 			h.step(few)
 			h.check()
 		}
+
 		for _, p := range few {
 			h.load(p)
 		}
+
 		e.until(t, "the last counts", func() bool {
 			for page, c := range h.seen {
 				if c.Version != (presence.Version{}) && e.counts[page] != c {
 					return false
 				}
 			}
+
 			return true
 		})
+
+		// Both reads return what the watcher has received.
 		attached, err1 := s.Attach(t.Context(), "g", topics(h.pages...))
 		updates, err2 := s.Updates(t.Context(), topics(h.pages...))
 		if err1 != nil || err2 != nil || len(attached) != len(h.pages) || !slices.Equal(attached, updates) {
 			rt.Fatalf("Attach = %+v, %v, and Updates = %+v, %v", attached, err1, updates, err2)
 		}
+
 		e.mu.Lock()
 		defer e.mu.Unlock()
+
+		// The watcher has received each version once, in order.
 		for i, page := range h.pages {
 			if c, ok := presence.CountOf(updates[i]); !ok || c != h.seen[page] || updates[i].Check() != nil {
 				rt.Fatalf("Updates = %+v, want %+v", updates[i], h.seen[page])
 			}
+
 			heard := e.heard[presence.CountTopic(page)]
 			for i := 1; i < len(heard); i++ {
 				if heard[i].Version.Compare(heard[i-1].Version) <= 0 {
@@ -107,28 +123,32 @@ func model(t *testing.T, s Store) {
 func (h *history) step(few []int) {
 	p := rapid.SampledFrom(few).Draw(h.T, "partition")
 	o := h.owners[p]
-	h.changed, h.began = map[string]bool{}, time.Now()
-	switch rapid.SampledFrom([]string{
-		"write", "write", "write", "many", "many", "repeat", "claim", "load",
-	}).Draw(h.T, "step") {
+	h.changed = map[string]bool{}
+	h.began = time.Now()
+
+	steps := []string{"write", "write", "write", "many", "many", "repeat", "claim", "load"}
+	switch rapid.SampledFrom(steps).Draw(h.T, "step") {
 	case "write":
 		c := h.change(p, 4)
 		out := h.write(c)[0]
+
 		for i, got := range out.Counts {
-			if want := c.Counts[i]; got.Page != want.Page || got.Users != h.total(got.Page) ||
-				got != count(h, h.s, got.Page) {
-				h.Fatalf("after %+v: the answer is %+v, the store has %+v", want, got, count(h, h.s, got.Page))
+			want, stored := c.Counts[i], count(h, h.s, got.Page)
+			if got.Page != want.Page || got.Users != h.total(got.Page) || got != stored {
+				h.Fatalf("after %+v: the answer is %+v, the store has %+v", want, got, stored)
 			}
 		}
 	case "many":
 		most := rapid.SampledFrom([]int{1, 6, 120, len(h.owners)}).Draw(h.T, "most")
 		size := rapid.SampledFrom([]int64{0, 3, 1 << 9, 1 << 17, 1 << 31}).Draw(h.T, "size")
+
 		var changes []presence.Change
 		partitions := rapid.SliceOfN(rapid.IntRange(0, len(h.owners)-1), 1, most) // one may come twice
 		for _, p := range partitions.Draw(h.T, "partitions") {
 			changes = append(changes, h.change(p, size))
 		}
-		if len(o.past) > 0 { // a former owner writes beside them
+
+		if len(o.past) > 0 { // a former owner writes at the same time
 			late := presence.Change{
 				Claim: rapid.SampledFrom(o.past).Draw(h.T, "former"), Sequence: 1 << 40,
 				Members: []presence.MemberChange{{Member: presence.Member{User: 1, Page: h.pages[0]}}},
@@ -136,6 +156,7 @@ func (h *history) step(few []int) {
 			}
 			changes = slices.Insert(changes, rapid.IntRange(0, len(changes)).Draw(h.T, "place"), late)
 		}
+
 		h.write(changes...)
 	case "repeat": // the last one, or one that others have overtaken
 		if o.run == h.run && len(o.sent) > 0 {
@@ -152,11 +173,16 @@ func (h *history) step(few []int) {
 		if next.claim.Epoch <= o.claim.Epoch {
 			h.Fatalf("claim %+v after %+v", next.claim, o.claim)
 		}
+
+		// From here on the former owner is refused everything.
 		if _, err := h.s.Load(h.Context(), []presence.Claim{o.claim}); !errors.Is(err, presence.ErrFenced) {
 			h.Fatalf("a former owner's load: %v", err)
 		}
-		o.past, o.sent = append(o.past, o.claim), nil
-		o.claim, o.seq = next.claim, 0
+
+		o.past = append(o.past, o.claim)
+		o.sent = nil
+		o.claim = next.claim
+		o.seq = 0
 	case "load":
 		h.load(p)
 	}
@@ -165,15 +191,20 @@ func (h *history) step(few []int) {
 // change draws a change of the partition, and applies it to the expected state.
 func (h *history) change(p int, size int64) presence.Change {
 	o := h.owners[p]
-	first := o.run != h.run // the members of the former history must be removed
+	first := o.run != h.run // a first change removes the members of the former history
+
 	if first {
-		o.run, o.sent, o.members = h.run, nil, map[place]presence.Member{}
+		o.run = h.run
+		o.sent = nil
+		o.members = map[place]presence.Member{}
 	}
+
 	c := o.writer.change(nil)
 	c.Reset = first || rapid.IntRange(0, 7).Draw(h.T, "reset") == 0
 	if c.Reset {
 		clear(o.members)
 	}
+
 	named := map[place]bool{}
 	for range rapid.IntRange(0, 3).Draw(h.T, "members") {
 		user := rapid.SampledFrom([]presence.User{0, 1, 2, 1<<64 - 1}).Draw(h.T, "user")
@@ -182,28 +213,35 @@ func (h *history) change(p int, size int64) presence.Change {
 			continue
 		}
 		named[at] = true
+
 		m := presence.MemberChange{
 			Member: presence.Member{User: at.user, Page: at.page}, Gone: rapid.Bool().Draw(h.T, "gone"),
 		}
-		if delete(o.members, at); !m.Gone {
+
+		delete(o.members, at)
+		if !m.Gone {
 			if rapid.Bool().Draw(h.T, "held") {
 				m.Hold = time.Now().Add(time.Duration(rapid.IntRange(1, 9).Draw(h.T, "hours")) * time.Hour)
 				m.Alone = rapid.Bool().Draw(h.T, "alone")
 			}
 			o.members[at] = m.Member
 		}
+
 		c.Members = append(c.Members, m)
 	}
+
 	for _, page := range h.pages[:rapid.IntRange(1, len(h.pages)).Draw(h.T, "counted")] {
 		n := rapid.Int64Range(0, size).Draw(h.T, "users")
 		if h.users[page] == nil {
 			h.users[page] = map[int]int64{}
 		}
+
 		h.changed[page] = h.changed[page] || h.users[page][p] != n
 		h.joined[page] = h.joined[page] || n > 0
 		h.users[page][p] = n
 		c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: n})
 	}
+
 	o.sent = append(o.sent, c)
 	return c
 }
@@ -213,11 +251,13 @@ func (h *history) write(changes ...presence.Change) []presence.Outcome {
 	for i, o := range out {
 		c := changes[i]
 		fenced := errors.Is(o.Err, presence.ErrFenced)
-		if former := c.Claim != h.owners[c.Partition].claim; fenced != former || !former &&
-			(o.Err != nil || len(o.Counts) != len(c.Counts)) {
+		former := c.Claim != h.owners[c.Partition].claim
+		bad := !former && (o.Err != nil || len(o.Counts) != len(c.Counts))
+		if fenced != former || bad {
 			h.Fatalf("Write(%+v) = %+v", changes[i], o)
 		}
 	}
+
 	return out
 }
 
@@ -235,20 +275,26 @@ func (h *history) check() {
 	if err != nil || len(counts) != len(pages) {
 		h.Fatalf("Counts = %+v, %v", counts, err)
 	}
+
 	for i, page := range pages {
 		old, got := h.seen[page], counts[i]
 		if got.Page != page || got.Users != h.total(page) || !h.joined[page] && got != (presence.Count{Page: page}) {
 			h.Fatalf("%+v, want %d of %v on %q", got, h.total(page), h.users[page], page)
 		}
-		if at := got.Updated; got.Newer(old) &&
-			(at.Before(h.began.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) ||
-				at != at.Truncate(time.Second).UTC()) {
+
+		// The store keeps the time of a change in whole seconds, and its clock may differ a little.
+		at := got.Updated
+		outside := at.Before(h.began.Add(-time.Second)) || at.After(time.Now().Add(time.Second))
+		if got.Newer(old) && (outside || at != at.Truncate(time.Second).UTC()) {
 			h.Fatalf("%+v was changed after %s", got, h.began)
 		}
+
+		// A count changes only when a partition's part of it has changed.
 		asBefore := h.changed[page] || old.Page == "" || got == old
 		if old.Newer(got) || got.Users != old.Users && !got.Newer(old) || !asBefore {
 			h.Fatalf("%+v became %+v", old, got)
 		}
+
 		h.seen[page] = got
 	}
 }
@@ -263,9 +309,12 @@ func (h *history) load(p int) {
 	for _, m := range snap.Members {
 		got[place{m.User, m.Page}] = m
 	}
-	same := func(a, b presence.Member) bool { // the end may be known by another clock, see holds
+
+	// The store may keep the end by another clock, see holds.
+	same := func(a, b presence.Member) bool {
 		return a.Alone == b.Alone && a.Hold.IsZero() == b.Hold.IsZero() && a.Hold.Sub(b.Hold).Abs() < time.Hour/2
 	}
+
 	if !maps.EqualFunc(got, o.members, same) || len(snap.Members) != len(got) {
 		h.Fatalf("partition %d: Load = %+v, want %v", p, snap.Members, o.members)
 	}

@@ -50,7 +50,7 @@ func RunInBubble(t *testing.T, open Factory) {
 	}
 }
 
-// completed are the parts that begin with a store that has all partitions.
+// completed has the parts that begin with a store whose partitions are complete.
 var completed = map[string]func(*testing.T, Store){
 	"a claim says how old the one before is":         claimed,
 	"a hold has its end":                             holds,
@@ -108,6 +108,7 @@ func upTo(n int) []int {
 	for i := range all {
 		all[i] = i
 	}
+
 	return all
 }
 
@@ -127,6 +128,7 @@ func finish(t testing.TB, s presence.Store, claims []presence.Claim) {
 	for _, c := range claims {
 		changes = append(changes, presence.Change{Claim: c, Sequence: 1, Complete: true})
 	}
+
 	for i, o := range s.Write(t.Context(), changes) {
 		if o.Err != nil {
 			t.Fatalf("completing partition %d: %v", claims[i].Partition, o.Err)
@@ -137,23 +139,30 @@ func finish(t testing.TB, s presence.Store, claims []presence.Claim) {
 func incomplete(t *testing.T, s Store) {
 	e := listen(t, s, allBuckets())
 	claims := claimAll(t, s, false)
+
 	wantMissing := func(want ...int) {
 		t.Helper()
+		// The store may answer from one bucket or from all, and both answers agree while nothing is written.
 		for _, everywhere := range []bool{true, false} {
-			if got, err := s.Incomplete(t.Context(), upTo(presence.DefaultPartitions), everywhere); err != nil ||
-				!slices.Equal(got, want) {
+			got, err := s.Incomplete(t.Context(), upTo(presence.DefaultPartitions), everywhere)
+			if err != nil || !slices.Equal(got, want) {
 				t.Errorf("Incomplete(everywhere %t) = %v, %v; want %v", everywhere, got, err, want)
 			}
 		}
 	}
+
+	// Nobody has completed a partition yet.
 	for _, c := range claims {
 		if c.Whole {
 			t.Fatalf("partition %d is whole before anybody has completed it", c.Partition)
 		}
 	}
+
 	if c := count(t, s, "p"); !c.Stale {
 		t.Errorf("before any partition is complete: %+v, want stale", c)
 	}
+
+	// All partitions but one are complete. A claim does not complete one.
 	last := len(claims) - 1
 	finish(t, s, claims[:last])
 	wantMissing(claims[last].Partition)
@@ -162,16 +171,19 @@ func incomplete(t *testing.T, s Store) {
 	} else {
 		claims[last] = w.claim
 	}
+
 	if c := count(t, s, "p"); !c.Stale {
 		t.Errorf("one partition is missing: %+v, want stale", c)
 	}
 	if updates, err := s.Attach(t.Context(), "g", topics("p")); err != nil || !updates[0].Stale {
 		t.Errorf("Attach = %+v, %v; want stale", updates, err)
 	}
+
 	finish(t, s, claims[last:])
 	if c := count(t, s, "p"); c.Stale {
 		t.Errorf("all are complete: %+v, want it not stale", c)
 	}
+
 	e.until(t, "to read every bucket again when all are complete", func() bool {
 		for _, n := range e.lost {
 			if n < 2 {
@@ -180,12 +192,16 @@ func incomplete(t *testing.T, s Store) {
 		}
 		return true
 	})
+
 	wantMissing()
-	for range 2 { // complete stays complete from owner to owner
+
+	// Complete stays complete from owner to owner.
+	for range 2 {
 		if w := claim(t, s, 3); !w.claim.Whole {
 			t.Error("a partition that was completed is not whole for its next owner")
 		}
 	}
+
 	if c := count(t, s, "p"); c.Stale {
 		t.Errorf("a partition changed hands: %+v, want it not stale", c)
 	}
@@ -221,6 +237,7 @@ func claim(t tb, s presence.Store, partition int) *writer {
 	if err != nil {
 		t.Fatalf("Claim(%d): %v", partition, err)
 	}
+
 	if len(claims) != 1 || claims[0].Partition != partition {
 		t.Fatalf("Claim(%d) = %+v", partition, claims)
 	}
@@ -239,6 +256,7 @@ func (w *writer) write(c presence.Change) []presence.Count {
 	if len(o) != 1 || o[0].Err != nil || len(o[0].Counts) != len(c.Counts) {
 		w.t.Fatalf("Write(%+v) = %+v", c, o)
 	}
+
 	return o[0].Counts
 }
 
@@ -258,6 +276,7 @@ func (w *writer) setMany(pages []string, users int64) {
 	for i, page := range pages {
 		counts[i] = presence.PageUsers{Page: page, Users: users}
 	}
+
 	w.write(w.change(nil, counts...))
 }
 
@@ -277,13 +296,14 @@ func wantUsers(t tb, s presence.Store, page string, want int64) {
 	}
 }
 
-// claimed measures the claim with the clock of this machine, to within some milliseconds: stores round.
+// claimed measures the age of a claim with the clock of this machine. Stores round it to milliseconds.
 func claimed(t *testing.T, s Store) {
 	const some = 20 * time.Millisecond
 	begun := time.Now()
 	claim(t, s, 3)
 	time.Sleep(some)
 	next := claim(t, s, 3)
+
 	if held, took := next.claim.Held, time.Since(begun); held < some/2 || held > took+some/2 {
 		t.Fatalf("the claim before is said to have been made %s ago, in a test that has run for %s", held, took)
 	}
@@ -294,26 +314,33 @@ func holds(t *testing.T, s Store) {
 	began := time.Now()
 	until := began.Add(20 * time.Second)
 	m := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
+
 	write := func(hold time.Time, alone bool) {
 		t.Helper()
-		m.Hold, m.Alone = hold, alone
+		m.Hold = hold
+		m.Alone = alone
 		w.write(w.change([]presence.MemberChange{m}))
 	}
+
 	one := func() presence.Member {
 		snap := load(t, s, w.claim)
 		if len(snap.Members) != 1 {
 			t.Fatalf("Load = %+v; want one member", snap)
 		}
+
 		return snap.Members[0]
 	}
+
 	for _, alone := range []bool{false, true} {
 		write(until, alone)
-		// The store may know the end by a clock of its own, which it reads some time later.
+		// The store may keep the end by a clock of its own, which it reads a little later.
 		got := one()
-		if wrong := time.Since(began) + 2*time.Millisecond; got.Hold.Sub(until).Abs() > wrong || got.Alone != alone {
+		wrong := time.Since(began) + 2*time.Millisecond
+		if got.Hold.Sub(until).Abs() > wrong || got.Alone != alone {
 			t.Fatalf("%+v; want a hold until %s, alone %t", got, until, alone)
 		}
 	}
+
 	write(time.Time{}, false)
 	if got := one(); !got.Hold.IsZero() || got.Alone {
 		t.Fatalf("%+v; want no hold any more", got)
@@ -325,13 +352,18 @@ func holds(t *testing.T, s Store) {
 func loadedPages(t *testing.T, s Store) {
 	w := claim(t, s, 3)
 	m := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
+
 	w.write(w.change([]presence.MemberChange{m}, presence.PageUsers{Page: "p", Users: 1}))
+
+	// The first owner dies here: the count of p is written, but no change has confirmed it.
 	next := claim(t, s, 3)
 	snap := load(t, s, next.claim)
+
 	named := slices.Contains(snap.Pages, "p")
 	for _, m := range snap.Members {
 		named = named || m.Page == "p"
 	}
+
 	if !named {
 		t.Fatalf("Load = %+v; nobody would ever count p anew", snap)
 	}
@@ -340,33 +372,41 @@ func loadedPages(t *testing.T, s Store) {
 func large(t *testing.T, s Store) {
 	const n = 3000
 	w := claim(t, s, 3)
+	// Some names contain separators of the stores' keys.
 	pages := []string{presence.SiteOf("shop").Qualify("page 1"), "a:c:b", "}:c:"}
 	for i := range n {
 		pages = append(pages, fmt.Sprintf("page %d", i))
 	}
+
 	var ms []presence.MemberChange
 	var counts []presence.PageUsers
 	for i, page := range pages {
 		ms = append(ms, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
 		counts = append(counts, presence.PageUsers{Page: page, Users: int64(i%7) + 1})
 	}
+
 	for i, c := range w.write(w.change(ms, counts...)) {
 		if c.Page != counts[i].Page || c.Users != counts[i].Users {
 			t.Fatalf("count %d = %+v, want %+v", i, c, counts[i])
 		}
 	}
+
 	if snap := load(t, s, w.claim); len(snap.Members) != len(pages) {
 		t.Fatalf("Load = %d members, want %d", len(snap.Members), len(pages))
 	}
-	w.set("page 7", 0) // it may be listed
+
+	w.set("page 7", 0) // an empty page may be listed or not
 	found := map[string]bool{}
-	if err := s.Pages(t.Context(), func(pages []string) {
+	err := s.Pages(t.Context(), func(pages []string) {
 		for _, page := range pages {
 			found[page] = true
 		}
-	}); err != nil {
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
+
+	// The site has a count as well. A store may list it or not.
 	delete(found, presence.AllPages)
 	for _, page := range pages {
 		if !found[page] && page != "page 7" {
@@ -374,6 +414,7 @@ func large(t *testing.T, s Store) {
 		}
 		delete(found, page)
 	}
+
 	if len(found) > 0 {
 		t.Errorf("%v are listed", found)
 	}

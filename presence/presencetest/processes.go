@@ -47,6 +47,8 @@ var (
 func leases(t *testing.T, s Store) {
 	sees(t, s, bProcess, bProcess)
 	sees(t, s, aProcess, aProcess, bProcess)
+
+	// A process that leaves has no role any more, and still has its lease.
 	leaving := aProcess
 	leaving.Roles = nil
 	sees(t, s, leaving, leaving, bProcess)
@@ -70,11 +72,15 @@ func leaseRunsOut(t *testing.T, s Store) {
 	if _, err := renew(t, s, bProcess, time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
+
 	testkit.Eventually(t, "b's lease runs out", func() bool {
 		all, err := renew(t, s, aProcess, time.Minute)
 		return err == nil && len(all) == 1
 	})
+
 	sees(t, s, aProcess, aProcess)
+
+	// The name is free for the next life of that process.
 	next := bProcess
 	next.Incarnation++
 	sees(t, s, next, aProcess, next)
@@ -88,31 +94,38 @@ func leave(t *testing.T, s Store) {
 		t.Fatalf("another life of a's name: %v, want ErrNameTaken", err)
 	}
 	sees(t, s, aProcess, aProcess)
+
+	// Neither another life nor another process ends the lease.
 	for _, other := range []presence.Process{twin, bProcess} {
 		if err := s.Leave(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}
 		sees(t, s, aProcess, aProcess)
 	}
+
+	// A call to leave may be repeated.
 	for range 2 {
 		if err := s.Leave(t.Context(), aProcess); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	sees(t, s, twin, twin)
 }
 
 func parts(t *testing.T, s Store) {
 	c, of, err := s.Parts(t.Context(), "p")
-	if want := []presence.Part{{Region: "local"}}; err != nil || c.Users != 0 || c.Version != (presence.Version{}) ||
-		!reflect.DeepEqual(of, want) {
+	want := []presence.Part{{Region: "local"}}
+	if err != nil || c.Users != 0 || c.Version != (presence.Version{}) || !reflect.DeepEqual(of, want) {
 		t.Fatalf("Parts of a page without a past = %+v, %+v, %v; want %+v", c, of, err, want)
 	}
+
 	claim(t, s, 1).set("p", 1)
 	claim(t, s, 2).set("p", 2)
 	c, of, err = s.Parts(t.Context(), "p")
-	if want := []presence.Part{{Region: "local", Users: 3}}; err != nil || c.Page != "p" || c.Users != 3 ||
-		!reflect.DeepEqual(of, want) {
+
+	want = []presence.Part{{Region: "local", Users: 3}}
+	if err != nil || c.Page != "p" || c.Users != 3 || !reflect.DeepEqual(of, want) {
 		t.Fatalf("Parts = %+v, %+v, %v; want %+v", c, of, err, want)
 	}
 }

@@ -31,11 +31,12 @@ var names struct {
 	n int
 }
 
-// freshName returns a name that no other test uses: every other one of another site.
+// freshName returns a name that no other test uses. Every other one is of another site.
 func freshName() string {
 	names.Lock()
 	defer names.Unlock()
 	names.n++
+
 	name := fmt.Sprintf("%s %d", time.Now().Format("150405.000000000"), names.n)
 	if names.n%2 == 0 {
 		return presence.SiteOf("shop").Qualify(name)
@@ -67,7 +68,9 @@ func manyAuthors(t *testing.T, s Store) {
 	for i := range users {
 		users[i] = freshUser()
 	}
+
 	var wg sync.WaitGroup
+	// Fifty at once, as one after the other takes long on a server.
 	for w := range 50 {
 		wg.Go(func() {
 			for i := w; i < unread.MaxAuthors; i += 50 {
@@ -78,13 +81,17 @@ func manyAuthors(t *testing.T, s Store) {
 			}
 		})
 	}
+
 	wg.Wait()
+
 	last := &users[unread.MaxAuthors]
 	change(t, s, page, unread.Change{By: last})
-	if l, o := level(t, s, *last, page); l.All != unread.MaxAuthors+1 || l.By != unread.MaxAuthors ||
-		o != (unread.Own{}) {
+	l, o := level(t, s, *last, page)
+	if l.All != unread.MaxAuthors+1 || l.By != unread.MaxAuthors || o != (unread.Own{}) {
 		t.Errorf("one author too many: %+v, %+v", l, o)
 	}
+
+	// No further author fits, but the changes of a known one are still counted.
 	change(t, s, page, unread.Change{By: &users[7]})
 	if l, o := level(t, s, users[7], page); l.All != unread.MaxAuthors+2 || o.Changes != 2 {
 		t.Errorf("an author again: %+v, %+v", l, o)
@@ -113,11 +120,14 @@ func save(t *testing.T, s Store) {
 	old := unread.Record{}
 	put := func(r unread.Record) {
 		t.Helper()
+
 		r.Version = saved(t, s, u, old, r)
+		// The store must refuse every version but its own.
 		later := r.Version
 		later.Sequence++
 		raised := r.Version
 		raised.Incarnation++
+
 		for _, stale := range []presence.Version{old.Version, later, raised} {
 			_, err := s.Save(t.Context(), u, unread.Record{Version: stale}, unread.Record{})
 			if !errors.Is(err, unread.ErrConflict) {
@@ -178,6 +188,7 @@ func watchUnread(t *testing.T, s Store) {
 	for range 3 {
 		change(t, s, page, unread.Change{By: &u})
 	}
+	// The second change with the key is a repetition, so it is not published.
 	change(t, s, page, unread.Change{Key: "k"})
 	change(t, s, page, unread.Change{Key: "k"})
 
@@ -185,7 +196,8 @@ func watchUnread(t *testing.T, s Store) {
 	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{}); err == nil {
 		t.Fatal("a conflict passed")
 	}
-	// An update that must not be published would be published before these.
+
+	// An update that must not be published would arrive before these.
 	change(t, s, page, unread.Change{})
 	last := saved(t, s, u, unread.Record{Version: v, Follows: []unread.Follow{{Page: "a"}}}, unread.Record{})
 	now, _ := level(t, s, u, page)
@@ -218,6 +230,7 @@ func attachUnread(t *testing.T, s Store) {
 	if err != nil || len(updates) != 3 {
 		t.Fatalf("%+v, %v", updates, err)
 	}
+
 	for i, u := range updates {
 		if u.Topic != topics[i] || u.Version != (presence.Version{}) || u.Stale {
 			t.Errorf("nothing there: %+v", u)

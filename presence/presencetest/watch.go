@@ -26,6 +26,7 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 		heard: map[presence.Topic][]presence.Update{}, counts: map[string]presence.Count{},
 		ends: map[presence.Endpoint]bool{}, lost: map[int]int{},
 	}
+
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -33,29 +34,39 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 		s.Watch(ctx, buckets, func(p presence.Publication) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
+
 			for _, u := range p.Updates {
 				if u.Topic.Bucket(presence.DefaultBuckets) != p.Bucket || u.Check() != nil {
 					t.Errorf("bucket %d told %+v", p.Bucket, u)
 				}
 				e.heard[u.Topic] = append(e.heard[u.Topic], u)
 				c, ok := presence.CountOf(u)
+				// Counts may arrive twice or late, so the newest version wins.
 				if old, known := e.counts[c.Page]; ok && (!known || c.Newer(old)) {
 					e.counts[c.Page] = c
 				}
 			}
+
 			for _, ep := range p.Endpoints {
 				e.ends[presence.Endpoint{Topic: ep.Topic, Gateway: ep.Gateway}] = !ep.Gone
 			}
+
 			if p.Lost {
 				e.lost[p.Bucket]++
 			}
 		})
+
 		if ctx.Err() == nil {
 			t.Error("Watch has ended by itself")
 		}
 	}()
-	t.Cleanup(func() { stop(); <-done })
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+
 	e.until(t, "the first Lost of every bucket", func() bool { return len(e.lost) == len(buckets) })
+
 	return e
 }
 
@@ -75,11 +86,15 @@ func watchBuckets(t *testing.T, s Store) {
 	b := presence.Bucket("p", presence.DefaultBuckets)
 	e := listen(t, s, []int{b})
 	w := claim(t, s, 3)
+
 	for i := range 200 {
 		w.set(fmt.Sprint("other", i), 1)
 	}
+
 	w.set("p", 1)
 	e.until(t, "p", func() bool { return e.counts["p"].Users == 1 })
+
+	// The publications of other buckets came before the one of p, if at all.
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for page := range e.counts {
@@ -96,6 +111,7 @@ func concurrent(t *testing.T, s Store) {
 		w := claim(t, s, p)
 		wg.Go(func() {
 			for i := range rounds {
+				// All partitions write to one page, and each to a page of its own.
 				change := w.change(nil, presence.PageUsers{Page: "p", Users: int64(i)},
 					presence.PageUsers{Page: fmt.Sprint(p), Users: 1})
 				if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
@@ -104,31 +120,35 @@ func concurrent(t *testing.T, s Store) {
 			}
 		})
 	}
+
 	wg.Wait()
 	wantUsers(t, s, "p", partitions*(rounds-1))
 }
 
-// SlowWatcher tests a store that keeps at most 50 publications, or 64 KiB of them, for one watcher. It
-// does not check which publications were dropped. It checks that the
-// watcher gets a Lost after each gap. The watcher is blocked until far more was
-// published than any store keeps for it. So there is a gap with the last
-// publications in it, and only a Lost can make up for them.
+// SlowWatcher tests a store that keeps at most 50 publications, or 64 KiB of them, for one watcher. It does not check
+// which publications are dropped, but that a Lost follows each gap. The watcher is blocked until more was published
+// than the store may keep. So the last publications are lost, and only a Lost can make up for them.
 func SlowWatcher(t *testing.T, s presence.Store) {
 	complete(t, s)
+
 	b := presence.Bucket("p", presence.DefaultBuckets)
+
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
+
 	begun, release := make(chan struct{}), make(chan struct{})
-	var told, lost atomic.Int64 // counts of the page until the first Lost, and Losts
+	var told, lost atomic.Int64 // counts of the page before the first Lost, and the number of Losts
 	first := true
 	go func() { // ends with ctx
 		s.Watch(ctx, []int{b}, func(p presence.Publication) {
-			if first { // the first word, which says to read: from here on what comes waits
+			// The first publication says to read. From here on all others wait.
+			if first {
 				first = false
 				close(begun)
 				<-release
 				return
 			}
+
 			for _, u := range p.Updates {
 				if c, ok := presence.CountOf(u); ok && c.Page == "p" && lost.Load() == 0 {
 					told.Add(1)
@@ -139,13 +159,17 @@ func SlowWatcher(t *testing.T, s presence.Store) {
 			}
 		})
 	}()
+
 	<-begun
+
+	// Long names fill the 64 KiB soon.
 	var long []string // pages of the bucket, with names as long as they may be
 	for i := 0; len(long) < 100; i++ {
 		if page := fmt.Sprintf("%0128d", i); presence.Bucket(page, presence.DefaultBuckets) == b {
 			long = append(long, page)
 		}
 	}
+
 	w := claim(t, s, 3)
 	published := int64(0)
 	for range 10 { // together more than 50, and more than 64 KiB
@@ -155,6 +179,7 @@ func SlowWatcher(t *testing.T, s presence.Store) {
 			w.set("p", published)
 		}
 	}
+
 	close(release)
 	testkit.Eventually(t, "the slow watcher is told to read again", func() bool { return lost.Load() > 0 })
 	if n := told.Load(); n >= published {

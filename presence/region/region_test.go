@@ -15,7 +15,7 @@ import (
 	"headcount/presence/presencetest"
 )
 
-// store is this region's store: one bucket, whose log only says how far it goes.
+// store is this region's store. It has one bucket, whose log only has a length.
 type store struct {
 	mu        sync.Mutex
 	end       uint64
@@ -23,7 +23,7 @@ type store struct {
 	away      bool
 	greetedAt map[string]string
 	out       []string
-	applied   [][]string // out, per call
+	applied   [][]string // the argument out of each call
 	begun     int
 	log       uint64
 }
@@ -42,20 +42,27 @@ func (s *store) Outgoing(_ context.Context, at []pncounter.Position, limit int) 
 	if s.away {
 		return nil, errAway
 	}
+
 	all := make([]pncounter.Batch, len(at))
 	for i, p := range at {
 		b := pncounter.Batch{
 			Region: "us", Bucket: p.Bucket, Log: s.log, From: p.Cursor, To: s.end, Complete: true, Partial: s.partial,
 		}
+
 		if p.Log != s.log {
 			b.From = 0
 		}
+
 		if n := uint64(limit); b.To-b.From > n {
-			b.To, b.Complete, b.More = b.From+n, false, true
+			b.To = b.From + n
+			b.Complete = false
+			b.More = true
 		}
+
 		b.Pages = make([]pncounter.PagePair, b.To-b.From)
 		all[i] = b
 	}
+
 	return all, nil
 }
 
@@ -80,10 +87,12 @@ func (s *store) Regions(context.Context) (pncounter.Regions, error) {
 	if s.away {
 		return pncounter.Regions{}, errAway
 	}
+
 	greetedAt := map[string]string{}
 	for name, word := range s.greetedAt {
 		greetedAt[name] = word
 	}
+
 	return pncounter.Regions{Identity: "me", Words: greetedAt, Out: slices.Clone(s.out)}, nil
 }
 
@@ -133,7 +142,7 @@ type remote struct {
 	delay  time.Duration
 	err    error // of every call
 	hello  error
-	merges []time.Time // when something came that was not known
+	merges []time.Time // the times of merges that brought something new
 	sizes  []int
 	greets int
 }
@@ -142,6 +151,7 @@ func (r *remote) call() error {
 	r.mu.Lock()
 	delay, err := r.delay, r.err
 	r.mu.Unlock()
+
 	time.Sleep(delay)
 	return err
 }
@@ -150,6 +160,7 @@ func (r *remote) Hello(context.Context, string) error {
 	if err := r.call(); err != nil {
 		return err
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.greets++
@@ -161,11 +172,14 @@ func (r *remote) Positions(_ context.Context, buckets []int) ([]pncounter.Positi
 		return nil, err
 	}
 	r.mu.Lock()
+
 	defer r.mu.Unlock()
+
 	all := make([]pncounter.Position, len(buckets))
 	for i, b := range buckets {
 		all[i] = pncounter.Position{Bucket: b, Log: r.copy.Log, Cursor: r.copy.Cursor, Done: r.copy.Done}
 	}
+
 	return all, nil
 }
 
@@ -175,13 +189,16 @@ func (r *remote) Merge(_ context.Context, batches []pncounter.Batch) ([]pncounte
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	acks := make([]pncounter.Ack, len(batches))
 	for i, b := range batches {
 		if b.To > r.copy.Cursor {
-			r.merges, r.sizes = append(r.merges, time.Now()), append(r.sizes, len(b.Pages))
+			r.merges = append(r.merges, time.Now())
+			r.sizes = append(r.sizes, len(b.Pages))
 		}
 		acks[i] = r.copy.Merge(b)
 	}
+
 	return acks, nil
 }
 
@@ -191,22 +208,26 @@ func (r *remote) cursor() uint64 {
 	return r.copy.Cursor
 }
 
-// with runs a replicator over peers in a bubble, until fn returns.
+// with runs a replicator with the peers, in a bubble, until fn returns.
 func with(t *testing.T, s Local, stale time.Duration, peers map[string]*remote, fn func(r *Replicator)) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := Config{Local: s, StaleAfter: stale, Log: zerolog.Nop()}
 		for name, p := range peers {
 			cfg.Peers = append(cfg.Peers, Peer{name, p})
 		}
+
 		r := New(cfg)
 		r.Own([]int{0})
+
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			_ = r.Run(ctx)
 		}()
+
 		fn(r)
+
 		cancel()
 		<-done
 	})
@@ -215,7 +236,8 @@ func with(t *testing.T, s Local, stale time.Duration, peers map[string]*remote, 
 func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 	s, eu := &store{log: 1}, &remote{delay: time.Millisecond}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
-		time.Sleep(10 * time.Second) // all is quiet
+		time.Sleep(10 * time.Second) // all is quiet, so nothing limits the next change
+
 		at := time.Now()
 		s.change()
 		r.Changed(0)
@@ -223,10 +245,13 @@ func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 		if n := eu.cursor(); n != 1 {
 			t.Fatalf("after 10 ms the peer is at %d", n)
 		}
+
 		eu.mu.Lock()
 		eu.merges = nil
 		eu.mu.Unlock()
-		for range 1000 { // a change every ms
+
+		// A change every millisecond: the rounds are 200 ms apart, and each takes all that has gathered.
+		for range 1000 {
 			s.change()
 			r.Changed(0)
 			time.Sleep(time.Millisecond)
@@ -235,6 +260,7 @@ func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 		if n := eu.cursor(); n != 1001 {
 			t.Errorf("the peer is at %d", n)
 		}
+
 		synctest.Wait()
 		eu.mu.Lock()
 		defer eu.mu.Unlock()
@@ -250,8 +276,9 @@ func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
 }
 
 func TestOnePeersTroubleIsItsOwn(t *testing.T) {
-	s, slow, gone, right := &store{log: 1}, &remote{delay: 4 * time.Second}, &remote{delay: 2 * time.Second,
-		err: errAway}, &remote{}
+	s, right := &store{log: 1}, &remote{}
+	slow := &remote{delay: 4 * time.Second}
+	gone := &remote{delay: 2 * time.Second, err: errAway}
 	with(t, s, 0, map[string]*remote{"slow": slow, "gone": gone, "right": right}, func(r *Replicator) {
 		time.Sleep(time.Minute)
 		s.change()
@@ -260,19 +287,23 @@ func TestOnePeersTroubleIsItsOwn(t *testing.T) {
 		if n := right.cursor(); n != 1 {
 			t.Errorf("the right peer is at %d", n)
 		}
+
 		time.Sleep(20 * time.Second)
 		if n := slow.cursor(); n != 1 {
 			t.Errorf("the slow peer is at %d", n)
 		}
+
 		for _, l := range r.links {
 			if lag := l.Lag(); (lag > 19*time.Second) != (l.Name == "gone") {
 				t.Errorf("%s lags by %s", l.Name, lag)
 			}
 		}
+
 		gone.mu.Lock()
 		gone.err = nil
 		gone.delay = 50 * time.Millisecond
 		gone.mu.Unlock()
+
 		time.Sleep(4 * time.Second)
 		if n := gone.cursor(); n != 1 {
 			t.Errorf("4 s after its return the peer is at %d", n)
@@ -282,9 +313,12 @@ func TestOnePeersTroubleIsItsOwn(t *testing.T) {
 
 func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 	s, eu := &store{}, &remote{}
-	for range 3000 { // before it runs: nobody tells it of these
+
+	// The replicator does not run yet, so nobody notifies it of these changes.
+	for range 3000 {
 		s.change()
 	}
+
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
 		time.Sleep(5 * time.Second)
 		if n := eu.cursor(); n != 3000 || s.begun != 1 {
@@ -293,6 +327,8 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 		if most := slices.Max(eu.sizes); most > bucketPages {
 			t.Errorf("%d pages of one bucket in a round", most)
 		}
+
+		// The peer comes back empty.
 		eu.mu.Lock()
 		eu.copy = presencetest.Copy{}
 		eu.mu.Unlock()
@@ -300,8 +336,10 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 		if n := eu.cursor(); n != 3000 {
 			t.Errorf("it came back empty and is at %d", n)
 		}
+
 		eu.mu.Lock()
-		eu.copy = presencetest.Copy{Log: 77, Cursor: 5000, High: 99, Done: true} // a later life of us
+		// The peer knows a later incarnation of this region, so the log has to begin above it.
+		eu.copy = presencetest.Copy{Log: 77, Cursor: 5000, High: 99, Done: true}
 		eu.mu.Unlock()
 		time.Sleep(compareEvery + time.Second)
 		if n := eu.cursor(); n != 3000 || s.log != 100 {
@@ -310,8 +348,8 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 	})
 }
 
-// A replica that became the master may lack what was acknowledged since the last comparison of
-// positions, which then finds the position of the comparison before.
+// A replica that becomes the master may lack changes that were acknowledged since the last comparison of positions. The
+// next comparison then finds the position of the one before.
 func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 	s, eu := &store{log: 1}, &remote{}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
@@ -320,15 +358,19 @@ func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
 			eu.mu.Lock()
 			before := eu.copy
 			eu.mu.Unlock()
+
 			s.change()
 			r.Changed(0)
 			time.Sleep(10 * time.Millisecond)
 			if at := eu.cursor(); at != n+1 {
 				t.Fatalf("the peer is at %d, want %d", at, n+1)
 			}
+
+			// The peer falls back to what it had before.
 			eu.mu.Lock()
 			eu.copy = before
 			eu.mu.Unlock()
+
 			time.Sleep(compareEvery + compareEvery/2/2)
 			if at := eu.cursor(); at != n+1 {
 				t.Fatalf("%s after it lost a change the peer is at %d, want %d", compareEvery+compareEvery/2/2, at, n+1)
@@ -354,6 +396,7 @@ func (s broken) Outgoing(ctx context.Context, at []pncounter.Position, limit int
 			all[i] = pncounter.Batch{Bucket: 1}
 		}
 	}
+
 	return all, err
 }
 
@@ -368,6 +411,7 @@ func TestABucketWhoseLogCannotBeWrittenHoldsUpNoOther(t *testing.T) {
 			for n := range uint64(5) {
 				s.change()
 				r.Changed(0)
+
 				time.Sleep(time.Second)
 				if at := eu.cursor(); at != n+1 {
 					t.Fatalf("the peer is at %d of bucket 0, want %d", at, n+1)
@@ -384,9 +428,11 @@ func TestNothingIsToldWhileItIsPartial(t *testing.T) {
 		if n := eu.cursor(); n != 0 {
 			t.Errorf("the peer is at %d", n)
 		}
+
 		s.mu.Lock()
 		s.partial = false
 		s.mu.Unlock()
+
 		r.Changed(0)
 		time.Sleep(time.Second)
 		if n := eu.cursor(); n != 5 {
@@ -402,6 +448,7 @@ func TestARefusedPeerIsTriedAgain(t *testing.T) {
 		if eu.cursor() != 0 || eu.greets < 20 || eu.greets > 80 {
 			t.Errorf("the peer is at %d after %d greetings in a minute", eu.cursor(), eu.greets)
 		}
+
 		eu.mu.Lock()
 		eu.hello = nil
 		eu.mu.Unlock()
@@ -420,16 +467,20 @@ func TestSilence(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 	}
+
 	expect := func(t *testing.T, s *store, when string, want ...string) {
 		t.Helper()
 		if got := s.leftOut(); !slices.Equal(got, want) {
 			t.Errorf("%s: %v are left out, want %v", when, got, want)
 		}
 	}
+
 	t.Run("a region that falls silent, and comes back", func(t *testing.T) {
 		s := &store{log: 1}
 		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
 			words(s, 0, 10)
+
+			// The checks are 2 s before the limit and 2 s after it.
 			time.Sleep(stale - 2*time.Second)
 			expect(t, s, "just before")
 			time.Sleep(4 * time.Second)
@@ -437,11 +488,13 @@ func TestSilence(t *testing.T) {
 			if last := s.lastApplied(); !slices.Equal(last, []string{"eu"}) {
 				t.Errorf("the buckets leave out %v", last)
 			}
+
 			time.Sleep(time.Hour)
 			words(s, 20, 1)
 			expect(t, s, "heard again")
 		})
 	})
+
 	t.Run("never", func(t *testing.T) {
 		s := &store{log: 1}
 		with(t, s, 0, map[string]*remote{"eu": {}}, func(*Replicator) {
@@ -449,16 +502,19 @@ func TestSilence(t *testing.T) {
 			expect(t, s, "after a day")
 		})
 	})
+
 	t.Run("a new owner of the decision keeps it until it hears", func(t *testing.T) {
 		s := &store{log: 1, out: []string{"eu"}, greetedAt: map[string]string{"eu": "x"}}
 		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
 			time.Sleep(time.Minute)
 			expect(t, s, "not heard", "eu")
+
 			s.hear("eu", "y")
 			time.Sleep(time.Second)
 			expect(t, s, "heard")
 		})
 	})
+
 	t.Run("who does not lead decides nothing", func(t *testing.T) {
 		s := &store{log: 1}
 		with(t, s, stale, map[string]*remote{"eu": {}}, func(r *Replicator) {
@@ -467,10 +523,14 @@ func TestSilence(t *testing.T) {
 			expect(t, s, "after an hour")
 		})
 	})
+
 	t.Run("this region's Redis was away, so nobody could be heard", func(t *testing.T) {
 		s := &store{log: 1}
 		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
 			words(s, 0, 3)
+
+			// While this region's Redis is unavailable, no greeting can arrive. The silence counts only from its return
+			// on.
 			s.mu.Lock()
 			s.away = true
 			s.mu.Unlock()
@@ -480,6 +540,7 @@ func TestSilence(t *testing.T) {
 			s.mu.Unlock()
 			time.Sleep(time.Minute)
 			expect(t, s, "a minute after")
+
 			time.Sleep(stale)
 			expect(t, s, "silent on", "eu")
 		})

@@ -37,9 +37,11 @@ func TestEmptyRingOwnsNothing(t *testing.T) {
 	if n, ok := tab.Dispatcher(0); ok {
 		t.Errorf("%q owns a bucket of nobody's", n)
 	}
+
 	if got := tab.PartitionsOf("a:1"); len(got) != 0 {
 		t.Errorf("partitions %v of one who is not there", got)
 	}
+
 	if tab.Hash() == 0 || tab.Hash() == table([]string{"a:1"}, nil).Hash() {
 		t.Error("the empty ring's hash is that of another, or none")
 	}
@@ -54,8 +56,8 @@ func TestOutOfRangeHasNoOwner(t *testing.T) {
 	}
 }
 
-// TestSameMembersSameTable: the order of the members and repeated members make no
-// difference, and every part has exactly one owner.
+// TestSameMembersSameTable: neither the order of the members nor repetitions change the table, and every partition and
+// bucket has exactly one owner.
 func TestSameMembersSameTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gen := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z]{1,12}:[0-9]{2,5}`), 1, 20, rapid.ID[string])
@@ -80,6 +82,8 @@ func TestSameMembersSameTable(t *testing.T) {
 					t.Fatalf("partition %d: %q here, %q there", i, n, o)
 				}
 			}
+
+			// Loads are bounded by 1.25 times the mean.
 			if most := int(math.Ceil(float64(p) / float64(len(nodes)) * 1.25)); len(one.PartitionsOf(n)) > most {
 				t.Fatalf("%q has %d partitions, the bound is %d", n, len(one.PartitionsOf(n)), most)
 			}
@@ -111,23 +115,24 @@ func TestAnotherMemberAnotherHash(t *testing.T) {
 	}
 }
 
-// TestLosingOneMovesLittle: of ten nodes one leaves. Its own partitions must
-// move; bounded loads make some others move too, about as many as one more
-// node's at most.
+// TestLosingOneMovesLittle: one of ten nodes leaves. Its own partitions must move. Bounded loads make some others move
+// as well, at most about as many as one node has.
 func TestLosingOneMovesLittle(t *testing.T) {
 	moved := 0.0
-	least := 2.0 // of the shares, in multiples of the mean
+	least := 2.0
 	most := 0.0
 	const rings, members = 20, 10
 	for r := range rings {
 		nodes := names((r + 1) * members)[r*members:]
 		before := table(nodes, nil)
 		for _, n := range nodes {
+			// The share is in multiples of the mean.
 			share := float64(len(before.PartitionsOf(n))) * members / partitions
 			least = min(least, share)
 			most = max(most, share)
 		}
 
+		// A different node leaves each ring, because their shares differ.
 		gone := nodes[r%members]
 		after := table(slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == gone }), nil)
 

@@ -19,20 +19,26 @@ type links func(stream io.ReadWriteCloser, key []byte)
 
 func (f links) Serve(stream io.ReadWriteCloser, key []byte) { f(stream, key) }
 
-// linked runs test with a client, and a server that echoes whole lines after its key.
+// linked runs test with a client and a server, which sends its key and then echoes what it receives.
 func linked(t *testing.T, keys [][]byte, test func(t *testing.T, n *network, c *rpc.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server,
+
+		h := newHandler(t, rpc.Config{
+			Keys: secret, Name: server,
 			Links: links(func(stream io.ReadWriteCloser, key []byte) {
 				defer stream.Close()
 				_, _ = stream.Write(key)
 				_, _ = io.Copy(stream, stream)
-			})})
+			}),
+		})
+		// A link must outlive these limits, which are those of a single request.
+
 		srv := &http.Server{Handler: h, ReadTimeout: time.Second, WriteTimeout: time.Second, IdleTimeout: time.Second}
 		done := make(chan error, 1)
 		go func() { done <- srv.Serve(n) }()
+
 		c := newClient(t, rpc.ClientConfig{Keys: keys, Dial: n.Dial})
 
 		test(t, n, c)
@@ -44,11 +50,12 @@ func linked(t *testing.T, keys [][]byte, test func(t *testing.T, n *network, c *
 	})
 }
 
-// Both sides have the same key, which no other link has, and the link outlives the limits of the HTTP server and of the
-// context that it was made with.
+// Both sides of a link have the same key, and every link has another one. A link outlives the limits of the HTTP server
+// and the context of its creation.
 func TestLink(t *testing.T) {
 	linked(t, secret, func(t *testing.T, _ *network, c *rpc.Client) {
 		var keys [2][]byte
+
 		for i := range keys {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			stream, key, err := c.Link(ctx, server)
@@ -56,24 +63,31 @@ func TestLink(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			keys[i] = key
+
+			// The limits of the server and of the context have passed.
 			time.Sleep(time.Minute)
 
 			theirs := make([]byte, len(key))
 			if _, err := io.ReadFull(stream, theirs); err != nil || !bytes.Equal(theirs, key) || len(key) != 16 {
 				t.Errorf("the keys are %x and %x: %v", key, theirs, err)
 			}
+
 			if _, err := stream.Write([]byte("hello")); err != nil {
 				t.Error(err)
 			}
+
 			echo := make([]byte, 5)
 			if _, err := io.ReadFull(stream, echo); err != nil || string(echo) != "hello" {
 				t.Errorf("%q came back: %v", echo, err)
 			}
+
 			if err := stream.Close(); err != nil {
 				t.Error(err)
 			}
 		}
+
 		if bytes.Equal(keys[0], keys[1]) {
 			t.Error("two links have the same key")
 		}
@@ -86,6 +100,7 @@ func TestLinkRefusals(t *testing.T) {
 			t.Errorf("with another secret: %v", err)
 		}
 	})
+
 	linked(t, secret, func(t *testing.T, _ *network, c *rpc.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -95,15 +110,19 @@ func TestLinkRefusals(t *testing.T) {
 	})
 }
 
-// A recorded request makes no second link.
+// A replayed request makes no second link.
 func TestLinkIsMadeOnce(t *testing.T) {
 	linked(t, secret, func(t *testing.T, n *network, _ *rpc.Client) {
 		recorded := &bytes.Buffer{}
-		c := newClient(t, rpc.ClientConfig{Keys: secret,
+
+		c := newClient(t, rpc.ClientConfig{
+			Keys: secret,
 			Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 				conn, err := n.Dial(ctx, network, addr)
 				return tapped{conn, recorded}, err
-			}})
+			},
+		})
+
 		stream, _, err := c.Link(t.Context(), server)
 		if err != nil {
 			t.Fatal(err)
@@ -111,12 +130,15 @@ func TestLinkIsMadeOnce(t *testing.T) {
 		_ = stream.Close()
 		c.Close()
 
+		// An attacker who has recorded the request sends it again.
 		conn, err := n.Dial(t.Context(), "tcp", server)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
+
 		go func() { _, _ = conn.Write(recorded.Bytes()) }()
+
 		line := make([]byte, len("HTTP/1.1 401"))
 		if _, err := io.ReadFull(conn, line); err != nil || string(line) != "HTTP/1.1 401" {
 			t.Errorf("the answer begins with %q: %v", line, err)
@@ -124,7 +146,7 @@ func TestLinkIsMadeOnce(t *testing.T) {
 	})
 }
 
-// tapped is a connection that records what is written.
+// tapped records what is written to a connection.
 type tapped struct {
 	net.Conn
 	to *bytes.Buffer

@@ -46,16 +46,22 @@ func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	in := r.Clone(r.Context())
-	in.RequestURI, in.RemoteAddr = r.URL.RequestURI(), "10.0.0.1:1000"
+	in.RequestURI = r.URL.RequestURI()
+	in.RemoteAddr = "10.0.0.1:1000"
 	if d.change != nil {
 		body = d.change(in, body)
 	}
+
 	in.Body = io.NopCloser(bytes.NewReader(body))
+
+	// The length is unknown, as with a chunked body.
 	in.ContentLength = -1
 	if in.Host == "" {
 		in.Host = in.URL.Host
 	}
+
 	w := httptest.NewRecorder()
 	d.handler.ServeHTTP(w, in)
 	d.answer = w.Result()
@@ -76,6 +82,7 @@ func newClient(t rapid.TB, cfg rpc.ClientConfig) *rpc.Client {
 	if cfg.Name == "" {
 		cfg.Name = "10.0.0.1:7946"
 	}
+
 	c, err := rpc.NewClient(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -84,6 +91,7 @@ func newClient(t rapid.TB, cfg rpc.ClientConfig) *rpc.Client {
 }
 
 func TestUpdatesComeBack(t *testing.T) {
+	// Keys and values have characters that JSON has to escape.
 	key := rapid.OneOf(rapid.SampledFrom([]string{"*", "home", `a"b\c`, "日本", "<&>"}),
 		rapid.StringMatching(`[a-z0-9/ é]{1,60}`))
 	gen := rapid.Custom(func(t *rapid.T) presence.Update {
@@ -102,21 +110,25 @@ func TestUpdatesComeBack(t *testing.T) {
 			Value: rapid.StringMatching(`[a-z0-9 "\\,é]{0,30}`).Draw(t, "value"),
 		}
 	})
+
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.SliceOf(gen).Draw(t, "updates")
 		var got []presence.Update
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server,
+
+		h := newHandler(t, rpc.Config{
+			Keys: secret, Name: server,
 			Updates: onUpdates(func(from string, updates []presence.Update) {
 				if from != "10.0.0.1:7946" {
 					t.Errorf("from %q", from)
 				}
 				got = append(got, updates...)
-			})})
+			}),
+		})
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
-		err := c.PushUpdates(t.Context(), server, want)
-		if err != nil {
+		if err := c.PushUpdates(t.Context(), server, want); err != nil {
 			t.Fatal(err)
 		}
+
 		if len(got)+len(want) > 0 && !reflect.DeepEqual(got, want) {
 			t.Fatalf("sent\n%+v\ngot\n%+v", want, got)
 		}
@@ -127,47 +139,62 @@ func TestUpdatesComeBack(t *testing.T) {
 func TestManyUpdatesTakeOneRequest(t *testing.T) {
 	requests, got := 0, 0
 	h := newHandler(t, rpc.Config{Keys: secret, Updates: onUpdates(func(_ string, updates []presence.Update) {
-		requests, got = requests+1, got+len(updates)
+		requests++
+		got += len(updates)
 	})})
 	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
+
 	updates := make([]presence.Update, 1024)
 	for i := range updates {
+		// JSON escapes "<" with six bytes, so these pages are the longest on the wire.
 		updates[i] = presence.Count{Page: strings.Repeat("<", 127) + strconv.Itoa(i%10), Users: int64(i)}.Update()
 	}
+
+	// One update is invalid. The others are sent all the same.
 	updates[77].Key = "\x00"
+
 	if err := c.PushUpdates(t.Context(), server, updates); !errors.Is(err, presence.ErrTopic) {
 		t.Errorf("got %v, want what is wrong with one of them", err)
 	}
+
 	if got != len(updates)-1 || requests != 1 {
 		t.Errorf("%d updates in %d requests", got, requests)
 	}
 }
 
-// TestAnotherFormat: requests of another format are counted, logged once and refused
-// with a sentence, whatever they ask for. Nothing of them is carried out.
+// TestAnotherFormat: requests of another format are counted, logged once and refused with an explanation. None of them
+// is carried out.
 func TestAnotherFormat(t *testing.T) {
 	var log bytes.Buffer
 	reg := prometheus.NewRegistry()
-	h := newHandler(t, rpc.Config{Keys: secret, Registerer: reg, Log: zerolog.New(&log),
+	h := newHandler(t, rpc.Config{
+		Keys: secret, Registerer: reg, Log: zerolog.New(&log),
 		Holds: onHold(func(context.Context, presence.HoldCall) error {
 			t.Error("a hold was taken")
 			return nil
-		})})
+		}),
+	})
+
 	for i, format := range []string{"", "format=1, ", "format=3, ", "format=, "} {
 		d := &direct{handler: h, change: func(r *http.Request, body []byte) []byte {
 			a := r.Header.Get("Authorization")
 			r.Header.Set("Authorization", strings.Replace(a, "format=2, ", format, 1))
-			if i == 1 {
-				r.URL.Path, r.RequestURI = "/v1/counts", "/v1/counts"
+			if i == 1 { // the oldest format had other paths
+				r.URL.Path = "/v1/counts"
+				r.RequestURI = "/v1/counts"
 			}
+
 			return body
 		}}
+
+		// The format is checked before the signature, which another format may compute in another way.
 		err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
 		if !errors.Is(err, rpc.ErrFormat) || d.answer.StatusCode != 400 ||
 			!strings.Contains(err.Error(), "run the same version everywhere") {
 			t.Errorf("%q: %d, %v", format, d.answer.StatusCode, err)
 		}
 	}
+
 	if n := refusedFor(t, reg, "format"); n != 4 {
 		t.Errorf("%v refused", n)
 	}
@@ -182,29 +209,35 @@ func (f onUsers) ReceiveUsers(ctx context.Context, users []presence.User) ([]pre
 	return f(ctx, users)
 }
 
-// States of users come back in their order, and a node that does not own one of them is no owner for the caller.
+// The states are in the order of the users. A node that does not own one of them answers ErrNotOwner.
 func TestUsers(t *testing.T) {
 	users := []presence.User{1<<63 + 5, 0, 7}
 	states := []presence.UserState{{Since: time.Unix(1700000000, 0), Pages: 2}, {}, {Since: time.Unix(1, 0), Pages: 1}}
 	var fails error
-	h := newHandler(t, rpc.Config{Keys: secret,
+
+	h := newHandler(t, rpc.Config{
+		Keys: secret,
 		Users: onUsers(func(_ context.Context, asked []presence.User) ([]presence.UserState, error) {
 			if !slices.Equal(asked, users) {
 				t.Errorf("asked about %v", asked)
 			}
 			return states, fails
-		})})
+		}),
+	})
 	d := &direct{handler: h}
 	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
+
 	if got, err := c.Users(t.Context(), server, users); err != nil || !slices.Equal(got, states) {
 		t.Errorf("%v, %v", got, err)
 	}
+
 	fails = presence.ErrNotOwner
 	if _, err := c.Users(t.Context(), server, users); !errors.Is(err, presence.ErrNotOwner) {
 		t.Error(err)
 	}
-	if _, err := c.Users(t.Context(), server, make([]presence.User, presence.MaxAsked+1)); err == nil ||
-		d.answer.StatusCode != http.StatusBadRequest {
+
+	_, err := c.Users(t.Context(), server, make([]presence.User, presence.MaxAsked+1))
+	if err == nil || d.answer.StatusCode != http.StatusBadRequest {
 		t.Errorf("too many users: %v, %d", err, d.answer.StatusCode)
 	}
 }
@@ -218,22 +251,25 @@ func (f onParts) ReceiveExplain(_ context.Context, page string) (presence.Parts,
 func TestExplain(t *testing.T) {
 	parts := presence.Parts{People: 5, Held: 1, Leaving: 2, Connections: 7, Ignored: 3, Settled: 9, Moving: true}
 	var fails error
+
 	h := newHandler(t, rpc.Config{Keys: secret, Parts: onParts(func(page string) (presence.Parts, error) {
 		if page != `a"é` {
 			t.Errorf("asked about %q", page)
 		}
 		return parts, fails
 	})})
+
 	c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
 	if got, err := c.Explain(t.Context(), server, `a"é`); err != nil || got != parts {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	fails = presence.ErrUnavailable
 	if _, err := c.Explain(t.Context(), server, `a"é`); !errors.Is(err, presence.ErrUnavailable) {
 		t.Error(err)
 	}
 
-	// A process of before knows no such question.
+	// A process of an older release does not know the question.
 	old := newClient(t, rpc.ClientConfig{
 		Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})},
 	})
@@ -261,15 +297,18 @@ func TestHold(t *testing.T) {
 		"not, wrapped":  {fmt.Errorf("hold: %w", presence.ErrNotOwner), presence.ErrNotOwner, 409, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHandler(t, rpc.Config{Keys: secret,
+			h := newHandler(t, rpc.Config{
+				Keys: secret,
 				Holds: onHold(func(_ context.Context, call presence.HoldCall) error {
 					if call.User != 1<<63+5 || call.Page != `a"é` || !call.On {
 						t.Errorf("%+v", call)
 					}
 					return tc.remote
-				})})
+				}),
+			})
 			d := &direct{handler: h}
 			c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
+
 			err := c.Hold(t.Context(), server, asked(1<<63+5, `a"é`, true))
 			if !errors.Is(err, tc.want) || tc.want == nil && err != nil {
 				t.Errorf("got %v, want %v", err, tc.want)
@@ -280,22 +319,26 @@ func TestHold(t *testing.T) {
 			if d.answer.StatusCode != tc.status {
 				t.Errorf("status %d, want %d", d.answer.StatusCode, tc.status)
 			}
+			// Errors are problems (RFC 9457).
 			if ct := d.answer.Header.Get("Content-Type"); tc.want != nil && ct != "application/problem+json" {
 				t.Errorf("type %q", ct)
 			}
 		})
 	}
+
 	t.Run("something else", func(t *testing.T) {
 		h := newHandler(t, rpc.Config{Holds: onHold(func(context.Context, presence.HoldCall) error {
 			return errors.New("inner things")
 		})})
 		err := newClient(t, rpc.ClientConfig{Transport: &direct{handler: h}}).
 			Hold(t.Context(), server, asked(1, "p", false))
+
 		answer := (*rpc.Error)(nil)
 		if !errors.As(err, &answer) || answer.Status != 500 || strings.Contains(err.Error(), "inner things") {
 			t.Errorf("got %v", err)
 		}
 	})
+
 	t.Run("page", func(t *testing.T) {
 		c := newClient(t, rpc.ClientConfig{Transport: &direct{}})
 		if err := c.Hold(t.Context(), server, asked(1, "*", true)); !errors.Is(err, presence.ErrPage) {
@@ -306,7 +349,10 @@ func TestHold(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	set := func(key, value string) func(*http.Request, []byte) []byte {
-		return func(r *http.Request, body []byte) []byte { r.Header.Set(key, value); return body }
+		return func(r *http.Request, body []byte) []byte {
+			r.Header.Set(key, value)
+			return body
+		}
 	}
 	replace := func(old, new string) func(*http.Request, []byte) []byte {
 		return func(r *http.Request, body []byte) []byte {
@@ -314,10 +360,12 @@ func TestRefusals(t *testing.T) {
 			if !strings.Contains(a, old) {
 				panic(a)
 			}
+
 			r.Header.Set("Authorization", strings.Replace(a, old, new, 1))
 			return body
 		}
 	}
+
 	for name, tc := range map[string]struct {
 		keys   [][]byte
 		change func(*http.Request, []byte) []byte
@@ -370,18 +418,22 @@ func TestRefusals(t *testing.T) {
 					return nil
 				}),
 			})
+
 			d := &direct{handler: h, change: tc.change}
 			c := newClient(t, rpc.ClientConfig{Keys: tc.keys, Transport: d})
+
 			err := c.Hold(t.Context(), server, asked(1, "p", true))
 			if d.answer.StatusCode != tc.status || held != (tc.want == nil) {
 				t.Errorf("status %d, want %d; taken: %t", d.answer.StatusCode, tc.status, held)
 			}
+
 			if tc.want == nil {
 				if err != nil {
 					t.Error(err)
 				}
 				return
 			}
+
 			if !errors.Is(err, tc.want) {
 				t.Errorf("got %v, want %v", err, tc.want)
 			}
@@ -398,6 +450,7 @@ func refusedFor(t testing.TB, reg prometheus.Gatherer, reason string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == "headcount_cluster_requests_refused_total" && m.GetLabel()[0].GetValue() == reason {
@@ -405,6 +458,7 @@ func refusedFor(t testing.TB, reg prometheus.Gatherer, reason string) float64 {
 			}
 		}
 	}
+
 	return 0
 }
 
@@ -413,47 +467,68 @@ func TestReplayAndTime(t *testing.T) {
 		taken := 0
 		h := newHandler(t, rpc.Config{
 			Keys: secret, Name: server,
-			Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil }),
+			Holds: onHold(func(context.Context, presence.HoldCall) error {
+				taken++
+				return nil
+			}),
 		})
+
 		var sent *http.Request
 		var sentBody []byte
 		keep := func(r *http.Request, body []byte) []byte {
-			sent, sentBody = r.Clone(context.Background()), body
+			sent = r.Clone(context.Background())
+			sentBody = body
 			return body
 		}
+
 		d := &direct{handler: h, change: keep}
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d})
 		if err := c.Hold(t.Context(), server, asked(1, "p", true)); err != nil {
 			t.Fatal(err)
 		}
+
 		again := func(h http.Handler, says string) {
 			t.Helper()
 			r := sent.Clone(context.Background())
 			r.Body = io.NopCloser(bytes.NewReader(sentBody))
 			w := httptest.NewRecorder()
+
 			h.ServeHTTP(w, r)
 			if w.Code != 401 || !strings.Contains(w.Body.String(), `"code":"`+says+`"`) {
 				t.Errorf("want %s, got %d %s", says, w.Code, w.Body)
 			}
 		}
+
+		// The request is replayed soon and late, to this process and to one that has started since.
 		again(h, "replayed")
+
+		// After the time window the number is forgotten, and the request is refused because of its age.
 		time.Sleep(31 * time.Second)
 		again(h, "old")
 		again(newHandler(t, rpc.Config{
-			Keys: secret, Holds: onHold(func(context.Context, presence.HoldCall) error { taken++; return nil }),
+			Keys: secret, Holds: onHold(func(context.Context, presence.HoldCall) error {
+				taken++
+				return nil
+			}),
 		}), "old")
+
 		if taken != 1 {
 			t.Errorf("taken %d times", taken)
 		}
+
 		if err := c.Hold(t.Context(), server, asked(1, "p", true)); err != nil {
 			t.Error(err)
 		}
+
+		// A request for one process is refused by every other one.
 		other := newHandler(t, rpc.Config{
 			Keys: secret, Name: "10.0.0.3:7946",
 			Holds: onHold(func(context.Context, presence.HoldCall) error { return nil }),
 		})
-		if err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}}).Hold(t.Context(),
-			server, asked(1, "p", true)); !errors.Is(err, rpc.ErrMisdirected) {
+
+		stray := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}})
+		err := stray.Hold(t.Context(), server, asked(1, "p", true))
+		if !errors.Is(err, rpc.ErrMisdirected) {
 			t.Errorf("for another: %v", err)
 		}
 	})
@@ -462,30 +537,34 @@ func TestReplayAndTime(t *testing.T) {
 func TestBodiesThatMakeNoSense(t *testing.T) {
 	h := newHandler(t, rpc.Config{
 		Updates: onUpdates(func(string, []presence.Update) { t.Error("updates were taken") }),
-		Holds:   onHold(func(context.Context, presence.HoldCall) error { t.Error("a hold was taken"); return nil }),
+		Holds: onHold(func(context.Context, presence.HoldCall) error {
+			t.Error("a hold was taken")
+			return nil
+		}),
 	})
+
 	for _, tc := range []struct{ path, body string }{
 		{"/updates", ``}, {"/updates", `[]`}, {"/updates", `{"updates":[{"topic":"","value":"1"}]}`},
 		{"/updates", `{"updates":[{"topic":"count//"}]}`},
 		{"/updates", `{"updates":[{"topic":"count//a","sequence":1.5}]}`},
 		{"/updates", `{"updates":[{"topic":"count//\u0007"}]}`}, {"/updates", `{"updates":[{"topic":"a b//p"}]}`},
-		{
-			"/updates", `{"updates":[{"topic":"count//p","value":"a\nb"}]}`,
-		}, {"/updates", `{"updates":[{"topic":"count//p","value":7}]}`},
+		{"/updates", `{"updates":[{"topic":"count//p","value":"a\nb"}]}`},
+		{"/updates", `{"updates":[{"topic":"count//p","value":7}]}`},
 		{"/hold", `{"user":"1","page":"p","on":true}`}, {"/hold", `{"user":"0000000000000001","page":"*","on":true}`},
 		{"/hold", `{"user":"0000000000000001","page":"p"}`},
 		{"/hold", `{"user":"000000000000000g","page":"p","on":true}`},
 	} {
-		// These are not signed, for a server without secrets: the test is about the
-		// body.
+		// The requests are not signed and the server has no secrets, because the test is about bodies.
 		d := &direct{handler: h}
 		d.change = func(r *http.Request, _ []byte) []byte {
-			r.URL.Path, r.RequestURI = tc.path, tc.path
+			r.URL.Path = tc.path
+			r.RequestURI = tc.path
 			r.Header.Set("Content-Digest", rpc.DigestOf([]byte(tc.body)))
 			return []byte(tc.body)
 		}
-		if err := newClient(t, rpc.ClientConfig{Transport: d}).Hold(t.Context(), server,
-			asked(1, "p", true)); !errors.Is(err, rpc.ErrMalformed) {
+
+		err := newClient(t, rpc.ClientConfig{Transport: d}).Hold(t.Context(), server, asked(1, "p", true))
+		if !errors.Is(err, rpc.ErrMalformed) {
 			t.Errorf("%s %s: %v", tc.path, tc.body, err)
 		}
 	}
@@ -502,6 +581,7 @@ func TestOtherPathsAndMethods(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(tc.method, tc.path, nil))
+
 		if w.Code != tc.status || w.Header().Get("Content-Type") != "application/problem+json" {
 			t.Errorf("%s %s: %d %s", tc.method, tc.path, w.Code, w.Body)
 		}
@@ -530,11 +610,14 @@ func (n *network) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	case n.accept <- there:
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		n.open, n.dials = append(n.open, here, there), n.dials+1
+		n.open = append(n.open, here, there)
+		n.dials++
+
 		return here, nil
 	case <-n.closed:
 	case <-ctx.Done():
 	}
+
 	here.Close()
 	there.Close()
 	return nil, &net.OpError{Op: "dial", Net: "memory", Err: errors.New("connection refused")}
@@ -549,14 +632,19 @@ func (n *network) Accept() (net.Conn, error) {
 	}
 }
 
-func (n *network) Close() error   { close(n.closed); return nil }
 func (n *network) Addr() net.Addr { return &net.UnixAddr{Name: server} }
+
+func (n *network) Close() error {
+	close(n.closed)
+	return nil
+}
 
 func TestOverConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
 		got, slow := 0, false
-		h := newHandler(t, rpc.Config{Keys: secret, Name: server,
+		h := newHandler(t, rpc.Config{
+			Keys: secret, Name: server,
 			Updates: onUpdates(func(_ string, updates []presence.Update) { got += len(updates) }),
 			Holds: onHold(func(ctx context.Context, _ presence.HoldCall) error {
 				if slow {
@@ -566,48 +654,60 @@ func TestOverConnections(t *testing.T) {
 				return nil
 			}),
 		})
+
 		srv := &http.Server{Handler: h}
 		done := make(chan error, 1)
 		go func() { done <- srv.Serve(n) }()
+
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Dial: n.Dial})
 		updates := []presence.Update{presence.Count{Page: "p", Users: 1}.Update()}
+
 		for range 10 {
 			if err := c.PushUpdates(t.Context(), server, updates); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		if n.dials != 1 || got != 10 {
 			t.Errorf("%d connections for %d requests", n.dials, got)
 		}
-		for _, cn := range n.open { // a kept connection breaks, and nobody notices
+
+		// The idle connection breaks unnoticed.
+		for _, cn := range n.open {
 			cn.Close()
 		}
+
 		if err := c.PushUpdates(t.Context(), server, updates); err != nil {
 			t.Error(err)
 		}
+
+		// The server does not answer: the client gives up after its own limit, or at the end of its context.
 		slow = true
 		began := time.Now()
-		if err := c.Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) ||
-			time.Since(began) != 5*time.Second {
+		err := c.Hold(t.Context(), server, asked(1, "p", true))
+		if !errors.Is(err, presence.ErrUnavailable) || time.Since(began) != 5*time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
+
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
+
 		if err := c.Hold(ctx, server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) {
-			t.Error(err) // of both sides, either may say first that the time is over
+			t.Error(err) // either side may notice the timeout first
 		}
+
 		srv.Close()
 		<-done
 		if err := c.Hold(t.Context(), server, asked(1, "p", true)); !errors.Is(err, presence.ErrUnavailable) {
 			t.Errorf("nobody is there: %v", err)
 		}
+
 		c.Close()
 		synctest.Wait()
 	})
 }
 
-// TestServerOverTCP sends many requests at once; none of them is taken for a replay of
-// another.
+// TestServerOverTCP sends many requests at once. None of them is taken for a replay.
 func TestServerOverTCP(t *testing.T) {
 	var mu sync.Mutex
 	got := 0
@@ -616,21 +716,25 @@ func TestServerOverTCP(t *testing.T) {
 		defer mu.Unlock()
 		got += len(updates)
 	})})
+
 	srv := httptest.NewServer(h)
 	defer srv.Close()
 	c := newClient(t, rpc.ClientConfig{Keys: secret})
 	defer c.Close()
+
 	var wg sync.WaitGroup
-	for range 80 { // more than there may be connections
+
+	for range 80 { // more clients than there may be connections
 		wg.Go(func() {
 			for range 10 {
-				if err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(),
-					[]presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
+				updates := []presence.Update{presence.Count{Page: "p"}.Update()}
+				if err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(), updates); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
+
 	wg.Wait()
 	if got != 800 {
 		t.Errorf("%d counts", got)
@@ -649,6 +753,7 @@ func TestAnswersOfStrangers(t *testing.T) {
 		"code":     {500, `{"code":"rude"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
+			// The server may be a stranger: the client follows no redirect, and quotes little of the answer.
 			d := &direct{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Location", "http://elsewhere/")
 				w.WriteHeader(tc.status)
@@ -656,6 +761,7 @@ func TestAnswersOfStrangers(t *testing.T) {
 			})}
 			err := newClient(t, rpc.ClientConfig{Keys: secret, Transport: d}).
 				Hold(t.Context(), server, asked(1, "p", true))
+
 			answer := (*rpc.Error)(nil)
 			if !errors.As(err, &answer) || answer.Status != tc.status || len(err.Error()) > 2000 {
 				t.Errorf("got %v", err)
@@ -673,6 +779,7 @@ func TestSettingsThatCannotWork(t *testing.T) {
 			t.Errorf("client, %s: %v", name, err)
 		}
 	}
+
 	for name, cfg := range map[string]rpc.Config{"empty secret": {Keys: [][]byte{{}}}} {
 		if _, err := rpc.NewHandler(cfg); !errors.Is(err, rpc.ErrConfig) {
 			t.Errorf("handler, %s: %v", name, err)
@@ -690,12 +797,15 @@ func FuzzBodies(f *testing.F) {
 			if err == nil && presence.CheckPage(call.Page) != nil {
 				t.Fatal("bad page")
 			}
+
 			return
 		}
+
 		updates, err := rpc.ParseUpdates([]byte(body))
 		if err != nil {
 			return
 		}
+
 		for _, u := range updates {
 			if u.Check() != nil {
 				t.Fatalf("%+v", u)
@@ -704,7 +814,7 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// FuzzAuthorization: a header is refused, or is one that a client may write.
+// FuzzAuthorization: no header without a valid signature is accepted.
 func FuzzAuthorization(f *testing.F) {
 	f.Add(`Headcount format=2, key=00000000, from="a:1", time=1700000000000, life=ff, number=1, ` +
 		`mac=00000000000000000000000000000000`)
@@ -714,9 +824,11 @@ func FuzzAuthorization(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+
 	f.Fuzz(func(t *testing.T, header string) {
 		r := httptest.NewRequest(http.MethodPut, "/updates", strings.NewReader("{}"))
 		r.Header["Authorization"] = []string{header}
+
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		if w.Code != 401 && w.Code != 400 { // of another format
@@ -725,7 +837,7 @@ func FuzzAuthorization(f *testing.F) {
 	})
 }
 
-// These functions serve as rpc.Updates, rpc.Holds and rpc.Reports.
+// These types make functions rpc.Updates, rpc.Holds and rpc.Reports.
 type (
 	onUpdates func(from string, updates []presence.Update)
 	onHold    func(ctx context.Context, call presence.HoldCall) error
@@ -742,7 +854,7 @@ func (f onHold) ReceiveHold(ctx context.Context, call presence.HoldCall) error {
 
 func (f onReport) Report() presence.Report { return f() }
 
-// asked is a call about a hold that is made now.
+// asked returns a hold call that is made now.
 func asked(u presence.User, page string, on bool) presence.HoldCall {
 	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
 }

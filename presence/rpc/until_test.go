@@ -18,7 +18,7 @@ import (
 	"headcount/presence/rpc"
 )
 
-// late is a link that delivers a request only after some time: the whole request, or only its body.
+// late is a link that delivers a request late: the whole request, or only its body.
 type late struct {
 	handler http.Handler
 	by      time.Duration
@@ -32,6 +32,7 @@ func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
 	if l.inBody {
 		whole.Body = io.NopCloser(io.MultiReader(pause(l.by), r.Body))
 	}
+
 	go func() {
 		defer close(l.delivered)
 		if !l.inBody {
@@ -39,8 +40,9 @@ func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		_, _ = (&direct{handler: l.handler}).RoundTrip(whole)
 	}()
-	<-r.Context().Done()
 
+	// The caller gives up, and the request is still on its way.
+	<-r.Context().Done()
 	return nil, r.Context().Err()
 }
 
@@ -53,8 +55,8 @@ func (p pause) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// TestALateRequestIsRefused: whatever a stalled link delivers after its caller has given up has no effect, whichever
-// call it is; what it delivers in time ends when the caller gives up.
+// TestALateRequestIsRefused: a request that a stalled link delivers after its caller has given up has no effect,
+// whichever call it is. A request that arrives in time ends when the caller gives up.
 func TestALateRequestIsRefused(t *testing.T) {
 	const patience = time.Second
 	calls := map[string]func(ctx context.Context, c *rpc.Client) error{
@@ -67,6 +69,7 @@ func TestALateRequestIsRefused(t *testing.T) {
 			return err
 		},
 	}
+
 	for name, call := range calls {
 		for by, refused := range map[time.Duration]float64{
 			patience - time.Millisecond: 0, patience + time.Millisecond: 1,
@@ -79,13 +82,17 @@ func TestALateRequestIsRefused(t *testing.T) {
 					h := newHandler(t, rpc.Config{
 						Keys: secret, Registerer: reg, Holds: sink, Updates: sink, Users: sink,
 					})
+
 					l := &late{handler: h, by: by, inBody: inBody, delivered: make(chan struct{})}
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
+
 					if err := call(ctx, newClient(t, rpc.ClientConfig{Keys: secret, Transport: l})); err == nil {
 						t.Error("a stalled call was answered")
 					}
+
 					<-l.delivered
+
 					if got := refusedFor(t, reg, "late"); got != refused || taken != 1-int(refused) {
 						t.Errorf("%s, late by %s, in its body %t: refused %v times, carried out %d times",
 							name, by, inBody, got, taken)
@@ -96,7 +103,7 @@ func TestALateRequestIsRefused(t *testing.T) {
 	}
 }
 
-// calledBack counts the calls that it gets, and checks when they were made and how long they may last.
+// calledBack counts its calls, and checks when they were made and how long they may last.
 type calledBack struct {
 	t     *testing.T
 	taken *int
@@ -104,6 +111,7 @@ type calledBack struct {
 
 func (c calledBack) took(ctx context.Context) {
 	*c.taken++
+
 	if deadline, limited := ctx.Deadline(); !limited || time.Until(deadline) > 2*time.Millisecond {
 		c.t.Errorf("the call may last until %s, %t", deadline, limited)
 	}
@@ -126,8 +134,8 @@ func (c calledBack) ReceiveUsers(ctx context.Context, _ []presence.User) ([]pres
 
 func (c calledBack) ReceiveUpdates(string, []presence.Update) { *c.taken++ }
 
-// TestARequestOfAnOlderRelease: it says neither when its caller gives up nor when the call was made, and its clock may
-// be wrong. The call counts as made when it arrives.
+// TestARequestOfAnOlderRelease: such a request says neither when its caller gives up nor when the call was made, and
+// its sender's clock may be wrong. The call counts as made when it arrives.
 func TestARequestOfAnOlderRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var call presence.HoldCall
@@ -135,18 +143,22 @@ func TestARequestOfAnOlderRelease(t *testing.T) {
 			call = c
 			return nil
 		})})
+
+		// The sender's clock, which is behind, must not make the call older.
 		time.Sleep(time.Minute)
+
 		c := newClient(t, rpc.ClientConfig{
 			Keys: secret, Now: func() time.Time { return time.Now().Add(-25 * time.Second) },
 			Transport: older{&direct{handler: h}},
 		})
+
 		if err := c.Hold(t.Context(), server, asked(1, "p", true)); err != nil || !call.Asked.Equal(time.Now()) {
 			t.Errorf("%v; made at %s, want now, %s", err, call.Asked, time.Now())
 		}
 	})
 }
 
-// older makes each request one of an older release, and signs it anew.
+// older turns each request into one of an older release, and signs it again.
 type older struct{ *direct }
 
 func (o older) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -154,10 +166,13 @@ func (o older) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+
+	// An older release does not send these times.
 	body = regexp.MustCompile(`,"asked":[0-9]+`).ReplaceAll(body, nil)
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	r.URL.RawQuery = ""
 	r.Header.Set("Content-Digest", rpc.DigestOf(body))
+
 	header, _, _ := strings.Cut(r.Header.Get("Authorization"), ", mac=")
 	r.Header.Set("Authorization", rpc.Sealed(secret, r, header))
 

@@ -9,8 +9,8 @@ import (
 	"headcount/presence/seal"
 )
 
-// TestTimeOfTheStore: the clock is the store's, moves only as far as a reading proves it wrong, and counts on between
-// readings.
+// TestTimeOfTheStore: the clock follows the store's. It moves only as far as a reading proves it wrong, and runs on
+// between readings.
 func TestTimeOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c seal.Clock
@@ -42,8 +42,8 @@ func TestTimeOfTheStore(t *testing.T) {
 	})
 }
 
-// TestNothingIsAcceptedBeforeTheTimeIsKnown: a process that has just started, and whose own clock may be an hour
-// behind, accepts no message before the store has shown the time, and none that was recorded before.
+// TestNothingIsAcceptedBeforeTheTimeIsKnown: a process has just started, and its own clock may be an hour behind. It
+// accepts no message before the store has shown the time, and no replay afterwards.
 func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c seal.Clock
@@ -71,8 +71,8 @@ func TestNothingIsAcceptedBeforeTheTimeIsKnown(t *testing.T) {
 	})
 }
 
-// TestTheClockOfTheStoreJumps: another server with another clock takes over. Messages by the new time are accepted at
-// once of senders that are known, and nothing is accepted twice, also when the time comes again.
+// TestTheClockOfTheStoreJumps: another server with another clock takes over. Messages of known senders with the new
+// time are accepted at once, and nothing is accepted twice, even when the old time returns.
 func TestTheClockOfTheStoreJumps(t *testing.T) {
 	for name, jump := range map[string]time.Duration{"ahead": time.Hour, "back": -time.Hour} {
 		synctest.Test(t, func(t *testing.T) {

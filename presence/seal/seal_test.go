@@ -13,14 +13,17 @@ import (
 
 func keys(t rapid.TB, purpose string, secrets ...string) *seal.Keys {
 	t.Helper()
+
 	var list [][]byte
 	for _, s := range secrets {
 		list = append(list, []byte(s))
 	}
+
 	k, err := seal.NewKeys(list, purpose)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return k
 }
 
@@ -44,12 +47,14 @@ func TestVerify(t *testing.T) {
 			if len(sig) != seal.Size {
 				t.Fatalf("a signature of %d bytes", len(sig))
 			}
+
 			v := tc.verifies.Sealer()
 			for range 2 { // a Sealer is used again and again
 				if err := v.Verify(s.ID(), []byte("message"), sig); !errors.Is(err, tc.want) {
 					t.Fatalf("got %v, want %v", err, tc.want)
 				}
 			}
+
 			if tc.want == nil && tc.signs.Signed() {
 				if err := v.Verify(s.ID(), []byte("massage"), sig); !errors.Is(err, seal.ErrForged) {
 					t.Errorf("another message: %v", err)
@@ -70,7 +75,7 @@ func TestNewKeysRefusesAnEmptySecret(t *testing.T) {
 
 func guard() *seal.Guard { return seal.NewGuard(1024, time.Now()) }
 
-// admit sends number seq, made age ago.
+// admit admits number seq of a message that was sent age ago.
 func admit(g *seal.Guard, name string, seq uint64, age time.Duration) error {
 	_, err := g.Admit(time.Now(), []byte(name), 1, time.Now().Add(-age).UnixMilli(), seq)
 	return err
@@ -82,6 +87,8 @@ func TestTimeWindow(t *testing.T) {
 		if err := admit(g, "early", 1, 2500*time.Millisecond); !errors.Is(err, seal.ErrOld) {
 			t.Errorf("sent before this process began: %v", err)
 		}
+
+		// A minute later only the time window matters.
 		time.Sleep(time.Minute)
 		for i, tc := range []struct {
 			age  time.Duration
@@ -99,24 +106,28 @@ func TestTimeWindow(t *testing.T) {
 	})
 }
 
-// TestForgottenSenderCannotBeReplayed: a sender is forgotten only when everything it
-// sent is too old, also what it sent with a time in the future, and also if our clock is
-// set back then.
+// TestForgottenSenderCannotBeReplayed: a sender is forgotten only when all of its messages are too old, also those with
+// a time in the future, and also if our clock is then set back.
 func TestForgottenSenderCannotBeReplayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := guard()
 		sent := time.Now().Add(29 * time.Second)
 		at := sent.UnixMilli()
-		for incarnation := range uint64(1024) { // as many senders as there may be
+
+		// The guard has as many senders as it may. Each incarnation of a process is a sender with its own numbers.
+		for incarnation := range uint64(1024) {
 			if _, err := g.Admit(time.Now(), []byte("a"), 1+incarnation, at, 1); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		replay := func(now time.Time) error {
 			_, err := g.Admit(now, []byte("a"), 1, at, 1)
 			return err
 		}
+
 		other := func() error { return admit(g, "b", 1, 0) }
+
 		time.Sleep(58 * time.Second)
 		if err := other(); !errors.Is(err, seal.ErrSenders) {
 			t.Errorf("one more sender: %v", err)
@@ -124,10 +135,12 @@ func TestForgottenSenderCannotBeReplayed(t *testing.T) {
 		if err := replay(time.Now()); !errors.Is(err, seal.ErrReplayed) {
 			t.Errorf("replay: %v", err)
 		}
+
 		time.Sleep(2 * time.Second)
-		if err := other(); err != nil { // a is forgotten for it
+		if err := other(); err != nil { // takes the place of a forgotten sender
 			t.Errorf("the next sender: %v", err)
 		}
+
 		if err := replay(time.Now()); !errors.Is(err, seal.ErrOld) {
 			t.Errorf("replay when forgotten: %v", err)
 		}
@@ -137,68 +150,69 @@ func TestForgottenSenderCannotBeReplayed(t *testing.T) {
 	})
 }
 
-func TestIncarnationsAreApart(t *testing.T) {
-	g := guard()
-	for life := range uint64(3) {
-		if _, err := g.Admit(time.Now(), []byte("a"), life, time.Now().UnixMilli(), 1); err != nil {
-			t.Errorf("life %d: %v", life, err)
-		}
-	}
-}
-
-// TestEachNumberOnce compares the window with a set: a number is taken at most
-// once, and always when it is new and not further back than the width.
+// TestEachNumberOnce compares the window with a set: a number is accepted at most once, and always if it is new and not
+// further back than the width.
 func TestEachNumberOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		width := rapid.SampledFrom([]int{64, 128, 1024}).Draw(t, "width")
 		g := seal.NewGuard(width, time.Now())
+
 		taken := map[uint64]bool{}
 		newest := uint64(0)
+
 		step := rapid.OneOf(rapid.IntRange(-10, 10), rapid.IntRange(-width-70, width+70), rapid.IntRange(0, 5*width))
+
 		for range rapid.IntRange(1, 300).Draw(t, "messages") {
 			seq := uint64(max(int64(newest)+int64(step.Draw(t, "step")), 1))
 			err := admit(g, "a", seq, 0)
-			switch {
-			case err == nil && taken[seq]:
-				t.Fatalf("number %d was taken twice", seq)
-			case err != nil && !errors.Is(err, seal.ErrReplayed):
+			replayed := errors.Is(err, seal.ErrReplayed)
+			inWindow := seq > newest || newest-seq < uint64(width)
+			if err != nil && !replayed {
 				t.Fatal(err)
-			case err != nil && !taken[seq] && (seq > newest || newest-seq < uint64(width)):
+			}
+			if err == nil && taken[seq] {
+				t.Fatalf("number %d was taken twice", seq)
+			}
+			if replayed && !taken[seq] && inWindow {
 				t.Fatalf("number %d was refused, the newest is %d", seq, newest)
 			}
+
 			taken[seq] = true
 			newest = max(newest, seq)
 		}
 	})
 }
 
-// TestASenderWhoseClockIsBehind: such a sender is refused when this process has just
-// started, but only until it is clear that it is not a recording.
+// TestASenderWhoseClockIsBehind: such a sender is refused while this process has just started, until its messages are
+// clearly no replay.
 func TestASenderWhoseClockIsBehind(t *testing.T) {
 	g := guard()
 	begun := time.Now()
 	const behind = 10 * time.Second
+
 	admit := func(name string, after time.Duration, sent time.Duration, seq uint64) error {
 		_, err := g.Admit(begun.Add(after), []byte(name), 1, begun.Add(sent).UnixMilli(), seq)
 		return err
 	}
+
 	for ms := range 4 {
 		after := time.Duration(ms) * time.Second
 		want := error(nil)
 		if after < 2*time.Second {
 			want = seal.ErrOld
 		}
+
 		if err := admit("behind", after, after-behind, uint64(100+ms)); !errors.Is(err, want) {
 			t.Errorf("after %s: %v, want %v", after, err, want)
 		}
-		// Its messages from before the start of this process are sent again all the
-		// time.
+
+		// An attacker keeps replaying messages recorded before this process started.
 		if err := admit("behind", after, -behind-time.Second, uint64(90+ms)); !errors.Is(err, seal.ErrOld) {
 			t.Errorf("after %s: a recording: %v, want ErrOld", after, err)
 		}
 	}
-	// A sender whose clock was only a second behind was never refused. A recording
-	// without its sender is no newer than the recording itself.
+
+	// A sender whose clock is only a second behind is never refused. A replay without its sender never becomes newer.
 	if err := admit("nearly", 0, -time.Second, 1); err != nil {
 		t.Error(err)
 	}
