@@ -131,6 +131,11 @@ func (l listener) close() {
 // listen opens an address.
 func listen(ctx context.Context, a address) (l listener, err error) {
 	var lc net.ListenConfig
+	if a.flag == "listen" {
+		// Four system calls for each client, for nothing: requests have timeouts, and what lasts has pings and a limit
+		// to how long sent data may be unacknowledged.
+		lc.KeepAlive = -1
+	}
 	l.Listener, err = lc.Listen(ctx, "tcp", a.addr)
 	if err == nil && a.flag == "cluster-listen" {
 		l.udp, err = lc.ListenPacket(ctx, "udp", l.Addr().String())
