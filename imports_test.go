@@ -28,7 +28,8 @@ type layer struct {
 var layers = []layer{
 	{"presence", nil}, // the words: nothing of ours
 	{"internal/machine", nil},
-	{"internal/wake", nil}, // signals and pauses
+	{"internal/wake", nil},  // signals and pauses
+	{"internal/marks", nil}, // places that simulations must reach; nothing in the program that people run
 	{"internal/setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},
@@ -38,7 +39,11 @@ var layers = []layer{
 	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
-	{"internal/replication", []string{"internal/outage", "internal/wake"}}, // what changes here, sent to another region
+	{
+		"internal/replication", []string{
+			"internal/outage", "internal/wake",
+		},
+	}, // what changes here, sent to another region
 	{"presence/region", []string{"internal/replication", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"internal/outage", "presence"}},
 	// what pages remember
@@ -49,10 +54,10 @@ var layers = []layer{
 			"internal/testkit", "presence", "presence/minutes", "presence/pncounter", "unread",
 		},
 	},
-	{"internal/boltfile", nil},   // opens the files of a data directory
-	{"internal/servertest", nil}, // processes of servers for tests
-	{"internal/testkit", nil},    // what tests of all packages share
-	{"internal/mutants", nil},    // deliberate faults for the tests to find
+	{"internal/boltfile", nil},                       // opens the files of a data directory
+	{"internal/servertest", nil},                     // processes of servers for tests
+	{"internal/testkit", []string{"internal/marks"}}, // what tests of all packages share
+	{"internal/mutants", nil},                        // deliberate faults for the tests to find
 	// real servers for tests
 	{"internal/redistest", []string{"internal/testkit", "internal/servertest", "internal/redisconn"}},
 	{"counter/limit", nil}, // arithmetic
@@ -63,24 +68,31 @@ var layers = []layer{
 	{"counter/share", []string{"counter", "hyperloglog"}}, // arithmetic
 	{
 		"counter/owner", []string{
-			"counter", "hyperloglog", "counter/limit", "counter/share", "internal/rows", "internal/wake", "presence",
+			"counter", "hyperloglog", "counter/limit", "counter/share",
+			"internal/marks", "internal/rows", "internal/wake", "presence",
 		},
 	},
 	{"counter/link", []string{"counter", "counter/owner", "internal/rows"}},
-	{"counter/call", []string{"counter", "counter/limit", "counter/owner", "internal/rows", "internal/wake"}},
+	{
+		"counter/call", []string{
+			"counter", "counter/limit", "counter/owner", "internal/marks", "internal/rows", "internal/wake",
+		},
+	},
 	{"internal/rows/rowsfile", []string{"internal/boltfile", "internal/rows"}},
 	// counters that one process owns alone
 	{
 		"counter/local", []string{
-			"internal/boltfile", "counter", "counter/call", "counter/owner", "internal/rows", "internal/rows/rowsfile",
+			"internal/boltfile", "counter", "counter/call",
+			"counter/owner", "internal/rows", "internal/rows/rowsfile",
 			"internal/rows/rowsmem",
 		},
 	},
-	{"counter/simtest", nil}, // for simulations of counters; only tests import it
+	{"counter/simtest", []string{"internal/marks"}}, // for simulations of counters; only tests import it
 	// for the tests of stores; only they import it
 	{
 		"counter/countertest", []string{
-			"counter", "counter/call", "counter/local", "hyperloglog", "counter/limit", "internal/testkit", "presence",
+			"counter", "counter/call", "counter/local",
+			"hyperloglog", "counter/limit", "internal/testkit", "presence",
 		},
 	},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
@@ -103,7 +115,8 @@ var layers = []layer{
 	}},
 	{
 		"counter/region", []string{
-			"counter", "counter/owner", "counter/share", "internal/replication", "internal/rows", "internal/wake",
+			"counter", "counter/owner", "counter/share",
+			"internal/replication", "internal/marks", "internal/rows", "internal/wake",
 		},
 	},
 	{
@@ -152,7 +165,8 @@ var layers = []layer{
 	// no store but by the contract
 	{
 		"presence/node/...", []string{
-			"internal/outage", "internal/wake", "presence", "presence/heartbeat", "internal/setting",
+			"internal/marks", "internal/outage", "internal/wake",
+			"presence", "presence/heartbeat", "internal/setting",
 		},
 	},
 	// neither gateway nor node nor dispatcher but by interface
@@ -185,7 +199,7 @@ var layers = []layer{
 	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},
 	// updates to those who want them
 	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
-	{"gateway/roster", []string{"presence", "presence/heartbeat"}}, // who is here
+	{"gateway/roster", []string{"internal/marks", "presence", "presence/heartbeat"}}, // who is here
 	// sums of the users here
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},
 	// the table of calls, and their answers
@@ -220,6 +234,7 @@ var layers = []layer{
 	{"cmd/headcount/flags", []string{"counter", "internal/setting"}}, // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}},  // a black box client
+	{"internal/prove", nil},                    // runs simulations
 	{"internal/histories", []string{"client"}}, // another one, whose answers a checker judges
 	{"examples/go", []string{"client"}},
 	{"cmd/headcount/top", []string{"client", "internal/setting"}}, // the dashboard in a terminal
@@ -240,7 +255,8 @@ var layers = []layer{
 		"counter/local", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...",
 		"presence/presenceredis/...",
-		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "presence/seal", "internal/postgres",
+		"presence/member", "presence/rpc", "presence/node/...",
+		"presence/region", "presence/seal", "internal/postgres",
 		"dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web",
 		"internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp",
 		"webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/certificates", "cmd/headcount/dump",

@@ -17,9 +17,9 @@ import (
 	"headcount/presence"
 )
 
-// With the tag promises, the program reads what it writes to WebSockets and event streams as clients do, and ends at once
-// when that breaks a promise of docs/promises.md which a single connection can show. The programs that tests start are
-// built with the tag, so every connection of such a test is checked, those of browsers too.
+// With the tag promises, the program reads what it writes to WebSockets and event streams as clients do, and ends at
+// once when that breaks a promise of docs/promises.md which a single connection can show. The programs that tests start
+// are built with the tag, so every connection of such a test is checked, those of browsers too.
 
 // statusBroken is the exit status of a program that has broken a promise.
 const statusBroken = 70

@@ -15,8 +15,13 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/owner"
+	"headcount/internal/marks"
 	"headcount/internal/rows"
 	"headcount/internal/wake"
+)
+
+var (
+	repeats = marks.Sometimes("a call is repeated")
 )
 
 // Owner makes calls: an *owner.Owner, or a connection to one in another process.
@@ -117,6 +122,7 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 		}
 
 		call.Repeated = true
+		repeats.Reached()
 	}
 }
 

@@ -256,34 +256,34 @@ func (s *simulation) fault() {
 
 	switch s.rand.Below(8) {
 	case 0, 1:
-		s.Logf("%s is killed", p.name)
+		s.Fault("%s is killed", p.name)
 		s.replace(i)
 	case 2:
-		s.Logf("%s stands still, and loses its partitions", p.name)
+		s.Fault("%s stands still, and loses its partitions", p.name)
 		p.Suspend()
 		s.moveAll(i)
 		time.Sleep(s.rand.UpTo(3 * time.Second))
 		p.Resume()
 	case 3:
-		s.Logf("%s stands still", p.name)
+		s.Fault("%s stands still", p.name)
 		p.Suspend()
 		time.Sleep(s.rand.UpTo(3 * time.Second))
 		p.Resume()
 	case 4:
 		all := s.partitions()
 		id := all[s.rand.Below(len(all))]
-		s.Logf("%s claims partition %d", p.name, id)
+		s.Fault("%s claims partition %d", p.name, id)
 		s.move(id, i)
 	case 5:
-		s.Logf("the store lost %d changes", s.world.loseTail())
+		s.Fault("the store lost %d changes", s.world.loseTail())
 		time.Sleep(simHeal) // what an owner has not healed when it dies or stands still is lost
 	case 6:
-		s.Logf("the store is away")
+		s.Fault("the store is away")
 		s.set(&s.world.away, true)
 		time.Sleep(s.rand.UpTo(4 * time.Second))
 		s.set(&s.world.away, false)
 	case 7:
-		s.Logf("the store is full")
+		s.Fault("the store is full")
 		s.set(&s.world.full, true)
 		time.Sleep(s.rand.UpTo(2 * time.Second))
 		s.set(&s.world.full, false)

@@ -6,8 +6,17 @@ import (
 	"slices"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/internal/rows"
 	"headcount/internal/wake"
+)
+
+var (
+	knownToStore  = marks.Sometimes("an idempotency key is known to the store alone")
+	inDoubt       = marks.Sometimes("a commit has no known outcome")
+	fencedOrLost  = marks.Sometimes("a commit is refused by the fence or after a loss")
+	replaced      = marks.Sometimes("an owner that was replaced gives a partition up")
+	healsInPieces = marks.Sometimes("what the store lost is written again in pieces")
 )
 
 // giveUp ends the ownership of p and sends its callers elsewhere. The caller has the turn.
@@ -31,6 +40,7 @@ func (o *Owner) giveUp(p *partition) {
 // heal claims p again and has every row written that the store may lack, or gives p up if another process has claimed
 // it. The calls in the turn of p are judged anew after that. The caller has the turn.
 func (o *Owner) heal(p *partition) {
+	fencedOrLost.Reached()
 	o.requeue(p)
 
 	// The claim names the former one, so it fails if somebody else has claimed since.
@@ -44,13 +54,18 @@ func (o *Owner) heal(p *partition) {
 		return
 	}
 	if claims[0].Epoch == 0 {
+		replaced.Reached()
 		o.giveUp(p)
 		return
 	}
 
 	p.epoch = claims[0].Epoch
 	_ = o.nothing(p)
-	o.settleLater(p, p.healing(claims[0].Number, o.cfg.HealRows), make(chan struct{}))
+	pieces := p.healing(claims[0].Number, o.cfg.HealRows)
+	if len(pieces) > 1 {
+		healsInPieces.Reached()
+	}
+	o.settleLater(p, pieces, make(chan struct{}))
 }
 
 // healing returns commits that write what a store may lack whose newest commit has a number.
@@ -136,6 +151,7 @@ func (o *Owner) nothing(p *partition) rows.Commit {
 
 // doubt leaves p to a goroutine of its own, because the outcome of its commit is unknown.
 func (o *Owner) doubt(p *partition, commit *rows.Commit) {
+	inDoubt.Reached()
 	o.settleLater(p, []rows.Commit{*commit}, nil)
 }
 

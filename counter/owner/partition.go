@@ -38,6 +38,7 @@ func newPartition(id int, claim rows.Claim, m *memory) *partition {
 
 // learn remembers IDs that the store remembers, until the calls that use them are made.
 func (p *partition) learn(ids []rows.ID) {
+	knownToStore.Reached()
 	if p.known == nil {
 		p.known = map[[16]byte]time.Time{}
 	}

@@ -12,8 +12,13 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter/owner"
+	"headcount/internal/marks"
 	"headcount/internal/replication"
 	"headcount/internal/rows"
+)
+
+var (
+	claimsAgain = marks.Sometimes("a link claims an inbox again")
 )
 
 const (
@@ -453,6 +458,7 @@ func (l *link) settle(b *batch, err error) error {
 	c.valid = false
 	b.result.Outcome = replication.More
 	if errors.As(err, &fenced) || errors.As(err, &lost) {
+		claimsAgain.Reached()
 		return nil
 	}
 

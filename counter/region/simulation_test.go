@@ -219,7 +219,7 @@ func (s *simulation) joined() *simRegion {
 
 // join starts a region.
 func (s *simulation) join(r *simRegion) {
-	s.Logf("%s joins", r.name)
+	s.Fault("%s joins", r.name)
 	ctx, end := context.WithCancel(context.Background())
 	r.end = end
 	go r.home.watches.Watch(ctx, r.heard, func() {})
@@ -370,12 +370,12 @@ func (s *simulation) fault() {
 	case 8:
 		s.standStill(r)
 	case 0:
-		s.Logf("a process of %s is killed", r.name)
+		s.Fault("a process of %s is killed", r.name)
 		r.replace(s.rand.Below(simProcesses))
 	case 1:
 		all := partitions()
 		id := all[s.rand.Below(len(all))]
-		s.Logf("partition %d of %s moves", id, r.name)
+		s.Fault("partition %d of %s moves", id, r.name)
 		r.move(id, s.rand.Below(simProcesses))
 	case 2, 3:
 		s.cut(r)
@@ -397,7 +397,7 @@ func (s *simulation) fault() {
 // standStill suspends a process, which loses its partitions and does not know it when it goes on.
 func (s *simulation) standStill(r *simRegion) {
 	i := s.rand.Below(simProcesses)
-	s.Logf("a process of %s stands still", r.name)
+	s.Fault("a process of %s stands still", r.name)
 	p := r.processes[i]
 	p.Suspend()
 	for _, id := range partitions() {
@@ -413,7 +413,7 @@ func (s *simulation) standStill(r *simRegion) {
 func (s *simulation) cut(r *simRegion) {
 	other := s.regions[s.rand.Below(len(s.regions))]
 	both := s.rand.Chance(0.5)
-	s.Logf("%s is cut from %s, %v", r.name, other.name, both)
+	s.Fault("%s is cut from %s, %v", r.name, other.name, both)
 	s.setCut(r, other, true)
 	if both {
 		s.setCut(other, r, true)
@@ -457,7 +457,7 @@ func (s *simulation) loseTail(r *simRegion) {
 		return
 	}
 
-	s.Logf("the store of %s loses its tail", r.name)
+	s.Fault("the store of %s loses its tail", r.name)
 	r.back(time.Now().Add(-s.rand.UpTo(time.Second)))
 	time.Sleep(simHeal) // what an owner has not healed when it dies is lost
 }
@@ -480,7 +480,7 @@ func (s *simulation) loseAll(r *simRegion, empty bool) {
 	lost := s.lossOf()
 	s.healLinks()
 	time.Sleep(simSettle)
-	s.Logf("the store of %s comes back, empty: %v", r.name, empty)
+	s.Fault("the store of %s comes back, empty: %v", r.name, empty)
 
 	s.mu.Lock()
 	s.lossy = true

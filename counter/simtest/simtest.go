@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
+
+	"headcount/internal/marks"
 )
 
 var (
@@ -90,6 +92,7 @@ func simulate(t *testing.T, seed uint64, verbose bool, run Run) (notes *Notes) {
 		synctest.Test(t, func(t *testing.T) {
 			notes = &Notes{Start: time.Now(), verbose: verbose}
 			run(seed, notes)
+			marks.Simulated(time.Since(notes.Start))
 			for _, line := range notes.lines {
 				t.Log(line)
 			}
@@ -119,6 +122,12 @@ func (n *Notes) Logf(format string, args ...any) {
 	defer n.mu.Unlock()
 
 	n.lines = append(n.lines, fmt.Sprintf("%8.3f  ", time.Since(n.Start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// Fault notes a fault that the simulation makes.
+func (n *Notes) Fault(kind string, args ...any) {
+	marks.Fault(kind)
+	n.Logf(kind, args...)
 }
 
 // Failf notes what is wrong.

@@ -6,8 +6,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
+)
+
+var (
+	graceMoves       = marks.Sometimes("a grace goes on at a new owner")
+	operationsRepeat = marks.Sometimes("joins and leaves are repeated")
 )
 
 const (
@@ -202,6 +208,7 @@ func (s *stream) restartLocked() {
 	// The owner that receives this stream may not know these graces.
 	for _, e := range s.absent {
 		if e.live == 0 {
+			graceMoves.Reached()
 			s.enqueueLocked(e)
 		}
 	}
@@ -326,6 +333,7 @@ func (r *Roster) resend(s *stream, now time.Time) {
 		s.sent = now
 		s.repeatAfter = min(2*s.repeatAfter, lastRepeat)
 		r.repeated.Add(int64(len(s.flight)))
+		operationsRepeat.Reached()
 	}
 	s.mu.Unlock()
 

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"headcount/internal/marks"
 )
 
 // Main runs the tests of a package, ends the servers that they share, and exits. It
@@ -16,6 +18,8 @@ func Main(m interface{ Run() int }, stop ...func()) {
 	for _, s := range stop {
 		s()
 	}
+	marks.Report(os.Stdout)
+
 	if code == 0 {
 		start := time.Now()
 		left := goleak.Find()

@@ -3,9 +3,11 @@ package member
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/presence"
 )
 
@@ -31,10 +33,14 @@ const (
 // have their owners, and the store has its data.
 const shadow = 12 * time.Second
 
+// processName is the name of a process of the simulation.
+var processName = regexp.MustCompile(`\w+:7946`)
+
 // add records a fault that has begun. Only the owner and the store know a hold that was
 // taken by PUT. When both lose it, the simulation does not expect the hold any more.
 func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal func()) {
 	s.log("FAULT: %s, for %s", what, lasts)
+	marks.Fault(processName.ReplaceAllString(what, "a process"))
 	for _, f := range s.history {
 		recent := time.Since(f.until) < shadow
 		if recent && destroyBoth(kind, f.kind) {

@@ -35,6 +35,7 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
+	"headcount/internal/marks"
 	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -66,6 +67,8 @@ var (
 	simFirst = flag.Uint64("first", 1, "the first of these seeds")
 	simAll   = flag.Bool("all-seeds", false, "go on after a seed that fails")
 )
+
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestSimulation(t *testing.T) {
 	if *simSeed != 0 {
@@ -116,6 +119,7 @@ func simulateSeed(t *testing.T, seed uint64) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seed, *simSeed != 0)
 		s.run()
+		marks.Simulated(time.Since(s.begun))
 		if s.failure == "" && *simSeed == 0 {
 			return
 		}

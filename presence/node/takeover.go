@@ -4,8 +4,14 @@ import (
 	"slices"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
+)
+
+var (
+	onTrial   = marks.Sometimes("a gateway reports its users anew to the same owner")
+	rewritten = marks.Sometimes("an owner has the store written again and asks every gateway")
 )
 
 const (
@@ -107,6 +113,7 @@ func (p *partition) putOnTrial(src *source) {
 	if src.sessions == 0 {
 		return
 	}
+	onTrial.Reached()
 
 	// All users are searched: a new stream is rare, and an index by source would cost every join.
 	deadline := p.now() + p.trialPeriod()
@@ -235,6 +242,7 @@ func (p *partition) rewrite(r *reclaimed) {
 
 	// The gateways' earlier reports count for nothing: users may have come to the other owner since.
 	if !r.claim.Whole {
+		rewritten.Reached()
 		p.takeover = takeover{since: p.now(), nextAsk: p.now()}
 		for _, src := range p.sources {
 			src.snapshotEnd = 0

@@ -5,9 +5,15 @@ import (
 	"errors"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/internal/outage"
 	"headcount/internal/wake"
 	"headcount/presence"
+)
+
+var (
+	fencedWrite = marks.Sometimes("a write of presence is refused by the fence")
+	claimLost   = marks.Sometimes("a claim of presence is lost with the store's memory")
 )
 
 // writeBatch bounds the members and counts in one call to the store, so that one busy
@@ -106,10 +112,12 @@ func (n *Node) outcomes(
 			n.counts.Add(int64(len(c.Counts)))
 			p.post(&stored{batch: p.out.written(), counts: o.Counts})
 		case ownerChanged:
+			fencedWrite.Reached()
 			n.fenced.Add(1)
 			n.actors[c.Partition].CompareAndSwap(p, nil)
 			wake.Signal(n.trouble)
 		case claimInvalid:
+			claimLost.Reached()
 			n.failures.Add(1)
 			p.out.restore(c, true)
 			wake.Signal(n.trouble)
