@@ -11,8 +11,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestClockReadsAfterStandstill: a process that stood still answers the first reads with what happened meanwhile, or
-// says that what it knows is stale.
+// TestClockReadsAfterStandstill: a process that stood still answers its first reads with the changes that happened
+// meanwhile, or marks the answers as stale.
 func TestClockReadsAfterStandstill(t *testing.T) {
 	t.Parallel()
 
@@ -44,14 +44,15 @@ func TestClockReadsAfterStandstill(t *testing.T) {
 				}
 
 				is := map[string]any{}
-				if err := json.Unmarshal([]byte(a.body), &is); err != nil || is[member] != float64(changes) &&
-					is["stale"] != true {
+				err = json.Unmarshal([]byte(a.body), &is)
+				if err != nil || is[member] != float64(changes) && is["stale"] != true {
 					t.Errorf("%s: %s", path, a.body)
 				}
 			})
 		}
 	}
-	time.Sleep(100 * time.Millisecond) // they are sent: the first are read before what was published meanwhile
+
+	time.Sleep(100 * time.Millisecond) // by now the reads are sent: the first precede the publications since
 	stands.Signal(syscall.SIGCONT)
 	asked.Wait()
 
