@@ -128,6 +128,8 @@ func (p *proxy) start(t *testing.T, server string) *proxy {
 		t.Fatal(err)
 	}
 	p.open, p.stop = map[io.Closer]bool{}, make(chan struct{})
+
+	// The proxy must not compress, since it changes the answers.
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}
 
 	forward := &httputil.ReverseProxy{
@@ -237,6 +239,7 @@ func (f *frames) next() error {
 		return err
 	}
 
+	// The length of a frame is in the second byte, or in the two or eight bytes after it.
 	size := uint64(head[1])
 	if size >= 126 {
 		long := make([]byte, map[uint64]int{126: 2, 127: 8}[size])

@@ -185,6 +185,7 @@ func TestServerSeveralGatewaysAndOneDies(t *testing.T) {
 	server := serve(t)
 	dies := (&proxy{}).start(t, server)
 
+	// The second gateway stops accepting, and then all of its connections end.
 	stop := time.AfterFunc(time.Second, func() {
 		dies.server.Listener.Close()
 		dies.cut()
@@ -207,6 +208,7 @@ func TestServerTokens(t *testing.T) {
 		t.Errorf("Run = %v, %q", err, r.Wrong)
 	}
 
+	// Wrong settings end a run with a remedy, and not with wrong counts.
 	c.JWTSecret = "another"
 	wrong := *c
 
@@ -262,6 +264,7 @@ func TestServerReplay(t *testing.T) {
 		t.Fatalf("Run = %v, %+v", err, r)
 	}
 
+	// The numbers of the log above, counted by hand.
 	p := *r.Replay
 	if p.Lines != 8 || p.BadLines != 1 || p.Requests != 7 || p.Visitors != 4 || p.Visits != 5 || p.MostPresent != 3 ||
 		p.BadPages != 2 {
@@ -469,6 +472,7 @@ func TestClockInterrupted(t *testing.T) {
 		t.Errorf("it took %s", d)
 	}
 
+	// An interrupted run checks what it has seen so far.
 	if !strings.Contains(out.String(), "interrupted ") || !strings.Contains(out.String(), "wrong counts   0") {
 		t.Errorf("report %q", out.String())
 	}

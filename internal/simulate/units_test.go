@@ -218,6 +218,7 @@ func TestServerTruthIsTheTabsThatAreOpen(t *testing.T) {
 					on[tab.page][tab.user], on[wholeSite][tab.user] = true, true
 				}
 
+				// Users are counted once on each page and once on the site, however many tabs they have.
 				for _, page := range pages {
 					if got := truth.count(page); got != int64(len(on[page])) {
 						t.Fatalf("page %q: truth is %d, open tabs say %d", page, got, len(on[page]))
