@@ -53,6 +53,7 @@ func (s *source) after(bucket int, from place, limit int) batch {
 		return b
 	}
 
+	// Rows go in the order of their last changes, so that a position says what the peer has.
 	keys := slices.SortedFunc(maps.Keys(s.rows), func(x, y string) int { return s.rows[x].place - s.rows[y].place })
 	for _, key := range keys {
 		if s.rows[key].place <= from.cursor {
@@ -374,6 +375,7 @@ func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 				return -1
 			}
 
+			// Changes and faults, at random moments.
 			for range 150 {
 				if b := step(); b >= 0 {
 					l.Changed(b)
@@ -423,6 +425,8 @@ func TestNothingIsSentTwice(t *testing.T) {
 		with(t, w, func(t *testing.T, l *Link[place]) {
 			time.Sleep(3 * time.Second)
 			w.do(func() { w.wholes = 0 }) // the empty peer had no position, so each bucket was sent whole
+
+			// The pauses fall into all phases of a round.
 			for n := range 1000 {
 				w.do(func() { w.sources[n%buckets].set(fmt.Sprint(n), n+1) })
 				l.Changed(n % buckets)
@@ -471,6 +475,8 @@ func TestASingleChangeIsSentAtOnceAndManyTogether(t *testing.T) {
 		}
 
 		time.Sleep(time.Second)
+
+		// A thousand changes in a second are sent in a few rounds.
 		before := w.tallied().sends
 		for n := range 1000 {
 			w.do(func() { w.sources[0].set("a", n+2) })
@@ -532,6 +538,7 @@ func TestRoundsShrinkAfterFailures(t *testing.T) {
 		}
 		l.mu.Unlock()
 
+		// A large round may be the reason of a failure.
 		w.do(func() { w.away = true })
 		l.Changed(0)
 		time.Sleep(time.Minute)
@@ -622,6 +629,8 @@ func TestLag(t *testing.T) {
 		}
 
 		time.Sleep(3 * time.Second)
+
+		// While the peer follows, there is no lag.
 		for range 5 {
 			change(1)
 			shows(0)
@@ -642,6 +651,7 @@ func TestLag(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		shows(8 * time.Second)
 
+		// All has arrived.
 		w.do(func() { w.cut = false })
 		time.Sleep(time.Second)
 		shows(0)
