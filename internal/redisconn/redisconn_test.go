@@ -102,6 +102,8 @@ func TestClockOneOutageIsReportedOnce(t *testing.T) {
 	testkit.Eventually(t, "both learn that Redis is there", all(true))
 
 	server.Kill()
+
+	// The call of one store finds the outage, and the other one learns of it as well.
 	testkit.Eventually(t, "both learn that it is away", func() bool {
 		err := callers[0].Do(t.Context(), ping)
 		if err != nil && !errors.Is(err, errUnavailable) {
@@ -144,6 +146,7 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	})
 	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: serves})
 
+	// More refusals than failures that open the breaker.
 	for range 10 {
 		if err := refusing.Do(t.Context(), ping); !errors.Is(err, errForeign) || !errors.Is(err, errUnavailable) {
 			t.Fatalf("before Accept has accepted: %v", err)
@@ -252,6 +255,7 @@ func TestServerBounded(t *testing.T) {
 		t.Error(err)
 	}
 
+	// A caller may stop waiting for a connection.
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := many.Do(late, ping); !errors.Is(err, errUnavailable) || !errors.Is(err, context.Canceled) {
@@ -301,6 +305,7 @@ func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	server.Pause()
 	defer server.Resume()
 
+	// As many calls that hang as open the breaker.
 	var calls sync.WaitGroup
 	for range outage.TripAfter {
 		calls.Go(func() { _ = caller.Do(t.Context(), ping) })
