@@ -58,6 +58,7 @@ func TestBreaker(t *testing.T) {
 			return refused == nil
 		}
 
+		// Errors that are not the server's fault do not count.
 		for range TripAfter {
 			if !call(ErrNotItsFault) || !call(broken) {
 				t.Fatal("a call was refused before there were enough failures")
@@ -79,6 +80,7 @@ func TestBreaker(t *testing.T) {
 			t.Fatal("a call that succeeded did not end the outage")
 		}
 
+		// Only the owner of the breaker notes causes.
 		if b.LastFailure() != nil {
 			t.Fatal("a failure was noted by itself")
 		}
