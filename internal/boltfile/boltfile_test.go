@@ -97,6 +97,7 @@ func TestDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// A leaf page in the middle: damage that only a check of the whole file finds.
 	page := os.Getpagesize()
 	zeroed, scrambled := bytes.Clone(whole), bytes.Clone(whole)
 	at := bytes.LastIndex(whole, []byte("999")) / page * page // where a leaf begins
