@@ -69,6 +69,7 @@ func newScript(t *testing.T, parts ...func(*stage)) *script {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 		defer cancel()
 
+		// Every connection begins with the same welcome.
 		at := &stage{t, ctx, ws}
 		at.say(`{"type":"welcome","user":"u","id":"u.signed","heartbeat_ms":100}`)
 		part(at)
@@ -189,6 +190,7 @@ func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 	})
 	await(t, ctx, c, "the fault", func(u Update) bool { return u == Fault{"bad_page", "no", "q", ""} })
 
+	// Everything that was sent is known, and frames that the client does not understand are skipped.
 	if n, _ := c.Count("p"); n.Count != 1 {
 		t.Errorf("count %+v", n)
 	}
@@ -196,6 +198,7 @@ func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 		t.Errorf("counter %+v", n)
 	}
 
+	// A join and its end, both before the connection is lost.
 	c.Join("q")
 	c.Leave("q")
 
@@ -300,6 +303,7 @@ func TestServerOnlyTheNewestOfEachTopicWaits(t *testing.T) {
 	}
 	c.mu.Unlock()
 
+	// The status, the newest count of the page, and unread: no count of pages that nobody asked for.
 	var got []Update
 	await(t, ctx, c, "unread", func(u Update) bool {
 		got = append(got, u)
@@ -368,6 +372,7 @@ func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 	}))
 	defer other.Close()
 
+	// Another name of the same machine is another host.
 	elsewhere := strings.Replace(other.URL, "127.0.0.1", "localhost", 1)
 
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -382,6 +387,7 @@ func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 		t.Fatalf("%d requests were redirected, want 2", len(got))
 	}
 
+	// The redirect is followed, but without secrets.
 	for _, header := range got {
 		if header.Get("X-API-Key")+header.Get("Headcount-Id") != "" {
 			t.Errorf("another host gets %v", header)
@@ -602,6 +608,7 @@ func TestServerCalls(t *testing.T) {
 				return fmt.Sprint(top, errors.Is(err, errSeen)), nil
 			}, "GET /-/top/events?n=5", "{[{p 3}] true} true"},
 	} {
+		// A hold has its user's new id in a cookie.
 		header := "Idempotent-Replay: true"
 		if strings.HasPrefix(tc.asks, "PUT /a") {
 			header = "Set-Cookie: headcount_id_site=new.id; Path=/"
@@ -625,6 +632,7 @@ func TestServerRefusalsAreErrors(t *testing.T) {
 		t.Errorf("Decrement = %v", err)
 	}
 
+	// An answer of a proxy is no JSON, but an error with its text.
 	api, _ = calls(t, http.StatusServiceUnavailable, "Retry-After: 2", "a proxy's page")
 	_, err = api.Counter(t.Context(), "n")
 	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 503 || e.RetryAfter != 2*time.Second || !e.Temporary() ||

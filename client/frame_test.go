@@ -99,6 +99,7 @@ func TestVersionsAreOrdered(t *testing.T) {
 		return v
 	}
 
+	// Numbers are compared as numbers, not as text.
 	ordered := []string{"0-0", "0-9", "0-10", "1-0", "1700000000000-1", "1700000000001-0"}
 	for i := range ordered {
 		for j := range ordered {
@@ -121,6 +122,7 @@ func TestTopicFramesStaySmallAndLoseNothing(t *testing.T) {
 		pages = append(pages, strings.Repeat("é", 128-i))
 	}
 
+	// The server accepts frames of at most 4 KiB.
 	for _, msg := range topicFrames("subscribe", "pages", pages) {
 		if len(msg) > 4096 {
 			t.Errorf("a frame of %d bytes", len(msg))

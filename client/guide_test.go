@@ -31,6 +31,7 @@ func TestServerProgramOfTheGuide(t *testing.T) {
 	replaced := one("`(go mod edit [^`]+)`") + "\n" + one("`(go mod tidy)`") + "\n"
 	begin, _, _ := strings.Cut(workspace, "\n")
 
+	// Each way runs in an empty directory next to the checkout, as the guide says.
 	checkout, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)
