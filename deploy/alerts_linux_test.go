@@ -263,6 +263,8 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 		}
 
 		end := healthy + longest + after
+
+		// Each trouble has regions of its own, so that no alert of another one counts.
 		for i, tr := range all {
 			own := strings.NewReplacer(`job="us"`, fmt.Sprintf("job=\"us %d\"", i), `job="eu"`,
 				fmt.Sprintf("job=\"eu %d\"", i))
@@ -285,6 +287,7 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 				})
 			}
 
+			// Where alerts fire at different times, only those whose time has come may fire.
 			scrapes := map[string]int{} // in which each alert fires
 			for alert, m := range tr.fires {
 				seen[alert] = true
@@ -337,6 +340,7 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 		}
 	}
 
+	// promtool reads its tests from a file; JSON is YAML.
 	rules, err := filepath.Abs("alerts.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -378,6 +382,7 @@ func scaled(t *testing.T, rules string) string {
 			return fmt.Sprintf("%s%dms", found[:at], n*units[found[len(found)-1:]]/faster)
 		})
 
+	// Ages in seconds are compared with numbers, which lose their last zero.
 	return regexp.MustCompile(`((?:heard|lag)_seconds > \d+)0\b`).ReplaceAllString(rules, "$1")
 }
 
@@ -477,6 +482,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		return r
 	}
 
+	// Each job has a Redis of its own, except the one with a data directory.
 	redis := map[string]*redistest.Server{}
 	for _, job := range []string{"brief", "away", "gone", "left", "part", "persist"} {
 		redis[job] = redistest.Start(t, redistest.Durable...)
@@ -492,6 +498,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 	add("persist", "--redis="+redis["persist"].URL(), "--postgres="+postgres.Database(t))
 	full := add("full", "--data-dir="+filepath.Join(dir, "data"))
 
+	// Every process is in use, so that its metrics move.
 	ctx, stop := context.WithCancel(t.Context())
 	var users sync.WaitGroup
 	t.Cleanup(func() {
@@ -584,11 +591,14 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		return now
 	}
 
+	// An alert of the start would be no alert of a fault.
 	testkit.Eventually(t, "all processes are scraped and ready", func() bool {
 		return len(query("headcount_ready == 1")) == len(j.at) && len(query("up == 0")) == 0
 	})
 
 	begun = time.Now()
+
+	// The report says when each alert fired, in operators' time.
 	defer func() {
 		for a, when := range fired {
 			scaled := func(d time.Duration) time.Duration { return (faster * d).Round(time.Second) }

@@ -31,6 +31,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 		"--site=default=http://a.test", "--site=b=http://b.test")
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
 
+	// Between nginx and the gateway, a proxy counts the reads that nginx has not answered itself.
 	var arrived atomic.Int64
 	gateway := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: listen})
 	counted := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -87,6 +88,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 		return err == nil
 	})
 
+	// Fifty readers ask without a pause.
 	var asked atomic.Int64
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -117,6 +119,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 		t.Error("that is more than two a second")
 	}
 
+	// A change must arrive although the old answer is cached.
 	if _, err := do("PUT", "/hot%2Fpage/counter", `{"action":"increment"}`); err != nil {
 		t.Error(err)
 	}
@@ -128,6 +131,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 	stop()
 	readers.Wait()
 
+	// One path, two sites.
 	for host, want := range map[string]string{"a.test": `"count":1,`, "b.test": `"count":0,`} {
 		if body, err := do("GET", "/hot%2Fpage/counter", "", host); err != nil || !strings.Contains(body, want) {
 			t.Errorf("a page of the site %s is answered %s, %v", host, body, err)

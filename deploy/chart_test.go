@@ -118,6 +118,7 @@ func render(t *testing.T, set string) (map[string]any, error) {
 	t.Helper()
 	values := chartValues(t, set)
 
+	// include is a function of Helm that needs the templates themselves.
 	all := template.New("")
 	include := func(name string, data any) (string, error) {
 		var out strings.Builder
@@ -182,6 +183,8 @@ func TestChart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
+			// The expected objects: one Deployment and budget per role, and what the set asks for.
 			roles := []string{"all"}
 			if set == "roles" || set == "region" {
 				roles = []string{"gateway", "presence", "dispatcher"}
@@ -274,6 +277,8 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 	if secret := says(values, "existingSecret"); secret != "" {
 		must(t, role, d, map[string]string{container + "envFrom 0 secretRef name": secret})
 	}
+
+	// The pod has time to drain: after its Service has noticed, and before Kubernetes kills it.
 	env := environment(d)
 	drain := at(values, "shutdownSeconds")
 	if got, want := env["HEADCOUNT_SHUTDOWN_TIMEOUT"], fmt.Sprintf("%vs", drain); got != want {
@@ -285,6 +290,7 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 		t.Errorf("%s has no time to drain: of %d s it sleeps %d", role, grace, sleep)
 	}
 
+	// The open ports are those that the program listens on.
 	variables := map[string]string{
 		"visitors": "HEADCOUNT_LISTEN", "admin": "HEADCOUNT_ADMIN_LISTEN",
 		"cluster": "HEADCOUNT_CLUSTER_LISTEN", "beats": "HEADCOUNT_CLUSTER_LISTEN",
@@ -383,6 +389,7 @@ func checkSettings(t *testing.T, deployment, config any) {
 			"HEADCOUNT_CLUSTER_SECRET="+strings.Repeat("x", 32))
 	}
 
+	// Paths in the container become paths of the test.
 	for name, value := range env {
 		switch name {
 		case "HEADCOUNT_DATA_DIR":
@@ -416,6 +423,7 @@ func checkReferences(t *testing.T, objects map[string]any) {
 		}
 	}
 
+	// chosen returns how many of the label sets a selector matches, as Kubernetes does.
 	chosen := func(by any, from ...map[string]any) (n int) {
 		selector, _ := by.(map[string]any)
 		for _, labels := range from {
@@ -462,6 +470,7 @@ func checkReferences(t *testing.T, objects map[string]any) {
 		return
 	}
 
+	// The monitor must scrape the admin Service, and not the one for visitors.
 	admin, _ := at(objects["Service hc-admin"], "metadata labels").(map[string]any)
 	site, _ := at(objects["Service hc"], "metadata labels").(map[string]any)
 	by := at(monitor, "spec selector matchLabels")
@@ -579,6 +588,7 @@ func TestChartSchema(t *testing.T) {
 		}
 	}
 
+	// Typing errors of operators.
 	for _, set := range []string{
 		`replicas: 3`, `{all: {replica: 3}}`, `{gateway: {resources: {limit: {}}}}`, `{persistence: {class: fast}}`,
 		`{settings: {update-intervall: 1s}}`, `{settings: {origins: []}}`, `{service: {type: Loadbalancer}}`,

@@ -73,6 +73,8 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 	// tests in the background would let the script inherit an ignored SIGINT.
 	handled := make(chan os.Signal, 1)
 	signal.Notify(handled, os.Interrupt)
+
+	// Both streams of the script are one list of lines.
 	out, in := io.Pipe()
 	s.cmd.Stdout, s.cmd.Stderr = in, in
 	err := s.cmd.Start()
@@ -158,6 +160,8 @@ func (s *script) pids(t *testing.T) map[string]int {
 // nothingLeft checks that the script has freed its ports.
 func (s *script) nothingLeft(t *testing.T) {
 	t.Helper()
+
+	// A process that runs on would hold one of the ports.
 	for _, port := range s.all {
 		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err != nil {
 			t.Errorf("after the end: %v", err)
@@ -279,6 +283,7 @@ func TestServerClusterThatCannotStart(t *testing.T) {
 				t.Errorf("it says it is ready:\n%s", s.text())
 			}
 
+			// Redis is gone as well.
 			if l, err := net.Listen("tcp", "127.0.0.1:"+s.all[0]); err != nil {
 				t.Errorf("after the end: %v", err)
 			} else {

@@ -47,6 +47,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		return n
 	}
 
+	// The row of the guide's table, and where the code has its number.
 	for row, source := range map[string]struct{ file, pattern string }{
 		"datagrams between processes": {
 			"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`,

@@ -99,6 +99,7 @@ func strict(t *testing.T, schema string, value any) {
 		}
 	}
 
+	// The schemas are YAML themselves.
 	look(schema, parsed(t, []byte(schemas[schema])), value)
 }
 
@@ -178,6 +179,7 @@ func TestCompose(t *testing.T) {
 			t.Errorf("%s has no image", name)
 		}
 
+		// A mounted file must exist, and a named volume must be declared.
 		for _, v := range names(at(s, "volumes")) {
 			from, _, _ := strings.Cut(v, ":")
 			if !strings.HasPrefix(from, "./") {

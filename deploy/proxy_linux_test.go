@@ -143,6 +143,8 @@ func (p *proxied) get(c *http.Client, path string, header ...string) *http.Respo
 // name), and calls look.
 func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name string, p *proxied, browser bool)) {
 	dir := t.TempDir()
+
+	// The visitors trust only the certificate of the proxies.
 	cert, key := certificate(t, dir)
 	roots := x509.NewCertPool()
 	if text, err := os.ReadFile(cert); err != nil || !roots.AppendCertsFromPEM(text) {
@@ -183,6 +185,8 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 			}
 
 			conf := filepath.Join(dir, tc.file)
+
+			// As the files say: without the line of the second gateway.
 			if len(gateways) == 1 {
 				text = regexp.MustCompile(`(?m)^.*(server|BalancerMember) .*gateway-2.*\n| gateway-2:8080`).ReplaceAll(
 					text, nil)
@@ -238,6 +242,7 @@ func TestServerProxiesBeforeOneProcess(t *testing.T) {
 	}))
 	t.Cleanup(s.Close)
 
+	// The host, the path, the visitor's address and the scheme must arrive.
 	eachProxy(t, []string{s.Listener.Addr().String()}, func(t *testing.T, _ string, p *proxied, _ bool) {
 		body, err := io.ReadAll(p.get(p.visitor(), "/live/a%2Fb/counter").Body)
 		if want := fmt.Sprintf("counter.example.com/live/a%%2Fb/counter 127.0.%d.%d https",
@@ -409,6 +414,7 @@ func (p *proxied) check(name string) {
 		t.Fatalf("/live: %s to %q", resp.Status, resp.Header.Get("Location"))
 	}
 
+	// A slash and a percent sign must reach the gateway encoded.
 	page := name + "/%"
 	escaped := name + "%2F%25"
 	body, err := io.ReadAll(p.get(p.visitor(), "/live/"+escaped+"/counter").Body)
@@ -437,6 +443,8 @@ func (p *proxied) check(name string) {
 	}
 
 	await(0)
+
+	// A join over a WebSocket is an event for the stream at the other gateway.
 	ws, _, err := coder.Dial(t.Context(), strings.Replace(p.url("/live/-/ws"), "https", "wss", 1), &coder.DialOptions{
 		HTTPClient: p.visitor(), HTTPHeader: http.Header{"Origin": {"https://counter.example.com"}}})
 	if err != nil {
@@ -496,6 +504,7 @@ func (p *proxied) browse(g *gateways, name string) {
 		return strings.Contains(string(body), `"count":1,`)
 	})
 
+	// The demo asks whether the dashboard needs a key: its script runs.
 	var figures []byte
 	for _, admin := range g.admins {
 		resp, err := http.Get("http://" + admin + "/metrics")

@@ -65,6 +65,7 @@ func TestServerRegions(t *testing.T) {
 	tool(0, "heal", "us", "eu")
 	shows(5, 5, 5)
 
+	// Typing errors are refused.
 	tool(1, "cut", "us", "mars")
 	tool(1, "cut", "us")
 

@@ -101,6 +101,8 @@ func TestServerPackageScripts(t *testing.T) {
 	const restart, stop = "daemon-reload\ntry-restart headcount.service\n", "disable --now headcount.service\n"
 	dir := t.TempDir()
 	calls := filepath.Join(dir, "calls")
+
+	// A systemctl that notes its arguments and fails.
 	fake := "#!/bin/sh\necho \"$@\" >>'" + calls + "'\nexit 1\n"
 	if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte(fake), 0o755); err != nil {
 		t.Fatal(err)
