@@ -137,6 +137,7 @@ func TestServerRelease(t *testing.T) {
 		t.Errorf("the program says %q, %v", said, err)
 	}
 
+	// The list of modules has versions and licenses.
 	text, err := os.ReadFile(filepath.Join(out, name+".cdx.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -208,6 +209,7 @@ func testDeb(t *testing.T, deb string) {
 		settingsFile = "etc/headcount.json"
 	)
 
+	// The first installation.
 	dpkg("--install", deb)
 	for file, want := range map[string]fs.FileMode{program: 0o755, unitFile: 0o644, settingsFile: 0o600} {
 		if info, err := os.Stat(in(file)); err != nil || info.Mode() != want {
@@ -215,12 +217,14 @@ func testDeb(t *testing.T, deb string) {
 		}
 	}
 
+	// Distributions require the licenses in the package.
 	doc := func(file string) string { return string(read(t, in("usr/share/doc/headcount/"+file))) }
 	if !strings.Contains(doc(licensesFile), "Mozilla Public License, version 2.0") ||
 		!strings.HasPrefix(doc("CHANGELOG.md"), "# Changelog") {
 		t.Error("the package lacks licenses or changes")
 	}
 
+	// An upgrade must not replace the operator's settings.
 	settings := map[string]string{}
 	if err := json.Unmarshal(read(t, in(settingsFile)), &settings); err != nil {
 		t.Fatal(err)
@@ -266,6 +270,7 @@ func testDeb(t *testing.T, deb string) {
 		t.Fatal(err)
 	}
 
+	// The installed server counts.
 	put, err := http.NewRequest(http.MethodPut, "http://"+listen+"/demo/counter",
 		strings.NewReader(`{"action":"increment"}`))
 	if err != nil {
