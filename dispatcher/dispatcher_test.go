@@ -158,6 +158,8 @@ func TestBusyGatewayGetsTheNewest(t *testing.T) {
 		r.mu.Unlock()
 		synctest.Wait()
 		before := r.pushes["a"]
+
+		// In a second of changes, the slow gateway has time for a few pushes.
 		for i := range 1000 {
 			set("p", int64(i+1))
 			time.Sleep(time.Millisecond)
@@ -181,6 +183,8 @@ func TestGatewayThatFailsIsTriedAgain(t *testing.T) {
 		r.mu.Lock()
 		r.fail["a"] = true
 		r.mu.Unlock()
+
+		// The other gateway is not delayed by it.
 		for i := range 10 {
 			set("p", int64(i+1))
 			time.Sleep(time.Second)
@@ -319,6 +323,7 @@ func TestBucketThatCannotBeReadDoesNotDelayOthers(t *testing.T) {
 					t.Error("an endpoint is known of a bucket that was never read")
 				}
 
+				// The bucket can be read again.
 				s.set(false, 50*time.Millisecond)
 				time.Sleep(slow + 3*time.Second)
 				r.want(t, "a", nine, 1)
@@ -345,6 +350,8 @@ func TestEndpointsChangeWhileALostBucketIsRead(t *testing.T) {
 		r, _, set := run(t, s)
 
 		s.set(false, time.Second)
+
+		// Gateways attach while the bucket is read, and every second one detaches again.
 		for i := range 40 { // for 4 s, longer than the pause and two reads
 			attach(t, s.Store, fmt.Sprint("g", i), nine)
 			time.Sleep(100 * time.Millisecond)
@@ -384,6 +391,8 @@ func TestAllBucketsAreReadAfterAnOutage(t *testing.T) {
 
 		r, d, set := run(t, s)
 		time.Sleep(10 * time.Second)
+
+		// Broken buckets are tried again, but not without pauses.
 		for _, b := range all {
 			if n := s.readsOf(b); n < 5 || n > 20 {
 				t.Errorf("bucket %d was tried %d times in 10s", b, n)
@@ -413,6 +422,7 @@ func TestOwnChangesWhatIsServed(t *testing.T) {
 		set("p", 1)
 		r.want(t, "a", "p", 1)
 
+		// Without the bucket, nothing is pushed; with it, the current count is.
 		d.Own(nil)
 		synctest.Wait()
 		set("p", 2)
@@ -436,6 +446,7 @@ func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 		set("p", 3)
 		r.want(t, "a", "p", 3)
 
+		// A publication that was in flight during the standstill arrives.
 		stood.Add(int64(10 * time.Second))
 		old := presence.Count{Page: "p", Users: 9, Version: presence.Version{Incarnation: 1 << 50, Sequence: 1}}
 		bucket := presence.Bucket("p", presence.DefaultBuckets)

@@ -63,8 +63,8 @@ func TestTopFollowsTheStore(t *testing.T) {
 	})
 }
 
-// A dispatcher that starts late knows the pages that have subscribers. A dispatcher that missed messages reads again the
-// pages that it knew.
+// A dispatcher that starts late knows the pages that have subscribers. A dispatcher that missed messages reads again
+// the pages that it knew.
 func TestTopAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := whole(t)
@@ -112,6 +112,7 @@ func TestTopTakesNoOlderAndNoStaleCount(t *testing.T) {
 	d.top.update(of("p", 4, 8))
 	d.top.update(of("p", 0, 7))
 
+	// A stale count may lack users, so that it must not lower the list.
 	bucket, stale := of("p", 1, 10)
 	stale[0].Stale = true
 	d.top.update(bucket, stale)
