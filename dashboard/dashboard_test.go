@@ -112,6 +112,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("got  %v\nwant %v", got, want)
 		}
 
+		// The list is from the same answers.
 		top, err := b.Top(t.Context(), presence.DefaultSite)
 		wantTop := []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2}}
 		if err != nil || !slices.Equal(top.Pages, wantTop) || top.Stale {
@@ -144,6 +145,7 @@ func TestSites(t *testing.T) {
 
 	b := New(cfg)
 
+	// The part of the answer that differs between viewers.
 	type seen struct {
 		Sites     []string
 		Shown     string
@@ -228,6 +230,7 @@ func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	cfg := cluster(&asked)
 	cfg.Members = members(func() []presence.Process { return []presence.Process{{Name: "a"}, {Name: "b"}} })
 
+	// Two processes with a full list each.
 	many := func(prefix string) (r presence.Report) {
 		for i := range presence.TopPages {
 			r.Top = append(r.Top, presence.PageUsers{Page: fmt.Sprint(prefix, i), Users: int64(i)})

@@ -101,6 +101,7 @@ func TestEvents(t *testing.T) {
 			board.Watch(ctx)
 		}()
 
+		// Each step lasts long enough to be noticed.
 		step := func(change func()) {
 			mu.Lock()
 			change()
@@ -141,6 +142,7 @@ func TestEvents(t *testing.T) {
 			t.Errorf("%q\nwant %q", got, want)
 		}
 
+		// Old events make room for new ones.
 		for i := range 2 * maxEvents {
 			board.events.add(fmt.Sprint(i))
 		}
