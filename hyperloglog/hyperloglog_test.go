@@ -25,6 +25,8 @@ func numbered(r *Registers, set, n int) {
 	var all []string
 	for i := range n {
 		binary.LittleEndian.PutUint32(name[4:], uint32(i))
+
+		// Raising a register of the dense form directly is much faster than Add.
 		if len(r.b) == denseSize {
 			r.raise(Place(string(name[:])))
 		} else {
@@ -58,6 +60,7 @@ func TestErrors(t *testing.T) {
 		}
 	}
 
+	// One set says little about the error: many sets together have the promised one.
 	const sets, size = 100, 20_000
 	squares := 0.0
 	for set := range sets {
@@ -86,6 +89,7 @@ func TestFewMembersAreSmall(t *testing.T) {
 		t.Errorf("%q of an empty set", r.Bytes())
 	}
 
+	// The sparse form grows with the members, until the dense one is smaller.
 	for n, most := range map[int]int{1: 30, 10: 60, 100: 350, 1000: head + sparseMost, 20_000: denseSize} {
 		var r Registers
 		numbered(&r, 1, n)
