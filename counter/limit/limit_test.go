@@ -118,6 +118,7 @@ func judge(t *rapid.T, algorithm Algorithm) {
 			rapid.Just(int64(0)), rapid.Int64Range(-c.Limit, -1), rapid.Just(int64(-MaxLimit)),
 		).Draw(t, "cost")
 
+		// The state and the model judge the same call.
 		before := copied(t, s)
 		fits := m.fits(c, now)
 		a := s.Take(c, now)
