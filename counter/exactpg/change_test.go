@@ -135,6 +135,7 @@ func TestServerSQLIdempotencyKeys(t *testing.T) {
 	serve(t, s, parseRules(t, stock))
 	c := connect(t, url)
 
+	// Texts of all lengths around the blocks of the hash, with characters of one to four bytes.
 	letters := []rune("ab:1 äß€😀")
 	for size := 0; size < 300; size += 1 + size/40 {
 		text := ""
@@ -196,6 +197,7 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 					continue
 				}
 
+				// One database is changed by Apply alone, the other one by either way.
 				op := once(key, id, rules, delta)
 				want := judge.Apply(t.Context(), []counter.Op{op})[0]
 
@@ -221,6 +223,7 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 					t.Fatalf("change %d, of %q by %d with %q: %d and %v, want %+v", n, key, delta, id, got, err, want)
 				}
 
+				// A refused or repeated change leaves the version, and every other one raises it.
 				read, err := mixed.Read(t.Context(), []string{key})
 				if err != nil {
 					t.Fatal(err)
@@ -311,6 +314,7 @@ func TestServerSQLRefuses(t *testing.T) {
 		},
 	})
 
+	// facts has everything that a refused change could have touched, even sequences.
 	facts := func() string {
 		return pgtest.Query[string](t, url, `select concat_ws(' ',
 			(select string_agg(c::text, ',' order by key) from headcount_counters c),
@@ -365,6 +369,7 @@ func TestServerSQLRefuses(t *testing.T) {
 		}
 	}
 
+	// The sites do not share their counters.
 	name := presence.SiteOf("shop").Qualify("e:1")
 	if read, err := s.Read(t.Context(), []string{name, "e:1"}); err != nil || read[0].Value != 2 || read[1].Value != 1 {
 		t.Errorf("%+v and %v in two sites", read, err)
@@ -381,6 +386,8 @@ func TestServerSQLKeys(t *testing.T) {
 	is := func(r rune) bool { return unicode.IsPrint(r) }
 
 	tried := 0
+
+	// In the middle of a range of equal characters nothing new can happen.
 	for r := rune(1); r <= unicode.MaxRune; r++ {
 		if r > 0x180 && is(r) == is(r-1) && is(r) == is(r+1) || r >= 0xd800 && r < 0xe000 {
 			continue
@@ -424,6 +431,7 @@ func TestServerSQLTransaction(t *testing.T) {
 		}
 	}
 
+	// Nothing is visible to others before the commit, and nothing at all after a rollback.
 	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		for _, end := range []string{"rollback", "commit"} {
 			if _, err := c.Exec(t.Context(), "begin isolation level "+string(isolation)); err != nil {
@@ -500,6 +508,8 @@ func TestServerSQLRights(t *testing.T) {
 	}
 
 	c := connect(t, url)
+
+	// Tables and sequences by name, so that new ones are tested, too.
 	rows, _ := c.Query(t.Context(), `select c.oid::regclass::text, c.relkind::text from pg_class c where relkind in `+
 		`('r', 'S') and relname like 'headcount%'`)
 	type object struct{ Name, Kind string }
@@ -639,6 +649,8 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	}
 
 	var wg sync.WaitGroup
+
+	// As many callers by SQL as by Apply, on the same three counters. Each free counter may be changed only once.
 	for n := range callers {
 		c := connect(t, app)
 		wg.Go(func() {
@@ -753,6 +765,8 @@ func TestClockSQLIsPublished(t *testing.T) {
 	}
 
 	c := connect(t, shop(t, server, url))
+
+	// A change that is rolled back.
 	tx, err := c.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -804,6 +818,8 @@ func TestServerSQLOutlivesTheServer(t *testing.T) {
 	first.Close()
 
 	c := connect(t, shop(t, server, url))
+
+	// More changes than are published in one transaction.
 	for n := range 2500 {
 		if _, err := change(t.Context(), c, fmt.Sprint("free:", n), 1, ""); err != nil {
 			t.Fatal(err)
@@ -858,6 +874,7 @@ func TestServerSQLWithoutRights(t *testing.T) {
 		}
 	}
 
+	// The administrator follows the advice, step by step.
 	warned("42501", "CREATE ROLE headcount_app NOLOGIN; CREATE SCHEMA IF NOT EXISTS headcount AUTHORIZATION managed;")
 	apply(t, s, once("e:1", "", rules, 1))
 	if c := s.db.Cause(); c != nil {
@@ -916,6 +933,7 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// Changes of the held counter fail, so many that a fault of the server would have been noticed.
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {

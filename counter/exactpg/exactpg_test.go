@@ -129,6 +129,8 @@ func TestServerLedgersAreSwept(t *testing.T) {
 	}
 
 	const twoHours = "update headcount_ledger set at = at - interval '2 hours';"
+
+	// The entries grow old, and the sweep is due.
 	server.Exec(t, url, twoHours+"update headcount_sweeps set due = due - interval '2 hours'")
 
 	change(exact, "e:2")
@@ -190,6 +192,7 @@ func TestServerOtherProcessesAreNotified(t *testing.T) {
 		t.Errorf("received %+v", changes)
 	}
 
+	// This process notices a change without a notification, because it polls.
 	polls := open(t, url, func(c *Config) { c.PollEvery = 50 * time.Millisecond })
 
 	ear, _ = countertest.Listen(t, polls, "e:2")
@@ -222,6 +225,7 @@ func TestClockServerKilledWhileItChanges(t *testing.T) {
 	var made, refused atomic.Int64
 	var wg sync.WaitGroup
 
+	// insist repeats a change until it is acknowledged, under the same key.
 	insist := func(s *Store, ops []counter.Op) {
 		for {
 			err := s.Apply(t.Context(), ops)[0].Err
@@ -261,6 +265,7 @@ func TestClockServerKilledWhileItChanges(t *testing.T) {
 	stop()
 	wg.Wait()
 
+	// Every acknowledged change was applied exactly once, in the value and in the ledger.
 	for key, want := range map[string]int64{"e:1": made.Load(), "e:2": -made.Load(), "e:3": made.Load()} {
 		read, err := stores[0].Read(t.Context(), []string{key})
 		if err != nil || read[0].Value != want {

@@ -148,6 +148,7 @@ func (h *sqlHistory) both(c counter.Change) {
 		c.By = "shop"
 	}
 
+	// The first way is the reference.
 	want, wantErr := h.ways[0](c)
 	got, err := h.ways[1](c)
 	isLike := err == nil && wantErr == nil || err != nil && wantErr != nil && errors.Is(err, errors.Unwrap(wantErr))
@@ -172,6 +173,7 @@ func (h *sqlHistory) both(c counter.Change) {
 
 func (h *sqlHistory) same(what string, of func(*Store) any) {
 	h.t.Helper()
+
 	if want, is := of(h.stores[0]), of(h.stores[1]); !reflect.DeepEqual(is, want) {
 		h.t.Fatalf("%s: %+v, want %+v", what, is, want)
 	}
@@ -190,6 +192,7 @@ func (h *sqlHistory) expire(id string) {
 		}
 		_ = c.Close(ctx)
 
+		// The due reservations end as a gateway ends them.
 		due, err := s.Due(ctx)
 		if err != nil {
 			h.t.Fatal(err)
@@ -274,6 +277,7 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 		exec(sql, want)
 	}
 
+	// A repeated commit changes nothing, and then a cancel comes too late.
 	exec(`select headcount.commit('e:one', 'cart*7')`, "")
 	exec(`select headcount.commit('e:one', 'cart*7')`, "")
 	exec(`select headcount.cancel('e:one', 'cart*7')`, "55000")
