@@ -91,6 +91,7 @@ func TestArchive(t *testing.T) {
 
 			archive := counter.NewArchive(store)
 
+			// A question is a window, or a range with random ends and steps. Some questions are impossible.
 			question := func() (counter.Question, error) {
 				now := time.Now()
 				if rapid.Bool().Draw(rt, "window") {
@@ -163,6 +164,7 @@ func TestArchiveForgets(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// The total and the sum of the points must both be right.
 		check := func(what string, total int64) {
 			t.Helper()
 			for _, q := range []counter.Question{window, each} {
@@ -206,6 +208,7 @@ func TestArchiveReadsLittle(t *testing.T) {
 			change(t, store, counter.Change{Key: "u:1", Rule: rule, Verb: counter.Edit, Join: []string{member}})
 		}
 
+		// One new visitor an hour, for a little more than is kept.
 		for hour := range 90*24 + 5 {
 			see(fmt.Sprint("visitor ", hour))
 			time.Sleep(time.Hour)
@@ -249,6 +252,7 @@ func TestArchiveReadsLittle(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// A member comes late to an hour that the archive has read long ago.
 		store.late = now().Add(-50*day).Unix() / 3600
 		time.Sleep(time.Hour + time.Second)
 		if got, _, err := archive.Ask(t.Context(), rule, "u:1", window); err != nil || got.Total != before.Total+1 {

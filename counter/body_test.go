@@ -41,6 +41,7 @@ func TestParseStep(t *testing.T) {
 		"{\"dimensions\":{\"country\":\"a\nb\"}}":                       0, `{"dimensions":{"country":"\x"}}`: 0,
 		`{"Delta":5}`: 0,
 	} {
+		// A decrement has the same body, with the sign turned.
 		for _, down := range []bool{false, true} {
 			sign := int64(1)
 			if down {
@@ -280,6 +281,7 @@ func TestRules(t *testing.T) {
 		t.Errorf("%+v", r.All())
 	}
 
+	// The first rule that fits applies, and without rules no counter exists.
 	first, err := ParseRules([]byte(`{"rules":[{"match":"a*","kind":"sum"},{"match":"ab","kind":"exact"}]}`))
 	if err != nil || first.Find("ab").Kind != Sum {
 		t.Errorf("the first rule that fits holds: %+v, %v", first, err)
@@ -423,6 +425,7 @@ func TestAnyRuleOfAPrefix(t *testing.T) {
 	}
 	rules = rules.For([]presence.Site{shop})
 
+	// A prefix is exact if every counter below it could be.
 	for prefix, want := range map[string]bool{
 		"": true, "a:": false, "a:b:": false, "c": true, "c:d": true, "c:d:": false, "c:e": false, "d": true,
 		"d1": true, "e": false,
@@ -467,6 +470,7 @@ func TestOutsideForm(t *testing.T) {
 		}
 	}
 
+	// A ledger has its reasons as text, whatever characters they contain.
 	l := Ledger{
 		Entries: []Entry{
 			{

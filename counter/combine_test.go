@@ -111,6 +111,7 @@ func TestExactCountersApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{SeparateExact: true})
 
+		// An operation of two exact counters, in the other order than the single ones.
 		two := counter.Op{Changes: append(add(exact, "e:2", 1).Changes, add(exact, "e:1", 1).Changes...)}
 		for i, r := range gather(t, g, c, add(exact, "e:1", 1), add(sum, "s:1", 1), two, add(exact, "e:2", 1)) {
 			if r.Err != nil {
@@ -140,6 +141,7 @@ func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 			t.Fatalf("%d writes, the second %+v", len(g.writes), g.writes[1])
 		}
 
+		// Changes of a sum are merged, and changes of an exact counter are not, since each has an entry.
 		if ch := g.writes[1][0].Changes[0]; ch.Delta != 9 || ch.Merged != 3 {
 			t.Errorf("merged %+v, want 3 of 9", ch)
 		}
@@ -184,6 +186,8 @@ func TestOrderIsKeptAroundWhatCannotBeMerged(t *testing.T) {
 func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
+
+		// Merged, the changes overflow; one by one, some of them fit.
 		full := add(sum, "s:1", math.MaxInt64-5)
 		full.Changes[0].Verb = counter.Adjust
 		results := gather(t, g, c, full, add(sum, "s:1", 3), add(sum, "s:1", 3), add(sum, "s:1", 2), add(sum, "s:2", 1))
@@ -225,6 +229,7 @@ func TestQueueIsBounded(t *testing.T) {
 			t.Errorf("e:1 is %d", got)
 		}
 
+		// The queue has room again.
 		if r := c.Do(t.Context(), add(exact, "e:1", 1)); r.Err != nil {
 			t.Errorf("after the rush: %v", r.Err)
 		}
@@ -238,6 +243,8 @@ func TestWritesAreBounded(t *testing.T) {
 			Changes: slices.Concat(add(exact, "e:1", 1).Changes, add(exact, "e:2", 1).Changes,
 				add(exact, "e:3", 1).Changes),
 		}
+
+		// A batch is cut at two changes, but an operation is never divided.
 		gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), many,
 			add(exact, "e:1", 1))
 
@@ -292,6 +299,7 @@ func TestAnOperationWithoutAQueue(t *testing.T) {
 			t.Errorf("a single change: %+v", r)
 		}
 
+		// The callers return at once, but Close waits for their batches.
 		leave()
 		wg.Wait()
 		closed := false
@@ -374,6 +382,8 @@ func TestQueuesWriteInParallel(t *testing.T) {
 		}
 
 		synctest.Wait()
+
+		// Two hundred keys fall into nearly all of the queues.
 		if n := len(g.writes); n < 32 || n > 64 {
 			t.Errorf("%d writes under way", n)
 		}
@@ -464,6 +474,7 @@ func TestABusyQueueKeepsItsPace(t *testing.T) {
 			return time.Since(began)
 		}
 
+		// Without a rush, a change is written at once.
 		for range 3 {
 			if d := took(); d != takes {
 				t.Errorf("a single change took %s, want %s", d, takes)

@@ -170,6 +170,7 @@ func TestPoints(t *testing.T) {
 		`{"at":"2030-10-10T12:00:00Z","value":0},` +
 		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":7}],"total":5}`
 
+	// The gains come in two parts, as from two reads.
 	all := q.Tally()
 	all.Add(gains[:3])
 	all.Add(gains[3:])
@@ -200,6 +201,7 @@ func TestPointsOfUniques(t *testing.T) {
 		`"value":1},` +
 		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":2}],"total":4}`
 
+	// However the gains are divided into reads, the points are the same.
 	for parts := 1; parts < len(gains); parts++ {
 		all := q.Tally()
 		all.Add(gains[:parts])
@@ -302,6 +304,7 @@ func TestSlots(t *testing.T) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
 
+	// Without room, a new bucket displaces one that no rule has any more.
 	gain(&Rule{Kind: Sum, Buckets: []Bucket{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)
 	if want := (Slots{{3, 0, 86400}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want {
 		t.Fatalf("%+v", s.Slots)

@@ -55,6 +55,8 @@ func TestLimitsGather(t *testing.T) {
 		l := NewLimits(d, CombinerConfig{Batch: 5})
 
 		var wg sync.WaitGroup
+
+		// The first call is under way alone, and the others wait for it.
 		for cost := range int64(8) {
 			wg.Go(func() {
 				a, err := l.Do(t.Context(), passes("k", cost+1))
@@ -95,6 +97,7 @@ func TestLimitsAreBounded(t *testing.T) {
 			t.Errorf("a full queue: %v", err)
 		}
 
+		// A caller that has gone is answered at once.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		time.Sleep(time.Second) // by then the first write is over

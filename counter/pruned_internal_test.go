@@ -31,6 +31,7 @@ func TestPrunedMap(t *testing.T) {
 				}
 			}
 
+			// The bounds of every key include its true gain.
 			for k, n := range truth {
 				if has := p.keys[k]; has > n || has+p.missed < n {
 					t.Errorf("%q gained %d, and the map has %d with %d missed", k, n, has, p.missed)

@@ -65,6 +65,7 @@ func TestTop(t *testing.T) {
 		truth := map[string]int64{}
 		at := map[string]time.Time{}
 
+		// Among many keys with few gains, some gain more, and other ones in each minute.
 		minute := func(round int) {
 			for range 6_000 {
 				key := fmt.Sprint("v:", rng.IntN(100_000))
@@ -99,6 +100,7 @@ func TestTop(t *testing.T) {
 				found[g.Key] = g.Value
 			}
 
+			// Every key above a thousandth must be found, with its exact gain.
 			for _, g := range want {
 				if g.Value*1000 <= total {
 					break
@@ -140,6 +142,7 @@ func TestTop(t *testing.T) {
 			t.Fatal(err)
 		}
 
+		// A process that has just started knows only what the store has.
 		tops = track(store, topRules)
 		check("after a start", tops, 30*time.Minute)
 		check("in hours", tops, 24*time.Hour)
@@ -246,6 +249,8 @@ func TestTopMarks(t *testing.T) {
 				{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000},
 			}, IdempotencyKey: counter.NewIdempotencyKey("v:a", "", "1"),
 		}
+
+		// Without its mark, a change must not be acknowledged.
 		store.noMarks.Store(true)
 		if r := tops.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Fatalf("a change whose counter cannot be marked is %+v", r)
@@ -347,6 +352,7 @@ func TestTopIsClosedLate(t *testing.T) {
 			expect()
 		}
 
+		// The lists of all missed minutes are closed.
 		store.noKeeping.Store(false)
 		time.Sleep(2 * time.Minute)
 		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
