@@ -205,6 +205,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%s: %v", tc.args, err)
 		}
 
+		// Whole lines, so that the columns are right, too.
 		lines := strings.Split(out.String(), "\n")
 		for _, want := range tc.want {
 			if !slices.Contains(lines, want) {
