@@ -61,6 +61,7 @@ func TestServerOnce(t *testing.T) {
 		t.Errorf("%v\n%s", err, &out)
 	}
 
+	// The same answer, drawn for people.
 	out.Reset()
 	c.JSON = false
 	if err := c.Run(t.Context(), &out); err != nil {
@@ -120,6 +121,7 @@ func TestScreen(t *testing.T) {
 		t.Errorf("a terminal shows the newest events, and pages below them:\n%s", some)
 	}
 
+	// Without a terminal everything is drawn. Rates are differences of the two answers.
 	whole := s.text(0, 0)
 	for _, want := range []string{" 50% ", " 200 ", "three"} {
 		if !strings.Contains(whole, want) {
@@ -133,6 +135,7 @@ func TestScreen(t *testing.T) {
 		}
 	}
 
+	// However small the terminal is, nothing may scroll or wrap.
 	for _, size := range [][2]int{{80, 24}, {20, 9}, {1, 1}} {
 		lines := strings.Split(strings.TrimSuffix(s.text(size[0], size[1]), "\n"), "\n")
 		if len(lines) > size[1] {
@@ -197,6 +200,7 @@ func TestServerWatch(t *testing.T) {
 	until("asking")
 	until("region us")
 
+	// A failed answer keeps the last screen.
 	away.Store(true)
 	until("region us", "502")
 
