@@ -29,6 +29,7 @@ func TestLoadOfCertificate(t *testing.T) {
 		}
 	}
 
+	// A pair that cannot be used is an error once; until the files change, they are not read again.
 	if changed, err := f.load(); err == nil || !changed || !strings.Contains(err.Error(), f.cert) {
 		t.Fatalf("got %t, %v", changed, err)
 	}
@@ -62,6 +63,7 @@ func TestHandshakesThatWaitAreBounded(t *testing.T) {
 		})
 	}
 
+	// All places are taken.
 	for range most {
 		<-began
 	}
