@@ -13,6 +13,7 @@ func TestServerAdminEndpoints(t *testing.T) {
 	s := start(t, "--jwt-secret="+jwtSecret)
 	const page, user = "a page of its own", "somebody"
 
+	// Traffic with names that must not appear in metrics and logs.
 	c := s.dial(t, dialer{query: "token=" + hs256(t, map[string]any{"sub": user})})
 	c.join(page)
 	c.takeCount(page, 1)
@@ -32,6 +33,7 @@ func TestServerAdminEndpoints(t *testing.T) {
 		}
 	}
 
+	// Only known hosts are served, so that no page of another site can read the metrics by DNS rebinding.
 	port := s.admin[strings.LastIndex(s.admin, ":"):]
 	if a := do(t, "GET", "http://localhost"+port+"/healthz", ""); a.status != 200 {
 		t.Errorf("as localhost: %d %s", a.status, a.body)
@@ -128,6 +130,8 @@ func TestServerStartsReadyOrSaysSo(t *testing.T) {
 		}
 
 		ready := false
+
+		// Asks again and again, until a few looks after the server has become ready.
 		for end := 0; end < 3; {
 			was := ready
 			a := do(t, "GET", s.admin+"/readyz", "")

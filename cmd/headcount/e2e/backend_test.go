@@ -85,6 +85,7 @@ func smokeUsers(t *testing.T, a, b *server) {
 		one.awaitCount(page, 1)
 	}
 
+	// A tab at the other gateway is the same user.
 	tab := a.again(t, one)
 	tab.join(pages[0])
 	tab.awaitCount(pages[0], 1)
@@ -183,6 +184,7 @@ func TestClockServersSayWhoIsHere(t *testing.T) {
 		t.Errorf("alice is still here: %+v", c)
 	}
 
+	// A hold and a connection of one user.
 	alice := s.dial(t, dialer{query: "token=" + hs256(t, jwt.MapClaims{"sub": "alice"})})
 	alice.join("p")
 	alice.takeCount("p", 1)
@@ -288,6 +290,7 @@ func TestServerErasure(t *testing.T) {
 	erase("/-/me") // a user who was never here
 	erase("/-/me", me.as())
 
+	// A server erases what is stored about the other user.
 	user := "/-/users/" + other.user
 	do(t, "DELETE", s.url+user, "").problem(t, 401)
 	a = do(t, "POST", s.url+"/api/v1/counters/likes:3/members", `{"add":["x",`+quoted(other.user)+`]}`, withKey)
@@ -388,6 +391,7 @@ func TestServerNotifications(t *testing.T) {
 	c.awaitUnread(0)
 	list("0")
 
+	// Invalid titles, and links that could lead a reader astray.
 	for _, bad := range []string{
 		`{"title":""}`, `{"title":1}`, `{"title":null}`, `{"title":"a\nb"}`,
 		`{"title":"` + strings.Repeat("x", 301) + `"}`,

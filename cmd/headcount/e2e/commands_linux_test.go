@@ -35,6 +35,7 @@ func TestServerTopAndSimulate(t *testing.T) {
 		top := begin(t, writes, "top", "--url="+s.url, "--api-key="+apiKey, "--interval=20ms")
 		_ = writes.Close()
 
+		// Several screens: the last one may be incomplete.
 		var shown []string
 		for text, b := "", make([]byte, 1<<16); len(shown) < 6; shown = strings.Split(text, "\x1b[H") {
 			n, err := reads.Read(b)

@@ -151,6 +151,7 @@ func TestClockStartWithPostgres(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 
+	// A newer version has changed the tables.
 	p.Exec(t, database, `insert into headcount_rows_migrations (version_id, is_applied) values (999, true)`)
 	refused(t, "newer", "--postgres="+database)
 }
@@ -191,6 +192,8 @@ func TestServerRulesOfAFile(t *testing.T) {
 
 	token := "Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "ann", "in": 3600})
 	const origin = "Origin: https://a.example"
+
+	// A public increment needs a token here, from any permitted origin.
 	s.call(t, "POST", "seats/increment", "", origin).problem(t, http.StatusUnauthorized)
 	r := s.call(t, "POST", "seats/increment", "", origin, token, "Idempotency-Key: k")
 	if r.lasting(t).Value != 1 || r.header.Get("Access-Control-Allow-Origin") != "https://a.example" ||
@@ -239,6 +242,7 @@ func TestClockTopEvents(t *testing.T) {
 		t.Fatalf("the stream begins with %s", list)
 	}
 
+	// After changes, the list with the newest values arrives.
 	for _, delta := range []int{3, 5} {
 		for range 10 { // one event, or several
 			s.call(t, "POST", "views:b/increment", fmt.Sprint(`{"delta":`, delta, `}`))

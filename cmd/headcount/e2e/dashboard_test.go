@@ -75,6 +75,7 @@ func TestServerDashboard(t *testing.T) {
 	two.leave("<quiet> page")
 	testkit.Eventually(t, "a page without users disappears", func() bool { return len(s.board(t).Pages) == 1 })
 
+	// The page itself, and the calls that it makes.
 	page := s.get(t, "/-/dashboard", "Accept: text/html")
 	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") ||
 		!strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {

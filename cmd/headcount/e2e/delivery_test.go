@@ -49,6 +49,7 @@ func TestClockConflation(t *testing.T) {
 	c.takeCount("p", 3)
 	b.leave("p")
 
+	// Meanwhile the counts 3 and 2 may be combined, but the newest must arrive.
 	var newest counter
 	testkit.Eventually(t, "the count without b", func() bool {
 		newest = s.get(t, "/p/counter").counter(t)
@@ -82,6 +83,7 @@ func TestClockAnswersThatAreNeverRead(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// The answers fill the buffers, and then the server waits for the client.
 	requests := strings.Repeat("GET /-/headcount.js HTTP/1.1\r\nHost: x\r\n\r\n", 100)
 	for end := time.Now().Add(testkit.Timeout); ; {
 		_ = c.SetWriteDeadline(time.Now().Add(time.Second))
@@ -137,6 +139,7 @@ func TestServerPause(t *testing.T) {
 	}
 	c.silent()
 
+	// All of this happens during the pause.
 	others.join(page)
 	others.awaitCount(page, 2)
 	others.join(later)
@@ -160,6 +163,8 @@ func TestServerPause(t *testing.T) {
 
 	c.silent()
 	c.send(`{"type":"resume"}`)
+
+	// After the pause, one frame for each topic that changed, and none for the page that did not.
 	got := map[string]int{}
 	for len(got) < 3 {
 		f := c.take("what changed meanwhile")

@@ -91,6 +91,7 @@ func TestClockKilledAgainAndAgain(t *testing.T) {
 			}
 		})
 
+		// The kill comes at a random moment, while several changes are under way.
 		for range workers + rand.IntN(100) {
 			<-began
 		}
@@ -177,6 +178,7 @@ func TestServerDiskFull(t *testing.T) {
 		}
 	}
 
+	// From now on everything is refused.
 	for range 100 {
 		if send() != http.StatusServiceUnavailable {
 			t.Fatal("a change was kept on a full disk")
@@ -185,6 +187,7 @@ func TestServerDiskFull(t *testing.T) {
 	}
 	s.wantUnread(t, c.as(), kept)
 
+	// The counters are in a file of their own, which fills up later.
 	for batch() {
 		if batches > 20_000 {
 			t.Fatal("the file of counters cannot grow, and nothing is refused")
@@ -205,6 +208,7 @@ func TestServerDiskFull(t *testing.T) {
 	c.join(page) // presence needs no disk
 	c.awaitCount(page, 1)
 
+	// With room again, all refused changes succeed under their keys, each once.
 	s.limitFiles(t, unix.RLIM_INFINITY)
 	testkit.Eventually(t, "it is ready again", s.ready)
 	testkit.Eventually(t, "a batch with room again", batch)

@@ -69,6 +69,7 @@ func TestClockDrain(t *testing.T) {
 		a.problem(t, 503)
 	}
 
+	// The stayers are served and counted until their own time has come.
 	mover.close()
 
 	for _, c := range stayers {

@@ -18,6 +18,7 @@ func TestServerOverARedisThatDropsKeys(t *testing.T) {
 	const warns = `"Redis drops keys when its memory is full`
 	const evicted = `"Redis has evicted keys because its memory is full`
 
+	// The log warns while the policy permits drops, each time anew.
 	testkit.Eventually(t, "a warning at the start", func() bool { return lines(warns) == 1 })
 	redis.Do(t, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 	testkit.Eventually(t, "a line that it is over", func() bool { return lines(`"Redis drops no keys any more`) == 1 })
@@ -40,6 +41,7 @@ func TestServerOverARedisThatDropsKeys(t *testing.T) {
 		return s.metric(t, `headcount_store_losses_total{lost="keys"}`) > 0 && s.ready()
 	})
 
+	// Dropped keys are no lost writes of a restart: nothing may hint at those.
 	if n := lines("has lost the writes"); n > 0 || lines(warns) != 2 {
 		t.Errorf("%d lines about lost writes, %d warnings", n, lines(warns))
 	}

@@ -42,6 +42,8 @@ func TestServerNoFiles(t *testing.T) {
 		}
 	}
 	limit(3) // fewer than are open
+
+	// The kernel accepts the connection, but the server cannot.
 	newcomer, err := net.Dial("tcp", s.addr)
 	if err != nil {
 		t.Fatal(err)

@@ -62,6 +62,7 @@ func TestServerHundredPages(t *testing.T) {
 		}
 	}
 
+	// 99 pages and the site are 100 topics: no page more.
 	c.join(page(100))
 	refused(page(100))
 
@@ -80,6 +81,7 @@ func TestServerHundredPages(t *testing.T) {
 	c.join(page(102))
 	refused(page(102))
 
+	// Without the subscription the page is gone, and its place is free.
 	c.unsubscribe(page(20))
 	c.join(page(102))
 	c.awaitCount(page(102), 1)

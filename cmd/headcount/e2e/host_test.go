@@ -47,6 +47,7 @@ func TestServerNextToAnother(t *testing.T) {
 		t.Fatal(problem)
 	}
 
+	// The second server would replace the browser's cookie if it had the same name.
 	both := startAll(t, []string{"--api-key=" + apiKey}, []string{
 		"--data-dir=" + directory, "--api-key=" + apiKey, "--cookie-name=headcount_shop",
 	})

@@ -115,6 +115,7 @@ func TestServerCachedReads(t *testing.T) {
 		t.Errorf("scripts of other origins cannot use the ETag: %v, %v", a.header, preflight.header)
 	}
 
+	// A change makes the client's version an old one.
 	c.leave("p")
 	testkit.Eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
 	if a := s.get(t, "/p/counter", "If-None-Match: "+tag); a.status != http.StatusOK || a.header.Get("ETag") == tag {
@@ -341,6 +342,7 @@ func TestClockPutWithoutIdentityIsLimited(t *testing.T) {
 		t.Errorf("count %d after %d", got, passed)
 	}
 
+	// The server keeps its promise of Retry-After.
 	wait, _ := strconv.Atoi(last.header.Get("Retry-After"))
 	time.Sleep(time.Duration(wait) * time.Second)
 	put().counter(t)

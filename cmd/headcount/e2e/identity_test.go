@@ -76,6 +76,7 @@ func TestServerIdentities(t *testing.T) {
 		}
 	}
 
+	// The id of the cookie is that of the welcome frame, and identifies the user on every transport.
 	c := s.ws(t)
 	if got := cookie(t, c.resp.Header).Value; got != c.id {
 		t.Errorf("cookie %q, id %q", got, c.id)
@@ -145,6 +146,7 @@ func TestServerTokens(t *testing.T) {
 		t.Error("an event stream without a token sets a cookie")
 	}
 
+	// An anonymous id of another server replaces no token.
 	anonymous := common(t).ws(t)
 	s.refused(t, dialer{query: "id=" + anonymous.id}).problem(t, 401)
 	s.put(t, "/p/counter", increment, anonymous.as()).problem(t, 401)
@@ -166,6 +168,7 @@ func TestServerTokens(t *testing.T) {
 		}
 	}
 
+	// An expired token is worse than none: every call refuses it.
 	bad := hs256(t, jwt.MapClaims{"sub": "alice", "in": -1})
 	bearer := "Authorization: Bearer " + bad
 	for what, a := range map[string]answer{
@@ -260,6 +263,7 @@ func TestServerPrivatePages(t *testing.T) {
 		t.Errorf("another page: %s", f.text)
 	}
 
+	// Each call about the page, by users who may, users who may not, and servers.
 	for _, path := range []string{
 		"GET /team%2Fa1/counter", "GET /-/counters?page=open&page=team/a1", "GET /team%2Fa1/badge.svg",
 		"GET /team%2Fa1/widget", "GET /team%2Fa1/stats", "GET /team%2Fa1/counter/events",

@@ -68,6 +68,8 @@ func TestServerLastSeenOverARestart(t *testing.T) {
 			written("present", time.Now()) // the first write may have begun earlier
 
 			end(t, s)
+
+			// The user who left keeps the time. The one who does not come back was last seen later.
 			s = start(t, remembering...)
 			if again := s.users(t, left.user)[0].LastSeen; !again.Equal(at) {
 				t.Errorf("after the restart: last seen %s, was %s", again, at)
@@ -80,6 +82,7 @@ func TestServerLastSeenOverARestart(t *testing.T) {
 			s.Signal(syscall.SIGTERM)
 			s.died(t, 0)
 
+			// A start without --last-seen forgets the times for good.
 			s = start(t, flags...)
 			if is := s.users(t, left.user)[0]; !is.LastSeen.IsZero() {
 				t.Errorf("with --last-seen 0: %+v", is)
@@ -138,6 +141,7 @@ func TestClockLastSeenInACluster(t *testing.T) {
 		}
 	}
 
+	// These users stay until their process is killed.
 	var there []*client
 	for i := range 10 {
 		c := killed.ws(t)

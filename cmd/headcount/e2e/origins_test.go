@@ -53,6 +53,7 @@ func TestServerOrigins(t *testing.T) {
 				append(headers, "Access-Control-Request-Method: PUT")...)
 			cors("preflight", preflight.header)
 
+			// Every call that counts somebody is refused.
 			if !tc.ok {
 				preflight.problem(t, 403)
 				s.put(t, "/p/counter", increment, headers...).problem(t, 403)

@@ -79,6 +79,7 @@ func TestServerPgBouncer(t *testing.T) {
 				return
 			}
 
+			// The other modes mix the sessions of several clients, but locks and notifications belong to a session.
 			_, problem, _ := strings.Cut(checked, "wrong  --postgres: ")
 			problem, _, _ = strings.Cut(problem, ".\n")
 			if status != 1 || !strings.Contains(problem, "pool_mode") || strings.Count(checked, "wrong ") != 1 {
@@ -123,6 +124,8 @@ func TestClockChangeInSQL(t *testing.T) {
 				"--webhook-secret="+hookSecret)
 
 			var clients []*client
+
+			// Each process knows the key of a change in SQL, and SQL knows the key of a change by HTTP.
 			for _, s := range all {
 				c := s.ws(t)
 				c.send(`{"type":"subscribe","counters":["stock:42"]}`)

@@ -39,6 +39,7 @@ func TestServerOneUserInThreeTabs(t *testing.T) {
 	other.takeCount(page, 2)
 	watcher.takeCount(page, 2)
 
+	// The user stays as long as one tab is on the page.
 	a.leave(page)
 	b.close()
 	a.skim()
@@ -118,6 +119,7 @@ func TestClockJoinByEventStream(t *testing.T) {
 
 	testkit.Eventually(t, "the user is gone", func() bool { return s.count(t, "p") == 0 })
 
+	// With tokens, a stream that joins needs one.
 	s = start(t, "--jwt-secret="+jwtSecret)
 	s.get(t, "/p/counter/events?join=1").problem(t, http.StatusUnauthorized)
 	s.sse(t, "/p/counter/events?join=1&token="+hs256(t, jwt.MapClaims{"sub": "ann"})).joined()
@@ -215,6 +217,7 @@ func TestClockVanishedClient(t *testing.T) {
 	mute.send(0x81, `{"type":"join","page":"mute"}`)
 	watcher.awaitCount("mute", 1)
 
+	// Until the mute client is gone, the others must stay.
 	talks.send(0x01, `{"type":"join",`) // a part of a message counts as well
 	var gone frame
 	for gone.text == "" {
@@ -278,6 +281,7 @@ func TestClockReloadIsNotSeen(t *testing.T) {
 	default:
 	}
 
+	// A real arrival is visible.
 	b := s.ws(t)
 	b.join("p")
 	watcher.awaitCount("p", 2)
@@ -408,6 +412,7 @@ func TestClockSuspendedServer(t *testing.T) {
 	testkit.Eventually(t, "all are on the site", func() bool { return s.count(t, "*") == users })
 	watcher.during(time.Now().Add(300 * time.Millisecond))
 
+	// Just below and above the timeout, and far above it.
 	for _, stop := range []time.Duration{timeout - 100*time.Millisecond, timeout + 300*time.Millisecond, 2 * timeout} {
 		s.Signal(syscall.SIGSTOP)
 		time.Sleep(stop)
@@ -443,6 +448,7 @@ func TestServerMaxConnections(t *testing.T) {
 		t.Errorf("%s", a.body)
 	}
 
+	// The third place of all is taken by another address.
 	s.dial(t, dialer{headers: []string{of2}})
 	s.refused(t, dialer{headers: []string{of3}}).problem(t, http.StatusServiceUnavailable)
 	if c := s.get(t, "/p/counter", of1).counter(t); c.Count != 1 { // short calls need no place
@@ -487,6 +493,7 @@ func TestClockAUserWithThousandsOfPages(t *testing.T) {
 		tabs[n].skim() // still connected
 	}
 
+	// The user has 10,000 pages: one more is refused, and a known page is not.
 	more := s.again(t, first)
 	more.join("one more")
 	refusal := more.takeError("too_many_pages")
@@ -524,6 +531,8 @@ func TestServerCrawlers(t *testing.T) {
 
 		c.leave("p")
 		c.silent()
+
+		// The other ways to count: a stream, a hold, a vote, and a like.
 		st := s.sse(t, "/q/counter/events?join=1", agent)
 		if counted == 0 {
 			st.awaitCount(0)

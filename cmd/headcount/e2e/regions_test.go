@@ -63,6 +63,7 @@ func TestServerARegionMovesToAnotherRedis(t *testing.T) {
 	await(here, all...)
 	await(there, all...)
 
+	// The region moves into an empty Redis.
 	if problem := here.end(); problem != "" {
 		t.Fatal(problem)
 	}
@@ -75,6 +76,7 @@ func TestServerARegionMovesToAnotherRedis(t *testing.T) {
 	here = startWithKey(t, usFlags()...)
 	await(here, all...)
 
+	// Both regions continue from the same values.
 	change(here, "views:1", "increment", `{"delta":10}`)
 	change(there, "views:1", "increment", `{"delta":20}`)
 	change(here, "likes:1", "members", `{"add":["dan"],"remove":["ann"]}`)

@@ -69,6 +69,7 @@ func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 				t.Errorf("%d are there after the restart, want the 4 of before", n)
 			}
 
+			// Two of the four come back, and the two others time out.
 			back := []*client{s.again(t, there[0]), s.again(t, there[1])}
 			for _, c := range back {
 				c.join("p")
@@ -112,6 +113,7 @@ func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 		testkit.Eventually(t, "the users are written", func() bool { return written(dir).After(seen) })
 	}
 
+	// After the last write of the file.
 	leaves.leave("p")
 	left := s.awaitSeen(t, leaves.user)
 	hold(ends, "decrement")
@@ -163,6 +165,7 @@ func TestClockWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
 		t.Errorf("nobody has come back, but: %s", got)
 	}
 
+	// A client with an old id shows that the process has restarted.
 	back := s.dial(t, dialer{query: "id=" + there.id}) // a void id, as the secret is a new one
 	back.join("p")
 	if f := back.await("a count", func(f frame) bool { return f.Type == "count" }); !f.Stale || *f.Count != 2 {

@@ -41,6 +41,7 @@ func TestClockUnreadCountsAreRightAfterRedisWasRestored(t *testing.T) {
 	changes(1)
 	read(1)
 
+	// The changes after the snapshot are lost, but the reader has seen them.
 	redis.Do(t, "SAVE")
 	changes(3)
 	read(3)
@@ -54,6 +55,7 @@ func TestClockUnreadCountsAreRightAfterRedisWasRestored(t *testing.T) {
 		return a.status == http.StatusOK && a.unread(t).Count == 3
 	})
 
+	// A new tab agrees with the old one.
 	third := s.dial(t, dialer{query: "id=" + tab.id, unread: 3})
 	third.send(`{"type":"read"}`)
 	tab.awaitUnread(0)
@@ -99,6 +101,7 @@ func TestClockCountsAreStaleUntilARestoredRedisIsRight(t *testing.T) {
 		return n == 8
 	})
 
+	// The snapshot has 8 users: no gateway may show 8 as a fresh count later.
 	redis.Do(t, "SAVE")
 	arrive(12)
 	testkit.Eventually(t, "20 users", func() bool {

@@ -181,6 +181,8 @@ func smokePages(t *testing.T, a, b *server, hooks *receiver) {
 	}
 
 	testkit.Eventually(t, "the webhook", func() bool { return len(hooks.received(page)) > 0 })
+
+	// A leave reaches the other gateway.
 	two.leave(page)
 	one.awaitCount(page, 2)
 }
@@ -198,6 +200,7 @@ func smokeUnread(t *testing.T, a, b *server) {
 	one.awaitUnread(1)
 	two.awaitUnread(1)
 
+	// Both tabs learn that the user has read.
 	two.send(`{"type":"read"}`)
 	one.awaitUnread(0)
 	two.awaitUnread(0)
@@ -350,6 +353,7 @@ func TestClockStoresAreAway(t *testing.T) {
 			c.send(`{"type":"subscribe","counters":` + quoted([]string{likes}) + `}`)
 			c.awaitCounter(likes, 1, true)
 
+			// The fault must not hit changes that are still on their way to PostgreSQL.
 			testkit.Eventually(t, "everything is persisted",
 				func() bool { return s.metric(t, "headcount_persist_lag_seconds") == 0 })
 

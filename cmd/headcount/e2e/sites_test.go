@@ -223,6 +223,7 @@ func unreadOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 		}
 	}
 
+	// A reset, an end of a follow and a change each affect one site.
 	buyer.send(`{"type":"read"}`)
 	buyer.awaitUnread(0)
 	if got := b.get(t, "/-/me/unread", reader.as(), ofBlog).unread(t); got.Count != 2 {

@@ -21,6 +21,7 @@ func TestClockReadsAfterStandstill(t *testing.T) {
 	both := startAll(t, overRedis(redis, "--api-key="+apiKey), overRedis(redis, "--api-key="+apiKey))
 	goes, stands := both[0], both[1]
 
+	// A subscription lets the process keep the counts in memory, where they grow old.
 	looks := stands.ws(t)
 	looks.send(`{"type":"subscribe","pages":["p"],"counters":["views:1"]}`)
 	looks.awaitAll(shows("views:1", 0, false), func(f frame) bool { return f.counts("p", 0) })
@@ -56,6 +57,7 @@ func TestClockReadsAfterStandstill(t *testing.T) {
 	stands.Signal(syscall.SIGCONT)
 	asked.Wait()
 
+	// New subscribers get the true values in the end, and no old value that looks fresh.
 	late := stands.ws(t)
 	late.send(`{"type":"subscribe","pages":["p"],"counters":["views:1"]}`)
 	late.awaitAll(shows("views:1", changes, false), func(f frame) bool {

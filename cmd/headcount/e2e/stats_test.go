@@ -55,6 +55,7 @@ func TestServerPagesRemember(t *testing.T) {
 	s := start(t, "--data-dir="+dir, "--leave-grace=300ms", "--update-interval=10ms",
 		"--allow-origins=https://shop.example")
 
+	// Three users arrive, and one of them leaves.
 	a, b, c := s.ws(t), s.ws(t), s.ws(t)
 	a.join("p")
 	a.awaitCount("p", 1)
@@ -91,6 +92,7 @@ func TestServerPagesRemember(t *testing.T) {
 		t.Errorf("a page that nobody ever joined: %+v", none)
 	}
 
+	// Other origins may read the stats.
 	answer := s.get(t, "/p/stats", "Origin: https://shop.example")
 	if answer.header.Get("Cache-Control") != "no-store" ||
 		answer.header.Get("Access-Control-Allow-Origin") != "https://shop.example" {

@@ -99,6 +99,7 @@ func TestClockTopPages(t *testing.T) {
 	)
 	keyless, opened, closed := all[0], all[1], all[2]
 
+	// One page that visitors may see, and one with a secret in its name.
 	opened.holds(t, "blog%2Fa", 2)
 	opened.holds(t, "reset%2Fx7Gq", 3)
 	own := opened.topPages(t, "", withKey)
@@ -129,8 +130,11 @@ func TestClockTopPages(t *testing.T) {
 	for _, page := range []string{"open", "secret%2Fa"} {
 		do(t, "PUT", keyless.url+"/"+page+"/counter", increment, token)
 	}
+
+	// Without API keys everybody sees the list, still without private pages.
 	keyless.topPages(t, "").await("open 1")
 
+	// With keys and without --public-top, visitors see no list.
 	closed.topPages(t, "", withKey).await("")
 
 	for _, s := range []*server{opened, closed} {

@@ -126,6 +126,8 @@ func TestServerUnread(t *testing.T) {
 
 	s.change(t, page, "")
 	tab.awaitUnread(1)
+
+	// The end of a follow takes its unread changes along, and a second end does nothing.
 	for range 2 {
 		do(t, "DELETE", s.url+"/-/me/follows/"+url.PathEscape(page), "", tab.as()).noContent(t)
 	}
@@ -170,6 +172,7 @@ func TestServerUnreadOfOnePage(t *testing.T) {
 	tab.awaitUnread(2)
 	follows(both + `,"unread":{` + quoted(other) + `:2}}`)
 
+	// Impossible pages in a read frame are errors.
 	for _, bad := range []string{`"*"`, `""`, `null`, `7`} {
 		tab.send(`{"type":"read","page":` + bad + `}`)
 		tab.await("an error", func(f frame) bool { return f.Type == "error" })
@@ -206,6 +209,7 @@ func TestServerFollowFromAnotherSite(t *testing.T) {
 		return "Headcount-Id: " + id
 	}
 
+	// Without an id of the page's own, a follow is refused with an id to use, and without a cookie.
 	refused := s.put(t, path, "", shop...)
 	refused.problem(t, http.StatusBadRequest)
 	if !strings.Contains(refused.body, "Headcount-Id") || len(refused.header["Set-Cookie"]) > 0 {
@@ -481,6 +485,7 @@ func TestServerUnreadSurvivesARestart(t *testing.T) {
 		t.Errorf("%s was %s", after, before)
 	}
 
+	// The keys of before the restart are still known.
 	for i := range 5 {
 		s.change(t, page, "", fmt.Sprint("Idempotency-Key: ", i)) // a known key
 	}

@@ -170,6 +170,7 @@ func TestClockWebhooks(t *testing.T) {
 		t.Errorf("%+v after %d tries", e, again)
 	}
 
+	// Each condition of a webhook: the first user, a threshold, a peak, and the last user.
 	s.hold(t, "PUT", "ann", "news/1")
 	s.hold(t, "PUT", "bob", "news/1")
 	s.hold(t, "PUT", "ann", "top")
@@ -231,6 +232,7 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 			r.await(one.user, "user.online")
 			testkit.Eventually(t, "the user of the stream", func() bool { return len(r.online()) == 4 })
 
+			// A reload.
 			one.close()
 			tab.close()
 			one = s.again(t, one)
@@ -257,6 +259,7 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 				t.Errorf("about a user who only watches: %v", types)
 			}
 
+			// The file must not reveal who was there.
 			s.end()
 			raw, err := os.ReadFile(filepath.Join(dir, "webhooks.db"))
 			if err != nil || bytes.Contains(raw, []byte(one.user)) {
@@ -318,6 +321,7 @@ func TestClockWebhooksOfUsersInACluster(t *testing.T) {
 		r.await(user, "user.online")
 	}
 
+	// One gateway and one presence node are killed. Users with a tab at the other gateway stay online.
 	all[0].kill()
 	all[2].kill()
 	for _, user := range users {
