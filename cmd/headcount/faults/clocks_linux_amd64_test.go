@@ -41,6 +41,7 @@ func TestClockOfAProcessIsWrong(t *testing.T) {
 		},
 	})
 
+	// Each process with a wrong clock logs it once per run.
 	for _, m := range top.members {
 		want := 0
 		switch {
@@ -69,6 +70,7 @@ func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	startAll(t, gateway, right, ahead)
 	awaitReady(t, gateway, right, ahead)
 
+	// Each user has a hold on a page of their own, and the watcher sees the total.
 	watcher := mustDial(t, gateway)
 	if err := watcher.Subscribe(site); err != nil {
 		t.Fatal(err)
@@ -98,6 +100,7 @@ func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 	each(hold)
 	testkit.Eventually(t, "all are counted", func() bool { return shown.is(site, users) })
 
+	// The node that is ahead takes all holds over, and none may end early.
 	right.kill()
 	killed := time.Now() // holds end by the clock, however slow the machine is
 	testkit.Eventually(t, "the node that is ahead has all partitions for some time", func() bool {
@@ -107,6 +110,7 @@ func TestClockHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
 		return time.Since(killed) > 10*time.Second
 	})
 
+	// Some holds move to the right node and back. Releases at once after the second change must stand.
 	again(t, right)
 	each(hold)
 
@@ -162,6 +166,7 @@ func TestClockOfARunningProcessIsSet(t *testing.T) {
 	come(10)
 	exact("all are counted")
 
+	// Leases must not end by the wall clock that is set.
 	for _, offset := range []time.Duration{2 * time.Minute, -2 * time.Minute, time.Hour} {
 		if err := set.process.SetClock(offset); err != nil {
 			t.Fatal(err)

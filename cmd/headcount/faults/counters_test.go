@@ -136,6 +136,8 @@ func (l *lasting) survive(t *testing.T, rounds int) {
 		strikes += n
 
 		before := felt
+
+		// A checkpoint proves something only if the clients felt the fault before it.
 		for _, c := range report.Checkpoints {
 			looked++
 			if c.Failures > 0 {
@@ -199,6 +201,7 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 		case <-time.After(300*time.Millisecond + rand.N(1200*time.Millisecond)):
 		}
 
+		// The faults take turns, also across runs.
 		s := l.strikes[(strikes+struck)%len(l.strikes)]
 		s.hits(t)
 		struck++

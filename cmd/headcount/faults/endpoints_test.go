@@ -94,6 +94,8 @@ func TestClockEndpointsEndWithTheirGateway(t *testing.T) {
 		again(t, m)
 		crowdAt(t, m)
 	}
+
+	// When all are dead, nobody can remove endpoints. The next start does.
 	for _, m := range all {
 		m.kill()
 	}

@@ -100,6 +100,7 @@ func TestClockFrozenNode(t *testing.T) {
 		},
 	})
 
+	// While the zombie sleeps, users come and go under other owners.
 	stop := top.crowd.Churn(t.Context()) // without the zombie's knowledge
 	time.Sleep(3 * time.Second)
 	stop()
@@ -129,6 +130,7 @@ func TestClockRedisAway(t *testing.T) {
 			}
 		}
 
+		// At once everything must be marked as stale, in frames and in answers.
 		start, cut := time.Now(), c.Lost()
 		gone()
 		testkit.Within(t, 15*time.Second, "every process is not ready and every count is stale", func() bool {
@@ -178,6 +180,7 @@ func TestClockRedisAway(t *testing.T) {
 			}
 		}
 
+		// No client may notice the outage by a lost connection.
 		if n := c.Lost() - cut; n > 0 {
 			t.Errorf("%d connections ended", n)
 		}

@@ -261,6 +261,8 @@ func TestClockHistories(t *testing.T) {
 	})
 
 	struck := 0
+
+	// Between two faults nothing is under way, so that the finished histories can be read once more and checked.
 	for h.run.Working() && struck < faults {
 		time.Sleep(300*time.Millisecond + rand.N(time.Second))
 		h.strikes[struck%len(h.strikes)]()

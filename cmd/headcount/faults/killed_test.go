@@ -45,6 +45,7 @@ func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 		return n
 	}
 
+	// The users leave while the owner of some of them is down.
 	before := takeovers()
 	for _, conn := range leavers {
 		conn.Abort()
@@ -57,6 +58,8 @@ func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 	testkit.Within(t, exactWithin, "nobody is shown", func() bool { return shown.is("p", 0) })
 
 	awaitReady(t, killed)
+
+	// "name is taken" says that the lease still held when the process came back.
 	if after := takeovers(); after != before && strings.Contains(killed.log.String(), "name is taken") {
 		t.Errorf("the other process took over %s partitions, not %s, though the first was back in time", after, before)
 	}

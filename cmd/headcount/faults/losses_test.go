@@ -137,6 +137,7 @@ func TestClockWhatRedisLost(t *testing.T) {
 				})
 			}
 
+			// The metrics have the same loss as the log.
 			_, _, text, err := get("http://" + m.admin + "/metrics")
 			if err != nil {
 				t.Fatal(err)

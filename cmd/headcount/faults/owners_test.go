@@ -124,17 +124,20 @@ func TestClockOwnersGo(t *testing.T) {
 		all.promised(t, "it is back", 250*time.Millisecond)
 	}
 
+	// A crash: others have to notice it.
 	owners[0].kill()
 	time.Sleep(5 * time.Second)
 	all.promised(t, "an owner is killed", 500*time.Millisecond)
 	back(owners[0])
 
+	// An orderly end hands the counters over.
 	if err := owners[1].leave(); err != nil {
 		t.Error(err)
 	}
 	all.promised(t, "an owner ends in order", 150*time.Millisecond)
 	back(owners[1])
 
+	// A process that hangs must not keep its counters.
 	owners[2].pause()
 	time.Sleep(6 * time.Second)
 	all.promised(t, "an owner is silent", 2500*time.Millisecond)

@@ -496,6 +496,7 @@ func TestClockRegionsOnBadLinks(t *testing.T) {
 		w.converge(t, mergedWithin)
 	}
 
+	// All links fail at the same time.
 	w.cut(slices.Collect(maps.Keys(w.links))...)
 	for _, r := range w.regions {
 		w.join(t, r, 1)
@@ -548,10 +549,12 @@ func TestClockARegionThatIsDownForGood(t *testing.T) {
 			strings.Contains(metrics, `headcount_region_left_out{peer="eu"} 0`)
 	})
 
+	// The two others go on without it.
 	w.join(t, us, 2)
 	eu.leave(t, 1)
 	w.converge(t, mergedWithin, us, eu)
 
+	// The region comes back empty, and counts again.
 	ap.users = nil
 	ap.redis.Restart(t)
 	for _, m := range ap.members {
@@ -600,6 +603,7 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 		return err == nil && strings.Contains(body, `"count":1`) && strings.Contains(body, `"eu":1`)
 	})
 
+	// A second region of the same name writes to eu, too.
 	startAll(t, twin)
 	awaitReady(t, twin)
 	for _, want := range []struct {
@@ -637,6 +641,7 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 		t.Errorf("the log names a refused peer %d times", n)
 	}
 
+	// The refused peers do not disturb the right one.
 	put(t, us, "", "increment", 2)
 	testkit.Within(t, mergedWithin, "the right peer receives the count", func() bool {
 		_, _, body, err := get("http://" + eu.addr + "/p/counter?regions=1")

@@ -54,6 +54,7 @@ func (p *person) connect(ctx context.Context, at *member, id string) {
 	p.id = conn.ID
 	p.mu.Unlock()
 
+	// A reconnect frame ends the visit like a lost connection.
 	err = conn.Join(p.page)
 	for f := (client.Frame{}); err == nil && f.Type != "reconnect"; err = conn.Receive(&f) {
 		if f.Type == "count" && f.Count.Page == p.page {
@@ -118,6 +119,7 @@ func TestClockSecretsRotateOverARunningCluster(t *testing.T) {
 	testkit.Within(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
 	p.ask(t, all[0], http.MethodPut, "/-/me/follows/followed", nil)
 
+	// Each step restarts every process, so that all mixtures of old and new secrets occur.
 	for _, step := range [][]string{{"old", "new"}, {"new", "old"}, {"new"}} {
 		for _, m := range all {
 			if err := m.leave(); err != nil {

@@ -49,6 +49,7 @@ func TestClockRegionsOverTLSAndSentinel(t *testing.T) {
 	}
 	permitted(a, b, s.Master)
 
+	// Two regions lose their Redis in different ways.
 	b.Kill()
 	w.join(t, w.regions[0], 1)
 	b.Restart(t)

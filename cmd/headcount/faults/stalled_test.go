@@ -108,6 +108,7 @@ func TestClockAStalledLinkUndoesNothing(t *testing.T) {
 			t.Fatal("no call was stalled: this proves nothing")
 		}
 
+		// The stalled calls arrive, though their callers have given up long ago.
 		link.link.open()
 		testkit.Eventually(t, "the old calls arrive", func() bool { return holdCalls(t, second)-before >= stalled })
 
@@ -152,6 +153,7 @@ func TestClockADispatcherThatReachesNoGateway(t *testing.T) {
 	}
 	testkit.Eventually(t, "all counts are shown", func() bool { return fresh(0) == pages })
 
+	// New counts cannot reach the second gateway.
 	link.link.shut()
 	visitor := mustDial(t, first) // the first dispatcher has some of the pages
 	go drain(visitor)             // ends with the connection

@@ -46,6 +46,7 @@ func counts(t *testing.T, gateway *member) {
 	}
 	await(1)
 
+	// A hold takes the same way.
 	id := put(t, gateway, "", "increment", 2)
 	await(2)
 
@@ -85,6 +86,7 @@ func refusal(t *testing.T, m *member, words ...string) {
 		t.Fatalf("status %d, want 1:\n%s", status, m.log.String())
 	}
 
+	// The last line names the cause, for a person at a terminal.
 	lines := strings.Split(strings.TrimSpace(m.log.String()), "\n")
 	last := lines[len(lines)-1]
 	if !strings.Contains(last, `"level":"error"`) {
@@ -237,6 +239,7 @@ func TestClockWhoMayJoin(t *testing.T) {
 	awaitEvent("A process left")
 	awaitLog("a process has left")
 
+	// A crash is logged as such, also when Redis restarts before the process does.
 	all[0].kill()
 	awaitLog("a process is gone")
 
@@ -257,6 +260,7 @@ func TestClockAClusterStartsFromNothing(t *testing.T) {
 	awaitReady(t, all...)
 	ready := time.Now()
 
+	// The clock runs from the first line of the last process to start.
 	var begun time.Time
 	slack := watch.Lost()
 	for _, m := range all {

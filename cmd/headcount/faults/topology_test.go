@@ -102,6 +102,7 @@ func (top *topology) suffer(t *testing.T, f fault) {
 		machine := testkit.NewStopwatch(t)
 		exact("before the fault", time.Now(), machine.Lost)
 
+		// From here on, every count that any client receives is checked.
 		begun := time.Now()
 		lingering := func() time.Duration { return machine.Lost() + f.lingers }
 		observed := c.Observe(t.Context(), lingering)
@@ -122,6 +123,7 @@ func (top *topology) suffer(t *testing.T, f fault) {
 				ghost.By, exactWithin+lingering(), ghost.Where)
 		}
 
+		// Mending is a change of owners, too.
 		if f.mend != nil {
 			f.mend(t)
 			exact("after mending", time.Now(), machine.Lost)

@@ -320,6 +320,7 @@ func TestClockUpgradeOneByOne(t *testing.T) {
 	}
 	b.some(t)
 
+	// When no process of the previous release runs any more, the counters move.
 	for _, m := range top.members {
 		if err := m.leave(); err != nil {
 			t.Error(err)
@@ -592,6 +593,7 @@ func TestClockUpgradeOfADataDirectory(t *testing.T) {
 		}
 	}
 
+	// Each release refuses the files of the other, and says what to do.
 	refused(program, "headcount export --data-dir "+dir)
 	run(m.program, "export", "--data-dir", dir, "--file", export)
 	if err := os.Rename(counters, counters+".before"); err != nil {
