@@ -209,6 +209,7 @@ func (a *authority) check() error {
 		return nil
 	}
 
+	// RFC 8737: a certificate with a critical extension, in a handshake for acme-tls/1 alone.
 	c, err := tls.Dial("tcp", a.prove(), &tls.Config{
 		ServerName: a.domain, NextProtos: []string{acme.ALPNProto}, InsecureSkipVerify: true,
 	})

@@ -117,6 +117,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	below := run(t, "--base-path=/live")
 	private := run(t, "--private=*", "--api-key=a key that is long")
 
+	// Addresses and files in the way.
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -151,6 +152,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		}
 	}
 
+	// Users of Redis with too few rights, and a PostgreSQL that takes no changes.
 	user := func(name string, rights ...any) string {
 		t.Helper()
 		redis.Do(t, append([]any{"ACL", "SETUSER", name, "reset", "on", ">password", "&*", "+@all"}, rights...)...)
@@ -167,6 +169,8 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
 
 	missing := filepath.Join(t.TempDir(), "a")
+
+	// Servers that are not what they should be: without keys, with unusable keys, and with an unknown certificate.
 	stranger := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(stranger.Close)
 
@@ -201,6 +205,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	const days = 24 * time.Hour
 	good := files(-time.Hour, 90*days, "counter.example.com")
 
+	// The settings of a server that does not run, and those of a proxy in front of one that runs.
 	stopped := []string{
 		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
 		"--cluster-listen=" + servertest.FreeAddr(),
@@ -374,6 +379,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			// Cases that share Redis run one after the other, each from the same state.
 			shares := slices.ContainsFunc(tc.args, func(arg string) bool { return strings.Contains(arg, redis.Addr) })
 			if shares {
 				redis.Flush(t)
@@ -415,6 +421,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 				t.Errorf("the check shows a URL that holds a secret:\n%s", all)
 			}
 
+			// Only the facts that the case itself has set may be there.
 			if n := redis.Do(t, "DBSIZE").(int64); shares && (n > 1 || n == 1 && tc.set == nil) {
 				t.Errorf("the check left something in Redis: %d keys", n)
 			}
@@ -484,6 +491,7 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 		}
 	}
 
+	// As if the owner of a partition had ended.
 	owned := redis.Do(t, "KEYS", "hc:{r*}:o").([]any)
 	redis.Do(t, "HSET", owned[0], "owner", "10.0.0.1:7946/1")
 	status, _, all = check(t, args...)
@@ -528,6 +536,7 @@ func TestServerChainsOfCertificates(t *testing.T) {
 		DNSNames: []string{"counter.example.com"},
 	}, between, key.Public())
 
+	// This machine knows the root in all cases but one.
 	roots, others := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(a.root)
 
@@ -585,6 +594,7 @@ func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 			continue
 		}
 
+		// A user with every right but one.
 		redis.Do(t, "ACL", "SETUSER", "u", "reset", "on", ">password", "~hc:*", "&hc:*", "+@all", "-"+command)
 		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=3m",
 			"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(),

@@ -74,10 +74,12 @@ func TestClockHalfOpenHandshakes(t *testing.T) {
 		})
 	}
 
+	// All attackers hold a half-open handshake.
 	for range cap(begun) {
 		<-begun
 	}
 
+	// The newcomers have another address.
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	web := &http.Client{Timeout: testkit.Timeout, Transport: &http.Transport{
 		DialContext: dialer.DialContext, DisableKeepAlives: true,

@@ -171,6 +171,8 @@ func TestClockServeUntilSignal(t *testing.T) {
 			t.Error(err)
 		}
 	}
+
+	// The log ends with the process.
 	cmd.Wait() // ProcessState has the exit status
 	if code := cmd.ProcessState.ExitCode(); code != 0 || admin == "" {
 		t.Errorf("exit status %d, admin address %q, after:\n%s", code, admin, said)
@@ -195,6 +197,8 @@ func TestServerHealthcheck(t *testing.T) {
 
 	addr := server.Listener.Addr().String()
 	_, port, _ := strings.Cut(addr, ":")
+
+	// An address without a host, or for all hosts, is asked on the loopback.
 	for _, admin := range []string{addr, ":" + port, "0.0.0.0:" + port} {
 		if err := healthcheck(t.Context(), admin); err != nil {
 			t.Errorf("%s: %v", admin, err)
@@ -218,6 +222,7 @@ func TestServerHelperProcess(t *testing.T) {
 		return
 	}
 
+	// The program's own arguments follow "--".
 	args := os.Args
 	for len(args) > 0 && args[0] != "--" {
 		args = args[1:]
@@ -291,6 +296,8 @@ func TestServerLog(t *testing.T) {
 		if code != 0 || stdout != "" || !strings.Contains(stderr, want) || strings.Contains(stderr, "hidden") {
 			t.Errorf("format %q: exit status %d, stdout %q, stderr %q", format, code, stdout, stderr)
 		}
+
+		// A short secret causes a warning, which must not show it.
 		if !strings.Contains(stderr, "--jwt-secret is shorter than 16 bytes") || strings.Contains(stderr, "hunter2") {
 			t.Errorf("format %q: no warning of a short secret, or the secret itself: %q", format, stderr)
 		}
@@ -330,6 +337,7 @@ func TestClockSignals(t *testing.T) {
 				t.Fatal(err)
 			}
 
+			// The helper reports its states on stdout, so that each signal meets the state that it is for.
 			lines := bufio.NewScanner(out)
 			wait := func(want string) {
 				if !lines.Scan() || lines.Text() != want {

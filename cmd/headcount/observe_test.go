@@ -154,6 +154,8 @@ func parseQuery(expr string) (q query) {
 			}
 		default:
 			expr = expr[len(name):]
+
+			// A name before a parenthesis or a grouping is a function, and any other one a metric.
 			rest := strings.TrimSpace(expr)
 			grouping := word.FindString(rest)
 			if strings.HasPrefix(rest, "(") || slices.Contains(groupings[:2], grouping) {
@@ -260,6 +262,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	}))
 	defer receiver.Close()
 
+	// A server with everything that has metrics, and one in another region.
 	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen",
 		servertest.FreeAddr(),
 		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret",
@@ -270,6 +273,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 		withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen",
 		servertest.FreeAddr())...)
 
+	// Some metrics begin with the first event.
 	fetch(t, "GET", "http://"+r.public+"/p/counter", "")
 	ws, _, err := websocket.Dial(t.Context(), "ws://"+r.public+"/-/ws", nil)
 	if err != nil {
@@ -327,6 +331,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 		}
 	}
 
+	// Every expression of the dashboard and of the alerts names metrics and labels that exist.
 	text, err := os.ReadFile("../../deploy/grafana.json")
 	if err != nil {
 		t.Fatal(err)

@@ -156,6 +156,7 @@ func TestServerPostgresIsAdded(t *testing.T) {
 		}
 	}
 
+	// A server with Redis alone: nothing may use PostgreSQL beside it.
 	s := startServer(t, "--redis", redis).ready(t)
 	s.call(t, "POST", "views:1/increment", `{"delta":1000}`)
 	s.call(t, "POST", "stock:1/adjust", `{"delta":10,"reason":"r","by":"b"}`)
@@ -234,6 +235,7 @@ func TestServerImportIntoTwoTiers(t *testing.T) {
 	}
 	s.values(t)
 
+	// Another server writes the file.
 	dir := t.TempDir()
 	file := startServer(t, "--data-dir", dir).ready(t)
 	file.call(t, "POST", "views:1/increment", `{"delta":1000}`)
@@ -246,6 +248,7 @@ func TestServerImportIntoTwoTiers(t *testing.T) {
 		t.Fatal(said)
 	}
 
+	// A counter that is not in the file, with changes that may not be persisted yet.
 	const made = 3
 	for range made {
 		s.call(t, "POST", "views:other/increment", "")

@@ -122,6 +122,8 @@ func seed(b *testing.B, url string, members int) {
 	}
 
 	end := time.Now().Add(time.Hour)
+
+	// A multiplier spreads the users evenly over the partitions.
 	for i := range members {
 		u := presence.User(uint64(i+1) * 0x9E3779B97F4A7C15)
 		p := u.Partition(presence.DefaultPartitions)

@@ -130,6 +130,7 @@ func TestServerCertificateFiles(t *testing.T) {
 		t.Fatalf("certificate %d", got)
 	}
 
+	// The two files cannot be replaced at once: in between, the old pair is shown.
 	two, text := newKey(t)
 	write(cert, a.issue(11, two.Public())) // without its key
 	if got := serial(t, addr, a); got != 10 {
@@ -198,6 +199,7 @@ func TestServerDomain(t *testing.T) {
 		})
 	}
 
+	// A third process finds the certificate in the directory as well, and shows it to its first visitor.
 	cfg, err := read(t, args, nil, "")
 	if err != nil {
 		t.Fatal(err)
@@ -304,6 +306,7 @@ func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// Each request asks for a long answer.
 	for i := range sharedRequests {
 		get := binary.BigEndian.AppendUint32([]byte("\x00\x00\x16\x01\x05"), uint32(2*i+1))
 		if _, err := io.WriteString(c, string(get)+"\x82\x87\x04\x0f/-/openapi.json\x01\x01h"); err != nil {
@@ -336,6 +339,8 @@ func TestServerBodiesOverHTTP2(t *testing.T) {
 	const settings, ping, update = 4, 6, 8
 	ofConnection, ofStream := 65535, 65535 // the defaults of RFC 9113
 	streams := uint32(math.MaxUint32)
+
+	// The server's settings arrive before the answer to the ping.
 	for pinged := false; !pinged; {
 		var head [9]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil {
@@ -379,6 +384,7 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	addr = serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir", "--acme-dir="+dir)
 	serial(t, addr, a)
 
+	// This authority answers nothing until the end of the test.
 	silent := make(chan struct{})
 	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		<-silent
@@ -409,6 +415,8 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	}
 
 	served("before")
+
+	// One visitor too many waits for each certificate, so that one gives up at once.
 	var waiting sync.WaitGroup
 	for _, who := range []*tls.ClientHelloInfo{hello("new.example.com", modern), hello(a.domain, old)} {
 		var over atomic.Int32

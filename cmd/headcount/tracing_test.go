@@ -97,6 +97,7 @@ func TestServerTraces(t *testing.T) {
 	}
 	c.await(t, "Redis below it", below(get, "redis"))
 
+	// A change of a counter is written in a batch, which is a span below the request.
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
 		"http://"+r.public+"/api/v1/counters/views:private-key/increment", nil)
 	if err != nil {
@@ -112,6 +113,7 @@ func TestServerTraces(t *testing.T) {
 	change := c.await(t, "the change", named("POST /api/v1/counters/:key/increment"))
 	c.await(t, "the write below it", below(change, "change of counters"))
 
+	// Nothing private is in any span.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, private := range []string{"private-page", "private-key", key, "127.0.0.1"} {

@@ -75,6 +75,7 @@ func TestServerExportAndImport(t *testing.T) {
 		return said
 	}
 
+	// There and back.
 	must("export", "--data-dir", from, "--file", first)
 	must("import", "--postgres", postgres, "--file", first)
 	must("export", "--postgres", postgres, "--file", second)
@@ -156,6 +157,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 		}
 	}
 
+	// The file names sites, and not their internal prefix.
 	must("export", "--data-dir", at("from"), "--file", at("all"))
 	all := lines(t, at("all"))
 	for site, n := range map[string]int{
@@ -205,6 +207,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 		t.Errorf("moved into a site: %s\nwant %s", got, want)
 	}
 
+	// Impossible combinations of files and sites.
 	for _, args := range [][]string{
 		{
 			"import", "--data-dir", at("mixed"), "--site", "wiki", "--file", at("all"),
@@ -242,6 +245,7 @@ func TestClockImportIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// The import waits for the rest of the file when it is killed.
 	bin, argv, env := helperCommand("", "import", "--postgres", url)
 	cmd := exec.CommandContext(t.Context(), bin, argv...)
 	cmd.Env = env
@@ -325,6 +329,7 @@ func TestServerExportsOfRedis(t *testing.T) {
 		t.Error("Redis alone exports something else than it imported")
 	}
 
+	// The names of members are unknown to Redis: their hashes go through PostgreSQL unchanged.
 	nameless := filepath.Join(dir, "5")
 	other := pg.Database(t)
 	must("import", "--postgres", other, "--file", alone)
@@ -424,6 +429,7 @@ func TestServerImportOfARegion(t *testing.T) {
 			t.Errorf("%s: one member: %+v", name, r)
 		}
 
+		// Named members and totals of sums have come along.
 		read, err := store.Read(t.Context(), []string{"likes:1", "likes:2", "views:1"}, "a", 0)
 		if err != nil || read[0].Value != 1 || read[1].Value != 1 || !read[1].Mine || read[2].Value != 7 {
 			t.Errorf("%s: %+v, %v", name, read, err)
@@ -612,6 +618,7 @@ func TestServerImportIntoNewStores(t *testing.T) {
 		t.Fatal(said)
 	}
 
+	// The import has left its mark in Redis.
 	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
 	s := startServer(t, both...).ready(t)
 	defer s.stop(t)
