@@ -429,7 +429,6 @@ func (s *server) count(t testing.TB, escaped string) int {
 	if a.status == http.StatusServiceUnavailable {
 		return -1
 	}
-
 	return a.counter(t).Count
 }
 
