@@ -15,12 +15,12 @@ import (
 	"github.com/coder/websocket"
 )
 
-// A client gives up a connection that is silent for minutes only: a machine that stands still for a
-// few seconds ends none.
+// A client gives up a silent connection only after minutes, so that no test loses one when the machine stands still
+// for a few seconds.
 func init() { maxSilence = 3 * time.Minute }
 
-// script is a server that plays a part for each connection, in the order in which they come. A
-// connection for which there is no part yet waits for it.
+// script is a server that plays one part per connection, in the order of the connections. A connection without a part
+// waits for one.
 type script struct {
 	*httptest.Server
 	parts chan func(*stage)
@@ -39,35 +39,46 @@ func newScript(t *testing.T, parts ...func(*stage)) *script {
 	for _, part := range parts {
 		s.parts <- part
 	}
+
 	var open sync.WaitGroup
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		open.Add(1)
 		defer open.Done()
 		s.ids <- r.URL.Query().Get("id")
+
 		var part func(*stage)
 		select {
 		case part = <-s.parts:
 		case <-r.Context().Done():
 			return
 		}
-		if part == nil {
+
+		if part == nil { // a refusal
 			w.Header().Set("Retry-After", "3")
 			http.Error(w, `{"title":"no","detail":"not yet"}`, http.StatusForbidden)
 			return
 		}
+
 		ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{subprotocol}})
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer ws.CloseNow()
+
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 		defer cancel()
+
+		// Every connection begins with the same welcome.
 		at := &stage{t, ctx, ws}
 		at.say(`{"type":"welcome","user":"u","id":"u.signed","heartbeat_ms":100}`)
 		part(at)
 	}))
-	t.Cleanup(func() { s.Close(); open.Wait() })
+	t.Cleanup(func() {
+		s.Close()
+		open.Wait()
+	})
+
 	return s
 }
 
@@ -81,7 +92,7 @@ func (s *stage) count(page string, n int, version string) {
 	s.say(fmt.Sprintf(`{"type":"count","page":%q,"count":%d,"updated_at":null,"version":%q}`, page, n, version))
 }
 
-// hear waits for these frames, in this order; others may come between.
+// hear waits for these frames in this order; other frames may come between.
 func (s *stage) hear(wants ...string) {
 	for _, want := range wants {
 		for {
@@ -106,10 +117,10 @@ func (s *stage) stay() {
 	}
 }
 
-// start runs a client until the test ends. What a test wants of it at first is asked before, so
-// that the first connection asks for all of it.
+// start runs a client until the test ends. Topics that the test adds before are asked for on the first connection.
 func start(t *testing.T, c *Client) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -117,11 +128,15 @@ func start(t *testing.T, c *Client) context.Context {
 			t.Errorf("Run = %v", err)
 		}
 	}()
-	t.Cleanup(func() { cancel(); <-done })
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+
 	return ctx
 }
 
-// await reads updates until one is the wanted.
+// await reads updates until the wanted one.
 func await(t *testing.T, ctx context.Context, c *Client, what string, wanted func(Update) bool) {
 	t.Helper()
 	for {
@@ -136,7 +151,10 @@ func await(t *testing.T, ctx context.Context, c *Client, what string, wanted fun
 }
 
 func isCount(page string, n int64) func(Update) bool {
-	return func(u Update) bool { c, ok := u.(Count); return ok && c.Page == page && c.Count == n }
+	return func(u Update) bool {
+		c, ok := u.(Count)
+		return ok && c.Page == page && c.Count == n
+	}
 }
 
 func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
@@ -156,51 +174,64 @@ func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 			s.say(`{"type":"something new"}`)
 			s.say(`not JSON`)
 			s.hear(`{"type":"leave","page":"q"}`) // then the connection is lost
+
 		},
 		nil) // refused
+
 	c := New(Config{URL: s.URL})
 	c.Join("p")
 	c.Subscribe("*")
 	c.SubscribeCounters("likes:1")
+
 	ctx := start(t, c)
 	await(t, ctx, c, "the first connection", func(u Update) bool {
 		s, ok := u.(Status)
 		return ok && s.Connected && s.User == "u"
 	})
 	await(t, ctx, c, "the fault", func(u Update) bool { return u == Fault{"bad_page", "no", "q", ""} })
+
+	// Everything that was sent is known, and frames that the client does not understand are skipped.
 	if n, _ := c.Count("p"); n.Count != 1 {
 		t.Errorf("count %+v", n)
 	}
 	if n, _ := c.Counter("likes:1"); n.Value != 7 || n.Kind != "members" {
 		t.Errorf("counter %+v", n)
 	}
+
+	// A join and its end, both before the connection is lost.
 	c.Join("q")
 	c.Leave("q")
+
 	await(t, ctx, c, "the refusal", func(u Update) bool {
 		s, _ := u.(Status)
 		refusal, ok := errors.AsType[*Error](s.Err)
 		return ok && refusal.Status == http.StatusForbidden && refusal.Detail == "not yet" &&
 			refusal.RetryAfter == 3*time.Second
 	})
-	s.parts <- func(s *stage) { // only now: its status would replace the refusal
+
+	// Only now: the status of this connection would replace the refusal.
+	s.parts <- func(s *stage) {
 		s.hear(subscribe, counters, join)
-		s.count("p", 9, "4-9") // older than what is known
+		s.count("p", 9, "4-9") // older than the known count
 		s.count("p", 2, "5-2")
 		s.stay()
 	}
+
 	await(t, ctx, c, "the newer count", func(u Update) bool {
 		if isCount("p", 9)(u) {
 			t.Error("an older version replaced a newer one")
 		}
 		return isCount("p", 2)(u)
 	})
+
+	// The first connection has no id yet. The others present the one that the server signed.
 	if first, second, third := <-s.ids, <-s.ids, <-s.ids; first != "" || second != "u.signed" || third != second {
 		t.Errorf("the client came as %q, %q, %q", first, second, third)
 	}
 }
 
-// A page that the server refuses takes nothing with it, on this connection and the next one, and what came too fast is
-// asked for once more.
+// A refused page is the only one that the client gives up, on this connection and on the next one. It repeats what came
+// too fast.
 func TestServerARefusedPageIsGivenUp(t *testing.T) {
 	const pricing, join = `{"type":"subscribe","pages":["pricing"]}`, `{"type":"join","page":"p"}`
 	s := newScript(t,
@@ -214,26 +245,35 @@ func TestServerARefusedPageIsGivenUp(t *testing.T) {
 			s.say(`{"type":"error","code":"rate_limited","message":"slower"}`)
 			s.hear(pricing, join) // then the connection is lost
 		},
-		func(s *stage) { s.hear(pricing, join); s.count("pricing", 3, "5-1"); s.stay() })
+		func(s *stage) {
+			s.hear(pricing, join)
+			s.count("pricing", 3, "5-1")
+			s.stay()
+		})
+
 	c := New(Config{URL: s.URL})
 	c.Subscribe("pricing", "team")
 	c.Join("p")
 	ctx := start(t, c)
+
 	await(t, ctx, c, "the fault", func(u Update) bool { return u == Fault{"forbidden", "private", "team", ""} })
 	await(t, ctx, c, "the count", isCount("pricing", 3))
 }
 
-// Two updates that come before either of two callers runs wake both.
+// Two updates that arrive before either of two waiting callers runs wake both callers.
 func TestEveryCallerOfNextGetsAnUpdate(t *testing.T) {
 	c := New(Config{})
 	c.mu.Lock()
 	c.putLocked(Unread(1))
 	c.putLocked(Status{})
 	c.mu.Unlock()
-	<-c.wake // as the first of two callers that wait
+
+	// The first caller wakes and takes one update; the second must be woken as well.
+	<-c.wake
 	if _, err := c.Next(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	select {
 	case <-c.wake:
 	default:
@@ -246,28 +286,36 @@ func TestServerOnlyTheNewestOfEachTopicWaits(t *testing.T) {
 		s.hear(`{"type":"join","page":"p"}`)
 		for i := range 1000 {
 			s.count("p", i, fmt.Sprint("1-", i+1))
-			s.count("nobody asked", i, fmt.Sprint("1-", i+1))
+			s.count("not asked for", i, fmt.Sprint("1-", i+1))
 		}
 		s.say(`{"type":"unread","count":4}`)
 		s.stay()
 	})
+
 	c := New(Config{URL: s.URL})
 	c.Join("p")
 	ctx := start(t, c)
+
+	// Nobody reads until all frames have arrived.
 	for c.mu.Lock(); c.pending["unread"] == nil; c.mu.Lock() {
 		c.mu.Unlock()
 		time.Sleep(time.Millisecond)
 	}
 	c.mu.Unlock()
+
+	// The status, the newest count of the page, and unread: no count of pages that nobody asked for.
 	var got []Update
-	await(t, ctx, c, "unread", func(u Update) bool { got = append(got, u); _, ok := u.(Unread); return ok })
+	await(t, ctx, c, "unread", func(u Update) bool {
+		got = append(got, u)
+		_, ok := u.(Unread)
+		return ok
+	})
 	if len(got) != 3 || !isCount("p", 999)(got[1]) {
 		t.Errorf("%+v", got)
 	}
 }
 
-// A server that is about to end asks for a reconnect: the old connection stays until the
-// new one works.
+// A server that is about to end asks for a reconnect: the old connection stays until the new one works.
 func TestServerAReconnectFrameIsObeyed(t *testing.T) {
 	second := make(chan bool)
 	s := newScript(t,
@@ -275,7 +323,7 @@ func TestServerAReconnectFrameIsObeyed(t *testing.T) {
 			s.hear(`{"type":"join","page":"p"}`)
 			s.say(`{"type":"reconnect","after_ms":20}`)
 			<-second
-			// An old connection says nothing new. The client may have closed it.
+			// Frames of an old connection are ignored. The client may also have closed it.
 			_ = s.ws.Write(s.ctx, websocket.MessageText,
 				[]byte(`{"type":"count","page":"p","count":7,"updated_at":null,"version":"1-7"}`))
 			s.stay()
@@ -286,9 +334,11 @@ func TestServerAReconnectFrameIsObeyed(t *testing.T) {
 			s.count("p", 2, "1-2")
 			s.stay()
 		})
+
 	c := New(Config{URL: s.URL})
 	c.Join("p")
 	ctx := start(t, c)
+
 	await(t, ctx, c, "the second connection", func(u Update) bool {
 		if s, ok := u.(Status); ok && !s.Connected {
 			t.Errorf("the client was not connected: %v", s.Err)
@@ -300,13 +350,15 @@ func TestServerAReconnectFrameIsObeyed(t *testing.T) {
 func TestServerALoopOfRedirectsEnds(t *testing.T) {
 	requests := 0
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if requests++; requests > 20 {
+		requests++
+		if requests > 20 {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
 		http.Redirect(w, r, "/-/ws", http.StatusFound)
 	}))
 	defer s.Close()
+
 	if _, err := Dial(t.Context(), Config{URL: s.URL}); err == nil || requests > 20 {
 		t.Errorf("Dial = %v after %d requests", err, requests)
 	}
@@ -319,17 +371,23 @@ func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 	}))
 	defer other.Close()
+
+	// Another name of the same machine is another host.
 	elsewhere := strings.Replace(other.URL, "127.0.0.1", "localhost", 1)
+
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, elsewhere+r.URL.Path, http.StatusTemporaryRedirect)
 	}))
 	defer s.Close()
+
 	cfg := Config{URL: s.URL, APIKey: "key", ID: "id"}
 	_, _ = NewAPI(cfg).Count(t.Context(), "p")
 	_, _ = Dial(t.Context(), cfg)
 	if len(got) != 2 {
 		t.Fatalf("%d requests were redirected, want 2", len(got))
 	}
+
+	// The redirect is followed, but without secrets.
 	for _, header := range got {
 		if header.Get("X-API-Key")+header.Get("Headcount-Id") != "" {
 			t.Errorf("another host gets %v", header)
@@ -337,14 +395,23 @@ func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 	}
 }
 
-// The script never answers a heartbeat.
+// The script never answers a heartbeat, so the client dials again.
 func TestServerSilenceEndsAConnection(t *testing.T) {
 	defer func(d time.Duration) { maxSilence = d }(maxSilence)
 	maxSilence = 50 * time.Millisecond
-	second := make(chan struct{}) // which may end before it can say anything
-	s := newScript(t, func(s *stage) { s.hear(`{"type":"heartbeat"}`); s.stay() },
-		func(s *stage) { close(second); s.stay() })
+	second := make(chan struct{}) // the test may end before this connection can say anything
+	s := newScript(t,
+		func(s *stage) {
+			s.hear(`{"type":"heartbeat"}`)
+			s.stay()
+		},
+		func(s *stage) {
+			close(second)
+			s.stay()
+		})
+
 	ctx := start(t, New(Config{URL: s.URL}))
+
 	select {
 	case <-second:
 	case <-ctx.Done():
@@ -352,32 +419,38 @@ func TestServerSilenceEndsAConnection(t *testing.T) {
 	}
 }
 
-// Otherwise a connection that ends after the wall clock was set back by an hour would seem to live for an hour.
+// By the wall clock, a connection that ends after the clock was set back by an hour would seem to live for an hour.
 func TestHeardAtIsOnTheMonotonicClock(t *testing.T) {
 	if at := new(Conn).HeardAt(); at == at.Round(0) {
 		t.Error(at)
 	}
 }
 
-func TestNewsOfAServerThatForgot(t *testing.T) {
+func TestOnlyANewConnectionMayLowerAVersion(t *testing.T) {
 	c := New(Config{})
 	c.Subscribe("p")
+
 	take := func(n int64, v Version) int64 {
 		c.store(c.conn, &Frame{Type: "count", Count: Count{Page: "p", Count: n, Version: v}})
 		got, _ := c.Count("p")
 		return got.Count
 	}
+
 	c.conn, c.fresh = &Conn{}, map[string]bool{}
 	if got := take(5, Version{1, 1}); got != 5 {
 		t.Errorf("count %d", got)
 	}
+
 	if got := take(0, Version{}); got != 5 {
 		t.Errorf("count %d after an old frame of the same connection", got)
 	}
+
+	// A new connection may reach a server that has lost everything.
 	c.conn, c.fresh = &Conn{}, map[string]bool{}
 	if got := take(0, Version{}); got != 0 {
 		t.Errorf("count %d after a server that knows nothing", got)
 	}
+
 	c.conn = nil
 	c.Unsubscribe("p")
 	if _, known := c.Count("p"); known {
@@ -385,7 +458,7 @@ func TestNewsOfAServerThatForgot(t *testing.T) {
 	}
 }
 
-// calls answers one call, and says how it was made.
+// calls returns an API whose calls all get one answer, and how the last call was made.
 func calls(t *testing.T, status int, header, body string) (*API, *string) {
 	asked := new(string)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -398,12 +471,14 @@ func calls(t *testing.T, status int, header, body string) (*API, *string) {
 				*asked += " " + v
 			}
 		}
+
 		if name, value, ok := strings.Cut(header, ": "); ok {
 			w.Header().Set(name, value)
 		}
 		w.WriteHeader(status)
 		_, _ = io.WriteString(w, body)
 	}))
+
 	t.Cleanup(s.Close)
 	return NewAPI(Config{URL: s.URL + "/", APIKey: "key", ID: "id", Site: "site", Token: "token"}), asked
 }
@@ -411,8 +486,10 @@ func calls(t *testing.T, status int, header, body string) (*API, *string) {
 var errSeen = errors.New("seen")
 
 func TestServerCalls(t *testing.T) {
-	const page, counter, signed = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`, `{"key":"n/1",` +
-		`"kind":"sum","value":5,"version":"1-2","member":true}`, " key id site Bearer token"
+	const page = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`
+	const counter = `{"key":"n/1","kind":"sum","value":5,"version":"1-2","member":true}`
+	const signed = " key id site Bearer token" // the headers that every call has
+
 	for _, tc := range []struct {
 		answer string
 		call   func(context.Context, *API) (any, error)
@@ -531,14 +608,16 @@ func TestServerCalls(t *testing.T) {
 				return fmt.Sprint(top, errors.Is(err, errSeen)), nil
 			}, "GET /-/top/events?n=5", "{[{p 3}] true} true"},
 	} {
+		// A hold has its user's new id in a cookie.
 		header := "Idempotent-Replay: true"
 		if strings.HasPrefix(tc.asks, "PUT /a") {
 			header = "Set-Cookie: headcount_id_site=new.id; Path=/"
 		}
+
 		api, asked := calls(t, http.StatusOK, header, tc.answer)
 		got, err := tc.call(t.Context(), api)
-		if asks := strings.TrimSuffix(strings.TrimSuffix(*asked, " o"), signed); err != nil || asks != tc.asks ||
-			fmt.Sprint(got) != tc.want {
+		asks := strings.TrimSuffix(strings.TrimSuffix(*asked, " o"), signed)
+		if err != nil || asks != tc.asks || fmt.Sprint(got) != tc.want {
 			t.Errorf("asked %q, got %v, %v; want %q and %s", *asked, got, err, tc.asks, tc.want)
 		}
 	}
@@ -552,21 +631,27 @@ func TestServerRefusalsAreErrors(t *testing.T) {
 		e.Temporary() || e.Error() != "status 409: Conflict: the floor" {
 		t.Errorf("Decrement = %v", err)
 	}
+
+	// An answer of a proxy is no JSON, but an error with its text.
 	api, _ = calls(t, http.StatusServiceUnavailable, "Retry-After: 2", "a proxy's page")
 	_, err = api.Counter(t.Context(), "n")
 	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 503 || e.RetryAfter != 2*time.Second || !e.Temporary() ||
 		e.Detail != "a proxy's page" {
 		t.Errorf("Counter = %v", err)
 	}
+
+	// A call over the limit is an answer, and no error, if the limit itself answers.
 	api, _ = calls(t, http.StatusTooManyRequests, "", `{"allowed":false,"limit":9,"remaining":0,"reset_after_ms":10}`)
 	if v, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err != nil || v.Allowed {
 		t.Errorf("Limit = %+v, %v", v, err)
 	}
 	api, _ = calls(t, http.StatusTooManyRequests, "", `{"title":"slow down"}`)
-	if _, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err == nil ||
-		!err.(*Error).Temporary() {
+	_, err = api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second})
+	if err == nil || !err.(*Error).Temporary() {
 		t.Errorf("Limit = %v", err)
 	}
+
+	// Answers that are not the counter n.
 	for _, answer := range []string{
 		"", "[]", `{"key":"another","value":1,"version":"1-1"}`, `{"key":"n","value":1.5,"version":"1-1"}`,
 		`{"key":"n","value":1,"version":"1"}`,

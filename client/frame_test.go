@@ -53,6 +53,7 @@ func TestParseFrame(t *testing.T) {
 			t.Errorf("ParseFrame(%s) = %+v, %v", msg, got, err)
 		}
 	}
+
 	for _, bad := range []string{
 		"", "{}", "[]", "null", `{"type":1}`, `{"type":"count","page":"p","count":"1","version":"1-1"}`,
 		`{"type":"count","page":"p","count":1e2,"version":"1-1"}`,
@@ -70,17 +71,19 @@ func TestParseFrame(t *testing.T) {
 	}
 }
 
-// What the short way reads, the long way reads the same.
+// The fast parser agrees with the slow one on every frame that it accepts.
 func FuzzParseFrame(f *testing.F) {
 	f.Add([]byte(`{"type":"count","page":"p","count":12,"updated_at":null,"version":"7-8","stale":false}`))
 	f.Add([]byte(`{"type":"count","page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"7-8"}`))
 	f.Add([]byte(`{"type":"count","page":"p","count":-0,"count":007,"version":"1-1"}`))
 	f.Add([]byte(`{"type":"count","page":"\u0041","count":1,"version":"1-1"}`))
+
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		var short, long Frame
 		if !scanFrame(msg, &short) {
 			return
 		}
+
 		if err := decodeFrame(msg, &long); err != nil || !reflect.DeepEqual(short, long) {
 			t.Fatalf("%q: short %+v, long %+v, %v", msg, short, long, err)
 		}
@@ -95,6 +98,8 @@ func TestVersionsAreOrdered(t *testing.T) {
 		}
 		return v
 	}
+
+	// Numbers are compared as numbers, not as text.
 	ordered := []string{"0-0", "0-9", "0-10", "1-0", "1700000000000-1", "1700000000001-0"}
 	for i := range ordered {
 		for j := range ordered {
@@ -103,6 +108,7 @@ func TestVersionsAreOrdered(t *testing.T) {
 			}
 		}
 	}
+
 	for _, bad := range []string{"", "-", "1", "1-", "-1", "1-2-3", "a-1", "99999999999999999999-1"} {
 		if v, err := ParseVersion(bad); err == nil {
 			t.Errorf("ParseVersion(%q) = %v", bad, v)
@@ -115,10 +121,13 @@ func TestTopicFramesStaySmallAndLoseNothing(t *testing.T) {
 	for i := range 100 {
 		pages = append(pages, strings.Repeat("é", 128-i))
 	}
+
+	// The server accepts frames of at most 4 KiB.
 	for _, msg := range topicFrames("subscribe", "pages", pages) {
 		if len(msg) > 4096 {
 			t.Errorf("a frame of %d bytes", len(msg))
 		}
+
 		var m struct {
 			Type  string
 			Pages []string
@@ -128,6 +137,7 @@ func TestTopicFramesStaySmallAndLoseNothing(t *testing.T) {
 		}
 		got = append(got, m.Pages...)
 	}
+
 	if !slices.Equal(got, pages) || topicFrames("subscribe", "pages", nil) != nil {
 		t.Errorf("%d of %d pages", len(got), len(pages))
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The program of docs/guide.md compiles beside a checkout, in both of the ways that the guide shows.
+// The program of docs/guide.md compiles next to a checkout, in both of the guide's ways.
 func TestServerProgramOfTheGuide(t *testing.T) {
 	guide, err := os.ReadFile("../docs/guide.md")
 	if err != nil {
@@ -17,6 +17,7 @@ func TestServerProgramOfTheGuide(t *testing.T) {
 	}
 	_, section, _ := strings.Cut(string(guide), "## From a program in Go\n")
 	section, _, _ = strings.Cut(section, "\n## ")
+
 	one := func(pattern string) string {
 		t.Helper()
 		found := regexp.MustCompile(pattern).FindStringSubmatch(section)
@@ -25,10 +26,12 @@ func TestServerProgramOfTheGuide(t *testing.T) {
 		}
 		return found[1]
 	}
+
 	program, workspace := one("(?s)```go\n(.*?)```"), one("(?s)```sh\n(.*?)```")
 	replaced := one("`(go mod edit [^`]+)`") + "\n" + one("`(go mod tidy)`") + "\n"
 	begin, _, _ := strings.Cut(workspace, "\n")
 
+	// Each way runs in an empty directory next to the checkout, as the guide says.
 	checkout, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)

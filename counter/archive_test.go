@@ -18,27 +18,30 @@ var archived = &counter.Rule{Match: "u:*", Kind: counter.Unique, Buckets: []coun
 	{Step: time.Minute, Kept: 6 * time.Hour}, {Step: time.Hour, Kept: 30 * 24 * time.Hour},
 }}
 
-// counting counts the records that are read of a store.
+// counting counts the records that are read from a store.
 type counting struct {
 	counter.Store
 	records int
 	stale   bool  // a region is silent
-	late    int64 // a time bucket that somebody comes to late; 0: nobody
+	late    int64 // a time bucket that a member comes to late; 0: none
 }
 
 func (c *counting) History(
 	ctx context.Context, key string, step time.Duration, from, to int64,
 ) (counter.Counter, []counter.Gain, error) {
 	is, gains, err := c.Store.History(ctx, key, step, from, to)
+	is.Stale = c.stale
+
 	c.records += len(gains)
 	for i := range gains {
 		if gains[i].Number == c.late {
 			gains[i].Seen.Add("late")
 		}
 	}
-	if is.Stale = c.stale; c.stale {
+	if c.stale {
 		gains = nil
 	}
+
 	return is, gains, err
 }
 
@@ -54,15 +57,17 @@ func change(t rapid.TB, s counter.Store, c counter.Change) {
 	}
 }
 
-// direct is the answer without anything that is remembered.
+// direct answers from the store, without anything that an archive remembers.
 func direct(t rapid.TB, s counter.Store, key string, q counter.Question) counter.Answer {
 	t.Helper()
 	_, gains, err := s.History(context.Background(), key, q.Step, q.From, q.To)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	tally := q.Tally()
 	tally.Add(gains)
+
 	return tally.Answer()
 }
 
@@ -72,25 +77,31 @@ func ask(t rapid.TB, a *counter.Archive, key string, q counter.Question) counter
 	if err != nil || is.Key != key {
 		t.Fatalf("%+v, %v", is, err)
 	}
+
 	return out
 }
 
-// TestArchive: whatever is asked, in whatever order, while members come, counters are deleted and regions are silent,
-// an archive answers as the store does.
+// TestArchive: an archive answers any question in any order as the store does, while members come, counters are deleted
+// and regions are silent.
 func TestArchive(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(*testing.T) {
 			store := &counting{Store: countertest.InMemory(t, nil)}
 			defer store.Close()
+
 			archive := counter.NewArchive(store)
+
+			// A question is a window, or a range with random ends and steps. Some questions are impossible.
 			question := func() (counter.Question, error) {
 				now := time.Now()
 				if rapid.Bool().Draw(rt, "window") {
 					return archived.Window(time.Duration(rapid.IntRange(1, 30*24*60).Draw(rt, "last"))*time.Minute, now)
 				}
+
 				each := rapid.SampledFrom([]time.Duration{
 					0, time.Minute, 5 * time.Minute, 45 * time.Minute, time.Hour, 7 * time.Hour, 24 * time.Hour,
 				}).Draw(rt, "step")
+
 				var from, to time.Time
 				if rapid.Bool().Draw(rt, "from") {
 					from = now.Add(-time.Duration(rapid.IntRange(1, 29*24*60).Draw(rt, "ago")) * time.Minute)
@@ -98,8 +109,10 @@ func TestArchive(t *testing.T) {
 				if rapid.Bool().Draw(rt, "to") {
 					to = now.Add(-time.Duration(rapid.IntRange(-60, 10*24*60).Draw(rt, "until")) * time.Minute)
 				}
+
 				return archived.Range(from, to, each, now)
 			}
+
 			for range rapid.IntRange(10, 60).Draw(rt, "turns") {
 				key := rapid.SampledFrom([]string{"u:1", "u:2"}).Draw(rt, "key")
 				store.stale = rapid.IntRange(0, 9).Draw(rt, "silent") == 0
@@ -116,12 +129,13 @@ func TestArchive(t *testing.T) {
 						continue
 					}
 					if store.stale {
-						ask(rt, archive, key, q) // what it lacks is not remembered
+						ask(rt, archive, key, q) // an incomplete answer must not be remembered
 						store.stale = false
 					}
+
 					want := direct(rt, store, key, q)
-					if got := ask(rt, archive, key, q); got.Total != want.Total ||
-						!slices.Equal(got.Values, want.Values) {
+					got := ask(rt, archive, key, q)
+					if got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
 						rt.Fatalf("%+v: %d %v\nwant %d %v", q, got.Total, got.Values, want.Total, want.Values)
 					}
 				}
@@ -130,16 +144,17 @@ func TestArchive(t *testing.T) {
 	})
 }
 
-// TestArchiveForgets: a deleted counter takes along what was remembered of it, and what a region was missing in is read
-// again.
+// TestArchiveForgets: an archive forgets a deleted counter, and reads again what it read while a region was missing.
 func TestArchiveForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &counting{Store: countertest.InMemory(t, nil), stale: true}
 		defer store.Close()
 		archive := counter.NewArchive(store)
+
 		visit(t, store, "u:1", "a", "b")
 		time.Sleep(2 * time.Hour)
 		visit(t, store, "u:1", "c")
+
 		window, err := archived.Window(6*time.Hour, time.Now())
 		if err != nil {
 			t.Fatal(err)
@@ -148,10 +163,13 @@ func TestArchiveForgets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
+		// The total and the sum of the points must both be right.
 		check := func(what string, total int64) {
 			t.Helper()
 			for _, q := range []counter.Question{window, each} {
 				got, is, err := archive.Ask(t.Context(), archived, "u:1", q)
+
 				seen := int64(0)
 				for _, n := range got.Values {
 					seen += n
@@ -161,19 +179,22 @@ func TestArchiveForgets(t *testing.T) {
 				}
 			}
 		}
+
 		check("a region is missing", 0)
 		store.stale = false
 		check("it is back", 3)
 		check("again", 3)
+
 		change(t, store, counter.Change{Key: "u:1", Rule: archived, Verb: counter.Delete})
 		check("deleted", 0)
+
 		visit(t, store, "u:1", "d")
 		check("made anew", 1)
 	})
 }
 
-// TestArchiveReadsLittle: once it was asked, no answer reads more than about 200 records, however long the time is.
-// What came late is seen an hour later.
+// TestArchiveReadsLittle: after the first question, no answer reads more than about 200 records, however long the asked
+// time is. A late member is seen an hour later.
 func TestArchiveReadsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now
@@ -182,15 +203,20 @@ func TestArchiveReadsLittle(t *testing.T) {
 		}
 		store := &counting{Store: countertest.InMemory(t, nil)}
 		defer store.Close()
+
 		see := func(member string) {
 			change(t, store, counter.Change{Key: "u:1", Rule: rule, Verb: counter.Edit, Join: []string{member}})
 		}
+
+		// One new visitor an hour, for a little more than is kept.
 		for hour := range 90*24 + 5 {
 			see(fmt.Sprint("visitor ", hour))
 			time.Sleep(time.Hour)
 		}
+
 		archive := counter.NewArchive(store)
 		day := 24 * time.Hour
+
 		window, err := rule.Window(90*day, now())
 		if err != nil {
 			t.Fatal(err)
@@ -203,29 +229,34 @@ func TestArchiveReadsLittle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for what, q := range map[string]counter.Question{
 			"90 days": window, "1,440 hours": hours, "each of 90 days": days,
 		} {
+			// The first answer reads everything, and the second one only what may have changed.
 			for _, most := range []int{2200, 200} {
 				store.records = 0
 				got, _, err := archive.Ask(t.Context(), rule, "u:1", q)
 				if err != nil || store.records > most {
 					t.Errorf("%s: %d records were read, want at most %d, %v", what, store.records, most, err)
 				}
-				if want := direct(t, store, "u:1", q); got.Total != want.Total ||
-					!slices.Equal(got.Values, want.Values) {
+				want := direct(t, store, "u:1", q)
+				if got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
 					t.Errorf("%s: %+v, want %+v", what, got, want)
 				}
 			}
 		}
+
 		before, _, err := archive.Ask(t.Context(), rule, "u:1", window)
 		if err != nil {
 			t.Fatal(err)
 		}
+
+		// A member comes late to an hour that the archive has read long ago.
 		store.late = now().Add(-50*day).Unix() / 3600
 		time.Sleep(time.Hour + time.Second)
 		if got, _, err := archive.Ask(t.Context(), rule, "u:1", window); err != nil || got.Total != before.Total+1 {
-			t.Errorf("%d, %v, want %d and the one who came late", got.Total, err, before.Total)
+			t.Errorf("%d, %v, want %d and the late member", got.Total, err, before.Total)
 		}
 	})
 }

@@ -41,13 +41,16 @@ func TestParseStep(t *testing.T) {
 		"{\"dimensions\":{\"country\":\"a\nb\"}}":                       0, `{"dimensions":{"country":"\x"}}`: 0,
 		`{"Delta":5}`: 0,
 	} {
+		// A decrement has the same body, with the sign turned.
 		for _, down := range []bool{false, true} {
 			sign := int64(1)
 			if down {
 				sign = -1
 			}
+
 			c, err := ParseStep([]byte(body), "views:1", rule, down)
-			if want == 0 {
+
+			if want == 0 { // refused, with an error of one line
 				if !errors.Is(err, ErrBody) || strings.Contains(err.Error(), "\n") || !utf8.ValidString(err.Error()) {
 					t.Errorf("%s: %+v, %v; want it refused in one line", body, c, err)
 				}
@@ -58,6 +61,7 @@ func TestParseStep(t *testing.T) {
 			}
 		}
 	}
+
 	c, err := ParseStep([]byte(`{"dimensions":{"country":"de","os":"\u00fc \\ \""}}`), "views:1", rule, false)
 	if want := []Dimension{{"country", "de"}, {"os", `ü \ "`}}; err != nil || !reflect.DeepEqual(c.Dimensions, want) {
 		t.Errorf("%+v, %v", c.Dimensions, err)
@@ -68,6 +72,7 @@ func TestParseBatch(t *testing.T) {
 	many := func(n int) string {
 		return `{"changes":[` + strings.TrimSuffix(strings.Repeat(`{"key":"s:1"},`, n), ",") + `]}`
 	}
+
 	for body, n := range map[string]int{
 		`{"changes":[{"key":"s:1"}]}`: 1, `{"changes":[{"delta":-5,"key":"s:1"},{"key":"s:1","delta":1}]}`: 2,
 		many(1000): 1000,
@@ -84,6 +89,7 @@ func TestParseBatch(t *testing.T) {
 		if len(changes) != n || (err == nil) != (n > 0) || err != nil && !errors.Is(err, ErrBody) {
 			t.Errorf("%.80s: %d changes, %v", body, len(changes), err)
 		}
+
 		for _, c := range changes {
 			if c.Rule == nil || c.Verb != Add || c.Delta == 0 {
 				t.Errorf("%.80s: %+v", body, c)
@@ -100,6 +106,7 @@ func TestParseMembers(t *testing.T) {
 		}
 		return strings.Join(s, ",")
 	}
+
 	for body, want := range map[string][2]int{
 		`{"add":["a"]}`: {1, 0}, `{"remove":["a"],"add":["b","b"]}`: {1, 1}, `{"add":[` + names(1000) + `]}`: {1000, 0},
 		`{"add":[],"remove":["a"]}`: {0, 1},
@@ -114,6 +121,7 @@ func TestParseMembers(t *testing.T) {
 			t.Errorf("%.80s: %d, %d, %v", body, len(c.Join), len(c.Leave), err)
 		}
 	}
+
 	if _, err := ParseMembers([]byte(`{"remove":["a"]}`), "u:1", testRules.Find("u:1")); !errors.Is(err, ErrBody) {
 		t.Errorf("removed from a unique: %v", err)
 	}
@@ -140,19 +148,19 @@ func TestParseCorrections(t *testing.T) {
 			t.Errorf("adjust %.80s: %+v, %v", body, c, err)
 		}
 	}
+
 	for body, ok := range map[string]bool{
 		`{"reason":"r","by":"b"}`: true, `{"reason":"r"}`: false, `{"by":"b"}`: false, `{}`: false, ``: false,
 		`{"delta":1,"reason":"r","by":"b"}`: false,
 	} {
-		if c, err := ParseReset([]byte(body), "s:1", testRules.Find("s:1")); (err == nil) != ok || ok &&
-			(c.Verb != Reset || c.Reason != "r" || c.By != "b") {
+		c, err := ParseReset([]byte(body), "s:1", testRules.Find("s:1"))
+		if (err == nil) != ok || ok && (c.Verb != Reset || c.Reason != "r" || c.By != "b") {
 			t.Errorf("reset %s: %+v, %v", body, c, err)
 		}
 	}
 }
 
-// FuzzBodies: every body that we accept is JSON for the library too, and means the same
-// to it.
+// FuzzBodies: encoding/json accepts every body that we accept, and understands the same.
 func FuzzBodies(f *testing.F) {
 	for _, s := range []string{
 		`{"delta":5,"dimensions":{"country":"de"}}`, `{"changes":[{"key":"s:1","delta":-1}]}`,
@@ -161,6 +169,7 @@ func FuzzBodies(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
+
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var object struct {
 			Delta      *int64
@@ -172,6 +181,7 @@ func FuzzBodies(f *testing.F) {
 			Add, Remove []string
 			Reason, By  string
 		}
+
 		read := func() {
 			t.Helper()
 			if !json.Valid(body) {
@@ -181,12 +191,14 @@ func FuzzBodies(f *testing.F) {
 				t.Fatalf("took %q: %v", body, err)
 			}
 		}
+
 		delta := func(p *int64) int64 {
 			if p == nil {
 				return 1
 			}
 			return *p
 		}
+
 		rule := testRules.Find("views:1")
 		if c, err := ParseStep(body, "views:1", rule, false); err == nil && len(strings.TrimSpace(string(body))) > 0 {
 			read()
@@ -194,17 +206,20 @@ func FuzzBodies(f *testing.F) {
 				c.Delta > MaxDelta {
 				t.Fatalf("%q: %+v", body, c)
 			}
+
 			for _, d := range c.Dimensions {
 				if object.Dimensions[d.Name] != d.Value {
 					t.Fatalf("%q: %+v", body, c)
 				}
 			}
 		}
+
 		if changes, err := ParseBatch(body, testRules); err == nil {
 			read()
 			if len(changes) != len(object.Changes) {
 				t.Fatalf("%q: %+v", body, changes)
 			}
+
 			for i, c := range changes {
 				if c.Key != object.Changes[i].Key || c.Delta != delta(object.Changes[i].Delta) ||
 					CheckKey(c.Key) != nil {
@@ -212,6 +227,7 @@ func FuzzBodies(f *testing.F) {
 				}
 			}
 		}
+
 		if c, err := ParseMembers(body, "m:1", rule); err == nil {
 			read()
 			for _, m := range append(c.Join, c.Leave...) {
@@ -220,15 +236,18 @@ func FuzzBodies(f *testing.F) {
 				}
 			}
 		}
+
 		if c, err := ParseAdjust(body, "s:1", rule); err == nil {
 			read()
 			if c.Reason != object.Reason || c.By != object.By || c.Delta != *object.Delta {
 				t.Fatalf("%q: %+v", body, c)
 			}
 		}
+
 		if _, err := ParseReset(body, "s:1", rule); err == nil {
 			read()
 		}
+
 		if _, err := ParseRules(body); err != nil && strings.Contains(err.Error(), "\n") {
 			t.Fatalf("%q: more than a line: %q", body, err)
 		}
@@ -245,26 +264,33 @@ func TestRules(t *testing.T) {
 			t.Errorf("%q: %+v, want %s", key, got, want)
 		}
 	}
+
 	views, stock := r.Of("views:*"), r.Of("stock:*")
 	if !reflect.DeepEqual(views.Buckets, []Bucket{
 		{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour},
 	}) || !views.Top || !views.Allows(PublicRead) || views.Allows(PublicIncrement) || views.MaxAge != 5*time.Second {
 		t.Errorf("%+v", views)
 	}
+
 	if *stock.Floor != 0 || stock.Ceiling != nil || stock.Ledger != 2160*time.Hour || r.Of("nothing") != nil {
 		t.Errorf("%+v", stock)
 	}
+
 	if len(r.All()) != 6 || !r.Of("votes:*").Allows(PublicRead|PublicIncrement) || r.Of("votes:*").Max != DefaultMax ||
 		r.Of("views:*").Max != 0 || r.Of("*").Public != 0 || !r.Of("likes:*").Allows(PublicMember) {
 		t.Errorf("%+v", r.All())
 	}
+
+	// The first rule that fits applies, and without rules no counter exists.
 	first, err := ParseRules([]byte(`{"rules":[{"match":"a*","kind":"sum"},{"match":"ab","kind":"exact"}]}`))
 	if err != nil || first.Find("ab").Kind != Sum {
 		t.Errorf("the first rule that fits holds: %+v, %v", first, err)
 	}
+
 	if none, err := ParseRules([]byte(`{"rules":[]}`)); err != nil || none.Find("a") != nil {
 		t.Errorf("%+v, %v", none, err)
 	}
+
 	some, err := ParseRules([]byte(`{"rules":[{"match":"a","kind":"exact","floor":-5,"ceiling":9,"ledger":0,` +
 		`"stale":"0s"},{"match":"b*","kind":"exact","ledger":"1d12h"}]}`))
 	if err != nil || some.Find("ab") != nil || some.Find("a").Ledger != 0 || some.Find("a").MaxAge != 0 ||
@@ -338,6 +364,7 @@ func TestInvalidRules(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
+
 		for _, want := range wants {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q in it", text, err, want)
@@ -355,6 +382,7 @@ func TestParseDuration(t *testing.T) {
 			t.Errorf("%q: %s, %v", text, got, err)
 		}
 	}
+
 	for _, text := range []string{
 		"", "d", "5", "-5s", "1d-1h", "1.5d", "99999999d", "1dd", "1d 1h", "+1d", "9999999h99999999999h",
 	} {
@@ -373,6 +401,7 @@ func TestKeysAndMatches(t *testing.T) {
 			t.Errorf("%q: %v", key, err)
 		}
 	}
+
 	for match, ok := range map[string]bool{
 		"*": true, "a*": true, "a": true, "-*": true, "-": false, "": false, "**": false, "a*b": false, "\n*": false,
 		strings.Repeat("x", 127) + "*": true, strings.Repeat("x", 128) + "*": false,
@@ -389,11 +418,14 @@ func TestAnyRuleOfAPrefix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	shop, err := presence.ParseSite("shop")
 	if err != nil {
 		t.Fatal(err)
 	}
 	rules = rules.For([]presence.Site{shop})
+
+	// A prefix is exact if every counter below it could be.
 	for prefix, want := range map[string]bool{
 		"": true, "a:": false, "a:b:": false, "c": true, "c:d": true, "c:d:": false, "c:e": false, "d": true,
 		"d1": true, "e": false,
@@ -437,6 +469,8 @@ func TestOutsideForm(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", got, tc.want)
 		}
 	}
+
+	// A ledger has its reasons as text, whatever characters they contain.
 	l := Ledger{
 		Entries: []Entry{
 			{
@@ -446,6 +480,7 @@ func TestOutsideForm(t *testing.T) {
 			},
 		}, More: true,
 	}
+
 	want := `{"entries":[{"seq":7,"at":"2030-10-10T12:11:42Z","op":"increment","delta":1,"before":1,"after":2},` +
 		`{"seq":8,"at":"2030-10-10T12:11:42Z","op":"adjust","delta":-500,"before":1000,"after":500,` +
 		`"reason":"b\"o\nts\u003c","by":"ops"}],"next":8}`

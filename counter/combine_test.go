@@ -35,14 +35,17 @@ type gate struct {
 
 func (g *gate) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	g.mu.Lock()
+
 	var copied []counter.Op
 	for _, op := range ops {
 		op.Changes = slices.Clone(op.Changes)
 		copied = append(copied, op)
 	}
+
 	g.writes = append(g.writes, copied)
 	shut, fail := g.shut, g.fail
 	g.mu.Unlock()
+
 	if shut != nil {
 		select {
 		case <-shut:
@@ -50,6 +53,7 @@ func (g *gate) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			fail = counter.ErrUnavailable
 		}
 	}
+
 	if fail != nil {
 		results := make([]counter.Result, len(ops))
 		for i := range results {
@@ -57,27 +61,31 @@ func (g *gate) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 		}
 		return results
 	}
+
 	return g.Store.Apply(ctx, ops)
 }
 
-// gather has the first op under way while the others wait, and then lets them go.
+// gather starts the first operation, makes the others wait for it, and then lets all go on.
 func gather(t *testing.T, g *gate, c *counter.Combiner, first counter.Op, others ...counter.Op) []counter.Result {
 	t.Helper()
 	shut := make(chan struct{})
 	g.mu.Lock()
 	g.shut = shut
 	g.mu.Unlock()
+
 	results := make([]counter.Result, 1+len(others))
 	var wg sync.WaitGroup
 	for i, op := range append([]counter.Op{first}, others...) {
 		wg.Go(func() { results[i] = c.Do(t.Context(), op) })
 		synctest.Wait()
 	}
+
 	g.mu.Lock()
 	g.shut = nil
 	g.mu.Unlock()
 	close(shut)
 	wg.Wait()
+
 	return results
 }
 
@@ -87,6 +95,7 @@ func value(t *testing.T, s counter.Reader, key string) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return got[0].Value
 }
 
@@ -97,20 +106,24 @@ func start(t *testing.T, cfg counter.CombinerConfig) (*gate, *counter.Combiner) 
 	return g, c
 }
 
-// While a write of exact counters is under way, others do not wait for it.
+// While a write of exact counters is under way, other counters do not wait for it.
 func TestExactCountersApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{SeparateExact: true})
+
+		// An operation of two exact counters, in the other order than the single ones.
 		two := counter.Op{Changes: append(add(exact, "e:2", 1).Changes, add(exact, "e:1", 1).Changes...)}
 		for i, r := range gather(t, g, c, add(exact, "e:1", 1), add(sum, "s:1", 1), two, add(exact, "e:2", 1)) {
 			if r.Err != nil {
 				t.Errorf("%d: %v", i, r.Err)
 			}
 		}
+
 		if len(g.writes) != 3 || len(g.writes[1]) != 1 || g.writes[1][0].Changes[0].Key != "s:1" ||
 			len(g.writes[2]) != 2 {
 			t.Errorf("%+v", g.writes)
 		}
+
 		if s, e := value(t, g, "s:1"), value(t, g, "e:1"); s != 1 || e != 2 {
 			t.Errorf("%d and %d", s, e)
 		}
@@ -123,23 +136,28 @@ func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 		results := gather(t, g, c, add(sum, "s:1", 1),
 			add(sum, "s:1", 2), add(sum, "s:1", 3), add(sum, "s:2", 7), add(sum, "s:1", -1), add(exact, "e:1", 1),
 			add(exact, "e:1", 1), add(sum, "s:1", 4))
+
 		if len(g.writes) != 2 || len(g.writes[1]) != 5 {
 			t.Fatalf("%d writes, the second %+v", len(g.writes), g.writes[1])
 		}
+
+		// Changes of a sum are merged, and changes of an exact counter are not, since each has an entry.
 		if ch := g.writes[1][0].Changes[0]; ch.Delta != 9 || ch.Merged != 3 {
 			t.Errorf("merged %+v, want 3 of 9", ch)
 		}
+
 		for i, r := range results {
 			if r.Err != nil {
 				t.Errorf("%d: %v", i, r.Err)
 			}
 		}
-		for i, least := range []int64{1, 3, 6, 7, 5, 1, 2, 9} { // the own change is in it
+		for i, least := range []int64{1, 3, 6, 7, 5, 1, 2, 9} { // each answer has at least the caller's own change
 			if got := results[i].Counters[0].Value; got < least && i != 4 ||
 				results[i].Counters[0].Version.Sequence == 0 {
 				t.Errorf("%d: %+v", i, results[i])
 			}
 		}
+
 		if got := value(t, g, "s:1"); got != 9 {
 			t.Errorf("s:1 is %d", got)
 		}
@@ -155,8 +173,10 @@ func TestOrderIsKeptAroundWhatCannotBeMerged(t *testing.T) {
 		reset := counter.Op{
 			Changes: []counter.Change{{Key: "s:1", Rule: sum, Verb: counter.Reset, Reason: "r", By: "b"}},
 		}
+
 		gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:1", 5), add(sum, "s:1", 5), reset, add(sum, "s:1", 2),
 			add(sum, "s:1", 2))
+
 		if got := value(t, g, "s:1"); got != 4 || len(g.writes[1]) != 3 {
 			t.Errorf("s:1 is %d after %+v", got, g.writes[1])
 		}
@@ -166,18 +186,23 @@ func TestOrderIsKeptAroundWhatCannotBeMerged(t *testing.T) {
 func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
+
+		// Merged, the changes overflow; one by one, some of them fit.
 		full := add(sum, "s:1", math.MaxInt64-5)
 		full.Changes[0].Verb = counter.Adjust
 		results := gather(t, g, c, full, add(sum, "s:1", 3), add(sum, "s:1", 3), add(sum, "s:1", 2), add(sum, "s:2", 1))
+
 		for i, want := range []error{nil, nil, counter.ErrOverflow, nil, nil} {
 			if !errors.Is(results[i].Err, want) {
 				t.Errorf("%d: %+v, want %v", i, results[i], want)
 			}
 		}
+
 		if got := value(t, g, "s:1"); got != math.MaxInt64 {
 			t.Errorf("s:1 is %d", got)
 		}
-		// It was made as exact, before the rule said sum: each is refused.
+
+		// The counter was created as exact, before the rule said sum: each change is refused.
 		c.Do(t.Context(), add(exact, "s:3", 1))
 		for i, r := range gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:3", 1), add(sum, "s:3", 1)) {
 			if errors.Is(r.Err, counter.ErrKind) != (i > 0) {
@@ -190,17 +215,21 @@ func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 func TestQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{QueueSize: 3})
+
 		results := gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1),
 			add(exact, "e:1", 1))
 		for i, r := range results {
-			if busy := errors.Is(r.Err, counter.ErrBusy); busy != (i == 4) || busy &&
-				!errors.Is(r.Err, counter.ErrUnavailable) {
+			busy := errors.Is(r.Err, counter.ErrBusy)
+			if busy != (i == 4) || busy && !errors.Is(r.Err, counter.ErrUnavailable) {
 				t.Errorf("%d: %v", i, r.Err)
 			}
 		}
+
 		if got := value(t, g, "e:1"); got != 3 {
 			t.Errorf("e:1 is %d", got)
 		}
+
+		// The queue has room again.
 		if r := c.Do(t.Context(), add(exact, "e:1", 1)); r.Err != nil {
 			t.Errorf("after the rush: %v", r.Err)
 		}
@@ -214,8 +243,11 @@ func TestWritesAreBounded(t *testing.T) {
 			Changes: slices.Concat(add(exact, "e:1", 1).Changes, add(exact, "e:2", 1).Changes,
 				add(exact, "e:3", 1).Changes),
 		}
+
+		// A batch is cut at two changes, but an operation is never divided.
 		gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), many,
 			add(exact, "e:1", 1))
+
 		var sizes []int
 		for _, w := range g.writes {
 			sizes = append(sizes, len(w))
@@ -226,7 +258,7 @@ func TestWritesAreBounded(t *testing.T) {
 	})
 }
 
-// waiting makes operations of several changes only when it may.
+// waiting blocks operations of several changes until may is closed.
 type waiting struct {
 	counter.Store
 	may chan struct{}
@@ -240,8 +272,8 @@ func (w *waiting) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	return w.Store.Apply(ctx, ops)
 }
 
-// An operation that is in no queue holds up no other. It is made also when its caller has gone, and when the Combiner
-// closes, and such operations are bounded as a queue is.
+// An operation without a queue delays no other operation. It is applied even when its caller has gone or the Combiner
+// closes, and the number of such operations is bounded like a queue.
 func TestAnOperationWithoutAQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &waiting{countertest.InMemory(t, nil), make(chan struct{})}
@@ -254,10 +286,11 @@ func TestAnOperationWithoutAQueue(t *testing.T) {
 		for range 2 {
 			wg.Go(func() {
 				if r := c.Do(ctx, batch); !errors.Is(r.Err, counter.ErrUnavailable) {
-					t.Errorf("who has gone got %+v", r)
+					t.Errorf("a caller that has gone got %+v", r)
 				}
 			})
 		}
+
 		synctest.Wait()
 		if r := c.Do(t.Context(), batch); !errors.Is(r.Err, counter.ErrBusy) {
 			t.Errorf("a third batch: %+v", r)
@@ -266,14 +299,19 @@ func TestAnOperationWithoutAQueue(t *testing.T) {
 			t.Errorf("a single change: %+v", r)
 		}
 
+		// The callers return at once, but Close waits for their batches.
 		leave()
 		wg.Wait()
 		closed := false
-		wg.Go(func() { c.Close(); closed = true })
+		wg.Go(func() {
+			c.Close()
+			closed = true
+		})
 		synctest.Wait()
 		if r := c.Do(t.Context(), batch); closed || !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Errorf("closed is %v while batches are under way, and then a batch is %+v", closed, r)
 		}
+
 		close(w.may)
 		wg.Wait()
 		if got := value(t, w, "e:1"); got != 3 {
@@ -287,6 +325,7 @@ func TestACancelledCallerLeavesItsChange(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
 		shut := make(chan struct{})
 		g.shut = shut
+
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for range 3 {
@@ -297,12 +336,15 @@ func TestACancelledCallerLeavesItsChange(t *testing.T) {
 			})
 			synctest.Wait()
 		}
+
+		// The callers return although the store has not answered.
 		cancel()
-		wg.Wait() // though the store has not answered
+		wg.Wait()
+
 		close(shut)
 		c.Close()
 		if got := value(t, g, "e:1"); got != 3 {
-			t.Errorf("e:1 is %d: what was taken is made", got)
+			t.Errorf("e:1 is %d, want 3: accepted changes are applied", got)
 		}
 	})
 }
@@ -312,10 +354,11 @@ func TestASilentStoreIsGivenUp(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{WriteTimeout: time.Second})
 		g.shut = make(chan struct{})
 		began := time.Now()
-		if r := c.Do(t.Context(), add(sum, "s:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) ||
-			time.Since(began) != time.Second {
+		r := c.Do(t.Context(), add(sum, "s:1", 1))
+		if !errors.Is(r.Err, counter.ErrUnavailable) || time.Since(began) != time.Second {
 			t.Errorf("%+v after %s", r, time.Since(began))
 		}
+
 		g.mu.Lock()
 		g.shut, g.fail = nil, fmt.Errorf("x: %w", counter.ErrUnavailable)
 		g.mu.Unlock()
@@ -327,19 +370,24 @@ func TestASilentStoreIsGivenUp(t *testing.T) {
 	})
 }
 
-func TestLanesWriteBesideEachOther(t *testing.T) {
+func TestQueuesWriteInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{Queues: 64})
 		shut := make(chan struct{})
 		g.shut = shut
+
 		var wg sync.WaitGroup
 		for i := range 200 {
 			wg.Go(func() { c.Do(t.Context(), add(exact, fmt.Sprintf("e:%d", i), 1)) })
 		}
+
 		synctest.Wait()
+
+		// Two hundred keys fall into nearly all of the queues.
 		if n := len(g.writes); n < 32 || n > 64 {
 			t.Errorf("%d writes under way", n)
 		}
+
 		close(shut)
 		wg.Wait()
 	})
@@ -364,17 +412,17 @@ func (s combined) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	for i, op := range ops {
 		results[i] = s.c.Do(ctx, op)
 	}
+
 	return results
 }
 
-// TestContractCombined runs the contract through a Combiner: callers cannot tell that
-// changes are combined.
+// TestContractCombined runs the contract through a Combiner: callers cannot notice that changes are combined.
 func TestContractCombined(t *testing.T) {
 	countertest.FewHistories(t)
 	for name, cfg := range map[string]counter.CombinerConfig{
-		"instant":  {Instant: true},
-		"one lane": {},
-		"lanes":    {Queues: 8, Batch: 16},
+		"instant":   {Instant: true},
+		"one queue": {},
+		"queues":    {Queues: 8, Batch: 16},
 	} {
 		t.Run(name, func(t *testing.T) {
 			countertest.RunInBubble(t, func(t testing.TB) countertest.Instance {
@@ -397,6 +445,7 @@ type slow struct {
 
 func (s *slow) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	time.Sleep(s.takes)
+
 	s.mu.Lock()
 	s.writes++
 	s.mu.Unlock()
@@ -409,13 +458,14 @@ func (s *slow) Writes() int {
 	return s.writes
 }
 
-// A key that changes fast is written at the pace, and nobody waits much longer than
-// that. A caller in a lane that is not busy does not wait.
-func TestAHotLaneKeepsItsPace(t *testing.T) {
+// A key that changes often is written at the pace, and no caller waits much longer than the pace. A caller in an idle
+// queue does not wait.
+func TestABusyQueueKeepsItsPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, pace = 200 * time.Microsecond, 7 * time.Millisecond
 		s := &slow{Store: countertest.InMemory(t, nil), takes: takes}
 		c := counter.NewCombiner(s, counter.CombinerConfig{Pace: pace})
+
 		took := func() time.Duration {
 			began := time.Now()
 			if r := c.Do(t.Context(), add(sum, "s:1", 1)); r.Err != nil {
@@ -423,14 +473,18 @@ func TestAHotLaneKeepsItsPace(t *testing.T) {
 			}
 			return time.Since(began)
 		}
+
+		// Without a rush, a change is written at once.
 		for range 3 {
 			if d := took(); d != takes {
-				t.Errorf("a lone change took %s, want %s", d, takes)
+				t.Errorf("a single change took %s, want %s", d, takes)
 			}
 		}
+
 		var wg sync.WaitGroup
-		before, began := s.Writes(), time.Now()
-		for range 20_000 { // in a second
+		before := s.Writes()
+		began := time.Now()
+		for range 20_000 { // for a second
 			time.Sleep(50 * time.Microsecond)
 			wg.Go(func() {
 				if d := took(); d > pace+2*takes {
@@ -439,12 +493,14 @@ func TestAHotLaneKeepsItsPace(t *testing.T) {
 			})
 		}
 		wg.Wait()
+
 		if n, most := s.Writes()-before, int(time.Since(began)/pace)+10; n > most {
 			t.Errorf("%d writes in %s, want at most %d", n, time.Since(began), most)
 		}
+
 		time.Sleep(pace)
 		if d := took(); d != takes {
-			t.Errorf("a lone change after the rush took %s, want %s", d, takes)
+			t.Errorf("a single change after the rush took %s, want %s", d, takes)
 		}
 		// Callers that wait for their answers are not held back until the pace ends.
 		began = time.Now()
@@ -459,6 +515,7 @@ func TestAHotLaneKeepsItsPace(t *testing.T) {
 		if d := time.Since(began); d > 100*(takes+3*time.Millisecond) {
 			t.Errorf("100 changes one after the other took %s", d)
 		}
+
 		c.Close()
 	})
 }

@@ -27,8 +27,10 @@ func TestRanges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return at
 	}
+
 	for name, tc := range map[string]struct {
 		from, to    string
 		step        time.Duration
@@ -118,6 +120,7 @@ func TestRanges(t *testing.T) {
 				name, q, time.Unix(q.From*seconds, 0).UTC(), time.Unix(q.To*seconds, 0).UTC(), err)
 		}
 	}
+
 	if _, err := (&Rule{}).Range(time.Time{}, time.Time{}, 0, noon); !errors.Is(err, ErrHistory) {
 		t.Error(err)
 	}
@@ -135,15 +138,17 @@ func TestWindows(t *testing.T) {
 		90 * 24 * time.Hour: {time.Hour, "2030-07-12T12:00:00Z"},
 	} {
 		q, err := views.Window(last, noon)
-		if from := time.Unix(q.From*int64(q.Step/time.Second), 0).UTC().Format(time.RFC3339); err != nil ||
-			q.Step != want.step || from != want.from {
+		from := time.Unix(q.From*int64(q.Step/time.Second), 0).UTC().Format(time.RFC3339)
+		if err != nil || q.Step != want.step || from != want.from {
 			t.Errorf("%s: %+v from %s, %v", last, q, from, err)
 		}
 	}
-	if _, err := views.Window(91*24*time.Hour, noon); !errors.Is(err, ErrTime) ||
-		!strings.Contains(err.Error(), "1m:1d, 1h:90d") {
+
+	_, err := views.Window(91*24*time.Hour, noon)
+	if !errors.Is(err, ErrTime) || !strings.Contains(err.Error(), "1m:1d, 1h:90d") {
 		t.Error(err)
 	}
+
 	if _, err := (&Rule{}).Window(time.Hour, noon); !errors.Is(err, ErrHistory) {
 		t.Error(err)
 	}
@@ -154,14 +159,18 @@ func TestPoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	minute := noon.Unix() / 60
 	gains := []Gain{
 		{Number: q.From - 1, Value: 100}, {Number: q.From, Value: 1}, {Number: q.From + 4, Value: -3},
 		{Number: minute, Value: 7}, {Number: q.To, Value: 100},
 	}
+
 	want := `{"key":"views:1","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":-2},` +
 		`{"at":"2030-10-10T12:00:00Z","value":0},` +
 		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":7}],"total":5}`
+
+	// The gains come in two parts, as from two reads.
 	all := q.Tally()
 	all.Add(gains[:3])
 	all.Add(gains[3:])
@@ -170,24 +179,29 @@ func TestPoints(t *testing.T) {
 	}
 }
 
-// TestPointsOfUniques: a point counts who was seen in one of its steps once, and so does the total.
+// TestPointsOfUniques: a point counts a member once, in however many of its steps, and so does the total.
 func TestPointsOfUniques(t *testing.T) {
 	q, err := views.Range(noon.Add(-12*time.Minute), noon, 5*time.Minute, noon)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	saw := func(number int64, members ...string) Gain {
 		var r hyperloglog.Registers
 		r.Add(members...)
 		return Gain{Number: number, Seen: &r}
 	}
+
 	gains := []Gain{
 		saw(q.From-1, "x"), saw(q.From, "a", "b"), saw(q.From+4, "b", "c"), saw(q.From+5, "a"),
 		saw(noon.Unix()/60, "d", "a"), saw(q.To, "y"),
 	}
+
 	want := `{"key":"u","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":3},{"at":"2030-10-10T12:00:00Z",` +
 		`"value":1},` +
 		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":2}],"total":4}`
+
+	// However the gains are divided into reads, the points are the same.
 	for parts := 1; parts < len(gains); parts++ {
 		all := q.Tally()
 		all.Add(gains[:parts])
@@ -196,14 +210,16 @@ func TestPointsOfUniques(t *testing.T) {
 			t.Errorf("%s\nwant %s", got, want)
 		}
 	}
+
 	window, err := views.Window(time.Hour, noon)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	all := window.Tally()
 	all.Add(gains)
 	if got := all.Answer().Total; got != 6 {
-		t.Errorf("%d were seen, want 6", got)
+		t.Errorf("%d members, want 6", got)
 	}
 }
 
@@ -220,6 +236,7 @@ func TestSlotsAreText(t *testing.T) {
 			t.Fatalf("%+v, %v, want %+v", got, err, s)
 		}
 	})
+
 	for _, text := range []string{
 		"x", "60", "60:1", "60:1:x", "1:1:1 2:1:1 3:1:1 4:1:1 5:1:1", "60:-1:1", strings.Repeat("x", 45_000),
 	} {
@@ -229,7 +246,7 @@ func TestSlotsAreText(t *testing.T) {
 	}
 }
 
-// history is a Step that keeps what is over.
+// history is a Step that keeps the time buckets that are over.
 type history struct {
 	Step
 	past []over
@@ -245,40 +262,49 @@ func (h *history) Past(_ string, s Slot, kept time.Duration) {
 	h.past = append(h.past, over{Slot: s, Kept: kept})
 }
 
-// TestSlots: what is gained goes to the running steps, and from there to the history, also when
-// the clock goes back or the rule changes.
+// TestSlots: gains go to the running time buckets, and from there to the history, also when the clock goes back or the
+// rule changes.
 func TestSlots(t *testing.T) {
 	var h history
 	s := State{Kind: Sum}
 	gain := func(rule *Rule, delta int64, at time.Duration) {
 		s.Gain(&h, &Change{Rule: rule, Verb: Add, Delta: delta}, time.Unix(0, 0).Add(at))
 	}
+
 	gain(views, 5, 59*time.Second)
 	gain(views, -2, 61*time.Second)
 	gain(views, 1, 30*time.Second) // the clock goes back
+
 	want := Slots{{-1, 1, 60}, {4, 0, 3600}}
 	if s.Slots != want || len(h.past) != 1 || h.past[0] != (over{Slot: Slot{5, 0, 60}, Kept: 24 * time.Hour}) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
+
+	// Corrections, and rules without a history, gain nothing.
 	s.Gain(&h, &Change{Rule: views, Verb: Adjust, Delta: 9}, time.Unix(7200, 0))
 	gain(&Rule{Kind: Sum}, 9, 7200*time.Second)
 	if s.Slots != want {
 		t.Fatalf("%+v", s.Slots)
 	}
-	s.Gain(nil, &Change{Rule: views, Verb: Add, Delta: 2}, time.Unix(7200, 0)) // no step ends
+
+	// Without a history no time bucket ends.
+	s.Gain(nil, &Change{Rule: views, Verb: Add, Delta: 2}, time.Unix(7200, 0))
 	s.Gain(nil, &Change{Rule: views, Verb: Add, Delta: -2}, time.Unix(7200, 0))
 	if s.Slots != want || len(h.past) != 1 {
 		t.Fatalf("%+v", s.Slots)
 	}
-	// Another rule has other steps; those of before stay as long as there is room.
+
+	// Another rule has other time buckets; the former ones stay as long as there is room.
 	other := &Rule{
 		Kind: Sum, Buckets: []Bucket{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}},
 	}
 	gain(other, 3, 3601*time.Second)
-	if want := (Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want || len(h.past) != 2 ||
-		h.past[1] != (over{Slot: Slot{4, 0, 3600}, Kept: time.Hour}) {
+	wantOther := Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}
+	if s.Slots != wantOther || len(h.past) != 2 || h.past[1] != (over{Slot: Slot{4, 0, 3600}, Kept: time.Hour}) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
+
+	// Without room, a new bucket displaces one that no rule has any more.
 	gain(&Rule{Kind: Sum, Buckets: []Bucket{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)
 	if want := (Slots{{3, 0, 86400}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want {
 		t.Fatalf("%+v", s.Slots)

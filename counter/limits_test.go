@@ -11,7 +11,7 @@ import (
 	"headcount/counter/limit"
 )
 
-// door is a Limiter that answers when it may, and notes how many calls came together.
+// door is a Limiter that answers when may says so, and notes the sizes of batches.
 type door struct {
 	may chan struct{} // nil: always
 
@@ -27,6 +27,7 @@ func (d *door) Limit(ctx context.Context, calls []limit.Call) []LimitResult {
 	d.batches = append(d.batches, len(calls))
 	err := d.err
 	d.mu.Unlock()
+
 	if d.may != nil {
 		select {
 		case <-d.may:
@@ -34,10 +35,12 @@ func (d *door) Limit(ctx context.Context, calls []limit.Call) []LimitResult {
 			err = errors.Join(ErrUnavailable, ctx.Err())
 		}
 	}
+
 	results := make([]LimitResult, len(calls))
 	for i, c := range calls {
 		results[i] = LimitResult{Answer: limit.Answer{Allowed: true, Remaining: c.Cost}, Err: err}
 	}
+
 	return results
 }
 
@@ -45,12 +48,15 @@ func passes(key string, cost int64) limit.Call {
 	return limit.Call{Name: limit.Name{Key: key, Algorithm: limit.Log, Window: 1000}, Limit: 100, Cost: cost}
 }
 
-// Calls that come while others are with the store go together, and each has its own answer.
+// Calls that arrive while others are with the store go together, and each gets its own answer.
 func TestLimitsGather(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &door{may: make(chan struct{})}
 		l := NewLimits(d, CombinerConfig{Batch: 5})
+
 		var wg sync.WaitGroup
+
+		// The first call is under way alone, and the others wait for it.
 		for cost := range int64(8) {
 			wg.Go(func() {
 				a, err := l.Do(t.Context(), passes("k", cost+1))
@@ -60,9 +66,11 @@ func TestLimitsGather(t *testing.T) {
 			})
 			synctest.Wait()
 		}
+
 		close(d.may)
 		wg.Wait()
 		l.Close()
+
 		if len(d.batches) != 3 || d.batches[0] != 1 || d.batches[1] != 5 || d.batches[2] != 2 {
 			t.Errorf("batches of %d", d.batches)
 		}
@@ -74,24 +82,29 @@ func TestLimitsAreBounded(t *testing.T) {
 		d := &door{may: make(chan struct{})}
 		l := NewLimits(d, CombinerConfig{QueueSize: 2, WriteTimeout: time.Second})
 		var wg sync.WaitGroup
+
 		for range 3 {
 			wg.Go(func() {
-				if _, err := l.Do(t.Context(), passes("k", 1)); !errors.Is(err, ErrUnavailable) ||
-					errors.Is(err, ErrBusy) {
+				_, err := l.Do(t.Context(), passes("k", 1))
+				if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrBusy) {
 					t.Errorf("after the time of a write: %v", err)
 				}
 			})
 			synctest.Wait()
 		}
+
 		if _, err := l.Do(t.Context(), passes("k", 1)); !errors.Is(err, ErrBusy) {
 			t.Errorf("a full queue: %v", err)
 		}
+
+		// A caller that has gone is answered at once.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		time.Sleep(time.Second) // the first write is over
+		time.Sleep(time.Second) // by then the first write is over
 		if _, err := l.Do(ctx, passes("k", 1)); !errors.Is(err, ErrUnavailable) {
-			t.Errorf("a caller who left: %v", err)
+			t.Errorf("a caller that has gone: %v", err)
 		}
+
 		wg.Wait()
 		l.Close()
 		if _, err := l.Do(t.Context(), passes("k", 1)); !errors.Is(err, ErrUnavailable) {
@@ -110,10 +123,11 @@ func TestLimitsCheck(t *testing.T) {
 	}
 }
 
-// A limit that cannot be asked is given up after LimitTimeout, with the wait for the calls before it.
+// A call is given up after LimitTimeout, which includes the wait for the calls before it.
 func TestLimitsAreGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLimits(&door{may: make(chan struct{})}, CombinerConfig{LimitTimeout: 250 * time.Millisecond})
+
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
@@ -125,6 +139,7 @@ func TestLimitsAreGivenUp(t *testing.T) {
 			})
 			time.Sleep(100 * time.Millisecond)
 		}
+
 		wg.Wait()
 		l.Close()
 	})

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A pruned map has at most maxPruned keys, and says of each what it gained but for a 2,000th of all.
+// A pruned map has at most maxPruned keys, and knows each key's gain except for a 2,000th of all gains.
 func TestPrunedMap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	zipf := rand.NewZipf(rng, 1.2, 10, 1_000_000)
@@ -22,6 +22,7 @@ func TestPrunedMap(t *testing.T) {
 			for i := range 300_000 {
 				k, n := fmt.Sprint(key(i)), 1+rng.Int64N(5)
 				truth[k] += n
+
 				if most := p.add(k, n); most < truth[k] {
 					t.Fatalf("%q gained %d, at most %d", k, truth[k], most)
 				}
@@ -29,6 +30,8 @@ func TestPrunedMap(t *testing.T) {
 					t.Fatalf("%d keys, %d of %d missed", len(p.keys), p.missed, p.total)
 				}
 			}
+
+			// The bounds of every key include its true gain.
 			for k, n := range truth {
 				if has := p.keys[k]; has > n || has+p.missed < n {
 					t.Errorf("%q gained %d, and the map has %d with %d missed", k, n, has, p.missed)

@@ -12,13 +12,14 @@ import (
 	"headcount/internal/testkit"
 )
 
-// BenchmarkTop asks what gained most, after a million keys have gained in the running minute, and with lists of all
-// steps of the last 90 days. MB is what the tracker remembers.
+// BenchmarkTop asks for the keys that gained most, after a million keys have gained in the running minute, and with
+// lists of all steps of the last 90 days. It logs the memory of the tracker.
 func BenchmarkTop(b *testing.B) {
 	rules := counter.BuiltinRules()
 	rule := rules.Find("views:1")
 	for _, listed := range []int{100, 1000} {
 		store := countertest.InMemory(b, nil)
+
 		now := time.Now()
 		for _, bucket := range rule.Buckets {
 			step := int64(bucket.Step / time.Second)
@@ -34,7 +35,9 @@ func BenchmarkTop(b *testing.B) {
 				}
 			}
 		}
+
 		runtime.GC()
+
 		tops := track(store, rules)
 		ops := make([]counter.Op, 1000)
 		for range 1000 {
@@ -45,6 +48,7 @@ func BenchmarkTop(b *testing.B) {
 			}
 			tops.Apply(b.Context(), ops)
 		}
+
 		for _, last := range []time.Duration{time.Hour, 24 * time.Hour, 90 * 24 * time.Hour} {
 			b.Run(fmt.Sprintf("lists of %d/last %s", listed, last), func(b *testing.B) {
 				b.ReportAllocs()
@@ -55,10 +59,12 @@ func BenchmarkTop(b *testing.B) {
 				}
 			})
 		}
+
 		all := testkit.Heap()
 		if err := tops.Close(); err != nil {
 			b.Fatal(err)
 		}
+
 		runtime.KeepAlive(tops)
 		tops = tracked{}
 		b.Logf("lists of %d: the tracker has %.1f MB", listed, float64(all-testkit.Heap())/1e6)

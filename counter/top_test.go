@@ -54,16 +54,18 @@ func gainUnder(t testing.TB, w counter.Writer, rule *counter.Rule, key string, n
 	}
 }
 
-// TestTop: whatever gained more than a thousandth is found, with what it gained, among so many others that
-// no summary has all of them; in the running minute, over minutes that are closed, in hours, and by a
-// process that has just begun.
+// TestTop: every key that gained more than a thousandth is found, with its gain, among more keys than a summary can
+// hold: in the running minute, over closed minutes, in hours, and by a process that has just started.
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := countertest.InMemory(t, nil)
 		tops := track(store, topRules)
+
 		rng := rand.New(rand.NewPCG(1, 2))
 		truth := map[string]int64{}
 		at := map[string]time.Time{}
+
+		// Among many keys with few gains, some gain more, and other ones in each minute.
 		minute := func(round int) {
 			for range 6_000 {
 				key := fmt.Sprint("v:", rng.IntN(100_000))
@@ -76,8 +78,10 @@ func TestTop(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
+
 		check := func(what string, tops tracked, last time.Duration) {
 			t.Helper()
+
 			total := int64(0)
 			var want []counter.Gained
 			for key, n := range truth {
@@ -85,60 +89,76 @@ func TestTop(t *testing.T) {
 				want = append(want, counter.Gained{Key: key, Value: n})
 			}
 			slices.SortFunc(want, func(a, b counter.Gained) int { return int(b.Value - a.Value) })
+
 			got, err := tops.Top(t.Context(), topRule, last, 100)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			found := map[string]int64{}
 			for _, g := range got {
 				found[g.Key] = g.Value
 			}
+
+			// Every key above a thousandth must be found, with its exact gain.
 			for _, g := range want {
 				if g.Value*1000 <= total {
 					break
 				}
 				if found[g.Key] != g.Value {
-					t.Errorf("%s: %q is told to have gained %d, want %d of %d",
+					t.Errorf("%s: %q gained %d, want %d of %d",
 						what, g.Key, found[g.Key], g.Value, total)
 				}
 			}
+
 			if !slices.IsSortedFunc(got, func(a, b counter.Gained) int { return int(b.Value - a.Value) }) {
 				t.Errorf("%s: %v", what, got)
 			}
+
 			few, err := tops.Top(t.Context(), topRule, last, 3)
 			if err != nil || len(few) != 3 || few[2].Value < want[2].Value {
 				t.Errorf("%s: %v, %v, want %v", what, few, err, want[:3])
 			}
 		}
+
+		// An increment and a decrement add up.
 		gain(t, tops, "v:hot 1", 5)
 		gain(t, tops, "v:hot 1", -3)
 		truth["v:hot 1"] = 2
+
 		for round := range 3 {
 			minute(round)
 			check(fmt.Sprint("after minute ", round), tops, 30*time.Minute)
 		}
+
 		time.Sleep(10 * time.Second)
 		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
 			t.Errorf("%d steps are not closed, %v", len(marked), err)
 		}
 		check("all are closed", tops, 30*time.Minute)
+
 		minute(3)
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
+
+		// A process that has just started knows only what the store has.
 		tops = track(store, topRules)
 		check("after a start", tops, 30*time.Minute)
 		check("in hours", tops, 24*time.Hour)
+
 		time.Sleep(2 * time.Hour)
 		check("in hours that are closed", tops, 24*time.Hour)
 		if got, err := tops.Top(t.Context(), topRule, time.Hour, 10); err != nil || len(got) != 0 {
 			t.Errorf("%v, %v: nothing was gained in the last hour", got, err)
 		}
+
 		if r := tops.Apply(t.Context(), []counter.Op{
 			{Changes: []counter.Change{{Key: "v:hot 1", Rule: topRule, Verb: counter.Delete}}},
 		})[0]; r.Err != nil {
 			t.Fatal(r.Err)
 		}
+
 		delete(truth, "v:hot 1")
 		check("after a delete", tops, 24*time.Hour)
 		if err := tops.Close(); err != nil {
@@ -147,8 +167,8 @@ func TestTop(t *testing.T) {
 	})
 }
 
-// TestTopKeepsTheGreatest: a counter that gained a million early in a long step, and little or nothing
-// afterwards, leads the list for as long as the window reaches back, however short the finest step is kept.
+// TestTopKeepsTheGreatest: a counter that gained a million early in a long step, and little or nothing afterwards,
+// leads the list as long as the window reaches back, however short the finest step is kept.
 func TestTopKeepsTheGreatest(t *testing.T) {
 	for _, buckets := range []string{`"1s:10s","1m:1h"`, `"10s:10m","1h:30d"`, `"1s:10s","10s:1m","1m:1h"`} {
 		t.Run(buckets, func(t *testing.T) {
@@ -158,10 +178,12 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				rule := rules.All()[0]
 				tops := track(countertest.InMemory(t, nil), rules)
 				defer tops.Close()
 				long := rule.Buckets[len(rule.Buckets)-1]
+
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
 				for range 30 {
 					time.Sleep(long.Step / 10)
@@ -176,7 +198,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 	}
 }
 
-// topFaults is a store whose part for top lists may fail. It counts marks.
+// topFaults is a store that may fail for top lists. It counts marks.
 type topFaults struct {
 	counter.Store
 	marks              atomic.Int64
@@ -187,6 +209,7 @@ func (s *topFaults) Mark(ctx context.Context, match string, number int64, keys [
 	if s.noMarks.Load() {
 		return counter.ErrUnavailable
 	}
+
 	s.marks.Add(int64(len(keys)))
 	return s.Store.Mark(ctx, match, number, keys)
 }
@@ -200,8 +223,8 @@ func (s *topFaults) KeepTop(
 	return s.Store.KeepTop(ctx, match, step, list, kept, marks)
 }
 
-// TestTopMarks: what is acknowledged is marked, also by a replay; a counter is marked once in a step, and few of many
-// that gain little are.
+// TestTopMarks: an acknowledged change is marked, also by a replay. A counter is marked once per step, and few of many
+// counters with small gains are marked.
 func TestTopMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &topFaults{Store: countertest.InMemory(t, nil)}
@@ -209,6 +232,7 @@ func TestTopMarks(t *testing.T) {
 		defer tops.Close()
 		other := track(store, topRules)
 		defer other.Close()
+
 		expect := func(want ...counter.Gained) {
 			t.Helper()
 			for _, tops := range []tracked{tops, other} {
@@ -218,11 +242,15 @@ func TestTopMarks(t *testing.T) {
 				}
 			}
 		}
+
+		// A change whose mark failed is made, but not acknowledged; its repetition is marked.
 		op := counter.Op{
 			Changes: []counter.Change{
 				{Key: "v:a", Rule: topRule, Verb: counter.Add, Delta: 1000},
 			}, IdempotencyKey: counter.NewIdempotencyKey("v:a", "", "1"),
 		}
+
+		// Without its mark, a change must not be acknowledged.
 		store.noMarks.Store(true)
 		if r := tops.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Fatalf("a change whose counter cannot be marked is %+v", r)
@@ -231,24 +259,29 @@ func TestTopMarks(t *testing.T) {
 		if r := other.Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil || !r.Replay {
 			t.Fatalf("its repetition is %+v", r)
 		}
+
 		expect(counter.Gained{Key: "v:a", Value: 1000})
+
 		for range 10 {
 			gain(t, tops, "v:a", 1)
 			gain(t, tops, "v:a", -1)
 			gainUnder(t, tops, topRules.All()[1], "w:1", 1)
 		}
-		if n := store.marks.Load(); n != 2 { // of each process one
+		if n := store.marks.Load(); n != 2 { // one of each process
 			t.Errorf("%d marks, want 2", n)
 		}
+
 		time.Sleep(time.Minute)
 		gain(t, tops, "v:a", 1)
 		if n := store.marks.Load(); n != 3 {
 			t.Errorf("%d marks after a minute, want 3", n)
 		}
+
 		gain(t, tops, "v:b", 100_000)
 		for n := range 20_000 {
 			gain(t, tops, fmt.Sprint("v:", n%10_000), 1)
 		}
+
 		expect(counter.Gained{Key: "v:b", Value: 100_000}, counter.Gained{Key: "v:a", Value: 1001})
 		if n := store.marks.Load(); n != 4 {
 			t.Errorf("%d marks, want 4: the others gained less than a thousandth", n)
@@ -256,8 +289,8 @@ func TestTopMarks(t *testing.T) {
 	})
 }
 
-// TestTopMarksAgain: a store that loses a mark, for instance in a failover, has it again a minute later, however long
-// the step is.
+// TestTopMarksAgain: a mark that the store loses, for instance in a failover, is there again a minute later, however
+// long the step is.
 func TestTopMarksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rules, err := counter.ParseRules(
@@ -265,17 +298,20 @@ func TestTopMarksAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rule, store := rules.All()[0], countertest.InMemory(t, nil)
+		rule := rules.All()[0]
+		store := countertest.InMemory(t, nil)
 		tops := track(store, rules)
 		defer tops.Close()
+
 		gainUnder(t, tops, rule, "v:a", 10)
 		marked, err := store.Marked(t.Context(), rule.Match)
-		for number, keys := range marked { // they are lost
+		for number, keys := range marked { // the store loses them
 			none := counter.TopList{Number: number}
 			if err := store.KeepTop(t.Context(), rule.Match, 24*time.Hour, none, time.Hour, keys); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		time.Sleep(time.Minute)
 		gainUnder(t, tops, rule, "v:a", 10)
 		got, err1 := tops.Top(t.Context(), rule, 24*time.Hour, 10)
@@ -286,7 +322,7 @@ func TestTopMarksAgain(t *testing.T) {
 	})
 }
 
-// TestTopIsClosedLate: lists that cannot be made for a while are in the answers when they are.
+// TestTopIsClosedLate: lists that cannot be made for a while are in the answers as soon as they are made.
 func TestTopIsClosedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &topFaults{Store: countertest.InMemory(t, nil)}
@@ -294,23 +330,29 @@ func TestTopIsClosedLate(t *testing.T) {
 		tops := track(store, topRules)
 		defer tops.Close()
 		other := track(store, topRules)
+
 		defer other.Close()
+
 		want := []counter.Gained{{Key: "v:a", Value: 30}, {Key: "v:b", Value: 20}}
 		expect := func() {
 			t.Helper()
 			for _, tops := range []tracked{tops, other} {
-				if got, err := tops.Top(t.Context(), topRule, 55*time.Minute, 10); err != nil ||
-					!slices.Equal(got, want) {
+				got, err := tops.Top(t.Context(), topRule, 55*time.Minute, 10)
+				if err != nil || !slices.Equal(got, want) {
 					t.Errorf("%v, %v, want %v", got, err, want)
 				}
 			}
 		}
+
 		gain(t, tops, "v:a", 30)
 		gain(t, tops, "v:b", 20)
+
 		for range 40 {
 			time.Sleep(time.Minute)
 			expect()
 		}
+
+		// The lists of all missed minutes are closed.
 		store.noKeeping.Store(false)
 		time.Sleep(2 * time.Minute)
 		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
@@ -327,13 +369,14 @@ func TestTopOfSites(t *testing.T) {
 		rules := topRules.For([]presence.Site{presence.DefaultSite, shop})
 		tops := track(countertest.InMemory(t, nil), rules)
 		defer tops.Close()
+
 		for _, of := range []struct {
 			key string
 			n   int64
 		}{{"v:1", 1}, {"v:2", 2}, {shop.Qualify("v:1"), 30}, {shop.Qualify("v:3"), 40}} {
 			gainUnder(t, tops, rules.Find(of.key), of.key, of.n)
 		}
-		for minutes := range 3 { // running, and closed
+		for minutes := range 3 { // the bucket is running, and then closed
 			for site, want := range map[presence.Site][]counter.Gained{
 				presence.DefaultSite: {{Key: "v:2", Value: 2}, {Key: "v:1", Value: 1}},
 				shop:                 {{Key: shop.Qualify("v:3"), Value: 40}, {Key: shop.Qualify("v:1"), Value: 30}},
@@ -351,10 +394,11 @@ func TestTopOfSites(t *testing.T) {
 	})
 }
 
-// The rules of a site that nobody has named are those that were written.
+// A site that nobody has named has the rules as they were written.
 func TestRulesOfSites(t *testing.T) {
 	shop, other := presence.SiteOf("shop"), presence.SiteOf("other")
 	rules := counter.BuiltinRules().For([]presence.Site{shop})
+
 	for key, match := range map[string]string{"views:1": "views:*", "x": "*"} {
 		for _, site := range []presence.Site{presence.DefaultSite, shop, other} {
 			rule := rules.Find(site.Qualify(key))
@@ -363,9 +407,11 @@ func TestRulesOfSites(t *testing.T) {
 			}
 		}
 	}
+
 	if a, b := rules.Find("views:1"), rules.Find(shop.Qualify("views:1")); a == b || a.Match == b.Match {
-		t.Error("two sites have one rule, and so one list of what gained most")
+		t.Error("two sites have one rule, and so one list")
 	}
+
 	if n := len(rules.All()); n != 2*len(counter.BuiltinRules().All()) {
 		t.Errorf("%d rules", n)
 	}

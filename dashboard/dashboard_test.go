@@ -18,7 +18,7 @@ import (
 	"headcount/presence"
 )
 
-// cluster is what a Board sees: this process, one that answers, and one that does not.
+// cluster is the view of a Board: this process, one that answers, and one that does not.
 func cluster(asked *atomic.Int64) Config {
 	return Config{
 		Self: "a", Region: "us", Log: zerolog.Nop(), Ready: func() error { return nil },
@@ -66,6 +66,7 @@ func look(t *testing.T, b *Board) []byte {
 	if err != nil {
 		t.Error(err)
 	}
+
 	return body
 }
 
@@ -74,48 +75,64 @@ func TestJSON(t *testing.T) {
 		var asked atomic.Int64
 		b := New(cluster(&asked))
 		began := time.Now()
+
 		var got, want map[string]any
 		if err := json.Unmarshal(look(t, b), &got); err != nil {
 			t.Fatal(err)
 		}
+
 		if took := time.Since(began); took != timeout {
 			t.Errorf("a process that does not answer was waited for %s", took)
 		}
+
 		if at := got["at"]; at != float64(time.Now().UnixMilli()) {
 			t.Errorf("at %v", at)
 		}
+
 		delete(got, "at")
 		_ = json.Unmarshal([]byte(`{
-			"region": "us", "state": {"level":"warn","text":"No answer from 1 of 3 processes: dead. The region asia is silent, and totals leave it out."}, "events": [], "site": {"page":"*","count":12,"updated_at":null,"version":"0-0"},
+			"region": "us", "state": {"level":"warn","text":"No answer from 1 of 3 processes: dead. `+
+			`The region asia is silent, and totals leave it out."},
+			"events": [], "site": {"page":"*","count":12,"updated_at":null,"version":"0-0"},
 			"pages": [{"page":"y","count":9},{"page":"both","count":4},{"page":"x","count":2}],
 			"processes": [
-				{"name":"a","roles":["gateway"],"since":1,"load":{"headcount_connections":5,"headcount_pages_watched":4,"headcount_deliveries_total":3,
-					"headcount_client_messages_total":2,"process_resident_memory_bytes":1048576,"process_cpu_seconds_total":2}},
-				{"name":"b","roles":["dispatcher"],"since":2,"load":{"headcount_users":7,"headcount_partitions_owned":8,"headcount_store_changes_total":9,"process_cpu_seconds_total":0}},
+				{"name":"a","roles":["gateway"],"since":1,"load":{
+					"headcount_connections":5,"headcount_pages_watched":4,"headcount_deliveries_total":3,
+					"headcount_client_messages_total":2,"process_resident_memory_bytes":1048576,
+					"process_cpu_seconds_total":2}},
+				{"name":"b","roles":["dispatcher"],"since":2,"load":{
+					"headcount_users":7,"headcount_partitions_owned":8,"headcount_store_changes_total":9,
+					"process_cpu_seconds_total":0}},
 				{"name":"dead","roles":null,"since":3,"load":null}],
-			"regions": [{"name":"asia","lag":0,"heard":0,"left_out":true},{"name":"eu","lag":1.5,"heard":2,"left_out":false}]}`), &want)
+			"regions": [
+				{"name":"asia","lag":0,"heard":0,"left_out":true},
+				{"name":"eu","lag":1.5,"heard":2,"left_out":false}]}`), &want)
+
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %v\nwant %v", got, want)
 		}
+
+		// The list is from the same answers.
 		top, err := b.Top(t.Context(), presence.DefaultSite)
-		if want := []presence.PageUsers{
-			{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2},
-		}; err != nil || !slices.Equal(top.Pages, want) || top.Stale {
-			t.Errorf("the top is %v, want %v, %v", top, want, err)
+		wantTop := []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}, {Page: "x", Users: 2}}
+		if err != nil || !slices.Equal(top.Pages, wantTop) || top.Stale {
+			t.Errorf("the top is %v, want %v, %v", top, wantTop, err)
 		}
+
 		if n := asked.Load(); n != 2 {
-			t.Errorf("for both %d were asked, want 2", n)
+			t.Errorf("for both views %d processes were asked, want 2", n)
 		}
 	})
 }
 
-// A viewer sees one site. Who may see no other sees nothing that is of all.
+// A viewer sees one site. A viewer of that site alone sees nothing about the cluster.
 func TestSites(t *testing.T) {
 	var asked atomic.Int64
 	cfg := cluster(&asked)
 	shop := presence.SiteOf("shop")
 	cfg.Members = members(func() []presence.Process { return []presence.Process{{Name: "a"}, {Name: "b"}} })
 	cfg.Sites = []presence.Site{shop, presence.DefaultSite}
+
 	cfg.Others = others(func(context.Context, string) (presence.Report, error) {
 		asked.Add(1)
 		return presence.Report{
@@ -125,7 +142,10 @@ func TestSites(t *testing.T) {
 	cfg.Counts = counts(func(_ context.Context, pages []string) ([]presence.Count, error) {
 		return []presence.Count{{Page: pages[0], Users: int64(len(pages[0]))}}, nil
 	})
+
 	b := New(cfg)
+
+	// The part of the answer that differs between viewers.
 	type seen struct {
 		Sites     []string
 		Shown     string
@@ -134,42 +154,51 @@ func TestSites(t *testing.T) {
 		Pages     []page
 		Processes []any
 	}
+
 	look := func(site presence.Site, alone bool) (s seen) {
 		body, err := b.JSON(t.Context(), site, alone)
 		if err == nil {
 			err = json.Unmarshal(body, &s)
 		}
+
 		if err != nil || s.Site.Page != presence.AllPages {
 			t.Errorf("%s: %v", body, err)
 		}
+
 		return s
 	}
+
 	if s := look(shop, false); !reflect.DeepEqual(s.Sites, []string{"shop", "default"}) || s.Shown != "shop" ||
 		!reflect.DeepEqual(s.Pages, []page{{"both", 1}}) || len(s.Processes) != 2 {
 		t.Errorf("the shop: %+v", s)
 	}
+
 	if s := look(shop, true); len(s.Sites) != 0 || !reflect.DeepEqual(s.Pages, []page{{"both", 1}}) ||
 		len(s.Processes) != 0 {
 		t.Errorf("the shop alone: %+v", s)
 	}
+
 	if s := look(presence.DefaultSite, false); s.Shown != "default" ||
 		!reflect.DeepEqual(s.Pages, []page{{"both", 4}, {"x", 2}}) {
 		t.Errorf("the default site: %+v", s)
 	}
-	if top, err := b.Top(t.Context(), shop); err != nil ||
-		!slices.Equal(top.Pages, []presence.PageUsers{{Page: "both", Users: 1}}) {
+	top, err := b.Top(t.Context(), shop)
+	if err != nil || !slices.Equal(top.Pages, []presence.PageUsers{{Page: "both", Users: 1}}) {
 		t.Errorf("the top of the shop: %v, %v", top, err)
 	}
+
 	if n := asked.Load(); n != 1 {
 		t.Errorf("for three views the other process was asked %d times", n)
 	}
+
+	// Only a viewer of the whole cluster learns the store's address.
 	cfg.Ready = func() error { return errors.New("the store at 10.0.0.1 is away") }
 	b = New(cfg)
 	if s := look(shop, true); s.State != (state{"bad", "Counts may be the last that were known."}) {
-		t.Errorf("who sees one site is told %+v", s.State)
+		t.Errorf("the state for a viewer of one site is %+v", s.State)
 	}
 	if s := look(shop, false); !strings.Contains(s.State.Text, "10.0.0.1") {
-		t.Errorf("who sees all is told %+v", s.State)
+		t.Errorf("the state for a viewer of all is %+v", s.State)
 	}
 }
 
@@ -178,14 +207,16 @@ func TestFrequentReadsAskOnceASecond(t *testing.T) {
 		var asked atomic.Int64
 		cfg := cluster(&asked)
 		b := New(cfg)
+
 		for range 20 {
 			go look(t, b)
 		}
-		time.Sleep(timeout + cacheTime - time.Millisecond)
+		time.Sleep(timeout + cacheTime - time.Millisecond) // a moment before the cached answer is too old
 		look(t, b)
 		if n := asked.Load(); n != 2 {
 			t.Errorf("%d were asked, want 2", n)
 		}
+
 		time.Sleep(time.Millisecond)
 		look(t, b)
 		if n := asked.Load(); n != 4 {
@@ -198,6 +229,8 @@ func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	var asked atomic.Int64
 	cfg := cluster(&asked)
 	cfg.Members = members(func() []presence.Process { return []presence.Process{{Name: "a"}, {Name: "b"}} })
+
+	// Two processes with a full list each.
 	many := func(prefix string) (r presence.Report) {
 		for i := range presence.TopPages {
 			r.Top = append(r.Top, presence.PageUsers{Page: fmt.Sprint(prefix, i), Users: int64(i)})
@@ -207,6 +240,7 @@ func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	cfg.Report = report(func() presence.Report { return many("a") })
 	cfg.Others = others(func(context.Context, string) (presence.Report, error) { return many("b"), nil })
 	cfg.Counts = counts(func(context.Context, []string) ([]presence.Count, error) { return nil, errors.New("away") })
+
 	var got struct {
 		Site  any
 		Pages []struct{ Count int64 }
@@ -214,6 +248,7 @@ func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	if err := json.Unmarshal(look(t, New(cfg)), &got); err != nil {
 		t.Fatal(err)
 	}
+
 	if len(got.Pages) != presence.TopPages || got.Pages[0].Count != 99 || got.Pages[99].Count != 50 || got.Site != nil {
 		t.Errorf("%+v", got)
 	}
@@ -238,7 +273,7 @@ func (f counts) Counts(ctx context.Context, pages []string) ([]presence.Count, e
 	return f(ctx, pages)
 }
 
-// The list of pages is stale when a dispatcher did not answer, or cannot reach the store. Other roles know no pages.
+// The list of pages is stale when a dispatcher did not answer or cannot reach the store. Other roles know no pages.
 func TestTopOfSilentDispatchers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		role  string
@@ -259,6 +294,7 @@ func TestTopOfSilentDispatchers(t *testing.T) {
 		cfg.Others = others(func(context.Context, string) (presence.Report, error) {
 			return presence.Report{Away: tc.away}, tc.err
 		})
+
 		top, err := New(cfg).Top(t.Context(), presence.DefaultSite)
 		if err != nil || top.Stale != tc.stale {
 			t.Errorf("%s: stale %t, %v", name, top.Stale, err)

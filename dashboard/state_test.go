@@ -16,6 +16,7 @@ import (
 func TestState(t *testing.T) {
 	site := &presence.Count{}
 	well := func() *answer { return &answer{Site: site, Processes: []process{{Name: "a", Load: &load{}}}} }
+
 	for name, tc := range map[string]struct {
 		change func(*answer)
 		ready  error
@@ -62,13 +63,16 @@ func TestState(t *testing.T) {
 	}
 }
 
-// What happens is noted once, and who was there before is not news.
+// Events are noted once, and processes that were there at the start are no events.
 func TestEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := presence.Process{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, presence.Process{Name: "b",
-			Roles: []string{"presence"}, Incarnation: 2}
-		var mu sync.Mutex // guards what follows
-		trouble, there, heard := errors.New("it has not joined"), []presence.Process{}, time.Second
+		a := presence.Process{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}
+		b := presence.Process{Name: "b", Roles: []string{"presence"}, Incarnation: 2}
+
+		var mu sync.Mutex // guards the next three variables
+		trouble := errors.New("it has not joined")
+		there := []presence.Process{}
+		heard := time.Second
 		board := New(Config{
 			Self: "a",
 			Ready: func() error {
@@ -89,30 +93,46 @@ func TestEvents(t *testing.T) {
 				}
 			}),
 		})
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { board.Watch(ctx); close(done) }()
+		go func() {
+			defer close(done)
+			board.Watch(ctx)
+		}()
+
+		// Each step lasts long enough to be noticed.
 		step := func(change func()) {
 			mu.Lock()
 			change()
 			mu.Unlock()
 			time.Sleep(2 * watchEvery)
 		}
+
 		step(func() {})
-		step(func() { there, trouble = []presence.Process{a, b}, nil })
+		step(func() {
+			there = []presence.Process{a, b}
+			trouble = nil
+		})
 		step(func() { there = []presence.Process{a} })
 		step(func() { trouble = presence.ErrUnavailable })
 		step(func() { trouble = nil })
 		step(func() { heard = time.Minute })
 		step(func() { heard = time.Second })
-		step(func() { b.Incarnation = 3; there = []presence.Process{a, b} })
+		step(func() {
+			b.Incarnation = 3
+			there = []presence.Process{a, b}
+		})
+
 		stop()
 		<-done
+
 		var got []string
 		for _, e := range board.events.newest() {
 			got = append(got, e.Text)
 		}
 		slices.Reverse(got)
+
 		want := []string{
 			"This process, a, has started.", "A process left: b (presence).",
 			"This process is not ready: store is unavailable.", "This process is ready again.",
@@ -121,6 +141,8 @@ func TestEvents(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%q\nwant %q", got, want)
 		}
+
+		// Old events make room for new ones.
 		for i := range 2 * maxEvents {
 			board.events.add(fmt.Sprint(i))
 		}

@@ -30,31 +30,31 @@ import (
 // scrape is the time between two scrapes, and between two looks at the rules.
 const scrape = 15 * time.Second
 
-// open is for how long a window of two minutes, as most alerts have it, keeps what was last in it.
+// open is how long the last sample stays in a window of two minutes, which most alerts have.
 const open = 2*time.Minute - scrape
 
-// trouble is a cause, and the alerts that it has to raise; all others must be silent.
+// trouble is a cause and the alerts that it must raise. All other alerts must stay silent.
 type trouble struct {
 	name string
-	// series is what Prometheus scrapes: "well ill" are values of a gauge before and after the cause, and during it.
-	// stale is one that is not scraped. "+n" is a counter that grows by n with each scrape during the cause, "/n" a
-	// gauge that does so and falls to 0 afterwards, "n" what never changes.
+	// series are the samples that Prometheus scrapes. "well ill" gives a gauge before and after the cause, and during
+	// it; the value "stale" is not scraped. "+n" is a counter that grows by n per scrape during the cause. "/n" is a
+	// gauge that grows likewise and falls to 0 afterwards. "n" never changes.
 	series map[string]string
 	lasts  time.Duration // default 20 min
 	fires  map[string]moments
-	brief  bool // what lasts for one scrape is an alert, too, as something is lost
+	brief  bool // a single scrape of it raises the alert too, since something is lost
 }
 
-// moments are when an alert fires, since the cause began, and when it is over, since that ended.
+// moments say how long after the beginning of the cause an alert fires, and how long after its end the alert ends.
 type moments struct{ after, ends time.Duration }
 
-// histogram is one in which n calls between two scrapes take 2 to 4 s.
+// histogram is one where n calls between two scrapes take 2 to 4 s.
 func histogram(name string, n int) map[string]string {
 	of := func(le string) string { return fmt.Sprintf(`%s{job="us",instance="1",le=%q}`, name, le) }
 	return map[string]string{of("2"): "0", of("4"): fmt.Sprint("+", n), of("+Inf"): fmt.Sprint("+", n)}
 }
 
-// Each alert, at the second. The window of a rate is open for a while when the cause has ended.
+// The alerts fire and end at exact scrapes. The window of a rate stays open for a while after the end of the cause.
 var troubles = []trouble{
 	{name: "a region has ended, another one lives", series: map[string]string{
 		`headcount_ready{job="us",instance="1"}`: "1", `up{job="us",instance="1"}`: "1",
@@ -215,18 +215,26 @@ var troubles = []trouble{
 		fires: map[string]moments{"HeadcountPanics": {0, time.Hour - scrape}}},
 }
 
-const healthy = 5 * time.Minute // before a cause, so that all windows are full
+const healthy = 5 * time.Minute // the time before a cause, in which all windows fill
 
-// values writes a series as promtool wants it.
+// values writes a series in promtool's notation.
 func values(spec string, well, ill, after int) string {
-	n, err := strconv.ParseFloat(spec[1:], 64)
-	switch from, to, two := strings.Cut(spec, " "); {
-	case two:
+	from, to, two := strings.Cut(spec, " ")
+	if two {
 		return fmt.Sprintf("%s %s %s", run(from, well), run(to, ill), run(from, after))
-	case spec[0] == '+' && err == nil:
-		return fmt.Sprintf("%s %g+%gx%d %s", run("0", well), n, n, ill-1, run(fmt.Sprint(float64(ill)*n), after))
-	case spec[0] == '/' && err == nil:
-		return fmt.Sprintf("%s %g+%gx%d %s", run("0", well), n, n, ill-1, run("0", after))
+	}
+
+	n, err := strconv.ParseFloat(spec[1:], 64)
+	if err != nil {
+		return run(spec, well+ill+after)
+	}
+
+	grows := fmt.Sprintf("%s %g+%gx%d", run("0", well), n, n, ill-1)
+	switch spec[0] {
+	case '+':
+		return grows + " " + run(fmt.Sprint(float64(ill)*n), after)
+	case '/':
+		return grows + " " + run("0", after)
 	default:
 		return run(spec, well+ill+after)
 	}
@@ -237,15 +245,15 @@ func run(value string, n int) string {
 	if value == "stale" {
 		return strings.Repeat("stale ", n)
 	}
+
 	return fmt.Sprintf("%sx%d", value, n-1)
 }
 
-// TestServerAlertsFireAndEnd has Prometheus' own tool evaluate the rules over the scrapes of hours. Each trouble is in
-// jobs of its own.
+// TestServerAlertsFireAndEnd lets promtool evaluate the rules over hours of scrapes. Each trouble has jobs of its own.
 func TestServerAlertsFireAndEnd(t *testing.T) {
 	t.Parallel()
 	type object = map[string]any
-	const after = 65 * time.Minute // the longest window is over by then
+	const after = 65 * time.Minute // by then the longest window is over
 	seen := map[string]bool{}
 	test := func(all []trouble) object {
 		var series, checks []object
@@ -253,10 +261,14 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 		for _, tr := range all {
 			longest = max(longest, tr.lasts)
 		}
+
 		end := healthy + longest + after
+
+		// Each trouble has regions of its own, so that no alert of another one counts.
 		for i, tr := range all {
 			own := strings.NewReplacer(`job="us"`, fmt.Sprintf("job=\"us %d\"", i), `job="eu"`,
 				fmt.Sprintf("job=\"eu %d\"", i))
+
 			for s, spec := range tr.series {
 				series = append(series, object{
 					"series": own.Replace(s),
@@ -264,6 +276,7 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 						int((end-healthy-tr.lasts)/scrape)),
 				})
 			}
+
 			check := func(expr string, at time.Duration, want map[string]int) {
 				samples := []object{}
 				for alert, n := range want {
@@ -273,6 +286,8 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 					"expr": fmt.Sprintf(expr, i), "eval_time": at.String(), "exp_samples": samples,
 				})
 			}
+
+			// Where alerts fire at different times, only those whose time has come may fire.
 			scrapes := map[string]int{} // in which each alert fires
 			for alert, m := range tr.fires {
 				seen[alert] = true
@@ -286,24 +301,31 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 						then[other] = 1
 					}
 				}
+
 				const firing = `group by (alertname) (ALERTS{alertstate="firing",job=~".. %d"})`
+				// Just before and just after the alert begins to fire.
 				check(firing, healthy+m.after-scrape, before)
 				check(firing, healthy+m.after, then)
 			}
+
+			// Over the whole run an alert fires in as many scrapes as it should, and no other alert fires at all.
 			check(`max by (alertname) (count_over_time(ALERTS{alertstate="firing",job=~".. %d"}[1d]))`,
 				end-scrape, scrapes)
 		}
+
 		return object{"interval": scrape.String(), "input_series": series, "promql_expr_test": checks}
 	}
 
+	// Each cause also comes for one scrape only, which raises no alert unless something is lost.
 	lasting, brief := troubles, []trouble(nil)
+
 	for i := range lasting {
 		lasting[i].lasts = cmp.Or(lasting[i].lasts, 20*time.Minute)
 		if tr := lasting[i]; !tr.brief {
 			brief = append(brief, trouble{name: tr.name, series: tr.series, lasts: scrape})
 		}
 	}
-	// a Prometheus that has never heard of a process
+	// This Prometheus has never scraped a process.
 	tests := []object{test(lasting), test(brief), {"interval": scrape.String(), "promql_expr_test": []object{
 		{"expr": `count(ALERTS{alertstate="firing"})`, "eval_time": "45s"},
 		{
@@ -311,11 +333,14 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 			"exp_samples": []object{{"labels": `{alertname="HeadcountGone"}`, "value": 1}},
 		},
 	}}}
+
 	for _, m := range regexp.MustCompile(`- alert: (\w+)`).FindAllSubmatch(file(t, "alerts.yaml"), -1) {
 		if alert := string(m[1]); !seen[alert] {
 			t.Errorf("nothing raises %s here", alert)
 		}
 	}
+
+	// promtool reads its tests from a file; JSON is YAML.
 	rules, err := filepath.Abs("alerts.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -326,24 +351,26 @@ func TestServerAlertsFireAndEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	path := filepath.Join(t.TempDir(), "tests.yaml")
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	if out, err := exec.Command("promtool", "test", "rules", path).CombinedOutput(); err != nil {
 		t.Errorf("%v (run make setup if promtool is missing)\n%s", err, out)
 	}
 }
 
-// faster is by how much the time of TestClockAlertsOfRealFaults is shorter than that of operators: what Prometheus
-// takes from alerts.yaml and what lasts in the script of faults. Times that the program has of its own stay as they
-// are, so a larger factor would mostly test these.
+// faster is the factor by which TestClockAlertsOfRealFaults scales time down: the durations of alerts.yaml, and those
+// of the faults that it plants. The program's own times stay as they are, so a larger factor would mostly test those.
 const faster = 10
 
-// scaled is a file of rules whose durations, and thresholds of ages in seconds, are shorter.
+// scaled returns rules with shorter durations, and with lower thresholds of ages in seconds.
 func scaled(t *testing.T, rules string) string {
 	t.Helper()
 	units := map[string]int{"s": 1000, "m": 60_000, "h": 3_600_000, "w": 604_800_000}
+
 	rules = regexp.MustCompile(`((?:for|interval): |\[)(\d+)([smhw])\b`).
 		ReplaceAllStringFunc(rules, func(found string) string {
 			at := strings.IndexAny(found, "0123456789")
@@ -351,23 +378,28 @@ func scaled(t *testing.T, rules string) string {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			return fmt.Sprintf("%s%dms", found[:at], n*units[found[len(found)-1:]]/faster)
 		})
+
+	// Ages in seconds are compared with numbers, which lose their last zero.
 	return regexp.MustCompile(`((?:heard|lag)_seconds > \d+)0\b`).ReplaceAllString(rules, "$1")
 }
 
-// jobs are the regions that Prometheus watches, by the file that says where their processes are.
+// jobs are the regions that Prometheus watches, and the file with the addresses of their processes.
 type jobs struct {
 	file string
-	at   map[string][]string // addresses for operators, by job
+	at   map[string][]string // admin addresses by job
 }
 
-func (j *jobs) tell(t *testing.T) {
+// write replaces the file at once, as Prometheus reads it at any time.
+func (j *jobs) write(t *testing.T) {
 	t.Helper()
 	groups := []map[string]any{}
 	for job, targets := range j.at {
 		groups = append(groups, map[string]any{"targets": targets, "labels": map[string]string{"job": job}})
 	}
+
 	text, err := json.Marshal(groups)
 	if err == nil {
 		err = errors.Join(os.WriteFile(j.file+".new", text, 0o600), os.Rename(j.file+".new", j.file))
@@ -388,13 +420,14 @@ type regional struct {
 func (r *regional) start(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command(binary, r.flags...)
-	cmd.Env, cmd.Stderr = testkit.Environ(), &r.log
+	cmd.Env = testkit.Environ()
+	cmd.Stderr = &r.log
 	if err := r.process.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// use has changes of counters and of pages made until the test ends, so that what fails is noticed.
+// use changes counters and pages until the test ends, so that a failing store or owner shows in the metrics.
 func (r *regional) use(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, path := range []string{"/api/v1/counters/views:1/increment", "/p/changes"} {
@@ -403,12 +436,15 @@ func (r *regional) use(ctx context.Context) {
 			if err != nil {
 				return
 			}
+
 			req.Header.Set("X-API-Key", "a key that is long enough")
 			req.Header.Set("Content-Type", "application/json")
+
 			if resp, err := http.DefaultClient.Do(req); err == nil {
 				_ = resp.Body.Close()
 			}
 		}
+
 		select {
 		case <-ctx.Done():
 		case <-time.After(200 * time.Millisecond):
@@ -416,38 +452,43 @@ func (r *regional) use(ctx context.Context) {
 	}
 }
 
-// TestClockAlertsOfRealFaults has a real Prometheus watch real processes, which suffer all of these at once, each in a
+// TestClockAlertsOfRealFaults lets a real Prometheus watch real processes with all of these faults at once, each in a
 // job of its own:
 //
 //	brief    Redis is away for 6 s: no alert
 //	away     Redis is away for a minute: HeadcountStoreAway
-//	gone     all processes have ended, and then service discovery forgets them: HeadcountGone
+//	gone     all processes end, and then service discovery forgets them: HeadcountGone
 //	left     the region that shares counts with gone: HeadcountRegionSilent
-//	part     one of two processes has ended: HeadcountProcessGone
+//	part     one of two processes ends: HeadcountProcessGone
 //	persist  PostgreSQL behind Redis is away: HeadcountStoreAway, HeadcountPersistLag
 //	full     the disk of --data-dir is full: HeadcountStoreAway
 //
-// No other alert may fire, and all of these end when the cause has ended. Time is scaled, see faster:
-// TestServerAlertsFireAndEnd has the true ones.
+// No other alert may fire, and each of these ends after its cause. Time is scaled, see faster;
+// TestServerAlertsFireAndEnd has the true times.
 func TestClockAlertsOfRealFaults(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var all []*regional
 	j := &jobs{file: filepath.Join(dir, "jobs.json"), at: map[string][]string{}}
+
 	add := func(job string, flags ...string) *regional {
 		r := &regional{job: job, public: servertest.FreeAddr(), admin: servertest.FreeAddr()}
 		r.flags = append([]string{
 			"serve", "--listen=" + r.public, "--admin-listen=" + r.admin, "--cluster-listen=" + servertest.FreeAddr(),
 			"--api-key=a key that is long enough",
 		}, flags...)
-		all, j.at[job] = append(all, r), append(j.at[job], r.admin)
+		all = append(all, r)
+		j.at[job] = append(j.at[job], r.admin)
 		return r
 	}
+
+	// Each job has a Redis of its own, except the one with a data directory.
 	redis := map[string]*redistest.Server{}
 	for _, job := range []string{"brief", "away", "gone", "left", "part", "persist"} {
 		redis[job] = redistest.Start(t, redistest.Durable...)
 	}
 	postgres := pgtest.Start(t)
+
 	add("brief", "--redis="+redis["brief"].URL())
 	add("away", "--redis="+redis["away"].URL())
 	gone := add("gone", "--redis="+redis["gone"].URL(), "--region=gone", "--peer=left="+redis["left"].URL())
@@ -457,6 +498,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 	add("persist", "--redis="+redis["persist"].URL(), "--postgres="+postgres.Database(t))
 	full := add("full", "--data-dir="+filepath.Join(dir, "data"))
 
+	// Every process is in use, so that its metrics move.
 	ctx, stop := context.WithCancel(t.Context())
 	var users sync.WaitGroup
 	t.Cleanup(func() {
@@ -469,6 +511,7 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 			}
 		}
 	})
+
 	for _, r := range all {
 		r.start(t)
 	}
@@ -477,9 +520,11 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		users.Go(func() { r.use(ctx) })
 	}
 
-	j.tell(t)
-	rules, config, web := filepath.Join(dir, "alerts.yaml"), filepath.Join(dir,
-		"prometheus.yaml"), servertest.FreeAddr()
+	j.write(t)
+
+	rules := filepath.Join(dir, "alerts.yaml")
+	config := filepath.Join(dir, "prometheus.yaml")
+	web := servertest.FreeAddr()
 	settings := fmt.Sprintf("global: {scrape_interval: %[1]dms, scrape_timeout: %[1]dms, evaluation_interval: "+
 		"%[1]dms}\nrule_files: [%[2]s]\nscrape_configs:\n  - job_name: all\n    file_sd_configs: [{files: [%[3]s]}]\n",
 		(scrape / faster).Milliseconds(), rules, j.file)
@@ -487,58 +532,73 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		os.WriteFile(config, []byte(settings), 0o600)); err != nil {
 		t.Fatal(err)
 	}
+
 	background(t, 10*time.Second, "prometheus", "--config.file="+config,
 		"--storage.tsdb.path="+filepath.Join(dir, "tsdb"), "--web.listen-address="+web, "--log.level=warn")
 
-	// query returns what the series of an expression are of: job and alert.
+	// query returns the jobs and alerts of an expression's series.
 	query := func(expr string) (of []string) {
 		resp, err := http.Get("http://" + web + "/api/v1/query?query=" + url.QueryEscape(expr))
 		if err != nil {
-			return nil // it starts
+			return nil // Prometheus is starting
 		}
 		defer resp.Body.Close()
+
 		var answer struct {
 			Data struct {
 				Result []struct{ Metric map[string]string }
 			}
 		}
+
 		if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
 			return nil
 		}
+
 		for _, r := range answer.Data.Result {
 			of = append(of, strings.TrimSpace(r.Metric["job"]+" "+r.Metric["alertname"]))
 		}
+
 		slices.Sort(of)
 		return slices.Compact(of)
 	}
-	away, causes := "away HeadcountStoreAway", []string{
+	const away = "away HeadcountStoreAway"
+	causes := []string{
 		"full HeadcountStoreAway", "gone HeadcountGone", "left HeadcountRegionSilent", "part HeadcountProcessGone",
 		"persist HeadcountPersistLag", "persist HeadcountStoreAway",
 	}
+
 	begun := time.Now()
 	over := map[string]time.Duration{}    // when the cause of an alert ended
-	fired := map[string][]time.Duration{} // all that ever fired, and when it was seen to
-	// firing is what fires now. How fast this machine is, and whether a restart of Redis is a loss, is not looked at.
+	fired := map[string][]time.Duration{} // each alert that ever fired, and when it was seen
+
+	// firing returns the alerts that fire now, except those that depend on the speed of this machine, and the one about
+	// lost data, because a restarted Redis may count as a loss.
 	const others = "HeadcountRedisSlow|HeadcountJoinsSlow|HeadcountChangesSlow|HeadcountSuspended|" +
 		"HeadcountRedisLostData"
 	firing := func() []string {
-		time.Sleep(50 * time.Millisecond) // no alert is missed
+		time.Sleep(50 * time.Millisecond) // often enough to miss no alert
 		now := query(`ALERTS{alertstate="firing",alertname!~"` + others + `"}`)
 		for _, a := range causes {
 			if _, ended := over[a]; !ended && fired[a] != nil && !slices.Contains(now, a) {
 				t.Fatalf("%s has ended while its cause lasts", a)
 			}
 		}
+
 		for _, a := range now {
 			fired[a] = append(fired[a], time.Since(begun))
 		}
+
 		return now
 	}
+
+	// An alert of the start would be no alert of a fault.
 	testkit.Eventually(t, "all processes are scraped and ready", func() bool {
 		return len(query("headcount_ready == 1")) == len(j.at) && len(query("up == 0")) == 0
 	})
 
 	begun = time.Now()
+
+	// The report says when each alert fired, in operators' time.
 	defer func() {
 		for a, when := range fired {
 			scaled := func(d time.Duration) time.Duration { return (faster * d).Round(time.Second) }
@@ -550,32 +610,43 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 			}
 		}
 	}()
+
+	// All faults but one begin.
 	redis["brief"].Kill()
 	redis["away"].Kill()
 	gone.process.Kill()
 	part.process.Kill()
 	postgres.Kill()
+
 	if err := unix.Prlimit(full.process.PID(), unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 4096, Max: unix.RLIM_INFINITY},
 		nil); err != nil {
 		t.Fatal(err)
 	}
+
+	// Six seconds without Redis are no alert.
 	time.Sleep(time.Until(begun.Add(6 * time.Second / faster)))
 	redis["brief"].Restart(t)
+
 	testkit.Eventually(t, "an alert that Redis is away", func() bool { return slices.Contains(firing(), away) })
+
 	time.Sleep(time.Until(begun.Add(time.Minute / faster)))
 	redis["away"].Restart(t)
 	over[away] = time.Since(begun)
 
 	testkit.Eventually(t, "an alert that a region is gone",
 		func() bool { return slices.Contains(firing(), "gone HeadcountGone") })
+	// Service discovery forgets the machines of the region: the alert goes on.
 	address := j.at["gone"]
-	delete(j.at, "gone") // its machines are not found any more
-	j.tell(t)
-	testkit.Eventually(t, "a region that is not found",
-		func() bool { firing(); return len(query(`up{job="gone"}`)) == 0 })
+	delete(j.at, "gone")
+	j.write(t)
+	testkit.Eventually(t, "a region that is not found", func() bool {
+		firing()
+		return len(query(`up{job="gone"}`)) == 0
+	})
 	testkit.Eventually(t, fmt.Sprintf("the alerts %q", causes), func() bool { return slices.Equal(firing(), causes) })
+	// All faults end.
 	j.at["gone"] = address
-	j.tell(t)
+	j.write(t)
 	gone.start(t)
 	part.start(t)
 	postgres.Restart(t)
@@ -583,11 +654,12 @@ func TestClockAlertsOfRealFaults(t *testing.T) {
 		&unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}, nil); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, a := range causes {
 		over[a] = time.Since(begun)
 	}
 	testkit.Eventually(t, "the end of all alerts", func() bool { return len(firing()) == 0 })
-	for time.Since(begun) < 5*time.Minute/faster { // so late is an alert for what lingers in a window
+	for time.Since(begun) < 5*time.Minute/faster { // by then an alert would fire for what lingers in a window
 		firing()
 	}
 }

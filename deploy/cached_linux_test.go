@@ -21,15 +21,17 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Behind nginx as README.md sets it up, many readers of a page cost the gateway two requests a second at most, and see
-// a change soon. Sites with hosts of their own do not get each other's counts.
+// Behind nginx as README.md sets it up, many readers of a page cost the gateway at most two requests a second, and soon
+// see a change. Sites with hosts of their own do not get each other's counts.
 func TestServerReadsBehindACache(t *testing.T) {
-	dir, proxy, listen, admin := t.TempDir(), servertest.FreeAddr(), servertest.FreeAddr(), servertest.FreeAddr()
+	dir := t.TempDir()
+	proxy, listen, admin := servertest.FreeAddr(), servertest.FreeAddr(), servertest.FreeAddr()
 	background(t, testkit.Timeout, binary, "serve", "--listen="+listen, "--admin-listen="+admin, "--cache-reads=1s",
 		"--trusted-proxies=127.0.0.1",
 		"--site=default=http://a.test", "--site=b=http://b.test")
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
 
+	// Between nginx and the gateway, a proxy counts the reads that nginx has not answered itself.
 	var arrived atomic.Int64
 	gateway := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: listen})
 	counted := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,6 +46,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 		t.Fatal("README.md does not say how nginx caches reads")
 	}
 	cache = strings.Replace(cache, "/var/cache/nginx/headcount", filepath.Join(dir, "cache"), 1)
+
 	conf := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf("user root; pid %s/nginx.pid; error_log stderr crit; events { worker_connections 500; "+
 		"}\nhttp { access_log off; proxy_temp_path temp;\n%s\nupstream gateways { server %s; keepalive 8; }\nserver "+
@@ -52,6 +55,7 @@ func TestServerReadsBehindACache(t *testing.T) {
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	background(t, 0, "nginx", "-p", dir, "-c", conf, "-g", "daemon off;")
 
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: testkit.Timeout}
@@ -64,26 +68,33 @@ func TestServerReadsBehindACache(t *testing.T) {
 			r.Host = own
 			r.Header.Set("Sec-Fetch-Site", "same-origin")
 		}
+
 		resp, err := client.Do(r)
 		if err != nil {
 			return "", err
 		}
 		defer resp.Body.Close()
+
 		answer, err := io.ReadAll(resp.Body)
 		if err == nil && resp.StatusCode != http.StatusOK {
 			err = fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, answer)
 		}
+
 		return string(answer), err
 	}
+
 	testkit.Eventually(t, "an answer", func() bool {
 		_, err := do("GET", "/hot%2Fpage/counter", "")
 		return err == nil
 	})
 
+	// Fifty readers ask without a pause.
 	var asked atomic.Int64
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	began, before := time.Now(), arrived.Load()
+	began := time.Now()
+	before := arrived.Load()
+
 	var readers sync.WaitGroup
 	for range 50 {
 		readers.Go(func() {
@@ -100,12 +111,15 @@ func TestServerReadsBehindACache(t *testing.T) {
 		})
 	}
 	testkit.Eventually(t, "4,000 reads", func() bool { return asked.Load() >= 4000 || t.Failed() })
+
 	took := time.Since(began)
 	n := arrived.Load() - before
 	t.Logf("of %d reads in %s %d arrived", asked.Load(), took.Round(time.Millisecond), n)
 	if float64(n) > 2*took.Seconds()+2 {
-		t.Error("that are more than two a second")
+		t.Error("that is more than two a second")
 	}
+
+	// A change must arrive although the old answer is cached.
 	if _, err := do("PUT", "/hot%2Fpage/counter", `{"action":"increment"}`); err != nil {
 		t.Error(err)
 	}
@@ -113,8 +127,11 @@ func TestServerReadsBehindACache(t *testing.T) {
 		body, err := do("GET", "/hot%2Fpage/counter", "")
 		return err == nil && strings.Contains(body, `"count":1,`)
 	})
+
 	stop()
 	readers.Wait()
+
+	// One path, two sites.
 	for host, want := range map[string]string{"a.test": `"count":1,`, "b.test": `"count":0,`} {
 		if body, err := do("GET", "/hot%2Fpage/counter", "", host); err != nil || !strings.Contains(body, want) {
 			t.Errorf("a page of the site %s is answered %s, %v", host, body, err)

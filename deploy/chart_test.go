@@ -25,8 +25,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Helm takes minutes to compile, so these tests render the chart themselves, with the few of
-// Helm's functions that it uses; make chart runs the real Helm.
+// Helm takes minutes to compile, so these tests render the chart themselves, with the few functions of Helm that the
+// chart uses; make chart runs the real Helm.
 var helmFunctions = template.FuncMap{
 	"add": func(a, b any) int { return number(a) + number(b) },
 	"default": func(otherwise, value any) any {
@@ -62,10 +62,11 @@ func dict(pairs ...any) map[string]any {
 	for pair := range slices.Chunk(pairs, 2) {
 		all[fmt.Sprint(pair[0])] = pair[1]
 	}
+
 	return all
 }
 
-// merge adds to a map what it lacks.
+// merge adds the fields that a map lacks.
 func merge(into map[string]any, others ...map[string]any) map[string]any {
 	for _, from := range others {
 		for name, value := range from {
@@ -74,6 +75,7 @@ func merge(into map[string]any, others ...map[string]any) map[string]any {
 			}
 		}
 	}
+
 	return into
 }
 
@@ -101,10 +103,12 @@ func (chartFiles) Get(name string) (string, error) {
 func chartValues(t *testing.T, set string) map[string]any {
 	t.Helper()
 	values, user := map[string]any{}, map[string]any{}
+
 	err := errors.Join(yaml.Unmarshal(file(t, "helm/values.yaml"), &values), yaml.Unmarshal([]byte(set), &user))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	override(values, user)
 	return values
 }
@@ -113,31 +117,38 @@ func chartValues(t *testing.T, set string) map[string]any {
 func render(t *testing.T, set string) (map[string]any, error) {
 	t.Helper()
 	values := chartValues(t, set)
+
+	// include is a function of Helm that needs the templates themselves.
 	all := template.New("")
 	include := func(name string, data any) (string, error) {
 		var out strings.Builder
 		err := all.ExecuteTemplate(&out, name, data)
 		return out.String(), err
 	}
+
 	_, err := all.Funcs(helmFunctions).Funcs(template.FuncMap{"include": include}).ParseGlob("helm/templates/*")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	objects := map[string]any{}
 	for _, one := range all.Templates() {
 		if !strings.HasSuffix(one.Name(), ".yaml") {
-			continue // of others
+			continue // a template without objects
 		}
+
 		var out strings.Builder
 		data := map[string]any{"Values": values, "Release": map[string]any{"Name": "hc"}, "Files": chartFiles{}}
 		if err := one.Execute(&out, data); err != nil {
 			return nil, err
 		}
+
 		for text := range strings.SplitSeq(out.String(), "\n---\n") {
 			o := parsed(t, []byte(text))
 			if o == nil {
 				continue
 			}
+
 			name := says(o, "kind") + " " + says(o, "metadata name")
 			if objects[name] != nil {
 				t.Errorf("two objects are %s", name)
@@ -155,6 +166,7 @@ func chartSets(t *testing.T) map[string]string {
 	if err != nil || len(paths) < 5 {
 		t.Fatal(paths, err)
 	}
+
 	sets := map[string]string{}
 	for _, path := range paths {
 		set, _ := strings.CutSuffix(filepath.Base(path), "-values.yaml")
@@ -171,10 +183,14 @@ func TestChart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			roles, kinds := []string{"all"}, map[string]int{"Service": 1, "NetworkPolicy": 2, "ConfigMap": 1, "Job": 1}
+
+			// The expected objects: one Deployment and budget per role, and what the set asks for.
+			roles := []string{"all"}
 			if set == "roles" || set == "region" {
 				roles = []string{"gateway", "presence", "dispatcher"}
 			}
+
+			kinds := map[string]int{"Service": 1, "NetworkPolicy": 2, "ConfigMap": 1, "Job": 1}
 			kinds["Deployment"], kinds["PodDisruptionBudget"] = len(roles), len(roles)
 			switch set {
 			case "default":
@@ -185,6 +201,7 @@ func TestChart(t *testing.T) {
 				kinds["HorizontalPodAutoscaler"], kinds["Service"] = 1, 2
 				kinds["ServiceMonitor"], kinds["PrometheusRule"] = 1, 1
 			}
+
 			got := map[string]int{}
 			for _, o := range objects {
 				got[says(o, "kind")]++
@@ -194,14 +211,17 @@ func TestChart(t *testing.T) {
 				}
 				strict(t, schema, o)
 			}
+
 			if !maps.Equal(got, kinds) {
 				t.Errorf("the objects are %v, want %v", got, kinds)
 			}
+
 			all := chartValues(t, values)
 			for _, role := range roles {
 				checkRole(t, role, objects, all)
 			}
 			checkReferences(t, objects)
+
 			metrics := at(objects["NetworkPolicy hc"], "spec ingress 1")
 			must(t, "the policy of metrics", metrics, map[string]string{
 				"from 0 namespaceSelector matchLabels": fmt.Sprint(map[string]any{
@@ -228,6 +248,7 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 		"spec template metadata labels " + component: role, "spec selector matchLabels " + component: role,
 		pod + "containers 1": "<nil>",
 		container + "image":  says(values, "image"),
+
 		// Kubernetes gives pods variables for each Service, and for one called headcount such as HEADCOUNT_PORT.
 		pod + "enableServiceLinks": "false",
 		// Without the group the process may not write to a new volume.
@@ -240,9 +261,11 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 		container + "readinessProbe httpGet path": map[bool]string{true: "/readyz?exclude=store",
 			false: "/readyz"}[visitors],
 	})
+
 	must(t, "the budget of "+role, objects["PodDisruptionBudget hc-"+role], map[string]string{
 		"spec selector matchLabels " + component: role, "spec maxUnavailable": "1",
 	})
+
 	if visitors {
 		must(t, "the service", objects["Service hc"], map[string]string{
 			"spec selector " + component: role, "spec ports 0 targetPort": "visitors",
@@ -250,46 +273,57 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 		must(t, "the policy of "+role, objects["NetworkPolicy hc-"+role],
 			map[string]string{"spec podSelector matchLabels " + component: role})
 	}
+
 	if secret := says(values, "existingSecret"); secret != "" {
 		must(t, role, d, map[string]string{container + "envFrom 0 secretRef name": secret})
 	}
-	env, drain := environment(d), at(values, "shutdownSeconds")
+
+	// The pod has time to drain: after its Service has noticed, and before Kubernetes kills it.
+	env := environment(d)
+	drain := at(values, "shutdownSeconds")
 	if got, want := env["HEADCOUNT_SHUTDOWN_TIMEOUT"], fmt.Sprintf("%vs", drain); got != want {
 		t.Errorf("%s drains for %s, want %s", role, got, want)
 	}
-	grace, sleep := number(at(d, pod+"terminationGracePeriodSeconds")), number(
-		at(d, container+"lifecycle preStop sleep seconds"))
+	grace := number(at(d, pod+"terminationGracePeriodSeconds"))
+	sleep := number(at(d, container+"lifecycle preStop sleep seconds"))
 	if sleep == 0 || grace-sleep <= number(drain) {
 		t.Errorf("%s has no time to drain: of %d s it sleeps %d", role, grace, sleep)
 	}
+
+	// The open ports are those that the program listens on.
 	variables := map[string]string{
 		"visitors": "HEADCOUNT_LISTEN", "admin": "HEADCOUNT_ADMIN_LISTEN",
 		"cluster": "HEADCOUNT_CLUSTER_LISTEN", "beats": "HEADCOUNT_CLUSTER_LISTEN",
 	}
+
 	open, _ := at(d, container+"ports").([]any)
 	for _, p := range open {
 		if name := says(p, "name"); env[variables[name]] != ":"+says(p, "containerPort") {
 			t.Errorf("%s listens on %q for %s, which is not its port", role, env[variables[name]], name)
 		}
 	}
+
 	if got := env["HEADCOUNT_ADVERTISE"]; got != "127.0.0.1"+env["HEADCOUNT_CLUSTER_LISTEN"] {
 		t.Errorf("%s advertises %q, which is not its address", role, got)
 	}
+
 	if want := map[bool]string{false: role}[role == "all"]; env["HEADCOUNT_ROLES"] != want {
 		t.Errorf("the roles of %s are %q, want %q", role, env["HEADCOUNT_ROLES"], want)
 	}
+
 	if scaler := objects["HorizontalPodAutoscaler hc-"+role]; scaler != nil {
 		must(t, "the autoscaler", scaler, map[string]string{
 			"spec scaleTargetRef name": "hc-" + role, "spec metrics 0 pods metric name": "headcount_connections",
 			"spec metrics 1": "<nil>",
 		})
-		must(t, "processes of which the autoscaler says how many", d, map[string]string{"spec replicas": "<nil>"})
+		must(t, "processes whose number the autoscaler sets", d, map[string]string{"spec replicas": "<nil>"})
 	} else if number(at(d, "spec replicas")) == 0 {
 		t.Errorf("%s has no replicas", role)
 	}
-	// Beside another process, one that has no Redis could not open the volume, or would count for itself.
+	// A process without Redis runs alone: next to another one it could not open the volume, or each would count alone.
 	alone := role == "all" && says(d, "spec replicas") == "1"
 	must(t, role, d, map[string]string{"spec strategy type": map[bool]string{true: "Recreate", false: "<nil>"}[alone]})
+
 	if env["HEADCOUNT_DATA_DIR"] != "" {
 		must(t, "a process with a volume", d, map[string]string{
 			"spec replicas": "1", pod + "volumes 1 persistentVolumeClaim claimName": "hc",
@@ -302,7 +336,9 @@ func checkRole(t *testing.T, role string, objects, values map[string]any) {
 
 // environment returns the variables of a Deployment's process.
 func environment(deployment any) map[string]string {
-	env, address := map[string]string{}, "$(POD_IP)" // Kubernetes replaces only what stands above
+	env := map[string]string{}
+	address := "$(POD_IP)" // Kubernetes replaces only variables that are defined above
+
 	all, _ := at(deployment, container+"env").([]any)
 	for _, one := range all {
 		if says(one, "name") == "POD_IP" && says(one, "valueFrom fieldRef fieldPath") == "status.podIP" {
@@ -312,16 +348,18 @@ func environment(deployment any) map[string]string {
 			env[says(one, "name")] = strings.ReplaceAll(value, "$(POD_IP)", address)
 		}
 	}
+
 	return env
 }
 
-// The program takes the settings that each process of each set has.
+// The program accepts the settings of each process of each set.
 func TestServerChartSettings(t *testing.T) {
 	for set, values := range chartSets(t) {
 		objects, err := render(t, values)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for name, o := range objects {
 			if kind := says(o, "kind"); kind == "Deployment" || kind == "Job" {
 				t.Run(set+" "+name, func(t *testing.T) { checkSettings(t, o, objects["ConfigMap hc"]) })
@@ -330,24 +368,28 @@ func TestServerChartSettings(t *testing.T) {
 	}
 }
 
-// checkSettings has the program judge the settings of a process. It may find fault with the
-// store, which is not here (status 1), but not with a setting (status 2).
+// checkSettings lets the program judge the settings of a process. It may complain about the store, which does not exist
+// here (status 1), but not about a setting (status 2).
 func checkSettings(t *testing.T, deployment, config any) {
 	t.Helper()
-	env, dir := environment(deployment), t.TempDir()
+	env := environment(deployment)
+	dir := t.TempDir()
 	for name, text := range at(config, "data").(map[string]any) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text.(string)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	cmd := exec.Command(binary, "check", "--config", filepath.Join(dir, "headcount.json"),
 		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--cluster-listen", ":0")
 	cmd.Env = testkit.Environ()
 	if at(deployment, container+"envFrom") != nil && env["HEADCOUNT_DATA_DIR"] == "" {
-		// What the chart asks of the Secret.
+		// What the chart expects of the Secret.
 		cmd.Env = append(cmd.Env, "HEADCOUNT_REDIS=redis://127.0.0.1:1",
 			"HEADCOUNT_CLUSTER_SECRET="+strings.Repeat("x", 32))
 	}
+
+	// Paths in the container become paths of the test.
 	for name, value := range env {
 		switch name {
 		case "HEADCOUNT_DATA_DIR":
@@ -357,6 +399,7 @@ func checkSettings(t *testing.T, deployment, config any) {
 		}
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
+
 	said, err := cmd.CombinedOutput()
 	code := cmd.ProcessState.ExitCode()
 	if code != 0 && code != 1 {
@@ -364,7 +407,7 @@ func checkSettings(t *testing.T, deployment, config any) {
 	}
 }
 
-// checkReferences finds policies that choose no pods or open ports that no process has, and what the
+// checkReferences reports policies that choose no pods, or open ports that no process has, and objects that the
 // monitoring does not choose.
 func checkReferences(t *testing.T, objects map[string]any) {
 	t.Helper()
@@ -379,6 +422,8 @@ func checkReferences(t *testing.T, objects map[string]any) {
 			pods = append(pods, labels)
 		}
 	}
+
+	// chosen returns how many of the label sets a selector matches, as Kubernetes does.
 	chosen := func(by any, from ...map[string]any) (n int) {
 		selector, _ := by.(map[string]any)
 		for _, labels := range from {
@@ -388,12 +433,14 @@ func checkReferences(t *testing.T, objects map[string]any) {
 		}
 		return n
 	}
+
 	for name, o := range objects {
 		if says(o, "kind") != "NetworkPolicy" {
 			continue
 		}
-		// Redis, PostgreSQL and receivers of webhooks must be reached
+		// Only ingress: the processes must reach Redis, PostgreSQL and receivers of webhooks.
 		must(t, name, o, map[string]string{"spec policyTypes": "[Ingress]"})
+
 		want := len(pods)
 		if name != "NetworkPolicy hc" {
 			want = 1
@@ -401,12 +448,14 @@ func checkReferences(t *testing.T, objects map[string]any) {
 		if n := chosen(at(o, "spec podSelector matchLabels"), pods...); n != want {
 			t.Errorf("%s chooses %d Deployments of %v, want %d", name, n, pods, want)
 		}
+
 		ingress, _ := at(o, "spec ingress").([]any)
 		for _, in := range ingress {
 			if at(in, "from 0 podSelector") != nil &&
 				chosen(at(in, "from 0 podSelector matchLabels"), pods...) != len(pods) {
 				t.Errorf("%s lets in %v, and not all of %v", name, at(in, "from"), pods)
 			}
+
 			all, _ := at(in, "ports").([]any)
 			for _, p := range all {
 				if !ports[says(p, "port")] {
@@ -415,32 +464,37 @@ func checkReferences(t *testing.T, objects map[string]any) {
 			}
 		}
 	}
+
 	monitor := objects["ServiceMonitor hc"]
 	if monitor == nil {
 		return
 	}
+
+	// The monitor must scrape the admin Service, and not the one for visitors.
 	admin, _ := at(objects["Service hc-admin"], "metadata labels").(map[string]any)
 	site, _ := at(objects["Service hc"], "metadata labels").(map[string]any)
 	by := at(monitor, "spec selector matchLabels")
 	if chosen(by, admin) != 1 || chosen(by, site) != 0 {
 		t.Errorf("the monitor chooses by %v", by)
 	}
+
 	if n := chosen(at(objects["Service hc-admin"], "spec selector"), pods...); n != len(pods) {
 		t.Errorf("the monitor sees %d of %d Deployments", n, len(pods))
 	}
+
 	rules := objects["PrometheusRule hc"]
 	must(t, "the monitor", monitor, map[string]string{
 		"metadata labels release": "prometheus",
 		"spec endpoints 0 port":   says(objects["Service hc-admin"], "spec ports 0 name"),
 	})
 	must(t, "the alerts", rules, map[string]string{"metadata labels release": "prometheus"})
-	if want := at(parsed(t, file(t, "alerts.yaml")), "groups"); want == nil ||
-		!reflect.DeepEqual(at(rules, "spec groups"), want) {
+	want := at(parsed(t, file(t, "alerts.yaml")), "groups")
+	if want == nil || !reflect.DeepEqual(at(rules, "spec groups"), want) {
 		t.Errorf("the alerts are %v, want %v", at(rules, "spec groups"), want)
 	}
 }
 
-// Values that cannot work are refused before anything is installed.
+// The chart refuses impossible values before anything is installed.
 func TestChartRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ values, want string }{
 		"a role that does not exist": {`roles: [gateways]`, "is none of all, gateway"},
@@ -465,7 +519,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// Pods get what the operator says of them, and a Service its kind: beside what the chart needs, and not instead of it.
+// Pods get the operator's fields, and a Service its kind, in addition to what the chart needs and not instead of it.
 func TestChartOfPods(t *testing.T) {
 	objects, err := render(t, chartSets(t)["pods"])
 	if err != nil {
@@ -508,7 +562,7 @@ func TestChartOfPods(t *testing.T) {
 	})
 }
 
-// Helm refuses values that the schema does not have, before it renders anything.
+// Helm refuses values that the schema lacks, before it renders anything.
 func TestChartSchema(t *testing.T) {
 	schema, err := jsonschema.NewCompiler().Compile("helm/values.schema.json")
 	if err != nil {
@@ -533,6 +587,8 @@ func TestChartSchema(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+
+	// Typing errors of operators.
 	for _, set := range []string{
 		`replicas: 3`, `{all: {replica: 3}}`, `{gateway: {resources: {limit: {}}}}`, `{persistence: {class: fast}}`,
 		`{settings: {update-intervall: 1s}}`, `{settings: {origins: []}}`, `{service: {type: Loadbalancer}}`,
@@ -546,7 +602,7 @@ func TestChartSchema(t *testing.T) {
 	}
 }
 
-// The chart is whole where links are not followed, as in archives and on some systems.
+// The chart has no symbolic links: archives and some systems do not follow them.
 func TestChartHasNoLinks(t *testing.T) {
 	err := filepath.WalkDir("helm", func(path string, file fs.DirEntry, err error) error {
 		if err == nil && file.Type()&fs.ModeSymlink != 0 {
@@ -557,6 +613,7 @@ func TestChartHasNoLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if !bytes.Equal(file(t, "alerts.yaml"), file(t, "helm/alerts.yaml")) {
 		t.Error("the chart has other alerts: cp deploy/alerts.yaml deploy/helm/")
 	}

@@ -1,4 +1,4 @@
-// Package deploy_test runs what is in this directory as an operator does.
+// Package deploy_test runs the files of this directory as an operator does.
 package deploy_test
 
 import (
@@ -35,6 +35,7 @@ func freePorts(n int) []string {
 	for range n {
 		free = append(free, strconv.Itoa(servertest.FreePort()))
 	}
+
 	return free
 }
 
@@ -56,10 +57,11 @@ func start(t *testing.T, args ...string) *script {
 	s.run(t, "cluster.sh", args, "HEADCOUNT_BIN="+binary, "TMPDIR="+s.scratch,
 		"REDIS_PORT="+all[0], "LISTEN_PORTS="+strings.Join(s.listen, " "),
 		"ADMIN_PORTS="+strings.Join(all[3:10], " "), "CLUSTER_PORTS="+strings.Join(all[10:], " "))
+
 	return s
 }
 
-// run runs a script with more in its environment.
+// run starts a script with additional variables in its environment.
 func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
@@ -67,10 +69,12 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
 	s.cmd.WaitDelay = testkit.Timeout // longer than the script takes to kill what does not end
 	s.cmd.Env = testkit.Environ(env...)
-	// A signal that this process handles has its default effect in the script. That also
-	// holds when the tests run in the background of a shell, where SIGINT is ignored.
+	// A signal that this process handles has its default effect in the script. Without this, a shell that runs the
+	// tests in the background would let the script inherit an ignored SIGINT.
 	handled := make(chan os.Signal, 1)
 	signal.Notify(handled, os.Interrupt)
+
+	// Both streams of the script are one list of lines.
 	out, in := io.Pipe()
 	s.cmd.Stdout, s.cmd.Stderr = in, in
 	err := s.cmd.Start()
@@ -79,18 +83,20 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 		cancel()
 		t.Fatal(err)
 	}
+
 	ended := make(chan struct{})
-	go func() { // until the script ends
+	go func() { // ends with the script
 		defer close(ended)
-		_ = s.cmd.Wait() // ProcessState has it
+		_ = s.cmd.Wait() // ProcessState has the result
 		_ = in.Close()
 	}()
-	go func() { // until the pipe ends
+	go func() { // ends with the pipe
 		defer close(s.lines)
 		for scan := bufio.NewScanner(out); scan.Scan(); {
 			s.lines <- scan.Text()
 		}
 	}()
+
 	t.Cleanup(func() {
 		cancel()
 		for range s.lines {
@@ -108,6 +114,7 @@ func (s *script) until(t *testing.T, prefix string) {
 			return
 		}
 	}
+
 	if prefix != "" {
 		t.Fatalf("no line %q; the output:\n%s", prefix, s.text())
 	}
@@ -115,7 +122,7 @@ func (s *script) until(t *testing.T, prefix string) {
 
 func (s *script) text() string { return strings.Join(s.output, "\n") }
 
-// logs is what the processes have logged.
+// logs returns the logs of the processes.
 func (s *script) logs() string {
 	var text strings.Builder
 	files, _ := filepath.Glob(filepath.Join(s.scratch, "*", "*.log")) // nothing is wrong with the pattern
@@ -123,12 +130,13 @@ func (s *script) logs() string {
 		log, err := os.ReadFile(file)
 		fmt.Fprintf(&text, "%s: %v\n%s\n", filepath.Base(file), err, log)
 	}
+
 	return text.String()
 }
 
 var row = regexp.MustCompile(`^(redis|gateway-[12]|presence-[123]|dispatcher-[12]) +(\d+) `)
 
-// pids reads the table: processes by name.
+// pids returns the processes of the printed table by name.
 func (s *script) pids(t *testing.T) map[string]int {
 	t.Helper()
 	found := map[string]int{}
@@ -141,15 +149,19 @@ func (s *script) pids(t *testing.T) map[string]int {
 			found[m[1]] = pid
 		}
 	}
+
 	if len(found) != 8 {
 		t.Fatalf("the table has %d processes, want 8:\n%s", len(found), s.text())
 	}
+
 	return found
 }
 
-// nothingLeft checks that the ports can be used again.
+// nothingLeft checks that the script has freed its ports.
 func (s *script) nothingLeft(t *testing.T) {
 	t.Helper()
+
+	// A process that runs on would hold one of the ports.
 	for _, port := range s.all {
 		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err != nil {
 			t.Errorf("after the end: %v", err)
@@ -164,7 +176,7 @@ func (s *script) nothingLeft(t *testing.T) {
 	}
 }
 
-// count asks a gateway for the page, or changes it.
+// count reads the page's count from a gateway, or changes it.
 func (s *script) count(t *testing.T, gateway int, method, body string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://127.0.0.1:"+s.listen[gateway]+"/here/counter",
@@ -173,34 +185,40 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 		t.Fatal(err)
 	}
 	req.Close = true
+
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+
 	var counter struct{ Count *int }
 	answer, err := io.ReadAll(resp.Body)
 	if err == nil {
 		err = json.Unmarshal(answer, &counter)
 	}
+
 	if err != nil || resp.StatusCode != http.StatusOK || counter.Count == nil {
 		t.Fatalf("%s from %s: %s, %v: %s\n%s", method, s.listen[gateway], resp.Status, err, answer, s.logs())
 	}
+
 	return *counter.Count
 }
 
 func TestServerCluster(t *testing.T) {
-	t.Parallel() // all of these wait, mostly
+	t.Parallel() // the script mostly waits
+
 	s := start(t)
 	s.until(t, "ready")
 	pids := s.pids(t)
+
 	if n := s.count(t, 0, http.MethodPut, `{"action":"increment"}`); n != 1 {
-		t.Errorf("the gateway that was told counts %d, want 1", n)
+		t.Errorf("the gateway of the change counts %d, want 1", n)
 	}
 	testkit.Eventually(t, "the count of the other gateway",
 		func() bool { return s.count(t, 1, http.MethodGet, "") == 1 })
 
-	// A process that is killed is reported, and started again on request.
+	// The script reports a killed process, and starts it again on request.
 	if err := syscall.Kill(pids["presence-2"], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +228,7 @@ func TestServerCluster(t *testing.T) {
 	}
 	s.until(t, "presence-2 is started again")
 
+	// On SIGINT all processes end, and nothing stays behind.
 	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -222,6 +241,7 @@ func TestServerCluster(t *testing.T) {
 			t.Errorf("%s, pid %d, is still there: %v", name, pid, err)
 		}
 	}
+
 	s.nothingLeft(t)
 	if left, err := os.ReadDir(s.scratch); err != nil || len(left) > 0 {
 		t.Errorf("in the temporary directory is still %v, %v", left, err)
@@ -232,7 +252,7 @@ func TestServerClusterThatCannotStart(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args []string
-		busy int // the index of a port that is taken for datagrams; 0 for none
+		busy int // the index of a port that is occupied for datagrams; 0 for none
 		want string
 	}{
 		"a bad setting": {
@@ -250,16 +270,20 @@ func TestServerClusterThatCannotStart(t *testing.T) {
 				}
 				defer l.Close()
 			}
+
 			s.until(t, "")
 			if code := s.cmd.ProcessState.ExitCode(); code != 1 {
 				t.Errorf("exit status %d, want 1", code)
 			}
+
 			if !strings.Contains(s.text(), tc.want) {
 				t.Errorf("no %q in the output:\n%s", tc.want, s.text())
 			}
 			if strings.Contains(s.text(), "ready;") {
 				t.Errorf("it says it is ready:\n%s", s.text())
 			}
+
+			// Redis is gone as well.
 			if l, err := net.Listen("tcp", "127.0.0.1:"+s.all[0]); err != nil {
 				t.Errorf("after the end: %v", err)
 			} else {

@@ -10,19 +10,20 @@ import (
 	"testing"
 )
 
-// The guide says of every alert what it means and what to do.
+// The guide explains every alert and says what to do.
 func TestGuideHasEveryAlert(t *testing.T) {
 	names := func(name, pattern string) (all []string) {
 		t.Helper()
 		for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(file(t, name)), -1) {
 			all = append(all, found[1])
 		}
+
 		return all
 	}
+
 	// Three columns, none of them empty.
-	guide, alerts := names("README.md",
-		"(?m)^\\| `(Headcount[A-Za-z]+)` \\| [^|]{20,} \\| [^|]{20,} \\|$"),
-		names("alerts.yaml", `(?m)^ +- alert: (\w+)$`)
+	guide := names("README.md", "(?m)^\\| `(Headcount[A-Za-z]+)` \\| [^|]{20,} \\| [^|]{20,} \\|$")
+	alerts := names("alerts.yaml", `(?m)^ +- alert: (\w+)$`)
 	if len(alerts) == 0 || !slices.Equal(guide, alerts) {
 		t.Errorf("the guide has  %q,\nalerts.yaml has %q", guide, alerts)
 	}
@@ -31,17 +32,22 @@ func TestGuideHasEveryAlert(t *testing.T) {
 // The guide's numbers of formats are those of the program.
 func TestGuideHasEveryFormat(t *testing.T) {
 	guide := string(file(t, "README.md"))
+
 	// newest returns the number of the last migration of a package.
 	newest := func(pkg string) (n int) {
 		migrations, err := filepath.Glob("../" + pkg + "/migrations/*.sql")
 		if err != nil || len(migrations) == 0 {
 			t.Fatal(pkg, migrations, err)
 		}
+
 		if _, err := fmt.Sscanf(filepath.Base(slices.Max(migrations)), "%d_", &n); err != nil {
 			t.Fatal(pkg, err)
 		}
+
 		return n
 	}
+
+	// The row of the guide's table, and where the code has its number.
 	for row, source := range map[string]struct{ file, pattern string }{
 		"datagrams between processes": {
 			"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`,
@@ -75,6 +81,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			found := regexp.MustCompile(source.pattern).FindSubmatch(text)
 			if found == nil {
 				t.Errorf("%s has no number of the format", source.file)
@@ -88,21 +95,23 @@ func TestGuideHasEveryFormat(t *testing.T) {
 	}
 }
 
-// The guide says of every secret how to replace it: of each setting that is one, holds one, or names a
-// file of one.
+// The guide says how to replace every secret: each setting that is a secret, contains one, or names the file of one.
 func TestGuideRotatesEverySecret(t *testing.T) {
 	source, err := os.ReadFile("../cmd/headcount/config.go")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	secrets := []string{"redis", "peer", "postgres", "jwks-url", "tls-key", "domain"}
 	for _, found := range regexp.MustCompile(
 		"name:\"([a-z-]+)\" type:\"[a-z]+\" placeholder:\"[^\"]*(SECRET|KEY)").FindAllSubmatch(source, -1) {
 		secrets = append(secrets, string(found[1]))
 	}
+
 	if len(secrets) < 6+5 {
 		t.Errorf("only %q were found", secrets)
 	}
+
 	_, chapter, _ := strings.Cut(string(file(t, "README.md")), "\n## Rotating secrets\n")
 	for _, name := range secrets {
 		if !strings.Contains(chapter, "`--"+name+"`") {

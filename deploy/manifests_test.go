@@ -12,9 +12,9 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// What the chart renders, and the files for Docker and the monitoring, are checked against the part of their
-// schemas that they use: a field that is not here is taken for a mistake, and one without
-// fields may say anything. What the fields must say is checked below.
+// What the chart renders, and the files for Docker and the monitoring, is checked against the used part of their
+// schemas: a field that is not here is taken for a mistake, and a field without fields may have any value. The required
+// values are checked below.
 const (
 	object = "apiVersion, kind, metadata: {name, labels, annotations}"
 	probe  = "{httpGet: {path, port}, periodSeconds, timeoutSeconds, failureThreshold}"
@@ -68,10 +68,11 @@ func parsed(t *testing.T, text []byte) (value any) {
 	if err := yaml.Unmarshal(text, &value); err != nil {
 		t.Fatal(err)
 	}
+
 	return value
 }
 
-// strict finds the fields of a value that its schema does not have.
+// strict reports the fields of a value that its schema lacks.
 func strict(t *testing.T, schema string, value any) {
 	t.Helper()
 	var look func(in string, fields, value any)
@@ -82,11 +83,13 @@ func strict(t *testing.T, schema string, value any) {
 			}
 			return
 		}
+
 		known, _ := fields.(map[string]any)
 		is, ok := value.(map[string]any)
 		if known != nil && !ok {
 			t.Errorf("%s is %v and has no fields", in, value)
 		}
+
 		for name, value := range is {
 			if _, ok := known[name]; ok {
 				look(in+" "+name, known[name], value)
@@ -95,10 +98,12 @@ func strict(t *testing.T, schema string, value any) {
 			}
 		}
 	}
+
+	// The schemas are YAML themselves.
 	look(schema, parsed(t, []byte(schemas[schema])), value)
 }
 
-// at goes into a value by the names of fields and the numbers of elements, between spaces.
+// at follows a path of field names and element numbers, separated by spaces, into a value.
 func at(value any, path string) any {
 	for step := range strings.FieldsSeq(path) {
 		if list, ok := value.([]any); ok {
@@ -108,16 +113,17 @@ func at(value any, path string) any {
 			}
 			continue
 		}
+
 		fields, _ := value.(map[string]any)
 		value = fields[step]
 	}
 	return value
 }
 
-// says is at as text.
+// says returns the text of what at finds.
 func says(value any, path string) string { return fmt.Sprint(at(value, path)) }
 
-// must checks what a value says.
+// must checks the texts of fields, by path.
 func must(t *testing.T, name string, value any, wants map[string]string) {
 	t.Helper()
 	for path, want := range wants {
@@ -127,24 +133,28 @@ func must(t *testing.T, name string, value any, wants map[string]string) {
 	}
 }
 
-// names are those in a list, or of a map.
+// names returns the elements of a list, or the keys of a map.
 func names(value any) (all []string) {
 	if fields, ok := value.(map[string]any); ok {
 		return slices.Sorted(maps.Keys(fields))
 	}
+
 	list, _ := value.([]any)
 	for _, name := range list {
 		all = append(all, fmt.Sprint(name))
 	}
+
 	return all
 }
 
 func file(t *testing.T, name string) []byte {
 	t.Helper()
+
 	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return text
 }
 
@@ -158,14 +168,18 @@ func TestCompose(t *testing.T) {
 			}
 		}
 	}
+
 	there("compose.yaml", "services", "proxy", "gateway-1", "gateway-2", "presence-1", "presence-2", "presence-3",
 		"dispatcher-1", "dispatcher-2", "redis", "postgres", "prometheus", "grafana")
+
 	for _, name := range names(at(whole, "services")) {
 		s := at(whole, "services "+name)
 		strict(t, "a service of compose.yaml", s)
 		if at(s, "image") == nil {
 			t.Errorf("%s has no image", name)
 		}
+
+		// A mounted file must exist, and a named volume must be declared.
 		for _, v := range names(at(s, "volumes")) {
 			from, _, _ := strings.Cut(v, ":")
 			if !strings.HasPrefix(from, "./") {
@@ -176,6 +190,7 @@ func TestCompose(t *testing.T) {
 		}
 		there(name, "services", names(at(s, "depends_on"))...)
 		there(name, "networks", names(at(s, "networks"))...)
+
 		if says(s, "image") == "headcount" {
 			must(t, name, s, map[string]string{
 				"read_only": "true", "cap_drop": "[ALL]", "environment HEADCOUNT_ADVERTISE": name + ":7946",
@@ -185,27 +200,31 @@ func TestCompose(t *testing.T) {
 			}
 		}
 	}
+
 	must(t, "compose.yaml", whole, map[string]string{
 		"services gateway-1 environment HEADCOUNT_API_KEY": "${HEADCOUNT_API_KEY:?set it to a long random value}",
 	})
 }
 
-// What compose.yaml gives to Prometheus and Grafana is checked in the same way, and fits together.
+// What compose.yaml gives to Prometheus and Grafana has known fields too, and fits together.
 func TestMonitoring(t *testing.T) {
 	all := map[string]any{}
 	for _, name := range []string{"prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"} {
 		all[name] = parsed(t, file(t, name))
 		strict(t, name, all[name])
 	}
+
 	prometheus := all["prometheus.yaml"]
 	sources := all["grafana/datasource.yaml"]
 	boards := all["grafana/dashboards.yaml"]
+
 	must(t, "Prometheus", prometheus, map[string]string{"rule_files 1": "<nil>", "scrape_configs 1": "<nil>"})
 	must(t, "Grafana's sources", sources, map[string]string{
 		"apiVersion": "1", "datasources 0 type": "prometheus", "datasources 0 url": "http://prometheus:9090",
 		"datasources 0 isDefault": "true", "datasources 1": "<nil>",
 	})
 	must(t, "Grafana's boards", boards, map[string]string{"apiVersion": "1", "providers 1": "<nil>"})
+
 	compose := string(file(t, "compose.yaml"))
 	for _, mount := range []string{
 		"./prometheus.yaml:/etc/prometheus/prometheus.yml:ro",

@@ -13,20 +13,22 @@ import (
 	"headcount/internal/testkit"
 )
 
-// This is what README.md shows: three regions, one total, and a link that is cut and
-// healed.
+// README.md shows this: three regions, one total, and a link that is cut and healed.
 func TestServerRegions(t *testing.T) {
 	t.Parallel()
 	all := freePorts(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
+
 	env := []string{
-		// holds last longer than the test
+		// Holds outlast the test.
 		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch, "HEADCOUNT_PRESENCE_TIMEOUT=2m",
 		"REDIS_PORTS=" + strings.Join(all[:3], " "), "LISTEN_PORTS=" + strings.Join(all[3:6], " "),
 		"ADMIN_PORTS=" + strings.Join(all[6:9], " "), "CLUSTER_PORTS=" + strings.Join(all[9:], " "),
 	}
+
 	s.run(t, "regions.sh", nil, env...)
 	s.until(t, "ready")
+
 	tool := func(want int, words ...string) {
 		t.Helper()
 		cmd := exec.Command("bash", append([]string{"regions.sh"}, words...)...)
@@ -36,6 +38,7 @@ func TestServerRegions(t *testing.T) {
 			t.Fatalf("%v: status %d, want %d; %v: %s", words, code, want, err, out)
 		}
 	}
+
 	shows := func(want ...int) {
 		t.Helper()
 		testkit.Eventually(t, fmt.Sprintf("the counts %v of the regions", want), func() bool {
@@ -45,28 +48,36 @@ func TestServerRegions(t *testing.T) {
 			return slices.Equal(got, want)
 		})
 	}
+
 	join := func(regions ...int) {
 		for _, r := range regions {
 			s.count(t, r, http.MethodPut, `{"action":"increment"}`)
 		}
 	}
+
 	join(0, 1, 2)
 	shows(3, 3, 3)
+
 	tool(0, "cut", "us", "eu")
 	join(0, 1)
 	shows(4, 4, 5)
+
 	tool(0, "heal", "us", "eu")
 	shows(5, 5, 5)
+
+	// Typing errors are refused.
 	tool(1, "cut", "us", "mars")
 	tool(1, "cut", "us")
 
 	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
+
 	s.until(t, "")
 	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit status %d, want 0; the output:\n%s", code, s.text())
 	}
+
 	s.nothingLeft(t)
 	if left, err := os.ReadDir(s.scratch); err != nil || len(left) > 0 {
 		t.Errorf("in the temporary directory is still %v, %v", left, err)

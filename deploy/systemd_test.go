@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// The unit is checked against the part of systemd.unit(5), systemd.service(5) and
-// systemd.exec(5) that it uses: what is not here is taken for a mistake.
+// The unit uses only the directives of systemd.unit(5), systemd.service(5) and systemd.exec(5) that are known here; any
+// other one is taken for a mistake.
 func TestUnit(t *testing.T) {
 	const yes, span = `yes|no`, `\d+s`
-	known := map[string]map[string]string{ // what each directive may say
+	known := map[string]map[string]string{ // the permitted values of each directive
 		"Unit": {
 			"Description": `.+`, "Documentation": `man:headcount\(8\)`, "After": `[a-z-]+\.target`,
 			"Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`,
@@ -39,20 +39,27 @@ func TestUnit(t *testing.T) {
 		},
 		"Install": {"WantedBy": `multi-user\.target`},
 	}
+
 	said := map[string][]string{}
 	section := ""
 	for line := range strings.Lines(string(file(t, "headcount.service"))) {
 		line = strings.TrimSpace(line)
-		name, value, is := strings.Cut(line, "=")
-		switch {
-		case line == "" || line[0] == '#':
-		case line[0] == '[':
-			if section = strings.Trim(line, "[]"); known[section] == nil {
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		if line[0] == '[' {
+			section = strings.Trim(line, "[]")
+			if known[section] == nil {
 				t.Errorf("there is no section %s", section)
 			}
-		case !is || known[section][name] == "":
+			continue
+		}
+
+		name, value, _ := strings.Cut(line, "=")
+		switch pattern := known[section][name]; {
+		case pattern == "":
 			t.Errorf("[%s] knows no %q", section, line)
-		case !regexp.MustCompile(`^(?:` + known[section][name] + `)$`).MatchString(value):
+		case !regexp.MustCompile(`^(?:` + pattern + `)$`).MatchString(value):
 			t.Errorf("%s may not be %q", name, value)
 		default:
 			said[name] = append(said[name], value)
@@ -68,33 +75,39 @@ func TestUnit(t *testing.T) {
 			t.Errorf("%s is %q", name, said[name])
 		}
 	}
+
 	one := func(name string) string { return strings.Join(said[name], " and ") }
 	if one("Restart") != "always" || one("StartLimitIntervalSec") != "0" {
 		t.Errorf("it does not start again however often it ends: %q, %q", one("Restart"), one("StartLimitIntervalSec"))
 	}
+
 	if status := one("RestartPreventExitStatus"); status != "2" {
 		t.Errorf("settings that are refused, status 2, are tried again for ever: %q", status)
 	}
+
 	dir := says(parsed(t, file(t, "headcount.json")), "data-dir")
 	if one("ProtectSystem") != "strict" || dir != "/var/lib/"+one("StateDirectory") {
 		t.Errorf("the process may write where it should not, or not into its data directory: %q, %q, %q",
 			one("ProtectSystem"), one("StateDirectory"), dir)
 	}
-	// the default of --shutdown-timeout
+	// The timeout must exceed the default of --shutdown-timeout.
 	if stop, err := time.ParseDuration(one("TimeoutStopSec")); err != nil || stop <= 30*time.Second {
 		t.Errorf("it has no time to drain: %v, %v", stop, err)
 	}
 }
 
-// The scripts of the packages call systemctl as dpkg and rpm expect it, and succeed when systemctl fails.
+// The scripts of the packages know how dpkg and rpm call them, and succeed even when systemctl fails.
 func TestServerPackageScripts(t *testing.T) {
 	const restart, stop = "daemon-reload\ntry-restart headcount.service\n", "disable --now headcount.service\n"
 	dir := t.TempDir()
 	calls := filepath.Join(dir, "calls")
+
+	// A systemctl that notes its arguments and fails.
 	fake := "#!/bin/sh\necho \"$@\" >>'" + calls + "'\nexit 1\n"
 	if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte(fake), 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	for name, tc := range map[string]struct{ script, args, root, systemd, want string }{
 		"deb install":         {script: "postinstall.sh", args: "configure", systemd: dir, want: restart},
 		"deb upgrade, before": {script: "preremove.sh", args: "upgrade 1.2.4", systemd: dir},
@@ -113,12 +126,14 @@ func TestServerPackageScripts(t *testing.T) {
 			if err := os.WriteFile(calls, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
+
 			cmd := exec.Command("sh", append([]string{tc.script}, strings.Fields(tc.args)...)...)
 			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"),
 				"SYSTEMD_RUNNING="+tc.systemd, "DPKG_ROOT="+tc.root)
 			if said, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, said)
 			}
+
 			if got := string(file(t, calls)); got != tc.want {
 				t.Errorf("it calls systemctl with %q, want %q", got, tc.want)
 			}
@@ -126,13 +141,14 @@ func TestServerPackageScripts(t *testing.T) {
 	}
 }
 
-// What the head of the unit says to install by hand is in an archive, and settings are not overwritten.
+// An archive contains every file that the head of the unit tells to install by hand, and settings are not overwritten.
 func TestInstallByHand(t *testing.T) {
 	installs := regexp.MustCompile(`(?m)^#\t(.*)install -m \d+ (\S+) (\S+)$`).FindAllStringSubmatch(
 		string(file(t, "headcount.service")), -1)
 	if len(installs) != 3 {
 		t.Fatalf("the head of the unit says %q", installs)
 	}
+
 	for _, one := range installs {
 		guard, from, to := one[1], one[2], one[3]
 		if _, err := os.Stat(filepath.Join("..", from)); err != nil && from != "headcount" { // the program

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// receiver is the gateways' side of pushes.
+// receiver is the gateways' side of pushes: it keeps the newest counts.
 type receiver struct {
 	mu     sync.Mutex
 	counts map[string]map[string]presence.Count // by gateway and page
@@ -32,12 +32,15 @@ func (*receiver) Ended(string) bool { return false }
 
 func (r *receiver) PushUpdates(ctx context.Context, gateway string, updates []presence.Update) error {
 	r.mu.Lock()
-	slow, fail := r.slow, r.fail[gateway]
+	slow := r.slow
+	fail := r.fail[gateway]
 	r.mu.Unlock()
+
 	time.Sleep(slow)
 	if fail {
 		return errors.New("no answer")
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pushes[gateway]++
@@ -48,6 +51,7 @@ func (r *receiver) PushUpdates(ctx context.Context, gateway string, updates []pr
 		}
 		r.counts[gateway][c.Page] = c
 	}
+
 	return ctx.Err()
 }
 
@@ -71,19 +75,26 @@ func run(
 	for _, w := range with {
 		w(&cfg)
 	}
+
 	d = New(cfg)
 	d.Own(upTo(presence.DefaultBuckets))
+
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = d.Run(ctx)
 	}()
-	t.Cleanup(func() { stop(); <-done })
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	seq := uint64(0)
 	synctest.Wait()
 	return r, d, func(page string, users int64) {
@@ -110,21 +121,26 @@ func TestCountsReachTheGatewaysThatWantThem(t *testing.T) {
 		s := presencemem.New(presencemem.Config{})
 		attach(t, s, "before", "p")
 		r, _, set := run(t, s)
+
 		attach(t, s, "a", "p", "q")
 		attach(t, s, "b", "q")
+
 		set("p", 1)
 		set("q", 2)
 		set("r", 3)
+
 		r.want(t, "before", "p", 1)
 		r.want(t, "a", "p", 1)
 		r.want(t, "a", "q", 2)
 		r.want(t, "b", "q", 2)
-		if _, told := r.counts["b"]["p"]; told || len(r.counts["a"]) != 2 {
-			t.Fatalf("told %+v, want each only what it is attached to", r.counts)
+		if _, pushed := r.counts["b"]["p"]; pushed || len(r.counts["a"]) != 2 {
+			t.Fatalf("received %+v, want each only what it is attached to", r.counts)
 		}
+
 		if err := s.Detach(t.Context(), "a", presence.CountTopics([]string{"p"})); err != nil {
 			t.Fatal(err)
 		}
+
 		set("p", 5)
 		r.want(t, "before", "p", 5)
 		r.want(t, "a", "p", 1)
@@ -136,15 +152,19 @@ func TestBusyGatewayGetsTheNewest(t *testing.T) {
 		s := presencemem.New(presencemem.Config{})
 		r, _, set := run(t, s)
 		attach(t, s, "a", "p")
+
 		r.mu.Lock()
 		r.slow = time.Second
 		r.mu.Unlock()
 		synctest.Wait()
 		before := r.pushes["a"]
+
+		// In a second of changes, the slow gateway has time for a few pushes.
 		for i := range 1000 {
 			set("p", int64(i+1))
 			time.Sleep(time.Millisecond)
 		}
+
 		time.Sleep(3 * time.Second)
 		r.want(t, "a", "p", 1000)
 		if n := r.pushes["a"] - before; n > 5 {
@@ -159,36 +179,44 @@ func TestGatewayThatFailsIsTriedAgain(t *testing.T) {
 		r, _, set := run(t, s)
 		attach(t, s, "a", "p")
 		attach(t, s, "b", "p")
+
 		r.mu.Lock()
 		r.fail["a"] = true
 		r.mu.Unlock()
+
+		// The other gateway is not delayed by it.
 		for i := range 10 {
 			set("p", int64(i+1))
 			time.Sleep(time.Second)
 		}
 		r.want(t, "b", "p", 10)
+
 		r.mu.Lock()
 		r.fail["a"] = false
 		r.mu.Unlock()
+
 		time.Sleep(3 * time.Second)
 		r.want(t, "a", "p", 10)
 	})
 }
 
-func TestLostPublicationsAreMadeGood(t *testing.T) {
+func TestLostPublicationsAreReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := presencemem.New(presencemem.Config{Backlog: 2})
+		s := presencemem.New(presencemem.Config{Backlog: 2}) // too small for the changes below
 		var pages []string
 		for i := range 200 {
 			pages = append(pages, fmt.Sprint("p", i))
 		}
+
 		r, _, set := run(t, s)
 		attach(t, s, "a", pages...)
+
 		for n := range 5 {
 			for _, page := range pages {
 				set(page, int64(n+1))
 			}
 		}
+
 		for _, page := range pages {
 			r.want(t, "a", page, 5)
 		}
@@ -201,7 +229,7 @@ type broken struct {
 	mu    sync.Mutex
 	fails map[int]bool  // the broken buckets, and whether they fail
 	slow  time.Duration // how long a read of a broken bucket takes
-	reads map[int]int   // that have begun, by bucket
+	reads map[int]int   // the reads that have begun, by bucket
 }
 
 func newBroken(buckets ...int) *broken {
@@ -209,6 +237,7 @@ func newBroken(buckets ...int) *broken {
 	for _, b := range buckets {
 		s.fails[b] = true
 	}
+
 	return s
 }
 
@@ -218,18 +247,20 @@ func (s *broken) Attached(ctx context.Context, bucket int) ([]presence.Endpoint,
 	fails, broken := s.fails[bucket]
 	slow := s.slow
 	s.mu.Unlock()
+
 	endpoints, err := s.Store.Attached(ctx, bucket)
 	if broken {
 		time.Sleep(slow)
 	}
+
 	if fails {
 		return nil, presence.ErrUnavailable
 	}
+
 	return endpoints, err
 }
 
-// set changes whether the broken buckets fail and how long their reads take, and forgets
-// the reads so far.
+// set changes whether the broken buckets fail and how long their reads take, and forgets the reads so far.
 func (s *broken) set(fail bool, slow time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,7 +279,8 @@ func (s *broken) readsOf(bucket int) int {
 // pageIn returns a page of the bucket.
 func pageIn(bucket int) string {
 	for i := 0; ; i++ {
-		if page := fmt.Sprint("p", i); presence.Bucket(page, presence.DefaultBuckets) == bucket {
+		page := fmt.Sprint("p", i)
+		if presence.Bucket(page, presence.DefaultBuckets) == bucket {
 			return page
 		}
 	}
@@ -263,35 +295,44 @@ func TestBucketThatCannotBeReadDoesNotDelayOthers(t *testing.T) {
 				s := newBroken(9)
 				one, nine := pageIn(1), pageIn(9)
 				attach(t, s.Store, "a", one, nine)
+
 				r, _, set := run(t, s)
 				time.Sleep(time.Second)
+
 				s.set(true, slow)
 				for i := range 20 {
 					set(one, int64(i+1))
 					r.want(t, "a", one, int64(i+1))
 					time.Sleep(700 * time.Millisecond)
 				}
+
 				if n := s.readsOf(1); n != 0 {
 					t.Errorf("bucket 1 was read %d times again", n)
 				}
 				if n := s.readsOf(9); n > 24 {
 					t.Errorf("bucket 9 was tried %d times in %s", n, 14*time.Second)
 				}
-				// The bucket's own publications are handled as well.
+
+				// Publications of the broken bucket are handled nevertheless.
 				attach(t, s.Store, "b", nine)
 				attach(t, s.Store, "c", nine)
 				set(nine, 1)
 				r.want(t, "b", nine, 1)
+
 				if _, known := r.counts["a"][nine]; known {
 					t.Error("an endpoint is known of a bucket that was never read")
 				}
+
+				// The bucket can be read again.
 				s.set(false, 50*time.Millisecond)
 				time.Sleep(slow + 3*time.Second)
 				r.want(t, "a", nine, 1)
+
 				set(nine, 2)
 				for _, gateway := range []string{"a", "b", "c"} {
 					r.want(t, gateway, nine, 2)
 				}
+
 				if n := s.readsOf(9); n != 2 {
 					t.Errorf("bucket 9 was read %d times, want once outside the turn and once in it", n)
 				}
@@ -300,28 +341,35 @@ func TestBucketThatCannotBeReadDoesNotDelayOthers(t *testing.T) {
 	}
 }
 
-// Endpoints that change while a lost bucket is read are neither lost nor brought back.
+// Endpoints that change while a lost bucket is read are neither lost nor resurrected.
 func TestEndpointsChangeWhileALostBucketIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBroken(9)
 		nine := pageIn(9)
 		attach(t, s.Store, "old", nine)
 		r, _, set := run(t, s)
+
 		s.set(false, time.Second)
+
+		// Gateways attach while the bucket is read, and every second one detaches again.
 		for i := range 40 { // for 4 s, longer than the pause and two reads
 			attach(t, s.Store, fmt.Sprint("g", i), nine)
 			time.Sleep(100 * time.Millisecond)
 			if i%2 == 0 {
-				if err := s.Detach(t.Context(), fmt.Sprint("g", i), presence.CountTopics([]string{nine})); err != nil {
+				err := s.Detach(t.Context(), fmt.Sprint("g", i), presence.CountTopics([]string{nine}))
+				if err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
+
 		if n := s.readsOf(9); n != 2 {
 			t.Fatalf("bucket 9 was read %d times, want 2", n)
 		}
+
 		set(nine, 7)
 		r.want(t, "old", nine, 7)
+
 		for i := range 40 {
 			gateway := fmt.Sprint("g", i)
 			if i%2 == 1 {
@@ -340,21 +388,27 @@ func TestAllBucketsAreReadAfterAnOutage(t *testing.T) {
 		for _, b := range all {
 			attach(t, s.Store, "a", pageIn(b))
 		}
+
 		r, d, set := run(t, s)
 		time.Sleep(10 * time.Second)
+
+		// Broken buckets are tried again, but not without pauses.
 		for _, b := range all {
 			if n := s.readsOf(b); n < 5 || n > 20 {
 				t.Errorf("bucket %d was tried %d times in 10s", b, n)
 			}
 			set(pageIn(b), 3)
 		}
+
 		s.set(false, 0)
 		time.Sleep(2 * time.Second)
+
 		for _, b := range all {
 			r.want(t, "a", pageIn(b), 3)
 		}
+
 		s.set(true, time.Second)
-		d.Own(all[:9]) // the test ends while these are tried again
+		d.Own(all[:9]) // the test ends while these are read again
 		time.Sleep(5 * time.Second)
 	})
 }
@@ -363,39 +417,46 @@ func TestOwnChangesWhatIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := presencemem.New(presencemem.Config{})
 		r, d, set := run(t, s)
+
 		attach(t, s, "a", "p")
 		set("p", 1)
 		r.want(t, "a", "p", 1)
+
+		// Without the bucket, nothing is pushed; with it, the current count is.
 		d.Own(nil)
 		synctest.Wait()
 		set("p", 2)
 		r.want(t, "a", "p", 1)
+
 		d.Own([]int{presence.Bucket("p", presence.DefaultBuckets)})
 		r.want(t, "a", "p", 2)
 	})
 }
 
-// What waited while the process stood still is not sent: the store may have lost its data meanwhile, so what was the
-// newest may be of a past that nobody counts any more. All buckets are read anew instead.
+// A process that stood still sends no old counts: the store may have lost its data meanwhile, so that the newest known
+// count may belong to a past that nobody counts any more. The dispatcher reads all buckets anew instead.
 func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := presencemem.New(presencemem.Config{})
-		var stood atomic.Int64 // for how long
+		var stood atomic.Int64 // for how long the process stood still
 		elapsed := func() time.Duration { return time.Duration(time.Now().UnixNano() + stood.Load()) }
 		r, d, set := run(t, s, func(c *Config) { c.Elapsed = elapsed })
+
 		attach(t, s, "a", "p")
 		set("p", 3)
 		r.want(t, "a", "p", 3)
 
+		// A publication that was in flight during the standstill arrives.
 		stood.Add(int64(10 * time.Second))
 		old := presence.Count{Page: "p", Users: 9, Version: presence.Version{Incarnation: 1 << 50, Sequence: 1}}
 		bucket := presence.Bucket("p", presence.DefaultBuckets)
 		d.publication(t.Context(), nil, presence.Publication{Bucket: bucket, Updates: []presence.Update{old.Update()}})
 		r.want(t, "a", "p", 3)
 
-		set("p", 5) // which is dropped as well
+		set("p", 5) // dropped as well
 		time.Sleep(time.Second)
 		r.want(t, "a", "p", 5)
+
 		set("p", 6)
 		r.want(t, "a", "p", 6)
 	})

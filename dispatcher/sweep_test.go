@@ -38,6 +38,7 @@ func (s *stubborn) Detach(ctx context.Context, gateway string, topics []presence
 		s.refuses--
 		return errors.New("no answer")
 	}
+
 	return s.Store.Detach(ctx, gateway, topics)
 }
 
@@ -57,12 +58,12 @@ func incarnations(t *testing.T, s *presencemem.Store) (incarnations []string) {
 	}
 
 	slices.Sort(incarnations)
+
 	return incarnations
 }
 
-// TestEndpointsEndWithTheLifeOfTheirGateway: endpoints of dead gateways go, also those
-// that are older than the dispatcher, and although the store refuses at first. Those of
-// a gateway that was only away for a moment stay.
+// TestEndpointsEndWithTheLifeOfTheirGateway: endpoints of dead gateways go, also those older than the dispatcher, and
+// although the store refuses at first. Endpoints of a gateway that was away for only a moment stay.
 func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: presencemem.New(presencemem.Config{}), refuses: 2}
@@ -79,10 +80,11 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 
 		begun := time.Now()
 		gateways := endings(func(incarnation string) bool {
-			// In every 3 s one look at least, at whichever moment the looks begin, finds it alive.
+			// Whenever the looks begin, at least one look in every 3 s finds b:1/1 alive.
 			early := time.Since(begun) < 6*time.Second
 			off := time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
 			blink := early && off && incarnation == "b:1/1"
+
 			return blink || incarnation == "a:1/1" || incarnation == "without a life"
 		})
 
@@ -91,8 +93,14 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); _ = d.Run(ctx) }()
-		defer func() { stop(); <-done }()
+		go func() {
+			defer close(done)
+			_ = d.Run(ctx)
+		}()
+		defer func() {
+			stop()
+			<-done
+		}()
 
 		left := func() {
 			t.Helper()
@@ -114,8 +122,7 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	})
 }
 
-// TestABrokenBucketKeepsNoEndpointsOfOthers: while the endpoints in one bucket cannot be dropped, those in all others
-// are.
+// TestABrokenBucketKeepsNoEndpointsOfOthers: the endpoints of dead gateways go in all other buckets.
 func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: presencemem.New(presencemem.Config{}), broken: "p0"}
@@ -124,6 +131,7 @@ func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
 		for i := range 10 * presence.DefaultBuckets {
 			pages = append(pages, fmt.Sprint("p", i))
 		}
+
 		attach(t, s.Store, "a:1/1", pages...)
 
 		d := New(Config{Store: s, Gateways: endings(func(string) bool { return true }), Log: zerolog.Nop()})
@@ -131,8 +139,14 @@ func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
 
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); _ = d.Run(ctx) }()
-		defer func() { stop(); <-done }()
+		go func() {
+			defer close(done)
+			_ = d.Run(ctx)
+		}()
+		defer func() {
+			stop()
+			<-done
+		}()
 
 		time.Sleep(10 * time.Second)
 		for b := range presence.DefaultBuckets {
@@ -145,7 +159,7 @@ func TestABrokenBucketKeepsNoEndpointsOfOthers(t *testing.T) {
 	})
 }
 
-// endings is a function as Gateways that accept every push.
+// endings is a function that serves as Gateways. They accept every push.
 type endings func(incarnation string) (ended bool)
 
 func (endings) PushUpdates(context.Context, string, []presence.Update) error {

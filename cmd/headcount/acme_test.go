@@ -24,18 +24,18 @@ import (
 	"golang.org/x/crypto/acme"
 )
 
-// authority is a small ACME server (RFC 8555) for one account and one domain. It asks the server for its
-// proof over TLS (RFC 8737) or on port 80. Signatures and nonces are the business of x/crypto/acme.
+// authority is a small ACME server (RFC 8555) for one account and one domain. It asks the server for its proof over TLS
+// (RFC 8737) or on port 80. Signatures and nonces are tested by x/crypto/acme itself.
 type authority struct {
 	t      *testing.T
 	url    string
 	domain string
 	prove  func() string // the address that the domain leads to
-	plain  string        // that of its port 80: the proof is asked for there
+	plain  string        // the address of port 80, if the authority asks for the proof there
 	key    *ecdsa.PrivateKey
 	root   *x509.Certificate
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	status string     // of the order and its one authorization
 	chain  []byte
 	orders int
@@ -47,12 +47,14 @@ func newAuthority(t *testing.T, domain string, prove func() string) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	a := &authority{t: t, domain: domain, prove: prove, key: key}
 	a.root = a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority for tests"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, nil, key.Public())
+
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
 	a.url = server.URL
@@ -68,19 +70,22 @@ func (a *authority) sign(of, by *x509.Certificate, key crypto.PublicKey) *x509.C
 	if err != nil {
 		a.t.Fatal(err)
 	}
+
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
 		a.t.Fatal(err)
 	}
+
 	return cert
 }
 
-// issue is a certificate for the domain, as PEM.
+// issue returns a certificate for the domain, as PEM.
 func (a *authority) issue(serial int64, key crypto.PublicKey) []byte {
 	cert := a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(serial), DNSNames: []string{a.domain},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	}, a.root, key)
+
 	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}),
 		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.root.Raw})...)
 }
@@ -96,11 +101,14 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		})
 		return
 	}
+
 	proof := "tls-alpn-01"
 	if a.plain != "" {
 		proof = "http-01"
 	}
+
 	challenge := map[string]any{"type": proof, "url": a.url + "/challenge", "token": "token", "status": a.status}
+
 	switch r.URL.Path {
 	case "/account":
 		w.Header().Set("Location", a.url+"/account/1")
@@ -143,7 +151,8 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			a.status != "ready" {
 			a.t.Errorf("the request for a certificate: %v, %v, in state %s", err, csr, a.status)
 		} else {
-			a.chain, a.status = a.issue(2, csr.PublicKey), "valid"
+			a.chain = a.issue(2, csr.PublicKey)
+			a.status = "valid"
 		}
 	case "/certificate":
 		w.Header().Set("Content-Type", "application/pem-certificate-chain")
@@ -164,16 +173,19 @@ func plainly(t *testing.T, addr, host, path string) (body string, answer *http.R
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	req.Host = host
-	answer, err = http.DefaultTransport.RoundTrip(req) // follows no redirect
+	answer, err = http.DefaultTransport.RoundTrip(req) // follows no redirects
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer answer.Body.Close()
+
 	text, err := io.ReadAll(answer.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return string(text), answer
 }
 
@@ -196,6 +208,8 @@ func (a *authority) check() error {
 		}
 		return nil
 	}
+
+	// RFC 8737: a certificate with a critical extension, in a handshake for acme-tls/1 alone.
 	c, err := tls.Dial("tcp", a.prove(), &tls.Config{
 		ServerName: a.domain, NextProtos: []string{acme.ALPNProto}, InsecureSkipVerify: true,
 	})
@@ -203,11 +217,13 @@ func (a *authority) check() error {
 		return err
 	}
 	defer c.Close()
+
 	state := c.ConnectionState()
 	for _, e := range state.PeerCertificates[0].Extensions {
 		if e.Id.String() == "1.3.6.1.5.5.7.1.31" && e.Critical && state.NegotiatedProtocol == acme.ALPNProto {
 			return nil
 		}
 	}
+
 	return fmt.Errorf("protocol %q, certificate %v", state.NegotiatedProtocol, state.PeerCertificates[0].Extensions)
 }

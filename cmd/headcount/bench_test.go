@@ -18,6 +18,7 @@ func benchProgram(b *testing.B) string {
 	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
 		b.Fatalf("go build: %v\n%s", err, out)
 	}
+
 	return bin
 }
 
@@ -40,6 +41,7 @@ func benchProcess(b *testing.B, bin string, flags ...string) *process {
 		b.Fatal(err)
 	}
 	b.Cleanup(p.Kill)
+
 	return p
 }
 

@@ -34,7 +34,7 @@ import (
 	"headcount/internal/servertest"
 )
 
-// check runs `headcount check` and returns its lines that say what is wrong.
+// check runs `headcount check` and returns the lines that report faults.
 func check(t *testing.T, args ...string) (status int, wrong []string, all string) {
 	t.Helper()
 	status, out, errs := runCommand(t, nil, append([]string{"check"}, args...)...)
@@ -42,14 +42,17 @@ func check(t *testing.T, args ...string) (status int, wrong []string, all string
 		switch {
 		case strings.HasPrefix(line, "wrong  "):
 			wrong = append(wrong, strings.TrimSpace(line))
-		case !strings.HasPrefix(line, "fine   ") && !strings.HasPrefix(line, "open   settings: "):
+		case strings.HasPrefix(line, "fine   "):
+		case strings.HasPrefix(line, "open   settings: "):
+		default:
 			t.Errorf("a line is neither wrong nor fine: %q", line)
 		}
 	}
+
 	return status, wrong, out + errs
 }
 
-// proxy is a proxy in front of a server. change, if not nil, changes what goes on.
+// proxy is a proxy in front of a server. change, if not nil, changes the requests.
 func proxy(t *testing.T, to string, change func(*httputil.ProxyRequest)) string {
 	t.Helper()
 	s := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
@@ -62,7 +65,7 @@ func proxy(t *testing.T, to string, change func(*httputil.ProxyRequest)) string 
 	return s.URL
 }
 
-// buffering is a proxy that passes on an answer when all of it has come.
+// buffering is a proxy that forwards an answer only when it is complete.
 func buffering(t *testing.T, to string) string {
 	t.Helper()
 	s := httptest.NewServer(&httputil.ReverseProxy{
@@ -101,21 +104,28 @@ func refusing(t *testing.T, to string) string {
 	return s.URL
 }
 
-// Each fault is found, and named once, and nothing else is.
+// The check finds each fault, names it once, and finds nothing else.
 func TestServerCheckFindsFaults(t *testing.T) {
 	t.Parallel()
-	redis, late := redistest.Start(t, "--maxmemory", "1gb"), redistest.StartAt(t, -time.Hour)
+	redis := redistest.Start(t, "--maxmemory", "1gb")
+	late := redistest.StartAt(t, -time.Hour)
 	postgres := pgtest.Start(t)
 	database := postgres.Database(t)
 	newer := postgres.Database(t)
 	postgres.Exec(t, newer, "create table headcount_rows_migrations as select 99 as version_id, true as is_applied")
-	server, below, private := run(t), run(t, "--base-path=/live"), run(t, "--private=*", "--api-key=a key that is long")
+	server := run(t)
+	below := run(t, "--base-path=/live")
+	private := run(t, "--private=*", "--api-key=a key that is long")
+
+	// Addresses and files in the way.
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { taken.Close() })
+
 	nobody := servertest.FreeAddr()
+
 	broken := filepath.Join(t.TempDir(), "counters.db")
 	if err := os.WriteFile(broken, []byte("no database"), 0o600); err != nil {
 		t.Fatal(err)
@@ -124,7 +134,9 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	held, full := t.TempDir(), t.TempDir() // directories with counters, of which a server has the first one
+
+	// Both directories have counters, and a server uses the first one.
+	held, full := t.TempDir(), t.TempDir()
 	for _, dir := range []string{held, full} {
 		store, err := local.Open(t.Context(), dir, counter.BuiltinRules(), zerolog.Nop())
 		if err != nil {
@@ -133,31 +145,43 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		countertest.Fill(t, store, 1)
 		if dir == held {
 			t.Cleanup(func() { _ = store.Close() })
-		} else if err := store.Close(); err != nil {
+			continue
+		}
+		if err := store.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
+
+	// Users of Redis with too few rights, and a PostgreSQL that takes no changes.
 	user := func(name string, rights ...any) string {
 		t.Helper()
 		redis.Do(t, append([]any{"ACL", "SETUSER", name, "reset", "on", ">password", "&*", "+@all"}, rights...)...)
 		return "redis://" + name + ":password@" + redis.Addr + "/0"
 	}
+
 	readOnly, err := url.Parse(database)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	q := readOnly.Query()
 	q.Set("options", "-c default_transaction_read_only=on")
 	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
+
 	missing := filepath.Join(t.TempDir(), "a")
+
+	// Servers that are not what they should be: without keys, with unusable keys, and with an unknown certificate.
 	stranger := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(stranger.Close)
+
 	unusable := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}`)
 	}))
 	t.Cleanup(unusable.Close)
+
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(secured.Close)
+
 	receiver := func(status int) *httptest.Server {
 		t.Helper()
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -169,9 +193,11 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		t.Cleanup(s.Close)
 		return s
 	}
+
 	listed := func(process string) []any {
 		return []any{"HSET", "hc:{c}:leases", process, fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 1 gateway")}
 	}
+
 	files := func(from, until time.Duration, host string) []string {
 		t.Helper()
 		return certificateFor(t, time.Now().Add(from), time.Now().Add(until), host)
@@ -179,10 +205,12 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	const days = 24 * time.Hour
 	good := files(-time.Hour, 90*days, "counter.example.com")
 
+	// The settings of a server that does not run, and those of a proxy in front of one that runs.
 	stopped := []string{
 		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
 		"--cluster-listen=" + servertest.FreeAddr(),
 	}
+
 	hooks := func(to ...string) []string {
 		args := append(slices.Clone(stopped),
 			"--webhook-secret=whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
@@ -192,13 +220,15 @@ func TestServerCheckFindsFaults(t *testing.T) {
 
 		return args
 	}
+
 	behind := func(public string) []string {
 		return []string{"--admin-listen=" + server.admin, "--public-url=" + public}
 	}
+
 	type fault struct {
 		args []string
-		want []string // of a line each; none: all is fine
-		set  []any    // a command for Redis before
+		want []string // each of another line; empty if all is fine
+		set  []any    // a command that changes Redis first
 	}
 	for name, tc := range map[string]fault{
 		"nothing": {args: slices.Concat(stopped, good, []string{"--redis=" + redis.URL(), "--postgres=" + database})},
@@ -349,25 +379,29 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			// Cases that share Redis run one after the other, each from the same state.
 			shares := slices.ContainsFunc(tc.args, func(arg string) bool { return strings.Contains(arg, redis.Addr) })
-			if !shares {
-				t.Parallel()
-			} else {
+			if shares {
 				redis.Flush(t)
 				redis.Do(t, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 				if tc.set != nil {
 					redis.Do(t, tc.set...)
 				}
+			} else {
+				t.Parallel()
 			}
+
 			args := slices.Clone(tc.args)
 			for i, arg := range args {
 				if slices.Contains(stopped, arg) { // each case has addresses of its own
 					args[i] = arg[:strings.Index(arg, "=")+1] + servertest.FreeAddr()
 				}
 			}
+
 			if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--patience") }) {
-				args = append(args, "--patience=3m") // a busy machine is no fault
+				args = append(args, "--patience=3m") // a slow machine is no fault
 			}
+
 			status, wrong, all := check(t, args...)
 			want := exitFailure
 			if len(tc.want) == 0 {
@@ -376,26 +410,31 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			if status != want || !eachOnce(wrong, tc.want) {
 				t.Errorf("status %d, want %d and a line each with %q:\n%s", status, want, tc.want, all)
 			}
-			// another case may just be making it
+
+			// Only this case would make the directory; the others run at the same time.
 			makes := slices.Contains(tc.args, "--data-dir="+filepath.Join(missing, "data"))
 			if _, err := os.Stat(missing); makes && err == nil {
 				t.Error("the check left a directory")
 			}
+
 			if strings.Contains(all, "hidden") {
 				t.Errorf("the check shows a URL that holds a secret:\n%s", all)
 			}
+
+			// Only the facts that the case itself has set may be there.
 			if n := redis.Do(t, "DBSIZE").(int64); shares && (n > 1 || n == 1 && tc.set == nil) {
 				t.Errorf("the check left something in Redis: %d keys", n)
 			}
 		})
 	}
-	if status, _, all := check(t, "--public-url=count.example.com"); status != exitSettings ||
-		!strings.Contains(all, "--public-url") {
+
+	status, _, all := check(t, "--public-url=count.example.com")
+	if status != exitSettings || !strings.Contains(all, "--public-url") {
 		t.Errorf("status %d\n%s", status, all)
 	}
 }
 
-// eachOnce reports whether each of the texts is in one of the lines, and there is no other line.
+// eachOnce reports whether each text is in a line, and there are no other lines.
 func eachOnce(lines, texts []string) bool {
 	for _, text := range texts {
 		has := func(line string) bool { return strings.Contains(line, text) }
@@ -417,11 +456,13 @@ func TestServerCheckFindsSeveralFaults(t *testing.T) {
 		r.Out.Header.Del("Upgrade")
 		r.Out.Header.Del("Connection")
 	})
+
 	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public,
 		"--patience=3m")
 	want := []string{
 		"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade",
 	}
+
 	for i := range want {
 		if len(wrong) != len(want) || !strings.Contains(wrong[i], want[i]) {
 			t.Fatalf("want a line each with %q:\n%s", want, all)
@@ -429,15 +470,18 @@ func TestServerCheckFindsSeveralFaults(t *testing.T) {
 	}
 }
 
-// Processes that run answer over UDP too, to who has their secret.
+// Running processes answer over UDP, too, if the check has their secret.
 func TestServerCheckReachesProcesses(t *testing.T) {
 	t.Parallel()
-	redis, cluster := redistest.Start(t), servertest.FreeAddr()
+	redis := redistest.Start(t)
+	cluster := servertest.FreeAddr()
 	const secret = "--cluster-secret=a secret that is long"
 	run(t, "--redis", redis.URL(), "--cluster-listen", cluster, secret)
+
 	args := []string{"--redis=" + redis.URL(), secret, "--patience=3m",
 		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
 		"--cluster-listen=" + servertest.FreeAddr()}
+
 	status, _, all := check(t, args...)
 	for _, want := range []string{
 		cluster + " is reached over TCP and UDP", "and TCP and UDP to ", cluster + " owns 64 of 64 partitions",
@@ -446,19 +490,22 @@ func TestServerCheckReachesProcesses(t *testing.T) {
 			t.Errorf("status %d, without %q\n%s", status, want, all)
 		}
 	}
+
+	// As if the owner of a partition had ended.
 	owned := redis.Do(t, "KEYS", "hc:{r*}:o").([]any)
 	redis.Do(t, "HSET", owned[0], "owner", "10.0.0.1:7946/1")
-	if status, _, all := check(t, args...); status != exitFailure ||
-		!strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
+	status, _, all = check(t, args...)
+	if status != exitFailure || !strings.Contains(all, "1 of 64 partitions are of processes that have ended") {
 		t.Errorf("a partition of a process that has ended: status %d\n%s", status, all)
 	}
+
 	status, _, all = check(t, append(args, "--postgres=postgres://u@"+servertest.FreeAddr()+"/d")...)
 	if status != exitFailure || !strings.Contains(all, "processes without --postgres use this Redis; end all of them") {
 		t.Errorf("beside a process that has no PostgreSQL: status %d\n%s", status, all)
 	}
 }
 
-// certificateFor are the settings of a certificate that nobody but itself has signed.
+// certificateFor returns the settings of a self-signed certificate.
 func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	t.Helper()
 	c, err := servertest.NewCertificate(t.TempDir(),
@@ -469,25 +516,30 @@ func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	return []string{"--tls-cert=" + c.File, "--tls-key=" + c.Key}
 }
 
-// What visitors would say of a chain of certificates.
+// Problem describes what visitors would object to in a chain of certificates.
 func TestServerChainsOfCertificates(t *testing.T) {
 	a := newAuthority(t, "counter.example.com", nil)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	now := time.Now()
 	between := a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(2), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 		Subject: pkix.Name{CommonName: "between"},
 	}, a.root, a.key.Public())
+
 	leaf := a.sign(&x509.Certificate{
 		SerialNumber: big.NewInt(3), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
 		DNSNames: []string{"counter.example.com"},
 	}, between, key.Public())
+
+	// This machine knows the root in all cases but one.
 	roots, others := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(a.root)
+
 	for name, tc := range map[string]struct {
 		chain []*x509.Certificate
 		host  string
@@ -516,8 +568,8 @@ func TestServerChainsOfCertificates(t *testing.T) {
 			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on",
 		},
 	} {
-		if got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" ||
-			!strings.Contains(got, tc.want) {
+		got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now)
+		if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}
@@ -531,18 +583,23 @@ func TestServerCheckTriesWhatIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of these the connection says itself that it may not, or the first answer does.
+
+	// Without these commands the connection itself or the first answer fails.
 	untried := strings.Fields(
 		"auth hello select ping info subscribe unsubscribe spublish ssubscribe sunsubscribe cluster|slots")
+
 	for right := range strings.FieldsSeq(string(acl)) {
 		command, ok := strings.CutPrefix(right, "+")
 		if !ok || slices.Contains(untried, command) {
 			continue
 		}
+
+		// A user with every right but one.
 		redis.Do(t, "ACL", "SETUSER", "u", "reset", "on", ">password", "~hc:*", "&hc:*", "+@all", "-"+command)
 		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=3m",
 			"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(),
 			"--cluster-listen="+servertest.FreeAddr())
+
 		if len(wrong) != 1 || !strings.Contains(wrong[0], " "+command+";") {
 			t.Errorf("without %s:\n%s", command, all)
 		}

@@ -26,18 +26,19 @@ import (
 	"headcount/internal/setting"
 )
 
-// read parses a command line over an environment and, when file is not empty,
-// a file named by --config.
+// read parses a command line over an environment and, when file is not empty, a file named by --config.
 func read(t *testing.T, args []string, env map[string]string, file string) (Config, error) {
 	t.Helper()
 	if file != "" {
 		args = append([]string{"--config", writeFile(t, file)}, args...)
 	}
+
 	var c commands
 	_, err := program{
 		args: args, environ: environ(env),
 		stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{},
 	}.parse(&c)
+
 	return c.Serve.Config, err
 }
 
@@ -47,16 +48,18 @@ func writeFile(t *testing.T, content string) string {
 	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	return name
 }
 
-// defaults is what the contract says of a plain `headcount`.
+// defaults returns the settings that the contract promises for a plain `headcount`.
 func defaults() Config {
 	sites, err := identity.NewSites(nil)
 	origins, oerr := identity.NewOrigins(nil)
-	if err = errors.Join(err, oerr); err != nil {
-		panic(err)
+	if err != nil || oerr != nil {
+		panic(errors.Join(err, oerr))
 	}
+
 	return Config{
 		Listen: ":8080", AdminListen: "127.0.0.1:8081", ClusterListen: "127.0.0.1:7946",
 		Roles: []string{"gateway", "presence", "dispatcher"}, Region: "local", RegionStaleAfter: 5 * time.Minute,
@@ -80,14 +83,15 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// hookSecret is a secret of webhooks, of 32 times this letter.
+// hookSecret returns a secret of webhooks, made of 32 times this letter.
 func hookSecret(letter string) string {
 	return "whsec_" + base64.StdEncoding.EncodeToString([]byte(strings.Repeat(letter, 32)))
 }
 
 // A switch is a setting in every layer, and needs no value on the command line.
 func TestSwitch(t *testing.T) {
-	yes, no := map[string]string{"HEADCOUNT_COUNT_BOTS": "true"}, []string{"--count-bots=false"}
+	yes := map[string]string{"HEADCOUNT_COUNT_BOTS": "true"}
+	no := []string{"--count-bots=false"}
 	for name, tc := range map[string]struct {
 		args []string
 		env  map[string]string
@@ -106,8 +110,7 @@ func TestSwitch(t *testing.T) {
 	}
 }
 
-// Every flag is the same setting in every layer, and a layer takes precedence over those
-// below it.
+// Every flag is the same setting in every layer, and an upper layer takes precedence over the lower ones.
 func TestLayers(t *testing.T) {
 	one := func(s string) []string { return []string{s} }
 	for flag, tc := range map[string]struct {
@@ -118,7 +121,7 @@ func TestLayers(t *testing.T) {
 		byFlag  any
 		byEnv   any
 		byFile  any
-		another []string // other flags the values need
+		another []string // other flags that the values need
 	}{
 		"listen": {
 			get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
@@ -266,13 +269,18 @@ func TestLayers(t *testing.T) {
 		},
 	} {
 		t.Run(flag, func(t *testing.T) {
-			var equals, spaced []string
+			var equals, spaced []string // --flag=value, and --flag value
 			for _, v := range tc.flag {
-				equals, spaced = append(equals, "--"+flag+"="+v), append(spaced, "--"+flag, v)
+				equals = append(equals, "--"+flag+"="+v)
+				spaced = append(spaced, "--"+flag, v)
 			}
+
+			// The same setting in each layer, with another value in each.
 			variable := "HEADCOUNT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
-			env, empty := map[string]string{variable: tc.env}, map[string]string{variable: ""}
+			env := map[string]string{variable: tc.env}
+			empty := map[string]string{variable: ""}
 			file := `{"` + flag + `":` + tc.file + `}`
+
 			base := defaults()
 			for _, step := range []struct {
 				layers string
@@ -307,15 +315,14 @@ func TestLayers(t *testing.T) {
 }
 
 func TestConfigFileNamedByTheEnvironment(t *testing.T) {
-	// as some editors write it
+	// Some editors write a byte order mark.
 	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, "\ufeff"+`{"region":"eu"}`)}, "")
 	if err != nil || got.Region != "eu" {
 		t.Fatalf("got region %q, %v", got.Region, err)
 	}
 }
 
-// refused lists settings that cannot work, by the reason. Each must be refused for its
-// flag.
+// refused lists impossible settings by the reason. The error must name the flag of each.
 var refused = map[string]struct {
 	flag string
 	args string // separated by spaces
@@ -515,19 +522,19 @@ func TestRefusedSettings(t *testing.T) {
 			if tc.file != "" {
 				args = append(args, "--config", writeFile(t, tc.file))
 			}
+
 			status, stdout, line := runWith(t, tc.env, nil, args...)
 			if status != exitSettings || stdout != "" {
 				t.Fatalf("status %d, stdout %q", status, stdout)
 			}
+
 			if !strings.HasPrefix(line, "headcount: --"+tc.flag+":") &&
 				!strings.HasPrefix(line, "headcount: --"+tc.flag+" (from ") {
 				t.Errorf("%q does not name --%s", line, tc.flag)
 			}
+
 			if strings.Count(line, "\n") != 1 || !strings.Contains(line, "; ") {
-				t.Errorf("%q is not one line with the mend after a semicolon", line)
-			}
-			if strings.Contains(line, "not supported yet") {
-				t.Errorf("%q hides the contradiction", line)
+				t.Errorf("%q is not one line with the remedy after a semicolon", line)
 			}
 		})
 	}
@@ -538,13 +545,14 @@ func TestRefusalsSayWhereTheValueIsFrom(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "--leave-grace (from HEADCOUNT_LEAVE_GRACE): ") {
 		t.Errorf("got %v", err)
 	}
+
 	_, err = read(t, nil, nil, `{"leave-grace":"x"}`)
 	if err == nil || !strings.HasPrefix(err.Error(), "--leave-grace (from the file of --config): ") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// These settings may be secrets, or contain one.
+// These settings may be secrets, or contain secrets.
 func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 	const secret = "hunter2"
 	for name, args := range map[string][]string{
@@ -567,8 +575,9 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`); err == nil ||
-		strings.Contains(err.Error(), secret) {
+
+	_, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`)
+	if err == nil || strings.Contains(err.Error(), secret) {
 		t.Errorf("file: got %v", err)
 	}
 }
@@ -654,6 +663,7 @@ func TestValidateWithRedis(t *testing.T) {
 		c := defaults()
 		c.Redis = "redis://127.0.0.1:6379"
 		tc.change(&c)
+
 		err := c.Validate()
 		var s *setting.Error
 		if tc.flag == "" && err != nil || tc.flag != "" && (!errors.As(err, &s) || s.Name != tc.flag) {
@@ -662,15 +672,14 @@ func TestValidateWithRedis(t *testing.T) {
 	}
 }
 
-// A mistake in the rules gives one line that names the rule, the field and how to
-// correct it.
+// A mistake in the rules causes one line that names the rule, the field and the remedy.
 func TestRulesOfCounters(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rules.json")
 	for text, want := range map[string]string{
 		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u",` +
 			`"kind":"unique"}]}`: "",
 		`{"rules":[]}`: "",
-		"\ufeff" + `{"rules":[{"match":"a","kind":"sum"}]}`: "", // as some editors write it
+		"\ufeff" + `{"rules":[{"match":"a","kind":"sum"}]}`: "", // some editors write a byte order mark
 		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`: `rule 1 ("a:*"): floor: a counter of kind sum has ` +
 			`none; remove the field`,
 		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`: `floor: 1 excludes 0, with which a counter begins; ` +
@@ -686,12 +695,17 @@ func TestRulesOfCounters(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
+
 		cfg, err := read(t, []string{"--counters", path}, nil, "")
-		switch {
-		case want == "" && (err != nil || len(cfg.Rules.All()) != strings.Count(text, "match")):
-			t.Errorf("%s: got %v", text, err)
-		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--counters: "+path+": ") ||
-			!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
+		if want == "" {
+			if err != nil || len(cfg.Rules.All()) != strings.Count(text, "match") {
+				t.Errorf("%s: got %v", text, err)
+			}
+			continue
+		}
+
+		if err == nil || !strings.HasPrefix(err.Error(), "--counters: "+path+": ") ||
+			!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: got %v, want %q", text, err, want)
 		}
 	}
@@ -705,17 +719,23 @@ func TestWarnings(t *testing.T) {
 	if got := c.Open(); len(got) != 1 || !strings.HasPrefix(got[0], "--api-key is not set") {
 		t.Fatalf("open by default: %q", got)
 	}
+
 	c.Listen = "127.0.0.1:8080"
 	if got := c.Open(); got != nil {
 		t.Fatalf("open on the loopback: %q", got)
 	}
-	c.Listen, c.AdminListen, c.Roles = ":8080", "[::]:8081", []string{"presence"}
+	c.Listen, c.AdminListen = ":8080", "[::]:8081"
+	c.Roles = []string{"presence"}
 	if got := c.Open(); len(got) != 1 || !strings.HasPrefix(got[0], "--admin-listen can be reached") {
 		t.Fatalf("open of a presence node: %q", got)
 	}
+
+	// Short secrets, and a variable that no setting has.
 	long := strings.Repeat("x", 16)
-	c.ClusterSecrets, c.JWTSecret, c.APIKeys, c.Strangers = []string{long,
-		"short"}, "s", []string{long}, []string{"HEADCOUNT_COLOUR"}
+	c.ClusterSecrets = []string{long, "short"}
+	c.JWTSecret = "s"
+	c.APIKeys = []string{long}
+	c.Strangers = []string{"HEADCOUNT_COLOUR"}
 	got := c.Warnings()
 	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") ||
 		!strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
@@ -723,48 +743,54 @@ func TestWarnings(t *testing.T) {
 	}
 
 	c = defaults()
-	c.JWTSecret, c.APIKeys = long+"\n", []string{long + " "}
+	c.JWTSecret = long + "\n"
+	c.APIKeys = []string{long + " "}
 	c.Postgres = "postgres://u@h/d?schema=public&sslmode=disable&pgbouncer=true"
 	got = c.Warnings()
 	if len(got) != 4 || !strings.HasPrefix(got[2], "--postgres has ?pgbouncer=,") ||
 		!strings.HasPrefix(got[3], "--postgres has ?schema=,") {
 		t.Fatalf("Prisma's: %q", got)
 	}
+
 	if !strings.HasPrefix(got[0], "--jwt-secret begins or ends with white space") ||
 		!strings.HasPrefix(got[1], "--api-key begins or ends") {
 		t.Fatalf("white space: %q", got)
 	}
+
+	// The white space is only warned of: the key works without it.
 	c.Postgres = ""
 	if err := c.Validate(); err != nil || !c.Keys.Has(long) {
 		t.Errorf("an API key with white space behind it is useless: %v", err)
 	}
 }
 
-// A variable that is no setting's is refused when it is nearly one, and named otherwise.
+// The program refuses a variable that is nearly the name of a setting, and warns of other unknown ones.
 func TestVariablesOfNoSetting(t *testing.T) {
 	env := map[string]string{
-		// of simulate
 		"LISTEN": ":1", "HEADCOUNT_COLOUR": "red", "HEADCOUNT_EMPTY": "", "HEADCOUNT_API_KEY": strings.Repeat("x", 16),
-		"HEADCOUNT_USERS":        "9",
+		"HEADCOUNT_USERS":        "9", // of simulate
 		"HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_SERVICE_PORT_HTTP": "80",
 		"HEADCOUNT_PORT": "tcp://10.0.0.1:80", "HEADCOUNT_PORT_80_TCP_ADDR": "10.0.0.1",
 	}
+
 	if c, err := read(t, nil, env, ""); err != nil || !slices.Equal(c.Strangers, []string{"HEADCOUNT_COLOUR"}) {
 		t.Errorf("%q, %v", c.Strangers, err)
 	}
+
 	env["HEADCOUNT_API_KEYS"] = "y"
-	if _, err := read(t, nil, env, ""); err == nil ||
-		!strings.HasPrefix(err.Error(),
-			"HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
+	_, err := read(t, nil, env, "")
+	if err == nil || !strings.HasPrefix(err.Error(),
+		"HEADCOUNT_API_KEYS is not the variable of any setting; write HEADCOUNT_API_KEY,") {
 		t.Error(err)
 	}
-	if _, err := read(t, nil, nil, `{"--listen":":1"}`); err == nil ||
-		!strings.Contains(err.Error(), "without its leading dashes") {
+
+	_, err = read(t, nil, nil, `{"--listen":":1"}`)
+	if err == nil || !strings.Contains(err.Error(), "without its leading dashes") {
 		t.Error(err)
 	}
 }
 
-// An IPv6 address of a pod comes without brackets.
+// The IPv6 address of a pod comes without brackets.
 func TestAdvertiseOfAPod(t *testing.T) {
 	for given, want := range map[string]string{
 		"fd00::1:7946": "[fd00::1]:7946", "fd00:1:2:3:4:5:6:7:7946": "[fd00:1:2:3:4:5:6:7]:7946",
@@ -787,26 +813,31 @@ func TestACertificateThatIsMissingIsASetting(t *testing.T) {
 	}
 }
 
-// The command line of serve is the contract's table, no more and no less.
+// The flags of serve are those of the contract's table, no more and no fewer.
 func TestFlagsOfServe(t *testing.T) {
-	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
-		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
-		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience jwt-leeway cookie-name api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private public-top pusher-key pusher-secret otlp trace-every
-		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
+	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer
+		region-stale-after cluster-secret id-secret data-dir heartbeat-interval presence-timeout leave-grace
+		update-interval delivery-budget ping-interval pong-timeout write-timeout max-connections
+		max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience jwt-leeway cookie-name api-key
+		allow-origins trusted-proxies shutdown-timeout log-level log-format config counters postgres
+		persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private public-top
+		pusher-key pusher-secret otlp trace-every tls-cert tls-key http-redirect domain acme-url acme-email
+		acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
+
 	if names := serveFlags(t); !slices.Equal(names, want) {
 		t.Errorf("got  %q\nwant %q", names, want)
 	}
 }
 
-// The help leaves out what seldom needs a change; deploy/README.md has that.
+// The help omits settings that seldom need a change; deploy/README.md describes those.
 func TestHelpOfServe(t *testing.T) {
 	code, help, _ := runCommand(t, nil, "serve", "--help")
 	guide, err := os.ReadFile("../../deploy/README.md")
 	if code != exitOK || err != nil {
 		t.Fatalf("exit status %d, %v", code, err)
 	}
+
 	for _, name := range serveFlags(t) {
 		shown := strings.Contains(help, " --"+name+"=") || strings.Contains(help, " --"+name+"\n") ||
 			strings.Contains(help, " --"+name+" ")
@@ -831,6 +862,7 @@ func serveFlags(t *testing.T) (names []string) {
 			}
 		}
 	}
+
 	slices.Sort(names)
 	return names
 }
@@ -856,12 +888,13 @@ func TestSettingsOfTheChart(t *testing.T) {
 	}
 }
 
-// Every setting that a file of deploy/ names is one of the program.
+// The files of deploy/ name only settings that the program has.
 func TestSettingsThatDeployNames(t *testing.T) {
 	known := map[string]bool{"HEADCOUNT_PORT": true} // of compose.yaml itself
 	for _, name := range serveFlags(t) {
 		known["HEADCOUNT_"+strings.ToUpper(strings.ReplaceAll(name, "-", "_"))] = true
 	}
+
 	seen := 0
 	for _, pattern := range []string{"*.yaml", "*.service", "helm/*.yaml", "helm/*/*.yaml"} {
 		files, err := filepath.Glob(filepath.Join("../../deploy", pattern))
@@ -881,13 +914,15 @@ func TestSettingsThatDeployNames(t *testing.T) {
 			}
 		}
 	}
+
+	// A pattern that finds nothing would prove nothing.
 	if seen < 10 {
 		t.Errorf("only %d settings were found", seen)
 	}
 }
 
-// The variable with the sites of a server, which other commands find where the server runs, too,
-// chooses none of them.
+// HEADCOUNT_SITE has the sites of a server. Other commands on the same machine see the variable too, but do not take it
+// for the site that they ask for.
 func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 	asked := make(chan string, 1)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -895,6 +930,7 @@ func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 		_, _ = io.WriteString(w, "{}")
 	}))
 	defer s.Close()
+
 	sites := []string{"HEADCOUNT_SITE=shop=https://shop.example,blog=https://blog.example"}
 	for flag, want := range map[string]string{"--interval=1s": "", "--site=blog": "blog"} {
 		var errs bytes.Buffer
@@ -904,15 +940,18 @@ func TestServerTheVariableOfSitesIsForTheServer(t *testing.T) {
 		if status := p.run(); status != exitOK {
 			t.Fatalf("%s: status %d, %s", flag, status, &errs)
 		}
+
 		if got := <-asked; got != want {
 			t.Errorf("%s: the site %q, want %q", flag, got, want)
 		}
 	}
+
 	var errs bytes.Buffer
 	p := program{
 		args: []string{"export", "--data-dir=" + t.TempDir()}, environ: sites, stdout: io.Discard, stderr: &errs,
 	}
-	// the site is no fault
+
+	// The export fails because there are no counters, and not because of the site.
 	if status := p.run(); status != exitFailure || !strings.Contains(errs.String(), "no counters to export") {
 		t.Errorf("export: status %d, %s", status, &errs)
 	}

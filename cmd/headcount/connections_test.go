@@ -21,6 +21,7 @@ func TestConnectionsFitTheFiles(t *testing.T) {
 		if got != tc.want {
 			t.Errorf("%s: %d connections, want %d", name, got, tc.want)
 		}
+
 		reserved := filesOfProcess
 		if tc.cluster {
 			reserved += filesOfCluster + tc.peers*filesOfPeer

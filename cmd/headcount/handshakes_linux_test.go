@@ -13,43 +13,58 @@ import (
 	"headcount/internal/testkit"
 )
 
-// One address begins handshakes and goes on with none, and begins a new one for each that is
-// closed. Newcomers from elsewhere do not wait.
+// halfOpen begins a handshake, and keeps the connection until the server closes it or stop is closed.
+func halfOpen(c net.Conn, begun chan<- struct{}, stop <-chan struct{}) {
+	_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when it is the server's turn
+	_ = tls.Client(c, &tls.Config{InsecureSkipVerify: true}).Handshake()
+	_ = c.SetReadDeadline(time.Time{})
+	select {
+	case begun <- struct{}{}:
+	default:
+	}
+
+	closed := make(chan struct{})
+	go func() { // ends with the connection
+		defer close(closed)
+		_, _ = io.Copy(io.Discard, c)
+	}()
+
+	select {
+	case <-closed:
+	case <-stop:
+	}
+	_ = c.Close()
+	<-closed
+}
+
+// One address begins handshakes without finishing them, and replaces each one that the server closes. Newcomers from
+// elsewhere do not wait.
 func TestClockHalfOpenHandshakes(t *testing.T) {
 	c, err := servertest.NewLoopbackCertificate(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	addr := serveHere(t, "--tls-cert="+c.File, "--tls-key="+c.Key, "--max-connections=1000")
+
 	var attack sync.WaitGroup
 	stop := make(chan struct{})
 	defer attack.Wait()
 	defer close(stop)
+
 	attackers := 1000
-	if testkit.Race { // the computing of each takes ten times as long
+	if testkit.Race { // each handshake takes ten times as long
 		attackers = 100
 	}
+
 	begun := make(chan struct{}, attackers)
 	for range attackers {
 		attack.Go(func() {
 			for {
-				if c, err := net.Dial("tcp", addr); err == nil {
-					_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when the server is to answer
-					_ = tls.Client(c, &tls.Config{InsecureSkipVerify: true}).Handshake()
-					_ = c.SetReadDeadline(time.Time{})
-					select {
-					case begun <- struct{}{}:
-					default:
-					}
-					closed := make(chan struct{})
-					go func() { defer close(closed); _, _ = io.Copy(io.Discard, c) }() // ends with the connection
-					select {
-					case <-closed:
-					case <-stop:
-					}
-					_ = c.Close()
-					<-closed
+				attacker, err := net.Dial("tcp", addr)
+				if err == nil {
+					halfOpen(attacker, begun, stop)
 				}
+
 				select {
 				case <-stop:
 					return
@@ -58,26 +73,33 @@ func TestClockHalfOpenHandshakes(t *testing.T) {
 			}
 		})
 	}
+
+	// All attackers hold a half-open handshake.
 	for range cap(begun) {
 		<-begun
 	}
+
+	// The newcomers have another address.
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	web := &http.Client{Timeout: testkit.Timeout, Transport: &http.Transport{
 		DialContext: dialer.DialContext, DisableKeepAlives: true,
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}
+
 	watch := testkit.NewStopwatch(t)
 	slow := 0
 	for range 100 {
-		began, start := watch.Elapsed(), time.Now()
+		began := watch.Elapsed()
+		start := time.Now()
 		answer, err := web.Get("https://" + addr + "/p/counter")
-		switch {
-		case err == nil:
+		if err == nil {
 			_ = answer.Body.Close()
-		case time.Since(start) < 3*time.Second: // a handshake may last that long, on a busy machine too
+		} else if time.Since(start) < 3*time.Second { // a handshake may last that long on a busy machine
 			t.Fatal(err)
 		}
+
 		took := watch.Elapsed() - began
+
 		if took > 500*time.Millisecond {
 			slow++
 		}

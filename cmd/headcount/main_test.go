@@ -37,11 +37,12 @@ func runWith(t *testing.T, env map[string]string, stdin io.Reader, args ...strin
 	return status, out.String(), errs.String()
 }
 
-// environ is env as os.Environ would have it.
+// environ returns env in the form of os.Environ.
 func environ(env map[string]string) (all []string) {
 	for name, value := range env {
 		all = append(all, name+"="+value)
 	}
+
 	return all
 }
 
@@ -50,13 +51,17 @@ func runProcess(t *testing.T, env []string, name string, args ...string) (code i
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
+
 	cmd := exec.CommandContext(ctx, name, args...)
 	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr, cmd.Env = &out, &errs, env
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Env = env
+
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Fatalf("%s %q: %v", name, args, err)
 	}
+
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
@@ -65,8 +70,8 @@ func TestExitStatus(t *testing.T) {
 		args   []string
 		env    map[string]string
 		code   int
-		stdout string // the line begins with this
-		stderr string // the only line contains this
+		stdout string // the line begins with stdout
+		stderr string // the only line contains stderr
 	}{
 		"help":          {args: []string{"--help"}, stdout: "Usage: headcount <command>"},
 		"help of serve": {args: []string{"serve", "--help"}, stdout: "Usage: headcount serve [flags]"},
@@ -108,9 +113,11 @@ func TestExitStatus(t *testing.T) {
 			if code != tc.code {
 				t.Errorf("exit status %d, want %d", code, tc.code)
 			}
+
 			if !strings.HasPrefix(stdout, tc.stdout) || tc.stdout == "" && stdout != "" {
 				t.Errorf("stdout %q, want %q…", stdout, tc.stdout)
 			}
+
 			if tc.stderr == "" && stderr != "" {
 				t.Errorf("stderr %q, want none", stderr)
 			}
@@ -122,15 +129,16 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// The server itself comes up, says once that it serves and once that its key is weak, and ends with
-// status 0.
+// The server starts, logs once that it serves and once that its key is weak, and ends with status 0.
 func TestClockServeUntilSignal(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
+
 	bin, argv, env := helperCommand("serves", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json",
 		"--api-key=weak", "--api-key=weaker")
 	cmd := exec.CommandContext(ctx, bin, argv...)
 	cmd.Env = env
+
 	errs, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -138,6 +146,7 @@ func TestClockServeUntilSignal(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	admin, said := "", ""
 	for lines := bufio.NewScanner(errs); lines.Scan(); {
 		said += lines.Text() + "\n"
@@ -146,9 +155,12 @@ func TestClockServeUntilSignal(t *testing.T) {
 			t.Errorf("not a line of JSON: %q", lines.Text())
 		}
 		admin += line.Admin
+
 		if line.Message != "headcount is serving" {
 			continue
 		}
+
+		// The server is ready: it must say so, and then end.
 		if err := servertest.Ready(ctx, admin); err != nil {
 			t.Error(err)
 		}
@@ -159,10 +171,13 @@ func TestClockServeUntilSignal(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	cmd.Wait() // the exit status says it
+
+	// The log ends with the process.
+	cmd.Wait() // ProcessState has the exit status
 	if code := cmd.ProcessState.ExitCode(); code != 0 || admin == "" {
 		t.Errorf("exit status %d, admin address %q, after:\n%s", code, admin, said)
 	}
+
 	for _, once := range []string{"headcount is serving", "--api-key is shorter than 16 bytes"} {
 		if n := strings.Count(said, once); n != 1 {
 			t.Errorf("it says %d times %q:\n%s", n, once, said)
@@ -179,13 +194,17 @@ func TestServerHealthcheck(t *testing.T) {
 		w.WriteHeader(code)
 	}))
 	defer server.Close()
+
 	addr := server.Listener.Addr().String()
 	_, port, _ := strings.Cut(addr, ":")
+
+	// An address without a host, or for all hosts, is asked on the loopback.
 	for _, admin := range []string{addr, ":" + port, "0.0.0.0:" + port} {
 		if err := healthcheck(t.Context(), admin); err != nil {
 			t.Errorf("%s: %v", admin, err)
 		}
 	}
+
 	code = http.StatusServiceUnavailable
 	if err := healthcheck(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "503") {
 		t.Errorf("got %v", err)
@@ -196,16 +215,19 @@ func TestServerHealthcheck(t *testing.T) {
 
 const helperVariable = "TEST_HEADCOUNT_SERVE"
 
-// TestServerHelperProcess is the program, when another test runs this binary as such.
+// TestServerHelperProcess is the program when another test runs this binary as such.
 func TestServerHelperProcess(t *testing.T) {
 	name, ok := os.LookupEnv(helperVariable)
 	if !ok {
 		return
 	}
+
+	// The program's own arguments follow "--".
 	args := os.Args
 	for len(args) > 0 && args[0] != "--" {
 		args = args[1:]
 	}
+
 	os.Exit(program{
 		args: args[1:], environ: os.Environ(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
 		serve: serves[name],
@@ -255,6 +277,7 @@ func TestServerServeFails(t *testing.T) {
 	if code != 1 || !strings.Contains(stderr, `"level":"error"`) || !strings.Contains(stderr, "the roof is on fire") {
 		t.Errorf("exit status %d, stderr %q", code, stderr)
 	}
+
 	code, _, stderr = helper(t, "refuse")
 	if code != 2 || stderr != "headcount: --listen: no; use another\n" {
 		t.Errorf("exit status %d, stderr %q", code, stderr)
@@ -273,10 +296,13 @@ func TestServerLog(t *testing.T) {
 		if code != 0 || stdout != "" || !strings.Contains(stderr, want) || strings.Contains(stderr, "hidden") {
 			t.Errorf("format %q: exit status %d, stdout %q, stderr %q", format, code, stdout, stderr)
 		}
+
+		// A short secret causes a warning, which must not show it.
 		if !strings.Contains(stderr, "--jwt-secret is shorter than 16 bytes") || strings.Contains(stderr, "hunter2") {
 			t.Errorf("format %q: no warning of a short secret, or the secret itself: %q", format, stderr)
 		}
 	}
+
 	if _, _, stderr := helper(t, "logs", "--log-level", "debug"); !strings.Contains(stderr, "hidden") {
 		t.Errorf("debug is not logged: %q", stderr)
 	}
@@ -298,9 +324,11 @@ func TestClockSignals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 			defer cancel()
+
 			bin, argv, env := helperCommand(tc.serve, "--region", "eu")
 			cmd := exec.CommandContext(ctx, bin, argv...)
 			cmd.Env = env
+
 			out, err := cmd.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -308,24 +336,28 @@ func TestClockSignals(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
+
+			// The helper reports its states on stdout, so that each signal meets the state that it is for.
 			lines := bufio.NewScanner(out)
 			wait := func(want string) {
 				if !lines.Scan() || lines.Text() != want {
 					t.Errorf("got %q, %v, want %q", lines.Text(), lines.Err(), want)
 				}
 			}
+
 			wait("ready")
 			for i, s := range tc.signals {
 				if i == len(tc.signals)-1 && tc.serve == "hangs" {
-					wait("draining") // two at once may arrive as one
+					wait("draining") // two signals sent together may arrive as one
 				}
 				if err := cmd.Process.Signal(s); err != nil {
 					t.Error(err)
 				}
 			}
-			for lines.Scan() { // to the end, before Wait closes the pipe
+			for lines.Scan() { // Wait would close the pipe early
 			}
-			cmd.Wait() // the exit status says it
+			cmd.Wait() // ProcessState has the exit status
+
 			if code := cmd.ProcessState.ExitCode(); code != tc.code {
 				t.Errorf("exit status %d, want %d", code, tc.code)
 			}

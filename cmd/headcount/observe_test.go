@@ -26,7 +26,7 @@ import (
 	"headcount/presence"
 )
 
-// running is a server within this process, for as long as the test.
+// running is a server within this process that ends with the test.
 type running struct{ public, admin string } // addresses
 
 // run starts the program with these flags, and waits until it is ready.
@@ -34,15 +34,18 @@ func run(t testing.TB, args ...string) running {
 	t.Helper()
 	r := running{servertest.FreeAddr(), servertest.FreeAddr()}
 	cfg := settings(t, append(args, "--listen", r.public, "--admin-listen", r.admin)...)
+
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- serve(ctx, cfg, zerolog.Nop()) }()
+
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
+
 	testkit.Eventually(t, "a server that is ready", func() bool {
 		select {
 		case err := <-ended:
@@ -52,10 +55,11 @@ func run(t testing.TB, args ...string) running {
 		}
 		return servertest.Ready(t.Context(), r.admin) == nil
 	})
+
 	return r
 }
 
-// settings are those of serve with these flags alone.
+// settings returns the settings of serve with only these flags.
 func settings(t testing.TB, args ...string) Config {
 	t.Helper()
 	var c commands
@@ -63,6 +67,7 @@ func settings(t testing.TB, args ...string) Config {
 	if _, err := p.parse(&c); err != nil {
 		t.Fatal(err)
 	}
+
 	return c.Serve.Config
 }
 
@@ -72,10 +77,12 @@ func fetch(t testing.TB, method, url, body string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -101,10 +108,11 @@ func parseSeries(text string) series {
 		}
 		all[line[1]] = append(all[line[1]], labels)
 	}
+
 	return all
 }
 
-// query is what is needed of an expression of PromQL: what it names.
+// query has the names in an expression of PromQL.
 type query struct {
 	metrics   []string
 	matchers  [][]matcher // of each metric
@@ -132,7 +140,7 @@ func parseQuery(expr string) (q query) {
 	for expr != "" {
 		name := word.FindString(expr)
 		switch {
-		case expr[0] == '[': // a range
+		case expr[0] == '[': // the range of a vector
 			_, expr, _ = strings.Cut(expr, "]")
 		case name == "":
 			expr = expr[max(1, len(number.FindString(expr))):]
@@ -146,12 +154,15 @@ func parseQuery(expr string) (q query) {
 			}
 		default:
 			expr = expr[len(name):]
+
+			// A name before a parenthesis or a grouping is a function, and any other one a metric.
 			rest := strings.TrimSpace(expr)
 			grouping := word.FindString(rest)
 			if strings.HasPrefix(rest, "(") || slices.Contains(groupings[:2], grouping) {
 				q.functions = append(q.functions, name)
 				continue
 			}
+
 			q.metrics = append(q.metrics, name)
 			var all []matcher
 			if s := selection.FindStringSubmatch(expr); s != nil {
@@ -160,16 +171,18 @@ func parseQuery(expr string) (q query) {
 				}
 				expr = expr[len(s[0]):]
 			}
+
 			q.matchers = append(q.matchers, all)
 		}
 	}
+
 	return q
 }
 
 // scraped are labels that Prometheus adds.
 var scraped = []string{"job", "instance"}
 
-// faults says what of an expression does not exist, and which of the labels that a text shows.
+// faults reports the names in an expression that do not exist, and the labels that a text shows in vain.
 func (all series) faults(expr string, shown ...string) (wrong []string) {
 	q := parseQuery(expr)
 	for _, f := range q.functions {
@@ -177,9 +190,11 @@ func (all series) faults(expr string, shown ...string) (wrong []string) {
 			wrong = append(wrong, "no function "+f)
 		}
 	}
+
 	if len(q.metrics) == 0 {
 		wrong = append(wrong, "no metric")
 	}
+
 	has := func(metric, label string, fits func(string) bool) bool {
 		return slices.Contains(scraped, label) || slices.ContainsFunc(all[metric], func(labels map[string]string) bool {
 			value, ok := labels[label]
@@ -192,6 +207,7 @@ func (all series) faults(expr string, shown ...string) (wrong []string) {
 			wrong = append(wrong, "no metric "+metric)
 			continue
 		}
+
 		for _, m := range q.matchers[i] {
 			fits := anything
 			switch m.op {
@@ -207,11 +223,13 @@ func (all series) faults(expr string, shown ...string) (wrong []string) {
 			}
 		}
 	}
+
 	for _, label := range slices.Concat(q.grouped, shown) {
 		if !slices.ContainsFunc(q.metrics, func(metric string) bool { return has(metric, label, anything) }) {
 			wrong = append(wrong, "no label "+label)
 		}
 	}
+
 	return wrong
 }
 
@@ -224,8 +242,8 @@ func shownLabels(text string) (labels []string) {
 	return labels
 }
 
-// Every label has few values: none is a page, a user, a key or the address of a client. A host is
-// that of a webhook.
+// The values of every label are few: no label has a page, a user, a key or the address of a client. A host is that of a
+// webhook.
 var boundedLabels = []string{
 	"le",
 	"cause", "code", "direction", "host", "limit", "lost", "method", "outcome", "path", "peer", "reason", "route",
@@ -236,51 +254,64 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	t.Parallel()
 	const withKey = "--api-key=a key that is long enough"
 	redis, peer, postgres := redistest.Start(t), redistest.Start(t), pgtest.Start(t)
+
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/refuses" {
 			w.WriteHeader(http.StatusBadRequest)
 		}
 	}))
 	defer receiver.Close()
+
+	// A server with everything that has metrics, and one in another region.
 	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen",
 		servertest.FreeAddr(),
 		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret",
 		"whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+
 	begun := parseSeries(fetch(t, "GET", "http://"+r.admin+"/metrics", ""))
 	region := run(t, append(certificateFor(t, time.Now(), time.Now().Add(time.Hour), "counter.example.com"),
 		withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen",
 		servertest.FreeAddr())...)
+
+	// Some metrics begin with the first event.
 	fetch(t, "GET", "http://"+r.public+"/p/counter", "")
 	ws, _, err := websocket.Dial(t.Context(), "ws://"+r.public+"/-/ws", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer ws.CloseNow()
 	if err := ws.Write(t.Context(), websocket.MessageText, []byte(`{"type":"join","page":"p"}`)); err != nil {
 		t.Fatal(err)
 	}
-	for text := []byte(nil); !strings.Contains(string(text), `"count":1,`); {
-		if _, text, err = ws.Read(t.Context()); err != nil {
+	for counted := false; !counted; {
+		_, text, err := ws.Read(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
+		counted = strings.Contains(string(text), `"count":1,`)
 	}
+
 	fetch(t, "POST", "http://"+r.public+"/api/v1/counters/views:1/increment", "")
-	of := ""
+	metrics := ""
 	testkit.Eventually(t, "messages to the receivers of webhooks in the metrics", func() bool {
-		of = fetch(t, "GET", "http://"+r.admin+"/metrics", "")
-		return strings.Contains(of, "headcount_webhook_messages_total{") &&
-			strings.Contains(of, "headcount_webhook_failures_total{")
+		metrics = fetch(t, "GET", "http://"+r.admin+"/metrics", "")
+		return strings.Contains(metrics, "headcount_webhook_messages_total{") &&
+			strings.Contains(metrics, "headcount_webhook_failures_total{")
 	})
-	of += fetch(t, "GET", "http://"+region.admin+"/metrics", "")
-	all := parseSeries(of)              // no server has all of them
-	all["up"] = []map[string]string{{}} // Prometheus has this one of itself
+
+	// No server has all metrics, and Prometheus makes up itself.
+	metrics += fetch(t, "GET", "http://"+region.admin+"/metrics", "")
+	all := parseSeries(metrics)
+	all["up"] = []map[string]string{{}}
 
 	for name, some := range all {
 		family := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
 		if strings.HasPrefix(name, "headcount_") &&
-			!regexp.MustCompile(`(?m)^# HELP (`+name+`|`+family+`) \S.{10}`).MatchString(of) {
+			!regexp.MustCompile(`(?m)^# HELP (`+name+`|`+family+`) \S.{10}`).MatchString(metrics) {
 			t.Errorf("%s has no help", name)
 		}
+
 		for _, labels := range some {
 			for label := range labels {
 				if strings.HasPrefix(name, "headcount_") && !slices.Contains(boundedLabels, label) {
@@ -289,6 +320,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 			}
 		}
 	}
+
 	for _, must := range []string{
 		"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count",
 		"headcount_persist_lag_seconds", "headcount_persist_rows", "headcount_region_lag_seconds",
@@ -299,10 +331,12 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 		}
 	}
 
+	// Every expression of the dashboard and of the alerts names metrics and labels that exist.
 	text, err := os.ReadFile("../../deploy/grafana.json")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var board struct {
 		Panels []struct {
 			Title, Type string
@@ -312,11 +346,13 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	if err := json.Unmarshal(text, &board); err != nil {
 		t.Fatal(err)
 	}
+
 	panels := 0
 	for _, p := range board.Panels {
 		if p.Type != "row" && len(p.Targets) == 0 {
 			t.Errorf("panel %q shows nothing", p.Title)
 		}
+
 		for _, target := range p.Targets {
 			panels++
 			for _, wrong := range all.faults(target.Expr, shownLabels(target.LegendFormat)...) {
@@ -325,7 +361,8 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 		}
 	}
 
-	if text, err = os.ReadFile("../../deploy/alerts.yaml"); err != nil {
+	text, err = os.ReadFile("../../deploy/alerts.yaml")
+	if err != nil {
 		t.Fatal(err)
 	}
 	var alerts struct {
@@ -340,6 +377,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	if err := yaml.UnmarshalWithOptions(text, &alerts, yaml.Strict()); err != nil {
 		t.Fatal(err)
 	}
+
 	rules := 0
 	for _, group := range alerts.Groups {
 		for _, rule := range group.Rules {
@@ -348,26 +386,30 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 				shownLabels(rule.Annotations["summary"]+rule.Annotations["mend"])...) {
 				t.Errorf("alert %s: %s\n\t%s", rule.Alert, wrong, rule.Expr)
 			}
+
 			for _, metric := range parseQuery(rule.Expr).metrics {
-				if rule.For == "" && len(begun[metric]) == 0 { // the first event is to be seen
+				if rule.For == "" && len(begun[metric]) == 0 { // otherwise Prometheus would miss the first event
 					t.Errorf("alert %s: %s does not begin with 0", rule.Alert, metric)
 				}
 			}
+
 			if rule.Annotations["summary"] == "" || rule.Annotations["mend"] == "" || rule.Labels["severity"] == "" {
 				t.Errorf("alert %s does not say what is wrong, what to do, and how bad it is", rule.Alert)
 			}
 		}
 	}
+
 	if panels < 40 || rules < 20 {
 		t.Errorf("%d expressions of panels and %d alerts were read", panels, rules)
 	}
-	if all := fmt.Sprintf("job) headcount_ready) < %d\n",
-		presence.DefaultPartitions); !strings.Contains(string(text), all) {
-		t.Error("the alert for partitions does not know how many there are")
+
+	partitions := fmt.Sprintf("job) headcount_ready) < %d\n", presence.DefaultPartitions)
+	if !strings.Contains(string(text), partitions) {
+		t.Error("the alert about partitions has another number of partitions than the program")
 	}
 }
 
-// What a panel or an alert names wrongly is found.
+// The test above finds the wrong names of panels and alerts.
 func TestWhatDoesNotExistIsFound(t *testing.T) {
 	all := parseSeries("# HELP a x\na{cause=\"lost\",peer=\"eu\"} 1\nb 2\nc_bucket{le=\"0.1\"} 3\n")
 	for expr, want := range map[string]string{
@@ -389,8 +431,9 @@ func TestWhatDoesNotExistIsFound(t *testing.T) {
 			t.Errorf("%s: %q, want %q", expr, got, want)
 		}
 	}
-	if got := all.faults("a", shownLabels("{{cause}} of {{ $labels.region }} is {{ $value }}")...); !slices.Equal(got,
-		[]string{"no label region"}) {
+
+	got := all.faults("a", shownLabels("{{cause}} of {{ $labels.region }} is {{ $value }}")...)
+	if !slices.Equal(got, []string{"no label region"}) {
 		t.Errorf("%q", got)
 	}
 }

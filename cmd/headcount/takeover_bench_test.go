@@ -23,23 +23,22 @@ import (
 
 var takeoverMembers = flag.Int("members", 1_000_000, "how many members BenchmarkTakeover has nodes take over")
 
-// BenchmarkTakeover has a presence node take over all partitions of a dead one with many
-// members, share them with a second node, and then be killed, so that the second has to
-// take over the rest. It reports how long each takes until the node has all it is to
-// have, how much the processes need, how far the site's count was ever from the number
-// of members, and how long it was stale. CAPACITY.md has the figures of
+// BenchmarkTakeover lets a presence node take over all partitions of a dead node with many members, and share them with
+// a second node. Then the first node is killed, and the second takes over the rest. The benchmark reports how long each
+// takeover takes, the memory of the processes, the greatest error of the site's count, and how long the count was
+// stale. CAPACITY.md has the figures of
 //
 //	go test -run '^$' -bench Takeover -benchtime 1x -timeout 30m ./cmd/headcount -members 5000000
 func BenchmarkTakeover(b *testing.B) {
 	for b.Loop() {
 		takeover(b, *takeoverMembers)
 	}
-	b.ReportMetric(0, "ns/op") // an iteration lasts as long as the scenario does
+	b.ReportMetric(0, "ns/op") // an iteration lasts as long as the scenario
 }
 
 const (
 	takeoverLimit = 5 * time.Minute
-	takeoverRest  = 10 * time.Second // longer than any trial of members and any retry
+	takeoverRest  = 10 * time.Second // longer than any probation of members and any retry
 )
 
 func takeover(b *testing.B, members int) {
@@ -53,21 +52,27 @@ func takeover(b *testing.B, members int) {
 		return benchProcess(b, bin, "--roles", roles, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(),
 			"--log-level", "warn")
 	}
+
+	// The first node takes everything over.
 	start = time.Now()
 	first, gateway := process(presence.RolePresence), process(presence.RoleGateway+","+presence.RoleDispatcher)
 	first.ready(b, takeoverLimit)
 	b.ReportMetric(time.Since(start).Seconds(), "s-first")
+
 	gateway.ready(b, takeoverLimit)
+
 	site := watchSite(gateway.url, int64(members))
 	time.Sleep(takeoverRest)
 	b.ReportMetric(first.memory(b, "VmRSS"), "MB-first")
 
+	// The second node takes half.
 	start = time.Now()
 	second := process(presence.RolePresence)
 	second.ready(b, takeoverLimit)
 	b.ReportMetric(time.Since(start).Seconds(), "s-half")
 	time.Sleep(takeoverRest)
 
+	// The first node is killed, and the second takes the rest.
 	start = time.Now()
 	first.Kill()
 	for second.metric(b, "headcount_partitions_owned") < presence.DefaultPartitions {
@@ -78,24 +83,28 @@ func takeover(b *testing.B, members int) {
 	}
 	b.ReportMetric(time.Since(start).Seconds(), "s-killed")
 	time.Sleep(takeoverRest)
+
 	if n := second.metric(b, "headcount_users"); int(n) != members {
 		b.Errorf("the second node has %.0f users, want %d", n, members)
 	}
+
 	b.ReportMetric(second.memory(b, "VmRSS"), "MB-node")
 	b.ReportMetric(second.memory(b, "VmHWM"), "MB-node-most")
 	b.ReportMetric(value(b, redis.Do(b, "INFO", "memory").(string), "used_memory_rss:")/1e6, "MB-redis")
+
 	off, stale, unread := site.stop()
 	b.ReportMetric(float64(off), "users-off")
 	b.ReportMetric(stale.Seconds(), "s-stale")
 	b.ReportMetric(float64(unread), "reads-failed")
 }
 
-// seed writes the members into Redis as a node would, and leaves them there. Each has a
-// hold of an hour, so that no gateway needs to tell of them.
+// seed writes the members into Redis as a node would, and leaves them there. Each member has a hold of an hour, so that
+// no gateway needs to report it.
 func seed(b *testing.B, url string, members int) {
 	b.Helper()
 	s := presenceredis.Open(presenceredis.Config{Conn: redistest.Dial(b, url), Log: zerolog.Nop()})
 	defer s.Close()
+
 	all := make([]int, presence.DefaultPartitions)
 	for i := range all {
 		all[i] = i
@@ -104,13 +113,17 @@ func seed(b *testing.B, url string, members int) {
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	changes := make([]presence.Change, len(claims))
 	users := make([]map[string]int64, len(claims))
 	for i, c := range claims {
 		changes[i] = presence.Change{Claim: c, Sequence: 1, Reset: true}
 		users[i] = map[string]int64{}
 	}
+
 	end := time.Now().Add(time.Hour)
+
+	// A multiplier spreads the users evenly over the partitions.
 	for i := range members {
 		u := presence.User(uint64(i+1) * 0x9E3779B97F4A7C15)
 		p := u.Partition(presence.DefaultPartitions)
@@ -120,7 +133,8 @@ func seed(b *testing.B, url string, members int) {
 		users[p][page]++
 		users[p][presence.AllPages]++
 	}
-	const atOnce = 2 // partitions in one write, which has a deadline
+
+	const atOnce = 2 // partitions in a write, which has a deadline
 	for first := 0; first < len(changes); first += atOnce {
 		part := changes[first:min(first+atOnce, len(changes))]
 		for i := range part {
@@ -129,6 +143,7 @@ func seed(b *testing.B, url string, members int) {
 			}
 			part[i].Complete = true
 		}
+
 		failed := func(o presence.Outcome) bool { return o.Err != nil }
 		for tries := 1; slices.ContainsFunc(s.Write(b.Context(), part), failed); tries++ {
 			if tries == 10 {
@@ -138,13 +153,13 @@ func seed(b *testing.B, url string, members int) {
 	}
 }
 
-// site is who looks at the count of the site all the time.
+// site watches the count of the site all the time.
 type site struct {
 	ended  chan struct{}
 	done   chan struct{}
-	off    int64         // furthest from the truth
-	stale  time.Duration // of the looks
-	failed int           // looks without an answer
+	off    int64         // the greatest error
+	stale  time.Duration // the time of the stale counts
+	failed int           // reads without an answer
 }
 
 func watchSite(url string, truth int64) *site {
@@ -160,24 +175,27 @@ func watchSite(url string, truth int64) *site {
 				return
 			case <-tick.C:
 			}
+
 			count, err := readSite(url)
-			switch {
-			case err != nil:
+			if err != nil {
 				s.failed++
-			default:
-				s.off = max(s.off, truth-count.Count, count.Count-truth)
-				if count.Stale {
-					s.stale += every
-				}
+				continue
+			}
+
+			s.off = max(s.off, truth-count.Count, count.Count-truth)
+			if count.Stale {
+				s.stale += every
 			}
 		}
 	}()
+
 	return s
 }
 
 func (s *site) stop() (off int64, stale time.Duration, failed int) {
 	close(s.ended)
 	<-s.done
+
 	return s.off, s.stale, s.failed
 }
 
@@ -190,13 +208,15 @@ func readSite(url string) (count struct {
 		return count, err
 	}
 	defer resp.Body.Close()
+
 	if resp.StatusCode != http.StatusOK {
 		return count, fmt.Errorf("status %d", resp.StatusCode)
 	}
+
 	return count, json.NewDecoder(resp.Body).Decode(&count)
 }
 
-// metric is one value of the process's metrics.
+// metric returns one value of the process's metrics.
 func (p *process) metric(b *testing.B, name string) float64 {
 	b.Helper()
 	resp, err := http.Get("http://" + p.admin + "/metrics")
@@ -204,24 +224,27 @@ func (p *process) metric(b *testing.B, name string) float64 {
 		b.Fatal(err)
 	}
 	defer resp.Body.Close()
+
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	return value(b, string(text), name+" ")
 }
 
-// memory is a field of the process's status, in megabytes.
+// memory returns a field of the process's status, in megabytes.
 func (p *process) memory(b *testing.B, field string) float64 {
 	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	return value(b, strings.ReplaceAll(string(text), " kB", ""), field+":") * 1024 / 1e6
 }
 
-// value reads the number that follows on the line that begins so.
+// value returns the number at the end of the line that begins with begin.
 func value(b *testing.B, text, begin string) float64 {
 	b.Helper()
 	for line := range strings.Lines(text) {
@@ -233,6 +256,7 @@ func value(b *testing.B, text, begin string) float64 {
 			return n
 		}
 	}
+
 	b.Fatalf("no line begins with %q", begin)
 	return 0
 }

@@ -30,7 +30,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// addresses takes the address of --listen from the log.
+// addresses receives the address of --listen from the log.
 type addresses chan string
 
 func (a addresses) Write(line []byte) (int, error) {
@@ -38,16 +38,18 @@ func (a addresses) Write(line []byte) (int, error) {
 	if json.Unmarshal(line, &said) == nil && said.Listen != "" {
 		a <- said.Listen
 	}
+
 	return len(line), nil
 }
 
-// serveHere serves in this process until the test ends, and returns --listen.
+// serveHere serves in this process until the test ends, and returns the address of --listen.
 func serveHere(t *testing.T, args ...string) string {
 	t.Helper()
 	cfg, err := read(t, append(args, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"), nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	said := make(addresses, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -58,6 +60,7 @@ func serveHere(t *testing.T, args ...string) string {
 			t.Error(err)
 		}
 	})
+
 	select {
 	case addr := <-said:
 		return addr
@@ -68,7 +71,7 @@ func serveHere(t *testing.T, args ...string) string {
 	return ""
 }
 
-// serial is the number of the certificate that a visitor is shown.
+// serial returns the serial number of the certificate that a visitor receives.
 func serial(t *testing.T, addr string, a *authority) int64 {
 	t.Helper()
 	roots := x509.NewCertPool()
@@ -78,18 +81,21 @@ func serial(t *testing.T, addr string, a *authority) int64 {
 		t.Fatal(err)
 	}
 	defer c.Close()
+
 	if got := c.ConnectionState().NegotiatedProtocol; got != "h2" {
 		t.Fatalf("the protocol is %q", got)
 	}
+
 	return c.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
 }
 
-// A certificate that is replaced is taken; one that does not fit its key is not.
+// A replaced certificate comes into use. One that does not fit its key does not.
 func TestServerCertificateFiles(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, "counter.example.com", nil)
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+
 	write := func(path string, text []byte) {
 		t.Helper()
 		if err := os.WriteFile(path+".new", text, 0o600); err != nil {
@@ -99,25 +105,34 @@ func TestServerCertificateFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	one, text := newKey(t)
 	write(cert, a.issue(10, one.Public()))
 	write(key, text)
+
 	plain := servertest.FreeAddr()
 	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key, "--http-redirect="+plain)
 	redirects(t, plain)
+
 	insecure := &http.Client{
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
 	}
-	if resp, err := insecure.Get("https://" + addr + "/p/counter"); err != nil {
-		t.Error(err)
-	} else if resp.Body.Close(); resp.Header.Get("Strict-Transport-Security") != "max-age=3600" {
+
+	resp, err := insecure.Get("https://" + addr + "/p/counter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.Header.Get("Strict-Transport-Security") != "max-age=3600" {
 		t.Errorf("over TLS: %v", resp.Header)
 	}
 	if got := serial(t, addr, a); got != 10 {
 		t.Fatalf("certificate %d", got)
 	}
+
+	// The two files cannot be replaced at once: in between, the old pair is shown.
 	two, text := newKey(t)
-	write(cert, a.issue(11, two.Public())) // its key is not there yet
+	write(cert, a.issue(11, two.Public())) // without its key
 	if got := serial(t, addr, a); got != 10 {
 		t.Fatalf("certificate %d", got)
 	}
@@ -125,25 +140,27 @@ func TestServerCertificateFiles(t *testing.T) {
 	testkit.Eventually(t, "the new certificate", func() bool { return serial(t, addr, a) == 11 })
 }
 
-// redirects checks where visitors of an address without TLS are sent.
+// redirects checks where an address without TLS sends its visitors.
 func redirects(t *testing.T, addr string) {
 	t.Helper()
 	for host, want := range map[string]string{
 		"counter.example.com":    "https://counter.example.com/a%2Fb/counter?regions=1",
-		"Counter.example.com:80": "https://Counter.example.com/a%2Fb/counter?regions=1", "example.com": "",
+		"Counter.example.com:80": "https://Counter.example.com/a%2Fb/counter?regions=1",
+		"example.com":            "",
 	} {
 		_, answer := plainly(t, addr, host, "/a%2Fb/counter?regions=1")
 		status := http.StatusPermanentRedirect
 		if want == "" {
 			status = http.StatusMisdirectedRequest
 		}
+
 		if got := answer.Header.Get("Location"); got != want || answer.StatusCode != status {
 			t.Errorf("%s: %s, %q; want %q", host, answer.Status, got, want)
 		}
 	}
 }
 
-// Over port 80 visitors are sent to https, and the authority gets its proof.
+// Port 80 sends visitors to https, and gives the authority its proof.
 func TestServerRedirect(t *testing.T) {
 	t.Parallel()
 	plain := servertest.FreeAddr()
@@ -152,40 +169,47 @@ func TestServerRedirect(t *testing.T) {
 	addr := serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir",
 		"--acme-dir="+filepath.Join(t.TempDir(), "acme"), "--http-redirect="+plain)
 	redirects(t, plain)
+
 	if got := serial(t, addr, a); got != 2 {
 		t.Errorf("certificate %d", got)
 	}
 }
 
-// A certificate comes from the authority, once, and is kept for the next process.
+// The authority issues a certificate once, and the next process reuses it.
 func TestServerDomain(t *testing.T) {
 	t.Parallel()
 	var addr string
 	a := newAuthority(t, "counter.example.com", func() string { return addr })
+
 	args := []string{
 		"--domain=" + a.domain, "--acme-url=" + a.url + "/dir", "--acme-dir=" + filepath.Join(t.TempDir(), "acme"),
 	}
+
 	for range 2 {
 		t.Run("a process", func(t *testing.T) {
 			addr = serveHere(t, args...)
 			if got := serial(t, addr, a); got != 2 {
 				t.Fatalf("certificate %d", got)
 			}
-			if c, err := tls.Dial("tcp", addr,
-				&tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true}); err == nil {
+			c, err := tls.Dial("tcp", addr, &tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true})
+			if err == nil {
 				c.Close()
 				t.Error("there is a certificate for a domain that was not given")
 			}
 		})
 	}
+
+	// A third process finds the certificate in the directory as well, and shows it to its first visitor.
 	cfg, err := read(t, args, nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	certs, err := cfg.openCertificates(zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	before := len(certs.Shown())
 	if _, err := certs.GetCertificate(&tls.ClientHelloInfo{
 		ServerName: a.domain, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256},
@@ -195,6 +219,7 @@ func TestServerDomain(t *testing.T) {
 	if after := certs.Shown(); before != 0 || len(after) != 1 || after[0].Leaf.SerialNumber.Int64() != 2 {
 		t.Errorf("%d certificates were shown before, then %v", before, after)
 	}
+
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.orders != 1 {
@@ -202,26 +227,29 @@ func TestServerDomain(t *testing.T) {
 	}
 }
 
-// Operators are told of a certificate that should have been renewed, until it is.
+// The metrics report a certificate that should have been renewed, until it is renewed.
 func TestServerCertificateThatNobodyRenewed(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
 	files := func(left time.Duration) []string {
 		return certificateFor(t, time.Now().Add(-60*day), time.Now().Add(left), "counter.example.com")
 	}
+
 	old, renewed := files(day), files(60*day)
 	r := run(t, old...)
-	if text := fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""); !strings.Contains(text,
-		"\nheadcount_certificate_overdue 1\n") {
+	text := fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", "")
+	if !strings.Contains(text, "\nheadcount_certificate_overdue 1\n") {
 		t.Fatal("a certificate that ends within a day is not overdue")
 	}
-	for i := range old { // certificate, key
+
+	for i := range old { // the certificate and the key
 		_, from, _ := strings.Cut(renewed[i], "=")
 		_, to, _ := strings.Cut(old[i], "=")
 		if err := os.Rename(from, to); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	testkit.Eventually(t, "that a new certificate is not overdue", func() bool {
 		return strings.Contains(fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""),
 			"\nheadcount_certificate_overdue 0\n")
@@ -239,10 +267,11 @@ func newKey(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// dialShared serves with these settings over TLS, and connects a client that speaks HTTP/2 by hand.
+// dialShared starts a server with these settings and TLS, and connects a client that speaks HTTP/2 by hand.
 func dialShared(t *testing.T, args ...string) *tls.Conn {
 	t.Helper()
 	a := newAuthority(t, "counter.example.com", nil)
@@ -253,61 +282,76 @@ func dialShared(t *testing.T, args ...string) *tls.Conn {
 			t.Fatal(err)
 		}
 	}
+
 	c, err := tls.Dial("tcp", serveHere(t, append(args, "--tls-cert="+cert, "--tls-key="+private)...),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
+
 	return c
 }
 
-// A client that takes not a byte is closed after --write-timeout, over HTTP/2 too.
+// The server closes a client that reads nothing after --write-timeout, over HTTP/2 too.
 func TestClockClientThatTakesNothingOverHTTP2(t *testing.T) {
 	c := dialShared(t, "--write-timeout=200ms")
-	// each answer may be as long as it likes, and all of them together
+
+	// Each answer may be as long as it likes, and so may all answers together.
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
 		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff"+
 		"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil {
 		t.Fatal(err)
 	}
+
+	// Each request asks for a long answer.
 	for i := range sharedRequests {
 		get := binary.BigEndian.AppendUint32([]byte("\x00\x00\x16\x01\x05"), uint32(2*i+1))
 		if _, err := io.WriteString(c, string(get)+"\x82\x87\x04\x0f/-/openapi.json\x01\x01h"); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	var err error
-	for err == nil { // a client that is there still
+	for err == nil { // until the server has closed the connection
 		time.Sleep(20 * time.Millisecond)
 		_, err = io.WriteString(c, "\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678")
 	}
+
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("it is still there")
+		t.Error("the client is still connected")
 	}
 }
 
-// Of what a client sends over HTTP/2 and nobody reads, the server keeps little. A connection has so
-// many calls at once.
+// The server buffers little of what a client sends over HTTP/2 and nobody reads. The number of calls at once per
+// connection is bounded.
 func TestServerBodiesOverHTTP2(t *testing.T) {
 	c := dialShared(t)
-	// settings, and a ping
+
+	// Settings, and a ping.
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
 		"\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"); err != nil {
 		t.Fatal(err)
 	}
+
 	const settings, ping, update = 4, 6, 8
-	ofConnection, ofStream, streams := 65535, 65535, uint32(math.MaxUint32) // as RFC 9113 has it
+	ofConnection, ofStream := 65535, 65535 // the defaults of RFC 9113
+	streams := uint32(math.MaxUint32)
+
+	// The server's settings arrive before the answer to the ping.
 	for pinged := false; !pinged; {
 		var head [9]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil {
 			t.Fatal(err)
 		}
+
 		payload := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
 		if _, err := io.ReadFull(c, payload); err != nil {
 			t.Fatal(err)
 		}
+
 		switch head[3] {
 		case settings:
 			for ; len(payload) > 0; payload = payload[6:] {
@@ -324,13 +368,14 @@ func TestServerBodiesOverHTTP2(t *testing.T) {
 			pinged = true
 		}
 	}
+
 	if ofConnection > sharedBodies || ofStream > sharedBodies || streams > sharedRequests {
 		t.Errorf("a client may send %d bytes, %d of one body, and begin %d calls", ofConnection, ofStream, streams)
 	}
 }
 
-// Those who wait for a certificate that the authority does not give hold up no visitors of another domain, and
-// none of their own that need the kind of certificate that there is.
+// Visitors who wait for a certificate that the authority does not issue delay no visitors of another domain, and no
+// visitors of their own domain for whom a certificate of the right kind exists.
 func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	t.Parallel()
 	var addr string
@@ -338,12 +383,15 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "acme")
 	addr = serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir", "--acme-dir="+dir)
 	serial(t, addr, a)
+
+	// This authority answers nothing until the end of the test.
 	silent := make(chan struct{})
 	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		<-silent
 		w.WriteHeader(http.StatusBadRequest)
 	}))
 	defer away.Close()
+
 	args := []string{"--domain=" + a.domain + ",new.example.com", "--acme-url=" + away.URL, "--acme-dir=" + dir}
 	cfg, err := read(t, args, nil, "")
 	if err != nil {
@@ -353,17 +401,22 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	hello := func(name string, cipher uint16) *tls.ClientHelloInfo {
 		return &tls.ClientHelloInfo{ServerName: name, CipherSuites: []uint16{cipher}}
 	}
 	const modern, old = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+
 	served := func(when string) {
 		t.Helper()
 		if _, err := certs.GetCertificate(hello(a.domain, modern)); err != nil {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
+
 	served("before")
+
+	// One visitor too many waits for each certificate, so that one gives up at once.
 	var waiting sync.WaitGroup
 	for _, who := range []*tls.ClientHelloInfo{hello("new.example.com", modern), hello(a.domain, old)} {
 		var over atomic.Int32
@@ -376,6 +429,7 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 		testkit.Eventually(t, "that one does not wait", func() bool { return over.Load() > 0 })
 		served("while others wait for " + who.ServerName)
 	}
+
 	close(silent)
 	waiting.Wait()
 }

@@ -15,7 +15,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// collector takes traces.
+// collector receives traces.
 type collector struct {
 	mu    sync.Mutex
 	text  strings.Builder
@@ -38,8 +38,10 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	c.text.Write(body)
 	for _, resource := range all.ResourceSpans {
 		for _, scope := range resource.ScopeSpans {
@@ -48,7 +50,7 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// await waits for a span that fits.
+// await waits for a span that fits, and returns it.
 func (c *collector) await(t *testing.T, what string, fits func(collected) bool) (found collected) {
 	t.Helper()
 	testkit.Eventually(t, "a span of "+what, func() bool {
@@ -60,26 +62,30 @@ func (c *collector) await(t *testing.T, what string, fits func(collected) bool) 
 		}
 		return i >= 0
 	})
+
 	return found
 }
 
-// A request is traced with what it asks of Redis. Traces tell nobody who was where.
+// A trace of a request contains its calls of Redis. Traces do not reveal who was where.
 func TestServerTraces(t *testing.T) {
 	t.Parallel()
 	c := &collector{}
 	sink := httptest.NewServer(c)
 	defer sink.Close()
+
 	redis := redistest.Start(t)
 	const key = "a key that is long enough"
 	r := run(t, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--otlp", sink.URL, "--trace-every",
 		"1", "--api-key", key)
 
 	named := func(name string) func(collected) bool { return func(s collected) bool { return s.Name == name } }
+
 	below := func(above collected, name string) func(collected) bool {
 		return func(s collected) bool {
 			return s.Name == name && s.ParentSpanID == above.SpanID && s.TraceID == above.TraceID && s.Status == nil
 		}
 	}
+
 	resp, err := http.Get("http://" + r.public + "/private-page/counter")
 	if err != nil {
 		t.Fatal(err)
@@ -91,19 +97,23 @@ func TestServerTraces(t *testing.T) {
 	}
 	c.await(t, "Redis below it", below(get, "redis"))
 
+	// A change of a counter is written in a batch, which is a span below the request.
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
 		"http://"+r.public+"/api/v1/counters/views:private-key/increment", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	req.Header.Set("X-API-Key", key)
-	if resp, err = http.DefaultClient.Do(req); err != nil {
+	resp, err = http.DefaultClient.Do(req)
+	if err != nil {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
 	change := c.await(t, "the change", named("POST /api/v1/counters/:key/increment"))
 	c.await(t, "the write below it", below(change, "change of counters"))
 
+	// Nothing private is in any span.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, private := range []string{"private-page", "private-key", key, "127.0.0.1"} {
@@ -111,6 +121,7 @@ func TestServerTraces(t *testing.T) {
 			t.Errorf("%q is in the traces", private)
 		}
 	}
+
 	for _, s := range c.spans {
 		if len(s.TraceID) != 32 || len(s.SpanID) != 16 || s.StartTimeUnixNano > s.EndTimeUnixNano {
 			t.Errorf("%+v", s)
@@ -118,21 +129,24 @@ func TestServerTraces(t *testing.T) {
 	}
 }
 
-// A refused request has an id, in the answer and in the log, also when nothing is traced.
+// A refused request has an id, in the answer and in the log, even when nothing is traced.
 func TestServerRequestIDs(t *testing.T) {
 	r := run(t)
 	resp, err := http.Get("http://" + r.public + "/nowhere")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer resp.Body.Close()
+
 	var p struct {
 		RequestID string `json:"request_id"`
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || len(p.RequestID) != 16 ||
-		p.RequestID != resp.Header.Get("X-Request-Id") {
+	err = json.NewDecoder(resp.Body).Decode(&p)
+	if err != nil || len(p.RequestID) != 16 || p.RequestID != resp.Header.Get("X-Request-Id") {
 		t.Errorf("%v, %q in the problem and %q in the head", err, p.RequestID, resp.Header.Get("X-Request-Id"))
 	}
+
 	good, err := http.Get("http://" + r.public + "/p/counter")
 	if err != nil {
 		t.Fatal(err)

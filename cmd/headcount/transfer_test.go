@@ -27,36 +27,43 @@ import (
 var transferred = flag.Int("transferred", 600,
 	"counters that TestServerExportAndImport transfers, beside sets and others")
 
-// lines are those of an export without its head, which has the time.
+// lines returns an export without its first line, which contains the time.
 func lines(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	_, rest, _ := bytes.Cut(text, []byte("\n"))
 	return string(rest)
 }
 
-// From the data directory into PostgreSQL and back nothing is lost and nothing is added.
-// Of a million counters: go test ./cmd/headcount -run TestServerExportAndImport -transferred 1000000 -v -timeout 1h
+// An export of the data directory, an import into PostgreSQL, and the way back: nothing is lost and nothing is added.
+// For a million counters: go test ./cmd/headcount -run TestServerExportAndImport -transferred 1000000 -v -timeout 1h
 func TestServerExportAndImport(t *testing.T) {
-	dir, server := t.TempDir(), pgtest.Start(t)
-	postgres, from, back := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "back")
+	dir := t.TempDir()
+	server := pgtest.Start(t)
+	postgres := server.Database(t)
+	from, back := filepath.Join(dir, "from"), filepath.Join(dir, "back")
+
 	store, err := local.Open(t.Context(), from, counter.BuiltinRules(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
 	countertest.Fill(t, store, *transferred)
 	first, second, third := filepath.Join(dir, "1"), filepath.Join(dir, "2"), filepath.Join(dir, "3")
-	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", first); status != exitFailure ||
-		!strings.Contains(said, "in use by another process") {
+
+	status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", first)
+	if status != exitFailure || !strings.Contains(said, "in use by another process") {
 		t.Errorf("while a server has the directory: %d %s", status, said)
 	}
+
 	_ = os.Remove(first)
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	must := func(args ...string) string {
 		t.Helper()
 		start := time.Now()
@@ -67,35 +74,43 @@ func TestServerExportAndImport(t *testing.T) {
 		}
 		return said
 	}
+
+	// There and back.
 	must("export", "--data-dir", from, "--file", first)
 	must("import", "--postgres", postgres, "--file", first)
 	must("export", "--postgres", postgres, "--file", second)
 	must("import", "--data-dir", back, "--file", second)
 	must("export", "--data-dir", back, "--file", third)
+
 	want := lines(t, first)
 	if n := strings.Count(want, "\n"); n < *transferred {
 		t.Fatalf("an export of %d lines", n)
 	}
+
 	if lines(t, second) != want || lines(t, third) != want {
 		t.Error("the exports differ")
 	}
+
+	// The same import again changes nothing.
 	if said := must("import", "--postgres", postgres, "--file", third); !strings.Contains(said, "were there already") {
-		t.Errorf("the same again: %s", said)
+		t.Errorf("a second import: %s", said)
 	}
 	fourth := filepath.Join(dir, "4")
 	must("export", "--postgres", postgres, "--file", fourth)
 	if lines(t, fourth) != want {
-		t.Error("to import twice has changed something")
+		t.Error("the second import has changed something")
 	}
 
 	if *transferred > 10_000 {
-		return // the rest is about where a file ends
+		return // the rest is about the end of a file
 	}
-	// An export that was broken off, wherever that was, goes on.
+
+	// An export that was interrupted anywhere can be resumed.
 	text, err := os.ReadFile(first)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cut := filepath.Join(dir, "cut")
 	for _, at := range []int{0, 10, len(text) / 3, len(text) / 2, len(text) - 100, len(text) - 1, len(text)} {
 		if err := os.WriteFile(cut, text[:at], 0o600); err != nil {
@@ -108,7 +123,7 @@ func TestServerExportAndImport(t *testing.T) {
 	}
 }
 
-// An export has the counters of all sites or of one, and an import puts them back, or into another site.
+// An export has the counters of all sites or of one site. An import restores them, or moves them into another site.
 func TestExportAndImportOfSites(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -116,6 +131,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 	rules := counter.BuiltinRules().For([]presence.Site{shop, blog})
 	for _, site := range []presence.Site{presence.DefaultSite, shop, blog} {
@@ -129,15 +145,19 @@ func TestExportAndImportOfSites(t *testing.T) {
 			}
 		}
 	}
+
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	must := func(args ...string) {
 		t.Helper()
 		if status, _, said := runCommand(t, nil, args...); status != exitOK {
 			t.Fatalf("%v: status %d: %s", args, status, said)
 		}
 	}
+
+	// The file names sites, and not their internal prefix.
 	must("export", "--data-dir", at("from"), "--file", at("all"))
 	all := lines(t, at("all"))
 	for site, n := range map[string]int{
@@ -147,39 +167,47 @@ func TestExportAndImportOfSites(t *testing.T) {
 			t.Errorf("%s stands %d times in the export of all sites, want %d", site, got, n)
 		}
 	}
+
 	text, err := os.ReadFile(at("all"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 6 { // broken off among the counters of each site
+	for i := range 6 { // interrupted among the counters of each site
 		if err := os.WriteFile(at("cut"), text[:len(text)*(i+1)/7], 0o600); err != nil {
 			t.Fatal(err)
 		}
 		must("export", "--data-dir", at("from"), "--file", at("cut"), "--resume")
 		if lines(t, at("cut")) != all {
-			t.Errorf("broken off after %d sevenths the export differs", i+1)
+			t.Errorf("interrupted after %d sevenths the export differs", i+1)
 		}
 	}
+
 	must("import", "--data-dir", at("back"), "--file", at("all"))
 	must("export", "--data-dir", at("back"), "--file", at("again"))
 	if lines(t, at("again")) != all {
-		t.Error("what was imported differs")
+		t.Error("the imported counters differ")
 	}
+
 	for _, site := range []string{"shop", "default"} {
 		must("export", "--data-dir", at("back"), "--site", site, "--file", at(site))
 		one := lines(t, at(site))
-		if n := strings.Count(one, `"key":`); n != 20 || strings.Contains(one, `"site":"blog"`) ||
+		n := strings.Count(one, `"key":`)
+		if n != 20 || strings.Contains(one, `"site":"blog"`) ||
 			strings.Contains(one, `"site":"shop"`) != (site == "shop") {
 			t.Errorf("the export of %s: %s", site, one)
 		}
 	}
-	// What was a server of its own becomes a site of this one.
+
+	// The counters of a separate server become a site of this one.
 	must("import", "--data-dir", at("moved"), "--site", "wiki", "--file", at("default"))
 	must("export", "--data-dir", at("moved"), "--file", at("wiki"))
-	if got, want := lines(t, at("wiki")), strings.ReplaceAll(lines(t, at("default")), `{"key":`,
-		`{"site":"wiki","key":`); got != want {
+	got := lines(t, at("wiki"))
+	want := strings.ReplaceAll(lines(t, at("default")), `{"key":`, `{"site":"wiki","key":`)
+	if got != want {
 		t.Errorf("moved into a site: %s\nwant %s", got, want)
 	}
+
+	// Impossible combinations of files and sites.
 	for _, args := range [][]string{
 		{
 			"import", "--data-dir", at("mixed"), "--site", "wiki", "--file", at("all"),
@@ -193,10 +221,12 @@ func TestExportAndImportOfSites(t *testing.T) {
 	}
 }
 
-// Killed in the midst, an import that is made again has everything.
+// After an import was killed halfway, a second import restores everything.
 func TestClockImportIsKilled(t *testing.T) {
-	dir, server := t.TempDir(), pgtest.Start(t)
-	url, from, file := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "file")
+	dir := t.TempDir()
+	url := pgtest.Start(t).Database(t)
+	from, file := filepath.Join(dir, "from"), filepath.Join(dir, "file")
+
 	store, err := local.Open(t.Context(), from, counter.BuiltinRules(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
@@ -205,13 +235,17 @@ func TestClockImportIsKilled(t *testing.T) {
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", file); status != exitOK {
 		t.Fatal(said)
 	}
+
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	// The import waits for the rest of the file when it is killed.
 	bin, argv, env := helperCommand("", "import", "--postgres", url)
 	cmd := exec.CommandContext(t.Context(), bin, argv...)
 	cmd.Env = env
@@ -222,7 +256,7 @@ func TestClockImportIsKilled(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := in.Write(text[:len(text)*2/3]); err != nil { // the rest never comes
+	if _, err := in.Write(text[:len(text)*2/3]); err != nil { // the rest is never sent
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, "counters in PostgreSQL", func() bool {
@@ -230,111 +264,136 @@ func TestClockImportIsKilled(t *testing.T) {
 		const some = "select exists (select from headcount_counters where key like 'views:%')"
 		return pgtest.Query[bool](t, url, is) && pgtest.Query[bool](t, url, some)
 	})
+
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	if status, _, said := runCommand(t, bytes.NewReader(text[:len(text)/2]), "import", "--postgres",
-		url); status != exitFailure || !strings.Contains(said, "it has no end") {
+
+	status, _, said := runCommand(t, bytes.NewReader(text[:len(text)/2]), "import", "--postgres", url)
+	if status != exitFailure || !strings.Contains(said, "it has no end") {
 		t.Errorf("a file without its end: %d %s", status, said)
 	}
+
 	if status, _, said := runCommand(t, bytes.NewReader(text), "import", "--postgres", url); status != exitOK {
 		t.Fatal(said)
 	}
+
 	status, out, said := runCommand(t, nil, "export", "--postgres", url)
 	_, got, _ := strings.Cut(out, "\n")
 	if status != exitOK || got != lines(t, file) {
-		t.Errorf("after a kill and a second import PostgreSQL has something else: %d %s", status, said)
+		t.Errorf("after a kill and a second import PostgreSQL differs: %d %s", status, said)
 	}
 }
 
-// From a file into Redis, alone and in front of PostgreSQL, and back out of both.
+// Imports into Redis, alone and in front of PostgreSQL, and exports from both.
 func TestServerExportsOfRedis(t *testing.T) {
-	dir, redis, front, pg := t.TempDir(), redistest.Start(t), redistest.Start(t), pgtest.Start(t)
+	dir := t.TempDir()
+	redis, front := redistest.Start(t), redistest.Start(t)
+	pg := pgtest.Start(t)
 	from := filepath.Join(dir, "from")
 	store, err := local.Open(t.Context(), from, counter.BuiltinRules(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	countertest.Fill(t, store, 60)
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	must := func(args ...string) {
 		t.Helper()
 		if status, _, said := runCommand(t, nil, args...); status != exitOK {
 			t.Fatalf("%s: %d %s", args, status, said)
 		}
 	}
+
 	first, second, alone := filepath.Join(dir, "1"), filepath.Join(dir, "2"), filepath.Join(dir, "3")
 	postgres := pg.Database(t)
+
 	must("export", "--data-dir", from, "--file", first)
 	must("import", "--redis", front.URL(), "--postgres", postgres, "--file", first)
 	must("export", "--redis", front.URL(), "--postgres", postgres, "--file", second)
-	// Counters of a Redis that is newer than they are get greater incarnations.
+
+	// Counters get greater incarnations in a Redis that is newer than they are.
 	incarnation := regexp.MustCompile(`"version":"\d+-`)
 	if incarnation.ReplaceAllString(lines(t, second), "") != incarnation.ReplaceAllString(lines(t, first), "") {
-		t.Error("Redis and PostgreSQL give something else than they took")
+		t.Error("Redis and PostgreSQL export something else than they imported")
 	}
+
 	must("import", "--redis", redis.URL(), "--file", first)
 	must("export", "--redis", redis.URL(), "--file", alone)
-	if is, want := lines(t, alone), lines(t, first); strings.Count(is, `"key"`) != strings.Count(want, `"key"`) ||
-		!strings.Contains(is, `"hashes"`) {
-		t.Error("Redis alone gives something else than it took")
+	is, want := lines(t, alone), lines(t, first)
+	if strings.Count(is, `"key"`) != strings.Count(want, `"key"`) || !strings.Contains(is, `"hashes"`) {
+		t.Error("Redis alone exports something else than it imported")
 	}
-	nameless, other := filepath.Join(dir, "5"), pg.Database(t)
+
+	// The names of members are unknown to Redis: their hashes go through PostgreSQL unchanged.
+	nameless := filepath.Join(dir, "5")
+	other := pg.Database(t)
 	must("import", "--postgres", other, "--file", alone)
 	must("export", "--postgres", other, "--file", nameless)
 	if lines(t, nameless) != lines(t, alone) {
-		t.Error("PostgreSQL gives something else than it took of Redis alone")
+		t.Error("PostgreSQL exports something else than it imported from Redis alone")
 	}
+
 	// A region has exact counters in PostgreSQL, and all others in Redis.
-	region, regional, exacts := redistest.Start(t), filepath.Join(dir, "4"), pg.Database(t)
+	region := redistest.Start(t)
+	regional := filepath.Join(dir, "4")
+	exacts := pg.Database(t)
 	must("import", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", first)
 	must("export", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", regional)
 	if lines(t, regional) != lines(t, alone) {
-		t.Error("a region gives something else than it took")
+		t.Error("a region exports something else than it imported")
 	}
-	if all, exact := pgtest.Query[int](t, exacts,
-		"select count(*)::int from headcount_counters"),
-		strings.Count(lines(t, first), `"kind":"exact"`); all != exact || exact == 0 {
+	all := pgtest.Query[int](t, exacts, "select count(*)::int from headcount_counters")
+	exact := strings.Count(lines(t, first), `"kind":"exact"`)
+	if all != exact || exact == 0 {
 		t.Errorf("PostgreSQL has %d counters of a region, of which %d are exact", all, exact)
 	}
+
+	// An import is refused while a process has a lease.
 	redis.Do(t, "HSET", "hc:{c}:leases", "10.0.0.1:7946",
 		fmt.Sprint(time.Now().Add(time.Minute).UnixMilli(), " 1 gateway"))
-	if status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file",
-		first); status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
+	status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file", first)
+	if status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
 		t.Errorf("while a process runs: %d %s", status, said)
 	}
 	redis.Do(t, "DEL", "hc:{c}:leases")
+
 	refused := func(verb, says string) {
 		t.Helper()
-		if status, _, said := runCommand(t, strings.NewReader(""), verb, "--redis",
-			redis.URL()); status != exitFailure || !strings.Contains(said, says) {
+		status, _, said := runCommand(t, strings.NewReader(""), verb, "--redis", redis.URL())
+		if status != exitFailure || !strings.Contains(said, says) {
 			t.Errorf("%s: %d %s", verb, status, said)
 		}
 	}
+
 	redis.Do(t, "HSET", "hc:{c}:facts", "format", "5", "counters", "4", "postgres", "none")
 	refused("export", `their format is "4", this one knows 3`)
 	refused("import", `their format is "4", this one knows 3`)
-	// Those of an earlier release stay where they are. What is imported beside them is served when it is whole.
+
+	// The counters of an earlier release stay where they are. An import writes the new ones to another place, and only
+	// a complete import is served.
 	redis.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
 	refused("export", `their format is "2", this one knows 3`)
 	refused("import", "bad file: it is empty")
 	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "2" {
-		t.Errorf("after an import that failed the counters are of format %v", is)
+		t.Errorf("after a failed import the counters are of format %v", is)
 	}
+
 	must("import", "--redis", redis.URL(), "--file", first)
 	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "3" {
 		t.Errorf("after an import the counters are of format %v", is)
 	}
+
 	redis.Do(t, "HSET", "hc:{c}:facts", "postgres", "behind 2")
 	refused("export", "give its --postgres, too")
 	refused("import", "give its --postgres, too")
 }
 
-// A store that knows nothing of other regions takes the totals of a region's sums, and of its sets the members that
-// come along.
+// A store without regions receives the totals of a region's sums, and those members of its sets that the file contains.
 func TestServerImportOfARegion(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"likes:1","kind":"members","value":3,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
@@ -345,36 +404,44 @@ func TestServerImportOfARegion(t *testing.T) {
 	for name, to := range map[string]transfer.Place{
 		"a file": {Dir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)},
 	} {
-		flag, value := "--data-dir", to.Dir
+		flag := "--data-dir"
+		value := to.Dir
 		if to.Postgres != "" {
-			flag, value = "--postgres", to.Postgres
+			flag = "--postgres"
+			value = to.Postgres
 		}
+
 		if status, _, said := runCommand(t, strings.NewReader(text), "import", flag, value); status != exitOK {
 			t.Fatalf("%s: %d %s", name, status, said)
 		}
+
 		target, err := to.OpenTarget(t.Context(), counter.BuiltinRules())
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		store := target.Restorer.(counter.Store)
 		join := counter.Change{
 			Key: "likes:1", Rule: counter.BuiltinRules().Find("likes:1"), Verb: counter.Edit, Join: []string{"b"},
 		}
-		if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]; r.Err != nil ||
-			r.Counters[0].Value != 1 {
+		r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]
+		if r.Err != nil || r.Counters[0].Value != 1 {
 			t.Errorf("%s: one member: %+v", name, r)
 		}
+
+		// Named members and totals of sums have come along.
 		read, err := store.Read(t.Context(), []string{"likes:1", "likes:2", "views:1"}, "a", 0)
 		if err != nil || read[0].Value != 1 || read[1].Value != 1 || !read[1].Mine || read[2].Value != 7 {
 			t.Errorf("%s: %+v, %v", name, read, err)
 		}
+
 		if err := target.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// TestServerARegionKeepsWhatIsFromElsewhere, also while it has no name, as no process has started there yet.
+// TestServerARegionKeepsWhatIsFromElsewhere, even while it has no name because no process has started there yet.
 func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 	const elsewhere = `"elsewhere":"0 0 eu/1/3/3/0/0"`
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
@@ -385,20 +452,23 @@ func TestServerARegionKeepsWhatIsFromElsewhere(t *testing.T) {
 	redis := redistest.Start(t)
 	stores := []string{"--regions", "--redis", redis.URL(), "--postgres", pgtest.Single(t).Database(t)}
 	redis.Do(t, "HSET", "hc:{c}:facts", "format", "7", "counters", "2") // an earlier release has used it
-	if status, _, said := runCommand(t, strings.NewReader(text),
-		append([]string{"import"}, stores...)...); status != exitOK {
+
+	status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, stores...)...)
+	if status != exitOK {
 		t.Fatal(said)
 	}
+
 	status, out, said := runCommand(t, nil, append([]string{"export"}, stores...)...)
 	if status != exitOK || strings.Count(out, elsewhere) != 1 || strings.Count(out, "elsewhere") != 1 {
 		t.Errorf("%d %s, the export is %s", status, said, out)
 	}
+
 	if is := redis.Do(t, "HGET", "hc:{c}:facts", "counters"); is != "3" {
 		t.Errorf("after the import the counters are of format %v", is)
 	}
 }
 
-// An older file has idempotency keys, too, which an import skips.
+// An older file has idempotency keys, too. An import skips them.
 func TestImportOfAnOlderFile(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4"}
@@ -411,6 +481,7 @@ func TestImportOfAnOlderFile(t *testing.T) {
 	if status != exitOK || !strings.Contains(said, "1 counters imported in all") {
 		t.Fatalf("%d %s", status, said)
 	}
+
 	status, out, said := runCommand(t, nil, "export", "--data-dir", dir)
 	if status != exitOK || !strings.Contains(out, `"views:1"`) || strings.Contains(out, "identities") {
 		t.Errorf("%d %s, the export is %s", status, said, out)
@@ -448,9 +519,10 @@ func TestFilesThatAreNoExport(t *testing.T) {
 			if status != exitFailure || !strings.Contains(said, tc.want) || strings.Count(said, "\n") != 1 {
 				t.Errorf("%d %q, want %q", status, said, tc.want)
 			}
+
 			_, out, _ := runCommand(t, nil, "export", "--data-dir", dir)
 			if good := `"key":"good"`; strings.Contains(tc.text, good) != strings.Contains(out, good) {
-				t.Errorf("what came before that line is not imported: %s", out)
+				t.Errorf("the counters before that line are not imported: %s", out)
 			}
 		})
 	}
@@ -462,10 +534,13 @@ func TestTransfersThatCannotBe(t *testing.T) {
 	if err := os.WriteFile(there, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	other, text := filepath.Join(dir, "other"), `{"no":"export"}`
+
+	other := filepath.Join(dir, "other")
+	const text = `{"no":"export"}`
 	if err := os.WriteFile(other, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	store, err := local.Open(t.Context(), dir, counter.BuiltinRules(), zerolog.Nop())
 	if err == nil {
 		err = store.Close()
@@ -473,6 +548,7 @@ func TestTransfersThatCannotBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for name, tc := range map[string]struct {
 		args   string
 		status int
@@ -500,12 +576,13 @@ func TestTransfersThatCannotBe(t *testing.T) {
 			}
 		})
 	}
+
 	if is, err := os.ReadFile(other); err != nil || string(is) != text {
 		t.Errorf("another file was changed: %q, %v", is, err)
 	}
 }
 
-// TestServerAnExportMakesNothing: PostgreSQL is as it was, also when nobody has used it yet.
+// TestServerAnExportMakesNothing: an export leaves PostgreSQL as it was, even a database that nobody has used yet.
 func TestServerAnExportMakesNothing(t *testing.T) {
 	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
 	for _, args := range [][]string{
@@ -526,8 +603,8 @@ func TestServerAnExportMakesNothing(t *testing.T) {
 	}
 }
 
-// TestServerImportIntoNewStores: servers without the PostgreSQL of the import are refused from then on, and those with
-// it begin with the counters, although no server has used the Redis before.
+// TestServerImportIntoNewStores: after an import into Redis and PostgreSQL that no server has used, servers without
+// that PostgreSQL are refused, and servers with it begin with the imported counters.
 func TestServerImportIntoNewStores(t *testing.T) {
 	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
 {"key":"stock:1","kind":"exact","value":10,"updated":1,"version":"5-4"}
@@ -536,11 +613,12 @@ func TestServerImportIntoNewStores(t *testing.T) {
 `
 	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
 	both := []string{"--redis", redis, "--postgres", postgres}
-	if status, _, said := runCommand(t, strings.NewReader(text),
-		append([]string{"import"}, both...)...); status != exitOK {
+	status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, both...)...)
+	if status != exitOK {
 		t.Fatal(said)
 	}
 
+	// The import has left its mark in Redis.
 	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
 	s := startServer(t, both...).ready(t)
 	defer s.stop(t)

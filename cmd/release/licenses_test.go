@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Each module in a program of ours has a license that is known, with its text. The test itself is such a program, with
-// other modules: the whole one is looked at by TestRelease.
+// Each module of a program of ours has a known license, with its text. This test uses a program with few modules; the
+// whole program is checked by TestServerRelease.
 func TestServerLicenses(t *testing.T) {
 	t.Chdir("../..")
 	all := modulesOfHeadcount(t)
@@ -37,17 +37,19 @@ func TestServerLicenses(t *testing.T) {
 			t.Errorf("the licenses lack %q", want)
 		}
 	}
+
 	if strings.Contains(text, "headcount/client") {
 		t.Error("the own module counts as one of others")
 	}
 
+	// A release must not contain a module without a license.
 	all.Deps = append(all.Deps, &debug.Module{Path: "example.com/unknown", Version: "v1.0.0"})
 	if _, err := licensesOf(all, runtime.GOOS, runtime.GOARCH); err == nil {
 		t.Error("a module without a license is released")
 	}
 }
 
-// modulesOfHeadcount returns what the linker would say of the program, without linking it.
+// modulesOfHeadcount returns the modules that the linker would put into the program, without linking it.
 func modulesOfHeadcount(t *testing.T) *debug.BuildInfo {
 	t.Helper()
 	const each = `{{with .Module}}{{if not .Main}}{{if not .Replace}}{{.Path}} {{.Version}}{{end}}{{end}}{{end}}`
@@ -81,7 +83,7 @@ func TestSPDX(t *testing.T) {
 	}
 }
 
-// The image has the licenses, too.
+// The image contains the licenses, too.
 func TestImageHasLicenses(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "Dockerfile"))
 	if err != nil {

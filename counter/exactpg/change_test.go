@@ -31,6 +31,7 @@ func parseRules(t testing.TB, text string) *counter.Rules {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return rules.For([]presence.Site{presence.DefaultSite, presence.SiteOf("shop")})
 }
 
@@ -40,7 +41,7 @@ const stock = `{"match":"e:%_.*","kind":"sum"},{"match":"e:one","kind":"exact","
 	`{"match":"e:*","kind":"exact","floor":0,"ceiling":1000},{"match":"free:*","kind":"exact","ledger":"1h"},` +
 	`{"match":"*","kind":"sum"}`
 
-// sold collects what ServeSQL passes on.
+// sold collects the counters that ServeSQL publishes.
 type sold struct {
 	mu  sync.Mutex
 	all []counter.Counter
@@ -58,17 +59,22 @@ func (s *sold) counters() []counter.Counter {
 	return slices.Clone(s.all)
 }
 
-// serve runs ServeSQL until the test ends, and returns when it has made the function.
+// serve runs ServeSQL until the test ends. It returns when the function exists.
 func serve(t testing.TB, s *Store, rules *counter.Rules) *sold {
 	t.Helper()
 	if !s.makeChange(t.Context(), rules) {
 		t.Fatal("the function was not made")
 	}
+
 	out := &sold{}
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { s.ServeSQL(ctx, rules, out.changed) })
-	t.Cleanup(func() { stop(); wg.Wait() })
+	t.Cleanup(func() {
+		stop()
+		wg.Wait()
+	})
+
 	return out
 }
 
@@ -79,6 +85,7 @@ func shop(t testing.TB, server *pgtest.Server, url string) string {
 		if to_regrole('shop') is null then create role shop login; end if;
 		grant headcount_app to shop;
 	end $$`)
+
 	return strings.Replace(url, "headcount@", "shop@", 1)
 }
 
@@ -88,6 +95,7 @@ func connect(t testing.TB, url string) *pgx.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = c.Close(context.Background()) })
 	return c
 }
@@ -100,8 +108,10 @@ func change(ctx context.Context, c interface {
 	if id != "" {
 		with = &id
 	}
+
 	err = c.QueryRow(ctx, `select headcount.change($1, $2, reason => 'order 7', author => 'shop', idempotency_key `+
 		`=> $3)`, key, delta, with).Scan(&value)
+
 	return value, err
 }
 
@@ -111,9 +121,11 @@ func once(key, id string, rules *counter.Rules, delta int64) counter.Op {
 			{Key: key, Rule: rules.Find(key), Verb: counter.Add, Delta: delta, Reason: "order 7", By: "shop"},
 		},
 	}
+
 	if id != "" {
 		op.IdempotencyKey = counter.NewIdempotencyKey(key, "", id)
 	}
+
 	return op
 }
 
@@ -122,12 +134,15 @@ func TestServerSQLIdempotencyKeys(t *testing.T) {
 	s := open(t, url)
 	serve(t, s, parseRules(t, stock))
 	c := connect(t, url)
+
+	// Texts of all lengths around the blocks of the hash, with characters of one to four bytes.
 	letters := []rune("ab:1 äß€😀")
 	for size := 0; size < 300; size += 1 + size/40 {
 		text := ""
 		for range size {
 			text += string(letters[rand.IntN(len(letters))])
 		}
+
 		for space, key := range map[string]string{text: "k", "k" + text: text + "k"} {
 			var id [16]byte
 			if err := c.QueryRow(t.Context(), `select headcount.identity($1, $2)`, space, key).Scan(&id); err != nil {
@@ -140,11 +155,12 @@ func TestServerSQLIdempotencyKeys(t *testing.T) {
 	}
 }
 
-// TestServerSQLAndApplyAreOne makes the same random changes by both, one database each, and then mixes them in one.
+// TestServerSQLAndApplyAreOne makes the same random changes in both ways, in a database each, and then mixes them.
 func TestServerSQLAndApplyAreOne(t *testing.T) {
 	server := pgtest.Single(t)
 	rules := parseRules(t, stock)
 	const changes = 1000
+
 	for name, bySQL := range map[string]func(n int) bool{
 		"only one": func(int) bool { return true },
 		"in turns": func(int) bool { return rand.IntN(2) == 0 },
@@ -155,37 +171,44 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 			judge, mixed := open(t, urls[0]), open(t, urls[1])
 			serve(t, mixed, rules)
 			c := connect(t, shop(t, server, urls[1]))
+
 			versions := map[string]counter.Version{}
 			rules := rules
+
 			for n := range changes {
-				if n == changes/3 || n == 2*changes/3 { // entries are kept for another time
+				if n == changes/3 || n == 2*changes/3 { // another retention of entries
 					rules = parseRules(t, strings.Replace(stock, `"1h"`, []string{"0", `"2h"`}[n/(changes/2)], 1))
 					if !mixed.makeChange(t.Context(), rules) {
 						t.Fatal("the rules were not changed")
 					}
 				}
+
 				key := []string{"e:one", "e:two", "e:%_", "free:1", "free:2"}[rand.IntN(5)]
 				delta := []int64{1, -1, 2, -3, 500, -400, 1_000_000_000_000, -1_000_000_000_000}[rand.IntN(8)]
 				id := ""
 				if rand.IntN(3) == 0 {
 					id = fmt.Sprint(rand.IntN(1 + n/2))
 				}
+
 				if rand.IntN(200) == 0 {
 					op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Find(key), Verb: counter.Delete}}}
 					apply(t, judge, op)
 					apply(t, mixed, op)
 					continue
 				}
+
+				// One database is changed by Apply alone, the other one by either way.
 				op := once(key, id, rules, delta)
 				want := judge.Apply(t.Context(), []counter.Op{op})[0]
+
 				var got int64
 				var err error
 				if bySQL(n) {
 					got, err = change(t.Context(), c, key, delta, id)
-					switch {
-					case postgres.Code(err) == "23514":
+					switch postgres.Code(err) {
+					case "23514":
 						err = counter.ErrBound
-					case postgres.Code(err) == "22003":
+					case "22003":
 						err = counter.ErrOverflow
 					}
 				} else if r := mixed.Apply(t.Context(), []counter.Op{op})[0]; r.Err == nil {
@@ -193,34 +216,38 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 				} else {
 					err = r.Err
 				}
-				switch {
-				case want.Err == nil && err == nil && got == want.Counters[0].Value:
-				case want.Err != nil && errors.Is(want.Err, errors.Unwrap(want.Err)) &&
-					errors.Is(err, errors.Unwrap(want.Err)):
-				default:
+				cause := errors.Unwrap(want.Err)
+				madeAlike := want.Err == nil && err == nil && got == want.Counters[0].Value
+				refusedAlike := cause != nil && errors.Is(err, cause)
+				if !madeAlike && !refusedAlike {
 					t.Fatalf("change %d, of %q by %d with %q: %d and %v, want %+v", n, key, delta, id, got, err, want)
 				}
+
+				// A refused or repeated change leaves the version, and every other one raises it.
 				read, err := mixed.Read(t.Context(), []string{key})
 				if err != nil {
 					t.Fatal(err)
 				}
-				switch v, was := read[0].Version, versions[key]; {
-				case want.Err != nil || want.Replay:
-					if read[0].Touched() && v != was {
-						t.Fatalf("change %d of %q is not made, and its version goes from %s to %s", n, key, was, v)
-					}
-				case v.Compare(was) <= 0 || v.Sequence != want.Counters[0].Version.Sequence:
+				v, was := read[0].Version, versions[key]
+				made := want.Err == nil && !want.Replay
+				if !made && read[0].Touched() && v != was {
+					t.Fatalf("change %d of %q is not made, and its version goes from %s to %s", n, key, was, v)
+				}
+				if made && (v.Compare(was) <= 0 || v.Sequence != want.Counters[0].Version.Sequence) {
 					t.Fatalf("change %d of %q: its version goes from %s to %s", n, key, was, v)
 				}
+
 				if read[0].Touched() {
 					versions[key] = read[0].Version
 				}
 			}
+
 			for _, key := range []string{"e:one", "e:two", "e:%_", "free:1", "free:2"} {
 				if a, b := entries(t, judge, key), entries(t, mixed, key); a != b {
 					t.Errorf("the ledgers of %q differ:\n%s\n%s", key, a, b)
 				}
 			}
+
 			const rows = `select string_agg(concat_ws(' ', c.key, c.kind, value, entries, c.kept, s.kept,
 					s.due - c.updated_at > interval '50 minutes'), e'\n' order by c.key)
 				from headcount_counters c left join headcount_sweeps s using (key, incarnation)`
@@ -230,11 +257,15 @@ func TestServerSQLAndApplyAreOne(t *testing.T) {
 					t.Logf("the rows are\n%s\n%s", a, b)
 				}
 			})
-			// each store sweeps a ledger of another retention at its own time
+
+			// Each store sweeps a ledger of another retention at its own time.
 			testkit.Eventually(t, "the same rows", func() bool {
-				a, b = pgtest.Query[string](t, urls[0], rows), pgtest.Query[string](t, urls[1], rows)
+				a = pgtest.Query[string](t, urls[0], rows)
+				b = pgtest.Query[string](t, urls[1], rows)
+
 				return a == b
 			})
+
 			const ids = `select md5(string_agg(id::text, ' ' order by id)) from headcount_row_ids`
 			if a, b := pgtest.Query[string](t, urls[0], ids), pgtest.Query[string](t, urls[1], ids); a != b {
 				t.Error("the idempotency keys differ")
@@ -252,12 +283,15 @@ func entries(t testing.TB, s *Store, key string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, e := range page.Entries {
-			if after++; e.Seq != after || time.Since(e.At).Abs() > time.Hour {
+			after++
+			if e.Seq != after || time.Since(e.At).Abs() > time.Hour {
 				t.Fatalf("%+v after %d", e, after-1)
 			}
 			fmt.Fprintln(&text, e.Seq, e.Op, e.Delta, e.Before, e.After, e.Reason, e.By)
 		}
+
 		if !page.More {
 			return text.String()
 		}
@@ -271,6 +305,7 @@ func TestServerSQLRefuses(t *testing.T) {
 	rules := parseRules(t, stock)
 	serve(t, s, rules)
 	c := connect(t, shop(t, server, url))
+
 	server.Exec(t, url, "insert into headcount_counters (key, kind, value, incarnation, sequence) values ('e:of "+
 		"another kind', 'sum', 1, 1, 1)")
 	apply(t, s, counter.Op{
@@ -278,11 +313,16 @@ func TestServerSQLRefuses(t *testing.T) {
 			{Key: "free:low", Rule: exact, Verb: counter.Adjust, Delta: -1 << 63, Reason: "r", By: "b"},
 		},
 	})
+
+	// facts has everything that a refused change could have touched, even sequences.
 	facts := func() string {
-		return pgtest.Query[string](t, url, `select concat_ws(' ', (select string_agg(c::text, ',' order by key) from headcount_counters c),
-			(select count(*) from headcount_ledger), (select count(*) from headcount_row_ids), (select count(*) from headcount_sweeps),
+		return pgtest.Query[string](t, url, `select concat_ws(' ',
+			(select string_agg(c::text, ',' order by key) from headcount_counters c),
+			(select count(*) from headcount_ledger), (select count(*) from headcount_row_ids),
+			(select count(*) from headcount_sweeps),
 			(select last_value from headcount_changed_id_seq))`)
 	}
+
 	before := facts()
 	long := func(n int) string { return "'" + strings.Repeat("ä", n) + "'" }
 	for args, want := range map[string]string{
@@ -306,15 +346,18 @@ func TestServerSQLRefuses(t *testing.T) {
 		if !errors.As(err, &refused) || refused.Code != want || strings.Contains(refused.Message, "\n") {
 			t.Errorf("change(%s): %v, want %s", args, err, want)
 		}
-		// A transaction that catches the refusal goes on, and nothing was changed.
+
+		// A transaction that catches the refusal continues, and nothing was changed.
 		if _, err := c.Exec(t.Context(),
 			`do $do$ begin perform headcount.change(`+args+`); exception when others then null; end $do$`); err != nil {
 			t.Errorf("change(%s): %v", args, err)
 		}
 	}
+
 	if after := facts(); after != before {
 		t.Errorf("refused changes leave\n%s\nafter\n%s", after, before)
 	}
+
 	for args, want := range map[string]int64{
 		`'e:1', 1, ` + long(200) + `, ` + long(200) + `, ` + long(127): 1,
 		`key => 'e:1', delta => 2::smallint, site => 'shop'`:           2, `e'e:\u200da', 5`: 5, `'e:ab.c', 7`: 7,
@@ -325,13 +368,15 @@ func TestServerSQLRefuses(t *testing.T) {
 			t.Errorf("change(%s): %d and %v, want %d", args, got, err, want)
 		}
 	}
+
+	// The sites do not share their counters.
 	name := presence.SiteOf("shop").Qualify("e:1")
 	if read, err := s.Read(t.Context(), []string{name, "e:1"}); err != nil || read[0].Value != 2 || read[1].Value != 1 {
 		t.Errorf("%+v and %v in two sites", read, err)
 	}
 }
 
-// TestServerSQLKeys: the function accepts the characters that CheckKey accepts. The ends of all ranges are tried.
+// TestServerSQLKeys: the function accepts the characters that CheckKey accepts. The test tries the ends of all ranges.
 func TestServerSQLKeys(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -339,11 +384,15 @@ func TestServerSQLKeys(t *testing.T) {
 	serve(t, s, parseRules(t, stock))
 	c := connect(t, shop(t, server, url))
 	is := func(r rune) bool { return unicode.IsPrint(r) }
+
 	tried := 0
+
+	// In the middle of a range of equal characters nothing new can happen.
 	for r := rune(1); r <= unicode.MaxRune; r++ {
 		if r > 0x180 && is(r) == is(r-1) && is(r) == is(r+1) || r >= 0xd800 && r < 0xe000 {
 			continue
 		}
+
 		tried++
 		key := "e:" + string(r) + "a"
 		_, err := change(t.Context(), c, key, 0, "")
@@ -352,13 +401,14 @@ func TestServerSQLKeys(t *testing.T) {
 			t.Errorf("%U: %v, want %v", r, err, counter.CheckKey(key))
 		}
 	}
+
 	if tried < 1000 {
 		t.Errorf("%d characters were tried", tried)
 	}
 }
 
-// TestServerSQLTransaction: a change is the caller's until its commit, and a repetition under one key changes nothing,
-// whether it comes by SQL or by Apply.
+// TestServerSQLTransaction: a change belongs to the caller until its commit. A repetition under one key changes
+// nothing, whether it comes by SQL or by Apply.
 func TestServerSQLTransaction(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -366,30 +416,37 @@ func TestServerSQLTransaction(t *testing.T) {
 	rules := parseRules(t, stock)
 	out := serve(t, s, rules)
 	c := connect(t, shop(t, server, url))
+
 	value := func(want int64) {
 		t.Helper()
 		if read, err := s.Read(t.Context(), []string{"e:one"}); err != nil || read[0].Value != want {
 			t.Errorf("%+v and %v, want %d", read, err, want)
 		}
 	}
+
 	sql := func(delta int64, id string, want int64) {
 		t.Helper()
 		if got, err := change(t.Context(), c, "e:one", delta, id); err != nil || got != want {
 			t.Errorf("by SQL: %d and %v, want %d", got, err, want)
 		}
 	}
+
+	// Nothing is visible to others before the commit, and nothing at all after a rollback.
 	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		for _, end := range []string{"rollback", "commit"} {
 			if _, err := c.Exec(t.Context(), "begin isolation level "+string(isolation)); err != nil {
 				t.Fatal(err)
 			}
+
 			sql(1, "", 1)
 			sql(1, "first", 2)
 			sql(1, "first", 2)
-			value(0)
+			value(0) // for everybody else
+
 			if end == "commit" {
 				sql(-2, "", 0)
 			}
+
 			if _, err := c.Exec(t.Context(), end); err != nil {
 				t.Fatal(err)
 			}
@@ -397,35 +454,44 @@ func TestServerSQLTransaction(t *testing.T) {
 		}
 		server.Exec(t, url, "delete from headcount_row_ids")
 	}
+
 	if e := entries(t, s, "e:one"); strings.Count(e, "\n") != 9 {
 		t.Errorf("after three commits the ledger is\n%s", e)
 	}
+
+	// A key of SQL is known to Apply, and the other way round.
 	sql(3, "by SQL first", 3)
 	if r := apply(t, s, once("e:one", "by SQL first", rules, -1)); !r.Replay || r.Counters[0].Value != 3 {
 		t.Errorf("%+v", r)
 	}
+
 	apply(t, s, once("e:one", "by HTTP first", rules, -1))
 	sql(3, "by HTTP first", 2)
+
+	// A visitor's keys are in another space.
 	op := once("e:one", "", rules, -1)
-	op.IdempotencyKey = counter.NewIdempotencyKey("e:one", "a visitor", "first") // of another space
+	op.IdempotencyKey = counter.NewIdempotencyKey("e:one", "a visitor", "first")
 	apply(t, s, op)
 	sql(1, "first", 2)
+
 	// An idempotency key outlives its counter, and a replay makes no counter.
 	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "e:one", Rule: exact, Verb: counter.Delete}}})
 	sql(3, "by HTTP first", 0)
 	if n := pgtest.Query[int](t, url, "select count(*) from headcount_counters"); n != 0 {
 		t.Errorf("%d counters", n)
 	}
+
 	// A day later the key is new.
 	server.Exec(t, url, "update headcount_row_ids set until = until - interval '1 day'")
 	sql(3, "by HTTP first", 3)
+
 	testkit.Eventually(t, "the last value is passed on", func() bool {
 		all := out.counters()
 		return len(all) > 0 && all[len(all)-1].Value == 3
 	})
 }
 
-// TestServerSQLRights: a member of headcount_app may call the function and nothing else of Headcount.
+// TestServerSQLRights: a member of headcount_app may call the function, and may do nothing else with Headcount.
 func TestServerSQLRights(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -433,13 +499,17 @@ func TestServerSQLRights(t *testing.T) {
 	app := connect(t, shop(t, server, url))
 	server.Exec(t, url, "do $$ begin if to_regrole('stranger') is null then create role stranger login; end if; end $$")
 	stranger := connect(t, strings.Replace(url, "headcount@", "stranger@", 1))
+
 	if _, err := change(t.Context(), app, "e:1", 1, "id"); err != nil {
 		t.Error(err)
 	}
 	if _, err := change(t.Context(), stranger, "e:1", 1, ""); postgres.Code(err) != "42501" {
 		t.Errorf("a stranger: %v", err)
 	}
+
 	c := connect(t, url)
+
+	// Tables and sequences by name, so that new ones are tested, too.
 	rows, _ := c.Query(t.Context(), `select c.oid::regclass::text, c.relkind::text from pg_class c where relkind in `+
 		`('r', 'S') and relname like 'headcount%'`)
 	type object struct{ Name, Kind string }
@@ -447,12 +517,14 @@ func TestServerSQLRights(t *testing.T) {
 	if err != nil || len(objects) < 14 {
 		t.Fatalf("%d tables and %v", len(objects), err)
 	}
+
 	refused := func(sql string) {
 		t.Helper()
 		if _, err := app.Exec(t.Context(), sql); postgres.Code(err) != "42501" {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
+
 	for _, o := range objects {
 		if o.Kind == "S" {
 			refused("select nextval('" + o.Name + "')")
@@ -464,6 +536,7 @@ func TestServerSQLRights(t *testing.T) {
 			}
 		}
 	}
+
 	for _, sql := range []string{
 		"select headcount.identity('a', 'b')", "select headcount.xxhash64('a')", "select headcount.wrap64(1)",
 		"select headcount.rotate64(1, 1)",
@@ -475,38 +548,50 @@ func TestServerSQLRights(t *testing.T) {
 	}
 }
 
-// TestServerSQLCannotBeMisled: what the caller has in its search path, its temporary schema and its settings changes
-// nothing.
+// TestServerSQLCannotBeMisled: the search path, the temporary schema and the settings of the caller have no influence.
 func TestServerSQLCannotBeMisled(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	serve(t, open(t, url), parseRules(t, stock))
-	// as PUBLIC might before PostgreSQL 15
+
+	// As PUBLIC was allowed to before PostgreSQL 15.
 	server.Exec(t, url, "create schema evil; grant all on schema evil, public to public")
+
 	c := connect(t, shop(t, server, url))
-	if _, err := c.Exec(t.Context(), `
+	_, err := c.Exec(t.Context(), `
 		create table evil.stolen (who text);
 		grant all on evil.stolen to public;
-		create temp table headcount_rules (place int, kind smallint, floor bigint, ceiling bigint, kept bigint, site text, match text);
+		create temp table headcount_rules (place int, kind smallint, floor bigint, ceiling bigint,
+			kept bigint, site text, match text);
 		insert into headcount_rules values (0, 2, null, null, 0, 'default', '*');
 		create temp table headcount_counters (key text);
 		create temp table pg_class (key text);
-		create function pg_temp.starts_with(text, text) returns bool language sql as 'insert into evil.stolen values (current_user); select true';
-		create function evil.starts_with(text, text) returns bool language sql as 'insert into evil.stolen values (current_user); select true';
-		create function public.format(text, text) returns text language sql as 'insert into evil.stolen values (current_user); select $1';
-		create function public.char_length(varchar) returns int language sql as 'insert into evil.stolen values (current_user); select 1';
-		create function evil.same(text, text) returns bool language sql as 'insert into evil.stolen values (current_user); select true';
-		create function evil.alike(name, text) returns bool language sql as 'insert into evil.stolen values (current_user); select true';
+		create function pg_temp.starts_with(text, text) returns bool language sql as
+			'insert into evil.stolen values (current_user); select true';
+		create function evil.starts_with(text, text) returns bool language sql as
+			'insert into evil.stolen values (current_user); select true';
+		create function public.format(text, text) returns text language sql as
+			'insert into evil.stolen values (current_user); select $1';
+		create function public.char_length(varchar) returns int language sql as
+			'insert into evil.stolen values (current_user); select 1';
+		create function evil.same(text, text) returns bool language sql as
+			'insert into evil.stolen values (current_user); select true';
+		create function evil.alike(name, text) returns bool language sql as
+			'insert into evil.stolen values (current_user); select true';
 		create operator evil.= (leftarg = text, rightarg = text, procedure = evil.same);
 		create operator public.= (leftarg = name, rightarg = text, procedure = evil.alike);
-		create function evil.joined(text, name) returns text language sql as 'insert into evil.stolen values (current_user); select $1';
+		create function evil.joined(text, name) returns text language sql as
+			'insert into evil.stolen values (current_user); select $1';
 		create operator public.|| (leftarg = text, rightarg = name, procedure = evil.joined);
 		set search_path = pg_temp, evil, public, pg_catalog;
-		set standard_conforming_strings = off; set backslash_quote = on; set row_security = off; set timezone = 'Asia/Kathmandu';
-		set default_transaction_isolation = serializable; set enable_indexscan = off; set intervalstyle = 'sql_standard'; set bytea_output = 'escape'`); err != nil {
+		set standard_conforming_strings = off; set backslash_quote = on;
+		set row_security = off; set timezone = 'Asia/Kathmandu';
+		set default_transaction_isolation = serializable; set enable_indexscan = off;
+		set intervalstyle = 'sql_standard'; set bytea_output = 'escape'`)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for range 7 { // also with cached plans
+	for range 7 { // PostgreSQL caches plans after five calls
 		if _, err := change(t.Context(), c, "views:1", 1, ""); postgres.Code(err) != "22023" {
 			t.Errorf("no rule permits it: %v", err)
 		}
@@ -514,9 +599,11 @@ func TestServerSQLCannotBeMisled(t *testing.T) {
 			t.Errorf("it has a floor: %v", err)
 		}
 	}
+
 	if got, err := change(t.Context(), c, "e:1", 1, `\'`); err != nil || got != 1 {
 		t.Errorf("%d and %v", got, err)
 	}
+
 	if n := pgtest.Query[int](t, url, "select count(*) from evil.stolen"); n != 0 {
 		t.Errorf("%d calls of functions that are not pg_catalog's", n)
 	}
@@ -530,6 +617,7 @@ func TestServerSQLCollations(t *testing.T) {
 	server.Exec(t, url, `create collation public.loose (provider = icu, locale = 'und-u-ks-level1', deterministic = `+
 		`false)`)
 	c := connect(t, shop(t, server, url))
+
 	for n, collation := range []string{`"C"`, `"POSIX"`, `public.loose`} {
 		var value int64
 		err := c.QueryRow(t.Context(), strings.ReplaceAll(`select headcount.change(k, 1, k, k, k || $1, s)
@@ -540,7 +628,7 @@ func TestServerSQLCollations(t *testing.T) {
 	}
 }
 
-// TestServerSQLAndApplyAtOnce: no change is lost, no bound is passed, and nobody waits for ever.
+// TestServerSQLAndApplyAtOnce: no change is lost, no bound is exceeded, and no caller waits for ever.
 func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -548,25 +636,32 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 	stores := [2]*Store{open(t, url), open(t, url)}
 	outs := [2]*sold{serve(t, stores[0], rules), serve(t, stores[1], rules)}
 	app := shop(t, server, url)
+
 	const callers, calls = 8, 60
 	keys := []string{"e:1", "e:2", "e:3"}
 	var mu sync.Mutex
 	sum := map[string]int64{}
+
 	made := func(key string, delta int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		sum[key] += delta
 	}
+
 	var wg sync.WaitGroup
+
+	// As many callers by SQL as by Apply, on the same three counters. Each free counter may be changed only once.
 	for n := range callers {
 		c := connect(t, app)
 		wg.Go(func() {
 			for i := range calls {
 				key, delta := keys[rand.IntN(3)], int64(rand.IntN(7)-3)
-				id := fmt.Sprint(n/2, "-", i) // two callers have each
+				id := fmt.Sprint(n/2, "-", i) // shared by two callers
 				if delta == 0 {
 					delta = 1
 				}
+
+				// The caller may not read the table itself, and its failed transaction delays nobody.
 				before := int64(0)
 				err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
 					if err := tx.QueryRow(t.Context(),
@@ -575,15 +670,17 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 					}
 					return errors.New("rolled back")
 				})
+
 				if err == nil {
 					t.Error("a rollback is no error")
 				}
-				switch _, err := change(t.Context(), c, key, delta, ""); {
-				case err == nil:
+				_, err = change(t.Context(), c, key, delta, "")
+				if err == nil {
 					made(key, delta)
-				case postgres.Code(err) != "23514":
+				} else if postgres.Code(err) != "23514" {
 					t.Error(err)
 				}
+
 				if _, err := change(t.Context(), c, "free:"+id, 1, id); err != nil {
 					t.Error(err)
 				}
@@ -591,20 +688,26 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 		})
 		wg.Go(func() {
 			for i := range calls {
-				one, id := once(keys[rand.IntN(3)], "", rules, int64(rand.IntN(3)+1)), fmt.Sprint(n/2, "-", i)
+				one := once(keys[rand.IntN(3)], "", rules, int64(rand.IntN(3)+1))
+				id := fmt.Sprint(n/2, "-", i)
 				both := counter.Op{Changes: []counter.Change{add("e:2", -1), add("e:1", 1)}}
 				for j := range both.Changes {
 					both.Changes[j].Rule = rules.Find("e:1")
 				}
-				for j, r := range stores[n%2].Apply(t.Context(),
-					[]counter.Op{one, both, once("free:"+id, id, rules, 1)}) {
-					switch {
-					case errors.Is(r.Err, counter.ErrBound) && j < 2:
-					case r.Err != nil:
-						t.Error(r.Err)
-					case j == 0:
+				ops := []counter.Op{one, both, once("free:"+id, id, rules, 1)}
+				for j, r := range stores[n%2].Apply(t.Context(), ops) {
+					if r.Err != nil {
+						bounded := j < 2
+						if !bounded || !errors.Is(r.Err, counter.ErrBound) {
+							t.Error(r.Err)
+						}
+						continue
+					}
+
+					switch j {
+					case 0:
 						made(one.Changes[0].Key, one.Changes[0].Delta)
-					case j == 1:
+					case 1:
 						made("e:2", -1)
 						made("e:1", 1)
 					}
@@ -613,10 +716,12 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
+
 	read, err := stores[0].Read(t.Context(), keys)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i, key := range keys {
 		if read[i].Value != sum[key] || read[i].Value < 0 {
 			t.Errorf("%q is %d, want %d", key, read[i].Value, sum[key])
@@ -625,35 +730,43 @@ func TestServerSQLAndApplyAtOnce(t *testing.T) {
 			t.Errorf("%q has %d changes and %d entries", key, read[i].Version.Sequence, n)
 		}
 	}
+
 	if n := pgtest.Query[int](t, url,
 		"select count(*) from headcount_counters where key like 'free:%' and value <> 1"); n != 0 {
 		t.Errorf("%d counters were changed twice under one key", n)
 	}
+
 	testkit.Eventually(t, "all is passed on", func() bool {
 		return pgtest.Query[int](t, url, "select count(*) from headcount_changed") == 0
 	})
+
 	if len(outs[0].counters())+len(outs[1].counters()) == 0 {
 		t.Error("nothing was passed on")
 	}
 }
 
-// TestClockSQLIsHeard: a watcher of any process hears of a commit within a second, and of a rollback nothing. One
-// process passes it on.
-func TestClockSQLIsHeard(t *testing.T) {
+// TestClockSQLIsPublished: a watcher of any process receives a commit within a second, and never a rollback. One
+// process publishes it.
+func TestClockSQLIsPublished(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
 	rules := parseRules(t, stock)
 	patient := func(c *Config) { c.PollEvery = time.Hour }
 	stores := [3]*Store{open(t, url, patient), open(t, url, patient), open(t, url, patient)}
-	hears(t, stores[0], stores[2])
-	hears(t, stores[2], stores[0])
+	awaitNotifications(t, stores[0], stores[2])
+	awaitNotifications(t, stores[2], stores[0])
+
 	outs := [2]*sold{serve(t, stores[0], rules), serve(t, stores[1], rules)}
+
 	var ears []*countertest.Ear
 	for _, s := range stores {
 		e, _ := countertest.Listen(t, s, "e:1", "e:2")
 		ears = append(ears, e)
 	}
+
 	c := connect(t, shop(t, server, url))
+
+	// A change that is rolled back.
 	tx, err := c.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -664,10 +777,12 @@ func TestClockSQLIsHeard(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	for n := range int64(5) {
 		if _, err := change(t.Context(), c, "e:1", 1, ""); err != nil {
 			t.Fatal(err)
 		}
+
 		watch := testkit.NewStopwatch(t)
 		for _, e := range ears {
 			for _, u := range e.Until(t, fmt.Sprint(n+1), func(heard []counter.Update) bool {
@@ -678,10 +793,12 @@ func TestClockSQLIsHeard(t *testing.T) {
 				}
 			}
 		}
+
 		if took := watch.Elapsed(); took > time.Second {
-			t.Errorf("all hear of %d after %s", n+1, took)
+			t.Errorf("all receive %d after %s", n+1, took)
 		}
 	}
+
 	passed := func() int { return len(outs[0].counters()) + len(outs[1].counters()) }
 	testkit.Eventually(t, "all is passed on", func() bool { return passed() >= 5 })
 	if n := passed(); n != 5 {
@@ -689,8 +806,8 @@ func TestClockSQLIsHeard(t *testing.T) {
 	}
 }
 
-// TestServerSQLOutlivesTheServer: what was changed while no server ran is passed on by the next one, whose rules hold
-// from then on.
+// TestServerSQLOutlivesTheServer: the next server publishes the changes that were made while no server ran. Its rules
+// hold from then on.
 func TestServerSQLOutlivesTheServer(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -699,19 +816,25 @@ func TestServerSQLOutlivesTheServer(t *testing.T) {
 		t.Fatal("not made")
 	}
 	first.Close()
+
 	c := connect(t, shop(t, server, url))
+
+	// More changes than are published in one transaction.
 	for n := range 2500 {
 		if _, err := change(t.Context(), c, fmt.Sprint("free:", n), 1, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if _, err := change(t.Context(), c, "e:1", 1001, ""); postgres.Code(err) != "23514" {
 		t.Errorf("the ceiling is 1000: %v", err)
 	}
+
 	out := serve(t, open(t, url), parseRules(t, `{"match":"e:*","kind":"exact","ceiling":2000,"ledger":0}`))
 	testkit.Eventually(t, "all is passed on", func() bool {
 		return len(out.counters()) == 2500
 	})
+
 	if got, err := change(t.Context(), c, "e:1", 1001, ""); err != nil || got != 1001 {
 		t.Errorf("%d and %v under a ceiling of 2000", got, err)
 	}
@@ -720,22 +843,25 @@ func TestServerSQLOutlivesTheServer(t *testing.T) {
 	}
 }
 
-// TestServerSQLWithoutRights: a server whose user may make neither schema nor role warns once, with what an
-// administrator can do, and does all else. Afterwards a start makes the function.
+// TestServerSQLWithoutRights: a server whose user may make neither schema nor role warns once, with commands for an
+// administrator, and does everything else. After the commands, a start makes the function.
 func TestServerSQLWithoutRights(t *testing.T) {
 	server := pgtest.Start(t)
 	url := server.Database(t)
 	server.Exec(t, url, "create role managed login; create schema managed authorization managed; create schema two "+
 		"authorization managed")
+
 	managed := strings.Replace(url, "headcount@", "managed@", 1)
 	var log bytes.Buffer
 	s := open(t, managed, func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	rules := parseRules(t, stock)
+
 	warned := func(want ...string) {
 		t.Helper()
 		if !s.makeChange(t.Context(), rules) {
 			t.Error("it is to be made again and again")
 		}
+
 		text := log.String()
 		log.Reset()
 		if strings.Count(text, "\n") != min(len(want), 1) {
@@ -747,48 +873,58 @@ func TestServerSQLWithoutRights(t *testing.T) {
 			}
 		}
 	}
+
+	// The administrator follows the advice, step by step.
 	warned("42501", "CREATE ROLE headcount_app NOLOGIN; CREATE SCHEMA IF NOT EXISTS headcount AUTHORIZATION managed;")
 	apply(t, s, once("e:1", "", rules, 1))
 	if c := s.db.Cause(); c != nil {
 		t.Errorf("PostgreSQL cannot be used: %v", c)
 	}
+
 	server.Exec(t, url, "create schema if not exists headcount authorization managed")
 	warned("42501", "CREATE ROLE headcount_app")
+
 	server.Exec(t, url, "create role headcount_app nologin")
 	warned()
 	warned()
 	if got, err := change(t.Context(), connect(t, shop(t, server, url)), "e:1", 1, ""); err != nil || got != 2 {
 		t.Errorf("%d and %v", got, err)
 	}
-	// Who owns the schema may replace what is in it, and the function runs with the rights of the server.
+
+	// The owner of the schema may replace its functions, and the function runs with the rights of the server.
 	for _, thing := range []string{"schema headcount", "function headcount.identity(key text, idempotency_key text)"} {
 		server.Exec(t, url, "create role mallory; alter "+thing+" owner to mallory")
 		mend := "ALTER " + strings.Replace(strings.Replace(thing, "schema", "SCHEMA", 1), "function", "FUNCTION", 1) +
 			" OWNER TO managed"
+
 		warned("belongs to another user", mend)
 		server.Exec(t, url, mend+"; drop role mallory")
 		warned()
 	}
-	// A second role, as deploy/README.md makes one to replace the password, acts as the first.
+
+	// A second role, which deploy/README.md uses to replace the password, acts as the first.
 	server.Exec(t, url, "create role second login in role managed; alter role second set role = managed")
 	second := strings.Replace(url, "headcount@", "second@", 1)
 	s = open(t, second, func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	warned()
-	// The counters of another schema in this database do not take the function away.
+
+	// The counters of another schema in this database do not take the function over.
 	s = open(t, managed+"&search_path=two", func(c *Config) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	warned("another schema")
+
 	if n := pgtest.Query[int](t, url, "select count(*) from two.headcount_rules"); n == 0 {
 		t.Error("a schema of its own has no rules")
 	}
 }
 
-// TestServerSQLHoldsACounter: an application that keeps its transaction open holds up its counter alone.
+// TestServerSQLHoldsACounter: an application that keeps its transaction open delays only its own counter.
 func TestServerSQLHoldsACounter(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	rules := parseRules(t, stock)
 	s := open(t, url)
 	serve(t, s, rules)
+
 	tx, err := connect(t, shop(t, server, url)).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -796,37 +932,51 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 	if _, err := change(t.Context(), tx, "e:1", 1, ""); err != nil {
 		t.Fatal(err)
 	}
+
+	// Changes of the held counter fail, so many that a fault of the server would have been noticed.
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if r := s.Apply(t.Context(), []counter.Op{once("e:1", "", rules, 1)})[0]; !errors.Is(r.Err,
-				counter.ErrUnavailable) {
+			r := s.Apply(t.Context(), []counter.Op{once("e:1", "", rules, 1)})[0]
+			if !errors.Is(r.Err, counter.ErrUnavailable) {
 				t.Errorf("%+v", r)
 			}
 		})
 	}
+
 	wg.Wait()
 	apply(t, s, once("e:2", "", rules, 1))
-	// In one call only the operations on it fail, and on counters that the application has made and not committed.
+
+	// One call fails only for the operations on such counters, among them one that the application has made and not
+	// committed.
 	if _, err := change(t.Context(), tx, "free:2", 1, ""); err != nil {
 		t.Fatal(err)
 	}
+
 	results := s.Apply(t.Context(), []counter.Op{
 		once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("free:1", "", rules, 1),
 		once("free:2", "", rules, 1), once("e:1", "", rules, 1), once("e:2", "a", rules, 1), once("e:2", "", rules, 1),
 	})
+
 	for i, want := range []int64{0, 2, 1, 0, 0, 2, 3} {
 		r := results[i]
-		switch {
-		case want == 0 && !errors.Is(r.Err, counter.ErrUnavailable):
-			t.Errorf("%d, on a counter that is held: %+v", i, r)
-		case want > 0 && (r.Err != nil || r.Replay != (i == 5) || i != 5 && r.Counters[0].Value != want):
+		if want == 0 {
+			if !errors.Is(r.Err, counter.ErrUnavailable) {
+				t.Errorf("%d, on a held counter: %+v", i, r)
+			}
+			continue
+		}
+
+		replay := i == 5
+		if r.Err != nil || r.Replay != replay || !replay && r.Counters[0].Value != want {
 			t.Errorf("%d: %+v, want %d", i, r, want)
 		}
 	}
+
 	if err := s.db.Cause(); err != nil {
 		t.Errorf("PostgreSQL cannot be used: %v", err)
 	}
+
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -835,7 +985,7 @@ func TestServerSQLHoldsACounter(t *testing.T) {
 	}
 }
 
-// TestServerSQLThroughAPooler: the application may use any pooler, as the function needs nothing of a session.
+// TestServerSQLThroughAPooler: the application may use any pooler, because the function needs no state of a session.
 func TestServerSQLThroughAPooler(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)

@@ -82,7 +82,7 @@ func until(t testing.TB, url, sql string, want int) {
 		func() bool { return pgtest.Query[int](t, url, sql) == want })
 }
 
-// TestServerIdempotencyKeysOfADay: a key is new again after a day, also while the table still has it.
+// TestServerIdempotencyKeysOfADay: a key is new again after a day, even while the table still has it.
 func TestServerIdempotencyKeysOfADay(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -98,55 +98,67 @@ func TestServerIdempotencyKeysOfADay(t *testing.T) {
 		server.Exec(t, url, "update headcount_row_ids set until = until - interval '1 day'")
 	}
 
-	// What is refused is not remembered.
+	// A refused operation leaves its key unused.
 	floor := int64(0)
 	bounded := &counter.Rule{Match: "e:*", Kind: counter.Exact, Floor: &floor}
 	down := counter.Change{Key: "e:2", Rule: bounded, Verb: counter.Add, Delta: -1}
+
 	results := s.Apply(t.Context(), []counter.Op{with("b", down), with("", add("e:2", 1)), with("b", down)})
 	if !errors.Is(results[0].Err, counter.ErrBound) || results[2].Err != nil || results[2].Replay {
 		t.Errorf("refused, and then made: %+v", results)
 	}
 }
 
-// TestServerLedgersAreSwept: entries are kept as long as the rule says now, and those of a deleted counter go.
+// TestServerLedgersAreSwept: entries are kept as long as the current rule says, and those of a deleted counter go.
 func TestServerLedgersAreSwept(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	s := open(t, url, func(c *Config) { c.SweepEvery = 20 * time.Millisecond })
+
 	short := &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: time.Hour}
 	always := &counter.Rule{Match: "e:*", Kind: counter.Exact}
+
 	change := func(rule *counter.Rule, key string) {
 		t.Helper()
 		apply(t, s, with("", counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: 1}))
 	}
+
 	for range 3 {
 		change(short, "e:1")
 		change(exact, "e:2")
 	}
 
 	const twoHours = "update headcount_ledger set at = at - interval '2 hours';"
+
+	// The entries grow old, and the sweep is due.
 	server.Exec(t, url, twoHours+"update headcount_sweeps set due = due - interval '2 hours'")
+
 	change(exact, "e:2")
 	const entries = "select count(*) from headcount_ledger where key = "
 	until(t, url, entries+"'e:1'", 0)
+
 	change(short, "e:1")
 	page, err := s.Ledger(t.Context(), "e:1", 0, 10)
 	if err != nil || len(page.Entries) != 1 || page.Entries[0].Seq != 4 || page.Entries[0].Before != 3 {
 		t.Errorf("%+v, %v", page, err)
 	}
+
 	until(t, url, entries+"'e:2'", 4)
 
-	// What is too old by a new rule goes.
+	// A new rule removes entries that it considers too old.
 	change(short, "e:2")
 	until(t, url, entries+"'e:2'", 2)
+
 	change(always, "e:2")
 	until(t, url, "select count(*) from headcount_sweeps where key = 'e:2'", 0)
+
 	server.Exec(t, url, twoHours)
 	until(t, url, entries+"'e:2'", 3)
 
-	// More than one transaction takes.
+	// More entries than one transaction removes.
 	apply(t, s, with("", drop("e:1")))
-	server.Exec(t, url, fmt.Sprintf(`insert into headcount_ledger select key, incarnation, 100 + n, at, op, delta, before, after, reason, author
+	server.Exec(t, url, fmt.Sprintf(`insert into headcount_ledger
+		select key, incarnation, 100 + n, at, op, delta, before, after, reason, author
 		from headcount_ledger, generate_series(1, %d) n where key = 'e:2' and seq = 6`, 2*sweepAtOnce))
 	apply(t, s, with("", drop("e:2")))
 	apply(t, s, with("", add("e:2", 1)))
@@ -154,31 +166,35 @@ func TestServerLedgersAreSwept(t *testing.T) {
 	until(t, url, "select count(*) from headcount_sweeps", 1)
 }
 
-// TestServerOtherProcessesHear: what a process has changed is published by another one, also when no notification came.
-func TestServerOtherProcessesHear(t *testing.T) {
+// TestServerOtherProcessesAreNotified: a process publishes the changes of another one, even without a notification.
+func TestServerOtherProcessesAreNotified(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
 	never := func(c *Config) { c.PollEvery = time.Hour }
 	from := open(t, url, never)
 	to := open(t, url, never)
 	ear, _ := countertest.Listen(t, to, "e:1", "e:2")
-	hears(t, from, to)
+	awaitNotifications(t, from, to)
 
 	apply(t, from, with("", add("e:1", 5)))
 	ear.Until(t, "5", func(heard []counter.Update) bool {
 		return len(heard) > 0 && heard[len(heard)-1].Counter.Value == 5
 	})
+
 	apply(t, from, with("", drop("e:1")))
 	heard := ear.Until(t, "the delete", func(heard []counter.Update) bool {
 		return len(heard) > 0 && !heard[len(heard)-1].Counter.Touched()
 	})
-	// before it, what is read at the start
+
+	// Before the change, the watcher received the value at the start.
 	began := slices.IndexFunc(heard, func(u counter.Update) bool { return u.Counter.Value == 5 })
 	if changes := heard[began:]; len(changes) > 2 {
-		t.Errorf("heard %+v", changes)
+		t.Errorf("received %+v", changes)
 	}
 
+	// This process notices a change without a notification, because it polls.
 	polls := open(t, url, func(c *Config) { c.PollEvery = 50 * time.Millisecond })
+
 	ear, _ = countertest.Listen(t, polls, "e:2")
 	server.Exec(t, url, `insert into headcount_counters (key, kind, value, incarnation, sequence) values ('e:2', `+
 		`'exact', 9, 1, 1)`)
@@ -187,25 +203,29 @@ func TestServerOtherProcessesHear(t *testing.T) {
 	})
 }
 
-// hears waits until to hears of changes of from.
-func hears(t testing.TB, from, to *Store) {
+// awaitNotifications waits until to receives changes of from.
+func awaitNotifications(t testing.TB, from, to *Store) {
 	t.Helper()
 	ear, _ := countertest.Listen(t, to, "e:hears")
+
 	ear.Until(t, "a change", func(heard []counter.Update) bool {
 		apply(t, from, with("", add("e:hears", 1)))
 		return len(heard) > 0
 	})
 }
 
-// TestClockServerKilledWhileItChanges: what was acknowledged stays, and a repetition is made once.
+// TestClockServerKilledWhileItChanges: acknowledged changes stay, and a repetition is applied once.
 func TestClockServerKilledWhileItChanges(t *testing.T) {
 	const clients = 16
 	server := pgtest.Start(t)
 	url := server.Database(t)
 	stores := []*Store{open(t, url), open(t, url)}
+
 	ctx, stop := context.WithCancel(t.Context())
 	var made, refused atomic.Int64
 	var wg sync.WaitGroup
+
+	// insist repeats a change until it is acknowledged, under the same key.
 	insist := func(s *Store, ops []counter.Op) {
 		for {
 			err := s.Apply(t.Context(), ops)[0].Err
@@ -213,6 +233,7 @@ func TestClockServerKilledWhileItChanges(t *testing.T) {
 				made.Add(1)
 				return
 			}
+
 			if !errors.Is(err, counter.ErrUnavailable) {
 				t.Error(err)
 				return
@@ -221,6 +242,7 @@ func TestClockServerKilledWhileItChanges(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
+
 	for c := range clients {
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
@@ -243,6 +265,7 @@ func TestClockServerKilledWhileItChanges(t *testing.T) {
 	stop()
 	wg.Wait()
 
+	// Every acknowledged change was applied exactly once, in the value and in the ledger.
 	for key, want := range map[string]int64{"e:1": made.Load(), "e:2": -made.Load(), "e:3": made.Load()} {
 		read, err := stores[0].Read(t.Context(), []string{key})
 		if err != nil || read[0].Value != want {

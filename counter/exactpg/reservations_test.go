@@ -22,7 +22,7 @@ import (
 
 var sqlHistories = flag.Int("sql-histories", 500, "number of random histories of reservations in SQL")
 
-// holding makes a change of a reservation, by one of the two ways.
+// holding makes a change of a reservation, in one of the two ways.
 type holding func(c counter.Change) (value int64, err error)
 
 func byApply(t testing.TB, s *Store) holding {
@@ -31,6 +31,7 @@ func byApply(t testing.TB, s *Store) holding {
 		if r.Err != nil {
 			return 0, r.Err
 		}
+
 		return r.Counters[0].Value, nil
 	}
 }
@@ -43,6 +44,7 @@ func bySQL(t testing.TB, conn *pgx.Conn) holding {
 			counter.Cancel:  `select headcount.cancel($1, $2)`,
 			counter.Add:     `select headcount.change($1, $2, 'order', 'shop')`,
 		}[c.Verb]
+
 		args := []any{c.Key}
 		switch c.Verb {
 		case counter.Add:
@@ -58,7 +60,7 @@ func bySQL(t testing.TB, conn *pgx.Conn) holding {
 	}
 }
 
-// asConflict returns what an error of the functions is in Go.
+// asConflict returns the error in Go for an error of the functions.
 func asConflict(err error) error {
 	is := map[string]error{
 		"23514": counter.ErrBound, "22003": counter.ErrOverflow, "P0002": counter.ErrNoReservation,
@@ -71,8 +73,8 @@ func asConflict(err error) error {
 	return &counter.Conflict{Is: is}
 }
 
-// TestServerSQLReservations makes random histories by SQL in one database and by counter.Judge in another one: the same
-// is answered and refused, and the same is there. With -sql-histories 10000 it takes some minutes.
+// TestServerSQLReservations makes random histories by SQL in one database and by counter.Judge in another one. Both
+// answer and refuse alike, and end with the same data. With -sql-histories 10000 it takes some minutes.
 func TestServerSQLReservations(t *testing.T) {
 	n := *sqlHistories
 	if testing.Short() {
@@ -93,6 +95,7 @@ func TestServerSQLReservations(t *testing.T) {
 		h.key = fmt.Sprint([]string{"e:", "free:"}[seed%2], "h", seed)
 		h.urls = urls
 		h.run()
+
 		if t.Failed() {
 			t.Fatalf("history %d", seed)
 		}
@@ -111,10 +114,12 @@ type sqlHistory struct {
 
 func (h *sqlHistory) run() {
 	h.both(counter.Change{Verb: counter.Add, Delta: 20})
+
 	for range 14 {
 		hold := &counter.Hold{
 			ID: fmt.Sprint("cart ", h.rand.IntN(4)), For: time.Duration(1+h.rand.IntN(9)) * time.Minute,
 		}
+
 		amount := []int64{1, 7, 15, 990, counter.MaxDelta}[h.rand.IntN(5)]
 		switch n := h.rand.IntN(10); {
 		case n < 4:
@@ -133,57 +138,66 @@ func (h *sqlHistory) run() {
 	h.same("entries", func(s *Store) any { return entries(h.t, s, h.key) })
 }
 
-// both makes a change by both ways, which must answer alike.
+// both makes a change in both ways, which must answer alike.
 func (h *sqlHistory) both(c counter.Change) {
 	h.t.Helper()
 	c.Key = h.key
 	c.Rule = h.rules.Find(h.key)
-	if c.Verb == counter.Add || c.Verb == counter.Reserve { // SQL says this of each
+	if c.Verb == counter.Add || c.Verb == counter.Reserve { // the SQL calls have this reason and author
 		c.Reason = "order"
 		c.By = "shop"
 	}
 
+	// The first way is the reference.
 	want, wantErr := h.ways[0](c)
 	got, err := h.ways[1](c)
 	isLike := err == nil && wantErr == nil || err != nil && wantErr != nil && errors.Is(err, errors.Unwrap(wantErr))
 	if got != want || !isLike {
 		h.t.Fatalf("%+v %+v: %d and %v, want %d and %v", c, c.Hold, got, err, want, wantErr)
 	}
+
 	h.same(fmt.Sprintf("after %+v", c), func(s *Store) any {
 		read, err := s.Read(h.t.Context(), []string{h.key})
 		if err != nil {
 			h.t.Fatal(err)
 		}
+
 		page, err := s.Reservations(h.t.Context(), h.key, "", 100)
 		for i := range page.Open {
 			page.Open[i].Until = 0
 		}
+
 		return []any{read[0].Value, read[0].Reserved, read[0].Version.Sequence, page, err}
 	})
 }
 
 func (h *sqlHistory) same(what string, of func(*Store) any) {
 	h.t.Helper()
+
 	if want, is := of(h.stores[0]), of(h.stores[1]); !reflect.DeepEqual(is, want) {
 		h.t.Fatalf("%s: %+v, want %+v", what, is, want)
 	}
 }
 
-// expire has the time of a reservation come, and ends it.
+// expire makes a reservation due, and ends it.
 func (h *sqlHistory) expire(id string) {
 	for i, s := range h.stores {
 		ctx := h.t.Context()
 		c := connect(h.t, h.urls[i])
+
 		const past = `update headcount_reservations set until = now() - interval '1 s' where key = $1 and id = $2 ` +
 			`and status = 'open'`
 		if _, err := c.Exec(ctx, past, h.key, id); err != nil {
 			h.t.Fatal(err)
 		}
 		_ = c.Close(ctx)
+
+		// The due reservations end as a gateway ends them.
 		due, err := s.Due(ctx)
 		if err != nil {
 			h.t.Fatal(err)
 		}
+
 		for j := range due {
 			if r := s.Apply(ctx, []counter.Op{due[j].Expiring(h.rules)})[0]; r.Err != nil || r.Replay {
 				h.t.Fatalf("%+v: %+v", due[j], r)
@@ -192,8 +206,8 @@ func (h *sqlHistory) expire(id string) {
 	}
 }
 
-// TestServerSQLReservationsInATransaction: a reservation is the caller's until its commit, subscribers hear of it, and
-// what cannot be is refused by a code.
+// TestServerSQLReservationsInATransaction: a reservation belongs to the caller until its commit, subscribers receive
+// it, and impossible calls are refused with a code.
 func TestServerSQLReservationsInATransaction(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -227,11 +241,13 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 	}
 	exec(`select headcount.reserve(key => 'e:one', amount => 2, "for" => '10m', id => 'cart*7', reason => 'r', `+
 		`author => 'a')`, "")
+
 	page, err := s.Reservations(t.Context(), "e:one", "", 10)
 	if err != nil || len(page.Open) != 1 || page.Open[0].ID != "cart*7" || page.Open[0].Amount != 2 ||
 		time.UnixMilli(page.Open[0].Until).Sub(before.Add(10*time.Minute)).Abs() > 5*time.Minute {
 		t.Errorf("%+v, %v", page, err)
 	}
+
 	testkit.Eventually(t, "watchers and webhooks hear of it", func() bool {
 		for _, one := range out.counters() {
 			if one.Key == "e:one" && one.Value == 1 && one.Reserved == 2 {
@@ -260,9 +276,12 @@ func TestServerSQLReservationsInATransaction(t *testing.T) {
 	} {
 		exec(sql, want)
 	}
+
+	// A repeated commit changes nothing, and then a cancel comes too late.
 	exec(`select headcount.commit('e:one', 'cart*7')`, "")
 	exec(`select headcount.commit('e:one', 'cart*7')`, "")
 	exec(`select headcount.cancel('e:one', 'cart*7')`, "55000")
+
 	if read, err := s.Read(t.Context(), []string{"e:one"}); err != nil || read[0].Value != 1 || read[0].Reserved != 0 {
 		t.Errorf("%+v, %v", read, err)
 	}

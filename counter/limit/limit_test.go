@@ -13,7 +13,7 @@ import (
 // passed is a call that passed, as the models remember it.
 type passed struct{ at, cost int64 }
 
-// model judges with all that ever passed, in numbers without bounds.
+// model judges by everything that ever passed, in numbers without bounds.
 type model struct {
 	Name
 	all []passed
@@ -26,10 +26,11 @@ func (m *model) sum(from, to int64) int64 {
 			n += p.cost
 		}
 	}
+
 	return n
 }
 
-// giveBack takes n off what passed, in the order that the documents of State name.
+// giveBack takes n back from what passed, in the order that State documents.
 func (m *model) giveBack(n, now int64) {
 	start := now - now%m.Window
 	take := func(p *passed) {
@@ -64,18 +65,21 @@ func (m *model) fits(c Call, now int64) bool {
 	case Log:
 		return m.sum(now-m.Window, now+1)+c.Cost <= c.Limit
 	}
+
 	used := big.NewRat(m.sum(start-m.Window, start), m.Window)
 	used.Mul(used, big.NewRat(start+m.Window-now, 1))
 	used.Add(used, big.NewRat(m.sum(start, start+m.Window)+c.Cost, 1))
+
 	return used.Cmp(big.NewRat(c.Limit, 1)) <= 0
 }
 
-// copied is a state as a store reads it again.
+// copied returns the state as a store reads it back.
 func copied(t *rapid.T, s *State) *State {
 	again, err := Parse(s.Append(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return &again
 }
 
@@ -93,14 +97,18 @@ func judge(t *rapid.T, algorithm Algorithm) {
 	if algorithm == Log {
 		most = min(most, MaxLog)
 	}
+
 	name := Name{"k", algorithm, window}
 	m := &model{Name: name}
 	s := &State{}
 	one := rapid.Bool().Draw(t, "one limit")
 	now := 1_700_000_000_000 + rapid.Int64Range(0, window).Draw(t, "begin")
+
 	for range rapid.IntRange(1, 40).Draw(t, "calls") {
-		now += rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, window/10), rapid.Int64Range(0, 3*window)).Draw(t,
-			"later")
+		now += rapid.OneOf(
+			rapid.Just(int64(0)), rapid.Int64Range(0, window/10), rapid.Int64Range(0, 3*window),
+		).Draw(t, "later")
+
 		c := Call{Name: name, Limit: most}
 		if !one {
 			c.Limit = rapid.Int64Range(1, most).Draw(t, "limit")
@@ -109,12 +117,15 @@ func judge(t *rapid.T, algorithm Algorithm) {
 			rapid.Int64Range(1, c.Limit), rapid.Int64Range(1, max(1, c.Limit/10)),
 			rapid.Just(int64(0)), rapid.Int64Range(-c.Limit, -1), rapid.Just(int64(-MaxLimit)),
 		).Draw(t, "cost")
+
+		// The state and the model judge the same call.
 		before := copied(t, s)
 		fits := m.fits(c, now)
 		a := s.Take(c, now)
 		if a.Allowed != fits || a.Remaining < 0 || a.Remaining > c.Limit || a.Reset < 0 || a.Reset == 0 && c.Cost > 0 {
 			t.Fatalf("%+v at %d is %+v, want allowed %t; %+v", c, now, a, fits, m.all)
 		}
+
 		took := a.Allowed && c.Cost > 0
 		switch {
 		case c.Cost < 0:
@@ -124,17 +135,19 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		case !bytes.Equal(s.Append(nil), before.Append(nil)):
 			t.Fatalf("%+v took nothing, and %+v has become %+v", c, before, s)
 		}
-		// What remains would pass, and no more.
+
+		// Remaining is exact: that much would pass, and no more.
 		for _, more := range []int64{a.Remaining, a.Remaining + 1} {
 			next := Call{name, c.Limit, more}
 			if next.Check() == nil && copied(t, s).Take(next, now).Allowed != (more == a.Remaining) {
 				t.Fatalf("%+v at %d said %+v, and of %d it is not true", c, now, a, more)
 			}
 		}
-		// Whoever waits for Reset passes; who waits less does not.
+
+		// Reset is exact: a call after Reset passes, and a sooner one does not.
 		again := c
 		if a.Allowed {
-			again.Cost = c.Limit // all is back
+			again.Cost = c.Limit // by then all is back
 		}
 		if got := copied(t, s).Take(again, now+a.Reset); !got.Allowed {
 			t.Fatalf("%+v at %d said %+v, and after that %+v is %+v", c, now, a, again, got)
@@ -142,17 +155,21 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		if got := copied(t, s).Take(again, now+a.Reset-1); got.Allowed && a.Reset > 0 {
 			t.Fatalf("%+v at %d said %+v, and before that %+v is %+v", c, now, a, again, got)
 		}
-		if end := s.End(name); end > 0 &&
-			copied(t, s).Take(Call{name, most, most}, end) != (&State{}).Take(Call{name, most, most}, end) {
+
+		end := s.End(name)
+		full := Call{name, most, most}
+		if end > 0 && copied(t, s).Take(full, end) != (&State{}).Take(full, end) {
 			t.Fatalf("at its end %d the state still counts: %+v", end, s)
 		}
 	}
-	// What passed stays under the bound that the package's doc promises for its algorithm.
+
+	// The calls that passed stay under the bound that the package's doc promises for the algorithm.
 	for _, p := range m.all {
 		start := p.at - p.at%window
 		if algorithm != Log && m.sum(start, start+window) > most {
 			t.Fatalf("%d passed in the window at %d, the limit is %d", m.sum(start, start+window), start, most)
 		}
+
 		bound := map[Algorithm]int64{Log: most, Sliding: 2*most - 1, Fixed: 2 * most}[algorithm]
 		if n := m.sum(p.at, p.at+window); n > bound {
 			t.Fatalf("%d passed in the window's time from %d, %d may", n, p.at, bound)
@@ -160,8 +177,8 @@ func judge(t *rapid.T, algorithm Algorithm) {
 	}
 }
 
-// By a clock that is finer than that of the states, too, no window has more than its limit: of log none anywhere, of
-// fixed none that begins with a multiple of its length.
+// By a clock finer than that of the states no window has more than its limit either: no window of log at all, and no
+// window of fixed that begins at a multiple of its length.
 func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 	const window, millisecond = 1000, 1000 // ms, µs
 
@@ -171,7 +188,6 @@ func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 				s := &State{}
 				most := rapid.Int64Range(1, 3).Draw(t, "limit")
 				m := &model{Name: Name{"k", algorithm, window * millisecond}} // in µs
-
 				now := int64(1_700_000_000_000)*millisecond + rapid.Int64Range(0, window*millisecond).Draw(t, "begin")
 				for range rapid.IntRange(1, 60).Draw(t, "calls") {
 					now += rapid.OneOf(
@@ -197,15 +213,17 @@ func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 	}
 }
 
-// A clock that jumps back lets nothing pass that would not have passed before.
+// A clock that jumps back lets nothing pass that was refused before.
 func TestTheClockGoesBack(t *testing.T) {
 	for _, algorithm := range []Algorithm{Fixed, Sliding, Log} {
 		t.Run(algorithm.String(), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				name := Name{"k", algorithm, 1000}
 				s := &State{}
+
 				var furthest, sum int64 // sum: what passed while the clock was behind furthest
 				now := int64(1_700_000_000_000)
+
 				for range rapid.IntRange(1, 30).Draw(t, "calls") {
 					now += rapid.Int64Range(-5000, 1500).Draw(t, "by")
 					if now > furthest {
@@ -216,6 +234,7 @@ func TestTheClockGoesBack(t *testing.T) {
 					if a.Reset <= 0 {
 						t.Fatalf("%+v at %d is %+v", c, now, a)
 					}
+
 					if a.Allowed && now < furthest {
 						sum += c.Cost
 					}
@@ -255,6 +274,7 @@ func TestAlgorithmsHaveNames(t *testing.T) {
 			t.Errorf("%d is %q, which is %d", a, a, got)
 		}
 	}
+
 	for _, text := range []string{"", "none", "Fixed", "gcra"} {
 		if a, ok := ParseAlgorithm(text); ok {
 			t.Errorf("%q is %d", text, a)

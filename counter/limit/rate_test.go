@@ -7,15 +7,17 @@ import (
 	"pgregory.net/rapid"
 )
 
-// tokens is a bucket as it is told: it holds a burst, and one drips in each Every.
+// tokens is a textbook token bucket: it holds a burst, and one token drips in per Every.
 type tokens struct {
 	Rate
-	level time.Duration // what is in it, each worth Every
+	level time.Duration // its content; a token is worth Every
 	at    time.Duration
 }
 
 func (b *tokens) take(now time.Duration, n int) bool {
-	b.level, b.at = min(b.level+now-b.at, b.Window()), now
+	b.level = min(b.level+now-b.at, b.Window())
+	b.at = now
+
 	cost := time.Duration(n) * b.Every
 	if b.level < cost {
 		return false
@@ -33,19 +35,23 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 		r := PerSecond(rapid.SampledFrom([]int{1, 3, 7, 10, 500, 1e9}).Draw(t, "a second"),
 			rapid.SampledFrom([]int{1, 2, 20, 2000}).Draw(t, "burst"))
 		now := time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "begin"))
+
 		model := &tokens{r, r.Window(), now}
 		var back time.Duration
 		var all []taken
+
 		for range rapid.IntRange(1, 60).Draw(t, "calls") {
 			now += time.Duration(rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, int64(2*r.Every)),
 				rapid.Int64Range(0, int64(2*r.Window()))).Draw(t, "later"))
 			n := rapid.OneOf(rapid.Just(1), rapid.IntRange(1, r.Burst)).Draw(t, "n")
+
 			after, wait := r.Take(back, now, n)
 			if passes := model.take(now, n); passes != (wait == 0) || wait < 0 {
 				t.Fatalf("%d at %s wait %s, want them to pass: %t", n, now, wait, passes)
 			}
+
+			// The wait is exact: it is long enough, and one nanosecond less is not.
 			if wait > 0 {
-				// Who waits so long passes; who waits less does not.
 				if _, more := r.Take(back, now+wait, n); more != 0 {
 					t.Fatalf("%d at %s waited %s, and then have to wait %s", n, now, wait, more)
 				}
@@ -56,6 +62,7 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 			}
 			back = after
 			all = append(all, taken{now, n})
+
 			// At its time all is back, and no sooner.
 			if _, wait := r.Take(back, back, r.Burst); wait != 0 {
 				t.Fatalf("at %s all should be back, and is after %s", back, wait)
@@ -64,11 +71,13 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 				t.Fatalf("all is back sooner than at %s", back)
 			}
 		}
-		// In no stretch of time more than the burst passes, and what comes back in it.
+
+		// In any stretch of time at most the burst passes, and what comes back in the stretch.
 		for i, first := range all {
 			sum := 0
 			for _, last := range all[i:] {
-				if sum += last.n; time.Duration(sum-r.Burst)*r.Every > last.at-first.at {
+				sum += last.n
+				if time.Duration(sum-r.Burst)*r.Every > last.at-first.at {
 					t.Fatalf("%d passed from %s to %s, of %+v", sum, first.at, last.at, r)
 				}
 			}
@@ -76,8 +85,7 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 	})
 }
 
-// However a clock goes back and forth, no more passes than if it had gone straight to the
-// furthest time.
+// However a clock jumps back and forth, no more passes than if it had gone straight to the furthest time.
 func TestTheClockOfARateGoesBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := Rate{Every: 100 * time.Millisecond, Burst: 5}
@@ -86,10 +94,12 @@ func TestTheClockOfARateGoesBack(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "calls") {
 			now = max(0, now+time.Duration(rapid.Int64Range(-2e9, 1e9).Draw(t, "by")))
 			furthest = max(furthest, now)
+
 			if after, wait := r.Take(back, now, 1); wait == 0 {
 				back = after
 				passed++
 			}
+
 			if most := r.Burst + int(furthest/r.Every); passed > most {
 				t.Fatalf("%d passed within %s, %d may", passed, furthest, most)
 			}
@@ -97,7 +107,7 @@ func TestTheClockOfARateGoesBack(t *testing.T) {
 	})
 }
 
-// Who lets pass late what had to wait gets its rate, and never less.
+// A caller that waits as long as it is told gets exactly its rate.
 func TestWaitingIsAsFastAsTheRate(t *testing.T) {
 	r := PerSecond(10, 20)
 	var back, now, wait time.Duration
@@ -105,12 +115,13 @@ func TestWaitingIsAsFastAsTheRate(t *testing.T) {
 		back, wait = r.Take(back, now, 15)
 		now += wait
 	}
+
 	if want := (150 - 20) * r.Every; now != want {
 		t.Errorf("150 took %s, want %s", now, want)
 	}
 }
 
-// A rate that does not divide a second is never passed, by a nanosecond's rounding either.
+// A rate that does not divide a second is never exceeded, not even by a nanosecond's rounding.
 func TestPerSecond(t *testing.T) {
 	for n, every := range map[int]time.Duration{1: time.Second, 3: 333_333_334, 10: 100 * time.Millisecond, 1e9: 1} {
 		if r := PerSecond(n, 20); r.Every != every || r.Burst != 20 || r.Window() != 20*every {

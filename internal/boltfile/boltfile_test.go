@@ -30,6 +30,7 @@ func change(t *testing.T, path string, f func(*bbolt.Tx) error) {
 	if err == nil {
 		err = errors.Join(db.Update(f), db.Close())
 	}
+
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,34 +38,42 @@ func change(t *testing.T, path string, f func(*bbolt.Tx) error) {
 
 func TestOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file.db")
+
 	refused := func(says string, load func(*bbolt.DB) error) {
 		t.Helper()
-		for range 2 { // again, since it is closed
+		for range 2 { // a refused Open has closed the file, so that a second one fails likewise
 			if _, err := open(path, load); err == nil || !strings.Contains(err.Error(), says) ||
 				!strings.Contains(err.Error(), path) {
 				t.Errorf("%v, want %q", err, says)
 			}
 		}
 	}
+
 	db, err := open(path, nothing)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	refused("in use by another process; end that one", nothing)
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	refused("no luck", func(*bbolt.DB) error { return errors.New("no luck") })
+
+	// An older file gets the buckets that it lacks.
 	change(t, path, func(tx *bbolt.Tx) error { return tx.DeleteBucket(buckets[0]) })
-	change(t, path, func(tx *bbolt.Tx) error { // an older file gets the buckets that it lacks
+	change(t, path, func(tx *bbolt.Tx) error {
 		return errors.Join(tx.Bucket(buckets[0]).Put([]byte("a"), nil), tx.Bucket(Meta).Put(FormatKey, []byte("2")))
 	})
+
 	refused(`its format is "2", this version knows "1"; use the version that wrote it`, nothing)
 }
 
 func TestAnotherProgramsFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file.db")
 	change(t, path, func(tx *bbolt.Tx) error { return tx.DeleteBucket(Meta) })
+
 	if _, err := open(path, nothing); err == nil ||
 		!strings.Contains(err.Error(), "it is another program's file; give a directory of its own") {
 		t.Errorf("%v", err)
@@ -79,19 +88,24 @@ func TestDamaged(t *testing.T) {
 				return err
 			}
 		}
+
 		return nil
 	})
+
 	whole, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	// A leaf page in the middle: damage that only a check of the whole file finds.
 	page := os.Getpagesize()
 	zeroed, scrambled := bytes.Clone(whole), bytes.Clone(whole)
-	at := bytes.LastIndex(whole, []byte("999")) / page * page // of a leaf
+	at := bytes.LastIndex(whole, []byte("999")) / page * page // where a leaf begins
 	clear(zeroed[at : at+page])
 	for i := range page {
 		scrambled[at+i] = byte(i*7 + i>>8)
 	}
+
 	for name, text := range map[string][]byte{
 		"nothing":         nil,
 		"text":            []byte("no database at all"),
@@ -106,13 +120,16 @@ func TestDamaged(t *testing.T) {
 			if err := os.WriteFile(path, text, 0o600); err != nil {
 				t.Fatal(err)
 			}
+
 			_, err := open(path, nothing)
 			if err == nil || !strings.HasPrefix(err.Error(), path) || strings.Contains(err.Error(), "\n") {
 				t.Fatalf("%v", err)
 			}
+
 			if checked := Check(path, nil); checked == nil || checked.Error() != err.Error() {
 				t.Errorf("Check: %v; Open: %v", checked, err)
 			}
+
 			if left, _ := os.ReadFile(path); !bytes.Equal(left, text) {
 				t.Error("it was changed")
 			}
@@ -123,9 +140,10 @@ func TestDamaged(t *testing.T) {
 func TestLoadThatPanics(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file.db")
 	_, err := open(path, func(*bbolt.DB) error { panic("page 7: invalid page type") })
+
 	if err == nil || !strings.Contains(err.Error(),
 		"the file is damaged (page 7: invalid page type); put a copy of it in its place") {
 		t.Errorf("%v", err)
 	}
-	change(t, path, func(*bbolt.Tx) error { return nil }) // it was closed
+	change(t, path, func(*bbolt.Tx) error { return nil }) // Open has closed the file
 }

@@ -8,12 +8,15 @@ func TestBallast(t *testing.T) {
 	if LoadBallast(); ballast != nil {
 		t.Errorf("%d bytes, though GOGC is set", len(ballast))
 	}
+
 	t.Setenv("GOGC", "")
 	before := usedMemory()
 	LoadBallast()
+
 	if n := uint64(len(ballast)); n == 0 || n > maxBallast || n > Memory()/32 {
 		t.Errorf("%d bytes of %d", n, Memory())
 	}
+
 	if after := usedMemory(); after > before+before/2 {
 		t.Errorf("it is taken for used: %d bytes, then %d", before, after)
 	}

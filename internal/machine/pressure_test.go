@@ -9,19 +9,25 @@ import (
 func TestPressure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		used, looks := uint64(0), 0
-		p := newPressure(1000, func() uint64 { looks++; return used })
+		p := newPressure(1000, func() uint64 {
+			looks++
+			return used
+		})
+
 		for _, step := range []struct {
 			used uint64
 			high bool
 		}{{749, false}, {750, true}, {749, true}, {700, true}, {699, false}, {749, false}, {2000, true}} {
 			used = step.used
 			time.Sleep(sampleEvery)
+
 			for range 5 {
 				if p.High() != step.high {
 					t.Fatalf("%d of 1000 bytes: high is %v", used, !step.high)
 				}
 			}
 		}
+
 		if looks != 7 {
 			t.Fatalf("it looked %d times", looks)
 		}

@@ -27,12 +27,15 @@ func TestMemoryIsReturnedAtRest(t *testing.T) {
 			var looks, freed atomic.Uint64
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
+
 			go returnMemory(ctx, func() heap {
 				now := c.heap
 				now.allocated = 7*mb + looks.Add(1)*c.rate
 				return now
 			}, func() { freed.Add(1) })
+
 			time.Sleep(restEvery + time.Second)
+
 			if got := freed.Load() > 0; got != c.want {
 				t.Errorf("%s: returned: %t, want %t", c.why, got, c.want)
 			}
@@ -45,6 +48,7 @@ func TestReadHeap(t *testing.T) {
 	if before.live > before.allocated || before.objects == 0 {
 		t.Fatalf("%+v", before)
 	}
+
 	held := make([]byte, 1<<20)
 	if now := readHeap(); now.allocated-before.allocated < uint64(len(held)) {
 		t.Errorf("%d bytes were allocated, and %d are reported", len(held), now.allocated-before.allocated)

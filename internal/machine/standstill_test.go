@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// standing is a process that stands still when it is told to: whoever reads its clock waits.
+// standing is a process that stands still on demand: its clock blocks.
 type standing struct {
 	*Standstill
 	gate    atomic.Pointer[chan struct{}]
@@ -19,12 +19,14 @@ func (s *standing) clock() time.Duration {
 	if gate := s.gate.Load(); gate != nil {
 		<-*gate
 	}
+
 	return time.Duration(time.Now().UnixNano())
 }
 
 // stand has the process stand still.
 func (s *standing) stand(lasts time.Duration) {
 	gate := make(chan struct{})
+
 	s.gate.Store(&gate)
 	time.Sleep(lasts)
 	s.gate.Store(nil)
@@ -42,20 +44,21 @@ func TestStandstill(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
 
-			time.Sleep(time.Hour) // before Run
+			time.Sleep(time.Hour) // time before Run does not count
 			go s.Run(ctx, func() {
 				s.noticed++
 				if !s.Ended() {
-					t.Error("it is over for others before what depends on it was doubted")
+					t.Error("the standstill ended for others before those who depend on it had doubted")
 				}
 			})
+
 			time.Sleep(time.Minute)
 			if s.Ended() || s.EndedWithin(time.Second) || s.noticed > 0 {
 				t.Fatal("a process that runs stood still")
 			}
 
 			s.stand(lasts)
-			if got := s.EndedWithin(time.Second); got != long { // whichever goroutine runs first
+			if got := s.EndedWithin(time.Second); got != long { // also before Run has looked
 				t.Errorf("%s: before Run looks: %t", lasts, got)
 			}
 			synctest.Wait()

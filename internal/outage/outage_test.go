@@ -49,6 +49,7 @@ func TestOutage(t *testing.T) {
 func TestBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, broken := NewBreaker("redis"), errors.New("broken")
+
 		call := func(err error) (let bool) {
 			done, refused := b.Allow()
 			if refused == nil {
@@ -56,26 +57,34 @@ func TestBreaker(t *testing.T) {
 			}
 			return refused == nil
 		}
+
+		// Errors that are not the server's fault do not count.
 		for range TripAfter {
 			if !call(ErrNotItsFault) || !call(broken) {
 				t.Fatal("a call was refused before there were enough failures")
 			}
 		}
+
 		<-b.Changed
 		if b.Closed() || call(nil) {
 			t.Fatal("a call was let through while the server is away")
 		}
+
 		time.Sleep(ProbeEvery + 1)
 		if !call(broken) || call(nil) {
 			t.Fatal("not one call alone was let through")
 		}
+
 		time.Sleep(ProbeEvery + 1)
 		if !call(nil) || !b.Closed() || !call(nil) {
 			t.Fatal("a call that succeeded did not end the outage")
 		}
+
+		// Only the owner of the breaker notes causes.
 		if b.LastFailure() != nil {
 			t.Fatal("a failure was noted by itself")
 		}
+
 		if b.Failed(broken); b.LastFailure() != broken {
 			t.Fatalf("the last failure is %v", b.LastFailure())
 		}

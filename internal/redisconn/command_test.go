@@ -7,8 +7,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TestAReplyIsKept: go-redis gives the error of one master of a Cluster to all commands of a pipeline, also to those
-// that others have answered.
+// TestAReplyIsKept: when one master of a Cluster fails, go-redis gives its error to all commands of a pipeline, also to
+// those that other masters have answered.
 func TestAReplyIsKept(t *testing.T) {
 	away := errors.New("another master is away")
 

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 var errUnavailable = errors.New("unavailable")
 
-// state is what OnState said last.
+// state is the last state that the Caller reported.
 type state struct {
 	mu sync.Mutex
 	up bool
@@ -39,7 +39,7 @@ func (s *state) is() bool {
 	return s.up
 }
 
-// stateChan takes what OnState says.
+// stateChan receives the reported states.
 type stateChan chan bool
 
 func (s stateChan) StoreState(up bool) { s <- up }
@@ -51,11 +51,13 @@ func open(t *testing.T, url string) (*redisconn.Conn, *servertest.Log) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	return conn, log
 }
 
@@ -74,6 +76,7 @@ func TestOpen(t *testing.T) {
 		if good != (err == nil) || !good && !errors.Is(err, redisconn.ErrConfig) {
 			t.Errorf("Open(%q): %v", url, err)
 		}
+
 		if conn != nil {
 			if err := conn.Close(); err != nil {
 				t.Errorf("Close of %q: %v", url, err)
@@ -82,29 +85,37 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestClockOneOutageIsToldOnce: the log has one line about it, and each store is told.
-func TestClockOneOutageIsToldOnce(t *testing.T) {
+// TestClockOneOutageIsReportedOnce: the log has one line about an outage, and every store learns of it.
+func TestClockOneOutageIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	conn, log := open(t, server.URL())
+
 	states := []*state{{}, {}}
 	callers := make([]*redisconn.Caller, len(states))
 	for i, s := range states {
 		callers[i] = conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: s})
 	}
-	all := func(up bool) func() bool { return func() bool { return states[0].is() == up && states[1].is() == up } }
-	testkit.Eventually(t, "both are told that Redis is there", all(true))
+	all := func(up bool) func() bool {
+		return func() bool { return states[0].is() == up && states[1].is() == up }
+	}
+	testkit.Eventually(t, "both learn that Redis is there", all(true))
+
 	server.Kill()
-	testkit.Eventually(t, "both are told that it is away", func() bool {
+
+	// The call of one store finds the outage, and the other one learns of it as well.
+	testkit.Eventually(t, "both learn that it is away", func() bool {
 		err := callers[0].Do(t.Context(), ping)
 		if err != nil && !errors.Is(err, errUnavailable) {
 			t.Fatalf("the call's error is %v", err)
 		}
 		return all(false)()
 	})
+
 	testkit.Eventually(t, "the log says so", func() bool { return log.Count("cannot be used") > 0 })
 	server.Restart(t)
-	testkit.Eventually(t, "both are told that it is back", all(true))
+	testkit.Eventually(t, "both learn that it is back", all(true))
+
 	if away, back := log.Count("cannot be used"), log.Count("works again"); away != 1 || back != 1 {
 		t.Errorf("%d and %d lines: %s", away, back, log.String())
 	}
@@ -112,45 +123,55 @@ func TestClockOneOutageIsToldOnce(t *testing.T) {
 
 func ping(ctx context.Context, c *redisconn.Client) error { return c.Ping(ctx).Err() }
 
-// TestServerWhatOneStoreRefusesIsServedToOthers: neither what Accept says nor a reply that cannot be read is an outage.
+// TestServerWhatOneStoreRefusesIsServedToOthers: neither a refusal by Accept nor an unreadable reply is an outage.
 func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	t.Parallel()
 	conn, log := open(t, redistest.Single(t).URL())
 	refuses, serves := &state{}, &state{}
+
 	errForeign := errors.New("a foreign format")
 	var mu sync.Mutex
 	foreign := true
-	refusing := conn.Caller(
-		redisconn.CallerConfig{Unavailable: errUnavailable, OnState: refuses,
-			Accept: func(context.Context, *redisconn.Client) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if foreign {
-					return redisconn.Answered(errForeign)
-				}
-				return nil
-			}})
+
+	refusing := conn.Caller(redisconn.CallerConfig{
+		Unavailable: errUnavailable, OnState: refuses,
+		Accept: func(context.Context, *redisconn.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if foreign {
+				return redisconn.Answered(errForeign)
+			}
+			return nil
+		},
+	})
 	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: serves})
+
+	// More refusals than failures that open the breaker.
 	for range 10 {
 		if err := refusing.Do(t.Context(), ping); !errors.Is(err, errForeign) || !errors.Is(err, errUnavailable) {
 			t.Fatalf("before Accept has accepted: %v", err)
 		}
+
 		if _, err := refusing.Known(t.Context()); !errors.Is(err, errForeign) {
 			t.Fatalf("before Accept has accepted: %v", err)
 		}
+
 		if err := serving.Do(t.Context(), func(context.Context, *redisconn.Client) error {
 			return redisconn.Answered(errForeign)
 		}); !errors.Is(err, errForeign) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := serving.Do(t.Context(), ping); err != nil {
 		t.Errorf("the other store: %v", err)
 	}
 	testkit.Eventually(t, "the log says why", func() bool { return serves.is() && log.Count(errForeign.Error()) == 1 })
+
 	if refuses.is() || conn.Cause() != nil {
 		t.Errorf("told up=%t, cause %v", refuses.is(), conn.Cause())
 	}
+
 	mu.Lock()
 	foreign = false
 	mu.Unlock()
@@ -160,26 +181,31 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	}
 }
 
-// TestServerADenialIsOfOneStore: a user of Redis who lacks the right to the keys of one store is served with those of
-// others.
+// TestServerADenialIsOfOneStore: a Redis user without the right to the keys of one store can still use the other
+// stores.
 func TestServerADenialIsOfOneStore(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	if err := server.Client().Do(t.Context(), "ACL", "SETUSER", "some", "on", ">secret", "+@all", "&*", "~hc:{b*",
-		"~hc:{n*").Err(); err != nil {
+	err := server.Client().Do(t.Context(),
+		"ACL", "SETUSER", "some", "on", ">secret", "+@all", "&*", "~hc:{b*", "~hc:{n*").Err()
+	if err != nil {
 		t.Fatal(err)
 	}
+
 	conn, log := open(t, "redis://some:secret@"+server.Addr+"/0")
 	states := make(chan bool, 64)
 	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: stateChan(states)})
 	denied := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+
 	testkit.Eventually(t, "Redis is there", func() bool { return serving.Do(t.Context(), ping) == nil && <-states })
+
 	for range 20 {
 		if err := denied.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
 			return c.Set(ctx, "hc:{w:hook}:t", "", 0).Err()
 		}); err == nil {
 			t.Fatal("the key is permitted")
 		}
+
 		if err := serving.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
 			return c.Set(ctx, "hc:{b1}:x", "", 0).Err()
 		}); err != nil {
@@ -187,6 +213,7 @@ func TestServerADenialIsOfOneStore(t *testing.T) {
 		}
 		time.Sleep(outage.ProbeEvery / 5) // the probe runs meanwhile
 	}
+
 	if conn.Cause() != nil || len(states) > 0 || log.Count("cannot be used") > 0 {
 		t.Errorf("cause %v, %d changes of state, %s", conn.Cause(), len(states), log.String())
 	}
@@ -198,9 +225,11 @@ func TestServerBounded(t *testing.T) {
 	conn, _ := open(t, redistest.Single(t).URL()+"?pool_size=4")
 	many := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, Bounded: true})
 	other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+
 	began, end := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	defer wg.Wait()
+
 	for range 10 {
 		wg.Go(func() {
 			if err := many.Do(context.Background(), func(context.Context, *redisconn.Client) error {
@@ -212,23 +241,29 @@ func TestServerBounded(t *testing.T) {
 			}
 		})
 	}
+
 	<-began
 	<-began
+
 	select {
 	case <-began:
 		t.Error("three calls of four connections at a time")
 	case <-time.After(50 * time.Millisecond):
 	}
+
 	if err := other.Do(t.Context(), ping); err != nil {
 		t.Error(err)
 	}
+
+	// A caller may stop waiting for a connection.
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := many.Do(late, ping); !errors.Is(err, errUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that gave up waiting: %v", err)
 	}
+
 	close(end)
-	for range 8 {
+	for range 8 { // the others were only waiting
 		<-began
 	}
 }
@@ -237,22 +272,25 @@ func TestServerBounded(t *testing.T) {
 func TestServerClosed(t *testing.T) {
 	t.Parallel()
 	conn, _ := open(t, redistest.Single(t).URL())
-	closed, other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable}), conn.Caller(
-		redisconn.CallerConfig{Unavailable: errUnavailable})
+	closed := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+
 	closed.Close()
-	closed.Close()
+	closed.Close() // a second Close does nothing
 	if err := closed.Do(t.Context(), ping); !errors.Is(err, errUnavailable) {
 		t.Error(err)
 	}
 	if _, err := closed.Known(t.Context()); !errors.Is(err, errUnavailable) {
 		t.Error(err)
 	}
+
 	if err := other.Do(t.Context(), ping); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestClockCloseWaitsForNoSilentServer: a process that ends has a few seconds.
+// TestClockCloseWaitsForNoSilentServer: Close returns soon although Redis does not answer, because a process that ends
+// has only a few seconds.
 func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -263,8 +301,11 @@ func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	up := &state{}
 	caller := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: up})
 	testkit.Eventually(t, "Redis is reached", up.is)
+
 	server.Pause()
 	defer server.Resume()
+
+	// As many calls that hang as open the breaker.
 	var calls sync.WaitGroup
 	for range outage.TripAfter {
 		calls.Go(func() { _ = caller.Do(t.Context(), ping) })
@@ -272,6 +313,7 @@ func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 	calls.Wait()
 	testkit.Eventually(t, "it is away", func() bool { return !up.is() })
 	time.Sleep(outage.ProbeEvery + 200*time.Millisecond) // the next probe is under way
+
 	watch := testkit.NewStopwatch(t)
 	if err := conn.Close(); err != nil || watch.Elapsed() > 2*time.Second {
 		t.Errorf("Close took %s, %v", watch.Elapsed(), err)
@@ -284,15 +326,18 @@ func TestClockAServerOfAClusterHangs(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 1)
 	conn, _ := open(t, cluster.URL()+"&addr="+cluster.Replicas[0].Addr)
 	caller := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+
 	masters := func() error {
 		return caller.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
 			return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
 		})
 	}
+
 	testkit.Eventually(t, "the masters answer", func() bool { return masters() == nil })
 	cluster.Replicas[0].Pause()
 	defer cluster.Replicas[0].Resume()
-	for range 30 { // of the four servers a random one is asked where the slots are
+
+	for range 30 { // the client asks a random one of the four servers for the slots
 		watch := testkit.NewStopwatch(t)
 		if err := masters(); err != nil || watch.Elapsed() > 2*time.Second {
 			t.Fatalf("a call of the masters took %s, %v", watch.Elapsed(), err)

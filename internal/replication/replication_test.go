@@ -20,7 +20,7 @@ var (
 	errLost = errors.New("lost on the way")
 )
 
-// place is a position: how far a peer has a log.
+// place is a position: how far the peer has received a log.
 type place struct{ log, cursor int }
 
 // row is a key in a log: the value, and the place of its last change.
@@ -37,7 +37,7 @@ func (s *source) set(key string, value int) {
 	s.rows[key] = row{value, s.end}
 }
 
-// batch is what follows a place, or, when the log does not reach back to that place, all of the bucket in one piece.
+// batch is what follows a place, or the whole bucket when the log does not reach back to that place.
 type batch struct {
 	bucket   int
 	from, to place
@@ -52,20 +52,26 @@ func (s *source) after(bucket int, from place, limit int) batch {
 		b.whole, b.rows = true, maps.Clone(s.rows)
 		return b
 	}
+
+	// Rows go in the order of their last changes, so that a position says what the peer has.
 	keys := slices.SortedFunc(maps.Keys(s.rows), func(x, y string) int { return s.rows[x].place - s.rows[y].place })
 	for _, key := range keys {
 		if s.rows[key].place <= from.cursor {
 			continue
 		}
+
 		if len(b.rows) == limit {
 			b.more = true
 			break
 		}
+
 		b.rows[key], b.to.cursor = s.rows[key], s.rows[key].place
 	}
+
 	if !b.more {
 		b.to.cursor = s.end
 	}
+
 	return b
 }
 
@@ -75,20 +81,24 @@ type sink struct {
 	values map[string]int
 }
 
-// merge takes a batch, and returns how many rows had an effect.
+// merge applies a batch and returns the number of rows that had an effect.
 func (s *sink) merge(b batch) (effects int) {
 	if !b.whole && (b.from.log != s.at.log || b.from.cursor > s.at.cursor) {
-		return 0 // something before it is missing
+		return 0 // the batches before it are missing
 	}
+
 	for key, r := range b.rows {
 		if r.value > s.values[key] {
 			s.values[key] = r.value
 			effects++
 		}
 	}
+
+	// Batches arrive out of order, and a position never goes back.
 	if b.whole && b.to.log >= s.at.log || b.to.log == s.at.log && b.to.cursor > s.at.cursor {
 		s.at = b.to
 	}
+
 	return effects
 }
 
@@ -121,10 +131,11 @@ func newWorld(seed uint64) *world {
 		w.sinks[b] = sink{values: map[string]int{}}
 		w.backup[b] = w.sinks[b].clone()
 	}
+
 	return w
 }
 
-// do changes the world.
+// do runs change while the world is locked.
 func (w *world) do(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,21 +148,26 @@ func (w *world) tallied() tally {
 	return w.tally
 }
 
-// way is the way to the peer, or back from it. The world is locked except while it waits.
+// way is the network to the peer, or back. The world is locked except while way waits.
 func (w *world) way() error {
 	if w.cut {
 		return errLost
 	}
-	delay, lost := w.delay, false
+	delay := w.delay
+	lost := false
 	if w.bad {
-		delay, lost = time.Duration(w.random.IntN(300))*time.Millisecond, w.random.IntN(4) == 0
+		delay = time.Duration(w.random.IntN(300)) * time.Millisecond
+		lost = w.random.IntN(4) == 0
 	}
+
 	w.mu.Unlock()
 	time.Sleep(delay)
 	w.mu.Lock()
+
 	if lost || w.cut {
 		return errLost
 	}
+
 	return nil
 }
 
@@ -168,6 +184,7 @@ func (w *world) Greet(context.Context) error {
 	if w.refused {
 		return fmt.Errorf("greet: %w", ErrRefused)
 	}
+
 	return w.way()
 }
 
@@ -178,12 +195,16 @@ func (w *world) Positions(_ context.Context, believed []At[place]) ([]place, err
 	if err := w.way(); err != nil {
 		return nil, err
 	}
+
 	found := make([]place, len(believed))
 	for i, at := range believed {
 		found[i] = w.sinks[at.Bucket].at
 	}
-	_ = w.way() // positions take longer than batches, so that they arrive outdated
+
+	// Positions take longer than batches, so that they arrive outdated.
 	_ = w.way()
+	_ = w.way()
+
 	return found, w.way()
 }
 
@@ -193,9 +214,11 @@ func (w *world) Send(_ context.Context, from []At[place], limit int) ([]Result[p
 	if w.away {
 		return nil, errLost
 	}
+
 	results := make([]Result[place], len(from))
 	var batches []batch
 	rows := 0
+
 	for i, at := range from {
 		b := w.sources[at.Bucket].after(at.Bucket, at.Position, w.atOnce)
 		results[i] = Result[place]{at.Position, Unchanged}
@@ -209,35 +232,43 @@ func (w *world) Send(_ context.Context, from []At[place], limit int) ([]Result[p
 			rows += len(b.rows)
 		}
 	}
+
 	if len(batches) == 0 {
 		return results, nil
 	}
+
 	w.sends++
 	if err := w.way(); err != nil {
 		return nil, err
 	}
+
 	for _, b := range batches {
 		i := slices.IndexFunc(from, func(at At[place]) bool { return at.Bucket == b.bucket })
 		if w.unready {
 			results[i].Outcome = Later
 			continue
 		}
+
 		w.rows += len(b.rows)
 		if b.whole {
 			w.wholes++
 		}
+
 		if w.bad {
 			w.late = append(w.late, b)
 		}
+
 		w.effects += w.sinks[b.bucket].merge(b)
 		results[i].Position = w.sinks[b.bucket].at
 		if b.more || results[i].Position != b.to {
 			results[i].Outcome = More
 		}
 	}
+
 	if err := w.way(); err != nil {
 		return nil, err
 	}
+
 	return results, nil
 }
 
@@ -247,7 +278,7 @@ func (w *world) Failed(error) {
 	w.failures++
 }
 
-// differs says in what the peer differs from this region, or nothing.
+// differs describes a difference between the peer and this region, or returns "".
 func (w *world) differs() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -259,6 +290,7 @@ func (w *world) differs() string {
 			}
 		}
 	}
+
 	return ""
 }
 
@@ -273,26 +305,31 @@ func with(t *testing.T, w *world, fn func(t *testing.T, l *Link[place])) {
 			defer close(done)
 			l.Run(ctx)
 		}()
+
 		fn(t, l)
+
 		cancel()
 		<-done
 	})
 }
 
-// Whatever happens to the way, to the peer, to this region and to the owner of buckets: within 5 s after all is whole
-// the peer has everything, and then nothing is sent.
+// TestThePeerHasEverythingInTheEnd plants every fault: of the network, the peer, this region and the ownership of
+// buckets. Within 5 s after the last fault ends the peer has everything, and then nothing is sent.
 func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 	seeds := uint64(400)
 	if testing.Short() {
 		seeds = 100
 	}
+
 	for seed := range seeds {
 		w := newWorld(seed)
 		value := 0
+
 		with(t, w, func(t *testing.T, l *Link[place]) {
 			step := func() (changed int) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
+
 				r := w.random
 				b := r.IntN(buckets)
 				s := &w.sources[b]
@@ -300,7 +337,7 @@ func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 				default:
 					value++
 					s.set(string(rune('a'+r.IntN(8))), value)
-					if r.IntN(4) > 0 { // some notifications are lost
+					if r.IntN(4) > 0 { // one of four notifications is lost
 						return b
 					}
 				case 0:
@@ -313,7 +350,7 @@ func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 					w.away = !w.away
 				case 4:
 					w.unready = !w.unready
-				case 5: // what came long ago comes once more
+				case 5: // a batch of long ago arrives once more
 					if len(w.late) > 0 {
 						b := w.late[r.IntN(len(w.late))]
 						w.sinks[b.bucket].merge(b)
@@ -322,65 +359,80 @@ func TestThePeerHasEverythingInTheEnd(t *testing.T) {
 					w.sinks[b] = sink{values: map[string]int{}}
 				case 7:
 					w.backup[b] = w.sinks[b].clone()
-				case 8: // the peer comes back with an older memory
+				case 8: // the peer restarts from an older backup
 					w.sinks[b] = w.backup[b].clone()
 				case 9: // the log begins anew
 					s.log++
 					s.trimmed = s.end
-				case 10: // the log forgets
+				case 10: // the log loses its oldest entries
 					s.trimmed = s.end - r.IntN(s.end+1)
 				case 11:
 					w.owned = all[:r.IntN(buckets+1)]
-				case 12: // another process has sent the bucket
+				case 12: // another process sends the bucket
 					w.sinks[b].merge(s.after(b, w.sinks[b].at, 100))
 				}
+
 				return -1
 			}
+
+			// Changes and faults, at random moments.
 			for range 150 {
 				if b := step(); b >= 0 {
 					l.Changed(b)
 				}
+
 				w.mu.Lock()
 				pause := time.Duration(w.random.IntN(400)) * time.Millisecond
 				w.mu.Unlock()
 				time.Sleep(pause)
 			}
+
+			// All faults end.
 			w.do(func() {
-				w.cut, w.bad, w.refused, w.away, w.unready, w.owned = false, false, false, false, false, all
+				w.cut, w.bad = false, false
+				w.refused, w.away, w.unready = false, false, false
+				w.owned = all
 			})
 			time.Sleep(5 * time.Second)
 			if d := w.differs(); d != "" {
 				t.Fatalf("seed %d: %s", seed, d)
 			}
+
 			if lag := l.Lag(); lag != 0 {
 				t.Fatalf("seed %d: the lag is %s", seed, lag)
 			}
+
 			before := w.tallied().sends
 			time.Sleep(10 * time.Second)
 			if after := w.tallied().sends; after != before {
 				t.Fatalf("seed %d: %d batches were sent without a change", seed, after-before)
 			}
 		})
+
 		if t.Failed() {
 			return
 		}
 	}
 }
 
-// Without faults every change has an effect once, and no row is sent in vain, also while the peer's positions are read
-// on a long way.
+// Without faults every change has an effect once and no row is sent twice, even when reading the peer's positions
+// takes long.
 func TestNothingIsSentTwice(t *testing.T) {
 	for _, delay := range []time.Duration{0, 30 * time.Millisecond, 170 * time.Millisecond} {
 		w := newWorld(1)
 		w.delay, w.atOnce = delay, 100
+
 		with(t, w, func(t *testing.T, l *Link[place]) {
 			time.Sleep(3 * time.Second)
-			w.do(func() { w.wholes = 0 }) // an empty peer had no position
+			w.do(func() { w.wholes = 0 }) // the empty peer had no position, so each bucket was sent whole
+
+			// The pauses fall into all phases of a round.
 			for n := range 1000 {
 				w.do(func() { w.sources[n%buckets].set(fmt.Sprint(n), n+1) })
 				l.Changed(n % buckets)
 				time.Sleep(time.Duration(1+n*n%300) * time.Millisecond)
 			}
+
 			time.Sleep(2 * time.Second)
 			if is := w.tallied(); is.effects != 1000 || is.rows != 1000 || is.wholes != 0 || is.failures != 0 {
 				t.Errorf("on a way of %s, of 1000 changes: %+v", delay, is)
@@ -389,17 +441,20 @@ func TestNothingIsSentTwice(t *testing.T) {
 	}
 }
 
-// While a round leaves something, the next one follows at once.
+// While a round leaves changes behind, the next round follows at once.
 func TestMoreThanARoundHas(t *testing.T) {
 	w := newWorld(1)
 	with(t, w, func(t *testing.T, l *Link[place]) {
 		time.Sleep(3 * time.Second)
+
 		w.do(func() {
 			for n := range 1000 {
 				w.sources[n%buckets].set(fmt.Sprint(n), n+1)
 			}
 		})
-		l.Changed(0) // one bucket: another that is named while the first round is under way is gathered for the next
+
+		// Only one bucket: a second one, named during the first round, would wait for the next round.
+		l.Changed(0)
 		time.Sleep(10 * time.Millisecond)
 		if n := w.tallied().effects; n != 250 {
 			t.Errorf("%d of 250 changes arrived", n)
@@ -407,23 +462,28 @@ func TestMoreThanARoundHas(t *testing.T) {
 	})
 }
 
-func TestALoneChangeIsSentAtOnceAndManyTogether(t *testing.T) {
+func TestASingleChangeIsSentAtOnceAndManyTogether(t *testing.T) {
 	w := newWorld(1)
 	with(t, w, func(t *testing.T, l *Link[place]) {
 		time.Sleep(10 * time.Second)
+
 		w.do(func() { w.sources[0].set("a", 1) })
 		l.Changed(0)
 		synctest.Wait()
 		if d := w.differs(); d != "" {
 			t.Error(d)
 		}
+
 		time.Sleep(time.Second)
+
+		// A thousand changes in a second are sent in a few rounds.
 		before := w.tallied().sends
 		for n := range 1000 {
 			w.do(func() { w.sources[0].set("a", n+2) })
 			l.Changed(0)
 			time.Sleep(time.Millisecond)
 		}
+
 		if n := w.tallied().sends - before; n < 4 || n > 6 {
 			t.Errorf("%d rounds in a second", n)
 		}
@@ -439,21 +499,26 @@ func TestAPeerThatForgotIsSentTheWholeBucket(t *testing.T) {
 			}
 		})
 		time.Sleep(3 * time.Second)
+
 		w.do(func() {
 			w.sinks[1] = sink{values: map[string]int{}}
 			w.wholes = 0
 		})
+
 		time.Sleep(2100 * time.Millisecond)
 		if d := w.differs(); d != "" || w.tallied().wholes != 1 {
 			t.Errorf("%d buckets were sent whole: %s", w.tallied().wholes, d)
 		}
-		for n := range 8 { // when it was away that is found at once
+
+		// A peer that comes back after an outage may have lost its memory, so it is asked at once.
+		for n := range 8 {
 			w.do(func() { w.cut = true })
 			time.Sleep(2*time.Second + time.Duration(n)*300*time.Millisecond)
 			w.do(func() {
 				w.sinks[1] = sink{values: map[string]int{}}
 				w.cut = false
 			})
+
 			time.Sleep(retryAfter)
 			if d := w.differs(); d != "" {
 				t.Errorf("half a second after its return: %s", d)
@@ -466,14 +531,18 @@ func TestRoundsShrinkAfterFailures(t *testing.T) {
 	w := newWorld(1)
 	with(t, w, func(t *testing.T, l *Link[place]) {
 		time.Sleep(3 * time.Second)
+
 		l.mu.Lock()
 		if l.limit <= 1024 {
 			t.Errorf("after a success the limit is %d", l.limit)
 		}
 		l.mu.Unlock()
+
+		// A large round may be the reason of a failure.
 		w.do(func() { w.away = true })
 		l.Changed(0)
 		time.Sleep(time.Minute)
+
 		l.mu.Lock()
 		if l.limit != minItems {
 			t.Errorf("after failures the limit is %d", l.limit)
@@ -486,17 +555,21 @@ func TestARefusedPeerIsSentNothing(t *testing.T) {
 	w := newWorld(1)
 	with(t, w, func(t *testing.T, l *Link[place]) {
 		time.Sleep(3 * time.Second)
+
 		w.do(func() { w.refused = true })
 		time.Sleep(2 * time.Second)
 		before := w.tallied()
+
 		w.do(func() { w.sources[0].set("a", 1) })
 		l.Changed(0)
 		time.Sleep(2 * time.Minute)
+
 		is := w.tallied()
 		if n := is.greets - before.greets; is.sends != before.sends || is.positions != before.positions || n < 58 ||
 			n > 62 {
 			t.Errorf("in two minutes without permission: %+v after %+v", is, before)
 		}
+
 		w.do(func() { w.refused = false })
 		time.Sleep(2100 * time.Millisecond)
 		if d := w.differs(); d != "" {
@@ -505,7 +578,7 @@ func TestARefusedPeerIsSentNothing(t *testing.T) {
 	})
 }
 
-// A process without buckets does not even greet; a bucket that it gets is sent at once, if it says so.
+// A process without buckets does not even greet. When it gets a bucket, and Look says so, it sends the bucket at once.
 func TestBucketsOfOthersAreNotSent(t *testing.T) {
 	w := newWorld(1)
 	w.owned = nil
@@ -515,12 +588,15 @@ func TestBucketsOfOthersAreNotSent(t *testing.T) {
 				w.sources[b].set("a", 1)
 			}
 		})
+
 		l.Changed(0)
 		time.Sleep(time.Minute)
 		if is := w.tallied(); is != (tally{}) || l.Lag() != 0 {
 			t.Errorf("%+v, a lag of %s", is, l.Lag())
 		}
-		for n, b := range []int{2, 0, 1} { // whether or not the last greeting was also a comparison
+
+		// The last greeting may or may not have been a comparison of positions.
+		for n, b := range []int{2, 0, 1} {
 			w.do(func() { w.owned = all[b : b+1] })
 			l.Look()
 			time.Sleep(300 * time.Millisecond)
@@ -528,6 +604,7 @@ func TestBucketsOfOthersAreNotSent(t *testing.T) {
 				t.Errorf("%d rows were sent, of %d buckets", is.rows, n+1)
 			}
 		}
+
 		if w.differs() == "" {
 			t.Error("the bucket of another process was sent")
 		}
@@ -545,17 +622,23 @@ func TestLag(t *testing.T) {
 				t.Errorf("the lag is %s, want %s", lag, want)
 			}
 		}
+
 		change := func(b int) {
 			w.do(func() { w.sources[b].set("a", w.sources[b].end+1) })
 			l.Changed(b)
 		}
+
 		time.Sleep(3 * time.Second)
+
+		// While the peer follows, there is no lag.
 		for range 5 {
 			change(1)
 			shows(0)
 			time.Sleep(time.Second)
 			shows(0)
 		}
+
+		// While the peer accepts nothing, the lag grows.
 		w.do(func() { w.unready = true })
 		change(1)
 		time.Sleep(3 * time.Second)
@@ -563,14 +646,20 @@ func TestLag(t *testing.T) {
 		change(2)
 		time.Sleep(time.Second)
 		shows(4 * time.Second)
+
 		w.do(func() { w.unready, w.cut = false, true })
 		time.Sleep(4 * time.Second)
 		shows(8 * time.Second)
+
+		// All has arrived.
 		w.do(func() { w.cut = false })
 		time.Sleep(time.Second)
 		shows(0)
+
+		// A change without a notification is as old as its discovery.
 		w.do(func() { w.unready = true })
-		w.do(func() { w.sources[3].set("a", 9) }) // nobody says so: it is as old as its finding
+		w.do(func() { w.sources[3].set("a", 9) })
+
 		time.Sleep(2 * time.Second)
 		if lag := l.Lag(); lag == 0 || lag > 2*time.Second {
 			t.Errorf("the lag is %s", lag)

@@ -12,10 +12,9 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A lie is what a proxy does to an honest server. The run must end with ErrWrong, and what it says must
-// have says in it.
+// A lie is what a proxy does to an honest server. The run must end with ErrWrong, and its report must contain says.
 type lie struct {
-	short bool // it is told in make test
+	short bool // also told by make test, which is short
 	says  string
 	tells func(p *proxy)
 }
@@ -23,29 +22,36 @@ type lie struct {
 // seeds keeps the keys of runs on one server apart.
 var seeds atomic.Uint64
 
-// findOut runs c against the server behind a proxy that tells the lie, longer each time until the
-// proxy had chances enough. Then the lie must be found.
+// findOut runs c against the server behind a proxy that tells the lie. The runs become longer until the proxy has lied
+// often enough; by then the lie must be found.
 func (l lie) findOut(t *testing.T, server string, c *Command) {
 	t.Helper()
 	p := &proxy{}
 	l.tells(p)
 	p.start(t, server)
-	c.URL, c.Seed, c.settle = []string{p.URL}, seeds.Add(1), time.Second
+	c.URL = []string{p.URL}
+	c.Seed = seeds.Add(1)
+	c.settle = time.Second
+
 	for tries := 1; ; tries++ {
 		r, err := run(t, c)
 		found := strings.Contains(strings.Join(r.Wrong, "\n"), l.says)
-		// a client that is lied to may wait in vain
+
+		// A client that is lied to may wait in vain, so that the run fails before it can compare.
 		if (err == nil) != r.OK || err != nil && !errors.Is(err, ErrWrong) && !found {
 			t.Fatalf("Run = %v, report %+v", err, r)
 		}
+
 		if found {
 			return
 		}
+
+		// A report names only a few faults, and a lie may cause many faults of another kind first: hence several tries.
 		enough := p.lies() >= 50
-		// a report has few faults, and a lie may make many of another kind first
 		if enough && tries > 6 || c.Duration > 10*time.Second {
 			t.Fatalf("after %d lies and a run of %s nothing says %q: %q", p.lies(), c.Duration, l.says, r.Wrong)
 		}
+
 		c.Seed = seeds.Add(1)
 		if !enough {
 			c.Duration *= 2
@@ -104,11 +110,10 @@ var presenceLies = map[string]lie{
 	},
 	"accepts everything": {false, "accepts a page that is not allowed",
 		inFrames("error", func(p *proxy, _ bool, m message) {
-			if m.text("page") != wholeSite { // a page that is too long is not named in full
-				return
+			if m.text("page") == wholeSite { // the error about a page that is too long does not name it in full
+				p.lie(m, "type", "count")
+				m["count"], m["version"] = 1, "1-1"
 			}
-			p.lie(m, "type", "count")
-			m["count"], m["version"] = 1, "1-1"
 		})},
 	"no frame": {false, "cannot be understood", inFrames("count", func(p *proxy, first bool, m message) {
 		if !first {
@@ -123,23 +128,32 @@ func TestServerEveryLieAboutPresenceIsFoundOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := command()
-			c.Duration, c.Pages, c.KillFraction, c.Churn = time.Second, 2, 0, 2
+			c.Duration = time.Second
+			c.Pages = 2
+			c.KillFraction = 0
+			c.Churn = 2
+
 			var flags []string
 			switch name {
 			case "another user":
 				c.JWTSecret = jwtSecret
 				flags = append(flags, "--jwt-secret="+jwtSecret)
+
 			case "accepts everything":
-				c.Replay, c.Speed, c.Dwell = writeLog(t), 20_000, 5*time.Minute
+				c.Replay = writeLog(t)
+				c.Speed = 20_000
+				c.Dwell = 5 * time.Minute
+
 			case "ghosts":
-				c.KillFraction = 1 // nobody says that they leave
+				c.KillFraction = 1 // a client that is killed does not say that it leaves
 			}
+
 			l.findOut(t, serve(t, flags...), c)
 		})
 	}
 }
 
-// on is a lie in the answers to calls whose method and path end like that.
+// on is a lie in the answers to the calls of a method whose paths end with suffix.
 func on(method, suffix string, lie func(p *proxy, a *answer)) func(*proxy) {
 	return func(p *proxy) {
 		p.answers = func(req *http.Request, a *answer) {
@@ -197,10 +211,14 @@ var counterLies = map[string]lie{
 	})},
 	"refuses what fits": {false, "there was enough all the time",
 		on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
-			if a.text("kind") == "exact" && a.number("value") >= 5 {
-				if p.lied++; p.lied%4 == 0 { // a repetition passes some time
-					a.status = http.StatusConflict
-				}
+			if a.text("kind") != "exact" || a.number("value") < 5 {
+				return
+			}
+
+			// Three of four calls pass, so that the repetition of a refused one succeeds.
+			p.lied++
+			if p.lied%4 == 0 {
+				a.status = http.StatusConflict
 			}
 		})},
 	"forgets a member": {false, "the truth is", func(p *proxy) {
@@ -290,7 +308,7 @@ var counterLies = map[string]lie{
 
 func TestServerEveryLieAboutCountersIsFoundOut(t *testing.T) {
 	server := serve(t)
-	t.Run("all", func(t *testing.T) { // they end before the server does
+	t.Run("all", func(t *testing.T) { // the group waits for its parallel tests, and then the server ends
 		for name, l := range counterLies {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -300,12 +318,14 @@ func TestServerEveryLieAboutCountersIsFoundOut(t *testing.T) {
 	})
 }
 
-// The ids of a server that forgets them end a run, which says what to do.
+// A server that forgets the ids of users ends the run, whose error names the remedy.
 func TestServerIdsThatAreForgottenEndTheRun(t *testing.T) {
 	t.Parallel()
 	p := (&proxy{}).start(t, serve(t))
 	c := lastingCommand()
-	c.URL, c.Duration = []string{p.URL}, testkit.Timeout
+	c.URL = []string{p.URL}
+	c.Duration = testkit.Timeout
+
 	forget := time.AfterFunc(500*time.Millisecond, func() {
 		p.mu.Lock()
 		p.asks = func(req *http.Request) {
@@ -317,7 +337,9 @@ func TestServerIdsThatAreForgottenEndTheRun(t *testing.T) {
 		p.cut()
 	})
 	defer forget.Stop()
-	if r, err := run(t, c); err == nil || !strings.Contains(r.Error, "--id-secret") {
+
+	r, err := run(t, c)
+	if err == nil || !strings.Contains(r.Error, "--id-secret") {
 		t.Errorf("Run = %v, report %+v", err, r)
 	}
 }

@@ -32,6 +32,7 @@ const (
 func serve(t *testing.T, flags ...string) string {
 	t.Helper()
 	addr, admin := servertest.FreeAddr(), servertest.FreeAddr()
+
 	var out servertest.Log
 	var p servertest.Process
 	cmd := exec(append([]string{
@@ -40,10 +41,12 @@ func serve(t *testing.T, flags ...string) string {
 		"--ping-interval=1s", "--pong-timeout=2s", "--heartbeat-interval=300ms", "--presence-timeout=1s",
 		"--leave-grace=200ms",
 	}, flags...)...)
+
 	cmd.Stderr = &out
 	if err := p.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if status := p.End(testkit.Timeout); status != 0 {
 			t.Errorf("the server ended with status %d:\n%s", status, &out)
@@ -54,6 +57,7 @@ func serve(t *testing.T, flags ...string) string {
 	}); err != nil {
 		t.Fatalf("%v:\n%s", err, &out)
 	}
+
 	return "http://" + addr
 }
 
@@ -66,10 +70,13 @@ func (m message) number(name string) int64 {
 	return i
 }
 
-func (m message) text(name string) string { s, _ := m[name].(string); return s }
+func (m message) text(name string) string {
+	s, _ := m[name].(string)
+	return s
+}
 
-// A proxy stands before a server. It is honest but for the functions that are set. It calls one of them
-// at a time.
+// A proxy stands in front of a server. It is honest except for the functions that are set. It calls one of them at a
+// time.
 type proxy struct {
 	URL    string
 	server *httptest.Server
@@ -93,7 +100,7 @@ type answer struct {
 	header http.Header
 }
 
-// lie changes a message, and counts that.
+// lie changes a message, and counts the change.
 func (p *proxy) lie(m message, name string, value any) {
 	m[name] = value
 	p.lied++
@@ -105,7 +112,7 @@ func (p *proxy) lies() int {
 	return p.lied
 }
 
-// cut ends all WebSockets, as a gateway that is killed does.
+// cut ends all WebSockets, as a killed gateway does.
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,12 +128,16 @@ func (p *proxy) start(t *testing.T, server string) *proxy {
 		t.Fatal(err)
 	}
 	p.open, p.stop = map[io.Closer]bool{}, make(chan struct{})
+
+	// The proxy must not compress, since it changes the answers.
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}
+
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
 			r.Out.Host = r.In.Host
 			r.Out.Header.Del("Accept-Encoding") // the proxy reads answers
+
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if p.asks != nil {
@@ -135,15 +146,18 @@ func (p *proxy) start(t *testing.T, server string) *proxy {
 		},
 		Transport: transport, ModifyResponse: p.modify, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 	}
+
 	var calls atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if p.refuses != 0 && strings.HasPrefix(r.URL.Path, "/api/") && calls.Add(1)%10 == 0 {
 			http.Error(w, "not now", p.refuses)
 			return
 		}
+
 		forward.ServeHTTP(w, r)
 	}))
 	p.URL, p.server = s.URL, s
+
 	t.Cleanup(func() {
 		close(p.stop)
 		p.cut()
@@ -151,6 +165,7 @@ func (p *proxy) start(t *testing.T, server string) *proxy {
 		s.Close()
 		transport.CloseIdleConnections()
 	})
+
 	return p
 }
 
@@ -161,23 +176,31 @@ func (p *proxy) modify(resp *http.Response) error {
 		p.open[conn] = true
 		p.mu.Unlock()
 		resp.Body = &frames{ReadWriteCloser: conn, proxy: p, from: bufio.NewReader(conn), topics: map[string]bool{}}
+
 		return nil
 	}
+
 	if p.answers == nil || !strings.Contains(resp.Header.Get("Content-Type"), "json") {
 		return nil
 	}
+
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return err
 	}
 	a := &answer{parse(body), resp.StatusCode, resp.Header}
+
 	p.mu.Lock()
 	p.answers(resp.Request, a)
 	p.mu.Unlock()
 	body, err = json.Marshal(a.message)
+
+	// The lie may be longer than the truth.
 	resp.StatusCode = a.status
 	resp.Header.Set("Content-Length", strconv.Itoa(len(body)))
-	resp.ContentLength, resp.Body = int64(len(body)), io.NopCloser(bytes.NewReader(body))
+	resp.ContentLength = int64(len(body))
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+
 	return err
 }
 
@@ -187,6 +210,7 @@ func parse(text []byte) (m message) {
 	if err := dec.Decode(&m); err != nil {
 		panic(err)
 	}
+
 	return m
 }
 
@@ -208,12 +232,14 @@ func (f *frames) Read(p []byte) (int, error) {
 	return f.out.Read(p)
 }
 
-// next takes a frame of the server, which neither masks nor splits any.
+// next reads one frame of the server, which neither masks nor splits its frames.
 func (f *frames) next() error {
 	head := make([]byte, 2)
 	if _, err := io.ReadFull(f.from, head); err != nil {
 		return err
 	}
+
+	// The length of a frame is in the second byte, or in the two or eight bytes after it.
 	size := uint64(head[1])
 	if size >= 126 {
 		long := make([]byte, map[uint64]int{126: 2, 127: 8}[size])
@@ -222,21 +248,21 @@ func (f *frames) next() error {
 		}
 		size = binary.BigEndian.Uint64(append(make([]byte, 8-len(long)), long...))
 	}
+
 	payload := make([]byte, size)
 	if _, err := io.ReadFull(f.from, payload); err != nil {
 		return err
 	}
-	if head[0]&15 == 1 {
-		if f.proxy.delays > 0 {
-			select {
-			case <-time.After(f.proxy.delays):
-			case <-f.proxy.stop:
-			}
-		}
-		if payload = f.change(payload); payload == nil {
-			return nil
+
+	const textFrame = 1
+	if head[0]&15 == textFrame {
+		f.delay()
+		payload = f.change(payload)
+		if payload == nil {
+			return nil // dropped
 		}
 	}
+
 	f.out.WriteByte(head[0])
 	if len(payload) < 126 {
 		f.out.WriteByte(byte(len(payload)))
@@ -244,15 +270,28 @@ func (f *frames) next() error {
 		f.out.Write(binary.BigEndian.AppendUint16([]byte{126}, uint16(len(payload))))
 	}
 	f.out.Write(payload)
+
 	return nil
+}
+
+// delay waits as long as the proxy delays frames, or until the end of the test.
+func (f *frames) delay() {
+	if f.proxy.delays > 0 {
+		select {
+		case <-time.After(f.proxy.delays):
+		case <-f.proxy.stop:
+		}
+	}
 }
 
 func (f *frames) change(payload []byte) []byte {
 	f.proxy.mu.Lock()
 	defer f.proxy.mu.Unlock()
+
 	if f.proxy.says == nil {
 		return payload
 	}
+
 	m := parse(payload)
 	topic := m.text("page") + m.text("key")
 	if f.proxy.says(!f.topics[topic], m) {
@@ -260,6 +299,7 @@ func (f *frames) change(payload []byte) []byte {
 		return nil
 	}
 	f.topics[topic] = true
+
 	payload, err := json.Marshal(m)
 	if err != nil {
 		panic(err)
@@ -270,10 +310,11 @@ func (f *frames) change(payload []byte) []byte {
 func (f *frames) Close() error {
 	f.proxy.mu.Lock()
 	defer f.proxy.mu.Unlock()
-	if f.proxy.holds {
+	if f.proxy.holds { // the server believes that the client is connected until cut
 		f.proxy.lied++
-		return nil // until cut
+		return nil
 	}
+
 	delete(f.proxy.open, f.ReadWriteCloser)
 	return f.ReadWriteCloser.Close()
 }

@@ -30,7 +30,7 @@ func (w withProgram) Run() int { return testkit.RunWithProgram(w.m, "4", &progra
 
 func exec(args ...string) *osexec.Cmd { return osexec.Command(program, args...) }
 
-// command is a short run against servers of serve. What the contract gives 10 s for may take minutes,
+// command is a short simulation against servers of serve. What the contract promises within 10 s may take minutes here,
 // because the machine may be busy.
 func command(urls ...string) *Command {
 	return &Command{
@@ -41,7 +41,7 @@ func command(urls ...string) *Command {
 	}
 }
 
-// lastingCommand is the same of counters.
+// lastingCommand is a short simulation of durable counters.
 func lastingCommand(urls ...string) *Command {
 	c := command(urls...)
 	c.Users = 8
@@ -50,35 +50,45 @@ func lastingCommand(urls ...string) *Command {
 	c.KillFraction = 0.2
 	c.Scenario = "counters"
 	c.APIKeys = []string{apiKey}
+
 	return c
 }
 
 func run(t *testing.T, c *Command) (Report, error) {
 	t.Helper()
 	c.JSON = true
+
 	var out bytes.Buffer
 	err := c.Run(t.Context(), &out, io.Discard)
 	var r Report
+
 	if jerr := json.Unmarshal(out.Bytes(), &r); jerr != nil {
 		t.Fatalf("report: %v: %q after %v", jerr, out.String(), err)
 	}
+
 	return r, err
 }
 
 func TestServerAnHonestServerPasses(t *testing.T) {
 	t.Parallel()
+
 	c := command((&proxy{}).start(t, serve(t)).URL)
-	c.Duration = 20 * time.Second // some vanish
+	c.Duration = 20 * time.Second // long enough for some users to vanish
+
 	r, err := run(t, c)
+
 	if err != nil || !r.OK || r.WrongCounts != 0 {
 		t.Fatalf("Run = %v, report %+v", err, r)
 	}
+
 	if len(r.Checkpoints) < 3 || !r.SiteChecked || r.Counts == 0 || r.BytesReceived == 0 || r.Connects < 12 {
 		t.Errorf("report %+v", r)
 	}
+
 	if r.Churn == nil || r.Churn.Left == 0 || r.Churn.Came <= 12 || r.Churn.Moved == 0 || r.Churn.Vanished == 0 {
 		t.Errorf("churn %+v", r.Churn)
 	}
+
 	if r.JoinToSeen.Samples == 0 || r.JoinToSeen.P50 <= 0 || r.JoinToSeen.Max < r.JoinToSeen.P50 {
 		t.Errorf("latency %+v", r.JoinToSeen)
 	}
@@ -86,16 +96,20 @@ func TestServerAnHonestServerPasses(t *testing.T) {
 
 func TestServerAnHonestServerOfCountersPasses(t *testing.T) {
 	t.Parallel()
+
 	c := lastingCommand(serve(t))
 	c.Duration = roundTime + 2*time.Second
+
 	r, err := run(t, c)
 	if err != nil || !r.OK || r.WrongCounts != 0 {
 		t.Fatalf("Run = %v, report %+v", err, r)
 	}
+
 	if n := len(r.Checkpoints); n != 2 || r.Checkpoints[1].Name != "final" || r.Checkpoints[0].Counters != 10 ||
 		r.Counters != 10 {
 		t.Errorf("report %+v", r)
 	}
+
 	for _, name := range []string{"calls", "calls_per_s", "p50_ms", "p99_ms", "retries", "refused", "cut_connections"} {
 		if r.Figures[name] <= 0 {
 			t.Errorf("%s is %v", name, r.Figures[name])
@@ -103,12 +117,14 @@ func TestServerAnHonestServerOfCountersPasses(t *testing.T) {
 	}
 }
 
-// What makes clients come back, or calls be made again, is no wrong count.
+// Reconnects and repeated calls are no wrong counts.
 func TestServerTroubleIsNoWrongCount(t *testing.T) {
 	t.Parallel()
+
 	every10th := func(status int) func(*proxy) {
 		return func(p *proxy) { p.refuses = status }
 	}
+
 	for name, tc := range map[string]struct {
 		lasting bool
 		trouble func(p *proxy)
@@ -134,11 +150,15 @@ func TestServerTroubleIsNoWrongCount(t *testing.T) {
 				tc.trouble(p)
 			}
 			p.start(t, serve(t))
+
 			c := command(p.URL)
 			if tc.lasting {
 				c = lastingCommand(p.URL)
 				c.Duration = roundTime
 			}
+
+			// The trouble begins when all clients are connected. A gateway may send its clients away ten times at most:
+			// one that never stops would leave no time for counting.
 			begin := time.AfterFunc(time.Second, func() {
 				if name == "clients are sent away" {
 					p.mu.Lock()
@@ -150,6 +170,7 @@ func TestServerTroubleIsNoWrongCount(t *testing.T) {
 				p.cut()
 			})
 			defer begin.Stop()
+
 			r, err := run(t, c)
 			if err != nil || tc.felt(r) == 0 {
 				t.Errorf("Run = %v, %v felt, report %+v", err, tc.felt(r), r)
@@ -160,14 +181,18 @@ func TestServerTroubleIsNoWrongCount(t *testing.T) {
 
 func TestServerSeveralGatewaysAndOneDies(t *testing.T) {
 	t.Parallel()
+
 	server := serve(t)
 	dies := (&proxy{}).start(t, server)
+
+	// The second gateway stops accepting, and then all of its connections end.
 	stop := time.AfterFunc(time.Second, func() {
 		dies.server.Listener.Close()
 		dies.cut()
 		dies.server.CloseClientConnections()
 	})
 	defer stop.Stop()
+
 	if r, err := run(t, command(server, dies.URL)); err != nil || r.Drops == 0 {
 		t.Errorf("Run = %v, %d lost, %q", err, r.Drops, r.Wrong)
 	}
@@ -175,20 +200,33 @@ func TestServerSeveralGatewaysAndOneDies(t *testing.T) {
 
 func TestServerTokens(t *testing.T) {
 	t.Parallel()
+
 	c := command(serve(t, "--jwt-secret="+jwtSecret))
-	c.JWTSecret, c.Duration = jwtSecret, time.Second
+	c.JWTSecret = jwtSecret
+	c.Duration = time.Second
 	if r, err := run(t, c); err != nil {
 		t.Errorf("Run = %v, %q", err, r.Wrong)
 	}
+
+	// Wrong settings end a run with a remedy, and not with wrong counts.
 	c.JWTSecret = "another"
-	wrong, counters, anonymous := *c, *c, *c
-	counters.Scenario, counters.APIKeys, counters.JWTSecret = "counters", []string{"another key"}, jwtSecret
+	wrong := *c
+
+	counters := *c
+	counters.Scenario = "counters"
+	counters.APIKeys = []string{"another key"}
+	counters.JWTSecret = jwtSecret
+
+	anonymous := *c
 	anonymous.URL = []string{serve(t)}
+
 	for words, c := range map[string]*Command{
-		"give --jwt-secret the same value": &wrong, "give --api-key one of the server's": &counters,
-		"takes no tokens": &anonymous,
+		"give --jwt-secret the same value":   &wrong,
+		"give --api-key one of the server's": &counters,
+		"takes no tokens":                    &anonymous,
 	} {
-		if r, err := run(t, c); err == nil || errors.Is(err, ErrWrong) || !strings.Contains(err.Error(), words) ||
+		r, err := run(t, c)
+		if err == nil || errors.Is(err, ErrWrong) || !strings.Contains(err.Error(), words) ||
 			r.WrongCounts != 0 {
 			t.Errorf("Run = %v, %q, want %q", err, r.Wrong, words)
 		}
@@ -207,44 +245,52 @@ not a line
 
 func writeLog(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "access.log")
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(accessLog, "LONG", strings.Repeat("x", 200))),
-		0o600); err != nil {
-		t.Fatal(err)
+	text := strings.ReplaceAll(accessLog, "LONG", strings.Repeat("x", 200))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 	}
+
 	return path
 }
 
 func TestServerReplay(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
-	c.Replay, c.Speed, c.Dwell = writeLog(t), 20_000, 5*time.Minute
+	c.Replay = writeLog(t)
+	c.Speed = 20_000
+	c.Dwell = 5 * time.Minute
+
 	r, err := run(t, c)
 	if err != nil || r.RefusedJoins != 2 {
 		t.Fatalf("Run = %v, %+v", err, r)
 	}
+
+	// The numbers of the log above, counted by hand.
 	p := *r.Replay
 	if p.Lines != 8 || p.BadLines != 1 || p.Requests != 7 || p.Visitors != 4 || p.Visits != 5 || p.MostPresent != 3 ||
 		p.BadPages != 2 {
 		t.Errorf("replay %+v", p)
 	}
+
 	if r.Pages != 4 || len(r.Checkpoints) != 4 {
 		t.Errorf("%d pages, checkpoints %+v", r.Pages, r.Checkpoints)
 	}
 }
 
-// Other visitors of the pages of a log would make every count look wrong; others elsewhere on the
-// site do not.
+// A visitor who is already on a page of the log would make every count of that page look wrong; a visitor elsewhere on
+// the site does not.
 func TestServerReplayWantsPagesWithoutVisitors(t *testing.T) {
 	t.Parallel()
 	server := serve(t, "--presence-timeout=1m")
 	if _, _, err := client.NewAPI(client.Config{URL: server}).Hold(t.Context(), "/b"); err != nil {
 		t.Fatal(err)
 	}
+
 	c := command(server)
 	c.Replay = writeLog(t)
 	if _, err := run(t, c); err == nil || !strings.Contains(err.Error(), `"/b"`) {
 		t.Errorf("Run = %v", err)
 	}
+
 	if r, err := run(t, command(server)); err != nil || !r.SiteChecked {
 		t.Errorf("with others who stay: Run = %v, %q", err, r.Wrong)
 	}
@@ -259,7 +305,12 @@ func TestServerScenarios(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := command(serve(t))
-			c.Scenario, c.Users, c.Duration, c.PID, c.KillFraction = name, 10, time.Second, []int{os.Getpid()}, 0
+			c.Scenario = name
+			c.Users = 10
+			c.Duration = time.Second
+			c.PID = []int{os.Getpid()}
+			c.KillFraction = 0
+
 			r, err := run(t, c)
 			if err != nil || r.Scenario != name || r.Figures["window_s"] <= 0 || r.Server == nil ||
 				r.Server.RSSEndBytes == 0 {
@@ -269,35 +320,41 @@ func TestServerScenarios(t *testing.T) {
 	}
 }
 
-// A person gets the figures of a scenario as lines.
+// Without --json the figures of a scenario are lines of text.
 func TestServerScenarioForPeople(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
-	c.Scenario, c.Duration, c.KillFraction = "idle", 100*time.Millisecond, 0
+	c.Scenario = "idle"
+	c.Duration = 100 * time.Millisecond
+	c.KillFraction = 0
+
 	var out bytes.Buffer
-	if err := c.Run(t.Context(), &out, io.Discard); err != nil || !strings.HasPrefix(out.String(), "run ") ||
+	err := c.Run(t.Context(), &out, io.Discard)
+	if err != nil || !strings.HasPrefix(out.String(), "run ") ||
 		!strings.Contains(out.String(), "\nmeasured       window s: 0.") {
 		t.Errorf("Run = %v\n%s", err, out.String())
 	}
 }
 
-// The run says so at once when there is no server, and waits for one that is not ready.
+// A run ends early when no server answers, with or without --json. It waits only for a server that is not ready yet.
 func TestServerNobodyAnswers(t *testing.T) {
 	t.Parallel()
 	c := command("http://" + servertest.FreeAddr())
-	if r, err := run(t, c); err == nil || !strings.Contains(err.Error(), "nothing answers at "+c.URL[0]) ||
+	r, err := run(t, c)
+	if err == nil || !strings.Contains(err.Error(), "nothing answers at "+c.URL[0]) ||
 		r.Seconds > readyLimit.Seconds() {
 		t.Errorf("Run = %v after %v s", err, r.Seconds)
 	}
+
 	var out bytes.Buffer
 	c.JSON = false
-	if err := c.Run(t.Context(), &out, io.Discard); err == nil || strings.Contains(err.Error(), "/counter") ||
-		out.Len() > 0 {
+	err = c.Run(t.Context(), &out, io.Discard)
+	if err == nil || strings.Contains(err.Error(), "/counter") || out.Len() > 0 {
 		t.Errorf("Run = %v\n%s", err, out.String())
 	}
 }
 
-// The last checkpoints are within the duration, and take half of it at most.
+// The last checkpoints are within the duration, and take at most half of it.
 func TestLastChecks(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ duration, grace, want time.Duration }{
@@ -335,12 +392,14 @@ func TestSettingsThatCannotWork(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			c := parseFlags(t, "--url=http://127.0.0.1:1")
 			change(c)
+
 			var out bytes.Buffer
 			err := c.Run(t.Context(), &out, io.Discard)
 			if !errors.Is(err, ErrSettings) || !strings.Contains(err.Error(), flag+": ") ||
 				strings.Contains(err.Error(), "\n") {
 				t.Errorf("Run = %v", err)
 			}
+
 			if out.Len() > 0 {
 				t.Errorf("wrote %q", out.String())
 			}
@@ -354,11 +413,13 @@ func parseFlags(t *testing.T, args ...string) *Command {
 	var all struct {
 		Simulate Command `cmd:"" default:""`
 	}
+
 	set := flags.Set{Out: io.Discard}
 	set.Add(&all)
 	if _, err := set.Parse(args); err != nil {
 		t.Fatal(err)
 	}
+
 	return &all.Simulate
 }
 
@@ -367,14 +428,16 @@ func TestFlags(t *testing.T) {
 	if c := parseFlags(t); c.check() != nil || len(c.URL) != 1 || c.URL[0] != "http://127.0.0.1:8080" {
 		t.Errorf("the defaults cannot work: %v, %+v", c.check(), c)
 	}
+
 	if parseFlags(t, "--users=0").check() == nil {
 		t.Error("--users 0 is taken for the default")
 	}
+
 	c := parseFlags(t, strings.Fields(
 		"--url http://a --url http://b --kill-fraction 0 --pid 1 --pid 2 --scenario idle --json")...)
 	if len(c.URL) != 2 || c.Users != 100 || c.Duration != 30*time.Second || c.Speed != 600 ||
-		c.Dwell != 5*time.Minute ||
-		c.LeaveGrace != 2*time.Second || len(c.PID) != 2 || !c.JSON || c.KillFraction != 0 {
+		c.Dwell != 5*time.Minute || c.LeaveGrace != 2*time.Second || len(c.PID) != 2 || !c.JSON ||
+		c.KillFraction != 0 {
 		t.Errorf("parsed %+v", c)
 	}
 }
@@ -388,8 +451,10 @@ func TestClockInterrupted(t *testing.T) {
 	t.Parallel()
 	c := command(serve(t))
 	c.Duration = time.Hour
+
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+
 	var watch *testkit.Stopwatch
 	interrupt := writes(func(text string) {
 		if strings.Contains(text, "churning:") && watch == nil {
@@ -397,13 +462,17 @@ func TestClockInterrupted(t *testing.T) {
 			cancel()
 		}
 	})
+
 	var out bytes.Buffer
 	if err := c.Run(ctx, &out, interrupt); err != nil {
 		t.Errorf("Run = %v", err)
 	}
+
 	if d := watch.Elapsed(); d > 10*time.Second {
 		t.Errorf("it took %s", d)
 	}
+
+	// An interrupted run checks what it has seen so far.
 	if !strings.Contains(out.String(), "interrupted ") || !strings.Contains(out.String(), "wrong counts   0") {
 		t.Errorf("report %q", out.String())
 	}

@@ -55,6 +55,7 @@ func TestParseLine(t *testing.T) {
 			}
 		})
 	}
+
 	for _, bad := range []string{
 		"", "-", "1.2.3.4", "1.2.3.4 - - 17/May/2015", head, head + `"GET /a`, head + `"GET /a HTTP/1.1"`,
 		head + `"-" 408 0`,
@@ -77,13 +78,19 @@ func FuzzParseLine(f *testing.F) {
 	f.Add(`1.2.3.4 - - [10/Oct/2000:13:55:36 -0700] "GET http://h" 200 1 "\"" "\\"`)
 	f.Add("1.2.3.4 - - [10/Oct/2000:13:55:36 -0700] \"GET /\xff?\" 200 1")
 	f.Add(`" [] "`)
+
 	f.Fuzz(func(t *testing.T, line string) {
 		req, err := parseLine(line)
-		switch {
-		case err != nil && (!errors.Is(err, errLine) || req != request{}):
-			t.Errorf("parseLine(%q) = %+v, %v", line, req, err)
-		case err == nil && (req.address == "" || req.page == "" || strings.Contains(req.page, "?") || req.at.IsZero() &&
-			!strings.Contains(line, "0001")):
+		if err != nil {
+			if !errors.Is(err, errLine) || req != (request{}) {
+				t.Errorf("parseLine(%q) = %+v, %v", line, req, err)
+			}
+
+			return
+		}
+
+		noTime := req.at.IsZero() && !strings.Contains(line, "0001") // the year 1 is a time, too
+		if req.address == "" || req.page == "" || strings.Contains(req.page, "?") || noTime {
 			t.Errorf("parseLine(%q) = %+v", line, req)
 		}
 	})
@@ -92,6 +99,7 @@ func FuzzParseLine(f *testing.F) {
 func TestReadLog(t *testing.T) {
 	const line = `1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET /a HTTP/1.1" 200 1` + "\n"
 	long := strings.Repeat("x", 3*maxLine) + "\n"
+
 	requests, lines, bad, err := readLog(strings.NewReader(line + "\n" + long + line + strings.TrimSuffix(line, "\n")))
 	if err != nil || len(requests) != 3 || lines != 5 || bad != 2 {
 		t.Errorf("readLog = %d requests, %d lines, %d bad, %v", len(requests), lines, bad, err)
@@ -103,26 +111,28 @@ func TestSchedule(t *testing.T) {
 	ask := func(address string, after time.Duration, page string) request {
 		return request{address: address, page: page, at: start.Add(after)}
 	}
+
 	r := schedule([]request{
 		ask("b", 20*time.Second, "/1"), // not in order
 		ask("a", 0, "/1"),
-		ask("a", time.Minute, "/2"),    // exactly the dwell time later: it stays
-		ask("a", 3*time.Minute, "/3"),  // came back
+		ask("a", time.Minute, "/2"),    // exactly the dwell time later: the visitor stays
+		ask("a", 3*time.Minute, "/3"),  // the visitor comes back
 		ask("b", 30*time.Second, "/1"), // the same page again
 	}, time.Minute)
+
 	want := []step{
 		{0, 0, "/1", false}, {20 * time.Second, 1, "/1", false}, {30 * time.Second, 1, "/1", false},
 		{time.Minute, 0, "/2", false},
 		{90 * time.Second, 1, "", true}, {2 * time.Minute, 0, "", true}, {3 * time.Minute, 0, "/3", false},
 		{4 * time.Minute, 0, "", true},
 	}
+
 	if !slices.Equal(r.steps, want) || r.tally.Visits != 3 || r.tally.MostPresent != 2 || r.end != 4*time.Minute {
 		t.Errorf("schedule: %+v, %+v", r.steps, r.tally)
 	}
 }
 
-// Every visitor comes before they leave, leaves in the end, and is never present longer
-// than the dwell time after a request.
+// A visitor comes before leaving, leaves in the end, and is never present longer than the dwell time after a request.
 func TestScheduleIsWellFormed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := time.Date(2015, 5, 17, 0, 0, 0, 0, time.UTC)
@@ -134,24 +144,29 @@ func TestScheduleIsWellFormed(t *testing.T) {
 				at:      start.Add(time.Duration(rapid.IntRange(0, 300).Draw(t, "at"))),
 			}
 		}), 1, 60).Draw(t, "requests")
+
 		present, last := map[int]bool{}, map[int]time.Duration{}
 		var before time.Duration
+
 		for _, s := range schedule(requests, dwell).steps {
 			if s.at < before {
 				t.Fatalf("step %+v is out of order", s)
 			}
 			before = s.at
-			switch {
-			case s.leaves && (!present[s.visitor] || s.at != last[s.visitor]+dwell):
+			since := last[s.visitor]
+			if s.leaves && (!present[s.visitor] || s.at != since+dwell) {
 				t.Fatalf("step %+v: present %v since %v", s, present, last)
-			case !s.leaves && present[s.visitor] && s.at > last[s.visitor]+dwell:
-				t.Fatalf("step %+v: he should have left before", s)
 			}
+			if !s.leaves && present[s.visitor] && s.at > since+dwell {
+				t.Fatalf("step %+v: the visitor should have left before", s)
+			}
+
 			present[s.visitor] = !s.leaves
 			if !s.leaves {
 				last[s.visitor] = s.at
 			}
 		}
+
 		for v, there := range present {
 			if there {
 				t.Fatalf("visitor %d never leaves", v)
@@ -160,7 +175,7 @@ func TestScheduleIsWellFormed(t *testing.T) {
 	})
 }
 
-// The truth equals a list of open tabs, whatever happens.
+// The truth equals a list of open tabs, whatever the users do.
 func TestServerTruthIsTheTabsThatAreOpen(t *testing.T) {
 	type tab struct {
 		user *user
@@ -168,8 +183,10 @@ func TestServerTruthIsTheTabsThatAreOpen(t *testing.T) {
 	}
 	users := []*user{newUser("a"), newUser("b"), newUser("c")}
 	pages := []string{"/1", "/2", "/3", "*", strings.Repeat("x", 129)}
+
 	rapid.Check(t, func(t *rapid.T) {
 		truth := newTruth()
+
 		var open []tab
 		t.Repeat(map[string]func(*rapid.T){
 			"enter": func(t *rapid.T) {
@@ -177,26 +194,31 @@ func TestServerTruthIsTheTabsThatAreOpen(t *testing.T) {
 				open = append(open, tab)
 				truth.enter(tab.user, tab.page)
 			},
+
 			"exit": func(t *rapid.T) {
 				if len(open) == 0 {
 					t.Skip("nobody is there")
 				}
+
 				i := rapid.IntRange(0, len(open)-1).Draw(t, "tab")
 				truth.exit(open[i].user, open[i].page)
 				open = slices.Delete(open, i, i+1)
 			},
-			"exit of one who is not there": func(t *rapid.T) { truth.exit(newUser("d"), "/1") },
+			"exit of a user without tabs": func(t *rapid.T) { truth.exit(newUser("d"), "/1") },
 			"": func(t *rapid.T) {
 				on := map[string]map[*user]bool{wholeSite: {}}
 				for _, tab := range open {
 					if !validPage(tab.page) {
-						continue
+						continue // the truth ignores it as the server does
 					}
+
 					if on[tab.page] == nil {
 						on[tab.page] = map[*user]bool{}
 					}
 					on[tab.page][tab.user], on[wholeSite][tab.user] = true, true
 				}
+
+				// Users are counted once on each page and once on the site, however many tabs they have.
 				for _, page := range pages {
 					if got := truth.count(page); got != int64(len(on[page])) {
 						t.Fatalf("page %q: truth is %d, open tabs say %d", page, got, len(on[page]))
@@ -212,18 +234,23 @@ func TestLatencies(t *testing.T) {
 	if empty.ms(0.5) != 0 || empty.ms(1) != 0 || empty.count() != 0 {
 		t.Error("nothing has quantiles")
 	}
+
 	var l latencies
 	for i := range 1000 {
 		l.add(time.Duration(1000-i) * time.Millisecond)
 	}
+
 	for q, want := range map[float64]float64{0: 1, 0.5: 501, 0.99: 991, 1: 1000} {
 		if got := l.ms(q); got != want {
 			t.Errorf("quantile %v = %v ms, want %v", q, got, want)
 		}
 	}
+
+	// A full reservoir keeps only a part of the samples.
 	for range 2 * maxLatencies {
 		l.add(2 * time.Second)
 	}
+
 	if len(l.kept) != maxLatencies || l.count() != 1000+2*maxLatencies || l.ms(0.5) != 2000 || l.ms(1) != 2000 {
 		t.Errorf("%d of %d are kept; median %v, longest %v", len(l.kept), l.count(), l.ms(0.5), l.ms(1))
 	}
@@ -238,6 +265,7 @@ func TestValidPage(t *testing.T) {
 			t.Errorf("%q is refused", page)
 		}
 	}
+
 	for _, page := range []string{
 		"", "*", "-", ".", "..", strings.Repeat("a", 129), "a\x00", "a\tb", "a\n", "a\u00a0b", "\u200da", "a\u200c",
 		"a\u202eb", "\ufeffa", "\ufffd", "\xff", "a\u2028",
@@ -254,22 +282,28 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 	if id != "" || err != nil {
 		t.Fatalf("claim = %q, %v", id, err)
 	}
+
+	// Until the first tab has an id, the other tabs wait.
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	if _, _, err := u.claim(gone); err == nil {
 		t.Error("a second tab did not wait for the first")
 	}
+
 	if ok, renamed := u.adopt("", "u1", "u1.a"); !ok || renamed {
 		t.Error("the first id was not adopted")
 	}
 	release()
-	release()
+	release() // a second call does nothing
 	if id, _, _ := u.claim(t.Context()); id != "u1.a" {
 		t.Errorf("the second tab got %q", id)
 	}
+
 	if ok, renamed := u.adopt("u1.a", "u1", "u1.b"); !ok || renamed || u.signed() != "u1.b" {
 		t.Error("the same user, signed anew")
 	}
+
+	// The server forgot the user, and two tabs notice: the first one's new id is that of the user.
 	if ok, renamed := u.adopt("u1.b", "u2", "u2.c"); !ok || !renamed {
 		t.Error("the server forgot the user: the first tab that noticed has the new id")
 	}
@@ -285,6 +319,7 @@ func TestReportReadsWell(t *testing.T) {
 		ErrorFrames: map[string]int64{"bad_page": 2}, RefusedJoins: 2, JoinToSeen: Latency{Samples: 1},
 		Churn: &ChurnReport{}, Replay: &ReplayReport{},
 	}
+
 	text := r.text()
 	for _, want := range []string{
 		"3 users", `WRONG          page "p": 1, true is 2`, "wrong counts   1\n", "2 joins refused", "whole site",
@@ -293,6 +328,7 @@ func TestReportReadsWell(t *testing.T) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
 		}
 	}
+
 	var out bytes.Buffer
 	if err := r.write(&out, true); err != nil || bytes.Count(out.Bytes(), []byte("\n")) != 1 ||
 		!json.Valid(out.Bytes()) {
@@ -300,18 +336,23 @@ func TestReportReadsWell(t *testing.T) {
 	}
 }
 
-// What may be seen since some moment is the truth of any moment since.
+// A client may see any value that was true at some moment since its last change.
 func TestServerDistanceFromTheTruth(t *testing.T) {
 	tr := newTruth()
-	a, b, c := newUser("a"), newUser("b"), newUser("c")
+	a := newUser("a")
+	b := newUser("b")
+	c := newUser("c")
+
 	start := time.Now()
 	tr.enter(a, "p")
 	tr.enter(b, "p")
 	later := time.Now()
 	time.Sleep(time.Millisecond)
+
 	tr.exit(a, "p")
 	tr.enter(c, "p")
-	// b was there before, a has gone, c has come: since later, 1 to 3 are possible.
+	// b stayed, a left and c came: since later, any count from 1 to 3 was possible.
+
 	for _, tc := range []struct {
 		n     int64
 		since time.Time

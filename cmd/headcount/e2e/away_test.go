@@ -18,7 +18,7 @@ func (s *server) several(t testing.TB, keys ...string) answer {
 	return do(t, "GET", s.url+"/api/v1/counters?"+url.Values{"key": keys}.Encode(), "", withKey)
 }
 
-// read reads a counter as it may lag.
+// read reads a counter in the way that may lag.
 func (s *server) read(t testing.TB, key string) lasting {
 	t.Helper()
 	return s.call(t, "GET", url.PathEscape(key), "").lasting(t)
@@ -39,6 +39,7 @@ func (s *server) wantRead(t testing.TB, key string, value int64, stale bool) str
 	if c.Value != value || c.Stale != stale || stale && c.Exact {
 		t.Errorf("%+v, want %d, stale %t", c, value, stale)
 	}
+
 	return c.Version
 }
 
@@ -46,11 +47,13 @@ func (s *server) wantRead(t testing.TB, key string, value int64, stale bool) str
 func (s *server) wantSeveral(t testing.TB, keys []string, values []int64, stale []bool) {
 	t.Helper()
 	a := s.several(t, keys...)
+
 	var list struct{ Counters []lasting }
-	if err := json.Unmarshal([]byte(a.body), &list); err != nil || a.status != http.StatusOK ||
-		len(list.Counters) != len(keys) {
+	err := json.Unmarshal([]byte(a.body), &list)
+	if err != nil || a.status != http.StatusOK || len(list.Counters) != len(keys) {
 		t.Fatalf("%q: %d %s: %v", keys, a.status, a.body, err)
 	}
+
 	for i, c := range list.Counters {
 		if c.Key != keys[i] || c.Value != values[i] || c.Stale != stale[i] || c.Stale && c.Exact {
 			t.Errorf("%+v, want %d, stale %t", c, values[i], stale[i])
@@ -58,7 +61,7 @@ func (s *server) wantSeveral(t testing.TB, keys []string, values []int64, stale 
 	}
 }
 
-// addBefore adds 1 to counters with a server that has persisted them and ended when it returns.
+// addBefore adds 1 to counters with another server, which has persisted them and ended on return.
 func addBefore(t testing.TB, flags []string, keys ...string) {
 	t.Helper()
 	s := startWithKey(t, flags...)
@@ -68,26 +71,30 @@ func addBefore(t testing.TB, flags []string, keys ...string) {
 	}
 }
 
-// shows returns whether a frame shows a counter with this value, stale or not.
+// shows returns a predicate: a frame shows a counter with this value, stale or not.
 func shows(key string, value int64, stale bool) func(frame) bool {
 	return func(f frame) bool {
 		return f.Type == "counter" && f.Key == key && f.Value == value && f.Stale == stale && !(f.Stale && f.Exact)
 	}
 }
 
-// TestClockKnownWhileAway kills a server of counters. What this process has seen is read as stale, in no older version;
-// exact reads, and reads of what it has never seen, are 503; and what another server has is read as before.
+// TestClockKnownWhileAway kills a store of counters. Counters that this process has seen are read as stale, in no older
+// version. Exact reads, and reads of counters that the process has never seen, get 503. Counters in another store are
+// read as before.
 func TestClockKnownWhileAway(t *testing.T) {
 	t.Parallel()
 	t.Run("PostgreSQL", func(t *testing.T) {
 		t.Parallel()
 		pg := pgtest.Start(t)
 		flags := []string{"--postgres=" + pg.Database(t)}
+
 		addBefore(t, flags, "stock:unseen")
 		s := startWithKey(t, flags...)
-		views, stock, never, unseen := "views:1", "stock:1", "views:never", "stock:unseen"
+		views, stock := "views:1", "stock:1"
+		never, unseen := "views:never", "stock:unseen"
 		s.add(t, views, views, stock)
 		version := s.wantRead(t, views, 2, false)
+
 		s.wantRead(t, never, 0, false)
 		looks := s.ws(t)
 		looks.send(`{"type":"subscribe","counters":` + quoted([]string{views, "votes:1"}) + `}`)
@@ -100,18 +107,21 @@ func TestClockKnownWhileAway(t *testing.T) {
 		if is := s.wantRead(t, views, 2, true); is != version {
 			t.Errorf("version %s, want %s", is, version)
 		}
-		s.wantRead(t, stock, 1, true) // it was changed here, and never read
+		s.wantRead(t, stock, 1, true) // this process has changed it, and never read it
 		s.wantRead(t, never, 0, true)
 		s.wantSeveral(t, []string{never, views, stock}, []int64{0, 2, 1}, []bool{true, true, true})
+
 		for _, key := range []string{unseen, "views:unseen"} {
 			s.call(t, "GET", key, "").problem(t, http.StatusServiceUnavailable)
 			s.several(t, views, key).problem(t, http.StatusServiceUnavailable)
 			s.call(t, "GET", key+"/events", "").problem(t, http.StatusServiceUnavailable)
 		}
+
 		s.call(t, "GET", "views:1/exact", "").problem(t, http.StatusServiceUnavailable)
+
 		late := s.ws(t)
 		late.send(`{"type":"subscribe","counters":` + quoted([]string{stock, "votes:1"}) + `}`)
-		late.awaitAll(shows(stock, 1, true), shows("votes:1", 0, true)) // somebody looked at votes:1 before
+		late.awaitAll(shows(stock, 1, true), shows("votes:1", 0, true)) // looks has seen votes:1 before
 
 		pg.Restart(t)
 		looks.await("a fresh frame", shows(views, 2, false))
@@ -124,13 +134,16 @@ func TestClockKnownWhileAway(t *testing.T) {
 		t.Parallel()
 		pg := pgtest.Start(t)
 		flags := overRedis(redistest.Start(t).URL(), "--postgres="+pg.Database(t), "--persist-interval=100ms")
+
 		addBefore(t, flags, "stock:unseen")
 		s := startWithKey(t, flags...)
-		views, written, stock, never, unseen := "views:1", "views:2", "stock:1", "views:never", "stock:unseen"
+		views, written, stock := "views:1", "views:2", "stock:1"
+		never, unseen := "views:never", "stock:unseen"
 		s.add(t, views, written, stock, stock)
 		version := s.wantRead(t, stock, 2, false)
 		s.wantRead(t, views, 1, false)
 		s.wantRead(t, never, 0, false)
+
 		looks := s.ws(t)
 		all := []string{views, stock, never}
 		looks.send(`{"type":"subscribe","counters":` + quoted(all) + `}`)
@@ -143,27 +156,35 @@ func TestClockKnownWhileAway(t *testing.T) {
 			}
 			return shows(stock, 2, true)(f)
 		}
+
 		looks.await("a stale frame", isStock)
 		testkit.Eventually(t, "a stale answer", func() bool { return s.read(t, stock).Stale })
 		if is := s.wantRead(t, stock, 2, true); is != version {
 			t.Errorf("version %s, want %s", is, version)
 		}
-		s.wantRead(t, never, 0, false)   // Redis has everything that nobody evicted, so it knows
-		s.wantRead(t, written, 1, false) // Redis has it
+		s.wantRead(t, never, 0, false)   // Redis has every counter that was not evicted, so it knows
+		s.wantRead(t, written, 1, false) // in Redis
 		s.add(t, written)
 		s.wantSeveral(t, []string{stock, written, never}, []int64{2, 2, 0}, []bool{true, false, false})
+
 		s.call(t, "GET", unseen, "").problem(t, http.StatusServiceUnavailable)
 		s.several(t, written, unseen).problem(t, http.StatusServiceUnavailable)
 		s.wantRead(t, "views:unseen", 0, false)
 		s.call(t, "GET", "stock:1/exact", "").problem(t, http.StatusServiceUnavailable)
+
 		if n := s.exact(t, views); n != 1 {
 			t.Errorf("%d, want 1", n)
 		}
-		for n := range int64(5) { // they are shown while the others are tried again
+
+		for n := range int64(5) { // changes arrive while the stale counters are retried
 			s.add(t, views)
-			looks.await("a change", func(f frame) bool { isStock(f); return f.Key == views && f.Value == n+2 })
+			looks.await("a change", func(f frame) bool {
+				isStock(f)
+				return f.Key == views && f.Value == n+2
+			})
 			time.Sleep(300 * time.Millisecond)
 		}
+
 		late := s.ws(t)
 		late.send(`{"type":"subscribe","counters":` + quoted(all) + `}`)
 		late.awaitAll(shows(stock, 2, true), shows(views, 6, false), shows(never, 0, false))
@@ -177,7 +198,8 @@ func TestClockKnownWhileAway(t *testing.T) {
 
 	t.Run("PostgreSQL beside the Redis of a region", func(t *testing.T) {
 		t.Parallel()
-		pg, peer := pgtest.Start(t), redistest.Start(t)
+		pg := pgtest.Start(t)
+		peer := redistest.Start(t)
 		flags := overRedis(redistest.Start(t).URL(), "--postgres="+pg.Database(t), "--region=us",
 			"--peer=eu="+peer.URL())
 		addBefore(t, flags, "stock:unseen")
@@ -185,6 +207,7 @@ func TestClockKnownWhileAway(t *testing.T) {
 		views, stock := "views:1", "stock:1"
 		s.add(t, views, stock)
 		s.wantRead(t, stock, 1, false)
+
 		looks := s.ws(t)
 		looks.send(`{"type":"subscribe","counters":` + quoted([]string{views, stock}) + `}`)
 		looks.awaitAll(shows(views, 1, false), shows(stock, 1, false))
@@ -192,6 +215,7 @@ func TestClockKnownWhileAway(t *testing.T) {
 		pg.Kill()
 		looks.await("a stale frame", shows(stock, 1, true))
 		testkit.Eventually(t, "a stale answer", func() bool { return s.read(t, stock).Stale })
+
 		s.add(t, views)
 		s.wantSeveral(t, []string{stock, views}, []int64{1, 2}, []bool{true, false})
 		looks.await("a change", shows(views, 2, false))
@@ -206,18 +230,23 @@ func TestClockKnownWhileAway(t *testing.T) {
 		redis := redistest.Start(t, redistest.Durable...)
 		postgres := "--postgres=" + pgtest.Single(t).Database(t)
 		flags := overRedis(redis.URL(), postgres)
-		changed, other, deleted, stock := "views:changed", "views:other", "views:deleted", "stock:1"
+		changed, other, deleted := "views:changed", "views:other", "views:deleted"
+		stock := "stock:1"
+
 		before := startWithKey(t, flags...)
 		before.add(t, changed, other, deleted, stock)
-		// waits until all is persisted; an end does for 2 s
+
+		// The export waits until everything is persisted; a server that ends waits only 2 s.
 		headcount(t, nil, nil, "export", "--redis="+redis.URL(), postgres)
 		if problem := before.end(); problem != "" {
 			t.Fatal(problem)
 		}
+
 		s := startWithKey(t, append(flags, "--persist-interval=1h")...)
 		s.add(t, changed)
 		version := s.wantRead(t, changed, 2, false)
 		s.call(t, "DELETE", deleted, "").noContent(t)
+
 		looks, late := s.ws(t), s.ws(t)
 		looks.send(`{"type":"subscribe","counters":` + quoted([]string{changed}) + `}`)
 		looks.await("a counter", shows(changed, 2, false))
@@ -229,14 +258,16 @@ func TestClockKnownWhileAway(t *testing.T) {
 			t.Errorf("version %s, want %s", is, version)
 		}
 		s.wantRead(t, deleted, 0, true)
-		s.wantRead(t, other, 1, true) // this process has not seen it, and PostgreSQL has
+		s.wantRead(t, other, 1, true) // this process has not seen it, but PostgreSQL has it
 		s.wantSeveral(t, []string{changed, deleted}, []int64{2, 0}, []bool{true, true})
+
 		if c := s.read(t, stock); c.Value != 1 {
 			t.Errorf("%+v", c)
 		}
 		if n := s.exact(t, stock); n != 1 {
 			t.Errorf("%d, want 1", n)
 		}
+
 		s.call(t, "GET", "views:changed/exact", "").problem(t, http.StatusServiceUnavailable)
 		late.send(`{"type":"subscribe","counters":` + quoted([]string{changed, deleted}) + `}`)
 		late.awaitAll(shows(changed, 2, true), shows(deleted, 0, true))

@@ -17,7 +17,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// userState is what a server is told of a user.
+// userState is the answer about a user.
 type userState struct {
 	User     string
 	Online   bool
@@ -26,25 +26,27 @@ type userState struct {
 	LastSeen time.Time `json:"last_seen"`
 }
 
-// users asks who of these users is here.
+// users asks which of these users are here.
 func (s *server) users(t testing.TB, names ...string) []userState {
 	t.Helper()
 	var is struct{ Users []userState }
 	a := s.get(t, "/-/users?"+url.Values{"user": names}.Encode(), withKey)
-	if err := json.Unmarshal([]byte(a.body), &is); err != nil || a.status != http.StatusOK ||
-		len(is.Users) != len(names) {
+	err := json.Unmarshal([]byte(a.body), &is)
+	if err != nil || a.status != http.StatusOK || len(is.Users) != len(names) {
 		t.Fatalf("%d %s, %v", a.status, a.body, err)
 	}
+
 	for i, u := range is.Users {
-		if u.User != names[i] || u.Online == u.Since.IsZero() || u.Online != (u.Pages > 0) || u.Online &&
-			!u.LastSeen.IsZero() {
+		consistent := u.Online != u.Since.IsZero() && u.Online == (u.Pages > 0) && (!u.Online || u.LastSeen.IsZero())
+		if u.User != names[i] || !consistent {
 			t.Errorf("%+v, asked for %s", u, names[i])
 		}
 	}
+
 	return is.Users
 }
 
-// smokeUsers has gateway a asked about users who are at b, and follows one.
+// smokeUsers asks gateway a about users who are at b, and follows one of them.
 func smokeUsers(t *testing.T, a, b *server) {
 	t.Helper()
 	one := b.ws(t)
@@ -52,7 +54,9 @@ func smokeUsers(t *testing.T, a, b *server) {
 	for i := range 50 {
 		many = append(many, fmt.Sprint("nobody ", i))
 	}
+
 	st := a.sse(t, "/-/users/events?"+url.Values{"user": many[:2]}.Encode(), withKey)
+
 	next := func(user string) (is userState) {
 		t.Helper()
 		for {
@@ -69,32 +73,39 @@ func smokeUsers(t *testing.T, a, b *server) {
 			}
 		}
 	}
+
 	if is := next(one.user); is.Online {
 		t.Errorf("before it has joined: %+v", is)
 	}
-	before := time.Now().Add(-2 * time.Second) // clocks in whole seconds
+
+	before := time.Now().Add(-2 * time.Second) // the times are whole seconds
 	pages := []string{fresh(t), fresh(t)}
 	for _, page := range pages {
 		one.join(page)
 		one.awaitCount(page, 1)
 	}
+
+	// A tab at the other gateway is the same user.
 	tab := a.again(t, one)
 	tab.join(pages[0])
 	tab.awaitCount(pages[0], 1)
-	if is := a.users(t, many...); is[0].Pages != 2 || is[0].Since.Before(before) ||
-		slices.ContainsFunc(is[1:], func(u userState) bool {
-			return u.Online
-		}) {
+
+	is := a.users(t, many...)
+	online := slices.ContainsFunc(is[1:], func(u userState) bool { return u.Online })
+	if is[0].Pages != 2 || is[0].Since.Before(before) || online {
 		t.Errorf("%+v", is)
 	}
+
 	testkit.Eventually(t, "an event that the user is on both pages", func() bool { return next(one.user).Pages == 2 })
 	for _, c := range []*client{one, tab} {
 		c.ws.CloseNow()
 	}
-	gone := time.Now().Add(-2 * time.Second) // clocks in whole seconds
+
+	gone := time.Now().Add(-2 * time.Second) // the times are whole seconds
 	seen := func(is userState) bool {
 		return !is.Online && is.LastSeen.After(gone) && !is.LastSeen.After(time.Now())
 	}
+
 	testkit.Eventually(t, "an event that the user is gone", func() bool {
 		is := next(one.user)
 		if !is.Online && !seen(is) {
@@ -102,22 +113,24 @@ func smokeUsers(t *testing.T, a, b *server) {
 		}
 		return !is.Online
 	})
+
 	for _, s := range []*server{a, b} {
 		if is := s.users(t, one.user, many[1]); !seen(is[0]) || is[1].Online || !is[1].LastSeen.IsZero() {
-			t.Errorf("after it has gone: %+v", is)
+			t.Errorf("after the user has left: %+v", is)
 		}
 	}
+
 	if is := do(t, "DELETE", a.url+"/-/users/"+one.user, "", withKey); is.status != http.StatusNoContent {
 		t.Errorf("erasing: %d %s", is.status, is.body)
 	}
 	if is := b.users(t, one.user); !is[0].LastSeen.IsZero() {
-		t.Errorf("after it was erased: %+v", is)
+		t.Errorf("after the user was erased: %+v", is)
 	}
-	testkit.Eventually(t, "an event that it is not known any more",
+	testkit.Eventually(t, "an event that the user is not known any more",
 		func() bool { return next(one.user).LastSeen.IsZero() })
 }
 
-// Only servers are told who is here, and only of users whom they name.
+// Only servers learn who is here, and only about users whom they name.
 func TestServerIsThisUserHere(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
@@ -126,50 +139,59 @@ func TestServerIsThisUserHere(t *testing.T) {
 	} {
 		s.get(t, path, withKey).problem(t, status)
 	}
+
 	for _, path := range []string{"/-/users?user=a", "/-/users/a", "/-/users/events?user=a"} {
 		s.get(t, path).problem(t, 401)
 		s.get(t, path, "X-API-Key: wrong").problem(t, 401)
 	}
+
 	query := make(url.Values)
 	for i := range 101 {
 		query.Add("user", fmt.Sprint("u", i))
 	}
 	s.get(t, "/-/users?"+query.Encode(), withKey).problem(t, 400)
+
 	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
-	if a := s.get(t, "/-/users/a%2Fb", withKey); !strings.HasPrefix(a.body, `{"user":"a/b","online":true,"since":"`) ||
+	a := s.get(t, "/-/users/a%2Fb", withKey)
+	if !strings.HasPrefix(a.body, `{"user":"a/b","online":true,"since":"`) ||
 		!strings.HasSuffix(a.body, `,"pages":1}`+"\n") {
 		t.Errorf("%d %s", a.status, a.body)
 	}
+
 	do(t, "DELETE", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
 	if a := s.get(t, "/-/users/a%2Fb", withKey); a.body != `{"user":"a/b","online":false}`+"\n" { // --last-seen is 0
 		t.Errorf("%d %s", a.status, a.body)
 	}
+
 	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
-	if a := s.get(t, "/-/users?user=c&user=a/b&user=c", withKey); !strings.HasPrefix(a.body,
-		`{"users":[{"user":"c","online":false},{"user":"a/b","online":true,`) {
+	a = s.get(t, "/-/users?user=c&user=a/b&user=c", withKey)
+	if !strings.HasPrefix(a.body, `{"users":[{"user":"c","online":false},{"user":"a/b","online":true,`) {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }
 
-// A server says who is on a page, as often as it likes: users who are here by that and by
-// a connection count once, and who is said to be gone is gone.
+// A server says who is on a page, as often as it likes. Users who are here by a server's word and by a connection count
+// once, and a user whom the server takes away is gone.
 func TestClockServersSayWhoIsHere(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t, "--jwt-secret="+jwtSecret, "--presence-timeout=2s", "--heartbeat-interval=500ms")
 	page := func(user, page string) string { return s.url + "/-/users/" + user + "/pages/" + page }
+
 	if c := do(t, "PUT", page("alice", "p"), "", withKey).counter(t); c.Count != 1 || c.Page != "p" {
 		t.Errorf("alice is here: %+v", c)
 	}
 	if c := do(t, "PUT", page("alice", "p"), "{}", withKey).counter(t); c.Count != 1 {
 		t.Errorf("alice is still here: %+v", c)
 	}
+
+	// A hold and a connection of one user.
 	alice := s.dial(t, dialer{query: "token=" + hs256(t, jwt.MapClaims{"sub": "alice"})})
 	alice.join("p")
 	alice.takeCount("p", 1)
 	if c := do(t, "PUT", page("al%2Fice", "p"), "", withKey).counter(t); c.Count != 2 {
 		t.Errorf("another one: %+v", c)
 	}
-	for range 2 { // of who is not here, too
+	for range 2 { // the second DELETE is about a user who is not here
 		if c := do(t, "DELETE", page("al%2Fice", "p"), "", withKey).counter(t); c.Count != 1 {
 			t.Errorf("the other one is gone: %+v", c)
 		}
@@ -177,6 +199,7 @@ func TestClockServersSayWhoIsHere(t *testing.T) {
 	if c := do(t, "DELETE", page("alice", "p"), "", withKey).counter(t); c.Count != 1 {
 		t.Errorf("alice is gone, but for a connection: %+v", c)
 	}
+
 	alice.leave("p")
 	do(t, "PUT", page("alice", "p"), "").problem(t, 401)
 	do(t, "DELETE", page("alice", "p"), "", "X-API-Key: wrong").problem(t, 401)
@@ -186,35 +209,38 @@ func TestClockServersSayWhoIsHere(t *testing.T) {
 	do(t, "PUT", page("alice", "p"), "[]", withKey).problem(t, 400)
 	do(t, "GET", page("alice", "p"), "", withKey).problem(t, 405)
 
-	const many = 150 // more than an address may bring by PUT at once
+	const many = 150 // more than one address may hold by PUT at once
 	var wg sync.WaitGroup
 	for part := range 10 {
 		wg.Go(func() {
 			for i := part; i < many; i += 10 {
-				if a, err := try("PUT", page(fmt.Sprint("user-", i), "full"), "", withKey); err != nil ||
-					a.status != 200 {
+				a, err := try("PUT", page(fmt.Sprint("user-", i), "full"), "", withKey)
+				if err != nil || a.status != 200 {
 					t.Errorf("user %d: %d %s, %v", i, a.status, a.body, err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	// They are held for 6 s, so what is read now may have lost the first of them on a machine that was busy for long.
+
+	// The holds last 6 s, so a slow machine may have lost the first ones by now.
 	if got := s.count(t, "full"); got > many {
 		t.Errorf("%d are here", got)
 	}
-	testkit.Eventually(t, "everyone whom nobody holds any more is gone",
+	testkit.Eventually(t, "users without a hold are gone",
 		func() bool { return s.count(t, "full") == 0 && s.count(t, "p") == 0 })
+
 	if log := s.log.String(); strings.Contains(log, "alice") {
 		t.Error("a user is in the log")
 	}
 }
 
-// What is kept of a user is erased for the user, and for a server: follows, what is
-// unread, and memberships. Others keep theirs.
+// A user, and a server for a user, can erase what is stored about the user: follows, unread counts, and memberships.
+// Other users keep theirs.
 func TestServerErasure(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t, "--data-dir="+t.TempDir())
+
 	value := func(key string) int {
 		t.Helper()
 		var c struct{ Value int }
@@ -224,12 +250,14 @@ func TestServerErasure(t *testing.T) {
 		}
 		return c.Value
 	}
+
 	erase := func(path string, headers ...string) answer {
 		t.Helper()
 		a := do(t, "DELETE", s.url+path, "", headers...)
 		a.noContent(t)
 		return a
 	}
+
 	me, other := s.ws(t), s.ws(t)
 	page := fresh(t)
 	for _, c := range []*client{me, other} {
@@ -240,30 +268,36 @@ func TestServerErasure(t *testing.T) {
 			}
 		}
 	}
+
 	s.change(t, page, "")
 	me.awaitUnread(1)
 	other.awaitUnread(1)
-	if a := erase("/-/me", "Cookie: headcount_id="+me.id); !strings.HasPrefix(a.header.Get("Set-Cookie"),
-		"headcount_id=; Path=/; Max-Age=0") {
+
+	a := erase("/-/me", "Cookie: headcount_id="+me.id)
+	if !strings.HasPrefix(a.header.Get("Set-Cookie"), "headcount_id=; Path=/; Max-Age=0") {
 		t.Errorf("the cookie stays: %v", a.header)
 	}
+
 	me.awaitUnread(0)
 	if got := s.get(t, "/-/me/follows", me.as()).body; strings.TrimSpace(got) != `{"follows":[]}` {
 		t.Errorf("it is followed: %s", got)
 	}
+
 	if value("likes:1") != 1 || value("likes:2") != 1 {
 		t.Error("the user is still a member")
 	}
 	other.silent()
-	erase("/-/me") // who was never here
+	erase("/-/me") // a user who was never here
 	erase("/-/me", me.as())
 
+	// A server erases what is stored about the other user.
 	user := "/-/users/" + other.user
 	do(t, "DELETE", s.url+user, "").problem(t, 401)
-	if a := do(t, "POST", s.url+"/api/v1/counters/likes:3/members", `{"add":["x",`+quoted(other.user)+`]}`,
-		withKey); a.status != 200 {
+	a = do(t, "POST", s.url+"/api/v1/counters/likes:3/members", `{"add":["x",`+quoted(other.user)+`]}`, withKey)
+	if a.status != 200 {
 		t.Fatalf("%d %s", a.status, a.body)
 	}
+
 	erase(user, withKey)
 	erase(user, withKey)
 	other.awaitUnread(0)
@@ -272,12 +306,13 @@ func TestServerErasure(t *testing.T) {
 	}
 }
 
-// Who erases leaves only those sets that the rule lets members leave.
+// A user who erases leaves only the sets that members may leave by their rule.
 func TestServerErasureStaysWithinTheRules(t *testing.T) {
 	t.Parallel()
 	rules := t.TempDir() + "/rules.json"
-	if err := os.WriteFile(rules, []byte(`{"rules":[{"match":"fans:*","kind":"members","public":["read","member"]},`+
-		`{"match":"banned:*","kind":"members","public":["read"]}]}`), 0o600); err != nil {
+	const text = `{"rules":[{"match":"fans:*","kind":"members","public":["read","member"]},` +
+		`{"match":"banned:*","kind":"members","public":["read"]}]}`
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := startWithKey(t, "--counters="+rules)
@@ -287,21 +322,24 @@ func TestServerErasureStaysWithinTheRules(t *testing.T) {
 			t.Fatalf("%d %s", a.status, a.body)
 		}
 	}
+
 	in := func(key string, want bool) {
 		t.Helper()
-		if a := s.get(t, "/api/v1/counters/"+key+"/members/"+me.user, withKey); !strings.Contains(a.body,
-			fmt.Sprintf(`"member":%t`, want)) {
+		a := s.get(t, "/api/v1/counters/"+key+"/members/"+me.user, withKey)
+		if !strings.Contains(a.body, fmt.Sprintf(`"member":%t`, want)) {
 			t.Errorf("%s: %s", key, a.body)
 		}
 	}
+
 	do(t, "DELETE", s.url+"/-/me", "", me.as()).noContent(t)
 	in("fans:1", false)
 	in("banned:1", true)
+
 	do(t, "DELETE", s.url+"/-/users/"+me.user, "", withKey).noContent(t)
 	in("banned:1", false)
 }
 
-// A user sees which pages changed and what was said of that, and reads them one by one.
+// A user sees which pages changed, with titles and links, and reads them one by one.
 func TestServerNotifications(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
@@ -321,32 +359,39 @@ func TestServerNotifications(t *testing.T) {
 			if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.status != 200 {
 				t.Fatalf("%d %s, %v", a.status, a.body, err)
 			}
+
 			lines := []string{fmt.Sprint(got.Count)}
 			for _, n := range got.Notifications {
 				lines = append(lines, fmt.Sprintf("%s %d %q %q", n.Page, n.Count, n.Title, n.URL))
 			}
-			slices.Sort(lines[1:]) // changes of one second come in any order
+			slices.Sort(lines[1:]) // changes within one second have no order
 			if text := strings.Join(lines, "; "); text != want {
 				t.Errorf("got %s, want %s", text, want)
 			}
 		}
 	}
+
 	for _, page := range []string{"a/b", "c"} {
 		s.follow(t, c.as(), page)
 	}
 	list("0")
+
 	s.change(t, "a/b", `{"title":"\"New\" <b>","url":"https://a.example/?x=1"}`)
 	s.change(t, "a/b", `{"by":"bob"}`)
 	s.change(t, "c", `{"url":"/c#d"}`)
 	c.awaitUnread(3)
 	list(`3; a/b 2 "\"New\" <b>" "https://a.example/?x=1"; c 1 "" "/c#d"`)
+
 	do(t, "DELETE", s.url+"/-/me/notifications/a%2Fb", "", c.as()).noContent(t)
 	c.awaitUnread(1)
 	list(`1; c 1 "" "/c#d"`)
+
 	do(t, "DELETE", s.url+"/-/users/"+c.user+"/notifications/c", "", withKey).noContent(t)
 	do(t, "DELETE", s.url+"/-/users/"+c.user+"/notifications/c", "", withKey).noContent(t)
 	c.awaitUnread(0)
 	list("0")
+
+	// Invalid titles, and links that could lead a reader astray.
 	for _, bad := range []string{
 		`{"title":""}`, `{"title":1}`, `{"title":null}`, `{"title":"a\nb"}`,
 		`{"title":"` + strings.Repeat("x", 301) + `"}`,
@@ -355,6 +400,7 @@ func TestServerNotifications(t *testing.T) {
 	} {
 		do(t, "POST", s.url+"/c/changes", bad, withKey).problem(t, 400)
 	}
+
 	s.get(t, "/-/users/alice/notifications").problem(t, 401)
 	do(t, "DELETE", s.url+"/-/me/notifications/*", "", c.as()).problem(t, 400)
 }

@@ -42,7 +42,7 @@ type member struct {
 	Version     string  `json:"version"`
 	Stale       bool    `json:"stale"`
 
-	// These are of counters that last.
+	// Only counters have these members.
 	Key     string  `json:"key"`
 	Kind    string  `json:"kind"`
 	Value   int64   `json:"value"`
@@ -56,10 +56,10 @@ func (f frame) isCount(page string) bool {
 	return f.Type == "count" && f.Page != nil && *f.Page == page
 }
 
-// counts is isCount with this count.
+// counts is isCount with a count.
 func (f frame) counts(page string, n int) bool { return f.isCount(page) && *f.Count == n }
 
-// client is a WebSocket that answers pings and keeps what it is sent.
+// client is a WebSocket that answers pings and keeps the received frames.
 type client struct {
 	t    testing.TB
 	ws   *websocket.Conn
@@ -74,16 +74,16 @@ type client struct {
 	more   chan struct{} // closed and made anew with each frame
 }
 
-// dialer is how to connect; every member may be zero.
+// dialer says how to connect; every member may be zero.
 type dialer struct {
 	addr      string // in place of the server's
 	query     string // without ?
 	headers   []string
 	protocols []string
-	unread    int // what the user has
+	unread    int // the user's unread count
 }
 
-// dial connects, and checks welcome and unread.
+// dial connects, and checks the frames welcome and unread.
 func (s *server) dial(t testing.TB, d dialer) *client {
 	t.Helper()
 	c, err := s.connect(d)
@@ -92,6 +92,7 @@ func (s *server) dial(t testing.TB, d dialer) *client {
 	}
 	c.t = t
 	t.Cleanup(func() { c.ws.CloseNow() })
+
 	w := c.take("welcome")
 	if w.Type != "welcome" || w.User == "" || w.HeartbeatMS <= 0 {
 		t.Fatalf("the first frame is %s", w.text)
@@ -100,9 +101,11 @@ func (s *server) dial(t testing.TB, d dialer) *client {
 	if w.ID != nil {
 		c.id = *w.ID
 	}
+
 	if u := c.take("unread"); u.text != fmt.Sprintf(`{"type":"unread","count":%d}`, d.unread) {
 		t.Fatalf("the second frame is %s", u.text)
 	}
+
 	return c
 }
 
@@ -119,6 +122,7 @@ func (s *server) again(t testing.TB, c *client) *client {
 	if o.user != c.user {
 		t.Fatalf("user %q came back as %q", c.user, o.user)
 	}
+
 	return o
 }
 
@@ -127,10 +131,12 @@ func (s *server) connect(d dialer) (*client, error) {
 	if d.addr != "" {
 		addr = d.addr
 	}
+
 	url := "ws://" + addr + "/-/ws"
 	if d.query != "" {
 		url += "?" + d.query
 	}
+
 	opts := &websocket.DialOptions{Subprotocols: d.protocols, HTTPHeader: http.Header{}, HTTPClient: plain}
 	for _, line := range d.headers {
 		name, value, _ := strings.Cut(line, ": ")
@@ -140,12 +146,14 @@ func (s *server) connect(d dialer) (*client, error) {
 			opts.HTTPHeader.Add(name, value)
 		}
 	}
+
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	ws, resp, err := websocket.Dial(ctx, url, opts)
 	if err != nil {
 		return &client{resp: resp}, err
 	}
+
 	ws.SetReadLimit(1 << 20)
 	c := &client{ws: ws, resp: resp, more: make(chan struct{})}
 	go c.read() // ends with the connection
@@ -157,15 +165,18 @@ var plain = &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlive
 func (c *client) read() {
 	for {
 		kind, text, err := c.ws.Read(context.Background())
+
 		f := frame{at: time.Now(), text: string(text)}
 		if err == nil && kind != websocket.MessageText {
 			err = errors.New("the server sent a binary message")
 		}
 		if err == nil {
-			if err = json.Unmarshal(text, &f.member); err != nil {
+			err = json.Unmarshal(text, &f.member)
+			if err != nil {
 				err = fmt.Errorf("%w in %q", err, text)
 			}
 		}
+
 		c.mu.Lock()
 		if err != nil {
 			c.end = err
@@ -175,6 +186,7 @@ func (c *client) read() {
 		close(c.more)
 		c.more = make(chan struct{})
 		c.mu.Unlock()
+
 		if err != nil {
 			return
 		}
@@ -193,8 +205,10 @@ func (c *client) poll(by time.Time) (frame, bool, error) {
 			c.mu.Unlock()
 			return f, true, nil
 		}
-		more, end := c.more, c.end
+		more := c.more
+		end := c.end
 		c.mu.Unlock()
+
 		if end != nil {
 			return frame{}, false, end
 		}
@@ -206,17 +220,18 @@ func (c *client) poll(by time.Time) (frame, bool, error) {
 	}
 }
 
-// take returns the next frame, whatever it is.
+// take returns the next frame.
 func (c *client) take(what string) frame {
 	c.t.Helper()
 	f, ok, err := c.poll(time.Now().Add(testkit.Timeout))
 	if !ok {
 		c.t.Fatalf("no %s: %v", what, err)
 	}
+
 	return f
 }
 
-// await skips frames until one is as wanted.
+// await skips frames until the wanted one.
 func (c *client) await(what string, want func(frame) bool) frame {
 	c.t.Helper()
 	var seen []string
@@ -238,7 +253,7 @@ func (c *client) awaitCount(page string, n int) frame {
 	return c.await(fmt.Sprintf("count %d of %q", n, page), func(f frame) bool { return f.counts(page, n) })
 }
 
-// takeCount says that the next frame is the page's count n.
+// takeCount requires that the next frame is the page's count n.
 func (c *client) takeCount(page string, n int) frame {
 	c.t.Helper()
 	f := c.take(fmt.Sprintf("count %d of %q", n, page))
@@ -248,7 +263,7 @@ func (c *client) takeCount(page string, n int) frame {
 	return f
 }
 
-// takeError says that the next frame is this error.
+// takeError requires that the next frame is this error.
 func (c *client) takeError(code string) frame {
 	c.t.Helper()
 	f := c.take("error " + code)
@@ -258,13 +273,14 @@ func (c *client) takeError(code string) frame {
 	return f
 }
 
-// takeClose says that nothing more comes but a close with this code.
+// takeClose requires that the next event is a close with this code.
 func (c *client) takeClose(code websocket.StatusCode) {
 	c.t.Helper()
 	f, ok, err := c.poll(time.Now().Add(testkit.Timeout))
 	if ok {
 		c.t.Fatalf("want a close %d, got %s", code, f.text)
 	}
+
 	if got := websocket.CloseStatus(err); got != code {
 		c.t.Fatalf("want a close %d, got %d: %v", code, got, err)
 	}
@@ -284,7 +300,7 @@ func (c *client) write(kind websocket.MessageType, p []byte) {
 	}
 }
 
-// quoted is text as JSON.
+// quoted returns v as JSON.
 func quoted(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -313,8 +329,7 @@ func (c *client) unsubscribe(pages ...string) {
 	c.send(`{"type":"unsubscribe","pages":` + quoted(pages) + `}`)
 }
 
-// silent checks that the messages sent before had no answer: the next frame is the
-// answer to a heartbeat.
+// silent requires that the messages before had no answer: the next frame is the answer to a heartbeat.
 func (c *client) silent() {
 	c.t.Helper()
 	c.send(`{"type":"heartbeat"}`)
@@ -323,10 +338,11 @@ func (c *client) silent() {
 	}
 }
 
-// skim sends a heartbeat and returns what came before the answer to it.
+// skim sends a heartbeat and returns the frames before the answer.
 func (c *client) skim() []frame {
 	c.t.Helper()
 	c.send(`{"type":"heartbeat"}`)
+
 	var before []frame
 	c.await("answer to a heartbeat", func(f frame) bool {
 		if f.Type == "heartbeat" {
@@ -335,10 +351,11 @@ func (c *client) skim() []frame {
 		before = append(before, f)
 		return false
 	})
+
 	return before
 }
 
-// during returns the frames that come within that time.
+// during returns the frames that arrive within that time.
 func (c *client) during(until time.Time) []frame {
 	c.t.Helper()
 	var all []frame
@@ -357,7 +374,7 @@ func (c *client) during(until time.Time) []frame {
 // close ends the connection as a closed tab does.
 func (c *client) close() { c.ws.CloseNow() }
 
-// refused dials and returns the HTTP answer that refused.
+// refused dials and returns the HTTP answer of the refusal.
 func (s *server) refused(t testing.TB, d dialer) answer {
 	t.Helper()
 	c, err := s.connect(d)
@@ -368,20 +385,22 @@ func (s *server) refused(t testing.TB, d dialer) answer {
 	if c.resp == nil {
 		t.Fatal(err)
 	}
+
 	body, err := io.ReadAll(c.resp.Body) // the library keeps its first KiB
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return answer{c.resp.StatusCode, c.resp.Header, string(body)}
 }
 
-// rawSocket is a WebSocket that speaks in bytes, and is not read.
+// rawSocket is a WebSocket that speaks in bytes, and that nobody reads.
 type rawSocket struct {
 	net.Conn
 	t testing.TB
 }
 
-// rawWS upgrades by hand. rcvbuf, unless 0, bounds what the kernel takes for it.
+// rawWS upgrades by hand. rcvbuf, unless 0, bounds the kernel's receive buffer.
 func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 	t.Helper()
 	c := s.rawDial(t)
@@ -390,17 +409,21 @@ func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 			t.Fatal(err)
 		}
 	}
+
 	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
+
 	fmt.Fprintf(c, "GET /-/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: "+
 		"Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", s.addr)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if resp.StatusCode != http.StatusSwitchingProtocols ||
 		resp.Header.Get("Sec-WebSocket-Accept") != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
 		t.Fatalf("handshake: %s %v", resp.Status, resp.Header)
 	}
+
 	_ = c.SetDeadline(time.Time{})
 	return &rawSocket{Conn: c, t: t}
 }
@@ -431,28 +454,32 @@ type stream struct {
 	ended    chan struct{} // closed at the end of the stream
 }
 
-// sse opens an event stream; path is all after the host.
+// sse opens an event stream; path is everything after the host.
 func (s *server) sse(t testing.TB, path string, headers ...string) *stream {
 	t.Helper()
 	req, err := request("GET", s.url+path, "", headers...)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	resp, err := plain.Do(req.WithContext(ctx))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { resp.Body.Close() })
 	if resp.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(resp.Body)
 		t.Fatalf("event stream: %s: %s", resp.Status, body)
 	}
+
 	st := &stream{
 		t: t, resp: resp, events: make(chan event, 10_000), comments: make(chan time.Time, 10_000),
 		ended: make(chan struct{}),
 	}
+
 	go st.read() // ends with the stream
 	return st
 }
@@ -462,12 +489,15 @@ func (st *stream) read() {
 	var e event
 	var data bytes.Buffer
 	lines := bufio.NewReader(st.resp.Body)
+
 	for {
 		line, err := lines.ReadString('\n')
 		if err != nil {
 			return
 		}
+
 		line = strings.TrimRight(line, "\r\n")
+
 		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
 		switch {
@@ -493,7 +523,7 @@ func (st *stream) read() {
 	}
 }
 
-// take returns the next event, with all that it must have.
+// take returns the next event, which must be a complete count.
 func (st *stream) take() event {
 	st.t.Helper()
 	select {
@@ -515,7 +545,8 @@ func (st *stream) take() event {
 func (st *stream) awaitCount(n int) event {
 	st.t.Helper()
 	for {
-		if e := st.take(); e.Count == n {
+		e := st.take()
+		if e.Count == n {
 			return e
 		}
 	}

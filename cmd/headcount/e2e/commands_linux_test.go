@@ -17,21 +17,25 @@ import (
 	"headcount/internal/testkit"
 )
 
-// What top writes where there is no terminal has nothing that commands one. In a terminal it takes no more lines and
-// columns than there are. Ctrl-C ends it, and a simulation, without an error.
+// Without a terminal, the output of top has no commands for one. In a terminal it takes no more lines and columns than
+// there are. Ctrl-C ends top, and a simulation, without an error.
 func TestServerTopAndSimulate(t *testing.T) {
 	t.Parallel()
 	s := common(t)
+
 	var once bytes.Buffer
 	headcount(t, nil, &once, "top", "--url="+s.url, "--api-key="+apiKey)
 	if text := once.String(); strings.Contains(text, "\x1b") || !strings.Contains(text, "\nPROCESS ") ||
 		!strings.HasSuffix(text, "\n") {
 		t.Errorf("%q", text)
 	}
+
 	for _, size := range []unix.Winsize{{Row: 1, Col: 20}, {Row: 4, Col: 30}, {Row: 24, Col: 1}} {
 		reads, writes := terminal(t, size)
 		top := begin(t, writes, "top", "--url="+s.url, "--api-key="+apiKey, "--interval=20ms")
 		_ = writes.Close()
+
+		// Several screens: the last one may be incomplete.
 		var shown []string
 		for text, b := "", make([]byte, 1<<16); len(shown) < 6; shown = strings.Split(text, "\x1b[H") {
 			n, err := reads.Read(b)
@@ -40,15 +44,18 @@ func TestServerTopAndSimulate(t *testing.T) {
 			}
 			text += string(b[:n])
 		}
+
 		rest := make(chan string, 1)
 		go func() { // ends with top
-			text, _ := io.ReadAll(reads) // the error is that nobody writes any more
+			text, _ := io.ReadAll(reads) // the error says that nobody writes any more
 			rest <- string(text)
 		}()
+
 		top.ends(t)
 		if text := <-rest; !strings.HasSuffix(text, "\r\n") {
 			t.Errorf("the next prompt is not on a line of its own: %q", text)
 		}
+
 		for _, screen := range shown[1:5] {
 			lines := strings.Split(strings.NewReplacer("\x1b[K", "", "\x1b[J", "").Replace(screen), "\r\n")
 			for _, line := range lines {
@@ -64,19 +71,22 @@ func TestServerTopAndSimulate(t *testing.T) {
 
 	out := &servertest.Log{}
 	simulation := begin(t, out, "simulate", "--url="+start(t).url, "--users=3", "--pages=1", "--duration=10m")
+
 	testkit.Eventually(t, "the simulation is under way",
 		func() bool { return strings.Contains(simulation.said.String(), "churning") })
 	simulation.ends(t)
+
 	if text := out.String(); !strings.Contains(text, "\ninterrupted ") ||
 		!strings.Contains(text, "\nwrong counts   0\n") {
 		t.Error(text)
 	}
+
 	if said := simulation.said.String(); strings.Contains(said, "headcount: ") {
 		t.Error(said)
 	}
 }
 
-// terminal returns the two ends of a terminal: what the program writes to the one is read from the other.
+// terminal returns the two ends of a terminal: the output of the program can be read from the other end.
 func terminal(t *testing.T, size unix.Winsize) (reads, writes *os.File) {
 	t.Helper()
 	reads, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -84,6 +94,7 @@ func terminal(t *testing.T, size unix.Winsize) (reads, writes *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { reads.Close() })
+
 	fd := int(reads.Fd())
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	if err == nil {
@@ -98,10 +109,11 @@ func terminal(t *testing.T, size unix.Winsize) (reads, writes *os.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return reads, writes
 }
 
-// running is a command that Ctrl-C ends.
+// running is a command that ends with Ctrl-C.
 type running struct {
 	servertest.Process
 	said servertest.Log // its stderr
@@ -115,11 +127,12 @@ func begin(t *testing.T, out io.Writer, args ...string) *running {
 	if err := r.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(r.Kill)
 	return r
 }
 
-// ends sends what Ctrl-C does; the command must end as one that did what it was asked to.
+// ends sends the signal of Ctrl-C; the command must end as if it had done its work.
 func (r *running) ends(t *testing.T) {
 	t.Helper()
 	r.Signal(syscall.SIGINT)

@@ -18,7 +18,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// lasting is the outside form of a counter that lasts, and what answers add to it.
+// lasting is the outside form of a durable counter, with the members that some answers add.
 type lasting struct {
 	Key       string  `json:"key"`
 	Kind      string  `json:"kind"`
@@ -32,7 +32,7 @@ type lasting struct {
 
 const root = "/api/v1/counters/"
 
-// call makes a call on a counter, as a server unless a line says who it is.
+// call makes a call on a counter, with the API key of a server unless lines authenticate it otherwise.
 func (s *server) call(t testing.TB, method, path, body string, lines ...string) answer {
 	t.Helper()
 	if len(lines) == 0 {
@@ -41,10 +41,11 @@ func (s *server) call(t testing.TB, method, path, body string, lines ...string) 
 	if body != "" {
 		lines = append(lines, "Content-Type: application/json")
 	}
+
 	return do(t, method, s.url+root+path, body, lines...)
 }
 
-// counter decodes a 200 with exactly the members of a counter.
+// lasting decodes a 200 with exactly the members of a counter.
 func (a answer) lasting(t testing.TB) lasting {
 	t.Helper()
 	var c lasting
@@ -53,12 +54,15 @@ func (a answer) lasting(t testing.TB) lasting {
 	if err := dec.Decode(&c); err != nil || a.status != http.StatusOK {
 		t.Fatalf("%d %s, want a counter: %v", a.status, a.body, err)
 	}
+
 	if a.header.Get("Cache-Control") != "no-store" || a.header.Get("Content-Type") != "application/json" {
 		t.Errorf("headers %v", a.header)
 	}
+
 	if (c.UpdatedAt == nil) != (c.Version == "0-0") {
 		t.Errorf("updated_at and version of %s", a.body)
 	}
+
 	return c
 }
 
@@ -73,8 +77,8 @@ type entry struct {
 	Delta, Before, After int64
 }
 
-// ledger reads a whole ledger, page by page. It must add up; the ledger of an exact
-// counter must have every change.
+// ledger reads a whole ledger, page by page. Its entries must add up, and the ledger of an exact counter must have
+// every change.
 func (s *server) ledger(t testing.TB, key string) (all []entry) {
 	t.Helper()
 	for after := uint64(0); ; {
@@ -86,6 +90,7 @@ func (s *server) ledger(t testing.TB, key string) (all []entry) {
 		if err := json.Unmarshal([]byte(a.body), &page); err != nil || a.status != http.StatusOK {
 			t.Fatalf("%d %s: %v", a.status, a.body, err)
 		}
+
 		for _, e := range page.Entries {
 			before := e.Before
 			switch {
@@ -115,26 +120,29 @@ func (c *client) awaitCounter(key string, value int64, mine bool) frame {
 	})
 }
 
-// A process waits for a PostgreSQL that does not answer yet, and refuses one of a newer
-// version with one line.
+// A process waits for a PostgreSQL that does not answer yet, and refuses one with newer tables in one line.
 func TestClockStartWithPostgres(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Start(t)
 	database := p.Database(t)
 	p.Kill()
+
 	s, err := spawn("--postgres="+database, "--api-key="+apiKey, "--data-dir="+t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if problem := s.end(); problem != "" {
 			t.Error(problem)
 		}
 	})
+
 	if r := do(t, "GET", s.admin+"/readyz", ""); r.status != http.StatusServiceUnavailable {
 		t.Errorf("readyz %d %s", r.status, r.body)
 	}
 	s.call(t, "POST", "views:1/increment", "").problem(t, http.StatusServiceUnavailable)
+
 	p.Restart(t)
 	testkit.Eventually(t, "readiness", func() bool {
 		return do(t, "GET", s.admin+"/readyz", "").status == http.StatusOK
@@ -142,11 +150,13 @@ func TestClockStartWithPostgres(t *testing.T) {
 	if c := s.call(t, "POST", "views:1/increment", "").lasting(t); c.Value != 1 {
 		t.Errorf("%+v", c)
 	}
+
+	// A newer version has changed the tables.
 	p.Exec(t, database, `insert into headcount_rows_migrations (version_id, is_applied) values (999, true)`)
 	refused(t, "newer", "--postgres="+database)
 }
 
-// refused starts a process that must end with status 2 and one line that says so.
+// refused starts a process that must end with status 2 and one line that contains says.
 func refused(t *testing.T, says string, flags ...string) {
 	t.Helper()
 	s, err := spawn(flags...)
@@ -154,13 +164,16 @@ func refused(t *testing.T, says string, flags ...string) {
 		s.Signal(syscall.SIGKILL)
 		t.Fatalf("it started with %q", flags)
 	}
+
 	_, text, _ := strings.Cut(err.Error(), "\n")
+
 	var lines []string
 	for line := range strings.Lines(text) {
-		if !strings.HasPrefix(line, "{") { // the log comes before
+		if !strings.HasPrefix(line, "{") { // JSON lines are the log
 			lines = append(lines, line)
 		}
 	}
+
 	if len(lines) != 1 || !strings.HasPrefix(lines[0], "headcount: --") || !strings.Contains(lines[0], says) {
 		t.Errorf("%q: it says %q, want one line with %q", flags, lines, says)
 	}
@@ -170,14 +183,17 @@ func refused(t *testing.T, says string, flags ...string) {
 func TestServerRulesOfAFile(t *testing.T) {
 	t.Parallel()
 	rules := filepath.Join(t.TempDir(), "rules.json")
-	if err := os.WriteFile(rules,
-		[]byte(`{"rules":[{"match":"seats","kind":"exact","floor":-1,"ceiling":2,"public":["read","increment"],`+
-			`"stale":0}]}`), 0o600); err != nil {
+	const text = `{"rules":[{"match":"seats","kind":"exact","floor":-1,"ceiling":2,"public":["read","increment"],` +
+		`"stale":0}]}`
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := startWithKey(t, "--counters="+rules, "--allow-origins=https://a.example", "--jwt-secret="+jwtSecret)
+
 	token := "Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "ann", "in": 3600})
 	const origin = "Origin: https://a.example"
+
+	// A public increment needs a token here, from any permitted origin.
 	s.call(t, "POST", "seats/increment", "", origin).problem(t, http.StatusUnauthorized)
 	r := s.call(t, "POST", "seats/increment", "", origin, token, "Idempotency-Key: k")
 	if r.lasting(t).Value != 1 || r.header.Get("Access-Control-Allow-Origin") != "https://a.example" ||
@@ -187,6 +203,7 @@ func TestServerRulesOfAFile(t *testing.T) {
 	if r := s.call(t, "GET", "seats", "", origin); r.lasting(t).Value != 1 || r.header.Get("Set-Cookie") != "" {
 		t.Errorf("%s %v", r.body, r.header)
 	}
+
 	s.call(t, "GET", "seats", "", "Authorization: Bearer x").problem(t, http.StatusUnauthorized)
 	s.call(t, "POST", "seats/increment", "", "Origin: https://b.example", token).problem(t, http.StatusForbidden)
 	s.call(t, "GET", "seats/events", "", "Origin: https://b.example").problem(t, http.StatusForbidden)
@@ -194,19 +211,21 @@ func TestServerRulesOfAFile(t *testing.T) {
 	s.call(t, "POST", "seats/increment", `{"delta":2}`).problem(t, http.StatusConflict)
 }
 
-// A stream of a top list begins with the list, and has another event when the list changes, at most one a second. Lists
-// that cannot be are refused before the stream begins.
+// A stream of a top list begins with the list, and sends it again when it changes, at most once a second. Impossible
+// lists are refused before the stream begins.
 func TestClockTopEvents(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	s.call(t, "POST", "views:a/increment", `{"delta":2}`)
-	st, watch := s.sse(t, "/api/v1/top/events?match=views:*&last=1h&n=2"), testkit.NewStopwatch(t)
+	st := s.sse(t, "/api/v1/top/events?match=views:*&last=1h&n=2")
+	watch := testkit.NewStopwatch(t)
+
 	var last time.Time
 	next := func() string {
 		t.Helper()
 		select {
 		case e := <-st.events:
-			// the least is a second, but events may be read late
+			// Lists are at least a second apart, but the test may read them late.
 			if apart := e.at.Sub(last); e.name != "top" || apart < 500*time.Millisecond-watch.Lost() {
 				t.Fatalf("event %q, %s after another: %s", e.name, apart, e.data)
 			}
@@ -217,18 +236,22 @@ func TestClockTopEvents(t *testing.T) {
 			return ""
 		}
 	}
+
 	const form = `{"match":"views:*","last":"1h","top":[%s{"key":"views:a","value":2}]}`
 	if list := next(); list != fmt.Sprintf(form, "") {
 		t.Fatalf("the stream begins with %s", list)
 	}
+
+	// After changes, the list with the newest values arrives.
 	for _, delta := range []int{3, 5} {
-		for range 10 { // they are one event, or several
+		for range 10 { // one event, or several
 			s.call(t, "POST", "views:b/increment", fmt.Sprint(`{"delta":`, delta, `}`))
 		}
-		for want := fmt.Sprintf(form,
-			fmt.Sprintf(`{"key":"views:b","value":%d},`, s.exact(t, "views:b"))); next() != want; {
+		want := fmt.Sprintf(form, fmt.Sprintf(`{"key":"views:b","value":%d},`, s.exact(t, "views:b")))
+		for list := next(); list != want; list = next() {
 		}
 	}
+
 	for query, status := range map[string]int{
 		"": 400, "?match=views:*": 400, "?match=none:*&last=1h": 400, "?match=views:*&last=1000d": 400,
 		"?match=views:*&last=1h&n=101": 400,

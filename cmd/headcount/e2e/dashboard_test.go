@@ -9,7 +9,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// board is what the dashboard shows.
+// board has the data of the dashboard.
 type board struct {
 	Region string   `json:"region"`
 	Site   *counter `json:"site"`
@@ -24,22 +24,24 @@ type board struct {
 type process struct {
 	Name  string             `json:"name"`
 	Roles []string           `json:"roles"`
-	Load  map[string]float64 `json:"load"` // nil: it does not answer
+	Load  map[string]float64 `json:"load"` // nil if the process does not answer
 }
 
 func (s *server) board(t testing.TB, headers ...string) (b board) {
 	t.Helper()
 	a := s.get(t, "/-/dashboard/data", headers...)
-	if err := json.Unmarshal([]byte(a.body), &b); err != nil || a.status != 200 ||
-		a.header.Get("Cache-Control") != "no-store" {
+	err := json.Unmarshal([]byte(a.body), &b)
+	if err != nil || a.status != 200 || a.header.Get("Cache-Control") != "no-store" {
 		t.Fatalf("%d %v %.200s: %v", a.status, a.header, a.body, err)
 	}
+
 	return b
 }
 
 func TestServerDashboard(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s", "--region=here")
+
 	one, two := s.ws(t), s.ws(t)
 	one.join("busy")
 	one.takeCount("busy", 1)
@@ -55,29 +57,35 @@ func TestServerDashboard(t *testing.T) {
 		return b.Site != nil && b.Site.Count == 3 && len(b.Pages) == 2 && b.Pages[0].Page == "busy" &&
 			b.Pages[0].Count == 3 && b.Pages[1].Page == "<quiet> page" && b.Pages[1].Count == 1
 	})
+
 	if b.Region != "here" || len(b.Processes) != 1 || len(b.Regions) != 0 {
 		t.Fatalf("%+v", b)
 	}
+
 	p := b.Processes[0]
 	if !slices.Equal(p.Roles, []string{"gateway", "presence", "dispatcher"}) || p.Load["headcount_connections"] != 2 ||
-		p.Load["headcount_users"] != 3 ||
-		p.Load["process_resident_memory_bytes"] < 1<<20 {
+		p.Load["headcount_users"] != 3 || p.Load["process_resident_memory_bytes"] < 1<<20 {
 		t.Errorf("%+v", p)
 	}
+
 	testkit.Eventually(t, "the deliveries of each count", func() bool {
 		return s.board(t).Processes[0].Load["headcount_deliveries_total"] >= 3
 	})
-	two.leave("<quiet> page")
-	testkit.Eventually(t, "a page nobody is on is none", func() bool { return len(s.board(t).Pages) == 1 })
 
+	two.leave("<quiet> page")
+	testkit.Eventually(t, "a page without users disappears", func() bool { return len(s.board(t).Pages) == 1 })
+
+	// The page itself, and the calls that it makes.
 	page := s.get(t, "/-/dashboard", "Accept: text/html")
 	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") ||
 		!strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {
 		t.Errorf("%d %v", page.status, page.header)
 	}
+
 	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":false,"top_needs_key":false}`+"\n" {
 		t.Errorf("access: %s", a.body)
 	}
+
 	do(t, "POST", s.url+"/-/dashboard/data", "").problem(t, 405)
 	s.get(t, "/-/dashboard.html").problem(t, 404)
 }
@@ -86,6 +94,7 @@ func TestServerDashboardWithAPIKeys(t *testing.T) {
 	t.Parallel()
 	const first, second = "a first key for tests", "a second key for tests"
 	s := start(t, "--api-key="+first, "--api-key="+second)
+
 	for _, path := range []string{"/-/dashboard", "/-/dashboard/data"} {
 		for _, headers := range [][]string{
 			nil, {"X-API-Key: "}, {"X-API-Key: wrong"}, {"X-API-Key: " + first + "x"},
@@ -99,11 +108,13 @@ func TestServerDashboardWithAPIKeys(t *testing.T) {
 			}
 		}
 	}
-	// A browser gets the page that asks for the key, and keeps nothing.
+
+	// A browser gets the page that asks for the key, and stores nothing.
 	page := s.get(t, "/-/dashboard", "Accept: text/html,*/*;q=0.8")
 	if page.status != 401 || !strings.Contains(page.body, "<!doctype html>") || page.header.Get("ETag") != "" {
 		t.Errorf("%d %v %.80s", page.status, page.header, page.body)
 	}
+
 	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true,"top_needs_key":true}`+"\n" {
 		t.Errorf("access: %s", a.body)
 	}

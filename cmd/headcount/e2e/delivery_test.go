@@ -15,38 +15,47 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Two counts of one page to one subscriber are at least the update interval
-// apart; the first change goes at once, and the newest always arrives.
+// Two counts of one page reach a subscriber at least the update interval apart. The first change is sent at once, and
+// the newest always arrives.
 func TestClockConflation(t *testing.T) {
 	t.Parallel()
 	const interval = time.Second
 	s := start(t, "--update-interval="+interval.String(), "--leave-grace=0s")
 	watcher, a, b, c := s.ws(t), s.ws(t), s.ws(t), s.ws(t)
+
 	watcher.subscribe("p", "other")
 	watcher.take("count")
 	watcher.take("count")
+
 	events := s.sse(t, "/p/counter/events")
 	events.take()
-	watcher.during(time.Now().Add(interval)) // it is long ago now
-	watch, joined := testkit.NewStopwatch(t), time.Now()
+
+	watcher.during(time.Now().Add(interval)) // so that the next change is a first one again
+	watch := testkit.NewStopwatch(t)
+	joined := time.Now()
 	a.join("p")
 	watcher.takeCount("p", 1)
 	if e := events.take(); e.Count != 1 {
 		t.Errorf("event %s", e.data)
 	}
+
 	if took := watch.Elapsed(); took >= interval {
 		t.Errorf("the first change took %s", took)
 	}
+
 	b.join("p")
-	b.takeCount("p", 2) // its own answer waits for nothing
+	b.takeCount("p", 2) // the count of one's own page is sent at once
 	c.join("p")
 	c.takeCount("p", 3)
 	b.leave("p")
+
+	// Meanwhile the counts 3 and 2 may be combined, but the newest must arrive.
 	var newest counter
 	testkit.Eventually(t, "the count without b", func() bool {
 		newest = s.get(t, "/p/counter").counter(t)
 		return newest.Count == 2
 	})
+
 	counts := 1
 	last := watcher.await("the newest count", func(f frame) bool {
 		if f.isCount("p") {
@@ -54,16 +63,18 @@ func TestClockConflation(t *testing.T) {
 		}
 		return f.isCount("p") && f.Version == newest.Version
 	})
+
 	if took := last.at.Sub(joined); *last.Count != 2 || took < time.Duration(counts-1)*interval {
 		t.Errorf("%d counts within %s, want them %s apart; the last is %s", counts, took, interval, last.text)
 	}
+
 	events.awaitCount(2)
-	c.join("other") // pages do not wait for each other
+	c.join("other") // pages do not delay each other
 	c.awaitCount("other", 1)
 	watcher.awaitCount("other", 1)
 }
 
-// A client that sends requests and never reads an answer is closed, too.
+// The server also closes a client that sends requests and never reads an answer.
 func TestClockAnswersThatAreNeverRead(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
@@ -71,41 +82,50 @@ func TestClockAnswersThatAreNeverRead(t *testing.T) {
 	if err := c.(*net.TCPConn).SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
+
+	// The answers fill the buffers, and then the server waits for the client.
 	requests := strings.Repeat("GET /-/headcount.js HTTP/1.1\r\nHost: x\r\n\r\n", 100)
 	for end := time.Now().Add(testkit.Timeout); ; {
 		_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 		_, err := io.WriteString(c, requests)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			break // the server has closed it
+			break // the server has closed the connection
 		}
+
 		if time.Now().After(end) {
 			t.Fatal("the server waits for ever")
 		}
 	}
+
 	if got := s.count(t, "p"); got != 0 {
 		t.Errorf("%d", got)
 	}
 }
 
-// A paused connection hears nothing of counts and counters, and all else; then the newest of what changed, once.
+// A paused connection receives no counts and counters, but all other frames. Then it receives the newest values that
+// changed, once.
 func TestServerPause(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	c, others := s.ws(t), s.ws(t)
-	page, still, later, key := fresh(t), fresh(t), fresh(t), "likes:"+fresh(t)
+	page, still, later := fresh(t), fresh(t), fresh(t)
+	key := "likes:" + fresh(t)
+
 	like := func() {
 		t.Helper()
-		if a := s.put(t, "/api/v1/counters/"+url.PathEscape(key)+"/members/me", "",
-			s.ws(t).as()); a.status != http.StatusOK {
+		a := s.put(t, "/api/v1/counters/"+url.PathEscape(key)+"/members/me", "", s.ws(t).as())
+		if a.status != http.StatusOK {
 			t.Fatal(a.status, a.body)
 		}
 	}
+
 	counter := func(n int) {
 		t.Helper()
 		c.await(fmt.Sprint("a counter of ", n), func(f frame) bool {
 			return f.Type == "counter" && f.Value == int64(n)
 		})
 	}
+
 	c.join(page)
 	c.awaitCount(page, 1)
 	c.subscribe(still)
@@ -113,10 +133,13 @@ func TestServerPause(t *testing.T) {
 	c.send(`{"type":"subscribe","counters":[` + quoted(key) + `]}`)
 	counter(0)
 	s.follow(t, c.as(), page)
+
 	for range 2 {
 		c.send(`{"type":"pause"}`)
 	}
 	c.silent()
+
+	// All of this happens during the pause.
 	others.join(page)
 	others.awaitCount(page, 2)
 	others.join(later)
@@ -124,39 +147,51 @@ func TestServerPause(t *testing.T) {
 	c.subscribe(later)
 	like()
 	s.change(t, page, "")
-	c.awaitUnread(1) // which counts would have come with
+
+	c.awaitUnread(1) // a count would have come before it
+
 	third := s.ws(t)
 	third.join(page)
 	third.awaitCount(page, 3)
 	like()
 	third.send(`{"type":"subscribe","counters":[` + quoted(key) + `]}`)
 	third.await("a counter of 2", func(f frame) bool { return f.Type == "counter" && f.Value == 2 })
+
 	if s.count(t, page) != 3 {
-		t.Error("who is paused is not counted")
+		t.Error("a paused client is not counted")
 	}
+
 	c.silent()
 	c.send(`{"type":"resume"}`)
+
+	// After the pause, one frame for each topic that changed, and none for the page that did not.
 	got := map[string]int{}
 	for len(got) < 3 {
 		f := c.take("what changed meanwhile")
+
 		topic := f.Key
 		if f.Type == "count" {
 			topic = *f.Page
 		}
-		if got[topic]++; got[topic] > 1 {
+		got[topic]++
+		if got[topic] > 1 {
 			t.Fatalf("%s after %v", f.text, got)
 		}
+
 		if f.Type == "count" && topic == page && *f.Count != 3 || f.Type == "counter" && f.Value != 2 {
 			t.Errorf("not the newest: %s", f.text)
 		}
 	}
+
 	if got[page] != 1 || got[later] != 1 || got[key] != 1 {
 		t.Errorf("%v", got)
 	}
+
 	c.send(`{"type":"resume"}`)
 	c.silent()
 	third.leave(page)
-	c.awaitCount(page, 2) // it goes on
+	c.awaitCount(page, 2) // as before the pause
+
 	for _, kind := range []string{"pause", "resume"} {
 		c.send(`{"type":"` + kind + `"}`)
 	}

@@ -19,35 +19,37 @@ import (
 	"headcount/internal/testkit"
 )
 
-// changeWith sends a change with an idempotency key and its author, and returns the
-// status; 0: there was no answer.
+// changeWith sends a change with an idempotency key and its author, and returns the status, or 0 without an answer.
 func (s *server) changeWith(page, by, key string) (status int, body string) {
 	a, err := try("POST", s.url+"/"+url.PathEscape(page)+"/changes", `{"by":`+quoted(by)+`}`, withKey,
 		"Idempotency-Key: "+key)
 	if err != nil {
 		return 0, err.Error()
 	}
+
 	return a.status, a.body
 }
 
-// A process is killed again and again while it keeps changes and follows. Each change is
-// sent until it is acknowledged, and some are sent once more. Each counts once, whether
-// its first try was answered or not.
+// A process is killed again and again while it stores changes and follows. Each change is sent until it is
+// acknowledged, and some are sent once more. Each counts once, whether or not its first try was answered.
 func TestClockKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	const rounds, workers = 20, 16
 	dir := t.TempDir()
 	page := fresh(t)
+
 	s := startWithKey(t, "--data-dir="+dir)
 	c := s.ws(t)
 	s.follow(t, c.as(), page)
 	c.close()
+
 	sent := 0
 	for round := range rounds {
 		var wg sync.WaitGroup
-		var mu sync.Mutex // guards what follows
-		var again []int   // changes that are sent after the restart
+		var mu sync.Mutex // guards again and sent
+		var again []int   // changes to be sent after the restart
 		began := make(chan struct{}, 1<<16)
+
 		for range workers {
 			wg.Go(func() {
 				for {
@@ -55,50 +57,56 @@ func TestClockKilledAgainAndAgain(t *testing.T) {
 					i := sent
 					sent++
 					mu.Unlock()
+
 					select {
 					case began <- struct{}{}:
 					default:
 					}
+
 					status, body := s.changeWith(page, "author "+strconv.Itoa(i%50), strconv.Itoa(i))
-					if status != http.StatusNoContent || i%5 == 0 {
+					acknowledged := status == http.StatusNoContent
+					if !acknowledged || i%5 == 0 {
 						mu.Lock()
 						again = append(again, i)
 						mu.Unlock()
 					}
-					if status != http.StatusNoContent {
+					if !acknowledged {
 						if status != 0 {
 							t.Errorf("change %d: %d %s", i, status, body)
 						}
-						return // it is gone
+						return // the server is gone
 					}
 				}
 			})
 		}
-		wg.Go(func() { // follows are written beside them
+		wg.Go(func() { // follows are written at the same time
 			for i := 0; ; i++ {
-				if _, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(fmt.Sprint(page, " ", i%7)), "",
-					c.as()); err != nil {
+				path := s.url + "/-/me/follows/" + url.PathEscape(fmt.Sprint(page, " ", i%7))
+				if _, err := try("PUT", path, "", c.as()); err != nil {
 					return
 				}
-				if _, err := try("DELETE", s.url+"/-/me/follows/"+url.PathEscape(fmt.Sprint(page, " ", i%7)), "",
-					c.as()); err != nil {
+				if _, err := try("DELETE", path, "", c.as()); err != nil {
 					return
 				}
 			}
 		})
+
+		// The kill comes at a random moment, while several changes are under way.
 		for range workers + rand.IntN(100) {
 			<-began
 		}
 		time.Sleep(time.Duration(rand.IntN(10_000)) * time.Microsecond)
 		s.kill()
 		wg.Wait()
+
 		s = startWithKey(t, "--data-dir="+dir)
 		for _, i := range again {
-			if status, body := s.changeWith(page, "author "+strconv.Itoa(i%50),
-				strconv.Itoa(i)); status != http.StatusNoContent {
+			status, body := s.changeWith(page, "author "+strconv.Itoa(i%50), strconv.Itoa(i))
+			if status != http.StatusNoContent {
 				t.Fatalf("round %d: change %d, after the restart: %d %s", round, i, status, body)
 			}
 		}
+
 		s.wantUnread(t, c.as(), sent)
 		if log := s.log.String(); strings.Contains(log, "repaired") {
 			t.Errorf("round %d: a crash needed a repair:\n%s", round, log)
@@ -106,7 +114,7 @@ func TestClockKilledAgainAndAgain(t *testing.T) {
 	}
 }
 
-// limitFiles has no file of the process grow beyond so many bytes.
+// limitFiles lets no file of the process grow beyond so many bytes.
 func (s *server) limitFiles(t *testing.T, bytes uint64) {
 	t.Helper()
 	limit := unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY}
@@ -115,8 +123,8 @@ func (s *server) limitFiles(t *testing.T, bytes uint64) {
 	}
 }
 
-// The disk is full. What is refused does not count, not even in part, and /readyz says
-// why. With room again everything works as before.
+// The disk is full. A refused change does not count, not even in part, and /readyz says why. With room again everything
+// works as before.
 func TestServerDiskFull(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -126,12 +134,13 @@ func TestServerDiskFull(t *testing.T) {
 	s.follow(t, c.as(), page)
 	s.changeWith(page, "x", "first")
 	c.awaitUnread(1)
+
 	file, err := os.Stat(filepath.Join(dir, "headcount.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The file does not grow any more. Changes that fit into its free pages still
-	// succeed.
+
+	// The file cannot grow any more. Changes that fit into its free pages still succeed.
 	s.limitFiles(t, uint64(file.Size()))
 	sent, kept := 0, 1
 	send := func() (status int) {
@@ -144,10 +153,13 @@ func TestServerDiskFull(t *testing.T) {
 		case status != http.StatusServiceUnavailable:
 			t.Fatalf("change %d: %d %s", sent, status, body)
 		}
+
 		return status
 	}
-	stock, batches := "stock:"+fresh(t), 0
-	batch := func() (made bool) { // of two counters: all of it, or nothing
+
+	stock := "stock:" + fresh(t)
+	batches := 0
+	batch := func() (made bool) { // of two counters: both change, or neither
 		t.Helper()
 		body := fmt.Sprintf(`{"changes":[{"key":%s},{"key":%s}]}`, quoted(stock), quoted(stock+" 2"))
 		a := do(t, "POST", s.url+"/api/v1/counters", body, withKey, "Idempotency-Key: "+strconv.Itoa(batches))
@@ -155,14 +167,18 @@ func TestServerDiskFull(t *testing.T) {
 			batches++
 			return true
 		}
+
 		a.problem(t, http.StatusServiceUnavailable)
 		return false
 	}
+
 	for send() == http.StatusNoContent {
 		if sent > 20_000 {
 			t.Fatal("the file cannot grow, and nothing is refused")
 		}
 	}
+
+	// From now on everything is refused.
 	for range 100 {
 		if send() != http.StatusServiceUnavailable {
 			t.Fatal("a change was kept on a full disk")
@@ -170,34 +186,42 @@ func TestServerDiskFull(t *testing.T) {
 		s.put(t, "/-/me/follows/other", "", c.as()).problem(t, http.StatusServiceUnavailable)
 	}
 	s.wantUnread(t, c.as(), kept)
+
+	// The counters are in a file of their own, which fills up later.
 	for batch() {
 		if batches > 20_000 {
 			t.Fatal("the file of counters cannot grow, and nothing is refused")
 		}
 	}
-	if first, second := s.exact(t, stock), s.exact(t, stock+" 2"); first != int64(batches) || second != first ||
-		len(s.ledger(t, stock)) != batches {
+	first, second := s.exact(t, stock), s.exact(t, stock+" 2")
+	if first != int64(batches) || second != first || len(s.ledger(t, stock)) != batches {
 		t.Errorf("%d and %d in stock, and %d entries, after %d batches",
 			first, second, len(s.ledger(t, stock)), batches)
 	}
-	if a := do(t, "GET", s.admin+"/readyz", ""); a.status != http.StatusServiceUnavailable ||
-		!strings.Contains(a.body, "not ready: the data directory cannot be written: ") {
-		t.Errorf("/readyz on a full disk: %d %s", a.status, a.body)
+
+	readyz := do(t, "GET", s.admin+"/readyz", "")
+	if readyz.status != http.StatusServiceUnavailable ||
+		!strings.Contains(readyz.body, "not ready: the data directory cannot be written: ") {
+		t.Errorf("/readyz on a full disk: %d %s", readyz.status, readyz.body)
 	}
-	c.join(page) // counts go on
+
+	c.join(page) // presence needs no disk
 	c.awaitCount(page, 1)
 
+	// With room again, all refused changes succeed under their keys, each once.
 	s.limitFiles(t, unix.RLIM_INFINITY)
 	testkit.Eventually(t, "it is ready again", s.ready)
 	testkit.Eventually(t, "a batch with room again", batch)
+
 	total := sent + 1
 	for i := 1; i <= sent; i++ {
-		if status, body := s.changeWith(page, "author "+strconv.Itoa(i),
-			strconv.Itoa(i)); status != http.StatusNoContent {
+		status, body := s.changeWith(page, "author "+strconv.Itoa(i), strconv.Itoa(i))
+		if status != http.StatusNoContent {
 			t.Fatalf("change %d with room again: %d %s", i, status, body)
 		}
 	}
 	s.wantUnread(t, c.as(), total)
+
 	for _, says := range []string{
 		"the data directory cannot be written; changes and follows are refused until it can",
 		"the data directory can be written again",
@@ -206,9 +230,11 @@ func TestServerDiskFull(t *testing.T) {
 			t.Errorf("%q is %d times in the log:\n%s", says, n, s.log)
 		}
 	}
+
 	s.Signal(syscall.SIGKILL)
 	<-s.Ended()
-	s.ended.Do(func() {}) // the log has the error that was wanted
+	s.ended.Do(func() {}) // the log has an error on purpose
+
 	s = startWithKey(t, "--data-dir="+dir)
 	s.wantUnread(t, c.as(), total)
 	if n := s.exact(t, stock); n != int64(batches) {

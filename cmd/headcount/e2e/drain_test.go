@@ -17,16 +17,21 @@ import (
 func TestClockDrain(t *testing.T) {
 	t.Parallel()
 	const within = 20 * time.Second // clients are sent away in the first half of it
+
 	s := start(t, "--shutdown-timeout="+within.String(), "--leave-grace=300ms")
-	// A client that is told to reconnect leaves, the others stay to the end.
-	mover, stayers := s.ws(t), []*client{s.ws(t), s.ws(t), s.ws(t)}
+
+	// A client that receives reconnect leaves at once; the others stay to the end.
+	mover := s.ws(t)
+	stayers := []*client{s.ws(t), s.ws(t), s.ws(t)}
 	for i, c := range append(stayers, mover) {
 		c.join("p")
 		c.awaitCount("p", i+1)
 	}
+
 	testkit.Eventually(t, "all are counted", func() bool { return s.count(t, "p") == 4 })
 	st := s.sse(t, "/p/counter/events")
 	st.take()
+
 	watch := testkit.NewStopwatch(t)
 	told := time.Now()
 	s.Signal(syscall.SIGTERM)
@@ -34,34 +39,45 @@ func TestClockDrain(t *testing.T) {
 	if f.AfterMS == nil || *f.AfterMS < 0 || *f.AfterMS >= within.Milliseconds()/2 {
 		t.Errorf("%s", f.text)
 	}
-	// So few clients are sent away within a second. What a busy machine asks later says nothing.
+
+	// So few clients are sent away within a second. An answer that a slow machine gives later proves nothing.
 	during := func(what string, ok bool, a answer, err error) {
 		t.Helper()
-		if late := time.Since(told) > time.Second && watch.Elapsed() < time.Second; !ok && !late {
+		late := time.Since(told) > time.Second && watch.Elapsed() < time.Second
+		if !ok && !late {
 			t.Errorf("%s while it drains: %d %s, %v", what, a.status, a.body, err)
 		}
 	}
+
 	for url, want := range map[string]int{
 		s.admin + "/readyz": 503, s.admin + "/healthz": 200, s.url + "/p/counter/events": 503,
 	} {
 		a, err := try("GET", url, "")
-		if during(url, err == nil && a.status == want, a, err); a.status == 503 && url != s.admin+"/readyz" {
+		during(url, err == nil && a.status == want, a, err)
+		if a.status == 503 && url != s.admin+"/readyz" {
 			a.problem(t, 503)
 		}
 	}
+
 	a, err := try("GET", s.url+"/p/counter", "")
 	during("the count", err == nil && strings.Contains(a.body, `"count":4,`), a, err)
+
 	a, err = try("GET", s.url+"/-/ws", "", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
 		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
-	if during("a WebSocket", err == nil && a.status == 503, a, err); a.status == 503 {
+	during("a WebSocket", err == nil && a.status == 503, a, err)
+	if a.status == 503 {
 		a.problem(t, 503)
 	}
+
+	// The stayers are served and counted until their own time has come.
 	mover.close()
+
 	for _, c := range stayers {
 		f := c.await("reconnect", func(f frame) bool { return f.Type == "reconnect" })
 		if f.AfterMS == nil || *f.AfterMS < 0 || *f.AfterMS >= within.Milliseconds()/2 {
 			t.Errorf("%s", f.text)
 		}
+
 		var err error
 		for ok := true; ok; {
 			f, more, end := c.poll(time.Now().Add(testkit.Timeout))
@@ -69,24 +85,25 @@ func TestClockDrain(t *testing.T) {
 				t.Errorf("after reconnect: %s", f.text)
 			}
 			if more && f.Type == "count" && *f.Count < 3 {
-				t.Errorf("one who waits to be sent away is not counted: %s", f.text)
+				t.Errorf("a client that waits to be sent away is not counted: %s", f.text)
 			}
 			ok, err = more, end
 		}
+
 		if closed := time.Since(told); closed < time.Duration(*f.AfterMS)*time.Millisecond {
-			t.Errorf("closed after %s, told to go after %d ms", closed, *f.AfterMS)
+			t.Errorf("closed after %s, sent away after %d ms", closed, *f.AfterMS)
 		}
 		if code := websocket.CloseStatus(err); code != websocket.StatusServiceRestart {
 			t.Errorf("close %d: %v", code, err)
 		}
 	}
+
 	st.end()
 	s.died(t, 0)
 	endedWithin(t, watch, within)
 }
 
-// endedWithin holds the promise of --shutdown-timeout. The end of a process that has
-// drained takes a moment more.
+// endedWithin holds the promise of --shutdown-timeout. The end of a drained process takes a moment more.
 func endedWithin(t *testing.T, watch *testkit.Stopwatch, timeout time.Duration) {
 	t.Helper()
 	if took := watch.Elapsed(); took > timeout+3*time.Second {
@@ -94,22 +111,23 @@ func endedWithin(t *testing.T, watch *testkit.Stopwatch, timeout time.Duration) 
 	}
 }
 
-// clog has the server send w more than the sockets hold; w never reads.
+// clog makes the server send w more than the sockets can buffer; w never reads.
 func clog(w *rawSocket) {
 	var pages []string
 	for i := range 100 {
 		pages = append(pages, fmt.Sprintf("%030d", i))
 	}
 	subscribe := testkit.ClientFrame(0x81, `{"type":"subscribe","pages":`+quoted(pages)+`}`)
+
 	_ = w.SetWriteDeadline(time.Now().Add(testkit.Timeout))
-	for range 900 { // each is answered with 12 kB
+	for range 900 { // each answer has 12 kB
 		if _, err := w.Write(subscribe); err != nil {
-			return // closed by the server, or it has stopped reading
+			return // the server has closed the connection, or stopped reading
 		}
 	}
 }
 
-// No client can keep a server from ending in time, and with status 0.
+// No client can prevent a server from ending in time, and with status 0.
 func TestClockDrainEndsInTime(t *testing.T) {
 	t.Parallel()
 	for name, hang := range map[string]func(*testing.T, *server){
@@ -155,8 +173,10 @@ func TestClockDrainEndsInTime(t *testing.T) {
 			t.Parallel()
 			const within = 2 * time.Second
 			s := start(t, "--shutdown-timeout="+within.String())
+
 			hang(t, s)
 			watch := testkit.NewStopwatch(t)
+
 			s.Signal(syscall.SIGTERM)
 			s.died(t, 0)
 			endedWithin(t, watch, within)

@@ -13,24 +13,27 @@ import (
 	"headcount/internal/testkit"
 )
 
-// When no file is free, the log says so once, and /readyz says so too.
+// When this process may open no more files, the log says so once, and so does /readyz.
 func TestServerNoFiles(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	admin := &http.Client{Timeout: testkit.Timeout} // its connection is kept
+	admin := &http.Client{Timeout: testkit.Timeout} // it keeps its connection
 	readyz := func() string {
 		t.Helper()
 		resp, err := admin.Get(s.admin + "/readyz")
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return string(text)
 	}
+
 	readyz()
 	limit := func(files uint64) {
 		t.Helper()
@@ -38,18 +41,23 @@ func TestServerNoFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	limit(3) // fewer than it has
+	limit(3) // fewer than are open
+
+	// The kernel accepts the connection, but the server cannot.
 	newcomer, err := net.Dial("tcp", s.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer newcomer.Close()
+
 	const says = "new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or " +
 		"lower --max-connections"
 	testkit.Eventually(t, "/readyz says so", func() bool { return strings.Contains(readyz(), "not ready: "+says) })
-	time.Sleep(2 * time.Second) // it tries again in that time
+	time.Sleep(2 * time.Second) // the server tries several times, and logs nothing more
+
 	limit(4096)
 	testkit.Eventually(t, "it is ready again", func() bool { return readyz() == "ready\n" })
+
 	const again = "new clients are accepted again"
 	testkit.Eventually(t, "the log says so", func() bool { return strings.Contains(s.log.String(), again) })
 	for _, line := range []string{says, again} {
@@ -57,7 +65,8 @@ func TestServerNoFiles(t *testing.T) {
 			t.Errorf("%q is %d times in the log:\n%s", line, n, s.log)
 		}
 	}
+
 	s.Signal(unix.SIGKILL)
 	<-s.Ended()
-	s.ended.Do(func() {}) // the log has the error that was wanted
+	s.ended.Do(func() {}) // the log has an error on purpose
 }

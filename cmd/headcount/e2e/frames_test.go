@@ -11,10 +11,11 @@ import (
 func TestServerWelcome(t *testing.T) {
 	t.Parallel()
 	s := common(t)
-	c := s.ws(t) // checks that welcome comes first, then unread 0
+	c := s.ws(t) // checks that the first frames are welcome and unread 0
 	c.mu.Lock()
 	w := c.frames[0]
 	c.mu.Unlock()
+
 	if w.HeartbeatMS != sharedPing.Milliseconds() {
 		t.Errorf("heartbeat_ms %d, want the ping interval: %s", w.HeartbeatMS, w.text)
 	}
@@ -24,6 +25,7 @@ func TestServerWelcome(t *testing.T) {
 	if o := s.ws(t); o.user == c.user {
 		t.Error("two users with the same id")
 	}
+
 	c.silent()
 	c.send(`{"type":"read"}`)
 	if f := c.take("unread"); f.text != `{"type":"unread","count":0}` {
@@ -31,7 +33,8 @@ func TestServerWelcome(t *testing.T) {
 	}
 }
 
-// A connection has 100 pages, each once, however it wants them; what would pass that changes nothing.
+// A connection has at most 100 pages, each counted once, whether it joined or subscribed. A frame that exceeds the
+// limit changes nothing.
 func TestServerHundredPages(t *testing.T) {
 	t.Parallel()
 	c := common(t).ws(t)
@@ -41,13 +44,16 @@ func TestServerHundredPages(t *testing.T) {
 	for i := range 99 {
 		all = append(all, page(i))
 	}
+
 	for _, p := range all[:49] {
 		c.join(p)
 		c.awaitCount(p, 1)
 	}
+
 	c.subscribe("*")
-	c.subscribe(append(all[20:], all[60:]...)...) // known already, or named twice: they do not count twice
+	c.subscribe(append(all[20:], all[60:]...)...) // known pages, and pages named twice, do not count twice
 	c.awaitCount(page(98), 0)
+
 	refused := func(p string) {
 		t.Helper()
 		f := c.await("a refusal", func(f frame) bool { return f.Type == "error" || f.isCount(p) })
@@ -55,25 +61,33 @@ func TestServerHundredPages(t *testing.T) {
 			t.Errorf("%s: %s", p, f.text)
 		}
 	}
+
+	// 99 pages and the site are 100 topics: no page more.
 	c.join(page(100))
 	refused(page(100))
+
 	c.unsubscribe(page(98))
 	c.subscribe(page(97), page(101), page(102)) // one would fit, not both: nothing changes
 	refused(page(102))
+
 	for range 2 {
-		c.join(page(101)) // the second time it is one of the 100
+		c.join(page(101)) // the second time it is one of the 100 already
 		c.awaitCount(page(101), 1)
 	}
-	c.leave(page(20)) // an own subscription since: still there
+
+	c.leave(page(20)) // an earlier subscription keeps it
 	c.awaitCount(page(20), 0)
+
 	c.join(page(102))
 	refused(page(102))
+
+	// Without the subscription the page is gone, and its place is free.
 	c.unsubscribe(page(20))
 	c.join(page(102))
 	c.awaitCount(page(102), 1)
 }
 
-// Good frames between do not make the server forget errors, of whatever kinds.
+// Good frames in between do not make the server forget errors, of whatever kind.
 func TestServerTwentiethErrorCloses(t *testing.T) {
 	t.Parallel()
 	c := common(t).ws(t)
@@ -85,6 +99,7 @@ func TestServerTwentiethErrorCloses(t *testing.T) {
 		c.takeError(bad[i%3].code)
 		c.silent()
 	}
+
 	c.send(`{`)
 	c.takeError("bad_json")
 	c.takeError("too_many_errors")

@@ -1,10 +1,8 @@
-// Package e2e tests the program from outside: real processes over real sockets. The
-// tests know the contract and nothing of the code. They share one server where they
-// can, and use pages of their own, so that they do not see each other.
+// Package e2e tests the program from outside: real processes over real sockets. The tests know the contract and nothing
+// about the code. They share one server where they can, and use pages of their own, so that they do not see each other.
 //
-// With -short, the tests of the shared server and TestServerSetups are one pass over every
-// part of the contract and every kind of deployment. Without it, processes and stores
-// are killed and disks are full, too.
+// With -short, the tests of the shared server and TestServerSetups are one pass over every part of the contract and
+// every kind of deployment. Without it, processes and stores are killed and disks are full, too.
 package e2e
 
 import (
@@ -38,14 +36,17 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
 	defer pgtest.Stop()
-	// these tests mostly wait, so more of them fit than there are cores
+
+	// These tests mostly wait, so that more of them fit than there are cores.
 	status := testkit.RunWithProgram(m, "12", &program)
+
 	if shared.s != nil {
 		if problem := shared.s.end(); problem != "" {
 			fmt.Fprintln(os.Stderr, "the shared server:", problem)
 			status = max(status, 1)
 		}
 	}
+
 	return status
 }
 
@@ -56,13 +57,13 @@ type server struct {
 	admin string // http://127.0.0.1:port
 	log   *servertest.Log
 	ended sync.Once
-	what  string // what end found
+	what  string // the fault that end found
 
 	servertest.Process
 }
 
-// start runs a server with flags such as "--leave-grace=0s" and waits until it
-// is ready. It is ended with the test, see end.
+// start runs a server with flags such as "--leave-grace=0s" and waits until it is ready. The server ends with the test,
+// see end.
 func start(t testing.TB, flags ...string) *server {
 	t.Helper()
 	return startAll(t, flags)[0]
@@ -80,10 +81,10 @@ const (
 	sharedGrace = 700 * time.Millisecond
 )
 
-// unit is that of the deadlines of sessions, which are rounded down.
+// unit is the resolution of the deadlines of sessions, which are rounded down.
 const unit = time.Millisecond
 
-// common returns the server that tests share which need no flags of their own.
+// common returns the server that is shared by all tests without flags of their own.
 func common(t testing.TB) *server {
 	t.Helper()
 	shared.Do(func() {
@@ -96,6 +97,7 @@ func common(t testing.TB) *server {
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
+
 	return shared.s
 }
 
@@ -104,10 +106,12 @@ func launch(flags ...string) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := servertest.Await(&s.Process, testkit.Timeout, s.askReady); err != nil {
 		s.End(0)
 		return nil, fmt.Errorf("%w:\n%s", err, s.log)
 	}
+
 	return s, nil
 }
 
@@ -120,12 +124,15 @@ func (s *server) ready() bool { return s.askReady(context.Background()) == nil }
 // startAll starts servers at the same time, one for each list of flags.
 func startAll(t testing.TB, flags ...[]string) []*server {
 	t.Helper()
-	all, errs := make([]*server, len(flags)), make([]error, len(flags))
+	all := make([]*server, len(flags))
+	errs := make([]error, len(flags))
 	var wg sync.WaitGroup
 	for i := range flags {
 		wg.Go(func() { all[i], errs[i] = launch(flags[i]...) })
 	}
+
 	wg.Wait()
+
 	t.Cleanup(func() {
 		for _, s := range all {
 			if s == nil {
@@ -136,13 +143,15 @@ func startAll(t testing.TB, flags ...[]string) []*server {
 			}
 		}
 	})
+
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+
 	return all
 }
 
-// spawn runs a server and returns when it has said where it listens.
+// spawn runs a server and returns when the log says where it listens.
 func spawn(flags ...string) (*server, error) {
 	for _, d := range []string{
 		"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s",
@@ -152,31 +161,37 @@ func spawn(flags ...string) (*server, error) {
 			flags = append(flags, d)
 		}
 	}
+
 	s := &server{log: &servertest.Log{}}
 	cmd := exec.Command(program, append([]string{"serve"}, flags...)...)
-	cmd.Env, cmd.Stderr = testkit.Environ(), s.log
+	cmd.Env = testkit.Environ()
+	cmd.Stderr = s.log
 	if err := s.Start(cmd); err != nil {
 		return nil, err
 	}
+
 	err := servertest.Await(&s.Process, testkit.Timeout, func(context.Context) error {
 		for line := range strings.Lines(s.log.String()) {
 			var l struct{ Listen, Admin string }
 			if json.Unmarshal([]byte(line), &l) == nil && l.Admin != "" { // only a gateway has l.Listen
-				s.addr, s.url, s.admin = l.Listen, "http://"+l.Listen, "http://"+l.Admin
+				s.addr = l.Listen
+				s.url = "http://" + l.Listen
+				s.admin = "http://" + l.Admin
 				return nil
 			}
 		}
 		return errors.New("it does not say where it listens")
 	})
+
 	if err != nil {
-		s.End(0) // a server that hangs says where its goroutines are
+		s.End(0) // its goroutines are in the log
 		return nil, fmt.Errorf("%w:\n%s", err, s.log)
 	}
+
 	return s, nil
 }
 
-// end ends the server as an operator would, unless that has been done, and
-// returns what was wrong with it.
+// end ends the server as an operator would, unless the server has ended already, and returns what was wrong with it.
 func (s *server) end() string {
 	s.ended.Do(func() {
 		if status := s.End(testkit.Timeout); status != 0 {
@@ -185,11 +200,11 @@ func (s *server) end() string {
 			s.what = s.log.Complaint()
 		}
 	})
+
 	return s.what
 }
 
-// died is for tests that end the server themselves. It must end with this status and
-// have logged nothing bad.
+// died is for tests that end the server themselves. The server must end with this status, and its log must be clean.
 func (s *server) died(t testing.TB, status int) {
 	t.Helper()
 	s.ended.Do(func() {
@@ -216,8 +231,7 @@ func fresh(t testing.TB) string {
 	return fmt.Sprintf("%s %d", t.Name()[:min(len(t.Name()), 100)], names.Add(1))
 }
 
-// browserless is an HTTP client that does only what it is told: no cookies, no
-// redirects, no compression of its own.
+// browserless is an HTTP client without cookies, redirects and compression.
 var browserless = &http.Client{
 	Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 16, Proxy: nil},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -238,6 +252,7 @@ func do(t testing.TB, method, url, body string, headers ...string) answer {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return a
 }
 
@@ -246,11 +261,14 @@ func try(method, url, body string, headers ...string) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
+
 	resp, err := browserless.Do(req)
 	if err != nil {
 		return answer{}, err
 	}
+
 	defer resp.Body.Close()
+
 	text, err := io.ReadAll(resp.Body)
 	return answer{resp.StatusCode, resp.Header, string(text)}, err
 }
@@ -260,10 +278,12 @@ func request(method, url, body string, headers ...string) (*http.Request, error)
 	if body != "" {
 		r = strings.NewReader(body)
 	}
+
 	req, err := http.NewRequest(method, url, r)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, line := range headers {
 		name, value, _ := strings.Cut(line, ": ")
 		if name == "Host" {
@@ -272,6 +292,7 @@ func request(method, url, body string, headers ...string) (*http.Request, error)
 			req.Header.Add(name, value)
 		}
 	}
+
 	return req, nil
 }
 
@@ -297,12 +318,15 @@ type counter struct {
 // version reads "incarnation-sequence".
 func version(t testing.TB, text string) [2]uint64 {
 	t.Helper()
+
 	a, b, ok := strings.Cut(text, "-")
 	x, err := strconv.ParseUint(a, 10, 64)
 	y, err2 := strconv.ParseUint(b, 10, 64)
+
 	if !ok || err != nil || err2 != nil {
 		t.Fatalf("%q is no version", text)
 	}
+
 	return [2]uint64{x, y}
 }
 
@@ -318,9 +342,11 @@ func (a answer) counter(t testing.TB) counter {
 	if a.status != http.StatusOK {
 		t.Fatalf("status %d, want a counter: %s", a.status, a.body)
 	}
+
 	if got := a.header.Get("Content-Type"); got != "application/json" && got != "application/json; charset=utf-8" {
 		t.Errorf("Content-Type %q", got)
 	}
+
 	return decodeCounter(t, a.body)
 }
 
@@ -328,10 +354,12 @@ func decodeCounter(t testing.TB, text string) counter {
 	t.Helper()
 	var c counter
 	dec := json.NewDecoder(strings.NewReader(text))
+
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&c); err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
+
 	checkCounter(t, c)
 	return c
 }
@@ -341,7 +369,9 @@ func checkCounter(t testing.TB, c counter) {
 	if c.Count < 0 {
 		t.Errorf("a negative count: %+v", c)
 	}
+
 	version(t, c.Version)
+
 	switch {
 	case c.UpdatedAt == nil:
 		if c.Count != 0 || c.Version != "0-0" {
@@ -357,28 +387,33 @@ func checkCounter(t testing.TB, c counter) {
 	}
 }
 
-// problem checks that the answer is a problem of RFC 9457 with this status.
+// problem requires a problem of RFC 9457 with this status.
 func (a answer) problem(t testing.TB, status int) {
 	t.Helper()
 	if a.status != status {
 		t.Errorf("status %d, want %d: %.300s", a.status, status, a.body)
 		return
 	}
+
 	if got := a.header.Get("Content-Type"); got != "application/problem+json" {
 		t.Errorf("Content-Type of a %d: %q", status, got)
 	}
+
 	var p struct {
 		Type, Title, Detail string
 		Status              int
 	}
+
 	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
 		t.Errorf("%v in the problem %.300q", err, a.body)
 		return
 	}
+
 	if p.Status != status || p.Title != http.StatusText(status) || p.Detail == "" || p.Type != "" &&
 		p.Type != "about:blank" {
 		t.Errorf("problem %s", a.body)
 	}
+
 	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
 		if n, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || n < 1 {
 			t.Errorf("Retry-After %q of a %d", a.header.Get("Retry-After"), status)
@@ -386,8 +421,8 @@ func (a answer) problem(t testing.TB, status int) {
 	}
 }
 
-// count is the page's count as GET shows it; page is escaped already. It is -1 while the server says 503, as one does
-// that gets no core for the 3 s that a read may take.
+// count returns the page's count as GET shows it; page is escaped already. It is -1 while the server answers 503, as a
+// server without CPU time does after 3 s.
 func (s *server) count(t testing.TB, escaped string) int {
 	t.Helper()
 	a := s.get(t, "/"+escaped+"/counter")
@@ -447,10 +482,11 @@ func gunzip(t testing.TB, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return string(out)
 }
 
-// metric is the sum of a metric's samples on the admin address.
+// metric returns the sum of a metric's samples on the admin address.
 func (s *server) metric(t testing.TB, name string) float64 {
 	t.Helper()
 	sum := 0.0
@@ -463,6 +499,7 @@ func (s *server) metric(t testing.TB, name string) float64 {
 			sum += v
 		}
 	}
+
 	return sum
 }
 
@@ -477,22 +514,26 @@ func (s *server) rawDial(t testing.TB) net.Conn {
 	return c
 }
 
-// rawRequest writes text as it is and reads one response.
+// rawRequest writes text unchanged and reads one response.
 func (s *server) rawRequest(t testing.TB, text string) answer {
 	t.Helper()
 	c := s.rawDial(t)
 	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
+
 	if _, err := io.WriteString(c, text); err != nil {
 		t.Fatal(err)
 	}
+
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		t.Fatalf("%q: %v", text[:min(len(text), 80)], err)
 	}
+
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Fatal(err)
 	}
+
 	return answer{resp.StatusCode, resp.Header, string(body)}
 }

@@ -9,14 +9,15 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// Two servers on one host: a browser keeps one cookie of a name for all ports, so each server needs a name of its own.
-// A visitor who came before is the same visitor after the server has got one.
+// Two servers run on one host. A browser keeps one cookie of a name for all ports, so each server needs a cookie name
+// of its own. A visitor stays the same visitor when a server gets such a name.
 func TestServerNextToAnother(t *testing.T) {
 	t.Parallel()
 	jar, err := cookiejar.New(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	browser := &http.Client{Jar: jar}
 	like := func(s *server) {
 		t.Helper()
@@ -24,10 +25,12 @@ func TestServerNextToAnother(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		resp, err := browser.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		_ = resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
 			t.Fatalf("PUT is %s", resp.Status)
@@ -44,6 +47,7 @@ func TestServerNextToAnother(t *testing.T) {
 		t.Fatal(problem)
 	}
 
+	// The second server would replace the browser's cookie if it had the same name.
 	both := startAll(t, []string{"--api-key=" + apiKey}, []string{
 		"--data-dir=" + directory, "--api-key=" + apiKey, "--cookie-name=headcount_shop",
 	})
@@ -58,8 +62,8 @@ func TestServerNextToAnother(t *testing.T) {
 	}
 }
 
-// A proxy may add a token of its own to every request: what needs no token ignores it, and a client's explicit one is
-// taken.
+// A proxy may add its own token to every request. Calls without a need for a token ignore it, and a client's explicit
+// token takes precedence.
 func TestServerBehindAProxyWithTokens(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret+"\n", "--api-key="+apiKey)
@@ -77,11 +81,14 @@ func TestServerBehindAProxyWithTokens(t *testing.T) {
 	if got := s.get(t, "/p/counter", proxys).counter(t); got.Count != 1 {
 		t.Errorf("GET: %+v", got)
 	}
+
 	st := s.sse(t, "/p/counter/events", proxys)
 	st.awaitCount(1)
+
 	s.call(t, "GET", "views:1", "", withKey, proxys).lasting(t)
 	s.put(t, "/p/counter", increment, proxys).problem(t, http.StatusUnauthorized)
 	s.refused(t, dialer{headers: []string{proxys}}).problem(t, http.StatusUnauthorized)
+
 	if log := s.log.String(); !strings.Contains(log, "--jwt-secret begins or ends with white space") {
 		t.Errorf("the log does not say that the secret has a newline: %s", log)
 	}

@@ -14,10 +14,12 @@ func TestServerPageIDs(t *testing.T) {
 	for _, page := range []string{
 		strings.Repeat("😀", 128), " a  b ", "a%2Fb", "-/ws", "می\u200Cخواهم", "ABC", "caf\u00e9", "cafe\u0301",
 	} {
-		path, me := "/"+url.PathEscape(page)+"/counter", s.ws(t)
+		path := "/" + url.PathEscape(page) + "/counter"
+		me := s.ws(t)
 		if c := s.get(t, path).counter(t); c.Page != page || c.Count != 0 || c.Version != "0-0" {
 			t.Errorf("before: %+v", c)
 		}
+
 		me.join(page)
 		me.takeCount(page, 1)
 		if e := s.sse(t, path+"/events").take(); e.counter.Page != page || e.Count != 1 {
@@ -30,16 +32,20 @@ func TestServerPageIDs(t *testing.T) {
 			t.Errorf("PUT: %+v", c)
 		}
 	}
+
 	for _, page := range []string{"", "-", ".", strings.Repeat("😀", 129), "\u200Da", "a\x00b", "*"} {
-		path, me := "/"+url.PathEscape(page)+"/counter", s.ws(t)
+		path := "/" + url.PathEscape(page) + "/counter"
+		me := s.ws(t)
 		s.put(t, path, increment, me.as()).problem(t, http.StatusBadRequest)
+
 		send := []func(){func() { me.join(page) }, func() { me.leave(page) }}
-		if page != "*" { // which can be read
+		if page != "*" { // the whole site can be read
 			for _, path := range []string{path, path + "/events", "/-/counters?page=" + url.QueryEscape(page)} {
 				s.get(t, path).problem(t, http.StatusBadRequest)
 			}
 			send = append(send, func() { me.subscribe(page) }, func() { me.unsubscribe(page) })
 		}
+
 		for _, send := range send {
 			send()
 			me.takeError("bad_page")
@@ -47,7 +53,7 @@ func TestServerPageIDs(t *testing.T) {
 	}
 }
 
-// This is how ids travel in paths and queries.
+// Page ids in paths and queries: equal ids in any encoding.
 func TestServerPercentEncoding(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
@@ -71,17 +77,21 @@ func TestServerPercentEncoding(t *testing.T) {
 			c.join(page)
 			c.takeCount(page, 1)
 		}
+
 		name := `"page":"` + page + `"`
 		for path := range strings.FieldsSeq(paths) {
-			if a := s.get(t, path); a.status != http.StatusOK || !strings.Contains(a.body, name) || page != "*" &&
-				!strings.Contains(a.body, name+`,"count":1,`) {
+			a := s.get(t, path)
+			if a.status != http.StatusOK || !strings.Contains(a.body, name) ||
+				page != "*" && !strings.Contains(a.body, name+`,"count":1,`) {
 				t.Errorf("%s: want %s, got %d %s", path, name, a.status, a.body)
 			}
 		}
 	}
+
 	if e := s.sse(t, "/%2A/counter/events").take(); e.counter.Page != "*" || e.Count != 1 {
 		t.Errorf("%s", e.data)
 	}
+
 	for status, paths := range map[int]string{
 		http.StatusBadRequest: "/-/counter /%2D/counter /./counter /%2E/counter /../counter /%2e%2E/counter " +
 			"//counter /%FF/counter /a%00b/counter " +
@@ -94,6 +104,7 @@ func TestServerPercentEncoding(t *testing.T) {
 			s.get(t, path).problem(t, status)
 		}
 	}
+
 	for _, target := range []string{"/%zz/counter", "/100%/counter", "/%2/counter"} {
 		s.rawRequest(t, "GET "+target+" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").
 			problem(t, http.StatusBadRequest)

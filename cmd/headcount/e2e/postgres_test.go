@@ -17,28 +17,34 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestServerPgBouncer: a pooler whose clients have a connection of PostgreSQL each is as good as PostgreSQL. Any other
-// is refused, by the server and by the check, in the same words.
+// TestServerPgBouncer: a pooler that gives each client its own connection of PostgreSQL is as good as PostgreSQL. The
+// server and the check refuse any other pooler, in the same words.
 func TestServerPgBouncer(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
-	// run is a command that must end.
+
+	// run runs a command that must end by itself.
 	run := func(t *testing.T, command string, flags ...string) (status int, out string) {
 		ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout/3)
 		defer cancel()
 		for _, flag := range []string{"--listen=", "--admin-listen="} {
 			flags = append(flags, flag+servertest.FreeAddr())
 		}
+
 		cmd := exec.CommandContext(ctx, program, append([]string{command}, flags...)...)
 		cmd.Env = testkit.Environ()
 		text, err := cmd.CombinedOutput()
-		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		exit := (*exec.ExitError)(nil)
+		if err != nil && !errors.As(err, &exit) {
 			t.Fatal(err)
-		} else if exit != nil {
+		}
+		if exit != nil {
 			status = exit.ExitCode()
 		}
+
 		return status, string(text)
 	}
+
 	for _, mode := range []string{"session", "transaction", "statement"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -49,11 +55,13 @@ func TestServerPgBouncer(t *testing.T) {
 				if status != 0 {
 					t.Errorf("the check ends with %d:\n%s", status, checked)
 				}
+
 				s := startWithKey(t, flag)
 				look := s.ws(t)
 				look.send(`{"type":"subscribe","counters":["views:1","stock:1"]}`)
 				look.awaitCounter("views:1", 0, false)
 				look.awaitCounter("stock:1", 0, false)
+
 				for i := range int64(3) {
 					if is := s.call(t, "POST", "views:1/increment", "").lasting(t).Value; is != i+1 {
 						t.Errorf("%d after %d increments", is, i+1)
@@ -61,7 +69,7 @@ func TestServerPgBouncer(t *testing.T) {
 				}
 				look.awaitCounter("views:1", 3, false)
 
-				// A change beside the pooler is heard through it.
+				// A change that does not use the pooler is received through it.
 				testkit.Eventually(t, "the functions", func() bool {
 					return pgtest.Query[bool](t, database,
 						"select to_regproc('headcount.change') is not null and exists (select from headcount_rules)")
@@ -70,20 +78,24 @@ func TestServerPgBouncer(t *testing.T) {
 				look.awaitCounter("stock:1", 3, false)
 				return
 			}
+
+			// The other modes mix the sessions of several clients, but locks and notifications belong to a session.
 			_, problem, _ := strings.Cut(checked, "wrong  --postgres: ")
 			problem, _, _ = strings.Cut(problem, ".\n")
 			if status != 1 || !strings.Contains(problem, "pool_mode") || strings.Count(checked, "wrong ") != 1 {
 				t.Errorf("the check ends with %d:\n%s", status, checked)
 			}
+
 			status, text := run(t, "serve", "--log-format=json", flag)
-			if line := "headcount: --postgres: " + problem + "\n"; status != 2 || strings.Count(text, line) != 1 ||
-				strings.Contains(text, `"warn"`) {
+			line := "headcount: --postgres: " + problem + "\n"
+			if status != 2 || strings.Count(text, line) != 1 || strings.Contains(text, `"warn"`) {
 				t.Errorf("the server ends with %d:\n%s\nwant 2 and %s", status, text, line)
 			}
-			for _, setting := range []string{"statement_timeout", "enable_seqscan"} { // other clients of the pooler
-				if is := pgtest.Query[string](t,
-					strings.TrimPrefix(flag, "--postgres=")+"&default_query_exec_mode=simple_protocol",
-					"show "+setting); is == "10s" || is == "off" {
+
+			// Nothing that the server tried stays set for other clients of the pooler.
+			pooled := strings.TrimPrefix(flag, "--postgres=") + "&default_query_exec_mode=simple_protocol"
+			for _, setting := range []string{"statement_timeout", "enable_seqscan"} {
+				if is := pgtest.Query[string](t, pooled, "show "+setting); is == "10s" || is == "off" {
 					t.Errorf("%s is %s for others from then on", setting, is)
 				}
 			}
@@ -91,8 +103,8 @@ func TestServerPgBouncer(t *testing.T) {
 	}
 }
 
-// TestClockChangeInSQL: an application sells in a transaction of its own. Subscribers of every process hear of it
-// within a second, a webhook is told once, and an idempotency key is the same for SQL and for HTTP.
+// TestClockChangeInSQL: an application sells in a transaction of its own. Subscribers at every process receive the
+// change within a second, a webhook receives it once, and SQL and HTTP share idempotency keys.
 func TestClockChangeInSQL(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
@@ -106,61 +118,76 @@ func TestClockChangeInSQL(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			database, hooks := p.Database(t), newReceiver(t)
+			database := p.Database(t)
+			hooks := newReceiver(t)
 			all := processes("--postgres="+database, "--webhook=counter:stock:*>4="+hooks.URL,
 				"--webhook-secret="+hookSecret)
+
 			var clients []*client
+
+			// Each process knows the key of a change in SQL, and SQL knows the key of a change by HTTP.
 			for _, s := range all {
 				c := s.ws(t)
 				c.send(`{"type":"subscribe","counters":["stock:42"]}`)
 				c.awaitCounter("stock:42", 0, false)
 				clients = append(clients, c)
 			}
+
 			for _, is := range []string{
 				"to_regclass('headcount_rules') is not null", "to_regproc('headcount.change') is not null",
 				"exists (select from headcount_rules)",
 			} {
 				testkit.Eventually(t, is, func() bool { return pgtest.Query[bool](t, database, "select "+is) })
 			}
+
 			fastest := time.Hour                     // a busy machine may delay some
-			for _, value := range []int64{9, 8, 7} { // the last two are over the threshold still
+			for _, value := range []int64{9, 8, 7} { // the last two are still over the threshold
 				delta := int64(-1)
 				if value == 9 {
 					delta = 9
 				}
-				if is := pgtest.Query[int64](t, database, "select headcount.change('stock:42', $1, reason => 'order "+
-					"7', author => 'shop', idempotency_key => $2)",
-					delta, fmt.Sprint("order ", value)); is != value {
+
+				is := pgtest.Query[int64](t, database, "select headcount.change('stock:42', $1, reason => 'order 7', "+
+					"author => 'shop', idempotency_key => $2)", delta, fmt.Sprint("order ", value))
+				if is != value {
 					t.Errorf("it is %d, want %d", is, value)
 				}
+
 				watch := testkit.NewStopwatch(t)
 				for _, c := range clients {
 					c.awaitCounter("stock:42", value, false)
 				}
 				fastest = min(fastest, watch.Elapsed())
 			}
+
 			if fastest > time.Second {
-				t.Errorf("clients hear of a change after %s", fastest)
+				t.Errorf("clients receive a change after %s", fastest)
 			}
+
 			for _, s := range all {
 				a := s.call(t, "POST", "stock:42/decrement", "", withKey, "Idempotency-Key: order 8")
 				if is := a.lasting(t).Value; is != 7 || a.header.Get("Idempotent-Replay") != "true" {
 					t.Errorf("order 8 by HTTP: %d and %v", is, a.header)
 				}
 			}
+
 			all[0].call(t, "POST", "stock:42/decrement", "", withKey, "Idempotency-Key: order 10").lasting(t)
 			if is := pgtest.Query[int64](t, database,
 				"select headcount.change('stock:42', -1, idempotency_key => 'order 10')"); is != 6 {
 				t.Errorf("order 10 by SQL: %d", is)
 			}
+
+			// A transaction that is rolled back leaves no entry.
 			p.Exec(t, database, `do $$ begin perform headcount.change('stock:42', -7); raise 'it is sold'; `+
 				`exception when check_violation then null; end $$`)
-			if ledger := all[0].ledger(t, "stock:42"); len(ledger) != 4 || ledger[1].Reason != "order 7" ||
-				ledger[1].By != "shop" {
+			ledger := all[0].ledger(t, "stock:42")
+			if len(ledger) != 4 || ledger[1].Reason != "order 7" || ledger[1].By != "shop" {
 				t.Errorf("the ledger is %+v", ledger)
 			}
-			testkit.Eventually(t, "the webhook", func() bool { return len(hooks.told("stock:42")) > 0 })
-			// a later event of the same webhook
+
+			testkit.Eventually(t, "the webhook", func() bool { return len(hooks.received("stock:42")) > 0 })
+
+			// When a later event of the same webhook has arrived, nothing else is under way.
 			pgtest.Query[int64](t, database, "select headcount.change('stock:43', 5)")
 			hooks.await("stock:43", "counter.over")
 			hooks.await("stock:42", "counter.over")
@@ -168,12 +195,14 @@ func TestClockChangeInSQL(t *testing.T) {
 	}
 }
 
-// TestClockPostgresIsAway: whatever the reason, /readyz says it, and the log has one warning with it, and a line when
-// it is over.
+// TestClockPostgresIsAway: for every cause, /readyz names it, and the log has one warning with it and one line for the
+// end of the outage.
 func TestClockPostgresIsAway(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Start(t)
-	database, another, admin := p.Database(t), p.Database(t), p.URL("postgres")
+	database, another := p.Database(t), p.Database(t)
+	admin := p.URL("postgres")
+
 	p.Exec(t, admin, "create role visitor login password 'right'; create role headcount_app")
 	p.Exec(t, admin, "create database theirs owner visitor")
 	p.Exec(t, admin, "copy (select unnest(array['host all visitor all scram-sha-256', 'host all all all trust'])) to '"+
@@ -187,15 +216,18 @@ func TestClockPostgresIsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 		all[name] = s
+
 		t.Cleanup(func() {
 			if problem := s.end(); problem != "" {
 				t.Error(problem)
 			}
 		})
+
 		return s
 	}
-	// away waits until s says that it is not ready, for a reason that has cause. Calls find out that PostgreSQL is
-	// away.
+
+	// away waits until s is not ready for a reason that contains cause. Its calls make the server notice that
+	// PostgreSQL is away.
 	away := func(s *server, cause string) {
 		t.Helper()
 		says := ""
@@ -204,12 +236,14 @@ func TestClockPostgresIsAway(t *testing.T) {
 				t.Logf("/readyz: %s", says)
 			}
 		})
+
 		testkit.Eventually(t, "/readyz says "+cause, func() bool {
 			var calls sync.WaitGroup
 			for range 3 {
 				calls.Go(func() { _, _ = try("POST", s.url+root+"views:1/increment", "", withKey) })
 			}
 			calls.Wait()
+
 			a, err := try("GET", s.admin+"/readyz", "")
 			says = a.body
 			return err == nil && a.status == http.StatusServiceUnavailable && strings.Contains(says, cause) &&
@@ -223,18 +257,22 @@ func TestClockPostgresIsAway(t *testing.T) {
 		}
 	}
 
+	// It hangs, refuses connections, and starts up.
 	p.Pause()
 	hung := begin("a server that hangs", database)
 	away(hung, "timeout")
+
 	behind := begin("behind Redis", another, overRedis(redistest.Start(t).URL())...)
 	away(behind, "timeout")
 	p.Resume()
 	back()
-	behind.call(t, "POST", "views:1/increment", "").lasting(t) // so that Redis has it
+	behind.call(t, "POST", "views:1/increment", "").lasting(t) // so that Redis has the counter
+	// It refuses the user or the database.
 
 	away(begin("a wrong password", strings.Replace(p.URL("theirs"), "headcount@", "visitor:wrong@", 1)),
 		"password authentication failed")
 	away(begin("no such database", p.URL("missing")), `database "missing" does not exist`)
+
 	p.Exec(t, admin, "create database missing")
 	p.Exec(t, admin, "alter role visitor password 'wrong'")
 	back()
@@ -243,8 +281,10 @@ func TestClockPostgresIsAway(t *testing.T) {
 	away(hung, "deadline exceeded")
 	p.Resume()
 	back()
+
 	p.Kill()
 	away(hung, "connection refused")
+
 	started := p.StartUp(t)
 	early := begin("a server that starts up", database)
 	for _, s := range all {
@@ -252,8 +292,9 @@ func TestClockPostgresIsAway(t *testing.T) {
 			away(s, "SQLSTATE 57P03")
 		}
 	}
-	// It goes on without PostgreSQL, and finds out when it persists.
-	testkit.Eventually(t, "a server behind Redis tells of each outage", func() bool {
+
+	// A server with Redis goes on without PostgreSQL, and notices the outage when it persists.
+	testkit.Eventually(t, "a server with Redis logs each outage", func() bool {
 		behind.call(t, "POST", "views:1/increment", "").lasting(t)
 		return strings.Contains(behind.log.String(), "SQLSTATE 57P03")
 	})
@@ -262,23 +303,29 @@ func TestClockPostgresIsAway(t *testing.T) {
 
 	for name, s := range all {
 		testkit.Eventually(t, name+": the end of each outage is logged", func() bool {
-			return strings.Count(s.log.String(), "PostgreSQL works again") == strings.Count(s.log.String(),
-				"PostgreSQL cannot be used")
+			log := s.log.String()
+			return strings.Count(log, "PostgreSQL works again") == strings.Count(log, "PostgreSQL cannot be used")
 		})
+
 		warnings := 0
 		for line := range strings.Lines(s.log.String()) {
 			about := func(other string) bool { return strings.Contains(line, other) }
-			switch {
-			// as busy machines are
-			case !about(`"level":"warn"`) || about("PostgreSQL still cannot be used") || about("Redis has no memory") ||
-				about("was suspended"):
-			case about("PostgreSQL cannot be used") && about(`"error":`):
-				warnings++
-			default:
-				t.Errorf("%s: %s", name, line)
+			if !about(`"level":"warn"`) {
+				continue
 			}
+			// A slow machine causes these warnings, too.
+			if about("PostgreSQL still cannot be used") || about("Redis has no memory") || about("was suspended") {
+				continue
+			}
+
+			if !about("PostgreSQL cannot be used") || !about(`"error":`) {
+				t.Errorf("%s: %s", name, line)
+				continue
+			}
+			warnings++
 		}
-		most := 3 // the server that hung was there for three outages
+
+		most := 3 // the server that hung has seen three outages
 		if s == early {
 			most = 1
 		}

@@ -11,11 +11,11 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A request that is refused says what is wrong with it; the log says the same at the level debug, and a metric counts
-// the reason.
+// A refused request names its fault. At the level debug the log names the same fault, and a metric counts the reason.
 func TestServerRefusedRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--log-level=debug", "--api-key="+apiKey, "--jwt-secret="+jwtSecret, "--max-connections=1")
+
 	most, least := root+"sum:most", root+"sum:more"
 	for _, path := range []string{most, least} {
 		if a := do(t, "POST", s.url+path+"/adjust",
@@ -24,6 +24,7 @@ func TestServerRefusedRequests(t *testing.T) {
 			t.Fatalf("%d %s", a.status, a.body)
 		}
 	}
+
 	refused := map[string]int{}
 	for _, tc := range []struct {
 		call, body, headers string
@@ -42,7 +43,7 @@ func TestServerRefusedRequests(t *testing.T) {
 		{"POST /p/counter", "", "", 405, "method", "POST"},
 		{"POST " + most + "/reset", strings.Repeat(" ", 300_000), withKey, 413, "too_large", "262144"},
 		{"GET /-/ws", "", "", 426, "no_upgrade", "WebSocket"},
-		// An aggregate reads: it is not said that nothing was changed.
+		// An aggregate only reads, so its detail does not say that nothing was changed.
 		{"GET " + root + "sum%3A%2A/aggregate", "", withKey, 409, "conflict", "There is no answer"},
 		{"POST " + most + "/increment", "", withKey, 409, "conflict", "Nothing was changed"},
 		// Halves of surrogate pairs would all become the same text.
@@ -67,29 +68,34 @@ func TestServerRefusedRequests(t *testing.T) {
 		if tc.headers != "" {
 			headers = append(headers, tc.headers)
 		}
+
 		a := do(t, method, s.url+path, tc.body, headers...)
 		a.problem(t, tc.status)
 		if a.header.Get("Reason")+a.header.Get("Detail") != "" {
 			t.Errorf("headers %v", a.header)
 		}
+
 		var p struct {
 			Detail, Key string
 			ID          string `json:"request_id"`
 		}
-		if err := json.Unmarshal([]byte(a.body), &p); err != nil || !strings.Contains(p.Detail, tc.detail) ||
-			tc.status == 409 && method == "GET" && strings.Contains(p.Detail, "changed") {
+		err := json.Unmarshal([]byte(a.body), &p)
+		saysChanged := strings.Contains(p.Detail, "changed")
+		if err != nil || !strings.Contains(p.Detail, tc.detail) || tc.status == 409 && method == "GET" && saysChanged {
 			t.Errorf("%s %.80s: %s, want %q, %v", tc.call, tc.body, a.body, tc.detail, err)
 		}
+
 		refused[tc.reason]++
 		s.hasLogged(t, map[string]any{
 			"level": "debug", "request_id": p.ID, "method": method, "status": float64(tc.status), "reason": tc.reason,
 			"message": "a request was refused",
 		}, tc.detail)
 	}
+
 	metrics := do(t, "GET", s.admin+"/metrics", "").body
 	for reason, n := range refused {
-		if line := fmt.Sprintf("headcount_http_refusals_total{reason=%q} %d\n",
-			reason, n); !strings.Contains(metrics, line) {
+		line := fmt.Sprintf("headcount_http_refusals_total{reason=%q} %d\n", reason, n)
+		if !strings.Contains(metrics, line) {
 			t.Errorf("the metrics have no %s", line)
 		}
 	}
@@ -100,14 +106,16 @@ func TestServerRefusedRequests(t *testing.T) {
 	visitor := s.dial(t, dialer{
 		headers: []string{"Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "visitor", "in": 600})},
 	})
-	if _, err := s.connect(dialer{
+	_, err := s.connect(dialer{
 		headers: []string{"Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": "another", "in": 600})},
-	}); err == nil {
-		t.Error("there are more connections than may be")
+	})
+	if err == nil {
+		t.Error("there are more connections than the limit")
 	}
 	if n := s.metric(t, `headcount_http_refusals_total{reason="connections"}`); n != 1 {
 		t.Errorf("%g refusals are counted for the number of connections", n)
 	}
+
 	for _, tc := range []struct{ message, code, detail string }{
 		{`{"type":"heartbeat","x":"\ud800"}`, "bad_json", "surrogate"},
 		{`{"type":"subscribe","counters":["views:\udfff"]}`, "bad_counter", "U+FFFD"},
@@ -123,6 +131,7 @@ func TestServerRefusedRequests(t *testing.T) {
 			"level": "debug", "reason": tc.code, "message": "a message was refused",
 		}, tc.detail)
 	}
+
 	for _, own := range []string{"alice", "views:", "unknown member"} {
 		if strings.Contains(s.log.String(), own) {
 			t.Errorf("the log has %q of a request", own)
@@ -130,23 +139,25 @@ func TestServerRefusedRequests(t *testing.T) {
 	}
 }
 
-// hasLogged waits for a line with these members, whose detail has these words.
+// hasLogged waits for a log line with these members, whose detail contains words.
 func (s *server) hasLogged(t testing.TB, want map[string]any, words string) {
 	t.Helper()
 	testkit.Eventually(t, fmt.Sprint("a log line with ", want), func() bool {
 	line:
 		for text := range strings.Lines(s.log.String()) {
 			var has map[string]any
-			_ = json.Unmarshal([]byte(text), &has) // what is no JSON has nothing
+			_ = json.Unmarshal([]byte(text), &has) // a line that is no JSON has no members
 			for name, value := range want {
 				if has[name] != value {
 					continue line
 				}
 			}
+
 			if detail, _ := has["detail"].(string); strings.Contains(detail, words) {
 				return true
 			}
 		}
+
 		return false
 	})
 }

@@ -21,9 +21,9 @@ var ends = map[string]func(t *testing.T, s *server){
 	"kill -9": func(_ *testing.T, s *server) { s.kill() },
 }
 
-// A process that is started again over its data directory shows at once who was there, and whoever does not come back
-// is gone after the presence timeout: nobody sees the counts begin at zero. The timeout is long, so that no restart
-// takes as long. The grace is shorter than an orderly end, in which nobody can come back.
+// A process that restarts over its data directory knows at once who was there, and forgets those who do not come back
+// after the presence timeout: no visitor sees counts that begin at zero. The timeout is long, so that every restart is
+// shorter. The grace is shorter than an orderly end, during which nobody can come back.
 func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
@@ -34,20 +34,23 @@ func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 				"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms",
 			}
 			s := start(t, flags...)
+
 			there := make([]*client, 5)
 			for i := range there {
 				there[i] = s.ws(t)
 				there[i].join("p")
 			}
+
 			there[0].awaitCount("p", 5)
 			there[4].leave("p")
 			there[0].awaitCount("p", 4)
-			// The first time, what is written may have been gathered before. The second begins after it.
+
+			// The first write may have been prepared earlier. The second one begins after the changes.
 			for range 2 {
 				seen := written(dir)
-				testkit.Eventually(t, "that it is written who is there",
-					func() bool { return written(dir).After(seen) })
+				testkit.Eventually(t, "the users are written", func() bool { return written(dir).After(seen) })
 			}
+
 			moved := make(chan struct{})
 			go func() { // a client that obeys at once finds no server until the next process runs
 				defer close(moved)
@@ -58,19 +61,23 @@ func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 					}
 				}
 			}()
+
 			end(t, s)
 			<-moved
 			s = start(t, flags...)
 			if n := s.count(t, "p"); n != 4 {
-				t.Errorf("%d are there after the restart, want the 4 who were there", n)
+				t.Errorf("%d are there after the restart, want the 4 of before", n)
 			}
+
+			// Two of the four come back, and the two others time out.
 			back := []*client{s.again(t, there[0]), s.again(t, there[1])}
 			for _, c := range back {
 				c.join("p")
 				if f := c.await("a count", func(f frame) bool { return f.Type == "count" }); *f.Count != 4 || f.Stale {
-					t.Errorf("who comes back sees %s", f.text)
+					t.Errorf("a user who comes back sees %s", f.text)
 				}
 			}
+
 			back[1].leave("p")
 			back[0].awaitCount("p", 3)
 			back[0].awaitCount("p", 1) // the others have not come back
@@ -78,9 +85,9 @@ func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	}
 }
 
-// What was answered before a kill holds after it, however short the time between: a hold that was taken or ended, a
-// leave that others saw, and when the user was last here. The first of the two processes has written its file before,
-// so that a file that lacks the rest would bring back who has gone.
+// Everything that was answered before a kill holds after it, however soon the kill came: a hold that was taken or
+// released, a leave that others saw, and the time when a user was last seen. The first process has written its file
+// before that, so a file that lacks the rest would resurrect users who have left.
 func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -101,11 +108,12 @@ func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 	leaves.join("p")
 	hold(ends, "increment")
 	stays.awaitCount("p", 3)
-	for range 2 { // what is written may have been gathered before; the second time begins after it
+	for range 2 { // the first write may have been prepared earlier; the second one begins after the changes
 		seen := written(dir)
-		testkit.Eventually(t, "that it is written who is there", func() bool { return written(dir).After(seen) })
+		testkit.Eventually(t, "the users are written", func() bool { return written(dir).After(seen) })
 	}
 
+	// After the last write of the file.
 	leaves.leave("p")
 	left := s.awaitSeen(t, leaves.user)
 	hold(ends, "decrement")
@@ -115,19 +123,19 @@ func TestClockWhatWasAnsweredOutlivesAKill(t *testing.T) {
 
 	s = start(t, flags...)
 	if n := s.count(t, "p"); n != 2 {
-		t.Errorf("%d are there after the kill, want the one who stays and the one who took a hold", n)
+		t.Errorf("%d are there after the kill, want the one who stays and the one with a new hold", n)
 	}
-	for name, c := range map[string]*client{"who took a hold": takes, "who ended a hold": ends, "who left": leaves} {
+	for name, c := range map[string]*client{"with a new hold": takes, "without a hold": ends, "who left": leaves} {
 		if is := s.users(t, c.user)[0]; is.Online != (c == takes) {
 			t.Errorf("%s: %+v", name, is)
 		}
 	}
 	if at := s.users(t, leaves.user)[0].LastSeen; !at.Equal(left) {
-		t.Errorf("who left was last here at %s after the kill, and at %s before", at, left)
+		t.Errorf("the user who left was last seen at %s after the kill, and at %s before", at, left)
 	}
 }
 
-// written returns when the file of present users was written last, or was found to be right still.
+// written returns when the file of present users was last written or confirmed.
 func written(dir string) time.Time {
 	is, err := os.Stat(filepath.Join(dir, "present"))
 	if err != nil {
@@ -136,8 +144,8 @@ func written(dir string) time.Time {
 	return is.ModTime()
 }
 
-// A process that forgets who was there marks its counts, from the first client that comes
-// back until the others had time for it.
+// A process that has forgotten who was there marks its counts as stale, from the first client that comes back until the
+// others had time for that.
 func TestClockWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--update-interval=10ms")
@@ -146,26 +154,32 @@ func TestClockWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
 	if f := there.await("a count", func(f frame) bool { return f.Type == "count" }); f.Stale {
 		t.Errorf("after a first start: %s", f.text)
 	}
+
 	s.kill()
 	s = start(t, "--update-interval=10ms")
+
 	newcomer := s.ws(t)
 	newcomer.join("p")
 	newcomer.awaitCount("p", 1)
 	if got := s.get(t, "/p/counter").body; strings.Contains(got, "stale") {
 		t.Errorf("nobody has come back, but: %s", got)
 	}
-	back := s.dial(t, dialer{query: "id=" + there.id}) // which is void, as the secret is a new one
+
+	// A client with an old id shows that the process has restarted.
+	back := s.dial(t, dialer{query: "id=" + there.id}) // a void id, as the secret is a new one
 	back.join("p")
 	if f := back.await("a count", func(f frame) bool { return f.Type == "count" }); !f.Stale || *f.Count != 2 {
-		t.Errorf("who comes back sees %s", f.text)
+		t.Errorf("a user who comes back sees %s", f.text)
 	}
 	newcomer.await("the same count", func(f frame) bool { return f.Type == "count" && f.Stale && *f.Count == 2 })
+
 	if got := s.get(t, "/p/counter").body; !strings.Contains(got, `"stale":true`) {
 		t.Errorf("a counter that may lack users: %s", got)
 	}
-	if got := s.put(t, "/p/counter", `{"action":"increment"}`); got.status != 200 ||
-		!strings.Contains(got.body, `"count":3`) || !strings.Contains(got.body, `"stale":true`) {
+	got := s.put(t, "/p/counter", `{"action":"increment"}`)
+	if got.status != 200 || !strings.Contains(got.body, `"count":3`) || !strings.Contains(got.body, `"stale":true`) {
 		t.Errorf("an increment meanwhile: %d %s", got.status, got.body)
 	}
+
 	// The end of that time is in gateway's TestCountsAreInDoubtUntilAllHadTimeToComeBack.
 }

@@ -19,7 +19,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// ruleFile returns a file with the built-in rules of counters and one that has a dimension.
+// ruleFile returns a file with the built-in rules of counters and a rule with a dimension.
 func ruleFile(t *testing.T) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "rules.json")
@@ -33,17 +33,17 @@ func ruleFile(t *testing.T) string {
 	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	return name
 }
 
-// overRedis returns the flags of a process of a cluster.
+// overRedis returns the flags of a process in a cluster.
 func overRedis(redis string, flags ...string) []string {
 	return append([]string{"--redis=" + redis, "--cluster-listen=" + servertest.FreeAddr()}, flags...)
 }
 
-// TestServerSetups runs each kind of deployment, and on each the product's own simulator and
-// one call of every kind. The simulator knows what is true and compares it with
-// what every client sees and every gateway answers.
+// TestServerSetups runs each kind of deployment. On each it runs the product's own simulator and a call of every kind.
+// The simulator knows the truth and compares it with what every client receives and every gateway answers.
 func TestServerSetups(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(t *testing.T) [][]string{ // the flags of each process, gateways first
@@ -66,7 +66,8 @@ func TestServerSetups(t *testing.T) {
 			}
 		},
 		"PostgreSQL behind Redis": func(t *testing.T) [][]string {
-			redis, database := redistest.Start(t).URL(), "--postgres="+pgtest.Single(t).Database(t)
+			redis := redistest.Start(t).URL()
+			database := "--postgres=" + pgtest.Single(t).Database(t)
 			flags := []string{database, "--persist-interval=200ms"}
 			return [][]string{overRedis(redis, flags...), overRedis(redis, flags...)}
 		},
@@ -81,23 +82,29 @@ func TestServerSetups(t *testing.T) {
 					"--update-interval=10ms", "--leave-grace=300ms", "--webhook=page:hooked *="+hooks.URL,
 					"--webhook=user:hooked*="+hooks.URL, "--webhook-secret="+hookSecret, "--webhook-settle=100ms")
 			}
+
 			all := startAll(t, flags...)
 			a, b := all[0], all[min(1, len(all)-1)]
+
 			if name == "two regions" {
 				simulate(t, []*server{a, b}, "--users=20", "--tabs=1", "--duration=4s")
-				// The scenario counters expects sums that are exact at once, which they are only within a region.
+
+				// The scenario counters expects sums that are exact at once, as they are only within a region.
 				smokePages(t, a, b, hooks)
 				smokeUnread(t, a, a)
 				smokeCounters(t, a, a, b)
 				return
 			}
+
 			simulate(t, []*server{a, b}, "--users=20", "--duration=4s")
 			simulate(t, []*server{a, b}, "--scenario=counters", "--users=8", "--pages=2", "--duration=2s")
 			smokePages(t, a, b, hooks)
 			smokeUnread(t, a, b)
 			smokeUsers(t, a, b)
+
 			a.hold(t, "PUT", "hooked", fresh(t))
 			hooks.await("hooked", "user.online")
+
 			smokeCounters(t, a, b, b)
 			testkit.Eventually(t, "every process on the dashboard", func() bool {
 				processes := a.board(t, withKey).Processes
@@ -116,10 +123,12 @@ func simulate(t *testing.T, servers []*server, flags ...string) {
 	for _, s := range servers {
 		args = append(args, "--url="+s.url)
 	}
+
 	var progress bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Stderr = &progress
 	out, err := cmd.Output()
+
 	var report struct {
 		OK          bool
 		Error       string
@@ -132,29 +141,34 @@ func simulate(t *testing.T, servers []*server, flags ...string) {
 	}
 }
 
-// smokePages has three users on a page, by gateways a and b.
+// smokePages brings three users to a page, by gateways a and b.
 func smokePages(t *testing.T, a, b *server, hooks *receiver) {
 	t.Helper()
 	page := "hooked " + fresh(t)
 	path := "/" + url.PathEscape(page)
+
 	one, two := a.ws(t), b.ws(t)
 	one.join(page)
 	one.awaitCount(page, 1)
 	two.join(page)
+
 	events := a.sse(t, path+"/counter/events")
 	b.put(t, path+"/counter", increment).counter(t)
 	for _, c := range []*client{one, two} {
 		c.awaitCount(page, 3)
 	}
+
 	events.awaitCount(3)
 	for _, s := range []*server{a, b} {
 		testkit.Eventually(t, "the count of each gateway and its memory of the page", func() bool {
 			is := s.stats(t, path+"/stats")
 			return s.count(t, url.PathEscape(page)) == 3 && is.Now == 3 && is.Peak.Count > 0
 		})
+
 		var parts struct{ Regions map[string]int }
 		body := s.get(t, path+"/counter?regions=1").body
 		sum := 0
+
 		if err := json.Unmarshal([]byte(body), &parts); err != nil {
 			t.Fatal(err)
 		}
@@ -165,41 +179,49 @@ func smokePages(t *testing.T, a, b *server, hooks *receiver) {
 			t.Errorf("the parts of the regions: %s", body)
 		}
 	}
-	testkit.Eventually(t, "the webhook", func() bool { return len(hooks.told(page)) > 0 })
+
+	testkit.Eventually(t, "the webhook", func() bool { return len(hooks.received(page)) > 0 })
+
+	// A leave reaches the other gateway.
 	two.leave(page)
 	one.awaitCount(page, 2)
 }
 
-// smokeUnread has a user with tabs at gateways a and b follow a page that changes.
+// smokeUnread lets a user with tabs at gateways a and b follow a page that changes.
 func smokeUnread(t *testing.T, a, b *server) {
 	t.Helper()
 	page := fresh(t)
 	one := a.ws(t)
 	two := b.again(t, one)
+
 	a.follow(t, one.as(), page)
 	b.change(t, page, "", "Idempotency-Key: k")
 	a.change(t, page, "", "Idempotency-Key: k") // every gateway knows the key
 	one.awaitUnread(1)
 	two.awaitUnread(1)
+
+	// Both tabs learn that the user has read.
 	two.send(`{"type":"read"}`)
 	one.awaitUnread(0)
 	two.awaitUnread(0)
-	a.change(t, page, `{"by":`+quoted(one.user)+`}`) // a user's own change counts for nothing
+
+	a.change(t, page, `{"by":`+quoted(one.user)+`}`) // a user's own change does not count
 	b.change(t, page, `{"by":"somebody else"}`)
 	one.awaitUnread(1)
 	two.awaitUnread(1)
 	one.silent()
+
 	for _, s := range []*server{a, b} {
 		s.wantUnread(t, one.as(), 1)
 	}
 }
 
-// smokeCounters changes one counter of each kind by gateways a and b, which are in one region,
-// and looks at it from gateway c, which may be in another.
+// smokeCounters changes a counter of each kind by gateways a and b, which are in one region, and watches it from
+// gateway c, which may be in another region.
 func smokeCounters(t *testing.T, a, b, c *server) {
 	t.Helper()
-	views, likes, stock, sales, people := "views:"+fresh(t), "likes:"+fresh(t), "stock:"+fresh(t), "sales:"+
-		fresh(t), "visitors:"+fresh(t)
+	views, likes, stock := "views:"+fresh(t), "likes:"+fresh(t), "stock:"+fresh(t)
+	sales, people := "sales:"+fresh(t), "visitors:"+fresh(t)
 	path := url.PathEscape
 	look := c.ws(t)
 	look.send(`{"type":"subscribe","counters":` + quoted([]string{views, likes, stock}) + `}`)
@@ -224,11 +246,14 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 			return strings.Contains(a.get(t, "/api/v1/"+call, withKey).body, want)
 		})
 	}
+
 	a.call(t, "POST", path(views)+"/adjust", `{"delta":-40,"reason":"bots","by":"ops"}`).lasting(t)
-	if all := b.ledger(t, views); len(all) != 1 || all[0].Delta != -40 || all[0].Reason != "bots" ||
-		all[0].By != "ops" || all[0].Op != "adjust" {
-		t.Errorf("ledger %+v", all)
+	ledger := b.ledger(t, views)
+	if len(ledger) != 1 || ledger[0].Delta != -40 || ledger[0].Reason != "bots" ||
+		ledger[0].By != "ops" || ledger[0].Op != "adjust" {
+		t.Errorf("ledger %+v", ledger)
 	}
+
 	for _, change := range []string{`{"delta":5,"dimensions":{"country":"de"}}`, `{"dimensions":{"country":"fr"}}`} {
 		a.call(t, "POST", path(sales)+"/increment", change).lasting(t)
 	}
@@ -238,33 +263,36 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 			`"values":[{"value":"de","count":5}],"other":1}`)
 	})
 
-	// Sets: likes of visitors, and unique visitors. Whose like it is only its own region knows.
-	if r := c.call(t, "PUT", path(likes)+"/members/me", "", look.as()).lasting(t); r.Value != 1 || r.Member == nil ||
-		!*r.Member {
-		t.Errorf("like: %+v", r)
+	// Sets: likes of visitors, and unique visitors. Only its own region knows whose like it is.
+	like := c.call(t, "PUT", path(likes)+"/members/me", "", look.as()).lasting(t)
+	if like.Value != 1 || like.Member == nil || !*like.Member {
+		t.Errorf("like: %+v", like)
 	}
 	look.awaitCounter(likes, 1, true)
-	if r := c.call(t, "POST", path(likes)+"/members",
-		`{"add":["x","y"],"remove":[`+quoted(look.user)+`]}`).lasting(t); r.Value != 2 {
+
+	edit := `{"add":["x","y"],"remove":[` + quoted(look.user) + `]}`
+	if r := c.call(t, "POST", path(likes)+"/members", edit).lasting(t); r.Value != 2 {
 		t.Errorf("members: %+v", r)
 	}
 	look.awaitCounter(likes, 2, false)
+
 	a.call(t, "POST", path(people)+"/members", `{"add":["ann","bob"]}`)
 	b.call(t, "POST", path(people)+"/members", `{"add":["bob","eve"]}`)
 	testkit.Eventually(t, "the visitors of the hour", func() bool {
 		return strings.Contains(c.call(t, "GET", path(people)+"/window?last=1h", "").body, `"value":3}`)
 	})
 
-	// Exact counters, which are the same everywhere at once.
+	// Exact counters, which have the same value everywhere at once.
 	a.call(t, "POST", path(stock)+"/increment", `{"delta":10}`).lasting(t)
 	if r := c.call(t, "POST", path(stock)+"/decrement", `{"delta":4}`).lasting(t); r.Value != 6 {
 		t.Errorf("%+v, want 6", r)
 	}
+
 	a.call(t, "POST", path(stock)+"/decrement", `{"delta":7}`).problem(t, http.StatusConflict)
 	batch := `{"changes":[{"key":` + quoted(stock+" 2") + `},{"key":` + quoted(stock) + `,"delta":-7}]}`
 	do(t, "POST", b.url+"/api/v1/counters", batch, withKey).problem(t, http.StatusConflict)
 	if first, second := c.exact(t, stock), c.exact(t, stock+" 2"); first != 6 || second != 0 {
-		t.Errorf("%d and %d in stock after a batch that was refused, want 6 and 0", first, second)
+		t.Errorf("%d and %d in stock after a refused batch, want 6 and 0", first, second)
 	}
 	if all := c.ledger(t, stock); len(all) != 2 || all[1].Op != "decrement" {
 		t.Errorf("ledger %+v", all)
@@ -284,8 +312,8 @@ func smokeCounters(t *testing.T, a, b, c *server) {
 	look.await("the end of "+likes, func(f frame) bool { return f.Key == likes && f.Value == 0 && f.Version == "0-0" })
 }
 
-// TestClockStoresAreAway kills the server of a store. Calls that need it get 503 and what is
-// known is shown as stale. Afterwards everything is as before.
+// TestClockStoresAreAway kills a store. Calls that need it get 503, and known counters are shown as stale. Afterwards
+// everything is as before.
 func TestClockStoresAreAway(t *testing.T) {
 	t.Parallel()
 	type store interface {
@@ -310,16 +338,22 @@ func TestClockStoresAreAway(t *testing.T) {
 			t.Parallel()
 			store, flags := open(t)
 			s := startWithKey(t, flags...)
-			likes, stock, page := "likes:"+fresh(t), "stock:"+fresh(t), fresh(t)
+			likes, stock := "likes:"+fresh(t), "stock:"+fresh(t)
+			page := fresh(t)
 			liked, stocked := url.PathEscape(likes), url.PathEscape(stock)
+
 			c := s.ws(t)
 			s.follow(t, c.as(), page)
 			s.change(t, page, "")
+
 			c.awaitUnread(1)
 			s.call(t, "PUT", liked+"/members/me", "", c.as()).lasting(t)
 			s.call(t, "POST", stocked+"/increment", `{"delta":5}`).lasting(t)
+
 			c.send(`{"type":"subscribe","counters":` + quoted([]string{likes}) + `}`)
 			c.awaitCounter(likes, 1, true)
+
+			// The fault must not hit changes that are still on their way to PostgreSQL.
 			testkit.Eventually(t, "everything is persisted",
 				func() bool { return s.metric(t, "headcount_persist_lag_seconds") == 0 })
 
@@ -327,15 +361,17 @@ func TestClockStoresAreAway(t *testing.T) {
 			s.call(t, "POST", stocked+"/decrement", "", withKey, "Idempotency-Key: k").
 				problem(t, http.StatusServiceUnavailable)
 			if a := do(t, "GET", s.admin+"/readyz?exclude=store", ""); a.status != http.StatusOK {
-				t.Errorf("without the store it still serves, but /readyz?exclude=store is %d %s", a.status, a.body)
+				t.Errorf("the server serves without the store, but /readyz?exclude=store is %d %s", a.status, a.body)
 			}
+
 			s.call(t, "GET", stocked+"/exact", "").problem(t, http.StatusServiceUnavailable)
+
 			if name == "PostgreSQL behind Redis" {
 				if got := s.call(t, "PUT", liked+"/members/x", "").lasting(t); got.Value != 2 || got.Stale {
 					t.Errorf("%+v", got)
 				}
 				if !s.ready() {
-					t.Error("it is not ready")
+					t.Error("the server is not ready")
 				}
 			} else {
 				s.call(t, "PUT", liked+"/members/x", "").problem(t, http.StatusServiceUnavailable)
@@ -360,19 +396,28 @@ func TestClockStoresAreAway(t *testing.T) {
 
 			store.Restart(t)
 			testkit.Eventually(t, "changes of every kind", func() bool {
-				return s.call(t, "POST", stocked+"/decrement", "", withKey,
-					"Idempotency-Key: k").status == http.StatusOK &&
-					s.call(t, "PUT", liked+"/members/x", "").status == http.StatusOK &&
-					do(t, "POST", s.url+"/"+url.PathEscape(page)+"/changes", "", withKey,
-						"Idempotency-Key: k").status == http.StatusNoContent
+				a := s.call(t, "POST", stocked+"/decrement", "", withKey, "Idempotency-Key: k")
+				if a.status != http.StatusOK {
+					return false
+				}
+				a = s.call(t, "PUT", liked+"/members/x", "")
+				if a.status != http.StatusOK {
+					return false
+				}
+
+				path := "/" + url.PathEscape(page) + "/changes"
+				a = do(t, "POST", s.url+path, "", withKey, "Idempotency-Key: k")
+				return a.status == http.StatusNoContent
 			})
 			c.awaitAll(
 				func(f frame) bool { return f.Type == "unread" && *f.Count == 2 },
 				func(f frame) bool { return f.Type == "counter" && f.Value == 2 && f.Mine && !f.Stale },
 			)
+
 			if n := s.exact(t, stock); n != 4 {
 				t.Errorf("%d in stock, want 4", n)
 			}
+
 			testkit.Eventually(t, "that it is ready", s.ready)
 			testkit.Eventually(t, "that everything is persisted",
 				func() bool { return s.metric(t, "headcount_persist_lag_seconds") == 0 })

@@ -12,7 +12,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// The two sites of these tests. The first of them is that of calls that name none.
+// The two sites of these tests. Calls that name no site are for the first one.
 const (
 	shopKey = "the key of the shop alone"
 	blogKey = "the key of the blog alone"
@@ -27,7 +27,7 @@ var twoSites = []string{
 	"--api-key=shop:" + shopKey, "--api-key=blog:" + blogKey, "--page-stats=1h", "--presence-timeout=1m",
 }
 
-// sitesAnswer is that of /-/sites.
+// sitesAnswer is the answer of /-/sites.
 type sitesAnswer struct {
 	Sites []struct {
 		Name    string
@@ -41,23 +41,25 @@ type sitesAnswer struct {
 func (s *server) sites(t testing.TB, headers ...string) (all sitesAnswer) {
 	t.Helper()
 	a := s.get(t, "/-/sites", headers...)
-	if err := json.Unmarshal([]byte(a.body), &all); err != nil || a.status != 200 ||
-		a.header.Get("Cache-Control") != "no-store" {
+	err := json.Unmarshal([]byte(a.body), &all)
+	if err != nil || a.status != 200 || a.header.Get("Cache-Control") != "no-store" {
 		t.Fatalf("%d %s: %v", a.status, a.body, err)
 	}
+
 	return all
 }
 
-// names are the sites with their totals.
+// names returns the sites with their totals.
 func (s sitesAnswer) names() (all []string) {
 	for _, site := range s.Sites {
 		all = append(all, fmt.Sprintf("%s %s %d", site.Name, site.Page, site.Count))
 	}
+
 	return all
 }
 
-// Two sites on one server have the same pages, users and counters, and never see each other.
-// What happens on the shop happens through a, and what happens on the blog through b.
+// Two sites on one server have the same pages, users and counters, and never see each other. The shop uses gateway a,
+// and the blog uses b.
 func TestServerTwoSites(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(t *testing.T) (a, b *server){
@@ -70,6 +72,7 @@ func TestServerTwoSites(t *testing.T) {
 			flags := append([]string{
 				"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms",
 			}, twoSites...)
+
 			all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
 			return all[0], all[1]
 		},
@@ -85,7 +88,7 @@ func TestServerTwoSites(t *testing.T) {
 	}
 }
 
-// wantCount waits until a page has a count, as all processes come to know it.
+// wantCount waits until every process answers that a page has a count.
 func wantCount(t testing.TB, all []*server, page string, n int, headers ...string) {
 	t.Helper()
 	for _, s := range all {
@@ -96,7 +99,7 @@ func wantCount(t testing.TB, all []*server, page string, n int, headers ...strin
 	}
 }
 
-// awaitAll skips frames until each of these has come, in any order.
+// awaitAll skips frames until each wanted frame has arrived, in any order.
 func (c *client) awaitAll(wanted ...func(frame) bool) {
 	c.t.Helper()
 	c.await("frames in any order", func(f frame) bool {
@@ -109,32 +112,35 @@ func (c *client) awaitAll(wanted ...func(frame) bool) {
 func presenceOfSites(t *testing.T, a, b *server) (buyer, reader *client) {
 	both := []*server{a, b}
 	buyer = a.dial(t, dialer{headers: []string{inShop}})
-	reader = b.dial(t, dialer{query: "id=" + buyer.id, headers: []string{inBlog}}) // an id that pages of the shop know
+	reader = b.dial(t, dialer{query: "id=" + buyer.id, headers: []string{inBlog}}) // with an id of the shop
 	if reader.user == buyer.user {
-		t.Errorf("the blog takes an id of the shop: %q", reader.user)
+		t.Errorf("the blog accepts an id of the shop: %q", reader.user)
 	}
+
 	for _, c := range []*client{buyer, reader} {
 		c.join("p")
 		c.awaitCount("p", 1)
 		c.subscribe("*")
 		c.awaitCount("*", 1)
 	}
+
 	stream := b.sse(t, "/p/counter/events", inBlog)
 	stream.awaitCount(1)
 	reader.skim()
 
-	// Others come to the shop. The blog sees nothing of them.
+	// Visitors come to the shop. The blog does not notice them.
 	a.dial(t, dialer{query: "site=shop"}).join("p")
 	buyer.awaitAll(func(f frame) bool { return f.counts("p", 2) }, func(f frame) bool { return f.counts("*", 2) })
 	a.put(t, "/p/counter", increment, "Origin: https://shop.example").counter(t)
 	buyer.awaitCount("p", 3)
-	wantCount(t, both, "p", 3) // the first site
+	wantCount(t, both, "p", 3) // of the first site
 	wantCount(t, both, "*", 3, ofShop)
-	wantCount(t, both, "p", 1, inBlog, ofShop) // the origin holds
+	wantCount(t, both, "p", 1, inBlog, ofShop) // the origin decides
 	wantCount(t, both, "*", 1, ofBlog)
+
 	for _, f := range reader.skim() {
 		if f.Type == "count" && *f.Count != 1 {
-			t.Errorf("the blog hears of the shop: %s", f.text)
+			t.Errorf("the blog receives a count of the shop: %s", f.text)
 		}
 	}
 
@@ -145,25 +151,30 @@ func presenceOfSites(t *testing.T, a, b *server) (buyer, reader *client) {
 			body := s.get(t, "/-/counters?page=p&page=q&page=*&site=blog").body
 			return strings.Count(body, `"count":1,`) == 2 && strings.Contains(body, `"page":"*","count":2,`)
 		})
+
 		if c := s.get(t, "/q/counter").counter(t); c.Version != "0-0" {
 			t.Errorf("the shop has the blog's page: %+v", c)
 		}
+
 		for headers, want := range map[string][]string{
 			withKey: {"shop * 3", "blog * 2"}, asShop: {"shop * 3"}, asBlog: {"blog * 2"},
 		} {
 			testkit.Eventually(t, "the totals of sites",
 				func() bool { return slices.Equal(s.sites(t, headers).names(), want) })
 		}
+
 		testkit.Eventually(t, "the dashboard of the blog", func() bool {
 			d := s.board(t, asBlog, ofBlog)
 			return d.Site != nil && d.Site.Page == "*" && d.Site.Count == 2 && len(d.Pages) == 2 &&
 				d.Pages[0].Page == "p" && len(d.Processes) == 0
 		})
+
 		testkit.Eventually(t, "the dashboard of the shop", func() bool {
 			d := s.board(t, withKey)
 			return d.Site != nil && d.Site.Count == 3 && len(d.Pages) == 1 && d.Pages[0].Page == "p" &&
 				d.Pages[0].Count == 3 && len(d.Processes) > 0
 		})
+
 		for path, joins := range map[string]int{
 			"/p/stats?site=shop": 3, "/p/stats?site=blog": 1, "/*/stats?site=blog": 2, "/q/stats": 0,
 		} {
@@ -172,11 +183,13 @@ func presenceOfSites(t *testing.T, a, b *server) (buyer, reader *client) {
 			}
 		}
 	}
+
 	do(t, "PUT", b.url+"/-/users/ann/pages/p", "", asBlog, ofBlog).counter(t)
 	stream.awaitCount(2)
-	do(t, "DELETE", a.url+"/-/users/ann/pages/p", "", asShop).counter(t) // she is not on the shop's page
+	do(t, "DELETE", a.url+"/-/users/ann/pages/p", "", asShop).counter(t) // ann is not on the shop's page
 	wantCount(t, both, "p", 3, ofShop)
 	wantCount(t, both, "p", 2, ofBlog)
+
 	return buyer, reader
 }
 
@@ -184,17 +197,20 @@ func unreadOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 	a.put(t, "/-/me/follows/news", "", buyer.as(), inShop).noContent(t)
 	b.put(t, "/-/me/follows/news", "", reader.as(), inBlog).noContent(t)
 	do(t, "PUT", b.url+"/-/users/ann/follows/news", "", asBlog, ofBlog).noContent(t)
-	for range 2 { // the same key: it counts once on each site
+
+	for range 2 { // the same key counts once on each site
 		do(t, "POST", a.url+"/news/changes", "", asShop, "Idempotency-Key: k").noContent(t)
 		do(t, "POST", b.url+"/news/changes", "", asBlog, ofBlog, "Idempotency-Key: k").noContent(t)
 	}
+
 	do(t, "POST", b.url+"/news/changes", "", withKey, ofBlog).noContent(t)
 	buyer.awaitUnread(1)
 	reader.awaitUnread(2)
-	const none, one, two = `{"follows":[]}`, `{"follows":["news"],"unread":{"news":1}}`, `{"follows":["news"],` +
-		`"unread":{"news":2}}`
+
+	const none, one = `{"follows":[]}`, `{"follows":["news"],"unread":{"news":1}}`
+	const two = `{"follows":["news"],"unread":{"news":2}}`
 	for _, s := range []*server{a, b} {
-		// an id of one site is nobody on the other
+		// An id of one site is unknown on the other.
 		for header, want := range map[string][3]string{ofShop: {one, none, none}, ofBlog: {none, two, two}} {
 			for i, got := range []answer{
 				s.get(t, "/-/me/follows", buyer.as(), header), s.get(t, "/-/me/follows", reader.as(), header),
@@ -206,17 +222,21 @@ func unreadOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 			}
 		}
 	}
+
+	// A reset, an end of a follow and a change each affect one site.
 	buyer.send(`{"type":"read"}`)
 	buyer.awaitUnread(0)
 	if got := b.get(t, "/-/me/unread", reader.as(), ofBlog).unread(t); got.Count != 2 {
 		t.Errorf("a reset on the shop resets the blog: %+v", got)
 	}
+
 	do(t, "DELETE", a.url+"/-/me/follows/news", "", buyer.as(), ofShop).noContent(t)
 	do(t, "POST", b.url+"/news/changes", "", asBlog, ofBlog).noContent(t)
 	reader.awaitUnread(3)
+
 	for _, f := range buyer.skim() {
 		if f.Type == "unread" && *f.Count != 0 {
-			t.Errorf("the shop hears of the blog: %s", f.text)
+			t.Errorf("the shop receives an unread count of the blog: %s", f.text)
 		}
 	}
 }
@@ -228,19 +248,24 @@ func countersOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 			c.awaitCounter(key, 0, false)
 		}
 	}
-	for range 2 { // an identity is one of a site
+
+	for range 2 { // each site has idempotency keys of its own
 		a.call(t, "POST", "views:1/increment", `{"delta":3}`, asShop, ofShop, "Idempotency-Key: v").lasting(t)
 		b.call(t, "POST", "views:1/increment", `{"delta":5}`, asBlog, ofBlog, "Idempotency-Key: v").lasting(t)
 	}
+
 	a.call(t, "PUT", "likes:1/members/me", "", inShop, buyer.as()).lasting(t)
+
 	buyer.awaitAll(
 		func(f frame) bool { return f.Type == "counter" && f.Key == "views:1" && f.Value == 3 },
 		func(f frame) bool { return f.Type == "counter" && f.Key == "likes:1" && f.Value == 1 && f.Mine },
 	)
+
 	reader.awaitCounter("views:1", 5, false)
+
 	for _, f := range reader.skim() {
 		if f.Key == "likes:1" && f.Value != 0 {
-			t.Errorf("the blog hears of the shop's like: %s", f.text)
+			t.Errorf("the blog receives the shop's like: %s", f.text)
 		}
 	}
 	for _, s := range []*server{a, b} {
@@ -249,11 +274,12 @@ func countersOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 				value := map[string]int64{
 					ofShop + "views:1": 3, ofBlog + "views:1": 5, ofShop + "likes:1": 1,
 				}[header+key]
-				if c := s.call(t, "GET", key+"/exact", "", withKey, header).lasting(t); c.Value != value ||
-					c.Key != key {
+				c := s.call(t, "GET", key+"/exact", "", withKey, header).lasting(t)
+				if c.Value != value || c.Key != key {
 					t.Errorf("%s: %+v, want %d", header, c, value)
 				}
 			}
+
 			for path, answer := range map[string]string{
 				"counters/v*/aggregate":           `{"match":"v*","counters":1,"value":` + want + `}`,
 				"top?match=views:*&last=1h":       `"top":[{"key":"views:1","value":` + want + `}]`,
@@ -265,7 +291,8 @@ func countersOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 			}
 		}
 	}
-	for _, header := range []string{ofShop, ofBlog} { // each site has the limit
+
+	for _, header := range []string{ofShop, ofBlog} { // each site has its own limit
 		for i, s := range []*server{a, b} {
 			got := do(t, "POST", s.url+"/api/v1/limits/login", `{"limit":1,"window":"1h"}`, withKey, header,
 				"Content-Type: application/json")
@@ -274,6 +301,7 @@ func countersOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 			}
 		}
 	}
+
 	a.call(t, "DELETE", "views:1", "", asShop).noContent(t)
 	if blog := b.call(t, "GET", "views:1/exact", "", withKey, ofBlog).lasting(t).Value; blog != 5 {
 		t.Errorf("a DELETE on the shop leaves %d views of the blog, want 5", blog)
@@ -281,7 +309,7 @@ func countersOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 }
 
 func refusalsOfSites(t *testing.T, s *server) {
-	// A key of one site is refused for the other, and an unknown site by everybody, whatever is called.
+	// A key of one site is refused for the other site, and every call refuses an unknown site.
 	for _, headers := range [][]string{{asBlog}, {asBlog, inShop}, {asShop, ofBlog}} {
 		for _, call := range [][3]string{
 			{"POST", "/p/changes", ""}, {"GET", "/-/users/u/unread", ""},
@@ -289,12 +317,14 @@ func refusalsOfSites(t *testing.T, s *server) {
 			{"GET", "/-/dashboard/data", ""}, {"PUT", "/p/counter", increment}, {"GET", "/p/counter", ""},
 		} {
 			got := do(t, call[0], s.url+call[1], call[2], headers...)
-			if got.problem(t, 403); !strings.Contains(got.body, "holds for the site") {
+			got.problem(t, 403)
+			if !strings.Contains(got.body, "holds for the site") {
 				t.Errorf("%v with %v: %s", call, headers, got.body)
 			}
 		}
 		s.refused(t, dialer{headers: headers}).problem(t, 403)
 	}
+
 	s.get(t, "/-/sites").problem(t, 401)
 	for _, path := range []string{
 		"/p/counter", "/-/counters?page=p", "/p/counter/events", "/-/me/unread", "/api/v1/counters/views:1",
@@ -302,9 +332,10 @@ func refusalsOfSites(t *testing.T, s *server) {
 	} {
 		s.get(t, path, "Headcount-Site: other").problem(t, 400)
 	}
-	s.get(t, "/p/counter?site=default").problem(t, 400) // it is not one of them
+	s.get(t, "/p/counter?site=default").problem(t, 400) // not one of the sites
 	s.refused(t, dialer{query: "site=other"}).problem(t, 400)
-	// A page of the shop on the server's own origin is no visitor of the blog, and reads what is public there.
+
+	// A page of the shop, on the server's own origin, is no visitor of the blog, and reads its public data.
 	own := []string{ofBlog, "Host: own.example", "Sec-Fetch-Site: same-origin"}
 	for _, path := range []string{"/-/me/unread", "/-/me/notifications", "/api/v1/counters/likes:1/members/me"} {
 		s.get(t, path, own...).problem(t, 403)
@@ -313,7 +344,8 @@ func refusalsOfSites(t *testing.T, s *server) {
 		}
 	}
 	s.get(t, "/p/counter", own...).counter(t)
-	// Pages of other origins may not use the server, and those of sites may.
+
+	// Pages of other origins may not use the server, and pages of the sites may.
 	s.put(t, "/p/counter", increment, "Origin: https://evil.example", ofShop).problem(t, 403)
 	got := do(t, "OPTIONS", s.url+"/p/counter", "", inBlog, "Access-Control-Request-Method: PUT")
 	if got.status != 204 || got.header.Get("Access-Control-Allow-Origin") != "https://blog.example" ||
@@ -322,43 +354,50 @@ func refusalsOfSites(t *testing.T, s *server) {
 	}
 }
 
-// A server without --site has one, whose name is default.
+// A server without --site has one site, whose name is default.
 func TestServerTheDefaultSite(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	page := fresh(t)
+
 	c := s.dial(t, dialer{query: "site=default"})
 	c.join(page)
 	c.awaitCount(page, 1)
 	testkit.Eventually(t, "one on the site", func() bool {
 		return slices.Equal(s.sites(t, withKey).names(), []string{"default * 1"})
 	})
+
 	if got := s.sites(t, withKey); len(got.Sites[0].Origins) != 0 {
 		t.Errorf("%+v", got)
 	}
+
 	s.get(t, "/p/counter?site=shop").problem(t, 400)
 	s.get(t, "/p/counter", "Headcount-Site: shop").problem(t, 400)
 	wantCount(t, []*server{s}, "*", 1, "Headcount-Site: default")
 }
 
-// The data of a server without sites are those of the site default, if it has others later.
+// The data of a server without sites are those of the site default, if the server gets others later.
 func TestServerSitesBesideTheDefaultSite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{"--data-dir=" + dir, "--id-secret=a secret for tests"}
 	s := startWithKey(t, flags...)
+
 	c := s.ws(t)
 	s.follow(t, c.as(), "p")
 	s.change(t, "p", "")
 	s.call(t, "POST", "views:1/increment", `{"delta":7}`).lasting(t)
+
 	if what := s.end(); what != "" {
 		t.Fatal(what)
 	}
 	s = startWithKey(t, append(flags, "--site=shop=https://shop.example", "--site=default=https://www.example")...)
-	s.wantUnread(t, c.as(), 0) // calls that name none are for the first
+	s.wantUnread(t, c.as(), 0) // calls that name no site are for the first one
+
 	if got := s.get(t, "/-/me/unread", c.as(), "Origin: https://www.example").unread(t); got.Count != 1 {
 		t.Errorf("%+v", got)
 	}
+
 	if got := s.call(t, "GET", "views:1/exact", "", withKey, "Headcount-Site: default").lasting(t); got.Value != 7 {
 		t.Errorf("%+v", got)
 	}

@@ -11,8 +11,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestClockReadsAfterStandstill: a process that stood still answers the first reads with what happened meanwhile, or
-// says that what it knows is stale.
+// TestClockReadsAfterStandstill: a process that stood still answers its first reads with the changes that happened
+// meanwhile, or marks the answers as stale.
 func TestClockReadsAfterStandstill(t *testing.T) {
 	t.Parallel()
 
@@ -21,6 +21,7 @@ func TestClockReadsAfterStandstill(t *testing.T) {
 	both := startAll(t, overRedis(redis, "--api-key="+apiKey), overRedis(redis, "--api-key="+apiKey))
 	goes, stands := both[0], both[1]
 
+	// A subscription lets the process keep the counts in memory, where they grow old.
 	looks := stands.ws(t)
 	looks.send(`{"type":"subscribe","pages":["p"],"counters":["views:1"]}`)
 	looks.awaitAll(shows("views:1", 0, false), func(f frame) bool { return f.counts("p", 0) })
@@ -44,17 +45,19 @@ func TestClockReadsAfterStandstill(t *testing.T) {
 				}
 
 				is := map[string]any{}
-				if err := json.Unmarshal([]byte(a.body), &is); err != nil || is[member] != float64(changes) &&
-					is["stale"] != true {
+				err = json.Unmarshal([]byte(a.body), &is)
+				if err != nil || is[member] != float64(changes) && is["stale"] != true {
 					t.Errorf("%s: %s", path, a.body)
 				}
 			})
 		}
 	}
-	time.Sleep(100 * time.Millisecond) // they are sent: the first are read before what was published meanwhile
+
+	time.Sleep(100 * time.Millisecond) // by now the reads are sent: the first precede the publications since
 	stands.Signal(syscall.SIGCONT)
 	asked.Wait()
 
+	// New subscribers get the true values in the end, and no old value that looks fresh.
 	late := stands.ws(t)
 	late.send(`{"type":"subscribe","pages":["p"],"counters":["views:1"]}`)
 	late.awaitAll(shows("views:1", changes, false), func(f frame) bool {

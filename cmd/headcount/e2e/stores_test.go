@@ -19,7 +19,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// The stores that a server is given.
+// The flags of the stores.
 const (
 	aFile     = "--data-dir"
 	aDatabase = "--postgres"
@@ -27,17 +27,18 @@ const (
 	both      = aRedis + " " + aDatabase
 )
 
-// stores are what the flags of a test lead to.
+// stores are the values of the flags of a test.
 type stores map[string]string
 
 func (s stores) flags(which string) (flags []string) {
 	for _, flag := range strings.Fields(which) {
 		flags = append(flags, flag+"="+s[flag])
 	}
+
 	return flags
 }
 
-// server are the flags of a server.
+// server returns the flags of a server.
 func (s stores) server(which string, flags ...string) []string {
 	return append(append(s.flags(which), "--cluster-listen="+servertest.FreeAddr()), flags...)
 }
@@ -51,12 +52,13 @@ func newStores(t *testing.T, which string) stores {
 	if strings.Contains(which, aDatabase) {
 		s[aDatabase] = pgtest.Single(t).Database(t)
 	}
+
 	return s
 }
 
 // TestServerCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other
-// stores. It has them, or it finds that they are elsewhere and names the command that carries them over. Where it is
-// not given the first store it cannot know of them, and the same command carries them.
+// stores. The second server has the counters, or it finds them elsewhere and names the command that moves them. Without
+// the first store it cannot know of them, but the same command moves them.
 func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	t.Parallel()
 	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
@@ -66,39 +68,47 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 		{aFile, aFile + " " + aDatabase, refuses}, {aFile, aFile + " " + aRedis, refuses},
 		{aFile, aFile + " " + both, refuses},
 		{aDatabase, aFile, carried}, {both, aFile, carried},
-		// What refuses is carried over, too, so each place is exported and imported: an export does not know where it
-		// goes. From Redis alone to a file or a database goes all but sets, whose names Redis does not have: the import
-		// says so. Without any store there is nothing to keep, or nothing to keep it in.
+		// The refused counters are moved, too, so that each store is exported and imported: an export does not know its
+		// target. Redis alone loses only the members of sets, whose names it does not have; the import says so. Without
+		// any store there is nothing to keep, or no place for it.
 	} {
 		from, to, outcome := cell[0], cell[1], cell[2]
 		t.Run(from+" then "+to, func(t *testing.T) {
 			t.Parallel()
-			is, rules := newStores(t, from+to), "--counters="+ruleFile(t)
+			is := newStores(t, from+to)
+			rules := "--counters=" + ruleFile(t)
 			s := startWithKey(t, is.server(from, rules)...)
 			writeAllKinds(t, s)
+
 			read := allKinds
 			if outcome != keeps { // an export has no idempotency keys
 				read = values
 			}
+
 			want := read(t, s)
-			// an end waits only two seconds until all is persisted, and an export a minute
+
+			// A server that ends waits only 2 s until everything is persisted; an export waits a minute.
 			if from == both && outcome != keeps {
 				headcount(t, nil, nil, append([]string{"export"}, is.flags(from)...)...)
 			}
+
 			if problem := s.end(); problem != "" {
 				t.Fatal(problem)
 			}
+
 			if outcome != keeps {
 				if outcome == refuses {
 					endsWith(t, "headcount export --", is.server(to)...)
 				}
 				into := newStores(t, to)
 				var exported bytes.Buffer
+
 				headcount(t, nil, &exported, append([]string{"export"}, is.flags(from)...)...)
 				to = strings.TrimPrefix(to, aFile+" ")
 				headcount(t, &exported, nil, append([]string{"import", rules}, into.flags(to)...)...)
 				is = into
 			}
+
 			s = startWithKey(t, is.server(to, rules)...)
 			got := ""
 			t.Cleanup(func() {
@@ -106,6 +116,7 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 					t.Logf("it has\n%s\nwant\n%s", got, want)
 				}
 			})
+
 			testkit.Eventually(t, "all that there was", func() bool {
 				got = read(t, s)
 				return got == want
@@ -114,7 +125,7 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	}
 }
 
-// writeAllKinds writes counters of all kinds. From then on allKinds says the same.
+// writeAllKinds writes counters of all kinds. After that, allKinds always returns the same.
 func writeAllKinds(t *testing.T, s *server) {
 	t.Helper()
 	for _, c := range [][3]string{
@@ -129,62 +140,72 @@ func writeAllKinds(t *testing.T, s *server) {
 			t.Fatalf("%s: %d %s", c[1], a.status, a.body)
 		}
 	}
+
 	s.call(t, "POST", "stock:1/decrement", `{"delta":4}`, withKey, "Idempotency-Key: once").lasting(t)
 	s.call(t, "POST", "views:1/increment", "", withKey, "Idempotency-Key: once").lasting(t)
+
 	testkit.Eventually(t, "the windows", func() bool { return strings.Contains(values(t, s), `"value":1001}`) })
 }
 
-// values are all there is of these counters.
+// values returns everything about these counters, as text.
 func values(t *testing.T, s *server) string {
 	t.Helper()
 	var text strings.Builder
 	for _, key := range []string{"views:1", "sales:1", "likes:1", "visitors:1", "stock:1"} {
 		var is struct{ Value int64 }
-		if a := s.call(t, "GET", key+"/exact", ""); json.Unmarshal([]byte(a.body), &is) != nil ||
-			a.status != http.StatusOK {
+		a := s.call(t, "GET", key+"/exact", "")
+		if json.Unmarshal([]byte(a.body), &is) != nil || a.status != http.StatusOK {
 			t.Fatalf("%s: %d %s", key, a.status, a.body)
 		}
 		fmt.Fprintln(&text, key, is.Value, s.ledger(t, key))
 	}
+
 	for _, path := range []string{
 		"views:1/window?last=12h", "visitors:1/window?last=12h", "sales:1/dimensions/country",
 	} {
 		fmt.Fprintln(&text, path, s.call(t, "GET", path, "").body)
 	}
+
 	for _, member := range []string{"ann", "eve"} {
 		fmt.Fprintln(&text, member, *s.call(t, "GET", "likes:1/members/"+member, "").lasting(t).Member)
 	}
+
 	return text.String()
 }
 
-// allKinds are values, and what a repetition under an idempotency key is answered.
+// allKinds returns values and the answers to repeated calls under an idempotency key.
 func allKinds(t *testing.T, s *server) string {
 	t.Helper()
 	var text strings.Builder
 	text.WriteString(values(t, s))
+
 	for _, path := range []string{"stock:1/decrement", "views:1/increment"} {
 		a := s.call(t, "POST", path, "", withKey, "Idempotency-Key: once")
 		replay := a.status == http.StatusOK && a.header.Get("Idempotent-Replay") == "true"
 		fmt.Fprintln(&text, path, replay, a.lasting(t).Value)
 	}
+
 	return text.String()
 }
 
-// TestServerDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the
-// file, and leaves it as it is.
+// TestServerDamagedFiles: a server with a damaged file in its data directory ends with one sentence that names the
+// file, and leaves the file unchanged.
 func TestServerDamagedFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{"--data-dir=" + dir, "--counters=" + ruleFile(t)}
 	s := startWithKey(t, flags...)
+
 	writeAllKinds(t, s)
 	for i := range 100 {
 		s.call(t, "POST", fmt.Sprintf("likes:%d/members", i), `{"add":["`+strings.Repeat("x", 200)+`"]}`)
 		do(t, "PUT", s.url+fmt.Sprintf("/-/me/follows/page%d", i), "")
 	}
+
 	if problem := s.end(); problem != "" {
 		t.Fatal(problem)
 	}
+
 	page := os.Getpagesize()
 	for _, name := range []string{"headcount.db", "counters.db"} {
 		path := filepath.Join(dir, name)
@@ -192,8 +213,9 @@ func TestServerDamagedFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for what, text := range map[string][]byte{
-			// What bbolt has reserved beyond its last page may be half of the file, and nobody misses that.
+			// bbolt may reserve half of the file beyond its last page, which nobody would miss.
 			"empty": {}, "cut off": whole[:3*page],
 			"odd":       slices.Concat(whole[:2*page], bytes.Repeat([]byte("odd "), len(whole)/4-page/2)),
 			"zeroed":    slices.Concat(whole[:2*page], make([]byte, len(whole)-2*page)),
@@ -202,23 +224,27 @@ func TestServerDamagedFiles(t *testing.T) {
 			if err := os.WriteFile(path, text, 0o600); err != nil {
 				t.Fatal(err)
 			}
+
 			if text := endsWith(t, path, flags...); !strings.Contains(text, "put a copy of it in its place") {
 				t.Errorf("%s, %s: it does not say what to do:\n%s", name, what, text)
 			}
+
 			if left, err := os.ReadFile(path); err != nil || !bytes.Equal(left, text) {
 				t.Errorf("%s, %s: it is %d bytes now, %v", name, what, len(left), err)
 			}
 		}
+
 		if err := os.WriteFile(path, whole, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if got := allKinds(t, startWithKey(t, flags...)); !strings.Contains(got, "views:1 1000") {
 		t.Errorf("with the files as they were: %s", got)
 	}
 }
 
-// endsWith starts a server that must end by itself with one line that says so, and returns what it says.
+// endsWith starts a server that must end by itself with one line that contains says, and returns its output.
 func endsWith(t *testing.T, says string, flags ...string) (text string) {
 	t.Helper()
 	s, err := spawn(flags...)
@@ -238,9 +264,11 @@ func endsWith(t *testing.T, says string, flags ...string) (text string) {
 		})
 		text = s.log.String()
 	}
+
 	if strings.Count(text, says) != 1 {
 		t.Errorf("%q: it says\n%s\nwant one line with %q", flags, text, says)
 	}
+
 	return text
 }
 
@@ -250,12 +278,14 @@ func headcount(t *testing.T, in, out *bytes.Buffer, args ...string) {
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	var said bytes.Buffer
 	cmd.Stderr = &said
+
 	if in != nil {
 		cmd.Stdin = in
 	}
 	if out != nil {
 		cmd.Stdout = out
 	}
+
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%q: %v\n%s", args, err, &said)
 	}

@@ -16,7 +16,7 @@ import (
 type topStream struct {
 	*stream
 	watch *testkit.Stopwatch
-	last  time.Time // of the second list and later ones: the first one comes at once
+	last  time.Time // of the last list after the first one, which comes at once
 	lists int
 }
 
@@ -40,17 +40,21 @@ func (st *topStream) next() string {
 		if err != nil || e.name != "top" || !strings.HasPrefix(e.data, `{"top":[`) {
 			st.t.Fatalf("event %q: %s, %v", e.name, e.data, err)
 		}
-		// The least is a second, but events may be read late.
+
+		// Lists are at least a second apart, but the test may read them late.
 		if apart := e.at.Sub(st.last); apart < 500*time.Millisecond-st.watch.Lost() {
 			st.t.Errorf("%s after another event: %s", apart, e.data)
 		}
-		if st.lists++; st.lists > 1 {
+		st.lists++
+		if st.lists > 1 {
 			st.last = e.at
 		}
+
 		var list []string
 		for _, p := range is.Top {
 			list = append(list, fmt.Sprint(p.Page, " ", p.Users))
 		}
+
 		return strings.Join(list, ", ")
 	case <-time.After(testkit.Timeout):
 		st.t.Fatal("no event")
@@ -58,7 +62,7 @@ func (st *topStream) next() string {
 	}
 }
 
-// await skips lists until this one.
+// await skips lists until the wanted one.
 func (st *topStream) await(want string) {
 	st.t.Helper()
 	for got := st.next(); got != want; got = st.next() {
@@ -76,7 +80,7 @@ func (st *topStream) silent() {
 	}
 }
 
-// holds has n new visitors on a page.
+// holds creates n new visitors on a page.
 func (s *server) holds(t testing.TB, page string, n int, headers ...string) {
 	t.Helper()
 	for range n {
@@ -84,7 +88,7 @@ func (s *server) holds(t testing.TB, page string, n int, headers ...string) {
 	}
 }
 
-// Servers see all pages, visitors those that --public-top opens, less the private ones.
+// Servers see all pages. Visitors see the pages that --public-top opens, except the private ones.
 func TestClockTopPages(t *testing.T) {
 	t.Parallel()
 	const longHolds = "--presence-timeout=1m"
@@ -95,20 +99,24 @@ func TestClockTopPages(t *testing.T) {
 	)
 	keyless, opened, closed := all[0], all[1], all[2]
 
+	// One page that visitors may see, and one with a secret in its name.
 	opened.holds(t, "blog%2Fa", 2)
 	opened.holds(t, "reset%2Fx7Gq", 3)
 	own := opened.topPages(t, "", withKey)
 	own.await("reset/x7Gq 3, blog/a 2")
+
 	visitor, one := opened.topPages(t, ""), opened.topPages(t, "?n=1")
 	visitor.await("blog/a 2")
 	one.await("blog/a 2")
+
 	for _, page := range []string{"news", "blog%2Fdraft"} {
 		do(t, "PUT", opened.url+"/-/users/ann/pages/"+page, "", withKey).counter(t)
 		do(t, "PUT", opened.url+"/-/users/ben/pages/"+page, "", withKey).counter(t)
 	}
-	own.await("reset/x7Gq 3, blog/a 2, blog/draft 2, news 2") // equal numbers by name
+	own.await("reset/x7Gq 3, blog/a 2, blog/draft 2, news 2") // pages with equal counts are sorted by name
 	visitor.await("blog/a 2, news 2")
 	one.silent()
+
 	opened.holds(t, "news", 1)
 	one.await("news 3")
 	visitor.await("news 3, blog/a 2")
@@ -117,21 +125,27 @@ func TestClockTopPages(t *testing.T) {
 	if a := opened.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true,"top_needs_key":false}`+"\n" {
 		t.Errorf("access: %s", a.body)
 	}
+
 	token := "Authorization: Bearer " + hs256(t, map[string]any{"sub": "ann"})
 	for _, page := range []string{"open", "secret%2Fa"} {
 		do(t, "PUT", keyless.url+"/"+page+"/counter", increment, token)
 	}
+
+	// Without API keys everybody sees the list, still without private pages.
 	keyless.topPages(t, "").await("open 1")
 
+	// With keys and without --public-top, visitors see no list.
 	closed.topPages(t, "", withKey).await("")
+
 	for _, s := range []*server{opened, closed} {
 		s.get(t, "/-/top/events", "X-API-Key: wrong").problem(t, http.StatusUnauthorized)
 	}
-	if a := closed.get(t, "/-/top/events"); !strings.Contains(a.body, "--public-top") {
+	a := closed.get(t, "/-/top/events")
+	a.problem(t, http.StatusUnauthorized)
+	if !strings.Contains(a.body, "--public-top") {
 		t.Errorf("%d %s", a.status, a.body)
-	} else {
-		a.problem(t, http.StatusUnauthorized)
 	}
+
 	keyless.get(t, "/-/top/events", "Authorization: Bearer x").problem(t, http.StatusUnauthorized)
 	for _, query := range []string{"?n=0", "?n=101", "?n=-1", "?n=x", "?n=", "?n=1&n=2", "?n=%zz"} {
 		keyless.get(t, "/-/top/events"+query).problem(t, http.StatusBadRequest)
@@ -139,7 +153,7 @@ func TestClockTopPages(t *testing.T) {
 	keyless.topPages(t, "?n=100").await("open 1")
 }
 
-// A stream of the list is one of --max-connections.
+// A stream of lists counts towards --max-connections.
 func TestClockTopPagesAreBounded(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--max-connections=2")
@@ -149,36 +163,40 @@ func TestClockTopPagesAreBounded(t *testing.T) {
 	s.get(t, "/-/top/events").problem(t, http.StatusServiceUnavailable)
 }
 
-// The list is that of one site.
+// The list has the pages of one site.
 func TestClockTopPagesOfSites(t *testing.T) {
 	t.Parallel()
 	s := start(t, append(twoSites, "--public-top=*")...)
+
 	s.holds(t, "p", 2, ofShop)
 	s.holds(t, "p", 1, ofBlog)
+
 	s.topPages(t, "", inShop).await("p 2")
 	s.topPages(t, "", ofBlog).await("p 1")
 	s.topPages(t, "", asBlog, ofBlog).await("p 1")
 	s.get(t, "/-/top/events", asShop, ofBlog).problem(t, http.StatusForbidden)
 }
 
-// The list is the same at all gateways, and has the users of all of them.
+// The list is the same at all gateways, and has the users of all gateways.
 func TestClockTopPagesOfACluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	flags := []string{"--presence-timeout=1m", "--public-top=a", "--public-top=b", "--api-key=" + apiKey}
 	all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
+
 	for i, s := range all {
 		s.holds(t, "a", 1)
 		s.holds(t, "b", 1+i)
 		s.holds(t, "c", 3)
 	}
+
 	for _, s := range all {
 		s.topPages(t, "").await("b 3, a 2")
 		s.topPages(t, "", withKey).await("c 6, b 3, a 2")
 	}
 }
 
-// While the store is away, streams of lists and of users say that what they last said may be old.
+// While the store is away, streams of lists and of users mark what they have sent as stale.
 func TestServerListsAreStaleWithoutTheStore(t *testing.T) {
 	redis := redistest.Start(t)
 	s := start(t, overRedis(redis.URL(), "--api-key="+apiKey, "--presence-timeout=1m")...)
@@ -205,10 +223,13 @@ func TestServerListsAreStaleWithoutTheStore(t *testing.T) {
 			}
 		}
 	}
+
 	await("at the beginning", false)
+
 	redis.Pause()
 	delete(streams, "/-/users/events?user=ann") // the owner of a user needs no store
 	await("while the store is silent", true)
+
 	redis.Resume()
 	await("when it is back", false)
 }

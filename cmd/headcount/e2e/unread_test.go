@@ -15,7 +15,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// This is a server with a key for calls from servers.
+// These servers have a key for calls from servers.
 const apiKey = "a key that is long enough"
 
 const withKey = "X-API-Key: " + apiKey
@@ -27,7 +27,7 @@ func startWithKey(t testing.TB, flags ...string) *server {
 	}, flags...)...)
 }
 
-// noContent says that the answer is a 204.
+// noContent requires that the answer is a 204.
 func (a answer) noContent(t testing.TB) {
 	t.Helper()
 	if a.status != http.StatusNoContent || a.body != "" {
@@ -35,13 +35,13 @@ func (a answer) noContent(t testing.TB) {
 	}
 }
 
-// change says that a page was modified.
+// change reports that a page was modified.
 func (s *server) change(t testing.TB, page, body string, headers ...string) {
 	t.Helper()
 	do(t, "POST", s.url+"/"+url.PathEscape(page)+"/changes", body, append(headers, withKey)...).noContent(t)
 }
 
-// as is the header of c's user.
+// as returns the header of c's user.
 func (c *client) as() string { return "Headcount-Id: " + c.id }
 
 func (s *server) follow(t testing.TB, who, page string) {
@@ -61,18 +61,21 @@ func (a answer) unread(t testing.TB) unreadCount {
 		a.header.Get("Cache-Control") != "no-store" {
 		t.Fatalf("status %d, %v, want an unread count: %s", a.status, a.header, a.body)
 	}
+
 	var u unreadCount
 	dec := json.NewDecoder(strings.NewReader(a.body))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&u); err != nil || !strings.Contains(a.body, `"updated_at"`) || u.Count < 0 {
 		t.Fatalf("%v in %s", err, a.body)
 	}
+
 	if u.UpdatedAt != nil {
 		at, err := time.Parse("2006-01-02T15:04:05Z", *u.UpdatedAt)
 		if d := time.Since(at); err != nil || d < -5*time.Second || d > time.Hour {
 			t.Errorf("updated_at %q: %v", *u.UpdatedAt, err)
 		}
 	}
+
 	return u
 }
 
@@ -95,37 +98,48 @@ func TestServerUnread(t *testing.T) {
 	tab := s.ws(t)
 	other, stranger := s.again(t, tab), s.ws(t)
 	page := fresh(t) + " a/b"
+
 	if u := s.get(t, "/-/me/unread", tab.as()).unread(t); u.Count != 0 || u.UpdatedAt != nil {
-		t.Errorf("there never was one: %+v", u)
+		t.Errorf("there never was a change: %+v", u)
 	}
+
 	s.change(t, page, "")
 	s.follow(t, tab.as(), page)
 	s.follow(t, tab.as(), page)
-	tab.silent() // a follow begins with 0
+	tab.silent() // a follow begins at 0
+
 	s.change(t, page, "{}")
 	if u := s.get(t, "/-/me/unread", tab.as()).unread(t); u.Count != 1 || u.UpdatedAt == nil {
 		t.Errorf("after a change: %+v", u)
 	}
+
 	tab.awaitUnread(1)
-	third := s.dial(t, dialer{query: "id=" + tab.id, unread: 1}) // a new tab begins with what others were sent
+	third := s.dial(t, dialer{query: "id=" + tab.id, unread: 1}) // a new tab begins with the current count
 	if u := s.put(t, "/-/me/unread", `{"action":"reset"}`, tab.as()).unread(t); u.Count != 0 || u.UpdatedAt == nil {
 		t.Errorf("after a reset: %+v", u)
 	}
+
 	for _, c := range []*client{tab, other, third} {
 		c.awaitUnread(0)
 		c.silent()
 	}
+
 	s.change(t, page, "")
 	tab.awaitUnread(1)
+
+	// The end of a follow takes its unread changes along, and a second end does nothing.
 	for range 2 {
 		do(t, "DELETE", s.url+"/-/me/follows/"+url.PathEscape(page), "", tab.as()).noContent(t)
 	}
+
 	tab.awaitUnread(0)
+
 	s.change(t, page, "")
 	s.follow(t, tab.as(), page)
 	tab.silent()
 	s.wantUnread(t, tab.as(), 0)
-	stranger.silent() // others hear nothing of this
+
+	stranger.silent() // other users receive nothing
 }
 
 func TestServerUnreadOfOnePage(t *testing.T) {
@@ -133,30 +147,37 @@ func TestServerUnreadOfOnePage(t *testing.T) {
 	s := startWithKey(t)
 	tab := s.ws(t)
 	page := fresh(t)
-	one, other := page+" a/b", page+" c" // in the order of the list
+	one, other := page+" a/b", page+" c" // as the list is sorted
 	for _, page := range []string{one, other} {
 		s.follow(t, tab.as(), page)
 		s.change(t, page, "")
 		s.change(t, page, "")
 	}
+
 	tab.awaitUnread(4)
+
 	follows := func(want string) {
 		t.Helper()
 		if got := s.get(t, "/-/me/follows", tab.as()).body; strings.TrimSpace(got) != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
+
 	both := `{"follows":[` + quoted(one) + `,` + quoted(other) + `]`
 	follows(both + `,"unread":{` + quoted(one) + `:2,` + quoted(other) + `:2}}`)
+
 	tab.send(`{"type":"read","page":"not followed"}`)
 	tab.awaitUnread(4)
 	tab.send(`{"type":"read","page":` + quoted(one) + `}`)
 	tab.awaitUnread(2)
 	follows(both + `,"unread":{` + quoted(other) + `:2}}`)
+
+	// Impossible pages in a read frame are errors.
 	for _, bad := range []string{`"*"`, `""`, `null`, `7`} {
 		tab.send(`{"type":"read","page":` + bad + `}`)
 		tab.await("an error", func(f frame) bool { return f.Type == "error" })
 	}
+
 	if u := s.put(t, "/-/me/unread", `{"action":"reset","page":"not followed"}`, tab.as()).unread(t); u.Count != 2 {
 		t.Errorf("%+v", u)
 	}
@@ -167,8 +188,8 @@ func TestServerUnreadOfOnePage(t *testing.T) {
 	follows(both + `}`)
 }
 
-// A browser that keeps no cookie of the server for pages of another site has the id of each
-// answer as a header, and no follow is kept for an id that the page does not send.
+// A browser may keep no cookie of the server for pages of another site. Such a page finds the id in a header of each
+// answer, and a follow is stored only for an id that the page sends.
 func TestServerFollowFromAnotherSite(t *testing.T) {
 	t.Parallel()
 	const origin = "https://shop.example"
@@ -176,24 +197,30 @@ func TestServerFollowFromAnotherSite(t *testing.T) {
 	page := fresh(t)
 	path := "/-/me/follows/" + url.PathEscape(page)
 	shop := []string{"Origin: " + origin, "Sec-Fetch-Site: cross-site"}
+
 	issued := func(a answer) string {
 		t.Helper()
 		id := a.header.Get("Headcount-Id")
-		if exposed := a.header.Get("Access-Control-Expose-Headers"); id == "" ||
-			!strings.Contains(exposed, "Headcount-Id") {
+		exposed := a.header.Get("Access-Control-Expose-Headers")
+		if id == "" || !strings.Contains(exposed, "Headcount-Id") {
 			t.Fatalf("no id that the page can read: %d %v", a.status, a.header)
 		}
+
 		return "Headcount-Id: " + id
 	}
+
+	// Without an id of the page's own, a follow is refused with an id to use, and without a cookie.
 	refused := s.put(t, path, "", shop...)
 	refused.problem(t, http.StatusBadRequest)
 	if !strings.Contains(refused.body, "Headcount-Id") || len(refused.header["Set-Cookie"]) > 0 {
 		t.Errorf("%v %s", refused.header, refused.body)
 	}
+
 	looked := s.get(t, "/-/me/follows", shop...)
 	if len(looked.header["Set-Cookie"]) > 0 {
 		t.Errorf("a GET sets a cookie: %v", looked.header)
 	}
+
 	for what, id := range map[string]string{
 		"the id of the refusal":     issued(refused),
 		"the id of a GET":           issued(looked),
@@ -206,6 +233,7 @@ func TestServerFollowFromAnotherSite(t *testing.T) {
 		if id := again.header.Get("Headcount-Id"); id != "" {
 			t.Errorf("%s: another one is issued: %s", what, id)
 		}
+
 		if got := strings.TrimSpace(s.get(t, "/-/me/follows", me...).body); got != `{"follows":[`+quoted(page)+`]}` {
 			t.Errorf("%s: %s", what, got)
 		}
@@ -219,6 +247,7 @@ func TestServerUnreadByServers(t *testing.T) {
 	const user, name = "/-/users/alice%2F1%20%C3%BC", "alice/1 ü"
 	mine := "Authorization: Bearer " + hs256(t, jwt.MapClaims{"sub": name})
 	c := s.dial(t, dialer{headers: []string{mine}})
+
 	page := fresh(t)
 	follows := func(want string) {
 		t.Helper()
@@ -228,12 +257,15 @@ func TestServerUnreadByServers(t *testing.T) {
 			}
 		}
 	}
+
 	s.put(t, user+"/follows/"+url.PathEscape(page), "", second).noContent(t)
 	follows(quoted(page))
-	s.change(t, page, `{"by":`+quoted(name)+`}`) // a user's own change counts for nothing
+	s.change(t, page, `{"by":`+quoted(name)+`}`) // a user's own change does not count
+
 	c.silent()
 	s.change(t, page, `{"by":"bob"}`)
 	c.awaitUnread(1)
+
 	if u := s.get(t, user+"/unread", withKey).unread(t); u.Count != 1 {
 		t.Errorf("%+v", u)
 	}
@@ -241,6 +273,7 @@ func TestServerUnreadByServers(t *testing.T) {
 		t.Errorf("%+v", u)
 	}
 	c.awaitUnread(0)
+
 	do(t, "DELETE", s.url+user+"/follows/"+url.PathEscape(page), "", withKey).noContent(t)
 	follows("")
 
@@ -260,6 +293,7 @@ func TestServerUnreadByServers(t *testing.T) {
 			}
 		}
 	}
+
 	if log := s.log.String(); strings.Contains(log, apiKey) || strings.Contains(log, "just as long") ||
 		strings.Contains(log, "alice") {
 		t.Error("an API key or a user is in the log")
@@ -271,6 +305,7 @@ func TestServerUnreadBadInput(t *testing.T) {
 	s := startWithKey(t)
 	me := s.ws(t).as()
 	const evil = "Origin: https://evil.example"
+
 	large := `{"x":"` + strings.Repeat("x", 4096) + `"}`
 	for _, tc := range []struct {
 		call, body string
@@ -313,36 +348,41 @@ func TestServerUnreadBadInput(t *testing.T) {
 		if tc.header != "" {
 			headers = append(headers, strings.Split(tc.header, "\n")...)
 		}
-		if a := do(t, method, s.url+path, tc.body, headers...); a.status != tc.status {
+		a := do(t, method, s.url+path, tc.body, headers...)
+		if a.status != tc.status {
 			t.Errorf("%s %.30s %q: %d %s", tc.call, tc.body, tc.header, a.status, a.body)
-		} else {
-			a.problem(t, tc.status)
+			continue
 		}
+		a.problem(t, tc.status)
 	}
+
 	if got := s.get(t, "/-/me/follows", me).body; strings.TrimSpace(got) != `{"follows":[]}` {
-		t.Errorf("something of it is followed: %s", got)
+		t.Errorf("a refused call has an effect: %s", got)
 	}
 	do(t, "DELETE", s.url+"/-/me/follows/never%20followed", "", me).noContent(t)
 }
 
-// A client without an identity gets one by following.
+// A client without an identity gets one when it follows.
 func TestServerFollowerGetsAnIdentity(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
 	a := s.put(t, "/-/me/follows/p", "")
 	a.noContent(t)
+
 	cookie, _, ok := strings.Cut(a.header.Get("Set-Cookie"), ";")
 	if !ok || !strings.HasPrefix(cookie, "headcount_id=") {
 		t.Fatalf("no cookie: %v", a.header)
 	}
-	if got := s.get(t, "/-/me/follows", "Cookie: "+cookie); strings.TrimSpace(got.body) != `{"follows":["p"]}` ||
-		got.header.Get("Set-Cookie") != "" {
+	got := s.get(t, "/-/me/follows", "Cookie: "+cookie)
+	if strings.TrimSpace(got.body) != `{"follows":["p"]}` || got.header.Get("Set-Cookie") != "" {
 		t.Errorf("%v %s", got.header, got.body)
 	}
-	if got := s.get(t, "/-/me/follows"); strings.TrimSpace(got.body) != `{"follows":[]}` ||
-		got.header.Get("Set-Cookie") != "" {
+
+	got = s.get(t, "/-/me/follows")
+	if strings.TrimSpace(got.body) != `{"follows":[]}` || got.header.Get("Set-Cookie") != "" {
 		t.Errorf("a new visitor: %v %s", got.header, got.body)
 	}
+
 	s.put(t, "/-/me/follows/q", "", "Cookie: "+cookie).noContent(t)
 }
 
@@ -351,28 +391,33 @@ func TestServerFollowsArePaged(t *testing.T) {
 	s := startWithKey(t)
 	me := s.ws(t)
 	base := fresh(t)
+
 	var want []string
 	for i := range 1000 {
 		want = append(want, fmt.Sprintf("%s/%d \"é\\", base, i))
 	}
+
 	var wg sync.WaitGroup
 	for w := range 8 {
 		wg.Go(func() {
 			for i := w; i < len(want); i += 8 {
-				if a, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(want[i]), "", me.as()); err != nil ||
-					a.status != 204 {
+				a, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(want[i]), "", me.as())
+				if err != nil || a.status != 204 {
 					t.Errorf("%v %d %s", err, a.status, a.body)
 				}
 			}
 		})
 	}
 	wg.Wait()
+
 	s.put(t, "/-/me/follows/one%20more", "", me.as()).problem(t, 400)
-	s.put(t, "/-/me/follows/"+url.PathEscape(want[7]), "", me.as()).noContent(t) // one that is there
+	s.put(t, "/-/me/follows/"+url.PathEscape(want[7]), "", me.as()).noContent(t) // a follow that exists
+
 	slices.Sort(want)
 	var got []string
 	for after := ""; ; {
 		a := s.get(t, "/-/me/follows?after="+url.QueryEscape(after), me.as())
+
 		var list struct {
 			Follows []string
 			Next    *string
@@ -386,14 +431,17 @@ func TestServerFollowsArePaged(t *testing.T) {
 		}
 		after = *list.Next
 	}
+
 	if !slices.Equal(got, want) {
 		t.Errorf("%d follows, want %d", len(got), len(want))
 	}
+
 	s.change(t, want[3], "")
 	s.change(t, want[999], "")
 	me.awaitUnread(2)
-	if u := s.get(t, "/-/me/unread", me.as(), "Accept-Encoding: gzip"); gunzip(t, u.body) == "" ||
-		!strings.Contains(u.header.Get("Vary"), "Accept-Encoding") {
+
+	u := s.get(t, "/-/me/unread", me.as(), "Accept-Encoding: gzip")
+	if gunzip(t, u.body) == "" || !strings.Contains(u.header.Get("Vary"), "Accept-Encoding") {
 		t.Errorf("gzip: %v", u.header)
 	}
 }
@@ -406,6 +454,7 @@ func TestServerUnreadSurvivesARestart(t *testing.T) {
 	page, other := fresh(t), fresh(t)
 	s.follow(t, c.as(), page)
 	s.follow(t, c.as(), other)
+
 	for i := range 5 {
 		s.change(t, page, "", fmt.Sprint("Idempotency-Key: ", i))
 	}
@@ -425,18 +474,23 @@ func TestServerUnreadSurvivesARestart(t *testing.T) {
 	if problem := s.end(); problem != "" {
 		t.Fatal(problem)
 	}
+
 	s = startWithKey(t, "--data-dir="+dir)
 	again := s.dial(t, dialer{query: "id=" + c.id, unread: 5})
 	if again.user != c.user {
 		t.Errorf("user %q came back as %q: the secret of ids is lost", c.user, again.user)
 	}
+
 	if after := s.get(t, "/-/me/unread", c.as()).body; after != before {
 		t.Errorf("%s was %s", after, before)
 	}
+
+	// The keys of before the restart are still known.
 	for i := range 5 {
-		s.change(t, page, "", fmt.Sprint("Idempotency-Key: ", i)) // known already
+		s.change(t, page, "", fmt.Sprint("Idempotency-Key: ", i)) // a known key
 	}
 	again.silent()
+
 	s.change(t, page, "")
 	again.awaitUnread(6)
 	s.change(t, other, "")

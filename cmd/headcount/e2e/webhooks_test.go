@@ -22,19 +22,19 @@ import (
 	"headcount/internal/testkit"
 )
 
-// hookSecret is one of Standard Webhooks, and hookKey the key in it.
+// hookSecret is a secret of Standard Webhooks, and hookKey is its key.
 const hookSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 var hookKey, _ = base64.StdEncoding.DecodeString(strings.TrimPrefix(hookSecret, "whsec_"))
 
-// hooked is one event as it came.
+// hooked is an event as it was received.
 type hooked struct {
 	ID, Type, Timestamp, Site, Page, Counter, User string
 	Count, Value, Threshold                        *int
 	Day, Version                                   string
 }
 
-// receiver is a server that webhooks are sent to.
+// receiver is a server that receives webhooks.
 type receiver struct {
 	*httptest.Server
 	t *testing.T
@@ -43,7 +43,7 @@ type receiver struct {
 	status int // of its answers
 	tries  map[string]int
 	bodies map[string]string // by id of the message
-	events []hooked          // taken, each id once
+	events []hooked          // each id once
 	known  map[string]bool
 }
 
@@ -54,6 +54,7 @@ func newReceiver(t *testing.T) *receiver {
 	}
 	r.Server = httptest.NewServer(r)
 	t.Cleanup(r.Close)
+
 	return r
 }
 
@@ -62,20 +63,24 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	id, at := req.Header.Get("webhook-id"), req.Header.Get("webhook-timestamp")
 	mac := hmac.New(sha256.New, hookKey)
 	fmt.Fprintf(mac, "%s.%s.%s", id, at, body)
-	if want := "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil)); err != nil || id == "" ||
-		req.Header.Get("webhook-signature") != want {
+	want := "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	if err != nil || id == "" || req.Header.Get("webhook-signature") != want {
 		r.t.Errorf("%v: the signature of %s with %v is not %s", err, body, req.Header, want)
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if was, again := r.bodies[id]; again && was != string(body) {
 		r.t.Errorf("%s came as %s and as %s", id, was, body)
 	}
+
 	r.bodies[id] = string(body)
 	r.tries[id]++
-	if w.WriteHeader(r.status); r.status/100 != 2 {
+	w.WriteHeader(r.status)
+	if r.status/100 != 2 {
 		return
 	}
+
 	var m struct {
 		Type, Timestamp string
 		Data            struct{ Events []hooked }
@@ -83,6 +88,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if err := json.Unmarshal(body, &m); err != nil || m.Type != "events" || len(m.Data.Events) == 0 {
 		r.t.Errorf("%v in %s", err, body)
 	}
+
 	for _, e := range m.Data.Events {
 		if !r.known[e.ID] {
 			r.known[e.ID] = true
@@ -97,9 +103,8 @@ func (r *receiver) answers(status int) {
 	r.status = status
 }
 
-// told is what came of a page, counter or user, in order: the types of the events. There is no order between
-// two webhooks.
-func (r *receiver) told(name string) (types []string) {
+// received returns the types of the events about a page, counter or user, in order. Two webhooks have no common order.
+func (r *receiver) received(name string) (types []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
@@ -107,15 +112,16 @@ func (r *receiver) told(name string) (types []string) {
 			types = append(types, e.Type)
 		}
 	}
+
 	return types
 }
 
-// await waits until exactly these have come, in any order.
+// await waits until exactly these events have been received, in any order.
 func (r *receiver) await(name string, types ...string) {
 	r.t.Helper()
 	slices.Sort(types)
 	testkit.Eventually(r.t, fmt.Sprint(name, ": ", types), func() bool {
-		return slices.Equal(slices.Sorted(slices.Values(r.told(name))), types)
+		return slices.Equal(slices.Sorted(slices.Values(r.received(name))), types)
 	})
 }
 
@@ -136,15 +142,25 @@ func TestClockWebhooks(t *testing.T) {
 		"--webhook-secret=" + hookSecret, "--webhook-settle=100ms", "--leave-grace=0s", "--api-key=" + apiKey,
 		"--data-dir=" + dir,
 	}
+
 	s := start(t, flags...)
 	s.hold(t, "PUT", "ann", "news/0")
-	testkit.Eventually(t, "an attempt", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.tries) > 0 })
-	s.kill() // with an event that nobody took
+	testkit.Eventually(t, "an attempt", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.tries) > 0
+	})
+
+	// An event that no receiver has accepted outlives the process.
+	s.kill()
+
 	r.answers(http.StatusOK)
 	s = start(t, flags...)
-	testkit.Eventually(t, "the event", func() bool { return len(r.told("news/0")) > 0 })
+
+	testkit.Eventually(t, "the event", func() bool { return len(r.received("news/0")) > 0 })
 	r.mu.Lock()
-	e, again := r.events[0], 0
+	e := r.events[0]
+	again := 0
 	for _, n := range r.tries {
 		again = max(again, n)
 	}
@@ -154,20 +170,25 @@ func TestClockWebhooks(t *testing.T) {
 		t.Errorf("%+v after %d tries", e, again)
 	}
 
+	// Each condition of a webhook: the first user, a threshold, a peak, and the last user.
 	s.hold(t, "PUT", "ann", "news/1")
 	s.hold(t, "PUT", "bob", "news/1")
 	s.hold(t, "PUT", "ann", "top")
 	r.await("news/1", "page.occupied", "page.over")
+
 	r.await("top", "page.peak")
+
 	s.hold(t, "DELETE", "ann", "news/1")
 	s.hold(t, "DELETE", "bob", "news/1")
 	r.await("news/1", "page.occupied", "page.over", "page.vacated")
+
 	for range 4 {
 		s.call(t, "POST", "votes:x/increment", "").lasting(t)
 	}
 	r.await("votes:x", "counter.over")
+
 	do(t, "PUT", s.url+"/-/users/ann/pages/news%2F3?site=shop", "", withKey).counter(t)
-	r.await("news/3", "page.occupied", "page.occupied") // of the hook for all sites, and of that for one
+	r.await("news/3", "page.occupied", "page.occupied") // from the hook of all sites, and from the hook of one
 	r.mu.Lock()
 	for _, e := range r.events {
 		if e.Page == "news/3" && e.Site != "shop" {
@@ -177,8 +198,8 @@ func TestClockWebhooks(t *testing.T) {
 	r.mu.Unlock()
 }
 
-// A user is online once, with whatever tabs and holds, and offline once, when the last of them has ended. A reload is
-// neither, nor is a restart of the server for those who come back.
+// A user comes online once, whatever tabs and holds follow, and goes offline once, when the last of them has ended. A
+// reload is neither, nor is a restart of the server for users who come back.
 func TestServerWebhooksOfUsers(t *testing.T) {
 	t.Parallel()
 	for name, end := range ends {
@@ -192,6 +213,7 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 				"--webhook-secret=" + hookSecret, "--webhook-settle=5s", "--leave-grace=0s", "--presence-timeout=3s",
 				"--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
 			}
+
 			s := start(t, flags...)
 			one, watches := s.ws(t), s.ws(t)
 			watches.subscribe("p")
@@ -201,18 +223,22 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 				c.awaitCount("p", 1)
 				c.join(fmt.Sprint("q", i))
 			}
+
 			s.sse(t, "/p/counter/events?join=1")
 			s.hold(t, "PUT", "ann", "p")
 			s.hold(t, "PUT", "ann", "q")
 			do(t, "PUT", s.url+"/-/users/ann/pages/p?site=shop", "", withKey).counter(t)
-			r.await("ann", "user.online", "user.online", "user.online") // of two sites, one of them by two webhooks
+			r.await("ann", "user.online", "user.online", "user.online") // on two sites, from two webhooks on the shop
 			r.await(one.user, "user.online")
 			testkit.Eventually(t, "the user of the stream", func() bool { return len(r.online()) == 4 })
+
+			// A reload.
 			one.close()
 			tab.close()
 			one = s.again(t, one)
 			one.join("p")
 			one.await("a count", func(f frame) bool { return f.Type == "count" })
+
 			s.hold(t, "DELETE", "ann", "p")
 			end(t, s)
 
@@ -220,15 +246,20 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 			one = s.again(t, one)
 			one.join("p")
 			one.await("a count", func(f frame) bool { return f.Type == "count" })
-			// holds ended
+
+			// The holds have ended.
 			r.await("ann", "user.online", "user.online", "user.online", "user.offline", "user.offline", "user.offline")
+
 			one.leave("p")
 			r.await(one.user, "user.online", "user.offline")
 			one.join("p")
 			r.await(one.user, "user.online", "user.offline", "user.online")
-			if told := r.told(watches.user); len(told) > 0 {
-				t.Errorf("of a user who only watches: %v", told)
+
+			if types := r.received(watches.user); len(types) > 0 {
+				t.Errorf("about a user who only watches: %v", types)
 			}
+
+			// The file must not reveal who was there.
 			s.end()
 			raw, err := os.ReadFile(filepath.Join(dir, "webhooks.db"))
 			if err != nil || bytes.Contains(raw, []byte(one.user)) {
@@ -238,7 +269,7 @@ func TestServerWebhooksOfUsers(t *testing.T) {
 	}
 }
 
-// online returns the users of whom an event came.
+// online returns the users who came online.
 func (r *receiver) online() map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -248,10 +279,12 @@ func (r *receiver) online() map[string]bool {
 			users[e.Site+"/"+e.User] = true
 		}
 	}
+
 	return users
 }
 
-// Whoever was connected to a killed process, or whose partition it had, is reported as offline by those that live on.
+// Users who were connected to a killed process, or whose partition it owned, go offline. The other processes report
+// that.
 func TestClockWebhooksOfUsersInACluster(t *testing.T) {
 	t.Parallel()
 	r := newReceiver(t)
@@ -262,10 +295,12 @@ func TestClockWebhooksOfUsersInACluster(t *testing.T) {
 		"--api-key=" + apiKey, "--id-secret=0123456789abcdef0123456789abcdef",
 		"--cluster-secret=0123456789abcdef0123456789abcdef",
 	}
+
 	all := startAll(t,
 		overRedis(redis, append(flags, "--roles=gateway")...), overRedis(redis, append(flags, "--roles=gateway")...),
 		overRedis(redis, append(flags, "--roles=presence")...),
 		overRedis(redis, append(flags, "--roles=presence,dispatcher")...))
+
 	var users []string
 	var stay []*client
 	for i := range 20 {
@@ -281,18 +316,23 @@ func TestClockWebhooksOfUsersInACluster(t *testing.T) {
 			users = append(users, c.user)
 		}
 	}
+
 	for _, user := range users {
 		r.await(user, "user.online")
 	}
+
+	// One gateway and one presence node are killed. Users with a tab at the other gateway stay online.
 	all[0].kill()
 	all[2].kill()
 	for _, user := range users {
 		r.await(user, "user.online", "user.offline")
 	}
+
 	for _, c := range stay {
 		r.await(c.user, "user.online")
 		c.close()
 	}
+
 	for _, c := range stay {
 		r.await(c.user, "user.online", "user.offline")
 	}

@@ -8,7 +8,7 @@ import (
 	"headcount/internal/redistest"
 )
 
-// TestClockFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes
+// TestClockFaultsAgain repeats faults, while users come and go, each on a cluster of its own. make test-all runs each
 // once;
 //
 //	go test ./cmd/headcount/faults -run TestClockFaultsAgain -v -count 1 -timeout 60m -rounds 40
@@ -29,10 +29,12 @@ func TestClockFaultsAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+
 			redis := redistest.Start(t, redistest.Durable...)
 			top := newTopology(t, redis.URL(), nil)
 			for round := range max(1, *rounds/2) {
-				top.suffer(t, fault{name: fmt.Sprint(name, ", ", round), since: "it was over", during: time.Second,
+				top.suffer(t, fault{
+					name: fmt.Sprint(name, ", ", round), since: "it was over", during: time.Second,
 					damage: func(t *testing.T) time.Time {
 						damage(t, top, redis)
 						return time.Now()

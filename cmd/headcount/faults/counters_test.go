@@ -17,16 +17,16 @@ import (
 	"headcount/internal/testkit"
 )
 
-// rounds is how often each of the tests below kills something and looks whether all
-// counters are right. In make test it is a few times. To be sure:
+// rounds is how often each of the tests below kills something and then checks all counters. In make test it is a few
+// times. To be sure:
 //
 //	go test ./cmd/headcount/faults -run TestClockCountersLast -count 1 -timeout 60m -rounds 50
 var rounds = flag.Int("rounds", 2, "checkpoints of counters, each after a kill -9")
 
-// A lasting is a deployment whose counters last, and the faults that may hit it.
+// lasting is a deployment with durable counters, and the faults that may hit it.
 type lasting struct {
 	processes []*member
-	strikes   []strike // one fault after the other, again and again
+	strikes   []strike // one fault after the other, repeatedly
 }
 
 // strike kills something and starts it again.
@@ -46,6 +46,7 @@ func (l *lasting) serves(flags ...string) {
 		"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s",
 		"--api-key=" + counterKey, "--id-secret=" + strings.Repeat("of the faults ", 3),
 	}, flags...)
+
 	l.processes = append(l.processes, m)
 	l.strikes = append(l.strikes, strike{m.name, func(t *testing.T) {
 		m.kill()
@@ -55,7 +56,7 @@ func (l *lasting) serves(flags ...string) {
 	}})
 }
 
-// server adds a server of a store, which may be killed.
+// server adds a server of a store, which can be killed.
 func (l *lasting) server(name string, kill func(), restart func(testing.TB)) {
 	l.strikes = append(l.strikes, strike{name, func(t *testing.T) {
 		kill()
@@ -64,9 +65,8 @@ func (l *lasting) server(name string, kill func(), restart func(testing.TB)) {
 	}})
 }
 
-// TestClockCountersLast: while simulated clients change counters and watch them, processes
-// and stores are killed with kill -9 again and again. Whenever the clients rest, every
-// counter is what was acknowledged.
+// TestClockCountersLast: while simulated clients change and watch counters, processes and stores are killed again and
+// again. Whenever the clients rest, every counter has exactly the acknowledged changes.
 func TestClockCountersLast(t *testing.T) {
 	t.Parallel()
 	for name, deploy := range map[string]func(t *testing.T, l *lasting){
@@ -87,7 +87,8 @@ func TestClockCountersLast(t *testing.T) {
 			l.serves("--postgres=" + postgres.Database(t))
 		},
 		"Redis in front of PostgreSQL": func(t *testing.T, l *lasting) {
-			redis, postgres := redistest.Start(t, redistest.Durable...), pgtest.Start(t)
+			redis := redistest.Start(t, redistest.Durable...)
+			postgres := pgtest.Start(t)
 			l.server("Redis", redis.Kill, redis.Restart)
 			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
 			database := postgres.Database(t)
@@ -100,19 +101,22 @@ func TestClockCountersLast(t *testing.T) {
 			t.Parallel()
 			l := &lasting{}
 			deploy(t, l)
+
 			startAll(t, l.processes...)
 			awaitReady(t, l.processes...)
+
 			l.survive(t, *rounds)
+
 			for _, m := range l.processes {
 				if line := lossLines.FindString(m.log.String()); line != "" {
-					t.Errorf("%s: %s, and nothing was lost", m.name, line)
+					t.Errorf("%s: %s, although nothing was lost", m.name, line)
 				}
 			}
 		})
 	}
 }
 
-// counterReport is the part of the simulator's report that matters here.
+// counterReport has the relevant part of the simulator's report.
 type counterReport struct {
 	OK          bool
 	Error       string
@@ -124,14 +128,16 @@ type counterReport struct {
 	Figures map[string]float64
 }
 
-// survive runs the simulator until that many of its checkpoints came after a fault that
-// its clients felt.
+// survive runs the simulator until that many of its checkpoints followed a fault that its clients felt.
 func (l *lasting) survive(t *testing.T, rounds int) {
 	strikes, felt, looked, unfelt := 0, 0, 0, 0
 	for felt < rounds {
 		report, n := l.simulate(t, rounds-felt, strikes)
 		strikes += n
+
 		before := felt
+
+		// A checkpoint proves something only if the clients felt the fault before it.
 		for _, c := range report.Checkpoints {
 			looked++
 			if c.Failures > 0 {
@@ -141,14 +147,19 @@ func (l *lasting) survive(t *testing.T, rounds int) {
 				t.Errorf("checkpoint %s has %d wrong values", c.Name, c.Wrong)
 			}
 		}
+
 		t.Logf("%d strikes, %d of %d checkpoints after one: %v", strikes, felt, looked, report.Figures)
 		if t.Failed() {
 			return
 		}
-		if unfelt++; felt > before {
+
+		unfelt++
+		if felt > before {
 			unfelt = 0
 		}
-		if unfelt == len(l.strikes)+1 { // one may pass unnoticed, as PostgreSQL's behind Redis does; not one of each
+
+		// Clients may miss one outage, for instance one of PostgreSQL behind Redis, but not every outage of one server.
+		if unfelt == len(l.strikes)+1 {
 			t.Fatalf("the clients felt nothing of the last strikes, %d of them in the last run", n)
 		}
 	}
@@ -163,6 +174,7 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 	for _, m := range l.processes {
 		args = append(args, "--url=http://"+m.addr)
 	}
+
 	var out bytes.Buffer
 	var progress servertest.Log
 	cmd := exec.Command(program, args...)
@@ -171,10 +183,12 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 	if err := p.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(p.Kill)
 	testkit.Eventually(t, "the simulator's first round", func() bool {
 		return !p.Runs() || strings.Contains(progress.String(), "counting:")
 	})
+
 	for {
 		select {
 		case <-p.Ended():
@@ -186,6 +200,8 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 			return report, struck
 		case <-time.After(300*time.Millisecond + rand.N(1200*time.Millisecond)):
 		}
+
+		// The faults take turns, also across runs.
 		s := l.strikes[(strikes+struck)%len(l.strikes)]
 		s.hits(t)
 		struck++

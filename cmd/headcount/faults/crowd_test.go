@@ -18,17 +18,19 @@ const (
 
 var pages = []string{"home", "a/b?c", "Ω", "page 4", "p5", "p6"}
 
-// newCrowd brings all clients of a topology in, and waits until they are counted.
+// newCrowd connects all clients of a topology, and waits until they are counted.
 func newCrowd(t testing.TB, gateways []*member) *simulate.Crowd {
 	t.Helper()
 	cfg := simulate.CrowdConfig{Pages: pages, Stayers: stayers, Churners: churners, Watchers: watchers}
 	for _, m := range gateways {
 		cfg.Gateways = append(cfg.Gateways, simulate.Gateway{Name: m.name, URL: "http://" + m.addr, Up: m.up})
 	}
+
 	c, err := simulate.NewCrowd(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(c.Close)
 	return c
 }
@@ -56,13 +58,13 @@ func drain(conn *client.Conn) {
 	}
 }
 
-// shown is what a connection was told last of each page.
+// shown has the last received count of each page.
 type shown struct {
 	mu     sync.Mutex
 	counts map[string]client.Count
 }
 
-// watch reads a connection to its end, and keeps what it is told.
+// watch reads a connection to its end, and keeps the received counts.
 func watch(conn *client.Conn) *shown {
 	s := &shown{counts: map[string]client.Count{}}
 	go func() { // ends with the connection
@@ -75,6 +77,7 @@ func watch(conn *client.Conn) *shown {
 			}
 		}
 	}()
+
 	return s
 }
 

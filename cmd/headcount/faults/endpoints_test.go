@@ -12,7 +12,7 @@ import (
 
 const allRoles = "gateway,presence,dispatcher"
 
-// endpoints counts those in a Redis, by the process that they name.
+// endpoints returns the number of endpoints in a Redis, by the process that they name.
 func endpoints(t *testing.T, redis *redistest.Server) map[string]int {
 	t.Helper()
 	all := map[string]int{}
@@ -27,10 +27,11 @@ func endpoints(t *testing.T, redis *redistest.Server) map[string]int {
 			all[life]++
 		}
 	}
+
 	return all
 }
 
-// crowdAt has a client of the gateway watch 100 pages.
+// crowdAt connects a client that watches 100 pages to the gateway.
 func crowdAt(t *testing.T, m *member) {
 	t.Helper()
 	conn := mustDial(t, m)
@@ -39,6 +40,7 @@ func crowdAt(t *testing.T, m *member) {
 			t.Fatal(err)
 		}
 	}
+
 	shown := watch(conn)
 	testkit.Eventually(t, "the counts of 100 pages", func() bool {
 		shown.mu.Lock()
@@ -47,8 +49,8 @@ func crowdAt(t *testing.T, m *member) {
 	})
 }
 
-// TestClockEndpointsEndWithTheirGateway: they end however the process with the gateway ends,
-// whether or not it also had the dispatcher, and also when all processes ended.
+// TestClockEndpointsEndWithTheirGateway: endpoints end however the process with the gateway ends, whether or not it
+// also had the dispatcher, and even when all processes ended.
 func TestClockEndpointsEndWithTheirGateway(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -58,9 +60,10 @@ func TestClockEndpointsEndWithTheirGateway(t *testing.T) {
 	}
 	startAll(t, all...)
 	awaitReady(t, all...)
+
 	only := func(what string, with ...*member) {
 		t.Helper()
-		testkit.Within(t, 15*time.Second, "no endpoints but of the living, after "+what, func() bool {
+		testkit.Within(t, 15*time.Second, "only the living have endpoints, after "+what, func() bool {
 			ends := endpoints(t, redis)
 			for life := range ends {
 				held := false
@@ -74,6 +77,7 @@ func TestClockEndpointsEndWithTheirGateway(t *testing.T) {
 			return len(ends) == len(with)
 		})
 	}
+
 	for _, m := range all {
 		crowdAt(t, m)
 	}
@@ -86,16 +90,19 @@ func TestClockEndpointsEndWithTheirGateway(t *testing.T) {
 	all[1].kill()
 	only("SIGKILL", all[2])
 
-	for _, m := range all[:2] { // they start again, under the same names
+	for _, m := range all[:2] { // they restart under the same names
 		again(t, m)
 		crowdAt(t, m)
 	}
+
+	// When all are dead, nobody can remove endpoints. The next start does.
 	for _, m := range all {
 		m.kill()
 	}
 	if n := len(endpoints(t, redis)); n != 3 {
 		t.Fatalf("endpoints of %d gateways, want 3", n)
 	}
+
 	for _, m := range all {
 		again(t, m)
 	}

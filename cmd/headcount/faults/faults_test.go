@@ -13,7 +13,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// killed is a process that crashes and is started again afterwards.
+// killed is the crash of a process, which is started again afterwards.
 func killed(name string, m *member) fault {
 	return fault{
 		name: name, since: "the crash", during: time.Second,
@@ -26,16 +26,18 @@ func killed(name string, m *member) fault {
 	}
 }
 
-// The one fault of -short. The others run on larger clusters.
+// The only fault of -short. The others run on larger clusters.
 func TestClockAPresenceNodeDies(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t).URL()
 	quick := []string{"--presence-timeout=3s", "--heartbeat-interval=1s"} // the others have the defaults
 	top := &topology{gateways: []*member{newMember("gateway", "gateway,dispatcher", redis, nil, quick...)}}
+
 	for i := range 2 {
 		top.nodes = append(top.nodes, newMember(fmt.Sprint("presence ", i), "presence", redis, nil, quick...))
 	}
 	top.members = append(top.nodes, top.gateways...)
+
 	top.begin(t)
 	top.suffer(t, killed("kill -9 of one of two presence nodes", top.nodes[0]))
 }
@@ -52,21 +54,26 @@ func TestClockRedisLosesEverything(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
-	top.suffer(t, fault{name: "FLUSHALL", since: "FLUSHALL", during: time.Second,
+	top.suffer(t, fault{
+		name: "FLUSHALL", since: "FLUSHALL", during: time.Second,
 		damage: func(t *testing.T) time.Time {
 			redis.Flush(t)
 			return time.Now()
-		}})
-	top.suffer(t, fault{name: "Redis killed and restarted empty", since: "its return", during: time.Second,
+		},
+	})
+
+	top.suffer(t, fault{
+		name: "Redis killed and restarted empty", since: "its return", during: time.Second,
 		damage: func(t *testing.T) time.Time {
 			redis.Kill()
 			redis.Restart(t)
 			return time.Now()
-		}})
+		},
+	})
 }
 
-// The process that dies was gateway, presence node and dispatcher in one. Its users are gone in time,
-// also with a presence timeout much shorter than the default.
+// The dead process was gateway, presence node and dispatcher in one. Its users are gone in time, even with a presence
+// timeout much shorter than the default.
 func TestClockAWholeProcessDies(t *testing.T) {
 	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
 		t.Run(timeout.String(), func(t *testing.T) {
@@ -84,18 +91,24 @@ func TestClockFrozenNode(t *testing.T) {
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
 	zombie := top.nodes[1]
-	top.suffer(t, fault{name: "SIGSTOP of a presence node", since: "SIGSTOP", during: time.Second,
+	top.suffer(t, fault{
+		name: "SIGSTOP of a presence node", since: "SIGSTOP", during: time.Second,
 		damage: func(*testing.T) time.Time {
 			at := time.Now()
 			zombie.pause()
 			return at
-		}})
-	stop := top.crowd.Churn(t.Context()) // without its knowledge
+		},
+	})
+
+	// While the zombie sleeps, users come and go under other owners.
+	stop := top.crowd.Churn(t.Context()) // without the zombie's knowledge
 	time.Sleep(3 * time.Second)
 	stop()
-	top.suffer(t, fault{name: "SIGCONT of it when others have taken over", since: "SIGCONT", during: time.Millisecond,
+
+	top.suffer(t, fault{
+		name: "SIGCONT of it when others have taken over", since: "SIGCONT", during: time.Millisecond,
 		damage: func(*testing.T) time.Time {
-			time.Sleep(time.Second) // users who leave now belong to other owners, and the zombie never heard of them
+			time.Sleep(time.Second) // users who leave now belong to other owners, and the zombie never knew them
 			zombie.resume()
 			return time.Now()
 		},
@@ -108,6 +121,7 @@ func TestClockRedisAway(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes")
 	top := newTopology(t, redis.URL(), nil)
 	c := top.crowd
+
 	away := func(t *testing.T, gone, back func(), lasts time.Duration) time.Time {
 		const unwatched = "read once and watched by nobody"
 		for i, g := range top.gateways {
@@ -115,55 +129,66 @@ func TestClockRedisAway(t *testing.T) {
 				t.Errorf("GET %q from %s: %+v, %v", unwatched, g.name, n, err)
 			}
 		}
+
+		// At once everything must be marked as stale, in frames and in answers.
 		start, cut := time.Now(), c.Lost()
 		gone()
 		testkit.Within(t, 15*time.Second, "every process is not ready and every count is stale", func() bool {
 			for _, m := range top.members {
-				if status, _, _, err := get("http://" + m.admin + "/readyz"); err != nil ||
-					status != http.StatusServiceUnavailable {
+				status, _, _, err := get("http://" + m.admin + "/readyz")
+				if err != nil || status != http.StatusServiceUnavailable {
 					return false
 				}
 			}
 			for i := range top.gateways {
 				fresh := 0
-				if !c.Look(i, func(n client.Count) {
+				connected := c.Look(i, func(n client.Count) {
 					if !n.Stale {
 						fresh++
 					}
-				}) || fresh > 0 {
+				})
+				if !connected || fresh > 0 {
 					return false
 				}
 			}
 			return true
 		})
+
 		for i, g := range top.gateways {
 			for _, page := range append([]string{site, unwatched}, pages...) {
 				if n, err := c.Get(t.Context(), i, page); err != nil || !n.Stale {
 					t.Errorf("GET %q from %s: %+v, %v", page, g.name, n, err)
 				}
 			}
+
 			no := (*client.Error)(nil)
-			if _, _, err := g.api("").Hold(t.Context(), "home"); !errors.As(err, &no) ||
-				no.Status != http.StatusServiceUnavailable || no.RetryAfter < time.Second {
+			_, _, err := g.api("").Hold(t.Context(), "home")
+			if !errors.As(err, &no) || no.Status != http.StatusServiceUnavailable || no.RetryAfter < time.Second {
 				t.Errorf("a hold at %s: %v", g.name, err)
 			}
 		}
+
 		time.Sleep(time.Until(start.Add(lasts)))
 		for i, g := range top.gateways {
-			if !c.Look(i, func(n client.Count) {
+			connected := c.Look(i, func(n client.Count) {
 				if !n.Stale {
 					t.Errorf("a watcher of %s: %+v is not stale", g.name, n)
 				}
-			}) {
+			})
+			if !connected {
 				t.Errorf("a watcher of %s was cut off", g.name)
 			}
 		}
+
+		// No client may notice the outage by a lost connection.
 		if n := c.Lost() - cut; n > 0 {
 			t.Errorf("%d connections ended", n)
 		}
+
 		back()
 		return time.Now()
 	}
+
 	top.suffer(t, fault{name: "Redis frozen for 12 s", since: "its return", // longer than any lease and timeout
 		damage: func(t *testing.T) time.Time { return away(t, redis.Pause, redis.Resume, 12*time.Second) },
 		mend:   func(t *testing.T) { awaitReady(t, top.members...) }})
@@ -174,7 +199,7 @@ func TestClockRedisAway(t *testing.T) {
 		mend: func(t *testing.T) { awaitReady(t, top.members...) }})
 }
 
-// master says that the former replica has taken over.
+// master checks that the former replica has taken over.
 func master(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	if role := s.Do(t, "ROLE").([]any)[0]; role != "master" {
@@ -225,6 +250,7 @@ func TestClockBadNetwork(t *testing.T) {
 		proxies = append(proxies, p)
 		return p
 	}, "--cluster-secret=of the faults")
+
 	top.suffer(t, fault{name: "20 % of datagrams lost, repeated, reordered, all the time",
 		since: "the last join or leave",
 		damage: func(*testing.T) time.Time {
@@ -237,14 +263,17 @@ func TestClockBadNetwork(t *testing.T) {
 		mend: func(t *testing.T) {
 			var lost, twice, late int64
 			for _, p := range proxies {
-				lost, twice, late = lost+p.lost.Load(), twice+p.twice.Load(), late+p.late.Load()
+				lost += p.lost.Load()
+				twice += p.twice.Load()
+				late += p.late.Load()
 			}
 			t.Logf("%d datagrams lost, %d repeated, %d late", lost, twice, late)
 			if min(lost, twice, late) < 100 {
-				t.Error("that is no bad network")
+				t.Error("this is no bad network")
 			}
 		}})
-	if os.Getenv("HEADCOUNT_MORE_FAULTS") != "" { // two at once are more than the contract promises
+
+	if os.Getenv("HEADCOUNT_MORE_FAULTS") != "" { // two faults at once exceed the promise of the contract
 		top.suffer(t, killed("kill -9 of a presence node on that network", top.nodes[0]))
 	}
 }

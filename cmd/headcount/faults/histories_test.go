@@ -25,7 +25,7 @@ var (
 	historyCalls   = flag.Int("ops", 0, "calls in the histories; 0: until the first two faults are over")
 )
 
-// theatre is a setting whose clients' histories are judged, and the faults that it promises to survive.
+// theatre is a setting whose clients' histories are checked, with the faults that it promises to survive.
 type theatre struct {
 	t         *testing.T
 	rules     string
@@ -35,14 +35,14 @@ type theatre struct {
 	run       *histories.Run
 }
 
-// A cut is too short for others to take over what a process owns, or it may be long enough.
+// A cut may be too short for others to take over the partitions of a process, or long enough.
 const (
 	short = 500 * time.Millisecond
 	long  = 4 * time.Second
 )
 
-// theatres are the settings. Where Redis forgets, no process dies or is replaced, since what Redis has lost is in the
-// memory of the owners.
+// theatres are the settings. Where Redis forgets, no process dies or is replaced, since only the memory of the owners
+// has what Redis has lost.
 var theatres = map[string]func(h *theatre){
 	"memory": func(h *theatre) {
 		h.suspends(h.serve())
@@ -72,8 +72,10 @@ var theatres = map[string]func(h *theatre){
 		h.forgets(redis)
 	},
 	"tier": func(h *theatre) {
-		redis, postgres := redistest.Start(h.t, redistest.Durable...), pgtest.Start(h.t)
+		redis := redistest.Start(h.t, redistest.Durable...)
+		postgres := pgtest.Start(h.t)
 		database := postgres.Database(h.t)
+
 		for range 3 {
 			m, link := h.behind(redis, "--postgres="+database, "--cold-after=1s")
 			h.diesApart(m, link)
@@ -85,8 +87,10 @@ var theatres = map[string]func(h *theatre){
 		h.crashes(&postgres.Process, postgres.Restart)
 	},
 	"tier-forgets": func(h *theatre) {
-		redis, postgres := redistest.Start(h.t), pgtest.Start(h.t)
+		redis := redistest.Start(h.t)
+		postgres := pgtest.Start(h.t)
 		database := postgres.Database(h.t)
+
 		for range 3 {
 			_, link := h.behind(redis, "--postgres="+database)
 			h.cuts(link, short)
@@ -104,15 +108,17 @@ var theatres = map[string]func(h *theatre){
 	"regions": func(h *theatre) {
 		postgres := pgtest.Start(h.t)
 		database := postgres.Database(h.t)
-		eu, us := redistest.Start(h.t, redistest.Durable...), redistest.Start(h.t, redistest.Durable...)
+		eu := redistest.Start(h.t, redistest.Durable...)
+		us := redistest.Start(h.t, redistest.Durable...)
 		here, link := h.behind(eu, "--region=eu", "--peer=us="+us.URL(), "--postgres="+database)
 		there, _ := h.behind(us, "--region=us", "--peer=eu="+eu.URL(), "--postgres="+database)
+
 		h.kills(here)
 		h.suspends(there)
 		h.cuts(link, long)
 		h.crashes(&us.Process, us.Restart)
 		h.crashes(&postgres.Process, postgres.Restart)
-		h.models = []*histories.Model{histories.Exact} // regions share these alone at once
+		h.models = []*histories.Model{histories.Exact} // the only kind that regions share at once
 	},
 }
 
@@ -130,7 +136,7 @@ func (h *theatre) serve(flags ...string) *member {
 	return m
 }
 
-// behind adds a process whose link to Redis may be cut.
+// behind adds a process whose link to Redis can be cut.
 func (h *theatre) behind(redis *redistest.Server, flags ...string) (*member, *wire) {
 	link := newWire(h.t, redis.Addr, 0)
 
@@ -139,7 +145,7 @@ func (h *theatre) behind(redis *redistest.Server, flags ...string) (*member, *wi
 
 func (h *theatre) strike(fault func()) { h.strikes = append(h.strikes, fault) }
 
-// cuts has a link stall, for at most so long.
+// cuts lets a link stall, for at most so long.
 func (h *theatre) cuts(link *wire, most time.Duration) {
 	h.strike(func() {
 		link.cut()
@@ -148,7 +154,7 @@ func (h *theatre) cuts(link *wire, most time.Duration) {
 	})
 }
 
-// diesApart has a process crash that does not reach Redis. What it had sent arrives when others have taken over.
+// diesApart lets a process crash without Redis noticing. What it had sent arrives when others have taken over.
 func (h *theatre) diesApart(m *member, link *wire) {
 	h.strike(func() {
 		link.cut()
@@ -160,7 +166,7 @@ func (h *theatre) diesApart(m *member, link *wire) {
 	})
 }
 
-// kills has a process crash and come back.
+// kills lets a process crash and come back.
 func (h *theatre) kills(m *member) {
 	h.strike(func() {
 		m.kill()
@@ -169,8 +175,8 @@ func (h *theatre) kills(m *member) {
 	})
 }
 
-// suspends has a process stand still, mostly for so long that others take over. Some clients do not know yet, so it has
-// something to do when it wakes.
+// suspends lets a process stand still, mostly so long that others take over. Some clients do not know that yet, so the
+// process has something to do when it wakes.
 func (h *theatre) suspends(m *member) {
 	h.strike(func() {
 		m.process.Pause()
@@ -181,7 +187,7 @@ func (h *theatre) suspends(m *member) {
 	})
 }
 
-// crashes has a server of a store stand still, crash and come back with all it had.
+// crashes lets a server of a store stand still, crash and come back with all its data.
 func (h *theatre) crashes(p *servertest.Process, restart func(testing.TB)) {
 	h.strike(func() {
 		p.Pause()
@@ -195,8 +201,8 @@ func (h *theatre) crashes(p *servertest.Process, restart func(testing.TB)) {
 	})
 }
 
-// forgets has a Redis come back empty, or with what it had a moment before. Reads may be old until the owners have
-// written again what is missing, for a second as docs/faults.md says.
+// forgets lets a Redis come back empty, or with slightly older data. Reads may be old until the owners have written the
+// missing data again, for a second as docs/faults.md says.
 func (h *theatre) forgets(redis *redistest.Server) {
 	losing := func(lose func()) {
 		h.strike(func() {
@@ -207,6 +213,7 @@ func (h *theatre) forgets(redis *redistest.Server) {
 			over()
 		})
 	}
+
 	losing(func() { redis.Flush(h.t) })
 	losing(func() {
 		redis.Do(h.t, "SAVE")
@@ -215,7 +222,7 @@ func (h *theatre) forgets(redis *redistest.Server) {
 	})
 }
 
-// urls returns where clients may expect answers.
+// urls returns the URLs of the processes from which clients may expect answers.
 func (h *theatre) urls() (urls []string) {
 	for _, m := range h.processes {
 		if m.up() {
@@ -227,17 +234,19 @@ func (h *theatre) urls() (urls []string) {
 }
 
 // TestClockHistories: whatever faults hit, clients of real processes get answers that one process would give that
-// makes one call after the other and loses none. A checker that is not ours says so.
+// handles one call after the other and loses none. An independent checker confirms that.
 func TestClockHistories(t *testing.T) {
 	t.Parallel()
 	stage := theatres[*historySetting]
 	if stage == nil {
 		t.Fatalf("-setting is one of %q", slices.Sorted(maps.Keys(theatres)))
 	}
+
 	h := &theatre{t: t, rules: filepath.Join(t.TempDir(), "rules.json"), models: histories.Models}
 	if err := os.WriteFile(h.rules, []byte(histories.Rules), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	stage(h)
 	startAll(t, h.processes...)
 	awaitReady(t, h.processes...)
@@ -250,7 +259,10 @@ func TestClockHistories(t *testing.T) {
 		URLs: h.urls, APIKey: counterKey, Models: h.models, Seed: rand.Uint64(),
 		Calls: cmp.Or(*historyCalls, math.MaxInt),
 	})
+
 	struck := 0
+
+	// Between two faults nothing is under way, so that the finished histories can be read once more and checked.
 	for h.run.Working() && struck < faults {
 		time.Sleep(300*time.Millisecond + rand.N(time.Second))
 		h.strikes[struck%len(h.strikes)]()
@@ -266,6 +278,6 @@ func TestClockHistories(t *testing.T) {
 		t.Error(wrong)
 	}
 	if report.Subjects < 10*report.Undecided || report.Figures["unknown"] == 0 {
-		t.Error("this proves too little: the checker gave up too often, or the clients felt no fault")
+		t.Error("this proves too little: the checker gave up too often, or the clients noticed no fault")
 	}
 }

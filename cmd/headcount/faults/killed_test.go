@@ -9,21 +9,23 @@ import (
 	"headcount/internal/testkit"
 )
 
-// TestClockAKilledProcessKeepsItsPartitions: a process that is killed and started again before its
-// lease has ended has its partitions back, and no other process had them. Who left another
-// process meanwhile is gone in time.
+// TestClockAKilledProcessKeepsItsPartitions: a process that is killed and restarted before its lease has ended gets its
+// partitions back, and no other process had them. Users who left another process meanwhile are gone in time.
 func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 	t.Parallel()
 	const users = 40
 	redis := redistest.Start(t).URL()
-	killed, other := newMember("killed", allRoles, redis, nil), newMember("other", allRoles, redis, nil)
+	killed := newMember("killed", allRoles, redis, nil)
+	other := newMember("other", allRoles, redis, nil)
 	startAll(t, killed, other)
 	awaitReady(t, killed, other)
+
 	watcher := mustDial(t, other)
 	if err := watcher.Subscribe("p"); err != nil {
 		t.Fatal(err)
 	}
 	shown := watch(watcher)
+
 	leavers := make([]*client.Conn, users)
 	for i := range leavers {
 		leavers[i] = mustDial(t, other)
@@ -32,6 +34,7 @@ func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 		}
 	}
 	testkit.Eventually(t, "all are counted", func() bool { return shown.is("p", users) })
+
 	takeovers := func() string {
 		_, _, metrics, err := get("http://" + other.admin + "/metrics")
 		_, n, found := strings.Cut(metrics, "\nheadcount_takeovers_total ")
@@ -41,16 +44,22 @@ func TestClockAKilledProcessKeepsItsPartitions(t *testing.T) {
 		n, _, _ = strings.Cut(n, "\n")
 		return n
 	}
+
+	// The users leave while the owner of some of them is down.
 	before := takeovers()
 	for _, conn := range leavers {
 		conn.Abort()
 	}
+
 	killed.kill()
 	if err := killed.start(); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Within(t, exactWithin, "nobody is shown", func() bool { return shown.is("p", 0) })
+
 	awaitReady(t, killed)
+
+	// "name is taken" says that the lease still held when the process came back.
 	if after := takeovers(); after != before && strings.Contains(killed.log.String(), "name is taken") {
 		t.Errorf("the other process took over %s partitions, not %s, though the first was back in time", after, before)
 	}

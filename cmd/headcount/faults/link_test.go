@@ -10,8 +10,8 @@ import (
 	"headcount/internal/servertest"
 )
 
-// wire is a TCP link between two data centres. What is sent while it is cut arrives when
-// it is healed, as TCP would repeat it. Neither side is told of the cut.
+// wire is a TCP link between two data centres. Data that is sent while the link is cut arrives when it is healed, as
+// TCP would repeat it. Neither side learns of the cut.
 type wire struct {
 	addr  string
 	delay time.Duration // one way
@@ -19,13 +19,12 @@ type wire struct {
 	mu      sync.Mutex
 	target  string
 	healed  chan struct{} // closed while the link is there
-	loss    float64       // the share of segments that arrive only when they are repeated
+	loss    float64       // the share of segments that arrive only when TCP repeats them
 	conns   map[net.Conn]struct{}
 	stopped bool
 }
 
-// repetition is what the loss of a segment costs: the least time after which TCP repeats
-// it, and one more round trip.
+// repetition is the cost of a lost segment: the shortest time after which TCP repeats it, and one more round trip.
 func (l *wire) repetition() time.Duration { return 200*time.Millisecond + 2*l.delay }
 
 // newWire returns a link to an address that ends with the test.
@@ -39,6 +38,7 @@ func newWire(t testing.TB, target string, delay time.Duration) *wire {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var all sync.WaitGroup
 	t.Cleanup(func() {
 		_ = listener.Close()
@@ -51,6 +51,7 @@ func newWire(t testing.TB, target string, delay time.Duration) *wire {
 		l.mu.Unlock()
 		all.Wait()
 	})
+
 	all.Go(func() {
 		for {
 			in, err := listener.Accept()
@@ -60,12 +61,13 @@ func newWire(t testing.TB, target string, delay time.Duration) *wire {
 			all.Go(func() { l.carry(in, &all) })
 		}
 	})
+
 	return l
 }
 
 func (l *wire) url() string { return "redis://" + l.addr + "/0" }
 
-// cut holds everything back from now on; heal lets it go.
+// cut holds all data back from now on; heal releases it.
 func (l *wire) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,7 +88,7 @@ func (l *wire) heal() {
 	}
 }
 
-// lead has the link lead to another address, and ends its connections.
+// lead makes the link lead to another address, and ends its connections.
 func (l *wire) lead(target string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +105,7 @@ func (l *wire) lose(share float64) {
 	l.loss = share
 }
 
-// passes waits until the link lets something through.
+// passes waits until the link is open, and returns its loss.
 func (l *wire) passes() (loss float64) {
 	for {
 		l.mu.Lock()
@@ -118,7 +120,7 @@ func (l *wire) passes() (loss float64) {
 	}
 }
 
-// keep has the connection closed with the link.
+// keep lets the connection end with the link.
 func (l *wire) keep(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,6 +128,7 @@ func (l *wire) keep(c net.Conn) bool {
 		_ = c.Close()
 		return false
 	}
+
 	l.conns[c] = struct{}{}
 	return true
 }
@@ -134,11 +137,13 @@ func (l *wire) carry(in net.Conn, all *sync.WaitGroup) {
 	if !l.keep(in) {
 		return
 	}
+
 	l.passes()
 	time.Sleep(2 * l.delay) // the handshake
 	l.mu.Lock()
 	target := l.target
 	l.mu.Unlock()
+
 	out, err := net.Dial("tcp", target)
 	if err != nil {
 		_ = in.Close()
@@ -147,19 +152,20 @@ func (l *wire) carry(in net.Conn, all *sync.WaitGroup) {
 	if !l.keep(out) {
 		return
 	}
+
 	all.Go(func() { l.way(in, out) })
 	l.way(out, in)
 }
 
-// way carries one direction. What is under way is in a queue of 1,024 segments;
-// beyond that the sender waits.
+// way carries one direction. Up to 1,024 segments are under way; beyond that the sender waits.
 func (l *wire) way(from, to net.Conn) {
 	type segment struct {
 		at    time.Time
 		bytes []byte
 	}
+
 	queue := make(chan segment, 1024)
-	go func() { // ends when from does
+	go func() { // ends with from
 		defer close(queue)
 		for {
 			buf := make([]byte, 16<<10)
@@ -172,10 +178,12 @@ func (l *wire) way(from, to net.Conn) {
 			}
 		}
 	}()
+
 	for s := range queue {
 		if rand.Float64() < l.passes() {
 			s.at = s.at.Add(l.repetition())
 		}
+
 		time.Sleep(time.Until(s.at))
 		l.passes()
 		if _, err := to.Write(s.bytes); err != nil {
@@ -185,6 +193,7 @@ func (l *wire) way(from, to net.Conn) {
 			break
 		}
 	}
+
 	l.passes()
 	time.Sleep(l.delay)
 	_ = to.Close()

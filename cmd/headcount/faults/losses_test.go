@@ -22,14 +22,14 @@ var (
 	lostCommits = regexp.MustCompile(`(?m)^headcount_owner_commits_total\{outcome="lost"\} [1-9]`)
 )
 
-// TestClockWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line,
-// which says what is gone, and by the metric that the alert reads. A counter has all that was acknowledged: its owner
-// writes again what Redis has lost.
+// TestClockWhatRedisLost: a restart or failover of Redis without a loss is not reported as a loss. A true loss is
+// reported in one log line, which says what is gone, and by the metric that the alert reads. A counter keeps all
+// acknowledged changes: its owner writes again what Redis has lost.
 func TestClockWhatRedisLost(t *testing.T) {
 	t.Parallel()
 	const (
 		nothing    = ""
-		commits    = "commits" // of counters alone, which their owner makes again
+		commits    = "commits" // of counters alone, which their owner writes again
 		writes     = "writes"
 		everything = "everything"
 	)
@@ -38,14 +38,13 @@ func TestClockWhatRedisLost(t *testing.T) {
 		fault   func(t *testing.T, redis *redistest.Server, link *wire, count func(time.Duration))
 		lost    string
 		atLeast time.Duration
-		long    bool
 	}{
 		"orderly restart": {durable: true,
 			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
 				shutdown(redis)
 				redis.Restart(t)
 			}},
-		"killed, with an AOF that is always written": {durable: true, long: true,
+		"killed, with an AOF that is always written": {durable: true,
 			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
 				redis.Restart(t)
 			}},
@@ -59,6 +58,7 @@ func TestClockWhatRedisLost(t *testing.T) {
 					return strings.Contains(s.Do(t, "INFO", "replication").(string), text)
 				})
 			}
+
 			role(replica, "master_link_status:up")
 			role(redis, "state=online")
 			redis.Do(t, "FAILOVER") // it waits until the replica is in step
@@ -75,36 +75,36 @@ func TestClockWhatRedisLost(t *testing.T) {
 				count(2 * time.Second)
 				redis.Restart(t)
 			}},
-		"an RDB without the very last change": {lost: commits, long: true,
+		"an RDB without the very last change": {lost: commits,
 			fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
 				redis.Do(t, "SAVE")
 				count(0)
 				redis.Restart(t)
 			}},
-		"FLUSHALL": {lost: everything, long: true,
+		"FLUSHALL": {lost: everything,
 			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
 				redis.Flush(t)
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if tc.long {
-			}
 			var args []string
 			if tc.durable {
 				args = redistest.Durable
 			}
+
 			redis := redistest.Start(t, args...)
 			link := newWire(t, redis.Addr, 0)
 			m := newMember(name, allRoles, link.url(), nil, "--api-key="+counterKey)
 			startAll(t, m)
 			awaitReady(t, m)
+
 			api := m.keyed()
 			acknowledged := int64(0)
 			count := func(d time.Duration) {
 				t.Helper()
 				for end := time.Now().Add(d); ; time.Sleep(20 * time.Millisecond) {
-					// Redis may be too slow for one on a busy machine
+					// On a slow machine, Redis may be too slow for a single call.
 					testkit.Eventually(t, "an increment", func() bool {
 						c, err := api.Increment(t.Context(), "views:1", 1)
 						acknowledged = max(acknowledged, c.Value)
@@ -115,9 +115,10 @@ func TestClockWhatRedisLost(t *testing.T) {
 					}
 				}
 			}
-			count(3 * time.Second) // by then the process has looked at Redis
+			count(3 * time.Second) // by then the process has checked Redis
+
 			tc.fault(t, redis, link, count)
-			testkit.Eventually(t, "the end is told", func() bool {
+			testkit.Eventually(t, "the fault is logged", func() bool {
 				return len(restartLines.FindAllString(m.log.String(), -1))+
 					len(lossLines.FindAllString(m.log.String(), -1)) > 0
 			})
@@ -129,11 +130,14 @@ func TestClockWhatRedisLost(t *testing.T) {
 
 				return err == nil
 			})
+
 			if tc.lost != nothing {
-				testkit.Eventually(t, "the owner says what it makes again", func() bool {
+				testkit.Eventually(t, "the owner logs that it writes commits again", func() bool {
 					return strings.Contains(m.log.String(), "redis has lost commits of counters")
 				})
 			}
+
+			// The metrics have the same loss as the log.
 			_, _, text, err := get("http://" + m.admin + "/metrics")
 			if err != nil {
 				t.Fatal(err)
@@ -141,9 +145,11 @@ func TestClockWhatRedisLost(t *testing.T) {
 			if is := lostCommits.MatchString(text); is != (tc.lost != nothing) {
 				t.Errorf("commits of counters are lost: %v", is)
 			}
+
 			if tc.lost == commits {
 				return // presence may have lost something as well, or nothing
 			}
+
 			for _, is := range lossMetrics.FindAllStringSubmatch(text, -1) {
 				want := "0"
 				if is[1] == tc.lost && tc.lost != nothing {
@@ -153,15 +159,23 @@ func TestClockWhatRedisLost(t *testing.T) {
 					t.Errorf("%s, want %s", is[0], want)
 				}
 			}
+
 			lines := lossLines.FindAllStringSubmatch(m.log.String(), -1)
-			switch restarts := restartLines.FindAllString(m.log.String(), -1); {
-			case tc.lost == nothing && (len(lines) != 0 || len(restarts) != 1):
-				t.Errorf("losses are told: %q, and %d restarts without, want one", lines, len(restarts))
-			case tc.lost == nothing:
-			case len(lines) != 1 || len(restarts) != 0 || (lines[0][2] == "") != (tc.lost == everything):
-				t.Errorf("%q is told, and %d restarts without a loss; want one loss of %s",
-					lines, len(restarts), tc.lost)
-			case tc.lost == writes:
+			restarts := len(restartLines.FindAllString(m.log.String(), -1))
+			if tc.lost == nothing {
+				if len(lines) != 0 || restarts != 1 {
+					t.Errorf("the log has the losses %q, and %d restarts without one; want one restart",
+						lines, restarts)
+				}
+				return
+			}
+
+			if len(lines) != 1 || restarts != 0 || (lines[0][2] == "") != (tc.lost == everything) {
+				t.Errorf("the log has the losses %q, and %d restarts without one; want one loss of %s",
+					lines, restarts, tc.lost)
+				return
+			}
+			if tc.lost == writes {
 				t.Log(lines[0][0])
 				if d, err := time.ParseDuration(lines[0][2]); err != nil || d < tc.atLeast || d > time.Minute {
 					t.Errorf("the last %s (%v), want at least %s", d, err, tc.atLeast)
@@ -171,35 +185,40 @@ func TestClockWhatRedisLost(t *testing.T) {
 	}
 }
 
-// One master of a Cluster comes back with all it had, and then with nothing.
+// One master of a Cluster comes back with all its data, and then with nothing.
 func TestClockWhatAMasterOfAClusterLost(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
 	m := newMember("all", allRoles, cluster.URL(), nil, "--api-key="+counterKey)
 	startAll(t, m)
 	awaitReady(t, m)
+
 	api := m.keyed()
 	for i := range 150 {
 		if _, err := api.Increment(t.Context(), fmt.Sprint("views:", i), 1); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(20 * time.Millisecond) // the process looks at Redis every second
+		time.Sleep(20 * time.Millisecond) // the process checks Redis every second
 	}
-	told := func(what *regexp.Regexp) func() bool { return func() bool { return what.MatchString(m.log.String()) } }
+
+	logged := func(what *regexp.Regexp) func() bool {
+		return func() bool { return what.MatchString(m.log.String()) }
+	}
 	cluster.Masters[1].Restart(t)
-	testkit.Eventually(t, "a restart without a loss", told(restartLines))
+	testkit.Eventually(t, "a restart without a loss", logged(restartLines))
 	awaitReady(t, m)
 	if lines := lossLines.FindAllString(m.log.String(), -1); len(lines) != 0 {
-		t.Errorf("losses are told: %q", lines)
+		t.Errorf("the log has losses: %q", lines)
 	}
+
 	cluster.Masters[1].Flush(t)
-	testkit.Eventually(t, "the loss is told",
-		told(regexp.MustCompile(`"level":"warn".*a master of the Redis Cluster has been emptied`)))
+	testkit.Eventually(t, "the loss is logged",
+		logged(regexp.MustCompile(`"level":"warn".*a master of the Redis Cluster has been emptied`)))
 }
 
 // shutdown ends a server as an operator does.
 func shutdown(s *redistest.Server) {
 	c := s.Client()
 	defer c.Close()
-	_ = c.Do(context.Background(), "SHUTDOWN").Err() // it hangs up
+	_ = c.Do(context.Background(), "SHUTDOWN").Err() // the server closes the connection
 }

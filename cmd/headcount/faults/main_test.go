@@ -1,10 +1,9 @@
-// Package faults breaks a cluster of real processes over real Redis servers and
-// looks at it through clients' eyes: after every fault all counts at all
-// gateways are exact again in time, none was ever negative, and no user who
-// stayed was ever missing from one.
+// Package faults breaks a cluster of real processes over real Redis servers and observes it as clients do: after every
+// fault all counts at all gateways are exact again in time, none was ever negative, and no user who stayed was ever
+// missing from one.
 //
-// A topology takes several faults one after the other, since what one left
-// behind is what the next one meets. Topologies run side by side.
+// A topology suffers several faults one after the other, so that each fault meets the traces of the one before.
+// Topologies run in parallel.
 package faults
 
 import (
@@ -21,6 +20,7 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
 	defer redistest.Stop()
-	// these tests mostly wait, but every topology is seven processes or more
+
+	// These tests mostly wait, but every topology has seven processes or more.
 	return testkit.RunWithProgram(m, "4", &program)
 }

@@ -13,7 +13,7 @@ import (
 	"headcount/internal/testkit"
 )
 
-// increments are clients of one gateway that increment counters all the time.
+// increments are clients of one gateway that increment counters without a pause.
 type increments struct {
 	to    *client.API
 	watch *testkit.Stopwatch
@@ -22,19 +22,21 @@ type increments struct {
 
 	mu      sync.Mutex // guards the fields below
 	made    map[string]int64
-	longest time.Duration // wait since the last time
+	longest time.Duration // the longest wait since the last check
 }
 
-// increment begins to increment n counters, some of which are exact.
+// increment starts clients that increment n counters, some of them exact.
 func increment(t *testing.T, to *member, n int) *increments {
 	ctx, stop := context.WithCancel(t.Context())
 	connections := &http.Transport{MaxIdleConnsPerHost: n}
 	t.Cleanup(connections.CloseIdleConnections)
+
 	calls := client.NewAPI(client.Config{
 		URL: "http://" + to.addr, APIKey: counterKey,
 		HTTP: &http.Client{Transport: connections, Timeout: testkit.Timeout},
 	})
 	all := &increments{to: calls, watch: testkit.NewStopwatch(t), stop: stop, made: map[string]int64{}}
+
 	for i := range n {
 		key := fmt.Sprint("moved:", i)
 		if i%10 == 0 {
@@ -66,7 +68,7 @@ func (all *increments) one(t *testing.T, key string) {
 	all.longest = max(all.longest, took)
 }
 
-// promised checks the longest wait since the last time.
+// promised checks the longest wait since the last check.
 func (all *increments) promised(t *testing.T, what string, most time.Duration) {
 	t.Helper()
 	all.mu.Lock()
@@ -76,15 +78,16 @@ func (all *increments) promised(t *testing.T, what string, most time.Duration) {
 
 	t.Logf("%s: a client waited for %v at most", what, longest.Round(time.Millisecond))
 	if longest > most {
-		t.Errorf("%s: a client waited for %v, promised are %v", what, longest, most)
+		t.Errorf("%s: a client waited for %v, want at most %v", what, longest, most)
 	}
 }
 
-// end ends the clients. Each counter is what was acknowledged.
+// end ends the clients. Each counter must have exactly the acknowledged increments.
 func (all *increments) end(t *testing.T) {
 	t.Helper()
 	all.stop()
 	all.wg.Wait()
+
 	for key, made := range all.made {
 		c, err := all.to.Exact(t.Context(), key)
 		if err != nil || c.Value != made {
@@ -93,8 +96,8 @@ func (all *increments) end(t *testing.T) {
 	}
 }
 
-// TestClockOwnersGo: an owner of counters is killed, says nothing any more, or ends in order, and comes back. Clients
-// of another process get no error, and wait no longer than docs/faults.md says.
+// TestClockOwnersGo: an owner of counters is killed, falls silent, or ends in order, and comes back. Clients of another
+// process get no error, and wait no longer than docs/faults.md says.
 func TestClockOwnersGo(t *testing.T) {
 	redis := redistest.Start(t).URL()
 	key := "--api-key=" + counterKey
@@ -106,9 +109,11 @@ func TestClockOwnersGo(t *testing.T) {
 	}
 	startAll(t, append(owners, gateway)...)
 	awaitReady(t, append(owners, gateway)...)
+
 	all := increment(t, gateway, 60)
 	time.Sleep(3 * time.Second)
 	all.promised(t, "at the beginning", 5*time.Second)
+
 	back := func(m *member) {
 		t.Helper()
 		if err := m.start(); err != nil {
@@ -119,20 +124,23 @@ func TestClockOwnersGo(t *testing.T) {
 		all.promised(t, "it is back", 500*time.Millisecond)
 	}
 
+	// A crash: others have to notice it.
 	owners[0].kill()
 	time.Sleep(5 * time.Second)
 	all.promised(t, "an owner is killed", 500*time.Millisecond)
 	back(owners[0])
 
+	// An orderly end hands the counters over.
 	if err := owners[1].leave(); err != nil {
 		t.Error(err)
 	}
 	all.promised(t, "an owner ends in order", 150*time.Millisecond)
 	back(owners[1])
 
+	// A process that hangs must not keep its counters.
 	owners[2].pause()
 	time.Sleep(6 * time.Second)
-	all.promised(t, "an owner says nothing", 2500*time.Millisecond)
+	all.promised(t, "an owner is silent", 2500*time.Millisecond)
 	owners[2].resume()
 	time.Sleep(5 * time.Second)
 	all.promised(t, "it wakes", 500*time.Millisecond)

@@ -16,25 +16,24 @@ import (
 	"headcount/internal/testkit"
 )
 
-// member is one process of a cluster. It may be ended and started again: its addresses
-// stay.
+// member is one process of a cluster. It can be ended and started again with the same addresses.
 type member struct {
 	name  string // for people
 	role  string
 	addr  string // public; "" without a gateway
 	admin string
-	self  string // where the others reach it
+	self  string // its address for the other processes
 	flags []string
 	log   servertest.Log
 
-	program string // empty: the program under test
+	program string // empty for the program under test
 
 	process servertest.Process
 	still   atomic.Bool // it is frozen, or was killed
 }
 
-// newMember is a process with one role, or several, as --roles names them. With a proxy,
-// its --advertise is the proxy's address.
+// newMember returns a process with one role, or several, as --roles names them. With a proxy, its --advertise is the
+// proxy's address.
 func newMember(name, role, redis string, through *proxy, flags ...string) *member {
 	m := &member{name: name, role: role, admin: servertest.FreeAddr()}
 	listen := servertest.FreeAddr()
@@ -43,22 +42,27 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 		"serve", "--roles=" + role, "--redis=" + redis, "--admin-listen=" + m.admin, "--cluster-listen=" + listen,
 		"--log-format=json", "--shutdown-timeout=15s",
 	}, flags...)
+
 	if through != nil {
 		through.to(listen)
 		m.self = through.addr
 		m.flags = append(m.flags, "--advertise="+through.addr)
 	}
+
 	if strings.Contains(role, "gateway") {
 		m.addr = servertest.FreeAddr()
 		m.flags = append(m.flags, "--listen="+m.addr)
 	}
+
 	return m
 }
 
 // start starts the process, without waiting until it is ready.
 func (m *member) start() error {
 	cmd := exec.Command(cmp.Or(m.program, program), m.flags...)
-	cmd.Env, cmd.Stderr = testkit.Environ(), &m.log
+	cmd.Env = testkit.Environ()
+	cmd.Stderr = &m.log
+
 	m.still.Store(false)
 	return m.process.Start(cmd)
 }
@@ -66,7 +70,7 @@ func (m *member) start() error {
 // up reports whether clients may expect answers.
 func (m *member) up() bool { return m.process.Runs() && !m.still.Load() }
 
-// pause has the process hang.
+// pause makes the process hang.
 func (m *member) pause() {
 	m.still.Store(true)
 	m.process.Pause()
@@ -96,10 +100,10 @@ func (m *member) leave() error {
 	}
 }
 
-// web is an HTTP client without memory.
+// web is an HTTP client without cookies and idle connections.
 var web = &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: testkit.Timeout}
 
-// api makes calls as the user with that id; "": as a new one.
+// api makes calls as the user with that id, or as a new user if id is empty.
 func (m *member) api(id string) *client.API {
 	return client.NewAPI(client.Config{URL: "http://" + m.addr, ID: id, HTTP: web})
 }
@@ -117,10 +121,11 @@ func get(url string) (int, http.Header, string, error) {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
+
 	return resp.StatusCode, resp.Header, string(body), err
 }
 
-// ready reports whether the process says so.
+// ready reports whether /readyz says that the process is ready.
 func (m *member) ready() bool {
 	status, _, _, err := get("http://" + m.admin + "/readyz")
 	return err == nil && status == http.StatusOK
@@ -146,6 +151,7 @@ func startAll(t testing.TB, members ...*member) {
 		}
 		all.Wait()
 	})
+
 	for _, m := range members {
 		if err := m.start(); err != nil {
 			t.Fatal(err)

@@ -12,16 +12,15 @@ import (
 	"headcount/internal/servertest"
 )
 
-// proxy stands before a process's cluster address. It forwards TCP as it is. Of the
-// datagrams a share is lost, a share comes twice, and a share is overtaken by later
-// ones.
+// proxy stands in front of a process's cluster address. It forwards TCP unchanged. It loses a share of the datagrams,
+// sends a share twice, and lets later ones overtake a share.
 type proxy struct {
 	t      testing.TB
 	addr   string
 	target string
 	share  float64
 	bad    atomic.Bool
-	link   gate // what TCP carries waits while it is shut
+	link   gate // bytes over TCP wait while it is shut
 
 	lost, twice, late atomic.Int64
 }
@@ -75,7 +74,7 @@ func (w gated) Write(b []byte) (int, error) {
 	return w.Writer.Write(b)
 }
 
-// to begins forwarding.
+// to starts forwarding to target.
 func (p *proxy) to(target string) {
 	p.target = target
 	udp, err := net.ListenPacket("udp", p.addr)
@@ -90,6 +89,7 @@ func (p *proxy) to(target string) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+
 	var mu sync.Mutex
 	open := []io.Closer{udp, out, tcp}
 	p.t.Cleanup(func() {
@@ -100,6 +100,7 @@ func (p *proxy) to(target string) {
 			_ = c.Close()
 		}
 	})
+
 	go p.datagrams(udp, out) // ends when udp is closed
 	go func() {              // ends when tcp is closed
 		for {
@@ -112,13 +113,15 @@ func (p *proxy) to(target string) {
 				_ = in.Close()
 				continue
 			}
+
 			mu.Lock()
 			open = append(open, in, to)
 			mu.Unlock()
+
 			for _, pair := range [][2]net.Conn{{in, to}, {to, in}} {
 				go func() {
 					_, _ = io.Copy(gated{pair[0], &p.link}, pair[1])
-					p.link.pass() // the end of a connection comes after what it carried
+					p.link.pass() // the end of a connection comes after its data
 					_ = pair[0].Close()
 				}()
 			}
@@ -133,20 +136,24 @@ func (p *proxy) datagrams(in net.PacketConn, out net.Conn) {
 		if err != nil {
 			return
 		}
+
 		if !p.bad.Load() {
-			_, _ = out.Write(buf[:n]) // a process that is down loses it, as it would without the proxy
+			_, _ = out.Write(buf[:n]) // if the process is down, the datagram is lost, as it would be without the proxy
 			continue
 		}
+
 		datagram := append([]byte(nil), buf[:n]...)
 		if rand.Float64() < p.share {
 			p.lost.Add(1)
 			continue
 		}
+
 		copies := 1
 		if rand.Float64() < p.share {
 			p.twice.Add(1)
 			copies = 2
 		}
+
 		for range copies {
 			if rand.Float64() < p.share {
 				p.late.Add(1)

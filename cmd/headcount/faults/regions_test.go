@@ -16,19 +16,19 @@ import (
 )
 
 const (
-	mergedWithin = 5 * time.Second // what is promised after a link's return
+	mergedWithin = 5 * time.Second // the promise after a link's return
 	spot         = "the spot"      // where users of all regions meet
 )
 
-// dataCentre is one region: a Redis whose clock may be wrong, a process with
-// all roles and one that takes over from it.
+// dataCentre is one region: a Redis whose clock may be wrong, a process with all roles, and one that takes over from
+// it.
 type dataCentre struct {
 	name    string
 	redis   *redistest.Server
 	members []*member
 	users   []*client.Conn
 	watcher *regionWatcher
-	likes   map[string]bool // who is in its own set
+	likes   map[string]bool // the members of its own set
 }
 
 // world is the regions and the links between them.
@@ -37,7 +37,7 @@ type world struct {
 	regions []*dataCentre
 	links   map[string]*wire // "us eu": how us reaches the Redis of eu
 
-	// What counters that last have when all regions know all: the views, and who has visited.
+	// The values of durable counters when all regions know everything: the views, and the visitors.
 	views    int64
 	visitors map[string]bool
 }
@@ -50,7 +50,7 @@ type regionWatcher struct {
 	floor  int64 // no fresh count of the spot may be below it
 }
 
-// clocks are how wrong those of the regions are.
+// clocks are the errors of the regions' clocks.
 var clocks = map[string]time.Duration{"us": 0, "eu": 10 * time.Minute, "ap": -10 * time.Minute}
 
 // newWorld starts three regions whose clocks are ten minutes apart.
@@ -62,35 +62,41 @@ func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 			name: name, redis: redistest.StartAt(t, clocks[name]), likes: map[string]bool{},
 		})
 	}
+
 	var all []*member
 	for _, r := range w.regions {
 		settings := append([]string{"--region=" + r.name, "--api-key=" + counterKey}, flags...)
 		for _, other := range w.regions {
-			if other != r {
-				l := newWire(t, other.redis.Addr, delay)
-				w.links[r.name+" "+other.name] = l
-				settings = append(settings, "--peer="+other.name+"="+l.url())
+			if other == r {
+				continue
 			}
+			l := newWire(t, other.redis.Addr, delay)
+			w.links[r.name+" "+other.name] = l
+			settings = append(settings, "--peer="+other.name+"="+l.url())
 		}
+
 		r.members = []*member{
 			newMember(r.name+" 1", allRoles, r.redis.URL(), nil, settings...),
 			newMember(r.name+" 2", "presence,dispatcher", r.redis.URL(), nil, settings...),
 		}
 		all = append(all, r.members...)
 	}
+
 	startAll(t, all...)
 	awaitReady(t, all...)
 	for _, r := range w.regions {
 		r.watch(t)
 	}
+
 	return w
 }
 
-// watch connects a client that sees the counts of the spot and of the site.
+// watch connects a client that receives the counts of the spot and of the site.
 func (r *dataCentre) watch(t testing.TB) {
 	t.Helper()
 	w := &regionWatcher{last: map[string]client.Count{}}
 	r.watcher = w
+
 	conn, err := dial(r.members[0], "")
 	if err != nil {
 		t.Fatal(err)
@@ -98,6 +104,7 @@ func (r *dataCentre) watch(t testing.TB) {
 	if err := conn.Subscribe(site, spot); err != nil {
 		t.Fatal(err)
 	}
+
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		conn.Abort()
@@ -108,6 +115,7 @@ func (r *dataCentre) watch(t testing.TB) {
 			t.Errorf("%s: %s", r.name, wrong)
 		}
 	})
+
 	go func() {
 		defer close(done)
 		var f client.Frame
@@ -115,11 +123,14 @@ func (r *dataCentre) watch(t testing.TB) {
 			if f.Type != "count" {
 				continue
 			}
+
 			w.mu.Lock()
-			n, last := f.Count, w.last[f.Count.Page]
-			if n.Count < 0 || n.Page == spot && !n.Stale && n.Count < w.floor || n.Version.Before(last.Version) {
+			n := f.Count
+			last := w.last[n.Page]
+			tooLow := n.Page == spot && !n.Stale && n.Count < w.floor
+			if n.Count < 0 || tooLow || n.Version.Before(last.Version) {
 				w.wrongs = append(w.wrongs,
-					fmt.Sprintf("%+v after %+v, when nothing under %d may come", n, last, w.floor))
+					fmt.Sprintf("%+v after %+v, while the least is %d", n, last, w.floor))
 			}
 			w.last[n.Page] = n
 			w.mu.Unlock()
@@ -133,7 +144,7 @@ func (r *dataCentre) seen(page string) client.Count {
 	return r.watcher.last[page]
 }
 
-// stay says that all users who are there stay: no count may fall below n.
+// stay declares that all present users stay: no count may fall below n.
 func (r *dataCentre) stay(n int64) {
 	r.watcher.mu.Lock()
 	defer r.watcher.mu.Unlock()
@@ -168,11 +179,12 @@ func (r *dataCentre) leave(t testing.TB, n int) {
 	r.users = r.users[n:]
 }
 
-// total is how many are there.
+// total returns the number of users in all regions.
 func (w *world) total() (n int64) {
 	for _, r := range w.regions {
 		n += int64(len(r.users))
 	}
+
 	return n
 }
 
@@ -195,6 +207,7 @@ func parts(t testing.TB, r *dataCentre, page string) (count int64, regions map[s
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return n.Count, n.Regions
 }
 
@@ -203,20 +216,23 @@ func (r *dataCentre) api() *client.API {
 	return r.members[0].keyed()
 }
 
-// count has a region count views, one of them too much, two who like, and two visitors, one of whom was in other
+// count makes a region count views (one too many, and one back), two likes, and two visitors, one of whom was in other
 // regions too.
 func (w *world) count(t testing.TB, r *dataCentre, views int) {
 	t.Helper()
-	api, ctx := r.api(), t.Context()
+	api := r.api()
+	ctx := t.Context()
 	must := func(_ client.Counter, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	must(api.Increment(ctx, "views:1", int64(views)+1))
 	must(api.Decrement(ctx, "views:1", 1))
 	w.views += int64(views)
+
 	for i := range 2 {
 		name := fmt.Sprintf("%s %d", r.name, len(r.likes)+i)
 		must(api.EditMembers(ctx, "likes:1", []string{name}, nil))
@@ -228,13 +244,14 @@ func (w *world) count(t testing.TB, r *dataCentre, views int) {
 	}
 }
 
-// counted says which counters of a region are not what all regions have counted together.
+// counted describes the counters of a region that differ from what all regions have counted together.
 func (w *world) counted(t testing.TB, r *dataCentre) (lacks string) {
 	t.Helper()
 	likes := 0
 	for _, other := range w.regions {
 		likes += len(other.likes)
 	}
+
 	is, err := r.api().Counters(t.Context(), "views:1", "likes:1", "visitors:1")
 	if err != nil {
 		return fmt.Sprintf("%s: %v; ", r.name, err)
@@ -244,6 +261,7 @@ func (w *world) counted(t testing.TB, r *dataCentre) (lacks string) {
 			return fmt.Sprintf("%s has %+v, want %d; ", r.name, is[i], want)
 		}
 	}
+
 	return ""
 }
 
@@ -253,16 +271,19 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 	if among == nil {
 		among = w.regions
 	}
+
 	want := map[string]int64{}
 	sum := int64(0)
 	for _, r := range among {
 		want[r.name] = int64(len(r.users))
 		sum += want[r.name]
 	}
+
 	watch := testkit.NewStopwatch(t)
 	start := time.Now()
 	var lacks string
 	var counted time.Duration
+
 	for {
 		lacks = ""
 		if len(among) == len(w.regions) {
@@ -273,6 +294,7 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 				counted = time.Since(start)
 			}
 		}
+
 		for _, r := range among {
 			for _, page := range []string{spot, site} {
 				if f := r.seen(page); f.Count != sum || f.Stale && len(among) == len(w.regions) {
@@ -283,11 +305,13 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 				}
 			}
 		}
+
 		if lacks == "" {
-			t.Logf("all show %d after %.2f s, and the counters that last after %.2f s",
+			t.Logf("all show %d after %.2f s, and the durable counters after %.2f s",
 				sum, time.Since(start).Seconds(), counted.Seconds())
 			return
 		}
+
 		if watch.Elapsed() > within {
 			t.Fatalf("not all show %v after %s of %s: %s", want, watch.Elapsed(), within, lacks)
 		}
@@ -295,12 +319,13 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 	}
 }
 
-// This is the partition test, and the other faults of data centres, one after the other
-// in the same world, whose clocks are ten minutes apart.
+// This is the partition test, and the other faults of data centres, one after the other in one world, whose clocks are
+// ten minutes apart.
 func TestClockRegions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
 	us, eu, ap := w.regions[0], w.regions[1], w.regions[2]
+
 	all := slices.Collect(maps.Keys(w.links))
 	for i, r := range w.regions {
 		w.join(t, r, i+1)
@@ -313,13 +338,15 @@ func TestClockRegions(t *testing.T) {
 		for i, r := range w.regions {
 			w.count(t, r, 100*i+1)
 		}
+
 		before := w.total()
 		w.join(t, us, 3)
 		w.join(t, eu, 2)
 		eu.leave(t, 1)
 		w.join(t, ap, 5)
+
 		own := map[*dataCentre]int64{us: before + 3, eu: before + 1, ap: before + 5}
-		testkit.Within(t, exactWithin, "every region shows what it has and what it knew of the others", func() bool {
+		testkit.Within(t, exactWithin, "every region shows its users and those it knew of the others", func() bool {
 			for r, n := range own {
 				if r.seen(spot).Count != n || r.seen(site).Count != n {
 					return false
@@ -327,27 +354,30 @@ func TestClockRegions(t *testing.T) {
 			}
 			return true
 		})
-		time.Sleep(3 * time.Second) // nothing comes of it
+
+		time.Sleep(3 * time.Second) // nothing changes
 		for r, n := range own {
 			if f := r.seen(spot); f.Count != n || f.Stale {
 				t.Errorf("%s shows %+v without its links, want %d", r.name, f, n)
 			}
 			if w.counted(t, r) == "" {
-				t.Errorf("%s has all that was counted, without its links", r.name)
+				t.Errorf("%s has everything that was counted, without its links", r.name)
 			}
 		}
-		// What was gained is asked for in all regions.
-		if _, _, body, err := get("http://" + us.members[0].addr +
-			"/api/v1/counters/views:1/window?last=1h"); err != nil || !strings.Contains(body, `"stale":true`) {
+
+		// Gains are asked for in all regions.
+		hour := "/api/v1/counters/views:1/window?last=1h"
+		_, _, body, err := get("http://" + us.members[0].addr + hour)
+		if err != nil || !strings.Contains(body, `"stale":true`) {
 			t.Errorf("the views of an hour are %s, %v, without the others", body, err)
 		}
+
 		w.heal()
 		w.converge(t, mergedWithin)
-		testkit.Within(t, exactWithin, "every region adds up what all have gained", func() bool {
+		testkit.Within(t, exactWithin, "every region adds up all gains", func() bool {
 			for _, r := range w.regions {
-				if _, _, body, err := get("http://" + r.members[0].addr +
-					"/api/v1/counters/views:1/window?last=1h"); err != nil ||
-					!strings.Contains(body, fmt.Sprintf(`"value":%d}`, w.views)) {
+				_, _, body, err := get("http://" + r.members[0].addr + hour)
+				if err != nil || !strings.Contains(body, fmt.Sprintf(`"value":%d}`, w.views)) {
 					return false
 				}
 			}
@@ -361,14 +391,17 @@ func TestClockRegions(t *testing.T) {
 		w.join(t, eu, 1)
 		w.count(t, us, 3)
 		w.count(t, eu, 4)
+
 		testkit.Within(t, exactWithin, "all but eu know", func() bool {
 			return us.seen(spot).Count == w.total() && ap.seen(spot).Count == w.total()
 		})
 		testkit.Within(t, exactWithin, "eu knows its own", func() bool { return eu.seen(spot).Count == w.total()-1 })
+
 		time.Sleep(time.Second)
 		if n := eu.seen(spot).Count; n != w.total()-1 {
 			t.Errorf("eu shows %d of %d", n, w.total())
 		}
+
 		w.heal()
 		w.converge(t, mergedWithin)
 	})
@@ -387,10 +420,12 @@ func TestClockRegions(t *testing.T) {
 		for _, r := range w.regions {
 			r.stay(w.total())
 		}
+
 		eu.redis.Kill()
 		time.Sleep(2 * time.Second)
-		eu.redis.Restart(t) // while the owners of its counters live, nothing is lost
+		eu.redis.Restart(t) // nothing is lost while the owners of its counters live
 		w.converge(t, exactWithin)
+
 		w.join(t, us, 1)
 		w.join(t, eu, 1)
 		w.count(t, us, 5)
@@ -402,13 +437,15 @@ func TestClockRegions(t *testing.T) {
 		w.cut("us ap", "ap us", "eu ap", "ap eu")
 		us.redis.Flush(t)
 		time.Sleep(3 * time.Second)
+
 		for _, r := range w.regions {
-			r.stay(0) // before anybody leaves: us and eu hear of each other
+			r.stay(0) // before anybody leaves, as us and eu still receive each other's counts
 		}
 		for _, r := range w.regions {
 			r.leave(t, 1)
 			w.count(t, r, 7)
 		}
+
 		w.heal()
 		w.converge(t, exactWithin)
 	})
@@ -417,6 +454,7 @@ func TestClockRegions(t *testing.T) {
 		for _, conn := range eu.users {
 			conn.Abort()
 		}
+
 		eu.users = nil
 		for _, m := range eu.members {
 			m.kill()
@@ -424,12 +462,14 @@ func TestClockRegions(t *testing.T) {
 		eu.redis.Kill()
 		w.count(t, us, 8)
 		eu.redis.Restart(t)
-		clear(eu.likes) // nobody remembers its set; what it had given to the others is not lost
+		clear(eu.likes) // nobody remembers its set, but the others have the counts that it gave them
 		for _, m := range eu.members {
 			again(t, m)
 		}
+
 		eu.watch(t)
 		w.converge(t, exactWithin)
+
 		w.count(t, eu, 9)
 		w.converge(t, exactWithin)
 	})
@@ -441,11 +481,13 @@ func TestClockRegionsOnBadLinks(t *testing.T) {
 	for _, l := range w.links {
 		l.lose(0.05)
 	}
+
 	for i, r := range w.regions {
 		w.join(t, r, 3-i)
 		w.count(t, r, i)
 	}
 	w.converge(t, exactWithin)
+
 	for round := range 5 {
 		r := w.regions[round%3]
 		w.join(t, r, 2)
@@ -453,13 +495,15 @@ func TestClockRegionsOnBadLinks(t *testing.T) {
 		w.count(t, r, round)
 		w.converge(t, mergedWithin)
 	}
+
+	// All links fail at the same time.
 	w.cut(slices.Collect(maps.Keys(w.links))...)
 	for _, r := range w.regions {
 		w.join(t, r, 1)
 	}
 	time.Sleep(4 * time.Second)
 	w.heal()
-	w.converge(t, mergedWithin+2*time.Second) // the promise is about links; these lose what is needed for healing, too
+	w.converge(t, mergedWithin+2*time.Second) // the promise is about links that lose nothing
 }
 
 func TestClockARegionThatIsDownForGood(t *testing.T) {
@@ -471,6 +515,7 @@ func TestClockARegionThatIsDownForGood(t *testing.T) {
 		w.join(t, r, i+1)
 	}
 	w.converge(t, exactWithin)
+
 	for _, conn := range ap.users {
 		conn.Abort()
 	}
@@ -478,7 +523,8 @@ func TestClockARegionThatIsDownForGood(t *testing.T) {
 		m.kill()
 	}
 	ap.redis.Kill()
-	testkit.Within(t, stale+exactWithin, "the others leave it out and say so", func() bool {
+
+	testkit.Within(t, stale+exactWithin, "the others leave it out and mark their counts", func() bool {
 		for _, r := range []*dataCentre{us, eu} {
 			for _, page := range []string{spot, site} {
 				if f := r.seen(page); f.Count != 3 || !f.Stale || !slices.Equal(f.StaleRegions, []string{"ap"}) {
@@ -488,22 +534,27 @@ func TestClockARegionThatIsDownForGood(t *testing.T) {
 		}
 		return true
 	})
+
 	_, _, body, err := get("http://" + us.members[0].addr + "/the%20spot/counter")
 	if err != nil || !strings.Contains(body, `"count":3`) ||
 		!strings.Contains(body, `"stale":true,"stale_regions":["ap"]`) {
 		t.Errorf("GET says %s, %v", body, err)
 	}
-	// One process decides, and the others read the decision at their next look.
+
+	// One process decides, and the others read the decision at their next check.
 	testkit.Within(t, exactWithin, "the metrics say that ap is left out, and not eu", func() bool {
 		status, _, metrics, err := get("http://" + us.members[0].admin + "/metrics")
 		return err == nil && status == 200 &&
 			strings.Contains(metrics, `headcount_region_left_out{peer="ap"} 1`) &&
 			strings.Contains(metrics, `headcount_region_left_out{peer="eu"} 0`)
 	})
+
+	// The two others go on without it.
 	w.join(t, us, 2)
 	eu.leave(t, 1)
 	w.converge(t, mergedWithin, us, eu)
 
+	// The region comes back empty, and counts again.
 	ap.users = nil
 	ap.redis.Restart(t)
 	for _, m := range ap.members {
@@ -512,18 +563,20 @@ func TestClockARegionThatIsDownForGood(t *testing.T) {
 		}
 	}
 	awaitReady(t, ap.members...)
+
 	ap.watch(t)
 	w.join(t, ap, 4)
 	w.converge(t, exactWithin)
 }
 
-// The log says once which peer is set wrongly, and everything else goes on.
+// The log names a wrongly set peer once, and everything else works on.
 func TestClockPeersThatAreRefused(t *testing.T) {
 	t.Parallel()
 	var servers []*redistest.Server
 	for range 4 {
 		servers = append(servers, redistest.Start(t))
 	}
+
 	region := func(i int, name string, peers ...string) *member {
 		flags := []string{"--region=" + name}
 		for _, p := range peers {
@@ -531,8 +584,9 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 		}
 		return newMember(name, allRoles, servers[i].URL(), nil, flags...)
 	}
-	// Beside a right peer, us has one that calls itself by another name, one that does
-	// not answer, and one whose facts are another program's.
+
+	// Apart from a right peer, us has one that calls itself by another name, one that does not answer, and one whose
+	// facts belong to another program.
 	foreign := redistest.Start(t)
 	foreign.Do(t, "HSET", "hc:{c}:facts", "region", "odd", "partitions", "999", "buckets", "64", "seed", "1")
 	us := region(0, "us", "eu="+servers[1].URL(), "wrong="+servers[2].URL(), "gone=redis://"+servertest.FreeAddr(),
@@ -540,6 +594,7 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 	eu := region(1, "eu", "us="+servers[0].URL())
 	ap := region(2, "ap", "us="+servers[0].URL())
 	twin := region(3, "us", "eu="+servers[1].URL())
+
 	startAll(t, us, eu, ap)
 	awaitReady(t, us, eu, ap)
 	put(t, eu, "", "increment", 1)
@@ -547,6 +602,8 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 		_, _, body, err := get("http://" + us.addr + "/p/counter?regions=1")
 		return err == nil && strings.Contains(body, `"count":1`) && strings.Contains(body, `"eu":1`)
 	})
+
+	// A second region of the same name writes to eu, too.
 	startAll(t, twin)
 	awaitReady(t, twin)
 	for _, want := range []struct {
@@ -554,34 +611,39 @@ func TestClockPeersThatAreRefused(t *testing.T) {
 		text string
 	}{
 		{us, `the region there calls itself \"ap\", not \"wrong\"`},
-		{us, `buckets is`}, // or partitions or seed: one is named
+		{us, `buckets is`}, // or partitions or seed: only one is named
 		{twin, `another region called \"us\" writes there`},
-		// it is not this region's counts that are stale
+		// The counts of this region are not stale.
 		{us, `redis cannot be used; changes for that region wait meanwhile`},
 	} {
 		testkit.Within(t, exactWithin, want.m.name+" says "+want.text, func() bool {
 			text := want.m.log.String()
-			return strings.Contains(text, want.text) || want.text == `buckets is` && strings.Contains(text, ` is \"`) &&
+			differ := strings.Contains(text, ` is \"`) &&
 				strings.Contains(text, `there; all regions must run with the same`)
+			return strings.Contains(text, want.text) || want.text == `buckets is` && differ
 		})
 	}
+
 	for _, want := range []string{
 		`headcount_region_refused{peer="wrong"} 1`, `headcount_region_refused{peer="odd"} 1`,
 		`headcount_region_refused{peer="eu"} 0`,
 		`headcount_region_lag_seconds{peer="eu"} 0`, `headcount_region_heard_seconds{peer="eu"}`,
 		`headcount_region_bytes_total{direction="sent",peer="eu"}`,
 	} {
-		// the lag while a batch is under way is not 0
+		// The lag is not 0 while a batch is under way.
 		testkit.Within(t, exactWithin, "the metrics have "+want, func() bool {
 			_, _, metrics, err := get("http://" + us.admin + "/metrics")
 			return err == nil && strings.Contains(metrics, want)
 		})
 	}
+
 	if n := strings.Count(us.log.String(), "calls itself"); n != 1 {
-		t.Errorf("it was said %d times that a peer is refused", n)
+		t.Errorf("the log names a refused peer %d times", n)
 	}
+
+	// The refused peers do not disturb the right one.
 	put(t, us, "", "increment", 2)
-	testkit.Within(t, mergedWithin, "the right peer is told", func() bool {
+	testkit.Within(t, mergedWithin, "the right peer receives the count", func() bool {
 		_, _, body, err := get("http://" + eu.addr + "/p/counter?regions=1")
 		return err == nil && strings.Contains(body, `"us":1`)
 	})

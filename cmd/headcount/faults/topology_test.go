@@ -21,7 +21,7 @@ type topology struct {
 	crowd                        *simulate.Crowd
 }
 
-// newTopology starts a layout, and brings the clients in.
+// newTopology starts a layout, and connects the clients.
 func newTopology(t *testing.T, redis string, between func() *proxy, flags ...string) *topology {
 	t.Helper()
 	top := layout(redis, between, flags...)
@@ -29,8 +29,8 @@ func newTopology(t *testing.T, redis string, between func() *proxy, flags ...str
 	return top
 }
 
-// layout is 2 gateways, 3 presence nodes and 2 dispatchers over a Redis. between makes a
-// proxy for a process; it may be nil.
+// layout returns 2 gateways, 3 presence nodes and 2 dispatchers over a Redis. between makes a proxy for a process; it
+// may be nil.
 func layout(redis string, between func() *proxy, flags ...string) *topology {
 	top := &topology{}
 	for _, role := range []struct {
@@ -48,6 +48,7 @@ func layout(redis string, between func() *proxy, flags ...string) *topology {
 		}
 		top.members = append(top.members, *role.to...)
 	}
+
 	return top
 }
 
@@ -60,10 +61,11 @@ func newWholes(t *testing.T, redis string, flags ...string) *topology {
 	}
 	top.gateways = top.members
 	top.begin(t)
+
 	return top
 }
 
-// begin starts the processes and brings the clients in.
+// begin starts the processes and connects the clients.
 func (top *topology) begin(t *testing.T) {
 	t.Helper()
 	startAll(t, top.members...)
@@ -71,16 +73,15 @@ func (top *topology) begin(t *testing.T) {
 	top.crowd = newCrowd(t, top.gateways)
 }
 
-// fault is what a topology suffers. damage does it and returns when it was
-// healed, or done when it cannot be; churn goes on until then, and for during
-// longer.
+// fault is a fault of a topology. damage causes it and returns when it was healed, or caused when it cannot be healed.
+// The churn continues until then, and for during longer.
 type fault struct {
 	name    string
-	since   string // the moment that damage returns, in words
+	since   string // the moment when damage returns, in words
 	during  time.Duration
 	damage  func(t *testing.T) time.Time
-	lingers time.Duration      // a ghost may be seen for so much longer than is promised after a fault
-	mend    func(t *testing.T) // once counts are exact, for example to start again what was killed
+	lingers time.Duration      // a ghost may be visible for so much longer than promised after a fault
+	mend    func(t *testing.T) // called when counts are exact, for example to restart a killed process
 }
 
 // suffer runs one fault and checks what must hold.
@@ -94,40 +95,50 @@ func (top *topology) suffer(t *testing.T, f fault) {
 			if err != nil {
 				t.Errorf("%s: the counts are not exact: %v", what, err)
 			}
+
 			return took
 		}
+
 		machine := testkit.NewStopwatch(t)
 		exact("before the fault", time.Now(), machine.Lost)
+
+		// From here on, every count that any client receives is checked.
 		begun := time.Now()
 		lingering := func() time.Duration { return machine.Lost() + f.lingers }
 		observed := c.Observe(t.Context(), lingering)
+
 		stop := c.Churn(t.Context())
 		defer stop()
 		time.Sleep(500 * time.Millisecond) // some users come and go before the fault
 		healed := f.damage(t)
 		time.Sleep(time.Until(healed.Add(f.during)))
 		stop()
+
 		took := exact("after the fault", healed, machine.Lost)
 		ghost := observed()
 		t.Logf("exact %.1f s after %s; the machine lost %s", took.Seconds(), f.since, machine.Lost())
+
 		if ghost.By > 0 {
 			t.Errorf("a fresh count was wrong by %d for longer than %s: %s",
 				ghost.By, exactWithin+lingering(), ghost.Where)
 		}
+
+		// Mending is a change of owners, too.
 		if f.mend != nil {
 			f.mend(t)
 			exact("after mending", time.Now(), machine.Lost)
 		}
+
 		for _, w := range c.Wrongs() {
 			t.Error(w)
 		}
 		if t.Failed() {
-			t.Logf("the processes' words since %s:\n%s", begun.UTC().Format("15:04:05.000"), top.words(begun))
+			t.Logf("the processes' logs since %s:\n%s", begun.UTC().Format("15:04:05.000"), top.words(begun))
 		}
 	})
 }
 
-// words returns the last lines of all logs since then, by time.
+// words returns the last lines of all logs since then, sorted by time.
 func (top *topology) words(since time.Time) string {
 	var lines []string
 	for _, m := range top.members {
@@ -140,6 +151,7 @@ func (top *topology) words(since time.Time) string {
 			}
 		}
 	}
+
 	slices.Sort(lines)
 	return strings.Join(lines[max(0, len(lines)-150):], "")
 }

@@ -26,18 +26,19 @@ import (
 	"headcount/internal/testkit"
 )
 
-// previous is the program of the previous release, which these tests run beside this one.
+// previous returns the program of the previous release, which these tests run next to this one.
 func previous(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv("HEADCOUNT_PREVIOUS")
 	if path == "" {
 		t.Fatal("HEADCOUNT_PREVIOUS names no program: run make upgrade, which builds the previous release")
 	}
+
 	return path
 }
 
-// twice is how much longer a ghost may stay while processes of the previous release are there. They
-// keep who left anew with each change of owners, and a process that is replaced is two changes.
+// twice is how much longer a ghost may stay while processes of the previous release run. They keep users who have left
+// again after each change of owners, and a replaced process is two changes.
 const twice = 4 * time.Second
 
 // replace ends a process as an operator does, and starts the other program in its place.
@@ -46,20 +47,23 @@ func replace(t *testing.T, m *member, with string) {
 	if err := m.leave(); err != nil {
 		t.Error(err)
 	}
+
 	m.program = with
 	again(t, m)
 }
 
-// books are changes of counters and of a page that somebody follows, and what they must
-// come to. One goroutine at a time uses them.
+// books are changes of counters and of a followed page, and the values that must result. One goroutine at a time uses
+// them.
 type books struct {
 	gateways []*member
-	// While processes of two releases run, one of them does not serve counters: only what is unread is changed and
+
+	// While processes of two releases run, one of them does not serve counters: only unread counts are changed and
 	// checked.
 	mixed bool
 
 	changes int
-	// What the counters must be: views with corrections and without, entries of their ledger, …
+
+	// The values of the counters: views with corrections and without, entries of their ledger, …
 	sum, gained, entries, stock, likes, visitors, unread int64
 }
 
@@ -70,7 +74,7 @@ const (
 	booksRoot   = "/api/v1/counters/"
 )
 
-// booksFlags are what processes need for books.
+// booksFlags are the flags that books need.
 var booksFlags = []string{"--api-key=" + counterKey, "--id-secret=" + strings.Repeat("of the upgrade ", 3)}
 
 func newBooks(t *testing.T, gateways ...*member) *books {
@@ -80,7 +84,7 @@ func newBooks(t *testing.T, gateways ...*member) *books {
 	return b
 }
 
-// follow has the reader follow the page, with nothing unread.
+// follow makes the reader follow the page, with nothing unread.
 func (b *books) follow(t *testing.T) {
 	t.Helper()
 	if err := b.change(http.MethodPut, booksFollow, "{}"); err != nil {
@@ -89,36 +93,39 @@ func (b *books) follow(t *testing.T) {
 	b.unread = 0
 }
 
-// call is one call at a gateway with the API key. Its answer is read into out unless that is nil.
+// call makes one call at a gateway with the API key. The answer is read into out unless that is nil.
 func call(at *member, method, path, body, once string, out any) error {
 	var in any
 	if body != "" {
 		in = json.RawMessage(body)
 	}
+
 	_, err := at.keyed().Once(once).Do(context.Background(), method, path, in, out)
 	return err
 }
 
-// change makes a change through any gateway that is up, and repeats it until it is
-// acknowledged: it counts once.
+// change makes a change through any gateway that is up, and repeats it until it is acknowledged. It counts once.
 func (b *books) change(method, path, body string) error {
 	b.changes++
 	once := ""
 	if method == http.MethodPost {
 		once = fmt.Sprint("change ", b.changes)
 	}
+
 	said := "no gateway is up"
 	for start := time.Now(); time.Since(start) < testkit.Timeout; time.Sleep(20 * time.Millisecond) {
 		at := b.gateways[rand.IntN(len(b.gateways))]
 		if !at.up() {
 			continue
 		}
+
 		err := call(at, method, path, body, once, nil)
 		if err == nil {
 			return nil
 		}
 		said = fmt.Sprintf("%s: %v", at.name, err)
-		if no := (*client.Error)(nil); errors.As(err, &no) && no.Status/100 == 4 {
+		no := (*client.Error)(nil)
+		if errors.As(err, &no) && no.Status/100 == 4 {
 			break
 		}
 	}
@@ -134,19 +141,24 @@ func (b *books) write() error {
 	if b.mixed {
 		return nil
 	}
+
 	if err := b.change(http.MethodPost, booksRoot+"views:1/increment", `{"delta":3}`); err != nil {
 		return err
 	}
-	b.sum, b.gained = b.sum+3, b.gained+3
+	b.sum += 3
+	b.gained += 3
+
 	if err := b.change(http.MethodPost, booksRoot+"stock:1/increment", `{"delta":2}`); err != nil {
 		return err
 	}
 	b.stock += 2
+
 	who := fmt.Sprint("visitor-", b.changes)
 	if err := b.change(http.MethodPut, booksRoot+"visitors:1/members/"+who, ""); err != nil {
 		return err
 	}
 	b.visitors++
+
 	if err := b.change(http.MethodPut, booksRoot+"likes:1/members/"+who, ""); err != nil {
 		return err
 	}
@@ -157,17 +169,20 @@ func (b *books) write() error {
 		}
 		b.likes--
 	}
+
 	if b.visitors%5 == 0 && b.entries < 90 { // a page of a ledger has 100
-		if err := b.change(http.MethodPost, booksRoot+"views:1/adjust",
-			`{"delta":-1,"reason":"bots","by":"ops"}`); err != nil {
+		const correction = `{"delta":-1,"reason":"bots","by":"ops"}`
+		if err := b.change(http.MethodPost, booksRoot+"views:1/adjust", correction); err != nil {
 			return err
 		}
-		b.sum, b.entries = b.sum-1, b.entries+1
+		b.sum--
+		b.entries++
 	}
+
 	return nil
 }
 
-// some writes a while.
+// some makes a few changes of each kind.
 func (b *books) some(t *testing.T) {
 	t.Helper()
 	for range 10 {
@@ -177,10 +192,11 @@ func (b *books) some(t *testing.T) {
 	}
 }
 
-// during writes until the work is done.
+// during makes changes until the work is done.
 func (b *books) during(t *testing.T, work func()) {
 	t.Helper()
-	stop, wrote := make(chan struct{}), make(chan error, 1)
+	stop := make(chan struct{})
+	wrote := make(chan error, 1)
 	go func() { // ends with stop
 		for {
 			if err := b.write(); err != nil {
@@ -195,17 +211,18 @@ func (b *books) during(t *testing.T, work func()) {
 			}
 		}
 	}()
+
 	defer func() {
 		close(stop)
 		if err := <-wrote; err != nil {
 			t.Error(err)
 		}
 	}()
+
 	work()
 }
 
-// check has every gateway say what was written. Updates of what is read with a lag may
-// take a moment.
+// check requires that every gateway answers what was written. Reads that lag may take a moment.
 func (b *books) check(t *testing.T) {
 	t.Helper()
 	for _, at := range b.gateways {
@@ -217,6 +234,7 @@ func (b *books) check(t *testing.T) {
 			n, known := all[member].(float64)
 			return known && int64(n) >= want-off && int64(n) <= want+off
 		}
+
 		right := func() bool {
 			if !number(booksUnread, "count", b.unread, 0) {
 				return false
@@ -232,22 +250,26 @@ func (b *books) check(t *testing.T) {
 				number(booksRoot+"likes:1/exact", "value", b.likes, 0) &&
 				number(booksRoot+"visitors:1/exact", "value", b.visitors, 1+b.visitors/30) // an estimate
 		}
+
 		for watch := testkit.NewStopwatch(t); !right(); time.Sleep(20 * time.Millisecond) {
 			if watch.Elapsed() > exactWithin {
 				t.Errorf("%s: %s", at.name, said)
 				break
 			}
 		}
+
 		var follows json.RawMessage
-		if err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows); err != nil ||
-			!strings.Contains(string(follows), strconv.Quote(booksPage)) {
+		err := call(at, http.MethodGet, "/-/users/reader/follows", "", "", &follows)
+		if err != nil || !strings.Contains(string(follows), strconv.Quote(booksPage)) {
 			t.Errorf("%s: follows: %s %v", at.name, follows, err)
 		}
+
 		if b.mixed {
 			continue
 		}
+
 		var ledger struct{ Entries []json.RawMessage }
-		err := call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "", &ledger)
+		err = call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "", &ledger)
 		if err != nil || int64(len(ledger.Entries)) != b.entries {
 			t.Errorf("%s: a ledger of %d entries, want %d: %s %v",
 				at.name, len(ledger.Entries), b.entries, ledger.Entries, err)
@@ -255,20 +277,20 @@ func (b *books) check(t *testing.T) {
 	}
 }
 
-// way is what every process becomes, one after the other.
+// way is the program that every process becomes, one after the other.
 type way struct {
 	name, to string
 	lingers  time.Duration
 }
 
-// ways are an upgrade and the rollback.
+// ways returns an upgrade and the rollback.
 func ways(t *testing.T) []way {
 	return []way{{"upgrade", program, twice}, {"rollback", previous(t), twice}}
 }
 
-// TestClockUpgradeOneByOne: three processes with all roles run the previous release, and each in its
-// turn becomes this one, and goes back, while people come and go. In every mixture all counts are exact, nobody who
-// stays was ever missing, and whoever runs this release says how the counters are carried over. Then that is done.
+// TestClockUpgradeOneByOne: three processes with all roles run the previous release. Each in turn becomes this one, and
+// goes back, while users come and go. In every mixture all counts are exact, nobody who stays was ever missing, and
+// processes of this release say how the counters are carried over. Then that is done.
 func TestClockUpgradeOneByOne(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -277,6 +299,7 @@ func TestClockUpgradeOneByOne(t *testing.T) {
 	top.begin(t)
 	b := newBooks(t, top.gateways...)
 	b.some(t)
+
 	for _, way := range ways(t) {
 		b.mixed = true
 		for _, m := range top.members {
@@ -285,35 +308,41 @@ func TestClockUpgradeOneByOne(t *testing.T) {
 					b.during(t, func() { replace(t, m, way.to) })
 					return time.Now()
 				}})
+
 			b.check(t)
 			if way.to == program {
 				servesNoCounters(t, m)
 			}
 		}
+
 		b.mixed = way.to == program
 		b.check(t)
 	}
 	b.some(t)
 
+	// When no process of the previous release runs any more, the counters move.
 	for _, m := range top.members {
 		if err := m.leave(); err != nil {
 			t.Error(err)
 		}
 	}
+
 	carryOver(t, redis.URL())
 	early := newMember("one that goes back", allRoles, redis.URL(), nil, booksFlags...)
 	early.program = previous(t)
 	refusal(t, early, "run the version that wrote them")
+
 	for _, m := range top.members {
 		m.program = program
 		again(t, m)
 	}
+
 	b.check(t)
 	b.some(t)
 	b.check(t)
 }
 
-// servesNoCounters checks that a process which runs beside the previous release says so.
+// servesNoCounters checks that a process which runs next to the previous release serves no counters and says why.
 func servesNoCounters(t *testing.T, m *member) {
 	t.Helper()
 	for method, path := range map[string]string{
@@ -340,7 +369,7 @@ func carryOver(t *testing.T, url string) {
 	}
 }
 
-// three are processes with all roles, of the previous release.
+// three returns processes with all roles, of the previous release.
 func three(t *testing.T, redis string, flags ...string) (members []*member) {
 	t.Helper()
 	for i := range 3 {
@@ -348,26 +377,30 @@ func three(t *testing.T, redis string, flags ...string) (members []*member) {
 		m.program = previous(t)
 		members = append(members, m)
 	}
+
 	return members
 }
 
-// TestClockUpgradeAtOnce: counters of Redis in front of PostgreSQL have other keys and tables in the previous release.
-// They come over by its export, within the same Redis and database.
+// TestClockUpgradeAtOnce: in the previous release, counters of Redis in front of PostgreSQL have other keys and tables.
+// Its export carries them over, within the same Redis and database.
 func TestClockUpgradeAtOnce(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	postgres := pgtest.Start(t)
 	database := postgres.Database(t)
 	export := filepath.Join(t.TempDir(), "export")
+
 	members := three(t, redis.URL(), "--postgres="+database)
 	for _, m := range members {
 		m.program = previous(t)
 		startAll(t, m)
 		awaitReady(t, m)
 	}
+
 	b := newBooks(t, members...)
 	b.some(t)
 	b.check(t)
+
 	for _, m := range members {
 		if err := m.leave(); err != nil {
 			t.Error(err)
@@ -377,7 +410,8 @@ func TestClockUpgradeAtOnce(t *testing.T) {
 	run := func(program string, args ...string) {
 		t.Helper()
 		args = append(args, "--redis", redis.URL(), "--postgres", database, "--file", export)
-		// A lease of a process that has ended may be there for some seconds more.
+
+		// The lease of a process that has ended may last for some more seconds.
 		testkit.Eventually(t, args[0], func() bool {
 			out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
 			isLeased := bytes.Contains(out, []byte("in use by other processes"))
@@ -390,18 +424,20 @@ func TestClockUpgradeAtOnce(t *testing.T) {
 	run(previous(t), "export")
 	postgres.Exec(t, database, moveTables)
 	run(program, "import")
+
 	for _, m := range members {
 		m.program = program
 		again(t, m)
 	}
+
 	b.check(t)
 	b.some(t)
 	b.check(t)
 }
 
-// TestClockUpgradeByRole is the same over processes that have one role each, in the order of the
-// guide. Between, each role is restarted with this release, where ghosts stay for no longer. After the way back the
-// counters are as they were.
+// TestClockUpgradeByRole does the same with processes that have one role each, in the order of the guide. In between,
+// each role is restarted with this release, where ghosts stay no longer. After the way back the counters are as they
+// were.
 func TestClockUpgradeByRole(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -410,8 +446,10 @@ func TestClockUpgradeByRole(t *testing.T) {
 		m.program = previous(t)
 	}
 	top.begin(t)
+
 	b := newBooks(t, top.gateways...)
 	b.some(t)
+
 	b.mixed = true
 	for _, way := range slices.Insert(ways(t), 1, way{"restart", program, 0}) {
 		for _, role := range [][]*member{top.dispatchers, top.nodes, top.gateways} {
@@ -427,13 +465,14 @@ func TestClockUpgradeByRole(t *testing.T) {
 			b.check(t)
 		}
 	}
+
 	b.mixed = false
 	b.check(t)
 }
 
-// TestClockUpgradeOfRegions: one region after the other goes to this release and back, and both show
-// one total. (The previous release shares no counters.) People move to the other region
-// meanwhile, and count in both until they have left the first.
+// TestClockUpgradeOfRegions: one region after the other goes to this release and back, and both show one total. (The
+// previous release shares no counters.) Users move to the other region meanwhile, and count in both until they have
+// left the first one.
 func TestClockUpgradeOfRegions(t *testing.T) {
 	t.Parallel()
 	eu, us := redistest.Start(t), redistest.Start(t)
@@ -444,10 +483,12 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 			append([]string{"--region=us", "--peer=eu=" + eu.URL()}, booksFlags...)...),
 	}}
 	top.gateways = top.members
+
 	for _, m := range top.members {
 		m.program = previous(t)
 	}
 	top.begin(t)
+
 	for _, way := range ways(t) {
 		for _, m := range top.members {
 			replace(t, m, way.to)
@@ -461,7 +502,7 @@ func TestClockUpgradeOfRegions(t *testing.T) {
 	}
 }
 
-// moveTables moves the tables of an earlier release into a schema of their own, as the guide has it.
+// moveTables moves the tables of an earlier release into a schema of their own, as the guide does.
 const moveTables = `CREATE SCHEMA headcount_before;
 DO $$ DECLARE t text; BEGIN
 	FOR t IN SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relname LIKE 'headcount\_%' AND relnamespace =
@@ -470,7 +511,7 @@ DO $$ DECLARE t text; BEGIN
 END $$`
 
 // TestClockUpgradeOfPostgres: this release refuses the tables of the previous one, and says how their counters are
-// carried over. They stay, in another schema, and applications go on with headcount.change.
+// carried over. They stay, in another schema, and applications continue to use headcount.change.
 func TestClockUpgradeOfPostgres(t *testing.T) {
 	t.Parallel()
 	postgres := pgtest.Start(t)
@@ -491,12 +532,14 @@ func TestClockUpgradeOfPostgres(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "headcount export --postgres URL --file FILE") {
 		t.Errorf("%v, %s", err, out)
 	}
+
 	run := func(program string, args ...string) {
 		t.Helper()
 		if out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v, %s", args, err, out)
 		}
 	}
+
 	run(m.program, "export", "--postgres", database, "--file", export)
 	postgres.Exec(t, database, moveTables)
 	run(program, "import", "--postgres", database, "--file", export)
@@ -507,9 +550,11 @@ func TestClockUpgradeOfPostgres(t *testing.T) {
 	b.check(t)
 	b.some(t)
 	b.check(t)
+
 	if n := pgtest.Query[int](t, database, "select count(*)::int from headcount_before.headcount_counters"); n == 0 {
 		t.Error("nothing is left of the former tables")
 	}
+
 	testkit.Eventually(t, "headcount.change is of this release", func() bool {
 		const is = "select prosrc like '%headcount_row_ids%' from pg_proc where oid = 'headcount.change'::regproc"
 		return pgtest.Query[bool](t, database, is)
@@ -547,6 +592,8 @@ func TestClockUpgradeOfADataDirectory(t *testing.T) {
 			t.Fatalf("%v: %v, %s", args, err, out)
 		}
 	}
+
+	// Each release refuses the files of the other, and says what to do.
 	refused(program, "headcount export --data-dir "+dir)
 	run(m.program, "export", "--data-dir", dir, "--file", export)
 	if err := os.Rename(counters, counters+".before"); err != nil {
@@ -562,7 +609,7 @@ func TestClockUpgradeOfADataDirectory(t *testing.T) {
 	b.check(t)
 }
 
-// alone is a process without a cluster.
+// alone returns a process without a cluster.
 func alone(flags ...string) *member {
 	m := &member{name: "the process", addr: servertest.FreeAddr(), admin: servertest.FreeAddr()}
 	m.flags = append([]string{

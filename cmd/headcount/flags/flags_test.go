@@ -71,6 +71,7 @@ func parse(t *testing.T, p *program, out io.Writer, args ...string) (*Command, e
 			"P_CONFIG": file, "P_SEED": "7", "P_TIMEOUT": "", "P_DIRECTORY": "nowhere", "P_QUIET": "true",
 		},
 	}
+
 	s.Add(p)
 	return s.Parse(args)
 }
@@ -83,6 +84,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(c, err)
 	}
 	got := p.Run
+	got.ConfigFile = "" // a random path
 	got.ConfigFile = ""
 	want := run{PublicURL: "--dashes", where: where{"d"}, applied: true, Common: common{
 		Listen: "a=b", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7,
@@ -92,11 +94,13 @@ func TestParse(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 
+	// Defaults, and flags on both sides of the command.
 	p = program{}
 	if c, err := parse(t, &p, nil); err != nil || c.Name != "run" || p.Run.Common.Listen != ":80" ||
 		p.Run.Common.Timeout != 2*time.Second || p.Run.Common.Quiet || p.Run.Directory != "elsewhere" {
 		t.Errorf("%v, %v: the defaults are %+v", c, err, p.Run)
 	}
+
 	if c, err := parse(t, &p, nil, "--listen", "x", "run", "--quiet"); err != nil || c.Name != "run" ||
 		p.Run.Common.Listen != "x" || !p.Run.Common.Quiet {
 		t.Errorf("%v, %v: the command behind its flags is read as %+v", c, err, p.Run)
@@ -106,12 +110,13 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A value that may stand alone is given once.
+// An argument without a flag is given once.
 func TestValueThatStandsAlone(t *testing.T) {
 	type command struct {
 		Page  string `arg:"" help:"The page."`
 		Quiet bool   `help:"Say nothing."`
 	}
+
 	for args, want := range map[string]string{
 		"show a/b": "a/b", "show --quiet a": "a", "show a --quiet": "a", "show --page=a": "a", "show": "",
 		"show a b": "unexpected argument b", "show --page=a b": "unexpected argument b",
@@ -119,8 +124,10 @@ func TestValueThatStandsAlone(t *testing.T) {
 		var p struct {
 			Show command `cmd:""`
 		}
+
 		s := Set{Name: "p"}
 		s.Add(&p)
+
 		_, err := s.Parse(strings.Fields(args))
 		refused := err != nil && strings.HasPrefix(err.Error(), want) && want != ""
 		if !refused && (err != nil || p.Show.Page != want) {
@@ -158,7 +165,8 @@ func TestRefused(t *testing.T) {
 		"--retries=x --public-url=": "--retries",
 	} {
 		var p program
-		if _, err := parse(t, &p, nil, strings.Fields(args)...); err == nil || !strings.HasPrefix(err.Error(), want) {
+		_, err := parse(t, &p, nil, strings.Fields(args)...)
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: got %v, want %s", args, err, want)
 		}
 	}
@@ -192,15 +200,19 @@ func TestHelp(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		var p program
-		if _, err := parse(t, &p, &out, strings.Fields(tc.args)...); !errors.Is(err, ErrShown) {
+		_, err := parse(t, &p, &out, strings.Fields(tc.args)...)
+		if !errors.Is(err, ErrShown) {
 			t.Errorf("%s: %v", tc.args, err)
 		}
+
+		// Whole lines, so that the columns are right, too.
 		lines := strings.Split(out.String(), "\n")
 		for _, want := range tc.want {
 			if !slices.Contains(lines, want) {
 				t.Errorf("%s: no line %q in\n%s", tc.args, want, out.String())
 			}
 		}
+
 		if strings.Contains(out.String(), tc.not) {
 			t.Errorf("%s: %q is in\n%s", tc.args, tc.not, out.String())
 		}
@@ -214,6 +226,7 @@ func TestLongLinesAreBroken(t *testing.T) {
 			t.Errorf("%q is too long", line)
 		}
 	}
+
 	if strings.Join(strings.Fields(got), " ") != strings.TrimSpace(strings.Repeat("word ", 20))+" and a "+
 		strings.Repeat("x", 100) {
 		t.Errorf("words are lost in %q", got)

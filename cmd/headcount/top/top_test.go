@@ -19,12 +19,16 @@ import (
 	"headcount/internal/testkit"
 )
 
-const answer = `{"at":1900000010000,"region":"us","state":{"level":"bad","text":"The store is away."},"site":{"page":"*","count":12,"updated_at":null,"version":"0-0"},
+const answer = `{"at":1900000010000,"region":"us","state":{"level":"bad","text":"The store is away."},
+"site":{"page":"*","count":12,"updated_at":null,"version":"0-0"},
 "pages":[{"page":"news","count":9},{"page":"a\u001b[2Jb","count":4}],
-"processes":[{"name":"gate:1","roles":["gateway"],"since":1900000000000,"load":{"headcount_connections":5,"headcount_deliveries_total":300,"headcount_client_messages_total":2,"process_resident_memory_bytes":1048576,"process_cpu_seconds_total":2}},
+"processes":[{"name":"gate:1","roles":["gateway"],"since":1900000000000,
+"load":{"headcount_connections":5,"headcount_deliveries_total":300,"headcount_client_messages_total":2,
+"process_resident_memory_bytes":1048576,"process_cpu_seconds_total":2}},
 {"name":"dead:1","roles":["presence"],"since":1899990000000,"load":null}],
 "regions":[{"name":"eu","lag":0.25,"heard":2,"left_out":true}],
-"events":[{"at":1900000009000,"text":"The store is away."},{"at":1899999950000,"text":"dead:1 has gone."},{"at":1899999940000,"text":"dead:1 is new."},{"at":1899999930000,"text":"The oldest."}]}`
+"events":[{"at":1900000009000,"text":"The store is away."},{"at":1899999950000,"text":"dead:1 has gone."},
+{"at":1899999940000,"text":"dead:1 is new."},{"at":1899999930000,"text":"The oldest."}]}`
 
 func serve(t *testing.T, asked *atomic.Int64) string {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -50,16 +54,20 @@ func serve(t *testing.T, asked *atomic.Int64) string {
 func TestServerOnce(t *testing.T) {
 	var asked atomic.Int64
 	url := serve(t, &asked)
+
 	var out bytes.Buffer
 	c := Command{URL: url + "/", APIKeys: []string{"key"}, Once: true, JSON: true}
 	if err := c.Run(t.Context(), &out); err != nil || out.String() != answer+"\n" {
 		t.Errorf("%v\n%s", err, &out)
 	}
+
+	// The same answer, drawn for people.
 	out.Reset()
 	c.JSON = false
 	if err := c.Run(t.Context(), &out); err != nil {
 		t.Error(err)
 	}
+
 	for _, want := range []string{
 		"region us  users here 12", "gate:1", "10s", "1M", "does not answer", "left out of totals",
 		"!! The store is away.\n", "2030-03-17 17:45  dead:1 has gone.\n", "The oldest.", "        9  news\n",
@@ -69,9 +77,11 @@ func TestServerOnce(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
+
 	if strings.Contains(out.String(), "\x1b") {
-		t.Errorf("it commands the terminal:\n%q", out.String())
+		t.Errorf("a page's name sends commands to the terminal:\n%q", out.String())
 	}
+
 	for _, tc := range []struct {
 		c    Command
 		want string
@@ -105,21 +115,27 @@ func TestScreen(t *testing.T) {
 			Pages:  []count{{Page: "one"}, {Page: strings.Repeat("日", 200)}, {Page: "three"}},
 			Events: []event{{Text: "e1"}, {Text: "e2"}, {Text: "e3"}, {Text: "e4"}}},
 	}
+
 	if some := s.text(80, 24); !strings.Contains(some, "  e3\n") || strings.Contains(some, "e4") ||
 		!strings.Contains(some, "three") {
 		t.Errorf("a terminal shows the newest events, and pages below them:\n%s", some)
 	}
+
+	// Without a terminal everything is drawn. Rates are differences of the two answers.
 	whole := s.text(0, 0)
 	for _, want := range []string{" 50% ", " 200 ", "three"} {
 		if !strings.Contains(whole, want) {
 			t.Errorf("no %q in\n%s", want, whole)
 		}
 	}
+
 	for line := range strings.Lines(whole) {
 		if strings.HasPrefix(line, "again") && strings.Count(line, " -") < 3 {
-			t.Errorf("a process that was started again has rates: %s", line)
+			t.Errorf("a restarted process has rates: %s", line)
 		}
 	}
+
+	// However small the terminal is, nothing may scroll or wrap.
 	for _, size := range [][2]int{{80, 24}, {20, 9}, {1, 1}} {
 		lines := strings.Split(strings.TrimSuffix(s.text(size[0], size[1]), "\n"), "\n")
 		if len(lines) > size[1] {
@@ -131,13 +147,14 @@ func TestScreen(t *testing.T) {
 			}
 		}
 	}
+
 	if got := (screen{}).text(80, 24); !strings.Contains(got, "asking") {
 		t.Error(got)
 	}
 }
 
-// The last answer stays while the server is away, with the reason; the program asks again and again, and ends with its
-// context.
+// The last answer stays on the screen while the server is away, with the reason. The program keeps asking until its
+// context ends.
 func TestServerWatch(t *testing.T) {
 	var asked atomic.Int64
 	var away atomic.Bool
@@ -147,10 +164,13 @@ func TestServerWatch(t *testing.T) {
 			w.WriteHeader(http.StatusBadGateway)
 			return
 		}
+
 		http.Redirect(w, r, server+r.URL.Path, http.StatusTemporaryRedirect)
 	}))
 	defer proxy.Close()
+
 	ctx, cancel := context.WithCancel(t.Context())
+
 	screens := make(chan string)
 	out := writer(func(p []byte) (int, error) {
 		select {
@@ -159,11 +179,13 @@ func TestServerWatch(t *testing.T) {
 		}
 		return len(p), nil
 	})
+
 	ended := make(chan error, 1)
 	go func() {
 		ended <- watch(ctx, client.NewAPI(client.Config{URL: proxy.URL, APIKey: "key"}), time.Millisecond, out,
 			func() (int, int) { return 80, 24 })
 	}()
+
 	until := func(words ...string) {
 		t.Helper()
 		testkit.Eventually(t, "a screen with "+strings.Join(words, " and "), func() bool {
@@ -174,12 +196,17 @@ func TestServerWatch(t *testing.T) {
 			return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(s, word) })
 		})
 	}
+
 	until("asking")
 	until("region us")
+
+	// A failed answer keeps the last screen.
 	away.Store(true)
 	until("region us", "502")
+
 	away.Store(false)
 	until("region us", "gate:1")
+
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -215,10 +242,12 @@ func TestExplained(t *testing.T) {
 		if err := json.Unmarshal([]byte(tc.answer), &is); err != nil {
 			t.Fatal(err)
 		}
+
 		if got := is.text(); got != tc.want {
 			t.Errorf("%s:\n%s", name, got)
 		}
 	}
+
 	for _, c := range []Explain{{URL: "http://127.0.0.1:1"}, {Page: "p", URL: "ftp://127.0.0.1"}} {
 		if err := c.Run(t.Context(), io.Discard); !errors.As(err, new(*setting.Error)) {
 			t.Errorf("%+v: %v", c, err)
