@@ -30,6 +30,7 @@ import (
 	"headcount/internal/setting"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
+	"headcount/presence/pagestable"
 	"headcount/presence/presenceredis"
 	"headcount/presence/region"
 	"headcount/webhook"
@@ -105,7 +106,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	f.runs = err == nil && status == http.StatusOK && strings.TrimSpace(body) == "ok"
 
 	for _, look := range []func(context.Context, *findings){
-		c.checkAddresses, c.checkDirs, c.checkRedis, c.checkPostgres, c.checkKeys, c.checkReceivers,
+		c.checkAddresses, c.checkDirs, c.checkRedis, c.checkPostgres, c.checkPagesTable, c.checkKeys, c.checkReceivers,
 		c.checkCertificates, c.checkProxy,
 	} {
 		look(ctx, f)
@@ -383,6 +384,28 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings) {
 	if found.AdminSQL != "" {
 		f.finef(thing, "applications cannot call headcount.change in SQL unless an administrator does: %s.",
 			found.AdminSQL)
+	}
+}
+
+// checkPagesTable checks what the table of pages needs beyond --postgres.
+func (c *checkCommand) checkPagesTable(ctx context.Context, f *findings) {
+	if len(c.Config.PagesTable) == 0 {
+		return
+	}
+
+	const thing = "--pages-table"
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+
+	admin, err := pagestable.Check(ctx, c.Config.Postgres)
+	switch {
+	case refusal(err) != nil:
+		f.wrong(refusal(err))
+	case err != nil: // --postgres has it
+	case admin != "":
+		f.finef(thing, "applications cannot read headcount_pages unless an administrator does: %s.", admin)
+	default:
+		f.finef(thing, "members of the role headcount_app can read headcount_pages.")
 	}
 }
 
