@@ -39,8 +39,10 @@ const (
 	maxWaiting = 100_000
 	maxEmpty   = 100_000 // rows without users; beyond, those go first that have been empty longest
 
-	maxRows = 10_000 // of one statement; after a failure half of it, down to minRows
+	// maxRows bounds the rows of one statement. After one that took tooLong the next has half as many, down to minRows.
+	maxRows = 10_000
 	minRows = 100
+	tooLong = 2 * time.Second
 )
 
 // Pages reads the counts of pages. A presence store implements it.
@@ -230,11 +232,13 @@ func (t *Table) writeEach(ctx context.Context) {
 		if len(counts) == 0 {
 			continue
 		}
+		start := time.Now()
 		err := t.rows.Put(ctx, counts)
 		if ctx.Err() != nil {
 			return
 		}
 		log.Note(err)
+		t.resize(time.Since(start))
 		t.wrote(counts, err)
 	}
 }
@@ -261,16 +265,23 @@ func (t *Table) oldest(n int) []presence.Count {
 	return counts
 }
 
+// resize has a statement end before its connection gives up.
+func (t *Table) resize(took time.Duration) {
+	if took > tooLong {
+		t.size = max(t.size/2, minRows)
+	} else {
+		t.size = min(2*t.size, maxRows)
+	}
+}
+
 // wrote notes the outcome of a statement. What it was is not known after an error, so the counts go on waiting.
 func (t *Table) wrote(counts []presence.Count, err error) {
 	if err != nil {
 		t.metrics.failures.Inc()
-		t.size = max(t.size/2, minRows) // it may have been too slow
 		t.Lost()
 
 		return
 	}
-	t.size = min(2*t.size, maxRows)
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -290,7 +301,7 @@ func (t *Table) wrote(counts []presence.Count, err error) {
 // compareEach compares until ctx ends. It also lets applications read the table, once.
 func (t *Table) compareEach(ctx context.Context) {
 	log := outage.Log{
-		Log: t.cfg.Log, What: "comparing headcount_pages with presence",
+		Log: t.cfg.Log, What: "headcount_pages, for its comparison with presence,",
 		Mend: "it is tried every few seconds: see whether the table is locked",
 	}
 	granted := false
