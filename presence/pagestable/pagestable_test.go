@@ -40,7 +40,7 @@ var errLocked = errors.New("locked")
 func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{pages: map[string]presence.Count{}, table: map[string]presence.Count{}}
-		w.Table = newTable(Config{Patterns: []string{"blog/*", "front"}, Pages: w, Log: zerolog.New(&w.log)}, w)
+		w.Table = newTable(Config{Patterns: []string{"blog/*", "front"}, Pages: w, Log: zerolog.New(zerolog.SyncWriter(&w.log))}, w)
 		w.serveAll()
 
 		ctx, cancel := context.WithCancel(t.Context())
