@@ -40,7 +40,8 @@ var errLocked = errors.New("locked")
 func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{pages: map[string]presence.Count{}, table: map[string]presence.Count{}}
-		w.Table = newTable(Config{Patterns: []string{"blog/*", "front"}, Pages: w, Log: zerolog.New(zerolog.SyncWriter(&w.log))}, w)
+		log := zerolog.New(zerolog.SyncWriter(&w.log))
+		w.Table = newTable(Config{Patterns: []string{"blog/*", "front"}, Pages: w, Log: log}, w)
 		w.serveAll()
 
 		ctx, cancel := context.WithCancel(t.Context())
