@@ -18,8 +18,9 @@ import (
 
 const leastServer = 13_00_00 // server_version_num
 
-// tablesFirst has new tables made in the schema of the old ones or near others, else in the one that is first now. That does not
-// change while another process makes a schema with the name of the user, which would be the first in the search path.
+// tablesFirst has new tables made in the schema of the old ones or near others, else in the one that is first now.
+// That does not change while another process makes a schema with the name of the user, which would be the first in the
+// search path.
 const tablesFirst = `select set_config('search_path', concat_ws(', ', coalesce(
 		(select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
 			where c.oid = coalesce(to_regclass('%s'), to_regclass(nullif('%s', '')))),

@@ -1,11 +1,11 @@
-// Package pagestable keeps the table headcount_pages in PostgreSQL, in which applications join the counts of pages with
+// Package pagestable keeps the table headcount_pages in PostgreSQL: the counts of pages, for applications to join with
 // rows of their own. The table is a view of presence, and nothing is restored from it.
 //
 // # Writing
 //
-// Of each page the newest count waits. Once a second one statement writes the counts that have waited longest. It leaves
-// a row alone that is as new, so it may be repeated, arrive late, and meet that of another process: while the owner of a
-// page moves, two processes write its row.
+// Of each page the newest count waits. Once a second one statement writes the counts that have waited longest. It
+// leaves a row alone that is as new, so it may be repeated, arrive late, and meet that of another process: while the
+// owner of a page moves, two processes write its row.
 //
 // # Comparing
 //

@@ -77,7 +77,8 @@ func TestServerPagesTable(t *testing.T) {
 			one.leave("blog/1")
 			two.close()
 			awaitTable(t, database, "front=1")
-			if n := pgtest.Query[int](t, database, "select count(*)::int from headcount_pages where count = 0"); n != 2 {
+			const empty = "select count(*)::int from headcount_pages where count = 0"
+			if n := pgtest.Query[int](t, database, empty); n != 2 {
 				t.Errorf("%d empty rows, want 2", n)
 			}
 
