@@ -227,10 +227,16 @@ func (s *system) openDispatcher(ctx context.Context) error {
 	}
 
 	if len(s.cfg.PagesTable) > 0 {
-		if err := s.openPages(ctx); err != nil {
+		pages, err := pagestable.Open(ctx, pagestable.Config{
+			Patterns: s.cfg.PagesTable, URL: s.cfg.Postgres, Pages: s.store, ComeBack: s.comeBack(),
+			Registerer: s.registry, Log: s.log,
+		})
+		if err != nil {
 			return err
 		}
-		cfg.Watchers = append(cfg.Watchers, s.pages)
+		s.closers = append(s.closers, pages.Close)
+		s.pages = pages
+		cfg.Watchers = append(cfg.Watchers, pages)
 	}
 
 	if s.regions != nil {
@@ -241,20 +247,6 @@ func (s *system) openDispatcher(ctx context.Context) error {
 	s.dispatcher = dispatcher.New(cfg)
 
 	s.parts.Dispatcher = s.dispatcher
-
-	return nil
-}
-
-// openPages opens the table of pages.
-func (s *system) openPages(ctx context.Context) (err error) {
-	s.pages, err = pagestable.Open(ctx, pagestable.Config{
-		Patterns: s.cfg.PagesTable, URL: s.cfg.Postgres, Pages: s.store, ComeBack: s.comeBack(),
-		Registerer: s.registry, Log: s.log,
-	})
-	if err != nil {
-		return err
-	}
-	s.closers = append(s.closers, s.pages.Close)
 
 	return nil
 }

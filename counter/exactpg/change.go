@@ -57,6 +57,11 @@ const (
 	makeSchema = `do $$ begin
 		if to_regnamespace('headcount') is null then create schema headcount; end if;
 	end $$`
+	// Roles are of all databases: another server may make this one at the same time.
+	makeRole = `do $$ begin
+		if to_regrole('headcount_app') is null then create role headcount_app nologin; end if;
+	exception when duplicate_object or unique_violation then null;
+	end $$`
 	grantRole = `grant usage on schema headcount to headcount_app;
 		grant execute on function headcount.change, headcount.reserve, headcount.commit, headcount.cancel to headcount_app`
 
@@ -146,7 +151,7 @@ func makeFunction(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) (*
 	}
 
 	fill := strings.NewReplacer("{tables}", pgx.Identifier{schema}.Sanitize(), "{printable}", printable())
-	for _, part := range []string{makeSchema, fill.Replace(changeSQL), postgres.MakeAppRole, grantRole} {
+	for _, part := range []string{makeSchema, fill.Replace(changeSQL), makeRole, grantRole} {
 		// A simple query is one transaction.
 		_, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+part).ReadAll()
 		if lacksRight := strings.HasPrefix(postgres.Code(err), "42"); lacksRight {

@@ -26,13 +26,6 @@ const tablesFirst = `select set_config('search_path', concat_ws(', ', coalesce(
 			where c.oid = coalesce(to_regclass('%s'), to_regclass(nullif('%s', '')))),
 		quote_ident(current_schema())), current_setting('search_path')), false);`
 
-// MakeAppRole is a statement that makes the role of applications, to which each package grants its part. Roles are of
-// all databases: another server may make this one at the same time.
-const MakeAppRole = `do $$ begin
-		if to_regrole('headcount_app') is null then create role headcount_app nologin; end if;
-	exception when duplicate_object or unique_violation then null;
-	end $$`
-
 // prepare makes the tables, or moves them to this version, and refuses a database that cannot be used.
 func (db *DB) prepare(ctx context.Context) error {
 	// Without the time-outs of a session: moving a large table may take long.

@@ -11,15 +11,18 @@
 //
 // Publications may be missed, and PostgreSQL may come back without its last commits. So the owner of a bucket compares
 // the rows of its pages with the store of presence, soon if it knows of a reason and else once a minute. What a row
-// lacks waits like any count. A row is deleted if presence does not know its page, as after a restart of a process that
+// lacks is written at once. A row is deleted if presence does not know its page, as after a restart of a process that
 // keeps users in memory, or if no pattern fits the page any more; not, however, if another process has written it since
 // it was read. Rows without users are deleted by time.
 package pagestable
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,6 +41,7 @@ const (
 	// maxWaiting bounds the pages whose counts wait. Further ones come with the next comparison.
 	maxWaiting = 100_000
 	maxEmpty   = 100_000 // rows without users; beyond, those go first that have been empty longest
+	readBatch  = 1024    // counts that are read at once
 
 	// maxRows bounds the rows of one statement. After one that took tooLong the next has half as many, down to minRows.
 	maxRows = 10_000
@@ -45,26 +49,27 @@ const (
 	tooLong = 2 * time.Second
 )
 
+// errStale means that the store of presence may lack users.
+var errStale = errors.New("counts are stale")
+
 // Pages reads the counts of pages. A presence store implements it.
 type Pages interface {
 	presence.Counters
 	presence.Lister
 }
 
-// rows is the table. Its methods may be called from any goroutine. They may change the order of their arguments.
+// rows is the table. Its methods may be called from any goroutine, and change the order of their arguments.
 type rows interface {
 	// Put writes counts by one statement, except those whose rows are as new.
 	Put(ctx context.Context, counts []presence.Count) error
-	// Lacking returns those of counts that are newer than their rows.
-	Lacking(ctx context.Context, counts []presence.Count) ([]presence.Count, error)
-	// Occupied returns up to limit rows with users, in the order of pages, after the one with that name.
-	Occupied(ctx context.Context, after string, limit int) ([]presence.Count, error)
 	// Drop deletes the rows that still have the versions of counts.
 	Drop(ctx context.Context, counts []presence.Count) error
+	// Occupied returns up to limit rows with users, in the order of pages, after the one with that name.
+	Occupied(ctx context.Context, after string, limit int) ([]presence.Count, error)
 	// Sweep deletes rows that have been without users for a day, and those beyond maxEmpty.
 	Sweep(ctx context.Context) error
-	// Grant lets applications read the table. It reports whether the user may do so.
-	Grant(ctx context.Context) (may bool, err error)
+	// Grant lets applications read the table, if the user may do so.
+	Grant(ctx context.Context) error
 	Close()
 }
 
@@ -75,22 +80,25 @@ type Config struct {
 	Pages    Pages
 	// ComeBack is how long after the start the store may lack users who stay. Nothing is compared meanwhile.
 	ComeBack   time.Duration
-	Registerer prometheus.Registerer // of the metrics; nil: none
+	Registerer prometheus.Registerer
 	Log        zerolog.Logger
 }
 
 // Table keeps the table of one process. It is a dispatcher.Watcher.
 type Table struct {
-	cfg     Config
-	rows    rows
-	metrics metrics
-	size    int // rows of the next statement; of the goroutine that writes
+	cfg      Config
+	rows     rows
+	failures prometheus.Counter
+	doubt    atomic.Bool // something may have been missed
 
 	mu      sync.Mutex // guards all below
 	waiting map[string]entry
-	served  map[int]bool // buckets
-	doubt   bool         // something may have been missed
+	served  buckets
 }
+
+type buckets [presence.DefaultBuckets]bool
+
+func (b *buckets) has(page string) bool { return b[presence.Bucket(page, presence.DefaultBuckets)] }
 
 // entry is a count that waits.
 type entry struct {
@@ -110,8 +118,17 @@ func Open(ctx context.Context, cfg Config) (*Table, error) {
 }
 
 func newTable(cfg Config, rows rows) *Table {
-	t := &Table{cfg: cfg, rows: rows, size: maxRows, waiting: map[string]entry{}, doubt: true}
-	t.metrics = newMetrics(cfg.Registerer, t.lag)
+	t := &Table{cfg: cfg, rows: rows, waiting: map[string]entry{}}
+	t.doubt.Store(true)
+
+	t.failures = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "headcount_pages_table_failures_total",
+		Help: "Statements for headcount_pages that failed, and comparisons; they are tried again.",
+	})
+	cfg.Registerer.MustRegister(t.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "headcount_pages_table_lag_seconds",
+		Help: "Age of the oldest change of a count of this process's pages that headcount_pages lacks.",
+	}, t.lag))
 
 	return t
 }
@@ -132,38 +149,27 @@ func (t *Table) Run(ctx context.Context) {
 }
 
 // Serve sets the buckets whose rows this process keeps. The feed reports each new one as lost.
-func (t *Table) Serve(buckets []int) {
-	served := map[int]bool{}
-	for _, b := range buckets {
-		served[b] = true
-	}
-
+func (t *Table) Serve(served []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
-	t.served = served
-}
-
-// Received has the counts among updates written. It does not block.
-func (t *Table) Received(updates []presence.Update) {
-	for _, u := range updates {
-		if u.Kind != presence.KindCount || !t.matches(u.Name()) {
-			continue
-		}
-		if c, ok := presence.CountOf(u); ok {
-			t.queue(c)
-		}
+	t.served = buckets{}
+	for _, b := range served {
+		t.served[b] = true
 	}
 }
 
 // Lost has the table compared soon, because updates may have been missed.
-func (t *Table) Lost() { t.setDoubt(true) }
+func (t *Table) Lost() { t.doubt.Store(true) }
 
-func (t *Table) setDoubt(is bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-
-	t.doubt = is
+// Received has the counts among updates written. It does not block.
+func (t *Table) Received(updates []presence.Update) {
+	for _, u := range updates {
+		c, ok := presence.CountOf(u)
+		if ok && t.matches(c.Page) {
+			t.queue(c)
+		}
+	}
 }
 
 // matches reports whether the table has the page. The total of a site is no page.
@@ -176,26 +182,21 @@ func (t *Table) matches(name string) bool {
 	return slices.ContainsFunc(t.cfg.Patterns, func(match string) bool { return counter.Matches(match, key) })
 }
 
-// queue has a count wait to be written, in place of an older one.
+// queue has a count wait to be written, in place of an older one. A stale one may lack users: it is read later.
 func (t *Table) queue(c presence.Count) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
-	old, waits := t.waiting[c.Page]
-	isOld := waits && !c.Newer(old.Count)
+	e, waits := t.waiting[c.Page]
 	if !waits {
-		old.since = time.Now()
+		e.since = time.Now()
 	}
 
 	isLeftOut := !waits && len(t.waiting) >= maxWaiting
-	switch {
-	case c.Stale: // it may lack users
-		t.doubt = true
-	case isLeftOut:
-		t.doubt = true
-		t.metrics.left.Inc()
-	case !isOld:
-		t.waiting[c.Page] = entry{c, old.since}
+	if c.Stale || isLeftOut {
+		t.doubt.Store(true)
+	} else if c.Newer(e.Count) {
+		t.waiting[c.Page] = entry{c, e.since}
 	}
 }
 
@@ -212,46 +213,52 @@ func (t *Table) lag() float64 {
 	return oldest.Seconds()
 }
 
-// writeEach makes the statements. Ticks that a slow one takes are dropped.
+// writeEach makes the statements. It also lets applications read the table, once.
 func (t *Table) writeEach(ctx context.Context) {
 	log := outage.Log{
 		Log: t.cfg.Log, What: "headcount_pages in PostgreSQL",
 		Mend: "counts wait until it takes them: see whether PostgreSQL runs, and whether the table is locked",
 	}
-	ticker := time.NewTicker(every)
+	ticker := time.NewTicker(every) // it drops ticks during a slow statement
 	defer ticker.Stop()
 
-	for {
+	granted := false
+	for size := maxRows; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
 
-		counts := t.oldest(t.size)
+		if !granted {
+			granted = t.rows.Grant(ctx) == nil
+		}
+		counts := t.oldest(size)
 		if len(counts) == 0 {
 			continue
 		}
+
 		start := time.Now()
 		err := t.rows.Put(ctx, counts)
 		if ctx.Err() != nil {
 			return
 		}
 		log.Note(err)
-		t.resize(time.Since(start))
 		t.wrote(counts, err)
+
+		size = min(2*size, maxRows)
+		if time.Since(start) > tooLong {
+			size = max(len(counts)/2, minRows)
+		}
 	}
 }
 
 // oldest returns the counts that have waited longest.
 func (t *Table) oldest(n int) []presence.Count {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	entries := slices.Collect(maps.Values(t.waiting))
+	t.mu.Unlock()
 
-	entries := make([]entry, 0, len(t.waiting))
-	for _, e := range t.waiting {
-		entries = append(entries, e)
-	}
 	if len(entries) > n {
 		slices.SortFunc(entries, func(a, b entry) int { return a.since.Compare(b.since) })
 		entries = entries[:n]
@@ -265,20 +272,11 @@ func (t *Table) oldest(n int) []presence.Count {
 	return counts
 }
 
-// resize has a statement end before its connection gives up.
-func (t *Table) resize(took time.Duration) {
-	if took > tooLong {
-		t.size = max(t.size/2, minRows)
-	} else {
-		t.size = min(2*t.size, maxRows)
-	}
-}
-
-// wrote notes the outcome of a statement. What it was is not known after an error, so the counts go on waiting.
+// wrote notes the outcome of a statement. After an error it is not known what was made, so the counts go on waiting.
 func (t *Table) wrote(counts []presence.Count, err error) {
 	if err != nil {
-		t.metrics.failures.Inc()
-		t.Lost()
+		t.failures.Inc()
+		t.Lost() // PostgreSQL may come back older
 
 		return
 	}
@@ -298,58 +296,107 @@ func (t *Table) wrote(counts []presence.Count, err error) {
 	}
 }
 
-// compareEach compares until ctx ends. It also lets applications read the table, once.
+// compareEach compares until ctx ends.
 func (t *Table) compareEach(ctx context.Context) {
-	log := outage.Log{
-		Log: t.cfg.Log, What: "headcount_pages, for its comparison with presence,",
-		Mend: "it is tried every few seconds: see whether the table is locked",
-	}
-	granted := false
 	last := time.Now().Add(t.cfg.ComeBack - checkPause)
 	for outage.Sleep(ctx, every) {
-		granted = granted || t.grant(ctx)
-
-		served, doubt := t.state()
 		pause := checkEvery
-		if doubt {
+		if t.doubt.Load() {
 			pause = checkPause
 		}
-		if len(served) == 0 || time.Since(last) < pause {
+
+		t.mu.Lock()
+		served := t.served
+		t.mu.Unlock()
+		if served == (buckets{}) || time.Since(last) < pause {
 			continue
 		}
 
-		t.setDoubt(false)
-		err := t.compare(ctx, served)
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
+		t.doubt.Store(false)
+		if err := t.compare(ctx, served); err != nil && ctx.Err() == nil {
+			t.failures.Inc()
 			t.Lost()
-		}
-		if !isAway(err) {
-			log.Note(err)
+			t.cfg.Log.Debug().Err(err).Msg("comparing headcount_pages with presence")
 		}
 		last = time.Now()
 	}
 }
 
-func (t *Table) state() (served map[int]bool, doubt bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// compare compares the rows of the served buckets with the store of presence: those that say that a page has users, and
+// those of pages that have some.
+func (t *Table) compare(ctx context.Context, served buckets) error {
+	isOther := func(row presence.Count) bool { return !served.has(row.Page) }
+	for last := ""; ; {
+		some, err := t.rows.Occupied(ctx, last, maxRows)
+		if err != nil {
+			return err
+		}
+		if len(some) == 0 {
+			break
+		}
 
-	return t.served, t.doubt
+		last = some[len(some)-1].Page
+		if err := t.refresh(ctx, slices.DeleteFunc(some, isOther)); err != nil {
+			return err
+		}
+	}
+
+	var some []presence.Count
+	var failed error
+	err := t.cfg.Pages.Pages(ctx, func(names []string) {
+		for _, name := range names {
+			if served.has(name) && t.matches(name) {
+				some = append(some, presence.Count{Page: name})
+			}
+			if len(some) == maxRows {
+				failed = errors.Join(failed, t.refresh(ctx, some))
+				some = some[:0]
+			}
+		}
+	})
+	if err := errors.Join(err, failed, t.refresh(ctx, some)); err != nil {
+		return err
+	}
+
+	return t.rows.Sweep(ctx)
 }
 
-// grant reports whether there is nothing more to grant.
-func (t *Table) grant(ctx context.Context) (done bool) {
-	may, err := t.rows.Grant(ctx)
-	if err != nil {
-		return false
-	}
-	if !may {
-		t.cfg.Log.Warn().Str("mend", "as an administrator: "+adminSQL+"; then start a server again").
-			Msg("applications cannot read headcount_pages: the user of --postgres may not make the role headcount_app")
+// refresh writes the counts of pages that are newer than their rows, and deletes rows that should not be there. A page
+// whose row is not known has the zero Version.
+func (t *Table) refresh(ctx context.Context, all []presence.Count) error {
+	var news, gone []presence.Count
+	for some := range slices.Chunk(all, readBatch) {
+		names := make([]string, len(some))
+		for i := range some {
+			names[i] = some[i].Page
+		}
+
+		counts, err := t.cfg.Pages.Counts(ctx, names)
+		if err != nil {
+			return err
+		}
+
+		for i, c := range counts {
+			isUnknown := c.Version == presence.Version{}
+			if c.Stale {
+				return errStale
+			}
+			if isUnknown || !t.matches(c.Page) {
+				gone = append(gone, some[i])
+			} else if c.Newer(some[i]) && c.Users+some[i].Users > 0 { // an empty page needs no row
+				news = append(news, c)
+			}
+		}
 	}
 
-	return true
+	if len(gone) > 0 {
+		if err := t.rows.Drop(ctx, gone); err != nil {
+			return err
+		}
+	}
+	if len(news) > 0 {
+		return t.rows.Put(ctx, news)
+	}
+
+	return nil
 }
