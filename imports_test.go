@@ -139,6 +139,8 @@ var layers = []layer{
 			"counter", "counter/cluster", "counter/limit", "counter/local", "counter/routed", "internal/wake",
 		},
 	},
+	// counts of pages in PostgreSQL
+	{"presence/pagestable", []string{"counter", "internal/outage", "internal/postgres", "presence"}},
 	{"scripts", nil},
 	// what the log says of something that is away, and when it is tried again
 	{"internal/outage", []string{"internal/wake"}},
@@ -255,8 +257,8 @@ var layers = []layer{
 		"counter/local", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...",
 		"presence/presenceredis/...",
-		"presence/member", "presence/rpc", "presence/node/...",
-		"presence/region", "presence/seal", "internal/postgres",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/pagestable", "presence/region",
+		"presence/seal", "internal/postgres",
 		"dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web",
 		"internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp",
 		"webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/certificates", "cmd/headcount/dump",

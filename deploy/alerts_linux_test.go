@@ -181,6 +181,11 @@ var troubles = []trouble{
 			`headcount_persist_lag_seconds{job="us",instance="1"}`: "1 61",
 		}, fires: map[string]moments{"HeadcountPersistLag": {time.Minute, 0}},
 	},
+	{
+		name: "the table of pages is locked", series: map[string]string{
+			`headcount_pages_table_lag_seconds{job="us",instance="1"}`: "1 61",
+		}, fires: map[string]moments{"HeadcountPagesTableBehind": {time.Minute, 0}},
+	},
 	{name: "another region is silent",
 		series: map[string]string{`headcount_region_heard_seconds{job="us",instance="1",peer="eu"}`: "/15"},
 		fires:  map[string]moments{"HeadcountRegionSilent": {2 * time.Minute, 0}}},

@@ -60,6 +60,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		"webhooks in Redis":                {"../webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
 		"tables of rows in PostgreSQL":     {"", fmt.Sprint(newest("internal/rows/rowspg"))},
 		"tables of counters in PostgreSQL": {"", fmt.Sprint(newest("counter/exactpg"))},
+		"table of pages in PostgreSQL":     {"", fmt.Sprint(newest("presence/pagestable"))},
 		"`headcount.db` in `--data-dir`": {
 			"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`,
 		},

@@ -39,8 +39,8 @@ type Gateways interface {
 // bucket that may have changed. Changed must not block.
 type Regions interface{ Changed(bucket int) }
 
-// Webhooks receives the updates of the buckets that are served. Its methods must not block.
-type Webhooks interface {
+// Watcher receives the updates of the buckets that are served. Its methods must not block.
+type Watcher interface {
 	Serve(buckets []int) // sets the buckets that are served from now on
 	Received(updates []presence.Update)
 	Lost() // reports that updates may have been missed
@@ -61,7 +61,7 @@ type Config struct {
 	Store      Store                 // required
 	Gateways   Gateways              // required
 	Regions    Regions               // nil: there are no other regions
-	Webhooks   Webhooks              // nil: there are none
+	Watchers   []Watcher             // of all updates
 	Public     Pages                 // the pages that visitors may see in lists; nil: none
 	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // of the metrics; nil: none
@@ -166,8 +166,8 @@ func (d *Dispatcher) resumed(ctx context.Context) {
 // publication of every bucket is a Lost, which makes it read the bucket.
 func (d *Dispatcher) serve(ctx context.Context, buckets []int) {
 	d.top.serve(buckets)
-	if d.cfg.Webhooks != nil {
-		d.cfg.Webhooks.Serve(buckets)
+	for _, w := range d.cfg.Watchers {
+		w.Serve(buckets)
 	}
 
 	if len(buckets) == 0 {
@@ -212,8 +212,10 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	d.enqueue(p.Bucket, p.Updates)
 	d.publish(p.Bucket, p.Updates)
 
-	if p.Lost && d.cfg.Webhooks != nil {
-		d.cfg.Webhooks.Lost()
+	if p.Lost {
+		for _, w := range d.cfg.Watchers {
+			w.Lost()
+		}
 	}
 
 	if d.cfg.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
@@ -309,8 +311,8 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 func (d *Dispatcher) publish(bucket int, updates []presence.Update) {
 	d.top.update(bucket, updates)
 
-	if d.cfg.Webhooks != nil {
-		d.cfg.Webhooks.Received(updates)
+	for _, w := range d.cfg.Watchers {
+		w.Received(updates)
 	}
 }
 

@@ -26,10 +26,12 @@ import (
 	"headcount/counter/routed"
 	"headcount/gateway/identity"
 	"headcount/internal/boltfile"
+	"headcount/internal/postgres"
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
+	"headcount/presence/pagestable"
 	"headcount/presence/presenceredis"
 	"headcount/presence/region"
 	"headcount/webhook"
@@ -105,7 +107,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	f.runs = err == nil && status == http.StatusOK && strings.TrimSpace(body) == "ok"
 
 	for _, look := range []func(context.Context, *findings){
-		c.checkAddresses, c.checkDirs, c.checkRedis, c.checkPostgres, c.checkKeys, c.checkReceivers,
+		c.checkAddresses, c.checkDirs, c.checkRedis, c.checkPostgres, c.checkPagesTable, c.checkKeys, c.checkReceivers,
 		c.checkCertificates, c.checkProxy,
 	} {
 		look(ctx, f)
@@ -383,6 +385,24 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings) {
 	if found.AdminSQL != "" {
 		f.finef(thing, "applications cannot call headcount.change in SQL unless an administrator does: %s.",
 			found.AdminSQL)
+	}
+}
+
+// checkPagesTable checks what the table of pages needs beyond --postgres.
+func (c *checkCommand) checkPagesTable(ctx context.Context, f *findings) {
+	if len(c.Config.PagesTable) == 0 {
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+
+	_, err := postgres.Check(ctx, c.Config.Postgres, pagestable.Tables(), nil)
+	if refused := refusal(err); refused != nil {
+		f.wrong(refused)
+	}
+	if err == nil { // else --postgres says why
+		f.finef("--pages-table", "headcount_pages is, or can be made, as the server needs it.")
 	}
 }
 

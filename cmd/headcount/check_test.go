@@ -113,6 +113,9 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	database := postgres.Database(t)
 	newer := postgres.Database(t)
 	postgres.Exec(t, newer, "create table headcount_rows_migrations as select 99 as version_id, true as is_applied")
+	newerPages := postgres.Database(t)
+	postgres.Exec(t, newerPages,
+		"create table headcount_pages_migrations as select 98 as version_id, true as is_applied")
 	server := run(t)
 	below := run(t, "--base-path=/live")
 	private := run(t, "--private=*", "--api-key=a key that is long")
@@ -231,11 +234,14 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		set  []any    // a command that changes Redis first
 	}
 	for name, tc := range map[string]fault{
-		"nothing": {args: slices.Concat(stopped, good, []string{"--redis=" + redis.URL(), "--postgres=" + database})},
+		"nothing": {
+			args: slices.Concat(stopped, good,
+				[]string{"--redis=" + redis.URL(), "--postgres=" + database, "--pages-table=blog/*"}),
+		},
 		"nobody answers": {
 			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret",
 				"--redis=redis://"+nobody,
-				"--postgres=postgres://u@"+nobody+"/d", "--jwks-url="+stranger.URL),
+				"--postgres=postgres://u@"+nobody+"/d", "--pages-table=*", "--jwks-url="+stranger.URL),
 			want: []string{
 				"--api-key", "--listen: listen tcp ", "--redis: Redis does not answer",
 				"--postgres: PostgreSQL does not let the server in", "--jwks-url",
@@ -258,6 +264,10 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			args: slices.Concat(stopped, files(-90*days, -days, "counter.example.com"),
 				[]string{"--postgres=" + newer}),
 			want: []string{"--tls-cert: the certificate ended on", "its tables are of version 99"},
+		},
+		"a newer table of pages": {
+			args: append(stopped, "--postgres="+newerPages, "--pages-table=*"),
+			want: []string{"its tables are of version 98"},
 		},
 		"a key of another, and PostgreSQL takes nothing": {
 			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1],

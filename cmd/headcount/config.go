@@ -56,6 +56,7 @@ type Config struct {
 
 	Counters        string        `type:"text" placeholder:"FILE" group:"counters" help:"A file with a JSON object of rules, which say what counters there are: {\"rules\":[...]}. Without it the built-in rules hold: views, votes, likes, visitors and stock."`
 	Postgres        string        `type:"text" placeholder:"URL" group:"counters" help:"The URL of PostgreSQL, which keeps counters. Without it they are in --redis, in --data-dir, or in memory."`
+	PagesTable      []string      `name:"pages-table" type:"each" placeholder:"PAGE" group:"counters" help:"With --postgres: a page, or a prefix and *, whose count is in the table headcount_pages, at most a second old, for your own SQL; * for all pages. Repeatable. Every process with the role dispatcher needs the same ones; with several regions give them to one region."`
 	PersistInterval time.Duration `type:"days" placeholder:"TIME" default:"1s" group:"counters" help:"With --redis and --postgres: how long a change may be in Redis alone."`
 	ColdAfter       time.Duration `hidden:"" type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that nobody changed for this long is evicted from Redis. At least --persist-interval."`
 	HotRate         int           `hidden:"" type:"number" placeholder:"N" group:"counters" help:"Gone; it is refused."`
@@ -351,12 +352,32 @@ func (c *Config) checkCounters() error {
 		}
 	}
 
+	if err := c.checkPagesTable(); err != nil {
+		return err
+	}
+
 	rules, err := readRules(c.Counters)
 	if err != nil {
 		return err
 	}
 
 	c.Rules = rules.For(c.AllSites.Names())
+	return nil
+}
+
+// checkPagesTable checks --pages-table.
+func (c *Config) checkPagesTable() error {
+	for _, match := range c.PagesTable {
+		if err := counter.CheckMatch(match); err != nil {
+			return setting.Errorf("pages-table", "%q: %v; write a page, or a prefix and * such as blog/*",
+				presence.Excerpt(match), err)
+		}
+	}
+
+	if len(c.PagesTable) > 0 && c.Postgres == "" {
+		return setting.Errorf("pages-table", "the table is in PostgreSQL; give --postgres, too, or leave it out")
+	}
+
 	return nil
 }
 

@@ -459,20 +459,28 @@ var refused = map[string]struct {
 	"max-connections-per-address that is none": {
 		flag: "max-connections-per-address", env: map[string]string{"HEADCOUNT_MAX_CONNECTIONS_PER_ADDRESS": "few"},
 	},
-	"a fraction of a connection":               {flag: "max-connections", file: `{"max-connections":1.5}`},
-	"unknown log level":                        {flag: "log-level", args: "--log-level loud"},
-	"otlp of another scheme":                   {flag: "otlp", args: "--otlp grpc://127.0.0.1:4317"},
-	"trace-every of less than none":            {flag: "trace-every", args: "--trace-every -1"},
-	"unknown log format":                       {flag: "log-format", args: "--log-format xml"},
-	"rules that are not there":                 {flag: "counters", args: "--counters /nowhere/rules.json"},
-	"rules that are a folder":                  {flag: "counters", args: "--counters ."},
-	"postgres of another scheme":               {flag: "postgres", args: "--postgres mysql://h/d"},
-	"postgres with a bad port":                 {flag: "postgres", args: "--postgres postgres://h:x/d"},
-	"persist-interval 0":                       {flag: "persist-interval", args: "--persist-interval 0s"},
-	"cold-after that is none":                  {flag: "cold-after", args: "--cold-after soon"},
-	"cold-after under the interval":            {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
-	"page-stats that are no time":              {flag: "page-stats", args: "--page-stats often"},
-	"page-stats of half a minute":              {flag: "page-stats", args: "--page-stats 30s"},
+	"a fraction of a connection":        {flag: "max-connections", file: `{"max-connections":1.5}`},
+	"unknown log level":                 {flag: "log-level", args: "--log-level loud"},
+	"otlp of another scheme":            {flag: "otlp", args: "--otlp grpc://127.0.0.1:4317"},
+	"trace-every of less than none":     {flag: "trace-every", args: "--trace-every -1"},
+	"unknown log format":                {flag: "log-format", args: "--log-format xml"},
+	"rules that are not there":          {flag: "counters", args: "--counters /nowhere/rules.json"},
+	"rules that are a folder":           {flag: "counters", args: "--counters ."},
+	"postgres of another scheme":        {flag: "postgres", args: "--postgres mysql://h/d"},
+	"postgres with a bad port":          {flag: "postgres", args: "--postgres postgres://h:x/d"},
+	"persist-interval 0":                {flag: "persist-interval", args: "--persist-interval 0s"},
+	"cold-after that is none":           {flag: "cold-after", args: "--cold-after soon"},
+	"cold-after under the interval":     {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
+	"page-stats that are no time":       {flag: "page-stats", args: "--page-stats often"},
+	"page-stats of half a minute":       {flag: "page-stats", args: "--page-stats 30s"},
+	"a table of pages without postgres": {flag: "pages-table", args: "--pages-table blog/*"},
+	"a table of a page that is none": {
+		flag: "pages-table", args: "--postgres postgres://h/d --pages-table blog/\x01*",
+	},
+	"a table of pages with two stars": {
+		flag: "pages-table", args: "--postgres postgres://h/d --pages-table b*/*",
+	},
+	"a table of no page":                       {flag: "pages-table", args: "--postgres postgres://h/d --pages-table="},
 	"a private page that is none":              {flag: "private", args: "--private team/\x01* --api-key k"},
 	"a public page that is none":               {flag: "public-top", args: "--public-top blog/\x01*"},
 	"a key of Pusher's clients that is none":   {flag: "pusher-key", args: "--pusher-key a/b"},
@@ -598,6 +606,8 @@ func TestAcceptedSettings(t *testing.T) {
 		"days":                           "--cold-after 7d --persist-interval 1m --page-stats 31d --last-seen 30d",
 		"no stats of pages":              "--page-stats 0",
 		"private pages":                  "--private team/* --private board --jwt-secret s",
+		"pages for a table":              "--postgres postgres://h/d --pages-table blog/* --pages-table front",
+		"all pages for a table":          "--postgres postgres://h/d --pages-table *",
 		"pages for the list of visitors": "--public-top blog/* --public-top news",
 		"a list of all pages":            "--public-top * --api-key k",
 		"crawlers and proxies":           "--count-bots --cache-reads 5s",
@@ -820,8 +830,8 @@ func TestFlagsOfServe(t *testing.T) {
 		update-interval delivery-budget ping-interval pong-timeout write-timeout max-connections
 		max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience jwt-leeway cookie-name api-key
 		allow-origins trusted-proxies shutdown-timeout log-level log-format config counters postgres
-		persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private public-top
-		pusher-key pusher-secret otlp trace-every tls-cert tls-key http-redirect domain acme-url acme-email
+		persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private
+		public-top pages-table pusher-key pusher-secret otlp trace-every tls-cert tls-key http-redirect domain acme-url acme-email
 		acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 

@@ -265,6 +265,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	// A server with everything that has metrics, and one in another region.
 	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen",
 		servertest.FreeAddr(),
+		"--pages-table", "*",
 		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret",
 		"whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
 
@@ -324,7 +325,7 @@ func TestServerDashboardAndAlertsNameWhatExists(t *testing.T) {
 	for _, must := range []string{
 		"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count",
 		"headcount_persist_lag_seconds", "headcount_persist_rows", "headcount_region_lag_seconds",
-		"headcount_counters_region_lag_seconds",
+		"headcount_counters_region_lag_seconds", "headcount_pages_table_lag_seconds",
 	} {
 		if len(all[must]) == 0 {
 			t.Errorf("no %s", must)

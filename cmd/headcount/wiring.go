@@ -33,6 +33,7 @@ import (
 	"headcount/presence/member"
 	"headcount/presence/minutes"
 	"headcount/presence/node"
+	"headcount/presence/pagestable"
 	"headcount/presence/presencemem"
 	"headcount/presence/region"
 	"headcount/presence/seal"
@@ -85,7 +86,8 @@ type roles struct {
 	dispatcher *dispatcher.Dispatcher
 	regions    *region.Replicator // a dispatcher's, also nil over the embedded store
 	webhooks   *webhook.Service
-	board      *dashboard.Board // every process has it
+	pages      *pagestable.Table // a dispatcher's; nil: there is none
+	board      *dashboard.Board  // every process has it
 }
 
 // newSystem joins the parts that the settings ask for, behind the open addresses. Nothing runs before run is called.
@@ -201,7 +203,9 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	}
 
 	if s.member.Has(presence.RoleDispatcher) {
-		s.openDispatcher()
+		if err := s.openDispatcher(ctx); err != nil {
+			return err
+		}
 	}
 
 	if s.member.Has(presence.RoleGateway) {
@@ -214,11 +218,25 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	return nil
 }
 
-// openDispatcher opens the dispatcher, which also notifies the other regions and the webhooks.
-func (s *system) openDispatcher() {
+// openDispatcher opens the dispatcher, which also notifies the other regions, the webhooks and the table of pages.
+func (s *system) openDispatcher(ctx context.Context) error {
 	cfg := dispatcher.Config{
-		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Webhooks: s.webhooks, Elapsed: machine.SinceBoot,
+		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Elapsed: machine.SinceBoot,
+		Watchers:   []dispatcher.Watcher{s.webhooks},
 		Registerer: s.registry, Log: s.log,
+	}
+
+	if len(s.cfg.PagesTable) > 0 {
+		pages, err := pagestable.Open(ctx, pagestable.Config{
+			Patterns: s.cfg.PagesTable, URL: s.cfg.Postgres, Pages: s.store, ComeBack: s.comeBack(),
+			Registerer: s.registry, Log: s.log,
+		})
+		if err != nil {
+			return err
+		}
+		s.closers = append(s.closers, pages.Close)
+		s.pages = pages
+		cfg.Watchers = append(cfg.Watchers, pages)
 	}
 
 	if s.regions != nil {
@@ -229,6 +247,8 @@ func (s *system) openDispatcher() {
 	s.dispatcher = dispatcher.New(cfg)
 
 	s.parts.Dispatcher = s.dispatcher
+
+	return nil
 }
 
 // watchStores registers for each store of this process whether it can be used now.
@@ -472,6 +492,9 @@ func (s *system) run(ctx context.Context) error {
 	}
 
 	watch.Go(func() { s.webhooks.Run(watching) })
+	if s.pages != nil {
+		watch.Go(func() { s.pages.Run(watching) })
+	}
 	if s.counters != nil {
 		watch.Go(func() { s.counters.Run(watching) })
 	}

@@ -55,6 +55,8 @@ const (
 type Config struct {
 	URL    string   // postgres://…; required. It may name several servers, as libpq has it
 	Tables []Tables // of those who share the connection, at least one; all are made in the schema of the first
+	// Near is a table of others: where it exists, the first tables are made in its schema. Optional.
+	Near string
 	// Probe is a statement that changes something. It finds out whether the server takes changes, and is rolled back.
 	// Required.
 	Probe string

@@ -18,18 +18,19 @@ import (
 
 const leastServer = 13_00_00 // server_version_num
 
-// tablesFirst has new tables made in the schema of the old ones, else in the one that is first now. That does not
-// change while another process makes a schema with the name of the user, which would be the first in the search path.
+// tablesFirst has new tables made in the schema of the old ones or near others, else in the one that is first now.
+// That does not change while another process makes a schema with the name of the user, which would be the first in the
+// search path.
 const tablesFirst = `select set_config('search_path', concat_ws(', ', coalesce(
 		(select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
-			where c.oid = to_regclass('%s')),
+			where c.oid = coalesce(to_regclass('%s'), to_regclass(nullif('%s', '')))),
 		quote_ident(current_schema())), current_setting('search_path')), false);`
 
 // prepare makes the tables, or moves them to this version, and refuses a database that cannot be used.
 func (db *DB) prepare(ctx context.Context) error {
 	// Without the time-outs of a session: moving a large table may take long.
 	cc := db.pool.Config().ConnConfig
-	cc.AfterConnect = begin(sessionSettings + fmt.Sprintf(tablesFirst, db.cfg.Tables[0].Versions))
+	cc.AfterConnect = begin(sessionSettings + fmt.Sprintf(tablesFirst, db.cfg.Tables[0].Versions, db.cfg.Near))
 	conn := stdlib.OpenDB(*cc)
 	defer conn.Close()
 
