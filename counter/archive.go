@@ -106,8 +106,8 @@ func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (
 		is:          readings[0].Counter,
 		incarnation: readings[0].Version.Incarnation,
 		span:        spanSteps(b),
-		over:        floor(now.Add(-stepLate).Unix(), seconds),
-		newest:      floor(now.Unix(), seconds),
+		over:        floorDiv(now.Add(-stepLate).Unix(), seconds),
+		newest:      floorDiv(now.Unix(), seconds),
 	}
 	if err := r.run(ctx); err != nil {
 		return Answer{}, Counter{}, err
@@ -153,7 +153,7 @@ func (r *archiveRead) run(ctx context.Context) error {
 
 	r.pending = first
 	for from := first; from < r.q.To; {
-		number := floor(from, r.span)
+		number := floorDiv(from, r.span)
 		to := min((number+1)*r.span, r.q.To)
 		if from > r.newest { // the store's clock may be ahead
 			to = r.q.To
@@ -268,7 +268,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 
 // keepSpans caches the complete spans among time buckets that were read.
 func (r *archiveRead) keepSpans(from, to int64, gains []Gain) {
-	for number := floor(from+r.span-1, r.span); (number+1)*r.span <= min(to, r.over); number++ {
+	for number := floorDiv(from+r.span-1, r.span); (number+1)*r.span <= min(to, r.over); number++ {
 		var all hyperloglog.Union
 		for ; len(gains) > 0 && gains[0].Number < (number+1)*r.span; gains = gains[1:] {
 			if gains[0].Number >= number*r.span && gains[0].Seen != nil {

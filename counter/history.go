@@ -214,13 +214,13 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 		return Question{}, fmt.Errorf(what, ErrTime, each, stepText(rule.Buckets[0].Step))
 	}
 
-	last := floor(now.Unix(), length) + 1 // the index after the running point
+	last := floorDiv(now.Unix(), length) + 1 // the index after the running point
 	if !to.IsZero() {
-		last = floor(to.Add(time.Second-1).Unix()+length-1, length)
+		last = floorDiv(to.Add(time.Second-1).Unix()+length-1, length)
 	}
 	first := rule.firstPoint(last, length, now)
 	if !from.IsZero() {
-		first = floor(from.Unix(), length)
+		first = floorDiv(from.Unix(), length)
 	}
 
 	if first >= last {
@@ -240,7 +240,7 @@ func (rule *Rule) firstPoint(last, seconds int64, now time.Time) int64 {
 	kept := int64(math.MaxInt64)
 	for _, b := range rule.Buckets {
 		if time.Duration(seconds)*time.Second%b.Step == 0 {
-			kept = min(kept, floor(oldest(b, now)+seconds-1, seconds))
+			kept = min(kept, floorDiv(oldest(b, now)+seconds-1, seconds))
 		}
 	}
 
@@ -278,7 +278,7 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 
 	for _, b := range rule.Buckets {
 		if last <= b.Kept {
-			from := floor(now.Add(-last).Unix(), int64(b.Step/time.Second))
+			from := floorDiv(now.Add(-last).Unix(), int64(b.Step/time.Second))
 			return Question{Step: b.Step, From: from, To: math.MaxUint32}, nil
 		}
 	}
@@ -291,11 +291,11 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 func oldest(b Bucket, now time.Time) int64 {
 	step := int64(b.Step / time.Second)
 
-	return (floor(now.Add(-b.Kept).Unix(), step) - 1) * step
+	return (floorDiv(now.Add(-b.Kept).Unix(), step) - 1) * step
 }
 
-// floor returns a / b rounded down, also for a negative a.
-func floor(a, b int64) int64 {
+// floorDiv returns a / b rounded down, also for a negative a.
+func floorDiv(a, b int64) int64 {
 	n := a / b
 	if a%b < 0 {
 		n--

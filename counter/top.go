@@ -281,7 +281,7 @@ func (t *TopTracker) hasToMark(c *Change, number int64, replay bool) bool {
 
 // numberOf returns the index of the time bucket that contains a time.
 func numberOf(at time.Time, step time.Duration) int64 {
-	return floor(at.Unix(), int64(step/time.Second))
+	return floorDiv(at.Unix(), int64(step/time.Second))
 }
 
 // Top returns the n counters of a rule that gained most in the time before now, most first. The error is ErrTime,
@@ -402,7 +402,7 @@ func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[s
 	to = min(to, numberOf(l.now, step)+2) // the store's clock may be ahead
 
 	for from < to {
-		end := min(to, (floor(from, blockSteps)+1)*blockSteps)
+		end := min(to, (floorDiv(from, blockSteps)+1)*blockSteps)
 		block, err := l.block(ctx, level, from, end)
 		if err != nil {
 			return err
@@ -550,7 +550,7 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	closed := numberOf(late, fine) - 1 // finer time buckets before this index are closed
 	for level := 1; level < len(rule.Buckets); level++ {
 		step := rule.Buckets[level].Step
-		closed = floor(closed, int64(step/rule.Buckets[level-1].Step))
+		closed = floorDiv(closed, int64(step/rule.Buckets[level-1].Step))
 		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Buckets[level].Kept)), step) + 1
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
 			if err := t.closeLonger(ctx, rule, level, number); err != nil {
@@ -638,7 +638,7 @@ func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int
 		return err
 	}
 	// A late mark changes a cached block.
-	t.blocks.Remove(blockOf{rule, level, floor(number, blockSteps) * blockSteps})
+	t.blocks.Remove(blockOf{rule, level, floorDiv(number, blockSteps) * blockSteps})
 
 	return nil
 }

@@ -14,6 +14,10 @@
 // A stream begins with the joins of all users that the gateway has, and states where these
 // joins end. So a node that took over a partition without its users can tell when it knows
 // all of them. A gateway without users in the partition sends such a stream, too.
+//
+// A datagram is signed with the cluster's secret. The Decoder (decode.go) refuses a
+// datagram that is forged, meant for another process, too old or replayed, by means of
+// package seal.
 package heartbeat
 
 import (

@@ -1,6 +1,10 @@
 // Package ring assigns owners: presence nodes own partitions, dispatchers own
 // buckets. Every process derives the same Table from the same live processes, by
 // consistent hashing with bounded loads.
+//
+// The package decides nothing about who is alive. Package member makes a new Table when a
+// lease begins or ends (membership.go), and package counter/owners does so for the
+// partitions of counters.
 package ring
 
 import (
