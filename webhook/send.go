@@ -50,8 +50,8 @@ type sender struct {
 	waiting int // events in the outbox, as the metric has them
 }
 
-// run sends batches until ctx ends. After a failure it pauses, twice as long after each further failure, up to maxPause,
-// and repeats the batch until its events are older than MaxAge. Only the end of ctx ends a pause early.
+// run sends batches until ctx ends. After a failure it pauses, twice as long after each further failure, up to
+// maxPause, and repeats the batch until its events are older than MaxAge. Only the end of ctx ends a pause early.
 func (o *sender) run(ctx context.Context) {
 	s := o.service
 	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Logger()
