@@ -28,7 +28,7 @@ func TestCrashes(t *testing.T) {
 		defer os.RemoveAll(root)
 		dir := filepath.Join(root, "data")
 		s := New(Config{})
-		d, _, err := openDisk(dir, &s.unread, &s.history, s.seen, zerolog.Nop())
+		d, _, err := openDisk(dir, s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,9 +133,9 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	if err := os.WriteFile(filepath.Join(dir, dataFile), file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n := newUnreadState()
 	var log bytes.Buffer
-	d, _, err := openDisk(dir, &n, &pageHistory{}, &lastSeen{}, zerolog.New(&log))
+	s := New(Config{Log: zerolog.New(&log)})
+	d, _, err := openDisk(dir, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	if err := d.db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return fingerprint(&n)
+	return fingerprint(&s.unread)
 }
 
 // fingerprint is everything of the unread state that a file must have, as text.

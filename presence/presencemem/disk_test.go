@@ -283,7 +283,7 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = New(Config{})
-	d, _, err := openDisk(dir, &s.unread, &s.history, s.seen, zerolog.Nop())
+	d, _, err := openDisk(dir, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,7 +312,7 @@ func stopped(t *testing.T) *Store {
 	t.Helper()
 	s := New(Config{})
 	var err error
-	if s.unread.disk, _, err = openDisk(t.TempDir(), &s.unread, &s.history, s.seen, zerolog.Nop()); err != nil {
+	if s.unread.disk, _, err = openDisk(t.TempDir(), s); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -199,6 +199,9 @@ func (s *Store) loadPresent(now time.Time) {
 	if written.After(now) {
 		written = now
 	}
+	if written.After(s.days.ended) {
+		s.days.ended = written
+	}
 
 	for id, members := range partitions {
 		for m, hold := range members {

@@ -35,7 +35,7 @@ func open(t testing.TB, url string, with ...func(*presenceredis.Config)) *presen
 
 // forContract are the settings that the contract asks for.
 func forContract(c *presenceredis.Config) {
-	c.PageStats, c.LastSeen, c.FactsWait = time.Hour, time.Hour, 50*time.Millisecond
+	c.PageStats, c.PageDays, c.LastSeen, c.FactsWait = time.Hour, 400, time.Hour, 50*time.Millisecond
 }
 
 // Everything that the store does works over TLS for the user that deploy/redis.acl documents, and Redis has refused

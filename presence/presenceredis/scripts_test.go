@@ -91,7 +91,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Merge, []string{
 		state, at(t, s).readyKey(b), at(t, s).emptiesKey(b), pageKey,
 	}, bell, "PUBLISH", s.cfg.Partitions, 60, len(at(t, s).pagePrefix(b)),
-		"eu", 5, 0, 1, 5, 1, 5, 3, 1)
+		"eu", 5, 0, 1, 5, 1, 1, 5, 3, 1)
 	add(scripts.Sweep, []string{state, at(t, s).emptiesKey(b), pageKey}, len(at(t, s).pagePrefix(b)), 60, 0, "1")
 	add(scripts.Change, []string{
 		state, at(t, s).historyKey(b, "p"), at(t, s).onceKey(b, "k"),
@@ -104,8 +104,11 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Values, []string{
 		state, at(t, s).endpointsKey(b), at(t, s).historyKey(b, "p"),
 	}, bell, "PUBLISH", "gw", levelField, level)
-	add(scripts.Remember, []string{at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1,
-		make([]byte, entryBytes), "1234writer", "\x01")
+	add(scripts.Remember, []string{
+		at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p"), at(t, s).daysKey(b, "p"), at(t, s).daysKey(b, "p"),
+		at(t, s).registersKey(b, 0, "p"), at(t, s).spareKey(b),
+	}, 60, 10*entryBytes, 1, 1, 400, make([]byte, endedBytes), "\x01234writer", "\x01")
+	add(scripts.Days, []string{state, pageKey, at(t, s).daysKey(b, "p")})
 	add(scripts.Minutes, []string{state, pageKey, at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")})
 	add(scripts.Detach, []string{state, at(t, s).endpointsKey(b)}, bell, "PUBLISH", "gw", level)
 	add(scripts.Hello, []string{factsKey, regionsKey}, "eu", "me", 3000)
