@@ -74,14 +74,14 @@ for k = 4, to > cursor and #KEYS or 3 do
   local foreign = text and (type(text) ~= 'string' or not isPage(text))
   local r, users, updated, vinc, seq, own, fell, length, most, width, numbers
   local others, sum, held, hadInc, hadUp, hadDown = '', 0, false, nil, 0, 0
-  local area = 0
+  local area, days = 0, ARGV[12] == '1'
   if text and not foreign then
     r, users, updated, vinc, seq, own, fell, length, most, width, numbers = readPage(text)
     local read = 0
     for name, i, u, d in string.gmatch(pairsOf(text, length), '([%w_-]+) (%d+) (%d+) (%d+);') do
       read = read + #name + #i + #u + #d + 4
       if name == '_' and i == '0' then
-        area = tonumber(d) -- see cutArea
+        area, days = tonumber(d), true -- see cutArea
       elseif name == region then
         hadInc, hadUp, hadDown = tonumber(i), tonumber(u), tonumber(d)
       else
@@ -124,7 +124,7 @@ for k = 4, to > cursor and #KEYS or 3 do
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
-      if ARGV[12] == '1' then all = all .. areaText(area) end
+      if days then all = all .. areaText(area) end
       w.text = packBytes(pageForm, rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) ..
         body .. all
     end
