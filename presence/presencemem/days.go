@@ -16,6 +16,14 @@ import (
 	"headcount/presence/minutes"
 )
 
+const (
+	dayPageBytes = 512 // approximate memory of a page without its name, its days and registers
+
+	// dayBatch is how many entries one transaction of the data directory has. The file has free pages for one
+	// transaction, and a page has 3 KB for a year.
+	dayBatch = 512
+)
+
 // dayHistory keeps the days of pages. Store.mu guards it. Beyond the bound maxBytes it forgets the page that has not
 // changed for the longest time. Registers of the running day count from the next minute with a change on.
 type dayHistory struct {
@@ -109,7 +117,7 @@ func (h *dayHistory) add(page string, c *minutes.Calendar) *pageDays {
 
 // weigh counts the bytes of a page anew.
 func (h *dayHistory) weigh(r *pageDays) {
-	is := pageBytes + len(r.page) + r.calendar.Bytes()
+	is := dayPageBytes + len(r.page) + r.calendar.Bytes()
 	h.bytes += is - r.bytes
 	r.bytes = is
 }
@@ -262,7 +270,7 @@ func (s *Store) writeDays() {
 	s.mu.Unlock()
 
 	var err error
-	for part := range slices.Chunk(puts, minuteBatch) {
+	for part := range slices.Chunk(puts, dayBatch) {
 		err = cmp.Or(err, s.unread.disk.update(part, nil))
 	}
 	if err != nil {

@@ -75,7 +75,7 @@ func TestDaysAreBounded(t *testing.T) {
 		for _, r := range s.days.pages {
 			sum += r.bytes
 		}
-		if sum != s.days.bytes || sum > most || len(s.days.pages) < 200 || s.days.pages["999"] == nil ||
+		if sum != s.days.bytes || sum > most || len(s.days.pages) < 150 || s.days.pages["999"] == nil ||
 			s.days.pages["0"] != nil {
 			t.Errorf("%d bytes, counted as %d, of %d pages; want the newest pages in %d bytes",
 				sum, s.days.bytes, len(s.days.pages), most)

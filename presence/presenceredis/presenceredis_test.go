@@ -60,6 +60,7 @@ func TestServerContractOnCluster(t *testing.T) {
 		"any history ends with the model's unread":       "users and pages are in different slots",
 		"records are saved":                              "records are in the slots of their users",
 		"a departure is remembered":                      "departures are in the slots of their users",
+		"the running day is remembered":                  "days are in the slots of their pages",
 	}, func(t testing.TB) presencetest.Store { return open(t, redistest.ThreeMasters(t).URL(), forContract) })
 }
 
