@@ -68,17 +68,16 @@ end
 
 -- cutArea returns the area of a page, its text without the area, and the length of its pairs without the area. No
 -- region's pair has the incarnation 0.
-local areaMark, areaSize = '_ 0 0 ', 22
-local function areaText(area) return string.format(areaMark .. '%015d;', area) end
+local areaMark, areaForm, areaSize = '_ 0 0 ', '_ 0 0 %015d;', 22
+local part, format = string.sub, string.format
+local function areaText(area) return format(areaForm, area) end
 local function cutArea(text, length)
   if length < areaSize then return 0, text, length end
-  local at = #text + 1 - areaSize
-  if string.sub(text, at, at + #areaMark - 1) ~= areaMark then
-    at = string.find(text, areaMark, #text + 1 - length, true) -- an older release has appended the pair of a region
-    if not at then return 0, text, length end
-  end
-  local area = tonumber(string.sub(text, at + #areaMark, at + areaSize - 2)) or 0
-  return area, string.sub(text, 1, at - 1) .. string.sub(text, at + areaSize), length - areaSize
+  if part(text, -22, -17) == areaMark then return tonumber(part(text, -16, -2)), part(text, 1, -23), length - areaSize end
+  local at = string.find(text, areaMark, #text + 1 - length, true) -- an older release has appended a region's pair
+  if not at then return 0, text, length end
+  local area = tonumber(part(text, at + #areaMark, at + areaSize - 2)) or 0
+  return area, part(text, 1, at - 1) .. part(text, at + areaSize), length - areaSize
 end
 
 -- pageCounts returns the beginning of the text of a page, up to the length of the pairs.

@@ -19,6 +19,7 @@ const (
 	maxPendingMinutes = 65_536
 
 	minuteBatch     = 200             // minutes in one run of remember.lua
+	visitBatch      = 50              // the same of arrivals, whose registers Redis merges into days
 	minuteInterval  = time.Second     // between two writes
 	minuteLastWrite = 2 * time.Second // for the last write, at Close
 	entryBytes      = 14              // of a minute, see remember.lua
@@ -150,7 +151,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 
 	var visits [][]visit // of the others
 	for b, list := range visited {
-		for part := range slices.Chunk(list, minuteBatch) {
+		for part := range slices.Chunk(list, visitBatch) {
 			calls = append(calls, m.visitsCallLocked(b, part))
 			visits = append(visits, part)
 		}
