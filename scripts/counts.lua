@@ -91,7 +91,7 @@ for k = 7, #KEYS do
   local key, old = KEYS[k], olds[k - 6]
   local r, users, updated, inc, seq, own, down, length, most, wide, n = readPage(old, key)
   local area, tail = 0, ''
-  if r then area, old, length = cutArea(old, length) end
+  if r then area, old, length = cutArea(old, length, updated) end
   local given, p, is = unpackBytes('>I2<I2>I5', counts, at)
   local live, had, numbers, m = r == rebuild, nil, nil, nil
   if live and given == 1 and wide == 1 and length == 0 and is < 256 and not bad then
@@ -147,7 +147,7 @@ for k = 7, #KEYS do
       changed = changed + 1
       fresh[changed] = i
     end
-    if days then tail = areaText(area) end
+    if days then tail = areaText(area, updated) end
     sets[writes + 1] = key
     if numbers then
       start = packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, #tail, most, 1, m)

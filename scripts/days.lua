@@ -14,7 +14,7 @@ local text = redis.call('GET', KEYS[2])
 local r, users, updated, _, _, _, _, length, most = readPage(text, KEYS[2])
 if not r then return {0, 0, 0, 0, days} end
 local area
-area, text, length = cutArea(text, length)
+area, text, length = cutArea(text, length, updated)
 local others = elsewhere(pairsOf(text, length), readPeers(state[2], updated), updated)
 if r ~= tonumber(state[1] or 0) then
   local voided = tonumber(state[3] or 0)

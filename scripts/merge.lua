@@ -81,7 +81,8 @@ for k = 4, to > cursor and #KEYS or 3 do
     for name, i, u, d in string.gmatch(pairsOf(text, length), '([%w_-]+) (%d+) (%d+) (%d+);') do
       read = read + #name + #i + #u + #d + 4
       if name == '_' and i == '0' then
-        area, days = tonumber(d), true -- see cutArea
+        days = true -- see cutArea
+        if tonumber(u) == math.floor(updated / 86400) then area = tonumber(d) end
       elseif name == region then
         hadInc, hadUp, hadDown = tonumber(i), tonumber(u), tonumber(d)
       else
@@ -124,7 +125,7 @@ for k = 4, to > cursor and #KEYS or 3 do
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
-      if days then all = all .. areaText(area) end
+      if days then all = all .. areaText(area, updated) end
       w.text = packBytes(pageForm, rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) ..
         body .. all
     end

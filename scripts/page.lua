@@ -13,7 +13,7 @@
 --       any order and without partitions that have no users; or, if that is shorter, one
 --       number for every partition, in order. See numbers.lua
 --   the pairs of the other regions, see pairs.lua. With days there is one more, of no region:
---       '_ 0 0 area;', see present
+--       '_ 0 day area;', see present
 -- A page with one user takes 53 bytes, a page with users in all of 271 partitions 321.
 -- {b}:z is a sorted set: pages without users -> since when, in unix seconds. They expire.
 
@@ -66,18 +66,23 @@ local function present(area, updated, before, delta, now, millis)
   return math.max(0, area + before * 1000 * (now + 1 - since) + delta * (1000 - millis))
 end
 
--- cutArea returns the area of a page, its text without the area, and the length of its pairs without the area. No
--- region's pair has the incarnation 0.
-local areaMark, areaForm, areaSize = '_ 0 0 ', '_ 0 0 %015d;', 22
+-- cutArea returns the area of a page that was changed at updated, its text without the area, and the length of its
+-- pairs without the area. No region's pair has the incarnation 0. The area of another day is void: an older release
+-- has changed the page since.
+local areaMark, areaForm, areaSize = '_ 0 ', '_ 0 %05d %015d;', 26
 local part, format = string.sub, string.format
-local function areaText(area) return format(areaForm, area) end
-local function cutArea(text, length)
+local function areaText(area, updated) return format(areaForm, math.floor(updated / 86400), area) end
+local function cutArea(text, length, updated)
   if length < areaSize then return 0, text, length end
-  if part(text, -22, -17) == areaMark then return tonumber(part(text, -16, -2)), part(text, 1, -23), length - areaSize end
-  local at = string.find(text, areaMark, #text + 1 - length, true) -- an older release has appended a region's pair
-  if not at then return 0, text, length end
-  local area = tonumber(part(text, at + #areaMark, at + areaSize - 2)) or 0
-  return area, part(text, 1, at - 1) .. part(text, at + areaSize), length - areaSize
+  local at, rest = -areaSize, part(text, 1, -areaSize - 1)
+  if part(text, at, at + 3) ~= areaMark then
+    at = string.find(text, areaMark, #text + 1 - length, true) -- an older release has appended a region's pair
+    if not at then return 0, text, length end
+    rest = part(text, 1, at - 1) .. part(text, at + areaSize)
+  end
+  local day, area = string.match(text, '^(%d+) (%d+);', at + 4)
+  if tonumber(day) ~= math.floor(updated / 86400) then area = 0 end
+  return tonumber(area), rest, length - areaSize
 end
 
 -- pageCounts returns the beginning of the text of a page, up to the length of the pairs.

@@ -19,6 +19,10 @@ import (
 const (
 	dayPageBytes = 512 // approximate memory of a page without its name, its days and registers
 
+	// daysUnwritten is how old days in a data directory may be that its process has gone on with. Older ones were
+	// followed by processes that kept none.
+	daysUnwritten = 10 * time.Minute
+
 	// dayBatch is how many entries one transaction of the data directory has. The file has free pages for one
 	// transaction, and a page has 3 KB for a year.
 	dayBatch = 512
@@ -35,7 +39,7 @@ type dayHistory struct {
 
 	// With a data directory: the pages that it does not have as they are, and those that are not deleted yet.
 	disk   bool
-	ended  time.Time // when the process before was alive last; zero: there was none
+	ended  time.Time // when the process before wrote last; zero: there was none
 	dirty  map[*pageDays]struct{}
 	erased []string
 }
@@ -200,10 +204,15 @@ func (l *loader) loadDays(tx *bbolt.Tx) {
 	})
 }
 
-// endOfRun ends what an earlier process wrote. If its users were recalled they are still there, until confirm;
-// otherwise they were gone when it was alive last.
-func (h *dayHistory) endOfRun(recalled bool, now time.Time) {
+// endOfRun ends what an earlier process wrote, which was alive last at a time, as far as known. If its users were
+// recalled they are still there, until confirm; otherwise they were gone then.
+func (h *dayHistory) endOfRun(recalled bool, alive, now time.Time) {
 	h.disk = true
+
+	if late := alive.Sub(h.ended); late > 0 && late < daysUnwritten {
+		h.ended = alive
+	}
+	recalled = recalled && now.Sub(h.ended) < daysUnwritten
 
 	all := make([]*pageDays, 0, len(h.pages))
 	for _, r := range h.pages {

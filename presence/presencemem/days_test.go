@@ -213,3 +213,32 @@ func TestDaysAfterARestart(t *testing.T) {
 		})
 	}
 }
+
+// After a week in which days were not kept, nobody was here all that week.
+func TestDaysThatWereNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "d")
+		open := func() *Store {
+			s, err := Open(dir, Config{PageDays: 10, Partitions: 1, PresenceTimeout: 7 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		s := open()
+		newCrowd(t, s).set("p", 2, 1, 2)
+		time.Sleep(10 * time.Minute)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(7 * 24 * time.Hour)
+		stamp(t, dir) // of a process without days
+		s = open()
+		defer s.Close()
+		newCrowd(t, s).set("p", 1)
+		list, err := s.Days(t.Context(), "p", 0)
+		if err != nil || len(list) != 2 || list[0].PersonMinutes() != 20 || list[1].Presence != 0 {
+			t.Errorf("%+v, %v", list, err)
+		}
+	})
+}

@@ -160,13 +160,14 @@ func Open(dir string, cfg Config) (*Store, error) {
 	s.dir = dir
 	go s.unread.disk.run(s.commit) // ends with Close
 
+	var alive time.Time
 	if s.cfg.PresenceTimeout > 0 {
-		s.loadPresent(time.Now())
+		alive = s.loadPresent(time.Now())
 		s.firstPresent()
 		s.writers.Go(s.keepPresent)
 	}
 	if s.days.retention > 0 {
-		s.days.endOfRun(s.recalled, time.Now())
+		s.days.endOfRun(s.recalled, alive, time.Now())
 	}
 	if s.history.retention > 0 || s.days.retention > 0 {
 		s.writers.Go(s.keepMinutes)

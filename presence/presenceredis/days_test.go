@@ -2,6 +2,7 @@ package presenceredis
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -248,5 +249,67 @@ func TestServerAYearOfPagesTakes50MB(t *testing.T) {
 	t.Logf("%.1f MB, %.1f bytes a day", float64(is)/1e6, float64(is)/pages/days)
 	if is > 50e6 {
 		t.Errorf("%d bytes", is)
+	}
+}
+
+// An older release carries the area of a page along: over midnight it is still that of the day before.
+func TestServerDaysBesideAnOlderRelease(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, PageStats: time.Hour,
+		PageDays: 400, Partitions: 1, Peers: []string{"eu"},
+	})
+	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := presence.Bucket("p", s.cfg.Buckets)
+	key := at(t, s).pagePrefix(b) + "p"
+	set := func(users int64) {
+		t.Helper()
+		change := presence.Change{
+			Claim: claims[0], Sequence: uint64(time.Now().UnixNano()), Complete: true,
+			Counts: []presence.PageUsers{{Page: "p", Users: users}},
+		}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	today := func() time.Duration {
+		t.Helper()
+		days, err := s.Days(t.Context(), "p", 0)
+		if err != nil || len(days) == 0 {
+			t.Fatal(days, err)
+		}
+		return time.Duration(days[len(days)-1].Presence) * time.Millisecond
+	}
+	area := func(day int64, millis int64, pairs string) {
+		t.Helper()
+		text := server.Do(t, "GET", key).(string)
+		n := len(text) - 26
+		if len(pairs) > 0 {
+			head := []byte(text[:n])
+			binary.BigEndian.PutUint16(head[40:], uint16(26+len(pairs)))
+			text = string(head)
+		}
+		server.Do(t, "SET", key, text[:n]+fmt.Sprintf("_ 0 %05d %015d;", day, millis)+pairs)
+	}
+	day := minutes.DayOf(time.Now())
+
+	set(5)
+	area(day-1, 900_000_000, "")
+	set(6)
+	if is := today(); is > time.Minute {
+		t.Errorf("the area of yesterday counts today: %s", is)
+	}
+	area(day, 900_000_000, "")
+	set(7)
+	if is := today(); is < 900_000*time.Second {
+		t.Errorf("the area of today is lost: %s", is)
+	}
+	area(day, 950_000_000, "eu 1700000000000 4 1;") // behind the area, as the older release puts it
+	set(8)
+	if is := today(); is < 950_000*time.Second {
+		t.Errorf("the area before a pair is lost: %s", is)
 	}
 }
