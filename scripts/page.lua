@@ -74,15 +74,15 @@ local part, format = string.sub, string.format
 local function areaText(area, updated) return format(areaForm, math.floor(updated / 86400), area) end
 local function cutArea(text, length, updated)
   if length < areaSize then return 0, text, length end
-  local at, rest = -areaSize, part(text, 1, -areaSize - 1)
+  local at, rest = #text + 1 - areaSize, part(text, 1, -areaSize - 1)
   if part(text, at, at + 3) ~= areaMark then
     at = string.find(text, areaMark, #text + 1 - length, true) -- an older release has appended a region's pair
     if not at then return 0, text, length end
     rest = part(text, 1, at - 1) .. part(text, at + areaSize)
   end
-  local day, area = string.match(text, '^(%d+) (%d+);', at + 4)
-  if tonumber(day) ~= math.floor(updated / 86400) then area = 0 end
-  return tonumber(area), rest, length - areaSize
+  local day, area = tonumber(part(text, at + 4, at + 8)), tonumber(part(text, at + 10, at + 24))
+  if day ~= math.floor(updated / 86400) then area = 0 end
+  return area or 0, rest, length - areaSize
 end
 
 -- pageCounts returns the beginning of the text of a page, up to the length of the pairs.
