@@ -191,6 +191,31 @@ func (a *API) Counts(ctx context.Context, pages ...string) ([]Count, error) {
 	return list.Counters, err
 }
 
+// A Day is what a page remembers of one day, in UTC.
+type Day struct {
+	At            time.Time `json:"at"` // when it began
+	Max           int64     `json:"max"`
+	Avg           float64   `json:"avg"` // the mean count, of the running day up to now
+	Joins         int64     `json:"joins"`
+	Visitors      int64     `json:"visitors"` // different users, estimated
+	PersonMinutes int64     `json:"person_minutes"`
+}
+
+// Days returns so many whole days of a page and the running one, oldest first. It fails where the server keeps fewer.
+func (a *API) Days(ctx context.Context, page string, days int) ([]Day, error) {
+	var list struct {
+		Points []Day `json:"points"`
+	}
+
+	path := fmt.Sprintf("/stats?last=%dd&step=1d", days)
+	_, err := a.Do(ctx, http.MethodGet, pagePath(page, path), nil, &list)
+	if err == nil && len(list.Points) != days+1 {
+		err = fmt.Errorf("%w: %d days, want %d", ErrFrame, len(list.Points), days+1)
+	}
+
+	return list.Points, err
+}
+
 // Hold makes the user present on a page without a connection, for three times the server's
 // presence-timeout; a repeated call renews the hold. id is the new id of an anonymous user, if
 // the server has issued one, for Config.ID of later calls.

@@ -591,6 +591,12 @@ func TestServerCalls(t *testing.T) {
 			}
 			return n, err
 		}, "GET /api/v1/counters/n%2F1/events", "5"},
+		{`{"points":[{"at":"2030-10-09T00:00:00Z","max":7,"joins":4,"avg":1.25,"person_minutes":1800,"visitors":3},` +
+			`{"at":"2030-10-10T00:00:00Z","max":2,"joins":0,"avg":2,"person_minutes":9,"visitors":2}]}`,
+			func(ctx context.Context, a *API) (any, error) {
+				days, err := a.Days(ctx, "a/b", 1)
+				return fmt.Sprint(days[0].PersonMinutes, days[0].Avg, days[1].At.Day()), err
+			}, "GET /a%2Fb/stats?last=1d&step=1d", "1800 1.25 10"},
 		{`{"users":[{"user":"a","online":true,"since":"2030-10-10T12:11:42Z","pages":2},{"user":"b","online":false}]}`,
 			func(ctx context.Context, a *API) (any, error) {
 				u, err := a.Users(ctx, "a", "b", "a")

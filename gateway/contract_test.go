@@ -79,6 +79,7 @@ func everything(t *testing.T) func(*Config) {
 		countersOf(t, cfg)
 		cfg.Counters.Rules, cfg.Counters.Counters = rules, counters
 		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
+		cfg.API.Days, cfg.API.PageDays = cfg.Store.(*presencemem.Store), 400
 		cfg.API.App = pusher.App{Key: "key", Secrets: []string{"secret"}}
 		cfg.API.Pages = cfg.Store.(*presencemem.Store)
 		cfg.API.Assets = fstest.MapFS{
@@ -234,7 +235,10 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			{"GET /-/counters", "/-/counters?page=p&page=nobody", "", 200, ""},
 			{"GET /-/counters", "/-/counters", "", 400, ""},
 			{"GET /{page}/stats", "/p/stats", "", 200, ""},
+			{"GET /{page}/stats", "/p/stats?last=30d&step=1d", "", 200, ""},
+			{"GET /{page}/stats", "/p/stats?step=1d&format=csv", "", 200, ""},
 			{"GET /{page}/stats", "/p/stats?step=1s", "", 400, ""},
+			{"GET /{page}/stats", "/p/stats?format=xml", "", 400, ""},
 			{"GET /{page}/badge.svg", "/p/badge.svg?label=reading&color=0066cc&background=%23333", "", 200, ""},
 			{"GET /{page}/badge.svg", "/p/badge.svg?color=url(x)", "", 400, ""},
 			{"GET /{page}/widget", "/p/widget?color=teal", "", 200, ""},

@@ -16,12 +16,12 @@
 -- ARGV[11] the partitions that have counts or are complete: partition (2), epoch (6)
 -- ARGV[12] for each page: the number of its counts (2), and for each count the partition (2,
 --          the lower byte first) and the users (5)
--- ARGV[13] 1: minutes of pages are kept   ARGV[14…] partitions that are complete with this run
+-- ARGV[13] 1: minutes of pages are kept; 2: days, too   ARGV[14…] partitions that are complete with this run
 -- Returns  {'1' if counts may lack users, otherwise '0'; a digit per partition, or '' if all
 --          are written; the number of pages without users; '1' if the bucket must be swept
 --          (sweep.lua); the regions that counts leave out; the record of each page's count,
 --          see publish.lua; the minutes that ended: for each the length of the page (2), the page and
---          14 bytes, see remember.lua; the seal}. The digits: 0 written, 1 there is a newer owner,
+--          21 bytes, see remembered; the seal}. The digits: 0 written, 1 there is a newer owner,
 --          2 data was lost. {'late'} if a later run of the caller has been carried out, {'gap'} if
 --          the run that this one continues is missing; in both cases nothing is written.
 -- Safe to repeat and to arrive late, because the number of the run is too low then, and all
@@ -48,7 +48,7 @@ local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'bas
 local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
 local floor = tonumber(ARGV[4])
 local time = redis.call('TIME')
-local second = tonumber(time[1])
+local second, millis = tonumber(time[1]), math.floor(time[2] / 1000)
 local rebuild = tonumber(state[2] or 0)
 local void, base, past = tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0)
 local offset, shared = tonumber(state[7] or 0), (state[6] or '') ~= ''
@@ -81,7 +81,7 @@ end
 -- sets has the keys and values that the script will write; back has the pages that get their
 -- first user, and left the pages that lose their last user.
 local sets, writes, back, left = {}, 0, {}, {}
-local remembers, ended = ARGV[13] == '1', {}
+local remembers, days, ended = ARGV[13] ~= '0', ARGV[13] == '2', {}
 -- records has the records of all pages, in three parts each; fresh has the indexes of the
 -- records that changed.
 local records, fresh, changed, log, prefix = {}, {}, 0, {}, tonumber(ARGV[6])
@@ -90,6 +90,8 @@ local olds = #KEYS > 6 and redis.call('MGET', unpack(KEYS, 7)) or {}
 for k = 7, #KEYS do
   local key, old = KEYS[k], olds[k - 6]
   local r, users, updated, inc, seq, own, down, length, most, wide, n = readPage(old, key)
+  local area, tail = 0, ''
+  if r then area, old, length = cutArea(old, length, updated) end
   local given, p, is = unpackBytes('>I2<I2>I5', counts, at)
   local live, had, numbers, m = r == rebuild, nil, nil, nil
   if live and given == 1 and wide == 1 and length == 0 and is < 256 and not bad then
@@ -125,13 +127,17 @@ for k = 7, #KEYS do
   local i = 3 * k - 20 -- index of the first part of the record
   if moved and (live or delta > 0) then
     if not live then
-      own = math.max(second * 1000 + math.floor(time[2] / 1000), floor + 1, inc, void, base, past + 1)
+      own = math.max(second * 1000 + millis, floor + 1, inc, void, base, past + 1)
       inc = own
     end
     if delta ~= 0 then
       if remembers then
-        if r and not live then most = remembered(ended, page, since, most, lost + others, others, updated) end
-        most = remembered(ended, page, updated, most, before, before + delta, second)
+        if r and not live then
+          most = remembered(ended, page, since, most, lost + others, others, updated, area)
+          area = present(area, since, lost + others, -lost, updated, 0)
+        end
+        most = remembered(ended, page, updated, most, before, before + delta, second, area)
+        area = present(area, updated, before, delta, second, millis)
       else
         most = 0
       end
@@ -141,13 +147,14 @@ for k = 7, #KEYS do
       changed = changed + 1
       fresh[changed] = i
     end
+    if days then tail = areaText(area, updated) end
     sets[writes + 1] = key
     if numbers then
-      start = packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, 0, most, 1, m)
-      sets[writes + 2] = start .. numbers
+      start = packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, #tail, most, 1, m)
+      sets[writes + 2] = start .. numbers .. tail
     else
-      start = packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length, most, closePage(users))
-      sets[writes + 2] = pageText(start)
+      start = packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length + #tail, most, closePage(users))
+      sets[writes + 2] = pageText(start) .. tail
     end
     writes = writes + 2
     if users + others == 0 and not held then

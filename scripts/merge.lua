@@ -7,11 +7,11 @@
 -- ARGV[4]  how many seconds a page without users is remembered
 -- ARGV[5]  length of the prefix of the pages' keys   ARGV[6]  region   ARGV[7]  log
 -- ARGV[8]  from   ARGV[9]  to   ARGV[10] floor   ARGV[11] 1: complete
--- ARGV[12…] incarnation, increments, decrements per page
+-- ARGV[12] 1: days of pages are kept   ARGV[13…] incarnation, increments, decrements per page
 -- Returns  {status, log, cursor, highest incarnation, done, pages that changed,
 --          pages whose pair could not be read, the minutes that ended, then the places of
---          refused pairs}. A minute: the length of the page (2), the page, and 14 bytes, see
---          remember.lua; status
+--          refused pairs}. A minute: the length of the page (2), the page, and 21 bytes, see
+--          remembered; status
 --          0 merged, 1 this bucket has no owner yet, 2 a later log is known, 3 a gap. With
 --          refused pairs the cursor stays, so that a repetition of the batch refuses them again.
 -- Safe to repeat and to arrive late: a pair never falls. The script reads and checks
@@ -67,19 +67,23 @@ local prefix = tonumber(ARGV[5])
 local writes, records, refused, ended, malformed = {}, {}, {}, {}, 0
 -- otherwise the bucket has all of the batch, or had it and has forgotten pages since
 for k = 4, to > cursor and #KEYS or 3 do
-  local at = 3 * k
+  local at = 3 * k + 1
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
   local text = redis.pcall('GET', KEYS[k])
   local foreign = text and (type(text) ~= 'string' or not isPage(text))
   local r, users, updated, vinc, seq, own, fell, length, most, width, numbers
   local others, sum, held, hadInc, hadUp, hadDown = '', 0, false, nil, 0, 0
+  local area, days = 0, ARGV[12] == '1'
   if text and not foreign then
     r, users, updated, vinc, seq, own, fell, length, most, width, numbers = readPage(text)
     local read = 0
     for name, i, u, d in string.gmatch(pairsOf(text, length), '([%w_-]+) (%d+) (%d+) (%d+);') do
       read = read + #name + #i + #u + #d + 4
-      if name == region then
+      if name == '_' and i == '0' then
+        days = true -- see cutArea
+        if tonumber(u) == math.floor(updated / 86400) then area = tonumber(d) end
+      elseif name == region then
         hadInc, hadUp, hadDown = tonumber(i), tonumber(u), tonumber(d)
       else
         others = others .. name .. ' ' .. i .. ' ' .. u .. ' ' .. d .. ';'
@@ -110,13 +114,18 @@ for k = 4, to > cursor and #KEYS or 3 do
     local after = users + sum + mine
     held = held or silent
     if not same then
-      if r and not live then most = remembered(ended, w.page, since, most, lost + before, before, updated) end
+      if r and not live then
+        most = remembered(ended, w.page, since, most, lost + before, before, updated, area)
+        area = present(area, since, lost + before, -lost, updated, 0)
+      end
       if before ~= after then
-        most = remembered(ended, w.page, updated, most or 0, before, after, tonumber(time[1]))
+        most = remembered(ended, w.page, updated, most or 0, before, after, tonumber(time[1]), area)
+        area = present(area, updated, before, after - before, tonumber(time[1]), now % 1000)
         seq, updated = seq + 1, tonumber(time[1])
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
+      if days then all = all .. areaText(area, updated) end
       w.text = packBytes(pageForm, rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) ..
         body .. all
     end

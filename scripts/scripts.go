@@ -15,6 +15,7 @@ const (
 	Change   Name = "change"
 	Claim    Name = "claim"
 	Counts   Name = "counts"
+	Days     Name = "days"
 	Detach   Name = "detach"
 	Fence    Name = "fence"
 	Hello    Name = "hello"
@@ -52,8 +53,8 @@ var Webhooks = []Name{HookAcknowledge, HookTake, HookReport, HookReported}
 
 // Presence are the scripts of presence, in the order of the alphabet.
 var Presence = []Name{
-	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read, Relog,
-	Remember, Renew, Resize, Save, Sweep, Values,
+	Change, Claim, Counts, Days, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read,
+	Relog, Remember, Renew, Resize, Save, Sweep, Values,
 }
 
 // Marked are the scripts whose changes are acknowledged to users, and the one that every process runs regularly. Mark

@@ -48,6 +48,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process, l liste
 		Facts:      s.cfg.facts(),
 		Peers:      s.cfg.peerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
+		PageDays:   s.cfg.KeptDays(),
 		LastSeen:   s.cfg.LastSeen,
 		Registerer: s.registry,
 		Log:        s.log,
@@ -75,6 +76,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process, l liste
 		remote := presenceredis.Open(presenceredis.Config{
 			Conn:      peer.Conn,
 			PageStats: s.cfg.KeptMinutes(),
+			PageDays:  s.cfg.KeptDays(),
 			Log:       s.log.With().Str("peer", peer.Name).Logger(),
 		})
 		s.closers = append(s.closers, remote.Close)

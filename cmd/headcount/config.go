@@ -19,6 +19,7 @@ import (
 	"headcount/internal/redisconn"
 	"headcount/internal/setting"
 	"headcount/presence"
+	"headcount/presence/minutes"
 	"headcount/presence/node"
 	"headcount/presence/region"
 	"headcount/webhook"
@@ -62,6 +63,7 @@ type Config struct {
 	HotRate         int           `hidden:"" type:"number" placeholder:"N" group:"counters" help:"Gone; it is refused."`
 
 	PageStats *time.Duration `type:"days-or-0" placeholder:"TIME" group:"counters" help:"How long the greatest count, the arrivals and the visitors of each minute of a page are kept, for /{page}/stats. From 1m to 31d; 0: they are not kept. The default is 24h, and 0 with --redis."`
+	PageDays  int            `type:"number" placeholder:"N" default:"400" group:"counters" help:"How many days of a page are kept, for /{page}/stats?step=1d: the greatest and the mean count, the person-minutes, the arrivals and the visitors. At most 1500; 0: none. Without --page-stats there are none."`
 	LastSeen  time.Duration  `type:"days-or-0" placeholder:"TIME" default:"0" group:"times" help:"How long it is remembered when a user was last here, such as 30d, of a million users at most. Servers with an API key may ask for it. From 1s to 365d; 0: it is not remembered."`
 
 	HeartbeatInterval time.Duration `hidden:"" type:"span" placeholder:"TIME" default:"2s" group:"times" help:"The time between two heartbeats from a gateway to the presence nodes."`
@@ -123,6 +125,14 @@ var (
 
 // HasRole reports whether this process has the role.
 func (c *Config) HasRole(role string) bool { return slices.Contains(c.Roles, role) }
+
+// KeptDays returns how many days of pages are kept; 0: none.
+func (c *Config) KeptDays() int {
+	if c.KeptMinutes() == 0 {
+		return 0
+	}
+	return c.PageDays
+}
 
 // KeptMinutes returns how long the minutes of pages are kept; 0: not at all.
 func (c *Config) KeptMinutes() time.Duration {
@@ -289,6 +299,11 @@ func (c *Config) checkTimes() error {
 	if retention != 0 && (retention < time.Minute || retention > 31*24*time.Hour) {
 		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep "+
 			"nothing", retention)
+	}
+
+	if c.PageDays > minutes.MaxPoints {
+		return setting.Errorf("page-days", "%d is more than %d; give fewer, or 0 to keep none", c.PageDays,
+			minutes.MaxPoints)
 	}
 
 	if c.LastSeen != 0 && (c.LastSeen < time.Second || c.LastSeen > 365*24*time.Hour) {

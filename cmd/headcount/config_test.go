@@ -68,8 +68,9 @@ func defaults() Config {
 		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
 		ACMEURL:   "https://acme-v02.api.letsencrypt.org/directory",
 		JWTLeeway: time.Minute, CookieName: "headcount_id",
-		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, TraceEvery: 100, WebhookSettle: 5 * time.Second,
-		Rules: counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins,
+		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, TraceEvery: 100, PageDays: 400,
+		WebhookSettle: 5 * time.Second,
+		Rules:         counter.BuiltinRules().For(sites.Names()), AllSites: sites, Origins: origins,
 		Proxies: &identity.Proxies{},
 	}
 }
@@ -489,6 +490,9 @@ var refused = map[string]struct {
 	"a secret of back ends that is empty":      {flag: "pusher-secret", args: "--pusher-key k --pusher-secret="},
 	"private pages for nobody":                 {flag: "private", args: "--private team/*"},
 	"cache-reads of half a second":             {flag: "cache-reads", args: "--cache-reads 500ms"},
+	"page-days of five years":                  {flag: "page-days", args: "--page-days 1826"},
+	"page-days below 0":                        {flag: "page-days", args: "--page-days=-1"},
+	"page-days that are a time":                {flag: "page-days", args: "--page-days 400d"},
 	"page-stats of a year":                     {flag: "page-stats", args: "--page-stats 365d"},
 	"last-seen that is no time":                {flag: "last-seen", args: "--last-seen long"},
 	"last-seen of half a second":               {flag: "last-seen", args: "--last-seen 500ms"},
@@ -605,6 +609,7 @@ func TestAcceptedSettings(t *testing.T) {
 			"[fe80::1%eth0]:82",
 		"days":                           "--cold-after 7d --persist-interval 1m --page-stats 31d --last-seen 30d",
 		"no stats of pages":              "--page-stats 0",
+		"no days of pages":               "--page-days 0",
 		"private pages":                  "--private team/* --private board --jwt-secret s",
 		"pages for a table":              "--postgres postgres://h/d --pages-table blog/* --pages-table front",
 		"all pages for a table":          "--postgres postgres://h/d --pages-table *",
@@ -830,9 +835,9 @@ func TestFlagsOfServe(t *testing.T) {
 		update-interval delivery-budget ping-interval pong-timeout write-timeout max-connections
 		max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience jwt-leeway cookie-name api-key
 		allow-origins trusted-proxies shutdown-timeout log-level log-format config counters postgres
-		persist-interval cold-after hot-rate page-stats last-seen cache-reads count-bots private
-		public-top pages-table pusher-key pusher-secret otlp trace-every tls-cert tls-key http-redirect domain acme-url acme-email
-		acme-dir base-path site webhook webhook-secret webhook-settle`)
+		persist-interval cold-after hot-rate page-stats page-days last-seen cache-reads count-bots private
+		public-top pages-table pusher-key pusher-secret otlp trace-every tls-cert tls-key http-redirect domain
+		acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)
 
 	if names := serveFlags(t); !slices.Equal(names, want) {

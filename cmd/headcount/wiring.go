@@ -51,6 +51,7 @@ type store interface {
 	unread.Store
 	presence.LastSeen
 	minutes.Store
+	minutes.DayStore
 	presence.Lister
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
@@ -290,6 +291,7 @@ func (s *system) openEmbedded() (err error) {
 	config := presencemem.Config{
 		Region:          s.cfg.Region,
 		PageStats:       s.cfg.KeptMinutes(),
+		PageDays:        s.cfg.KeptDays(),
 		LastSeen:        s.cfg.LastSeen,
 		PresenceTimeout: s.cfg.PresenceTimeout,
 		Log:             s.log,
@@ -381,6 +383,8 @@ func (s *system) openGateway(self presence.Process) (err error) {
 			Regions:   s.store,
 			PageStats: cfg.KeptMinutes(),
 			Minutes:   s.store,
+			PageDays:  cfg.KeptDays(),
+			Days:      s.store,
 			LastSeen:  s.store,
 			App:       pusher.App{Key: cfg.PusherKey, Secrets: cfg.PusherSecrets},
 			Pages:     s.store,

@@ -46,7 +46,10 @@ type Config struct {
 	// PageStats is the retention of the minutes of pages, and Minutes has them. 0: they
 	// are not kept.
 	PageStats time.Duration
-	Minutes   minutes.Store
+	// PageDays is how many days of pages are kept, and Days has them. 0: none are.
+	PageDays int
+	Minutes  minutes.Store
+	Days     minutes.DayStore
 
 	LastSeen presence.LastSeen // erases when users were last here
 

@@ -17,16 +17,17 @@ import (
 
 const (
 	statsAge = time.Second // the most age of an answer to visitors
-	maxStats = 64          // answers that are kept, of 90 KB at most
+	maxStats = 64          // answers that are kept, of 150 KB at most
 )
 
 // statsQuestion asks for the history of a page.
 type statsQuestion struct {
 	name string
 	q    minutes.Question
+	csv  bool
 }
 
-// pageStats is the answer, as JSON. It implements counterapi.Answered.
+// pageStats is the answer, as JSON or CSV. It implements counterapi.Answered.
 type pageStats struct {
 	body   []byte
 	points int
@@ -67,6 +68,9 @@ func (a *API) getStats(c *gin.Context) (calls.Answer, error) {
 	}
 	a.callers.Cacheable(c, asked.name)
 
+	if asked.csv {
+		return calls.Packed("text/csv; charset=utf-8", stats.body), nil
+	}
 	return calls.Packed(calls.TypeJSON, stats.body), nil
 }
 
@@ -86,11 +90,16 @@ func (a *API) statsAsked(c *gin.Context, now time.Time) (asked statsQuestion, er
 	query := counterapi.ReadQuery(c, "?last=24h&step=5m")
 	last := query.Duration("last")
 	step := query.Duration("step")
+	asked.csv = query.Choice("format", "json", "csv") == "csv"
 	if query.Err != nil {
 		return asked, query.Err
 	}
 
-	asked.q, err = minutes.Ask(last, step, a.cfg.PageStats, now)
+	if step == 24*time.Hour && a.cfg.PageDays > 0 {
+		asked.q, err = minutes.AskDays(last, a.cfg.PageDays, now)
+	} else {
+		asked.q, err = minutes.Ask(last, step, a.cfg.PageStats, now)
+	}
 	if err != nil {
 		why := strings.TrimPrefix(err.Error(), minutes.ErrTime.Error()+": ")
 		return asked, calls.Bad("The page cannot be asked for that: " + why + ".")
@@ -104,7 +113,7 @@ func (a *API) readStats(ctx context.Context, of statsQuestion, asked time.Time) 
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 
-	list, err := a.cfg.Minutes.Minutes(ctx, of.name, of.q.From)
+	past, err := a.readPast(ctx, of)
 	if err != nil {
 		return stats, err
 	}
@@ -119,8 +128,28 @@ func (a *API) readStats(ctx context.Context, of statsQuestion, asked time.Time) 
 	if minutes.Of(now) >= of.q.To {
 		now = asked
 	}
-	answer := of.q.Answer(of.name, list, count.Users, now)
+	answer := past(count.Users, now)
 	answer.Stale = count.Stale
 
-	return pageStats{append(httppolicy.JSON(answer), '\n'), len(answer.Points)}, nil
+	body := append(httppolicy.JSON(answer), '\n')
+	if of.csv {
+		body = answer.CSV()
+	}
+	return pageStats{body, len(answer.Points)}, nil
+}
+
+// readPast reads what the store has of the minutes or days that are asked for. The function answers from it and from
+// the count at a time.
+func (a *API) readPast(
+	ctx context.Context, of statsQuestion,
+) (answer func(count int64, now time.Time) minutes.Answer, err error) {
+	if of.q.ByDay {
+		days, err := a.cfg.Days.Days(ctx, of.name, of.q.From/minutes.MinutesOfDay)
+		return func(count int64, now time.Time) minutes.Answer {
+			return of.q.AnswerDays(of.name, days, count, now)
+		}, err
+	}
+
+	list, err := a.cfg.Minutes.Minutes(ctx, of.name, of.q.From)
+	return func(count int64, now time.Time) minutes.Answer { return of.q.Answer(of.name, list, count, now) }, err
 }

@@ -23,7 +23,7 @@ func (a *API) presenceCalls() []calls.Call {
 			Who: calls.Visitor, Body: "Action", Gives: "Count", Refuses: "401 413 429 503",
 			Does: `"I am here" (increment): a hold that lasts three times --presence-timeout, or until decrement.`},
 		{ID: "getPageStats", Method: http.MethodGet, Path: "/{page}/stats", Do: a.getStats,
-			Who: calls.Anyone, Takes: "lastday step", Gives: "Stats", Refuses: "401 404 429 503",
+			Who: calls.Anyone, Takes: "lastday step format", Gives: "Stats text/csv", Refuses: "401 404 429 503",
 			Does: "What a page remembers of the time before now."},
 		{ID: "getPageBadge", Method: http.MethodGet, Path: "/{page}/badge.svg", Do: a.getBadge,
 			Who: calls.Anyone, Takes: "label color background", Gives: "image/svg+xml", Refuses: "401 503",

@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -96,6 +97,13 @@ func (q *Query) Number(name string, otherwise, least, most uint64) uint64 {
 	return optional(q, name, thing, otherwise, func(text string) (uint64, bool) {
 		n, err := strconv.ParseUint(text, 10, 64)
 		return n, err == nil && n >= least && n <= most
+	})
+}
+
+// Choice returns a parameter that is one of several words, or the first of them if it was not sent.
+func (q *Query) Choice(name string, words ...string) string {
+	return optional(q, name, "of "+strings.Join(words, " and "), words[0], func(text string) (string, bool) {
+		return text, slices.Contains(words, text)
 	})
 }
 

@@ -146,6 +146,7 @@ func responses(c calls.Call) object {
 
 	good := http.StatusOK
 	answer := object{}
+	body := object{}
 	for _, given := range strings.Fields(c.Gives) {
 		status, err := strconv.Atoi(given)
 		switch {
@@ -157,10 +158,13 @@ func responses(c calls.Call) object {
 		case err == nil:
 			good = status
 		case strings.Contains(given, "/"): // a media type
-			answer["content"] = content(given, text)
+			maps.Copy(body, content(given, text))
 		default:
-			answer["content"] = content("application/json", ref(given))
+			maps.Copy(body, content("application/json", ref(given)))
 		}
+	}
+	if len(body) > 0 {
+		answer["content"] = body
 	}
 
 	// A browser cannot send a key with an address.

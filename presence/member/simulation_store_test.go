@@ -68,7 +68,7 @@ func newSharedStore(partitions, buckets int, broken, log func(string, ...any)) *
 }
 
 func (s *sharedStore) fresh() *presencemem.Store {
-	return presencemem.New(presencemem.Config{Partitions: s.partitions, Buckets: s.buckets})
+	return presencemem.New(presencemem.Config{Partitions: s.partitions, Buckets: s.buckets, PageDays: 10})
 }
 
 // set changes the store and has every subscription begin anew.

@@ -1,6 +1,6 @@
 // Package minutes has the types, the contract and the arithmetic of page statistics: for
 // each page and minute the greatest count, the number of arrivals, and a HyperLogLog of
-// the users who arrived.
+// the users who arrived. Days are folded from the same changes and kept longer, see Calendar.
 //
 // A store keeps only minutes in which the count changed or users arrived. The other minutes
 // follow from the last count before them. So a page without changes costs nothing, however
@@ -96,8 +96,12 @@ func ParseVisits(b []byte) (joins int64, visitors hyperloglog.Registers, err err
 }
 
 // Question asks for the minutes from From up to, not including, To, in steps. From and To
-// are multiples of Step since the Unix epoch, and To is after the running minute.
-type Question struct{ From, To, Step int64 }
+// are multiples of Step since the Unix epoch, and To is after the running minute. ByDay says that days are asked for,
+// which are kept apart: see AskDays.
+type Question struct {
+	From, To, Step int64
+	ByDay          bool
+}
 
 // Defaults of Ask.
 const (
@@ -143,9 +147,10 @@ func (s Start) MarshalJSON() ([]byte, error) {
 
 // Point is one step of an Answer. At is its first minute.
 type Point struct {
-	At    Start `json:"at"`
-	Max   int64 `json:"max"`
-	Joins int64 `json:"joins"`
+	At     Start `json:"at"`
+	Max    int64 `json:"max"`
+	Joins  int64 `json:"joins"`
+	*OfDay       // nil: the step is no day
 }
 
 // Peak is the first minute with the greatest count. At 0: there was no user.

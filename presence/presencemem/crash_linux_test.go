@@ -27,7 +27,7 @@ func TestCrashes(t *testing.T) {
 		defer os.RemoveAll(root)
 		dir := filepath.Join(root, "data")
 		s := New(Config{})
-		d, _, err := openDisk(dir, &s.unread, &s.history, s.seen, zerolog.Nop())
+		d, _, err := openDisk(dir, s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,9 +155,9 @@ func recovered(t *rapid.T, root string, file []byte) string {
 		t.Fatal(err)
 	}
 
-	n := newUnreadState()
 	var log bytes.Buffer
-	d, _, err := openDisk(dir, &n, &pageHistory{}, &lastSeen{}, zerolog.New(&log))
+	s := New(Config{Log: zerolog.New(&log)})
+	d, _, err := openDisk(dir, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func recovered(t *rapid.T, root string, file []byte) string {
 		t.Fatal(err)
 	}
 
-	return fingerprint(&n)
+	return fingerprint(&s.unread)
 }
 
 // fingerprint returns, as text, all unread state that a file must have.

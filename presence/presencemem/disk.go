@@ -36,6 +36,7 @@ import (
 //	follows  16 bytes of user, page -> see unread.Follow
 //	keys     16 bytes of hash -> 8 bytes: unix seconds when the key is forgotten
 //	minutes  minutes of pages, see minutes.go
+//	days     days of pages, see days.go
 //	seen     when users departed, see lastseen.go
 const dataFile = "headcount.db"
 
@@ -47,10 +48,12 @@ var (
 	followsBucket = []byte("follows")
 	keysBucket    = []byte("keys")
 	minutesBucket = []byte("minutes")
+	daysBucket    = []byte("days")
 	seenBucket    = []byte("seen")
 
 	buckets = [][]byte{
-		pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket, seenBucket,
+		pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket, daysBucket,
+		seenBucket,
 	}
 
 	secretKey = []byte("id-secret")
@@ -89,21 +92,22 @@ type put struct {
 	bucket, key, value []byte // value nil: the key is deleted
 }
 
-// openDisk opens the file in dir, or creates it, and fills n, b and l from it. secret is
-// the secret of anonymous ids. No operation is written before run.
-func openDisk(
-	dir string, n *unreadState, b *pageHistory, l *lastSeen, log zerolog.Logger,
-) (d *disk, secret string, err error) {
+// openDisk opens the file in dir, or creates it, and fills s from it. secret is the secret of
+// anonymous ids. No operation is written before run.
+func openDisk(dir string, s *Store) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
 
 	path := filepath.Join(dir, dataFile)
-	d = &disk{log: log, waiting: make(chan *op, maxWaiting), closing: make(chan struct{}), ended: make(chan struct{})}
+	d = &disk{
+		log: s.cfg.Log, waiting: make(chan *op, maxWaiting),
+		closing: make(chan struct{}), ended: make(chan struct{}),
+	}
 
 	d.db, err = boltfile.Open(path, nil, format, buckets, func(db *bbolt.DB) (err error) {
 		d.db = db
-		secret, err = d.load(n, b, l)
+		secret, err = d.load(s)
 		return err
 	})
 	if err != nil {
@@ -113,16 +117,16 @@ func openDisk(
 	return d, secret, nil
 }
 
-// load reads the whole file into n, b and seen, and drops entries that cannot be read. When
-// they cannot be deleted, the file counts as not writable.
-func (d *disk) load(n *unreadState, b *pageHistory, seen *lastSeen) (secret string, err error) {
+// load reads the whole file into s, and drops entries that cannot be read. When they cannot be
+// deleted, the file counts as not writable.
+func (d *disk) load(s *Store) (secret string, err error) {
 	secret, err = d.secret()
 	if err != nil {
 		return "", err
 	}
 
-	seen.unsaved = map[presence.User]struct{}{}
-	l := loader{unread: n, history: b, seen: seen, now: time.Now()}
+	s.seen.unsaved = map[presence.User]struct{}{}
+	l := loader{unread: &s.unread, history: &s.history, days: &s.days, seen: s.seen, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
 		return "", err
 	}
@@ -139,7 +143,7 @@ func (d *disk) load(n *unreadState, b *pageHistory, seen *lastSeen) (secret stri
 		}
 	}
 
-	if seen.retention == 0 {
+	if s.seen.retention == 0 {
 		if err := d.dropSeen(); err != nil {
 			d.log.Warn().Err(err).
 				Msg("the data directory still has when users were last here; it is deleted at the next start")
@@ -164,11 +168,12 @@ func (d *disk) secret() (secret string, err error) {
 	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
 }
 
-// loader fills the unread state and the history from a file, and collects the entries that
+// loader fills the unread state and the histories from a file, and collects the entries that
 // must be deleted.
 type loader struct {
 	unread  *unreadState
 	history *pageHistory
+	days    *dayHistory
 	seen    *lastSeen
 	now     time.Time
 	puts    []put
@@ -198,6 +203,9 @@ func (l *loader) load(tx *bbolt.Tx) error {
 
 	if l.history.retention > 0 {
 		l.loadMinutes(tx)
+	}
+	if l.days.retention > 0 {
+		l.loadDays(tx)
 	}
 	if l.seen.retention > 0 {
 		l.loadSeen(tx)

@@ -321,7 +321,7 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	}
 
 	s = New(Config{})
-	d, _, err := openDisk(dir, &s.unread, &s.history, s.seen, zerolog.Nop())
+	d, _, err := openDisk(dir, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +356,7 @@ func stopped(t *testing.T) *Store {
 	t.Helper()
 	s := New(Config{})
 	var err error
-	s.unread.disk, _, err = openDisk(t.TempDir(), &s.unread, &s.history, s.seen, zerolog.Nop())
+	s.unread.disk, _, err = openDisk(t.TempDir(), s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -358,7 +358,7 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 	}
 }
 
-// keepMinutes writes finished minutes once a minute, until Close.
+// keepMinutes writes finished minutes, and days, once a minute, until Close.
 func (s *Store) keepMinutes() {
 	for {
 		now := time.Now()
@@ -367,9 +367,11 @@ func (s *Store) keepMinutes() {
 		select {
 		case <-next.C:
 			s.writeMinutes(false)
+			s.writeDays()
 		case <-s.closing:
 			next.Stop()
 			s.writeMinutes(true)
+			s.writeDays()
 			return
 		}
 	}

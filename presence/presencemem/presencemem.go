@@ -34,6 +34,10 @@ type Config struct {
 	// that has not changed for the longest time is forgotten.
 	PageStats      time.Duration
 	PageStatsBytes int
+	// PageDays is how many days of pages are kept; 0: none. They take at most PageDaysBytes (default 64 MiB, or a year
+	// of 10,000 pages); beyond that, the page that has not changed for the longest time is forgotten.
+	PageDays      int
+	PageDaysBytes int
 	// LastSeen is how long departures of users are remembered; 0: not at all. Of more than
 	// MaxLastSeen (default presence.MaxLastSeen) those who departed first are forgotten.
 	LastSeen    time.Duration
@@ -65,6 +69,7 @@ type Store struct {
 	watchers  map[*watcher]struct{}
 	leases    map[string]lease // by process
 	history   pageHistory
+	days      dayHistory
 	seen      *lastSeen
 
 	membersChanged bool // since the file of present users was written
@@ -111,6 +116,7 @@ func New(cfg Config) *Store {
 	cfg.RememberFor = cmp.Or(cfg.RememberFor, 24*time.Hour)
 	cfg.Remember = cmp.Or(cfg.Remember, 100_000)
 	cfg.PageStatsBytes = cmp.Or(cfg.PageStatsBytes, 64<<20)
+	cfg.PageDaysBytes = cmp.Or(cfg.PageDaysBytes, 64<<20)
 	cfg.MaxLastSeen = cmp.Or(cfg.MaxLastSeen, presence.MaxLastSeen)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 4096)
 
@@ -125,6 +131,7 @@ func New(cfg Config) *Store {
 		leases:     map[string]lease{},
 		unread:     newUnreadState(),
 		history:    newPageHistory(cfg),
+		days:       newDayHistory(cfg),
 		seen:       newLastSeen(cfg),
 		closing:    make(chan struct{}),
 	}
@@ -145,7 +152,7 @@ func New(cfg Config) *Store {
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
 	var err error
-	s.unread.disk, s.secret, err = openDisk(dir, &s.unread, &s.history, s.seen, cfg.Log)
+	s.unread.disk, s.secret, err = openDisk(dir, s)
 	if err != nil {
 		return nil, err
 	}
@@ -153,13 +160,17 @@ func Open(dir string, cfg Config) (*Store, error) {
 	s.dir = dir
 	go s.unread.disk.run(s.commit) // ends with Close
 
-	if s.history.retention > 0 {
-		s.writers.Go(s.keepMinutes)
-	}
+	var alive time.Time
 	if s.cfg.PresenceTimeout > 0 {
-		s.loadPresent(time.Now())
+		alive = s.loadPresent(time.Now())
 		s.firstPresent()
 		s.writers.Go(s.keepPresent)
+	}
+	if s.days.retention > 0 {
+		s.days.endOfRun(s.recalled, alive, time.Now())
+	}
+	if s.history.retention > 0 || s.days.retention > 0 {
+		s.writers.Go(s.keepMinutes)
 	}
 
 	if s.cfg.LastSeen > 0 { // after loadPresent, which notes departures
@@ -317,7 +328,8 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 	}
 
 	// All counts were stale until now, and no publication has said otherwise.
-	if s.complete(changes, outcomes) {
+	completed := s.complete(changes, outcomes)
+	if completed {
 		for b := range s.cfg.Buckets {
 			s.notify(presence.Publication{Bucket: b, Lost: true})
 		}
@@ -325,6 +337,10 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 
 	s.publish(touched)
 	s.history.remember(touched, arrivals, now)
+	s.days.remember(touched, arrivals, now)
+	if completed {
+		s.days.confirm(s.pages, now)
+	}
 
 	for i, c := range changes {
 		if outcomes[i].Err == nil {

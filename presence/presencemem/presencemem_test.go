@@ -11,7 +11,7 @@ import (
 	"headcount/presence/presencetest"
 )
 
-var forContract = presencemem.Config{Region: "local", PageStats: time.Hour, LastSeen: time.Hour}
+var forContract = presencemem.Config{Region: "local", PageStats: time.Hour, PageDays: 10, LastSeen: time.Hour}
 
 func TestContract(t *testing.T) {
 	presencetest.RunInBubble(t, func(testing.TB) presencetest.Store { return presencemem.New(forContract) })

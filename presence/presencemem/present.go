@@ -156,13 +156,13 @@ func appendPresent(b []byte, id int, members map[member]int64) []byte {
 func (s *Store) Recalled() bool { return s.recalled }
 
 // loadPresent fills the partitions from the file, if it is so recent that its users may
-// still be present. Holds last until their own end.
-func (s *Store) loadPresent(now time.Time) {
+// still be present. Holds last until their own end. alive is until when the file was right; zero: there is none.
+func (s *Store) loadPresent(now time.Time) (alive time.Time) {
 	s.membersChanged = true // the file is of an earlier process: replace it instead of renewing its time
 	path := filepath.Join(s.dir, presentFile)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return
+		return alive
 	}
 
 	var partitions []map[member]int64
@@ -187,7 +187,7 @@ func (s *Store) loadPresent(now time.Time) {
 
 	if err != nil {
 		s.cfg.Log.Warn().Err(err).Msg("present users cannot be read from the data directory; counts begin at zero")
-		return
+		return alive
 	}
 
 	// After the clock was set back, the file seems to come from the future, and holds seem
@@ -211,6 +211,8 @@ func (s *Store) loadPresent(now time.Time) {
 			}
 		}
 	}
+
+	return written
 }
 
 // replayPresent makes the changes in the log.

@@ -249,7 +249,7 @@ func (s *Store) newCountsCall(b int, publish string, generation uint64, continue
 		Args: []any{
 			s.at().channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(),
 			int(s.cfg.RememberFor.Seconds()), len(s.at().pagePrefix(b)), generation,
-			nil, flag(continues), nil, nil, nil, flag(s.cfg.PageStats > 0),
+			nil, flag(continues), nil, nil, nil, s.minutes.kept(),
 		},
 	}}
 }

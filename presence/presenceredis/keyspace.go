@@ -150,6 +150,15 @@ func (k *keyspace) visitsKey(b int, hour int64, page string) string {
 	return k.buckets[b] + "y:" + strconv.FormatInt(hour, 10) + ":" + page
 }
 
+func (k *keyspace) daysKey(b int, page string) string { return k.buckets[b] + "d:" + page }
+
+// registersKey is of the visitors of one day, and spareKey is in use only while a script adds to them.
+func (k *keyspace) registersKey(b int, day int64, page string) string {
+	return k.buckets[b] + "v:" + strconv.FormatInt(day, 10) + ":" + page
+}
+
+func (k *keyspace) spareKey(b int) string { return k.buckets[b] + "v" }
+
 func (k *keyspace) historyKey(b int, page string) string { return k.buckets[b] + "h:" + page }
 func (k *keyspace) onceKey(b int, hash string) string    { return k.buckets[b] + "i:" + hash }
 func (k *keyspace) recordKey(b int, user string) string  { return k.buckets[b] + "u:" + user }

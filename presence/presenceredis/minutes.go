@@ -19,9 +19,11 @@ const (
 	maxPendingMinutes = 65_536
 
 	minuteBatch     = 200             // minutes in one run of remember.lua
+	visitBatch      = 50              // the same of arrivals, whose registers Redis merges into days
 	minuteInterval  = time.Second     // between two writes
 	minuteLastWrite = 2 * time.Second // for the last write, at Close
 	entryBytes      = 14              // of a minute, see remember.lua
+	endedBytes      = 21              // of a minute that ended, see remembered in page.lua
 )
 
 // minuteWriter writes minutes of pages. Scripts that change counts keep the greatest
@@ -31,6 +33,7 @@ const (
 type minuteWriter struct {
 	store     *Store
 	retention int64 // minutes; 0: nothing is kept
+	days      int   // how many are kept
 
 	mu     sync.Mutex
 	latest int64         // the last minute that arrivals were collected for
@@ -38,7 +41,7 @@ type minuteWriter struct {
 	visits map[visit]*minutes.Visits
 }
 
-// endedMinute is a minute of a page that has ended; entry is its form in Redis.
+// endedMinute is a minute of a page that has ended; entry is its form in Redis, and the area.
 type endedMinute struct {
 	bucket      int
 	page, entry string
@@ -78,14 +81,14 @@ func (m *minuteWriter) minutesEnded(bucket int, text string) {
 	defer m.mu.Unlock()
 	for len(text) >= 2 {
 		end := 2 + int(text[0])<<8 + int(text[1])
-		if len(text) < end+entryBytes {
+		if len(text) < end+endedBytes {
 			return
 		}
 
 		if len(m.counts) < maxPendingMinutes {
-			m.counts = append(m.counts, endedMinute{bucket, text[2:end], text[end : end+entryBytes]})
+			m.counts = append(m.counts, endedMinute{bucket, text[2:end], text[end : end+endedBytes]})
 		}
-		text = text[end+entryBytes:]
+		text = text[end+endedBytes:]
 	}
 }
 
@@ -148,7 +151,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 
 	var visits [][]visit // of the others
 	for b, list := range visited {
-		for part := range slices.Chunk(list, minuteBatch) {
+		for part := range slices.Chunk(list, visitBatch) {
 			calls = append(calls, m.visitsCallLocked(b, part))
 			visits = append(visits, part)
 		}
@@ -186,25 +189,60 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 
 // countsCall returns the run of remember.lua for ended minutes of one bucket.
 func (m *minuteWriter) countsCall(ended []endedMinute) *call {
-	cl := &call{Script: scripts.Remember, Args: []any{m.retention*60 + 3600, m.retention * entryBytes, len(ended)}}
+	cl := m.rememberCall(len(ended), 0)
 	for _, e := range ended {
 		cl.Keys = append(cl.Keys, m.store.at().minutesKey(e.bucket, e.page))
 		cl.Args = append(cl.Args, e.entry)
+	}
+	if m.days > 0 {
+		for _, e := range ended {
+			cl.Keys = append(cl.Keys, m.store.at().daysKey(e.bucket, e.page))
+		}
 	}
 
 	return cl
 }
 
+// rememberCall returns a run of remember.lua for so many ended minutes and arrivals of minutes, which the caller adds.
+func (m *minuteWriter) rememberCall(counts, visits int) *call {
+	return &call{
+		Script: scripts.Remember,
+		Args:   []any{m.retention*60 + 3600, m.retention * entryBytes, counts, visits, m.days},
+	}
+}
+
+// kept says which statistics of pages the store keeps: 0 none, 1 minutes, 2 minutes and days.
+func (m *minuteWriter) kept() int {
+	switch {
+	case m.retention == 0:
+		return 0
+	case m.days == 0:
+		return 1
+	}
+	return 2
+}
+
 // visitsCallLocked returns the run of remember.lua for arrivals in one bucket.
 func (m *minuteWriter) visitsCallLocked(bucket int, visits []visit) *call {
-	cl := &call{Script: scripts.Remember, Args: []any{m.retention*60 + 3600, m.retention * entryBytes, 0}}
-
+	cl := m.rememberCall(0, len(visits))
+	at := m.store.at()
 	for _, key := range visits {
 		v := m.visits[key]
-		cl.Keys = append(cl.Keys, m.store.at().visitsKey(bucket, key.at/60, key.page))
+		cl.Keys = append(cl.Keys, at.visitsKey(bucket, key.at/60, key.page))
 		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
 		cl.Args = append(cl.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
+	if m.days == 0 {
+		return cl
+	}
+
+	for _, key := range visits {
+		cl.Keys = append(cl.Keys, at.daysKey(bucket, key.page))
+	}
+	for _, key := range visits {
+		cl.Keys = append(cl.Keys, at.registersKey(bucket, key.at/minutes.MinutesOfDay, key.page))
+	}
+	cl.Keys = append(cl.Keys, at.spareKey(bucket))
 
 	return cl
 }

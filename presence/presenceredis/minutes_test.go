@@ -275,7 +275,7 @@ func TestServerAMinuteIsWrittenOnce(t *testing.T) {
 	c.LPush(t.Context(), at(t, s).minutesKey(2, bad), "theirs")
 	for b, page := range map[int]string{1: good, 2: bad} {
 		head := string([]byte{byte(len(page) >> 8), byte(len(page))})
-		s.minutes.minutesEnded(b, head+page+strings.Repeat("\x00", entryBytes))
+		s.minutes.minutesEnded(b, head+page+strings.Repeat("\x00", endedBytes))
 	}
 	for range 3 {
 		s.minutes.write(t.Context(), minutes.Of(time.Now()))

@@ -67,6 +67,7 @@ func watchAll(t testing.TB, s *presenceredis.Store, fn func(context.Context, pre
 // forContract applies the settings that the contract needs.
 func forContract(c *presenceredis.Config) {
 	c.PageStats = time.Hour
+	c.PageDays = 400
 	c.LastSeen = time.Hour
 	c.FactsWait = 50 * time.Millisecond
 }
@@ -91,6 +92,7 @@ func TestServerContractOnCluster(t *testing.T) {
 		"any history ends with the model's unread":       "users and pages are in different slots",
 		"records are saved":                              "records are in the slots of their users",
 		"a departure is remembered":                      "departures are in the slots of their users",
+		"the running day is remembered":                  "days are in the slots of their pages",
 	}, func(t testing.TB) presencetest.Store { return open(t, redistest.ThreeMasters(t).URL(), forContract) })
 }
 

@@ -488,10 +488,10 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Script: scripts.Merge,
 			Keys: append(make([]string, 0, 3+len(b.Pages)),
 				p.s.at().stateKey(b.Bucket), p.s.at().readyKey(b.Bucket), p.s.at().emptiesKey(b.Bucket)),
-			Args: append(make([]any, 0, 12+3*len(b.Pages)),
+			Args: append(make([]any, 0, 13+3*len(b.Pages)),
 				p.s.at().channel(b.Bucket, p.s.cfg.Conn.DB), c.Publish, p.s.cfg.Partitions,
 				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor,
-				flag(b.Complete)),
+				flag(b.Complete), flag(p.s.cfg.PageDays > 0)),
 		}
 
 		for _, pp := range b.Pages {

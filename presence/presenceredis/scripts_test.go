@@ -110,7 +110,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Merge, []string{
 		state, at(t, s).readyKey(b), at(t, s).emptiesKey(b), pageKey,
 	}, bell, "PUBLISH", s.cfg.Partitions, 60, len(at(t, s).pagePrefix(b)),
-		"eu", 5, 0, 1, 5, 1, 5, 3, 1)
+		"eu", 5, 0, 1, 5, 1, 1, 5, 3, 1)
 	add(scripts.Sweep, []string{state, at(t, s).emptiesKey(b), pageKey}, len(at(t, s).pagePrefix(b)), 60, 0, "1")
 
 	// Follows and unread notifications.
@@ -128,9 +128,12 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 		state, at(t, s).endpointsKey(b), at(t, s).historyKey(b, "p"),
 	}, bell, "PUBLISH", "gw", levelField, level)
 
-	// Past minutes.
-	add(scripts.Remember, []string{at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1,
-		make([]byte, entryBytes), "1234writer", "\x01")
+	// Past minutes and days.
+	add(scripts.Remember, []string{
+		at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p"), at(t, s).daysKey(b, "p"), at(t, s).daysKey(b, "p"),
+		at(t, s).registersKey(b, 0, "p"), at(t, s).spareKey(b),
+	}, 60, 10*entryBytes, 1, 1, 400, make([]byte, endedBytes), "\x01234writer", "\x01")
+	add(scripts.Days, []string{state, pageKey, at(t, s).daysKey(b, "p")})
 	add(scripts.Minutes, []string{state, pageKey, at(t, s).minutesKey(b, "p"), at(t, s).visitsKey(b, 0, "p")})
 
 	// A gateway, a region and a process come and go.

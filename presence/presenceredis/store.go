@@ -47,6 +47,8 @@ type Config struct {
 	EmptyPages int
 	// PageStats is how long minutes of pages are kept; 0: not at all.
 	PageStats time.Duration
+	// PageDays is how many days of pages are kept; 0: none. Without PageStats there are none.
+	PageDays int
 	// LastSeen is how long departures of users are remembered, in whole seconds; 0: not at
 	// all. Of more than MaxLastSeen (default presence.MaxLastSeen), spread evenly over the
 	// partitions, those who departed first are forgotten.
@@ -165,6 +167,7 @@ func Open(cfg Config) *Store {
 	s.minutes = minuteWriter{
 		store:     s,
 		retention: int64(cfg.PageStats / time.Minute),
+		days:      cfg.PageDays,
 		visits:    map[visit]*minutes.Visits{},
 	}
 

@@ -66,3 +66,46 @@ func runningMinute(t *testing.T, s Store) {
 		t.Errorf("an arrival under an old claim counts: %+v", late)
 	}
 }
+
+// runningDay tests the statistics of the running day: the time that users are present is known to the millisecond. The
+// test may run into the next day.
+func runningDay(t *testing.T, s Store) {
+	v := claim(t, s, 5)
+	write := func(users int64, arrivals ...presence.User) (before, after time.Time) {
+		t.Helper()
+		c := v.change(nil, presence.PageUsers{Page: "p", Users: users})
+		for _, u := range arrivals {
+			c.Arrivals = append(c.Arrivals, presence.Arrival{User: u, Page: "p"})
+		}
+		before = time.Now().Truncate(time.Millisecond)
+		v.write(c)
+		return before, time.Now().Add(time.Millisecond)
+	}
+	today := minutes.DayOf(time.Now())
+	least, most := time.Duration(0), time.Duration(0)
+	for range 5 {
+		before, after := write(7, 1, 2, 3, 4, 5, 6, 7)
+		time.Sleep(130 * time.Millisecond)
+		left, gone := write(0)
+		least += 7 * left.Sub(after)
+		most += 7 * gone.Sub(before)
+	}
+	_, now := write(2, 1, 2)
+	list, err := s.Days(t.Context(), "p", today)
+	if err != nil || len(list) == 0 {
+		t.Fatalf("%d days, %v", len(list), err)
+	}
+	sum := minutes.Day{}
+	for _, d := range list {
+		sum.Max = max(sum.Max, d.Max)
+		sum.Presence += d.Presence
+		sum.Last, sum.Until = d.Last, d.Until
+	}
+	is := time.Duration(sum.Presence+sum.Last*(now.UnixMilli()-sum.Until)) * time.Millisecond
+	if sum.Max != 7 || sum.Last != 2 || is < least || is > most+2*time.Since(now)+100*time.Millisecond {
+		t.Errorf("%+v: users were present for %s, want %s to %s", sum, is, least, most)
+	}
+	if nobody, err := s.Days(t.Context(), "q", today); len(nobody) > 0 || err != nil {
+		t.Errorf("a page nobody ever joined: %+v, %v", nobody, err)
+	}
+}

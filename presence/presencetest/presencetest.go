@@ -25,6 +25,7 @@ type Store interface {
 	presence.Processes
 	presence.LastSeen
 	minutes.Store
+	minutes.DayStore
 	unread.Store
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
@@ -62,6 +63,7 @@ var completed = map[string]func(*testing.T, Store){
 	"partitions written at once add up":              concurrent,
 	"the region has all of a count":                  parts,
 	"the running minute is remembered":               runningMinute,
+	"the running day is remembered":                  runningDay,
 	"a departure is remembered":                      departed,
 	"many departures in one write":                   manyDeparted,
 	"an old departure is forgotten":                  departedLongAgo,

@@ -1,12 +1,19 @@
-// What was, drawn with axes: the greatest count of each step of time.
+// What was, drawn with axes: the greatest count of each step of time, and of days the mean count.
 
 import { make, roundUp } from './plot.js';
+import { date, isDay } from './stats.js';
 
 const clock = (at) => at.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
 const day = (at) => at.toLocaleDateString([], { weekday: 'short', day: 'numeric' });
-const moment = (at) => `${day(at)} ${clock(at)}`;
+const number = (n) => n.toLocaleString('en', { maximumFractionDigits: 1 });
 
-/** Draws points, {at, max, joins} with at as text, the oldest first. */
+/** Says what a point says. */
+function say({ at, max, joins, ...of }) {
+  if (!isDay(of)) return `${day(at)} ${clock(at)}: at most ${number(max)}, ${number(joins)} came`;
+  return `${date(at)}: at most ${number(max)}, mean ${number(of.avg)}, ${number(of.visitors)} visitors, ${number(of.person_minutes / 60)} person-hours`;
+}
+
+/** Draws points of the server's statistics, the oldest first. */
 export class Chart {
   #svg;
   #points = [];
@@ -44,7 +51,8 @@ export class Chart {
       make(grid, 'path', { d: `M${left} ${y(count)}H${right}` });
       make(grid, 'text', { x: left - 6, y: y(count) + 4, class: 'end' }).textContent = count.toLocaleString('en');
     }
-    const label = points.at(-1).at - points[0].at > 2 * 86_400_000 ? day : clock;
+    const days = isDay(points[0]);
+    const label = days ? date : points.at(-1).at - points[0].at > 2 * 86_400_000 ? day : clock;
     const labels = Math.max(2, Math.min(7, Math.floor((right - left) / 90)));
     for (let n = 0; n < labels; n++) {
       const i = Math.round((n / (labels - 1)) * (points.length - 1));
@@ -54,14 +62,16 @@ export class Chart {
         class: ['', 'middle', 'end'][n === 0 ? 0 : n === labels - 1 ? 2 : 1],
       }).textContent = label(points[i].at);
     }
-    const line = points.map((p, i) => `${i ? 'L' : 'M'}${x(i).toFixed(1)} ${y(p.max).toFixed(1)}`).join('');
+    const path = (of) => points.map((p, i) => `${i ? 'L' : 'M'}${x(i).toFixed(1)} ${y(of(p)).toFixed(1)}`).join('');
+    const line = path((p) => p.max);
     make(svg, 'path', { class: 'area', d: `${line}L${right} ${bottom}L${left} ${bottom}Z` });
     make(svg, 'path', { class: 'line', d: line });
+    if (days) make(svg, 'path', { class: 'mean', d: path((p) => p.avg) });
     const i = Math.round(((this.#pointer - left) / (right - left)) * (points.length - 1));
     if (!points[i]) return; // nobody points, or beside it
     const end = i > points.length / 2;
     make(svg, 'path', { class: 'cross', d: `M${x(i)} ${above}V${bottom}` });
-    make(svg, 'text', { class: end ? 'tip end' : 'tip', x: x(i) + (end ? -6 : 6), y: above + 6 }).textContent =
-      `${moment(points[i].at)}: at most ${points[i].max.toLocaleString('en')}, ${points[i].joins.toLocaleString('en')} came`;
+    const tip = { class: end ? 'tip end' : 'tip', x: x(i) + (end ? -6 : 6), y: above + 6 };
+    make(svg, 'text', tip).textContent = say(points[i]);
   }
 }

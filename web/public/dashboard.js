@@ -5,7 +5,7 @@ import { Chart } from './chart.js';
 import { save } from './csv.js';
 import { key } from './key.js';
 import { sparkline } from './plot.js';
-import { remembered, summary } from './stats.js';
+import { isDay, remembered, summary } from './stats.js';
 
 const ASK_MS = 1_000;
 const KEPT = 120; // values of a sparkline
@@ -60,18 +60,17 @@ async function past(change = {}) {
     button.setAttribute('aria-pressed', String(button.dataset.last === last));
   shown.points = stats?.points ?? [];
   chart.show(shown.points);
-  $('past-chart').setAttribute(
-    'aria-label',
-    `The greatest count of each step of the last ${last === '7d' ? 'seven days' : 'day'}`,
-  );
+  const span = last === '24h' ? '24 hours' : `${parseInt(last, 10)} days`;
+  const what = last === '24h' ? 'The greatest count of each 5 minutes' : 'The greatest and the mean count of each day';
+  $('past-chart').setAttribute('aria-label', `${what} of the last ${span}`);
   if (stats)
     $('past-summary').textContent = stats.peak.count
-      ? summary(stats, last === '7d' ? '7 days' : '24 hours')
+      ? summary(stats, span)
       : 'Nobody was here.';
   else
     $('past-summary').textContent =
       answer?.status === 400
-        ? 'The server does not remember as much: start it with --page-stats 168h.'
+        ? 'The server does not keep as many days: start it with --page-days 400.'
         : 'The server does not answer.';
   return true;
 }
@@ -368,8 +367,10 @@ $('past-site').addEventListener('click', () => {
   explain('*');
 });
 $('past-csv').addEventListener('click', () => {
-  const rows = shown.points.map((p) => [shown.page, p.at, p.max, p.joins]);
-  save('history.csv', [['page', 'from', 'greatest count', 'arrivals'], ...rows]);
+  const columns = { from: 'at', 'greatest count': 'max', arrivals: 'joins' };
+  if (isDay(shown.points[0])) Object.assign(columns, { 'mean count': 'avg', 'person-minutes': 'person_minutes', visitors: 'visitors' });
+  const rows = shown.points.map((p) => [shown.page, ...Object.values(columns).map((name) => p[name])]);
+  save('history.csv', [['page', ...Object.keys(columns)], ...rows]);
 });
 $('pages-csv').addEventListener('click', () => save('pages.csv', [['page', 'viewers'], ...listed.map((p) => [p.page, p.count])]));
 $('search').addEventListener('input', drawPages);

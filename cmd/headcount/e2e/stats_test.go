@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -87,6 +88,18 @@ func TestServerPagesRemember(t *testing.T) {
 	if site.Page != "*" || site.Now != 3 && site.Now != 2 || site.Joins != 3 || len(site.Points) != 11 {
 		t.Errorf("the whole site: %+v", site)
 	}
+	days := s.stats(t, "/p/stats?last=365d&step=1d")
+	if days.Now != 2 || days.Peak.Count != 3 || days.Joins != 3 || len(days.Points) != 366 {
+		t.Errorf("a year of days: %d, %+v", len(days.Points), days.Peak)
+	}
+
+	table := s.get(t, "/p/stats?step=1d&format=csv")
+	lines := strings.Split(table.body, "\r\n")
+	isTable := table.header.Get("Content-Type") == "text/csv; charset=utf-8"
+	if !isTable || len(lines) != 4 || !strings.Contains(lines[2], "Z,3,3,") {
+		t.Errorf("%s", table.body)
+	}
+
 	none := s.stats(t, "/nobody/stats?last=1d&step=1h")
 	if none.Peak.At != nil || none.Joins+none.Visitors+none.Now != 0 || len(none.Points) != 25 {
 		t.Errorf("a page that nobody ever joined: %+v", none)
@@ -101,7 +114,7 @@ func TestServerPagesRemember(t *testing.T) {
 
 	for path, status := range map[string]int{
 		"/p/stats?step=30s": 400, "/p/stats?step=90s": 400, "/p/stats?last=25h": 400, "/p/stats?last=0s": 400,
-		"/p/stats?last=x":   400,
+		"/p/stats?last=x": 400, "/p/stats?last=401d&step=1d": 400, "/p/stats?format=CSV": 400,
 		"/p/stats?last=-1h": 400, "/p/stats?step=1m&step=2m": 400, "/p/stats?last=%zz": 400, "/-/stats": 400,
 		"/%00/stats": 400, "/p/statistics": 404,
 	} {
@@ -121,7 +134,11 @@ func TestServerPagesRemember(t *testing.T) {
 
 	s.Signal(syscall.SIGTERM)
 	s.died(t, 0)
-	after := start(t, "--data-dir="+dir).stats(t, "/p/stats")
+	next := start(t, "--data-dir="+dir)
+	days, after := next.stats(t, "/p/stats?step=1d"), next.stats(t, "/p/stats")
+	if days.Peak.Count != 3 || days.Joins != 3 || days.Visitors < 3 {
+		t.Errorf("days after a restart: %+v", days)
+	}
 	if after.Now != 0 || after.Peak.Count != 3 || after.Joins != 3 || after.Visitors != 3 {
 		t.Errorf("after a restart: %+v", after)
 	}

@@ -1,0 +1,315 @@
+package presenceredis
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/presence/minutes"
+)
+
+// A history of a page over many days, written by runs of remember.lua that are repeated at times, gives the same days
+// as package minutes makes of it.
+func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
+	t.Run("one server", func(t *testing.T) { daysAreThoseOfTheCalendar(t, redistest.Single(t).URL()) })
+	t.Run("cluster", func(t *testing.T) { daysAreThoseOfTheCalendar(t, redistest.ThreeMasters(t).URL()) })
+}
+
+func daysAreThoseOfTheCalendar(t *testing.T, url string) {
+	const first, days, keep = 20_000, 40, 30
+	s := open(t, Config{Conn: redistest.Dial(t, url), PageStats: time.Hour, PageDays: keep})
+	c, err := s.known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rnd := rand.New(rand.NewPCG(3, 4))
+	want := &minutes.Calendar{}
+	page := "days"
+	bucket := presence.Bucket(page, s.cfg.Buckets)
+	m := &s.minutes
+
+	var calls []*call
+	users, area, until := int64(0), int64(0), int64(0) // the area of the day, up to until (ms)
+	visits := map[visit]*minutes.Visits{}
+	for minute := int64(first) * minutes.MinutesOfDay; minute < (first+days)*minutes.MinutesOfDay; {
+		most := users
+		for at := minute * 60_000; ; { // the changes of one minute
+			at += 1 + rnd.Int64N(30_000)
+			if at >= (minute+1)*60_000 {
+				break
+			}
+			area, until = since(area, until, at, users), at
+			now := time.UnixMilli(at)
+			if rnd.IntN(2) == 0 && users > 0 {
+				users--
+			} else {
+				users++
+				u := presence.User(rnd.IntN(300))
+				want.Arrive(u, now)
+				v := visits[visit{page, minute}]
+				if v == nil {
+					v = &minutes.Visits{}
+					visits[visit{page, minute}] = v
+				}
+				v.Add(u)
+			}
+			want.Count(users, now)
+			most = max(most, users)
+		}
+		area, until = since(area, until, (minute+1)*60_000-1, users), (minute+1)*60_000-1
+		end := area + users
+		entry := binary.BigEndian.AppendUint32(nil, uint32(minute))
+		entry = appendNumber(appendNumber(appendNumber(entry, uint64(most), 5), uint64(users), 5), uint64(end), 7)
+		counts := m.countsCall([]endedMinute{{bucket, page, string(entry)}})
+		calls = append(calls, counts)
+		if visits[visit{page, minute}] != nil {
+			m.mu.Lock()
+			m.visits = visits
+			calls = append(calls, m.visitsCallLocked(bucket, []visit{{page, minute}}))
+			m.visits = map[visit]*minutes.Visits{}
+			m.mu.Unlock()
+		}
+		pause := 1 + rnd.Int64N(300)
+		if rnd.IntN(20) == 0 {
+			pause = rnd.Int64N(4000)
+		}
+		minute += max(1, pause)
+	}
+	for part := range slices.Chunk(calls, 50) {
+		again := make([]*call, 0, 2*len(part))
+		for _, cl := range part {
+			again = append(again, &call{Script: cl.Script, Keys: cl.Keys, Args: cl.Args})
+		}
+		for range 1 + rnd.IntN(2) { // a run whose answer was lost is repeated
+			if err := s.conn.Run(t.Context(), again); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+
+	is, err := s.Days(t.Context(), page, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Trim(want.At() - keep)
+	must, err := want.Days(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, d := range must {
+		if i >= len(is) {
+			break
+		}
+		got := is[i]
+		if i == len(must)-1 { // the running one
+			got.Presence += got.Last * (d.Until - got.Until)
+			got.Until = d.Until
+		}
+		off := got.Presence - d.Presence
+		got.Presence = d.Presence
+		if got != d || max(off, -off) > 60_000 {
+			t.Errorf("day %d: %+v and %d ms, want %+v", i, is[i], off, d)
+		}
+	}
+	if len(is) != len(must) || len(is) < 20 {
+		t.Errorf("%d days, want %d", len(is), len(must))
+	}
+	left := c.TTL(t.Context(), at(t, s).daysKey(bucket, page)).Val()
+	if left < keep*24*time.Hour || c.Exists(t.Context(), at(t, s).spareKey(bucket)).Val() > 0 {
+		t.Errorf("the days expire in %s", left)
+	}
+}
+
+// since is the area of the day of at, in ms.
+func since(area, until, at, users int64) int64 {
+	const day = 24 * 60 * 60 * 1000
+	if midnight := at - at%day; until < midnight {
+		area, until = 0, midnight
+	}
+	return area + users*(at-until)
+}
+
+// A count that stayed over midnights is in all days between, though no script ran in them.
+func TestServerDaysWithoutAChange(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour,
+		PageDays: 400, Partitions: 1,
+	})
+	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(users int64) {
+		t.Helper()
+		change := presence.Change{
+			Claim: claims[0], Sequence: uint64(time.Now().UnixNano()),
+			Counts: []presence.PageUsers{{Page: "p", Users: users}},
+		}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	key := at(t, s).pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
+	points := func() (list []minutes.Point) {
+		t.Helper()
+		now := time.Now()
+		q, err := minutes.AskDays(4*24*time.Hour, 400, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		days, err := s.Days(t.Context(), "p", q.From/minutes.MinutesOfDay)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts, err := s.Counts(t.Context(), []string{"p"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return q.AnswerDays("p", days, counts[0].Users, now).Points
+	}
+	check := func(when string) {
+		t.Helper()
+		list := points()
+		if n := len(list); n != 5 || list[2].PersonMinutes != 3*1440 || list[3].PersonMinutes != 3*1440 ||
+			list[3].Avg != 3 || list[2].Max != 3 || list[0].Max != 0 {
+			for _, p := range list {
+				t.Errorf("%s: %+v %+v", when, p, *p.OfDay)
+			}
+		}
+	}
+	set(3)
+	older(t, server, key, 3*minutes.MinutesOfDay)
+	check("before the next change")
+	set(7)
+	testkit.Eventually(t, "the minute that ended is written", func() bool {
+		return server.Do(t, "EXISTS", at(t, s).daysKey(presence.Bucket("p", s.cfg.Buckets), "p")) == int64(1)
+	})
+	check("after it")
+	if list := points(); list[4].Max != 7 {
+		t.Errorf("the running day has at most %d users", list[4].Max)
+	}
+	older(t, server, key, 2) // the minute of this change ends
+	set(1)
+	testkit.Eventually(t, "the day is begun", func() bool {
+		list, err := s.Days(t.Context(), "p", 0)
+		return err == nil && len(list) == 2 && list[0].Last == 3
+	})
+	check("the day is begun")
+}
+
+// A year of 10,000 pages takes 50 MB of Redis: the days of a page at place n have a share of 1/n of the visitors.
+func TestServerAYearOfPagesTakes50MB(t *testing.T) {
+	const pages, days = 10_000, 400
+	server := redistest.Start(t)
+	s := open(t, Config{Conn: redistest.Dial(t, server.URL()), PageStats: time.Hour, PageDays: days})
+	c, err := s.known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := func() (n int64) {
+		t.Helper()
+		for line := range strings.Lines(c.Info(t.Context(), "memory").Val()) {
+			if text, is := strings.CutPrefix(strings.TrimSpace(line), "used_memory:"); is {
+				n, err = strconv.ParseInt(text, 10, 64)
+			}
+		}
+		if err != nil || n == 0 {
+			t.Fatal("the memory is not known", err)
+		}
+		return n
+	}
+	before, keys := used(), at(t, s)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for page := range pages {
+		var past []byte
+		last := int64(0)
+		for day := range int64(days) {
+			n := 3 + rnd.Int64N(2*int64(1_000_000/(page+1))+5)
+			past = minutes.AppendPast(past, last, minutes.Day{
+				At: 20_000 + day, Max: n/20 + 1, Presence: n * 180_000, Joins: n, Visitors: n * 2 / 3,
+			})
+			last = 20_000 + day
+		}
+		name := "/articles/" + strconv.Itoa(page)
+		key := keys.daysKey(presence.Bucket(name, s.cfg.Buckets), name)
+		if err := c.Set(t.Context(), key, string(make([]byte, dayHead))+string(past), time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := used() - before
+	t.Logf("%.1f MB, %.1f bytes a day", float64(is)/1e6, float64(is)/pages/days)
+	if is > 50e6 {
+		t.Errorf("%d bytes", is)
+	}
+}
+
+// An older release carries the area of a page along: over midnight it is still that of the day before.
+func TestServerDaysBesideAnOlderRelease(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{
+		Conn: redistest.Dial(t, server.URL()), Facts: Facts{Region: "us", Secret: "k"}, PageStats: time.Hour,
+		PageDays: 400, Partitions: 1, Peers: []string{"eu"},
+	})
+	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := presence.Bucket("p", s.cfg.Buckets)
+	key := at(t, s).pagePrefix(b) + "p"
+	set := func(users int64) {
+		t.Helper()
+		change := presence.Change{
+			Claim: claims[0], Sequence: uint64(time.Now().UnixNano()), Complete: true,
+			Counts: []presence.PageUsers{{Page: "p", Users: users}},
+		}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	today := func() time.Duration {
+		t.Helper()
+		days, err := s.Days(t.Context(), "p", 0)
+		if err != nil || len(days) == 0 {
+			t.Fatal(days, err)
+		}
+		return time.Duration(days[len(days)-1].Presence) * time.Millisecond
+	}
+	area := func(day int64, millis int64, pairs string) {
+		t.Helper()
+		text := server.Do(t, "GET", key).(string)
+		n := len(text) - 26
+		if len(pairs) > 0 {
+			head := []byte(text[:n])
+			binary.BigEndian.PutUint16(head[40:], uint16(26+len(pairs)))
+			text = string(head)
+		}
+		server.Do(t, "SET", key, text[:n]+fmt.Sprintf("_ 0 %05d %015d;", day, millis)+pairs)
+	}
+	day := minutes.DayOf(time.Now())
+
+	set(5)
+	area(day-1, 900_000_000, "")
+	set(6)
+	if is := today(); is > time.Minute {
+		t.Errorf("the area of yesterday counts today: %s", is)
+	}
+	area(day, 900_000_000, "")
+	set(7)
+	if is := today(); is < 900_000*time.Second {
+		t.Errorf("the area of today is lost: %s", is)
+	}
+	area(day, 950_000_000, "eu 1700000000000 4 1;") // behind the area, as the older release puts it
+	set(8)
+	if is := today(); is < 950_000*time.Second {
+		t.Errorf("the area before a pair is lost: %s", is)
+	}
+}
