@@ -109,7 +109,7 @@ func (m *Member) watchDispatchers(ctx context.Context) error {
 
 		for _, name := range silent {
 			if !slices.Contains(now, name) {
-				m.log.Info().Str("dispatcher", name).Msg("no count waits for that dispatcher any more")
+				m.log.Info().Str("dispatcher", name).Msg("counts are no longer stale because of that dispatcher")
 			}
 		}
 		silent = now

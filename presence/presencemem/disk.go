@@ -335,7 +335,7 @@ func (d *disk) hashKey() (key []byte, err error) {
 func numbers(text string, n int) ([]int64, error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != n {
-		return nil, fmt.Errorf("%q has not %d numbers", text, n)
+		return nil, fmt.Errorf("%q does not have %d numbers", text, n)
 	}
 
 	out := make([]int64, n)
