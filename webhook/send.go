@@ -207,7 +207,7 @@ func (o *sender) done(ctx context.Context, events []string) {
 	}
 }
 
-// noteSealed notes that events are dropped because no key opens them.
+// noteSealed counts and logs events that are dropped because no secret decrypts them.
 func (o *sender) noteSealed(events int) {
 	if events == 0 {
 		return
@@ -215,7 +215,7 @@ func (o *sender) noteSealed(events int) {
 
 	o.service.metrics.dropped.WithLabelValues(dropSealed).Add(float64(events))
 	o.service.cfg.Log.Warn().Int("events", events).
-		Msg("no --webhook-secret opens the users in events of a webhook; the events were dropped")
+		Msg("no --webhook-secret decrypts the users in events of a webhook; the events were dropped")
 }
 
 func (o *sender) drop(ctx context.Context, events []string, why string) {
