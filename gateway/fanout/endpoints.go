@@ -293,7 +293,7 @@ func (h *Hub) detach(ctx context.Context) bool {
 	if err == nil {
 		return true
 	}
-	h.cfg.Log.Debug().Err(err).Msg("topics stay attached for now: their updates will come and be ignored")
+	h.cfg.Log.Debug().Err(err).Msg("detaching topics failed; retrying (their updates are ignored)")
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
