@@ -55,7 +55,7 @@ const verifyEvery = 10 * time.Second
 // claimWithin limits one claim.
 const claimWithin = 3 * time.Second
 
-var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
+var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this process makes no further changes")
 
 // OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings are invalid or
 // the database cannot be used. A database that does not answer is no error: calls then fail with
