@@ -256,7 +256,7 @@ func (d *Dispatcher) retry(ctx context.Context, senders *sync.WaitGroup, bucket 
 		if failed == 1 {
 			level := outage.Level(errors.Is(err, presence.ErrUnavailable))
 			d.cfg.Log.WithLevel(level).Err(err).Int("bucket", bucket).
-				Msg("a bucket cannot be read; the other buckets go on")
+				Msg("a bucket cannot be read; retrying (other buckets are not affected)")
 		}
 	}
 }
