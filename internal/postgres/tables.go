@@ -190,11 +190,11 @@ func (db *DB) move(ctx context.Context, conn *sql.DB, tables *Tables, version in
 	// do.
 	done, err := provider.Up(ctx)
 	if err != nil {
-		return fmt.Errorf("moving the tables to version %d: %w", newest, err)
+		return fmt.Errorf("migrating the tables to version %d: %w", newest, err)
 	}
 	if len(done) > 0 {
 		moved := db.cfg.Log.Info().Int64("from", version).Int64("to", newest)
-		moved.Msg("counters: tables in PostgreSQL were moved")
+		moved.Msg("counters: tables in PostgreSQL were migrated")
 	}
 
 	return nil

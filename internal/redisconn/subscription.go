@@ -115,7 +115,7 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-var errSilent = errors.New("it hears nothing")
+var errSilent = errors.New("it receives nothing")
 
 type (
 	subscribeFunc = func(*redis.PubSub, context.Context, ...string) error
