@@ -314,7 +314,7 @@ func (c *checkCommand) reach(ctx context.Context, name string) error {
 	_ = conn.Close()
 
 	if err := heartbeat.Probe(ctx, name, keysOf(c.Config.ClusterSecrets)); err != nil {
-		return fmt.Errorf("is reached over TCP, and does not answer over UDP: %w; see whether a firewall lets UDP "+
+		return fmt.Errorf("is reached over TCP, but does not answer over UDP: %w; see whether a firewall lets UDP "+
 			"through, and whether its --cluster-secret is the same", err)
 	}
 
