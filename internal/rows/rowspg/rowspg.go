@@ -196,7 +196,7 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func() er
 			return each()
 		})
 
-		// each has seen some rows, so the query must not be repeated
+		// The query must not be repeated, because each has already seen some rows.
 		if begun {
 			return err
 		}
