@@ -128,7 +128,7 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 	}
 }
 
-// outcome is what has become of an attempt.
+// outcome classifies the result of an attempt.
 type outcome int
 
 const (
@@ -137,7 +137,7 @@ const (
 	failed           // it is worth another attempt
 )
 
-// outcome returns what has become of an attempt that ended with err.
+// outcome classifies an attempt that ended with err.
 func (a attempt) outcome(err error) outcome {
 	switch {
 	case err != nil:
@@ -263,7 +263,7 @@ func Sign(keys [][]byte, id string, at int64, body []byte) string {
 	return strings.Join(all, " ")
 }
 
-// attempt is what a receiver has answered.
+// attempt is the receiver's answer to a message.
 type attempt struct {
 	status int
 	again  time.Duration // the pause that it asks for by Retry-After
