@@ -307,7 +307,8 @@ func (l *loader) key(k, v []byte) error {
 	return nil
 }
 
-// hashKey returns the stored key. If there is none, it stores a new one, unless the file has users, who would be lost.
+// hashKey returns the stored key. If there is none, it stores a new one, unless the file has users: with a new key they
+// could not be found again.
 func (d *disk) hashKey() (key []byte, err error) {
 	err = d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
 		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
