@@ -487,7 +487,7 @@ type Verdict struct {
 	ResetAfter time.Duration
 }
 
-// LookAtLimit says what is left of a limit, and counts nothing. The Cost of l does not matter.
+// LookAtLimit returns what is left of a limit, without counting a call. The Cost of l is ignored.
 func (a *API) LookAtLimit(ctx context.Context, key string, l Limit) (Verdict, error) {
 	return a.limit(ctx, key, l, 0)
 }
@@ -567,10 +567,10 @@ func (a *API) CounterEvents(ctx context.Context, key string, take func(Counter) 
 type User struct {
 	User     string    `json:"user"`
 	Online   bool      `json:"online"`
-	Since    time.Time `json:"since"`     // since when; zero for a user who is not here
+	Since    time.Time `json:"since"`     // since when the user is present; zero if absent
 	Pages    int       `json:"pages"`     // on how many
-	Stale    bool      `json:"stale"`     // in UserEvents: what was last known, since the user's owner does not answer
-	LastSeen time.Time `json:"last_seen"` // of a user who is not here; zero: not known
+	Stale    bool      `json:"stale"`     // in UserEvents: the last known state; the owner does not answer
+	LastSeen time.Time `json:"last_seen"` // of an absent user; zero: not known
 }
 
 const usersPath = "/-/users"

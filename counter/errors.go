@@ -15,8 +15,8 @@ var (
 	ErrOp = errors.New("bad operation")
 )
 
-// ErrMalformed means that the store has data which no program of ours wrote so. Nothing was changed. It is an
-// ErrUnavailable, because somebody can delete the data, but says what is the matter.
+// ErrMalformed means that the store has data that none of our programs can have written. Nothing was changed. It is an
+// ErrUnavailable with a text of its own, because the store becomes usable once the data is deleted.
 var ErrMalformed error = malformed{}
 
 type malformed struct{}

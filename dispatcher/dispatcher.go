@@ -51,8 +51,8 @@ type Pages interface{ Has(name string) bool }
 
 const (
 	maxPush = 1024 // updates of one push; a longer list goes out in several pushes
-	// standstillLimit is how long the process may stand still without a doubt about what waits to be sent: the store
-	// may have lost its data meanwhile, and then older updates are not the newest any more.
+	// standstillLimit is how long the process may be suspended before its queued updates count as doubtful: the store
+	// may have lost its data in the meantime, and then they are not the newest any more.
 	standstillLimit = 2 * time.Second
 )
 
@@ -63,7 +63,7 @@ type Config struct {
 	Regions    Regions               // nil: there are no other regions
 	Watchers   []Watcher             // of all updates
 	Public     Pages                 // the pages that visitors may see in lists; nil: none
-	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
+	Elapsed    func() time.Duration  // a clock that does not stop while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // of the metrics; nil: none
 	Log        zerolog.Logger
 }
@@ -72,7 +72,7 @@ type Config struct {
 type Dispatcher struct {
 	cfg     Config
 	want    chan []int         // the newest set of buckets to own; holds one, and a newer set replaces it
-	again   chan chan struct{} // has Run serve the buckets anew; Run closes what is sent when the old service has ended
+	again   chan chan struct{} // makes Run serve the buckets again; Run closes the value once the old service has ended
 	still   *machine.Standstill
 	top     top
 	metrics metrics
@@ -258,7 +258,7 @@ func (d *Dispatcher) retry(ctx context.Context, senders *sync.WaitGroup, bucket 
 		if failed == 1 {
 			level := outage.Level(errors.Is(err, presence.ErrUnavailable))
 			d.cfg.Log.WithLevel(level).Err(err).Int("bucket", bucket).
-				Msg("a bucket cannot be read; the other buckets go on")
+				Msg("a bucket cannot be read; retrying (other buckets are not affected)")
 		}
 	}
 }

@@ -10,21 +10,19 @@ import (
 )
 
 const (
-	// Frames that a client may send a second, and at once: far more than a page needs, and
-	// few enough to cost other clients little. Pings and fragments count too, since each
-	// costs as much as a message.
+	// Frames that a client may send per second, and at once: far more than a page needs, but few enough to cost other
+	// clients little. Pings and fragments count too, since each costs as much as a message.
 	messageRate  = 500
 	messageBurst = 2000
 
-	// Pages and counters that a client's lists may name a second, and at once: as many as in
-	// 25 of the longest subscribe messages. Long lists are much work, so a client that sends
-	// more is read more slowly, without an error.
+	// Pages and counters that a client's lists may name per second, and at once: as many as in 25 of the longest
+	// subscribe messages. Long lists are much work, so the messages of a client that exceeds this are read more slowly,
+	// without an error.
 	nameRate  = 25 * presence.MaxPages
 	nameBurst = 25 * presence.MaxPages
 
-	// Pages new to this gateway that a client may name a second, and at once: all that it
-	// may have, and a few more. Each new page costs a call to the store, and the gateway
-	// keeps it for a while.
+	// Pages new to this gateway that a client may name per second, and at once: as many as a client may have, and a few
+	// more. Each new page costs a call to the store, and the gateway keeps it for a while.
 	newPageRate  = 20
 	newPageBurst = presence.MaxPages + newPageRate
 
@@ -38,9 +36,8 @@ const (
 	gatewayPageRate  = 5_000
 	gatewayPageBurst = 100_000
 
-	// throttleTime is how long a client that has sent too much is not read. So it does not
-	// reach its twentieth error at once, and the data that it sends meanwhile waits in its
-	// own memory and not in ours.
+	// throttleTime is how long the messages of a client that has sent too much are not read. So the client does not
+	// reach its twentieth error at once, and what it sends in the meantime waits in its own memory, not in ours.
 	throttleTime = 100 * time.Millisecond
 )
 

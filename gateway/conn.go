@@ -158,7 +158,8 @@ func (c *conn) enter(hello []byte) {
 		c.g.unread.Add(c.sum, c)
 	}
 
-	// Drain may have missed this client. One of Pusher would come back at once, perhaps to nobody.
+	// Drain may have missed this client. A Pusher client is not asked to move, because it would reconnect at once,
+	// perhaps before another process listens.
 	if c.g.draining.Load() {
 		if !c.pusher {
 			c.move(0)
@@ -167,8 +168,8 @@ func (c *conn) enter(hello []byte) {
 	}
 }
 
-// move asks the client to connect elsewhere after that time. A client of an event stream cannot be asked. One of Pusher
-// can be asked to do so at once, so it is closed then.
+// move asks the client to reconnect elsewhere after the given time. Clients of event streams cannot be asked. A Pusher
+// client can only be asked to reconnect at once, so its connection is closed when the time comes.
 func (c *conn) move(after time.Duration) {
 	switch { // an error means that the client is gone already
 	case c.events:
@@ -183,7 +184,7 @@ func (c *conn) move(after time.Duration) {
 func (c *conn) sendAway() {
 	code := websocket.StatusServiceRestart
 	if c.pusher {
-		code = pusher.CodeOverCapacity // come back in a second: at once nobody may listen
+		code = pusher.CodeOverCapacity // makes the client wait a second, because at once no process may be listening
 	}
 
 	_ = c.end(code, closeReason, nil) // an error means that the client is gone already
@@ -237,7 +238,7 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 	c.chargeRead()
 
 	if c.wire.Polled() && c.wire.Busy() {
-		c.Heard() // a busy client is not read, but Look was called because it has sent something
+		c.Heard() // a busy client is not read, but Look is called only because it has sent something
 	}
 
 	if err == nil && !c.blocked() {
@@ -281,8 +282,8 @@ func (c *conn) blocked() bool {
 	return mustTake && c.wire.Busy() && !c.wire.Closed()
 }
 
-// finish closes the connection after the close handshake, which has come to the state answered or leftFirst: at once,
-// or when the client has taken the close frame.
+// finish closes the connection after the close handshake, which has reached the state answered or leftFirst. It closes
+// at once, or when the client has read the close frame.
 func (c *conn) finish(state uint32) {
 	c.closing.Store(state)
 	if !c.wire.Busy() {
@@ -351,8 +352,8 @@ func (c *conn) Try(p []byte) error {
 	return err
 }
 
-// Close implements fanout.Client: it closes the connection at once. A client of Pusher gets a close frame that says
-// that it was silent, if the write need not wait. Any other client has its close frame already, or takes nothing.
+// Close implements fanout.Client: it closes the connection at once. A Pusher client gets a close frame that says that
+// it was silent, unless the write would block. Any other client has its close frame already, or reads nothing.
 func (c *conn) Close() error {
 	if c.pusher {
 		_ = c.wire.Try(websocket.AppendClose(nil, pusher.CodePongTimeout, "no answer to a ping"))
@@ -392,9 +393,9 @@ func (c *conn) Expire() {
 	_ = c.end(websocket.StatusPolicyViolation, "token expired", f)
 }
 
-// accept upgrades the request. The answer and the first messages are one write. While the store is unavailable,
-// the unread count of a user who is new at this gateway is not known: the message with the count then follows
-// later, because a 0 would be wrong.
+// accept upgrades the request. The answer and the first messages are one write. While the store is unavailable, the
+// unread count of a user that is new at this gateway is unknown. The message with the count then follows later, because
+// a 0 would be wrong.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) {
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
 	c, hello, err := g.upgrade(w, r, subprotocol, id, slot)
@@ -414,9 +415,9 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	c.start()
 }
 
-// upgrade takes the connection of a request over, which isUpgrade has accepted, so that the server's goroutine and
-// buffers for the request are freed. It returns the answer to the request, which the caller writes. After an error it
-// has given the place back.
+// upgrade takes over the connection of a request that isUpgrade has accepted, so that the HTTP server's goroutine and
+// buffers are freed. It returns the answer to the request, which the caller must write. After an error it has released
+// the client's place.
 func (g *Gateway) upgrade(
 	w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *httppolicy.AddressSlot,
 ) (c *conn, answer []byte, err error) {

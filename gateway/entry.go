@@ -18,8 +18,8 @@ import (
 
 const subprotocol = "headcount.v1"
 
-// reserve takes a place for a long connection, among all connections and among those of
-// its address. The caller gives the place back with release.
+// reserve takes a place for a long-lived connection, both among all connections and among those of its address. The
+// caller must return the place with release.
 func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, error) {
 	if err := g.begin(); err != nil {
 		return nil, api.Unavailable(err)
@@ -114,7 +114,7 @@ func checkUpgrade(c *gin.Context, subprotocol string) error {
 	return calls.Refuse(calls.ErrNoUpgrade, problem)
 }
 
-// admit returns who sent an upgrade, and takes a place for the connection.
+// admit identifies the sender of an upgrade, and takes a place for the connection.
 func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, err error) {
 	// A key is never ignored: whoever sends a wrong one would take the rights of a visitor for those of a server.
 	if httppolicy.APIKey(c.Request) != "" {

@@ -133,7 +133,7 @@ func streamHead(head http.Header) {
 func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 	c.events = true
 	if topics[0].Kind == topPagesKind {
-		c.PingOften() // web/live-top.js opens a stream anew that is silent for a minute
+		c.PingOften() // web/live-top.js reopens a stream that has been silent for a minute
 	}
 
 	c.enter(hello)

@@ -166,7 +166,7 @@ func checkReadable(page string) error {
 	return nil
 }
 
-// checkCounter returns a fault about what is no counter's key.
+// checkCounter returns a fault if key is not a valid counter key.
 func checkCounter(key string) error {
 	if err := counter.CheckKey(key); err != nil {
 		return badCounter(key, err)

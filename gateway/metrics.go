@@ -38,7 +38,7 @@ const (
 // closedSlow is the reason for which the gateway closes a connection whose client does not read.
 const closedSlow = "slow"
 
-// Limits that clients reach, beside reasons of httppolicy.
+// Limits that clients reach, besides the reasons of httppolicy.
 const (
 	limitPages  = "pages"  // pages and counters of one connection
 	limitSize   = "size"   // of a message

@@ -3,11 +3,11 @@ package presence
 // Parts are what the count of a page, or of a site, is made of in a region. Each process knows some of them; Add joins
 // what several processes know.
 type Parts struct {
-	People      int64 `json:"people"`      // who are present
+	People      int64 `json:"people"`      // users that are present
 	Held        int64 `json:"held"`        // of them by a hold alone
-	Leaving     int64 `json:"leaving"`     // of them without a connection any more, in their grace
+	Leaving     int64 `json:"leaving"`     // those of them that have no connection any more and are in their grace
 	Connections int64 `json:"connections"` // that joined; on a site once for each page that they joined
-	Ignored     int64 `json:"ignored"`     // connections of crawlers, which nobody counts
+	Ignored     int64 `json:"ignored"`     // connections of crawlers, which are not counted
 
 	// Settled are the partitions whose owner answered for all of their users, and has nothing to write. Moving says
 	// that a connection has come or gone and the owner has yet to learn of it.

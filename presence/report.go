@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Report is a process's report about itself for a dashboard. Its JSON travels between
-// processes, those of the previous release included.
+// Report is a process's report about itself for a dashboard. Processes send it to each other as JSON, also to and from
+// processes of the previous release.
 type Report struct {
 	Stats
 	// Top has the pages with the most users of each site and its public pages with the most

@@ -17,8 +17,8 @@ var (
 	// ErrUnavailable means that the store cannot be reached now. The call may have taken
 	// effect or not; all calls are safe to repeat.
 	ErrUnavailable = errors.New("store is unavailable")
-	// ErrMalformed means that the store has data which no program of ours wrote so. It is an ErrUnavailable with
-	// another text: what depends on the data can be used when somebody has deleted it.
+	// ErrMalformed means that the store has data that none of our programs can have written. It is an ErrUnavailable
+	// with another text: whatever depends on the data becomes usable once the data is deleted.
 	ErrMalformed error = malformed{}
 	// ErrTooMany means that a bound has been reached; the text names the bound.
 	ErrTooMany = errors.New("too many")
@@ -170,7 +170,7 @@ type Endpoints interface {
 	Attach(ctx context.Context, gateway string, topics []Topic) ([]Update, error)
 	// Detach removes gateway from the topics' endpoints. A missing endpoint is not an error.
 	Detach(ctx context.Context, gateway string, topics []Topic) error
-	// Missing returns those of the topics that gateway is not attached to.
+	// Missing returns the topics to which gateway is not attached.
 	Missing(ctx context.Context, gateway string, topics []Topic) ([]Topic, error)
 	// Attached returns all endpoints of a bucket.
 	Attached(ctx context.Context, bucket int) ([]Endpoint, error)

@@ -8,7 +8,8 @@ import (
 // MaxAsked is how many users one question may be about.
 const MaxAsked = 1000
 
-// MaxLastSeen is how many users a store remembers the departure of. Beyond that it forgets those who departed first.
+// MaxLastSeen is the maximum number of users whose departure a store remembers. Beyond it the earliest departures are
+// forgotten.
 const MaxLastSeen = 1_000_000
 
 // UserState says whether a user is present in this region, as the owner of the user's partition knows.

@@ -1,11 +1,11 @@
 -- hook_acknowledge.lua: remove the first events of the sealed batch of a webhook from its outbox.
--- None are sealed then.
+-- Afterwards no batch is sealed.
 --
 -- KEYS[1]  hc:{w:HOOK}:q  list: events, oldest first
 -- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
 -- ARGV[1]  the first event of the batch   ARGV[2]  how many are removed
 -- Returns  1 if they were removed, else 0
--- Safe to repeat: the first event is another one then.
+-- Safe to repeat: by then, the outbox begins with another event.
 
 local n = tonumber(redis.call('GET', KEYS[2]) or '0')
 if n == 0 or redis.call('LRANGE', KEYS[1], 0, 0)[1] ~= ARGV[1] then

@@ -4,11 +4,11 @@
 -- KEYS[1]  hc:{w:HOOK}:t  hash: subject -> reported state
 -- KEYS[2]  hc:{w:HOOK}:q  list: events, oldest first
 -- KEYS[3]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
--- ARGV[1]  most events in the outbox   ARGV[2]  expiry of the keys, s
+-- ARGV[1]  maximum number of events in the outbox   ARGV[2]  expiry of the keys, s
 -- ARGV[3…] for each subject: the subject, the state that must be the reported one, the new state,
 --          and the event, which is empty for none
 -- Returns  how many of the oldest events were dropped, and for each subject its reported state
--- Safe to repeat: the reported state is the new one then.
+-- Safe to repeat: by then, the reported state is the new one.
 
 local dropped, reported = 0, {}
 for i = 3, #ARGV, 4 do

@@ -4,7 +4,7 @@
 -- KEYS[1]  hc:{w:HOOK}:q  list: events, oldest first
 -- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
 -- KEYS[3]  hc:{w:HOOK}:t  hash, whose expiry is renewed with the others
--- ARGV[1]  most events in a batch   ARGV[2]  expiry of the keys, s
+-- ARGV[1]  maximum number of events in a batch   ARGV[2]  expiry of the keys, s
 -- Returns  the number of all events, and the events of the batch
 -- Safe to repeat.
 

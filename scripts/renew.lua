@@ -11,21 +11,22 @@
 --          and the first is written. If there are facts, the first given fact is one
 --          of them. Any other given fact that is missing belongs to a later version,
 --          and is added. The script ignores facts that are not given. The fact counters is
---          written with the first facts and never compared: who has counters of another
---          format beside serves presence all the same. The fact postgres is
---          added as 'behind 2', or changed to it from none or behind, only while no other
---          process uses counters: gateways do, and perhaps who has no roles, as it starts or ends.
+--          written with the first facts and never compared, because processes whose counters
+--          have another format can still serve presence. The fact postgres is added as
+--          'behind 2', or changed to it from none or behind, only while no other process uses
+--          counters. Gateways use them. A process without roles may, as it is starting or ending.
 -- Returns  {'ok', number of seals, id, seal, …, name, 'end incarnation roles', …} of all live leases,
 --          {'missing'} if there are no facts and they may not be written,
 --          {'differs', fact, value in KEYS[1]}, {'taken', ms left of that lease}, or
 --          {'wait'}: whether another process uses counters is not known yet.
--- Safe to repeat: a lease is extended, not added. A lease that ends later than it can is shortened. O(processes).
+-- Safe to repeat: a lease is extended, not added. A lease that ends too late, because the clock went back, is
+-- shortened. O(processes).
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local leases = redis.call('HGETALL', KEYS[2])
 local runs = false -- the process was accepted and has its lease, so it only restores missing facts
-local gateways, unclear = false, false -- among the others; presence nodes use counters as gateways do
+local gateways, unclear = false, false -- among the other processes; presence nodes count as gateways here
 for i = 1, #leases, 2 do
   local ends, roles = string.match(leases[i + 1], '^(%d+) %d+ (.*)$')
   -- the clock has gone back; a process that runs renews its lease in time

@@ -3,7 +3,7 @@
 -- KEYS     {r}:o of each partition (hash: epoch, owner, number, published), see README.md
 -- ARGV[1]  the owner; then for each partition the epoch of the owner's former claim, or 0
 -- Returns  {epoch, number of the newest commit} for each partition. The epoch is 0 if another process has a newer claim
---          than the former one; then nothing changes. An epoch that is no number is returned as it is.
+--          than the former one; then nothing changes. A malformed epoch is returned unchanged.
 -- Safe to repeat: the process that owns a partition may claim it again, and gets a greater epoch. O(partitions).
 
 local owner = ARGV[1]
@@ -18,7 +18,7 @@ local function claim(key, former, is)
   local overtaken = former > 0 and epoch > former
   if overtaken and is.owner ~= owner then return '0' end
 
-  -- A former epoch that is greater than Redis's is one that Redis has lost.
+  -- If the former epoch is greater than the one in Redis, Redis has lost it.
   local new = string.format('%.0f', math.max(now, epoch + 1, former + 1))
   redis.call('HSET', key, 'epoch', new, 'owner', owner, 'number', is.number)
 

@@ -1,25 +1,26 @@
--- rows_commit.lua: make commits of rows, each as long as the caller owns the partition and Redis has the commit before.
+-- rows_commit.lua: make commits of rows. Each is made only if the caller owns the partition and Redis has the previous
+-- commit.
 --
--- KEYS     for each commit {r}:o (hash, as rows_claim.lua has it), its IDs (strings: when they are forgotten, unix ms;
---          they expire), then the collections of its rows (hashes)
+-- KEYS     for each commit {r}:o (hash, see rows_claim.lua), its IDs (strings: expiry, unix ms; the keys expire), then
+--          the collections of its rows (hashes)
 -- ARGV[1]  PUBLISH or SPUBLISH; then for each commit:
---          how many of KEYS and of ARGV it has; epoch, number before, number, time (unix ms); a channel, or '' to
---          publish nothing, and the publication; how many IDs, and for each when it is forgotten and in how many ms
---          that is, 0: it is only asked for; how many collections, and for each how many arguments to put and to
---          delete, fields and values to put, fields to delete
--- Returns  for each commit {'made'}, or what made it change nothing: {'fenced', epoch}, {'lost', number},
---          {'known', position of an ID that is remembered, when it is forgotten, and so on}
--- Safe to repeat: a commit that Redis has is left alone. O(rows and IDs).
+--          its number of KEYS and of ARGV; epoch, previous number, number, time (unix ms); a channel, or '' to publish
+--          nothing, and the publication; the number of IDs, and for each its expiry and the ms until then, or 0 if it
+--          is only asked for; the number of collections, and for each the number of arguments to put and to delete,
+--          fields and values to put, fields to delete
+-- Returns  for each commit {'made'}, or why it was refused: {'fenced', epoch}, {'lost', number},
+--          {'known', position of a remembered ID, its expiry, position, expiry, …}
+-- Safe to repeat: a commit that Redis already has is not made again. O(rows and IDs).
 
 local chunk = 4000 -- arguments of one command: Lua's stack has room for 8,000
 
--- known returns those of n IDs that are remembered at a time. The IDs begin at KEYS[key].
+-- known returns the IDs that are remembered at a time, of n IDs that begin at KEYS[key].
 local function known(key, n, at)
   local found = {'known'}
   for first = 0, n - 1, chunk do
     local last = math.min(first + chunk, n) - 1
     for i, ends in ipairs(redis.call('MGET', unpack(KEYS, key + first, key + last))) do
-      -- One that is no number is returned, too, for the caller to complain about.
+      -- A malformed expiry is returned, too, so that the caller reports it.
       if ends and (tonumber(ends) or math.huge) > at then
         found[#found + 1] = first + i - 1
         found[#found + 1] = ends
@@ -30,7 +31,7 @@ local function known(key, n, at)
   return found
 end
 
--- call calls a command on a key with n of ARGV, in parts if they are many.
+-- call calls a command on a key with n arguments of ARGV, in several calls if there are many.
 local function call(command, key, arg, n)
   for first = arg, arg + n - 1, chunk do
     local last = math.min(first + chunk, arg + n) - 1
@@ -78,7 +79,7 @@ local function commit(key, arg)
   write(key + 1 + ids, arg + 8 + 2 * ids, tonumber(ARGV[arg + 7 + 2 * ids]))
   remember(key + 1, arg + 7, ids)
 
-  -- A publication names the one before it, so a reader that misses one sees the gap.
+  -- A publication includes the number of the previous one, so a reader that misses one sees the gap.
   local published = is[3] or '0'
   if channel ~= '' then
     redis.call(ARGV[1], channel, number .. ' ' .. published .. ' ' .. publication)

@@ -275,9 +275,9 @@ func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
 
 // edit changes the user's follow of one page. fn gets the index of the page in the record.
 //
-// It saves also where fn changed nothing. An older call for the opposite, whose caller has given up, may still be on
-// its way to the store; it read the same record, and would undo what is acknowledged now. The new version has it
-// refused.
+// It saves the record even if fn changed nothing. An older call for the opposite, whose caller has given up, may still
+// be on its way to the store. It has read the same record, and would undo what is acknowledged now. The new version
+// makes the store refuse it.
 func (fs *FollowService) edit(
 	ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) error,
 ) error {

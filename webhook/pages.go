@@ -170,14 +170,14 @@ func (p *pages) run(ctx context.Context) {
 	}
 }
 
-// work is what a round begins with.
+// work is the input of a round.
 type work struct {
 	changed map[string]presence.Count
 	served  map[int]bool
 	reload  bool
 }
 
-// take returns what has come since the last round.
+// take returns the work that has arrived since the last round.
 func (p *pages) take() work {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -277,7 +277,8 @@ func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) er
 	return nil
 }
 
-// isReported notes what the store says of a subject, which is judged again by that.
+// isReported records the reported state that the store returned for a subject, against which the subject is judged
+// again.
 func (t *state) isReported(what string, now time.Time) {
 	t.reported = what
 	t.dueAt = now
@@ -457,7 +458,8 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count) {
 	}
 }
 
-// told is the reported state of everyCount: what the last event said, and when. The empty state is the zero told.
+// told is the reported state of everyCount: the count of the last event, and its time. The empty state is the zero
+// told.
 type told struct {
 	users   int64
 	version presence.Version
@@ -615,7 +617,7 @@ func (r *round) report(ctx context.Context) {
 // after returns when a subject is judged again whose state was reported; zero: at its next change.
 func (r *round) after(s subject, reported string) time.Time {
 	if s.hook.condition == everyCount && reported != "" {
-		return parseTold(reported).at.Add(s.hook.every) // it may have changed since, or be forgotten then
+		return parseTold(reported).at.Add(s.hook.every) // the count may have changed since
 	}
 
 	day, _ := parsePeak(reported)

@@ -128,7 +128,7 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 	}
 }
 
-// outcome is what has become of an attempt.
+// outcome classifies the result of an attempt.
 type outcome int
 
 const (
@@ -137,7 +137,7 @@ const (
 	failed           // it is worth another attempt
 )
 
-// outcome returns what has become of an attempt that ended with err.
+// outcome classifies an attempt that ended with err.
 func (a attempt) outcome(err error) outcome {
 	switch {
 	case err != nil:
@@ -207,7 +207,7 @@ func (o *sender) done(ctx context.Context, events []string) {
 	}
 }
 
-// noteSealed notes that events are dropped because no key opens them.
+// noteSealed counts and logs events that are dropped because no secret decrypts them.
 func (o *sender) noteSealed(events int) {
 	if events == 0 {
 		return
@@ -215,7 +215,7 @@ func (o *sender) noteSealed(events int) {
 
 	o.service.metrics.dropped.WithLabelValues(dropSealed).Add(float64(events))
 	o.service.cfg.Log.Warn().Int("events", events).
-		Msg("no --webhook-secret opens the users in events of a webhook; the events were dropped")
+		Msg("no --webhook-secret decrypts the users in events of a webhook; the events were dropped")
 }
 
 func (o *sender) drop(ctx context.Context, events []string, why string) {
@@ -263,7 +263,7 @@ func Sign(keys [][]byte, id string, at int64, body []byte) string {
 	return strings.Join(all, " ")
 }
 
-// attempt is what a receiver has answered.
+// attempt is the receiver's answer to a message.
 type attempt struct {
 	status int
 	again  time.Duration // the pause that it asks for by Retry-After

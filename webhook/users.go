@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// maxUsers bounds the users who came or left and wait to be judged. Beyond the bound a user who came is left out
-	// until the next arrival, and one who left until the next scan.
+	// maxUsers bounds the users that wait to be judged. Beyond it, a user that came is left out until its next arrival,
+	// and one that left until the next scan.
 	maxUsers = 100_000
 
 	usersEvery = time.Second     // between two rounds
@@ -36,12 +36,12 @@ type users struct {
 	seals   []cipher.AEAD // one for each key; the first one seals
 
 	mu      sync.Mutex
-	waiting map[presence.User]visit // who are judged in the next rounds; at most maxUsers
+	waiting map[presence.User]visit // users to judge in the next rounds; at most maxUsers
 }
 
-// visit is what a process has noticed of a user.
+// visit is what a process has noticed of a user since it was last judged.
 type visit struct {
-	name     string    // qualified, of a user who came; otherwise empty
+	name     string    // qualified name of a user that came; otherwise empty
 	departed time.Time // when to judge whether the user has left; zero: not at all
 }
 
@@ -54,7 +54,7 @@ func newUsers(s *Service, hooks []*Hook) *users {
 	return u
 }
 
-// judgeLater has a user judged as one who came in the next round, or, without a name, as one who left at that time.
+// judgeLater schedules a user to be judged: as arrived in the next round or, without a name, as departed at that time.
 func (u *users) judgeLater(user presence.User, name string, at time.Time) {
 	if name != "" && !slices.ContainsFunc(u.hooks, func(h *Hook) bool { return h.matches(name) }) {
 		return
@@ -91,7 +91,7 @@ func (u *users) repeat(ctx context.Context, every time.Duration, do func(context
 	}
 }
 
-// round judges the users who came, and those whose departures are due. The next round repeats what fails.
+// round judges the users that came, and those whose departures are due. Failed ones are repeated in the next round.
 func (u *users) round(ctx context.Context, now time.Time) (err error) {
 	names := u.takeDue(now)
 	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), presence.MaxAsked) {
@@ -109,8 +109,8 @@ func (u *users) round(ctx context.Context, now time.Time) (err error) {
 	return err
 }
 
-// takeDue returns the users to judge now: those who came, with their names, and those whose departures are due, without
-// names.
+// takeDue returns the users to judge now: those that came, with their names, and those whose departures are due,
+// without names.
 func (u *users) takeDue(now time.Time) map[presence.User]string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -124,7 +124,7 @@ func (u *users) takeDue(now time.Time) map[presence.User]string {
 
 		names[user] = v.name
 		delete(u.waiting, user)
-		// Who came and left since is judged twice: the second time as one who left.
+		// A user that came and left since is judged twice: the second time for the departure.
 		if came && !v.departed.IsZero() {
 			u.waiting[user] = visit{departed: v.departed}
 		}
@@ -133,10 +133,11 @@ func (u *users) takeDue(now time.Time) map[presence.User]string {
 	return names
 }
 
-// judge compares users with their reported states and reports the differences. names has the names of those who came.
+// judge compares users with their reported states and reports the differences. names has the names of those that came.
 func (u *users) judge(ctx context.Context, some []presence.User, names map[presence.User]string, now time.Time) error {
 	changes := u.questions(some, names)
-	// The states are read first: a user who comes after the owner has answered replaces the state.
+	// Read the states before asking the owner: if a user arrives after the owner's answer, the arrival replaces the
+	// state, and the change below is refused.
 	states, _, err := report(ctx, u.service.cfg.Store, changes)
 	if err != nil {
 		return err
@@ -155,7 +156,7 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 		name := names[user]
 		came := name != ""
 		if came != present[user] {
-			continue // who came has left since, or who left is back: another call reports that
+			continue // the user has left or returned since, and another call reports that
 		}
 		if came {
 			u.comes(c, name, now)
@@ -175,7 +176,7 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 	return err
 }
 
-// questions returns changes that only read what is reported of users.
+// questions returns changes that only read the reported states of users.
 func (u *users) questions(some []presence.User, names map[presence.User]string) (asked []Change) {
 	for _, user := range some {
 		name := names[user]
@@ -189,8 +190,8 @@ func (u *users) questions(some []presence.User, names map[presence.User]string) 
 	return asked
 }
 
-// comes makes c the change of a user who is there. It replaces the state of one who is reported already, too. So a
-// departure that another process is about to report is refused.
+// comes makes c the change of a user that is present. It replaces the reported state even if that says so already, so
+// that a departure which another process is about to report is refused.
 func (u *users) comes(c *Change, name string, now time.Time) {
 	c.Is = u.seal(name)
 	if c.Was == "" {
@@ -198,7 +199,7 @@ func (u *users) comes(c *Change, name string, now time.Time) {
 	}
 }
 
-// goes makes c the change of a user who is not there any more.
+// goes makes c the change of a user that is not present any more.
 func (u *users) goes(c *Change, now time.Time) {
 	c.Is = ""
 	name, opened := u.open(c.Was)
@@ -210,8 +211,8 @@ func (u *users) goes(c *Change, now time.Time) {
 	}
 }
 
-// scan finds users who are reported as online and are absent, although no process is about to judge that: the one
-// that noticed was killed. The owner of a hook's bucket scans for the hook.
+// scan finds users that are reported as online but are absent, and that no process is about to judge, because the
+// process that noticed the departure was killed. The owner of a hook's bucket scans for the hook.
 func (u *users) scan(ctx context.Context, now time.Time) error {
 	for _, o := range u.service.senders {
 		if o.hook.condition != attendance || !o.owned.Load() {
@@ -278,7 +279,7 @@ func (u *users) addEvent(c *Change, kind, name string, now time.Time) {
 	c.Event = u.seal(e.encode())
 }
 
-// reveal opens sealed events. It leaves out those that no key opens.
+// reveal decrypts sealed events. It leaves out events that no secret decrypts.
 func (u *users) reveal(sealed []string) (events []string) {
 	for _, text := range sealed {
 		if event, ok := u.open(text); ok {

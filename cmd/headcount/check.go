@@ -37,9 +37,9 @@ import (
 	"headcount/webhook"
 )
 
-// checkCommand reports problems that keep a server with these settings from working. It goes as far as serve does
-// before it serves: it opens the addresses and the certificates by the same functions, tries the services that the
-// server would use, and the server itself through its proxy. It leaves nothing changed.
+// checkCommand reports problems that keep a server with these settings from working. It does everything that serve does
+// before it serves, with the same functions: it opens the addresses and reads the certificates. It also tries the
+// services that the server would use, and the server itself through its proxy. It leaves nothing changed.
 type checkCommand struct {
 	ConfigFile string        `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings, as serve reads it."`
 	PublicURL  string        `type:"text" placeholder:"URL" help:"The address at which visitors reach the server, through its proxy, such as https://count.example.com. With it and a running server the proxy is checked, too."`
@@ -222,7 +222,8 @@ func (c *checkCommand) checkDirs(_ context.Context, f *findings) {
 	}
 }
 
-// writable writes into a directory or, if there is none yet, into the one in which the server would make it.
+// writable checks that a directory can be written or, if it does not exist yet, the one in which the server would
+// create it.
 func writable(dir string) error {
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -316,7 +317,7 @@ func (c *checkCommand) reach(ctx context.Context, name string) error {
 	_ = conn.Close()
 
 	if err := heartbeat.Probe(ctx, name, keysOf(c.Config.ClusterSecrets)); err != nil {
-		return fmt.Errorf("is reached over TCP, and does not answer over UDP: %w; see whether a firewall lets UDP "+
+		return fmt.Errorf("is reached over TCP, but does not answer over UDP: %w; see whether a firewall lets UDP "+
 			"through, and whether its --cluster-secret is the same", err)
 	}
 
@@ -373,7 +374,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings) {
 		f.wrongf(thing, "PostgreSQL accepts no changes: it is a replica, or read only; name the primary")
 	case !found.MakesTable:
 		f.wrongf(thing, "the user may not create tables; grant it CREATE on the schema")
-	case isOff: // below, since the clock may be wrong beside other things
+	case isOff: // reported below, because the clock may be wrong in addition to other problems
 	default:
 		f.finef(thing, "it answers, may be changed, and has the right time.")
 	}
@@ -424,7 +425,7 @@ func (c *checkCommand) checkKeys(_ context.Context, f *findings) {
 	}
 }
 
-// checkReceivers checks that the receivers of --webhook can be reached, all at once. It sends them no event.
+// checkReceivers checks in parallel that the receivers of --webhook can be reached. It sends them no event.
 func (c *checkCommand) checkReceivers(ctx context.Context, f *findings) {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()

@@ -307,7 +307,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		"no secret opens the key": {
 			args: append(stopped, "--redis="+redis.URL()),
 			set:  []any{"HSET", "hc:{c}:facts", "secret", "none", "seal:x", "00"},
-			want: []string{"no --id-secret opens the key of user hashes; give"},
+			want: []string{"no --id-secret decrypts the key of user hashes; give"},
 		},
 		"a clock is wrong": {args: append(stopped, "--redis="+late.URL()), want: []string{"clocks"}},
 		"a process is not reached": {

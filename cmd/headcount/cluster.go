@@ -103,8 +103,8 @@ func (t traffic) Carried(sent, received int) {
 	t.received.Add(float64(received))
 }
 
-// connect opens the one connection of this process to each Redis: to its own, and to those of the other regions, which
-// every role needs. It does not wait for an answer.
+// connect opens one connection of this process to each Redis: its own, and those of the other regions. Every role needs
+// these. connect does not wait for an answer.
 func (s *system) connect() (err error) {
 	s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log})
 	if err != nil {
@@ -156,7 +156,7 @@ type network struct {
 	server    *http.Server // of calls
 }
 
-// openNetwork opens what this process says to the others, and hears from them at l.
+// openNetwork opens the connections by which this process sends to other processes, and receives from them at l.
 func (s *system) openNetwork(ctx context.Context, self presence.Process, l listener) (n *network, err error) {
 	keys := keysOf(s.cfg.ClusterSecrets)
 	n = &network{listener: l}

@@ -115,7 +115,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	return nil
 }
 
-// listener is an open address. That of --cluster-listen has a UDP port of the same number.
+// listener is an open address. For --cluster-listen it includes the UDP port with the same number.
 type listener struct {
 	net.Listener
 	udp net.PacketConn // nil at other addresses

@@ -44,7 +44,7 @@ import (
 
 const localName = "local" // the name of the one process over the embedded store
 
-// store is what the parts of this process share with the parts of other processes.
+// store is the interface of the data that this process shares with other processes.
 type store interface {
 	presence.Store
 	presence.Processes
@@ -78,7 +78,7 @@ type system struct {
 	roles
 }
 
-// roles are what a process does. Nil are those that it does not have.
+// roles are the parts of a process by role. Those of roles that it does not have are nil.
 type roles struct {
 	identities *identity.Identities // with gateway and counters the role of a gateway
 	gateway    *gateway.Gateway
@@ -219,7 +219,8 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	return nil
 }
 
-// openDispatcher opens the dispatcher, which also notifies the other regions, the webhooks and the table of pages.
+// openDispatcher opens the dispatcher, which also passes counts to the other regions, the webhooks and the table of
+// pages.
 func (s *system) openDispatcher(ctx context.Context) error {
 	cfg := dispatcher.Config{
 		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Elapsed: machine.SinceBoot,
@@ -341,19 +342,19 @@ const (
 	comeBackTime = 15 * time.Second
 )
 
-// comeBack is how long after its start the process has counts that may lack users who stay.
+// comeBack is how long after the start counts may lack users that are still present but have not reconnected.
 func (s *system) comeBack() time.Duration {
 	switch {
 	case s.embedded == nil:
 		return 0 // Redis remembers who is present
-	case s.embedded.Recalled(): // but for those who came in the last second
+	case s.embedded.Recalled(): // all users except those that came in the last second
 		return soonBack
 	default:
 		return comeBackTime
 	}
 }
 
-// openIdentities opens what knows who a request is from.
+// openIdentities opens the identification of the senders of requests.
 func (s *system) openIdentities() {
 	s.identities = identity.New(identity.Config{
 		IDSecrets: keysOf(s.cfg.IDSecrets),
@@ -431,7 +432,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 	return err
 }
 
-// openTraces returns what has spans of this process go to the collector; nil: there is none.
+// openTraces returns the tracer that sends spans of this process to the collector; nil: there is none.
 func (s *system) openTraces() trace.Tracer {
 	if s.cfg.OTLP == "" {
 		return nil

@@ -21,7 +21,7 @@ func (s *Store) place(key string) int {
 	return rows.PartitionOf(key)
 }
 
-// placeOf returns the partition of the counter that c changes, without a search for its rule.
+// placeOf returns the partition of the counter that c changes, by the rule in c.
 func placeOf(c *counter.Change) int {
 	if c.Rule != nil && c.Rule.Kind.IsExact() {
 		return owner.ExactPartition
@@ -30,19 +30,19 @@ func placeOf(c *counter.Change) int {
 	return rows.PartitionOf(c.Key)
 }
 
-// homeOf returns the partition that remembers the idempotency key of a batch. Package exactpg does so in SQL.
+// homeOf returns the partition that remembers the idempotency key of a batch. Package exactpg computes the same in SQL.
 func homeOf(id counter.IdempotencyKey) int {
 	return int(binary.LittleEndian.Uint32(id[:]) % rows.Partitions)
 }
 
-// partKey returns the idempotency key of what one partition has of a batch.
+// partKey returns the idempotency key for one partition's part of a batch.
 func partKey(id counter.IdempotencyKey, partition int) counter.IdempotencyKey {
 	hash := sha256.Sum256(append(id[:], byte(partition)))
 
 	return counter.IdempotencyKey(hash[:len(id)])
 }
 
-// Apply implements counter.Writer. What several partitions have of a batch is made part by part, see applyParts.
+// Apply implements counter.Writer. A batch with counters in several partitions is made in parts, see applyParts.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	if len(ops) == 1 {
 		return s.applyOne(ctx, ops)
@@ -59,7 +59,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 		partition, whole := PartitionOf(op)
 		if !whole {
-			// Operations are made in order, and the parts of this one are in many partitions.
+			// Operations are made in order, and this one has parts in many partitions.
 			s.flush(ctx, &waiting, results)
 			results[i] = s.applyParts(ctx, op)
 			continue
@@ -75,14 +75,14 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// applyOne makes a lone operation, with as little ceremony as possible. Its owner checks it.
+// applyOne makes a single operation with as little overhead as possible. Its owner validates it.
 func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result {
 	partition, whole := PartitionOf(&ops[0])
 	if !whole {
 		return []counter.Result{s.applyParts(ctx, &ops[0])}
 	}
 
-	// The results of the owner are those of the caller, in the same order.
+	// The owner returns the results in the caller's order.
 	answer, err := s.do(ctx, owner.Call{Partition: partition, Ops: ops})
 	if err != nil {
 		return []counter.Result{{Err: err}}
@@ -91,8 +91,8 @@ func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result
 	return answer.Results
 }
 
-// PartitionOf returns the partition of an operation, and whether that partition has all of it: every counter, and the
-// memory of its idempotency key.
+// PartitionOf returns the partition of an operation. whole reports whether that partition has every counter of the
+// operation, and remembers its idempotency key.
 func PartitionOf(op *counter.Op) (partition int, whole bool) {
 	if len(op.Changes) == 0 {
 		return 0, true
@@ -108,12 +108,12 @@ func PartitionOf(op *counter.Op) (partition int, whole bool) {
 	return partition, !op.OfBatch() || homeOf(op.IdempotencyKey) == partition
 }
 
-// gathered has whole operations on their way to owners: one call for each partition.
+// gathered collects whole operations for the owners: one call for each partition.
 type gathered struct {
 	calls []part
 }
 
-// part is a call, and which results belong to it.
+// part is a call, with the indexes of its results.
 type part struct {
 	call    owner.Call
 	indexes []int
@@ -121,7 +121,7 @@ type part struct {
 	owner.Outcome
 }
 
-// Bounds of one call: what one commit has to hold.
+// Bounds of one call, because one commit has to hold all of it.
 const (
 	callChanges = 4096
 	callIDs     = 1000
@@ -137,14 +137,14 @@ func (g *gathered) find(partition int) *part {
 	return nil
 }
 
-// fits reports whether op may join the call to a partition.
+// fits reports whether op may be added to the call to a partition.
 func (g *gathered) fits(partition int, op *counter.Op) bool {
 	to := g.find(partition)
 
 	return to == nil || to.changes+len(op.Changes) <= callChanges && len(to.call.Ops) < callIDs
 }
 
-// at returns the call to a partition, which it adds if there is none. It is valid until the next one is added.
+// at returns the call to a partition, and adds one if necessary. The pointer is valid until the next call is added.
 func (g *gathered) at(partition int) *part {
 	if to := g.find(partition); to != nil {
 		return to
@@ -161,7 +161,7 @@ func (g *gathered) add(partition int, op *counter.Op, index int) {
 	to.changes += len(op.Changes)
 }
 
-// flush makes the calls, and notes their results.
+// flush makes the calls, and stores their results.
 func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result) {
 	s.doAll(ctx, g.calls)
 	for i := range g.calls {
@@ -180,7 +180,7 @@ func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result
 
 // doAll makes calls to different partitions.
 func (s *Store) doAll(ctx context.Context, parts []part) {
-	// A lone call needs nobody to wait for others.
+	// A single call needs no goroutine.
 	if len(parts) == 1 {
 		parts[0].Answer, parts[0].Err = s.do(ctx, parts[0].call)
 		return
@@ -221,8 +221,8 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 		return counter.Result{Err: err}
 	}
 
-	// What one partition has, its owner alone judges: it knows whether the part was made before, and a reader may not
-	// see everything that it knows.
+	// Only the owner of a part judges it, because it knows whether the part was made before, and a reader may not see
+	// everything that it knows.
 	parts := split(op)
 	if known || len(parts) > 1 {
 		before, err := op.ReadFrom(ctx, s)
@@ -237,18 +237,18 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 		}
 	}
 
-	// Each partition makes its part by itself. What is missing after a fault, a repetition makes.
+	// Each partition makes its part independently. If some parts fail, a repetition makes them.
 	s.doAll(ctx, parts)
 	result := join(op, parts)
 	if result.Err == nil {
-		// If this fails, the keys of the parts still make a repetition a replay.
+		// If this fails, a repetition is still a replay, by the keys of the parts.
 		_, _ = s.remember(ctx, op.IdempotencyKey)
 	}
 
 	return result
 }
 
-// Known reports whether a batch with that idempotency key was made, also one of counters that another store has.
+// Known reports whether a batch with that idempotency key was made, in this store or another one.
 func (s *Store) Known(ctx context.Context, id counter.IdempotencyKey) (bool, error) {
 	return s.known(ctx, id)
 }
@@ -275,7 +275,7 @@ func (s *Store) known(ctx context.Context, id counter.IdempotencyKey) (bool, err
 	return answer.More.Known[0], nil
 }
 
-// remember has the home of an idempotency key remember it.
+// remember makes the home of an idempotency key remember it.
 func (s *Store) remember(ctx context.Context, id counter.IdempotencyKey) (owner.Answer, error) {
 	if id == (counter.IdempotencyKey{}) {
 		return owner.Answer{}, nil
@@ -286,7 +286,7 @@ func (s *Store) remember(ctx context.Context, id counter.IdempotencyKey) (owner.
 	return s.do(ctx, owner.Call{Partition: homeOf(id), More: &more})
 }
 
-// refusal returns why the counters before would refuse a batch, or nil.
+// refusal returns why a batch would be refused, given the counters before it, or nil.
 func refusal(op *counter.Op, before map[string]counter.Counter) error {
 	after := maps.Clone(before)
 	// A key may occur several times, and then its changes add up.
@@ -305,7 +305,7 @@ func refusal(op *counter.Op, before map[string]counter.Counter) error {
 	return nil
 }
 
-// split returns what each partition has of a batch.
+// split splits a batch by partition.
 func split(op *counter.Op) []part {
 	var parts gathered
 	for i := range op.Changes {
@@ -328,14 +328,14 @@ func split(op *counter.Op) []part {
 	return parts.calls
 }
 
-// join returns the result of a batch from those of its parts. The first part decides whether it is a replay, so of two
-// repetitions at the same time exactly one is.
+// join combines the results of the parts of a batch. The first part decides whether the batch is a replay, so of two
+// concurrent repetitions exactly one is.
 func join(op *counter.Op, parts []part) counter.Result {
 	whole := counter.Result{Counters: make([]counter.Counter, len(op.Changes))}
 	for i := range parts {
 		one := &parts[i]
 		if one.Err != nil {
-			// Not %w: that of the part may say that nothing was made, and others may be made.
+			// Not %w: the part's error may say that nothing was made, but other parts may have been.
 			return counter.Result{Err: fmt.Errorf("call: %w: a part of a batch: %v", counter.ErrUnavailable, one.Err)}
 		}
 

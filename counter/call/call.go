@@ -1,8 +1,8 @@
 // Package call sends the changes of this process to the owners of their keys.
 //
-// This process is a stream. For each partition it has at most one call under way, which has a number; it is repeated
-// with that number, also to another owner, until it is answered. So a change is made once, whatever happens to calls,
-// answers and owners.
+// This process is a stream. It has at most one call in progress for each partition. The call has a number, and is
+// repeated with that number until it is answered, if necessary by another owner. So a change is made only once,
+// whatever happens to calls, answers and owners.
 package call
 
 import (
@@ -29,16 +29,16 @@ type Owner interface {
 	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
 }
 
-// Owners knows who owns a partition now. It returns nil if nobody does, as far as it knows.
+// Owners returns the current owner of a partition, or nil if no owner is known.
 type Owners interface {
 	OwnerOf(partition int) Owner
 }
 
 // Config tunes a Caller. A zero field takes its default.
 type Config struct {
-	// Stream names this process. No other process has it, nor has this one before a restart.
+	// Stream identifies this run of the process. It must be unique, also among earlier runs.
 	Stream string
-	// Timeout is how long an owner may take before the call is repeated, default 1s.
+	// Timeout is how long to wait for an owner before the call is repeated, default 1s.
 	Timeout time.Duration
 	// RepeatAfter is the pause before a call is repeated, default 20ms.
 	RepeatAfter time.Duration
@@ -47,7 +47,7 @@ type Config struct {
 
 // Observer observes calls. It must not block.
 type Observer interface {
-	// Called says how long a call took with its repetitions, and how it ended.
+	// Called reports how long a call took, including repetitions, and its outcome.
 	Called(took time.Duration, err error)
 }
 
@@ -58,9 +58,9 @@ type Caller struct {
 	lanes  [rows.Partitions]lane
 }
 
-// lane is the way to the owner of one partition.
+// lane serialises the calls to one partition.
 type lane struct {
-	turn   chan struct{} // a lock that a caller may stop waiting for; it guards number
+	turn   chan struct{} // a lock whose waiters may give up; it guards number
 	number uint64        // of the last call
 }
 
@@ -77,8 +77,8 @@ func New(owners Owners, cfg Config) *Caller {
 	return c
 }
 
-// Do makes a call, to which it gives its stream and a number. The error is counter.ErrBusy if nothing was made, or
-// counter.ErrUnavailable when ctx ended first; then the call may still be made.
+// Do makes a call, after setting its stream and number. The error is counter.ErrBusy if nothing was made, or
+// counter.ErrUnavailable if ctx ended first; then the call may still be made.
 func (c *Caller) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	if c.cfg.Observer == nil {
 		return c.do(ctx, call)
@@ -100,24 +100,24 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 		return owner.Answer{}, fmt.Errorf("call: %w: %w", counter.ErrBusy, context.Cause(ctx))
 	}
 
-	// A call that was given up is overtaken by this one, and its owner will not make it any more.
+	// The higher number overtakes any earlier call that was given up, so that its owner will not make it any more.
 	l.number++
 	call.Number = l.number
 	call.Stream = c.cfg.Stream
 	call.Until = givesUp(ctx, &call)
 
 	for {
-		// The owner is looked up each time: the partition may have moved since.
+		// Look up the owner each time, because the partition may have moved.
 		answer, err := c.try(ctx, call)
 		if err == nil {
 			return answer, nil
 		}
 		if !call.Repeated && errors.Is(err, counter.ErrBusy) {
-			// After an attempt whose outcome is unknown it would not say that nothing was made.
+			// Repeated calls are excluded, because an earlier attempt may have been made, and the error denies that.
 			return owner.Answer{}, err
 		}
 		if !wake.Wait(ctx, c.cfg.RepeatAfter, nil) {
-			// Not %w: that of the last attempt may say that nothing was made.
+			// Not %w: the last error may say that nothing was made, but an earlier attempt may have been made.
 			return owner.Answer{}, fmt.Errorf("call: %w: %v", counter.ErrUnavailable, err)
 		}
 
@@ -126,8 +126,9 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	}
 }
 
-// givesUp returns when the sender of a call gives up, the zero time if that matters to nobody. A call on a limit may
-// take its cost late, and its sender waits for so short a time that the clocks of processes would have to be exact.
+// givesUp returns when the sender of a call gives up, the zero time if the owner need not know. It need not know for
+// calls on limits: their cost may be counted late, and their senders wait so briefly that the clocks of processes would
+// have to agree exactly.
 func givesUp(ctx context.Context, call *owner.Call) time.Time {
 	deadline, limited := ctx.Deadline()
 	if !limited || len(call.Ops) == 0 {
@@ -137,10 +138,10 @@ func givesUp(ctx context.Context, call *owner.Call) time.Time {
 	return deadline
 }
 
-// DoAll makes calls to different partitions at the same time, as Do does.
+// DoAll makes calls to different partitions in parallel, as Do does.
 func (c *Caller) DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome {
 	outcomes := make([]owner.Outcome, len(calls))
-	// Each partition has a lane of its own, so these do not wait for each other.
+	// Each partition has its own lane, so the calls do not wait for each other.
 	var made sync.WaitGroup
 	for i, call := range calls {
 		made.Go(func() { outcomes[i].Answer, outcomes[i].Err = c.Do(ctx, call) })

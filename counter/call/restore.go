@@ -11,8 +11,8 @@ import (
 
 var _ counter.Restorer = (*Store)(nil)
 
-// Restore implements counter.Restorer. The counters of each partition are put into the store all or none; after an
-// error those of some partitions may be there.
+// Restore implements counter.Restorer. It restores all counters of a partition or none; after an error some partitions
+// may have been restored.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	by := map[int]*owner.Restore{}
 	for i := range copies {

@@ -14,25 +14,25 @@ import (
 	"headcount/internal/wake"
 )
 
-// Store is a counter.Store whose counters have owners. It sends changes to them, and reads rows itself. All methods may
-// be called from any goroutine.
+// Store is a counter.Store whose counters have owners. It sends changes to the owners, and reads rows itself. All
+// methods may be called from any goroutine.
 type Store struct {
 	*owner.Reader
 	rows  rows.Store
 	rules *counter.Rules
 	to    maker
 	local *owner.Owner // nil unless this process owns everything
-	away  func() error // why changes cannot be made now, or nil; nil: they always can
+	away  func() error // why changes cannot be made now, or nil; a nil function: they always can
 	hub   *counter.Hub
 	dues  *owner.Dues
 
 	stop   context.CancelFunc
-	wg     sync.WaitGroup // the watch
+	wg     sync.WaitGroup // waits for the watch
 	ended  context.Context
 	closed sync.Once
 }
 
-// maker makes calls: a Caller, which finds the owners, or the one owner of everything.
+// maker makes calls: a Caller, which finds the owners, or a local owner of all partitions.
 type maker interface {
 	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
 	DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome
@@ -40,16 +40,17 @@ type maker interface {
 
 var _ counter.Store = (*Store)(nil)
 
-// startTimeout is how long a start waits for the feed.
+// startTimeout limits how long NewStore waits for the feed.
 const startTimeout = time.Second
 
-// NewStore returns a Store that finds owners with owners. Rules say where a counter is. Close ends the store.
+// NewStore returns a Store that finds owners with owners. Rules say which partition a counter is in. The store must be
+// closed.
 func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config) *Store {
 	s := newStore(store, New(owners, cfg), rules)
 	begun := make(chan struct{}, 1)
 	s.wg.Go(func() { s.watch(begun) })
 
-	// A store that is away must not hold up the start; then watchers miss the beginning, and are told.
+	// An unavailable store must not delay the start. Watchers then miss the first changes, but are notified of that.
 	select {
 	case <-begun:
 	case <-time.After(startTimeout):
@@ -58,11 +59,11 @@ func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config)
 	return s
 }
 
-// NewLocal returns a Store whose counters are all owned by this process, which alone uses the store of rows. A change
-// is a function call then, and so is its publication.
+// NewLocal returns a Store whose counters are all owned by this process, which is the only user of the store of rows.
+// Changes and their publication are then plain function calls.
 func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg owner.Config) (*Store, error) {
 	s := NewSole(store, rules, cfg, nil)
-	// Nobody else uses the store, so the claims cannot be taken away.
+	// No other process uses the store, so the claims are never lost.
 	if err := s.Own(ctx); err != nil {
 		_ = s.Close()
 		return nil, err
@@ -71,13 +72,13 @@ func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg o
 	return s, nil
 }
 
-// awayAfter is how long a call waits for a server that does not answer, if nobody knows yet that it is away.
+// awayAfter is how long a call waits for a server that does not answer, until it is known to be unavailable.
 const awayAfter = 5 * time.Second
 
-// NewSole is NewLocal for a store on a server, which may not answer now. Changes fail until Own has claimed everything,
-// and while away says why the server cannot be used.
+// NewSole is NewLocal for a store on a server, which may be unavailable. Changes fail until Own has claimed everything,
+// and while away returns why the server is unavailable.
 func NewSole(store rows.Store, rules *counter.Rules, cfg owner.Config, away func() error) *Store {
-	// Changes reach watchers in this process without a detour through the store.
+	// Publish changes directly to watchers in this process, not through the store.
 	cfg.Hub = &counter.Hub{}
 	o := owner.New(store, cfg)
 
@@ -89,7 +90,7 @@ func NewSole(store rows.Store, rules *counter.Rules, cfg owner.Config, away func
 	return s
 }
 
-// Own claims all partitions for a store of NewSole, whoever owns them now.
+// Own claims all partitions for a store of NewSole, from whichever process owns them.
 func (s *Store) Own(ctx context.Context) error {
 	if err := s.local.Own(ctx, everyPartition()...); err != nil {
 		return fmt.Errorf("call: %w", err)
@@ -98,10 +99,10 @@ func (s *Store) Own(ctx context.Context) error {
 	return nil
 }
 
-// Disown gives all partitions up, because another process has claimed them.
+// Disown gives up all partitions, because another process has claimed them.
 func (s *Store) Disown(ctx context.Context) error { return s.local.Release(ctx, everyPartition()...) }
 
-// Owns reports whether this process owns everything, as far as it knows.
+// Owns reports whether this process owns all partitions, as far as it knows.
 func (s *Store) Owns() bool {
 	for id := range rows.Partitions {
 		if !s.local.Owns(id) {
@@ -134,7 +135,7 @@ func newStore(store rows.Store, to maker, rules *counter.Rules) *Store {
 // Close implements counter.Store.
 func (s *Store) Close() error {
 	s.closed.Do(func() {
-		// Reads and changes fail from here on; the owner ends after the turn under way.
+		// From here on reads and changes fail; the owner ends after the current turn.
 		s.stop()
 		s.wg.Wait()
 		if s.local != nil {
@@ -145,7 +146,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// until is a store of rows that cannot be read any more when a context has ended.
+// until wraps a store of rows whose reads fail once a context has ended.
 type until struct {
 	rows.Store
 	ctx context.Context
@@ -179,7 +180,7 @@ func (u until) Scan(
 // watch passes publications to the hub. It signals begun with the first.
 func (s *Store) watch(begun chan<- struct{}) {
 	heard := func(_ int, _ uint64, publication []byte) {
-		// What is malformed may name any counter.
+		// A malformed publication may concern any counter.
 		if owner.Publication(publication, s.publish) != nil {
 			s.hub.MarkMissed()
 		}
@@ -223,7 +224,7 @@ func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc,
 		return ctx, func() {}, nil
 	}
 
-	// The owner would repeat its commit for ever.
+	// Fail now, because the owner would repeat its commit without an end.
 	if err := s.away(); err != nil {
 		return nil, nil, fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err)
 	}
@@ -232,13 +233,13 @@ func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc,
 	return ctx, cancel, nil
 }
 
-// unavailable returns the error of a call as callers of a counter.Store know it.
+// unavailable converts the error of a call to one of a counter.Store.
 func unavailable(err error) error {
 	if err == nil {
 		return nil
 	}
 	if errors.Is(err, owner.ErrNotOwner) {
-		// This process has lost what it owned, or it ends.
+		// This process has lost its partitions, or is shutting down.
 		return fmt.Errorf("call: %w: %w", counter.ErrUnavailable, err)
 	}
 
@@ -252,7 +253,7 @@ func (s *Store) Due(ctx context.Context) ([]counter.Due, error) {
 		return all, err
 	}
 
-	// What fails here is deleted when another process begins.
+	// If this fails, another process deletes the rows when it starts.
 	_, _ = s.do(ctx, owner.Call{Partition: owner.ExactPartition, More: &owner.More{Rows: done}})
 
 	return all, nil

@@ -12,11 +12,11 @@ import (
 	"headcount/internal/rows"
 )
 
-// The candidates and the lists of a rule are in the partition of its match.
+// The candidates and the lists of a rule are stored in the partition of its match.
 
 func marksOf(match string) string { return "marks:" + match }
 
-// fieldOf returns a field that sorts as its number.
+// fieldOf returns a field name that sorts like its number.
 func fieldOf(number int64) string { return fmt.Sprintf("%016x", number) }
 
 // Mark implements counter.TopStore.
@@ -100,7 +100,7 @@ func (s *Store) TopLists(
 	return lists, nil
 }
 
-// errEnough ends a scan.
+// errEnough ends a scan early.
 var errEnough = errors.New("enough")
 
 // Histories implements counter.TopStore.

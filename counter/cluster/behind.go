@@ -15,16 +15,17 @@ import (
 )
 
 const (
-	// behindTimeout is how long an owner waits for a commit when PostgreSQL is behind Redis: a claim writes to both.
+	// behindTimeout is how long an owner waits for a commit when PostgreSQL is the durable store behind Redis: a claim
+	// writes to both.
 	behindTimeout = 3 * time.Second
-	// drainWithin is how long an end waits until PostgreSQL has everything. What it does not get then is in Redis, and
-	// the next owner brings it over.
+	// drainWithin limits how long Close waits until PostgreSQL has everything. The rest stays in Redis, and the next
+	// owner drains it.
 	drainWithin = 2 * time.Second
-	// exactQueues is how many writes to exact counters one process has under way at once.
+	// exactQueues is how many writes to exact counters one process may have in flight at once.
 	exactQueues = 4
 )
 
-// putBehind has an owner keep its counters in Redis, and PostgreSQL behind it.
+// putBehind configures an owner to keep its counters in Redis, with PostgreSQL as the durable store behind it.
 func (p *Process) putBehind(cfg *owner.Config) {
 	cfg.WriteTimeout = behindTimeout
 	cfg.ExactOutside = true
@@ -59,13 +60,13 @@ func (p *Process) NewStoreOver(redis, postgres counter.States) counter.Store {
 	return store
 }
 
-// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that nothing
-// waits for PostgreSQL, nor for an application that holds some of them.
+// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that other
+// counters wait neither for PostgreSQL nor for an application that has locked rows there.
 func CombiningOver() counter.CombinerConfig {
 	cfg := Combining()
 	cfg.Queues = rows.Partitions + exactQueues
 	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
-		// All counters of a batch are exact, or none is.
+		// A batch has exact counters only, or none.
 		first := &op.Changes[0]
 		if first.Rule == nil || !first.Rule.Kind.IsExact() {
 			return call.PartitionOf(op)
@@ -77,7 +78,7 @@ func CombiningOver() counter.CombinerConfig {
 	return cfg
 }
 
-// closeBehind waits a moment until PostgreSQL has what this process owned.
+// closeBehind waits a limited time until PostgreSQL has all counters that this process owned.
 func (p *Process) closeBehind() error {
 	if p.cfg.Behind == nil {
 		return nil
@@ -87,10 +88,10 @@ func (p *Process) closeBehind() error {
 	defer cancel()
 	err := p.cfg.Behind.Close(ctx)
 
-	// Nothing is lost: what is not drained is in Redis.
+	// Nothing is lost: undrained rows are still in Redis.
 	if errors.Is(err, counter.ErrUnavailable) {
 		p.cfg.Log.Warn().Err(err).
-			Msg("counters: this process ends and waits for PostgreSQL no longer; the next owner goes on")
+			Msg("counters: shutting down before PostgreSQL has all changes; the next owner writes the rest from Redis")
 		err = nil
 	}
 

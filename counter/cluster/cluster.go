@@ -1,14 +1,14 @@
-// Package cluster is the part that a process has in the counters of a cluster, whose rows are in one Redis.
+// Package cluster is one process's part in the counters of a cluster, whose rows are in one Redis.
 //
-// A process with the role presence owns partitions: it changes their counters. Every other process calls the owners.
-// A process with the role gateway has a Store, in which it reads and changes all counters. The packages that this one
-// puts together, from the bottom up:
+// A process with the role presence owns partitions and changes their counters. All other processes call the owners. A
+// process with the role gateway has a Store, through which it reads and changes all counters. This package assembles
+// the following ones, from the bottom up:
 //
 //	rowsredis  rows in Redis
 //	owner      the partitions of this process
-//	link       connections to other processes, and from them
-//	owners     which process owns which partition
-//	region     with other regions: what this process owns goes to them, and what they send comes here
+//	link       connections to and from other processes
+//	owners     directory: which process owns which partition
+//	region     replication of counters to and from other regions
 //	call       the Store: changes go to owners, reads go to Redis
 package cluster
 
@@ -37,39 +37,40 @@ import (
 
 // Config describes a Process.
 type Config struct {
-	Self  presence.Process // required: the name is the address for other processes
+	Self  presence.Process // required; its name is the address at which other processes reach it
 	Redis *redisconn.Conn  // required
-	// Rules say where the counters of NewStore are. Owners need none: they judge by the rules of who calls them.
+	// Rules tell the Store of NewStore which counters are exact. Owners need no rules: each call has those of its
+	// sender.
 	Rules *counter.Rules
-	// Behind is PostgreSQL behind this Redis; nil: there is none. Close closes it.
+	// Behind is the PostgreSQL behind this Redis; nil: there is none. Close closes it.
 	Behind    *routed.Behind
-	ColdAfter time.Duration // with Behind: a counter that nobody has changed for so long leaves Redis
-	// Region is the name of this region, and Peers are the others. Without others nothing is shared.
+	ColdAfter time.Duration // with Behind: counters that nobody changed for so long are evicted from Redis
+	// Region is the name of this region, and Peers are the others. Without peers nothing is replicated.
 	Region string
 	Peers  []Peer
-	// Postgres is the URL of the PostgreSQL that has the exact counters of all regions. Empty: each region has its own
-	// in Redis.
+	// Postgres is the URL of the PostgreSQL that has the exact counters of all regions. Empty: each region keeps its
+	// exact counters in its Redis.
 	Postgres string
-	// Dial makes a link to the process with that name. Required.
+	// Dial connects to the process with the given name. Required.
 	Dial link.Dial
-	// Clock is the time of the cluster. Default time.Now, for processes of one machine.
+	// Clock is the cluster's clock. Default time.Now, for processes on one machine.
 	Clock      link.Clock
-	Registerer prometheus.Registerer // takes the metrics; nil: there are none
+	Registerer prometheus.Registerer // for the metrics; nil: there are none
 	Log        zerolog.Logger
 }
 
-// writeTimeout is how long all partitions of a process wait for a master of a Cluster that says nothing. After that its
-// partitions wait alone, and their commits are repeated until it answers.
+// writeTimeout is how long all partitions of a process wait for a master of a Redis Cluster that does not answer. After
+// that only the partitions of that master wait, and their commits are repeated until it answers.
 const writeTimeout = 500 * time.Millisecond
 
 // Process is this process's part in the counters. Its methods may be called from any goroutine.
 type Process struct {
 	cfg       Config
-	name      string // that no other process has, nor this one before a restart
+	name      string // unique among processes, including earlier runs of this one
 	rows      *rowsredis.Store
-	over      rows.Store   // the same, with heads of exact counters from elsewhere
-	owner     *owner.Owner // nil: this process owns nothing
-	shared                 // with other regions
+	over      rows.Store   // rows, extended by the heads of exact counters that PostgreSQL has
+	owner     *owner.Owner // nil: this process owns no partitions
+	shared                 // everything that concerns other regions
 	directory *owners.Directory
 	client    *link.Client
 	server    *link.Server
@@ -81,8 +82,8 @@ type Process struct {
 	owning, all []string   // as the directory knows them
 }
 
-// Open returns this process's part in the counters. It has none before SetProcesses says which processes there are. It
-// does not wait for Redis. It fails if settings cannot work. Close ends it.
+// Open returns this process's part in the counters. It takes no part before SetProcesses is called. Open does not wait
+// for Redis, and fails only if settings are invalid. The caller must call Close.
 func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{cfg: cfg, name: presence.IncarnationName(cfg.Self.Name, cfg.Self.Incarnation), metrics: newMetrics()}
 	if err := p.openRows(ctx); err != nil {
@@ -107,7 +108,7 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 	p.directory = owners.New(directory)
 	p.server = link.NewServer(p.directory, clock)
 
-	// The metrics ask the owner, so they come last.
+	// The metrics read from the owner, so they are registered last.
 	if cfg.Registerer != nil {
 		p.metrics.register(cfg.Registerer, p)
 	}
@@ -117,14 +118,14 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 
 func (p *Process) hasRole(role string) bool { return slices.Contains(p.cfg.Self.Roles, role) }
 
-// openRows opens the rows in Redis, and over them the heads of exact counters that are in PostgreSQL.
+// openRows opens the rows in Redis, and adds the heads of the exact counters that are in PostgreSQL.
 func (p *Process) openRows(ctx context.Context) error {
 	p.rows = rowsredis.New(rowsredis.Config{
 		Conn: p.cfg.Redis, Registerer: p.cfg.Registerer, OnState: &p.redis, Accept: p.accept,
 	})
 	p.over = p.rows
 
-	// A process that neither owns counters nor serves them needs no connection to PostgreSQL.
+	// A process that neither owns nor serves counters needs no connection to PostgreSQL.
 	usesCounters := p.hasRole(presence.RoleGateway) || p.hasRole(presence.RolePresence)
 	isBeside := p.cfg.Postgres != "" && usesCounters
 	switch {
@@ -142,7 +143,7 @@ func (p *Process) openRows(ctx context.Context) error {
 	return nil
 }
 
-// newOwner returns the owner of this process, which shares what it owns with other regions.
+// newOwner returns the owner of this process, which replicates its counters to other regions.
 func (p *Process) newOwner() *owner.Owner {
 	cfg := owner.Config{Name: p.name, WriteTimeout: writeTimeout, ExactOutside: p.beside != nil}
 	if p.cfg.Behind != nil {
@@ -160,14 +161,14 @@ func (p *Process) newOwner() *owner.Owner {
 	return o
 }
 
-// SetProcesses says which processes there are. One without a role is about to leave: it should own nothing, and may own
-// something until another process asks for it.
+// SetProcesses sets the processes of the cluster. A process without roles is shutting down: it should own no
+// partitions, but keeps those it has until another process asks for them.
 func (p *Process) SetProcesses(processes []presence.Process) {
 	var owning, all []string
 	for i := range processes {
 		all = append(all, processes[i].Name)
 
-		// Others have no counters, but they may call those who have.
+		// Processes with other roles own no counters, but they may call the owners.
 		if slices.Contains(processes[i].Roles, presence.RolePresence) {
 			owning = append(owning, processes[i].Name)
 		}
@@ -176,7 +177,8 @@ func (p *Process) SetProcesses(processes []presence.Process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	// The directory forgets what others have said when processes come or go.
+	// The directory drops what it has learned from other processes whenever the processes change, so do that only for
+	// real changes.
 	if !slices.Equal(owning, p.owning) || !slices.Equal(all, p.all) {
 		p.owning = owning
 		p.all = all
@@ -184,14 +186,14 @@ func (p *Process) SetProcesses(processes []presence.Process) {
 	}
 }
 
-// Serve makes the calls that come over a link from another process, until the link or the Process ends. The key is that
-// of signatures.
+// Serve makes the calls that arrive over a link from another process, until the link or the Process ends. The key is
+// for checking signatures.
 func (p *Process) Serve(stream io.ReadWriteCloser, key []byte) { p.server.Serve(stream, key) }
 
-// NewStore returns the counters of the cluster. It finds their owners as the Process does, so it is closed before the
-// Process. It waits for a second if Redis does not answer. States may be nil. It is called once.
+// NewStore returns the counters of the cluster. It uses the directory of the Process, so it must be closed first. It
+// waits up to a second for Redis. States may be nil. It is called only once.
 //
-// A call waits as long as its caller does: while an owner is away, it is repeated. See Combining.
+// A call is repeated while the owner is unavailable, for as long as its caller waits. See Combining.
 func (p *Process) NewStore(states counter.States) *call.Store {
 	if states != nil {
 		p.redis.Observe(states)
@@ -203,14 +205,14 @@ func (p *Process) NewStore(states counter.States) *call.Store {
 const (
 	// changeTimeout is long enough for the lease of an owner to end, and for a failover of Redis.
 	changeTimeout = 10 * time.Second
-	// limitTimeout is short, because a limit stands in front of other work.
+	// limitTimeout is short, because other work waits for the answer of a limit.
 	limitTimeout = 250 * time.Millisecond
-	// pace is how long changes of a busy partition gather for one call.
+	// pace is how long changes for a busy partition are collected before they are sent as one call.
 	pace = 2 * time.Millisecond
 )
 
-// Combining returns how calls of a Store are combined. Each partition has a queue of its own, so that an owner that is
-// away holds up changes of its own keys alone.
+// Combining returns how the calls of a Store are combined. Each partition has a queue of its own, so that an
+// unavailable owner delays only changes of its own keys.
 func Combining() counter.CombinerConfig {
 	return counter.CombinerConfig{
 		Queues:       rows.Partitions,
@@ -221,23 +223,23 @@ func Combining() counter.CombinerConfig {
 	}
 }
 
-// Close ends the part of this process: it gives up what it owns once the turn under way has ended. The caller closes
-// the Store first.
+// Close ends the part of this process: it gives up its partitions once the current turn has ended. The Store must be
+// closed first.
 func (p *Process) Close() error {
-	// Nothing is claimed any more, and nothing more is sent to other regions.
+	// From here on nothing is claimed, and nothing more is sent to other regions.
 	p.directory.Close()
 	if p.region != nil {
 		p.region.Close()
 	}
 
-	// The owner answers the calls of its last turn, so the links end after it.
+	// The owner still answers the calls of its last turn, so the links are closed after it.
 	if p.owner != nil {
 		p.owner.Close()
 	}
 	p.server.Close()
 	p.client.Close()
 
-	// What the last turn has written goes to PostgreSQL.
+	// The rows that the last turn wrote still have to be drained to PostgreSQL.
 	err := p.closeBehind()
 	p.closeShared()
 	p.rows.Close()

@@ -9,8 +9,8 @@ import (
 	"headcount/internal/redisconn"
 )
 
-// Format is the number of the format of counters in Redis. It is a fact of the cluster, as package presenceredis has
-// them, so that processes of different releases do not write into each other's counters.
+// Format is the version of the format of counters in Redis. It is one of the cluster facts of package presenceredis, so
+// that processes of different releases do not write to each other's counters.
 const Format = 3
 
 const (
@@ -18,8 +18,9 @@ const (
 	formatFact = "counters"
 )
 
-// accept refuses the counters of another release before anything is read or changed. It implements the Accept of
-// rowsredis.Config. Presence is served all the same, so an upgrade is a rolling restart for all but counters.
+// accept refuses counters in the format of another release before anything is read or changed. It implements the Accept
+// of rowsredis.Config. Presence still works with such a Redis, so during an upgrade by rolling restart only counters
+// are interrupted.
 func accept(ctx context.Context, c *redisconn.Client) error {
 	facts, err := c.HMGet(ctx, factsKey, formatFact, "format").Result()
 	if err != nil {
@@ -34,9 +35,9 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 	return nil
 }
 
-// CheckFormat returns a *counter.FormatError for the counters of another release: theirs is the fact that says their
-// format. isUsed says that the Redis has facts, which its first processes write; releases before the first format had
-// facts without a number.
+// CheckFormat returns a *counter.FormatError if the format is that of another release. theirs is the fact that states
+// the format. isUsed says that the Redis has facts at all, which the first processes write; releases before the first
+// numbered format wrote facts without it.
 func CheckFormat(theirs string, isUsed bool) error {
 	isNew := theirs == "" && !isUsed
 	if isNew || theirs == strconv.Itoa(Format) {
@@ -46,7 +47,7 @@ func CheckFormat(theirs string, isUsed bool) error {
 	return &counter.FormatError{Theirs: theirs, Ours: Format}
 }
 
-// accept is the Accept of the rows of this process. It notes what Refused returns.
+// accept is the Accept of this process's rows. It records the result for Refused.
 func (p *Process) accept(ctx context.Context, c *redisconn.Client) error {
 	err := accept(ctx, c)
 
@@ -57,8 +58,8 @@ func (p *Process) accept(ctx context.Context, c *redisconn.Client) error {
 	return err
 }
 
-// Refused returns why this process serves no counters although Redis answers: they are of another release. It returns
-// nil otherwise, and before Redis has answered.
+// Refused returns why this process serves no counters although Redis answers: their format is that of another release.
+// It returns nil otherwise, and before Redis has answered.
 func (p *Process) Refused() error {
 	if other := p.refused.Load(); other != nil {
 		return other

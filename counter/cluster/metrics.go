@@ -14,7 +14,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// metrics are those of a Process. It implements call.Observer.
+// metrics are the metrics of a Process. It implements call.Observer.
 type metrics struct {
 	calls       *prometheus.CounterVec
 	callSeconds prometheus.Histogram
@@ -25,7 +25,8 @@ type metrics struct {
 }
 
 func newMetrics() *metrics {
-	// A series that only begins with its first event has no increase by it, and an alert would miss that event.
+	// Create all series at once: a series that first appears with its first event shows no increase, so an alert would
+	// miss that event.
 	outcomes := func(name, help string, all ...string) *prometheus.CounterVec {
 		counters := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"outcome"})
 		for _, outcome := range all {
@@ -46,14 +47,14 @@ func newMetrics() *metrics {
 				"unavailable (unknown).",
 			"made", "busy", "unavailable"),
 		callSeconds: seconds("headcount_owner_call_seconds",
-			"How long calls to the owners of counters took, with their repetitions."),
+			"Duration of calls to the owners of counters, including retries."),
 		commits: outcomes("headcount_owner_commits_total",
 			"Commits of partitions that this process owns, by outcome: made, known (an idempotency key was used "+
 				"before), fenced (another process owns the partition), lost (Redis has lost commits), full, "+
 				"unavailable (unknown).",
 			"made", "known", "fenced", "lost", "full", "unavailable"),
 		commitSeconds: seconds("headcount_owner_commit_seconds",
-			"How long Redis took over commits that were made together."),
+			"Duration of a batch of commits in Redis."),
 		claims: outcomes("headcount_owner_claims_total",
 			"Claims of partitions by this process, by outcome: made, refused (another process has a newer "+
 				"claim), failed.",
@@ -61,7 +62,7 @@ func newMetrics() *metrics {
 	}
 }
 
-// register registers the metrics, and those that p knows.
+// register registers the metrics, including those that read from p.
 func (m *metrics) register(with prometheus.Registerer, p *Process) {
 	with.MustRegister(m.calls, m.callSeconds)
 	if p.owner == nil {
@@ -106,10 +107,10 @@ type measured struct {
 	rows.Store
 	metrics *metrics
 	log     zerolog.Logger
-	told    atomic.Int64 // when a loss was logged last, unix ms
+	told    atomic.Int64 // when a loss was last logged, unix ms
 }
 
-// tellEvery is the least time between two lines about losses: partitions notice one by one.
+// tellEvery is the minimum time between two log lines about losses, because each partition notices a loss separately.
 const tellEvery = 10 * time.Second
 
 // Claim implements rows.Store.
@@ -164,7 +165,7 @@ func (s *measured) tell(c *rows.Commit, err error) {
 		return
 	}
 
-	// Of goroutines that notice a loss at the same time one logs it.
+	// If several goroutines notice a loss at the same time, only one logs it.
 	isOurs := s.told.CompareAndSwap(before, now)
 	if !isOurs {
 		return
@@ -173,7 +174,8 @@ func (s *measured) tell(c *rows.Commit, err error) {
 		Msg("redis has lost commits of counters; their owners write again what they have in memory")
 }
 
-// isLost reports whether Redis refused a commit because it has lost some before it, or the claim with all that it had.
+// isLost reports whether Redis refused a commit because it has lost earlier commits, or has lost the claim and with it
+// all data.
 func isLost(c *rows.Commit, err error) bool {
 	var fenced *rows.Fenced
 	if errors.As(err, &fenced) {

@@ -13,8 +13,8 @@ import (
 // Partitions is how many partitions the counters of a cluster have.
 const Partitions = rows.Partitions
 
-// Owners returns how many partitions each process owns in the Redis of a URL, by presence.IncarnationName. Partitions
-// that nobody has ever claimed are left out.
+// Owners returns how many partitions each process owns in the Redis at a URL, keyed by presence.IncarnationName.
+// Partitions that were never claimed are left out.
 func Owners(ctx context.Context, url string) (map[string]int, error) {
 	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {
@@ -25,7 +25,7 @@ func Owners(ctx context.Context, url string) (map[string]int, error) {
 	store := rowsredis.New(rowsredis.Config{Conn: conn, Accept: accept})
 	defer store.Close()
 
-	// The names are those of claims, so one of a process that has ended may be among them.
+	// These are the owners by the last claims, so processes that have ended may be among them.
 	all, err := store.Owners(ctx)
 	if err != nil {
 		return nil, err

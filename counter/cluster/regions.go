@@ -19,13 +19,13 @@ type Peer struct {
 	Conn *redisconn.Conn
 }
 
-// shared is what a process has to do with other regions. The zero value has none.
+// shared is what a process needs for other regions. The zero value is for a process without them.
 type shared struct {
 	peers  []region.Peer
-	opened []*rowsredis.Store // of peers, and inboxes
-	region *region.Region     // nil: this process shares nothing
+	opened []*rowsredis.Store // rows and inboxes at peers, and the peers' inboxes here
+	region *region.Region     // nil: this process replicates nothing
 
-	beside   *routed.Beside // nil: there is no PostgreSQL
+	beside   *routed.Beside // the PostgreSQL with the exact counters of all regions; nil: there is none
 	postgres counter.Relay
 }
 
@@ -38,7 +38,7 @@ func (p *Process) openPeers() {
 		return opened
 	}
 
-	// Our share goes to an inbox that a peer's Redis has for us, and theirs to those that ours has for them.
+	// This region writes to its inbox in the peer's Redis, and the peer writes to its inbox in this region's Redis.
 	for _, peer := range p.cfg.Peers {
 		p.peers = append(p.peers, region.Peer{
 			Name:  peer.Name,
@@ -77,7 +77,7 @@ func (p *Process) openBeside(ctx context.Context) (err error) {
 	return nil
 }
 
-// share has an owner with this Config share its counters, once it is given to the Region.
+// share makes an owner with this Config replicate its counters. The owner must then be passed to the Region.
 func (p *Process) share(cfg *owner.Config) {
 	p.region = region.New(region.Config{
 		Name:       p.cfg.Region,
@@ -94,11 +94,11 @@ func (p *Process) share(cfg *owner.Config) {
 // HasPeers reports whether other regions share the counters.
 func (p *Process) HasPeers() bool { return len(p.peers) > 0 }
 
-// Beside returns the PostgreSQL beside Redis, nil if there is none.
+// Beside returns the PostgreSQL that has the exact counters of all regions, nil if there is none.
 func (p *Process) Beside() *routed.Beside { return p.beside }
 
-// NewSharedStore is NewStore with other regions, and with PostgreSQL beside Redis if it was configured. States may be
-// nil.
+// NewSharedStore is NewStore for a region with peers. If Postgres is configured, the exact counters are there. States
+// may be nil.
 func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
 	owned := p.NewStore(redis)
 	store := counter.Store(owned)
@@ -113,7 +113,7 @@ func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
 }
 
 // CombiningShared is Combining for a Store of NewSharedStore. Exact counters in PostgreSQL have queues of their own, so
-// that nothing waits for it, nor for an application that holds some of them.
+// that other counters wait neither for PostgreSQL nor for an application that has locked rows there.
 func (p *Process) CombiningShared() counter.CombinerConfig {
 	if p.beside == nil {
 		return Combining()
@@ -122,7 +122,7 @@ func (p *Process) CombiningShared() counter.CombinerConfig {
 	return CombiningOver()
 }
 
-// closeShared ends what is left when this process owns nothing any more.
+// closeShared closes what is left once this process owns no partitions any more.
 func (p *Process) closeShared() {
 	if p.beside != nil {
 		p.beside.Close()

@@ -125,7 +125,7 @@ func (t *trueCounter) enter(op string, before *big.Int, c counter.Change) {
 
 func (t *trueCounter) isSet() bool { return t.kind == counter.Members || t.kind == counter.Unique }
 
-// bounded returns ErrBound if a change by some number must not lead to a value.
+// bounded returns ErrBound if a change by the given amount must not result in the value to.
 func (t *trueCounter) bounded(c counter.Change, by int, to int64) error {
 	isLow := c.Rule.Floor != nil && by < 0 && to < *c.Rule.Floor
 	isHigh := c.Rule.Ceiling != nil && by > 0 && to > *c.Rule.Ceiling

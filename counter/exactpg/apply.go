@@ -15,15 +15,14 @@ import (
 )
 
 const (
-	// lockRows makes the rows that are missing and locks the others. ON CONFLICT ... WHERE false locks a row and does
-	// not write it.
+	// lockRows creates missing rows and locks the others. ON CONFLICT ... WHERE false locks a row without writing it.
 	lockRows = `insert into headcount_counters as c (key, kind)
 		select key, '' from unnest($1::text[]) key order by key collate "C"
 		on conflict (key) do update set kind = c.kind where false`
 	readRows = `select ` + columns + `, deleted, date_trunc('milliseconds', clock_timestamp())
 		from headcount_counters c, headcount_meta where c.key = any($1::text[])`
-	// claimIDs returns those that are new; one whose day is over is new again. An ID tells its partition, see
-	// homeOf in package call.
+	// claimIDs returns the IDs that are new. An ID that has expired counts as new again. Each ID determines its
+	// partition, see homeOf in package call.
 	claimIDs = `insert into headcount_row_ids as i (partition, id, until)
 		select get_byte(uuid_send(id), 0) & 63, id, clock_timestamp() + $2::interval from unnest($1::uuid[]) id order by id
 		on conflict (partition, id) do update set until = excluded.until where i.until <= excluded.until - $2::interval
@@ -37,8 +36,8 @@ const (
 			u (key, value, updated, incarnation, sequence, entries, kept, reserved, open)
 		where c.key = u.key`
 	dropRows = `delete from headcount_counters where key = any($1::text[])`
-	// Each array costs time for each entry, so what follows from others is not sent, and some arrays are missing
-	// mostly.
+	// Every element of an array costs time. So values that follow from others are not sent, and rare columns have empty
+	// arrays.
 	insertEntries = `insert into headcount_ledger
 			(key, incarnation, seq, op, delta, before, reason, author, at, after)
 		select key, incarnation, seq, coalesce(op, case when delta > 0 then 'increment' else 'decrement' end), delta, before,
@@ -55,7 +54,7 @@ const (
 )
 
 // Apply implements counter.Writer, for operations on exact counters. They are one transaction, unless an application
-// holds one of several counters.
+// holds a lock on one of several counters.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results, err := s.transact(ctx, ops, false)
 	if isHeld(err) && len(ops) > 1 {
@@ -65,17 +64,18 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// transact makes operations in one transaction, and returns why it failed. If brief is set, it hardly waits for locks.
+// transact makes operations in one transaction, and returns why it failed. If brief is set, it waits for locks only for
+// a moment.
 func (s *Store) transact(ctx context.Context, ops []counter.Op, brief bool) ([]counter.Result, error) {
 	d := newDraft(ops)
 	if len(d.keys) == 0 {
-		d.judge(ops) // it refuses all of them
+		d.judge(ops) // judging refuses all of them
 		return d.results, nil
 	}
 
 	tried := false
 	err := s.do(ctx, "apply", func(ctx context.Context, c *pgxpool.Conn) error {
-		// Nothing of an earlier try counts.
+		// Drop the results of an earlier attempt.
 		if tried {
 			d = newDraft(ops)
 		}
@@ -98,7 +98,7 @@ func (s *Store) transact(ctx context.Context, ops []counter.Op, brief bool) ([]c
 	return d.results, nil
 }
 
-// run makes the transaction.
+// run executes the transaction.
 func (s *Store) run(ctx context.Context, c *pgxpool.Conn, d *draft, ops []counter.Op) error {
 	if err := d.read(ctx, c); err != nil {
 		return fmt.Errorf("locking and reading: %w", postgres.First(ctx, err))
@@ -123,16 +123,16 @@ func (s *Store) run(ctx context.Context, c *pgxpool.Conn, d *draft, ops []counte
 // record is a row of headcount_counters.
 type record struct {
 	counter.State
-	kept int64 // how long entries of the ledger are kept, milliseconds
+	kept int64 // retention of the ledger's entries, milliseconds
 }
 
 // row is a record within a draft.
 type row struct {
 	record
-	was     record          // as the table has it
+	was     record          // as in the table
 	entries []counter.Entry // not written yet
 
-	restored bool // entries have times of their own
+	restored bool // the entries have times of their own
 }
 
 // ledger names a ledger.
@@ -141,32 +141,33 @@ type ledger struct {
 	incarnation uint64
 }
 
-// draft is the counter.Step of one transaction: what the first round trip read, changed by Judge, to be written by the
-// second.
+// draft is the counter.Step of one transaction: the first round trip reads it, Judge changes it, and the second round
+// trip writes it.
 type draft struct {
-	keys  []string   // sorted, and so are ids: rows are locked in this order
+	keys  []string   // sorted, like ids, because rows are locked in this order
 	ids   [][16]byte // idempotency keys
-	brief bool       // it hardly waits for locks
-	// copiesLag says that the copies of other counters may be old, so another store is asked for these.
+	brief bool       // wait for locks only for a moment
+	// copiesLag says that the table's copies of other counters may be outdated, so another store must be asked for
+	// these.
 	copiesLag bool
 
 	rows       map[string]*row
-	misplaced  map[string]counter.Counter      // those of keys that are counters of another kind
-	fresh      map[counter.IdempotencyKey]bool // those that this transaction has claimed
-	taken      map[counter.IdempotencyKey]bool // those that an operation needed
+	misplaced  map[string]counter.Counter      // counters of another kind among keys
+	fresh      map[counter.IdempotencyKey]bool // IDs that this transaction has claimed
+	taken      map[counter.IdempotencyKey]bool // IDs that its operations use
 	deleted    int64
 	wasDeleted int64
 	now        time.Time
 
-	reservations map[held]counter.Reservation // that operations name; the zero one of a reservation that is unknown
-	kept         []held                       // of these: have changed
+	reservations map[held]counter.Reservation // reservations that operations name; the zero value for an unknown one
+	kept         []held                       // those that have changed
 
 	results []counter.Result
 	changed []string // keys
 	sweeps  map[ledger]sweep
 }
 
-// sweep is when a ledger is looked at.
+// sweep schedules the next sweep of a ledger.
 type sweep struct {
 	due  time.Time
 	kept int64
@@ -180,7 +181,7 @@ func newDraft(ops []counter.Op) *draft {
 	for i := range ops {
 		op := &ops[i]
 		if op.Check() != nil {
-			continue // Judge says so
+			continue // Judge reports the error
 		}
 		if op.IdempotencyKey != (counter.IdempotencyKey{}) {
 			d.claim(op.IdempotencyKey)
@@ -202,7 +203,7 @@ func newDraft(ops []counter.Op) *draft {
 	return d
 }
 
-// claim has the transaction claim an idempotency key.
+// claim makes the transaction claim an idempotency key.
 func (d *draft) claim(id counter.IdempotencyKey) {
 	if d.fresh == nil {
 		d.fresh = map[counter.IdempotencyKey]bool{}
@@ -216,7 +217,7 @@ func (d *draft) claim(id counter.IdempotencyKey) {
 	d.ids = append(d.ids, id)
 }
 
-// read is the first round trip.
+// read makes the first round trip.
 func (d *draft) read(ctx context.Context, c *pgxpool.Conn) error {
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
@@ -239,10 +240,10 @@ func (d *draft) read(ctx context.Context, c *pgxpool.Conn) error {
 	return c.SendBatch(ctx, b).Close()
 }
 
-// queueRows queues what locks and reads the rows of keys.
+// queueRows queues the statements that lock and read the rows of keys.
 func (d *draft) queueRows(b *pgx.Batch) {
 	b.Queue(lockRows, d.keys)
-	// A later statement sees what was committed while the one before waited for the locks.
+	// As a separate statement, it sees what was committed while the one before waited for the locks.
 	b.Queue(readRows, d.keys).Query(func(found pgx.Rows) error {
 		var r scanned
 		_, err := pgx.ForEachRow(found, r.to(&d.deleted, &d.now), func() error {
@@ -272,7 +273,7 @@ func (d *draft) misplace(c counter.Counter) {
 	d.misplaced[c.Key] = c
 }
 
-// findElsewhere asks for counters of another kind before one is made.
+// findElsewhere looks for counters of another kind before one is created.
 func (s *Store) findElsewhere(ctx context.Context, d *draft) error {
 	var begun []string
 	for _, key := range d.keys {
@@ -301,7 +302,7 @@ func (d *draft) judge(ops []counter.Op) {
 	}
 }
 
-// refuses returns the conflict of an operation on a counter of another kind, unless it is a replay.
+// refuses returns the conflict of an operation on a counter of another kind, unless the operation is a replay.
 func (d *draft) refuses(op *counter.Op) error {
 	replay := op.IdempotencyKey != (counter.IdempotencyKey{}) && d.Remembered(op.IdempotencyKey)
 	if len(d.misplaced) == 0 || replay || op.Check() != nil {
@@ -317,15 +318,15 @@ func (d *draft) refuses(op *counter.Op) error {
 	return nil
 }
 
-// writes reports whether there is something to write.
+// writes reports whether there is anything to write.
 func (d *draft) writes() bool { return len(d.changed) > 0 || len(d.taken) > 0 }
 
-// write is the second round trip.
+// write makes the second round trip.
 func (d *draft) write(ctx context.Context, c *pgxpool.Conn) error {
 	b := &pgx.Batch{}
 	d.queueWrites(b)
 	b.Queue("commit")
 
-	// The statements after one that failed are not carried out, so nothing is committed then.
+	// After a failed statement the rest of the batch is skipped, including the commit.
 	return c.SendBatch(ctx, b).Close()
 }

@@ -19,26 +19,27 @@ import (
 	"headcount/presence"
 )
 
-// changedEvery is the time between two looks for what headcount.change has changed. Subscribers and webhooks are
-// promised a change within a second.
+// changedEvery is the time between two checks for counters that headcount.change has changed. Subscribers and webhooks
+// are promised a change within a second.
 const changedEvery = 250 * time.Millisecond
 
 const (
-	// lockChange is taken by whoever replaces the function or its rules. The number is lockID + 2.
+	// lockChange is held while the function or its rules are replaced. The number is lockID + 2.
 	lockChange = `select pg_advisory_xact_lock(7522525836385154416)`
 
 	dropRules   = `delete from headcount_rules`
 	insertRules = `insert into headcount_rules (site, place, kind, floor, ceiling, kept, match)
 		select * from unnest($1::text[], $2::int[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[])`
 
-	// readPlace returns the server's user, the schema of the tables, and whether the function is of those in another
-	// schema.
+	// readPlace returns the server's user, the schema of the tables, and whether the function exists for tables in
+	// another schema.
 	readPlace = `select quote_ident(current_user), n.nspname, exists (
 			select from pg_proc p where p.pronamespace = to_regnamespace('headcount') and p.proname = 'change'
 			and strpos(p.prosrc, '"' || replace(n.nspname, '"', '""') || '".headcount_counters') = 0)
 		from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'headcount_counters'::regclass`
-	// readOwners returns what gives the schema and the functions to the server's user: whoever owns the schema may
-	// replace what is in it, and the function runs with the rights of its owner.
+	// readOwners returns the statements that give the schema and the functions to the server's user. The owner of the
+	// schema may replace everything in it, and the function runs with the rights of its owner, so both must be the
+	// server's user.
 	readOwners = `select coalesce(string_agg('ALTER ' || thing || ' OWNER TO ' || quote_ident(current_user), '; '), '')
 		from (
 		select 'SCHEMA headcount', nspowner from pg_namespace where nspname = 'headcount'
@@ -57,7 +58,7 @@ const (
 	makeSchema = `do $$ begin
 		if to_regnamespace('headcount') is null then create schema headcount; end if;
 	end $$`
-	// Roles are of all databases: another server may make this one at the same time.
+	// Roles belong to all databases, so a server of another database may create this one at the same time.
 	makeRole = `do $$ begin
 		if to_regrole('headcount_app') is null then create role headcount_app nologin; end if;
 	exception when duplicate_object or unique_violation then null;
@@ -65,7 +66,7 @@ const (
 	grantRole = `grant usage on schema headcount to headcount_app;
 		grant execute on function headcount.change, headcount.reserve, headcount.commit, headcount.cancel to headcount_app`
 
-	// takeChanged is one statement, so the counters are at least as new as the changes that it takes.
+	// takeChanged is one statement, so the counters that it reads are at least as new as the changes that it takes.
 	takeChanged = `with taken as (delete from headcount_changed where ctid = any(array(
 			select ctid from headcount_changed order by id limit $1 for update skip locked)) returning key)
 		select ` + columns + ` from headcount_counters c where c.key = any(array(select key from taken))`
@@ -74,9 +75,9 @@ const (
 //go:embed change.sql
 var changeSQL string
 
-// ServeSQL writes the rules for headcount.change to the database and makes the function. Then it calls changed with the
-// counters that the function has changed, and publishes them, until ctx ends. Several processes share that work: each
-// change is passed to one of them.
+// ServeSQL writes the rules for headcount.change to the database and creates the function. Then it publishes the
+// counters that the function has changed, and calls changed with them, until ctx ends. If several processes run it,
+// each change is passed to one of them.
 func (s *Store) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
 	made := false
 	for {
@@ -92,13 +93,15 @@ func (s *Store) ServeSQL(ctx context.Context, rules *counter.Rules, changed func
 	}
 }
 
-// obstacle is why the function cannot be made. All else works without it, so it is not a fault of PostgreSQL.
+// obstacle is why the function cannot be created. Everything else works without it, so PostgreSQL is not treated as
+// failed.
 type obstacle struct {
 	why  error
 	mend string
 }
 
-// makeChange writes the rules and makes the function. It reports whether that is done, or of no use to try again.
+// makeChange writes the rules and creates the function. It returns true if that is done, or if there is no use in
+// retrying.
 func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool) {
 	var found *obstacle
 	err := s.do(ctx, "headcount.change", func(ctx context.Context, c *pgxpool.Conn) (err error) {
@@ -106,7 +109,7 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 		return err
 	})
 	if err != nil {
-		return false // PostgreSQL is away, or somebody holds a lock
+		return false // PostgreSQL is unavailable, or another session holds a lock
 	}
 
 	if found != nil {
@@ -117,8 +120,8 @@ func (s *Store) makeChange(ctx context.Context, rules *counter.Rules) (done bool
 	return true
 }
 
-// makeFunction writes the rules, and makes or replaces the function, its schema and its role, each as far as that is
-// permitted.
+// makeFunction writes the rules, and creates or replaces the function, its schema and its role, each as far as the
+// user's rights permit.
 func makeFunction(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) (*obstacle, error) {
 	var user, schema, owners string
 	var foreign bool
@@ -167,7 +170,7 @@ func makeFunction(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) (*
 	return nil, nil
 }
 
-// writeRules replaces the rules in the database. So those of the process that started last hold.
+// writeRules replaces the rules in the database, so the process that started last determines them.
 func writeRules(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) error {
 	var site, kind, match []string
 	var place []int32
@@ -194,12 +197,12 @@ func writeRules(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) erro
 	return c.SendBatch(ctx, b).Close()
 }
 
-// adminSQL returns what an administrator has to do for a user without the rights to do so itself.
+// adminSQL returns what an administrator must execute for a user that lacks the rights.
 func adminSQL(user string) string {
 	return "CREATE ROLE headcount_app NOLOGIN; CREATE SCHEMA IF NOT EXISTS headcount AUTHORIZATION " + user
 }
 
-// AdminSQL returns what an administrator has to do before applications can call headcount.change, or nothing.
+// AdminSQL returns what an administrator must execute before applications can call headcount.change, or nothing.
 func AdminSQL(ctx context.Context, conn *sql.DB) (string, error) {
 	var user, owners string
 	var makesFunction bool
@@ -217,8 +220,8 @@ func AdminSQL(ctx context.Context, conn *sql.DB) (string, error) {
 	return owners, nil
 }
 
-// printable returns what a key may have as ranges of a bracket expression, in which only ASCII characters have a
-// meaning.
+// printable returns the characters of keys as ranges of a bracket expression, in which only ASCII characters have a
+// special meaning.
 func printable() string {
 	var text strings.Builder
 	text.WriteString(" -)+-~\u200c\u200d") // without *
@@ -245,7 +248,7 @@ func printable() string {
 	return text.String()
 }
 
-// takeChanged publishes some of what the function has changed, and returns it.
+// takeChanged publishes some of the counters that the function has changed, and returns them.
 func (s *Store) takeChanged(ctx context.Context) (some []counter.Counter) {
 	var r scanned
 	var keys []string

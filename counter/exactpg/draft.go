@@ -29,8 +29,8 @@ func (d *draft) Changed(key string, _, _ []string, _ bool) {
 	}
 }
 
-// Enter implements counter.Step. It also has the ledger swept when its first entry has been kept long enough, or at
-// once when that time has changed.
+// Enter implements counter.Step. It also schedules a sweep of the ledger for when the retention of its first entry
+// ends, or at once if the retention has changed.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
 	r := d.rows[key]
 	r.entries = append(r.entries, e)
@@ -62,7 +62,7 @@ func (d *draft) Drop(key string, v counter.Version) {
 	r.kept = 0
 	d.dropReservations(key)
 
-	// If the table has none of its entries, the sweep finds nothing.
+	// A sweep of a ledger without entries does no harm.
 	d.sweep(key, v, sweep{due: d.now})
 }
 
@@ -89,7 +89,7 @@ func (d *draft) See(string, counter.Slot, []string, time.Duration) {}
 // Count implements counter.Step.
 func (d *draft) Count(string, string, string, int64) {}
 
-// queueWrites queues what has changed, a statement for each table.
+// queueWrites queues the statements that write all changes, one for each table.
 func (d *draft) queueWrites(b *pgx.Batch) {
 	var put rowColumns
 	var gone []string
@@ -98,7 +98,7 @@ func (d *draft) queueWrites(b *pgx.Batch) {
 		r := d.rows[key]
 		switch {
 		case r.State == (counter.State{}):
-			gone = append(gone, key) // also one that was made by lockRows and is not needed
+			gone = append(gone, key) // also a row that lockRows created and that is not needed
 		case r.record != r.was:
 			put.add(key, &r.record)
 		}
@@ -138,7 +138,7 @@ func (d *draft) queueWrites(b *pgx.Batch) {
 	}
 }
 
-// The columns that arrays are made of.
+// Columns that are sent as arrays.
 type (
 	rowColumns struct {
 		key                                         []string
@@ -149,8 +149,8 @@ type (
 	entryColumns struct {
 		key, op, reason, author         []string
 		incarnation, seq, delta, before []int64
-		told                            bool        // an entry has more than its numbers
-		now                             time.Time   // of entries without a time of their own
+		told                            bool        // an entry has more than numbers
+		now                             time.Time   // the time of entries without a time of their own
 		at                              []time.Time // empty, or one for each
 	}
 	sweepColumns struct {
@@ -186,7 +186,7 @@ func (c *entryColumns) add(key string, v counter.Version, e *counter.Entry) {
 	c.told = c.told || !isPlain || e.Reason != "" || e.By != ""
 }
 
-// addTimes adds the times of entries that have others than now. The columns have no other entries then.
+// addTimes adds the times of restored entries, which differ from now. The columns then have no other entries.
 func (c *entryColumns) addTimes(of []counter.Entry) {
 	for i := range of {
 		c.at = append(c.at, of[i].At)
@@ -208,7 +208,7 @@ func (c *sweepColumns) add(of ledger, at sweep) {
 	c.kept = append(c.kept, at.kept)
 }
 
-// columns are those that a scanned takes.
+// columns are the columns of a scanned row.
 const columns = `c.key, c.kind, c.value, c.updated_at, c.incarnation, c.sequence, c.entries, c.kept,
 	c.reserved, c.open`
 
@@ -228,7 +228,7 @@ func (r *scanned) to(more ...any) []any {
 	return append(own, more...)
 }
 
-// record returns the record, the zero one for a row that was made to be locked.
+// record returns the record, the zero one for a row that was only created to be locked.
 func (r *scanned) record() record {
 	if r.kind == "" {
 		return record{}

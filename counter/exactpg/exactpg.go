@@ -62,14 +62,14 @@ import (
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	DB *postgres.DB // with the tables of this package and those of rowspg; required
-	// Elsewhere returns those of keys that are counters of another kind, which another store has. It is asked before a
-	// counter is made. Nil: there is none.
+	// Elsewhere returns the counters of another kind, in another store, among the keys. It is called before a counter
+	// is created. Nil: there is no other store.
 	Elsewhere func(ctx context.Context, keys []string) ([]counter.Counter, error)
-	// PollEvery is how often everything that is followed is read, default 10s.
+	// PollEvery is how often all followed counters are read, default 10s.
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of sweeping ledgers, default 10s.
 	SweepEvery time.Duration
-	// ReadOnly is for who only reads, once. Nothing is followed and swept.
+	// ReadOnly is for short-lived readers: the store runs no goroutines that follow or sweep.
 	ReadOnly bool
 	Log      zerolog.Logger
 }
@@ -88,13 +88,13 @@ type Store struct {
 //go:embed migrations/*.sql
 var embedded embed.FS
 
-const lockID = 0x68656164636f756e // "headcoun": of advisory locks
+const lockID = 0x68656164636f756e // "headcoun": identifies our advisory locks
 
-// Tables returns the tables that the database of a Store has to have.
+// Tables returns the tables that a Store needs.
 func Tables() postgres.Tables {
 	migrations, err := fs.Sub(embedded, "migrations")
 	if err != nil {
-		panic(err) // the folder is embedded
+		panic(err) // cannot happen: the folder is embedded
 	}
 
 	return postgres.Tables{
@@ -106,7 +106,7 @@ func Tables() postgres.Tables {
 	}
 }
 
-// New returns a Store. Close ends it, before the connection.
+// New returns a Store. It must be closed before the connection.
 func New(cfg Config) *Store {
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
@@ -124,7 +124,7 @@ func New(cfg Config) *Store {
 	return s
 }
 
-// Close ends the goroutines of the store. It is called once.
+// Close stops the goroutines of the store. It is called only once.
 func (s *Store) Close() {
 	s.stop()
 	s.wg.Wait()
@@ -140,18 +140,18 @@ func (s *Store) do(ctx context.Context, what string, fn func(context.Context, *p
 	return nil
 }
 
-// query carries out one statement, and calls each for each row, when its columns are in to.
+// query executes a statement, and calls each after each row has been scanned into to.
 func (s *Store) query(ctx context.Context, what string, to []any, each func(), sql string, args ...any) error {
 	return s.do(ctx, what, func(ctx context.Context, c *pgxpool.Conn) error {
 		begun := false
-		found, _ := c.Query(ctx, sql, args...) // ForEachRow returns the error
+		found, _ := c.Query(ctx, sql, args...) // ForEachRow returns its error
 		_, err := pgx.ForEachRow(found, to, func() error {
 			begun = true
 			each()
 			return nil
 		})
 
-		// What each has got must not come again.
+		// The query must not be repeated, because each has already seen some rows.
 		if begun {
 			return err
 		}
@@ -160,7 +160,7 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func(), s
 	})
 }
 
-// Remember has changes with idempotency keys be replays until they are forgotten.
+// Remember makes later changes with these idempotency keys replays, until the keys expire.
 func (s *Store) Remember(ctx context.Context, ids []rows.ID) error {
 	const remember = `insert into headcount_row_ids (partition, id, until)
 		select get_byte(uuid_send(id), 0) & 63, id, until from unnest($1::uuid[], $2::timestamptz[]) as u (id, until)
@@ -178,8 +178,8 @@ func (s *Store) Remember(ctx context.Context, ids []rows.ID) error {
 	})
 }
 
-// isHeld reports whether a transaction failed because somebody holds a lock, as an application does between a call of
-// headcount.change and its commit.
+// isHeld reports whether a transaction failed because another session holds a lock, as an application does between a
+// call of headcount.change and its commit.
 func isHeld(err error) bool { return postgres.Code(err) == lockNotAvailable }
 
 const lockNotAvailable = "55P03"

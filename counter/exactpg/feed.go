@@ -20,25 +20,25 @@ import (
 const (
 	channel     = "headcount_counters"
 	readAtOnce  = 1000    // keys in one statement
-	maxOutgoing = 1 << 16 // keys that wait to be sent; with more, other processes read everything that they follow
+	maxOutgoing = 1 << 16 // keys that wait to be sent; beyond it, other processes read everything that they follow
 	maxPayload  = 7700    // PostgreSQL takes payloads under 8,000 bytes
-	// notifyPause is the least time between two notifications. What is committed meanwhile goes with the next one.
+	// notifyPause is the minimum time between two notifications. Later commits join the next one.
 	notifyPause = 5 * time.Millisecond
-	retryEvery  = 200 * time.Millisecond // while PostgreSQL is away
+	retryEvery  = 200 * time.Millisecond // while PostgreSQL is unavailable
 	dialTimeout = 2 * time.Second
 )
 
-// feed knows what is followed, what of it may have changed, and what other processes are to be notified of.
+// feed records which followed counters may have changed, and which changes other processes must be notified of.
 type feed struct {
-	self string // names this process in notifications
+	self string // identifies this process in notifications
 	hub  counter.Hub
-	news chan struct{} // has capacity 1: dirty has something
-	out  chan struct{} // has capacity 1: outgoing has something
+	news chan struct{} // has capacity 1: dirty is not empty
+	out  chan struct{} // has capacity 1: outgoing is not empty
 
 	mu       sync.Mutex          // guards the fields below
-	dirty    map[string]struct{} // keys that somebody follows and that may have changed
-	outgoing map[string]struct{} // keys that were committed here, to be sent
-	flood    bool                // outgoing was full
+	dirty    map[string]struct{} // followed keys that may have changed
+	outgoing map[string]struct{} // keys that were committed here and are to be sent
+	flood    bool                // outgoing overflowed
 }
 
 func newFeed() *feed {
@@ -51,7 +51,7 @@ func newFeed() *feed {
 	}
 }
 
-// committed takes keys of counters that this process has changed.
+// committed adds keys of counters that this process has changed.
 func (f *feed) committed(keys []string) {
 	if len(keys) == 0 {
 		return
@@ -71,7 +71,7 @@ func (f *feed) committed(keys []string) {
 	wake.Signal(f.out)
 }
 
-// heard takes keys of counters that another process has changed.
+// heard adds keys of counters that another process has changed.
 func (f *feed) heard(keys []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,10 +88,10 @@ func (f *feed) heardLocked(key string) {
 	}
 }
 
-// recheck has everything that is followed read and published again.
+// recheck schedules everything that is followed to be read and published again.
 func (f *feed) recheck() { f.heard(f.hub.Keys()) }
 
-// take takes some of the keys that may have changed.
+// take returns some of the keys that may have changed.
 func (f *feed) take() (some []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,14 +107,14 @@ func (f *feed) take() (some []string) {
 	return some
 }
 
-// publishEach reads what may have changed and publishes it, until ctx ends. It alone calls Hub.Publish, and each of its
-// reads sees all that the one before saw, so no version is published after a newer one.
+// publishEach reads the counters that may have changed and publishes them, until ctx ends. Only this goroutine calls
+// Hub.Publish, and each of its reads sees everything that the previous one saw, so versions are published in order.
 func (s *Store) publishEach(ctx context.Context) {
 	f := s.feed
 	poll := time.NewTicker(s.cfg.PollEvery)
 	defer poll.Stop()
 
-	published := map[string]counter.Version{} // the last version of each key that is followed
+	published := map[string]counter.Version{} // the last version of each followed key
 
 	for {
 		select {
@@ -143,11 +143,11 @@ func (s *Store) publishEach(ctx context.Context) {
 	}
 }
 
-// news returns those of keys that differ from what was published last, and notes that they are published now.
+// news returns the keys whose version differs from the last published one, and records the new versions.
 func news(published map[string]counter.Version, keys []string, now map[string]counter.State) []counter.Notification {
 	var all []counter.Notification
 	for _, key := range keys {
-		// What was never published may have changed before: its watchers may have read what it was.
+		// If a key was never published, it may have changed since its watchers first read it, so publish it.
 		version := now[key].Version
 		before, known := published[key]
 		if known && before == version {
@@ -160,8 +160,8 @@ func news(published map[string]counter.Version, keys []string, now map[string]co
 	return all
 }
 
-// Watch begins a watch as counter.Feed does. What was missed is published later, so lost is never called. A counter may
-// be published once as it was when it was followed.
+// Watch begins a watch as counter.Feed does. Missed changes are published later, so lost is never called. A counter may
+// be published once with the value that it had when it was followed.
 func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch {
 	return s.feed.hub.Watch(changed, lost)
 }
@@ -169,14 +169,14 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 // message is the payload of a notification.
 type message struct {
 	From string   `json:"f"`
-	All  bool     `json:"a,omitempty"` // anything may have changed
+	All  bool     `json:"a,omitempty"` // any counter may have changed
 	Keys []string `json:"k,omitempty"`
 }
 
-// notify sends what was committed here to the other processes, until ctx ends.
+// notify sends the keys that were committed here to the other processes, until ctx ends.
 func (s *Store) notify(ctx context.Context) {
 	const send = `select pg_notify('` + channel + `', p) from unnest($1::text[]) p`
-	var payloads []string // taken, not sent yet
+	var payloads []string // taken from outgoing, and not sent yet
 	for {
 		if len(payloads) == 0 {
 			select {
@@ -202,7 +202,7 @@ func (s *Store) notify(ctx context.Context) {
 	}
 }
 
-// payloads takes what is to be sent, in as few payloads as hold it.
+// payloads takes all outgoing keys, packed into as few payloads as possible.
 func (f *feed) payloads() (all []string) {
 	f.mu.Lock()
 	outgoing := f.outgoing
@@ -237,17 +237,17 @@ func (f *feed) payloads() (all []string) {
 func encode(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // strings can always be encoded
+		panic(err) // cannot happen: strings can always be encoded
 	}
 
 	return string(b)
 }
 
-// listen hears what other processes committed, until ctx ends.
+// listen receives the keys that other processes committed, until ctx ends.
 func (s *Store) listen(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := s.hear(ctx)
-		s.cfg.Log.Debug().Err(err).Msg("counters: listening to PostgreSQL")
+		s.cfg.Log.Debug().Err(err).Msg("counters: listening for notifications of PostgreSQL failed; retrying")
 		outage.Sleep(ctx, retryEvery)
 	}
 }
@@ -263,13 +263,13 @@ func (s *Store) hear(ctx context.Context) error {
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = c.Close(closing) // it is of no use any more
+		_ = c.Close(closing) // errors do not matter any more
 	}()
 	if _, err := c.Exec(dialling, "listen "+channel); err != nil {
 		return err
 	}
 
-	// What was committed before was not heard.
+	// Notifications of earlier commits were missed.
 	s.feed.recheck()
 	for {
 		n, err := c.WaitForNotification(ctx)

@@ -11,14 +11,14 @@ import (
 
 const (
 	heldTimeout = `set local lock_timeout = 50`
-	// freeKeys returns those that exist and that no transaction holds.
+	// freeKeys returns the keys that exist and that no transaction has locked.
 	freeKeys = `select key from headcount_counters where key = any($1::text[]) order by key ` +
 		`for no key update skip locked`
 )
 
-// applyAround makes operations of which at least one is on a counter that an application holds. Those on counters that
-// nobody holds are one transaction, and the others one each, which does not wait long. All of them have results, which
-// stay as they are when PostgreSQL is away now.
+// applyAround makes operations of which at least one is on a counter that an application has locked. Operations on free
+// counters are one transaction; the others are one transaction each, which waits only briefly. All operations have
+// results already, which are kept if PostgreSQL becomes unavailable.
 func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []counter.Result) {
 	free, err := s.free(ctx, newDraft(ops).keys)
 	if err != nil {
@@ -26,7 +26,7 @@ func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []cou
 	}
 
 	var together []counter.Op
-	var at []int // where they are in ops
+	var at []int // indexes in ops
 	held := map[string]bool{}
 	for i := range ops {
 		if allIn(free, &ops[i]) {
@@ -54,7 +54,7 @@ func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []cou
 	}
 }
 
-// free returns those of keys that exist and that nobody holds.
+// free returns the keys that exist and are not locked.
 func (s *Store) free(ctx context.Context, keys []string) (map[string]bool, error) {
 	free := map[string]bool{}
 	err := s.do(ctx, "apply", func(ctx context.Context, c *pgxpool.Conn) error {

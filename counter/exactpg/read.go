@@ -18,16 +18,16 @@ const (
 	readEntries  = `select l.seq, l.at, l.op, l.delta, l.before, l.after, l.reason, l.author
 		from headcount_counters c join headcount_ledger l on l.key = c.key and l.incarnation = c.incarnation
 		where c.key = $1 and c.kind = 'exact' and l.seq > $2 order by l.seq limit $3`
-	// A range of the key's index is all keys with a prefix: no key is longer than MaxKeyLength, and no character is
+	// All keys with a prefix are a range of the key's index: no key is longer than MaxKeyLength, and no character is
 	// greater than the one repeated.
-	// The halves of values, because a sum of them may have more than 64 bits.
+	// The values are summed in halves, because the sum may exceed 64 bits.
 	readSum = `select count(*), coalesce(sum(value >> 32), 0)::bigint, coalesce(sum(value & 4294967295), 0)::bigint
 		from headcount_counters where key >= $1 and key <= $2 and kind = 'exact'`
 )
 
 var afterAll = strings.Repeat("\U0010FFFF", counter.MaxKeyLength)
 
-// Read returns the counters of distinct keys, in order, as counter.Reader does. No answer lags.
+// Read returns the counters of distinct keys, in order, as counter.Reader does. It never returns lagging values.
 func (s *Store) Read(ctx context.Context, keys []string) ([]counter.Counter, error) {
 	states, err := s.States(ctx, keys)
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *Store) Read(ctx context.Context, keys []string) ([]counter.Counter, err
 	return out, nil
 }
 
-// States returns those of keys that are exact counters.
+// States returns the exact counters among keys.
 func (s *Store) States(ctx context.Context, keys []string) (map[string]counter.State, error) {
 	states := make(map[string]counter.State, len(keys))
 	var r scanned
@@ -98,8 +98,8 @@ func (e *scannedEntry) entry() counter.Entry {
 	}
 }
 
-// AddTo adds the counters of one site whose name begins with prefix, as of one moment, to total. It returns how many
-// they are.
+// AddTo adds the counters of one site whose names begin with prefix, as of one moment, to total. It returns their
+// number.
 func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) (n int64, err error) {
 	var upper, lower int64
 	err = s.do(ctx, "aggregate", func(ctx context.Context, c *pgxpool.Conn) error {
@@ -118,7 +118,7 @@ const (
 	dumpPage  = 500    // counters read at once
 	entryPage = 10_000 // entries of a ledger read at once
 
-	// Reservations belong to the moment of their counter.
+	// One statement, so that reservations match the state of their counter.
 	dumpCounters = `select ` + columns + `, case when c.open > 0 then (
 			select json_agg(json_build_object('ID', r.id, 'Amount', r.amount, 'Status', $3::int,
 				'Until', (extract(epoch from r.until) * 1000)::bigint) order by r.id)
@@ -151,13 +151,13 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	}
 }
 
-// dumpSome returns the first counters after a key, without their ledgers.
+// dumpSome returns the next counters after a key, without their ledgers.
 func (s *Store) dumpSome(ctx context.Context, after string) (copies []counter.Copy, err error) {
 	var r scanned
 	var open []counter.Reservation
 	each := func() {
 		copies = append(copies, counter.Copy{Key: r.key, State: r.record().State, Reservations: open})
-		open = nil // of the next counter
+		open = nil // a new slice for the next counter
 	}
 	err = s.query(ctx, "dump", r.to(&open), each, dumpCounters, after, dumpPage, int(counter.Open))
 
@@ -190,7 +190,7 @@ func (s *Store) Deleted(ctx context.Context) (uint64, error) {
 	return uint64(deleted), err
 }
 
-// dropLedgers takes away what a copy replaces.
+// dropLedgers deletes the ledgers that copies replace.
 const dropLedgers = `delete from headcount_ledger l using unnest($1::text[], $2::bigint[]) u (key, incarnation)
 	where l.key = u.key and l.incarnation = u.incarnation`
 
@@ -238,7 +238,7 @@ func restore(
 	return restored, c.SendBatch(ctx, b).Close()
 }
 
-// restore puts a copy in the place of a counter.
+// restore replaces a counter by a copy.
 func (d *draft) restore(is *counter.Copy, rules *counter.Rules) {
 	r := d.rows[is.Key]
 	if r.Kind != 0 {
@@ -259,7 +259,7 @@ func (d *draft) restore(is *counter.Copy, rules *counter.Rules) {
 	}
 }
 
-// RestoreDeleted notes that counters with incarnations up to deleted have been deleted.
+// RestoreDeleted records that counters with incarnations up to deleted have been deleted.
 func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	return s.do(ctx, "restore", func(ctx context.Context, c *pgxpool.Conn) error {
 		_, err := c.Exec(ctx, writeDeleted, int64(deleted))

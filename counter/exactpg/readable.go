@@ -17,7 +17,7 @@ const (
 			where c.kind <> 'exact'`
 	dropCopies  = `delete from headcount_counters where key = any($1::text[]) and kind <> 'exact'`
 	copyEntries = insertEntries + ` on conflict do nothing`
-	// A counter that has come here from an owner has the ledger that it had there.
+	// A counter that was moved here from an owner kept its ledger, so the entries of exact counters are not deleted.
 	dropEntries = `delete from headcount_ledger l using unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])
 			u (key, incarnation, first, last)
 		where l.key = u.key and l.incarnation = u.incarnation and l.seq between u.first and u.last
@@ -25,8 +25,8 @@ const (
 				where c.key = l.key and c.incarnation = l.incarnation and c.kind = 'exact')`
 )
 
-// Readable copies the counters of owners, and their ledgers, to the tables of this package, so that people can read all
-// counters in one place. It is a rowspg.Readable.
+// Readable copies the counters of owners, and their ledgers, to the tables of this package, so that people can query
+// all counters in one place. It is a rowspg.Readable.
 func Readable(c *rows.Commit, queue func(sql string, args ...any)) {
 	var put copyColumns
 	var gone []string
@@ -35,7 +35,7 @@ func Readable(c *rows.Commit, queue func(sql string, args ...any)) {
 	for i := range c.Rows {
 		is, ok, err := owner.OutlineOf(&c.Rows[i])
 		switch {
-		case err != nil, !ok: // the owner says so when it reads the row
+		case err != nil, !ok: // the owner reports the error when it reads the row
 		case is.State == nil:
 			entries.addAll(&is)
 			ended.add(&is)
@@ -84,7 +84,7 @@ func (c *entryColumns) addAll(is *owner.Outline) {
 	c.addTimes(is.Entries)
 }
 
-// add notes entries that are deleted.
+// add adds a range of entries to delete.
 func (c *endColumns) add(is *owner.Outline) {
 	if len(is.Entries) > 0 {
 		return

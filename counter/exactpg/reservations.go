@@ -26,7 +26,7 @@ const (
 	readOpen = `select r.id, r.amount, r.until
 		from headcount_counters c join headcount_reservations r on r.key = c.key and r.incarnation = c.incarnation
 		where c.key = $1 and c.kind = 'exact' and r.status = 'open' and r.id > $2 order by r.id limit $3`
-	// Those of a counter that is gone are swept with its ledger.
+	// Reservations of a deleted counter are swept with its ledger.
 	readDue = `select r.key, r.id, r.until
 		from headcount_reservations r join headcount_counters c on r.key = c.key and r.incarnation = c.incarnation
 		where r.status = 'open' and r.until <= now() order by r.until limit $1`
@@ -38,7 +38,7 @@ const (
 		where r.key = u.key and r.incarnation = u.incarnation`
 )
 
-// held names a reservation.
+// held identifies a reservation.
 type held struct{ key, id string }
 
 // Reservation implements counter.Step.
@@ -53,7 +53,7 @@ func (d *draft) Keep(key string, r counter.Reservation) {
 	}
 }
 
-// asks notes that the transaction needs a reservation.
+// asks records that the transaction needs a reservation.
 func (d *draft) asks(key, id string) {
 	if d.reservations == nil {
 		d.reservations = map[held]counter.Reservation{}
@@ -61,7 +61,7 @@ func (d *draft) asks(key, id string) {
 	d.reservations[held{key, id}] = counter.Reservation{}
 }
 
-// dropReservations forgets those of a counter that is deleted: one that is made again has others.
+// dropReservations forgets the reservations of a deleted counter: if the counter is created again, it has none of them.
 func (d *draft) dropReservations(key string) {
 	for of := range d.reservations {
 		if of.key == key {
@@ -71,7 +71,7 @@ func (d *draft) dropReservations(key string) {
 	d.kept = slices.DeleteFunc(d.kept, func(of held) bool { return of.key == key })
 }
 
-// queueReservations queues what reads the reservations that the operations name.
+// queueReservations queues the statement that reads the reservations which the operations name.
 func (d *draft) queueReservations(b *pgx.Batch) {
 	if len(d.reservations) == 0 {
 		return
@@ -88,7 +88,7 @@ func (d *draft) queueReservations(b *pgx.Batch) {
 		var until, ended time.Time
 		_, err := pgx.ForEachRow(found, []any{&key, &r.ID, &r.Amount, &until, &status, &ended}, func() error {
 			r.Until = until.UnixMilli()
-			r.Ended = ended.UnixMilli() // 0 while it is open
+			r.Ended = ended.UnixMilli() // 0 while the reservation is open
 			r.Status = counter.Status(slices.Index(counter.Statuses[:], status))
 			d.reservations[held{key, r.ID}] = r
 			return nil
@@ -97,7 +97,7 @@ func (d *draft) queueReservations(b *pgx.Batch) {
 	})
 }
 
-// queueKept queues what writes reservations.
+// queueKept queues the statement that writes changed reservations.
 func (d *draft) queueKept(b *pgx.Batch) {
 	if len(d.kept) == 0 {
 		return
@@ -144,7 +144,7 @@ func (s *Store) Reservations(ctx context.Context, key, after string, limit int) 
 	return page, err
 }
 
-// Due returns reservations whose time has come as counter.Reserver does. The clock is that of the server.
+// Due returns reservations that have expired, by the clock of the server, as counter.Reserver does.
 func (s *Store) Due(ctx context.Context) (all []counter.Due, err error) {
 	var one counter.Due
 	var until time.Time
@@ -157,7 +157,7 @@ func (s *Store) Due(ctx context.Context) (all []counter.Due, err error) {
 	return all, err
 }
 
-// sweepReservations deletes those that have ended long enough ago.
+// sweepReservations deletes reservations that ended long enough ago.
 func (s *Store) sweepReservations(ctx context.Context) error {
 	return s.do(ctx, "sweep", func(ctx context.Context, c *pgxpool.Conn) error {
 		for {

@@ -14,20 +14,20 @@ import (
 const sweepAtOnce = 2000
 
 const (
-	// What another process sweeps is left to it.
+	// Skip ledgers that another process is sweeping.
 	nextSweep = `select s.key, s.incarnation, s.kept, clock_timestamp(),
 			not exists (select from headcount_counters c
 				where c.key = s.key and c.incarnation = s.incarnation and c.kind = 'exact')
 		from headcount_sweeps s where s.due <= clock_timestamp() order by s.due limit 1 for update skip locked`
-	// Entries go in order: those after one that is young enough are younger. An array of the rows' places keeps the
-	// planner from reading all.
+	// Entries are in order, so the first one that is too young ends the sweep. An array of row locations keeps the
+	// planner from reading all rows.
 	sweepEntries = `delete from headcount_ledger where ctid = any(array(
 		select ctid from (select ctid, at from headcount_ledger
 			where key = $1 and incarnation = $2 order by seq limit $3) oldest
 		where at <= $4))`
 	endSweep = `delete from headcount_sweeps where key = $1 and incarnation = $2`
-	// A ledger is looked at again when its oldest entry has been kept long enough, and not for every single entry: a
-	// hundredth of the time later, a minute at least.
+	// The next sweep of a ledger is when the retention of its oldest entry ends, plus a hundredth of the retention, at
+	// least a minute, so that not every single entry causes a sweep.
 	laterSweep = `update headcount_sweeps s set due = greatest($3::timestamptz + s.kept * interval '10 microseconds',
 			$3::timestamptz + interval '1 minute',
 			coalesce((select at from headcount_ledger l
@@ -36,11 +36,11 @@ const (
 		where s.key = $1 and s.incarnation = $2`
 )
 
-// sweepEach sweeps until ctx ends.
+// sweepEach sweeps ledgers until ctx ends.
 func (s *Store) sweepEach(ctx context.Context) {
 	for outage.Sleep(ctx, s.cfg.SweepEvery) {
 		if err := s.sweepReservations(ctx); err != nil {
-			s.cfg.Log.Debug().Err(err).Msg("counters: sweeping reservations")
+			s.cfg.Log.Debug().Err(err).Msg("counters: sweeping reservations failed; retrying")
 		}
 		for more := true; more && ctx.Err() == nil; {
 			err := s.do(ctx, "sweep", func(ctx context.Context, c *pgxpool.Conn) (err error) {
@@ -48,20 +48,21 @@ func (s *Store) sweepEach(ctx context.Context) {
 				return err
 			})
 			if err != nil {
-				s.cfg.Log.Debug().Err(err).Msg("counters: sweeping ledgers")
+				s.cfg.Log.Debug().Err(err).Msg("counters: sweeping ledgers failed; retrying")
 				break
 			}
 		}
 	}
 }
 
-// sweepOne deletes some entries of the ledger that is due first. It reports whether it found one.
+// sweepOne deletes some entries of the ledger that has been due for the longest time. It reports whether any ledger was
+// due.
 func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 	tx, err := c.Begin(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer tx.Rollback(ctx) //nolint:errcheck // after a commit there is nothing to roll back
+	defer tx.Rollback(ctx) //nolint:errcheck // after a commit it has no effect
 
 	var of ledger
 	var kept int64
@@ -75,13 +76,13 @@ func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 		return false, err
 	}
 
-	// The counter is gone, or its rule keeps entries for ever now.
+	// If the counter is gone, all its entries are deleted. If its rule keeps entries forever by now, none are.
 	var ended, dropped int64
 	forEver := !garbage && kept == 0
 	if !forEver {
 		until := now.Add(-time.Duration(kept) * time.Millisecond)
 		if garbage {
-			until = now.Add(time.Hour) // all of them
+			until = now.Add(time.Hour) // delete all entries
 			tag, err := tx.Exec(ctx, dropReservations, of.key, of.incarnation, sweepAtOnce)
 			if err != nil {
 				return false, err

@@ -12,31 +12,31 @@ import (
 	"headcount/counter/owner"
 )
 
-// inFlight is how many frames of a connection may wait to be written. The calls of one process to another are at most
-// one for each partition, so senders hardly ever wait.
+// inFlight is how many frames of a connection may wait to be written. A process sends another one at most one call per
+// partition, so senders hardly ever block.
 const inFlight = 128
 
-// pingEvery is how often at most a process is pinged from which a call waits for an answer. It answers at once, also
-// while its store says nothing.
+// pingEvery is the minimum time between two pings of a process that has not answered a call. The process answers pings
+// at once, even while its store does not respond.
 const pingEvery = 50 * time.Millisecond
 
-// silence is how long a ping may have no answer when a call is given up. A call is given up after a second, and brings
-// the first ping within twice pingEvery.
+// silence is how long a ping may stay unanswered before the connection counts as dead, checked when a call times out. A
+// call times out after a second, and its first ping is sent within twice pingEvery.
 const silence = 800 * time.Millisecond
 
-// errClosed ends what is under way when the client closes.
+// errClosed ends the calls in progress when the client closes.
 var errClosed = errors.New("the process ends")
 
-// ErrUnreachable is in the errors of calls to a process that cannot be reached: nobody listens there, or it says
-// nothing at all. A process whose store is slow can be reached.
+// ErrUnreachable is wrapped by the errors of calls to a process that cannot be reached: it refuses connections, or it
+// does not answer at all. A process whose store is slow is reachable.
 var ErrUnreachable = errors.New("the process cannot be reached")
 
-// ErrRefused is in the error of a Dial when a process is there, but has no part in the counters: nobody calls it, and
-// it is not unreachable.
-var ErrRefused = errors.New("the process makes no link")
+// ErrRefused is wrapped by the error of a Dial if the process runs but serves no counters. Such a process gets no
+// calls, but it does not count as unreachable.
+var ErrRefused = errors.New("the process accepts no links for counters")
 
-// Moved is the error of a call to a process that does not own the partition, and knows who does or should. It is also
-// owner.ErrNotOwner.
+// Moved is the error of a call to a process that does not own the partition, but knows which process does or should. It
+// is also an owner.ErrNotOwner.
 type Moved struct{ To string }
 
 // Error implements error.
@@ -44,9 +44,9 @@ func (m *Moved) Error() string { return fmt.Sprintf("%v: %s is", owner.ErrNotOwn
 
 func (m *Moved) Unwrap() error { return owner.ErrNotOwner }
 
-var errSilent = fmt.Errorf("%w: it says nothing", ErrUnreachable)
+var errSilent = fmt.Errorf("%w: it does not answer", ErrUnreachable)
 
-// Dial makes a connection to the process at addr, and returns the key of its signatures, nil without cluster secrets.
+// Dial connects to the process at addr, and returns the key for signatures, nil without cluster secrets.
 type Dial func(ctx context.Context, addr string) (conn io.ReadWriteCloser, key []byte, err error)
 
 // Client makes calls in other processes. Its methods may be called from any goroutine.
@@ -61,8 +61,8 @@ type Client struct {
 	peers map[string]*Peer
 }
 
-// NewClient returns a Client that makes connections with dial, and says by the clock until when its calls may be made.
-// Close ends it.
+// NewClient returns a Client that makes connections with dial. It uses the clock to tell the other processes until when
+// they may make its calls. The caller must call Close.
 func NewClient(dial Dial, clock Clock) *Client {
 	c := &Client{dial: dial, clock: clock, peers: map[string]*Peer{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
@@ -70,7 +70,7 @@ func NewClient(dial Dial, clock Clock) *Client {
 	return c
 }
 
-// Close ends all connections and waits for their goroutines. Calls under way fail. It is called once.
+// Close ends all connections and waits for their goroutines. Calls in progress fail. It is called only once.
 func (c *Client) Close() {
 	c.stop()
 
@@ -83,7 +83,7 @@ func (c *Client) Close() {
 	c.wg.Wait()
 }
 
-// To returns the process at addr. There is no connection before the first call.
+// To returns the process at addr. The first call makes the connection.
 func (c *Client) To(addr string) *Peer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,14 +101,14 @@ func (c *Client) To(addr string) *Peer {
 type Peer struct {
 	client  *Client
 	addr    string
-	dialing chan struct{} // a lock that a caller may stop waiting for: one connection is made at a time
+	dialing chan struct{} // a lock whose waiters may give up: one connection is made at a time
 
 	mu   sync.Mutex // guards conn
 	conn *conn      // nil: there is none
 }
 
-// Do implements call.Owner. Its errors are those of owner.Owner; when the process cannot be reached, the error is
-// counter.ErrUnavailable and wraps that of the connection.
+// Do implements call.Owner. Its errors are those of owner.Owner. If the process cannot be reached, the error wraps
+// counter.ErrUnavailable and that of the connection.
 func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	call.Until = p.client.clock.toCluster(call.Until)
 	body, err := p.ask(ctx, askCall, func(b []byte) []byte { return owner.AppendCall(b, &call) })
@@ -124,22 +124,22 @@ func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	return answer, nil
 }
 
-// Release asks the process to give up partitions for another one, and returns when it has. What it acknowledged is in
-// the store then.
+// Release asks the process to hand partitions over to another one, and returns when it has. Then everything that it
+// acknowledged is in the store.
 func (p *Peer) Release(ctx context.Context, to string, partitions []int) error {
 	_, err := p.ask(ctx, askRelease, func(b []byte) []byte { return appendRelease(b, to, partitions) })
 
 	return err
 }
 
-// Ping asks the process whether it is there.
+// Ping checks that the process answers.
 func (p *Peer) Ping(ctx context.Context) error {
 	_, err := p.ask(ctx, askNothing, func(b []byte) []byte { return b })
 
 	return err
 }
 
-// Probe asks the process whether it can reach the one with that name.
+// Probe asks the process whether it can reach the named one.
 func (p *Peer) Probe(ctx context.Context, name string) (bool, error) {
 	answer, err := p.ask(ctx, askProbe, func(b []byte) []byte { return append(b, name...) })
 
@@ -161,7 +161,7 @@ func (p *Peer) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]
 	return answer, nil
 }
 
-// connect returns the connection, and makes one if there is none.
+// connect returns the connection, and makes one if necessary.
 func (p *Peer) connect(ctx context.Context) (*conn, error) {
 	if c := p.current(); c != nil {
 		return c, nil
@@ -188,7 +188,7 @@ func (p *Peer) connect(ctx context.Context) (*conn, error) {
 	case err == nil:
 	case errors.Is(err, ErrRefused):
 		return nil, err
-	case hadLittleTime: // too little to be told unreachable
+	case hadLittleTime: // the time was too short to call the process unreachable
 		return nil, context.Cause(ctx)
 	default:
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
@@ -201,7 +201,7 @@ func (p *Peer) connect(ctx context.Context) (*conn, error) {
 	p.client.wg.Go(c.write)
 	p.client.wg.Go(func() { c.read(); p.lose(c) })
 	if p.client.ctx.Err() != nil {
-		p.drop() // Close may have looked before
+		p.drop() // Close may have dropped all connections just before this one was set
 	}
 
 	return c, nil
@@ -246,7 +246,7 @@ type conn struct {
 	waiting map[uint64]chan<- answer
 }
 
-// answer is how a call ended.
+// answer is the outcome of a call.
 type answer struct {
 	how  byte
 	body []byte
@@ -262,7 +262,7 @@ func newConn(stream io.ReadWriteCloser, key []byte) *conn {
 	}
 }
 
-// end ends the connection, the first time, and with it all calls that wait.
+// end ends the connection and all calls that wait on it. Only the first call has an effect.
 func (c *conn) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -272,7 +272,7 @@ func (c *conn) end(err error) {
 	}
 	c.err = err
 	close(c.gone)
-	_ = c.stream.Close() // it is of no use any more, whatever it says
+	_ = c.stream.Close() // the connection is unusable, so its error does not matter
 }
 
 func (c *conn) cause() error {
@@ -316,7 +316,7 @@ func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]
 	}
 }
 
-// ping asks the other process whether it is there, unless it was asked a moment ago.
+// ping sends a ping, unless one was sent a moment ago.
 func (c *conn) ping(now time.Time) {
 	c.mu.Lock()
 	due := c.answers() && now.Sub(c.pinged) >= pingEvery
@@ -330,15 +330,15 @@ func (c *conn) ping(now time.Time) {
 
 	select {
 	case c.out <- message{id: noID, what: askNothing}.appendTo(nil):
-	default: // so many frames wait that their answers will tell
+	default: // the queue is full, and the answers to its frames serve as well
 	}
 }
 
-// answers reports whether something came since the last ping. The caller has mu.
+// answers reports whether a frame has arrived since the last ping. The caller has mu.
 func (c *conn) answers() bool { return !c.heard.Before(c.pinged) }
 
-// late returns the error of a call that was given up. If not even a ping was answered, the connection is given up, too:
-// the next attempt makes a new one, which finds out whether the other process is there.
+// late returns the error of a call that timed out. If even a ping got no answer, late ends the connection: the next
+// attempt makes a new one, which shows whether the other process is reachable.
 func (c *conn) late(ctx context.Context) error {
 	c.mu.Lock()
 	silent := !c.answers() && time.Since(c.pinged) >= silence
@@ -352,7 +352,7 @@ func (c *conn) late(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
 }
 
-// expect returns an id for a call, and where its answer comes.
+// expect registers a call, and returns its id and the channel for its answer.
 func (c *conn) expect() (uint64, <-chan answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -379,7 +379,8 @@ func (c *conn) write() {
 	}
 }
 
-// pump writes payloads until gone is closed. It flushes when none is left, so that frames share a packet under load.
+// pump writes payloads until gone is closed. It flushes only when none is left, so that frames share packets under
+// load.
 func pump(w *writer, payloads <-chan []byte, gone <-chan struct{}) error {
 	for {
 		select {
@@ -400,7 +401,7 @@ func pump(w *writer, payloads <-chan []byte, gone <-chan struct{}) error {
 	}
 }
 
-// read passes answers on until the connection ends.
+// read delivers answers until the connection ends.
 func (c *conn) read() {
 	r := newReader(c.stream, c.key, fromServer)
 	for {
@@ -422,12 +423,12 @@ func (c *conn) read() {
 		c.mu.Unlock()
 
 		if answered != nil {
-			answered <- answer{m.what, body} // never blocks: it has room for one, and there is no other
+			answered <- answer{m.what, body} // never blocks: it has room for the only answer
 		}
 	}
 }
 
-// errorOf returns the error of an answer.
+// errorOf converts an answer to an error.
 func errorOf(a answer) error {
 	switch a.how {
 	case ended:

@@ -2,10 +2,10 @@ package link
 
 import "time"
 
-// Clock returns the time of the cluster, on which all its processes agree, or the zero time while it is not known.
+// Clock returns the time of the cluster, which is the same in all its processes, or the zero time while it is unknown.
 type Clock func() time.Time
 
-// toCluster returns a moment of this process as one of the cluster. Zero stays zero: nobody knows.
+// toCluster converts a time of this process to one of the cluster. The zero time, which means unknown, stays zero.
 func (c Clock) toCluster(moment time.Time) time.Time {
 	now := c()
 	if moment.IsZero() || now.IsZero() {
@@ -15,7 +15,7 @@ func (c Clock) toCluster(moment time.Time) time.Time {
 	return now.Add(time.Until(moment))
 }
 
-// toLocal returns a moment of the cluster as one of this process, in whose timers no other clock has a part.
+// toLocal converts a time of the cluster to one of this process, so that timers do not depend on other clocks.
 func (c Clock) toLocal(moment time.Time) time.Time {
 	now := c()
 	if moment.IsZero() || now.IsZero() {

@@ -64,12 +64,12 @@ func newReader(from io.Reader, key []byte, direction byte) *reader {
 	return &reader{from: bufio.NewReaderSize(from, 64<<10), signer: newSigner(key, direction)}
 }
 
-// write writes a frame, at the latest with the next flush.
+// write writes a frame, which is sent at the next flush or before.
 func (w *writer) write(payload []byte) error {
 	var length [4]byte
 	binary.BigEndian.PutUint32(length[:], uint32(len(payload)+signature))
 
-	// The first error of a bufio.Writer is also that of all later calls.
+	// A bufio.Writer returns its first error again from all later calls, so one check at the end is enough.
 	_, _ = w.to.Write(length[:])
 	_, _ = w.to.Write(payload)
 	_, err := w.to.Write(w.signer.sign(payload))
@@ -79,7 +79,7 @@ func (w *writer) write(payload []byte) error {
 
 func (w *writer) flush() error { return w.to.Flush() }
 
-// read returns the payload of the next frame. Its memory is not used again.
+// read returns the payload of the next frame, in newly allocated memory.
 func (r *reader) read() ([]byte, error) {
 	var length [4]byte
 	if _, err := io.ReadFull(r.from, length[:]); err != nil {
@@ -102,9 +102,9 @@ func (r *reader) read() ([]byte, error) {
 	return payload, nil
 }
 
-// signer signs the frames of one direction, or checks them.
+// signer signs, or verifies, the frames of one direction.
 type signer struct {
-	mac    hash.Hash // nil: nothing is signed
+	mac    hash.Hash // nil: frames are not signed
 	head   [9]byte   // the direction and the number of the next frame
 	number uint64
 	sum    [sha256.Size]byte
@@ -137,26 +137,26 @@ func (s *signer) sign(payload []byte) []byte {
 	return s.mac.Sum(s.sum[:0])[:signature]
 }
 
-// What is asked.
+// Types of requests.
 const (
-	askCall    = 1 // to make a call; the answer is that of the owner
-	askRelease = 2 // to give up partitions; the answer is empty
-	askNothing = 3 // a ping; the answer is empty, and comes at once
-	askProbe   = 4 // whether the process with the name in the body can be reached; the answer is 1 byte, 1: it can
+	askCall    = 1 // make a call; the answer is that of the owner
+	askRelease = 2 // give up partitions; the answer is empty
+	askNothing = 3 // a ping; the empty answer comes at once
+	askProbe   = 4 // can the process named in the body be reached? The answer is 1 byte, 1: yes
 )
 
-// How it ended.
+// Outcomes of requests.
 const (
 	ended            = 0
 	endedNotOwner    = 1
 	endedOld         = 2
 	endedBusy        = 3
 	endedUnavailable = 4
-	endedRefused     = 5 // the other process cannot make such a call, however often it is repeated
+	endedRefused     = 5 // the other process cannot make such a call, and repeating it is no use
 	endedMoved       = 6 // not the owner; the text is the name of the process that is
 )
 
-// noID is the id of what nobody waits for.
+// noID is the id of frames whose answers nothing waits for.
 const noID = 0
 
 // message is a payload without its body.
@@ -167,7 +167,7 @@ type message struct {
 
 func (m message) appendTo(b []byte) []byte { return append(binary.AppendUvarint(b, m.id), m.what) }
 
-// parse returns the message and the body of a payload.
+// parse splits a payload into the message and its body.
 func parse(payload []byte) (message, []byte, error) {
 	id, n := binary.Uvarint(payload)
 	if n <= 0 || n == len(payload) {

@@ -14,19 +14,19 @@ import (
 
 const (
 	// underWay is how many calls of one connection are made at a time. Further ones wait in the connection. A process
-	// sends one call for each partition, again each second, and each takes longest at most.
+	// sends one call per partition and repeats it each second, and each one takes at most longest.
 	underWay = 16 * rows.Partitions
-	// longest is how long a call may take here. Its sender has repeated it by then.
+	// longest limits the time of one call here. By then its sender has repeated it.
 	longest = 10 * time.Second
 )
 
-// Process does what other processes ask for.
+// Process carries out the requests of other processes.
 type Process interface {
 	Do(ctx context.Context, call owner.Call) (owner.Answer, error)
-	// Release gives partitions up for the process with that name, and returns when everything that was acknowledged is
-	// in the store.
+	// Release hands partitions over to the named process, and returns when everything that was acknowledged is in the
+	// store.
 	Release(ctx context.Context, to string, partitions []int) error
-	// Probe reports whether this process can reach the one with that name.
+	// Probe reports whether this process can reach the named one.
 	Probe(ctx context.Context, name string) bool
 }
 
@@ -43,7 +43,8 @@ type Server struct {
 	wg     sync.WaitGroup // Serve
 }
 
-// NewServer returns a Server that has p do what is asked. The clock is that of its clients. Close ends it.
+// NewServer returns a Server that passes requests to p. The clock must be that of its clients. The caller must call
+// Close.
 func NewServer(p Process, clock Clock) *Server {
 	s := &Server{process: p, clock: clock}
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -51,7 +52,7 @@ func NewServer(p Process, clock Clock) *Server {
 	return s
 }
 
-// Close ends all connections, and waits until the calls under way have ended. It is called once.
+// Close ends all connections, and waits for the calls in progress. It is called only once.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -61,7 +62,8 @@ func (s *Server) Close() {
 	s.wg.Wait()
 }
 
-// Serve makes the calls that come from a connection until it ends, or until Close. The key is that of its signatures.
+// Serve makes the calls that arrive over a connection, until the connection ends or Close is called. The key is that of
+// the signatures.
 func (s *Server) Serve(stream io.ReadWriteCloser, key []byte) {
 	defer stream.Close()
 	if !s.begin() {
@@ -78,11 +80,11 @@ func (s *Server) Serve(stream io.ReadWriteCloser, key []byte) {
 	}
 	c.wg.Go(func() {
 		defer end()
-		_ = pump(newWriter(stream, key, fromServer), c.out, ctx.Done()) // the client makes a new connection
+		_ = pump(newWriter(stream, key, fromServer), c.out, ctx.Done()) // after an error the client reconnects
 	})
-	closed := context.AfterFunc(ctx, func() { _ = stream.Close() }) // wakes the reader
+	closed := context.AfterFunc(ctx, func() { _ = stream.Close() }) // unblocks the reader
 
-	// What ends the connection is of no interest: the client makes a new one.
+	// Errors do not matter: the client makes a new connection.
 	_ = c.read(newReader(stream, key, fromClient))
 	end()
 	closed()
@@ -94,11 +96,11 @@ type served struct {
 	server *Server
 	ctx    context.Context // ends with the connection
 	out    chan []byte     // payloads for the client
-	slots  chan struct{}   // one for each call under way
-	wg     sync.WaitGroup  // the writer, and the calls under way
+	slots  chan struct{}   // one for each call in progress
+	wg     sync.WaitGroup  // waits for the writer, and the calls in progress
 }
 
-// read begins the calls that come, until the connection ends.
+// read starts the requests that arrive, until the connection ends.
 func (c *served) read(r *reader) error {
 	for {
 		payload, err := r.read()
@@ -111,7 +113,7 @@ func (c *served) read(r *reader) error {
 		}
 
 		if m.what == askNothing {
-			c.send(message{id: m.id}.appendTo(nil)) // at once, whatever else is under way
+			c.send(message{id: m.id}.appendTo(nil)) // at once, whatever else is in progress
 			continue
 		}
 		select {
@@ -126,7 +128,7 @@ func (c *served) read(r *reader) error {
 	}
 }
 
-// send has a payload written, unless the connection ends.
+// send queues a payload, unless the connection has ended.
 func (c *served) send(payload []byte) {
 	select {
 	case c.out <- payload:
@@ -146,7 +148,7 @@ func (s *Server) begin() bool {
 	return true
 }
 
-// answer carries out what is asked, and returns the payload of the answer.
+// answer carries out a request, and returns the payload of the answer.
 func (s *Server) answer(ctx context.Context, m message, body []byte) []byte {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
@@ -161,7 +163,7 @@ func (s *Server) answer(ctx context.Context, m message, body []byte) []byte {
 	return append(answer.appendTo(make([]byte, 0, 16+len(result))), result...)
 }
 
-// refusal is an error about a call that cannot be made here.
+// refusal is an error about a request that this process cannot carry out.
 type refusal struct{ error }
 
 func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, error) {
@@ -177,11 +179,11 @@ func (s *Server) carryOut(ctx context.Context, what byte, body []byte) ([]byte, 
 		return s.call(ctx, body)
 	}
 
-	return nil, refusal{errors.New("this version does not know what is asked; run the same version everywhere")}
+	return nil, refusal{errors.New("this version does not know the request; run the same version everywhere")}
 }
 
-// errLate is the error of a call that came after its sender had given up, for instance because a link stalled. Others
-// may have been answered since, and what they were told stands.
+// errLate is the error of a call that arrived after its sender had given up, for example because the link stalled.
+// Other calls may have been answered since, and making this one now could contradict those answers.
 var errLate = errors.New("the sender of the call has given up")
 
 // call makes a call, unless its sender has given up.
@@ -193,7 +195,7 @@ func (s *Server) call(ctx context.Context, body []byte) ([]byte, error) {
 
 	call.Until = s.clock.toLocal(call.Until)
 	if !call.Until.IsZero() {
-		// It may also wait here, for a claim or for the store.
+		// The call may also have to wait here, for a claim or for the store, so the sender's deadline applies.
 		within, cancel := context.WithDeadline(ctx, call.Until)
 		defer cancel()
 		ctx = within
@@ -219,7 +221,7 @@ func (s *Server) release(ctx context.Context, body []byte) error {
 	return s.process.Release(ctx, to, partitions)
 }
 
-// textOf returns what is said of an error.
+// textOf returns the text that is sent for an error.
 func textOf(err error) []byte {
 	var moved *Moved
 	if errors.As(err, &moved) {
@@ -229,7 +231,7 @@ func textOf(err error) []byte {
 	return []byte(err.Error())
 }
 
-// howOf returns how a call ended that has an error.
+// howOf returns the outcome that is sent for an error.
 func howOf(err error) byte {
 	var refused refusal
 	var moved *Moved

@@ -94,7 +94,7 @@ func Holds(dir string) (bool, error) {
 	return holds, errors.Join(err, d.Close())
 }
 
-var errHolds = errors.New("there is one")
+var errHolds = errors.New("found a counter")
 
 // Dump reads everything that the file in a directory has, and writes nothing, so that it also works on a full disk.
 type Dump struct {

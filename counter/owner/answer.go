@@ -10,19 +10,19 @@ import (
 	"headcount/counter/limit"
 )
 
-// What a result is, in the answer to a call.
+// Encodings of a result in the answer to a call.
 const (
 	made = iota
 	replayed
 	badOp
-	conflictFrom // and on: the index in conflicts
+	conflictFrom // this value and above: the index in conflicts
 )
 
 var conflicts = []error{
 	counter.ErrBound, counter.ErrOverflow, counter.ErrKind, counter.ErrReservation, counter.ErrNoReservation,
 }
 
-// encodeAnswer returns the answer to a call at some time, as it stands in the row of its stream.
+// encodeAnswer returns the row of a stream: the number, the time and the answer of its last call.
 func encodeAnswer(number uint64, at time.Time, answer *Answer) []byte {
 	b := binary.AppendUvarint(make([]byte, 0, 16+16*len(answer.Results)), number)
 	b = binary.AppendVarint(b, at.Unix())
@@ -46,7 +46,7 @@ func encodeAnswer(number uint64, at time.Time, answer *Answer) []byte {
 	return b
 }
 
-// lastCall returns when a stream made its last call.
+// lastCall returns the time of a stream's last call.
 func lastCall(row []byte) time.Time {
 	r := reader{rest: row}
 	r.uint()
@@ -102,8 +102,8 @@ func appendConflict(b []byte, conflict *counter.Conflict) []byte {
 	return appendBytes(b, conflict.Text)
 }
 
-// decodeAnswer returns the number of a stream's last call to a partition, 0 if there was none. If that is the number of
-// call, it returns the answer, too.
+// decodeAnswer returns the number of a stream's last call to a partition, 0 if there was none. If call has that number,
+// decodeAnswer also returns the answer.
 func decodeAnswer(b []byte, call *Call) (number uint64, answer Answer, err error) {
 	if len(b) == 0 {
 		return 0, Answer{}, nil

@@ -7,10 +7,11 @@ import (
 	"headcount/counter"
 )
 
-// ErrMalformed is wrapped by errors about rows and publications that no owner wrote so.
+// ErrMalformed is wrapped by errors about rows and publications that are not in a form that an owner writes.
 var ErrMalformed = counter.ErrMalformed
 
-// reader reads values one after another. After the first that is malformed all are zero.
+// reader reads one value after another. After the first malformed value, all reads return zero and end returns an
+// error.
 type reader struct {
 	rest      []byte
 	malformed bool
@@ -22,7 +23,7 @@ func (r *reader) fail() {
 }
 
 func (r *reader) uint() uint64 {
-	if len(r.rest) > 0 && r.rest[0] < 0x80 { // most numbers
+	if len(r.rest) > 0 && r.rest[0] < 0x80 { // most numbers take one byte
 		value := r.rest[0]
 		r.rest = r.rest[1:]
 		return uint64(value)
@@ -60,7 +61,7 @@ func (r *reader) byte() byte {
 	return value
 }
 
-// bytes reads a length and as many bytes.
+// bytes reads a length and that number of bytes.
 func (r *reader) bytes() []byte {
 	n := r.uint()
 	if n > uint64(len(r.rest)) {

@@ -8,19 +8,19 @@ import (
 	"headcount/internal/wake"
 )
 
-// Tier is a fast store in front of a lasting one, see package rowstier.
+// Tier is a store of rows in two tiers, see package rowstier.
 type Tier interface {
-	// ScanResident is rows.Store.Scan for the rows that are in the fast store.
+	// ScanResident is rows.Store.Scan for the rows in the fast store.
 	ScanResident(ctx context.Context, partition int, collection, after string, each func(string, []byte) error) error
-	// Evict has rows leave the fast store, except those that the lasting one has not got yet.
+	// Evict removes rows from the fast store, except those that the durable store does not have yet.
 	Evict(partition int, names []rows.Name)
 }
 
-// coldLooks is how often cold counters are looked for within Config.ColdAfter.
+// coldLooks is how often evictEach looks for cold counters within one Config.ColdAfter.
 const coldLooks = 4
 
-// evictEach has the rows of counters leave the fast store that nobody has changed for Config.ColdAfter, again and
-// again. Its rows say when a counter was changed, so nothing has to be remembered, and a look costs one scan of heads.
+// evictEach evicts the rows of counters that did not change for Config.ColdAfter from the fast store, again and again.
+// The head of a counter has the time of its last change, so a pass needs no bookkeeping, only one scan of the heads.
 func (o *Owner) evictEach() {
 	for wake.Wait(o.ctx, max(o.cfg.ColdAfter/coldLooks, time.Millisecond), nil) {
 		for _, p := range o.partitions() {
@@ -29,8 +29,8 @@ func (o *Owner) evictEach() {
 	}
 }
 
-// evictCold evicts what a partition has of counters that were changed before a moment. What fails is evicted another
-// time.
+// evictCold evicts the counters of a partition that last changed before a given time. Whatever fails is left to the
+// next pass.
 func (o *Owner) evictCold(partition int, before time.Time) {
 	ctx, cancel := o.limited()
 	defer cancel()
@@ -45,7 +45,7 @@ func (o *Owner) evictCold(partition int, before time.Time) {
 	})
 
 	for i := range cold {
-		// The head goes last: it says what other rows there are.
+		// The head goes last, because it says which other rows there are.
 		var names []rows.Name
 		for _, collection := range cold[i].collections() {
 			err := o.cfg.Tier.ScanResident(ctx, partition, collection, "", func(field string, _ []byte) error {

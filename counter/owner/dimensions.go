@@ -8,8 +8,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// Each value of a dimension has a row with its count. One more row of the dimension has the number of values, and the
-// count of those that have no row.
+// Each value of a dimension has a row with its count. The dimension itself has one more row: the number of values that
+// have rows, and the total count of all other values.
 
 func dimensionsOf(h *head) string {
 	return "dimensions:" + strconv.FormatUint(h.life, 36) + ":" + h.key
@@ -17,9 +17,9 @@ func dimensionsOf(h *head) string {
 
 // Count implements counter.Step.
 func (d *draft) Count(key, dimension, value string, delta int64) {
-	// Values beyond the bound share one count, in the row of the dimension itself.
+	// Beyond the maximum number of values, the remaining ones share one count, in the row of the dimension itself.
 	h := d.head(key)
-	h.parts |= hasDimensions // the counter changes, too
+	h.parts |= hasDimensions // Judge also calls Changed, so the head is written
 	collection := dimensionsOf(h)
 
 	rest := rows.Name{Collection: collection, Field: dimension}

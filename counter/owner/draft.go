@@ -15,41 +15,41 @@ const (
 	streams = "streams" // stream -> number and answer of its last call
 )
 
-// draft is what the calls of a turn change in a partition. It reads through to the rows in memory, which stay as they
-// are until the store has the draft. It implements counter.Step.
+// draft has the changes that the calls of a turn make to a partition. It reads through to the rows in memory, which
+// stay unchanged until the store has committed the draft. It implements counter.Step.
 type draft struct {
 	p      *partition
-	near   *residents // in front of a store in memory, or nil
+	near   *residents // counters of a store in memory, or nil
 	now    time.Time
-	region string // the name of this region; empty: there are no others
+	region string // name of this region; empty: no other region shares the counters
 
-	rows    table // that the calls need, and how they change them
-	missing int   // how many of them were not in memory and have to be read; then what was judged is void
+	rows    table // rows that the calls need, with their changes
+	missing int   // number of rows to read from the store; if any, the results are void and judging is repeated
 	heads   []*head
-	byKey   map[string]*head // the same by key; empty while there are few
+	byKey   map[string]*head // the same by key; empty while there are few heads
 
 	meta        meta
 	metaChanged bool
-	room        []byte     // for the head that is encoded
-	changes     []rows.Row // of the commit
+	room        []byte     // buffer in which a head is encoded
+	changes     []rows.Row // rows of the commit
 	ids         []rows.ID
-	used        map[[16]byte]struct{} // the same; empty while there are few
-	asked       []rows.ID             // of refused operations: one that was made before is a replay, and not refused
+	used        map[[16]byte]struct{} // the same as a set; empty while there are few
+	asked       []rows.ID             // IDs of refused operations, which may be repetitions of made ones
 	news        []counter.Notification
-	told        []string // keys whose shares other regions have to get
+	told        []string // keys of the counters whose shares must be sent to other regions
 	judged      bool
-	writes      int // so far, also those to the same row
+	writes      int // number of writes so far, including repeated ones of one row
 
-	malformed error // a row that an operation needed; then what was judged is void
-	full      bool  // the call that is judged needs more memory than there is for limits
+	malformed error // an operation needed a malformed row, so the judgement is void
+	full      bool  // the limits in memory have no room for the call that is judged
 }
 
 var _ counter.Step = (*draft)(nil)
 
-// large is the number of rows from which the memory of a draft is not used again.
+// large is the number of rows above which a draft is not reused, so that it does not hold its memory.
 const large = 1024
 
-// reset empties the draft, and reports whether it may be used again.
+// reset empties the draft, and reports whether it may be reused.
 func (d *draft) reset() bool {
 	if cap(d.rows.list) > large || cap(d.heads) > large || cap(d.news) > large {
 		return false
@@ -63,7 +63,7 @@ func (d *draft) reset() bool {
 	return true
 }
 
-// clear forgets what was judged, and keeps what was read.
+// clear drops all results of judging, but keeps the rows that were read.
 func (d *draft) clear() {
 	d.unjudge()
 	for at := range d.rows.list {
@@ -74,7 +74,7 @@ func (d *draft) clear() {
 	}
 }
 
-// unjudge forgets what was judged, apart from the rows.
+// unjudge drops all results of judging that are not in rows.
 func (d *draft) unjudge() {
 	for _, h := range d.heads {
 		*h = head{}
@@ -98,13 +98,14 @@ func (d *draft) unjudge() {
 	d.malformed = nil
 }
 
-// prepare looks up the rows that calls name, so that most drafts have everything after one read of the store.
+// prepare looks up the rows that the calls name, so that one read of the store is enough for most drafts.
 func (d *draft) prepare(calls []*pending) {
 	if !d.p.meta.loaded {
 		d.row(metaRow)
 	}
 
-	// The heads of all changes, the streams and the limits; what else is needed depends on these.
+	// These are the heads of all changes, the streams and the limits. Which further rows are needed depends on their
+	// contents.
 	for _, one := range calls {
 		if one.Stream != "" {
 			d.row(rows.Name{Collection: streams, Field: one.Stream})
@@ -156,7 +157,7 @@ func (d *draft) fill(found []rows.Found) error {
 	return nil
 }
 
-// judge makes calls, beginning anew.
+// judge judges the calls from the beginning.
 func (d *draft) judge(calls []*pending) {
 	if d.judged {
 		d.clear()
@@ -168,8 +169,8 @@ func (d *draft) judge(calls []*pending) {
 	}
 }
 
-// judgeCall makes a call, unless the stream's last call was this one or a later one. The call is answered when the
-// store has the draft.
+// judgeCall judges a call, unless the stream's last call was this one or a later one. The caller gets the answer once
+// the store has committed the draft.
 func (d *draft) judgeCall(one *pending) {
 	one.answer = Answer{}
 	one.err = nil
@@ -197,7 +198,8 @@ func (d *draft) judgeCall(one *pending) {
 	writes := d.writes
 	d.make(one)
 
-	// What changed nothing may be judged again, unless an earlier copy of the call may come after the answer.
+	// A call that changed nothing can be judged again if it is repeated, so its answer is not stored. But if the call
+	// was sent before, an earlier copy may arrive after this answer, and must be recognized.
 	if one.Repeated || d.writes > writes {
 		d.put(stream, encodeAnswer(one.Number, d.now, &one.answer))
 		if row == nil {
@@ -206,7 +208,7 @@ func (d *draft) judgeCall(one *pending) {
 	}
 }
 
-// make makes everything in a call.
+// make judges everything in a call.
 func (d *draft) make(one *pending) {
 	if len(one.Ops) > 0 {
 		one.answer.Results = make([]counter.Result, len(one.Ops))
@@ -240,7 +242,7 @@ func (d *draft) makeMore(m *More) *MoreAnswer {
 			d.expire(row.Name, row.Until)
 		}
 	}
-	// Another batch with the same key may have been made at the same time.
+	// A batch with the same key may have been committed at the same time.
 	for _, id := range m.Remembered {
 		if !d.Remembered(id) {
 			d.Remember(id)
@@ -257,7 +259,7 @@ func (d *draft) makeMore(m *More) *MoreAnswer {
 	return answer
 }
 
-// judgeOp makes one operation, unless the row of one of its counters is malformed or in another partition.
+// judgeOp judges one operation, unless the row of one of its counters is malformed or in another partition.
 func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	for i := range op.Changes {
 		h := d.head(op.Changes[i].Key)
@@ -282,8 +284,8 @@ func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	}
 }
 
-// ask reports which idempotency keys are remembered. If this owner does not know, the store says so when it gets the
-// commit, and the calls are judged again.
+// ask reports which idempotency keys are remembered. For a key that is not in memory it assumes no. If the store does
+// remember the key, it refuses the commit, and the calls are judged again.
 func (d *draft) ask(ids []counter.IdempotencyKey) []bool {
 	if len(ids) == 0 {
 		return nil
@@ -305,14 +307,14 @@ func (d *draft) empty() bool {
 	return d.writes == 0 && len(d.ids)+len(d.asked)+len(d.news) == 0
 }
 
-// stays reports whether the draft changes residents alone, which no store has.
+// stays reports whether the draft changes only residents, so that there is nothing to commit.
 func (d *draft) stays() bool {
 	return d.near != nil && !d.metaChanged && len(d.rows.list) == 0 && len(d.ids)+len(d.asked) == 0
 }
 
-// commit makes c the commit of the draft. It follows the partition's newest one.
+// commit sets c to the commit of the draft, which follows the partition's newest commit.
 func (d *draft) commit(c *rows.Commit, publish bool) {
-	// Heads are encoded once, however many operations of the turn changed them. Residents are not written at all.
+	// Each head is encoded once, however many operations of the turn changed it. Residents are not written.
 	for _, h := range d.heads {
 		if h.changed && d.near == nil {
 			d.room = h.append(d.room[:0])
@@ -337,7 +339,7 @@ func (d *draft) commit(c *rows.Commit, publish bool) {
 			continue
 		}
 
-		// A value that has grown keeps room that nobody needs any more.
+		// append has left spare capacity in a value that grew; do not keep it.
 		if cap(e.value) > len(e.value)+slack {
 			e.value = exactly(e.value)
 		}
@@ -351,7 +353,7 @@ func (d *draft) commit(c *rows.Commit, publish bool) {
 	}
 }
 
-// exactly returns a copy of a value, nil of an empty one.
+// exactly returns a copy of a value without spare capacity, nil for an empty one.
 func exactly(b []byte) []byte {
 	if len(b) == 0 {
 		return nil
@@ -363,10 +365,10 @@ func exactly(b []byte) []byte {
 	return value
 }
 
-// slack is the room at the end of a value that is not worth a copy, in bytes.
+// slack is the spare capacity of a value, in bytes, up to which a copy is not worthwhile.
 const slack = 32
 
-// distinctAsked returns the IDs to ask for, each once, without those that the commit uses.
+// distinctAsked returns the IDs to ask the store about, each once, without the IDs that the commit uses itself.
 func (d *draft) distinctAsked() []rows.ID {
 	if len(d.asked) == 0 {
 		return nil
@@ -384,7 +386,7 @@ func (d *draft) distinctAsked() []rows.ID {
 	})
 }
 
-// row returns the index of a row, which is missing if it is not in memory.
+// row returns the index of a row, which is marked as missing if it is not in memory.
 func (d *draft) row(name rows.Name) int {
 	at := d.rows.find(name)
 	if at < 0 && d.near != nil {
@@ -395,7 +397,7 @@ func (d *draft) row(name rows.Name) int {
 		at = d.rows.add(entry{name: name, unknown: true})
 	}
 
-	// A row that was only written so far has to be looked up now.
+	// The row was written without being looked up; look it up now.
 	e := &d.rows.list[at]
 	if !e.unknown || e.written {
 		return at
@@ -414,7 +416,7 @@ func (d *draft) row(name rows.Name) int {
 	return at
 }
 
-// lookUp returns the value of a row in memory, and whether it is known there.
+// lookUp returns the value of a row in memory, and whether the memory knows the row.
 func (d *draft) lookUp(name rows.Name) (value []byte, ok bool) {
 	if d.near != nil {
 		at := d.address(name)
@@ -429,7 +431,7 @@ func (d *draft) lookUp(name rows.Name) (value []byte, ok bool) {
 // get returns the value of a row, nil if it does not exist.
 func (d *draft) get(name rows.Name) []byte { return d.rows.list[d.row(name)].value }
 
-// own returns the value of a row, which the caller may modify before it puts it.
+// own returns a copy of a row's value that the caller may modify before it puts it.
 func (d *draft) own(name rows.Name) []byte {
 	e := &d.rows.list[d.row(name)]
 	if e.own {
@@ -443,7 +445,7 @@ func (d *draft) own(name rows.Name) []byte {
 func (d *draft) put(name rows.Name, value []byte) {
 	at := d.rows.find(name)
 	if at < 0 {
-		at = d.rows.add(entry{name: name, unknown: true}) // written without a look at what it was
+		at = d.rows.add(entry{name: name, unknown: true}) // its old value was not looked up
 	}
 	d.putAt(at, value)
 }
@@ -457,10 +459,10 @@ func (d *draft) putAt(at int, value []byte) {
 	d.writes++
 }
 
-// Remembered implements counter.Step. An ID that this owner does not know may still be remembered by the store. Then
-// the store refuses the commit, and the calls are judged again.
+// Remembered implements counter.Step. For an ID that is not in memory it returns false. If the store does remember the
+// ID, it refuses the commit, and the calls are judged again.
 func (d *draft) Remembered(id counter.IdempotencyKey) bool {
-	// An earlier operation of the turn may have used it, or the store has just said so.
+	// An earlier operation of the turn may have used the ID, or the store has just refused it.
 	if d.uses(id) || d.p.known[id].After(d.now) {
 		return true
 	}

@@ -19,8 +19,8 @@ var _ counter.Dumper = (*Reader)(nil)
 const (
 	// dumpPage is how many heads of each partition an export reads at a time.
 	dumpPage = 64
-	// dumpTries is how often a counter that changes all the time is read. The last try is taken as it is: parts of it
-	// may be newer than others.
+	// dumpTries is how often an export reads a counter that keeps changing during the read. It accepts the last try, in
+	// which some parts may be newer than others.
 	dumpTries = 5
 	// memberText is the length of a member's hash as exports have it, see counter.MemberHash.
 	memberText = 14
@@ -74,7 +74,7 @@ func (r *Reader) Dump(ctx context.Context, after string, each func(counter.Copy)
 	}
 }
 
-// DumpExact calls each with the exact counters of ExactPartition, for who keeps them elsewhere from now on.
+// DumpExact calls each with the exact counters of ExactPartition. It is used to move them to another store.
 func (r *Reader) DumpExact(ctx context.Context, each func(counter.Copy) error) error {
 	var keys []string
 	err := r.store.Scan(ctx, ExactPartition, heads, "", func(key string, row []byte) error {
@@ -102,12 +102,12 @@ func (r *Reader) DumpExact(ctx context.Context, each func(counter.Copy) error) e
 	return nil
 }
 
-// dumpedKeys are the next keys of one partition, in order.
+// dumpedKeys is a page of keys of one partition, in order.
 type dumpedKeys struct {
 	partition int
 	keys      []string
 	after     string // the last key that was read
-	all       bool   // there are no more
+	all       bool   // true after the last page
 }
 
 func (p *dumpedKeys) take() string {
@@ -117,7 +117,7 @@ func (p *dumpedKeys) take() string {
 	return key
 }
 
-// firstKey returns the page with the first key of all, nil if there is none.
+// firstKey returns the page whose next key is the first one of all partitions, nil if no keys are left.
 func (r *Reader) firstKey(ctx context.Context, pages *[rows.Partitions]dumpedKeys) (first *dumpedKeys, err error) {
 	for id := range pages {
 		p := &pages[id]
@@ -135,7 +135,7 @@ func (r *Reader) firstKey(ctx context.Context, pages *[rows.Partitions]dumpedKey
 	return first, nil
 }
 
-// turn reads the next keys of a partition.
+// turn reads the next page of keys of a partition.
 func (r *Reader) turn(ctx context.Context, p *dumpedKeys) error {
 	keys, all, err := firstFields(ctx, r.store, p.partition, heads, p.after, dumpPage)
 	if err != nil {
@@ -151,9 +151,9 @@ func (r *Reader) turn(ctx context.Context, p *dumpedKeys) error {
 	return nil
 }
 
-// dump returns everything about one counter, as of some moment, or a Copy without a version if it does not exist.
+// dump returns everything about one counter, as of one moment, or a Copy without a version if it does not exist.
 func (r *Reader) dump(ctx context.Context, partition int, key string) (is counter.Copy, err error) {
-	// The counter is read where it was found, whatever the rules say about its place now.
+	// Read the counter where it was found, even if the rules place it elsewhere by now.
 	at := []rows.Address{{Partition: partition, Name: headOf(key)}}
 
 	before, err := r.values(ctx, at)

@@ -12,7 +12,7 @@ import (
 // head is the row of a counter in a draft.
 type head struct {
 	key string
-	at  int // of its row in the draft, unless it is resident
+	at  int // index of its row in the draft, unless the counter is resident
 
 	record
 
@@ -20,32 +20,32 @@ type head struct {
 	changed bool
 }
 
-// record is what the row of a counter says: its state, and where its other rows are.
+// record is the decoded row of a counter: its state, and what its other rows are.
 type record struct {
 	counter.State
-	// life names the rows of the counter. It is the first incarnation of its version, so a counter that is made again
-	// after its deletion has another one.
+	// life is part of the names of the counter's other rows. It is the first incarnation of the counter's version, so a
+	// counter that is created again after its deletion has a different life.
 	life    uint64
 	parts   parts
-	*extent // of a set; nil for a number
+	*extent // of a set or a unique; nil for a number
 }
 
-// extent is how large a set is.
+// extent describes the rows of a set.
 type extent struct {
-	emptied uint64 // sequence of the version at which the set was emptied last; the rows of a set have it in their name
+	emptied uint64 // sequence of the version at which the set was last emptied; part of the names of its rows
 	members uint64
-	shards  uint64 // how many rows the members are in; 0: one
-	ranks   *ranks // of a unique whose registers are in several rows
+	shards  uint64 // number of rows that hold the members; 0: one
+	ranks   *ranks // of a unique whose registers take several rows
 }
 
-// extend makes a record one of a set.
+// extend makes the record that of a set.
 func (h *record) extend() {
 	if h.extent == nil {
 		h.extent = &extent{}
 	}
 }
 
-// size returns how many members this region has of a set.
+// size returns the number of members that a set has in this region.
 func (h *record) size() int64 {
 	if h.extent == nil {
 		return 0
@@ -68,8 +68,8 @@ func (e *extent) clone() *extent {
 	return &own
 }
 
-// parts says what a counter has beside its head, so that a deletion knows what to discard: bit i stands for a history
-// with time buckets of counter.BucketSteps[i].
+// parts lists which other rows a counter has besides its head, so that a deletion knows what to discard. Bit i stands
+// for a history with time buckets of counter.BucketSteps[i].
 type parts uint64
 
 const (
@@ -78,23 +78,23 @@ const (
 	hasReservations
 )
 
-// historyPart returns the part that is a history with time buckets of a length, in seconds.
+// historyPart returns the part for a history whose time buckets have a length, in seconds.
 func historyPart(step uint32) parts {
 	at := slices.Index(counter.BucketSteps, time.Duration(step)*time.Second)
 	if at < 0 {
-		return 0 // no rule has such buckets; they expire
+		return 0 // no rule has time buckets of this length any more, so those that are left only expire
 	}
 
 	return 1 << at
 }
 
-// headOf returns the name of a counter's row.
+// headOf returns the name of the row that is the head of a counter.
 func headOf(key string) rows.Name { return rows.Name{Collection: heads, Field: key} }
 
 // State implements counter.Step.
 func (d *draft) State(key string) *counter.State { return &d.head(key).State }
 
-// head returns the head of a counter. One that does not exist yet gets a life.
+// head returns the head of a counter. If the counter does not exist yet, it gets a life.
 func (d *draft) head(key string) *head {
 	h := d.findHead(key)
 	if h == nil {
@@ -121,9 +121,9 @@ func (d *draft) findHead(key string) *head {
 	return nil
 }
 
-// addHead reads the head of a counter. It uses the memory of a former one, if there is any.
+// addHead reads the head of a counter into a head of an earlier draft, if one can be reused.
 func (d *draft) addHead(key string) *head {
-	// Pointers to heads stay valid while the slice grows.
+	// The slice has pointers, so that callers may keep a head while the slice grows.
 	n := len(d.heads)
 	if n == cap(d.heads) {
 		d.heads = append(d.heads, nil)
@@ -156,17 +156,17 @@ func (d *draft) addHead(key string) *head {
 	return h
 }
 
-// counter returns a counter as the draft has it.
+// counter returns a counter with the changes of the draft.
 func (d *draft) counter(key string) counter.Counter { return d.head(key).Counter(key) }
 
-// incarnation returns that of a counter that is made now. A clock of this process never counts: the epoch does, unless
-// a counter with a greater incarnation was deleted.
+// incarnation returns the incarnation of a counter that is created now. It is the epoch, or greater if a counter with a
+// greater incarnation was deleted. It never depends on the clock of this process.
 func (d *draft) incarnation() uint64 { return max(d.p.epoch, d.meta.deleted+1) }
 
 // Deleted implements counter.Step.
 func (d *draft) Deleted() uint64 { return d.meta.deleted }
 
-// change notes that a head has to be written.
+// change records that a head must be written.
 func (d *draft) change(h *head) {
 	h.changed = true
 	d.writes++
@@ -181,7 +181,7 @@ func (d *draft) Changed(key string, joined, left []string, all bool) {
 	d.news = append(d.news, counter.Notification{Key: key, Joined: joined, Left: left, All: all})
 }
 
-// raise gives the version of a changed counter the incarnation of the epoch.
+// raise raises the incarnation of a changed counter's version to the epoch.
 func (d *draft) raise(h *head) {
 	switch v := &h.Version; v.Sequence {
 	case 0: // deleted
@@ -196,7 +196,8 @@ func (d *draft) raise(h *head) {
 func (d *draft) Drop(key string, v counter.Version) {
 	h := d.head(key)
 	d.discardParts(h)
-	// A counter that is made again under this key gets a greater incarnation, and by that other rows.
+	// The greatest deleted incarnation is remembered, so that a counter which is created again under this key gets a
+	// greater one, and thereby rows with other names.
 	d.meta.deleted = max(v.Incarnation, h.life, d.meta.deleted)
 	d.metaChanged = true
 
@@ -205,14 +206,14 @@ func (d *draft) Drop(key string, v counter.Version) {
 	h.extent = nil
 }
 
-// discardParts discards everything that a counter has beside its head.
+// discardParts discards all rows of a counter except its head.
 func (d *draft) discardParts(h *head) {
 	for _, collection := range h.collections() {
 		d.discard(collection)
 	}
 }
 
-// collections returns the collections that have the other rows of a counter.
+// collections returns the collections that have the counter's rows besides its head.
 func (h *head) collections() (all []string) {
 	if h.Entries > 0 {
 		all = append(all, ledgerCollection(h))
@@ -227,7 +228,7 @@ func (h *head) collections() (all []string) {
 		all = append(all, openCollection(h), endedCollection(h))
 	}
 
-	// Histories of lengths that no rule has any more expire by themselves.
+	// Histories with lengths that no rule has any more need not be discarded, because they expire.
 	for _, step := range counter.BucketSteps {
 		seconds := uint32(step / time.Second)
 		if h.parts&historyPart(seconds) != 0 {
@@ -238,7 +239,7 @@ func (h *head) collections() (all []string) {
 	return all
 }
 
-// append appends the row of a counter; nothing for one that does not exist.
+// append appends the encoded row of a counter, and nothing for a counter that does not exist.
 func (h *record) append(b []byte) []byte {
 	if h.Version == (counter.Version{}) {
 		return b
@@ -261,7 +262,7 @@ func (h *record) append(b []byte) []byte {
 		return h.appendSlots(b)
 	}
 
-	// One that never had a member has none.
+	// A set that never had a member has no extent.
 	var e extent
 	if h.extent != nil {
 		e = *h.extent

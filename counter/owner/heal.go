@@ -19,7 +19,7 @@ var (
 	healsInPieces = marks.Sometimes("what the store lost is written again in pieces")
 )
 
-// giveUp ends the ownership of p and sends its callers elsewhere. The caller has the turn.
+// giveUp ends the ownership of p and makes its callers turn to the new owner. The caller has the turn.
 func (o *Owner) giveUp(p *partition) {
 	o.fail(p, ErrNotOwner)
 
@@ -27,7 +27,7 @@ func (o *Owner) giveUp(p *partition) {
 	if o.owned[p.id] == p {
 		o.owned[p.id] = nil
 	}
-	// After this nobody can enter the queue, since the partition is owned no more.
+	// From here on no call can enter the queue, since the partition is not owned any more.
 	queue := p.queue
 	p.queue = nil
 	o.mu.Unlock()
@@ -38,17 +38,18 @@ func (o *Owner) giveUp(p *partition) {
 }
 
 // heal claims p again and has every row written that the store may lack, or gives p up if another process has claimed
-// it. The calls in the turn of p are judged anew after that. The caller has the turn.
+// it. Then the calls in the turn of p are judged again. The caller has the turn.
 func (o *Owner) heal(p *partition) {
 	fencedOrLost.Reached()
 	o.requeue(p)
 
-	// The claim names the former one, so it fails if somebody else has claimed since.
+	// The claim names the former claim, so it is refused if another process has claimed the partition since.
 	ctx, cancel := o.limited()
 	claims, err := o.store.Claim(ctx, o.cfg.Name, []rows.Former{{Partition: p.id, Epoch: p.epoch}})
 	cancel()
 	if err != nil {
-		// The claim may have been granted. An empty commit, repeated until the store answers, leads here again.
+		// The outcome is unknown: the claim may have been granted. Repeat an empty commit until the store answers; if
+		// the claim was granted, the answer leads here again.
 		nothing := o.nothing(p)
 		o.doubt(p, &nothing)
 		return
@@ -68,13 +69,15 @@ func (o *Owner) heal(p *partition) {
 	o.settleLater(p, pieces, make(chan struct{}))
 }
 
-// healing returns commits that write what a store may lack whose newest commit has a number.
+// healing returns the commits that restore a store whose newest commit has the given number.
 //
-// They are pieces, so that a store with other work is not blocked, and go by the numbers of the rows: each piece has
-// everything of some numbers, and its own number is the greatest of these. So at any moment it is true what is always
-// true, that a store with a number has each row with that number or a smaller one. And since what a commit writes
-// beside the counters, its IDs and the answers of streams, has the smallest number of all that it wrote, no change of a
-// counter is there without them: when this owner dies between two pieces, a repeated call finds that it was made.
+// There are several, so that they do not block other work of the store. They are ordered by the numbers of the rows:
+// each commit has all rows of a range of numbers, and its own number is the greatest of them. So the invariant holds at
+// every moment that a store with some number has every row with that number or a lower one.
+//
+// What a commit writes besides counters, its IDs and the answers of streams, has the lowest number in it. So no change
+// of a counter is stored without them: if this owner dies between two of the commits, a repeated call still finds that
+// it was made.
 func (p *partition) healing(number uint64, most int) []rows.Commit {
 	now := time.Now()
 	commit := rows.Commit{Partition: p.id, Epoch: p.epoch, After: number, At: now}
@@ -96,7 +99,7 @@ func (p *partition) healing(number uint64, most int) []rows.Commit {
 		}
 	}
 
-	// The meta row has no number. What the store has may come from another owner, which got further than this one.
+	// The meta row has no number, so it is always written: the store's row may come from an earlier owner.
 	if p.meta.loaded {
 		commit.Rows = append(commit.Rows, rows.Row{Name: metaRow, Value: p.meta.encode()})
 	}
@@ -106,7 +109,7 @@ func (p *partition) healing(number uint64, most int) []rows.Commit {
 	return append(pieces, commit)
 }
 
-// numbered is a row or an ID, and the number of the commit that wrote it or a greater one.
+// numbered is a row or an ID with the number of the commit that wrote it, or a greater number.
 type numbered struct {
 	number uint64
 	row    rows.Row
@@ -114,7 +117,7 @@ type numbered struct {
 	id     rows.ID
 }
 
-// after returns everything in memory that has a greater number, in the order of the numbers.
+// after returns everything in memory with a greater number, in the order of the numbers.
 func (p *partition) after(number uint64, now time.Time) []numbered {
 	var all []numbered
 	for name, is := range p.written.all() {
@@ -123,7 +126,8 @@ func (p *partition) after(number uint64, now time.Time) []numbered {
 		}
 	}
 	for name, is := range p.rows.all() {
-		// The cache has the same value, and perhaps the greater number of a read.
+		// A row that is also in written has the same value here, but the cache may have the greater number of a later
+		// read.
 		if is.number > number && name != metaRow && !p.written.has(name) {
 			all = append(all, numbered{number: is.number, row: rows.Row{Name: name, Value: is.value}})
 		}
@@ -138,7 +142,7 @@ func (p *partition) after(number uint64, now time.Time) []numbered {
 	return all
 }
 
-// nothing drafts and returns a commit that changes nothing. The caller has the turn.
+// nothing starts a draft for p and returns a commit without changes. The caller has the turn.
 func (o *Owner) nothing(p *partition) rows.Commit {
 	p.draft = o.newDraft(p, time.Now())
 	p.draft.meta = p.meta
@@ -149,14 +153,14 @@ func (o *Owner) nothing(p *partition) rows.Commit {
 	return c
 }
 
-// doubt leaves p to a goroutine of its own, because the outcome of its commit is unknown.
+// doubt hands p over to a goroutine of its own, because the outcome of its commit is unknown.
 func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	inDoubt.Reached()
 	o.settleLater(p, []rows.Commit{*commit}, nil)
 }
 
-// settleLater leaves p to a goroutine of its own, which makes commits and learns their outcomes. Until these are known
-// the turns leave p alone. Healed is nil, or closed at the end.
+// settleLater hands p over to a goroutine of its own, which makes commits and waits for their outcomes. Until these are
+// known, turns skip p. Healed is nil, or closed at the end.
 func (o *Owner) settleLater(p *partition, commits []rows.Commit, healed chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -166,11 +170,11 @@ func (o *Owner) settleLater(p *partition, commits []rows.Commit, healed chan str
 	o.wg.Go(func() { o.settle(p, commits, healed) })
 }
 
-// settle makes commits until one of them fails. The outcome of each is known before the next one.
+// settle makes commits one after another, until one of them fails.
 func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}) {
 	if healed != nil {
 		defer close(healed)
-		// One after another: many partitions may have lost something at the same moment.
+		// Only one partition at a time: many partitions may have lost data at the same moment.
 		select {
 		case o.healing <- struct{}{}:
 			defer func() { <-o.healing }()
@@ -197,7 +201,7 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 	}
 	defer o.unlock()
 
-	// Only now may a turn look into the queue again.
+	// From here on a turn may take calls from the queue again.
 	o.mu.Lock()
 	p.unsure = false
 	p.healed = nil
@@ -208,7 +212,8 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 	}
 	o.mu.Unlock()
 
-	// The callers of a partition that was released meanwhile have turned to its next owner, which finds what was made.
+	// If the partition was released in the meantime, its callers have turned to the next owner, which knows the stored
+	// answers.
 	if !released {
 		o.settled(p, last, err)
 	}
@@ -217,11 +222,11 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 	}
 }
 
-// insist makes a commit, again and again until its outcome is known. An earlier attempt may still reach a store that is
-// full now but not then, so a full store decides nothing.
+// insist repeats a commit until its outcome is known. ErrFull does not count as an outcome: an earlier attempt may
+// reach the store late, when it is not full any more.
 func (o *Owner) insist(commit *rows.Commit) error {
 	for {
-		// The same commit with the same number: a store that has it already says so.
+		// It is the same commit with the same number, so a store that already has it says so.
 		err := o.write([]rows.Commit{*commit})[0]
 		if !errors.Is(err, rows.ErrUnavailable) && !errors.Is(err, rows.ErrFull) {
 			return err
@@ -232,9 +237,9 @@ func (o *Owner) insist(commit *rows.Commit) error {
 	}
 }
 
-// verify finds out, also without any traffic, whether the store has lost something.
+// verify checks at intervals, even without any traffic, whether the store has lost data.
 func (o *Owner) verify() {
-	const parts = 5 // of the partitions, one after another, so that the store does not get all at once
+	const parts = 5 // groups of partitions that are checked in turn, so that the commits do not come all at once
 	for turn := 0; wake.Wait(o.ctx, o.cfg.VerifyEvery/parts, nil); turn++ {
 		if o.lock(o.ctx) != nil {
 			return
@@ -244,7 +249,7 @@ func (o *Owner) verify() {
 	}
 }
 
-// verifyEach makes empty commits of the partitions whose number is part modulo parts. The caller has the turn.
+// verifyEach makes empty commits of every parts-th partition, beginning with part. The caller has the turn.
 func (o *Owner) verifyEach(part, parts int) {
 	var idle []*partition
 	var commits []rows.Commit

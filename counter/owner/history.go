@@ -10,24 +10,24 @@ import (
 	"headcount/internal/rows"
 )
 
-// The ended time buckets of a sum are in rows of 64: bucket n is in row n/64. A time bucket of a unique is in rows of
-// registers.
+// Completed time buckets of a sum are stored in rows of 64: bucket n is in row n/64. A time bucket of a unique is
+// stored in rows of registers.
 const historyRow = 64
 
-// historyCollection returns where the time buckets of a length, in seconds, are.
+// historyCollection returns the collection that has the counter's time buckets of a length, in seconds.
 func historyCollection(h *head, step uint32) string {
 	return "history:" + strconv.FormatUint(h.life, 36) + ":" + strconv.FormatUint(uint64(step), 10) + ":" + h.key
 }
 
-// numberField returns a field that sorts as its number.
+// numberField returns a field name that sorts like its number.
 func numberField(number int64) string { return fmt.Sprintf("%08x", number) }
 
 // Past implements counter.Step.
 func (d *draft) Past(key string, s counter.Slot, kept time.Duration) {
 	h := d.head(key)
-	h.parts |= historyPart(s.Step) // the counter changes, too
+	h.parts |= historyPart(s.Step) // Judge also calls Changed, so the head is written
 
-	// The row of a span expires with its last bucket.
+	// The row of a span expires when its last bucket does.
 	span := int64(s.Number) / historyRow
 	name := rows.Name{Collection: historyCollection(h, s.Step), Field: numberField(span)}
 	if d.get(name) == nil {
@@ -39,7 +39,7 @@ func (d *draft) Past(key string, s counter.Slot, kept time.Duration) {
 	d.put(name, binary.AppendVarint(b, s.Value))
 }
 
-// gains reads a row of the time buckets of a sum.
+// gains decodes a row of time buckets of a sum.
 func (r *reader) gains(span int64) []counter.Gain {
 	var all []counter.Gain
 	for len(r.rest) > 0 {
@@ -56,7 +56,7 @@ func (d *draft) See(key string, s counter.Slot, members []string, kept time.Dura
 	part := historyPart(s.Step)
 	if h.parts&part == 0 {
 		h.parts |= part
-		d.change(h) // its version stays as it is
+		d.change(h) // the head is written, but the counter's version stays unchanged
 	}
 
 	bucket := d.bucket(h, s, kept)

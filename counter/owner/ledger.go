@@ -9,7 +9,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// A ledger is in rows of 64 entries: entry n is in row (n-1)/64.
+// Ledger entries are stored in rows of 64: entry n is in row (n-1)/64.
 const ledgerRow = 64
 
 func ledgerCollection(h *head) string {
@@ -23,11 +23,11 @@ func ledgerName(h *head, seq uint64) rows.Name {
 
 // Enter implements counter.Step.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
-	// An entry is appended to its row, which is copied once for each commit.
+	// The entry is appended to a copy of its row, which is made only once per commit.
 	name := ledgerName(d.head(key), e.Seq)
 	d.put(name, appendEntry(d.own(name), &e))
 
-	// The last entry of a row is the last to expire.
+	// The last entry of a row expires last, and the row with it.
 	if e.Seq%ledgerRow == 0 && kept > 0 {
 		d.expire(name, e.At.Add(kept))
 	}
@@ -43,8 +43,8 @@ func appendEntry(b []byte, e *counter.Entry) []byte {
 	return appendBytes(b, e.By)
 }
 
-// entries reads a row of a ledger, whose first entry has that Seq. An entry without an operation stands for one that an
-// import did not have any more.
+// entries decodes a row of a ledger whose first entry has that Seq. An entry without an operation is a placeholder for
+// one that had expired before an import.
 func (r *reader) entries(seq uint64) []counter.Entry {
 	var all []counter.Entry
 	for ; len(r.rest) > 0; seq++ {

@@ -12,8 +12,8 @@ import (
 // limits is the collection of the states of limits.
 const limits = "limits"
 
-// limitsMost is what the states of one partition may take in memory, so 192 MB in all. Forgetting one would let more
-// pass than its limit.
+// limitsMost bounds the memory for the states of limits in one partition, which makes 192 MB for all. Beyond it new
+// limits are refused: to forget a state instead would let more calls pass than its limit allows.
 const limitsMost = 3 << 20
 
 // limitName returns the name of the row of a limit's state.
@@ -32,7 +32,7 @@ func limitOf(field string) limit.Name {
 	return n
 }
 
-// ForgetLimit returns the call that deletes the states of a limit that a store has. Its error is
+// ForgetLimit returns the call that deletes all states of a limit that a store has. Its error is
 // counter.ErrUnavailable.
 func ForgetLimit(ctx context.Context, store rows.Store, key string) (Call, error) {
 	call := Call{Partition: rows.PartitionOf(key), More: &More{}}
@@ -61,9 +61,9 @@ func (d *draft) limit(call *limit.Call) limit.Answer {
 		return limit.Answer{}
 	}
 
-	// The clock of the owner counts, for all gateways.
+	// The owner's clock decides, so that the clocks of gateways need not agree.
 	answer := state.Take(*call, d.now.UnixMilli())
-	changes := call.Cost > 0 || call.Cost < 0 && row != nil // there is nothing to give back without a state
+	changes := call.Cost > 0 || call.Cost < 0 && row != nil // without a state, nothing can be given back
 	if !answer.Allowed || !changes {
 		return answer
 	}

@@ -12,25 +12,26 @@ import (
 	"headcount/internal/rows"
 )
 
-// The members of a set are in rows of hashes, one after another, in no order. A set grows by linear hashing (Litwin,
-// VLDB 1980): when its rows are full on average, one of them is split, so that no change ever moves a whole set.
+// The members of a set are stored as hashes in rows, concatenated in no particular order. A set grows by linear hashing
+// (Litwin, VLDB 1980): when its rows are full on average, one of them is split, so that no change ever moves a whole
+// set.
 const (
 	hashSize    = 11 // bytes of a hash; its last four bits are 0
-	membersFull = 96 // members of a row, on average, at which a row is split
+	membersFull = 96 // average number of members per row above which a row is split
 )
 
 // hashOf returns the hash of a member.
 func hashOf(member string) [hashSize]byte {
-	// A member of an import may be known by its hash alone, which the text has then. Its 84 bits are not whole bytes,
-	// and a decoder drops the rest, so there are two digits more.
+	// The member of an imported set may be known by its hash alone, and then the text is the hash. Its 84 bits are not
+	// a whole number of bytes, and a decoder drops the rest, so two digits are added.
 	text := counter.MemberHash(member) + "AA"
 	var padded [hashSize + 1]byte
-	_, _ = base64.RawURLEncoding.Decode(padded[:], []byte(text)) // an import has checked the digits
+	_, _ = base64.RawURLEncoding.Decode(padded[:], []byte(text)) // cannot fail: an import has checked the digits
 
 	return [hashSize]byte(padded[:])
 }
 
-// shardOf returns which of shards rows has a hash.
+// shardOf returns which one of a set's rows has a hash.
 func shardOf(hash []byte, shards uint64) uint64 {
 	n := uint64(binary.BigEndian.Uint32(hash))
 	full := roundUp(shards)
@@ -41,7 +42,7 @@ func shardOf(hash []byte, shards uint64) uint64 {
 	return n % (full / 2)
 }
 
-// roundUp returns the least power of two that is not less than n.
+// roundUp returns the smallest power of two that is at least n.
 func roundUp(n uint64) uint64 { return 1 << bits.Len64(n-1) }
 
 // set is the set of one counter within a draft.
@@ -62,14 +63,14 @@ func (s set) row(shard uint64) rows.Name {
 	return rows.Name{Collection: setCollection(s.h), Field: strconv.FormatUint(shard, 10)}
 }
 
-// setCollection returns where the members or the registers of a counter are, since it was emptied last.
+// setCollection returns the collection of a counter's members or registers. It changes when the set is emptied.
 func setCollection(h *head) string {
 	return "set:" + strconv.FormatUint(h.life, 36) + "." + strconv.FormatUint(h.emptied, 36) + ":" + h.key
 }
 
 func (s set) shards() uint64 { return max(s.h.shards, 1) }
 
-// findHash returns where in a row a hash is, or -1.
+// findHash returns the offset of a hash in a row, or -1.
 func findHash(row []byte, hash []byte) int {
 	for at := 0; at+hashSize <= len(row); at += hashSize {
 		if bytes.Equal(row[at:at+hashSize], hash) {
@@ -90,7 +91,7 @@ func (d *draft) Join(key, member string) bool {
 	}
 
 	d.put(name, append(d.own(name), hash[:]...))
-	s.h.parts |= hasSet // the counter changes, too
+	s.h.parts |= hasSet // Judge also calls Changed, so the head is written
 	s.h.members++
 	if s.h.members > s.shards()*membersFull {
 		s.split()
@@ -137,7 +138,7 @@ func (s set) split() {
 	s.h.shards = shards + 1
 }
 
-// Empty implements counter.Step. The rows of the set are garbage from now on.
+// Empty implements counter.Step. The old rows of the set become garbage.
 func (d *draft) Empty(key string) {
 	h := d.set(key).h
 	d.discard(setCollection(h))

@@ -7,22 +7,22 @@ import (
 	"headcount/internal/rows"
 )
 
-// memory says how much of the partitions' rows an owner keeps. Who has the turn owns it.
+// memory bounds how many rows of its partitions an owner keeps. The holder of the turn owns it.
 //
-// The cache has the rows that were used last, so that they are not read again. Recent has the rows that were written
-// last, and the IDs: if the store loses them, the owner writes them again.
+// The cache has the rows that were used last, so that they need not be read again. Recent has the rows and IDs that
+// were written last: if the store loses them, the owner writes them again.
 type memory struct {
 	cache  budget
 	recent budget
 
-	aged time.Time // when recent forgot something
+	aged time.Time // when recent was last aged
 }
 
-// recentFor is how long what was written stays in memory, at least. A store that loses more than it wrote within this
-// time has lost what it promised to keep.
+// recentFor is how long written rows stay in memory, at least. A store that loses writes which are older than this has
+// broken its promise to persist them.
 const recentFor = 30 * time.Second
 
-// budget is the size of what the younger halves of some generations have, in bytes. At the limit they age. A negative
+// budget counts the bytes in the younger halves of the generations that share it. At the limit these age. A negative
 // limit keeps nothing.
 type budget struct{ size, limit int }
 
@@ -34,13 +34,13 @@ func newMemory(cfg *Config) memory {
 
 	m := memory{cache: budget{limit: half}, recent: budget{limit: half}}
 	if cfg.VerifyEvery < 0 {
-		m.recent.limit = -1 // nobody would notice a loss
+		m.recent.limit = -1 // without verification no loss would be noticed
 	}
 
 	return m
 }
 
-// forget keeps what is in memory within its bounds. The caller has the turn.
+// forget keeps the memory within its bounds. The caller has the turn.
 func (m *memory) forget(now time.Time, o *Owner) {
 	if m.cache.size > m.cache.limit && m.cache.limit >= 0 {
 		m.cache.size = 0
@@ -49,7 +49,7 @@ func (m *memory) forget(now time.Time, o *Owner) {
 		}
 	}
 
-	// Both halves together have what was written within the last 30 to 60 seconds.
+	// Together, both halves have what was written within the last 30 to 60 seconds.
 	full := m.recent.size > m.recent.limit
 	old := m.recent.size > 0 && now.Sub(m.aged) > recentFor
 	if m.recent.limit >= 0 && (full || old) {
@@ -62,15 +62,15 @@ func (m *memory) forget(now time.Time, o *Owner) {
 	}
 }
 
-// generations is a map that forgets what was not used for the longest time. It has two halves: age forgets the older
-// one and begins a new one, and what is used moves into the younger half.
+// generations is a map that forgets what was not used for the longest time. It has two halves: age drops the older half
+// and starts a new one, and every use moves an entry into the younger half.
 type generations[K comparable, V any] struct {
 	*budget        // shared by all generations that age together
 	sizeOf         func(K, V) int
 	younger, older map[K]V
 }
 
-// get returns the value of a key. It moves a value of the older half into the younger one.
+// get returns the value of a key, and moves it into the younger half.
 func (g *generations[K, V]) get(key K) (value V, ok bool) {
 	value, ok = g.younger[key]
 	if ok || len(g.older) == 0 {
@@ -94,7 +94,7 @@ func (g *generations[K, V]) put(key K, value V) {
 		g.younger = map[K]V{}
 	}
 
-	// A row that is written again and again counts once.
+	// A row that is written repeatedly counts only once.
 	before, ok := g.younger[key]
 	if ok {
 		g.size -= g.sizeOf(key, before)
@@ -133,23 +133,23 @@ func (g *generations[K, V]) all() iter.Seq2[K, V] {
 	}
 }
 
-// row is a row in memory. A nil value says that it does not exist.
+// row is a row in memory. A nil value means that the row does not exist.
 type row struct {
 	value []byte
-	// number is that of the commit that wrote the row, or a greater one: a store that has this number has the row.
+	// number is that of the commit that wrote the row, or a greater one: a store that has this commit has the row.
 	number uint64
 }
 
-// rowSize returns about what a row takes in memory.
+// rowSize estimates the memory of a row.
 func rowSize(name rows.Name, is row) int {
 	return len(name.Collection) + len(name.Field) + len(is.value) + 100
 }
 
-// remembered is an ID that was used. Its number is like that of a row.
+// remembered is an ID that was used. Its number has the same meaning as that of a row.
 type remembered struct {
 	until  time.Time
 	number uint64
 }
 
-// idSize returns about what an ID takes in memory.
+// idSize estimates the memory of an ID.
 func idSize([16]byte, remembered) int { return 100 }

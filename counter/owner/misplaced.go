@@ -6,19 +6,18 @@ import (
 )
 
 // ExactPartition has all exact counters, so that a batch of them is one commit. Every other counter is in the partition
-// of its key. So when a rule changes its kind, the counters that it had are in a place where nobody looks, and must not
-// begin anew in the other one.
+// of its key. When a rule changes its kind from or to exact, its existing counters are therefore in the wrong
+// partition. They must not be created anew in the other one.
 const ExactPartition = 0
 
-// Outside is the partition of the exact counters that are in no store of rows, see Config.ExactOutside. A store is
-// asked for heads in it before a counter is made.
+// Outside stands for the place of exact counters that no store of rows has, see Config.ExactOutside. Before a counter
+// is created, the store is asked for a head in this partition.
 const Outside = rows.Partitions
 
-// beside is the collection, within a draft, of the heads that keys have in their other place.
+// beside is the collection, within a draft, of heads that are in the other partition that may have their key.
 const beside = "beside"
 
-// otherPlace returns the other partition that may have a key, beside the one where it is expected, and whether there is
-// one.
+// otherPlace returns the partition, other than the expected one, that may have a key, and whether there is one.
 func otherPlace(key string, expected int) (partition int, ok bool) {
 	partition = rows.PartitionOf(key)
 	if partition == expected {
@@ -37,7 +36,7 @@ func (d *draft) otherPlace(key string) (partition int, ok bool) {
 	return otherPlace(key, d.p.id)
 }
 
-// address returns where the store has a row of the draft.
+// address returns the address in the store of a row of the draft.
 func (d *draft) address(name rows.Name) rows.Address {
 	if name.Collection != beside {
 		return rows.Address{Partition: d.p.id, Name: name}
@@ -48,14 +47,15 @@ func (d *draft) address(name rows.Name) rows.Address {
 	return rows.Address{Partition: partition, Name: headOf(name.Field)}
 }
 
-// misplaced returns the conflict of a change that would begin a counter anew, or nil.
+// misplaced returns the conflict of a change that would create a counter which already exists in another partition, or
+// nil.
 func (d *draft) misplaced(key string) error {
 	_, ok := d.otherPlace(key)
 	if !ok {
 		return nil
 	}
 
-	// A row of another partition. Its owner may change it, so it is read anew for each turn.
+	// The row belongs to another partition, whose owner may change it, so it is read again in each turn.
 	other := head{key: key}
 	err := other.decode(d.get(rows.Name{Collection: beside, Field: key}))
 	if err != nil || other.Kind == 0 {

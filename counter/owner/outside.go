@@ -8,20 +8,20 @@ import (
 	"headcount/internal/rows"
 )
 
-// EncodeHead returns the row of an exact counter in partition Outside.
+// EncodeHead returns the row of an exact counter for partition Outside.
 func EncodeHead(is counter.State) []byte {
 	h := head{record: record{State: is, life: is.Version.Incarnation}}
 
 	return h.append(nil)
 }
 
-// Outline is what one row says of a counter, for tables that people can read.
+// Outline is what one row says about a counter, for stores that also keep counters in tables for people to query.
 type Outline struct {
 	Key string
 	// State has the counter, or the zero Version if it is deleted. It is nil in the outline of a ledger.
 	State *counter.State
-	// Life names the ledger of the counter; First is the least Seq that the row can have, and Last the greatest.
-	// Without entries these are deleted.
+	// Life names the ledger of the counter; First and Last are the range of Seq that the row can have. Without entries
+	// these have been deleted.
 	Life        uint64
 	First, Last uint64
 	Entries     []counter.Entry

@@ -46,56 +46,59 @@ import (
 )
 
 var (
-	// ErrNotOwner means that this process does not own the partition. The owner has the answer to a repetition.
+	// ErrNotOwner means that this process does not own the partition. The caller repeats the call at the owner, which
+	// knows whether it was made.
 	ErrNotOwner = errors.New("not the owner")
-	// ErrOld means that the stream has sent a later call, so nobody waits for this one. It was not made now.
+	// ErrOld means that the stream has sent a later call, so no caller waits for this one. It was not made now.
 	ErrOld = errors.New("a later call has overtaken this one")
 )
 
-// AnyRegion is the Config.Region of an owner that imports what a region has exported, and does not know the region's
-// name. Nothing may be changed, only restored.
+// AnyRegion is the Config.Region of an owner that imports an export of some region without knowing the region's name.
+// Such an owner may only restore counters, not change them.
 const AnyRegion = "*"
 
 // Config tunes an Owner. A zero field takes its default.
 type Config struct {
-	// Name is that of this process. No other process has it, nor has this one before a restart.
+	// Name identifies this run of the process. It must be unique, also among earlier runs.
 	Name string
-	// Queue is the number of changes that may wait, default 65,536. Calls beyond it fail with counter.ErrBusy.
+	// Queue is the maximum number of waiting changes, default 65,536. Beyond it calls fail with counter.ErrBusy.
 	Queue int
 	// Batch is the number of changes after which a turn takes no further call of a partition, default 4,096.
 	Batch int
-	// WriteTimeout is the longest time that one call of the store may take, default 3s. A commit without an answer is
-	// repeated. Negative: for ever, for a store in memory, which waits for nothing.
+	// WriteTimeout limits one call of the store, default 3s. A commit without an answer is repeated. Negative: no
+	// limit, for a store in memory.
 	WriteTimeout time.Duration
 	// RepeatAfter is the pause before a commit without an answer is repeated, default 100ms.
 	RepeatAfter time.Duration
-	// VerifyEvery is how often an owner makes sure that the store has lost nothing of a partition, default 1s.
-	// Negative: never, for stores that lose nothing. Then the owner does not keep what it wrote, either.
+	// VerifyEvery is how often an owner checks that the store has lost nothing of a partition, default 1s. Negative:
+	// never, for stores that lose nothing. Then the owner does not keep what it wrote in memory, either.
 	VerifyEvery time.Duration
-	// HealRows is the number of rows after which a commit is full that writes what a store has lost, default 2,000.
+	// HealRows is the number of rows after which a commit that restores lost rows is full, default 2,000.
 	HealRows int
-	// SweepEvery is how often an owner deletes what has expired, default 1m. Negative: never.
+	// SweepEvery is how often an owner deletes expired rows, default 1m. Negative: never.
 	SweepEvery time.Duration
-	// Memory is the size of the rows that are kept in memory, in bytes, default 64 MB: of those that were used last,
-	// and as much again of those that were written last. Negative: none, for a store in memory.
+	// Memory bounds the rows that are kept in memory, in bytes, default 64 MB: that much for the rows that were used
+	// last, and as much again for the rows that were written last. Negative: none, for a store in memory.
 	Memory int
-	// Tier is a store whose rows leave it when nobody has changed their counters for ColdAfter, and come back when they
-	// are needed; nil: they stay.
+	// Tier is the store if it is tiered: rows of counters that nobody changed for ColdAfter are evicted from its fast
+	// store, and read from the durable one when they are needed. Nil: rows are not evicted.
 	Tier      Tier
 	ColdAfter time.Duration
-	// ExactOutside says that exact counters are not with owners. The store answers reads of heads in partition Outside.
+	// ExactOutside says that owners do not have the exact counters. The store then answers reads of heads in partition
+	// Outside.
 	ExactOutside bool
-	// Region is the name of this region, if others share its counters, or AnyRegion.
+	// Region is the name of this region if other regions share its counters, or AnyRegion.
 	Region string
-	// Shared gets the keys of counters whose shares other regions have to get, after a commit. It must not block. The
-	// epoch is that of the claim: by one claim nothing is missing.
+	// Shared is called after a commit with the keys of the counters whose shares must be sent to other regions. It must
+	// not block. The epoch is that of the claim: under one claim, no key is left out.
 	Shared func(partition int, epoch uint64, keys []string)
-	// Hub gets the changes, instead of those who watch the store. It is for a process that uses the store alone.
+	// Hub receives the changes directly, for a process that is the only user of its store. Nil: they are published in
+	// the store.
 	Hub *counter.Hub
 }
 
-// InMemory is the Config of an owner in front of a store in the memory of this process: a row is read from there, the
-// store waits for nothing, and it loses nothing.
+// InMemory is the Config of an owner whose store is in the memory of this process: rows are read from there, the store
+// never blocks, and it loses nothing.
 var InMemory = Config{Name: "only", WriteTimeout: -1, VerifyEvery: -1, Memory: -1}
 
 func (cfg Config) withDefaults() Config {
@@ -115,18 +118,17 @@ func (cfg Config) withDefaults() Config {
 type Owner struct {
 	cfg   Config
 	store rows.Store
-	near  *residents // in front of a store in memory, or nil; it is the same store then
+	near  *residents // the counters of a store in memory, or nil; then store is the same value
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
 	wg   sync.WaitGroup // verify, sweep, and settle of each partition that is unsure
 
 	waiting  atomic.Int64  // changes of all calls that are not answered
-	inMemory atomic.Int64  // rows, as of a moment ago
-	healed   atomic.Uint64 // rows written again after a store had lost some
+	inMemory atomic.Int64  // rows in memory, as of the last turn
+	healed   atomic.Uint64 // rows that were written again because the store had lost them
 
-	// turn is a lock that a caller may stop waiting for. Who has it owns the memory of all partitions, and the fields
-	// below.
+	// turn is a lock whose waiters may give up. Its holder owns the memory of all partitions, and the fields below.
 	turn    turnLock
 	memory  memory
 	scratch scratch
@@ -135,12 +137,12 @@ type Owner struct {
 
 	mu    sync.Mutex // guards the fields below
 	owned [rows.Partitions]*partition
-	busy  []*partition // those with calls in their queue; see partition.listed
+	busy  []*partition // partitions with calls in their queue; see partition.listed
 }
 
-// scratch has what every turn needs, and the next one uses again.
+// scratch has the buffers of a turn, which the next turn reuses.
 type scratch struct {
-	call      *pending // of the caller that has the turn, if nobody else knows it
+	call      *pending // the call of the caller that has the turn, if no other goroutine can see it
 	drafts    []*draft
 	work      []*partition
 	ready     []*partition
@@ -153,7 +155,7 @@ type scratch struct {
 func New(store rows.Store, cfg Config) *Owner {
 	o := &Owner{cfg: cfg.withDefaults(), store: store, turn: newTurnLock(), healing: make(chan struct{}, 1)}
 	o.memory = newMemory(&o.cfg)
-	// With a cache, rows are found there.
+	// A store in memory answers reads itself, so it needs no cache, and its counters can be residents.
 	if near, ok := store.(near); ok && o.cfg.Memory < 0 {
 		o.near = newResidents(near)
 		o.store = o.near
@@ -172,14 +174,15 @@ func New(store rows.Store, cfg Config) *Owner {
 	return o
 }
 
-// Rows returns the store of rows with what this owner keeps instead of it. It is for reading.
+// Rows returns the store of rows, including the counters that this owner keeps instead of the store. It is for reading
+// only.
 func (o *Owner) Rows() rows.Store { return o.store }
 
-// Close gives up all partitions once the turn under way has ended. Later calls fail with ErrNotOwner. It is called
-// once.
+// Close gives up all partitions once the current turn has ended. Later calls fail with ErrNotOwner. It must be called
+// only once.
 func (o *Owner) Close() {
 	o.stop()
-	_ = o.turn.lock(nil, nil) // for ever, so that no turn begins a goroutine any more
+	_ = o.turn.lock(nil, nil) // never unlocked, so that no turn can start a goroutine any more
 
 	for _, p := range o.partitions() {
 		o.giveUp(p)
@@ -187,15 +190,15 @@ func (o *Owner) Close() {
 	o.wg.Wait()
 }
 
-// Own claims partitions, whoever owns them now. Those that this process owns already stay as they are. After an error
-// some may be claimed.
+// Own claims partitions from whichever process owns them now, and keeps those that this process already owns. After an
+// error some may be claimed.
 func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 	if err := o.lock(ctx); err != nil {
 		return err
 	}
 	defer o.unlock()
 
-	// A second claim would fence this process itself.
+	// Claiming a partition again would fence off this process itself.
 	var wanted []rows.Former
 	for _, id := range partitions {
 		if o.partition(id) == nil {
@@ -227,7 +230,7 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 	return err
 }
 
-// Stats are numbers about an Owner.
+// Stats are figures about an Owner.
 type Stats struct {
 	Partitions int
 	Waiting    int    // changes of calls that are not answered
@@ -235,7 +238,7 @@ type Stats struct {
 	Healed     uint64 // rows written again after a store had lost some
 }
 
-// Stats returns numbers about o.
+// Stats returns figures about o.
 func (o *Owner) Stats() Stats {
 	return Stats{
 		Partitions: len(o.partitions()),
@@ -248,8 +251,8 @@ func (o *Owner) Stats() Stats {
 // Owns reports whether this process owns a partition, as far as it knows.
 func (o *Owner) Owns(partition int) bool { return o.partition(partition) != nil }
 
-// Release gives partitions up once the turn under way has ended, and what a store has lost is written again. Their
-// calls fail with ErrNotOwner from then on. If ctx ends first, they are kept.
+// Release gives up partitions once the current turn has ended and all lost rows of theirs are written again. From then
+// on their calls fail with ErrNotOwner. If ctx ends first, the partitions are kept.
 func (o *Owner) Release(ctx context.Context, partitions ...int) error {
 	for _, id := range partitions {
 		if err := o.awaitHealed(ctx, id); err != nil {
@@ -271,7 +274,7 @@ func (o *Owner) Release(ctx context.Context, partitions ...int) error {
 	return nil
 }
 
-// awaitHealed waits until a partition has everything again.
+// awaitHealed waits until all lost rows of a partition are written again.
 func (o *Owner) awaitHealed(ctx context.Context, id int) error {
 	o.mu.Lock()
 	var healed chan struct{}
@@ -298,7 +301,7 @@ func (o *Owner) partition(id int) *partition {
 	return o.owned[id]
 }
 
-// partitions returns all that this process owns.
+// partitions returns all partitions that this process owns.
 func (o *Owner) partitions() []*partition {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -306,7 +309,7 @@ func (o *Owner) partitions() []*partition {
 	return slices.DeleteFunc(slices.Clone(o.owned[:]), func(p *partition) bool { return p == nil })
 }
 
-// lock takes the turn, unless ctx ends first, or the owner.
+// lock takes the turn. It fails if ctx or the owner ends first.
 func (o *Owner) lock(ctx context.Context) error {
 	switch {
 	case o.turn.lock(ctx.Done(), o.ctx.Done()):

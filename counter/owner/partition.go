@@ -6,25 +6,25 @@ import (
 	"headcount/internal/rows"
 )
 
-// partition is what an owner has of a partition in memory. Who has the owner's turn owns the fields from epoch on.
+// partition is a partition in the memory of its owner. The holder of the owner's turn owns the fields from epoch on.
 type partition struct {
 	id     int
 	queue  []*pending    // calls for later turns, guarded by Owner.mu
-	listed bool          // it is in Owner.busy, guarded by Owner.mu
-	unsure bool          // settle makes commits and learns their outcomes, guarded by Owner.mu
-	healed chan struct{} // closed when what a store has lost is there again; nil: it has all. Guarded by Owner.mu
+	listed bool          // the partition is in Owner.busy; guarded by Owner.mu
+	unsure bool          // settle has the partition until the outcomes of its commits are known; guarded by Owner.mu
+	healed chan struct{} // closed when the lost rows are written again; nil: none are lost. Guarded by Owner.mu
 
 	exactOutside bool // exact counters are in partition Outside
 
 	epoch   uint64                            // of the claim
-	number  uint64                            // of the newest commit that the store has, as far as the owner knows
+	number  uint64                            // of the newest commit that is known to be stored
 	meta    meta                              // as of that commit
-	rows    generations[rows.Name, row]       // those that were used last, as of that commit
-	written generations[rows.Name, row]       // those that were written last, too
-	ids     generations[[16]byte, remembered] // that were written last
-	known   map[[16]byte]time.Time            // that the store has just refused to use again, for the next turn
-	calls   []*pending                        // in the turn
-	draft   *draft                            // what they change
+	rows    generations[rows.Name, row]       // rows that were used last, as of that commit
+	written generations[rows.Name, row]       // rows that were written last
+	ids     generations[[16]byte, remembered] // IDs that were written last
+	known   map[[16]byte]time.Time            // IDs that the store has just refused, for the next turn
+	calls   []*pending                        // calls in the turn
+	draft   *draft                            // the changes of these calls
 }
 
 func newPartition(id int, claim rows.Claim, m *memory) *partition {
@@ -36,7 +36,7 @@ func newPartition(id int, claim rows.Claim, m *memory) *partition {
 	return p
 }
 
-// learn remembers IDs that the store remembers, until the calls that use them are made.
+// learn keeps the IDs that the store remembers until the calls that use them are judged again.
 func (p *partition) learn(ids []rows.ID) {
 	knownToStore.Reached()
 	if p.known == nil {
@@ -47,24 +47,24 @@ func (p *partition) learn(ids []rows.ID) {
 	}
 }
 
-// landDraft moves the draft, which the store has, into memory.
+// landDraft moves the draft into memory, after the store has committed it.
 func (p *partition) landDraft() {
 	d := p.draft
 	p.meta = d.meta
 	p.known = nil
 	if d.near != nil {
 		d.near.land(p.id, d.heads)
-		return // the store has the other rows, and is as near as this memory
+		return // a store in memory has all other rows, so they are not cached
 	}
 
 	for i := range d.rows.list {
 		e := &d.rows.list[i]
 		if e.name.Collection == beside {
-			continue // another owner may change it
+			continue // the row belongs to another partition, whose owner may change it
 		}
 
 		is := row{value: e.value, number: p.number}
-		// What came from memory and stayed as it was is there already.
+		// An unchanged row that came from memory is there already.
 		if e.written || !e.cached && !e.unknown {
 			p.rows.put(e.name, is)
 		}

@@ -6,7 +6,7 @@ import (
 	"headcount/counter"
 )
 
-// publication returns what the draft tells watchers: each changed counter and who joined and left.
+// publication encodes the draft's changes for watchers: each changed counter, and which members joined and left.
 func (d *draft) publication() []byte {
 	b := binary.AppendUvarint(nil, uint64(len(d.news)))
 	for i := range d.news {
@@ -21,11 +21,11 @@ func (d *draft) publication() []byte {
 	return b
 }
 
-// anything is a publication that says that any counter of the partition may have changed.
+// anything is a publication that means that any counter of the partition may have changed.
 var anything = []byte{}
 
-// Publication calls each with the updates of a publication, oldest first. The error is ErrMalformed for one that may be
-// about any counter.
+// Publication calls each with the updates of a publication, oldest first. It returns ErrMalformed for a publication
+// that cannot be read, and which may therefore concern any counter.
 func Publication(b []byte, each func(counter.Update)) error {
 	r := reader{rest: b}
 	for range r.count() {
@@ -49,7 +49,7 @@ func Publication(b []byte, each func(counter.Update)) error {
 	return r.end("a publication")
 }
 
-// EncodeGained returns the value of a row that is a top list.
+// EncodeGained returns the row of a top list.
 func EncodeGained(most []counter.Gained) []byte {
 	b := binary.AppendUvarint(nil, uint64(len(most)))
 	for i := range most {
@@ -60,7 +60,7 @@ func EncodeGained(most []counter.Gained) []byte {
 	return b
 }
 
-// DecodeGained returns the top list of a row. The error is ErrMalformed.
+// DecodeGained decodes the row of a top list. The error is ErrMalformed.
 func DecodeGained(b []byte) ([]counter.Gained, error) {
 	r := reader{rest: b}
 	most := make([]counter.Gained, r.count())

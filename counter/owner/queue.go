@@ -16,32 +16,33 @@ import (
 // Call is some work for one partition, to which all of its keys belong.
 type Call struct {
 	Partition int
-	// Stream names the sender, and Number is greater than that of the stream's former call to the partition; a
-	// repetition has the same one. A sender in the same process, whose calls do not get lost, has no stream.
+	// Stream identifies the sender, and Number is greater than that of the stream's previous call to the partition. A
+	// repeated call has the same number. A sender in the same process, whose calls cannot get lost, has no stream.
 	Stream string
 	Number uint64
-	// Repeated says that the call was sent before. Only then may another copy of it arrive after its answer.
+	// Repeated says that the call was sent before. Only then can another copy of it arrive after its answer.
 	Repeated bool
-	// Until is when the sender gives up, and so will its context; the zero time: nobody knows. A call that comes over a
-	// link is not made after that.
+	// Until is when the sender gives up, the zero time if that is unknown. A call that arrives over a link is not made
+	// after that time.
 	Until time.Time
 
 	Ops  []counter.Op
-	More *More // nil: nothing else
+	More *More // nil: the call has only operations
 }
 
-// More is the work of a call beside operations. Few calls have any, so it is apart from those that are many.
+// More is the work of a call besides operations. It is a separate struct because few calls have any, and calls are
+// many.
 type More struct {
 	Limits     []limit.Call
-	Rows       []Expiring               // written as they are
-	Asked      []counter.IdempotencyKey // distinct: whether they are remembered
-	Remembered []counter.IdempotencyKey // distinct: are remembered from now on
+	Rows       []Expiring               // written unchanged
+	Asked      []counter.IdempotencyKey // distinct; the answer says which are remembered
+	Remembered []counter.IdempotencyKey // distinct; remembered from now on
 
 	Restore *Restore
-	Shares  []string // keys: what this region knows of these counters
-	Hear    *Hear    // what another region knows
+	Shares  []string // keys of counters whose shares the answer has
+	Hear    *Hear    // shares of another region to merge
 
-	sweep *swept // of the owner itself
+	sweep *swept // internal: part of a sweep
 }
 
 // Answer is the answer to a call.
@@ -55,12 +56,12 @@ type MoreAnswer struct {
 	Limits []limit.Answer // in order
 	Known  []bool         // in the order of Asked
 
-	Restored int           // how many counters Restore put in the place of older ones
+	Restored int           // number of counters that Restore replaced or created
 	Shares   []share.Share // in order
-	Merged   Merged        // of Hear
+	Merged   Merged        // the result of Hear
 }
 
-// size returns the number of changes of a call, for the bounds of the queue and of a turn.
+// size returns the number of changes of a call, which the bounds of the queue and of a turn count.
 func (c *Call) size() int {
 	n := 0
 	if m := c.More; m != nil {
@@ -97,29 +98,29 @@ func (c *Call) ids() int {
 // pending is a call that is not answered yet.
 type pending struct {
 	Call
-	changes int // as they count for the bound of the queue
+	changes int // its size, as counted in Owner.waiting
 
-	// Who has the turn writes these.
+	// The holder of the turn writes these.
 	answered  bool
-	withdrawn bool // its caller has gone, so it is not judged again
+	withdrawn bool // its caller has left, so it is not judged again
 	answer    Answer
 	err       error
 
 	// Both are nil while only its own caller can answer the call.
-	done  chan struct{} // closed with the answer
-	ready chan struct{} // has capacity 1; a value means that the call waits for a turn
+	done  chan struct{} // closed when the call is answered
+	ready chan struct{} // has capacity 1; a value means that the caller should make the next turn
 }
 
-// awaitable lets others answer the call.
+// awaitable allows other goroutines to answer the call.
 func (one *pending) awaitable() {
 	one.done = make(chan struct{})
 	one.ready = make(chan struct{}, 1)
 }
 
-// Do makes a call, and answers when everything is durable. The error is ErrNotOwner, ErrOld, counter.ErrBusy (nothing
-// was made) or counter.ErrUnavailable: repeat the call.
+// Do makes a call, and returns once everything is durable. The error is counter.ErrBusy if nothing was made. After
+// ErrNotOwner, ErrOld or counter.ErrUnavailable the caller repeats the call.
 func (o *Owner) Do(ctx context.Context, call Call) (Answer, error) {
-	// Without competition a call is a function call.
+	// Without contention, the call needs neither a queue nor a channel.
 	if o.turn.tryLock() {
 		return o.doNow(ctx, &call)
 	}
@@ -135,7 +136,7 @@ func (o *Owner) Do(ctx context.Context, call Call) (Answer, error) {
 
 // doNow makes a call with the turn that the caller has, and ends the turn.
 func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
-	// The memory of the last call is used again: nobody but its caller knew it.
+	// Reuse the memory of the last call, which no other goroutine could see.
 	one := o.scratch.call
 	if one == nil {
 		one = &pending{}
@@ -148,8 +149,8 @@ func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
 		o.unlock()
 		return Answer{}, err
 	}
-	// Its partition is unsure, or the store knew an idempotency key. Before the turn ends others must be able to
-	// answer.
+	// The call has to wait: its partition is unsure, or the store knew an idempotency key. So make it awaitable before
+	// the turn ends.
 	if !one.answered {
 		one.awaitable()
 		o.unlock()
@@ -165,13 +166,14 @@ func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
 	return answer, err
 }
 
-// Outcome is the answer to one of several calls, or the error.
+// Outcome is the answer to one of several calls, or its error.
 type Outcome struct {
 	Answer
 	Err error
 }
 
-// DoAll makes calls to different partitions, each by itself, as Do does. Without competition they share one turn.
+// DoAll makes calls to different partitions, each independently of the others, as Do does. Without contention they
+// share one turn.
 func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	outcomes := make([]Outcome, len(calls))
 	if err := o.lock(ctx); err != nil {
@@ -181,7 +183,7 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 		return outcomes
 	}
 
-	// All of them enter their queues before the turn, so that one commit of the store has them.
+	// All calls enter their queues before the turn, so that one commit of the store has them all.
 	all := make([]pending, len(calls))
 	for i := range calls {
 		all[i] = pending{Call: calls[i], changes: calls[i].size()}
@@ -195,11 +197,11 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	}
 	o.unlock()
 
-	// What the turn did not answer waits for another turn, like any call.
+	// A call that the turn did not answer waits for another turn.
 	for i := range all {
 		one := &all[i]
 		switch {
-		case outcomes[i].Err != nil: // it is in no queue
+		case outcomes[i].Err != nil: // the call was refused and is in no queue
 		case one.done == nil:
 			outcomes[i] = Outcome{one.answer, one.err}
 		default:
@@ -210,8 +212,8 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	return outcomes
 }
 
-// await waits for the answer to a call in a queue. Whoever gets the turn makes all calls that wait, so most callers
-// find theirs answered.
+// await waits for the answer to a call in a queue. The caller that gets the turn makes all waiting calls, so most
+// callers find theirs answered.
 func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 	for {
 		if o.turn.lock(one.done, ctx.Done()) {
@@ -219,7 +221,7 @@ func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 			o.unlock()
 		}
 
-		// The turn left a call alone if its partition is unsure.
+		// The turn skipped the call, since its partition is unsure.
 		select {
 		case <-one.done:
 			return one.answer, one.err
@@ -230,8 +232,8 @@ func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 	}
 }
 
-// enterTurn makes a turn with a call, and with those that wait. A call that waits for nothing does not count as
-// waiting, and has no changes. The caller has the turn.
+// enterTurn makes a turn with a call and with the waiting ones. If no other call waits, this one bypasses the queue and
+// is not counted in waiting. The caller has the turn.
 func (o *Owner) enterTurn(one *pending) error {
 	o.mu.Lock()
 	p := o.owned[one.Partition]
@@ -246,7 +248,7 @@ func (o *Owner) enterTurn(one *pending) error {
 	}
 	o.mu.Unlock()
 
-	// Nobody waits, so the call need not pass through the queue.
+	// No other call waits for the partition, so this one need not pass through the queue.
 	p.calls = append(p.calls, one)
 	o.scratch.work = append(o.scratch.work[:0], p)
 	o.make(o.scratch.work)
@@ -264,11 +266,11 @@ func (o *Owner) enqueue(one *pending) error {
 // enqueueLocked puts a call into the queue of its partition. The caller has mu.
 func (o *Owner) enqueueLocked(one *pending) error {
 	p := o.owned[one.Partition]
-	// A caller that is sent away here asks the new owner.
+	// The caller asks the directory for the new owner.
 	if p == nil {
 		return ErrNotOwner
 	}
-	// A call that is alone passes also if it is larger than the queue.
+	// A call that waits alone is accepted even if it is larger than the queue.
 	waiting := int(o.waiting.Load())
 	if waiting > 0 && waiting+one.changes > o.cfg.Queue {
 		return counter.ErrBusy
@@ -281,7 +283,7 @@ func (o *Owner) enqueueLocked(one *pending) error {
 	return nil
 }
 
-// listLocked has a turn look into the queue of p. The caller has mu.
+// listLocked makes the next turn look into the queue of p. The caller has mu.
 func (o *Owner) listLocked(p *partition) {
 	if !p.listed && !p.unsure {
 		p.listed = true
@@ -289,10 +291,10 @@ func (o *Owner) listLocked(p *partition) {
 	}
 }
 
-// withdraw takes a call back whose caller waits no longer, and returns the answer that has come meanwhile, or the error
-// for it. What is under way to the store may be made.
+// withdraw takes back a call whose caller stops waiting. It returns the answer if there is one by now, and otherwise
+// the error. A change that is already on its way to the store may still be made.
 func (o *Owner) withdraw(ctx context.Context, one *pending) (Answer, error) {
-	// A turn reads the operations of a call, and their memory is the caller's again after this.
+	// Wait for the turn: it reads the operations of the call, and the caller may reuse their memory afterwards.
 	if o.turn.lock(one.done, o.ctx.Done()) {
 		defer o.unlock()
 	}
@@ -315,13 +317,13 @@ func (o *Owner) withdraw(ctx context.Context, one *pending) (Answer, error) {
 	return Answer{}, fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))
 }
 
-// answer answers a call with what its draft says. The caller has the turn.
+// answer gives a call the answer of its draft. The caller has the turn.
 func (o *Owner) answer(one *pending) {
 	if one.changes > 0 {
 		o.waiting.Add(-int64(one.changes))
 	}
 	one.answered = true
-	// A call that is not awaitable is answered by its own caller, who sees answered.
+	// Without done, the call's own caller has the turn, and looks at answered.
 	if one.done != nil {
 		close(one.done)
 	}
@@ -337,8 +339,8 @@ func (o *Owner) refuse(one *pending, err error) {
 // turnIDs is the number of idempotency keys after which a turn takes no further call of a partition.
 const turnIDs = 1000
 
-// takeLocked moves waiting calls into the turn, but only one of each stream: the second may be a repetition of the
-// first. The caller has Owner.mu.
+// takeLocked moves waiting calls into the turn, but only one of each stream, since a second one may be a repetition of
+// the first. The caller has Owner.mu.
 func (p *partition) takeLocked(most int) {
 	// The usual case, without a map.
 	if len(p.queue) == 1 {
@@ -360,7 +362,7 @@ func (p *partition) takeLocked(most int) {
 			continue
 		}
 
-		// Calls without a stream do not exclude each other.
+		// Calls without a stream may share a turn.
 		streams[one.Stream] = one.Stream != ""
 		changes += one.changes
 		ids += one.ids()
@@ -369,18 +371,18 @@ func (p *partition) takeLocked(most int) {
 	p.queue = left
 }
 
-// callQueueLocked has the callers in the queue make a turn. The caller has Owner.mu.
+// callQueueLocked wakes the callers in the queue, so that one of them makes a turn. The caller has Owner.mu.
 func (p *partition) callQueueLocked() {
 	if p.unsure {
 		return
 	}
 
 	for _, one := range p.queue {
-		wake.Signal(one.ready) // nil before the call is awaitable: then its caller has the turn
+		wake.Signal(one.ready) // before the call is awaitable, ready is nil: then its caller has the turn
 	}
 }
 
-// Expiring is a row of a call, and until when it is kept; the zero time means for ever.
+// Expiring is a row that a call writes, and when it expires; the zero time: never.
 type Expiring struct {
 	rows.Row
 	Until time.Time

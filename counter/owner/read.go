@@ -13,9 +13,9 @@ import (
 	"headcount/presence"
 )
 
-// Reader reads counters from a store of rows, in any process: what was acknowledged is committed. It implements
-// counter.Reader. All methods may be called from any goroutine. Their errors are counter.ErrUnavailable or ErrMalformed
-// unless their comment says more.
+// Reader reads counters from a store of rows. Any process may use it, since an owner acknowledges only what is
+// committed. It implements counter.Reader. All methods may be called from any goroutine. Their errors are
+// counter.ErrUnavailable or ErrMalformed unless their comment says more.
 type Reader struct {
 	store rows.Store
 	place func(key string) int
@@ -45,7 +45,7 @@ func (r *Reader) values(ctx context.Context, addresses []rows.Address) ([][]byte
 	return values, nil
 }
 
-// unavailable returns the error of a step for which the store of rows did not do its part.
+// unavailable returns the error of a step that the store of rows could not carry out.
 func unavailable(what string, err error) error {
 	if errors.Is(err, rows.ErrMalformed) {
 		return fmt.Errorf("owner: %s: %w: %w", what, ErrMalformed, err)
@@ -54,18 +54,18 @@ func unavailable(what string, err error) error {
 	return fmt.Errorf("owner: %s: %w: %w", what, counter.ErrUnavailable, err)
 }
 
-// found is the head of a counter, and the partition that has it.
+// found is the head of a counter, with the partition where it was found.
 type found struct {
 	head
 	partition int
 }
 
-// address returns where another row of the counter is.
+// address returns the address of another row of the counter.
 func (f *found) address(name rows.Name) rows.Address {
 	return rows.Address{Partition: f.partition, Name: name}
 }
 
-// heads returns the rows of counters, in order.
+// heads returns the heads of counters, in order.
 func (r *Reader) heads(ctx context.Context, keys []string) ([]found, error) {
 	all := make([]found, len(keys))
 	each := make([]*found, len(keys))
@@ -78,7 +78,7 @@ func (r *Reader) heads(ctx context.Context, keys []string) ([]found, error) {
 		return nil, err
 	}
 
-	// A rule that changed its kind has left its counters in their other place.
+	// If a rule's kind has changed, its older counters may be in the other partition.
 	missing := each[:0]
 	for _, h := range each {
 		if other, ok := otherPlace(h.key, h.partition); ok && h.Kind == 0 {
@@ -90,7 +90,7 @@ func (r *Reader) heads(ctx context.Context, keys []string) ([]found, error) {
 	return all, r.readHeads(ctx, missing)
 }
 
-// readHeads reads heads where they are expected.
+// readHeads reads heads from the partitions where they are expected.
 func (r *Reader) readHeads(ctx context.Context, all []*found) error {
 	addresses := make([]rows.Address, len(all))
 	for i, h := range all {
@@ -119,7 +119,7 @@ func (r *Reader) head(ctx context.Context, key string) (found, error) {
 	return all[0], nil
 }
 
-// Read implements counter.Reader. No answer lags.
+// Read implements counter.Reader. It never returns lagging values.
 func (r *Reader) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	all, err := r.heads(ctx, keys)
 	if err != nil {
@@ -137,7 +137,7 @@ func (r *Reader) Read(ctx context.Context, keys []string, member string, _ time.
 	return readings, r.findMember(ctx, all, member, readings)
 }
 
-// findMember notes which sets have a member.
+// findMember records which sets have a member.
 func (r *Reader) findMember(ctx context.Context, all []found, member string, into []counter.Reading) error {
 	hash := hashOf(member)
 	var sets []int
@@ -173,10 +173,11 @@ func (r *Reader) Ledger(ctx context.Context, key string, after uint64, limit int
 	return r.ledger(ctx, &h, after, limit)
 }
 
-// ledger returns at most limit entries of a counter after one.
+// ledger returns at most limit entries of a counter with a Seq greater than after.
 func (r *Reader) ledger(ctx context.Context, h *found, after uint64, limit int) (counter.Ledger, error) {
 	var page counter.Ledger
-	const atOnce = 16 // rows, first; more when there are none, because the oldest rows expire
+	// Each further read is twice as large, because the oldest rows may have expired and yield no entries.
+	const atOnce = 16
 	for first, n := after/ledgerRow, uint64(atOnce); first*ledgerRow < h.Entries; first, n = first+n, 2*n {
 		entries, err := r.entries(ctx, h, first, n)
 		if err != nil {
@@ -299,7 +300,7 @@ func (r *Reader) AddTo(ctx context.Context, total *counter.Total, prefix string)
 		return err
 	}
 
-	// One after another: 12 KB each would be too much for all at once.
+	// One at a time: with 12 KB each, all at once would take too much memory.
 	for i := range uniques {
 		registers, err := r.registers(ctx, &uniques[i])
 		if err != nil {
@@ -347,7 +348,7 @@ func (r *Reader) Size(ctx context.Context, prefix string) (n int64, err error) {
 	return n, err
 }
 
-// Sets implements counter.Reader. It returns all of them at once.
+// Sets implements counter.Reader. It returns all sets in one page.
 func (r *Reader) Sets(ctx context.Context, _ string) (keys []string, next string, err error) {
 	for partition := range rows.Partitions {
 		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {

@@ -37,7 +37,7 @@ func (r *Reader) History(
 func (r *Reader) gains(ctx context.Context, h *found, step time.Duration, from, to int64) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	collection := historyCollection(&h.head, uint32(step/time.Second))
-	// The first and the last row may have buckets that nobody asked for.
+	// The first and the last row may also have buckets outside the range.
 	first, last := from/historyRow, to/historyRow
 	err := r.scanNumbers(ctx, h, collection, first, last, func(span int64, _ string, row []byte) error {
 		read := reader{rest: row}
@@ -58,7 +58,7 @@ func (r *Reader) uniqueGains(
 ) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	var bucket hyperloglog.Union
-	// Rows come in the order of their fields, so those of one bucket come together.
+	// Rows come in the order of their fields, so the rows of one bucket follow each other.
 	number := int64(-1)
 	end := func() {
 		if number < 0 {
@@ -90,14 +90,14 @@ func (r *Reader) uniqueGains(
 // numberDigits is the length of a number at the beginning of a field.
 const numberDigits = 8
 
-// scanNumbers calls each with the rows of a counter's collection whose fields begin with the numbers from first to
-// last, and with what follows the number in the field.
+// scanNumbers calls each with the rows of a counter's collection whose fields begin with a number from first to last,
+// and with the rest of the field.
 func (r *Reader) scanNumbers(
 	ctx context.Context, h *found, collection string, first, last int64, each func(int64, string, []byte) error,
 ) error {
 	after := ""
 	if first > 0 {
-		after = numberField(first-1) + "~" // behind everything that begins with the number before
+		after = numberField(first-1) + "~" // sorts after every field that begins with the previous number
 	}
 
 	err := r.store.Scan(ctx, h.partition, collection, after, func(field string, row []byte) error {

@@ -11,12 +11,12 @@ import (
 	"headcount/internal/rows"
 )
 
-// The registers of a set are in one row while few of them are not 0, and then in 16 rows of 1,024 each. So a new member
-// writes a row of 1 KB at most, and not all 12 KB. The first byte of a row says what follows.
+// The registers of a set are in one row while few of them are set, and later in 16 rows of 1,024 each. So a new member
+// writes a row of at most 1 KB instead of all 12 KB. The first byte of a row is its form.
 const (
-	// aloneForm: a number of three bytes, register and rank, for each register that is not 0. There are no other rows.
+	// aloneForm: three bytes, register and rank, for each register that is not 0. It is the only row of the set.
 	aloneForm = 'a'
-	// sparseForm: the same in two bytes, with the register within the row.
+	// sparseForm: two bytes for each register that is not 0, with its index within the row.
 	sparseForm = 's'
 	// denseForm: six bits for each register of the row.
 	denseForm = 'd'
@@ -25,24 +25,24 @@ const (
 const (
 	registerRows   = 16
 	registersOfRow = hyperloglog.Size / registerRows
-	aloneMost      = 340 // registers in aloneForm
-	sparseMost     = 127 // registers in sparseForm
+	aloneMost      = 340 // maximum number of registers in aloneForm
+	sparseMost     = 127 // maximum number of registers in sparseForm
 	rankBits       = 6
 	rankMask       = 1<<rankBits - 1
 	denseSize      = registersOfRow * rankBits / 8
 )
 
-// ranks has how many registers have which rank.
+// ranks has the number of registers with each rank, which is enough to estimate the cardinality.
 type ranks [hyperloglog.MaxRank + 1]uint16
 
-// registers are those of one set within a draft.
+// registers are the registers of one set within a draft.
 type registers struct {
 	d          *draft
 	collection string
-	prefix     string    // of the fields
+	prefix     string    // prefix of the field names
 	until      time.Time // when the rows expire; zero: never
-	counts     bool      // whether somebody wants to know the ranks of registers in several rows
-	ranks      *ranks    // these; nil while all registers are in one row
+	counts     bool      // the caller needs the ranks if the registers are in several rows
+	ranks      *ranks    // nil while all registers are in one row
 }
 
 func (r *registers) name(row int) rows.Name {
@@ -68,7 +68,7 @@ func (r *registers) raise(index int, rank uint8) bool {
 		return r.raiseInRow(index, rank)
 	}
 
-	// Whether there are more rows, only the first one says.
+	// Only the form of the first row tells whether there are several.
 	first := r.get(0)
 	if len(first) > 0 && first[0] != aloneForm {
 		return r.raiseInRow(index, rank)
@@ -94,7 +94,7 @@ func (r *registers) raise(index int, rank uint8) bool {
 	return true
 }
 
-// get returns a row, or nil if it cannot be one of registers.
+// get returns a row, or nil if its contents are not valid registers.
 func (r *registers) get(row int) []byte {
 	b := r.d.get(r.name(row))
 	if err := checkRow(b); err != nil {
@@ -105,7 +105,7 @@ func (r *registers) get(row int) []byte {
 	return b
 }
 
-// own returns a row to modify. A new one gets a form, and expires with the others.
+// own returns a row that may be modified. A new row gets a form, and expires with the others.
 func (r *registers) own(row int, form byte) []byte {
 	name := r.name(row)
 	b := r.d.own(name)
@@ -119,13 +119,13 @@ func (r *registers) own(row int, form byte) []byte {
 	return []byte{form}
 }
 
-// split moves the registers of the only row to 16 rows.
+// split distributes the registers of the only row over 16 rows.
 func (r *registers) split(alone []byte) {
 	if r.counts {
 		r.ranks = &ranks{0: hyperloglog.Size}
 	}
 
-	// The first row changes its form also if it has no register.
+	// The first row marks the change of form, even if it has no register.
 	r.d.put(r.name(0), []byte{sparseForm})
 	for at := 1; at < len(alone); at += 3 {
 		r.raiseInRow(getAlone(alone[at:]))
@@ -140,7 +140,7 @@ func (r *registers) raiseInRow(index int, rank uint8) bool {
 		return false
 	}
 
-	// The ranks let Count answer without a read of the other rows.
+	// Keep the ranks up to date, so that Count needs no reads of the other rows.
 	b := r.own(row, sparseForm)
 	if b[0] == sparseForm && before == 0 && len(b) > 2*sparseMost {
 		b = dense(b)
@@ -154,7 +154,7 @@ func (r *registers) raiseInRow(index int, rank uint8) bool {
 	return true
 }
 
-// findAlone returns where a register is in aloneForm, or -1.
+// findAlone returns the offset of a register in aloneForm, or -1.
 func findAlone(b []byte, index int) int {
 	for at := 1; at+3 <= len(b); at += 3 {
 		is, _ := getAlone(b[at:])
@@ -179,7 +179,7 @@ func putAlone(b []byte, index int, rank uint8) {
 	b[2] = byte(n)
 }
 
-// findSparse returns where a register is in sparseForm, or -1.
+// findSparse returns the offset of a register in sparseForm, or -1.
 func findSparse(b []byte, at int) int {
 	for i := 1; i+2 <= len(b); i += 2 {
 		if int(binary.BigEndian.Uint16(b[i:])>>rankBits) == at {
@@ -190,7 +190,7 @@ func findSparse(b []byte, at int) int {
 	return -1
 }
 
-// rankIn returns a register of a row.
+// rankIn returns the rank of a register in a row.
 func rankIn(b []byte, at int) uint8 {
 	if len(b) == 0 {
 		return 0
@@ -208,7 +208,7 @@ func rankIn(b []byte, at int) uint8 {
 	return b[i+1] & rankMask
 }
 
-// putRank sets a register of a row, which it may modify, and returns the row.
+// putRank sets a register of a row in place, and returns the row, which may have grown.
 func putRank(b []byte, at int, rank uint8) []byte {
 	if b[0] == denseForm {
 		shift := at * rankBits % 8
@@ -229,14 +229,15 @@ func putRank(b []byte, at int, rank uint8) []byte {
 	return b
 }
 
-// denseWord returns the two bytes of a row in denseForm that have a register.
+// denseWord returns the two bytes of a row in denseForm that contain a register.
 func denseWord(b []byte, at int) uint16 {
 	first := 1 + at*rankBits/8
 
 	return uint16(b[first]) | uint16(b[first+1])<<8
 }
 
-// dense returns a row in denseForm. A byte more than the registers need spares a case at the end.
+// dense converts a row to denseForm. It has one byte more than the registers need, so that denseWord can always read
+// two.
 func dense(sparse []byte) []byte {
 	b := make([]byte, 1+denseSize+1)
 	b[0] = denseForm
@@ -248,7 +249,7 @@ func dense(sparse []byte) []byte {
 	return b
 }
 
-// checkRow returns why a row cannot be one of registers, or nil.
+// checkRow returns why a row is not one of registers, or nil.
 func checkRow(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -298,7 +299,7 @@ func mergeRow(into *hyperloglog.Union, row int, b []byte) error {
 	return nil
 }
 
-// unique is a counter of that kind within a draft.
+// unique is a counter of kind unique within a draft.
 type unique struct {
 	d *draft
 	h *head
@@ -312,7 +313,7 @@ func (u unique) Add(members ...string) bool {
 	r := registers{d: u.d, collection: setCollection(u.h), ranks: u.h.ranks, counts: true}
 	changed := r.add(members)
 	if changed {
-		u.h.parts |= hasSet // the counter changes, too
+		u.h.parts |= hasSet // Judge also calls Changed, so the head is written
 		u.h.ranks = r.ranks
 	}
 
@@ -329,7 +330,7 @@ func (u unique) Count() int64 {
 		return hyperloglog.Estimate(&histogram)
 	}
 
-	// In one row the ranks are as quickly counted as kept.
+	// A single row is so small that its ranks are counted when needed.
 	r := registers{d: u.d, collection: setCollection(u.h)}
 	alone := u.d.get(r.name(0))
 	histogram[0] = hyperloglog.Size
@@ -342,7 +343,7 @@ func (u unique) Count() int64 {
 	return hyperloglog.Estimate(&histogram)
 }
 
-// append appends the ranks that some register has; a nil ranks has none.
+// append appends the non-zero entries of the ranks; nothing for nil.
 func (r *ranks) append(b []byte) []byte {
 	if r == nil {
 		return b

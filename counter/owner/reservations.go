@@ -13,12 +13,13 @@ import (
 	"headcount/internal/rows"
 )
 
-// The reservations of a counter are two collections: those that are open, which are few, and those that have ended
-// within a day. Beside them each open one has a row in the collection of the second in which it expires, and due names
-// these seconds. So whoever asks what is due reads a few rows, however many reservations there are.
+// The reservations of a counter are in two collections: the open ones, which are few, and those that ended within the
+// last day. In addition, each open reservation has a row in the collection of the second in which it expires, and the
+// collection due lists these seconds. So finding the due reservations takes few reads, however many reservations there
+// are.
 const (
-	due   = "due"  // its fields are seconds in which reservations expire, or did
-	dueAt = "due:" // before a second; the fields are keys and IDs
+	due   = "due"  // fields: the seconds in which reservations expire or expired
+	dueAt = "due:" // followed by a second; fields: keys and IDs
 	ended = "ended:"
 )
 
@@ -30,7 +31,7 @@ func endedCollection(h *head) string {
 	return ended + strconv.FormatUint(h.life, 36) + ":" + h.key
 }
 
-// markOf returns the name of the row that says that reservations expire in a second. Fields sort as the seconds.
+// markOf returns the field in due that marks a second in which reservations expire. Fields sort like the seconds.
 func markOf(second int64) rows.Name {
 	return rows.Name{Collection: due, Field: fmt.Sprintf("%016x", second)}
 }
@@ -55,7 +56,7 @@ func (d *draft) Reservation(key, id string) counter.Reservation {
 		d.malformed = err
 	}
 
-	// The row is swept some time after its day.
+	// Sweeps may delete the row late, so its age is checked here.
 	isForgotten := r.Ended != 0 && !forgottenAt(r).After(d.now)
 	if isForgotten {
 		return counter.Reservation{}
@@ -88,7 +89,7 @@ func (d *draft) Keep(key string, r counter.Reservation) {
 	d.expire(has, forgottenAt(r))
 }
 
-// markDue notes the second in which a reservation expires.
+// markDue marks the second in which a reservation expires.
 func (d *draft) markDue(until int64) {
 	mark := markOf(until / 1000)
 	if d.get(mark) == nil {
@@ -96,7 +97,7 @@ func (d *draft) markDue(until int64) {
 	}
 }
 
-// settleDue deletes what says that a reservation is due, if it is not open any more: its counter was deleted.
+// settleDue deletes the marks of a due reservation that is not open any more, because its counter was deleted.
 func (d *draft) settleDue(c *counter.Change) {
 	r := d.Reservation(c.Key, c.Hold.ID)
 	isOpen := r.Status == counter.Open && r.Until == c.Hold.Until
@@ -105,7 +106,8 @@ func (d *draft) settleDue(c *counter.Change) {
 	}
 }
 
-// restoreReservations writes open reservations. One whose time has passed expires now: nobody looks for it in the past.
+// restoreReservations writes open reservations. One that has expired already expires now instead, because Dues may not
+// look that far back.
 func (d *draft) restoreReservations(h *head, all []counter.Reservation) {
 	for _, r := range all {
 		r.Until = max(r.Until, d.now.UnixMilli())
@@ -180,22 +182,22 @@ func (r *Reader) reservations(ctx context.Context, h *found, after string, limit
 	return page, nil
 }
 
-// Dues finds the reservations of exact counters whose time has come. One goroutine uses it.
+// Dues finds the reservations of exact counters that have expired. Only one goroutine may use it.
 type Dues struct {
 	store rows.Store
-	// from is the first second that may have any. The clocks of a cluster differ by less than dueMargin, so no
-	// reservation is made that expires in a second before that.
+	// from is the first second that may have due reservations. The clocks of a cluster differ by less than dueMargin,
+	// so no new reservation expires in an earlier second.
 	from  int64
 	known bool // from is known
 }
 
-// dueMargin is in seconds.
+// dueMargin bounds the difference between two clocks of the cluster, in seconds.
 const dueMargin = 32
 
 // NewDues returns the Dues of a store.
 func NewDues(store rows.Store) *Dues { return &Dues{store: store} }
 
-// Next returns reservations that are due, and the rows of seconds that have no others and can be deleted.
+// Next returns reservations that are due, and the marks of seconds without any, which can be deleted.
 func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, err error) {
 	now := time.Now()
 	if !d.known {
@@ -227,7 +229,7 @@ func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, er
 			}
 		}
 
-		// A second is left behind when it is empty, and nothing can be added to it.
+		// An empty second that has passed can be skipped from now on: no reservation can be added to it.
 		if len(all) == 0 {
 			d.from = max(d.from, min(past, first+dueSeconds))
 		}
@@ -236,7 +238,7 @@ func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, er
 	return all, done, nil
 }
 
-// begin finds the first second of all: nobody may have asked for a long time.
+// begin finds the first marked second, which may be long ago if nothing looked for a while.
 func (d *Dues) begin(ctx context.Context, now time.Time) error {
 	fields, _, err := firstFields(ctx, d.store, ExactPartition, due, "", 1)
 	if err != nil {
@@ -259,7 +261,7 @@ func (d *Dues) begin(ctx context.Context, now time.Time) error {
 // dueSeconds is how many seconds one read looks at.
 const dueSeconds = 4096
 
-// marked returns those of the seconds from first to last in which reservations expire.
+// marked returns the seconds from first to last in which reservations expire.
 func (d *Dues) marked(ctx context.Context, first, last int64) (seconds []int64, err error) {
 	var addresses []rows.Address
 	for second := first; second <= last; second++ {

@@ -10,23 +10,24 @@ import (
 	"headcount/internal/rows"
 )
 
-// near is a store in the memory of this process. Its rows are looked up where they are needed, instead of gathered for
-// a Read.
+// near is a store in the memory of this process. Single rows are looked up when needed, so a turn need not gather them
+// for a Read.
 type near interface {
 	rows.Store
 	Get(partition int, name rows.Name) []byte
 	Size(partition int, collection string) int
 }
 
-// residents are the counters in front of a store in memory. They would be as lost as the store when the process ends,
-// so they stay as they are, and the store has all rows but theirs. To readers both are one store. Its methods may be
-// called from any goroutine, but only who has the owner's turn calls record and land.
+// residents keeps the heads of counters instead of a store in memory. The heads are as durable here as there, so they
+// stay decoded, and the store has all other rows. Readers see both as one store. Its methods may be called from any
+// goroutine, except record and land, which need the owner's turn.
 type residents struct {
 	near
 	partitions [rows.Partitions]resident
 }
 
-// resident has the counters of one partition. Its lock is taken to change them, and to read them without the turn.
+// resident has the counters of one partition. Changing them needs the lock and the turn; reading them needs one of the
+// two.
 type resident struct {
 	mu      sync.Mutex
 	records map[string]*record
@@ -54,7 +55,7 @@ func (r *residents) record(partition int, key string) record {
 	return own
 }
 
-// land takes over the heads that a draft has changed.
+// land stores the heads that a draft has changed.
 func (r *residents) land(partition int, heads []*head) {
 	p := &r.partitions[partition]
 	p.mu.Lock()
@@ -77,7 +78,7 @@ func (p *resident) put(h *head) {
 		*is = h.record
 	default:
 		own := h.record
-		p.records[strings.Clone(h.key)] = &own // the key may be a part of a request
+		p.records[strings.Clone(h.key)] = &own // a copy, because the key may be a part of a request's buffer
 	}
 }
 

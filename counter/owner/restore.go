@@ -8,14 +8,14 @@ import (
 	"headcount/internal/rows"
 )
 
-// Restore is a part of an import.
+// Restore is one portion of an import.
 type Restore struct {
 	Copies  []counter.Copy // with different keys
-	Rules   *counter.Rules // say how long ledgers and histories are kept
+	Rules   *counter.Rules // rules that say how long ledgers and histories are kept
 	Deleted uint64         // counters with incarnations up to this one have been deleted
 }
 
-// restore puts copies in the place of older counters, and returns how many it put there.
+// restore replaces older counters by copies, and returns how many it replaced or created.
 func (d *draft) restore(r *Restore) (restored int) {
 	if r.Deleted > d.meta.deleted {
 		d.meta.deleted = r.Deleted
@@ -41,15 +41,15 @@ func (d *draft) restore(r *Restore) (restored int) {
 	return restored
 }
 
-// restoreOne puts c in the place of the counter with that head.
+// restoreOne replaces the counter with that head by c.
 func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	d.discardParts(h)
 	before := h.life
 	*h = head{key: h.key, at: h.at, record: record{State: c.State}}
-	// The rows of the former life are garbage, so this one needs another name.
+	// The rows of the former life are garbage now, so the new rows need other names.
 	h.life = max(d.incarnation(), before+1)
 
-	// Without the members that other regions have, unless their number comes as well.
+	// Drop the members that other regions have, unless the number of these members is part of the copy.
 	alone := d.region == "" || c.Elsewhere == ""
 	if alone && h.Kind.Forgets() {
 		h.Value = int64(len(c.Members) + len(c.Hashes))
@@ -67,11 +67,11 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 
 	d.restoreShares(h, c)
 	d.tell(h.key)
-	d.change(h) // its version stays that of the copy
+	d.change(h) // the copy keeps its version
 	d.news = append(d.news, counter.Notification{Key: c.Key, All: true})
 }
 
-// restoreMembers writes the members of a set into rows that linear hashing would have made.
+// restoreMembers distributes the members of a set over rows in the same way as linear hashing.
 func (d *draft) restoreMembers(h *head, c *counter.Copy) {
 	n := uint64(len(c.Members) + len(c.Hashes))
 	if n == 0 {
@@ -128,7 +128,7 @@ func (d *draft) restoreDimensions(h *head, c *counter.Copy) {
 	}
 }
 
-// restoreLedger writes entries, which follow each other. The first ones of a ledger may be missing.
+// restoreLedger writes consecutive entries. The first ones of a ledger may be missing.
 func (d *draft) restoreLedger(h *head, entries []counter.Entry, kept time.Duration) {
 	if len(entries) == 0 {
 		return

@@ -14,9 +14,9 @@ import (
 	"headcount/internal/rows"
 )
 
-// With other regions, the head of a counter has the total of all of them, and one more row has what this region knows
-// of the others (package share). The region's own part is the total without these, so a change of the counter writes no
-// further row. A deleted counter leaves a row with the number of the deletion for a while.
+// If there are other regions, the head of a counter has the total of all regions, and one more row has what this region
+// knows of the others (package share). The region's own part is the total minus the others', so a change of the counter
+// need not write that row. A deleted counter leaves a row with the number of the deletion for some time.
 const (
 	shares = "shares"
 	graves = "graves"
@@ -28,34 +28,34 @@ const graveKept = 30 * 24 * time.Hour
 func shareName(key string) rows.Name { return rows.Name{Collection: shares, Field: key} }
 func graveName(key string) rows.Name { return rows.Name{Collection: graves, Field: key} }
 
-// Hear has what another region knows of some counters.
+// Hear has shares of some counters that another region has sent.
 type Hear struct {
-	From   string // the region
+	From   string // the region that sent them
 	Shares []Heard
 }
 
-// Heard is a share of another region.
+// Heard is the share of one counter.
 type Heard struct {
 	Key string
 	share.Share
-	// Repair says that the share was sent because this region may have lost something. What is new in it may be news to
-	// further regions, too.
+	// Repair says that the peer sent the share because this region may have lost data. If it contains anything new,
+	// further regions may lack it, too.
 	Repair bool
 }
 
-// Merged says what a Hear brought.
+// Merged is the result of a Hear.
 type Merged struct {
-	New int // counters of which this region knows more now
-	Odd int // counters that could not be merged: of another kind here, or with totals beyond 64 bits
+	New int // counters whose shares contained anything new
+	Odd int // counters that could not be merged: their kind is another one here, or the total does not fit 64 bits
 }
 
-// known is what a region knows of a counter, as the draft has it.
+// known is what a draft knows of a counter in all regions.
 type known struct {
 	share.Mine
-	merges uint64 // how many steps of the head's sequence were no changes of the own part
+	merges uint64 // how many increments of the head's sequence were merges and not changes of this region
 }
 
-// known reads what this region knows of a counter.
+// known reads what this region knows of a counter in all regions.
 func (d *draft) known(h *head) known {
 	k := known{Mine: share.Mine{Region: d.region}}
 	died := d.grave(h.key)
@@ -64,7 +64,7 @@ func (d *draft) known(h *head) known {
 		return k
 	}
 
-	// Without a row, everything that is known is the region's own.
+	// Without a row, the total is the region's own part.
 	k.Life = h.life
 	k.Changed = true
 	if err := k.parse(d.get(shareName(h.key)), h); err != nil {
@@ -89,7 +89,7 @@ func (d *draft) grave(key string) uint64 {
 	return r.uint()
 }
 
-// parse reads the row of shares. One that another life of the counter has left says nothing.
+// parse reads the row of shares. A row that an earlier life of the counter has left is ignored.
 func (k *known) parse(row []byte, h *head) error {
 	if len(row) == 0 {
 		return nil
@@ -116,7 +116,7 @@ func (k *known) parse(row []byte, h *head) error {
 	return nil
 }
 
-// putKnown writes what this region knows of a counter that exists.
+// putKnown writes the row of shares of a counter that exists.
 func (d *draft) putKnown(h *head, k *known) {
 	b := []byte{flag(k.Changed)}
 	b = binary.AppendUvarint(b, h.life)
@@ -124,11 +124,11 @@ func (d *draft) putKnown(h *head, k *known) {
 	b = binary.AppendUvarint(b, h.Version.Sequence-k.Sequence)
 
 	s := k.Share
-	s.Seen = hyperloglog.Registers{} // they have rows of their own
+	s.Seen = hyperloglog.Registers{} // the registers have rows of their own
 	d.put(shareName(h.key), s.Append(b))
 }
 
-// bury notes a deletion. Counters that are made again have lives after it.
+// bury records a deletion. If the counter is created again, its life is greater than died.
 func (d *draft) bury(key string, died uint64) {
 	d.put(graveName(key), binary.AppendUvarint(nil, died))
 	d.expire(graveName(key), graveUntil(died))
@@ -140,14 +140,14 @@ func (d *draft) bury(key string, died uint64) {
 
 func graveUntil(died uint64) time.Time { return time.UnixMilli(int64(died)).Add(graveKept) }
 
-// tell has the share of a counter sent to the other regions, once the draft is committed.
+// tell sends the share of a counter to the other regions, once the draft is committed.
 func (d *draft) tell(key string) {
 	if d.region != "" {
 		d.told = append(d.told, key)
 	}
 }
 
-// judgeShared is counter.Judge, and notes what its changes mean for other regions.
+// judgeShared is counter.Judge, and also records what the changes mean for other regions.
 func (d *draft) judgeShared(op *counter.Op) counter.Result {
 	if d.region == "" {
 		return counter.Judge(d, op, d.now)
@@ -175,7 +175,7 @@ func (d *draft) judgeShared(op *counter.Op) counter.Result {
 	return result
 }
 
-// before is a counter before a change.
+// before is the state of a counter before a change.
 type before struct {
 	version counter.Version
 	kind    counter.Kind
@@ -194,7 +194,8 @@ func (d *draft) before(c *counter.Change) before {
 	return is
 }
 
-// changedHere notes what a change of this region means for others. Before is what was known before it.
+// changedHere records what a change in this region means for the other regions. Before is what was known of the counter
+// before the change.
 func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 	now := uint64(d.now.UnixMilli())
 	switch verb {
@@ -211,7 +212,7 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 		before.Own(before.Sequence+1, own)
 		d.putKnown(h, before)
 	default:
-		// Now the region has changed the counter of which it had only heard.
+		// Until now the counter had changed only in other regions.
 		if before != nil && !before.Changed {
 			before.Changed = true
 			before.Sequence = h.Version.Sequence - before.merges
@@ -222,8 +223,8 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 	d.tell(h.key)
 }
 
-// ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil.
-// Without others the total is the own part, which Judge looks at.
+// ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil. If
+// there are no other regions, the own part is the total, which Judge checks.
 func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 	var sums map[string]counter.Wide
 	for i := range op.Changes {
@@ -252,7 +253,7 @@ func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 	return nil
 }
 
-// makeShares makes what a call has to do with other regions.
+// makeShares carries out the parts of a call that concern other regions.
 func (d *draft) makeShares(m *More, answer *MoreAnswer) {
 	for _, key := range m.Shares {
 		answer.Shares = append(answer.Shares, d.shareOf(key))
@@ -265,7 +266,7 @@ func (d *draft) makeShares(m *More, answer *MoreAnswer) {
 	}
 }
 
-// shareOf returns what this region knows of a counter.
+// shareOf returns the share of a counter for other regions.
 func (d *draft) shareOf(key string) share.Share {
 	h := d.head(key)
 	if h.err != nil || h.Kind.IsExact() {
@@ -296,7 +297,7 @@ func (d *draft) seen(h *head) hyperloglog.Registers {
 	return union.Registers()
 }
 
-// hear merges a share of another region.
+// hear merges a share that another region has sent.
 func (d *draft) hear(from string, s *Heard, merged *Merged) {
 	h := d.head(s.Key)
 	existed := h.Version != counter.Version{}
@@ -334,8 +335,8 @@ func (d *draft) hear(from string, s *Heard, merged *Merged) {
 	}
 }
 
-// hasMore reports whether a unique has registers here that the sender of a share lacks. Nobody knows whose they are, so
-// nobody else may send them to it.
+// hasMore reports whether a unique has registers here that the sender of a share lacks. Registers do not record from
+// which region they came, so every region passes them on.
 func (d *draft) hasMore(h *head, s *Heard) bool {
 	if !h.Kind.Estimates() || s.Kind != h.Kind {
 		return false
@@ -345,17 +346,17 @@ func (d *draft) hasMore(h *head, s *Heard) bool {
 	return !bytes.Equal(seen.Bytes(), s.Seen.Bytes())
 }
 
-// dropHeard deletes a counter that another region has deleted.
+// dropHeard deletes a counter because another region has deleted it.
 func (d *draft) dropHeard(h *head) {
 	d.put(shareName(h.key), nil)
 	d.Drop(h.key, h.Version)
 	h.State = counter.State{}
 	d.Changed(h.key, nil, nil, true)
-	// It may have been made again there.
+	// The share may be of a counter that was created again there.
 	h.life = d.incarnation()
 }
 
-// mergeHeard gives the head the total of what is known now.
+// mergeHeard sets the head to the total of all regions after the merge.
 func (d *draft) mergeHeard(h *head, s *Heard, k *known, e *share.Effect) {
 	if k.Kind == 0 || e.Odd && !e.New {
 		return
@@ -373,7 +374,7 @@ func (d *draft) mergeHeard(h *head, s *Heard, k *known, e *share.Effect) {
 		total = unique{d, h}.Count()
 	}
 	if !fits {
-		// It is heard again when the counter changes there.
+		// The peer sends the share again when the counter changes there.
 		*e = share.Effect{Odd: true, Dropped: e.Dropped}
 		if h.Version == (counter.Version{}) {
 			h.Kind = 0
@@ -384,7 +385,7 @@ func (d *draft) mergeHeard(h *head, s *Heard, k *known, e *share.Effect) {
 		return
 	}
 
-	// A first life, or one after a loss, is worth a version of its own.
+	// A new total needs a new version. So does a counter that began a new life, also if its total is the same.
 	if total != h.Value || e.Emptied || e.Begun || h.Version == (counter.Version{}) {
 		h.Value = total
 		h.Updated = max(h.Updated, k.Updated)
@@ -411,8 +412,8 @@ func (d *draft) raiseAll(h *head, s *Heard) (changed bool) {
 	return changed
 }
 
-// Epochs returns by which claim this process owns each partition, 0 for those that it does not own. It waits for the
-// turn under way.
+// Epochs returns the epoch of this process's claim of each partition, 0 for partitions that it does not own. It waits
+// for the current turn.
 func (o *Owner) Epochs() (epochs [rows.Partitions]uint64) {
 	if o.lock(o.ctx) != nil {
 		return epochs
@@ -426,8 +427,8 @@ func (o *Owner) Epochs() (epochs [rows.Partitions]uint64) {
 	return epochs
 }
 
-// SharedKeys returns up to most counters of a partition that other regions may have to know of, those that were deleted
-// among them, and where the next call goes on; after the last ones next is empty. The first call begins after "".
+// SharedKeys returns up to most counters of a partition whose shares other regions may need, including deleted ones,
+// and the cursor for the next call; after the last counters next is empty. The first call passes "".
 func (r *Reader) SharedKeys(
 	ctx context.Context, partition int, after string, most int,
 ) (keys []string, next string, err error) {
@@ -450,7 +451,7 @@ func (r *Reader) SharedKeys(
 	return keys, "", nil
 }
 
-// After returns the cursor of SharedKeys behind a key that the call after that cursor has returned.
+// After returns the SharedKeys cursor just after a key, which the call with the cursor after has returned.
 func After(after, key string) string {
 	collection, _, _ := strings.Cut(after, "/")
 	if collection == "" {
@@ -460,10 +461,11 @@ func After(after, key string) string {
 	return collection + "/" + key
 }
 
-// regionRow has the name of the region in its store, so that no process counts or sends under a wrong one.
+// regionRow has the name of the region whose counters the store has, so that no process counts or sends under another
+// region's name.
 var regionRow = rows.Address{Name: rows.Name{Collection: "region", Field: "name"}}
 
-// Region returns the name of the region that has the store, "" if it never had one.
+// Region returns the name of the region whose counters the store has, "" if it was never named.
 func (r *Reader) Region(ctx context.Context) (string, error) {
 	values, err := r.values(ctx, []rows.Address{regionRow})
 	if err != nil {
@@ -480,7 +482,7 @@ func NameRegion(name string) Call {
 	return Call{Partition: regionRow.Partition, More: &More{Rows: []Expiring{{Row: row}}}}
 }
 
-// elsewhere returns what the region knows of others, as an export has it: nothing without other regions.
+// elsewhere returns what the region knows of other regions, in the form of an export; empty if there are none.
 func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	if h.Kind.IsExact() {
 		return "", nil
@@ -489,7 +491,7 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	values, err := r.values(ctx, []rows.Address{
 		h.address(shareName(h.key)), h.address(graveName(h.key)), regionRow,
 	})
-	// A store that was filled by an import has no name yet.
+	// A store that was filled by an import has no region's name yet.
 	isNamed := len(values[2]) > 0
 	if err != nil || !isNamed && len(values[0]) == 0 {
 		return "", err
@@ -511,7 +513,7 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	return k.Text(k.Changed), nil
 }
 
-// restoreShares writes what an export says of other regions. They go on to know this region's part by its life.
+// restoreShares restores what an export says of other regions. They keep recognizing this region's part by its life.
 func (d *draft) restoreShares(h *head, c *counter.Copy) {
 	isAlone := d.region == AnyRegion && c.Elsewhere == ""
 	if d.region == "" || isAlone || h.Kind.IsExact() {
@@ -530,8 +532,8 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 		k.Changed = changed
 	}
 
-	// An export of an earlier release leaves out the own part, whose life is the incarnation. Where the region has no
-	// name yet, another life of its own stays among the parts, and the counter begins a new one.
+	// In exports of an earlier release the own part is left out, and its life is the incarnation. If the region has no
+	// name yet, its own former life stays among the parts, and the counter begins a new life.
 	for i := range k.Parts {
 		p := &k.Parts[i]
 		isOwn := p.Region == d.region || d.region == AnyRegion && p.Life == k.Life

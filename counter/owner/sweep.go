@@ -14,21 +14,22 @@ import (
 	"headcount/internal/wake"
 )
 
-// Rows that belong to no counter any more, and rows that expire, are deleted by who owns the partition, some at a time.
+// The owner of a partition deletes rows that belong to no counter any more, and rows that expire, a limited number at a
+// time.
 const (
 	garbage   = "garbage" // its fields are collections to delete
-	expiry    = "expiry:" // before a minute; its fields are names of rows that expire then
-	sweepRows = 256       // that one call of a sweep deletes
+	expiry    = "expiry:" // followed by a minute; fields: names of rows that expire in that minute
+	sweepRows = 256       // rows that one call of a sweep deletes
 )
 
-// streamKept is how long the answer to a stream's last call is kept. Nobody repeats a call for so long.
+// streamKept is how long the answer to a stream's last call is kept. No sender repeats a call for so long.
 const streamKept = time.Hour
 
-// meta is a row of which each partition has one.
+// meta is a row that each partition has once.
 type meta struct {
 	loaded  bool   // it was read
 	deleted uint64 // the highest incarnation of all counters that were deleted
-	swept   int64  // what expired until the end of this minute is deleted; 0: nothing ever expired
+	swept   int64  // everything that expired until the end of this minute is deleted; 0: no row ever expired
 }
 
 var metaRow = rows.Name{Collection: "meta", Field: "partition"}
@@ -64,21 +65,21 @@ func (d *draft) loadMeta() {
 	}
 }
 
-// discard has all rows of a collection deleted, some time later.
+// discard schedules the deletion of a collection.
 func (d *draft) discard(collection string) {
 	d.put(rows.Name{Collection: garbage, Field: collection}, []byte{1})
 }
 
-// expire has a row deleted at some time after a moment.
+// expire schedules the deletion of a row for some time after the given one.
 func (d *draft) expire(name rows.Name, after time.Time) {
 	now := d.now.Unix() / 60
-	// Sweeps begin with the first row that expires.
+	// Sweeps start at the first minute in which a row expires.
 	if d.meta.swept == 0 {
 		d.meta.swept = now
 		d.metaChanged = true
 	}
 
-	// A sweep may be about to end this minute.
+	// A sweep may be finishing earlier minutes, so the row must go into a later one.
 	minute := max(after.Unix()/60, now, d.meta.swept) + 1
 	d.put(rows.Name{Collection: expiryOf(minute), Field: joinName(name)}, []byte{1})
 }
@@ -101,19 +102,19 @@ func splitName(text string) (rows.Name, error) {
 	return rows.Name{Collection: rest[:n], Field: rest[n:]}, nil
 }
 
-// swept is what a call of a sweep deletes.
+// swept is what one call of a sweep deletes.
 type swept struct {
 	expired []rows.Name // rows of expiry
 	garbage []rows.Name
-	until   int64 // the minute that is done; 0: none yet
+	until   int64 // the minute that is finished; 0: none yet
 }
 
-// sweep makes a part of a sweep.
+// sweep carries out one call of a sweep.
 func (d *draft) sweep(s *swept) {
 	for _, name := range s.garbage {
 		d.put(name, nil)
 	}
-	// The note goes in any case. A row that is still used gets a new one.
+	// The entry is deleted in any case. A row that is still in use gets a new entry.
 	for _, name := range s.expired {
 		d.put(name, nil)
 		d.sweepExpired(name.Field)
@@ -130,10 +131,10 @@ func (d *draft) sweep(s *swept) {
 func (d *draft) sweepExpired(field string) {
 	name, err := splitName(field)
 	if err != nil {
-		return // the row is deleted, and what it named is unknown
+		return // a malformed entry names no row
 	}
 
-	// The note says when the row was expected to expire, when it was made.
+	// The entry has the expiry that was expected when it was made.
 	until := d.usedUntil(name)
 	if until.After(d.now) {
 		d.expire(name, until)
@@ -142,7 +143,7 @@ func (d *draft) sweepExpired(field string) {
 	}
 }
 
-// usedUntil returns until when a row is kept that was used after its expiry was noted, or the zero time.
+// usedUntil returns the expiry of a row that may have been used since its expiry was scheduled, or the zero time.
 func (d *draft) usedUntil(name rows.Name) time.Time {
 	if strings.HasPrefix(name.Collection, ended) {
 		r, _ := decodeReservation("", d.get(name))
@@ -164,18 +165,18 @@ func (d *draft) usedUntil(name rows.Name) time.Time {
 	return time.Time{}
 }
 
-// sweep deletes what has expired, again and again.
+// sweep deletes expired rows at intervals.
 func (o *Owner) sweep() {
-	done := map[*partition]int64{} // the minute until which a partition is swept, also if nothing had expired
+	done := map[*partition]int64{} // the minute until which each partition is swept, even if no row had expired
 	for wake.Wait(o.ctx, o.cfg.SweepEvery, nil) {
-		// Partitions that are owned no more are forgotten.
+		// Copying only owned partitions forgets the others.
 		before := done
 		done = map[*partition]int64{}
 		now := time.Now().Unix() / 60
 		for _, p := range o.partitions() {
 			done[p] = before[p]
 
-			// What fails is swept the next time.
+			// Whatever fails is left to the next sweep.
 			errGarbage := o.sweepGarbage(p.id)
 			errExpired := o.sweepExpired(p.id, before[p], now)
 			if errGarbage == nil && errExpired == nil {
@@ -185,7 +186,7 @@ func (o *Owner) sweep() {
 	}
 }
 
-// errEnough ends a scan.
+// errEnough ends a scan early.
 var errEnough = errors.New("enough")
 
 // some returns the first rows of a collection, and whether these are all.
@@ -201,7 +202,8 @@ func (o *Owner) some(partition int, collection string) (names []rows.Name, all b
 	return names, all, err
 }
 
-// firstFields returns up to most fields of a collection that are greater than after, and whether these are all.
+// firstFields returns up to most fields of a collection that are greater than after, and whether these are all the
+// remaining ones.
 func firstFields(
 	ctx context.Context, store rows.Store, partition int, collection, after string, most int,
 ) (fields []string, all bool, err error) {
@@ -233,7 +235,7 @@ func (o *Owner) sweepGarbage(partition int) error {
 			if err != nil {
 				return err
 			}
-			// The note goes last, so that a sweep that ends early is continued.
+			// The collection's entry goes last, so that an interrupted sweep is continued.
 			if all {
 				names = append(names, collection)
 			}
@@ -248,7 +250,7 @@ func (o *Owner) sweepGarbage(partition int) error {
 	return nil
 }
 
-// sweepExpired deletes the rows of a partition that have expired in the minutes after one and until another one.
+// sweepExpired deletes the rows of a partition that expired after one minute and until the end of another.
 func (o *Owner) sweepExpired(partition int, after, until int64) error {
 	found := o.store.Read(o.ctx, []rows.Address{{Partition: partition, Name: metaRow}})[0]
 	m, err := decodeMeta(found.Value)
@@ -262,7 +264,7 @@ func (o *Owner) sweepExpired(partition int, after, until int64) error {
 			return err
 		}
 
-		// Minutes in which nothing expired are not worth a commit each.
+		// Skip commits for minutes in which no row expired, up to an hour.
 		if deleted || minute-m.swept >= 60 {
 			m.swept = minute
 			err = o.doSweep(partition, &swept{until: minute})
@@ -294,7 +296,7 @@ func (o *Owner) sweepMinute(partition int, minute int64) (deleted bool, err erro
 	return deleted, nil
 }
 
-// doSweep has a turn make a part of a sweep.
+// doSweep has a turn carry out one part of a sweep.
 func (o *Owner) doSweep(partition int, part *swept) error {
 	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
 	defer cancel()

@@ -2,29 +2,29 @@ package owner
 
 import "headcount/internal/rows"
 
-// table is a small map of rows, in the order in which they came.
+// table is a small map of rows that keeps their insertion order.
 type table struct {
 	list  []entry
 	index map[rows.Name]int // by name; empty while the list is short
 }
 
-// entry is a row in a draft.
+// entry is a row in a draft. The field is has its committed value.
 type entry struct {
 	name  rows.Name
 	is    []byte // as of the partition's newest commit
 	value []byte // as the draft has it
 
-	unknown bool // nobody has looked for is
-	missing bool // is has to be read
+	unknown bool // is was not looked up
+	missing bool // is must be read from the store
 	cached  bool // is was in memory
 	written bool
-	own     bool // value is the draft's own, and may be modified
+	own     bool // the draft may modify value in place
 }
 
-// short is the length up to which a list is searched faster than a map.
+// short is the length up to which searching a list is faster than a map.
 const short = 8
 
-// find returns the index of a row, -1 if it is not there.
+// find returns the index of a row, or -1.
 func (t *table) find(name rows.Name) int {
 	if len(t.list) > short {
 		at, ok := t.index[name]
@@ -43,7 +43,7 @@ func (t *table) find(name rows.Name) int {
 	return -1
 }
 
-// add adds a row that is not there, and returns its index.
+// add adds a row that is not in the table, and returns its index.
 func (t *table) add(e entry) int {
 	at := len(t.list)
 	t.list = append(t.list, e)

@@ -10,12 +10,12 @@ import (
 	"headcount/internal/rows"
 )
 
-// makeTurn makes the calls that wait. The caller has the turn.
+// makeTurn makes the waiting calls. The caller has the turn.
 func (o *Owner) makeTurn() {
 	o.make(o.take())
 }
 
-// make makes the calls that partitions have in the turn. The caller has the turn.
+// make judges and commits the calls that partitions have in the turn. The caller has the turn.
 func (o *Owner) make(work []*partition) {
 	now := time.Now()
 	drafted := o.judge(work, now)
@@ -23,8 +23,8 @@ func (o *Owner) make(work []*partition) {
 	dirty := drafted[:0]
 	commits := o.scratch.commits[:0]
 	for _, p := range drafted {
-		// What changes nothing is committed as well: another process may have claimed the partition since, and only the
-		// store knows. One that loses nothing has no other owner.
+		// A draft without changes is committed as well: another process may have claimed the partition since, and only
+		// the store knows. A store that loses nothing has only one process, so there the commit can be skipped.
 		isAlone := o.cfg.VerifyEvery < 0
 		if isAlone && p.draft.empty() || p.draft.stays() {
 			o.land(p)
@@ -37,7 +37,7 @@ func (o *Owner) make(work []*partition) {
 	}
 
 	o.commit(dirty, commits)
-	// Nothing may keep the rows of this turn alive.
+	// The buffer must not keep the rows of this turn alive.
 	clear(commits)
 	o.scratch.commits = commits
 	o.memory.forget(now, o)
@@ -58,12 +58,12 @@ func (o *Owner) take() []*partition {
 		p.takeLocked(o.cfg.Batch)
 		work = append(work, p)
 	}
-	// Who comes from now on is listed anew.
+	// Calls that arrive from now on list their partitions again.
 	clear(o.busy)
 	o.busy = o.busy[:0]
 	o.scratch.work = work
 
-	// Calls that were left wait for another turn.
+	// Calls beyond the batch wait for another turn.
 	for _, p := range work {
 		if len(p.queue) > 0 {
 			o.listLocked(p)
@@ -74,8 +74,8 @@ func (o *Owner) take() []*partition {
 	return work
 }
 
-// judge drafts the calls of partitions, and returns the partitions whose drafts are complete. A draft that needs more
-// rows than its calls name finds that out by judging them, and then judges them again.
+// judge drafts the calls of partitions, and returns the partitions whose drafts are complete. If judging shows that a
+// draft needs more rows, these are read, and its calls are judged again.
 func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 	for _, p := range work {
 		p.draft = o.newDraft(p, now)
@@ -98,7 +98,7 @@ func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 				complete = append(complete, p)
 			}
 		}
-		// Few calls come here: those that need rows which they do not name, and these are not in memory.
+		// Few calls get here: only those that need rows which they do not name and which are not in memory.
 		work = incomplete
 	}
 	o.scratch.complete = complete
@@ -106,7 +106,7 @@ func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 	return complete
 }
 
-// read reads the rows that the drafts of partitions miss, and returns the partitions that have them now.
+// read reads the rows that the drafts of partitions lack, and returns the partitions for which that succeeded.
 func (o *Owner) read(work []*partition) []*partition {
 	addresses := o.scratch.addresses[:0]
 	for _, p := range work {
@@ -116,7 +116,7 @@ func (o *Owner) read(work []*partition) []*partition {
 		return work
 	}
 
-	// One read for all partitions, however many rows are missing.
+	// One read serves all partitions.
 	ctx, cancel := o.limited()
 	found := o.store.Read(ctx, addresses)
 	cancel()
@@ -139,7 +139,7 @@ func (o *Owner) read(work []*partition) []*partition {
 	return ready
 }
 
-// limited returns the context of one call of the store.
+// limited returns a context for one call of the store.
 func (o *Owner) limited() (context.Context, context.CancelFunc) {
 	if o.cfg.WriteTimeout < 0 {
 		return o.ctx, func() {}
@@ -148,7 +148,7 @@ func (o *Owner) limited() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(o.ctx, o.cfg.WriteTimeout)
 }
 
-// commit makes the commits of partitions and goes on with the outcomes. The caller has the turn.
+// commit makes the commits of partitions and handles their outcomes. The caller has the turn.
 func (o *Owner) commit(partitions []*partition, commits []rows.Commit) {
 	if len(commits) == 0 {
 		return
@@ -160,7 +160,7 @@ func (o *Owner) commit(partitions []*partition, commits []rows.Commit) {
 	}
 }
 
-// write makes commits, with a limit in time.
+// write makes commits, within the time limit.
 func (o *Owner) write(commits []rows.Commit) []error {
 	if o.near != nil {
 		return o.store.Commit(o.ctx, commits)
@@ -172,9 +172,9 @@ func (o *Owner) write(commits []rows.Commit) []error {
 	return o.store.Commit(ctx, commits)
 }
 
-// settled goes on with p when the outcome of its commit is known, or unknown. The caller has the turn.
+// settled handles the outcome of p's commit, which may be unknown. The caller has the turn.
 func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
-	// The usual outcome, and the only one that is not slow anyway.
+	// This is the usual outcome, so it comes before the slower tests of error types.
 	if err == nil {
 		p.number = commit.Number
 		o.land(p)
@@ -190,7 +190,7 @@ func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
 		p.learn(known.IDs)
 		o.requeue(p)
 	case errors.As(err, &lost), errors.As(err, &fenced):
-		o.heal(p) // or give it up, if another process has claimed it
+		o.heal(p) // gives p up if another process has claimed it
 	case errors.Is(err, rows.ErrFull):
 		o.fail(p, fmt.Errorf("owner: %w: %w", counter.ErrBusy, err))
 	default:
@@ -198,12 +198,12 @@ func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
 	}
 }
 
-// land moves the draft of p, which the store has, into memory, and answers its calls. The caller has the turn.
+// land moves the committed draft of p into memory, and answers its calls. The caller has the turn.
 func (o *Owner) land(p *partition) {
 	// The draft is read until the last call is answered.
 	d := p.draft
 	p.landDraft()
-	// Before the answer, so that a watcher never gets an older value than a caller had.
+	// Publish before the answer, so that no watcher gets an older value than the caller already has.
 	if o.cfg.Hub != nil {
 		o.cfg.Hub.Publish(d.news, d.counter)
 	}
@@ -218,7 +218,7 @@ func (o *Owner) land(p *partition) {
 	o.end(p)
 }
 
-// fail answers the calls in the turn of p with an error. Nothing of them was made.
+// fail answers the calls in the turn of p with an error. They have had no effect.
 func (o *Owner) fail(p *partition, err error) {
 	for _, one := range p.calls {
 		o.refuse(one, err)
@@ -233,8 +233,8 @@ func (o *Owner) end(p *partition) {
 	o.dropDraft(p)
 }
 
-// requeue puts the calls in the turn of p before those that wait. A later turn judges them anew, apart from those whose
-// caller has gone: their operations may be others by now. The caller has the turn.
+// requeue puts the calls in the turn of p back at the front of its queue, and a later turn judges them again. It
+// refuses calls whose caller has left, since that caller may have reused their operations. The caller has the turn.
 func (o *Owner) requeue(p *partition) {
 	calls := p.calls
 	p.calls = nil
@@ -259,7 +259,7 @@ func (o *Owner) requeue(p *partition) {
 	}
 }
 
-// newDraft returns an empty draft, perhaps one that was used before. The caller has the turn.
+// newDraft returns an empty draft, which may be a reused one. The caller has the turn.
 func (o *Owner) newDraft(p *partition, now time.Time) *draft {
 	var d *draft
 	last := len(o.scratch.drafts) - 1
@@ -282,7 +282,7 @@ func (o *Owner) newDraft(p *partition, now time.Time) *draft {
 func (o *Owner) dropDraft(p *partition) {
 	d := p.draft
 	p.draft = nil
-	// A draft that has grown large is left to the garbage collector.
+	// A draft that has grown large is not reused, so that its memory is freed.
 	if d != nil && d.reset() {
 		o.scratch.drafts = append(o.scratch.drafts, d)
 	}

@@ -1,11 +1,11 @@
 package owner
 
-// turnLock is a lock that a caller may stop waiting for. Who puts a value into it has it.
+// turnLock is a lock whose waiters may give up. The goroutine whose value is in the channel holds the lock.
 type turnLock chan struct{}
 
 func newTurnLock() turnLock { return make(turnLock, 1) }
 
-// tryLock takes the lock if it is free.
+// tryLock takes the lock if it is free, and reports whether it did.
 func (l turnLock) tryLock() bool {
 	select {
 	case l <- struct{}{}:
@@ -15,7 +15,7 @@ func (l turnLock) tryLock() bool {
 	}
 }
 
-// lock takes the lock, and reports whether it did so before one of two channels was closed.
+// lock waits for the lock. It returns false if one of the two channels is closed first.
 func (l turnLock) lock(stop, other <-chan struct{}) bool {
 	select {
 	case l <- struct{}{}:

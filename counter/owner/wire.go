@@ -11,7 +11,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// What a change has besides a key, a verb and a delta.
+// Flags: which members a change has besides a key, a verb and a delta.
 const (
 	withMerged = 1 << iota
 	withMembers
@@ -20,8 +20,8 @@ const (
 	withHold
 )
 
-// AppendCall appends a call as one process sends it to another. The rules of its changes are in it, each once: an owner
-// judges by the rules of the sender, so that it needs none itself.
+// AppendCall appends a call in the form in which processes send it to each other. It includes each rule of its changes
+// once: an owner judges by the sender's rules, so it needs none itself.
 func AppendCall(b []byte, call *Call) []byte {
 	b = binary.AppendUvarint(b, uint64(call.Partition))
 	b = appendBytes(b, call.Stream)
@@ -150,7 +150,8 @@ func appendChange(b []byte, c *counter.Change) []byte {
 	return b
 }
 
-// ParseCall reads a call of another process. The error is ErrMalformed, or says what the sender should have checked.
+// ParseCall parses a call of another process. The error is ErrMalformed, or about something that the sender should have
+// checked.
 func ParseCall(b []byte, known *Rules) (*Call, error) {
 	r := reader{rest: b}
 	call := &Call{Partition: int(r.uint()), Stream: string(r.bytes()), Number: r.uint(), Repeated: r.byte() == 1}
@@ -267,7 +268,7 @@ func (r *reader) change() counter.Change {
 	return c
 }
 
-// check checks what the sender should have checked.
+// check repeats the checks of the sender, which may be of another version.
 func (c *Call) check() error {
 	for i := range c.Ops {
 		if err := c.Ops[i].Check(); err != nil {
@@ -287,12 +288,12 @@ func (c *Call) check() error {
 	return nil
 }
 
-// AppendAnswer appends the answer to a call as one process sends it to another.
+// AppendAnswer appends the answer to a call in the form in which processes send it to each other.
 func AppendAnswer(b []byte, call *Call, answer *Answer) []byte {
 	return append(b, encodeAnswer(call.Number, time.Unix(0, 0), answer)...)
 }
 
-// ParseAnswer reads the answer to a call. The error is ErrMalformed.
+// ParseAnswer parses the answer to a call. The error is ErrMalformed.
 func ParseAnswer(b []byte, call *Call) (Answer, error) {
 	number, answer, err := decodeAnswer(b, call)
 	if err == nil && number != call.Number {

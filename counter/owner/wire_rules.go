@@ -9,17 +9,17 @@ import (
 	"headcount/counter"
 )
 
-// maxKnownRules bounds Rules. Beyond it all are forgotten: they come with each call.
+// maxKnownRules bounds Rules. Beyond it all are dropped, which loses nothing: each call brings its rules along.
 const maxKnownRules = 10_000
 
-// Rules has the rules of other processes as they came with calls, so that each is read once. Its methods may be called
-// from any goroutine.
+// Rules caches the rules that arrive with other processes' calls, so that each is parsed only once. Its methods may be
+// called from any goroutine.
 type Rules struct {
 	mu    sync.Mutex // guards known
 	known map[string]*counter.Rule
 }
 
-// parse returns the rule of an encoding, nil if it is malformed. A change without a rule is refused.
+// parse returns the rule of an encoding, nil if it is malformed. A change without a rule is refused later.
 func (k *Rules) parse(b []byte) *counter.Rule {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -53,7 +53,7 @@ func (c *Call) rules() []*counter.Rule {
 	return rules
 }
 
-// appendRule appends what a judge needs of a rule; nothing of none.
+// appendRule appends the fields of a rule that Judge needs, and nothing for nil.
 func appendRule(b []byte, rule *counter.Rule) []byte {
 	if rule == nil {
 		return b

@@ -1,28 +1,28 @@
-// Package owners knows which process owns which partition of the counters.
+// Package owners is the directory of which process owns which partition of the counters.
 //
-// A ring over the processes says who should own a partition, and the claim in the store says who does (package rows). A
-// claim is safe at any moment, so everything here is about speed alone: a wrong guess costs a caller some time, and
-// never a wrong value.
+// A ring over the processes says which one should own a partition, and the claim in the store says which one does
+// (package rows). A claim is safe at any moment, so this package affects only speed: a wrong guess costs a caller some
+// time, but never causes a wrong value.
 //
 // # Taking over
 //
-// A process takes a partition when the ring gives it to it: at once when the ring changes, or when the first call for
-// it comes. Before it claims, it asks all others that it can reach to give the partition up. So whoever has it writes
-// what it has acknowledged first, and its calls move without an error.
+// A process takes over a partition that the ring assigns to it: at once when the ring changes, or when the first call
+// for the partition arrives. Before it claims, it asks all other processes that it can reach to give up the partition.
+// So the former owner first writes what it has acknowledged, and calls move without an error.
 //
-// Leases are read by each process for itself, so for up to a second processes have different rings. Who is asked and
-// does not own a partition says who does: the process that has asked it to give the partition up, or that of its ring.
-// The caller turns there at once, and keeps to it until its own ring changes.
+// Each process reads the leases for itself, so for up to a second processes may have different rings. A process that is
+// called but does not own the partition names the process that does: the one that has asked it to give up the
+// partition, or the one in its own ring. The caller turns there at once, and keeps doing so until its own ring changes.
 //
 // # Unreachable processes
 //
-// Whoever finds that a process refuses connections, or says nothing for a second, asks the others. If none can reach
-// it, all of those leave it out of their rings for some seconds, and the next process by the ring takes its partitions.
-// If one can, a link alone is cut: then calls on that link fail, and no partition moves (as in SWIM by Das, Gupta and
-// Motivala, 2002). The lease of a process that died ends some seconds later, and the ring of everybody changes.
+// When a process finds that another one refuses connections, or does not answer for a second, it asks all others. If
+// none can reach it, they all leave it out of their rings for some seconds, and the next process in the ring takes its
+// partitions. If any can, only a link is cut: calls over that link fail, and no partition moves (as in SWIM by Das,
+// Gupta and Motivala, 2002). If the process has died, its lease ends some seconds later, and all rings change.
 //
-// A slow machine must not make partitions wander. So a process is left out again 10 s later at the earliest, or 2 s
-// later if it refuses connections, and takes part again at once when it turns out to be alive.
+// A slow machine must not make partitions move back and forth. So a process may be left out again only 10 s later, or 2
+// s later if it refuses connections. It takes part again at once when it turns out to be alive.
 package owners
 
 import (
@@ -46,13 +46,13 @@ import (
 const (
 	// leftOut is how long an unreachable process is left out. Its lease ends earlier if it died.
 	leftOut = 5 * time.Second
-	// quietFor is the least time between two times that a process is left out, and refusedFor that for one that refuses
-	// connections: that is seldom a mistake.
+	// quietFor is the minimum time before a process is left out again. It is refusedFor for a process that refuses
+	// connections, because that is rarely a mistake.
 	quietFor   = 10 * time.Second
 	refusedFor = 2 * time.Second
-	// askWithin limits how long the others are asked, and so how long a silent one holds up a claim.
+	// askWithin limits how long the others are asked, and so how long a process that does not answer delays a claim.
 	askWithin = time.Second
-	// probeWithin is long enough for the others to find out that a process says nothing.
+	// probeWithin gives the others enough time to find out that a process does not answer.
 	probeWithin = askWithin + 100*time.Millisecond
 	// claimWithin limits one claim.
 	claimWithin = 3 * time.Second
@@ -75,35 +75,35 @@ type Config struct {
 	Peer  func(name string) Peer // another process by its name
 }
 
-// Directory knows the owners, as far as this process does, and has the local owner own what it should. Its methods may
-// be called from any goroutine.
+// Directory knows the owners, as far as this process does, and makes the local owner own the partitions that it should.
+// Its methods may be called from any goroutine.
 type Directory struct {
 	cfg  Config
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
-	wg   sync.WaitGroup // pullEach, and confirm for each process that is suspected
+	wg   sync.WaitGroup // waits for pullEach, and for confirm of each suspected process
 	pull chan struct{}  // has capacity 1: the ring has changed
 
-	// taking is a lock that a caller may stop waiting for: one claim of this process is under way at a time.
+	// taking is a lock whose waiters may give up: this process makes one claim at a time.
 	taking chan struct{}
 
 	mu     sync.Mutex // guards the fields below
 	owning []string   // the processes with the role
-	all    []string   // these and others that may own something yet
+	all    []string   // these, and others that may still own partitions
 	out    map[string]absence
 	doubts map[string]bool // processes about which the others are being asked
 	whole  []string        // the owner of each partition by the ring; empty: there is none
 	of     []string        // likewise, without those that are left out
-	moved  map[int]string  // the owners of partitions by the word of others, until the ring changes
+	moved  map[int]string  // owners that other processes have named, until the ring changes
 }
 
-// absence says since when a process is left out.
+// absence records that a process is left out.
 type absence struct {
 	since time.Time
-	over  bool // it takes part again, and is remembered for quietFor only
+	over  bool // the process takes part again, and is remembered only for quietFor
 }
 
-// New returns a Directory without any process. Close ends it.
+// New returns a Directory without any processes. The caller must call Close.
 func New(cfg Config) *Directory {
 	d := &Directory{
 		cfg:    cfg,
@@ -121,14 +121,14 @@ func New(cfg Config) *Directory {
 	return d
 }
 
-// Close ends the claims of this process. The local owner keeps what it owns. It is called once.
+// Close ends the claims of this process. The local owner keeps what it owns. It is called only once.
 func (d *Directory) Close() {
 	d.stop()
 	d.wg.Wait()
 }
 
-// SetProcesses says which processes should own partitions, and which are there at all: one that is about to leave may
-// own some until they are asked for.
+// SetProcesses sets which processes should own partitions, and which exist at all: one that is shutting down may keep
+// partitions until it is asked for them.
 func (d *Directory) SetProcesses(owning, all []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -144,7 +144,7 @@ func (d *Directory) SetProcesses(owning, all []string) {
 	d.assign()
 }
 
-// assign returns the owner of each partition by the ring of processes.
+// assign returns the owner of each partition in the ring of the given processes.
 func assign(owning []string) []string {
 	of := make([]string, rows.Partitions)
 	table := ring.New(owning, nil, rows.Partitions, 1)
@@ -155,7 +155,7 @@ func assign(owning []string) []string {
 	return of
 }
 
-// assign makes the ring anew of those that are not left out. The caller has mu.
+// assign rebuilds the ring from the processes that are not left out. The caller has mu.
 func (d *Directory) assign() {
 	d.of = d.whole
 	if present := slices.DeleteFunc(slices.Clone(d.owning), d.isOut); len(present) < len(d.owning) {
@@ -174,7 +174,7 @@ func (d *Directory) isOut(name string) bool {
 
 // OwnerOf implements call.Owners.
 func (d *Directory) OwnerOf(partition int) call.Owner {
-	// Whoever should own it instead has not asked for it yet.
+	// The process that should own it instead has not asked for it yet.
 	if d.cfg.Local != nil && d.cfg.Local.Owns(partition) {
 		return d
 	}
@@ -205,7 +205,7 @@ func (d *Directory) nameOf(partition int) string {
 	return d.of[partition]
 }
 
-// move notes the owner of a partition by the word of another process.
+// move records the owner that another process has named for a partition.
 func (d *Directory) move(partition int, to string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -216,7 +216,7 @@ func (d *Directory) move(partition int, to string) {
 	}
 }
 
-// forget forgets where a partition has moved.
+// forget drops what other processes have said about a partition.
 func (d *Directory) forget(partition int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -224,7 +224,7 @@ func (d *Directory) forget(partition int) {
 	delete(d.moved, partition)
 }
 
-// readmit lets those take part again who were left out for long enough. The caller has mu.
+// readmit ends the absence of processes that were left out for long enough. The caller has mu.
 func (d *Directory) readmit() {
 	changed := false
 	for name, gone := range d.out {
@@ -262,7 +262,7 @@ func (d *Directory) suspect(name string, err error) {
 	})
 }
 
-// othersReach reports whether one of the other processes can reach the one with that name.
+// othersReach reports whether any of the other processes can reach the named one.
 func (d *Directory) othersReach(name string) bool {
 	ctx, cancel := context.WithTimeout(d.ctx, probeWithin)
 	defer cancel()
@@ -285,12 +285,12 @@ func (d *Directory) othersReach(name string) bool {
 	return reached.Load()
 }
 
-// Probe implements link.Process. If this process cannot reach that one either, it leaves it out as well.
+// Probe implements link.Process. If this process cannot reach the named one either, it leaves it out as well.
 func (d *Directory) Probe(ctx context.Context, name string) bool {
 	return name == d.cfg.Self || d.reach(ctx, name)
 }
 
-// leaveOut leaves a process out of the ring that could not be reached, if the last time was long enough ago.
+// leaveOut leaves an unreachable process out of the ring, unless it was left out too recently.
 func (d *Directory) leaveOut(name string, err error) {
 	least := quietFor
 	if errors.Is(err, syscall.ECONNREFUSED) {
@@ -308,7 +308,7 @@ func (d *Directory) leaveOut(name string, err error) {
 	d.assign()
 }
 
-// takeBack lets the process that should own a partition take part again, because somebody has reached it.
+// takeBack ends the absence of the process that should own a partition, because another process has reached it.
 func (d *Directory) takeBack(partition int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -320,7 +320,7 @@ func (d *Directory) takeBack(partition int) {
 	}
 }
 
-// there makes calls in another process.
+// there makes calls to another process.
 type there struct {
 	d    *Directory
 	name string
@@ -336,7 +336,7 @@ func (t there) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 		t.d.forget(c.Partition)
 		t.d.suspect(t.name, err)
 	case errors.As(err, &moved):
-		t.d.takeBack(c.Partition) // it was asked because another one is left out, which it can reach
+		t.d.takeBack(c.Partition) // it was asked because another process is left out, but it can reach that process
 		t.d.move(c.Partition, moved.To)
 	case errors.Is(err, owner.ErrNotOwner):
 		t.d.forget(c.Partition) // it has just lost the partition
@@ -345,7 +345,7 @@ func (t there) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	return answer, err
 }
 
-// Do makes a call of this process or of another one, if this process owns the partition or should. It implements
+// Do makes a call, of this process or another one, if this process owns the partition or should own it. It implements
 // call.Owner and link.Process.
 func (d *Directory) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	local := d.cfg.Local
@@ -361,7 +361,7 @@ func (d *Directory) Do(ctx context.Context, c owner.Call) (owner.Answer, error) 
 
 	answer, err := local.Do(ctx, c)
 	if errors.Is(err, owner.ErrNotOwner) {
-		d.takeBack(c.Partition) // another process has claimed it meanwhile
+		d.takeBack(c.Partition) // another process has claimed it in the meantime
 	}
 
 	return answer, err
@@ -373,7 +373,7 @@ func (d *Directory) Release(ctx context.Context, to string, partitions []int) er
 		return nil
 	}
 
-	// Before they are released: who asks for one of them from now on is sent on.
+	// Record the new owner before the release, so that calls from now on are sent there.
 	for _, partition := range partitions {
 		d.move(partition, to)
 	}
@@ -381,10 +381,10 @@ func (d *Directory) Release(ctx context.Context, to string, partitions []int) er
 	return d.cfg.Local.Release(ctx, partitions...)
 }
 
-// claimFor claims a partition for which a call came. The error is owner.ErrNotOwner if another process should own it,
-// and can be reached.
+// claimFor claims a partition because a call for it has arrived. The error is owner.ErrNotOwner if another process
+// should own the partition and can be reached.
 func (d *Directory) claimFor(ctx context.Context, partition int) error {
-	// Who sent the call may know already that the process of the ring cannot be reached.
+	// The sender may already know that the process in the ring cannot be reached.
 	for name := d.nameOf(partition); name != d.cfg.Self; name = d.nameOf(partition) {
 		if name == "" {
 			return owner.ErrNotOwner
@@ -401,7 +401,7 @@ func (d *Directory) claimFor(ctx context.Context, partition int) error {
 	return d.take(ctx, partition)
 }
 
-// reach reports whether a process can be reached. If not, it is left out.
+// reach reports whether a process can be reached, and leaves it out if not.
 func (d *Directory) reach(ctx context.Context, name string) bool {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
@@ -415,10 +415,10 @@ func (d *Directory) reach(ctx context.Context, name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	return !d.isOut(name) // it was left out a moment ago, so now it counts as slow
+	return !d.isOut(name) // if it was left out too recently, it counts as slow and not as unreachable
 }
 
-// take claims partitions that nobody else should own.
+// take claims the partitions that no other process should own.
 func (d *Directory) take(ctx context.Context, partitions ...int) error {
 	select {
 	case d.taking <- struct{}{}:
@@ -439,7 +439,7 @@ func (d *Directory) take(ctx context.Context, partitions ...int) error {
 	return d.cfg.Local.Own(ctx, missing...)
 }
 
-// askOthers asks all other processes to give partitions up, and returns when each has answered or could not be reached.
+// askOthers asks all other processes to give up partitions, and returns when each has answered or proved unreachable.
 func (d *Directory) askOthers(ctx context.Context, partitions []int) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
@@ -464,7 +464,7 @@ func (d *Directory) others() []string {
 	return slices.DeleteFunc(slices.Clone(d.all), func(name string) bool { return name == d.cfg.Self || d.isOut(name) })
 }
 
-// pullEach takes the partitions that the ring gives to this process, whenever it changes.
+// pullEach takes the partitions that the ring assigns to this process, whenever the ring changes.
 func (d *Directory) pullEach() {
 	for {
 		select {
@@ -481,7 +481,7 @@ func (d *Directory) pullEach() {
 	}
 }
 
-// pullOnce takes what this process should own. It reports whether that is so now.
+// pullOnce takes the partitions that this process should own, and reports whether it owns them all now.
 func (d *Directory) pullOnce() bool {
 	var mine []int
 	d.mu.Lock()

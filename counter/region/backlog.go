@@ -6,38 +6,40 @@ import (
 	"headcount/internal/rows"
 )
 
-// backlogMost is the number of counters of a partition that a backlog names. If there are more, it has all of them.
+// backlogMost is the maximum number of counters of a partition that a backlog lists. If more have changed, all counters
+// of the partition have to be compared.
 const backlogMost = 4096
 
-// backlogs have what is to be done for the counters of each partition that this process owns: what a link has to send,
-// or what a receiver has to merge. Their methods may be called from any goroutine.
+// backlogs record the pending work for each partition that this process owns: the counters that a link has to send, or
+// that a receiver has to merge. Their methods may be called from any goroutine.
 type backlogs struct {
 	mu sync.Mutex // guards of
 	of [rows.Partitions]backlog
 }
 
-// backlog is that of one partition.
+// backlog is the pending work for one partition.
 type backlog struct {
 	epoch   uint64          // of the claim of this process; 0: it does not own the partition
-	changed map[string]bool // counters, and whether a repair has brought them
-	missed  bool            // further ones may have changed, so all have to be looked at
-	whole   bool            // all of them are being looked at
-	after   string          // behind this cursor
+	changed map[string]bool // changed counters; true: a repair has brought the change
+	missed  bool            // unknown counters may have changed, so a comparison of all is needed
+	whole   bool            // a comparison of all counters is in progress
+	after   string          // cursor of that comparison
 }
 
-// job is a part of a backlog.
+// job is one portion of a backlog.
 type job struct {
 	epoch   uint64
 	keys    []string
-	repairs []bool // of the same keys
+	repairs []bool // for each key, whether a repair has brought the change
 	more    bool   // there is more to do
 
-	whole  bool // it is a page of all counters
-	begins bool // the first one
+	whole  bool // the job is the next page of a comparison of all counters
+	begins bool // it is the first page
 	after  string
 }
 
-// own follows which partitions this process owns, and by which claims. Of a claim that is new nothing is known.
+// own sets which partitions this process owns, and the epochs of its claims. Under a new claim, nothing is known of
+// what the peer has, so all counters have to be compared.
 func (l *backlogs) own(epochs *[rows.Partitions]uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,7 +66,7 @@ func (l *backlogs) owned() (partitions []int) {
 	return partitions
 }
 
-// claim begins anew if a claim is newer than the one that is known.
+// claim resets the backlog if the claim is newer than the known one.
 func (b *backlog) claim(epoch uint64) {
 	if epoch > b.epoch {
 		*b = backlog{epoch: epoch, missed: true}
@@ -80,7 +82,7 @@ func (l *backlogs) committed(id int, epoch uint64, keys []string) {
 	l.of[id].add(keys, func(int) bool { return false })
 }
 
-// heard adds counters that a publication names.
+// heard adds counters that a publication lists.
 func (l *backlogs) heard(id int, keys []string, repair bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,7 +90,7 @@ func (l *backlogs) heard(id int, keys []string, repair bool) {
 	l.of[id].add(keys, func(int) bool { return repair })
 }
 
-// putBack adds what a job could not do.
+// putBack returns the unfinished part of a job.
 func (l *backlogs) putBack(id int, j *job) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,13 +100,13 @@ func (l *backlogs) putBack(id int, j *job) {
 
 func (b *backlog) add(keys []string, repair func(i int) bool) {
 	if b.epoch == 0 || b.missed {
-		return // all of them will be looked at
+		return // the pending comparison covers them
 	}
 
 	if b.changed == nil {
 		b.changed = map[string]bool{}
 	}
-	// Whoever has once learned of a repair passes it on as one.
+	// A counter that a repair has brought once stays marked as repaired until it is passed on.
 	for i, key := range keys {
 		b.changed[key] = b.changed[key] || repair(i)
 	}
@@ -114,7 +116,7 @@ func (b *backlog) add(keys []string, repair func(i int) bool) {
 	}
 }
 
-// miss notes that anything in a partition may have changed.
+// miss records that any counter of a partition may have changed.
 func (l *backlogs) miss(id int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,7 +132,7 @@ func (l *backlogs) missAll() {
 	}
 }
 
-// compares reports whether all counters of a partition are looked at, or will be.
+// compares reports whether a comparison of all counters of a partition is in progress or pending.
 func (l *backlogs) compares(id int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +140,7 @@ func (l *backlogs) compares(id int) bool {
 	return l.of[id].missed || l.of[id].whole
 }
 
-// restart has a partition that is being looked at as a whole looked at from the beginning.
+// restart restarts the comparison of a partition.
 func (l *backlogs) restart(id int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,8 +150,8 @@ func (l *backlogs) restart(id int) {
 	l.of[id].whole = false
 }
 
-// take takes at most most counters out of the backlog of a partition, or the next page of all, and reports whether
-// there is anything to do.
+// take removes up to most counters from the backlog of a partition, or returns the next page if a comparison is in
+// progress. ok is false if there is no work.
 func (l *backlogs) take(id, most int) (j job, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,7 +162,7 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 	}
 
 	j.epoch = b.epoch
-	// What is missed while all of them are looked at needs another round, after this one.
+	// What is missed during a comparison needs another one after it.
 	if b.missed && !b.whole {
 		b.missed = false
 		b.whole = true
@@ -186,12 +188,12 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 	return j, len(j.keys) > 0
 }
 
-// turn notes that a page of all counters is done, and where the next one begins; after the last one next is empty.
+// turn records that a page of a comparison is done, and where the next page begins; after the last page next is empty.
 func (l *backlogs) turn(id int, j *job, next string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	// Meanwhile the partition may have been claimed anew, or its round may have begun again.
+	// The partition may have been claimed again in the meantime, or its comparison restarted.
 	b := &l.of[id]
 	isThat := b.epoch == j.epoch && b.whole && b.after == j.after
 	if isThat {

@@ -6,7 +6,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// The rows of an inbox.
+// Collections of an inbox.
 const (
 	sharesOf   = "shares"   // key -> share
 	positionOf = "position" // one row: the last commit
@@ -14,8 +14,8 @@ const (
 
 var positionRow = rows.Name{Collection: positionOf, Field: "log"}
 
-// Position is the last commit of an inbox, so it tells its sender whether the inbox has lost one. The zero Position is
-// that of an empty inbox.
+// Position identifies the newest commit of an inbox, so that the sender can tell whether the inbox has lost any. The
+// zero Position is that of an empty inbox.
 type Position struct {
 	Epoch  uint64 // of the sender's claim at home
 	Number uint64
@@ -25,7 +25,7 @@ func (p Position) encode() []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(nil, p.Epoch), p.Number)
 }
 
-// parsePosition reads a position; what cannot be read is the zero Position.
+// parsePosition parses a position. For malformed bytes it returns the zero Position.
 func parsePosition(b []byte) Position {
 	epoch, n := binary.Uvarint(b)
 	if n <= 0 {
@@ -41,8 +41,8 @@ func parsePosition(b []byte) Position {
 
 func shareRow(key string) rows.Name { return rows.Name{Collection: sharesOf, Field: key} }
 
-// encodeKeys returns the publication of a commit: the counters of which it has shares, and whether it is a repair. The
-// rows do not say that, because a later change replaces a row that nobody has read yet.
+// encodeKeys encodes the publication of a commit: the counters whose shares it has, and whether it is a repair. Rows
+// cannot carry the repair flag, because a later change may replace a row before it is read.
 func encodeKeys(keys []string, repair bool) []byte {
 	b := make([]byte, 1, 64)
 	if repair {
@@ -56,7 +56,7 @@ func encodeKeys(keys []string, repair bool) []byte {
 	return b
 }
 
-// parseKeys reads a publication, and reports whether it is one.
+// parseKeys parses a publication, and reports whether it is valid.
 func parseKeys(b []byte) (keys []string, repair, ok bool) {
 	if len(b) == 0 {
 		return nil, false, true

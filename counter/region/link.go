@@ -22,44 +22,44 @@ var (
 )
 
 const (
-	compareEvery   = 10      // times Config.Every, 2 s, between two comparisons of positions
-	maxItems       = 16384   // of one round, about: its counters, and one for each itemBytes of them
-	partitionItems = 256     // of one partition in one round
-	itemBytes      = 256     // bytes that count as one item
+	compareEvery   = 10      // pause between two comparisons of positions, in units of Config.Every: 2 s
+	maxItems       = 16384   // approximate limit of one round; see itemBytes
+	partitionItems = 256     // limit for one partition in one round
+	itemBytes      = 256     // a share counts as one item, plus one for each itemBytes of its size
 	maxBytes       = 1 << 20 // of one partition in one round
 
-	// takeAgain is how long a link waits for the process that has overtaken it. If that one does not own the partition,
-	// it has found that out by then.
+	// takeAgain is how long a link waits after another process has taken over the inbox. By then that process has found
+	// out if it does not own the partition.
 	takeAgain = 1500 * time.Millisecond
 )
 
 // link sends the changes of this region to one peer. It implements replication.Protocol. Only Send uses the fields
-// without another comment.
+// without a comment that says otherwise.
 type link struct {
 	Peer
 	*replication.Link[Position]
-	backlogs // what the peer lacks. It may be used from any goroutine
+	backlogs // the changes that the peer lacks; may be used from any goroutine
 	r        *Region
-	there    *owner.Reader // of the peer's rows
+	there    *owner.Reader // reads the peer's rows
 	log      zerolog.Logger
 
 	sent, whole, failures prometheus.Counter
 
-	failing atomic.Bool // the failure was logged
-	said    string      // the unexpected name of the peer's region that was logged; only Greet uses it
+	failing atomic.Bool // the current failure has been logged
+	said    string      // unexpected name of the peer's region, if it was logged; only Greet uses it
 	claims  [rows.Partitions]claim
 }
 
-// claim is the right to write a partition of the inbox.
+// claim is the claim of a partition of the inbox.
 type claim struct {
 	home      uint64 // epoch of this process's claim of the partition at home
 	epoch     uint64
-	number    uint64 // of the newest commit that the inbox has, as far as this process knows
+	number    uint64 // of the newest commit that this process knows the inbox to have
 	valid     bool
-	overtaken time.Time // by another process; zero: it is not
+	overtaken time.Time // when another process took over the partition of the inbox; zero: none did
 }
 
-// position is where the inbox is if it has lost nothing.
+// position returns the position that the inbox has if it has lost nothing.
 func (c *claim) position() Position { return Position{Epoch: c.home, Number: c.number} }
 
 func newLink(r *Region, p Peer, m *metrics) *link {
@@ -84,7 +84,7 @@ func newLink(r *Region, p Peer, m *metrics) *link {
 // Owned implements replication.Protocol.
 func (l *link) Owned() []int { return l.owned() }
 
-// Greet implements replication.Protocol. It looks whether the peer is the region that it should be.
+// Greet implements replication.Protocol. It checks that the peer is the expected region.
 func (l *link) Greet(ctx context.Context) error {
 	if l.r.misnamed.Load() {
 		return replication.ErrRefused
@@ -109,10 +109,10 @@ func (l *link) Greet(ctx context.Context) error {
 		l.said = name
 	}
 
-	return replication.ErrRefused // it has another name, or no process of it has started yet
+	return replication.ErrRefused // its name is wrong, or missing because none of its processes has started yet
 }
 
-// Positions implements replication.Protocol. It reads how far the inbox is.
+// Positions implements replication.Protocol. It reads the positions of the inbox.
 func (l *link) Positions(ctx context.Context, believed []replication.At[Position]) ([]Position, error) {
 	addresses := make([]rows.Address, len(believed))
 	for i, at := range believed {
@@ -130,28 +130,28 @@ func (l *link) Positions(ctx context.Context, believed []replication.At[Position
 	return positions, nil
 }
 
-// Failed implements replication.Protocol. The first failure is logged as a warning.
+// Failed implements replication.Protocol. Only the first failure in a row is logged as a warning.
 func (l *link) Failed(err error) {
 	l.failures.Inc()
 	if l.failing.Swap(true) {
-		l.log.Debug().Err(err).Msg("replicating counters to the peer failed; trying again")
+		l.log.Debug().Err(err).Msg("replicating counters to the peer failed; retrying")
 		return
 	}
-	l.log.Warn().Err(err).Msg("counters cannot be replicated to the peer; trying again until they can")
+	l.log.Warn().Err(err).Msg("counters cannot be replicated to the peer; retrying until they can")
 }
 
-// batch is what a round sends of a partition.
+// batch is what one round sends for a partition.
 type batch struct {
 	job
 	partition int
 	result    *replication.Result[Position]
-	asked     []string // counters whose shares are sent: those of the job, or of a page of all
-	next      string   // where the next page begins; empty: this is the last one
+	asked     []string // counters whose shares are sent: those of the job, or those of the page
+	next      string   // cursor of the next page; empty: this is the last one
 	commit    rows.Commit
-	shared    int // how many shares are in it
+	shared    int // number of shares in the commit
 }
 
-// Send implements replication.Protocol. It sends what has changed, or the next page of all counters of a partition.
+// Send implements replication.Protocol. It sends the changed counters of a partition, or the next page of a comparison.
 func (l *link) Send(
 	ctx context.Context, from []replication.At[Position], limit int,
 ) ([]replication.Result[Position], error) {
@@ -175,7 +175,7 @@ func (l *link) Send(
 
 	err := l.send(ctx, batches)
 	for _, b := range batches {
-		l.putBack(b.partition, &b.job) // what has not landed
+		l.putBack(b.partition, &b.job) // puts back the counters that the peer did not acknowledge
 	}
 	if err != nil {
 		return nil, err
@@ -188,7 +188,7 @@ func (l *link) Send(
 	return results, nil
 }
 
-// send sends batches, as far as the partitions of the inbox can be claimed.
+// send sends the batches whose partitions of the inbox can be claimed.
 func (l *link) send(ctx context.Context, batches []*batch) error {
 	claimed, err := l.claim(ctx, batches)
 	if err == nil {
@@ -204,7 +204,7 @@ func (l *link) send(ctx context.Context, batches []*batch) error {
 	return err
 }
 
-// pick returns what has to be sent of a partition, nil if there is nothing.
+// pick returns the next batch for a partition, nil if there is nothing to send.
 func (l *link) pick(at replication.At[Position], most int) *batch {
 	c := &l.claims[at.Bucket]
 	hasLost := c.valid && at.Position != c.position()
@@ -212,7 +212,7 @@ func (l *link) pick(at replication.At[Position], most int) *batch {
 		l.miss(at.Bucket)
 	}
 
-	// What is picked leaves the backlog, and comes back unless it lands.
+	// The picked counters leave the backlog, and are put back unless the peer acknowledges them.
 	j, ok := l.take(at.Bucket, most)
 	if !ok {
 		return nil
@@ -220,7 +220,7 @@ func (l *link) pick(at replication.At[Position], most int) *batch {
 	if j.begins {
 		l.whole.Inc()
 	}
-	// The partition was claimed anew at home, so this process may be another one to its inboxes.
+	// The partition was claimed again at home, so this process may not be the one that last wrote to the inbox.
 	if c.home != j.epoch {
 		*c = claim{home: j.epoch}
 	}
@@ -240,7 +240,7 @@ func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, e
 		}
 
 		is := rows.Former{Partition: b.partition, Epoch: c.epoch}
-		// The other process may have been late, and not the owner at home any more.
+		// The other process may be a former owner that was slow, so take the inbox back.
 		if !c.overtaken.IsZero() && time.Since(c.overtaken) > takeAgain {
 			is.Epoch = 0
 		}
@@ -258,7 +258,7 @@ func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, e
 	for i, b := range wanted {
 		c := &l.claims[b.partition]
 		isComplete := c.take(claims[i])
-		// A comparison that begins now finds what is missing.
+		// A comparison that is just beginning finds what is missing, so it need not restart.
 		mustRestart := !isComplete && !b.begins
 		switch {
 		case !c.valid:
@@ -274,7 +274,8 @@ func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, e
 	return claimed, nil
 }
 
-// take makes c what the peer's store has granted, and reports whether the inbox has all that was written under c.
+// take records a claim that the peer's store has granted, and reports whether the inbox still has everything that was
+// written under c.
 func (c *claim) take(granted rows.Claim) (complete bool) {
 	if granted.Epoch == 0 {
 		if c.overtaken.IsZero() {
@@ -283,7 +284,7 @@ func (c *claim) take(granted rows.Claim) (complete bool) {
 		return false
 	}
 
-	// Another process may have written older shares.
+	// If another process was the owner in between, it may have written older shares.
 	complete = granted.Number >= c.number && c.overtaken.IsZero()
 	c.overtaken = time.Time{}
 	c.epoch = granted.Epoch
@@ -293,7 +294,7 @@ func (c *claim) take(granted rows.Claim) (complete bool) {
 	return complete
 }
 
-// fill asks the owner for the shares of batches.
+// fill asks the owner for the shares of the batches.
 func (l *link) fill(ctx context.Context, batches []*batch) error {
 	calls := make([]owner.Call, len(batches))
 	for i, b := range batches {
@@ -310,7 +311,7 @@ func (l *link) fill(ctx context.Context, batches []*batch) error {
 		return nil
 	}
 
-	// An owner answers with what is committed, so a share is as of one moment.
+	// The owner answers after a commit, so each share reflects one moment.
 	for i, outcome := range l.r.owner.DoAll(ctx, calls) {
 		if outcome.Err != nil {
 			return fmt.Errorf("region: shares for %s: %w", l.Name, outcome.Err)
@@ -321,13 +322,13 @@ func (l *link) fill(ctx context.Context, batches []*batch) error {
 	return nil
 }
 
-// fill puts shares into the commit, until it is large.
+// fill adds shares to the commit, until it is large.
 func (b *batch) fill(answer *owner.MoreAnswer) {
 	size := 0
 	for i, key := range b.asked {
 		s := &answer.Shares[i]
 		if s.Kind == 0 && s.Died == 0 {
-			continue // it is not shared, or it has never existed
+			continue // the counter is not shared, or has never existed
 		}
 		if size > maxBytes {
 			b.cut(i)
@@ -340,7 +341,7 @@ func (b *batch) fill(answer *owner.MoreAnswer) {
 	}
 }
 
-// cut leaves all counters from that one on to the next batch.
+// cut leaves the counters from index from on to the next batch.
 func (b *batch) cut(from int) {
 	if b.whole {
 		b.next = owner.After(b.after, b.asked[from-1])
@@ -349,7 +350,7 @@ func (b *batch) cut(from int) {
 	b.asked = b.asked[:from]
 }
 
-// compare takes out of pages what the peer has.
+// compare removes from the pages all shares that the peer already has.
 func (l *link) compare(ctx context.Context, batches []*batch) error {
 	var addresses []rows.Address
 	for _, b := range batches {
@@ -386,7 +387,7 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 	return nil
 }
 
-// commit writes batches into the inbox, and goes on with what became of them.
+// commit writes the batches into the inbox, and handles the outcomes.
 func (l *link) commit(ctx context.Context, batches []*batch) error {
 	var made []*batch
 	var commits []rows.Commit
@@ -394,7 +395,7 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 		b.shared = len(b.commit.Rows)
 		isLastPage := b.whole && b.next == ""
 		if b.shared == 0 && !isLastPage {
-			l.land(b) // the peer has this page, or nothing of it is shared
+			l.land(b) // the peer has all shares of this page, or none of them are shared
 			continue
 		}
 
@@ -416,7 +417,7 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	return failed
 }
 
-// complete adds to a commit what every one has.
+// complete adds the fields and rows that every commit needs.
 func (l *link) complete(b *batch) {
 	c := &l.claims[b.partition]
 	var keys []string
@@ -424,7 +425,7 @@ func (l *link) complete(b *batch) {
 		keys = append(keys, row.Field)
 	}
 
-	// The row with the position tells without a commit whether the inbox has lost one.
+	// The position is also stored in a row, which shows without a commit whether the inbox has lost any.
 	b.commit.Partition = b.partition
 	b.commit.Epoch = c.epoch
 	b.commit.After = c.number
@@ -433,12 +434,12 @@ func (l *link) complete(b *batch) {
 	at := Position{Epoch: c.home, Number: b.commit.Number}
 	b.commit.Rows = append(b.commit.Rows, rows.Row{Name: positionRow, Value: at.encode()})
 	if len(keys) > 0 {
-		// What a whole partition brings may be news to further regions.
+		// A comparison may bring changes that further regions lack, so it is marked as a repair.
 		b.commit.Publication = encodeKeys(keys, b.whole)
 	}
 }
 
-// settle goes on with the outcome of a commit. The error says that the peer did not answer.
+// settle handles the outcome of a commit. The error means that the peer did not answer.
 func (l *link) settle(b *batch, err error) error {
 	c := &l.claims[b.partition]
 	var fenced *rows.Fenced
@@ -454,7 +455,7 @@ func (l *link) settle(b *batch, err error) error {
 		return nil
 	}
 
-	// After a new claim nothing of before arrives any more, and its number says what has arrived.
+	// A new claim fences off commits that are still on their way, and its number says which ones have arrived.
 	c.valid = false
 	b.result.Outcome = replication.More
 	if errors.As(err, &fenced) || errors.As(err, &lost) {
@@ -465,7 +466,7 @@ func (l *link) settle(b *batch, err error) error {
 	return err
 }
 
-// land says what follows a batch that the peer has.
+// land records that the peer has a batch, and sets the batch's result.
 func (l *link) land(b *batch) {
 	b.result.Position = l.claims[b.partition].position()
 	b.result.Outcome = replication.Sent
@@ -477,7 +478,7 @@ func (l *link) land(b *batch) {
 		l.turn(b.partition, &b.job, b.next)
 		return
 	}
-	// The rest was too much for one commit.
+	// These counters did not fit into the commit.
 	b.keys = b.keys[len(b.asked):]
 	b.repairs = b.repairs[len(b.asked):]
 }

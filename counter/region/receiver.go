@@ -16,19 +16,19 @@ import (
 )
 
 const (
-	// mergeMost is the number of counters that one call merges.
+	// mergeMost is the maximum number of counters that one call merges.
 	mergeMost = 256
 	// mergeWithin limits one call.
 	mergeWithin = 3 * time.Second
 )
 
-// receiver merges what one peer has written into its inbox here.
+// receiver merges the shares that one peer has written into its inbox here.
 type receiver struct {
 	Peer
-	backlogs // what is not merged. It may be used from any goroutine
+	backlogs // the shares that are not merged yet; may be used from any goroutine
 	r        *Region
 	log      zerolog.Logger
-	wake     chan struct{} // has capacity 1: something has come
+	wake     chan struct{} // has capacity 1: there is something to merge
 
 	news, odd prometheus.Counter
 
@@ -46,10 +46,10 @@ func newReceiver(r *Region, p Peer) *receiver {
 	}
 }
 
-// watch hears the inbox until ctx ends.
+// watch adds the publications of the inbox to the backlog until ctx ends.
 func (v *receiver) watch(ctx context.Context) {
 	heard := func(partition int, _ uint64, publication []byte) {
-		// What cannot be read may name any counter.
+		// An unreadable publication may concern any counter, so all have to be compared.
 		keys, repair, ok := parseKeys(publication)
 		if ok {
 			v.heard(partition, keys, repair)
@@ -83,8 +83,8 @@ func (v *receiver) run(ctx context.Context) {
 	}
 }
 
-// round merges some counters of each partition, and reports whether there are more. What fails is tried again in the
-// next pass of run.
+// round merges some counters of each partition, and reports whether there are more. Failed merges are repeated in the
+// next round.
 func (v *receiver) round(ctx context.Context) (more bool) {
 	for id := range rows.Partitions {
 		j, ok := v.take(id, mergeMost)
@@ -92,7 +92,7 @@ func (v *receiver) round(ctx context.Context) (more bool) {
 			continue
 		}
 
-		// One call at a time: all partitions share the owner's turns with changes of this region.
+		// One call at a time, because all partitions share the owner's turns with this region's own changes.
 		merged := false
 		if j.whole {
 			merged = v.page(ctx, id, &j)
@@ -107,7 +107,7 @@ func (v *receiver) round(ctx context.Context) (more bool) {
 	return more
 }
 
-// some merges counters that have changed, and reports whether it did.
+// some merges the counters of a job, and reports whether that succeeded.
 func (v *receiver) some(ctx context.Context, id int, j *job) (merged bool) {
 	defer func() {
 		if !merged {
@@ -135,7 +135,7 @@ func (v *receiver) some(ctx context.Context, id int, j *job) (merged bool) {
 // errEnough ends a scan.
 var errEnough = errors.New("enough")
 
-// page merges the next counters of a whole inbox, and reports whether it did.
+// page merges the next page of a whole inbox, and reports whether that succeeded.
 func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 	ctx, cancel := context.WithTimeout(ctx, mergeWithin)
 	defer cancel()
@@ -144,7 +144,7 @@ func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 	n := 0
 	last := ""
 	err := v.In.Scan(ctx, id, sharesOf, j.after, func(key string, row []byte) error {
-		v.add(&hear, key, row, true) // nobody knows what has brought it
+		v.add(&hear, key, row, true) // unknown whether a repair wrote the row, so treat it as one
 		n++
 		last = key
 		if n == mergeMost {
@@ -165,22 +165,23 @@ func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 	return true
 }
 
-// add adds a row to what is merged. One that nobody reads is left out: its sender writes it again with the next change.
+// add adds a row to the shares that are merged. It leaves out a malformed row, which the sender replaces at the next
+// change.
 func (v *receiver) add(hear *owner.Hear, key string, row []byte, repair bool) {
 	if row == nil {
-		return // the inbox has lost it, and its sender sends it again
+		return // the inbox has lost the row; the sender notices and sends it again
 	}
 	is, err := share.Parse(row)
 	if err != nil {
 		err = fmt.Errorf("%q: %w", key, err)
-		v.log.Warn().Err(err).Msg("a share of the peer cannot be read; run the same version in all regions")
+		v.log.Warn().Err(err).Msg("the peer's state of a counter is malformed; run the same version in all regions")
 		return
 	}
 
 	hear.Shares = append(hear.Shares, owner.Heard{Key: key, Share: is, Repair: repair})
 }
 
-// merge has the owner merge shares, and reports whether it did.
+// merge makes the owner merge shares, and reports whether that succeeded.
 func (v *receiver) merge(ctx context.Context, id int, hear *owner.Hear) bool {
 	if len(hear.Shares) == 0 {
 		return true

@@ -18,7 +18,7 @@ import (
 // Peer is another region.
 type Peer struct {
 	Name  string
-	There rows.Store // of the peer; this region only reads it
+	There rows.Store // the peer's own rows, which this region only reads
 	Out   rows.Store // this region's inbox there
 	In    rows.Store // the peer's inbox here
 }
@@ -45,7 +45,7 @@ type Region struct {
 	misnamed atomic.Bool // the store belongs to a region of another name
 
 	stop context.CancelFunc
-	wg   sync.WaitGroup // everything that Start starts
+	wg   sync.WaitGroup // waits for everything that Start starts
 }
 
 // New returns a Region that does nothing until Start.
@@ -58,12 +58,12 @@ func New(cfg Config) *Region {
 // Shared is owner.Config.Shared of the owner that Start gets.
 func (r *Region) Shared(partition int, epoch uint64, keys []string) {
 	for _, l := range r.links {
-		l.committed(partition, epoch, keys) // before the link is woken, so that it finds them
+		l.committed(partition, epoch, keys) // must come before the wake-up, so that the link finds the counters
 		l.Changed(partition)
 	}
 }
 
-// Start begins to share what an owner owns. It is called once, before the owner owns anything.
+// Start begins to share the counters of an owner. It is called only once, before the owner owns anything.
 func (r *Region) Start(of *owner.Owner) {
 	r.owner = of
 	ctx, stop := context.WithCancel(context.Background())
@@ -83,13 +83,14 @@ func (r *Region) Start(of *owner.Owner) {
 	r.wg.Go(func() { r.follow(ctx) })
 }
 
-// Close ends the sharing. It is called once, before the owner is closed. What was not sent yet, the next owner sends.
+// Close stops the sharing. It is called only once, before the owner is closed. The next owner sends what is still
+// unsent.
 func (r *Region) Close() {
 	r.stop()
 	r.wg.Wait()
 }
 
-// follow follows which partitions the owner owns.
+// follow tracks which partitions the owner owns.
 func (r *Region) follow(ctx context.Context) {
 	var before [rows.Partitions]uint64
 	for n := 0; wake.Wait(ctx, r.cfg.Every, nil); n++ {
@@ -97,15 +98,15 @@ func (r *Region) follow(ctx context.Context) {
 		r.own(&epochs, epochs != before)
 		before = epochs
 
-		// A store that has lost everything has lost the name, too.
+		// Check again from time to time: a store that has lost everything has also lost the name.
 		if n%compareEvery == 0 {
 			r.checkName(ctx, &epochs)
 		}
 	}
 }
 
-// own begins to share partitions by the claims with these epochs, and ends with those that were given up. It is called
-// also if these are as before: a partition that was claimed and given up in between may have left a backlog.
+// own starts sharing the partitions with nonzero epochs, and stops sharing the others. It is called even if nothing
+// changed, because a partition that was claimed and given up in between may have left a backlog.
 func (r *Region) own(epochs *[rows.Partitions]uint64, changed bool) {
 	for i, l := range r.links {
 		l.own(epochs)
@@ -117,7 +118,7 @@ func (r *Region) own(epochs *[rows.Partitions]uint64, changed bool) {
 	}
 }
 
-// checkName looks whether the store has the name of this region. Its owner writes it where there is none.
+// checkName checks that the store has the name of this region. If the store has none, the owner of the row writes it.
 func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64) {
 	is, err := r.reader.Region(ctx)
 	if err != nil || is == r.cfg.Name {
@@ -127,13 +128,13 @@ func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64)
 	if is != "" {
 		wasKnown := r.misnamed.Swap(true)
 		if !wasKnown {
-			const what = "this store has counted as another region; counters are not shared: correct --region"
+			const what = "this store belongs to another region, so counters are not replicated; correct --region"
 			r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
 		}
 		return
 	}
 
-	// Whoever owns the row writes it; what fails is done the next time.
+	// After an error, the next check tries again.
 	call := owner.NameRegion(r.cfg.Name)
 	isOwner := epochs[call.Partition] != 0
 	if isOwner {
@@ -155,9 +156,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		news: count("headcount_counters_region_merges_total",
 			"Counters of the peer with changes that this region did not have."),
 		odd: count("headcount_counters_region_odd_total",
-			"Counters of the peer that could not be merged: of another kind here, or with totals beyond 64 bits."),
+			"Counters of the peer that could not be merged: their kind differs here, or the total exceeds 64 bits."),
 		whole: count("headcount_counters_region_repairs_total",
-			"Partitions that were compared with the peer as a whole."),
+			"Partitions whose counters were all compared with the peer."),
 		failures: count("headcount_counters_region_failures_total",
 			"Rounds that failed because the peer, or this region's Redis, did not answer."),
 	}

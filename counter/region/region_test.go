@@ -290,7 +290,7 @@ func TestARegionIsCutForLong(t *testing.T) {
 			t.Errorf("the peer lacks changes of %v s", lag)
 		}
 		log := all[0].log.String()
-		failing := strings.Count(log, "cannot be replicated to the peer; trying again")
+		failing := strings.Count(log, "cannot be replicated to the peer; retrying")
 		if again := strings.Count(log, "are replicated to the peer again"); failing != 1 || again != 1 {
 			t.Errorf("the log says %d times that the link fails, and %d times that it does not:\n%s",
 				failing, again, log)

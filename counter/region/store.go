@@ -17,13 +17,13 @@ import (
 const (
 	// askTime is the timeout of a question to another region about time buckets or dimensions.
 	askTime = time.Second
-	// silentFor is how long a region that timed out is not asked again, so that only one question in that time waits
-	// for it.
+	// silentFor is how long a region is not asked again after a timeout, so that at most one question in that time
+	// waits for it.
 	silentFor = 2 * time.Second
 )
 
-// Store is a counter.Store whose totals have the other regions in them. Time buckets and dimensions belong to their
-// region, and are added up when they are read. Its methods may be called from any goroutine.
+// Store is a counter.Store whose totals include the other regions. Time buckets and dimensions are not replicated: when
+// they are read, all regions are asked and the answers are added up. Its methods may be called from any goroutine.
 type Store struct {
 	counter.Store
 	rules *counter.Rules
@@ -33,13 +33,13 @@ type Store struct {
 // asked is another region that answers questions.
 type asked struct {
 	*owner.Reader
-	silent atomic.Int64 // until when it is not asked, in Unix nanoseconds
+	silent atomic.Int64 // the region is not asked until then, Unix nanoseconds
 }
 
 var _ counter.Store = (*Store)(nil)
 
-// NewStore returns a Store in front of that of this region. Rules give the kind of counters that do not exist yet.
-// Close closes what is behind it.
+// NewStore returns a Store that wraps this region's own. Rules give the kind of counters that do not exist yet. Close
+// also closes the wrapped store.
 func NewStore(to counter.Store, rules *counter.Rules, peers []Peer) *Store {
 	s := &Store{Store: to, rules: rules}
 	for _, p := range peers {
@@ -49,14 +49,14 @@ func NewStore(to counter.Store, rules *counter.Rules, peers []Peer) *Store {
 	return s
 }
 
-// lags marks a total as approximate, because other regions may have changes that this one lacks.
+// lags marks a total as approximate, because other regions may have changes that have not arrived here.
 func (s *Store) lags(c *counter.Counter) {
 	if !s.exact(c) {
 		c.Approx = true
 	}
 }
 
-// exact reports whether c is an exact counter, or would become one.
+// exact reports whether c is an exact counter, or would be one if it existed.
 func (s *Store) exact(c *counter.Counter) bool {
 	if c.Kind != 0 {
 		return c.Kind.IsExact()
@@ -78,7 +78,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// Read implements counter.Reader. Totals have the other regions as far as this one knows them.
+// Read implements counter.Reader. Totals include the changes of other regions that have arrived.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	read, err := s.Store.Read(ctx, keys, member, lag)
 	for i := range read {
@@ -98,7 +98,7 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 	}, lost)
 }
 
-// ask calls with for all other regions at the same time, and reports whether all of them answered in time.
+// ask calls with for all other regions in parallel, and reports whether all of them answered in time.
 func (s *Store) ask(caller context.Context, with func(context.Context, *owner.Reader) error) (all bool) {
 	ctx, cancel := context.WithTimeout(caller, askTime)
 	defer cancel()
@@ -116,7 +116,7 @@ func (s *Store) ask(caller context.Context, with func(context.Context, *owner.Re
 				return
 			}
 			failed.Store(true)
-			// An error that comes quickly delays no further question.
+			// Only a timeout makes the region skipped for a while: errors that come quickly delay nothing.
 			timedOut := ctx.Err() != nil && caller.Err() == nil
 			if timedOut {
 				p.silent.Store(time.Now().Add(silentFor).UnixNano())

@@ -14,15 +14,15 @@ import (
 	"headcount/internal/rows/rowstier"
 )
 
-// A Redis that was used alone has exact counters as well, in partition owner.ExactPartition. A gateway brings these
-// to the tables of exactpg, with their ledgers and the idempotency keys of that partition, and has their owner delete
-// them. Only then are the rows of that partition brought to PostgreSQL, see package rowstier. Nobody uses exact
-// counters until then, and gateways are not ready. No process without PostgreSQL runs meanwhile: the facts of the
-// cluster refuse it.
+// A Redis that was used without PostgreSQL has exact counters as well, in partition owner.ExactPartition. A gateway
+// copies these to the tables of exactpg, with their ledgers and the idempotency keys of that partition, and has their
+// owner delete them. Only then are the partition's remaining rows copied to PostgreSQL, see package rowstier. Until
+// then no process uses exact counters, and gateways are not ready. Processes without PostgreSQL cannot run at the same
+// time, because the facts of the cluster refuse them.
 
 var errAdopting = errors.New("counters in Redis are being copied into PostgreSQL")
 
-// adoptedEvery is the time between two looks whether PostgreSQL has everything.
+// adoptedEvery is the time between two checks whether everything is in PostgreSQL.
 const adoptedEvery = 100 * time.Millisecond
 
 // gate returns why exact counters cannot be used yet, or nil.
@@ -34,14 +34,15 @@ func (b *Behind) gate() error {
 	return fmt.Errorf("routed: %w: %w", counter.ErrUnavailable, errAdopting)
 }
 
-// awaitAdopted brings exact counters from Redis to PostgreSQL, and returns when all counters are there, or ctx ends.
+// awaitAdopted copies exact counters from Redis to PostgreSQL. It returns when all counters are there, or when ctx
+// ends.
 func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 	all := make([]int, rows.Partitions)
 	for id := range all {
 		all[id] = id
 	}
 
-	// Other processes may own partitions, so the front says how far all of them are.
+	// Other processes may own partitions, so ask the front for the state of all partitions.
 	for {
 		adopted, err := b.tier.Adopted(ctx, all...)
 		if adopted {
@@ -54,7 +55,7 @@ func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 			err = b.carryExact(ctx, owned)
 		}
 		if err != nil {
-			b.cfg.Log.Debug().Err(err).Msg("counters: copying those of Redis into PostgreSQL")
+			b.cfg.Log.Debug().Err(err).Msg("counters: copying exact counters from Redis to PostgreSQL failed; retrying")
 		}
 
 		if !outage.Sleep(ctx, adoptedEvery) {
@@ -63,7 +64,8 @@ func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 	}
 }
 
-// mayAdopt returns why a partition cannot be brought to PostgreSQL yet: it has exact counters, which belong elsewhere.
+// mayAdopt returns why a partition cannot be copied to PostgreSQL yet: it has exact counters, which belong in other
+// tables.
 func (b *Behind) mayAdopt(ctx context.Context, partition int) error {
 	if partition != owner.ExactPartition {
 		return nil
@@ -72,11 +74,11 @@ func (b *Behind) mayAdopt(ctx context.Context, partition int) error {
 	return owner.NewReader(b.tier, rows.PartitionOf).DumpExact(ctx, func(counter.Copy) error { return errAdopting })
 }
 
-// carriedAtOnce is how many exact counters one transaction brings over.
+// carriedAtOnce is how many exact counters one transaction copies.
 const carriedAtOnce = 200
 
-// carryExact brings exact counters from Redis to PostgreSQL, if their partition says that PostgreSQL has not got it
-// yet. It may be done again, and by several gateways at once: what PostgreSQL has is never replaced by something
+// carryExact copies exact counters from Redis to PostgreSQL, if the state of their partition says that this is not done
+// yet. It may be repeated, and run in several gateways at once: nothing in PostgreSQL is ever replaced by something
 // older.
 func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 	isDone, err := b.tier.Adopted(ctx, owner.ExactPartition)
@@ -87,7 +89,7 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 	var some []counter.Copy
 	remembers := false
 	flush := func() error {
-		// What was made under an idempotency key is known there before its counter is.
+		// Copy the idempotency keys first, so that PostgreSQL knows a key before the counter that was changed with it.
 		if !remembers {
 			if err := b.carryIDs(ctx); err != nil {
 				return err
@@ -114,7 +116,7 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 	return flush()
 }
 
-// carryIDs brings over the idempotency keys of exact counters.
+// carryIDs copies the idempotency keys of exact counters.
 func (b *Behind) carryIDs(ctx context.Context) error {
 	front, ok := b.front.(rowstier.Front)
 	if !ok {
@@ -130,13 +132,13 @@ func (b *Behind) carryIDs(ctx context.Context) error {
 	})
 }
 
-// carry brings some exact counters over.
+// carry copies some exact counters.
 func (b *Behind) carry(ctx context.Context, owned *call.Store, copies []counter.Copy) error {
 	if _, err := b.exact.Restore(ctx, copies, b.cfg.Rules); err != nil {
 		return err
 	}
 
-	// They are exact in Redis, whatever their rules say by now.
+	// They are exact in Redis, even if their rules have another kind by now.
 	ops := make([]counter.Op, len(copies))
 	for i := range copies {
 		gone := counter.Change{Key: copies[i].Key, Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Delete}

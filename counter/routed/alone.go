@@ -23,14 +23,14 @@ import (
 type AloneConfig struct {
 	URL   string         // postgres://…; required
 	Rules *counter.Rules // required
-	// TendEvery is how often this process looks whether another one has taken over, default 1s.
+	// TendEvery is how often this process checks whether another one has taken over, default 1s.
 	TendEvery time.Duration
-	OnState   counter.States // up: changes can be made; optional
+	OnState   counter.States // called with up if changes can be made; optional
 	Log       zerolog.Logger
 }
 
-// Alone is a counter.Store in PostgreSQL without Redis. One process uses it: a second one takes over, and the first
-// says so and changes nothing more.
+// Alone is a counter.Store in PostgreSQL without Redis, for a single process. If a second process starts, it takes
+// over, and the first one logs that and makes no further changes.
 type Alone struct {
 	*Store
 	cfg   AloneConfig
@@ -38,27 +38,28 @@ type Alone struct {
 	owned *call.Store
 	exact *exactpg.Store
 
-	up      atomic.Bool   // PostgreSQL
+	up      atomic.Bool   // PostgreSQL is available
 	news    chan struct{} // has capacity 1: up has changed
-	claimed atomic.Bool   // this process has begun to own everything
-	taken   atomic.Bool   // another process owns it since
+	claimed atomic.Bool   // this process has claimed everything
+	taken   atomic.Bool   // another process has claimed everything since
 
 	stop   context.CancelFunc
-	wg     sync.WaitGroup // tend
+	wg     sync.WaitGroup // waits for tend
 	closed sync.Once
 }
 
-// verifyEvery is how often the owner makes sure that it still owns everything, and that PostgreSQL has lost nothing,
-// as in a failover to a server that lags. It looks at a fifth at a time. Changes find out at once.
+// verifyEvery is how often the owner checks that it still owns everything, and that PostgreSQL has lost nothing, as in
+// a failover to a lagging replica. It checks a fifth at a time. Changes notice both at once.
 const verifyEvery = 10 * time.Second
 
 // claimWithin limits one claim.
 const claimWithin = 3 * time.Second
 
-var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this one changes nothing more")
+var errTaken = errors.New("another process has taken over the counters in PostgreSQL; this process " +
+	"makes no further changes")
 
-// OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or
-// the database that answered cannot be used. While a database does not answer, calls fail with
+// OpenAlone returns a store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings are invalid or
+// the database cannot be used. A database that does not answer is no error: calls then fail with
 // counter.ErrUnavailable.
 func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 	cfg.TendEvery = cmp.Or(cfg.TendEvery, time.Second)
@@ -78,7 +79,7 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 	}, s.Cause)
 	s.Store = New(Config{Owned: s.owned, Exact: s.exact, Rules: cfg.Rules})
 
-	// If PostgreSQL answers, everything can be changed from the start.
+	// If PostgreSQL answers, changes can be made from the start.
 	s.claim(ctx)
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -93,7 +94,7 @@ func (s *Alone) Close() error {
 		s.stop()
 		s.wg.Wait()
 
-		_ = s.owned.Close() // without an error
+		_ = s.owned.Close() // always nil
 		s.exact.Close()
 		s.rows.Close()
 	})
@@ -110,7 +111,7 @@ func (s *Alone) Cause() error {
 	return s.rows.Cause()
 }
 
-// Ready returns why this process does not serve counters, or nil. It goes on while PostgreSQL is away.
+// Ready returns why this process does not serve counters, or nil. It stays nil while PostgreSQL is unavailable.
 func (s *Alone) Ready() error {
 	if s.taken.Load() {
 		return errTaken
@@ -134,16 +135,17 @@ func (s *Alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// onPostgres notes that PostgreSQL has come or gone.
+// onPostgres records whether PostgreSQL is available.
 func (s *Alone) onPostgres(up bool) {
 	s.up.Store(up)
 	select {
 	case s.news <- struct{}{}:
-	default: // tend looks anyway
+	default: // tend checks anyway
 	}
 }
 
-// tend claims everything once PostgreSQL answers, and finds out when another process has done so since, until ctx ends.
+// tend claims everything once PostgreSQL answers, and then checks whether another process has claimed it, until ctx
+// ends.
 func (s *Alone) tend(ctx context.Context) {
 	ticker := time.NewTicker(s.cfg.TendEvery)
 	defer ticker.Stop()
@@ -176,23 +178,24 @@ func (s *Alone) tend(ctx context.Context) {
 // owns reports whether this process owns everything, as far as it knows.
 func (s *Alone) owns() bool { return s.claimed.Load() && !s.taken.Load() }
 
-// claim claims everything, whoever has it now. It is done once: who claims again fights with the other process.
+// claim claims everything from whichever process owns it. It succeeds only once: if this process claimed again, two
+// processes would take the counters from each other in turns.
 func (s *Alone) claim(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, claimWithin)
 	defer cancel()
 
 	err := s.owned.Own(ctx)
 	if err != nil {
-		s.cfg.Log.Debug().Err(err).Msg("counters: claiming those in PostgreSQL")
+		s.cfg.Log.Debug().Err(err).Msg("counters: claiming the partitions in PostgreSQL failed; retrying")
 		return
 	}
 
 	s.claimed.Store(true)
 }
 
-// lookForOthers finds out whether another process has claimed anything since.
+// lookForOthers checks whether another process has claimed anything since.
 func (s *Alone) lookForOthers(ctx context.Context) {
-	// The owner finds out by the next change, or when it verifies.
+	// The owner notices that at its next change, or when it verifies.
 	if s.owned.Owns() {
 		return
 	}
@@ -200,6 +203,6 @@ func (s *Alone) lookForOthers(ctx context.Context) {
 	s.taken.Store(true)
 	s.cfg.Log.Warn().Err(errTaken).
 		Str("mend", "end one of the two processes; several need --redis").Msg("counters: changes are refused")
-	// What it still has would be refused by PostgreSQL.
+	// PostgreSQL would refuse whatever this process still has to write.
 	_ = s.owned.Disown(ctx)
 }

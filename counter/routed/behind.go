@@ -27,8 +27,8 @@ type BehindConfig struct {
 	Log             zerolog.Logger
 }
 
-// Behind is PostgreSQL behind Redis, as one process uses it. The owner and the gateway of the process are built over
-// [Behind.Rows], and [Behind.Over] makes them a store with exact counters.
+// Behind is a PostgreSQL that is the durable store behind Redis, as used by one process. The process's owner and
+// gateway are built on [Behind.Rows], and [Behind.Over] combines them with the exact counters.
 type Behind struct {
 	cfg   BehindConfig
 	front rows.Store
@@ -36,17 +36,17 @@ type Behind struct {
 	exact *exactpg.Store
 	tier  *rowstier.Store
 
-	postgres counter.Relay // whether PostgreSQL can be used
-	adopted  atomic.Bool   // it has what Redis had without it
+	postgres counter.Relay // whether PostgreSQL is available
+	adopted  atomic.Bool   // everything that Redis had before PostgreSQL was added has been copied
 
 	stop context.CancelFunc
-	wg   sync.WaitGroup // awaitAdopted
+	wg   sync.WaitGroup // waits for awaitAdopted
 }
 
 var _ rowstier.Back = (*rowspg.Store)(nil)
 
-// OpenBehind opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the database
-// that answered cannot be used. While PostgreSQL does not answer, what is in Redis can be changed.
+// OpenBehind opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings are invalid or the database
+// cannot be used. While PostgreSQL does not answer, counters in Redis can still be changed.
 func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
 	b := &Behind{cfg: cfg, stop: func() {}}
 	var err error
@@ -58,27 +58,28 @@ func OpenBehind(ctx context.Context, cfg BehindConfig) (*Behind, error) {
 	return b, nil
 }
 
-// Observe has states told whether PostgreSQL can be used, from now on.
+// Observe notifies states from now on whether PostgreSQL is available.
 func (b *Behind) Observe(states counter.States) { b.postgres.Observe(states) }
 
-// Begin puts the database behind the rows of a Redis. It is called once, before all methods below.
+// Begin uses the database as the durable store behind the rows of a Redis. It must be called once, before all methods
+// below.
 func (b *Behind) Begin(front rows.Store) {
 	b.front = front
 	b.tier = rowstier.New(front, b.back, rowstier.Config{
 		DrainEvery: b.cfg.PersistInterval, MayAdopt: b.mayAdopt, Log: b.cfg.Log,
 	})
-	// What is not drained yet is in Redis alone.
+	// Undrained rows are in Redis only, so look in both.
 	b.exact = exactpg.New(exactpg.Config{DB: b.back.DB(), Elsewhere: Elsewhere(b.tier), Log: b.cfg.Log})
 }
 
 // Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process.
 func (b *Behind) Rows() rows.Store { return Rows(b.tier, b.exact) }
 
-// Tier returns what has rows leave Redis, for owner.Config.Tier.
+// Tier returns the store that evicts rows from Redis, for owner.Config.Tier.
 func (b *Behind) Tier() owner.Tier { return b.tier }
 
-// Over returns the store of this process. Owned sends its calls to owners over [Behind.Rows].
-// It is called once.
+// Over returns the store of this process. Owned must send its calls to owners that use [Behind.Rows]. It is called only
+// once.
 func (b *Behind) Over(owned *call.Store) *Store {
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop
@@ -90,13 +91,14 @@ func (b *Behind) Over(owned *call.Store) *Store {
 	})
 }
 
-// Lag returns the age of the oldest change that this process has acknowledged, and that is not in PostgreSQL.
+// Lag returns the age of the oldest change that this process has acknowledged and that is not in PostgreSQL yet.
 func (b *Behind) Lag() time.Duration { return b.tier.Lag() }
 
-// Dirty returns how many rows and idempotency keys this process has acknowledged, and are not in PostgreSQL.
+// Dirty returns the number of rows and idempotency keys that this process has acknowledged and that are not in
+// PostgreSQL yet.
 func (b *Behind) Dirty() int { return b.tier.Dirty() }
 
-// ServeSQL has applications change exact counters in SQL, see exactpg.Store.ServeSQL.
+// ServeSQL lets applications change exact counters in SQL, see exactpg.Store.ServeSQL.
 func (b *Behind) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
 	b.exact.ServeSQL(ctx, rules, changed)
 }
@@ -121,15 +123,15 @@ func (b *Behind) AwaitReady(ctx context.Context) error {
 	return nil
 }
 
-// Cause returns why PostgreSQL cannot be used, or nil.
+// Cause returns why PostgreSQL is unavailable, or nil.
 func (b *Behind) Cause() error { return b.back.Cause() }
 
-// Close drains what is in Redis alone, until ctx ends. The owner of the process is closed before.
+// Close drains the rows that are in Redis only, until ctx ends. The owner of the process must be closed first.
 func (b *Behind) Close(ctx context.Context) error {
 	b.stop()
 	b.wg.Wait()
 
-	// A process that failed to start has no Redis yet.
+	// If the process failed to start, Begin was not called.
 	var err error
 	if b.tier != nil {
 		err = b.tier.Close(ctx)

@@ -21,17 +21,17 @@ type BesideConfig struct {
 	Log        zerolog.Logger
 }
 
-// Beside is PostgreSQL beside the Redis of a region, as one process uses it. PostgreSQL has the exact counters of all
-// regions and nothing else. The owner and the gateway of the process are built over [Beside.Rows], and [Beside.Over]
-// makes them a store with exact counters.
+// Beside is a PostgreSQL that has the exact counters of all regions and nothing else, as used by one process; the other
+// counters are in the Redis of each region. The process's owner and gateway are built on [Beside.Rows], and
+// [Beside.Over] combines them with the exact counters.
 type Beside struct {
 	cfg   BesideConfig
 	pg    *rowspg.Store
 	exact *exactpg.Store
 }
 
-// OpenBeside opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the database
-// that answered cannot be used. While PostgreSQL does not answer, all but exact counters can be changed.
+// OpenBeside opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings are invalid or the database
+// cannot be used. While PostgreSQL does not answer, all counters except exact ones can be changed.
 func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 	pg, err := UseBeside.open(ctx, cfg.URL, cfg.OnPostgres, cfg.Log)
 	if err != nil {
@@ -44,27 +44,27 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 	return b, nil
 }
 
-// Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process.
-// A region goes on while the PostgreSQL of all regions is away. A counter that is made then is not looked for there,
-// which matters only if a rule has just changed its kind.
+// Rows returns the store of rows for the owner, with owner.Config.ExactOutside, and for the gateway of this process. A
+// region keeps working while the shared PostgreSQL is unavailable. Counters that are created in that time are not
+// looked for there, which matters only if a rule has just changed its kind.
 func (b *Beside) Rows() rows.Store {
 	return withExact{Store: b.cfg.Owned, exact: b.exact, goesOn: true}
 }
 
-// Over returns the store of this process. Owned sends its calls to owners over [Beside.Rows].
+// Over returns the store of this process. Owned must send its calls to owners that use [Beside.Rows].
 func (b *Beside) Over(owned *call.Store) *Store {
 	return New(Config{Owned: owned, Exact: b.exact, Rules: b.cfg.Rules, Notes: true})
 }
 
-// ServeSQL has applications change exact counters in SQL, see exactpg.Store.ServeSQL.
+// ServeSQL lets applications change exact counters in SQL, see exactpg.Store.ServeSQL.
 func (b *Beside) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
 	b.exact.ServeSQL(ctx, rules, changed)
 }
 
-// Cause returns why PostgreSQL cannot be used, or nil.
+// Cause returns why PostgreSQL is unavailable, or nil.
 func (b *Beside) Cause() error { return b.pg.Cause() }
 
-// Close ends the connections. The owner of the process is closed before.
+// Close closes the connections. The owner of the process must be closed first.
 func (b *Beside) Close() {
 	b.exact.Close()
 	b.pg.Close()

@@ -12,16 +12,16 @@ import (
 	"headcount/internal/rows/rowspg"
 )
 
-// Use is how counters use a database.
+// Use says for what counters use a database.
 type Use int
 
 const (
 	UseAlone  Use = iota // it has all counters, see Alone
-	UseBehind            // Redis is in front of it, see Behind
+	UseBehind            // it is the durable store behind Redis, see Behind
 	UseBeside            // it has the exact counters of all regions and nothing else, see Beside
 )
 
-// What to do about a database that is used in another way.
+// Remedies for a database that is already used in another way.
 const (
 	noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
 		"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
@@ -29,8 +29,9 @@ const (
 		"database and Redis"
 )
 
-// config returns how a database is opened. Exact counters have the same tables in every use. One beside has no rows of
-// partitions, but idempotency keys of exact counters are in a table of rowspg.
+// config returns the configuration with which a database is opened. Exact counters have the same tables in every use.
+// With UseBeside there are no rows of partitions, but the idempotency keys of exact counters still need a table of
+// rowspg.
 func (u Use) config() rowspg.Config {
 	cfg := rowspg.Config{Readable: exactpg.Readable, Beside: []postgres.Tables{exactpg.Tables()}}
 	switch u {
@@ -45,8 +46,8 @@ func (u Use) config() rowspg.Config {
 	return cfg
 }
 
-// open opens the database of a URL. It fails, with postgres.ErrConfig, if settings cannot work or the database that
-// answered cannot be used. OnState may be nil.
+// open opens the database of a URL. It fails, with postgres.ErrConfig, if settings are invalid or the database cannot
+// be used. OnState may be nil.
 func (u Use) open(ctx context.Context, url string, onState func(up bool), log zerolog.Logger) (*rowspg.Store, error) {
 	cfg := u.config()
 	cfg.URL = url
@@ -65,14 +66,14 @@ func open(ctx context.Context, cfg rowspg.Config) (*rowspg.Store, error) {
 	return store, nil
 }
 
-// Facts are what Check finds out about a database that can be used.
+// Facts are what Check learns about a usable database.
 type Facts struct {
 	postgres.Facts
-	AdminSQL string // what an administrator has to do before applications can call headcount.change; empty: nothing
+	AdminSQL string // what an administrator must execute before applications can call headcount.change; empty: nothing
 }
 
-// Check connects as a process with that use does, and fails as it does, also when the database does not answer. It
-// changes nothing.
+// Check connects as a process with that use would, and fails in the same cases, and also if the database does not
+// answer. It changes nothing.
 func Check(ctx context.Context, url string, use Use) (f Facts, err error) {
 	tables := rowspg.Tables(use.config())
 	f.Facts, err = postgres.Check(ctx, url, tables, func(ctx context.Context, conn *sql.DB) (err error) {

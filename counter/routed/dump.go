@@ -15,19 +15,19 @@ import (
 	"headcount/internal/rows/rowstier"
 )
 
-// Dump reads everything that a database has, and the Redis in front of it or beside it. It changes nothing, so
-// servers may be using them.
+// Dump reads everything in a database, and in the Redis that is used with it. It changes nothing, so servers may be
+// running.
 type Dump struct {
 	both
 	back *rowspg.Store
-	tier *rowstier.Store // nil: there is none
+	tier *rowstier.Store // nil: there is no Redis in front of the database
 	pg   *exactpg.Store
 }
 
 var _ counter.Dumper = (*Dump)(nil)
 
-// OpenDump opens the counters in the database of a URL, and in the rows of the Redis with it; nil: what PostgreSQL
-// has is all, whatever is in front of it. It fails, with postgres.ErrConfig, if the database cannot be used.
+// OpenDump opens the counters in the database of a URL, and in the rows of the Redis that is used with it. If redis is
+// nil, it reads only what PostgreSQL has. It fails, with postgres.ErrConfig, if the database cannot be used.
 func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump, error) {
 	cfg := use.config()
 	cfg.NoFront = ""
@@ -45,7 +45,7 @@ func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump
 	switch {
 	case redis == nil:
 		store = back
-	case use == UseBehind: // what is not drained yet is in Redis alone
+	case use == UseBehind: // undrained rows are in Redis only
 		d.tier = rowstier.New(redis, back, rowstier.Config{Log: zerolog.Nop()})
 		store = d.tier
 	}
@@ -58,7 +58,7 @@ func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump
 func (d *Dump) Close() error {
 	var err error
 	if d.tier != nil {
-		err = d.tier.Close(context.Background()) // it has nothing to drain
+		err = d.tier.Close(context.Background()) // there is nothing to drain
 	}
 	d.pg.Close()
 	d.back.Close()
@@ -66,7 +66,7 @@ func (d *Dump) Close() error {
 	return err
 }
 
-// both are the counters of owners, and exact ones.
+// both dumps the counters of owners and the exact counters as one.
 type both struct{ owned, exact counter.Dumper }
 
 // Deleted implements counter.Dumper.
@@ -87,7 +87,7 @@ func (b both) Dump(ctx context.Context, after string, each func(counter.Copy) er
 
 	one, err, more := next()
 
-	// upTo passes those whose key is less than key on, all of them if key is empty.
+	// upTo passes on the owned counters whose keys are less than key, or all remaining ones if key is empty.
 	upTo := func(key string) error {
 		for more && err == nil && (key == "" || one.Key < key) {
 			if err := each(one); err != nil {
@@ -115,7 +115,7 @@ func (b both) Dump(ctx context.Context, after string, each func(counter.Copy) er
 
 var errEnough = errors.New("enough")
 
-// copies returns what a dump calls its function with, and the error with which it ends.
+// copies iterates over the counters of a dump, and ends with its error.
 func copies(ctx context.Context, of counter.Dumper, after string) iter.Seq2[counter.Copy, error] {
 	return func(yield func(counter.Copy, error) bool) {
 		err := of.Dump(ctx, after, func(c counter.Copy) error {

@@ -1,17 +1,17 @@
-// Package routed is a store of counters whose exact ones are in PostgreSQL, judged in transactions, and all others with
-// owners over rows. The rule of a key says where its counter is.
+// Package routed is a store of counters that keeps exact counters in PostgreSQL, changed in transactions, and all
+// others with owners over rows. The rule of a key decides where its counter is.
 //
 // # Kinds that change
 //
-// A counter keeps its kind when its rule gets another one, so it may be where its rule does not look. Each side looks
-// once at the other one before it makes a counter: an owner reads heads in partition owner.Outside ([Rows]), and
+// A counter keeps its kind when its rule gets another one, so it may not be where its rule says. Before a side creates
+// a counter, it therefore looks for it on the other side: an owner reads heads in partition owner.Outside ([Rows]), and
 // exactpg asks [Elsewhere].
 //
 // # Batches
 //
-// Either all counters of a batch are exact or none is, and all batches share one space of idempotency keys. Where
-// rows are in PostgreSQL alone, both sides keep these in one table. Redis in front of it does not know that table, so
-// there a batch of exact counters asks the owner of its idempotency key before, and notes it afterwards
+// The counters of a batch are either all exact or none of them is, and all batches share one space of idempotency keys.
+// If all rows are in PostgreSQL, both sides keep the keys in one table. With Redis in front, owners do not know that
+// table. So the owner of the idempotency key is asked before a batch of exact counters, and told of the key afterwards
 // ([Config.Notes]).
 package routed
 
@@ -29,23 +29,23 @@ import (
 	"headcount/counter/owner"
 )
 
-// Config says of what a Store consists.
+// Config has the parts of a Store.
 type Config struct {
-	Owned *call.Store    // the counters that owners have; its owners have owner.Config.ExactOutside
-	Exact *exactpg.Store // the exact ones
+	Owned *call.Store    // the counters of owners, which must have owner.Config.ExactOutside
+	Exact *exactpg.Store // the exact counters
 	Rules *counter.Rules
-	// Notes says that the two do not share the memory of idempotency keys.
+	// Notes says that the two sides do not share a table of idempotency keys.
 	Notes bool
-	// Back reads what PostgreSQL has of the counters of owners, for reads that may lag while Redis is away; nil: nobody
-	// does.
+	// Back reads what PostgreSQL has of the counters of owners. It is used for reads that may lag while Redis is
+	// unavailable. Nil: there are no such reads.
 	Back *owner.Reader
-	// Gate says why exact counters cannot be used yet, or nil; nil: they always can.
+	// Gate returns why exact counters cannot be used yet, or nil. A nil Gate means that they always can.
 	Gate func() error
 }
 
 // Store is a counter.Store. All methods may be called from any goroutine. Close closes neither part.
 type Store struct {
-	*call.Store // whatever is not below: histories, dimensions, limits, top lists
+	*call.Store // everything that is not overridden below: histories, dimensions, limits, top lists
 	cfg         Config
 }
 
@@ -65,7 +65,7 @@ func (s *Store) isExact(key string) bool {
 	return rule != nil && rule.Kind.IsExact()
 }
 
-// part divides keys by the side that has their counters.
+// part splits keys by the side that has their counters.
 func (s *Store) part(keys []string) (owned, exact []string) {
 	for _, key := range keys {
 		if s.isExact(key) {
@@ -78,7 +78,7 @@ func (s *Store) part(keys []string) (owned, exact []string) {
 	return owned, exact
 }
 
-// Apply implements counter.Writer. Neither side waits for the other.
+// Apply implements counter.Writer. The two sides run in parallel.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	if len(ops) == 1 {
 		return s.applyOne(ctx, ops)
@@ -101,7 +101,8 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 		op := &ops[i]
 		way := s.wayOf(op)
 
-		// Of two operations with the same idempotency key the later one is a replay.
+		// If two operations have the same idempotency key, the later one is a replay, and must wait for the earlier
+		// one.
 		isRepeated := way == toExact && owned.hasBatch(op) || way == toOwners && exact.hasBatch(op)
 		if isRepeated {
 			flush()
@@ -114,7 +115,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			owned.add(op, i)
 		case toExact:
 			exact.add(op, i)
-		case toBoth: // it keeps its order among the others
+		case toBoth: // a batch of exact counters keeps its place in the order
 			flush()
 			results[i] = s.batch(ctx, op)
 		}
@@ -124,14 +125,14 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// way is who makes an operation.
+// way is the side that carries out an operation.
 type way int
 
 const (
-	toNobody way = iota // it is not valid, or cannot be made yet
+	toNobody way = iota // it is invalid, or cannot be carried out yet
 	toOwners
 	toExact
-	toBoth // a batch of exact counters, whose idempotency key an owner has to know
+	toBoth // a batch of exact counters whose idempotency key an owner must know
 )
 
 func (s *Store) wayOf(op *counter.Op) way {
@@ -151,7 +152,7 @@ func (s *Store) wayOf(op *counter.Op) way {
 	}
 }
 
-// refusal returns why nobody makes an operation, or nil.
+// refusal returns why an operation cannot be carried out, or nil.
 func (s *Store) refusal(op *counter.Op) error {
 	err := op.Check()
 	if err == nil && op.Changes[0].Rule.Kind.IsExact() {
@@ -169,7 +170,7 @@ func (s *Store) gate() error {
 	return s.cfg.Gate()
 }
 
-// allExact reports whether exactpg makes all operations, as it does when a Combiner separates them.
+// allExact reports whether exactpg carries out all operations, as is usual because a Combiner separates them.
 func (s *Store) allExact(ops []counter.Op) bool {
 	for i := range ops {
 		if s.wayOf(&ops[i]) != toExact {
@@ -180,7 +181,7 @@ func (s *Store) allExact(ops []counter.Op) bool {
 	return true
 }
 
-// applyOne makes a lone operation without a detour.
+// applyOne carries out a single operation without the overhead of sorting operations by side.
 func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result {
 	switch s.wayOf(&ops[0]) {
 	case toNobody:
@@ -194,7 +195,7 @@ func (s *Store) applyOne(ctx context.Context, ops []counter.Op) []counter.Result
 	}
 }
 
-// gathered are operations for one side, and where they are among all.
+// gathered are the operations for one side, with their indexes among all.
 type gathered struct {
 	ops []counter.Op
 	at  []int
@@ -205,8 +206,8 @@ func (g *gathered) add(op *counter.Op, at int) {
 	g.at = append(g.at, at)
 }
 
-// hasBatch reports whether an operation has the idempotency key of op, if that is one of batches. Any other key belongs
-// to one counter.
+// hasBatch reports whether an operation in g has the idempotency key of op, if op is a batch. Other keys belong to one
+// counter each.
 func (g *gathered) hasBatch(op *counter.Op) bool {
 	if len(g.ops) == 0 || !op.OfBatch() {
 		return false
@@ -215,7 +216,7 @@ func (g *gathered) hasBatch(op *counter.Op) bool {
 	return slices.ContainsFunc(g.ops, func(other counter.Op) bool { return other.IdempotencyKey == op.IdempotencyKey })
 }
 
-// apply makes the operations and notes their results.
+// apply carries out the operations and stores their results.
 func (g *gathered) apply(ctx context.Context, to counter.Writer, results []counter.Result) {
 	if len(g.ops) == 0 {
 		return
@@ -227,7 +228,7 @@ func (g *gathered) apply(ctx context.Context, to counter.Writer, results []count
 	*g = gathered{}
 }
 
-// batch makes a batch of exact counters whose idempotency key an owner has to know.
+// batch carries out a batch of exact counters whose idempotency key an owner must know.
 func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 	known, err := s.cfg.Owned.Known(ctx, op.IdempotencyKey)
 	if err != nil {
@@ -242,7 +243,7 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 		return result
 	}
 
-	// Without an answer here the caller repeats, and is a replay then.
+	// If this fails, the caller gets an error and repeats the batch, which exactpg then recognizes as a replay.
 	if err := s.cfg.Owned.Remember(ctx, op.IdempotencyKey); err != nil {
 		return counter.Result{Err: err}
 	}
@@ -250,7 +251,7 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 	return result
 }
 
-// replay returns the result of a replay: the present counters.
+// replay returns the result of a replay, which is the current values of the counters.
 func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
 	by, err := op.ReadFrom(ctx, s)
 	if err != nil {
@@ -260,8 +261,8 @@ func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
 	return counter.Result{Replay: true, Counters: op.Counters(by)}
 }
 
-// Read implements counter.Reader. It reads counters where they are. While PostgreSQL is away, a read that may lag
-// says of exact counters that they cannot be read.
+// Read implements counter.Reader. While PostgreSQL is unavailable, a read that may lag marks exact counters as not
+// readable instead of failing.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	owned, exact := s.part(keys)
 	if len(exact) == 0 {
@@ -293,7 +294,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return all, nil
 }
 
-// readOwned reads counters of owners. While Redis is away, what PostgreSQL has of them is stale.
+// readOwned reads counters of owners. While Redis is unavailable, it returns PostgreSQL's values as stale.
 func (s *Store) readOwned(
 	ctx context.Context, keys []string, member string, lag time.Duration,
 ) ([]counter.Reading, error) {
@@ -304,7 +305,7 @@ func (s *Store) readOwned(
 
 	older, backErr := s.cfg.Back.Read(ctx, keys, member, lag)
 	if backErr != nil {
-		return nil, err // of Redis, which is what a caller has to know
+		return nil, err // the error of Redis, because that is the store the caller asked
 	}
 
 	for i := range older {
@@ -391,7 +392,7 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 	return s.cfg.Owned.Dimension(ctx, key, name)
 }
 
-// readOne reads an exact counter, which has neither a history nor dimensions.
+// readOne reads an exact counter for a question about its history or dimensions, which it does not have.
 func (s *Store) readOne(ctx context.Context, key string) (counter.Counter, error) {
 	if err := s.gate(); err != nil {
 		return counter.Counter{}, err
@@ -405,7 +406,7 @@ func (s *Store) readOne(ctx context.Context, key string) (counter.Counter, error
 	return found[0], nil
 }
 
-// Aggregate implements counter.Reader. It needs PostgreSQL only where a counter may be exact.
+// Aggregate implements counter.Reader. It needs PostgreSQL only if the prefix may match exact counters.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	var total counter.Total
 	err := s.cfg.Owned.AddTo(ctx, &total, prefix)
@@ -442,9 +443,10 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return both{s.cfg.Owned, s.cfg.Exact}.Dump(ctx, after, each)
 }
 
-// Restore implements counter.Restorer, all or none of each side: a counter goes where its rule says.
+// Restore implements counter.Restorer. Each side restores all or none of its counters, and the rules decide on which
+// side a counter is.
 func (s *Store) Restore(ctx context.Context, all []counter.Copy, rules *counter.Rules) (restored int, err error) {
-	// A rule may have changed since the export, and says where the counter is from now on.
+	// The rules may have changed since the export, so they decide anew.
 	var owned, exact []counter.Copy
 	for _, c := range all {
 		if s.isExact(c.Key) {
@@ -475,7 +477,7 @@ func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 	return s.cfg.Exact.RestoreDeleted(ctx, deleted)
 }
 
-// ServeSQL has applications change exact counters in SQL, see exactpg.Store.ServeSQL.
+// ServeSQL lets applications change exact counters in SQL, see exactpg.Store.ServeSQL.
 func (s *Store) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
 	s.cfg.Exact.ServeSQL(ctx, rules, changed)
 }
@@ -503,7 +505,7 @@ func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch
 	return &watch{owned: s.cfg.Owned.Watch(one, missed), exact: s.cfg.Exact.Watch(one, missed), part: s.part}
 }
 
-// watch is a watch of both sides.
+// watch combines a watch of each side.
 type watch struct {
 	owned, exact counter.Watch
 	part         func(keys []string) (owned, exact []string)

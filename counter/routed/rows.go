@@ -18,11 +18,11 @@ func Rows(store rows.Store, exact *exactpg.Store) rows.Store {
 type withExact struct {
 	rows.Store
 	exact *exactpg.Store
-	// goesOn says that counters are made while PostgreSQL is away: none of them is looked for there then.
+	// counters may be created while PostgreSQL is unavailable, without looking for them there
 	goesOn bool
 }
 
-// lookWithin limits how long PostgreSQL may hold up owners that go on without it.
+// lookWithin limits how long PostgreSQL may delay owners that can continue without it.
 const lookWithin = 200 * time.Millisecond
 
 // Read implements rows.Store.
@@ -31,7 +31,7 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 	var outside, inside []int // indexes
 	var others []rows.Address
 
-	// No store of rows has that partition.
+	// The partition does not exist in any store of rows.
 	for i, at := range addresses {
 		if at.Partition == owner.Outside {
 			keys = append(keys, at.Field)
@@ -48,7 +48,7 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 	found := make([]rows.Found, len(addresses))
 	states, err := w.states(ctx, keys)
 
-	// A counter that is not exact has no head there, as one that does not exist.
+	// A counter that is not exact looks like one that does not exist.
 	for i, key := range keys {
 		found[outside[i]].Err = err
 		if is, ok := states[key]; ok {
@@ -82,7 +82,8 @@ func (w withExact) states(ctx context.Context, keys []string) (map[string]counte
 	return states, nil
 }
 
-// Elsewhere returns an exactpg.Config.Elsewhere that looks among the counters of owners. Store is without [Rows].
+// Elsewhere returns an exactpg.Config.Elsewhere that looks among the counters of owners. Store must not be wrapped by
+// [Rows].
 func Elsewhere(store rows.Store) func(ctx context.Context, keys []string) ([]counter.Counter, error) {
 	read := owner.NewReader(store, rows.PartitionOf)
 

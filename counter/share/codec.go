@@ -8,10 +8,10 @@ import (
 	"headcount/hyperloglog"
 )
 
-// ErrMalformed is the error for bytes that are no share.
+// ErrMalformed is the error for bytes that do not encode a share.
 var ErrMalformed = errors.New("malformed share")
 
-// Append appends a share. Of equal shares the bytes are equal.
+// Append appends an encoding of the share. Equal shares have equal encodings.
 func (s *Share) Append(b []byte) []byte {
 	b = append(b, byte(s.Kind))
 	b = binary.AppendVarint(b, s.Updated)
@@ -36,7 +36,7 @@ func appendBytes(b, value []byte) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(value))), value...)
 }
 
-// Parse reads a share that is all of b. The error is ErrMalformed.
+// Parse decodes a share that takes all of b. The error is ErrMalformed.
 func Parse(b []byte) (Share, error) {
 	var s Share
 	if len(b) == 0 {
@@ -66,7 +66,7 @@ func Parse(b []byte) (Share, error) {
 	return s, nil
 }
 
-// reader reads values one after another. After the first that is malformed all are zero.
+// reader reads one value after another. After the first malformed value, all reads return zero.
 type reader struct {
 	rest      []byte
 	malformed bool

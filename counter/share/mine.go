@@ -2,32 +2,32 @@ package share
 
 import "slices"
 
-// Mine is a Share in the hands of one region, which changes its own part.
+// Mine is the Share of a region that changes its own part in it.
 type Mine struct {
 	Region string
-	Share  // with the part of Life, once it has a sequence
+	Share  // includes the own part once that has a sequence
 
-	Life     uint64 // of the region's own part; 0: it has none
+	Life     uint64 // of the own part; 0: the region has none
 	Sequence uint64 // of the own part
 	Value    int64  // of the own part
-	// Changed says that the region has changed the counter in this life, not only heard of it. What a region only heard
-	// of ends with a deletion that it hears of later, whatever their numbers.
+	// Changed says that the region has changed the counter in this life, and not only merged changes of others. A
+	// counter that the region has not changed ends with any later deletion that it receives, whatever their numbers.
 	Changed bool
 }
 
-// Effect is what it meant to hear a share of another region.
+// Effect is the result of merging another region's share.
 type Effect struct {
-	New     bool // the region knows more now
-	Dropped bool // the counter was deleted, with everything that belongs to it
+	New     bool // the share contained anything new
+	Dropped bool // the counter was deleted, with all its rows
 	Emptied bool // the region's own set, or its registers, were emptied
-	Begun   bool // a new life began
-	// Tell says that all regions need the share of this one.
+	Begun   bool // the region began a new life of the counter
+	// Tell says that this region must send its share to all others.
 	Tell bool
-	// Odd says that the share cannot be merged, or not all of it: the kinds differ, or there are too many parts.
+	// Odd says that the share could not be merged completely: the kinds differ, or there are too many parts.
 	Odd bool
 }
 
-// put makes the own part what Sequence and Value say. A life of mere hearing has none.
+// put stores Sequence and Value in the own part. A life in which the region has not changed the counter has no part.
 func (m *Mine) put() {
 	if !m.Kind.Number() {
 		m.dropFormer()
@@ -43,15 +43,15 @@ func (m *Mine) put() {
 	}
 }
 
-// Own gives the own part a sequence and a value.
+// Own sets the sequence and the value of the own part.
 func (m *Mine) Own(sequence uint64, value int64) {
 	m.Sequence = sequence
 	m.Value = value
 	m.put()
 }
 
-// after returns now, or a greater number if that is needed to be greater than other and than all known lives. So a
-// region whose clock is wrong can still delete and reset.
+// after returns now, or if necessary a greater number, so that it exceeds other and all known lives. So a region whose
+// clock is slow can still delete and reset.
 func (m *Mine) after(now, other uint64) uint64 {
 	now = max(now, other+1, m.Life+1)
 	for i := range m.Parts {
@@ -61,10 +61,10 @@ func (m *Mine) after(now, other uint64) uint64 {
 	return now
 }
 
-// Delete returns the number of a deletion that this region makes now.
+// Delete returns the number of a deletion that this region makes at the given time.
 func (m *Mine) Delete(now uint64) (died uint64) { return m.after(now, m.Died) }
 
-// Reset makes the total 0. The own part is as it was before; a set or a unique is emptied by the caller.
+// Reset makes the total 0 without changing the own part. The caller empties a set or a unique.
 func (m *Mine) Reset(now uint64) {
 	if !m.Kind.Number() {
 		m.Emptied = m.after(now, m.Emptied)
@@ -79,17 +79,17 @@ func (m *Mine) Reset(now uint64) {
 	}
 }
 
-// keep drops everything but the own part.
+// keep drops all parts except the own one.
 func (m *Mine) keep() {
 	own := func(p Part) bool { return p.Region == m.Region && p.Life == m.Life }
 	m.Parts = slices.DeleteFunc(m.Parts, func(p Part) bool { return !own(p) })
 }
 
-// Hear merges the share of another region. A life that begins gets the number life or a greater one.
+// Hear merges the share of another region. If that begins a new life, the life gets the number life or a greater one.
 func (m *Mine) Hear(from string, o *Share, life uint64) Effect {
 	var e Effect
 	if o.Died < m.Died {
-		e.Tell = true // the sender does not know of the deletion
+		e.Tell = true // the sender does not know about the deletion
 		return e
 	}
 	if o.Died > m.Died {
@@ -108,7 +108,7 @@ func (m *Mine) Hear(from string, o *Share, life uint64) Effect {
 	m.Updated = max(m.Updated, o.Updated)
 	if !o.Kind.Number() {
 		if existed && o.Emptied < m.Emptied {
-			e.Tell = true // the sender does not know of the reset
+			e.Tell = true // the sender does not know about the reset
 			return e
 		}
 		m.empty(o.Emptied, existed, &e)
@@ -120,8 +120,8 @@ func (m *Mine) Hear(from string, o *Share, life uint64) Effect {
 	return e
 }
 
-// die ends the counter by a deletion with that number, unless this region has made it anew after the deletion, without
-// knowing of it: a region that lost its data did.
+// die applies a deletion. If this region created the counter again after the deletion without knowing about it, as a
+// region does that lost its data, only the other regions' parts are dropped.
 func (m *Mine) die(number uint64, e *Effect) {
 	e.New = true
 	if m.Kind != 0 && m.Life > number && m.Changed {
@@ -136,7 +136,8 @@ func (m *Mine) die(number uint64, e *Effect) {
 	*m = Mine{Region: m.Region, Share: Share{Died: number}}
 }
 
-// empty empties a set or a unique by a reset with that number, unless this region has made it anew after the reset.
+// empty applies a reset to a set or a unique. If this region created the counter again after the reset, only the other
+// regions' parts are dropped.
 func (m *Mine) empty(number uint64, existed bool, e *Effect) {
 	if number <= m.Emptied {
 		return
@@ -148,7 +149,7 @@ func (m *Mine) empty(number uint64, existed bool, e *Effect) {
 	}
 
 	e.New = true
-	e.Tell = true // of the own part, which is another one now
+	e.Tell = true // the own part has changed
 	if m.Life > number && m.Changed {
 		m.keep()
 		return
@@ -159,12 +160,12 @@ func (m *Mine) empty(number uint64, existed bool, e *Effect) {
 	m.Own(m.Sequence+1, 0)
 }
 
-// takeAll takes the parts of a share.
+// takeAll merges the parts of a share.
 func (m *Mine) takeAll(from string, o *Share, e *Effect) {
 	for i := range o.Parts {
 		p := &o.Parts[i]
 		if m.outdated(from, p) {
-			e.Tell = true // the sender has lost something of its own, or counts members that are lost
+			e.Tell = true // the sender has lost data of its own, or counts members that this region has lost
 		}
 
 		changed, room := m.take(p)
@@ -172,7 +173,7 @@ func (m *Mine) takeAll(from string, o *Share, e *Effect) {
 			e.New = true
 		}
 		if changed && p.Region == m.Region {
-			e.Tell = true // others learn of this region's parts from this region
+			e.Tell = true // only this region passes on news about its own parts
 		}
 		if !room {
 			e.Odd = true
@@ -184,7 +185,7 @@ func (m *Mine) takeAll(from string, o *Share, e *Effect) {
 	}
 }
 
-// lacksOwn reports whether the sender does not know a part of its own any more that this region knows.
+// lacksOwn reports whether this region knows a part of the sender that the sender itself does not have any more.
 func (m *Mine) lacksOwn(from string, o *Share) bool {
 	return slices.ContainsFunc(m.Parts, func(p Part) bool {
 		_, known := o.find(p.Region, p.Life)
@@ -193,7 +194,8 @@ func (m *Mine) lacksOwn(from string, o *Share) bool {
 	})
 }
 
-// outdated reports whether the sender has an older value of a part of its own, or an older life of this region's set.
+// outdated reports whether the sender has an older value of its own part than this region, or an older life of this
+// region's set.
 func (m *Mine) outdated(from string, p *Part) bool {
 	if !m.Kind.Number() && p.Region == m.Region {
 		return p.Life < m.Life
@@ -207,7 +209,8 @@ func (m *Mine) outdated(from string, p *Part) bool {
 	return known && m.Parts[at].after(p)
 }
 
-// begin begins a life if this region has none, or if others know more of the present one.
+// begin begins a life if this region has none, or if other regions know a newer state of the current one: then this
+// region has lost data.
 func (m *Mine) begin(life uint64, e *Effect) {
 	newest := m.Newest(m.Region)
 	if m.Life == 0 {
@@ -215,7 +218,7 @@ func (m *Mine) begin(life uint64, e *Effect) {
 		m.Changed = false
 		e.Begun = true
 		if newest > 0 && !m.Kind.Number() {
-			m.Own(1, 0) // others have to learn that the former set is lost
+			m.Own(1, 0) // tells the others that the set of the former life is lost
 			e.Tell = true
 		}
 		return
@@ -228,7 +231,7 @@ func (m *Mine) begin(life uint64, e *Effect) {
 		return
 	}
 
-	// What this region counted in the former life stays, as far as others know it.
+	// The part of the former life stays in the total as the other regions know it.
 	m.Life = max(life, newest+1, m.Life+1)
 	m.Changed = false
 	e.Begun = true
@@ -239,7 +242,7 @@ func (m *Mine) begin(life uint64, e *Effect) {
 	m.Own(1, m.Value)
 }
 
-// dropFormer drops the parts of this region's former lives: of sets, the newest counts alone.
+// dropFormer drops the parts of this region's former lives. A set counts only the newest life.
 func (m *Mine) dropFormer() {
 	former := func(p Part) bool { return p.Region == m.Region && p.Life != m.Life }
 	m.Parts = slices.DeleteFunc(m.Parts, former)

@@ -1,21 +1,22 @@
-// Package share has the arithmetic by which regions share a counter: what a region knows of it, and how two regions'
-// knowledge becomes one. It has no I/O.
+// Package share has the arithmetic by which regions share a counter: what a region knows about the counter, and how to
+// merge the knowledge of two regions. It has no I/O.
 //
-// A [Share] is the whole knowledge of a region. [Mine.Hear] takes the newer of everything, part by part, so that it
-// does not matter whether shares are lost, repeated, late or out of order. A region that lost its data gets it back
-// from any share that has it, also its own parts.
+// A [Share] is everything that a region knows about a counter. [Mine.Hear] takes the newer version of each part, so
+// shares may be lost, repeated, delayed or reordered. A region that lost its data gets it back, including its own
+// parts, from any share that has it.
 //
-//   - A sum has a part for each life of each region: a number that this region alone changes. The total is the sum of
-//     all parts, less what resets subtracted. A reset notes the value that it knows of each part; an addition that it
-//     did not know stays, whichever region made it, and two resets at the same time subtract nothing twice.
+//   - A sum has one part for each life of each region: a number that only this region changes. The total is the sum of
+//     all parts minus what resets subtract. A reset records the value that it has seen of each part. So an addition
+//     that the reset had not seen survives it, whichever region made it, and two concurrent resets subtract nothing
+//     twice.
 //   - A set has one part for each region: the size of that region's set in its newest life.
-//   - A unique has the registers of all regions; of each, the greater value wins.
-//   - A reset of a set or a unique has a number, Emptied, and a deletion of any counter has one, Died. A region that
-//     learns of a greater number drops what it had, also what it added meanwhile.
+//   - A unique has the registers of all regions, merged by taking the maximum of each.
+//   - The last reset of a set or a unique has a number, Emptied, and the last deletion of any counter has one, Died. A
+//     region that learns of a greater number drops what it had, including what it added in the meantime.
 //
-// A life of a region begins when the region makes the counter, hears of it for the first time, or finds out that it has
-// lost some of it: others know more of its part than the region itself. That part then stays as it is for ever, and the
-// region goes on in a new one.
+// A life of a counter in a region begins when the region creates the counter, receives it for the first time, or finds
+// out that it has lost data, because other regions know a newer state of its part. After a loss the old part never
+// changes again, and the region continues in a new one.
 package share
 
 import (
@@ -26,27 +27,27 @@ import (
 	"headcount/hyperloglog"
 )
 
-// MaxParts is the number of parts that a counter has at most. Parts of further lives do not count.
+// MaxParts is the maximum number of parts of a counter. Parts of further lives are not counted.
 const MaxParts = 100
 
-// Part is what one region has contributed in one of its lives. Nobody else changes its Value.
+// Part is the contribution of one region in one of its lives. Only that region changes its Value.
 type Part struct {
 	Region   string
 	Life     uint64 // later lives have greater numbers
 	Sequence uint64 // grows with each change of Value
 	Value    int64
-	// Base is what resets subtract: the Value at the sequence At.
+	// Base is what resets subtract: the Value that the part had at the sequence At.
 	Base int64
 	At   uint64
 }
 
-// after reports whether p has a newer value than o. One sequence has two values if a region lost data and went on; then
-// the greater value counts, so that all regions agree.
+// after reports whether p has a newer value than o. If a region lost data and continued, one sequence may have two
+// values. Then all regions agree on the greater one.
 func (p *Part) after(o *Part) bool {
 	return p.Sequence > o.Sequence || p.Sequence == o.Sequence && p.Value > o.Value
 }
 
-// join takes what is newer in o, and reports whether anything was.
+// join takes the newer of each field from o, and reports whether anything changed.
 func (p *Part) join(o *Part) (changed bool) {
 	if o.after(p) {
 		p.Sequence = o.Sequence
@@ -62,12 +63,12 @@ func (p *Part) join(o *Part) (changed bool) {
 	return changed
 }
 
-// Share is what a region knows of a counter. The zero Share is that of a counter that never existed.
+// Share is what a region knows about a counter. The zero Share is that of a counter that never existed.
 type Share struct {
 	Kind    counter.Kind // zero if the counter does not exist
 	Updated int64        // last change, unix milliseconds
-	// Died is the number of the last deletion, and Emptied, for a set or a unique, that of the last reset. What was
-	// recorded under a smaller number is gone.
+	// Died is the number of the last deletion. Emptied is that of the last reset of a set or a unique. Everything
+	// recorded under a lower number has been dropped.
 	Died, Emptied uint64
 	Parts         []Part // sorted by region and life
 	Seen          hyperloglog.Registers
@@ -77,7 +78,7 @@ func order(a, b Part) int {
 	return cmp.Or(cmp.Compare(a.Region, b.Region), cmp.Compare(a.Life, b.Life))
 }
 
-// find returns the index of the part of a life, or where it belongs.
+// find returns the index of the part of a life, or the index at which to insert it.
 func (s *Share) find(region string, life uint64) (at int, ok bool) {
 	return slices.BinarySearchFunc(s.Parts, Part{Region: region, Life: life}, order)
 }
@@ -93,7 +94,7 @@ func (s *Share) Newest(region string) (life uint64) {
 	return life
 }
 
-// take takes what is newer in p, and reports whether anything was, and whether there was room for it.
+// take merges p into the share. It reports whether anything changed, and whether there was room for the part.
 func (s *Share) take(p *Part) (changed, room bool) {
 	at, known := s.find(p.Region, p.Life)
 	if known {
@@ -110,7 +111,7 @@ func (s *Share) take(p *Part) (changed, room bool) {
 	return true, true
 }
 
-// takeNewest takes a part of a set, if it is that of its region's newest life: the sets of former lives are lost.
+// takeNewest merges a part of a set if it belongs to its region's newest life. The sets of former lives are lost.
 func (s *Share) takeNewest(p *Part) (changed, room bool) {
 	if p.Life < s.Newest(p.Region) {
 		return false, true

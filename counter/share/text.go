@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Text returns the parts and the numbers of a share as an export has them (counter.Copy.Elsewhere):
+// Text returns the parts and the numbers of a share in the form of an export (counter.Copy.Elsewhere):
 //
 //	died emptied[ ~][ region/life/sequence/value/at/base]…
 //
-// The ~ says that the region has only heard of the counter.
+// The ~ says that the region has not changed the counter itself.
 func (s *Share) Text(changed bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d %d", s.Died, s.Emptied)
@@ -26,8 +26,8 @@ func (s *Share) Text(changed bool) string {
 	return b.String()
 }
 
-// ParseText reads what Text returned, and what releases before owners exported: these left out the value of the
-// region's own part. The error is ErrMalformed.
+// ParseText parses the result of Text, and that of older releases, which left out the value of the region's own part.
+// The error is ErrMalformed.
 func ParseText(text string) (s Share, changed bool, err error) {
 	fields := strings.Fields(text)
 	if len(fields) < 2 {

@@ -5,7 +5,7 @@ import "headcount/counter"
 // Total returns the value of a sum or a set, and whether it fits 64 bits.
 func (s *Share) Total() (total int64, ok bool) { return s.Without("", 0).Value() }
 
-// Without returns the total without the part of one life. It may have more than 64 bits.
+// Without returns the total minus the part of one life. It may need more than 64 bits.
 func (s *Share) Without(region string, life uint64) counter.Wide {
 	var all counter.Wide
 	for i := range s.Parts {
@@ -19,19 +19,20 @@ func (s *Share) Without(region string, life uint64) counter.Wide {
 	return all
 }
 
-// OwnOf returns the value of the own part of a counter with that total, whose set has that size in this region.
+// OwnOf returns the value of the own part of a counter, given the counter's total and the size of its set in this
+// region.
 func (m *Mine) OwnOf(total, size int64) int64 {
 	if !m.Kind.Number() {
-		return size // of a unique none is kept
+		return size // for a unique, size is 0: it has no value of its own
 	}
 
-	// A change is refused if this would not fit.
+	// It fits, because a change after which it would not is refused.
 	own, _ := m.WithoutOthers(total).Value()
 
 	return own
 }
 
-// WithoutOthers returns the own part of a total. It may have more than 64 bits.
+// WithoutOthers returns the own part of a total. It may need more than 64 bits.
 func (m *Mine) WithoutOthers(total int64) counter.Wide {
 	own := counter.WideOf(total).Sub(m.Without(m.Region, m.Life))
 	for i := range m.Parts {

@@ -20,7 +20,7 @@ import (
 	"headcount/presence/presenceredis"
 )
 
-// closers are what was opened, in that order.
+// closers are functions that close what was opened, in the order of opening.
 type closers []func() error
 
 // Close closes everything.
@@ -35,7 +35,7 @@ func (c closers) Close() error {
 
 func (c *closers) add(fn func() error) { *c = append(*c, fn) }
 
-// openRedis opens a Redis that may be used, and its rows.
+// openRedis opens the rows of a Redis, unless the Redis is refused.
 func (c *closers) openRedis(ctx context.Context, p *Place, imports bool) (*redisconn.Conn, *rowsredis.Store, error) {
 	conn, err := p.dial(ctx)
 	if err != nil {
@@ -55,14 +55,14 @@ func (c *closers) openRedis(ctx context.Context, p *Place, imports bool) (*redis
 	return conn, redis, nil
 }
 
-// Source is counters that are exported.
+// Source has the counters to export.
 type Source struct {
 	counter.Dumper
 	closers
 }
 
-// OpenSource opens the counters for an export, and changes nothing. Servers may be using Redis and PostgreSQL
-// meanwhile. It fails, with postgres.ErrConfig for a database, if the counters cannot be used.
+// OpenSource opens the counters for an export, and changes nothing, so servers may be running. It fails, with
+// postgres.ErrConfig for a database, if the counters cannot be used.
 func (p *Place) OpenSource(ctx context.Context) (*Source, error) {
 	s := &Source{}
 	if err := s.open(ctx, p); err != nil {
@@ -73,7 +73,7 @@ func (p *Place) OpenSource(ctx context.Context) (*Source, error) {
 }
 
 func (s *Source) open(ctx context.Context, p *Place) error {
-	// The file is read without an owner, so that a full disk can be exported, too.
+	// Read the file without an owner, so that it can be exported even if the disk is full.
 	if p.isFile() {
 		file, err := local.OpenDump(p.Dir)
 		if err != nil {
@@ -85,7 +85,7 @@ func (s *Source) open(ctx context.Context, p *Place) error {
 		return nil
 	}
 
-	var redis rows.Store // nil: what PostgreSQL has is all
+	var redis rows.Store // nil: read only what PostgreSQL has
 	if p.Redis != "" {
 		_, store, err := s.openRedis(ctx, p, false)
 		if err != nil {
@@ -108,7 +108,7 @@ func (s *Source) open(ctx context.Context, p *Place) error {
 	return nil
 }
 
-// Target is a store into which an export is read.
+// Target is a store into which an export is imported.
 type Target struct {
 	counter.Restorer
 	closers
@@ -117,7 +117,7 @@ type Target struct {
 }
 
 // OpenTarget opens the counters for an import, and claims them. Rules say which are exact. It refuses a Redis that
-// servers use. It fails as OpenSource does.
+// running servers use. It fails in the same cases as OpenSource.
 func (p *Place) OpenTarget(ctx context.Context, rules *counter.Rules) (*Target, error) {
 	t := &Target{place: p}
 	if err := t.open(ctx, rules); err != nil {
@@ -165,7 +165,7 @@ func (t *Target) open(ctx context.Context, rules *counter.Rules) error {
 	}
 }
 
-// openAlone has the counters in Redis.
+// openAlone opens a target whose counters are all in Redis.
 func (t *Target) openAlone(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
 	owned, err := t.own(ctx, redis, rules, owner.Config{Region: owner.AnyRegion})
 	t.Restorer = owned
@@ -173,7 +173,7 @@ func (t *Target) openAlone(ctx context.Context, redis rows.Store, rules *counter
 	return err
 }
 
-// openBeside has the exact counters in the PostgreSQL of all regions, and the others in Redis.
+// openBeside opens a target whose exact counters are in the PostgreSQL of all regions, and the others in Redis.
 func (t *Target) openBeside(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
 	beside, err := routed.OpenBeside(ctx, routed.BesideConfig{
 		Owned: redis, URL: t.place.Postgres, Rules: rules, Log: zerolog.Nop(),
@@ -196,13 +196,14 @@ func (t *Target) openBeside(ctx context.Context, redis rows.Store, rules *counte
 }
 
 const (
-	// adoptWithin is how long an import waits until PostgreSQL has what Redis had without it, and persistWithin until
-	// it has what was imported.
+	// adoptWithin limits how long an import waits until PostgreSQL has what Redis had before PostgreSQL was added, and
+	// persistWithin until it has the imported counters.
 	adoptWithin   = 10 * time.Minute
 	persistWithin = 10 * time.Minute
 )
 
-// openBehind has the exact counters in PostgreSQL, and the others in Redis and soon in PostgreSQL.
+// openBehind opens a target whose exact counters are in PostgreSQL, and the others in Redis, from where they are
+// drained to PostgreSQL.
 func (t *Target) openBehind(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
 	behind, err := routed.OpenBehind(ctx, routed.BehindConfig{URL: t.place.Postgres, Rules: rules, Log: zerolog.Nop()})
 	if err != nil {
@@ -227,8 +228,8 @@ func (t *Target) openBehind(ctx context.Context, redis rows.Store, rules *counte
 	return behind.AwaitReady(ctx)
 }
 
-// own claims everything. With owner.AnyRegion, what an export says of other regions is kept, whatever this one is
-// called.
+// own claims everything. With owner.AnyRegion, it keeps what an export says about other regions, whatever this region
+// is called.
 func (t *Target) own(
 	ctx context.Context, over rows.Store, rules *counter.Rules, cfg owner.Config,
 ) (*call.Store, error) {
@@ -242,8 +243,8 @@ func (t *Target) own(
 	return owned, nil
 }
 
-// Complete says that the import is whole. From then on servers of this release that use the same stores serve the
-// counters of the Redis, and others refuse to start.
+// Complete marks the import as complete. From then on servers of this release that use the same stores serve the
+// counters of the Redis, and other releases refuse to start.
 func (t *Target) Complete(ctx context.Context) error {
 	if t.redis == nil {
 		return nil

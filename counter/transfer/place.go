@@ -19,18 +19,18 @@ import (
 
 // Place says where counters are: in a file, in Redis, in PostgreSQL, or in both of them.
 type Place struct {
-	Dir      string // the data directory that has the file; with one of the others it is not used
+	Dir      string // data directory with the file; ignored if Redis or Postgres is set
 	Redis    string // URL; empty: no counters are in Redis
 	Postgres string // URL; empty: no counters are in PostgreSQL
-	// Regions says that Redis is one region's of several, which share a PostgreSQL that has the exact counters alone.
-	// Otherwise PostgreSQL is behind Redis.
+	// Regions says that the Redis belongs to one of several regions, which share a PostgreSQL that has only the exact
+	// counters. Otherwise PostgreSQL is the durable store behind Redis.
 	Regions bool
 }
 
 // isFile reports whether the counters are in a file.
 func (p *Place) isFile() bool { return p.Redis == "" && p.Postgres == "" }
 
-// use returns how counters use PostgreSQL.
+// use returns for what counters use PostgreSQL.
 func (p *Place) use() routed.Use {
 	switch {
 	case p.Redis == "":
@@ -42,7 +42,7 @@ func (p *Place) use() routed.Use {
 	}
 }
 
-// facts returns what the servers of this place agree on.
+// facts returns the facts that the servers of this place must agree on.
 func (p *Place) facts() presenceredis.Facts {
 	f := presenceredis.Facts{Counters: cluster.Format, Postgres: presenceredis.PostgresBehind}
 	switch {
@@ -55,7 +55,7 @@ func (p *Place) facts() presenceredis.Facts {
 	return f
 }
 
-// dialled is how long it may take until Redis answers.
+// dialled limits how long dial waits until Redis answers.
 const dialled = 3 * time.Second
 
 // dial opens a connection to Redis, and waits until it answers.
@@ -78,7 +78,7 @@ func (p *Place) dial(ctx context.Context) (*redisconn.Conn, error) {
 	}
 }
 
-// ofRedis says in an error which setting it is about.
+// ofRedis adds the setting to an error about Redis.
 func ofRedis(err error) error {
 	if err == nil {
 		return nil
@@ -123,8 +123,8 @@ func (p *Place) refuses(use *presenceredis.Use, imports bool) error {
 	return p.checkPostgres(use)
 }
 
-// checkRunning refuses a Redis that processes use. A server that starts in spite of that, later on, takes the claims
-// of an import, which fails then.
+// checkRunning refuses a Redis that processes are using. A server that starts later all the same takes over the claims
+// of an import, which then fails.
 func (p *Place) checkRunning(use *presenceredis.Use) error {
 	names := strings.Join(use.Running, ", ")
 	isAdded := p.Postgres != "" && use.Postgres == presenceredis.PostgresNone
@@ -139,8 +139,8 @@ func (p *Place) checkRunning(use *presenceredis.Use) error {
 	}
 }
 
-// checkFormat refuses counters of another release. An import permits those of an earlier one, which have other keys and
-// stay as they are.
+// checkFormat refuses counters in the format of another release. An import accepts those of an earlier release: they
+// have other keys, and are left alone.
 func checkFormat(use *presenceredis.Use, imports bool) error {
 	// The first formats had no number.
 	n, err := strconv.Atoi(use.Counters)
@@ -158,10 +158,10 @@ var (
 		"and only then")
 )
 
-// checkPostgres refuses a Redis whose servers use PostgreSQL in another way. One whose servers had none may get one
-// behind it.
+// checkPostgres refuses a Redis whose servers use PostgreSQL in another way. If they used none, PostgreSQL may be added
+// behind the Redis.
 func (p *Place) checkPostgres(use *presenceredis.Use) error {
-	// Without the number of the form in which Redis has what is not drained: that belongs to a format of the counters.
+	// Ignore the number, which is the form of undrained rows in Redis: it belongs to the format of the counters.
 	theirs, _, _ := strings.Cut(use.Postgres, " ")
 	ours, _, _ := strings.Cut(p.facts().Postgres, " ")
 	isAdded := theirs == presenceredis.PostgresNone && p.Postgres != "" && !p.Regions

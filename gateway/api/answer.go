@@ -10,12 +10,12 @@ import (
 	"headcount/presence"
 )
 
-// Unavailable refuses a call because nothing can be served now, for a reason that the client may know.
+// Unavailable refuses a call because nothing can be served now. The client is told the reason.
 func Unavailable(reason error) error {
 	return calls.Refuse(fmt.Errorf("%w: %w", calls.ErrUnavailable, reason), reason.Error()+"; try again")
 }
 
-// storeAway refuses a call that the store, or an owner, did not carry out. The cause is for the log.
+// storeAway refuses a call that the store, or an owner, could not carry out. The cause is only logged.
 func storeAway(cause error) error {
 	const detail = "; try again"
 	return calls.Refuse(fmt.Errorf("%w: %w", calls.ErrUnavailable, cause), presence.ErrUnavailable.Error()+detail)
@@ -30,7 +30,7 @@ func sentence(err error) string {
 	return strings.ToUpper(text[:1]) + text[1:] + "."
 }
 
-// foreign is text that came from outside. In its JSON, HTML is escaped.
+// foreign is text of external origin. In its JSON, HTML is escaped.
 type foreign string
 
 // MarshalJSON implements json.Marshaler.

@@ -1,7 +1,7 @@
-// Package api serves the calls that are answered at once: counts of pages and their history, holds,
-// follows and unread changes, badges and widgets, erasures, the dashboard and the files of the browser
-// client. It knows no connections: package gateway adds its long ones to Engine, and the calls of
-// counters are in package counterapi.
+// Package api serves the HTTP calls that are answered at once: counts of pages and their history, holds, follows and
+// unread changes, badges and widgets, erasures, the dashboard and the files of the browser client. It knows nothing
+// about connections: package gateway adds its long-lived calls to Engine. The calls of counters are in package
+// counterapi.
 //
 // A handler returns an answer or an error, see package calls.
 package api
@@ -33,7 +33,7 @@ import (
 const (
 	storeTimeout = 3 * time.Second // how long a request waits for the store
 
-	// An address may bring this many different anonymous identities a second in writes.
+	// An address may use this many different anonymous identities per second in writes.
 	identityRate  = 10
 	identityBurst = 100
 )
@@ -43,24 +43,23 @@ type Config struct {
 	HoldTime time.Duration // how long a hold lasts if it is not renewed
 	Regions  Regions
 
-	// PageStats is the retention of the minutes of pages, and Minutes has them. 0: they
-	// are not kept.
+	// PageStats is how long the minutes of pages are kept; 0: they are not kept. Minutes reads them.
 	PageStats time.Duration
 	// PageDays is how many days of pages are kept, and Days has them. 0: none are.
 	PageDays int
 	Minutes  minutes.Store
 	Days     minutes.DayStore
 
-	LastSeen presence.LastSeen // erases when users were last here
+	LastSeen presence.LastSeen // erases the times of last departure
 
-	App   pusher.App // of Pusher's clients and of back ends with its libraries; without a key neither is served
+	App   pusher.App // for clients and back ends that use Pusher's libraries; without a key neither is served
 	Pages Pages      // required if the app has secrets
 
 	Arrivals  Arrivals
 	Dashboard Dashboard
 	Origins   *identity.Origins
 	Assets    fs.FS  // index.html is served at /, the other files under /-/
-	BasePath  string // everything is served below this path, such as /live; empty: below the root
+	BasePath  string // prefix of all paths, such as /live; empty: none
 
 	Tracer trace.Tracer // traces requests; nil: nothing is traced
 }
@@ -74,20 +73,20 @@ type Parts struct {
 	Unread    unread.Store
 	Follows   *unread.FollowService
 	Counters  *counterapi.API
-	Limits    *prometheus.CounterVec // refusals, by the limit that was reached
+	Limits    *prometheus.CounterVec // counts refusals, by the limit that was reached
 
-	Registerer prometheus.Registerer // registers the metrics; nil: they are not registered
+	Registerer prometheus.Registerer // for the metrics; nil: there are none
 	Log        zerolog.Logger
 }
 
-// Counts reads counts of pages.
+// Counts reads the counts of pages.
 type Counts interface {
 	// Newest returns the newest update of each topic that this process knows or can read in a few
 	// seconds. ok is false if one is not known.
 	Newest(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
 	// Read is Newest, but includes all that the store acknowledged before the call.
 	Read(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
-	// Unread returns how many of these topics nobody here has subscribed to or read lately.
+	// Unread returns how many of the topics have no subscriber in this process and were not read lately.
 	Unread(topics []presence.Topic) int
 }
 
@@ -96,16 +95,16 @@ type Cluster interface {
 	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
 	// the change. After an error the store may or may not have it.
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
-	// Users returns the states of up to presence.MaxAsked users, in their order.
+	// Users returns the states of up to presence.MaxAsked users, in the order of users.
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
-	// Explain returns what this region's count of a page, or of a site, is made of.
+	// Explain returns the parts of this region's count of a page, or of a site.
 	Explain(ctx context.Context, page string) presence.Parts
-	// Ready returns why the other roles cannot be used yet, or nil.
+	// Ready returns why the other roles are not available yet, or nil.
 	Ready() error
 }
 
-// Arrivals learns of users whom the store has on a further page. Arrived has the user's qualified name, and must not
-// block.
+// Arrivals is notified when the store has a user on a further page. Arrived gets the user's qualified name, and must
+// not block.
 type Arrivals interface {
 	Arrived(u presence.User, name string)
 }
@@ -117,13 +116,13 @@ type Regions interface {
 
 // Dashboard has the dashboard's data about sites, no older than a second. Errors are those of ctx.
 type Dashboard interface {
-	// JSON returns the data about a site; alone leaves out what is of all sites.
+	// JSON returns the data about a site; alone leaves out data that concerns all sites.
 	JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error)
 	// Top returns the pages of a site with the most users.
 	Top(ctx context.Context, site presence.Site) (presence.TopList, error)
 }
 
-// API serves calls that are answered at once. Its methods may be called from any goroutine.
+// API serves the calls that are answered at once. Its methods may be called from any goroutine.
 type API struct {
 	cfg        Config
 	callers    *Callers
@@ -131,14 +130,14 @@ type API struct {
 	identities *httppolicy.IdentityLimiter
 	erasures   erasures
 	stats      *counterapi.Questions[statsQuestion, pageStats]
-	explained  *counterapi.Questions[string, explanation] // by the names of pages
+	explained  *counterapi.Questions[string, explanation] // cached by the names of pages
 	channels   *counterapi.Questions[channelsOf, occupied]
 	files      map[string]*asset
-	openAPI    *asset // Engine makes it, and asyncAPI
+	openAPI    *asset // created by Engine, like asyncAPI
 	asyncAPI   *asset
 	metrics    *httpMetrics
-	foreign    rate.Sometimes // when a refused origin is logged
-	started    atomic.Bool    // the cluster was ready once; from then on there are counts to serve
+	foreign    rate.Sometimes // limits how often a refused origin is logged
+	started    atomic.Bool    // the cluster was ready at least once, so there are counts to serve
 }
 
 // New returns the API of a gateway with these parts.
@@ -158,7 +157,7 @@ func New(cfg Config, parts Parts) *API {
 	}
 }
 
-// Ready returns why the cluster cannot be used now, or nil.
+// Ready returns why the cluster is not available now, or nil.
 func (a *API) Ready() error {
 	err := a.parts.Cluster.Ready()
 	if err == nil {
@@ -168,8 +167,8 @@ func (a *API) Ready() error {
 	return err
 }
 
-// Serving returns why nothing can be served yet, or nil. A gateway that was ready once
-// always serves: without its store it has the last known counts.
+// Serving returns why nothing can be served yet, or nil. A gateway that was ready once always serves: while its store
+// is unavailable, it serves the last known counts.
 func (a *API) Serving() error {
 	if a.started.Load() {
 		return nil
@@ -195,9 +194,8 @@ func (a *API) admitIdentity(c *gin.Context, id identity.Identity) error {
 	return nil
 }
 
-// admitPages limits how many new pages one address, and all together, name in requests. A page that
-// somebody here subscribes to or that was read lately is free, and a server with an API key has
-// no limit.
+// admitPages limits how many new pages one address, and all addresses together, name in requests. Pages with a
+// subscriber in this process, and pages that were read lately, are not counted. A server with an API key has no limit.
 func (a *API) admitPages(c *gin.Context, pages ...string) error {
 	fresh := a.parts.Counts.Unread(presence.CountTopics(pages))
 	if fresh == 0 || a.callers.IsServer(c.Request) {
@@ -224,7 +222,7 @@ func (a *API) tooMany(limit, detail string, header httppolicy.Option) error {
 	return calls.Refuse(calls.ErrRate, detail, header)
 }
 
-// carryOut has the store carry out a request within timeout.
+// carryOut calls do with the time limit timeout, and converts its error for the client.
 func (a *API) carryOut(c *gin.Context, timeout time.Duration, do func(context.Context) error) error {
 	if err := a.Serving(); err != nil {
 		return Unavailable(err)
@@ -233,7 +231,7 @@ func (a *API) carryOut(c *gin.Context, timeout time.Duration, do func(context.Co
 	ctx, cancel := context.WithTimeout(c.Request.Context(), timeout)
 	defer cancel()
 
-	// The error about a bound has a text for the client. All others are for the log alone.
+	// An error about a bound has a text for the client. All other errors are only logged.
 	err := do(ctx)
 	if err == nil || errors.Is(err, presence.ErrTooMany) {
 		return err

@@ -26,9 +26,9 @@ const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-s
 // asset is a file that is part of the program. It never changes.
 type asset struct {
 	kind   string
-	hash   string // of the body; a strong ETag names exact bytes, so that of a packed body has another end
+	hash   string // of the body; the ETag of a packed body has another suffix, because a strong ETag names exact bytes
 	body   []byte
-	gzip   func() []byte // the body in gzip; the first call packs it, so that the start need not wait
+	gzip   func() []byte // the body in gzip; packed at the first call, so that it does not delay the start
 	brotli func() []byte // the same in brotli
 }
 
@@ -61,7 +61,7 @@ func packBrotli(body []byte) []byte {
 	return packed.Bytes()
 }
 
-// encoded returns the asset as the request takes it, and the encoding, which is empty for none.
+// encoded returns the asset in an encoding that the request accepts, and the encoding's name, empty for none.
 func (a *asset) encoded(r *http.Request) (body []byte, encoding string) {
 	switch {
 	case httppolicy.WantsBrotli(r):
@@ -73,12 +73,11 @@ func (a *asset) encoded(r *http.Request) (body []byte, encoding string) {
 	return a.body, ""
 }
 
-// forever reports whether the request names the very content: /-/live.js?1a2b3c4d. headcount.js names its parts like
-// this. The hash is in the query rather than in the path, so that a page which was loaded before an upgrade still gets
-// the part.
+// forever reports whether the URL names the exact content, like /-/live.js?1a2b3c4d, as headcount.js names its parts.
+// The hash is in the query and not in the path, so that a page which was loaded before an upgrade still gets the part.
 func (a *asset) forever(r *http.Request) bool { return r.URL.RawQuery == a.hash[:8] }
 
-// kindOf returns the media type of a file. To many systems .ts is a video.
+// kindOf returns the media type of a file. It does not ask the system, because many systems take .ts for a video.
 func kindOf(name string) string {
 	if path.Ext(name) == ".ts" {
 		return "text/plain; charset=utf-8"
@@ -89,7 +88,7 @@ func kindOf(name string) string {
 // answer returns the answer with the asset. An answer with a status other than 200 has no
 // ETag.
 func (a *asset) answer(c *gin.Context, status int) calls.Answer {
-	// A browser asks each time whether a file has changed, unless the request names its content.
+	// Browsers must ask each time whether a file has changed, unless the URL names its content.
 	h := c.Writer.Header()
 	h.Set("Cache-Control", "no-cache")
 	if status == http.StatusOK && a.forever(c.Request) {
@@ -107,7 +106,7 @@ func (a *asset) answer(c *gin.Context, status int) calls.Answer {
 		etag += "-" + encoding
 	}
 
-	// With another status the page stands for a refusal, which must not be taken for the page itself.
+	// With another status the page is the body of a refusal, so 304 would be wrong.
 	if status == http.StatusOK && httppolicy.NotModified(c, `"`+etag+`"`) {
 		return calls.Unchanged
 	}
@@ -129,7 +128,7 @@ func (a *asset) answerAnyone(c *gin.Context) (calls.Answer, error) {
 	return a.answer(c, http.StatusOK), nil
 }
 
-// The files that have a row of their own in the table of calls.
+// Files that have their own row in the table of calls.
 const (
 	demoFile      = "index.html"
 	scriptFile    = "headcount.js"
@@ -165,9 +164,9 @@ func (a *API) file(name string) calls.Handler {
 	return file.answerAnyone
 }
 
-// otherFiles returns the calls of the files that the others load by themselves.
+// otherFiles returns the calls for the files that the scripts and pages load.
 func (a *API) otherFiles() []calls.Call {
-	// Browsers ask for favicon.ico where a page names no icon.
+	// Browsers ask for favicon.ico if a page names no icon.
 	others := []calls.Call{{Method: http.MethodGet, Path: "/favicon.ico", Do: a.file("icon.svg")}}
 
 	for name := range a.files {

@@ -23,7 +23,7 @@ const (
 	maxOccupied = 10_000    // channels in one answer
 	pageBatch   = 256       // counts in one read of the store
 
-	maxChannelLists = 4 // that are being made, or shared with who asks for the same
+	maxChannelLists = 4 // lists in progress, including requests that wait for the same list
 )
 
 // Pages reads all pages. A presence store implements it.
@@ -51,14 +51,14 @@ func (a *API) backendCalls() []calls.Call {
 	}
 }
 
-// signed returns the handler of a call that the back end of the app must have signed; nil: no back end is served.
+// signed wraps the handler of a call that the app's back end must have signed; nil if the app has no secrets.
 func (a *API) signed(do func(*gin.Context, pusher.Params) (calls.Answer, error)) calls.Handler {
 	if len(a.cfg.App.Secrets) == 0 {
 		return nil
 	}
 
 	return func(c *gin.Context) (calls.Answer, error) {
-		// A HEAD is signed as one.
+		// The signature of a HEAD request covers the method HEAD.
 		url := c.Request.URL
 		params, err := a.cfg.App.Open(c.Request.Method, url.EscapedPath(), url.RawQuery, time.Now())
 		if err != nil {
@@ -71,7 +71,7 @@ func (a *API) signed(do func(*gin.Context, pusher.Params) (calls.Answer, error))
 
 func unsigned(err error) error { return calls.Refuse(calls.ErrNotSigned, sentence(err)) }
 
-// occupied are the channels of a site that somebody is on, in the order of their names.
+// occupied are the channels of a site with at least one user, in the order of their names.
 type occupied struct {
 	channels []presence.PageUsers
 	stale    bool
@@ -80,7 +80,7 @@ type occupied struct {
 func (o occupied) Points() int { return len(o.channels) }
 func (occupied) Lacking() bool { return false }
 
-// channelsOf asks for the channels of a site with a prefix.
+// channelsOf identifies the channels of a site with a prefix.
 type channelsOf struct {
 	site   presence.Site
 	prefix string
@@ -88,7 +88,7 @@ type channelsOf struct {
 
 var errManyOccupied = calls.Bad("More than 10,000 channels are occupied; ask for fewer with filter_by_prefix.")
 
-// getChannels answers with the channels that somebody is on.
+// getChannels answers with the channels that have users.
 func (a *API) getChannels(c *gin.Context, params pusher.Params) (calls.Answer, error) {
 	info, err := pusher.ParseInfo(params["info"])
 	if err != nil {
@@ -98,7 +98,7 @@ func (a *API) getChannels(c *gin.Context, params pusher.Params) (calls.Answer, e
 		return calls.Answer{}, Unavailable(err)
 	}
 
-	// The store is scanned for it, so equal questions share a scan.
+	// Making the list scans the store, so equal requests share a scan.
 	q := channelsOf{siteOf(c), params["filter_by_prefix"]}
 	by := counterapi.Asker{Server: true}
 	read := func(ctx context.Context) (occupied, error) { return a.readOccupied(ctx, q) }
@@ -113,7 +113,7 @@ func (a *API) getChannels(c *gin.Context, params pusher.Params) (calls.Answer, e
 	return calls.PackedJSON(info.AppendChannels(nil, found.channels, found.stale)), nil
 }
 
-// readOccupied reads the channels that somebody is on from the store.
+// readOccupied reads the channels that have users from the store.
 func (a *API) readOccupied(ctx context.Context, q channelsOf) (found occupied, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
@@ -143,7 +143,7 @@ func (a *API) readOccupied(ctx context.Context, q channelsOf) (found occupied, e
 	return found, nil
 }
 
-// addOccupied adds those of the pages that somebody is on.
+// addOccupied adds the pages that have users.
 func (a *API) addOccupied(ctx context.Context, found *occupied, names []string) error {
 	counts, err := a.cfg.Pages.Counts(ctx, names)
 	if err != nil {
@@ -164,7 +164,7 @@ func (a *API) addOccupied(ctx context.Context, found *occupied, names []string) 
 	return nil
 }
 
-// getChannel answers whether somebody is on a channel.
+// getChannel answers whether a channel has users.
 func (a *API) getChannel(c *gin.Context, params pusher.Params) (calls.Answer, error) {
 	name, err := pageInPath(c, "channel", presence.CheckPage)
 	if err != nil {
@@ -184,7 +184,7 @@ func (a *API) getChannel(c *gin.Context, params pusher.Params) (calls.Answer, er
 	return calls.PackedJSON(info.AppendChannel(nil, counts[0].Users, stale)), nil
 }
 
-// triggers returns the handler of a call that says that pages were modified; parse reads them from its body.
+// triggers returns the handler of a call that reports modified pages; parse parses the body.
 func (a *API) triggers(parse func(body []byte) (pages []string, err error)) calls.Handler {
 	return a.signed(func(c *gin.Context, params pusher.Params) (calls.Answer, error) {
 		body, err := readBody(c, maxSigned)
@@ -207,7 +207,7 @@ func (a *API) triggers(parse func(body []byte) (pages []string, err error)) call
 	})
 }
 
-// changeAll stores that pages were modified, in their order. If that fails, the first ones may have been.
+// changeAll stores that pages were modified, in order. After an error, the first ones may have been stored.
 func (a *API) changeAll(c *gin.Context, pages []string) error {
 	return a.carryOut(c, storeTimeout, func(ctx context.Context) error {
 		for _, page := range pages {

@@ -17,7 +17,7 @@ import (
 
 const maxBody = 4096 // bytes of a request
 
-// readBody reads a body of at most so many bytes.
+// readBody reads a body of at most most bytes.
 func readBody(c *gin.Context, most int64) ([]byte, error) {
 	errTooLong := calls.Refuse(calls.ErrTooLarge, fmt.Sprintf("A body has at most %d bytes.", most))
 
@@ -40,7 +40,7 @@ func readBody(c *gin.Context, most int64) ([]byte, error) {
 // members are the members of a JSON object.
 type members map[string]json.RawMessage
 
-// readAction reads a body of the form {"action":"…"}, which may have further members of these names.
+// readAction parses a body of the form {"action":"…"}, which may also have members with the given names.
 func readAction(c *gin.Context, names []string, actions ...string) (action string, given members, err error) {
 	body, err := readBody(c, maxBody)
 	if err != nil {
@@ -71,7 +71,7 @@ func textOf(member json.RawMessage) (string, error) {
 	return *text, nil
 }
 
-// readMembers reads a body that is empty or a JSON object with members of these names.
+// readMembers parses a body that is empty or a JSON object with members of the given names.
 func readMembers(c *gin.Context, example string, names ...string) (members, error) {
 	body, err := readBody(c, maxBody)
 	if err != nil || len(body) == 0 {
@@ -81,8 +81,8 @@ func readMembers(c *gin.Context, example string, names ...string) (members, erro
 	return parseMembers(body, "The body must be empty or a JSON object, such as "+example, names...)
 }
 
-// parseMembers reads a JSON object that has only members of these names: a misspelt one
-// must not count as one that was left out.
+// parseMembers parses a JSON object that has only members of the given names. A misspelt member must be refused, or it
+// would count as missing.
 func parseMembers(body []byte, want string, names ...string) (members, error) {
 	if err := presence.CheckUnicode(body); err != nil {
 		return nil, calls.Bad("The body cannot be used: " + err.Error() + ".")
@@ -94,7 +94,7 @@ func parseMembers(body []byte, want string, names ...string) (members, error) {
 	var given members
 	if err := json.Unmarshal(body, &given); err != nil || given == nil {
 		detail := want + "."
-		if errors.As(err, new(*json.SyntaxError)) { // other errors name types of Go
+		if errors.As(err, new(*json.SyntaxError)) { // other errors contain names of Go types
 			detail = "The body is not JSON: " + err.Error() + ". " + detail
 		}
 		return nil, calls.Bad(detail)

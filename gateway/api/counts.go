@@ -89,7 +89,8 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	count := counts[0]
 	a.callers.Cacheable(c, name)
 
-	// The version names the JSON of a count, so only that has an ETag: the shares of regions change without it.
+	// Only the plain JSON of a count has an ETag. The version identifies it, but the shares of regions can change
+	// without a new version.
 	switch {
 	case httppolicy.WantsHTML(c.Request):
 		return calls.Packed(htmlType, counterPage(count)), nil
@@ -106,7 +107,7 @@ func answerCount(count presence.Count) calls.Answer { return calls.PackedJSON(co
 
 const htmlType = "text/html; charset=utf-8"
 
-// etag names the JSON of a count.
+// etag returns the ETag of a count's JSON.
 func etag(count presence.Count) string {
 	if count.Stale || count.Without != "" {
 		return `"` + count.Version.String() + `-s"`
@@ -122,7 +123,7 @@ func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 
 	whole, parts, err := a.cfg.Regions.Parts(ctx, count.Page)
 	if err == nil && !whole.Stale {
-		count = whole // one read returned both, so the parts add up to the total
+		count = whole // both come from one read, so the parts add up to the total
 	} else {
 		parts = nil
 	}
@@ -146,7 +147,7 @@ func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 	return append(body, '}')
 }
 
-// counterPage returns a count as a page for people.
+// counterPage returns a count as an HTML page for people.
 func counterPage(count presence.Count) []byte {
 	key := presence.KeyOf(count.Page)
 	where := key
@@ -221,7 +222,7 @@ func (a *API) getCounters(c *gin.Context) (calls.Answer, error) {
 	return calls.PackedJSON(append(body, "]}"...)), nil
 }
 
-// pagesAsked returns the names of the pages that a request reads, if its sender may read all of them.
+// pagesAsked returns the names of the pages that a request names, if the sender may read all of them.
 func (a *API) pagesAsked(c *gin.Context) ([]string, error) {
 	pages, err := counterapi.Several(c, "page", "pages", presence.CheckReadable)
 	if err != nil {
@@ -260,7 +261,7 @@ func (a *API) putCounter(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
-	// Whoever ends a hold names no page that is new.
+	// A request that ends a hold does not count as naming a new page.
 	if begins {
 		if err := a.admitPages(c, name); err != nil {
 			return calls.Answer{}, err
@@ -334,7 +335,7 @@ func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.C
 		a.cfg.Arrivals.Arrived(hash, user)
 	}
 
-	// Read rather than Newest: the answer has the caller in it.
+	// Read, not Newest: the answer must include this hold.
 	counts, err := a.countsWith(c, a.parts.Counts.Read, []string{name})
 	if err != nil {
 		return count, err

@@ -18,9 +18,9 @@ var (
 			", or start Headcount with --public-top and the pages that everybody may see.")
 )
 
-// getDashboard returns the handler of the dashboard's page, or nil if there is no such page. If API keys or private
-// pages are configured, it needs a key, as its data does. A browser cannot send a key with an address, so it gets the
-// page with a 401. The page itself holds no data, and asks for the key.
+// getDashboard returns the handler of the dashboard's page, or nil if there is no such page. With API keys or private
+// pages, the dashboard's data needs a key, and so does the page. But a browser cannot send a key when it opens an
+// address, so the page is sent with status 401. It contains no data, and asks the user for the key.
 func (a *API) getDashboard() calls.Handler {
 	page := a.files[dashboardFile]
 	if page == nil {
@@ -41,8 +41,8 @@ func (a *API) getDashboard() calls.Handler {
 	}
 }
 
-// getDashboardAccess answers whether the dashboard needs a key. Pages ask here, because a browser would report a 401
-// as an error.
+// getDashboardAccess answers whether the dashboard needs a key. Pages ask this way, because a browser would report a
+// 401 as an error.
 func (a *API) getDashboardAccess(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	const form = `{"key_needed":%t,"top_needs_key":%t}`
@@ -66,15 +66,14 @@ func (a *API) getDashboardData(c *gin.Context) (calls.Answer, error) {
 	return calls.Packed(calls.TypeJSON, body), nil
 }
 
-// mayLook reports whether the request may see the dashboard: it has a valid API
-// key, or needs none.
+// mayLook reports whether the request may see the dashboard: it has a valid API key, or the dashboard needs none.
 func (w *Callers) mayLook(c *gin.Context) bool { return !w.guarded() || w.IsServer(c.Request) }
 
 // guarded reports whether the dashboard needs an API key: there are keys, or private pages, which it would show.
 func (w *Callers) guarded() bool { return len(w.Keys) > 0 || len(w.Private) > 0 }
 
-// TopPages reports whether the list of the pages with the most users has all pages for the sender, or
-// only those of PublicTop.
+// TopPages reports whether the sender sees all pages in the list of the pages with the most users, or only those of
+// PublicTop.
 func (w *Callers) TopPages(c *gin.Context) (all bool, err error) {
 	switch {
 	case w.IsServer(c.Request):
@@ -86,8 +85,8 @@ func (w *Callers) TopPages(c *gin.Context) (all bool, err error) {
 	return false, errNoPublicTop
 }
 
-// alone reports whether the API key of the request holds only for single sites, so that its
-// sender may not see what is of all sites.
+// alone reports whether the API key of the request is valid for single sites only, so that its sender may not see data
+// that concerns all sites.
 func (w *Callers) alone(c *gin.Context) bool {
 	whole, sites := w.Keys.Sites(httppolicy.APIKey(c.Request))
 	return !whole && len(sites) > 0

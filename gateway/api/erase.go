@@ -12,20 +12,19 @@ import (
 )
 
 const (
-	// An erasure looks at every set. One that takes longer than eraseTimeout is answered with 503, and
-	// starts again from the beginning when it is repeated.
+	// An erasure scans every set. If it takes longer than eraseTimeout, it is answered with 503, and starts from the
+	// beginning when it is repeated.
 	eraseTimeout = 25 * time.Second
 
-	// One call of a visitor can keep the store busy for all of that time. So an address may make
-	// eraseRate calls a second and eraseBurst at once, and the gateway looks at sets for erasesAtOnce,
-	// of one address for one.
+	// One call of a visitor can keep the store busy for all of that time. So an address may make eraseRate calls per
+	// second and eraseBurst at once. The gateway runs erasesAtOnce scans at a time, at most one for each address.
 	eraseRate    = 1
 	eraseBurst   = 5
 	erasesAtOnce = 2
 	maxErasures  = eraseBurst + eraseRate*int(eraseTimeout/time.Second) // of one address
 )
 
-// erasures bound how busy erasures keep the store. Those of servers do not wait for those of visitors.
+// erasures limit how busy erasures keep the store. Those of servers do not wait for those of visitors.
 type erasures struct {
 	rates             *httppolicy.RateLimiter  // of visitors
 	addresses         *httppolicy.AddressSlots // of visitors
@@ -41,8 +40,8 @@ func newErasures() erasures {
 	}
 }
 
-// turn waits until an erasure may look at sets. visitor is the slot of the visitor's address; nil: a server
-// asks. The caller calls end after that.
+// turn waits until an erasure may scan the sets. visitor is the slot of the visitor's address; nil: a server asks. The
+// caller must call end afterwards.
 func (e *erasures) turn(ctx context.Context, visitor *httppolicy.AddressSlot) (end func(), err error) {
 	turns := []chan struct{}{e.servers}
 	if visitor != nil {
@@ -68,14 +67,14 @@ func (e *erasures) turn(ctx context.Context, visitor *httppolicy.AddressSlot) (e
 	return end, nil
 }
 
-// deleteMe erases the data of the caller, and has the browser forget the identity.
+// deleteMe erases the data of the caller, and makes the browser forget the identity.
 func (a *API) deleteMe(c *gin.Context) (calls.Answer, error) {
 	id, err := a.callers.Identify(c)
 	if err != nil {
 		return calls.Answer{}, err
 	}
 
-	// Nothing is kept of a caller who was unknown before this call.
+	// A caller that was unknown before this call has no data.
 	unknown := id.Fresh && !id.Derived
 	if !unknown {
 		if err := a.eraseVisitor(c, id.User); err != nil {
@@ -130,12 +129,12 @@ func (a *API) erase(c *gin.Context, user string, visitor *httppolicy.AddressSlot
 		if err := a.parts.Follows.Forget(ctx, a.callers.UserOf(site, user)); err != nil {
 			return err
 		}
-		// Also with --last-seen 0: an earlier process may have had another setting.
+		// Do this even if --last-seen is 0, because an earlier process may have had another setting.
 		if err := a.cfg.LastSeen.ForgetSeen(ctx, a.callers.Identities.Hash(site.Qualify(user))); err != nil {
 			return err
 		}
 
-		// Only now does it take its turn: what comes before is a call or two, what follows looks at every set.
+		// Wait for a turn only now: the steps before take a call or two, but the rest scans every set.
 		end, err := a.erasures.turn(ctx, visitor)
 		if err != nil {
 			return err

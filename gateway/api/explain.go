@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	maxExplained = 64          // answers that are kept
-	explainedAge = time.Second // the most age of an answer to visitors
+	maxExplained = 64          // cached answers
+	explainedAge = time.Second // maximum age of an answer to visitors
 )
 
-// explanation is a counter, and what it is made of. It implements counterapi.Answered.
+// explanation is a count and its parts. It implements counterapi.Answered.
 type explanation struct {
 	counter presence.Count
 
@@ -34,7 +34,8 @@ type explanation struct {
 func (explanation) Points() int   { return 1 }
 func (explanation) Lacking() bool { return false }
 
-// explainCounter answers with a counter and what it is made of. Who may see the dashboard may ask, since it shows that.
+// explainCounter answers with a count and its parts. Everyone who may see the dashboard may ask, because it shows the
+// same.
 func (a *API) explainCounter(c *gin.Context, name string) (calls.Answer, error) {
 	if !a.callers.mayLook(c) {
 		return calls.Answer{}, a.callers.Server(c)
@@ -43,7 +44,7 @@ func (a *API) explainCounter(c *gin.Context, name string) (calls.Answer, error) 
 		return calls.Answer{}, Unavailable(err)
 	}
 
-	// All owners look at all of their users, so visitors share answers and take turns.
+	// All owners scan all their users for it, so visitors share answers and take turns.
 	by := counterapi.Asker{Server: a.callers.IsServer(c.Request), Addr: a.callers.Addr(c.Request)}
 	read := func(ctx context.Context) (explanation, error) { return a.explain(ctx, name) }
 	is, err := a.explained.Ask(c.Request.Context(), name, explainedAge, by, read)
@@ -62,8 +63,8 @@ func (a *API) explainCounter(c *gin.Context, name string) (calls.Answer, error) 
 	return calls.PackedJSON(append(body, '}')), nil
 }
 
-// explain returns a counter and what it is made of. If nothing moves, the people here are this region's share, and the
-// shares add up to the count.
+// explain returns a count and its parts. If nothing changes during the call, the users here are this region's share,
+// and the shares add up to the count.
 func (a *API) explain(ctx context.Context, name string) (is explanation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
@@ -81,7 +82,7 @@ func (a *API) explain(ctx context.Context, name string) (is explanation, err err
 		sum += share.Users
 	}
 
-	// The first share is this region's. A page that nobody ever joined may have none.
+	// The first share is this region's. A page that no user ever joined may have none.
 	own := int64(0)
 	if len(shares) > 0 {
 		own = shares[0].Users

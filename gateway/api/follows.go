@@ -130,8 +130,8 @@ func (a *API) getFollows(c *gin.Context) (calls.Answer, error) {
 	return answerJSON(answer), nil
 }
 
-// followsAfter returns one answer's follows, those after a page, and the page to ask on after; empty: there are no
-// more.
+// followsAfter returns the follows after a page for one answer, and the page at which the next answer continues; empty:
+// there are no more.
 func (a *API) followsAfter(
 	ctx context.Context, user unread.User, after string,
 ) (s unread.State, next string, err error) {
@@ -140,7 +140,7 @@ func (a *API) followsAfter(
 		return s, "", err
 	}
 
-	// The page to go on after may not be followed any more; then its place in the order counts.
+	// That page may not be followed any more, so only its place in the order matters.
 	r := records[0]
 	from, found := r.Find(after)
 	if found {
@@ -181,7 +181,7 @@ func (a *API) putFollow(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
-	// There is something to keep the identity for, now that the follow is stored.
+	// The follow is stored, so now the identity is worth keeping.
 	a.callers.SetCookie(c, follow.id)
 
 	return calls.NoContent, nil
@@ -192,7 +192,7 @@ var errForgotten = calls.Bad("A browser keeps no cookie of this server for pages
 	"this follow. Keep the id in the header " + identity.Header + " of this answer, and send it in the same header, " +
 	"now and from then on; headcount.follow(page) of the browser client does so.")
 
-// forgets reports whether a browser will not keep the new identity, since the call is from a page of another site.
+// forgets reports whether a browser will not keep the new identity, because the call is from a page of another site.
 func forgets(c *gin.Context, id identity.Identity) bool {
 	return id.Fresh && c.GetHeader("Sec-Fetch-Site") == "cross-site" && c.GetHeader(identity.Header) == ""
 }
@@ -208,7 +208,7 @@ func (a *API) deleteFollow(c *gin.Context) (calls.Answer, error) {
 	})
 }
 
-// follow is what a call on one follow is about.
+// follow is the subject of a call about one follow.
 type follow struct {
 	page string // its name
 	user unread.User
@@ -226,7 +226,7 @@ func (a *API) followed(c *gin.Context) (follow, error) {
 		return follow{}, err
 	}
 
-	// Whoever follows a page that has become private may end that.
+	// A follow of a page that has become private may still be ended.
 	if c.Request.Method == http.MethodPut {
 		err = a.callers.admitPrivate(c, false, name)
 	}
@@ -285,7 +285,7 @@ func (a *API) putUnread(c *gin.Context) (calls.Answer, error) {
 	return answerUnread(count, updated), nil
 }
 
-// pages returns the name of the page whose changes are read; none: those of all pages are.
+// pages returns the name of the page whose changes are read; none means those of all pages.
 func (m members) pages(site presence.Site) ([]string, error) {
 	raw, given := m["page"]
 	if !given {

@@ -11,9 +11,9 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-// Limits that callers reach, as labels of Parts.Limits.
+// Values of the label of Parts.Limits.
 const (
-	LimitIdentities = "identities" // different ones that an address brings in writes
+	LimitIdentities = "identities" // different identities that an address uses in writes
 	LimitRate       = "rate"       // of new pages, erasures, or messages of a client
 )
 
@@ -48,7 +48,7 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 				"others a word for the status. The log has each at the level debug.",
 		}, []string{"reason"}),
 	}
-	for _, reason := range httppolicy.Reasons() { // all are shown from 0 on
+	for _, reason := range httppolicy.Reasons() { // so that all series exist from the start
 		m.refusals.WithLabelValues(reason)
 	}
 	if reg != nil {
@@ -69,7 +69,7 @@ func (m *httpMetrics) observe(c *gin.Context) {
 // routeOf returns the pattern of the request's route.
 func routeOf(c *gin.Context) string { return cmp.Or(c.FullPath(), "none") }
 
-// methodOf returns the request's method, or "other": what clients make up must not become labels.
+// methodOf returns the request's method, or "other", because methods that clients invent must not become labels.
 func methodOf(c *gin.Context) string {
 	switch method := c.Request.Method; method {
 	case "GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS":

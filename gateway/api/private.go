@@ -17,7 +17,7 @@ import (
 // Matches are pages, or prefixes of pages with a * behind them.
 type Matches []string
 
-// Has reports whether the page of that name is one of them, on whatever site. The whole site never is.
+// Has reports whether the named page is one of them, on any site. The whole site never is.
 func (m Matches) Has(name string) bool {
 	key := presence.KeyOf(name)
 	fits := func(match string) bool { return counter.Matches(match, key) }
@@ -25,7 +25,7 @@ func (m Matches) Has(name string) bool {
 	return key != presence.AllPages && slices.ContainsFunc(m, fits)
 }
 
-// PublicTop are the pages that the list of the pages with the most users shows to visitors.
+// PublicTop are the pages that visitors may see in the list of the pages with the most users.
 type PublicTop struct {
 	Pages   Matches // empty: visitors get no list
 	Private Matches // those of Pages that it does not show
@@ -47,7 +47,7 @@ func CheckMatch(match string) error {
 // PrivateDetail says what a private page needs.
 const PrivateDetail = `this page is private: it needs an API key, or a token whose claim "pages" has it`
 
-// Shut returns the first of the pages that a visitor with these pages in its token may not use, or "".
+// Shut returns the first page that a visitor may not use, given the pages in its token, or "".
 func (w *Callers) Shut(names []string, open Matches) string {
 	for _, name := range names {
 		if w.Private.Has(name) && !open.Has(name) {
@@ -58,13 +58,13 @@ func (w *Callers) Shut(names []string, open Matches) string {
 	return ""
 }
 
-// sees reports whether the caller may be told of a page that it follows: a page may have become private since.
+// sees reports whether the caller may see a page that it follows. The page may have become private since.
 func (w *Callers) sees(c *gin.Context, id identity.Identity, name string) bool {
 	return w.Shut([]string{name}, id.Pages) == "" || w.IsServer(c.Request)
 }
 
-// admitPrivate returns an error for a request that names private pages, unless its sender may use all of them. query
-// says whether the URL's parameters count.
+// admitPrivate returns an error if a request names private pages, unless its sender may use all of them. query says
+// whether to consider the URL's parameters.
 func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) error {
 	if !slices.ContainsFunc(names, w.Private.Has) || w.IsServer(c.Request) {
 		return nil
@@ -72,7 +72,7 @@ func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) erro
 
 	id, err := w.Identity(c, query)
 
-	// Whoever is nobody is refused below, with the reason that matters: the page is private.
+	// A sender without identity is refused below, with the more useful reason: the page is private.
 	anonymous := identity.Nobody(err) && needsNobody(c)
 	if err != nil && !anonymous {
 		return err
@@ -86,7 +86,7 @@ func (w *Callers) admitPrivate(c *gin.Context, query bool, names ...string) erro
 
 var errPrivate = calls.Refuse(calls.ErrNotPublic, sentence(errors.New(PrivateDetail)))
 
-// needsNobody reports whether a request is open to everybody, but for a private page: it reads, and does not join.
+// needsNobody reports whether a request would need no identity if the page were public: it reads, and does not join.
 func needsNobody(c *gin.Context) bool {
 	switch c.Request.Method {
 	case http.MethodHead:

@@ -26,7 +26,7 @@ func (a *API) Engine(table []calls.Call) *gin.Engine {
 	e.HandleMethodNotAllowed = true
 	_ = e.SetTrustedProxies(nil) // Callers.Proxies decides which proxies are trusted
 
-	// What traces, counts and logs comes first, so that it sees what the checks refuse.
+	// Tracing, metrics and logging come first, so that they also see refused requests.
 	if a.cfg.Tracer != nil {
 		e.Use(a.traced)
 	}
@@ -57,7 +57,7 @@ func Below(base string, h http.Handler) http.Handler {
 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path := r.URL.EscapedPath()
-		if path == base { // relative addresses need the slash
+		if path == base { // relative URLs need the slash
 			http.Redirect(w, r, base+"/", http.StatusPermanentRedirect)
 			return
 		}
@@ -74,8 +74,8 @@ func Below(base string, h http.Handler) http.Handler {
 	})
 }
 
-// WithPageApps serves the page that is called apps, too, by an engine of Engine. The router would take /apps/counter
-// for the beginning of a call of back ends, /apps/{app_id}/channels, and nothing else. As /%61pps/counter it is a page.
+// WithPageApps makes the page named apps available. The router would take /apps/counter for the beginning of a call of
+// back ends, /apps/{app_id}/channels, and find no route. So the path is rewritten to /%61pps/counter, which is a page.
 func WithPageApps(e http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rest, found := strings.CutPrefix(r.URL.EscapedPath(), "/apps/")
@@ -91,9 +91,9 @@ func WithPageApps(e http.Handler) http.Handler {
 	})
 }
 
-// closeAfterChunks closes the connection after a request with a Transfer-Encoding that may
-// also have had a Content-Length, which the HTTP server removes. A proxy that reads the
-// Content-Length would find another end of the body, and another next request (RFC 9112, 6.3).
+// closeAfterChunks closes the connection after a request with Transfer-Encoding. The request may also have had a
+// Content-Length, which the HTTP server removes. A proxy that goes by the Content-Length would see another end of the
+// body, and another next request (RFC 9112, 6.3).
 func closeAfterChunks(c *gin.Context) {
 	if len(c.Request.TransferEncoding) > 0 && httppolicy.MayHideLength(c.Request) {
 		c.Header("Connection", "close")
@@ -106,10 +106,10 @@ func RefuseMethod(c *gin.Context) (calls.Answer, error) {
 		"This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 }
 
-// ofOperators are paths that people look for at the address of visitors.
+// ofOperators are paths of the admin address that people try at the public address.
 var ofOperators = []string{"/healthz", "/readyz", "/metrics", "/debug/pprof/"}
 
-// NotFound answers a request for a path that is no route.
+// NotFound answers a request for an unknown path.
 func NotFound(c *gin.Context) (calls.Answer, error) {
 	path := c.Request.URL.EscapedPath()
 	switch {
@@ -128,7 +128,7 @@ func NotFound(c *gin.Context) (calls.Answer, error) {
 	return calls.Answer{}, calls.Refuse(calls.ErrNotFound, detail)
 }
 
-// recover turns a panic, which is a defect, into a 500 for its own request.
+// recover turns a panic, which is always a bug, into a 500 for its request.
 func (a *API) recover(c *gin.Context) {
 	defer func() {
 		v := recover()

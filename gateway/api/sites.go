@@ -22,8 +22,8 @@ const (
 	siteOfKey = "site" // in the request's context; none: the default site
 )
 
-// findSite determines which site a request is for. It refuses one for an unknown site, and one
-// with an API key that holds only for others.
+// findSite determines which site a request is for. It refuses requests for an unknown site, and requests whose API key
+// is valid for other sites only.
 func (w *Callers) findSite(c *gin.Context) error {
 	site, err := w.Sites.Of(c.Request, w.Proxies.Secure(c.Request))
 	if err != nil {
@@ -38,7 +38,7 @@ func (w *Callers) findSite(c *gin.Context) error {
 		return nil
 	}
 
-	// A key that holds nowhere is wrong, and is refused as that.
+	// A key that is valid for no site is wrong, and gets that error.
 	whole, sites := w.Keys.Sites(key)
 	if whole || len(sites) == 0 || slices.Contains(sites, site) {
 		return nil

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	statsAge = time.Second // the most age of an answer to visitors
-	maxStats = 64          // answers that are kept, of 150 KB at most
+	statsAge = time.Second // maximum age of an answer to visitors
+	maxStats = 64          // cached answers, of 150 KB at most
 )
 
 // statsQuestion asks for the history of a page.
@@ -55,7 +55,7 @@ func (a *API) getStats(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, Unavailable(err)
 	}
 
-	// Visitors share answers and take turns; a server waits for none of them.
+	// Visitors share answers and take turns; servers do not wait for them.
 	by := counterapi.Asker{Server: a.callers.IsServer(c.Request), Addr: a.callers.Addr(c.Request)}
 	read := func(ctx context.Context) (pageStats, error) { return a.readStats(ctx, asked, now) }
 	stats, err := a.stats.Ask(c.Request.Context(), asked, statsAge, by, read)
@@ -77,7 +77,7 @@ func (a *API) getStats(c *gin.Context) (calls.Answer, error) {
 var errNoStats = calls.Refuse(calls.ErrNotFound,
 	"This server remembers nothing of its pages: it was started with --page-stats 0.")
 
-// statsAsked returns what a request asks at a time.
+// statsAsked parses the question of a request that arrived at the given time.
 func (a *API) statsAsked(c *gin.Context, now time.Time) (asked statsQuestion, err error) {
 	asked.name, err = a.callers.Page(c, presence.CheckReadable, false)
 	if err != nil {
@@ -108,7 +108,7 @@ func (a *API) statsAsked(c *gin.Context, now time.Time) (asked statsQuestion, er
 	return asked, nil
 }
 
-// readStats answers a question that was asked at a time.
+// readStats answers a question that was asked at the given time.
 func (a *API) readStats(ctx context.Context, of statsQuestion, asked time.Time) (stats pageStats, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()

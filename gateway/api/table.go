@@ -13,7 +13,7 @@ func (a *API) Calls() []calls.Call {
 	return slices.Concat(a.presenceCalls(), a.followCalls(), a.serverCalls(), a.backendCalls())
 }
 
-// presenceCalls returns the calls of who is here now.
+// presenceCalls returns the calls about the users that are present.
 func (a *API) presenceCalls() []calls.Call {
 	return []calls.Call{
 		{ID: "getPageCount", Method: http.MethodGet, Path: "/{page}/counter", Do: a.getCounter,
@@ -104,7 +104,7 @@ func (a *API) followCalls() []calls.Call {
 	}
 }
 
-// serverCalls returns the calls of the server itself, and of what is kept of a person.
+// serverCalls returns the calls about the server itself, and about the data of a person.
 func (a *API) serverCalls() []calls.Call {
 	return []calls.Call{
 		{ID: "eraseMe", Method: http.MethodDelete, Path: "/-/me", Do: a.deleteMe,

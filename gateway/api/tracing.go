@@ -12,8 +12,8 @@ import (
 	"headcount/presence"
 )
 
-// traced makes a span of a request that is sampled. The id of its trace is the request's id. Trace headers
-// of clients are ignored: otherwise a client could have all of its requests traced.
+// traced starts a span for a sampled request. The id of its trace is the request's id. Trace headers of clients are
+// ignored, or a client could have all of its requests traced.
 func (a *API) traced(c *gin.Context) {
 	ctx, span := a.cfg.Tracer.Start(c.Request.Context(), "HTTP", trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
@@ -39,7 +39,7 @@ func (a *API) traced(c *gin.Context) {
 	}
 }
 
-// noteRefusal counts a refused request, and logs it under the id that its problem has.
+// noteRefusal counts a refused request, and logs it with the id in its problem details.
 func (a *API) noteRefusal(c *gin.Context) {
 	c.Next()
 
@@ -60,7 +60,7 @@ func (a *API) noteRefusal(c *gin.Context) {
 	}
 }
 
-// warnOfOrigin logs that an origin was refused, which is a mistake in the settings more often than an attack.
+// warnOfOrigin logs that an origin was refused, because the cause is more often a wrong setting than an attack.
 func (a *API) warnOfOrigin(r *http.Request) {
 	origin := presence.Excerpt(r.Header.Get("Origin"))
 	host := presence.Excerpt(r.Host)

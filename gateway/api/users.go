@@ -12,7 +12,7 @@ import (
 	"headcount/presence"
 )
 
-// getUsers answers whether users are here, in the order in which the request names them.
+// getUsers answers whether users are present, in the order in which the request names them.
 func (a *API) getUsers(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	users, err := a.UsersAsked(c)
@@ -35,7 +35,7 @@ func (a *API) getUsers(c *gin.Context) (calls.Answer, error) {
 	return answerJSON(answer), nil
 }
 
-// getUser answers whether one user is here.
+// getUser answers whether one user is present.
 func (a *API) getUser(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	user, err := a.callers.userInPath(c)
@@ -51,7 +51,7 @@ func (a *API) getUser(c *gin.Context) (calls.Answer, error) {
 	return answerJSON(UserOf(user, states[0])), nil
 }
 
-// UsersAsked returns the users that a server's request names, each once.
+// UsersAsked returns the users that a server's request names, without duplicates.
 func (a *API) UsersAsked(c *gin.Context) ([]string, error) {
 	if err := a.callers.Server(c); err != nil {
 		return nil, err
@@ -76,11 +76,11 @@ func (a *API) userStates(c *gin.Context, users []string) (states []presence.User
 	return states, err
 }
 
-// User is what is known of a user, as clients see it.
+// User is the state of a user, as clients see it.
 type User struct {
 	User   string `json:"user"`
 	Online bool   `json:"online"`
-	// LastSeen is known of users who are not here, Since and Pages of those who are.
+	// LastSeen is set for users that are not present, Since and Pages for those that are.
 	LastSeen presence.Moment `json:"last_seen,omitzero"`
 	Since    presence.Moment `json:"since,omitzero"`
 	Pages    int             `json:"pages,omitempty"`

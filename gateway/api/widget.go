@@ -19,7 +19,7 @@ import (
 const (
 	maxLabel     = 40 // characters
 	defaultLabel = "here now"
-	letterWidth  = 7 // of a badge's text, in pixels, about
+	letterWidth  = 7 // estimated width of a letter in a badge, in pixels
 	badgePadding = 12
 
 	styleExample = "?label=reading&color=06c"
@@ -32,7 +32,7 @@ const (
 type display struct {
 	presence.Count
 	Label      string
-	Color      string // of the number; it has been checked, like Background
+	Color      string // of the number; validated, like Background
 	Background string
 	Watch      bool   // the widget does not join the page
 	Site       string // the name of the widget's site; empty: that of the server's own pages
@@ -40,7 +40,7 @@ type display struct {
 	Nonce      string // of the widget's style
 }
 
-// readDisplay reads what a badge or a widget is to show.
+// readDisplay parses what a badge or a widget should show.
 func (a *API) readDisplay(c *gin.Context, color, background string) (s display, err error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	name, err := a.callers.Page(c, presence.CheckReadable, false)
@@ -71,7 +71,7 @@ func (a *API) readDisplay(c *gin.Context, color, background string) (s display, 
 	return s, nil
 }
 
-// readStyle reads what is not the number.
+// readStyle parses everything except the number.
 func readStyle(query *counterapi.Query, label, color, background string) (s display, err error) {
 	if query.Err != nil {
 		return s, query.Err
@@ -140,10 +140,10 @@ func (a *API) getCounterBadge(c *gin.Context) (calls.Answer, error) {
 	return s.answerBadge(c), nil
 }
 
-// getWidget answers with a page that any site may frame. The widget joins the page that it shows, unless the
-// query has watch=1. Since the widget is one of the server's own pages, it names its site if that is not the
-// site of those. If the server's origin belongs to another site, the server's pages cannot be visitors of
-// the widget's site: then the widget only reads the event stream, which is open to everybody.
+// getWidget answers with a page that any site may embed in a frame. The widget joins the page that it shows, unless the
+// query has watch=1. It is one of the server's own pages, so it names its site if that is not the site of those pages.
+// If the server's origin belongs to another site, the server's pages cannot act as visitors of the widget's site: then
+// the widget only reads the event stream, which is public.
 func (a *API) getWidget(c *gin.Context) (calls.Answer, error) {
 	s, err := a.readDisplay(c, "inherit", "transparent")
 	if err != nil {
@@ -157,7 +157,7 @@ func (a *API) getWidget(c *gin.Context) (calls.Answer, error) {
 		s.Read = a.callers.Sites.Others(c.Request, secure, site)
 	}
 
-	// The colours are in an inline style, which the nonce alone permits.
+	// The colours are in an inline style, which only the nonce permits.
 	s.Nonce = rand.Text()
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; "+
 		"style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action "+

@@ -18,7 +18,7 @@ import (
 	"headcount/presence"
 )
 
-// nobody is the permission of a call that no rule makes public: it needs an API key.
+// nobody is the permission of a call that rules cannot make public: it always needs an API key.
 const nobody counter.Public = 0
 
 // call is a request on one counter.
@@ -26,13 +26,13 @@ type call struct {
 	key    string // with the site: see presence.Site.Qualify
 	rule   *counter.Rule
 	server bool              // it has an API key
-	id     identity.Identity // of a caller without API key who changes something
+	id     identity.Identity // of a caller without API key that changes something
 }
 
-// handler carries out a call on one counter.
+// handler carries out a call for one counter.
 type handler func(*gin.Context, call) (calls.Answer, error)
 
-// on returns a handler for whoever has permission p on the counter that the path names.
+// on returns a handler for callers that have permission p on the counter in the path.
 func (a *API) on(p counter.Public, h handler) calls.Handler {
 	return func(c *gin.Context) (calls.Answer, error) {
 		one, err := a.counter(c, p)
@@ -44,7 +44,7 @@ func (a *API) on(p counter.Public, h handler) calls.Handler {
 	}
 }
 
-// Find returns the name of a site's counter and its rule, or why there is none.
+// Find returns the name and the rule of a site's counter, or why there is none.
 func (a *API) Find(site presence.Site, key string) (name string, rule *counter.Rule, err error) {
 	if err := counter.CheckKey(key); err != nil {
 		return "", nil, err
@@ -58,10 +58,10 @@ func (a *API) Find(site presence.Site, key string) (name string, rule *counter.R
 	return site.Qualify(key), rule, nil
 }
 
-// param returns a parameter of the path, which the router matches as it was sent.
+// param returns a parameter of the path, which the router leaves escaped.
 func param(c *gin.Context, name string) (string, error) { return url.PathUnescape(c.Param(name)) }
 
-// counter returns the call on the counter that the path names, if the caller has permission p.
+// counter returns the call for the counter in the path, if the caller has permission p.
 func (a *API) counter(c *gin.Context, p counter.Public) (call, error) {
 	one, err := a.named(c)
 	if err != nil {
@@ -82,7 +82,7 @@ func (a *API) counter(c *gin.Context, p counter.Public) (call, error) {
 	return one, err
 }
 
-// named returns the call on the counter that the path names.
+// named returns the call for the counter in the path.
 func (a *API) named(c *gin.Context) (call, error) {
 	one := call{server: a.callers.IsServer(c.Request)}
 	key, err := param(c, "key")
@@ -132,10 +132,10 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, error) {
 	return text, nil
 }
 
-// checkMedia returns an error unless the body is plain JSON, or nothing is said about it.
+// checkMedia returns an error unless the Content-Type is plain JSON or missing.
 func checkMedia(h http.Header) error {
 	for _, given := range h["Content-Type"] {
-		// Nearly all clients send exactly this, and parsing costs more than comparing.
+		// Nearly all clients send exactly this value, and comparing is cheaper than parsing.
 		if given == "" || given == "application/json" {
 			continue
 		}
@@ -154,26 +154,26 @@ func checkMedia(h http.Header) error {
 	return nil
 }
 
-// readBody reads a body of at most MaxBody. A client may send it slowly, and it takes memory
-// meanwhile, so only largeBodies of callers without API key may be large at a time.
+// readBody reads a body of at most MaxBody bytes. A body takes memory for as long as its client takes to send it, so
+// callers without API key may have only largeBodies large ones in progress at a time.
 func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 	n, r := c.Request.ContentLength, c.Request.Body
 	if r == nil || n == 0 {
 		return nil, nil
 	}
 
-	// A body with a length ends by itself; one in chunks needs a bound.
+	// A body with a Content-Length is bounded already; a chunked one needs a limit.
 	if n < 0 {
 		r = http.MaxBytesReader(c.Writer, r, MaxBody)
 	}
 
-	// A small body takes so little memory that it needs no place.
+	// A small body takes so little memory that it is not counted.
 	small := n >= 0 && n <= smallBody
 	if server || small {
 		return readAll(nil, r, n)
 	}
 
-	// A slow client takes a place only once it has sent more than that.
+	// A chunked body is counted only once the client has sent more than smallBody.
 	begin, err := readAll(nil, io.LimitReader(r, smallBody), -1)
 	if err != nil || len(begin) < smallBody {
 		return begin, err
@@ -188,8 +188,8 @@ func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 	}
 }
 
-// readAll returns the n bytes of a body that starts with begin, and reads the rest of them from
-// r. If n is negative, the body ends with r.
+// readAll returns a body of n bytes, of which begin has been read already, and reads the rest from r. If n is negative,
+// the body ends where r ends.
 func readAll(begin []byte, r io.Reader, n int64) ([]byte, error) {
 	if n < 0 {
 		rest, err := io.ReadAll(r)
@@ -215,7 +215,7 @@ func idempotencyKey(c *gin.Context, space, caller string) (id counter.Idempotenc
 	return counter.NewIdempotencyKey(space, caller, key), nil
 }
 
-// within bounds the time of a request. A store within the process needs no bound.
+// within returns a context with the time limit of a request. A store in this process needs no limit.
 func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
 	if !a.cfg.Counters.Remote() {
 		return c.Request.Context(), func() {}

@@ -11,12 +11,12 @@ import (
 	"headcount/internal/tracing"
 )
 
-// parser reads the body of a change of one counter.
+// parser parses the body of a change of one counter.
 type parser func(text []byte, key string, rule *counter.Rule) (counter.Change, error)
 
 // increment adds to a counter.
 func (a *API) increment(c *gin.Context, one call) (calls.Answer, error) {
-	// A visitor may not send dimensions, so nothing says which names there are.
+	// A visitor may not send dimensions, so error messages must not list their names.
 	parse := counter.ParseOpenStep
 	if one.server {
 		parse = stepUp
@@ -30,7 +30,7 @@ func (a *API) increment(c *gin.Context, one call) (calls.Answer, error) {
 		if err := a.admit(c, one, &op.Changes[0]); err != nil {
 			return calls.Answer{}, err
 		}
-		if a.callers.Crawler(c.Request) { // which changes nothing
+		if a.callers.Crawler(c.Request) { // a crawler's request changes nothing
 			return a.getExact(c, one)
 		}
 	}
@@ -52,7 +52,7 @@ func stepDown(text []byte, key string, rule *counter.Rule) (counter.Change, erro
 	return counter.ParseStep(text, key, rule, true)
 }
 
-// admit returns an error unless a caller without API key may make a step.
+// admit returns an error if a caller without API key may not make this change.
 func (a *API) admit(c *gin.Context, one call, step *counter.Change) error {
 	attributed := step.Reason != "" || step.By != ""
 	if step.Delta != 1 || len(step.Dimensions) > 0 || attributed {
@@ -62,14 +62,14 @@ func (a *API) admit(c *gin.Context, one call, step *counter.Change) error {
 	return a.limit(c, one, step)
 }
 
-// issue sends a caller without API key its identity to keep.
+// issue sends a caller without API key its identity, so that the caller can keep it.
 func (a *API) issue(c *gin.Context, one call) {
 	if !one.server {
 		a.callers.Issue(c, one.id)
 	}
 }
 
-// change returns the handler of a change that parse reads, and that no limit holds for.
+// change returns the handler of a change that parse parses and that is not rate limited.
 func (a *API) change(parse parser) handler {
 	return func(c *gin.Context, one call) (calls.Answer, error) {
 		op, err := a.op(c, one, parse)
@@ -105,7 +105,7 @@ func (a *API) batch(c *gin.Context) (calls.Answer, error) {
 	return answerList(len(made), func(i int) *counter.Counter { return &made[i] }), nil
 }
 
-// batchOp reads the body and the Idempotency-Key of several changes.
+// batchOp parses the body and the Idempotency-Key of several changes.
 func (a *API) batchOp(c *gin.Context) (op counter.Op, err error) {
 	text, err := a.body(c, true)
 	if err != nil {
@@ -121,7 +121,7 @@ func (a *API) batchOp(c *gin.Context) (op counter.Op, err error) {
 		op.Changes[i].Key = site.Qualify(op.Changes[i].Key)
 	}
 
-	// Batches share one space of keys, whatever counters they name.
+	// All batches share one space of keys, whichever counters they change.
 	op.IdempotencyKey, err = idempotencyKey(c, site.Qualify("*"), "")
 
 	return op, err
@@ -137,7 +137,7 @@ func (a *API) delete(c *gin.Context, one call) (calls.Answer, error) {
 	return calls.NoContent, nil
 }
 
-// op reads the body and the Idempotency-Key of a change of one counter.
+// op parses the body and the Idempotency-Key of a change of one counter.
 func (a *API) op(c *gin.Context, one call, parse parser) (op counter.Op, err error) {
 	text, err := a.body(c, one.server)
 	if err != nil {
@@ -150,25 +150,25 @@ func (a *API) op(c *gin.Context, one call, parse parser) (op counter.Op, err err
 	}
 	op.Changes = []counter.Change{change}
 
-	// Two visitors may choose the same key, and a server may choose one for each counter.
+	// Different visitors, and changes of different counters, may use the same key.
 	op.IdempotencyKey, err = idempotencyKey(c, one.key, one.id.User)
 
 	return op, err
 }
 
-// make carries out op and returns the counters as they are then, one for each change.
+// make carries out op and returns the counters after it, one for each change.
 func (a *API) make(c *gin.Context, op counter.Op) ([]counter.Counter, error) {
 	result, err := a.makeOp(c, op)
 
 	return result.Counters, err
 }
 
-// makeOp carries out op. Its result has no error.
+// makeOp carries out op. If the error is nil, so is that of the result.
 func (a *API) makeOp(c *gin.Context, op counter.Op) (counter.Result, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 
-	// The time and the span are those of the store: until the change is durable, or refused.
+	// Measure only the store: the time until the change is durable, or refused.
 	began := time.Now()
 	ctx, span := tracing.Start(ctx, "change of counters")
 	result := a.cfg.Counters.Change(ctx, op)
@@ -186,7 +186,7 @@ func (a *API) makeOp(c *gin.Context, op counter.Op) (counter.Result, error) {
 		a.metrics.made.Inc()
 	}
 
-	// Whoever reads from now on sees the change.
+	// Make later reads see the change.
 	for i := range result.Counters {
 		a.live.remember(result.Counters[i])
 		a.reads.Forget(result.Counters[i].Key)
@@ -195,8 +195,8 @@ func (a *API) makeOp(c *gin.Context, op counter.Op) (counter.Result, error) {
 	return result, nil
 }
 
-// refused returns the error of changes that were not made. An error that is neither a conflict nor an outage is a
-// defect, because the changes were checked before.
+// refused returns the error for changes that were not made. An error that is neither a conflict nor an outage is a bug,
+// because the changes were validated before.
 func (a *API) refused(c *gin.Context, changes []counter.Change, err error) error {
 	var conflict *counter.Conflict
 	switch {
@@ -215,8 +215,8 @@ func (a *API) refused(c *gin.Context, changes []counter.Change, err error) error
 	return err
 }
 
-// surprises reports whether a conflict is one of kinds that a new counter of the rule would not have with the change:
-// the counter is of another kind than its rule.
+// surprises reports whether a conflict says that the counter has the wrong kind, although the change fits the kind of
+// its rule. Then the counter is of an older kind than its rule.
 func surprises(conflict *counter.Conflict, change *counter.Change) bool {
 	return change.Key == conflict.Key &&
 		errors.Is(conflict.Is, counter.ErrKind) &&

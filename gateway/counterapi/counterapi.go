@@ -65,11 +65,11 @@ const (
 	MaxBody = 256 << 10 // bytes of a request
 
 	smallBody     = 4 << 10          // bytes of a request; enough for every public call
-	largeBodies   = 64               // larger bodies of callers without API key that are read at a time
-	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
+	largeBodies   = 64               // maximum number of larger bodies of callers without API key in progress
+	patience      = 12 * time.Second // how long a request waits for the store: longer than the store's own time limit
 	defaultLedger = 100              // entries of one page
 	defaultValues = 20               // values of a dimension
-	defaultTop    = 10               // counters that gained most
+	defaultTop    = 10               // length of a top list
 )
 
 // Callers identifies the caller of a request.
@@ -80,9 +80,9 @@ type Callers interface {
 	IsServer(r *http.Request) bool
 	// Crawler reports whether the client is a crawler that is not to be counted.
 	Crawler(r *http.Request) bool
-	// Cacheable lets proxies keep the answer to a public GET.
+	// Cacheable allows proxies to cache the answer to a public GET.
 	Cacheable(c *gin.Context, pages ...string)
-	// Public returns an error for a request that carries a bad token.
+	// Public returns an error if the request has a bad token.
 	Public(c *gin.Context) error
 	// Identify returns the caller's identity, a new one if the caller has none.
 	Identify(c *gin.Context) (identity.Identity, error)
@@ -105,8 +105,8 @@ type Counters interface {
 	ForgetLimit(ctx context.Context, key string) error
 	// Top returns what gained most, as counter.TopTracker.Top says.
 	Top(ctx context.Context, rule *counter.Rule, last time.Duration, n int) ([]counter.Gained, error)
-	// Remote reports whether the store is a server of its own, and Up whether it can be reached. When that
-	// changes, somebody calls Live.StateChanged.
+	// Remote reports whether the store is a separate server, and Up whether it is available. After a change of Up,
+	// Live.StateChanged must be called.
 	Remote() bool
 	Up() bool
 }
@@ -115,7 +115,7 @@ type Counters interface {
 type Config struct {
 	Rules      *counter.Rules
 	Counters   Counters
-	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
+	Elapsed    func() time.Duration  // a clock that does not stop while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // nil: metrics are not registered
 	Log        zerolog.Logger
 }
@@ -129,15 +129,16 @@ type API struct {
 	metrics   *metrics
 	archive   *counter.Archive
 	questions *Questions[question, outcome]
-	reads     fanout.SharedReads[counter.Reading] // of one counter each
-	// large holds one for each large body of a caller without API key; beyond its size a body is 503.
+	reads     fanout.SharedReads[counter.Reading] // one read of a counter at a time
+	// large has an element for each large body of a caller without API key in progress. When it is full, further ones
+	// are refused with 503.
 	large chan struct{}
 
 	mu      sync.Mutex
-	differs map[*counter.Rule]bool // rules for which logKind has logged; guarded by mu
+	differs map[*counter.Rule]bool // rules that logKind has logged; guarded by mu
 }
 
-// New returns the API of the counters that live follows.
+// New returns the API. Live must follow the same counters.
 func New(cfg Config, callers Callers, live *Live) *API {
 	return &API{
 		cfg:       cfg,

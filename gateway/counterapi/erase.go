@@ -9,14 +9,14 @@ import (
 	"headcount/presence"
 )
 
-// ofSets stands for the rule of a set that no longer has one.
+// ofSets is used for sets whose key has no rule any more.
 var ofSets = &counter.Rule{Kind: counter.Members}
 
-// Erase removes a user from all sets of a site. Unless server is set, it leaves out those whose rule does not let
-// members leave by themselves. After an error, which is ErrUnavailable, the user may still be in some sets.
+// Erase removes a user from all sets of a site. Unless server is set, it skips sets that members may not leave by
+// themselves according to the rule. After an error, which is ErrUnavailable, the user may still be in some sets.
 func (a *API) Erase(ctx context.Context, site presence.Site, user string, server bool) error {
 	if counter.CheckMember(user) != nil {
-		return nil // such a user cannot be a member
+		return nil // not a valid member, so it is in no set
 	}
 
 	for cursor := ""; ; {
@@ -35,8 +35,8 @@ func (a *API) Erase(ctx context.Context, site presence.Site, user string, server
 	}
 }
 
-// leavable returns the sets of a site among keys which a member may leave, or a server may make it leave, with the
-// rule of each.
+// leavable returns the sets among keys that belong to a site and that a member may leave, or that a server may remove
+// the member from, with their rules.
 func (a *API) leavable(keys []string, site presence.Site, server bool) map[string]*counter.Rule {
 	rules := make(map[string]*counter.Rule, len(keys))
 	for _, key := range keys {
@@ -50,7 +50,7 @@ func (a *API) leavable(keys []string, site presence.Site, server bool) map[strin
 			continue
 		}
 
-		// The rules may have changed since the set was made.
+		// The rules may have changed since the set was created.
 		if rule == nil || !rule.Kind.Forgets() {
 			rule = ofSets
 		}
@@ -60,7 +60,7 @@ func (a *API) leavable(keys []string, site presence.Site, server bool) map[strin
 	return rules
 }
 
-// eraseFrom removes a user from sets, which it gets with their rules.
+// eraseFrom removes a user from the given sets.
 func (a *API) eraseFrom(ctx context.Context, rules map[string]*counter.Rule, user string) error {
 	keys := slices.Collect(maps.Keys(rules))
 	for some := range slices.Chunk(keys, counter.MaxKeys) {

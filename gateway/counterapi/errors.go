@@ -12,7 +12,7 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-// Refusals of bodies.
+// Errors about bodies.
 var (
 	errTooLong = calls.Refuse(calls.ErrTooLarge, "A body has at most 262144 bytes; send the rest in another call.")
 	errNotJSON = calls.Refuse(calls.ErrMedia, "The body must be JSON; send the header Content-Type: "+
@@ -22,10 +22,10 @@ var (
 		"Too many large bodies of callers without API key are being read; send less than 4096 bytes, or try again.")
 )
 
-// why returns the text of an error without that of the sentinel which it begins with.
+// why returns the text of an error without the text of the sentinel with which it begins.
 func why(err, sentinel error) string { return strings.TrimPrefix(err.Error(), sentinel.Error()+": ") }
 
-// badKey refuses what cannot be the key of a thing.
+// badKey refuses an invalid key of a counter, limit or list.
 func badKey(thing, fits string, err error) error {
 	return calls.Bad("This cannot be the key of a " + thing + ": " + why(err, counter.ErrKey) +
 		". Send 1 to 128 characters without control characters and *, percent-encoded" + fits + ".")
@@ -43,12 +43,12 @@ func notPublic(because string) error {
 		"; send an API key in the header "+httppolicy.APIKeyHeader+", or open it in the rule of the counter.")
 }
 
-// misfit refuses a question that the counter cannot answer, because of its kind or its rule.
+// misfit refuses a question that the counter cannot answer because of its kind or rule.
 func misfit(one call, value int64, detail string) error {
 	return calls.Refuse(&counter.Conflict{Is: counter.ErrKind, Key: one.key, Value: value}, detail)
 }
 
-// crowded refuses a question while too many are being answered.
+// crowded refuses a question because too many are being answered.
 func (a *API) crowded() error {
 	a.metrics.crowded.Inc()
 
@@ -56,7 +56,7 @@ func (a *API) crowded() error {
 		"of this address or of all; ask again later.", httppolicy.RetryAfter(calls.ComeBack))
 }
 
-// failed refuses a call that the store did not carry out.
+// failed returns the error for a call that the store did not carry out.
 func (a *API) failed(c *gin.Context, err error) error {
 	detail := "The store of counters cannot be reached now; try again."
 	switch {
@@ -71,7 +71,7 @@ func (a *API) failed(c *gin.Context, err error) error {
 	return a.unavailable(err, detail)
 }
 
-// unavailable refuses a call with 503, whatever the error is.
+// unavailable refuses a call with 503 whatever err is.
 func (a *API) unavailable(err error, detail string) error {
 	var other *counter.FormatError
 	if errors.As(err, &other) {
@@ -83,7 +83,7 @@ func (a *API) unavailable(err error, detail string) error {
 	return calls.Refuse(fmt.Errorf("%w: %w", calls.ErrUnavailable, err), detail)
 }
 
-// logKind logs, once for each rule, that a counter is of another kind than its rule.
+// logKind logs, once per rule, that the kind of an existing counter differs from that of its rule.
 func (a *API) logKind(rule *counter.Rule) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

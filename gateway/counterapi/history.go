@@ -37,7 +37,7 @@ func (a *API) getRange(c *gin.Context, one call) (calls.Answer, error) {
 	return calls.JSON(staled(found.all.AppendJSON(nil, one.key), found.is.Stale)), nil
 }
 
-// getWindow answers with the gain of a counter in the last time.
+// getWindow answers with the gain of a counter in the most recent period.
 func (a *API) getWindow(c *gin.Context, one call) (calls.Answer, error) {
 	const example = "?last=1h"
 	query := ReadQuery(c, example)
@@ -65,7 +65,7 @@ func (a *API) getWindow(c *gin.Context, one call) (calls.Answer, error) {
 	return calls.JSON(staled(append(b, '}'), found.is.Stale)), nil
 }
 
-// staled marks a JSON object as stale, since a region is missing in it that did not answer.
+// staled marks a JSON object as stale if a region did not answer, so that its part is missing.
 func staled(b []byte, stale bool) []byte {
 	if stale {
 		b = append(b[:len(b)-1], `,"stale":true}`...)
@@ -74,7 +74,7 @@ func staled(b []byte, stale bool) []byte {
 	return b
 }
 
-// getDimension answers with the counts of a counter for the values of a dimension.
+// getDimension answers with a counter's counts by the values of a dimension.
 func (a *API) getDimension(c *gin.Context, one call) (calls.Answer, error) {
 	name, err := param(c, "name")
 	if err != nil || !slices.Contains(one.rule.Dimensions, name) {
@@ -93,7 +93,7 @@ func (a *API) getDimension(c *gin.Context, one call) (calls.Answer, error) {
 		return calls.Answer{}, a.failed(c, err)
 	}
 
-	// A counter keeps the kind that it was made with, and the rule may have another by now.
+	// A counter keeps the kind that it was created with, even if its rule has another one by now.
 	if is.Kind != 0 && !is.Kind.Gains() {
 		a.logKind(one.rule)
 		return calls.Answer{}, misfit(one, is.Value,
@@ -103,7 +103,7 @@ func (a *API) getDimension(c *gin.Context, one call) (calls.Answer, error) {
 	return calls.JSON(staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale)), nil
 }
 
-// noDimension refuses a dimension that a rule does not have.
+// noDimension refuses a dimension that the rule does not have.
 func noDimension(rule *counter.Rule) error {
 	known := "it has none"
 	if len(rule.Dimensions) > 0 {
@@ -113,13 +113,13 @@ func noDimension(rule *counter.Rule) error {
 	return calls.Bad("The rule " + strconv.Quote(rule.Written()) + " has no such dimension; " + known + ".")
 }
 
-// noHistory refuses a question about history that the rule of the counter does not answer.
+// noHistory refuses a question about history that the counter's rule cannot answer.
 func (a *API) noHistory(c *gin.Context, one call, err error) error {
 	if !errors.Is(err, counter.ErrHistory) {
 		return calls.Bad("The history cannot be asked for that: " + why(err, counter.ErrTime) + ".")
 	}
 
-	// Every 409 has the value of the counter.
+	// Every answer with status 409 includes the value of the counter.
 	ctx, cancel := a.within(c)
 	defer cancel()
 	read, err := a.read(ctx, []string{one.key}, "", one.rule.MaxAge)
@@ -131,7 +131,7 @@ func (a *API) noHistory(c *gin.Context, one call, err error) error {
 		" keeps none; add buckets to the rule.")
 }
 
-// history returns the answer to the question q, and the counter, which is stale if a region is missing in the answer.
+// history returns the answer to q, and the counter, which is stale if a region's part is missing.
 func (a *API) history(c *gin.Context, one call, q counter.Question) (outcome, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()

@@ -20,7 +20,7 @@ const limitsRoot = "/api/v1/limits"
 var errLimitsNotPublic = calls.Refuse(calls.ErrNotPublic,
 	"Limits are for servers; send an API key in the header "+httppolicy.APIKeyHeader+".")
 
-// askLimit answers whether so much may pass.
+// askLimit answers whether a call on a limit is allowed.
 func (a *API) askLimit(c *gin.Context) (calls.Answer, error) {
 	asked, err := a.limitCall(c)
 	if err != nil {
@@ -33,7 +33,7 @@ func (a *API) askLimit(c *gin.Context) (calls.Answer, error) {
 	switch {
 	case errors.Is(err, counter.ErrUnavailable):
 		return calls.Answer{}, a.limitUnavailable(err)
-	case err != nil: // a defect: limitCall has checked the call
+	case err != nil: // a bug: limitCall has validated the call
 		return calls.Answer{}, err
 	}
 
@@ -58,7 +58,7 @@ func (a *API) forgetLimit(c *gin.Context) (calls.Answer, error) {
 	return calls.NoContent, err
 }
 
-// limitKey returns the name of the limit that a call is about.
+// limitKey returns the name of the limit in the path.
 func (a *API) limitKey(c *gin.Context) (string, error) {
 	key, err := param(c, "key")
 	if err == nil {
@@ -74,7 +74,7 @@ func (a *API) limitKey(c *gin.Context) (string, error) {
 	return a.callers.Site(c).Qualify(key), nil
 }
 
-// limitCall reads a call on a limit.
+// limitCall parses a call on a limit.
 func (a *API) limitCall(c *gin.Context) (asked limit.Call, err error) {
 	key, err := a.limitKey(c)
 	if err != nil {
@@ -93,8 +93,8 @@ func (a *API) limitCall(c *gin.Context) (asked limit.Call, err error) {
 	return asked, nil
 }
 
-// answerLimit returns the answer with the outcome of a call, and counts it. Also the 429 of a call on a limit is an
-// answer: it is what was asked for.
+// answerLimit returns the answer with the outcome of a call, and counts it. A 429 is an ordinary answer here, and not
+// an error: the caller asked whether the limit is reached.
 func (a *API) answerLimit(h http.Header, asked limit.Call, taken limit.Answer) calls.Answer {
 	window := time.Duration(asked.Window) * time.Millisecond
 	reset := time.Duration(taken.Reset) * time.Millisecond
@@ -117,7 +117,7 @@ func (a *API) answerLimit(h http.Header, asked limit.Call, taken limit.Answer) c
 		return answer
 	}
 
-	// This 429 has the headers of a refusal, for clients that look at nothing else.
+	// Clients that only look at headers expect those of any other 429.
 	a.metrics.stopped.Inc()
 	httppolicy.RetryAfter(reset)(h)
 	answer.Status = http.StatusTooManyRequests

@@ -19,22 +19,21 @@ import (
 
 const (
 	followBatch = 500 // counters in one call to the store
-	askers      = 4   // goroutines that ask the store about members
+	askers      = 4   // goroutines that read memberships from the store
 	readTime    = 5 * time.Second
-	probeEvery  = time.Second // between two reads that show whether the store is there
-	maxMemory   = 1 << 14     // counters that are remembered, about 4 MB
+	probeEvery  = time.Second // between two reads that show whether the store is available
+	maxMemory   = 1 << 14     // counters in Live.memory, about 4 MB
 
-	standstillLimit = 2 * time.Second // how long the process may stand still without a doubt about what it knows
+	standstillLimit = 2 * time.Second // how long the process may be suspended before its values count as doubtful
 
-	// noLag is for a read that may not lag, but may be answered with what is known while the
-	// store is away.
+	// noLag is for a read that may not lag, except that it may be answered from memory while the store is unavailable.
 	noLag = time.Nanosecond
 )
 
 // Hub delivers updates to their subscribers. It calls Want and Unwant.
 type Hub interface {
 	Update(u presence.Update)
-	// Touch notes a read: the hub wants a topic that is read often.
+	// Touch records a read; the hub attaches topics that are read often.
 	Touch(t presence.Topic)
 }
 
@@ -73,29 +72,29 @@ type Hub interface {
 type Live struct {
 	cfg   Config
 	hub   Hub
-	still *machine.Standstill // after which nothing is current
-	wake  chan struct{}       // holds one: Run has something to do
-	ask   chan struct{}       // holds one for each asker: asking has something
+	still *machine.Standstill // detects that the process was suspended
+	wake  chan struct{}       // has capacity 1: Run has something to do
+	ask   chan struct{}       // has one element for each asker to wake: asking has something
 
-	// order is held while viewers and the hub are called, so that their calls are in order. It
-	// is locked before mu. Want and Unwant do not lock it: the hub calls them under its lock.
+	// order is held during calls to viewers and the hub, so that they arrive in order. It is locked before mu. Want and
+	// Unwant must not lock it: the hub calls them while it holds its own lock.
 	order sync.Mutex
 
-	// memory has what was last read or made, for when the store is away. Beyond maxMemory it
-	// forgets the counter not asked for longest. It is nil for a store within the process.
+	// memory has the values that were last read or written, for use while the store is unavailable. Beyond maxMemory it
+	// drops the least recently used counter. It is nil for a store in this process.
 	memory *lru.Cache[string, lastKnown]
 
-	mu     sync.Mutex          // guards all below
+	mu     sync.Mutex          // guards the fields below
 	keys   map[string]*tracked // by name
-	unread map[string]struct{} // of keys: to be followed and read
-	gone   map[string]struct{} // followed at the store, and not of keys: to be unfollowed
-	away   bool                // the store could not be reached, and not everything has been read since
-	seq    uint64              // grows with every update and every notification
-	// asking has the members to ask about, with the keys of each. It is bounded by the viewers.
+	unread map[string]struct{} // subset of keys: to be followed and read
+	gone   map[string]struct{} // followed in the store, but not in keys: to be unfollowed
+	away   bool                // the store was unavailable, and not everything has been read since
+	seq    uint64              // incremented by every update and every notification
+	// asking has the members whose memberships must be read, with the keys of each. The viewers bound its size.
 	asking map[string]map[string]struct{}
 }
 
-// lastKnown is a counter and the moment when it was read or made.
+// lastKnown is a counter, and when it was read or written.
 type lastKnown struct {
 	counter.Counter
 	at time.Time
@@ -115,25 +114,25 @@ func NewLive(cfg Config, hub Hub) *Live {
 		asking: map[string]map[string]struct{}{},
 	}
 	if cfg.Counters.Remote() {
-		l.memory, _ = lru.New[string, lastKnown](maxMemory) // fails only for a size under 1
+		l.memory, _ = lru.New[string, lastKnown](maxMemory) // fails only for a size below 1
 	}
 
 	return l
 }
 
-// remember keeps a counter for when the store is away.
+// remember keeps a counter for use while the store is unavailable.
 func (l *Live) remember(c counter.Counter) {
 	if l.memory == nil {
 		return
 	}
 
-	// A call that was answered late may know less than this process. A deleted counter has no version to tell by.
+	// A late answer may be older than what this process knows. A deleted counter has no version to compare.
 	old, known := l.memory.Peek(c.Key)
 	if known && c.Touched() && old.Version.Compare(c.Version) > 0 {
 		return
 	}
 
-	c.Key = strings.Clone(c.Key) // a part of a request, which would stay in memory
+	c.Key = strings.Clone(c.Key) // a copy, because the key may be a part of a request's buffer
 	l.memory.Add(c.Key, lastKnown{c, time.Now()})
 }
 
@@ -166,13 +165,13 @@ func (l *Live) Unwant(t presence.Topic) {
 	wake.Signal(l.wake)
 }
 
-// StateChanged makes Live look whether the store can be reached.
+// StateChanged makes Live check whether the store is available.
 func (l *Live) StateChanged() { wake.Signal(l.wake) }
 
 // up reports whether the store can be reached.
 func (l *Live) up() bool { return l.cfg.Counters.Up() }
 
-// followed returns how many counters somebody looks at.
+// followed returns the number of counters that clients watch.
 func (l *Live) followed() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,7 +179,7 @@ func (l *Live) followed() int {
 	return len(l.keys)
 }
 
-// lastLocked returns the newest value known here, and when it was.
+// lastLocked returns the newest value known here, and when it was read or written.
 func (l *Live) lastLocked(key string) (c lastKnown, ok bool) {
 	if l.memory != nil {
 		c, ok = l.memory.Get(key)
@@ -191,7 +190,7 @@ func (l *Live) lastLocked(key string) (c lastKnown, ok bool) {
 		return c, ok
 	}
 
-	// A change that was made here, and whose notification has yet to arrive, is newer than what subscribers have.
+	// A change that was made here may be newer than the subscribers' value, if its notification has not arrived yet.
 	if k.counter.Touched() && c.Version.Compare(k.counter.Version) > 0 {
 		return c, true
 	}
@@ -209,8 +208,8 @@ func (l *Live) known(key string) bool {
 	return ok
 }
 
-// stale returns the newest value known of a stale reading's counter, as stale: that of the store, or the last one known
-// here. ok is false if neither is known.
+// stale returns the newest known value for a stale reading: that of the store, or the last one known here. ok is false
+// if neither is known.
 func (l *Live) stale(r counter.Reading) (c counter.Counter, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -218,14 +217,14 @@ func (l *Live) stale(r counter.Reading) (c counter.Counter, ok bool) {
 	return l.newestLocked(r)
 }
 
-// newestLocked is stale for a caller who holds mu.
+// newestLocked is stale for callers that hold mu.
 func (l *Live) newestLocked(r counter.Reading) (c counter.Counter, ok bool) {
 	last, known := l.lastLocked(r.Key)
 	if !known {
 		return r.Counter, !r.Away
 	}
 
-	// The store's value is newer than the memory of a counter that nobody had made yet when it was read here.
+	// Memory may say that the counter did not exist when it was read here. The store's value is newer then.
 	unmade := !last.Touched() && r.Updated.After(last.at)
 	better := newer(&last.Counter, &r.Counter) && !unmade
 	if r.Away || better {
@@ -237,14 +236,14 @@ func (l *Live) newestLocked(r counter.Reading) (c counter.Counter, ok bool) {
 	return r.Counter, true
 }
 
-// newer reports whether a is newer than b, or its end.
+// newer reports whether a is newer than b, or says that b was deleted.
 func newer(a, b *counter.Counter) bool {
 	ended := !a.Touched() && b.Touched()
 	return ended || a.Version.Compare(b.Version) > 0
 }
 
-// current returns the counters as their subscribers see them, or nil unless all of them are
-// known, none lags by more than lag, and the store can be reached.
+// current returns the counters as their subscribers see them. It returns nil unless all of them are known, none lags by
+// more than lag, and the store is available.
 func (l *Live) current(keys []string, lag time.Duration) []counter.Reading {
 	if !l.up() || l.still.Ended() {
 		return nil
@@ -275,7 +274,8 @@ func (l *Live) current(keys []string, lag time.Duration) []counter.Reading {
 	return all
 }
 
-// isCurrentLocked reports whether the value of a tracked counter has everything that was acknowledged before oldest.
+// isCurrentLocked reports whether the value of a tracked counter includes everything that was acknowledged before
+// oldest.
 func (l *Live) isCurrentLocked(key string, k *tracked, oldest time.Time) bool {
 	_, outdated := l.unread[key]
 	if outdated || k.origin == unknown {
@@ -285,7 +285,7 @@ func (l *Live) isCurrentLocked(key string, k *tracked, oldest time.Time) bool {
 	return !k.lags(oldest) && !l.isBehindLocked(k)
 }
 
-// isBehindLocked reports whether this process has made a change, or read one, whose notification has yet to arrive.
+// isBehindLocked reports whether this process has made or read a change whose notification has not arrived yet.
 func (l *Live) isBehindLocked(k *tracked) bool {
 	if l.memory == nil {
 		return false
@@ -296,7 +296,7 @@ func (l *Live) isBehindLocked(k *tracked) bool {
 	return known && newer(&last.Counter, &k.counter)
 }
 
-// confirm notes what a read of the store returned that began at a time.
+// confirm records the results of a read of the store that began at the given time.
 func (l *Live) confirm(readings []counter.Reading, began time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,7 +309,7 @@ func (l *Live) confirm(readings []counter.Reading, began time.Time) {
 	}
 }
 
-// Run owns Live's goroutines until ctx ends.
+// Run runs Live's goroutines until ctx ends, and waits for them.
 func (l *Live) Run(ctx context.Context) {
 	watch := l.cfg.Counters.Watch(l.notify, l.missed)
 	defer watch.Close()
@@ -326,7 +326,7 @@ func (l *Live) Run(ctx context.Context) {
 	l.keepFollowed(ctx, watch)
 }
 
-// keepFollowed follows what clients look at, and unfollows the rest, until ctx ends.
+// keepFollowed follows the counters that clients watch, and unfollows the others, until ctx ends.
 func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
@@ -369,7 +369,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 	}
 }
 
-// catchUp probes with a sample of the counters or, if there is none, follows and reads those that are unread.
+// catchUp probes the store with a sample of the counters or, without a sample, follows and reads the unread ones.
 func (l *Live) catchUp(ctx context.Context, watch counter.Watch, sample []string) error {
 	switch {
 	case !l.up():
@@ -403,7 +403,7 @@ func (l *Live) rereadAllLocked() {
 	wake.Signal(l.wake)
 }
 
-// goAway marks everything as stale at the hub, until follow has read it again.
+// goAway marks everything as stale in the hub, until follow has read it again.
 func (l *Live) goAway() {
 	l.order.Lock()
 	defer l.order.Unlock()
@@ -412,7 +412,7 @@ func (l *Live) goAway() {
 	l.mu.Lock()
 	l.away = true
 	for key, k := range l.keys {
-		l.unread[key] = struct{}{} // keepFollowed has a timer to try again
+		l.unread[key] = struct{}{} // keepFollowed retries these at its next timer
 		updates = l.acceptLocked(updates, k, counter.Away([]string{key})[0], l.seq)
 	}
 	l.mu.Unlock()
@@ -433,7 +433,7 @@ func (l *Live) resumed() {
 	wake.Signal(l.wake)
 }
 
-// takeSome removes up to followBatch keys from set.
+// takeSome removes up to followBatch keys from set and returns them.
 func takeSome(set map[string]struct{}) []string {
 	keys := make([]string, 0, min(len(set), followBatch))
 	for key := range set {
@@ -447,16 +447,14 @@ func takeSome(set map[string]struct{}) []string {
 	return keys
 }
 
-// unfollow unfollows counters that nobody looks at any more, and reports whether there are
-// more.
+// unfollow unfollows counters that no client watches any more, and reports whether there are more.
 func (l *Live) unfollow(watch counter.Watch) (more bool) {
 	l.mu.Lock()
 	keys := takeSome(l.gone)
 	more = len(l.gone) > 0
 	l.mu.Unlock()
 
-	// Only this goroutine follows and unfollows, so a key that is wanted again meanwhile is
-	// followed after this.
+	// Only this goroutine follows and unfollows, so a key that is wanted again during the call is followed after it.
 	if len(keys) > 0 {
 		watch.Unfollow(keys...)
 	}
@@ -464,11 +462,10 @@ func (l *Live) unfollow(watch counter.Watch) (more bool) {
 	return more
 }
 
-// errSomeAway says that some counters cannot be read, and that all others can.
+// errSomeAway means that some counters cannot be read, but all others can.
 var errSomeAway = errors.New("some counters cannot be read")
 
-// follow follows and reads the counters in unread. After an error those that were not read
-// are in unread again.
+// follow follows and reads the counters in unread. After an error, the counters that were not read are put back.
 func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	var late []string // counters that cannot be read now
 	defer func() { l.putBack(late) }()
@@ -497,7 +494,7 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	return nil
 }
 
-// putBack adds keys to unread again.
+// putBack puts keys back into unread.
 func (l *Live) putBack(keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -520,8 +517,8 @@ func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []strin
 	return l.read(ctx, keys)
 }
 
-// sample returns known counters for a probe, as many as one read may have. There are none
-// for a store within the process, and none while everything is to be read anyway.
+// sample returns known counters for a probe, at most as many as one read may have. It returns none for a store in this
+// process, and none while everything has to be read anyway.
 func (l *Live) sample() (keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -543,8 +540,7 @@ func (l *Live) sample() (keys []string) {
 	return keys
 }
 
-// probe reads counters to see that the store is there, and rereads those that differ from
-// what subscribers see.
+// probe reads counters to check that the store is available, and rereads those that differ from what subscribers see.
 func (l *Live) probe(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
@@ -561,7 +557,7 @@ func (l *Live) probe(ctx context.Context, keys []string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	// When a part of the store is away, more counters are away than these.
+	// A part of the store is unavailable, and it probably has more counters than these.
 	if slices.ContainsFunc(readings, func(r counter.Reading) bool { return r.Away }) {
 		l.rereadAllLocked()
 		return nil
@@ -582,13 +578,13 @@ func (l *Live) probe(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// read reads counters that are followed, and has the askers ask about their members. It returns the counters that
+// read reads followed counters, and has the askers read the memberships of their viewers. It returns the counters that
 // cannot be read now.
 func (l *Live) read(ctx context.Context, keys []string) (late []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 
-	// Notifications that come from here on may be newer than what is read.
+	// Notifications that arrive from here on may be newer than the read.
 	l.mu.Lock()
 	began := l.seq
 	away := l.away
@@ -599,7 +595,7 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 	if err != nil {
 		return nil, err
 	}
-	if away && allStale(readings) { // still
+	if away && allStale(readings) { // the store is still unavailable
 		return nil, counter.ErrUnavailable
 	}
 
@@ -609,7 +605,7 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 	l.mu.Lock()
 	for _, r := range readings {
 		k := l.keys[r.Key]
-		if k == nil { // nobody looks at it any more
+		if k == nil { // no client watches it any more
 			continue
 		}
 
@@ -628,7 +624,7 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 	return late, nil
 }
 
-// allStale reports whether the store has only old values: it is away.
+// allStale reports whether the store returned only old values, which means that it is unavailable.
 func allStale(readings []counter.Reading) bool {
 	return !slices.ContainsFunc(readings, func(r counter.Reading) bool { return !r.Stale || r.Away })
 }
@@ -659,7 +655,7 @@ func (l *Live) notify(changes []counter.Update) {
 	}
 	l.mu.Unlock()
 
-	// Viewers learn first whether they are members, so that the updates go out in the right form.
+	// Viewers must learn their memberships first, so that the updates are sent in the right form.
 	makeCalls(calls)
 	l.publish(updates)
 }

@@ -17,34 +17,35 @@ import (
 )
 
 const (
-	topAge      = time.Second      // the most age of a list that is followed
-	maxTopLists = 128              // lists that visitors follow, and servers; a stream of a further one is 429
-	maxBegun    = 8                // of the lists that visitors follow, those that one address was the first to follow
-	beginTime   = 10 * time.Second // in which a stream has begun that was admitted
+	topAge      = time.Second      // maximum age of a followed list
+	maxTopLists = 128              // lists of visitors, and as many of servers; a further one is refused with 429
+	maxBegun    = 8                // lists that visitors follow and that one address was the first to follow
+	beginTime   = 10 * time.Second // an admitted stream has begun by then
 )
 
-// The kinds of the topics of top lists that visitors follow, and servers with an API key. Their values are JSON.
+// The topic kinds of the top lists that visitors follow, and of those that servers with an API key follow. Their values
+// are JSON.
 var (
 	TopKind       = presence.KindOf("top")
 	ServerTopKind = presence.KindOf("servertop")
 )
 
-// LiveTop follows the top lists that clients look at. A list is computed once for all visitors who look at it, and
-// takes its turn with the other public questions. Lists of servers have a Poll of their own, so they wait for no
-// visitor, and visitors take no place of theirs. Any goroutine may call the methods.
+// LiveTop computes the top lists that clients follow. A list is computed once for all visitors that follow it, in turn
+// with the other public questions. Lists of servers have a Poll of their own, so servers never wait for visitors, and
+// visitors do not take their places. Any goroutine may call the methods.
 type LiveTop struct {
 	Visitors, Servers *fanout.Poll
 
 	api       *API
-	addresses *httppolicy.AddressSlots // of begun lists
+	addresses *httppolicy.AddressSlots // counts the lists that each address was the first to follow
 
 	mu    sync.Mutex
 	begun map[presence.Topic]*begunList // lists that visitors follow; guarded by mu
 }
 
-// begunList is a list that a visitor was the first to follow.
+// begunList is a list that visitors follow.
 type begunList struct {
-	slot *httppolicy.AddressSlot // of that visitor, until no visitor follows the list
+	slot *httppolicy.AddressSlot // of the visitor that followed it first, until no visitor follows the list
 	at   time.Time               // when the last stream was admitted
 }
 
@@ -71,7 +72,7 @@ func (l topList) topic(kind presence.Kind) presence.Topic {
 func (a *API) listOf(topic presence.Topic) (list topList) {
 	parts := strings.SplitN(topic.Key, " ", 3)
 
-	// What topic has written can be read.
+	// Errors cannot occur: topic has written the text.
 	list.text = parts[0]
 	list.last, _ = counter.ParseDuration(parts[0])
 	list.n, _ = strconv.Atoi(parts[1])
@@ -80,8 +81,8 @@ func (a *API) listOf(topic presence.Topic) (list topList) {
 	return list
 }
 
-// Readable returns the topic of the list whose event stream the request asks for, if the caller has permission and
-// the list can be computed now.
+// Readable returns the topic of the list whose event stream is requested, if the caller has permission and the list can
+// be computed now.
 func (t *LiveTop) Readable(c *gin.Context) (presence.Topic, error) {
 	list, server, err := t.api.topList(c)
 	if err != nil {
@@ -107,7 +108,7 @@ func (t *LiveTop) Readable(c *gin.Context) (presence.Topic, error) {
 	return topic, nil
 }
 
-// admits reports whether a visitor at an address may follow a list. The address may have begun to follow it then.
+// admits reports whether a visitor at an address may follow a list. If so, the list may be counted for the address.
 func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,8 +132,8 @@ func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 	return ok
 }
 
-// endLeftLocked forgets the lists that no visitor follows any more. A stream that was admitted just now may not have
-// begun.
+// endLeftLocked removes the lists that no visitor follows any more, except lists whose stream was admitted too recently
+// to have begun.
 func (t *LiveTop) endLeftLocked(now time.Time) {
 	for topic, b := range t.begun {
 		followed, _ := t.Visitors.Wanted(topic)
@@ -145,13 +146,13 @@ func (t *LiveTop) endLeftLocked(now time.Time) {
 	}
 }
 
-// polledTops computes lists that are followed.
+// polledTops computes the followed lists.
 type polledTops struct {
 	api *API
 	by  Asker
 }
 
-// Values implements fanout.Polled. Lists that cannot be computed now have none.
+// Values implements fanout.Polled. It leaves out lists that cannot be computed now.
 func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
 	for _, topic := range topics {
 		list := p.api.listOf(topic)

@@ -8,7 +8,7 @@ import (
 	"headcount/gateway/identity"
 )
 
-// me is the member that is the caller.
+// me stands for the caller as a member.
 const me = "me"
 
 var errNoMe = calls.Refuse(calls.ErrNobody, "A server has no identity of its own, so there is no member me; "+
@@ -41,7 +41,7 @@ func leave(one call, member string) counter.Change {
 	return counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Edit, Leave: []string{member}}
 }
 
-// changeMember makes the change of one member of a set, who is in it then if joins is set.
+// changeMember makes a change that adds a member to a set, if joins is set, or removes it.
 func (a *API) changeMember(c *gin.Context, one call, change counter.Change, joins bool) (calls.Answer, error) {
 	if err := a.noBody(c, one); err != nil {
 		return calls.Answer{}, err
@@ -66,7 +66,7 @@ func (a *API) changeMember(c *gin.Context, one call, change counter.Change, join
 		return calls.Answer{}, err
 	}
 
-	// A server that names a member has no identity that it could keep.
+	// A server names the member, and has no identity to keep.
 	if one.id.User != "" {
 		a.callers.Issue(c, one.id)
 	}
@@ -74,7 +74,7 @@ func (a *API) changeMember(c *gin.Context, one call, change counter.Change, join
 	return answerMember(made[0], joins), nil
 }
 
-// noBody returns an error if the request has a body that says anything.
+// noBody returns an error if the request has a body with any content.
 func (a *API) noBody(c *gin.Context, one call) error {
 	text, err := a.body(c, one.server)
 	if err != nil {
@@ -87,7 +87,7 @@ func (a *API) noBody(c *gin.Context, one call) error {
 	return nil
 }
 
-// unchangedSet answers a crawler, which is no member of anything, with the set as it is.
+// unchangedSet answers a crawler with the set as it is. Crawlers are never members.
 func (a *API) unchangedSet(c *gin.Context, one call) (calls.Answer, error) {
 	is, err := a.readOne(c, one, 0)
 	if err != nil {
@@ -106,7 +106,7 @@ func (a *API) getMember(c *gin.Context) (calls.Answer, error) {
 	return a.answerMember(c, one, member)
 }
 
-// answerMember answers whether a member is in a set; an empty member is in none.
+// answerMember answers whether a member is in a set. The empty member is in none.
 func (a *API) answerMember(c *gin.Context, one call, member string) (calls.Answer, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
@@ -116,7 +116,7 @@ func (a *API) answerMember(c *gin.Context, one call, member string) (calls.Answe
 		return calls.Answer{}, a.failed(c, err)
 	}
 
-	// A caller who may ask about a member may also remove it.
+	// A caller that may ask about a member is also allowed to remove it.
 	change := leave(one, member)
 	if conflict := change.Refusal(read[0].Counter); conflict != nil {
 		return calls.Answer{}, conflict
@@ -125,8 +125,8 @@ func (a *API) answerMember(c *gin.Context, one call, member string) (calls.Answe
 	return answerMember(read[0].Counter, read[0].Mine), nil
 }
 
-// member returns the member and the set that the path names, if the caller has permission. issues says that a caller
-// without an identity gets one; otherwise the member is empty then, and in no set.
+// member returns the set and the member in the path, if the caller has permission. If issues is set, a caller without
+// an identity gets one. Otherwise its member is empty, which is in no set.
 func (a *API) member(c *gin.Context, issues bool) (one call, member string, err error) {
 	one, err = a.named(c)
 	if err != nil {
@@ -142,7 +142,7 @@ func (a *API) member(c *gin.Context, issues bool) (one call, member string, err 
 			". Send 1 to 128 characters without control characters, percent-encoded.")
 	}
 
-	// Only a server may speak for somebody else.
+	// Only a server may name somebody else.
 	if member != me {
 		return one, member, one.permits(nobody)
 	}
@@ -159,13 +159,13 @@ func (a *API) member(c *gin.Context, issues bool) (one call, member string, err 
 	return one, member, err
 }
 
-// ownMember returns the member that the caller is, or "" if the caller has no identity and gets none.
+// ownMember returns the caller as a member, or "" if the caller has no identity and does not get one.
 func ownMember(one call, issues bool) (string, error) {
 	if one.server && one.id.Fresh {
 		return "", errNoMe
 	}
 
-	// Reads and removals issue no identity: nobody could be a member by it.
+	// Reads and removals issue no identity, because a new identity cannot be a member yet.
 	unknown := one.id.Fresh && !one.id.Derived
 	if unknown && !issues {
 		return "", nil

@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // metrics counts calls by their outcome. Labels are fixed words, never a key.
 type metrics struct {
 	made, replayed, refused, limited, full, crowded, unavailable prometheus.Counter
-	passed, stopped                                              prometheus.Counter // calls on limits
+	passed, stopped                                              prometheus.Counter // calls on limits, by outcome
 	acknowledged                                                 prometheus.Histogram
 }
 

@@ -19,26 +19,26 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-// Limits of callers without API key, in one gateway. Identities cost nothing, so a limit of each user alone would limit
-// nobody. An IPv6 /64 is one address.
+// Limits of callers without API key, in one gateway. Identities are free, so limits per user alone would limit nobody:
+// addresses are limited, too. An IPv6 /64 counts as one address.
 const (
-	userRate      = 10               // changes a second of a user, and of an address that brings no identity
+	userRate      = 10               // changes per second of a user, and of an address for requests without an identity
 	userBurst     = 20               // at once
-	addressRate   = 100              // changes a second of all users of an address
+	addressRate   = 100              // changes per second of all users of an address
 	addressBurst  = 1000             // at once
-	identityRate  = 10               // anonymous identities a second of an address, beside those used lately
+	identityRate  = 10               // anonymous identities per second of an address, besides those used lately
 	identityBurst = 300              // at once
 	lately        = 10 * time.Minute // since the last use of an identity
 
-	newRate     = 10  // new counters a second of an address
+	newRate     = 10  // new counters per second of an address
 	newBurst    = 500 // at once
-	allNewRate  = 100 // new counters a second of all
+	allNewRate  = 100 // new counters per second of all addresses together
 	allNewBurst = 10_000
-	sizeAge     = 10 * time.Minute // longest age of the number of a rule's counters
-	maxExisting = 1 << 16          // counters known to exist; beyond that the one used longest ago is forgotten
+	sizeAge     = 10 * time.Minute // maximum age of the number of a rule's counters
+	maxExisting = 1 << 16          // counters known to exist; beyond it the least recently used one is dropped
 )
 
-// publicBounds limit the changes of callers without API key. They are safe for use by many goroutines.
+// publicBounds limits the changes of callers without API key. Its methods may be called from any goroutine.
 type publicBounds struct {
 	users, addresses *httppolicy.RateLimiter
 	made             *httppolicy.SharedLimiter // new counters
@@ -54,11 +54,11 @@ type publicBounds struct {
 type ruleSize struct {
 	counters int64
 	counted  time.Time // zero: never
-	counting bool      // one caller counts, and the others use the old number
+	counting bool      // a caller is counting; others use the old number
 }
 
 func newPublicBounds() *publicBounds {
-	existing, _ := lru.New[uint64, struct{}](maxExisting) // fails only for a size under 1
+	existing, _ := lru.New[uint64, struct{}](maxExisting) // fails only for a size below 1
 	ofAddress := limit.PerSecond(newRate, newBurst)
 	ofAll := limit.PerSecond(allNewRate, allNewBurst)
 
@@ -76,7 +76,7 @@ func newPublicBounds() *publicBounds {
 var errFull = fmt.Errorf("%w: the rule has its maximum of counters", calls.ErrRate)
 
 // limit returns an error if a caller without API key has reached a limit with a change. A change that the counter would
-// refuse anyway is refused as that.
+// refuse anyway gets that error instead.
 func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 	ctx, cancel := a.within(c)
 	defer cancel()
@@ -91,7 +91,7 @@ func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 		return nil
 	}
 
-	// Waiting is no use for a change that a bound or the kind refuses, so that comes first.
+	// If a bound or the kind refuses the change, waiting is no use, so that error takes precedence.
 	known, err := a.read(ctx, []string{one.key}, "", one.rule.MaxAge)
 	if err == nil {
 		if conflict := change.Refusal(known[0].Counter); conflict != nil {
@@ -108,11 +108,11 @@ func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 	return refusal
 }
 
-// admit returns an error if a caller has reached a limit with any change.
+// admit returns an error if a caller has reached a limit for changes in general.
 func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 	caller := httppolicy.Caller{User: one.id.User}
 
-	// Anybody can have a fresh identity for each call, so the address counts instead.
+	// Anyone can get a fresh identity for each call, so these calls count for the address.
 	if one.id.Fresh {
 		caller = httppolicy.Caller{Addr: addr}
 	}
@@ -132,7 +132,7 @@ func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 		return calls.Refuse(calls.ErrRate, detail, httppolicy.Limited(b.addresses.Rate, wait))
 	}
 
-	// The identity of a token is not to be had for nothing.
+	// The identity of a token is not free, so only other identities are limited per address.
 	if one.id.Signed == "" {
 		return nil
 	}
@@ -145,15 +145,15 @@ func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 	return nil
 }
 
-// admitNew returns an error if a change may not create its counter. It returns nil if the counter exists, and if the
-// store cannot say that, because the change will fail too then.
+// admitNew returns an error if a change must not create its counter. It returns nil if the counter exists. It also
+// returns nil if the store cannot say, because then the change will fail as well.
 func (a *API) admitNew(
 	ctx context.Context, one call, change *counter.Change, addr netip.Addr, now time.Time,
 ) error {
 	b := a.bounds
 	hash := maphash.String(b.seed, one.key)
 
-	// Nobody makes a counter by leaving it.
+	// Leaving a set does not create it.
 	onlyLeaves := change.Verb == counter.Edit && len(change.Join) == 0
 	if onlyLeaves || b.existing.Contains(hash) {
 		return nil
@@ -184,8 +184,9 @@ func (a *API) admitNew(
 	return nil
 }
 
-// claim counts one more counter of a rule, and reports whether that fits the rule's maximum. It asks the store at
-// most once in sizeAge, so with several gateways there may be as many more as the others have created since.
+// claim counts one more counter of a rule, and reports whether the rule's maximum allows it. It asks the store at most
+// once per sizeAge. So with several gateways, the maximum may be exceeded by the counters that the others have created
+// since.
 func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool {
 	prefix, several := strings.CutSuffix(rule.Match, "*")
 	if !several {
@@ -203,7 +204,7 @@ func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool
 	}
 
 	if !s.counting && now.Sub(s.counted) > sizeAge {
-		// The store may take long to count. Meanwhile the others use the old number.
+		// Counting may take long; in the meantime other callers use the old number.
 		s.counting = true
 		b.mu.Unlock()
 		n, err := a.cfg.Counters.Size(ctx, prefix)

@@ -14,8 +14,8 @@ import (
 	"headcount/gateway/calls"
 )
 
-// Query reads the parameters of a request. Err refuses the first one that cannot be used; after that every parameter
-// reads as zero.
+// Query parses the parameters of a request. Err returns the error of the first invalid one; after that all parameters
+// are zero.
 type Query struct {
 	url.Values
 	Err error
@@ -38,8 +38,8 @@ func (q *Query) refuse(detail string) {
 	}
 }
 
-// Several returns the values of a parameter that the request repeats, in order and each once: 1 to counter.MaxKeys,
-// all of which check accepts. things says what they are.
+// Several returns the values of a repeated parameter in order, without duplicates: 1 to counter.MaxKeys, each of which
+// passes check. things is their name in error messages.
 func Several(c *gin.Context, name, things string, check func(string) error) ([]string, error) {
 	example := "?" + name + "=a&" + name + "=b"
 	q := ReadQuery(c, example)
@@ -69,7 +69,7 @@ func Several(c *gin.Context, name, things string, check func(string) error) ([]s
 	return list, nil
 }
 
-// optional returns a parameter as parse reads it, or otherwise if it was not sent. thing says what it is.
+// optional parses a parameter, or returns otherwise if it was not sent. thing is its name in error messages.
 func optional[T any](
 	q *Query, name, thing string, otherwise T, parse func(string) (value T, ok bool),
 ) (value T) {
@@ -132,7 +132,7 @@ func (q *Query) Duration(name string) time.Duration {
 	})
 }
 
-// needed is Duration of a parameter that must be sent.
+// needed is Duration for a required parameter.
 func (q *Query) needed(name, example string) time.Duration {
 	d := q.Duration(name)
 	if d == 0 {

@@ -15,29 +15,29 @@ import (
 )
 
 const (
-	maxAnswers   = 1 << 10              // answers about counters that are kept, of 12 KB at most
-	maxWaiting   = 64                   // public questions that wait; a further one is 429
-	maxOfAddress = 16                   // public questions of one address under way; a further one is 429
-	maxPaced     = 128                  // answers to one address that wait to be written; a further one is 429
-	turnWait     = 4 * time.Second      // longest wait of a public question; then it is 429
-	pauses       = 3                    // the pause after a computation, in durations of that computation
-	maxPause     = turnWait / 8         // the longest pause; the next question still has its turn in time
-	staleKept    = time.Second          // how long an answer is kept in which a region is missing
-	perPoint     = 2 * time.Microsecond // time to write one point of an answer, see pace
+	maxAnswers   = 1 << 10              // cached answers about counters, of 12 KB at most
+	maxWaiting   = 64                   // waiting public questions; a further one is refused with 429
+	maxOfAddress = 16                   // questions of one address in progress; a further one is refused with 429
+	maxPaced     = 128                  // waiting answers to one address; a further one is refused with 429
+	turnWait     = 4 * time.Second      // maximum wait of a public question; after that it is refused with 429
+	pauses       = 3                    // the pause after a computation, as a multiple of its duration
+	maxPause     = turnWait / 8         // short enough for the next question to have its turn in time
+	staleKept    = time.Second          // how long an answer is cached in which a region's part is missing
+	perPoint     = 2 * time.Microsecond // estimated time to write one point of an answer, see pace
 )
 
-// ErrTurn says that too many public questions are being answered.
+// ErrTurn means that too many public questions are being answered.
 var ErrTurn = errors.New("too many questions about history")
 
 // Answered is the answer to an expensive question.
 type Answered interface {
-	Points() int   // it is as long as so many points
-	Lacking() bool // a region is missing in it
+	Points() int   // size of the answer, in points
+	Lacking() bool // a region's part is missing
 }
 
-// question is an expensive question about history. Equal questions have one answer.
+// question is an expensive question about history. Equal questions share one answer.
 type question struct {
-	of  string // the name of a counter or, for a top list, the match of a rule
+	of  string // name of a counter or, for a top list, the match of a rule
 	q   counter.Question
 	top int // length of a top list; otherwise 0
 }
@@ -55,27 +55,27 @@ func (o outcome) Points() int { return len(o.all.Values) }
 // Lacking implements Answered.
 func (o outcome) Lacking() bool { return o.is.Stale }
 
-// Questions answers questions about history. Concurrent equal questions share one computation, whose answer is kept for
-// as long as it may be stale.
+// Questions answers questions about history. Concurrent equal questions share one computation, and its answer is cached
+// for as long as it may be stale.
 //
-// The computations of public questions run one at a time, each followed by a pause of three times its duration, at
+// The computations of public questions run one at a time, each followed by a pause of three times its duration, but at
 // most half a second. So they take about a quarter of a core, whatever is asked. Addresses take turns; questions that
-// share a computation have no part in that. The answers are not all written at once, see pace.
+// share a computation need no turn. The answers are not all written at once, see pace.
 //
-// A caller with an API key never waits for public questions. It shares a computation under way, but never gets a kept
-// answer, since it may just have changed the counter.
+// A caller with an API key never waits for public questions. It shares a computation in progress, but never gets a
+// cached answer, since it may just have changed the counter.
 type Questions[Q comparable, A Answered] struct {
-	turn      chan struct{} // holds one during the computation of a public question and the pause after it
+	turn      chan struct{} // holds an element during the computation of a public question and the pause after it
 	addresses *httppolicy.AddressSlots
-	paced     *httppolicy.AddressSlots // of the answers that wait in pace
+	paced     *httppolicy.AddressSlots // counts the answers that wait in pace
 
-	mu      sync.Mutex // guards all below, and began of every computation
+	mu      sync.Mutex // guards the fields below, and began of every computation
 	kept    *simplelru.LRU[Q, *computation[A]]
-	waiting int       // public questions
+	waiting int       // number of waiting public questions
 	free    time.Time // when the next public answer may be written
 }
 
-// Asker is who asks: a server with an API key, or a visitor.
+// Asker identifies the caller: a server with an API key, or a visitor.
 type Asker struct {
 	Server bool
 	Addr   netip.Addr // of a visitor
@@ -83,15 +83,16 @@ type Asker struct {
 
 // computation is the computation of an answer.
 type computation[A Answered] struct {
-	began time.Time     // zero: it has not begun
+	began time.Time     // zero: it waits for its turn
 	done  chan struct{} // closed when out and err are final
 	out   A
 	err   error
 }
 
-// NewQuestions returns Questions that keep so many answers. Beyond that the one not asked for longest is dropped.
+// NewQuestions returns Questions that cache up to the given number of answers. Beyond it the least recently used one is
+// dropped.
 func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
-	kept, _ := simplelru.NewLRU[Q, *computation[A]](answers, nil) // fails only for a size under 1
+	kept, _ := simplelru.NewLRU[Q, *computation[A]](answers, nil) // fails only for a size below 1
 
 	return &Questions[Q, A]{
 		turn:      make(chan struct{}, 1),
@@ -101,7 +102,7 @@ func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
 	}
 }
 
-// Ask returns the answer to q, which is at most stale old. Its error is ErrTurn, that of compute or of ctx.
+// Ask returns an answer to q that is at most stale old. Its error is ErrTurn, or that of compute or of ctx.
 func (s *Questions[Q, A]) Ask(
 	ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error),
 ) (A, error) {
@@ -122,9 +123,9 @@ type asking[Q comparable, A Answered] struct {
 	compute func(context.Context) (A, error)
 }
 
-// pace waits until an answer of so many points may be written to an address. Otherwise a hundred callers that
-// wait for the same answer of thousands of points would write it at once, and delay every other call. No
-// address can fill the queue.
+// pace waits until an answer with the given number of points may be written to an address. Otherwise a hundred callers
+// that wait for the same answer of thousands of points would all write it at the same moment, and delay every other
+// call. No address can fill the queue alone.
 func (s *Questions[Q, A]) pace(ctx context.Context, addr netip.Addr, points int) error {
 	slot, ok := s.paced.Enter(addr)
 	if !ok {
@@ -148,8 +149,8 @@ func (s *Questions[Q, A]) pace(ctx context.Context, addr netip.Addr, points int)
 	}
 }
 
-// queue queues an answer of so many points, and returns how long it has to wait. One that would wait longer than
-// turnWait is not queued.
+// queue queues an answer with the given number of points, and returns how long it has to wait. If that exceeds
+// turnWait, the answer is not queued.
 func (s *Questions[Q, A]) queue(points int) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,8 +164,8 @@ func (s *Questions[Q, A]) queue(points int) time.Duration {
 	return wait
 }
 
-// find returns the answer as Ask does. If who asked first gives up, it asks again when again is set, so nobody waits
-// more than twice.
+// find does the work of Ask. If the caller that began the computation got no turn, find asks once more if again is set,
+// so no caller waits more than twice.
 func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bool) (none A, _ error) {
 	s.mu.Lock()
 	is, known := s.kept.Get(asked.q)
@@ -173,7 +174,7 @@ func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bo
 		return s.share(ctx, is, asked, again)
 	}
 
-	// Nobody has the answer, so this caller computes it.
+	// No answer is cached or in progress, so this caller computes it.
 	is = &computation[A]{done: make(chan struct{}), err: errors.New("the computation was aborted")}
 	var slot *httppolicy.AddressSlot // nil for a server
 	if asked.by.Server {
@@ -199,7 +200,7 @@ func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bo
 		defer s.leave(is)
 	}
 
-	// Other requests may wait for it, so it must outlive this one.
+	// Other requests may be waiting for the answer, so the computation must outlive this one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	is.out, is.err = asked.compute(ctx)
@@ -207,7 +208,7 @@ func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bo
 	return is.out, is.err
 }
 
-// share waits for a computation that somebody else has begun.
+// share waits for a computation that another caller has begun.
 func (s *Questions[Q, A]) share(
 	ctx context.Context, is *computation[A], asked asking[Q, A], again bool,
 ) (none A, _ error) {
@@ -217,7 +218,7 @@ func (s *Questions[Q, A]) share(
 		return none, context.Cause(ctx)
 	}
 
-	// The address that asked first had no turn; this one has a turn of its own.
+	// The address that asked first got no turn; this caller's address may get one.
 	if again && errors.Is(is.err, ErrTurn) {
 		return s.find(ctx, asked, false)
 	}
@@ -225,7 +226,7 @@ func (s *Questions[Q, A]) share(
 	return is.out, is.err
 }
 
-// servesLocked reports whether a question that comes now may share c. The caller holds mu.
+// servesLocked reports whether a question that arrives now may share c. The caller holds mu.
 func (c *computation[A]) servesLocked(stale time.Duration, server bool) bool {
 	select {
 	case <-c.done:
@@ -236,7 +237,7 @@ func (c *computation[A]) servesLocked(stale time.Duration, server bool) bool {
 	default:
 	}
 
-	// A server does not wait for the turn of a visitor.
+	// A server does not wait for a visitor's turn.
 	if c.began.IsZero() {
 		return !server
 	}
@@ -244,7 +245,7 @@ func (c *computation[A]) servesLocked(stale time.Duration, server bool) bool {
 	return time.Since(c.began) < stale
 }
 
-// end publishes the answer, and keeps it unless it is an error.
+// end publishes the answer, and caches it unless it is an error.
 func (s *Questions[Q, A]) end(q Q, is *computation[A]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,8 +257,8 @@ func (s *Questions[Q, A]) end(q Q, is *computation[A]) {
 	close(is.done)
 }
 
-// enter waits for the turn of a public question. Of the questions of an address, only the one that has the address's
-// own turn waits beside those of others, so an address with many questions holds up nobody else.
+// enter waits for the turn of a public question. Each address may have only one question waiting for the common turn;
+// its others wait for the address's own turn. So an address with many questions delays no other address.
 func (s *Questions[Q, A]) enter(is *computation[A], own chan struct{}) error {
 	if !s.beginToWait() {
 		return ErrTurn
@@ -274,7 +275,7 @@ func (s *Questions[Q, A]) enter(is *computation[A], own chan struct{}) error {
 	return err
 }
 
-// beginToWait counts a question that waits, or returns false if too many do.
+// beginToWait counts a waiting question, or returns false if too many are waiting.
 func (s *Questions[Q, A]) beginToWait() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,7 +288,7 @@ func (s *Questions[Q, A]) beginToWait() bool {
 	return true
 }
 
-// await takes the turn, for which it waits in the address's own turn.
+// await waits for the common turn, once it has the address's own turn.
 func (s *Questions[Q, A]) await(own chan struct{}) error {
 	wait := time.NewTimer(turnWait)
 	defer wait.Stop()
@@ -307,12 +308,12 @@ func (s *Questions[Q, A]) await(own chan struct{}) error {
 	}
 }
 
-// leave ends the turn of a public question, after the pause.
+// leave ends the turn of a public question after the pause.
 func (s *Questions[Q, A]) leave(is *computation[A]) {
 	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), func() { <-s.turn })
 }
 
-// asker returns who sent the request; server says whether it has an API key.
+// asker returns the Asker of the request; server says whether it has an API key.
 func (a *API) asker(c *gin.Context, server bool) Asker {
 	return Asker{Server: server, Addr: a.callers.Addr(c.Request)}
 }

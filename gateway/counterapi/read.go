@@ -19,7 +19,7 @@ import (
 	"headcount/presence"
 )
 
-// getOne reads a counter, which may lag as its rule says.
+// getOne answers with a counter, which may lag as its rule permits.
 func (a *API) getOne(c *gin.Context, one call) (calls.Answer, error) {
 	is, err := a.readLagging(c, one)
 	if err != nil {
@@ -29,7 +29,7 @@ func (a *API) getOne(c *gin.Context, one call) (calls.Answer, error) {
 	return answerOne(is), nil
 }
 
-// getExact reads a counter with every acknowledged change.
+// getExact answers with a counter that includes every acknowledged change.
 func (a *API) getExact(c *gin.Context, one call) (calls.Answer, error) {
 	is, err := a.readOne(c, one, 0)
 	if err != nil {
@@ -39,11 +39,12 @@ func (a *API) getExact(c *gin.Context, one call) (calls.Answer, error) {
 	return answerOne(is), nil
 }
 
-// readLagging reads the counter of a call, which may lag as its rule says, also in a proxy if everybody may read it.
+// readLagging reads the counter of a call, which may lag as its rule permits. If the counter is public, proxies may
+// cache the answer.
 func (a *API) readLagging(c *gin.Context, one call) (counter.Counter, error) {
 	is, err := a.readOne(c, one, one.rule.MaxAge)
 
-	// A proxy answers everybody alike, so it may keep only what everybody may read.
+	// A proxy sends the same answer to everybody, so it may cache only public counters.
 	if err == nil && one.rule.Allows(counter.PublicRead) {
 		a.callers.Cacheable(c)
 	}
@@ -64,8 +65,8 @@ func (a *API) readOne(c *gin.Context, one call, lag time.Duration) (counter.Coun
 	return read[0].Counter, nil
 }
 
-// Value returns the value of the counter that the path names, for whoever may read it. Before it reads, it calls
-// valid with the key, whose error it returns.
+// Value returns the value of the counter in the path, if the caller may read it. Before reading, it calls valid with
+// the key, and returns the error of valid.
 func (a *API) Value(c *gin.Context, valid func(key string) error) (int64, error) {
 	one, err := a.counter(c, counter.PublicRead)
 	if err != nil {
@@ -80,14 +81,14 @@ func (a *API) Value(c *gin.Context, valid func(key string) error) (int64, error)
 	return is.Value, err
 }
 
-// selection is several counters that a request asks for.
+// selection is the several counters that a request names.
 type selection struct {
 	names []string
-	lag   time.Duration // the shortest of their rules
-	open  bool          // all rules let everybody read
+	lag   time.Duration // the shortest MaxAge of their rules
+	open  bool          // all of them are public
 }
 
-// getSeveral reads several counters. None of them is older than its rule permits.
+// getSeveral answers with several counters. None of them is older than its rule permits.
 func (a *API) getSeveral(c *gin.Context) (calls.Answer, error) {
 	server := a.callers.IsServer(c.Request)
 	these, err := a.selection(c)
@@ -117,7 +118,7 @@ func (a *API) getSeveral(c *gin.Context) (calls.Answer, error) {
 	return answerList(len(read), func(i int) *counter.Counter { return &read[i].Counter }), nil
 }
 
-// selection reads which counters a request asks for.
+// selection parses which counters a request names.
 func (a *API) selection(c *gin.Context) (selection, error) {
 	these := selection{lag: counter.DefaultMaxAge, open: true}
 	site := a.callers.Site(c)
@@ -128,7 +129,7 @@ func (a *API) selection(c *gin.Context) (selection, error) {
 			return badCounter(err)
 		}
 
-		// One read has one lag, so the strictest rule decides.
+		// All are read with the same lag, so the strictest rule decides.
 		if len(these.names) == 0 || rule.MaxAge < these.lag {
 			these.lag = rule.MaxAge
 		}
@@ -156,7 +157,7 @@ func (a *API) getLedger(c *gin.Context, one call) (calls.Answer, error) {
 	return a.page(c, page, err)
 }
 
-// page answers with a page of what a counter has, as the store returned it.
+// page answers with one page of a ledger or of a list of reservations, as the store returned it.
 func (a *API) page(c *gin.Context, page any, err error) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, a.failed(c, err)
@@ -170,7 +171,7 @@ func (a *API) page(c *gin.Context, page any, err error) (calls.Answer, error) {
 	return calls.JSON(body), nil
 }
 
-// getAggregate adds up all counters with a prefix.
+// getAggregate answers with the total of all counters with a prefix.
 func (a *API) getAggregate(c *gin.Context) (calls.Answer, error) {
 	match, err := param(c, "key")
 	if err == nil {
@@ -209,8 +210,8 @@ func (a *API) getAggregate(c *gin.Context) (calls.Answer, error) {
 	return calls.JSON(append(b, '}')), nil
 }
 
-// Readable returns the counter whose event stream the request asks for, if the caller has permission and the counter
-// can be read now. It does not check tokens.
+// Readable returns the counter whose event stream is requested, if the caller has permission and the counter can be
+// read now. It does not check tokens.
 func (a *API) Readable(c *gin.Context) (key string, err error) {
 	one, err := a.named(c)
 	if err != nil {
@@ -220,7 +221,7 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 		return "", err
 	}
 
-	// The stream may begin with what is known here.
+	// The stream may begin with the value known here, so the store need not be asked.
 	if a.live.known(one.key) {
 		return one.key, nil
 	}
@@ -234,13 +235,12 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 	return one.key, nil
 }
 
-// read reads counters, distinct and each with a rule. With a lag it may answer with what
-// this process knows.
+// read reads distinct counters, each of which has a rule. With a lag it may answer from this process's memory.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	lagging := lag > 0 && member == ""
 	fromServer := lagging && a.cfg.Counters.Remote()
 
-	// What subscribers see is new enough, and costs the store no call.
+	// The subscribers' values are new enough, and reading them costs no call to the store.
 	if fromServer {
 		if current := a.live.current(keys, lag); current != nil {
 			a.touch(keys)
@@ -248,7 +248,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 		}
 	}
 
-	// Many ask for the same counter at once; the same list of several is rare.
+	// Concurrent reads are common for a single counter, and rare for the same list of several.
 	var readings []counter.Reading
 	var err error
 	if fromServer && len(keys) == 1 {
@@ -260,7 +260,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 		if !lagging {
 			return nil, err
 		}
-		readings = counter.Away(keys) // the last known values have to do
+		readings = counter.Away(keys) // fall back to the last known values
 	}
 
 	for i := range readings {
@@ -272,7 +272,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 			a.live.hub.Touch(Topic(r.Key))
 		}
 
-		// A reader should see what subscribers see.
+		// While the store is unavailable, readers should see what subscribers see.
 		if lag > 0 && !a.live.up() {
 			r.Stale = true
 			r.Approx = true
@@ -282,15 +282,15 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 	return readings, nil
 }
 
-// touch keeps topics that were read, as if somebody had subscribed to them.
+// touch keeps the topics of the read counters attached, as a subscription would.
 func (a *API) touch(keys []string) {
 	for _, key := range keys {
 		a.live.hub.Touch(Topic(key))
 	}
 }
 
-// complete makes of a reading what a client sees. A stale one becomes the last known value; if there is none, the error
-// wraps that of the read.
+// complete turns a reading into what a client sees. A stale reading becomes the last known value. If none is known, the
+// error wraps that of the read.
 func (a *API) complete(r *counter.Reading, failed error) error {
 	if r.Stale {
 		known := false
@@ -311,7 +311,7 @@ func (a *API) complete(r *counter.Reading, failed error) error {
 	return nil
 }
 
-// readShared reads one counter. Of each there is one call of the store at a time.
+// readShared reads one counter. Concurrent reads of the same counter share one call to the store.
 func (a *API) readShared(ctx context.Context, keys []string, lag time.Duration) ([]counter.Reading, error) {
 	read := func(ctx context.Context) ([]counter.Reading, error) { return a.readStore(ctx, keys, "", lag) }
 	shared, err := a.reads.Read(ctx, keys[0], lag, patience, read)
@@ -319,8 +319,8 @@ func (a *API) readShared(ctx context.Context, keys []string, lag time.Duration) 
 	return slices.Clone(shared), err
 }
 
-// readStore reads counters from the store. What may lag here may not lag there too, so with a lag the store only knows
-// that it may answer with what it has while a part of it is away.
+// readStore reads counters from the store. The store must not add a lag of its own, so a lag only permits it to answer
+// with old values while a part of it is unavailable.
 func (a *API) readStore(
 	ctx context.Context, keys []string, member string, lag time.Duration,
 ) ([]counter.Reading, error) {

@@ -11,7 +11,7 @@ import (
 	"headcount/gateway/calls"
 )
 
-// reserve takes an amount out of a counter for a time.
+// reserve reserves an amount of a counter for some time.
 func (a *API) reserve(c *gin.Context, one call) (calls.Answer, error) {
 	text, err := a.body(c, one.server)
 	if err != nil {
@@ -25,7 +25,7 @@ func (a *API) reserve(c *gin.Context, one call) (calls.Answer, error) {
 	return a.hold(c, change)
 }
 
-// settle returns the handler that ends the reservation in the path with a verb.
+// settle returns the handler that ends the reservation in the path with the given verb.
 func (a *API) settle(verb counter.Verb) handler {
 	return func(c *gin.Context, one call) (calls.Answer, error) {
 		id, err := param(c, "id")
@@ -50,7 +50,8 @@ func (a *API) settle(verb counter.Verb) handler {
 	}
 }
 
-// hold makes a change of a reservation. Its id makes it repeatable, so it needs no idempotency key.
+// hold makes a change of a reservation. The reservation's id makes the call safe to repeat, so there is no idempotency
+// key.
 func (a *API) hold(c *gin.Context, change counter.Change) (calls.Answer, error) {
 	made, err := a.makeOp(c, counter.Op{Changes: []counter.Change{change}})
 	if errors.Is(err, counter.ErrNoReservation) {

@@ -17,19 +17,19 @@ import (
 // TopRoot is the path of top lists.
 const TopRoot = "/api/v1/top"
 
-// fewTop is how many counters are computed for a list of that length or a shorter one, so that all of these are one
+// fewTop is the length for which a list of fewTop or fewer counters is computed, so that all these lists share one
 // question. A list of fewTop costs as much as a list of one.
 const fewTop = 32
 
-// topList is a list that a request asks for: the n counters of a rule that gained most in the last time.
+// topList is a requested list: the n counters of a rule that gained most in the most recent period.
 type topList struct {
 	rule *counter.Rule
 	last time.Duration
-	text string // last, as the request has it
+	text string // last, as written in the request
 	n    int
 }
 
-// getTop answers with the counters of a rule that gained most lately.
+// getTop answers with the counters of a rule that gained most recently.
 func (a *API) getTop(c *gin.Context) (calls.Answer, error) {
 	list, server, err := a.topList(c)
 	if err != nil {
@@ -44,8 +44,7 @@ func (a *API) getTop(c *gin.Context) (calls.Answer, error) {
 	return calls.JSON(list.appendJSON(nil, top)), nil
 }
 
-// topList returns the list that the request asks for, if the caller has permission, and whether the caller has an API
-// key.
+// topList parses the requested list, if the caller has permission, and reports whether the caller has an API key.
 func (a *API) topList(c *gin.Context) (list topList, server bool, err error) {
 	const example = "?match=views:*&last=1h&n=10"
 
@@ -104,14 +103,14 @@ func (a *API) findTop(c *gin.Context, list topList, server bool) ([]counter.Gain
 	return top, nil
 }
 
-// askTop returns the counters of a list, at most stale old.
+// askTop returns the counters of a list. The answer is at most stale old.
 func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by Asker) ([]counter.Gained, error) {
 	q, err := list.rule.Window(list.last, time.Now())
 	if err != nil {
 		return nil, err
 	}
 
-	// Short lists are one question, whatever their length, and share its answer.
+	// All short lists share one question and its answer.
 	most := counter.MaxTop
 	if list.n <= fewTop {
 		most = fewTop

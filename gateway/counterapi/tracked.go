@@ -8,25 +8,26 @@ import (
 	"headcount/presence"
 )
 
-// tracked is a counter that somebody here looks at.
+// tracked is a counter that clients of this process watch.
 type tracked struct {
-	counter  counter.Counter // as the hub has it
+	counter  counter.Counter // the value in the hub
 	origin   origin
 	notified uint64    // Live.seq at the newest notification
-	asOf     time.Time // counter has everything that was acknowledged before; zero while it is unknown
+	asOf     time.Time // counter includes everything that was acknowledged before; zero: unknown
 	viewers  map[string]*viewer
 }
 
-// origin says where the value of a tracked counter comes from.
+// origin says how the value of a tracked counter was obtained.
 type origin uint8
 
 const (
 	unknown  origin = iota // there is no value yet
-	wasRead                // from a read or from memory: older notifications may still come
-	fromFeed               // from a notification: all that come are newer
+	wasRead                // from a read or from memory: older notifications may still arrive
+	fromFeed               // from a notification: all later ones are newer
 )
 
-// acceptLocked takes a reading of a read that began at a seq, and adds what is news to subscribers to updates.
+// acceptLocked applies a reading of a read that began at the given seq, and appends to updates if it is news to
+// subscribers.
 func (l *Live) acceptLocked(
 	updates []presence.Update, k *tracked, r counter.Reading, began uint64,
 ) []presence.Update {
@@ -46,18 +47,18 @@ func (l *Live) acceptLocked(
 	return updates
 }
 
-// acceptReadingLocked takes c from a read that began at a seq.
+// acceptReadingLocked applies a value from a read that began at the given seq.
 func (l *Live) acceptReadingLocked(k *tracked, c counter.Counter, began uint64) (u presence.Update, news bool) {
 	order := c.Version.Compare(k.counter.Version)
 
-	// A notification since the read began is at least as new. Without a version, one of the two was deleted, and
-	// nothing says which one is older.
+	// A notification that arrived after the read began is at least as new as the read. If one of the two has no
+	// version, the counter was deleted in between, and they cannot be ordered.
 	ordered := c.Touched() && k.counter.Touched()
 	if k.notified > began && (!ordered || order <= 0) {
 		return u, false
 	}
 
-	// This process knows more than a store that has only old values.
+	// The store has only an old value, and this process knows a newer one.
 	if c.Stale && k.origin != unknown && order <= 0 {
 		if k.counter.Stale {
 			return u, false
@@ -72,12 +73,12 @@ func (l *Live) acceptReadingLocked(k *tracked, c counter.Counter, began uint64) 
 	return l.replaceLocked(k, c)
 }
 
-// acceptNotificationLocked takes c from the feed.
+// acceptNotificationLocked applies a value from the feed.
 func (l *Live) acceptNotificationLocked(k *tracked, c counter.Counter) (u presence.Update, news bool) {
 	k.notified = l.seq
 
 	if k.origin == wasRead {
-		// A read has overtaken the notification of the end: the counter may have been made again since.
+		// A read was faster than the notification of a deletion: the counter may have been created again since.
 		if k.counter.Touched() && !c.Touched() {
 			l.rereadLocked(c.Key)
 			return u, false
@@ -91,15 +92,15 @@ func (l *Live) acceptNotificationLocked(k *tracked, c counter.Counter) (u presen
 	return l.replaceLocked(k, c)
 }
 
-// confirm notes that a read which began at a time found nothing newer. Notifications alone say nothing about time: a
-// feed that falls silent looks like a counter that does not change.
+// confirm records that a read which began at the given time found nothing newer. Notifications do not confirm anything:
+// a feed that has stalled looks like a counter that does not change.
 func (k *tracked) confirm(r *counter.Counter, began time.Time) {
 	if !r.Stale && !newer(r, &k.counter) && began.After(k.asOf) {
 		k.asOf = began
 	}
 }
 
-// differs reports whether the store has another value than subscribers, and does not just know less.
+// differs reports whether the store has another value than subscribers see, and not merely an older one.
 func (k *tracked) differs(r *counter.Counter) bool {
 	if r.Stale != k.counter.Stale {
 		return true
@@ -111,17 +112,18 @@ func (k *tracked) differs(r *counter.Counter) bool {
 	return order != 0 && !knowsLess
 }
 
-// lags reports whether the counter may lack something that was acknowledged before oldest, and does not say so.
+// lags reports whether the counter may lack a change that was acknowledged before oldest, without being marked as
+// stale.
 func (k *tracked) lags(oldest time.Time) bool { return !k.counter.Stale && k.asOf.Before(oldest) }
 
-// markStale marks the counter as stale, and returns the update that says so.
+// markStale marks the counter as stale, and returns the update for subscribers.
 func (k *tracked) markStale() presence.Update {
 	k.counter.Stale = true
 	return presence.Update{Topic: Topic(k.counter.Key), Stale: true}
 }
 
-// replaceLocked makes c the counter of k, and reports whether that is news to subscribers. The
-// caller has set origin.
+// replaceLocked makes c the value of k, and reports whether that is news to subscribers. The caller must have set
+// origin.
 func (l *Live) replaceLocked(k *tracked, c counter.Counter) (u presence.Update, news bool) {
 	if rule := l.cfg.Rules.Find(c.Key); rule != nil {
 		c = c.Or(rule.Kind)
@@ -132,10 +134,10 @@ func (l *Live) replaceLocked(k *tracked, c counter.Counter) (u presence.Update, 
 		return u, false
 	}
 
-	c.Key = strings.Clone(c.Key) // a part of a larger text, which would stay in memory
+	c.Key = strings.Clone(c.Key) // a copy, because the key may be a part of a larger buffer
 	k.counter = c
 
-	// The counter's own version goes back when it is deleted, so updates have one of this process.
+	// The counter's own version falls when it is deleted, so updates are numbered by this process.
 	l.seq++
 	version := presence.Version{Incarnation: 1, Sequence: l.seq}
 

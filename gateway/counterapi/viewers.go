@@ -8,15 +8,15 @@ import (
 	"headcount/internal/wake"
 )
 
-// Viewer is a connection that looks at a set, and needs to know whether its user is a
-// member. Live calls it while it holds a lock, so it must not call Live.
+// Viewer is a connection that subscribes to a set, and needs to know whether its user is a member. Live calls it while
+// holding a lock, so it must not call Live.
 type Viewer interface {
-	// Mine says whether the user is a member of the set. again is set when no update of the
-	// set follows, so that the client has to be sent the newest one again.
+	// Mine reports whether the user is a member of the set. again is set if no update of the set follows, so that the
+	// newest one must be sent to the client again.
 	Mine(key string, member, again bool)
 }
 
-// viewer is a user who looks at a set, through some connections.
+// viewer is a user that watches a set through one or more connections.
 type viewer struct {
 	membership membership
 	notified   uint64 // Live.seq at the newest notification about the user
@@ -46,8 +46,8 @@ func makeCalls(calls []mineCall) {
 	}
 }
 
-// View makes Live call v.Mine for a member and the set of key, to which v has subscribed: now
-// if the membership is known, otherwise soon, and whenever it changes. Unview ends it.
+// View makes Live call v.Mine for a member and the set of key, to which v has subscribed: at once if the membership is
+// known, otherwise soon, and whenever it changes. Unview ends it.
 func (l *Live) View(key, member string, v Viewer) {
 	l.order.Lock()
 	defer l.order.Unlock()
@@ -58,13 +58,13 @@ func (l *Live) View(key, member string, v Viewer) {
 	}
 }
 
-// addViewer adds a connection that looks at a set, and returns the membership of its user, as far as it is known.
+// addViewer adds a connection to the viewers of a set, and returns the membership of its user, if it is known.
 func (l *Live) addViewer(key, member string, v Viewer) membership {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	k := l.keys[key]
-	if k == nil { // v has not subscribed
+	if k == nil { // v has not subscribed to the set
 		return undetermined
 	}
 
@@ -75,7 +75,7 @@ func (l *Live) addViewer(key, member string, v Viewer) membership {
 			k.viewers = map[string]*viewer{}
 		}
 		k.viewers[member] = w
-		if k.origin != unknown { // otherwise read asks
+		if k.origin != unknown { // otherwise the pending read of the set asks
 			l.questionLocked(key, member)
 		}
 	}
@@ -101,7 +101,7 @@ func (l *Live) Unview(key, member string, v Viewer) {
 	}
 }
 
-// set sets the membership of the viewer, and adds the calls of its connections.
+// set sets the membership of the viewer, and appends the calls of its connections.
 func (w *viewer) set(calls []mineCall, key string, is, again bool) []mineCall {
 	w.membership = isNotMember
 	if is {
@@ -115,8 +115,8 @@ func (w *viewer) set(calls []mineCall, key string, is, again bool) []mineCall {
 	return calls
 }
 
-// changeMembersLocked carries out what a notification says about the members of a set, and adds
-// the calls of viewers. news says whether an update of the set follows.
+// changeMembersLocked applies what a notification says about the members of a set, and appends the calls of viewers.
+// news says whether an update of the set follows.
 func (l *Live) changeMembersLocked(calls []mineCall, k *tracked, ch *counter.Update, news bool) []mineCall {
 	key := ch.Counter.Key
 	set := func(user string, is bool) {
@@ -128,7 +128,7 @@ func (l *Live) changeMembersLocked(calls []mineCall, k *tracked, ch *counter.Upd
 		calls = w.set(calls, key, is, !news)
 	}
 
-	emptied := news && ch.Counter.Value == 0 && !ch.Counter.Stale // or deleted
+	emptied := news && ch.Counter.Value == 0 && !ch.Counter.Stale // or it was deleted
 	namesAll := !ch.Reread && ch.Counter.Touched()
 	switch {
 	case emptied:
@@ -149,7 +149,7 @@ func (l *Live) changeMembersLocked(calls []mineCall, k *tracked, ch *counter.Upd
 	return calls
 }
 
-// questionLocked makes an asker ask the store whether member is in the set of key.
+// questionLocked schedules the question whether member is in the set of key.
 func (l *Live) questionLocked(key, member string) {
 	keys := l.asking[member]
 	if keys == nil {
@@ -168,7 +168,7 @@ func (l *Live) questionAllLocked(key string, k *tracked) {
 	}
 }
 
-// answer is an asker: it asks the store about members until ctx ends.
+// answer is the loop of an asker: it reads memberships from the store until ctx ends.
 func (l *Live) answer(ctx context.Context) {
 	for {
 		select {
@@ -183,7 +183,7 @@ func (l *Live) answer(ctx context.Context) {
 	}
 }
 
-// answerAll asks the store until there is nothing left to ask. It returns false when ctx has ended.
+// answerAll reads memberships until none are left to read. It returns false if ctx has ended.
 func (l *Live) answerAll(ctx context.Context) bool {
 	for failed := 0; ; {
 		member, keys, began := l.nextQuestion()
@@ -205,7 +205,7 @@ func (l *Live) answerAll(ctx context.Context) bool {
 	}
 }
 
-// askAgain has an asker ask about a member once more.
+// askAgain schedules another read of a member's memberships.
 func (l *Live) askAgain(member string, keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,8 +215,7 @@ func (l *Live) askAgain(member string, keys []string) {
 	}
 }
 
-// nextQuestion returns a member to ask about, with at most as many keys as one read may
-// have, and the seq before the read.
+// nextQuestion returns a member, with at most as many keys as one read may have, and the seq before the read.
 func (l *Live) nextQuestion() (member string, keys []string, began uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -228,7 +227,7 @@ func (l *Live) nextQuestion() (member string, keys []string, began uint64) {
 		}
 
 		if len(keys) > 0 {
-			wake.Signal(l.ask) // for the other askers
+			wake.Signal(l.ask) // wakes another asker
 			return member, keys, l.seq
 		}
 	}
@@ -236,8 +235,8 @@ func (l *Live) nextQuestion() (member string, keys []string, began uint64) {
 	return "", nil, 0
 }
 
-// takeViewedLocked takes keys out of asked, as many as one read may have, and returns those that the member still
-// looks at.
+// takeViewedLocked removes as many keys from asked as one read may have, and returns those that the member still
+// watches.
 func (l *Live) takeViewedLocked(asked map[string]struct{}, member string) (keys []string) {
 	for key := range asked {
 		if len(keys) == counter.MaxKeys {
@@ -254,8 +253,8 @@ func (l *Live) takeViewedLocked(asked map[string]struct{}, member string) (keys 
 	return keys
 }
 
-// askAbout asks the store whether a member is in sets, and tells the viewers. The read is newer than notifications up
-// to began.
+// askAbout reads from the store whether a member is in sets, and calls the viewers. The read is newer than
+// notifications up to began.
 func (l *Live) askAbout(ctx context.Context, member string, keys []string, began uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
@@ -271,7 +270,7 @@ func (l *Live) askAbout(ctx context.Context, member string, keys []string, began
 	return nil
 }
 
-// acceptMemberships takes what the store has answered about a member, and returns the calls of the viewers.
+// acceptMemberships applies the store's answers about a member, and returns the calls of the viewers.
 func (l *Live) acceptMemberships(readings []counter.Reading, member string, began uint64) (calls []mineCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -282,7 +281,7 @@ func (l *Live) acceptMemberships(readings []counter.Reading, member string, bega
 			continue
 		}
 
-		// This process may know more than the store answered.
+		// The store's answer may be older than what this process knows.
 		w := k.viewers[member]
 		old := r.Stale && w.membership != undetermined
 		if old || w.notified > began {
@@ -290,7 +289,7 @@ func (l *Live) acceptMemberships(readings []counter.Reading, member string, bega
 		}
 
 		if r.Away && !k.counter.Stale {
-			l.rereadLocked(r.Key) // and asks again when it can be read
+			l.rereadLocked(r.Key) // its memberships are read again with it
 		}
 		calls = w.set(calls, r.Key, r.Mine, true)
 	}

@@ -11,32 +11,31 @@ import (
 
 const (
 	attachBatch = 500             // topics in one call to the store
-	detachBatch = 2 * attachBatch // more than are attached in a turn, so that the topics to detach get fewer
-	// lingerFor is how long a topic is kept that nobody wants: pages are reloaded, and read.
+	detachBatch = 2 * attachBatch // larger than attachBatch, so that the topics to detach get fewer
+	// lingerFor is how long a topic without subscribers is kept, because pages are often reloaded or visited again.
 	lingerFor   = 10 * time.Second
 	verifyEvery = 2500 * time.Millisecond
-	// maxLingering bounds the topics that nobody wants: the one left longest ago is dropped
-	// early.
+	// maxLingering bounds the lingering topics. Beyond it, the one that was left longest ago is dropped early.
 	maxLingering = 10_000
-	// verifyPart is how many buckets' endpoints are verified at a time, a command each. Three looks see all buckets: a
-	// loss must be mended within 10 s.
+	// verifyPart is how many buckets' endpoints one call of verify checks, with one command for each. Three calls check
+	// all buckets, because a loss must be repaired within 10 s.
 	verifyPart  = 22
 	verifyLimit = 2 * time.Second
 )
 
-// verifier says which endpoints keepAttached verifies next: those in some of the buckets, and
-// after a loss those in all buckets until none is missing.
+// verifier selects the endpoints that keepAttached verifies next: those in the next few buckets, or, after a loss,
+// those in all buckets until none is missing.
 type verifier struct {
-	next int     // the bucket to begin with
-	used buckets // those that had endpoints of this gateway when they were last counted
-	lost bool    // endpoints were missing at the last look
+	next int     // the first bucket to verify next
+	used buckets // buckets that had endpoints of this gateway when they were last counted
+	lost bool    // endpoints were missing at the last verification
 }
 
-// keepAttached attaches the topics that are wanted here at the store, and detaches others,
-// until ctx ends. In a turn it attaches one batch and detaches one, so that neither delays
-// the other. After a failure new topics wait for the next attempt, which has one topic only:
-// whatever the store was asked for has to be detached, whether or not it answered, so it
-// must not be much while the store is away.
+// keepAttached attaches the wanted topics in the store, and detaches dropped ones, until ctx ends. Each turn attaches
+// one batch and detaches one, so that neither delays the other.
+//
+// After a failure, the next attempt has only one topic: every topic that the store was asked to attach must be detached
+// later, whether or not the store answered. So while the store is unavailable, few topics may be asked for.
 func (h *Hub) keepAttached(ctx context.Context) {
 	tick := time.NewTicker(verifyEvery)
 	defer tick.Stop()
@@ -94,7 +93,7 @@ func (h *Hub) keepAttached(ctx context.Context) {
 	}
 }
 
-// attachAllLocked makes every topic be attached and read anew.
+// attachAllLocked marks every topic to be attached and read again.
 func (h *Hub) attachAllLocked() {
 	h.renewed++
 	for _, w := range h.topics {
@@ -102,7 +101,7 @@ func (h *Hub) attachAllLocked() {
 	}
 }
 
-// renewLocked makes a topic be attached and read anew: now, or when somebody wants it again.
+// renewLocked marks a topic to be attached and read again: now, or once it is wanted again.
 func (h *Hub) renewLocked(w *watched) {
 	if w.kind.source != nil {
 		return
@@ -115,17 +114,17 @@ func (h *Hub) renewLocked(w *watched) {
 
 	if w.refs > 0 {
 		w.join(&h.backlog.fresh)
-	} else { // it was read twice, and the store did not answer
+	} else { // it is only kept because it was read repeatedly, and the store did not answer
 		h.lingerLocked(w)
 	}
 }
 
-// verify looks for endpoints that the store has lost: it may have taken this gateway for
-// dead. A loss is found within three calls.
+// verify looks for endpoints that the store has lost, for example because it took this gateway for dead. A loss is
+// found within three calls.
 //
-// verify goes through all topics once, since they are many and most of them are not in the
-// cache. So it also renews those whose update is stale or not known although the store
-// answers: the update that completes them may have been lost, or overtaken by a stale one.
+// Going through all topics is expensive, since there are many and most are not in the CPU's cache. So the same pass
+// also renews topics whose update is stale or unknown although the store answers: the update that completes them may
+// have been lost, or overtaken by a stale one.
 func (h *Hub) verify(ctx context.Context) {
 	h.mu.Lock()
 	if h.doubts&storeAway != 0 {
@@ -169,10 +168,10 @@ func (h *Hub) verify(ctx context.Context) {
 // buckets is a set of buckets.
 type buckets [presence.DefaultBuckets]bool
 
-// some returns verifyPart of the buckets, from first on, and the bucket where to go on.
+// some returns up to verifyPart of the buckets, starting at first, and the bucket to continue with.
 func (b *buckets) some(first int) (part buckets, next int) {
 	next = first
-	n := 0 // buckets in part
+	n := 0 // number of buckets in part
 	for looked := 0; looked < len(b) && n < verifyPart; looked++ {
 		if b[next] {
 			part[next] = true
@@ -184,9 +183,9 @@ func (b *buckets) some(first int) (part buckets, next int) {
 	return part, next
 }
 
-// attachMissing makes every topic be attached again if the store lacks one of these. Only the goroutine
-// of keepAttached attaches and detaches, so the store should have all of them. ok is false if the store did
-// not answer; the store logs that itself.
+// attachMissing marks every topic to be attached again if the store lacks the endpoint of one of the given topics. Only
+// the goroutine of keepAttached attaches and detaches, so the store should have all of them. ok is false if the store
+// did not answer; the store logs that itself.
 func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
@@ -208,7 +207,7 @@ func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bo
 	return true
 }
 
-// attach attaches fresh topics at the store, at most limit, and reads their updates.
+// attach attaches at most limit fresh topics in the store, and reads their updates.
 func (h *Hub) attach(ctx context.Context, limit int) error {
 	h.mu.Lock()
 
@@ -235,14 +234,14 @@ func (h *Hub) attach(ctx context.Context, limit int) error {
 	h.mu.Lock()
 	for _, w := range batch {
 		switch {
-		case h.topics[w.update.Topic] != w: // it was dropped meanwhile, and is to be detached
+		case h.topics[w.update.Topic] != w: // it was dropped in the meantime, and will be detached
 		case err != nil:
 			h.renewLocked(w)
-		case renewed != h.renewed: // all topics were to be attached anew meanwhile
+		case renewed != h.renewed: // in the meantime all topics were marked to be attached again
 			w.endpoint = outdated
 		default:
 			w.endpoint = attached
-			if w.refs == 0 && w.in == nil { // it was read twice
+			if w.refs == 0 && w.in == nil { // no shard wants it: it was attached because it was read repeatedly
 				h.lingerLocked(w)
 			}
 		}
@@ -261,7 +260,7 @@ func (h *Hub) attach(ctx context.Context, limit int) error {
 	return nil
 }
 
-// expire drops the topics that nobody has wanted for a while.
+// expire drops the topics that have lingered for long enough.
 func (h *Hub) expire() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -272,8 +271,8 @@ func (h *Hub) expire() {
 	}
 }
 
-// detach detaches some of the topics that were dropped. If it returns false, the store could
-// not be reached, and the next turn tries again.
+// detach detaches one batch of dropped topics. It returns false if the store could not be reached; the next turn tries
+// again.
 func (h *Hub) detach(ctx context.Context) bool {
 	var topics []presence.Topic
 
@@ -292,13 +291,13 @@ func (h *Hub) detach(ctx context.Context) bool {
 		return true
 	}
 
-	// This goroutine also attaches, so a topic that is wanted again meanwhile is attached
-	// after this, never before.
+	// The same goroutine attaches topics. So a topic that is wanted again during this call is attached after it, never
+	// before.
 	err := h.cfg.Store.Detach(ctx, h.cfg.Gateway, topics)
 	if err == nil {
 		return true
 	}
-	h.cfg.Log.Debug().Err(err).Msg("topics stay attached for now: their updates will come and be ignored")
+	h.cfg.Log.Debug().Err(err).Msg("detaching topics failed; retrying (their updates are ignored)")
 
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -18,74 +18,74 @@ import (
 const (
 	recentReads = 16384 // about 4 MB
 
-	// standstillLimit is how long the process may stand still without a doubt about what it knows: as long as a read of
+	// standstillLimit is how long the process may be suspended before its data counts as doubtful: as long as a read of
 	// the store may take.
 	standstillLimit = readLimit
 )
 
-// Hub has the newest update of every topic that somebody here wants. Its clients are
-// spread over the shards, which deliver; all topics of a client are in its shard.
-// Any goroutine may call its methods, unless they say otherwise.
+// Hub has the newest update of every topic that has subscribers in this process. Its clients are spread over the
+// shards, which deliver; all subscriptions of a client are in its shard. Any goroutine may call its methods, unless
+// they say otherwise.
 type Hub struct {
 	cfg    Config
 	shards []*shard
-	next   atomic.Uint64           // spreads clients over shards
-	wake   chan struct{}           // holds one: keepAttached has something to attach or detach
-	back   chan struct{}           // holds one: the store is back, so keepAttached need not wait to try again
+	next   atomic.Uint64           // round-robin counter that spreads clients over shards
+	wake   chan struct{}           // has capacity 1: keepAttached has something to attach or detach
+	back   chan struct{}           // has capacity 1: the store is available again, so keepAttached retries now
 	kinds  map[presence.Kind]*kind // set before Run, read only
-	born   time.Time               // times are since then: the monotonic clock, since the wall clock may be set
+	born   time.Time               // all times are relative to it: the monotonic clock, since the wall clock may be set
 
-	// read has what was last read of topics that the hub does not have. It has a lock of its
-	// own; beyond recentReads it forgets the topic read longest ago.
+	// read has the last known update of topics that were read without a subscription. It has a lock of its own. Beyond
+	// recentReads it drops the topic that was read longest ago.
 	read  *lru.Cache[presence.Topic, reading]
-	reads SharedReads[presence.Update] // of one topic each
+	reads SharedReads[presence.Update] // one read of a topic at a time
 
 	standstill *machine.Standstill
 
-	verifier verifier // keepAttached's own
+	verifier verifier // only keepAttached uses it
 
-	mu      sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
+	mu      sync.Mutex // guards the fields below; lock it after a shard's lock, never before
 	topics  map[presence.Topic]*watched
 	doubts  doubts
-	silent  buckets // whose dispatcher does not reach this gateway: updates of their topics are stale
+	silent  buckets // buckets whose dispatcher does not reach this gateway: updates of their topics are stale
 	backlog backlog
-	renewed uint64 // how many times all topics were to be attached anew
+	renewed uint64 // how often all topics were marked to be attached again
 }
 
-// doubts are the reasons why updates of the store may lack something. While there is one,
-// all of them are delivered as stale.
+// doubts are reasons why updates of the store may be incomplete. While there is any, all updates are delivered as
+// stale.
 type doubts uint8
 
 const (
-	storeAway    doubts = 1 << iota // the store cannot be reached
-	usersMissing                    // the store can be reached, but may lack users who stay
-	stoodStill                      // the process stood still
+	storeAway    doubts = 1 << iota // the store is unavailable
+	usersMissing                    // the store is available, but may lack users who are still present
+	stoodStill                      // the process was suspended
 )
 
-// backlog is what keepAttached has to do.
+// backlog is the pending work of keepAttached.
 type backlog struct {
-	fresh list.List // of *watched: wanted topics to attach, the oldest first
-	// lingering has the topics that nobody wants any more and that the store may have. Beyond
-	// maxLingering the one left longest ago is dropped.
+	fresh list.List // of *watched: topics to attach, the oldest first
+	// lingering has the topics without subscribers that may be attached in the store. Beyond maxLingering the one that
+	// was left longest ago is dropped.
 	lingering list.List
-	// gone has topics that were dropped, and are to be detached. The store was asked for each
-	// of them, so it grows no faster than topics are attached; as many are detached in a turn.
+	// gone has dropped topics that have to be detached. All of them were once attached, and a turn detaches as many as
+	// it attaches, so gone stays small.
 	gone map[presence.Topic]struct{}
 }
 
-// kind says where the updates of one kind of topic come from and go to: from source, or
-// from the store if that is nil; through encoder to clients, or to watcher.
+// kind says where the updates of one kind of topic come from and go to. They come from source, or from the store if
+// source is nil, and go through encoder to clients, or to watcher.
 type kind struct {
 	encoder Encoder
 	watcher Watcher
 	source  Source
 }
 
-// New returns a Hub that does nothing until Run, and knows no kinds.
+// New returns a Hub without kinds that does nothing until Run.
 func New(cfg Config) *Hub {
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 
-	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size under 1
+	read, _ := lru.New[presence.Topic, reading](recentReads) // fails only for a size below 1
 	h := &Hub{
 		cfg:        cfg,
 		read:       read,
@@ -108,8 +108,8 @@ func New(cfg Config) *Hub {
 	return h
 }
 
-// Deliver registers a kind whose updates come from the store and go to subscribers. All
-// kinds are registered before anything else is called.
+// Deliver registers a kind whose updates come from the store and go to subscribers. All kinds must be registered before
+// any other method is called.
 func (h *Hub) Deliver(k presence.Kind, e Encoder) { h.kinds[k] = &kind{encoder: e} }
 
 // Supply registers a kind whose updates come from source and go to subscribers.
@@ -120,7 +120,7 @@ func (h *Hub) Supply(k presence.Kind, e Encoder, source Source) {
 // Watch registers a kind whose updates go to w.
 func (h *Hub) Watch(k presence.Kind, w Watcher) { h.kinds[k] = &kind{watcher: w} }
 
-// Run owns the goroutines of the hub and its shards until ctx ends.
+// Run runs the goroutines of the hub and its shards until ctx ends, and waits for them.
 func (h *Hub) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { h.keepAttached(ctx) })
@@ -145,7 +145,7 @@ func (h *Hub) Clients() (all []Client) {
 	return all
 }
 
-// Topics is the number of topics that somebody here wants, or did a moment ago.
+// Topics returns the number of topics that have subscribers here, or had until a moment ago.
 func (h *Hub) Topics() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -153,7 +153,7 @@ func (h *Hub) Topics() int {
 	return len(h.topics)
 }
 
-// Wanted is the number of topics that somebody here wants now.
+// Wanted returns the number of topics that have subscribers here now.
 func (h *Hub) Wanted() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -167,13 +167,13 @@ func (h *Hub) Wanted() (n int) {
 	return n
 }
 
-// Figures counts what the shards have done so far.
+// Figures counts what the shards have done.
 type Figures struct {
 	Delivered int64 // updates written to clients
 	Conflated int64 // updates that a newer one replaced before a client got them
-	Busy      int64 // writes put off, since a client had not taken the last one; it then got the newest
-	Unwritten int64 // writes to clients that were gone, or that failed
-	Silent    int64 // clients closed, since they did not answer a ping
+	Busy      int64 // writes postponed because a client's last write was not complete
+	Unwritten int64 // writes to clients that had left, or that failed
+	Silent    int64 // clients closed because they did not answer a ping
 }
 
 // Figures returns the sums over all shards.
@@ -189,7 +189,8 @@ func (h *Hub) Figures() (f Figures) {
 	return f
 }
 
-// Unread returns how many of the topics have no subscribers here and were not read lately.
+// Unread returns how many of the topics would have to be read from the store: they have no subscribers here and were
+// not read lately.
 func (h *Hub) Unread(topics []presence.Topic) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,8 +204,7 @@ func (h *Hub) Unread(topics []presence.Topic) (n int) {
 	return n
 }
 
-// Unwatched returns how many of the topics the hub does not have: each of them costs the
-// store a call when it is wanted.
+// Unwatched returns how many of the topics the hub does not have. Each of them would cost the store a call.
 func (h *Hub) Unwatched(topics []presence.Topic) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -218,8 +218,8 @@ func (h *Hub) Unwatched(topics []presence.Topic) (n int) {
 	return n
 }
 
-// Want adds one to the number of those who need the topic's updates, and returns the newest update if it is
-// known. Every newer one goes to all shards, or to the watcher of its kind.
+// Want registers one more user of the topic, and returns the newest update if it is known. Newer updates go to all
+// shards, or to the watcher of their kind.
 func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -241,12 +241,12 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 
 	u := w.update
 	if w.kind.source == nil && h.standstill.Ended() {
-		u.Stale = true // resumed is about to say so to all others
+		u.Stale = true // resumed is about to publish it as stale to all others
 	}
 	return u, w.known
 }
 
-// watchLocked adds a topic.
+// watchLocked adds a topic to the hub.
 func (h *Hub) watchLocked(t presence.Topic) *watched {
 	w := &watched{
 		update: presence.Update{Topic: t},
@@ -261,7 +261,7 @@ func (h *Hub) watchLocked(t presence.Topic) *watched {
 		return w
 	}
 
-	// The topic is to be detached, so the store may still have it.
+	// The topic still has to be detached, so the store may have it attached.
 	if _, dropped := h.backlog.gone[t]; dropped {
 		w.endpoint = asked
 		delete(h.backlog.gone, t)
@@ -270,8 +270,7 @@ func (h *Hub) watchLocked(t presence.Topic) *watched {
 	return w
 }
 
-// Unwant takes back one Want. The hub forgets a topic at once that the store was never
-// asked for, and any other when nobody has wanted it for a while.
+// Unwant reverses one Want. A topic that the store was never asked for is forgotten at once, any other after lingerFor.
 func (h *Hub) Unwant(t presence.Topic) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -291,7 +290,7 @@ func (h *Hub) Unwant(t presence.Topic) {
 	h.lingerLocked(w)
 }
 
-// lingerLocked keeps a topic that nobody wants for lingerFor from now on.
+// lingerLocked keeps a topic without subscribers for lingerFor.
 func (h *Hub) lingerLocked(w *watched) {
 	w.left = time.Since(h.born)
 
@@ -308,7 +307,7 @@ func (h *Hub) lingerLocked(w *watched) {
 	}
 }
 
-// dropLocked forgets a topic that nobody wants and that the store or a source may have.
+// dropLocked forgets a topic without subscribers, and schedules it to be detached in the store or tells its source.
 func (h *Hub) dropLocked(w *watched) {
 	w.leave()
 	t := w.update.Topic
@@ -326,16 +325,15 @@ func (h *Hub) dropLocked(w *watched) {
 	h.backlog.gone[t] = struct{}{}
 }
 
-// Update takes an update, whichever way it came, unless a newer one is known.
+// Update accepts an update from any source, unless a newer one is known.
 //
-// A stale update may lack something. It only says that the known one is stale too, and not
-// even that if the known one is as new: then the stale one was overtaken. Any update older
-// than a stale one is stale, whenever it comes: a client whose join the stale one includes
-// must not take an older one, from before the store lost its data, for right.
+// A stale update may be incomplete. So it does not replace the known update, but only marks it as stale. It does not
+// even do that if the known update is as new: then the stale one was merely overtaken. An update that is older than a
+// stale one is stale, too, whenever it arrives: the stale one may include a client's join, and the client must not
+// accept an older count from before the store lost its data.
 //
-// The first known update is what attaching returned, or newer. An update from before may
-// be of long ago: the topic may have changed since at another gateway, or at this one
-// before it was started again.
+// The first known update is the one that attaching returned, or a newer one. Updates that arrive before that may be
+// old: the topic may have changed since at another gateway, or at this one before it was restarted.
 func (h *Hub) Update(u presence.Update) {
 	h.mu.Lock()
 
@@ -348,8 +346,8 @@ func (h *Hub) Update(u presence.Update) {
 	}
 }
 
-// acceptLocked makes u the newest update of w, and reports whether it is news. Then u is as it is
-// to be delivered.
+// acceptLocked makes u the newest update of w, and reports whether it changes anything. Then u is the update to
+// deliver.
 func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
 	w.note(*u)
 
@@ -387,7 +385,7 @@ func (h *Hub) acceptFirstLocked(w *watched, u *presence.Update) (news bool) {
 		return false
 	}
 
-	w.remember(*u) // may have a newer one already
+	w.remember(*u) // it may have remembered a newer one
 	w.known = true
 	w.update.Stale = h.doubtfulLocked(w, w.update)
 	*u = w.update
@@ -395,15 +393,15 @@ func (h *Hub) acceptFirstLocked(w *watched, u *presence.Update) (news bool) {
 	return true
 }
 
-// doubtfulLocked reports whether an update of w may be old, or may lack something.
+// doubtfulLocked reports whether an update of w may be outdated or incomplete.
 func (h *Hub) doubtfulLocked(w *watched, u presence.Update) bool {
 	fromStore := w.kind.source == nil
 
 	return fromStore && (h.doubts != 0 || h.silent[w.bucket] || w.outdates(u))
 }
 
-// Doubtful reports whether what processes know of the store may be old, or may lack something: it is away, or lacks
-// users who stay, or this process stood still.
+// Doubtful reports whether anything read from the store may be outdated or incomplete: the store is unavailable, it
+// lacks users who are still present, or this process was suspended.
 func (h *Hub) Doubtful() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -411,10 +409,9 @@ func (h *Hub) Doubtful() bool {
 	return h.doubts != 0 || h.standstill.Ended()
 }
 
-// Acknowledged takes an update that did not come from the topic's dispatcher: a count that
-// was read for a GET, or that came with the acknowledgement of a join. The latter is of the
-// last change that the join's partition knows of, which may be long ago. So before the
-// topic is known, the hub only remembers it.
+// Acknowledged accepts an update that did not come from the topic's dispatcher: a count that was read for a GET, or
+// that came with the acknowledgement of a join. The latter may be old, because it includes only changes that the join's
+// partition knows of. So the hub only remembers it until the topic is known.
 func (h *Hub) Acknowledged(u presence.Update) {
 	h.mu.Lock()
 	w := h.topics[u.Topic]
@@ -430,7 +427,7 @@ func (h *Hub) Acknowledged(u presence.Update) {
 	}
 }
 
-// publish hands an update to the shards, or to the watcher of its kind.
+// publish passes an update to the shards, or to the watcher of its kind.
 func (h *Hub) publish(k *kind, u presence.Update) {
 	if k.watcher != nil {
 		k.watcher.Update(u)
@@ -442,28 +439,28 @@ func (h *Hub) publish(k *kind, u presence.Update) {
 	}
 }
 
-// replaces reports whether somebody who has old is to get u.
+// replaces reports whether u must be delivered to a client that has old.
 func replaces(u, old *presence.Update) bool {
 	order := u.Version.Compare(old.Version)
 
 	return order > 0 || order == 0 && u.Stale != old.Stale
 }
 
-// Away marks every update as stale, because the store cannot be reached.
+// Away marks every update as stale, because the store is unavailable.
 func (h *Hub) Away() { h.suspect(storeAway) }
 
-// Back ends Away: every topic is attached and read anew.
+// Back ends Away: every topic is attached and read again.
 func (h *Hub) Back() { h.settle(storeAway) }
 
-// Doubt marks every update as stale, also those that come, because the store can be
-// reached but may lack users who stay.
+// Doubt marks every update as stale, including later ones, because the store is available but may lack users who are
+// still present.
 func (h *Hub) Doubt() { h.suspect(usersMissing) }
 
-// Trust ends Doubt: every topic is attached and read anew.
+// Trust ends Doubt: every topic is attached and read again.
 func (h *Hub) Trust() { h.settle(usersMissing) }
 
-// resumed marks every update as stale until it has been read anew: the process stood still, and what was published
-// meanwhile may not have arrived yet, or never will.
+// resumed marks every update as stale until it has been read again. The process was suspended, and what was published
+// in that time may arrive late or never.
 func (h *Hub) resumed() {
 	// What is read from now on is right, so the doubt ends at once; what is known stays stale until then.
 	h.suspect(stoodStill)
@@ -498,8 +495,9 @@ func (h *Hub) settle(why doubts) {
 	wake.Signal(h.back)
 }
 
-// Silence marks what is known of the topics in these buckets as stale: their dispatchers do not reach this gateway now.
-// Meanwhile keepAttached reads these topics from the store at every look, and once more when the dispatcher is back.
+// Silence marks the known updates of topics in these buckets as stale, because their dispatchers do not reach this
+// gateway. Until a dispatcher is back, keepAttached reads its topics from the store at every verification, and once
+// more afterwards.
 func (h *Hub) Silence(silent []int) {
 	var now buckets
 	for _, b := range silent {
@@ -533,7 +531,7 @@ func (h *Hub) Silence(silent []int) {
 	wake.Signal(h.back)
 }
 
-// Last returns the newest update known here of a topic that somebody wants.
+// Last returns the newest update known here of a topic with subscribers.
 func (h *Hub) Last(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -6,22 +6,22 @@ import (
 	"headcount/internal/wake"
 )
 
-// number is a value of one subscriber alone, such as the number of changes that its user
-// has not read. It is delivered like the updates of a topic: the newest, at most once per
-// interval. It is no topic, since a topic with one subscriber takes ten times the memory.
+// number is a value of a single subscriber, such as the number of changes that its user has not read. It is delivered
+// like the updates of a topic: always the newest, at most once per interval. It is not a topic, because a topic with
+// one subscriber takes ten times the memory.
 type number struct {
-	now  int64         // the newest; unsent: there is none yet
-	sent int64         // what the client has; unsent: whatever comes next is sent, at once
+	now  int64         // the newest value; unsent: there is none yet
+	sent int64         // the value that the client has; unsent: the next one is sent at once, whatever it is
 	at   time.Duration // when the client was last sent one
 }
 
-// unsent stands for no number. Numbers are not negative.
+// unsent means no number. Numbers are never negative.
 const unsent = -1
 
-// SentUnread notes that the client was sent its number before Enter.
+// SentUnread records that the client was sent its number before Enter.
 func (s *Subscriber) SentUnread(n int64) { s.number = number{now: n, sent: n} }
 
-// SendUnread sends the client its number, if it is new to the client or again is set.
+// SendUnread sends the client its number if it has changed, or in any case if again is set.
 func (s *Subscriber) SendUnread(n int64, again bool) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -49,15 +49,14 @@ func (s *shard) queueNumberLocked(sub *Subscriber) {
 	wake.Signal(s.wake)
 }
 
-// offerNumbersLocked adds the numbers that are due to this pass, and returns when the next one
-// is, or 0. A client that has not taken its last write gets none: its number is queued
-// again when it has.
+// offerNumbersLocked adds the numbers that are due to this pass, and returns when the next one is, or 0. A client whose
+// last write is not complete is skipped: its number is queued again when it is.
 func (s *shard) offerNumbersLocked(now time.Duration) (next time.Duration) {
 	later := s.numbers[:0]
 	for _, sub := range s.numbers {
 		n := &sub.number
 
-		// An interval has not passed since the last number. What the client asked for, or lost, does not wait.
+		// The interval since the last number is not over. What the client asked for, or lost, does not wait.
 		at := n.at + s.interval
 		mustWait := n.sent != unsent && n.at != 0 && at > now
 		if sub.index >= 0 && mustWait {

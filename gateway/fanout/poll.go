@@ -12,36 +12,36 @@ import (
 	"headcount/presence"
 )
 
-// pollEvery is the time between two questions of a Poll.
+// pollEvery is the time between two polls.
 const pollEvery = time.Second
 
-// Polled knows the values of topics that nobody publishes.
+// Polled knows the values of topics for which no updates are published.
 type Polled interface {
-	// Values calls found with the value of each topic that can be read now, and whether it may lack something.
-	// A value is a JSON object with members. Values returns when ctx ends, or within seconds.
+	// Values calls found with the value of each topic that can be read now, and whether the value may be incomplete. A
+	// value is a JSON object with members. Values returns when ctx ends, or within seconds.
 	Values(ctx context.Context, topics []presence.Topic, found func(t presence.Topic, value string, stale bool))
 }
 
-// Poll is a Source that asks for the values of the topics that are wanted, once a second for all subscribers
-// together, and passes those that have changed to the hub. A topic that is wanted anew is asked for at once. The last
-// known value of a topic that cannot be read is stale, and its JSON says so. Any goroutine may call the methods.
+// Poll is a Source that polls the values of the wanted topics once a second, for all subscribers together, and passes
+// changed values to the hub. A newly wanted topic is polled at once. While a topic cannot be read, its last known value
+// is stale, and the JSON says so. Any goroutine may call the methods.
 type Poll struct {
 	hub  interface{ Update(u presence.Update) }
 	from Polled
-	wake chan struct{} // holds one: there is a topic without a value
-	seq  uint64        // of the updates, also of a topic that is wanted again; Run's own
+	wake chan struct{} // has capacity 1: there is a topic without a value
+	seq  uint64        // of the updates; never starts again for a topic that is wanted again. Only Run uses it
 
-	mu     sync.Mutex                      // guards values; the hub's lock may be held when it is taken
-	values map[presence.Topic]*polledValue // of the topics that are wanted
+	mu     sync.Mutex                      // guards values; may be locked while holding the hub's lock
+	values map[presence.Topic]*polledValue // of the wanted topics
 }
 
-// polledValue is the last value of a topic, as it was passed to the hub.
+// polledValue is the last value of a topic that was passed to the hub.
 type polledValue struct {
 	text  string // empty: not found yet
 	stale bool
 }
 
-// json returns the value with the mark of stale ones.
+// json returns the value, with the member that marks it as stale if it is.
 func (v polledValue) json() string {
 	if !v.stale {
 		return v.text
@@ -83,13 +83,13 @@ func (p *Poll) Wanted(t presence.Topic) (wanted bool, all int) {
 	return wanted, len(p.values)
 }
 
-// Run asks until ctx ends. It alone passes updates to the hub.
+// Run polls until ctx ends. Only Run passes updates to the hub.
 func (p *Poll) Run(ctx context.Context) {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 
 	for {
-		fresh := false // only topics without a value
+		fresh := false // poll only topics without a value
 		select {
 		case <-ctx.Done():
 			return
@@ -117,7 +117,7 @@ func (p *Poll) due(fresh bool) map[presence.Topic]polledValue {
 	return topics
 }
 
-// ask passes the values of topics to the hub that are news.
+// ask polls topics, and passes changed values to the hub.
 func (p *Poll) ask(ctx context.Context, topics map[presence.Topic]polledValue) {
 	p.from.Values(ctx, slices.Collect(maps.Keys(topics)), func(t presence.Topic, value string, stale bool) {
 		delete(topics, t) // what is left in the end could not be read
@@ -131,7 +131,7 @@ func (p *Poll) ask(ctx context.Context, topics map[presence.Topic]polledValue) {
 	}
 }
 
-// found passes a value that is news to the hub.
+// found passes a value to the hub if it has changed.
 func (p *Poll) found(t presence.Topic, value polledValue) {
 	p.mu.Lock()
 	last := p.values[t]

@@ -9,30 +9,29 @@ import (
 )
 
 const (
-	readAgain = time.Second     // a topic that is read twice within this is followed
+	readAgain = time.Second     // a topic that is read twice within this time is attached
 	readLimit = 3 * time.Second // how long a caller waits for the store
 )
 
-// reading is what was last read of a topic, and when, since Hub.born.
+// reading is the last read of a topic, and when it was made, relative to Hub.born.
 type reading struct {
 	update presence.Update
 	at     time.Duration
 }
 
-// Newest returns the newest updates of topics to a caller who does not subscribe. Updates of
-// topics that the hub follows come from memory, at no cost to the store. All others are read
-// from the store, where concurrent reads of one topic are one call. While the store is away,
-// or has lost what it had, they are the last ones known here, marked as stale. After a standstill
-// of the process all are read from the store. Newest returns false if one of them is not known
-// at all.
+// Newest returns the newest updates of topics to a caller that does not subscribe. Updates of attached topics come from
+// memory, at no cost to the store. All others are read from the store, where concurrent reads of one topic share one
+// call. While the store is unavailable, or has lost data, Newest returns the last known updates, marked as stale. After
+// the process was suspended, everything is read from the store. Newest returns false if the update of any topic is
+// unknown.
 func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
 	if h.standstill.Ended() {
 		return h.Read(ctx, topics)
 	}
 
 	updates := make([]presence.Update, len(topics))
-	var rest []presence.Topic // those that are not in memory
-	var places []int          // of rest in topics
+	var rest []presence.Topic // topics that must be read from the store
+	var places []int          // index in topics of each element of rest
 
 	h.mu.Lock()
 	for i, t := range topics {
@@ -58,8 +57,8 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 	return updates, ok
 }
 
-// Read is Newest for a caller who must see everything that the store acknowledged before the
-// call. Nobody who calls Newest afterwards shares a read that began before.
+// Read is Newest for a caller that must see everything that the store acknowledged before the call. Later calls of
+// Newest do not share a read that began before.
 func (h *Hub) Read(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
 	for _, t := range topics {
 		h.reads.Forget(t.String())
@@ -68,12 +67,12 @@ func (h *Hub) Read(ctx context.Context, topics []presence.Topic) ([]presence.Upd
 	return h.readWith(ctx, topics, h.cfg.Store.Updates)
 }
 
-// Touch notes that somebody who does not subscribe has read a topic of a Source. Any topic that
-// is read twice within readAgain is followed until it has not been read for lingerFor.
+// Touch records that a topic of a Source was read without a subscription. Any topic that is read twice within readAgain
+// is attached until it has not been read for lingerFor.
 func (h *Hub) Touch(t presence.Topic) { h.note(presence.Update{Topic: t}) }
 
-// note remembers what was read of a topic that the hub does not have, and follows the topic when
-// it is read again.
+// note remembers the last read of a topic that the hub does not have, and attaches the topic when it is read again
+// soon.
 func (h *Hub) note(u presence.Update) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -94,20 +93,20 @@ func (h *Hub) note(u presence.Update) {
 	h.read.Add(t, reading{u, now})
 }
 
-// currentLocked reports whether the update of w is what the store would answer, but for updates
-// that are on their way.
+// currentLocked reports whether the update of w is the one that the store would return, apart from updates that are on
+// their way.
 func (h *Hub) currentLocked(w *watched) bool {
 	return w.known && w.endpoint == attached && !w.update.Stale && !h.doubtfulLocked(w, w.update)
 }
 
-// stayLocked begins anew the time for which the hub keeps w although nobody wants it.
+// stayLocked restarts the time for which w lingers without subscribers.
 func (h *Hub) stayLocked(w *watched) {
 	if w.in == &h.backlog.lingering {
 		h.lingerLocked(w)
 	}
 }
 
-// followLocked attaches a topic that nobody wants. It lingers from then on.
+// followLocked attaches a topic without subscribers, which lingers from then on.
 func (h *Hub) followLocked(t presence.Topic) {
 	w := h.topics[t]
 	if w == nil {
@@ -124,13 +123,13 @@ func (h *Hub) followLocked(t presence.Topic) {
 	}
 }
 
-// readWith reads updates from the store with read.
+// readWith reads updates from the store with the given function.
 func (h *Hub) readWith(
 	ctx context.Context, topics []presence.Topic,
 	read func(context.Context, []presence.Topic) ([]presence.Update, error),
 ) ([]presence.Update, bool) {
 	h.mu.Lock()
-	doubtful := h.doubts&usersMissing != 0 // also if the doubt ends meanwhile
+	doubtful := h.doubts&usersMissing != 0 // even if the doubt ends during the read
 	h.mu.Unlock()
 
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
@@ -138,7 +137,7 @@ func (h *Hub) readWith(
 
 	found, err := read(ctx, topics)
 
-	updates := make([]presence.Update, len(topics)) // found may be shared
+	updates := make([]presence.Update, len(topics)) // a copy, because found may be shared
 	copy(updates, found)
 	for i := range topics {
 		u := &updates[i]
@@ -156,15 +155,15 @@ func (h *Hub) readWith(
 	return updates, true
 }
 
-// settleRead replaces what the store returned for a topic by the newest update known here, if that is newer, or if
-// the store's may lack something. It returns false if nothing is known.
+// settleRead replaces the update that the store returned for a topic if a newer one is known here, or if the store's
+// may be incomplete. It returns false if no update is known.
 func (h *Hub) settleRead(t presence.Topic, u *presence.Update) bool {
 	last, known := h.Last(t)
 	if !u.Stale {
 		if known && last.Newer(*u) {
 			*u = last
 		} else {
-			h.Acknowledged(*u) // otherwise a later answer without the store could be older than this one
+			h.Acknowledged(*u) // otherwise a later answer from memory could be older than this one
 		}
 
 		return true
@@ -183,7 +182,7 @@ func (h *Hub) settleRead(t presence.Topic, u *presence.Update) bool {
 	return true
 }
 
-// readShared reads updates from the store. Of one topic there is one call at a time.
+// readShared reads updates from the store. Concurrent reads of one topic share one call.
 func (h *Hub) readShared(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
 	read := func(ctx context.Context) ([]presence.Update, error) { return h.cfg.Store.Updates(ctx, topics) }
 	// Two callers seldom ask for the same list, and one call for each of its topics would be more work for the store.

@@ -13,81 +13,80 @@ import (
 	"headcount/presence"
 )
 
-// answersAtOnce is how many answers to its subscribes a subscriber gets in an interval. It
-// gets all of them at once if it asks at once: they are as many as the pages of a connection.
+// answersAtOnce is how many of its subscribe requests a subscriber gets answered per interval, all at once if it asks
+// at once: as many as a connection may have pages.
 const answersAtOnce = presence.MaxPages
 
-// atOnce is a time on the shard's clock that is always over.
+// atOnce is a time on the shard's clock that has always passed.
 const atOnce = time.Duration(1)
 
-// shard delivers updates to a part of the subscribers. Its state has one lock, which is
-// never held during a write; only the goroutine of run writes.
+// shard delivers updates to a part of the subscribers. One lock guards its state, and is never held during a write;
+// only the goroutine of run writes.
 //
-// A topic's newest update goes to each subscriber at once if the last one went at least an
-// interval ago, otherwise when that has passed. A newer one takes its place meanwhile, so
-// nothing is ever queued.
+// A subscriber gets a topic's newest update at once if its last one was sent at least an interval ago, and otherwise
+// when the interval has passed. A newer update replaces it in the meantime, so updates never queue up.
 type shard struct {
 	hub      *Hub
-	interval time.Duration // least time between two updates of one topic to one subscriber, when the budget has room
-	quantum  time.Duration // least time between two passes through all subscribers of a topic
+	interval time.Duration // minimum time between two updates of one topic to one subscriber, while the budget suffices
+	quantum  time.Duration // minimum time between two passes through all subscribers of a topic
 	live     liveness
 	start    time.Time
-	wake     chan struct{} // holds one: there is something to deliver
+	wake     chan struct{} // has capacity 1: there is something to deliver
 	figures  figures
 
-	mu     sync.Mutex // guards all below, and what Subscriber says that it guards
+	mu     sync.Mutex // guards the fields below, and the fields of Subscriber that say so
 	topics map[presence.Topic]*topic
 	seats  []seat
 	queues
 
-	// run's own
+	// only run uses it
 	pace  pace
 	pass  pass
-	swept time.Duration // the last sweep
+	swept time.Duration // time of the last sweep
 }
 
-// figures are Figures of one shard.
+// figures are the Figures of one shard.
 type figures struct{ delivered, conflated, busy, unwritten, silent atomic.Int64 }
 
-// queues say what the next pass has to look at.
+// queues list what the next pass has to examine.
 type queues struct {
-	due     []*topic      // topics whose subscribers may be due, each once
+	due     []*topic      // topics whose subscribers may be due; without duplicates
 	visits  []visit       // subscribers to serve at once
-	asking  []*Subscriber // those with subscribes to answer, each once
-	numbers []*Subscriber // those whose own number has changed, each once
+	asking  []*Subscriber // subscribers with subscribe requests to answer; without duplicates
+	numbers []*Subscriber // subscribers whose own number has changed; without duplicates
 }
 
 // pass is what one call of deliver writes.
 type pass struct {
 	id      uint64
-	batch   []delivery // batch[0] stands for none
-	answers int        // deliveries that somebody asked for
-	joined  []byte     // the texts of one client
-	numbers []byte     // the texts of all numbers
+	batch   []delivery // index 0 is unused, because it means none
+	answers int        // number of deliveries that answer a subscribe request
+	joined  []byte     // buffer for all texts of one client
+	numbers []byte     // buffer for the texts of all numbers
 }
 
-// seat is a subscriber's place among the shard's.
+// seat is an element of the shard's list of subscribers.
 type seat struct {
 	sub  *Subscriber
-	look time.Duration // a sweep has nothing to do for it before
+	look time.Duration // sweeps skip the seat until then
 }
 
-// visit is a subscriber to serve at once with a topic.
+// visit is a subscriber to which a topic's update is delivered at once.
 type visit struct {
 	sub    *Subscriber
 	topic  *topic
-	missed bool // it was busy or paused when others were served; otherwise it has come
+	missed bool // it was busy or paused when the update was delivered to others; otherwise it is new
 }
 
 // delivery is a text for one client; more chains further texts for the same client.
 type delivery struct {
 	sub     *Subscriber
 	bytes   []byte
-	more    int32 // index of the next delivery to the same client; 0: none
-	chained bool  // not the first one of its client
+	more    int32 // index of the client's next delivery; 0: none
+	chained bool  // it is not the first delivery of its client
 }
 
-// newShard returns a shard that may make budget deliveries a second.
+// newShard returns a shard with a budget of deliveries per second.
 func newShard(h *Hub, interval time.Duration, budget float64, live liveness) *shard {
 	return &shard{
 		hub:      h,
@@ -101,8 +100,8 @@ func newShard(h *Hub, interval time.Duration, budget float64, live liveness) *sh
 	}
 }
 
-// now returns the time on the shard's clock. It begins at an interval, so that nothing
-// seems to have been sent just before.
+// now returns the time on the shard's clock. The clock starts at one interval, so that nothing appears to have been
+// sent a moment ago.
 func (s *shard) now() time.Duration { return time.Since(s.start) + s.interval }
 
 // earliest returns the earlier of two times, of which 0 means never.
@@ -114,7 +113,7 @@ func earliest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// subscribeLocked returns the subscriber's place of the topic, made when there is none.
+// subscribeLocked returns the subscriber's place for the topic, and creates it if necessary.
 func (s *shard) subscribeLocked(sub *Subscriber, name presence.Topic) *place {
 	if p := sub.place(name); p != nil {
 		return p
@@ -160,7 +159,8 @@ func (s *shard) unsubscribeLocked(sub *Subscriber, place int) {
 	}
 }
 
-// askLocked answers a subscribe in a form. What a paused subscriber has in that form is not sent again when it resumes.
+// askLocked answers a subscribe request in a form. A paused subscriber is not sent the same update again when it
+// resumes.
 func (s *shard) askLocked(sub *Subscriber, p *place, form Form) {
 	x := &p.topic.subs[p.index]
 	has := x.gen != 0 && x.form == form
@@ -170,8 +170,8 @@ func (s *shard) askLocked(sub *Subscriber, p *place, form Form) {
 	}
 }
 
-// renewLocked makes the subscriber get the topic's update, also if it has it: at once, or an interval
-// after the last one.
+// renewLocked makes the subscriber get the topic's update even if it already has it: at once, or an interval after the
+// last one.
 func (s *shard) renewLocked(sub *Subscriber, p *place) {
 	x := &p.topic.subs[p.index]
 
@@ -192,7 +192,7 @@ func (s *shard) renewLocked(sub *Subscriber, p *place) {
 	wake.Signal(s.wake)
 }
 
-// readyLocked ends a hold. The client may have the update as a stale one.
+// readyLocked ends a hold. It sends the update even if the client already has it, which may have been as a stale one.
 func (s *shard) readyLocked(sub *Subscriber, p *place) {
 	p.heldAt = 0
 
@@ -203,20 +203,20 @@ func (s *shard) readyLocked(sub *Subscriber, p *place) {
 	s.visitLocked(sub, p.topic, false)
 }
 
-// lapseLocked ends the silence of a hold that has lasted too long.
+// lapseLocked ends the waiting of a hold that has lasted too long: from now on updates are sent as stale ones.
 func (s *shard) lapseLocked(sub *Subscriber, p *place) {
 	p.topic.subs[p.index].state = overdue
 	s.visitLocked(sub, p.topic, false)
 }
 
-// visitLocked serves the subscriber with the topic's update at once, also if it has it, unless
-// its subscription says what it is shown.
+// visitLocked schedules the topic's update for the subscriber at once, unless what the subscription shows would not
+// change.
 func (s *shard) visitLocked(sub *Subscriber, t *topic, missed bool) {
 	s.visits = append(s.visits, visit{sub, t, missed})
 	wake.Signal(s.wake)
 }
 
-// update takes a newer update of a topic.
+// update accepts a newer update of a topic.
 func (s *shard) update(u presence.Update) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +228,7 @@ func (s *shard) update(u presence.Update) {
 
 	t.update = u
 	t.gen++
-	if t.gen == 0 { // it overflowed, and 0 means that there is no update
+	if t.gen == 0 { // it wrapped around, and 0 means that there is no update
 		t.gen = 1
 	}
 
@@ -236,7 +236,7 @@ func (s *shard) update(u presence.Update) {
 	s.lookLocked(t, max(s.now(), t.scanned+s.quantum))
 }
 
-// lookLocked makes a pass go through all subscribers of t.
+// lookLocked schedules a pass through all subscribers of t.
 func (s *shard) lookLocked(t *topic, at time.Duration) {
 	if t.lookAt == 0 {
 		s.due = append(s.due, t)
@@ -272,8 +272,8 @@ func (s *shard) run(ctx context.Context) {
 	}
 }
 
-// deliver is one pass: it collects under the lock what is due, and writes without the lock. It
-// returns when the next pass is due, or 0.
+// deliver makes one pass: it collects what is due while holding the lock, and writes without it. It returns when the
+// next pass is due, or 0.
 func (s *shard) deliver() (next time.Duration) {
 	s.mu.Lock()
 	now := s.now()
@@ -284,16 +284,16 @@ func (s *shard) deliver() (next time.Duration) {
 	written := len(s.pass.batch) - 1
 	s.figures.delivered.Add(int64(written))
 
-	// Answers have a bound of their own. If they counted here, a client that asks often
-	// would slow down the pages of others.
+	// Answers are limited separately. If they counted here, a client that asks often would slow down the pages of
+	// others.
 	s.pace.spend(written-s.pass.answers, now)
 
-	clear(s.pass.batch) // so that it keeps no subscriber in memory
+	clear(s.pass.batch) // so that no subscriber is kept in memory
 
 	return next
 }
 
-// collectLocked fills the pass with what is due, and returns when more will be, or 0.
+// collectLocked fills the pass with everything that is due, and returns when more will be due, or 0.
 func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 	s.pass.id++
 	s.pass.batch = append(s.pass.batch[:0], delivery{})
@@ -320,7 +320,7 @@ func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 	return earliest(next, s.offerNumbersLocked(now))
 }
 
-// visitAllLocked serves the subscribers that are to be served at once.
+// visitAllLocked serves the scheduled visits.
 func (s *shard) visitAllLocked(now time.Duration) {
 	for _, v := range s.visits {
 		p := v.sub.at(v.topic)
@@ -329,7 +329,7 @@ func (s *shard) visitAllLocked(now time.Duration) {
 		}
 
 		x := &p.topic.subs[p.index]
-		if x.at == now && x.gen == p.topic.gen { // it was visited twice
+		if x.at == now && x.gen == p.topic.gen { // it was already visited in this pass
 			continue
 		}
 
@@ -343,7 +343,7 @@ func (s *shard) visitAllLocked(now time.Duration) {
 	s.visits = s.visits[:0]
 }
 
-// write writes the pass, one write for each client.
+// write writes the pass, with one write per client.
 func (s *shard) write() {
 	batch := s.pass.batch
 	for i := 1; i < len(batch); i++ {
@@ -368,8 +368,7 @@ func (s *shard) write() {
 	}
 }
 
-// answerAllLocked answers the subscribes that may be answered now, and returns when the next one
-// may be, or 0.
+// answerAllLocked answers the subscribe requests that may be answered now, and returns when the next one may be, or 0.
 func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 	later := s.asking[:0]
 
@@ -388,9 +387,9 @@ func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 	return next
 }
 
-// answerLocked answers subscribes of one subscriber: each topic at most once per interval, and
-// answersAtOnce in all, since a topic that was left and is wanted again has no past. It
-// returns when to go on, or 0 when all are answered.
+// answerLocked answers subscribe requests of one subscriber: each topic at most once per interval, and at most
+// answersAtOnce in total. The total matters because a topic that is left and subscribed again has no record of its last
+// answer. It returns when to continue, or 0 when all are answered.
 func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Duration) {
 	step := s.interval / answersAtOnce
 	sub.answered = max(sub.answered, now-s.interval) // what was not used in an interval is not saved up
@@ -401,7 +400,7 @@ func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Dur
 		if x.state != asking {
 			continue
 		}
-		if x.gen != 0 { // it was sent an update since it asked
+		if x.gen != 0 { // it was sent an update after it asked
 			x.state = following
 			continue
 		}
@@ -416,7 +415,7 @@ func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Dur
 				continue
 			}
 
-			at = sub.answered + s.interval // several at a time, not one by one
+			at = sub.answered + s.interval // wait for a whole interval, to answer several at a time
 		}
 		again = earliest(again, at)
 	}
@@ -428,8 +427,8 @@ func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Dur
 	return again
 }
 
-// scanLocked offers t's update to all subscribers that do not have it, and returns when to scan
-// again, or 0 when all were served or cannot be now.
+// scanLocked offers t's update to all subscribers that do not have it, and returns when to scan again, or 0 if none is
+// left that can be served later by a scan.
 func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 	t.scanned = now
 	interval := s.pace.interval(len(t.subs))
@@ -456,9 +455,8 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 	return again
 }
 
-// offerLocked adds t's update to the pass unless the subscriber would see no difference, and
-// returns how many deliveries that is. It skips a client that has not taken its last write,
-// which is served when it has, and one that is paused.
+// offerLocked adds t's update to the pass, unless the subscriber would see no difference, and returns the number of
+// deliveries. It skips paused clients, and clients whose last write is not complete; these are served when it is.
 func (s *shard) offerLocked(t *topic, sub *subscription, now time.Duration) (deliveries int) {
 	mustWait := sub.state == held || sub.sub.paused || sub.sub.client.Busy()
 	if t.gen == 0 || mustWait {
@@ -499,12 +497,12 @@ func (s *shard) chainLocked(sub *Subscriber, bytes []byte) {
 	p.batch = append(p.batch, d)
 }
 
-// undelivered handles a write that was not begun.
+// undelivered handles a write that failed before any byte was sent.
 func (s *shard) undelivered(sub *Subscriber, err error) {
 	if !errors.Is(err, ErrBusy) {
 		s.figures.unwritten.Add(1)
 		if !errors.Is(err, net.ErrClosed) {
-			_ = sub.client.Close() // the client then leaves
+			_ = sub.client.Close() // closing makes the client leave
 		}
 
 		return
@@ -515,7 +513,7 @@ func (s *shard) undelivered(sub *Subscriber, err error) {
 	sub.missed = true
 	s.mu.Unlock()
 
-	if !sub.client.Busy() { // it became free before missed was set
+	if !sub.client.Busy() { // the write was completed before missed was set
 		sub.Free()
 	}
 }

@@ -7,18 +7,18 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// SharedReads makes concurrent reads of one thing one call of the store. The zero SharedReads is ready for use.
+// SharedReads lets concurrent reads of the same key share one call of the store. The zero value is ready for use.
 type SharedReads[T any] struct{ group singleflight.Group }
 
-// sharedRead is what one call of the store returned.
+// sharedRead is the result of one call of the store.
 type sharedRead[T any] struct {
 	began  time.Time
 	values []T
 }
 
-// Read returns what read returns for one caller, or for another one whose call is under way. That call must not have
-// begun longer than lag ago: a store that falls silent, or a process that is suspended meanwhile, may answer late. The
-// result is shared, so nobody changes it.
+// Read returns the result of read, or that of another caller's read in progress. The shared read must not have begun
+// longer than lag ago, because a store that stalls, or a process that is suspended, may deliver its result late. The
+// result is shared, so callers must not modify it.
 func (s *SharedReads[T]) Read(
 	ctx context.Context, key string, lag, limit time.Duration, read func(context.Context) ([]T, error),
 ) ([]T, error) {
@@ -26,7 +26,7 @@ func (s *SharedReads[T]) Read(
 
 	for {
 		shared := s.group.DoChan(key, func() (any, error) {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit) // the first caller may leave
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit) // outlives the first caller
 			defer cancel()
 
 			began := time.Now()
@@ -47,5 +47,5 @@ func (s *SharedReads[T]) Read(
 	}
 }
 
-// Forget makes those who read from now on share no call that is under way.
+// Forget keeps later reads of key from sharing a call that is in progress now.
 func (s *SharedReads[T]) Forget(key string) { s.group.Forget(key) }

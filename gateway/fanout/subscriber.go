@@ -8,38 +8,37 @@ import (
 	"headcount/presence"
 )
 
-// How long Hold keeps a topic's updates back at most. After that the client gets them as stale ones, which do not claim
-// to include the user who waits. An update that is stale anyway goes out earlier. A join takes longer than a second
-// when a node has just died.
+// How long Hold withholds a topic's updates at most. After that the client gets them marked as stale, which means that
+// they may not include the waiting user. An update that is stale anyway is sent earlier. A join can take longer than a
+// second when a node has just died.
 const (
 	holdStale = time.Second
 	holdFresh = 5 * time.Second
 )
 
-// Subscriber is a client in the fan-out. The client's struct embeds it; after
-// Prepare and Enter any goroutine may call its methods, until Leave. The caller
-// bounds the topics of one subscriber.
+// Subscriber is a client in the fan-out. The client's struct embeds it. After Prepare and Enter any goroutine may call
+// its methods, until Leave. The caller bounds the number of topics of a subscriber.
 type Subscriber struct {
 	shard *shard       // set by Prepare
-	heard atomic.Int64 // the last sign of life, by Now
+	heard atomic.Int64 // time of the last sign of life, by Now
 
-	// The shard's lock guards all below, but for client.
+	// The shard's lock guards the fields below, except client.
 	expires time.Duration // when the client's time is over, by Now; 0: never
-	pinged  time.Duration // an unanswered ping was sent then; 0: none
+	pinged  time.Duration // when a ping was sent that is not answered yet; 0: none
 	places  []place
 	number  number
 
-	answerAt time.Duration // when its next subscribe is answered; 0: it is not in shard.asking
-	answered time.Duration // its budget for answers is used up until then, see answer
+	answerAt time.Duration // when its next subscribe request is answered; 0: it is not in shard.asking
+	answered time.Duration // its budget for answers is used up until then, see answerLocked
 
-	// What a delivery looks at is together at the end. So the embedding struct should
-	// continue with what Busy reads.
+	// The fields that a delivery reads are together at the end. The embedding struct should continue with the fields
+	// that Busy reads, so that they share cache lines.
 	client Client // set by Prepare
-	pass   uint64 // the last pass that had something for it
-	tail   int32  // the last delivery in that pass
+	pass   uint64 // the last pass that had a delivery for it
+	tail   int32  // index of its last delivery in that pass
 	index  int32  // in shard.seats; -1: it has left
 	missed bool   // a delivery was not written
-	paused bool   // no topics are sent to it, see Pause
+	paused bool   // updates of topics are not sent, see Pause
 	often  bool   // see PingOften
 
 	numberQueued bool // it is in shard.numbers
@@ -48,12 +47,12 @@ type Subscriber struct {
 // place is one topic of a subscriber.
 type place struct {
 	topic  *topic
-	index  int32         // in topic.subs
+	index  int32         // index of the subscription in topic.subs
 	heldAt time.Duration // when the hold began; 0: the subscription is not held
 }
 
-// Prepare gives the subscriber a shard, and so a clock. Nothing is delivered before Enter.
-// The client's time is over after lasts; 0: never.
+// Prepare assigns a shard, and thereby a clock, to the subscriber. Nothing is delivered before Enter. After the
+// duration lasts, the client's time is over; 0: never.
 func (h *Hub) Prepare(s *Subscriber, c Client, lasts time.Duration) {
 	s.shard = h.shards[h.next.Add(1)%uint64(len(h.shards))]
 	s.client = c
@@ -64,13 +63,14 @@ func (h *Hub) Prepare(s *Subscriber, c Client, lasts time.Duration) {
 	s.Heard()
 }
 
-// PingOften makes a ping come after maxSilence even if Config.Ping is longer. It is called before Enter.
+// PingOften limits the silence before a ping to maxSilence, even if Config.Ping is longer. It must be called before
+// Enter.
 func (s *Subscriber) PingOften() { s.often = true }
 
 // Now returns the time on the subscriber's clock.
 func (s *Subscriber) Now() time.Duration { return s.shard.now() }
 
-// Heard notes a sign of life.
+// Heard records a sign of life.
 func (s *Subscriber) Heard() { s.heard.Store(int64(s.Now())) }
 
 func (s *Subscriber) lastHeard() time.Duration { return time.Duration(s.heard.Load()) }
@@ -105,21 +105,21 @@ func (s *Subscriber) Leave() {
 	s.index = -1
 }
 
-// Subscribe sends the newest updates of topics in a form: at once, also if the client has
-// them, and whenever they change.
+// Subscribe sends the newest updates of topics in a form: once now, even if the client has them, and whenever they
+// change.
 func (s *Subscriber) Subscribe(topics []presence.Topic, form Form) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 
 	for i, name := range topics {
-		if !slices.Contains(topics[:i], name) { // once is enough
+		if !slices.Contains(topics[:i], name) { // skip duplicates
 			sh.askLocked(s, sh.subscribeLocked(s, name), form)
 		}
 	}
 }
 
-// Renew is Subscribe for one topic, in the form that its subscription has, or 0.
+// Renew is Subscribe for one topic, in the form of the existing subscription, or 0.
 func (s *Subscriber) Renew(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -129,8 +129,8 @@ func (s *Subscriber) Renew(t presence.Topic) {
 	sh.askLocked(s, p, p.topic.subs[p.index].form)
 }
 
-// Hold is Renew, but nothing of the topic is sent until Ready. When the hold has lasted too long, holdStale for an
-// update that is stale and holdFresh for any other, updates are sent as stale ones until Ready.
+// Hold is Renew, but no update of the topic is sent until Ready. If that takes too long, updates are sent marked as
+// stale until Ready: after holdStale if they are stale anyway, otherwise after holdFresh.
 func (s *Subscriber) Hold(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -146,9 +146,9 @@ func (s *Subscriber) Hold(t presence.Topic) {
 	seat.look = min(seat.look, p.heldAt+holdStale)
 }
 
-// Ready ends a Hold. The client gets the update that the hub has now, or a newer one.
+// Ready ends a Hold. The client gets the hub's current update, or a newer one.
 func (s *Subscriber) Ready(t presence.Topic) {
-	// Another goroutine may have given the hub its newest update, and not yet the shard.
+	// Another goroutine may have passed its newest update to the hub, but not yet to the shard.
 	last, known := s.shard.hub.Last(t)
 	if known {
 		s.shard.update(last)
@@ -162,8 +162,8 @@ func (s *Subscriber) Ready(t presence.Topic) {
 	}
 }
 
-// Reform sends a topic in another form from now on, if there is a subscription. If again is
-// set, the client gets the newest update in that form even if it has it in another one.
+// Reform changes the form of a subscription, if there is one. If again is set, the newest update is sent in the new
+// form even if the client has it in the old one.
 func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -198,7 +198,7 @@ func (s *Subscriber) Unsubscribe(t presence.Topic) {
 	}
 }
 
-// Free serves a client that was busy with what it missed.
+// Free delivers to the client what it missed while it was busy.
 func (s *Subscriber) Free() {
 	sh := s.shard
 	sh.mu.Lock()
@@ -208,7 +208,8 @@ func (s *Subscriber) Free() {
 		p := &s.places[i]
 		sub := &p.topic.subs[p.index]
 		if s.missed {
-			// Any of them may have been lost, also if this visit finds the client busy again or paused.
+			// Any of the updates may have been lost, even if the client is busy or paused again by the time of this
+			// visit.
 			sub.gen = 0
 			sub.shown = 0
 		}
@@ -224,8 +225,8 @@ func (s *Subscriber) Free() {
 	s.missed = false
 }
 
-// Pause stops the updates of topics to the subscriber, or, unless on, sends it at once all that have changed
-// meanwhile. Its number is sent all the while.
+// Pause stops the updates of topics to the subscriber, or, if on is false, resumes them and sends everything that has
+// changed. The subscriber's number is not affected.
 func (s *Subscriber) Pause(on bool) {
 	sh := s.shard
 	sh.mu.Lock()
@@ -249,7 +250,7 @@ func (s *Subscriber) Pause(on bool) {
 	}
 }
 
-// place returns the subscriber's place of the topic, or nil.
+// place returns the subscriber's place for the topic, or nil.
 func (s *Subscriber) place(name presence.Topic) *place {
 	for i := range s.places {
 		if s.places[i].topic.name == name {

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// maxSilence is the silence before a ping of a client that takes a minute of silence for a broken connection.
+// maxSilence is the silence before a ping for clients that take a silent minute for a broken connection.
 const maxSilence = 25 * time.Second
 
-// liveness says when a silent client is dead.
+// liveness defines when a silent client counts as dead.
 type liveness struct {
 	ping time.Duration // silence before a ping
-	pong time.Duration // silence after it before the end
+	pong time.Duration // further silence before it is closed
 }
 
 func (l liveness) tick() time.Duration {
 	return max(min(time.Second, min(l.ping, l.pong)/8), 5*time.Millisecond)
 }
 
-// verdict decides about a client whose last sign of life was at heard and whose last ping
-// was sent at pinged (0: every ping was answered).
+// verdict decides whether to ping or close a client, given the time of its last sign of life, and of its last ping if
+// that is not answered, otherwise 0.
 func (l liveness) verdict(now, heard, pinged time.Duration) (ping, dead bool) {
 	if pinged != 0 && heard < pinged {
 		return false, now-pinged >= l.pong
@@ -28,7 +28,7 @@ func (l liveness) verdict(now, heard, pinged time.Duration) (ping, dead bool) {
 	return now-max(heard, pinged) >= l.ping, false
 }
 
-// next returns when verdict may decide differently, unless the client gives a sign of life.
+// next returns the earliest time at which verdict may change, unless the client gives a sign of life.
 func (l liveness) next(heard, pinged time.Duration) time.Duration {
 	if pinged != 0 && heard < pinged {
 		return pinged + l.pong
@@ -36,10 +36,9 @@ func (l liveness) next(heard, pinged time.Duration) time.Duration {
 	return max(heard, pinged) + l.ping
 }
 
-// sweep pings the clients that have been silent, closes those that do not answer, and calls
-// Expire of those whose time is over.
+// sweep pings silent clients, closes those that do not answer, and calls Expire of those whose time is over.
 func (s *shard) sweep() {
-	type task struct { // not a closure: pings are most of what an idle gateway does
+	type task struct { // not a closure, because an idle gateway does little else than ping
 		sub *Subscriber
 		do  func(s *shard, sub *Subscriber, at time.Duration)
 	}
@@ -52,12 +51,12 @@ func (s *shard) sweep() {
 	for i := range s.seats {
 		seat := &s.seats[i]
 		if now < seat.look && !suspended {
-			continue // without reading the subscriber, which is not in the cache
+			continue // do not read the subscriber: it is not in the CPU's cache
 		}
 
 		sub := seat.sub
 		if suspended && sub.lastHeard() < sub.pinged {
-			sub.pinged = now // the process stood still: its clients get their time again
+			sub.pinged = now // the process was suspended, so its clients get the full time again
 		}
 
 		live := s.live
@@ -71,7 +70,7 @@ func (s *shard) sweep() {
 			s.figures.silent.Add(1)
 			tasks = append(tasks, task{sub, (*shard).close})
 		case sub.expired(now):
-			sub.expires = 0 // once is enough
+			sub.expires = 0 // expire only once
 			tasks = append(tasks, task{sub, (*shard).expire})
 		case ping:
 			sub.pinged = now
@@ -92,8 +91,7 @@ func (s *shard) sweep() {
 	}
 }
 
-// endHoldsLocked looks for the subscriber's holds that have lasted too long, and returns when to look
-// at it again at the latest.
+// endHoldsLocked ends the subscriber's holds that have lasted too long, and returns the latest time of the next check.
 func (s *shard) endHoldsLocked(sub *Subscriber, now time.Duration) (look time.Duration) {
 	look = math.MaxInt64
 
@@ -110,7 +108,7 @@ func (s *shard) endHoldsLocked(sub *Subscriber, now time.Duration) (look time.Du
 		case lasts < holdStale:
 			look = min(look, p.heldAt+holdStale)
 		case mayWait:
-			look = min(look, now+holdStale) // it may be stale by then
+			look = min(look, now+holdStale) // by then the update may be stale
 		default:
 			s.lapseLocked(sub, p)
 		}
@@ -121,8 +119,8 @@ func (s *shard) endHoldsLocked(sub *Subscriber, now time.Duration) (look time.Du
 // expired reports whether the client's time is over.
 func (s *Subscriber) expired(now time.Duration) bool { return s.expires != 0 && now >= s.expires }
 
-// ping pings a client that the sweep at that time chose. If the ping could not be sent, the
-// client need not answer, and the next sweep tries again.
+// ping pings a client that the sweep at the given time selected. If the ping could not be sent, the client is not
+// expected to answer, and the next sweep tries again.
 func (s *shard) ping(sub *Subscriber, at time.Duration) {
 	if sub.client.Ping() {
 		return
@@ -136,5 +134,5 @@ func (s *shard) ping(sub *Subscriber, at time.Duration) {
 	}
 }
 
-func (s *shard) close(sub *Subscriber, _ time.Duration)  { _ = sub.client.Close() } // the client then leaves
+func (s *shard) close(sub *Subscriber, _ time.Duration)  { _ = sub.client.Close() } // closing makes the client leave
 func (s *shard) expire(sub *Subscriber, _ time.Duration) { sub.client.Expire() }

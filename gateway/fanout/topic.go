@@ -12,9 +12,9 @@ type topic struct {
 	name    presence.Topic
 	encoder Encoder
 	update  presence.Update
-	gen     uint32 // grows with every new update; 0: there is none yet
+	gen     uint32 // incremented with each new update; 0: there is none yet
 	subs    []subscription
-	lookAt  time.Duration // when a pass goes through subs again; 0: the topic is not in shard.due
+	lookAt  time.Duration // when the next pass goes through subs; 0: the topic is not in shard.due
 	scanned time.Duration // when a pass last went through subs
 
 	// texts has the update in each form that subscribers want, encoded once for all of them.
@@ -24,37 +24,37 @@ type topic struct {
 // text is a topic's update in one form.
 type text struct {
 	form  Form
-	stale bool   // the update is marked as stale, whatever it is
-	gen   uint32 // topic.gen when it was made
-	bytes []byte // written to clients without the lock, and changed only by run
+	stale bool   // the update is marked as stale even if it is not
+	gen   uint32 // topic.gen of the encoded update
+	bytes []byte // written to clients without the lock; only run changes it
 	shown uint64 // as Encode returned it
 }
 
-// subscription is one subscriber of a topic.
+// subscription is the subscription of one subscriber to a topic.
 type subscription struct {
 	sub   *Subscriber
 	gen   uint32 // topic.gen of the last update that was sent, or that the client did not need
 	state subscriptionState
 	form  Form
 	at    time.Duration // when the last update was sent
-	shown uint64        // text.shown of what the client has; 0: it gets the next update whatever that is
+	shown uint64        // text.shown of what the client has; 0: it gets the next update in any case
 }
 
-// subscriptionState says what a subscription waits for.
+// subscriptionState says which updates a subscription gets.
 type subscriptionState uint8
 
 const (
-	following subscriptionState = iota // it gets the next update
-	asking                             // it also gets the present update, as the answer to a subscribe
-	held                               // it gets nothing until Subscriber.Ready
-	// overdue: it was held for too long, and gets updates as stale ones until Subscriber.Ready
+	following subscriptionState = iota // the next update
+	asking                             // also the current update, as the answer to a subscribe request
+	held                               // none until Subscriber.Ready
+	// overdue: it was held for too long, and gets updates marked as stale until Subscriber.Ready
 	overdue
 )
 
 // waits reports whether the subscription waits for Subscriber.Ready.
 func (s subscriptionState) waits() bool { return s == held || s == overdue }
 
-// text returns the update of t in a form, marked as stale if that is wanted.
+// text returns the update of t in a form, marked as stale if requested.
 func (t *topic) text(form Form, stale bool) *text {
 	i := slices.IndexFunc(t.texts, func(x text) bool { return x.form == form && x.stale == stale })
 	if i < 0 {

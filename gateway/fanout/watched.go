@@ -7,42 +7,40 @@ import (
 	"headcount/presence"
 )
 
-// watched is a topic that a shard has subscribers for, or had a moment ago. The
-// hub's lock guards it.
+// watched is a topic that has subscribers in some shard, or had until a moment ago. The hub's lock guards it.
 type watched struct {
-	update   presence.Update  // the newest that is or was right; its Topic is always set
+	update   presence.Update  // the newest update that is or was right; its Topic is always set
 	newest   presence.Version // the newest received, stale ones included
-	known    bool             // update may be delivered; it may not before the topic is attached
+	known    bool             // update may be delivered, which it may not before the topic is attached
 	endpoint endpoint
 	kind     *kind
 	bucket   uint16        // among presence.DefaultBuckets
-	refs     int32         // shards with subscribers, and watchers
+	refs     int32         // number of shards with subscribers, and of watchers
 	left     time.Duration // when refs fell to 0, since Hub.born
 
-	in *list.List    // fresh or lingering of the backlog; nil: neither
+	in *list.List    // backlog.fresh, backlog.lingering or nil
 	at *list.Element // its place there
 }
 
-// endpoint says how far the store is with the endpoint of a topic. A topic whose kind has
-// a Source needs none, and counts as attached from the beginning.
+// endpoint is the state of a topic's endpoint in the store. A topic whose kind has a Source needs none, and counts as
+// attached from the start.
 type endpoint uint8
 
 const (
-	unasked  endpoint = iota // the store was never asked for it, so there is nothing to detach
-	asked                    // the store was asked, and may have it
+	unasked  endpoint = iota // the store was never asked to attach it, so it need not be detached
+	asked                    // the store was asked to attach it, and may have done so
 	outdated                 // the store has attached it, but it has to be attached and read again
-	attached                 // the store has attached it, and its updates come
+	attached                 // the store has attached it, and its updates arrive
 )
 
-// remember keeps the newest update until the topic is attached, so that no older one is
-// delivered then.
+// remember keeps the newest update until the topic is attached, so that no older one is delivered then.
 func (w *watched) remember(u presence.Update) {
 	if !u.Stale && !w.update.Newer(u) {
 		w.update = u
 	}
 }
 
-// note notes which version the store has.
+// note records which version the store has.
 func (w *watched) note(u presence.Update) {
 	if u.Version.Compare(w.newest) > 0 {
 		w.newest = u.Version
@@ -59,20 +57,20 @@ func (w *watched) hasEndpoint() bool {
 	return w.kind.source == nil && (wanted || w.endpoint == attached)
 }
 
-// overtook reports whether a stale update was sent before the known one.
+// overtook reports whether the known update overtook a stale one, so that it is as new.
 func (w *watched) overtook(u *presence.Update) bool {
 	versioned := u.Version != (presence.Version{})
 	return u.Stale && versioned && !u.Newer(w.update)
 }
 
-// join adds w at the end of a list, instead of the one it is in.
+// join moves w to the end of a list, out of the one it is in.
 func (w *watched) join(l *list.List) {
 	w.leave()
 	w.in = l
 	w.at = l.PushBack(w)
 }
 
-// leave takes w out of its list, if it is in one.
+// leave removes w from its list, if it is in one.
 func (w *watched) leave() {
 	if w.in != nil {
 		w.in.Remove(w.at)

@@ -90,7 +90,7 @@ func (s *Sites) add(text string) error {
 
 	for _, other := range s.list {
 		if other.Site == site.Site {
-			return fmt.Errorf("the site %q is there twice; name all its origins in one --site", site.Name())
+			return fmt.Errorf("the site %q is given twice; name all its origins in one --site", site.Name())
 		}
 
 		if one, both := site.origins.shares(other.origins); both {

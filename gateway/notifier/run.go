@@ -108,11 +108,11 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	return err
 }
 
-// readAuthors reads who has changed a page since its own changes are known, and applies the level.
+// readAuthors reads the authors of a page's changes since its own changes are known, and applies the level.
 func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	since, users := s.beginAuthors(p)
 	if len(users) == 0 {
-		return nil // nobody follows it any more
+		return nil // no user follows it any more
 	}
 
 	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
@@ -140,7 +140,8 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	return nil
 }
 
-// beginAuthors returns since which Level.By authors of a page have to be read, and the users who follow it.
+// beginAuthors returns the Level.By after which the authors of a page have to be read, and the users that follow the
+// page.
 func (s *Sums) beginAuthors(p *page) (since int64, users []unread.User) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

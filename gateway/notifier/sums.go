@@ -348,7 +348,7 @@ func (f *Sum) outdates(v presence.Version) bool {
 	return v != (presence.Version{}) && v.Incarnation < f.version.Incarnation
 }
 
-// take takes over what was read of the follow. It returns up to which Level.By the user's own changes are complete.
+// take applies what was read of the follow. It returns the Level.By up to which the user's own changes are complete.
 func (fo *follow) take(stored unread.Follow, read unread.Level, own unread.Own) (ownUpTo int64) {
 	fo.stored = stored
 	fo.setOwn(own, read.Incarnation)
@@ -359,7 +359,7 @@ func (fo *follow) take(stored unread.Follow, read unread.Level, own unread.Own) 
 		return read.By
 	}
 
-	// The page's level was received meanwhile. It counts if the own changes are right for it, too.
+	// A newer level of the page was received in the meantime. It applies if the own changes are complete for it, too.
 	ownUpTo = read.By
 	if is.Incarnation != read.Incarnation {
 		fo.setOwn(unread.Own{}, is.Incarnation)

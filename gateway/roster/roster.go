@@ -1,5 +1,5 @@
-// Package roster knows who is here: the users of this gateway and their pages, which it reports to the owners of the
-// partitions.
+// Package roster tracks the users that are connected to this gateway and the pages they are on, and reports them to the
+// owners of the partitions.
 package roster
 
 import (
@@ -267,7 +267,7 @@ func (r *Roster) Receive(a *heartbeat.Reply) {
 // Repeated returns how many joins and leaves were sent again because no acknowledgement arrived.
 func (r *Roster) Repeated() int64 { return r.repeated.Load() }
 
-// Idle reports whether nobody is here, and nobody is remembered.
+// Idle reports whether no user is present, and none is remembered.
 func (r *Roster) Idle() bool {
 	for i := range r.streams {
 		if !r.streams[i].idle() {

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrBusy means that the client has not taken the last write yet.
-var ErrBusy = errors.New("the client has not taken what was sent")
+var ErrBusy = errors.New("the client's last write is not complete")
 
 // Wire is a client's connection below the protocol. All bytes to the client go
 // through it. Each call writes one or more whole frames, so frames never mix. A write

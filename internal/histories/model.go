@@ -64,7 +64,7 @@ const (
 	ceiling = 40
 	members = 4 // of a set
 	most    = 12
-	changes = 512 // that a subject can tell apart
+	changes = 512 // maximum number of changes that a subject can tell apart
 )
 
 // state is that of a subject. It is comparable, so that Porcupine finds two that are equal.

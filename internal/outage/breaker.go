@@ -15,8 +15,8 @@ const (
 	TripAfter  = 3                      // failures in a row that open it
 	ProbeEvery = 500 * time.Millisecond // between two calls that it lets through while it is open
 
-	// refusalOver is how long the server must not have refused anything, beside taking a change of the probe, until it
-	// counts as usable again: it may take the probe alone.
+	// refusalOver is how long the server must not have refused anything, besides accepting a change of the probe, until
+	// it counts as usable again. One accepted probe is not enough, because other changes may still be refused.
 	refusalOver = time.Second
 )
 

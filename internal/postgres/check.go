@@ -9,15 +9,15 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 )
 
-// Facts are what Check finds out about a database that can be used.
+// Facts are what Check learns about a usable database.
 type Facts struct {
-	ReadOnly   bool          // it takes no changes
-	MakesTable bool          // the user may make tables
-	ClockOff   time.Duration // between its clock and ours
+	ReadOnly   bool          // it accepts no changes
+	MakesTable bool          // the user may create tables
+	ClockOff   time.Duration // difference between its clock and ours
 }
 
-// Check connects as Open does and fails as Open does, also when the database does not answer. It changes nothing. Then
-// it calls more, if that is not nil, with the connection.
+// Check connects as Open does, and fails in the same cases, and also if the database does not answer. It changes
+// nothing. If more is not nil, it is then called with the connection.
 func Check(
 	ctx context.Context, url string, tables []Tables, more func(ctx context.Context, conn *sql.DB) error,
 ) (f Facts, err error) {

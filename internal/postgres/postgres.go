@@ -1,13 +1,13 @@
-// Package postgres is a connection to PostgreSQL 13 or later, for the stores that are built on it: sessions that are
-// set up alike, the migrations of tables, and calls that fail at once while the server cannot be used.
+// Package postgres is a connection to PostgreSQL 13 or later, for the stores that are built on it: it sets up sessions,
+// migrates tables, and makes calls fail at once while the server is unavailable.
 //
-// # When PostgreSQL is away
+// # When PostgreSQL is unavailable
 //
-// After three failures in a row, calls fail without being tried, but for one in half a second. A server that answers
-// and takes no changes counts as away, too: it is read-only, full or out of connections, or lets nobody log in. Reads
-// do not end such an outage, but a change that is taken back.
+// After three failures in a row, calls fail without being tried, except one each half second. A server that answers but
+// accepts no changes counts as unavailable, too: it is read-only, full or out of connections, or rejects logins. Reads
+// do not end such an outage, but a successful change that is rolled back does.
 //
-// A process starts without PostgreSQL, and prepares the tables once it answers.
+// A process starts without PostgreSQL, and prepares the tables once PostgreSQL answers.
 package postgres
 
 import (
@@ -29,12 +29,12 @@ import (
 )
 
 var (
-	// ErrConfig is in every error about settings that cannot work, among them a database that cannot be used. Its text
-	// is one sentence.
+	// ErrConfig is wrapped by every error about invalid settings, including a database that cannot be used. Its text is
+	// one sentence.
 	ErrConfig = errors.New("bad setting")
-	// ErrNewer means that a newer version of the program has moved the tables. It is an ErrConfig, too.
+	// ErrNewer means that a newer version of the program has migrated the tables. It is an ErrConfig, too.
 	ErrNewer = fmt.Errorf("%w: the database is of a newer version", ErrConfig)
-	// ErrAway is in the errors of calls that failed because PostgreSQL cannot be used.
+	// ErrAway is wrapped by the errors of calls that failed because PostgreSQL is unavailable.
 	ErrAway = errors.New("postgres is away")
 
 	errClosed = errors.New("it is closed")
@@ -43,40 +43,40 @@ var (
 
 const (
 	dialTimeout    = 2 * time.Second
-	askTimeout     = 2 * dialTimeout  // of asking a database what it is
-	openTimeout    = 20 * time.Second // of preparing the tables at a start, which goes on after it
-	callTimeout    = 5 * time.Second  // of a call, if its context has no earlier end
-	migrateTimeout = 10 * time.Minute // of preparing the tables, or waiting for another process that does
+	askTimeout     = 2 * dialTimeout  // for checking a database before its first use
+	openTimeout    = 20 * time.Second // for preparing the tables at a start; after that tend continues
+	callTimeout    = 5 * time.Second  // for a call, if its context has no earlier deadline
+	migrateTimeout = 10 * time.Minute // for preparing the tables, including waiting for another process that does so
 
-	maxConnections = 16 // of a DB, apart from one that prepares the tables
+	maxConnections = 16 // of a DB, besides the one that prepares the tables
 )
 
 // Config tunes a DB. A zero field takes its default.
 type Config struct {
-	URL    string   // postgres://…; required. It may name several servers, as libpq has it
-	Tables []Tables // of those who share the connection, at least one; all are made in the schema of the first
-	// Near is a table of others: where it exists, the first tables are made in its schema. Optional.
+	URL    string   // postgres://…; required. It may name several servers, as in libpq
+	Tables []Tables // of all stores that share the connection, at least one; all are created in the schema of the first
+	// Near is a table of others: where it exists, the first tables are created in its schema. Optional.
 	Near string
-	// Probe is a statement that changes something. It finds out whether the server takes changes, and is rolled back.
+	// Probe is a statement that changes something. It shows whether the server accepts changes, and is rolled back.
 	// Required.
 	Probe string
-	// ReadOnly refuses tables that are missing or of another version, instead of making or moving them. Only reads may
-	// be made then.
+	// ReadOnly refuses tables that are missing or of another version, instead of creating or migrating them. Only reads
+	// are allowed then.
 	ReadOnly bool
-	OnState  func(up bool) // called when PostgreSQL comes and goes, by one goroutine; optional
+	OnState  func(up bool) // called by one goroutine when PostgreSQL becomes available or unavailable; optional
 	Log      zerolog.Logger
 }
 
-// Tables says how tables are made, and moved from version to version.
+// Tables says how tables are created, and migrated from version to version.
 type Tables struct {
-	Migrations fs.FS  // files of goose
-	Versions   string // the table of goose
-	Lock       int64  // of the advisory lock of who moves them
+	Migrations fs.FS  // migrations in the form of goose
+	Versions   string // the table in which goose records the version
+	Lock       int64  // advisory lock that is held during a migration
 	// Former is a table of a release that kept the same data in another form. A database that has it is refused, and
-	// Mend says what to do. Optional.
+	// Mend is the remedy. Optional.
 	Former, Mend string
-	// Refuse asks a database that has the tables whether it cannot be used nevertheless, and Why says what to do then.
-	// Optional.
+	// Refuse is a query that returns whether a database with these tables must be refused. Why is the reason and the
+	// remedy. Optional.
 	Refuse, Why string
 }
 
@@ -85,22 +85,22 @@ type DB struct {
 	cfg     Config
 	pool    *pgxpool.Pool
 	breaker *outage.Breaker
-	ready   atomic.Bool // the tables are there
+	ready   atomic.Bool // the tables exist
 	closed  atomic.Bool
 
 	stop context.CancelFunc
-	wg   sync.WaitGroup // tend
+	wg   sync.WaitGroup // waits for tend
 }
 
-// Open returns a DB. It fails, with ErrConfig, if settings cannot work or the database that answered cannot be used.
-// While a database does not answer, calls fail with ErrAway. Close ends the DB.
+// Open returns a DB. It fails, with ErrConfig, if settings are invalid or the database cannot be used. A database that
+// does not answer is no error: calls then fail with ErrAway. The DB must be closed.
 func Open(ctx context.Context, cfg Config) (*DB, error) {
 	pc, err := configure(cfg.URL)
 	if err != nil {
 		return nil, err
 	}
 
-	// A process that has nothing to do keeps none of the server's connections.
+	// An idle process must not occupy any of the server's connections.
 	pc.MaxConns = maxConnections
 	pc.MinConns = 0
 	pc.MaxConnIdleTime = 5 * time.Minute
@@ -111,7 +111,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 		return nil, fmt.Errorf("postgres: %w: %w", ErrConfig, err)
 	}
 
-	// A database that cannot be used is refused at once, and one that does not answer is waited for by tend.
+	// Report an unusable database at once. If the database does not answer, tend keeps trying.
 	first, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	err = db.prepare(first)
@@ -128,7 +128,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	return db, nil
 }
 
-// Close waits for calls under way and ends the connections. Later calls fail with ErrAway.
+// Close waits for the calls in progress and closes the connections. Later calls fail with ErrAway.
 func (db *DB) Close() {
 	if db.closed.Swap(true) {
 		return
@@ -139,7 +139,7 @@ func (db *DB) Close() {
 	db.pool.Close()
 }
 
-// Cause returns why PostgreSQL cannot be used, or nil.
+// Cause returns why PostgreSQL is unavailable, or nil.
 func (db *DB) Cause() error {
 	if db.up() {
 		return nil
@@ -148,12 +148,12 @@ func (db *DB) Cause() error {
 	return db.breaker.LastFailure()
 }
 
-// ConnConfig returns how to open a connection apart from those of Do, for who listens to notifications.
+// ConnConfig returns the configuration for a separate connection, for example to listen for notifications.
 func (db *DB) ConnConfig() *pgx.ConnConfig { return db.pool.Config().ConnConfig }
 
 func (db *DB) up() bool { return db.ready.Load() && db.breaker.Up() }
 
-// prepared notes the outcome of preparing the tables.
+// prepared records the outcome of preparing the tables.
 func (db *DB) prepared(err error) {
 	if err != nil {
 		db.failed(err)
@@ -163,12 +163,13 @@ func (db *DB) prepared(err error) {
 	db.ready.Store(true)
 }
 
-// failed notes why PostgreSQL could not be used, on one line: several addresses have a line each.
+// failed records why PostgreSQL is unavailable. It joins the lines of an error about several addresses.
 func (db *DB) failed(why error) {
 	db.breaker.Failed(errors.New(strings.Join(strings.Fields(why.Error()), " ")))
 }
 
-// tend prepares the tables and asks a server that is away, until ctx ends. It says when PostgreSQL comes and goes.
+// tend prepares the tables, and probes a server that is unavailable, until ctx ends. It reports when PostgreSQL becomes
+// available or unavailable.
 func (db *DB) tend(ctx context.Context) {
 	ticker := time.NewTicker(outage.ProbeEvery)
 	defer ticker.Stop()
@@ -178,7 +179,7 @@ func (db *DB) tend(ctx context.Context) {
 		Mend: "the server waits for it: see whether it runs, and what headcount check says of it",
 	}
 
-	// Open has tried it a moment ago.
+	// Open has tried it just before.
 	before := db.up()
 	db.say(before)
 	for ctx.Err() == nil {
@@ -207,28 +208,29 @@ func (db *DB) say(up bool) {
 	}
 }
 
-// recover prepares the tables, or tries a change, if PostgreSQL is away.
+// recover prepares the tables, or probes with a change, if PostgreSQL is unavailable.
 func (db *DB) recover(ctx context.Context) {
 	switch {
 	case db.up():
 	case !db.ready.Load():
-		// Another process may be moving large tables, so this is not bounded as a call is.
+		// Another process may be migrating large tables, so this may take longer than a call.
 		trying, cancel := context.WithTimeout(ctx, migrateTimeout)
 		defer cancel()
 		db.prepared(db.prepare(trying))
 	case db.Do(ctx, db.probe) == nil:
-		// The breaker has closed with it, if it was open. A server that refused a change may still refuse others.
+		// This success has also closed the breaker if it was open. But a server that refused a change may still refuse
+		// others.
 		db.breaker.Probed()
 	}
 }
 
-// probe makes a change and takes it back.
+// probe makes a change and rolls it back.
 func (db *DB) probe(ctx context.Context, c *pgxpool.Conn) error {
 	if db.cfg.ReadOnly {
 		return c.Ping(ctx)
 	}
 
-	// In one round trip, so that no lock is held for longer than the statement takes.
+	// Use one round trip, so that no lock is held for longer than the statement takes.
 	b := &pgx.Batch{}
 	b.Queue("begin")
 	b.Queue(db.cfg.Probe)
@@ -237,8 +239,8 @@ func (db *DB) probe(ctx context.Context, c *pgxpool.Conn) error {
 	return c.SendBatch(ctx, b).Close()
 }
 
-// Do calls fn with a connection. A transaction that fn left open is rolled back. The error is ErrAway if PostgreSQL
-// cannot be used, else that of fn.
+// Do calls fn with a connection. A transaction that fn left open is rolled back. The error is ErrAway if PostgreSQL is
+// unavailable, otherwise that of fn.
 func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
 	if err := db.usable(); err != nil {
 		return fmt.Errorf("%w: %w", ErrAway, err)
@@ -248,7 +250,7 @@ func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) er
 		return fmt.Errorf("%w: %w", ErrAway, errSilent)
 	}
 
-	// A server that hangs must not hold a caller who would wait for ever.
+	// Callers may wait without a limit, but a server that hangs must not hold them forever.
 	start := time.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -261,7 +263,7 @@ func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) er
 	}
 
 	works := err == nil || connected && answered(err)
-	// A caller who left early is no sign of a server that does not answer.
+	// If the caller gave up early, that does not mean that the server does not answer.
 	left := ctx.Err() != nil && time.Since(start) < dialTimeout
 	switch {
 	case works:
@@ -275,12 +277,12 @@ func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) er
 	done(err)
 	db.failed(err)
 
-	// Reads succeed meanwhile, so the breaker alone would not notice.
+	// Reads still succeed on such a server, so the breaker alone would not notice.
 	if connected && refuses(err) {
 		db.breaker.Refused()
 	}
 
-	// The other connections lead to the same server.
+	// The other connections lead to the same server, so drop them, too.
 	if moved(err) || Code(err) == "" && call.Err() == nil {
 		db.pool.Reset()
 	}
@@ -299,16 +301,16 @@ func (db *DB) usable() error {
 	}
 }
 
-// release gives a connection back.
+// release returns a connection to the pool.
 func (db *DB) release(ctx context.Context, c *pgxpool.Conn) {
-	defer c.Release() // which closes a connection in a transaction
+	defer c.Release() // closes a connection that is still in a transaction
 
 	idle := c.Conn().PgConn().TxStatus() == 'I'
 	if idle || c.Conn().IsClosed() {
 		return
 	}
 	if _, err := c.Exec(ctx, "rollback"); err != nil {
-		db.cfg.Log.Debug().Err(err).Msg("counters: rolling back")
+		db.cfg.Log.Debug().Err(err).Msg("counters: rolling back a transaction failed")
 	}
 }
 
@@ -322,15 +324,15 @@ func Code(err error) string {
 	return ""
 }
 
-// Full reports whether err says that the server's disk is full. The transaction was rolled back: a server that cannot
-// write its log ends instead.
+// Full reports whether err says that the server's disk is full. The transaction was then rolled back: if the server
+// cannot write its log, it terminates instead.
 func Full(err error) bool { return Code(err) == "53100" }
 
 // errDead marks the failure of a connection before anything was written.
 var errDead = errors.New("the connection was dead")
 
-// First marks the error of the first round trip of a transaction. Retry makes the transaction anew if the connection is
-// to blame.
+// First marks an error of the first round trip of a transaction, so that Retry repeats the transaction if the
+// connection is to blame.
 func First(ctx context.Context, err error) error {
 	if err != nil && (Code(err) == "" || moved(err)) && ctx.Err() == nil {
 		return fmt.Errorf("%w: %w", errDead, err)
@@ -339,12 +341,12 @@ func First(ctx context.Context, err error) error {
 	return err
 }
 
-// Retry makes a transaction, and makes it anew if it was surely rolled back and may succeed then.
+// Retry makes a transaction, and repeats it if it was certainly rolled back and may succeed the second time.
 func Retry(transaction func() error) (err error) {
 	const tries = 3
 	for range tries {
 		err = transaction()
-		// A transaction that failed to serialise, or was part of a deadlock.
+		// A serialization failure, or a deadlock.
 		conflict := Code(err) == "40001" || Code(err) == "40P01"
 		if !conflict && !errors.Is(err, errDead) {
 			break
@@ -354,17 +356,17 @@ func Retry(transaction func() error) (err error) {
 	return err
 }
 
-// answered reports whether err comes from a server that is able to serve. Otherwise a connection is to blame, an
-// operator, a time-out, or the server itself.
+// answered reports whether err comes from a server that works. Otherwise the cause is a connection, an operator, a
+// timeout, or a failure of the server.
 func answered(err error) bool {
 	return Code(err) != "" && !ofClass(err, "08", "57", "XX") && !refuses(err)
 }
 
-// refuses reports whether err is that of a server that may carry out reads and refuses changes: it is read-only, a
+// refuses reports whether err says that the server refuses changes, although it may allow reads: it is read-only, a
 // right or a table is missing, its disk or memory is full, or its system fails.
 func refuses(err error) bool { return ofClass(err, "25006", "42", "53", "58") }
 
-// moved reports whether err says that the server is not the one to write to, or not any more.
+// moved reports whether err says that this is not, or no longer, the server to write to.
 func moved(err error) bool { return ofClass(err, "25006", "57P01", "57P02", "57P03") }
 
 // ofClass reports whether the SQLSTATE of err begins with one of classes.

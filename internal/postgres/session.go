@@ -17,28 +17,29 @@ import (
 	"headcount/internal/tracing"
 )
 
-// What a session is set to once it has begun. PgBouncer would refuse it as start-up parameters.
+// Settings of a new session. They are statements, because PgBouncer would refuse them as startup parameters.
 const (
 	sessionSettings = `set default_transaction_isolation = 'read committed';` +
-		// Every statement finds its rows by an index. A plan that was made for an empty table would scan a full one.
+		// Every statement finds its rows by an index. Without these settings, a plan made while a table was empty would
+		// scan it when it is full.
 		`set plan_cache_mode = 'force_generic_plan'; set enable_seqscan = off; set jit = off;` +
 		`set enable_hashjoin = off; set enable_mergejoin = off;` +
-		// What is answered is on disk, whatever the database's default is.
+		// What is acknowledged must be on disk, whatever the database's default is.
 		`select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off';`
-	// A lock may be held by an application. It is waited for much less than callTimeout, which would look like a server
-	// that does not answer. A process that stops in the midst of a transaction loses its locks.
+	// An application may hold a lock. The wait for it must be much shorter than callTimeout, so that it is not taken
+	// for a server that does not answer. If a process stops within a transaction, its locks are released.
 	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000;` +
 		`set lock_timeout = 1000;`
 )
 
-// ofPrisma are parameters that only Prisma knows, in URLs that applications share. PostgreSQL would refuse every
-// connection.
+// ofPrisma are parameters that only Prisma knows. Applications often share their URL with us, and PostgreSQL would
+// refuse every connection with such a parameter.
 var ofPrisma = []string{
 	"connection_limit", "pgbouncer", "pool_timeout", "schema", "socket_timeout", "sslaccept", "sslidentity",
 	"statement_cache_size",
 }
 
-// Ignored returns the parameters of a URL that CheckURL accepts which have no effect.
+// Ignored returns the parameters without effect in a URL that CheckURL accepts.
 func Ignored(url string) (names []string) {
 	pc, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -53,8 +54,8 @@ func Ignored(url string) (names []string) {
 	return names
 }
 
-// CheckURL says what is wrong with the URL of a database, or nothing. It repeats no part of it, which may hold a
-// password.
+// CheckURL returns what is wrong with the URL of a database, or nothing. It quotes no part of the URL, which may
+// contain a password.
 func CheckURL(url string) (problem string) {
 	const hint = "write postgres://user:password@host:5432/database"
 	if !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://") {
@@ -67,17 +68,18 @@ func CheckURL(url string) (problem string) {
 	return ""
 }
 
-// configure returns how to connect to the database of url. Its errors repeat no part of it, which may hold a password.
+// configure returns the configuration for the database of url. Its errors quote no part of the URL, which may contain a
+// password.
 func configure(url string) (*pgxpool.Config, error) {
 	if problem := CheckURL(url); problem != "" {
 		return nil, fmt.Errorf("postgres: %w: %s", ErrConfig, problem)
 	}
 	pc, err := pgxpool.ParseConfig(url)
-	if err != nil { // CheckURL has parsed it
+	if err != nil { // cannot happen: CheckURL has parsed it
 		return nil, fmt.Errorf("postgres: %w: URL of PostgreSQL: %w", ErrConfig, err)
 	}
 
-	// Whoever looks at the server's processes sees whose they are.
+	// The name shows administrators whose connection it is.
 	cc := pc.ConnConfig
 	for _, name := range ofPrisma {
 		delete(cc.RuntimeParams, name)
@@ -93,7 +95,7 @@ func configure(url string) (*pgxpool.Config, error) {
 	return pc, nil
 }
 
-// begin returns what sets up a session by statements.
+// begin returns a hook that sets up a session with statements.
 func begin(statements string) pgconn.AfterConnectFunc {
 	return func(ctx context.Context, c *pgconn.PgConn) error {
 		_, err := c.Exec(ctx, statements).ReadAll()
@@ -101,18 +103,18 @@ func begin(statements string) pgconn.AfterConnectFunc {
 	}
 }
 
-// poolerProbes is how many connections refusePooler compares. When the address stands for fewer poolers than that, two
-// of them lead to the same one.
+// poolerProbes is how many connections refusePooler compares. If the address stands for fewer poolers than that, two of
+// the connections lead to the same one.
 const poolerProbes = 4
 
-// refusePooler fails, with ErrConfig, when a pooler answers that gives each transaction of a connection another
-// backend, as PgBouncer does in its modes transaction and statement. There a session has no settings, locks and
-// prepared statements of its own. It sets nothing: a setting would stay with other clients of that pooler.
+// refusePooler fails, with ErrConfig, if it finds a pooler that gives each transaction of a connection another backend,
+// as PgBouncer does in its modes transaction and statement. There a session cannot have settings, locks and prepared
+// statements of its own. The test itself sets nothing, because a setting would leak to other clients of the pooler.
 func refusePooler(ctx context.Context, cc *pgx.ConnConfig) error {
 	config := cc.Config.Copy()
 	config.AfterConnect = nil
 
-	var backends []string // one for each connection, which is open until the end
+	var backends []string // one for each connection; all connections stay open until the end
 	for range poolerProbes {
 		c, err := pgconn.ConnectConfig(ctx, config)
 		if err != nil {
@@ -125,13 +127,13 @@ func refusePooler(ctx context.Context, cc *pgx.ConnConfig) error {
 			return fewConnections(err, len(backends))
 		}
 
-		// A pooler makes up the PID of a connection.
+		// A pooler invents the PID of a connection, so the real one means that there is no pooler.
 		direct := first == strconv.FormatUint(uint64(c.PID()), 10)
 		if direct {
 			return nil
 		}
 
-		// Two transactions of this connection, or two connections, were served by different or by the same process.
+		// Two transactions of this connection had different backends, or two connections had the same one.
 		shared := first != again || slices.Contains(backends, first)
 		if shared {
 			return fmt.Errorf("%w: a connection pooler answers that shares connections to PostgreSQL "+
@@ -145,7 +147,7 @@ func refusePooler(ctx context.Context, cc *pgx.ConnConfig) error {
 	return nil
 }
 
-// fewConnections returns the error of a further connection through a pooler that has some open.
+// fewConnections returns the error for a connection that a pooler refused although only few are open.
 func fewConnections(err error, open int) error {
 	if open == 0 {
 		return err
@@ -155,8 +157,8 @@ func fewConnections(err error, open int) error {
 	return fmt.Errorf(few, open, err)
 }
 
-// backendsOf returns the PIDs of the processes that serve two transactions of c. These are simple queries, since a
-// prepared statement would stay with its process.
+// backendsOf returns the PIDs of the backends of two transactions of c. It uses simple queries, because a prepared
+// statement would stay with its backend.
 func backendsOf(ctx context.Context, c *pgconn.PgConn) (first, again string, err error) {
 	for _, pid := range []*string{&first, &again} {
 		results, err := c.Exec(ctx, "select pg_backend_pid()").ReadAll()
@@ -169,7 +171,7 @@ func backendsOf(ctx context.Context, c *pgconn.PgConn) (first, again string, err
 	return first, again, nil
 }
 
-// traced makes a span of each query below a request that is traced. It says nothing of the query.
+// traced adds a span for each query of a traced request. The span does not contain the query.
 type traced struct{}
 
 // TraceQueryStart implements pgx.QueryTracer.
@@ -179,7 +181,7 @@ func (traced) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQuery
 	return ctx
 }
 
-// TraceQueryEnd implements pgx.QueryTracer. A span of ctx that is recorded is that of TraceQueryStart.
+// TraceQueryEnd implements pgx.QueryTracer. If ctx has a recorded span, it is the one of TraceQueryStart.
 func (traced) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
 	span := trace.SpanFromContext(ctx)
 	if data.Err != nil {

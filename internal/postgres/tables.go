@@ -18,24 +18,24 @@ import (
 
 const leastServer = 13_00_00 // server_version_num
 
-// tablesFirst has new tables made in the schema of the old ones or near others, else in the one that is first now.
-// That does not change while another process makes a schema with the name of the user, which would be the first in the
-// search path.
+// tablesFirst puts the schema of the existing tables, or of those they are to be near, first in the search path, or
+// else the current first one. Otherwise, the first schema would change when another process creates a schema with the
+// name of the user.
 const tablesFirst = `select set_config('search_path', concat_ws(', ', coalesce(
 		(select quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
 			where c.oid = coalesce(to_regclass('%s'), to_regclass(nullif('%s', '')))),
 		quote_ident(current_schema())), current_setting('search_path')), false);`
 
-// prepare makes the tables, or moves them to this version, and refuses a database that cannot be used.
+// prepare creates the tables or migrates them to this version. It refuses a database that cannot be used.
 func (db *DB) prepare(ctx context.Context) error {
-	// Without the time-outs of a session: moving a large table may take long.
+	// Do not use the timeouts of a session: migrating a large table may take long.
 	cc := db.pool.Config().ConnConfig
 	cc.AfterConnect = begin(sessionSettings + fmt.Sprintf(tablesFirst, db.cfg.Tables[0].Versions, db.cfg.Near))
 	conn := stdlib.OpenDB(*cc)
 	defer conn.Close()
 
-	// Everything is checked before anything is made. A server that hangs must not be asked for as long as tables may be
-	// moved.
+	// Check everything before anything is created. The checks have a shorter timeout than a migration, in case the
+	// server hangs.
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	versions, err := check(asking, cc, conn, db.cfg.Tables)
@@ -55,7 +55,7 @@ func (db *DB) prepare(ctx context.Context) error {
 	return nil
 }
 
-// check refuses a database that cannot be used. It returns the versions of the tables, 0 for those that are missing.
+// check refuses a database that cannot be used. It returns the versions of the tables, 0 for missing ones.
 func check(ctx context.Context, cc *pgx.ConnConfig, conn *sql.DB, tables []Tables) ([]int64, error) {
 	if err := checkServer(ctx, cc, conn); err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func check(ctx context.Context, cc *pgx.ConnConfig, conn *sql.DB, tables []Table
 	return versions, nil
 }
 
-// readable refuses tables that are missing, or of another version.
+// readable refuses tables that are missing or of another version.
 func readable(tables []Tables, versions []int64) error {
 	for i := range tables {
 		newest, err := tables[i].newest()
@@ -93,7 +93,7 @@ func readable(tables []Tables, versions []int64) error {
 	return nil
 }
 
-// newest returns the version to which the last migration moves.
+// newest returns the version to which the last migration leads.
 func (t *Tables) newest() (int64, error) {
 	files, err := fs.Glob(t.Migrations, "*.sql")
 	if err != nil {
@@ -105,7 +105,7 @@ func (t *Tables) newest() (int64, error) {
 	return strconv.ParseInt(number, 10, 64)
 }
 
-// checkServer refuses a database that cannot be used.
+// checkServer refuses a database that cannot be used, whatever tables it has.
 func checkServer(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB) error {
 	if err := refusePooler(ctx, cc); err != nil {
 		return err
@@ -128,7 +128,7 @@ func checkServer(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB) error {
 	}
 }
 
-// check refuses tables that this program cannot use. It returns the version that they have, 0 if there are none.
+// check refuses tables that this program cannot use. It returns their version, 0 if there are none.
 func (t *Tables) check(ctx context.Context, db *sql.DB) (version int64, err error) {
 	newest, err := t.newest()
 	if err != nil {
@@ -166,14 +166,14 @@ func (t *Tables) check(ctx context.Context, db *sql.DB) (version int64, err erro
 	return version, err
 }
 
-// move makes tables, or moves them from version to the newest one.
+// move creates tables, or migrates them from version to the newest one.
 func (db *DB) move(ctx context.Context, conn *sql.DB, tables *Tables, version int64) error {
 	newest, err := tables.newest()
 	if err != nil || version == newest {
 		return err
 	}
 
-	// A process that does not get the lock asks again every second: another one is at work.
+	// If another process is migrating, ask for the lock again every second.
 	locker, err := lock.NewPostgresSessionLocker(
 		lock.WithLockID(tables.Lock), lock.WithLockTimeout(1, 600), lock.WithUnlockTimeout(1, 3))
 	if err != nil {
@@ -187,14 +187,15 @@ func (db *DB) move(ctx context.Context, conn *sql.DB, tables *Tables, version in
 		return err
 	}
 
-	// Of several processes that start at once, the first moves the tables, and the others find nothing to do.
+	// Of several processes that start at the same time, the first migrates the tables, and the others find nothing to
+	// do.
 	done, err := provider.Up(ctx)
 	if err != nil {
-		return fmt.Errorf("moving the tables to version %d: %w", newest, err)
+		return fmt.Errorf("migrating the tables to version %d: %w", newest, err)
 	}
 	if len(done) > 0 {
 		moved := db.cfg.Log.Info().Int64("from", version).Int64("to", newest)
-		moved.Msg("counters: tables in PostgreSQL were moved")
+		moved.Msg("counters: tables in PostgreSQL were migrated")
 	}
 
 	return nil

@@ -17,49 +17,49 @@ import (
 )
 
 const (
-	movingPause = 10 * time.Millisecond // until a command is sent again whose slot is moving
+	movingPause = 10 * time.Millisecond // until a command whose slot is moving is sent again
 
 	maxPipeline = 1024 // scripts in one pipeline; longer lists go in several
 )
 
-// States is notified when a Caller begins or ceases to be able to use Redis. It begins as not able. One goroutine
-// calls it; it must not block.
+// States is notified when a Caller becomes able or unable to use Redis. At first it is unable. Only one goroutine calls
+// it; it must not block.
 type States interface{ StoreState(up bool) }
 
 // CallerConfig tunes a Caller. A zero field takes its default.
 type CallerConfig struct {
-	// Scripts are those that Run may run.
+	// Scripts are the scripts that Run may run.
 	Scripts []scripts.Name
-	// Unavailable is in the errors of calls that Redis did not answer. Required.
+	// Unavailable is wrapped by the errors of calls that Redis did not answer. Required.
 	Unavailable error
-	// Classify gives an error of Redis the meaning that the store's contract has for it; default Unavailable.
+	// Classify converts an error of Redis to one of the store's contract; default Unavailable.
 	Classify func(error) error
-	// Accept is asked before anything else is done in Redis. Until it returns nil, its error is that of
-	// every call of this Caller. Optional.
+	// Accept is called before anything else is done in Redis. Until it returns nil, its error is that of every call of
+	// this Caller. Optional.
 	Accept func(context.Context, *Client) error
-	// Bounded says that there may be any number of calls at a time: at most half of the connections of the pool
-	// are for them, and calls beyond that wait.
+	// Bounded says that the number of concurrent calls is not limited otherwise: the Caller uses at most half of the
+	// pool's connections, and further calls wait.
 	Bounded bool
-	// Apart says that a call is about some of a Cluster's masters. Its failure says nothing about the others, so on a
-	// Cluster it holds no other call back, and is not held back itself.
+	// Apart says that a call concerns only some masters of a Cluster. Its failure says nothing about the others, so on
+	// a Cluster it neither opens the circuit breaker nor is stopped by it.
 	Apart      bool
-	Registerer prometheus.Registerer // of the metrics; nil: none
-	Metrics    string                // what their names begin with; default headcount_redis
+	Registerer prometheus.Registerer // for the metrics; nil: there are none
+	Metrics    string                // prefix of their names; default headcount_redis
 	OnState    States                // optional
 }
 
-// Caller is one store's access to a Conn, with the store's own scripts, meaning of errors, and metrics. Its methods may
-// be called from any goroutine.
+// Caller is one store's access to a Conn, with the store's own scripts, interpretation of errors, and metrics. Its
+// methods may be called from any goroutine.
 type Caller struct {
 	Metrics *Metrics
 
 	conn     *Conn
 	cfg      CallerConfig
 	scripts  map[scripts.Name]script
-	slots    chan struct{} // holds one for each call under way; nil: they are not bounded
+	slots    chan struct{} // has an element for each call in progress; nil: calls are not bounded
 	accepted atomic.Bool
 	closed   atomic.Bool
-	notified bool // what OnState was last notified of; mu of the Conn guards it
+	notified bool // last state passed to OnState; guarded by mu of the Conn
 }
 
 type script struct {
@@ -88,7 +88,7 @@ func (s *Conn) Caller(cfg CallerConfig) *Caller {
 	s.mu.Lock()
 	s.callers = append(s.callers, c)
 	s.mu.Unlock()
-	wake.Signal(s.added) // so that its Accept is asked at once
+	wake.Signal(s.added) // so that its Accept is called at once
 
 	return c
 }
@@ -107,7 +107,7 @@ var (
 	errNoReply = errors.New("redis: no reply")
 )
 
-// Known returns the client, or an error while Redis is away.
+// Known returns the client, or an error while Redis is unavailable.
 func (s *Caller) Known(ctx context.Context) (*Client, error) {
 	if c := s.conn.connected(); c != nil && s.accepted.Load() && !s.closed.Load() {
 		return c, nil
@@ -121,8 +121,8 @@ func (s *Caller) Known(ctx context.Context) (*Client, error) {
 	return c, err
 }
 
-// Do runs fn against Redis, unless it is known not to answer. An error of fn is taken for a failure of Redis, unless
-// it is a reply of Redis or Answered.
+// Do runs fn against Redis, unless the circuit breaker is open. An error of fn counts as a failure of Redis, unless it
+// is a reply of Redis or is marked by Answered.
 func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error) error {
 	if s.closed.Load() {
 		return s.classify(errClosed)
@@ -155,7 +155,7 @@ func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error
 	return s.classify(err)
 }
 
-// accept asks Accept until that has returned nil once.
+// accept calls Accept until it has returned nil once.
 func (s *Caller) accept(ctx context.Context, c *Client) error {
 	if s.accepted.Load() {
 		return nil
@@ -170,7 +170,7 @@ func (s *Caller) accept(ctx context.Context, c *Client) error {
 	return nil
 }
 
-// classify gives err the meaning that it has for the store.
+// classify converts err to an error of the store's contract.
 func (s *Caller) classify(err error) error {
 	if err == nil || errors.Is(err, s.cfg.Unavailable) {
 		return err
@@ -190,8 +190,8 @@ type Call struct {
 	Err    error // classified
 }
 
-// Run runs scripts in pipelines, in order for each key, and fills in the reply or error of each. The first error is
-// returned, too.
+// Run runs scripts in pipelines, in order for each key, and fills in the reply or error of each. It also returns the
+// first error.
 func (s *Caller) Run(ctx context.Context, calls []*Call) error {
 	for chunk := range slices.Chunk(calls, maxPipeline) {
 		err := s.Do(ctx, func(ctx context.Context, c *Client) error { return s.pipeline(ctx, c, chunk) })
@@ -213,28 +213,27 @@ func (s *Caller) Run(ctx context.Context, calls []*Call) error {
 	return nil
 }
 
-// scriptCmd runs a script. go-redis sends it once: its Cluster client repeats a whole pipeline after a lost connection,
-// whatever MaxRetries says, and most scripts would count twice. It follows only MOVED and ASK, which say that nothing
-// ran.
+// scriptCmd runs a script. It must not be repeated blindly, because most scripts would count twice. But after a lost
+// connection, go-redis's Cluster client repeats a whole pipeline, whatever MaxRetries says. For a scriptCmd it only
+// follows MOVED and ASK, which mean that nothing was executed.
 type scriptCmd struct {
 	*redis.Cmd
 
-	mark, number string // of a script that is marked
+	mark, number string // of a marked script
 }
 
 // NoRetry tells go-redis not to repeat the command.
 func (scriptCmd) NoRetry() bool { return true }
 
-// SetErr does not replace a reply. When a master of a Cluster cannot be connected to, and the time is over before
-// go-redis tries it again, go-redis gives that error to all commands of the pipeline, also to those that the other
-// masters have answered.
+// SetErr keeps an existing reply. If the time is over while go-redis cannot connect to one master of a Cluster, it sets
+// that error for all commands of the pipeline, including those that other masters have answered.
 func (c scriptCmd) SetErr(err error) {
 	if c.Val() == nil {
 		c.Cmd.SetErr(err)
 	}
 }
 
-// command returns one run of cl, by the script's hash or with its text.
+// command returns the command that runs cl once, by the script's hash or with its text.
 func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool) (cmd scriptCmd) {
 	sc := s.scripts[cl.Script]
 	args := make([]any, 0, 6+len(cl.Keys)+len(cl.Args))
@@ -252,7 +251,7 @@ func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool
 	}
 
 	if sc.marked {
-		// The mark must be in the slot of the script's own keys, behind which the script expects it.
+		// The mark must be in the same slot as the script's own keys. The script expects it as the last key.
 		cmd.mark = s.conn.Marks.key(c, cl.Keys)
 		args[keys] = len(cl.Keys) + 1
 		args = append(args, cmd.mark)
@@ -269,17 +268,16 @@ func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool
 	return cmd
 }
 
-// moving reports whether a command did not run because its slot is on the way from one
-// master of a Cluster to another.
+// moving reports whether a command was not executed because its slot is being moved between masters of a Cluster.
 func moving(err error) bool {
 	return redis.HasErrorPrefix(err, "TRYAGAIN") || redis.HasErrorPrefix(err, "MOVED") ||
 		redis.HasErrorPrefix(err, "ASK")
 }
 
-// pipeline runs one pipeline of scripts, and repeats those that surely did not run: the server did not know the script,
-// or its slot is moving. Its error is nil when any of them was answered; the others have theirs.
+// pipeline runs one pipeline of scripts, and repeats those that certainly did not run, because the server did not know
+// the script or its slot is moving. Its error is nil if any script was answered; the others have their own errors.
 func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
-	for unknown := 0; ; { // how often the server did not know a script
+	for unknown := 0; ; { // number of rounds in which the server did not know a script
 		cmds := make([]scriptCmd, len(calls))
 
 		pipe := c.Pipeline()
@@ -295,11 +293,11 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 		s.Metrics.seconds.Observe(time.Since(began).Seconds())
 
 		var again []*Call
-		served := false  // Redis answered one of them
-		missing := false // it did not know the script of one of them
+		served := false  // Redis answered at least one of them
+		missing := false // a server did not know at least one of the scripts
 		for i, cl := range calls {
 			v, e := cmds[i].Result()
-			if e == nil && v == nil { // go-redis says nothing of it when a connection is refused
+			if e == nil && v == nil { // go-redis sets no error when a connection is refused
 				e = cmp.Or(err, errNoReply)
 			}
 
@@ -335,7 +333,7 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 		}
 
 		if missing {
-			// The first time the scripts are loaded. The second time, one was lost again at once: the text goes along.
+			// In the first such round, load the scripts. If one is lost again in the next round, send its text.
 			unknown++
 			if unknown == 1 {
 				if err := s.loadScripts(ctx, c); err != nil {
@@ -345,7 +343,7 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 		} else {
 			select {
 			case <-ctx.Done():
-				return nil // Redis answers
+				return nil // Redis works
 			case <-time.After(movingPause):
 			}
 		}
@@ -354,9 +352,8 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 	}
 }
 
-// loadScripts loads all scripts into every master. If it loaded only those that were missed, a later pipeline could
-// have one script that the server knows after one that it does not, and would not run in order (resize.lua,
-// members.lua).
+// loadScripts loads all scripts into every master. If only the missing ones were loaded, a later pipeline might have a
+// script that the server knows after one that it does not, and these would run out of order (resize.lua, members.lua).
 func (s *Caller) loadScripts(ctx context.Context, c *Client) error {
 	return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		pipe := m.Pipeline()

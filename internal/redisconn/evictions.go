@@ -8,19 +8,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Evictions tell whether Redis drops keys when its memory is full, and whether it has dropped some. Only noeviction
-// keeps what was acknowledged: policies for keys that expire drop idempotency keys, for example. One goroutine calls
-// Look.
+// Evictions detects whether Redis evicts keys when its memory is full, and whether it has done so. Only noeviction
+// keeps everything that was acknowledged: even policies that evict only expiring keys lose idempotency keys, for
+// example. Only one goroutine may call Look.
 type Evictions struct {
-	policy string           // as Evicted has it at the last look
-	keys   map[string]int64 // by the run id of a server, how many it had dropped at the last look; at most maxRuns
+	policy string           // Evicted.Policy of the last Look
+	keys   map[string]int64 // by run id of a server: its evicted keys at the last Look; at most maxRuns entries
 }
 
 // Evicted is what Look found.
 type Evicted struct {
-	Policy  string // the policy by which a master drops keys when its memory is full; empty: none does
-	Changed bool   // Policy is another one than at the last look, or not empty at the first
-	Keys    int64  // dropped since the last look, whosever they were
+	Policy  string // the policy by which some master evicts keys when its memory is full; empty: none does
+	Changed bool   // Policy differs from that of the last Look; for the first one, it is not empty
+	Keys    int64  // keys of any kind that were evicted since the last Look
 }
 
 // Look asks all masters.
@@ -56,11 +56,11 @@ func (e *Evictions) Look(ctx context.Context, c *Client) (found Evicted, err err
 	return found, nil
 }
 
-// dropped returns how many keys a server has dropped since the last look, by its answer to INFO.
+// dropped returns how many keys a server has evicted since the last Look, given its INFO reply.
 func (e *Evictions) dropped(info string) int64 {
 	run := InfoField(info, "run_id")
 	keys, err := strconv.ParseInt(InfoField(info, "evicted_keys"), 10, 64)
-	if err != nil { // a server that does not say it
+	if err != nil { // the server does not report the number
 		return 0
 	}
 
@@ -73,11 +73,11 @@ func (e *Evictions) dropped(info string) int64 {
 	if !known {
 		return 0
 	}
-	return max(0, keys-before) // CONFIG RESETSTAT begins anew
+	return max(0, keys-before) // CONFIG RESETSTAT resets the number
 }
 
-// DropsKeys returns the policy by which a server drops keys when its memory is full, by its answer to INFO; empty: it
-// drops none, or has no bound.
+// DropsKeys returns the policy by which a server evicts keys when its memory is full, given its INFO reply. It is empty
+// if the server evicts none, or has no memory limit.
 func DropsKeys(info string) string {
 	policy := InfoField(info, "maxmemory_policy")
 	if policy == "noeviction" || InfoField(info, "maxmemory") == "0" {

@@ -13,23 +13,23 @@ import (
 	"headcount/internal/outage"
 )
 
-const noScript = "0000000000000000000000000000000000000000" // is the SHA-1 of no script
+const noScript = "0000000000000000000000000000000000000000" // not the SHA-1 of any script
 
 // probed is how many buckets of presence and of counters the probe writes to.
 const probed = 64
 
-// refusals are the error codes of a server that answers and does not serve: its memory is full, it cannot save, it
-// lacks replicas, it is a replica, or it does not permit what this user asks. Inside a script Redis 6.2 puts its own
-// words before the code.
+// refusals are the error codes of a server that answers but cannot serve: its memory is full, it cannot save, it lacks
+// replicas, it is a replica, or it does not permit a command to this user. In a script, Redis 6.2 puts its own words
+// before the code.
 var refusals = regexp.MustCompile(`(?:^|: -?)((?:` +
 	`OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY) ` +
 	`|(?:ERR )?(?:max number of clients|The user executing the script can't)).*`)
 
-// denials are refusals of a command or key for the user of the connection. Redis may serve other stores all the same,
-// so only a denial of the probe counts as a Redis that does not serve.
+// denials are refusals because the user may not execute a command or access a key. Redis may still serve other stores,
+// so only a denial of the probe means that Redis cannot serve.
 var denials = regexp.MustCompile(`^(?:NOPERM |(?:ERR )?The user executing the script can't)`)
 
-// refusedBy returns the reply by which Redis refused a command in err; empty: it did not.
+// refusedBy returns the reply in err by which Redis refused a command; empty: it did not.
 func refusedBy(err error) string {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
@@ -40,7 +40,7 @@ func refusedBy(err error) string {
 	return strings.TrimLeft(m, ": -")
 }
 
-// Answered marks an error that is not Redis's fault, for example about a reply that cannot be read.
+// Answered marks an error as not being a failure of Redis, for example an error about a malformed reply.
 func Answered(err error) error {
 	if err == nil {
 		return nil
@@ -52,7 +52,7 @@ type answeredError struct{ error }
 
 func (e answeredError) Unwrap() error { return e.error }
 
-// answered reports whether err is an error reply of a server that serves, or about the content of a reply.
+// answered reports whether err is an error reply of a server that works, or is about the content of a reply.
 func answered(err error) bool {
 	var said answeredError
 	if errors.As(err, &said) {
@@ -68,8 +68,8 @@ func answered(err error) bool {
 	return reason == "" || denials.MatchString(reason)
 }
 
-// refused records an error by which Redis refused a command. Reads may still work, so the breaker alone would not
-// open. After a denial the probe finds out whether Redis serves. Any goroutine may call it.
+// refused records that Redis refused a command. Reads may still work, so the circuit breaker alone would not open.
+// After a denial, the probe finds out whether Redis serves. Any goroutine may call it.
 func (s *Conn) refused(err error) {
 	switch reason := refusedBy(err); {
 	case reason == "":
@@ -86,7 +86,7 @@ func (s *Conn) noteRefusal(reason string) {
 	s.breaker.Refused()
 }
 
-// Cause returns why Redis cannot be used; nil: it can. Any goroutine may call it.
+// Cause returns why Redis is unavailable; nil: it is available. Any goroutine may call it.
 func (s *Conn) Cause() error {
 	if s.up() {
 		return nil
@@ -94,13 +94,13 @@ func (s *Conn) Cause() error {
 	return s.breaker.LastFailure()
 }
 
-// watchState notifies the Callers when their state changes. While Redis is away, refuses commands, or is not accepted
-// by a Caller, it probes, so that an outage ends even if nobody calls. Close ends it.
+// watchState notifies the Callers when their state changes. It probes while Redis is unavailable, refuses commands, or
+// is not accepted by a Caller, so that an outage ends even without calls. Close ends it.
 func (s *Conn) watchState(ctx context.Context) {
 	defer close(s.ended)
 	tick := time.NewTimer(0)
 	defer tick.Stop()
-	armed := true // tick is running: signals that come again and again must not postpone the probe
+	armed := true // tick is running; repeated signals must not postpone the probe
 	away := outage.Log{
 		Log:  s.cfg.Log,
 		What: "redis",
@@ -122,7 +122,7 @@ func (s *Conn) watchState(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.added: // its Accept is asked at once
+		case <-s.added: // calls its Accept at once
 			tick.Reset(0)
 			armed = true
 			continue
@@ -145,15 +145,15 @@ func (s *Conn) watchState(ctx context.Context) {
 		}
 
 		armed = true
-		tick.Reset(outage.ProbeEvery + 10*time.Millisecond) // a breaker that has just opened refuses calls before that
+		tick.Reset(outage.ProbeEvery + 10*time.Millisecond) // a newly opened breaker lets a call through by then
 	}
 }
 
-// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis cannot be
-// used, and why a Caller does not accept it; nil: it can, and all do.
+// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis is
+// unavailable, and why a Caller does not accept it; nil: it is available, and all accept it.
 func (s *Conn) check(ctx context.Context, waiting []*Caller) (cause, refusal error) {
 	err := s.do(ctx, probeWrite)
-	s.denied.Store(false) // this probe has answered the question, whether Redis serves
+	s.denied.Store(false) // this probe has found out whether Redis serves
 	if reason := refusedBy(err); denials.MatchString(reason) {
 		s.noteRefusal(reason)
 	}
@@ -199,9 +199,9 @@ func (s *Conn) notify() (waiting []*Caller) {
 	return waiting
 }
 
-// probeWrite sends every master that has our buckets a write that changes nothing, as no key is created, and asks
-// whether it runs scripts: a permitted call of one that nobody has fails with NOSCRIPT. In a Cluster it reads the slots
-// anew, because commands alone would go on to a master that a replica has replaced.
+// probeWrite sends a write without effect to every master that has our buckets; it creates no key. It also checks
+// whether the master runs scripts: if permitted, the call of an unknown script fails with NOSCRIPT. In a Cluster it
+// reads the slots again, because commands alone would keep going to a master that a replica has replaced.
 func probeWrite(ctx context.Context, c *Client) error {
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
 	if err != nil {
@@ -221,7 +221,7 @@ func probeWrite(ctx context.Context, c *Client) error {
 		}
 	}
 
-	done, _ := pipe.Exec(ctx) // each has its own error
+	done, _ := pipe.Exec(ctx) // each command has its own error
 	for _, cmd := range done {
 		if err := cmd.Err(); err != nil && !redis.HasErrorPrefix(err, "NOSCRIPT") {
 			return err
@@ -231,7 +231,7 @@ func probeWrite(ctx context.Context, c *Client) error {
 	return nil
 }
 
-// up reports whether Redis answered the last call, and carries out commands.
+// up reports whether Redis answered the last call, and executes commands.
 func (s *Conn) up() bool {
 	return s.connected() != nil && s.breaker.Up()
 }

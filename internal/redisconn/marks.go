@@ -79,7 +79,7 @@ func (m *Marks) reached(run string) {
 	}
 }
 
-// key returns the key of the mark that goes with a script on these keys. A Cluster needs one in their slot.
+// key returns the key of the mark for a script with these keys. On a Cluster the mark must be in their slot.
 func (m *Marks) key(c *Client, keys []string) string {
 	tag := "hc:{c}:"
 	if c.Cluster != nil {
@@ -91,7 +91,7 @@ func (m *Marks) key(c *Client, keys []string) string {
 
 func digits(number uint64) string { return fmt.Sprintf("%016d", number) }
 
-// next returns the number of a run and the newest acknowledged one, or nothing before the mark is in Redis.
+// next returns the number for a run and the newest acknowledged number, or nothing while the mark is not in Redis yet.
 func (m *Marks) next(key string) (number, acknowledged string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,13 +108,13 @@ func (m *Marks) next(key string) (number, acknowledged string) {
 	return digits(m.nextLocked()), digits(k.acked)
 }
 
-// nextLocked returns a greater number than ever before.
+// nextLocked returns a number that is greater than all earlier ones.
 func (m *Marks) nextLocked() uint64 {
 	m.number = max(m.number+1, uint64(time.Now().UnixMicro()))
 	return m.number
 }
 
-// acknowledged notes that Redis answered the run with that number.
+// acknowledged records that Redis has answered the run with that number.
 func (m *Marks) acknowledged(key, number string) {
 	n, _ := strconv.ParseUint(number, 10, 64)
 
@@ -126,18 +126,19 @@ func (m *Marks) acknowledged(key, number string) {
 	}
 }
 
-// Kept is what Look found.
+// Kept is the result of Look.
 type Kept struct {
-	Restarted bool // another run of a server answers than at the last look
-	// Lost is the time before the newest acknowledged write in which writes are lost; 0: none are.
+	Restarted bool // a server has restarted, or another one has taken over, since the last Look
+	// Lost is how far the lost writes reach back before the newest acknowledged write; 0: none are lost.
 	Lost time.Duration
-	// Missing says that Redis knows nothing of this process: it is empty, or older than the process's first look.
+	// Missing says that Redis has no data of this process: it is empty, or was restored to a state before this process
+	// began.
 	Missing bool
 }
 
-// Look compares the marks in Redis with what was acknowledged, and writes again those that show a loss. A loss is one
-// when two looks have found it: the first may have asked a former master, which follows the new one and is late. With
-// an error, what it found until then holds.
+// Look compares the marks in Redis with what was acknowledged, and rewrites those that show a loss. It reports a loss
+// only when two Looks in a row have found it, because the first one may have asked a former master that lags behind the
+// new one. If it returns an error, the findings up to that point are still valid.
 func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	var keys []string
 	var were []mark
@@ -194,7 +195,7 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 			newest = was.before
 		}
 		lost := time.Duration(newest-max(is, was.made)) * time.Microsecond
-		found.Lost = max(found.Lost, lost, time.Microsecond) // something is lost, even if no time is
+		found.Lost = max(found.Lost, lost, time.Microsecond) // something is lost, even if the difference in time is 0
 		*k = mark{}
 	}
 
@@ -206,7 +207,7 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	return found, m.write(ctx, c)
 }
 
-// write writes the marks that are missing, and those that would soon be.
+// write writes the marks that are missing or will expire soon.
 func (m *Marks) write(ctx context.Context, c *Client) error {
 	made := map[string]uint64{}
 	pipe := c.Pipeline()
@@ -230,7 +231,7 @@ func (m *Marks) write(ctx context.Context, c *Client) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
-	// Calls of the time since then may have marked the key, too.
+	// In the meantime, calls may have acknowledged greater numbers for the key.
 	for key, number := range made {
 		k := m.marks[key]
 		k.made = cmp.Or(k.made, number)

@@ -8,8 +8,8 @@ import (
 
 // Metrics are those of a Caller.
 type Metrics struct {
-	Commands prometheus.Counter // counts what Run sends; other senders add their commands
-	Gaps     prometheus.Counter // a Listener counts the publications that it missed
+	Commands prometheus.Counter // counts the commands that Run sends; other senders add theirs
+	Gaps     prometheus.Counter // a Listener counts missed publications here
 	errors   prometheus.Counter
 	seconds  prometheus.Histogram
 	ended    prometheus.Counter // subscriptions

@@ -1,7 +1,6 @@
-// Package redisconn is a connection to Redis: single, Sentinel or Cluster, 6.2 or
-// newer. It finds out what answers, runs scripts, fails at once while Redis does
-// not answer or refuses commands, and says when that begins and ends. The stores
-// in Redis are built on it.
+// Package redisconn is a connection to Redis: single, Sentinel or Cluster, 6.2 or newer. It detects which of these
+// answers, runs scripts, fails at once while Redis does not answer or refuses commands, and reports when that begins
+// and ends. The stores in Redis are built on it.
 package redisconn
 
 import (
@@ -28,15 +27,15 @@ import (
 	"headcount/internal/tracing"
 )
 
-// ErrConfig is in every error about settings that cannot work.
+// ErrConfig is wrapped by every error about invalid settings.
 var ErrConfig = errors.New("bad setting")
 
 const (
 	dialTimeout = time.Second
 	readTimeout = 3 * time.Second
-	callTimeout = 5 * time.Second // of a whole call, when its context has no earlier end
+	callTimeout = 5 * time.Second // for a whole call, if its context has no earlier deadline
 
-	reloadTimeout = 500 * time.Millisecond // for a Cluster's server to say which masters there are
+	reloadTimeout = 500 * time.Millisecond // for asking a server of a Cluster for the masters
 
 	poolPerCore = 20 // connections
 )
@@ -46,58 +45,56 @@ type Traffic interface{ Carried(sent, received int) }
 
 // Config tunes a Conn. A zero field takes its default.
 type Config struct {
-	// URL is redis:// or rediss://, with ?addr= (repeatable) a Cluster, with
-	// ?master_name= a Sentinel, else a single server, or a Cluster when that server
-	// says that it is part of one. Required.
+	// URL is redis:// or rediss://. With ?addr= (repeatable) it is a Cluster, with ?master_name= a Sentinel. Otherwise
+	// it is a single server, or a Cluster if that server reports that it is part of one. Required.
 	URL string
-	// Dial is how long it may take to connect; default 1s.
+	// Dial is the time limit for connecting; default 1s.
 	Dial time.Duration
-	// Meanwhile is what the log says of an outage; default "counts are stale meanwhile".
+	// Meanwhile is the consequence that the log gives for an outage; default "counts are stale meanwhile".
 	Meanwhile string
 	OnBytes   Traffic // optional
 	Log       zerolog.Logger
 }
 
-// Conn is the connection of a process to one Redis. Its stores there share it, each by a Caller:
-// they have one pool, one breaker, one probe and one voice in the log. Its methods may be called
-// from any goroutine.
+// Conn is the connection of a process to one Redis. All stores of the process share it, each through a Caller: they
+// have one pool, one circuit breaker, one probe, and one place that logs outages. Its methods may be called from any
+// goroutine.
 //
-// The pool has up to 20 connections for each core, or what ?pool_size= of the URL says, and 10 more
-// for pipelines, on a Cluster to each server. A command or a pipeline holds one for its round trip:
-// no command blocks in Redis, and what takes many round trips, such as an export, takes a connection
-// anew for each. Subscriptions have connections of their own. A Caller that is bounded uses at most
-// half of the pool, so that the others always find a connection.
+// The pool has up to 20 connections for each core, or as many as ?pool_size= of the URL says, and 10 more for
+// pipelines; on a Cluster it has that many for each server. A command or a pipeline uses a connection for one round
+// trip: no command blocks in Redis, and work with many round trips, such as an export, takes a connection for each of
+// them. Subscriptions have connections of their own. A bounded Caller uses at most half of the pool, so that the others
+// always find a connection.
 type Conn struct {
 	DB    int    // number of the database
-	Marks *Marks // tell whether Redis loses what it acknowledged
+	Marks *Marks // detects whether Redis has lost writes that it acknowledged
 
 	cfg     Config
 	dial    func() redis.UniversalClient
-	pool    int // connections, without those for pipelines alone
+	pool    int // connections, besides those for pipelines
 	breaker *outage.Breaker
 
-	dialling chan struct{} // holds one: the right to set client
+	dialling chan struct{} // a lock that allows setting client
 	client   atomic.Value  // *Client: atomic.Pointer[Client] has each importing package compile go-redis's 700 methods
 
 	denied atomic.Bool // a command was denied since the last probe
 	stop   context.CancelFunc
 	ended  chan struct{}
-	added  chan struct{} // holds one: there is a new Caller
+	added  chan struct{} // has capacity 1: there is a new Caller
 
 	mu      sync.Mutex // guards callers, and is held while they are notified
 	callers []*Caller
 }
 
-// Client is a client of the kind of Redis that was found: a single server or a Cluster.
+// Client is a client for the kind of Redis that was found: a single server or a Cluster.
 type Client struct {
 	redis.UniversalClient
-	Cluster *redis.ClusterClient // nil when it is none
+	Cluster *redis.ClusterClient // nil for a single server
 	Publish string               // PUBLISH or SPUBLISH
 }
 
-// Open returns a connection to the Redis of that URL. It fails when settings
-// cannot work, not when Redis does not answer: then calls fail until it does.
-// Close ends it, after its Callers.
+// Open returns a connection to the Redis of a URL. It fails if settings are invalid. A Redis that does not answer is no
+// error: calls then fail until it does. Close must be called after the Callers are closed.
 func Open(cfg Config) (*Conn, error) {
 	cfg.Dial = cmp.Or(cfg.Dial, dialTimeout)
 	cfg.Meanwhile = cmp.Or(cfg.Meanwhile, "counts are stale meanwhile")
@@ -119,20 +116,20 @@ func Open(cfg Config) (*Conn, error) {
 
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	go s.watchState(ctx) // ends with Close
+	go s.watchState(ctx) // until Close
 
 	return s, nil
 }
 
-// Close ends the connections. Calls under way may fail. A server that has gone before,
-// to which TLS can say no farewell, is no error.
+// Close closes the connections. Calls in progress may fail. It is not an error if a server has gone before and its TLS
+// connection cannot be closed properly.
 func (s *Conn) Close() error {
 	s.stop()
-	s.dialling <- struct{}{} // nobody dials any more
+	s.dialling <- struct{}{} // keeps any call from connecting again
 
 	var err error
 	if c := s.connected(); c != nil {
-		err = c.Close() // ends a probe that waits for a silent server, for which watchState waits
+		err = c.Close() // this also ends a probe that waits for a server, for which watchState waits
 	}
 
 	<-s.ended
@@ -198,7 +195,7 @@ func (s *Conn) parse(raw string) {
 // poolSize returns the size in the URL, or the default.
 func poolSize(size int) int { return cmp.Or(size, poolPerCore*runtime.GOMAXPROCS(0)) }
 
-// timeouts sets the timeouts that the URL does not have.
+// timeouts sets the timeouts that the URL does not set.
 func (s *Conn) timeouts(dial, read, write *time.Duration) {
 	*dial = cmp.Or(*dial, s.cfg.Dial)
 	*read = cmp.Or(*read, readTimeout)
@@ -213,7 +210,7 @@ func (s *Conn) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 	o.Protocol = 2
 	o.DisableIdentity = true
 	o.DialerRetries = 1
-	o.DisableRoutingPolicies = true // keys are declared: no COMMAND is needed to find them
+	o.DisableRoutingPolicies = true // keys are declared, so COMMAND is not needed to find them
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
 	o.OnConnect = s.reached
@@ -221,21 +218,21 @@ func (s *Conn) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 	return o
 }
 
-// reached asks the server of a new connection for its run id.
+// reached reads the run id of the server at the other end of a new connection.
 func (s *Conn) reached(ctx context.Context, c *redis.Conn) error {
 	info, err := c.Info(ctx, "server").Result()
 	if err != nil && !redis.IsAuthError(err) && !redis.IsPermissionError(err) {
 		return err
 	}
 
-	// A user may lack the permission for INFO and have all others: then the run is empty.
+	// A user may have all rights that we need except INFO. Then the run id is empty.
 	s.Marks.reached(InfoField(info, "run_id"))
 	return nil
 }
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// dialer returns a function that dials as other does, and counts the bytes of its connections if Config.OnBytes is set.
+// dialer returns a function that dials like other, and counts the bytes of its connections if Config.OnBytes is set.
 func (s *Conn) dialer(timeout time.Duration, tls *tls.Config, other dialFunc) dialFunc {
 	if s.cfg.OnBytes == nil {
 		return other
@@ -270,19 +267,19 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// connected returns the client, or nil if Redis has not been reached yet.
+// connected returns the client, or nil if Redis has never been reached.
 func (s *Conn) connected() *Client {
 	c, _ := s.client.Load().(*Client)
 	return c
 }
 
-// onCluster reports whether Redis has been reached, and is a Cluster.
+// onCluster reports whether Redis has been reached and is a Cluster.
 func (s *Conn) onCluster() bool {
 	c := s.connected()
 	return c != nil && c.Cluster != nil
 }
 
-// connect returns the client, which the first call that reaches Redis creates.
+// connect returns the client. The first call that reaches Redis creates it.
 func (s *Conn) connect(ctx context.Context) (*Client, error) {
 	if c := s.connected(); c != nil {
 		return c, nil
@@ -295,7 +292,7 @@ func (s *Conn) connect(ctx context.Context) (*Client, error) {
 		return nil, ctx.Err()
 	}
 
-	// Another call may have connected while this one waited.
+	// Another call may have connected in the meantime.
 	if c := s.connected(); c != nil {
 		return c, nil
 	}
@@ -329,7 +326,7 @@ func (s *Conn) probe(ctx context.Context, u redis.UniversalClient) (*Client, err
 			return nil, err
 		}
 
-		// The URL names one server, which turns out to be part of a Cluster.
+		// The URL names one server, but that is part of a Cluster.
 		if InfoField(info, "cluster_enabled") == "1" {
 			o := single.Options()
 			c.Cluster = redis.NewClusterClient(s.clusterOptions(&redis.ClusterOptions{
@@ -368,10 +365,11 @@ func InfoField(info, name string) string {
 	return ""
 }
 
-// ErrAway is in the errors of calls that were not sent, because Redis did not answer or refused commands a moment ago.
+// ErrAway is wrapped by the errors of calls that were not sent, because Redis did not answer or refused commands a
+// moment ago.
 var ErrAway = errors.New("it did not answer a moment ago")
 
-// do runs fn against Redis, unless it is known not to answer.
+// do runs fn against Redis, unless the circuit breaker is open.
 func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) error {
 	done, err := s.breaker.Allow()
 	if err != nil {
@@ -380,7 +378,7 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 
 	start := time.Now()
 	err = s.attempt(ctx, fn)
-	early := ctx.Err() != nil && time.Since(start) < dialTimeout // the caller gave up before Redis had its time
+	early := ctx.Err() != nil && time.Since(start) < dialTimeout // the caller gave up before Redis could have answered
 	if err == nil || answered(err) {
 		done(nil)
 	} else if early {
@@ -397,7 +395,7 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 	return err
 }
 
-// doApart runs fn against Redis, whatever became of other calls, and has no effect on others.
+// doApart runs fn against Redis regardless of the circuit breaker, and does not affect it.
 func (s *Conn) doApart(ctx context.Context, fn func(context.Context, *Client) error) error {
 	err := s.attempt(ctx, fn)
 	if err != nil {
@@ -422,8 +420,8 @@ func (s *Conn) attempt(ctx context.Context, fn func(context.Context, *Client) er
 	return err
 }
 
-// Masters calls fn for every master, on a Cluster from several goroutines. It reads anew which they are, but
-// the server that is asked may hang: then the last known ones hold.
+// Masters calls fn for every master, on a Cluster from several goroutines. It reads the list of masters again, but uses
+// the last known list if that takes too long.
 func (c *Client) Masters(ctx context.Context, fn func(context.Context, redis.Cmdable) error) error {
 	if c.Cluster == nil {
 		return fn(ctx, c.UniversalClient)

@@ -16,30 +16,32 @@ import (
 	"headcount/internal/outage"
 )
 
-// pingEvery is the time between two pings: a subscription that has not received one when the next is due is dead.
+// pingEvery is the time between two pings. If a ping has not come back when the next one is due, the subscription is
+// dead.
 const pingEvery = 2 * time.Second
 
-// Subscription is a subscription to channels that have numbers, such as those of buckets. It keeps no queue.
+// Subscription describes a subscription to numbered channels, such as those of buckets. It keeps no queue.
 type Subscription struct {
 	Channels map[string]int
-	Ping     time.Duration // between two pings; default 2s
+	Ping     time.Duration // time between two pings; default 2s
 	Listener Listener
 }
 
-// Listener receives what is published to a subscription. On a newer Cluster that is several connections, each with a
-// goroutine that calls.
+// Listener receives the publications of a subscription. On a newer Cluster the subscription consists of several
+// connections, and each has a goroutine that calls the Listener.
 type Listener interface {
-	// Begin says that no channel is subscribed to, and that an attempt to subscribe to all begins.
+	// Begin is called before an attempt to subscribe to all channels. At that point no channel is subscribed to.
 	Begin()
-	// Subscribed says that a channel is received from now on, on that connection.
+	// Subscribed is called when a channel is received from now on, over the given connection.
 	Subscribed(on *redis.PubSub, number int)
-	// Heard receives what was published.
+	// Heard is called with a publication.
 	Heard(number int, payload string)
-	// Pong receives the text of a ping that was answered.
+	// Pong is called with the text of a ping that was answered.
 	Pong(text string)
 }
 
-// Listen keeps a subscription up until ctx ends. It replaces one that fails, or that receives not even its own pings.
+// Listen keeps a subscription alive until ctx ends. It replaces a subscription that fails, or that does not receive its
+// own pings.
 func (s *Caller) Listen(ctx context.Context, sub Subscription) {
 	sub.Ping = cmp.Or(sub.Ping, pingEvery)
 	sub.Listener.Begin()
@@ -64,9 +66,8 @@ func (s *Caller) Listen(ctx context.Context, sub Subscription) {
 	}
 }
 
-// listen subscribes to all channels, and returns when one connection has ended: on a
-// single server, with Sentinel and on a Cluster older than 7 there is one, on a newer
-// Cluster one per master.
+// listen subscribes to all channels, and returns when any connection has ended. It uses one connection for each master
+// on a Cluster of version 7 or newer, and otherwise a single one.
 func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 	c, err := s.Known(ctx)
 	if err != nil {
@@ -93,7 +94,7 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 		shards[m] = append(shards[m], name)
 	}
 
-	// One that ends takes the others with it: the buckets may have moved.
+	// When one connection ends, end the others, too: the buckets may have moved.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -104,7 +105,7 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 	for m, names := range shards {
 		wg.Go(func() {
 			defer cancel()
-			// One command cannot name channels of several slots.
+			// On a Cluster one command cannot name channels of several slots.
 			errs <- sub.hear(ctx, m.SSubscribe(ctx), names, 1, (*redis.PubSub).SSubscribe, c.SPublish)
 		})
 	}
@@ -114,19 +115,18 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 	return err
 }
 
-var errSilent = errors.New("it hears nothing")
+var errSilent = errors.New("it receives nothing")
 
 type (
 	subscribeFunc = func(*redis.PubSub, context.Context, ...string) error
 	publishFunc   = func(ctx context.Context, channel string, message any) *redis.IntCmd
 )
 
-// hear subscribes to the channels, up to perCommand at once, and runs the connection until it
-// fails. go-redis would subscribe anew by itself, but not across slots, and would not say that it
-// has: so at the first error it is closed.
+// hear subscribes to the channels, up to perCommand at once, and serves the connection until it fails. It closes the
+// connection at the first error: go-redis would resubscribe by itself, but not across slots, and without reporting it.
 //
-// A ping is published the way all updates are, on a channel of this connection's own in the same slot. A former master
-// that still runs would answer a PING, but does not receive what is published.
+// A ping is published like any update, on a channel of this connection's own in the same slot. A former master that
+// still runs would answer a PING, but does not receive what is published.
 func (sub *Subscription) hear(
 	ctx context.Context, ps *redis.PubSub, channels []string, perCommand int,
 	subscribe subscribeFunc, publish publishFunc,
@@ -178,7 +178,8 @@ func (sub *Subscription) hear(
 	}
 }
 
-// ping publishes to the subscription itself until ctx ends, a ping fails, or one has not come back before the next.
+// ping publishes to the subscription itself. It ends when ctx ends, a ping fails, or a ping has not come back before
+// the next one is due.
 func (sub *Subscription) ping(ctx context.Context, heard *atomic.Bool, publish func(context.Context) error) error {
 	tick := time.NewTicker(sub.Ping)
 	defer tick.Stop()

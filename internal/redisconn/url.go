@@ -10,9 +10,8 @@ import (
 	"headcount/internal/setting"
 )
 
-// CheckURL returns the problem with a Redis URL and its remedy, or an empty string. It does
-// not dial. It repeats only names of options, because a URL that cannot be parsed may have a
-// password anywhere.
+// CheckURL returns the problem with a Redis URL and its remedy, or an empty string. It does not connect. It quotes only
+// names of options, because a URL that cannot be parsed may have a password anywhere.
 func CheckURL(raw string) (problem string) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "redis" && u.Scheme != "rediss" || u.Hostname() == "" || u.Fragment != "" {

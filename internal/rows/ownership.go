@@ -2,16 +2,17 @@ package rows
 
 import "time"
 
-// Ownership is what a store knows of a partition beside its rows. Stores that decide in Go share its rules.
+// Ownership is what a store knows about a partition besides its rows. The stores that decide in Go, and not in a
+// script, share its rules.
 type Ownership struct {
 	Owner  string
 	Epoch  uint64
 	Number uint64 // of the newest commit
 }
 
-// Claim makes owner the owner, unless another one has claimed the partition after the caller's former claim.
+// Claim makes owner the owner of the partition, unless another process has claimed it after the caller's former claim.
 func (o *Ownership) Claim(owner string, former uint64, now time.Time) Claim {
-	// A caller without a former claim takes the partition from whoever has it.
+	// A caller without a former claim takes the partition from any owner.
 	overtaken := former != 0 && o.Epoch > former
 	if overtaken && o.Owner != owner {
 		return Claim{}
@@ -29,7 +30,7 @@ func (o *Ownership) Refuses(c *Commit) error {
 	case c.Epoch != o.Epoch:
 		return &Fenced{Epoch: o.Epoch}
 	case c.Number == o.Number:
-		return nil // a repetition
+		return nil // the commit is a repetition
 	case c.After != o.Number:
 		return &Lost{Number: o.Number}
 	default:
@@ -37,10 +38,10 @@ func (o *Ownership) Refuses(c *Commit) error {
 	}
 }
 
-// Has reports whether a commit that is not refused was made before.
+// Has reports whether the store already has a commit. The commit must not be one that is refused.
 func (o *Ownership) Has(c *Commit) bool { return c.Number == o.Number }
 
-// Remembered returns *Known if IDs of the commit are remembered at its time. Until returns until when an ID is, or the
+// Remembered returns *Known if IDs of the commit are remembered at its time. Until returns the expiry of an ID, or the
 // zero time.
 func (c *Commit) Remembered(until func(ID) time.Time) error {
 	if len(c.IDs)+len(c.Asked) == 0 {

@@ -1,20 +1,20 @@
-// Package rows keeps rows of partitions for whoever owns them. A partition has one writer at a time.
+// Package rows is the contract of stores that keep rows of partitions. A partition has one writer at a time, its owner.
 //
-// A row is a named value: a partition, a collection, a field and bytes that only the writer can read. A store knows
-// nothing else, in particular no counters. It has five methods, and every store passes the contract of package
-// rowstest.
+// A row is a named value: a partition, a collection, a field and bytes that only the owner can interpret. A store knows
+// nothing else, in particular nothing about counters. It has five methods, and every store passes the contract tests of
+// package rowstest.
 //
 // # Claims
 //
-// A process that wants to write a partition claims it and gets an epoch, which is greater than every epoch before. A
-// claim is safe at any moment: from then on the store refuses the commits of all former owners.
+// A process that wants to write a partition claims it, and gets an epoch that is greater than all earlier ones. A claim
+// is safe at any moment: from then on the store refuses the commits of all former owners.
 //
 // # Commits
 //
-// A commit puts and deletes rows of one partition in one durable step. Commits of a partition are numbered. Each one
-// names the number that it follows, so a store that lost its newest commits, as a Redis does in a failover, answers
-// with the number that it still has. The owner then writes again what was lost. A commit may be repeated until its
-// outcome is known: a store that has it already leaves it alone.
+// A commit puts and deletes rows of one partition in one durable step. The commits of a partition are numbered, and
+// each one names the number that it follows. So a store that has lost its newest commits, as a Redis may in a failover,
+// answers with the number that it still has, and the owner writes the lost rows again. A commit may be repeated until
+// its outcome is known: a store that already has it does nothing.
 package rows
 
 import (
@@ -38,7 +38,7 @@ type Name struct {
 	Field      string
 }
 
-// Address is where a row is.
+// Address is the full address of a row.
 type Address struct {
 	Partition int
 	Name
@@ -56,14 +56,14 @@ type Row struct {
 	Value []byte
 }
 
-// ID is an identifier that commits use once: until the time at which it is forgotten, a commit with the same one is
-// refused. Idempotency keys are IDs.
+// ID is an identifier that only one commit may use until it expires: the store refuses other commits with the same ID.
+// Idempotency keys are IDs.
 type ID struct {
 	Bytes [16]byte
 	Until time.Time
 }
 
-// Former names a partition to claim. Epoch is that of the caller's former claim of it, or 0 if there is none.
+// Former names a partition to claim. Epoch is that of the caller's former claim, or 0 if there is none.
 type Former struct {
 	Partition int
 	Epoch     uint64
@@ -77,12 +77,12 @@ type Claim struct {
 	Epoch uint64
 	// Number is that of the partition's newest commit, 0 if there is none.
 	Number uint64
-	// Err says that this partition cannot be claimed now, and others can; it is ErrUnavailable. Epoch is 0 then, and
-	// the claim may have been made, as after an error of the whole call.
+	// Err says that this partition cannot be claimed now, although others may be; it is ErrUnavailable. Epoch is then
+	// 0. The claim may have been made all the same, as after an error of the whole call.
 	Err error
 }
 
-// Commit is one step of one partition. A Commit without rows and IDs only finds out whether the store has everything.
+// Commit is one step of one partition. A Commit without rows and IDs only checks that the store has lost nothing.
 type Commit struct {
 	Partition int
 	Epoch     uint64 // of the claim by which the caller owns the partition
@@ -90,7 +90,7 @@ type Commit struct {
 	Number    uint64 // the number that the partition gets; greater than After
 	At        time.Time
 	IDs       []ID  // distinct; none of them may be remembered at At
-	Asked     []ID  // likewise, but they are not remembered by this commit; their Until says nothing
+	Asked     []ID  // the same, but the commit does not use them up; their Until is ignored
 	Rows      []Row // distinct; at most one for each name
 	// Publication goes to all watches if it is not nil.
 	Publication []byte
@@ -101,13 +101,13 @@ type malformed struct{}
 func (malformed) Error() string        { return "the store has malformed rows" }
 func (malformed) Is(target error) bool { return target == ErrUnavailable }
 
-// The errors of a commit. Of these, ErrUnavailable alone leaves open whether the commit was made.
+// Errors of a commit. Only ErrUnavailable leaves open whether the commit was made.
 var (
-	// ErrUnavailable means that the store cannot be reached now. A commit may have been made: repeat it as it is until
+	// ErrUnavailable means that the store is unavailable now. A commit may have been made: repeat it unchanged until
 	// its outcome is known.
 	ErrUnavailable = errors.New("store is unavailable")
-	// ErrMalformed means that the store has data which no store of rows wrote so. It is an ErrUnavailable with another
-	// text: the partition can be used when somebody has deleted the data.
+	// ErrMalformed means that the store has data that no store of rows can have written. It is an ErrUnavailable with
+	// another text: the partition becomes usable once the data is deleted.
 	ErrMalformed error = malformed{}
 	// ErrFull means that the store has no room. Nothing was written.
 	ErrFull = errors.New("store is full")
@@ -116,7 +116,7 @@ var (
 // Fenced is the error of a commit by a process that does not own the partition, as far as the store knows. Nothing was
 // written.
 type Fenced struct {
-	// Epoch is that of the store. If it is lower than that of the commit, the store has lost the claim.
+	// Epoch is the store's epoch. If it is lower than that of the commit, the store has lost the claim.
 	Epoch uint64
 }
 
@@ -134,7 +134,7 @@ func (e *Lost) Error() string { return fmt.Sprintf("the store has no commit afte
 
 // Known is the error of a commit with IDs that are remembered. Nothing was written.
 type Known struct {
-	IDs []ID // those of the commit that are remembered, with the time until which they are
+	IDs []ID // the IDs of the commit that are remembered, with their expiry times
 }
 
 // Error implements error.
@@ -142,25 +142,25 @@ func (e *Known) Error() string { return fmt.Sprintf("%d IDs are remembered", len
 
 // Store keeps rows. Its methods may be called from any goroutine. Errors are ErrUnavailable unless their comment says
 // more. Neither the caller nor the store modifies values. A store keeps the values that it gets, but not the slices of
-// commits, IDs, rows and addresses: after the call the caller may use these again.
+// commits, IDs, rows and addresses: after the call the caller may reuse these.
 type Store interface {
-	// Claim makes owner the writer of partitions. A caller with a former claim, whose store has lost something, gets no
-	// new one if another process has claimed the partition since. A claim whose answer was lost may be repeated. The
-	// claims are in the order of partitions.
+	// Claim makes owner the writer of partitions. If a caller names a former claim, it gets no new one if another
+	// process has claimed the partition since. A claim whose answer was lost may be repeated. The results are in the
+	// order of partitions.
 	Claim(ctx context.Context, owner string, partitions []Former) ([]Claim, error)
-	// Commit makes each commit in one durable step, or nothing of it. The partitions are distinct. The errors are in
-	// the order of commits: nil, *Fenced, *Lost, *Known, ErrFull or ErrUnavailable. Nil is also the answer to a commit
-	// that the store has already.
+	// Commit makes each commit in one durable step, or has no effect. The partitions must be distinct. The errors are
+	// in the order of commits: nil, *Fenced, *Lost, *Known, ErrFull or ErrUnavailable. For a commit that the store
+	// already has, the error is nil.
 	Commit(ctx context.Context, commits []Commit) []error
-	// Read returns the rows at addresses, in order. Everything that was committed before the call is in the answer.
+	// Read returns the rows at addresses, in order. It sees everything that was committed before the call.
 	Read(ctx context.Context, addresses []Address) []Found
-	// Scan calls each with the rows of a collection whose fields are greater than after, in the order of the fields'
-	// bytes. It ends with the first error of each.
+	// Scan calls each with the rows of a collection whose fields are greater than after, in the byte order of the
+	// fields. It stops at the first error of each.
 	Scan(
 		ctx context.Context, partition int, collection, after string, each func(field string, value []byte) error,
 	) error
-	// Watch calls heard with publications until ctx ends; those of a partition come in the order of their commits. It
-	// calls missed when it begins to hear them, and after each gap, in which publications may be lost. Both are called
-	// by one goroutine at a time.
+	// Watch calls heard with publications until ctx ends, those of a partition in the order of their commits. It calls
+	// missed when it begins to receive publications, and after each gap in which publications may have been lost. Calls
+	// of the two functions never overlap.
 	Watch(ctx context.Context, heard func(partition int, number uint64, publication []byte), missed func()) error
 }

@@ -1,7 +1,7 @@
 package rows
 
-// ScanInParts is Store.Scan for a store that reads up to most rows at once. Part returns the first rows whose fields
-// are greater than after. Each is called between the reads, so it may take its time, and may call the store.
+// ScanInParts is Store.Scan for a store that reads up to most rows at a time. Part returns the first rows whose fields
+// are greater than after. Each is called between the reads, so it may be slow, and may call the store.
 func ScanInParts(
 	after string, most int, part func(after string) ([]Row, error), each func(field string, value []byte) error,
 ) error {
@@ -24,7 +24,7 @@ func ScanInParts(
 	}
 }
 
-// Unread is the result of a Read of n rows that failed as a whole.
+// Unread returns the results of a Read of n rows that failed as a whole.
 func Unread(n int, err error) []Found {
 	found := make([]Found, n)
 	for i := range found {

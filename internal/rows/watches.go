@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// Watches are the calls of Watch within a process, for a store that publishes what the same process commits. The zero
-// value has none.
+// Watches implements Watch for a store that publishes the commits of its own process. The zero value is ready for use.
 type Watches struct {
 	mu  sync.RWMutex // guards all
 	all map[*Watching]struct{}
@@ -28,7 +27,7 @@ func (w *Watches) Watch(ctx context.Context, heard func(int, uint64, []byte), mi
 	<-ctx.Done()
 }
 
-// Begin begins a call of Watch, for a store that finds out about gaps. End ends it.
+// Begin begins a call of Watch, for a store that can detect gaps. End ends it.
 func (w *Watches) Begin(heard func(int, uint64, []byte), missed func()) *Watching {
 	one := &Watching{of: w, heard: heard, missed: missed}
 
@@ -39,7 +38,7 @@ func (w *Watches) Begin(heard func(int, uint64, []byte), missed func()) *Watchin
 	w.all[one] = struct{}{}
 	w.mu.Unlock()
 
-	// Publications that came meanwhile may have been heard already, which is harmless.
+	// Publications may already arrive before this call, which is harmless.
 	one.Missed()
 
 	return one
@@ -53,8 +52,8 @@ func (w *Watching) End() {
 	delete(w.of.all, w)
 }
 
-// Publish passes the publication of a commit, if it has one, to all watches. The caller keeps the order of commits.
-// What hears it must not block.
+// Publish passes the publication of a commit, if any, to all watches. The caller must call it in the order of commits.
+// The functions of the watches must not block.
 func (w *Watches) Publish(c *Commit) {
 	if c.Publication == nil {
 		return
@@ -68,7 +67,7 @@ func (w *Watches) Publish(c *Commit) {
 	}
 }
 
-// Missed says to all watches that publications may be lost.
+// Missed tells all watches that publications may have been lost.
 func (w *Watches) Missed() {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -85,7 +84,7 @@ func (w *Watching) hear(c *Commit) {
 	w.heard(c.Partition, c.Number, c.Publication)
 }
 
-// Missed says that publications may be lost.
+// Missed tells the watch that publications may have been lost.
 func (w *Watching) Missed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

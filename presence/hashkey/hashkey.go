@@ -20,7 +20,7 @@ const Size = 32
 const sealUse = "headcount hash key seal"
 
 // ErrSealed says that no secret opens any of the seals.
-var ErrSealed = errors.New("no --id-secret opens the key of user hashes")
+var ErrSealed = errors.New("no --id-secret decrypts the key of user hashes")
 
 // New makes a key.
 func New() []byte {

@@ -113,7 +113,7 @@ func (d *Decoder) Decode(datagram []byte) error {
 	return err
 }
 
-// wants reports whether somebody listens to datagrams of the kind. A kind of a later release is ignored.
+// wants reports whether there is a listener for datagrams of the kind. Kinds of later releases are ignored.
 func (d *Decoder) wants(what byte) bool {
 	switch what {
 	case ofGateway:

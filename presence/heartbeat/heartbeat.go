@@ -72,8 +72,8 @@ type Reply struct {
 	Stream    uint64
 	Acked     uint64           // all ops up to this number are in the store
 	Counts    []presence.Count // of pages and their sites
-	// Counted says that Counts include every join up to this number. A reply need not have the counts of all joins that
-	// it acknowledges: those of some may be in another reply. 0: a node of an older release does not say.
+	// Counted says that Counts include every join up to this number. A reply may acknowledge joins whose counts are in
+	// another reply. 0: the node is of an older release and does not report it.
 	Counted uint64
 	Unknown []presence.User // live users whom the owner does not know: send their joins again
 	Reset   bool            // the owner does not know the stream: begin a new one

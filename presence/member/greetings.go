@@ -10,22 +10,22 @@ import (
 	"headcount/presence"
 )
 
-// Greetings. A dispatcher pushes nothing while nothing changes, so a gateway could not know that a dispatcher does not
-// reach it any more, and would go on showing old counts as if they were new. Therefore each process with a dispatcher
-// greets every gateway about once a second, by a push without updates. What a gateway shows of the buckets of a
-// dispatcher that it has not heard for almost PresenceTimeout is stale until it hears from that dispatcher again, or
-// until another one has the buckets.
+// A dispatcher pushes nothing while nothing changes. Without greetings, a gateway could not notice that a dispatcher
+// does not reach it any more, and would keep showing old counts as current. So each process with a dispatcher greets
+// every gateway about once a second, with a push without updates. If a gateway has received nothing from a dispatcher
+// for almost PresenceTimeout, the counts of the dispatcher's buckets are stale. They stay stale until the dispatcher
+// reaches the gateway again, or another one serves the buckets.
 
 // greets is among the roles in the lease of a dispatcher that greets. Releases before this one do not greet, and their
 // silence means nothing.
 const greets = "greets"
 
-// greetings is what a gateway has heard of the dispatchers, and when.
+// greetings records when each dispatcher last reached this gateway.
 type greetings struct {
 	timeout time.Duration
 
 	mu sync.Mutex
-	// heard has the dispatchers that greet, each with the last time when it reached this process or, before that, when
+	// heard has the dispatchers that greet, each with the time when it last reached this process or, before that, when
 	// its lease was first seen. expect bounds it to the members.
 	heard map[string]time.Time
 }
@@ -33,7 +33,7 @@ type greetings struct {
 // every is the time between two greetings of one gateway.
 func (g *greetings) every() time.Duration { return min(time.Second, g.timeout/7) }
 
-// hear notes that a dispatcher has reached this process.
+// hear records that a dispatcher has reached this process.
 func (g *greetings) hear(from string, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -42,7 +42,8 @@ func (g *greetings) hear(from string, now time.Time) {
 	}
 }
 
-// expect sets the dispatchers that greet. began are those of them whose present run is new: it has time to greet first.
+// expect sets the dispatchers that greet. began reports whether a dispatcher has just started, so that it must be given
+// time for its first greeting.
 func (g *greetings) expect(names []string, began func(name string) bool, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +94,7 @@ func (m *Member) greet(ctx context.Context) error {
 	return nil
 }
 
-// watchDispatchers tells the gateway of which buckets the dispatchers are silent, until ctx ends.
+// watchDispatchers marks the buckets of silent dispatchers as stale in the gateway, until ctx ends.
 func (m *Member) watchDispatchers(ctx context.Context) error {
 	var silent []string
 	var buckets []int
@@ -109,7 +110,7 @@ func (m *Member) watchDispatchers(ctx context.Context) error {
 
 		for _, name := range silent {
 			if !slices.Contains(now, name) {
-				m.log.Info().Str("dispatcher", name).Msg("no count waits for that dispatcher any more")
+				m.log.Info().Str("dispatcher", name).Msg("counts are no longer stale because of that dispatcher")
 			}
 		}
 		silent = now

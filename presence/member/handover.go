@@ -25,7 +25,7 @@ func (m *Member) Leave(ctx context.Context) {
 			m.parts.Node.HandOver()
 		}
 
-		// The others see a lease without roles and take over, while this process still serves what it owns.
+		// The other processes see a lease without roles and take over, while this process keeps serving what it owns.
 		wake.Signal(m.renewNow)
 		outage.Sleep(ctx, handOverTime)
 	}

@@ -77,7 +77,7 @@ type Calls interface {
 	Explain(ctx context.Context, addr, page string) (presence.Parts, error)
 }
 
-// Owners are the owners of what is no presence, such as counters. They have a ring of their own over the processes.
+// Owners are the owners of something other than presence, such as counters. They have their own ring of processes.
 type Owners interface {
 	// SetProcesses says which processes there are, after each renewal of the lease. One without roles is about to
 	// leave. It must not block.
@@ -97,7 +97,7 @@ type Config struct {
 	Loopback   bool
 	Clock      *seal.Clock           // set by the renewals of the lease; nil: nobody reads it
 	Wall       func() time.Time      // the clock of the machine, compared with the store's; default time.Now
-	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
+	Elapsed    func() time.Duration  // a clock that does not stop while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -147,7 +147,8 @@ type Member struct {
 	greetings  greetings
 	lease      lease // only membership's goroutine uses it
 
-	// renewing holds one while the lease is renewed or ended, each of which takes renewLimit at most: a lock of ended.
+	// renewing is a lock of ended. It is held while the lease is renewed or ended, each of which takes at most
+	// renewLimit.
 	renewing chan struct{}
 	ended    bool // the lease has ended
 }

@@ -188,7 +188,7 @@ func (m *Member) renew(ctx context.Context) error {
 	m.observeClock(storeTime, asked)
 	m.reattach(now)
 
-	// After a gap nobody knows which processes were missing meanwhile, so the time of watching begins again.
+	// After a gap it is unknown which processes were missing in the meantime, so restart the time of watching them.
 	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
 	l.missed = false
 	if late && !(l.newborn && l.leased.IsZero()) { // a newborn process has watched since it began to wait
@@ -249,8 +249,8 @@ func (m *Member) observeClock(store, asked time.Time) {
 	m.lease.clockDiffers = differs
 }
 
-// reattach makes the gateway attach its topics again after its lease had lapsed, at once and once more after
-// renewLimit: the dispatchers saw no lease, so they may have dropped its endpoints or be about to drop them.
+// reattach makes the gateway attach its topics again after its lease had lapsed, at once and again after renewLimit:
+// dispatchers that saw no lease may have dropped the gateway's endpoints, or be about to do so.
 func (m *Member) reattach(now time.Time) {
 	l := &m.lease
 	lapsed := now.Sub(l.renewed) > leaseTTL

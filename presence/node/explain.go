@@ -49,7 +49,8 @@ func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, er
 	return sum, nil
 }
 
-// explain answers a question about a page. It looks at every user, since nobody else asks who is on a page.
+// explain answers a question about a page. It scans every user: there is no index of the users on a page, because
+// nothing else needs one.
 func (p *partition) explain(c *explainCall) {
 	var parts presence.Parts
 	for u := range p.users {

@@ -49,8 +49,8 @@ func (o *holdOrder) admit(hold memberKey, asked, now time.Time) error {
 	return nil
 }
 
-// forget forgets the calls that no older one can follow any more. Gateways disagree by a moment about when a call was
-// made, so one may be forgotten that moment later than it could be.
+// forget drops calls that can no longer be followed by an older one. The clocks of gateways differ slightly, so calls
+// are kept for that much longer.
 func (o *holdOrder) forget(now time.Time) {
 	for oldest := o.calls.Front(); oldest != nil; oldest = o.calls.Front() {
 		call := oldest.Value.(heldCall)

@@ -118,7 +118,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 		return fmt.Errorf("node: store generation: %w", err)
 	}
 
-	// First what is served already: its changes wait for the claim.
+	// First reclaim what is already owned: its changes wait for the claim.
 	err = m.reclaim(ctx, generation)
 
 	if len(n.want) > 0 || n.handingOver.Load() {

@@ -42,7 +42,7 @@ type Replies interface {
 	SendReply(gateway string, r *heartbeat.Reply)
 }
 
-// Departures learns of users who are on no page any more. The actors call Departed, so it must not block.
+// Departures is notified of users that have left their last page. The actors call Departed, so it must not block.
 type Departures interface{ Departed(u presence.User) }
 
 // Config tunes a Node. A zero field takes its default.
@@ -55,7 +55,7 @@ type Config struct {
 	Reply      Replies
 	Arrivals   bool                  // report arrivals to the store
 	LastSeen   presence.LastSeen     // where departures are remembered; nil: they are neither reported nor looked up
-	Departures Departures            // nil: nobody wants to know
+	Departures Departures            // optional
 	Tick       func()                // called at every tick of the node's clock, which waits for it; may be nil
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger
@@ -256,8 +256,9 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// StopClock stops the node's time: no grace or timeout ends any more. The only process calls it when it begins to end.
-// Nobody can come back before the next one runs, so for that one all are here whose connections this one closes.
+// StopClock stops the node's time: no grace or timeout ends any more. A process that is alone calls it when it begins
+// to shut down. Its clients cannot reconnect before the next process runs, so that one must find all users present
+// whose connections this process closes.
 func (n *Node) StopClock() { n.clock.stop() }
 
 // suspended handles a suspension of the process for d. The clock calls it.

@@ -177,7 +177,7 @@ func (o *outbox) restore(c presence.Change, invalid bool) {
 		o.blocked = o.blocked || invalid
 	}
 
-	// No rewrite repeats arrivals and departures, so they come back in any case.
+	// No rewrite would repeat arrivals and departures, so these are put back in any case.
 	for _, a := range c.Arrivals {
 		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}

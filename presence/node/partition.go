@@ -247,17 +247,18 @@ type pendingReply struct {
 	done chan<- error // nil for an acknowledgement
 }
 
-// relied reports whether somebody goes by the reply: a join is answered with counts that include its user, and a hold
-// with 200. A gateway that lost the acknowledgement of a leave loses nothing: it tells the next owner of the leave.
+// relied reports whether the receiver relies on the reply: a join is answered with counts that include its user, and a
+// hold with status 200. If a gateway misses the acknowledgement of a leave, nothing is lost: it repeats the leave to
+// the next owner.
 func (r *pendingReply) relied() bool { return r.done != nil || len(r.pages) > 0 }
 
 // queueReply arranges for r to be sent once every change applied so far is in the store, and the actor has the counts
 // after it.
 //
 // If the outbox is empty, nothing has changed: the user was here already, as far as this actor knows. But another node
-// may own the partition meanwhile and have removed the user, for instance while this process was suspended. So a reply
-// that somebody relies on waits until the store has accepted this node's claim once more. Any other waits for the batch
-// before, which may be in flight, or written with its counts still in the mailbox.
+// may own the partition in the meantime and have removed the user, for instance while this process was suspended. So a
+// reply on which its receiver relies waits until the store has accepted this node's claim once more. Any other reply
+// waits for the previous batch, which may be in flight, or written with its counts still in the mailbox.
 func (p *partition) queueReply(r pendingReply) {
 	p.out.mu.Lock()
 	p.out.check = p.out.check || r.relied()

@@ -8,8 +8,8 @@ import (
 	"headcount/presence"
 )
 
-// lastSeenTimeout bounds the wait for the store's part of an answer, so that a store that is away
-// does not keep back who is present. It is less than redisconn takes for a fault of Redis: a second.
+// lastSeenTimeout bounds the wait for the store's part of an answer, so that an unavailable store does not delay the
+// answer which users are present. It is shorter than the second after which redisconn reports a failure of Redis.
 const lastSeenTimeout = 900 * time.Millisecond
 
 // usersCall asks an actor about users of its partition.
@@ -97,7 +97,7 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 
 	times, err := n.cfg.LastSeen.LastSeen(ctx, absent)
 	if err != nil {
-		n.cfg.Log.Debug().Err(err).Msg("the store could not be asked when users were last here")
+		n.cfg.Log.Debug().Err(err).Msg("reading from the store when users were last present failed")
 		return
 	}
 
@@ -106,8 +106,7 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 	}
 }
 
-// answer answers a call about users. While gateways have yet to report who is there, the actor does not know who is
-// not.
+// answer answers a call about users. Until all gateways have reported their users, the actor cannot tell who is absent.
 func (p *partition) answer(c *usersCall) {
 	if !p.takeover.complete {
 		c.answer <- usersAnswer{err: presence.ErrNotOwner}

@@ -315,7 +315,8 @@ func (l *loader) key(k, v []byte) error {
 	return nil
 }
 
-// hashKey returns the stored key. If there is none, it stores a new one, unless the file has users, who would be lost.
+// hashKey returns the stored key. If there is none, it stores a new one, unless the file has users: with a new key they
+// could not be found again.
 func (d *disk) hashKey() (key []byte, err error) {
 	err = d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
 		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
@@ -343,7 +344,7 @@ func (d *disk) hashKey() (key []byte, err error) {
 func numbers(text string, n int) ([]int64, error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != n {
-		return nil, fmt.Errorf("%q has not %d numbers", text, n)
+		return nil, fmt.Errorf("%q does not have %d numbers", text, n)
 	}
 
 	out := make([]int64, n)

@@ -27,7 +27,7 @@ const (
 // retention, and beyond the bound, it forgets those who departed first.
 type lastSeen struct {
 	retention time.Duration                        // 0: nothing is kept
-	users     *simplelru.LRU[presence.User, int64] // the one who departed first is the next to be forgotten
+	users     *simplelru.LRU[presence.User, int64] // by departure, the earliest first
 
 	// With a data directory: the users whose entry there differs, at most those here and those
 	// there. Otherwise nil.
@@ -111,7 +111,7 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 		return nil
 	}
 
-	s.seen.writing.Lock() // what was taken before is written before
+	s.seen.writing.Lock() // so that earlier batches are written first
 	defer s.seen.writing.Unlock()
 
 	entry := put{seenBucket, binary.BigEndian.AppendUint64(nil, uint64(u)), nil}

@@ -244,14 +244,14 @@ func minuteValue(m minutes.Minute) []byte {
 func parseMinute(k, v []byte) (page string, m minutes.Minute, err error) {
 	n := len(k) - 5
 	if n < 1 || k[n] != 0 {
-		return "", m, errors.New("it is of no page")
+		return "", m, errors.New("it names no page")
 	}
 
 	m = minutes.Minute{At: int64(binary.BigEndian.Uint32(k[n+1:])), Counted: true}
 	for _, to := range []*int64{&m.Max, &m.Last} {
 		u, size := binary.Uvarint(v)
 		if size <= 0 {
-			return "", m, errors.New("it is cut off")
+			return "", m, errors.New("it is truncated")
 		}
 		*to = int64(u)
 		v = v[size:]

@@ -179,7 +179,7 @@ func (s *Store) loadPresent(now time.Time) (alive time.Time) {
 	}
 
 	if err == nil && len(partitions) != len(s.partitions) {
-		err = fmt.Errorf("it is of %d partitions, and there are %d", len(partitions), len(s.partitions))
+		err = fmt.Errorf("the file has %d partitions, but there are %d", len(partitions), len(s.partitions))
 	}
 	if err == nil {
 		err = s.replayPresent(logPath, partitions)

@@ -34,8 +34,8 @@ type presentLog struct {
 	writing bool // the next file of present users is being written
 }
 
-// logChanges appends changes to the log. If that fails, the file of present users is removed: a process that
-// recalls nobody is better than one that recalls users who have left. The caller holds log.mu.
+// logChanges appends changes to the log. If that fails, it removes the file of present users: recalling no users is
+// better than recalling users that have left. The caller holds log.mu.
 func (s *Store) logChanges(changes []presence.Change) {
 	if s.log.file == nil {
 		return
@@ -100,7 +100,7 @@ func (l *presentLog) end(dir string, failure error) error {
 	}
 
 	if failure != nil && l.file == nil {
-		removePresent(dir) // no log continues what was written
+		removePresent(dir) // the file has no log that continues it any more
 	}
 	return failure
 }
@@ -181,7 +181,7 @@ func flag(is bool) byte {
 	return 0
 }
 
-// readRecords parses a log, up to the first record that is torn: nobody was answered about that one.
+// readRecords parses a log up to the first torn record, whose change was not acknowledged.
 func readRecords(b []byte) (changes []presence.Change) {
 	for len(b) >= recordSize {
 		size := binary.BigEndian.Uint32(b)
@@ -237,7 +237,7 @@ func readChange(r *bytes.Reader) (c presence.Change, err error) {
 // minDeparture is the fewest bytes of a departure: a user and a time.
 const minDeparture = 8 + 1
 
-// fields reads fields. What is not there is torn, and reads as nothing from then on.
+// fields reads fields. After a missing field, the record counts as torn, and all reads return zero.
 type fields struct {
 	r    *bytes.Reader
 	torn bool

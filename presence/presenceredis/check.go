@@ -97,7 +97,7 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 	case redis.HasErrorPrefix(err, "WRONGPASS"), redis.HasErrorPrefix(err, "NOAUTH"):
 		k.problem("Redis refuses the user or the password of the URL.")
 	case notPermitted(err):
-		// permissions has named what is missing. The error itself adds something only if it has not.
+		// permissions has named the missing permissions. Report the error itself only if it has named none.
 		if len(k.found.Problems) == 0 {
 			k.problem("Redis refuses what the program needs: %v (deploy/redis.acl has a user that may).", err)
 		}
@@ -250,7 +250,8 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 			seals[id] = seal
 		}
 	}
-	// Without --id-secret the id secrets are those of the cluster, too: if that one differs, the problem is known.
+	// Without --id-secret the cluster secrets also serve as id secrets: if these differ, the problem has been reported
+	// already.
 	if len(k.idSecrets) > 0 && len(seals) > 0 && !otherSecret {
 		if _, err := hashkey.Open(k.idSecrets, seals); errors.Is(err, hashkey.ErrSealed) {
 			k.problem("%s; %s.", hashkey.ErrSealed, sealedMend)

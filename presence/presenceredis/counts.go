@@ -144,7 +144,7 @@ func (s *Store) sealed(cc *countsCall, changes []presence.Change, status, seal s
 	f := &s.fences[cc.bucket]
 	if f.seal != seal {
 		f.seal = seal
-		f.valid = make([]uint64, s.cfg.Partitions) // what was valid under the old seal may not be any more
+		f.valid = make([]uint64, s.cfg.Partitions) // what was valid under the old seal may be invalid now
 	}
 
 	for i, g := range cc.groups {
@@ -245,7 +245,7 @@ func (s *Store) newCountsCall(b int, publish string, generation uint64, continue
 			s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b), s.at().emptiesKey(b),
 			s.at().runKey(b, s.self),
 		},
-		// What is nil here numberLocked and pack fill in.
+		// numberLocked and pack fill in the nil arguments.
 		Args: []any{
 			s.at().channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(),
 			int(s.cfg.RememberFor.Seconds()), len(s.at().pagePrefix(b)), generation,

@@ -129,8 +129,8 @@ func (w *watcher) markLostLocked(bucket int) {
 	w.feeds[bucket].lost = true
 }
 
-// Begin implements redisconn.Listener: an attempt to subscribe begins. After the first one
-// the buckets are read, because nobody knows for how long they will not be heard.
+// Begin implements redisconn.Listener: an attempt to subscribe begins. Except for the first attempt, the buckets are
+// marked as lost at once, because it is unknown how long the subscription will be down.
 func (w *watcher) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -65,7 +65,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 		var found redisconn.Kept
 		emptied := false
 		what := "Redis"
-		_ = s.do(ctx, func(ctx context.Context, c *client) error { // after an error the next look finds it
+		_ = s.do(ctx, func(ctx context.Context, c *client) error { // after an error, the next check finds the loss
 			if c.Cluster != nil {
 				what = "a master of the Redis Cluster"
 			}
@@ -113,7 +113,7 @@ func (s *Store) logLostWrites(what string, found redisconn.Kept) {
 	lost := found.Lost.Round(time.Millisecond)
 	how := ""
 	if found.Missing {
-		how = " or more" // what this process wrote before its first look is not known
+		how = " or more" // how much this process wrote before its first check is unknown
 	}
 
 	s.cfg.Log.Warn().Stringer("lost", lost).Msg(fmt.Sprintf(
@@ -130,7 +130,7 @@ type evictionLog struct {
 	keys    int64     // dropped since then
 }
 
-// lately reports whether Redis dropped keys so short a time ago that what is missing was among them.
+// lately reports whether Redis evicted keys so recently that the missing keys may be among them.
 func (l *evictionLog) lately() bool { return !l.last.IsZero() && time.Since(l.last) < sayAgain }
 
 func (l *evictionLog) look(ctx context.Context) {
@@ -140,7 +140,7 @@ func (l *evictionLog) look(ctx context.Context) {
 		return err
 	})
 	if err != nil {
-		return // the next look finds it
+		return // the next check finds it
 	}
 
 	log := &l.store.cfg.Log

@@ -53,7 +53,7 @@ type partition struct {
 func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
 	outcomes := make([]presence.Outcome, len(changes))
 
-	// Redis cannot know that it came back with old data, see lost. So a look at its generation follows each write.
+	// Redis cannot detect that it has come back with old data, see lost. So the generation is checked after each write.
 	s.writeMembers(ctx, changes, outcomes)
 	s.lost(ctx, changes, outcomes)
 	s.writeCounts(ctx, changes, outcomes)
@@ -73,7 +73,8 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 
 	for i, c := range changes {
 
-		// A later change of the same partition was written first: the counts are those of that change or later ones.
+		// A later change of the same partition was written first, so these counts are those of that change or a later
+		// one.
 		if errors.Is(outcomes[i].Err, errLater) {
 			outcomes[i].Counts, outcomes[i].Err = s.Counts(ctx, pagesOf(c))
 		}

@@ -22,8 +22,8 @@ import (
 	"headcount/scripts"
 )
 
-// ErrForeign says that a key with our prefix holds data of another type: another
-// program uses this Redis. The key can be neither read nor written until somebody removes it.
+// ErrForeign means that a key with our prefix holds data of another type, because another program uses this Redis. The
+// key can be neither read nor written until it is deleted.
 var ErrForeign = fmt.Errorf("%w: a key that begins with %s holds data of another program",
 	presence.ErrMalformed, prefix)
 
@@ -190,15 +190,15 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// classify wraps err in the error that the contract has for it. It logs only the first error
-// about data of another program: such errors continue until somebody removes the key.
+// classify wraps err in the corresponding error of the contract. It logs only the first error about data of another
+// program, because such errors repeat until the key is deleted.
 func (s *Store) classify(err error) error {
 	if !strings.Contains(err.Error(), "WRONGTYPE") {
 		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
 
 	s.foreign.Do(func() {
-		s.cfg.Log.Warn().Err(err).Msg(ErrForeign.Error() + "; what depends on the key is stale until it is removed")
+		s.cfg.Log.Warn().Err(err).Msg(ErrForeign.Error() + "; delete the key, its data is stale until then")
 	})
 
 	return fmt.Errorf("%w: %w", ErrForeign, err)

@@ -228,7 +228,7 @@ func (l *link) acked(
 		if !l.broken[b.Bucket] {
 			l.broken[b.Bucket] = true
 			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).
-				Msg("a bucket of the peer cannot take changes; the other buckets go on")
+				Msg("the peer cannot accept changes of a bucket; retrying (other buckets are not affected)")
 		}
 		result.Outcome = replication.Later
 	case pncounter.Unready: // the bucket has no owner at the peer yet

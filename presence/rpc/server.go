@@ -167,7 +167,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serves reports whether somebody takes the requests for a path.
+// serves reports whether this process handles requests for a path.
 func (h *Handler) serves(path string) bool {
 	switch path {
 	case updatesPath:

@@ -21,8 +21,8 @@ func untilQuery(ctx context.Context, now time.Time) string {
 	return untilName + "=" + strconv.FormatInt(until.UnixMilli(), 10)
 }
 
-// remaining returns how much longer the caller of a request waits, by the time of the cluster. known is false for
-// requests that do not say it, which are those of the release before.
+// remaining returns how much longer the caller of a request waits, by the clock of the cluster. known is false if the
+// request does not say it, as in the previous release.
 func remaining(query url.Values, now time.Time) (left time.Duration, known bool) {
 	ms, err := strconv.ParseInt(query.Get(untilName), 10, 64)
 	if err != nil {

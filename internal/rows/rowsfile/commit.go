@@ -13,12 +13,12 @@ import (
 	"headcount/internal/rows"
 )
 
-// What the file has. Numbers are big-endian.
+// Buckets of the file. Numbers are big-endian.
 //
 //	meta       format -> "2"
 //	partitions 1 byte: partition -> 8 bytes: epoch, 8 bytes: number, the owner's name
 //	rows       see rowKey -> value
-//	ids        1 byte: partition, 16 bytes: ID -> 8 bytes: unix ms when it is forgotten
+//	ids        1 byte: partition, 16 bytes: ID -> 8 bytes: unix ms when it expires
 //	forget     8 bytes: unix ms, 1 byte: partition, 16 bytes: ID -> nothing
 var (
 	partitionsBucket = []byte("partitions")
@@ -37,15 +37,15 @@ type request struct {
 	done    chan struct{} // closed with the outcome
 }
 
-// Commit implements rows.Store. When ctx ends, commits that are not under way are not made. What is being written
-// cannot be called back: it is waited for.
+// Commit implements rows.Store. When ctx ends, commits that are still queued are not made. A transaction in progress
+// cannot be stopped, so Commit waits for it.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	one := &request{commits: commits, errs: make([]error, len(commits)), done: make(chan struct{})}
 	s.queue.Lock()
 	s.queued = append(s.queued, one)
 	s.queue.Unlock()
 
-	// Whoever gets the turn writes what all have queued, so most callers find theirs written.
+	// The caller that gets the turn writes all queued commits, so most callers find theirs written.
 	select {
 	case <-one.done:
 	case s.turn <- struct{}{}:
@@ -62,7 +62,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return one.errs
 }
 
-// withdraw takes a request out of the queue. It reports whether the request was still there.
+// withdraw removes a request from the queue. It reports whether the request was still there.
 func (s *Store) withdraw(one *request) bool {
 	s.queue.Lock()
 	defer s.queue.Unlock()
@@ -73,7 +73,7 @@ func (s *Store) withdraw(one *request) bool {
 	return len(s.queued) < before
 }
 
-// writeQueued makes all commits that are queued in one transaction, and publishes them. The caller has the turn.
+// writeQueued makes all queued commits in one transaction, and publishes them. The caller has the turn.
 func (s *Store) writeQueued() {
 	s.queue.Lock()
 	group := s.queued
@@ -83,14 +83,14 @@ func (s *Store) writeQueued() {
 		return
 	}
 
-	var all []*rows.Commit // that are made, if the transaction is
+	var all []*rows.Commit // the commits that the transaction makes
 	err := s.update(func(tx *bbolt.Tx) error {
 		made, err := writeAll(tx, group)
 		all = made
 		return err
 	})
 
-	// Before the turn ends, because publications come in the order of commits.
+	// Publish while holding the turn, because publications must be in the order of commits.
 	if err == nil {
 		for _, c := range all {
 			s.watches.Publish(c)
@@ -126,7 +126,7 @@ func writeAll(tx *bbolt.Tx, group []*request) ([]*rows.Commit, error) {
 		}
 	}
 
-	// Refusals and repetitions need no fsync.
+	// Refusals and repetitions change nothing, and need no fsync.
 	if t.fault == nil && len(t.made) == 0 {
 		return nil, errNothing
 	}
@@ -140,12 +140,12 @@ type transaction struct {
 	partitions, rows, ids, forget *bbolt.Bucket
 
 	made  []*rows.Commit
-	fault error // the first one of a write; the transaction is given up then
+	fault error // the first failed write, after which the transaction is abandoned
 }
 
 func (t *transaction) check(err error) { t.fault = cmp.Or(t.fault, err) }
 
-// commit makes a commit, apart from its rows, unless it is refused or made already.
+// commit makes a commit except for its rows, unless it is refused or was made before.
 func (t *transaction) commit(c *rows.Commit) error {
 	partition := []byte{byte(c.Partition)}
 	ownership := parseOwnership(t.partitions.Get(partition))
@@ -153,7 +153,7 @@ func (t *transaction) commit(c *rows.Commit) error {
 		return err
 	}
 
-	// It forgets more than it adds, so the number of IDs has no other bound.
+	// Deleting more than are added is the only bound on the number of IDs.
 	t.forgetIDs(c.At, 2*len(c.IDs)+1)
 
 	until := func(id rows.ID) time.Time { return parseTime(t.ids.Get(idKey(c.Partition, id))) }
@@ -172,14 +172,14 @@ func (t *transaction) commit(c *rows.Commit) error {
 }
 
 func (t *transaction) remember(partition int, id rows.ID) {
-	// The one finds it by its name, the other by its time.
+	// The first entry is found by the ID, the second by the time.
 	key := idKey(partition, id)
 	ends := appendTime(nil, id.Until)
 	t.check(t.ids.Put(key, ends))
 	t.check(t.forget.Put(append(ends[:8:8], key...), nil))
 }
 
-// forgetIDs forgets at most n IDs whose time has come.
+// forgetIDs deletes at most n expired IDs.
 func (t *transaction) forgetIDs(now time.Time, n int) {
 	oldest := t.forget.Cursor()
 	for range n {
@@ -188,7 +188,7 @@ func (t *transaction) forgetIDs(now time.Time, n int) {
 			return
 		}
 
-		// An ID that was used again has a later time, and another row in forget.
+		// An ID that was used again has a later expiry, and another entry in forget.
 		if bytes.Equal(t.ids.Get(key[8:]), key[:8]) {
 			t.check(t.ids.Delete(key[8:]))
 		}
@@ -196,7 +196,7 @@ func (t *transaction) forgetIDs(now time.Time, n int) {
 	}
 }
 
-// putRows writes the rows of all commits. Of a row that several of them have, the last one counts.
+// putRows writes the rows of all commits. If several commits have the same row, the last one wins.
 func (t *transaction) putRows() {
 	type keyed struct {
 		key   []byte
@@ -209,7 +209,7 @@ func (t *transaction) putRows() {
 		}
 	}
 
-	// Neighbours share pages of the file.
+	// Write in the order of keys, because neighbours share pages of the file.
 	slices.SortStableFunc(all, func(a, b keyed) int { return bytes.Compare(a.key, b.key) })
 	for _, row := range all {
 		if row.value == nil {
@@ -227,7 +227,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	}
 	defer s.unlock()
 
-	// A claim that is made although its answer was lost is harmless: the next one of the same owner is greater.
+	// If a claim is made but its answer is lost, that is harmless: the owner's next claim gets a greater epoch.
 	claims := make([]rows.Claim, len(partitions))
 	err := s.update(func(tx *bbolt.Tx) error {
 		all := tx.Bucket(partitionsBucket)
@@ -265,9 +265,9 @@ func appendOwnership(b []byte, o rows.Ownership) []byte {
 	return append(b, o.Owner...)
 }
 
-// collectionKey begins the keys of all rows of a collection: 2 bytes: length of its name, its name, 1 byte: partition.
-// The collection comes first because commits write rows of the same small collections again and again, such as the
-// answers to calls. Those of all partitions share a page then.
+// collectionKey is the prefix of the keys of all rows of a collection: 2 bytes: length of the name, the name, 1 byte:
+// partition. The name precedes the partition because commits keep writing rows of the same small collections, such as
+// the answers to calls. This way the rows of all partitions share pages.
 func collectionKey(partition int, collection string) []byte {
 	key := make([]byte, 0, 64)
 	key = binary.BigEndian.AppendUint16(key, uint16(len(collection)))
@@ -276,7 +276,7 @@ func collectionKey(partition int, collection string) []byte {
 	return append(key, byte(partition))
 }
 
-// rowKey sorts as the field within a collection.
+// rowKey returns the key of a row. Within a collection, keys sort like the fields.
 func rowKey(partition int, name rows.Name) []byte {
 	return append(collectionKey(partition, name.Collection), name.Field...)
 }

@@ -9,8 +9,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// scanAtOnce is how many rows one transaction reads. A longer one would keep pages that are no longer needed, and a
-// transaction that makes the file longer would wait for it.
+// scanAtOnce is how many rows one transaction reads. A longer transaction would keep outdated pages from being reused,
+// and a transaction that extends the file would have to wait for it.
 const scanAtOnce = 256
 
 // Read implements rows.Store.
@@ -19,7 +19,7 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 	err := s.view(ctx, func(tx *bbolt.Tx) error {
 		all := tx.Bucket(rowsBucket)
 		for i, at := range addresses {
-			// What bbolt returns is valid within the transaction alone.
+			// bbolt's memory is valid only during the transaction.
 			found[i].Value = bytes.Clone(all.Get(rowKey(at.Partition, at.Name)))
 		}
 		return nil
@@ -45,7 +45,7 @@ func (s *Store) scan(ctx context.Context, at int, collection, after string) ([]r
 	start := append(prefix[:len(prefix):len(prefix)], after...)
 
 	err := s.view(ctx, func(tx *bbolt.Tx) error {
-		// Seek finds the first key that is not smaller, so it may be after itself.
+		// Seek returns the first key that is not smaller, which may be after itself.
 		c := tx.Bucket(rowsBucket).Cursor()
 		key, value := c.Seek(start)
 		if bytes.Equal(key, start) {

@@ -1,16 +1,16 @@
-// Package rowsfile is a store of rows in one file of a data directory. What it acknowledges is on disk.
+// Package rowsfile is a store of rows in one file of a data directory. Everything that it acknowledges is on disk.
 //
 // # Group commit
 //
-// One transaction of the file is under way at a time. Commits of many callers gather meanwhile, and the next
-// transaction makes all of them, so they share one fsync.
+// The file has one transaction at a time. Commits that arrive in the meantime are queued, and the next transaction
+// makes all of them, so they share one fsync.
 //
-// # A disk that fails
+// # Disk failures
 //
-// After a transaction that failed, the file is opened again, which verifies all of it, and says whether it has the
-// transaction. It may have it without being on disk, when the last fsync was what failed. Then the transaction counts
-// as made once another one has succeeded, and an fsync with it. So the outcome is known unless the file cannot be
-// opened.
+// After a failed transaction the file is opened again, which verifies the whole file and shows whether it contains the
+// transaction. It may contain the transaction without being on disk, if only the last fsync failed. Then the
+// transaction counts as made once another one has succeeded, including its fsync. So the outcome is known unless the
+// file cannot be opened.
 package rowsfile
 
 import (
@@ -35,8 +35,8 @@ import (
 const File = "counters.db"
 
 const (
-	healWait = 100 * time.Millisecond // after a transaction that failed, until another one is tried
-	calm     = 5 * time.Second        // without a failure, until the disk counts as mended
+	healWait = 100 * time.Millisecond // after a failed transaction, before the next attempt
+	calm     = 5 * time.Second        // without a failure, after which the disk counts as working again
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -44,7 +44,7 @@ type Config struct {
 	Log zerolog.Logger
 	Now func() time.Time // default time.Now; for tests
 
-	openFile boltfile.Opener // default os.OpenFile; tests put one that fails
+	openFile boltfile.Opener // default os.OpenFile; tests inject a failing one
 }
 
 // Store is a rows.Store in a file. All methods may be called from any goroutine.
@@ -53,16 +53,16 @@ type Store struct {
 	cfg     Config
 	watches rows.Watches
 
-	// turn is a lock that a caller may stop waiting for. Who has it makes transactions, and owns failed and next.
+	// turn is a lock whose waiters may give up. Its holder makes transactions, and owns failed and next.
 	turn   chan struct{}
-	failed error     // of a transaction, not long ago; it was logged
-	next   time.Time // before it no transaction is tried
+	failed error     // of a recent transaction; it has been logged
+	next   time.Time // no transaction is attempted before
 
 	queue  sync.Mutex // guards queued
 	queued []*request
 
-	mu     sync.RWMutex // guards db and closed; held while db is read; taken after turn
-	db     *bbolt.DB    // nil: the file has to be opened again
+	mu     sync.RWMutex // guards db and closed; read-locked while db is read; locked after turn
+	db     *bbolt.DB    // nil: the file must be opened again
 	closed bool
 }
 
@@ -73,7 +73,7 @@ var (
 	errNothing = errors.New("nothing is to be written")
 )
 
-// Open opens the file in dir, and makes both if they are missing. Only one process at a time can have the file open.
+// Open opens the file in dir, and creates both if they are missing. Only one process at a time can have the file open.
 func Open(dir string, cfg Config) (*Store, error) {
 	s := &Store{path: filepath.Join(dir, File), cfg: cfg, turn: make(chan struct{}, 1)}
 	if s.cfg.Now == nil {
@@ -87,7 +87,7 @@ func Open(dir string, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 
-	// A file whose name is lost is lost.
+	// Sync the directory: a file whose name is not on disk is lost.
 	if err := syncDir(dir); err != nil {
 		return nil, errors.Join(fmt.Errorf("data directory: %w", err), s.Close())
 	}
@@ -104,9 +104,9 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// open opens the file. If it lacks the transaction with the number failed, it is used as it is. Otherwise it may be
-// ahead of the disk, after a failure or the death of a process, and is used once an fsync has succeeded. It returns the
-// number of the newest transaction.
+// open opens the file. If the file lacks the transaction with the number failed, it is used as it is. Otherwise the
+// file may contain changes that are not on disk, after a failure or the death of a process, and it is used only after a
+// successful fsync. open returns the number of the newest transaction.
 func (s *Store) open(failed int) (newest int, err error) {
 	db, err := boltfile.Open(s.path, s.cfg.openFile, format, buckets, func(db *bbolt.DB) error {
 		err := db.View(func(tx *bbolt.Tx) error {
@@ -117,7 +117,7 @@ func (s *Store) open(failed int) (newest int, err error) {
 			return err
 		}
 
-		// An empty transaction writes a page, and waits until the disk has it and all pages before.
+		// An empty transaction writes a page and syncs the file, including all earlier pages.
 		return db.Update(func(*bbolt.Tx) error { return nil })
 	})
 	if err != nil {
@@ -131,12 +131,12 @@ func (s *Store) open(failed int) (newest int, err error) {
 	return newest, nil
 }
 
-// Close waits for the transaction under way and closes the file. Later calls fail with rows.ErrUnavailable.
+// Close waits for the transaction in progress, and closes the file. Later calls fail with rows.ErrUnavailable.
 func (s *Store) Close() error {
 	s.turn <- struct{}{}
 	defer s.unlock()
 
-	// Readers hold mu, and bbolt would wait for them without refusing new ones.
+	// Wait for readers here: bbolt would wait for them, too, but would keep admitting new ones.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -163,14 +163,14 @@ func (s *Store) unlock() { <-s.turn }
 
 func unavailable(err error) error { return fmt.Errorf("rowsfile: %w: %w", rows.ErrUnavailable, err) }
 
-// update makes a transaction, or gives it up if write returns errNothing. The error is rows.ErrFull if the disk has no
-// room and nothing was written. The caller has the turn.
+// update makes a transaction, or abandons it if write returns errNothing. The error is rows.ErrFull if the disk is full
+// and nothing was written. The caller has the turn.
 func (s *Store) update(write func(tx *bbolt.Tx) error) error {
 	if err := s.ready(); err != nil {
 		return err
 	}
 
-	// The number of the transaction, by which the file says after a failure whether it was made.
+	// The number of the transaction shows after a failure whether the file has it.
 	var id int
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		id = tx.ID()
@@ -183,7 +183,8 @@ func (s *Store) update(write func(tx *bbolt.Tx) error) error {
 		return s.outcome(id, err)
 	}
 
-	// On a full disk small transactions fit now and then, so one that succeeds does not say that it is mended.
+	// On a full disk small transactions succeed now and then, so a single success does not mean that the disk works
+	// again.
 	if s.failed != nil && time.Since(s.next) >= calm {
 		s.cfg.Log.Info().Msg("counters: the data directory can be written again")
 		s.failed = nil
@@ -192,13 +193,13 @@ func (s *Store) update(write func(tx *bbolt.Tx) error) error {
 	return nil
 }
 
-// outcome finds out whether a transaction that failed was made, and returns the error of it if it was not. bbolt's
-// memory is of no use after a failure, so the file is opened again. The caller has the turn.
+// outcome finds out whether a failed transaction was made, and returns its error if not. After a failure bbolt's memory
+// is unreliable, so the file is opened again. The caller has the turn.
 func (s *Store) outcome(id int, cause error) error {
 	s.pause(cause)
 	s.drop()
 
-	// Each transaction has the number after that of the one before, so the newest one in the file tells.
+	// Transactions are numbered consecutively, so the newest number in the file decides.
 	newest, err := s.open(id)
 	switch {
 	case err != nil:
@@ -216,18 +217,18 @@ func (s *Store) drop() {
 	defer s.mu.Unlock()
 
 	if err := s.db.Close(); err != nil {
-		s.cfg.Log.Warn().Err(err).Msg("counters: closing a file that could not be written")
+		s.cfg.Log.Warn().Err(err).Msg("counters: closing a file after a failed write failed, too")
 	}
 	s.db = nil
 }
 
-// ready makes sure that the file is open. The caller has the turn.
+// ready opens the file if necessary. The caller has the turn.
 func (s *Store) ready() error {
 	switch {
 	case s.closed:
 		return unavailable(errClosed)
 	case time.Now().Before(s.next):
-		// Each attempt may read all of the file, so a disk that stays full must not have one for each call.
+		// Each attempt may read the whole file, so while the disk is full there must not be one for each call.
 		return refusal(s.failed)
 	case s.db != nil:
 		return nil
@@ -241,9 +242,9 @@ func (s *Store) ready() error {
 	return nil
 }
 
-// pause has no transaction tried for some time after a failure. The caller has the turn.
+// pause delays the next transaction after a failure. The caller has the turn.
 func (s *Store) pause(err error) {
-	// An outage is logged once, however many transactions fail in it.
+	// Log an outage only once, however many transactions fail in it.
 	if s.failed == nil {
 		const refuses = "counters: the data directory cannot be written; changes are refused until it can"
 		s.cfg.Log.Error().Err(err).Msg(refuses)
@@ -253,9 +254,9 @@ func (s *Store) pause(err error) {
 	s.next = time.Now().Add(healWait)
 }
 
-// refusal is the error of what was surely not made, because of a failure. bbolt passes some of them on as text alone.
+// refusal returns the error for changes that were certainly not made. bbolt passes some causes on as text only.
 func refusal(failed error) error {
-	// EFBIG is a limit of the process or of the file system, which is full to this process.
+	// EFBIG is a limit of the process or the file system, which has the same effect as a full disk.
 	isFull := func(full syscall.Errno) bool { return strings.Contains(failed.Error(), full.Error()) }
 	if isFull(syscall.ENOSPC) || isFull(syscall.EDQUOT) || isFull(syscall.EFBIG) {
 		return fmt.Errorf("rowsfile: %w: %w", rows.ErrFull, failed)
@@ -264,13 +265,13 @@ func refusal(failed error) error {
 	return unavailable(failed)
 }
 
-// view reads what is on disk. What it passes to read is valid until read returns.
+// view reads committed data. Slices that read gets are valid until it returns.
 func (s *Store) view(ctx context.Context, read func(tx *bbolt.Tx) error) error {
 	if err := s.reopen(ctx); err != nil {
 		return err
 	}
 
-	// A transaction that fails meanwhile waits with closing the file until this one has read.
+	// If a transaction fails in the meantime, it closes the file only after this read.
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 

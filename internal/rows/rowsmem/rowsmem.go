@@ -31,25 +31,25 @@ type partition struct {
 	mu          sync.Mutex // guards the fields below
 	ownership   rows.Ownership
 	collections map[string]*collection // none of them is empty
-	// last is the row that was looked up last, since who reads a row often writes it next.
+	// last is the row that was looked up last, because a row is often written just after it was read.
 	last     *value
 	lastName rows.Name
-	// ids are forgotten when their time has come; each commit looks at more of them than it can add, so their number
-	// has no other bound.
+	// ids are deleted after they expire. Each commit examines more of them than it can add, which is the only bound on
+	// their number.
 	ids    map[[16]byte]time.Time
-	oldest []rows.ID // the same, in the order in which they came
+	oldest []rows.ID // the same IDs in the order of insertion
 }
 
-// collection has values by field. They are behind pointers, so that a new value leaves the map and its field alone: the
-// field of a commit may be a part of a larger text.
+// collection has values by field. They are pointers, so that a new value need not change the map: its existing key
+// stays in use, while the field of a commit may be a part of a larger buffer.
 type collection struct {
 	values map[string]*value
-	size   int // about what it takes in memory, in bytes
+	size   int // estimate of the memory, in bytes
 }
 
 type value struct{ bytes []byte }
 
-// sizeOf returns about what a row takes in memory.
+// sizeOf estimates the memory of a row.
 func sizeOf(field string, value []byte) int { return len(field) + len(value) + 100 }
 
 // New returns an empty Store.
@@ -81,12 +81,12 @@ func (s *Store) Claim(_ context.Context, owner string, partitions []rows.Former)
 	return claims, nil
 }
 
-// made are the errors of commits without any.
+// made is the shared result of commits without errors.
 var made [rows.Partitions]error
 
 // Commit implements rows.Store. No error is ErrUnavailable or ErrFull.
 func (s *Store) Commit(_ context.Context, commits []rows.Commit) []error {
-	// Callers do not modify what they get, so most get the same slice.
+	// Callers must not modify the result, so most get the same slice.
 	errs := made[:len(commits):len(commits)]
 	own := false
 	for i := range commits {
@@ -128,13 +128,13 @@ func (s *Store) commit(c *rows.Commit) error {
 		p.putLocked(&c.Rows[i])
 	}
 
-	// Under the lock of the partition, because publications come in the order of commits.
+	// Publish while holding the partition's lock, because publications must be in the order of commits.
 	s.watches.Publish(c)
 
 	return nil
 }
 
-// forgetLocked forgets at most n IDs whose time has come.
+// forgetLocked deletes at most n expired IDs.
 func (p *partition) forgetLocked(now time.Time, n int) {
 	for ; n > 0 && len(p.oldest) > 0; n-- {
 		oldest := p.oldest[0]
@@ -144,14 +144,14 @@ func (p *partition) forgetLocked(now time.Time, n int) {
 
 		p.oldest = p.oldest[1:]
 
-		// A forgotten ID may have been used again, and then it has a later time.
+		// An expired ID may have been used again, and then its expiry is later.
 		if !p.ids[oldest.Bytes].After(now) {
 			delete(p.ids, oldest.Bytes)
 		}
 	}
 }
 
-// findLocked returns the row with a name, or nil.
+// findLocked returns the named row, or nil.
 func (p *partition) findLocked(name rows.Name) *value {
 	if p.last == nil || p.lastName != name {
 		p.last = nil
@@ -165,7 +165,7 @@ func (p *partition) findLocked(name rows.Name) *value {
 }
 
 func (p *partition) putLocked(row *rows.Row) {
-	// The owner has read the row before, so it is at hand.
+	// The owner has usually read the row just before, so findLocked finds it in last.
 	is := p.findLocked(row.Name)
 	switch {
 	case row.Value == nil:
@@ -178,7 +178,7 @@ func (p *partition) putLocked(row *rows.Row) {
 	}
 }
 
-// addLocked adds a row that is not there.
+// addLocked adds a row that does not exist yet.
 func (p *partition) addLocked(row *rows.Row) {
 	of := p.collections[row.Collection]
 	if of == nil {
@@ -225,11 +225,11 @@ func (p *partition) read(name rows.Name) []byte {
 	return is.bytes
 }
 
-// Get returns the value of a row, nil if there is none. It waits for nothing, so a caller with one row need not gather
-// others for a Read.
+// Get returns the value of a row, nil if there is none. It never blocks, so a caller that needs single rows need not
+// gather them for a Read.
 func (s *Store) Get(partition int, name rows.Name) []byte { return s.partitions[partition].read(name) }
 
-// Size returns about what a collection takes in memory, in bytes.
+// Size returns an estimate of the memory of a collection, in bytes.
 func (s *Store) Size(partition int, collection string) int {
 	p := &s.partitions[partition]
 	p.mu.Lock()

@@ -15,12 +15,12 @@ const (
 		where partition = $1 and id = any($2::uuid[]) and until > now()`
 )
 
-// Changed calls each with the rows that commits after a number have changed; a nil value says that the row was deleted,
-// unless a later call of each has a value for it. It needs [Config.Back].
+// Changed calls each with the rows that commits after a number have changed. A nil value means that the row was
+// deleted, unless a later call has a value for the same row. It needs [Config.Back].
 func (s *Store) Changed(
 	ctx context.Context, partition int, after uint64, each func(name rows.Name, value []byte) error,
 ) error {
-	// A row that was written again after its deletion is in both.
+	// A row that was written again after its deletion is in both results, so the changed rows come second.
 	for _, sql := range []string{deletedRows, changedRows} {
 		if err := s.changed(ctx, sql, partition, after, each); err != nil {
 			return err
@@ -30,7 +30,7 @@ func (s *Store) Changed(
 	return nil
 }
 
-// changed calls each with the rows of a statement, which returns some of them at a time.
+// changed calls each with the rows of a statement, which returns a limited number at a time.
 func (s *Store) changed(
 	ctx context.Context, sql string, partition int, after uint64, each func(name rows.Name, value []byte) error,
 ) error {
@@ -61,7 +61,7 @@ func (s *Store) changed(
 	}
 }
 
-// Remembered returns those of ids that are remembered, with the time until which they are.
+// Remembered returns the ids that are still remembered, with their expiry times.
 func (s *Store) Remembered(ctx context.Context, partition int, ids []rows.ID) (known []rows.ID, err error) {
 	wanted := make([][16]byte, len(ids))
 	for i := range ids {

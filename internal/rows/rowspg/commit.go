@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// Locks are taken in one order, so transactions wait for each other and never stand still.
+	// All transactions lock in the same order, so they may wait for each other, but cannot deadlock.
 	lockPartitions = `select partition, owner, epoch, number, clock_timestamp() from headcount_partitions
 		where partition = any($1) order by partition for update`
 	readIDs = `select i.partition, i.id, i.until
@@ -40,11 +40,11 @@ const (
 // transaction makes commits.
 type transaction struct {
 	commits []rows.Commit
-	errs    []error        // of the commits that are refused
-	made    []*rows.Commit // those that are admitted, and were not made before
+	errs    []error        // of the refused commits
+	made    []*rows.Commit // admitted commits that were not made before
 
 	owned map[int]*rows.Ownership
-	ids   map[idName]time.Time // those that are remembered
+	ids   map[idName]time.Time // the remembered IDs
 	now   time.Time            // by the server's clock
 }
 
@@ -71,7 +71,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 
 	var t *transaction
 	err := s.do(ctx, "commit", func(ctx context.Context, c *pgxpool.Conn) error {
-		// It may be the second try, so nothing of the first one counts.
+		// This may be a retry, so drop the results of the first attempt.
 		t = newTransaction(commits)
 		if err := t.hold(ctx, c, wanted); err != nil {
 			return err
@@ -88,7 +88,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 		return errs
 	}
 
-	// Also what was made before: the answer of that time may have been lost.
+	// This includes commits that were made before: their answer may have been lost.
 	for i := range commits {
 		if t.errs[i] == nil {
 			s.publish(&commits[i])
@@ -98,7 +98,8 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return t.errs
 }
 
-// hold begins the transaction, locks partitions and reads what is known of the IDs of the commits: one round trip.
+// hold makes the first round trip: it begins the transaction, locks the partitions and reads which IDs of the commits
+// are remembered.
 func (t *transaction) hold(ctx context.Context, c *pgxpool.Conn, partitions []int16) error {
 	b := &pgx.Batch{}
 	t.queueHold(b, partitions)
@@ -110,7 +111,7 @@ func (t *transaction) hold(ctx context.Context, c *pgxpool.Conn, partitions []in
 		ids.add(commit.Partition, commit.Asked)
 	}
 
-	// A later statement of a transaction sees what was committed while the one before waited for the locks.
+	// As a separate statement, it sees what was committed while the one before waited for the locks.
 	if len(ids.id) > 0 {
 		t.queueIDs(b, &ids)
 	}
@@ -118,7 +119,7 @@ func (t *transaction) hold(ctx context.Context, c *pgxpool.Conn, partitions []in
 		return postgres.First(ctx, err)
 	}
 
-	// Without a row nothing is locked, and two claims would both be granted.
+	// Without a row there is no lock, and two concurrent claims would both be granted.
 	if len(t.owned) < len(partitions) {
 		return errPartition
 	}
@@ -126,7 +127,7 @@ func (t *transaction) hold(ctx context.Context, c *pgxpool.Conn, partitions []in
 	return nil
 }
 
-// queueHold queues what begins a transaction and locks partitions.
+// queueHold queues the statements that begin a transaction and lock the partitions.
 func (t *transaction) queueHold(b *pgx.Batch, partitions []int16) {
 	b.Queue("begin isolation level read committed")
 
@@ -142,7 +143,7 @@ func (t *transaction) queueHold(b *pgx.Batch, partitions []int16) {
 	})
 }
 
-// queueIDs queues what finds out which IDs are remembered.
+// queueIDs queues the statement that reads which IDs are remembered.
 func (t *transaction) queueIDs(b *pgx.Batch, ids *idColumns) {
 	var name idName
 	var until time.Time
@@ -155,12 +156,12 @@ func (t *transaction) queueIDs(b *pgx.Batch, ids *idColumns) {
 	})
 }
 
-// decide finds out which commits are to be made.
+// decide decides which commits are made.
 func (t *transaction) decide() {
 	for i := range t.commits {
 		c := &t.commits[i]
 		owned := t.owned[c.Partition]
-		// The partition is locked, so this holds until the end of the transaction.
+		// The partition is locked, so the decision is valid until the end of the transaction.
 		t.errs[i] = owned.Refuses(c)
 		if t.errs[i] != nil || owned.Has(c) {
 			continue
@@ -174,9 +175,9 @@ func (t *transaction) decide() {
 	}
 }
 
-// write writes the commits and ends the transaction: one round trip.
+// write makes the second round trip: it writes the commits and ends the transaction.
 func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, cfg *Config) error {
-	// Refusals and repetitions change nothing, and need no fsync.
+	// If all commits are refused or repeated, nothing changes, and no fsync is needed.
 	b := &pgx.Batch{}
 	if len(t.made) == 0 {
 		b.Queue("rollback")
@@ -192,12 +193,12 @@ func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, cfg *Config) e
 	}
 	b.Queue("commit")
 
-	// The statements after one that failed are not carried out, so nothing is committed then.
+	// After a failed statement the rest of the batch is skipped, including the commit.
 	return c.SendBatch(ctx, b).Close()
 }
 
-// queueWrites queues what the commits write, a statement for each table and not for each commit. With deletions it also
-// queues which rows they delete.
+// queueWrites queues the writes of the commits, one statement for each table instead of one for each commit. With
+// deletions, it also records the deleted rows.
 func (t *transaction) queueWrites(b *pgx.Batch, deletions bool) {
 	var numbers numberColumns
 	var ids idColumns
@@ -244,7 +245,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 			return err
 		}
 
-		// The server's clock counts: those of the processes differ.
+		// Use the server's clock, because those of the processes differ.
 		var granted numberColumns
 		for i, former := range partitions {
 			claims[i] = t.owned[former.Partition].Claim(owner, former.Epoch, t.now)
@@ -266,7 +267,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	return claims, nil
 }
 
-// The columns that arrays are made of.
+// Columns that are sent as arrays.
 type (
 	numberColumns struct {
 		partition []int16

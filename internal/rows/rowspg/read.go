@@ -60,22 +60,24 @@ func (s *Store) scan(ctx context.Context, at int, collection, after string) (som
 	return some, err
 }
 
-// newest is the newest publication of a partition, or commit without one.
+// newest identifies the newest publication of a partition, or a commit without one.
 type newest struct{ epoch, number uint64 }
 
-// publish hands out the publication of a commit that was made, once, whatever its repetitions.
+// publish passes on the publication of a commit, only once even if the commit was repeated.
 func (s *Store) publish(c *rows.Commit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	// A commit whose answer was lost is published when its repetition is answered, any other one only at first.
+	// Most repetitions repeat a commit that was published. If the first answer was lost, the repetition is published
+	// instead.
 	before := s.newest[c.Partition]
 	is := newest{epoch: c.Epoch, number: c.Number}
 	if is == before {
 		return
 	}
 
-	// A later commit of another caller has overtaken this one, and publications come in the order of commits.
+	// A later commit of another caller was answered first. Publications must be in the order of commits, so this one
+	// becomes a gap.
 	overtaken := is.epoch < before.epoch || is.epoch == before.epoch && is.number < before.number
 	if overtaken {
 		s.watches.Missed()
@@ -86,7 +88,7 @@ func (s *Store) publish(c *rows.Commit) {
 	s.watches.Publish(c)
 }
 
-// claimed notes claims of this process.
+// claimed records claims of this process.
 func (s *Store) claimed(partitions []rows.Former, claims []rows.Claim) {
 	s.mu.Lock()
 	for i, claim := range claims {
@@ -96,12 +98,12 @@ func (s *Store) claimed(partitions []rows.Former, claims []rows.Claim) {
 	}
 	s.mu.Unlock()
 
-	// What others have committed before is not known here.
+	// Earlier commits of other processes were not published here.
 	s.watches.Missed()
 }
 
-// Watch implements rows.Store. A committing caller calls heard, which must not block. What other processes commit is a
-// gap, which is found within PollEvery.
+// Watch implements rows.Store. A committing caller calls heard, which must not block. Commits of other processes are
+// detected as gaps, within PollEvery.
 func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
 	w := s.watches.Begin(heard, missed)
 	defer w.End()
@@ -110,11 +112,11 @@ func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), miss
 	for outage.Sleep(ctx, s.cfg.PollEvery) {
 		others, err := s.others(ctx)
 		if err != nil {
-			continue // until it can be read again: then all of the gap is one
+			continue // wait until it can be read again: the whole outage is one gap
 		}
 
-		// A partition that this process owns now stays in before: nobody else commits there until it is another's
-		// again.
+		// Partitions that this process owns keep their entry in before: no other process commits there until it has
+		// claimed the partition.
 		gap := false
 		for partition, is := range others {
 			gap = gap || is != before[partition]
@@ -128,7 +130,7 @@ func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), miss
 	return nil
 }
 
-// others returns the newest commits of partitions that other processes own.
+// others returns the newest commits of the partitions that other processes own.
 func (s *Store) others(ctx context.Context) (map[int]newest, error) {
 	others := map[int]newest{}
 	var partition int
@@ -138,7 +140,8 @@ func (s *Store) others(ctx context.Context) (map[int]newest, error) {
 		return nil
 	}, readNumbers)
 
-	// While an epoch of this process holds, nobody else commits, and its own commits are published.
+	// While the epoch of this process is the current one, only this process commits, and its commits are published
+	// here.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 

@@ -56,27 +56,28 @@ type Config struct {
 	URL string // postgres://…; required
 	// Readable writes tables for people; nil: there are none.
 	Readable Readable
-	// Beside are the tables of others that use the same connection, see [Store.DB].
+	// Beside are the tables of other stores that use the same connection, see [Store.DB].
 	Beside []postgres.Tables
-	// Back says that this store is behind another one, see package rowstier: deletions are remembered for two days.
+	// Back says that this store is the durable tier of package rowstier. Then deletions are remembered for two days.
 	Back bool
-	// NoFront says that this store is not behind another one, and what to do about a database that is: it is refused.
+	// NoFront says that this store must not be the back of a tier. A database that is one is refused, with NoFront as
+	// the remedy. Empty: it may be one.
 	NoFront string
-	// NoRows says that no partition has its rows in this database, and what to do about one in which an owner had some:
-	// that one is refused. Empty: it has rows.
+	// NoRows says that this database must not have rows of partitions. A database in which an owner has any is refused,
+	// with NoRows as the remedy. Empty: it may have rows.
 	NoRows string
-	// PollEvery is how often a watch looks for commits of other processes, default 1s.
+	// PollEvery is how often a watch checks for commits of other processes, default 1s.
 	PollEvery time.Duration
-	// ReadOnly makes and changes nothing: only Read and Scan may be called.
+	// ReadOnly is for readers: the store creates and changes nothing, and only Read and Scan may be called.
 	ReadOnly bool
-	// SweepEvery is the time between two rounds of forgetting IDs, default 10s.
+	// SweepEvery is the time between two rounds of deleting expired IDs, default 10s.
 	SweepEvery time.Duration
-	OnState    func(up bool) // called when PostgreSQL comes and goes; optional
+	OnState    func(up bool) // called when PostgreSQL becomes available or unavailable; optional
 	Log        zerolog.Logger
 }
 
-// Readable is called with each commit that is about to be made. What it queues is a part of the transaction: if it
-// fails, the commit is not made. It may be called again for the same commit.
+// Readable is called with each commit that is about to be made. The statements that it queues are a part of the
+// transaction: if one fails, the commit is not made. Readable may be called again for the same commit.
 type Readable func(c *rows.Commit, queue func(sql string, args ...any))
 
 // Store is a rows.Store in PostgreSQL. All methods may be called from any goroutine.
@@ -90,7 +91,7 @@ type Store struct {
 	newest [rows.Partitions]newest // publications
 
 	stop context.CancelFunc
-	wg   sync.WaitGroup // sweep
+	wg   sync.WaitGroup // waits for sweep
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -101,8 +102,8 @@ var embedded embed.FS
 // probe is a change, for postgres.DB. No partition has that number.
 const probe = `insert into headcount_row_ids (partition, id, until) values (-1, gen_random_uuid(), now())`
 
-// Open returns a Store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings cannot work or the
-// database that answered cannot be used. While a database does not answer, calls return rows.ErrUnavailable.
+// Open returns a Store in the database of cfg.URL. It fails, with postgres.ErrConfig, if settings are invalid or the
+// database cannot be used. A database that does not answer is no error: calls then return rows.ErrUnavailable.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, time.Second)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
@@ -125,21 +126,21 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// hasFront asks for a row by which package rowstier knows what was drained to a store.
+// hasFront reports whether the database has the row in which package rowstier records what was drained.
 const hasFront = `select exists (select from generate_series(0, 63) as p
 	join headcount_rows r on r.partition = p and r.collection = 'tier' and r.field = 'drained')`
 
-// hasRows asks whether an owner has claimed a partition.
+// hasRows reports whether an owner has claimed any partition.
 const hasRows = `select exists (select from headcount_partitions where epoch > 0)`
 
-// Tables returns the tables that the database of a Store has to have, its own ones first.
+// Tables returns the tables that a Store needs, its own ones first.
 func Tables(cfg Config) []postgres.Tables {
 	migrations, err := fs.Sub(embedded, "migrations")
 	if err != nil {
-		panic(err) // the folder is embedded
+		panic(err) // cannot happen: the folder is embedded
 	}
 
-	// Apart from the tables of other stores in the same database.
+	// The lock differs from that of other stores in the same database.
 	const lockID = 0x68656164726f7773 // "headrows"
 	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
 	switch {
@@ -154,9 +155,9 @@ func Tables(cfg Config) []postgres.Tables {
 	return append([]postgres.Tables{own}, cfg.Beside...)
 }
 
-// Close waits for calls under way, and ends the connections. Later calls fail with rows.ErrUnavailable.
+// Close waits for the calls in progress, and closes the connections. Later calls fail with rows.ErrUnavailable.
 func (s *Store) Close() {
-	// Sweeping has a transaction under way, perhaps, which the database would wait for.
+	// A sweep may have a transaction in progress, for which closing the connections would wait.
 	s.stop()
 	s.wg.Wait()
 	s.db.Close()
@@ -165,7 +166,7 @@ func (s *Store) Close() {
 // DB returns the connection. It ends with the store.
 func (s *Store) DB() *postgres.DB { return s.db }
 
-// Cause returns why PostgreSQL cannot be used, or nil.
+// Cause returns why PostgreSQL is unavailable, or nil.
 func (s *Store) Cause() error { return s.db.Cause() }
 
 // do calls fn with a connection. Its error is rows.ErrUnavailable, or rows.ErrFull.
@@ -181,7 +182,7 @@ func (s *Store) do(ctx context.Context, what string, fn func(context.Context, *p
 	}
 }
 
-// query carries out one statement, and calls each for each row, when its columns are in to.
+// query executes a statement, and calls each after each row has been scanned into to.
 func (s *Store) query(ctx context.Context, what string, to []any, each func() error, sql string, args ...any) error {
 	return s.do(ctx, what, func(ctx context.Context, c *pgxpool.Conn) error {
 		found, err := c.Query(ctx, sql, args...)
@@ -195,7 +196,7 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func() er
 			return each()
 		})
 
-		// What each has got must not come again.
+		// The query must not be repeated, because each has already seen some rows.
 		if begun {
 			return err
 		}
@@ -204,11 +205,11 @@ func (s *Store) query(ctx context.Context, what string, to []any, each func() er
 	})
 }
 
-// sweepAtOnce is how many IDs, or deletions, one transaction forgets.
+// sweepAtOnce is how many IDs or deletions one transaction deletes.
 const sweepAtOnce = 2000
 
-// An array of the rows' places keeps the planner from reading all rows. A commit has a clock of its own, which may be
-// behind that of the server, so IDs stay somewhat longer.
+// An array of row locations keeps the planner from reading all rows. The clock of a commit may be behind that of the
+// server, so IDs are kept somewhat longer.
 const (
 	sweepIDs = `delete from headcount_row_ids where ctid = any(array(
 	select ctid from headcount_row_ids where until < now() - interval '1 hour'
@@ -218,7 +219,7 @@ const (
 	order by at limit $1 for update skip locked))`
 )
 
-// sweep forgets IDs and deletions until ctx ends.
+// sweep deletes expired IDs and deletions until ctx ends.
 func (s *Store) sweep(ctx context.Context) {
 	for outage.Sleep(ctx, s.cfg.SweepEvery) {
 		s.sweepAll(ctx, sweepIDs)
@@ -226,9 +227,9 @@ func (s *Store) sweep(ctx context.Context) {
 	}
 }
 
-// sweepAll carries out a statement until it finds nothing more.
+// sweepAll repeats a statement until it finds no more rows.
 func (s *Store) sweepAll(ctx context.Context, sql string) {
-	// In small transactions, so that no commit waits for a large one.
+	// Use small transactions, so that no commit waits for a large one.
 	for more := true; more && ctx.Err() == nil; {
 		err := s.do(ctx, "forget", func(ctx context.Context, c *pgxpool.Conn) error {
 			tag, err := c.Exec(ctx, sql, sweepAtOnce)
@@ -236,7 +237,7 @@ func (s *Store) sweepAll(ctx context.Context, sql string) {
 			return err
 		})
 		if err != nil {
-			s.cfg.Log.Debug().Err(err).Msg("counters: forgetting idempotency keys and deletions")
+			s.cfg.Log.Debug().Err(err).Msg("counters: deleting expired idempotency keys failed; retrying")
 			return
 		}
 	}

@@ -27,7 +27,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	for i, run := range runs {
 		calls[i] = s.commitCall(c, commits[run.first:run.end])
 	}
-	// Its error is the first one of the calls. Each call has its own, and others may have been answered.
+	// The error of Run is only the first one of the calls. Each call has its own error, and others may have succeeded.
 	_ = s.writes.Run(ctx, calls)
 
 	for i, run := range runs {
@@ -43,12 +43,12 @@ func fill(errs []error, err error) {
 	}
 }
 
-// sizeOf returns about how many arguments a commit takes.
+// sizeOf estimates the number of arguments of a commit.
 func sizeOf(c *rows.Commit) int { return 16 + 3*len(c.IDs) + 3*len(c.Asked) + 2*len(c.Rows) }
 
-// commitCall returns the run of a script that makes commits.
+// commitCall returns the call of the script that makes commits.
 func (s *Store) commitCall(c *client, commits []rows.Commit) *redisconn.Call {
-	// The arguments of a large batch are allocated once.
+	// Allocate the arguments of a large batch only once.
 	size := 0
 	for i := range commits {
 		size += sizeOf(&commits[i])
@@ -63,12 +63,12 @@ func (s *Store) commitCall(c *client, commits []rows.Commit) *redisconn.Call {
 	return call
 }
 
-// appendCommit appends the keys and arguments of a commit, as rows_commit.lua has them.
+// appendCommit appends the keys and arguments of a commit in the order of rows_commit.lua.
 func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
 	firstKey := len(call.Keys)
 	firstArg := len(call.Args)
 
-	// Without a channel the script publishes nothing; a publication may be empty.
+	// Without a channel the script publishes nothing. The channel decides, because a publication may be empty.
 	channel := ""
 	if c.Publication != nil {
 		channel = s.channel(c.Partition)
@@ -76,7 +76,7 @@ func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
 	call.Keys = append(call.Keys, s.ownerKey(c.Partition))
 	call.Args = append(call.Args, 0, 0, c.Epoch, c.After, c.Number, c.At.UnixMilli(), channel, c.Publication)
 
-	// How long an ID lasts is said as a duration, because Redis forgets it by a clock of its own.
+	// Also send the lifetime of an ID as a duration, because Redis expires it by its own clock.
 	call.Args = append(call.Args, len(c.IDs)+len(c.Asked))
 	for i := range c.IDs {
 		id := &c.IDs[i]
@@ -90,21 +90,21 @@ func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
 
 	s.appendRows(call, c)
 
-	// With these the script finds the next commit, also if it refuses this one.
+	// With these lengths the script finds the next commit even if it refuses this one.
 	call.Args[firstArg] = len(call.Keys) - firstKey
 	call.Args[firstArg+1] = len(call.Args) - firstArg
 }
 
-// change is what a commit puts and deletes in a collection.
+// change is what a commit puts into a collection and deletes from it.
 type change struct {
 	collection string
 	puts       []any // fields and values
 	deletes    []any // fields
 }
 
-// changesOf returns the changes of a commit by collection.
+// changesOf groups the rows of a commit by collection.
 func changesOf(c *rows.Commit) []change {
-	// In the order of the rows, not of a map, so that a repeated commit is the same one.
+	// Keep the order of the rows, unlike a map, so that a repeated commit is identical.
 	var changes []change
 	at := map[string]int{}
 	for i := range c.Rows {
@@ -132,7 +132,7 @@ func (s *Store) appendRows(call *redisconn.Call, c *rows.Commit) {
 	for i := range changes {
 		one := &changes[i]
 
-		// The counts come before the lists, because the script has no other way to tell fields from values.
+		// The lengths must precede the lists, because the script cannot tell fields from values otherwise.
 		call.Keys = append(call.Keys, s.collectionKey(c.Partition, one.collection))
 		call.Args = append(call.Args, len(one.puts), len(one.deletes))
 		call.Args = append(call.Args, one.puts...)
@@ -147,13 +147,13 @@ func (s *Store) outcomes(call *redisconn.Call, commits []rows.Commit, errs []err
 		return
 	}
 
-	// One commit may be refused and the next one made.
+	// Each commit has its own reply: one may be refused and the next one made.
 	for i, reply := range list(call.Reply) {
 		errs[i] = s.outcome(&commits[i], list(reply))
 	}
 }
 
-// outcome returns the error of a commit for the reply of the script.
+// outcome converts the script's reply for a commit to an error.
 func (s *Store) outcome(c *rows.Commit, reply []any) error {
 	switch reply[0] {
 	case "made":
@@ -175,7 +175,8 @@ func (s *Store) outcome(c *rows.Commit, reply []any) error {
 	}
 }
 
-// known returns the error for IDs that are remembered: positions among the IDs of c, and when they are forgotten.
+// known converts the script's reply about remembered IDs to an error. The reply has the position of each among the IDs
+// of c, and its expiry.
 func (s *Store) known(c *rows.Commit, reply []any) error {
 	known := &rows.Known{}
 	for ; len(reply) > 1; reply = reply[2:] {
@@ -193,7 +194,7 @@ func (s *Store) known(c *rows.Commit, reply []any) error {
 	return known
 }
 
-// idAt returns an ID of a commit by its position among those that are used and then those that are asked for.
+// idAt returns an ID of a commit by its position: first the IDs that it uses, then those that it asks for.
 func idAt(c *rows.Commit, position int) *rows.ID {
 	if position < len(c.IDs) {
 		return &c.IDs[position]
@@ -202,19 +203,19 @@ func idAt(c *rows.Commit, position int) *rows.ID {
 	return &c.Asked[position-len(c.IDs)]
 }
 
-// commitError returns the error of a commit that Redis did not answer, or refused.
+// commitError returns the error of a commit if Redis did not answer or refused the script.
 func (s *Store) commitError(err error) error {
-	// A call that was not sent made nothing, just as one that a full Redis refused. A full Redis refuses the first
-	// write of a run, so nothing of the other commits in it was made either.
+	// A call that was not sent has made nothing. Neither has one that a full Redis refused, because Redis refuses the
+	// first write of a run, so the other commits in the run were not made either.
 	full := isFull(err) || errors.Is(err, redisconn.ErrAway) && isFull(s.conn.Cause())
 	if full {
-		return fmt.Errorf("%w: %v", rows.ErrFull, err) // not %w: it is not rows.ErrUnavailable, too
+		return fmt.Errorf("%w: %v", rows.ErrFull, err) // not %w: the error must not match rows.ErrUnavailable, too
 	}
 
 	return err
 }
 
-// isFull reports whether an error is a full Redis's. Redis 6.2 has a sentence of its own before it.
+// isFull reports whether an error comes from a full Redis. Redis 6.2 puts a sentence of its own before the code.
 func isFull(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "OOM command not allowed")
 }

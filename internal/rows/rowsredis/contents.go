@@ -11,9 +11,9 @@ import (
 	"headcount/internal/rows"
 )
 
-// Contents calls each with the names of collections of a partition, and the IDs that it remembers: all of all
-// partitions, some at a time, in any order, perhaps more than once. It goes through all keys of each master, so it is
-// for what is seldom done. What is made or deleted meanwhile may be missing.
+// Contents calls each with names of collections and remembered IDs of a partition. Together the calls cover all
+// partitions, in any order, perhaps repeatedly. It iterates over all keys of each master, so it is only for rare tasks.
+// Collections and IDs that are created or deleted during the call may be missing.
 func (s *Store) Contents(
 	ctx context.Context, each func(partition int, collections []string, ids []rows.ID) error,
 ) error {
@@ -25,7 +25,7 @@ func (s *Store) Contents(
 	for _, master := range masters {
 		cursor := uint64(0)
 		for more := true; more; more = cursor != 0 {
-			// A call of its own for each page: between two of them others have the connection.
+			// Use a call for each page, so that others can use the connection in between.
 			var keys []string
 			err := s.reads.Do(ctx, func(ctx context.Context, _ *client) (err error) {
 				s.reads.Metrics.Commands.Inc()
@@ -44,7 +44,7 @@ func (s *Store) Contents(
 	return nil
 }
 
-// rowsPattern fits all keys of partitions, whose tags begin with r, and those of inboxes.
+// rowsPattern matches all keys of partitions, whose tags begin with r, and those of inboxes.
 const rowsPattern = "hc:{r*"
 
 // masters returns the servers that have partitions.
@@ -72,13 +72,13 @@ func (s *Store) masters(ctx context.Context) (masters []redis.Cmdable, err error
 	return masters, err
 }
 
-// contents are the collections and IDs of a partition that some keys are of.
+// contents are the collections and IDs of one partition within a page of keys.
 type contents struct {
 	collections []string
 	ids         []rows.ID
 }
 
-// eachOf calls each with what keys are of.
+// eachOf calls each with the collections and IDs to which the keys belong.
 func (s *Store) eachOf(ctx context.Context, keys []string, each func(int, []string, []rows.ID) error) error {
 	found := map[int]*contents{}
 	for _, key := range keys {
@@ -114,7 +114,7 @@ func (s *Store) eachOf(ctx context.Context, keys []string, each func(int, []stri
 	return nil
 }
 
-// cutTag returns the partition of a key, and what follows the partition's tag.
+// cutTag returns the partition of a key, and the rest of the key after the partition's tag.
 func (s *Store) cutTag(key string) (partition int, rest string, ok bool) {
 	for partition, tag := range s.tags {
 		if rest, ok := strings.CutPrefix(key, tag); ok {
@@ -125,7 +125,7 @@ func (s *Store) cutTag(key string) (partition int, rest string, ok bool) {
 	return 0, "", false
 }
 
-// readUntil reads until when IDs are remembered, and removes those that were forgotten meanwhile.
+// readUntil reads the expiry times of IDs, and removes IDs that have expired in the meantime.
 func (s *Store) readUntil(ctx context.Context, found map[int]*contents) error {
 	replies := map[int]*redis.SliceCmd{}
 	err := s.reads.Do(ctx, func(ctx context.Context, c *client) error {

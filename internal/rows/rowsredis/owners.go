@@ -9,8 +9,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// Owners returns who has the newest claim of each partition, as it was named to Claim; empty: nobody has ever claimed
-// it.
+// Owners returns the owner of each partition by its newest claim, as it was named to Claim; empty: the partition was
+// never claimed.
 func (s *Store) Owners(ctx context.Context) ([]string, error) {
 	owners := make([]string, rows.Partitions)
 	err := s.reads.Do(ctx, func(ctx context.Context, c *client) error {
@@ -20,7 +20,7 @@ func (s *Store) Owners(ctx context.Context) ([]string, error) {
 			replies[p] = pipe.HGet(ctx, s.ownerKey(p), "owner")
 		}
 		s.reads.Metrics.Commands.Add(rows.Partitions)
-		// Each reply has an error of its own; that of the pipeline is the first one, which may be a missing key's.
+		// Each reply has its own error. That of the pipeline is the first one, which may only be about a missing key.
 		_, _ = pipe.Exec(ctx)
 
 		for p, reply := range replies {

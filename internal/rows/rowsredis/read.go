@@ -15,7 +15,7 @@ import (
 type read struct {
 	key    string
 	fields []string
-	places []int // of the rows in the result
+	places []int // indexes of the rows in the result
 	cmd    *redis.SliceCmd
 }
 
@@ -62,7 +62,7 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 
 		_, err := pipe.Exec(ctx)
 		if slices.ContainsFunc(reads, func(one *read) bool { return one.err() == nil }) {
-			return nil // Redis answers, if not each of its masters
+			return nil // Redis works, even if some of its masters may not
 		}
 		return cmp.Or(err, errNoReply)
 	})
@@ -76,9 +76,9 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 
 var errNoReply = errors.New("redis: no reply")
 
-// err returns the error of a command that was sent. When a connection is refused, go-redis may set none. A reply that
-// has come counts, although go-redis may have given the command the error of another master of a Cluster afterwards:
-// it does so to a whole pipeline when the time is over before it tries that master again.
+// err returns the error of a command that was sent. If a connection is refused, go-redis may set no error. And if the
+// time is over before go-redis retries one master of a Cluster, it sets that master's error for all commands of the
+// pipeline, including those with a reply. So a reply takes precedence over an error.
 func (r *read) err() error {
 	if len(r.cmd.Val()) == len(r.fields) {
 		return nil
@@ -87,7 +87,7 @@ func (r *read) err() error {
 	return cmp.Or(r.cmd.Err(), errNoReply)
 }
 
-// finish sets the rows of a read, or their error. Failed is the error of the whole call.
+// finish sets the rows of a read, or their errors. Failed is the error of the whole call.
 func (r *read) finish(failed error, found []rows.Found) {
 	if failed == nil && r.err() != nil {
 		failed = classify(r.err())
@@ -99,7 +99,7 @@ func (r *read) finish(failed error, found []rows.Found) {
 		return
 	}
 
-	// A row that does not exist is nil, and so it stays.
+	// A row that does not exist keeps the value nil.
 	for n, value := range r.cmd.Val() {
 		if text, ok := value.(string); ok {
 			found[r.places[n]].Value = []byte(text)
@@ -107,8 +107,8 @@ func (r *read) finish(failed error, found []rows.Found) {
 	}
 }
 
-// Scan implements rows.Store. Each sees every row that exists all the time, and perhaps others. All rows of the
-// collection are in memory meanwhile, because a hash has no order.
+// Scan implements rows.Store. Each sees every row that exists during the whole call, and perhaps others. All rows of
+// the collection are held in memory during the call, because a hash has no order.
 func (s *Store) Scan(
 	ctx context.Context, partition int, collection, after string, each func(field string, value []byte) error,
 ) error {
@@ -118,7 +118,7 @@ func (s *Store) Scan(
 		return err
 	}
 
-	// A cursor goes through a hash in no order, so all of it comes here, also what is before after.
+	// HSCAN has no order, so it also returns the fields up to after.
 	pairs = slices.DeleteFunc(pairs, func(p pair) bool { return p.field <= after })
 	slices.SortFunc(pairs, func(a, b pair) int { return cmp.Compare(a.field, b.field) })
 
@@ -139,8 +139,8 @@ type pair struct{ field, value string }
 // pairs returns all fields of a hash and their values.
 func (s *Store) pairs(ctx context.Context, key string) ([]pair, error) {
 	for {
-		// A cursor is of no use to another server, not even to a replica of the one that gave it. If one answered
-		// meanwhile, the result lacks fields.
+		// A cursor is valid only on the server that returned it, not even on its replica. If another server answered in
+		// between, the result lacks fields.
 		runs := s.conn.Marks.Runs()
 		pairs, err := s.scan(ctx, key)
 		if err != nil || runs == s.conn.Marks.Runs() {
@@ -149,12 +149,12 @@ func (s *Store) pairs(ctx context.Context, key string) ([]pair, error) {
 	}
 }
 
-// scanCount is about how many fields one command returns. Redis does nothing else meanwhile.
+// scanCount is roughly the number of fields that one command returns. Redis is blocked for that long.
 const scanCount = 1000
 
 func (s *Store) scan(ctx context.Context, key string) (pairs []pair, err error) {
 	for cursor := uint64(0); ; {
-		// A call of its own for each page: between two of them others have the connection.
+		// Use a call for each page, so that others can use the connection in between.
 		var page []string
 		err := s.reads.Do(ctx, func(ctx context.Context, c *client) (err error) {
 			s.reads.Metrics.Commands.Inc()

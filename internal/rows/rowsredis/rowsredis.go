@@ -24,25 +24,26 @@ import (
 
 // Config tunes a Store.
 type Config struct {
-	// Conn is the connection to Redis. The Store has to be closed before it. Required.
+	// Conn is the connection to Redis. The Store must be closed before it. Required.
 	Conn *redisconn.Conn
-	// Inbox is the name of the other region that writes the rows. Its inbox has owners, numbers and rows of its own, in
-	// the same slots. Empty: the rows of this region.
+	// Inbox is the name of the region that writes the rows, if they are its inbox here. An inbox has owners, numbers
+	// and rows of its own, in the same slots. Empty: the rows are this region's own.
 	Inbox string
-	// Registerer takes the metrics; nil: there are none.
+	// Registerer is for the metrics; nil: there are none.
 	Registerer prometheus.Registerer
-	OnState    redisconn.States // says whether Redis can be used; nil: nobody wants to know
-	// Accept says whether the rows in a Redis may be used, before anything is done there; nil: they may.
+	OnState    redisconn.States // notified whether Redis is available; optional
+	// Accept returns an error if the rows in a Redis must not be used. It is called before anything else. Nil: any
+	// Redis is accepted.
 	Accept func(context.Context, *redisconn.Client) error
 }
 
 // Store is a rows.Store in Redis. All methods may be called from any goroutine.
 type Store struct {
 	conn *redisconn.Conn
-	// Commits and claims are few at a time, so nothing bounds them: they never wait for reads, nor for commits to a
-	// master that is silent. Of reads there may be any number.
+	// There are few commits and claims at a time, so they are not bounded: they never wait for reads, nor for commits
+	// to a master that does not answer. The number of reads is not limited, so they are bounded.
 	writes, reads *redisconn.Caller
-	tags          []string // what all keys of a partition begin with
+	tags          []string // prefixes of all keys of a partition
 }
 
 var _ rows.Store = (*Store)(nil)
@@ -55,7 +56,7 @@ func New(cfg Config) *Store {
 		Scripts:     scripts.Rows,
 		Unavailable: rows.ErrUnavailable,
 		Classify:    classify,
-		Apart:       true, // one master of a Cluster may be away while the others serve
+		Apart:       true, // one master of a Cluster may be unavailable while the others work
 		Registerer:  cfg.Registerer,
 		Metrics:     "headcount_rows_redis",
 		OnState:     cfg.OnState,
@@ -69,7 +70,7 @@ func New(cfg Config) *Store {
 	caller.Metrics = "headcount_rows_redis_reads"
 	s.reads = cfg.Conn.Caller(caller)
 
-	// These tags begin with another letter than those of buckets and of presence's partitions.
+	// Tags of other kinds, of buckets and of presence's partitions, begin with other letters.
 	s.tags = redisconn.EvenTags("r", rows.Partitions)
 	for i, tag := range s.tags {
 		s.tags[i] = "hc:{" + tag + "}:"
@@ -87,10 +88,10 @@ func (s *Store) Close() {
 	s.reads.Close()
 }
 
-// classify returns the error of the contract for an error of a call.
+// classify converts an error of a call to one of the contract.
 func classify(err error) error {
 	if strings.Contains(err.Error(), "WRONGTYPE") {
-		// Redis does not say which key it is.
+		// The error of Redis does not name the key.
 		const mend = "another program wrote a key that begins with hc:{r; delete it"
 		return fmt.Errorf("redis: %w: %s: %w", rows.ErrMalformed, mend, err)
 	}
@@ -98,7 +99,7 @@ func classify(err error) error {
 	return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
 }
 
-// malformed returns the error for a value of a key that no store of rows wrote.
+// malformed returns the error for a value of a key that no store of rows can have written.
 func malformed(key, what, value string) error {
 	return fmt.Errorf("redis: %w: %q has the %s %q; delete it", rows.ErrMalformed, key, what, value)
 }
@@ -120,7 +121,7 @@ func (s *Store) channel(partition int) string {
 
 // Claim implements rows.Store.
 func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
-	c, err := s.writes.Known(ctx) // what kind of Redis it is
+	c, err := s.writes.Known(ctx) // to learn what kind of Redis it is
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +131,8 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	for i, run := range runs {
 		calls[i] = s.claimCall(owner, partitions[run.first:run.end])
 	}
-	// Its error is the first one of the calls. One master of a Cluster may be away while the others answer.
+	// The error of Run is only the first one of the calls. One master of a Cluster may be unavailable while others
+	// answer.
 	_ = s.writes.Run(ctx, calls)
 
 	claims := make([]rows.Claim, len(partitions))
@@ -178,7 +180,7 @@ func (s *Store) claimCall(owner string, partitions []rows.Former) *redisconn.Cal
 	return call
 }
 
-// claim returns what rows_claim.lua replied for a partition.
+// claim converts the reply of rows_claim.lua for a partition.
 func (s *Store) claim(partition int, reply []any) (claim rows.Claim, err error) {
 	claim.Epoch, err = s.number(partition, "epoch", reply[0])
 	if err != nil {
@@ -190,11 +192,11 @@ func (s *Store) claim(partition int, reply []any) (claim rows.Claim, err error) 
 	return claim, err
 }
 
-// number returns a number that a script found in a partition.
+// number parses a number that a script found in a partition.
 func (s *Store) number(partition int, what string, reply any) (uint64, error) {
 	text, _ := reply.(string)
 
-	// The scripts compare epochs and numbers as they are, so whatever is in Redis comes here.
+	// The scripts compare epochs and numbers as strings, so a malformed one in Redis is only noticed here.
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		return 0, malformed(s.ownerKey(partition), what, text)
@@ -213,18 +215,17 @@ func list(reply any) []any {
 // span is a part of a list.
 type span struct{ first, end int }
 
-// maxArgs bounds the arguments of one run of a script, if it is for several partitions. Redis does nothing else during
-// the run.
+// maxArgs bounds the arguments of one run of a script for several partitions. Redis is blocked during the run.
 const maxArgs = 1 << 16
 
 // groups divides a list into parts, each for one run of a script. On a Cluster a run has one element, because elements
-// are in different slots; otherwise it has as many as fit, given the number of arguments of each.
+// are in different slots. Otherwise a run has as many elements as fit, given the number of arguments of each.
 func groups(c *client, n int, args func(i int) int) (runs []span) {
-	left := 0 // arguments that the last run has room for
+	left := 0 // arguments that still fit into the last run
 	for i := range n {
 		size := args(i)
 
-		// One element may be larger than a run may be. It cannot be divided, so it has a run of its own.
+		// A single element may be larger than maxArgs. It cannot be divided, so it gets a run of its own.
 		if i == 0 || c.Cluster != nil || size > left {
 			runs = append(runs, span{first: i})
 			left = maxArgs

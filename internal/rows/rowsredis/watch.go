@@ -12,7 +12,7 @@ import (
 	"headcount/internal/rows"
 )
 
-// Watch implements rows.Store. Both functions must not block, else Redis ends the subscription.
+// Watch implements rows.Store. Neither function may block, or Redis ends the subscription.
 func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
 	channels := make(map[string]int, rows.Partitions)
 	for p := range rows.Partitions {
@@ -32,7 +32,7 @@ type watch struct {
 	mu     sync.Mutex // guards the fields below, and is held while the functions are called
 	heard  func(partition int, number uint64, publication []byte)
 	missed func()
-	// newest has the number of each partition's last publication, once there was one since the subscription.
+	// newest has the number of each partition's last publication since the subscription began; 0: there was none.
 	newest [rows.Partitions]uint64
 	silent int // channels that are not subscribed yet
 }
@@ -51,14 +51,14 @@ func (w *watch) Subscribed(*redis.PubSub, int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	// Only now: until the last channel is subscribed, publications are missed.
+	// Only when the last channel is subscribed can publications no longer be missed.
 	w.silent--
 	if w.silent == 0 {
 		w.missed()
 	}
 }
 
-// Heard implements redisconn.Listener. The payload is that of rows_commit.lua.
+// Heard implements redisconn.Listener. The payload has the form of rows_commit.lua.
 func (w *watch) Heard(partition int, payload string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,11 +69,11 @@ func (w *watch) Heard(partition int, payload string) {
 	before, malformed := strconv.ParseUint(second, 10, 64)
 	if !ok || err != nil || malformed != nil {
 		w.gap()
-		w.missed() // whatever it was to say
+		w.missed() // the malformed publication may have concerned any row
 		return
 	}
 
-	// Redis delivers at most once, and a failover takes publications along with their commits.
+	// Redis delivers publications at most once, and a failover may lose them with their commits.
 	newest := w.newest[partition]
 	isNext := newest == 0 || newest == before
 	if !isNext {

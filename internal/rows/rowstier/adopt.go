@@ -12,19 +12,20 @@ import (
 // Front is a fast store that may have been used without a back, as Redis alone is.
 type Front interface {
 	rows.Store
-	// Contents calls each with the names of collections of a partition, and the IDs that it remembers: all of all
-	// partitions, some at a time, in any order, perhaps more than once. What is made or deleted meanwhile may be
-	// missing.
+	// Contents calls each with names of collections and remembered IDs of a partition. Together the calls cover all
+	// partitions, in any order, perhaps repeatedly. Collections and IDs that are created or deleted during the call may
+	// be missing.
 	Contents(ctx context.Context, each func(partition int, collections []string, ids []rows.ID) error) error
 }
 
 var _ rows.Store = Front(nil)
 
-// adoptedName is a row that the back gets after everything that a front had alone.
+// adoptedName is a row that is written to the back after all rows that the front had before it got a back. Once this
+// row is drained, so are all the others.
 var adoptedName = rows.Name{Collection: collection, Field: "adopted"}
 
-// Adopted reports whether the back has what partitions of the front had without it, or will have it in a moment. A
-// partition that nobody has claimed yet is not adopted.
+// Adopted reports whether all rows that partitions of the front had before they got a back are in the back. A partition
+// that no process has claimed yet is not adopted.
 func (s *Store) Adopted(ctx context.Context, partitions ...int) (bool, error) {
 	addresses := make([]rows.Address, len(partitions))
 	for i, id := range partitions {
@@ -44,7 +45,7 @@ func (s *Store) Adopted(ctx context.Context, partitions ...int) (bool, error) {
 	return true, nil
 }
 
-// adoptEach brings what a front had alone to the back, until ctx ends.
+// adoptEach copies the rows of fronts that were used without a back to the back, until ctx ends.
 func (s *Store) adoptEach(ctx context.Context) {
 	for wake.Wait(ctx, s.cfg.DrainEvery, nil) {
 		claims := s.adopting(ctx)
@@ -52,13 +53,14 @@ func (s *Store) adoptEach(ctx context.Context) {
 			continue
 		}
 		if err := s.adopt(ctx, claims); err != nil {
-			s.cfg.Log.Debug().Err(err).Msg("counters: what was in the fast store alone is not in the lasting one yet")
+			s.cfg.Log.Debug().Err(err).Msg("counters: copying the fast store's rows to the new " +
+				"durable store failed; retrying")
 		}
 	}
 }
 
-// adopting returns the partitions of this process whose front has something that the back has not got and can get now,
-// with the epochs of their claims.
+// adopting returns this process's partitions that are still to be adopted and may be adopted now, with the epochs of
+// their claims.
 func (s *Store) adopting(ctx context.Context) map[int]uint64 {
 	claims := map[int]uint64{}
 	for id := range s.partitions {
@@ -75,8 +77,8 @@ func (s *Store) adopting(ctx context.Context) map[int]uint64 {
 	return claims
 }
 
-// adopt brings everything in partitions of the front to the back, as if it had just changed, some of it at a time. A
-// process that ends meanwhile leaves it to the next owner, who begins again.
+// adopt copies all rows of the partitions to the back in portions, as if the rows had just changed. If this process
+// ends before it has finished, the next owner starts over.
 func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 	front, ok := s.front.(Front)
 	if !ok {
@@ -118,7 +120,7 @@ func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 	return s.finishAdoption(ctx, claims)
 }
 
-// finishAdoption has the front say that the back has everything, once it does.
+// finishAdoption waits until the back has everything, and then records that in the states.
 func (s *Store) finishAdoption(ctx context.Context, claims map[int]uint64) error {
 	for id, epoch := range claims {
 		s.partitions[id].add(epoch, map[rows.Name][]byte{adoptedName: {1}}, nil)
@@ -143,15 +145,15 @@ func (s *Store) finishAdoption(ctx context.Context, claims map[int]uint64) error
 	return nil
 }
 
-// adoptAtOnce is how many rows wait for the back before more are added.
+// adoptAtOnce bounds the undrained rows of a partition during its adoption: above it, adopt drains before it adds more.
 const adoptAtOnce = 10_000
 
-// awaitRoom drains until few enough rows of a partition wait.
+// awaitRoom drains until the partition has fewer than adoptAtOnce undrained rows.
 func (s *Store) awaitRoom(ctx context.Context, id int) error {
 	return s.drainUntil(ctx, func() bool { return s.partitions[id].dirty() < adoptAtOnce })
 }
 
-// adoptIDs has IDs wait for the back.
+// adoptIDs marks IDs as undrained.
 func (s *Store) adoptIDs(ctx context.Context, id int, epoch uint64, ids []rows.ID) error {
 	if err := s.awaitRoom(ctx, id); err != nil {
 		return err
@@ -161,14 +163,14 @@ func (s *Store) adoptIDs(ctx context.Context, id int, epoch uint64, ids []rows.I
 	return nil
 }
 
-// adoptCollection has all rows of a collection wait for the back.
+// adoptCollection marks all rows of a collection as undrained.
 func (s *Store) adoptCollection(ctx context.Context, id int, epoch uint64, of string) error {
 	if err := s.awaitRoom(ctx, id); err != nil {
 		return err
 	}
 
-	// Nothing is drained between the scan and the note of what it found. So a row that changes meanwhile is noted as
-	// changed, and its newer value is not replaced.
+	// Holding the lock keeps drains out until the scan's rows are added. So a row that changes during the scan is still
+	// dirty at that point, and add does not replace its newer value.
 	defer s.hold()()
 
 	at := rows.Address{Partition: id, Name: rows.Name{Collection: of}}
@@ -185,7 +187,7 @@ func (s *Store) adoptCollection(ctx context.Context, id int, epoch uint64, of st
 	return nil
 }
 
-// drainUntil drains until something is done.
+// drainUntil drains until done returns true.
 func (s *Store) drainUntil(ctx context.Context, done func() bool) error {
 	for !done() {
 		if _, err := s.drain(ctx); err != nil {
@@ -199,9 +201,9 @@ func (s *Store) drainUntil(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// adopts returns the claim of a partition, and whether its front has something that the back can get. A front that
-// has no token yet waits for the next commit of the owner: after a kill the back would have rows of a front that
-// nobody knows.
+// adopts returns the epoch of the partition's claim, and whether its rows are to be copied to the back now. A front
+// whose token is not stored yet has to wait for the owner's next commit: if the process were killed before that, the
+// back would have rows of a front that cannot be identified.
 func (p *partition) adopts() (epoch uint64, adopts bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -211,7 +213,8 @@ func (p *partition) adopts() (epoch uint64, adopts bool) {
 	return p.epoch, p.owner != "" && p.state.adopts && !isNameless
 }
 
-// add has rows and IDs wait for the back, except rows that do already, if the partition is still claimed as it was.
+// add marks rows and IDs as undrained, unless the claim with that epoch has ended. Rows that are dirty already keep
+// their newer values.
 func (p *partition) add(epoch uint64, found map[rows.Name][]byte, ids []rows.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,7 +240,7 @@ func (p *partition) isClean(name rows.Name) bool {
 	return !p.isDirtyLocked(name)
 }
 
-// adopted notes that the back has everything.
+// adopted records that the back has everything, unless the claim with that epoch has ended.
 func (p *partition) adopted(epoch uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

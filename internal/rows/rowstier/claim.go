@@ -14,8 +14,8 @@ import (
 	"headcount/internal/rows"
 )
 
-// Claim implements rows.Store. While the back is away, a partition can be claimed whose front says how far it is; after
-// the front has lost that, its partitions are unavailable until the back says what was drained.
+// Claim implements rows.Store. While the back is unavailable, only partitions whose state is in the front can be
+// claimed. A front without the state may have lost everything, and only the back knows what was drained.
 func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	claims, err := s.front.Claim(ctx, owner, partitions)
 	if err != nil {
@@ -36,7 +36,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	}
 	all.take(ctx)
 
-	// If some partitions are not claimed, the next call has fewer to claim.
+	// One failed partition does not fail the others, so that a repeated call has fewer partitions to claim.
 	for _, t := range all {
 		if t.err != nil && len(partitions) == 1 {
 			return nil, t.err
@@ -50,42 +50,43 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	return claims, nil
 }
 
-// taking is how a partition that was claimed in the front begins.
+// taking is the takeover of one partition that has been claimed in the front.
 type taking struct {
 	s      *Store
 	p      *partition
-	at     int // its index in the call
+	at     int // index in the results of Claim
 	owner  string
 	former uint64     // epoch of the caller's former claim, or 0
 	claim  rows.Claim // in the front
 	err    error      // why the partition is not claimed
 
 	state   state
-	isThere bool // the front has a state
-	goesOn  bool // this process owned the partition all the time
+	isThere bool // state was found in the front
+	goesOn  bool // this process renews its own claim: no other process has owned the partition since
 
 	back    rows.Claim
-	away    error // why the back was not claimed
+	away    error // why the partition could not be claimed in the back
 	isNew   bool  // the back never had a row of the partition
-	drained had   // what the back has of the front
+	drained had   // the back's record of what was drained
 }
 
 // reached reports whether the back was claimed.
 func (t *taking) reached() bool { return t.away == nil }
 
-// takings are partitions that are claimed together. The back may be far, so each of its calls is for all of them.
+// takings are partitions that are claimed together. A round trip to the back may be slow, so each call to it covers all
+// partitions.
 type takings []*taking
 
-// takenAtOnce is how many partitions begin at the same time, once the back has told what it has of them.
+// takenAtOnce is how many partitions begin in parallel once the back has been read.
 const takenAtOnce = 8
 
-// take claims the partitions in the back, too, and has each begin.
+// take claims the partitions in the back, too, and prepares each for use.
 func (all takings) take(ctx context.Context) {
 	all.readStates(ctx)
 	all.claimBack(ctx)
 	all.introduce(ctx)
 
-	// What is left are calls about one partition each, most of them of the front alone.
+	// The remaining calls concern one partition each, and most of them go to the front only.
 	var begun sync.WaitGroup
 	slots := make(chan struct{}, takenAtOnce)
 	for _, t := range all.possible() {
@@ -98,19 +99,19 @@ func (all takings) take(ctx context.Context) {
 	begun.Wait()
 }
 
-// possible returns those that may still be claimed.
+// possible returns the takings that have not failed.
 func (all takings) possible() takings {
 	return slices.DeleteFunc(slices.Clone(all), func(t *taking) bool { return t.err != nil })
 }
 
-// reached returns those that may still be claimed in the back.
+// reached returns the takings that have not failed in the front or in the back.
 func (all takings) reached() takings {
 	return slices.DeleteFunc(all.possible(), func(t *taking) bool { return !t.reached() })
 }
 
-// begin has the partition begin where the front and the back are.
+// begin prepares the partition for use: it compares the front with the back and repairs the front if it has lost data.
 func (t *taking) begin(ctx context.Context) error {
-	// Such a front may have lost everything, and the back alone knows.
+	// A front without a state may have lost everything, and only the back can tell.
 	if !t.isThere && !t.reached() {
 		return t.away
 	}
@@ -131,7 +132,7 @@ func (t *taking) begin(ctx context.Context) error {
 	case t.claim.Number > 0:
 		return fmt.Errorf("partition %d: %w", t.p.id, ErrBoth)
 	default:
-		// The back was used alone until now. The front is filled by reads, and does not know the IDs.
+		// The back was used without a front until now. Reads fill the front, but do not bring over the IDs.
 		t.state.lossy = time.Now().Add(lossyFor)
 	}
 
@@ -144,7 +145,7 @@ func (t *taking) begin(ctx context.Context) error {
 	return nil
 }
 
-// lost reports whether the front has lost something that the back or the memory of this process has.
+// lost reports whether the front has lost data that the back or the memory of this process has.
 func (t *taking) lost() (bool, error) {
 	p := t.p
 	p.mu.Lock()
@@ -159,13 +160,15 @@ func (t *taking) lost() (bool, error) {
 		return false, nil
 	}
 	if !t.reached() && t.claim.Number < p.drainedUntil {
-		return false, fmt.Errorf("%w: what the front has lost is in the back alone", rows.ErrUnavailable)
+		return false, fmt.Errorf("%w: the fast store has lost data, and the durable store, which "+
+			"has it, is unavailable",
+			rows.ErrUnavailable)
 	}
 
 	return true, nil
 }
 
-// readStates reads from the front how far it and the back are.
+// readStates reads the states from the front.
 func (all takings) readStates(ctx context.Context) {
 	if len(all) == 0 {
 		return
@@ -185,7 +188,7 @@ func (all takings) readStates(ctx context.Context) {
 	}
 }
 
-// addresses returns the row of a name in each partition.
+// addresses returns the address of the named row in each partition.
 func (all takings) addresses(name rows.Name) []rows.Address {
 	addresses := make([]rows.Address, len(all))
 	for i, t := range all {
@@ -195,7 +198,7 @@ func (all takings) addresses(name rows.Name) []rows.Address {
 	return addresses
 }
 
-// claimBack claims the partitions in the back, and finds out what both have.
+// claimBack claims the partitions in the back, and reads what the front and the back record about each other.
 func (all takings) claimBack(ctx context.Context) {
 	if len(all) == 0 {
 		return
@@ -203,12 +206,13 @@ func (all takings) claimBack(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, all[0].s.cfg.Timeout)
 	defer cancel()
 
-	// Before the claim, which would take a partition from the owner in front of the right one.
+	// This read comes before the claim and excludes partitions of which the back belongs to another front. A claim
+	// would take them away from the rightful owner.
 	all.possible().readDrained(ctx)
 	all.reached().claimReached(ctx)
 
-	// Nobody else writes the back from now on. Another process may have given a front its token meanwhile, and then the
-	// back has it as well.
+	// Read both again: another process may have given a front its token before the claim. From the claim on no other
+	// process can write these partitions in the back.
 	all.reached().readStates(ctx)
 	all.reached().readDrained(ctx)
 	for _, t := range all.reached() {
@@ -216,7 +220,8 @@ func (all takings) claimBack(ctx context.Context) {
 	}
 }
 
-// claimReached claims the partitions in the back. What they had there does not matter: the front has decided.
+// claimReached claims the partitions in the back. It names no former claims: the claim in the front has decided which
+// process is the owner.
 func (all takings) claimReached(ctx context.Context) {
 	if len(all) == 0 {
 		return
@@ -236,20 +241,19 @@ func (all takings) claimReached(ctx context.Context) {
 	}
 }
 
-// ErrOtherFront is in the errors of claims whose front has another token than that from which the back has its rows. It
-// is a rows.ErrUnavailable.
-var ErrOtherFront = fmt.Errorf("%w: the lasting store has the rows of another store in front of it",
-	rows.ErrUnavailable)
-
-// ErrBoth is in the errors of claims whose front and back both have rows, and were never used together. It is a
+// ErrOtherFront is wrapped by the errors of claims whose back was drained from a front with another token. It wraps
 // rows.ErrUnavailable.
-var ErrBoth = fmt.Errorf("%w: both stores have rows, and were never used together: give an empty one of them, "+
-	"and import into both what was exported from the other", rows.ErrUnavailable)
+var ErrOtherFront = fmt.Errorf("%w: the durable store is in use with another fast store", rows.ErrUnavailable)
 
-// newToken begins the token of a front whose back never had a row before.
+// ErrBoth is wrapped by the errors of claims whose front and back both have rows but were never used together. It wraps
+// rows.ErrUnavailable.
+var ErrBoth = fmt.Errorf("%w: both stores have rows, but were never used together: export the rows of one store, "+
+	"empty it, and import the export into the two together", rows.ErrUnavailable)
+
+// newToken is the prefix of the token of a front whose back had no rows when it got the token.
 const newToken = "new-"
 
-// readDrained reads what the back has.
+// readDrained reads the back's records of what was drained, and fails the takings of another front.
 func (all takings) readDrained(ctx context.Context) {
 	if len(all) == 0 {
 		return
@@ -270,10 +274,11 @@ func (all takings) readDrained(ctx context.Context) {
 	}
 }
 
-// introduce gives fronts without a token one: each may be another front than before. The back gets the token first,
-// so that a front with a token that the back does not have is never the right one. Of processes that claim a
-// partition at the same time, all but one are refused by the front later on, so they must not have tokens of their
-// own: all take the one that the back has got and the front has not.
+// introduce gives a new token to every front that has none, since it may not be the front that was used before. The
+// back stores the token first, so a front whose token the back does not have is always a wrong one.
+//
+// Several processes may claim a partition at the same time, and the front later refuses all but one of them. So they
+// must not make different tokens: if the back already has one that the front may not have yet, they use that.
 func (all takings) introduce(ctx context.Context) {
 	var nameless takings
 	var commits []rows.Commit
@@ -304,7 +309,7 @@ func (all takings) introduce(ctx context.Context) {
 	}
 }
 
-// name gives the front a token, and returns the commit by which the back gets it.
+// name gives the front a new token, and returns the commit that stores it in the back.
 func (t *taking) name() rows.Commit {
 	t.state.token = rand.Text()
 	if t.isNew {
@@ -323,23 +328,24 @@ func (t *taking) name() rows.Commit {
 	}
 }
 
-// warn says that the back has less than was drained. What is in the front is right, and goes to the back when it
-// changes.
+// warn logs that the back has fewer commits than were drained to it. The rows in the front are right, but return to the
+// back only when they change.
 func (t *taking) warn() {
 	hasLess := t.reached() && t.back.Number < t.state.back
 	if t.isThere && hasLess {
 		t.s.cfg.Log.Warn().Int("partition", t.p.id).
-			Msg("counters: the lasting store was restored from an older copy; " +
-				"what left the fast one since is as it was then, and what did not is kept again when it changes")
+			Msg("counters: the durable store was restored from an older copy; counters that were " +
+				"evicted from the fast " +
+				"store since then have their old values, and the others are written again when they change")
 	}
 }
 
-// remember forgets what this process knew of the partition from a former time, and reads from the front what is not
-// drained.
+// remember reads the undrained changes from the front, unless this process has owned the partition all along and so has
+// them in memory.
 func (t *taking) remember(ctx context.Context) error {
 	t.enter()
 	if t.goesOn {
-		return nil // its memory has everything that is not drained, also what the front has lost
+		return nil // the memory has all undrained changes, even those that the front has lost
 	}
 
 	p := t.p
@@ -353,7 +359,7 @@ func (t *taking) remember(ctx context.Context) error {
 			return errMalformed
 		}
 
-		// The back has it, or something newer: the front may be an older copy of itself.
+		// The back has this commit already, or a newer one if the front was restored from an older copy.
 		if number <= t.drained.number {
 			old = append(old, dirtyName(number))
 			return nil
@@ -387,13 +393,14 @@ func (t *taking) remember(ctx context.Context) error {
 	return nil
 }
 
-// enter makes the partition this process's, and forgets a former time.
+// enter records the claim. It forgets what this process knew from an earlier claim if another process may have owned
+// the partition in between.
 func (t *taking) enter() {
 	p := t.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	// A claim with a former one is granted only if no other process has claimed the partition since.
+	// The store grants a claim that names a former claim only if no other process has claimed the partition since.
 	t.goesOn = t.former != 0 && p.epoch != 0
 	if !t.goesOn {
 		p.leaveLocked()
@@ -402,7 +409,7 @@ func (t *taking) enter() {
 	p.epoch = t.claim.Epoch
 }
 
-// values returns rows of the front.
+// values returns the newest values of the named rows from the front; nil means deleted.
 func (t *taking) values(ctx context.Context, names []rows.Name) (map[rows.Name][]byte, error) {
 	// Several commits may have changed the same row. Their newest values are in the front.
 	values := map[rows.Name][]byte{}
@@ -422,7 +429,7 @@ func (t *taking) values(ctx context.Context, names []rows.Name) (map[rows.Name][
 			return nil, row.Err
 		}
 		if row.Value == nil {
-			// Without a tombstone it was not deleted: it was drained, and then it left the front.
+			// A deletion would have left a tombstone. So the row was drained and then evicted.
 			if !t.state.whole {
 				delete(values, addresses[i].Name)
 			}
@@ -452,7 +459,7 @@ func distinct(ids []rows.ID) []rows.ID {
 	return once
 }
 
-// settle notes how far front and back are. The front gets it with the next commit of the owner.
+// settle records the result of the takeover. If the state changed, the owner's next commit writes it to the front.
 func (t *taking) settle(changed bool) {
 	t.p.mu.Lock()
 	defer t.p.mu.Unlock()
@@ -466,15 +473,15 @@ func (t *taking) settle(changed bool) {
 	}
 }
 
-// restore writes to the front what it has lost: what changed in the back since, and what this process has not drained
-// yet. That is one commit, after which the front is as it was.
+// restore writes to the front what it has lost: the rows that changed in the back since, and the undrained changes of
+// this process. It uses one commit, so the front is either repaired or as it was.
 func (t *taking) restore(ctx context.Context) error {
 	changed, err := t.changedInBack(ctx)
 	if err != nil {
 		return err
 	}
 
-	// The IDs that were lost are in the back, and are not brought over: there may be millions.
+	// The lost IDs are not copied from the back, because there may be millions. lossy makes admit look them up there.
 	now := time.Now()
 	t.state.whole = t.isThere && t.state.whole
 	t.state.lossy = now.Add(lossyFor)
@@ -495,8 +502,8 @@ func (t *taking) restore(ctx context.Context) error {
 	return nil
 }
 
-// changedInBack returns the rows that the back has and the front may have lost. A front that has nothing is filled by
-// reads.
+// changedInBack returns the rows that the back has and the front may have lost. For a front without a state it returns
+// nothing, because reads fill such a front.
 func (t *taking) changedInBack(ctx context.Context) (map[rows.Name][]byte, error) {
 	changed := map[rows.Name][]byte{}
 	if !t.reached() || !t.isThere {
@@ -514,7 +521,7 @@ func (t *taking) changedInBack(ctx context.Context) (map[rows.Name][]byte, error
 	return changed, err
 }
 
-// write makes a commit of the front, without the IDs that it has not lost.
+// write commits c to the front, without the IDs that the front still has.
 func (t *taking) write(ctx context.Context, c *rows.Commit) error {
 	for {
 		err := t.s.front.Commit(ctx, []rows.Commit{*c})[0]
@@ -533,8 +540,8 @@ func without(ids, others []rows.ID) []rows.ID {
 	})
 }
 
-// addUndrained adds to a commit of the front what changed in the back, and over it what is not drained. The number of
-// the commit is the newest one of the partition, and at least least.
+// addUndrained adds the rows that changed in the back to a commit of the front, overridden by the undrained changes.
+// The number of the commit is the partition's newest one, but not lower than least.
 func (p *partition) addUndrained(c *rows.Commit, changed map[rows.Name][]byte, least uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -563,7 +570,7 @@ func (p *partition) addUndrained(c *rows.Commit, changed map[rows.Name][]byte, l
 
 	c.Number = max(least, p.newest)
 	p.newest = c.Number
-	p.drained = nil // what is of no use to the front may be of use again
+	p.drained = nil // the front may need these rows again
 	if len(dirty.Rows)+len(dirty.IDs) > 0 {
 		c.Rows = append(c.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(&dirty)})
 		p.marks = append(p.marks, c.Number)

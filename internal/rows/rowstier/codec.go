@@ -11,14 +11,14 @@ import (
 
 var errMalformed = errors.New("a row of the tier is malformed")
 
-// tombstone is what the front has of a row that was deleted. All other rows are there as they are, so a front that was
-// used without a back may get one. A value that begins like a tombstone has one byte more.
+// tombstone is the value of a deleted row in the front. All other values are stored unchanged, so that a front that was
+// used without a back can be given one. Only a value that begins like a tombstone is escaped, by one more byte.
 const (
 	tombstone = "\x00gone"
 	escaped   = tombstone + "="
 )
 
-// encodeValue returns a value as the front has it; nil is a tombstone.
+// encodeValue returns a value in the form in which the front stores it; nil becomes a tombstone.
 func encodeValue(value []byte) []byte {
 	switch {
 	case value == nil:
@@ -30,7 +30,7 @@ func encodeValue(value []byte) []byte {
 	}
 }
 
-// decodeValue returns a value of the front. It is nil without an error for a tombstone.
+// decodeValue is the inverse of encodeValue: it returns nil and no error for a tombstone.
 func decodeValue(b []byte) ([]byte, error) {
 	rest, marked := bytes.CutPrefix(b, []byte(tombstone))
 	switch {
@@ -45,14 +45,14 @@ func decodeValue(b []byte) ([]byte, error) {
 	}
 }
 
-// state is how far the front and the back are.
+// state is what the front records about a partition of itself and of the back.
 type state struct {
-	whole bool // everything that is not deleted is in the front
-	// adopts says that the front was used without a back, which has not got everything yet.
+	whole bool // the front has all rows, so a row that it does not have does not exist
+	// adopts says that the front was used without a back, and that the back does not have all its rows yet.
 	adopts bool
-	back   uint64    // a commit of the back that the front has all of
+	back   uint64    // the front has everything up to this commit of the back
 	lossy  time.Time // until then the front may lack IDs that the back has
-	token  string    // names the front, so that the back is not given to another one
+	token  string    // identifies the front, so that another front cannot use the back by mistake
 }
 
 // Flags of a state.
@@ -106,15 +106,15 @@ func decodeState(b []byte) (s state, err error) {
 	return s, nil
 }
 
-// had is how much the back has, and of which front.
+// had is what the back records about the front that was drained last.
 type had struct {
 	number uint64 // the newest commit of the front that was drained
-	token  string // of the front; empty: there never was one
-	// unsaid says that the front may not have the token yet, which was made for it.
+	token  string // the front's token; empty: the back never had a front
+	// unsaid says that the token is new, and that the front may not have it yet.
 	unsaid bool
 }
 
-// unsaidMark begins a token that the front may not have yet. No token contains it.
+// unsaidMark precedes a token that the front may not have yet. No token contains it.
 const unsaidMark = '?'
 
 func (h had) encode() []byte {
@@ -126,7 +126,7 @@ func (h had) encode() []byte {
 	return append(b, h.token...)
 }
 
-// decodeHad returns the zero had for a back that nothing was drained to.
+// decodeHad is the inverse of encode. For an empty b, of a back that never had a front, it returns the zero had.
 func decodeHad(b []byte) (h had) {
 	number, n := binary.Uvarint(b)
 	h.number = number
@@ -139,7 +139,7 @@ func decodeHad(b []byte) (h had) {
 	return h
 }
 
-// encodeNames returns what a commit changes: the names of its rows, and its IDs.
+// encodeNames encodes what a commit changes: the names of its rows, and its IDs.
 func encodeNames(c *rows.Commit) []byte {
 	b := binary.AppendUvarint(nil, uint64(len(c.Rows)))
 	for i := range c.Rows {

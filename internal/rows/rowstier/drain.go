@@ -10,7 +10,7 @@ import (
 	"headcount/internal/wake"
 )
 
-// drainEach drains until ctx ends.
+// drainEach drains at intervals until ctx ends.
 func (s *Store) drainEach(ctx context.Context) {
 	pause := s.cfg.DrainEvery
 	for wake.Wait(ctx, pause, nil) {
@@ -22,7 +22,7 @@ func (s *Store) drainEach(ctx context.Context) {
 	}
 }
 
-// drain brings to the back what has changed. It returns how many rows and IDs are left, and the last error.
+// drain writes pending changes to the back. It returns how many rows and IDs are left, and the last error.
 func (s *Store) drain(ctx context.Context) (left int, err error) {
 	defer s.hold()()
 
@@ -39,7 +39,7 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	return s.Dirty(), err
 }
 
-// send brings to the back what has changed in the partitions that are claimed there. It returns the last error.
+// send writes the pending changes of the partitions that are claimed in the back. It returns the last error.
 func (s *Store) send(ctx context.Context) error {
 	var sent []*partition
 	var commits []rows.Commit
@@ -65,15 +65,15 @@ func (s *Store) send(ctx context.Context) error {
 	return last
 }
 
-// say logs once that the back is away, and that it works again. Whoever has the connection to the back warns. The
-// caller has draining.
+// say logs once when writes to the back begin to fail, and once when they work again. It logs at level info only,
+// because the connection to the back logs the warning. The caller holds draining.
 func (s *Store) say(err error) {
 	if err != nil && s.away == nil {
 		s.cfg.Log.Info().Err(err).
-			Msg("counters: the lasting store cannot be written; changes stay in the fast one until it can")
+			Msg("counters: the durable store cannot be written; changes stay in the fast store until it can")
 	}
 	if err == nil && s.away != nil {
-		s.cfg.Log.Info().Msg("counters: the lasting store can be written again")
+		s.cfg.Log.Info().Msg("counters: the durable store can be written again")
 	}
 
 	s.away = err
@@ -112,8 +112,8 @@ func (s *Store) claimBack(ctx context.Context) error {
 	return err
 }
 
-// unclaimed returns the owner and the former claim of a partition that has something to drain, and is not claimed in
-// the back yet.
+// unclaimed returns the owner and the former claim of the partition if it has undrained changes and is not claimed in
+// the back yet. Otherwise the owner is empty.
 func (p *partition) unclaimed() (string, rows.Former) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,9 +125,9 @@ func (p *partition) unclaimed() (string, rows.Former) {
 	return p.owner, rows.Former{Partition: p.id, Epoch: p.backEpoch}
 }
 
-// outrun has this process leave a partition that another one has claimed in the back. If the back still has the rows
-// of this front, only the front can say whose the partition is: perhaps the other process came first there, and was
-// slow to get to the back.
+// outrun makes this process give up a partition that another process has claimed in the back. If the back still belongs
+// to this front, the partition is contested and only the front can decide: the other process may have been the earlier
+// owner there and merely late to claim the back.
 func (s *Store) outrun(ctx context.Context, p *partition) error {
 	row := s.back.Read(ctx, []rows.Address{{Partition: p.id, Name: drainedName}})[0]
 	if row.Err != nil {
@@ -145,7 +145,7 @@ func (s *Store) outrun(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// claimedBack takes a claim of the back.
+// claimedBack records a claim in the back.
 func (p *partition) claimedBack(claim rows.Claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,7 +153,7 @@ func (p *partition) claimedBack(claim rows.Claim) {
 	p.claimedBackLocked(claim)
 }
 
-// claimedBackLocked goes on from a claim of the back.
+// claimedBackLocked is claimedBack for a caller that holds mu.
 func (p *partition) claimedBackLocked(claim rows.Claim) {
 	p.claimed = true
 	p.backEpoch = claim.Epoch
@@ -163,22 +163,23 @@ func (p *partition) claimedBackLocked(claim rows.Claim) {
 		return
 	}
 
-	// The back may have it already, but it is no harm to write it again.
+	// The outcome of sending is unknown, so send it again under the new claim: writing it twice does no harm.
 	again := *p.sending
 	again.Epoch = claim.Epoch
 	again.After = claim.Number
 	again.Number = claim.Number + 1
-	// The front may have got another token meanwhile.
+	// The front may have been given another token meanwhile. Its row is the last one, see toSend.
 	again.Rows = slices.Clone(again.Rows)
 	last := &again.Rows[len(again.Rows)-1]
 	last.Value = had{number: p.sendingTo, token: p.state.token}.encode()
 	p.sending = &again
 }
 
-// leaveLocked forgets a partition that another process owns.
+// leaveLocked forgets everything about a partition that this process no longer owns.
 func (p *partition) leaveLocked() { p.tenure = tenure{} }
 
-// toSend returns what the back shall get, the same again until it has it, or nil.
+// toSend returns the partition's next commit to the back, or nil if there is none. It returns the same commit again
+// until its outcome is known.
 func (p *partition) toSend(now time.Time) *rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,8 +188,7 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 		return nil
 	}
 
-	// One that was sent before is sent until its outcome is known.
-	hasToken := p.unsaid && !p.changed // the front has it, and the back does not know that
+	hasToken := p.unsaid && !p.changed // the front has its token now, and the back's flag must be cleared
 	hasNews := len(p.pending)+len(p.ids) > 0 || hasToken
 	if p.sending != nil || !hasNews {
 		return p.sending
@@ -209,7 +209,7 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
 	}
 
-	// It is the last one, see claimedBackLocked.
+	// This row must be the last one: claimedBackLocked replaces it.
 	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: had{number: p.newest, token: p.state.token}.encode()})
 
 	p.sending = c
@@ -222,7 +222,7 @@ func (p *partition) toSend(now time.Time) *rows.Commit {
 	return c
 }
 
-// sent goes on with the outcome of a commit of the back.
+// sent handles the outcome of a commit to the back.
 func (p *partition) sent(c *rows.Commit, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -240,16 +240,16 @@ func (p *partition) sent(c *rows.Commit, err error) error {
 		return nil
 	case errors.As(err, &known):
 		p.sending.IDs = without(p.sending.IDs, known.IDs)
-		return nil // the next drain sends the rest
+		return nil // the next drain sends the commit without the known IDs
 	case errors.As(err, &fenced), errors.As(err, &lost):
-		p.claimed = false // claimBack finds out whose it is now
+		p.claimed = false // the next claimBack finds out which process owns the partition now
 		return err
 	default:
 		return err
 	}
 }
 
-// drainedToLocked notes that the back has a commit.
+// drainedToLocked records that the back has a commit.
 func (p *partition) drainedToLocked(c *rows.Commit) {
 	p.sending = nil
 	p.unsaid = false
@@ -258,7 +258,7 @@ func (p *partition) drainedToLocked(c *rows.Commit) {
 	p.drainedUntil = p.sendingTo
 	p.changed = true
 
-	// The front needs the names no more that were noted for who owns the partition next.
+	// The next owner no longer needs the names of these rows, so the front can drop them.
 	p.marks = slices.DeleteFunc(p.marks, func(number uint64) bool {
 		done := number <= p.sendingTo
 		if done {
@@ -269,7 +269,7 @@ func (p *partition) drainedToLocked(c *rows.Commit) {
 	})
 	for _, row := range c.Rows {
 		if row.Value == nil && !p.state.whole {
-			p.drained = append(p.drained, row.Name) // its tombstone
+			p.drained = append(p.drained, row.Name) // the deletion is drained, so its tombstone can go
 		}
 	}
 }

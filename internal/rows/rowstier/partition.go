@@ -10,22 +10,22 @@ import (
 	"headcount/internal/rows"
 )
 
-// Rows of the front that belong to the tier.
+// Collections of the tier's own rows.
 const (
 	collection = "tier"
-	dirtyRows  = "tier-dirty" // number of a commit -> the names of what it changed
+	dirtyRows  = "tier-dirty" // in the front: number of a commit -> names of the rows that it changed
 )
 
 var (
 	stateName   = rows.Name{Collection: collection, Field: "state"}   // in the front
-	drainedName = rows.Name{Collection: collection, Field: "drained"} // in the back: what it has, and of which front
+	drainedName = rows.Name{Collection: collection, Field: "drained"} // in the back: see had
 )
 
 func dirtyName(number uint64) rows.Name {
 	return rows.Name{Collection: dirtyRows, Field: fmt.Sprintf("%016x", number)}
 }
 
-// partition is what the owner of a partition knows about it.
+// partition is what this process knows about a partition.
 type partition struct {
 	id int
 
@@ -33,43 +33,43 @@ type partition struct {
 	tenure
 }
 
-// tenure is what a process knows of a partition from the claim of it on.
+// tenure is what a process has learned about a partition since it claimed the partition.
 type tenure struct {
 	owner string // empty: this process has not claimed the partition
 	epoch uint64 // of the claim in the front
 	state state  // of the front
 
-	pending map[rows.Name][]byte // what changed in the front since sending
-	ids     []rows.ID            // likewise
+	pending map[rows.Name][]byte // rows that changed in the front and are not in sending
+	ids     []rows.ID            // new IDs that are not in sending
 	newest  uint64               // the front's newest commit in pending
-	marks   []uint64             // commits whose rows of names are in the front
-	since   time.Time            // the first change in pending
+	marks   []uint64             // commits whose dirtyRows row is in the front
+	since   time.Time            // time of the first change in pending
 
-	claimed   bool   // in the back, too
-	backEpoch uint64 // of that claim
-	backHas   uint64 // the newest commit of the back
-	sending   *rows.Commit
-	sendingTo uint64    // the front's commit that the back has with sending
-	sentSince time.Time // the first change in sending
+	claimed   bool         // this process has claimed the partition in the back, too
+	backEpoch uint64       // epoch of that claim
+	backHas   uint64       // number of the back's newest commit
+	sending   *rows.Commit // the drain whose outcome is not known yet, or nil
+	sendingTo uint64       // once the back has sending, it has everything up to this commit of the front
+	sentSince time.Time    // time of the first change in sending
 
-	sendingNames map[rows.Name]bool // of its rows
-	// unsaid says that the back takes the front's token for one that the front may not have yet.
+	sendingNames map[rows.Name]bool // names of the rows in sending
+	// unsaid says that the back's record of the front's token is flagged: the front may not have the token yet.
 	unsaid bool
-	// drainedUntil is the newest commit of the front that the back has, as far as this process knows.
+	// drainedUntil is the newest commit of the front that this process knows to be drained.
 	drainedUntil uint64
 
-	evicted []rows.Name // rows that are to leave the front
-	drained []rows.Name // rows of the tier, and tombstones, that the front needs no more
-	// ousted says that another process has claimed the partition in the back, which has the rows of another front now.
+	evicted []rows.Name // rows to remove from the front
+	drained []rows.Name // tombstones and rows of dirtyRows that the front no longer needs
+	// ousted says that another process has claimed the partition in the back for another front.
 	ousted bool
-	// contested says that another process has claimed the partition in the back, for this front.
+	// contested says that another process has claimed the partition in the back for this front.
 	contested bool
-	// changed says that the front has not got the state yet.
+	// changed says that state is newer than its row in the front.
 	changed bool
-	// begun is the number of the commit that began last, and isRepeated says that it had begun before.
+	// begun is the number of the commit that began last. isRepeated says that this commit had begun before.
 	begun      uint64
 	isRepeated bool
-	// opened says that the front has not got the commit yet from which on it is not whole.
+	// opened says that the front was whole until now, and that the commit which ends this is not acknowledged yet.
 	opened bool
 }
 
@@ -89,7 +89,7 @@ func (p *partition) dirtyLocked() int {
 	return n
 }
 
-// oldest returns when the first change was made that is not drained, or the zero time.
+// oldest returns the time of the first undrained change, or the zero time.
 func (p *partition) oldest() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,17 +104,18 @@ func (p *partition) oldest() time.Time {
 	}
 }
 
-// refuses returns why a commit must not be made in the front. One that changes nothing may: if the partition was
-// claimed in the front, too, its owner finds out by that.
+// refuses returns why a commit must not be made in the front, or nil. It lets commits without changes through to an
+// ousted partition: their outcome shows the owner whether another process has claimed the partition in the front, too.
 func (p *partition) refuses(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
 	if p.contested {
-		return &rows.Lost{} // its owner claims it again, unless the front has another owner
+		return &rows.Lost{} // makes the owner claim the partition again, unless the front has another owner
 	}
 	if p.ousted && len(c.Rows)+len(c.IDs) > 0 {
-		return fmt.Errorf("%w: what it gets would not be kept: another process has claimed the lasting store",
+		return fmt.Errorf("%w: another process uses the durable store with another fast store, so "+
+			"changes would be lost",
 			rows.ErrFull)
 	}
 
@@ -128,7 +129,7 @@ func (p *partition) isLossy(now time.Time) bool {
 	return now.Before(p.state.lossy)
 }
 
-// begin returns the commit as it goes to the front.
+// begin returns the commit in the form in which the front stores it.
 func (p *partition) begin(c *rows.Commit) rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +137,7 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 	p.isRepeated = c.Number == p.begun
 	p.begun = c.Number
 
-	// A row that is not drained stays: it would be nowhere.
+	// An undrained row stays in the front, because no other store has it.
 	leaving := slices.DeleteFunc(slices.Clone(p.evicted[:p.leavingLocked()]), p.isDirtyLocked)
 	if len(leaving) > 0 && p.state.whole {
 		p.state.whole = false
@@ -144,7 +145,7 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 		p.opened = true
 	}
 
-	// The caller's commit stays as it is, because it may be repeated.
+	// The caller may repeat its commit, so begin does not modify it.
 	front := *c
 	front.Rows = make([]rows.Row, 0, len(c.Rows)+len(p.evicted)+len(p.drained)+2)
 	written := make(map[rows.Name]bool, len(c.Rows))
@@ -153,7 +154,7 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 		front.Rows = append(front.Rows, p.inFrontLocked(row))
 	}
 
-	// If this process ends before that is drained, the next owner reads the names.
+	// If this process ends before the rows are drained, the next owner reads their names here.
 	if len(c.Rows)+len(c.IDs) > 0 {
 		front.Rows = append(front.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
 	}
@@ -181,8 +182,8 @@ func (p *partition) begin(c *rows.Commit) rows.Commit {
 	return front
 }
 
-// appendTombstonesLocked adds tombstones of rows whose deletion is not drained, because from now on the back may be
-// asked for rows that are not in the front.
+// appendTombstonesLocked adds tombstones for undrained deletions. From now on, reads look in the back for rows that the
+// front does not have, and would find the deleted rows there.
 func (p *partition) appendTombstonesLocked(to []rows.Row, written map[rows.Name]bool) []rows.Row {
 	add := func(name rows.Name, value []byte) {
 		if value == nil && !written[name] {
@@ -206,16 +207,16 @@ func (p *partition) appendTombstonesLocked(to []rows.Row, written map[rows.Name]
 	return to
 }
 
-// inFrontLocked returns a row as the front has it.
+// inFrontLocked returns a row in the form in which the front stores it.
 func (p *partition) inFrontLocked(row rows.Row) rows.Row {
 	if row.Value == nil && p.state.whole {
-		return row // nobody looks for it in the back
+		return row // needs no tombstone: reads do not ask the back
 	}
 
 	return rows.Row{Name: row.Name, Value: encodeValue(row.Value)}
 }
 
-// isDirtyLocked reports whether a row has a change that is not drained.
+// isDirtyLocked reports whether a row has an undrained change.
 func (p *partition) isDirtyLocked(name rows.Name) bool {
 	if _, is := p.pending[name]; is {
 		return true
@@ -224,7 +225,7 @@ func (p *partition) isDirtyLocked(name rows.Name) bool {
 	return p.sending != nil && p.sendingNames[name]
 }
 
-// made notes that the front has a commit.
+// made records that the front has acknowledged a commit: c is the caller's form, front is what begin made of it.
 func (p *partition) made(c, front *rows.Commit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -244,8 +245,8 @@ func (p *partition) made(c, front *rows.Commit) {
 	}
 	p.newest = c.Number
 
-	// If the commit was repeated, the front may have an earlier form of it, without some of these. Then rows stay that
-	// nobody needs.
+	// If the commit was repeated, the front may have its earlier form, which deletes fewer rows. The others then stay
+	// in the front although nothing needs them, which does no harm.
 	written := map[rows.Name]bool{}
 	for _, row := range front.Rows {
 		written[row.Name] = true
@@ -254,15 +255,15 @@ func (p *partition) made(c, front *rows.Commit) {
 	p.evicted = p.evicted[p.leavingLocked():]
 	p.opened = false
 
-	// The state may have changed since the commit began, and of one that was repeated the front may have the earlier
-	// form.
+	// The state may have changed since the commit began. And if the commit was repeated, the front may have its earlier
+	// form, with an earlier state.
 	wroteState := func(row rows.Row) bool { return row.Name == stateName && bytes.Equal(row.Value, p.state.encode()) }
 	if !p.isRepeated && slices.ContainsFunc(front.Rows, wroteState) {
 		p.changed = false
 	}
 }
 
-// evictAtOnce is how many rows leave the front with one commit, so that no commit is large because of them.
+// evictAtOnce is the maximum number of rows that one commit evicts, so that evictions do not make a commit large.
 const evictAtOnce = 1000
 
 func (p *partition) leavingLocked() int { return min(len(p.evicted), evictAtOnce) }

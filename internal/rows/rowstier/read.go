@@ -9,9 +9,10 @@ import (
 	"headcount/internal/rows"
 )
 
-// Read implements rows.Store. A row that left the front is unavailable while the back is.
+// Read implements rows.Store. An evicted row cannot be read while the back is unavailable.
 func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	// What the front says of itself is read last: when a row leaves, the same commit says that the front is not whole.
+	// The states are read after the rows. The commit that evicts the first row also makes the state say that the front
+	// is not whole, so a row that was evicted just before it was read is not taken for a missing one.
 	states := map[int]int{}
 	asked := append([]rows.Address{}, addresses...)
 	for _, at := range addresses {
@@ -23,7 +24,7 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 	all := s.front.Read(ctx, asked)
 	found := all[:len(addresses)]
 
-	// What a front that is not whole lacks may be in the back.
+	// If the front is not whole, a row that it does not have may be in the back.
 	var missing []int
 	var elsewhere []rows.Address
 	for i, at := range addresses {
@@ -57,7 +58,8 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 	return found
 }
 
-// isWhole reports whether everything is in the front, by its row. A front without that row may have lost everything.
+// isWhole reports whether the front has all rows, given the row of its state. Without that row the front may have lost
+// everything, so it is not whole.
 func (s *Store) isWhole(row rows.Found, at rows.Address) (bool, error) {
 	if row.Err != nil || row.Value == nil {
 		return false, row.Err
@@ -79,7 +81,7 @@ func (s *Store) malformed(err error, at rows.Address) error {
 func (s *Store) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
 	at := rows.Address{Partition: partition, Name: rows.Name{Collection: of}}
 
-	// Before the rows: what leaves the front meanwhile was in the back before.
+	// The state is read before the rows. If rows are evicted during the scan, the back has had them all along.
 	whole, err := s.isWhole(s.front.Read(ctx, []rows.Address{{Partition: partition, Name: stateName}})[0], at)
 	if err != nil {
 		return err
@@ -104,7 +106,7 @@ func (s *Store) scanFront(ctx context.Context, at rows.Address, after string, ea
 	})
 }
 
-// scanBoth merges the rows of both. The front is right about what it has.
+// scanBoth merges the rows of both stores. The front's version of a row wins.
 func (s *Store) scanBoth(ctx context.Context, at rows.Address, after string, each func(string, []byte) error) error {
 	front := begin(ctx, s.front, at, after)
 	defer front.stop()
@@ -143,11 +145,11 @@ func (s *Store) scanBoth(ctx context.Context, at rows.Address, after string, eac
 	return back.err
 }
 
-// scan is a Scan that can be read step by step.
+// scan iterates over a Scan one row at a time.
 type scan struct {
 	field string
 	value []byte
-	ok    bool // there is a row
+	ok    bool // field and value are valid; false: the scan has ended
 	err   error
 
 	next func() (string, []byte, bool)

@@ -1,43 +1,47 @@
-// Package rowstier is a store of rows with a fast store in front of a lasting one: Redis in front of PostgreSQL.
+// Package rowstier is a store of rows in two tiers: a fast store, the front (Redis), writes back to a durable store,
+// the back (PostgreSQL).
 //
-// A commit goes to the front, and is acknowledged then. Who owns a partition drains it: what its commits changed goes
-// to the back a moment later, all as of one commit of the front. So the back is always as the front was at some
-// moment.
+// A commit is acknowledged once the front has it. The owner of a partition then drains the partition: a moment later it
+// writes the changed rows to the back, always as of one commit of the front. So the back is always a consistent earlier
+// state of the front.
 //
-// # What the front remembers
+// # Bookkeeping in the front
 //
-// Each commit brings a row of its own to the front, which names what it changed and is deleted when that is drained. So
-// the next owner of a partition knows what is not drained yet. One more row says how far the front and the back are.
+// Each commit adds a row to the front that lists the names of the rows it changed. The row is deleted once those rows
+// are drained, so the next owner of a partition can find out what is not drained yet. One more row per partition, the
+// state, records which commits the front and the back have in common.
 //
-// Rows that were not used for long may leave the front ([Store.Evict]). From then on a row that is not in the front is
-// looked for in the back, so a deleted row leaves a tombstone in the front until its deletion is drained. While nothing
-// has ever left the front it is whole, and the back is not asked.
+// Rows that were not used for long may be evicted from the front ([Store.Evict]). From then on a row that is missing in
+// the front is read from the back, so a deleted row leaves a tombstone in the front until its deletion is drained. As
+// long as nothing was ever evicted, the front is whole, and reads need not ask the back.
 //
 // # Losses
 //
-// The back knows up to which commit of the front it was drained. A front that has less has lost something. Since a
-// drain has everything up to its commit, the back is at least as new as such a front in every row. So the next claim
-// brings over what changed in the back since they last agreed. A front that has nothing is not whole, and is filled
-// by reads. What was not drained comes back from the memory of the owner, see package owner of the counters.
+// The back records the newest commit of the front that was drained. If the front's newest commit is older than that,
+// the front has lost data. Every row of the back is then at least as new as the front's, because a drain includes all
+// changes up to its commit. So the next claim copies the rows that changed in the back since the two last agreed. An
+// empty front is not whole, and is filled by reads. Changes that were not drained are restored from the memory of the
+// owner, see package counter/owner.
 //
-// # A front that was alone
+// IDs that the front has lost are looked up in the back for a day.
 //
-// A front may have been used without a back. Its first owner with a new back has everything that is there go to the
-// back as if it had just changed, and the front says so until that is done. The back is whole then ([Store.Adopted]).
+// # Adding a tier
 //
-// A back that was used alone gets a front that is empty, which is filled by reads. Two stores that both have rows, and
-// were never used together, are refused.
+// A front may have been used without a back. When it gets a back, the first owner writes every row of the front to it,
+// as if the row had just changed, and the front's state says so until that is done. Then the back is complete
+// ([Store.Adopted]).
 //
-// IDs that were lost with the front are asked for in the back for a day.
+// A back that was used without a front gets an empty front, which is filled by reads. Two stores that both have rows,
+// but were never used together, are refused.
 //
 // # Two fronts
 //
-// A front has a token for each partition, and so has the back from the front that was drained last. A front with
-// another token is refused. One that is empty takes the back over, as after a loss; the owners in front of the former
-// one make no changes from then on.
+// A front has a token for each partition, and the back has the token of the front that was drained last. A front with
+// another token is refused. An empty front takes over the back, as after a loss; from then on the owners that use the
+// former front cannot make changes.
 //
-// One loss is not noticed: when a process takes a partition over while the back is away, and the front has just lost
-// commits that were drained. Then their rows are old until something changes them.
+// One loss goes unnoticed: the front has just lost commits that were drained, and a process takes over the partition
+// while the back is unavailable. The rows of those commits then stay outdated until something changes them.
 package rowstier
 
 import (
@@ -53,32 +57,32 @@ import (
 	"headcount/internal/wake"
 )
 
-// Back is the lasting store.
+// Back is the durable store.
 type Back interface {
 	rows.Store
-	// Changed calls each with the rows that commits after a number have changed; a nil value says that the row is
-	// deleted. It remembers deletions for a day at least.
+	// Changed calls each with every row that commits after the given number have changed; a nil value means that the
+	// row was deleted. Deletions are remembered for at least a day.
 	Changed(ctx context.Context, partition int, after uint64, each func(name rows.Name, value []byte) error) error
-	// Remembered returns those of ids that are remembered, with the time until which they are.
+	// Remembered returns the ids that the store still remembers, with their expiry times.
 	Remembered(ctx context.Context, partition int, ids []rows.ID) ([]rows.ID, error)
 }
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	// DrainEvery is the pause between drains, default 200ms. After an error it is five times as long.
+	// DrainEvery is the pause between drains, default 200ms. After an error the pause is five times as long.
 	DrainEvery time.Duration
-	// Dirty is the number of rows of a partition that may wait to be drained, default 262,144. Beyond it commits fail
-	// with rows.ErrFull.
+	// Dirty is the maximum number of undrained rows in a partition, default 262,144. Beyond it commits fail with
+	// rows.ErrFull.
 	Dirty int
 	// Timeout limits one call of the back, default 10s.
 	Timeout time.Duration
-	// MayAdopt says why what the front had without the back cannot go to the back yet, for one partition; nil: it can.
+	// MayAdopt returns why the rows of a front that was used without a back cannot be copied to the back yet, for one
+	// partition; nil: they can.
 	MayAdopt func(ctx context.Context, partition int) error
 	Log      zerolog.Logger
 }
 
-// lossyFor is how long IDs are asked for in the back after the front has lost something: as long as they are
-// remembered.
+// lossyFor is how long IDs are looked up in the back after the front has lost data: as long as IDs are remembered.
 const lossyFor = 24 * time.Hour
 
 // Store is a rows.Store. All methods may be called from any goroutine.
@@ -92,13 +96,13 @@ type Store struct {
 
 	partitions [rows.Partitions]partition
 
-	draining chan struct{} // a lock for who writes the back, see hold
-	away     error         // why the back could not be written the last time; guarded by draining
+	draining chan struct{} // a lock: its holder alone writes to the back, see hold
+	away     error         // why the last write to the back failed; guarded by draining
 }
 
 var _ rows.Store = (*Store)(nil)
 
-// New returns a Store. Close ends it; it closes neither front nor back.
+// New returns a Store and starts its goroutines, which Close ends. Close closes neither front nor back.
 func New(front rows.Store, back Back, cfg Config) *Store {
 	cfg.DrainEvery = cmp.Or(cfg.DrainEvery, 200*time.Millisecond)
 	cfg.Dirty = cmp.Or(cfg.Dirty, 1<<18)
@@ -117,7 +121,7 @@ func New(front rows.Store, back Back, cfg Config) *Store {
 	return s
 }
 
-// Close drains what is there, until ctx ends. The owner makes no commits any more.
+// Close drains everything that is left, but stops when ctx ends. The owner must not commit any more.
 func (s *Store) Close(ctx context.Context) error {
 	s.stop()
 	s.wg.Wait()
@@ -129,12 +133,12 @@ func (s *Store) Close(ctx context.Context) error {
 		}
 
 		if !wake.Wait(ctx, s.cfg.DrainEvery, nil) {
-			return fmt.Errorf("rowstier: %d rows are in the front alone: %w", left, err)
+			return fmt.Errorf("rowstier: %d rows are in the fast store only: %w", left, err)
 		}
 	}
 }
 
-// hold waits until nobody else writes the back, or claims partitions in it. The caller then calls release.
+// hold waits until no other goroutine writes to the back or claims partitions in it. The caller must call release.
 func (s *Store) hold() (release func()) {
 	s.draining <- struct{}{}
 
@@ -164,7 +168,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 		return errs
 	}
 
-	// Once the front has it, a commit is acknowledged, and waits for the back.
+	// Once the front has a commit, the commit is acknowledged, and its rows wait to be drained.
 	for at, err := range s.front.Commit(ctx, fronts) {
 		i := possible[at]
 		errs[i] = err
@@ -176,13 +180,13 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return errs
 }
 
-// admit returns why a commit is not sent to the front, or nil. Nothing of it is made then.
+// admit returns why a commit must not be sent to the front, or nil. A refused commit has no effect.
 func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	if err := p.refuses(c); err != nil {
 		return err
 	}
 	if p.dirty()+len(c.Rows) > s.cfg.Dirty {
-		return fmt.Errorf("%w: too many rows wait for the lasting store", rows.ErrFull)
+		return fmt.Errorf("%w: too many rows wait to be written to the durable store", rows.ErrFull)
 	}
 	if len(c.IDs)+len(c.Asked) == 0 || !p.isLossy(c.At) {
 		return nil
@@ -193,7 +197,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	known, err := s.back.Remembered(ctx, p.id, ids)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: whether an ID is remembered is unknown: %w", rows.ErrFull, err)
+		return fmt.Errorf("%w: looking up IDs in the durable store: %w", rows.ErrFull, err)
 	case len(known) > 0:
 		return &rows.Known{IDs: known}
 	default:
@@ -201,8 +205,8 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	}
 }
 
-// Dirty returns how many rows and IDs this process has acknowledged, and the back has not got. A row that changes again
-// while it is under way counts twice.
+// Dirty returns the number of rows and IDs that this process has acknowledged and not drained. A row that changes again
+// while it is being drained counts twice.
 func (s *Store) Dirty() int {
 	n := 0
 	for id := range s.partitions {
@@ -212,7 +216,7 @@ func (s *Store) Dirty() int {
 	return n
 }
 
-// Lag returns the age of the oldest change of this process that the back has not got.
+// Lag returns the age of this process's oldest undrained change.
 func (s *Store) Lag() time.Duration {
 	var oldest time.Time
 	for id := range s.partitions {
@@ -237,8 +241,8 @@ func (s *Store) ScanResident(
 	return s.scanFront(ctx, at, after, each)
 }
 
-// Evict has rows of a partition leave the front with its next commit, except those that are not drained. The owner
-// calls it.
+// Evict removes rows of a partition from the front with the partition's next commit, except undrained rows. Only the
+// owner of the partition may call it.
 func (s *Store) Evict(partition int, names []rows.Name) {
 	s.partitions[partition].evict(names)
 }
