@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 
 	"headcount/counter"
 	"headcount/counter/call"
+	"headcount/counter/countertest"
 	"headcount/counter/owner"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsmem"
@@ -76,6 +78,30 @@ func TestTheOwnerRefusesABatch(t *testing.T) {
 		}
 		if r := apply(store, batch("more", -3)); !errors.Is(r.Err, counter.ErrBound) {
 			t.Errorf("more than there are: %+v", r)
+		}
+	})
+}
+
+// TestABatchThatOverflows is not made at all, also if two changes of one counter exceed 64 bits only together, and
+// another partition has room for its part.
+func TestABatchThatOverflows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := calledBy(t, rowsmem.New(rowsmem.Config{}), countertest.Rules, owner.Config{Name: "only"})
+		add := func(key string, delta int64) counter.Change {
+			return counter.Change{Key: key, Rule: countertest.Rules.Find(key), Verb: counter.Add, Delta: delta}
+		}
+
+		var batch counter.Op
+		for n := range 10 {
+			batch.Changes = append(batch.Changes, add(fmt.Sprint("s:", n), 1))
+		}
+		batch.Changes = append(batch.Changes, add("s:full", math.MaxInt64), add("s:full", 1))
+		if r := s.Apply(t.Context(), []counter.Op{batch})[0]; !errors.Is(r.Err, counter.ErrOverflow) {
+			t.Errorf("got %+v", r)
+		}
+
+		if sum, err := s.Aggregate(t.Context(), "s:"); err != nil || sum.Counters != 0 {
+			t.Errorf("the counters are %+v, %v", sum, err)
 		}
 	})
 }

@@ -615,6 +615,26 @@ func TestAnExportKeepsWhatOthersHaveCounted(t *testing.T) {
 	})
 }
 
+// TestADeletionBeforeARestart while the other region is cut off: the process that made it remembers nothing of it, and
+// the other region has no reason to send the counter.
+func TestADeletionBeforeARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := places(t, []string{"us", "eu"}, ordinary)
+		us, eu := all[0], all[1]
+		settle() // later on eu compares nothing
+		us.do(t, add("v", 3))
+		agree(t, all, "v", 3)
+
+		eu.setCut(true)
+		us.do(t, counter.Change{Key: "v", Rule: views, Verb: counter.Delete})
+		us.end(t)
+		us.start(t, all, ordinary)
+		eu.setCut(false)
+		agree(t, all, "v", 0)
+		end(t, all)
+	})
+}
+
 // TestAnInboxLosesItsTail between two changes.
 func TestAnInboxLosesItsTail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -49,13 +49,18 @@ func (d *disk) become(t testing.TB, name string, flag int) {
 // fill has the next write find no room.
 func (d *disk) fill(t testing.TB) { d.become(t, "/dev/full", os.O_RDWR) }
 
-// TestADiskThatIsFull: what was acknowledged stays, what is refused is not made, and the log says it once.
+// TestADiskThatIsFull: what was acknowledged stays, what is refused is neither made nor published, and the log says it
+// once.
 func TestADiskThatIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
 		var log bytes.Buffer
 		s := open(t, t.TempDir(), Config{openFile: d.open, Log: zerolog.New(&log)})
 		w := newWriter(t, s, 7)
+		var published []string
+		heard := func(_ int, _ uint64, publication []byte) { published = append(published, string(publication)) }
+		go func() { _ = s.Watch(t.Context(), heard, func() {}) }()
+		synctest.Wait()
 		if err := w.commit(t, w.next(put("x", []byte("before")))); err != nil {
 			t.Fatal(err)
 		}
@@ -65,6 +70,7 @@ func TestADiskThatIsFull(t *testing.T) {
 			d.fill(t)
 
 			refused := w.next(put("x", fmt.Append(nil, round)))
+			refused.Publication = []byte("refused")
 			for range 2 { // the second one at once
 				if err := w.commit(t, refused); !errors.Is(err, rows.ErrFull) || errors.Is(err, rows.ErrUnavailable) {
 					t.Fatalf("on a full disk: %v", err)
@@ -77,8 +83,13 @@ func TestADiskThatIsFull(t *testing.T) {
 		}
 
 		time.Sleep(healWait)
-		if err := w.commit(t, w.next(put("x", []byte("after")))); err != nil {
+		made := w.next(put("x", []byte("after")))
+		made.Publication = []byte("made")
+		if err := w.commit(t, made); err != nil {
 			t.Fatal(err)
+		}
+		if len(published) != 1 || published[0] != "made" {
+			t.Errorf("published was %q", published)
 		}
 
 		// The end is said once it has been well for a while.

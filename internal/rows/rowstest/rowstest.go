@@ -42,6 +42,7 @@ var contract = map[string]func(*bench){
 	"a repeated commit changes nothing":         commitRepeats,
 	"a commit that follows another one is lost": commitIsLost,
 	"an ID is used once":                        idsAreUsedOnce,
+	"an ID is used again":                       idsAreUsedAgain,
 	"an ID is asked for":                        idsAreAsked,
 	"a refused commit writes nothing":           refusedWritesNothing,
 	"commits of partitions are separate":        partitionsAreSeparate,
@@ -264,6 +265,27 @@ func idsAreUsedOnce(b *bench) {
 	later.At = time.Now().Add(2 * time.Hour)
 	if err := b.store.Commit(b.Context(), []rows.Commit{later})[0]; err != nil {
 		b.Errorf("got %v, although ID 1 is forgotten at the time of the commit", err)
+	}
+}
+
+// idsAreUsedAgain has an ID used again before the store has got round to forgetting its first use, since it forgets few
+// at a time.
+func idsAreUsedAgain(b *bench) {
+	claim := b.claim("a", partition, 0)
+	const ids = 10
+	var old []any
+	for n := range byte(ids) {
+		old = append(old, id(n, -time.Second))
+	}
+	b.must(b.commit(claim.Epoch, 0, old...))
+	b.must(b.commit(claim.Epoch, 1, id(ids-1, time.Hour)))
+
+	for after := range uint64(ids) {
+		b.must(b.commit(claim.Epoch, 2+after))
+	}
+	var known *rows.Known
+	if err := b.commit(claim.Epoch, 2+ids, id(ids-1, time.Hour)); !errors.As(err, &known) {
+		b.Errorf("got %v, want that the ID is known by its second use", err)
 	}
 }
 

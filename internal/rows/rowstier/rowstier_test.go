@@ -868,6 +868,45 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 	})
 }
 
+// scanned is a front in which something happens right after a scan.
+type scanned struct {
+	*front
+	after func()
+}
+
+func (s *scanned) Scan(ctx context.Context, id int, of, after string, each func(string, []byte) error) error {
+	err := s.front.Scan(ctx, id, of, after, each)
+	s.after()
+
+	return err
+}
+
+// TestACommitDuringAdoption: a row that changes while its collection is adopted goes to the back as it is then.
+func TestACommitDuringAdoption(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		between := &scanned{front: newFront(), after: func() {}}
+		shared := newBack()
+		o := newOwned(t, "owner", between, shared)
+		o.must(t, o.next("older"))
+
+		between.after = func() {
+			if err := o.commit(t, o.next("newer")); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := o.adoptCollection(t.Context(), 7, o.claim.Epoch, o.name.Collection); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+
+		at := []rows.Address{{Partition: 7, Name: o.name}}
+		if is := shared.Store.Read(t.Context(), at)[0]; string(is.Value) != "newer" {
+			t.Errorf("the back has %q", is.Value)
+		}
+		o.close(t)
+	})
+}
+
 // TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the back
 // that the front had alone.
 func TestAdoptionIsKilled(t *testing.T) {
