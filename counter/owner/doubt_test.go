@@ -10,8 +10,8 @@ import (
 	"headcount/internal/rows/rowsmem"
 )
 
-// TestReleaseInDoubt: a partition is given up while nobody knows whether a commit was made. The caller turns to the next
-// owner, and what the store says of the commit later on is no matter of this one.
+// TestReleaseInDoubt: a partition is given up while nobody knows whether a commit was made. The caller turns to the
+// next owner, and what the store says of the commit later on is no matter of this one.
 func TestReleaseInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &losing{Store: rowsmem.New(rowsmem.Config{})}

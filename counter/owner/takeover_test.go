@@ -73,13 +73,14 @@ func TestVersionsAfterALoss(t *testing.T) {
 		defer b.Close()
 		is := makes(t, b, increment("k"))
 		if seen.Value != 6 || is.Value != 4 || is.Version.Compare(seen.Version) <= 0 {
-			t.Errorf("seen was %d with version %v, and now it is %d with %v", seen.Value, seen.Version, is.Value, is.Version)
+			t.Errorf("seen was %d with version %v, and now it is %d with %v",
+				seen.Value, seen.Version, is.Value, is.Version)
 		}
 	})
 }
 
-// TestVersionsAfterADeletion: a counter that was deleted comes back by an older export, at another owner. Its version is
-// greater than those from before the deletion.
+// TestVersionsAfterADeletion: a counter that was deleted comes back by an older export, at another owner. Its version
+// is greater than those from before the deletion.
 func TestVersionsAfterADeletion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := rowsmem.New(rowsmem.Config{})
