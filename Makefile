@@ -97,7 +97,7 @@ test:
 test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,race detector$(,) servers and browsers,$(with) $(call beside,\
-		$(call gotest,$(RACE) -short -skip '^TestClock|$(CONTRACT)|$(ALONE)',$(RACED)),\
+		$(call gotest,$(RACE) -p 3 -short -skip '^TestClock|$(CONTRACT)|$(ALONE)',$(RACED)),\
 		$(call beside,\
 			$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,\
 			$(call browsers,test:server))))
