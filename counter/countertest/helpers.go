@@ -91,14 +91,24 @@ func read(t testing.TB, s counter.Reader, key string) counter.Counter {
 	return readAll(t, s, "", key)[0].Counter
 }
 
+// answered reads until the server answers, and returns the error: the server of a busy machine may not answer for a
+// while.
+func answered(t testing.TB, read func() error) (err error) {
+	t.Helper()
+	testkit.Eventually(t, "a read", func() bool {
+		err = read()
+		return !errors.Is(err, counter.ErrUnavailable)
+	})
+
+	return err
+}
+
 func readAll(t testing.TB, s counter.Reader, member string, keys ...string) []counter.Reading {
 	t.Helper()
 	var out []counter.Reading
-	var err error
-	// The server of a busy machine may not answer for a while.
-	testkit.Eventually(t, "a read", func() bool {
+	err := answered(t, func() (err error) {
 		out, err = s.Read(t.Context(), keys, member, 0)
-		return !errors.Is(err, counter.ErrUnavailable)
+		return err
 	})
 
 	if err != nil || len(out) != len(keys) {

@@ -495,16 +495,10 @@ func (h *modelled) crash(rt *rapid.T) {
 	h.s = h.i.Crash(h.t)
 }
 
-// answered reads until the server answers: that of a busy machine may not for a while.
+// answered reads until the server answers, which must be without an error.
 func (h *modelled) answered(read func() error) {
 	h.rt.Helper()
-	var err error
-	testkit.Eventually(h.t, "a read", func() bool {
-		err = read()
-		return !errors.Is(err, counter.ErrUnavailable)
-	})
-
-	if err != nil {
+	if err := answered(h.t, read); err != nil {
 		h.rt.Fatal(err)
 	}
 }

@@ -279,7 +279,6 @@ func TestSetCookie(t *testing.T) {
 			getRequest("/", "Headcount-Id", a.Signed, "Cookie", "headcount_id="+b.Signed), known, false, "",
 		},
 		// A link with somebody's id must not make its reader that person for a year.
-		// A link with somebody's id must not make its reader that person.
 		"URL, no cookie":  {getRequest("/?id=" + a.Signed), linked, false, ""},
 		"URL, another's":  {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+b.Signed), linked, false, ""},
 		"URL, bad cookie": {getRequest("/?id="+a.Signed, "Cookie", "headcount_id=x"), linked, false, ""},

@@ -46,19 +46,18 @@ func main() {
 	log.SetFlags(0)
 	flag.Parse()
 
-	dir, err := os.MkdirTemp("", "prove")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-
-	if err := prove(dir); err != nil {
-		os.RemoveAll(dir)
+	if err := prove(); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func prove(dir string) error {
+func prove() error {
+	dir, err := os.MkdirTemp("", "prove")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+
 	for _, s := range simulations {
 		out, err := exec.Command("go", "test", "-c", "-tags", "marks,nomsgpack", "-o", program(dir, s.pkg), "./"+s.pkg).
 			CombinedOutput()

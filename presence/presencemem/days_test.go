@@ -181,23 +181,11 @@ func TestDaysAfterARestart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				dir := filepath.Join(t.TempDir(), "d")
-				open := func() *Store {
-					s, err := Open(dir, Config{PageDays: 10, Partitions: 1, PresenceTimeout: 7 * time.Second})
-					if err != nil {
-						t.Fatal(err)
-					}
-					return s
-				}
-				s := open()
-				newCrowd(t, s).set("p", 2, 1, 2)
-				time.Sleep(10 * time.Minute)
-				if err := s.Close(); err != nil {
-					t.Fatal(err)
-				}
+				dir := twoUsersLeft(t)
 				stamp(t, dir)
 				time.Sleep(tc.away)
-				s = open()
+
+				s := openDays(t, dir)
 				defer s.Close()
 				c := newCrowd(t, s)
 				time.Sleep(time.Minute)
@@ -217,23 +205,11 @@ func TestDaysAfterARestart(t *testing.T) {
 // After a week in which days were not kept, nobody was here all that week.
 func TestDaysThatWereNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		dir := filepath.Join(t.TempDir(), "d")
-		open := func() *Store {
-			s, err := Open(dir, Config{PageDays: 10, Partitions: 1, PresenceTimeout: 7 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return s
-		}
-		s := open()
-		newCrowd(t, s).set("p", 2, 1, 2)
-		time.Sleep(10 * time.Minute)
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
+		dir := twoUsersLeft(t)
 		time.Sleep(7 * 24 * time.Hour)
 		stamp(t, dir) // of a process without days
-		s = open()
+
+		s := openDays(t, dir)
 		defer s.Close()
 		newCrowd(t, s).set("p", 1)
 		list, err := s.Days(t.Context(), "p", 0)
@@ -241,4 +217,31 @@ func TestDaysThatWereNotKept(t *testing.T) {
 			t.Errorf("%+v, %v", list, err)
 		}
 	})
+}
+
+// openDays opens a data directory that keeps days.
+func openDays(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir, Config{PageDays: 10, Partitions: 1, PresenceTimeout: 7 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return s
+}
+
+// twoUsersLeft returns the data directory of a process that ended while two users were on the page p, after ten
+// minutes.
+func twoUsersLeft(t *testing.T) (dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "d")
+	s := openDays(t, dir)
+	newCrowd(t, s).set("p", 2, 1, 2)
+	time.Sleep(10 * time.Minute)
+
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	return dir
 }

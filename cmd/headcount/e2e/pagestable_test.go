@@ -39,13 +39,8 @@ func TestServerPagesTable(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
 	for name, processes := range map[string]func(flags ...string) []*server{
-		"PostgreSQL": func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
-		"PostgreSQL behind Redis": func(flags ...string) []*server {
-			redis := redistest.Start(t).URL()
-			return []*server{
-				startWithKey(t, overRedis(redis, flags...)...), startWithKey(t, overRedis(redis, flags...)...),
-			}
-		},
+		"PostgreSQL":              func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
+		"PostgreSQL behind Redis": func(flags ...string) []*server { return startBehindRedis(t, flags...) },
 		"a dispatcher apart": func(flags ...string) []*server {
 			redis := redistest.Start(t).URL()
 			startWithKey(t, overRedis(redis, append(flags, "--roles=dispatcher")...)...)

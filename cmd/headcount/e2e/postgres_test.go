@@ -103,19 +103,24 @@ func TestServerPgBouncer(t *testing.T) {
 	}
 }
 
+// startBehindRedis starts two servers over one Redis.
+func startBehindRedis(t testing.TB, flags ...string) []*server {
+	t.Helper()
+	redis := redistest.Start(t).URL()
+
+	return []*server{
+		startWithKey(t, overRedis(redis, flags...)...), startWithKey(t, overRedis(redis, flags...)...),
+	}
+}
+
 // TestClockChangeInSQL: an application sells in a transaction of its own. Subscribers at every process receive the
 // change within a second, a webhook receives it once, and SQL and HTTP share idempotency keys.
 func TestClockChangeInSQL(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
 	for name, processes := range map[string]func(flags ...string) []*server{
-		"PostgreSQL": func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
-		"PostgreSQL behind Redis": func(flags ...string) []*server {
-			redis := redistest.Start(t).URL()
-			return []*server{
-				startWithKey(t, overRedis(redis, flags...)...), startWithKey(t, overRedis(redis, flags...)...),
-			}
-		},
+		"PostgreSQL":              func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
+		"PostgreSQL behind Redis": func(flags ...string) []*server { return startBehindRedis(t, flags...) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			database := p.Database(t)
