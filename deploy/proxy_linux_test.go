@@ -461,10 +461,11 @@ func (p *proxied) check(name string) {
 	}
 	await(0)
 
-	// One address gets perAddress connections on each of two gateways, whatever address it claims.
+	// One address gets perAddress connections on each of two gateways, whatever address it claims. Caddy and Apache may
+	// draw the full one many times before the other one is full, too.
 	crowd := p.visitor()
 	open := 0
-	for i := range 12 {
+	for i := range 40 {
 		claim := fmt.Sprintf("203.0.113.%d", i)
 		resp := p.get(crowd, "/live/crowd/counter/events", "X-Forwarded-For", claim)
 		switch resp.StatusCode {

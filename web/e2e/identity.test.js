@@ -442,7 +442,7 @@ test('in a React application the user changes without a reload, and nothing of t
   await page.evaluate((bob) => login('bob', bob), token('bob'));
   await eventually('bob 1 false 0', 'the application shows', text);
   await eventually('false', 'the button is pressed', pressed);
-  assert.equal(await online('ann'), false);
+  await eventually(false, 'ann is online', () => online('ann'));
   await eventually(true, 'bob is online', () => online('bob'));
 
   await page.evaluate(() => logout());
