@@ -25,14 +25,15 @@ var (
 	begin = flag.Uint64("first", uint64(time.Now().UnixNano()), "the first seed")
 )
 
-// simulations with the seeds of one round, of which each takes some seconds.
+// simulations with the seeds of one round, of which each takes some seconds. Those of presence are enough to say what
+// share of the users they held to be counted.
 var simulations = []struct {
 	pkg   string
 	seeds int
 }{
 	{"counter/call", 600},
 	{"counter/region", 40},
-	{"presence/member", 40},
+	{"presence/member", 150},
 }
 
 // counts of all rounds so far.
