@@ -118,7 +118,7 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 
 // carryIDs copies the idempotency keys of exact counters.
 func (b *Behind) carryIDs(ctx context.Context) error {
-	front, ok := b.front.(rowstier.Front)
+	front, ok := b.front.(rowstier.Lister)
 	if !ok {
 		return nil
 	}

@@ -43,7 +43,7 @@ type Behind struct {
 	wg   sync.WaitGroup // waits for awaitAdopted
 }
 
-var _ rowstier.Back = (*rowspg.Store)(nil)
+var _ rowstier.Durable = (*rowspg.Store)(nil)
 
 // OpenBehind opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings are invalid or the database
 // cannot be used. While PostgreSQL does not answer, counters in Redis can still be changed.
