@@ -36,20 +36,20 @@ func (p *Place) use() routed.Use {
 	case p.Redis == "":
 		return routed.UseAlone
 	case p.Regions:
-		return routed.UseBeside
+		return routed.UseSharedExact
 	default:
-		return routed.UseBehind
+		return routed.UseTiered
 	}
 }
 
 // facts returns the facts that the servers of this place must agree on.
 func (p *Place) facts() presenceredis.Facts {
-	f := presenceredis.Facts{Counters: cluster.Format, Postgres: presenceredis.PostgresBehind}
+	f := presenceredis.Facts{Counters: cluster.Format, Postgres: presenceredis.PostgresTiered}
 	switch {
 	case p.Postgres == "":
 		f.Postgres = presenceredis.PostgresNone
 	case p.Regions:
-		f.Postgres = presenceredis.PostgresBeside
+		f.Postgres = presenceredis.PostgresSharedExact
 	}
 
 	return f

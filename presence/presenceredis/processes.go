@@ -20,27 +20,27 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 
 // What Facts.Postgres says of the PostgreSQL of the counters in the same Redis.
 const (
-	PostgresNone   = "none"
-	PostgresBehind = "behind 2" // Redis is in front of it; "behind" is of older releases
-	PostgresBeside = "beside"   // it has the exact counters of all regions
+	PostgresNone        = "none"
+	PostgresTiered      = "behind 2" // it is the durable store behind Redis; "behind" is of older releases
+	PostgresSharedExact = "beside"   // it has the exact counters of all regions
 )
 
 // postgresMend returns a remedy for a setting of PostgreSQL that does not fit the counters
 // in this Redis.
 func postgresMend(theirs, ours string) string {
 	const older = "behind"
-	behind := theirs == PostgresBehind || theirs == older
+	isTiered := theirs == PostgresTiered || theirs == older
 	unknown := theirs == older || theirs == ""
 
-	if ours == PostgresBehind && unknown {
+	if ours == PostgresTiered && unknown {
 		return "processes of an older release use this Redis, and keep what PostgreSQL does not have yet under other " +
 			"names; end all of them with SIGTERM, which persists it, then start this release"
 	}
-	if ours == PostgresBehind && theirs == PostgresNone {
+	if ours == PostgresTiered && theirs == PostgresNone {
 		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, " +
 			"and its counters are carried into PostgreSQL"
 	}
-	if ours == PostgresNone && behind {
+	if ours == PostgresNone && isTiered {
 		return "the counters of this Redis are persisted in PostgreSQL; give this process their --postgres, or carry " +
 			"them over (headcount export --redis URL --postgres URL) and import them into an empty Redis"
 	}
