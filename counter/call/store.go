@@ -179,7 +179,7 @@ func (u until) Scan(
 
 // watch passes publications to the hub. It signals begun with the first.
 func (s *Store) watch(begun chan<- struct{}) {
-	heard := func(_ int, _ uint64, publication []byte) {
+	received := func(_ int, _ uint64, publication []byte) {
 		// A malformed publication may concern any counter.
 		if owner.Publication(publication, s.publish) != nil {
 			s.hub.MarkMissed()
@@ -189,7 +189,7 @@ func (s *Store) watch(begun chan<- struct{}) {
 		s.hub.MarkMissed()
 		wake.Signal(begun)
 	}
-	_ = s.rows.Watch(s.ended, heard, missed)
+	_ = s.rows.Watch(s.ended, received, missed)
 }
 
 func (s *Store) publish(u counter.Update) {

@@ -174,7 +174,7 @@ func New(cfg Config) *Member {
 
 	m := &Member{
 		standstill:   machine.NewStandstill(presence.HoldTimeout, cfg.Elapsed),
-		greetings:    greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
+		greetings:    greetings{timeout: cfg.PresenceTimeout, lastGreeted: map[string]time.Time{}},
 		self:         cfg.Self,
 		partitions:   cfg.Partitions,
 		buckets:      cfg.Buckets,

@@ -130,7 +130,7 @@ func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []
 // ReceiveUpdates takes updates that another process pushed. Without updates it is a greeting.
 func (m *Member) ReceiveUpdates(from string, updates []presence.Update) {
 	if m.parts.Gateway != nil {
-		m.greetings.hear(from, time.Now())
+		m.greetings.record(from, time.Now())
 		m.parts.Gateway.Push(updates)
 	}
 }

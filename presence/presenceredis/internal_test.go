@@ -592,10 +592,10 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 			w := newWatcher(30)
 
 			for _, p := range tc.published {
-				w.Heard(1, p)
+				w.Received(1, p)
 			}
 			// Nobody watches bucket 3, so it counts for nothing.
-			w.Heard(3, "1 0 0 \n")
+			w.Received(3, "1 0 0 \n")
 			lost, todo := w.take()
 			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
 				t.Fatalf("lost %v, %d publications; want %t, %d", lost, len(todo), tc.lost, tc.todo)
@@ -608,10 +608,10 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 // endpoints that have gone since.
 func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)
-	w.Heard(1, "1 0 0 \n")
-	w.Heard(2, "1 0 0 \n")
+	w.Received(1, "1 0 0 \n")
+	w.Received(2, "1 0 0 \n")
 	w.Subscribed(nil, 1)
-	w.Heard(2, "2 0 0 \n")
+	w.Received(2, "2 0 0 \n")
 	lost, todo := w.take()
 	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {
 		t.Fatalf("lost %v, waiting %+v", lost, todo)

@@ -150,8 +150,8 @@ func (s *Store) hold() (release func()) {
 }
 
 // Watch implements rows.Store.
-func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	return s.fast.Watch(ctx, heard, missed)
+func (s *Store) Watch(ctx context.Context, received func(int, uint64, []byte), missed func()) error {
+	return s.fast.Watch(ctx, received, missed)
 }
 
 // Commit implements rows.Store.
