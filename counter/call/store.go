@@ -272,20 +272,20 @@ func (s *Store) ForgetLimit(ctx context.Context, key string) error {
 }
 
 // Limit implements counter.Limiter.
-func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+func (s *Store) Limit(ctx context.Context, requests []limit.Request) []counter.LimitResult {
 	var parts gathered
-	for i := range calls {
-		partition := rows.PartitionOf(calls[i].Key)
+	for i := range requests {
+		partition := rows.PartitionOf(requests[i].Key)
 		to := parts.at(partition)
 		if to.call.More == nil {
 			to.call.More = &owner.More{}
 		}
-		to.call.More.Limits = append(to.call.More.Limits, calls[i])
+		to.call.More.Limits = append(to.call.More.Limits, requests[i])
 		to.indexes = append(to.indexes, i)
 	}
 	s.doAll(ctx, parts.calls)
 
-	results := make([]counter.LimitResult, len(calls))
+	results := make([]counter.LimitResult, len(requests))
 	for i := range parts.calls {
 		one := &parts.calls[i]
 		for at, index := range one.indexes {

@@ -33,7 +33,7 @@ type Call struct {
 // More is the work of a call besides operations. It is a separate struct because few calls have any, and calls are
 // many.
 type More struct {
-	Limits     []limit.Call
+	Limits     []limit.Request
 	Rows       []Expiring               // written unchanged
 	Asked      []counter.IdempotencyKey // distinct; the answer says which are remembered
 	Remembered []counter.IdempotencyKey // distinct; remembered from now on

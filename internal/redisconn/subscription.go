@@ -42,7 +42,7 @@ type Listener interface {
 
 // Listen keeps a subscription alive until ctx ends. It replaces a subscription that fails, or that does not receive its
 // own pings.
-func (s *Caller) Listen(ctx context.Context, sub Subscription) {
+func (s *Runner) Listen(ctx context.Context, sub Subscription) {
 	sub.Ping = cmp.Or(sub.Ping, pingEvery)
 	sub.Listener.Begin()
 	for failed := 0; ctx.Err() == nil; {
@@ -68,7 +68,7 @@ func (s *Caller) Listen(ctx context.Context, sub Subscription) {
 
 // listen subscribes to all channels, and returns when any connection has ended. It uses one connection for each master
 // on a Cluster of version 7 or newer, and otherwise a single one.
-func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
+func (s *Runner) listen(ctx context.Context, sub *Subscription) error {
 	c, err := s.Known(ctx)
 	if err != nil {
 		return err

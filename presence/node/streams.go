@@ -42,9 +42,9 @@ func (s *source) reported() bool {
 	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
 }
 
-// holdCall is a call about a hold.
-type holdCall struct {
-	presence.HoldCall
+// holdRequest asks an actor to change a hold.
+type holdRequest struct {
+	presence.HoldChange
 	ctx  context.Context // the caller's
 	done chan error      // buffered, so that the actor never waits for a caller that gave up
 }
@@ -291,13 +291,13 @@ func (p *partition) departUnknown(src *source, u presence.User, name string, gra
 }
 
 // hold takes, renews or ends a hold.
-func (p *partition) hold(c *holdCall) {
+func (p *partition) hold(c *holdRequest) {
 	if err := expired(c.ctx); err != nil {
 		c.done <- err
 		return
 	}
 
-	// Not before: a call that has no effect must not overtake one that has.
+	// Not before: a change that has no effect must not overtake one that has.
 	key := memberKey{c.User, c.Page}
 	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
 		c.done <- err

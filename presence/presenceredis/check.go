@@ -70,13 +70,13 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 	defer conn.Close()
 
 	// Check distinguishes the errors of Redis itself, so the caller must not wrap them.
-	caller := conn.Caller(redisconn.CallerConfig{
+	runner := conn.Runner(redisconn.RunnerConfig{
 		Unavailable: presence.ErrUnavailable,
 		Classify:    func(err error) error { return err },
 	})
-	defer caller.Close()
+	defer runner.Close()
 
-	err = caller.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+	err = runner.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		if err := k.server(ctx, c); err != nil {
 			return err
 		}

@@ -133,18 +133,18 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		p.Name, p.Incarnation, strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
 		len(restore) / 2, len(add) / 2,
 	}
-	cl := &call{
+	run := &scriptRun{
 		Script: scripts.Renew,
 		Keys:   []string{factsKey, leasesKey},
 		Args:   slices.Concat(args, restore, add, s.facts()),
 	}
 
-	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*scriptRun{run}); err != nil {
 		return nil, err
 	}
 
 	reply := make([]string, 0, 16)
-	for _, v := range cl.Reply.([]any) {
+	for _, v := range run.Reply.([]any) {
 		reply = append(reply, v.(string))
 	}
 
@@ -252,7 +252,7 @@ func parseLease(name, text string) (lease, error) {
 // Leave implements presence.Processes.
 func (s *Store) Leave(ctx context.Context, p presence.Process) error {
 	args := []any{p.Name, p.Incarnation}
-	err := s.conn.Run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: args}})
+	err := s.conn.Run(ctx, []*scriptRun{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: args}})
 	if err != nil {
 		return fmt.Errorf("presenceredis: end the lease of %s: %w", p.Name, err)
 	}
