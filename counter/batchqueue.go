@@ -11,24 +11,24 @@ import (
 )
 
 const (
-	busyRate  = 1000             // calls a second from which a queue is busy
-	busyCalls = 4                // a write of fewer calls never makes a queue busy
-	stall     = time.Millisecond // a busy queue stops waiting when no call came for this long
+	busyRate  = 1000             // items a second from which a queue is busy
+	busyItems = 4                // a write of fewer items never makes a queue busy
+	stall     = time.Millisecond // a busy queue stops waiting when no item came for this long
 )
 
-// batchQueues gather the calls to a store. While a write of a queue is under way, further calls for its keys wait; they
-// go together in the next write. A call to an idle queue is written at once. C is a call, R its result.
+// batchQueues gather the items for a store. While a write of a queue is under way, further items for its keys wait;
+// they go together in the next write. An item for an idle queue is written at once. C is its content, R its result.
 type batchQueues[C, R any] struct {
 	cfg   CombinerConfig
 	all   []batchQueue[C, R]
 	wg    sync.WaitGroup // the writes under way, by goroutines and by callers
-	calls sync.Pool      // of *call
+	items sync.Pool      // of *item
 }
 
 // batchWriter makes the writes of one queue, one at a time.
 type batchWriter[C, R any] interface {
-	// write carries out calls in one write and answers each of them.
-	write(ctx context.Context, calls []*call[C, R])
+	// write carries out items in one write and answers each of them.
+	write(ctx context.Context, items []*item[C, R])
 }
 
 // batchQueue has at most one write under way.
@@ -39,44 +39,44 @@ type batchQueue[C, R any] struct {
 	mu          sync.Mutex // guards the fields up to pendingSize
 	busy        bool       // a write is under way, and its owner calls take when it ends
 	closed      bool
-	pending     []*call[C, R] // for the next write
+	pending     []*item[C, R] // for the next write
 	pendingSize int           // sum of their sizes
 
 	// Owned by the goroutine that set busy, so without a lock.
-	writing []*call[C, R]
+	writing []*item[C, R]
 	began   time.Time // start of the last write
 }
 
-// call is one call on its way to the store.
-type call[C, R any] struct {
+// item is one element of a batch on its way to the store: an operation, or a request to a limit.
+type item[C, R any] struct {
 	op     C
 	size   int // as QueueSize and Batch of CombinerConfig count it
 	result R
 	done   chan struct{} // has capacity 1, so that answer never blocks
 }
 
-func (c *call[C, R]) answer(result R) {
-	c.result = result
-	c.done <- struct{}{}
+func (it *item[C, R]) answer(result R) {
+	it.result = result
+	it.done <- struct{}{}
 }
 
 func newQueues[C, R any](n int, cfg CombinerConfig, writer func() batchWriter[C, R]) *batchQueues[C, R] {
 	g := &batchQueues[C, R]{cfg: cfg, all: make([]batchQueue[C, R], n)}
-	g.calls.New = func() any { return &call[C, R]{done: make(chan struct{}, 1)} }
+	g.items.New = func() any { return &item[C, R]{done: make(chan struct{}, 1)} }
 	for i := range g.all {
 		g.all[i].of, g.all[i].to = g, writer()
 	}
 	return g
 }
 
-// queueOf returns which of n queues has the calls for key.
+// queueOf returns which of n queues has the items for key.
 func queueOf(key string, n int) int { return int(xxhash.Sum64String(key) % uint64(n)) }
 
 // do carries out op and returns its result. The error is ErrUnavailable when the queue is full or closed, and when ctx
 // ends first; in the last case op may still be carried out.
 func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (result R, err error) {
 	q := &g.all[queue]
-	one := g.calls.Get().(*call[C, R])
+	one := g.items.Get().(*item[C, R])
 	one.op = op
 	one.size = size
 
@@ -108,7 +108,7 @@ func errLeft(ctx context.Context) error {
 	return fmt.Errorf("combining: %w: %w, and the call may yet be carried out", ErrUnavailable, context.Cause(ctx))
 }
 
-// close waits until every accepted call is answered. Later calls fail with ErrUnavailable.
+// close waits until every accepted item is answered. Later ones fail with ErrUnavailable.
 func (g *batchQueues[C, R]) close() {
 	for i := range g.all {
 		q := &g.all[i]
@@ -120,13 +120,13 @@ func (g *batchQueues[C, R]) close() {
 	g.wg.Wait()
 }
 
-func (g *batchQueues[C, R]) put(one *call[C, R]) {
-	*one = call[C, R]{done: one.done}
-	g.calls.Put(one)
+func (g *batchQueues[C, R]) put(one *item[C, R]) {
+	*one = item[C, R]{done: one.done}
+	g.items.Put(one)
 }
 
 // enter accepts one. It reports whether the queue was idle: then one is not in pending, and the caller owns the write.
-func (q *batchQueue[C, R]) enter(one *call[C, R]) (leads bool, err error) {
+func (q *batchQueue[C, R]) enter(one *item[C, R]) (leads bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
@@ -147,13 +147,13 @@ func (q *batchQueue[C, R]) enter(one *call[C, R]) (leads bool, err error) {
 	return false, nil
 }
 
-// write carries out the calls in writing, and drops its references to them.
+// write carries out the items in writing, and drops its references to them.
 func (q *batchQueue[C, R]) write(ctx context.Context) {
 	q.to.write(ctx, q.writing)
 	clear(q.writing)
 }
 
-// run writes until no call is pending.
+// run writes until no item is pending.
 func (q *batchQueue[C, R]) run() {
 	for {
 		began := time.Now()
@@ -175,15 +175,15 @@ func (q *batchQueue[C, R]) run() {
 	}
 }
 
-// isBusy reports whether the calls of a write have come so fast, since the last one began, that further ones are worth
+// isBusy reports whether the items of a write have come so fast, since the last one began, that further ones are worth
 // a wait.
 func (q *batchQueue[C, R]) isBusy(since time.Duration) bool {
-	calls := len(q.writing)
+	items := len(q.writing)
 
-	return q.of.cfg.Pace > 0 && calls >= busyCalls && float64(calls) >= busyRate*since.Seconds()
+	return q.of.cfg.Pace > 0 && items >= busyItems && float64(items) >= busyRate*since.Seconds()
 }
 
-// pause lets calls gather until a time, a full batch, or a millisecond in which no call came.
+// pause lets items gather until a time, a full batch, or a millisecond in which no item came.
 func (q *batchQueue[C, R]) pause(until time.Time) {
 	for before := -1; ; {
 		q.mu.Lock()
@@ -227,7 +227,7 @@ func (q *batchQueue[C, R]) take() bool {
 	return true
 }
 
-// idleLocked ends the writes of the queue until the next call. The caller has mu.
+// idleLocked ends the writes of the queue until the next item. The caller has mu.
 func (q *batchQueue[C, R]) idleLocked() {
 	q.busy = false
 	// The memory of a burst is given back.

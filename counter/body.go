@@ -314,10 +314,10 @@ func (c *Change) why(r *reader, name string) (err error) {
 	return err
 }
 
-// ParseLimit parses the body of a call on a limit: {"limit":100,"window":"1m","cost":1,"algorithm":"sliding"},
-// of which cost and algorithm are optional.
-func ParseLimit(body []byte, key string) (limit.Call, error) {
-	c := limit.Call{Name: limit.Name{Key: key, Algorithm: limit.Sliding}, Cost: 1}
+// ParseLimit parses the request to a limit in the body of a call:
+// {"limit":100,"window":"1m","cost":1,"algorithm":"sliding"}, of which cost and algorithm are optional.
+func ParseLimit(body []byte, key string) (limit.Request, error) {
+	c := limit.Request{Name: limit.Name{Key: key, Algorithm: limit.Sliding}, Cost: 1}
 	err := parseObject(body, "limit, window, cost and algorithm", func(r *reader, name string) (err error) {
 		switch name {
 		case "limit":

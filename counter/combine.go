@@ -189,7 +189,7 @@ type combining struct {
 	batches Batches
 
 	ops  []Op
-	at   []int            // for each call, the index of its operation in ops
+	at   []int            // for each item, the index of its operation in ops
 	open map[mergeKey]int // operations in ops that further changes may be merged into, by index
 	own  []Change         // changes of merged operations: copies, because those of callers must stay as they are
 }
@@ -209,18 +209,18 @@ func (op *Op) mergeable() bool {
 	return isPlain && len(op.Changes) == 1 && c.Verb == Add && c.Rule.Kind.Gains()
 }
 
-// write makes the operations of calls and answers the calls. When a merged operation is refused, its parts are made
-// again one by one: the sum of them may overflow, or the counter may turn out not to be a sum, where a single part
-// would pass.
-func (w *combining) write(ctx context.Context, calls []*call[Op, Result]) {
+// write makes the operations of items and answers them. When a merged operation is refused, its parts are made again
+// one by one: the sum of them may overflow, or the counter may turn out not to be a sum, where a single part would
+// pass.
+func (w *combining) write(ctx context.Context, items []*item[Op, Result]) {
 	if w.batches != nil {
-		w.batches.Observe(float64(len(calls)))
+		w.batches.Observe(float64(len(items)))
 	}
 
-	w.gather(calls)
+	w.gather(items)
 	results := w.to.Apply(ctx, w.ops)
-	again := calls[:0]
-	for i, one := range calls {
+	again := items[:0]
+	for i, one := range items {
 		at := w.at[i]
 		isRefused := results[at].Err != nil && errors.As(results[at].Err, new(*Conflict))
 		if isRefused && w.ops[at].Changes[0].Merged > 1 {
@@ -241,30 +241,30 @@ func (w *combining) write(ctx context.Context, calls []*call[Op, Result]) {
 	}
 }
 
-// writeEach makes the operations of calls without merging them, and answers the calls.
-func (w *combining) writeEach(ctx context.Context, calls []*call[Op, Result]) {
-	if len(calls) == 0 {
+// writeEach makes the operations of items without merging them, and answers the items.
+func (w *combining) writeEach(ctx context.Context, items []*item[Op, Result]) {
+	if len(items) == 0 {
 		return
 	}
 
 	w.ops = w.ops[:0]
-	for _, one := range calls {
+	for _, one := range items {
 		w.ops = append(w.ops, one.op)
 	}
 	for i, r := range w.to.Apply(ctx, w.ops) {
-		calls[i].answer(r)
+		items[i].answer(r)
 	}
 }
 
-// gather fills ops from calls, and merges additions to one sum. Only additions in the same direction are merged: then
+// gather fills ops from items, and merges additions to one sum. Only additions in the same direction are merged: then
 // the merged change passes only if each of its parts would have passed in turn, and it never becomes a change by 0,
 // which would leave the version as it is.
-func (w *combining) gather(calls []*call[Op, Result]) {
+func (w *combining) gather(items []*item[Op, Result]) {
 	w.ops = w.ops[:0]
 	w.at = w.at[:0]
 	w.own = w.own[:0]
-	if len(calls) == 1 {
-		w.add(calls[0])
+	if len(items) == 1 {
+		w.add(items[0])
 		return
 	}
 
@@ -273,11 +273,11 @@ func (w *combining) gather(calls []*call[Op, Result]) {
 	}
 	clear(w.open)
 	// The operations point into own, so append must never move it.
-	if cap(w.own) < len(calls) {
-		w.own = make([]Change, 0, 2*len(calls))
+	if cap(w.own) < len(items) {
+		w.own = make([]Change, 0, 2*len(items))
 	}
 
-	for _, one := range calls {
+	for _, one := range items {
 		if !one.op.mergeable() {
 			w.endMerging(&one.op)
 			w.add(one)
@@ -297,8 +297,8 @@ func (w *combining) gather(calls []*call[Op, Result]) {
 	}
 }
 
-// add adds the operation of a call by itself.
-func (w *combining) add(one *call[Op, Result]) {
+// add adds the operation of an item by itself.
+func (w *combining) add(one *item[Op, Result]) {
 	w.at = append(w.at, len(w.ops))
 	w.ops = append(w.ops, one.op)
 }

@@ -7,12 +7,12 @@ import (
 	"headcount/counter/limit"
 )
 
-// Limits combines calls for a Limiter, as a Combiner combines operations for a Writer: calls that come while a write of
-// their queue is under way go together in the next one. Each call is judged by itself. The methods may be called from
-// any goroutine.
+// Limits combines requests for a Limiter, as a Combiner combines operations for a Writer: requests that come while a
+// write of their queue is under way go together in the next one. Each request is judged by itself. The methods may be
+// called from any goroutine.
 type Limits struct {
 	to     Limiter
-	queues *batchQueues[limit.Call, LimitResult]
+	queues *batchQueues[limit.Request, LimitResult]
 }
 
 // NewLimits returns Limits that asks to. It uses Queues, QueueSize, Batch, the timeouts and Instant of cfg.
@@ -22,19 +22,19 @@ func NewLimits(to Limiter, cfg CombinerConfig) *Limits {
 	if cfg.LimitTimeout > 0 {
 		cfg.WriteTimeout = cfg.LimitTimeout
 	}
-	writer := func() batchWriter[limit.Call, LimitResult] { return &judging{to: to} }
+	writer := func() batchWriter[limit.Request, LimitResult] { return &judging{to: to} }
 
 	return &Limits{to, newQueues(cfg.Queues, cfg, writer)}
 }
 
-// Do judges c. When ctx ends first or the store cannot be reached, the error is ErrUnavailable and the cost may have
+// Do judges r. When ctx ends first or the store cannot be reached, the error is ErrUnavailable and the cost may have
 // been counted.
-func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
+func (l *Limits) Do(ctx context.Context, c limit.Request) (limit.Answer, error) {
 	if err := c.Check(); err != nil {
 		return limit.Answer{}, fmt.Errorf("%w: %w", ErrOp, err)
 	}
 	if l.queues.cfg.Instant {
-		r := l.to.Limit(ctx, []limit.Call{c})[0]
+		r := l.to.Limit(ctx, []limit.Request{c})[0]
 		return r.Answer, r.Err
 	}
 
@@ -53,23 +53,23 @@ func (l *Limits) Do(ctx context.Context, c limit.Call) (limit.Answer, error) {
 	return r.Answer, r.Err
 }
 
-// Close waits until every accepted call is answered. Later calls fail with ErrUnavailable.
+// Close waits until every accepted request is answered. Later ones fail with ErrUnavailable.
 func (l *Limits) Close() { l.queues.close() }
 
-// judging sends the calls of one queue to the store. It reuses its slice for the next write.
+// judging sends the requests of one queue to the store. It reuses its slice for the next write.
 type judging struct {
-	to    Limiter
-	calls []limit.Call
+	to       Limiter
+	requests []limit.Request
 }
 
-func (j *judging) write(ctx context.Context, calls []*call[limit.Call, LimitResult]) {
-	j.calls = j.calls[:0]
-	for _, one := range calls {
-		j.calls = append(j.calls, one.op)
+func (j *judging) write(ctx context.Context, items []*item[limit.Request, LimitResult]) {
+	j.requests = j.requests[:0]
+	for _, one := range items {
+		j.requests = append(j.requests, one.op)
 	}
 
-	for i, r := range j.to.Limit(ctx, j.calls) {
-		calls[i].answer(r)
+	for i, r := range j.to.Limit(ctx, j.requests) {
+		items[i].answer(r)
 	}
-	clear(j.calls) // their keys may point into requests
+	clear(j.requests) // their keys may point into bodies of calls
 }

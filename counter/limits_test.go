@@ -22,7 +22,7 @@ type door struct {
 
 func (d *door) ForgetLimit(context.Context, string) error { return nil }
 
-func (d *door) Limit(ctx context.Context, calls []limit.Call) []LimitResult {
+func (d *door) Limit(ctx context.Context, calls []limit.Request) []LimitResult {
 	d.mu.Lock()
 	d.batches = append(d.batches, len(calls))
 	err := d.err
@@ -44,8 +44,8 @@ func (d *door) Limit(ctx context.Context, calls []limit.Call) []LimitResult {
 	return results
 }
 
-func passes(key string, cost int64) limit.Call {
-	return limit.Call{Name: limit.Name{Key: key, Algorithm: limit.Log, Window: 1000}, Limit: 100, Cost: cost}
+func passes(key string, cost int64) limit.Request {
+	return limit.Request{Name: limit.Name{Key: key, Algorithm: limit.Log, Window: 1000}, Limit: 100, Cost: cost}
 }
 
 // Calls that arrive while others are with the store go together, and each gets its own answer.

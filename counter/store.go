@@ -384,7 +384,7 @@ type Feed interface {
 	Watch(changed func([]Update), lost func()) Watch
 }
 
-// LimitResult is the result of one call on a limit. Err is nil or ErrUnavailable; then the cost was counted as a
+// LimitResult is the result of one request to a limit. Err is nil or ErrUnavailable; then the cost was counted as a
 // whole or not at all.
 type LimitResult struct {
 	limit.Answer
@@ -392,13 +392,13 @@ type LimitResult struct {
 }
 
 // Limiter is the part of a store that keeps limits. Keys of limits and of counters are independent. A state expires
-// when it no longer affects any call.
+// when it no longer affects any request.
 type Limiter interface {
-	// Limit judges calls in order, as package limit does, each by the state of its Name and by the store's clock. The
-	// caller has checked them. A permitted call is as durable as a change of a counter before Limit returns, so neither
-	// several processes nor a crash permit more than the limit. A refused call changes nothing. Limit may be called
-	// from any goroutine.
-	Limit(ctx context.Context, calls []limit.Call) []LimitResult
+	// Limit judges requests in order, as package limit does, each by the state of its Name and by the store's clock.
+	// The caller has checked them. A permitted request is as durable as a change of a counter before Limit returns, so
+	// neither several processes nor a crash permit more than the limit. A refused request changes nothing. Limit may be
+	// called from any goroutine.
+	Limit(ctx context.Context, requests []limit.Request) []LimitResult
 	// ForgetLimit deletes the states of a key, of all algorithms and windows, so that nothing has passed. It may be
 	// repeated. Its error is ErrUnavailable.
 	ForgetLimit(ctx context.Context, key string) error

@@ -218,7 +218,7 @@ func (c *conn) Slow() {
 // Freed implements socket.Owner. It continues work that had to wait for the end of a write.
 func (c *conn) Freed(taken bool) {
 	if taken {
-		c.Heard() // a client that takes a write is alive
+		c.MarkAlive() // a client that takes a write is alive
 	}
 
 	switch c.closing.Load() {
@@ -238,7 +238,7 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 	c.chargeRead()
 
 	if c.wire.Polled() && c.wire.Busy() {
-		c.Heard() // a busy client is not read, but Look is called only because it has sent something
+		c.MarkAlive() // a busy client is not read, but Look is called only because it has sent something
 	}
 
 	if err == nil && !c.blocked() {
@@ -380,7 +380,7 @@ func (c *conn) Ping() bool {
 
 	// The client of a stream never answers; if it is dead, the next write of a comment fails.
 	if c.events {
-		c.Heard()
+		c.MarkAlive()
 	}
 
 	return err == nil

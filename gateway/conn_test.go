@@ -68,7 +68,7 @@ func (l lone) Members() []presence.Process { return l.others }
 func (l lone) SendBeat(b *heartbeat.Beat) { l.Deliver(b) }
 
 func (l lone) Hold(ctx context.Context, u presence.User, page string, on bool) error {
-	return l.Node.Hold(ctx, presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()})
+	return l.Node.Hold(ctx, presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()})
 }
 
 func (l lone) Ready() error {

@@ -55,7 +55,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 // frame serves one frame, or one fragment of a message. Every frame shows that the
 // client is alive.
 func (c *conn) frame(f websocket.Frame) error {
-	c.Heard()
+	c.MarkAlive()
 	if !c.charge(f.Kind) {
 		c.throttle()
 		return c.fault(tooManyFrames)

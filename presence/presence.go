@@ -22,13 +22,13 @@ const (
 // out a hold that has waited longer: the client may have asked for the opposite since.
 const HoldTimeout = 3 * time.Second
 
-// HoldCall takes, renews or ends a user's hold on a page.
-type HoldCall struct {
+// HoldChange takes, renews or ends a user's hold on a page.
+type HoldChange struct {
 	User User
 	Page string
 	On   bool // take or renew
-	// Asked is when a gateway received the call. Of two calls about one hold the one asked later decides, whatever the
-	// order in which the owner receives them.
+	// Asked is when a gateway received the call for it. Of two changes of one hold the one asked for later decides,
+	// whatever the order in which the owner receives them.
 	Asked time.Time
 }
 

@@ -438,7 +438,7 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 
 // judgeCount reports a count that differs from the one last reported, and not sooner than every after that.
 func (r *round) judgeCount(s subject, t *state, c presence.Count) {
-	last := parseTold(t.reported)
+	last := parseReportedCount(t.reported)
 	next := last.at.Add(s.hook.every)
 
 	// A publication may be older than the count that was read for the last event.
@@ -450,7 +450,7 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count) {
 	case waits:
 		r.pages.set(s, t, next)
 	case changed:
-		r.change(s, t, c, told{c.Users, c.Version, r.now}.String())
+		r.change(s, t, c, reportedCount{c.Users, c.Version, r.now}.String())
 	case empty: // the interval is over, so that nothing need be remembered of the page
 		r.change(s, t, c, "")
 	default:
@@ -458,17 +458,19 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count) {
 	}
 }
 
-// told is the reported state of everyCount: the count of the last event, and its time. The empty state is the zero
-// told.
-type told struct {
+// reportedCount is the reported state of everyCount: the count of the last event, and its time. The empty state is the
+// zero reportedCount.
+type reportedCount struct {
 	users   int64
 	version presence.Version
 	at      time.Time
 }
 
-func (l told) String() string { return fmt.Sprintf("%d %s %d", l.users, l.version, l.at.UnixMilli()) }
+func (l reportedCount) String() string {
+	return fmt.Sprintf("%d %s %d", l.users, l.version, l.at.UnixMilli())
+}
 
-func parseTold(state string) (last told) {
+func parseReportedCount(state string) (last reportedCount) {
 	fields := strings.Fields(state)
 	if len(fields) != 3 {
 		return last
@@ -617,7 +619,7 @@ func (r *round) report(ctx context.Context) {
 // after returns when a subject is judged again whose state was reported; zero: at its next change.
 func (r *round) after(s subject, reported string) time.Time {
 	if s.hook.condition == everyCount && reported != "" {
-		return parseTold(reported).at.Add(s.hook.every) // the count may have changed since
+		return parseReportedCount(reported).at.Add(s.hook.every) // the count may have changed since
 	}
 
 	day, _ := parsePeak(reported)

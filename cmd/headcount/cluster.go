@@ -206,9 +206,9 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 		},
 	}
 
-	ownsBehind := s.cfg.Postgres != "" && len(s.peers) == 0
-	if ownsBehind && s.hasCounters() {
-		cfg.Behind, err = s.openBehind(ctx)
+	isTiered := s.cfg.Postgres != "" && len(s.peers) == 0
+	if isTiered && s.hasCounters() {
+		cfg.Tiered, err = s.openTiered(ctx)
 		if err != nil {
 			return err
 		}

@@ -46,9 +46,9 @@ func (c *Config) facts() presenceredis.Facts {
 		case c.Postgres == "":
 			f.Postgres = presenceredis.PostgresNone
 		case len(c.Peers) > 0:
-			f.Postgres = presenceredis.PostgresBeside
+			f.Postgres = presenceredis.PostgresSharedExact
 		default:
-			f.Postgres = presenceredis.PostgresBehind
+			f.Postgres = presenceredis.PostgresTiered
 		}
 	}
 	if len(c.Hooks) > 0 {

@@ -278,11 +278,11 @@ func (h *history) edit(key string) counter.Change {
 
 // limit asks some limits.
 func (h *history) limit() {
-	var calls []limit.Call
+	var calls []limit.Request
 	for range 1 + h.rand.IntN(4) {
 		name := limit.Name{Key: pick(h, "a", "b", "sum:a"), Algorithm: pick(h, limit.Fixed, limit.Sliding, limit.Log)}
 		name.Window = pick[int64](h, 1000, 60_000, 7_200_000)
-		calls = append(calls, limit.Call{Name: name, Limit: 10, Cost: 1 + h.rand.Int64N(5)})
+		calls = append(calls, limit.Request{Name: name, Limit: 10, Cost: 1 + h.rand.Int64N(5)})
 	}
 
 	is := h.is.Limit(h.t.Context(), calls)

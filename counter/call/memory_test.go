@@ -41,7 +41,7 @@ func TestLimitsInMemoryAreBounded(t *testing.T) {
 		s := inMemory(t, counter.BuiltinRules())
 		take := func(key string) counter.LimitResult {
 			name := limit.Name{Key: key, Algorithm: limit.Fixed, Window: time.Hour.Milliseconds()}
-			return s.Limit(t.Context(), []limit.Call{{Name: name, Limit: 10, Cost: 1}})[0]
+			return s.Limit(t.Context(), []limit.Request{{Name: name, Limit: 10, Cost: 1}})[0]
 		}
 
 		var keys []string

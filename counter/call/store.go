@@ -179,7 +179,7 @@ func (u until) Scan(
 
 // watch passes publications to the hub. It signals begun with the first.
 func (s *Store) watch(begun chan<- struct{}) {
-	heard := func(_ int, _ uint64, publication []byte) {
+	received := func(_ int, _ uint64, publication []byte) {
 		// A malformed publication may concern any counter.
 		if owner.Publication(publication, s.publish) != nil {
 			s.hub.MarkMissed()
@@ -189,7 +189,7 @@ func (s *Store) watch(begun chan<- struct{}) {
 		s.hub.MarkMissed()
 		wake.Signal(begun)
 	}
-	_ = s.rows.Watch(s.ended, heard, missed)
+	_ = s.rows.Watch(s.ended, received, missed)
 }
 
 func (s *Store) publish(u counter.Update) {
@@ -272,20 +272,20 @@ func (s *Store) ForgetLimit(ctx context.Context, key string) error {
 }
 
 // Limit implements counter.Limiter.
-func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+func (s *Store) Limit(ctx context.Context, requests []limit.Request) []counter.LimitResult {
 	var parts gathered
-	for i := range calls {
-		partition := rows.PartitionOf(calls[i].Key)
+	for i := range requests {
+		partition := rows.PartitionOf(requests[i].Key)
 		to := parts.at(partition)
 		if to.call.More == nil {
 			to.call.More = &owner.More{}
 		}
-		to.call.More.Limits = append(to.call.More.Limits, calls[i])
+		to.call.More.Limits = append(to.call.More.Limits, requests[i])
 		to.indexes = append(to.indexes, i)
 	}
 	s.doAll(ctx, parts.calls)
 
-	results := make([]counter.LimitResult, len(calls))
+	results := make([]counter.LimitResult, len(requests))
 	for i := range parts.calls {
 		one := &parts.calls[i]
 		for at, index := range one.indexes {

@@ -42,9 +42,9 @@ type Config struct {
 	// Rules tell the Store of NewStore which counters are exact. Owners need no rules: each call has those of its
 	// sender.
 	Rules *counter.Rules
-	// Behind is the PostgreSQL behind this Redis; nil: there is none. Close closes it.
-	Behind    *routed.Behind
-	ColdAfter time.Duration // with Behind: counters that nobody changed for so long are evicted from Redis
+	// Tiered is the PostgreSQL behind this Redis; nil: there is none. Close closes it.
+	Tiered    *routed.Tiered
+	ColdAfter time.Duration // with Tiered: counters that nobody changed for so long are evicted from Redis
 	// Region is the name of this region, and Peers are the others. Without peers nothing is replicated.
 	Region string
 	Peers  []Peer
@@ -127,17 +127,17 @@ func (p *Process) openRows(ctx context.Context) error {
 
 	// A process that neither owns nor serves counters needs no connection to PostgreSQL.
 	usesCounters := p.hasRole(presence.RoleGateway) || p.hasRole(presence.RolePresence)
-	isBeside := p.cfg.Postgres != "" && usesCounters
+	sharesExact := p.cfg.Postgres != "" && usesCounters
 	switch {
-	case p.cfg.Behind != nil:
-		p.cfg.Behind.Begin(p.rows)
-		p.over = p.cfg.Behind.Rows()
-	case isBeside:
-		if err := p.openBeside(ctx); err != nil {
+	case p.cfg.Tiered != nil:
+		p.cfg.Tiered.Begin(p.rows)
+		p.over = p.cfg.Tiered.Rows()
+	case sharesExact:
+		if err := p.openSharedExact(ctx); err != nil {
 			p.rows.Close()
 			return err
 		}
-		p.over = p.beside.Rows()
+		p.over = p.sharedExact.Rows()
 	}
 
 	return nil
@@ -145,9 +145,9 @@ func (p *Process) openRows(ctx context.Context) error {
 
 // newOwner returns the owner of this process, which replicates its counters to other regions.
 func (p *Process) newOwner() *owner.Owner {
-	cfg := owner.Config{Name: p.name, WriteTimeout: writeTimeout, ExactOutside: p.beside != nil}
-	if p.cfg.Behind != nil {
-		p.putBehind(&cfg)
+	cfg := owner.Config{Name: p.name, WriteTimeout: writeTimeout, ExactOutside: p.sharedExact != nil}
+	if p.cfg.Tiered != nil {
+		p.useTier(&cfg)
 	}
 	if p.HasPeers() {
 		p.share(&cfg)
@@ -240,7 +240,7 @@ func (p *Process) Close() error {
 	p.client.Close()
 
 	// The rows that the last turn wrote still have to be drained to PostgreSQL.
-	err := p.closeBehind()
+	err := p.closeTiered()
 	p.closeShared()
 	p.rows.Close()
 

@@ -195,7 +195,7 @@ func (s impatient) Apply(ctx context.Context, ops []counter.Op) []counter.Result
 }
 
 // Limit implements counter.Limiter.
-func (s impatient) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+func (s impatient) Limit(ctx context.Context, calls []limit.Request) []counter.LimitResult {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 

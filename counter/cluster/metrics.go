@@ -105,9 +105,9 @@ func (m *metrics) Called(took time.Duration, err error) {
 // measured is a store of rows whose commits and claims are counted, and whose losses are logged.
 type measured struct {
 	rows.Store
-	metrics *metrics
-	log     zerolog.Logger
-	told    atomic.Int64 // when a loss was last logged, unix ms
+	metrics    *metrics
+	log        zerolog.Logger
+	lossLogged atomic.Int64 // when a loss was last logged, unix ms
 }
 
 // tellEvery is the minimum time between two log lines about losses, because each partition notices a loss separately.
@@ -146,27 +146,27 @@ func (s *measured) Commit(ctx context.Context, commits []rows.Commit) []error {
 	s.metrics.commitSeconds.Observe(time.Since(began).Seconds())
 	for i, err := range errs {
 		s.metrics.commits.WithLabelValues(commitOutcome(&commits[i], err)).Inc()
-		s.tell(&commits[i], err)
+		s.logLoss(&commits[i], err)
 	}
 
 	return errs
 }
 
-// tell logs that Redis has lost commits, or a claim.
-func (s *measured) tell(c *rows.Commit, err error) {
+// logLoss logs that Redis has lost commits, or a claim.
+func (s *measured) logLoss(c *rows.Commit, err error) {
 	if !isLost(c, err) {
 		return
 	}
 
 	now := time.Now().UnixMilli()
-	before := s.told.Load()
+	before := s.lossLogged.Load()
 	isSoon := now-before < tellEvery.Milliseconds()
 	if isSoon {
 		return
 	}
 
 	// If several goroutines notice a loss at the same time, only one logs it.
-	isOurs := s.told.CompareAndSwap(before, now)
+	isOurs := s.lossLogged.CompareAndSwap(before, now)
 	if !isOurs {
 		return
 	}

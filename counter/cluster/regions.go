@@ -25,8 +25,8 @@ type shared struct {
 	opened []*rowsredis.Store // rows and inboxes at peers, and the peers' inboxes here
 	region *region.Region     // nil: this process replicates nothing
 
-	beside   *routed.Beside // the PostgreSQL with the exact counters of all regions; nil: there is none
-	postgres counter.Relay
+	sharedExact *routed.SharedExact // the PostgreSQL with the exact counters of all regions; nil: there is none
+	postgres    counter.Relay
 }
 
 // openPeers opens the rows of the other regions, and the inboxes. A process that owns nothing only reads the rows.
@@ -61,9 +61,9 @@ func acceptPeer(ctx context.Context, c *redisconn.Client) error {
 	return err
 }
 
-// openBeside opens the PostgreSQL that has the exact counters of all regions.
-func (p *Process) openBeside(ctx context.Context) (err error) {
-	p.beside, err = routed.OpenBeside(ctx, routed.BesideConfig{
+// openSharedExact opens the PostgreSQL that has the exact counters of all regions.
+func (p *Process) openSharedExact(ctx context.Context) (err error) {
+	p.sharedExact, err = routed.OpenSharedExact(ctx, routed.SharedExactConfig{
 		Owned:      p.rows,
 		URL:        p.cfg.Postgres,
 		Rules:      p.cfg.Rules,
@@ -94,16 +94,16 @@ func (p *Process) share(cfg *owner.Config) {
 // HasPeers reports whether other regions share the counters.
 func (p *Process) HasPeers() bool { return len(p.peers) > 0 }
 
-// Beside returns the PostgreSQL that has the exact counters of all regions, nil if there is none.
-func (p *Process) Beside() *routed.Beside { return p.beside }
+// SharedExact returns the PostgreSQL that has the exact counters of all regions, nil if there is none.
+func (p *Process) SharedExact() *routed.SharedExact { return p.sharedExact }
 
 // NewSharedStore is NewStore for a region with peers. If Postgres is configured, the exact counters are there. States
 // may be nil.
 func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
 	owned := p.NewStore(redis)
 	store := counter.Store(owned)
-	if p.beside != nil {
-		store = p.beside.Over(owned)
+	if p.sharedExact != nil {
+		store = p.sharedExact.NewStore(owned)
 	}
 	if postgres != nil {
 		p.postgres.Observe(postgres)
@@ -115,17 +115,17 @@ func (p *Process) NewSharedStore(redis, postgres counter.States) counter.Store {
 // CombiningShared is Combining for a Store of NewSharedStore. Exact counters in PostgreSQL have queues of their own, so
 // that other counters wait neither for PostgreSQL nor for an application that has locked rows there.
 func (p *Process) CombiningShared() counter.CombinerConfig {
-	if p.beside == nil {
+	if p.sharedExact == nil {
 		return Combining()
 	}
 
-	return CombiningOver()
+	return TieredCombining()
 }
 
 // closeShared closes what is left once this process owns no partitions any more.
 func (p *Process) closeShared() {
-	if p.beside != nil {
-		p.beside.Close()
+	if p.sharedExact != nil {
+		p.sharedExact.Close()
 	}
 	for _, opened := range p.opened {
 		opened.Close()

@@ -200,8 +200,8 @@ func sumOfAll(t *testing.T, us, eu *process) {
 	}
 }
 
-// TestServerPostgresAwayBeside: exact counters cannot be changed; all others, and the links, go on.
-func TestServerPostgresAwayBeside(t *testing.T) {
+// TestServerPostgresAwaySharedExact: exact counters cannot be changed; all others, and the links, go on.
+func TestServerPostgresAwaySharedExact(t *testing.T) {
 	postgres := pgtest.Start(t)
 	us, eu := sharing(t, postgres.Database(t))
 	us.make1(t, change("stock:1", counter.Add, 1))

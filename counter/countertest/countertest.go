@@ -465,7 +465,7 @@ func closed(t *testing.T, i Instance) {
 	_, err = i.Store.Aggregate(t.Context(), "")
 	unavailable("Aggregate", err)
 	unavailable("ForgetLimit", i.Store.ForgetLimit(t.Context(), "k"))
-	unavailable("Limit", i.Store.Limit(t.Context(), []limit.Call{asks("k", limit.Log, 1, 1)})[0].Err)
+	unavailable("Limit", i.Store.Limit(t.Context(), []limit.Request{asks("k", limit.Log, 1, 1)})[0].Err)
 }
 
 // AwaitServed waits until a store can use all of its servers again.

@@ -19,11 +19,11 @@ var algorithms = []limit.Algorithm{limit.Fixed, limit.Sliding, limit.Log}
 // month is a window that does not end during a test, but for those who test at its very end.
 var month = limit.MaxWindow.Milliseconds()
 
-func asks(key string, a limit.Algorithm, most, cost int64) limit.Call {
-	return limit.Call{Name: limit.Name{Key: key, Algorithm: a, Window: month}, Limit: most, Cost: cost}
+func asks(key string, a limit.Algorithm, most, cost int64) limit.Request {
+	return limit.Request{Name: limit.Name{Key: key, Algorithm: a, Window: month}, Limit: most, Cost: cost}
 }
 
-func take(t testing.TB, s counter.Limiter, calls ...limit.Call) []counter.LimitResult {
+func take(t testing.TB, s counter.Limiter, calls ...limit.Request) []counter.LimitResult {
 	t.Helper()
 	results := s.Limit(t.Context(), calls)
 	if len(results) != len(calls) {
@@ -41,7 +41,7 @@ func take(t testing.TB, s counter.Limiter, calls ...limit.Call) []counter.LimitR
 }
 
 // takes makes one call, and compares its answer but for the time.
-func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remaining int64) {
+func takes(t testing.TB, s counter.Limiter, c limit.Request, allowed bool, remaining int64) {
 	t.Helper()
 	r := take(t, s, c)[0]
 	if r.Allowed != allowed || r.Remaining != remaining {
@@ -53,10 +53,10 @@ func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remainin
 // windows and algorithms, and no other limit.
 func limitForgotten(t *testing.T, i Instance) {
 	s := i.Store
-	look := func(when string, c limit.Call, remaining int64) {
+	look := func(when string, c limit.Request, remaining int64) {
 		t.Helper()
 		c.Cost = 0
-		r := i.peer().Limit(t.Context(), []limit.Call{c})[0]
+		r := i.peer().Limit(t.Context(), []limit.Request{c})[0]
 		if r.Err != nil || !r.Allowed || r.Remaining != remaining {
 			t.Fatalf("%s: %+v: %+v, want %d remaining", when, c, r, remaining)
 		}
@@ -64,7 +64,7 @@ func limitForgotten(t *testing.T, i Instance) {
 
 	other := asks("other", limit.Log, 10, 4)
 	take(t, s, other)
-	var all []limit.Call
+	var all []limit.Request
 	for _, a := range algorithms {
 		for _, window := range []int64{month, month - 1} {
 			c := asks("k", a, 10, 6)
@@ -115,7 +115,7 @@ func limitModel(t *testing.T, i Instance) {
 			s = i.Crash(t)
 		}
 
-		var calls []limit.Call
+		var calls []limit.Request
 		for range 1 + rng.IntN(4) {
 			a := algorithms[rng.IntN(3)]
 			most := []int64{1, 3, 7, limit.MaxLog, limit.MaxLimit}[rng.IntN(5)]
@@ -169,11 +169,11 @@ func limitReturns(t *testing.T, i Instance) {
 	var wg sync.WaitGroup
 	for _, a := range algorithms {
 		wg.Go(func() {
-			c := limit.Call{Name: limit.Name{Key: "r", Algorithm: a, Window: 1000}, Limit: 2, Cost: 2}
+			c := limit.Request{Name: limit.Name{Key: "r", Algorithm: a, Window: 1000}, Limit: 2, Cost: 2}
 			// The first two may be at the end of a window, and both pass.
 			var wait time.Duration
 			for wait == 0 {
-				for _, r := range i.Store.Limit(t.Context(), []limit.Call{c, c}) {
+				for _, r := range i.Store.Limit(t.Context(), []limit.Request{c, c}) {
 					if r.Err != nil {
 						t.Error(r.Err)
 						return
@@ -185,7 +185,7 @@ func limitReturns(t *testing.T, i Instance) {
 			}
 
 			time.Sleep(wait)
-			r := i.Store.Limit(t.Context(), []limit.Call{c})[0]
+			r := i.Store.Limit(t.Context(), []limit.Request{c})[0]
 			if r.Err != nil || !r.Allowed {
 				t.Errorf("%s: %+v after the time that it said", a, r)
 			}
@@ -254,7 +254,7 @@ func limitAway(t *testing.T, i Instance) {
 
 	heal := i.Cut(t)
 	for _, a := range algorithms {
-		r := i.Store.Limit(t.Context(), []limit.Call{asks("a", a, 10, 1)})[0]
+		r := i.Store.Limit(t.Context(), []limit.Request{asks("a", a, 10, 1)})[0]
 		if !errors.Is(r.Err, counter.ErrUnavailable) || r.Allowed {
 			t.Errorf("%s: the store is away, and Limit says %+v", a, r)
 		}
@@ -264,7 +264,7 @@ func limitAway(t *testing.T, i Instance) {
 	for _, a := range algorithms {
 		passed, unanswered := 6, 1 // some of these may be counted
 		for passed < 20 {
-			r := i.Store.Limit(t.Context(), []limit.Call{asks("a", a, 10, 1)})[0]
+			r := i.Store.Limit(t.Context(), []limit.Request{asks("a", a, 10, 1)})[0]
 			if errors.Is(r.Err, counter.ErrUnavailable) {
 				unanswered++
 				time.Sleep(5 * time.Millisecond)

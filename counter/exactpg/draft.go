@@ -149,7 +149,7 @@ type (
 	entryColumns struct {
 		key, op, reason, author         []string
 		incarnation, seq, delta, before []int64
-		told                            bool        // an entry has more than numbers
+		hasTexts                        bool        // an entry has more than numbers
 		now                             time.Time   // the time of entries without a time of their own
 		at                              []time.Time // empty, or one for each
 	}
@@ -183,7 +183,7 @@ func (c *entryColumns) add(key string, v counter.Version, e *counter.Entry) {
 	c.author = append(c.author, e.By)
 
 	isPlain := e.Op == counter.LedgerIncrement || e.Op == counter.LedgerDecrement
-	c.told = c.told || !isPlain || e.Reason != "" || e.By != ""
+	c.hasTexts = c.hasTexts || !isPlain || e.Reason != "" || e.By != ""
 }
 
 // addTimes adds the times of restored entries, which differ from now. The columns then have no other entries.
@@ -194,7 +194,7 @@ func (c *entryColumns) addTimes(of []counter.Entry) {
 }
 
 func (c *entryColumns) args() []any {
-	if !c.told {
+	if !c.hasTexts {
 		return []any{c.key, c.incarnation, c.seq, nil, c.delta, c.before, nil, nil, c.now, c.at}
 	}
 

@@ -36,7 +36,7 @@
 // # Feed
 //
 // A process that committed names the keys in a notification after the commit: within the transaction it would have all
-// commits of the database wait for each other. Who hears it reads the keys that it follows, so what is published is
+// commits of the database wait for each other. Who receives it reads the keys that it follows, so what is published is
 // committed, in order. A process that dies in between is found out by reading everything that is followed, once in
 // Config.PollEvery.
 package exactpg

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { testkit.Main(m, pgtest.Stop) }
 func open(t testing.TB, url string, with ...func(*Config)) *Store {
 	t.Helper()
 	db, err := rowspg.Open(t.Context(), rowspg.Config{
-		URL: url, Beside: []postgres.Tables{Tables()}, Readable: Readable, Log: zerolog.Nop(),
+		URL: url, OtherTables: []postgres.Tables{Tables()}, Readable: Readable, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		t.Fatal(err)

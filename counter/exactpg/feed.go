@@ -71,8 +71,8 @@ func (f *feed) committed(keys []string) {
 	wake.Signal(f.out)
 }
 
-// heard adds keys of counters that another process has changed.
-func (f *feed) heard(keys []string) {
+// addChanged adds keys of counters that another process has changed.
+func (f *feed) addChanged(keys []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 
@@ -89,7 +89,7 @@ func (f *feed) heardLocked(key string) {
 }
 
 // recheck schedules everything that is followed to be read and published again.
-func (f *feed) recheck() { f.heard(f.hub.Keys()) }
+func (f *feed) recheck() { f.addChanged(f.hub.Keys()) }
 
 // take returns some of the keys that may have changed.
 func (f *feed) take() (some []string) {
@@ -129,7 +129,7 @@ func (s *Store) publishEach(ctx context.Context) {
 		for some := f.take(); len(some) > 0; some = f.take() {
 			now, err := s.States(ctx, some)
 			if err != nil {
-				f.heard(some)
+				f.addChanged(some)
 				if !outage.Sleep(ctx, retryEvery) {
 					return
 				}
@@ -246,14 +246,14 @@ func encode(v any) string {
 // listen receives the keys that other processes committed, until ctx ends.
 func (s *Store) listen(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := s.hear(ctx)
+		err := s.awaitNotifications(ctx)
 		s.cfg.Log.Debug().Err(err).Msg("counters: listening for notifications of PostgreSQL failed; retrying")
 		outage.Sleep(ctx, retryEvery)
 	}
 }
 
-// hear listens on a connection of its own until it fails.
-func (s *Store) hear(ctx context.Context) error {
+// awaitNotifications listens on a connection of its own until it fails.
+func (s *Store) awaitNotifications(ctx context.Context) error {
 	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	c, err := pgx.ConnectConfig(dialling, s.db.ConnConfig())
@@ -286,7 +286,7 @@ func (s *Store) hear(ctx context.Context) error {
 		case m.All:
 			s.feed.recheck()
 		default:
-			s.feed.heard(m.Keys)
+			s.feed.addChanged(m.Keys)
 		}
 	}
 }

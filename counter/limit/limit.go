@@ -1,7 +1,7 @@
 // Package limit has the arithmetic of rate limits: so much may pass in so long. It knows neither clocks nor stores. A
-// [State] is kept for each [Name]; State.Take judges one [Call] and counts its cost if it may pass. A refused call
-// costs nothing. A call without a cost looks, and one with a negative cost gives back what others took: of everything
-// that passed less what was given back, no more than the limit passes.
+// [State] is kept for each [Name]; State.Take judges one [Request] and counts its cost if it may pass. A refused
+// request costs nothing. A request without a cost looks, and one with a negative cost gives back what others took: of
+// everything that passed less what was given back, no more than the limit passes.
 //
 // # Three algorithms
 //
@@ -11,25 +11,25 @@
 //     passes. Around the boundary of two windows twice the limit may pass within a short time.
 //
 //   - [Sliding]: the running window plus a decreasing part of the one before it. With last passed in the window before,
-//     this in the running one, and elapsed of its length gone, a call passes if
+//     this in the running one, and elapsed of its length gone, a request passes if
 //
 //     last * (window - elapsed) / window + this + cost <= limit.
 //
 //     In each window at most the limit passes, and in any period as long as a window less than twice the limit. When
-//     calls come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded up.
+//     requests come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded up.
 //
-//   - [Log]: every call that passed is remembered for one window and a millisecond, so in any period as long as a
-//     window at most the limit passes, by a finer clock, too. That takes memory for each call, so the limit is at most
+//   - [Log]: every request that passed is remembered for one window and a millisecond, so in any period as long as a
+//     window at most the limit passes, by a finer clock, too. That takes memory for each request, so the limit is at most
 //     MaxLog.
 //
-// A name has one state for calls with different limits. Each call is judged by its own limit against everything that
-// passed.
+// A name has one state for requests with different limits. Each request is judged by its own limit against everything
+// that passed.
 //
 // # Rates
 //
-// A [Rate] is a token bucket: after 20 calls at once, a rate of ten a second permits the next one after 100 ms, where a
-// window or a log permits none until the 20 are old. The server's own limits per caller are rates, in the memory of
-// each process. They are not an algorithm of calls, and no store keeps them.
+// A [Rate] is a token bucket: after 20 requests at once, a rate of ten a second permits the next one after 100 ms,
+// where a window or a log permits none until the 20 are old. The server's own limits per caller are rates, in the
+// memory of each process. They are not an algorithm of requests, and no store keeps them.
 //
 // # Clocks
 //
@@ -42,7 +42,7 @@ import (
 	"time"
 )
 
-// Bounds of one call.
+// Bounds of one request.
 const (
 	MaxLimit  = 1_000_000_000_000
 	MaxLog    = 10_000 // for Log
@@ -62,7 +62,7 @@ const (
 
 var algorithmNames = [...]string{Fixed: "fixed", Sliding: "sliding", Log: "log"}
 
-// String returns the algorithm's name in calls.
+// String returns the algorithm's name in requests.
 func (a Algorithm) String() string {
 	if int(a) < len(algorithmNames) && a != 0 {
 		return algorithmNames[a]
@@ -89,41 +89,41 @@ type Name struct {
 	Window    int64 // ms
 }
 
-// Call asks whether Cost may pass now under Limit.
-type Call struct {
+// Request asks whether Cost may pass now under Limit.
+type Request struct {
 	Name
 	Limit int64
 	Cost  int64 // 0 only looks, a negative one gives back
 }
 
 // Check returns an error that says what to send instead, or nil. It does not check the key.
-func (c *Call) Check() error {
-	if c.Algorithm < Fixed || c.Algorithm > Log {
+func (r *Request) Check() error {
+	if r.Algorithm < Fixed || r.Algorithm > Log {
 		return errors.New("algorithm: send fixed, sliding or log")
 	}
-	if c.Window < MinWindow.Milliseconds() || c.Window > MaxWindow.Milliseconds() {
+	if r.Window < MinWindow.Milliseconds() || r.Window > MaxWindow.Milliseconds() {
 		return errors.New("window: send a duration from 1s to 31d")
 	}
-	if c.Limit < 1 || c.Limit > MaxLimit {
+	if r.Limit < 1 || r.Limit > MaxLimit {
 		return fmt.Errorf("limit: send a whole number from 1 to %d", int64(MaxLimit))
 	}
-	if c.Algorithm == Log && c.Limit > MaxLog {
+	if r.Algorithm == Log && r.Limit > MaxLog {
 		const what = "limit: the algorithm log remembers at most %d; send a smaller limit, or the algorithm sliding"
 		return fmt.Errorf(what, MaxLog)
 	}
-	if c.Cost < -MaxLimit || c.Cost > c.Limit {
+	if r.Cost < -MaxLimit || r.Cost > r.Limit {
 		const what = "cost: send a whole number up to the limit, %d; 0 only looks, and a negative one gives back"
-		return fmt.Errorf(what, c.Limit)
+		return fmt.Errorf(what, r.Limit)
 	}
 
 	return nil
 }
 
-// Answer is the answer to a call.
+// Answer is the answer to a request.
 type Answer struct {
 	Allowed   bool
 	Remaining int64 // cost that may still pass now, at least 0
-	// Reset is a time in ms. For a refused call, it is the time until the same call would pass if no other call comes;
-	// for any other, until the whole limit is available again.
+	// Reset is a time in ms. For a refused request, it is the time until the same request would pass if no other
+	// request comes; for any other, until the whole limit is available again.
 	Reset int64
 }

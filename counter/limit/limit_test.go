@@ -53,7 +53,7 @@ func (m *model) giveBack(n, now int64) {
 	}
 }
 
-func (m *model) fits(c Call, now int64) bool {
+func (m *model) fits(c Request, now int64) bool {
 	if c.Cost <= 0 {
 		return true
 	}
@@ -109,7 +109,7 @@ func judge(t *rapid.T, algorithm Algorithm) {
 			rapid.Just(int64(0)), rapid.Int64Range(0, window/10), rapid.Int64Range(0, 3*window),
 		).Draw(t, "later")
 
-		c := Call{Name: name, Limit: most}
+		c := Request{Name: name, Limit: most}
 		if !one {
 			c.Limit = rapid.Int64Range(1, most).Draw(t, "limit")
 		}
@@ -138,7 +138,7 @@ func judge(t *rapid.T, algorithm Algorithm) {
 
 		// Remaining is exact: that much would pass, and no more.
 		for _, more := range []int64{a.Remaining, a.Remaining + 1} {
-			next := Call{name, c.Limit, more}
+			next := Request{name, c.Limit, more}
 			if next.Check() == nil && copied(t, s).Take(next, now).Allowed != (more == a.Remaining) {
 				t.Fatalf("%+v at %d said %+v, and of %d it is not true", c, now, a, more)
 			}
@@ -157,7 +157,7 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		}
 
 		end := s.End(name)
-		full := Call{name, most, most}
+		full := Request{name, most, most}
 		if end > 0 && copied(t, s).Take(full, end) != (&State{}).Take(full, end) {
 			t.Fatalf("at its end %d the state still counts: %+v", end, s)
 		}
@@ -194,7 +194,7 @@ func TestNoWindowHasMoreByAFinerClock(t *testing.T) {
 						rapid.Int64Range(0, 400), rapid.Int64Range(0, 400*millisecond),
 						rapid.Int64Range(m.Window-millisecond, m.Window),
 					).Draw(t, "later")
-					if s.Take(Call{Name{"k", algorithm, window}, most, 1}, now/millisecond).Allowed {
+					if s.Take(Request{Name{"k", algorithm, window}, most, 1}, now/millisecond).Allowed {
 						m.all = append(m.all, passed{now, 1})
 					}
 				}
@@ -229,7 +229,7 @@ func TestTheClockGoesBack(t *testing.T) {
 					if now > furthest {
 						furthest, sum = now, 0
 					}
-					c := Call{name, 10, rapid.Int64Range(1, 5).Draw(t, "cost")}
+					c := Request{name, 10, rapid.Int64Range(1, 5).Draw(t, "cost")}
 					a := s.Take(c, now)
 					if a.Reset <= 0 {
 						t.Fatalf("%+v at %d is %+v", c, now, a)
@@ -249,7 +249,7 @@ func TestTheClockGoesBack(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	day := (24 * time.Hour).Milliseconds()
-	for want, c := range map[string]Call{
+	for want, c := range map[string]Request{
 		"":                        {Name{"k", Sliding, 60_000}, 100, 1},
 		"algorithm: send fixed":   {Name{"k", 0, 60_000}, 100, 1},
 		"from 1s to 31d":          {Name{"k", Fixed, 999}, 100, 1},
@@ -296,7 +296,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%+v, then %+v, %v", s, again, err)
 		}
 		if len(s.passed) > 0 {
-			s.Take(Call{Name{"k", Log, 1000}, 10, 10}, 1_700_000_000_000) // whatever it says
+			s.Take(Request{Name{"k", Log, 1000}, 10, 10}, 1_700_000_000_000) // whatever it says
 		}
 	})
 }

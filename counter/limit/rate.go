@@ -2,7 +2,7 @@ package limit
 
 import "time"
 
-// Rate permits one call each Every, and up to Burst at once after a pause: a token bucket, by the generic cell rate
+// Rate permits one request each Every, and up to Burst at once after a pause: a token bucket, by the generic cell rate
 // algorithm. The whole state is one time, kept by the caller: when the full burst is available again. Times are
 // non-negative readings of a clock; the initial state is 0, or any time in the past.
 type Rate struct {
@@ -10,7 +10,7 @@ type Rate struct {
 	Burst int
 }
 
-// PerSecond returns a Rate of at most n calls a second.
+// PerSecond returns a Rate of at most n requests a second.
 func PerSecond(n, burst int) Rate {
 	return Rate{Every: (time.Second + time.Duration(n) - 1) / time.Duration(n), Burst: burst}
 }
@@ -18,8 +18,8 @@ func PerSecond(n, burst int) Rate {
 // Window returns the time after which an exhausted burst is available again.
 func (r Rate) Window() time.Duration { return time.Duration(r.Burst) * r.Every }
 
-// Take takes n calls, at most Burst, from the state back. If wait is 0 they pass, and the caller keeps after as the new
-// state. Otherwise they would pass after wait; a caller that refuses them keeps back, and a caller that delays them
+// Take takes n requests, at most Burst, from the state back. If wait is 0 they pass, and the caller keeps after as the
+// new state. Otherwise they would pass after wait; a caller that refuses them keeps back, and a caller that delays them
 // keeps after.
 func (r Rate) Take(back, now time.Duration, n int) (after, wait time.Duration) {
 	after = max(back, now) + time.Duration(n)*r.Every

@@ -22,34 +22,35 @@ type State struct {
 // entry has the cost that passed in one millisecond, as a running sum, so that a range of entries is a difference.
 type entry struct{ at, sum int64 }
 
-// Take judges c, for which Check must return nil, and counts its cost if it passes. A refused call does not change the
-// state, and neither does one that only looks. All calls on one state have the same Name.
-func (s *State) Take(c Call, now int64) (a Answer) {
+// Take judges r, for which Check must return nil, and counts its cost if it passes. A refused request does not change
+// the state, and neither does one that only looks. All requests on one state have the same Name.
+func (s *State) Take(r Request, now int64) (a Answer) {
 	next := *s
-	switch c.Algorithm {
+	switch r.Algorithm {
 	case Fixed:
-		a = next.fixed(c, now)
+		a = next.fixed(r, now)
 	case Sliding:
-		a = next.sliding(c, now)
+		a = next.sliding(r, now)
 	default:
-		a = next.log(c, now)
+		a = next.log(r, now)
 	}
 
-	if a.Allowed && c.Cost != 0 {
+	if a.Allowed && r.Cost != 0 {
 		*s = next
 	}
 
 	return a
 }
 
-// turn moves on to the window of now, and returns how much of it has elapsed. It never goes back to an earlier window.
-func (s *State) turn(window, now int64) (elapsed int64) {
+// advance moves on to the window of now, and returns how much of it has elapsed. It never goes back to an earlier
+// window.
+func (s *State) advance(window, now int64) (elapsed int64) {
 	start := now - now%window
 	if start <= s.start {
 		return max(now-s.start, 0)
 	}
 
-	// After a window without calls nothing is left of the one before it.
+	// After a window without requests nothing is left of the one before it.
 	s.last = 0
 	if start == s.start+window {
 		s.last = s.this
@@ -60,38 +61,38 @@ func (s *State) turn(window, now int64) (elapsed int64) {
 	return now - s.start
 }
 
-func (s *State) fixed(c Call, now int64) Answer {
-	s.turn(c.Window, now)
-	passes := c.Cost <= 0 || s.this+c.Cost <= c.Limit
+func (s *State) fixed(r Request, now int64) Answer {
+	s.advance(r.Window, now)
+	passes := r.Cost <= 0 || s.this+r.Cost <= r.Limit
 	if passes {
-		s.this = max(s.this+c.Cost, 0)
+		s.this = max(s.this+r.Cost, 0)
 	}
 
-	a := Answer{Allowed: passes, Remaining: max(c.Limit-s.this, 0)}
+	a := Answer{Allowed: passes, Remaining: max(r.Limit-s.this, 0)}
 	if s.this > 0 {
-		a.Reset = s.start + c.Window - now
+		a.Reset = s.start + r.Window - now
 	}
 
 	return a
 }
 
-func (s *State) sliding(c Call, now int64) Answer {
-	elapsed := s.turn(c.Window, now)
-	s.giveBack(-c.Cost)
-	before, over := share(s.last, c.Window-elapsed, c.Window)
+func (s *State) sliding(r Request, now int64) Answer {
+	elapsed := s.advance(r.Window, now)
+	s.giveBack(-r.Cost)
+	before, over := share(s.last, r.Window-elapsed, r.Window)
 	if over {
 		before++
 	}
 
-	takes := max(c.Cost, 0)
-	a := Answer{Allowed: takes == 0 || before+s.this+takes <= c.Limit}
+	takes := max(r.Cost, 0)
+	a := Answer{Allowed: takes == 0 || before+s.this+takes <= r.Limit}
 	if a.Allowed {
 		s.this += takes
-		a.Reset = s.emptyAt(c.Window, now) - now
+		a.Reset = s.emptyAt(r.Window, now) - now
 	} else {
-		a.Reset = s.passes(c) - now
+		a.Reset = s.passes(r) - now
 	}
-	a.Remaining = max(c.Limit-before-s.this, 0)
+	a.Remaining = max(r.Limit-before-s.this, 0)
 
 	return a
 }
@@ -121,18 +122,18 @@ func (s *State) emptyAt(window, now int64) int64 {
 	}
 }
 
-// passes returns when a refused call would pass: in the running window, when the window before it counts for little
+// passes returns when a refused request would pass: in the running window, when the window before it counts for little
 // enough, or in the next one, when the running one does.
-func (s *State) passes(c Call) int64 {
-	if room := c.Limit - c.Cost - s.this; room >= 0 {
-		left, _ := share(room, c.Window, s.last)
-		return s.start + c.Window - left
+func (s *State) passes(r Request) int64 {
+	if room := r.Limit - r.Cost - s.this; room >= 0 {
+		left, _ := share(room, r.Window, s.last)
+		return s.start + r.Window - left
 	}
 
-	next := s.start + c.Window
-	if room := c.Limit - c.Cost; room < s.this {
-		left, _ := share(room, c.Window, s.this)
-		next += c.Window - left
+	next := s.start + r.Window
+	if room := r.Limit - r.Cost; room < s.this {
+		left, _ := share(room, r.Window, s.this)
+		next += r.Window - left
 	}
 
 	return next
@@ -151,8 +152,8 @@ func share(a, b, c int64) (quotient int64, over bool) {
 // milliseconds: of two that differ by exactly a window, the true ones may differ by less.
 func expiry(at, window int64) int64 { return at + window + 1 }
 
-// log judges a call for Log. A clock that went back is replaced by the time of the newest entry.
-func (s *State) log(c Call, now int64) Answer {
+// log judges a request for Log. A clock that went back is replaced by the time of the newest entry.
+func (s *State) log(r Request, now int64) Answer {
 	at := now
 	sum := s.gone
 	if n := len(s.passed); n > 0 {
@@ -161,50 +162,50 @@ func (s *State) log(c Call, now int64) Answer {
 	}
 
 	// What is too old does not count any more.
-	young := sort.Search(len(s.passed), func(i int) bool { return expiry(s.passed[i].at, c.Window) > at })
+	young := sort.Search(len(s.passed), func(i int) bool { return expiry(s.passed[i].at, r.Window) > at })
 	if young > 0 {
 		s.gone = s.passed[young-1].sum
 		s.passed = s.passed[young:]
 	}
 
 	used := sum - s.gone
-	if c.Cost <= 0 {
-		return s.giveBackOldest(c, min(-c.Cost, used), now)
+	if r.Cost <= 0 {
+		return s.giveBackOldest(r, min(-r.Cost, used), now)
 	}
-	if used+c.Cost > c.Limit {
-		need := sum + c.Cost - c.Limit // the entries up to this sum have to expire first
+	if used+r.Cost > r.Limit {
+		need := sum + r.Cost - r.Limit // the entries up to this sum have to expire first
 		i := sort.Search(len(s.passed), func(i int) bool { return s.passed[i].sum >= need })
-		return Answer{Remaining: max(c.Limit-used, 0), Reset: expiry(s.passed[i].at, c.Window) - now}
+		return Answer{Remaining: max(r.Limit-used, 0), Reset: expiry(s.passed[i].at, r.Window) - now}
 	}
 
 	newest := len(s.passed) - 1
 	if newest >= 0 && s.passed[newest].at == at {
-		s.passed[newest].sum += c.Cost
+		s.passed[newest].sum += r.Cost
 	} else {
-		s.passed = append(s.passed, entry{at, sum + c.Cost})
+		s.passed = append(s.passed, entry{at, sum + r.Cost})
 	}
 
-	return Answer{Allowed: true, Remaining: c.Limit - used - c.Cost, Reset: expiry(at, c.Window) - now}
+	return Answer{Allowed: true, Remaining: r.Limit - used - r.Cost, Reset: expiry(at, r.Window) - now}
 }
 
 // giveBackOldest takes n off what passed for Log, and answers c. What passed first goes first: it would be the first to
 // expire, so nothing passes that would not have passed if its taker gave it back.
-func (s *State) giveBackOldest(c Call, n, now int64) Answer {
+func (s *State) giveBackOldest(r Request, n, now int64) Answer {
 	s.gone += n
 	kept := sort.Search(len(s.passed), func(i int) bool { return s.passed[i].sum > s.gone })
 	s.passed = s.passed[kept:]
 
-	a := Answer{Allowed: true, Remaining: c.Limit}
+	a := Answer{Allowed: true, Remaining: r.Limit}
 	newest := len(s.passed) - 1
 	if newest >= 0 {
-		a.Remaining = max(c.Limit-(s.passed[newest].sum-s.gone), 0)
-		a.Reset = expiry(s.passed[newest].at, c.Window) - now
+		a.Remaining = max(r.Limit-(s.passed[newest].sum-s.gone), 0)
+		a.Reset = expiry(s.passed[newest].at, r.Window) - now
 	}
 
 	return a
 }
 
-// End returns the time from which the state no longer affects any call.
+// End returns the time from which the state no longer affects any request.
 func (s *State) End(n Name) int64 {
 	newest := len(s.passed) - 1
 	switch {

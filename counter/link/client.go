@@ -238,12 +238,12 @@ type conn struct {
 	out    chan []byte   // payloads for write
 	gone   chan struct{} // closed by end
 
-	mu      sync.Mutex // guards the fields below
-	err     error      // why it ended; nil while it lasts
-	last    uint64     // id of the last call
-	heard   time.Time  // when the last frame came
-	pinged  time.Time  // when the last ping was sent
-	waiting map[uint64]chan<- answer
+	mu        sync.Mutex // guards the fields below
+	err       error      // why it ended; nil while it lasts
+	last      uint64     // id of the last call
+	lastFrame time.Time  // when the last frame came
+	pinged    time.Time  // when the last ping was sent
+	waiting   map[uint64]chan<- answer
 }
 
 // answer is the outcome of a call.
@@ -335,7 +335,7 @@ func (c *conn) ping(now time.Time) {
 }
 
 // answers reports whether a frame has arrived since the last ping. The caller has mu.
-func (c *conn) answers() bool { return !c.heard.Before(c.pinged) }
+func (c *conn) answers() bool { return !c.lastFrame.Before(c.pinged) }
 
 // late returns the error of a call that timed out. If even a ping got no answer, late ends the connection: the next
 // attempt makes a new one, which shows whether the other process is reachable.
@@ -417,7 +417,7 @@ func (c *conn) read() {
 		}
 
 		c.mu.Lock()
-		c.heard = time.Now()
+		c.lastFrame = time.Now()
 		answered := c.waiting[m.id]
 		delete(c.waiting, m.id)
 		c.mu.Unlock()

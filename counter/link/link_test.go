@@ -132,7 +132,7 @@ func TestCallsComeBack(t *testing.T) {
 		sent.Ops = append(sent.Ops, counter.Op{Changes: []counter.Change{member}},
 			counter.Op{Changes: []counter.Change{bounded}})
 		sent.More = &owner.More{}
-		sent.More.Limits = []limit.Call{
+		sent.More.Limits = []limit.Request{
 			{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 1000}, Limit: 5, Cost: 2},
 		}
 		sent.More.Rows = []owner.Expiring{

@@ -28,17 +28,17 @@ type draft struct {
 	heads   []*head
 	byKey   map[string]*head // the same by key; empty while there are few heads
 
-	meta        meta
-	metaChanged bool
-	room        []byte     // buffer in which a head is encoded
-	changes     []rows.Row // rows of the commit
-	ids         []rows.ID
-	used        map[[16]byte]struct{} // the same as a set; empty while there are few
-	asked       []rows.ID             // IDs of refused operations, which may be repetitions of made ones
-	news        []counter.Notification
-	told        []string // keys of the counters whose shares must be sent to other regions
-	judged      bool
-	writes      int // number of writes so far, including repeated ones of one row
+	meta         meta
+	metaChanged  bool
+	room         []byte     // buffer in which a head is encoded
+	changes      []rows.Row // rows of the commit
+	ids          []rows.ID
+	used         map[[16]byte]struct{} // the same as a set; empty while there are few
+	asked        []rows.ID             // IDs of refused operations, which may be repetitions of made ones
+	news         []counter.Notification
+	sharesToSend []string // keys of the counters whose shares must be sent to other regions
+	judged       bool
+	writes       int // number of writes so far, including repeated ones of one row
 
 	malformed error // an operation needed a malformed row, so the judgement is void
 	full      bool  // the limits in memory have no room for the call that is judged
@@ -92,7 +92,7 @@ func (d *draft) unjudge() {
 
 	clear(d.news)
 	d.news = d.news[:0]
-	d.told = nil
+	d.sharesToSend = nil
 	d.judged = false
 	d.writes = 0
 	d.malformed = nil

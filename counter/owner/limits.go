@@ -51,9 +51,9 @@ func ForgetLimit(ctx context.Context, store rows.Store, key string) (Call, error
 	return call, nil
 }
 
-// limit judges a call on a limit.
-func (d *draft) limit(call *limit.Call) limit.Answer {
-	name := limitName(call.Name)
+// limit judges a request to a limit.
+func (d *draft) limit(request *limit.Request) limit.Answer {
+	name := limitName(request.Name)
 	row := d.get(name)
 	state, err := limit.Parse(row)
 	if err != nil {
@@ -62,8 +62,8 @@ func (d *draft) limit(call *limit.Call) limit.Answer {
 	}
 
 	// The owner's clock decides, so that the clocks of gateways need not agree.
-	answer := state.Take(*call, d.now.UnixMilli())
-	changes := call.Cost > 0 || call.Cost < 0 && row != nil // without a state, nothing can be given back
+	answer := state.Take(*request, d.now.UnixMilli())
+	changes := request.Cost > 0 || request.Cost < 0 && row != nil // without a state, nothing can be given back
 	if !answer.Allowed || !changes {
 		return answer
 	}
@@ -76,7 +76,7 @@ func (d *draft) limit(call *limit.Call) limit.Answer {
 
 	d.put(name, next)
 	if row == nil {
-		d.expire(name, time.UnixMilli(state.End(call.Name)))
+		d.expire(name, time.UnixMilli(state.End(request.Name)))
 	}
 
 	return answer

@@ -33,14 +33,14 @@ type Call struct {
 // More is the work of a call besides operations. It is a separate struct because few calls have any, and calls are
 // many.
 type More struct {
-	Limits     []limit.Call
+	Limits     []limit.Request
 	Rows       []Expiring               // written unchanged
 	Asked      []counter.IdempotencyKey // distinct; the answer says which are remembered
 	Remembered []counter.IdempotencyKey // distinct; remembered from now on
 
-	Restore *Restore
-	Shares  []string // keys of counters whose shares the answer has
-	Hear    *Hear    // shares of another region to merge
+	Restore  *Restore
+	Shares   []string        // keys of counters whose shares the answer has
+	Received *ReceivedShares // shares of another region to merge
 
 	sweep *swept // internal: part of a sweep
 }
@@ -58,7 +58,7 @@ type MoreAnswer struct {
 
 	Restored int           // number of counters that Restore replaced or created
 	Shares   []share.Share // in order
-	Merged   Merged        // the result of Hear
+	Merged   Merged        // the result of ReceivedShares
 }
 
 // size returns the number of changes of a call, which the bounds of the queue and of a turn count.
@@ -69,8 +69,8 @@ func (c *Call) size() int {
 		if m.Restore != nil {
 			n += len(m.Restore.Copies)
 		}
-		if m.Hear != nil {
-			n += len(m.Hear.Shares)
+		if m.Received != nil {
+			n += len(m.Received.Shares)
 		}
 	}
 	for i := range c.Ops {

@@ -30,7 +30,7 @@ func TestAReplacedOwnerAnswersNothing(t *testing.T) {
 	}
 	ask := func(cost int64) owner.Call {
 		name := limit.Name{Key: "a", Algorithm: limit.Log, Window: 60_000}
-		asked := []limit.Call{{Name: name, Limit: 2, Cost: cost}}
+		asked := []limit.Request{{Name: name, Limit: 2, Cost: cost}}
 		return owner.Call{Partition: rows.PartitionOf("a"), More: &owner.More{Limits: asked}}
 	}
 

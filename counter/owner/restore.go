@@ -66,7 +66,7 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	}
 
 	d.restoreShares(h, c)
-	d.tell(h.key)
+	d.sendShare(h.key)
 	d.change(h) // the copy keeps its version
 	d.news = append(d.news, counter.Notification{Key: c.Key, All: true})
 }

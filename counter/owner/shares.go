@@ -18,24 +18,25 @@ import (
 // knows of the others (package share). The region's own part is the total minus the others', so a change of the counter
 // need not write that row. A deleted counter leaves a row with the number of the deletion for some time.
 const (
-	shares = "shares"
-	graves = "graves"
+	shares     = "shares"
+	tombstones = "graves"
 )
 
-// graveKept is how long a deletion is remembered. A region that was disconnected for longer may bring the counter back.
-const graveKept = 30 * 24 * time.Hour
+// tombstoneRetention is how long a deletion is remembered. A region that was disconnected for longer may bring the
+// counter back.
+const tombstoneRetention = 30 * 24 * time.Hour
 
-func shareName(key string) rows.Name { return rows.Name{Collection: shares, Field: key} }
-func graveName(key string) rows.Name { return rows.Name{Collection: graves, Field: key} }
+func shareName(key string) rows.Name     { return rows.Name{Collection: shares, Field: key} }
+func tombstoneName(key string) rows.Name { return rows.Name{Collection: tombstones, Field: key} }
 
-// Hear has shares of some counters that another region has sent.
-type Hear struct {
+// ReceivedShares has shares of some counters that another region has sent.
+type ReceivedShares struct {
 	From   string // the region that sent them
-	Shares []Heard
+	Shares []ReceivedShare
 }
 
-// Heard is the share of one counter.
-type Heard struct {
+// ReceivedShare is the share of one counter.
+type ReceivedShare struct {
 	Key string
 	share.Share
 	// Repair says that the peer sent the share because this region may have lost data. If it contains anything new,
@@ -43,24 +44,24 @@ type Heard struct {
 	Repair bool
 }
 
-// Merged is the result of a Hear.
+// Merged is the result of merging ReceivedShares.
 type Merged struct {
-	New int // counters whose shares contained anything new
-	Odd int // counters that could not be merged: their kind is another one here, or the total does not fit 64 bits
+	New      int // counters whose shares contained anything new
+	Rejected int // counters that could not be merged: their kind is another one here, or the total does not fit 64 bits
 }
 
 // known is what a draft knows of a counter in all regions.
 type known struct {
-	share.Mine
+	share.Local
 	merges uint64 // how many increments of the head's sequence were merges and not changes of this region
 }
 
 // known reads what this region knows of a counter in all regions.
 func (d *draft) known(h *head) known {
-	k := known{Mine: share.Mine{Region: d.region}}
-	died := d.grave(h.key)
+	k := known{Local: share.Local{Region: d.region}}
+	deletion := d.deletionOf(h.key)
 	if h.Version == (counter.Version{}) {
-		k.Died = died
+		k.Deletion = deletion
 		return k
 	}
 
@@ -73,15 +74,15 @@ func (d *draft) known(h *head) known {
 
 	k.Kind = h.Kind
 	k.Updated = h.Updated
-	k.Died = died
-	k.Own(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
+	k.Deletion = deletion
+	k.SetOwn(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
 
 	return k
 }
 
-// grave returns the number of a counter's last deletion, 0 if none is remembered.
-func (d *draft) grave(key string) uint64 {
-	r := reader{rest: d.get(graveName(key))}
+// deletionOf returns the number of a counter's last deletion, 0 if none is remembered.
+func (d *draft) deletionOf(key string) uint64 {
+	r := reader{rest: d.get(tombstoneName(key))}
 	if len(r.rest) == 0 {
 		return 0
 	}
@@ -128,22 +129,25 @@ func (d *draft) putKnown(h *head, k *known) {
 	d.put(shareName(h.key), s.Append(b))
 }
 
-// bury records a deletion. If the counter is created again, its life is greater than died.
-func (d *draft) bury(key string, died uint64) {
-	d.put(graveName(key), binary.AppendUvarint(nil, died))
-	d.expire(graveName(key), graveUntil(died))
-	if died > d.meta.deleted {
-		d.meta.deleted = died
+// putTombstone records a deletion. If the counter is created again, its life is greater than the number of the
+// deletion.
+func (d *draft) putTombstone(key string, deletion uint64) {
+	d.put(tombstoneName(key), binary.AppendUvarint(nil, deletion))
+	d.expire(tombstoneName(key), tombstoneUntil(deletion))
+	if deletion > d.meta.deleted {
+		d.meta.deleted = deletion
 		d.metaChanged = true
 	}
 }
 
-func graveUntil(died uint64) time.Time { return time.UnixMilli(int64(died)).Add(graveKept) }
+func tombstoneUntil(deletion uint64) time.Time {
+	return time.UnixMilli(int64(deletion)).Add(tombstoneRetention)
+}
 
-// tell sends the share of a counter to the other regions, once the draft is committed.
-func (d *draft) tell(key string) {
+// sendShare sends the share of a counter to the other regions, once the draft is committed.
+func (d *draft) sendShare(key string) {
 	if d.region != "" {
-		d.told = append(d.told, key)
+		d.sharesToSend = append(d.sharesToSend, key)
 	}
 }
 
@@ -201,7 +205,7 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 	switch verb {
 	case counter.Delete:
 		d.put(shareName(h.key), nil)
-		d.bury(h.key, before.Delete(now))
+		d.putTombstone(h.key, before.Delete(now))
 	case counter.Reset:
 		before.Reset(now)
 		before.Changed = true
@@ -209,7 +213,7 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 		if !before.Kind.Number() {
 			own = 0
 		}
-		before.Own(before.Sequence+1, own)
+		before.SetOwn(before.Sequence+1, own)
 		d.putKnown(h, before)
 	default:
 		// Until now the counter had changed only in other regions.
@@ -220,7 +224,7 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 		}
 	}
 
-	d.tell(h.key)
+	d.sendShare(h.key)
 }
 
 // ownOverflow returns the conflict of additions after which this region's own part would not fit 64 bits, or nil. If
@@ -258,11 +262,11 @@ func (d *draft) makeShares(m *More, answer *MoreAnswer) {
 	for _, key := range m.Shares {
 		answer.Shares = append(answer.Shares, d.shareOf(key))
 	}
-	if m.Hear == nil {
+	if m.Received == nil {
 		return
 	}
-	for i := range m.Hear.Shares {
-		d.hear(m.Hear.From, &m.Hear.Shares[i], &answer.Merged)
+	for i := range m.Received.Shares {
+		d.mergeShare(m.Received.From, &m.Received.Shares[i], &answer.Merged)
 	}
 }
 
@@ -297,47 +301,47 @@ func (d *draft) seen(h *head) hyperloglog.Registers {
 	return union.Registers()
 }
 
-// hear merges a share that another region has sent.
-func (d *draft) hear(from string, s *Heard, merged *Merged) {
+// mergeShare merges a share that another region has sent.
+func (d *draft) mergeShare(from string, s *ReceivedShare, merged *Merged) {
 	h := d.head(s.Key)
 	existed := h.Version != counter.Version{}
 	if h.err != nil || h.Kind.IsExact() || !existed && d.misplaced(s.Key) != nil {
-		merged.Odd++
+		merged.Rejected++
 		return
 	}
 
 	k := d.known(h)
-	died := k.Died
-	e := k.Hear(from, &s.Share, max(h.life, d.incarnation()))
-	if k.Died > died {
-		d.bury(s.Key, k.Died)
+	deletion := k.Deletion
+	e := k.Merge(from, &s.Share, max(h.life, d.incarnation()))
+	if k.Deletion > deletion {
+		d.putTombstone(s.Key, k.Deletion)
 	}
 	if !existed {
 		h.life = d.incarnation()
 	}
 	if e.Dropped {
-		d.dropHeard(h)
+		d.dropDeletedElsewhere(h)
 	}
 	if e.Emptied {
 		d.Empty(s.Key)
 	}
 
-	d.mergeHeard(h, s, &k, &e)
+	d.applyMerge(h, s, &k, &e)
 
 	if e.New {
 		merged.New++
 	}
-	if e.Odd {
-		merged.Odd++
+	if e.Rejected {
+		merged.Rejected++
 	}
-	if e.Tell || s.Repair && (e.New || d.hasMore(h, s)) {
-		d.tell(s.Key)
+	if e.Send || s.Repair && (e.New || d.hasMore(h, s)) {
+		d.sendShare(s.Key)
 	}
 }
 
 // hasMore reports whether a unique has registers here that the sender of a share lacks. Registers do not record from
 // which region they came, so every region passes them on.
-func (d *draft) hasMore(h *head, s *Heard) bool {
+func (d *draft) hasMore(h *head, s *ReceivedShare) bool {
 	if !h.Kind.Estimates() || s.Kind != h.Kind {
 		return false
 	}
@@ -346,8 +350,8 @@ func (d *draft) hasMore(h *head, s *Heard) bool {
 	return !bytes.Equal(seen.Bytes(), s.Seen.Bytes())
 }
 
-// dropHeard deletes a counter because another region has deleted it.
-func (d *draft) dropHeard(h *head) {
+// dropDeletedElsewhere deletes a counter because another region has deleted it.
+func (d *draft) dropDeletedElsewhere(h *head) {
 	d.put(shareName(h.key), nil)
 	d.Drop(h.key, h.Version)
 	h.State = counter.State{}
@@ -356,16 +360,16 @@ func (d *draft) dropHeard(h *head) {
 	h.life = d.incarnation()
 }
 
-// mergeHeard sets the head to the total of all regions after the merge.
-func (d *draft) mergeHeard(h *head, s *Heard, k *known, e *share.Effect) {
-	if k.Kind == 0 || e.Odd && !e.New {
+// applyMerge sets the head to the total of all regions after the merge.
+func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect) {
+	if k.Kind == 0 || e.Rejected && !e.New {
 		return
 	}
 	h.Kind = k.Kind
 	if !h.Kind.Number() {
 		h.extend()
 	}
-	if s.Kind.Estimates() && s.Kind == k.Kind && s.Emptied == k.Emptied && s.Died == k.Died && d.raiseAll(h, s) {
+	if s.Kind.Estimates() && s.Kind == k.Kind && s.Emptied == k.Emptied && s.Deletion == k.Deletion && d.raiseAll(h, s) {
 		e.New = true
 	}
 
@@ -375,7 +379,7 @@ func (d *draft) mergeHeard(h *head, s *Heard, k *known, e *share.Effect) {
 	}
 	if !fits {
 		// The peer sends the share again when the counter changes there.
-		*e = share.Effect{Odd: true, Dropped: e.Dropped}
+		*e = share.Effect{Rejected: true, Dropped: e.Dropped}
 		if h.Version == (counter.Version{}) {
 			h.Kind = 0
 		}
@@ -396,7 +400,7 @@ func (d *draft) mergeHeard(h *head, s *Heard, k *known, e *share.Effect) {
 }
 
 // raiseAll raises the registers of a unique to those of a share, and reports whether one changed.
-func (d *draft) raiseAll(h *head, s *Heard) (changed bool) {
+func (d *draft) raiseAll(h *head, s *ReceivedShare) (changed bool) {
 	all := registers{d: d, collection: setCollection(h), ranks: h.ranks, counts: true}
 	s.Seen.Each(func(index int, rank uint8) {
 		if all.raise(index, rank) {
@@ -432,7 +436,7 @@ func (o *Owner) Epochs() (epochs [rows.Partitions]uint64) {
 func (r *Reader) SharedKeys(
 	ctx context.Context, partition int, after string, most int,
 ) (keys []string, next string, err error) {
-	// The cursor is a collection and a field, and heads come before graves.
+	// The cursor is a collection and a field, and heads come before tombstones.
 	collection, field, _ := strings.Cut(after, "/")
 	if collection == "" {
 		collection = heads
@@ -445,7 +449,7 @@ func (r *Reader) SharedKeys(
 	case !all:
 		return keys, collection + "/" + keys[len(keys)-1], nil
 	case collection == heads:
-		return keys, graves + "/", nil
+		return keys, tombstones + "/", nil
 	}
 
 	return keys, "", nil
@@ -489,7 +493,7 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	}
 
 	values, err := r.values(ctx, []rows.Address{
-		h.address(shareName(h.key)), h.address(graveName(h.key)), regionRow,
+		h.address(shareName(h.key)), h.address(tombstoneName(h.key)), regionRow,
 	})
 	// A store that was filled by an import has no region's name yet.
 	isNamed := len(values[2]) > 0
@@ -497,17 +501,17 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 		return "", err
 	}
 
-	k := known{Mine: share.Mine{Region: string(values[2]), Life: h.life, Changed: true}}
+	k := known{Local: share.Local{Region: string(values[2]), Life: h.life, Changed: true}}
 	if err := k.parse(values[0], &h.head); err != nil {
 		return "", err
 	}
-	grave := reader{rest: values[1]}
+	tombstone := reader{rest: values[1]}
 	if len(values[1]) > 0 {
-		k.Died = grave.uint()
+		k.Deletion = tombstone.uint()
 	}
 	k.Kind = h.Kind
 	if isNamed {
-		k.Own(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
+		k.SetOwn(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
 	}
 
 	return k.Text(k.Changed), nil
@@ -520,7 +524,7 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 		return
 	}
 
-	k := known{Mine: share.Mine{Region: d.region, Life: c.Version.Incarnation, Changed: true}}
+	k := known{Local: share.Local{Region: d.region, Life: c.Version.Incarnation, Changed: true}}
 	k.Sequence = h.Version.Sequence
 	if c.Elsewhere != "" {
 		s, changed, err := share.ParseText(c.Elsewhere)
@@ -544,8 +548,8 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 	}
 
 	k.Kind = h.Kind
-	if k.Died > 0 {
-		d.bury(h.key, k.Died)
+	if k.Deletion > 0 {
+		d.putTombstone(h.key, k.Deletion)
 	}
 	d.putKnown(h, &k)
 }

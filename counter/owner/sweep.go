@@ -158,8 +158,8 @@ func (d *draft) usedUntil(name rows.Name) time.Time {
 		}
 	case streams:
 		return lastCall(d.get(name)).Add(streamKept)
-	case graves:
-		return graveUntil(d.grave(name.Field))
+	case tombstones:
+		return tombstoneUntil(d.deletionOf(name.Field))
 	}
 
 	return time.Time{}

@@ -208,8 +208,8 @@ func (o *Owner) land(p *partition) {
 		o.cfg.Hub.Publish(d.news, d.counter)
 	}
 
-	if len(d.told) > 0 && o.cfg.Shared != nil {
-		o.cfg.Shared(p.id, p.epoch, d.told)
+	if len(d.sharesToSend) > 0 && o.cfg.Shared != nil {
+		o.cfg.Shared(p.id, p.epoch, d.sharesToSend)
 	}
 
 	for _, one := range p.calls {

@@ -181,7 +181,7 @@ func ParseCall(b []byte, known *Rules) (*Call, error) {
 func (r *reader) work() *More {
 	m := &More{}
 	for range r.count() {
-		one := limit.Call{
+		one := limit.Request{
 			Name: limit.Name{Key: string(r.bytes()), Algorithm: limit.Algorithm(r.byte()), Window: r.int()},
 		}
 		one.Limit = r.int()

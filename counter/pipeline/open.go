@@ -75,8 +75,8 @@ func (c *Counters) openCluster() counter.CombinerConfig {
 	switch is := c.cfg.Cluster; {
 	case is.HasPeers():
 		return c.openShared()
-	case is.Behind() != nil:
-		return c.openBehind()
+	case is.Tiered() != nil:
+		return c.openTiered()
 	default:
 		c.where = "Redis"
 		c.store = is.NewStore(&c.redis)
@@ -87,10 +87,10 @@ func (c *Counters) openCluster() counter.CombinerConfig {
 // openShared opens the counters that are shared with other regions.
 func (c *Counters) openShared() counter.CombinerConfig {
 	c.where = "Redis"
-	if beside := c.cfg.Cluster.Beside(); beside != nil {
+	if shared := c.cfg.Cluster.SharedExact(); shared != nil {
 		c.where = "Redis, and PostgreSQL beside it"
-		c.cause = beside.Cause
-		c.sql = beside
+		c.cause = shared.Cause
+		c.sql = shared
 	}
 	c.store = c.cfg.Cluster.NewSharedStore(&c.redis, &c.postgres)
 

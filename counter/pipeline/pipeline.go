@@ -162,13 +162,13 @@ func (c *Counters) Run(ctx context.Context) {
 	})
 }
 
-// Limit judges a call on a limit, see counter.Limits.Do.
-func (c *Counters) Limit(ctx context.Context, call limit.Call) (limit.Answer, error) {
+// Limit judges a request to a limit, see counter.Limits.Do.
+func (c *Counters) Limit(ctx context.Context, request limit.Request) (limit.Answer, error) {
 	if err := c.refused(); err != nil {
 		return limit.Answer{}, err
 	}
 
-	return c.limits.Do(ctx, call)
+	return c.limits.Do(ctx, request)
 }
 
 // ForgetLimit deletes the states of a limit, see counter.Limiter.

@@ -38,7 +38,7 @@ func (s asStore) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 }
 
 // Limit implements counter.Limiter.
-func (s asStore) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+func (s asStore) Limit(ctx context.Context, calls []limit.Request) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))
 	for i := range calls {
 		results[i].Answer, results[i].Err = s.counters.Limit(ctx, calls[i])

@@ -31,14 +31,14 @@ func (c *Counters) openPostgres(ctx context.Context) (counter.CombinerConfig, er
 	return counter.CombinerConfig{Queues: postgresQueues, SeparateExact: true}, nil
 }
 
-// openBehind opens a store in Redis with PostgreSQL behind it.
-func (c *Counters) openBehind() counter.CombinerConfig {
+// openTiered opens a store in Redis with PostgreSQL behind it.
+func (c *Counters) openTiered() counter.CombinerConfig {
 	c.where = "Redis, and PostgreSQL behind it"
-	behind := c.cfg.Cluster.Behind()
-	c.store = c.cfg.Cluster.NewStoreOver(&c.redis, &c.postgres)
-	c.cause = behind.Cause
-	c.ready = behind.Ready
-	c.sql = behind
+	tiered := c.cfg.Cluster.Tiered()
+	c.store = c.cfg.Cluster.NewTieredStore(&c.redis, &c.postgres)
+	c.cause = tiered.Cause
+	c.ready = tiered.Ready
+	c.sql = tiered
 
-	return cluster.CombiningOver()
+	return cluster.TieredCombining()
 }

@@ -19,11 +19,11 @@ type backlogs struct {
 
 // backlog is the pending work for one partition.
 type backlog struct {
-	epoch   uint64          // of the claim of this process; 0: it does not own the partition
-	changed map[string]bool // changed counters; true: a repair has brought the change
-	missed  bool            // unknown counters may have changed, so a comparison of all is needed
-	whole   bool            // a comparison of all counters is in progress
-	after   string          // cursor of that comparison
+	epoch       uint64          // of the claim of this process; 0: it does not own the partition
+	changed     map[string]bool // changed counters; true: a repair has brought the change
+	missed      bool            // unknown counters may have changed, so a comparison of all is needed
+	comparesAll bool            // a comparison of all counters is in progress
+	after       string          // cursor of that comparison
 }
 
 // job is one portion of a backlog.
@@ -33,9 +33,9 @@ type job struct {
 	repairs []bool // for each key, whether a repair has brought the change
 	more    bool   // there is more to do
 
-	whole  bool // the job is the next page of a comparison of all counters
-	begins bool // it is the first page
-	after  string
+	comparesAll bool // the job is the next page of a comparison of all counters
+	begins      bool // it is the first page
+	after       string
 }
 
 // own sets which partitions this process owns, and the epochs of its claims. Under a new claim, nothing is known of
@@ -82,8 +82,8 @@ func (l *backlogs) committed(id int, epoch uint64, keys []string) {
 	l.of[id].add(keys, func(int) bool { return false })
 }
 
-// heard adds counters that a publication lists.
-func (l *backlogs) heard(id int, keys []string, repair bool) {
+// addPublished adds counters that a publication lists.
+func (l *backlogs) addPublished(id int, keys []string, repair bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
@@ -132,12 +132,12 @@ func (l *backlogs) missAll() {
 	}
 }
 
-// compares reports whether a comparison of all counters of a partition is in progress or pending.
-func (l *backlogs) compares(id int) bool {
+// isComparing reports whether a comparison of all counters of a partition is in progress or pending.
+func (l *backlogs) isComparing(id int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	return l.of[id].missed || l.of[id].whole
+	return l.of[id].missed || l.of[id].comparesAll
 }
 
 // restart restarts the comparison of a partition.
@@ -147,7 +147,7 @@ func (l *backlogs) restart(id int) {
 
 	l.of[id].changed = nil
 	l.of[id].missed = true
-	l.of[id].whole = false
+	l.of[id].comparesAll = false
 }
 
 // take removes up to most counters from the backlog of a partition, or returns the next page if a comparison is in
@@ -163,14 +163,14 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 
 	j.epoch = b.epoch
 	// What is missed during a comparison needs another one after it.
-	if b.missed && !b.whole {
+	if b.missed && !b.comparesAll {
 		b.missed = false
-		b.whole = true
+		b.comparesAll = true
 		b.after = ""
 		j.begins = true
 	}
-	if b.whole {
-		j.whole = true
+	if b.comparesAll {
+		j.comparesAll = true
 		j.after = b.after
 		return j, true
 	}
@@ -188,16 +188,17 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 	return j, len(j.keys) > 0
 }
 
-// turn records that a page of a comparison is done, and where the next page begins; after the last page next is empty.
-func (l *backlogs) turn(id int, j *job, next string) {
+// pageDone records that a page of a comparison is done, and where the next page begins; after the last page next is
+// empty.
+func (l *backlogs) pageDone(id int, j *job, next string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	// The partition may have been claimed again in the meantime, or its comparison restarted.
 	b := &l.of[id]
-	isThat := b.epoch == j.epoch && b.whole && b.after == j.after
+	isThat := b.epoch == j.epoch && b.comparesAll && b.after == j.after
 	if isThat {
-		b.whole = next != ""
+		b.comparesAll = next != ""
 		b.after = next
 	}
 }

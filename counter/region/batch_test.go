@@ -12,7 +12,7 @@ import (
 // TestALargePageGoesOn: the next page begins with the counter that had no room in this one.
 func TestALargePageGoesOn(t *testing.T) {
 	large := share.Share{Kind: counter.Sum, Parts: []share.Part{{Region: strings.Repeat("x", maxBytes*2/3)}}}
-	b := &batch{job: job{whole: true}, asked: []string{"a", "b", "c", "d"}}
+	b := &batch{job: job{comparesAll: true}, asked: []string{"a", "b", "c", "d"}}
 	b.fill(&owner.MoreAnswer{Shares: []share.Share{large, large, large, large}})
 
 	var sent []string

@@ -18,7 +18,7 @@
 //     each counter once ([Region.Shared]).
 //  2. A link asks the owner for the shares of these counters, so they are as of one commit, and commits them into the
 //     inbox (package replication decides when).
-//  3. The receiving process hears the publication, reads the shares, and has its owner merge them. That is one commit
+//  3. The other process receives the publication, reads the shares, and has its owner merge them. That is one commit
 //     of the head with its new total and of what is known of others. It is published like any change.
 //
 // A share is the whole knowledge of a region about a counter, and merging takes the newer of each part of it. So shares
@@ -52,7 +52,7 @@
 //   - A store lost its newest commits: its owners write those at home again, and have new epochs, so everything is
 //     compared. What the inboxes in it lost, their senders notice.
 //   - A store comes back empty: the inboxes have lost everything, so all others send everything they know, also this
-//     region's own parts. Members of its own sets are lost, and the others hear of that. The name of the region is a
+//     region's own parts. Members of its own sets are lost, and the others learn of that. The name of the region is a
 //     row that its owner writes again.
 //   - A store comes back older and nobody remembers what it lost: others know more of the region's own parts. These
 //     parts stay, and the region goes on in a new life (package share). If it has already gone on beyond what others

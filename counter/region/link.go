@@ -208,7 +208,7 @@ func (l *link) send(ctx context.Context, batches []*batch) error {
 func (l *link) pick(at replication.At[Position], most int) *batch {
 	c := &l.claims[at.Bucket]
 	hasLost := c.valid && at.Position != c.position()
-	if hasLost && !l.compares(at.Bucket) {
+	if hasLost && !l.isComparing(at.Bucket) {
 		l.miss(at.Bucket)
 	}
 
@@ -298,7 +298,7 @@ func (c *claim) take(granted rows.Claim) (complete bool) {
 func (l *link) fill(ctx context.Context, batches []*batch) error {
 	calls := make([]owner.Call, len(batches))
 	for i, b := range batches {
-		if b.whole {
+		if b.comparesAll {
 			var err error
 			b.asked, b.next, err = l.r.reader.SharedKeys(ctx, b.partition, b.after, partitionItems)
 			if err != nil {
@@ -327,7 +327,7 @@ func (b *batch) fill(answer *owner.MoreAnswer) {
 	size := 0
 	for i, key := range b.asked {
 		s := &answer.Shares[i]
-		if s.Kind == 0 && s.Died == 0 {
+		if s.Kind == 0 && s.Deletion == 0 {
 			continue // the counter is not shared, or has never existed
 		}
 		if size > maxBytes {
@@ -343,7 +343,7 @@ func (b *batch) fill(answer *owner.MoreAnswer) {
 
 // cut leaves the counters from index from on to the next batch.
 func (b *batch) cut(from int) {
-	if b.whole {
+	if b.comparesAll {
 		b.next = owner.After(b.after, b.asked[from-1])
 	}
 	b.more = true
@@ -354,7 +354,7 @@ func (b *batch) cut(from int) {
 func (l *link) compare(ctx context.Context, batches []*batch) error {
 	var addresses []rows.Address
 	for _, b := range batches {
-		if !b.whole {
+		if !b.comparesAll {
 			continue
 		}
 		for _, row := range b.commit.Rows {
@@ -367,7 +367,7 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 
 	found := l.Out.Read(ctx, addresses)
 	for _, b := range batches {
-		if !b.whole {
+		if !b.comparesAll {
 			continue
 		}
 
@@ -393,7 +393,7 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	var commits []rows.Commit
 	for _, b := range batches {
 		b.shared = len(b.commit.Rows)
-		isLastPage := b.whole && b.next == ""
+		isLastPage := b.comparesAll && b.next == ""
 		if b.shared == 0 && !isLastPage {
 			l.land(b) // the peer has all shares of this page, or none of them are shared
 			continue
@@ -435,7 +435,7 @@ func (l *link) complete(b *batch) {
 	b.commit.Rows = append(b.commit.Rows, rows.Row{Name: positionRow, Value: at.encode()})
 	if len(keys) > 0 {
 		// A comparison may bring changes that further regions lack, so it is marked as a repair.
-		b.commit.Publication = encodeKeys(keys, b.whole)
+		b.commit.Publication = encodeKeys(keys, b.comparesAll)
 	}
 }
 
@@ -470,12 +470,12 @@ func (l *link) settle(b *batch, err error) error {
 func (l *link) land(b *batch) {
 	b.result.Position = l.claims[b.partition].position()
 	b.result.Outcome = replication.Sent
-	if b.more || b.whole {
+	if b.more || b.comparesAll {
 		b.result.Outcome = replication.More
 	}
 
-	if b.whole {
-		l.turn(b.partition, &b.job, b.next)
+	if b.comparesAll {
+		l.pageDone(b.partition, &b.job, b.next)
 		return
 	}
 	// These counters did not fit into the commit.

@@ -30,29 +30,29 @@ type receiver struct {
 	log      zerolog.Logger
 	wake     chan struct{} // has capacity 1: there is something to merge
 
-	news, odd prometheus.Counter
+	news, rejected prometheus.Counter
 
-	oddSaid bool // only run uses it
+	rejectionLogged bool // only run uses it
 }
 
 func newReceiver(r *Region, p Peer) *receiver {
 	return &receiver{
-		Peer: p,
-		r:    r,
-		log:  r.cfg.Log.With().Str("peer", p.Name).Logger(),
-		wake: make(chan struct{}, 1),
-		news: r.metrics.news.WithLabelValues(p.Name),
-		odd:  r.metrics.odd.WithLabelValues(p.Name),
+		Peer:     p,
+		r:        r,
+		log:      r.cfg.Log.With().Str("peer", p.Name).Logger(),
+		wake:     make(chan struct{}, 1),
+		news:     r.metrics.news.WithLabelValues(p.Name),
+		rejected: r.metrics.rejected.WithLabelValues(p.Name),
 	}
 }
 
 // watch adds the publications of the inbox to the backlog until ctx ends.
 func (v *receiver) watch(ctx context.Context) {
-	heard := func(partition int, _ uint64, publication []byte) {
+	received := func(partition int, _ uint64, publication []byte) {
 		// An unreadable publication may concern any counter, so all have to be compared.
 		keys, repair, ok := parseKeys(publication)
 		if ok {
-			v.heard(partition, keys, repair)
+			v.addPublished(partition, keys, repair)
 		} else {
 			v.miss(partition)
 		}
@@ -64,7 +64,7 @@ func (v *receiver) watch(ctx context.Context) {
 	}
 
 	for {
-		_ = v.In.Watch(ctx, heard, missed)
+		_ = v.In.Watch(ctx, received, missed)
 		if !wake.Wait(ctx, v.r.cfg.Every, nil) {
 			return
 		}
@@ -94,12 +94,12 @@ func (v *receiver) round(ctx context.Context) (more bool) {
 
 		// One call at a time, because all partitions share the owner's turns with this region's own changes.
 		merged := false
-		if j.whole {
+		if j.comparesAll {
 			merged = v.page(ctx, id, &j)
 		} else {
 			merged = v.some(ctx, id, &j)
 		}
-		if merged && (j.more || j.whole) {
+		if merged && (j.more || j.comparesAll) {
 			more = true
 		}
 	}
@@ -121,15 +121,15 @@ func (v *receiver) some(ctx context.Context, id int, j *job) (merged bool) {
 	for i, key := range j.keys {
 		addresses[i] = rows.Address{Partition: id, Name: shareRow(key)}
 	}
-	var hear owner.Hear
+	var received owner.ReceivedShares
 	for i, found := range v.In.Read(ctx, addresses) {
 		if found.Err != nil {
 			return false
 		}
-		v.add(&hear, j.keys[i], found.Value, j.repairs[i])
+		v.add(&received, j.keys[i], found.Value, j.repairs[i])
 	}
 
-	return v.merge(ctx, id, &hear)
+	return v.merge(ctx, id, &received)
 }
 
 // errEnough ends a scan.
@@ -140,11 +140,11 @@ func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 	ctx, cancel := context.WithTimeout(ctx, mergeWithin)
 	defer cancel()
 
-	var hear owner.Hear
+	var received owner.ReceivedShares
 	n := 0
 	last := ""
 	err := v.In.Scan(ctx, id, sharesOf, j.after, func(key string, row []byte) error {
-		v.add(&hear, key, row, true) // unknown whether a repair wrote the row, so treat it as one
+		v.add(&received, key, row, true) // unknown whether a repair wrote the row, so treat it as one
 		n++
 		last = key
 		if n == mergeMost {
@@ -153,21 +153,21 @@ func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 		return nil
 	})
 	isAll := err == nil
-	if !isAll && !errors.Is(err, errEnough) || !v.merge(ctx, id, &hear) {
+	if !isAll && !errors.Is(err, errEnough) || !v.merge(ctx, id, &received) {
 		return false
 	}
 
 	if isAll {
 		last = ""
 	}
-	v.turn(id, j, last)
+	v.pageDone(id, j, last)
 
 	return true
 }
 
 // add adds a row to the shares that are merged. It leaves out a malformed row, which the sender replaces at the next
 // change.
-func (v *receiver) add(hear *owner.Hear, key string, row []byte, repair bool) {
+func (v *receiver) add(received *owner.ReceivedShares, key string, row []byte, repair bool) {
 	if row == nil {
 		return // the inbox has lost the row; the sender notices and sends it again
 	}
@@ -178,29 +178,29 @@ func (v *receiver) add(hear *owner.Hear, key string, row []byte, repair bool) {
 		return
 	}
 
-	hear.Shares = append(hear.Shares, owner.Heard{Key: key, Share: is, Repair: repair})
+	received.Shares = append(received.Shares, owner.ReceivedShare{Key: key, Share: is, Repair: repair})
 }
 
 // merge makes the owner merge shares, and reports whether that succeeded.
-func (v *receiver) merge(ctx context.Context, id int, hear *owner.Hear) bool {
-	if len(hear.Shares) == 0 {
+func (v *receiver) merge(ctx context.Context, id int, received *owner.ReceivedShares) bool {
+	if len(received.Shares) == 0 {
 		return true
 	}
 
-	hear.From = v.Name
-	answer, err := v.r.owner.Do(ctx, owner.Call{Partition: id, More: &owner.More{Hear: hear}})
+	received.From = v.Name
+	answer, err := v.r.owner.Do(ctx, owner.Call{Partition: id, More: &owner.More{Received: received}})
 	if err != nil {
 		return false
 	}
 
 	merged := answer.More.Merged
 	v.news.Add(float64(merged.New))
-	v.odd.Add(float64(merged.Odd))
-	if merged.Odd > 0 && !v.oddSaid {
-		v.oddSaid = true
+	v.rejected.Add(float64(merged.Rejected))
+	if merged.Rejected > 0 && !v.rejectionLogged {
+		v.rejectionLogged = true
 		const what = "some counters of the peer cannot be merged: the rules here give them another kind, or " +
 			"their totals overflow 64 bits; every region needs the same rules"
-		v.log.Warn().Int("counters", merged.Odd).Msg(what)
+		v.log.Warn().Int("counters", merged.Rejected).Msg(what)
 	}
 
 	return true

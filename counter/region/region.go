@@ -36,13 +36,13 @@ type Config struct {
 
 // Region shares the counters that this process owns with other regions. Its methods may be called from any goroutine.
 type Region struct {
-	cfg      Config
-	owner    *owner.Owner
-	reader   *owner.Reader
-	metrics  *metrics
-	links    []*link
-	heard    []*receiver
-	misnamed atomic.Bool // the store belongs to a region of another name
+	cfg       Config
+	owner     *owner.Owner
+	reader    *owner.Reader
+	metrics   *metrics
+	links     []*link
+	receivers []*receiver
+	misnamed  atomic.Bool // the store belongs to a region of another name
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // waits for everything that Start starts
@@ -71,11 +71,11 @@ func (r *Region) Start(of *owner.Owner) {
 	for _, p := range r.cfg.Peers {
 		l := newLink(r, p, r.metrics)
 		r.links = append(r.links, l)
-		r.heard = append(r.heard, newReceiver(r, p))
+		r.receivers = append(r.receivers, newReceiver(r, p))
 		registerLag(r.cfg.Registerer, l)
 	}
 
-	for i, v := range r.heard {
+	for i, v := range r.receivers {
 		r.wg.Go(func() { v.watch(ctx) })
 		r.wg.Go(func() { v.run(ctx) })
 		r.wg.Go(func() { r.links[i].Run(ctx) })
@@ -110,10 +110,10 @@ func (r *Region) follow(ctx context.Context) {
 func (r *Region) own(epochs *[rows.Partitions]uint64, changed bool) {
 	for i, l := range r.links {
 		l.own(epochs)
-		r.heard[i].own(epochs)
+		r.receivers[i].own(epochs)
 		if changed {
 			l.Look()
-			wake.Signal(r.heard[i].wake)
+			wake.Signal(r.receivers[i].wake)
 		}
 	}
 }
@@ -143,7 +143,7 @@ func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64)
 }
 
 type metrics struct {
-	sent, news, odd, whole, failures *prometheus.CounterVec
+	sent, news, rejected, whole, failures *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -155,7 +155,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			"Counters that were sent to the peer."),
 		news: count("headcount_counters_region_merges_total",
 			"Counters of the peer with changes that this region did not have."),
-		odd: count("headcount_counters_region_odd_total",
+		rejected: count("headcount_counters_region_odd_total",
 			"Counters of the peer that could not be merged: their kind differs here, or the total exceeds 64 bits."),
 		whole: count("headcount_counters_region_repairs_total",
 			"Partitions whose counters were all compared with the peer."),
@@ -163,7 +163,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			"Rounds that failed because the peer, or this region's Redis, did not answer."),
 	}
 	if reg != nil {
-		reg.MustRegister(m.sent, m.news, m.odd, m.whole, m.failures)
+		reg.MustRegister(m.sent, m.news, m.rejected, m.whole, m.failures)
 	}
 
 	return m

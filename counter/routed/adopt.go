@@ -26,8 +26,8 @@ var errAdopting = errors.New("counters in Redis are being copied into PostgreSQL
 const adoptedEvery = 100 * time.Millisecond
 
 // gate returns why exact counters cannot be used yet, or nil.
-func (b *Behind) gate() error {
-	if b.adopted.Load() {
+func (t *Tiered) gate() error {
+	if t.adopted.Load() {
 		return nil
 	}
 
@@ -36,26 +36,26 @@ func (b *Behind) gate() error {
 
 // awaitAdopted copies exact counters from Redis to PostgreSQL. It returns when all counters are there, or when ctx
 // ends.
-func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
+func (t *Tiered) awaitAdopted(ctx context.Context, owned *call.Store) {
 	all := make([]int, rows.Partitions)
 	for id := range all {
 		all[id] = id
 	}
 
-	// Other processes may own partitions, so ask the front for the state of all partitions.
+	// Other processes may own partitions, so ask the fast store for the state of all partitions.
 	for {
-		adopted, err := b.tier.Adopted(ctx, all...)
+		adopted, err := t.tier.Adopted(ctx, all...)
 		if adopted {
-			b.adopted.Store(true)
-			b.postgres.Repeat()
+			t.adopted.Store(true)
+			t.postgres.Repeat()
 			return
 		}
 
 		if err == nil {
-			err = b.carryExact(ctx, owned)
+			err = t.carryExact(ctx, owned)
 		}
 		if err != nil {
-			b.cfg.Log.Debug().Err(err).Msg("counters: copying exact counters from Redis to PostgreSQL failed; retrying")
+			t.cfg.Log.Debug().Err(err).Msg("counters: copying exact counters from Redis to PostgreSQL failed; retrying")
 		}
 
 		if !outage.Sleep(ctx, adoptedEvery) {
@@ -66,12 +66,12 @@ func (b *Behind) awaitAdopted(ctx context.Context, owned *call.Store) {
 
 // mayAdopt returns why a partition cannot be copied to PostgreSQL yet: it has exact counters, which belong in other
 // tables.
-func (b *Behind) mayAdopt(ctx context.Context, partition int) error {
+func (t *Tiered) mayAdopt(ctx context.Context, partition int) error {
 	if partition != owner.ExactPartition {
 		return nil
 	}
 
-	return owner.NewReader(b.tier, rows.PartitionOf).DumpExact(ctx, func(counter.Copy) error { return errAdopting })
+	return owner.NewReader(t.tier, rows.PartitionOf).DumpExact(ctx, func(counter.Copy) error { return errAdopting })
 }
 
 // carriedAtOnce is how many exact counters one transaction copies.
@@ -80,8 +80,8 @@ const carriedAtOnce = 200
 // carryExact copies exact counters from Redis to PostgreSQL, if the state of their partition says that this is not done
 // yet. It may be repeated, and run in several gateways at once: nothing in PostgreSQL is ever replaced by something
 // older.
-func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
-	isDone, err := b.tier.Adopted(ctx, owner.ExactPartition)
+func (t *Tiered) carryExact(ctx context.Context, owned *call.Store) error {
+	isDone, err := t.tier.Adopted(ctx, owner.ExactPartition)
 	if err != nil || isDone {
 		return err
 	}
@@ -91,7 +91,7 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 	flush := func() error {
 		// Copy the idempotency keys first, so that PostgreSQL knows a key before the counter that was changed with it.
 		if !remembers {
-			if err := b.carryIDs(ctx); err != nil {
+			if err := t.carryIDs(ctx); err != nil {
 				return err
 			}
 		}
@@ -100,9 +100,9 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 		copies := some
 		some = nil
 
-		return b.carry(ctx, owned, copies)
+		return t.carry(ctx, owned, copies)
 	}
-	err = owner.NewReader(b.tier, rows.PartitionOf).DumpExact(ctx, func(c counter.Copy) error {
+	err = owner.NewReader(t.tier, rows.PartitionOf).DumpExact(ctx, func(c counter.Copy) error {
 		some = append(some, c)
 		if len(some) < carriedAtOnce {
 			return nil
@@ -117,24 +117,24 @@ func (b *Behind) carryExact(ctx context.Context, owned *call.Store) error {
 }
 
 // carryIDs copies the idempotency keys of exact counters.
-func (b *Behind) carryIDs(ctx context.Context) error {
-	front, ok := b.front.(rowstier.Front)
+func (t *Tiered) carryIDs(ctx context.Context) error {
+	fast, ok := t.fast.(rowstier.Lister)
 	if !ok {
 		return nil
 	}
 
-	return front.Contents(ctx, func(partition int, _ []string, ids []rows.ID) error {
+	return fast.Contents(ctx, func(partition int, _ []string, ids []rows.ID) error {
 		if partition != owner.ExactPartition || len(ids) == 0 {
 			return nil
 		}
 
-		return b.exact.Remember(ctx, ids)
+		return t.exact.Remember(ctx, ids)
 	})
 }
 
 // carry copies some exact counters.
-func (b *Behind) carry(ctx context.Context, owned *call.Store, copies []counter.Copy) error {
-	if _, err := b.exact.Restore(ctx, copies, b.cfg.Rules); err != nil {
+func (t *Tiered) carry(ctx context.Context, owned *call.Store, copies []counter.Copy) error {
+	if _, err := t.exact.Restore(ctx, copies, t.cfg.Rules); err != nil {
 		return err
 	}
 

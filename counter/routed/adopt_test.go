@@ -55,7 +55,7 @@ func (s *stores) carryHalf(t testing.TB, all []counter.Copy) {
 	if len(exact) < 2 {
 		t.Fatalf("%d exact counters", len(exact))
 	}
-	if _, err := p.behind.exact.Restore(t.Context(), exact, countertest.Rules); err != nil {
+	if _, err := p.tiered.exact.Restore(t.Context(), exact, countertest.Rules); err != nil {
 		t.Fatal(err)
 	}
 	p.kill()
@@ -97,7 +97,7 @@ func TestServerPostgresAdded(t *testing.T) {
 	in.carryHalf(t, want)
 	p := in.begin(t)
 	in.redis.Flush(t)
-	back, err := OpenDump(t.Context(), in.url, UseBehind, nil)
+	back, err := OpenDump(t.Context(), in.url, UseTiered, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestServerRedisAdded(t *testing.T) {
 func TestServerColdCounters(t *testing.T) {
 	in := newStores(t)
 	p := in.open(t)
-	p.own(t, p.behind.Rows(), owner.Config{Memory: 1, Tier: p.behind.Tier(), ColdAfter: 100 * time.Millisecond})
+	p.own(t, p.tiered.Rows(), owner.Config{Memory: 1, Tier: p.tiered.Tier(), ColdAfter: 100 * time.Millisecond})
 	p.call(t, p.owner)
 	countertest.Fill(t, p, 40)
 	must(t, p, op("", add("s:1", 3)))

@@ -16,30 +16,30 @@ import (
 type Use int
 
 const (
-	UseAlone  Use = iota // it has all counters, see Alone
-	UseBehind            // it is the durable store behind Redis, see Behind
-	UseBeside            // it has the exact counters of all regions and nothing else, see Beside
+	UseAlone       Use = iota // it has all counters, see Alone
+	UseTiered                 // it is the durable store behind Redis, see Tiered
+	UseSharedExact            // it has the exact counters of all regions and nothing else, see SharedExact
 )
 
 // Remedies for a database that is already used in another way.
 const (
-	noFront = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
+	noTier = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
 		"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
 	noRows = "its counters are of all kinds; export them, and import them with --regions into an empty " +
 		"database and Redis"
 )
 
 // config returns the configuration with which a database is opened. Exact counters have the same tables in every use.
-// With UseBeside there are no rows of partitions, but the idempotency keys of exact counters still need a table of
+// With UseSharedExact there are no rows of partitions, but the idempotency keys of exact counters still need a table of
 // rowspg.
 func (u Use) config() rowspg.Config {
-	cfg := rowspg.Config{Readable: exactpg.Readable, Beside: []postgres.Tables{exactpg.Tables()}}
+	cfg := rowspg.Config{Readable: exactpg.Readable, OtherTables: []postgres.Tables{exactpg.Tables()}}
 	switch u {
 	case UseAlone:
-		cfg.NoFront = noFront
-	case UseBehind:
-		cfg.Back = true
-	case UseBeside:
+		cfg.NoTier = noTier
+	case UseTiered:
+		cfg.DurableTier = true
+	case UseSharedExact:
 		cfg.NoRows = noRows
 	}
 

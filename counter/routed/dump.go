@@ -30,7 +30,7 @@ var _ counter.Dumper = (*Dump)(nil)
 // nil, it reads only what PostgreSQL has. It fails, with postgres.ErrConfig, if the database cannot be used.
 func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump, error) {
 	cfg := use.config()
-	cfg.NoFront = ""
+	cfg.NoTier = ""
 	cfg.URL = url
 	cfg.ReadOnly = true
 	cfg.Log = zerolog.Nop()
@@ -45,7 +45,7 @@ func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump
 	switch {
 	case redis == nil:
 		store = back
-	case use == UseBehind: // undrained rows are in Redis only
+	case use == UseTiered: // undrained rows are in Redis only
 		d.tier = rowstier.New(redis, back, rowstier.Config{Log: zerolog.Nop()})
 		store = d.tier
 	}

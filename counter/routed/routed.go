@@ -36,9 +36,9 @@ type Config struct {
 	Rules *counter.Rules
 	// Notes says that the two sides do not share a table of idempotency keys.
 	Notes bool
-	// Back reads what PostgreSQL has of the counters of owners. It is used for reads that may lag while Redis is
+	// Durable reads what PostgreSQL has of the counters of owners. It is used for reads that may lag while Redis is
 	// unavailable. Nil: there are no such reads.
-	Back *owner.Reader
+	Durable *owner.Reader
 	// Gate returns why exact counters cannot be used yet, or nil. A nil Gate means that they always can.
 	Gate func() error
 }
@@ -299,12 +299,12 @@ func (s *Store) readOwned(
 	ctx context.Context, keys []string, member string, lag time.Duration,
 ) ([]counter.Reading, error) {
 	readings, err := s.cfg.Owned.Read(ctx, keys, member, lag)
-	if err == nil || s.cfg.Back == nil || lag == 0 {
+	if err == nil || s.cfg.Durable == nil || lag == 0 {
 		return readings, err
 	}
 
-	older, backErr := s.cfg.Back.Read(ctx, keys, member, lag)
-	if backErr != nil {
+	older, durableErr := s.cfg.Durable.Read(ctx, keys, member, lag)
+	if durableErr != nil {
 		return nil, err // the error of Redis, because that is the store the caller asked
 	}
 

@@ -15,7 +15,7 @@ var ErrMalformed = errors.New("malformed share")
 func (s *Share) Append(b []byte) []byte {
 	b = append(b, byte(s.Kind))
 	b = binary.AppendVarint(b, s.Updated)
-	b = binary.AppendUvarint(b, s.Died)
+	b = binary.AppendUvarint(b, s.Deletion)
 	b = binary.AppendUvarint(b, s.Emptied)
 
 	b = binary.AppendUvarint(b, uint64(len(s.Parts)))
@@ -46,7 +46,7 @@ func Parse(b []byte) (Share, error) {
 	r := reader{rest: b[1:]}
 	s.Kind = counter.Kind(b[0])
 	s.Updated = r.int()
-	s.Died = r.uint()
+	s.Deletion = r.uint()
 	s.Emptied = r.uint()
 
 	for n := r.uint(); n > 0 && !r.malformed; n-- {

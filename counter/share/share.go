@@ -1,7 +1,7 @@
 // Package share has the arithmetic by which regions share a counter: what a region knows about the counter, and how to
 // merge the knowledge of two regions. It has no I/O.
 //
-// A [Share] is everything that a region knows about a counter. [Mine.Hear] takes the newer version of each part, so
+// A [Share] is everything that a region knows about a counter. [Local.Merge] takes the newer version of each part, so
 // shares may be lost, repeated, delayed or reordered. A region that lost its data gets it back, including its own
 // parts, from any share that has it.
 //
@@ -11,7 +11,7 @@
 //     twice.
 //   - A set has one part for each region: the size of that region's set in its newest life.
 //   - A unique has the registers of all regions, merged by taking the maximum of each.
-//   - The last reset of a set or a unique has a number, Emptied, and the last deletion of any counter has one, Died. A
+//   - The last reset of a set or a unique has a number, Emptied, and the last deletion of any counter has one, Deletion. A
 //     region that learns of a greater number drops what it had, including what it added in the meantime.
 //
 // A life of a counter in a region begins when the region creates the counter, receives it for the first time, or finds
@@ -41,15 +41,15 @@ type Part struct {
 	At   uint64
 }
 
-// after reports whether p has a newer value than o. If a region lost data and continued, one sequence may have two
+// newerThan reports whether p has a newer value than o. If a region lost data and continued, one sequence may have two
 // values. Then all regions agree on the greater one.
-func (p *Part) after(o *Part) bool {
+func (p *Part) newerThan(o *Part) bool {
 	return p.Sequence > o.Sequence || p.Sequence == o.Sequence && p.Value > o.Value
 }
 
-// join takes the newer of each field from o, and reports whether anything changed.
-func (p *Part) join(o *Part) (changed bool) {
-	if o.after(p) {
+// merge takes the newer of each field from o, and reports whether anything changed.
+func (p *Part) merge(o *Part) (changed bool) {
+	if o.newerThan(p) {
 		p.Sequence = o.Sequence
 		p.Value = o.Value
 		changed = true
@@ -67,11 +67,11 @@ func (p *Part) join(o *Part) (changed bool) {
 type Share struct {
 	Kind    counter.Kind // zero if the counter does not exist
 	Updated int64        // last change, unix milliseconds
-	// Died is the number of the last deletion. Emptied is that of the last reset of a set or a unique. Everything
+	// Deletion is the number of the last deletion. Emptied is that of the last reset of a set or a unique. Everything
 	// recorded under a lower number has been dropped.
-	Died, Emptied uint64
-	Parts         []Part // sorted by region and life
-	Seen          hyperloglog.Registers
+	Deletion, Emptied uint64
+	Parts             []Part // sorted by region and life
+	Seen              hyperloglog.Registers
 }
 
 func order(a, b Part) int {
@@ -94,14 +94,14 @@ func (s *Share) Newest(region string) (life uint64) {
 	return life
 }
 
-// take merges p into the share. It reports whether anything changed, and whether there was room for the part.
-func (s *Share) take(p *Part) (changed, room bool) {
+// mergePart merges p into the share. It reports whether anything changed, and whether there was room for the part.
+func (s *Share) mergePart(p *Part) (changed, room bool) {
 	at, known := s.find(p.Region, p.Life)
 	if known {
-		return s.Parts[at].join(p), true
+		return s.Parts[at].merge(p), true
 	}
 	if !s.Kind.Number() {
-		return s.takeNewest(p)
+		return s.mergeNewest(p)
 	}
 	if len(s.Parts) >= MaxParts {
 		return false, false
@@ -111,8 +111,8 @@ func (s *Share) take(p *Part) (changed, room bool) {
 	return true, true
 }
 
-// takeNewest merges a part of a set if it belongs to its region's newest life. The sets of former lives are lost.
-func (s *Share) takeNewest(p *Part) (changed, room bool) {
+// mergeNewest merges a part of a set if it belongs to its region's newest life. The sets of former lives are lost.
+func (s *Share) mergeNewest(p *Part) (changed, room bool) {
 	if p.Life < s.Newest(p.Region) {
 		return false, true
 	}

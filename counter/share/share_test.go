@@ -19,9 +19,9 @@ var kinds = []counter.Kind{counter.Sum, counter.Members, counter.Unique}
 
 // anyShare is a share of few regions and small numbers.
 func anyShare(t *rapid.T, kind counter.Kind) share.Share {
-	s := share.Share{Kind: kind, Died: rapid.Uint64Range(0, 2).Draw(t, "died")}
+	s := share.Share{Kind: kind, Deletion: rapid.Uint64Range(0, 2).Draw(t, "died")}
 	if rapid.IntRange(0, 4).Draw(t, "is deleted") == 0 {
-		return share.Share{Died: s.Died}
+		return share.Share{Deletion: s.Deletion}
 	}
 	if kind != counter.Sum {
 		s.Emptied = rapid.Uint64Range(0, 2).Draw(t, "emptied")
@@ -79,7 +79,7 @@ func TestTotalsMayPassThroughMoreThan64Bits(t *testing.T) {
 
 // region is one with one counter, as an owner has it.
 type region struct {
-	share.Mine
+	share.Local
 	size int64 // of its set
 	life uint64
 }
@@ -87,11 +87,11 @@ type region struct {
 func (r *region) own(kind counter.Kind, now uint64, value int64) {
 	if r.Kind == 0 {
 		r.Kind = kind
-		r.Life = max(now, r.life+1, r.Died+1)
+		r.Life = max(now, r.life+1, r.Deletion+1)
 	}
 	r.life = max(r.life, r.Life)
 	r.Changed = true
-	r.Own(r.Sequence+1, value)
+	r.SetOwn(r.Sequence+1, value)
 }
 
 func (r *region) add(delta int64, now uint64) { r.own(counter.Sum, now, r.Value+delta) }
@@ -124,19 +124,19 @@ func (r *region) delete(now uint64) {
 		return
 	}
 	died := r.Delete(now)
-	r.Mine = share.Mine{Region: r.Region, Share: share.Share{Died: died}}
+	r.Local = share.Local{Region: r.Region, Share: share.Share{Deletion: died}}
 	r.size = 0
 }
 
-func (r *region) lose() { *r = region{Mine: share.Mine{Region: r.Region}} }
+func (r *region) lose() { *r = region{Local: share.Local{Region: r.Region}} }
 
 func (r *region) hear(from string, s *share.Share, now uint64) {
-	e := r.Hear(from, s, now)
+	e := r.Merge(from, s, now)
 	if e.Dropped || e.Emptied {
 		r.size = 0
 		r.Seen = hyperloglog.Registers{}
 	}
-	if s.Died == r.Died && s.Kind == counter.Unique && s.Emptied == r.Emptied {
+	if s.Deletion == r.Deletion && s.Kind == counter.Unique && s.Emptied == r.Emptied {
 		r.Seen.Merge(s.Seen)
 	}
 }
@@ -180,7 +180,7 @@ type said struct {
 func regionsAgree(t *rapid.T, kind counter.Kind) {
 	var all []*region
 	for _, name := range []string{"us", "eu", "ap"} {
-		all = append(all, &region{Mine: share.Mine{Region: name}})
+		all = append(all, &region{Local: share.Local{Region: name}})
 	}
 	var told []said
 	knows := map[*region]map[int]bool{}
@@ -261,43 +261,43 @@ func change(r *region, kind counter.Kind, delta int64, now uint64) {
 
 // TestWhatWasOnlyHeardEnds with a deletion, whatever the numbers: lives of two regions come from two clocks.
 func TestWhatWasOnlyHeardEnds(t *testing.T) {
-	us := &region{Mine: share.Mine{Region: "us"}}
-	eu := &region{Mine: share.Mine{Region: "eu"}}
+	us := &region{Local: share.Local{Region: "us"}}
+	eu := &region{Local: share.Local{Region: "eu"}}
 	us.add(3, 10)
 	eu.hear("us", &us.Share, 1000)
 	us.delete(20)
 	eu.hear("us", &us.Share, 1000)
 	if eu.Kind != 0 {
-		t.Errorf("after a deletion there is %+v", eu.Mine)
+		t.Errorf("after a deletion there is %+v", eu.Local)
 	}
 
 	// What a region has made itself, without knowing of the deletion, stays.
-	ap := &region{Mine: share.Mine{Region: "ap"}}
+	ap := &region{Local: share.Local{Region: "ap"}}
 	ap.add(5, 1000)
 	ap.hear("us", &us.Share, 1000)
 	if ap.total() != 5 {
-		t.Errorf("of what was made after a deletion there is %+v", ap.Mine)
+		t.Errorf("of what was made after a deletion there is %+v", ap.Local)
 	}
 }
 
 // TestWhoHasLostItsOwnPartIsTold says that others know more.
 func TestWhoHasLostItsOwnPartIsTold(t *testing.T) {
-	us := &region{Mine: share.Mine{Region: "us"}}
-	eu := share.Mine{Region: "eu"}
+	us := &region{Local: share.Local{Region: "us"}}
+	eu := share.Local{Region: "eu"}
 	us.add(3, 10)
 	older := asSent(t, &us.Share)
 	us.add(4, 10)
-	if e := eu.Hear("us", &us.Share, 20); e.Tell {
+	if e := eu.Merge("us", &us.Share, 20); e.Send {
 		t.Errorf("a change is told back: %+v", e)
 	}
-	if e := eu.Hear("us", &older, 20); !e.Tell {
+	if e := eu.Merge("us", &older, 20); !e.Send {
 		t.Errorf("a region that has lost a change is told nothing: %+v", e)
 	}
 
 	// It has heard of the counter since, and nothing of its own.
 	without := older
 	without.Parts = nil
-	if e := eu.Hear("us", &without, 20); !e.Tell {
+	if e := eu.Merge("us", &without, 20); !e.Send {
 		t.Errorf("a region that has lost its part is told nothing: %+v", e)
 	}
 }

@@ -9,12 +9,12 @@ import (
 
 // Text returns the parts and the numbers of a share in the form of an export (counter.Copy.Elsewhere):
 //
-//	died emptied[ ~][ region/life/sequence/value/at/base]…
+//	deletion emptied[ ~][ region/life/sequence/value/at/base]…
 //
 // The ~ says that the region has not changed the counter itself.
 func (s *Share) Text(changed bool) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d %d", s.Died, s.Emptied)
+	fmt.Fprintf(&b, "%d %d", s.Deletion, s.Emptied)
 	if !changed {
 		b.WriteString(" ~")
 	}
@@ -35,7 +35,7 @@ func ParseText(text string) (s Share, changed bool, err error) {
 	}
 	changed = true
 
-	s.Died, err = strconv.ParseUint(fields[0], 10, 64)
+	s.Deletion, err = strconv.ParseUint(fields[0], 10, 64)
 	if err == nil {
 		s.Emptied, err = strconv.ParseUint(fields[1], 10, 64)
 	}

@@ -21,23 +21,23 @@ func (s *Share) Without(region string, life uint64) counter.Wide {
 
 // OwnOf returns the value of the own part of a counter, given the counter's total and the size of its set in this
 // region.
-func (m *Mine) OwnOf(total, size int64) int64 {
-	if !m.Kind.Number() {
+func (l *Local) OwnOf(total, size int64) int64 {
+	if !l.Kind.Number() {
 		return size // for a unique, size is 0: it has no value of its own
 	}
 
 	// It fits, because a change after which it would not is refused.
-	own, _ := m.WithoutOthers(total).Value()
+	own, _ := l.WithoutOthers(total).Value()
 
 	return own
 }
 
 // WithoutOthers returns the own part of a total. It may need more than 64 bits.
-func (m *Mine) WithoutOthers(total int64) counter.Wide {
-	own := counter.WideOf(total).Sub(m.Without(m.Region, m.Life))
-	for i := range m.Parts {
-		p := &m.Parts[i]
-		if p.Region == m.Region && p.Life == m.Life {
+func (l *Local) WithoutOthers(total int64) counter.Wide {
+	own := counter.WideOf(total).Sub(l.Without(l.Region, l.Life))
+	for i := range l.Parts {
+		p := &l.Parts[i]
+		if p.Region == l.Region && p.Life == l.Life {
 			own = own.Plus(p.Base)
 		}
 	}

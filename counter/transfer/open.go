@@ -159,9 +159,9 @@ func (t *Target) open(ctx context.Context, rules *counter.Rules) error {
 	case p.Postgres == "":
 		return t.openAlone(ctx, redis, rules)
 	case p.Regions:
-		return t.openBeside(ctx, redis, rules)
+		return t.openSharedExact(ctx, redis, rules)
 	default:
-		return t.openBehind(ctx, redis, rules)
+		return t.openTiered(ctx, redis, rules)
 	}
 }
 
@@ -173,24 +173,24 @@ func (t *Target) openAlone(ctx context.Context, redis rows.Store, rules *counter
 	return err
 }
 
-// openBeside opens a target whose exact counters are in the PostgreSQL of all regions, and the others in Redis.
-func (t *Target) openBeside(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
-	beside, err := routed.OpenBeside(ctx, routed.BesideConfig{
+// openSharedExact opens a target whose exact counters are in the PostgreSQL of all regions, and the others in Redis.
+func (t *Target) openSharedExact(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
+	shared, err := routed.OpenSharedExact(ctx, routed.SharedExactConfig{
 		Owned: redis, URL: t.place.Postgres, Rules: rules, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		return err
 	}
 	t.add(func() error {
-		beside.Close()
+		shared.Close()
 		return nil
 	})
 
-	owned, err := t.own(ctx, beside.Rows(), rules, owner.Config{ExactOutside: true, Region: owner.AnyRegion})
+	owned, err := t.own(ctx, shared.Rows(), rules, owner.Config{ExactOutside: true, Region: owner.AnyRegion})
 	if err != nil {
 		return err
 	}
-	t.Restorer = beside.Over(owned)
+	t.Restorer = shared.NewStore(owned)
 
 	return nil
 }
@@ -202,30 +202,30 @@ const (
 	persistWithin = 10 * time.Minute
 )
 
-// openBehind opens a target whose exact counters are in PostgreSQL, and the others in Redis, from where they are
+// openTiered opens a target whose exact counters are in PostgreSQL, and the others in Redis, from where they are
 // drained to PostgreSQL.
-func (t *Target) openBehind(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
-	behind, err := routed.OpenBehind(ctx, routed.BehindConfig{URL: t.place.Postgres, Rules: rules, Log: zerolog.Nop()})
+func (t *Target) openTiered(ctx context.Context, redis rows.Store, rules *counter.Rules) error {
+	tiered, err := routed.OpenTiered(ctx, routed.TieredConfig{URL: t.place.Postgres, Rules: rules, Log: zerolog.Nop()})
 	if err != nil {
 		return err
 	}
-	behind.Begin(redis)
+	tiered.Begin(redis)
 	t.add(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), persistWithin)
 		defer cancel()
-		return behind.Close(ctx)
+		return tiered.Close(ctx)
 	})
 
-	owned, err := t.own(ctx, behind.Rows(), rules, owner.Config{ExactOutside: true})
+	owned, err := t.own(ctx, tiered.Rows(), rules, owner.Config{ExactOutside: true})
 	if err != nil {
 		return err
 	}
-	t.Restorer = behind.Over(owned)
+	t.Restorer = tiered.NewStore(owned)
 
 	ctx, cancel := context.WithTimeout(ctx, adoptWithin)
 	defer cancel()
 
-	return behind.AwaitReady(ctx)
+	return tiered.AwaitReady(ctx)
 }
 
 // own claims everything. With owner.AnyRegion, it keeps what an export says about other regions, whatever this region

@@ -36,20 +36,20 @@ func (p *Place) use() routed.Use {
 	case p.Redis == "":
 		return routed.UseAlone
 	case p.Regions:
-		return routed.UseBeside
+		return routed.UseSharedExact
 	default:
-		return routed.UseBehind
+		return routed.UseTiered
 	}
 }
 
 // facts returns the facts that the servers of this place must agree on.
 func (p *Place) facts() presenceredis.Facts {
-	f := presenceredis.Facts{Counters: cluster.Format, Postgres: presenceredis.PostgresBehind}
+	f := presenceredis.Facts{Counters: cluster.Format, Postgres: presenceredis.PostgresTiered}
 	switch {
 	case p.Postgres == "":
 		f.Postgres = presenceredis.PostgresNone
 	case p.Regions:
-		f.Postgres = presenceredis.PostgresBeside
+		f.Postgres = presenceredis.PostgresSharedExact
 	}
 
 	return f
@@ -65,10 +65,10 @@ func (p *Place) dial(ctx context.Context) (*redisconn.Conn, error) {
 		return nil, ofRedis(err)
 	}
 
-	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
-	defer caller.Close()
+	runner := conn.Runner(redisconn.RunnerConfig{Unavailable: counter.ErrUnavailable})
+	defer runner.Close()
 	for until := time.Now().Add(dialled); ; time.Sleep(100 * time.Millisecond) {
-		_, err := caller.Known(ctx)
+		_, err := runner.Known(ctx)
 		if err == nil {
 			return conn, nil
 		}
@@ -89,10 +89,10 @@ func ofRedis(err error) error {
 
 // withRedis calls fn with the Redis.
 func withRedis(ctx context.Context, conn *redisconn.Conn, fn func(context.Context, *redisconn.Client) error) error {
-	caller := conn.Caller(redisconn.CallerConfig{Unavailable: counter.ErrUnavailable})
-	defer caller.Close()
+	runner := conn.Runner(redisconn.RunnerConfig{Unavailable: counter.ErrUnavailable})
+	defer runner.Close()
 
-	return caller.Do(ctx, fn)
+	return runner.Do(ctx, fn)
 }
 
 // checkRedis refuses a Redis whose counters cannot be exported, or imported over.

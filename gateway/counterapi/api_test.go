@@ -989,7 +989,7 @@ func (o *awayStore) Ledger(ctx context.Context, key string, after uint64, limit 
 	return o.Store.Ledger(ctx, key, after, limit)
 }
 
-func (o *awayStore) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+func (o *awayStore) Limit(ctx context.Context, calls []limit.Request) []counter.LimitResult {
 	if o.away.Load() {
 		results := make([]counter.LimitResult, len(calls))
 		for i := range results {

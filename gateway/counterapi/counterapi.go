@@ -100,7 +100,7 @@ type Counters interface {
 	// Change makes op, as counter.Combiner.Do says.
 	Change(ctx context.Context, op counter.Op) counter.Result
 	// Limit judges a call on a limit, as counter.Limits.Do says.
-	Limit(ctx context.Context, call limit.Call) (limit.Answer, error)
+	Limit(ctx context.Context, request limit.Request) (limit.Answer, error)
 	// ForgetLimit deletes the states of a limit.
 	ForgetLimit(ctx context.Context, key string) error
 	// Top returns what gained most, as counter.TopTracker.Top says.

@@ -22,7 +22,7 @@ var errLimitsNotPublic = calls.Refuse(calls.ErrNotPublic,
 
 // askLimit answers whether a call on a limit is allowed.
 func (a *API) askLimit(c *gin.Context) (calls.Answer, error) {
-	asked, err := a.limitCall(c)
+	asked, err := a.parseLimit(c)
 	if err != nil {
 		return calls.Answer{}, err
 	}
@@ -33,7 +33,7 @@ func (a *API) askLimit(c *gin.Context) (calls.Answer, error) {
 	switch {
 	case errors.Is(err, counter.ErrUnavailable):
 		return calls.Answer{}, a.limitUnavailable(err)
-	case err != nil: // a bug: limitCall has validated the call
+	case err != nil: // a bug: parseLimit has validated the call
 		return calls.Answer{}, err
 	}
 
@@ -74,8 +74,8 @@ func (a *API) limitKey(c *gin.Context) (string, error) {
 	return a.callers.Site(c).Qualify(key), nil
 }
 
-// limitCall parses a call on a limit.
-func (a *API) limitCall(c *gin.Context) (asked limit.Call, err error) {
+// parseLimit parses the request to a limit.
+func (a *API) parseLimit(c *gin.Context) (asked limit.Request, err error) {
 	key, err := a.limitKey(c)
 	if err != nil {
 		return asked, err
@@ -93,9 +93,9 @@ func (a *API) limitCall(c *gin.Context) (asked limit.Call, err error) {
 	return asked, nil
 }
 
-// answerLimit returns the answer with the outcome of a call, and counts it. A 429 is an ordinary answer here, and not
-// an error: the caller asked whether the limit is reached.
-func (a *API) answerLimit(h http.Header, asked limit.Call, taken limit.Answer) calls.Answer {
+// answerLimit returns the answer with the outcome of a request, and counts it. A 429 is an ordinary answer here, and
+// not an error: the caller asked whether the limit is reached.
+func (a *API) answerLimit(h http.Header, asked limit.Request, taken limit.Answer) calls.Answer {
 	window := time.Duration(asked.Window) * time.Millisecond
 	reset := time.Duration(taken.Reset) * time.Millisecond
 	httppolicy.SetRateLimit(h, asked.Limit, window, taken.Remaining, reset)

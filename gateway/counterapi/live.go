@@ -635,7 +635,7 @@ func (l *Live) notify(changes []counter.Update) {
 	defer l.order.Unlock()
 
 	var updates []presence.Update
-	var calls []mineCall
+	var notices []mineNotice
 	l.mu.Lock()
 	l.seq++
 	for i := range changes {
@@ -650,12 +650,12 @@ func (l *Live) notify(changes []counter.Update) {
 			updates = append(updates, u)
 		}
 		if len(k.viewers) > 0 {
-			calls = l.changeMembersLocked(calls, k, change, news)
+			notices = l.changeMembersLocked(notices, k, change, news)
 		}
 	}
 	l.mu.Unlock()
 
 	// Viewers must learn their memberships first, so that the updates are sent in the right form.
-	makeCalls(calls)
+	notifyViewers(notices)
 	l.publish(updates)
 }

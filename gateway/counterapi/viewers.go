@@ -32,16 +32,16 @@ const (
 	isNotMember
 )
 
-// mineCall is a call of Viewer.Mine.
-type mineCall struct {
+// mineNotice tells a viewer whether its user is a member.
+type mineNotice struct {
 	viewer        Viewer
 	key           string
 	member, again bool
 }
 
-// makeCalls makes calls. The caller holds Live.order.
-func makeCalls(calls []mineCall) {
-	for _, c := range calls {
+// notifyViewers delivers notices. The caller holds Live.order.
+func notifyViewers(notices []mineNotice) {
+	for _, c := range notices {
 		c.viewer.Mine(c.key, c.member, c.again)
 	}
 }
@@ -101,23 +101,23 @@ func (l *Live) Unview(key, member string, v Viewer) {
 	}
 }
 
-// set sets the membership of the viewer, and appends the calls of its connections.
-func (w *viewer) set(calls []mineCall, key string, is, again bool) []mineCall {
+// set sets the membership of the viewer, and appends the notices for its connections.
+func (w *viewer) set(notices []mineNotice, key string, is, again bool) []mineNotice {
 	w.membership = isNotMember
 	if is {
 		w.membership = isMember
 	}
 
 	for v := range w.conns {
-		calls = append(calls, mineCall{v, key, is, again})
+		notices = append(notices, mineNotice{v, key, is, again})
 	}
 
-	return calls
+	return notices
 }
 
-// changeMembersLocked applies what a notification says about the members of a set, and appends the calls of viewers.
+// changeMembersLocked applies what a notification says about the members of a set, and appends the notices for viewers.
 // news says whether an update of the set follows.
-func (l *Live) changeMembersLocked(calls []mineCall, k *tracked, ch *counter.Update, news bool) []mineCall {
+func (l *Live) changeMembersLocked(notices []mineNotice, k *tracked, ch *counter.Update, news bool) []mineNotice {
 	key := ch.Counter.Key
 	set := func(user string, is bool) {
 		w := k.viewers[user]
@@ -125,7 +125,7 @@ func (l *Live) changeMembersLocked(calls []mineCall, k *tracked, ch *counter.Upd
 			return
 		}
 		w.notified = l.seq
-		calls = w.set(calls, key, is, !news)
+		notices = w.set(notices, key, is, !news)
 	}
 
 	emptied := news && ch.Counter.Value == 0 && !ch.Counter.Stale // or it was deleted
@@ -146,7 +146,7 @@ func (l *Live) changeMembersLocked(calls []mineCall, k *tracked, ch *counter.Upd
 		l.questionAllLocked(key, k)
 	}
 
-	return calls
+	return notices
 }
 
 // questionLocked schedules the question whether member is in the set of key.
@@ -253,7 +253,7 @@ func (l *Live) takeViewedLocked(asked map[string]struct{}, member string) (keys 
 	return keys
 }
 
-// askAbout reads from the store whether a member is in sets, and calls the viewers. The read is newer than
+// askAbout reads from the store whether a member is in sets, and notifies the viewers. The read is newer than
 // notifications up to began.
 func (l *Live) askAbout(ctx context.Context, member string, keys []string, began uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
@@ -265,13 +265,13 @@ func (l *Live) askAbout(ctx context.Context, member string, keys []string, began
 
 	l.order.Lock()
 	defer l.order.Unlock()
-	makeCalls(l.acceptMemberships(readings, member, began))
+	notifyViewers(l.acceptMemberships(readings, member, began))
 
 	return nil
 }
 
-// acceptMemberships applies the store's answers about a member, and returns the calls of the viewers.
-func (l *Live) acceptMemberships(readings []counter.Reading, member string, began uint64) (calls []mineCall) {
+// acceptMemberships applies the store's answers about a member, and returns the notices for the viewers.
+func (l *Live) acceptMemberships(readings []counter.Reading, member string, began uint64) (notices []mineNotice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
@@ -291,8 +291,8 @@ func (l *Live) acceptMemberships(readings []counter.Reading, member string, bega
 		if r.Away && !k.counter.Stale {
 			l.rereadLocked(r.Key) // its memberships are read again with it
 		}
-		calls = w.set(calls, r.Key, r.Mine, true)
+		notices = w.set(notices, r.Key, r.Mine, true)
 	}
 
-	return calls
+	return notices
 }

@@ -505,15 +505,15 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 				all[i].Subscriber.expires = all[i].expires
 			}
 
-			all[i].Heard()
-			all[i].heard = all[i].lastHeard()
+			all[i].MarkAlive()
+			all[i].heard = all[i].lastAlive()
 		}
 
 		for range rapid.IntRange(20, 100).Draw(rt, "sweeps") {
 			s.start = s.start.Add(-s.live.tick()) // time goes on
 			if i := rapid.IntRange(0, 2*len(all)).Draw(rt, "heard of"); i < len(all) && !all[i].over {
-				all[i].Heard()
-				all[i].heard = all[i].lastHeard()
+				all[i].MarkAlive()
+				all[i].heard = all[i].lastAlive()
 			}
 
 			before := s.now()

@@ -19,8 +19,8 @@ const (
 // Subscriber is a client in the fan-out. The client's struct embeds it. After Prepare and Enter any goroutine may call
 // its methods, until Leave. The caller bounds the number of topics of a subscriber.
 type Subscriber struct {
-	shard *shard       // set by Prepare
-	heard atomic.Int64 // time of the last sign of life, by Now
+	shard   *shard       // set by Prepare
+	aliveAt atomic.Int64 // time of the last sign of life, by Now
 
 	// The shard's lock guards the fields below, except client.
 	expires time.Duration // when the client's time is over, by Now; 0: never
@@ -60,7 +60,7 @@ func (h *Hub) Prepare(s *Subscriber, c Client, lasts time.Duration) {
 	if lasts != 0 {
 		s.expires = max(s.Now()+lasts, 1) // 0 would be never
 	}
-	s.Heard()
+	s.MarkAlive()
 }
 
 // PingOften limits the silence before a ping to maxSilence, even if Config.Ping is longer. It must be called before
@@ -70,10 +70,10 @@ func (s *Subscriber) PingOften() { s.often = true }
 // Now returns the time on the subscriber's clock.
 func (s *Subscriber) Now() time.Duration { return s.shard.now() }
 
-// Heard records a sign of life.
-func (s *Subscriber) Heard() { s.heard.Store(int64(s.Now())) }
+// MarkAlive records a sign of life.
+func (s *Subscriber) MarkAlive() { s.aliveAt.Store(int64(s.Now())) }
 
-func (s *Subscriber) lastHeard() time.Duration { return time.Duration(s.heard.Load()) }
+func (s *Subscriber) lastAlive() time.Duration { return time.Duration(s.aliveAt.Load()) }
 
 // Enter adds the subscriber to its shard.
 func (s *Subscriber) Enter() {

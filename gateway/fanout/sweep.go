@@ -20,20 +20,20 @@ func (l liveness) tick() time.Duration {
 
 // verdict decides whether to ping or close a client, given the time of its last sign of life, and of its last ping if
 // that is not answered, otherwise 0.
-func (l liveness) verdict(now, heard, pinged time.Duration) (ping, dead bool) {
-	if pinged != 0 && heard < pinged {
+func (l liveness) verdict(now, alive, pinged time.Duration) (ping, dead bool) {
+	if pinged != 0 && alive < pinged {
 		return false, now-pinged >= l.pong
 	}
 
-	return now-max(heard, pinged) >= l.ping, false
+	return now-max(alive, pinged) >= l.ping, false
 }
 
 // next returns the earliest time at which verdict may change, unless the client gives a sign of life.
-func (l liveness) next(heard, pinged time.Duration) time.Duration {
-	if pinged != 0 && heard < pinged {
+func (l liveness) next(alive, pinged time.Duration) time.Duration {
+	if pinged != 0 && alive < pinged {
 		return pinged + l.pong
 	}
-	return max(heard, pinged) + l.ping
+	return max(alive, pinged) + l.ping
 }
 
 // sweep pings silent clients, closes those that do not answer, and calls Expire of those whose time is over.
@@ -55,7 +55,7 @@ func (s *shard) sweep() {
 		}
 
 		sub := seat.sub
-		if suspended && sub.lastHeard() < sub.pinged {
+		if suspended && sub.lastAlive() < sub.pinged {
 			sub.pinged = now // the process was suspended, so its clients get the full time again
 		}
 
@@ -64,7 +64,7 @@ func (s *shard) sweep() {
 			live.ping = min(live.ping, maxSilence)
 		}
 
-		ping, dead := live.verdict(now, sub.lastHeard(), sub.pinged)
+		ping, dead := live.verdict(now, sub.lastAlive(), sub.pinged)
 		switch {
 		case dead:
 			s.figures.silent.Add(1)
@@ -76,7 +76,7 @@ func (s *shard) sweep() {
 			sub.pinged = now
 			tasks = append(tasks, task{sub, (*shard).ping})
 		}
-		seat.look = live.next(sub.lastHeard(), sub.pinged)
+		seat.look = live.next(sub.lastAlive(), sub.pinged)
 
 		if sub.expires != 0 {
 			seat.look = min(seat.look, sub.expires)

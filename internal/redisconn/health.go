@@ -94,8 +94,8 @@ func (s *Conn) Cause() error {
 	return s.breaker.LastFailure()
 }
 
-// watchState notifies the Callers when their state changes. It probes while Redis is unavailable, refuses commands, or
-// is not accepted by a Caller, so that an outage ends even without calls. Close ends it.
+// watchState notifies the Runners when their state changes. It probes while Redis is unavailable, refuses commands, or
+// is not accepted by a Runner, so that an outage ends even without calls. Close ends it.
 func (s *Conn) watchState(ctx context.Context) {
 	defer close(s.ended)
 	tick := time.NewTimer(0)
@@ -149,9 +149,9 @@ func (s *Conn) watchState(ctx context.Context) {
 	}
 }
 
-// check probes with a write, and asks the waiting Callers whether they accept Redis. It returns why Redis is
-// unavailable, and why a Caller does not accept it; nil: it is available, and all accept it.
-func (s *Conn) check(ctx context.Context, waiting []*Caller) (cause, refusal error) {
+// check probes with a write, and asks the waiting Runners whether they accept Redis. It returns why Redis is
+// unavailable, and why a Runner does not accept it; nil: it is available, and all accept it.
+func (s *Conn) check(ctx context.Context, waiting []*Runner) (cause, refusal error) {
 	err := s.do(ctx, probeWrite)
 	s.denied.Store(false) // this probe has found out whether Redis serves
 	if reason := refusedBy(err); denials.MatchString(reason) {
@@ -174,13 +174,13 @@ func (s *Conn) check(ctx context.Context, waiting []*Caller) (cause, refusal err
 	return cause, refusal
 }
 
-// notify notifies the Callers whose state has changed, and returns those that have not accepted Redis yet.
-func (s *Conn) notify() (waiting []*Caller) {
+// notify notifies the Runners whose state has changed, and returns those that have not accepted Redis yet.
+func (s *Conn) notify() (waiting []*Runner) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	up := s.up()
 
-	for _, c := range s.callers {
+	for _, c := range s.runners {
 		accepted := c.accepted.Load()
 		if !accepted {
 			waiting = append(waiting, c)

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics are those of a Caller.
+// Metrics are those of a Runner.
 type Metrics struct {
 	Commands prometheus.Counter // counts the commands that Run sends; other senders add theirs
 	Gaps     prometheus.Counter // a Listener counts missed publications here
@@ -15,7 +15,7 @@ type Metrics struct {
 	ended    prometheus.Counter // subscriptions
 }
 
-func newMetrics(cfg *CallerConfig) *Metrics {
+func newMetrics(cfg *RunnerConfig) *Metrics {
 	prefix := cmp.Or(cfg.Metrics, "headcount_redis")
 	m := &Metrics{
 		Commands: prometheus.NewCounter(prometheus.CounterOpts{

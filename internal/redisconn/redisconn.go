@@ -56,14 +56,14 @@ type Config struct {
 	Log       zerolog.Logger
 }
 
-// Conn is the connection of a process to one Redis. All stores of the process share it, each through a Caller: they
+// Conn is the connection of a process to one Redis. All stores of the process share it, each through a Runner: they
 // have one pool, one circuit breaker, one probe, and one place that logs outages. Its methods may be called from any
 // goroutine.
 //
 // The pool has up to 20 connections for each core, or as many as ?pool_size= of the URL says, and 10 more for
 // pipelines; on a Cluster it has that many for each server. A command or a pipeline uses a connection for one round
 // trip: no command blocks in Redis, and work with many round trips, such as an export, takes a connection for each of
-// them. Subscriptions have connections of their own. A bounded Caller uses at most half of the pool, so that the others
+// them. Subscriptions have connections of their own. A bounded Runner uses at most half of the pool, so that the others
 // always find a connection.
 type Conn struct {
 	DB    int    // number of the database
@@ -80,10 +80,10 @@ type Conn struct {
 	denied atomic.Bool // a command was denied since the last probe
 	stop   context.CancelFunc
 	ended  chan struct{}
-	added  chan struct{} // has capacity 1: there is a new Caller
+	added  chan struct{} // has capacity 1: there is a new Runner
 
-	mu      sync.Mutex // guards callers, and is held while they are notified
-	callers []*Caller
+	mu      sync.Mutex // guards runners, and is held while they are notified
+	runners []*Runner
 }
 
 // Client is a client for the kind of Redis that was found: a single server or a Cluster.
@@ -94,7 +94,7 @@ type Client struct {
 }
 
 // Open returns a connection to the Redis of a URL. It fails if settings are invalid. A Redis that does not answer is no
-// error: calls then fail until it does. Close must be called after the Callers are closed.
+// error: calls then fail until it does. Close must be called after the Runners are closed.
 func Open(cfg Config) (*Conn, error) {
 	cfg.Dial = cmp.Or(cfg.Dial, dialTimeout)
 	cfg.Meanwhile = cmp.Or(cfg.Meanwhile, "counts are stale meanwhile")

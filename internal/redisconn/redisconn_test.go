@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { testkit.Main(m, redistest.Stop) }
 
 var errUnavailable = errors.New("unavailable")
 
-// state is the last state that the Caller reported.
+// state is the last state that the Runner reported.
 type state struct {
 	mu sync.Mutex
 	up bool
@@ -92,9 +92,9 @@ func TestClockOneOutageIsReportedOnce(t *testing.T) {
 	conn, log := open(t, server.URL())
 
 	states := []*state{{}, {}}
-	callers := make([]*redisconn.Caller, len(states))
+	callers := make([]*redisconn.Runner, len(states))
 	for i, s := range states {
-		callers[i] = conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: s})
+		callers[i] = conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable, OnState: s})
 	}
 	all := func(up bool) func() bool {
 		return func() bool { return states[0].is() == up && states[1].is() == up }
@@ -133,7 +133,7 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	var mu sync.Mutex
 	foreign := true
 
-	refusing := conn.Caller(redisconn.CallerConfig{
+	refusing := conn.Runner(redisconn.RunnerConfig{
 		Unavailable: errUnavailable, OnState: refuses,
 		Accept: func(context.Context, *redisconn.Client) error {
 			mu.Lock()
@@ -144,7 +144,7 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 			return nil
 		},
 	})
-	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: serves})
+	serving := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable, OnState: serves})
 
 	// More refusals than failures that open the breaker.
 	for range 10 {
@@ -194,8 +194,8 @@ func TestServerADenialIsOfOneStore(t *testing.T) {
 
 	conn, log := open(t, "redis://some:secret@"+server.Addr+"/0")
 	states := make(chan bool, 64)
-	serving := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: stateChan(states)})
-	denied := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	serving := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable, OnState: stateChan(states)})
+	denied := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
 
 	testkit.Eventually(t, "Redis is there", func() bool { return serving.Do(t.Context(), ping) == nil && <-states })
 
@@ -223,8 +223,8 @@ func TestServerADenialIsOfOneStore(t *testing.T) {
 func TestServerBounded(t *testing.T) {
 	t.Parallel()
 	conn, _ := open(t, redistest.Single(t).URL()+"?pool_size=4")
-	many := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, Bounded: true})
-	other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	many := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable, Bounded: true})
+	other := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
 
 	began, end := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
@@ -272,8 +272,8 @@ func TestServerBounded(t *testing.T) {
 func TestServerClosed(t *testing.T) {
 	t.Parallel()
 	conn, _ := open(t, redistest.Single(t).URL())
-	closed := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
-	other := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	closed := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
+	other := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
 
 	closed.Close()
 	closed.Close() // a second Close does nothing
@@ -299,7 +299,7 @@ func TestClockCloseWaitsForNoSilentServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	up := &state{}
-	caller := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable, OnState: up})
+	caller := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable, OnState: up})
 	testkit.Eventually(t, "Redis is reached", up.is)
 
 	server.Pause()
@@ -325,7 +325,7 @@ func TestClockAServerOfAClusterHangs(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
 	conn, _ := open(t, cluster.URL()+"&addr="+cluster.Replicas[0].Addr)
-	caller := conn.Caller(redisconn.CallerConfig{Unavailable: errUnavailable})
+	caller := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
 
 	masters := func() error {
 		return caller.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {

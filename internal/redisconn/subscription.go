@@ -34,15 +34,15 @@ type Listener interface {
 	Begin()
 	// Subscribed is called when a channel is received from now on, over the given connection.
 	Subscribed(on *redis.PubSub, number int)
-	// Heard is called with a publication.
-	Heard(number int, payload string)
+	// Received is called with a publication.
+	Received(number int, payload string)
 	// Pong is called with the text of a ping that was answered.
 	Pong(text string)
 }
 
 // Listen keeps a subscription alive until ctx ends. It replaces a subscription that fails, or that does not receive its
 // own pings.
-func (s *Caller) Listen(ctx context.Context, sub Subscription) {
+func (s *Runner) Listen(ctx context.Context, sub Subscription) {
 	sub.Ping = cmp.Or(sub.Ping, pingEvery)
 	sub.Listener.Begin()
 	for failed := 0; ctx.Err() == nil; {
@@ -68,7 +68,7 @@ func (s *Caller) Listen(ctx context.Context, sub Subscription) {
 
 // listen subscribes to all channels, and returns when any connection has ended. It uses one connection for each master
 // on a Cluster of version 7 or newer, and otherwise a single one.
-func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
+func (s *Runner) listen(ctx context.Context, sub *Subscription) error {
 	c, err := s.Known(ctx)
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 		}
 
 		ps := c.Subscribe(ctx)
-		return sub.hear(ctx, ps, names, len(names)+1, (*redis.PubSub).Subscribe, c.UniversalClient.Publish)
+		return sub.subscribe(ctx, ps, names, len(names)+1, (*redis.PubSub).Subscribe, c.UniversalClient.Publish)
 	}
 
 	shards := map[*redis.Client][]string{}
@@ -106,7 +106,7 @@ func (s *Caller) listen(ctx context.Context, sub *Subscription) error {
 		wg.Go(func() {
 			defer cancel()
 			// On a Cluster one command cannot name channels of several slots.
-			errs <- sub.hear(ctx, m.SSubscribe(ctx), names, 1, (*redis.PubSub).SSubscribe, c.SPublish)
+			errs <- sub.subscribe(ctx, m.SSubscribe(ctx), names, 1, (*redis.PubSub).SSubscribe, c.SPublish)
 		})
 	}
 
@@ -122,26 +122,27 @@ type (
 	publishFunc   = func(ctx context.Context, channel string, message any) *redis.IntCmd
 )
 
-// hear subscribes to the channels, up to perCommand at once, and serves the connection until it fails. It closes the
-// connection at the first error: go-redis would resubscribe by itself, but not across slots, and without reporting it.
+// subscribe subscribes to the channels, up to perCommand at once, and serves the connection until it fails. It closes
+// the connection at the first error: go-redis would resubscribe by itself, but not across slots, and without reporting
+// it.
 //
 // A ping is published like any update, on a channel of this connection's own in the same slot. A former master that
 // still runs would answer a PING, but does not receive what is published.
-func (sub *Subscription) hear(
+func (sub *Subscription) subscribe(
 	ctx context.Context, ps *redis.PubSub, channels []string, perCommand int,
 	subscribe subscribeFunc, publish publishFunc,
 ) error {
 	own := channels[0] + "/" + crand.Text()
-	var heard atomic.Bool
+	var received atomic.Bool
 
-	heard.Store(true)
+	received.Store(true)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
 	wg.Go(func() {
 		defer ps.Close() // ends Receive below
-		cancel(sub.ping(ctx, &heard, func(ctx context.Context) error { return publish(ctx, own, "").Err() }))
+		cancel(sub.ping(ctx, &received, func(ctx context.Context) error { return publish(ctx, own, "").Err() }))
 	})
 
 	for names := range slices.Chunk(append(channels, own), perCommand) {
@@ -170,9 +171,9 @@ func (sub *Subscription) hear(
 			sub.Listener.Pong(m.Payload)
 		case *redis.Message:
 			if m.Channel == own {
-				heard.Store(true)
+				received.Store(true)
 			} else if n, ok := sub.Channels[m.Channel]; ok {
-				sub.Listener.Heard(n, m.Payload)
+				sub.Listener.Received(n, m.Payload)
 			}
 		}
 	}
@@ -180,7 +181,7 @@ func (sub *Subscription) hear(
 
 // ping publishes to the subscription itself. It ends when ctx ends, a ping fails, or a ping has not come back before
 // the next one is due.
-func (sub *Subscription) ping(ctx context.Context, heard *atomic.Bool, publish func(context.Context) error) error {
+func (sub *Subscription) ping(ctx context.Context, received *atomic.Bool, publish func(context.Context) error) error {
 	tick := time.NewTicker(sub.Ping)
 	defer tick.Stop()
 	for {
@@ -190,7 +191,7 @@ func (sub *Subscription) ping(ctx context.Context, heard *atomic.Bool, publish f
 		case <-tick.C:
 		}
 
-		if !heard.Swap(false) {
+		if !received.Swap(false) {
 			return errSilent
 		}
 

@@ -159,8 +159,8 @@ type Store interface {
 	Scan(
 		ctx context.Context, partition int, collection, after string, each func(field string, value []byte) error,
 	) error
-	// Watch calls heard with publications until ctx ends, those of a partition in the order of their commits. It calls
-	// missed when it begins to receive publications, and after each gap in which publications may have been lost. Calls
-	// of the two functions never overlap.
-	Watch(ctx context.Context, heard func(partition int, number uint64, publication []byte), missed func()) error
+	// Watch calls received with publications until ctx ends, those of a partition in the order of their commits. It
+	// calls missed when it begins to receive publications, and after each gap in which publications may have been lost.
+	// Calls of the two functions never overlap.
+	Watch(ctx context.Context, received func(partition int, number uint64, publication []byte), missed func()) error
 }

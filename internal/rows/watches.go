@@ -13,23 +13,23 @@ type Watches struct {
 
 // Watching is a call of Watch.
 type Watching struct {
-	of     *Watches
-	mu     sync.Mutex // serialises the calls
-	heard  func(partition int, number uint64, publication []byte)
-	missed func()
+	of       *Watches
+	mu       sync.Mutex // serialises the calls
+	received func(partition int, number uint64, publication []byte)
+	missed   func()
 }
 
 // Watch is Store.Watch. It ends with ctx.
-func (w *Watches) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) {
-	one := w.Begin(heard, missed)
+func (w *Watches) Watch(ctx context.Context, received func(int, uint64, []byte), missed func()) {
+	one := w.Begin(received, missed)
 	defer one.End()
 
 	<-ctx.Done()
 }
 
 // Begin begins a call of Watch, for a store that can detect gaps. End ends it.
-func (w *Watches) Begin(heard func(int, uint64, []byte), missed func()) *Watching {
-	one := &Watching{of: w, heard: heard, missed: missed}
+func (w *Watches) Begin(received func(int, uint64, []byte), missed func()) *Watching {
+	one := &Watching{of: w, received: received, missed: missed}
 
 	w.mu.Lock()
 	if w.all == nil {
@@ -63,7 +63,7 @@ func (w *Watches) Publish(c *Commit) {
 	defer w.mu.RUnlock()
 
 	for one := range w.all {
-		one.hear(c)
+		one.deliver(c)
 	}
 }
 
@@ -77,11 +77,11 @@ func (w *Watches) Missed() {
 	}
 }
 
-func (w *Watching) hear(c *Commit) {
+func (w *Watching) deliver(c *Commit) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	w.heard(c.Partition, c.Number, c.Publication)
+	w.received(c.Partition, c.Number, c.Publication)
 }
 
 // Missed tells the watch that publications may have been lost.

@@ -25,20 +25,20 @@ type greetings struct {
 	timeout time.Duration
 
 	mu sync.Mutex
-	// heard has the dispatchers that greet, each with the time when it last reached this process or, before that, when
-	// its lease was first seen. expect bounds it to the members.
-	heard map[string]time.Time
+	// lastGreeted has the dispatchers that greet, each with the time when it last reached this process or, before that,
+	// when its lease was first seen. expect bounds it to the members.
+	lastGreeted map[string]time.Time
 }
 
 // every is the time between two greetings of one gateway.
 func (g *greetings) every() time.Duration { return min(time.Second, g.timeout/7) }
 
-// hear records that a dispatcher has reached this process.
-func (g *greetings) hear(from string, now time.Time) {
+// record records that a dispatcher has reached this process.
+func (g *greetings) record(from string, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, expected := g.heard[from]; expected {
-		g.heard[from] = now
+	if _, expected := g.lastGreeted[from]; expected {
+		g.lastGreeted[from] = now
 	}
 }
 
@@ -48,16 +48,16 @@ func (g *greetings) expect(names []string, began func(name string) bool, now tim
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
-	heard := make(map[string]time.Time, len(names))
+	latest := make(map[string]time.Time, len(names))
 	for _, name := range names {
-		last, expected := g.heard[name]
+		last, expected := g.lastGreeted[name]
 		if !expected || began(name) {
 			last = now
 		}
-		heard[name] = last
+		latest[name] = last
 	}
 
-	g.heard = heard
+	g.lastGreeted = latest
 }
 
 // silent returns the dispatchers that have not reached this process for too long, sorted.
@@ -65,7 +65,7 @@ func (g *greetings) silent(now time.Time) (names []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
-	for name, last := range g.heard {
+	for name, last := range g.lastGreeted {
 		if now.Sub(last) > g.timeout-g.every() {
 			names = append(names, name)
 		}

@@ -41,7 +41,7 @@ type Gateway interface {
 // Node is the presence node of this process.
 type Node interface {
 	Deliver(b *heartbeat.Beat) bool
-	Hold(ctx context.Context, call presence.HoldCall) error
+	Hold(ctx context.Context, change presence.HoldChange) error
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
 	Explain(ctx context.Context, page string) (presence.Parts, error)
 	Own(partitions []int)
@@ -72,7 +72,7 @@ type Datagrams interface {
 // Calls carries updates, holds and questions about users and counts to other processes.
 type Calls interface {
 	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
-	Hold(ctx context.Context, addr string, call presence.HoldCall) error
+	Hold(ctx context.Context, addr string, change presence.HoldChange) error
 	Users(ctx context.Context, addr string, users []presence.User) ([]presence.UserState, error)
 	Explain(ctx context.Context, addr, page string) (presence.Parts, error)
 }
@@ -174,7 +174,7 @@ func New(cfg Config) *Member {
 
 	m := &Member{
 		standstill:   machine.NewStandstill(presence.HoldTimeout, cfg.Elapsed),
-		greetings:    greetings{timeout: cfg.PresenceTimeout, heard: map[string]time.Time{}},
+		greetings:    greetings{timeout: cfg.PresenceTimeout, lastGreeted: map[string]time.Time{}},
 		self:         cfg.Self,
 		partitions:   cfg.Partitions,
 		buckets:      cfg.Buckets,

@@ -15,7 +15,7 @@ import (
 
 const (
 	holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
-	// clockError is more than the clocks of two gateways differ by: a call to the store takes less. A call about a hold
+	// clockError is more than the clocks of two gateways differ by: a call to the store takes less. A change of a hold
 	// that was overtaken after it had waited for longer fails, as its client may have given up.
 	clockError = 500 * time.Millisecond
 )
@@ -130,7 +130,7 @@ func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []
 // ReceiveUpdates takes updates that another process pushed. Without updates it is a greeting.
 func (m *Member) ReceiveUpdates(from string, updates []presence.Update) {
 	if m.parts.Gateway != nil {
-		m.greetings.hear(from, time.Now())
+		m.greetings.record(from, time.Now())
 		m.parts.Gateway.Push(updates)
 	}
 }
@@ -150,17 +150,17 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 		return errResumed
 	}
 
-	call := presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
+	change := presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()}
 	for {
-		err := m.holdOnce(ctx, call)
-		recent := time.Since(call.Asked) < clockError
+		err := m.holdOnce(ctx, change)
+		recent := time.Since(change.Asked) < clockError
 		overtaken := errors.Is(err, presence.ErrOvertaken) && recent
 
 		switch {
 		case errors.Is(err, presence.ErrNotOwner):
 		case overtaken:
-			// The other call may have been answered before this one came, at a gateway whose clock is ahead.
-			call.Asked = time.Now()
+			// The other change may have been made before this one came, at a gateway whose clock is ahead.
+			change.Asked = time.Now()
 		default:
 			return err
 		}
@@ -171,26 +171,26 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 	}
 }
 
-func (m *Member) holdOnce(ctx context.Context, call presence.HoldCall) error {
+func (m *Member) holdOnce(ctx context.Context, change presence.HoldChange) error {
 	t := m.table.Load()
 	if t == nil {
 		return presence.ErrNotOwner
 	}
 
-	owner, ok := t.Node(call.User.Partition(m.partitions))
+	owner, ok := t.Node(change.User.Partition(m.partitions))
 	switch {
 	case !ok:
 		return presence.ErrNotOwner
 	case owner == m.self.Name:
-		return m.parts.Node.Hold(ctx, call)
+		return m.parts.Node.Hold(ctx, change)
 	default:
-		return m.parts.Calls.Hold(ctx, owner, call)
+		return m.parts.Calls.Hold(ctx, owner, change)
 	}
 }
 
-// ReceiveHold takes or ends a hold for another process, which waits no longer than
-// presence.HoldTimeout from the call on. It refuses a hold when this process was suspended a moment ago.
-func (m *Member) ReceiveHold(ctx context.Context, call presence.HoldCall) error {
+// ReceiveHold takes or ends a hold for another process, which waits no longer than presence.HoldTimeout from the
+// change's time on. It refuses a hold when this process was suspended a moment ago.
+func (m *Member) ReceiveHold(ctx context.Context, change presence.HoldChange) error {
 	switch {
 	case m.parts.Node == nil:
 		return presence.ErrNotOwner
@@ -198,9 +198,9 @@ func (m *Member) ReceiveHold(ctx context.Context, call presence.HoldCall) error 
 		return errResumed
 	}
 
-	// The call may have waited on its way, and its caller counts from the beginning.
-	ctx, cancel := context.WithDeadline(ctx, call.Asked.Add(presence.HoldTimeout))
+	// The change may have waited on its way, and its sender counts from the beginning.
+	ctx, cancel := context.WithDeadline(ctx, change.Asked.Add(presence.HoldTimeout))
 	defer cancel()
 
-	return m.parts.Node.Hold(ctx, call)
+	return m.parts.Node.Hold(ctx, change)
 }

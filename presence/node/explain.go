@@ -7,8 +7,8 @@ import (
 	"headcount/presence"
 )
 
-// explainCall asks an actor what its part of a page's count is made of.
-type explainCall struct {
+// explainRequest asks an actor what its part of a page's count is made of.
+type explainRequest struct {
 	page   string                // a page, or the total of a site
 	answer chan<- presence.Parts // has room for the answer
 }
@@ -24,7 +24,7 @@ func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, er
 		}
 
 		answer := make(chan presence.Parts, 1)
-		err := p.ask(ctx, &explainCall{page, answer})
+		err := p.ask(ctx, &explainRequest{page, answer})
 		if errors.Is(err, presence.ErrNotOwner) {
 			continue
 		}
@@ -51,7 +51,7 @@ func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, er
 
 // explain answers a question about a page. It scans every user: there is no index of the users on a page, because
 // nothing else needs one.
-func (p *partition) explain(c *explainCall) {
+func (p *partition) explain(c *explainRequest) {
 	var parts presence.Parts
 	for u := range p.users {
 		switch p.stayOf(u, c.page) {

@@ -80,8 +80,8 @@ func TestHoldOrderIsBounded(t *testing.T) {
 		time.Sleep(time.Millisecond)
 
 		err := o.admit(memberKey{1, "q"}, time.Now(), time.Now())
-		if err != nil || o.calls.Len() != 2 || len(o.newest) != 2 {
-			t.Errorf("later: %v, %d and %d are remembered", err, o.calls.Len(), len(o.newest))
+		if err != nil || o.changes.Len() != 2 || len(o.newest) != 2 {
+			t.Errorf("later: %v, %d and %d are remembered", err, o.changes.Len(), len(o.newest))
 		}
 
 		err = o.admit(memberKey{2, "p"}, again.Add(-time.Millisecond), time.Now())

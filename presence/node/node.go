@@ -180,8 +180,8 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 // ErrTooManyHolds or ctx's error. After an error the change may still take effect, but only
 // if the actor had begun it before ctx ended. A later start, for instance after a suspension
 // of the process, could undo a newer request of the caller.
-func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
-	p := n.actors[call.User.Partition(len(n.actors))].Load()
+func (n *Node) Hold(ctx context.Context, change presence.HoldChange) error {
+	p := n.actors[change.User.Partition(len(n.actors))].Load()
 	if p == nil {
 		return presence.ErrNotOwner
 	}
@@ -192,7 +192,7 @@ func (n *Node) Hold(ctx context.Context, call presence.HoldCall) error {
 	}
 
 	done := make(chan error, 1)
-	if err := p.ask(ctx, &holdCall{call, ctx, done}); err != nil {
+	if err := p.ask(ctx, &holdRequest{change, ctx, done}); err != nil {
 		return err
 	}
 

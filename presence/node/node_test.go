@@ -489,7 +489,7 @@ func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 		r.want("p", 0)
 
 		done := make(chan error, 1)
-		r.node.actors[1].Load().post(&holdCall{asked(1, "p", true), ctx, done})
+		r.node.actors[1].Load().post(&holdRequest{asked(1, "p", true), ctx, done})
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Fatalf("the actor answered %v, want Canceled", err)
 		}
@@ -1935,6 +1935,6 @@ func TestArrivals(t *testing.T) {
 }
 
 // asked is a call about a hold that is made now.
-func asked(u presence.User, page string, on bool) presence.HoldCall {
-	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
+func asked(u presence.User, page string, on bool) presence.HoldChange {
+	return presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()}
 }

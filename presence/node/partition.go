@@ -9,13 +9,12 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// mailboxSize bounds the mail that waits for one actor. When the mailbox is full, beats
-// are dropped, because the gateway repeats its ops and its next heartbeat lists the live
-// users again; calls block their caller.
+// mailboxSize bounds the mail that waits for one actor. When the mailbox is full, beats are dropped, because the
+// gateway repeats its ops and its next heartbeat lists the live users again; requests block their caller.
 const mailboxSize = 256
 
-// mail is a *heartbeat.Beat, a *holdCall, a *usersCall, an *explainCall, a *stored, a *refused, a *reclaimed or
-// an *incomplete.
+// mail is a *heartbeat.Beat, a *holdRequest, a *usersRequest, an *explainRequest, a *stored, a *refused, a *reclaimed
+// or an *incomplete.
 type mail any
 
 // stored says that a batch of the outbox is in the store, and carries the counts
@@ -140,11 +139,11 @@ func (p *partition) handle(m mail) {
 	switch m := m.(type) {
 	case *heartbeat.Beat:
 		p.beat(m)
-	case *holdCall:
+	case *holdRequest:
 		p.hold(m)
-	case *usersCall:
+	case *usersRequest:
 		p.answer(m)
-	case *explainCall:
+	case *explainRequest:
 		p.explain(m)
 	case *stored:
 		p.stored(m)
@@ -234,12 +233,12 @@ func (p *partition) flush() {
 	}
 }
 
-// pendingReply is a reply that waits until a batch of the outbox is in the store. It
-// is either the acknowledgement of a gateway's stream or the end of a call.
+// pendingReply is a reply that waits until a batch of the outbox is in the store. It is either the acknowledgement of a
+// gateway's stream or the answer to a request.
 type pendingReply struct {
 	batch uint64
 
-	from   *source // nil for a call
+	from   *source // nil for a request
 	stream uint64
 	acked  uint64
 	pages  []*page

@@ -42,9 +42,9 @@ func (s *source) reported() bool {
 	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
 }
 
-// holdCall is a call about a hold.
-type holdCall struct {
-	presence.HoldCall
+// holdRequest asks an actor to change a hold.
+type holdRequest struct {
+	presence.HoldChange
 	ctx  context.Context // the caller's
 	done chan error      // buffered, so that the actor never waits for a caller that gave up
 }
@@ -70,7 +70,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	// A user that this owner does not know is asked for: the gateway then repeats the join.
 	for _, u := range b.Alive {
 		if s := p.lookup(u, src); s != nil && s.live() {
-			p.heard(s, b)
+			p.extend(s, b)
 		} else {
 			reply.Unknown = append(reply.Unknown, u)
 		}
@@ -184,10 +184,10 @@ func (s *source) acknowledge(reply *heartbeat.Reply, pages []*page) {
 	reply.Counted = s.acked
 }
 
-// heard moves the deadline of a session, because b says that its user was live when it was sent. A beat that a slow
+// extend moves the deadline of a session, because b says that its user was live when it was sent. A beat that a slow
 // link delivers after its gateway died keeps nobody longer than that gateway would have. expire files s under the new
 // deadline when the old one passes.
-func (p *partition) heard(s *session, b *heartbeat.Beat) {
+func (p *partition) extend(s *session, b *heartbeat.Beat) {
 	s.deadline = max(s.deadline, p.now()+p.timeout()-b.Age.Milliseconds())
 }
 
@@ -196,7 +196,7 @@ func (p *partition) heard(s *session, b *heartbeat.Beat) {
 func (p *partition) repeated(src *source, b *heartbeat.Beat, u presence.User) {
 	s := p.lookup(u, src)
 	if s != nil && s.live() {
-		p.heard(s, b)
+		p.extend(s, b)
 	}
 }
 
@@ -208,7 +208,7 @@ func (p *partition) arrive(src *source, b *heartbeat.Beat, u presence.User, pg *
 
 	s := p.session(u, src, pg)
 	p.join(s, pg, 0)
-	p.heard(s, b)
+	p.extend(s, b)
 	p.schedule(s)
 
 	for o := p.users[u]; o != nil; {
@@ -291,13 +291,13 @@ func (p *partition) departUnknown(src *source, u presence.User, name string, gra
 }
 
 // hold takes, renews or ends a hold.
-func (p *partition) hold(c *holdCall) {
+func (p *partition) hold(c *holdRequest) {
 	if err := expired(c.ctx); err != nil {
 		c.done <- err
 		return
 	}
 
-	// Not before: a call that has no effect must not overtake one that has.
+	// Not before: a change that has no effect must not overtake one that has.
 	key := memberKey{c.User, c.Page}
 	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
 		c.done <- err

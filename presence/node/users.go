@@ -12,14 +12,14 @@ import (
 // answer which users are present. It is shorter than the second after which redisconn reports a failure of Redis.
 const lastSeenTimeout = 900 * time.Millisecond
 
-// usersCall asks an actor about users of its partition.
-type usersCall struct {
+// usersRequest asks an actor about users of its partition.
+type usersRequest struct {
 	users  []presence.User
 	answer chan<- usersAnswer // has room for the answer
 }
 
 type usersAnswer struct {
-	states []presence.UserState // in the order of usersCall.users
+	states []presence.UserState // in the order of usersRequest.users
 	err    error
 }
 
@@ -47,7 +47,7 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 		}
 
 		answer := make(chan usersAnswer, 1)
-		if err := p.ask(ctx, &usersCall{some, answer}); err != nil {
+		if err := p.ask(ctx, &usersRequest{some, answer}); err != nil {
 			return nil, err
 		}
 
@@ -106,8 +106,9 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 	}
 }
 
-// answer answers a call about users. Until all gateways have reported their users, the actor cannot tell who is absent.
-func (p *partition) answer(c *usersCall) {
+// answer answers a question about users. Until all gateways have reported their users, the actor cannot tell who is
+// absent.
+func (p *partition) answer(c *usersRequest) {
 	if !p.takeover.complete {
 		c.answer <- usersAnswer{err: presence.ErrNotOwner}
 		return

@@ -70,13 +70,13 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 	defer conn.Close()
 
 	// Check distinguishes the errors of Redis itself, so the caller must not wrap them.
-	caller := conn.Caller(redisconn.CallerConfig{
+	runner := conn.Runner(redisconn.RunnerConfig{
 		Unavailable: presence.ErrUnavailable,
 		Classify:    func(err error) error { return err },
 	})
-	defer caller.Close()
+	defer runner.Close()
 
-	err = caller.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+	err = runner.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		if err := k.server(ctx, c); err != nil {
 			return err
 		}
@@ -237,7 +237,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 
 	// A process changes these facts to behind by itself, unless others still run with counters that PostgreSQL lacks.
 	is := facts["postgres"]
-	if ours.Postgres == PostgresBehind && (is == PostgresNone || is == "behind") {
+	if ours.Postgres == PostgresTiered && (is == PostgresNone || is == "behind") {
 		k.adopts = is
 	}
 
@@ -270,7 +270,7 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) (err error) {
 
 	usesCounters := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) }
 	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, usesCounters) {
-		k.problem("%s.", postgresMend(k.adopts, PostgresBehind))
+		k.problem("%s.", postgresMend(k.adopts, PostgresTiered))
 	}
 
 	return nil

@@ -180,7 +180,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	}
 
 	number := s.claims.Add(1)
-	calls := make([]*call, len(partitions))
+	runs := make([]*scriptRun, len(partitions))
 
 	s.mu.Lock()
 	for i, p := range partitions {
@@ -189,7 +189,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			before = s.partitions[p].epoch
 		}
 
-		calls[i] = &call{
+		runs[i] = &scriptRun{
 			Script: scripts.Claim,
 			Keys:   []string{s.at().ownerKey(p), s.at().dirtyKey(p)},
 			Args:   []any{owner, generation, s.self, number, before},
@@ -197,13 +197,13 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	}
 	s.mu.Unlock()
 
-	if err := s.conn.Run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, runs); err != nil {
 		return fail(err)
 	}
 
 	claims := make([]presence.Claim, len(partitions))
 	for i, p := range partitions {
-		reply := calls[i].Reply.([]any)
+		reply := runs[i].Reply.([]any)
 		epoch, former := reply[0].(int64), reply[2].(int64)
 
 		if epoch < 0 {
@@ -229,7 +229,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	// A concurrent call may have claimed the same partition later, and that claim is the one that is valid.
 	for i, c := range claims {
 		if p := &s.partitions[c.Partition]; p.epoch < c.Epoch {
-			reply := calls[i].Reply.([]any)
+			reply := runs[i].Reply.([]any)
 			*p = partition{
 				epoch: c.Epoch, unwritten: map[string]struct{}{}, known: reply[1].(int64) == 0,
 				shards: max(1, int(reply[3].(int64))), members: int(reply[4].(int64)),
@@ -242,7 +242,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 
 // fence writes the claims that were granted to every bucket.
 func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation uint64, again bool) error {
-	var calls []*call
+	var runs []*scriptRun
 
 	refused := func(c presence.Claim) bool { return c.Epoch == 0 }
 	claims = slices.DeleteFunc(slices.Clone(claims), refused)
@@ -259,11 +259,11 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation u
 
 		for b := range s.cfg.Buckets {
 			keys := []string{s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b)}
-			calls = append(calls, &call{Script: scripts.Fence, Keys: keys, Args: args})
+			runs = append(runs, &scriptRun{Script: scripts.Fence, Keys: keys, Args: args})
 		}
 	}
 
-	return s.conn.Run(ctx, calls)
+	return s.conn.Run(ctx, runs)
 }
 
 // Incomplete implements presence.Partitions. It costs one command per bucket, and looks
@@ -320,8 +320,8 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 		return nil, err
 	}
 
-	var calls []*call
-	var of []int // for each of calls: the index of its claim
+	var runs []*scriptRun
+	var of []int // for each of runs: the index of its claim
 	s.mu.Lock()
 	for i, c := range claims {
 		shards := 1
@@ -335,7 +335,7 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 				keys = append(keys, s.at().memberKey(c.Partition, j))
 			}
 
-			calls = append(calls, &call{
+			runs = append(runs, &scriptRun{
 				Script: scripts.Load,
 				Keys:   keys,
 				Args:   []any{c.Epoch, c.Generation, flag(first == 0), shards},
@@ -346,19 +346,19 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 	s.mu.Unlock()
 
 	snaps := make([]presence.Snapshot, len(claims))
-	for len(calls) > 0 {
-		n := min(loadRuns, len(calls))
-		if err := s.conn.Run(ctx, calls[:n]); err != nil {
+	for len(runs) > 0 {
+		n := min(loadRuns, len(runs))
+		if err := s.conn.Run(ctx, runs[:n]); err != nil {
 			return nil, fmt.Errorf("presenceredis: load %d partitions: %w", len(claims), err)
 		}
 
-		for k, cl := range calls[:n] {
-			if err := loaded(cl, &snaps[of[k]]); err != nil {
+		for k, run := range runs[:n] {
+			if err := loaded(run, &snaps[of[k]]); err != nil {
 				return nil, fmt.Errorf("presenceredis: load partition %d: %w", claims[of[k]].Partition, err)
 			}
 		}
 
-		calls = calls[n:]
+		runs = runs[n:]
 		of = of[n:]
 	}
 
@@ -382,8 +382,8 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 }
 
 // loaded adds the reply of one run of load.lua to snap.
-func loaded(cl *call, snap *presence.Snapshot) error {
-	reply := cl.Reply.([]any)
+func loaded(run *scriptRun, snap *presence.Snapshot) error {
+	reply := run.Reply.([]any)
 	if err := statusError(byte('0' + reply[0].(int64))); err != nil {
 		return err
 	}

@@ -57,8 +57,7 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 	return updates, nil
 }
 
-// batch is the bucket, and when reading also the site and kind, that the topics of one call
-// have in common.
+// batch is the bucket, and when reading also the site and kind, that the topics of one run have in common.
 type batch struct {
 	bucket int
 	site   presence.Site // when read
@@ -107,23 +106,23 @@ func (s *Store) read(
 		updates[i].Topic = t
 	}
 
-	var calls []*call
+	var runs []*scriptRun
 	var places [][]int
 	s.batches(topics, true, func(b batch, at []int) {
 		if reader := kinds[b.kind]; reader != nil {
-			calls = append(calls, reader(s, reading{b.bucket, c.Publish, gateway, topics, at, inParts}))
+			runs = append(runs, reader(s, reading{b.bucket, c.Publish, gateway, topics, at, inParts}))
 			places = append(places, at)
 		}
 	})
 
-	if err := s.conn.Run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, runs); err != nil {
 		return nil, nil, err
 	}
 
 	// The counts are read before the generation, see repaired.
-	generations := make([]string, len(calls))
-	for k, cl := range calls {
-		generations[k] = cl.Reply.([]any)[1].(string)
+	generations := make([]string, len(runs))
+	for k, run := range runs {
+		generations[k] = run.Reply.([]any)[1].(string)
 	}
 
 	repaired, err := s.repaired(ctx, generations...)
@@ -131,8 +130,8 @@ func (s *Store) read(
 		return nil, nil, err
 	}
 
-	for k, cl := range calls {
-		reply := cl.Reply.([]any)
+	for k, run := range runs {
+		reply := run.Reply.([]any)
 		for j, i := range places[k] {
 			stale := reply[0] == "1" || !repaired[k]
 			updates[i] = s.update(topics[i], reply[2+j].(string), stale)
@@ -199,7 +198,7 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 
 	c, err := s.known(ctx)
 	if err == nil {
-		err = s.conn.Run(ctx, s.detachCalls(gateway, topics, c.Publish))
+		err = s.conn.Run(ctx, s.detachRuns(gateway, topics, c.Publish))
 	}
 	if err != nil {
 		return fmt.Errorf("presenceredis: detach %s from %d topics: %w", gateway, len(topics), err)
@@ -208,8 +207,8 @@ func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.To
 	return nil
 }
 
-func (s *Store) detachCalls(gateway string, topics []presence.Topic, publish string) []*call {
-	var calls []*call
+func (s *Store) detachRuns(gateway string, topics []presence.Topic, publish string) []*scriptRun {
+	var runs []*scriptRun
 
 	s.batches(topics, false, func(b batch, at []int) {
 		args := append(make([]any, 0, 3+len(at)), s.at().channel(b.bucket, s.cfg.Conn.DB), publish, gateway)
@@ -217,14 +216,14 @@ func (s *Store) detachCalls(gateway string, topics []presence.Topic, publish str
 			args = append(args, topics[i].String())
 		}
 
-		calls = append(calls, &call{
+		runs = append(runs, &scriptRun{
 			Script: scripts.Detach,
 			Keys:   []string{s.at().stateKey(b.bucket), s.at().endpointsKey(b.bucket)},
 			Args:   args,
 		})
 	})
 
-	return calls
+	return runs
 }
 
 // Missing implements presence.Endpoints.

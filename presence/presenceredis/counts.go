@@ -15,21 +15,21 @@ import (
 type group struct {
 	change int
 	counts []int // indexes into Change.Counts
-	pages  []int // for each of counts: the number of its page in the call
+	pages  []int // for each of counts: the number of its page in the run
 }
 
-// countsCall is one run of counts.lua for one bucket.
-type countsCall struct {
-	call
+// countsRun is one run of counts.lua for one bucket.
+type countsRun struct {
+	scriptRun
 	names      []string
 	groups     []group
 	generation uint64
 	bucket     int
 	counts     []count // of the groups
-	continues  bool    // its first group continues the last group of the call before it
+	continues  bool    // its first group continues the last group of the run before it
 }
 
-// count is one count in a call.
+// count is one count in a run.
 type count struct {
 	page, partition int
 	users           int64
@@ -47,7 +47,7 @@ const (
 const noSeal = "-"
 
 // pack encodes the claims and the counts as arguments.
-func (cc *countsCall) pack(changes []presence.Change) {
+func (cc *countsRun) pack(changes []presence.Change) {
 	slices.SortStableFunc(cc.counts, func(a, b count) int { return a.page - b.page })
 
 	claims := make([]byte, 0, 8*len(cc.groups))
@@ -74,8 +74,8 @@ func (cc *countsCall) pack(changes []presence.Change) {
 	cc.Args[claimsAt], cc.Args[countsAt] = claims, text
 }
 
-// writeCounts runs counts.lua for the changes whose members are written: one call per
-// bucket for all partitions together, or several if there are many counts.
+// writeCounts runs counts.lua for the changes whose members are written: one run per bucket for all partitions
+// together, or several if there are many counts.
 func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	c, err := s.known(ctx)
 	if err != nil {
@@ -87,29 +87,29 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 		return
 	}
 
-	var todo []*countsCall
+	var todo []*countsRun
 	for b, groups := range s.byBucket(changes, outcomes) {
-		todo = append(todo, s.countCalls(b, c.Publish, changes, groups)...)
+		todo = append(todo, s.countRuns(b, c.Publish, changes, groups)...)
 	}
 
 	// Buckets refuse runs out of order, so no other goroutine may send between the numbering and the end of the run.
 	s.counting.Lock()
 	defer s.counting.Unlock()
 	for round := 1; len(todo) > 0; round++ {
-		calls := make([]*call, len(todo))
+		runs := make([]*scriptRun, len(todo))
 
 		s.mu.Lock()
 		for i, cc := range todo {
 			s.numberLocked(cc, changes)
-			calls[i] = &cc.call
+			runs[i] = &cc.scriptRun
 		}
 		s.mu.Unlock()
 
-		_ = s.conn.Run(ctx, calls) // each call has its error
+		_ = s.conn.Run(ctx, runs) // each run has its error
 
-		var again []*countsCall
+		var again []*countsRun
 		for i, cc := range todo {
-			// A call that continues another one runs again only if that one does.
+			// A run that continues another one is repeated only if that one is.
 			follows := !cc.continues || len(again) > 0 && again[len(again)-1] == todo[i-1]
 			if s.counted(cc, changes, outcomes, follows && round < retries) {
 				again = append(again, cc)
@@ -120,8 +120,8 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 	}
 }
 
-// numberLocked gives a call the next run number of its bucket, and the seal if all its epochs are valid under it.
-func (s *Store) numberLocked(cc *countsCall, changes []presence.Change) {
+// numberLocked gives a run the next number of its bucket, and the seal if all its epochs are valid under it.
+func (s *Store) numberLocked(cc *countsRun, changes []presence.Change) {
 	f := &s.fences[cc.bucket]
 	f.run++
 	cc.Args[runAt] = f.run
@@ -136,8 +136,8 @@ func (s *Store) numberLocked(cc *countsCall, changes []presence.Change) {
 	}
 }
 
-// sealed records the epochs that a call found valid under seal.
-func (s *Store) sealed(cc *countsCall, changes []presence.Change, status, seal string) {
+// sealed records the epochs that a run found valid under seal.
+func (s *Store) sealed(cc *countsRun, changes []presence.Change, status, seal string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -189,15 +189,14 @@ func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome)
 	return buckets
 }
 
-// countCalls returns the calls for one bucket. A group may span several calls; each of
-// them then says that it continues the one before it, so that no call completes a
-// partition while earlier counts are missing.
-func (s *Store) countCalls(b int, publish string, changes []presence.Change, groups []group) []*countsCall {
+// countRuns returns the runs for one bucket. A group may span several runs; each of them then says that it continues
+// the one before it, so that no run completes a partition while earlier counts are missing.
+func (s *Store) countRuns(b int, publish string, changes []presence.Change, groups []group) []*countsRun {
 	byPartition := func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition }
 	slices.SortStableFunc(groups, byPartition)
 
-	var calls []*countsCall
-	var cc *countsCall
+	var runs []*countsRun
+	var cc *countsRun
 	var numbers map[string]int // by page: its number in cc
 	size := 0                  // of cc
 
@@ -206,8 +205,8 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 
 		for before := 0; ; {
 			if cc == nil || size >= countBatch || cc.generation != c.Generation {
-				cc = s.newCountsCall(b, publish, c.Generation, before > 0)
-				calls = append(calls, cc)
+				cc = s.newCountsRun(b, publish, c.Generation, before > 0)
+				runs = append(runs, cc)
 				numbers = map[string]int{}
 				size = 0
 			}
@@ -231,15 +230,15 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 		}
 	}
 
-	for _, cc := range calls {
+	for _, cc := range runs {
 		cc.pack(changes)
 	}
 
-	return calls
+	return runs
 }
 
-func (s *Store) newCountsCall(b int, publish string, generation uint64, continues bool) *countsCall {
-	return &countsCall{generation: generation, bucket: b, continues: continues, call: call{
+func (s *Store) newCountsRun(b int, publish string, generation uint64, continues bool) *countsRun {
+	return &countsRun{generation: generation, bucket: b, continues: continues, scriptRun: scriptRun{
 		Script: scripts.Counts,
 		Keys: []string{
 			s.at().stateKey(b), s.at().fenceKey(b), s.at().readyKey(b), s.at().logKey(b), s.at().emptiesKey(b),
@@ -254,8 +253,8 @@ func (s *Store) newCountsCall(b int, publish string, generation uint64, continue
 	}}
 }
 
-// add adds a group with these counts of a change. A page of several changes is one key of the call.
-func (cc *countsCall) add(change int, c presence.Change, counts []int, numbers map[string]int, prefix string) {
+// add adds a group with these counts of a change. A page of several changes is one key of the run.
+func (cc *countsRun) add(change int, c presence.Change, counts []int, numbers map[string]int, prefix string) {
 	part := group{change: change, counts: counts, pages: make([]int, 0, len(counts))}
 
 	for _, j := range counts {
@@ -284,10 +283,10 @@ func appendNumber(to []byte, n uint64, bytes int) []byte {
 	return to
 }
 
-// counted copies a call's reply into the outcomes. It reports whether the call came out
-// of turn and must run again, if mayAgain.
+// counted copies a run's reply into the outcomes. It reports whether the run came out of turn and must run again, if
+// mayAgain.
 func (s *Store) counted(
-	cc *countsCall, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool,
+	cc *countsRun, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool,
 ) (again bool) {
 	if cc.Err != nil {
 		for _, g := range cc.groups {
@@ -297,7 +296,7 @@ func (s *Store) counted(
 	}
 
 	reply, ok := cc.Reply.([]any)
-	// The only element is "late" or "gap": a later call was carried out, or an earlier one is missing.
+	// The only element is "late" or "gap": a later run was carried out, or an earlier one is missing.
 	outOfTurn := !ok || len(reply) == 1
 	if outOfTurn && mayAgain {
 		return true
@@ -343,8 +342,8 @@ func (s *Store) counted(
 	return false
 }
 
-// parse returns the counts of a call in the order of its names, up to a record that is malformed.
-func (cc *countsCall) parse(reply []any) ([]presence.Count, error) {
+// parse returns the counts of a run in the order of its names, up to a record that is malformed.
+func (cc *countsRun) parse(reply []any) ([]presence.Count, error) {
 	counts := make([]presence.Count, len(cc.names))
 	stale := reply[0] == "1"
 	without := reply[4].(string)

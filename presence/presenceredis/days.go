@@ -23,14 +23,14 @@ func (s *Store) Days(ctx context.Context, page string, from int64) ([]minutes.Da
 	}
 
 	bucket := presence.Bucket(page, s.cfg.Buckets)
-	cl := &call{Script: scripts.Days, Keys: []string{
+	run := &scriptRun{Script: scripts.Days, Keys: []string{
 		s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().daysKey(bucket, page),
 	}}
-	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*scriptRun{run}); err != nil {
 		return nil, fmt.Errorf("presenceredis: days of a page: %w", err)
 	}
 
-	reply := cl.Reply.([]any)
+	reply := run.Reply.([]any)
 	days, err := parseDays([]byte(reply[4].(string)))
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: days of a page: %w: %w", ErrForeign, err)

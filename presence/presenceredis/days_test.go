@@ -36,7 +36,7 @@ func daysAreThoseOfTheCalendar(t *testing.T, url string) {
 	bucket := presence.Bucket(page, s.cfg.Buckets)
 	m := &s.minutes
 
-	var calls []*call
+	var calls []*scriptRun
 	users, area, until := int64(0), int64(0), int64(0) // the area of the day, up to until (ms)
 	visits := map[visit]*minutes.Visits{}
 	for minute := int64(first) * minutes.MinutesOfDay; minute < (first+days)*minutes.MinutesOfDay; {
@@ -68,12 +68,12 @@ func daysAreThoseOfTheCalendar(t *testing.T, url string) {
 		end := area + users
 		entry := binary.BigEndian.AppendUint32(nil, uint32(minute))
 		entry = appendNumber(appendNumber(appendNumber(entry, uint64(most), 5), uint64(users), 5), uint64(end), 7)
-		counts := m.countsCall([]endedMinute{{bucket, page, string(entry)}})
+		counts := m.countsRun([]endedMinute{{bucket, page, string(entry)}})
 		calls = append(calls, counts)
 		if visits[visit{page, minute}] != nil {
 			m.mu.Lock()
 			m.visits = visits
-			calls = append(calls, m.visitsCallLocked(bucket, []visit{{page, minute}}))
+			calls = append(calls, m.visitsRunLocked(bucket, []visit{{page, minute}}))
 			m.visits = map[visit]*minutes.Visits{}
 			m.mu.Unlock()
 		}
@@ -84,9 +84,9 @@ func daysAreThoseOfTheCalendar(t *testing.T, url string) {
 		minute += max(1, pause)
 	}
 	for part := range slices.Chunk(calls, 50) {
-		again := make([]*call, 0, 2*len(part))
+		again := make([]*scriptRun, 0, 2*len(part))
 		for _, cl := range part {
-			again = append(again, &call{Script: cl.Script, Keys: cl.Keys, Args: cl.Args})
+			again = append(again, &scriptRun{Script: cl.Script, Keys: cl.Keys, Args: cl.Args})
 		}
 		for range 1 + rnd.IntN(2) { // a run whose answer was lost is repeated
 			if err := s.conn.Run(t.Context(), again); err != nil {

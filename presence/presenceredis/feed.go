@@ -162,9 +162,9 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	}
 }
 
-// Heard implements redisconn.Listener. Beyond the bound, and after a gap, it marks the
-// bucket to be read again instead of keeping the publication.
-func (w *watcher) Heard(bucket int, payload string) {
+// Received implements redisconn.Listener. Beyond the bound, and after a gap, it marks the bucket to be read again
+// instead of keeping the publication.
+func (w *watcher) Received(bucket int, payload string) {
 	head, _, _ := strings.Cut(payload, " ")
 	sequence, err := strconv.ParseUint(head, 10, 64)
 

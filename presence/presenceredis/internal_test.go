@@ -49,8 +49,8 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 
 	numbers := func() []uint64 { // the numbers of the pages' pairs
 		t.Helper()
-		cl := s.ownCall(7, pages)
-		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
+		cl := s.ownRun(7, pages)
+		if err := s.conn.Run(t.Context(), []*scriptRun{cl}); err != nil {
 			t.Fatal(err)
 		}
 
@@ -71,7 +71,7 @@ func TestServerAForgottenPairComesBackAbove(t *testing.T) {
 	before := numbers()
 
 	set(0)
-	if err := s.conn.Run(t.Context(), []*call{s.sweepCall(7, pages, true, "")}); err != nil {
+	if err := s.conn.Run(t.Context(), []*scriptRun{s.sweepRun(7, pages, true, "")}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -153,7 +153,7 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 		}
 		want := map[string]map[int]int64{}
 		present := map[string]bool{}
-		var earlier []*call
+		var earlier []*scriptRun
 
 		// Earlier runs come again, as from a client that repeats what was not answered.
 		rerun := func() {
@@ -164,7 +164,7 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 
 				late := *rapid.SampledFrom(earlier).Draw(rt, "run")
 				late.Reply, late.Err = nil, nil
-				if err := s.conn.Run(t.Context(), []*call{&late}); err != nil {
+				if err := s.conn.Run(t.Context(), []*scriptRun{&late}); err != nil {
 					rt.Fatal(err)
 				}
 			}
@@ -188,17 +188,17 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			}
 
 			// These are the calls of Store.Write, in its order.
-			calls := s.memberCalls(c, s.unwrittenLocked(c), 1, 0)
+			calls := s.memberRuns(c, s.unwrittenLocked(c), 1, 0)
 
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
-				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+				for _, cc := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
 					s.numberLocked(cc, []presence.Change{c})
-					calls = append(calls, &cc.call)
+					calls = append(calls, &cc.scriptRun)
 				}
 			}
 			for _, cl := range calls {
-				if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
+				if err := s.conn.Run(t.Context(), []*scriptRun{cl}); err != nil {
 					rt.Fatal(err)
 				}
 				earlier = append(earlier, cl)
@@ -278,25 +278,25 @@ func TestServerAMissingPartIsNoticed(t *testing.T) {
 	}
 
 	// Only the second of two batches arrives: the owner must not believe that the first one did.
-	members := s.memberCalls(c, pageList{}, shardsFor(len(c.Members)), 0)
+	members := s.memberRuns(c, pageList{}, shardsFor(len(c.Members)), 0)
 	err = s.conn.Run(t.Context(), members[1:2])
 	if err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
 		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
 	}
 
 	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
-	parts := s.countCalls(7, "PUBLISH", []presence.Change{c}, groups)
+	parts := s.countRuns(7, "PUBLISH", []presence.Change{c}, groups)
 	for _, part := range parts {
 		s.numberLocked(part, []presence.Change{c})
 	}
 
-	err = s.conn.Run(t.Context(), []*call{&parts[1].call})
+	err = s.conn.Run(t.Context(), []*scriptRun{&parts[1].scriptRun})
 	if err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
 		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
 	}
 
 	// A repeated change may be divided into other parts, because other changes are written with it.
-	if err := s.conn.Run(t.Context(), []*call{&parts[0].call}); err != nil {
+	if err := s.conn.Run(t.Context(), []*scriptRun{&parts[0].scriptRun}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -370,14 +370,14 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 			// The zombie holds the calls of its next change when another node claims the partition.
 			c.Sequence = 2
 			c.Counts = []presence.PageUsers{{Page: "p", Users: 3}}
-			var calls []*call
+			var calls []*scriptRun
 			for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
-				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+				for _, cc := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
 					s.numberLocked(cc, []presence.Change{c})
 					if knows := cc.Args[sealAt] != noSeal; knows != wrote {
 						t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
 					}
-					calls = append(calls, &cc.call)
+					calls = append(calls, &cc.scriptRun)
 				}
 			}
 
@@ -407,12 +407,12 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 func TestServerALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	claim := func(number int) int64 {
-		cl := &call{
+		cl := &scriptRun{
 			Script: scripts.Claim, Keys: []string{at(t, s).ownerKey(1), at(t, s).dirtyKey(1)},
 			Args: []any{"n", "7", "self", number},
 		}
 
-		if err := s.conn.Run(t.Context(), []*call{cl}); err != nil {
+		if err := s.conn.Run(t.Context(), []*scriptRun{cl}); err != nil {
 			t.Fatal(err)
 		}
 		return cl.Reply.([]any)[0].(int64)
@@ -564,7 +564,7 @@ func TestServerAnOldClusterHearsClassicChannels(t *testing.T) {
 }
 
 func newWatcher(backlog int) *watcher {
-	conn := &redisconn.Caller{
+	conn := &redisconn.Runner{
 		Metrics: &redisconn.Metrics{Gaps: prometheus.NewCounter(prometheus.CounterOpts{Name: "gaps"})},
 	}
 	return &watcher{
@@ -592,10 +592,10 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 			w := newWatcher(30)
 
 			for _, p := range tc.published {
-				w.Heard(1, p)
+				w.Received(1, p)
 			}
 			// Nobody watches bucket 3, so it counts for nothing.
-			w.Heard(3, "1 0 0 \n")
+			w.Received(3, "1 0 0 \n")
 			lost, todo := w.take()
 			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
 				t.Fatalf("lost %v, %d publications; want %t, %d", lost, len(todo), tc.lost, tc.todo)
@@ -608,10 +608,10 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 // endpoints that have gone since.
 func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)
-	w.Heard(1, "1 0 0 \n")
-	w.Heard(2, "1 0 0 \n")
+	w.Received(1, "1 0 0 \n")
+	w.Received(2, "1 0 0 \n")
 	w.Subscribed(nil, 1)
-	w.Heard(2, "2 0 0 \n")
+	w.Received(2, "2 0 0 \n")
 	lost, todo := w.take()
 	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {
 		t.Fatalf("lost %v, waiting %+v", lost, todo)

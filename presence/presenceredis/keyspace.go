@@ -97,7 +97,7 @@ func (s *Store) settle(ctx context.Context) error {
 	return nil
 }
 
-// do runs fn with Redis, as redisconn.Caller.Do does. fn may make keys.
+// do runs fn with Redis, as redisconn.Runner.Do does. fn may make keys.
 func (s *Store) do(ctx context.Context, fn func(context.Context, *client) error) error {
 	if err := s.settle(ctx); err != nil {
 		return err

@@ -17,22 +17,21 @@ type reading struct {
 	parts   bool  // for counts: also read the part of each region
 }
 
-// kinds has, for each kind of topic, the call that reads its updates. The reply is a
-// list: "1" if the updates are stale, otherwise "0"; the bucket's generation; then for
-// each topic "incarnation sequence value", or nothing.
-var kinds = map[presence.Kind]func(s *Store, r reading) *call{
+// kinds has, for each kind of topic, the run that reads its updates. The reply is a list: "1" if the updates are stale,
+// otherwise "0"; the bucket's generation; then for each topic "incarnation sequence value", or nothing.
+var kinds = map[presence.Kind]func(s *Store, r reading) *scriptRun{
 	presence.KindCount: countsRead,
 	unread.KindLevel:   storedField((*keyspace).historyKey, levelField),
 	unread.KindRecord:  storedField((*keyspace).recordKey, recordField),
 }
 
 // countsRead reads counts, which are sums.
-func countsRead(s *Store, r reading) *call {
+func countsRead(s *Store, r reading) *scriptRun {
 	site := r.topics[r.at[0]].Site
 	prefix := s.at().pagePrefix(r.bucket) + site.Qualify("")
 	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // a topic without its page
 
-	cl := &call{
+	run := &scriptRun{
 		Script: scripts.Read,
 		Keys: append(make([]string, 0, 3+len(r.at)),
 			s.at().stateKey(r.bucket), s.at().readyKey(r.bucket), s.at().endpointsKey(r.bucket)),
@@ -43,16 +42,16 @@ func countsRead(s *Store, r reading) *call {
 	}
 
 	for _, i := range r.at {
-		cl.Keys = append(cl.Keys, prefix+r.topics[i].Key)
+		run.Keys = append(run.Keys, prefix+r.topics[i].Key)
 	}
 
-	return cl
+	return run
 }
 
 // storedField reads updates that are stored as they are published, in a field of a hash.
-func storedField(name func(k *keyspace, bucket int, key string) string, field string) func(*Store, reading) *call {
-	return func(s *Store, r reading) *call {
-		cl := &call{
+func storedField(name func(k *keyspace, bucket int, key string) string, field string) func(*Store, reading) *scriptRun {
+	return func(s *Store, r reading) *scriptRun {
+		run := &scriptRun{
 			Script: scripts.Values,
 			Keys: append(make([]string, 0, 2+len(r.at)),
 				s.at().stateKey(r.bucket), s.at().endpointsKey(r.bucket)),
@@ -61,10 +60,10 @@ func storedField(name func(k *keyspace, bucket int, key string) string, field st
 		}
 
 		for _, i := range r.at {
-			cl.Keys = append(cl.Keys, name(s.at(), r.bucket, r.topics[i].Name()))
-			cl.Args = append(cl.Args, r.topics[i].String())
+			run.Keys = append(run.Keys, name(s.at(), r.bucket, r.topics[i].Name()))
+			run.Args = append(run.Args, r.topics[i].String())
 		}
 
-		return cl
+		return run
 	}
 }

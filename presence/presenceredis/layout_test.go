@@ -161,9 +161,9 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 
 	from := s.partitions[1].shards
 	for _, to := range []int{from + 100, 3} {
-		for _, cl := range s.resizeCalls(claims[0], from, to) {
+		for _, cl := range s.resizeRuns(claims[0], from, to) {
 			cl.Args[0] = claims[0].Epoch
-			if err := s.conn.Run(t.Context(), []*call{cl}); err != nil || cl.Reply.(int64) != 0 {
+			if err := s.conn.Run(t.Context(), []*scriptRun{cl}); err != nil || cl.Reply.(int64) != 0 {
 				t.Fatal(cl.Reply, err)
 			}
 
@@ -182,7 +182,7 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 			// The run comes again, too late: it moves nobody.
 			late := *cl
 			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
-			if err := s.conn.Run(t.Context(), []*call{&late}); err != nil || late.Reply.(int64) != statusResharded-'0' {
+			if err := s.conn.Run(t.Context(), []*scriptRun{&late}); err != nil || late.Reply.(int64) != statusResharded-'0' {
 				t.Fatalf("again: %v, %v", late.Reply, err)
 			}
 		}

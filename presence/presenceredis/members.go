@@ -81,7 +81,7 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 	s.mu.Unlock()
 
 	for round := 1; len(todo) > 0; round++ {
-		var calls []*call
+		var runs []*scriptRun
 		ends := make([]int, len(todo))
 
 		s.mu.Lock()
@@ -93,19 +93,19 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 				members = p.members
 			}
 
-			calls = append(calls, s.memberCalls(changes[i], lists[i], shards, members)...)
-			ends[k] = len(calls)
+			runs = append(runs, s.memberRuns(changes[i], lists[i], shards, members)...)
+			ends[k] = len(runs)
 		}
 		s.mu.Unlock()
 
-		_ = s.conn.Run(ctx, calls) // each call has its error
+		_ = s.conn.Run(ctx, runs) // each run has its error
 
 		again := todo[:0] // overwrites todo behind the place that is read
 
 		first := 0
 		s.mu.Lock()
 		for k, i := range todo {
-			status, err := s.membersWrittenLocked(changes[i], calls[first:ends[k]])
+			status, err := s.membersWrittenLocked(changes[i], runs[first:ends[k]])
 			first = ends[k]
 
 			mayPass := round < retries && (status == statusGap || status == statusResharded)
@@ -124,11 +124,11 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 	}
 }
 
-// membersWrittenLocked returns the status or error of the first of one change's calls that was not written.
-func (s *Store) membersWrittenLocked(c presence.Change, calls []*call) (status byte, err error) {
+// membersWrittenLocked returns the status or error of the first of one change's runs that was not written.
+func (s *Store) membersWrittenLocked(c presence.Change, runs []*scriptRun) (status byte, err error) {
 	status = statusWritten
-	for _, cl := range calls {
-		switch reply := cl.Reply.(type) {
+	for _, run := range runs {
+		switch reply := run.Reply.(type) {
 		case []any: // members.lua
 			if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
 				p.shards = int(reply[1].(int64))
@@ -138,10 +138,10 @@ func (s *Store) membersWrittenLocked(c presence.Change, calls []*call) (status b
 			if status == statusWritten {
 				status = byte('0' + reply[0].(int64))
 			}
-		case int64: // reply of resize.lua; the next call has the same status
+		case int64: // reply of resize.lua; the next run has the same status
 		default:
 			if err == nil {
-				err = cl.Err
+				err = run.Err
 			}
 		}
 	}
@@ -210,12 +210,11 @@ func (s *Store) unwrittenLocked(c presence.Change) pageList {
 	return list
 }
 
-// memberCalls splits a change into batches. The first batch has the list of pages, so
-// that Redis lists them as unwritten before any member changes. Before the batches the
-// number of shards is adapted to the number of members.
-func (s *Store) memberCalls(c presence.Change, list pageList, shards, members int) []*call {
+// memberRuns splits a change into batches. The first batch has the list of pages, so that Redis lists them as unwritten
+// before any member changes. Before the batches the number of shards is adapted to the number of members.
+func (s *Store) memberRuns(c presence.Change, list pageList, shards, members int) []*scriptRun {
 
-	var calls []*call
+	var runs []*scriptRun
 	const flagsAt = 4 // of args
 
 	drop := 0 // shards that a reset drops
@@ -223,7 +222,7 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 		drop = shards
 		shards = shardsFor(len(c.Members))
 	} else {
-		calls = s.resizeCalls(c.Claim, shards, shardsAfter(c, shards, members))
+		runs = s.resizeRuns(c.Claim, shards, shardsAfter(c, shards, members))
 		shards = shardsAfter(c, shards, members)
 	}
 
@@ -263,10 +262,10 @@ func (s *Store) memberCalls(c presence.Change, list pageList, shards, members in
 			args[flagsAt] = args[flagsAt].(int) + 2 // this batch completes the members
 		}
 
-		calls = append(calls, &call{Script: scripts.Members, Keys: keys, Args: args})
+		runs = append(runs, &scriptRun{Script: scripts.Members, Keys: keys, Args: args})
 	}
 
-	return calls
+	return runs
 }
 
 // splitByShard appends the keys of the members' shards, and the changes in each shard. The
@@ -334,9 +333,9 @@ func shardsAfter(c presence.Change, shards, members int) int {
 
 }
 
-// resizeCalls returns the calls that change the number of shards.
-func (s *Store) resizeCalls(c presence.Claim, from, to int) []*call {
-	var calls []*call
+// resizeRuns returns the runs that change the number of shards.
+func (s *Store) resizeRuns(c presence.Claim, from, to int) []*scriptRun {
+	var runs []*scriptRun
 	for from != to {
 		next := max(from-resizeSteps, to)
 		if from < to {
@@ -356,7 +355,7 @@ func (s *Store) resizeCalls(c presence.Claim, from, to int) []*call {
 				s.at().memberKey(c.Partition, neighbour(last)), s.at().memberKey(c.Partition, last-1))
 
 		}
-		calls = append(calls, &call{
+		runs = append(runs, &scriptRun{
 			Script: scripts.Resize,
 			Keys:   keys,
 			Args:   []any{c.Epoch, c.Generation, from, next},
@@ -365,7 +364,7 @@ func (s *Store) resizeCalls(c presence.Claim, from, to int) []*call {
 		from = next
 	}
 
-	return calls
+	return runs
 }
 
 func without(list []presence.Member, m presence.Member) []presence.Member {

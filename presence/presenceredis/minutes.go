@@ -116,9 +116,8 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	}
 }
 
-// write writes the queued counts, and the arrivals of minutes before the minute before. Data
-// that cannot be written waits for the next call, but none that was written: a string would
-// have it twice.
+// write writes the queued counts, and the arrivals of minutes before the minute before. Data that cannot be written
+// waits for the next run, but none that was written: a string would have it twice.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
 	m.latest = max(m.latest, before)
@@ -140,11 +139,11 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 		}
 	}
 
-	var calls []*call
-	var counts [][]endedMinute // of the first calls
+	var runs []*scriptRun
+	var counts [][]endedMinute // of the first runs
 	for _, list := range ended {
 		for part := range slices.Chunk(list, minuteBatch) {
-			calls = append(calls, m.countsCall(part))
+			runs = append(runs, m.countsRun(part))
 			counts = append(counts, part)
 		}
 	}
@@ -152,17 +151,17 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	var visits [][]visit // of the others
 	for b, list := range visited {
 		for part := range slices.Chunk(list, visitBatch) {
-			calls = append(calls, m.visitsCallLocked(b, part))
+			runs = append(runs, m.visitsRunLocked(b, part))
 			visits = append(visits, part)
 		}
 	}
 	m.mu.Unlock()
 
-	if len(calls) == 0 {
+	if len(runs) == 0 {
 		return
 	}
 
-	if err := m.store.conn.Run(ctx, calls); err != nil {
+	if err := m.store.conn.Run(ctx, runs); err != nil {
 		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; trying again")
 	}
 
@@ -172,14 +171,14 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	// What failed goes before the minutes that ended meanwhile: they are in the order in which they ended.
 	var failed []endedMinute
 	for i, part := range counts {
-		if calls[i].Err != nil {
+		if runs[i].Err != nil {
 			failed = append(failed, part...)
 		}
 	}
 	m.counts = append(failed[:min(len(failed), maxPendingMinutes-len(m.counts))], m.counts...)
 
 	for i, part := range visits {
-		if calls[len(counts)+i].Err == nil {
+		if runs[len(counts)+i].Err == nil {
 			for _, key := range part {
 				delete(m.visits, key)
 			}
@@ -187,25 +186,25 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	}
 }
 
-// countsCall returns the run of remember.lua for ended minutes of one bucket.
-func (m *minuteWriter) countsCall(ended []endedMinute) *call {
-	cl := m.rememberCall(len(ended), 0)
+// countsRun returns the run of remember.lua for ended minutes of one bucket.
+func (m *minuteWriter) countsRun(ended []endedMinute) *scriptRun {
+	run := m.rememberRun(len(ended), 0)
 	for _, e := range ended {
-		cl.Keys = append(cl.Keys, m.store.at().minutesKey(e.bucket, e.page))
-		cl.Args = append(cl.Args, e.entry)
+		run.Keys = append(run.Keys, m.store.at().minutesKey(e.bucket, e.page))
+		run.Args = append(run.Args, e.entry)
 	}
 	if m.days > 0 {
 		for _, e := range ended {
-			cl.Keys = append(cl.Keys, m.store.at().daysKey(e.bucket, e.page))
+			run.Keys = append(run.Keys, m.store.at().daysKey(e.bucket, e.page))
 		}
 	}
 
-	return cl
+	return run
 }
 
-// rememberCall returns a run of remember.lua for so many ended minutes and arrivals of minutes, which the caller adds.
-func (m *minuteWriter) rememberCall(counts, visits int) *call {
-	return &call{
+// rememberRun returns a run of remember.lua for so many ended minutes and arrivals of minutes, which the caller adds.
+func (m *minuteWriter) rememberRun(counts, visits int) *scriptRun {
+	return &scriptRun{
 		Script: scripts.Remember,
 		Args:   []any{m.retention*60 + 3600, m.retention * entryBytes, counts, visits, m.days},
 	}
@@ -223,28 +222,28 @@ func (m *minuteWriter) kept() int {
 }
 
 // visitsCallLocked returns the run of remember.lua for arrivals in one bucket.
-func (m *minuteWriter) visitsCallLocked(bucket int, visits []visit) *call {
-	cl := m.rememberCall(0, len(visits))
+func (m *minuteWriter) visitsRunLocked(bucket int, visits []visit) *scriptRun {
+	run := m.rememberRun(0, len(visits))
 	at := m.store.at()
 	for _, key := range visits {
 		v := m.visits[key]
-		cl.Keys = append(cl.Keys, at.visitsKey(bucket, key.at/60, key.page))
+		run.Keys = append(run.Keys, at.visitsKey(bucket, key.at/60, key.page))
 		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
-		cl.Args = append(cl.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
+		run.Args = append(run.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
 	if m.days == 0 {
-		return cl
+		return run
 	}
 
 	for _, key := range visits {
-		cl.Keys = append(cl.Keys, at.daysKey(bucket, key.page))
+		run.Keys = append(run.Keys, at.daysKey(bucket, key.page))
 	}
 	for _, key := range visits {
-		cl.Keys = append(cl.Keys, at.registersKey(bucket, key.at/minutes.MinutesOfDay, key.page))
+		run.Keys = append(run.Keys, at.registersKey(bucket, key.at/minutes.MinutesOfDay, key.page))
 	}
-	cl.Keys = append(cl.Keys, at.spareKey(bucket))
+	run.Keys = append(run.Keys, at.spareKey(bucket))
 
-	return cl
+	return run
 }
 
 var _ minutes.Store = (*Store)(nil)
@@ -258,17 +257,17 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 
 	bucket := presence.Bucket(page, s.cfg.Buckets)
 	running := s.minutes.unwritten(page, from) // before Redis is read, which may then have the same numbers
-	cl := &call{Script: scripts.Minutes, Keys: []string{
+	run := &scriptRun{Script: scripts.Minutes, Keys: []string{
 		s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().minutesKey(bucket, page),
 	}}
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
-		cl.Keys = append(cl.Keys, s.at().visitsKey(bucket, hour, page))
+		run.Keys = append(run.Keys, s.at().visitsKey(bucket, hour, page))
 	}
-	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*scriptRun{run}); err != nil {
 		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)
 	}
 
-	reply := cl.Reply.([]any)
+	reply := run.Reply.([]any)
 	list, err := countedMinutes(reply, from)
 	if err != nil {
 		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)

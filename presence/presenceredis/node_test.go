@@ -87,6 +87,6 @@ type replies func(gateway string, r *heartbeat.Reply)
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }
 
 // asked returns a hold call that is made now.
-func asked(u presence.User, page string, on bool) presence.HoldCall {
-	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
+func asked(u presence.User, page string, on bool) presence.HoldChange {
+	return presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()}
 }

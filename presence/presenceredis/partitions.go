@@ -17,7 +17,7 @@ const (
 	loadShards  = 64   // shards in one run of load.lua
 	loadRuns    = 4    // runs of load.lua in one pipeline, which has its own deadline: some 10,000 members
 	resizeSteps = 32   // shards split or merged in one run of resize.lua
-	retries     = 3    // rounds for calls that found the call before them missing
+	retries     = 3    // rounds for runs that found the run before them missing
 )
 
 // The status of a change, as scripts reply it.

@@ -20,27 +20,27 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 
 // What Facts.Postgres says of the PostgreSQL of the counters in the same Redis.
 const (
-	PostgresNone   = "none"
-	PostgresBehind = "behind 2" // Redis is in front of it; "behind" is of older releases
-	PostgresBeside = "beside"   // it has the exact counters of all regions
+	PostgresNone        = "none"
+	PostgresTiered      = "behind 2" // it is the durable store behind Redis; "behind" is of older releases
+	PostgresSharedExact = "beside"   // it has the exact counters of all regions
 )
 
 // postgresMend returns a remedy for a setting of PostgreSQL that does not fit the counters
 // in this Redis.
 func postgresMend(theirs, ours string) string {
 	const older = "behind"
-	behind := theirs == PostgresBehind || theirs == older
+	isTiered := theirs == PostgresTiered || theirs == older
 	unknown := theirs == older || theirs == ""
 
-	if ours == PostgresBehind && unknown {
+	if ours == PostgresTiered && unknown {
 		return "processes of an older release use this Redis, and keep what PostgreSQL does not have yet under other " +
 			"names; end all of them with SIGTERM, which persists it, then start this release"
 	}
-	if ours == PostgresBehind && theirs == PostgresNone {
+	if ours == PostgresTiered && theirs == PostgresNone {
 		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, " +
 			"and its counters are carried into PostgreSQL"
 	}
-	if ours == PostgresNone && behind {
+	if ours == PostgresNone && isTiered {
 		return "the counters of this Redis are persisted in PostgreSQL; give this process their --postgres, or carry " +
 			"them over (headcount export --redis URL --postgres URL) and import them into an empty Redis"
 	}
@@ -133,18 +133,18 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		p.Name, p.Incarnation, strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
 		len(restore) / 2, len(add) / 2,
 	}
-	cl := &call{
+	run := &scriptRun{
 		Script: scripts.Renew,
 		Keys:   []string{factsKey, leasesKey},
 		Args:   slices.Concat(args, restore, add, s.facts()),
 	}
 
-	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*scriptRun{run}); err != nil {
 		return nil, err
 	}
 
 	reply := make([]string, 0, 16)
-	for _, v := range cl.Reply.([]any) {
+	for _, v := range run.Reply.([]any) {
 		reply = append(reply, v.(string))
 	}
 
@@ -252,7 +252,7 @@ func parseLease(name, text string) (lease, error) {
 // Leave implements presence.Processes.
 func (s *Store) Leave(ctx context.Context, p presence.Process) error {
 	args := []any{p.Name, p.Incarnation}
-	err := s.conn.Run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: args}})
+	err := s.conn.Run(ctx, []*scriptRun{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: args}})
 	if err != nil {
 		return fmt.Errorf("presenceredis: end the lease of %s: %w", p.Name, err)
 	}

@@ -35,29 +35,29 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		return nil, err
 	}
 
-	calls := make([]*call, len(positions))
+	runs := make([]*scriptRun, len(positions))
 	for i, p := range positions {
-		calls[i] = &call{
+		runs[i] = &scriptRun{
 			Script: scripts.Log,
 			Keys:   []string{s.at().stateKey(p.Bucket), s.at().logKey(p.Bucket), s.at().readyKey(p.Bucket)},
 			Args:   []any{s.cfg.Partitions, p.Log, p.Cursor, limit},
 		}
 	}
 
-	if err := s.conn.Run(ctx, calls); err != nil && noneRan(calls) {
+	if err := s.conn.Run(ctx, runs); err != nil && noneRan(runs) {
 		return nil, fmt.Errorf("presenceredis: read %d logs: %w", len(positions), err)
 	}
 
 	batches := make([]pncounter.Batch, len(positions))
-	var owns []*call
+	var owns []*scriptRun
 	var of []int // for each of owns: the index of its batch
-	for i, cl := range calls {
-		if cl.Err != nil { // a bucket that cannot be read must not delay the others
+	for i, run := range runs {
+		if run.Err != nil { // a bucket that cannot be read must not delay the others
 			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
 			continue
 		}
 
-		reply := cl.Reply.([]any)
+		reply := run.Reply.([]any)
 		n := numbers(reply[:3])
 		b := &batches[i]
 		*b = pncounter.Batch{
@@ -92,7 +92,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		for j := 0; j < len(pages); j += 2 {
 			names = append(names, pages[j].(string))
 		}
-		owns = append(owns, s.ownCall(b.Bucket, names))
+		owns = append(owns, s.ownRun(b.Bucket, names))
 		of = append(of, i)
 	}
 
@@ -104,7 +104,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 }
 
 // readPairs runs owns, and appends the pairs in their replies to the batches in of.
-func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns []*call, of []int) error {
+func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns []*scriptRun, of []int) error {
 	if err := s.conn.Run(ctx, owns); err != nil && noneRan(owns) {
 		return err
 	}
@@ -140,8 +140,8 @@ func aboutTheKey(err error) bool {
 	return errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE")
 }
 
-func noneRan(calls []*call) bool {
-	return !slices.ContainsFunc(calls, func(cl *call) bool { return cl.Err == nil })
+func noneRan(runs []*scriptRun) bool {
+	return !slices.ContainsFunc(runs, func(run *scriptRun) bool { return run.Err == nil })
 }
 
 func numbers(values []any) []uint64 {
@@ -216,24 +216,24 @@ func (s *Store) relog(
 
 	prefix := s.at().pagePrefix(bucket)
 
-	var calls []*call
+	var runs []*scriptRun
 	for first := 0; first == 0 || first < len(pages); first += relogBatch {
-		cl := &call{
+		run := &scriptRun{
 			Script: scripts.Relog,
 			Keys:   []string{s.at().stateKey(bucket), s.at().logKey(bucket)},
 			Args:   []any{high, len(prefix), complete},
 		}
 		for _, page := range pages[first:min(first+relogBatch, len(pages))] {
-			cl.Keys = append(cl.Keys, prefix+page)
+			run.Keys = append(run.Keys, prefix+page)
 		}
-		calls = append(calls, cl)
+		runs = append(runs, run)
 	}
 
-	if err := s.conn.Run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, runs); err != nil {
 		return "", fmt.Errorf("presenceredis: log of bucket %d: %w", bucket, err)
 	}
 
-	return calls[0].Reply.(string), nil
+	return runs[0].Reply.(string), nil
 }
 
 // Raise gives the pairs of pages, or without pages the bucket's log, a number above high
@@ -263,7 +263,7 @@ func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err erro
 
 	// The script that reads the pairs of pages removes those that are forgotten from the log.
 	if err == nil && len(pages) > 0 {
-		err = s.conn.Run(ctx, []*call{s.ownCall(bucket, pages)})
+		err = s.conn.Run(ctx, []*scriptRun{s.ownRun(bucket, pages)})
 	}
 	if err != nil {
 		return 0, fmt.Errorf("presenceredis: sweep the log of bucket %d: %w", bucket, err)
@@ -275,19 +275,19 @@ func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err erro
 	return rank + sweepPages, nil
 }
 
-func (s *Store) ownCall(bucket int, pages []string) *call {
+func (s *Store) ownRun(bucket int, pages []string) *scriptRun {
 	prefix := s.at().pagePrefix(bucket)
-	cl := &call{
+	run := &scriptRun{
 		Script: scripts.Own,
 		Keys:   []string{s.at().stateKey(bucket), s.at().logKey(bucket)},
 		Args:   []any{len(prefix)},
 	}
 
 	for _, page := range pages {
-		cl.Keys = append(cl.Keys, prefix+page)
+		run.Keys = append(run.Keys, prefix+page)
 	}
 
-	return cl
+	return run
 }
 
 // ApplyPeers makes the buckets' totals include the peers in, and leave out the peers in
@@ -298,24 +298,24 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 		return err
 	}
 
-	calls := make([]*call, len(buckets))
+	runs := make([]*scriptRun, len(buckets))
 	for i, b := range buckets {
-		cl := &call{
+		run := &scriptRun{
 			Script: scripts.Peers,
 			Keys:   []string{s.at().stateKey(b), s.at().readyKey(b), s.at().logKey(b)},
 			Args:   []any{s.at().channel(b, s.cfg.Conn.DB), c.Publish, s.cfg.Partitions},
 		}
 
 		for _, name := range in {
-			cl.Args = append(cl.Args, name, 1)
+			run.Args = append(run.Args, name, 1)
 		}
 		for _, name := range out {
-			cl.Args = append(cl.Args, name, 0)
+			run.Args = append(run.Args, name, 0)
 		}
-		calls[i] = cl
+		runs[i] = run
 	}
 
-	if err := s.conn.Run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, runs); err != nil {
 		return fmt.Errorf("presenceredis: peers of %d buckets: %w", len(buckets), err)
 	}
 
@@ -393,16 +393,16 @@ func NewPeer(s *Store, self, name string) *Peer { return &Peer{s, self, name} }
 // Hello greets the peer, and checks that it is the region of the settings. Its errors are
 // pncounter.ErrRefused, and presence.ErrUnavailable, after which the caller tries again.
 func (p *Peer) Hello(ctx context.Context, identity string) error {
-	cl := &call{
+	run := &scriptRun{
 		Script: scripts.Hello,
 		Keys:   []string{factsKey, regionsKey},
 		Args:   []any{p.self, identity, nameHeld.Milliseconds()},
 	}
-	if err := p.s.conn.Run(ctx, []*call{cl}); err != nil {
+	if err := p.s.conn.Run(ctx, []*scriptRun{run}); err != nil {
 		return err
 	}
 
-	reply := cl.Reply.([]any)
+	reply := run.Reply.([]any)
 	switch reply[0].(string) {
 	case "missing":
 		return fmt.Errorf("%w: no process of that region has started yet", presence.ErrUnavailable)
@@ -481,10 +481,10 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 		return nil, err
 	}
 
-	calls := make([]*call, len(batches))
+	runs := make([]*scriptRun, len(batches))
 	for i, b := range batches {
 		prefix := p.s.at().pagePrefix(b.Bucket)
-		cl := &call{
+		run := &scriptRun{
 			Script: scripts.Merge,
 			Keys: append(make([]string, 0, 3+len(b.Pages)),
 				p.s.at().stateKey(b.Bucket), p.s.at().readyKey(b.Bucket), p.s.at().emptiesKey(b.Bucket)),
@@ -495,22 +495,22 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 		}
 
 		for _, pp := range b.Pages {
-			cl.Keys = append(cl.Keys, prefix+pp.Page)
-			cl.Args = append(cl.Args, pp.Incarnation, pp.Increments, pp.Decrements)
+			run.Keys = append(run.Keys, prefix+pp.Page)
+			run.Args = append(run.Args, pp.Incarnation, pp.Increments, pp.Decrements)
 		}
-		calls[i] = cl
+		runs[i] = run
 	}
-	if err := p.s.conn.Run(ctx, calls); err != nil && noneRan(calls) {
+	if err := p.s.conn.Run(ctx, runs); err != nil && noneRan(runs) {
 		return nil, err
 	}
 
 	acks := make([]pncounter.Ack, len(batches))
-	for i, cl := range calls {
-		if cl.Err != nil {
-			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: cl.Err}
+	for i, run := range runs {
+		if run.Err != nil {
+			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: run.Err}
 			continue
 		}
-		reply := cl.Reply.([]any)
+		reply := run.Reply.([]any)
 		n := numbers(reply[1:4])
 		acks[i] = pncounter.Ack{
 			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],

@@ -704,7 +704,7 @@ func TestServerAPeerThatOnlyHasAnImport(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	client := &redisconn.Client{UniversalClient: server.Client()}
-	imported := presenceredis.Facts{Counters: 3, Postgres: presenceredis.PostgresBeside}
+	imported := presenceredis.Facts{Counters: 3, Postgres: presenceredis.PostgresSharedExact}
 	if err := presenceredis.NoteCounters(t.Context(), client, imported); err != nil {
 		t.Fatal(err)
 	}

@@ -73,9 +73,9 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 		Departures: []presence.Departure{{User: 3, At: time.Now()}},
 	}
 
-	var calls []*call
+	var calls []*scriptRun
 	add := func(name scripts.Name, keys []string, args ...any) {
-		calls = append(calls, &call{Script: name, Keys: keys, Args: args})
+		calls = append(calls, &scriptRun{Script: name, Keys: keys, Args: args})
 	}
 
 	// A partition gets another owner, and its buckets are fenced.
@@ -88,11 +88,11 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Relog, []string{state, at(t, s).logKey(b)}, 0, len(at(t, s).pagePrefix(b)), "")
 
 	// A change writes members, then counts.
-	calls = append(calls, s.memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
+	calls = append(calls, s.memberRuns(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
-		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {
+		for _, cc := range s.countRuns(bucket, "PUBLISH", []presence.Change{change}, groups) {
 			s.numberLocked(cc, []presence.Change{change})
-			calls = append(calls, &cc.call)
+			calls = append(calls, &cc.scriptRun)
 		}
 	}
 
@@ -152,7 +152,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 		var after [2]map[string]string
 		for i := range after {
 			again := *cl
-			if err := s.conn.Run(ctx, []*call{&again}); err != nil {
+			if err := s.conn.Run(ctx, []*scriptRun{&again}); err != nil {
 				t.Fatalf("%s: %v", cl.Script, err)
 			}
 			after[i] = everything(t, s)

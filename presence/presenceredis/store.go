@@ -94,7 +94,7 @@ type Facts struct {
 // Store is the store in Redis. Its methods may be called from any goroutine.
 type Store struct {
 	cfg    Config
-	conn   *redisconn.Caller
+	conn   *redisconn.Runner
 	ping   time.Duration // between two pings of a subscription; 0: the default of redisconn
 	self   string        // id of this process in claims
 	claims atomic.Uint64 // number of its last claim
@@ -126,8 +126,8 @@ type Store struct {
 }
 
 type (
-	client = redisconn.Client
-	call   = redisconn.Call
+	client    = redisconn.Client
+	scriptRun = redisconn.ScriptRun
 )
 
 var (
@@ -155,7 +155,7 @@ func Open(cfg Config) *Store {
 	}
 
 	s.generations.marks = cfg.Conn.Marks
-	s.conn = cfg.Conn.Caller(redisconn.CallerConfig{
+	s.conn = cfg.Conn.Runner(redisconn.RunnerConfig{
 		Scripts:     scripts.Presence,
 		Unavailable: presence.ErrUnavailable,
 		Classify:    s.classify,

@@ -127,7 +127,7 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 			return err
 		}
 
-		if err := s.conn.Run(ctx, []*call{s.sweepCall(bucket, pages, true, "")}); err != nil {
+		if err := s.conn.Run(ctx, []*scriptRun{s.sweepRun(bucket, pages, true, "")}); err != nil {
 			return err
 		}
 	}
@@ -135,18 +135,18 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 
 // sweep checks all pages of the buckets that no other process has swept meanwhile.
 func (s *Store) sweep(ctx context.Context, buckets []int) error {
-	calls := make([]*call, len(buckets))
+	runs := make([]*scriptRun, len(buckets))
 	for i, b := range buckets {
-		calls[i] = s.sweepCall(b, nil, false, "")
+		runs[i] = s.sweepRun(b, nil, false, "")
 	}
 
-	if err := s.conn.Run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, runs); err != nil {
 		return err
 	}
 
 	numbers := map[int]string{} // of the sweeps that are due, by bucket
 	for i, b := range buckets {
-		reply := calls[i].Reply.([]any)
+		reply := runs[i].Reply.([]any)
 		requested, ended := reply[0], reply[1]
 		if requested != ended {
 			numbers[b] = requested.(string)
@@ -160,35 +160,34 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 		if numbers[bucket] == "" {
 			return nil
 		}
-		return s.conn.Run(ctx, []*call{s.sweepCall(bucket, pages, false, "")})
+		return s.conn.Run(ctx, []*scriptRun{s.sweepRun(bucket, pages, false, "")})
 	})
 	if err != nil {
 		return err
 	}
 
-	calls = calls[:0]
+	runs = runs[:0]
 	for b, number := range numbers {
-		calls = append(calls, s.sweepCall(b, nil, false, number))
+		runs = append(runs, s.sweepRun(b, nil, false, number))
 	}
 
-	return s.conn.Run(ctx, calls)
+	return s.conn.Run(ctx, runs)
 }
 
-// sweepCall returns a run of sweep.lua. done is the number of the sweep that ends with
-// it, or empty.
-func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) *call {
+// sweepRun returns a run of sweep.lua. done is the number of the sweep that ends with it, or empty.
+func (s *Store) sweepRun(bucket int, pages []string, forget bool, done string) *scriptRun {
 	prefix := s.at().pagePrefix(bucket)
-	cl := &call{
+	run := &scriptRun{
 		Script: scripts.Sweep,
 		Keys:   []string{s.at().stateKey(bucket), s.at().emptiesKey(bucket)},
 		Args:   []any{len(prefix), int(s.cfg.RememberFor.Seconds()), flag(forget), done},
 	}
 
 	for _, page := range pages {
-		cl.Keys = append(cl.Keys, prefix+page)
+		run.Keys = append(run.Keys, prefix+page)
 	}
 
-	return cl
+	return run
 }
 
 // Pages implements presence.Lister. It scans all keys.

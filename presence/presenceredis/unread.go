@@ -26,7 +26,7 @@ var _ unread.Store = (*Store)(nil)
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
 	cn, err := s.known(ctx)
 	if err == nil {
-		err = s.conn.Run(ctx, []*call{s.changeCall(page, c, cn.Publish)})
+		err = s.conn.Run(ctx, []*scriptRun{s.changeRun(page, c, cn.Publish)})
 	}
 
 	if err != nil {
@@ -35,24 +35,24 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 	return nil
 }
 
-func (s *Store) changeCall(page string, c unread.Change, publish string) *call {
+func (s *Store) changeRun(page string, c unread.Change, publish string) *scriptRun {
 	b := presence.Bucket(page, s.cfg.Buckets)
-	cl := &call{Script: scripts.Change, Keys: []string{s.at().stateKey(b), s.at().historyKey(b, page)}}
+	run := &scriptRun{Script: scripts.Change, Keys: []string{s.at().stateKey(b), s.at().historyKey(b, page)}}
 	if c.Key != "" {
 		hash := unread.KeyHash(page, c.Key)
-		cl.Keys = append(cl.Keys, s.at().onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
+		run.Keys = append(run.Keys, s.at().onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
 	}
 
 	by := ""
 	if c.By != nil {
 		by = c.By.String()
 	}
-	cl.Args = []any{
+	run.Args = []any{
 		s.at().channel(b, s.cfg.Conn.DB), publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors,
 		int(unread.KeyFor.Seconds()), c.Value(),
 	}
 
-	return cl
+	return run
 }
 
 // Levels implements unread.Store. Plain reads in a pipeline take half the time of a
@@ -378,7 +378,7 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 
 	set, gone := r.Differences(old)
 	b := s.userBucket(user)
-	cl := &call{
+	run := &scriptRun{
 		Script: scripts.Save,
 		Keys:   []string{s.at().stateKey(b), s.at().recordKey(b, user.String())},
 		Args: append(make([]any, 0, 7+2*len(set)+len(gone)),
@@ -388,17 +388,17 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	}
 
 	for _, f := range set {
-		cl.Args = append(cl.Args, f.Page, f.AppendValue(nil))
+		run.Args = append(run.Args, f.Page, f.AppendValue(nil))
 	}
 	for _, page := range gone {
-		cl.Args = append(cl.Args, page)
+		run.Args = append(run.Args, page)
 	}
 
-	if err := s.conn.Run(ctx, []*call{cl}); err != nil {
+	if err := s.conn.Run(ctx, []*scriptRun{run}); err != nil {
 		return v, err
 	}
 
-	text := cl.Reply.(string)
+	text := run.Reply.(string)
 	if text == "" {
 		return v, unread.ErrConflict
 	}

@@ -138,18 +138,18 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 // presence.ErrTooMany, presence.ErrNotOwner, presence.ErrOvertaken, and
 // presence.ErrUnavailable when the node or its store cannot be reached; in that case
 // the change may still have taken effect.
-func (c *Client) Hold(ctx context.Context, addr string, call presence.HoldCall) error {
-	if err := presence.CheckName(call.Page); err != nil {
+func (c *Client) Hold(ctx context.Context, addr string, change presence.HoldChange) error {
+	if err := presence.CheckName(change.Page); err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
 	}
 
 	// The clock of this machine may be wrong, so the age of the call is what counts.
-	asked := c.cfg.Now().Add(-time.Since(call.Asked))
+	asked := c.cfg.Now().Add(-time.Since(change.Asked))
 
 	body, err := json.Marshal(wireHold{
-		User:  fmt.Sprintf("%016x", uint64(call.User)),
-		Page:  call.Page,
-		On:    &call.On,
+		User:  fmt.Sprintf("%016x", uint64(change.User)),
+		Page:  change.Page,
+		On:    &change.On,
 		Asked: asked.UnixMilli(),
 	})
 	if err != nil {

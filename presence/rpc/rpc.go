@@ -219,28 +219,28 @@ type wireHold struct {
 	Asked int64 `json:"asked,omitempty"`
 }
 
-// parseHold parses a call about a hold. now is the time of the cluster; the process that made the call may be some
+// parseHold parses a change of a hold. now is the time of the cluster; the process that sent the change may be some
 // milliseconds ahead of it.
-func parseHold(body []byte, now time.Time) (call presence.HoldCall, err error) {
+func parseHold(body []byte, now time.Time) (change presence.HoldChange, err error) {
 	var m wireHold
 	if err := json.Unmarshal(body, &m); err != nil {
-		return call, err
+		return change, err
 	}
-	call.User, err = parseUser(m.User)
+	change.User, err = parseUser(m.User)
 	if err != nil {
-		return call, err
+		return change, err
 	}
 	if m.On == nil {
-		return call, errors.New("on is missing")
+		return change, errors.New("on is missing")
 	}
 
-	age := time.Duration(0) // of a release whose clock may be wrong: the call counts as made when it arrives
+	age := time.Duration(0) // of a release whose clock may be wrong: the change counts as asked for when it arrives
 	if m.Asked != 0 {
 		age = max(now.Sub(time.UnixMilli(m.Asked)), 0)
 	}
-	call.Page = m.Page
-	call.On = *m.On
-	call.Asked = time.Now().Add(-age)
+	change.Page = m.Page
+	change.On = *m.On
+	change.Asked = time.Now().Add(-age)
 
-	return call, presence.CheckName(m.Page)
+	return change, presence.CheckName(m.Page)
 }

@@ -169,7 +169,7 @@ func TestAnotherFormat(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := newHandler(t, rpc.Config{
 		Keys: secret, Registerer: reg, Log: zerolog.New(&log),
-		Holds: onHold(func(context.Context, presence.HoldCall) error {
+		Holds: onHold(func(context.Context, presence.HoldChange) error {
 			t.Error("a hold was taken")
 			return nil
 		}),
@@ -299,7 +299,7 @@ func TestHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHandler(t, rpc.Config{
 				Keys: secret,
-				Holds: onHold(func(_ context.Context, call presence.HoldCall) error {
+				Holds: onHold(func(_ context.Context, call presence.HoldChange) error {
 					if call.User != 1<<63+5 || call.Page != `a"é` || !call.On {
 						t.Errorf("%+v", call)
 					}
@@ -327,7 +327,7 @@ func TestHold(t *testing.T) {
 	}
 
 	t.Run("something else", func(t *testing.T) {
-		h := newHandler(t, rpc.Config{Holds: onHold(func(context.Context, presence.HoldCall) error {
+		h := newHandler(t, rpc.Config{Holds: onHold(func(context.Context, presence.HoldChange) error {
 			return errors.New("inner things")
 		})})
 		err := newClient(t, rpc.ClientConfig{Transport: &direct{handler: h}}).
@@ -413,7 +413,7 @@ func TestRefusals(t *testing.T) {
 			reg := prometheus.NewRegistry()
 			h := newHandler(t, rpc.Config{
 				Registerer: reg, Keys: secret, Name: server,
-				Holds: onHold(func(context.Context, presence.HoldCall) error {
+				Holds: onHold(func(context.Context, presence.HoldChange) error {
 					held = true
 					return nil
 				}),
@@ -467,7 +467,7 @@ func TestReplayAndTime(t *testing.T) {
 		taken := 0
 		h := newHandler(t, rpc.Config{
 			Keys: secret, Name: server,
-			Holds: onHold(func(context.Context, presence.HoldCall) error {
+			Holds: onHold(func(context.Context, presence.HoldChange) error {
 				taken++
 				return nil
 			}),
@@ -506,7 +506,7 @@ func TestReplayAndTime(t *testing.T) {
 		time.Sleep(31 * time.Second)
 		again(h, "old")
 		again(newHandler(t, rpc.Config{
-			Keys: secret, Holds: onHold(func(context.Context, presence.HoldCall) error {
+			Keys: secret, Holds: onHold(func(context.Context, presence.HoldChange) error {
 				taken++
 				return nil
 			}),
@@ -523,7 +523,7 @@ func TestReplayAndTime(t *testing.T) {
 		// A request for one process is refused by every other one.
 		other := newHandler(t, rpc.Config{
 			Keys: secret, Name: "10.0.0.3:7946",
-			Holds: onHold(func(context.Context, presence.HoldCall) error { return nil }),
+			Holds: onHold(func(context.Context, presence.HoldChange) error { return nil }),
 		})
 
 		stray := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: other}})
@@ -537,7 +537,7 @@ func TestReplayAndTime(t *testing.T) {
 func TestBodiesThatMakeNoSense(t *testing.T) {
 	h := newHandler(t, rpc.Config{
 		Updates: onUpdates(func(string, []presence.Update) { t.Error("updates were taken") }),
-		Holds: onHold(func(context.Context, presence.HoldCall) error {
+		Holds: onHold(func(context.Context, presence.HoldChange) error {
 			t.Error("a hold was taken")
 			return nil
 		}),
@@ -646,7 +646,7 @@ func TestOverConnections(t *testing.T) {
 		h := newHandler(t, rpc.Config{
 			Keys: secret, Name: server,
 			Updates: onUpdates(func(_ string, updates []presence.Update) { got += len(updates) }),
-			Holds: onHold(func(ctx context.Context, _ presence.HoldCall) error {
+			Holds: onHold(func(ctx context.Context, _ presence.HoldChange) error {
 				if slow {
 					<-ctx.Done()
 					return ctx.Err()
@@ -840,7 +840,7 @@ func FuzzAuthorization(f *testing.F) {
 // These types make functions rpc.Updates, rpc.Holds and rpc.Reports.
 type (
 	onUpdates func(from string, updates []presence.Update)
-	onHold    func(ctx context.Context, call presence.HoldCall) error
+	onHold    func(ctx context.Context, call presence.HoldChange) error
 	onReport  func() presence.Report
 )
 
@@ -848,13 +848,13 @@ func (f onUpdates) ReceiveUpdates(from string, updates []presence.Update) {
 	f(from, updates)
 }
 
-func (f onHold) ReceiveHold(ctx context.Context, call presence.HoldCall) error {
+func (f onHold) ReceiveHold(ctx context.Context, call presence.HoldChange) error {
 	return f(ctx, call)
 }
 
 func (f onReport) Report() presence.Report { return f() }
 
 // asked returns a hold call that is made now.
-func asked(u presence.User, page string, on bool) presence.HoldCall {
-	return presence.HoldCall{User: u, Page: page, On: on, Asked: time.Now()}
+func asked(u presence.User, page string, on bool) presence.HoldChange {
+	return presence.HoldChange{User: u, Page: page, On: on, Asked: time.Now()}
 }

@@ -30,7 +30,7 @@ type Updates interface {
 
 // Holds takes or ends holds for the node of this process.
 type Holds interface {
-	ReceiveHold(ctx context.Context, call presence.HoldCall) error
+	ReceiveHold(ctx context.Context, change presence.HoldChange) error
 }
 
 // Users knows users whose partitions this process owns.
@@ -139,7 +139,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		ctx, cancel := req.limit(r.Context())
 		defer cancel()
-		answer, err = h.call(ctx, path, req)
+		answer, err = h.carryOut(ctx, path, req)
 	}
 
 	if err == nil && answer != nil {
@@ -260,8 +260,8 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (*request, error)
 	return &request{from, body, left}, nil
 }
 
-// call carries out a request, and returns the body of the answer; nil: it has none.
-func (h *Handler) call(ctx context.Context, path string, req *request) ([]byte, error) {
+// carryOut carries out a request, and returns the body of the answer; nil: it has none.
+func (h *Handler) carryOut(ctx context.Context, path string, req *request) ([]byte, error) {
 	switch path {
 	case usersPath:
 		return h.users(ctx, req.body)
@@ -277,12 +277,12 @@ func (h *Handler) call(ctx context.Context, path string, req *request) ([]byte, 
 		return nil, nil
 	}
 
-	call, err := parseHold(req.body, h.cfg.Now())
+	change, err := parseHold(req.body, h.cfg.Now())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
 	}
 
-	return nil, h.cfg.Holds.ReceiveHold(ctx, call)
+	return nil, h.cfg.Holds.ReceiveHold(ctx, change)
 }
 
 // statusOf returns the status and the code of the answer to an error.

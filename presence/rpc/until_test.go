@@ -117,7 +117,7 @@ func (c calledBack) took(ctx context.Context) {
 	}
 }
 
-func (c calledBack) ReceiveHold(ctx context.Context, call presence.HoldCall) error {
+func (c calledBack) ReceiveHold(ctx context.Context, call presence.HoldChange) error {
 	c.took(ctx)
 	if age := time.Since(call.Asked); age < 998*time.Millisecond || age > time.Second {
 		c.t.Errorf("the call counts as made %s ago", age)
@@ -138,8 +138,8 @@ func (c calledBack) ReceiveUpdates(string, []presence.Update) { *c.taken++ }
 // its sender's clock may be wrong. The call counts as made when it arrives.
 func TestARequestOfAnOlderRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var call presence.HoldCall
-		h := newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(_ context.Context, c presence.HoldCall) error {
+		var call presence.HoldChange
+		h := newHandler(t, rpc.Config{Keys: secret, Holds: onHold(func(_ context.Context, c presence.HoldChange) error {
 			call = c
 			return nil
 		})})

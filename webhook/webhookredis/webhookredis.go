@@ -27,13 +27,13 @@ import (
 const Format = 1
 
 // Store is a webhook.Store in Redis. Its methods may be called from any goroutine.
-type Store struct{ conn *redisconn.Caller }
+type Store struct{ conn *redisconn.Runner }
 
 var _ webhook.Store = (*Store)(nil)
 
 // New returns a Store in a Redis, with metrics for registerer unless that is nil. Close ends it, before the connection.
 func New(conn *redisconn.Conn, registerer prometheus.Registerer) *Store {
-	return &Store{conn.Caller(redisconn.CallerConfig{
+	return &Store{conn.Runner(redisconn.RunnerConfig{
 		Scripts:     scripts.Webhooks,
 		Unavailable: webhook.ErrUnavailable,
 		Registerer:  registerer,
@@ -56,32 +56,32 @@ var errAnswer = fmt.Errorf("%w: an answer that cannot be read", webhook.ErrUnava
 // Report implements webhook.Store, by one script for each hook. With an error it returns nothing,
 // although the changes of some hooks may have been made.
 func (s *Store) Report(ctx context.Context, changes []webhook.Change) (reported []string, dropped int, err error) {
-	of := map[string]*redisconn.Call{}
+	of := map[string]*redisconn.ScriptRun{}
 	at := map[string][]int{} // indexes of changes, in their order
-	var calls []*redisconn.Call
+	var runs []*redisconn.ScriptRun
 	for i, c := range changes {
-		call := of[c.Hook]
-		if call == nil {
-			call = &redisconn.Call{
+		run := of[c.Hook]
+		if run == nil {
+			run = &redisconn.ScriptRun{
 				Script: scripts.HookReport,
 				Keys:   []string{key(c.Hook, "t"), key(c.Hook, "q"), key(c.Hook, "s")},
 				Args:   []any{webhook.MaxQueue, retention()},
 			}
-			of[c.Hook] = call
-			calls = append(calls, call)
+			of[c.Hook] = run
+			runs = append(runs, run)
 		}
 
-		call.Args = append(call.Args, c.Subject, c.Was, c.Is, c.Event)
+		run.Args = append(run.Args, c.Subject, c.Was, c.Is, c.Event)
 		at[c.Hook] = append(at[c.Hook], i)
 	}
 
-	if err := s.conn.Run(ctx, calls); err != nil {
+	if err := s.conn.Run(ctx, runs); err != nil {
 		return nil, 0, err
 	}
 
 	reported = make([]string, len(changes))
-	for hook, call := range of {
-		n, list, err := answer(call.Reply)
+	for hook, run := range of {
+		n, list, err := answer(run.Reply)
 		if err != nil || len(list) != len(at[hook]) {
 			return nil, 0, errAnswer
 		}
@@ -146,12 +146,12 @@ func (s *Store) Reported(ctx context.Context, hook string) (map[string]string, e
 
 // someReported returns subjects from a cursor on, each followed by its state, and the next cursor.
 func (s *Store) someReported(ctx context.Context, hook, cursor string) (pairs []string, next string, err error) {
-	call := &redisconn.Call{Script: scripts.HookReported, Keys: []string{key(hook, "t")}, Args: []any{cursor}}
-	if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
+	run := &redisconn.ScriptRun{Script: scripts.HookReported, Keys: []string{key(hook, "t")}, Args: []any{cursor}}
+	if err := s.conn.Run(ctx, []*redisconn.ScriptRun{run}); err != nil {
 		return nil, "", err
 	}
 
-	both, _ := call.Reply.([]any)
+	both, _ := run.Reply.([]any)
 	if len(both) != 2 {
 		return nil, "", errAnswer
 	}
@@ -167,27 +167,27 @@ func (s *Store) someReported(ctx context.Context, hook, cursor string) (pairs []
 
 // Take implements webhook.Store.
 func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting int, err error) {
-	call := &redisconn.Call{
+	run := &redisconn.ScriptRun{
 		Script: scripts.HookTake,
 		Keys:   []string{key(hook, "q"), key(hook, "s"), key(hook, "t")},
 		Args:   []any{webhook.MaxBatch, retention()},
 	}
-	if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
+	if err := s.conn.Run(ctx, []*redisconn.ScriptRun{run}); err != nil {
 		return nil, 0, err
 	}
 
-	waiting, events, err = answer(call.Reply)
+	waiting, events, err = answer(run.Reply)
 
 	return events, waiting, err
 }
 
 // Acknowledge implements webhook.Store.
 func (s *Store) Acknowledge(ctx context.Context, hook, first string, n int) error {
-	call := &redisconn.Call{
+	run := &redisconn.ScriptRun{
 		Script: scripts.HookAcknowledge,
 		Keys:   []string{key(hook, "q"), key(hook, "s")},
 		Args:   []any{first, n},
 	}
 
-	return s.conn.Run(ctx, []*redisconn.Call{call})
+	return s.conn.Run(ctx, []*redisconn.ScriptRun{run})
 }

@@ -63,9 +63,9 @@ func (s *Store) scan(ctx context.Context, at int, collection, after string) ([]r
 	return some, err
 }
 
-// Watch implements rows.Store. It has no gaps. A committing caller calls heard, which must not block.
-func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	s.watches.Watch(ctx, heard, missed)
+// Watch implements rows.Store. It has no gaps. A committing caller calls received, which must not block.
+func (s *Store) Watch(ctx context.Context, received func(int, uint64, []byte), missed func()) error {
+	s.watches.Watch(ctx, received, missed)
 
 	return nil
 }

@@ -273,9 +273,9 @@ func (p *partition) after(collection, after string) []rows.Row {
 	return found
 }
 
-// Watch implements rows.Store. It has no gaps. The publishing owner calls heard, which must not block.
-func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	s.watches.Watch(ctx, heard, missed)
+// Watch implements rows.Store. It has no gaps. The publishing owner calls received, which must not block.
+func (s *Store) Watch(ctx context.Context, received func(int, uint64, []byte), missed func()) error {
+	s.watches.Watch(ctx, received, missed)
 
 	return nil
 }

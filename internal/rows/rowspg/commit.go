@@ -184,7 +184,7 @@ func (t *transaction) write(ctx context.Context, c *pgxpool.Conn, cfg *Config) e
 		return c.SendBatch(ctx, b).Close()
 	}
 
-	t.queueWrites(b, cfg.Back)
+	t.queueWrites(b, cfg.DurableTier)
 	if cfg.Readable != nil {
 		queue := func(sql string, args ...any) { b.Queue(sql, args...) }
 		for _, one := range t.made {

@@ -503,7 +503,7 @@ func (p *proxy) hangUp() {
 // TestServerChanges: what a store in front may have lost, in more than one part.
 func TestServerChanges(t *testing.T) {
 	server := pgtest.Single(t)
-	s := open(t, server.Database(t), func(c *Config) { c.Back = true })
+	s := open(t, server.Database(t), func(c *Config) { c.DurableTier = true })
 	w := newWriter(t, s, "a")
 	row := func(field, value string) rows.Row {
 		is := rows.Row{Name: rows.Name{Collection: "c", Field: field}}

@@ -102,10 +102,10 @@ func (s *Store) claimed(partitions []rows.Former, claims []rows.Claim) {
 	s.watches.Missed()
 }
 
-// Watch implements rows.Store. A committing caller calls heard, which must not block. Commits of other processes are
+// Watch implements rows.Store. A committing caller calls received, which must not block. Commits of other processes are
 // detected as gaps, within PollEvery.
-func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	w := s.watches.Begin(heard, missed)
+func (s *Store) Watch(ctx context.Context, received func(int, uint64, []byte), missed func()) error {
+	w := s.watches.Begin(received, missed)
 	defer w.End()
 
 	before := map[int]newest{}

@@ -18,8 +18,10 @@
 //     claim and a commit lock them.
 //   - headcount_rows has the rows. A name may have any bytes, and has to sort by them, so it is no text. A change of a
 //     value touches no index, and half of each page is free for the new version. Its number is that of the commit that
-//     wrote it; what a commit changed is found without an index, as only a loss of the store in front asks for it.
-//   - headcount_row_deletions has the rows that were deleted lately, if this store is behind another one.
+//     wrote it; what a commit changed is found without an index, as it is asked for only after a fast
+//     store (package rowstier) has lost data.
+//   - headcount_row_deletions has the rows that were deleted lately, if this store is the durable tier of
+//     package rowstier.
 //   - headcount_row_ids has the IDs that were used. The index on until finds those to forget.
 //
 // People cannot read rows. [Config.Readable] may write tables that they can, in the same transactions.
@@ -56,13 +58,14 @@ type Config struct {
 	URL string // postgres://…; required
 	// Readable writes tables for people; nil: there are none.
 	Readable Readable
-	// Beside are the tables of other stores that use the same connection, see [Store.DB].
-	Beside []postgres.Tables
-	// Back says that this store is the durable tier of package rowstier. Then deletions are remembered for two days.
-	Back bool
-	// NoFront says that this store must not be the back of a tier. A database that is one is refused, with NoFront as
-	// the remedy. Empty: it may be one.
-	NoFront string
+	// OtherTables are the tables of other stores that use the same connection, see [Store.DB].
+	OtherTables []postgres.Tables
+	// DurableTier says that this store is the durable tier of package rowstier. Then deletions are remembered for two
+	// days.
+	DurableTier bool
+	// NoTier says that this store must not be the durable tier of package rowstier. A database that is one is refused,
+	// with NoTier as the remedy. Empty: it may be one.
+	NoTier string
 	// NoRows says that this database must not have rows of partitions. A database in which an owner has any is refused,
 	// with NoRows as the remedy. Empty: it may have rows.
 	NoRows string
@@ -144,15 +147,15 @@ func Tables(cfg Config) []postgres.Tables {
 	const lockID = 0x68656164726f7773 // "headrows"
 	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
 	switch {
-	case cfg.NoFront != "":
+	case cfg.NoTier != "":
 		own.Refuse = hasFront
-		own.Why = cfg.NoFront
+		own.Why = cfg.NoTier
 	case cfg.NoRows != "":
 		own.Refuse = hasRows
 		own.Why = cfg.NoRows
 	}
 
-	return append([]postgres.Tables{own}, cfg.Beside...)
+	return append([]postgres.Tables{own}, cfg.OtherTables...)
 }
 
 // Close waits for the calls in progress, and closes the connections. Later calls fail with rows.ErrUnavailable.

@@ -22,16 +22,16 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 		return errs
 	}
 
-	runs := groups(c, len(commits), func(i int) int { return sizeOf(&commits[i]) })
-	calls := make([]*redisconn.Call, len(runs))
-	for i, run := range runs {
-		calls[i] = s.commitCall(c, commits[run.first:run.end])
+	spans := groups(c, len(commits), func(i int) int { return sizeOf(&commits[i]) })
+	runs := make([]*redisconn.ScriptRun, len(spans))
+	for i, span := range spans {
+		runs[i] = s.commitRun(c, commits[span.first:span.end])
 	}
-	// The error of Run is only the first one of the calls. Each call has its own error, and others may have succeeded.
-	_ = s.writes.Run(ctx, calls)
+	// The error of Run is only the first one of the runs. Each run has its own error, and others may have succeeded.
+	_ = s.writes.Run(ctx, runs)
 
-	for i, run := range runs {
-		s.outcomes(calls[i], commits[run.first:run.end], errs[run.first:run.end])
+	for i, span := range spans {
+		s.outcomes(runs[i], commits[span.first:span.end], errs[span.first:span.end])
 	}
 
 	return errs
@@ -46,53 +46,53 @@ func fill(errs []error, err error) {
 // sizeOf estimates the number of arguments of a commit.
 func sizeOf(c *rows.Commit) int { return 16 + 3*len(c.IDs) + 3*len(c.Asked) + 2*len(c.Rows) }
 
-// commitCall returns the call of the script that makes commits.
-func (s *Store) commitCall(c *client, commits []rows.Commit) *redisconn.Call {
+// commitRun returns the run of the script that makes commits.
+func (s *Store) commitRun(c *client, commits []rows.Commit) *redisconn.ScriptRun {
 	// Allocate the arguments of a large batch only once.
 	size := 0
 	for i := range commits {
 		size += sizeOf(&commits[i])
 	}
 
-	call := &redisconn.Call{Script: scripts.RowsCommit, Args: make([]any, 0, size)}
-	call.Args = append(call.Args, c.Publish)
+	run := &redisconn.ScriptRun{Script: scripts.RowsCommit, Args: make([]any, 0, size)}
+	run.Args = append(run.Args, c.Publish)
 	for i := range commits {
-		s.appendCommit(call, &commits[i])
+		s.appendCommit(run, &commits[i])
 	}
 
-	return call
+	return run
 }
 
 // appendCommit appends the keys and arguments of a commit in the order of rows_commit.lua.
-func (s *Store) appendCommit(call *redisconn.Call, c *rows.Commit) {
-	firstKey := len(call.Keys)
-	firstArg := len(call.Args)
+func (s *Store) appendCommit(run *redisconn.ScriptRun, c *rows.Commit) {
+	firstKey := len(run.Keys)
+	firstArg := len(run.Args)
 
 	// Without a channel the script publishes nothing. The channel decides, because a publication may be empty.
 	channel := ""
 	if c.Publication != nil {
 		channel = s.channel(c.Partition)
 	}
-	call.Keys = append(call.Keys, s.ownerKey(c.Partition))
-	call.Args = append(call.Args, 0, 0, c.Epoch, c.After, c.Number, c.At.UnixMilli(), channel, c.Publication)
+	run.Keys = append(run.Keys, s.ownerKey(c.Partition))
+	run.Args = append(run.Args, 0, 0, c.Epoch, c.After, c.Number, c.At.UnixMilli(), channel, c.Publication)
 
 	// Also send the lifetime of an ID as a duration, because Redis expires it by its own clock.
-	call.Args = append(call.Args, len(c.IDs)+len(c.Asked))
+	run.Args = append(run.Args, len(c.IDs)+len(c.Asked))
 	for i := range c.IDs {
 		id := &c.IDs[i]
-		call.Keys = append(call.Keys, s.idKey(c.Partition, id))
-		call.Args = append(call.Args, id.Until.UnixMilli(), max(id.Until.Sub(c.At).Milliseconds(), 0))
+		run.Keys = append(run.Keys, s.idKey(c.Partition, id))
+		run.Args = append(run.Args, id.Until.UnixMilli(), max(id.Until.Sub(c.At).Milliseconds(), 0))
 	}
 	for i := range c.Asked {
-		call.Keys = append(call.Keys, s.idKey(c.Partition, &c.Asked[i]))
-		call.Args = append(call.Args, "", 0)
+		run.Keys = append(run.Keys, s.idKey(c.Partition, &c.Asked[i]))
+		run.Args = append(run.Args, "", 0)
 	}
 
-	s.appendRows(call, c)
+	s.appendRows(run, c)
 
 	// With these lengths the script finds the next commit even if it refuses this one.
-	call.Args[firstArg] = len(call.Keys) - firstKey
-	call.Args[firstArg+1] = len(call.Args) - firstArg
+	run.Args[firstArg] = len(run.Keys) - firstKey
+	run.Args[firstArg+1] = len(run.Args) - firstArg
 }
 
 // change is what a commit puts into a collection and deletes from it.
@@ -126,29 +126,29 @@ func changesOf(c *rows.Commit) []change {
 	return changes
 }
 
-func (s *Store) appendRows(call *redisconn.Call, c *rows.Commit) {
+func (s *Store) appendRows(run *redisconn.ScriptRun, c *rows.Commit) {
 	changes := changesOf(c)
-	call.Args = append(call.Args, len(changes))
+	run.Args = append(run.Args, len(changes))
 	for i := range changes {
 		one := &changes[i]
 
 		// The lengths must precede the lists, because the script cannot tell fields from values otherwise.
-		call.Keys = append(call.Keys, s.collectionKey(c.Partition, one.collection))
-		call.Args = append(call.Args, len(one.puts), len(one.deletes))
-		call.Args = append(call.Args, one.puts...)
-		call.Args = append(call.Args, one.deletes...)
+		run.Keys = append(run.Keys, s.collectionKey(c.Partition, one.collection))
+		run.Args = append(run.Args, len(one.puts), len(one.deletes))
+		run.Args = append(run.Args, one.puts...)
+		run.Args = append(run.Args, one.deletes...)
 	}
 }
 
-// outcomes sets the errors of the commits in a call.
-func (s *Store) outcomes(call *redisconn.Call, commits []rows.Commit, errs []error) {
-	if call.Err != nil {
-		fill(errs, s.commitError(call.Err))
+// outcomes sets the errors of the commits in a run.
+func (s *Store) outcomes(run *redisconn.ScriptRun, commits []rows.Commit, errs []error) {
+	if run.Err != nil {
+		fill(errs, s.commitError(run.Err))
 		return
 	}
 
 	// Each commit has its own reply: one may be refused and the next one made.
-	for i, reply := range list(call.Reply) {
+	for i, reply := range list(run.Reply) {
 		errs[i] = s.outcome(&commits[i], list(reply))
 	}
 }

@@ -42,7 +42,7 @@ type Store struct {
 	conn *redisconn.Conn
 	// There are few commits and claims at a time, so they are not bounded: they never wait for reads, nor for commits
 	// to a master that does not answer. The number of reads is not limited, so they are bounded.
-	writes, reads *redisconn.Caller
+	writes, reads *redisconn.Runner
 	tags          []string // prefixes of all keys of a partition
 }
 
@@ -52,7 +52,7 @@ type client = redisconn.Client
 
 // New returns a Store in the Redis of cfg.Conn. While Redis does not answer, calls return rows.ErrUnavailable.
 func New(cfg Config) *Store {
-	caller := redisconn.CallerConfig{
+	runner := redisconn.RunnerConfig{
 		Scripts:     scripts.Rows,
 		Unavailable: rows.ErrUnavailable,
 		Classify:    classify,
@@ -62,13 +62,13 @@ func New(cfg Config) *Store {
 		OnState:     cfg.OnState,
 		Accept:      cfg.Accept,
 	}
-	s := &Store{conn: cfg.Conn, writes: cfg.Conn.Caller(caller)}
+	s := &Store{conn: cfg.Conn, writes: cfg.Conn.Runner(runner)}
 
-	caller.Scripts = nil
-	caller.OnState = nil
-	caller.Bounded = true
-	caller.Metrics = "headcount_rows_redis_reads"
-	s.reads = cfg.Conn.Caller(caller)
+	runner.Scripts = nil
+	runner.OnState = nil
+	runner.Bounded = true
+	runner.Metrics = "headcount_rows_redis_reads"
+	s.reads = cfg.Conn.Runner(runner)
 
 	// Tags of other kinds, of buckets and of presence's partitions, begin with other letters.
 	s.tags = redisconn.EvenTags("r", rows.Partitions)
@@ -126,18 +126,18 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 		return nil, err
 	}
 
-	runs := groups(c, len(partitions), func(int) int { return 1 })
-	calls := make([]*redisconn.Call, len(runs))
-	for i, run := range runs {
-		calls[i] = s.claimCall(owner, partitions[run.first:run.end])
+	spans := groups(c, len(partitions), func(int) int { return 1 })
+	runs := make([]*redisconn.ScriptRun, len(spans))
+	for i, span := range spans {
+		runs[i] = s.claimRun(owner, partitions[span.first:span.end])
 	}
-	// The error of Run is only the first one of the calls. One master of a Cluster may be unavailable while others
+	// The error of Run is only the first one of the runs. One master of a Cluster may be unavailable while others
 	// answer.
-	_ = s.writes.Run(ctx, calls)
+	_ = s.writes.Run(ctx, runs)
 
 	claims := make([]rows.Claim, len(partitions))
-	for i, run := range runs {
-		s.claimed(calls[i], partitions[run.first:run.end], claims[run.first:run.end])
+	for i, span := range spans {
+		s.claimed(runs[i], partitions[span.first:span.end], claims[span.first:span.end])
 	}
 	if everyFailed(claims) {
 		return nil, claims[0].Err
@@ -146,11 +146,11 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	return claims, nil
 }
 
-// claimed sets the claims of the partitions of one call.
-func (s *Store) claimed(call *redisconn.Call, partitions []rows.Former, claims []rows.Claim) {
-	replies := list(call.Reply)
+// claimed sets the claims of the partitions of one run.
+func (s *Store) claimed(run *redisconn.ScriptRun, partitions []rows.Former, claims []rows.Claim) {
+	replies := list(run.Reply)
 	for i, former := range partitions {
-		err := call.Err
+		err := run.Err
 		if err == nil {
 			claims[i], err = s.claim(former.Partition, list(replies[i]))
 		}
@@ -170,14 +170,14 @@ func everyFailed(claims []rows.Claim) bool {
 	return len(claims) > 0
 }
 
-func (s *Store) claimCall(owner string, partitions []rows.Former) *redisconn.Call {
-	call := &redisconn.Call{Script: scripts.RowsClaim, Args: []any{owner}}
+func (s *Store) claimRun(owner string, partitions []rows.Former) *redisconn.ScriptRun {
+	run := &redisconn.ScriptRun{Script: scripts.RowsClaim, Args: []any{owner}}
 	for _, former := range partitions {
-		call.Keys = append(call.Keys, s.ownerKey(former.Partition))
-		call.Args = append(call.Args, former.Epoch)
+		run.Keys = append(run.Keys, s.ownerKey(former.Partition))
+		run.Args = append(run.Args, former.Epoch)
 	}
 
-	return call
+	return run
 }
 
 // claim converts the reply of rows_claim.lua for a partition.
@@ -220,20 +220,20 @@ const maxArgs = 1 << 16
 
 // groups divides a list into parts, each for one run of a script. On a Cluster a run has one element, because elements
 // are in different slots. Otherwise a run has as many elements as fit, given the number of arguments of each.
-func groups(c *client, n int, args func(i int) int) (runs []span) {
+func groups(c *client, n int, args func(i int) int) (spans []span) {
 	left := 0 // arguments that still fit into the last run
 	for i := range n {
 		size := args(i)
 
 		// A single element may be larger than maxArgs. It cannot be divided, so it gets a run of its own.
 		if i == 0 || c.Cluster != nil || size > left {
-			runs = append(runs, span{first: i})
+			spans = append(spans, span{first: i})
 			left = maxArgs
 		}
 
 		left -= size
-		runs[len(runs)-1].end = i + 1
+		spans[len(spans)-1].end = i + 1
 	}
 
-	return runs
+	return spans
 }

@@ -13,13 +13,13 @@ import (
 )
 
 // Watch implements rows.Store. Neither function may block, or Redis ends the subscription.
-func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
+func (s *Store) Watch(ctx context.Context, received func(int, uint64, []byte), missed func()) error {
 	channels := make(map[string]int, rows.Partitions)
 	for p := range rows.Partitions {
 		channels[s.channel(p)] = p
 	}
 
-	listener := &watch{s: s, heard: heard, missed: missed}
+	listener := &watch{s: s, received: received, missed: missed}
 	s.reads.Listen(ctx, redisconn.Subscription{Channels: channels, Listener: listener})
 
 	return nil
@@ -29,9 +29,9 @@ func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), miss
 type watch struct {
 	s *Store
 
-	mu     sync.Mutex // guards the fields below, and is held while the functions are called
-	heard  func(partition int, number uint64, publication []byte)
-	missed func()
+	mu       sync.Mutex // guards the fields below, and is held while the functions are called
+	received func(partition int, number uint64, publication []byte)
+	missed   func()
 	// newest has the number of each partition's last publication since the subscription began; 0: there was none.
 	newest [rows.Partitions]uint64
 	silent int // channels that are not subscribed yet
@@ -58,8 +58,8 @@ func (w *watch) Subscribed(*redis.PubSub, int) {
 	}
 }
 
-// Heard implements redisconn.Listener. The payload has the form of rows_commit.lua.
-func (w *watch) Heard(partition int, payload string) {
+// Received implements redisconn.Listener. The payload has the form of rows_commit.lua.
+func (w *watch) Received(partition int, payload string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
@@ -81,7 +81,7 @@ func (w *watch) Heard(partition int, payload string) {
 		w.missed()
 	}
 	w.newest[partition] = number
-	w.heard(partition, number, []byte(publication))
+	w.received(partition, number, []byte(publication))
 }
 
 func (w *watch) gap() { w.s.reads.Metrics.Gaps.Inc() }

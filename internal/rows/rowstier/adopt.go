@@ -9,8 +9,8 @@ import (
 	"headcount/internal/wake"
 )
 
-// Front is a fast store that may have been used without a back, as Redis alone is.
-type Front interface {
+// Lister is a fast store that may have been used alone, as Redis without PostgreSQL is: it can list its rows.
+type Lister interface {
 	rows.Store
 	// Contents calls each with names of collections and remembered IDs of a partition. Together the calls cover all
 	// partitions, in any order, perhaps repeatedly. Collections and IDs that are created or deleted during the call may
@@ -18,21 +18,21 @@ type Front interface {
 	Contents(ctx context.Context, each func(partition int, collections []string, ids []rows.ID) error) error
 }
 
-var _ rows.Store = Front(nil)
+var _ rows.Store = Lister(nil)
 
-// adoptedName is a row that is written to the back after all rows that the front had before it got a back. Once this
-// row is drained, so are all the others.
+// adoptedName is a row that is written to the durable store after all rows that the fast store had when it was used
+// alone. Once this row is drained, so are all the others.
 var adoptedName = rows.Name{Collection: collection, Field: "adopted"}
 
-// Adopted reports whether all rows that partitions of the front had before they got a back are in the back. A partition
-// that no process has claimed yet is not adopted.
+// Adopted reports whether the durable store has all rows that partitions of the fast store had when that was used
+// alone. A partition that no process has claimed yet is not adopted.
 func (s *Store) Adopted(ctx context.Context, partitions ...int) (bool, error) {
 	addresses := make([]rows.Address, len(partitions))
 	for i, id := range partitions {
 		addresses[i] = rows.Address{Partition: id, Name: stateName}
 	}
 
-	for i, row := range s.front.Read(ctx, addresses) {
+	for i, row := range s.fast.Read(ctx, addresses) {
 		if row.Err != nil || row.Value == nil {
 			return false, row.Err
 		}
@@ -45,7 +45,7 @@ func (s *Store) Adopted(ctx context.Context, partitions ...int) (bool, error) {
 	return true, nil
 }
 
-// adoptEach copies the rows of fronts that were used without a back to the back, until ctx ends.
+// adoptEach copies the rows of a fast store that was used alone to the durable store, until ctx ends.
 func (s *Store) adoptEach(ctx context.Context) {
 	for wake.Wait(ctx, s.cfg.DrainEvery, nil) {
 		claims := s.adopting(ctx)
@@ -77,10 +77,10 @@ func (s *Store) adopting(ctx context.Context) map[int]uint64 {
 	return claims
 }
 
-// adopt copies all rows of the partitions to the back in portions, as if the rows had just changed. If this process
-// ends before it has finished, the next owner starts over.
+// adopt copies all rows of the partitions to the durable store in portions, as if the rows had just changed. If this
+// process ends before it has finished, the next owner starts over.
 func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
-	front, ok := s.front.(Front)
+	fast, ok := s.fast.(Lister)
 	if !ok {
 		return errors.New("the fast store cannot list its rows")
 	}
@@ -90,7 +90,7 @@ func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 		collection string
 	}
 	done := map[place]bool{}
-	err := front.Contents(ctx, func(id int, collections []string, ids []rows.ID) error {
+	err := fast.Contents(ctx, func(id int, collections []string, ids []rows.ID) error {
 		epoch, isOurs := claims[id]
 		if !isOurs {
 			return nil
@@ -120,7 +120,7 @@ func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 	return s.finishAdoption(ctx, claims)
 }
 
-// finishAdoption waits until the back has everything, and then records that in the states.
+// finishAdoption waits until the durable store has everything, and then records that in the states.
 func (s *Store) finishAdoption(ctx context.Context, claims map[int]uint64) error {
 	for id, epoch := range claims {
 		s.partitions[id].add(epoch, map[rows.Name][]byte{adoptedName: {1}}, nil)
@@ -145,12 +145,13 @@ func (s *Store) finishAdoption(ctx context.Context, claims map[int]uint64) error
 	return nil
 }
 
-// adoptAtOnce bounds the undrained rows of a partition during its adoption: above it, adopt drains before it adds more.
-const adoptAtOnce = 10_000
+// adoptedAtOnce bounds the undrained rows of a partition during its adoption: above it, adopt drains before it adds
+// more.
+const adoptedAtOnce = 10_000
 
-// awaitRoom drains until the partition has fewer than adoptAtOnce undrained rows.
+// awaitRoom drains until the partition has fewer than adoptedAtOnce undrained rows.
 func (s *Store) awaitRoom(ctx context.Context, id int) error {
-	return s.drainUntil(ctx, func() bool { return s.partitions[id].dirty() < adoptAtOnce })
+	return s.drainUntil(ctx, func() bool { return s.partitions[id].countDirty() < adoptedAtOnce })
 }
 
 // adoptIDs marks IDs as undrained.
@@ -175,7 +176,7 @@ func (s *Store) adoptCollection(ctx context.Context, id int, epoch uint64, of st
 
 	at := rows.Address{Partition: id, Name: rows.Name{Collection: of}}
 	found := map[rows.Name][]byte{}
-	err := s.scanFront(ctx, at, "", func(field string, value []byte) error {
+	err := s.scanFast(ctx, at, "", func(field string, value []byte) error {
 		found[rows.Name{Collection: of, Field: field}] = value
 		return nil
 	})
@@ -201,16 +202,16 @@ func (s *Store) drainUntil(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// adopts returns the epoch of the partition's claim, and whether its rows are to be copied to the back now. A front
-// whose token is not stored yet has to wait for the owner's next commit: if the process were killed before that, the
-// back would have rows of a front that cannot be identified.
+// adopts returns the epoch of the partition's claim, and whether its rows are to be copied to the durable store now. A
+// fast store whose token is not stored yet has to wait for the owner's next commit: if the process were killed before
+// that, the durable store would have rows of a fast store that cannot be identified.
 func (p *partition) adopts() (epoch uint64, adopts bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	isNameless := p.unsaid && p.changed
+	lacksToken := p.drained.unconfirmed && p.stateChanged
 
-	return p.epoch, p.owner != "" && p.state.adopts && !isNameless
+	return p.epoch, p.owner != "" && p.state.adopts && !lacksToken
 }
 
 // add marks rows and IDs as undrained, unless the claim with that epoch has ended. Rows that are dirty already keep
@@ -222,15 +223,12 @@ func (p *partition) add(epoch uint64, found map[rows.Name][]byte, ids []rows.ID)
 	if p.epoch != epoch {
 		return
 	}
-	if p.pending == nil {
-		p.pending = map[rows.Name][]byte{}
-	}
 	for name, value := range found {
 		if !p.isDirtyLocked(name) {
-			p.pending[name] = value
+			p.dirty.put(name, value)
 		}
 	}
-	p.ids = append(p.ids, ids...)
+	p.dirty.ids = append(p.dirty.ids, ids...)
 }
 
 func (p *partition) isClean(name rows.Name) bool {
@@ -240,13 +238,13 @@ func (p *partition) isClean(name rows.Name) bool {
 	return !p.isDirtyLocked(name)
 }
 
-// adopted records that the back has everything, unless the claim with that epoch has ended.
+// adopted records that the durable store has everything, unless the claim with that epoch has ended.
 func (p *partition) adopted(epoch uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
 	if p.epoch == epoch {
 		p.state.adopts = false
-		p.changed = true
+		p.stateChanged = true
 	}
 }

@@ -11,14 +11,15 @@ import (
 
 var errMalformed = errors.New("a row of the tier is malformed")
 
-// tombstone is the value of a deleted row in the front. All other values are stored unchanged, so that a front that was
-// used without a back can be given one. Only a value that begins like a tombstone is escaped, by one more byte.
+// tombstone is the value of a deleted row in the fast store. All other values are stored unchanged, so that a fast
+// store that was used alone can get a durable store. Only a value that begins like a tombstone is escaped, by one more
+// byte.
 const (
 	tombstone = "\x00gone"
 	escaped   = tombstone + "="
 )
 
-// encodeValue returns a value in the form in which the front stores it; nil becomes a tombstone.
+// encodeValue returns a value in the form in which the fast store stores it; nil becomes a tombstone.
 func encodeValue(value []byte) []byte {
 	switch {
 	case value == nil:
@@ -45,38 +46,38 @@ func decodeValue(b []byte) ([]byte, error) {
 	}
 }
 
-// state is what the front records about a partition of itself and of the back.
+// state is what the fast store records about a partition of itself and of the durable store.
 type state struct {
-	whole bool // the front has all rows, so a row that it does not have does not exist
-	// adopts says that the front was used without a back, and that the back does not have all its rows yet.
-	adopts bool
-	back   uint64    // the front has everything up to this commit of the back
-	lossy  time.Time // until then the front may lack IDs that the back has
-	token  string    // identifies the front, so that another front cannot use the back by mistake
+	complete bool // the fast store has all rows, so a row that it does not have does not exist
+	// adopts says that the fast store was used alone, and that the durable store does not have all its rows yet.
+	adopts        bool
+	syncedTo      uint64    // the fast store has everything up to this commit of the durable store
+	lacksIDsUntil time.Time // until then the fast store may lack IDs that the durable store has
+	token         string    // identifies the fast store, so that no other one uses the durable store by mistake
 }
 
 // Flags of a state.
 const (
-	isWhole = 1 << iota
+	isComplete = 1 << iota
 	isAdopting
 )
 
 func (s *state) encode() []byte {
 	flags := byte(0)
-	if s.whole {
-		flags |= isWhole
+	if s.complete {
+		flags |= isComplete
 	}
 	if s.adopts {
 		flags |= isAdopting
 	}
 
-	lossy := int64(0)
-	if !s.lossy.IsZero() {
-		lossy = s.lossy.UnixMilli()
+	until := int64(0)
+	if !s.lacksIDsUntil.IsZero() {
+		until = s.lacksIDsUntil.UnixMilli()
 	}
 
-	b := binary.AppendUvarint([]byte{flags}, s.back)
-	b = binary.AppendVarint(b, lossy)
+	b := binary.AppendUvarint([]byte{flags}, s.syncedTo)
+	b = binary.AppendVarint(b, until)
 
 	return append(b, s.token...)
 }
@@ -85,58 +86,58 @@ func decodeState(b []byte) (s state, err error) {
 	if len(b) == 0 {
 		return s, errMalformed
 	}
-	s.whole = b[0]&isWhole != 0
+	s.complete = b[0]&isComplete != 0
 	s.adopts = b[0]&isAdopting != 0
 
-	back, n := binary.Uvarint(b[1:])
+	syncedTo, n := binary.Uvarint(b[1:])
 	if n <= 0 {
 		return s, errMalformed
 	}
-	s.back = back
+	s.syncedTo = syncedTo
 
 	ms, m := binary.Varint(b[1+n:])
 	if m <= 0 {
 		return s, errMalformed
 	}
 	if ms != 0 {
-		s.lossy = time.UnixMilli(ms)
+		s.lacksIDsUntil = time.UnixMilli(ms)
 	}
 	s.token = string(b[1+n+m:])
 
 	return s, nil
 }
 
-// had is what the back records about the front that was drained last.
-type had struct {
-	number uint64 // the newest commit of the front that was drained
-	token  string // the front's token; empty: the back never had a front
-	// unsaid says that the token is new, and that the front may not have it yet.
-	unsaid bool
+// drainRecord is what the durable store records about the fast store that was drained last.
+type drainRecord struct {
+	upTo  uint64 // the newest commit of the fast store that was drained
+	token string // the fast store's token; empty: the durable store was always used alone
+	// unconfirmed says that the token is new, and that the fast store may not have it yet.
+	unconfirmed bool
 }
 
-// unsaidMark precedes a token that the front may not have yet. No token contains it.
-const unsaidMark = '?'
+// unconfirmedMark precedes a token that the fast store may not have yet. No token contains it.
+const unconfirmedMark = '?'
 
-func (h had) encode() []byte {
-	b := binary.AppendUvarint(nil, h.number)
-	if h.unsaid {
-		b = append(b, unsaidMark)
+func (r drainRecord) encode() []byte {
+	b := binary.AppendUvarint(nil, r.upTo)
+	if r.unconfirmed {
+		b = append(b, unconfirmedMark)
 	}
 
-	return append(b, h.token...)
+	return append(b, r.token...)
 }
 
-// decodeHad is the inverse of encode. For an empty b, of a back that never had a front, it returns the zero had.
-func decodeHad(b []byte) (h had) {
-	number, n := binary.Uvarint(b)
-	h.number = number
-	h.token = string(b[max(n, 0):])
-	if h.token != "" && h.token[0] == unsaidMark {
-		h.token = h.token[1:]
-		h.unsaid = true
+// decodeDrainRecord is the inverse of encode. An empty b is that of a durable store that was always used alone.
+func decodeDrainRecord(b []byte) (r drainRecord) {
+	upTo, n := binary.Uvarint(b)
+	r.upTo = upTo
+	r.token = string(b[max(n, 0):])
+	if r.token != "" && r.token[0] == unconfirmedMark {
+		r.token = r.token[1:]
+		r.unconfirmed = true
 	}
 
-	return h
+	return r
 }
 
 // encodeNames encodes what a commit changes: the names of its rows, and its IDs.

@@ -22,7 +22,7 @@ func (s *Store) drainEach(ctx context.Context) {
 	}
 }
 
-// drain writes pending changes to the back. It returns how many rows and IDs are left, and the last error.
+// drain writes pending changes to the durable store. It returns how many rows and IDs are left, and the last error.
 func (s *Store) drain(ctx context.Context) (left int, err error) {
 	defer s.hold()()
 
@@ -30,22 +30,22 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	defer cancel()
 
 	// Partitions that cannot be claimed now do not hold up the others.
-	err = s.claimBack(ctx)
+	err = s.claimDurable(ctx)
 	if failed := s.send(ctx); failed != nil {
 		err = failed
 	}
-	s.say(err)
+	s.logOutage(err)
 
 	return s.Dirty(), err
 }
 
-// send writes the pending changes of the partitions that are claimed in the back. It returns the last error.
+// send writes the pending changes of the partitions that are claimed in the durable store. It returns the last error.
 func (s *Store) send(ctx context.Context) error {
 	var sent []*partition
 	var commits []rows.Commit
 	for id := range s.partitions {
 		p := &s.partitions[id]
-		commit := p.toSend(time.Now())
+		commit := p.nextDrain(time.Now())
 		if commit != nil {
 			sent = append(sent, p)
 			commits = append(commits, *commit)
@@ -56,8 +56,8 @@ func (s *Store) send(ctx context.Context) error {
 	}
 
 	var last error
-	for i, outcome := range s.back.Commit(ctx, commits) {
-		if err := sent[i].sent(&commits[i], outcome); err != nil {
+	for i, outcome := range s.durable.Commit(ctx, commits) {
+		if err := sent[i].drainOutcome(&commits[i], outcome); err != nil {
 			last = err
 		}
 	}
@@ -65,9 +65,9 @@ func (s *Store) send(ctx context.Context) error {
 	return last
 }
 
-// say logs once when writes to the back begin to fail, and once when they work again. It logs at level info only,
-// because the connection to the back logs the warning. The caller holds draining.
-func (s *Store) say(err error) {
+// logOutage logs once when writes to the durable store begin to fail, and once when they work again. It logs at level
+// info only, because the connection to the durable store logs the warning. The caller holds draining.
+func (s *Store) logOutage(err error) {
 	if err != nil && s.away == nil {
 		s.cfg.Log.Info().Err(err).
 			Msg("counters: the durable store cannot be written; changes stay in the fast store until it can")
@@ -79,8 +79,8 @@ func (s *Store) say(err error) {
 	s.away = err
 }
 
-// claimBack claims in the back the partitions that this process owns in the front.
-func (s *Store) claimBack(ctx context.Context) error {
+// claimDurable claims in the durable store the partitions that this process owns in the fast store.
+func (s *Store) claimDurable(ctx context.Context) error {
 	byOwner := map[string][]rows.Former{}
 	for id := range s.partitions {
 		if owner, former := s.partitions[id].unclaimed(); owner != "" {
@@ -90,7 +90,7 @@ func (s *Store) claimBack(ctx context.Context) error {
 
 	var err error
 	for owner, formers := range byOwner {
-		claims, failed := s.back.Claim(ctx, owner, formers)
+		claims, failed := s.durable.Claim(ctx, owner, formers)
 		if failed != nil {
 			err = failed
 			continue
@@ -99,11 +99,11 @@ func (s *Store) claimBack(ctx context.Context) error {
 		for i, claim := range claims {
 			p := &s.partitions[formers[i].Partition]
 			if claim.Epoch > 0 {
-				p.claimedBack(claim)
+				p.claimedDurable(claim)
 				continue
 			}
 
-			if failed := s.outrun(ctx, p); failed != nil {
+			if failed := s.giveUp(ctx, p); failed != nil {
 				err = failed
 			}
 		}
@@ -113,23 +113,23 @@ func (s *Store) claimBack(ctx context.Context) error {
 }
 
 // unclaimed returns the owner and the former claim of the partition if it has undrained changes and is not claimed in
-// the back yet. Otherwise the owner is empty.
+// the durable store yet. Otherwise the owner is empty.
 func (p *partition) unclaimed() (string, rows.Former) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.claimed || p.dirtyLocked() == 0 {
+	if p.durable.isHeld || p.countDirtyLocked() == 0 {
 		return "", rows.Former{}
 	}
 
-	return p.owner, rows.Former{Partition: p.id, Epoch: p.backEpoch}
+	return p.owner, rows.Former{Partition: p.id, Epoch: p.durable.epoch}
 }
 
-// outrun makes this process give up a partition that another process has claimed in the back. If the back still belongs
-// to this front, the partition is contested and only the front can decide: the other process may have been the earlier
-// owner there and merely late to claim the back.
-func (s *Store) outrun(ctx context.Context, p *partition) error {
-	row := s.back.Read(ctx, []rows.Address{{Partition: p.id, Name: drainedName}})[0]
+// giveUp makes this process give up a partition that another process has claimed in the durable store. If that process
+// uses the same fast store, only the fast store can decide which one is the owner: the other process may have been the
+// earlier owner there and merely late to claim the durable store.
+func (s *Store) giveUp(ctx context.Context, p *partition) error {
+	row := s.durable.Read(ctx, []rows.Address{{Partition: p.id, Name: drainedName}})[0]
 	if row.Err != nil {
 		return row.Err
 	}
@@ -137,28 +137,28 @@ func (s *Store) outrun(ctx context.Context, p *partition) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	isOurs := decodeHad(row.Value).token == p.state.token
-	p.leaveLocked()
-	p.contested = isOurs
-	p.ousted = !isOurs
+	rival := otherFast
+	if decodeDrainRecord(row.Value).token == p.state.token {
+		rival = sameFast
+	}
+	p.forgetLocked()
+	p.rival = rival
 
 	return nil
 }
 
-// claimedBack records a claim in the back.
-func (p *partition) claimedBack(claim rows.Claim) {
+// claimedDurable records a claim in the durable store.
+func (p *partition) claimedDurable(claim rows.Claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.claimedBackLocked(claim)
+	p.claimedDurableLocked(claim)
 }
 
-// claimedBackLocked is claimedBack for a caller that holds mu.
-func (p *partition) claimedBackLocked(claim rows.Claim) {
-	p.claimed = true
-	p.backEpoch = claim.Epoch
-	p.backHas = claim.Number
-	p.state.back = claim.Number
+// claimedDurableLocked is claimedDurable for a caller that holds mu.
+func (p *partition) claimedDurableLocked(claim rows.Claim) {
+	p.durable = durableClaim{isHeld: true, epoch: claim.Epoch, newest: claim.Number}
+	p.state.syncedTo = claim.Number
 	if p.sending == nil {
 		return
 	}
@@ -168,62 +168,75 @@ func (p *partition) claimedBackLocked(claim rows.Claim) {
 	again.Epoch = claim.Epoch
 	again.After = claim.Number
 	again.Number = claim.Number + 1
-	// The front may have been given another token meanwhile. Its row is the last one, see toSend.
+	// The fast store may have been given another token meanwhile. The record of it is the last row, see nextDrain.
 	again.Rows = slices.Clone(again.Rows)
-	last := &again.Rows[len(again.Rows)-1]
-	last.Value = had{number: p.sendingTo, token: p.state.token}.encode()
+	again.Rows[len(again.Rows)-1] = p.drainedRowLocked(again.upTo)
 	p.sending = &again
 }
 
-// leaveLocked forgets everything about a partition that this process no longer owns.
-func (p *partition) leaveLocked() { p.tenure = tenure{} }
+// drainedRowLocked returns the row by which the durable store knows that it has everything up to a commit of the fast
+// store. It also confirms that the fast store has its token.
+func (p *partition) drainedRowLocked(upTo uint64) rows.Row {
+	return rows.Row{Name: drainedName, Value: drainRecord{upTo: upTo, token: p.state.token}.encode()}
+}
 
-// toSend returns the partition's next commit to the back, or nil if there is none. It returns the same commit again
-// until its outcome is known.
-func (p *partition) toSend(now time.Time) *rows.Commit {
+// forgetLocked forgets everything about a partition that this process no longer owns.
+func (p *partition) forgetLocked() { p.tenure = tenure{} }
+
+// nextDrain returns the partition's next commit to the durable store, or nil if there is none. It returns the same
+// commit again until its outcome is known.
+func (p *partition) nextDrain(now time.Time) *rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if !p.claimed {
+	if !p.durable.isHeld {
 		return nil
 	}
 
-	hasToken := p.unsaid && !p.changed // the front has its token now, and the back's flag must be cleared
-	hasNews := len(p.pending)+len(p.ids) > 0 || hasToken
-	if p.sending != nil || !hasNews {
-		return p.sending
+	if p.sending == nil && p.hasNewsLocked() {
+		p.sending = p.newDrainLocked(now)
+	}
+	if p.sending == nil {
+		return nil
 	}
 
-	c := &rows.Commit{
-		Partition: p.id,
-		Epoch:     p.backEpoch,
-		After:     p.backHas,
-		Number:    p.backHas + 1,
-		At:        now,
-		IDs:       slices.DeleteFunc(distinct(p.ids), func(id rows.ID) bool { return !id.Until.After(now) }),
-	}
-
-	names := make(map[rows.Name]bool, len(p.pending))
-	for name, value := range p.pending {
-		names[name] = true
-		c.Rows = append(c.Rows, rows.Row{Name: name, Value: value})
-	}
-
-	// This row must be the last one: claimedBackLocked replaces it.
-	c.Rows = append(c.Rows, rows.Row{Name: drainedName, Value: had{number: p.newest, token: p.state.token}.encode()})
-
-	p.sending = c
-	p.sendingNames = names
-	p.sendingTo = p.newest
-	p.sentSince = p.since
-	p.pending = nil
-	p.ids = nil
-
-	return c
+	return &p.sending.Commit
 }
 
-// sent handles the outcome of a commit to the back.
-func (p *partition) sent(c *rows.Commit, err error) error {
+// hasNewsLocked reports whether the fast store has something that the durable store lacks: changes, or its token, which
+// it has once its state is written.
+func (p *partition) hasNewsLocked() bool {
+	hasToken := p.drained.unconfirmed && !p.stateChanged
+
+	return p.dirty.len() > 0 || hasToken
+}
+
+// newDrainLocked takes all dirty rows and IDs, and returns the drain that sends them.
+func (p *partition) newDrainLocked(now time.Time) *drain {
+	dirty := p.dirty.take()
+	d := &drain{names: make(map[rows.Name]bool, len(dirty.rows)), upTo: p.newest, since: dirty.since}
+	d.Commit = rows.Commit{
+		Partition: p.id,
+		Epoch:     p.durable.epoch,
+		After:     p.durable.newest,
+		Number:    p.durable.newest + 1,
+		At:        now,
+		IDs:       slices.DeleteFunc(distinct(dirty.ids), func(id rows.ID) bool { return !id.Until.After(now) }),
+	}
+
+	for name, value := range dirty.rows {
+		d.names[name] = true
+		d.Rows = append(d.Rows, rows.Row{Name: name, Value: value})
+	}
+
+	// This row must be the last one: claimedDurableLocked replaces it.
+	d.Rows = append(d.Rows, p.drainedRowLocked(d.upTo))
+
+	return d
+}
+
+// drainOutcome handles the outcome of a commit to the durable store.
+func (p *partition) drainOutcome(c *rows.Commit, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
@@ -236,40 +249,42 @@ func (p *partition) sent(c *rows.Commit, err error) error {
 	var lost *rows.Lost
 	switch {
 	case err == nil:
-		p.drainedToLocked(c)
+		p.drainedLocked(c)
 		return nil
 	case errors.As(err, &known):
 		p.sending.IDs = without(p.sending.IDs, known.IDs)
 		return nil // the next drain sends the commit without the known IDs
 	case errors.As(err, &fenced), errors.As(err, &lost):
-		p.claimed = false // the next claimBack finds out which process owns the partition now
+		p.durable.isHeld = false // the next claimDurable finds out which process owns the partition now
 		return err
 	default:
 		return err
 	}
 }
 
-// drainedToLocked records that the back has a commit.
-func (p *partition) drainedToLocked(c *rows.Commit) {
+// drainedLocked records that the durable store has a commit.
+func (p *partition) drainedLocked(c *rows.Commit) {
+	upTo := p.sending.upTo
 	p.sending = nil
-	p.unsaid = false
-	p.backHas = c.Number
-	p.state.back = c.Number
-	p.drainedUntil = p.sendingTo
-	p.changed = true
+	p.drained = drainRecord{upTo: upTo, token: p.state.token}
+	p.durable.newest = c.Number
+	p.state.syncedTo = c.Number
+	p.stateChanged = true
 
-	// The next owner no longer needs the names of these rows, so the front can drop them.
-	p.marks = slices.DeleteFunc(p.marks, func(number uint64) bool {
-		done := number <= p.sendingTo
-		if done {
-			p.drained = append(p.drained, dirtyName(number))
+	// The next owner no longer needs the names of these rows, so the fast store can drop them.
+	p.dirtyCommits = slices.DeleteFunc(p.dirtyCommits, func(number uint64) bool {
+		isDrained := number <= upTo
+		if isDrained {
+			p.removals.drained = append(p.removals.drained, dirtyName(number))
 		}
 
-		return done
+		return isDrained
 	})
+
+	// Once a deletion is drained, its tombstone can go.
 	for _, row := range c.Rows {
-		if row.Value == nil && !p.state.whole {
-			p.drained = append(p.drained, row.Name) // the deletion is drained, so its tombstone can go
+		if row.Value == nil && !p.state.complete {
+			p.removals.drained = append(p.removals.drained, row.Name)
 		}
 	}
 }

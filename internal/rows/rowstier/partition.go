@@ -13,12 +13,12 @@ import (
 // Collections of the tier's own rows.
 const (
 	collection = "tier"
-	dirtyRows  = "tier-dirty" // in the front: number of a commit -> names of the rows that it changed
+	dirtyRows  = "tier-dirty" // in the fast store: number of a commit -> names of the rows that it changed
 )
 
 var (
-	stateName   = rows.Name{Collection: collection, Field: "state"}   // in the front
-	drainedName = rows.Name{Collection: collection, Field: "drained"} // in the back: see had
+	stateName   = rows.Name{Collection: collection, Field: "state"}   // in the fast store
+	drainedName = rows.Name{Collection: collection, Field: "drained"} // in the durable store: see drainRecord
 )
 
 func dirtyName(number uint64) rows.Name {
@@ -36,57 +36,112 @@ type partition struct {
 // tenure is what a process has learned about a partition since it claimed the partition.
 type tenure struct {
 	owner string // empty: this process has not claimed the partition
-	epoch uint64 // of the claim in the front
-	state state  // of the front
+	epoch uint64 // of the claim in the fast store
+	rival rival
 
-	pending map[rows.Name][]byte // rows that changed in the front and are not in sending
-	ids     []rows.ID            // new IDs that are not in sending
-	newest  uint64               // the front's newest commit in pending
-	marks   []uint64             // commits whose dirtyRows row is in the front
-	since   time.Time            // time of the first change in pending
+	state        state // of the fast store
+	stateChanged bool  // state is newer than its row in the fast store
 
-	claimed   bool         // this process has claimed the partition in the back, too
-	backEpoch uint64       // epoch of that claim
-	backHas   uint64       // number of the back's newest commit
-	sending   *rows.Commit // the drain whose outcome is not known yet, or nil
-	sendingTo uint64       // once the back has sending, it has everything up to this commit of the front
-	sentSince time.Time    // time of the first change in sending
+	// A changed row is first in dirty, then in sending, and then drained.
+	dirty   changes
+	sending *drain      // the drain whose outcome is not known yet, or nil
+	drained drainRecord // as far as this process knows
 
-	sendingNames map[rows.Name]bool // names of the rows in sending
-	// unsaid says that the back's record of the front's token is flagged: the front may not have the token yet.
-	unsaid bool
-	// drainedUntil is the newest commit of the front that this process knows to be drained.
-	drainedUntil uint64
+	durable durableClaim
 
-	evicted []rows.Name // rows to remove from the front
-	drained []rows.Name // tombstones and rows of dirtyRows that the front no longer needs
-	// ousted says that another process has claimed the partition in the back for another front.
-	ousted bool
-	// contested says that another process has claimed the partition in the back for this front.
-	contested bool
-	// changed says that state is newer than its row in the front.
-	changed bool
-	// begun is the number of the commit that began last. isRepeated says that this commit had begun before.
-	begun      uint64
-	isRepeated bool
-	// opened says that the front was whole until now, and that the commit which ends this is not acknowledged yet.
-	opened bool
+	newest       uint64   // the newest commit of the fast store, as far as this process knows
+	dirtyCommits []uint64 // commits whose dirtyRows row is in the fast store
+	commit       fastCommit
+	removals     removals
 }
 
-func (p *partition) dirty() int {
+// rival says whether another process has claimed the partition in the durable store after this one.
+type rival int
+
+const (
+	noRival   rival = iota
+	sameFast        // it uses the same fast store, which decides which of the two processes is the owner
+	otherFast       // it uses another fast store, which the durable store belongs to now
+)
+
+// changes are changes that the fast store has and that no drain has begun to send.
+type changes struct {
+	rows  map[rows.Name][]byte // a nil value: deleted
+	ids   []rows.ID
+	since time.Time // time of the first of these changes
+}
+
+func (c *changes) len() int { return len(c.rows) + len(c.ids) }
+
+// put adds the change of a row, or replaces an earlier one.
+func (c *changes) put(name rows.Name, value []byte) {
+	if c.rows == nil {
+		c.rows = map[rows.Name][]byte{}
+	}
+	c.rows[name] = value
+}
+
+// take returns the changes, and leaves none.
+func (c *changes) take() changes {
+	taken := *c
+	c.rows = nil
+	c.ids = nil
+
+	return taken
+}
+
+// drain is a commit to the durable store.
+type drain struct {
+	rows.Commit
+	names map[rows.Name]bool // of its rows, without the tier's own
+	upTo  uint64             // with it the durable store has everything up to this commit of the fast store
+	since time.Time          // time of the first change in it
+}
+
+// durableClaim is the claim of the partition in the durable store.
+type durableClaim struct {
+	isHeld bool
+	epoch  uint64
+	newest uint64 // number of the durable store's newest commit
+}
+
+// fastCommit is the owner's last commit to the fast store.
+type fastCommit struct {
+	number     uint64
+	isRepeated bool // it was sent before, so the fast store may have its earlier form
+	// endsComplete says that the fast store was complete until this commit, which is not acknowledged yet.
+	endsComplete bool
+}
+
+// removals are rows to delete from the fast store with the next commits.
+type removals struct {
+	evicted []rows.Name // by Store.Evict
+	drained []rows.Name // tombstones and rows of dirtyRows that are not needed after a drain
+}
+
+func (p *partition) countDirty() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return p.dirtyLocked()
+	return p.countDirtyLocked()
 }
 
-func (p *partition) dirtyLocked() int {
-	n := len(p.pending) + len(p.ids)
+func (p *partition) countDirtyLocked() int {
+	n := p.dirty.len()
 	if p.sending != nil {
 		n += len(p.sending.Rows) + len(p.sending.IDs)
 	}
 
 	return n
+}
+
+// isDirtyLocked reports whether a row has an undrained change.
+func (p *partition) isDirtyLocked(name rows.Name) bool {
+	if _, is := p.dirty.rows[name]; is {
+		return true
+	}
+
+	return p.sending != nil && p.sending.names[name]
 }
 
 // oldest returns the time of the first undrained change, or the zero time.
@@ -96,94 +151,99 @@ func (p *partition) oldest() time.Time {
 
 	switch {
 	case p.sending != nil:
-		return p.sentSince
-	case len(p.pending)+len(p.ids) > 0:
-		return p.since
+		return p.sending.since
+	case p.dirty.len() > 0:
+		return p.dirty.since
 	default:
 		return time.Time{}
 	}
 }
 
-// refuses returns why a commit must not be made in the front, or nil. It lets commits without changes through to an
-// ousted partition: their outcome shows the owner whether another process has claimed the partition in the front, too.
+// refuses returns why a commit must not be made in the fast store, or nil.
 func (p *partition) refuses(c *rows.Commit) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if p.contested {
-		return &rows.Lost{} // makes the owner claim the partition again, unless the front has another owner
-	}
-	if p.ousted && len(c.Rows)+len(c.IDs) > 0 {
-		return fmt.Errorf("%w: another process uses the durable store with another fast store, so "+
-			"changes would be lost",
-			rows.ErrFull)
+	// A commit without changes may pass: its outcome shows the owner whether another process has claimed the partition
+	// in the fast store, too.
+	hasChanges := len(c.Rows)+len(c.IDs) > 0
+	switch p.rival {
+	case sameFast:
+		return &rows.Lost{} // makes the owner claim the partition again, unless the fast store has another owner
+	case otherFast:
+		if hasChanges {
+			return fmt.Errorf("%w: another process uses the durable store with another fast store, so "+
+				"changes would be lost",
+				rows.ErrFull)
+		}
 	}
 
 	return nil
 }
 
-func (p *partition) isLossy(now time.Time) bool {
+// mayLackIDs reports whether the fast store may have lost IDs that the durable store has.
+func (p *partition) mayLackIDs(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return now.Before(p.state.lossy)
+	return now.Before(p.state.lacksIDsUntil)
 }
 
-// begin returns the commit in the form in which the front stores it.
-func (p *partition) begin(c *rows.Commit) rows.Commit {
+// prepare returns the commit in the form in which the fast store gets it.
+func (p *partition) prepare(c *rows.Commit) rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.isRepeated = c.Number == p.begun
-	p.begun = c.Number
+	p.commit.isRepeated = c.Number == p.commit.number
+	p.commit.number = c.Number
 
-	// An undrained row stays in the front, because no other store has it.
-	leaving := slices.DeleteFunc(slices.Clone(p.evicted[:p.leavingLocked()]), p.isDirtyLocked)
-	if len(leaving) > 0 && p.state.whole {
-		p.state.whole = false
-		p.changed = true
-		p.opened = true
+	// An undrained row stays in the fast store, because no other store has it.
+	evicted := slices.DeleteFunc(slices.Clone(p.nextEvictedLocked()), p.isDirtyLocked)
+	if len(evicted) > 0 && p.state.complete {
+		p.state.complete = false
+		p.stateChanged = true
+		p.commit.endsComplete = true
 	}
 
-	// The caller may repeat its commit, so begin does not modify it.
-	front := *c
-	front.Rows = make([]rows.Row, 0, len(c.Rows)+len(p.evicted)+len(p.drained)+2)
+	// The caller may repeat its commit, so prepare does not modify it.
+	prepared := *c
+	prepared.Rows = make([]rows.Row, 0, len(c.Rows)+len(evicted)+len(p.removals.drained)+2)
 	written := make(map[rows.Name]bool, len(c.Rows))
 	for _, row := range c.Rows {
 		written[row.Name] = true
-		front.Rows = append(front.Rows, p.inFrontLocked(row))
+		prepared.Rows = append(prepared.Rows, p.encodeRowLocked(row))
 	}
 
 	// If this process ends before the rows are drained, the next owner reads their names here.
 	if len(c.Rows)+len(c.IDs) > 0 {
-		front.Rows = append(front.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
+		prepared.Rows = append(prepared.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
 	}
 
-	for _, name := range p.drained {
+	for _, name := range p.removals.drained {
 		if !written[name] && !p.isDirtyLocked(name) {
 			written[name] = true
-			front.Rows = append(front.Rows, rows.Row{Name: name})
+			prepared.Rows = append(prepared.Rows, rows.Row{Name: name})
 		}
 	}
-	for _, name := range leaving {
+	for _, name := range evicted {
 		if !written[name] {
 			written[name] = true
-			front.Rows = append(front.Rows, rows.Row{Name: name})
+			prepared.Rows = append(prepared.Rows, rows.Row{Name: name})
 		}
 	}
 
-	if p.opened {
-		front.Rows = p.appendTombstonesLocked(front.Rows, written)
+	if p.commit.endsComplete {
+		prepared.Rows = p.appendTombstonesLocked(prepared.Rows, written)
 	}
-	if p.changed {
-		front.Rows = append(front.Rows, rows.Row{Name: stateName, Value: p.state.encode()})
+	if p.stateChanged {
+		prepared.Rows = append(prepared.Rows, rows.Row{Name: stateName, Value: p.state.encode()})
 	}
 
-	return front
+	return prepared
 }
 
-// appendTombstonesLocked adds tombstones for undrained deletions. From now on, reads look in the back for rows that the
-// front does not have, and would find the deleted rows there.
+// appendTombstonesLocked adds tombstones for undrained deletions. From now on, reads look in the durable store for rows
+// that the fast store does not have, and would find the deleted rows there.
 func (p *partition) appendTombstonesLocked(to []rows.Row, written map[rows.Name]bool) []rows.Row {
 	add := func(name rows.Name, value []byte) {
 		if value == nil && !written[name] {
@@ -192,14 +252,14 @@ func (p *partition) appendTombstonesLocked(to []rows.Row, written map[rows.Name]
 		}
 	}
 
-	for name, value := range p.pending {
+	for name, value := range p.dirty.rows {
 		add(name, value)
 	}
 	if p.sending == nil {
 		return to
 	}
 	for _, row := range p.sending.Rows {
-		if _, again := p.pending[row.Name]; !again {
+		if _, again := p.dirty.rows[row.Name]; !again {
 			add(row.Name, row.Value)
 		}
 	}
@@ -207,70 +267,67 @@ func (p *partition) appendTombstonesLocked(to []rows.Row, written map[rows.Name]
 	return to
 }
 
-// inFrontLocked returns a row in the form in which the front stores it.
-func (p *partition) inFrontLocked(row rows.Row) rows.Row {
-	if row.Value == nil && p.state.whole {
-		return row // needs no tombstone: reads do not ask the back
+// encodeRowLocked returns a row in the form in which the fast store has it.
+func (p *partition) encodeRowLocked(row rows.Row) rows.Row {
+	if row.Value == nil && p.state.complete {
+		return row // needs no tombstone: reads do not ask the durable store
 	}
 
 	return rows.Row{Name: row.Name, Value: encodeValue(row.Value)}
 }
 
-// isDirtyLocked reports whether a row has an undrained change.
-func (p *partition) isDirtyLocked(name rows.Name) bool {
-	if _, is := p.pending[name]; is {
-		return true
-	}
-
-	return p.sending != nil && p.sendingNames[name]
-}
-
-// made records that the front has acknowledged a commit: c is the caller's form, front is what begin made of it.
-func (p *partition) made(c, front *rows.Commit) {
+// acknowledge records that the fast store has a commit: c is the caller's form, prepared is the fast store's.
+func (p *partition) acknowledge(c, prepared *rows.Commit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	if len(p.pending)+len(p.ids) == 0 {
-		p.since = time.Now()
-	}
-	if p.pending == nil {
-		p.pending = map[rows.Name][]byte{}
-	}
-	for _, row := range c.Rows {
-		p.pending[row.Name] = row.Value
-	}
-	p.ids = append(p.ids, c.IDs...)
-	if len(c.Rows)+len(c.IDs) > 0 {
-		p.marks = append(p.marks, c.Number)
-	}
-	p.newest = c.Number
+	p.addDirtyLocked(c)
 
-	// If the commit was repeated, the front may have its earlier form, which deletes fewer rows. The others then stay
-	// in the front although nothing needs them, which does no harm.
+	// If the commit was repeated, the fast store may have its earlier form, which deletes fewer rows. The others then
+	// stay in the fast store although nothing needs them, which does no harm.
 	written := map[rows.Name]bool{}
-	for _, row := range front.Rows {
+	for _, row := range prepared.Rows {
 		written[row.Name] = true
 	}
-	p.drained = slices.DeleteFunc(p.drained, func(name rows.Name) bool { return written[name] })
-	p.evicted = p.evicted[p.leavingLocked():]
-	p.opened = false
+	p.removals.drained = slices.DeleteFunc(p.removals.drained, func(name rows.Name) bool { return written[name] })
+	p.removals.evicted = p.removals.evicted[len(p.nextEvictedLocked()):]
+	p.commit.endsComplete = false
 
-	// The state may have changed since the commit began. And if the commit was repeated, the front may have its earlier
-	// form, with an earlier state.
-	wroteState := func(row rows.Row) bool { return row.Name == stateName && bytes.Equal(row.Value, p.state.encode()) }
-	if !p.isRepeated && slices.ContainsFunc(front.Rows, wroteState) {
-		p.changed = false
+	// The state may have changed since the commit was prepared. And if the commit was repeated, the fast store may have
+	// its earlier form, with an earlier state.
+	hasState := func(row rows.Row) bool { return row.Name == stateName && bytes.Equal(row.Value, p.state.encode()) }
+	if !p.commit.isRepeated && slices.ContainsFunc(prepared.Rows, hasState) {
+		p.stateChanged = false
 	}
 }
 
-// evictAtOnce is the maximum number of rows that one commit evicts, so that evictions do not make a commit large.
-const evictAtOnce = 1000
+// addDirtyLocked adds the changes of a commit that the fast store has acknowledged.
+func (p *partition) addDirtyLocked(c *rows.Commit) {
+	if p.dirty.len() == 0 {
+		p.dirty.since = time.Now()
+	}
+	for _, row := range c.Rows {
+		p.dirty.put(row.Name, row.Value)
+	}
+	p.dirty.ids = append(p.dirty.ids, c.IDs...)
+	p.newest = c.Number
 
-func (p *partition) leavingLocked() int { return min(len(p.evicted), evictAtOnce) }
+	if len(c.Rows)+len(c.IDs) > 0 {
+		p.dirtyCommits = append(p.dirtyCommits, c.Number)
+	}
+}
+
+// evictedAtOnce is the maximum number of rows that one commit evicts, so that evictions do not make a commit large.
+const evictedAtOnce = 1000
+
+// nextEvictedLocked returns the rows that the next commit evicts.
+func (p *partition) nextEvictedLocked() []rows.Name {
+	return p.removals.evicted[:min(len(p.removals.evicted), evictedAtOnce)]
+}
 
 func (p *partition) evict(names []rows.Name) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	p.evicted = append(p.evicted, names...)
+	p.removals.evicted = append(p.removals.evicted, names...)
 }

@@ -9,10 +9,10 @@ import (
 	"headcount/internal/rows"
 )
 
-// Read implements rows.Store. An evicted row cannot be read while the back is unavailable.
+// Read implements rows.Store. An evicted row cannot be read while the durable store is unavailable.
 func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	// The states are read after the rows. The commit that evicts the first row also makes the state say that the front
-	// is not whole, so a row that was evicted just before it was read is not taken for a missing one.
+	// The states are read after the rows. The commit that evicts the first row also makes the state say that the fast
+	// store is not complete, so a row that was evicted just before it was read is not taken for a missing one.
 	states := map[int]int{}
 	asked := append([]rows.Address{}, addresses...)
 	for _, at := range addresses {
@@ -21,10 +21,10 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 			asked = append(asked, rows.Address{Partition: at.Partition, Name: stateName})
 		}
 	}
-	all := s.front.Read(ctx, asked)
+	all := s.fast.Read(ctx, asked)
 	found := all[:len(addresses)]
 
-	// If the front is not whole, a row that it does not have may be in the back.
+	// If the fast store is not complete, a row that it does not have may be in the durable store.
 	var missing []int
 	var elsewhere []rows.Address
 	for i, at := range addresses {
@@ -38,11 +38,11 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 		}
 
 		is := all[states[at.Partition]]
-		whole, err := s.isWhole(is, at)
+		complete, err := s.isComplete(is, at)
 		switch {
 		case err != nil:
 			found[i].Err = err
-		case !whole:
+		case !complete:
 			missing = append(missing, i)
 			elsewhere = append(elsewhere, at)
 		}
@@ -51,22 +51,22 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 		return found
 	}
 
-	for at, is := range s.back.Read(ctx, elsewhere) {
+	for at, is := range s.durable.Read(ctx, elsewhere) {
 		found[missing[at]] = is
 	}
 
 	return found
 }
 
-// isWhole reports whether the front has all rows, given the row of its state. Without that row the front may have lost
-// everything, so it is not whole.
-func (s *Store) isWhole(row rows.Found, at rows.Address) (bool, error) {
+// isComplete reports whether the fast store has all rows, given the row of its state. Without that row the fast store
+// may have lost everything, so it is not complete.
+func (s *Store) isComplete(row rows.Found, at rows.Address) (bool, error) {
 	if row.Err != nil || row.Value == nil {
 		return false, row.Err
 	}
 	is, err := decodeState(row.Value)
 
-	return is.whole, s.malformed(err, at)
+	return is.complete, s.malformed(err, at)
 }
 
 func (s *Store) malformed(err error, at rows.Address) error {
@@ -81,20 +81,20 @@ func (s *Store) malformed(err error, at rows.Address) error {
 func (s *Store) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
 	at := rows.Address{Partition: partition, Name: rows.Name{Collection: of}}
 
-	// The state is read before the rows. If rows are evicted during the scan, the back has had them all along.
-	whole, err := s.isWhole(s.front.Read(ctx, []rows.Address{{Partition: partition, Name: stateName}})[0], at)
+	// The state is read before the rows. If rows are evicted during the scan, the durable store has had them all along.
+	complete, err := s.isComplete(s.fast.Read(ctx, []rows.Address{{Partition: partition, Name: stateName}})[0], at)
 	if err != nil {
 		return err
 	}
-	if whole {
-		return s.scanFront(ctx, at, after, each)
+	if complete {
+		return s.scanFast(ctx, at, after, each)
 	}
 
 	return s.scanBoth(ctx, at, after, each)
 }
 
-func (s *Store) scanFront(ctx context.Context, at rows.Address, after string, each func(string, []byte) error) error {
-	return s.front.Scan(ctx, at.Partition, at.Collection, after, func(field string, b []byte) error {
+func (s *Store) scanFast(ctx context.Context, at rows.Address, after string, each func(string, []byte) error) error {
+	return s.fast.Scan(ctx, at.Partition, at.Collection, after, func(field string, b []byte) error {
 		value, err := decodeValue(b)
 		if err != nil {
 			return s.malformed(err, at)
@@ -106,21 +106,21 @@ func (s *Store) scanFront(ctx context.Context, at rows.Address, after string, ea
 	})
 }
 
-// scanBoth merges the rows of both stores. The front's version of a row wins.
+// scanBoth merges the rows of both stores. The fast store's version of a row wins.
 func (s *Store) scanBoth(ctx context.Context, at rows.Address, after string, each func(string, []byte) error) error {
-	front := begin(ctx, s.front, at, after)
-	defer front.stop()
-	back := begin(ctx, s.back, at, after)
-	defer back.stop()
+	fast := startScan(ctx, s.fast, at, after)
+	defer fast.stop()
+	durable := startScan(ctx, s.durable, at, after)
+	defer durable.stop()
 
-	for front.ok || back.ok {
-		first := front
-		if !front.ok || back.ok && back.field < front.field {
-			first = back
+	for fast.ok || durable.ok {
+		first := fast
+		if !fast.ok || durable.ok && durable.field < fast.field {
+			first = durable
 		}
 		field, value := first.field, first.value
 		var err error
-		if first == front {
+		if first == fast {
 			value, err = decodeValue(value)
 		}
 		if err == nil && value != nil {
@@ -130,19 +130,19 @@ func (s *Store) scanBoth(ctx context.Context, at rows.Address, after string, eac
 			return err
 		}
 
-		if back.ok && back.field == field {
-			back.move()
+		if durable.ok && durable.field == field {
+			durable.move()
 		}
-		if front.ok && front.field == field {
-			front.move()
+		if fast.ok && fast.field == field {
+			fast.move()
 		}
 	}
 
-	if front.err != nil {
-		return front.err
+	if fast.err != nil {
+		return fast.err
 	}
 
-	return back.err
+	return durable.err
 }
 
 // scan iterates over a Scan one row at a time.
@@ -156,7 +156,7 @@ type scan struct {
 	stop func()
 }
 
-func begin(ctx context.Context, of rows.Store, at rows.Address, after string) *scan {
+func startScan(ctx context.Context, of rows.Store, at rows.Address, after string) *scan {
 	s := &scan{}
 	s.next, s.stop = iter.Pull2(func(yield func(string, []byte) bool) {
 		err := of.Scan(ctx, at.Partition, at.Collection, after, func(field string, value []byte) error {

@@ -1,47 +1,49 @@
-// Package rowstier is a store of rows in two tiers: a fast store, the front (Redis), writes back to a durable store,
-// the back (PostgreSQL).
+// Package rowstier is a write-behind store of rows in two tiers: a fast store (Redis), and a durable store behind it
+// (PostgreSQL).
 //
-// A commit is acknowledged once the front has it. The owner of a partition then drains the partition: a moment later it
-// writes the changed rows to the back, always as of one commit of the front. So the back is always a consistent earlier
-// state of the front.
+// A commit is acknowledged once the fast store has it. The owner of a partition then drains the partition: a moment
+// later it writes the dirty rows, those that have changed, to the durable store, always as of one commit of the fast
+// store. So the durable store is always a consistent earlier state of the fast store.
 //
-// # Bookkeeping in the front
+// # Bookkeeping in the fast store
 //
-// Each commit adds a row to the front that lists the names of the rows it changed. The row is deleted once those rows
-// are drained, so the next owner of a partition can find out what is not drained yet. One more row per partition, the
-// state, records which commits the front and the back have in common.
+// Each commit adds a row to the fast store that lists the names of the rows it changed. The row is deleted once those
+// rows are drained, so the next owner of a partition can find out what is not drained yet. One more row per partition,
+// the state, records which commits the two stores have in common.
 //
-// Rows that were not used for long may be evicted from the front ([Store.Evict]). From then on a row that is missing in
-// the front is read from the back, so a deleted row leaves a tombstone in the front until its deletion is drained. As
-// long as nothing was ever evicted, the front is whole, and reads need not ask the back.
+// Rows that were not used for long may be evicted from the fast store ([Store.Evict]). From then on a row that is
+// missing there is read from the durable store, so a deleted row leaves a tombstone in the fast store until its
+// deletion is drained. As long as nothing was ever evicted, the fast store is complete, and reads need not ask the
+// durable store.
 //
 // # Losses
 //
-// The back records the newest commit of the front that was drained. If the front's newest commit is older than that,
-// the front has lost data. Every row of the back is then at least as new as the front's, because a drain includes all
-// changes up to its commit. So the next claim copies the rows that changed in the back since the two last agreed. An
-// empty front is not whole, and is filled by reads. Changes that were not drained are restored from the memory of the
-// owner, see package counter/owner.
+// The durable store records the newest commit of the fast store that was drained. If the fast store's newest commit is
+// older than that, the fast store has lost data. Every row of the durable store is then at least as new as the fast
+// store's, because a drain includes all changes up to its commit. So the next claim copies the rows that changed in the
+// durable store since the two last agreed. An empty fast store is not complete, and is filled by reads. Changes that
+// were not drained are restored from the memory of the owner, see package counter/owner.
 //
-// IDs that the front has lost are looked up in the back for a day.
+// IDs that the fast store has lost are looked up in the durable store for a day.
 //
 // # Adding a tier
 //
-// A front may have been used without a back. When it gets a back, the first owner writes every row of the front to it,
-// as if the row had just changed, and the front's state says so until that is done. Then the back is complete
+// A fast store may have been used alone. When it gets a durable store, the first owner writes every row to that, as if
+// the row had just changed, and the fast store's state says so until that is done. Then the durable store is complete
 // ([Store.Adopted]).
 //
-// A back that was used without a front gets an empty front, which is filled by reads. Two stores that both have rows,
-// but were never used together, are refused.
+// A durable store that was used alone gets an empty fast store, which is filled by reads. Two stores that both have
+// rows, but were never used together, are refused.
 //
-// # Two fronts
+// # Two fast stores
 //
-// A front has a token for each partition, and the back has the token of the front that was drained last. A front with
-// another token is refused. An empty front takes over the back, as after a loss; from then on the owners that use the
-// former front cannot make changes.
+// A fast store has a token for each partition, and the durable store has the token of the fast store that was drained
+// last. A fast store with another token is refused. An empty one takes over the durable store, as after a loss; from
+// then on the owners that use the former fast store cannot make changes.
 //
-// One loss goes unnoticed: the front has just lost commits that were drained, and a process takes over the partition
-// while the back is unavailable. The rows of those commits then stay outdated until something changes them.
+// One loss goes unnoticed: the fast store has just lost commits that were drained, and a process takes over the
+// partition while the durable store is unavailable. The rows of those commits then stay outdated until something
+// changes them.
 package rowstier
 
 import (
@@ -57,8 +59,8 @@ import (
 	"headcount/internal/wake"
 )
 
-// Back is the durable store.
-type Back interface {
+// Durable is the durable store.
+type Durable interface {
 	rows.Store
 	// Changed calls each with every row that commits after the given number have changed; a nil value means that the
 	// row was deleted. Deletions are remembered for at least a day.
@@ -74,41 +76,42 @@ type Config struct {
 	// Dirty is the maximum number of undrained rows in a partition, default 262,144. Beyond it commits fail with
 	// rows.ErrFull.
 	Dirty int
-	// Timeout limits one call of the back, default 10s.
+	// Timeout limits one call of the durable store, default 10s.
 	Timeout time.Duration
-	// MayAdopt returns why the rows of a front that was used without a back cannot be copied to the back yet, for one
-	// partition; nil: they can.
+	// MayAdopt returns why the rows of one partition cannot be copied to the durable store yet, if the fast store was
+	// used alone; nil: they can.
 	MayAdopt func(ctx context.Context, partition int) error
 	Log      zerolog.Logger
 }
 
-// lossyFor is how long IDs are looked up in the back after the front has lost data: as long as IDs are remembered.
-const lossyFor = 24 * time.Hour
+// idsLackedFor is how long IDs are looked up in the durable store after the fast store has lost data: as long as IDs
+// are remembered.
+const idsLackedFor = 24 * time.Hour
 
 // Store is a rows.Store. All methods may be called from any goroutine.
 type Store struct {
-	front rows.Store
-	back  Back
-	cfg   Config
+	fast    rows.Store
+	durable Durable
+	cfg     Config
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // drainEach and adoptEach
 
 	partitions [rows.Partitions]partition
 
-	draining chan struct{} // a lock: its holder alone writes to the back, see hold
-	away     error         // why the last write to the back failed; guarded by draining
+	draining chan struct{} // a lock: its holder alone writes to the durable store, see hold
+	away     error         // why the last write to the durable store failed; guarded by draining
 }
 
 var _ rows.Store = (*Store)(nil)
 
-// New returns a Store and starts its goroutines, which Close ends. Close closes neither front nor back.
-func New(front rows.Store, back Back, cfg Config) *Store {
+// New returns a Store and starts its goroutines, which Close ends. Close closes neither store.
+func New(fast rows.Store, durable Durable, cfg Config) *Store {
 	cfg.DrainEvery = cmp.Or(cfg.DrainEvery, 200*time.Millisecond)
 	cfg.Dirty = cmp.Or(cfg.Dirty, 1<<18)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 
-	s := &Store{front: front, back: back, cfg: cfg, draining: make(chan struct{}, 1)}
+	s := &Store{fast: fast, durable: durable, cfg: cfg, draining: make(chan struct{}, 1)}
 	for id := range s.partitions {
 		s.partitions[id].id = id
 	}
@@ -138,7 +141,8 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 }
 
-// hold waits until no other goroutine writes to the back or claims partitions in it. The caller must call release.
+// hold waits until no other goroutine writes to the durable store or claims partitions in it. The caller must call
+// release.
 func (s *Store) hold() (release func()) {
 	s.draining <- struct{}{}
 
@@ -146,55 +150,55 @@ func (s *Store) hold() (release func()) {
 }
 
 // Watch implements rows.Store.
-func (s *Store) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
-	return s.front.Watch(ctx, heard, missed)
+func (s *Store) Watch(ctx context.Context, received func(int, uint64, []byte), missed func()) error {
+	return s.fast.Watch(ctx, received, missed)
 }
 
 // Commit implements rows.Store.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
 	var possible []int
-	var fronts []rows.Commit
+	var prepared []rows.Commit
 	for i := range commits {
 		c := &commits[i]
 		p := &s.partitions[c.Partition]
 		errs[i] = s.admit(ctx, p, c)
 		if errs[i] == nil {
 			possible = append(possible, i)
-			fronts = append(fronts, p.begin(c))
+			prepared = append(prepared, p.prepare(c))
 		}
 	}
-	if len(fronts) == 0 {
+	if len(prepared) == 0 {
 		return errs
 	}
 
-	// Once the front has a commit, the commit is acknowledged, and its rows wait to be drained.
-	for at, err := range s.front.Commit(ctx, fronts) {
+	// Once the fast store has a commit, the commit is acknowledged, and its rows wait to be drained.
+	for at, err := range s.fast.Commit(ctx, prepared) {
 		i := possible[at]
 		errs[i] = err
 		if err == nil {
-			s.partitions[commits[i].Partition].made(&commits[i], &fronts[at])
+			s.partitions[commits[i].Partition].acknowledge(&commits[i], &prepared[at])
 		}
 	}
 
 	return errs
 }
 
-// admit returns why a commit must not be sent to the front, or nil. A refused commit has no effect.
+// admit returns why a commit must not be sent to the fast store, or nil. A refused commit has no effect.
 func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	if err := p.refuses(c); err != nil {
 		return err
 	}
-	if p.dirty()+len(c.Rows) > s.cfg.Dirty {
+	if p.countDirty()+len(c.Rows) > s.cfg.Dirty {
 		return fmt.Errorf("%w: too many rows wait to be written to the durable store", rows.ErrFull)
 	}
-	if len(c.IDs)+len(c.Asked) == 0 || !p.isLossy(c.At) {
+	if len(c.IDs)+len(c.Asked) == 0 || !p.mayLackIDs(c.At) {
 		return nil
 	}
 
-	// The front may have forgotten IDs, so the back is asked as well.
+	// The fast store may have forgotten IDs, so the durable store is asked as well.
 	ids := append(append([]rows.ID{}, c.IDs...), c.Asked...)
-	known, err := s.back.Remembered(ctx, p.id, ids)
+	known, err := s.durable.Remembered(ctx, p.id, ids)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: looking up IDs in the durable store: %w", rows.ErrFull, err)
@@ -210,7 +214,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 func (s *Store) Dirty() int {
 	n := 0
 	for id := range s.partitions {
-		n += s.partitions[id].dirty()
+		n += s.partitions[id].countDirty()
 	}
 
 	return n
@@ -232,17 +236,17 @@ func (s *Store) Lag() time.Duration {
 	return time.Since(oldest)
 }
 
-// ScanResident is Scan for the rows that are in the front.
+// ScanResident is Scan for the rows that are in the fast store.
 func (s *Store) ScanResident(
 	ctx context.Context, partition int, of, after string, each func(string, []byte) error,
 ) error {
 	at := rows.Address{Partition: partition, Name: rows.Name{Collection: of}}
 
-	return s.scanFront(ctx, at, after, each)
+	return s.scanFast(ctx, at, after, each)
 }
 
-// Evict removes rows of a partition from the front with the partition's next commit, except undrained rows. Only the
-// owner of the partition may call it.
+// Evict removes rows of a partition from the fast store with the partition's next commit, except undrained rows. Only
+// the owner of the partition may call it.
 func (s *Store) Evict(partition int, names []rows.Name) {
 	s.partitions[partition].evict(names)
 }

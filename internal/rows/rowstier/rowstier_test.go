@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestContract(t *testing.T) {
 	rowstest.RunInBubble(t, func(t *testing.T) rows.Store {
-		s := New(newFront(), newBack(), Config{})
+		s := New(newFast(), newDurable(), Config{})
 		t.Cleanup(func() {
 			if err := s.Close(context.Background()); err != nil {
 				t.Error(err)
@@ -37,8 +37,8 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// front is a store that can lose its newest commits, or everything.
-type front struct {
+// fastStore is a store that can lose its newest commits, or everything.
+type fastStore struct {
 	*rowsmem.Store
 	away     bool
 	distance time.Duration // of a scan and back
@@ -54,9 +54,9 @@ type event struct {
 	at    time.Time
 }
 
-func newFront() *front { return &front{Store: rowsmem.New(rowsmem.Config{})} }
+func newFast() *fastStore { return &fastStore{Store: rowsmem.New(rowsmem.Config{})} }
 
-func (f *front) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+func (f *fastStore) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
 	if f.away {
 		return nil, rows.ErrUnavailable
 	}
@@ -75,7 +75,7 @@ func (f *front) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	return claims, err
 }
 
-func (f *front) Commit(ctx context.Context, commits []rows.Commit) []error {
+func (f *fastStore) Commit(ctx context.Context, commits []rows.Commit) []error {
 	if f.away {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
@@ -93,7 +93,7 @@ func (f *front) Commit(ctx context.Context, commits []rows.Commit) []error {
 	return errs
 }
 
-func (f *front) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+func (f *fastStore) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
 	if f.away {
 		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
 	}
@@ -101,14 +101,14 @@ func (f *front) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 	return f.Store.Read(ctx, addresses)
 }
 
-func (f *front) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
+func (f *fastStore) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
 	time.Sleep(f.distance)
 
 	return f.Store.Scan(ctx, partition, of, after, each)
 }
 
-// Contents implements Front. Whatever was ever written is there.
-func (f *front) Contents(
+// Contents implements Lister. Whatever was ever written is there.
+func (f *fastStore) Contents(
 	_ context.Context, each func(partition int, collections []string, ids []rows.ID) error,
 ) error {
 	f.mu.Lock()
@@ -129,7 +129,7 @@ func (f *front) Contents(
 }
 
 // lose forgets what happened last, n events.
-func (f *front) lose(n int) {
+func (f *fastStore) lose(n int) {
 	f.log = f.log[:max(len(f.log)-n, 0)]
 
 	// What is left happens again at its time, so that the claims get their epochs.
@@ -154,97 +154,97 @@ func (f *front) lose(n int) {
 	now = time.Time{}
 }
 
-// back is a lasting store.
-type back struct {
+// durableStore is a lasting store.
+type durableStore struct {
 	*rowsmem.Store
 	away     bool
 	distance time.Duration // of a call and back
 	claiming func()        // called before the next claim
 
-	mu      sync.Mutex              // guards the fields below: two tiers may have one back
+	mu      sync.Mutex              // guards the fields below: two tiers may have one durable store
 	numbers map[rows.Address]uint64 // of the commit that changed a row last
 	ids     map[[16]byte]time.Time
 }
 
-func newBack() *back {
-	return &back{
+func newDurable() *durableStore {
+	return &durableStore{
 		Store: rowsmem.New(rowsmem.Config{}), numbers: map[rows.Address]uint64{}, ids: map[[16]byte]time.Time{},
 	}
 }
 
 // isAway is the way there and back.
-func (b *back) isAway() bool {
-	time.Sleep(b.distance)
+func (d *durableStore) isAway() bool {
+	time.Sleep(d.distance)
 
-	return b.away
+	return d.away
 }
 
-func (b *back) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
-	if before := b.claiming; before != nil {
-		b.claiming = nil
+func (d *durableStore) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	if before := d.claiming; before != nil {
+		d.claiming = nil
 		before()
 	}
-	if b.isAway() {
+	if d.isAway() {
 		return nil, rows.ErrUnavailable
 	}
 
-	return b.Store.Claim(ctx, owner, partitions)
+	return d.Store.Claim(ctx, owner, partitions)
 }
 
-func (b *back) Commit(ctx context.Context, commits []rows.Commit) []error {
-	if b.isAway() {
+func (d *durableStore) Commit(ctx context.Context, commits []rows.Commit) []error {
+	if d.isAway() {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
 
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 
-	errs := b.Store.Commit(ctx, commits)
+	errs := d.Store.Commit(ctx, commits)
 	for i, c := range commits {
 		if errs[i] != nil {
 			continue
 		}
 
 		for _, row := range c.Rows {
-			b.numbers[rows.Address{Partition: c.Partition, Name: row.Name}] = c.Number
+			d.numbers[rows.Address{Partition: c.Partition, Name: row.Name}] = c.Number
 		}
 		for _, id := range c.IDs {
-			b.ids[id.Bytes] = id.Until
+			d.ids[id.Bytes] = id.Until
 		}
 	}
 
 	return errs
 }
 
-func (b *back) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	if b.isAway() {
+func (d *durableStore) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	if d.isAway() {
 		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
 	}
 
-	return b.Store.Read(ctx, addresses)
+	return d.Store.Read(ctx, addresses)
 }
 
-func (b *back) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
-	if b.isAway() {
+func (d *durableStore) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
+	if d.isAway() {
 		return rows.ErrUnavailable
 	}
 
-	return b.Store.Scan(ctx, partition, of, after, each)
+	return d.Store.Scan(ctx, partition, of, after, each)
 }
 
-func (b *back) Changed(ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error) error {
-	if b.isAway() {
+func (d *durableStore) Changed(ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error) error {
+	if d.isAway() {
 		return rows.ErrUnavailable
 	}
 
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 
-	for at, number := range b.numbers {
+	for at, number := range d.numbers {
 		if at.Partition != partition || number <= after {
 			continue
 		}
-		if err := each(at.Name, b.Store.Read(ctx, []rows.Address{at})[0].Value); err != nil {
+		if err := each(at.Name, d.Store.Read(ctx, []rows.Address{at})[0].Value); err != nil {
 			return err
 		}
 	}
@@ -252,17 +252,17 @@ func (b *back) Changed(ctx context.Context, partition int, after uint64, each fu
 	return nil
 }
 
-func (b *back) Remembered(_ context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
-	if b.isAway() {
+func (d *durableStore) Remembered(_ context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
+	if d.isAway() {
 		return nil, rows.ErrUnavailable
 	}
 
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 
 	var known []rows.ID
 	for _, id := range ids {
-		if until, is := b.ids[id.Bytes]; is {
+		if until, is := d.ids[id.Bytes]; is {
 			known = append(known, rows.ID{Bytes: id.Bytes, Until: until})
 		}
 	}
@@ -364,24 +364,25 @@ func (w *writer) commit(changed []rows.Row, ids []rows.ID) error {
 // world is a history: what was acknowledged, and the stores.
 type world struct {
 	*testing.T
-	random *rand.Rand
-	front  *front
-	back   *back
-	writer *writer
-	reader *Store // of another process
-	model  map[rows.Name][]byte
-	used   [][16]byte
-	n      int
+	random  *rand.Rand
+	fast    *fastStore
+	durable *durableStore
+	writer  *writer
+	reader  *Store // of another process
+	model   map[rows.Name][]byte
+	used    [][16]byte
+	n       int
 }
 
-func (w *world) open() *Store { return New(w.front, w.back, Config{DrainEvery: 1000 * time.Hour}) }
+func (w *world) open() *Store { return New(w.fast, w.durable, Config{DrainEvery: 1000 * time.Hour}) }
 
 func (w *world) close(s *Store) {
 	s.stop()
 	s.wg.Wait()
 }
 
-// TestHistories: whatever is lost, evicted or away, reads are what was acknowledged, and the back gets all of it.
+// TestHistories: whatever is lost, evicted or away, reads are what was acknowledged, and the durable store gets all of
+// it.
 func TestHistories(t *testing.T) {
 	for seed := range uint64(*histories) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -392,11 +393,11 @@ func TestHistories(t *testing.T) {
 
 func history(t *testing.T, seed uint64) {
 	w := &world{
-		T:      t,
-		random: rand.New(rand.NewPCG(seed, 0)),
-		front:  newFront(),
-		back:   newBack(),
-		model:  map[rows.Name][]byte{},
+		T:       t,
+		random:  rand.New(rand.NewPCG(seed, 0)),
+		fast:    newFast(),
+		durable: newDurable(),
+		model:   map[rows.Name][]byte{},
 	}
 	w.reader = w.open()
 	w.begin()
@@ -406,7 +407,7 @@ func history(t *testing.T, seed uint64) {
 		time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
 	}
 
-	w.back.away = false
+	w.durable.away = false
 	w.check()
 	for left := 1; left > 0; {
 		var err error
@@ -415,7 +416,7 @@ func history(t *testing.T, seed uint64) {
 			t.Logf("drain: %v", err)
 		}
 	}
-	w.checkBack()
+	w.checkDurable()
 
 	w.close(w.reader)
 	w.close(w.writer.store)
@@ -444,17 +445,17 @@ func (w *world) step() {
 	case 3:
 		w.writer.store.Evict(part, w.names())
 	case 4:
-		w.back.away = !w.back.away
+		w.durable.away = !w.durable.away
 	case 5:
-		w.front.lose(w.random.IntN(6))
+		w.fast.lose(w.random.IntN(6))
 	case 6:
 		if w.random.IntN(3) == 0 {
-			w.front.lose(len(w.front.log))
+			w.fast.lose(len(w.fast.log))
 		}
 	case 7:
 		w.check()
-	case 8: // the process ends, without a loss of the front that it has not healed
-		w.back.away = false
+	case 8: // the process ends, without a loss of the fast store that it has not healed
+		w.durable.away = false
 		w.heal()
 		w.close(w.writer.store)
 		w.begin()
@@ -493,10 +494,10 @@ func (w *world) change() {
 	}
 
 	if err := w.writer.commit(changed, ids); err != nil {
-		if !w.back.away {
+		if !w.durable.away {
 			w.Fatalf("commit: %v", err)
 		}
-		return // nothing was made: the front had lost too much
+		return // nothing was made: the fast store had lost too much
 	}
 
 	for _, row := range changed {
@@ -510,7 +511,7 @@ func (w *world) change() {
 // heal has the owner notice what the store lost.
 func (w *world) heal() bool {
 	err := w.writer.commit(nil, nil)
-	if err != nil && !w.back.away {
+	if err != nil && !w.durable.away {
 		w.Fatalf("heal: %v", err)
 	}
 
@@ -537,7 +538,7 @@ func (w *world) check() {
 
 			return nil
 		})
-		if err != nil && !w.back.away {
+		if err != nil && !w.durable.away {
 			w.Fatalf("scan: %v", err)
 		}
 
@@ -552,14 +553,14 @@ func (w *world) check() {
 	w.checkIDs()
 }
 
-// checkRow compares a row that another process reads. While the back is away it may be unavailable.
+// checkRow compares a row that another process reads. While the durable store is away it may be unavailable.
 func (w *world) checkRow(name rows.Name) {
 	w.Helper()
 	is := w.reader.Read(context.Background(), []rows.Address{{Partition: part, Name: name}})[0]
 	if is.Err == nil && !bytes.Equal(is.Value, w.model[name]) {
 		w.Fatalf("%v is %q, want %q", name, is.Value, w.model[name])
 	}
-	if is.Err != nil && !w.back.away {
+	if is.Err != nil && !w.durable.away {
 		w.Fatalf("%v: %v", name, is.Err)
 	}
 }
@@ -573,58 +574,60 @@ func (w *world) checkIDs() {
 	id := rows.ID{Bytes: w.used[w.random.IntN(len(w.used))], Until: time.Now().Add(time.Hour)}
 	err := w.writer.commit(nil, []rows.ID{id})
 	var known *rows.Known
-	if !errors.As(err, &known) && !w.back.away {
+	if !errors.As(err, &known) && !w.durable.away {
 		w.Fatalf("an ID was used twice: %v", err)
 	}
 }
 
-func (w *world) checkBack() {
+func (w *world) checkDurable() {
 	is := map[rows.Name][]byte{}
-	for at := range w.back.numbers {
+	for at := range w.durable.numbers {
 		if at.Collection == collection {
 			continue
 		}
-		if value := w.back.Store.Read(context.Background(), []rows.Address{at})[0].Value; value != nil {
+		if value := w.durable.Store.Read(context.Background(), []rows.Address{at})[0].Value; value != nil {
 			is[at.Name] = value
 		}
 	}
 
 	maps.DeleteFunc(w.model, func(_ rows.Name, value []byte) bool { return value == nil })
 	if !maps.EqualFunc(is, w.model, bytes.Equal) {
-		w.Errorf("the back has\n%q\nwant\n%q", is, w.model)
+		w.Errorf("the durable store has\n%q\nwant\n%q", is, w.model)
 	}
 }
 
-// TestOlderFront: an older front names what was not drained when it was new, and the store behind it has newer values.
-func TestOlderFront(t *testing.T) {
+// TestOlderFastStore: an older fast store names what was not drained when it was new, and the store behind it has newer
+// values.
+func TestOlderFastStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		front := newFront()
-		back := newBack()
-		first := newOwned(t, "first", front, back)
+		fast := newFast()
+		durable := newDurable()
+		first := newOwned(t, "first", fast, durable)
 		first.must(t, first.next("1"))
 		first.must(t, first.next("2"))
 		first.close(t)
 
 		// The second commit is lost there, and was drained.
-		front.lose(1)
-		second := newOwned(t, "second", front, back)
+		fast.lose(1)
+		second := newOwned(t, "second", fast, durable)
 		at := rows.Address{Partition: 7, Name: first.name}
 		if got := second.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
-			t.Errorf("the front has %q, %v", got.Value, got.Err)
+			t.Errorf("the fast store has %q, %v", got.Value, got.Err)
 		}
 
 		second.close(t)
-		if got := back.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
+		if got := durable.Read(t.Context(), []rows.Address{at})[0]; string(got.Value) != "2" {
 			t.Errorf("the store behind it has %q, %v", got.Value, got.Err)
 		}
 	})
 }
 
-// TestDirtyRows: what only the front has is counted until the back has it, row by row and not change by change.
+// TestDirtyRows: what only the fast store has is counted until the durable store has it, row by row and not change by
+// change.
 func TestDirtyRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := newBack()
-		s := New(newFront(), shared, Config{DrainEvery: time.Hour})
+		shared := newDurable()
+		s := New(newFast(), shared, Config{DrainEvery: time.Hour})
 		claims, err := s.Claim(t.Context(), "owner", []rows.Former{{Partition: part}})
 		if err != nil {
 			t.Fatal(err)
@@ -634,7 +637,7 @@ func TestDirtyRows(t *testing.T) {
 		shared.away = true
 		o.must(t, o.next("1"))
 		if left, err := s.drain(t.Context()); left == 0 || err == nil {
-			t.Errorf("without the back: %d rows are left, %v", left, err)
+			t.Errorf("without the durable store: %d rows are left, %v", left, err)
 		}
 		o.must(t, o.next("2"))
 		withID := o.next("3")
@@ -658,14 +661,15 @@ func TestDirtyRows(t *testing.T) {
 	})
 }
 
-// TestAScanWithoutTheFront fails at once, however long the caller would wait: nobody knows what the back has not got.
-func TestAScanWithoutTheFront(t *testing.T) {
+// TestAScanWithoutTheFastStore fails at once, however long the caller would wait: nobody knows what the durable store
+// has not got.
+func TestAScanWithoutTheFastStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		front := newFront()
-		own := newOwned(t, "owner", front, newBack())
+		fast := newFast()
+		own := newOwned(t, "owner", fast, newDurable())
 		own.must(t, own.next("1"))
 		synctest.Wait()
-		front.away = true
+		fast.away = true
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -673,54 +677,54 @@ func TestAScanWithoutTheFront(t *testing.T) {
 		begun := time.Now()
 		err := own.Scan(ctx, 7, own.name.Collection, "", func(string, []byte) error { return nil })
 		if took := time.Since(begun); !errors.Is(err, rows.ErrUnavailable) || took > 0 {
-			t.Errorf("without the front: %v, after %s", err, took)
+			t.Errorf("without the fast store: %v, after %s", err, took)
 		}
 
 		synctest.Wait()
-		front.away = false
+		fast.away = false
 		own.close(t)
 	})
 }
 
-// TestTwoFronts: a front that was in front of another store is refused. An empty one takes the store over, and what the
-// former one would get after that is refused instead of lost.
-func TestTwoFronts(t *testing.T) {
+// TestTwoFastStores: a fast store that was used with another durable store is refused. An empty one takes the store
+// over, and what the former one would get after that is refused instead of lost.
+func TestTwoFastStores(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := newBack()
-		first := newFront()
+		shared := newDurable()
+		first := newFast()
 		own := newOwned(t, "first", first, shared)
 		own.must(t, own.next("1"))
 
-		elsewhere := newFront()
-		before := newOwned(t, "before", elsewhere, newBack())
+		elsewhere := newFast()
+		before := newOwned(t, "before", elsewhere, newDurable())
 		before.must(t, before.next("1"))
 		before.close(t)
 
 		s := New(elsewhere, shared, Config{})
 		_, err := s.Claim(t.Context(), "other", []rows.Former{{Partition: 7}})
-		if !errors.Is(err, ErrOtherFront) || !errors.Is(err, rows.ErrUnavailable) {
-			t.Errorf("another front: %v", err)
+		if !errors.Is(err, ErrOtherFast) || !errors.Is(err, rows.ErrUnavailable) {
+			t.Errorf("another fast store: %v", err)
 		}
 		_ = s.Close(t.Context())
 
 		own.must(t, own.next("2"))
-		empty := newOwned(t, "second", newFront(), shared)
+		empty := newOwned(t, "second", newFast(), shared)
 		if got := empty.Read(t.Context(), []rows.Address{{Partition: 7, Name: own.name}})[0]; string(got.Value) != "2" {
-			t.Errorf("an empty front has %q, %v", got.Value, got.Err)
+			t.Errorf("an empty fast store has %q, %v", got.Value, got.Err)
 		}
 
 		own.must(t, own.next("3")) // before it notices
 		time.Sleep(time.Minute)
 		if err := own.commit(t, own.next("4")); !errors.Is(err, rows.ErrFull) {
-			t.Errorf("the former front: %v", err)
+			t.Errorf("the former fast store: %v", err)
 		}
 
-		// By commits that change nothing it would find out that the front has another owner.
+		// By commits that change nothing it would find out that the fast store has another owner.
 		nothing := own.next("")
 		nothing.Rows = nil
 		own.must(t, nothing)
-		if _, err := own.Claim(t.Context(), "first", []rows.Former{{Partition: 7}}); !errors.Is(err, ErrOtherFront) {
-			t.Errorf("the former front is claimed: %v", err)
+		if _, err := own.Claim(t.Context(), "first", []rows.Former{{Partition: 7}}); !errors.Is(err, ErrOtherFast) {
+			t.Errorf("the former fast store is claimed: %v", err)
 		}
 
 		own.close(t)
@@ -731,8 +735,8 @@ func TestTwoFronts(t *testing.T) {
 // TestBothHaveRows: two stores that were never used together are refused.
 func TestBothHaveRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := newBack()
-		between := newFront()
+		shared := newDurable()
+		between := newFast()
 		for _, alone := range []rows.Store{shared, between} {
 			claims, err := alone.Claim(t.Context(), "alone", []rows.Former{{Partition: part}})
 			if err != nil {
@@ -754,15 +758,15 @@ func TestBothHaveRows(t *testing.T) {
 }
 
 // TestTwoProcessesBegin: a process claims a new partition, and another one does so, and goes on, before the first has
-// got to the back. Whoever claims it next can.
+// got to the durable store. Whoever claims it next can.
 func TestTwoProcessesBegin(t *testing.T) {
 	for name, isDrained := range map[string]bool{
 		"before anything is drained": false, "after something is drained": true,
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				shared := newBack()
-				between := newFront()
+				shared := newDurable()
+				between := newFast()
 				var second *owned
 				shared.claiming = func() {
 					second = newOwned(t, "second", between, shared)
@@ -793,10 +797,10 @@ func TestTwoProcessesBegin(t *testing.T) {
 				third.must(t, third.next("3"))
 				third.close(t)
 
-				fourth := newOwned(t, "fourth", newFront(), shared)
+				fourth := newOwned(t, "fourth", newFast(), shared)
 				got := fourth.Read(t.Context(), []rows.Address{{Partition: 7, Name: fourth.name}})[0]
 				if string(got.Value) != "3" {
-					t.Errorf("an empty front has %q, %v", got.Value, got.Err)
+					t.Errorf("an empty fast store has %q, %v", got.Value, got.Err)
 				}
 				fourth.close(t)
 			})
@@ -804,12 +808,12 @@ func TestTwoProcessesBegin(t *testing.T) {
 	}
 }
 
-// TestASlowProcessTakesTheBack: it claimed a partition in the front before the owner, and in the back after it. The
-// owner claims again and goes on, and nothing is lost.
-func TestASlowProcessTakesTheBack(t *testing.T) {
+// TestASlowProcessTakesTheDurableStore: it claimed a partition in the fast store before the owner, and in the durable
+// store after it. The owner claims again and goes on, and nothing is lost.
+func TestASlowProcessTakesTheDurableStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := newBack()
-		between := newFront()
+		shared := newDurable()
+		between := newFast()
 		var o *owned
 		shared.claiming = func() {
 			o = newOwned(t, "owner", between, shared)
@@ -834,58 +838,59 @@ func TestASlowProcessTakesTheBack(t *testing.T) {
 
 		got := shared.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
 		if string(got.Value) != "2" {
-			t.Errorf("the back has %q, %v", got.Value, got.Err)
+			t.Errorf("the durable store has %q, %v", got.Value, got.Err)
 		}
 	})
 }
 
-// TestTheStateChangesDuringACommit: the front gets it with the next commit, also when it may have an earlier form of
-// one.
+// TestTheStateChangesDuringACommit: the fast store gets it with the next commit, also when it may have an earlier form
+// of one.
 func TestTheStateChangesDuringACommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newOwned(t, "owner", newFront(), newBack())
+		o := newOwned(t, "owner", newFast(), newDurable())
 		p := &o.partitions[7]
 		p.state.adopts = true
 
 		c := o.next("1")
-		under := p.begin(&c)
+		under := p.prepare(&c)
 		p.adopted(o.claim.Epoch)
-		p.made(&c, &under)
-		if !p.changed {
-			t.Error("the front has not got the state that changed while a commit was under way")
+		p.acknowledge(&c, &under)
+		if !p.stateChanged {
+			t.Error("the fast store has not got the state that changed while a commit was under way")
 		}
 
 		c = o.next("2")
 		c.Number++
-		_ = p.begin(&c)
-		again := p.begin(&c)
-		p.made(&c, &again)
-		if !p.changed {
-			t.Error("the front may have an earlier form of a commit, without the state")
+		_ = p.prepare(&c)
+		again := p.prepare(&c)
+		p.acknowledge(&c, &again)
+		if !p.stateChanged {
+			t.Error("the fast store may have an earlier form of a commit, without the state")
 		}
-		p.pending = nil
+		p.dirty.rows = nil
 		o.close(t)
 	})
 }
 
-// scanned is a front in which something happens right after a scan.
+// scanned is a fast store in which something happens right after a scan.
 type scanned struct {
-	*front
+	*fastStore
 	after func()
 }
 
 func (s *scanned) Scan(ctx context.Context, id int, of, after string, each func(string, []byte) error) error {
-	err := s.front.Scan(ctx, id, of, after, each)
+	err := s.fastStore.Scan(ctx, id, of, after, each)
 	s.after()
 
 	return err
 }
 
-// TestACommitDuringAdoption: a row that changes while its collection is adopted goes to the back as it is then.
+// TestACommitDuringAdoption: a row that changes while its collection is adopted goes to the durable store as it is
+// then.
 func TestACommitDuringAdoption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		between := &scanned{front: newFront(), after: func() {}}
-		shared := newBack()
+		between := &scanned{fastStore: newFast(), after: func() {}}
+		shared := newDurable()
 		o := newOwned(t, "owner", between, shared)
 		o.must(t, o.next("older"))
 
@@ -901,19 +906,19 @@ func TestACommitDuringAdoption(t *testing.T) {
 
 		at := []rows.Address{{Partition: 7, Name: o.name}}
 		if is := shared.Store.Read(t.Context(), at)[0]; string(is.Value) != "newer" {
-			t.Errorf("the back has %q", is.Value)
+			t.Errorf("the durable store has %q", is.Value)
 		}
 		o.close(t)
 	})
 }
 
-// TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the back
-// that the front had alone.
+// TestAdoptionIsKilled at any moment, again and again: a process that is left to it brings everything to the durable
+// store that the fast store had alone.
 func TestAdoptionIsKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		between := newFront()
+		between := newFast()
 		want, ids := fillAlone(t, between)
-		shared := newBack()
+		shared := newDurable()
 		shared.distance = 30 * time.Millisecond
 		between.distance = 30 * time.Millisecond
 		adopted := false
@@ -946,19 +951,19 @@ func TestAdoptionIsKilled(t *testing.T) {
 
 		for at, value := range want {
 			if is := shared.Store.Read(t.Context(), []rows.Address{at})[0]; string(is.Value) != value {
-				t.Errorf("the back has %q of %v, want %q", is.Value, at, value)
+				t.Errorf("the durable store has %q of %v, want %q", is.Value, at, value)
 			}
 		}
 		for _, id := range ids {
 			if _, is := shared.ids[id.Bytes]; !is {
-				t.Errorf("the back does not remember %v", id.Bytes)
+				t.Errorf("the durable store does not remember %v", id.Bytes)
 			}
 		}
 	})
 }
 
-// fillAlone has rows and IDs in three partitions of a front without a back, and returns them.
-func fillAlone(t *testing.T, between *front) (want map[rows.Address]string, ids []rows.ID) {
+// fillAlone has rows and IDs in three partitions of a fast store without a durable store, and returns them.
+func fillAlone(t *testing.T, between *fastStore) (want map[rows.Address]string, ids []rows.ID) {
 	t.Helper()
 	const partitions, collections, fields = 3, 2, 4
 	want = map[rows.Address]string{}
@@ -1010,8 +1015,8 @@ func everyPartition() []rows.Former {
 	return all
 }
 
-// TestClaimsTogether: a process has all partitions soon, however far the back is, also after the front has lost them
-// all.
+// TestClaimsTogether: a process has all partitions soon, however far the durable store is, also after the fast store
+// has lost them all.
 func TestClaimsTogether(t *testing.T) {
 	const distance = 30 * time.Millisecond
 	for name, tc := range map[string]struct {
@@ -1023,8 +1028,8 @@ func TestClaimsTogether(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				shared := newBack()
-				between := newFront()
+				shared := newDurable()
+				between := newFast()
 				if tc.loses {
 					fillAndLose(t, between, shared)
 				}
@@ -1043,15 +1048,15 @@ func TestClaimsTogether(t *testing.T) {
 					}
 				}
 				if took := time.Since(begun); took > tc.limit {
-					t.Errorf("the claims took %s, which is %d ways to the back and back", took, took/distance)
+					t.Errorf("the claims took %s, which is %d round trips to the durable store", took, took/distance)
 				}
 			})
 		})
 	}
 }
 
-// fillAndLose has a row of each partition in the back, and none in the front.
-func fillAndLose(t *testing.T, between *front, shared *back) {
+// fillAndLose has a row of each partition in the durable store, and none in the fast store.
+func fillAndLose(t *testing.T, between *fastStore, shared *durableStore) {
 	t.Helper()
 	s := New(between, shared, Config{})
 	claims, err := s.Claim(t.Context(), "first", everyPartition())
@@ -1076,13 +1081,13 @@ func fillAndLose(t *testing.T, between *front, shared *back) {
 // TestSomeClaimsFail: a partition that cannot be claimed does not hold up the others.
 func TestSomeClaimsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := newBack()
-		former := newOwned(t, "former", newFront(), shared)
+		shared := newDurable()
+		former := newOwned(t, "former", newFast(), shared)
 		former.must(t, former.next("1"))
 		former.close(t)
 
-		elsewhere := newFront()
-		before := newOwned(t, "before", elsewhere, newBack())
+		elsewhere := newFast()
+		before := newOwned(t, "before", elsewhere, newDurable())
 		before.must(t, before.next("1"))
 		before.close(t)
 
@@ -1094,7 +1099,7 @@ func TestSomeClaimsFail(t *testing.T) {
 		}
 		for id, claim := range claims {
 			isOurs := claim.Err == nil && claim.Epoch != 0
-			isRefused := errors.Is(claim.Err, ErrOtherFront) && claim.Epoch == 0
+			isRefused := errors.Is(claim.Err, ErrOtherFast) && claim.Epoch == 0
 			if id == 7 && !isRefused || id != 7 && !isOurs {
 				t.Errorf("partition %d: %+v", id, claim)
 			}
@@ -1102,15 +1107,15 @@ func TestSomeClaimsFail(t *testing.T) {
 	})
 }
 
-// TestClaimsWithoutTheBack: it goes during the claim. A front that says how far it is can be claimed all the same,
-// and a new one cannot.
-func TestClaimsWithoutTheBack(t *testing.T) {
+// TestClaimsWithoutTheDurableStore: it goes during the claim. A fast store that says how far it is can be claimed all
+// the same, and a new one cannot.
+func TestClaimsWithoutTheDurableStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := newBack()
-		between := newFront()
+		shared := newDurable()
+		between := newFast()
 		known := newOwned(t, "known", between, shared)
 		known.must(t, known.next("1"))
-		known.must(t, known.next("2")) // brings the state to the front
+		known.must(t, known.next("2")) // brings the state to the fast store
 		known.close(t)
 
 		shared.claiming = func() { shared.away = true }
@@ -1138,9 +1143,9 @@ type owned struct {
 	claim rows.Claim
 }
 
-func newOwned(t *testing.T, name string, front rows.Store, back Back) *owned {
+func newOwned(t *testing.T, name string, fast rows.Store, durable Durable) *owned {
 	t.Helper()
-	s := New(front, back, Config{})
+	s := New(fast, durable, Config{})
 	claims, err := s.Claim(t.Context(), name, []rows.Former{{Partition: 7}})
 	if err != nil {
 		t.Fatal(err)

@@ -41,39 +41,39 @@ func newStores(t testing.TB) *stores {
 // process is a gateway and an owner over Redis, with PostgreSQL behind it or beside it. It owns everything.
 type process struct {
 	*Store
-	front   *rowsredis.Store
-	behind  *Behind // nil: it is beside
-	beside  *Beside
+	redis   *rowsredis.Store
+	tiered  *Tiered // nil: PostgreSQL has exact counters only
+	shared  *SharedExact
 	owner   *owner.Owner
 	gateway *call.Store
 }
 
 // begin returns a process with PostgreSQL behind Redis, which ends with the test.
-func (s *stores) begin(t testing.TB, with ...func(*BehindConfig)) *process {
+func (s *stores) begin(t testing.TB, with ...func(*TieredConfig)) *process {
 	t.Helper()
 	p := s.open(t, with...)
-	p.own(t, p.behind.Rows(), owner.Config{})
+	p.own(t, p.tiered.Rows(), owner.Config{})
 	p.call(t, p.owner)
 
 	return p
 }
 
 // open returns a process that owns nothing yet.
-func (s *stores) open(t testing.TB, with ...func(*BehindConfig)) *process {
+func (s *stores) open(t testing.TB, with ...func(*TieredConfig)) *process {
 	t.Helper()
-	cfg := BehindConfig{
+	cfg := TieredConfig{
 		URL: s.url, Rules: countertest.Rules, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop(),
 	}
 	for _, w := range with {
 		w(&cfg)
 	}
-	behind, err := OpenBehind(t.Context(), cfg)
+	tiered, err := OpenTiered(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	p := &process{behind: behind, front: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
-	behind.Begin(p.front)
+	p := &process{tiered: tiered, redis: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
+	tiered.Begin(p.redis)
 	t.Cleanup(func() { _ = p.Close() })
 
 	return p
@@ -95,10 +95,10 @@ func (p *process) own(t testing.TB, over rows.Store, cfg owner.Config) {
 // call has the process send its calls to an owner.
 func (p *process) call(t testing.TB, o *owner.Owner) {
 	t.Helper()
-	p.gateway = call.NewStore(p.behind.Rows(), countertest.Everywhere{Owner: o}, countertest.Rules,
+	p.gateway = call.NewStore(p.tiered.Rows(), countertest.Everywhere{Owner: o}, countertest.Rules,
 		call.Config{Stream: rand.Text()})
-	p.Store = p.behind.Over(p.gateway)
-	testkit.Eventually(t, "counters are served", func() bool { return p.behind.Ready() == nil })
+	p.Store = p.tiered.NewStore(p.gateway)
+	testkit.Eventually(t, "counters are served", func() bool { return p.tiered.Ready() == nil })
 }
 
 // Close implements counter.Store: an orderly end.
@@ -118,7 +118,7 @@ func (p *process) kill() {
 
 // end ends the process once. What is drained is drained until ctx ends.
 func (p *process) end(ctx context.Context) (err error) {
-	if p.front == nil {
+	if p.redis == nil {
 		return nil
 	}
 
@@ -128,14 +128,14 @@ func (p *process) end(ctx context.Context) (err error) {
 	if p.owner != nil {
 		p.owner.Close()
 	}
-	if p.beside != nil {
-		p.beside.Close()
+	if p.shared != nil {
+		p.shared.Close()
 	}
-	if p.behind != nil {
-		err = p.behind.Close(ctx)
+	if p.tiered != nil {
+		err = p.tiered.Close(ctx)
 	}
-	p.front.Close()
-	p.front = nil
+	p.redis.Close()
+	p.redis = nil
 
 	return err
 }
@@ -157,7 +157,7 @@ func behind(t testing.TB) countertest.Instance {
 	}
 }
 
-func TestServerContractBehind(t *testing.T) {
+func TestServerContractTiered(t *testing.T) {
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "two stores",
 		"many members and changes at once":           "rows in two stores",
@@ -245,9 +245,9 @@ func persisted(t testing.TB, url, key string, want int64) {
 	})
 }
 
-// TestServerPostgresAwayBehind: what is in Redis goes on and is persisted later; what is not, and exact counters,
+// TestServerPostgresAwayTiered: what is in Redis goes on and is persisted later; what is not, and exact counters,
 // cannot be changed.
-func TestServerPostgresAwayBehind(t *testing.T) {
+func TestServerPostgresAwayTiered(t *testing.T) {
 	in := newStores(t)
 	p := in.begin(t)
 	must(t, p, op("", add("s:resident", 1)))
@@ -257,7 +257,7 @@ func TestServerPostgresAwayBehind(t *testing.T) {
 	persisted(t, in.url, "s:evicted", 5)
 
 	// The owner forgets it, too: another process has nothing in memory.
-	p.behind.Tier().Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
+	p.tiered.Tier().Evict(rows.PartitionOf("s:evicted"), []rows.Name{{Collection: "heads", Field: "s:evicted"}})
 	must(t, p, op("", add(beside("s:evicted"), 1)))
 	p.kill()
 	p = in.begin(t)
@@ -275,7 +275,7 @@ func TestServerPostgresAwayBehind(t *testing.T) {
 	if err != nil || found[0].Value != 2 || !found[1].Away {
 		t.Errorf("read %+v, %v", found, err)
 	}
-	if p.behind.Cause() == nil {
+	if p.tiered.Cause() == nil {
 		t.Error("PostgreSQL is away, and there is no cause")
 	}
 
@@ -335,7 +335,7 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 	alone := openAlone(t, pgtest.Single(t).Database(t))
 	p := newStores(t).begin(t)
 	elsewhere := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
-	region := elsewhere.beginBeside(t, countertest.Rules)
+	region := elsewhere.beginSharedExact(t, countertest.Rules)
 
 	inZero := "s:0" // a key whose partition is that of exact counters without PostgreSQL
 	for n := 0; rows.PartitionOf(inZero) != owner.ExactPartition; n++ {
@@ -403,13 +403,13 @@ func TestServerPostgresOlder(t *testing.T) {
 		must(t, p, op("", add("s:1", 1)))
 		persisted(t, in.url, "s:1", n+1)
 	}
-	time.Sleep(time.Second) // the front notes what the back has with the next commits, of which there is one a second
+	time.Sleep(time.Second) // Redis notes what PostgreSQL has with the next commits, of which there is one a second
 	p.kill()
 	in.postgres.Exec(t, in.url, `truncate headcount_rows; insert into headcount_rows table older;
 		update headcount_partitions p set number = n.number from numbers n where n.partition = p.partition`)
 
 	var log strings.Builder
-	p = in.begin(t, func(c *BehindConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
+	p = in.begin(t, func(c *TieredConfig) { c.Log = zerolog.New(&log).Level(zerolog.WarnLevel) })
 	becomes(t, p, "s:1", 5)
 	if c := must(t, p, op("", add("s:1", 1))); c.Value != 6 {
 		t.Errorf("%+v", c)

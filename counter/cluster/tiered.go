@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// behindTimeout is how long an owner waits for a commit when PostgreSQL is the durable store behind Redis: a claim
+	// tieredTimeout is how long an owner waits for a commit when PostgreSQL is the durable store behind Redis: a claim
 	// writes to both.
-	behindTimeout = 3 * time.Second
+	tieredTimeout = 3 * time.Second
 	// drainWithin limits how long Close waits until PostgreSQL has everything. The rest stays in Redis, and the next
 	// owner drains it.
 	drainWithin = 2 * time.Second
@@ -25,11 +25,11 @@ const (
 	exactQueues = 4
 )
 
-// putBehind configures an owner to keep its counters in Redis, with PostgreSQL as the durable store behind it.
-func (p *Process) putBehind(cfg *owner.Config) {
-	cfg.WriteTimeout = behindTimeout
+// useTier configures an owner to keep its counters in Redis, with PostgreSQL as the durable store behind it.
+func (p *Process) useTier(cfg *owner.Config) {
+	cfg.WriteTimeout = tieredTimeout
 	cfg.ExactOutside = true
-	cfg.Tier = p.cfg.Behind.Tier()
+	cfg.Tier = p.cfg.Tiered.Tier()
 	cfg.ColdAfter = p.cfg.ColdAfter
 
 	if p.cfg.Registerer == nil {
@@ -41,28 +41,28 @@ func (p *Process) putBehind(cfg *owner.Config) {
 	}
 	gauge("headcount_persist_lag_seconds",
 		"Age of the oldest change that this process has made in Redis and not yet in PostgreSQL.",
-		func() float64 { return p.cfg.Behind.Lag().Seconds() })
+		func() float64 { return p.cfg.Tiered.Lag().Seconds() })
 	gauge("headcount_persist_rows",
 		"Rows and idempotency keys that this process has changed in Redis and not yet in PostgreSQL.",
-		func() float64 { return float64(p.cfg.Behind.Dirty()) })
+		func() float64 { return float64(p.cfg.Tiered.Dirty()) })
 }
 
-// Behind returns the PostgreSQL behind Redis, nil if there is none.
-func (p *Process) Behind() *routed.Behind { return p.cfg.Behind }
+// Tiered returns the PostgreSQL behind Redis, nil if there is none.
+func (p *Process) Tiered() *routed.Tiered { return p.cfg.Tiered }
 
-// NewStoreOver is NewStore with PostgreSQL behind Redis. States may be nil.
-func (p *Process) NewStoreOver(redis, postgres counter.States) counter.Store {
-	store := p.cfg.Behind.Over(p.NewStore(redis))
+// NewTieredStore is NewStore with PostgreSQL behind Redis. States may be nil.
+func (p *Process) NewTieredStore(redis, postgres counter.States) counter.Store {
+	store := p.cfg.Tiered.NewStore(p.NewStore(redis))
 	if postgres != nil {
-		p.cfg.Behind.Observe(postgres)
+		p.cfg.Tiered.Observe(postgres)
 	}
 
 	return store
 }
 
-// CombiningOver is Combining for a Store of NewStoreOver. Exact counters have queues of their own, so that other
+// TieredCombining is Combining for a Store of NewTieredStore. Exact counters have queues of their own, so that other
 // counters wait neither for PostgreSQL nor for an application that has locked rows there.
-func CombiningOver() counter.CombinerConfig {
+func TieredCombining() counter.CombinerConfig {
 	cfg := Combining()
 	cfg.Queues = rows.Partitions + exactQueues
 	cfg.QueueOf = func(op *counter.Op) (queue int, ok bool) {
@@ -78,15 +78,15 @@ func CombiningOver() counter.CombinerConfig {
 	return cfg
 }
 
-// closeBehind waits a limited time until PostgreSQL has all counters that this process owned.
-func (p *Process) closeBehind() error {
-	if p.cfg.Behind == nil {
+// closeTiered waits a limited time until PostgreSQL has all counters that this process owned.
+func (p *Process) closeTiered() error {
+	if p.cfg.Tiered == nil {
 		return nil
 	}
 
 	ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
 	defer cancel()
-	err := p.cfg.Behind.Close(ctx)
+	err := p.cfg.Tiered.Close(ctx)
 
 	// Nothing is lost: undrained rows are still in Redis.
 	if errors.Is(err, counter.ErrUnavailable) {

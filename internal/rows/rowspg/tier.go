@@ -16,7 +16,7 @@ const (
 )
 
 // Changed calls each with the rows that commits after a number have changed. A nil value means that the row was
-// deleted, unless a later call has a value for the same row. It needs [Config.Back].
+// deleted, unless a later call has a value for the same row. It needs [Config.DurableTier].
 func (s *Store) Changed(
 	ctx context.Context, partition int, after uint64, each func(name rows.Name, value []byte) error,
 ) error {

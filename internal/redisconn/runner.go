@@ -22,12 +22,12 @@ const (
 	maxPipeline = 1024 // scripts in one pipeline; longer lists go in several
 )
 
-// States is notified when a Caller becomes able or unable to use Redis. At first it is unable. Only one goroutine calls
+// States is notified when a Runner becomes able or unable to use Redis. At first it is unable. Only one goroutine calls
 // it; it must not block.
 type States interface{ StoreState(up bool) }
 
-// CallerConfig tunes a Caller. A zero field takes its default.
-type CallerConfig struct {
+// RunnerConfig tunes a Runner. A zero field takes its default.
+type RunnerConfig struct {
 	// Scripts are the scripts that Run may run.
 	Scripts []scripts.Name
 	// Unavailable is wrapped by the errors of calls that Redis did not answer. Required.
@@ -35,9 +35,9 @@ type CallerConfig struct {
 	// Classify converts an error of Redis to one of the store's contract; default Unavailable.
 	Classify func(error) error
 	// Accept is called before anything else is done in Redis. Until it returns nil, its error is that of every call of
-	// this Caller. Optional.
+	// this Runner. Optional.
 	Accept func(context.Context, *Client) error
-	// Bounded says that the number of concurrent calls is not limited otherwise: the Caller uses at most half of the
+	// Bounded says that the number of concurrent calls is not limited otherwise: the Runner uses at most half of the
 	// pool's connections, and further calls wait.
 	Bounded bool
 	// Apart says that a call concerns only some masters of a Cluster. Its failure says nothing about the others, so on
@@ -48,13 +48,13 @@ type CallerConfig struct {
 	OnState    States                // optional
 }
 
-// Caller is one store's access to a Conn, with the store's own scripts, interpretation of errors, and metrics. Its
+// Runner is one store's access to a Conn, with the store's own scripts, interpretation of errors, and metrics. Its
 // methods may be called from any goroutine.
-type Caller struct {
+type Runner struct {
 	Metrics *Metrics
 
 	conn     *Conn
-	cfg      CallerConfig
+	cfg      RunnerConfig
 	scripts  map[scripts.Name]script
 	slots    chan struct{} // has an element for each call in progress; nil: calls are not bounded
 	accepted atomic.Bool
@@ -67,9 +67,9 @@ type script struct {
 	marked    bool
 }
 
-// Caller returns a new Caller. Close it before the Conn.
-func (s *Conn) Caller(cfg CallerConfig) *Caller {
-	c := &Caller{Metrics: newMetrics(&cfg), conn: s, cfg: cfg, scripts: map[scripts.Name]script{}}
+// Runner returns a new Runner. Close it before the Conn.
+func (s *Conn) Runner(cfg RunnerConfig) *Runner {
+	c := &Runner{Metrics: newMetrics(&cfg), conn: s, cfg: cfg, scripts: map[scripts.Name]script{}}
 	for _, name := range cfg.Scripts {
 		text := name.Source()
 		marked := slices.Contains(scripts.Marked, name)
@@ -86,7 +86,7 @@ func (s *Conn) Caller(cfg CallerConfig) *Caller {
 	c.accepted.Store(cfg.Accept == nil)
 
 	s.mu.Lock()
-	s.callers = append(s.callers, c)
+	s.runners = append(s.runners, c)
 	s.mu.Unlock()
 	wake.Signal(s.added) // so that its Accept is called at once
 
@@ -94,12 +94,12 @@ func (s *Conn) Caller(cfg CallerConfig) *Caller {
 }
 
 // Close makes all further calls fail, and ends the notifications of OnState. It may be called twice.
-func (s *Caller) Close() {
+func (s *Runner) Close() {
 	s.closed.Store(true)
 
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
-	s.conn.callers = slices.DeleteFunc(s.conn.callers, func(c *Caller) bool { return c == s })
+	s.conn.runners = slices.DeleteFunc(s.conn.runners, func(c *Runner) bool { return c == s })
 }
 
 var (
@@ -108,7 +108,7 @@ var (
 )
 
 // Known returns the client, or an error while Redis is unavailable.
-func (s *Caller) Known(ctx context.Context) (*Client, error) {
+func (s *Runner) Known(ctx context.Context) (*Client, error) {
 	if c := s.conn.connected(); c != nil && s.accepted.Load() && !s.closed.Load() {
 		return c, nil
 	}
@@ -123,7 +123,7 @@ func (s *Caller) Known(ctx context.Context) (*Client, error) {
 
 // Do runs fn against Redis, unless the circuit breaker is open. An error of fn counts as a failure of Redis, unless it
 // is a reply of Redis or is marked by Answered.
-func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error) error {
+func (s *Runner) Do(ctx context.Context, fn func(context.Context, *Client) error) error {
 	if s.closed.Load() {
 		return s.classify(errClosed)
 	}
@@ -156,7 +156,7 @@ func (s *Caller) Do(ctx context.Context, fn func(context.Context, *Client) error
 }
 
 // accept calls Accept until it has returned nil once.
-func (s *Caller) accept(ctx context.Context, c *Client) error {
+func (s *Runner) accept(ctx context.Context, c *Client) error {
 	if s.accepted.Load() {
 		return nil
 	}
@@ -171,7 +171,7 @@ func (s *Caller) accept(ctx context.Context, c *Client) error {
 }
 
 // classify converts err to an error of the store's contract.
-func (s *Caller) classify(err error) error {
+func (s *Runner) classify(err error) error {
 	if err == nil || errors.Is(err, s.cfg.Unavailable) {
 		return err
 	}
@@ -181,8 +181,8 @@ func (s *Caller) classify(err error) error {
 	return fmt.Errorf("%w: %w", s.cfg.Unavailable, err)
 }
 
-// Call is one run of a script.
-type Call struct {
+// ScriptRun is one run of a script.
+type ScriptRun struct {
 	Script scripts.Name
 	Keys   []string
 	Args   []any
@@ -192,22 +192,22 @@ type Call struct {
 
 // Run runs scripts in pipelines, in order for each key, and fills in the reply or error of each. It also returns the
 // first error.
-func (s *Caller) Run(ctx context.Context, calls []*Call) error {
-	for chunk := range slices.Chunk(calls, maxPipeline) {
+func (s *Runner) Run(ctx context.Context, runs []*ScriptRun) error {
+	for chunk := range slices.Chunk(runs, maxPipeline) {
 		err := s.Do(ctx, func(ctx context.Context, c *Client) error { return s.pipeline(ctx, c, chunk) })
 		if err == nil {
 			continue
 		}
-		for _, cl := range chunk {
-			if cl.Reply == nil && cl.Err == nil { // it was not sent, or the whole pipeline was lost
-				cl.Err = err
+		for _, run := range chunk {
+			if run.Reply == nil && run.Err == nil { // it was not sent, or the whole pipeline was lost
+				run.Err = err
 			}
 		}
 	}
 
-	for _, cl := range calls {
-		if cl.Err != nil {
-			return cl.Err
+	for _, run := range runs {
+		if run.Err != nil {
+			return run.Err
 		}
 	}
 	return nil
@@ -233,10 +233,10 @@ func (c scriptCmd) SetErr(err error) {
 	}
 }
 
-// command returns the command that runs cl once, by the script's hash or with its text.
-func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool) (cmd scriptCmd) {
-	sc := s.scripts[cl.Script]
-	args := make([]any, 0, 6+len(cl.Keys)+len(cl.Args))
+// command returns the command that runs a script once, by the script's hash or with its text.
+func (s *Runner) command(ctx context.Context, c *Client, run *ScriptRun, withText bool) (cmd scriptCmd) {
+	sc := s.scripts[run.Script]
+	args := make([]any, 0, 6+len(run.Keys)+len(run.Args))
 	if withText {
 		args = append(args, "eval", sc.text)
 	} else {
@@ -244,20 +244,20 @@ func (s *Caller) command(ctx context.Context, c *Client, cl *Call, withText bool
 	}
 
 	keys := len(args)
-	args = append(args, len(cl.Keys))
+	args = append(args, len(run.Keys))
 
-	for _, key := range cl.Keys {
+	for _, key := range run.Keys {
 		args = append(args, key)
 	}
 
 	if sc.marked {
 		// The mark must be in the same slot as the script's own keys. The script expects it as the last key.
-		cmd.mark = s.conn.Marks.key(c, cl.Keys)
-		args[keys] = len(cl.Keys) + 1
+		cmd.mark = s.conn.Marks.key(c, run.Keys)
+		args[keys] = len(run.Keys) + 1
 		args = append(args, cmd.mark)
 	}
 
-	args = append(args, cl.Args...)
+	args = append(args, run.Args...)
 	if sc.marked {
 		var acknowledged string
 		cmd.number, acknowledged = s.conn.Marks.next(cmd.mark)
@@ -276,34 +276,34 @@ func moving(err error) bool {
 
 // pipeline runs one pipeline of scripts, and repeats those that certainly did not run, because the server did not know
 // the script or its slot is moving. Its error is nil if any script was answered; the others have their own errors.
-func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
+func (s *Runner) pipeline(ctx context.Context, c *Client, runs []*ScriptRun) error {
 	for unknown := 0; ; { // number of rounds in which the server did not know a script
-		cmds := make([]scriptCmd, len(calls))
+		cmds := make([]scriptCmd, len(runs))
 
 		pipe := c.Pipeline()
-		for i, cl := range calls {
-			cmds[i] = s.command(ctx, c, cl, unknown == 2)
+		for i, run := range runs {
+			cmds[i] = s.command(ctx, c, run, unknown == 2)
 			_ = pipe.Process(ctx, cmds[i])
 		}
 
-		s.Metrics.Commands.Add(float64(len(calls)))
+		s.Metrics.Commands.Add(float64(len(runs)))
 
 		began := time.Now()
 		_, err := pipe.Exec(ctx)
 		s.Metrics.seconds.Observe(time.Since(began).Seconds())
 
-		var again []*Call
+		var again []*ScriptRun
 		served := false  // Redis answered at least one of them
 		missing := false // a server did not know at least one of the scripts
-		for i, cl := range calls {
+		for i, run := range runs {
 			v, e := cmds[i].Result()
 			if e == nil && v == nil { // go-redis sets no error when a connection is refused
 				e = cmp.Or(err, errNoReply)
 			}
 
 			if e == nil {
-				cl.Reply = v
-				cl.Err = nil
+				run.Reply = v
+				run.Err = nil
 				served = true
 				if cmds[i].number != "" {
 					s.conn.Marks.acknowledged(cmds[i].mark, cmds[i].number)
@@ -312,14 +312,14 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 			}
 
 			if unknown < 2 && redis.HasErrorPrefix(e, "NOSCRIPT") {
-				again = append(again, cl)
+				again = append(again, run)
 				missing = true
 			} else if moving(e) {
-				again = append(again, cl)
+				again = append(again, run)
 			}
 
-			cl.Reply = nil
-			cl.Err = s.classify(e)
+			run.Reply = nil
+			run.Err = s.classify(e)
 			served = served || answered(e)
 			s.conn.refused(e)
 		}
@@ -348,13 +348,13 @@ func (s *Caller) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 			}
 		}
 
-		calls = again
+		runs = again
 	}
 }
 
 // loadScripts loads all scripts into every master. If only the missing ones were loaded, a later pipeline might have a
 // script that the server knows after one that it does not, and these would run out of order (resize.lua, members.lua).
-func (s *Caller) loadScripts(ctx context.Context, c *Client) error {
+func (s *Runner) loadScripts(ctx context.Context, c *Client) error {
 	return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		pipe := m.Pipeline()
 		for _, sc := range s.scripts {

@@ -18,37 +18,37 @@ import (
 	"headcount/internal/rows/rowsredis"
 )
 
-// beginBeside returns a process with PostgreSQL beside Redis, which ends with the test.
-func (s *stores) beginBeside(t testing.TB, rules *counter.Rules) *process {
+// beginSharedExact returns a process with PostgreSQL beside Redis, which ends with the test.
+func (s *stores) beginSharedExact(t testing.TB, rules *counter.Rules) *process {
 	t.Helper()
-	p := &process{front: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
+	p := &process{redis: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
 	t.Cleanup(func() { _ = p.Close() })
 	var err error
-	p.beside, err = OpenBeside(t.Context(), BesideConfig{Owned: p.front, URL: s.url, Rules: rules, Log: zerolog.Nop()})
+	p.shared, err = OpenSharedExact(t.Context(), SharedExactConfig{Owned: p.redis, URL: s.url, Rules: rules, Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	p.own(t, p.beside.Rows(), owner.Config{})
-	p.gateway = call.NewStore(p.beside.Rows(), countertest.Everywhere{Owner: p.owner}, rules,
+	p.own(t, p.shared.Rows(), owner.Config{})
+	p.gateway = call.NewStore(p.shared.Rows(), countertest.Everywhere{Owner: p.owner}, rules,
 		call.Config{Stream: rand.Text()})
-	p.Store = p.beside.Over(p.gateway)
+	p.Store = p.shared.NewStore(p.gateway)
 
 	return p
 }
 
-func TestServerContractBeside(t *testing.T) {
+func TestServerContractSharedExact(t *testing.T) {
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "kinds of counters are in Redis or in PostgreSQL",
 		"changes at the same time add up":            "batches of one of the two stores",
 	}, func(t testing.TB) countertest.Instance {
 		in := newStores(t)
-		p := in.beginBeside(t, countertest.Rules)
+		p := in.beginSharedExact(t, countertest.Rules)
 
 		return countertest.Instance{Store: p, Crash: func(t testing.TB) counter.Store {
 			hangUp(t, in.postgres, in.url)
 			_ = p.Close()
-			p = in.beginBeside(t, countertest.Rules)
+			p = in.beginSharedExact(t, countertest.Rules)
 			countertest.AwaitServed(t, p)
 
 			return p
@@ -56,16 +56,16 @@ func TestServerContractBeside(t *testing.T) {
 	})
 }
 
-func TestServerCopiesBeside(t *testing.T) {
+func TestServerCopiesSharedExact(t *testing.T) {
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
 		in := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
 
-		return in.beginBeside(t, counter.BuiltinRules())
+		return in.beginSharedExact(t, counter.BuiltinRules())
 	})
 }
 
-// TestServerADatabaseWithRowsIsNotBeside: its counters of other kinds would be hidden.
-func TestServerADatabaseWithRowsIsNotBeside(t *testing.T) {
+// TestServerADatabaseWithRowsIsNotSharedExact: its counters of other kinds would be hidden.
+func TestServerADatabaseWithRowsIsNotSharedExact(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	whole := openAlone(t, url)
 	must(t, whole, op("", add("s:1", 1)))
@@ -75,13 +75,13 @@ func TestServerADatabaseWithRowsIsNotBeside(t *testing.T) {
 
 	front := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	t.Cleanup(front.Close)
-	_, err := OpenBeside(t.Context(), BesideConfig{
+	_, err := OpenSharedExact(t.Context(), SharedExactConfig{
 		Owned: front, URL: url, Rules: countertest.Rules, Log: zerolog.Nop(),
 	})
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("it opens, %v", err)
 	}
-	_, err = Check(t.Context(), url, UseBeside)
+	_, err = Check(t.Context(), url, UseSharedExact)
 	if !errors.Is(err, postgres.ErrConfig) || !strings.Contains(err.Error(), "--regions") {
 		t.Errorf("a check of it says %v", err)
 	}

@@ -18,15 +18,15 @@ func (c *Config) postgresUse() routed.Use {
 	case c.Redis == "":
 		return routed.UseAlone
 	case len(c.Peers) > 0:
-		return routed.UseBeside
+		return routed.UseSharedExact
 	default:
-		return routed.UseBehind
+		return routed.UseTiered
 	}
 }
 
-// openBehind opens the PostgreSQL behind Redis. What this process has of the counters closes it.
-func (s *system) openBehind(ctx context.Context) (*routed.Behind, error) {
-	return routed.OpenBehind(ctx, routed.BehindConfig{
+// openTiered opens the PostgreSQL behind Redis. What this process has of the counters closes it.
+func (s *system) openTiered(ctx context.Context) (*routed.Tiered, error) {
+	return routed.OpenTiered(ctx, routed.TieredConfig{
 		URL: s.cfg.Postgres, Rules: s.cfg.Rules, PersistInterval: s.cfg.PersistInterval, Log: s.log,
 	})
 }
