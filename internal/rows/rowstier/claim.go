@@ -62,7 +62,9 @@ type taking struct {
 
 	state   state
 	isThere bool // state was found in the front
-	goesOn  bool // this process renews its own claim: no other process has owned the partition since
+	// goesOn says that this process renews its own claim, and knows all undrained changes: no other process has owned
+	// the partition since, and the front has no commit that was not acknowledged.
+	goesOn bool
 
 	back    rows.Claim
 	away    error // why the partition could not be claimed in the back
@@ -394,14 +396,16 @@ func (t *taking) remember(ctx context.Context) error {
 }
 
 // enter records the claim. It forgets what this process knew from an earlier claim if another process may have owned
-// the partition in between.
+// the partition in between, or if the front knows more.
 func (t *taking) enter() {
 	p := t.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	// The store grants a claim that names a former claim only if no other process has claimed the partition since.
-	t.goesOn = t.former != 0 && p.epoch != 0
+	// The store grants a claim that names a former claim only if no other process has claimed the partition since. But
+	// the front may have made a commit whose answer was lost, and only the front knows what that commit changed.
+	knowsAll := t.claim.Number <= p.newest
+	t.goesOn = t.former != 0 && p.epoch != 0 && knowsAll
 	if !t.goesOn {
 		p.leaveLocked()
 	}
