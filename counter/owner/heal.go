@@ -37,27 +37,36 @@ func (o *Owner) giveUp(p *partition) {
 	}
 }
 
-// heal claims p again and has every row written that the store may lack, or gives p up if another process has claimed
-// it. Then the calls in the turn of p are judged again. The caller has the turn.
-func (o *Owner) heal(p *partition) {
+// heal claims p again after the store has refused a commit, and has every row written that the store may lack, or gives
+// p up if another process has claimed it. The calls in the turn of p are judged again, unless the store has made that
+// commit before. The caller has the turn.
+func (o *Owner) heal(p *partition, commit *rows.Commit) {
 	fencedOrLost.Reached()
-	o.requeue(p)
 
 	// The claim names the former claim, so it is refused if another process has claimed the partition since.
 	ctx, cancel := o.limited()
 	claims, err := o.store.Claim(ctx, o.cfg.Name, []rows.Former{{Partition: p.id, Epoch: p.epoch}})
 	cancel()
 	if err != nil {
-		// The outcome is unknown: the claim may have been granted. Repeat an empty commit until the store answers; if
-		// the claim was granted, the answer leads here again.
-		nothing := o.nothing(p)
-		o.doubt(p, &nothing)
+		// The outcome is unknown: the claim may have been granted. Repeat the commit until the store answers; if the
+		// claim was granted, the answer leads here again.
+		o.doubt(p, commit)
 		return
 	}
 	if claims[0].Epoch == 0 {
 		replaced.Reached()
 		o.giveUp(p)
 		return
+	}
+
+	// An earlier attempt may have made the commit that the store refused in the end, for example because a claim of
+	// this process arrived late. Without that commit, the rows in memory would be older than those in the store.
+	wasMade := claims[0].Number == commit.Number && commit.Number > p.number
+	if wasMade {
+		p.number = commit.Number
+		o.land(p)
+	} else {
+		o.requeue(p)
 	}
 
 	p.epoch = claims[0].Epoch

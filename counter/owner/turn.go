@@ -190,7 +190,7 @@ func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
 		p.learn(known.IDs)
 		o.requeue(p)
 	case errors.As(err, &lost), errors.As(err, &fenced):
-		o.heal(p) // gives p up if another process has claimed it
+		o.heal(p, commit) // gives p up if another process has claimed it
 	case errors.Is(err, rows.ErrFull):
 		o.fail(p, fmt.Errorf("owner: %w: %w", counter.ErrBusy, err))
 	default:

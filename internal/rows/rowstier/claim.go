@@ -59,9 +59,11 @@ type takeover struct {
 	claim  rows.Claim // in the fast store
 	err    error      // why the partition is not claimed
 
-	state     state
-	hasState  bool // state was found in the fast store
-	isRenewal bool // this process renews its own claim: no other process has owned the partition since
+	state    state
+	hasState bool // state was found in the fast store
+	// isRenewal says that this process renews its own claim, and knows all undrained changes: no other process has owned
+	// the partition since, and the fast store has no commit that was not acknowledged.
+	isRenewal bool
 
 	durable durableTakeover
 }

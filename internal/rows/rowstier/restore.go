@@ -74,14 +74,16 @@ func (t *takeover) readDirtyRows(ctx context.Context) (found undrained, err erro
 }
 
 // recordClaim records the claim, and forgets what this process knew from an earlier claim if another process may have
-// owned the partition in between.
+// owned the partition in between, or if the fast store knows more.
 func (t *takeover) recordClaim() {
 	p := t.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	// The store grants a claim that names a former claim only if no other process has claimed the partition since.
-	t.isRenewal = t.former != 0 && p.epoch != 0
+	// The store grants a claim that names a former claim only if no other process has claimed the partition since. But
+	// the fast store may have made a commit whose answer was lost, and it alone knows what that commit changed.
+	knowsAll := t.claim.Number <= p.newest
+	t.isRenewal = t.former != 0 && p.epoch != 0 && knowsAll
 	if !t.isRenewal {
 		p.forgetLocked()
 	}

@@ -1,0 +1,63 @@
+package owner_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// doubtful is a store that makes a commit, loses the answer, and refuses the repetition: the process has claimed the
+// partition again meanwhile, by a message that arrived late.
+type doubtful struct {
+	*rowsmem.Store
+	unanswered atomic.Bool // the next commit has no answer
+}
+
+// Commit implements rows.Store, for one partition.
+func (d *doubtful) Commit(ctx context.Context, commits []rows.Commit) []error {
+	errs := d.Store.Commit(ctx, commits)
+	if len(commits[0].Rows) == 0 || !d.unanswered.CompareAndSwap(true, false) {
+		return errs
+	}
+
+	_, _ = d.Claim(ctx, "a", []rows.Former{{Partition: commits[0].Partition}})
+
+	return []error{rows.ErrUnavailable}
+}
+
+// TestRefusedAfterItWasMade: the store has made a commit whose repetition it refuses. The owner finds that out when it
+// claims again, so the change is neither made twice nor forgotten.
+func TestRefusedAfterItWasMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &doubtful{Store: rowsmem.New(rowsmem.Config{})}
+		o := begin(t, "a", store)
+		defer o.Close()
+		change := func(ops []counter.Op) counter.Result {
+			t.Helper()
+			answer, err := o.Do(t.Context(), owner.Call{Partition: 0, Ops: ops})
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			return answer.Results[0]
+		}
+
+		change(increment("k"))
+		store.unanswered.Store(true)
+		once := increment("k")
+		once[0].IdempotencyKey = counter.IdempotencyKey{1}
+		if is := change(once); is.Replay || is.Counters[0].Value != 2 {
+			t.Errorf("the change in doubt is answered with %+v", is)
+		}
+
+		if is := change(increment("k")); is.Counters[0].Value != 3 {
+			t.Errorf("after three changes the counter is %d", is.Counters[0].Value)
+		}
+	})
+}
