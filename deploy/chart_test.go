@@ -362,7 +362,7 @@ func TestServerChartSettings(t *testing.T) {
 
 		for name, o := range objects {
 			if kind := says(o, "kind"); kind == "Deployment" || kind == "Job" {
-				t.Run(set+" "+name, func(t *testing.T) { checkSettings(t, o, objects["ConfigMap hc"]) })
+				checkSettings(t, set+" "+name, o, objects["ConfigMap hc"])
 			}
 		}
 	}
@@ -370,7 +370,7 @@ func TestServerChartSettings(t *testing.T) {
 
 // checkSettings lets the program judge the settings of a process. It may complain about the store, which does not exist
 // here (status 1), but not about a setting (status 2).
-func checkSettings(t *testing.T, deployment, config any) {
+func checkSettings(t *testing.T, process string, deployment, config any) {
 	t.Helper()
 	env := environment(deployment)
 	dir := t.TempDir()
@@ -403,7 +403,7 @@ func checkSettings(t *testing.T, deployment, config any) {
 	said, err := cmd.CombinedOutput()
 	code := cmd.ProcessState.ExitCode()
 	if code != 0 && code != 1 {
-		t.Errorf("the settings %v are not those of the program: %v\n%s", env, err, said)
+		t.Errorf("%s: the settings %v are not those of the program: %v\n%s", process, env, err, said)
 	}
 }
 

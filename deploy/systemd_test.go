@@ -122,22 +122,20 @@ func TestServerPackageScripts(t *testing.T) {
 		"another root":        {script: "postinstall.sh", args: "configure", root: "/mnt", systemd: dir},
 		"another, remove":     {script: "preremove.sh", args: "remove", root: "/mnt", systemd: dir},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if err := os.WriteFile(calls, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+		if err := os.WriteFile(calls, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 
-			cmd := exec.Command("sh", append([]string{tc.script}, strings.Fields(tc.args)...)...)
-			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"),
-				"SYSTEMD_RUNNING="+tc.systemd, "DPKG_ROOT="+tc.root)
-			if said, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%v: %s", err, said)
-			}
+		cmd := exec.Command("sh", append([]string{tc.script}, strings.Fields(tc.args)...)...)
+		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"),
+			"SYSTEMD_RUNNING="+tc.systemd, "DPKG_ROOT="+tc.root)
+		if said, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", name, err, said)
+		}
 
-			if got := string(file(t, calls)); got != tc.want {
-				t.Errorf("it calls systemctl with %q, want %q", got, tc.want)
-			}
-		})
+		if got := string(file(t, calls)); got != tc.want {
+			t.Errorf("%s: it calls systemctl with %q, want %q", name, got, tc.want)
+		}
 	}
 }
 

@@ -161,8 +161,6 @@ func TestServerContractTiered(t *testing.T) {
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "two stores",
 		"many members and changes at once":           "rows in two stores",
-		"steps of time add up":                       "rows in two stores",
-		"ledger in pages":                            "two stores",
 		"aggregates":                                 "of two stores",
 		"sets are listed":                            "scans of two stores",
 		"a watcher hears what it follows":            "two feeds",

@@ -14,7 +14,6 @@ import (
 
 // A lie is what a proxy does to an honest server. The run must end with ErrWrong, and its report must contain says.
 type lie struct {
-	short bool // also told by make test, which is short
 	says  string
 	tells func(p *proxy)
 }
@@ -72,50 +71,35 @@ func inFrames(kind string, lie func(p *proxy, first bool, m message)) func(*prox
 }
 
 var presenceLies = map[string]lie{
-	"one too many": {true, "the true count is", inFrames("count", func(p *proxy, _ bool, m message) {
+	"one too many": {"the true count is", inFrames("count", func(p *proxy, _ bool, m message) {
 		if m.text("page") != wholeSite {
 			p.lie(m, "count", m.number("count")+1)
 		}
 	})},
-	"the whole site is off": {false, `page "*"`, inFrames("count", func(p *proxy, first bool, m message) {
-		if m.text("page") == wholeSite && m.number("count") > 2 {
-			p.lie(m, "count", m.number("count")+1)
-		}
-	})},
-	"negative": {false, " -", inFrames("count", func(p *proxy, _ bool, m message) { p.lie(m, "count", -100) })},
-	"versions fall": {true, "version went back", inFrames("count", func(p *proxy, _ bool, m message) {
-		p.lie(m, "version", fmt.Sprintf("7-%d", 1_000_000-p.lied))
-	})},
-	"joiner not counted": {false, "does not include the user who joined",
-		inFrames("count", func(p *proxy, first bool, m message) {
-			if first && m.number("count") > 0 {
-				p.lie(m, "count", 0)
-			}
-		})},
-	"GET is off": {false, "GET from", func(p *proxy) {
+	"GET is off": {"GET from", func(p *proxy) {
 		p.answers = func(_ *http.Request, a *answer) {
 			if a.message["count"] != nil && a.text("page") != wholeSite {
 				p.lie(a.message, "count", a.number("count")+1)
 			}
 		}
 	}},
-	"counts are dropped": {true, "the true count is", func(p *proxy) {
+	"counts are dropped": {"the true count is", func(p *proxy) {
 		p.says = func(first bool, m message) bool { return m.text("type") == "count" && !first }
 	}},
-	"counts are late": {false, "the true count is", func(p *proxy) { p.delays = 400 * time.Millisecond; p.lied++ }},
-	"ghosts":          {false, "the true count is", func(p *proxy) { p.holds = true }},
+	"counts are late": {"the true count is", func(p *proxy) { p.delays = 400 * time.Millisecond; p.lied++ }},
+	"ghosts":          {"the true count is", func(p *proxy) { p.holds = true }},
 	"another user": {
-		false, "welcomed the token",
+		"welcomed the token",
 		inFrames("welcome", func(p *proxy, _ bool, m message) { p.lie(m, "user", "somebody else") }),
 	},
-	"accepts everything": {false, "accepts a page that is not allowed",
+	"accepts everything": {"accepts a page that is not allowed",
 		inFrames("error", func(p *proxy, _ bool, m message) {
 			if m.text("page") == wholeSite { // the error about a page that is too long does not name it in full
 				p.lie(m, "type", "count")
 				m["count"], m["version"] = 1, "1-1"
 			}
 		})},
-	"no frame": {false, "cannot be understood", inFrames("count", func(p *proxy, first bool, m message) {
+	"no frame": {"cannot be understood", inFrames("count", func(p *proxy, first bool, m message) {
 		if !first {
 			p.lie(m, "count", "1")
 		}
@@ -165,15 +149,6 @@ func on(method, suffix string, lie func(p *proxy, a *answer)) func(*proxy) {
 	}
 }
 
-// inLedger is a lie in the first entry of a ledger's page.
-func inLedger(lie func(p *proxy, entry message)) func(*proxy) {
-	return on(http.MethodGet, "/ledger", func(p *proxy, a *answer) {
-		if entries, _ := a.message["entries"].([]any); len(entries) > 1 {
-			lie(p, entries[1].(map[string]any))
-		}
-	})
-}
-
 // inLimits is a lie in the answers about limits.
 func inLimits(lie func(p *proxy, a *answer)) func(*proxy) {
 	return func(p *proxy) {
@@ -186,12 +161,12 @@ func inLimits(lie func(p *proxy, a *answer)) func(*proxy) {
 }
 
 var counterLies = map[string]lie{
-	"counts twice": {true, "the acknowledged changes are", on(http.MethodGet, "/exact", func(p *proxy, a *answer) {
+	"counts twice": {"the acknowledged changes are", on(http.MethodGet, "/exact", func(p *proxy, a *answer) {
 		if a.number("value") > 0 {
 			p.lie(a.message, "value", a.number("value")+1)
 		}
 	})},
-	"forgets keys": {true, "made once more", func(p *proxy) {
+	"forgets keys": {"made once more", func(p *proxy) {
 		p.asks = func(req *http.Request) {
 			if req.Header.Get("Idempotency-Key") != "" {
 				p.lied++
@@ -199,17 +174,17 @@ var counterLies = map[string]lie{
 			}
 		}
 	}},
-	"takes a first call for a repetition": {false, "it was sent once",
+	"takes a first call for a repetition": {"it was sent once",
 		on(http.MethodPost, "/increment", func(p *proxy, a *answer) {
 			p.lied++
 			a.header.Set("Idempotent-Replay", "true")
 		})},
-	"passes the floor": {false, "is below 0", on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
+	"passes the floor": {"is below 0", on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
 		if a.text("kind") == "exact" {
 			p.lie(a.message, "value", -1)
 		}
 	})},
-	"refuses what fits": {false, "there was enough all the time",
+	"refuses what fits": {"there was enough all the time",
 		on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
 			if a.text("kind") != "exact" || a.number("value") < 5 {
 				return
@@ -221,64 +196,32 @@ var counterLies = map[string]lie{
 				a.status = http.StatusConflict
 			}
 		})},
-	"forgets a member": {false, "the truth is", func(p *proxy) {
+	"forgets a member": {"the truth is", func(p *proxy) {
 		p.answers = func(req *http.Request, a *answer) {
 			if member, ok := a.message["member"].(bool); ok && req.Method == http.MethodGet {
 				p.lie(a.message, "member", !member)
 			}
 		}
 	}},
-	"forgets an entry": {true, "follows entry", on(http.MethodGet, "/ledger", func(p *proxy, a *answer) {
-		if entries, _ := a.message["entries"].([]any); len(entries) > 1 {
-			p.lie(a.message, "entries", entries[1:])
-		}
-	})},
-	"forgets the last entry": {false, "entries; ", on(http.MethodGet, "/ledger", func(p *proxy, a *answer) {
+	"forgets the last entry": {"entries; ", on(http.MethodGet, "/ledger", func(p *proxy, a *answer) {
 		if entries, _ := a.message["entries"].([]any); len(entries) > 1 && a.message["next"] == nil {
 			p.lie(a.message, "entries", entries[:len(entries)-1])
 		}
 	})},
-	"writes a wrong entry": {
-		false, "is not", inLedger(func(p *proxy, e message) { p.lie(e, "after", e.number("after")+1) }),
-	},
-	"signs nothing": {
-		false, "cannot be", inLedger(func(p *proxy, e message) { p.lie(e, "op", "adjust"); e["by"] = "" }),
-	},
-	"reads old versions": {
-		false, "an earlier change had",
-		on(http.MethodGet, "/exact", func(p *proxy, a *answer) { p.lie(a.message, "version", "7-0") }),
-	},
-	"lags for ever": {true, "a read of several counters says",
+	"lags for ever": {"a read of several counters says",
 		on(http.MethodGet, "/counters", func(p *proxy, a *answer) {
 			for _, c := range a.message["counters"].([]any) {
 				p.lie(c.(map[string]any), "value", 0)
 			}
 		})},
 	"adds up wrongly": {
-		false, "the aggregate of",
+		"the aggregate of",
 		on(http.MethodGet, "/aggregate", func(p *proxy, a *answer) { p.lie(a.message, "value", a.number("value")+1) }),
 	},
-	"tells no more": {true, "the true value is", func(p *proxy) {
+	"tells no more": {"the true value is", func(p *proxy) {
 		p.says = func(first bool, m message) bool { return m.text("type") == "counter" && !first }
 	}},
-	"lets versions fall": {false, "version went back", inFrames("counter", func(p *proxy, _ bool, m message) {
-		p.lie(m, "version", fmt.Sprintf("7-%d", 1_000_000-p.lied))
-	})},
-	"uses versions twice": {
-		false, "has the values", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "version", "7-1") }),
-	},
-	"stays stale": {
-		false, "(stale: true)", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "stale", true) }),
-	},
-	"tells something else": {
-		false, "something else than a counter",
-		inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "kind", "unique") }),
-	},
-	"says mine of others'": {
-		false, `"mine":`, inFrames("counter",
-			func(p *proxy, _ bool, m message) { p.lie(m, "mine", m["mine"] != true) }),
-	},
-	"keeps what is deleted": {false, "after DELETE", func(p *proxy) {
+	"keeps what is deleted": {"after DELETE", func(p *proxy) {
 		p.asks = func(req *http.Request) {
 			if req.Method == http.MethodDelete && !strings.Contains(req.URL.Path, "/members/") {
 				p.lied++
@@ -287,20 +230,14 @@ var counterLies = map[string]lie{
 			}
 		}
 	}},
-	"lets more pass": {false, "have passed in ", inLimits(func(p *proxy, a *answer) {
-		if a.status == http.StatusTooManyRequests {
-			p.lie(a.message, "allowed", true)
-			a.status = http.StatusOK
-		}
-	})},
-	"holds back what fits": {false, "had passed", inLimits(func(p *proxy, a *answer) {
+	"holds back what fits": {"had passed", inLimits(func(p *proxy, a *answer) {
 		p.lie(a.message, "allowed", false)
 		a.status = http.StatusTooManyRequests
 	})},
 	"says another limit": {
-		true, "for a cost of", inLimits(func(p *proxy, a *answer) { p.lie(a.message, "limit", a.number("limit")+1) }),
+		"for a cost of", inLimits(func(p *proxy, a *answer) { p.lie(a.message, "limit", a.number("limit")+1) }),
 	},
-	"breaks": {false, "status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) {
+	"breaks": {"status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) {
 		p.lied++
 		a.status = http.StatusInternalServerError
 	})},

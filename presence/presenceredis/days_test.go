@@ -19,13 +19,8 @@ import (
 // A history of a page over many days, written by runs of remember.lua that are repeated at times, gives the same days
 // as package minutes makes of it.
 func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
-	t.Run("one server", func(t *testing.T) { daysAreThoseOfTheCalendar(t, redistest.Single(t).URL()) })
-	t.Run("cluster", func(t *testing.T) { daysAreThoseOfTheCalendar(t, redistest.ThreeMasters(t).URL()) })
-}
-
-func daysAreThoseOfTheCalendar(t *testing.T, url string) {
 	const first, days, keep = 20_000, 40, 30
-	s := open(t, Config{Conn: redistest.Dial(t, url), PageStats: time.Hour, PageDays: keep})
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL()), PageStats: time.Hour, PageDays: keep})
 	c, err := s.known(t.Context())
 	if err != nil {
 		t.Fatal(err)

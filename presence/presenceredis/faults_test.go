@@ -521,28 +521,26 @@ func TestServerForeignDataIsNamed(t *testing.T) {
 		presenceredis.BucketKey(b, "c:p"), presenceredis.BucketKey(b, "f"), presenceredis.BucketKey(b, "s"),
 		presenceredis.BucketKey(b, "r"),
 	} {
-		t.Run(key, func(t *testing.T) {
-			// A key that exists is kept aside, because the test needs its data afterwards.
-			was, _ := server.Do(t, "EXISTS", key).(int64)
-			if was == 1 {
-				server.Do(t, "RENAME", key, key+"~")
-			}
-			server.Do(t, "ZADD", key, 1, "foreign")
-			o := c.try(1, "p", 3)
-			if !errors.Is(o.Err, presenceredis.ErrForeign) || !errors.Is(o.Err, presence.ErrUnavailable) {
-				t.Errorf("Write: %v, want ErrForeign", o.Err)
-			}
+		// A key that exists is kept aside, because the test needs its data afterwards.
+		was, _ := server.Do(t, "EXISTS", key).(int64)
+		if was == 1 {
+			server.Do(t, "RENAME", key, key+"~")
+		}
+		server.Do(t, "ZADD", key, 1, "foreign")
+		o := c.try(1, "p", 3)
+		if !errors.Is(o.Err, presenceredis.ErrForeign) || !errors.Is(o.Err, presence.ErrUnavailable) {
+			t.Errorf("Write beside a foreign %s: %v, want ErrForeign", key, o.Err)
+		}
 
-			server.Do(t, "DEL", key)
-			if was == 1 {
-				server.Do(t, "RENAME", key+"~", key)
-			}
+		server.Do(t, "DEL", key)
+		if was == 1 {
+			server.Do(t, "RENAME", key+"~", key)
+		}
 
-			if o := c.try(1, "p", 3); o.Err != nil || o.Counts[0].Users != 3 {
-				t.Errorf("Write when it is put right: %+v", o)
-			}
-			c.set(1, "p", 0)
-		})
+		if o := c.try(1, "p", 3); o.Err != nil || o.Counts[0].Users != 3 {
+			t.Errorf("Write when %s is put right: %+v", key, o)
+		}
+		c.set(1, "p", 0)
 	}
 
 	server.Do(t, "SET", "hc:{c}:facts", "foreign")

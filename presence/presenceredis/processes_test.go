@@ -51,12 +51,10 @@ func TestServerDifferentSettingsAreRefused(t *testing.T) {
 		},
 		"secret": {func(c *presenceredis.Config) { c.Facts.Secret = "x" }, `--cluster-secret differs`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := renew(t, open(t, url, quick, tc.change), p)
-			if !saysOrNot(err, tc.want) {
-				t.Fatalf("Renew = %v, want %q", err, tc.want)
-			}
-		})
+		_, err := renew(t, open(t, url, quick, tc.change), p)
+		if !saysOrNot(err, tc.want) {
+			t.Errorf("%s: Renew = %v, want %q", name, err, tc.want)
+		}
 	}
 }
 

@@ -328,35 +328,42 @@ async function serveApplications() {
   return { url: `http://localhost:${listener.address().port}`, close: () => listener.close() };
 }
 
-for (const name of Object.keys(LIBRARIES))
-  test(`the elements in ${name}`, async () => {
-    const leave = await Promise.all([server.hold(`${name}-quiet`), server.hold(`${name}-quiet`)]);
-    for (const order of LIBRARIES[name].after ? ['?after'] : ['', '?after']) {
-      const page = await open(await browser.newContext(), `${site.url}/${name}/${order}`);
-      const text = async (selector) => {
-        assert.deepEqual(page.complaints, []); // what is not built right need not be waited for
-        return page.evaluate(
-          (selector) =>
-            document.querySelector(selector)?.shadowRoot?.textContent ?? document.querySelector(selector)?.textContent,
-          selector,
-        );
-      };
-      await eventually('1 person', `${name}${order} shows a sentence`, () => text('#counted'));
-      await eventually('1', `${name}${order} has heard of the count`, () => text('#said'));
-      await eventually('2', `${name}${order} watches`, () => text('#quiet'));
-      await eventually('0', `${name}${order} shows a counter, and adds nothing`, () => text('#votes'));
-      await eventually('false', `${name}${order} has a button`, () =>
-        page.evaluate(() =>
-          document.querySelector('like-button')?.shadowRoot?.querySelector('button').getAttribute('aria-pressed'),
-        ),
+/** What an application shows and does, in a tab of its own. The errors name the library. */
+async function expectAll(name) {
+  const leave = await Promise.all([server.hold(`${name}-quiet`), server.hold(`${name}-quiet`)]);
+  for (const order of LIBRARIES[name].after ? ['?after'] : ['', '?after']) {
+    const page = await open(await browser.newContext(), `${site.url}/${name}/${order}`);
+    const complainsNot = () => assert.deepEqual(page.complaints, [], `${name}${order} complains`);
+    const text = async (selector) => {
+      complainsNot(); // what is not built right need not be waited for
+      return page.evaluate(
+        (selector) =>
+          document.querySelector(selector)?.shadowRoot?.textContent ?? document.querySelector(selector)?.textContent,
+        selector,
       );
-      await page.click('#move');
-      await eventually(1, `${name}${order} has moved`, () => server.count(`${name}-next`));
-      await eventually(0, `${name}${order} has left`, () => server.count(name));
-      assert.equal(await server.count(`${name}-quiet`), 2);
-      assert.deepEqual(page.complaints, []);
-      await page.context().close();
-      await eventually(0, `${name}${order} is gone`, () => server.count(`${name}-next`));
-    }
-    await Promise.all(leave.map((end) => end()));
-  });
+    };
+    await eventually('1 person', `${name}${order} shows a sentence`, () => text('#counted'));
+    await eventually('1', `${name}${order} has heard of the count`, () => text('#said'));
+    await eventually('2', `${name}${order} watches`, () => text('#quiet'));
+    await eventually('0', `${name}${order} shows a counter, and adds nothing`, () => text('#votes'));
+    await eventually('false', `${name}${order} has a button`, () =>
+      page.evaluate(() =>
+        document.querySelector('like-button')?.shadowRoot?.querySelector('button').getAttribute('aria-pressed'),
+      ),
+    );
+    await page.click('#move');
+    await eventually(1, `${name}${order} has moved`, () => server.count(`${name}-next`));
+    await eventually(0, `${name}${order} has left`, () => server.count(name));
+    assert.equal(await server.count(`${name}-quiet`), 2, `${name}${order} is counted where it only watches`);
+    complainsNot();
+    await page.context().close();
+    await eventually(0, `${name}${order} is gone`, () => server.count(`${name}-next`));
+  }
+  await Promise.all(leave.map((end) => end()));
+}
+
+// They have pages of their own, so all wait at once; each that fails is named.
+test('the elements in all libraries', async () => {
+  const ends = await Promise.allSettled(Object.keys(LIBRARIES).map(expectAll));
+  assert.deepEqual(ends.filter(({ status }) => status === 'rejected').map(({ reason }) => reason.message), []);
+});

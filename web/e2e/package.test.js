@@ -263,27 +263,27 @@ test('a server imports and renders it, and nothing is connected or kept running'
   );
 });
 
-for (const name of BUNDLERS)
-  test(`a project with ${name} counts, with and without WebSockets`, async () => {
+test('projects with vite, esbuild and webpack count, with and without WebSockets', async () => {
+  for (const name of BUNDLERS) {
     const path = await bundle[name]();
     const open = async (through) =>
       openIn(await browser.newContext(), `${site.url}/${path}?server=${encodeURIComponent(through)}`);
     const pages = await Promise.all([open(server.url), open(office.url)]);
     const text = (page, id) => page.textContent(`#${id}`);
-    const expect = (page, id, want) => eventually(want, `${id} shows`, () => text(page, id));
+    const expect = (page, id, want) => eventually(want, `${name}: ${id} shows`, () => text(page, id));
     for (const page of pages) {
       await expect(page, 'text', '2'); // by the element
       await expect(page, 'count', '2 sure open'); // by the hook, which is the same visitor
       await eventually(
         true,
-        'it shows the site',
+        `${name}: it shows the site`,
         async () => (await text(page, 'site')) === `${await server.count('*')}`,
       );
       await expect(page, 'unread', '0');
       await expect(page, 'heard', '0'); // by the element's event
       await expect(page, 'like', '0 false');
     }
-    assert.equal(await server.count(`/${path}`), 2);
+    assert.equal(await server.count(`/${path}`), 2, name);
     await pages[0].click('#like');
     await expect(pages[0], 'like', '1 true');
     await expect(pages[1], 'like', '1 false');
@@ -296,11 +296,12 @@ for (const name of BUNDLERS)
     await pages[0].click('#move');
     await expect(pages[0], 'count', '1 sure open');
     await pages[0].evaluate(() => history.pushState(null, '', './moved'));
-    await eventually(1, 'it is on the next page', () => server.count(`/${path}moved`));
-    await eventually(1, 'and left the one before', () => server.count(`/${path}`));
-    assert.deepEqual(pages[0].complaints, []);
+    await eventually(1, `${name}: it is on the next page`, () => server.count(`/${path}moved`));
+    await eventually(1, `${name}: and left the one before`, () => server.count(`/${path}`));
+    assert.deepEqual(pages[0].complaints, [], name);
     await Promise.all(pages.map((page) => page.context().close()));
-  });
+  }
+});
 
 test('a bundle that names no server says so', async () => {
   const page = await openIn(await browser.newContext(), `${site.url}/esbuild/`);

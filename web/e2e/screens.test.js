@@ -64,7 +64,7 @@ async function dashboard(options = {}) {
   return page;
 }
 
-test('on a phone the dashboard shows names of pages in full', async () => {
+test('on a phone the dashboard shows names of pages in full, and its tables are scrolled by keyboard', async () => {
   const page = await dashboard();
   const [shown, wide] = await page.evaluate((name) => {
     const button = [...document.querySelectorAll('#pages button')].find(({ textContent }) => textContent === name);
@@ -80,21 +80,17 @@ test('on a phone the dashboard shows names of pages in full', async () => {
   assert.ok(shown, 'the name is cut off');
   assert.ok(wide > 0.5, `the name has ${wide} of the width`);
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), 'the page scrolls sideways');
-  await page.context().close();
-});
 
-test('tables that scroll are scrolled by keyboard', async () => {
-  const page = await dashboard();
   const scrollers = await page.evaluate(() =>
     [...document.querySelectorAll('.scroll, .events')]
       .filter((one) => one.checkVisibility())
       .map((one) => one.tabIndex === 0 && !!one.getAttribute('aria-labelledby')),
   );
-  assert.ok(scrollers.length >= 3 && scrollers.every(Boolean), `${scrollers}`);
+  assert.ok(scrollers.length >= 3 && scrollers.every(Boolean), `tables that are reached and named: ${scrollers}`);
   const table = page.locator('.scroll:has(#processes)');
   await table.focus();
   await page.keyboard.press('ArrowRight');
-  await eventually(true, 'it scrolls', () => table.evaluate((one) => one.scrollLeft > 0));
+  await eventually(true, 'a table scrolls', () => table.evaluate((one) => one.scrollLeft > 0));
   await page.context().close();
 });
 

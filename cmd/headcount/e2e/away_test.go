@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,9 +80,128 @@ func shows(key string, value int64, stale bool) func(frame) bool {
 	}
 }
 
+// outage has what changes before a store is away, while it is away, and after that.
+type outage struct {
+	s            *server
+	visitor      *client // watches likes, and is one of them
+	likes, stock string  // a set, and an exact counter with 5
+}
+
+// beforeOutage makes the counters of an outage, and waits until they are persisted.
+func beforeOutage(t *testing.T, s *server) *outage {
+	t.Helper()
+	o := &outage{s, s.ws(t), "likes:" + fresh(t), "stock:" + fresh(t)}
+	s.call(t, "PUT", url.PathEscape(o.likes)+"/members/me", "", o.visitor.as()).lasting(t)
+	s.call(t, "POST", url.PathEscape(o.stock)+"/increment", `{"delta":5}`).lasting(t)
+
+	o.visitor.send(`{"type":"subscribe","counters":` + quoted([]string{o.likes}) + `}`)
+	o.visitor.awaitCounter(o.likes, 1, true)
+
+	// The fault must not hit changes that are still on their way to PostgreSQL.
+	o.persisted(t)
+
+	return o
+}
+
+func (o *outage) persisted(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, "everything is persisted",
+		func() bool { return o.s.metric(t, "headcount_persist_lag_seconds") == 0 })
+}
+
+func (o *outage) decrement(t *testing.T) answer {
+	t.Helper()
+
+	return o.s.call(t, "POST", url.PathEscape(o.stock)+"/decrement", "", withKey, "Idempotency-Key: k")
+}
+
+func (o *outage) like(t *testing.T) answer {
+	t.Helper()
+
+	return o.s.call(t, "PUT", url.PathEscape(o.likes)+"/members/x", "")
+}
+
+// refused checks that exact counters are refused, while the server serves what it can.
+func (o *outage) refused(t *testing.T) {
+	t.Helper()
+	o.decrement(t).problem(t, http.StatusServiceUnavailable)
+	if a := do(t, "GET", o.s.admin+"/readyz?exclude=store", ""); a.status != http.StatusOK {
+		t.Errorf("the server serves without the store, but /readyz?exclude=store is %d %s", a.status, a.body)
+	}
+
+	o.s.call(t, "GET", url.PathEscape(o.stock)+"/exact", "").problem(t, http.StatusServiceUnavailable)
+}
+
+// allRefused checks that sets are refused as well, and shown as stale: the server is not ready.
+func (o *outage) allRefused(t *testing.T) {
+	t.Helper()
+	o.refused(t)
+	o.like(t).problem(t, http.StatusServiceUnavailable)
+	o.visitor.await("a stale counter", func(f frame) bool {
+		return f.Type == "counter" && f.Stale && f.Value == 1 && f.Mine && !f.Exact
+	})
+	o.s.wantRead(t, o.likes, 1, true)
+	testkit.Eventually(t, "that it is not ready", func() bool { return !o.s.ready() })
+}
+
+// over checks that changes are made when the store is back, and once although they were refused.
+func (o *outage) over(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, "changes of every kind", func() bool {
+		return o.decrement(t).status == http.StatusOK && o.like(t).status == http.StatusOK
+	})
+	o.visitor.await("both likes", func(f frame) bool {
+		return f.Type == "counter" && f.Value == 2 && f.Mine && !f.Stale
+	})
+
+	if n := o.s.exact(t, o.stock); n != 4 {
+		t.Errorf("%d in stock, want 4", n)
+	}
+
+	testkit.Eventually(t, "that it is ready", o.s.ready)
+	o.persisted(t)
+	if strings.Contains(fmt.Sprint(o.s.log), o.likes) {
+		t.Error("a key is in the log")
+	}
+}
+
+// TestClockRedisIsAway kills the only store. Calls that need it get 503, and known counters are shown as stale.
+// Afterwards everything is as before.
+func TestClockRedisIsAway(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t, redistest.Durable...)
+	s := startWithKey(t, overRedis(redis.URL())...)
+	page := fresh(t)
+
+	follower := s.ws(t)
+	s.follow(t, follower.as(), page)
+	s.change(t, page, "")
+	follower.awaitUnread(1)
+	o := beforeOutage(t, s)
+
+	redis.Kill()
+	o.allRefused(t)
+	for _, call := range [][3]string{
+		{"GET", "/-/me/unread"}, {"GET", "/-/me/follows"}, {"PUT", "/-/me/unread", `{"action":"reset"}`},
+		{"POST", "/p/changes"},
+	} {
+		do(t, call[0], s.url+call[1], call[2], follower.as(), withKey).problem(t, http.StatusServiceUnavailable)
+	}
+	follower.send(`{"type":"read"}`)
+	follower.await("the last known count", func(f frame) bool { return f.Type == "unread" && *f.Count == 1 })
+
+	redis.Restart(t)
+	o.over(t)
+	testkit.Eventually(t, "a change of the page", func() bool {
+		path := "/" + url.PathEscape(page) + "/changes"
+		return do(t, "POST", s.url+path, "", withKey, "Idempotency-Key: k").status == http.StatusNoContent
+	})
+	follower.awaitUnread(2)
+}
+
 // TestClockKnownWhileAway kills a store of counters. Counters that this process has seen are read as stale, in no older
 // version. Exact reads, and reads of counters that the process has never seen, get 503. Counters in another store are
-// read as before.
+// read as before. Afterwards everything is as before.
 func TestClockKnownWhileAway(t *testing.T) {
 	t.Parallel()
 	t.Run("PostgreSQL", func(t *testing.T) {
@@ -100,8 +221,10 @@ func TestClockKnownWhileAway(t *testing.T) {
 		looks.send(`{"type":"subscribe","counters":` + quoted([]string{views, "votes:1"}) + `}`)
 		looks.awaitAll(shows(views, 2, false), shows("votes:1", 0, false))
 		looks.send(`{"type":"unsubscribe","counters":["votes:1"]}`)
+		o := beforeOutage(t, s)
 
 		pg.Kill()
+		o.allRefused(t)
 		looks.await("a stale frame", shows(views, 2, true))
 		testkit.Eventually(t, "a stale answer", func() bool { return s.read(t, views).Stale })
 		if is := s.wantRead(t, views, 2, true); is != version {
@@ -128,6 +251,7 @@ func TestClockKnownWhileAway(t *testing.T) {
 		late.await("a fresh frame", shows(stock, 1, false))
 		testkit.Eventually(t, "it is known again", func() bool { return !s.read(t, views).Stale })
 		s.wantRead(t, unseen, 1, false)
+		o.over(t)
 	})
 
 	t.Run("PostgreSQL behind Redis", func(t *testing.T) {
@@ -148,8 +272,16 @@ func TestClockKnownWhileAway(t *testing.T) {
 		all := []string{views, stock, never}
 		looks.send(`{"type":"subscribe","counters":` + quoted(all) + `}`)
 		looks.awaitAll(shows(views, 1, false), shows(stock, 2, false), shows(never, 0, false))
+		o := beforeOutage(t, s)
 
 		pg.Kill()
+		o.refused(t)
+		if got := o.like(t).lasting(t); got.Value != 2 || got.Stale {
+			t.Errorf("%+v", got)
+		}
+		if !s.ready() {
+			t.Error("the server is not ready, and Redis is there")
+		}
 		isStock := func(f frame) bool {
 			if f.Key == views && f.Stale {
 				t.Error("a counter in Redis is shown as stale")
@@ -194,6 +326,7 @@ func TestClockKnownWhileAway(t *testing.T) {
 		late.await("a fresh frame", shows(stock, 2, false))
 		testkit.Eventually(t, "it is known again", func() bool { return !s.read(t, stock).Stale })
 		s.wantRead(t, unseen, 1, false)
+		o.over(t)
 	})
 
 	t.Run("PostgreSQL beside the Redis of a region", func(t *testing.T) {

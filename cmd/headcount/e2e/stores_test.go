@@ -56,39 +56,34 @@ func newStores(t *testing.T, which string) stores {
 	return s
 }
 
-// TestServerCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other
-// stores. The second server has the counters, or it finds them elsewhere and names the command that moves them. Without
-// the first store it cannot know of them, but the same command moves them.
+// TestServerCountersOverAChangeOfStores writes counters of all kinds to a server, and starts others with other stores.
+// Such a server has the counters, or it finds them elsewhere and names the command that moves them. Without the first
+// store it cannot know of them, but the same command moves them.
 func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	t.Parallel()
 	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
-	for _, cell := range [][3]string{
-		{aDatabase, both, keeps}, {aRedis, both, keeps},
-		{both, aDatabase, refuses}, {both, aRedis, refuses},
-		{aFile, aFile + " " + aDatabase, refuses}, {aFile, aFile + " " + aRedis, refuses},
-		{aFile, aFile + " " + both, refuses},
-		{aDatabase, aFile, carried}, {both, aFile, carried},
-		// The refused counters are moved, too, so that each store is exported and imported: an export does not know its
-		// target. Redis alone loses only the members of sets, whose names it does not have; the import says so. Without
-		// any store there is nothing to keep, or no place for it.
+	type target struct{ stores, outcome string }
+
+	// Of the targets of a store, one that keeps the counters is the last: it changes what there is. The refused counters
+	// are moved, too, so that each store is exported and imported: an export does not know its target. Redis alone loses
+	// only the members of sets, whose names it does not have; the import says so. Without any store there is nothing to
+	// keep, or no place for it.
+	for from, targets := range map[string][]target{
+		aDatabase: {{aFile, carried}, {both, keeps}},
+		aRedis:    {{both, keeps}},
+		both:      {{aDatabase, refuses}, {aRedis, refuses}, {aFile, carried}},
+		aFile:     {{aFile + " " + aDatabase, refuses}, {aFile + " " + aRedis, refuses}, {aFile + " " + both, refuses}},
 	} {
-		from, to, outcome := cell[0], cell[1], cell[2]
-		t.Run(from+" then "+to, func(t *testing.T) {
+		t.Run("from "+from, func(t *testing.T) {
 			t.Parallel()
-			is := newStores(t, from+to)
+			is := newStores(t, from+both)
 			rules := "--counters=" + ruleFile(t)
 			s := startWithKey(t, is.server(from, rules)...)
 			writeAllKinds(t, s)
-
-			read := allKinds
-			if outcome != keeps { // an export has no idempotency keys
-				read = values
-			}
-
-			want := read(t, s)
+			all, want := allKinds(t, s), values(t, s) // an export has no idempotency keys
 
 			// A server that ends waits only 2 s until everything is persisted; an export waits a minute.
-			if from == both && outcome != keeps {
+			if from == both {
 				headcount(t, nil, nil, append([]string{"export"}, is.flags(from)...)...)
 			}
 
@@ -96,33 +91,42 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 				t.Fatal(problem)
 			}
 
-			if outcome != keeps {
-				if outcome == refuses {
-					endsWith(t, "headcount export --", is.server(to)...)
+			for _, to := range targets {
+				what := from + " then " + to.stores
+				if to.outcome == keeps {
+					awaitCounters(t, what, startWithKey(t, is.server(to.stores, rules)...), allKinds, all)
+					continue
 				}
-				into := newStores(t, to)
+
+				if to.outcome == refuses {
+					endsWith(t, "headcount export --", is.server(to.stores)...)
+				}
+
+				into := newStores(t, to.stores)
+				stores := strings.TrimPrefix(to.stores, aFile+" ")
 				var exported bytes.Buffer
-
 				headcount(t, nil, &exported, append([]string{"export"}, is.flags(from)...)...)
-				to = strings.TrimPrefix(to, aFile+" ")
-				headcount(t, &exported, nil, append([]string{"import", rules}, into.flags(to)...)...)
-				is = into
+				headcount(t, &exported, nil, append([]string{"import", rules}, into.flags(stores)...)...)
+				awaitCounters(t, what, startWithKey(t, into.server(stores, rules)...), values, want)
 			}
-
-			s = startWithKey(t, is.server(to, rules)...)
-			got := ""
-			t.Cleanup(func() {
-				if t.Failed() {
-					t.Logf("it has\n%s\nwant\n%s", got, want)
-				}
-			})
-
-			testkit.Eventually(t, "all that there was", func() bool {
-				got = read(t, s)
-				return got == want
-			})
 		})
 	}
+}
+
+// awaitCounters waits until a server has what it should.
+func awaitCounters(t *testing.T, what string, s *server, read func(*testing.T, *server) string, want string) {
+	t.Helper()
+	got := ""
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s: it has\n%s\nwant\n%s", what, got, want)
+		}
+	})
+
+	testkit.Eventually(t, what+": all that there was", func() bool {
+		got = read(t, s)
+		return got == want
+	})
 }
 
 // writeAllKinds writes counters of all kinds. After that, allKinds always returns the same.

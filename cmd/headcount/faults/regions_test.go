@@ -33,7 +33,6 @@ type dataCentre struct {
 
 // world is the regions and the links between them.
 type world struct {
-	t       testing.TB
 	regions []*dataCentre
 	links   map[string]*wire // "us eu": how us reaches the Redis of eu
 
@@ -56,7 +55,7 @@ var clocks = map[string]time.Duration{"us": 0, "eu": 10 * time.Minute, "ap": -10
 // newWorld starts three regions whose clocks are ten minutes apart.
 func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 	t.Helper()
-	w := &world{t: t, links: map[string]*wire{}, visitors: map[string]bool{}}
+	w := &world{links: map[string]*wire{}, visitors: map[string]bool{}}
 	for _, name := range []string{"us", "eu", "ap"} {
 		w.regions = append(w.regions, &dataCentre{
 			name: name, redis: redistest.StartAt(t, clocks[name]), likes: map[string]bool{},
@@ -159,7 +158,7 @@ func (w *world) join(t testing.TB, r *dataCentre, n int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.t.Cleanup(conn.Abort) // the connections outlive a subtest
+		t.Cleanup(conn.Abort)
 		if err := conn.Join(spot); err != nil {
 			t.Fatal(err)
 		}
@@ -333,7 +332,11 @@ func TestClockRegions(t *testing.T) {
 	}
 	w.converge(t, exactWithin)
 
-	t.Run("all links are cut", func(t *testing.T) {
+	step := func(fault string, suffer func()) {
+		t.Log(fault)
+		suffer()
+	}
+	step("all links are cut", func() {
 		w.cut(all...)
 		for i, r := range w.regions {
 			w.count(t, r, 100*i+1)
@@ -385,7 +388,7 @@ func TestClockRegions(t *testing.T) {
 		})
 	})
 
-	t.Run("one link in one direction is cut", func(t *testing.T) {
+	step("one link in one direction is cut", func() {
 		w.cut("us eu")
 		w.join(t, us, 1)
 		w.join(t, eu, 1)
@@ -406,7 +409,7 @@ func TestClockRegions(t *testing.T) {
 		w.converge(t, mergedWithin)
 	})
 
-	t.Run("a dispatcher is killed", func(t *testing.T) {
+	step("a dispatcher is killed", func() {
 		for _, r := range w.regions {
 			r.stay(w.total())
 		}
@@ -416,7 +419,7 @@ func TestClockRegions(t *testing.T) {
 		again(t, us.members[1])
 	})
 
-	t.Run("one region's Redis is killed and restarted empty", func(t *testing.T) {
+	step("one region's Redis is killed and restarted empty", func() {
 		for _, r := range w.regions {
 			r.stay(w.total())
 		}
@@ -433,7 +436,7 @@ func TestClockRegions(t *testing.T) {
 		w.converge(t, exactWithin)
 	})
 
-	t.Run("FLUSHALL in one region while another is cut off", func(t *testing.T) {
+	step("FLUSHALL in one region while another is cut off", func() {
 		w.cut("us ap", "ap us", "eu ap", "ap eu")
 		us.redis.Flush(t)
 		time.Sleep(3 * time.Second)
@@ -450,7 +453,7 @@ func TestClockRegions(t *testing.T) {
 		w.converge(t, exactWithin)
 	})
 
-	t.Run("a whole region dies, and comes back empty", func(t *testing.T) {
+	step("a whole region dies, and comes back empty", func() {
 		for _, conn := range eu.users {
 			conn.Abort()
 		}

@@ -17,7 +17,7 @@ func TestClockRegionsOverTLSAndSentinel(t *testing.T) {
 	s := redistest.StartSentinelWithUser(t)
 	urls := map[string]string{"us": a.URL(), "eu": b.URL(), "ap": s.URL()}
 
-	w := &world{t: t}
+	w := &world{}
 	var all []*member
 	for _, name := range []string{"us", "eu", "ap"} {
 		flags := []string{"--region=" + name, "--api-key=" + counterKey}

@@ -84,58 +84,56 @@ type fault struct {
 	mend    func(t *testing.T) // called when counts are exact, for example to restart a killed process
 }
 
-// suffer runs one fault and checks what must hold.
+// suffer runs one fault and checks what must hold. A topology that a fault has left wrong suffers no other one.
 func (top *topology) suffer(t *testing.T, f fault) {
 	t.Helper()
-	t.Run(f.name, func(t *testing.T) {
-		c := top.crowd
-		exact := func(what string, since time.Time, late func() time.Duration) (took time.Duration) {
-			t.Helper()
-			took, err := c.Exact(t.Context(), since, late)
-			if err != nil {
-				t.Errorf("%s: the counts are not exact: %v", what, err)
-			}
-
-			return took
+	c := top.crowd
+	exact := func(what string, since time.Time, late func() time.Duration) (took time.Duration) {
+		t.Helper()
+		took, err := c.Exact(t.Context(), since, late)
+		if err != nil {
+			t.Errorf("%s: %s: the counts are not exact: %v", f.name, what, err)
 		}
 
-		machine := testkit.NewStopwatch(t)
-		exact("before the fault", time.Now(), machine.Lost)
+		return took
+	}
 
-		// From here on, every count that any client receives is checked.
-		begun := time.Now()
-		lingering := func() time.Duration { return machine.Lost() + f.lingers }
-		observed := c.Observe(t.Context(), lingering)
+	machine := testkit.NewStopwatch(t)
+	exact("before the fault", time.Now(), machine.Lost)
 
-		stop := c.Churn(t.Context())
-		defer stop()
-		time.Sleep(500 * time.Millisecond) // some users come and go before the fault
-		healed := f.damage(t)
-		time.Sleep(time.Until(healed.Add(f.during)))
-		stop()
+	// From here on, every count that any client receives is checked.
+	begun := time.Now()
+	lingering := func() time.Duration { return machine.Lost() + f.lingers }
+	observed := c.Observe(t.Context(), lingering)
 
-		took := exact("after the fault", healed, machine.Lost)
-		ghost := observed()
-		t.Logf("exact %.1f s after %s; the machine lost %s", took.Seconds(), f.since, machine.Lost())
+	stop := c.Churn(t.Context())
+	defer stop()
+	time.Sleep(500 * time.Millisecond) // some users come and go before the fault
+	healed := f.damage(t)
+	time.Sleep(time.Until(healed.Add(f.during)))
+	stop()
 
-		if ghost.By > 0 {
-			t.Errorf("a fresh count was wrong by %d for longer than %s: %s",
-				ghost.By, exactWithin+lingering(), ghost.Where)
-		}
+	took := exact("after the fault", healed, machine.Lost)
+	ghost := observed()
+	t.Logf("%s: exact %.1f s after %s; the machine lost %s", f.name, took.Seconds(), f.since, machine.Lost())
 
-		// Mending is a change of owners, too.
-		if f.mend != nil {
-			f.mend(t)
-			exact("after mending", time.Now(), machine.Lost)
-		}
+	if ghost.By > 0 {
+		t.Errorf("%s: a fresh count was wrong by %d for longer than %s: %s",
+			f.name, ghost.By, exactWithin+lingering(), ghost.Where)
+	}
 
-		for _, w := range c.Wrongs() {
-			t.Error(w)
-		}
-		if t.Failed() {
-			t.Logf("the processes' logs since %s:\n%s", begun.UTC().Format("15:04:05.000"), top.words(begun))
-		}
-	})
+	// Mending is a change of owners, too.
+	if f.mend != nil {
+		f.mend(t)
+		exact("after mending", time.Now(), machine.Lost)
+	}
+
+	for _, w := range c.Wrongs() {
+		t.Errorf("%s: %s", f.name, w)
+	}
+	if t.Failed() {
+		t.Fatalf("%s: the processes' logs since %s:\n%s", f.name, begun.UTC().Format("15:04:05.000"), top.words(begun))
+	}
 }
 
 // words returns the last lines of all logs since then, sorted by time.

@@ -29,7 +29,7 @@ func open(t testing.TB, url string, with ...func(*Config)) *Store {
 	return s
 }
 
-func TestServerContract(t *testing.T) {
+func TestServerContractOfRows(t *testing.T) {
 	server := pgtest.Single(t)
 	rowstest.Run(t, func(t *testing.T) rows.Store {
 		return open(t, server.Database(t), func(c *Config) { c.PollEvery = 10 * time.Millisecond })

@@ -21,8 +21,8 @@ func open(t testing.TB, url string) *rowsredis.Store {
 	return s
 }
 
-// TestServerContract has a server that speaks TLS alone, and the user that deploy/redis.acl documents.
-func TestServerContract(t *testing.T) {
+// TestServerContractOfRows has a server that speaks TLS alone, and the user that deploy/redis.acl documents.
+func TestServerContractOfRows(t *testing.T) {
 	server := redistest.StartSecure(t)
 	s := open(t, server.URL())
 	rowstest.Run(t, func(t *testing.T) rows.Store {
