@@ -61,8 +61,8 @@ type takeover struct {
 
 	state    state
 	hasState bool // state was found in the fast store
-	// isRenewal says that this process renews its own claim, and knows all undrained changes: no other process has owned
-	// the partition since, and the fast store has no commit that was not acknowledged.
+	// isRenewal says that this process renews its own claim, and knows all undrained changes: no other process has
+	// owned the partition since, and the fast store has no commit that was not acknowledged.
 	isRenewal bool
 
 	durable durableTakeover
