@@ -114,6 +114,7 @@ func (p *partition) healing(number uint64, most int) []rows.Commit {
 	}
 	commit.Number = max(p.number, number) + 1
 	commit.Publication = anything
+	marks.Must(commit.Number > before, "commits that restore a store are in the order of their rows")
 
 	return append(pieces, commit)
 }
@@ -165,7 +166,14 @@ func (o *Owner) nothing(p *partition) rows.Commit {
 // doubt hands p over to a goroutine of its own, because the outcome of its commit is unknown.
 func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	inDoubt.Reached()
-	o.settleLater(p, []rows.Commit{*commit}, nil)
+
+	// p may be given up before the outcome is known, and then another partition uses the draft and its slices.
+	own := *commit
+	own.Rows = slices.Clone(commit.Rows)
+	own.IDs = slices.Clone(commit.IDs)
+	own.Asked = slices.Clone(commit.Asked)
+
+	o.settleLater(p, []rows.Commit{own}, nil)
 }
 
 // settleLater hands p over to a goroutine of its own, which makes commits and waits for their outcomes. Until these are

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"headcount/counter"
 	"headcount/counter/owner"
@@ -58,6 +59,61 @@ func TestRefusedAfterItWasMade(t *testing.T) {
 
 		if is := change(increment("k")); is.Counters[0].Value != 3 {
 			t.Errorf("after three changes the counter is %d", is.Counters[0].Value)
+		}
+	})
+}
+
+// silent is a store that makes no commit with rows of partition 0, and answers none, until it is told to.
+type silent struct {
+	*rowsmem.Store
+	isSilent atomic.Bool
+}
+
+// Commit implements rows.Store, for one partition.
+func (s *silent) Commit(ctx context.Context, commits []rows.Commit) []error {
+	if s.isSilent.Load() && commits[0].Partition == 0 {
+		return []error{rows.ErrUnavailable}
+	}
+
+	return s.Store.Commit(ctx, commits)
+}
+
+// TestReleasedInDoubt: a partition is released while a commit of it is in doubt. The repetition that arrives in the end
+// has all of the commit, although other partitions have used its owner's memory since.
+func TestReleasedInDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &silent{Store: rowsmem.New(rowsmem.Config{})}
+		o := begin(t, "a", store)
+		defer o.Close()
+
+		store.isSilent.Store(true)
+		once := increment("k")
+		once[0].IdempotencyKey = counter.IdempotencyKey{1}
+		go func() { _, _ = o.Do(t.Context(), owner.Call{Partition: 0, Ops: once}) }()
+		synctest.Wait()
+
+		if err := o.Release(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Own(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range []string{"x", "y"} {
+			if _, err := o.Do(t.Context(), owner.Call{Partition: 1, Ops: increment(key)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		store.isSilent.Store(false)
+		time.Sleep(time.Second) // the commit is repeated
+		next := begin(t, "b", store)
+		defer next.Close()
+		answer, err := next.Do(t.Context(), owner.Call{Partition: 0, Ops: once})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := answer.Results[0]; !is.Replay || is.Counters[0].Value != 1 {
+			t.Errorf("the repeated change is answered with %+v", is)
 		}
 	})
 }
