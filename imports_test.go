@@ -97,7 +97,7 @@ var layers = []layer{
 	},
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"internal/rows/rowsredis", []string{"internal/redisconn", "internal/rows", "scripts"}},
-	{"internal/rows/rowstier", []string{"internal/rows", "internal/wake"}},
+	{"internal/rows/rowstier", []string{"internal/marks", "internal/rows", "internal/wake"}},
 	// a connection to PostgreSQL: what stores there are built on
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}},
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/internal/marks"
 	"headcount/internal/rows"
 )
 
@@ -176,6 +177,7 @@ func (o *Owner) write(commits []rows.Commit) []error {
 func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
 	// This is the usual outcome, so it comes before the slower tests of error types.
 	if err == nil {
+		marks.Must(commit.Number > p.number, "the numbers of a partition's commits grow")
 		p.number = commit.Number
 		o.land(p)
 		return

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -124,9 +125,12 @@ func (n *Notes) Logf(format string, args ...any) {
 	n.lines = append(n.lines, fmt.Sprintf("%8.3f  ", time.Since(n.Start).Seconds())+fmt.Sprintf(format, args...))
 }
 
+// kinds replaces what differs between faults of one kind.
+var kinds = strings.NewReplacer("%s", "…", "%d", "…", "%v", "…")
+
 // Fault notes a fault that the simulation makes.
 func (n *Notes) Fault(kind string, args ...any) {
-	marks.Fault(kind)
+	marks.Fault(kinds.Replace(kind))
 	n.Logf(kind, args...)
 }
 

@@ -29,6 +29,14 @@ func Sometimes(what string) Mark { return Mark{count(places, what)} }
 // Reached counts. It may be called from any goroutine.
 func (m Mark) Reached() { m.reached.Add(1) }
 
+// Must ends the program unless ok: what it says is true at this place, whatever fails. It may be called from any
+// goroutine.
+func Must(ok bool, what string) {
+	if !ok {
+		panic("must: " + what)
+	}
+}
+
 // Fault counts a fault that a simulation has made.
 func Fault(kind string) { count(faults, kind).Add(1) }
 

@@ -17,6 +17,9 @@ func Sometimes(string) Mark { return Mark{} }
 // Reached does nothing.
 func (Mark) Reached() {}
 
+// Must does nothing.
+func Must(bool, string) {}
+
 // Fault does nothing.
 func Fault(string) {}
 

@@ -104,7 +104,7 @@ func (all *counts) run(program, pkg string, first uint64, seeds int) error {
 
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("%s: %w\n%s", pkg, err, out)
+		return fmt.Errorf("%s: %w, with the seeds from %d\n%s", pkg, err, first, out)
 	}
 
 	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/presence"
 )
 
@@ -81,6 +82,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
+	marks.Must(o.state == queued, "one change of a partition is on its way to the store")
 	o.state = idle
 	if o.blocked {
 		return presence.Change{}, false

@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
@@ -301,6 +302,7 @@ func (p *partition) stored(st *stored) {
 		}
 	}
 
+	marks.Must(st.batch > p.done, "changes of a partition are stored in their order")
 	p.done = st.batch
 	p.sendDue()
 

@@ -3,6 +3,7 @@ package node
 import (
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
@@ -145,6 +146,7 @@ func (p *partition) leave(s *session, pg *page) {
 
 	if gone {
 		pg.users--
+		marks.Must(pg.users >= 0, "a page has no fewer users than none")
 		p.noteCount(pg)
 	}
 
@@ -171,6 +173,7 @@ func (p *partition) removeSession(s *session, pg *page) {
 
 	all := p.total(pg)
 	all.users--
+	marks.Must(all.users >= pg.users, "a site has no fewer users than one of its pages")
 	p.node.users.Add(-1)
 	p.noteCount(all)
 	p.noteDeparture(s.user)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/internal/rows"
 	"headcount/internal/wake"
 )
@@ -265,6 +266,7 @@ func (p *partition) drainOutcome(c *rows.Commit, err error) error {
 // drainedLocked records that the durable store has a commit.
 func (p *partition) drainedLocked(c *rows.Commit) {
 	upTo := p.sending.upTo
+	marks.Must(upTo <= p.newest, "what is drained was acknowledged")
 	p.sending = nil
 	p.drained = drainRecord{upTo: upTo, token: p.state.token}
 	p.durable.newest = c.Number

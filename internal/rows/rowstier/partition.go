@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"headcount/internal/marks"
 	"headcount/internal/rows"
 )
 
@@ -310,6 +311,7 @@ func (p *partition) addDirtyLocked(c *rows.Commit) {
 		p.dirty.put(row.Name, row.Value)
 	}
 	p.dirty.ids = append(p.dirty.ids, c.IDs...)
+	marks.Must(c.Number >= p.newest, "commits to the fast store are acknowledged in their order")
 	p.newest = c.Number
 
 	if len(c.Rows)+len(c.IDs) > 0 {
