@@ -154,7 +154,7 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
 	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
 
-	s.raiseFloor(u.Version.Incarnation)
+	s.raiseHighest(u.Version.Incarnation)
 	return u
 }
 
