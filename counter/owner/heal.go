@@ -239,12 +239,12 @@ func (o *Owner) insist(commit *rows.Commit) error {
 
 // verify checks at intervals, even without any traffic, whether the store has lost data.
 func (o *Owner) verify() {
-	const parts = 5 // groups of partitions that are checked in turn, so that the commits do not come all at once
-	for turn := 0; wake.Wait(o.ctx, o.cfg.VerifyEvery/parts, nil); turn++ {
+	const parts = 5 // groups of partitions that are checked one after the other, so that the commits do not come all at once
+	for round := 0; wake.Wait(o.ctx, o.cfg.VerifyEvery/parts, nil); round++ {
 		if o.lock(o.ctx) != nil {
 			return
 		}
-		o.verifyEach(turn%parts, parts)
+		o.verifyEach(round%parts, parts)
 		o.unlock()
 	}
 }

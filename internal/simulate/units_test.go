@@ -290,7 +290,7 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 		t.Error("a second tab did not wait for the first")
 	}
 
-	if ok, renamed := u.adopt("", "u1", "u1.a"); !ok || renamed {
+	if ok, renamed := u.acceptWelcome("", "u1", "u1.a"); !ok || renamed {
 		t.Error("the first id was not adopted")
 	}
 	release()
@@ -299,15 +299,15 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 		t.Errorf("the second tab got %q", id)
 	}
 
-	if ok, renamed := u.adopt("u1.a", "u1", "u1.b"); !ok || renamed || u.signed() != "u1.b" {
+	if ok, renamed := u.acceptWelcome("u1.a", "u1", "u1.b"); !ok || renamed || u.signed() != "u1.b" {
 		t.Error("the same user, signed anew")
 	}
 
 	// The server forgot the user, and two tabs notice: the first one's new id is that of the user.
-	if ok, renamed := u.adopt("u1.b", "u2", "u2.c"); !ok || !renamed {
+	if ok, renamed := u.acceptWelcome("u1.b", "u2", "u2.c"); !ok || !renamed {
 		t.Error("the server forgot the user: the first tab that noticed has the new id")
 	}
-	if ok, _ := u.adopt("u1.b", "u3", "u3.c"); ok || u.signed() != "u2.c" {
+	if ok, _ := u.acceptWelcome("u1.b", "u3", "u3.c"); ok || u.signed() != "u2.c" {
 		t.Error("the next that noticed must dial again with the new id")
 	}
 }
