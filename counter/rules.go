@@ -39,7 +39,7 @@ const (
 
 var publicNames = []string{"read", "increment", "member"}
 
-// Resolution is one resolution of a history: increments per time bucket of length Step, kept for Kept.
+// Resolution is how finely a history is kept, and for how long: increments per time bucket of length Step, for Kept.
 type Resolution struct{ Step, Kept time.Duration }
 
 // Rule configures the counters whose key matches Match. It is immutable.

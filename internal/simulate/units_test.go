@@ -120,15 +120,15 @@ func TestSchedule(t *testing.T) {
 		ask("b", 30*time.Second, "/1"), // the same page again
 	}, time.Minute)
 
-	want := []step{
+	want := []event{
 		{0, 0, "/1", false}, {20 * time.Second, 1, "/1", false}, {30 * time.Second, 1, "/1", false},
 		{time.Minute, 0, "/2", false},
 		{90 * time.Second, 1, "", true}, {2 * time.Minute, 0, "", true}, {3 * time.Minute, 0, "/3", false},
 		{4 * time.Minute, 0, "", true},
 	}
 
-	if !slices.Equal(r.steps, want) || r.tally.Visits != 3 || r.tally.MostPresent != 2 || r.end != 4*time.Minute {
-		t.Errorf("schedule: %+v, %+v", r.steps, r.tally)
+	if !slices.Equal(r.events, want) || r.tally.Visits != 3 || r.tally.MostPresent != 2 || r.end != 4*time.Minute {
+		t.Errorf("schedule: %+v, %+v", r.events, r.tally)
 	}
 }
 
@@ -148,17 +148,17 @@ func TestScheduleIsWellFormed(t *testing.T) {
 		present, last := map[int]bool{}, map[int]time.Duration{}
 		var before time.Duration
 
-		for _, s := range schedule(requests, dwell).steps {
+		for _, s := range schedule(requests, dwell).events {
 			if s.at < before {
-				t.Fatalf("step %+v is out of order", s)
+				t.Fatalf("event %+v is out of order", s)
 			}
 			before = s.at
 			since := last[s.visitor]
 			if s.leaves && (!present[s.visitor] || s.at != since+dwell) {
-				t.Fatalf("step %+v: present %v since %v", s, present, last)
+				t.Fatalf("event %+v: present %v since %v", s, present, last)
 			}
 			if !s.leaves && present[s.visitor] && s.at > since+dwell {
-				t.Fatalf("step %+v: the visitor should have left before", s)
+				t.Fatalf("event %+v: the visitor should have left before", s)
 			}
 
 			present[s.visitor] = !s.leaves

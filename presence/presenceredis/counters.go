@@ -15,7 +15,7 @@ import (
 
 const (
 	readBatch = 500  // topics in one run of a script that reads or detaches them
-	scanBatch = 1000 // endpoints, or keys, in one step of a scan
+	scanBatch = 1000 // endpoints, or keys, in one part of a scan
 )
 
 // Counts implements presence.Counters.

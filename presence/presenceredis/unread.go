@@ -277,7 +277,7 @@ func cutLast(s string) (before, after string, ok bool) {
 	return s[:i], s[i+1:], true
 }
 
-// history reads a page's level and other fields of the same hash in one step.
+// history reads a page's level and other fields of the same hash, as of one moment.
 func (s *Store) history(
 	ctx context.Context, page string, fields []string,
 ) (l unread.Level, values []string, err error) {
