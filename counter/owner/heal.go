@@ -50,8 +50,8 @@ func (o *Owner) heal(p *partition) {
 	if err != nil {
 		// The outcome is unknown: the claim may have been granted. Repeat an empty commit until the store answers; if
 		// the claim was granted, the answer leads here again.
-		nothing := o.nothing(p)
-		o.doubt(p, &nothing)
+		empty := o.emptyCommit(p)
+		o.doubt(p, &empty)
 		return
 	}
 	if claims[0].Epoch == 0 {
@@ -61,7 +61,7 @@ func (o *Owner) heal(p *partition) {
 	}
 
 	p.epoch = claims[0].Epoch
-	_ = o.nothing(p)
+	_ = o.emptyCommit(p) // for its draft, which the outcome of the pieces ends
 	pieces := p.healing(claims[0].Number, o.cfg.HealRows)
 	if len(pieces) > 1 {
 		healsInPieces.Reached()
@@ -142,8 +142,8 @@ func (p *partition) after(number uint64, now time.Time) []numbered {
 	return all
 }
 
-// nothing starts a draft for p and returns a commit without changes. The caller has the turn.
-func (o *Owner) nothing(p *partition) rows.Commit {
+// emptyCommit starts a draft for p and returns a commit without changes. The caller has the turn.
+func (o *Owner) emptyCommit(p *partition) rows.Commit {
 	p.draft = o.newDraft(p, time.Now())
 	p.draft.meta = p.meta
 
@@ -215,7 +215,7 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 	// If the partition was released in the meantime, its callers have turned to the next owner, which knows the stored
 	// answers.
 	if !released {
-		o.settled(p, last, err)
+		o.handleOutcome(p, last, err)
 	}
 	if healed != nil && o.cfg.Hub != nil {
 		o.cfg.Hub.MarkMissed()
@@ -261,7 +261,7 @@ func (o *Owner) verifyEach(part, parts int) {
 		}
 
 		idle = append(idle, p)
-		commits = append(commits, o.nothing(p))
+		commits = append(commits, o.emptyCommit(p))
 	}
 
 	o.inMemory.Store(int64(inMemory))
