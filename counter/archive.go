@@ -31,16 +31,16 @@ const (
 // Archive answers questions about the history of counters.
 //
 // A time bucket of a unique may have 12 KB, so 90 days of hours are 26 MB. An Archive reads them once. It merges the
-// registers of a span of consecutive completed buckets and caches the union, and it caches the estimate of each
-// completed point. The number of buckets in a span is the square root of half of those that are kept, so a window
-// over n buckets reads at most 2√(2n) registers: 132 of 2,160 buckets.
+// registers of a span of consecutive completed time buckets and caches the union, and it caches the estimate of each
+// completed point. The number of time buckets in a span is the square root of half of those that are kept, so a window
+// over n of them reads at most 2√(2n) registers: 132 of 2,160.
 //
-// Completed buckets hardly change. A cached span is valid for one incarnation of its counter, so a delete discards
-// it, and for an hour, after which late changes (of a clock that went back, or of an import) are visible. Answers
-// that lack a region are not cached. The cache is in the memory of the process.
+// Completed time buckets hardly change. A cached span is valid for one incarnation of its counter, so a delete discards
+// it, and for an hour, after which late changes (of a clock that went back, or of an import) are visible. Answers that
+// lack a region are not cached. The cache is in the memory of the process.
 //
-// A counter that does not exist has nothing to cache, so of its history only the newest buckets are read. Other regions
-// may have made it seconds ago.
+// A counter that does not exist has nothing to cache, so of its history only the newest time buckets are read. Other
+// regions may have made it seconds ago.
 type Archive struct {
 	store  Reader
 	spans  *lru.Cache[spanOf, span]
@@ -81,7 +81,7 @@ func NewArchive(store Reader) *Archive {
 // Ask answers a question about a counter of a rule, and returns the counter, which is Stale if the answer lacks a
 // region. If the counter has another kind than its rule, the answer has no meaning.
 func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (Answer, Counter, error) {
-	b := rule.bucketOf(uint32(q.Step / time.Second))
+	b := rule.resolutionOf(uint32(q.Step / time.Second))
 	if !rule.Kind.Estimates() || b == nil {
 		is, gains, err := a.store.History(ctx, key, q.Step, q.From, q.To)
 		t := q.Tally()
@@ -118,7 +118,7 @@ func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (
 }
 
 // spanSteps returns the number of time buckets in a span.
-func spanSteps(b *Bucket) int64 {
+func spanSteps(b *Resolution) int64 {
 	return max(1, int64(math.Ceil(math.Sqrt(float64(b.Kept/b.Step)/2))))
 }
 

@@ -14,7 +14,7 @@ import (
 	"headcount/counter/countertest"
 )
 
-var archived = &counter.Rule{Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{
+var archived = &counter.Rule{Match: "u:*", Kind: counter.Unique, Resolutions: []counter.Resolution{
 	{Step: time.Minute, Kept: 6 * time.Hour}, {Step: time.Hour, Kept: 30 * 24 * time.Hour},
 }}
 
@@ -199,7 +199,7 @@ func TestArchiveReadsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now
 		rule := &counter.Rule{
-			Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Hour, Kept: 90 * 24 * time.Hour}},
+			Match: "u:*", Kind: counter.Unique, Resolutions: []counter.Resolution{{Step: time.Hour, Kept: 90 * 24 * time.Hour}},
 		}
 		store := &counting{Store: countertest.InMemory(t, nil)}
 		defer store.Close()

@@ -266,7 +266,7 @@ func TestRules(t *testing.T) {
 	}
 
 	views, stock := r.Of("views:*"), r.Of("stock:*")
-	if !reflect.DeepEqual(views.Buckets, []Bucket{
+	if !reflect.DeepEqual(views.Resolutions, []Resolution{
 		{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour},
 	}) || !views.Top || !views.Allows(PublicRead) || views.Allows(PublicIncrement) || views.MaxAge != 5*time.Second {
 		t.Errorf("%+v", views)

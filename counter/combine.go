@@ -257,7 +257,7 @@ func (w *combining) writeEach(ctx context.Context, items []*item[Op, Result]) {
 }
 
 // gather fills ops from items, and merges additions to one sum. Only additions in the same direction are merged: then
-// the merged change passes only if each of its parts would have passed in turn, and it never becomes a change by 0,
+// the merged change passes only if each of its parts would have passed by itself, and it never becomes a change by 0,
 // which would leave the version as it is.
 func (w *combining) gather(items []*item[Op, Result]) {
 	w.ops = w.ops[:0]

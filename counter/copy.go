@@ -129,7 +129,7 @@ func (c *Copy) Kept(rules *Rules) (ledger time.Duration, step func(seconds uint3
 	}
 
 	step = func(seconds uint32) time.Duration {
-		b := rule.bucketOf(seconds)
+		b := rule.resolutionOf(seconds)
 		if b == nil {
 			return keptDefault
 		}

@@ -5,15 +5,15 @@
 // # From a call to a durable change
 //
 // A call becomes an [Op]: one or more changes that are made together or not at all. A [Combiner] gathers operations
-// while a write is under way and passes them together to a [Store], which makes them in one durable step and answers
+// while a write is under way and passes them together to a [Store], which makes them in one transaction and answers
 // each separately. A lone operation waits for nothing.
 //
 // # Judge
 //
-// [Judge] has the arithmetic of a change once: kinds, bounds, overflows, versions, ledger entries and replays. A
-// store that can lock a counter while Go reads it (memory, a file, PostgreSQL) gives Judge a [Step] and keeps what
-// Judge wrote to it. Redis cannot, so scripts/counter_apply.lua implements the same rules. Package countertest runs
-// both against one contract.
+// [Judge] has the arithmetic of a change once: kinds, bounds, overflows, versions, ledger entries and replays. A store
+// that can lock a counter while Go reads it (memory, a file, PostgreSQL) gives Judge a [Tx] and keeps what Judge wrote
+// to it. Redis cannot, so scripts/counter_apply.lua implements the same rules. Package countertest runs both against
+// one contract.
 //
 // # Versions
 //
@@ -25,13 +25,13 @@
 // # Idempotency keys
 //
 // An operation with an [IdempotencyKey] is made once: for a day a repetition changes nothing and returns the present
-// counters. The idempotency key is stored in the same step as the change, and it outlives the counter. Refused
+// counters. The idempotency key is stored in the same transaction as the change, and it outlives the counter. Refused
 // operations are not remembered.
 //
 // # Limits
 //
 // A limit permits so much in so long. It is not a counter, but stores keep it with the same durability ([Limiter]).
-// Package limit has the arithmetic, and [Limits] gathers calls as the Combiner gathers operations.
+// Package limit has the arithmetic, and [Limits] gathers requests as the Combiner gathers operations.
 //
 // # Unique
 //
@@ -41,24 +41,24 @@
 //
 // # History
 //
-// A sum whose rule has buckets keeps its increments per time bucket. The running time buckets are [Slots] of its
-// state, so an increment writes nothing else. When a bucket is complete, [State.Gain] passes it to the store, which
-// keeps it beside the counter under its index for as long as the rule says. [Rule.Range] and [Rule.Window] turn a
-// question into the indexes to read, and [Reader.History] reads them. Adjustments and resets belong to no bucket, so
-// the increments of all time add up to the value without them. Only the store's clock counts; when it goes back, the
-// running bucket stays.
+// A sum whose rule has resolutions keeps its increments per time bucket of each. The running time buckets are [Slots]
+// of its state, so an increment writes nothing else. When a time bucket is complete, [State.Gain] passes it to the
+// store, which keeps it beside the counter under its index for as long as the rule says. [Rule.Range] and [Rule.Window]
+// turn a question into the indexes to read, and [Reader.History] reads them. Adjustments and resets belong to no time
+// bucket, so the increments of all time add up to the value without them. Only the store's clock counts; when it goes
+// back, the running one stays.
 //
-// A unique whose rule has buckets keeps registers for each time bucket ([Step.See]), including the running ones,
-// because a member that the counter knows may be new in the bucket. That does not move the version, for the value
-// stays the same. A point of a range, a window and a total are unions of buckets ([Tally]), so no member counts
-// twice. A reset keeps the buckets, a delete removes them.
+// A unique whose rule has resolutions keeps registers for each time bucket ([Tx.See]), including the running ones,
+// because a member that the counter knows may be new in one. That does not move the version, for the value stays the
+// same. A point of a range, a window and a total are unions of time buckets ([Tally]), so no member counts twice. A
+// reset keeps the buckets, a delete removes them.
 //
 // # Dimensions
 //
-// An addition to a sum may name values of dimensions, such as country=de. They are counted in the same durable step
-// ([Step.Count]) beside the counter, so that other changes do not carry them. The first 1,000 values of a dimension
-// have a count each, all later ones share one ([Counted]): listed counts are exact, and together they are everything
-// that was counted. Additions with dimensions are not merged, but share writes like any others.
+// An addition to a sum may name values of dimensions, such as country=de. They are counted in the same transaction
+// ([Tx.Count]) beside the counter, so that other changes do not carry them. The first 1,000 values of a dimension have
+// a count each, all later ones share one ([Counted]): listed counts are exact, and together they are everything that
+// was counted. Additions with dimensions are not merged, but share writes like any others.
 //
 // # Top lists
 //
@@ -66,16 +66,16 @@
 // answer is read from their history.
 //
 // For each rule and each time bucket of its finest step a process keeps a pruned map of the increments that it made
-// itself ([TopTracker]). A counter that may have more than a thousandth of all increments in the bucket is marked in
-// the store before its change is acknowledged ([TopStore]). So any process may die, and processes need not merge
+// itself ([TopTracker]). A counter that may have more than a thousandth of all increments in the time bucket is marked
+// in the store before its change is acknowledged ([TopStore]). So any process may die, and processes need not merge
 // their maps: a counter with more than a thousandth of all increments has more than a thousandth of those of some
 // process.
 //
-// When a bucket is complete, any process closes it: it reads what the marked counters gained, stores the first 1,000
-// as a list, and deletes the marks. The list of a longer bucket is made from those of its parts. A counter with more
-// than a thousandth of the increments of a time has more than that in some bucket of it, so it is in a list. An
-// answer adds up the lists within the time and the marked counters of buckets that are not closed, then reads the
-// history of the first of them.
+// When a time bucket is complete, any process closes it: it reads what the marked counters gained, stores the first
+// 1,000 as a list, and deletes the marks. The list of a longer time bucket is made from those of its parts. A counter
+// with more than a thousandth of the increments of a time has more than that in some time bucket of it, so it is in a
+// list. An answer adds up the lists within the time and the marked counters of time buckets that are not closed, then
+// reads the history of the first of them.
 package counter
 
 import (

@@ -73,12 +73,12 @@ func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 }
 
 // count adds the delta of an addition to a sum to the values of its dimensions.
-func count(step Step, s *State, c *Change) {
+func count(tx Tx, s *State, c *Change) {
 	if !s.Kind.Gains() || c.Verb != Add {
 		return
 	}
 
 	for _, d := range c.Dimensions {
-		step.Count(c.Key, d.Name, d.Value, c.Delta)
+		tx.Count(c.Key, d.Name, d.Value, c.Delta)
 	}
 }

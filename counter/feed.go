@@ -12,7 +12,7 @@ import (
 // maxNamed is the maximum number of members that an Update names. With more it says Reread.
 const maxNamed = 1000
 
-// Notification is one change, as Judge reports it to Step.Changed.
+// Notification is one change, as Judge reports it to Tx.Changed.
 type Notification struct {
 	Key          string
 	Joined, Left []string

@@ -42,30 +42,30 @@ type Slot struct {
 }
 
 // Slots has the slots of one counter, in any order.
-type Slots [MaxBuckets]Slot
+type Slots [MaxResolutions]Slot
 
-// Gain adds the delta of c to the slots of s, and passes those that are complete to step. When the clock goes back,
-// the newest time bucket goes on. Without a step no bucket is completed, and the delta counts in the newest one.
-func (s *State) Gain(step Step, c *Change, now time.Time) {
+// Gain adds the delta of c to the slots of s, and passes those that are complete to tx. When the clock goes back, the
+// newest time bucket goes on. Without a tx no bucket is completed, and the delta counts in the newest one.
+func (s *State) Gain(tx Tx, c *Change, now time.Time) {
 	if !s.Kind.Gains() || c.Verb != Add {
 		return
 	}
 
-	for i := range c.Rule.Buckets {
-		b := &c.Rule.Buckets[i]
+	for i := range c.Rule.Resolutions {
+		b := &c.Rule.Resolutions[i]
 		seconds := uint32(b.Step / time.Second)
 		slot := s.Slots.of(seconds, c.Rule)
 		isFree := slot.Step == 0
 
 		// The clock may have gone back.
 		number := max(uint32(now.Unix()/int64(seconds)), slot.Number)
-		if step == nil && !isFree {
+		if tx == nil && !isFree {
 			number = slot.Number
 		}
 
 		isComplete := !isFree && slot.Number != number
 		if isComplete {
-			step.Past(c.Key, *slot, b.Kept)
+			tx.Past(c.Key, *slot, b.Kept)
 		}
 		if isFree || isComplete {
 			*slot = Slot{Number: number, Step: seconds}
@@ -86,7 +86,7 @@ func (s *Slots) At(step time.Duration) Slot {
 }
 
 // of returns the slot with time buckets of that length, or a free one. If none is free, it frees one whose length the
-// rule no longer has; there must be one, because a rule has no more buckets than a counter has slots.
+// rule no longer has; there must be one, because a rule has no more resolutions than a counter has slots.
 func (s *Slots) of(seconds uint32, rule *Rule) *Slot {
 	for i := range s {
 		if s[i].Step == seconds {
@@ -99,20 +99,20 @@ func (s *Slots) of(seconds uint32, rule *Rule) *Slot {
 		}
 	}
 	for i := range s {
-		if rule.bucketOf(s[i].Step) == nil {
+		if rule.resolutionOf(s[i].Step) == nil {
 			s[i] = Slot{}
 			return &s[i]
 		}
 	}
 
-	panic("a rule has more buckets than there are slots") // parseRule counts them
+	panic("a rule has more resolutions than there are slots") // parseRule counts them
 }
 
-// bucketOf returns the rule's bucket with that step, or nil.
-func (rule *Rule) bucketOf(seconds uint32) *Bucket {
-	for i := range rule.Buckets {
-		if rule.Buckets[i].Step == time.Duration(seconds)*time.Second {
-			return &rule.Buckets[i]
+// resolutionOf returns the rule's resolution with that step, or nil.
+func (rule *Rule) resolutionOf(seconds uint32) *Resolution {
+	for i := range rule.Resolutions {
+		if rule.Resolutions[i].Step == time.Duration(seconds)*time.Second {
+			return &rule.Resolutions[i]
 		}
 	}
 
@@ -201,17 +201,17 @@ type Question struct {
 // Range returns the question for a range of points of length each. A zero argument means its default. The error is
 // ErrTime, or ErrHistory if the rule keeps no history.
 func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (Question, error) {
-	if len(rule.Buckets) == 0 {
+	if len(rule.Resolutions) == 0 {
 		return Question{}, ErrHistory
 	}
 	if each == 0 {
-		each = rule.Buckets[0].Step
+		each = rule.Resolutions[0].Step
 	}
 
 	length := int64(each / time.Second)
 	if length < 1 || each%time.Second != 0 {
 		const what = "%w: step: %s has no whole seconds; ask for a multiple of %s"
-		return Question{}, fmt.Errorf(what, ErrTime, each, stepText(rule.Buckets[0].Step))
+		return Question{}, fmt.Errorf(what, ErrTime, each, stepText(rule.Resolutions[0].Step))
 	}
 
 	last := floorDiv(now.Unix(), length) + 1 // the index after the running point
@@ -238,7 +238,7 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 // began later than the default number of points ago has fewer.
 func (rule *Rule) firstPoint(last, seconds int64, now time.Time) int64 {
 	kept := int64(math.MaxInt64)
-	for _, b := range rule.Buckets {
+	for _, b := range rule.Resolutions {
 		if time.Duration(seconds)*time.Second%b.Step == 0 {
 			kept = min(kept, floorDiv(oldest(b, now)+seconds-1, seconds))
 		}
@@ -250,7 +250,7 @@ func (rule *Rule) firstPoint(last, seconds int64, now time.Time) int64 {
 // question returns the question for points of length each, from the finest time buckets that answer it.
 func (rule *Rule) question(first, last int64, each time.Duration, now time.Time) (Question, error) {
 	divides := false
-	for _, b := range rule.Buckets {
+	for _, b := range rule.Resolutions {
 		if each%b.Step != 0 {
 			continue
 		}
@@ -267,16 +267,16 @@ func (rule *Rule) question(first, last int64, each time.Duration, now time.Time)
 		what = "%w: from is longer ago than is kept for steps that divide %s (%s)"
 	}
 
-	return Question{}, fmt.Errorf(what, ErrTime, stepText(each), rule.bucketsText())
+	return Question{}, fmt.Errorf(what, ErrTime, stepText(each), rule.resolutionsText())
 }
 
 // Window returns the question for the total of the time before now.
 func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
-	if len(rule.Buckets) == 0 {
+	if len(rule.Resolutions) == 0 {
 		return Question{}, ErrHistory
 	}
 
-	for _, b := range rule.Buckets {
+	for _, b := range rule.Resolutions {
 		if last <= b.Kept {
 			from := floorDiv(now.Add(-last).Unix(), int64(b.Step/time.Second))
 			return Question{Step: b.Step, From: from, To: math.MaxUint32}, nil
@@ -284,11 +284,11 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 	}
 
 	return Question{}, fmt.Errorf("%w: last: %s is longer than is kept (%s)",
-		ErrTime, stepText(last), rule.bucketsText())
+		ErrTime, stepText(last), rule.resolutionsText())
 }
 
 // oldest returns the time, in unix seconds, of the oldest time bucket that is kept for sure.
-func oldest(b Bucket, now time.Time) int64 {
+func oldest(b Resolution, now time.Time) int64 {
 	step := int64(b.Step / time.Second)
 
 	return (floorDiv(now.Add(-b.Kept).Unix(), step) - 1) * step
@@ -304,9 +304,9 @@ func floorDiv(a, b int64) int64 {
 	return n
 }
 
-func (rule *Rule) bucketsText() string {
+func (rule *Rule) resolutionsText() string {
 	var list []string
-	for _, b := range rule.Buckets {
+	for _, b := range rule.Resolutions {
 		list = append(list, stepText(b.Step)+":"+stepText(b.Kept))
 	}
 
@@ -386,7 +386,7 @@ func (t *Tally) see(at int64, seen hyperloglog.Registers) {
 		return
 	}
 
-	// The buckets of a point come together.
+	// The time buckets of a point come together.
 	if at != t.at {
 		t.point()
 		*t.some = hyperloglog.Union{}

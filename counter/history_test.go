@@ -15,7 +15,7 @@ var noon = time.Date(2030, 10, 10, 12, 11, 42, 0, time.UTC)
 
 // views keeps minutes for a day and hours for 90 days.
 var views = &Rule{
-	Match: "views:*", Kind: Sum, Buckets: []Bucket{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
+	Match: "views:*", Kind: Sum, Resolutions: []Resolution{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
 }
 
 func TestRanges(t *testing.T) {
@@ -226,7 +226,7 @@ func TestPointsOfUniques(t *testing.T) {
 func TestSlotsAreText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Slots
-		for i := range rapid.IntRange(0, MaxBuckets).Draw(t, "slots") {
+		for i := range rapid.IntRange(0, MaxResolutions).Draw(t, "slots") {
 			s[i] = Slot{
 				Value: rapid.Int64().Draw(t, "value"), Number: rapid.Uint32().Draw(t, "number"),
 				Step: rapid.Uint32Min(1).Draw(t, "step"),
@@ -248,7 +248,7 @@ func TestSlotsAreText(t *testing.T) {
 
 // history is a Step that keeps the time buckets that are over.
 type history struct {
-	Step
+	Tx
 	past []over
 }
 
@@ -296,7 +296,7 @@ func TestSlots(t *testing.T) {
 
 	// Another rule has other time buckets; the former ones stay as long as there is room.
 	other := &Rule{
-		Kind: Sum, Buckets: []Bucket{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}},
+		Kind: Sum, Resolutions: []Resolution{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}},
 	}
 	gain(other, 3, 3601*time.Second)
 	wantOther := Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}
@@ -305,7 +305,7 @@ func TestSlots(t *testing.T) {
 	}
 
 	// Without room, a new bucket displaces one that no rule has any more.
-	gain(&Rule{Kind: Sum, Buckets: []Bucket{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)
+	gain(&Rule{Kind: Sum, Resolutions: []Resolution{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)
 	if want := (Slots{{3, 0, 86400}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want {
 		t.Fatalf("%+v", s.Slots)
 	}

@@ -30,11 +30,11 @@ func (s *State) Counter(key string) Counter {
 	return c
 }
 
-// Step is one transaction of a store, as Judge sees it: the store keeps all of its writes or none. Only one goroutine
+// Tx is one transaction of a store, as Judge sees it: the store keeps all of its writes or none. Only one goroutine
 // uses it. Its methods return no errors, so that Judge has no half-finished work to undo: a store that meets an error
-// in a Step remembers it, returns any value, and fails the whole transaction at its end.
-type Step interface {
-	// State returns the state of a counter, which Judge changes in place. The pointer is the same for the whole Step. A
+// in a Tx remembers it, returns any value, and fails the whole transaction at its end.
+type Tx interface {
+	// State returns the state of a counter, which Judge changes in place. The pointer is the same for the whole Tx. A
 	// counter whose State is zero at the end does not exist.
 	State(key string) *State
 	// Deleted returns the highest incarnation of all counters that were ever deleted.
@@ -80,30 +80,29 @@ type Registers interface {
 	Count() int64
 }
 
-// Judge makes op in step, or refuses it and leaves step unchanged. The counters of the result are those after op. A
-// replay also returns the present counters, not those of the first time: results are not remembered, idempotency keys
-// are.
-func Judge(step Step, op *Op, now time.Time) Result {
+// Judge makes op in tx, or refuses it and leaves tx unchanged. The counters of the result are those after op. A replay
+// also returns the present counters, not those of the first time: results are not remembered, idempotency keys are.
+func Judge(tx Tx, op *Op, now time.Time) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
 
 	hasID := op.IdempotencyKey != IdempotencyKey{}
-	isReplay := hasID && step.Remembered(op.IdempotencyKey)
+	isReplay := hasID && tx.Remembered(op.IdempotencyKey)
 	// Each is looked up once: that may be a read of a file.
 	states := make([]*State, len(op.Changes))
 	for i := range op.Changes {
-		states[i] = step.State(op.Changes[i].Key)
+		states[i] = tx.State(op.Changes[i].Key)
 	}
 
 	entries := states[0].Entries
 	if !isReplay {
-		if err := makeOp(step, op, states, now); err != nil {
+		if err := makeOp(tx, op, states, now); err != nil {
 			return Result{Err: err}
 		}
 	}
 	if hasID && !isReplay {
-		step.Remember(op.IdempotencyKey)
+		tx.Remember(op.IdempotencyKey)
 	}
 
 	counters := make([]Counter, len(op.Changes))
@@ -114,7 +113,7 @@ func Judge(step Step, op *Op, now time.Time) Result {
 
 	result := Result{Counters: counters, Replay: isReplay}
 	if c := &op.Changes[0]; c.Verb.Holds() {
-		r := step.Reservation(c.Key, c.Hold.ID)
+		r := tx.Reservation(c.Key, c.Hold.ID)
 		result.Reservation = &r
 		result.Replay = states[0].Entries == entries // each change of a reservation is in the ledger
 	}
@@ -123,41 +122,41 @@ func Judge(step Step, op *Op, now time.Time) Result {
 }
 
 // makeOp makes op. states has the State of each change.
-func makeOp(step Step, op *Op, states []*State, now time.Time) error {
+func makeOp(tx Tx, op *Op, states []*State, now time.Time) error {
 	c := &op.Changes[0]
 	s := states[0]
 	switch c.Verb {
 	case Set:
-		return set(step, s, c, now)
+		return set(tx, s, c, now)
 	case Reset:
-		return reset(step, s, c, now)
+		return reset(tx, s, c, now)
 	case Edit:
-		return edit(step, s, c, now)
+		return edit(tx, s, c, now)
 	case Reserve, Commit, Cancel, Expire:
-		return hold(step, s, c, now)
+		return hold(tx, s, c, now)
 	case Delete:
-		drop(step, s, c)
+		drop(tx, s, c)
 		return nil
 	}
 
-	return addAll(step, op.Changes, states, now)
+	return addAll(tx, op.Changes, states, now)
 }
 
 // drop deletes a counter. One that does not exist stays as it is.
-func drop(step Step, s *State, c *Change) {
+func drop(tx Tx, s *State, c *Change) {
 	if s.Version == (Version{}) {
 		return
 	}
 
-	step.Drop(c.Key, s.Version)
+	tx.Drop(c.Key, s.Version)
 	*s = State{}
-	step.Changed(c.Key, nil, nil, true)
+	tx.Changed(c.Key, nil, nil, true)
 }
 
 // addAll makes additions. It changes all numbers first, since only these can be refused. After a refusal the
 // numbers before it are restored, in reverse order: a key may occur several times. Slots, dimensions and ledgers follow
 // when nothing can fail any more.
-func addAll(step Step, changes []Change, states []*State, now time.Time) error {
+func addAll(tx Tx, changes []Change, states []*State, now time.Time) error {
 	// A lone change, which most are, needs no memory for this.
 	var one [1]moves
 	before := one[:]
@@ -167,7 +166,7 @@ func addAll(step Step, changes []Change, states []*State, now time.Time) error {
 
 	for i := range changes {
 		before[i].keep(states[i])
-		err := add(states[i], &changes[i], step.Deleted(), now)
+		err := add(states[i], &changes[i], tx.Deleted(), now)
 		if err == nil {
 			continue
 		}
@@ -183,10 +182,10 @@ func addAll(step Step, changes []Change, states []*State, now time.Time) error {
 	for i := range changes {
 		c := &changes[i]
 		s := states[i]
-		s.Gain(step, c, now)
-		count(step, s, c)
-		enter(step, s, c, before[i].value, now)
-		step.Changed(c.Key, nil, nil, false)
+		s.Gain(tx, c, now)
+		count(tx, s, c)
+		enter(tx, s, c, before[i].value, now)
+		tx.Changed(c.Key, nil, nil, false)
 	}
 
 	return nil
@@ -194,7 +193,7 @@ func addAll(step Step, changes []Change, states []*State, now time.Time) error {
 
 // set gives an exact counter a value, as an addition of the difference. A counter that already has the value does not
 // change, and its ledger gets no entry.
-func set(step Step, s *State, c *Change, now time.Time) error {
+func set(tx Tx, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
@@ -210,7 +209,7 @@ func set(step Step, s *State, c *Change, now time.Time) error {
 	by := *c
 	by.Delta = difference
 
-	return addAll(step, []Change{by}, []*State{s}, now)
+	return addAll(tx, []Change{by}, []*State{s}, now)
 }
 
 // moves has the fields of a State that add changes.
@@ -339,7 +338,7 @@ var ledgerOps = [...]LedgerOp{
 }
 
 // enter writes the ledger entry for what add did. A sum has entries only for adjustments.
-func enter(step Step, s *State, c *Change, before int64, now time.Time) {
+func enter(tx Tx, s *State, c *Change, before int64, now time.Time) {
 	e := Entry{At: now, Delta: c.Delta, Before: before, After: before + c.Delta, Reason: c.Reason, By: c.By}
 	named := ledgerOps[c.Verb]
 	switch {
@@ -355,11 +354,11 @@ func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 
 	s.Entries++
 	e.Seq = s.Entries
-	step.Enter(c.Key, e, c.Rule.ledgerKept(s.Kind))
+	tx.Enter(c.Key, e, c.Rule.ledgerKept(s.Kind))
 }
 
 // reset makes a counter 0. A counter that is 0 already does not change, and its ledger gets no entry.
-func reset(step Step, s *State, c *Change, now time.Time) error {
+func reset(tx Tx, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
@@ -381,7 +380,7 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 		return Refused(AboveCeiling, c, s.Counter(c.Key))
 	}
 	if !kind.Number() {
-		step.Empty(c.Key)
+		tx.Empty(c.Key)
 	}
 	e := Entry{At: now, Op: LedgerReset, Delta: opposite, Before: s.Value, Reason: c.Reason, By: c.By}
 	s.Value = 0
@@ -389,30 +388,30 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 
 	s.Entries++
 	e.Seq = s.Entries
-	step.Enter(c.Key, e, c.Rule.ledgerKept(kind))
-	step.Changed(c.Key, nil, nil, kind.Forgets())
+	tx.Enter(c.Key, e, c.Rule.ledgerKept(kind))
+	tx.Changed(c.Key, nil, nil, kind.Forgets())
 
 	return nil
 }
 
 // edit changes the members of a set, or adds members to registers.
-func edit(step Step, s *State, c *Change, now time.Time) error {
+func edit(tx Tx, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
 	if kindFor(s, c).Estimates() {
-		observe(step, s, c, now)
+		observe(tx, s, c, now)
 		return nil
 	}
 
 	var joined, left []string
 	for i, m := range c.Join {
-		if step.Join(c.Key, m) {
+		if tx.Join(c.Key, m) {
 			joined = grow(joined, c.Join, i)
 		}
 	}
 	for i, m := range c.Leave {
-		if step.Leave(c.Key, m) {
+		if tx.Leave(c.Key, m) {
 			left = grow(left, c.Leave, i)
 		}
 	}
@@ -421,34 +420,34 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 	}
 
 	// A set whose size stays the same gets a new version, too: watchers may follow a member.
-	begin(s, c, step.Deleted(), now)
+	begin(s, c, tx.Deleted(), now)
 	s.Value += int64(len(joined)) - int64(len(left))
 	moved(s, now)
-	step.Changed(c.Key, joined, left, false)
+	tx.Changed(c.Key, joined, left, false)
 
 	return nil
 }
 
 // observe adds members to the registers of a counter and of its running time buckets. A member that the counter knows
-// may be new in a bucket, so the buckets are updated even when the counter does not change.
-func observe(step Step, s *State, c *Change, now time.Time) {
-	r := step.Registers(c.Key)
+// may be new in a time bucket, so these are updated even when the counter does not change.
+func observe(tx Tx, s *State, c *Change, now time.Time) {
+	r := tx.Registers(c.Key)
 	changed := r.Add(c.Join...)
 	if changed {
-		begin(s, c, step.Deleted(), now)
+		begin(s, c, tx.Deleted(), now)
 		s.Value = r.Count()
 		moved(s, now)
-		step.Changed(c.Key, nil, nil, false)
+		tx.Changed(c.Key, nil, nil, false)
 	}
 
-	// Buckets of a present rule of another kind are not those of registers.
+	// Time buckets of a present rule of another kind are not those of registers.
 	if !c.Rule.Kind.Estimates() {
 		return
 	}
-	for i := range c.Rule.Buckets {
-		b := &c.Rule.Buckets[i]
+	for i := range c.Rule.Resolutions {
+		b := &c.Rule.Resolutions[i]
 		seconds := int64(b.Step / time.Second)
-		step.See(c.Key, Slot{Number: uint32(now.Unix() / seconds), Step: uint32(seconds)}, c.Join, b.Kept)
+		tx.See(c.Key, Slot{Number: uint32(now.Unix() / seconds), Step: uint32(seconds)}, c.Join, b.Kept)
 	}
 }
 

@@ -24,7 +24,7 @@ type traits struct {
 	verbs  []Verb   // that it takes. Delete is for every kind
 
 	number  bool // it is moved by numbers; otherwise it has members
-	exact   bool // every change is in its ledger, and a batch of changes is one step
+	exact   bool // every change is in its ledger, and a batch of changes is one transaction
 	gains   bool // what it gains is kept by time bucket and by dimension, and additions can be merged
 	forgets bool // it knows its members: they can leave, and be asked for
 }
@@ -87,7 +87,7 @@ func ParseKind(s string) (Kind, bool) {
 // Number reports whether counters of kind k are changed by deltas. All others have members.
 func (k Kind) Number() bool { return k.of().number }
 
-// IsExact reports whether every change of a counter is in its ledger, and a batch of changes is one step.
+// IsExact reports whether every change of a counter is in its ledger, and a batch of changes is one transaction.
 func (k Kind) IsExact() bool { return k.of().exact }
 
 // Gains reports whether what a counter gains is kept by time bucket and by dimension.

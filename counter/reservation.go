@@ -105,23 +105,23 @@ func (c *Change) checkHold() error {
 }
 
 // hold makes a change of a reservation. One that leads to where the reservation is already changes nothing.
-func hold(step Step, s *State, c *Change, now time.Time) error {
+func hold(tx Tx, s *State, c *Change, now time.Time) error {
 	if !kindFor(s, c).Takes(c.Verb) {
 		return Refused(NoSuchVerb, c, s.Counter(c.Key).Or(c.Rule.Kind))
 	}
 
-	r := step.Reservation(c.Key, c.Hold.ID)
+	r := tx.Reservation(c.Key, c.Hold.ID)
 	switch c.Verb {
 	case Reserve:
-		return reserve(step, s, c, r, now)
+		return reserve(tx, s, c, r, now)
 	case Commit:
-		return end(step, s, c, r, Committed, now)
+		return end(tx, s, c, r, Committed, now)
 	case Cancel:
 		// What has come back by itself is where the caller wants it.
 		if r.Status == Expired {
 			return nil
 		}
-		return end(step, s, c, r, Cancelled, now)
+		return end(tx, s, c, r, Cancelled, now)
 	}
 
 	// The clock of the store decides, not that of who asks.
@@ -130,11 +130,11 @@ func hold(step Step, s *State, c *Change, now time.Time) error {
 		return nil
 	}
 
-	return end(step, s, c, r, Expired, now)
+	return end(tx, s, c, r, Expired, now)
 }
 
 // reserve takes an amount out of a counter.
-func reserve(step Step, s *State, c *Change, r Reservation, now time.Time) error {
+func reserve(tx Tx, s *State, c *Change, r Reservation, now time.Time) error {
 	isOpen := r.Status == Open
 	isRepeated := isOpen && r.Amount == c.Delta
 	why := Refusal("")
@@ -155,7 +155,7 @@ func reserve(step Step, s *State, c *Change, r Reservation, now time.Time) error
 	taken := *c
 	taken.Delta = -c.Delta
 	before := s.Value
-	if err := add(s, &taken, step.Deleted(), now); err != nil {
+	if err := add(s, &taken, tx.Deleted(), now); err != nil {
 		return err
 	}
 	s.Reserved += c.Delta
@@ -163,15 +163,15 @@ func reserve(step Step, s *State, c *Change, r Reservation, now time.Time) error
 
 	// The clock of PostgreSQL is read in milliseconds, and a part of one would be too early.
 	until := now.Add(c.Hold.For).UnixMilli() + 1
-	step.Keep(c.Key, Reservation{ID: c.Hold.ID, Amount: c.Delta, Until: until, Status: Open})
-	enter(step, s, &taken, before, now)
-	step.Changed(c.Key, nil, nil, false)
+	tx.Keep(c.Key, Reservation{ID: c.Hold.ID, Amount: c.Delta, Until: until, Status: Open})
+	enter(tx, s, &taken, before, now)
+	tx.Changed(c.Key, nil, nil, false)
 
 	return nil
 }
 
 // end ends an open reservation. The room for what comes back was kept, so no bound refuses that.
-func end(step Step, s *State, c *Change, r Reservation, as Status, now time.Time) error {
+func end(tx Tx, s *State, c *Change, r Reservation, as Status, now time.Time) error {
 	switch r.Status {
 	case as:
 		return nil
@@ -195,9 +195,9 @@ func end(step Step, s *State, c *Change, r Reservation, as Status, now time.Time
 
 	r.Status = as
 	r.Ended = now.UnixMilli()
-	step.Keep(c.Key, r)
-	enter(step, s, &returned, before, now)
-	step.Changed(c.Key, nil, nil, false)
+	tx.Keep(c.Key, r)
+	enter(tx, s, &returned, before, now)
+	tx.Changed(c.Key, nil, nil, false)
 
 	return nil
 }

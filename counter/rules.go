@@ -18,13 +18,13 @@ var ErrRule = errors.New("bad counters")
 
 // Defaults and bounds of rules.
 const (
-	DefaultLedger = 90 * 24 * time.Hour // retention of ledger entries
-	DefaultMaxAge = 5 * time.Second     // maximum age of an approximate read
-	DefaultMax    = 1_000_000           // counters of a rule that is open to the public
-	MaxRules      = 1000
-	MaxBuckets    = 4 // of one rule
-	MaxDimensions = 8 // of one rule
-	maxRetention  = 100 * 365 * 24 * time.Hour
+	DefaultLedger  = 90 * 24 * time.Hour // retention of ledger entries
+	DefaultMaxAge  = 5 * time.Second     // maximum age of an approximate read
+	DefaultMax     = 1_000_000           // counters of a rule that is open to the public
+	MaxRules       = 1000
+	MaxResolutions = 4 // of one rule
+	MaxDimensions  = 8 // of one rule
+	maxRetention   = 100 * 365 * 24 * time.Hour
 )
 
 // Public is a set of operations that a rule permits without an API key.
@@ -39,8 +39,8 @@ const (
 
 var publicNames = []string{"read", "increment", "member"}
 
-// Bucket is one resolution of a history: increments per time bucket of length Step, kept for Kept.
-type Bucket struct{ Step, Kept time.Duration }
+// Resolution is how finely a history is kept, and for how long: increments per time bucket of length Step, for Kept.
+type Resolution struct{ Step, Kept time.Duration }
 
 // Rule configures the counters whose key matches Match. It is immutable.
 type Rule struct {
@@ -48,9 +48,9 @@ type Rule struct {
 	Kind           Kind
 	Floor, Ceiling *int64 // for an Exact; nil means none; Floor <= 0 <= Ceiling
 	Public         Public
-	Buckets        []Bucket      // finest first; for Sum and Unique
+	Resolutions    []Resolution  // finest first; for Sum and Unique
 	Dimensions     []string      // names; for Sum
-	Top            bool          // whether to keep top lists; for a Sum with buckets
+	Top            bool          // whether to keep top lists; for a Sum with resolutions
 	Ledger         time.Duration // retention of an Exact's ledger; 0: for ever
 	// Max is about how many counters of the match may exist before callers without an API key can create no more; 0: no
 	// limit.
@@ -258,7 +258,7 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 	case "public":
 		err = texts(r, rule.public)
 	case "buckets":
-		err = texts(r, rule.bucket)
+		err = texts(r, rule.parseResolution)
 	case "dimensions":
 		err = texts(r, rule.dimension)
 	case "top":
@@ -370,22 +370,22 @@ func bound(r *reader, to **int64, want string, fits func(int64) bool) error {
 	return nil
 }
 
-// BucketSteps are the permitted lengths of time buckets.
-var BucketSteps = []time.Duration{
+// ResolutionSteps are the permitted lengths of time buckets.
+var ResolutionSteps = []time.Duration{
 	time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 24 * time.Hour,
 }
 
-// bucket parses one element of buckets, step:kept.
-func (rule *Rule) bucket(text string) error {
+// parseResolution parses one element of buckets, step:kept.
+func (rule *Rule) parseResolution(text string) error {
 	step, kept, ok := strings.Cut(text, ":")
 	if !ok {
 		return fmt.Errorf("%q is not step:kept, like 1m:24h", text)
 	}
 
-	var b Bucket
+	var b Resolution
 	var err error
 	b.Step, err = ParseDuration(step)
-	if err != nil || !slices.Contains(BucketSteps, b.Step) {
+	if err != nil || !slices.Contains(ResolutionSteps, b.Step) {
 		return fmt.Errorf("%q: the step must be one of 1s, 10s, 1m, 5m, 15m, 1h, 1d", text)
 	}
 	b.Kept, err = ParseDuration(kept)
@@ -393,15 +393,15 @@ func (rule *Rule) bucket(text string) error {
 		return fmt.Errorf("%q: kept must be a duration from the step to 36500d, like 24h or 90d", text)
 	}
 
-	if slices.ContainsFunc(rule.Buckets, func(o Bucket) bool { return o.Step == b.Step }) {
+	if slices.ContainsFunc(rule.Resolutions, func(o Resolution) bool { return o.Step == b.Step }) {
 		return fmt.Errorf("%q: its step appears twice; remove one", text)
 	}
-	if len(rule.Buckets) == MaxBuckets {
-		return fmt.Errorf("there are more than %d; remove some", MaxBuckets)
+	if len(rule.Resolutions) == MaxResolutions {
+		return fmt.Errorf("there are more than %d; remove some", MaxResolutions)
 	}
 
-	rule.Buckets = append(rule.Buckets, b)
-	slices.SortFunc(rule.Buckets, func(a, b Bucket) int { return cmp.Compare(a.Step, b.Step) })
+	rule.Resolutions = append(rule.Resolutions, b)
+	slices.SortFunc(rule.Resolutions, func(a, b Resolution) int { return cmp.Compare(a.Step, b.Step) })
 
 	return nil
 }
@@ -457,7 +457,7 @@ func (rule *Rule) check(given []string) error {
 		rule.Max = DefaultMax
 	}
 
-	if rule.Top && len(rule.Buckets) == 0 {
+	if rule.Top && len(rule.Resolutions) == 0 {
 		return errors.New("top: it needs buckets; add some, like [\"1m:24h\"]")
 	}
 	if rule.Allows(PublicIncrement) && !rule.Kind.Takes(Add) {

@@ -150,7 +150,7 @@ type TopTracker struct {
 // blockOf names the sum of blockSteps consecutive lists.
 type blockOf struct {
 	rule  *Rule
-	level int // index in rule.Buckets
+	level int // index in rule.Resolutions
 	first int64
 }
 
@@ -159,7 +159,7 @@ func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker
 	t := &TopTracker{store: store, rules: map[*Rule]*topOf{}, log: log}
 	for _, rule := range rules.All() {
 		if rule.Top {
-			t.rules[rule] = &topOf{open: map[int64]*openStep{}, next: make([]int64, len(rule.Buckets))}
+			t.rules[rule] = &topOf{open: map[int64]*openStep{}, next: make([]int64, len(rule.Resolutions))}
 		}
 	}
 	t.blocks, _ = lru.New[blockOf, map[string]int64](topBlocks) // fails only for a size under 1
@@ -202,7 +202,7 @@ func (t *TopTracker) Note(ctx context.Context, ops []Op, results []Result) {
 			if !isReplay {
 				newest = is.Updated
 			}
-			at := markOf{c.Rule, numberOf(is.Updated, c.Rule.Buckets[0].Step)}
+			at := markOf{c.Rule, numberOf(is.Updated, c.Rule.Resolutions[0].Step)}
 			if !t.hasToMark(c, at.number, isReplay) {
 				continue
 			}
@@ -301,7 +301,7 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 
 	q.To = min(q.To, numberOf(now, q.Step)+2) // a window has no end; 2 because the store's clock may be ahead
 	sums := map[string]int64{}
-	level := slices.IndexFunc(rule.Buckets, func(b Bucket) bool { return b.Step == q.Step })
+	level := slices.IndexFunc(rule.Resolutions, func(b Resolution) bool { return b.Step == q.Step })
 	lists := topLists{t, rule, now, math.MaxInt64}
 	for number := range marked {
 		lists.open = min(lists.open, number)
@@ -310,7 +310,7 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 		return nil, err
 	}
 
-	fine := rule.Buckets[0].Step
+	fine := rule.Resolutions[0].Step
 	maps.DeleteFunc(marked, func(number int64, _ []string) bool { return number < q.From*int64(q.Step/fine) })
 	candidates, err := t.sumMarked(ctx, fine, marked, sums)
 	if err != nil {
@@ -397,7 +397,7 @@ type topLists struct {
 
 // sum adds to sums the lists of time buckets of a resolution, with the indexes from from to to-1.
 func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[string]int64) error {
-	step := l.rule.Buckets[level].Step
+	step := l.rule.Resolutions[level].Step
 	from = max(from, numberOf(l.now.Add(-listRetention(l.rule, level)), step))
 	to = min(to, numberOf(l.now, step)+2) // the store's clock may be ahead
 
@@ -421,7 +421,7 @@ func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[s
 // because no process ran to make it, is added up from the lists of its parts. A block is cached when none of its
 // lists can change any more.
 func (l topLists) block(ctx context.Context, level int, from, to int64) (map[string]int64, error) {
-	step := l.rule.Buckets[level].Step
+	step := l.rule.Resolutions[level].Step
 	at := blockOf{l.rule, level, from}
 	isClosed := level > 0 || to <= l.open
 	stays := isClosed && to-from == blockSteps && isOver(to-1, step, l.now.Add(-stepLate))
@@ -449,7 +449,7 @@ func (l topLists) block(ctx context.Context, level int, from, to int64) (map[str
 			continue
 		}
 
-		parts := int64(step / l.rule.Buckets[level-1].Step)
+		parts := int64(step / l.rule.Resolutions[level-1].Step)
 		if err := l.sum(ctx, level-1, number*parts, (number+1)*parts, sums); err != nil {
 			return nil, err
 		}
@@ -507,7 +507,7 @@ func (t *TopTracker) run(ctx context.Context) {
 		// Wait for the next end of a time bucket, and not longer: short ones expire soon.
 		wait := time.Hour
 		for rule := range t.rules {
-			step := rule.Buckets[0].Step
+			step := rule.Resolutions[0].Step
 			late := t.now().Add(-closeLate)
 			wait = min(wait, late.Truncate(step).Add(step).Sub(late)+rand.N(min(step, closeLate)/2))
 		}
@@ -537,7 +537,7 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	}
 
 	late := t.now().Add(-closeLate)
-	fine := rule.Buckets[0].Step
+	fine := rule.Resolutions[0].Step
 	for number, keys := range marked {
 		if !isOver(number, fine, late) {
 			continue
@@ -548,10 +548,10 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	}
 
 	closed := numberOf(late, fine) - 1 // finer time buckets before this index are closed
-	for level := 1; level < len(rule.Buckets); level++ {
-		step := rule.Buckets[level].Step
-		closed = floorDiv(closed, int64(step/rule.Buckets[level-1].Step))
-		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Buckets[level].Kept)), step) + 1
+	for level := 1; level < len(rule.Resolutions); level++ {
+		step := rule.Resolutions[level].Step
+		closed = floorDiv(closed, int64(step/rule.Resolutions[level-1].Step))
+		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Resolutions[level].Kept)), step) + 1
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
 			if err := t.closeLonger(ctx, rule, level, number); err != nil {
 				return err
@@ -576,13 +576,13 @@ func (t *TopTracker) closeFinest(ctx context.Context, rule *Rule, number int64, 
 
 // closeLonger makes the list of a longer time bucket, from those of its parts, unless another process has made it.
 func (t *TopTracker) closeLonger(ctx context.Context, rule *Rule, level int, number int64) error {
-	step := rule.Buckets[level].Step
+	step := rule.Resolutions[level].Step
 	is, err := t.store.TopLists(ctx, rule.Match, step, number, number+1)
 	if err != nil || len(is) > 0 {
 		return err
 	}
 
-	parts := int64(step / rule.Buckets[level-1].Step)
+	parts := int64(step / rule.Resolutions[level-1].Step)
 	keys, err := t.listed(ctx, rule, level-1, number*parts, (number+1)*parts)
 	if err != nil {
 		return err
@@ -594,9 +594,9 @@ func (t *TopTracker) closeLonger(ctx context.Context, rule *Rule, level int, num
 // listRetention returns how long lists of a resolution are kept: as long as its time buckets, but long enough to make
 // the list of the next coarser resolution from them, even by a process that was down meanwhile.
 func listRetention(rule *Rule, level int) time.Duration {
-	kept := rule.Buckets[level].Kept
-	if level+1 < len(rule.Buckets) {
-		kept = max(kept, 2*rule.Buckets[level+1].Step+stepLate)
+	kept := rule.Resolutions[level].Kept
+	if level+1 < len(rule.Resolutions) {
+		kept = max(kept, 2*rule.Resolutions[level+1].Step+stepLate)
 	}
 
 	return kept
@@ -604,7 +604,7 @@ func listRetention(rule *Rule, level int) time.Duration {
 
 // listed returns the keys in the lists of time buckets of a resolution, with the indexes from from to to-1.
 func (t *TopTracker) listed(ctx context.Context, rule *Rule, level int, from, to int64) (keys []string, err error) {
-	lists, err := t.store.TopLists(ctx, rule.Match, rule.Buckets[level].Step, from, to)
+	lists, err := t.store.TopLists(ctx, rule.Match, rule.Resolutions[level].Step, from, to)
 	for _, l := range lists {
 		for _, g := range l.Most {
 			keys = append(keys, g.Key)
@@ -617,7 +617,7 @@ func (t *TopTracker) listed(ctx context.Context, rule *Rule, level int, from, to
 // keep stores the list of a time bucket, made from the candidates keys, and deletes marks.
 func (t *TopTracker) keep(ctx context.Context, rule *Rule, level int, number int64, keys, marks []string) error {
 	slices.Sort(keys)
-	step := rule.Buckets[level].Step
+	step := rule.Resolutions[level].Step
 	most, err := t.read(ctx, slices.Compact(keys), Question{Step: step, From: number, To: number + 1})
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ func BenchmarkTop(b *testing.B) {
 		store := countertest.InMemory(b, nil)
 
 		now := time.Now()
-		for _, bucket := range rule.Buckets {
+		for _, bucket := range rule.Resolutions {
 			step := int64(bucket.Step / time.Second)
 			for number := now.Add(-bucket.Kept).Unix() / step; number < now.Unix()/step; number++ {
 				list := counter.TopList{Number: number}

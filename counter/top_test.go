@@ -182,7 +182,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 				rule := rules.All()[0]
 				tops := track(countertest.InMemory(t, nil), rules)
 				defer tops.Close()
-				long := rule.Buckets[len(rule.Buckets)-1]
+				long := rule.Resolutions[len(rule.Resolutions)-1]
 
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
 				for range 30 {

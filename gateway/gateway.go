@@ -292,14 +292,14 @@ func (g *Gateway) Drain(ctx context.Context) {
 	g.draining.Store(true)
 	g.entry.Unlock()
 
-	window := time.Duration(g.connections.Load()) * time.Second / moveRate
-	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5) // and a tenth of it more below: under half
+	within := time.Duration(g.connections.Load()) * time.Second / moveRate
+	within = min(max(within, time.Second), g.cfg.ShutdownTimeout*2/5) // and a tenth of it more below: under half
 
 	// A random time for each, so that the other gateways do not get all clients at once.
 	alone := g.alone()
 	g.each(func(c *conn) {
 		if !c.pusher || !alone {
-			c.move(rand.N(window))
+			c.move(rand.N(within))
 		}
 	})
 
@@ -313,7 +313,7 @@ func (g *Gateway) Drain(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
-	case <-time.After(window + window/10):
+	case <-time.After(within + within/10):
 	}
 
 	g.each((*conn).sendAway)

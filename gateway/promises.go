@@ -56,7 +56,7 @@ func (c *conn) Wrote(p []byte) {
 		read = eachEvent
 	}
 
-	err := read(p, c.story().hear)
+	err := read(p, c.story().judge)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "a promise is broken: %v; it was written: %q\n", err, p)
 		os.Exit(statusBroken)
@@ -77,8 +77,8 @@ func (c *conn) story() *story {
 	return s
 }
 
-// eachFrame reads WebSocket frames and calls hear with the texts.
-func eachFrame(p []byte, hear func(kind string, text []byte) error) error {
+// eachFrame reads WebSocket frames and calls judge with the texts.
+func eachFrame(p []byte, judge func(kind string, text []byte) error) error {
 	for len(p) > 0 {
 		if len(p) < 2 {
 			return errors.New("half a frame")
@@ -101,7 +101,7 @@ func eachFrame(p []byte, hear func(kind string, text []byte) error) error {
 		if opcode != websocket.Text {
 			continue
 		}
-		if err := hear("", payload); err != nil {
+		if err := judge("", payload); err != nil {
 			return err
 		}
 	}
@@ -109,8 +109,8 @@ func eachFrame(p []byte, hear func(kind string, text []byte) error) error {
 	return nil
 }
 
-// eachEvent reads server-sent events and calls hear with their names and data. Comments say nothing.
-func eachEvent(p []byte, hear func(kind string, text []byte) error) error {
+// eachEvent reads server-sent events and calls judge with their names and data. Comments say nothing.
+func eachEvent(p []byte, judge func(kind string, text []byte) error) error {
 	for event := range bytes.SplitAfterSeq(p, []byte("\n\n")) {
 		if len(event) == 0 {
 			return nil
@@ -126,7 +126,7 @@ func eachEvent(p []byte, hear func(kind string, text []byte) error) error {
 			case "event":
 				kind = string(value)
 			case "data":
-				if err := hear(kind, value); err != nil {
+				if err := judge(kind, value); err != nil {
 					return err
 				}
 			}
@@ -136,8 +136,8 @@ func eachEvent(p []byte, hear func(kind string, text []byte) error) error {
 	return nil
 }
 
-// hear judges one message. An event has its type as its name, a frame in its text.
-func (s *story) hear(kind string, text []byte) error {
+// judge judges one message. An event has its type as its name, a frame in its text.
+func (s *story) judge(kind string, text []byte) error {
 	is := news{Type: kind}
 	if !json.Valid(text) {
 		return errors.New("not JSON")

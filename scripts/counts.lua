@@ -46,7 +46,7 @@ if ARGV[9] == '1' and tonumber(ARGV[8]) > last + 1 then return {'gap'} end
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset',
   'log', 'past', 'sweep', 'swept')
 local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
-local floor = tonumber(ARGV[4])
+local highest = tonumber(ARGV[4])
 local time = redis.call('TIME')
 local second, millis = tonumber(time[1]), math.floor(time[2] / 1000)
 local rebuild = tonumber(state[2] or 0)
@@ -127,7 +127,7 @@ for k = 7, #KEYS do
   local i = 3 * k - 20 -- index of the first part of the record
   if moved and (live or delta > 0) then
     if not live then
-      own = math.max(second * 1000 + millis, floor + 1, inc, void, base, past + 1)
+      own = math.max(second * 1000 + millis, highest + 1, inc, void, base, past + 1)
       inc = own
     end
     if delta ~= 0 then

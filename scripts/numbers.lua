@@ -49,8 +49,8 @@ end
 
 -- place returns where the number of partition p is in a list that is not dense, or nil.
 local function place(name)
-  local at, step = origin - 1, 2 + width
-  repeat at = find(text, name, at + 1, true) until not at or (at - origin) % step == 0
+  local at, stride = origin - 1, 2 + width
+  repeat at = find(text, name, at + 1, true) until not at or (at - origin) % stride == 0
   return at and at < stop and at + 2 or nil
 end
 

@@ -9,10 +9,9 @@
 //
 // # Levels and records
 //
-// The level of a page counts its changes: an incarnation, the number of changes, how many
-// of them had an author, and the time of the last one. In addition, the store has how many
-// changes each author made. One step of the store counts a change, records its author and
-// its idempotency key, and publishes the level.
+// The level of a page counts its changes: an incarnation, the number of changes, how many of them had an author, and
+// the time of the last one. In addition, the store has how many changes each author made. One operation of the store
+// counts a change, records its author and its idempotency key, and publishes the level.
 //
 // The record of a user has the followed pages: for each one how many changes the user has
 // seen, and in which incarnation of the level. If the level has another incarnation now,

@@ -238,9 +238,9 @@ type Store interface {
 	// Levels returns the levels of pages, in the order of pages, and the user's own
 	// changes of each page.
 	Levels(ctx context.Context, user User, pages []string) ([]Level, []Own, error)
-	// Authors returns, in one step, the page's level and the own changes of those users who
-	// have changed the page since its Level.By was since. It may return further users. Users
-	// missing in the result have not changed the page since then.
+	// Authors returns together the page's level and the own changes of those users who have changed the page since its
+	// Level.By was since. It may return further users. Users missing in the result have not changed the page since
+	// then.
 	Authors(ctx context.Context, page string, since int64, users []User) (Level, map[User]Own, error)
 	// Notes returns the notes of pages, in the order of pages.
 	Notes(ctx context.Context, pages []string) ([]Note, error)

@@ -197,7 +197,7 @@ export function sha256(/** @type {string} */ text) {
   for (let n = 2; primes.length < 64; n++) if (primes.every((p) => n % p)) primes.push(n);
   const keys = primes.map((p) => fraction(Math.cbrt(p)));
   const hash = primes.slice(0, 8).map((p) => fraction(Math.sqrt(p)));
-  const turn = (/** @type {number} */ x, /** @type {number} */ by) => (x >>> by) | (x << (32 - by));
+  const rotate = (/** @type {number} */ x, /** @type {number} */ by) => (x >>> by) | (x << (32 - by));
   for (let at = 0; at < blocks.byteLength; at += 64) {
     /** @type {number[]} */ const words = [];
     let [a, b, c, d, e, f, g, h] = hash;
@@ -208,11 +208,11 @@ export function sha256(/** @type {string} */ text) {
           ? blocks.getInt32(at + i * 4)
           : (words[i - 16] +
               words[i - 7] +
-              (turn(w15, 7) ^ turn(w15, 18) ^ (w15 >>> 3)) +
-              (turn(w2, 17) ^ turn(w2, 19) ^ (w2 >>> 10))) |
+              (rotate(w15, 7) ^ rotate(w15, 18) ^ (w15 >>> 3)) +
+              (rotate(w2, 17) ^ rotate(w2, 19) ^ (w2 >>> 10))) |
             0;
-      const one = (h + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & f) ^ (~e & g)) + keys[i] + words[i]) | 0;
-      const two = ((turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & b) ^ (a & c) ^ (b & c))) | 0;
+      const one = (h + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + ((e & f) ^ (~e & g)) + keys[i] + words[i]) | 0;
+      const two = ((rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + ((a & b) ^ (a & c) ^ (b & c))) | 0;
       [a, b, c, d, e, f, g, h] = [(one + two) | 0, a, b, c, (d + one) | 0, e, f, g];
     }
     [a, b, c, d, e, f, g, h].forEach((value, i) => (hash[i] = (hash[i] + value) | 0));

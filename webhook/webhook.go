@@ -3,14 +3,13 @@
 //
 // # From a count to an event
 //
-// For every hook and page (or counter) a [Store] keeps the state last reported: that it is occupied,
-// that it is over the threshold, or the greatest count of the day. The dispatcher of a bucket passes
-// the bucket's counts to [Service.Received], which compares them with the reported states. A
-// difference becomes a [Change]: in one step the store replaces the reported state and puts the event
-// into the hook's outbox. It refuses the step if the reported state is not Change.Was any more. So if
-// two processes see the same change, or one process repeats a step because it received no answer,
-// there is only one event. A process that begins to serve a bucket reads the reported states and the
-// present counts, and reports the changes that no process saw.
+// For every hook and page (or counter) a [Store] keeps the state last reported: that it is occupied, that it is over
+// the threshold, or the greatest count of the day. The dispatcher of a bucket passes the bucket's counts to
+// [Service.Received], which compares them with the reported states. A difference becomes a [Change]: the store
+// atomically replaces the reported state and puts the event into the hook's outbox. It refuses the change if the
+// reported state is not Change.Was any more. So if two processes see the same change, or one process repeats a change
+// because it received no answer, there is only one event. A process that begins to serve a bucket reads the reported
+// states and the present counts, and reports the changes that no process saw.
 //
 // Counters are handled in the same way, except that each process judges the counters that it has
 // changed itself ([Service.Changed]).

@@ -46,7 +46,7 @@ type Factory func(t testing.TB) Instance
 var (
 	sum = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, MaxAge: time.Second,
 		Dimensions: []string{"country", "os"},
-		Buckets: []counter.Bucket{
+		Resolutions: []counter.Resolution{
 			{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour},
 			{Step: time.Hour, Kept: 90 * 24 * time.Hour},
 		}}
@@ -65,7 +65,7 @@ var Rules = func() *counter.Rules {
 		panic(err)
 	}
 	others := rules.Find("s:1")
-	others.Buckets = sum.Buckets
+	others.Resolutions = sum.Resolutions
 	others.Dimensions = sum.Dimensions
 
 	return rules

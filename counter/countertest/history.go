@@ -40,7 +40,7 @@ func total(gains []counter.Gain) (n int64) {
 func history(t *testing.T, s counter.Reader, key string, want int64) {
 	t.Helper()
 	fine := map[int64]int64{}
-	for i, b := range sum.Buckets {
+	for i, b := range sum.Resolutions {
 		gains := gained(t, s, key, b.Step)
 		if got := total(gains); got != want {
 			t.Errorf("%q gained %d in steps of %s (%v), want %d", key, got, b.Step, gains, want)
@@ -48,7 +48,7 @@ func history(t *testing.T, s counter.Reader, key string, want int64) {
 
 		for _, g := range gains {
 			if i == 0 {
-				fine[g.Number/int64(sum.Buckets[1].Step/b.Step)] += g.Value
+				fine[g.Number/int64(sum.Resolutions[1].Step/b.Step)] += g.Value
 			}
 			if i == 1 && fine[g.Number] != g.Value {
 				t.Errorf("%q: step %d of %s is %d, its parts %d", key, g.Number, b.Step, g.Value, fine[g.Number])
@@ -72,7 +72,7 @@ func distinct(gains []counter.Gain) int64 {
 // saw says that a unique saw these members in the steps of every length, and nobody else.
 func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 	t.Helper()
-	for _, b := range unique.Buckets {
+	for _, b := range unique.Resolutions {
 		gains := gained(t, s, key, b.Step)
 		if distinct(gains) != estimate(members) || total(gains) != 0 {
 			t.Fatalf("%q saw %d in steps of %s, want %d", key, distinct(gains), b.Step, estimate(members))

@@ -169,7 +169,7 @@ func (t *trueCounter) add(c counter.Change) error {
 	for _, d := range c.Dimensions {
 		t.counted[d] += c.Delta
 	}
-	if c.Verb == counter.Add && len(c.Rule.Buckets) > 0 {
+	if c.Verb == counter.Add && len(c.Rule.Resolutions) > 0 {
 		t.gained += c.Delta
 	}
 
@@ -301,7 +301,7 @@ func modelRules() []*counter.Rule {
 	}
 	// Only sums have steps and dimensions.
 	idle := &counter.Rule{
-		Match: "*", Kind: counter.Exact, Ledger: counter.DefaultLedger, Buckets: sum.Buckets,
+		Match: "*", Kind: counter.Exact, Ledger: counter.DefaultLedger, Resolutions: sum.Resolutions,
 		Dimensions: sum.Dimensions,
 	}
 
@@ -569,7 +569,7 @@ func (h *modelled) checkHistory(key string) {
 		c = &trueCounter{}
 	}
 
-	step := rapid.SampledFrom(sum.Buckets).Draw(h.rt, "bucket").Step
+	step := rapid.SampledFrom(sum.Resolutions).Draw(h.rt, "bucket").Step
 	var gains []counter.Gain
 	h.answered(func() (err error) {
 		_, gains, err = h.s.History(h.t.Context(), key, step, 0, math.MaxUint32)

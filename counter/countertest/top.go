@@ -12,7 +12,7 @@ import (
 
 // topped is sum under another match, with a list of what gained most.
 var topped = &counter.Rule{
-	Match: "t:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Top: true, Buckets: sum.Buckets,
+	Match: "t:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Top: true, Resolutions: sum.Resolutions,
 }
 
 // marked are the counters that are marked in any step.
@@ -74,7 +74,7 @@ func tops(t *testing.T, i Instance) {
 			}
 		}
 	}
-	for _, b := range topped.Buckets {
+	for _, b := range topped.Resolutions {
 		sameAsOneByOne(t, s, []string{"t:1", "t:never", "t:2 a:b", "t:down", "t:3"}, b.Step, 0, math.MaxUint32)
 	}
 

@@ -141,7 +141,7 @@ type ledger struct {
 	incarnation uint64
 }
 
-// draft is the counter.Step of one transaction: the first round trip reads it, Judge changes it, and the second round
+// draft is the counter.Tx of one transaction: the first round trip reads it, Judge changes it, and the second round
 // trip writes it.
 type draft struct {
 	keys  []string   // sorted, like ids, because rows are locked in this order

@@ -9,19 +9,19 @@ import (
 	"headcount/hyperloglog"
 )
 
-// State implements counter.Step.
+// State implements counter.Tx.
 func (d *draft) State(key string) *counter.State { return &d.rows[key].State }
 
-// Deleted implements counter.Step.
+// Deleted implements counter.Tx.
 func (d *draft) Deleted() uint64 { return uint64(d.deleted) }
 
-// Remembered implements counter.Step.
+// Remembered implements counter.Tx.
 func (d *draft) Remembered(id counter.IdempotencyKey) bool { return !d.fresh[id] || d.taken[id] }
 
-// Remember implements counter.Step.
+// Remember implements counter.Tx.
 func (d *draft) Remember(id counter.IdempotencyKey) { d.taken[id] = true }
 
-// Changed implements counter.Step.
+// Changed implements counter.Tx.
 func (d *draft) Changed(key string, _, _ []string, _ bool) {
 	last := len(d.changed) - 1
 	if last < 0 || d.changed[last] != key {
@@ -29,8 +29,8 @@ func (d *draft) Changed(key string, _, _ []string, _ bool) {
 	}
 }
 
-// Enter implements counter.Step. It also schedules a sweep of the ledger for when the retention of its first entry
-// ends, or at once if the retention has changed.
+// Enter implements counter.Tx. It also schedules a sweep of the ledger for when the retention of its first entry ends,
+// or at once if the retention has changed.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
 	r := d.rows[key]
 	r.entries = append(r.entries, e)
@@ -53,7 +53,7 @@ func (d *draft) sweep(key string, v counter.Version, at sweep) {
 	d.sweeps[ledger{key, v.Incarnation}] = at
 }
 
-// Drop implements counter.Step.
+// Drop implements counter.Tx.
 func (d *draft) Drop(key string, v counter.Version) {
 	d.deleted = max(d.deleted, int64(v.Incarnation))
 
@@ -68,25 +68,25 @@ func (d *draft) Drop(key string, v counter.Version) {
 
 // An exact counter has no members, registers, history and dimensions: Judge refuses such changes before it calls these.
 
-// Join implements counter.Step.
+// Join implements counter.Tx.
 func (d *draft) Join(string, string) bool { return false }
 
-// Leave implements counter.Step.
+// Leave implements counter.Tx.
 func (d *draft) Leave(string, string) bool { return false }
 
-// Registers implements counter.Step.
+// Registers implements counter.Tx.
 func (d *draft) Registers(string) counter.Registers { return &hyperloglog.Registers{} }
 
-// Empty implements counter.Step.
+// Empty implements counter.Tx.
 func (d *draft) Empty(string) {}
 
-// Past implements counter.Step.
+// Past implements counter.Tx.
 func (d *draft) Past(string, counter.Slot, time.Duration) {}
 
-// See implements counter.Step.
+// See implements counter.Tx.
 func (d *draft) See(string, counter.Slot, []string, time.Duration) {}
 
-// Count implements counter.Step.
+// Count implements counter.Tx.
 func (d *draft) Count(string, string, string, int64) {}
 
 // queueWrites queues the statements that write all changes, one for each table.

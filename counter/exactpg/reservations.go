@@ -41,10 +41,10 @@ const (
 // held identifies a reservation.
 type held struct{ key, id string }
 
-// Reservation implements counter.Step.
+// Reservation implements counter.Tx.
 func (d *draft) Reservation(key, id string) counter.Reservation { return d.reservations[held{key, id}] }
 
-// Keep implements counter.Step.
+// Keep implements counter.Tx.
 func (d *draft) Keep(key string, r counter.Reservation) {
 	of := held{key, r.ID}
 	d.reservations[of] = r

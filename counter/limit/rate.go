@@ -15,13 +15,13 @@ func PerSecond(n, burst int) Rate {
 	return Rate{Every: (time.Second + time.Duration(n) - 1) / time.Duration(n), Burst: burst}
 }
 
-// Window returns the time after which an exhausted burst is available again.
-func (r Rate) Window() time.Duration { return time.Duration(r.Burst) * r.Every }
+// RefillTime returns the time after which an exhausted burst is available again.
+func (r Rate) RefillTime() time.Duration { return time.Duration(r.Burst) * r.Every }
 
 // Take takes n requests, at most Burst, from the state back. If wait is 0 they pass, and the caller keeps after as the
 // new state. Otherwise they would pass after wait; a caller that refuses them keeps back, and a caller that delays them
 // keeps after.
 func (r Rate) Take(back, now time.Duration, n int) (after, wait time.Duration) {
 	after = max(back, now) + time.Duration(n)*r.Every
-	return after, max(0, after-now-r.Window())
+	return after, max(0, after-now-r.RefillTime())
 }

@@ -15,7 +15,7 @@ type tokens struct {
 }
 
 func (b *tokens) take(now time.Duration, n int) bool {
-	b.level = min(b.level+now-b.at, b.Window())
+	b.level = min(b.level+now-b.at, b.RefillTime())
 	b.at = now
 
 	cost := time.Duration(n) * b.Every
@@ -36,13 +36,13 @@ func TestRatesAreTokenBuckets(t *testing.T) {
 			rapid.SampledFrom([]int{1, 2, 20, 2000}).Draw(t, "burst"))
 		now := time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "begin"))
 
-		model := &tokens{r, r.Window(), now}
+		model := &tokens{r, r.RefillTime(), now}
 		var back time.Duration
 		var all []taken
 
 		for range rapid.IntRange(1, 60).Draw(t, "calls") {
 			now += time.Duration(rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, int64(2*r.Every)),
-				rapid.Int64Range(0, int64(2*r.Window()))).Draw(t, "later"))
+				rapid.Int64Range(0, int64(2*r.RefillTime()))).Draw(t, "later"))
 			n := rapid.OneOf(rapid.Just(1), rapid.IntRange(1, r.Burst)).Draw(t, "n")
 
 			after, wait := r.Take(back, now, n)
@@ -124,8 +124,8 @@ func TestWaitingIsAsFastAsTheRate(t *testing.T) {
 // A rate that does not divide a second is never exceeded, not even by a nanosecond's rounding.
 func TestPerSecond(t *testing.T) {
 	for n, every := range map[int]time.Duration{1: time.Second, 3: 333_333_334, 10: 100 * time.Millisecond, 1e9: 1} {
-		if r := PerSecond(n, 20); r.Every != every || r.Burst != 20 || r.Window() != 20*every {
-			t.Errorf("%d a second: %+v, all back in %s", n, r, r.Window())
+		if r := PerSecond(n, 20); r.Every != every || r.Burst != 20 || r.RefillTime() != 20*every {
+			t.Errorf("%d a second: %+v, all back in %s", n, r, r.RefillTime())
 		}
 	}
 }

@@ -15,7 +15,7 @@ func dimensionsOf(h *head) string {
 	return "dimensions:" + strconv.FormatUint(h.life, 36) + ":" + h.key
 }
 
-// Count implements counter.Step.
+// Count implements counter.Tx.
 func (d *draft) Count(key, dimension, value string, delta int64) {
 	// Beyond the maximum number of values, the remaining ones share one count, in the row of the dimension itself.
 	h := d.head(key)

@@ -16,7 +16,7 @@ const (
 )
 
 // draft has the changes that the calls of a turn make to a partition. It reads through to the rows in memory, which
-// stay unchanged until the store has committed the draft. It implements counter.Step.
+// stay unchanged until the store has committed the draft. It implements counter.Tx.
 type draft struct {
 	p      *partition
 	near   *residents // counters of a store in memory, or nil
@@ -44,7 +44,7 @@ type draft struct {
 	full      bool  // the limits in memory have no room for the call that is judged
 }
 
-var _ counter.Step = (*draft)(nil)
+var _ counter.Tx = (*draft)(nil)
 
 // large is the number of rows above which a draft is not reused, so that it does not hold its memory.
 const large = 1024
@@ -459,7 +459,7 @@ func (d *draft) putAt(at int, value []byte) {
 	d.writes++
 }
 
-// Remembered implements counter.Step. For an ID that is not in memory it returns false. If the store does remember the
+// Remembered implements counter.Tx. For an ID that is not in memory it returns false. If the store does remember the
 // ID, it refuses the commit, and the calls are judged again.
 func (d *draft) Remembered(id counter.IdempotencyKey) bool {
 	// An earlier operation of the turn may have used the ID, or the store has just refused it.
@@ -482,7 +482,7 @@ func (d *draft) uses(id [16]byte) bool {
 	return slices.ContainsFunc(d.ids, func(one rows.ID) bool { return one.Bytes == id })
 }
 
-// Remember implements counter.Step.
+// Remember implements counter.Tx.
 func (d *draft) Remember(id counter.IdempotencyKey) {
 	d.remember(rows.ID{Bytes: id, Until: d.now.Add(counter.IdempotencyKeyKept)})
 	d.writes++

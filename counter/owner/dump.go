@@ -122,7 +122,7 @@ func (r *Reader) firstKey(ctx context.Context, pages *[rows.Partitions]dumpedKey
 	for id := range pages {
 		p := &pages[id]
 		if len(p.keys) == 0 && !p.all {
-			err = r.turn(ctx, p)
+			err = r.nextPage(ctx, p)
 		}
 		if err != nil {
 			return nil, err
@@ -135,8 +135,8 @@ func (r *Reader) firstKey(ctx context.Context, pages *[rows.Partitions]dumpedKey
 	return first, nil
 }
 
-// turn reads the next page of keys of a partition.
-func (r *Reader) turn(ctx context.Context, p *dumpedKeys) error {
+// nextPage reads the next page of keys of a partition.
+func (r *Reader) nextPage(ctx context.Context, p *dumpedKeys) error {
 	keys, all, err := firstFields(ctx, r.store, p.partition, heads, p.after, dumpPage)
 	if err != nil {
 		return unavailable("dump", err)
@@ -198,7 +198,7 @@ func (r *Reader) copyOf(ctx context.Context, partition int, key string, row []by
 	if err == nil && h.parts&hasDimensions != 0 {
 		err = r.dumpDimensions(ctx, &h, &is)
 	}
-	for _, step := range counter.BucketSteps {
+	for _, step := range counter.ResolutionSteps {
 		if err == nil && h.parts&historyPart(uint32(step/time.Second)) != 0 {
 			err = r.dumpHistory(ctx, &h, step, &is)
 		}

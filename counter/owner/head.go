@@ -69,7 +69,7 @@ func (e *extent) clone() *extent {
 }
 
 // parts lists which other rows a counter has besides its head, so that a deletion knows what to discard. Bit i stands
-// for a history with time buckets of counter.BucketSteps[i].
+// for a history with time buckets of counter.ResolutionSteps[i].
 type parts uint64
 
 const (
@@ -80,7 +80,7 @@ const (
 
 // historyPart returns the part for a history whose time buckets have a length, in seconds.
 func historyPart(step uint32) parts {
-	at := slices.Index(counter.BucketSteps, time.Duration(step)*time.Second)
+	at := slices.Index(counter.ResolutionSteps, time.Duration(step)*time.Second)
 	if at < 0 {
 		return 0 // no rule has time buckets of this length any more, so those that are left only expire
 	}
@@ -91,7 +91,7 @@ func historyPart(step uint32) parts {
 // headOf returns the name of the row that is the head of a counter.
 func headOf(key string) rows.Name { return rows.Name{Collection: heads, Field: key} }
 
-// State implements counter.Step.
+// State implements counter.Tx.
 func (d *draft) State(key string) *counter.State { return &d.head(key).State }
 
 // head returns the head of a counter. If the counter does not exist yet, it gets a life.
@@ -163,7 +163,7 @@ func (d *draft) counter(key string) counter.Counter { return d.head(key).Counter
 // greater incarnation was deleted. It never depends on the clock of this process.
 func (d *draft) incarnation() uint64 { return max(d.p.epoch, d.meta.deleted+1) }
 
-// Deleted implements counter.Step.
+// Deleted implements counter.Tx.
 func (d *draft) Deleted() uint64 { return d.meta.deleted }
 
 // change records that a head must be written.
@@ -172,7 +172,7 @@ func (d *draft) change(h *head) {
 	d.writes++
 }
 
-// Changed implements counter.Step.
+// Changed implements counter.Tx.
 func (d *draft) Changed(key string, joined, left []string, all bool) {
 	h := d.head(key)
 	d.change(h)
@@ -192,7 +192,7 @@ func (d *draft) raise(h *head) {
 	}
 }
 
-// Drop implements counter.Step.
+// Drop implements counter.Tx.
 func (d *draft) Drop(key string, v counter.Version) {
 	h := d.head(key)
 	d.discardParts(h)
@@ -229,7 +229,7 @@ func (h *head) collections() (all []string) {
 	}
 
 	// Histories with lengths that no rule has any more need not be discarded, because they expire.
-	for _, step := range counter.BucketSteps {
+	for _, step := range counter.ResolutionSteps {
 		seconds := uint32(step / time.Second)
 		if h.parts&historyPart(seconds) != 0 {
 			all = append(all, historyCollection(h, seconds))

@@ -70,7 +70,7 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 	}
 
 	p.epoch = claims[0].Epoch
-	_ = o.nothing(p)
+	_ = o.emptyCommit(p) // for its draft, which the outcome of the pieces ends
 	pieces := p.healing(claims[0].Number, o.cfg.HealRows)
 	if len(pieces) > 1 {
 		healsInPieces.Reached()
@@ -152,8 +152,8 @@ func (p *partition) after(number uint64, now time.Time) []numbered {
 	return all
 }
 
-// nothing starts a draft for p and returns a commit without changes. The caller has the turn.
-func (o *Owner) nothing(p *partition) rows.Commit {
+// emptyCommit starts a draft for p and returns a commit without changes. The caller has the turn.
+func (o *Owner) emptyCommit(p *partition) rows.Commit {
 	p.draft = o.newDraft(p, time.Now())
 	p.draft.meta = p.meta
 
@@ -232,7 +232,7 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 	// If the partition was released in the meantime, its callers have turned to the next owner, which knows the stored
 	// answers.
 	if !released {
-		o.settled(p, last, err)
+		o.handleOutcome(p, last, err)
 	}
 	if healed != nil && o.cfg.Hub != nil {
 		o.cfg.Hub.MarkMissed()
@@ -256,12 +256,12 @@ func (o *Owner) insist(commit *rows.Commit) error {
 
 // verify checks at intervals, even without any traffic, whether the store has lost data.
 func (o *Owner) verify() {
-	const parts = 5 // groups of partitions that are checked in turn, so that the commits do not come all at once
-	for turn := 0; wake.Wait(o.ctx, o.cfg.VerifyEvery/parts, nil); turn++ {
+	const parts = 5 // groups of partitions that are checked one after the other, so that the commits do not come all at once
+	for round := 0; wake.Wait(o.ctx, o.cfg.VerifyEvery/parts, nil); round++ {
 		if o.lock(o.ctx) != nil {
 			return
 		}
-		o.verifyEach(turn%parts, parts)
+		o.verifyEach(round%parts, parts)
 		o.unlock()
 	}
 }
@@ -278,7 +278,7 @@ func (o *Owner) verifyEach(part, parts int) {
 		}
 
 		idle = append(idle, p)
-		commits = append(commits, o.nothing(p))
+		commits = append(commits, o.emptyCommit(p))
 	}
 
 	o.inMemory.Store(int64(inMemory))

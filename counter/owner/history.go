@@ -22,12 +22,12 @@ func historyCollection(h *head, step uint32) string {
 // numberField returns a field name that sorts like its number.
 func numberField(number int64) string { return fmt.Sprintf("%08x", number) }
 
-// Past implements counter.Step.
+// Past implements counter.Tx.
 func (d *draft) Past(key string, s counter.Slot, kept time.Duration) {
 	h := d.head(key)
 	h.parts |= historyPart(s.Step) // Judge also calls Changed, so the head is written
 
-	// The row of a span expires when its last bucket does.
+	// The row of a span expires when its last time bucket does.
 	span := int64(s.Number) / historyRow
 	name := rows.Name{Collection: historyCollection(h, s.Step), Field: numberField(span)}
 	if d.get(name) == nil {
@@ -50,7 +50,7 @@ func (r *reader) gains(span int64) []counter.Gain {
 	return all
 }
 
-// See implements counter.Step.
+// See implements counter.Tx.
 func (d *draft) See(key string, s counter.Slot, members []string, kept time.Duration) {
 	h := d.head(key)
 	part := historyPart(s.Step)
@@ -59,12 +59,12 @@ func (d *draft) See(key string, s counter.Slot, members []string, kept time.Dura
 		d.change(h) // the head is written, but the counter's version stays unchanged
 	}
 
-	bucket := d.bucket(h, s, kept)
+	bucket := d.timeBucket(h, s, kept)
 	bucket.add(members)
 }
 
 // bucket returns the registers of a time bucket.
-func (d *draft) bucket(h *head, s counter.Slot, kept time.Duration) registers {
+func (d *draft) timeBucket(h *head, s counter.Slot, kept time.Duration) registers {
 	until := counter.ForgetAt(int64(s.Number), time.Duration(s.Step)*time.Second, kept)
 
 	return registers{d: d, collection: historyCollection(h, s.Step), prefix: numberField(int64(s.Number)), until: until}

@@ -21,7 +21,7 @@ func ledgerName(h *head, seq uint64) rows.Name {
 	return rows.Name{Collection: ledgerCollection(h), Field: strconv.FormatUint((seq-1)/ledgerRow, 10)}
 }
 
-// Enter implements counter.Step.
+// Enter implements counter.Tx.
 func (d *draft) Enter(key string, e counter.Entry, kept time.Duration) {
 	// The entry is appended to a copy of its row, which is made only once per commit.
 	name := ledgerName(d.head(key), e.Seq)

@@ -81,7 +81,7 @@ func findHash(row []byte, hash []byte) int {
 	return -1
 }
 
-// Join implements counter.Step.
+// Join implements counter.Tx.
 func (d *draft) Join(key, member string) bool {
 	s := d.set(key)
 	hash := hashOf(member)
@@ -100,7 +100,7 @@ func (d *draft) Join(key, member string) bool {
 	return true
 }
 
-// Leave implements counter.Step.
+// Leave implements counter.Tx.
 func (d *draft) Leave(key, member string) bool {
 	s := d.set(key)
 	hash := hashOf(member)
@@ -138,7 +138,7 @@ func (s set) split() {
 	s.h.shards = shards + 1
 }
 
-// Empty implements counter.Step. The old rows of the set become garbage.
+// Empty implements counter.Tx. The old rows of the set become garbage.
 func (d *draft) Empty(key string) {
 	h := d.set(key).h
 	d.discard(setCollection(h))

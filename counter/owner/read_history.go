@@ -37,7 +37,7 @@ func (r *Reader) History(
 func (r *Reader) gains(ctx context.Context, h *found, step time.Duration, from, to int64) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	collection := historyCollection(&h.head, uint32(step/time.Second))
-	// The first and the last row may also have buckets outside the range.
+	// The first and the last row may also have time buckets outside the range.
 	first, last := from/historyRow, to/historyRow
 	err := r.scanNumbers(ctx, h, collection, first, last, func(span int64, _ string, row []byte) error {
 		read := reader{rest: row}
@@ -58,7 +58,7 @@ func (r *Reader) uniqueGains(
 ) ([]counter.Gain, error) {
 	var gains []counter.Gain
 	var bucket hyperloglog.Union
-	// Rows come in the order of their fields, so the rows of one bucket follow each other.
+	// Rows come in the order of their fields, so the rows of one time bucket follow each other.
 	number := int64(-1)
 	end := func() {
 		if number < 0 {

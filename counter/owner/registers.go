@@ -305,7 +305,7 @@ type unique struct {
 	h *head
 }
 
-// Registers implements counter.Step.
+// Registers implements counter.Tx.
 func (d *draft) Registers(key string) counter.Registers { return unique(d.set(key)) }
 
 // Add implements counter.Registers.

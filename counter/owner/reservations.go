@@ -40,7 +40,7 @@ func dueName(key, id string, until int64) rows.Name {
 	return rows.Name{Collection: dueAt + strconv.FormatInt(until/1000, 10), Field: key + "\x00" + id}
 }
 
-// Reservation implements counter.Step.
+// Reservation implements counter.Tx.
 func (d *draft) Reservation(key, id string) counter.Reservation {
 	h := d.head(key)
 	if h.parts&hasReservations == 0 {
@@ -69,7 +69,7 @@ func forgottenAt(r counter.Reservation) time.Time {
 	return time.UnixMilli(r.Ended).Add(counter.EndedKept)
 }
 
-// Keep implements counter.Step.
+// Keep implements counter.Tx.
 func (d *draft) Keep(key string, r counter.Reservation) {
 	h := d.head(key)
 	h.parts |= hasReservations

@@ -152,6 +152,6 @@ func (d *draft) restoreStep(h *head, s *counter.StepCopy, kept time.Duration) {
 	}
 
 	h.parts |= historyPart(s.Step)
-	bucket := d.bucket(h, slot, kept)
+	bucket := d.timeBucket(h, slot, kept)
 	s.Seen.Each(func(index int, rank uint8) { bucket.raise(index, rank) })
 }

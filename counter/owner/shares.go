@@ -536,20 +536,25 @@ func (d *draft) restoreShares(h *head, c *counter.Copy) {
 		k.Changed = changed
 	}
 
-	// In exports of an earlier release the own part is left out, and its life is the incarnation. If the region has no
-	// name yet, its own former life stays among the parts, and the counter begins a new life.
-	for i := range k.Parts {
-		p := &k.Parts[i]
-		isOwn := p.Region == d.region || d.region == AnyRegion && p.Life == k.Life
-		if isOwn && p.Sequence > 0 {
-			k.Life = p.Life
-			k.Sequence = min(p.Sequence, h.Version.Sequence)
-		}
-	}
+	k.resumeOwnPart(d.region, h.Version.Sequence)
 
 	k.Kind = h.Kind
 	if k.Deletion > 0 {
 		d.putTombstone(h.key, k.Deletion)
 	}
 	d.putKnown(h, &k)
+}
+
+// resumeOwnPart makes the region continue its own part, if an export has it. In exports of an earlier release it is
+// left out, and its life is the incarnation. If the region has no name yet, its own former life stays among the parts,
+// and the counter begins a new life.
+func (k *known) resumeOwnPart(region string, sequence uint64) {
+	for i := range k.Parts {
+		p := &k.Parts[i]
+		isOwn := p.Region == region || region == AnyRegion && p.Life == k.Life
+		if isOwn && p.Sequence > 0 {
+			k.Life = p.Life
+			k.Sequence = min(p.Sequence, sequence)
+		}
+	}
 }

@@ -157,7 +157,7 @@ func (o *Owner) commit(partitions []*partition, commits []rows.Commit) {
 
 	errs := o.write(commits)
 	for i, p := range partitions {
-		o.settled(p, &commits[i], errs[i])
+		o.handleOutcome(p, &commits[i], errs[i])
 	}
 }
 
@@ -173,8 +173,8 @@ func (o *Owner) write(commits []rows.Commit) []error {
 	return o.store.Commit(ctx, commits)
 }
 
-// settled handles the outcome of p's commit, which may be unknown. The caller has the turn.
-func (o *Owner) settled(p *partition, commit *rows.Commit, err error) {
+// handleOutcome handles the outcome of p's commit, which may be unknown. The caller has the turn.
+func (o *Owner) handleOutcome(p *partition, commit *rows.Commit, err error) {
 	// This is the usual outcome, so it comes before the slower tests of error types.
 	if err == nil {
 		marks.Must(commit.Number > p.number, "the numbers of a partition's commits grow")

@@ -63,10 +63,10 @@ func appendRule(b []byte, rule *counter.Rule) []byte {
 	b = appendBound(b, rule.Floor)
 	b = appendBound(b, rule.Ceiling)
 	b = binary.AppendVarint(b, int64(rule.Ledger))
-	b = binary.AppendUvarint(b, uint64(len(rule.Buckets)))
-	for _, bucket := range rule.Buckets {
-		b = binary.AppendVarint(b, int64(bucket.Step))
-		b = binary.AppendVarint(b, int64(bucket.Kept))
+	b = binary.AppendUvarint(b, uint64(len(rule.Resolutions)))
+	for _, resolution := range rule.Resolutions {
+		b = binary.AppendVarint(b, int64(resolution.Step))
+		b = binary.AppendVarint(b, int64(resolution.Kept))
 	}
 
 	return appendStrings(b, rule.Dimensions)
@@ -86,7 +86,7 @@ func parseRule(b []byte) *counter.Rule {
 	rule := &counter.Rule{Kind: counter.Kind(r.byte()), Floor: r.bound(), Ceiling: r.bound()}
 	rule.Ledger = time.Duration(r.int())
 	for range r.count() {
-		rule.Buckets = append(rule.Buckets, counter.Bucket{Step: time.Duration(r.int()), Kept: time.Duration(r.int())})
+		rule.Resolutions = append(rule.Resolutions, counter.Resolution{Step: time.Duration(r.int()), Kept: time.Duration(r.int())})
 	}
 	rule.Dimensions = r.strings()
 	if r.end("a rule") != nil {

@@ -72,14 +72,14 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 
 // openCluster opens counters in Redis: shared with other regions, in front of PostgreSQL, or alone.
 func (c *Counters) openCluster() counter.CombinerConfig {
-	switch is := c.cfg.Cluster; {
-	case is.HasPeers():
+	switch process := c.cfg.Cluster; {
+	case process.HasPeers():
 		return c.openShared()
-	case is.Tiered() != nil:
+	case process.Tiered() != nil:
 		return c.openTiered()
 	default:
 		c.where = "Redis"
-		c.store = is.NewStore(&c.redis)
+		c.store = process.NewStore(&c.redis)
 		return cluster.Combining()
 	}
 }
@@ -89,8 +89,7 @@ func (c *Counters) openShared() counter.CombinerConfig {
 	c.where = "Redis"
 	if shared := c.cfg.Cluster.SharedExact(); shared != nil {
 		c.where = "Redis, and PostgreSQL beside it"
-		c.cause = shared.Cause
-		c.sql = shared
+		c.database = shared
 	}
 	c.store = c.cfg.Cluster.NewSharedStore(&c.redis, &c.postgres)
 

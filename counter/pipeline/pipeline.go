@@ -49,9 +49,8 @@ type Counters struct {
 
 	redis, postgres server
 	changed         atomic.Pointer[func()] // called when a server becomes reachable or unreachable; may be nil
-	cause           func() error           // why PostgreSQL cannot be used; nil without PostgreSQL
+	database        database               // nil without PostgreSQL
 	ready           func() error           // why the store does not serve although its servers answer; may be nil
-	sql             sqlServer              // nil without PostgreSQL
 }
 
 // New returns the counters of a store. Close closes both. It keeps the top lists of rules.
@@ -101,8 +100,11 @@ func (w writer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// sqlServer is a store that has changes made in SQL, see exactpg.Store.ServeSQL.
-type sqlServer interface {
+// database is the PostgreSQL of the store.
+type database interface {
+	// Cause returns why it cannot be used, or nil.
+	Cause() error
+	// ServeSQL lets applications change exact counters in SQL, see exactpg.Store.ServeSQL.
 	ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter))
 }
 
@@ -151,11 +153,11 @@ func (c *Counters) Run(ctx context.Context) {
 	expiring.Go(func() { c.expire(ctx) })
 	defer expiring.Wait()
 
-	if c.sql == nil {
+	if c.database == nil {
 		return
 	}
 
-	c.sql.ServeSQL(ctx, c.cfg.Rules, func(changed []counter.Counter) {
+	c.database.ServeSQL(ctx, c.cfg.Rules, func(changed []counter.Counter) {
 		if c.observer != nil {
 			c.observer.Changed([]counter.Result{{Counters: changed}})
 		}
@@ -290,10 +292,10 @@ func (c *Counters) Ready() error {
 // away returns an error that says that a server cannot be reached, and for PostgreSQL why.
 func (c *Counters) away(what string) error {
 	err := errors.New(what + " cannot be reached")
-	if c.cause == nil {
+	if c.database == nil {
 		return err
 	}
-	if why := c.cause(); why != nil {
+	if why := c.database.Cause(); why != nil {
 		return fmt.Errorf("%w: PostgreSQL: %w", err, why)
 	}
 

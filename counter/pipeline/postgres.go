@@ -24,9 +24,8 @@ func (c *Counters) openPostgres(ctx context.Context) (counter.CombinerConfig, er
 	}
 
 	c.store = store
-	c.cause = store.Cause
+	c.database = store
 	c.ready = store.Ready
-	c.sql = store
 
 	return counter.CombinerConfig{Queues: postgresQueues, SeparateExact: true}, nil
 }
@@ -36,9 +35,8 @@ func (c *Counters) openTiered() counter.CombinerConfig {
 	c.where = "Redis, and PostgreSQL behind it"
 	tiered := c.cfg.Cluster.Tiered()
 	c.store = c.cfg.Cluster.NewTieredStore(&c.redis, &c.postgres)
-	c.cause = tiered.Cause
+	c.database = tiered
 	c.ready = tiered.Ready
-	c.sql = tiered
 
 	return cluster.TieredCombining()
 }

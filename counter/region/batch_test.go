@@ -19,7 +19,7 @@ func TestALargePageGoesOn(t *testing.T) {
 	for _, row := range b.commit.Rows {
 		sent = append(sent, row.Field)
 	}
-	if got := strings.Join(sent, " "); got != "a b" || b.next != owner.After("", "b") || !b.more {
-		t.Errorf("it has %q, and the next one begins after %q", got, b.next)
+	if got := strings.Join(sent, " "); got != "a b" || b.nextPage != owner.After("", "b") || !b.more {
+		t.Errorf("it has %q, and the next one begins after %q", got, b.nextPage)
 	}
 }

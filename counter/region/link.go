@@ -43,16 +43,16 @@ type link struct {
 	there    *owner.Reader // reads the peer's rows
 	log      zerolog.Logger
 
-	sent, whole, failures prometheus.Counter
+	sent, comparisons, failures prometheus.Counter
 
-	failing atomic.Bool // the current failure has been logged
-	said    string      // unexpected name of the peer's region, if it was logged; only Greet uses it
-	claims  [rows.Partitions]claim
+	failing    atomic.Bool // the current failure has been logged
+	loggedName string      // unexpected name of the peer's region, if it was logged; only Greet uses it
+	claims     [rows.Partitions]inboxClaim
 }
 
-// claim is the claim of a partition of the inbox.
-type claim struct {
-	home      uint64 // epoch of this process's claim of the partition at home
+// inboxClaim is the claim of a partition of the inbox.
+type inboxClaim struct {
+	homeEpoch uint64 // epoch of this process's claim of the partition at home
 	epoch     uint64
 	number    uint64 // of the newest commit that this process knows the inbox to have
 	valid     bool
@@ -60,17 +60,17 @@ type claim struct {
 }
 
 // position returns the position that the inbox has if it has lost nothing.
-func (c *claim) position() Position { return Position{Epoch: c.home, Number: c.number} }
+func (c *inboxClaim) position() Position { return Position{Epoch: c.homeEpoch, Number: c.number} }
 
 func newLink(r *Region, p Peer, m *metrics) *link {
 	l := &link{
-		Peer:     p,
-		r:        r,
-		there:    owner.NewReader(p.There, rows.PartitionOf),
-		log:      r.cfg.Log.With().Str("peer", p.Name).Logger(),
-		sent:     m.sent.WithLabelValues(p.Name),
-		whole:    m.whole.WithLabelValues(p.Name),
-		failures: m.failures.WithLabelValues(p.Name),
+		Peer:        p,
+		r:           r,
+		there:       owner.NewReader(p.There, rows.PartitionOf),
+		log:         r.cfg.Log.With().Str("peer", p.Name).Logger(),
+		sent:        m.sent.WithLabelValues(p.Name),
+		comparisons: m.comparisons.WithLabelValues(p.Name),
+		failures:    m.failures.WithLabelValues(p.Name),
 	}
 	l.Link = replication.New(l, replication.Config{
 		Every:        r.cfg.Every,
@@ -95,18 +95,18 @@ func (l *link) Greet(ctx context.Context) error {
 		return err
 	}
 
-	isNews := name != "" && name != l.said
+	isNews := name != "" && name != l.loggedName
 	switch {
 	case name == l.Name:
-		if l.said != "" {
+		if l.loggedName != "" {
 			l.log.Info().Msg("the peer has the expected name again: replicating counters")
 		}
-		l.said = ""
+		l.loggedName = ""
 		return nil
 	case isNews:
 		const what = "counters are not replicated to this peer: its region has another name; correct --peer"
 		l.log.Warn().Str("region", name).Msg(what)
-		l.said = name
+		l.loggedName = name
 	}
 
 	return replication.ErrRefused // its name is wrong, or missing because none of its processes has started yet
@@ -146,7 +146,7 @@ type batch struct {
 	partition int
 	result    *replication.Result[Position]
 	asked     []string // counters whose shares are sent: those of the job, or those of the page
-	next      string   // cursor of the next page; empty: this is the last one
+	nextPage  string   // cursor of the next page; empty: this is the last one
 	commit    rows.Commit
 	shared    int // number of shares in the commit
 }
@@ -207,8 +207,8 @@ func (l *link) send(ctx context.Context, batches []*batch) error {
 // pick returns the next batch for a partition, nil if there is nothing to send.
 func (l *link) pick(at replication.At[Position], most int) *batch {
 	c := &l.claims[at.Bucket]
-	hasLost := c.valid && at.Position != c.position()
-	if hasLost && !l.isComparing(at.Bucket) {
+	inboxLost := c.valid && at.Position != c.position()
+	if inboxLost && !l.isComparing(at.Bucket) {
 		l.miss(at.Bucket)
 	}
 
@@ -218,11 +218,11 @@ func (l *link) pick(at replication.At[Position], most int) *batch {
 		return nil
 	}
 	if j.begins {
-		l.whole.Inc()
+		l.comparisons.Inc()
 	}
 	// The partition was claimed again at home, so this process may not be the one that last wrote to the inbox.
-	if c.home != j.epoch {
-		*c = claim{home: j.epoch}
+	if c.homeEpoch != j.epoch {
+		*c = inboxClaim{homeEpoch: j.epoch}
 	}
 
 	return &batch{job: j, partition: at.Bucket, asked: j.keys}
@@ -276,7 +276,7 @@ func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, e
 
 // take records a claim that the peer's store has granted, and reports whether the inbox still has everything that was
 // written under c.
-func (c *claim) take(granted rows.Claim) (complete bool) {
+func (c *inboxClaim) take(granted rows.Claim) (complete bool) {
 	if granted.Epoch == 0 {
 		if c.overtaken.IsZero() {
 			c.overtaken = time.Now()
@@ -300,7 +300,7 @@ func (l *link) fill(ctx context.Context, batches []*batch) error {
 	for i, b := range batches {
 		if b.comparesAll {
 			var err error
-			b.asked, b.next, err = l.r.reader.SharedKeys(ctx, b.partition, b.after, partitionItems)
+			b.asked, b.nextPage, err = l.r.reader.SharedKeys(ctx, b.partition, b.after, partitionItems)
 			if err != nil {
 				return err
 			}
@@ -344,7 +344,7 @@ func (b *batch) fill(answer *owner.MoreAnswer) {
 // cut leaves the counters from index from on to the next batch.
 func (b *batch) cut(from int) {
 	if b.comparesAll {
-		b.next = owner.After(b.after, b.asked[from-1])
+		b.nextPage = owner.After(b.after, b.asked[from-1])
 	}
 	b.more = true
 	b.asked = b.asked[:from]
@@ -371,18 +371,28 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 			continue
 		}
 
-		var lacking []rows.Row
-		for i, row := range b.commit.Rows {
-			if found[i].Err != nil {
-				return fmt.Errorf("region: compare with %s: %w", l.Name, found[i].Err)
-			}
-			if !bytes.Equal(found[i].Value, row.Value) {
-				lacking = append(lacking, row)
-			}
+		n := len(b.commit.Rows)
+		if err := b.dropKnown(found[:n]); err != nil {
+			return fmt.Errorf("region: compare with %s: %w", l.Name, err)
 		}
-		found = found[len(b.commit.Rows):]
-		b.commit.Rows = lacking
+		found = found[n:]
 	}
+
+	return nil
+}
+
+// dropKnown removes from the commit the rows that the inbox already has.
+func (b *batch) dropKnown(found []rows.Found) error {
+	var lacking []rows.Row
+	for i, row := range b.commit.Rows {
+		if found[i].Err != nil {
+			return found[i].Err
+		}
+		if !bytes.Equal(found[i].Value, row.Value) {
+			lacking = append(lacking, row)
+		}
+	}
+	b.commit.Rows = lacking
 
 	return nil
 }
@@ -393,13 +403,13 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	var commits []rows.Commit
 	for _, b := range batches {
 		b.shared = len(b.commit.Rows)
-		isLastPage := b.comparesAll && b.next == ""
+		isLastPage := b.comparesAll && b.nextPage == ""
 		if b.shared == 0 && !isLastPage {
-			l.land(b) // the peer has all shares of this page, or none of them are shared
+			l.acknowledge(b) // the peer has all shares of this page, or none of them are shared
 			continue
 		}
 
-		l.complete(b)
+		l.prepareCommit(b)
 		made = append(made, b)
 		commits = append(commits, b.commit)
 	}
@@ -417,8 +427,8 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	return failed
 }
 
-// complete adds the fields and rows that every commit needs.
-func (l *link) complete(b *batch) {
+// prepareCommit adds the fields and rows that every commit needs.
+func (l *link) prepareCommit(b *batch) {
 	c := &l.claims[b.partition]
 	var keys []string
 	for _, row := range b.commit.Rows {
@@ -431,7 +441,7 @@ func (l *link) complete(b *batch) {
 	b.commit.After = c.number
 	b.commit.Number = c.number + 1
 	b.commit.At = time.Now()
-	at := Position{Epoch: c.home, Number: b.commit.Number}
+	at := Position{Epoch: c.homeEpoch, Number: b.commit.Number}
 	b.commit.Rows = append(b.commit.Rows, rows.Row{Name: positionRow, Value: at.encode()})
 	if len(keys) > 0 {
 		// A comparison may bring changes that further regions lack, so it is marked as a repair.
@@ -448,7 +458,7 @@ func (l *link) settle(b *batch, err error) error {
 	case err == nil:
 		c.number++
 		l.sent.Add(float64(b.shared))
-		l.land(b)
+		l.acknowledge(b)
 		return nil
 	case errors.Is(err, rows.ErrFull):
 		b.result.Outcome = replication.Later
@@ -466,8 +476,8 @@ func (l *link) settle(b *batch, err error) error {
 	return err
 }
 
-// land records that the peer has a batch, and sets the batch's result.
-func (l *link) land(b *batch) {
+// acknowledge records that the peer has a batch, and sets the batch's result.
+func (l *link) acknowledge(b *batch) {
 	b.result.Position = l.claims[b.partition].position()
 	b.result.Outcome = replication.Sent
 	if b.more || b.comparesAll {
@@ -475,7 +485,7 @@ func (l *link) land(b *batch) {
 	}
 
 	if b.comparesAll {
-		l.pageDone(b.partition, &b.job, b.next)
+		l.pageDone(b.partition, &b.job, b.nextPage)
 		return
 	}
 	// These counters did not fit into the commit.

@@ -143,7 +143,7 @@ func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64)
 }
 
 type metrics struct {
-	sent, news, rejected, whole, failures *prometheus.CounterVec
+	sent, news, rejected, comparisons, failures *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -157,13 +157,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			"Counters of the peer with changes that this region did not have."),
 		rejected: count("headcount_counters_region_odd_total",
 			"Counters of the peer that could not be merged: their kind differs here, or the total exceeds 64 bits."),
-		whole: count("headcount_counters_region_repairs_total",
+		comparisons: count("headcount_counters_region_repairs_total",
 			"Partitions whose counters were all compared with the peer."),
 		failures: count("headcount_counters_region_failures_total",
 			"Rounds that failed because the peer, or this region's Redis, did not answer."),
 	}
 	if reg != nil {
-		reg.MustRegister(m.sent, m.news, m.rejected, m.whole, m.failures)
+		reg.MustRegister(m.sent, m.news, m.rejected, m.comparisons, m.failures)
 	}
 
 	return m

@@ -53,13 +53,13 @@ func stepDown(text []byte, key string, rule *counter.Rule) (counter.Change, erro
 }
 
 // admit returns an error if a caller without API key may not make this change.
-func (a *API) admit(c *gin.Context, one call, step *counter.Change) error {
-	attributed := step.Reason != "" || step.By != ""
-	if step.Delta != 1 || len(step.Dimensions) > 0 || attributed {
+func (a *API) admit(c *gin.Context, one call, change *counter.Change) error {
+	attributed := change.Reason != "" || change.By != ""
+	if change.Delta != 1 || len(change.Dimensions) > 0 || attributed {
 		return notPublic(" but by 1 and without dimensions, reason and by")
 	}
 
-	return a.limit(c, one, step)
+	return a.limit(c, one, change)
 }
 
 // issue sends a caller without API key its identity, so that the caller can keep it.

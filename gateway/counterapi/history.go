@@ -34,7 +34,7 @@ func (a *API) getRange(c *gin.Context, one call) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
-	return calls.JSON(staled(found.all.AppendJSON(nil, one.key), found.is.Stale)), nil
+	return calls.JSON(withStale(found.all.AppendJSON(nil, one.key), found.is.Stale)), nil
 }
 
 // getWindow answers with the gain of a counter in the most recent period.
@@ -62,11 +62,11 @@ func (a *API) getWindow(c *gin.Context, one call) (calls.Answer, error) {
 	b = append(b, `,"value":`...)
 	b = strconv.AppendInt(b, found.all.Total, 10)
 
-	return calls.JSON(staled(append(b, '}'), found.is.Stale)), nil
+	return calls.JSON(withStale(append(b, '}'), found.is.Stale)), nil
 }
 
-// staled marks a JSON object as stale if a region did not answer, so that its part is missing.
-func staled(b []byte, stale bool) []byte {
+// withStale marks a JSON object as stale if a region did not answer, so that its part is missing.
+func withStale(b []byte, stale bool) []byte {
 	if stale {
 		b = append(b[:len(b)-1], `,"stale":true}`...)
 	}
@@ -100,7 +100,7 @@ func (a *API) getDimension(c *gin.Context, one call) (calls.Answer, error) {
 			"The counter is of kind "+is.Kind.String()+", which has no dimensions.")
 	}
 
-	return calls.JSON(staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale)), nil
+	return calls.JSON(withStale(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale)), nil
 }
 
 // noDimension refuses a dimension that the rule does not have.

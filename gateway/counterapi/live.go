@@ -208,16 +208,16 @@ func (l *Live) known(key string) bool {
 	return ok
 }
 
-// stale returns the newest known value for a stale reading: that of the store, or the last one known here. ok is false
-// if neither is known.
-func (l *Live) stale(r counter.Reading) (c counter.Counter, ok bool) {
+// lastKnown returns the newest known value for a stale reading: that of the store, or the last one known here. ok is
+// false if neither is known.
+func (l *Live) lastKnown(r counter.Reading) (c counter.Counter, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	return l.newestLocked(r)
 }
 
-// newestLocked is stale for callers that hold mu.
+// newestLocked is lastKnown for callers that hold mu.
 func (l *Live) newestLocked(r counter.Reading) (c counter.Counter, ok bool) {
 	last, known := l.lastLocked(r.Key)
 	if !known {

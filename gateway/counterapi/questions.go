@@ -102,11 +102,11 @@ func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
 	}
 }
 
-// Ask returns an answer to q that is at most stale old. Its error is ErrTurn, or that of compute or of ctx.
+// Ask returns an answer to q that is at most maxAge old. Its error is ErrTurn, or that of compute or of ctx.
 func (s *Questions[Q, A]) Ask(
-	ctx context.Context, q Q, stale time.Duration, by Asker, compute func(context.Context) (A, error),
+	ctx context.Context, q Q, maxAge time.Duration, by Asker, compute func(context.Context) (A, error),
 ) (A, error) {
-	asked := asking[Q, A]{q, stale, by, compute}
+	asked := asking[Q, A]{q, maxAge, by, compute}
 	out, err := s.find(ctx, asked, true)
 	if err == nil && !by.Server {
 		err = s.pace(ctx, by.Addr, out.Points())
@@ -118,7 +118,7 @@ func (s *Questions[Q, A]) Ask(
 // asking is a call of Ask.
 type asking[Q comparable, A Answered] struct {
 	q       Q
-	stale   time.Duration
+	maxAge  time.Duration
 	by      Asker
 	compute func(context.Context) (A, error)
 }
@@ -169,7 +169,7 @@ func (s *Questions[Q, A]) queue(points int) time.Duration {
 func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bool) (none A, _ error) {
 	s.mu.Lock()
 	is, known := s.kept.Get(asked.q)
-	if known && is.servesLocked(asked.stale, asked.by.Server) {
+	if known && is.servesLocked(asked.maxAge, asked.by.Server) {
 		s.mu.Unlock()
 		return s.share(ctx, is, asked, again)
 	}
@@ -227,13 +227,13 @@ func (s *Questions[Q, A]) share(
 }
 
 // servesLocked reports whether a question that arrives now may share c. The caller holds mu.
-func (c *computation[A]) servesLocked(stale time.Duration, server bool) bool {
+func (c *computation[A]) servesLocked(maxAge time.Duration, server bool) bool {
 	select {
 	case <-c.done:
 		if c.out.Lacking() {
-			stale = min(stale, staleKept)
+			maxAge = min(maxAge, staleKept)
 		}
-		return !server && time.Since(c.began) < stale
+		return !server && time.Since(c.began) < maxAge
 	default:
 	}
 
@@ -242,7 +242,7 @@ func (c *computation[A]) servesLocked(stale time.Duration, server bool) bool {
 		return !server
 	}
 
-	return time.Since(c.began) < stale
+	return time.Since(c.began) < maxAge
 }
 
 // end publishes the answer, and caches it unless it is an error.

@@ -294,7 +294,7 @@ func (a *API) touch(keys []string) {
 func (a *API) complete(r *counter.Reading, failed error) error {
 	if r.Stale {
 		known := false
-		r.Counter, known = a.live.stale(*r)
+		r.Counter, known = a.live.lastKnown(*r)
 		if !known {
 			return fmt.Errorf("counterapi: nothing is known of %q: %w", r.Key, cmp.Or(failed, counter.ErrUnavailable))
 		}

@@ -103,8 +103,8 @@ func (a *API) findTop(c *gin.Context, list topList, server bool) ([]counter.Gain
 	return top, nil
 }
 
-// askTop returns the counters of a list. The answer is at most stale old.
-func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by Asker) ([]counter.Gained, error) {
+// askTop returns the counters of a list. The answer is at most maxAge old.
+func (a *API) askTop(ctx context.Context, list topList, maxAge time.Duration, by Asker) ([]counter.Gained, error) {
 	q, err := list.rule.Window(list.last, time.Now())
 	if err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (a *API) askTop(ctx context.Context, list topList, stale time.Duration, by 
 		top, err := a.cfg.Counters.Top(ctx, list.rule, list.last, most)
 		return outcome{top: top}, err
 	}
-	found, err := a.questions.Ask(ctx, question{of: list.rule.Match, q: q, top: most}, stale, by, compute)
+	found, err := a.questions.Ask(ctx, question{of: list.rule.Match, q: q, top: most}, maxAge, by, compute)
 	if err != nil {
 		return nil, err
 	}

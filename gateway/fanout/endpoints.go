@@ -31,7 +31,7 @@ type verifier struct {
 	lost bool    // endpoints were missing at the last verification
 }
 
-// keepAttached attaches the wanted topics in the store, and detaches dropped ones, until ctx ends. Each turn attaches
+// keepAttached attaches the wanted topics in the store, and detaches dropped ones, until ctx ends. Each round attaches
 // one batch and detaches one, so that neither delays the other.
 //
 // After a failure, the next attempt has only one topic: every topic that the store was asked to attach must be detached
@@ -271,7 +271,7 @@ func (h *Hub) expire() {
 	}
 }
 
-// detach detaches one batch of dropped topics. It returns false if the store could not be reached; the next turn tries
+// detach detaches one batch of dropped topics. It returns false if the store could not be reached; the next round tries
 // again.
 func (h *Hub) detach(ctx context.Context) bool {
 	var topics []presence.Topic

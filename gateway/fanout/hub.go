@@ -68,7 +68,7 @@ type backlog struct {
 	// lingering has the topics without subscribers that may be attached in the store. Beyond maxLingering the one that
 	// was left longest ago is dropped.
 	lingering list.List
-	// gone has dropped topics that have to be detached. All of them were once attached, and a turn detaches as many as
+	// gone has dropped topics that have to be detached. All of them were once attached, and a round detaches as many as
 	// it attaches, so gone stays small.
 	gone map[presence.Topic]struct{}
 }

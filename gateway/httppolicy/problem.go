@@ -50,7 +50,7 @@ func RetryAfter(d time.Duration) Option {
 // after wait.
 func Limited(rate limit.Rate, wait time.Duration) Option {
 	return func(h http.Header) {
-		SetRateLimit(h, int64(rate.Burst), rate.Window(), 0, wait)
+		SetRateLimit(h, int64(rate.Burst), rate.RefillTime(), 0, wait)
 		RetryAfter(wait)(h)
 	}
 }

@@ -93,7 +93,7 @@ func TestRateLimiterForgetsTheLongestIdle(t *testing.T) {
 	}
 
 	// Each call forgets two callers whose limit is all back.
-	now = now.Add(r.Rate.Window())
+	now = now.Add(r.Rate.RefillTime())
 	for i := range most / 2 {
 		r.Allow(caller(100), now)
 		if n := r.callers.Len(); n != max(1, most-2*i-2) {

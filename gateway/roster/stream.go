@@ -407,10 +407,10 @@ func (s *stream) noteCountsLocked(a *heartbeat.Reply) {
 		f, number := &s.flight[i], s.first+uint64(i)
 
 		// An owner of an older release does not say what its counts include.
-		unsaid := a.Counted == 0 && number <= a.Acked
+		unspecified := a.Counted == 0 && number <= a.Acked
 		included := number <= a.Counted
-		f.page = f.page || unsaid || included && counted[f.op.Page]
-		f.site = f.site || unsaid || included && counted[presence.TotalOf(f.op.Page)]
+		f.page = f.page || unspecified || included && counted[f.op.Page]
+		f.site = f.site || unspecified || included && counted[presence.TotalOf(f.op.Page)]
 	}
 }
 

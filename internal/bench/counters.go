@@ -57,12 +57,12 @@ func (t *trial) calls(s server, client ...string) (f figures) {
 	return f
 }
 
-// inTurns has clients call servers one after the other, several times, since the machine is not as fast in every
-// second. The figures are medians of the turns; NAME_times is the CPU time of a call as a multiple of that of "gin",
+// inRounds has clients call servers one after the other, several times, since the machine is not as fast in every
+// second. The figures are medians of the rounds; NAME_times is the CPU time of a call as a multiple of that of "gin",
 // the floor.
-func inTurns(turns int, calls map[string]func() figures) figures {
+func inRounds(rounds int, calls map[string]func() figures) figures {
 	all := map[string][]float64{}
-	for range turns {
+	for range rounds {
 		took := map[string]figures{}
 		for name, call := range calls {
 			took[name] = call()
@@ -98,25 +98,25 @@ func (t *trial) bareGin() server {
 
 // increments measures increments of one key and of many keys beside the floor.
 func increments(t *trial) figures {
-	const turn = "1s"
+	const each = "1s"
 	gin := t.bareGin()
 	one := t.serveCounters()
 	many := t.serveCounters()
 
-	return inTurns(3, map[string]func() figures{
-		"gin":  func() figures { return t.calls(gin, "-for", turn) },
-		"one":  func() figures { return t.calls(one, "-for", turn) },
-		"many": func() figures { return t.calls(many, "-for", turn, "-keys", "views:#") },
+	return inRounds(3, map[string]func() figures{
+		"gin":  func() figures { return t.calls(gin, "-for", each) },
+		"one":  func() figures { return t.calls(one, "-for", each) },
+		"many": func() figures { return t.calls(many, "-for", each, "-keys", "views:#") },
 	})
 }
 
 // reads measures GETs of a page that others watch and of a counter, in memory and with Redis, beside the floor, which
 // answers 200 bytes of JSON.
 func reads(t *trial) figures {
-	const turn = "700ms"
+	const each = "700ms"
 
 	get := func(s server, path string) func() figures {
-		return func() figures { return t.calls(s, "-for", turn, "-path", path) }
+		return func() figures { return t.calls(s, "-for", each, "-path", path) }
 	}
 	calls := map[string]func() figures{"gin": get(t.bareGin(), "/read")}
 	servers := map[string]server{
@@ -148,7 +148,7 @@ func reads(t *trial) figures {
 
 	}
 
-	return inTurns(3, calls)
+	return inRounds(3, calls)
 }
 
 // bare is the server that is the floor of increments and reads.
@@ -419,8 +419,8 @@ type caller struct {
 	clients int
 	lasts   time.Duration
 
-	began      time.Time
-	turn, left atomic.Int64 // calls that were begun at a rate, and members that are not in the set
+	began       time.Time
+	begun, left atomic.Int64 // calls that were begun at a rate, and members that are not in the set
 }
 
 // calls is the process of the clients.
@@ -499,7 +499,7 @@ func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
 	for {
 		due := time.Now()
 		if r.rate > 0 { // late calls are measured from when they were due
-			due = r.began.Add(time.Duration(float64(r.turn.Add(1)) / r.rate * float64(time.Second)))
+			due = r.began.Add(time.Duration(float64(r.begun.Add(1)) / r.rate * float64(time.Second)))
 			time.Sleep(time.Until(due))
 		}
 

@@ -118,7 +118,7 @@ var rows = []row{
 		"{reads redis_counter_times} times the floor"},
 	{"**Counters**, in memory, 64 clients: CPU µs of an increment of one key", "increments one_cpu_us_per_call", 1, 1,
 		"floor: {increments gin_cpu_us_per_call}, a bare gin handler that parses the body and answers"},
-	{"… as times the floor, median of three turns", "increments one_times", 1, 2, "asked 1.25"},
+	{"… as times the floor, median of three rounds", "increments one_times", 1, 2, "asked 1.25"},
 	{"… of one of a million keys", "increments many_cpu_us_per_call", 1, 1, "one key may not be slower"},
 	{"… as times the floor", "increments many_times", 1, 2, "asked 1.25"},
 	{"… increments/s of one key", "increments one_calls_per_s", 1, 0, "floor: {increments gin_calls_per_s}"},

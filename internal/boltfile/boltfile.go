@@ -147,9 +147,9 @@ func damaged(how any) error {
 	return fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", how)
 }
 
-// guarded runs step. It turns into an error a panic of bbolt at a damaged page, and the fault
-// of a read beyond the end of a truncated file.
-func guarded(step func() error) (err error) {
+// guarded runs fn. It turns into an error a panic of bbolt at a damaged page, and the fault of a read beyond the end of
+// a truncated file.
+func guarded(fn func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 
 	defer func() {
@@ -157,7 +157,7 @@ func guarded(step func() error) (err error) {
 			err = damaged(p)
 		}
 	}()
-	return step()
+	return fn()
 }
 
 // prepare refuses a file of another format or program, and creates the buckets that a new or older file lacks.

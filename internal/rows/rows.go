@@ -11,7 +11,7 @@
 //
 // # Commits
 //
-// A commit puts and deletes rows of one partition in one durable step. The commits of a partition are numbered, and
+// A commit puts and deletes rows of one partition, atomically and durably. The commits of a partition are numbered, and
 // each one names the number that it follows. So a store that has lost its newest commits, as a Redis may in a failover,
 // answers with the number that it still has, and the owner writes the lost rows again. A commit may be repeated until
 // its outcome is known: a store that already has it does nothing.
@@ -82,7 +82,8 @@ type Claim struct {
 	Err error
 }
 
-// Commit is one step of one partition. A Commit without rows and IDs only checks that the store has lost nothing.
+// Commit is one atomic change of one partition. A Commit without rows and IDs only checks that the store has lost
+// nothing.
 type Commit struct {
 	Partition int
 	Epoch     uint64 // of the claim by which the caller owns the partition
@@ -148,8 +149,8 @@ type Store interface {
 	// process has claimed the partition since. A claim whose answer was lost may be repeated. The results are in the
 	// order of partitions.
 	Claim(ctx context.Context, owner string, partitions []Former) ([]Claim, error)
-	// Commit makes each commit in one durable step, or has no effect. The partitions must be distinct. The errors are
-	// in the order of commits: nil, *Fenced, *Lost, *Known, ErrFull or ErrUnavailable. For a commit that the store
+	// Commit makes each commit atomically and durably, or has no effect. The partitions must be distinct. The errors
+	// are in the order of commits: nil, *Fenced, *Lost, *Known, ErrFull or ErrUnavailable. For a commit that the store
 	// already has, the error is nil.
 	Commit(ctx context.Context, commits []Commit) []error
 	// Read returns the rows at addresses, in order. It sees everything that was committed before the call.

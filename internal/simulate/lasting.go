@@ -290,11 +290,11 @@ func (w *worker) act(ctx context.Context) error {
 	switch {
 	case n < 28:
 		t := w.pick(w.sums)
-		return w.step(ctx, t, w.delta(t))
+		return w.add(ctx, t, w.delta(t))
 	case n < 38:
 		return w.batch(ctx)
 	case n < 63:
-		return w.step(ctx, w.pick(w.stocks), -1-w.rng.Int64N(3))
+		return w.add(ctx, w.pick(w.stocks), -1-w.rng.Int64N(3))
 	case n < 76:
 		return w.join(ctx, w.members[w.rng.IntN(len(w.members))])
 	case n < 81:
@@ -326,8 +326,8 @@ func (w *worker) once() string {
 	return fmt.Sprintf("%s-%d-%d", w.name, w.number, w.made)
 }
 
-// step increments or decrements by a delta.
-func (w *worker) step(ctx context.Context, t *tally, delta int64) error {
+// add increments or decrements by a delta.
+func (w *worker) add(ctx context.Context, t *tally, delta int64) error {
 	name := fmt.Sprintf("a change of %s by %d", t.key, delta)
 	q := one(name, func(ctx context.Context, api *client.API) (client.Counter, error) {
 		if delta < 0 {
@@ -358,7 +358,7 @@ func (w *worker) restock(ctx context.Context, t *tally) error {
 	if w.rng.IntN(4) == 0 {
 		return w.adjust(ctx, t, n)
 	}
-	return w.step(ctx, t, n)
+	return w.add(ctx, t, n)
 }
 
 // batch changes several counters in one call: sums, or stocks, of which all are lowered or none. All sums move in one
@@ -632,7 +632,7 @@ func (w *worker) visit(ctx context.Context) error {
 	}
 
 	if w.rng.IntN(2) == 0 {
-		return w.step(ctx, w.pick(w.votes), 1)
+		return w.add(ctx, w.pick(w.votes), 1)
 	}
 	return w.join(ctx, w.members[0])
 }

@@ -22,8 +22,8 @@ import (
 // and the visitor is nowhere.
 type replay struct {
 	*crowd
-	steps    []step
-	present  []int // visitors, after each step
+	events   []event
+	present  []int // visitors, after each event
 	visitors []visitor
 	end      time.Duration // of the log, the last dwell included
 	tally    ReplayReport
@@ -36,8 +36,8 @@ type visitor struct {
 	pace *rate.Limiter
 }
 
-// A step is one thing that happens: a visitor is on a page from now on, or leaves.
-type step struct {
+// An event is one thing that happens: a visitor is on a page from now on, or leaves.
+type event struct {
 	at      time.Duration // since the first request, in the log's time
 	visitor int
 	page    string
@@ -65,11 +65,10 @@ func (r *ReplayReport) String() string {
 		r.Lines, r.BadLines, r.Requests, r.Visitors, r.Visits, r.MostPresent, r.BadPages, r.Behind)
 }
 
-// However fast the log is played, every visit is made: before a visitor's next step
-// the page before has been joined and answered, and nobody moves more often than a
-// server may allow: moveBurst times at once, then movesPerSecond, two frames each.
-// The replay waits for it and catches up later. A visitor who cannot connect holds
-// it up for arriveLimit at most.
+// However fast the log is played, every visit is made: before a visitor's next event the page before has been joined
+// and answered, and nobody moves more often than a server may allow: moveBurst times at once, then movesPerSecond, two
+// frames each. The replay waits for it and catches up later. A visitor who cannot connect holds it up for arriveLimit
+// at most.
 const (
 	moveBurst      = 20
 	movesPerSecond = 25
@@ -123,8 +122,7 @@ func pagesOf(requests []request) []string {
 	return slices.Compact(pages)
 }
 
-// schedule turns requests into steps. Logs are written when a request ends, so
-// their times are not quite in order.
+// schedule turns requests into events. Logs are written when a request ends, so their times are not quite in order.
 func schedule(requests []request, dwell time.Duration) *replay {
 	slices.SortStableFunc(requests, func(a, b request) int { return a.at.Compare(b.at) })
 
@@ -144,10 +142,10 @@ func schedule(requests []request, dwell time.Duration) *replay {
 		at := req.at.Sub(requests[0].at)
 		before, came := last[v]
 		if came && at > before+dwell {
-			r.steps = append(r.steps, step{at: before + dwell, visitor: v, leaves: true})
+			r.events = append(r.events, event{at: before + dwell, visitor: v, leaves: true})
 		}
 
-		r.steps = append(r.steps, step{at: at, visitor: v, page: req.page})
+		r.events = append(r.events, event{at: at, visitor: v, page: req.page})
 		last[v] = at
 
 		if !validPage(req.page) {
@@ -155,14 +153,14 @@ func schedule(requests []request, dwell time.Duration) *replay {
 		}
 	}
 
-	for v := range len(known) { // in order, so that the same log gives the same steps
-		r.steps = append(r.steps, step{at: last[v] + dwell, visitor: v, leaves: true})
+	for v := range len(known) { // in order, so that the same log gives the same events
+		r.events = append(r.events, event{at: last[v] + dwell, visitor: v, leaves: true})
 	}
 
-	slices.SortStableFunc(r.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
+	slices.SortStableFunc(r.events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
 
 	r.visitors = make([]visitor, len(known))
-	r.end = r.steps[len(r.steps)-1].at
+	r.end = r.events[len(r.events)-1].at
 	r.tally.Requests = len(requests)
 	r.tally.Visitors = len(known)
 	r.tally.LogSeconds = r.end.Seconds()
@@ -174,7 +172,7 @@ func schedule(requests []request, dwell time.Duration) *replay {
 // countPresent counts the visits, and the visitors at each moment.
 func (r *replay) countPresent() {
 	present := map[int]bool{}
-	for _, s := range r.steps {
+	for _, s := range r.events {
 		if s.leaves {
 			delete(present, s.visitor)
 		} else if !present[s.visitor] {
@@ -192,11 +190,11 @@ func (r *replay) work(ctx context.Context) error {
 		r.visitors[i].user = r.newUser()
 	}
 
-	checks := r.checkSteps()
+	checks := r.checkEvents()
 	clock := time.Now() // when the log's time was 0; each pause of the log's clock moves it
 	r.enterPhase("replaying")
 
-	for i, s := range r.steps {
+	for i, s := range r.events {
 		due := clock.Add(r.wall(s.at))
 		if err := sleep(ctx, time.Until(due)); err != nil {
 			return err
@@ -204,7 +202,7 @@ func (r *replay) work(ctx context.Context) error {
 
 		r.tally.Behind = max(r.tally.Behind, time.Since(due).Seconds())
 
-		silent := len(checks) == 0 || r.wall(r.steps[checks[0]].at-s.at) > r.ghostBound()
+		silent := len(checks) == 0 || r.wall(r.events[checks[0]].at-s.at) > r.ghostBound()
 		if err := r.take(ctx, s, silent); err != nil {
 			return err
 		}
@@ -231,15 +229,15 @@ func (r *replay) wall(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / r.cfg.Speed)
 }
 
-// checkSteps returns the steps after which a checkpoint comes: about every minute of the replay, three at least, each
+// checkEvents returns the events after which a checkpoint comes: about every minute of the replay, three at least, each
 // where most visitors are present in its part of the log.
-func (r *replay) checkSteps() []int {
-	n := min(max(int(r.wall(r.end)/checkEvery), 3), maxChecks, len(r.steps))
+func (r *replay) checkEvents() []int {
+	n := min(max(int(r.wall(r.end)/checkEvery), 3), maxChecks, len(r.events))
 	var checks []int
 
 	for part := range n {
-		from := part * len(r.steps) / n
-		to := (part + 1) * len(r.steps) / n
+		from := part * len(r.events) / n
+		to := (part + 1) * len(r.events) / n
 		best := from
 		for i := from; i < to; i++ {
 			if r.present[i] > r.present[best] {
@@ -254,8 +252,8 @@ func (r *replay) checkSteps() []int {
 
 const maxChecks = 100 // of a long replay
 
-// take carries out one step.
-func (r *replay) take(ctx context.Context, s step, silent bool) error {
+// take carries out one event.
+func (r *replay) take(ctx context.Context, s event, silent bool) error {
 	v := &r.visitors[s.visitor]
 	if err := r.arrived(ctx, v); err != nil {
 		return err
@@ -282,7 +280,7 @@ func (r *replay) take(ctx context.Context, s step, silent bool) error {
 	return nil
 }
 
-// arrived waits until the visitor's last step was answered.
+// arrived waits until the visitor's last event was answered.
 func (r *replay) arrived(ctx context.Context, v *visitor) error {
 	if v.tab == nil {
 		return nil

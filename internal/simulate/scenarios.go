@@ -291,7 +291,7 @@ func (c *crowd) audience(
 // A spread is how long after the first client that had a count of a page the
 // others had the same. Many goroutines may add to it.
 type spread struct {
-	first [1 << 16]atomic.Int64 // when the version was first seen, by its sequence; a window has far fewer
+	first [1 << 16]atomic.Int64 // when the version was first seen, by its sequence; a measurement has far fewer
 	latencies
 }
 

@@ -37,8 +37,8 @@ type CrowdConfig struct {
 type Crowd struct {
 	*crowd
 	gateways []Gateway
-	floor    map[string]int64 // page → users who stay
-	guard    atomic.Bool      // no count may be below the floor any more
+	least    map[string]int64 // page → users who stay
+	guard    atomic.Bool      // no count may be below least any more
 	churners []*churner
 	watching [][]*tab // of each gateway
 }
@@ -59,7 +59,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 		command.URL = append(command.URL, g.URL)
 	}
 
-	c := &Crowd{gateways: cfg.Gateways, floor: map[string]int64{}}
+	c := &Crowd{gateways: cfg.Gateways, least: map[string]int64{}}
 	p := plan{pages: cfg.Pages, name: runName(rand.Uint64()), limit: 1 << 20}
 	c.crowd = newCrowd(command, p, &processes{})
 	c.background.Go(c.watchdog)
@@ -87,7 +87,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 	}
 
 	for _, page := range c.topics() {
-		c.floor[page] = c.truth.count(page)
+		c.least[page] = c.truth.count(page)
 	}
 
 	for range cfg.Churners {
@@ -120,13 +120,13 @@ func (c *Crowd) seen(t *tab, n *client.Count, _ time.Time) { c.check(t.name(), n
 // check looks at a count that a client got.
 func (c *Crowd) check(who string, n *client.Count) {
 	if !c.guard.Load() {
-		return // floor may not be complete yet
+		return // least may not be complete yet
 	}
 
-	floor := c.floor[n.Page]
-	if n.Count < floor {
+	least := c.least[n.Page]
+	if n.Count < least {
 		c.wrong("%s %s: %d of %d users who stay are missing on %q: %+v",
-			stamp(), who, floor-n.Count, floor, n.Page, *n)
+			stamp(), who, least-n.Count, least, n.Page, *n)
 	}
 }
 
@@ -308,7 +308,7 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 
 	var work sync.WaitGroup
 	work.Go(func() {
-		for turn := 0; sleep(ctx, 2*pollEvery) == nil; turn++ {
+		for round := 0; sleep(ctx, 2*pollEvery) == nil; round++ {
 			since := time.Now().Add(-settleLimit - late())
 			for i, g := range c.gateways {
 				c.Look(i, func(n client.Count) {
@@ -321,9 +321,9 @@ func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop fu
 				})
 			}
 
-			at := turn % len(c.gateways)
+			at := round % len(c.gateways)
 			if c.gateways[at].Up() { // for check
-				_, _ = c.Get(ctx, at, c.topics()[turn%(len(c.pages)+1)])
+				_, _ = c.Get(ctx, at, c.topics()[round%(len(c.pages)+1)])
 			}
 		}
 	})

@@ -235,7 +235,7 @@ func (c *tab) welcomed(l *link, id string, token bool) error {
 		return nil
 	}
 
-	ok, renamed := c.user.adopt(id, l.User, l.ID)
+	ok, renamed := c.user.acceptWelcome(id, l.User, l.ID)
 	if !ok {
 		return errors.New("the server welcomed this tab as another user than the user's other tabs")
 	}

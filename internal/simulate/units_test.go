@@ -121,15 +121,15 @@ func TestSchedule(t *testing.T) {
 		ask("b", 30*time.Second, "/1"), // the same page again
 	}, time.Minute)
 
-	want := []step{
+	want := []event{
 		{0, 0, "/1", false}, {20 * time.Second, 1, "/1", false}, {30 * time.Second, 1, "/1", false},
 		{time.Minute, 0, "/2", false},
 		{90 * time.Second, 1, "", true}, {2 * time.Minute, 0, "", true}, {3 * time.Minute, 0, "/3", false},
 		{4 * time.Minute, 0, "", true},
 	}
 
-	if !slices.Equal(r.steps, want) || r.tally.Visits != 3 || r.tally.MostPresent != 2 || r.end != 4*time.Minute {
-		t.Errorf("schedule: %+v, %+v", r.steps, r.tally)
+	if !slices.Equal(r.events, want) || r.tally.Visits != 3 || r.tally.MostPresent != 2 || r.end != 4*time.Minute {
+		t.Errorf("schedule: %+v, %+v", r.events, r.tally)
 	}
 }
 
@@ -149,17 +149,17 @@ func TestScheduleIsWellFormed(t *testing.T) {
 		present, last := map[int]bool{}, map[int]time.Duration{}
 		var before time.Duration
 
-		for _, s := range schedule(requests, dwell).steps {
+		for _, s := range schedule(requests, dwell).events {
 			if s.at < before {
-				t.Fatalf("step %+v is out of order", s)
+				t.Fatalf("event %+v is out of order", s)
 			}
 			before = s.at
 			since := last[s.visitor]
 			if s.leaves && (!present[s.visitor] || s.at != since+dwell) {
-				t.Fatalf("step %+v: present %v since %v", s, present, last)
+				t.Fatalf("event %+v: present %v since %v", s, present, last)
 			}
 			if !s.leaves && present[s.visitor] && s.at > since+dwell {
-				t.Fatalf("step %+v: the visitor should have left before", s)
+				t.Fatalf("event %+v: the visitor should have left before", s)
 			}
 
 			present[s.visitor] = !s.leaves
@@ -291,7 +291,7 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 		t.Error("a second tab did not wait for the first")
 	}
 
-	if ok, renamed := u.adopt("", "u1", "u1.a"); !ok || renamed {
+	if ok, renamed := u.acceptWelcome("", "u1", "u1.a"); !ok || renamed {
 		t.Error("the first id was not adopted")
 	}
 	release()
@@ -300,15 +300,15 @@ func TestUsersHaveOneIdentity(t *testing.T) {
 		t.Errorf("the second tab got %q", id)
 	}
 
-	if ok, renamed := u.adopt("u1.a", "u1", "u1.b"); !ok || renamed || u.signed() != "u1.b" {
+	if ok, renamed := u.acceptWelcome("u1.a", "u1", "u1.b"); !ok || renamed || u.signed() != "u1.b" {
 		t.Error("the same user, signed anew")
 	}
 
 	// The server forgot the user, and two tabs notice: the first one's new id is that of the user.
-	if ok, renamed := u.adopt("u1.b", "u2", "u2.c"); !ok || !renamed {
+	if ok, renamed := u.acceptWelcome("u1.b", "u2", "u2.c"); !ok || !renamed {
 		t.Error("the server forgot the user: the first tab that noticed has the new id")
 	}
-	if ok, _ := u.adopt("u1.b", "u3", "u3.c"); ok || u.signed() != "u2.c" {
+	if ok, _ := u.acceptWelcome("u1.b", "u3", "u3.c"); ok || u.signed() != "u2.c" {
 		t.Error("the next that noticed must dial again with the new id")
 	}
 }

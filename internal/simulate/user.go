@@ -54,10 +54,10 @@ func (u *user) signed() string {
 	return u.id
 }
 
-// adopt stores what `welcome` says about a tab that dialled with the id sent. It reports false when the tab came out as
-// somebody else than the user already is: it must dial again. A server that ended and lost its secret makes somebody
-// else of the user.
-func (u *user) adopt(sent, who, id string) (ok, renamed bool) {
+// acceptWelcome stores what `welcome` says about a tab that dialled with the id sent. It reports false when the tab
+// came out as somebody else than the user already is: it must dial again. A server that ended and lost its secret makes
+// somebody else of the user.
+func (u *user) acceptWelcome(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// claimGroup is how many partitions are claimed and loaded in one step.
+	// claimGroup is how many partitions are claimed and loaded together.
 	claimGroup = 16
 	// generationPoll is how often the node asks for the store's generation, which shows
 	// a loss of data before any write does.

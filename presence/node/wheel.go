@@ -9,7 +9,7 @@ const (
 	// wheelTick is the wheel's precision: a deadline is found never early and at most
 	// this late.
 	wheelTick  = 100 * time.Millisecond
-	wheelSlots = 256 // 25.6 s ahead; sessions with a later deadline are examined once a turn
+	wheelSlots = 256 // 25.6 s ahead; sessions with a later deadline are examined once a revolution
 )
 
 // wheel holds a partition's sessions by deadline: a hashed timing wheel (Varghese and

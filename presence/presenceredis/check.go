@@ -112,7 +112,7 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 type checker struct {
 	ours      Facts
 	idSecrets [][]byte
-	adopts    string // the fact postgres, if a process would change it to behind; empty: it would not
+	replaces  string // the fact postgres, if a process would change it to behind; empty: it would not
 	found     Checked
 	now       time.Time // of the server; zero: the user may not ask for it
 }
@@ -238,10 +238,10 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	// A process changes these facts to behind by itself, unless others still run with counters that PostgreSQL lacks.
 	is := facts["postgres"]
 	if ours.Postgres == PostgresTiered && (is == PostgresNone || is == "behind") {
-		k.adopts = is
+		k.replaces = is
 	}
 
-	compare("postgres", ours.Postgres != "" && is != ours.Postgres && k.adopts == "")
+	compare("postgres", ours.Postgres != "" && is != ours.Postgres && k.replaces == "")
 	compare("webhooks", ours.Webhooks != 0 && facts["webhooks"] != strconv.Itoa(ours.Webhooks))
 
 	seals := map[string]string{}
@@ -269,8 +269,8 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) (err error) {
 	}
 
 	usesCounters := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) }
-	if k.adopts != "" && slices.ContainsFunc(k.found.Processes, usesCounters) {
-		k.problem("%s.", postgresMend(k.adopts, PostgresTiered))
+	if k.replaces != "" && slices.ContainsFunc(k.found.Processes, usesCounters) {
+		k.problem("%s.", postgresMend(k.replaces, PostgresTiered))
 	}
 
 	return nil

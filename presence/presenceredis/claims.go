@@ -251,7 +251,7 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation u
 	for chunk := range slices.Chunk(claims, fenceBatch) {
 		args := make([]any, 0, 5+2*len(chunk))
 		args = append(args,
-			generation, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
+			generation, flag(again), s.highest.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
 
 		for _, c := range chunk {
 			args = append(args, c.Partition, c.Epoch)

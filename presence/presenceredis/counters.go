@@ -15,7 +15,7 @@ import (
 
 const (
 	readBatch = 500  // topics in one run of a script that reads or detaches them
-	scanBatch = 1000 // endpoints, or keys, in one step of a scan
+	scanBatch = 1000 // endpoints, or keys, in one part of a scan
 )
 
 // Counts implements presence.Counters.
@@ -154,7 +154,7 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
 	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
 
-	s.raiseFloor(u.Version.Incarnation)
+	s.raiseHighest(u.Version.Incarnation)
 	return u
 }
 

@@ -246,7 +246,7 @@ func (s *Store) newCountsRun(b int, publish string, generation uint64, continues
 		},
 		// numberLocked and pack fill in the nil arguments.
 		Args: []any{
-			s.at().channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.floor.Load(),
+			s.at().channel(b, s.cfg.Conn.DB), publish, s.cfg.Partitions, s.highest.Load(),
 			int(s.cfg.RememberFor.Seconds()), len(s.at().pagePrefix(b)), generation,
 			nil, flag(continues), nil, nil, nil, s.minutes.kept(),
 		},
@@ -283,7 +283,7 @@ func appendNumber(to []byte, n uint64, bytes int) []byte {
 	return to
 }
 
-// counted copies a run's reply into the outcomes. It reports whether the run came out of turn and must run again, if
+// counted copies a run's reply into the outcomes. It reports whether the run came out of order and must run again, if
 // mayAgain.
 func (s *Store) counted(
 	cc *countsRun, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool,
@@ -297,11 +297,11 @@ func (s *Store) counted(
 
 	reply, ok := cc.Reply.([]any)
 	// The only element is "late" or "gap": a later run was carried out, or an earlier one is missing.
-	outOfTurn := !ok || len(reply) == 1
-	if outOfTurn && mayAgain {
+	outOfOrder := !ok || len(reply) == 1
+	if outOfOrder && mayAgain {
 		return true
 	}
-	if outOfTurn {
+	if outOfOrder {
 		for _, g := range cc.groups { // an existing error is the cause of the gap, and stays
 			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
 		}
@@ -317,7 +317,7 @@ func (s *Store) counted(
 
 	counts, err := cc.parse(reply)
 	for i := range counts {
-		s.raiseFloor(counts[i].Version.Incarnation) // those before a malformed record have been published, too
+		s.raiseHighest(counts[i].Version.Incarnation) // those before a malformed record have been published, too
 	}
 	if err != nil {
 		cc.Err = err

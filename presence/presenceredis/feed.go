@@ -85,7 +85,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 				p = presence.Publication{Bucket: m.bucket, Lost: true}
 			}
 			for _, u := range p.Updates {
-				s.raiseFloor(u.Version.Incarnation)
+				s.raiseHighest(u.Version.Incarnation)
 			}
 
 			fn(p)

@@ -239,9 +239,9 @@ func (s *Store) relog(
 // Raise gives the pairs of pages, or without pages the bucket's log, a number above high
 // and above all incarnations that this process knows.
 func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
-	s.raiseFloor(high)
+	s.raiseHighest(high)
 
-	_, err := s.relog(ctx, bucket, s.floor.Load(), pages, "")
+	_, err := s.relog(ctx, bucket, s.highest.Load(), pages, "")
 	return err
 }
 

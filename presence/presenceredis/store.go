@@ -93,13 +93,13 @@ type Facts struct {
 
 // Store is the store in Redis. Its methods may be called from any goroutine.
 type Store struct {
-	cfg    Config
-	conn   *redisconn.Runner
-	ping   time.Duration // between two pings of a subscription; 0: the default of redisconn
-	self   string        // id of this process in claims
-	claims atomic.Uint64 // number of its last claim
-	looks  atomic.Uint64 // of Incomplete, at one bucket each
-	floor  atomic.Uint64 // highest incarnation seen in any count
+	cfg     Config
+	conn    *redisconn.Runner
+	ping    time.Duration // between two pings of a subscription; 0: the default of redisconn
+	self    string        // id of this process in claims
+	claims  atomic.Uint64 // number of its last claim
+	looks   atomic.Uint64 // of Incomplete, at one bucket each
+	highest atomic.Uint64 // highest incarnation seen in any count
 
 	keys atomic.Pointer[keyspace] // nil until settle has learned the format
 
@@ -204,11 +204,11 @@ func (s *Store) classify(err error) error {
 	return fmt.Errorf("%w: %w", ErrForeign, err)
 }
 
-// raiseFloor raises floor to the incarnation of a count.
-func (s *Store) raiseFloor(incarnation uint64) {
+// raiseHighest raises highest to the incarnation of a count.
+func (s *Store) raiseHighest(incarnation uint64) {
 	for {
-		old := s.floor.Load()
-		if incarnation <= old || s.floor.CompareAndSwap(old, incarnation) {
+		old := s.highest.Load()
+		if incarnation <= old || s.highest.CompareAndSwap(old, incarnation) {
 			return
 		}
 	}

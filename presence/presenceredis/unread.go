@@ -218,7 +218,7 @@ func (s *Store) Authors(
 	for i := range ringSize {
 		fields = append(fields, newestField+strconv.Itoa(i))
 	}
-	l, ring, err := s.history(ctx, page, fields)
+	l, newest, err := s.history(ctx, page, fields)
 	if err != nil {
 		return unread.Level{}, nil, err
 	}
@@ -230,7 +230,7 @@ func (s *Store) Authors(
 
 	if l.By-since <= ringSize {
 		for by := since + 1; by <= l.By; by++ { // a later change of a user replaces an earlier one
-			number, rest, _ := strings.Cut(ring[by%ringSize], " ")
+			number, rest, _ := strings.Cut(newest[by%ringSize], " ")
 			own, name, ok := cutLast(rest)
 			if !ok || number != strconv.FormatInt(by, 10) {
 				continue
@@ -277,7 +277,7 @@ func cutLast(s string) (before, after string, ok bool) {
 	return s[:i], s[i+1:], true
 }
 
-// history reads a page's level and other fields of the same hash in one step.
+// history reads a page's level and other fields of the same hash, as of one moment.
 func (s *Store) history(
 	ctx context.Context, page string, fields []string,
 ) (l unread.Level, values []string, err error) {

@@ -21,11 +21,10 @@
 //	Authorization: Headcount format=2, key=8 hex digits, from="name", time=unix ms,
 //	               life=hex digits, number=1, mac=32 hex digits
 //
-// mac is HMAC-SHA256, truncated to 16 bytes, over lines: "headcount-request-1", method,
-// host, request target, the Content-Digest and the Authorization up to ", mac". life is a
-// random number that the client chooses at its start, and number counts its requests: the
-// server accepts each number once, within the time window. Answers are not signed. Without
-// secrets, key and mac are zeros.
+// mac is HMAC-SHA256, truncated to 16 bytes, over lines: "headcount-request-1", method, host, request target, the
+// Content-Digest and the Authorization up to ", mac". life is a random number that the client chooses at its start, and
+// number counts its requests: the server accepts each number once, for as long as its time is accepted. Answers are not
+// signed. Without secrets, key and mac are zeros.
 package rpc
 
 import (
