@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coder/websocket"
@@ -22,7 +23,7 @@ func init() { maxSilence = 3 * time.Minute }
 // script is a server that plays one part per connection, in the order of the connections. A connection without a part
 // waits for one.
 type script struct {
-	*httptest.Server
+	Config
 	parts chan func(*stage)
 	ids   chan string // of each connection
 }
@@ -41,7 +42,7 @@ func newScript(t *testing.T, parts ...func(*stage)) *script {
 	}
 
 	var open sync.WaitGroup
-	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		open.Add(1)
 		defer open.Done()
 		s.ids <- r.URL.Query().Get("id")
@@ -73,9 +74,13 @@ func newScript(t *testing.T, parts ...func(*stage)) *script {
 		at := &stage{t, ctx, ws}
 		at.say(`{"type":"welcome","user":"u","id":"u.signed","heartbeat_ms":100}`)
 		part(at)
-	}))
+	})}
+
+	listener := newPipes()
+	s.Config = Config{URL: "http://script", DialContext: listener.connect}
+	open.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(func() {
-		s.Close()
+		_ = server.Close()
 		open.Wait()
 	})
 
@@ -157,7 +162,11 @@ func isCount(page string, n int64) func(Update) bool {
 	}
 }
 
-func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
+func TestAClientComesBackAndAsksForEverything(t *testing.T) {
+	synctest.Test(t, aClientComesBackAndAsksForEverything)
+}
+
+func aClientComesBackAndAsksForEverything(t *testing.T) {
 	const (
 		join      = `{"type":"join","page":"p"}`
 		subscribe = `{"type":"subscribe","pages":["*"]}`
@@ -178,7 +187,7 @@ func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 		},
 		nil) // refused
 
-	c := New(Config{URL: s.URL})
+	c := New(s.Config)
 	c.Join("p")
 	c.Subscribe("*")
 	c.SubscribeCounters("likes:1")
@@ -232,7 +241,9 @@ func TestServerAClientComesBackAndAsksForEverything(t *testing.T) {
 
 // A refused page is the only one that the client gives up, on this connection and on the next one. It repeats what came
 // too fast.
-func TestServerARefusedPageIsGivenUp(t *testing.T) {
+func TestARefusedPageIsGivenUp(t *testing.T) { synctest.Test(t, aRefusedPageIsGivenUp) }
+
+func aRefusedPageIsGivenUp(t *testing.T) {
 	const pricing, join = `{"type":"subscribe","pages":["pricing"]}`, `{"type":"join","page":"p"}`
 	s := newScript(t,
 		func(s *stage) {
@@ -251,7 +262,7 @@ func TestServerARefusedPageIsGivenUp(t *testing.T) {
 			s.stay()
 		})
 
-	c := New(Config{URL: s.URL})
+	c := New(s.Config)
 	c.Subscribe("pricing", "team")
 	c.Join("p")
 	ctx := start(t, c)
@@ -281,7 +292,9 @@ func TestEveryCallerOfNextGetsAnUpdate(t *testing.T) {
 	}
 }
 
-func TestServerOnlyTheNewestOfEachTopicWaits(t *testing.T) {
+func TestOnlyTheNewestOfEachTopicWaits(t *testing.T) { synctest.Test(t, onlyTheNewestOfEachTopicWaits) }
+
+func onlyTheNewestOfEachTopicWaits(t *testing.T) {
 	s := newScript(t, func(s *stage) {
 		s.hear(`{"type":"join","page":"p"}`)
 		for i := range 1000 {
@@ -292,7 +305,7 @@ func TestServerOnlyTheNewestOfEachTopicWaits(t *testing.T) {
 		s.stay()
 	})
 
-	c := New(Config{URL: s.URL})
+	c := New(s.Config)
 	c.Join("p")
 	ctx := start(t, c)
 
@@ -316,7 +329,9 @@ func TestServerOnlyTheNewestOfEachTopicWaits(t *testing.T) {
 }
 
 // A server that is about to end asks for a reconnect: the old connection stays until the new one works.
-func TestServerAReconnectFrameIsObeyed(t *testing.T) {
+func TestAReconnectFrameIsObeyed(t *testing.T) { synctest.Test(t, aReconnectFrameIsObeyed) }
+
+func aReconnectFrameIsObeyed(t *testing.T) {
 	second := make(chan bool)
 	s := newScript(t,
 		func(s *stage) {
@@ -335,7 +350,7 @@ func TestServerAReconnectFrameIsObeyed(t *testing.T) {
 			s.stay()
 		})
 
-	c := New(Config{URL: s.URL})
+	c := New(s.Config)
 	c.Join("p")
 	ctx := start(t, c)
 
@@ -396,7 +411,9 @@ func TestServerNoOtherHostGetsTheKey(t *testing.T) {
 }
 
 // The script never answers a heartbeat, so the client dials again.
-func TestServerSilenceEndsAConnection(t *testing.T) {
+func TestSilenceEndsAConnection(t *testing.T) { synctest.Test(t, silenceEndsAConnection) }
+
+func silenceEndsAConnection(t *testing.T) {
 	defer func(d time.Duration) { maxSilence = d }(maxSilence)
 	maxSilence = 50 * time.Millisecond
 	second := make(chan struct{}) // the test may end before this connection can say anything
@@ -410,7 +427,7 @@ func TestServerSilenceEndsAConnection(t *testing.T) {
 			s.stay()
 		})
 
-	ctx := start(t, New(Config{URL: s.URL}))
+	ctx := start(t, New(s.Config))
 
 	select {
 	case <-second:
@@ -459,9 +476,9 @@ func TestOnlyANewConnectionMayLowerAVersion(t *testing.T) {
 }
 
 // calls returns an API whose calls all get one answer, and how the last call was made.
-func calls(t *testing.T, status int, header, body string) (*API, *string) {
+func calls(status int, header, body string) (*API, *string) {
 	asked := new(string)
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	web := &http.Client{Transport: answering(func(w http.ResponseWriter, r *http.Request) {
 		in, _ := io.ReadAll(r.Body)
 		*asked = strings.TrimSpace(fmt.Sprint(r.Method, " ", r.URL.RequestURI(), " ", string(in)))
 		for _, name := range []string{
@@ -477,15 +494,16 @@ func calls(t *testing.T, status int, header, body string) (*API, *string) {
 		}
 		w.WriteHeader(status)
 		_, _ = io.WriteString(w, body)
-	}))
+	})}
 
-	t.Cleanup(s.Close)
-	return NewAPI(Config{URL: s.URL + "/", APIKey: "key", ID: "id", Site: "site", Token: "token"}), asked
+	return NewAPI(Config{
+		URL: "http://server/", APIKey: "key", ID: "id", Site: "site", Token: "token", HTTP: web,
+	}), asked
 }
 
 var errSeen = errors.New("seen")
 
-func TestServerCalls(t *testing.T) {
+func TestCalls(t *testing.T) {
 	const page = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`
 	const counter = `{"key":"n/1","kind":"sum","value":5,"version":"1-2","member":true}`
 	const signed = " key id site Bearer token" // the headers that every call has
@@ -620,7 +638,7 @@ func TestServerCalls(t *testing.T) {
 			header = "Set-Cookie: headcount_id_site=new.id; Path=/"
 		}
 
-		api, asked := calls(t, http.StatusOK, header, tc.answer)
+		api, asked := calls(http.StatusOK, header, tc.answer)
 		got, err := tc.call(t.Context(), api)
 		asks := strings.TrimSuffix(strings.TrimSuffix(*asked, " o"), signed)
 		if err != nil || asks != tc.asks || fmt.Sprint(got) != tc.want {
@@ -629,8 +647,8 @@ func TestServerCalls(t *testing.T) {
 	}
 }
 
-func TestServerRefusalsAreErrors(t *testing.T) {
-	api, _ := calls(t, http.StatusConflict, "",
+func TestRefusalsAreErrors(t *testing.T) {
+	api, _ := calls(http.StatusConflict, "",
 		`{"type":"about:blank","title":"Conflict","status":409,"detail":"the floor","key":"stock:1","value":2}`)
 	_, err := api.Decrement(t.Context(), "stock:1", 5)
 	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 409 || e.Key != "stock:1" || e.Value != 2 ||
@@ -639,7 +657,7 @@ func TestServerRefusalsAreErrors(t *testing.T) {
 	}
 
 	// An answer of a proxy is no JSON, but an error with its text.
-	api, _ = calls(t, http.StatusServiceUnavailable, "Retry-After: 2", "a proxy's page")
+	api, _ = calls(http.StatusServiceUnavailable, "Retry-After: 2", "a proxy's page")
 	_, err = api.Counter(t.Context(), "n")
 	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 503 || e.RetryAfter != 2*time.Second || !e.Temporary() ||
 		e.Detail != "a proxy's page" {
@@ -647,11 +665,11 @@ func TestServerRefusalsAreErrors(t *testing.T) {
 	}
 
 	// A call over the limit is an answer, and no error, if the limit itself answers.
-	api, _ = calls(t, http.StatusTooManyRequests, "", `{"allowed":false,"limit":9,"remaining":0,"reset_after_ms":10}`)
+	api, _ = calls(http.StatusTooManyRequests, "", `{"allowed":false,"limit":9,"remaining":0,"reset_after_ms":10}`)
 	if v, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err != nil || v.Allowed {
 		t.Errorf("Limit = %+v, %v", v, err)
 	}
-	api, _ = calls(t, http.StatusTooManyRequests, "", `{"title":"slow down"}`)
+	api, _ = calls(http.StatusTooManyRequests, "", `{"title":"slow down"}`)
 	_, err = api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second})
 	if err == nil || !err.(*Error).Temporary() {
 		t.Errorf("Limit = %v", err)
@@ -662,7 +680,7 @@ func TestServerRefusalsAreErrors(t *testing.T) {
 		"", "[]", `{"key":"another","value":1,"version":"1-1"}`, `{"key":"n","value":1.5,"version":"1-1"}`,
 		`{"key":"n","value":1,"version":"1"}`,
 	} {
-		api, _ = calls(t, http.StatusOK, "", answer)
+		api, _ = calls(http.StatusOK, "", answer)
 		if c, err := api.Counter(t.Context(), "n"); !errors.Is(err, ErrFrame) {
 			t.Errorf("Counter of %s = %+v, %v", answer, c, err)
 		}

@@ -497,7 +497,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 			t.Errorf("%s is not as documented: %v", text, err)
 		}
 
-		good["GET /app/{app}"] = true // TestServerPusher
+		good["GET /app/{app}"] = true // TestPusher
 		for _, stream := range []string{
 			"/-/ws", "/{page}/counter/events", "/api/v1/counters/{key}/events", "/api/v1/top/events", "/-/users/events",
 			"/-/top/events",

@@ -85,12 +85,10 @@ func (r *raw) awaitsCount(channel string, want int) {
 	}
 }
 
-func TestServerPusher(t *testing.T) {
-	t.Parallel()
-	var reg *prometheus.Registry
-	bothWays(t, func(cfg *Config) {
+func TestPusher(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	inMemory(t, func(cfg *Config) {
 		forPusher(cfg)
-		reg = prometheus.NewRegistry()
 		cfg.Registerer = reg
 	}, func(t *testing.T, s *served) {
 		one := s.pusher("")

@@ -277,7 +277,7 @@ func TestClockConnLimiterSilentConnections(t *testing.T) {
 
 // A connection with a long request, of which HTTP/2 has several, is not a short one until the
 // last of them is over.
-func TestServerLongRequestOnSharedConnection(t *testing.T) {
+func TestLongRequestOnSharedConnection(t *testing.T) {
 	cl, conns, _ := acceptAll(t, 1, 1)
 	c := conns[0]
 	short := func(want int) {
@@ -313,7 +313,7 @@ func TestServerLongRequestOnSharedConnection(t *testing.T) {
 }
 
 // A request that comes to say that it lasts when its connection is closed already leaves nothing.
-func TestServerLongRequestOfAClosedConnection(t *testing.T) {
+func TestLongRequestOfAClosedConnection(t *testing.T) {
 	cl, conns, _ := acceptAll(t, 1, 1)
 	ctx := cl.Context(t.Context(), conns[0])
 	cl.State(conns[0], http.StateActive)
@@ -326,15 +326,17 @@ func TestServerLongRequestOfAClosedConnection(t *testing.T) {
 	}
 }
 
+// pipes is a listener in memory, for one client at a time.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) { return <-p, nil }
+func (pipes) Addr() net.Addr              { return &net.TCPAddr{} }
+func (pipes) Close() error                { return nil }
+
 // acceptAll opens a ConnLimiter and accepts n clients.
 func acceptAll(t *testing.T, limit, n int) (cl *ConnLimiter, conns, clients []net.Conn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	cl = NewConnLimiter(l, time.Minute, limit, func(error) {}, &tally{})
+	cl = NewConnLimiter(make(pipes, 1), time.Minute, limit, func(error) {}, &tally{})
 	t.Cleanup(func() { cl.Close() })
 
 	for range n {
@@ -347,11 +349,10 @@ func acceptAll(t *testing.T, limit, n int) (cl *ConnLimiter, conns, clients []ne
 
 func acceptOne(t *testing.T, cl *ConnLimiter) (conn, client net.Conn) {
 	t.Helper()
-	client, err := net.Dial("tcp", cl.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err = cl.Accept()
+	client, there := net.Pipe()
+	cl.Listener.(pipes) <- there
+
+	conn, err := cl.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +363,7 @@ func acceptOne(t *testing.T, cl *ConnLimiter) (conn, client net.Conn) {
 
 // Of connections that carry several calls the one with the most makes room, and no one has to
 // go for its only call.
-func TestServerConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
+func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	cl, conns, clients := acceptAll(t, 4, 3)
 	calls := func(want int) {
 		t.Helper()

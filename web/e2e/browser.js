@@ -86,6 +86,13 @@ export async function eventually(want, what, get) {
   assert.fail(`${what}: ${got}, not ${want}, after ${TIMEOUT} ms`);
 }
 
+/** Runs body for all ways at once. The error has each way that failed, and where. */
+export async function forAll(ways, body) {
+  const ends = await Promise.allSettled(ways.map(body));
+  const failed = ends.flatMap(({ reason }, i) => (reason ? [`${ways[i]}: ${reason.stack}`] : []));
+  assert.ok(failed.length === 0, failed.join('\n'));
+}
+
 /**
  * Waits for something that the product promises within some ms. What the machine lost meanwhile, as late wake-ups show,
  * does not count: several times, since what is waited for crosses several processes.

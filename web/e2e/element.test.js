@@ -4,7 +4,16 @@ import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { after, before, test } from 'node:test';
 
-import { TIMEOUT, eventually, expectCount, launch, open as openIn, startOfficeProxy, startSite } from './browser.js';
+import {
+  TIMEOUT,
+  eventually,
+  expectCount,
+  forAll,
+  launch,
+  open as openIn,
+  startOfficeProxy,
+  startSite,
+} from './browser.js';
 import { RIGHT, startNginx } from './nginx.js';
 import { Server, program } from './server.js';
 
@@ -120,7 +129,7 @@ async function played(html, { clock, ...options } = {}) {
   return page;
 }
 
-test('the element writes the sentence, and nothing when there is nothing to say', async () => {
+test('the element writes the sentence in the language around it, and nothing when nothing is to be said', async () => {
   const sentence = 'one="# person is reading" other="# people are reading"';
   const page = await played(`<live-count id="count" ${sentence}></live-count>`);
   assert.equal(await page.innerText('#words'), '');
@@ -156,7 +165,27 @@ test('the element writes the sentence, and nothing when there is nothing to say'
     javaScriptEnabled: false,
   });
   assert.equal(await silent.innerText('#words'), '');
-  await close(page, polish, silent);
+
+  // By that of the element around it, in shadow roots, too.
+  const inPolish = '<live-count one="# osoba" few="# osoby" other="# osób"></live-count>';
+  const inside = (html) => `<div><template shadowrootmode="open">${html}</template></div>`;
+  const nested = await played(
+    `<live-count id="count"></live-count>${inside(inside(inPolish))}<div lang="en">${inside(inPolish)}</div>`,
+    { lang: 'pl' },
+  );
+  nested.say(3);
+  const said = () => nested.evaluate(() => {
+    const find = (root) =>
+      [...root.querySelectorAll('*')].flatMap((node) =>
+        node.matches('live-count') ? [node] : node.shadowRoot ? find(node.shadowRoot) : [],
+      );
+    return find(document)
+      .slice(1)
+      .map((element) => [...element.shadowRoot.childNodes].map((node) => node.textContent).join(''))
+      .join();
+  });
+  await eventually('3 osoby,3 osób', 'the sentences are', said);
+  await close(page, polish, silent, nested);
 });
 
 test('a screen reader hears the sentence from one region, however many elements there are', async () => {
@@ -215,28 +244,6 @@ test('the region speaks at most once a minute, and not for announce="off"', asyn
   await close(page);
 });
 
-test('an element in shadow roots has the language around them', async () => {
-  const sentence = '<live-count one="# osoba" few="# osoby" other="# osób"></live-count>';
-  const inside = (html) => `<div><template shadowrootmode="open">${html}</template></div>`;
-  const page = await played(
-    `<live-count id="count"></live-count>${inside(inside(sentence))}<div lang="en">${inside(sentence)}</div>`,
-    { lang: 'pl' },
-  );
-  page.say(3);
-  const said = () => page.evaluate(() => {
-    const find = (root) =>
-      [...root.querySelectorAll('*')].flatMap((node) =>
-        node.matches('live-count') ? [node] : node.shadowRoot ? find(node.shadowRoot) : [],
-      );
-    return find(document)
-      .slice(1)
-      .map((element) => [...element.shadowRoot.childNodes].map((node) => node.textContent).join(''))
-      .join();
-  });
-  await eventually('3 osoby,3 osób', 'the sentences are', said);
-  await close(page);
-});
-
 const looks = (page, id) =>
   page.evaluate((id) => {
     const number = document.getElementById(id).shadowRoot?.querySelector('[part~=count]');
@@ -288,25 +295,24 @@ test('an element that cannot show its counter is struck out, and the console say
   await page.evaluate(() => document.getElementById('keyless').setAttribute('key', 'likes:x'));
   await eventually('0 none undefined', 'the counter is', () => looks(page, 'keyless'));
   await close(page);
-});
 
-test('an element beyond the bound of what a page may watch says so once', async () => {
+  // What is beyond the bound of what a page may watch says so once.
   const watched = Array.from(
     { length: 100 },
     (_, i) => `<live-count ${i ? '' : 'id="first"'} page="w${i}" watch></live-count>`,
   ).join('');
-  const page = await open(
+  const full = await open(
     address(
       `${watched}<live-count id="beyond" page="beyond" watch></live-count><live-count page="beyond" watch></live-count><live-counter id="counter" key="votes:x"></live-counter>`,
       { path: '/many' },
     ),
   );
-  await eventually('0 none undefined', 'one within the bound is', () => looks(page, 'first'));
+  await eventually('0 none undefined', 'one within the bound is', () => looks(full, 'first'));
   for (const id of ['beyond', 'counter'])
-    await eventually('– line-through undefined', `${id} is`, () => looks(page, id));
-  assert.equal(page.complaints.length, 1, page.complaints.join('\n'));
-  assert.match(page.complaints[0], /more than 100 pages and counters.*fewer elements/);
-  await close(page);
+    await eventually('– line-through undefined', `${id} is`, () => looks(full, id));
+  assert.equal(full.complaints.length, 1, full.complaints.join('\n'));
+  assert.match(full.complaints[0], /more than 100 pages and counters.*fewer elements/);
+  await close(full);
 });
 
 test('a stale count looks different, and the console says what to look at', async () => {
@@ -330,64 +336,66 @@ test('a stale count looks different, and the console says what to look at', asyn
 
 const stand = (name) => `#${createHash('sha256').update(name).digest('hex').slice(0, 32)}`;
 
-for (const how of ['Navigation API', 'wrapped history'])
-  test(`an element without a page follows the address, by the ${how}`, async () => {
-    const root = how.startsWith('N') ? '/one' : '/two';
-    const at = (name) => server.count(root + name);
-    const page = await open(address('<live-count id="count"></live-count>', { path: `${root}/a` }), (page) =>
-      how === 'Navigation API'
-        ? undefined
-        : page.addInitScript(() => Object.defineProperty(window, 'navigation', { value: undefined })),
-    );
-    const expectAt = (name, want = 1) => eventually(want, `on ${name}`, () => at(name));
-    await expectCount(page, 1);
-    assert.equal(await at('/a'), 1);
-    await page.evaluate((path) => history.pushState(null, '', path), `${root}/b`);
-    await expectAt('/b');
-    await expectAt('/a', 0);
-    await page.evaluate((path) => history.replaceState(null, '', path), `${root}/c?query=1`);
-    await expectAt('/c');
-    await page.evaluate(() => history.replaceState(null, '', '?query=2'));
-    await page.goBack();
-    await expectAt('/a');
-    await expectAt('/c', 0);
-    await expectCount(page, 1);
+test('an element without a page follows the address, by the Navigation API and by the wrapped history', () =>
+  forAll(['Navigation API', 'wrapped history'], followsTheAddress));
 
-    // A canonical address counts, but not that of another page.
-    await page.evaluate(
-      (path) => document.head.insertAdjacentHTML('beforeend', `<link rel="canonical" href="${path}">`),
-      `${root}/main`,
-    );
-    await expectAt('/main');
-    await page.evaluate((path) => history.pushState(null, '', path), `${root}/d`);
-    await expectAt('/d');
-    await page.evaluate((path) => document.querySelector('link').setAttribute('href', path), `${root}/other`);
-    await expectAt('/other');
-    await expectAt('/d', 0);
-    await page.evaluate(() => document.querySelector('link').remove());
-    await expectAt('/d');
+async function followsTheAddress(how) {
+  const root = how.startsWith('N') ? '/one' : '/two';
+  const at = (name) => server.count(root + name);
+  const page = await open(address('<live-count id="count"></live-count>', { path: `${root}/a` }), (page) =>
+    how === 'Navigation API'
+      ? undefined
+      : page.addInitScript(() => Object.defineProperty(window, 'navigation', { value: undefined })),
+  );
+  const expectAt = (name, want = 1) => eventually(want, `on ${name}`, () => at(name));
+  await expectCount(page, 1);
+  assert.equal(await at('/a'), 1);
+  await page.evaluate((path) => history.pushState(null, '', path), `${root}/b`);
+  await expectAt('/b');
+  await expectAt('/a', 0);
+  await page.evaluate((path) => history.replaceState(null, '', path), `${root}/c?query=1`);
+  await expectAt('/c');
+  await page.evaluate(() => history.replaceState(null, '', '?query=2'));
+  await page.goBack();
+  await expectAt('/a');
+  await expectAt('/c', 0);
+  await expectCount(page, 1);
 
-    // A long path counts under a name that anybody can compute.
-    const long = `${root}/${'é'.repeat(200)}`;
-    await page.evaluate((path) => history.pushState(null, '', path), long);
-    await eventually(1, 'on the long one', () => server.count([...long].slice(0, 95).join('') + stand(long)));
-    await expectCount(page, 1);
-    assert.deepEqual(page.complaints, []);
+  // A canonical address counts, but not that of another page.
+  await page.evaluate(
+    (path) => document.head.insertAdjacentHTML('beforeend', `<link rel="canonical" href="${path}">`),
+    `${root}/main`,
+  );
+  await expectAt('/main');
+  await page.evaluate((path) => history.pushState(null, '', path), `${root}/d`);
+  await expectAt('/d');
+  await page.evaluate((path) => document.querySelector('link').setAttribute('href', path), `${root}/other`);
+  await expectAt('/other');
+  await expectAt('/d', 0);
+  await page.evaluate(() => document.querySelector('link').remove());
+  await expectAt('/d');
 
-    // One that the server refuses is said once; who is on it is on the site.
-    const refused = `${root}/\u0001`;
-    await page.evaluate((path) => history.pushState(null, '', path), `${root}/%01`);
-    await eventually(1, 'on the site', () => server.count(stand(refused)));
-    assert.equal(await page.evaluate(() => document.getElementById('count').count), undefined);
-    await page.evaluate(() =>
-      document.getElementById('count').insertAdjacentHTML('afterend', '<live-count></live-count>'),
-    );
-    await page.evaluate((path) => history.pushState(null, '', path), `${root}/e`);
-    await expectAt('/e');
-    assert.equal(page.complaints.length, 1, page.complaints.join());
-    assert.match(page.complaints[0], /\\u0001" is not counted: .*U\+0001/);
-    await close(page);
-  });
+  // A long path counts under a name that anybody can compute.
+  const long = `${root}/${'é'.repeat(200)}`;
+  await page.evaluate((path) => history.pushState(null, '', path), long);
+  await eventually(1, 'on the long one', () => server.count([...long].slice(0, 95).join('') + stand(long)));
+  await expectCount(page, 1);
+  assert.deepEqual(page.complaints, []);
+
+  // One that the server refuses is said once; who is on it is on the site.
+  const refused = `${root}/\u0001`;
+  await page.evaluate((path) => history.pushState(null, '', path), `${root}/%01`);
+  await eventually(1, 'on the site', () => server.count(stand(refused)));
+  assert.equal(await page.evaluate(() => document.getElementById('count').count), undefined);
+  await page.evaluate(() =>
+    document.getElementById('count').insertAdjacentHTML('afterend', '<live-count></live-count>'),
+  );
+  await page.evaluate((path) => history.pushState(null, '', path), `${root}/e`);
+  await expectAt('/e');
+  assert.equal(page.complaints.length, 1, page.complaints.join());
+  assert.match(page.complaints[0], /\\u0001" is not counted: .*U\+0001/);
+  await close(page);
+}
 
 test('refused pages take nothing with them where WebSockets are blocked', async () => {
   const page = await open(
@@ -636,94 +644,96 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
   await close(page);
 });
 
-for (const how of ['anchored', 'measured'])
-  test(`the list of the bell stays inside the window, wherever the bell is, ${how}`, async () => {
-    const places = ['left:0', 'left:calc(50% - .6em)', 'right:0'].flatMap((x) =>
-      ['top:0', 'top:50%', 'bottom:0'].map((y) => `position:fixed;${x};${y}`),
-    );
-    places.push('position:fixed;left:40px;top:40px;width:3em;height:3em;overflow:hidden;transform:translateX(9px)');
-    const html =
-      places.map((place) => `<span style="${place}"><unread-bell></unread-bell></span>`).join('') +
-      '<div style="height:4000px"><p style="height:400px"></p><unread-bell id="far"></unread-bell></div>';
-    const page = await open(address(html, { path: '/places' }), (page) =>
-      page.addInitScript((how) => {
-        if (how === 'measured') CSS.supports = () => false; // as a browser without anchor positioning says
-      }, how),
-    );
-    await eventually(true, 'the bells are drawn', () =>
-      page.evaluate(() => document.querySelector('#far')?.count === 0),
-    );
-    const id = await page.evaluate(
-      () => Object.entries(localStorage).find(([key]) => key.startsWith('headcount_id '))[1],
-    );
-    const headers = { 'Headcount-Id': id, 'X-API-Key': KEY, 'Content-Type': 'application/json' };
-    for (let i = 0; i < 9; i++) {
-      const follow = await fetch(`${server.url}/-/me/follows/${how}-${i}`, {
-        method: 'PUT',
-        headers: { 'Headcount-Id': id },
-      });
-      const body = JSON.stringify({
-        title: `Notification ${i} with a title so long that no telephone has room for all of it in one line`,
-      });
-      const change = await fetch(`${server.url}/${how}-${i}/changes`, { method: 'POST', headers, body });
-      assert.deepEqual([follow.status, change.status], [204, 204]);
-    }
-    /** Where the list of a bell is, when it has loaded, and the bell itself. */
-    const opened = (bell) =>
-      bell.evaluate(async (bell) => {
-        const root = bell.shadowRoot;
-        while (root.querySelector('[part~=list]')?.getAttribute('aria-busy') !== 'false')
-          await new Promise(requestAnimationFrame);
-        // then the list is where it is painted
-        for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
-        const rect = (node) => node.getBoundingClientRect().toJSON();
-        const list = root.querySelector('[part~=list]');
-        const { clientWidth, clientHeight } = document.documentElement;
-        const { left, top, width } = rect(list);
-        // What is seen there is the list, and nothing cuts it off.
-        const seen = document.elementFromPoint(left + width / 2, top + 10) === bell;
-        return { list: rect(list), button: rect(root.querySelector('button')), clientWidth, clientHeight, seen };
-      });
-    for (const dir of ['ltr', 'rtl'])
-      for (const width of [320, 375, 1280]) {
-        await page.setViewportSize({ width, height: 640 });
-        await page.evaluate((dir) => (document.documentElement.dir = dir), dir);
-        for (const [i, place] of places.entries()) {
-          const bell = page.locator('unread-bell').nth(i);
-          await bell.locator('button[part=button]').click();
-          const at = await opened(bell);
-          const what = `${dir} ${width} ${place}: ${JSON.stringify(at)}`;
-          const { list, button } = at;
-          assert.ok(
-            list.left >= 0 && list.right <= at.clientWidth && list.top >= 0 && list.bottom <= at.clientHeight,
-            what,
-          );
-          assert.ok(list.width > 200 && list.height > 100 && at.seen, what);
-          assert.ok(list.top >= button.bottom || list.bottom <= button.top, `${what}: it covers the bell`);
-          assert.ok(list.left <= button.right && list.right >= button.left, `${what}: it is elsewhere`);
-          if (width === 1280 && place.includes('50%')) {
-            const edge = dir === 'ltr' ? 'right' : 'left';
-            if (place.includes('left:calc'))
-              assert.ok(Math.abs(list[edge] - button[edge]) < 1, `${what}: it ends where the bell ends`);
-          }
-          await page.keyboard.press('Escape');
-        }
-      }
+test('the list of the bell stays inside the window, wherever the bell is, anchored and measured', () =>
+  forAll(['anchored', 'measured'], staysInside));
 
-    // It stays with its bell when the page is scrolled.
-    const far = page.locator('#far');
-    await far.locator('button[part=button]').click();
-    const before = await opened(far);
-    await page.mouse.wheel(0, 150);
-    const gap = ({ list, button }) => Math.round(Math.max(list.top - button.bottom, button.top - list.bottom));
-    await eventually(
-      true,
-      'the page is scrolled',
-      async () => (await opened(far)).button.top < before.button.top - 100,
-    );
-    await eventually(gap(before), 'the list is beside the bell, at a distance of', async () => gap(await opened(far)));
-    await close(page);
-  });
+async function staysInside(how) {
+  const places = ['left:0', 'left:calc(50% - .6em)', 'right:0'].flatMap((x) =>
+    ['top:0', 'top:50%', 'bottom:0'].map((y) => `position:fixed;${x};${y}`),
+  );
+  places.push('position:fixed;left:40px;top:40px;width:3em;height:3em;overflow:hidden;transform:translateX(9px)');
+  const html =
+    places.map((place) => `<span style="${place}"><unread-bell></unread-bell></span>`).join('') +
+    '<div style="height:4000px"><p style="height:400px"></p><unread-bell id="far"></unread-bell></div>';
+  const page = await open(address(html, { path: '/places' }), (page) =>
+    page.addInitScript((how) => {
+      if (how === 'measured') CSS.supports = () => false; // as a browser without anchor positioning says
+    }, how),
+  );
+  await eventually(true, 'the bells are drawn', () =>
+    page.evaluate(() => document.querySelector('#far')?.count === 0),
+  );
+  const id = await page.evaluate(
+    () => Object.entries(localStorage).find(([key]) => key.startsWith('headcount_id '))[1],
+  );
+  const headers = { 'Headcount-Id': id, 'X-API-Key': KEY, 'Content-Type': 'application/json' };
+  for (let i = 0; i < 9; i++) {
+    const follow = await fetch(`${server.url}/-/me/follows/${how}-${i}`, {
+      method: 'PUT',
+      headers: { 'Headcount-Id': id },
+    });
+    const body = JSON.stringify({
+      title: `Notification ${i} with a title so long that no telephone has room for all of it in one line`,
+    });
+    const change = await fetch(`${server.url}/${how}-${i}/changes`, { method: 'POST', headers, body });
+    assert.deepEqual([follow.status, change.status], [204, 204]);
+  }
+  /** Where the list of a bell is, when it has loaded, and the bell itself. */
+  const opened = (bell) =>
+    bell.evaluate(async (bell) => {
+      const root = bell.shadowRoot;
+      while (root.querySelector('[part~=list]')?.getAttribute('aria-busy') !== 'false')
+        await new Promise(requestAnimationFrame);
+      // then the list is where it is painted
+      for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+      const rect = (node) => node.getBoundingClientRect().toJSON();
+      const list = root.querySelector('[part~=list]');
+      const { clientWidth, clientHeight } = document.documentElement;
+      const { left, top, width } = rect(list);
+      // What is seen there is the list, and nothing cuts it off.
+      const seen = document.elementFromPoint(left + width / 2, top + 10) === bell;
+      return { list: rect(list), button: rect(root.querySelector('button')), clientWidth, clientHeight, seen };
+    });
+  for (const dir of ['ltr', 'rtl'])
+    for (const width of [320, 375, 1280]) {
+      await page.setViewportSize({ width, height: 640 });
+      await page.evaluate((dir) => (document.documentElement.dir = dir), dir);
+      for (const [i, place] of places.entries()) {
+        const bell = page.locator('unread-bell').nth(i);
+        await bell.locator('button[part=button]').click();
+        const at = await opened(bell);
+        const what = `${dir} ${width} ${place}: ${JSON.stringify(at)}`;
+        const { list, button } = at;
+        assert.ok(
+          list.left >= 0 && list.right <= at.clientWidth && list.top >= 0 && list.bottom <= at.clientHeight,
+          what,
+        );
+        assert.ok(list.width > 200 && list.height > 100 && at.seen, what);
+        assert.ok(list.top >= button.bottom || list.bottom <= button.top, `${what}: it covers the bell`);
+        assert.ok(list.left <= button.right && list.right >= button.left, `${what}: it is elsewhere`);
+        if (width === 1280 && place.includes('50%')) {
+          const edge = dir === 'ltr' ? 'right' : 'left';
+          if (place.includes('left:calc'))
+            assert.ok(Math.abs(list[edge] - button[edge]) < 1, `${what}: it ends where the bell ends`);
+        }
+        await page.keyboard.press('Escape');
+      }
+    }
+
+  // It stays with its bell when the page is scrolled.
+  const far = page.locator('#far');
+  await far.locator('button[part=button]').click();
+  const before = await opened(far);
+  await page.mouse.wheel(0, 150);
+  const gap = ({ list, button }) => Math.round(Math.max(list.top - button.bottom, button.top - list.bottom));
+  await eventually(
+    true,
+    'the page is scrolled',
+    async () => (await opened(far)).button.top < before.button.top - 100,
+  );
+  await eventually(gap(before), 'the list is beside the bell, at a distance of', async () => gap(await opened(far)));
+  await close(page);
+}
 
 test('under a strict policy the sentence is written and styled, with and without WebSockets', async () => {
   const html =

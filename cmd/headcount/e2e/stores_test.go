@@ -64,15 +64,17 @@ func TestServerCountersOverAChangeOfStores(t *testing.T) {
 	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
 	type target struct{ stores, outcome string }
 
-	// Of the targets of a store, one that keeps the counters is the last: it changes what there is. The refused counters
-	// are moved, too, so that each store is exported and imported: an export does not know its target. Redis alone loses
-	// only the members of sets, whose names it does not have; the import says so. Without any store there is nothing to
-	// keep, or no place for it.
+	// Of the targets of a store, one that keeps the counters is the last: it changes what there is. The refused
+	// counters are moved, too, so that each store is exported and imported: an export does not know its target. Redis
+	// alone loses only the members of sets, whose names it does not have; the import says so. Without any store there
+	// is nothing to keep, or no place for it.
 	for from, targets := range map[string][]target{
 		aDatabase: {{aFile, carried}, {both, keeps}},
 		aRedis:    {{both, keeps}},
 		both:      {{aDatabase, refuses}, {aRedis, refuses}, {aFile, carried}},
-		aFile:     {{aFile + " " + aDatabase, refuses}, {aFile + " " + aRedis, refuses}, {aFile + " " + both, refuses}},
+		aFile: {
+			{aFile + " " + aDatabase, refuses}, {aFile + " " + aRedis, refuses}, {aFile + " " + both, refuses},
+		},
 	} {
 		t.Run("from "+from, func(t *testing.T) {
 			t.Parallel()

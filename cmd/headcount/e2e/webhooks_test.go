@@ -202,70 +202,68 @@ func TestClockWebhooks(t *testing.T) {
 // reload is neither, nor is a restart of the server for users who come back.
 func TestServerWebhooksOfUsers(t *testing.T) {
 	t.Parallel()
-	for name, end := range ends {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newReceiver(t)
-			dir := t.TempDir()
-			flags := []string{
-				"--webhook=user:*=" + r.URL, "--webhook=user@shop:ann=" + r.URL + "/shop",
-				"--site=main=http://main.test", "--site=shop=http://shop.test",
-				"--webhook-secret=" + hookSecret, "--webhook-settle=5s", "--leave-grace=0s", "--presence-timeout=3s",
-				"--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
-			}
+	r := newReceiver(t)
+	dir := t.TempDir()
+	flags := []string{
+		"--webhook=user:*=" + r.URL, "--webhook=user@shop:ann=" + r.URL + "/shop",
+		"--site=main=http://main.test", "--site=shop=http://shop.test",
+		"--webhook-secret=" + hookSecret, "--webhook-settle=5s", "--leave-grace=0s", "--presence-timeout=3s",
+		"--heartbeat-interval=500ms", "--api-key=" + apiKey, "--data-dir=" + dir,
+	}
 
-			s := start(t, flags...)
-			one, watches := s.ws(t), s.ws(t)
-			watches.subscribe("p")
-			tab := s.again(t, one)
-			for i, c := range []*client{one, tab} {
-				c.join("p")
-				c.awaitCount("p", 1)
-				c.join(fmt.Sprint("q", i))
-			}
+	s := start(t, flags...)
+	one, watches := s.ws(t), s.ws(t)
+	watches.subscribe("p")
+	tab := s.again(t, one)
+	for i, c := range []*client{one, tab} {
+		c.join("p")
+		c.awaitCount("p", 1)
+		c.join(fmt.Sprint("q", i))
+	}
 
-			s.sse(t, "/p/counter/events?join=1")
-			s.hold(t, "PUT", "ann", "p")
-			s.hold(t, "PUT", "ann", "q")
-			do(t, "PUT", s.url+"/-/users/ann/pages/p?site=shop", "", withKey).counter(t)
-			r.await("ann", "user.online", "user.online", "user.online") // on two sites, from two webhooks on the shop
-			r.await(one.user, "user.online")
-			testkit.Eventually(t, "the user of the stream", func() bool { return len(r.online()) == 4 })
+	s.sse(t, "/p/counter/events?join=1")
+	s.hold(t, "PUT", "ann", "p")
+	s.hold(t, "PUT", "ann", "q")
+	do(t, "PUT", s.url+"/-/users/ann/pages/p?site=shop", "", withKey).counter(t)
+	r.await("ann", "user.online", "user.online", "user.online") // on two sites, from two webhooks on the shop
+	r.await(one.user, "user.online")
+	testkit.Eventually(t, "the user of the stream", func() bool { return len(r.online()) == 4 })
 
-			// A reload.
-			one.close()
-			tab.close()
-			one = s.again(t, one)
-			one.join("p")
-			one.await("a count", func(f frame) bool { return f.Type == "count" })
+	// A reload.
+	one.close()
+	tab.close()
+	one = s.again(t, one)
+	one.join("p")
+	one.await("a count", func(f frame) bool { return f.Type == "count" })
 
-			s.hold(t, "DELETE", "ann", "p")
-			end(t, s)
+	s.hold(t, "DELETE", "ann", "p")
+	for _, end := range []string{"SIGTERM", "kill -9"} {
+		t.Log("a restart after " + end)
+		ends[end](t, s)
 
-			s = start(t, flags...)
-			one = s.again(t, one)
-			one.join("p")
-			one.await("a count", func(f frame) bool { return f.Type == "count" })
+		s = start(t, flags...)
+		one = s.again(t, one)
+		one.join("p")
+		one.await("a count", func(f frame) bool { return f.Type == "count" })
+	}
 
-			// The holds have ended.
-			r.await("ann", "user.online", "user.online", "user.online", "user.offline", "user.offline", "user.offline")
+	// The holds have ended.
+	r.await("ann", "user.online", "user.online", "user.online", "user.offline", "user.offline", "user.offline")
 
-			one.leave("p")
-			r.await(one.user, "user.online", "user.offline")
-			one.join("p")
-			r.await(one.user, "user.online", "user.offline", "user.online")
+	one.leave("p")
+	r.await(one.user, "user.online", "user.offline")
+	one.join("p")
+	r.await(one.user, "user.online", "user.offline", "user.online")
 
-			if types := r.received(watches.user); len(types) > 0 {
-				t.Errorf("about a user who only watches: %v", types)
-			}
+	if types := r.received(watches.user); len(types) > 0 {
+		t.Errorf("about a user who only watches: %v", types)
+	}
 
-			// The file must not reveal who was there.
-			s.end()
-			raw, err := os.ReadFile(filepath.Join(dir, "webhooks.db"))
-			if err != nil || bytes.Contains(raw, []byte(one.user)) {
-				t.Errorf("the file has the id of a user in the clear, %v", err)
-			}
-		})
+	// The file must not reveal who was there.
+	s.end()
+	raw, err := os.ReadFile(filepath.Join(dir, "webhooks.db"))
+	if err != nil || bytes.Contains(raw, []byte(one.user)) {
+		t.Errorf("the file has the id of a user in the clear, %v", err)
 	}
 }
 
