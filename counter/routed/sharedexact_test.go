@@ -24,7 +24,8 @@ func (s *stores) beginSharedExact(t testing.TB, rules *counter.Rules) *process {
 	p := &process{redis: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
 	t.Cleanup(func() { _ = p.Close() })
 	var err error
-	p.shared, err = OpenSharedExact(t.Context(), SharedExactConfig{Owned: p.redis, URL: s.url, Rules: rules, Log: zerolog.Nop()})
+	p.shared, err = OpenSharedExact(t.Context(),
+		SharedExactConfig{Owned: p.redis, URL: s.url, Rules: rules, Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -182,7 +182,8 @@ func TestServerACrashWhileSharesGrowLosesNobody(t *testing.T) {
 			// The run comes again, too late: it moves nobody.
 			late := *cl
 			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
-			if err := s.conn.Run(t.Context(), []*scriptRun{&late}); err != nil || late.Reply.(int64) != statusResharded-'0' {
+			err = s.conn.Run(t.Context(), []*scriptRun{&late})
+			if err != nil || late.Reply.(int64) != statusResharded-'0' {
 				t.Fatalf("again: %v, %v", late.Reply, err)
 			}
 		}

@@ -224,7 +224,9 @@ func (d *durableStore) Read(ctx context.Context, addresses []rows.Address) []row
 	return d.Store.Read(ctx, addresses)
 }
 
-func (d *durableStore) Scan(ctx context.Context, partition int, of, after string, each func(string, []byte) error) error {
+func (d *durableStore) Scan(
+	ctx context.Context, partition int, of, after string, each func(string, []byte) error,
+) error {
 	if d.isAway() {
 		return rows.ErrUnavailable
 	}
@@ -232,7 +234,9 @@ func (d *durableStore) Scan(ctx context.Context, partition int, of, after string
 	return d.Store.Scan(ctx, partition, of, after, each)
 }
 
-func (d *durableStore) Changed(ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error) error {
+func (d *durableStore) Changed(
+	ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error,
+) error {
 	if d.isAway() {
 		return rows.ErrUnavailable
 	}
