@@ -11,8 +11,8 @@
 //     twice.
 //   - A set has one part for each region: the size of that region's set in its newest life.
 //   - A unique has the registers of all regions, merged by taking the maximum of each.
-//   - The last reset of a set or a unique has a number, Emptied, and the last deletion of any counter has one, Deletion.
-//     A region that learns of a greater number drops what it had, including what it added in the meantime.
+//   - The last reset of a set or a unique has a number, Emptied, and the last deletion of any counter has one,
+//     Deletion. A region that learns of a greater number drops what it had, including what it added in the meantime.
 //
 // A life of a counter in a region begins when the region creates the counter, receives it for the first time, or finds
 // out that it has lost data, because other regions know a newer state of its part. After a loss the old part never
