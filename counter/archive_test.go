@@ -199,7 +199,8 @@ func TestArchiveReadsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now
 		rule := &counter.Rule{
-			Match: "u:*", Kind: counter.Unique, Resolutions: []counter.Resolution{{Step: time.Hour, Kept: 90 * 24 * time.Hour}},
+			Match: "u:*", Kind: counter.Unique,
+			Resolutions: []counter.Resolution{{Step: time.Hour, Kept: 90 * 24 * time.Hour}},
 		}
 		store := &counting{Store: countertest.InMemory(t, nil)}
 		defer store.Close()

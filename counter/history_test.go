@@ -15,7 +15,8 @@ var noon = time.Date(2030, 10, 10, 12, 11, 42, 0, time.UTC)
 
 // views keeps minutes for a day and hours for 90 days.
 var views = &Rule{
-	Match: "views:*", Kind: Sum, Resolutions: []Resolution{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
+	Match: "views:*", Kind: Sum,
+	Resolutions: []Resolution{{time.Minute, 24 * time.Hour}, {time.Hour, 90 * 24 * time.Hour}},
 }
 
 func TestRanges(t *testing.T) {
@@ -296,7 +297,8 @@ func TestSlots(t *testing.T) {
 
 	// Another rule has other time buckets; the former ones stay as long as there is room.
 	other := &Rule{
-		Kind: Sum, Resolutions: []Resolution{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}},
+		Kind:        Sum,
+		Resolutions: []Resolution{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}},
 	}
 	gain(other, 3, 3601*time.Second)
 	wantOther := Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}

@@ -155,7 +155,8 @@ func TestExpiredRowsAreSwept(t *testing.T) {
 		for round := range 60 {
 			must(t, s, "sum:1", counter.Change{Verb: counter.Add, Delta: 1})
 			must(t, s, "seen:1", counter.Change{Verb: counter.Edit, Join: []string{"a"}})
-			ask := limit.Request{Name: limit.Name{Key: "l", Algorithm: limit.Log, Window: 40 * 60_000}, Limit: 5, Cost: 5}
+			name := limit.Name{Key: "l", Algorithm: limit.Log, Window: 40 * 60_000}
+			ask := limit.Request{Name: name, Limit: 5, Cost: 5}
 			r := s.Limit(t.Context(), []limit.Request{ask})[0]
 			if r.Err != nil || r.Allowed != (round%21 == 0) {
 				t.Fatalf("round %d: %+v", round, r)

@@ -9,7 +9,9 @@ import (
 	"headcount/hyperloglog"
 )
 
-var unique = &counter.Rule{Match: "u:*", Kind: counter.Unique, Ledger: counter.DefaultLedger, Resolutions: sum.Resolutions}
+var unique = &counter.Rule{
+	Match: "u:*", Kind: counter.Unique, Ledger: counter.DefaultLedger, Resolutions: sum.Resolutions,
+}
 
 func see(key string, members ...string) counter.Change {
 	return counter.Change{Key: key, Rule: unique, Verb: counter.Edit, Join: members}

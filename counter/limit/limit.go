@@ -16,11 +16,12 @@
 //     last * (window - elapsed) / window + this + cost <= limit.
 //
 //     In each window at most the limit passes, and in any period as long as a window less than twice the limit. When
-//     requests come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded up.
+//     requests come evenly, it is the limit. The product has up to 72 bits; it is exact, and the quotient is rounded
+//     up.
 //
 //   - [Log]: every request that passed is remembered for one window and a millisecond, so in any period as long as a
-//     window at most the limit passes, by a finer clock, too. That takes memory for each request, so the limit is at most
-//     MaxLog.
+//     window at most the limit passes, by a finer clock, too. That takes memory for each request, so the limit is at
+//     most MaxLog.
 //
 // A name has one state for requests with different limits. Each request is judged by its own limit against everything
 // that passed.

@@ -29,7 +29,9 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 var (
 	sum = &counter.Rule{
 		Kind: counter.Sum, Ledger: counter.DefaultLedger, Dimensions: []string{"country", "os"},
-		Resolutions: []counter.Resolution{{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour}},
+		Resolutions: []counter.Resolution{
+			{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour},
+		},
 	}
 	stock = &counter.Rule{Kind: counter.Exact, Floor: number(0), Ceiling: number(-1 << 60)}
 )

@@ -256,7 +256,7 @@ func (o *Owner) insist(commit *rows.Commit) error {
 
 // verify checks at intervals, even without any traffic, whether the store has lost data.
 func (o *Owner) verify() {
-	const parts = 5 // groups of partitions that are checked one after the other, so that the commits do not come all at once
+	const parts = 5 // groups of partitions that are checked one after the other, so that not all commits come at once
 	for round := 0; wake.Wait(o.ctx, o.cfg.VerifyEvery/parts, nil); round++ {
 		if o.lock(o.ctx) != nil {
 			return

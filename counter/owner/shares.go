@@ -369,7 +369,8 @@ func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect)
 	if !h.Kind.Number() {
 		h.extend()
 	}
-	if s.Kind.Estimates() && s.Kind == k.Kind && s.Emptied == k.Emptied && s.Deletion == k.Deletion && d.raiseAll(h, s) {
+	isSameLife := s.Kind == k.Kind && s.Emptied == k.Emptied && s.Deletion == k.Deletion
+	if isSameLife && s.Kind.Estimates() && d.raiseAll(h, s) {
 		e.New = true
 	}
 

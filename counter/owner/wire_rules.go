@@ -86,7 +86,8 @@ func parseRule(b []byte) *counter.Rule {
 	rule := &counter.Rule{Kind: counter.Kind(r.byte()), Floor: r.bound(), Ceiling: r.bound()}
 	rule.Ledger = time.Duration(r.int())
 	for range r.count() {
-		rule.Resolutions = append(rule.Resolutions, counter.Resolution{Step: time.Duration(r.int()), Kept: time.Duration(r.int())})
+		is := counter.Resolution{Step: time.Duration(r.int()), Kept: time.Duration(r.int())}
+		rule.Resolutions = append(rule.Resolutions, is)
 	}
 	rule.Dimensions = r.strings()
 	if r.end("a rule") != nil {
