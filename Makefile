@@ -27,8 +27,8 @@ PURE   = -skip '^Test(Server|Clock)'
 SERVER = -run '^TestServer'
 CLOCK  = -run '^TestClock'
 
-# Where the product runs as another process, so that the race detector sees nothing of it.
-OUTSIDE = ./cmd/headcount/e2e ./cmd/headcount/faults ./cmd/release ./deploy ./internal/servertest .
+# Where the product runs as another process or not at all, so that the race detector sees nothing of it.
+OUTSIDE = ./cmd/headcount/e2e ./cmd/headcount/faults ./cmd/release ./deploy ./internal/models ./internal/servertest .
 INSIDE  = $$($(GO) list ./... headcount/client | grep -vxF "$$($(GO) list $(OUTSIDE))")
 
 # Of these, packages where something runs at once, in the product or its tests: elsewhere the race detector sees nothing.
@@ -99,7 +99,7 @@ test-all:
 	$(call part,race detector$(,) servers and browsers,$(with) $(call beside,\
 		$(call gotest,$(RACE) -p 3 -short -skip '^TestClock|$(CONTRACT)|$(ALONE)',$(RACED)),\
 		$(call beside,\
-			$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/servertest .) && $(MAKE) -s rest,\
+			$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/models ./internal/servertest .) && $(MAKE) -s rest,\
 			$(call browsers,test:server))))
 	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 6,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 6,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:

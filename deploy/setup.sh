@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what building and testing need and this machine lacks: redis-server,
 # PostgreSQL, PgBouncer, nginx, chromium, node with npm, a C compiler (for the race
-# detector), on Linux the other proxies of deploy/proxy, Prometheus and dpkg. Silent and
-# quick when all is there. Go itself is not installed: distributions lag behind.
+# detector), on Linux the other proxies of deploy/proxy, Prometheus, dpkg and spin. Silent
+# and quick when all is there. Go itself is not installed: distributions lag behind.
 #
 # When it may not install, or does not know the package manager, it says what
 # is missing and which command installs it, and exits with status 1.
@@ -47,6 +47,7 @@ missing() {
 	has openssl || printf 'openssl '
 	has dpkg || printf 'dpkg '
 	has prometheus && has promtool || printf 'prometheus '
+	has apk || has spin || printf 'spin ' # Alpine has none
 }
 
 check_go() {
