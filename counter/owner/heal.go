@@ -15,6 +15,7 @@ var (
 	knownToStore  = marks.Sometimes("an idempotency key is known to the store alone")
 	inDoubt       = marks.Sometimes("a commit has no known outcome")
 	fencedOrLost  = marks.Sometimes("a commit is refused by the fence or after a loss")
+	leftInDoubt   = marks.Sometimes("a partition is given up while a commit of it is in doubt")
 	replaced      = marks.Sometimes("an owner that was replaced gives a partition up")
 	healsInPieces = marks.Sometimes("what the store lost is written again in pieces")
 )
@@ -30,6 +31,9 @@ func (o *Owner) giveUp(p *partition) {
 	// From here on no call can enter the queue, since the partition is not owned any more.
 	queue := p.queue
 	p.queue = nil
+	if p.unsure {
+		leftInDoubt.Reached()
+	}
 	o.mu.Unlock()
 
 	for _, one := range queue {
