@@ -141,7 +141,8 @@ fuzz:
 		echo "== $$package $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime 10s -fuzzminimizetime 20x $(ARGS) "$$package" || exit; done || exit; done
 
 # Every scenario on the whole program, into BENCHMARKS.md and docs/plots, or one of them to the terminal: make bench ROW=idle,
-# and at one size: make bench ROW=idle ARGS='-size 10000'. It wants two cores that have nothing else to do.
+# and at one size: make bench ROW=idle ARGS='-size 10000'. Rows beside-... need the Go modules of internal/bench/beside.
+# It wants two cores that have nothing else to do.
 bench: build
 	$(GO) run ./internal/bench $(if $(ROW),-runs 1 -only $(ROW)) $(ARGS)
 

@@ -144,7 +144,8 @@ func dial(addr string) (c net.Conn, err error) {
 // the connections that have sent nothing.
 const arriving, arrivingAtOnce = 16_000, 1_000
 
-// arrive connects everyone at once and waits until all have been welcomed.
+// arrive connects everyone at once to a server (its URL and process), and waits until all have received a frame
+// of a type, the last of a welcome.
 func arrive(args []string) error {
 	u, err := url.Parse(args[0])
 	if err != nil {
@@ -176,7 +177,7 @@ func arrive(args []string) error {
 			defer func() { <-under }()
 			for tries := 0; tries == 0 || errs[i] != nil && tries < 20; tries++ {
 				again.Add(int64(min(tries, 1)))
-				errs[i] = welcomed(u.Host, handshake)
+				errs[i] = welcomed(u.Host, handshake, args[2])
 			}
 			took[i] = time.Since(began)
 		})
@@ -200,8 +201,8 @@ func arrive(args []string) error {
 	})
 }
 
-// welcomed opens a WebSocket, which stays open until the process ends.
-func welcomed(addr, handshake string) error {
+// welcomed opens a WebSocket and waits for a frame of a type. The WebSocket stays open until the process ends.
+func welcomed(addr, handshake, frame string) error {
 	c, err := dial(addr)
 	if err != nil {
 		return err
@@ -210,7 +211,7 @@ func welcomed(addr, handshake string) error {
 	var got []byte
 	_, err = io.WriteString(c, handshake)
 	buf := make([]byte, 1024)
-	for err == nil && !bytes.Contains(got, []byte(`"unread"`)) {
+	for err == nil && !bytes.Contains(got, []byte(`"type":"`+frame+`"`)) {
 		var n int
 		n, err = c.Read(buf)
 		got = append(got, buf[:n]...)

@@ -72,6 +72,9 @@ type bench struct {
 	version string               // of the program
 	load    float64              // the load of the machine before the run
 	figures map[string][]float64 // by scenario and name; one figure per run, or per size
+
+	bare   string // the folder with the programs of bare servers
+	noBare error  // why there are none
 }
 
 func (b *bench) run(ctx context.Context, out, only string) (err error) {
@@ -96,7 +99,20 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 
 	chosen := func(name string) bool { return only == "" || slices.Contains(strings.Split(only, ","), name) }
 
+	needsBare := func(name string) bool { return strings.HasPrefix(name, beside) }
+	if slices.ContainsFunc(scenarios, func(s scenario) bool { return needsBare(s.name) && chosen(s.name) }) {
+		remove, err := b.buildBare(ctx)
+		if err != nil {
+			return err
+		}
+		defer remove()
+	}
+
 	for _, s := range scenarios {
+		if needsBare(s.name) && b.noBare != nil {
+			continue
+		}
+
 		runs := b.runs
 		if once[s.name] {
 			runs = 1

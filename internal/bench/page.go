@@ -14,12 +14,14 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// scenarios in the order in which they are measured. With growths they take
-// about a quarter of an hour.
-var scenarios = []struct {
+type scenario struct {
 	name    string
 	measure func(*trial) figures
-}{
+}
+
+// scenarios in the order in which they are measured. With growths they take
+// about half an hour.
+var scenarios = []scenario{
 	{"floor", floored(subscribers, "1ms")},
 	{"floor-asleep", floored(subscribers, "250ms")},
 	{"fanout", simulated(quick("35ms"), "--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "5s")},
@@ -47,6 +49,9 @@ var scenarios = []struct {
 	{"redis-members", membersInRedis},
 	{"postgres", inPostgres},
 	{"persisted", persisted},
+	{beside + "fanout", besideBare(fannedOutBeside)},
+	{beside + "arrive", besideBare(arrivedBeside)},
+	{beside + "idle", besideBare(idleBeside)},
 }
 
 // once has the scenarios that are run once, since their runs agree or are far from what is asked.
@@ -54,7 +59,7 @@ var once = map[string]bool{
 	"floor-asleep": true, "asleep": true, "hidden": true, "slow": true, "storm": true, "top": true,
 	"top-postgres": true,
 	"file-sum":     true, "file-exact": true, "file-keys": true, "redis-members": true,
-	"postgres": true, "persisted": true,
+	"postgres": true, "persisted": true, beside + "idle": true,
 }
 
 // quick are the flags with which only the machine limits the deliveries.
@@ -161,14 +166,14 @@ var rows = []row{
 func (b *bench) page() []byte {
 	var p bytes.Buffer
 	p.WriteString("# Benchmarks\n\n")
-	fmt.Fprintf(&p, "Written by `make bench`, which measures all of it anew in a quarter of an hour: `%s` on %s.\n",
+	fmt.Fprintf(&p, "Written by `make bench`, which measures all of it anew in half an hour: `%s` on %s.\n",
 		b.version, machineName())
 	p.WriteString("The server is on one core, its clients on another, loopback, without TLS unless a row says " +
 		"otherwise.\nEach figure is the median of the runs behind it. \"Floor\" is what the work costs without this " +
 		"program, as the row says; where that is a figure of its own, it was measured in the same run.\n")
 	p.WriteString(b.company() + "\n| | median | runs | beside it |\n|---|---|---|---|\n")
 
-	for _, r := range rows {
+	for _, r := range slices.Concat(rows, rowsBeside()) {
 		runs := b.figures[r.figure]
 		if len(runs) == 0 {
 			continue
@@ -182,6 +187,7 @@ func (b *bench) page() []byte {
 			strings.Join(all, ", "), b.fill(r.beside))
 	}
 
+	p.WriteString(b.bareServers())
 	p.WriteString(b.growth())
 	p.WriteString("\nCPU seconds say more than rates: a rate is also the clients', who share the machine's memory " +
 		"and caches. What these figures mean for a site is\nin [CAPACITY.md](CAPACITY.md). " +

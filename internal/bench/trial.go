@@ -100,9 +100,11 @@ func (t *trial) simulate(s server, args ...string) figures {
 }
 
 // arrived lets all clients connect at once to a server that has just started.
-func arrived(t *trial) (f figures) {
-	s := t.serve("--max-connections", "40000")
-	t.output(benchenv.On(t.Context(), benchenv.ClientCore, t.self, "arrive", s.url, strconv.Itoa(s.PID())), &f)
+func arrived(t *trial) figures { return t.arrive(t.serve("--max-connections", "40000"), "unread") }
+
+// arrive lets all clients connect at once. frame is the type of the frame that they wait for.
+func (t *trial) arrive(s server, frame string) (f figures) {
+	t.output(benchenv.On(t.Context(), benchenv.ClientCore, t.self, "arrive", s.url, strconv.Itoa(s.PID()), frame), &f)
 	return f
 }
 
