@@ -159,7 +159,7 @@ func (b *bench) bareServers() string {
 	return ""
 }
 
-const bareText = "\nA bare server (`" + besideModule + "`) is what a program of a hundred lines costs: it counts " +
+const bareText = "\nA bare server (`" + besideModule + "`) is what a program of a few hundred lines costs: it counts " +
 	"connections, sends counts at the pace of Headcount's row,\nencodes a frame once for each page and change, and " +
 	"pings. It has no identity (two tabs are two people), no rules of presence (who reconnects has left),\nno bounds " +
 	"(a client that does not read costs memory without end), does not look for pongs, and has no metrics and no TLS. " +

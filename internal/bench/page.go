@@ -20,7 +20,7 @@ type scenario struct {
 }
 
 // scenarios in the order in which they are measured. With growths they take
-// about half an hour.
+// about twenty minutes.
 var scenarios = []scenario{
 	{"floor", floored(subscribers, "1ms")},
 	{"floor-asleep", floored(subscribers, "250ms")},
@@ -166,7 +166,7 @@ var rows = []row{
 func (b *bench) page() []byte {
 	var p bytes.Buffer
 	p.WriteString("# Benchmarks\n\n")
-	fmt.Fprintf(&p, "Written by `make bench`, which measures all of it anew in half an hour: `%s` on %s.\n",
+	fmt.Fprintf(&p, "Written by `make bench`, which measures all of it anew in twenty minutes: `%s` on %s.\n",
 		b.version, machineName())
 	p.WriteString("The server is on one core, its clients on another, loopback, without TLS unless a row says " +
 		"otherwise.\nEach figure is the median of the runs behind it. \"Floor\" is what the work costs without this " +
