@@ -111,21 +111,23 @@ async function find(address, failures, refusal, owner) {
       signal: AbortSignal.timeout?.(ANSWER_MS),
       ...options,
     }).catch(() => undefined);
-  const answer = await ask('-/counters?page=*');
-  if (!answer) {
-    const own = globalThis.origin ?? location.origin;
-    // Every site may load the script. Only allowed sites may use the rest.
-    if (base.origin !== own && (await ask('-/headcount.js', { credentials: 'omit' })))
+  const own = globalThis.origin ?? location.origin;
+  let answer = await ask('-/counters?page=*');
+  // Every site may load the script. Only allowed sites may use the rest.
+  if (!answer && base.origin !== own && (await ask('-/headcount.js', { credentials: 'omit' }))) {
+    answer = await ask('-/counters?page=*'); // a server that was restarted may have come back between the two
+    if (!answer)
       return own === 'null'
         ? `${base.origin} does not allow this frame, whose origin is null. A file, or a frame with the attribute sandbox, has no origin that a server ` +
             'could allow. Add allow-same-origin to the sandbox attribute, or count on the page around the frame and send it the number by postMessage, ' +
             'or serve the file over HTTP.'
         : `${base.origin} does not allow pages of ${own}. Start the server with --allow-origins ${own}`;
+  }
+  if (!answer)
     return away(
       'does not answer; attempts go on by themselves. Is the server up? Does the Content-Security-Policy of this page, if it has one, ' +
         `name ${base.origin} and ${base.origin.replace('http', 'ws')} in connect-src?`,
     );
-  }
   const said = await json(answer);
   if (answer.status >= 500)
     return away(`answers with status ${answer.status}; attempts go on by themselves. ${said.detail ?? ''}`);

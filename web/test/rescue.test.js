@@ -262,6 +262,22 @@ test('another origin that is not allowed, and one that is null', async () => {
   assert.match(await (await fresh())(ADDRESS, 1), /whose origin is null/);
 });
 
+test('a server that comes back between two questions refuses nobody', async () => {
+  const { fetch } = globalThis;
+  globalThis.fetch = (url, options) => {
+    const answer = fetch(url, options);
+    answers = {
+      'GET /-/headcount.js': { status: 200, body: '' },
+      'GET /-/counters': counters,
+      'GET /*/counter/events': { status: 200, body: '' },
+      'PUT /-/me/unread': { status: 400, body: {} },
+    };
+    return answer;
+  };
+  assert.equal(await (await fresh())(ADDRESS, 1), undefined);
+  assert.deepEqual(said, []);
+});
+
 test('a server that is away is told at the second failure, unless the browser has no network', async () => {
   const rescue = await fresh();
   assert.equal(await rescue(ADDRESS, 1), null);
