@@ -46,7 +46,7 @@ func TestTrackRecordIsTrue(t *testing.T) {
 		}
 
 		for _, test := range tests {
-			if !packageHas(t, test[1], test[2]) {
+			if !declares(t, test[1]+"/*_test.go", "func "+test[2]+"(t *testing.T) {") {
 				t.Errorf("%s: %s has no %s", fault.seen, test[1], test[2])
 			}
 		}
@@ -93,17 +93,56 @@ func promiseNames(t *testing.T) (names []string) {
 	return names
 }
 
-// packageHas tells whether the tests of a directory have a function.
-func packageHas(t *testing.T, dir, function string) bool {
+// named is a function, a method or a script that a model names: its directory, or its file without the ending, and what
+// is in there.
+var named = regexp.MustCompile(`\[([a-z]+/[\w/]+)\.(?:(\w+)\.)?(\w+)\]`)
+
+// TestModelsNameWhatIsThere: the functions and scripts that the formal models name exist.
+func TestModelsNameWhatIsThere(t *testing.T) {
+	models, err := filepath.Glob("internal/models/*.pml")
+	if err != nil || len(models) == 0 {
+		t.Fatal("no models", err)
+	}
+
+	for _, model := range models {
+		names := named.FindAllStringSubmatch(textOf(t, model), -1)
+		if len(names) < 10 {
+			t.Errorf("%s names %d functions", model, len(names))
+		}
+		for _, name := range names {
+			path, of, function := name[1], name[2], name[3]
+			switch {
+			case function == "lua":
+				textOf(t, path+".lua") // fails if it is missing
+			case of == "" && !declares(t, path+"/*.go", "func "+function+"("):
+				t.Errorf("%s: %s has no %s", model, path, function)
+			case of != "" && !declaresMethod(t, path+"/*.go", of, function):
+				t.Errorf("%s: %s has no %s.%s", model, path, of, function)
+			}
+		}
+	}
+}
+
+// declares tells whether one of the files that a pattern matches has a line with this beginning.
+func declares(t *testing.T, files, line string) bool {
 	t.Helper()
-	names, err := filepath.Glob(dir + "/*_test.go")
+	return matches(t, files, "(?m)^"+regexp.QuoteMeta(line))
+}
+
+func declaresMethod(t *testing.T, files, of, method string) bool {
+	t.Helper()
+	return matches(t, files, `(?m)^func \(\w+ \*?`+of+`\) `+method+`\(`)
+}
+
+func matches(t *testing.T, files, expression string) bool {
+	t.Helper()
+	names, err := filepath.Glob(files)
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	return slices.ContainsFunc(names, func(name string) bool {
-		return strings.Contains(textOf(t, name), "\nfunc "+function+"(t *testing.T) {")
-	})
+	wanted := regexp.MustCompile(expression)
+	return slices.ContainsFunc(names, func(name string) bool { return wanted.MatchString(textOf(t, name)) })
 }
 
 func textOf(t *testing.T, name string) string {

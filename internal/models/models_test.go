@@ -4,10 +4,6 @@ package models
 
 import (
 	"bytes"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -18,8 +14,6 @@ import (
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
-
-const root = "../.."
 
 // TestServerOwnership: no order of claims, pauses, late messages and clocks that go back breaks an assertion of the
 // model, and each planted fault does.
@@ -79,81 +73,4 @@ func check(t *testing.T, model, setting string) string {
 	}
 
 	return ""
-}
-
-// TestNamedFunctions: the functions and scripts that a model names exist.
-func TestNamedFunctions(t *testing.T) {
-	models, err := filepath.Glob("*.pml")
-	if err != nil || len(models) == 0 {
-		t.Fatal("no models", err)
-	}
-
-	for _, model := range models {
-		text, err := os.ReadFile(model)
-		if err != nil {
-			t.Fatal(err)
-		}
-
-		names := regexp.MustCompile(`\[([a-z]+/[\w/]+)\.([\w.]+)\]`).FindAllStringSubmatch(string(text), -1)
-		if len(names) < 10 {
-			t.Errorf("%s names %d functions", model, len(names))
-		}
-		for _, name := range names {
-			path, function := name[1], name[2]
-			if function == "lua" {
-				if _, err := os.Stat(filepath.Join(root, path+".lua")); err != nil {
-					t.Errorf("%s: %v", model, err)
-				}
-				continue
-			}
-
-			if !declares(t, filepath.Join(root, path), function) {
-				t.Errorf("%s: %s has no %s", model, path, function)
-			}
-		}
-	}
-}
-
-// declares reports whether the package in a directory declares a function, or Type.Method.
-func declares(t *testing.T, dir, function string) bool {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	for _, name := range files {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, d := range file.Decls {
-			if f, is := d.(*ast.FuncDecl); is && nameOf(f) == function {
-				return true
-			}
-		}
-	}
-
-	return false
-}
-
-// nameOf returns the name of a function, or Type.Method.
-func nameOf(f *ast.FuncDecl) string {
-	if f.Recv == nil {
-		return f.Name.Name
-	}
-
-	of := f.Recv.List[0].Type
-	if star, is := of.(*ast.StarExpr); is {
-		of = star.X
-	}
-	if generic, is := of.(*ast.IndexExpr); is {
-		of = generic.X
-	}
-	is, _ := of.(*ast.Ident)
-	if is == nil {
-		return ""
-	}
-
-	return is.Name + "." + f.Name.Name
 }
