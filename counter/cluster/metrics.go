@@ -110,8 +110,9 @@ type measured struct {
 	lossLogged atomic.Int64 // when a loss was last logged, unix ms
 }
 
-// tellEvery is the minimum time between two log lines about losses, because each partition notices a loss separately.
-const tellEvery = 10 * time.Second
+// lossLoggedEvery is the minimum time between two log lines about losses, because each partition notices a loss
+// separately.
+const lossLoggedEvery = 10 * time.Second
 
 // Claim implements rows.Store.
 func (s *measured) Claim(ctx context.Context, name string, partitions []rows.Former) ([]rows.Claim, error) {
@@ -160,7 +161,7 @@ func (s *measured) logLoss(c *rows.Commit, err error) {
 
 	now := time.Now().UnixMilli()
 	before := s.lossLogged.Load()
-	isSoon := now-before < tellEvery.Milliseconds()
+	isSoon := now-before < lossLoggedEvery.Milliseconds()
 	if isSoon {
 		return
 	}

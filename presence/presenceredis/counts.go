@@ -47,31 +47,31 @@ const (
 const noSeal = "-"
 
 // pack encodes the claims and the counts as arguments.
-func (cc *countsRun) pack(changes []presence.Change) {
-	slices.SortStableFunc(cc.counts, func(a, b count) int { return a.page - b.page })
+func (run *countsRun) pack(changes []presence.Change) {
+	slices.SortStableFunc(run.counts, func(a, b count) int { return a.page - b.page })
 
-	claims := make([]byte, 0, 8*len(cc.groups))
-	for _, g := range cc.groups {
+	claims := make([]byte, 0, 8*len(run.groups))
+	for _, g := range run.groups {
 		c := changes[g.change]
 		claims = binary.BigEndian.AppendUint16(claims, uint16(c.Partition))
 		claims = appendNumber(claims, c.Epoch, 6)
 	}
 
-	text := make([]byte, 0, 9*len(cc.counts))
-	for i, n := 0, 0; i < len(cc.counts); i += n {
+	text := make([]byte, 0, 9*len(run.counts))
+	for i, n := 0, 0; i < len(run.counts); i += n {
 		n = 1 // counts of the same page, from i on
-		for i+n < len(cc.counts) && cc.counts[i+n].page == cc.counts[i].page {
+		for i+n < len(run.counts) && run.counts[i+n].page == run.counts[i].page {
 			n++
 		}
 
 		text = binary.BigEndian.AppendUint16(text, uint16(n))
-		for _, c := range cc.counts[i : i+n] {
+		for _, c := range run.counts[i : i+n] {
 			text = binary.LittleEndian.AppendUint16(text, uint16(c.partition))
 			text = appendNumber(text, uint64(max(c.users, 0)), 5)
 		}
 	}
 
-	cc.Args[claimsAt], cc.Args[countsAt] = claims, text
+	run.Args[claimsAt], run.Args[countsAt] = claims, text
 }
 
 // writeCounts runs counts.lua for the changes whose members are written: one run per bucket for all partitions
@@ -99,20 +99,20 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 		runs := make([]*scriptRun, len(todo))
 
 		s.mu.Lock()
-		for i, cc := range todo {
-			s.numberLocked(cc, changes)
-			runs[i] = &cc.scriptRun
+		for i, run := range todo {
+			s.numberLocked(run, changes)
+			runs[i] = &run.scriptRun
 		}
 		s.mu.Unlock()
 
 		_ = s.conn.Run(ctx, runs) // each run has its error
 
 		var again []*countsRun
-		for i, cc := range todo {
+		for i, run := range todo {
 			// A run that continues another one is repeated only if that one is.
-			follows := !cc.continues || len(again) > 0 && again[len(again)-1] == todo[i-1]
-			if s.counted(cc, changes, outcomes, follows && round < retries) {
-				again = append(again, cc)
+			follows := !run.continues || len(again) > 0 && again[len(again)-1] == todo[i-1]
+			if s.counted(run, changes, outcomes, follows && round < retries) {
+				again = append(again, run)
 			}
 		}
 
@@ -121,33 +121,33 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 }
 
 // numberLocked gives a run the next number of its bucket, and the seal if all its epochs are valid under it.
-func (s *Store) numberLocked(cc *countsRun, changes []presence.Change) {
-	f := &s.fences[cc.bucket]
+func (s *Store) numberLocked(run *countsRun, changes []presence.Change) {
+	f := &s.fences[run.bucket]
 	f.run++
-	cc.Args[runAt] = f.run
-	cc.Args[sealAt] = f.seal
+	run.Args[runAt] = f.run
+	run.Args[sealAt] = f.seal
 
-	for _, g := range cc.groups {
+	for _, g := range run.groups {
 		c := changes[g.change]
 		if f.seal == "" || f.valid[c.Partition] != c.Epoch {
-			cc.Args[sealAt] = noSeal
+			run.Args[sealAt] = noSeal
 			return
 		}
 	}
 }
 
 // sealed records the epochs that a run found valid under seal.
-func (s *Store) sealed(cc *countsRun, changes []presence.Change, status, seal string) {
+func (s *Store) sealed(run *countsRun, changes []presence.Change, status, seal string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	f := &s.fences[cc.bucket]
+	f := &s.fences[run.bucket]
 	if f.seal != seal {
 		f.seal = seal
 		f.valid = make([]uint64, s.cfg.Partitions) // what was valid under the old seal may be invalid now
 	}
 
-	for i, g := range cc.groups {
+	for i, g := range run.groups {
 		if status[i] == statusWritten {
 			c := changes[g.change]
 			f.valid[c.Partition] = c.Epoch
@@ -196,17 +196,17 @@ func (s *Store) countRuns(b int, publish string, changes []presence.Change, grou
 	slices.SortStableFunc(groups, byPartition)
 
 	var runs []*countsRun
-	var cc *countsRun
-	var numbers map[string]int // by page: its number in cc
-	size := 0                  // of cc
+	var run *countsRun
+	var numbers map[string]int // by page: its number in run
+	size := 0                  // of run
 
 	for _, g := range groups {
 		c := changes[g.change]
 
 		for before := 0; ; {
-			if cc == nil || size >= countBatch || cc.generation != c.Generation {
-				cc = s.newCountsRun(b, publish, c.Generation, before > 0)
-				runs = append(runs, cc)
+			if run == nil || size >= countBatch || run.generation != c.Generation {
+				run = s.newCountsRun(b, publish, c.Generation, before > 0)
+				runs = append(runs, run)
 				numbers = map[string]int{}
 				size = 0
 			}
@@ -214,24 +214,24 @@ func (s *Store) countRuns(b int, publish string, changes []presence.Change, grou
 			n := min(len(g.counts)-before, countBatch-size)
 			last := before+n == len(g.counts)
 			if last && c.Complete {
-				cc.Args = append(cc.Args, c.Partition)
+				run.Args = append(run.Args, c.Partition)
 			}
 
-			cc.add(g.change, c, g.counts[before:before+n], numbers, s.at().pagePrefix(b))
+			run.add(g.change, c, g.counts[before:before+n], numbers, s.at().pagePrefix(b))
 			size += max(n, 1) // a group without counts has a claim all the same
 			before += n
 
 			if last {
-				if cc.continues {
-					cc = nil // its failure must not concern other changes
+				if run.continues {
+					run = nil // its failure must not concern other changes
 				}
 				break
 			}
 		}
 	}
 
-	for _, cc := range runs {
-		cc.pack(changes)
+	for _, run := range runs {
+		run.pack(changes)
 	}
 
 	return runs
@@ -254,24 +254,24 @@ func (s *Store) newCountsRun(b int, publish string, generation uint64, continues
 }
 
 // add adds a group with these counts of a change. A page of several changes is one key of the run.
-func (cc *countsRun) add(change int, c presence.Change, counts []int, numbers map[string]int, prefix string) {
+func (run *countsRun) add(change int, c presence.Change, counts []int, numbers map[string]int, prefix string) {
 	part := group{change: change, counts: counts, pages: make([]int, 0, len(counts))}
 
 	for _, j := range counts {
 		pu := c.Counts[j]
 		k, ok := numbers[pu.Page]
 		if !ok {
-			cc.names = append(cc.names, pu.Page)
-			cc.Keys = append(cc.Keys, prefix+pu.Page)
-			k = len(cc.names)
+			run.names = append(run.names, pu.Page)
+			run.Keys = append(run.Keys, prefix+pu.Page)
+			k = len(run.names)
 			numbers[pu.Page] = k
 		}
 
 		part.pages = append(part.pages, k)
-		cc.counts = append(cc.counts, count{k, c.Partition, pu.Users})
+		run.counts = append(run.counts, count{k, c.Partition, pu.Users})
 	}
 
-	cc.groups = append(cc.groups, part)
+	run.groups = append(run.groups, part)
 }
 
 // appendNumber appends the low bytes of a number, big-endian.
@@ -286,23 +286,23 @@ func appendNumber(to []byte, n uint64, bytes int) []byte {
 // counted copies a run's reply into the outcomes. It reports whether the run came out of order and must run again, if
 // mayAgain.
 func (s *Store) counted(
-	cc *countsRun, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool,
+	run *countsRun, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool,
 ) (again bool) {
-	if cc.Err != nil {
-		for _, g := range cc.groups {
-			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, cc.Err)
+	if run.Err != nil {
+		for _, g := range run.groups {
+			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, run.Err)
 		}
 		return false
 	}
 
-	reply, ok := cc.Reply.([]any)
+	reply, ok := run.Reply.([]any)
 	// The only element is "late" or "gap": a later run was carried out, or an earlier one is missing.
 	outOfOrder := !ok || len(reply) == 1
 	if outOfOrder && mayAgain {
 		return true
 	}
 	if outOfOrder {
-		for _, g := range cc.groups { // an existing error is the cause of the gap, and stays
+		for _, g := range run.groups { // an existing error is the cause of the gap, and stays
 			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
 		}
 		return false
@@ -310,23 +310,23 @@ func (s *Store) counted(
 
 	status := reply[1].(string)
 	if status != "" {
-		s.sealed(cc, changes, status, reply[7].(string))
+		s.sealed(run, changes, status, reply[7].(string))
 	}
 
-	s.noteEmptyPages(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
+	s.noteEmptyPages(run.bucket, int(reply[2].(int64)), reply[3] == "1")
 
-	counts, err := cc.parse(reply)
+	counts, err := run.parse(reply)
 	for i := range counts {
 		s.raiseHighest(counts[i].Version.Incarnation) // those before a malformed record have been published, too
 	}
 	if err != nil {
-		cc.Err = err
-		return s.counted(cc, changes, outcomes, false)
+		run.Err = err
+		return s.counted(run, changes, outcomes, false)
 	}
 
-	s.minutes.minutesEnded(cc.bucket, reply[6].(string))
+	s.minutes.minutesEnded(run.bucket, reply[6].(string))
 
-	for i, g := range cc.groups {
+	for i, g := range run.groups {
 		if status != "" && status[i] != statusWritten {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))
 			continue
@@ -343,8 +343,8 @@ func (s *Store) counted(
 }
 
 // parse returns the counts of a run in the order of its names, up to a record that is malformed.
-func (cc *countsRun) parse(reply []any) ([]presence.Count, error) {
-	counts := make([]presence.Count, len(cc.names))
+func (run *countsRun) parse(reply []any) ([]presence.Count, error) {
+	counts := make([]presence.Count, len(run.names))
 	stale := reply[0] == "1"
 	without := reply[4].(string)
 	records := reply[5].(string)
@@ -355,7 +355,7 @@ func (cc *countsRun) parse(reply []any) ([]presence.Count, error) {
 			return counts[:i], fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
 		}
 
-		c.Page = cc.names[i] // the same name, so as not to retain records
+		c.Page = run.names[i] // the same name, so as not to retain records
 		c.Stale = stale
 		c.Without = without
 		counts[i] = c

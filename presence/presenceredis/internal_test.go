@@ -192,9 +192,9 @@ func TestServerLateAndRepeatedRunsChangeNothing(t *testing.T) {
 
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
-				for _, cc := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
-					s.numberLocked(cc, []presence.Change{c})
-					calls = append(calls, &cc.scriptRun)
+				for _, run := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
+					s.numberLocked(run, []presence.Change{c})
+					calls = append(calls, &run.scriptRun)
 				}
 			}
 			for _, cl := range calls {
@@ -372,12 +372,12 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 			c.Counts = []presence.PageUsers{{Page: "p", Users: 3}}
 			var calls []*scriptRun
 			for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
-				for _, cc := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
-					s.numberLocked(cc, []presence.Change{c})
-					if knows := cc.Args[sealAt] != noSeal; knows != wrote {
+				for _, run := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
+					s.numberLocked(run, []presence.Change{c})
+					if knows := run.Args[sealAt] != noSeal; knows != wrote {
 						t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
 					}
-					calls = append(calls, &cc.scriptRun)
+					calls = append(calls, &run.scriptRun)
 				}
 			}
 

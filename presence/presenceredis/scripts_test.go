@@ -90,9 +90,9 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	// A change writes members, then counts.
 	calls = append(calls, s.memberRuns(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
-		for _, cc := range s.countRuns(bucket, "PUBLISH", []presence.Change{change}, groups) {
-			s.numberLocked(cc, []presence.Change{change})
-			calls = append(calls, &cc.scriptRun)
+		for _, run := range s.countRuns(bucket, "PUBLISH", []presence.Change{change}, groups) {
+			s.numberLocked(run, []presence.Change{change})
+			calls = append(calls, &run.scriptRun)
 		}
 	}
 

@@ -12,15 +12,15 @@ import (
 // What the commit wrote is drained with the next changes.
 func TestACommitThatNobodyAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		between := newFast()
-		shared := newDurable()
-		o := newOwned(t, "owner", between, shared)
+		fast := newFast()
+		durable := newDurable()
+		o := newOwned(t, "owner", fast, durable)
 		o.must(t, o.next("1"))
 
 		// The fast store makes the second commit, and the tier never learns of it.
 		unanswered := o.next("2")
 		prepared := o.partitions[7].prepare(&unanswered)
-		if err := between.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
+		if err := fast.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
 			t.Fatal(err)
 		}
 		claims, err := o.Claim(t.Context(), "owner", []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}})
@@ -34,7 +34,7 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 		o.must(t, other)
 		time.Sleep(time.Second)
 		o.close(t)
-		got := shared.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
 		if string(got.Value) != "2" {
 			t.Errorf("the durable store has %q, %v", got.Value, got.Err)
 		}
