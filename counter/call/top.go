@@ -102,19 +102,3 @@ func (s *Store) TopLists(
 
 // errEnough ends a scan early.
 var errEnough = errors.New("enough")
-
-// Histories implements counter.TopStore.
-func (s *Store) Histories(
-	ctx context.Context, keys []string, step time.Duration, from, to int64,
-) ([][]counter.Gain, error) {
-	all := make([][]counter.Gain, len(keys))
-	for i, key := range keys {
-		_, gains, err := s.History(ctx, key, step, from, to)
-		if err != nil {
-			return nil, err
-		}
-		all[i] = gains
-	}
-
-	return all, nil
-}

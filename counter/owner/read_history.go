@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	"headcount/counter"
 	"headcount/hyperloglog"
+	"headcount/internal/rows"
 )
 
 // History implements counter.Reader.
@@ -20,17 +22,86 @@ func (r *Reader) History(
 		return h.Counter(key), nil, err
 	}
 
-	var gains []counter.Gain
-	if h.Kind.Estimates() {
-		gains, err = r.uniqueGains(ctx, &h, step, from, to)
-	} else {
-		gains, err = r.gains(ctx, &h, step, from, to)
-	}
+	gains, err := r.ended(ctx, &h, step, from, to)
 	if err != nil {
 		return counter.Counter{}, nil, fmt.Errorf("owner: history of %q: %w", key, err)
 	}
 
 	return h.Counter(key), h.With(gains, step, from, to), nil
+}
+
+// manyRows is how many rows of a history are read by name at most. More are scanned, because most of them may not exist.
+const manyRows = 64
+
+// Histories returns for each of the distinct keys the time buckets that History returns, as counter.TopStore does. It
+// reads all sums at once, because a top list reads a thousand of them from a store that may be far away.
+func (r *Reader) Histories(
+	ctx context.Context, keys []string, step time.Duration, from, to int64,
+) ([][]counter.Gain, error) {
+	all, err := r.heads(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+
+	first, last := from/historyRow, (to-1)/historyRow
+	histories := make([][]counter.Gain, len(all))
+	var spans []span
+	var addresses []rows.Address
+	for i := range all {
+		h := &all[i]
+		if h.Version == (counter.Version{}) {
+			continue
+		}
+
+		if h.Kind.Estimates() || last-first >= manyRows {
+			histories[i], err = r.ended(ctx, h, step, from, to)
+			if err != nil {
+				return nil, fmt.Errorf("owner: history of %q: %w", h.key, err)
+			}
+			continue
+		}
+
+		collection := historyCollection(&h.head, uint32(step/time.Second))
+		for number := first; number <= last; number++ {
+			spans = append(spans, span{i, number})
+			addresses = append(addresses, h.address(rows.Name{Collection: collection, Field: numberField(number)}))
+		}
+	}
+
+	values, err := r.values(ctx, addresses)
+	if err != nil {
+		return nil, err
+	}
+	for i, at := range spans {
+		gains, err := gainsWithin(at.number, values[i], from, to)
+		if err != nil {
+			return nil, fmt.Errorf("owner: history of %q: %w", keys[at.of], err)
+		}
+		histories[at.of] = append(histories[at.of], gains...)
+	}
+
+	for i := range all {
+		histories[i] = all[i].With(histories[i], step, from, to)
+	}
+
+	return histories, nil
+}
+
+// span is a row of ended time buckets of a sum.
+type span struct {
+	of     int // the index of the counter
+	number int64
+}
+
+// ended returns the ended time buckets of a counter.
+func (r *Reader) ended(
+	ctx context.Context, h *found, step time.Duration, from, to int64,
+) ([]counter.Gain, error) {
+	if h.Kind.Estimates() {
+		return r.uniqueGains(ctx, h, step, from, to)
+	}
+
+	return r.gains(ctx, h, step, from, to)
 }
 
 // gains returns the ended time buckets of a sum.
@@ -40,16 +111,20 @@ func (r *Reader) gains(ctx context.Context, h *found, step time.Duration, from, 
 	// The first and the last row may also have time buckets outside the range.
 	first, last := from/historyRow, to/historyRow
 	err := r.scanNumbers(ctx, h, collection, first, last, func(span int64, _ string, row []byte) error {
-		read := reader{rest: row}
-		for _, gain := range read.gains(span) {
-			if gain.Number >= from && gain.Number < to {
-				gains = append(gains, gain)
-			}
-		}
-		return read.end("a history")
+		some, err := gainsWithin(span, row, from, to)
+		gains = append(gains, some...)
+		return err
 	})
 
 	return gains, err
+}
+
+// gainsWithin returns the time buckets with the indexes from from to to-1 in a row.
+func gainsWithin(span int64, row []byte, from, to int64) ([]counter.Gain, error) {
+	read := reader{rest: row}
+	some := slices.DeleteFunc(read.gains(span), func(g counter.Gain) bool { return g.Number < from || g.Number >= to })
+
+	return some, read.end("a history")
 }
 
 // uniqueGains returns the time buckets of a unique, each from its rows of registers.

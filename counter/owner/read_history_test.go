@@ -1,0 +1,94 @@
+package owner_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// asked counts how often it is asked. As over a network, each question takes a while.
+type asked struct {
+	*rowsmem.Store
+	times int
+}
+
+// Read implements rows.Store.
+func (a *asked) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
+	a.times++
+
+	return a.Store.Read(ctx, addresses)
+}
+
+// Scan implements rows.Store.
+func (a *asked) Scan(
+	ctx context.Context, partition int, collection, after string, each func(string, []byte) error,
+) error {
+	a.times++
+
+	return a.Store.Scan(ctx, partition, collection, after, each)
+}
+
+// TestHistoriesAreReadTogether: a top list, which has the histories of many counters, asks the store as often as for
+// few of them.
+func TestHistoriesAreReadTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys, minutes = 200, 130 // 130 minutes are in three rows or four
+		store := &asked{Store: rowsmem.New(rowsmem.Config{})}
+		o := owner.New(store, owner.Config{Name: "only", VerifyEvery: -1})
+		defer o.Close()
+		for id := range rows.Partitions {
+			if err := o.Own(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		rule := &counter.Rule{Match: "*", Kind: counter.Sum, Resolutions: []counter.Resolution{
+			{Step: time.Minute, Kept: 24 * time.Hour},
+		}}
+		began := time.Now().Unix() / 60
+		var names []string
+		for i := range keys {
+			names = append(names, fmt.Sprint("views:", i))
+		}
+		for range minutes {
+			for i, key := range names {
+				add := counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: int64(i + 1)}
+				call := owner.Call{
+					Partition: rows.PartitionOf(key), Ops: []counter.Op{{Changes: []counter.Change{add}}},
+				}
+				if _, err := o.Do(t.Context(), call); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(time.Minute)
+		}
+
+		store.times = 0
+		reader := owner.NewReader(store, rows.PartitionOf)
+		histories, err := reader.Histories(t.Context(), names, time.Minute, began, began+minutes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if store.times > 3 { // heads, heads of exact counters that have become sums, and histories
+			t.Errorf("the store was asked %d times", store.times)
+		}
+
+		for i, gains := range histories {
+			if len(gains) != minutes {
+				t.Fatalf("%q has %d minutes, want %d", names[i], len(gains), minutes)
+			}
+			for at, gain := range gains {
+				if gain.Number != began+int64(at) || gain.Value != int64(i+1) {
+					t.Fatalf("%q gained %+v in minute %d", names[i], gain, at)
+				}
+			}
+		}
+	})
+}
