@@ -10,10 +10,9 @@
 //
 // # Judge
 //
-// [Judge] has the arithmetic of a change once: kinds, bounds, overflows, versions, ledger entries and replays. A store
-// that can lock a counter while Go reads it (memory, a file, PostgreSQL) gives Judge a [Tx] and keeps what Judge wrote
-// to it. Redis cannot, so scripts/counter_apply.lua implements the same rules. Package countertest runs both against
-// one contract.
+// [Judge] has the arithmetic of a change once: kinds, bounds, overflows, versions, ledger entries and replays. Whoever
+// may change a counter, its owner or a transaction in PostgreSQL, gives Judge a [Tx] and keeps what Judge wrote to it.
+// Package countertest has the contract that holds in each store.
 //
 // # Versions
 //

@@ -109,46 +109,44 @@ func (op *Op) OfBatch() bool {
 	return op.IdempotencyKey != (IdempotencyKey{}) && !(len(op.Changes) == 1 && op.IdempotencyKey.Of(op.Changes[0].Key))
 }
 
-// Keys returns the keys of op's counters, each once.
-func (op *Op) Keys() []string {
-	keys := make([]string, 0, len(op.Changes))
-	seen := make(map[string]bool, len(op.Changes))
-	for i := range op.Changes {
-		key := op.Changes[i].Key
-		if !seen[key] {
-			seen[key] = true
-			keys = append(keys, key)
-		}
-	}
-
-	return keys
+// Found has the counters of an operation, as a store had them before it.
+type Found struct {
+	Readings []Reading // of each counter once
+	At       []int     // the index in Readings of each change's counter
 }
 
-// ReadFrom returns op's counters by key, read exactly from a store.
+// ReadFrom returns op's counters, read exactly from a store.
 func (op *Op) ReadFrom(ctx context.Context, from interface {
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]Reading, error)
-}) (map[string]Counter, error) {
-	found, err := from.Read(ctx, op.Keys(), "", 0)
-	if err != nil {
-		return nil, err
+}) (Found, error) {
+	keys := make([]string, 0, len(op.Changes))
+	index := make(map[string]int, len(op.Changes))
+	is := Found{At: make([]int, len(op.Changes))}
+	for i := range op.Changes {
+		key := op.Changes[i].Key
+		at, seen := index[key]
+		if !seen {
+			at = len(keys)
+			index[key] = at
+			keys = append(keys, key)
+		}
+		is.At[i] = at
 	}
 
-	by := make(map[string]Counter, len(found))
-	for _, r := range found {
-		by[r.Key] = r.Counter
-	}
+	var err error
+	is.Readings, err = from.Read(ctx, keys, "", 0)
 
-	return by, nil
+	return is, err
 }
 
-// Counters returns the counter of each of op's changes from by.
-func (op *Op) Counters(by map[string]Counter) []Counter {
-	out := make([]Counter, len(op.Changes))
-	for i := range op.Changes {
-		out[i] = by[op.Changes[i].Key].Or(op.Changes[i].Rule.Kind)
+// Counters returns the counter of each of op's changes.
+func (f *Found) Counters(op *Op) []Counter {
+	all := make([]Counter, len(f.At))
+	for i, at := range f.At {
+		all[i] = f.Readings[at].Or(op.Changes[i].Rule.Kind)
 	}
 
-	return out
+	return all
 }
 
 // Check returns an ErrOp that says why op is invalid, or nil. It does not check keys, members and texts, which the

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"maps"
 
 	"headcount/counter"
 	"headcount/counter/owner"
@@ -178,6 +177,41 @@ func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result
 	g.calls = nil
 }
 
+// doTogether makes all parts of a batch, if this process owns all counters and nothing refuses one of them. Otherwise
+// it makes nothing.
+func (s *Store) doTogether(ctx context.Context, parts []part) (made bool) {
+	if s.local == nil {
+		return false
+	}
+
+	ctx, cancel, err := s.begin(ctx)
+	if err != nil {
+		return false
+	}
+	defer cancel()
+
+	outcomes, made := s.local.DoTogether(ctx, callsOf(parts))
+	for i, outcome := range outcomes {
+		parts[i].set(outcome)
+	}
+
+	return made
+}
+
+func callsOf(parts []part) []owner.Call {
+	calls := make([]owner.Call, len(parts))
+	for i := range parts {
+		calls[i] = parts[i].call
+	}
+
+	return calls
+}
+
+func (p *part) set(outcome owner.Outcome) {
+	p.Outcome = outcome
+	p.Err = unavailable(outcome.Err)
+}
+
 // doAll makes calls to different partitions.
 func (s *Store) doAll(ctx context.Context, parts []part) {
 	// A single call needs no goroutine.
@@ -186,10 +220,6 @@ func (s *Store) doAll(ctx context.Context, parts []part) {
 		return
 	}
 
-	calls := make([]owner.Call, len(parts))
-	for i := range parts {
-		calls[i] = parts[i].call
-	}
 	ctx, cancel, err := s.begin(ctx)
 	if err != nil {
 		for i := range parts {
@@ -199,14 +229,14 @@ func (s *Store) doAll(ctx context.Context, parts []part) {
 	}
 	defer cancel()
 
-	for i, outcome := range s.to.DoAll(ctx, calls) {
-		parts[i].Outcome = outcome
-		parts[i].Err = unavailable(outcome.Err)
+	for i, outcome := range s.to.DoAll(ctx, callsOf(parts)) {
+		parts[i].set(outcome)
 	}
 }
 
-// applyParts makes a batch that several partitions have, as one operation for each of them. It finds out what refuses
-// the batch before it makes the first part, so that only a concurrent change can have it made in part.
+// applyParts makes a batch that several partitions have, as one operation for each of them. If all of them have one
+// owner in this process, it makes them together. Otherwise it finds out what refuses the batch before it makes the first
+// part, so that only a concurrent change can have it made in part.
 //
 // All batches share one space of idempotency keys, and each key has a home. A part has a key derived for its partition,
 // so that a repetition makes what is missing and nothing twice. The home remembers the key itself when all parts are
@@ -224,13 +254,17 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 	// Only the owner of a part judges it, because it knows whether the part was made before, and a reader may not see
 	// everything that it knows.
 	parts := split(op)
+	if !known && s.doTogether(ctx, parts) {
+		return s.joined(ctx, op, parts)
+	}
+
 	if known || len(parts) > 1 {
 		before, err := op.ReadFrom(ctx, s)
 		if err != nil {
 			return counter.Result{Err: err}
 		}
 		if known {
-			return counter.Result{Counters: op.Counters(before), Replay: true}
+			return counter.Result{Counters: before.Counters(op), Replay: true}
 		}
 		if err := refusal(op, before); err != nil {
 			return counter.Result{Err: err}
@@ -239,6 +273,12 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 
 	// Each partition makes its part independently. If some parts fail, a repetition makes them.
 	s.doAll(ctx, parts)
+
+	return s.joined(ctx, op, parts)
+}
+
+// joined returns the result of a batch whose parts are made or refused.
+func (s *Store) joined(ctx context.Context, op *counter.Op, parts []part) counter.Result {
 	result := join(op, parts)
 	if result.Err == nil {
 		// If this fails, a repetition is still a replay, by the keys of the parts.
@@ -287,45 +327,65 @@ func (s *Store) remember(ctx context.Context, id counter.IdempotencyKey) (owner.
 }
 
 // refusal returns why a batch would be refused, given the counters before it, or nil.
-func refusal(op *counter.Op, before map[string]counter.Counter) error {
-	after := maps.Clone(before)
-	// A key may occur several times, and then its changes add up.
+func refusal(op *counter.Op, before counter.Found) error {
+	added := make([]int64, len(before.Readings)) // a key may occur several times
 	for i := range op.Changes {
 		c := &op.Changes[i]
-		have := after[c.Key].Or(c.Rule.Kind)
+		at := before.At[i]
+		is := &before.Readings[at].Counter
+		*is = is.Or(c.Rule.Kind) // the first change of a new counter decides its kind
+
+		have := *is
+		have.Value += added[at]
 		if conflict := c.Refusal(have); conflict != nil {
-			conflict.Value = before[c.Key].Value
+			conflict.Value = is.Value
 			return conflict
 		}
 
-		have.Value += c.Delta
-		after[c.Key] = have
+		added[at] += c.Delta
 	}
 
 	return nil
 }
 
-// split splits a batch by partition.
+// split splits a batch by partition. The parts share their memory, because a batch is large.
 func split(op *counter.Op) []part {
-	var parts gathered
+	places := make([]int, len(op.Changes))
+	var sizes [rows.Partitions]int
 	for i := range op.Changes {
-		c := &op.Changes[i]
-		partition := placeOf(c)
-		to := parts.find(partition)
-		if to == nil {
-			parts.add(partition, &counter.Op{}, 0)
-			to = parts.find(partition)
-			to.indexes = nil
-			if op.IdempotencyKey != (counter.IdempotencyKey{}) {
-				to.call.Ops[0].IdempotencyKey = partKey(op.IdempotencyKey, partition)
-			}
+		places[i] = placeOf(&op.Changes[i])
+		sizes[places[i]]++
+	}
+
+	changes := make([]counter.Change, len(op.Changes))
+	indexes := make([]int, len(op.Changes))
+	parts := make([]part, 0, rows.Partitions)
+	var at [rows.Partitions]int // the part of each partition
+	from := 0
+	for partition, size := range sizes {
+		if size == 0 {
+			continue
 		}
 
-		to.call.Ops[0].Changes = append(to.call.Ops[0].Changes, *c)
+		own := counter.Op{Changes: changes[from : from : from+size]}
+		if op.IdempotencyKey != (counter.IdempotencyKey{}) {
+			own.IdempotencyKey = partKey(op.IdempotencyKey, partition)
+		}
+		at[partition] = len(parts)
+		parts = append(parts, part{
+			call:    owner.Call{Partition: partition, Ops: []counter.Op{own}},
+			indexes: indexes[from : from : from+size],
+		})
+		from += size
+	}
+
+	for i := range op.Changes {
+		to := &parts[at[places[i]]]
+		to.call.Ops[0].Changes = append(to.call.Ops[0].Changes, op.Changes[i])
 		to.indexes = append(to.indexes, i)
 	}
 
-	return parts.calls
+	return parts
 }
 
 // join combines the results of the parts of a batch. The first part decides whether the batch is a replay, so of two

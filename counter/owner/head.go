@@ -145,8 +145,10 @@ func (d *draft) addHead(key string) *head {
 	if len(d.heads) <= short {
 		return h
 	}
-	if len(d.byKey) == 0 {
+	if d.byKey == nil {
 		d.byKey = make(map[string]*head, 4*short)
+	}
+	if len(d.byKey) == 0 { // the heads of before were few
 		for _, one := range d.heads {
 			d.byKey[one.key] = one
 		}

@@ -190,6 +190,59 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 		outcomes[i].Err = o.enqueue(&all[i])
 	}
 	o.makeTurn()
+	o.awaitAll(ctx, all, outcomes)
+
+	return outcomes
+}
+
+// DoTogether makes calls to different partitions in one turn. If one of them would be refused, fails or has to wait, it
+// makes none of them and reports that.
+func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcome, made bool) {
+	if o.lock(ctx) != nil {
+		return nil, false
+	}
+
+	// Calls that wait are left for the next turn: if this one makes nothing, its drafts are dropped.
+	all := make([]pending, len(calls))
+	work := o.scratch.work[:0]
+	o.mu.Lock()
+	for i := range calls {
+		p := o.owned[calls[i].Partition]
+		if p == nil || p.unsure {
+			continue
+		}
+		all[i].Call = calls[i]
+		p.calls = append(p.calls, &all[i])
+		work = append(work, p)
+	}
+	o.mu.Unlock()
+	o.scratch.work = work
+
+	now := time.Now()
+	drafted := o.judge(work, now)
+	if len(drafted) < len(calls) || slices.ContainsFunc(all, refuses) {
+		for _, p := range work {
+			o.end(p)
+		}
+		o.unlock()
+		return nil, false
+	}
+
+	o.keep(drafted, now)
+	outcomes = make([]Outcome, len(calls))
+	o.awaitAll(ctx, all, outcomes)
+
+	return outcomes, true
+}
+
+// refuses reports whether the judgement of a call refuses one of its operations.
+func refuses(one pending) bool {
+	return one.err != nil || slices.ContainsFunc(one.answer.Results, func(r counter.Result) bool { return r.Err != nil })
+}
+
+// awaitAll ends the turn that the caller has, and waits for the calls that it did not answer. A call whose outcome is
+// known already is in no queue.
+func (o *Owner) awaitAll(ctx context.Context, all []pending, outcomes []Outcome) {
 	for i := range all {
 		if !all[i].answered {
 			all[i].awaitable()
@@ -197,19 +250,16 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	}
 	o.unlock()
 
-	// A call that the turn did not answer waits for another turn.
 	for i := range all {
 		one := &all[i]
 		switch {
-		case outcomes[i].Err != nil: // the call was refused and is in no queue
+		case outcomes[i].Err != nil:
 		case one.done == nil:
 			outcomes[i] = Outcome{one.answer, one.err}
 		default:
 			outcomes[i].Answer, outcomes[i].Err = o.await(ctx, one)
 		}
 	}
-
-	return outcomes
 }
 
 // await waits for the answer to a call in a queue. The caller that gets the turn makes all waiting calls, so most

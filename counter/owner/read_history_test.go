@@ -42,7 +42,6 @@ func TestHistoriesAreReadTogether(t *testing.T) {
 		const keys, minutes = 200, 130 // 130 minutes are in three rows or four
 		store := &asked{Store: rowsmem.New(rowsmem.Config{})}
 		o := owner.New(store, owner.Config{Name: "only", VerifyEvery: -1})
-		defer o.Close()
 		for id := range rows.Partitions {
 			if err := o.Own(t.Context(), id); err != nil {
 				t.Fatal(err)
@@ -70,6 +69,7 @@ func TestHistoriesAreReadTogether(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 
+		o.Close() // it also reads when it sweeps what has expired
 		store.times = 0
 		reader := owner.NewReader(store, rows.PartitionOf)
 		histories, err := reader.Histories(t.Context(), names, time.Minute, began, began+minutes)

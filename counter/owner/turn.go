@@ -19,8 +19,11 @@ func (o *Owner) makeTurn() {
 // make judges and commits the calls that partitions have in the turn. The caller has the turn.
 func (o *Owner) make(work []*partition) {
 	now := time.Now()
-	drafted := o.judge(work, now)
+	o.keep(o.judge(work, now), now)
+}
 
+// keep commits the complete drafts of partitions. The caller has the turn.
+func (o *Owner) keep(drafted []*partition, now time.Time) {
 	dirty := drafted[:0]
 	commits := o.scratch.commits[:0]
 	for _, p := range drafted {

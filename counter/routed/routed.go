@@ -253,12 +253,12 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 
 // replay returns the result of a replay, which is the current values of the counters.
 func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
-	by, err := op.ReadFrom(ctx, s)
+	now, err := op.ReadFrom(ctx, s)
 	if err != nil {
 		return counter.Result{Err: err}
 	}
 
-	return counter.Result{Replay: true, Counters: op.Counters(by)}
+	return counter.Result{Replay: true, Counters: now.Counters(op)}
 }
 
 // Read implements counter.Reader. While PostgreSQL is unavailable, a read that may lag marks exact counters as not

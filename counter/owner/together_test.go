@@ -1,0 +1,87 @@
+package owner_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+	"testing/synctest"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/internal/rows"
+	"headcount/internal/rows/rowsmem"
+)
+
+// TestTogetherOrNotAtAll: of calls that belong together none is made when one of them is refused, or has an owner
+// elsewhere, and the owner goes on.
+func TestTogetherOrNotAtAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		apart := keysApart(3)
+		keys, foreign := apart[:2], apart[2]
+
+		store := rowsmem.New(rowsmem.Config{})
+		o := owner.New(store, owner.Config{Name: "only", VerifyEvery: -1})
+		defer o.Close()
+		if err := o.Own(t.Context(), rows.PartitionOf(keys[0]), rows.PartitionOf(keys[1])); err != nil {
+			t.Fatal(err)
+		}
+
+		adds := func(n int64, keys ...string) (calls []owner.Call) {
+			for _, key := range keys {
+				ops := increment(key)
+				ops[0].Changes[0].Delta = n
+				calls = append(calls, owner.Call{Partition: rows.PartitionOf(key), Ops: ops})
+			}
+			return calls
+		}
+		values := func() [2]int64 {
+			t.Helper()
+			read, err := owner.NewReader(store, rows.PartitionOf).Read(t.Context(), keys, "", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return [2]int64{read[0].Value, read[1].Value}
+		}
+
+		outcomes, made := o.DoTogether(t.Context(), adds(2, keys...))
+		if !made || outcomes[1].Results[0].Counters[0].Value != 2 {
+			t.Fatalf("%+v, %t", outcomes, made)
+		}
+
+		if _, made := o.DoTogether(t.Context(), adds(2, keys[0], foreign)); made {
+			t.Error("it was made in part")
+		}
+		overflow := append(adds(2, keys[0]), adds(math.MaxInt64, keys[1])...)
+		if _, made := o.DoTogether(t.Context(), overflow); made {
+			t.Error("it was made although a part is refused")
+		}
+		if got := values(); got != [2]int64{2, 2} {
+			t.Errorf("the values are %v", got)
+		}
+
+		// Each by itself is another matter.
+		separate := o.DoAll(t.Context(), overflow)
+		var conflict *counter.Conflict
+		if separate[0].Err != nil || !errors.As(separate[1].Results[0].Err, &conflict) {
+			t.Errorf("%+v", separate)
+		}
+		if got := values(); got != [2]int64{4, 2} {
+			t.Errorf("the values are %v", got)
+		}
+	})
+}
+
+// keysApart returns keys in different partitions.
+func keysApart(n int) (keys []string) {
+	used := map[int]bool{}
+	for i := 0; len(keys) < n; i++ {
+		key := fmt.Sprint("key ", i)
+		if at := rows.PartitionOf(key); !used[at] {
+			used[at] = true
+			keys = append(keys, key)
+		}
+	}
+
+	return keys
+}
