@@ -29,6 +29,9 @@ type verifier struct {
 	next int     // the first bucket to verify next
 	used buckets // buckets that had endpoints of this gateway when they were last counted
 	lost bool    // endpoints were missing at the last verification
+	// room is for the topics of the next verification, and empty. Without it they would be most of the garbage that a
+	// quiet gateway makes.
+	room []presence.Topic
 }
 
 // keepAttached attaches the wanted topics in the store, and detaches dropped ones, until ctx ends. Each round attaches
@@ -142,7 +145,7 @@ func (h *Hub) verify(ctx context.Context) {
 	// Counted anew below, while the topics are gone through anyway.
 	v.used = buckets{}
 	reread := h.backlog.fresh.Len() == 0 // otherwise fresh topics come first
-	var topics []presence.Topic
+	topics := v.room
 
 	for t, w := range h.topics {
 		if w.hasEndpoint() {
@@ -163,6 +166,9 @@ func (h *Hub) verify(ctx context.Context) {
 	if h.attachMissing(ctx, topics) {
 		v.next = next
 	}
+
+	clear(topics)
+	v.room = topics[:0]
 }
 
 // buckets is a set of buckets.
