@@ -3,6 +3,7 @@ package gateway
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -43,6 +45,8 @@ type served struct {
 	addr string
 	dial func() (net.Conn, error)
 	stop func() // ends the goroutines of gateway and node
+	// listener is the system's; nil: connections are in memory.
+	listener *net.TCPListener
 }
 
 // lone is a cluster of one process, and of gateways that are not asked for anything.
@@ -102,6 +106,7 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 
 	s := runGateway(t, polled, tune)
 	server := httptest.NewUnstartedServer(s.g.Handler())
+	s.listener = server.Listener.(*net.TCPListener)
 	limiter := s.g.Listener(server.Listener)
 	server.Listener = limiter
 	server.Config.ConnState, server.Config.ConnContext = limiter.State, limiter.Context
@@ -777,8 +782,7 @@ func TestClockClientThatTakesNothing(t *testing.T) {
 		cfg.WriteTimeout = 500 * time.Millisecond
 		cfg.Registerer = reg
 	}, func(t *testing.T, s *served) {
-		hog := s.socket("")
-		s.narrow(hog, 4096) // else the kernel takes megabytes of pongs first
+		hog := s.narrowSocket(4096) // else the kernel takes megabytes of pongs first
 
 		gone := make(chan struct{})
 		go func() {
@@ -819,16 +823,26 @@ func TestClockClientThatTakesNothing(t *testing.T) {
 	})
 }
 
-// narrow makes the system's buffers between the server and r, which is its only client, small.
-func (s *served) narrow(r *raw, bytes int) {
+// narrowSocket is socket with small buffers of the system between server and client. So have all sockets after it.
+func (s *served) narrowSocket(bytes int) *raw {
 	s.t.Helper()
-	s.settles(1) // a client is welcomed before the gateway knows it
-	_ = r.tcp().SetReadBuffer(bytes)
-	s.g.each(func(c *conn) {
-		if tcp, ok := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }); ok {
-			_ = tcp.SetWriteBuffer(bytes)
-		}
+	listener, err := s.listener.SyscallConn()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+
+	// What the listener accepts inherits it.
+	failed := listener.Control(func(fd uintptr) {
+		err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, bytes)
 	})
+	if err := cmp.Or(failed, err); err != nil {
+		s.t.Fatal(err)
+	}
+
+	r := s.socket("")
+	_ = r.tcp().SetReadBuffer(bytes)
+
+	return r
 }
 
 // A client that reads only after a while stays connected, although meanwhile no ping could be sent to it and
@@ -840,8 +854,8 @@ func TestServerASlowClientLives(t *testing.T) {
 			bothWays(t, func(cfg *Config) {
 				cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second
 			}, func(t *testing.T, s *served) {
-				r := s.socket("")
-				s.narrow(r, 64<<10)
+				r := s.narrowSocket(64 << 10)
+				s.settles(1) // a client is welcomed before the gateway knows it
 				const fillers = 10
 				// Ten of these do not fit into the buffers, so the gateway has to keep some.
 				filler := bytes.Repeat([]byte("x"), 60_000)

@@ -5,8 +5,11 @@ package socket
 import (
 	"io"
 	"net"
+	"os"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // descriptor is the file descriptor of a socket, for calls that do not wait. The
@@ -78,4 +81,65 @@ func (d descriptor) call(number uintptr, p []byte) (n int, err error) {
 			return 0, errno
 		}
 	}
+}
+
+// duplicate returns another descriptor of the same socket.
+func (d descriptor) duplicate() (descriptor, error) {
+	fd, err := unix.FcntlInt(uintptr(d), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return noDescriptor, os.NewSyscallError("fcntl", err)
+	}
+
+	return descriptor(fd), nil
+}
+
+func (d descriptor) close() error { return os.NewSyscallError("close", unix.Close(int(d))) }
+
+// shut ends all writes to the socket, also those that wait with another descriptor.
+func (d descriptor) shut() { _ = unix.Shutdown(int(d), unix.SHUT_RDWR) }
+
+// dropConnLocked leaves a polled wire nothing but a descriptor. What net keeps of a connection, its addresses and a
+// place in the runtime's poller, would be a quarter of what a silent client costs. TLS and a write that waits need it.
+// It also stays when too many files are open.
+func (w *Wire) dropConnLocked() {
+	if w.late != nil || w.tls != nil {
+		return
+	}
+
+	own, err := w.fd.duplicate()
+	if err != nil {
+		return
+	}
+
+	_ = w.conn.Close()
+	w.conn = nil
+	w.fd = own
+}
+
+// lateWriterLocked returns what writes the rest of a write. It fails when too many files are open.
+func (w *Wire) lateWriterLocked() (lateWriter, error) {
+	if w.conn != nil {
+		return w.conn, nil
+	}
+
+	// The wire's descriptor may be closed before the write ends, so the runtime waits with one of its own.
+	d, err := w.fd.duplicate()
+	if err != nil {
+		return nil, err
+	}
+
+	return os.NewFile(uintptr(d), "socket"), nil
+}
+
+// closeLocked closes the connection.
+func (w *Wire) closeLocked() error {
+	if w.conn != nil {
+		return w.conn.Close()
+	}
+
+	if w.late != nil {
+		w.fd.shut() // the writer of the rest has a descriptor of its own, and would wait for its deadline
+	}
+
+	return w.fd.close()
 }

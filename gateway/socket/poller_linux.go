@@ -78,6 +78,9 @@ func (p *Poller) add(w *Wire) bool {
 				Fd:     w.slot,
 			})
 		}
+		if err == nil {
+			w.dropConnLocked() // the socket stays watched as long as any descriptor of it is open
+		}
 	})
 	if cmp.Or(failed, err) != nil {
 		p.remove(w)

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -37,7 +38,7 @@ type Wire struct {
 	ending bool        // the last frame has been written, so no more frames follow
 	late   *late       // what the socket has not taken; nil: nothing
 	owner  Owner
-	conn   net.Conn
+	conn   net.Conn  // nil: only the descriptor is left, see dropConnLocked
 	tls    *tls.Conn // over conn, all of its calls under mu; nil: no TLS, or conn is the TLS connection and waits
 
 	turn
@@ -45,9 +46,16 @@ type Wire struct {
 
 // late has the bytes that the client has yet to take. The wire's lock guards it.
 type late struct {
+	out  lateWriter
 	rest []byte        // finish writes it; only finish changes it
 	more []byte        // the bytes that follow rest
 	free chan struct{} // closed when all is out; nil unless a goroutine waits in Wait
+}
+
+// lateWriter writes to the client and waits until it has taken the bytes, or a deadline has passed.
+type lateWriter interface {
+	io.WriteCloser
+	SetWriteDeadline(time.Time) error
 }
 
 // Owner serves the client of a Wire.
@@ -91,9 +99,6 @@ func (w *Wire) ServeAfter(d time.Duration) {
 		time.AfterFunc(d, w.occasion)
 	}
 }
-
-// NetConn is the connection underneath. Callers may only set its options.
-func (w *Wire) NetConn() net.Conn { return w.conn }
 
 // Busy reports whether the client has not taken everything that was written.
 func (w *Wire) Busy() bool { return w.busy.Load() }
@@ -168,7 +173,14 @@ func (w *Wire) emitLocked(p []byte) error {
 		}
 	}
 
-	w.late = &late{rest: bytes.Clone(p[n:])}
+	out, err := w.lateWriterLocked()
+	if err != nil {
+		w.ending = true // the client has a part of p, so nothing may follow
+		w.owner.Spawn(func() { _ = w.Close() })
+		return err
+	}
+
+	w.late = &late{out: out, rest: bytes.Clone(p[n:])}
 	w.busy.Store(true)
 	w.owner.Spawn(w.finish) // finish ends within the timeout, or when the wire is closed
 
@@ -187,8 +199,8 @@ func (w *Wire) finish() {
 
 	var err error
 	for rest := late.rest; rest != nil; {
-		_ = w.conn.SetWriteDeadline(time.Now().Add(w.owner.WriteTimeout()))
-		_, err = w.conn.Write(rest)
+		_ = late.out.SetWriteDeadline(time.Now().Add(w.owner.WriteTimeout()))
+		_, err = late.out.Write(rest)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			w.owner.Slow()
 		}
@@ -221,8 +233,12 @@ func (w *Wire) next(late *late, taken bool) (rest []byte) {
 		return rest
 	}
 
-	_ = w.conn.SetWriteDeadline(time.Time{})
 	w.late = nil
+	if late.out == w.conn {
+		_ = w.conn.SetWriteDeadline(time.Time{})
+	} else {
+		_ = late.out.Close()
+	}
 	w.busy.Store(false)
 	if late.free != nil {
 		close(late.free)
@@ -309,7 +325,7 @@ func (w *Wire) Close() error {
 	if w.tls != nil {
 		err = w.tls.Close() // sends close_notify first, which ends an event stream properly
 	} else {
-		err = w.conn.Close()
+		err = w.closeLocked()
 	}
 	w.mu.Unlock()
 
