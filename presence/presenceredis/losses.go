@@ -58,6 +58,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 		case <-tick.C:
 		}
 
+		// Until this process is accepted, the data may be that of another cluster.
 		if s.factsMode() != wasAccepted {
 			continue
 		}
@@ -76,6 +77,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 				return err
 			}
 
+			// A mark alone cannot show that everything is gone: it may be the one key that was evicted.
 			is, err := s.readTokens(ctx, c)
 			for i, was := range tokens {
 				emptied = emptied || err == nil && was != "" && was != is[i]
@@ -87,10 +89,12 @@ func (s *Store) watchLosses(ctx context.Context) {
 			return err
 		})
 
+		// A loss is looked at at once, to tell whether eviction has taken the mark.
 		if looks%evictionLooks == 0 || found.Lost > 0 {
 			evictions.look(ctx)
 		}
 
+		// A new token alone shows nothing either: Generation writes one when a former server is back.
 		everything := emptied && found.Missing
 		evicted := found.Lost > 0 && evictions.lately() // the mark was among the keys that were dropped
 		switch {
@@ -110,6 +114,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 }
 
 func (s *Store) logLostWrites(what string, found redisconn.Kept) {
+	// A time and not a number of writes: marks have the microsecond of their run.
 	lost := found.Lost.Round(time.Millisecond)
 	how := ""
 	if found.Missing {
@@ -144,6 +149,7 @@ func (l *evictionLog) look(ctx context.Context) {
 	}
 
 	log := &l.store.cfg.Log
+	// The policy is told before the first key is lost, when it can still be mended.
 	if found.Changed {
 		if found.Policy == "" {
 			log.Info().Msg("Redis drops no keys any more when its memory is full")
@@ -159,6 +165,7 @@ func (l *evictionLog) look(ctx context.Context) {
 		l.keys += found.Keys
 		l.store.losses.WithLabelValues(lostKeys).Inc()
 	}
+	// Eviction goes on while memory is full; what was dropped in between is in the next line.
 	if l.keys > 0 && time.Since(l.said) >= sayAgain {
 		log.Warn().Int64("keys", l.keys).Str("maxmemory_policy", found.Policy).Msg(
 			"Redis has evicted keys because its memory is full: follows, unread counts and counters that only Redis " +

@@ -63,6 +63,7 @@ func (m *minuteWriter) run(ctx context.Context) {
 		case <-look.C:
 			m.write(ctx, minutes.Of(time.Now()))
 		case <-ctx.Done():
+			// ctx has ended, and Close waits for this, so it is short.
 			last, cancel := context.WithTimeout(context.Background(), minuteLastWrite)
 			defer cancel()
 			m.write(last, minutes.Of(time.Now())+1)
@@ -120,6 +121,8 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 // waits for the next run, but none that was written: a string would have it twice.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
+	// remember.lua takes the arrivals of a minute from a process once. So none may be added to minutes that are
+	// written now.
 	m.latest = max(m.latest, before)
 
 	ended := map[int][]endedMinute{} // by bucket
@@ -131,6 +134,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	visited := map[int][]visit{} // by bucket
 	for key := range m.visits {
 		switch {
+		// Redis was away for so long that nobody would read them.
 		case key.at < before-m.retention:
 			delete(m.visits, key)
 		case key.at < before:
@@ -152,6 +156,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	for b, list := range visited {
 		for part := range slices.Chunk(list, visitBatch) {
 			runs = append(runs, m.visitsRunLocked(b, part))
+			// They stay in m.visits until they are written, where Minutes finds them.
 			visits = append(visits, part)
 		}
 	}
@@ -221,13 +226,14 @@ func (m *minuteWriter) kept() int {
 	return 2
 }
 
-// visitsCallLocked returns the run of remember.lua for arrivals in one bucket.
+// visitsRunLocked returns the run of remember.lua for arrivals in one bucket.
 func (m *minuteWriter) visitsRunLocked(bucket int, visits []visit) *scriptRun {
 	run := m.rememberRun(0, len(visits))
 	at := m.store.at()
 	for _, key := range visits {
 		v := m.visits[key]
 		run.Keys = append(run.Keys, at.visitsKey(bucket, key.at/60, key.page))
+		// Each process has a field of its own: none can add to the registers of another one.
 		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
 		run.Args = append(run.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
@@ -260,6 +266,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 	run := &scriptRun{Script: scripts.Minutes, Keys: []string{
 		s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().minutesKey(bucket, page),
 	}}
+	// One hour more than has begun here, because the clocks of other processes may be ahead.
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
 		run.Keys = append(run.Keys, s.at().visitsKey(bucket, hour, page))
 	}
@@ -321,6 +328,8 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 		})
 	}
 
+	// The minute of the last change is in the page's own string. It may be in the list already, as equal copies are
+	// one.
 	if at := reply[0].(int64); at > 0 {
 		list = append(list, minutes.Minute{At: at, Counted: true, Max: reply[1].(int64), Last: reply[2].(int64)})
 	}
@@ -344,6 +353,7 @@ func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minu
 	for at := max(from, m.latest-m.retention); at <= m.latest; at++ {
 		if v := m.visits[visit{page, at}]; v != nil {
 			registers := v.Registers()
+			// A copy, since arrived goes on adding to the registers.
 			waiting[at] = minutes.Minute{At: at, Joins: v.Joins, Visitors: registers.Clone()}
 		}
 	}
