@@ -94,7 +94,7 @@ func (fs *FollowService) Read(ctx context.Context, users ...User) ([]State, erro
 
 	states := make([]State, len(users))
 	for i, r := range records {
-		// One by one, since nearly all callers ask for one user.
+		// A call for each user, because Levels returns the own changes of one.
 		states[i], err = fs.State(ctx, users[i], r)
 		if err != nil {
 			return nil, err
