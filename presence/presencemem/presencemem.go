@@ -573,8 +573,8 @@ func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Top
 func (s *Store) endpoint(e presence.Endpoint) {
 	b := e.Topic.Bucket(s.cfg.Buckets)
 	gateways := s.endpoints[b][e.Topic]
-	isSo := gateways.Has(e.Gateway) != e.Gone
-	if isSo { // watchers hear of changes alone
+	unchanged := gateways.Has(e.Gateway) != e.Gone
+	if unchanged { // watchers hear of changes alone
 		return
 	}
 
