@@ -177,7 +177,7 @@ func Open(cfg Config) *Store {
 	s.background.Go(func() { s.doChores(ctx) })
 	s.background.Go(func() { s.watchLosses(ctx) })
 	if s.minutes.retention > 0 {
-		s.background.Go(func() { s.minutes.run(ctx) })
+		s.background.Go(func() { s.minutes.keep(ctx) })
 	}
 
 	return s
