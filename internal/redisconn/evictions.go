@@ -67,6 +67,7 @@ func (e *Evictions) dropped(info string) int64 {
 	}
 
 	before, known := e.keys[run]
+	// Servers come and go. One that is forgotten counts as new.
 	if e.keys == nil || len(e.keys) == maxRuns {
 		e.keys = map[string]int64{}
 	}

@@ -196,6 +196,7 @@ type ScriptRun struct {
 // Run runs scripts in pipelines, in order for each key, and fills in the reply or error of each. It also returns the
 // first error.
 func (s *Runner) Run(ctx context.Context, runs []*ScriptRun) error {
+	// Each pipeline has the time of a call, so a long list takes longer and does not fail.
 	for chunk := range slices.Chunk(runs, maxPipeline) {
 		err := s.Do(ctx, func(ctx context.Context, c *Client) error { return s.pipeline(ctx, c, chunk) })
 		if err == nil {

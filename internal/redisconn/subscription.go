@@ -198,6 +198,7 @@ func (sub *Subscription) ping(ctx context.Context, received *atomic.Bool, publis
 		case <-tick.C:
 		}
 
+		// The last ping has not come back: this may be a former master that lives on.
 		if !received.Swap(false) {
 			return errSilent
 		}

@@ -51,6 +51,7 @@ func Cipher(secret []byte, use string) cipher.AEAD {
 		panic(err)
 	}
 
+	// A random nonce for each text, because processes that seal with one key do not know of each other.
 	a, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
 		panic(err)

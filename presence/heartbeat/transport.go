@@ -156,6 +156,7 @@ func New(cfg Config) (*Transport, error) {
 		}, []string{"direction", "reason"}),
 	}
 
+	// Looked up once, because every datagram counts there.
 	t.in = t.datagrams.WithLabelValues("in")
 	t.inBytes = t.bytes.WithLabelValues("in")
 	t.out = t.datagrams.WithLabelValues("out")
@@ -277,6 +278,7 @@ func (t *Transport) destination(name string) (d *destination, reason string) {
 	d = &destination{t: t, name: name, wake: make(chan struct{}, 1), encoder: encoder}
 	t.to[name] = d
 	ctx := t.running
+	// While mu is held: Run takes the lock before it waits, and no sender starts after that.
 	t.senders.Go(func() { d.run(ctx) })
 
 	return d, ""

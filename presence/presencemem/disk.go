@@ -505,6 +505,7 @@ func (d *disk) run(commit func([]*op)) {
 
 // batch returns ops together with the waiting operations.
 func (d *disk) batch(ops ...*op) []*op {
+	// What came during the last write goes together, with one sync of the disk.
 	for len(ops) < maxWaiting {
 		select {
 		case o := <-d.waiting:

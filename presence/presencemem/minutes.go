@@ -107,6 +107,7 @@ func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 	}
 
 	b.append(r, minutes.Minute{At: at, Counted: true, Max: users, Last: users})
+	// Once a minute is enough, however often the page changes.
 	b.trim(r, at-b.retention)
 
 	return r

@@ -163,6 +163,7 @@ func (d *transaction) remember(key [16]byte) bool {
 	if _, known := d.base.keys[key]; known {
 		return false
 	}
+	// Two calls with one key may be in one transaction.
 	if _, known := d.keys[key]; known {
 		return false
 	}

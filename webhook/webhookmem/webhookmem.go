@@ -214,6 +214,7 @@ func (d *draft) change(b *hookState, c *webhook.Change) (dropped int) {
 
 // undoAll makes the memory what the file is.
 func (d *draft) undoAll() {
+	// Backward, because two of the changes may concern one subject.
 	for _, undo := range slices.Backward(d.undo) {
 		undo()
 	}
