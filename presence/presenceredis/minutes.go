@@ -127,7 +127,7 @@ type part struct {
 }
 
 // write writes the queued counts, and the arrivals of minutes before the minute before. Data that cannot be written
-// waits for the next run, but none that was written: a string would have it twice.
+// waits for the next run, but none that was written: a string would have it twice. Only one goroutine calls write.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	parts := m.take(before)
 	if len(parts) == 0 {
