@@ -39,6 +39,7 @@ func (c Count) Update() Update {
 // CountOf parses what Count.Update wrote. ok is false when u is not a count.
 func CountOf(u Update) (c Count, ok bool) {
 	c = Count{Page: u.Name(), Version: u.Version, Stale: u.Stale}
+	// A count that was never published has no value, and no users.
 	if u.Kind != KindCount || u.Value == "" {
 		return c, u.Kind == KindCount
 	}
@@ -48,6 +49,7 @@ func CountOf(u Update) (c Count, ok bool) {
 	n, err := strconv.ParseInt(users, 10, 64)
 	sec, err2 := strconv.ParseInt(updated, 10, 64)
 
+	// Another process may have sent it, so nothing is taken for granted.
 	if err != nil || err2 != nil || n < 0 || sec < 0 {
 		return c, false
 	}

@@ -29,6 +29,7 @@ func (l Incarnations) Has(name string) bool {
 	if l == (Incarnations{}) {
 		return false
 	}
+	// Cut by hand, so that nothing is allocated.
 	rest := l.names.Value()
 	for more := true; more; {
 		var one string
@@ -59,6 +60,7 @@ func incarnationsOf(names []string) Incarnations {
 		return Incarnations{}
 	}
 
+	// In order, so that equal sets are one text, and take memory once.
 	slices.Sort(names)
 	return Incarnations{unique.Make(strings.Join(names, "\n"))}
 }

@@ -86,6 +86,7 @@ func Excerpt(page string) string {
 		page = page[:4*MaxPageLength]
 	}
 
+	// The cut may have gone through a code point.
 	page = strings.ToValidUTF8(page, "\uFFFD")
 	if utf8.RuneCountInString(page) > MaxPageLength {
 		page = string([]rune(page)[:MaxPageLength])

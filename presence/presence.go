@@ -127,6 +127,7 @@ func (c Count) AppendMembers(b []byte) []byte {
 	b = c.Version.append(b)
 	b = append(b, '"')
 
+	// A count that leaves a region out is not the present one of the whole either.
 	if c.Stale || c.Without != "" {
 		b = append(b, `,"stale":true`...)
 	}
@@ -169,6 +170,7 @@ func Seconds(t time.Time) int64 {
 
 // TimeOf returns the time, in UTC, that Seconds returned as seconds.
 func TimeOf(seconds int64) time.Time {
+	// 0 is the zero time in all stores, and nothing is older.
 	if seconds <= 0 {
 		return time.Time{}
 	}
@@ -189,6 +191,7 @@ func (c Count) MarshalJSON() ([]byte, error) { return c.AppendJSON(nil), nil }
 // control characters, so only the quote and the backslash need escaping.
 func AppendString(b []byte, s string) []byte {
 	b = append(b, '"')
+	// Byte by byte, since no byte of a longer code point is a quote or a backslash.
 	for i := range len(s) {
 		if s[i] == '"' || s[i] == '\\' {
 			b = append(b, '\\')

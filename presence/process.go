@@ -62,6 +62,7 @@ func IncarnationName(process string, incarnation uint64) string {
 
 // ProcessOf returns the name of the process in an IncarnationName.
 func ProcessOf(name string) string {
+	// From the end: nothing is known of the form of a name, but the number after it has no slash.
 	if i := strings.LastIndexByte(name, '/'); i >= 0 {
 		return name[:i]
 	}

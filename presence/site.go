@@ -65,6 +65,7 @@ func SplitName(name string) (site Site, key string) {
 	}
 
 	word, key, ok := strings.Cut(name[len(siteMark):], siteMark)
+	// Only Qualify writes the mark, and it writes two.
 	if !ok {
 		return DefaultSite, name
 	}
@@ -74,6 +75,7 @@ func SplitName(name string) (site Site, key string) {
 
 // KeyOf returns the key in a qualified name, which is what clients see.
 func KeyOf(name string) string {
+	// Nearly all names are of the default site, and these are their own keys.
 	if name == "" || name[0] != siteMark[0] {
 		return name
 	}
@@ -95,6 +97,7 @@ func TotalOf(page string) string {
 // CheckName is CheckPage for the name of a page.
 func CheckName(name string) error {
 	site, key := SplitName(name)
+	// The name may come from another process, or from a file.
 	if len(site.String()) > MaxSiteName || !word(site.String()) {
 		return fmt.Errorf("%w: %q is no name of a site", ErrPage, Excerpt(site.String()))
 	}

@@ -41,6 +41,7 @@ var DefaultSite Site
 type shared struct{ handle unique.Handle[string] }
 
 func share(s string) shared {
+	// So that the zero value and the shared empty string are equal.
 	if s == "" {
 		return shared{}
 	}
@@ -94,6 +95,7 @@ func (t Topic) String() string { return t.Kind.String() + "/" + t.Site.String() 
 // ParseTopic parses what String wrote.
 func ParseTopic(s string) (Topic, error) {
 	kind, rest, ok := strings.Cut(s, "/")
+	// The key comes last, because it alone may have slashes.
 	site, key, more := strings.Cut(rest, "/")
 
 	t := Topic{Site: SiteOf(site), Kind: KindOf(kind), Key: key}
@@ -107,6 +109,7 @@ func ParseTopic(s string) (Topic, error) {
 // Check returns nil if the topic is valid, or else the reason why not. It does not check
 // whether the key fits the kind.
 func (t Topic) Check() error {
+	// The default site has no name. Every kind has one.
 	if t.Kind == (Kind{}) || !word(t.Kind.String()) {
 		return fmt.Errorf("%w: %q: %q is not a valid kind", ErrTopic, Excerpt(t.Key), Excerpt(t.Kind.String()))
 	}
@@ -125,6 +128,7 @@ func (u Update) Check() error {
 	if err := u.Topic.Check(); err != nil {
 		return err
 	}
+	// Whoever puts it into JSON escapes nothing but quotes and backslashes.
 	if !printable(u.Value, maxValue) {
 		return fmt.Errorf("%w: %q: %q is not a valid value", ErrTopic, Excerpt(u.Key), Excerpt(u.Value))
 	}

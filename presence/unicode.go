@@ -21,6 +21,7 @@ func CheckUnicode(json []byte) error {
 	}
 
 	for {
+		// JSON has backslashes within strings alone, so nothing else has to be parsed.
 		at := bytes.IndexByte(json, '\\')
 		if at < 0 {
 			return nil
@@ -33,6 +34,7 @@ func CheckUnicode(json []byte) error {
 			continue
 		}
 
+		// The other half has to follow at once.
 		if utf16.DecodeRune(first, escaped(json[6:])) == utf8.RuneError {
 			return errSurrogate
 		}

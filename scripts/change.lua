@@ -25,6 +25,7 @@ end
 local is = incarnationOf(inc, void)
 local n, authors = string.format('%.0f', last + 1), tonumber(old[2] or 0)
 local sets = {}
+-- Redis may have lost changes. Those that are left are noted, so that what was seen of them stays seen.
 if is ~= inc then
   inc = is
   sets[1], sets[2] = 'before', string.format('%.0f', last)
@@ -35,6 +36,7 @@ if user ~= '' and (old[3] or authors < tonumber(ARGV[5])) then
   if old[3] then
     local c, l, b = string.match(old[3], '^(%d+) (%d+) (%d+)$')
     changes = tonumber(c)
+    -- Two changes of one author in a row have the same change of somebody else before them.
     if tonumber(l) == last then before = b end
   else
     sets[#sets + 1] = 'authors'
@@ -51,6 +53,7 @@ if (ARGV[7] or '') ~= '' then
 end
 local value = string.format('%.0f %s', by, time[1])
 redis.call('HSET', KEYS[2], 'level', inc .. ' ' .. n .. ' ' .. value, unpack(sets))
+-- Not before the change: a key without it would have the repetition take the change for made.
 if KEYS[3] then redis.call('SET', KEYS[3], '', 'EX', ARGV[6]) end
 publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', {updateRecord(ARGV[3], inc, n, value)})
 return 1

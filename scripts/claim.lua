@@ -18,6 +18,7 @@ local old = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'claimant', 'cla
 local whole = old[8] == ARGV[2] and 1 or 0
 local pages = redis.call('STRLEN', KEYS[2])
 local former, shards, members = tonumber(old[1] or 0) or 0, tonumber(old[6] or 1), tonumber(old[7] or 0)
+-- The same process: the numbers of its claims tell a repetition from a call that is late.
 if old[1] and old[3] == ARGV[3] then
   local n = tonumber(old[4])
   if n == tonumber(ARGV[4]) then return {former, pages, tonumber(old[5] or 0), shards, members, whole} end
@@ -27,6 +28,7 @@ elseif old[1] and ARGV[5] ~= '0' and former > tonumber(ARGV[5]) then
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- A time, so that the next owner learns how long this one had the partition. It never falls.
 local epoch = math.max(now, former + 1)
 if old[2] ~= ARGV[2] and pages > 0 then
   redis.call('UNLINK', KEYS[2])

@@ -45,6 +45,7 @@ if ARGV[9] == '1' and tonumber(ARGV[8]) > last + 1 then return {'gap'} end
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset',
   'log', 'past', 'sweep', 'swept')
+-- With foreign data the script fails at one of these reads, before it writes.
 local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
 local highest = tonumber(ARGV[4])
 local time = redis.call('TIME')
@@ -57,6 +58,7 @@ local peers, waits, out = readPeers(state[6], second)
 
 local seal = redis.call('GETRANGE', KEYS[2], '0', string.format('%d', sealSize - 1))
 local status, bad = '', nil -- bad has the partitions that must not be written
+-- The epochs were valid under the caller's seal, and no claim has been made while the seal is the same.
 if seal ~= ARGV[10] or state[1] ~= ARGV[7] then
   local fences, claims, digits = redis.call('GET', KEYS[2]) or '', ARGV[11], {}
   bad = {}
@@ -66,6 +68,7 @@ if seal ~= ARGV[10] or state[1] ~= ARGV[7] then
     if e > epoch then
       digit = '1'
     elseif e < epoch or state[1] ~= ARGV[7] then
+      -- The bucket does not know the claim, or its pages are of another generation.
       digit = '2'
     end
     digits[#digits + 1] = digit
@@ -94,10 +97,12 @@ for k = 7, #KEYS do
   if r then area, old, length = cutArea(old, length, updated) end
   local given, p, is = unpackBytes('>I2<I2>I5', counts, at)
   local live, had, numbers, m = r == rebuild, nil, nil, nil
+  -- Most runs change one small number of a page that only this region has: that takes no list of pieces.
   if live and given == 1 and wide == 1 and length == 0 and is < 256 and not bad then
     had, numbers, m = setOne(old, n, users, p, counts, at + 2, is)
   end
   local lost, since = users, updated -- of a void page: what it had, and since when
+  -- Of a void page the incarnation, the pairs and the time go on. Its users are those of before the loss.
   if not live then
     users, seq, down = 0, 0, 0
     if r then
@@ -125,8 +130,10 @@ for k = 7, #KEYS do
   at = at + 2 + 7 * given
   local page, start = part(key, prefix + 1), nil
   local i = 3 * k - 20 -- index of the first part of the record
+  -- A void page that stays without users need not be written: it is read as empty.
   if moved and (live or delta > 0) then
     if not live then
+      -- Above all that anybody has seen of the page, and above the pages that were forgotten for their number.
       own = math.max(second * 1000 + millis, highest + 1, inc, void, base, past + 1)
       inc = own
     end
@@ -157,6 +164,7 @@ for k = 7, #KEYS do
       sets[writes + 2] = pageText(start) .. tail
     end
     writes = writes + 2
+    -- held: a region that is left out has users there, and may come back.
     if users + others == 0 and not held then
       left[#left + 1] = key
     elseif empties > 0 and before == 0 and r then
@@ -166,6 +174,7 @@ for k = 7, #KEYS do
     left[#left + 1] = key
   end
   records[i], records[i + 1] = countHeads[#page] or countHead(#page), page
+  -- Then the page's own bytes are the end of its record, and need not be packed again.
   if start and others == 0 and latest == updated and offset == 0 then
     records[i + 2] = part(start, countFrom, countTo)
   else
@@ -187,10 +196,13 @@ elseif #log > 0 then
   end
   redis.call('ZADD', KEYS[4], unpack(places))
 end
+-- After all that may fail, so that a run that failed may come once more.
 redis.call('SET', KEYS[6], ARGV[8], 'EX', lateBy)
 local again = false
 if #ready > 0 and redis.call('SADD', KEYS[3], unpack(ready)) > 0 then
   local is = redis.call('SCARD', KEYS[3])
+  -- Counts are not stale from here on, but no record says that of pages that did not change: watchers read all of
+  -- them.
   if complete < partitions and is >= partitions then again = true end
   complete = is
 end

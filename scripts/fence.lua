@@ -40,8 +40,10 @@ state[6] = math.max(tonumber(state[6] or 0), tonumber(state[8] or 0)) -- the gre
 if other or again and raised ~= rebuild then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  -- Above every incarnation that this server or the caller knows, so that no version is given to two values.
   local fresh = math.max(now, tonumber(ARGV[3]) + 1, void + 1, base + 1, tonumber(state[6] or 0) + 1)
   if other then
+    -- That voids all pages, without touching any: each names the rebuild that it belongs to.
     rebuild, void = rebuild + 1, fresh
     redis.call('UNLINK', KEYS[3], KEYS[4])
     redis.call('HDEL', KEYS[1], 'log', 'places', 'lacking', 'floor', 'given', 'forgotten')
@@ -65,6 +67,7 @@ if other or again and raised ~= rebuild then
       redis.call('HINCRBY', KEYS[1], 'offset', 1) -- totals fall by the users of a peer that is not in the list any more
     end
   end
+  -- A page without a string may have had one before the loss, so it reads as 0 under a version above that one.
   if again or base > 0 then base = fresh end
   if again then raised = rebuild end
   redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'rebuild', rebuild, 'void', string.format('%.0f', void),

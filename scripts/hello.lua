@@ -15,6 +15,7 @@ if redis.call('HEXISTS', KEYS[1], 'region') == 0 then return {'missing'} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local identity, beats, last = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%S+) (%d+) (%d+)$')
+-- last is ahead of now where the clock has gone back; the name is not held for longer than that.
 if identity and identity ~= ARGV[2] and now - last < tonumber(ARGV[3]) and
   last - now < tonumber(ARGV[3]) then return {'taken'} end
 redis.call('HSET', KEYS[2], ARGV[1], string.format('%s %.0f %.0f', ARGV[2], (beats or 0) + 1, now))

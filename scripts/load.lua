@@ -14,6 +14,7 @@ local epoch = tonumber(ARGV[1])
 if not owner[1] or tonumber(owner[1]) < epoch then return {2, '', {}} end
 if tonumber(owner[1]) > epoch then return {1, '', {}} end
 if owner[2] ~= ARGV[2] then return {2, '', {}} end
+-- The members are in other hashes than the caller has named.
 if (owner[3] or '1') ~= ARGV[4] then return {4, '', {}} end
 local pages, members = '', {}
 if ARGV[3] == '1' then pages = redis.call('GET', KEYS[2]) or '' end

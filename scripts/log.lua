@@ -16,6 +16,7 @@ local reply = {log, tonumber(state[2] or 0), tonumber(state[5] or state[3] or 0)
   redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[1]) and 1 or 0}
 if log == 0 or reply[4] == 0 then return reply end
 local known = log == tonumber(ARGV[2])
+-- A page after that place has left the log, so the caller would never learn that it has no users.
 if known and tonumber(ARGV[3]) < tonumber(state[6] or 0) then
   reply[4] = 2
   return reply

@@ -31,6 +31,7 @@ local flags = tonumber(ARGV[5])
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'sequence', 'batch', 'shares', 'members')
 local epoch, shards, members = tonumber(ARGV[1]), tonumber(owner[5] or 1), tonumber(owner[6] or 0)
 local function answer(status) return {status, shards, members} end
+-- Redis has lost the claim: it was emptied, or came back older.
 if not owner[1] or tonumber(owner[1]) < epoch then return answer(2) end
 if tonumber(owner[1]) > epoch then return answer(1) end
 if owner[2] ~= ARGV[2] then return answer(2) end
@@ -38,6 +39,7 @@ local sequence, batch = tonumber(ARGV[3]), tonumber(ARGV[4])
 local lastSequence, lastBatch = tonumber(owner[3]), tonumber(owner[4])
 if sequence < lastSequence then return answer(5) end
 if sequence == lastSequence and batch <= lastBatch then return answer(0) end
+-- Without the batch before it, the change would count as whole and lack members.
 if batch > 0 and (sequence > lastSequence or batch > lastBatch + 1) then return answer(3) end
 if shards ~= tonumber(ARGV[6]) then return answer(4) end
 redis.call('STRLEN', KEYS[2]) -- with foreign data the script fails here, before it removes anything
@@ -45,9 +47,11 @@ redis.call('STRLEN', KEYS[2]) -- with foreign data the script fails here, before
 local first = 3
 if batch == 0 and ARGV[7] ~= '0' then
   first = 3 + shards
+  -- Foreign data shows here, before the first hash is gone.
   for i = 3, first - 1 do redis.call('HLEN', KEYS[i]) end
   for i = 3, first - 1 do redis.call('UNLINK', KEYS[i]) end
   shards, members = tonumber(ARGV[7]), 0
+  -- At once, so that the numbers are right even if the script fails further down.
   redis.call('HSET', KEYS[1], 'shares', ARGV[7], 'members', '0')
 end
 if batch == 0 and flags % 2 == 1 then
@@ -56,6 +60,7 @@ elseif ARGV[8] ~= '' then
   redis.call('APPEND', KEYS[2], ARGV[8])
 end
 local now
+-- A hold ends by the clock of this server, since those of owners differ.
 local function ends(hold)
   if not now then
     local time = redis.call('TIME')
@@ -70,6 +75,7 @@ for i = first, last do
   for j = at + 2, at + n, 2 do
     if ARGV[j] ~= '' then ARGV[j] = ends(ARGV[j]) end
   end
+  -- HSET returns how many of the fields are new.
   if n > 0 then members = members + redis.call('HSET', KEYS[i], unpack(ARGV, at + 1, at + n)) end
   at = at + n + 1
   n = tonumber(ARGV[at])
@@ -81,6 +87,7 @@ if flags >= 4 then
   local function forget(old)
     if #old > 0 then redis.call('ZREM', seen, unpack(old)) end
   end
+  -- The latest departure of a user counts, whichever owner reports it.
   redis.call('ZADD', seen, 'GT', unpack(ARGV, at + 3))
   forget(redis.call('ZRANGEBYSCORE', seen, '-inf', '(' .. ARGV[at + 1], 'LIMIT', 0, most))
   local excess = redis.call('ZCARD', seen) - ARGV[at + 2]

@@ -46,9 +46,12 @@ local function answer(status, at, changed, malformed, refused, ended)
   return reply
 end
 
+-- No owner has claimed anything here yet, so there is no generation for the pairs to belong to.
 if not state[1] then return answer(1, known, 0, 0, {}) end
+-- A late batch of an older log; or a log whose pairs would lose against those that this bucket has.
 if log < known or log > known and log <= math.max(high, least) then return answer(2, known, 0, 0, {}) end
 if log > known then
+  -- What a new log had before this batch is not known here.
   if from > 0 then
     cursor, done = 0, false
     return answer(3, log, 0, 0, {})
@@ -96,8 +99,10 @@ for k = 4, to > cursor and #KEYS or 3 do
   if foreign then
     malformed = malformed + 1 -- the value belongs to another program and stays as it is
   elseif inc < math.max(hadInc or 0, least) then
+    -- The region forgot the page, and began it again too low: the old pair would win for ever.
     refused[#refused + 1] = k - 4
-  elseif hadInc or up > down then
+  elseif hadInc or up > down then -- otherwise there is nothing to remember
+    -- Within an incarnation both only grow, so the greater one is right in whatever order copies come.
     if hadInc == inc then up, down = math.max(up, hadUp), math.max(down, hadDown) end
     local live, body = r == rebuild, ''
     local lost, since = users, updated -- of a void page: what it had, and since when
@@ -155,6 +160,7 @@ end
 -- otherwise the region raises these pairs, and sends the batch again
 if #refused == 0 then cursor = math.max(cursor, to) end
 local again = false
+-- The bucket has all of the log now: a page that it does not name has no users in that region.
 if ARGV[11] == '1' and to == cursor and not done then
   done = true
   if peer and (floor > peer.floor or peer.flag == '2') then

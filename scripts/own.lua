@@ -20,6 +20,7 @@ for k = 3, #KEYS do
   if not r then
     gone[#gone + 1] = string.sub(KEYS[k], prefix + 1)
   elseif r == rebuild then
+    -- A peer that has the log up to its end takes pairs below the floor for void.
     if own < floor then
       given, raised, own, down = given + 1, true, given + 1, 0
       redis.call('SETRANGE', KEYS[k], 0, pageCounts(r, users, updated, inc, seq, own, down))
@@ -30,6 +31,7 @@ for k = 3, #KEYS do
 end
 if raised then redis.call('HSET', KEYS[1], 'given', string.format('%.0f', given)) end
 if #gone > 0 then
+  -- A peer that has not come so far cannot learn from this log that the page has no users: log.lua tells the caller.
   for _, page in ipairs(gone) do forgot = math.max(forgot, tonumber(redis.call('ZSCORE', KEYS[2], page) or 0)) end
   redis.call('HSET', KEYS[1], 'forgotten', string.format('%.0f', forgot))
   redis.call('ZREM', KEYS[2], unpack(gone))

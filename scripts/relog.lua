@@ -22,6 +22,7 @@ for k = 3, #KEYS do
   if type(text) == 'string' and isPage(text) then -- otherwise it is forgotten, or the value of another program
     local r, users, updated, inc, seq, own = readPage(text)
     pages[#pages + 1] = string.sub(KEYS[k], prefix + 1)
+    -- The peer knows a higher incarnation of this pair, and would refuse this one.
     if r == tonumber(state[3] or 0) and own <= high then
       raise[#raise + 1] = {KEYS[k], pageCounts(r, users, updated, inc, seq, tonumber(fresh), 0)}
     end

@@ -135,6 +135,7 @@ for k = n + 1, n + v do
   local field, value = ARGV[2 * k - n + 4], ARGV[2 * k - n + 5]
   local new = redis.call('HSET', KEYS[k], field, value) == 1
   redis.call('EXPIRE', KEYS[k], seconds)
+  -- A day would count the second copy of a process's minute again.
   if new and keep > 0 then foldVisits(KEYS[n + v + k], KEYS[n + 2 * v + k], KEYS[#KEYS], field, value) end
 end
 return 1

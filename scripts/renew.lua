@@ -45,6 +45,7 @@ end
 local facts, known, write, seals = redis.call('HGETALL', KEYS[1]), {}, {}, {}
 local adds = 8 + 2 * ARGV[6]
 local first = adds + 2 * ARGV[7]
+-- A running process may be about to write them again.
 if #facts == 0 and ARGV[5] == '0' then return {'missing'} end
 for i = 1, #facts, 2 do
   known[facts[i]] = facts[i + 1]
@@ -94,6 +95,7 @@ for i = 1, #leases, 2 do
     reply[#reply + 1] = leases[i + 1]
   end
 end
+-- Nothing is written before it is clear that the process gets its lease.
 if #write > 0 then redis.call('HSET', KEYS[1], unpack(write)) end
 if #over > 0 then redis.call('HDEL', KEYS[2], unpack(over)) end
 local lease = string.format('%.0f ', now + ARGV[4]) .. ARGV[2] .. ' ' .. ARGV[3]

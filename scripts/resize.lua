@@ -50,6 +50,7 @@ while n < to do
   end
   n, at = n + 1, at + 2
 end
+-- The last shard goes back to the one that it was split from.
 while n > to do
   put(KEYS[at], redis.call('HGETALL', KEYS[at + 1]))
   redis.call('UNLINK', KEYS[at + 1])

@@ -29,6 +29,7 @@ for i = 8, from - 1 do sets[#sets + 1] = ARGV[i] end
 for i = from, #ARGV do gone[#gone + 1] = ARGV[i] end
 if #gone > 0 then redis.call('HDEL', KEYS[2], unpack(gone)) end
 redis.call('HSET', KEYS[2], unpack(sets))
+-- One field is the version alone: such a record is forgotten after a while.
 if redis.call('HLEN', KEYS[2]) > 1 then
   redis.call('PERSIST', KEYS[2])
 else

@@ -29,6 +29,7 @@ for k = 3, #KEYS do
       redis.call('PERSIST', KEYS[k])
       redis.call('ZREM', KEYS[2], page)
     elseif ARGV[3] == '1' then
+      -- Nothing else will know what versions and pairs the page had.
       past = math.max(past, inc, own)
       redis.call('HSET', KEYS[1], 'past', whole(past))
       redis.call('UNLINK', KEYS[k])

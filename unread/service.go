@@ -45,6 +45,7 @@ func NewFollowService(store Store) *FollowService {
 
 // turn waits until the caller may change the user's follows. The caller must call end.
 func (fs *FollowService) turn(ctx context.Context, user User) (end func(), err error) {
+	// Users who share a turn wait for each other, which is seldom and short.
 	t := fs.turns[int(user[0])%turns]
 
 	select {
@@ -65,6 +66,7 @@ type State struct {
 // Unread returns the sum over the pages, which is never negative, and the time when the
 // sum last changed; zero: never.
 func (s State) Unread() (n int64, updated time.Time) {
+	// A reset changes the sum as well, and no level shows it.
 	updated = s.Updated
 
 	for i, f := range s.Follows {
@@ -92,6 +94,7 @@ func (fs *FollowService) Read(ctx context.Context, users ...User) ([]State, erro
 
 	states := make([]State, len(users))
 	for i, r := range records {
+		// A call for each user, because Levels returns the own changes of one.
 		states[i], err = fs.State(ctx, users[i], r)
 		if err != nil {
 			return nil, err
@@ -127,12 +130,14 @@ func (fs *FollowService) Unread(ctx context.Context, user User) (n int64, update
 func (fs *FollowService) Follow(ctx context.Context, user User, page string) error {
 	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) error {
 		switch {
+		// It is saved all the same, see edit.
 		case found:
 			return nil
 		case len(r.Follows) >= MaxFollows:
 			return ErrTooMany
 		}
 
+		// Everything up to now counts as seen.
 		n, _ := others(l, o)
 		r.Follows = slices.Insert(r.Follows, i, Follow{Page: page, Incarnation: l.Incarnation, Seen: n})
 
@@ -147,6 +152,7 @@ func (fs *FollowService) Unfollow(ctx context.Context, user User, page string) e
 			return nil
 		}
 
+		// Otherwise the sum stays as it is.
 		if r.Follows[i].Unread(l, o) > 0 {
 			r.touch()
 		}
@@ -208,6 +214,7 @@ func (fs *FollowService) Notifications(
 	slices.SortFunc(list, func(x, y Notification) int {
 		return cmp.Or(y.At.Compare(x.At), strings.Compare(x.Page, y.Page))
 	})
+	// Only now, since the sum is that of all pages; and only of these the notes are read.
 	list = list[:min(len(list), limit)]
 
 	pages := make([]string, len(list))
@@ -259,6 +266,7 @@ func (fs *FollowService) Reset(ctx context.Context, user User, pages ...string) 
 			s.Follows[i] = Follow{Page: f.Page, Incarnation: s.Levels[i].Incarnation, Seen: all}
 		}
 
+		// Nothing need be saved, unlike in edit: no late call can undo what this one answers.
 		if !moved {
 			return nil
 		}
@@ -292,6 +300,7 @@ func (fs *FollowService) edit(
 			return err
 		}
 
+		// Save compares with the record as it was read.
 		r := records[0].Clone()
 		i, found := r.Find(page)
 		if err := fn(&r, i, found, levels[0], owns[0]); err != nil {
@@ -312,6 +321,7 @@ func (fs *FollowService) change(ctx context.Context, user User, edit func() erro
 	}
 	defer end()
 
+	// Each conflict is the success of another call, so all of them get through in the end.
 	for n := range attempts {
 		err := edit()
 		if !errors.Is(err, ErrConflict) {

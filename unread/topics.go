@@ -43,6 +43,7 @@ func (l Level) Update(page string) presence.Update {
 // level.
 func LevelOf(u presence.Update) (l Level, ok bool) {
 	l = Level{Incarnation: u.Version.Incarnation, All: int64(u.Version.Sequence)}
+	// A level that was never published has no value: the page has not changed.
 	if u.Kind != KindLevel || u.Value == "" {
 		return l, u.Kind == KindLevel
 	}

@@ -71,6 +71,7 @@ func (c Change) Value() string {
 
 // NoteOf parses "all", a space and what Value wrote. Empty text is the zero Note.
 func NoteOf(text string) (n Note) {
+	// The number first, because a title may have spaces.
 	all, value, _ := strings.Cut(text, " ")
 	n.All, _ = strconv.ParseInt(all, 10, 64)
 
@@ -123,6 +124,7 @@ func (o Own) Next(old Level) Own {
 // others returns the number of changes by other users, and the time of the last of them.
 func others(l Level, o Own) (n int64, at time.Time) {
 	at = l.At
+	// The user's own change is no news to the user.
 	if o.Changes > 0 && o.Last == l.All {
 		at = o.Before
 	}
@@ -146,6 +148,7 @@ func (f Follow) Unread(l Level, o Own) int64 {
 // seen returns Seen for the level's incarnation. If the follow has another incarnation, the
 // user has seen at most the changes from before the level's incarnation.
 func (f Follow) seen(l Level) int64 {
+	// The store has lost changes: Seen may count some that are not there any more.
 	if f.Incarnation != l.Incarnation {
 		return min(f.Seen, l.Before)
 	}
@@ -166,6 +169,7 @@ func ParseFollow(page, value string) (Follow, error) {
 	f := Follow{Page: page}
 
 	incarnation, rest, _ := strings.Cut(value, " ")
+	// What earlier releases appended is not needed any more.
 	seen, _, _ := strings.Cut(rest, " ")
 
 	var errs [2]error
@@ -217,6 +221,7 @@ func (r Record) Differences(old Record) (set []Follow, gone []string) {
 		}
 	}
 
+	// Both are sorted, so looking one up takes a few comparisons.
 	for _, f := range old.Follows {
 		if _, ok := r.Find(f.Page); !ok {
 			gone = append(gone, f.Page)

@@ -55,6 +55,7 @@ func (c *counters) receive(results []counter.Result) {
 			continue
 		}
 		for _, one := range results[i].Counters {
+			// Most counters have no hook, and are gone here.
 			if slices.ContainsFunc(c.hooks, func(h *Hook) bool { return h.matches(one.Key) }) {
 				changed = c.queue(one) || changed
 			}
@@ -72,6 +73,7 @@ func (c *counters) queue(one counter.Counter) bool {
 	defer c.mu.Unlock()
 
 	old, known := c.changed[one.Key]
+	// A counter that was deleted has no version, and is newer than anything that waits.
 	if known && one.Touched() && old.Version.Compare(one.Version) > 0 {
 		return false
 	}
@@ -90,6 +92,7 @@ func (c *counters) queue(one counter.Counter) bool {
 // is judged once in a round.
 func (c *counters) run(ctx context.Context) {
 	for ctx.Err() == nil {
+		// Without counters to look at again only a change wakes it.
 		wait := time.Hour
 		for _, at := range c.below {
 			wait = min(wait, max(time.Until(at), 0))
@@ -132,6 +135,7 @@ func (c *counters) restore(changed map[string]counter.Counter) {
 
 	for name, one := range changed {
 		_, newer := c.changed[name]
+		// A newer value has all that the older one would tell.
 		if !newer && len(c.changed) < maxCounters {
 			c.changed[name] = one
 		}
@@ -165,6 +169,7 @@ func (c *counters) round(ctx context.Context, changed map[string]counter.Counter
 		}
 	}
 
+	// Not before the changes are made: after a failure these are looked at again.
 	for _, name := range due {
 		delete(c.below, name)
 	}
@@ -180,6 +185,7 @@ func (c *counters) judge(changed map[string]counter.Counter, now time.Time) (ris
 			case !h.matches(name):
 			case one.Value > h.limit:
 				rises = append(rises, over(h, one, now))
+			// A hook that never reported it has nothing to reset, but only the store knows that.
 			default:
 				c.noteBelow(name, now.Add(c.service.cfg.Settle))
 			}
@@ -215,6 +221,7 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 	var read []string
 	for i, last := range reported {
 		name := ask[i].Subject
+		// Most were never over their threshold, and need not be read.
 		if last != "" && !slices.Contains(read, name) {
 			read = append(read, name)
 		}
@@ -226,6 +233,7 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 
 	for i, last := range reported {
 		h := c.hooks[slices.IndexFunc(c.hooks, func(h *Hook) bool { return h.ID == ask[i].Hook })]
+		// The value may have risen again in the meantime.
 		if last != "" && values[ask[i].Subject] <= h.limit {
 			falls = append(falls, Change{Hook: h.ID, Subject: ask[i].Subject, Was: last})
 		}
@@ -238,6 +246,7 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 func (c *counters) values(ctx context.Context, names []string) (map[string]int64, error) {
 	values := map[string]int64{}
 	for chunk := range slices.Chunk(names, counter.MaxKeys) {
+		// Without a lag, because a value from memory may be the one from before the rise.
 		readings, err := c.service.cfg.Counters.Read(ctx, chunk, "", 0)
 		if err != nil {
 			return nil, err
@@ -258,5 +267,6 @@ func over(h *Hook, c counter.Counter, now time.Time) Change {
 	e.Threshold = &h.limit
 	e.Version = c.Version.String()
 
+	// Was is empty, so the store refuses it for a counter that is reported as over already.
 	return Change{Hook: h.ID, Subject: c.Key, Is: "1", Event: e.encode(), kind: CounterOver}
 }

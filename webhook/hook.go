@@ -81,6 +81,7 @@ func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 		if err != nil {
 			return nil, fmt.Errorf("number %d: %w", i+1, err)
 		}
+		// They would share an outbox, and the receiver would get each event once.
 		if slices.ContainsFunc(hooks, func(o *Hook) bool { return o.ID == hook.ID }) {
 			return nil, fmt.Errorf("number %d is a duplicate; remove it", i+1)
 		}
@@ -92,6 +93,7 @@ func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 }
 
 func parse(text string, sites []presence.Site) (*Hook, error) {
+	// A page may have an equals sign, so the separator is found by what follows it.
 	at := strings.Index(text, "=http")
 	if at < 0 {
 		return nil, fmt.Errorf("it has no http or https URL after an equals sign; %s", usage)
@@ -103,6 +105,7 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 		return nil, fmt.Errorf("what follows %q= is no http or https URL; %s", subject, usage)
 	}
 
+	// Before the colon is looked for, since a pattern may have anything in it.
 	subject, limit := cutLimit(subject)
 	kind, pattern, colon := strings.Cut(subject, ":")
 	kind, site, sited := strings.Cut(kind, "@")
@@ -137,6 +140,7 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 		return nil, err
 	}
 
+	// Of the whole setting: with another condition or URL a hook begins anew.
 	sum := sha256.Sum256([]byte(text))
 	h.ID = hex.EncodeToString(sum[:8])
 	h.bucket = presence.Bucket(h.ID, presence.DefaultBuckets)
@@ -180,6 +184,7 @@ func siteOf(name string, sites []presence.Site) (*presence.Site, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A site that does not exist would never have an event, and nobody would notice.
 	if !slices.Contains(sites, site) {
 		return nil, fmt.Errorf("there is no site %q; name one of --site, or leave @%s out for all sites", name, name)
 	}
@@ -243,6 +248,7 @@ func isLimit(s string) bool {
 func ParseSecret(text string) ([]byte, error) {
 	encoded, ok := strings.CutPrefix(text, "whsec_")
 	key, err := base64.StdEncoding.DecodeString(encoded)
+	// Standard Webhooks demands these lengths.
 	if !ok || err != nil || len(key) < 24 || len(key) > 64 {
 		return nil, errors.New("it is not whsec_ and 24 to 64 bytes as base64; " +
 			"make one by: echo whsec_$(openssl rand -base64 32)")

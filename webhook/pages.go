@@ -114,6 +114,7 @@ func (p *pages) receive(updates []presence.Update) {
 func (p *pages) queueLocked(u presence.Update) bool {
 	name := u.Name()
 	c, ok := presence.CountOf(u)
+	// Pages without a hook must not take the place of others.
 	matches := slices.ContainsFunc(p.hooks, func(h *Hook) bool { return h.matches(name) })
 	if !ok || !matches {
 		return false
@@ -163,6 +164,7 @@ func (p *pages) run(ctx context.Context) {
 		p.readDue(ctx, &r)
 		r.report(ctx)
 
+		// Meanwhile counts of busy pages replace each other.
 		if !outage.Sleep(ctx, roundEvery) {
 			return
 		}
@@ -187,6 +189,7 @@ func (p *pages) take() work {
 	if p.newBuckets {
 		p.lastScan = time.Time{}
 	}
+	// A new map, since the round reads the old one without the lock.
 	p.changed = map[string]presence.Count{}
 	p.reload = false
 	p.newBuckets = false
@@ -222,6 +225,7 @@ func (p *pages) startDay(now time.Time) {
 
 	p.day = today
 	for s, t := range p.known {
+		// One that is due is judged in this round anyway, or is about to report the peak of the day before.
 		if s.hook.condition == peak && t.dueAt.IsZero() {
 			p.set(s, t, now)
 		}
@@ -259,6 +263,7 @@ func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) er
 				continue
 			}
 			s := subject{h, name}
+			// What this process knows besides stays: since when a count is low, and a new peak.
 			known[s] = cmp.Or(p.known[s], &state{})
 			known[s].isReported(what, now)
 		}
@@ -272,6 +277,7 @@ func (p *pages) load(ctx context.Context, served map[int]bool, now time.Time) er
 	}
 
 	p.known = known
+	// Every one of them, because its count may have changed unnoticed.
 	p.due = maps.Clone(known)
 
 	return nil
@@ -310,6 +316,7 @@ func (p *pages) scan(ctx context.Context, served map[int]bool, now time.Time) {
 func (p *pages) find(name string, now time.Time) {
 	for _, h := range p.hooks {
 		s := subject{h, name}
+		// What is known is judged at its changes, and need not be read.
 		if p.known[s] != nil || !h.matches(name) {
 			continue
 		}
@@ -353,6 +360,7 @@ func (p *pages) readDue(ctx context.Context, r *round) {
 		for i, name := range chunk {
 			for _, s := range of[name] {
 				if err != nil {
+					// With jitter, or all of them would be read at the same moment again.
 					p.set(s, p.known[s], r.now.Add(outage.Jitter(retryAfter)))
 					continue
 				}
@@ -390,6 +398,7 @@ type round struct {
 // judgeEach judges the counts that have changed, of the served buckets.
 func (r *round) judgeEach(w work) {
 	for name, c := range w.changed {
+		// The bucket has moved since: its new owner judges the page.
 		if !serves(w.served, name) {
 			continue
 		}
@@ -421,6 +430,7 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 	}
 
 	is := ""
+	// The limit of an occupation is 0.
 	if c.Users > s.hook.limit {
 		is = "1"
 	}
@@ -444,6 +454,7 @@ func (r *round) judgeCount(s subject, t *state, c presence.Count) {
 	// A publication may be older than the count that was read for the last event.
 	isOld := c.Version.Compare(last.version) < 0
 	changed := c.Users != last.users && !isOld
+	// Nobody need know any more when the last event was, so the state can go when the interval is over.
 	empty := t.reported != "" && last.users == 0 && !changed
 	waits := (changed || empty) && r.now.Before(next)
 	switch {
@@ -507,15 +518,18 @@ func (r *round) judgePeak(s subject, t *state, c presence.Count) {
 	if t.peakDay == day && t.peak <= greatest { // another process has reported it
 		t.peak = 0
 	}
+	// Its day is over, so it rises no further.
 	if t.peak > 0 && t.peakDay < today {
 		r.change(s, t, c, peakOf(t.peakDay, t.peak))
 		return
 	}
 
+	// The reported peak is one of another day.
 	if day != today {
 		greatest = 0
 	}
 	if c.Users > max(greatest, t.peak) {
+		// Settle counts from the first rise, or a count that rises all day would never be reported.
 		if t.peak == 0 {
 			t.dueAt = r.now.Add(r.pages.service.cfg.Settle)
 		}
@@ -581,6 +595,7 @@ func (r *round) change(s subject, t *state, c presence.Count, is string) {
 
 // event returns the type of the event when the reported state of a page becomes is; empty: there is none.
 func (h *Hook) event(is string) string {
+	// A count that falls to its threshold has no event, and no peak or interval has one when it ends.
 	if is == "" {
 		return map[condition]string{occupation: Vacated}[h.condition]
 	}
@@ -604,6 +619,7 @@ func (r *round) report(ctx context.Context) {
 	for i, last := range now {
 		s := r.subjects[i]
 		t := p.known[s]
+		// Whoever made it so: the next change has to replace this.
 		t.reported = last
 		if last != r.changes[i].Is {
 			continue // another process reported a change: the subject is due and is judged again

@@ -59,7 +59,9 @@ func (o *sender) run(ctx context.Context) {
 	var store failing
 	for ctx.Err() == nil {
 		if !o.owned.Load() {
+			// Another process sends now, so nothing is known of the receiver.
 			o.failed = 0
+			// The owner shows the outbox now.
 			o.showWaiting(0)
 			wake.Wait(ctx, time.Minute, o.wake)
 			continue
@@ -165,6 +167,7 @@ func (o *sender) accepted(log zerolog.Logger) {
 func (o *sender) fail(log zerolog.Logger, status int, err error) time.Duration {
 	o.service.metrics.failed.WithLabelValues(o.hook.Host).Inc()
 	o.failed++
+	// Once for each series, and without the URL, which may have a secret in it.
 	if o.failed == 1 {
 		log.Warn().Err(setting.Cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
 	}
@@ -201,6 +204,7 @@ func (o *sender) old(events []string) (n int) {
 // done removes the first events of a batch, or all, from the outbox. If that fails, the batch is sent again with the
 // same id.
 func (o *sender) done(ctx context.Context, events []string) {
+	// By the first event, so that nothing else is removed if the batch was dropped meanwhile.
 	err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0], len(events))
 	if err != nil {
 		outage.Sleep(ctx, outage.Jitter(firstPause))
@@ -240,6 +244,7 @@ func newMessage(events []string) (m message, err error) {
 		return m, err
 	}
 
+	// A sealed batch has the same first event in every process, so the message has the same id.
 	m.id = "msg_" + strings.TrimPrefix(first.ID, "evt_")
 
 	b := append([]byte(`{"type":"events","timestamp":"`), last.Timestamp.Format(time.RFC3339Nano)...)
@@ -253,6 +258,7 @@ func newMessage(events []string) (m message, err error) {
 // Sign returns the header webhook-signature: a signature by each key, separated by spaces.
 func Sign(keys [][]byte, id string, at int64, body []byte) string {
 	var all []string
+	// One for each key, so that a receiver can change to the new one at any time.
 	for _, key := range keys {
 		mac := hmac.New(sha256.New, key)
 		fmt.Fprintf(mac, "%s.%d.", id, at)
@@ -276,6 +282,7 @@ func (o *sender) attempt(ctx context.Context, m message) (a attempt, err error) 
 		return a, err
 	}
 
+	// That of this attempt, because receivers refuse old messages as replays.
 	now := time.Now().Unix()
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Headcount")
@@ -293,6 +300,7 @@ func (o *sender) attempt(ctx context.Context, m message) (a attempt, err error) 
 	a.status = resp.StatusCode
 	seconds, malformed := strconv.Atoi(resp.Header.Get("Retry-After"))
 	if malformed == nil && seconds > 0 {
+		// A receiver cannot put its events off for longer than failures do.
 		a.again = min(time.Duration(seconds)*time.Second, maxPause)
 	}
 

@@ -80,6 +80,7 @@ func New(cfg Config) *Service {
 	if len(ofPages) > 0 {
 		s.pages = newPages(s, ofPages)
 	}
+	// Counters are judged where they are changed, which not every role does.
 	if len(ofCounters) > 0 && cfg.Counters != nil {
 		s.counters = newCounters(s, ofCounters)
 	}
@@ -118,6 +119,7 @@ func (s *Service) Run(ctx context.Context) {
 func (s *Service) Serve(buckets []int) {
 	for _, o := range s.senders {
 		o.owned.Store(slices.Contains(buckets, o.hook.bucket))
+		// A sender that owns nothing sleeps for long.
 		wake.Signal(o.wake)
 	}
 
@@ -170,6 +172,7 @@ func (s *Service) report(ctx context.Context, changes []Change) ([]string, error
 	reported, dropped, err := report(ctx, s.cfg.Store, changes)
 
 	for i, now := range reported {
+		// Also one that was made before, by a call whose answer was lost.
 		if now == changes[i].Is && changes[i].Event != "" {
 			s.metrics.events.WithLabelValues(changes[i].kind).Inc()
 		}
@@ -194,6 +197,7 @@ func (s *Service) report(ctx context.Context, changes []Change) ([]string, error
 type failing struct{ is bool }
 
 func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
+	// The end of the process is no failure of the store.
 	ends := ctx.Err() != nil || errors.Is(err, context.Canceled)
 	if err != nil && !f.is && !ends {
 		log.Warn().Err(err).Msg("the store of webhooks cannot be reached; trying again")
@@ -206,13 +210,15 @@ func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
 func newClient(transport http.RoundTripper) *http.Client {
 	if transport == nil {
 		own := http.DefaultTransport.(*http.Transport).Clone()
+		// A sender sends one message at a time.
 		own.MaxIdleConnsPerHost = 1
 		transport = own
 	}
 
 	return &http.Client{
-		Transport:     transport,
-		Timeout:       attemptTime,
+		Transport: transport,
+		Timeout:   attemptTime,
+		// A redirect would take events to an address that the operator has not chosen.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

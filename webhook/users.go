@@ -56,6 +56,7 @@ func newUsers(s *Service, hooks []*Hook) *users {
 
 // judgeLater schedules a user to be judged: as arrived in the next round or, without a name, as departed at that time.
 func (u *users) judgeLater(user presence.User, name string, at time.Time) {
+	// One who left has no name here, so any hook may have reported the user.
 	if name != "" && !slices.ContainsFunc(u.hooks, func(h *Hook) bool { return h.matches(name) }) {
 		return
 	}
@@ -72,6 +73,7 @@ func (u *users) judgeLater(user presence.User, name string, at time.Time) {
 	switch {
 	case name != "":
 		v.name = strings.Clone(name) // it may be part of a request, which would stay in memory
+	// The later departure counts, so that each absence lasts for Settle.
 	case at.After(v.departed):
 		v.departed = at
 	}
@@ -83,6 +85,7 @@ func (u *users) repeat(ctx context.Context, every time.Duration, do func(context
 	var store failing
 	for outage.Sleep(ctx, every) {
 		err := do(ctx, time.Now())
+		// Other errors are those of owners, as while a partition moves, and no outage of the store.
 		if err == nil || errors.Is(err, ErrUnavailable) {
 			store.note(ctx, u.service.cfg.Log, err)
 		} else {
@@ -101,6 +104,7 @@ func (u *users) round(ctx context.Context, now time.Time) (err error) {
 		}
 
 		err = errors.Join(err, failed)
+		// The whole chunk: it is not known which of its changes were made.
 		for _, user := range some {
 			u.judgeLater(user, names[user], now)
 		}
@@ -118,6 +122,7 @@ func (u *users) takeDue(now time.Time) map[presence.User]string {
 	names := map[presence.User]string{}
 	for user, v := range u.waiting {
 		came := v.name != ""
+		// An arrival is never put off: it keeps others from reporting the departure before.
 		if !came && v.departed.After(now) {
 			continue
 		}
@@ -168,6 +173,7 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 	changes = slices.DeleteFunc(changes, func(c Change) bool { return c.Was == c.Is })
 	reported, err := u.service.report(ctx, changes)
 	for i, last := range reported {
+		// These users are judged again, against the state of the other process.
 		if err == nil && last != changes[i].Is {
 			err = errChanged
 		}
@@ -181,6 +187,7 @@ func (u *users) questions(some []presence.User, names map[presence.User]string) 
 	for _, user := range some {
 		name := names[user]
 		for _, h := range u.hooks {
+			// The name of a user who left is in the reported state alone, so any hook may have one.
 			if name == "" || h.matches(name) {
 				asked = append(asked, Change{Hook: h.ID, Subject: fmt.Sprintf("%016x", uint64(user))})
 			}
@@ -206,6 +213,7 @@ func (u *users) goes(c *Change, now time.Time) {
 	switch {
 	case opened:
 		u.addEvent(c, Offline, name, now)
+	// No key opens the state, so nobody knows who has left.
 	case c.Was != "":
 		u.service.metrics.dropped.WithLabelValues(dropSealed).Inc()
 	}
@@ -225,6 +233,7 @@ func (u *users) scan(ctx context.Context, now time.Time) error {
 		}
 
 		var online []presence.User
+		// All of them are in memory, for a moment: see docs/bounds.md.
 		for subject := range reported {
 			online = append(online, userOf(subject))
 		}
@@ -237,6 +246,7 @@ func (u *users) scan(ctx context.Context, now time.Time) error {
 
 			for _, user := range some {
 				if !present[user] {
+					// Not at once, since the user may be on the way to another page.
 					u.judgeLater(user, "", now.Add(u.service.cfg.Settle))
 				}
 			}
@@ -273,6 +283,7 @@ func userOf(subject string) presence.User {
 
 func (u *users) addEvent(c *Change, kind, name string, now time.Time) {
 	e := newEvent(kind, name, now)
+	// In the outbox it is sealed, and opened just before the event is sent.
 	e.User = presence.KeyOf(name)
 
 	c.kind = kind
@@ -302,6 +313,7 @@ func (u *users) open(sealed string) (text string, ok bool) {
 		return "", false
 	}
 
+	// Keys rotate: what an older one has sealed may still wait.
 	for _, seal := range u.seals {
 		opened, err := seal.Open(nil, nil, b, nil)
 		if err == nil {

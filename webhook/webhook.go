@@ -95,6 +95,7 @@ type Event struct {
 
 // newEvent returns an event of now with an id of its own.
 func newEvent(kind, name string, now time.Time) Event {
+	// The key of the name goes into another field, by what the event is about.
 	site, _ := presence.SplitName(name)
 
 	return Event{
@@ -141,9 +142,11 @@ type Store interface {
 
 // report makes changes by as many calls of the store as they need.
 func report(ctx context.Context, s Store, changes []Change) (reported []string, dropped int, err error) {
+	// A script with all of them would hold up Redis.
 	for chunk := range slices.Chunk(changes, maxChange) {
 		some, n, err := s.Report(ctx, chunk)
 		dropped += n
+		// The first ones are made, and their states are of use.
 		if err != nil {
 			return reported, dropped, err
 		}

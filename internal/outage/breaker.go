@@ -60,6 +60,7 @@ func (b *Breaker) Up() bool { return b.Closed() && b.refusal.Load() == nil }
 // Refused records that the server answers and refuses. Reads may still work, so the Breaker alone would not open.
 func (b *Breaker) Refused() {
 	now := time.Now()
+	// Each refusal has a pointer of its own, by which Probed recognizes a later one.
 	b.refusal.Store(&now)
 	b.Signal()
 }

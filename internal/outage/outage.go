@@ -43,6 +43,7 @@ func (l *Log) Note(err error) {
 }
 
 func (l *Log) noteSuccess(now time.Time) {
+	// Nearly all calls come here, and only the end of an outage is news.
 	if l.since.IsZero() {
 		return
 	}

@@ -17,6 +17,7 @@ const (
 // Pause returns how long to wait after that many failures in a row, at least one: 100 ms,
 // doubled after each further failure up to MaxPause, with Jitter.
 func Pause(failures int) time.Duration {
+	// More doublings than these would overflow.
 	return Jitter(min(firstPause<<min(failures-1, 10), MaxPause))
 }
 

@@ -28,6 +28,7 @@ func (e *Evictions) Look(ctx context.Context, c *Client) (found Evicted, err err
 	var mu sync.Mutex // guards infos
 	var infos []string
 	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+		// Three sections are needed, so one command for all of them costs less than three.
 		info, err := m.Info(ctx).Result()
 		if err != nil {
 			return err
@@ -45,6 +46,7 @@ func (e *Evictions) Look(ctx context.Context, c *Client) (found Evicted, err err
 
 	for _, info := range infos {
 		found.Keys += e.dropped(info)
+		// One master that drops keys is enough.
 		if policy := DropsKeys(info); policy != "" {
 			found.Policy = policy
 		}
@@ -65,11 +67,13 @@ func (e *Evictions) dropped(info string) int64 {
 	}
 
 	before, known := e.keys[run]
+	// Servers come and go. One that is forgotten counts as new.
 	if e.keys == nil || len(e.keys) == maxRuns {
 		e.keys = map[string]int64{}
 	}
 	e.keys[run] = keys
 
+	// Keys that a server dropped before this process saw it are not counted.
 	if !known {
 		return 0
 	}

@@ -37,6 +37,7 @@ func refusedBy(err error) string {
 	}
 
 	m := refusals.FindString(reply.Error())
+	// The match may begin with what separates Redis' own words from the code.
 	return strings.TrimLeft(m, ": -")
 }
 
@@ -82,6 +83,7 @@ func (s *Conn) refused(err error) {
 }
 
 func (s *Conn) noteRefusal(reason string) {
+	// The reason first: who finds the refusal asks for it.
 	s.breaker.Failed(errors.New(reason))
 	s.breaker.Refused()
 }
@@ -132,6 +134,7 @@ func (s *Conn) watchState(ctx context.Context) {
 			armed = false
 		}
 
+		// Calls that succeed say enough, so a probe of its own would only cost Redis.
 		if well {
 			continue
 		}
@@ -161,9 +164,11 @@ func (s *Conn) check(ctx context.Context, waiting []*Runner) (cause, refusal err
 		s.breaker.Probed()
 	}
 
+	// Not the error of the probe: one write that succeeds does not end a refusal, see outage.Breaker.
 	cause = s.Cause()
 	for _, c := range waiting {
 		err := s.do(ctx, c.accept)
+		// The Runner has read its data and cannot use it. Redis works, for the others.
 		if errors.As(err, new(answeredError)) {
 			refusal = err
 		} else if err != nil && cause == nil {
@@ -191,10 +196,10 @@ func (s *Conn) notify() (waiting []*Runner) {
 			continue
 		}
 		c.notified = is
+		// While mu is held, so that nobody is notified after the Close of its Runner.
 		if c.cfg.OnState != nil {
 			c.cfg.OnState.StoreState(is)
 		}
-
 	}
 	return waiting
 }
@@ -203,6 +208,7 @@ func (s *Conn) notify() (waiting []*Runner) {
 // whether the master runs scripts: if permitted, the call of an unknown script fails with NOSCRIPT. In a Cluster it
 // reads the slots again, because commands alone would keep going to a master that a replica has replaced.
 func probeWrite(ctx context.Context, c *Client) error {
+	// The pings also read the list of masters anew, to which the commands below go.
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
 	if err != nil {
 		return err

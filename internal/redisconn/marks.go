@@ -75,6 +75,7 @@ func (m *Marks) reached(run string) {
 	m.runs++
 
 	for _, k := range m.marks {
+		// Of several restarts the first counts: only what was acknowledged before it can be lost by it.
 		k.before = cmp.Or(k.before, k.acked)
 	}
 }
@@ -98,6 +99,7 @@ func (m *Marks) next(key string) (number, acknowledged string) {
 
 	k := m.marks[key]
 	if k == nil {
+		// Look will write it. Until then the runs of this tag carry no mark.
 		k = &mark{}
 		m.marks[key] = k
 	}
@@ -121,6 +123,7 @@ func (m *Marks) acknowledged(key, number string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	k := m.marks[key]
+	// Otherwise Look has found a loss meanwhile, and the mark begins anew.
 	if k.made != 0 {
 		k.acked = max(k.acked, n)
 	}
@@ -175,8 +178,10 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 		was := were[i]
 		is, _ := strconv.ParseUint(got[i].Val(), 10, 64)
 
+		// was is from before the read: a number that was acknowledged since may not be in the reply.
 		if is >= was.acked {
 			k.behind = false
+			// Otherwise another run has answered during the look, and before belongs to that one.
 			if runs == m.runs {
 				k.before = 0
 			}
@@ -191,14 +196,17 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 
 		found.Missing = found.Missing || is == 0
 		newest := was.acked
+		// What was acknowledged since the restart is there. The gap ends where the restart was.
 		if was.before > is {
 			newest = was.before
 		}
 		lost := time.Duration(newest-max(is, was.made)) * time.Microsecond
 		found.Lost = max(found.Lost, lost, time.Microsecond) // something is lost, even if the difference in time is 0
+		// mark.lua leaves a mark that shows a loss, so write makes a new one.
 		*k = mark{}
 	}
 
+	// A restart is reported together with what it lost, by the second look.
 	if !unsure {
 		found.Restarted = runs != m.looked && len(keys) > 0
 		m.looked = runs
@@ -214,6 +222,7 @@ func (m *Marks) write(ctx context.Context, c *Client) error {
 
 	m.mu.Lock()
 	for key, k := range m.marks {
+		// A mark that seems to be behind stays as it is: the second look needs the evidence.
 		if k.made == 0 || !k.behind && k.acked < uint64(time.Now().Add(-markAgain).UnixMicro()) {
 			made[key] = m.nextLocked()
 			pipe.Set(ctx, key, digits(made[key]), markLasts)

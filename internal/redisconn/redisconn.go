@@ -162,6 +162,7 @@ func (s *Conn) parse(raw string) {
 
 		o.Protocol = 2
 		o.DisableIdentity = true
+		// One attempt to connect. Whether there is another one is decided by the caller and by the probe.
 		o.DialerRetries = 1
 		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
 		o.OnConnect = s.reached
@@ -184,12 +185,12 @@ func (s *Conn) parse(raw string) {
 		o.Protocol = 2
 		o.DisableIdentity = true
 		o.DialerRetries = 1
+		// These are pushes of RESP3, so with protocol 2 it would be in vain to ask for them.
 		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
 		o.OnConnect = s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewClient(o) }
 	}
-
 }
 
 // poolSize returns the size in the URL, or the default.
@@ -238,6 +239,7 @@ func (s *Conn) dialer(timeout time.Duration, tls *tls.Config, other dialFunc) di
 		return other
 	}
 
+	// The dialer that go-redis would make by itself, if it had none from here.
 	dial := redis.NewDialer(&redis.Options{DialTimeout: timeout, TLSConfig: tls})
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
@@ -285,6 +287,7 @@ func (s *Conn) connect(ctx context.Context) (*Client, error) {
 		return c, nil
 	}
 
+	// A channel instead of a mutex, so that a call whose time is over stops waiting.
 	select {
 	case s.dialling <- struct{}{}:
 		defer func() { <-s.dialling }()
@@ -305,6 +308,7 @@ func (s *Conn) connect(ctx context.Context) (*Client, error) {
 	}
 
 	s.client.Store(c)
+	// watchState then notifies the Runners.
 	s.breaker.Signal()
 	return c, nil
 }
@@ -316,6 +320,7 @@ func (s *Conn) probe(ctx context.Context, u redis.UniversalClient) (*Client, err
 		return nil, err
 	}
 
+	// What is known of the kind of Redis holds for the life of the client; a Redis that changes it needs a restart.
 	c := &Client{UniversalClient: u, Publish: "PUBLISH"}
 	c.Cluster, _ = u.(*redis.ClusterClient)
 	single, _ := u.(*redis.Client)
@@ -348,6 +353,7 @@ func (s *Conn) probe(ctx context.Context, u redis.UniversalClient) (*Client, err
 		major, _, _ := strings.Cut(InfoField(server, "redis_version"), ".")
 		n, err := strconv.Atoi(major)
 		if err == nil && n >= 7 {
+			// A sharded publication goes to the subscribers of one master, any other to all servers of the Cluster.
 			c.Publish = "SPUBLISH"
 		}
 	}
@@ -371,6 +377,7 @@ var ErrAway = errors.New("it did not answer a moment ago")
 
 // do runs fn against Redis, unless the circuit breaker is open.
 func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) error {
+	// During an outage nobody waits for Redis, but for one call each half second.
 	done, err := s.breaker.Allow()
 	if err != nil {
 		return ErrAway
@@ -379,6 +386,7 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 	start := time.Now()
 	err = s.attempt(ctx, fn)
 	early := ctx.Err() != nil && time.Since(start) < dialTimeout // the caller gave up before Redis could have answered
+	// An error that Redis itself replied shows that it works.
 	if err == nil || answered(err) {
 		done(nil)
 	} else if early {
@@ -429,5 +437,6 @@ func (c *Client) Masters(ctx context.Context, fn func(context.Context, redis.Cmd
 
 	reload, cancel := context.WithTimeout(ctx, reloadTimeout)
 	defer cancel()
+	// The list alone has that limit; fn has the time of the caller.
 	return c.Cluster.ForEachMaster(reload, func(_ context.Context, m *redis.Client) error { return fn(ctx, m) })
 }

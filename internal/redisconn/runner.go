@@ -74,6 +74,7 @@ func (s *Conn) Runner(cfg RunnerConfig) *Runner {
 		text := name.Source()
 		marked := slices.Contains(scripts.Marked, name)
 		if marked {
+			// In one run with the script's own writes, so that Redis has both of them or neither.
 			text = scripts.Mark() + text
 		}
 		c.scripts[name] = script{text, redis.NewScript(text).Hash(), marked}
@@ -109,6 +110,7 @@ var (
 
 // Known returns the client, or an error while Redis is unavailable.
 func (s *Runner) Known(ctx context.Context) (*Client, error) {
+	// Also during an outage: callers prepare runs for the kind of Redis, and what they send then fails at once.
 	if c := s.conn.connected(); c != nil && s.accepted.Load() && !s.closed.Load() {
 		return c, nil
 	}
@@ -149,6 +151,7 @@ func (s *Runner) Do(ctx context.Context, fn func(context.Context, *Client) error
 		return fn(ctx, c)
 	})
 
+	// What was not sent has not failed. During an outage it would be most of what is counted.
 	if err != nil && err != ErrAway {
 		s.Metrics.errors.Inc()
 	}
@@ -193,6 +196,7 @@ type ScriptRun struct {
 // Run runs scripts in pipelines, in order for each key, and fills in the reply or error of each. It also returns the
 // first error.
 func (s *Runner) Run(ctx context.Context, runs []*ScriptRun) error {
+	// Each pipeline has the time of a call, so a long list takes longer and does not fail.
 	for chunk := range slices.Chunk(runs, maxPipeline) {
 		err := s.Do(ctx, func(ctx context.Context, c *Client) error { return s.pipeline(ctx, c, chunk) })
 		if err == nil {
@@ -282,6 +286,7 @@ func (s *Runner) pipeline(ctx context.Context, c *Client, runs []*ScriptRun) err
 
 		pipe := c.Pipeline()
 		for i, run := range runs {
+			// A new command in each round: the old one has kept its error, and a marked run needs its own number.
 			cmds[i] = s.command(ctx, c, run, unknown == 2)
 			_ = pipe.Process(ctx, cmds[i])
 		}
@@ -289,6 +294,7 @@ func (s *Runner) pipeline(ctx context.Context, c *Client, runs []*ScriptRun) err
 		s.Metrics.Commands.Add(float64(len(runs)))
 
 		began := time.Now()
+		// It is the error of one command; each has its own.
 		_, err := pipe.Exec(ctx)
 		s.Metrics.seconds.Observe(time.Since(began).Seconds())
 
@@ -321,15 +327,16 @@ func (s *Runner) pipeline(ctx context.Context, c *Client, runs []*ScriptRun) err
 			run.Reply = nil
 			run.Err = s.classify(e)
 			served = served || answered(e)
+			// do sees the pipeline as a whole, which is a success if any of its scripts was answered.
 			s.conn.refused(e)
 		}
 
 		if len(again) == 0 {
+			// Redis works, whatever it says of single scripts.
 			if served {
 				return nil
 			}
 			return err
-
 		}
 
 		if missing {

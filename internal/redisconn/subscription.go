@@ -48,11 +48,13 @@ func (s *Runner) Listen(ctx context.Context, sub Subscription) {
 	for failed := 0; ctx.Err() == nil; {
 		start := time.Now()
 		err := s.listen(ctx, &sub)
+		// Before the pause, since publications are missed from now on.
 		sub.Listener.Begin()
 
 		if ctx.Err() != nil {
 			return
 		}
+		// It had worked, so this failure is the first of its series.
 		if time.Since(start) > outage.MaxPause {
 			failed = 0
 		}
@@ -74,6 +76,7 @@ func (s *Runner) listen(ctx context.Context, sub *Subscription) error {
 		return err
 	}
 
+	// An ordinary publication reaches subscribers at any server, so one connection is enough.
 	if c.Publish == "PUBLISH" {
 		names := make([]string, 0, len(sub.Channels))
 		for name := range sub.Channels {
@@ -88,6 +91,7 @@ func (s *Runner) listen(ctx context.Context, sub *Subscription) error {
 	for name := range sub.Channels {
 		m, err := c.Cluster.MasterForKey(ctx, name)
 		if err != nil {
+			// The next attempt must not use the same old list of slots.
 			c.Cluster.ReloadState(ctx)
 			return err
 		}
@@ -98,6 +102,7 @@ func (s *Runner) listen(ctx context.Context, sub *Subscription) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
+	// With room for all of them, because only the first is received.
 	errs := make(chan error, len(shards))
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -135,6 +140,7 @@ func (sub *Subscription) subscribe(
 	own := channels[0] + "/" + crand.Text()
 	var received atomic.Bool
 
+	// No ping has been sent yet, so none is missing.
 	received.Store(true)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -160,6 +166,7 @@ func (sub *Subscription) subscribe(
 		switch m := msg.(type) {
 		case *redis.Subscription:
 			n, ok := sub.Channels[m.Channel]
+			// The channel of the pings is no channel of the Listener.
 			if !ok {
 				continue
 			}
@@ -191,6 +198,7 @@ func (sub *Subscription) ping(ctx context.Context, received *atomic.Bool, publis
 		case <-tick.C:
 		}
 
+		// The last ping has not come back: this may be a former master that lives on.
 		if !received.Swap(false) {
 			return errSilent
 		}

@@ -37,6 +37,7 @@ func CheckURL(raw string) (problem string) {
 		}
 	}
 
+	// Only whether the URL parses counts. The errors of go-redis may quote it, with the password.
 	switch {
 	case query.Has("master_name"):
 		if query.Get("master_name") == "" {

@@ -132,7 +132,8 @@ func New[P any](protocol Protocol[P], cfg Config) *Link[P] {
 		wake:     make(chan struct{}, 1),
 		look:     make(chan struct{}, 1),
 		entries:  map[int]*entry[P]{},
-		limit:    cfg.MaxItems / 4,
+		// Less than the bound at first, because nothing is known of the link yet.
+		limit: cfg.MaxItems / 4,
 	}
 }
 
@@ -150,6 +151,7 @@ func (l *Link[P]) Changed(bucket int) {
 	e := l.entries[bucket]
 	if e != nil {
 		e.dirty = true
+		// The oldest change that waits is what Lag reports.
 		if e.since.IsZero() {
 			e.since = time.Now()
 		}
@@ -228,6 +230,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 		pause := l.cfg.CompareEvery/2 - time.Since(start)
 		n++
 		if err != nil {
+			// So that the next greeting compares: during a failure anything may have been missed.
 			n = 0
 			pause = outage.Jitter(retryAfter)
 		}
@@ -239,6 +242,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 		}
 
 		l.mu.Lock()
+		// Whatever became of the comparison: positions that are known already still hold.
 		l.ready = greeted
 		l.mu.Unlock()
 
@@ -255,6 +259,7 @@ func (l *Link[P]) own(buckets []int) {
 	old := l.entries
 	l.entries = map[int]*entry[P]{}
 	for _, b := range buckets {
+		// A bucket that stays keeps what is known of the peer.
 		l.entries[b] = cmp.Or(old[b], &entry[P]{})
 	}
 }
@@ -282,7 +287,9 @@ func (l *Link[P]) compare(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, e := range entries {
+		// Even if the position is as expected, since a notification may have been lost.
 		e.dirty = true
+		// Otherwise the acknowledgement of a round is newer than what was read.
 		if e.rounds == rounds[i] {
 			e.at = found[i]
 			e.known = true
@@ -313,6 +320,7 @@ func (l *Link[P]) send(ctx context.Context) {
 			rest = outage.Jitter(retryAfter)
 		case outcome == Later:
 			rest = laterAfter
+		// What changes meanwhile goes together.
 		case outcome == Sent:
 			rest = l.cfg.Every - time.Since(start)
 		}
@@ -321,6 +329,7 @@ func (l *Link[P]) send(ctx context.Context) {
 			return
 		}
 
+		// The buckets are still marked, and no further change may come to signal it.
 		if err != nil || outcome > Sent {
 			wake.Signal(l.wake)
 		}
@@ -376,6 +385,7 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 			e.dirty = true
 			e.since = first(e.sending, e.since)
 		}
+		// After a failure too: the peer may have merged the batch, so what compare read meanwhile is outdated.
 		e.rounds++
 		e.sending = time.Time{}
 	}
@@ -383,6 +393,7 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 	if err != nil {
 		l.limit = max(l.limit/2, minItems)
 	} else if greatest > Unchanged {
+		// A round that sent nothing does not show that more would have fitted.
 		l.limit = min(l.limit+l.limit/4, l.cfg.MaxItems)
 	}
 

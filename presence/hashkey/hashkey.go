@@ -31,6 +31,7 @@ func New() []byte {
 
 // ID names a secret without revealing it.
 func ID(secret []byte) string {
+	// Derived for this use, so that it says nothing about the keys that are derived from the secret.
 	id, err := hkdf.Key(sha256.New, secret, nil, "headcount hash key id", 8)
 	if err != nil {
 		panic(err) // cannot happen: the length is valid
@@ -44,14 +45,18 @@ func Cipher(secret []byte, use string) cipher.AEAD {
 	if err != nil {
 		panic(err) // as above
 	}
+
 	block, err := aes.NewCipher(key)
 	if err != nil {
 		panic(err)
 	}
+
+	// A random nonce for each text, because processes that seal with one key do not know of each other.
 	a, err := cipher.NewGCMWithRandomNonce(block)
 	if err != nil {
 		panic(err)
 	}
+
 	return a
 }
 
@@ -64,19 +69,24 @@ func Seal(secret, key []byte) string {
 // The error is ErrSealed, or says that a seal is damaged.
 func Open(secrets [][]byte, seals map[string]string) ([]byte, error) {
 	for _, secret := range secrets {
+		// Any of the seals will do, because all of them have the same key in them.
 		text, is := seals[ID(secret)]
 		if !is {
 			continue
 		}
+
 		sealed, err := hex.DecodeString(text)
 		if err != nil {
 			return nil, fmt.Errorf("hashkey: a seal is damaged: %w", err)
 		}
+
 		key, err := Cipher(secret, sealUse).Open(nil, nil, sealed, []byte(ID(secret)))
 		if err != nil {
 			return nil, fmt.Errorf("hashkey: a seal is damaged: %w", err)
 		}
+
 		return key, nil
 	}
+
 	return nil, fmt.Errorf("hashkey: %w", ErrSealed)
 }

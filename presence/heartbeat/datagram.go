@@ -46,10 +46,11 @@ import (
 //	  flags (1): 1 reset, 2 ask
 //	  number of counts (2), then each of them:
 //	    varint length of what follows of this count
-//	    flags (1): 1 stale, 2 it has a time
+//	    flags (1): 1 stale, 2 it has a time, 4 regions are left out
 //	    varint length of the page id, page id
 //	    varint users; time of the last change in unix seconds (zigzag);
 //	    incarnation, sequence of the version
+//	    with flag 4: varint length of the names of those regions, and the names, see presence.Count.Without
 //	  number of unknown users (2), users, 8 bytes each
 //	  varint number of the last op whose join the counts include, see Reply.Counted; 0: not said
 //

@@ -84,6 +84,7 @@ func (d *Decoder) Decode(datagram []byte) error {
 		return err
 	}
 
+	// Of every datagram, wanted or not, because each one shows the ring of its sender.
 	if table := le.Uint64(datagram[offTable:]); table != 0 && d.cfg.OnTable != nil {
 		d.cfg.OnTable.Disagree(source.Gateway, table)
 	}
@@ -98,12 +99,14 @@ func (d *Decoder) Decode(datagram []byte) error {
 			d.cfg.OnBeat.ReceiveBeat(b)
 		}
 
+		// After the ops, by which the users may have joined.
 		d.split(source)
 		for _, r := range d.replies {
 			d.cfg.OnReply.ReceiveReply(r)
 		}
 	}
 
+	// The callbacks own the messages by now, so nothing here may keep them in memory.
 	clear(d.beats)
 	clear(d.replies)
 	d.beats = d.beats[:0]
@@ -134,15 +137,18 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	}
 
 	signed := p[:len(p)-seal.Size]
+	// Nothing but the form is looked at before this. The guard comes last, so a forged datagram uses up no number.
 	if err := d.sealer.Verify(seal.ID(p[offKey:]), signed, p[len(signed):]); err != nil {
 		return nil, 0, source, err
 	}
 
 	header := int(p[offHeader])
 	name := int(p[offName])
+	// A longer header is that of a later release, and is read as far as it is known.
 	if name > MaxName || header < offName+1+name || header > len(signed) {
 		return nil, 0, source, ErrMalformed
 	}
+	// Otherwise a datagram could be recorded and sent to another process, whose guard has not seen it.
 	if le.Uint64(p[offReceiver:]) != d.self {
 		return nil, 0, source, ErrMisdirected
 	}
@@ -177,6 +183,7 @@ func checkFormat(p []byte) error {
 		return ErrVersion
 	}
 
+	// The version comes first, because another one may have another header.
 	if len(p) < offName+1+seal.Size {
 		return ErrTruncated
 	}
@@ -206,6 +213,7 @@ func (d *Decoder) records(p []byte, what byte, source Source) error {
 		kind := p[0]
 		n := int(le.Uint16(p[1:]))
 		p = p[recordHead:]
+		// The signature is right, so this is a fault of the sender: none of its messages is taken.
 		if n > len(p) {
 			return ErrMalformed
 		}
@@ -303,6 +311,7 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 	stream := r.uvarint()
 	first := r.uvarint()
 	n := int(r.uint16())
+	// Before anything is allocated: the number may promise more ops than there are bytes.
 	if r.bad || n > len(r.p)/minOpSize {
 		return ErrMalformed
 	}
@@ -338,6 +347,7 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 		if o.bad || !paged || grace > uint64(math.MaxInt64/time.Millisecond) {
 			return ErrMalformed
 		}
+		// The two processes have different numbers of partitions, so nothing of it can be right.
 		if op.User.Partition(d.cfg.Partitions) != b.Partition {
 			return ErrPartitions
 		}
@@ -375,6 +385,7 @@ func (d *Decoder) readReply(r *reader) error {
 	acked := r.uvarint()
 	flags := r.byte()
 	n := int(r.uint16())
+	// As in readOps, before anything is allocated.
 	if r.bad || n > len(r.p)/minCountSize {
 		return ErrMalformed
 	}
@@ -448,6 +459,7 @@ func readCount(r *reader, c *presence.Count) bool {
 
 	c.Users = int64(users)
 
+	// A number of 64 bits has become negative.
 	return !o.bad && c.Users >= 0
 }
 
@@ -477,6 +489,7 @@ func (r *reader) bytes(n uint64) []byte {
 // sized reads a part that begins with its length.
 func (r *reader) sized() reader {
 	p := r.bytes(r.uvarint())
+	// The rest of the part is skipped with it: later releases may have added fields.
 	return reader{p, r.bad}
 }
 

@@ -46,6 +46,7 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) *Encod
 	h = append(h, from.Gateway...)
 	h = append(h, flagClock)
 	h[offHeader] = byte(len(h))
+	// It is the same for all datagrams, but for what begin and flush fill in.
 	e.header = h
 
 	return e
@@ -67,6 +68,7 @@ func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte))
 	// Alive users of all beats share records: a record has nothing but users.
 	for _, b := range beats {
 		for _, u := range b.Alive {
+			// A datagram is filled up to its last 8 bytes: users are nearly all that gateways send.
 			if e.kind != recordAlive || e.room() < 8 {
 				e.makeRoom(recordHead + 8)
 				e.open(recordAlive)
@@ -85,6 +87,7 @@ func (e *Encoder) ops(b *Beat) {
 	page := ""
 
 	begin := func(first uint64, size int) {
+		// With room for the end of the record as well, which comes when it is full.
 		e.makeRoom(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
 		e.open(recordOps)
 		e.buf = binary.AppendUvarint(e.buf, uint64(b.Partition))
@@ -99,6 +102,7 @@ func (e *Encoder) ops(b *Beat) {
 		e.close()
 	}
 
+	// A stream without ops has a record, too: the owner has to learn that this gateway has nobody.
 	if len(b.Ops) == 0 && b.First > 0 {
 		begin(b.First, 0)
 	}
@@ -113,6 +117,7 @@ func (e *Encoder) ops(b *Beat) {
 			fits = varintSize(len(body))+len(body)+binary.MaxVarintLen64 <= e.room()
 		}
 
+		// The first op of a record names its page, because the datagram before may be lost.
 		if !fits {
 			body = appendOp(scratch[:0], op, "")
 			if count > 0 {
@@ -196,10 +201,12 @@ func (e *Encoder) reply(r *Reply) {
 			room -= countSize(&counts[n])
 			n++
 		}
+		// Users follow when all counts are sent, so a part ends in the middle of one list only.
 		if n == len(counts) {
 			m = min(len(unknown), room/8)
 		}
 
+		// The acknowledgement comes with the last part, since the gateway releases connections by it.
 		last := n == len(counts) && m == len(unknown)
 		e.replyRecord(r, last, counts[:n], unknown[:m])
 		if last {
@@ -232,6 +239,7 @@ func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unkn
 	e.buf = append(e.buf, flags)
 
 	e.buf = le.AppendUint16(e.buf, uint16(len(counts)))
+	// Each count has its length before it, so that a later release can add fields.
 	for i := range counts {
 		var scratch [2 * MaxPage]byte
 		body := appendCount(scratch[:0], &counts[i])
@@ -244,6 +252,7 @@ func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unkn
 		e.buf = le.AppendUint64(e.buf, uint64(u))
 	}
 
+	// In every part: what it says holds for the pages of this part, whether the others arrive or not.
 	e.buf = binary.AppendUvarint(e.buf, r.Counted)
 	e.close()
 }
@@ -297,6 +306,7 @@ func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
 	e.emit = emit
 	e.header[3] = what
 	le.PutUint64(e.header[offTable:], table)
+	// The same memory again, because emit retains nothing.
 	e.buf = append(e.buf[:0], e.header...)
 	e.record = 0
 	e.kind = 0
@@ -321,6 +331,7 @@ func (e *Encoder) open(kind byte) {
 	e.record = len(e.buf)
 	e.kind = kind
 
+	// close fills in the length.
 	e.buf = append(e.buf, kind, 0, 0)
 }
 
@@ -345,6 +356,7 @@ func (e *Encoder) flush() {
 	le.PutUint64(e.buf[offTime:], uint64(e.now().UnixMilli()))
 	le.PutUint64(e.buf[offSequence:], e.sequence)
 
+	// room has left room for the signature.
 	e.buf = e.sealer.Sign(e.buf, e.buf)
 	e.emit(e.buf)
 

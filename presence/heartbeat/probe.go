@@ -18,10 +18,12 @@ type prober struct{ *Transport }
 
 // ReceiveProbe implements Probes.
 func (t prober) ReceiveProbe(from string, answer bool, number uint64) {
+	// An answer to an answer would never end. Without UDP there is no address to answer to.
 	if answer || !t.from.IsValid() {
 		return
 	}
 
+	// Every answer has the number 1: the prober accepts only one of them, and needs no more.
 	e := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, from, t.keys, 0)
 	e.now = t.cfg.Now
 
@@ -30,6 +32,7 @@ func (t prober) ReceiveProbe(from string, answer bool, number uint64) {
 
 // probe packs a probe or an answer.
 func (e *Encoder) probe(what byte, number uint64, emit func(datagram []byte)) {
+	// Without the hash of a ring: the prober has none to compare it with.
 	e.begin(what, 0, emit)
 	e.open(recordProbe)
 	e.buf = le.AppendUint64(e.buf, number)
@@ -65,6 +68,7 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 	}
 
 	udp := addr.(*net.UDPAddr)
+	// As for a Transport: without signatures nothing leaves this machine.
 	if !keys.Signed() && !udp.IP.IsLoopback() {
 		return fmt.Errorf("without a cluster secret nothing is sent to %s", udp)
 	}
@@ -75,10 +79,12 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 	}
 	defer conn.Close()
 
+	// With the port in its name, so that two probes at a time are two senders.
 	self := Source{"probe from " + conn.LocalAddr().String(), uint64(time.Now().UnixMilli())}
 	encoder := NewEncoder(self, to, keys, 0)
 
 	got := &answered{number: rand.Uint64()}
+	// By the clock of this machine: the prober is no member, so it does not know the time of the cluster.
 	decoder, err := NewDecoder(DecoderConfig{Name: self.Gateway, Keys: keys, OnProbe: got})
 	if err != nil {
 		return err

@@ -126,6 +126,7 @@ func New(cfg Config) (*Transport, error) {
 	if cfg.Conn == nil {
 		return nil, fmt.Errorf("heartbeat: %w: no connection", seal.ErrConfig)
 	}
+	// Whoever reaches the port could otherwise make users come and go.
 	if udp, ok := cfg.Conn.LocalAddr().(*net.UDPAddr); ok && len(cfg.Keys) == 0 && !udp.IP.IsLoopback() {
 		return nil, fmt.Errorf("heartbeat: %w: without a cluster secret %s must be a loopback address",
 			seal.ErrConfig, udp)
@@ -155,6 +156,7 @@ func New(cfg Config) (*Transport, error) {
 		}, []string{"direction", "reason"}),
 	}
 
+	// Looked up once, because every datagram counts there.
 	t.in = t.datagrams.WithLabelValues("in")
 	t.inBytes = t.bytes.WithLabelValues("in")
 	t.out = t.datagrams.WithLabelValues("out")
@@ -193,6 +195,7 @@ func (t *Transport) Began(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
+	// A destination that does not exist yet is looked up at its first message anyway.
 	if d := t.to[name]; d != nil {
 		d.back.Store(true)
 	}
@@ -207,6 +210,7 @@ func (t comparison) Disagree(from string, hash uint64) {
 // SendBeat sends b to another process, or drops it; the transport owns b from then on. The
 // receiver takes this process for b.Source. SendBeat never blocks.
 func (t *Transport) SendBeat(to string, b *Beat) {
+	// About what it takes in memory, which maxQueued bounds.
 	size := 64 + 8*len(b.Alive)
 	for i := range b.Ops {
 		size += 48 + len(b.Ops[i].Page)
@@ -238,6 +242,7 @@ func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	// A single message is queued whatever its size, or it would never be sent.
 	if d.queued > 0 && d.queued+size > maxQueued {
 		t.dropped("out", "queue")
 		return
@@ -273,6 +278,7 @@ func (t *Transport) destination(name string) (d *destination, reason string) {
 	d = &destination{t: t, name: name, wake: make(chan struct{}, 1), encoder: encoder}
 	t.to[name] = d
 	ctx := t.running
+	// While mu is held: Run takes the lock before it waits, and no sender starts after that.
 	t.senders.Go(func() { d.run(ctx) })
 
 	return d, ""
@@ -317,6 +323,7 @@ func (t *Transport) Run(ctx context.Context) error {
 	t.mu.Unlock()
 
 	stop()
+	// A network that takes nothing must not hold up the end of the process.
 	t.cfg.Conn.SetWriteDeadline(time.Now().Add(drainTimeout))
 	t.senders.Wait()
 
@@ -328,6 +335,7 @@ func (t *Transport) Run(ctx context.Context) error {
 
 // read receives datagrams until ctx ends or the connection breaks.
 func (t *Transport) read(ctx context.Context) error {
+	// Decode retains nothing of a datagram, so one buffer is enough.
 	buf := make([]byte, MaxDatagram+1) // one more byte shows that a datagram is too long
 
 	receive := func() (int, error) {
@@ -385,6 +393,7 @@ func (d *destination) run(ctx context.Context) {
 
 	for {
 		select {
+		// Run takes no more messages by now, so this flush is the last one.
 		case <-ctx.Done():
 			d.flush(ctx)
 			return
@@ -411,10 +420,12 @@ func (d *destination) retire() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	// A message may have come between the tick and the locks.
 	if d.queued > 0 {
 		return false
 	}
 
+	// A later destination of that name must go on above it.
 	t.sequence = max(t.sequence, d.encoder.Sequence())
 	delete(t.to, d.name)
 
@@ -443,12 +454,14 @@ func (d *destination) flush(ctx context.Context) {
 	}
 
 	write := func(datagram []byte) { t.write(datagram, d.addr) }
+	// The ring as it is now: the receiver compares it with its own when this arrives.
 	table := t.table.Load()
 	d.encoder.Beats(beats, table, write)
 	d.encoder.Replies(replies, table, write)
 }
 
 func (t *Transport) write(datagram []byte, to net.Addr) {
+	// What cannot be sent is like what gets lost: its sender repeats what matters.
 	if _, err := t.cfg.Conn.WriteTo(datagram, to); err != nil {
 		t.dropped("out", "error")
 		return
@@ -462,6 +475,7 @@ func (t *Transport) write(datagram []byte, to net.Addr) {
 // the lookup fails, the old address stays.
 func (d *destination) resolve(ctx context.Context) bool {
 	now := time.Now()
+	// Taken before the lookup, since a restart during it needs another one.
 	restarted := d.back.Swap(false)
 	if !restarted && now.Before(d.resolved) {
 		return d.addr != nil
@@ -470,6 +484,7 @@ func (d *destination) resolve(ctx context.Context) bool {
 	addr, err := d.t.cfg.Resolver.Resolve(ctx, d.name)
 	if err == nil && !d.t.keys.Signed() {
 		if udp, ok := addr.(*net.UDPAddr); ok && !udp.IP.IsLoopback() {
+			// The name has moved to another machine, to which nothing may go without signatures.
 			d.addr = nil
 			err = fmt.Errorf("without a cluster secret nothing is sent to %s", udp)
 		}
@@ -478,6 +493,7 @@ func (d *destination) resolve(ctx context.Context) bool {
 	if err != nil {
 		d.t.cfg.Log.Warn().Err(err).Str("to", d.name).
 			Msg("the address of a process could not be looked up; trying again")
+		// From the end of the lookup, which may have taken longer than the pause.
 		d.resolved = time.Now().Add(resolvePause)
 		return d.addr != nil
 	}

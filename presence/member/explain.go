@@ -18,6 +18,7 @@ func (m *Member) Explain(ctx context.Context, page string) presence.Parts {
 	for i, process := range processes {
 		calls.Go(func() (err error) {
 			found[i], err = m.partsOf(ctx, process.Name, page)
+			// The sum lacks what a process that does not answer knows.
 			found[i].Moving = found[i].Moving || err != nil
 			return nil
 		})
@@ -28,6 +29,7 @@ func (m *Member) Explain(ctx context.Context, page string) presence.Parts {
 	for _, parts := range found {
 		sum.Add(parts)
 	}
+	// While a partition has no owner, or two, the parts do not add up.
 	sum.Moving = sum.Moving || sum.Settled != m.partitions
 
 	return sum

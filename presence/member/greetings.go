@@ -37,6 +37,7 @@ func (g *greetings) every() time.Duration { return min(time.Second, g.timeout/7)
 func (g *greetings) record(from string, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	// Names that are no members would make the map grow without bound.
 	if _, expected := g.lastGreeted[from]; expected {
 		g.lastGreeted[from] = now
 	}
@@ -66,6 +67,7 @@ func (g *greetings) silent(now time.Time) (names []string) {
 	defer g.mu.Unlock()
 
 	for name, last := range g.lastGreeted {
+		// Less by one greeting, so that the counts are marked within the timeout.
 		if now.Sub(last) > g.timeout-g.every() {
 			names = append(names, name)
 		}
@@ -79,6 +81,7 @@ func (g *greetings) silent(now time.Time) (names []string) {
 func (m *Member) greet(ctx context.Context) error {
 	every := m.greetings.every()
 	for outage.Sleep(ctx, every) {
+		// A gateway that does not answer until the next greeting misses one.
 		limited, cancel := context.WithTimeout(ctx, every)
 		var all sync.WaitGroup
 		for _, p := range m.Members() {
@@ -115,6 +118,7 @@ func (m *Member) watchDispatchers(ctx context.Context) error {
 		}
 		silent = now
 
+		// In every look, since the table may change while the same dispatchers are silent.
 		theirs := m.bucketsOf(silent)
 		if !slices.Equal(theirs, buckets) {
 			buckets = theirs

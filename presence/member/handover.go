@@ -16,9 +16,11 @@ const handOverTime = 2*renewEvery + 500*time.Millisecond
 // Leave hands over the process's partitions and buckets, and ends its lease. Run must not
 // end before Leave returns.
 func (m *Member) Leave(ctx context.Context) {
+	// From now on the process is not ready, and no new table gives it anything or takes anything from it.
 	m.leaving.Store(true)
 
 	t := m.table.Load()
+	// Where nobody can take over, waiting would only put off the end.
 	last := m.alone || t != nil && m.last(t)
 	if !last {
 		if m.parts.Node != nil {
@@ -49,6 +51,7 @@ func (m *Member) end(ctx context.Context) {
 
 	m.ended = true
 
+	// Although the time to shut down may be over: the next run of this process would wait for the end of this lease.
 	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit)
 	defer cancel()
 

@@ -259,6 +259,7 @@ func (m *Member) Run(ctx context.Context) error {
 
 	wg.Wait()
 
+	// The cause is the error of the part that failed first; Canceled if the caller ended it.
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 		return err
 	}

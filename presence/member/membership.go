@@ -98,6 +98,8 @@ func (m *Member) membership(ctx context.Context) error {
 		}
 
 		first := m.lease.renewed.IsZero()
+		// After a restart, or in a store that came back older, it may be this process's own former lease, which ends.
+		// A name that stays taken is that of another process.
 		lostName := errors.Is(err, presence.ErrNameTaken) && time.Since(mine) > nameWait
 		misfit := errors.Is(err, presence.ErrFacts) && first // a running process stays, whatever the facts
 
@@ -151,6 +153,7 @@ func (m *Member) renew(ctx context.Context) error {
 
 	self := m.self
 	l := &m.lease
+	// Before the lease is made, so that this renewal already has the roles.
 	l.settled = l.settled || !l.leased.IsZero() && !time.Now().Before(l.settles())
 
 	leaving := m.leaving.Load() && !m.alone
@@ -171,6 +174,7 @@ func (m *Member) renew(ctx context.Context) error {
 	processes, storeTime, err := m.parts.Store.Renew(rctx, self, leaseTTL)
 	now := time.Now()
 
+	// Before the first lease, it is that of the former run.
 	taken := errors.Is(err, presence.ErrNameTaken) && l.leased.IsZero()
 	l.restarted = l.restarted || taken
 	if taken || errors.Is(err, presence.ErrNoFacts) {
@@ -181,11 +185,13 @@ func (m *Member) renew(ctx context.Context) error {
 	l.waiting = false
 	if err != nil {
 		l.missed = true
+		// It has not watched the others all the time, so it has to settle as any process does.
 		l.newborn = false
 		return err
 	}
 
 	m.observeClock(storeTime, asked)
+	// Before renewed is set: it says for how long the lease had lapsed.
 	m.reattach(now)
 
 	// After a gap it is unknown which processes were missing in the meantime, so restart the time of watching them.
@@ -291,6 +297,7 @@ func (m *Member) checkClaims(now time.Time, late bool) {
 	due := !l.check.IsZero() && now.After(l.check)
 
 	switch {
+	// Others may have claimed partitions meanwhile, or be about to: so now, and once more when they have settled.
 	case late:
 		m.parts.Node.Check(0, 1)
 		l.check = now.Add(checkAfter)
@@ -322,6 +329,7 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 
 		old := seen[other.Name]
 		replaced := old != nil && old.Incarnation != other.Incarnation
+		// Another run has the name, so the former one has ended. If it had left, its lease would have had no roles.
 		if replaced && len(old.Roles) > 0 {
 			m.died(old)
 		}
@@ -373,6 +381,7 @@ func (m *Member) deriveTable(now time.Time) {
 	}
 
 	if m.parts.Node != nil {
+		// Before applyTable: an owner has to know for whose reports it waits.
 		m.parts.Node.Gateways(gateways)
 	}
 
@@ -455,6 +464,7 @@ func (m *Member) followGeneration(ctx context.Context) error {
 	}
 
 	for ctx.Err() == nil {
+		// When an outage ends, followStore has the topics attached again in any case.
 		if m.up.Load() {
 			look()
 		}
@@ -481,6 +491,7 @@ func (m *Member) publishMembers() {
 // present returns the processes that have a lease, sorted by name. Unlike Members, it has no process that is gone.
 func (m *Member) present() []presence.Process {
 	present := make([]presence.Process, 0, len(m.lease.members))
+	// A process that is starting or leaving is among them: it has a lease without roles.
 	for _, s := range m.lease.members {
 		present = append(present, s.Process)
 	}
@@ -505,5 +516,6 @@ func (m *Member) Members() []presence.Process {
 // lease in time may still run; in that case it attaches its topics again, see renew.
 func (m *Member) Ended(incarnation string) bool {
 	v := m.view.Load()
+	// Leases that were read long ago prove nothing.
 	return v != nil && !v.incarnations[incarnation] && time.Since(v.at) < 2*renewEvery
 }

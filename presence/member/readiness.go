@@ -47,6 +47,7 @@ func (m *Member) Ready() error {
 	}
 
 	if m.parts.Gateway != nil {
+		// All partitions have an owner, or none has.
 		if _, ok := t.Node(0); !ok {
 			return errors.New("no presence node is known")
 		}
@@ -62,6 +63,7 @@ func (m *Member) Ready() error {
 func (m *Member) StoreState(up bool) {
 	m.up.Store(up)
 	if up {
+		// After an outage the lease has ended, or is about to.
 		wake.Signal(m.renewNow)
 	}
 	wake.Signal(m.storeChanged)

@@ -23,6 +23,7 @@ const (
 // applyTable makes t the table. It passes the parts their partitions and buckets, and the
 // gateway the partitions that have moved.
 func (m *Member) applyTable(old, t *ring.Table) {
+	// Before the parts hear of it, so that what they send then goes to the new owners.
 	m.table.Store(t)
 	m.tableChanges.Inc()
 
@@ -130,6 +131,7 @@ func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []
 // ReceiveUpdates takes updates that another process pushed. Without updates it is a greeting.
 func (m *Member) ReceiveUpdates(from string, updates []presence.Update) {
 	if m.parts.Gateway != nil {
+		// Each push, whatever it carries, shows that the dispatcher reaches this process.
 		m.greetings.record(from, time.Now())
 		m.parts.Gateway.Push(updates)
 	}
@@ -157,6 +159,7 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 		overtaken := errors.Is(err, presence.ErrOvertaken) && recent
 
 		switch {
+		// The partition moves. It does no harm if both owners make the change.
 		case errors.Is(err, presence.ErrNotOwner):
 		case overtaken:
 			// The other change may have been made before this one came, at a gateway whose clock is ahead.

@@ -42,6 +42,7 @@ func (m *Member) usersOnce(ctx context.Context, users []presence.User) ([]presen
 	}
 
 	states := make([]presence.UserState, len(users))
+	// Half an answer is of no use, so the first failure ends the other calls.
 	calls, ctx := errgroup.WithContext(ctx)
 	for owner, at := range places {
 		calls.Go(func() error {

@@ -70,6 +70,7 @@ func (c *Calendar) advance(now time.Time) {
 		c.open = Day{At: at, Max: c.open.Last, Until: start, Last: c.open.Last}
 	}
 
+	// A clock that was set back to the day before stops at midnight, since that day is written.
 	until := max(now.UnixMilli(), c.open.At*millisOfDay)
 	c.open.Presence = max(0, c.open.Presence+c.open.Last*(until-c.open.Until))
 	c.open.Until = until
@@ -78,6 +79,7 @@ func (c *Calendar) advance(now time.Time) {
 // close moves the open day to the past.
 func (c *Calendar) close() {
 	d := c.Open()
+	// A day without users takes no bytes: whoever reads takes a missing day for one.
 	if d.Max == 0 && d.Joins == 0 {
 		return
 	}
@@ -125,6 +127,7 @@ func Since(days []Day, from int64) []Day {
 // Trim forgets the days before oldest.
 func (c *Calendar) Trim(oldest int64) {
 	days, err := ParsePast(c.past)
+	// Days that cannot be parsed stay, because nobody can tell which of them to keep.
 	if err != nil || len(days) == 0 || days[0].At >= oldest {
 		return
 	}
@@ -140,6 +143,7 @@ func (c *Calendar) Trim(oldest int64) {
 
 // Bytes returns how many bytes the days take.
 func (c *Calendar) Bytes() int {
+	// The capacity counts, since append has taken that much memory.
 	registers := c.arrivals.Registers()
 	return cap(c.past) + len(registers.Bytes())
 }
@@ -216,6 +220,7 @@ func ParseCalendar(past, open []byte) (*Calendar, error) {
 	}
 
 	c := &Calendar{past: past}
+	// AppendPast writes the distance to it.
 	if n := len(days); n > 0 {
 		c.pastAt = days[n-1].At
 	}
@@ -271,12 +276,14 @@ func (q Question) AnswerDays(page string, list []Day, count int64, now time.Time
 		}
 
 		start := at * millisOfDay
+		// A missing day had no changes, so the count from before held all day long.
 		d := Day{At: at, Max: carried, Until: start, Last: carried}
 		if len(list) > 0 && list[0].At == at {
 			d = list[0]
 		}
 
 		end := min(start+millisOfDay, now.UnixMilli())
+		// The running day: the current count may be newer than what the store has.
 		if end < start+millisOfDay {
 			d.Max = max(d.Max, count)
 		}
@@ -289,6 +296,7 @@ func (q Question) AnswerDays(page string, list []Day, count int64, now time.Time
 // addDay adds the point of a day that began at a time and is over, or is now, at end.
 func (a *Answer) addDay(d Day, start, end int64) {
 	d.Presence = max(0, d.Presence+d.Last*(end-d.Until))
+	// Who was there when the day began did not arrive, so there were at least as many visitors as users at once.
 	of := &OfDay{PersonMinutes: d.PersonMinutes(), Visitors: max(d.Visitors, d.Max)}
 	if end > start {
 		of.Avg = math.Round(100*float64(d.Presence)/float64(end-start)) / 100
@@ -305,6 +313,7 @@ func (a *Answer) addDay(d Day, start, end int64) {
 
 // CSV returns the points as RFC 4180 has it, a line for each.
 func (a *Answer) CSV() []byte {
+	// All points are of one kind.
 	byDay := len(a.Points) > 0 && a.Points[0].OfDay != nil
 	b := []byte("at,max,joins")
 	if byDay {

@@ -69,6 +69,7 @@ func (v *Visits) Add(u presence.User) {
 func (v *Visits) addPending() {
 	if len(v.pending) > 0 {
 		v.registers.Add(v.pending...)
+		// Not cut to length 0: a page with few visitors would keep an array for 64.
 		v.pending = nil
 	}
 }
@@ -118,12 +119,15 @@ func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 	if step == 0 {
 		step = defaultStep
 	}
+
 	switch {
 	case last > retention:
 		return Question{}, fmt.Errorf("%w: minutes are kept for %s only", ErrTime, retention)
 	case step < time.Minute || step%time.Minute != 0:
 		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes", ErrTime)
 	}
+
+	// Whole steps since the epoch, so that two questions a moment apart have the same points.
 	q := Question{Step: int64(step / time.Minute)}
 	q.From = now.Add(-last).Unix() / 60 / q.Step * q.Step
 	q.To = (Of(now)/q.Step + 1) * q.Step
@@ -131,6 +135,7 @@ func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 		return Question{}, fmt.Errorf("%w: these are %d points, more than %d; ask for longer steps",
 			ErrTime, n, MaxPoints)
 	}
+
 	return q, nil
 }
 
@@ -179,6 +184,7 @@ func (q Question) Answer(page string, list []Minute, count int64, now time.Time)
 	for i := range a.Points {
 		a.Points[i].At = Start(q.From + int64(i)*q.Step)
 	}
+
 	running := Of(now)
 	carried, at := int64(0), q.From // the points are done up to, not including, the minute at
 	hold := func(until int64) {     // the count was carried until then
@@ -186,9 +192,11 @@ func (q Question) Answer(page string, list []Minute, count int64, now time.Time)
 			q.raise(&a, at, carried)
 		}
 	}
+
 	var visitors hyperloglog.Union
 	for _, m := range list {
 		m.At = min(m.At, running) // clocks differ
+		// Redis keeps counts and arrivals apart, so an element may have only one of them.
 		if m.Counted {
 			hold(m.At)
 			if m.At >= q.From {
@@ -196,15 +204,19 @@ func (q Question) Answer(page string, list []Minute, count int64, now time.Time)
 			}
 			carried, at = m.Last, max(at, m.At+1)
 		}
+
 		if m.At >= q.From {
 			a.Points[(m.At-q.From)/q.Step].Joins += m.Joins
 			a.Joins += m.Joins
 			visitors.Merge(m.Visitors)
 		}
 	}
+
+	// What the store knew last holds up to now, and the current count may be newer than that.
 	hold(running + 1)
 	q.raise(&a, running, count)
 	a.Visitors = max(visitors.Count(), a.Peak.Max)
+
 	return a
 }
 

@@ -78,6 +78,7 @@ func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Dura
 			at += min(passed, maxAdvance)
 		}
 
+		// Before suspended, which wakes the manager: as long as the clock is behind, the manager does nothing.
 		c.last.Store(&clockReading{now, at, c.ending.Load()})
 
 		if passed > 2*maxAdvance {

@@ -23,6 +23,7 @@ func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, er
 			continue
 		}
 
+		// With room, so that an actor does not wait for a caller that gave up.
 		answer := make(chan presence.Parts, 1)
 		err := p.ask(ctx, &explainRequest{page, answer})
 		if errors.Is(err, presence.ErrNotOwner) {

@@ -86,6 +86,7 @@ func (n *Node) Gateways(live []heartbeat.Source) {
 // then the node completes no partition of which the store lacked users.
 func (n *Node) Died(p presence.Process, seen time.Time) {
 	now := n.clock.now()
+	// 0 means that nobody died, and the clock begins at 0.
 	n.death.Store(max(int64(now), 1))
 
 	if !slices.Contains(p.Roles, presence.RoleGateway) {

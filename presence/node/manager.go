@@ -58,6 +58,8 @@ type ownership struct {
 // release stops the partition's actor.
 func (m *manager) release(id int) {
 	o := m.owned[id]
+	// Callers must not find the actor any more when it ends. The writer may have removed it already, after a fenced
+	// write.
 	m.n.actors[id].CompareAndSwap(o.p, nil)
 	o.stop()
 	delete(m.owned, id)
@@ -89,6 +91,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 
 	taken := 0 // wanted partitions that another node has claimed
 	for id, o := range m.owned {
+		// Whoever finds another node's claim removes the actor from the table: the writer, or reclaimGroup.
 		fenced := n.actors[id].Load() != o.p
 		if fenced {
 			m.fence(id)
@@ -98,6 +101,8 @@ func (m *manager) reconcile(ctx context.Context) error {
 			taken++
 		}
 
+		// A fenced actor ends even if its partition is wanted. Its users are those of before the other owner, so
+		// startMissing loads them anew once the fence has passed.
 		if fenced || !wanted[id] {
 			m.release(id)
 		}
@@ -212,9 +217,12 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	for i, c := range claims {
 		p := m.owned[c.Partition].p
 
+		// The outbox knows the claim before the mail arrives: rewrite compares the two, and a claim that was
+		// overtaken by a newer one writes nothing.
 		m.unverified[c.Partition] = true
 		p.out.expect(c)
 
+		// Only this goroutine ends actors, so this one still reads its mail, however full the mailbox is.
 		select {
 		case p.mail <- &reclaimed{c, snaps[i]}:
 		case <-ctx.Done():
@@ -237,6 +245,7 @@ func (m *manager) startMissing(ctx context.Context) error {
 		}
 
 		if left := time.Until(m.fenced[id].until); left > 0 {
+			// After the longest of the pauses one further call can claim all of them.
 			m.retryIn = max(m.retryIn, left)
 		} else {
 			ids = append(ids, id)
@@ -275,6 +284,7 @@ func (m *manager) startGroup(ctx context.Context, ids []int) error {
 	}
 
 	for i, c := range claims {
+		// The actor's goroutine does not run yet, so restore may touch its state.
 		p := newPartition(m.n, c)
 		p.restore(snaps[i])
 
@@ -282,6 +292,7 @@ func (m *manager) startGroup(ctx context.Context, ids []int) error {
 		m.owned[c.Partition] = &ownership{p, stop}
 		m.unverified[c.Partition] = true
 
+		// Mail may come from here on; it waits in the mailbox until run reads it.
 		m.n.actors[c.Partition].Store(p)
 		m.n.claimed.Add(1)
 		m.wg.Go(func() { p.run(actx) })
@@ -317,6 +328,7 @@ func (m *manager) checkComplete(ctx context.Context) error {
 		return missing, nil
 	}
 
+	// Completeness is lost only with the store's data. Once seen, a sample of the buckets in each round finds that.
 	var fresh, known []int
 	for id := range m.owned {
 		if m.unverified[id] {

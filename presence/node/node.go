@@ -106,15 +106,17 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 	}
 
 	n := &Node{
-		cfg:     cfg,
-		store:   store,
-		actors:  make([]atomic.Pointer[partition], cfg.Partitions),
+		cfg:    cfg,
+		store:  store,
+		actors: make([]atomic.Pointer[partition], cfg.Partitions),
+		// Twice the partitions: the outbox of an actor that was stopped may wait beside that of its successor.
 		ready:   make(chan *partition, 2*cfg.Partitions),
 		want:    make(chan []int, 1),
 		trouble: make(chan struct{}, 1),
 		batches: newBatches(),
 	}
 
+	// Gateways and Died read the clock before Run moves it for the first time.
 	n.clock.last.Store(&clockReading{real: time.Now()})
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(n.collectors()...)
@@ -144,6 +146,7 @@ func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != n
 func (n *Node) Check(share, shares int) {
 	for i := share; i < len(n.actors); i += shares {
 		if p := n.actors[i].Load(); p != nil {
+			// The outbox is all that Check and flush use, so the actor need not be asked.
 			p.out.mu.Lock()
 			p.out.check = true
 			p.out.mu.Unlock()
@@ -160,6 +163,7 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 		return false
 	}
 
+	// A sender that has not heard of a new owner yet still sends here; its repetitions go to the right node.
 	p := n.actors[b.Partition].Load()
 	if p == nil {
 		return false
@@ -217,6 +221,7 @@ func (n *Node) Run(ctx context.Context) error {
 	poll := time.NewTicker(generationPoll)
 	defer poll.Stop()
 
+	// The timer runs only after a failure, or while partitions are left out.
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
 	defer retry.Stop()
@@ -235,6 +240,7 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 
 		err := m.reconcile(ctx)
+		// A store that just failed would only fail once more.
 		if err == nil && due {
 			err = m.checkComplete(ctx)
 		}
@@ -264,10 +270,12 @@ func (n *Node) StopClock() { n.clock.stop() }
 // suspended handles a suspension of the process for d. The clock calls it.
 func (n *Node) suspended(d time.Duration) {
 	if d > takeoverPossible {
+		// Set before the signal, because the manager that it wakes swaps it back.
 		n.wasSuspended.Store(true)
 		wake.Signal(n.trouble)
 	}
 
+	// One line is enough; headcount_suspensions_total counts the others.
 	first := n.suspensions.Add(1) == 1
 	if first {
 		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).

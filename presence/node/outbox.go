@@ -82,6 +82,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
+	// The writer is the only caller, and flush queues an outbox once, so there is one change in flight at most.
 	marks.Must(o.state == queued, "one change of a partition is on its way to the store")
 	o.state = idle
 	if o.blocked {
@@ -137,9 +138,11 @@ func (o *outbox) written() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
+	// A change that came meanwhile is not queued here: the actor does so when it gets the stored of this batch.
 	o.state = idle
 	o.departing = nil
 
+	// take has begun the next batch already.
 	return o.batch - 1
 }
 

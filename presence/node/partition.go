@@ -107,6 +107,7 @@ func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Millisec
 // that is queued by then.
 func (p *partition) run(ctx context.Context) {
 	defer close(p.ended)
+	// The gauge is the sum over all actors; the next owner adds these users to its own.
 	defer func() { p.node.users.Add(-int64(len(p.users))) }()
 
 	// arm sets the timer before anything waits for it.
@@ -114,6 +115,8 @@ func (p *partition) run(ctx context.Context) {
 	defer timer.Stop()
 
 	for {
+		// checkReports may make the partition complete, and flush then writes that. Replies are looked through here
+		// too, because one of a batch that is done already gets no stored of its own.
 		p.checkReports()
 		p.flush()
 		p.sendDue()
@@ -124,6 +127,7 @@ func (p *partition) run(ctx context.Context) {
 			return
 		case <-timer.C:
 			p.alarm = 0 // so that arm resets the timer even if the clock has not reached the alarm
+			// The wait may have been long, and whether expire may end a loaded user depends on the reports.
 			p.checkReports()
 			p.wheel.due(p.now(), p.expire)
 			p.askGateways()
@@ -198,6 +202,7 @@ func (p *partition) arm(timer *time.Timer) {
 		at = 0
 	}
 
+	// When everybody has reported, loaded users only wait for their deadlines, which the wheel has.
 	waits := p.needsReports() && !(p.takeover.complete && p.takeover.reported)
 	if waits && (at == 0 || p.takeover.nextAsk < at) {
 		at = p.takeover.nextAsk
@@ -221,6 +226,7 @@ func (p *partition) arm(timer *time.Timer) {
 func (p *partition) flush() {
 	p.out.mu.Lock()
 
+	// Check calls flush as well. The state changes under the lock, so that only one of the two queues the outbox.
 	ready := p.out.state == idle && !p.out.blocked && !p.out.empty()
 
 	if ready {
@@ -289,6 +295,7 @@ func (p *partition) sendDue() {
 		}
 	}
 
+	// What is left behind would keep old sources and pages in memory.
 	clear(p.pending[len(rest):])
 	p.pending = rest
 }
@@ -303,6 +310,7 @@ func (p *partition) stored(st *stored) {
 	}
 
 	marks.Must(st.batch > p.done, "changes of a partition are stored in their order")
+	// After the counts, which the acknowledgements of joins carry.
 	p.done = st.batch
 	p.sendDue()
 

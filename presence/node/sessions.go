@@ -73,6 +73,7 @@ func (p *partition) session(u presence.User, from *source, pg *page) *session {
 		s.since = head.since
 	} else {
 		s.since = uint32(time.Now().Unix())
+		// A site counts a user once, whatever the number of pages, so with the first session.
 		all := p.total(pg)
 		all.users++
 		p.node.users.Add(1)
@@ -163,6 +164,7 @@ func (p *partition) leave(s *session, pg *page) {
 // removeSession unlinks a session. pg is any page of the user: with the last session, the
 // total of pg's site loses the user.
 func (p *partition) removeSession(s *session, pg *page) {
+	// Otherwise due would hand expire a session that is in no chain any more.
 	p.wheel.drop(s)
 	s.from.sessions--
 
@@ -171,6 +173,7 @@ func (p *partition) removeSession(s *session, pg *page) {
 		return
 	}
 
+	// The page has lost the user before, in leave, so the page never exceeds its site.
 	all := p.total(pg)
 	all.users--
 	marks.Must(all.users >= pg.users, "a site has no fewer users than one of its pages")
@@ -210,6 +213,7 @@ func (p *partition) schedule(s *session) {
 		if left := end - p.now(); left > p.askBefore() {
 			end -= p.askBefore()
 		} else if s.from.Gateway != "" {
+			// holds and loaded have no gateway that could be asked.
 			end = min(end, p.now()+askInterval)
 		}
 
@@ -219,6 +223,7 @@ func (p *partition) schedule(s *session) {
 	}
 
 	if at != 0 {
+		// The first session after a quiet time would make due visit every tick since.
 		p.wheel.idle(p.now())
 		p.wheel.put(s, at)
 	}
@@ -240,6 +245,7 @@ func (p *partition) expire(s *session) {
 	var ended []*page // rarely more than one
 	silent := false
 
+	// Recomputed here, since set and remove leave it too early.
 	s.earliestEnd = 0
 	for _, pp := range s.list {
 		openEnded := pp.until == 0
@@ -265,6 +271,7 @@ func (p *partition) expire(s *session) {
 		p.leave(s, pg)
 	}
 
+	// The last leave has removed the session.
 	if len(s.list) == 0 {
 		return
 	}
@@ -320,6 +327,7 @@ func (p *partition) noteDeparture(u presence.User) {
 		return
 	}
 
+	// When it happened, not when it is written: an outage may delay the write for long.
 	p.out.mu.Lock()
 	p.out.departures[u] = time.Now()
 	p.out.mu.Unlock()

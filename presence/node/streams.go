@@ -56,6 +56,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	// A new incarnation of a gateway is a new source: its old sessions end by themselves.
 	src := p.sources[b.Source]
 	if src == nil {
+		// Only a new source makes the map grow, so this is when old ones are looked for.
 		p.sweep(now)
 		src = &source{Source: b.Source}
 		p.sources[b.Source] = src
@@ -63,6 +64,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	src.lastBeat = now // keeps sweep from deleting the source
 
 	reply := heartbeat.Reply{Partition: b.Partition, Stream: b.Stream}
+	// Ops first: a user in Alive may have joined with an op of the same message.
 	if b.First > 0 {
 		p.ops(src, b, &reply)
 	}
@@ -90,6 +92,7 @@ func (p *partition) follow(src *source, b *heartbeat.Beat, reply *heartbeat.Repl
 	switch {
 	case begins:
 		// A new stream reports all users of the gateway again.
+		// Before begin: sessions that the new stream does not confirm have ended, and only their trial removes them.
 		p.putOnTrial(src)
 		src.begin(b.Stream, p.now())
 	case !current:
@@ -141,11 +144,13 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 				p.depart(src, op.User, op.Page, op.Grace)
 			}
 		} else if op.Kind == heartbeat.Join {
+			// A repeated leave is ignored: the user may have joined again with a later op.
 			p.repeated(src, b, op.User)
 		}
 
 		// The acknowledgement of joins carries the counts that include them, so that the
 		// first count that a visitor gets includes the visitor.
+		// Repeated joins too: the acknowledgement with their counts may have been lost.
 		if pg := p.pages[op.Page]; op.Kind == heartbeat.Join && pg != nil && !slices.Contains(joined, pg) {
 			joined = append(joined, pg)
 			if all := p.total(pg); !slices.Contains(joined, all) {
@@ -204,6 +209,7 @@ func (p *partition) repeated(src *source, b *heartbeat.Beat, u presence.User) {
 // returned. It also confirms a loaded page presence: the loaded copy then lasts only until
 // the user's other gateways have had time to report the user too.
 func (p *partition) arrive(src *source, b *heartbeat.Beat, u presence.User, pg *page) {
+	// Before there is a session, since afterwards the user is present.
 	p.noteArrival(u, pg)
 
 	s := p.session(u, src, pg)
@@ -230,6 +236,7 @@ func (p *partition) settle(o, s *session, pg *page) {
 		if ends == 0 {
 			ends = o.deadline
 		}
+		// The copy does not end at once: it may stand for a tab at another gateway, which has not reported yet.
 		if end := p.now() + confirmTimeout; end < ends {
 			o.set(pp, end)
 			p.schedule(o)
@@ -262,6 +269,7 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 		return
 	}
 
+	// Only the end moves. The store keeps the user as present, so that an owner that takes over knows the user too.
 	s.set(pp, p.now()+grace.Milliseconds())
 	p.schedule(s)
 }
@@ -284,6 +292,7 @@ func (p *partition) departUnknown(src *source, u presence.User, name string, gra
 		return
 	}
 
+	// Never earlier than the end that another gateway's leave has set.
 	if pp := s.find(pg); pp != nil {
 		s.set(pp, max(pp.until, p.now()+max(grace.Milliseconds(), confirmTimeout)))
 		p.schedule(s)
@@ -310,6 +319,7 @@ func (p *partition) hold(c *holdRequest) {
 
 	switch {
 	case c.On:
+		// A renewal is never refused, because it takes no further place.
 		if s != nil && len(s.list) >= presence.MaxPages && !held {
 			c.done <- ErrTooManyHolds
 			return
@@ -326,6 +336,7 @@ func (p *partition) hold(c *holdRequest) {
 		p.leave(s, pg)
 	}
 
+	// Also where there was nothing to end: only an owner that the store still accepts can know that.
 	p.queueReply(pendingReply{done: c.done})
 }
 
@@ -342,6 +353,7 @@ func expired(ctx context.Context) error {
 // sweep deletes sources without sessions that have been silent for two timeouts.
 func (p *partition) sweep(now int64) {
 	for key, src := range p.sources {
+		// A gateway that comes back after that is asked for a new stream, with all its users.
 		if src.sessions == 0 && now-src.lastBeat > 2*p.timeout() {
 			delete(p.sources, key)
 		}

@@ -43,6 +43,7 @@ func (p *partition) needsReports() bool { return !p.takeover.complete || p.loade
 // members, the partition becomes complete only when the gateways have reported all their
 // users.
 func (p *partition) restore(snap presence.Snapshot) {
+	// The last owner may have written members of these pages and not the counts; load raises those that have users.
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
 	}
@@ -50,6 +51,7 @@ func (p *partition) restore(snap presence.Snapshot) {
 	p.load(snap.Members)
 	clear(p.out.members) // they come from the store; only the counts are new
 
+	// Written even at 0, because the store may still have the last owner's number.
 	p.out.counts[presence.AllPages] = p.site.users
 
 	if p.out.claim.Whole {
@@ -84,6 +86,7 @@ func (p *partition) load(members []presence.Member) {
 			p.schedule(s)
 		}
 
+		// Clocks may differ; whatever they say, no hold lasts longer than a new one.
 		left := min(time.Until(m.Hold).Milliseconds(), holdTimeouts*p.timeout())
 		if m.Alone || !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds, pg)
@@ -127,6 +130,7 @@ func (p *partition) putOnTrial(src *source) {
 		l := p.session(u, p.loaded, pg)
 
 		for _, pp := range s.list {
+			// add and set instead of join: the user is on the page already, so no count and no member changes.
 			have := l.find(pp.page)
 			switch {
 			case have == nil:
@@ -157,6 +161,7 @@ func (p *partition) checkReports() {
 	}
 
 	known := p.node.gateways.known.Load()
+	// Nobody has read the leases yet, so a gateway may exist of which this node knows nothing.
 	if known == nil {
 		p.takeover.reported = false
 		return
@@ -178,6 +183,8 @@ func (p *partition) checkReports() {
 		all = false
 		if ask {
 			r := &heartbeat.Reply{Partition: p.id, Ask: true}
+			// The question may also be the request for a new stream, which the gateway then begins with all its
+			// users.
 			if src != nil {
 				r.Stream, r.Reset = src.stream, src.mustReset
 			}
@@ -249,6 +256,7 @@ func (p *partition) rewrite(r *reclaimed) {
 		}
 	}
 
+	// Before the lock is taken, since the writer may need it and every user is looked at.
 	members := map[memberKey]presence.MemberChange{}
 	for u, head := range p.users {
 		for s := head; s != nil; s = s.next {

@@ -82,6 +82,7 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 	var places []int
 	var absent []presence.User
 	for i, s := range states {
+		// A departure that the owner still has is newer than any in the store.
 		if s.Since.IsZero() && s.LastSeen.IsZero() {
 			places = append(places, i)
 			absent = append(absent, users[i])
@@ -122,6 +123,7 @@ func (p *partition) answer(c *usersRequest) {
 			continue
 		}
 
+		// Two tabs at two gateways may be on one page.
 		pages := map[*page]struct{}{}
 		for s := first; s != nil; s = s.next {
 			for _, pp := range s.list {

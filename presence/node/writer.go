@@ -41,6 +41,7 @@ func (n *Node) write(ctx context.Context) {
 			return
 		case <-retry.C:
 			for _, p := range again {
+				// The channel has room: these count as queued, so their actors have not put them there.
 				n.ready <- p
 			}
 			again = nil
@@ -49,6 +50,7 @@ func (n *Node) write(ctx context.Context) {
 		}
 
 		batch, changes := n.collect(p, &seq)
+		// All outboxes wait for a new claim.
 		if len(changes) == 0 {
 			continue
 		}
@@ -85,6 +87,7 @@ func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes [
 		}
 
 		select {
+		// Nothing is waited for: what is not ready now gathers while the call to the store is under way.
 		case p = <-n.ready:
 		default:
 			p = nil
@@ -110,15 +113,19 @@ func (n *Node) outcomes(
 		case o.Err == nil:
 			n.written.Add(1)
 			n.counts.Add(int64(len(c.Counts)))
+			// May wait for a full mailbox. No actor ever waits for the writer, so the wait ends.
 			p.post(&stored{batch: p.out.written(), counts: o.Counts})
 		case ownerChanged:
 			fencedWrite.Reached()
+			// The change is dropped: another node decides about these users now, and the manager ends this actor.
 			n.fenced.Add(1)
 			n.actors[c.Partition].CompareAndSwap(p, nil)
 			wake.Signal(n.trouble)
 		case claimInvalid:
 			claimLost.Reached()
 			n.failures.Add(1)
+			// Restored before the manager and the actor hear of it, so that the next claim finds everything in the
+			// outbox.
 			p.out.restore(c, true)
 			wake.Signal(n.trouble)
 			p.post(&refused{})

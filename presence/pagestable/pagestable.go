@@ -119,6 +119,7 @@ func Open(ctx context.Context, cfg Config) (*Table, error) {
 
 func newTable(cfg Config, rows rows) *Table {
 	t := &Table{cfg: cfg, rows: rows, waiting: map[string]entry{}}
+	// What the table has at the start is not known.
 	t.doubt.Store(true)
 
 	t.failures = prometheus.NewCounter(prometheus.CounterOpts{
@@ -166,6 +167,7 @@ func (t *Table) Lost() { t.doubt.Store(true) }
 func (t *Table) Received(updates []presence.Update) {
 	for _, u := range updates {
 		c, ok := presence.CountOf(u)
+		// The feed has all pages and kinds of the served buckets.
 		if ok && t.matches(c.Page) {
 			t.queue(c)
 		}
@@ -188,6 +190,7 @@ func (t *Table) queue(c presence.Count) {
 	defer t.mu.Unlock()
 
 	e, waits := t.waiting[c.Page]
+	// In place of an older count it keeps that one's place: what waits longest is written first.
 	if !waits {
 		e.since = time.Now()
 	}
@@ -230,6 +233,7 @@ func (t *Table) writeEach(ctx context.Context) {
 		case <-ticker.C:
 		}
 
+		// Until it succeeds, because PostgreSQL may be away at the start.
 		if !granted {
 			granted = t.rows.Grant(ctx) == nil
 		}
@@ -247,6 +251,7 @@ func (t *Table) writeEach(ctx context.Context) {
 		t.wrote(counts, err)
 
 		size = min(2*size, maxRows)
+		// A long statement holds locks for long, and what changes meanwhile waits for its end.
 		if time.Since(start) > tooLong {
 			size = max(len(counts)/2, minRows)
 		}
@@ -255,6 +260,7 @@ func (t *Table) writeEach(ctx context.Context) {
 
 // oldest returns the counts that have waited longest.
 func (t *Table) oldest(n int) []presence.Count {
+	// A copy, because publications must not wait for the statement.
 	t.mu.Lock()
 	entries := slices.Collect(maps.Values(t.waiting))
 	t.mu.Unlock()
@@ -286,6 +292,7 @@ func (t *Table) wrote(counts []presence.Count, err error) {
 
 	for _, c := range counts {
 		e := t.waiting[c.Page]
+		// The row has the newest count.
 		if !e.Newer(c) {
 			delete(t.waiting, c.Page)
 			continue
@@ -298,6 +305,7 @@ func (t *Table) wrote(counts []presence.Count, err error) {
 
 // compareEach compares until ctx ends.
 func (t *Table) compareEach(ctx context.Context) {
+	// So that the first comparison comes ComeBack after the start.
 	last := time.Now().Add(t.cfg.ComeBack - checkPause)
 	for outage.Sleep(ctx, every) {
 		pause := checkEvery
@@ -312,6 +320,7 @@ func (t *Table) compareEach(ctx context.Context) {
 			continue
 		}
 
+		// Before the comparison, because what is missed during it calls for another one.
 		t.doubt.Store(false)
 		if err := t.compare(ctx, served); err != nil && ctx.Err() == nil {
 			t.failures.Inc()
@@ -326,6 +335,7 @@ func (t *Table) compareEach(ctx context.Context) {
 // those of pages that have some.
 func (t *Table) compare(ctx context.Context, served buckets) error {
 	isOther := func(row presence.Count) bool { return !served.has(row.Page) }
+	// First the rows with users, which alone show pages that presence does not know.
 	for last := ""; ; {
 		some, err := t.rows.Occupied(ctx, last, maxRows)
 		if err != nil {
@@ -343,6 +353,7 @@ func (t *Table) compare(ctx context.Context, served buckets) error {
 
 	var some []presence.Count
 	var failed error
+	// Then the pages with users, of which there may be no row.
 	err := t.cfg.Pages.Pages(ctx, func(names []string) {
 		for _, name := range names {
 			if served.has(name) && t.matches(name) {
@@ -378,6 +389,7 @@ func (t *Table) refresh(ctx context.Context, all []presence.Count) error {
 
 		for i, c := range counts {
 			isUnknown := c.Version == presence.Version{}
+			// By a count that may lack users nothing is written, and nothing is deleted.
 			if c.Stale {
 				return errStale
 			}

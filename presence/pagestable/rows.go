@@ -86,6 +86,7 @@ func (r pgRows) exec(ctx context.Context, sql string, args ...any) (affected int
 
 		return postgres.First(ctx, err)
 	}
+	// All these statements may be repeated, see put and drop.
 	err = postgres.Retry(func() error { return r.Do(ctx, do) })
 
 	// A call that was not tried does not say why.
@@ -153,6 +154,7 @@ func (r pgRows) Occupied(ctx context.Context, after string, limit int) (some []p
 // Sweep implements rows.
 func (r pgRows) Sweep(ctx context.Context) error {
 	for {
+		// In parts, so that none of them holds locks for long.
 		n, err := r.exec(ctx, sweep, maxEmpty, maxRows)
 		if err != nil || n < maxRows {
 			return err

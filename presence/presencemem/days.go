@@ -86,6 +86,7 @@ func (h *dayHistory) count(page string, users int64, now time.Time) {
 	before := r.calendar.At()
 	r.calendar.Count(users, now)
 
+	// Once a day is enough: the first change of a day is when the last one falls out.
 	if day := minutes.DayOf(now); day > before {
 		r.calendar.Trim(day - h.retention)
 	}
@@ -102,6 +103,7 @@ func (h *dayHistory) touch(page string, now time.Time) *pageDays {
 	if h.disk {
 		h.dirty[r] = struct{}{}
 	}
+	// Weighing works the waiting arrivals into the registers, so it is done once a minute at most.
 	if at := minutes.Of(now); at != r.weighed {
 		r.weighed = at
 		h.weigh(r)
@@ -149,6 +151,7 @@ func (h *dayHistory) bound(now time.Time) {
 // confirm ends the presence of users who were on a page before a restart and are on it no more: all owners have written
 // what they know, and pages are those with users.
 func (h *dayHistory) confirm(pages map[string]*page, now time.Time) {
+	// Pages that nobody has joined again are not among those with users.
 	for name, r := range h.pages {
 		users := int64(0)
 		if pg := pages[name]; pg != nil {
@@ -192,6 +195,7 @@ func (l *loader) loadDays(tx *bbolt.Tx) {
 			return nil
 		}
 
+		// bbolt's memory is valid within the transaction alone.
 		past := bytes.Clone(tx.Bucket(daysBucket).Get(page))
 		c, err := minutes.ParseCalendar(past, bytes.Clone(open))
 		if err != nil {
@@ -209,6 +213,7 @@ func (l *loader) loadDays(tx *bbolt.Tx) {
 func (h *dayHistory) endOfRun(recalled bool, alive, now time.Time) {
 	h.disk = true
 
+	// The file of present users is written more often, so it knows better when the process ended.
 	if late := alive.Sub(h.ended); late > 0 && late < daysUnwritten {
 		h.ended = alive
 	}
@@ -217,6 +222,7 @@ func (h *dayHistory) endOfRun(recalled bool, alive, now time.Time) {
 	all := make([]*pageDays, 0, len(h.pages))
 	for _, r := range h.pages {
 		r.calendar.Trim(minutes.DayOf(now) - h.retention)
+		// Nobody was present after the end of the process, as far as days are concerned.
 		if r.calendar.Users() > 0 && !recalled {
 			r.calendar.Count(0, h.ended)
 			h.dirty[r] = struct{}{}
@@ -224,6 +230,7 @@ func (h *dayHistory) endOfRun(recalled bool, alive, now time.Time) {
 		all = append(all, r)
 	}
 
+	// The file is sorted by page, the list by the time of the last change.
 	slices.SortFunc(all, func(a, b *pageDays) int { return int(a.calendar.At() - b.calendar.At()) })
 	for _, r := range all {
 		h.order.MoveToBack(r.element)
@@ -237,6 +244,7 @@ func (h *dayHistory) unwritten(now time.Time) (puts []put, done func(error)) {
 	for _, page := range h.erased {
 		puts = append(puts, put{daysBucket, []byte(page), nil}, put{daysBucket, openKey(page), nil})
 	}
+	// More may be erased before done.
 	erased := len(h.erased)
 
 	taken := make(map[*pageDays]int64, len(h.dirty))
@@ -262,6 +270,7 @@ func (h *dayHistory) unwritten(now time.Time) (puts []put, done func(error)) {
 			if err == nil {
 				r.written = last
 			} else if h.pages[r.page] == r {
+				// A page that was forgotten meanwhile is among the erased ones.
 				h.dirty[r] = struct{}{}
 			}
 		}
@@ -279,6 +288,7 @@ func (s *Store) writeDays() {
 	s.mu.Unlock()
 
 	var err error
+	// In parts, and without the store's lock, so that joins do not wait.
 	for part := range slices.Chunk(puts, dayBatch) {
 		err = cmp.Or(err, s.unread.disk.update(part, nil))
 	}

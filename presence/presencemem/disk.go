@@ -106,6 +106,7 @@ func openDisk(dir string, s *Store) (d *disk, secret string, err error) {
 	}
 
 	d.db, err = boltfile.Open(path, nil, format, buckets, func(db *bbolt.DB) (err error) {
+		// load writes already: a secret, and what has to be dropped.
 		d.db = db
 		secret, err = d.load(s)
 		return err
@@ -125,6 +126,7 @@ func (d *disk) load(s *Store) (secret string, err error) {
 		return "", err
 	}
 
+	// From here on lastSeen notes what the file lacks.
 	s.seen.unsaved = map[presence.User]struct{}{}
 	l := loader{unread: &s.unread, history: &s.history, days: &s.days, seen: s.seen, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
@@ -136,8 +138,10 @@ func (d *disk) load(s *Store) (secret string, err error) {
 			Msg("the data directory had entries that cannot be read; they have been dropped")
 	}
 
+	// In a transaction of its own, because the file may not be writable, and can be read all the same.
 	if len(l.puts) > 0 {
 		if err := d.update(l.puts, nil); err != nil {
+			// Tried again with each probe. Until then the file has entries that the memory has dropped.
 			d.undo = l.puts
 			d.fail(err)
 		}
@@ -164,6 +168,7 @@ func (d *disk) secret() (secret string, err error) {
 		return secret, err
 	}
 
+	// Stored before it is used: ids that it signs must be valid after a restart.
 	secret = rand.Text()
 	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
 }
@@ -185,6 +190,7 @@ type loader struct {
 func (l *loader) each(tx *bbolt.Tx, bucket []byte, read func(k, v []byte) error) {
 	_ = tx.Bucket(bucket).ForEach(func(k, v []byte) error { // has no error of its own
 		if err := read(k, v); err != nil {
+			// The memory of bbolt is valid within the transaction alone.
 			l.puts = append(l.puts, put{bucket, bytes.Clone(k), nil})
 			l.first = cmp.Or(l.first, err)
 			l.dropped++
@@ -194,6 +200,7 @@ func (l *loader) each(tx *bbolt.Tx, bucket []byte, read func(k, v []byte) error)
 }
 
 func (l *loader) load(tx *bbolt.Tx) error {
+	// Pages before their notes and authors, records before their follows: each needs the one before.
 	l.each(tx, pagesBucket, l.page)
 	l.each(tx, notesBucket, l.note)
 	l.each(tx, ownsBucket, l.own)
@@ -223,6 +230,7 @@ func (l *loader) page(k, v []byte) error {
 		return fmt.Errorf("the changes of %q: %w", k, err)
 	}
 
+	// New ones must be above all that were ever given.
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.pages[string(k)] = &changedPage{
 		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: presence.TimeOf(f[3])},
@@ -305,6 +313,7 @@ func (l *loader) key(k, v []byte) error {
 	}
 
 	key := idempotencyKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
+	// Expired while no process ran.
 	if key.until <= l.now.Unix() {
 		l.puts = append(l.puts, put{keysBucket, bytes.Clone(k), nil})
 		return nil
@@ -315,8 +324,7 @@ func (l *loader) key(k, v []byte) error {
 	return nil
 }
 
-// hashKey returns the stored key. If there is none, it stores a new one, unless the file has users: with a new key they
-// could not be found again.
+// hashKey returns the stored key. If there is none, it stores a new one, unless the file has users.
 func (d *disk) hashKey() (key []byte, err error) {
 	err = d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
 		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
@@ -359,8 +367,7 @@ func numbers(text string, n int) ([]int64, error) {
 	return out, nil
 }
 
-// puts returns the transaction's changes of the file. They are sorted, since neighbours
-// share pages of the file.
+// puts returns the transaction's changes of the file.
 func (d *transaction) puts() []put {
 	var all []put
 	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
@@ -384,6 +391,7 @@ func (d *transaction) puts() []put {
 		}
 
 		add(recordsBucket, string(user[:]), value)
+		// Only what differs is written: a record may have a thousand follows.
 		old := unread.Record{}
 		if is := d.base.records[user]; is != nil {
 			old = *is
@@ -424,11 +432,13 @@ func (d *disk) submit(ctx context.Context, o *op) error {
 	default:
 	}
 
+	// Refused at once while the file cannot be written, so that nobody waits for the next probe.
 	if err := d.writable(); err != nil {
 		return refused(err)
 	}
 
 	select {
+	// Never waits for room: the disk is too slow by then, and the caller is better off with an answer.
 	case d.waiting <- o:
 	default:
 		return refused(fmt.Errorf("%d operations wait for the disk already", maxWaiting))
@@ -472,6 +482,7 @@ func (d *disk) run(commit func([]*op)) {
 	defer close(d.ended)
 
 	for {
+		// nil, hence never ready, while the file can be written.
 		var probe <-chan time.Time
 		if d.writable() != nil {
 			probe = time.After(probeEvery)
@@ -483,6 +494,7 @@ func (d *disk) run(commit func([]*op)) {
 		case <-probe:
 			d.probe()
 		case <-d.closing:
+			// Their callers were told nothing yet.
 			if rest := d.batch(); len(rest) > 0 {
 				commit(rest)
 			}
@@ -493,6 +505,7 @@ func (d *disk) run(commit func([]*op)) {
 
 // batch returns ops together with the waiting operations.
 func (d *disk) batch(ops ...*op) []*op {
+	// What came during the last write goes together, with one sync of the disk.
 	for len(ops) < maxWaiting {
 		select {
 		case o := <-d.waiting:
@@ -512,6 +525,7 @@ func (d *disk) write(tx *transaction) error {
 		return nil
 	}
 
+	// It may have failed since these operations were queued.
 	if err := d.writable(); err != nil {
 		return refused(err)
 	}
@@ -538,6 +552,7 @@ func (d *disk) fail(err error) {
 	d.log.Error().Err(err).Msg("the data directory cannot be written; changes and follows are refused until it can")
 
 	err = fmt.Errorf("the data directory cannot be written: %w", err)
+	// From here on submit refuses, and run probes.
 	d.failure.Store(&err)
 }
 
@@ -569,6 +584,7 @@ func (d *disk) update(puts []put, before *[]put) error {
 		for _, p := range puts {
 			b := tx.Bucket(p.bucket)
 			if before != nil {
+				// A commit that fails at its very end may be in the file after a restart, see probe.
 				*before = append(*before, put{p.bucket, p.key, bytes.Clone(b.Get(p.key))})
 			}
 
@@ -593,6 +609,7 @@ func (d *disk) close() error {
 		return nil
 	}
 
+	// The writer ends first, because it uses the file.
 	close(d.closing)
 	<-d.ended
 	return d.db.Close()

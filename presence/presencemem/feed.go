@@ -21,6 +21,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		w.buckets[b] = true
 	}
 
+	// The first publication of each bucket is a Lost, and nothing else would wake the loop for it.
 	w.wake <- struct{}{}
 
 	s.mu.Lock()
@@ -63,6 +64,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 
 // publish notifies the watchers of the new counts, with one publication per bucket.
 func (s *Store) publish(touched map[*page]struct{}) {
+	// Without watchers, nobody misses what is not made.
 	if len(touched) == 0 || len(s.watchers) == 0 {
 		return
 	}

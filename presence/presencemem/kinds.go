@@ -50,6 +50,7 @@ func (s *Store) levelUpdate(page string) presence.Update {
 func (s *Store) recordUpdate(key string) presence.Update {
 	topic := presence.Update{Topic: presence.Topic{Kind: unread.KindRecord, Key: key}}
 	user, ok := unread.UserOf(topic)
+	// A key that is no user was never published.
 	if !ok {
 		return topic
 	}

@@ -51,6 +51,7 @@ func (l *lastSeen) mark(u presence.User) {
 
 func (l *lastSeen) departed(u presence.User, at time.Time) {
 	last, known := l.users.Peek(u)
+	// Changes of several owners, and a replayed log, may come in another order.
 	newer := !known || last < at.Unix()
 	if l.retention > 0 && newer {
 		l.users.Add(u, at.Unix())
@@ -88,6 +89,7 @@ func (s *Store) LastSeen(_ context.Context, users []presence.User) ([]time.Time,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// expire is slow on purpose, so some that are too old may still be there.
 	oldest := time.Now().Add(-s.seen.retention).Unix()
 	for i, u := range users {
 		if at, ok := s.seen.users.Peek(u); ok && at >= oldest {
@@ -104,6 +106,7 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 	s.mu.Lock()
 	s.seen.users.Remove(u)
 	s.mu.Unlock()
+	// Logged as a departure at 0, or a kill would bring the user back with the log.
 	s.logChanges([]presence.Change{{Departures: []presence.Departure{{User: u, At: time.Unix(0, 0)}}}})
 	s.log.mu.Unlock()
 
@@ -130,6 +133,7 @@ func (s *Store) keepSeen() {
 	s.keep(func(began time.Time, closing bool) error {
 		until := time.Time{}
 		if closing {
+			// Bounded, because Close waits for it.
 			until = began.Add(seenFlush)
 		}
 
@@ -170,6 +174,7 @@ func (s *Store) writeSomeSeen() (done bool, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, p := range puts {
+			// Marked again, unless a later departure has done so; either way the newest one is written.
 			s.seen.mark(presence.User(binary.BigEndian.Uint64(p.key)))
 		}
 		return false, err
@@ -189,6 +194,7 @@ func (s *Store) unsavedSeen() (puts []put) {
 			p.value = binary.BigEndian.AppendUint64(nil, uint64(at))
 		}
 
+		// Before it is written: a departure in the meantime marks it again.
 		delete(s.seen.unsaved, u)
 		puts = append(puts, p)
 		if len(puts) == seenBatch {
@@ -234,6 +240,7 @@ func (d *disk) dropSeen() error {
 		return err
 	}
 
+	// As a whole, which is one transaction however many users there are.
 	return d.db.Update(func(tx *bbolt.Tx) error {
 		if err := tx.DeleteBucket(seenBucket); err != nil {
 			return err

@@ -71,6 +71,7 @@ func (b *pageHistory) remember(touched map[*page]struct{}, arrivals []presence.A
 	at := minutes.Of(now)
 
 	for pg := range touched {
+		// The greatest count includes the one at the beginning of the minute, which minute has put there.
 		m := b.minute(pg.count.Page, at).last()
 		m.Max = max(m.Max, pg.count.Users)
 		m.Last = pg.count.Users
@@ -100,11 +101,13 @@ func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 		if r.last().At >= at { // later if the clock was set back
 			return r
 		}
+		// The minute before has ended, and its registers count from now on.
 		b.addBytes(r, r.close())
 		users = r.last().Last
 	}
 
 	b.append(r, minutes.Minute{At: at, Counted: true, Max: users, Last: users})
+	// Once a minute is enough, however often the page changes.
 	b.trim(r, at-b.retention)
 
 	return r
@@ -142,6 +145,7 @@ func (r *pageMinutes) close() int {
 	last := r.last()
 	before := len(last.Visitors.Bytes())
 
+	// The clock may have been set back, so the minute may have arrivals already.
 	last.Joins += r.running.Joins
 	last.Visitors = r.visitors()
 	r.running = minutes.Visits{}
@@ -173,6 +177,7 @@ func (b *pageHistory) trim(r *pageMinutes, oldest int64) {
 func (b *pageHistory) erase(r *pageMinutes, i int) {
 	m := &r.minutes[i]
 	b.addBytes(r, -minuteBytes-len(m.Visitors.Bytes()))
+	// What was never written need not be deleted.
 	if b.disk && m.At <= r.written {
 		b.erased = append(b.erased, minuteKey(r.page, m.At))
 	}
@@ -183,6 +188,7 @@ func (b *pageHistory) erase(r *pageMinutes, i int) {
 func (b *pageHistory) bound(at int64) {
 	for front := b.order.Front(); front != nil; front = b.order.Front() {
 		r := front.Value.(*pageMinutes)
+		// A page with users stays, however old its last change: the count still holds.
 		needed := r.last().Last > 0 || r.last().At > at-b.retention
 		if b.bytes <= b.maxBytes && needed {
 			return
@@ -220,6 +226,7 @@ func (s *Store) Minutes(_ context.Context, page string, from int64) ([]minutes.M
 	list := slices.Clone(r.minutes[first:])
 	last := &list[len(list)-1]
 	last.Joins += r.running.Joins
+	// A copy: those of the store go on growing.
 	last.Visitors = r.visitors()
 
 	return list, nil
@@ -292,6 +299,7 @@ func (b *pageHistory) endOfRun(until int64, now time.Time) {
 	all := make([]*pageMinutes, 0, len(b.pages))
 	for _, r := range b.pages {
 		if last := r.last(); last.Last > 0 {
+			// The count ends with the process: a minute with 0 users at the end says so.
 			if end := min(max(until, last.At), at); end > last.At {
 				b.append(r, minutes.Minute{At: end, Counted: true, Max: last.Last})
 			} else {
@@ -328,6 +336,7 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 
 	written := map[*pageMinutes]int64{}
 	for r := range b.dirty {
+		// From behind, since only the last few are not written.
 		for i := len(r.minutes) - 1; i >= 0 && r.minutes[i].At > r.written; i-- {
 			m := r.minutes[i]
 			if m.At >= before {
@@ -348,6 +357,7 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 	puts = append(puts, put{minutesBucket, untilKey, binary.BigEndian.AppendUint32(nil, uint32(at))})
 
 	return puts, func() {
+		// Others may have been erased during the write.
 		b.erased = b.erased[erased:]
 		for r, at := range written {
 			r.written = at
@@ -362,6 +372,7 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 func (s *Store) keepMinutes() {
 	for {
 		now := time.Now()
+		// A second after the minute, so that all of its changes are in.
 		next := time.NewTimer(now.Truncate(time.Minute).Add(time.Minute + time.Second).Sub(now))
 
 		select {
@@ -388,6 +399,7 @@ func (s *Store) writeMinutes(end bool) {
 		if err := s.unread.disk.update(part, nil); err != nil {
 			s.cfg.Log.Warn().Err(err).
 				Msg("minutes of pages could not be written to the data directory; trying again with the next minute")
+			// Without done everything counts as unwritten, and is written again: an entry has absolute numbers.
 			return
 		}
 	}

@@ -162,11 +162,13 @@ func Open(dir string, cfg Config) (*Store, error) {
 
 	var alive time.Time
 	if s.cfg.PresenceTimeout > 0 {
+		// Read before the first file of this process replaces it.
 		alive = s.loadPresent(time.Now())
 		s.firstPresent()
 		s.writers.Go(s.keepPresent)
 	}
 	if s.days.retention > 0 {
+		// After loadPresent, which says until when the process before was alive.
 		s.days.endOfRun(s.recalled, alive, time.Now())
 	}
 	if s.history.retention > 0 || s.days.retention > 0 {
@@ -207,6 +209,7 @@ func (s *Store) HashKey() ([]byte, error) {
 // once; later changes and follows are refused.
 func (s *Store) Close() error {
 	close(s.closing)
+	// The writers use the file and the log for the last time, so these are closed after them.
 	s.writers.Wait()
 
 	s.log.mu.Lock()
@@ -229,6 +232,8 @@ func (s *Store) Claim(_ context.Context, owner string, partitions []int, again b
 	now := time.Now()
 	for i, id := range partitions {
 		p := &s.partitions[id]
+		// Only another process has another name, and this store has one process. The contract demands it all the
+		// same.
 		if again && p.owner != "" && p.owner != owner {
 			claims[i] = presence.Claim{Partition: id}
 			continue
@@ -242,6 +247,7 @@ func (s *Store) Claim(_ context.Context, owner string, partitions []int, again b
 		p.owner = owner
 		p.epoch = s.epoch
 		p.claimed = now
+		// Sequences are those of a claim: an older one is refused by its epoch.
 		p.sequence = 0
 	}
 
@@ -257,6 +263,7 @@ func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Sna
 	snaps := make([]presence.Snapshot, len(claims))
 	for i, c := range claims {
 		p := &s.partitions[c.Partition]
+		// A later claim has the members now, and may have changed them.
 		if p.epoch != c.Epoch {
 			return nil, presence.ErrFenced
 		}
@@ -277,6 +284,7 @@ func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Sna
 // Write implements presence.Partitions. With a data directory, changes of members and departures are in the log of
 // present users when it returns.
 func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.Outcome {
+	// Held until the changes are logged, so that the log has them in the order in which they were made.
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
 
@@ -307,6 +315,7 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 			continue // a repetition: this change or a newer one has been applied
 		}
 
+		// Noted before anything is changed: from here on nothing can fail.
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
 		s.membersChanged = s.membersChanged || c.Reset || len(c.Members) > 0
@@ -316,6 +325,7 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 			c.Departures = nil // so they are in no log either
 		}
 
+		// A repetition is not logged again, because the log has it.
 		made = append(made, c)
 		for _, d := range c.Departures {
 			s.seen.departed(d.User, d.At)
@@ -339,11 +349,13 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 	s.history.remember(touched, arrivals, now)
 	s.days.remember(touched, arrivals, now)
 	if completed {
+		// Every owner has written its users by now, so nobody else came back after the restart.
 		s.days.confirm(s.pages, now)
 	}
 
 	for i, c := range changes {
 		if outcomes[i].Err == nil {
+			// After all changes: the counts of one may have been raised by the next.
 			outcomes[i].Counts = make([]presence.Count, len(c.Counts))
 			for j, pu := range c.Counts {
 				outcomes[i].Counts[j] = s.count(pu.Page)
@@ -351,6 +363,7 @@ func (s *Store) write(changes []presence.Change) (outcomes []presence.Outcome, m
 		}
 	}
 
+	// After the counts were read: a page that has just become empty may be the one too many.
 	s.forget(now)
 	s.seen.expire(now)
 
@@ -411,6 +424,7 @@ func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome)
 		}
 	}
 
+	// Once complete stays complete: memory loses nothing.
 	return before > 0 && s.incomplete == 0
 }
 
@@ -419,10 +433,12 @@ func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome)
 func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 	pg := s.pages[pu.Page]
 	if pg == nil {
+		// A page that nobody has joined needs no entry, and would take a place among the empty ones.
 		if pu.Users == 0 {
 			return nil
 		}
 
+		// Above all before, so that a page that was forgotten comes back as newer, also after a restart.
 		s.incarnation = max(s.incarnation+1, uint64(now.UnixMilli()))
 		pg = &page{
 			count: presence.Count{Page: pu.Page, Version: presence.Version{Incarnation: s.incarnation}},
@@ -432,6 +448,7 @@ func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 	}
 
 	delta := pu.Users - pg.users[partition]
+	// A count that is written again is no change, and publishes nothing.
 	if delta == 0 {
 		return nil
 	}
@@ -477,6 +494,7 @@ func (s *Store) count(name string) presence.Count {
 		c = pg.count
 	}
 
+	// Some owner has not written all its users, and any page may be theirs.
 	c.Stale = s.incomplete > 0
 
 	return c
@@ -506,6 +524,7 @@ func (s *Store) Pages(_ context.Context, fn func(pages []string)) error {
 			names = append(names, name)
 		}
 	}
+	// fn is called without the lock, because it may read counts.
 	s.mu.Unlock()
 
 	fn(names)
@@ -554,7 +573,8 @@ func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Top
 func (s *Store) endpoint(e presence.Endpoint) {
 	b := e.Topic.Bucket(s.cfg.Buckets)
 	gateways := s.endpoints[b][e.Topic]
-	if gateways.Has(e.Gateway) != e.Gone {
+	unchanged := gateways.Has(e.Gateway) != e.Gone
+	if unchanged { // watchers hear of changes alone
 		return
 	}
 

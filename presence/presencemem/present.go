@@ -43,6 +43,7 @@ func (s *Store) keep(write func(began time.Time, closing bool) error, broken, me
 		select {
 		case <-wait.C:
 		case <-s.closing:
+			// Once more, for what has changed since the last write.
 			closing = true
 		}
 
@@ -61,6 +62,7 @@ func (s *Store) keep(write func(began time.Time, closing bool) error, broken, me
 			return
 		}
 
+		// From the end of a write, so that a slow disk is not busy with nothing else.
 		wait.Reset(max(presentEvery, presentShare*time.Since(began)))
 	}
 }
@@ -88,6 +90,7 @@ func (s *Store) writePresent(now time.Time) error {
 	moved := s.membersChanged
 	s.mu.Unlock()
 
+	// Renewing the time is enough, and fails if somebody has removed the file.
 	if !moved && os.Chtimes(filepath.Join(s.dir, presentFile), now, now) == nil {
 		return nil
 	}
@@ -97,6 +100,7 @@ func (s *Store) writePresent(now time.Time) error {
 // present returns what the next file of present users has. Changes from now on are in the log that continues that file,
 // whether or not the file has them.
 func (s *Store) present(now time.Time) []byte {
+	// Before any member is read: what changes from here on must be in the log as well.
 	s.log.begin()
 
 	b := append([]byte(presentMagic), 0, 0, 0, 0)
@@ -121,6 +125,7 @@ func (s *Store) present(now time.Time) []byte {
 // replacePresent replaces the file and then its log.
 func (s *Store) replacePresent(b []byte) error {
 	path := filepath.Join(s.dir, presentFile)
+	// A rename replaces the file as a whole, so a process that is killed leaves the old one or the new one.
 	err := os.WriteFile(path+".new", b, 0o600)
 	if err == nil {
 		err = os.Rename(path+".new", path)
@@ -131,6 +136,7 @@ func (s *Store) replacePresent(b []byte) error {
 	}
 
 	s.mu.Lock()
+	// present has cleared it, and the file was not replaced.
 	s.membersChanged = true
 	s.mu.Unlock()
 	return err
@@ -172,6 +178,7 @@ func (s *Store) loadPresent(now time.Time) (alive time.Time) {
 	}
 
 	logPath := filepath.Join(s.dir, presentLogFile)
+	// The time in the file is that of its beginning. Renewals and the log show that the process lived longer.
 	for _, name := range []string{path, logPath} {
 		if is, err := os.Stat(name); err == nil && is.ModTime().After(written) {
 			written = is.ModTime()
@@ -192,10 +199,12 @@ func (s *Store) loadPresent(now time.Time) (alive time.Time) {
 
 	// After the clock was set back, the file seems to come from the future, and holds seem
 	// to last longer than any hold can.
+	// Of a process that was away for longer nobody is present any more, but those who are held.
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
 	s.recalled = recent
 
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
+	// Nobody was last here in the future.
 	if written.After(now) {
 		written = now
 	}
@@ -260,6 +269,7 @@ func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, e
 	partitions = make([]map[member]int64, count)
 	for range partitions {
 		id, err := binary.ReadUvarint(r)
+		// Each partition is there once: with as many entries as partitions, none is missing then.
 		if err != nil || id >= count || partitions[id] != nil {
 			return written, nil, errTorn
 		}
@@ -280,6 +290,7 @@ const minMember = 8 + 1 + 1 + 1
 // readPresent reads the members of a partition.
 func readPresent(r *bytes.Reader) (map[member]int64, error) {
 	n, err := binary.ReadUvarint(r)
+	// Before anything is allocated, because the number may be torn.
 	if err != nil || n > uint64(r.Len())/minMember {
 		return nil, errTorn
 	}

@@ -46,6 +46,7 @@ func (s *Store) logChanges(changes []presence.Change) {
 		return
 	}
 
+	// The next file may have been read before this change, so its log has it, too.
 	if s.log.writing {
 		s.log.next = append(s.log.next, record...)
 	}
@@ -57,6 +58,7 @@ func (s *Store) logChanges(changes []presence.Change) {
 		removePresent(s.dir)
 
 		s.mu.Lock()
+		// So that the next round writes a file, and begins a log with it.
 		s.membersChanged = true
 		s.mu.Unlock()
 	}
@@ -91,6 +93,7 @@ func (l *presentLog) end(dir string, failure error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
+	// What changed while the file was written, which may or may not be in it.
 	next := l.next
 
 	l.next = nil
@@ -113,6 +116,7 @@ func (l *presentLog) replace(dir string, records []byte) error {
 	if err != nil {
 		return err
 	}
+	// Under another name first: a log without these records would undo them.
 	_, err = file.Write(records)
 	if err == nil {
 		err = os.Rename(path+".new", path)
@@ -122,6 +126,7 @@ func (l *presentLog) replace(dir string, records []byte) error {
 		return err
 	}
 
+	// Only now: until the rename the old log takes the changes.
 	l.close()
 	l.file = file
 	return nil
@@ -187,6 +192,7 @@ func readRecords(b []byte) (changes []presence.Change) {
 		size := binary.BigEndian.Uint32(b)
 		sum := binary.BigEndian.Uint32(b[4:])
 		b = b[recordSize:]
+		// The process was killed while it wrote this record, so nobody was answered.
 		if uint64(size) > uint64(len(b)) || crc32.ChecksumIEEE(b[:size]) != sum {
 			return changes
 		}
@@ -249,6 +255,7 @@ func (f *fields) note(err error) { f.torn = f.torn || err != nil }
 func (f *fields) number(most int) uint64 {
 	n, err := binary.ReadUvarint(f.r)
 	f.note(err)
+	// It may be a length, by which memory is allocated.
 	if n > uint64(most) {
 		f.torn = true
 	}

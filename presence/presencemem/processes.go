@@ -34,6 +34,7 @@ func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) 
 		return nil, now, fmt.Errorf("presencemem: renew the lease of %s: %w", p.Name, presence.ErrNameTaken)
 	}
 
+	// The caller may change its own between two renewals.
 	p.Roles = slices.Clone(p.Roles)
 	s.leases[p.Name] = lease{p, now.Add(ttl)}
 
@@ -51,6 +52,7 @@ func (s *Store) Leave(_ context.Context, p presence.Process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// Another run may have taken the name since.
 	if s.leases[p.Name].Incarnation == p.Incarnation {
 		delete(s.leases, p.Name)
 	}

@@ -119,6 +119,7 @@ func (d *transaction) change(page string, c unread.Change) {
 	p := d.pages[page]
 	if p == nil {
 		p = &transactionPage{owns: map[unread.User]unread.Own{}}
+		// The page as it was before the transaction: base does not change until install.
 		if was != nil {
 			p.level = was.level
 			p.authors = len(was.owns)
@@ -143,6 +144,7 @@ func (d *transaction) change(page string, c unread.Change) {
 	if !known && was != nil {
 		own, known = was.owns[*c.By]
 	}
+	// The change counts, also for its author, who is one too many to be remembered.
 	if !known && p.authors >= unread.MaxAuthors {
 		return
 	}
@@ -150,6 +152,7 @@ func (d *transaction) change(page string, c unread.Change) {
 		p.authors++
 	}
 
+	// Not for an author who is not remembered: a gateway asks who made the changes that By counts.
 	p.level.By++
 	p.owns[*c.By] = own.Next(old)
 }
@@ -160,6 +163,7 @@ func (d *transaction) remember(key [16]byte) bool {
 	if _, known := d.base.keys[key]; known {
 		return false
 	}
+	// Two calls with one key may be in one transaction.
 	if _, known := d.keys[key]; known {
 		return false
 	}
@@ -181,6 +185,7 @@ func (d *transaction) remember(key [16]byte) bool {
 // save replaces old with r and returns r's new version.
 func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Version, error) {
 	is := d.records[user]
+	// An operation before it in this transaction may have saved the record already.
 	if is == nil {
 		is = d.base.records[user]
 	}
@@ -189,6 +194,7 @@ func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Ver
 	if is != nil {
 		version = is.Version
 	}
+	// The caller has read another record, and would undo what was saved since.
 	if version != old.Version {
 		return presence.Version{}, unread.ErrConflict
 	}
@@ -198,6 +204,7 @@ func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Ver
 	}
 	version.Sequence++
 
+	// The caller keeps its own, and readers of the memory must never see it change.
 	r = r.Clone()
 	r.Version = version
 	d.records[user] = &r
@@ -223,6 +230,7 @@ func (d *transaction) forgetEmpty() {
 
 		is := d.base.records[e.user]
 		saved := d.records[e.user] != nil
+		// A record that was saved since has another entry, further behind, if it is empty still.
 		if is != nil && is.Version == e.version && !saved {
 			d.records[e.user] = &unread.Record{}
 		}
@@ -245,6 +253,7 @@ func (n *unreadState) install(d *transaction) {
 		if p.note != (unread.Note{}) {
 			is.note = p.note
 		}
+		// Under the lock: readers see all of the transaction or nothing.
 		for user, own := range p.owns {
 			is.owns[user] = own
 		}
@@ -258,6 +267,7 @@ func (n *unreadState) install(d *transaction) {
 		}
 	}
 
+	// In the order of time, since all of a transaction are of the same moment.
 	n.empty = append(n.empty[d.passed:], d.emptied...)
 	for _, k := range n.oldest[:d.forgotten] {
 		delete(n.keys, k.hash)
@@ -311,6 +321,7 @@ func (s *Store) apply(ctx context.Context, do func(*transaction) error) error {
 		return n.disk.submit(ctx, o)
 	}
 
+	// Without a disk each caller is the writer, in turn.
 	n.turn.Lock()
 	defer n.turn.Unlock()
 
@@ -325,16 +336,19 @@ func (s *Store) commit(ops []*op) {
 
 	taken := ops[:0]
 	for _, o := range ops {
+		// A caller who gave up has claimed the operation, and was told that it was not made.
 		if o.claim() {
 			o.err = o.do(d)
 			taken = append(taken, o)
 		}
 	}
+	// After all operations, because they decide which records are empty.
 	d.forgetEmpty()
 
 	err := n.disk.write(d)
 	if err == nil {
 		n.install(d)
+		// After install: a watcher that reads on a publication must find it.
 		s.mu.Lock()
 		for b, updates := range d.updates(s.cfg.Buckets) {
 			s.notify(presence.Publication{Bucket: b, Updates: updates})
@@ -346,6 +360,7 @@ func (s *Store) commit(ops []*op) {
 		if err != nil {
 			o.err = err
 		}
+		// After the publications, so that nobody is answered before watchers can know.
 		close(o.done)
 	}
 }
@@ -419,6 +434,7 @@ func (s *Store) Authors(
 	}
 
 	owns := map[unread.User]unread.Own{}
+	// Otherwise nobody has changed the page since, and there may be many to look for.
 	if p.level.By > since {
 		for _, u := range users {
 			if own, ok := p.owns[u]; ok {

@@ -76,6 +76,7 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 	})
 	defer runner.Close()
 
+	// Permissions before facts and leases: a user who may not read them learns which commands are missing.
 	err = runner.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		if err := k.server(ctx, c); err != nil {
 			return err
@@ -178,6 +179,7 @@ func (k *checker) permissions(ctx context.Context, c *redisconn.Client) error {
 		err := cmd.Err()
 		name := fmt.Sprint(tried[i][0])
 
+		// Any other error, such as one about the type of checkKey, comes from a command that was permitted.
 		switch {
 		case err == nil:
 		case deniesKeys(err):
@@ -219,6 +221,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	ours := k.ours
 	k.found.Region = facts["region"]
 
+	// A fact that is missing is added by the first process that has it.
 	compare := func(fact string, differs bool) {
 		if facts[fact] != "" && differs {
 			k.problem("%s.", ours.problem(fact, facts[fact]))
@@ -268,6 +271,7 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) (err error) {
 		return err
 	}
 
+	// Counters of a running gateway would go on without PostgreSQL, so no process may switch them over.
 	usesCounters := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) }
 	if k.replaces != "" && slices.ContainsFunc(k.found.Processes, usesCounters) {
 		k.problem("%s.", postgresMend(k.replaces, PostgresTiered))

@@ -31,6 +31,7 @@ type fences struct {
 // its name had moved and moved back, it lacks what the one in between had: it gets another token,
 // because under its former generation it would go on with versions older than those that clients know.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
+	// Taken before the read: if another server answers meanwhile, set stores the result as one from before.
 	_, runs := s.generations.get()
 
 	var generation uint64
@@ -73,6 +74,7 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 			return err
 		}
 
+		// The run of a replica would pass for another generation, and everything would be written again.
 		if role := redisconn.InfoField(replication.Val(), "role"); role != "master" {
 			return fmt.Errorf("%w: a %s answered instead of a master; a failover is under way",
 				presence.ErrUnavailable, role)
@@ -81,6 +83,8 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 		// The masters are asked in parallel.
 		mu.Lock()
 		defer mu.Unlock()
+		// A replica that becomes master keeps its run id and gets another replication id; a restart changes the run
+		// id.
 		parts = append(parts, "run "+redisconn.InfoField(server.Val(), "run_id")+
 			" "+redisconn.InfoField(replication.Val(), "master_replid"))
 
@@ -92,6 +96,7 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 	slices.Sort(parts) // the masters answer in any order
 
 	for created := false; ; created = true {
+		// FLUSHALL changes no run id. It removes the tokens.
 		tokens, err := s.readTokens(ctx, c)
 		if err != nil {
 			return 0, err
@@ -101,6 +106,7 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 		missing := 0
 		for b, token := range tokens {
 			if token == "" {
+				// All processes that find the token missing try it, and must agree on one.
 				pipe.SetNX(ctx, s.at().tokenKey(b), rand.Text(), 0)
 				missing++
 			}
@@ -135,7 +141,6 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 func (s *Store) tokens(c *client) int {
 	if c.Cluster != nil {
 		return s.cfg.Buckets
-
 	}
 	return 1
 }
@@ -159,7 +164,6 @@ func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
 			return nil, g.Err()
 		}
 		tokens[b] = g.Val()
-
 	}
 	return tokens, nil
 }
@@ -185,6 +189,8 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	s.mu.Lock()
 	for i, p := range partitions {
 		before := uint64(0)
+		// Only the repair of a loss says which claim it had. The script then leaves a partition to whoever has
+		// claimed it since.
 		if again {
 			before = s.partitions[p].epoch
 		}
@@ -206,6 +212,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		reply := runs[i].Reply.([]any)
 		epoch, former := reply[0].(int64), reply[2].(int64)
 
+		// A later call of this process has claimed the partition, and its epoch is the one that holds.
 		if epoch < 0 {
 			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
 		}
@@ -219,6 +226,8 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		}
 	}
 
+	// Until the fences are written, the former owner could still write counts. It writes members first, and those the
+	// new epoch refuses already.
 	if err := s.fence(ctx, claims, generation, again); err != nil {
 		return fail(err)
 	}
@@ -230,6 +239,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	for i, c := range claims {
 		if p := &s.partitions[c.Partition]; p.epoch < c.Epoch {
 			reply := runs[i].Reply.([]any)
+			// If the list of unwritten pages is empty it is known; otherwise Load reads it.
 			*p = partition{
 				epoch: c.Epoch, unwritten: map[string]struct{}{}, known: reply[1].(int64) == 0,
 				shards: max(1, int(reply[3].(int64))), members: int(reply[4].(int64)),
@@ -246,10 +256,12 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation u
 
 	refused := func(c presence.Claim) bool { return c.Epoch == 0 }
 	claims = slices.DeleteFunc(slices.Clone(claims), refused)
+	// fence.lua builds the string of epochs from left to right.
 	slices.SortFunc(claims, func(a, b presence.Claim) int { return a.Partition - b.Partition })
 
 	for chunk := range slices.Chunk(claims, fenceBatch) {
 		args := make([]any, 0, 5+2*len(chunk))
+		// Another seal each time: processes check once more the epochs that they have found valid.
 		args = append(args,
 			generation, flag(again), s.highest.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
 
@@ -325,6 +337,7 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 	s.mu.Lock()
 	for i, c := range claims {
 		shards := 1
+		// Of a claim that was replaced the number does not matter: load.lua refuses it.
 		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
 			shards = p.shards
 		}

@@ -27,6 +27,7 @@ func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, e
 
 	counts := make([]presence.Count, len(updates))
 	for i, u := range updates {
+		// read.lua writes values in the form of Count.Update, so every one of them parses.
 		counts[i], _ = presence.CountOf(u)
 	}
 
@@ -45,6 +46,7 @@ func (s *Store) Updates(ctx context.Context, topics []presence.Topic) ([]presenc
 
 // Attach implements presence.Endpoints.
 func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
+	// A zero byte separates the gateway from the topic in the set of endpoints.
 	if gateway == "" || strings.Contains(gateway, "\x00") {
 		return nil, fmt.Errorf("presenceredis: attach: %q is no gateway", gateway)
 	}
@@ -109,6 +111,7 @@ func (s *Store) read(
 	var runs []*scriptRun
 	var places [][]int
 	s.batches(topics, true, func(b batch, at []int) {
+		// A topic without a reader keeps the zero version that it has by now.
 		if reader := kinds[b.kind]; reader != nil {
 			runs = append(runs, reader(s, reading{b.bucket, c.Publish, gateway, topics, at, inParts}))
 			places = append(places, at)
@@ -133,6 +136,7 @@ func (s *Store) read(
 	for k, run := range runs {
 		reply := run.Reply.([]any)
 		for j, i := range places[k] {
+			// A bucket of an older generation shows what Redis had before its loss, until the nodes write it again.
 			stale := reply[0] == "1" || !repaired[k]
 			updates[i] = s.update(topics[i], reply[2+j].(string), stale)
 		}
@@ -154,6 +158,7 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
 	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
 
+	// Also from counts that are only read: this process may be the last one to know their incarnation.
 	s.raiseHighest(u.Version.Incarnation)
 	return u
 }
@@ -180,6 +185,7 @@ func (s *Store) parts(text string) []presence.Part {
 	own, _ := strconv.ParseInt(fields[0], 10, 64)
 	parts := []presence.Part{{Region: s.cfg.Facts.Region, Users: own}}
 
+	// A table of Lua has no order.
 	slices.Sort(fields[1:])
 	for _, f := range fields[1:] {
 		name, users, _ := strings.Cut(f, "=")
@@ -230,8 +236,6 @@ func (s *Store) detachRuns(gateway string, topics []presence.Topic, publish stri
 func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
 	var missing []presence.Topic
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
-		missing = missing[:0] // a second attempt begins anew
-
 		pipe := c.Pipeline()
 		var places [][]int
 		var replies []*redis.BoolSliceCmd
@@ -277,6 +281,7 @@ func (s *Store) Attached(ctx context.Context, bucket int) ([]presence.Endpoint, 
 	seen := map[string]struct{}{} // SSCAN may return an element twice
 	var all []presence.Endpoint
 
+	// Each part has a deadline of its own, so a large set takes longer and does not fail.
 	for cursor := uint64(0); ; {
 		var members []string
 		err := s.do(ctx, func(ctx context.Context, c *client) error {

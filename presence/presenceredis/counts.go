@@ -48,6 +48,7 @@ const noSeal = "-"
 
 // pack encodes the claims and the counts as arguments.
 func (run *countsRun) pack(changes []presence.Change) {
+	// counts.lua takes the pages in the order of the keys, and the counts of each one after the other.
 	slices.SortStableFunc(run.counts, func(a, b count) int { return a.page - b.page })
 
 	claims := make([]byte, 0, 8*len(run.groups))
@@ -100,6 +101,7 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 
 		s.mu.Lock()
 		for i, run := range todo {
+			// Under the number of the round before, the script would take a run for late.
 			s.numberLocked(run, changes)
 			runs[i] = &run.scriptRun
 		}
@@ -123,12 +125,14 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 // numberLocked gives a run the next number of its bucket, and the seal if all its epochs are valid under it.
 func (s *Store) numberLocked(run *countsRun, changes []presence.Change) {
 	f := &s.fences[run.bucket]
+	// Numbers of runs that are lost stay unused. Only a run that continues another one needs the one before it.
 	f.run++
 	run.Args[runAt] = f.run
 	run.Args[sealAt] = f.seal
 
 	for _, g := range run.groups {
 		c := changes[g.change]
+		// One epoch that is not known to be valid has the script check all of the run.
 		if f.seal == "" || f.valid[c.Partition] != c.Epoch {
 			run.Args[sealAt] = noSeal
 			return
@@ -192,6 +196,7 @@ func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome)
 // countRuns returns the runs for one bucket. A group may span several runs; each of them then says that it continues
 // the one before it, so that no run completes a partition while earlier counts are missing.
 func (s *Store) countRuns(b int, publish string, changes []presence.Change, groups []group) []*countsRun {
+	// numbers.lua changes a page fastest when the partitions come in order.
 	byPartition := func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition }
 	slices.SortStableFunc(groups, byPartition)
 
@@ -204,6 +209,7 @@ func (s *Store) countRuns(b int, publish string, changes []presence.Change, grou
 		c := changes[g.change]
 
 		for before := 0; ; {
+			// A run names one generation, and has no more counts than Redis may be busy with at a time.
 			if run == nil || size >= countBatch || run.generation != c.Generation {
 				run = s.newCountsRun(b, publish, c.Generation, before > 0)
 				runs = append(runs, run)
@@ -313,6 +319,7 @@ func (s *Store) counted(
 		s.sealed(run, changes, status, reply[7].(string))
 	}
 
+	// Each reply reports the bucket's empty pages, so that no process has to look for them.
 	s.noteEmptyPages(run.bucket, int(reply[2].(int64)), reply[3] == "1")
 
 	counts, err := run.parse(reply)
@@ -324,18 +331,18 @@ func (s *Store) counted(
 		return s.counted(run, changes, outcomes, false)
 	}
 
+	// A minute that has ended is reported once, to the run that found it, so this process has to write it.
 	s.minutes.minutesEnded(run.bucket, reply[6].(string))
 
 	for i, g := range run.groups {
+		// Other partitions of the run are written all the same.
 		if status != "" && status[i] != statusWritten {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))
 			continue
 		}
 
-		if o := &outcomes[g.change]; o.Counts != nil {
-			for k, j := range g.counts {
-				o.Counts[j] = counts[g.pages[k]-1]
-			}
+		for k, j := range g.counts {
+			outcomes[g.change].Counts[j] = counts[g.pages[k]-1]
 		}
 	}
 

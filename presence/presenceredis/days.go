@@ -37,6 +37,7 @@ func (s *Store) Days(ctx context.Context, page string, from int64) ([]minutes.Da
 	}
 
 	n := numbers(reply[:4])
+	// The minute of the last change is folded when it has ended. Until then only the page's own string has it.
 	if updated := int64(n[0]); updated > 0 {
 		days.change(updated, int64(n[1]), int64(n[2]), int64(n[3]))
 	}
@@ -87,6 +88,7 @@ func parseDays(b []byte) (days pageDays, err error) {
 // change adds the last change of the page, at updated (in seconds), which remember.lua does not know yet.
 func (days *pageDays) change(updated, most, users, area int64) {
 	at := updated / secondsOfDay
+	// The area counts to the end of that second, see present in page.lua.
 	until := (updated + 1) * 1000
 
 	var d *minutes.Day

@@ -63,12 +63,12 @@ func TestServerDaysAreThoseOfTheCalendar(t *testing.T) {
 		end := area + users
 		entry := binary.BigEndian.AppendUint32(nil, uint32(minute))
 		entry = appendNumber(appendNumber(appendNumber(entry, uint64(most), 5), uint64(users), 5), uint64(end), 7)
-		counts := m.countsRun([]endedMinute{{bucket, page, string(entry)}})
+		counts := m.countsPart([]endedMinute{{bucket, page, string(entry)}}).scriptRun
 		calls = append(calls, counts)
 		if visits[visit{page, minute}] != nil {
 			m.mu.Lock()
 			m.visits = visits
-			calls = append(calls, m.visitsRunLocked(bucket, []visit{{page, minute}}))
+			calls = append(calls, m.visitsPartLocked(bucket, []visit{{page, minute}}).scriptRun)
 			m.visits = map[visit]*minutes.Visits{}
 			m.mu.Unlock()
 		}

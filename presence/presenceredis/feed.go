@@ -44,6 +44,7 @@ type message struct {
 // not answered, is replaced. Every attempt has its buckets read again, so that counts go
 // on while Redis answers but takes no subscription.
 func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
+	// The channels have the hash tags, which depend on the format of the data.
 	for s.settle(ctx) != nil {
 		if !outage.Sleep(ctx, settleAgain) {
 			return
@@ -72,6 +73,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		case <-w.wake:
 		}
 
+		// A lost bucket has no backlog, so no order between the two is needed.
 		lost, todo := w.take()
 		for _, b := range lost {
 			fn(presence.Publication{Bucket: b, Lost: true})
@@ -114,7 +116,6 @@ func (w *watcher) take() (lost []int, todo []message) {
 // markLostLocked marks the bucket to be read again, and drops its backlog, which would bring back endpoints that have
 // gone by then.
 func (w *watcher) markLostLocked(bucket int) {
-
 	kept := w.backlog[:0]
 	w.bytes = 0
 
@@ -156,6 +157,7 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	defer w.mu.Unlock()
 
 	if f := w.feeds[bucket]; f != nil {
+		// What was published before this connection subscribed did not reach it, whatever the next sequence is.
 		f.last = 0
 		w.markLostLocked(bucket)
 		wake.Signal(w.wake)
@@ -177,11 +179,14 @@ func (w *watcher) Received(bucket int, payload string) {
 	}
 
 	gap := f.last != 0 && sequence != f.last+1
+	// Also of a publication that is dropped, so that the next one does not count as a gap.
 	f.last = sequence
 	if gap {
 		w.s.conn.Metrics.Gaps.Inc()
 	}
 
+	// A slow watcher loses what waits for it, instead of memory of this process: reading the bucket gives the newest
+	// state.
 	full := w.bytes+len(payload) > w.s.cfg.Backlog
 	switch {
 	case f.lost:
@@ -210,9 +215,11 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 
 	stale := flags[1] == "1"
 	without := flags[3] // for counts alone
+	// The script asks for it when more has changed than its records say, as when the last partition is complete.
 	p.Lost = flags[2] == "1"
 
 	for rest != "" {
+		// Nearly all records are counts, and these are binary because text would cost Redis and every reader more.
 		if rest[0] == 'c' {
 			c, others, err := cutCount(rest)
 			if err != nil {
@@ -314,6 +321,7 @@ func cutRecord(records string) (r record, rest string, err error) {
 
 	update := what == "u" && count == 4
 	endpoint := (what == "+" || what == "-") && count == 2
+	// Whatever the lengths say, nothing beyond the text is read: any client of Redis can publish here.
 	fits := n[0] <= uint64(len(rest)) && n[1] <= uint64(len(rest))-n[0] // the sum could overflow
 	if !update && !endpoint || numbers != "" || !fits {
 		return r, "", fmt.Errorf("%w: %q", errPublication, line)

@@ -33,6 +33,7 @@ func (k *generationCache) get() (generation, runs uint64) {
 	defer k.mu.Unlock()
 
 	runs = k.marks.Runs()
+	// Another server may have answered since the generation was read, and nothing read before holds for its data.
 	if runs == k.runs {
 		generation = k.generation
 	}
@@ -49,6 +50,8 @@ func (k *generationCache) set(generation, runs uint64) {
 		return // another goroutine read it after a later restart
 	}
 
+	// Remembered for returned: a server that comes back under its former generation would reuse versions that clients
+	// have.
 	if k.generation != 0 && k.generation != generation {
 		if k.former == nil || len(k.former) == maxFormer {
 			k.former = map[uint64]struct{}{}
@@ -86,7 +89,6 @@ func (s *Store) current(ctx context.Context) (uint64, error) {
 func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error) {
 	is := make([]bool, len(buckets))
 	compare := func(generation uint64) (all bool) {
-
 		text := strconv.FormatUint(generation, 10)
 		all = true
 
@@ -98,12 +100,15 @@ func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error)
 		return all
 	}
 
+	// In the steady state this costs no read: the buckets were read before, and all of them are of the cached
+	// generation.
 	generation, _ := s.generations.get()
 	if generation != 0 && compare(generation) {
 		return is, nil
 	}
 
 	// The cached generation may be outdated.
+	// After a restart many reads come here at once, so one of them asks for all.
 	v, err, _ := s.generations.reading.Do("", func() (any, error) {
 		return s.Generation(context.WithoutCancel(ctx)) // its other callers must not fail with this one
 	})

@@ -29,6 +29,7 @@ func shardsFor(members int) int { return max(1, (members+perShard-1)/perShard) }
 func shardOf(u presence.User, n int) int {
 	size := within(n)
 	i := int((uint64(u)>>32 + uint64(u)&0xffffffff) % uint64(size))
+	// That shard has not been split off yet, so its users are still in the shard that it will come from.
 	if i >= n {
 		i -= size / 2
 	}

@@ -45,6 +45,7 @@ func newKeyspace(format string, partitions, buckets int) *keyspace {
 	for _, tag := range tags("p", partitions) {
 		k.partitions = append(k.partitions, prefix+"{"+tag+"}:")
 	}
+	// Scans return keys alone, so byTag leads from a key back to its bucket.
 	for b, tag := range tags("b", buckets) {
 		k.buckets = append(k.buckets, prefix+"{"+tag+"}:")
 		k.byTag[tag] = b
@@ -65,11 +66,13 @@ func numberedTags(letter string, n int) []string {
 // settle learns the format of the data in Redis, before this process makes its first key. A Redis without facts is a
 // new one. Should a process of an older release begin it at this very moment, this process is refused for its facts.
 func (s *Store) settle(ctx context.Context) error {
+	// Once learned it holds: data does not change its format while it is in use.
 	if s.keys.Load() != nil {
 		return nil
 	}
 
 	var format string
+	// Not by Store.do, which calls settle.
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) (err error) {
 		s.conn.Metrics.Commands.Inc()
 		format, err = c.HGet(ctx, factsKey, formatFact).Result()

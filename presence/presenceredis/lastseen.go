@@ -17,10 +17,10 @@ func seenMember(u presence.User) []byte { return binary.BigEndian.AppendUint64(n
 
 // appendDepartures appends the departures of one batch to the arguments of members.lua.
 func (s *Store) appendDepartures(args []any, departures []presence.Departure) []any {
-
 	// The bound of the whole store, shared among the partitions and rounded up.
 	perPartition := (s.cfg.MaxLastSeen + s.cfg.Partitions - 1) / s.cfg.Partitions
 
+	// By the clock of this process, as the departures are.
 	args = append(args, int(s.cfg.LastSeen.Seconds()), time.Now().Add(-s.cfg.LastSeen).Unix(), perPartition)
 	for _, d := range departures {
 		args = append(args, d.At.Unix(), seenMember(d.User))
@@ -53,6 +53,7 @@ func (s *Store) LastSeen(ctx context.Context, users []presence.User) ([]time.Tim
 				return err
 			}
 
+			// Redis drops old departures only while new ones are written, so their age is checked here as well.
 			if at := int64(a.Val()); at >= oldest { // 0: not remembered
 				times[i] = time.Unix(at, 0)
 			}

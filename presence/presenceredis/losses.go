@@ -49,8 +49,7 @@ func (s *Store) watchLosses(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 
-	var tokens []string
-	evictions := evictionLog{store: s}
+	l := lossLog{store: s, evictions: evictionLog{store: s}}
 	for looks := 0; ; looks++ {
 		select {
 		case <-ctx.Done():
@@ -58,58 +57,85 @@ func (s *Store) watchLosses(ctx context.Context) {
 		case <-tick.C:
 		}
 
-		if s.factsMode() != wasAccepted {
-			continue
-		}
-
-		var found redisconn.Kept
-		emptied := false
-		what := "Redis"
-		_ = s.do(ctx, func(ctx context.Context, c *client) error { // after an error, the next check finds the loss
-			if c.Cluster != nil {
-				what = "a master of the Redis Cluster"
-			}
-
-			var err error
-			found, err = s.cfg.Conn.Marks.Look(ctx, c)
-			if err != nil {
-				return err
-			}
-
-			is, err := s.readTokens(ctx, c)
-			for i, was := range tokens {
-				emptied = emptied || err == nil && was != "" && was != is[i]
-			}
-			if err == nil && emptied == found.Missing { // otherwise Redis was emptied between the two reads
-				tokens = is
-			}
-
-			return err
-		})
-
-		if looks%evictionLooks == 0 || found.Lost > 0 {
-			evictions.look(ctx)
-		}
-
-		everything := emptied && found.Missing
-		evicted := found.Lost > 0 && evictions.lately() // the mark was among the keys that were dropped
-		switch {
-		case everything:
-			s.losses.WithLabelValues(lostEverything).Inc()
-			s.cfg.Log.Warn().Msg(what + " has been emptied: follows, unread counts and counters that only Redis had " +
-				"are gone; presence is written again")
-		case evicted: // that is said already
-		case found.Lost > 0:
-			s.losses.WithLabelValues(lostWrites).Inc()
-			s.logLostWrites(what, found)
-		case found.Restarted:
-			s.cfg.Log.Info().Msg("Redis was restarted, or another server took its place: " +
-				"it has everything that it acknowledged to this process")
+		// Until this process is accepted, the data may be that of another cluster.
+		if s.factsMode() == wasAccepted {
+			l.look(ctx, looks%evictionLooks == 0)
 		}
 	}
 }
 
+// lossLog logs and counts what Redis has lost since the last look. watchLosses alone uses it.
+type lossLog struct {
+	store     *Store
+	tokens    []string // as they were when nothing was missing
+	evictions evictionLog
+}
+
+// look looks for a loss. It looks for evictions as well if it is asked to.
+func (l *lossLog) look(ctx context.Context, withEvictions bool) {
+	var found redisconn.Kept
+	emptied := false
+	what := "Redis"
+	// After an error, the next look finds the loss.
+	_ = l.store.do(ctx, func(ctx context.Context, c *client) (err error) {
+		if c.Cluster != nil {
+			what = "a master of the Redis Cluster"
+		}
+
+		found, err = l.store.cfg.Conn.Marks.Look(ctx, c)
+		if err != nil {
+			return err
+		}
+
+		// A mark alone cannot show that everything is gone: it may be the one key that was evicted.
+		emptied, err = l.emptied(ctx, c, found.Missing)
+		return err
+	})
+
+	// A loss is looked at at once, to tell whether eviction has taken the mark.
+	if withEvictions || found.Lost > 0 {
+		l.evictions.look(ctx)
+	}
+
+	// A new token alone shows nothing either: Generation writes one when a former server is back.
+	everything := emptied && found.Missing
+	evicted := found.Lost > 0 && l.evictions.lately() // the mark was among the keys that were dropped
+	s := l.store
+	switch {
+	case everything:
+		s.losses.WithLabelValues(lostEverything).Inc()
+		s.cfg.Log.Warn().Msg(what + " has been emptied: follows, unread counts and counters that only Redis had " +
+			"are gone; presence is written again")
+	case evicted: // that is said already
+	case found.Lost > 0:
+		s.losses.WithLabelValues(lostWrites).Inc()
+		s.logLostWrites(what, found)
+	case found.Restarted:
+		s.cfg.Log.Info().Msg("Redis was restarted, or another server took its place: " +
+			"it has everything that it acknowledged to this process")
+	}
+}
+
+// emptied reports whether a token has been replaced since the last look. missing says whether a mark is missing, too.
+func (l *lossLog) emptied(ctx context.Context, c *client, missing bool) (emptied bool, err error) {
+	tokens, err := l.store.readTokens(ctx, c)
+	if err != nil {
+		return false, err
+	}
+
+	for i, was := range l.tokens {
+		emptied = emptied || was != "" && was != tokens[i]
+	}
+
+	if emptied == missing { // otherwise Redis was emptied between the two reads
+		l.tokens = tokens
+	}
+
+	return emptied, nil
+}
+
 func (s *Store) logLostWrites(what string, found redisconn.Kept) {
+	// A time and not a number of writes: marks have the microsecond of their run.
 	lost := found.Lost.Round(time.Millisecond)
 	how := ""
 	if found.Missing {
@@ -144,6 +170,7 @@ func (l *evictionLog) look(ctx context.Context) {
 	}
 
 	log := &l.store.cfg.Log
+	// The policy is told before the first key is lost, when it can still be mended.
 	if found.Changed {
 		if found.Policy == "" {
 			log.Info().Msg("Redis drops no keys any more when its memory is full")
@@ -159,6 +186,7 @@ func (l *evictionLog) look(ctx context.Context) {
 		l.keys += found.Keys
 		l.store.losses.WithLabelValues(lostKeys).Inc()
 	}
+	// Eviction goes on while memory is full; what was dropped in between is in the next line.
 	if l.keys > 0 && time.Since(l.said) >= sayAgain {
 		log.Warn().Int64("keys", l.keys).Str("maxmemory_policy", found.Policy).Msg(
 			"Redis has evicted keys because its memory is full: follows, unread counts and counters that only Redis " +

@@ -30,8 +30,10 @@ func member(field, value string, now int64) (presence.Member, error) {
 		if err != nil {
 			return presence.Member{}, fmt.Errorf("%w: the end of a hold: %w", ErrForeign, err)
 		}
+		// A hold that alone keeps its user is returned even after its end, so that the owner removes the user.
 		m.Alone = value[0] == '+'
 		if m.Alone || ms > now {
+			// Only the difference counts, so the clocks of Redis and of this process need not agree.
 			m.Hold = time.Now().Add(time.Duration(ms-now) * time.Millisecond)
 		}
 	}
@@ -52,6 +54,7 @@ func holdValue(m presence.Member) string {
 		return ""
 	}
 
+	// How long, and not until when: members.lua adds the clock of Redis.
 	left := strconv.FormatInt(max(time.Until(m.Hold).Milliseconds(), 0), 10)
 	if m.Alone {
 		return "+" + left
@@ -76,6 +79,8 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 	s.mu.Lock()
 	for i, c := range changes {
 		todo[i] = i
+		// The pages count as unwritten from here on, whatever becomes of the runs: one whose answer is lost may have
+		// been carried out.
 		lists[i] = s.unwrittenLocked(c)
 	}
 	s.mu.Unlock()
@@ -88,6 +93,7 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 		for k, i := range todo {
 			shards := 1
 			members := 0
+			// After another claim the script refuses the change, whatever the number of shards.
 			if p := &s.partitions[changes[i].Partition]; p.epoch == changes[i].Epoch {
 				shards = p.shards
 				members = p.members
@@ -108,6 +114,8 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 			status, err := s.membersWrittenLocked(changes[i], runs[first:ends[k]])
 			first = ends[k]
 
+			// A run before failed, or its answer was lost. All batches go once more, which closes a gap, and with the
+			// number of shards that the reply has named.
 			mayPass := round < retries && (status == statusGap || status == statusResharded)
 			switch {
 			case err != nil:
@@ -130,6 +138,7 @@ func (s *Store) membersWrittenLocked(c presence.Change, runs []*scriptRun) (stat
 	for _, run := range runs {
 		switch reply := run.Reply.(type) {
 		case []any: // members.lua
+			// Replies of a refused change have the true numbers, too: the next round needs them.
 			if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
 				p.shards = int(reply[1].(int64))
 				p.members = int(reply[2].(int64))
@@ -180,7 +189,6 @@ func pagesIn(text string) ([]string, error) {
 			pages = append(pages, page)
 		}
 		text = text[end:]
-
 	}
 
 	return pages, nil
@@ -213,12 +221,12 @@ func (s *Store) unwrittenLocked(c presence.Change) pageList {
 // memberRuns splits a change into batches. The first batch has the list of pages, so that Redis lists them as unwritten
 // before any member changes. Before the batches the number of shards is adapted to the number of members.
 func (s *Store) memberRuns(c presence.Change, list pageList, shards, members int) []*scriptRun {
-
 	var runs []*scriptRun
 	const flagsAt = 4 // of args
 
 	drop := 0 // shards that a reset drops
 	if c.Reset {
+		// All members are written anew, so nothing is gained by moving the old ones first.
 		drop = shards
 		shards = shardsFor(len(c.Members))
 	} else {
@@ -232,6 +240,7 @@ func (s *Store) memberRuns(c presence.Change, list pageList, shards, members int
 		departures = nil
 	}
 
+	// There is a batch 0 even without members: it has the list of pages, and proves the claim.
 	for batch := 0; batch == 0 || len(rest) > 0 || len(departures) > 0; batch++ {
 		nm := min(len(rest), memberBatch)
 		keys := append(make([]string, 0, 2+drop+min(nm, shards)),
@@ -251,6 +260,7 @@ func (s *Store) memberRuns(c presence.Change, list pageList, shards, members int
 		keys, args = s.splitByShard(keys, args, c.Partition, rest[:nm], shards)
 		rest = rest[nm:]
 
+		// In the run that removes the user's last page, so that a departure costs no call of its own.
 		if n := min(len(departures), memberBatch); n > 0 {
 			keys = append(keys, s.at().seenKey(c.Partition))
 			args = s.appendDepartures(args, departures[:n])
@@ -286,6 +296,7 @@ func (s *Store) splitByShard(
 			order = append(order, i)
 		}
 
+		// The script sets all members of a shard before it removes any, so none may be in both lists.
 		if m.Gone {
 			p.set = without(p.set, m.Member)
 			p.gone = append(p.gone, m.Member)
@@ -326,17 +337,18 @@ func shardsAfter(c presence.Change, shards, members int) int {
 	if fit > shards {
 		return fit
 	}
+	// Not as soon as fewer would do: a partition about a bound would move its members to and fro.
 	if 3*fit < shards {
 		return max(2*fit, shards-resizeSteps)
 	}
 	return shards
-
 }
 
 // resizeRuns returns the runs that change the number of shards.
 func (s *Store) resizeRuns(c presence.Claim, from, to int) []*scriptRun {
 	var runs []*scriptRun
 	for from != to {
+		// Redis serves nobody else during a run, so one run moves the members of a few shards.
 		next := max(from-resizeSteps, to)
 		if from < to {
 			next = min(from+resizeSteps, to)
@@ -351,9 +363,9 @@ func (s *Store) resizeRuns(c presence.Claim, from, to int) []*scriptRun {
 			} else {
 				n--
 			}
+			// A step moves users between these two shards only, see shardOf.
 			keys = append(keys,
 				s.at().memberKey(c.Partition, neighbour(last)), s.at().memberKey(c.Partition, last-1))
-
 		}
 		runs = append(runs, &scriptRun{
 			Script: scripts.Resize,

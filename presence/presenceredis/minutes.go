@@ -3,6 +3,7 @@ package presenceredis
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -53,8 +54,8 @@ type visit struct {
 	at   int64
 }
 
-// run writes minutes until ctx ends, and then everything, including the running minute.
-func (m *minuteWriter) run(ctx context.Context) {
+// keep writes minutes until ctx ends, and then everything, including the running minute.
+func (m *minuteWriter) keep(ctx context.Context) {
 	look := time.NewTicker(minuteInterval)
 	defer look.Stop()
 
@@ -63,6 +64,7 @@ func (m *minuteWriter) run(ctx context.Context) {
 		case <-look.C:
 			m.write(ctx, minutes.Of(time.Now()))
 		case <-ctx.Done():
+			// ctx has ended, and Close waits for this, so it is short.
 			last, cancel := context.WithTimeout(context.Background(), minuteLastWrite)
 			defer cancel()
 			m.write(last, minutes.Of(time.Now())+1)
@@ -116,10 +118,46 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	}
 }
 
+// part is what one run of remember.lua writes: minutes of one bucket that have ended, or arrivals.
+type part struct {
+	*scriptRun
+	bucket int
+	counts []endedMinute
+	visits []visit
+}
+
 // write writes the queued counts, and the arrivals of minutes before the minute before. Data that cannot be written
-// waits for the next run, but none that was written: a string would have it twice.
+// waits for the next run, but none that was written: a string would have it twice. Only one goroutine calls write.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
+	parts := m.take(before)
+	if len(parts) == 0 {
+		return
+	}
+
+	m.run(ctx, parts)
+
+	// A key that holds data of another program concerns one page. It must not hold up the pages that are written
+	// together with that one.
+	var whole, alone []part
+	for _, p := range parts {
+		if errors.Is(p.Err, ErrForeign) && len(p.counts)+len(p.visits) > 1 {
+			alone = append(alone, m.split(p)...)
+		} else {
+			whole = append(whole, p)
+		}
+	}
+	m.run(ctx, alone)
+
+	m.settle(append(whole, alone...))
+}
+
+// take takes what is to be written, in parts that Redis can carry out without holding up others.
+func (m *minuteWriter) take(before int64) (parts []part) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+
+	// remember.lua takes the arrivals of a minute from a process once. So none may be added to minutes that are
+	// written now.
 	m.latest = max(m.latest, before)
 
 	ended := map[int][]endedMinute{} // by bucket
@@ -131,6 +169,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	visited := map[int][]visit{} // by bucket
 	for key := range m.visits {
 		switch {
+		// Redis was away for so long that nobody would read them.
 		case key.at < before-m.retention:
 			delete(m.visits, key)
 		case key.at < before:
@@ -139,55 +178,72 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 		}
 	}
 
-	var runs []*scriptRun
-	var counts [][]endedMinute // of the first runs
 	for _, list := range ended {
-		for part := range slices.Chunk(list, minuteBatch) {
-			runs = append(runs, m.countsRun(part))
-			counts = append(counts, part)
+		for some := range slices.Chunk(list, minuteBatch) {
+			parts = append(parts, m.countsPart(some))
 		}
 	}
 
-	var visits [][]visit // of the others
+	// Arrivals stay in m.visits until they are written, where Minutes finds them.
 	for b, list := range visited {
-		for part := range slices.Chunk(list, visitBatch) {
-			runs = append(runs, m.visitsRunLocked(b, part))
-			visits = append(visits, part)
+		for some := range slices.Chunk(list, visitBatch) {
+			parts = append(parts, m.visitsPartLocked(b, some))
 		}
 	}
-	m.mu.Unlock()
 
-	if len(runs) == 0 {
-		return
+	return parts
+}
+
+// run carries out the runs of parts. Each run has its error.
+func (m *minuteWriter) run(ctx context.Context, parts []part) {
+	runs := make([]*scriptRun, len(parts))
+	for i, p := range parts {
+		runs[i] = p.scriptRun
 	}
 
 	if err := m.store.conn.Run(ctx, runs); err != nil {
 		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; trying again")
 	}
+}
 
+// split returns a part for each minute of p.
+func (m *minuteWriter) split(p part) (parts []part) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
-	// What failed goes before the minutes that ended meanwhile: they are in the order in which they ended.
-	var failed []endedMinute
-	for i, part := range counts {
-		if runs[i].Err != nil {
-			failed = append(failed, part...)
-		}
+	for some := range slices.Chunk(p.counts, 1) {
+		parts = append(parts, m.countsPart(some))
 	}
-	m.counts = append(failed[:min(len(failed), maxPendingMinutes-len(m.counts))], m.counts...)
+	for some := range slices.Chunk(p.visits, 1) {
+		parts = append(parts, m.visitsPartLocked(p.bucket, some))
+	}
 
-	for i, part := range visits {
-		if runs[len(counts)+i].Err == nil {
-			for _, key := range part {
-				delete(m.visits, key)
-			}
-		}
-	}
+	return parts
 }
 
-// countsRun returns the run of remember.lua for ended minutes of one bucket.
-func (m *minuteWriter) countsRun(ended []endedMinute) *scriptRun {
+// settle queues again what was not written, unless it never can be: what belongs into a key of another program is lost.
+func (m *minuteWriter) settle(parts []part) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+
+	var failed []endedMinute
+	for _, p := range parts {
+		if p.Err != nil && !errors.Is(p.Err, ErrForeign) {
+			failed = append(failed, p.counts...)
+			continue
+		}
+
+		for _, key := range p.visits {
+			delete(m.visits, key)
+		}
+	}
+
+	// What failed goes before the minutes that ended meanwhile: they are in the order in which they ended.
+	m.counts = append(failed[:min(len(failed), maxPendingMinutes-len(m.counts))], m.counts...)
+}
+
+// countsPart returns the part of ended minutes of one bucket.
+func (m *minuteWriter) countsPart(ended []endedMinute) part {
 	run := m.rememberRun(len(ended), 0)
 	for _, e := range ended {
 		run.Keys = append(run.Keys, m.store.at().minutesKey(e.bucket, e.page))
@@ -199,7 +255,7 @@ func (m *minuteWriter) countsRun(ended []endedMinute) *scriptRun {
 		}
 	}
 
-	return run
+	return part{scriptRun: run, counts: ended}
 }
 
 // rememberRun returns a run of remember.lua for so many ended minutes and arrivals of minutes, which the caller adds.
@@ -221,18 +277,19 @@ func (m *minuteWriter) kept() int {
 	return 2
 }
 
-// visitsCallLocked returns the run of remember.lua for arrivals in one bucket.
-func (m *minuteWriter) visitsRunLocked(bucket int, visits []visit) *scriptRun {
+// visitsPartLocked returns the part of arrivals in one bucket.
+func (m *minuteWriter) visitsPartLocked(bucket int, visits []visit) part {
 	run := m.rememberRun(0, len(visits))
 	at := m.store.at()
 	for _, key := range visits {
 		v := m.visits[key]
 		run.Keys = append(run.Keys, at.visitsKey(bucket, key.at/60, key.page))
+		// Each process has a field of its own: none can add to the registers of another one.
 		field := append(binary.BigEndian.AppendUint32(nil, uint32(key.at)), m.store.self...)
 		run.Args = append(run.Args, field, minutes.AppendVisits(nil, v.Joins, v.Registers()))
 	}
 	if m.days == 0 {
-		return run
+		return part{scriptRun: run, bucket: bucket, visits: visits}
 	}
 
 	for _, key := range visits {
@@ -243,7 +300,7 @@ func (m *minuteWriter) visitsRunLocked(bucket int, visits []visit) *scriptRun {
 	}
 	run.Keys = append(run.Keys, at.spareKey(bucket))
 
-	return run
+	return part{scriptRun: run, bucket: bucket, visits: visits}
 }
 
 var _ minutes.Store = (*Store)(nil)
@@ -260,6 +317,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 	run := &scriptRun{Script: scripts.Minutes, Keys: []string{
 		s.at().stateKey(bucket), s.at().pagePrefix(bucket) + page, s.at().minutesKey(bucket, page),
 	}}
+	// One hour more than has begun here, because the clocks of other processes may be ahead.
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
 		run.Keys = append(run.Keys, s.at().visitsKey(bucket, hour, page))
 	}
@@ -321,6 +379,8 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 		})
 	}
 
+	// The minute of the last change is in the page's own string. It may be in the list already, as equal copies are
+	// one.
 	if at := reply[0].(int64); at > 0 {
 		list = append(list, minutes.Minute{At: at, Counted: true, Max: reply[1].(int64), Last: reply[2].(int64)})
 	}
@@ -344,6 +404,7 @@ func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minu
 	for at := max(from, m.latest-m.retention); at <= m.latest; at++ {
 		if v := m.visits[visit{page, at}]; v != nil {
 			registers := v.Registers()
+			// A copy, since arrived goes on adding to the registers.
 			waiting[at] = minutes.Minute{At: at, Joins: v.Joins, Visitors: registers.Clone()}
 		}
 	}

@@ -61,6 +61,7 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 
 	s.mu.Lock()
 	for i, c := range changes {
+		// A later claim has begun a list of its own, which this change says nothing about.
 		p := &s.partitions[c.Partition]
 		if outcomes[i].Err != nil || p.epoch != c.Epoch {
 			continue
@@ -72,7 +73,6 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 	s.mu.Unlock()
 
 	for i, c := range changes {
-
 		// A later change of the same partition was written first, so these counts are those of that change or a later
 		// one.
 		if errors.Is(outcomes[i].Err, errLater) {
@@ -84,6 +84,7 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 			continue
 		}
 
+		// Not before the change is written: one that failed comes again, with its arrivals.
 		s.minutes.arrived(c.Arrivals)
 	}
 
@@ -97,6 +98,7 @@ func (s *Store) lost(ctx context.Context, changes []presence.Change, outcomes []
 
 	for i, c := range changes {
 		o := &outcomes[i]
+		// When the generation cannot be read it is 0, and nothing is acknowledged.
 		if o.Err == nil && c.Generation != generation {
 			o.Err = cmp.Or(err, presence.ErrLost)
 		}
@@ -113,6 +115,7 @@ func pagesOf(c presence.Change) []string {
 
 // cmpErr returns the error that matters more: a lasting one rather than ErrUnavailable.
 func cmpErr(a, b error) error {
+	// The actor repeats a change after ErrUnavailable. It must not do so when another part of the change was fenced.
 	if a == nil || errors.Is(a, presence.ErrUnavailable) {
 		return b
 	}

@@ -50,6 +50,8 @@ func postgresMend(theirs, ours string) string {
 
 // facts returns the names and values that renew.lua compares.
 func (s *Store) facts() []any {
+	// The format comes first. Where there are facts, renew.lua refuses a Redis that lacks the first one, and adds
+	// others.
 	facts := []any{
 		formatFact, s.at().format,
 		"partitions", s.cfg.Partitions, "buckets", s.cfg.Buckets,
@@ -75,6 +77,7 @@ func (s *Store) facts() []any {
 func (s *Store) Renew(
 	ctx context.Context, p presence.Process, ttl time.Duration,
 ) (processes []presence.Process, now time.Time, err error) {
+	// Names and roles are words of one line in Redis.
 	if p.Name == "" || strings.ContainsAny(strings.Join(p.Roles, ""), ", ") {
 		return nil, now, fmt.Errorf("presenceredis: renew: %q with the roles %q is not a valid process",
 			p.Name, p.Roles)
@@ -153,6 +156,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 
 	switch reply[0] {
 	case "missing":
+		// The waiting begins with the first call that found nothing, see Config.FactsWait.
 		if s.factsMissing.IsZero() {
 			s.factsMissing = time.Now()
 		}
@@ -172,6 +176,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 
 	sealed, _ := strconv.Atoi(reply[1])
 	first := 2 + 2*sealed
+	// Before the facts count as accepted: without the key this process would hash users in another way.
 	if err := s.takeSealsLocked(reply[2:first]); err != nil {
 		return nil, err
 	}
@@ -232,7 +237,6 @@ func parseLease(name, text string) (lease, error) {
 	fields := strings.SplitN(text, " ", 3)
 	if len(fields) != 3 {
 		return lease{}, fmt.Errorf("%w: a lease of %q", ErrForeign, name)
-
 	}
 
 	ends, endsErr := strconv.ParseInt(fields[0], 10, 64)
@@ -251,6 +255,7 @@ func parseLease(name, text string) (lease, error) {
 
 // Leave implements presence.Processes.
 func (s *Store) Leave(ctx context.Context, p presence.Process) error {
+	// The script ends the lease of this incarnation alone: a new run may have one by now.
 	args := []any{p.Name, p.Incarnation}
 	err := s.conn.Run(ctx, []*scriptRun{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: args}})
 	if err != nil {

@@ -44,6 +44,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		}
 	}
 
+	// One bucket with foreign data must not stop the link. Only when no run has an answer is Redis itself away.
 	if err := s.conn.Run(ctx, runs); err != nil && noneRan(runs) {
 		return nil, fmt.Errorf("presenceredis: read %d logs: %w", len(positions), err)
 	}
@@ -66,6 +67,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		if b.Log == 0 {
 			continue
 		}
+		// In another log the peer's cursor means nothing, so the batch begins at 0.
 		if b.Log == positions[i].Log {
 			b.From = positions[i].Cursor
 		}
@@ -80,6 +82,8 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 			continue
 		}
 		if len(pages) == 2*limit { // there may be more
+			// The batch ends with its last page, and not with the log: the peer's cursor must not pass what it did
+			// not get.
 			b.To, _ = strconv.ParseUint(pages[len(pages)-1].(string), 10, 64)
 			b.Complete = false
 			b.More = true
@@ -92,6 +96,7 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		for j := 0; j < len(pages); j += 2 {
 			names = append(names, pages[j].(string))
 		}
+		// A second script, because a script declares its keys and the pages are known only now.
 		owns = append(owns, s.ownRun(b.Bucket, names))
 		of = append(of, i)
 	}
@@ -112,9 +117,9 @@ func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns [
 	for k, own := range owns {
 		b := &batches[of[k]]
 		if own.Err != nil {
+			// Without its pairs the batch would move the peer's cursor past these pages.
 			b.Partial = true
 			continue
-
 		}
 
 		prefix := len(s.at().pagePrefix(b.Bucket))
@@ -125,6 +130,7 @@ func (s *Store) readPairs(ctx context.Context, batches []pncounter.Batch, owns [
 				Increments:  reply[3*j+1].(int64),
 				Decrements:  reply[3*j+2].(int64),
 			}
+			// A page that was forgotten since, or is not written again yet, has no pair to send.
 			if p.Incarnation > 0 {
 				b.Pages = append(b.Pages, pncounter.PagePair{Page: key[prefix:], Pair: p})
 			}
@@ -174,6 +180,7 @@ func numbersIn(text string, count int) (n []uint64, ok bool) {
 func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
 	logs := make(map[int]string, len(buckets))
 	for _, b := range buckets {
+		// The log begins before the scan, so a page that changes meanwhile is in it, whether the scan sees it or not.
 		log, err := s.relog(ctx, b, 0, nil, "")
 		first = cmp.Or(first, err)
 		if err == nil {
@@ -188,7 +195,6 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
 	err := s.eachPage(ctx, func(ctx context.Context, bucket int, pages []string) error {
 		if logs[bucket] == "" {
 			return nil
-
 		}
 		_, err := s.relog(ctx, bucket, 0, pages, "")
 		return err
@@ -217,6 +223,7 @@ func (s *Store) relog(
 	prefix := s.at().pagePrefix(bucket)
 
 	var runs []*scriptRun
+	// There is a run even without pages: it begins the log, or says which one there is.
 	for first := 0; first == 0 || first < len(pages); first += relogBatch {
 		run := &scriptRun{
 			Script: scripts.Relog,
@@ -239,6 +246,7 @@ func (s *Store) relog(
 // Raise gives the pairs of pages, or without pages the bucket's log, a number above high
 // and above all incarnations that this process knows.
 func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
+	// The peer may know an incarnation of this region that nobody here remembers.
 	s.raiseHighest(high)
 
 	_, err := s.relog(ctx, bucket, s.highest.Load(), pages, "")
@@ -272,6 +280,7 @@ func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err erro
 	if len(pages) < sweepPages {
 		return 0, nil
 	}
+	// Pages that were removed have moved others to lower ranks. The next round checks those.
 	return rank + sweepPages, nil
 }
 
@@ -353,6 +362,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		s.conn.Metrics.Commands.Add(2)
+		// Processes that start together each bring an identity; the first one stays.
 		if err := c.HSetNX(ctx, regionsKey, selfField, identity).Err(); err != nil {
 			return err
 		}
@@ -424,8 +434,10 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 		return fmt.Errorf("%w: format is %q here and %q there; all regions must run with the same",
 			pncounter.ErrRefused, formatEven, presence.Excerpt(format))
 	}
+	// Before any key is made: the peer's Redis may have been emptied, and begun in the other format.
 	p.s.rekey(facts[formatFact])
 
+	// With other numbers, or another hash, the same page would be in another bucket there.
 	for _, fact := range [][2]string{
 		{"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
 	} {
@@ -449,6 +461,8 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 		}
 
 		p.s.conn.Metrics.Commands.Add(float64(len(buckets)))
+		// A bucket whose key is another program's counts as one of which the peer has nothing. Merge then says what
+		// is wrong.
 		if _, err := pipe.Exec(ctx); err != nil && !aboutTheKey(err) {
 			return err
 		}
@@ -500,6 +514,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 		}
 		runs[i] = run
 	}
+	// A bucket that cannot be merged says so in its own result, and does not hold up the others.
 	if err := p.s.conn.Run(ctx, runs); err != nil && noneRan(runs) {
 		return nil, err
 	}
@@ -507,6 +522,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 	acks := make([]pncounter.Ack, len(batches))
 	for i, run := range runs {
 		if run.Err != nil {
+			// The others are merged, so the error is that of this bucket alone.
 			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: run.Err}
 			continue
 		}
@@ -517,6 +533,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Done: reply[4].(int64) == 1, Changed: int(reply[5].(int64)), Malformed: int(reply[6].(int64)),
 		}
 
+		// These are minutes of the peer's totals, and this process alone has their report, so it writes them there.
 		p.s.minutes.minutesEnded(batches[i].Bucket, reply[7].(string))
 		for _, at := range reply[8:] {
 			acks[i].Refused = append(acks[i].Refused, int(at.(int64)))

@@ -147,7 +147,8 @@ func Open(cfg Config) *Store {
 	cfg.Backlog = cmp.Or(cfg.Backlog, 8<<20)
 
 	s := &Store{
-		cfg:        cfg,
+		cfg: cfg,
+		// A new one at each start. claim.lua compares the numbers of claims, which begin at 1 again.
 		self:       rand.Text(),
 		chores:     chores{wake: make(chan struct{}, 1), todo: map[int]bool{}},
 		partitions: make([]partition, cfg.Partitions),
@@ -176,7 +177,7 @@ func Open(cfg Config) *Store {
 	s.background.Go(func() { s.doChores(ctx) })
 	s.background.Go(func() { s.watchLosses(ctx) })
 	if s.minutes.retention > 0 {
-		s.background.Go(func() { s.minutes.run(ctx) })
+		s.background.Go(func() { s.minutes.keep(ctx) })
 	}
 
 	return s
@@ -184,6 +185,7 @@ func Open(cfg Config) *Store {
 
 // Close ends what the store runs. Later calls fail.
 func (s *Store) Close() error {
+	// The minutes are written for the last time when they are told to stop, which needs the connection.
 	s.stop()
 	s.background.Wait()
 	s.conn.Close()
@@ -193,6 +195,7 @@ func (s *Store) Close() error {
 // classify wraps err in the corresponding error of the contract. It logs only the first error about data of another
 // program, because such errors repeat until the key is deleted.
 func (s *Store) classify(err error) error {
+	// Anywhere in the text: in a script, Redis puts words of its own before the code.
 	if !strings.Contains(err.Error(), "WRONGTYPE") {
 		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
@@ -206,6 +209,8 @@ func (s *Store) classify(err error) error {
 
 // raiseHighest raises highest to the incarnation of a count.
 func (s *Store) raiseHighest(incarnation uint64) {
+	// Every reader of counts raises it. A bucket that begins anew gets an incarnation above it, so it must never
+	// fall.
 	for {
 		old := s.highest.Load()
 		if incarnation <= old || s.highest.CompareAndSwap(old, incarnation) {

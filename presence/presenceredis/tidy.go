@@ -69,6 +69,7 @@ func (s *Store) doChores(ctx context.Context) {
 		case <-retry.C:
 		}
 
+		// What scripts report during the work goes into the new map, and is done next.
 		s.chores.mu.Lock()
 		todo := s.chores.todo
 		s.chores.todo = map[int]bool{}
@@ -117,6 +118,7 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 			}
 
 			maxPages := int64(s.maxEmpty())
+			// A tenth more than necessary, so that not every further page calls for another round.
 			if excess := n - (maxPages - maxPages/10); excess > 0 {
 				pages, err = c.ZRange(ctx, s.at().emptiesKey(bucket), 0, min(excess, tidyBatch)-1).Result()
 			}
@@ -137,6 +139,7 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 func (s *Store) sweep(ctx context.Context, buckets []int) error {
 	runs := make([]*scriptRun, len(buckets))
 	for i, b := range buckets {
+		// Without pages a run changes nothing and tells which sweep is due.
 		runs[i] = s.sweepRun(b, nil, false, "")
 	}
 
@@ -168,6 +171,7 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 
 	runs = runs[:0]
 	for b, number := range numbers {
+		// Done under the number from before the scan: a sweep that was requested meanwhile stays due.
 		runs = append(runs, s.sweepRun(b, nil, false, number))
 	}
 
@@ -192,6 +196,7 @@ func (s *Store) sweepRun(bucket int, pages []string, forget bool, done string) *
 
 // Pages implements presence.Lister. It scans all keys.
 func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
+	// Masters are scanned in parallel, and the contract promises one call of fn at a time.
 	var mu sync.Mutex
 	return s.eachPage(ctx, func(_ context.Context, _ int, pages []string) error {
 		mu.Lock()
@@ -209,7 +214,9 @@ func (s *Store) eachPage(ctx context.Context, fn func(ctx context.Context, bucke
 		return err
 	}
 
+	// Not by Store.do, whose time limit is that of a call: a scan of all keys may take longer.
 	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.eachPageOf(ctx, m, fn) })
+	// Errors of fn are of the contract already.
 	if err != nil && !errors.Is(err, presence.ErrUnavailable) {
 		return s.classify(err)
 	}
@@ -229,6 +236,7 @@ func (s *Store) eachPageOf(
 		pages := map[int][]string{}
 		for _, key := range keys {
 			tag, page, _ := strings.Cut(strings.TrimPrefix(key, prefix+"{"), "}:c:")
+			// The pattern also fits keys of other tags, such as what a release with another format left.
 			b, known := s.at().byTag[tag]
 			if known {
 				pages[b] = append(pages[b], page)

@@ -39,6 +39,7 @@ func (s *Store) changeRun(page string, c unread.Change, publish string) *scriptR
 	b := presence.Bucket(page, s.cfg.Buckets)
 	run := &scriptRun{Script: scripts.Change, Keys: []string{s.at().stateKey(b), s.at().historyKey(b, page)}}
 	if c.Key != "" {
+		// In the bucket of the page, so that the script sees both, and a key holds for one page.
 		hash := unread.KeyHash(page, c.Key)
 		run.Keys = append(run.Keys, s.at().onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
 	}
@@ -60,6 +61,7 @@ func (s *Store) changeRun(page string, c unread.Change, publish string) *scriptR
 func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
 	levels := make([]unread.Level, 0, len(pages))
 	owns := make([]unread.Own, 0, len(pages))
+	// A page counts the user's own changes apart: they are not unread for their author.
 	own := byField + user.String()
 
 	for batch := range slices.Chunk(pages, maxPipeline) {
@@ -69,7 +71,6 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 				b := presence.Bucket(page, s.cfg.Buckets)
 				cmds[i] = pipe.HMGet(ctx, s.at().historyKey(b, page), levelField, beforeField, own)
 				s.askVoid(ctx, pipe, v, b)
-
 			}
 		})
 		if err != nil {
@@ -162,13 +163,13 @@ func (s *Store) readUnread(ctx context.Context, read func(context.Context, redis
 		generations = append(generations, texts(cmd.Val())[0])
 	}
 
+	// Not before the reads: a restart in between would go unnoticed.
 	repaired, err := s.repaired(ctx, generations...)
 	if err == nil && slices.Contains(repaired, false) {
 		err = errRestored
 	}
 
 	return v, err
-
 }
 
 // texts returns the values of a reply as strings, empty for missing ones.
@@ -192,6 +193,7 @@ func parseLevel(text, before string, void uint64) (l unread.Level) {
 	l = unread.Level{Incarnation: n[0], All: int64(n[1]), By: int64(n[2]), At: presence.TimeOf(int64(n[3]))}
 	l.Before, _ = strconv.ParseInt(before, 10, 64)
 
+	// Redis may have lost changes after this level. void.lua gives their sequences a higher incarnation.
 	if l.Incarnation < void { // return the level that the next change will write
 		l.Incarnation = void
 		l.Before = l.All
@@ -228,6 +230,7 @@ func (s *Store) Authors(
 		return l, owns, nil
 	}
 
+	// Most questions come right after a change, and the ring answers these however many users are asked about.
 	if l.By-since <= ringSize {
 		for by := since + 1; by <= l.By; by++ { // a later change of a user replaces an earlier one
 			number, rest, _ := strings.Cut(newest[by%ringSize], " ")
@@ -306,6 +309,8 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 	records := make([]unread.Record, 0, len(users))
 	for batch := range slices.Chunk(users, maxPipeline) {
 		cmds := make([]*redis.MapStringStringCmd, len(batch))
+		// HGETALL and the read of the bucket are no transaction. The version is what save.lua compares, so a mix of
+		// two moments is refused.
 		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, u := range batch {
 				cmds[i] = pipe.HGetAll(ctx, s.at().recordKey(s.userBucket(u), u.String()))
@@ -342,6 +347,7 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 		return r, fmt.Errorf("%w: the version of follows is %q", ErrForeign, head)
 	}
 
+	// As save.lua compares it, and writes it next.
 	r.Version = presence.Version{Incarnation: max(n[0], void), Sequence: n[1]}
 	r.Updated = presence.TimeOf(int64(n[2]))
 	r.Follows = make([]unread.Follow, 0, len(fields)-1)
@@ -399,6 +405,7 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	}
 
 	text := run.Reply.(string)
+	// Another call was faster; the caller reads again, and decides anew.
 	if text == "" {
 		return v, unread.ErrConflict
 	}

@@ -63,6 +63,7 @@ func liveProcesses(ctx context.Context, c *redisconn.Client, now time.Time) (liv
 // NoteCounters makes facts of what f says of counters and PostgreSQL. No process may be running. The first one adds the
 // facts that are missing.
 func NoteCounters(ctx context.Context, c *redisconn.Client, f Facts) error {
+	// Two commands and no script: no process runs, so nothing comes in between.
 	used, err := c.HExists(ctx, factsKey, formatFact).Result()
 	if err != nil {
 		return err

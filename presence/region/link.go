@@ -40,6 +40,7 @@ func (l *link) Owned() []int {
 
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
+	// Own replaces the list and nobody writes to it, so it may be read without the lock.
 	return l.r.buckets
 }
 
@@ -66,6 +67,7 @@ func (l *link) Greet(ctx context.Context) error {
 		l.log.Info().Msg("counts are shared with this region again")
 	}
 
+	// Logged only when it changes: a peer is greeted for as long as it is refused.
 	l.refused = reason
 	l.r.metrics.refused.WithLabelValues(l.Name).Set(value)
 
@@ -92,6 +94,7 @@ func (l *link) Positions(
 	for i, at := range believed {
 		old := at.Position
 		lost := found[i].Log != old.Log || found[i].Cursor < old.Cursor
+		// A peer that has not had the whole log yet has lost nothing.
 		if old.Done && lost {
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 		}
@@ -119,6 +122,7 @@ func (l *link) Send(
 		results[i].Position = positions[i]
 	}
 
+	// A single bucket must not use up the round.
 	all, err := l.r.cfg.Local.Outgoing(ctx, positions, min(bucketPages, limit))
 	if err != nil {
 		return nil, err
@@ -129,6 +133,7 @@ func (l *link) Send(
 	pages := 0
 	for i, b := range all {
 		at := positions[i]
+		// A batch without pages is sent all the same, if it tells the peer that it has the log up to its end.
 		unchanged := b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete)
 
 		switch {
@@ -149,6 +154,7 @@ func (l *link) Send(
 		}
 	}
 
+	// One scan of all keys makes the logs of all of them.
 	if len(begin) > 0 {
 		if err := l.r.cfg.Local.BeginLogs(ctx, begin); err != nil {
 			l.Failed(err) // the buckets that have logs go on
@@ -181,6 +187,7 @@ func (l *link) merge(
 		}
 	}
 
+	// One line for a whole round, since a loss of data concerns all buckets at once.
 	if behind+refused > 0 {
 		l.log.Warn().Int("buckets", behind).Int("pages", refused).
 			Msg("the peer has counts of this region with higher incarnations; this region raises its own above them")
@@ -225,6 +232,7 @@ func (l *link) acked(
 		result.Position = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
 	case pncounter.Failed:
 		l.Failed(ack.Err)
+		// Logged once: it is tried again for as long as it lasts.
 		if !l.broken[b.Bucket] {
 			l.broken[b.Bucket] = true
 			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).

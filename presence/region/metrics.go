@@ -12,6 +12,7 @@ import (
 // goroutine may call it.
 func (r *Replicator) Stats() []presence.PeerStats {
 	r.mu.Lock()
+	// As with the buckets, a decision replaces the list.
 	out := r.out
 	r.mu.Unlock()
 
@@ -88,6 +89,7 @@ func (m *metrics) peer(l *link) {
 
 // setLeftOut sets the metrics of the peers that totals leave out.
 func (m *metrics) setLeftOut(out []string) {
+	// All of them, so that a peer that is included again goes back to 0.
 	for _, p := range m.r.cfg.Peers {
 		value := 0.0
 		if slices.Contains(out, p.Name) {

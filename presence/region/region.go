@@ -96,6 +96,7 @@ func (r *Replicator) Own(buckets []int) {
 	r.buckets = slices.Clone(buckets)
 	r.mu.Unlock()
 	for _, l := range r.links {
+		// The peer's positions in the new buckets have to be read before anything is sent.
 		l.Look()
 	}
 }

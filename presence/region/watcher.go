@@ -26,6 +26,7 @@ func (r *Replicator) watch(ctx context.Context) {
 
 	for failed := false; ; {
 		err := w.look(ctx, time.Now())
+		// The first failure alone, because looks go on all the time.
 		if err != nil && !failed && ctx.Err() == nil {
 			r.cfg.Log.Warn().Err(err).Msg("the state of the regions cannot be read; trying again")
 		}
@@ -77,11 +78,14 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 	r.mu.Lock()
 	buckets := r.buckets
 	r.mu.Unlock()
+	// While bucket 0 moves, two processes may lead. Both judge by the same greetings.
 	leads := slices.Contains(buckets, 0)
 
+	// Each process judges, so that whichever leads next knows when it heard from each peer.
 	in, out := w.judge(now, regions, len(buckets) > 0, leads)
 
 	if leads && !slices.Equal(out, regions.Out) {
+		// Stored before it is applied, because all other processes apply what is stored.
 		if err := w.decide(ctx, regions.Out, out); err != nil {
 			return err
 		}
@@ -115,6 +119,7 @@ func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bo
 		was, known := w.words[p.Name]
 		w.words[p.Name] = word
 
+		// Each greeting changes the word. The first one that is read may be old, and shows nothing.
 		greeted := known && word != was && word != ""
 		idle := !w.greetedHere[p.Name] && !owns
 		switch {
@@ -129,6 +134,7 @@ func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bo
 
 		silent := slices.Contains(regions.Out, p.Name)
 		if leads {
+			// By the time that this process has measured itself, whatever the clocks of the regions say.
 			overdue := now.Sub(r.greetedAt[p.Name]) >= r.cfg.StaleAfter
 			stays := silent && !w.greetedHere[p.Name] // as a former leader decided
 			silent = r.cfg.StaleAfter > 0 && (overdue || stays)
@@ -152,6 +158,7 @@ func (w *watcher) decide(ctx context.Context, old, out []string) error {
 		return err
 	}
 
+	// Only the leader logs a decision, and only when it changes.
 	for _, name := range out {
 		if !slices.Contains(old, name) {
 			w.r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", w.r.cfg.StaleAfter).
@@ -177,6 +184,7 @@ func (w *watcher) sweep(ctx context.Context, buckets []int) (err error) {
 	}
 
 	if len(buckets) > 0 {
+		// After an error the rank is 0, so the next look goes on with another bucket.
 		w.rank, err = w.r.cfg.Local.Sweep(ctx, buckets[w.bucket%len(buckets)], w.rank)
 	}
 
@@ -188,6 +196,7 @@ func (w *watcher) apply(
 	ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration,
 ) error {
 	what := fmt.Sprint(buckets, in, out)
+	// It is written again every now and then, because a bucket may have lost it.
 	recent := what == w.applied && now.Sub(w.appliedAt) < every
 	if len(buckets) == 0 || recent {
 		return nil
@@ -212,6 +221,7 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 		}
 
 		var err error
+		// Another process may have been faster, and its identity is the region's then.
 		found, err = r.cfg.Local.Identify(ctx, mine)
 		if err != nil {
 			return err
@@ -234,6 +244,7 @@ func (r *Replicator) silentFor(peer string) time.Duration {
 	defer r.mu.Unlock()
 
 	at, ok := r.greetedAt[peer]
+	// Nobody greets before Run.
 	if !ok {
 		return 0
 	}

@@ -80,6 +80,7 @@ func (t *Table) BucketsOf(dispatcher string) []int {
 func (t *Table) Hash() uint64 { return t.hash }
 
 func (o *owners) owner(part int) (string, bool) {
+	// Without members there are no owners, and the caller may name any part.
 	if part < 0 || part >= len(o.of) {
 		return "", false
 	}
@@ -98,6 +99,7 @@ func distribute(members []string, parts int) owners {
 		list[i] = member(m)
 	}
 
+	// Every process must use the same numbers: one that does not shows by the hash of its table.
 	c := consistent.New(list, consistent.Config{
 		Hasher: hasher{}, PartitionCount: parts, ReplicationFactor: replicas, Load: load,
 	})

@@ -82,7 +82,8 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	c := &Client{
 		cfg: cfg, keys: keys, incarnation: rand.Uint64(),
 		http: &http.Client{
-			Transport:     cfg.Transport,
+			Transport: cfg.Transport,
+			// A redirect would take the signed request to an address that nobody chose.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -119,6 +120,7 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 		})
 	}
 
+	// An empty push would be a greeting.
 	if wrong != nil && len(wire.Updates) == 0 {
 		return wrong
 	}
@@ -181,6 +183,7 @@ func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int
 	case err == nil:
 	case errors.As(err, &refusal):
 		code = refusal.label()
+	// The caller has given up, which says nothing about the other process.
 	case ctx.Err() != nil:
 		code = "canceled"
 		err = fmt.Errorf("%w: %w", presence.ErrUnavailable, context.Cause(ctx))
@@ -202,6 +205,7 @@ func dropped(err error) bool {
 	answer := (*Error)(nil)
 	answered := errors.As(err, &answer)
 	op := (*net.OpError)(nil)
+	// Where nobody listens, another attempt would fail as well.
 	notEstablished := errors.As(err, &op) && op.Op == "dial"
 
 	return !answered && !notEstablished
@@ -236,6 +240,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 	}
 
 	var p problem
+	// It may be the answer of a proxy, or of another program at that address.
 	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
 	}
@@ -243,6 +248,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 }
 
 func (c *Client) sign(req *http.Request, body []byte) {
+	// One goroutine at a time may use a Sealer, so each request makes one.
 	s := c.keys.Sealer()
 	digest := digestOf(body)
 

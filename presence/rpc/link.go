@@ -43,16 +43,19 @@ type Links interface {
 
 // linkKey returns the key of a link, nil without secrets.
 func linkKey(s *seal.Sealer, id seal.ID, authorization, nonce string) []byte {
+	// Both sides have chosen a part of it, so neither can be made to use an old key again.
 	return s.Derive(id, []byte(linkProtocol+"\n"+authorization+"\n"+nonce))
 }
 
 // Link makes a link to the process at addr. ctx limits how long that takes, not how long the link lasts.
 func (c *Client) Link(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
+	// The link outlives ctx, so it has a context of its own, which ctx ends only while the link is being made.
 	lifetime, end := context.WithCancel(context.Background())
 	made := context.AfterFunc(ctx, end)
 
 	stream, key, err := c.link(lifetime, addr)
 	inTime := made()
+	// ctx has ended just now, and lifetime with it.
 	if err == nil && !inTime {
 		_ = stream.Close()
 		err = context.Cause(ctx)
@@ -95,6 +98,7 @@ func (c *Client) link(ctx context.Context, addr string) (io.ReadWriteCloser, []b
 		return nil, nil, err
 	}
 
+	// net/http returns the connection as the body of an answer 101.
 	stream, both := resp.Body.(io.ReadWriteCloser)
 	if resp.StatusCode != http.StatusSwitchingProtocols || !both {
 		defer resp.Body.Close()
@@ -114,6 +118,7 @@ func (h *Handler) serveLink(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
+	// From here on the server knows nothing of the connection: whoever serves the link closes it.
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		writeProblem(w, http.StatusInternalServerError, codeInternal, "")

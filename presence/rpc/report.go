@@ -17,6 +17,7 @@ const maxAnswer = 20 << 20
 func writeAnswer(w http.ResponseWriter, body []byte) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
+	// A report is of one moment.
 	h.Set("Cache-Control", "no-store")
 	_, _ = w.Write(body) // the client may be gone
 }
@@ -45,6 +46,7 @@ func parseReport(body []byte) (r presence.Report, err error) {
 		return presence.Report{}, errors.New("too many peers")
 	}
 
+	// Answers are not signed, so what they say is bounded here.
 	pages := map[presence.Site]int{}
 	for _, p := range r.Top {
 		if err := presence.CheckName(p.Page); err != nil {

@@ -103,6 +103,7 @@ const (
 
 // otherFormat reports whether an Authorization header is of another format.
 func otherFormat(header string) bool {
+	// Only the first field counts: all that follows may be different in another format.
 	ours, _, _ := strings.Cut(header, ", ")
 
 	return strings.HasPrefix(header, scheme+" ") && ours != formatPart+strconv.Itoa(format)
@@ -117,6 +118,7 @@ func signed(method, host, target, digest, header string) []byte {
 // header writes: any other form would have another mac.
 func parseCredentials(s string) (c credentials, header string, mac []byte, ok bool) {
 	header, hexMac, found := strings.Cut(s, macPart)
+	// The signature is not verified yet, so anybody may have sent this.
 	if !found || len(s) > 1024 {
 		return c, "", nil, false
 	}
@@ -200,6 +202,7 @@ func parseUpdates(body []byte) ([]presence.Update, error) {
 			Stale:   w.Stale,
 			Value:   w.Value,
 		}
+		// The client leaves invalid updates out. One that comes shows a faulty sender, so none is taken.
 		if err := updates[i].Check(); err != nil {
 			return nil, err
 		}
@@ -229,6 +232,7 @@ func parseHold(body []byte, now time.Time) (change presence.HoldChange, err erro
 	if err != nil {
 		return change, err
 	}
+	// A missing member must not count as false, which would end the hold.
 	if m.On == nil {
 		return change, errors.New("on is missing")
 	}
@@ -239,6 +243,7 @@ func parseHold(body []byte, now time.Time) (change presence.HoldChange, err erro
 	}
 	change.Page = m.Page
 	change.On = *m.On
+	// By the clock of this machine, with which the owner compares.
 	change.Asked = time.Now().Add(-age)
 
 	return change, presence.CheckName(m.Page)

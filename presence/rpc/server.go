@@ -112,6 +112,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
 
 	switch {
+	// First, since nothing else of such a request can be understood.
 	case otherFormat(r.Header.Get("Authorization")):
 		h.refuseFormat(w, r)
 		return
@@ -125,6 +126,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 
 	req, err := h.open(w, r)
+	// A link lasts, so it has neither a limit nor an answer.
 	if err == nil && path == linkPath {
 		h.requests.WithLabelValues(path, "ok").Inc()
 		h.serveLink(w, r)
@@ -137,6 +139,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == reportPath:
 		answer, err = json.Marshal(h.cfg.Reports.Report())
 	default:
+		// After that time the caller may have asked for the opposite elsewhere.
 		ctx, cancel := req.limit(r.Context())
 		defer cancel()
 		answer, err = h.carryOut(ctx, path, req)
@@ -151,6 +154,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	status, code := h.statusOf(err)
 	h.requests.WithLabelValues(path, code).Inc()
 
+	// Anybody may cause these, and as many as they like: the log has them at this level alone.
 	if refusal := (*seal.Refusal)(nil); errors.As(err, &refusal) {
 		h.refused.WithLabelValues(code).Inc()
 		h.cfg.Log.Debug().Err(err).Str("remote", r.RemoteAddr).Msg("a request of another process was refused")
@@ -159,6 +163,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err == nil:
 		w.WriteHeader(status)
+	// What was not expected is for the log, and not for the caller.
 	case status == http.StatusInternalServerError:
 		h.cfg.Log.Error().Err(err).Str("path", path).Msg("a request of another process could not be answered")
 		writeProblem(w, status, code, "")
@@ -209,6 +214,7 @@ type request struct {
 
 // limit returns a context that ends when the caller gives up.
 func (r *request) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	// The release before does not send it.
 	if r.left == 0 {
 		return context.WithCancel(ctx)
 	}
@@ -224,10 +230,12 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (*request, error)
 	}
 
 	digest := r.Header.Get("Content-Digest")
+	// One goroutine at a time may use a Sealer, so each request makes one.
 	if err := h.keys.Sealer().Verify(c.key, signed(r.Method, r.Host, r.RequestURI, digest, header), mac); err != nil {
 		return nil, err
 	}
 
+	// As with datagrams: a recorded request must be of no use at another process.
 	if h.cfg.Name != "" && r.Host != h.cfg.Name {
 		return nil, ErrMisdirected
 	}
@@ -247,6 +255,7 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (*request, error)
 	} else if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrTruncated, err)
 	}
+	// The signature covers the digest, and by it the body.
 	if digest != digestOf(body) {
 		return nil, ErrDigest
 	}
@@ -303,6 +312,7 @@ func (h *Handler) statusOf(err error) (status int, code string) {
 		case ErrLate:
 			return http.StatusRequestTimeout, refusal.Reason
 		}
+		// The others concern the signature, the time or the number of the request.
 		return http.StatusUnauthorized, refusal.Reason
 	case errors.Is(err, presence.ErrNotOwner):
 		return http.StatusConflict, codeNotOwner
@@ -342,6 +352,7 @@ func writeProblem(w http.ResponseWriter, status int, code, detail string) {
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
+	// RFC 9110 demands it of every 401.
 	if status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", scheme)
 	}

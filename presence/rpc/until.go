@@ -16,6 +16,7 @@ func untilQuery(ctx context.Context, now time.Time) string {
 		return ""
 	}
 
+	// The time that is left, by the monotonic clock: the wall clock of this machine may be wrong.
 	until := now.Add(time.Until(deadline))
 
 	return untilName + "=" + strconv.FormatInt(until.UnixMilli(), 10)

@@ -46,6 +46,7 @@ func (c *Client) Users(ctx context.Context, addr string, users []presence.User) 
 	}
 
 	var is wireStates
+	// A state belongs to its user by its place alone.
 	if err := json.Unmarshal(answer, &is); err != nil || len(is.Users) != len(users) {
 		return nil, fmt.Errorf("rpc: users at %s: %w: %d states of %d users: %v",
 			addr, presence.ErrUnavailable, len(is.Users), len(users), err)
@@ -69,6 +70,7 @@ func parseUsers(body []byte) ([]presence.User, error) {
 	if err := json.Unmarshal(body, &m); err != nil {
 		return nil, err
 	}
+	// Each user costs the actor of a partition time, so a process asks for no more at once.
 	if len(m.Users) > presence.MaxAsked {
 		return nil, errors.New("too many users")
 	}
@@ -106,6 +108,7 @@ func (h *Handler) users(ctx context.Context, body []byte) ([]byte, error) {
 		return nil, err
 	}
 
+	// A user who is present has no time of departure to tell, so the two never come together.
 	wire := wireStates{Users: make([]wireState, len(states))}
 	for i, s := range states {
 		switch {

@@ -40,6 +40,7 @@ func (c *Clock) Observe(store, asked time.Time) {
 	latest := earliest.Add(time.Since(asked))
 	now := c.now()
 
+	// The store read its clock after asked and before now, so its time is now between these two.
 	switch {
 	case now.Before(earliest):
 		now = earliest

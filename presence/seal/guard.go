@@ -91,6 +91,7 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 		return "", ErrOld
 	case at > ms+tolerance:
 		return "", ErrFuture
+	// Numbers begin at 1: 0 is where a window begins.
 	case seq == 0:
 		return "", ErrReplayed
 	}
@@ -119,6 +120,7 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 			g.sweep(ms)
 		}
 
+		// A newcomer is refused, because a sender that is forgotten could be replayed.
 		if len(g.senders) >= maxSenders {
 			return "", ErrSenders
 		}
@@ -170,6 +172,7 @@ func (g *Guard) sweep(ms int64) {
 
 	for s, h := range g.senders {
 		if h.last < ms-tolerance {
+			// Its window is gone, so from now on the time alone tells its messages from new ones.
 			g.after = max(g.after, h.last)
 			delete(g.senders, s)
 		}

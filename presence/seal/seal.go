@@ -74,8 +74,10 @@ func NewKeys(secrets [][]byte, purpose string) (*Keys, error) {
 		h.Write([]byte("headcount " + purpose))
 		secret := h.Sum(nil)
 
+		// The id is that of the derived key, so it reveals nothing about the secret.
 		sum := sha256.Sum256(secret)
 		id := ID(sum[:])
+		// The zero ID says that there is no key.
 		if id == (ID{}) {
 			id[0] = 1
 		}
@@ -91,6 +93,7 @@ func (k *Keys) Signed() bool { return len(k.keys) > 0 }
 
 // Sealer returns a Sealer with these keys.
 func (k *Keys) Sealer() *Sealer {
+	// The hashes are made once, and reset for each message, so that signing does not allocate.
 	s := &Sealer{}
 	for _, key := range k.keys {
 		s.macs = append(s.macs, mac{key.id, hmac.New(sha256.New, key.secret)})
@@ -131,6 +134,7 @@ func (s *Sealer) Sign(b, message []byte) []byte {
 func (s *Sealer) Derive(id ID, purpose []byte) []byte {
 	for _, m := range s.macs {
 		if m.id == id {
+			// A copy, since the next call of the Sealer overwrites what of returns.
 			return append([]byte{}, s.of(m, purpose)...)
 		}
 	}
@@ -148,6 +152,7 @@ func (s *Sealer) of(m mac, message []byte) []byte {
 // Verify returns nil when the key with that id made signature for message, and
 // ErrKey or ErrForged otherwise.
 func (s *Sealer) Verify(id ID, message, signature []byte) error {
+	// Neither side has secrets. If only one of them has, the message is refused below.
 	if len(s.macs) == 0 && id == (ID{}) {
 		return nil
 	}

@@ -90,6 +90,7 @@ func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
 }
 
 func deleteOthers(tx *bbolt.Tx, hooks []*webhook.Hook) error {
+	// A hook that is not set up any more would keep its events for ever.
 	stay := map[string]bool{string(boltfile.Meta): true}
 	for _, h := range hooks {
 		stay[h.ID] = true
@@ -126,6 +127,7 @@ func (b *hookState) load(of *bbolt.Bucket) error {
 	return errors.Join(
 		reported.ForEach(func(k, v []byte) error { b.reported[string(k)] = string(v); return nil }),
 		queue.ForEach(func(k, v []byte) error {
+			// Keys are in the order of their numbers.
 			if len(b.queue) == 0 {
 				b.first = binary.BigEndian.Uint64(k)
 			}
@@ -164,6 +166,7 @@ func (s *Store) Report(_ context.Context, changes []webhook.Change) (reported []
 	for i := range changes {
 		c := &changes[i]
 		b := s.state(c.Hook)
+		// Otherwise it is a question, or another change was faster.
 		if c.Was != c.Is && b.reported[c.Subject] == c.Was {
 			dropped += d.change(b, c)
 		}
@@ -187,6 +190,7 @@ type draft struct {
 // change makes a change of a hook, and returns how many of the oldest events it has dropped.
 func (d *draft) change(b *hookState, c *webhook.Change) (dropped int) {
 	was := *b
+	// was has the queue with its former length, so what is appended does not count after an undo.
 	d.undo = append(d.undo, func() {
 		*b = was
 		b.set(c.Subject, c.Was)
@@ -210,6 +214,7 @@ func (d *draft) change(b *hookState, c *webhook.Change) (dropped int) {
 
 // undoAll makes the memory what the file is.
 func (d *draft) undoAll() {
+	// Backward, because two of the changes may concern one subject.
 	for _, undo := range slices.Backward(d.undo) {
 		undo()
 	}
@@ -228,6 +233,7 @@ func (b *hookState) drop(hook string, n int) (puts []put) {
 	for i := range n {
 		puts = append(puts, put{hook, queueBucket, number(b.first + uint64(i)), nil})
 	}
+	// A batch is gone with its first events.
 	puts = append(puts, put{hook, nil, sealedKey, nil})
 
 	b.queue = b.queue[n:]
@@ -242,6 +248,7 @@ func (s *Store) Reported(_ context.Context, hook string) (map[string]string, err
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// The caller reads it without the lock.
 	return maps.Clone(s.state(hook).reported), nil
 }
 
@@ -253,6 +260,7 @@ func (s *Store) Take(_ context.Context, hook string) (events []string, waiting i
 	b := s.state(hook)
 	if b.sealed == 0 && len(b.queue) > 0 {
 		n := min(len(b.queue), webhook.MaxBatch)
+		// Before anybody gets the batch: after a restart it has to be the same one.
 		if err := s.write([]put{{hook, nil, sealedKey, number(uint64(n))}}); err != nil {
 			return nil, 0, err
 		}
@@ -268,6 +276,7 @@ func (s *Store) Acknowledge(_ context.Context, hook, first string, n int) error 
 	defer s.mu.Unlock()
 
 	b := s.state(hook)
+	// It is acknowledged already, or was dropped while it was sent.
 	if b.sealed == 0 || b.queue[0] != first {
 		return nil
 	}
@@ -292,6 +301,7 @@ type put struct {
 func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
 func (s *Store) write(puts []put) error {
+	// A step that changes nothing costs no sync of the disk.
 	if s.db == nil || len(puts) == 0 {
 		return nil
 	}

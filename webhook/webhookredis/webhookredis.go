@@ -60,6 +60,7 @@ func (s *Store) Report(ctx context.Context, changes []webhook.Change) (reported 
 	at := map[string][]int{} // indexes of changes, in their order
 	var runs []*redisconn.ScriptRun
 	for i, c := range changes {
+		// The keys of a hook are in one slot, those of two hooks are not.
 		run := of[c.Hook]
 		if run == nil {
 			run = &redisconn.ScriptRun{
@@ -97,6 +98,7 @@ func (s *Store) Report(ctx context.Context, changes []webhook.Change) (reported 
 
 // answer parses a number and a list.
 func answer(reply any) (n int, list []string, err error) {
+	// A reply of another form must not end the process: another program may use these keys.
 	both, _ := reply.([]any)
 	if len(both) != 2 {
 		return 0, nil, errAnswer
@@ -127,6 +129,7 @@ func texts(reply any) (list []string, ok bool) {
 // Reported implements webhook.Store.
 func (s *Store) Reported(ctx context.Context, hook string) (map[string]string, error) {
 	reported := map[string]string{}
+	// In parts, so that no call holds up Redis or its own time limit.
 	cursor := "0"
 	for {
 		pairs, next, err := s.someReported(ctx, hook, cursor)
@@ -135,6 +138,7 @@ func (s *Store) Reported(ctx context.Context, hook string) (map[string]string, e
 		}
 
 		for i := 0; i < len(pairs); i += 2 {
+			// HSCAN may return a subject twice.
 			reported[pairs[i]] = pairs[i+1]
 		}
 		if next == "0" {
@@ -167,6 +171,7 @@ func (s *Store) someReported(ctx context.Context, hook, cursor string) (pairs []
 
 // Take implements webhook.Store.
 func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting int, err error) {
+	// The states are among the keys because they expire together with the outbox.
 	run := &redisconn.ScriptRun{
 		Script: scripts.HookTake,
 		Keys:   []string{key(hook, "q"), key(hook, "s"), key(hook, "t")},
@@ -183,6 +188,7 @@ func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting
 
 // Acknowledge implements webhook.Store.
 func (s *Store) Acknowledge(ctx context.Context, hook, first string, n int) error {
+	// The first event tells a repetition from the next batch.
 	run := &redisconn.ScriptRun{
 		Script: scripts.HookAcknowledge,
 		Keys:   []string{key(hook, "q"), key(hook, "s")},
