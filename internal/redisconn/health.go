@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"regexp"
-	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,8 +15,9 @@ import (
 
 const noScript = "0000000000000000000000000000000000000000" // not the SHA-1 of any script
 
-// probed is how many buckets of presence and of counters the probe writes to.
-const probed = 64
+// probeTags are the hash tags of what the probe writes. Their slots are evenly spaced, so that each of as many masters
+// has one, if they share the slots evenly.
+var probeTags = sync.OnceValue(func() []string { return EvenTags("p", 64) })
 
 // refusals are the error codes of a server that answers but cannot serve: its memory is full, it cannot save, it lacks
 // replicas, it is a replica, or it does not permit a command to this user. In a script, Redis 6.2 puts its own words
@@ -204,9 +205,9 @@ func (s *Conn) notify() (waiting []*Runner) {
 	return waiting
 }
 
-// probeWrite sends a write without effect to every master that has our buckets; it creates no key. It also checks
-// whether the master runs scripts: if permitted, the call of an unknown script fails with NOSCRIPT. In a Cluster it
-// reads the slots again, because commands alone would keep going to a master that a replica has replaced.
+// probeWrite sends a write without effect to every master, see probeTags; it creates no key. It also checks whether the
+// master runs scripts: if permitted, the call of an unknown script fails with NOSCRIPT. In a Cluster it reads the slots
+// again, because commands alone would keep going to a master that a replica has replaced.
 func probeWrite(ctx context.Context, c *Client) error {
 	// The pings also read the list of masters anew, to which the commands below go.
 	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return m.Ping(ctx).Err() })
@@ -215,16 +216,14 @@ func probeWrite(ctx context.Context, c *Client) error {
 	}
 
 	pipe := c.Pipeline()
-	for b := range probed {
-		for _, bucket := range []string{"b", "n"} {
-			key := "hc:{" + bucket + strconv.Itoa(b) + "}:probe"
-			pipe.SetRange(ctx, key, 0, "")
-			pipe.EvalSha(ctx, noScript, []string{key})
-		}
-
-		if c.Cluster == nil { // all buckets are on one server
-			break
-		}
+	tags := probeTags()
+	if c.Cluster == nil { // all slots are on one server
+		tags = tags[:1]
+	}
+	for _, tag := range tags {
+		key := "hc:{" + tag + "}:probe"
+		pipe.SetRange(ctx, key, 0, "")
+		pipe.EvalSha(ctx, noScript, []string{key})
 	}
 
 	done, _ := pipe.Exec(ctx) // each command has its own error

@@ -344,6 +344,9 @@ func (s *Runner) pipeline(ctx context.Context, c *Client, runs []*ScriptRun) err
 			unknown++
 			if unknown == 1 {
 				if err := s.loadScripts(ctx, c); err != nil {
+					for _, run := range again {
+						run.Err = s.classify(err) // the cause, rather than that a script is missing
+					}
 					return err
 				}
 			}
