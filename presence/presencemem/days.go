@@ -2,7 +2,6 @@ package presencemem
 
 import (
 	"bytes"
-	"cmp"
 	"container/list"
 	"context"
 	"encoding/binary"
@@ -290,7 +289,11 @@ func (s *Store) writeDays() {
 	var err error
 	// In parts, and without the store's lock, so that joins do not wait.
 	for part := range slices.Chunk(puts, dayBatch) {
-		err = cmp.Or(err, s.unread.disk.update(part, nil))
+		// The last part says until when the days are known, so it must not follow one that failed.
+		err = s.unread.disk.update(part, nil)
+		if err != nil {
+			break
+		}
 	}
 	if err != nil {
 		s.cfg.Log.Warn().Err(err).
