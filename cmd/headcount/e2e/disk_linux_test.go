@@ -123,8 +123,8 @@ func (s *server) limitFiles(t *testing.T, bytes uint64) {
 	}
 }
 
-// The disk has no room for counters, and nothing else is written. /readyz and the metrics say so, and notice by themselves
-// when there is room again.
+// The disk has no room for counters, and nothing else is written. /readyz and the metrics say so, and notice by
+// themselves when there is room again.
 func TestServerNoRoomForCounters(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

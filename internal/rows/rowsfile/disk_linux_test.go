@@ -80,7 +80,8 @@ func TestADiskThatIsFull(t *testing.T) {
 			if got := w.read(t, "x"); got != "before" {
 				t.Errorf("after a refusal the row is %q", got)
 			}
-			if err := s.Writable(); err == nil || !strings.Contains(err.Error(), "the data directory cannot be written: ") {
+			const says = "the data directory cannot be written: "
+			if err := s.Writable(); err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("after a refusal Writable says %v", err)
 			}
 		}
