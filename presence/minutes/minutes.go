@@ -120,9 +120,10 @@ func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 	}
 	switch {
 	case last > retention:
-		return Question{}, fmt.Errorf("%w: minutes are kept for %s only", ErrTime, retention)
+		return Question{}, fmt.Errorf("%w: minutes are kept for %s; ask for a shorter last, or for step=1d",
+			ErrTime, retention)
 	case step < time.Minute || step%time.Minute != 0:
-		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes", ErrTime)
+		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes; ask for step=1m or longer", ErrTime)
 	}
 	q := Question{Step: int64(step / time.Minute)}
 	q.From = now.Add(-last).Unix() / 60 / q.Step * q.Step
