@@ -650,7 +650,7 @@ var ErrTop = errors.New("no top list")
 func (r *Rules) TopRule(match string) (*Rule, error) {
 	rule := r.Of(match)
 	if rule == nil {
-		return nil, fmt.Errorf("%w: %q is the match of no rule", ErrTop, match)
+		return nil, fmt.Errorf("%w: %q is the match of no rule; ask for the match of a rule with top", ErrTop, match)
 	}
 	if !rule.Top {
 		return nil, fmt.Errorf("%w: the rule %q keeps none; add \"top\":true to the rule", ErrTop, match)

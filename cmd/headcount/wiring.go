@@ -257,7 +257,10 @@ func (s *system) openDispatcher(ctx context.Context) error {
 func (s *system) watchStores() {
 	up := map[string]func() bool{}
 	if s.embedded != nil && s.cfg.DataDir != "" {
-		up["data-dir"] = func() bool { return s.embedded.Writable() == nil }
+		up["data-dir"] = func() bool {
+			isCounters := s.counters != nil && !s.counters.Remote()
+			return s.embedded.Writable() == nil && (!isCounters || s.counters.Ready() == nil)
+		}
 	}
 
 	if s.redis != nil {

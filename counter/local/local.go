@@ -75,6 +75,15 @@ func (s *Store) Close() error {
 	return err
 }
 
+// Writable returns nil if changes can be written now, or the reason why not.
+func (s *Store) Writable() error {
+	if s.file == nil {
+		return nil
+	}
+
+	return s.file.Writable()
+}
+
 // Holds reports whether the file in dir has counters. It makes no file.
 func Holds(dir string) (bool, error) {
 	d, err := OpenDump(dir)

@@ -62,6 +62,7 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 			return combining, fmt.Errorf("--data-dir: %w", err)
 		}
 		c.store = store
+		c.ready = store.Writable
 		return combining, nil
 	default:
 		c.where = "memory"

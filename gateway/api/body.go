@@ -31,7 +31,7 @@ func readBody(c *gin.Context, most int64) ([]byte, error) {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return nil, errTooLong
 	case err != nil:
-		return nil, calls.Bad("The body could not be read.")
+		return nil, calls.Bad("The body could not be read; send as many bytes as Content-Length says.")
 	}
 
 	return body, nil

@@ -126,7 +126,7 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, error) {
 	case errors.Is(err, calls.ErrBodies):
 		return nil, err
 	case err != nil:
-		return nil, calls.Bad("The body could not be read.")
+		return nil, calls.Bad("The body could not be read; send as many bytes as Content-Length says.")
 	}
 
 	return text, nil

@@ -486,11 +486,15 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 	})
 }
 
-// A sweep does the same as if it looked at every connection each time.
+// A sweep does the same as if it looked at every connection each time, also where pings come faster than clients have
+// to answer them.
 func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := loneShard(10 * time.Millisecond)
-		s.live = liveness{ping: 15 * time.Second, pong: 5 * time.Second}
+		s.live = rapid.SampledFrom([]liveness{
+			{ping: 15 * time.Second, pong: 5 * time.Second},
+			{ping: time.Second, pong: 5 * time.Second},
+		}).Draw(rt, "liveness")
 		type model struct {
 			watcher
 			heard, pinged, expires time.Duration

@@ -28,10 +28,11 @@ func (l liveness) verdict(now, alive, pinged time.Duration) (ping, dead bool) {
 	return now-max(alive, pinged) >= l.ping, false
 }
 
-// next returns the earliest time at which verdict may change, unless the client gives a sign of life.
-func (l liveness) next(alive, pinged time.Duration) time.Duration {
+// next returns when to look at the client again: no later than verdict may change, whenever the client answers.
+func (l liveness) next(now, alive, pinged time.Duration) time.Duration {
 	if pinged != 0 && alive < pinged {
-		return pinged + l.pong
+		// The answer may come at any moment, and the next ping is due that long after it.
+		return min(pinged+l.pong, now+l.ping)
 	}
 	return max(alive, pinged) + l.ping
 }
@@ -76,7 +77,7 @@ func (s *shard) sweep() {
 			sub.pinged = now
 			tasks = append(tasks, task{sub, (*shard).ping})
 		}
-		seat.look = live.next(sub.lastAlive(), sub.pinged)
+		seat.look = live.next(now, sub.lastAlive(), sub.pinged)
 
 		if sub.expires != 0 {
 			seat.look = min(seat.look, sub.expires)

@@ -255,7 +255,7 @@ func AskDays(last time.Duration, kept int, now time.Time) (Question, error) {
 		last = defaultLast
 	}
 	if last > time.Duration(kept)*24*time.Hour {
-		return Question{}, fmt.Errorf("%w: %d days are kept", ErrTime, kept)
+		return Question{}, fmt.Errorf("%w: %d days are kept; ask for a shorter last", ErrTime, kept)
 	}
 
 	return Question{

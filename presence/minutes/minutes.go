@@ -122,9 +122,10 @@ func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 
 	switch {
 	case last > retention:
-		return Question{}, fmt.Errorf("%w: minutes are kept for %s only", ErrTime, retention)
+		return Question{}, fmt.Errorf("%w: minutes are kept for %s; ask for a shorter last, or for step=1d",
+			ErrTime, retention)
 	case step < time.Minute || step%time.Minute != 0:
-		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes", ErrTime)
+		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes; ask for step=1m or longer", ErrTime)
 	}
 
 	// Whole steps since the epoch, so that two questions a moment apart have the same points.

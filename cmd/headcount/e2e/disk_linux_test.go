@@ -123,6 +123,52 @@ func (s *server) limitFiles(t *testing.T, bytes uint64) {
 	}
 }
 
+// The disk has no room for counters, and nothing else is written. /readyz and the metrics say so, and notice by
+// themselves when there is room again.
+func TestServerNoRoomForCounters(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := startWithKey(t, "--data-dir="+dir)
+
+	file, err := os.Stat(filepath.Join(dir, "counters.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.limitFiles(t, uint64(file.Size()))
+
+	for i := 0; ; i++ {
+		members := make([]string, 1000)
+		for j := range members {
+			members[j] = fmt.Sprintf(`"member %d of %d"`, j, i)
+		}
+
+		body := `{"add":[` + strings.Join(members, ",") + `]}`
+		a := do(t, "POST", s.url+"/api/v1/counters/likes:"+strconv.Itoa(i)+"/members", body, withKey)
+		if a.status != http.StatusOK {
+			a.problem(t, http.StatusServiceUnavailable)
+			break
+		}
+	}
+
+	readyz := do(t, "GET", s.admin+"/readyz", "")
+	if readyz.status != http.StatusServiceUnavailable ||
+		!strings.Contains(readyz.body, "not ready: the data directory cannot be written: ") {
+		t.Errorf("/readyz without room for counters: %d %s", readyz.status, readyz.body)
+	}
+
+	const down = `headcount_store_up{store="data-dir"} 0`
+	if metrics := do(t, "GET", s.admin+"/metrics", "").body; !strings.Contains(metrics, down) {
+		t.Errorf("the metrics lack %s", down)
+	}
+
+	s.limitFiles(t, unix.RLIM_INFINITY)
+	testkit.Eventually(t, "it is ready again", s.ready)
+
+	s.Signal(syscall.SIGKILL)
+	<-s.Ended()
+	s.ended.Do(func() {}) // the log has an error on purpose
+}
+
 // The disk is full. A refused change does not count, not even in part, and /readyz says why. With room again everything
 // works as before.
 func TestServerDiskFull(t *testing.T) {
@@ -224,7 +270,7 @@ func TestServerDiskFull(t *testing.T) {
 
 	for _, says := range []string{
 		"the data directory cannot be written; changes and follows are refused until it can",
-		"the data directory can be written again",
+		`"the data directory can be written again"`, `"counters: the data directory can be written again"`,
 	} {
 		if n := strings.Count(s.log.String(), says); n != 1 {
 			t.Errorf("%q is %d times in the log:\n%s", says, n, s.log)

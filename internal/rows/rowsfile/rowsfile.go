@@ -11,6 +11,9 @@
 // transaction. It may contain the transaction without being on disk, if only the last fsync failed. Then the
 // transaction counts as made once another one has succeeded, including its fsync. So the outcome is known unless the
 // file cannot be opened.
+//
+// On a full disk small transactions still succeed now and then. So after a failure the disk counts as working again
+// when the store could write a probe, which it tries once a second.
 package rowsfile
 
 import (
@@ -21,6 +24,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,8 +39,9 @@ import (
 const File = "counters.db"
 
 const (
-	healWait = 100 * time.Millisecond // after a failed transaction, before the next attempt
-	calm     = 5 * time.Second        // without a failure, after which the disk counts as working again
+	healWait   = 100 * time.Millisecond // after a failed transaction, before the next attempt
+	probeEvery = time.Second            // while the disk counts as failed
+	probeBytes = 256 << 10              // more than most transactions need
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -53,10 +58,14 @@ type Store struct {
 	cfg     Config
 	watches rows.Watches
 
-	// turn is a lock whose waiters may give up. Its holder makes transactions, and owns failed and next.
+	// turn is a lock whose waiters may give up. Its holder makes transactions, sets failed, and owns next.
 	turn   chan struct{}
-	failed error     // of a recent transaction; it has been logged
-	next   time.Time // no transaction is attempted before
+	failed atomic.Pointer[error] // of the last transaction that failed; it has been logged. nil: the disk works
+	next   time.Time             // no transaction is attempted before
+
+	closing context.Context // ends with Close, and with it heal
+	end     context.CancelFunc
+	healing sync.WaitGroup
 
 	queue  sync.Mutex // guards queued
 	queued []*request
@@ -76,6 +85,7 @@ var (
 // Open opens the file in dir, and creates both if they are missing. Only one process at a time can have the file open.
 func Open(dir string, cfg Config) (*Store, error) {
 	s := &Store{path: filepath.Join(dir, File), cfg: cfg, turn: make(chan struct{}, 1)}
+	s.closing, s.end = context.WithCancel(context.Background())
 	if s.cfg.Now == nil {
 		s.cfg.Now = time.Now
 	}
@@ -133,6 +143,9 @@ func (s *Store) open(failed int) (newest int, err error) {
 
 // Close waits for the transaction in progress, and closes the file. Later calls fail with rows.ErrUnavailable.
 func (s *Store) Close() error {
+	s.end()
+	defer s.healing.Wait() // at last, without the turn
+
 	s.turn <- struct{}{}
 	defer s.unlock()
 
@@ -183,14 +196,50 @@ func (s *Store) update(write func(tx *bbolt.Tx) error) error {
 		return s.outcome(id, err)
 	}
 
-	// On a full disk small transactions succeed now and then, so a single success does not mean that the disk works
-	// again.
-	if s.failed != nil && time.Since(s.next) >= calm {
-		s.cfg.Log.Info().Msg("counters: the data directory can be written again")
-		s.failed = nil
+	return nil
+}
+
+// Writable returns nil if changes can be written to the file now, or the reason why not.
+func (s *Store) Writable() error {
+	if err := s.failed.Load(); err != nil {
+		return fmt.Errorf("the data directory cannot be written: %w", *err)
 	}
 
 	return nil
+}
+
+// heal probes the disk until it can be written again or the store is closed.
+func (s *Store) heal() {
+	for s.failed.Load() != nil {
+		select {
+		case <-time.After(probeEvery):
+		case <-s.closing.Done():
+			return
+		}
+
+		if err := s.lock(s.closing); err != nil {
+			return
+		}
+		s.probe()
+		s.unlock()
+	}
+}
+
+// probe tests whether the file can be written, with room for further transactions. The caller has the turn.
+func (s *Store) probe() {
+	key := []byte("probe")
+	fill := func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(key, make([]byte, probeBytes)) }
+	if s.update(fill) != nil {
+		return
+	}
+
+	// The filler must not take the room that it has shown.
+	if s.update(func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Delete(key) }) != nil {
+		return
+	}
+
+	s.failed.Store(nil)
+	s.cfg.Log.Info().Msg("counters: the data directory can be written again")
 }
 
 // outcome finds out whether a failed transaction was made, and returns its error if not. After a failure bbolt's memory
@@ -229,7 +278,7 @@ func (s *Store) ready() error {
 		return unavailable(errClosed)
 	case time.Now().Before(s.next):
 		// Each attempt may read the whole file, so while the disk is full there must not be one for each call.
-		return refusal(s.failed)
+		return refusal(*s.failed.Load())
 	case s.db != nil:
 		return nil
 	}
@@ -245,12 +294,13 @@ func (s *Store) ready() error {
 // pause delays the next transaction after a failure. The caller has the turn.
 func (s *Store) pause(err error) {
 	// Log an outage only once, however many transactions fail in it.
-	if s.failed == nil {
+	before := s.failed.Swap(&err)
+	if before == nil {
 		const refuses = "counters: the data directory cannot be written; changes are refused until it can"
 		s.cfg.Log.Error().Err(err).Msg(refuses)
+		s.healing.Go(s.heal)
 	}
 
-	s.failed = err
 	s.next = time.Now().Add(healWait)
 }
 
