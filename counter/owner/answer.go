@@ -58,6 +58,7 @@ func appendResult(b []byte, result *counter.Result) []byte {
 	var conflict *counter.Conflict
 	switch {
 	case errors.As(result.Err, &conflict):
+		// Of a conflict the sender's client gets the counter and its value; of any other refusal only the text.
 		return appendConflict(b, conflict)
 	case result.Err != nil:
 		return appendBytes(append(b, badOp), result.Err.Error())
@@ -112,6 +113,7 @@ func decodeAnswer(b []byte, call *Call) (number uint64, answer Answer, err error
 	r := reader{rest: b}
 	number = r.uint()
 	r.int()
+	// The row answers another call, whose operations the caller does not have, so the rest cannot be read.
 	if number != call.Number {
 		return number, Answer{}, nil
 	}
@@ -150,6 +152,7 @@ func (r *reader) result(op *counter.Op) counter.Result {
 	case what == badOp:
 		return counter.Result{Err: fmt.Errorf("%w: %s", counter.ErrOp, r.bytes())}
 	case int(what) >= conflictFrom+len(conflicts):
+		// A newer release may know further conflicts.
 		r.fail()
 		return counter.Result{}
 	case what >= conflictFrom:
@@ -160,6 +163,7 @@ func (r *reader) result(op *counter.Op) counter.Result {
 		return counter.Result{Err: conflict}
 	}
 
+	// Keys and IDs are those of the call, so an answer does not repeat them.
 	result := counter.Result{Replay: what == replayed, Counters: make([]counter.Counter, len(op.Changes))}
 	for i := range result.Counters {
 		c := &result.Counters[i]
