@@ -155,6 +155,7 @@ func (r *Rules) Of(match string) *Rule {
 func (r *Rules) All() []*Rule {
 	all := r.list
 	for _, own := range r.of {
+		// The capacity is cut, so that append never writes into the list of the default site.
 		all = append(all[:len(all):len(all)], own.list...)
 	}
 
@@ -479,6 +480,7 @@ func ParseDuration(s string) (time.Duration, error) {
 		rest = s
 	}
 
+	// So many days always fit a Duration.
 	n, err := strconv.ParseUint(days, 10, 16)
 	if err != nil {
 		return 0, fault

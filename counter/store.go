@@ -76,6 +76,7 @@ type IdempotencyKey [16]byte
 func NewIdempotencyKey(space, caller, key string) IdempotencyKey {
 	b := make([]byte, 0, 64)
 	for _, part := range [...]string{space, caller} {
+		// With their lengths no two different inputs have the same bytes.
 		b = binary.AppendUvarint(b, uint64(len(part)))
 		b = append(b, part...)
 	}

@@ -313,6 +313,7 @@ func split(op *counter.Op) []part {
 		partition := placeOf(c)
 		to := parts.find(partition)
 		if to == nil {
+			// An operation without changes, which get there one by one.
 			parts.add(partition, &counter.Op{}, 0)
 			to = parts.find(partition)
 			to.indexes = nil

@@ -279,6 +279,7 @@ func Import(
 	for n := 1; ; n++ {
 		text, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
+			// What is left of the last line was cut off, so it is not imported.
 			return r.cut(ctx, n == 1)
 		}
 		if err != nil {
@@ -329,7 +330,7 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 
 	r.counters++
 	r.batch = append(r.batch, c)
-	r.parts += len(c.Members) + len(c.Ledger) + len(c.Steps)
+	r.parts += len(c.Members) + len(c.Hashes) + len(c.Ledger) + len(c.Steps)
 	if len(r.batch) < batchCounters && r.parts < batchParts {
 		return nil
 	}

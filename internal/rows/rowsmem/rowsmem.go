@@ -183,6 +183,7 @@ func (p *partition) addLocked(row *rows.Row) {
 	of := p.collections[row.Collection]
 	if of == nil {
 		of = &collection{values: map[string]*value{}}
+		// Names may be parts of a request's buffer, which must not be kept alive.
 		p.collections[strings.Clone(row.Collection)] = of
 	}
 	of.values[strings.Clone(row.Field)] = &value{row.Value}
@@ -245,6 +246,7 @@ func (s *Store) Size(partition int, collection string) int {
 
 // Scan implements rows.Store. Each sees the rows as of one moment.
 func (s *Store) Scan(_ context.Context, at int, collection, after string, each func(string, []byte) error) error {
+	// These are copies, so each may call the store.
 	for _, row := range s.partitions[at].after(collection, after) {
 		if err := each(row.Field, row.Value); err != nil {
 			return err
