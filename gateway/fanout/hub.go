@@ -492,6 +492,7 @@ func (h *Hub) settle(why doubts) {
 	h.attachAllLocked()
 	h.mu.Unlock()
 
+	// keepAttached may be waiting for its next attempt.
 	wake.Signal(h.back)
 }
 

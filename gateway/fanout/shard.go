@@ -122,6 +122,7 @@ func (s *shard) subscribeLocked(sub *Subscriber, name presence.Topic) *place {
 	t := s.topics[name]
 	if t == nil {
 		t = &topic{name: name, encoder: s.hub.kinds[name.Kind].encoder}
+		// An update that the hub publishes meanwhile waits for the shard's lock, and then finds the topic.
 		s.topics[name] = t
 
 		if u, known := s.hub.Want(name); known {
@@ -301,6 +302,7 @@ func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 	s.pass.answers = 0
 	s.pass.numbers = s.pass.numbers[:0]
 
+	// Visits come first: scans then find their subscribers served.
 	s.visitAllLocked(now)
 	next = s.answerAllLocked(now)
 
@@ -348,6 +350,7 @@ func (s *shard) write() {
 	batch := s.pass.batch
 	for i := 1; i < len(batch); i++ {
 		d := &batch[i]
+		// It is written with the first delivery of its client.
 		if d.chained {
 			continue
 		}
@@ -449,6 +452,7 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 	}
 
 	if again != 0 {
+		// Subscribers whose intervals end at nearly the same time share a pass.
 		again = max(again, now+s.quantum)
 	}
 
