@@ -221,6 +221,7 @@ func (c *conn) Freed(taken bool) {
 		c.MarkAlive() // a client that takes a write is alive
 	}
 
+	// The client has taken the close frame, if there is one, so what waited for that goes on.
 	switch c.closing.Load() {
 	case answered, leftFirst:
 		_ = c.Close()
@@ -245,6 +246,7 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 		rest, more, err = c.readMore(in, rest)
 	}
 
+	// The buffer goes to another connection, so what is left is copied.
 	if len(rest) > 0 {
 		c.held = bytes.Clone(rest)
 	}
@@ -285,6 +287,7 @@ func (c *conn) blocked() bool {
 // finish closes the connection after the close handshake, which has reached the state answered or leftFirst. It closes
 // at once, or when the client has read the close frame.
 func (c *conn) finish(state uint32) {
+	// The state comes first: a write may end between the two lines, and Freed then closes.
 	c.closing.Store(state)
 	if !c.wire.Busy() {
 		_ = c.Close()
@@ -295,6 +298,7 @@ func (c *conn) finish(state uint32) {
 // the close frame has been written.
 func (c *conn) awaitClose() {
 	t := time.AfterFunc(lingerClose, func() { _ = c.Close() })
+	// Freed and end may both come here, and one timer is enough.
 	if !c.linger.CompareAndSwap(nil, t) {
 		t.Stop()
 	}
@@ -309,6 +313,7 @@ func (c *conn) Ended() {
 		g.live.Unview(key, c.member(), c)
 	}
 
+	// Also after a close frame, since a browser sends one when the page is loaded again.
 	for _, w := range c.wants {
 		if w.joined {
 			g.metrics.leaves.WithLabelValues(c.cause()).Inc()
@@ -430,6 +435,7 @@ func (g *Gateway) upgrade(
 		return nil, nil, err
 	}
 
+	// What the request says is noted now, since a connection does not keep it.
 	c.addr = g.callers.Addr(r)
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)

@@ -71,6 +71,7 @@ func significant(n int64, digits uint8) int64 {
 	for range digits {
 		limit *= 10
 	}
+	// The next unit is at most n, so it does not overflow.
 	for digits > 0 && n/unit >= limit {
 		unit *= 10
 	}

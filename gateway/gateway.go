@@ -288,6 +288,7 @@ const moveRate = 1000
 // A client of Pusher connects again at once, and one that finds nobody listening waits for 15 s. So
 // without another gateway these clients stay until the end, and are then told to wait for a second.
 func (g *Gateway) Drain(ctx context.Context) {
+	// From here on no connection begins, so those that each finds are all.
 	g.entry.Lock()
 	g.draining.Store(true)
 	g.entry.Unlock()
@@ -320,6 +321,7 @@ func (g *Gateway) Drain(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
+		// Close waits for no client, so the last connection ends soon.
 		g.each(func(c *conn) { _ = c.Close() })
 		<-done
 	}

@@ -98,6 +98,7 @@ func eachFrame(p []byte, judge func(kind string, text []byte) error) error {
 		payload := p[head:][:size]
 		p = p[head:][size:]
 
+		// Control frames promise nothing.
 		if opcode != websocket.Text {
 			continue
 		}

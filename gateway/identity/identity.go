@@ -136,6 +136,7 @@ func New(cfg Config) *Identities {
 		ids.macs = append(ids.macs, newMAC(secret))
 	}
 
+	// Never a known key, with which anybody could compute the hashes of users.
 	if len(cfg.HashKey) == 0 {
 		cfg.HashKey = []byte(rand.Text())
 	}
@@ -276,6 +277,7 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	}
 
 	framed := secure && storageIs(r, storagePartitioned)
+	// A random id is issued only when the request has nothing usable, so it replaces no other.
 	if !id.Fresh || id.Derived {
 		tries := maxIDs
 		held, ok := ids.fromCookie(r, id.Site, &tries, ids.cookiesOf(id.Site)...)
@@ -374,7 +376,7 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 // first ones, linked in number, are from the URL.
 func (ids *Identities) presentedIDs(r *http.Request, site presence.Site, query bool) (presented []string, linked int) {
 	if query {
-		presented = slices.Clone(queryValues(r, "id"))
+		presented = queryValues(r, "id")
 	}
 	linked = len(presented)
 
@@ -387,6 +389,7 @@ func (ids *Identities) presentedIDs(r *http.Request, site presence.Site, query b
 		presented = append(presented, cookieValues(r, name)...)
 	}
 
+	// Seeds come last: they count only for a browser that has no id yet.
 	for _, c := range r.Cookies() {
 		if strings.HasPrefix(c.Name, SeedCookie) {
 			presented = append(presented, c.Value)
@@ -480,9 +483,11 @@ func (ids *Identities) verify(presented string, site presence.Site, tries *int) 
 	}
 
 	*tries--
+	// Counted before the hash, which is the cost that maxIDs bounds.
 	current := ids.macs[0].sign(site, presented[:idLen])
 
 	valid := hmac.Equal([]byte(current), []byte(presented))
+	// An id that an older secret has signed stays valid, and the client gets it signed anew.
 	for _, m := range ids.macs[1:] {
 		if valid {
 			break
@@ -532,6 +537,7 @@ func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
 	s.hash.Write(s.in)
 	s.hash.Sum(s.out[:0])
 
+	// A copy, because the next caller writes to the state.
 	out := s.out
 	if cap(s.in) <= 1024 { // the pool must not keep a large buffer
 		m.pool.Put(s)

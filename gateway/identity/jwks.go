@@ -89,6 +89,7 @@ func newKeySource(raw string, now func() time.Time, failed func(error)) *keySour
 // close cancels a fetch under way and waits for its end. No fetch begins after it.
 func (k *keySource) close() {
 	k.cancel()
+	// This joins the fetch under way, if there is one.
 	<-k.fetches.DoChan("", func() (any, error) { return nil, nil })
 	k.client.CloseIdleConnections()
 }
@@ -147,6 +148,7 @@ func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) 
 
 // renew waits for a fetch, and reports whether the set is now another than old.
 func (k *keySource) renew(ctx context.Context, old *keySet) bool {
+	// Another call has fetched meanwhile.
 	if k.set.Load() != old {
 		return true
 	}
@@ -166,6 +168,7 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 		k.busy.Store(true)
 		defer k.busy.Store(false)
 
+		// Failures count too, so that a server in trouble is not asked more often.
 		back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
 		if wait > 0 || k.ctx.Err() != nil {
 			return nil, nil
@@ -208,6 +211,7 @@ func (k *keySource) get() (*keySet, error) {
 	}
 
 	req.Header.Set("Accept", "application/jwk-set+json, application/json")
+	// The time before the answer, since a key that came during the fetch may be missing.
 	started := k.now()
 	resp, err := k.client.Do(req)
 	if err != nil {

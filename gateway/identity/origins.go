@@ -78,6 +78,7 @@ func (o *Origins) add(pattern string) error {
 		return errors.New("the port is missing; name it or leave out the colon")
 	}
 
+	// A * may stand only for labels, and a letter is valid wherever it is.
 	host, port, ok := parseAuthority(strings.ReplaceAll(rest, "*", "x"))
 	if !ok {
 		return errors.New("the host is missing or invalid; write scheme://host[:port], " +
@@ -90,6 +91,7 @@ func (o *Origins) add(pattern string) error {
 		return nil
 	}
 
+	// Not the host above, in which the letter is. IPv6 cannot have a *, so the first colon begins the port.
 	host, _, _ = strings.Cut(rest, ":")
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
@@ -124,12 +126,7 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 		return false
 	}
 
-	own := ownOrigin(host, secure)
-	if own == from && own.host != "" {
-		return true
-	}
-
-	return o.has(from)
+	return from == ownOrigin(host, secure) || o.has(from)
 }
 
 // Refusal returns why Allowed has refused r and, if an operator can correct the cause, how.
@@ -276,6 +273,7 @@ func (o *Origins) shares(other *Origins) (pattern string, both bool) {
 	if o.everyone {
 		return "*", true
 	}
+	// A site has at least one pattern.
 	if other.everyone {
 		return o.patterns()[0].String(), true
 	}

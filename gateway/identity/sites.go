@@ -85,6 +85,7 @@ func (s *Sites) add(text string) error {
 
 	site.origins, err = NewOrigins(site.Origins)
 	if err != nil {
+		// The text names another setting.
 		return errors.New(strings.TrimPrefix(err.Error(), "allow-origins: "))
 	}
 
@@ -133,6 +134,7 @@ func (s *Sites) Origins() []string {
 // else the first. (A browser sends no Origin when a page reads from its own origin.) secure says
 // whether the client uses TLS. The error wraps errSite.
 func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
+	// A wrong name is refused even where the Origin decides, since it is a mistake of the page.
 	named, err := s.named(r)
 	if err != nil {
 		return presence.DefaultSite, err
@@ -142,6 +144,7 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 		return s.list[0].Site, nil
 	}
 
+	// The Origin comes before the name, or a page could act for another site by naming it.
 	if values := r.Header["Origin"]; len(values) == 1 {
 		if from, ok := parseOrigin(values[0]); ok {
 			if site := s.with(from); site != nil {

@@ -39,6 +39,7 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 		return Identity{}, badToken("it is too long")
 	}
 
+	// The signature comes first: before that, nothing in the token means anything.
 	claims, err := ids.verifyToken(ctx, raw)
 	if err != nil {
 		return Identity{}, err
@@ -81,6 +82,7 @@ func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClai
 		return claims, err
 	}
 
+	// The issuer may have changed its keys since the last fetch.
 	if ids.keys.renew(ctx, set) {
 		claims, _, err = ids.verifySignature(ctx, raw)
 	} else if ids.keys.away.Load() {
