@@ -88,6 +88,7 @@ func (t *LiveTop) Readable(c *gin.Context) (presence.Topic, error) {
 	if err != nil {
 		return presence.Topic{}, err
 	}
+	// Computed first, because a stream that has begun cannot be refused with a status any more.
 	if _, err := t.api.findTop(c, list, server); err != nil {
 		return presence.Topic{}, err
 	}
@@ -114,6 +115,7 @@ func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 	defer t.mu.Unlock()
 
 	now := time.Now()
+	// Nobody tells when the last visitor leaves a list, so this looks each time.
 	t.endLeftLocked(now)
 
 	if b := t.begun[topic]; b != nil {

@@ -57,6 +57,7 @@ func Several(c *gin.Context, name, things string, check func(string) error) ([]s
 		}
 
 		list = append(list, value)
+		// One too many is enough to know.
 		if len(list) > counter.MaxKeys {
 			break
 		}

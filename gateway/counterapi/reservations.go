@@ -81,6 +81,7 @@ func (a *API) hold(c *gin.Context, change counter.Change) (calls.Answer, error) 
 
 // getReservations answers with the open reservations of a counter.
 func (a *API) getReservations(c *gin.Context, one call) (calls.Answer, error) {
+	// Refused as a reservation of this counter would be.
 	if !one.rule.Kind.IsExact() {
 		change := counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Reserve}
 		return calls.Answer{}, change.Refusal(counter.Counter{Key: one.key})

@@ -52,6 +52,7 @@ func (l *Live) View(key, member string, v Viewer) {
 	l.order.Lock()
 	defer l.order.Unlock()
 
+	// With order held, so that no notification comes between the two calls.
 	is := l.addViewer(key, member, v)
 	if is != undetermined {
 		v.Mine(key, is == isMember, true)
@@ -291,6 +292,7 @@ func (l *Live) acceptMemberships(readings []counter.Reading, member string, bega
 		if r.Away && !k.counter.Stale {
 			l.rereadLocked(r.Key) // its memberships are read again with it
 		}
+		// No update follows, so the newest is sent again, in the right form.
 		notices = w.set(notices, r.Key, r.Mine, true)
 	}
 
