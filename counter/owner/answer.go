@@ -20,6 +20,7 @@ const (
 
 var conflicts = []error{
 	counter.ErrBound, counter.ErrOverflow, counter.ErrKind, counter.ErrReservation, counter.ErrNoReservation,
+	ErrMalformed, // no conflict, but in the same form; an older release takes the whole answer for malformed
 }
 
 // encodeAnswer returns the row of a stream: the number, the time and the answer of its last call.
@@ -60,6 +61,8 @@ func appendResult(b []byte, result *counter.Result) []byte {
 	case errors.As(result.Err, &conflict):
 		// Of a conflict the sender's client gets the counter and its value; of any other refusal only the text.
 		return appendConflict(b, conflict)
+	case errors.Is(result.Err, ErrMalformed):
+		return appendConflict(b, &counter.Conflict{Is: ErrMalformed, Text: result.Err.Error()})
 	case result.Err != nil:
 		return appendBytes(append(b, badOp), result.Err.Error())
 	case result.Replay:
@@ -160,6 +163,10 @@ func (r *reader) result(op *counter.Op) counter.Result {
 		conflict.Key = string(r.bytes())
 		conflict.Value = r.int()
 		conflict.Text = string(r.bytes())
+		if errors.Is(conflict, ErrMalformed) {
+			return counter.Result{Err: fmt.Errorf("%w: %s", ErrMalformed, conflict.Text)}
+		}
+
 		return counter.Result{Err: conflict}
 	}
 

@@ -508,10 +508,14 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	values, err := r.values(ctx, []rows.Address{
 		h.address(shareName(h.key)), h.address(tombstoneName(h.key)), regionRow,
 	})
+	if err != nil {
+		return "", err
+	}
+
 	// A store that was filled by an import has no region's name yet.
 	isNamed := len(values[2]) > 0
-	if err != nil || !isNamed && len(values[0]) == 0 {
-		return "", err
+	if !isNamed && len(values[0]) == 0 {
+		return "", nil
 	}
 
 	k := known{Local: share.Local{Region: string(values[2]), Life: h.life, Changed: true}}

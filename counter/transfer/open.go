@@ -214,6 +214,7 @@ func (t *Target) openTiered(ctx context.Context, redis rows.Store, rules *counte
 	}
 	tiered.Begin(redis)
 	t.add(func() error {
+		// Also after an import that was interrupted: what it has restored goes to PostgreSQL.
 		ctx, cancel := context.WithTimeout(context.Background(), persistWithin)
 		defer cancel()
 		return tiered.Close(ctx)

@@ -313,6 +313,7 @@ func (r *reader) line(ctx context.Context, text []byte, first bool) (line, error
 		err = r.counter(ctx, text)
 	}
 	if errors.Is(err, ErrFormat) {
+		// Those before it are whole, and the import may be repeated with a better file.
 		err = errors.Join(err, r.flush(ctx))
 	}
 
@@ -320,6 +321,7 @@ func (r *reader) line(ctx context.Context, text []byte, first bool) (line, error
 }
 
 func (r *reader) counter(ctx context.Context, text []byte) error {
+	// Parsed once more, because only now it is known to be a counter.
 	var c counter.Copy
 	if err := json.Unmarshal(bytes.TrimSpace(text), &c); err != nil {
 		return fmt.Errorf("%w: %w", ErrFormat, err)
