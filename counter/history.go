@@ -257,6 +257,7 @@ func (rule *Rule) question(first, last int64, each time.Duration, now time.Time)
 		}
 
 		divides = true
+		// The finest come first.
 		if first*int64(each/time.Second) >= oldest(b, now) {
 			n := int64(each / b.Step)
 			return Question{Step: b.Step, From: first * n, To: last * n, Points: n, Each: each}, nil
@@ -364,6 +365,7 @@ func (t *Tally) Add(gains []Gain) {
 		if t.q.Points > 0 {
 			at = (g.Number - t.q.From) / t.q.Points
 		}
+		// Registers are united and not added: who was seen in several time buckets counts once.
 		if g.Seen != nil {
 			t.see(at, *g.Seen)
 			continue

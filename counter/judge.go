@@ -139,6 +139,7 @@ func makeOp(tx Tx, op *Op, states []*State, now time.Time) error {
 		return nil
 	}
 
+	// Only additions come several at a time, as Check says.
 	return addAll(tx, op.Changes, states, now)
 }
 
@@ -207,6 +208,7 @@ func set(tx Tx, s *State, c *Change, now time.Time) error {
 		return nil
 	}
 
+	// A copy, because the caller may repeat the change.
 	by := *c
 	by.Delta = difference
 

@@ -90,6 +90,7 @@ func (r *Rules) For(sites []presence.Site) *Rules {
 		}
 
 		own := &Rules{}
+		// Copies, since much is kept by rule: lists, sizes, what was logged.
 		for _, rule := range r.list {
 			one := *rule
 			one.Match = site.Qualify(rule.Match)
@@ -402,6 +403,7 @@ func (rule *Rule) parseResolution(text string) error {
 	}
 
 	rule.Resolutions = append(rule.Resolutions, b)
+	// The finest comes first, as questions want it.
 	slices.SortFunc(rule.Resolutions, func(a, b Resolution) int { return cmp.Compare(a.Step, b.Step) })
 
 	return nil
@@ -454,6 +456,7 @@ func (rule *Rule) check(given []string) error {
 		return errors.New("max: it limits what the public creates, " +
 			"and this rule opens neither increment nor member; remove the field")
 	}
+	// What everybody may create has a bound in any case.
 	if isOpen && rule.Max == 0 {
 		rule.Max = DefaultMax
 	}

@@ -164,6 +164,7 @@ func (op *Op) Check() error {
 		if err := c.check(); err != nil {
 			return err
 		}
+		// Exact counters may be in another store, and no transaction spans two.
 		if c.Rule.Kind.IsExact() != op.Changes[0].Rule.Kind.IsExact() {
 			return fmt.Errorf("%w: only one of %q and %q is exact", ErrOp, op.Changes[0].Key, c.Key)
 		}

@@ -375,6 +375,7 @@ func (t *TopTracker) sumMarked(
 
 	for number, keys := range marked {
 		for _, key := range keys {
+			// A slot of an earlier time bucket says that the counter has gained nothing in this one.
 			slot := newest[key]
 			switch cmp.Compare(int64(slot.Number), number) {
 			case 1:

@@ -142,6 +142,7 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 		for i := range copies {
 			is := &copies[i]
 			after = is.Key
+			// A ledger may be long, so each is read on its own.
 			is.Ledger, err = s.dumpLedger(ctx, is)
 			if err != nil {
 				return err

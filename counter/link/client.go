@@ -452,5 +452,6 @@ func errorOf(a answer) error {
 		return fmt.Errorf("%w: %s", counter.ErrOp, a.body)
 	}
 
+	// Also what only a newer release knows: the call may have been made.
 	return fmt.Errorf("%w: %s", counter.ErrUnavailable, a.body)
 }

@@ -371,6 +371,7 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 		return nil
 	}
 
+	// One read for all, since each is a round trip to another region.
 	found := l.Out.Read(ctx, addresses)
 	for _, b := range batches {
 		if !b.comparesAll {

@@ -273,6 +273,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 
 	var readings []counter.Reading
 	var err error
+	// Both stores at a time, so that the slower one alone decides how long this takes.
 	var both sync.WaitGroup
 	if len(owned) > 0 {
 		both.Go(func() { readings, err = s.readOwned(ctx, owned, member, lag) })

@@ -384,6 +384,7 @@ func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 			next = earliest(next, sub.answerAt)
 		}
 	}
+	// Otherwise clients that have gone would stay in memory.
 	clear(s.asking[len(later):])
 	s.asking = later
 

@@ -259,6 +259,7 @@ func (s *Store) Scan(_ context.Context, at int, collection, after string, each f
 // after returns a copy of the rows of a collection whose fields are greater than after, in their order.
 func (p *partition) after(collection, after string) []rows.Row {
 	var found []rows.Row
+	// A copy, so that the lock is free while the caller looks at the rows.
 	p.mu.Lock()
 	if of := p.collections[collection]; of != nil {
 		found = make([]rows.Row, 0, len(of.values))

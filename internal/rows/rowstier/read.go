@@ -171,6 +171,7 @@ func startScan(ctx context.Context, of rows.Store, at rows.Address, after string
 			s.err = err
 		}
 	})
+	// The first row is at hand at once, so that scans can be merged.
 	s.move()
 
 	return s
