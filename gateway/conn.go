@@ -313,10 +313,10 @@ func (c *conn) Ended() {
 		g.live.Unview(key, c.member(), c)
 	}
 
-	// Also after a close frame, since a browser sends one when the page is loaded again.
 	for _, w := range c.wants {
 		if w.joined {
 			g.metrics.leaves.WithLabelValues(c.cause()).Inc()
+			// With the grace even after a close frame, which a browser sends when it loads the page again, too.
 			c.absent(w.name, true)
 		}
 	}

@@ -288,7 +288,7 @@ const moveRate = 1000
 // A client of Pusher connects again at once, and one that finds nobody listening waits for 15 s. So
 // without another gateway these clients stay until the end, and are then told to wait for a second.
 func (g *Gateway) Drain(ctx context.Context) {
-	// From here on no connection begins, so those that each finds are all.
+	// From here on no connection begins. One that has begun, but is not in the hub yet, is sent away by enter.
 	g.entry.Lock()
 	g.draining.Store(true)
 	g.entry.Unlock()
