@@ -276,6 +276,7 @@ func (c *conn) blocked() bool {
 	}
 
 	if !c.wire.Polled() {
+		// The goroutine of a wire without a poller has nothing else to do.
 		c.wire.Wait()
 		return false
 	}

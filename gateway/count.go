@@ -27,6 +27,7 @@ func (countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encod
 
 	switch form {
 	case eventForm:
+		// An event shows the version, so each is news to its client.
 		return appendEvent(b, count), 0
 	case pusherForm:
 		return appendPusherCount(b, count)

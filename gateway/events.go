@@ -39,6 +39,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool
 		return calls.Answer{}, unknown
 	}
 
+	// A crawler watches like anybody else, and is not counted.
 	join = join && !g.callers.Crawler(c.Request)
 	if join {
 		id.Expires = g.endOfStay(id.Expires)

@@ -125,6 +125,7 @@ type admission struct {
 // New returns a Gateway that does nothing until Run. Until the cluster is ready,
 // its Handler answers 503 to requests that need the cluster.
 func New(cfg Config) (*Gateway, error) {
+	// As many pollers and shards as can run at a time.
 	cores := runtime.GOMAXPROCS(0)
 	pollers, err := newPollers(cores)
 	if err != nil {

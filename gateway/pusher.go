@@ -150,6 +150,7 @@ func parseEvent(text []byte) (message, error) {
 			return message{}, faultOf(calls.ErrNotPublic, err.Error()).about("page", e.Channel)
 		}
 	case pusher.Unsubscribe:
+		// Whoever could not subscribe has nothing to leave, so the channel is not checked.
 		m.kind = typeLeave
 	case pusher.Ping:
 		return message{kind: typeHeartbeat}, nil

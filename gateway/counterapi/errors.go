@@ -75,6 +75,7 @@ func (a *API) failed(c *gin.Context, err error) error {
 // unavailable refuses a call with 503 whatever err is.
 func (a *API) unavailable(err error, detail string) error {
 	var other *counter.FormatError
+	// Waiting does not help then, and the operator has to know why.
 	if errors.As(err, &other) {
 		detail = "No counters are served: " + other.Error() + "."
 	}

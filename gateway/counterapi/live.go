@@ -418,6 +418,7 @@ func (l *Live) goAway() {
 	l.away = true
 	for key, k := range l.keys {
 		l.unread[key] = struct{}{} // keepFollowed retries these at its next timer
+		// As of now, so that no notification counts as newer.
 		updates = l.acceptLocked(updates, k, counter.Away([]string{key})[0], l.seq)
 	}
 	l.mu.Unlock()
@@ -473,6 +474,7 @@ var errSomeAway = errors.New("some counters cannot be read")
 // follow follows and reads the counters in unread. After an error, the counters that were not read are put back.
 func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	var late []string // counters that cannot be read now
+	// Only at the end, or the loop would not end.
 	defer func() { l.putBack(late) }()
 
 	for {

@@ -70,6 +70,7 @@ func (l topList) topic(kind presence.Kind) presence.Topic {
 }
 
 func (a *API) listOf(topic presence.Topic) (list topList) {
+	// The match comes last, because it may have spaces.
 	parts := strings.SplitN(topic.Key, " ", 3)
 
 	// Errors cannot occur: topic has written the text.

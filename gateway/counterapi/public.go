@@ -223,6 +223,7 @@ func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool
 	if s.counters >= rule.Max {
 		return false
 	}
+	// Counted here, too, so that the bound holds until the store is asked again.
 	s.counters++
 
 	return true

@@ -238,6 +238,7 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 
 // read reads distinct counters, each of which has a rule. With a lag it may answer from this process's memory.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	// Memory does not know who is a member.
 	lagging := lag > 0 && member == ""
 	fromServer := lagging && a.cfg.Counters.Remote()
 

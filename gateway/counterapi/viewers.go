@@ -98,6 +98,7 @@ func (l *Live) Unview(key, member string, v Viewer) {
 	conns := k.viewers[member].conns
 	delete(conns, v)
 	if len(conns) == 0 {
+		// A question about the member that is under way then finds nobody.
 		delete(k.viewers, member)
 	}
 }

@@ -51,6 +51,7 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 // SplitKey returns the site for which a key is valid, or nil for all sites, and the key itself.
 func (s *Sites) SplitKey(written string) (of *Site, key string) {
 	name, key, ok := strings.Cut(written, ":")
+	// A key may have a colon of its own, so only the name of a site counts.
 	for i := range s.list {
 		if ok && s.list[i].Name() == name {
 			return &s.list[i], key

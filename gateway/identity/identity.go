@@ -188,6 +188,7 @@ func (ids *Identities) tokensRequired() bool { return len(ids.methods) > 0 }
 // that they have the same visitor. A token is valid on every site.
 func (ids *Identities) Identify(r *http.Request, site presence.Site, query bool) (Identity, error) {
 	if !ids.tokensRequired() {
+		// A token means nothing to a server without settings for tokens.
 		return ids.anonymous(r, site, query), nil
 	}
 
@@ -276,10 +277,12 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		return
 	}
 
+	// Browsers keep a partitioned cookie only over TLS.
 	framed := secure && storageIs(r, storagePartitioned)
 	// A random id is issued only when the request has nothing usable, so it replaces no other.
 	if !id.Fresh || id.Derived {
 		tries := maxIDs
+		// Counted anew: other ids of the request may have used up the tries.
 		held, ok := ids.fromCookie(r, id.Site, &tries, ids.cookiesOf(id.Site)...)
 		if ok && held.User != id.User {
 			return
@@ -445,6 +448,7 @@ func (ids *Identities) ofAnotherSite(text string, site presence.Site) bool {
 		}
 
 		tries := 1
+		// Counted on its own, since anonymous bounds how many texts come here.
 		_, valid := ids.verify(text, other, &tries)
 
 		return valid
@@ -478,6 +482,7 @@ func shaped(presented string) bool { return len(presented) == signedLen && prese
 // id is always signed by the first secret. It shares no memory with presented: a
 // connection keeps the id long after the request is gone.
 func (ids *Identities) verify(presented string, site presence.Site, tries *int) (Identity, bool) {
+	// A seed has the shape of an id, but no signature.
 	if !shaped(presented) || strings.HasPrefix(presented, seedPrefix) || *tries <= 0 {
 		return Identity{}, false
 	}
@@ -522,6 +527,7 @@ type macState struct {
 }
 
 func newMAC(secret []byte) *keyedMAC {
+	// The pool makes hashes later, when the caller may have changed its slice.
 	secret = slices.Clone(secret)
 
 	return &keyedMAC{pool: sync.Pool{New: func() any {

@@ -99,6 +99,7 @@ func (k *keySource) current(ctx context.Context) (*keySet, error) {
 	set := k.set.Load()
 
 	if set == nil {
+		// Without any keys there is nothing to go on with, so this call waits.
 		k.renew(ctx, nil)
 		set = k.set.Load()
 		if set == nil {
@@ -134,6 +135,7 @@ func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) 
 			continue
 		}
 
+		// A key without an id may be the one that is named; one with another id is not.
 		if kid == "" || key.id == "" {
 			maybe = append(maybe, key.key)
 		}
@@ -179,6 +181,7 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 		k.away.Store(err != nil)
 
 		if err == nil {
+			// After a failure the old keys go on.
 			k.set.Store(set)
 		} else if k.failed != nil && k.ctx.Err() == nil {
 			k.failed(fmt.Errorf("jwks-url: %w", err))
@@ -223,6 +226,7 @@ func (k *keySource) get() (*keySet, error) {
 		return nil, fmt.Errorf("answered %d", resp.StatusCode)
 	}
 
+	// One byte more than is allowed shows that the answer is longer.
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxKeysSize+1))
 	if err != nil {
 		return nil, err
@@ -263,6 +267,7 @@ func parseKeys(body []byte) ([]publicKey, error) {
 		}
 
 		key, ok := usableKey(&jwk)
+		// A token may have to be tried with each of them.
 		if ok && len(keys) < maxKeys {
 			keys = append(keys, key)
 		}
@@ -272,6 +277,7 @@ func parseKeys(body []byte) ([]publicKey, error) {
 }
 
 func usableKey(jwk *jose.JSONWebKey) (publicKey, bool) {
+	// A key for encryption is not meant to verify anything.
 	if jwk.Use != "" && jwk.Use != "sig" {
 		return publicKey{}, false
 	}
@@ -301,5 +307,6 @@ func usableKey(jwk *jose.JSONWebKey) (publicKey, bool) {
 		return publicKey{}, false
 	}
 
+	// A key that names an algorithm serves no other.
 	return out, named == "" || named == out.alg
 }

@@ -39,6 +39,7 @@ type originGlob struct {
 func NewOrigins(patterns []string) (*Origins, error) {
 	o := &Origins{exact: make(map[webOrigin]bool)}
 	for _, list := range patterns {
+		// A variable of the environment has all patterns in one text.
 		for p := range strings.SplitSeq(list, ",") {
 			p = strings.TrimSpace(p)
 			if p == "" {
@@ -132,6 +133,7 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 // Refusal returns why Allowed has refused r and, if an operator can correct the cause, how.
 func (o *Origins) Refusal(r *http.Request) string {
 	from := r.Header.Get("Origin")
+	// The usual cause: a proxy ends TLS, and is not named as trusted.
 	if len(r.Header["Origin"]) == 1 && o.allows(from, r.Host, true) {
 		return "The origin is this host's under https, but the request came without TLS. " +
 			"Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
@@ -180,6 +182,7 @@ func parseOrigin(s string) (webOrigin, bool) {
 func parseAuthority(s string) (host, port string, ok bool) {
 	if rest, six := strings.CutPrefix(s, "["); six {
 		text, rest, closed := strings.Cut(rest, "]")
+		// A zone has a meaning on one machine alone, and browsers send none.
 		addr, err := netip.ParseAddr(text)
 		if !closed || err != nil || !addr.Is6() || addr.Zone() != "" {
 			return "", "", false
@@ -189,6 +192,7 @@ func parseAuthority(s string) (host, port string, ok bool) {
 	}
 
 	host, port, _ = strings.Cut(s, ":")
+	// No name in the DNS is longer.
 	if host == "" || len(host) > 255 {
 		return "", "", false
 	}

@@ -89,6 +89,7 @@ func (s *Sites) add(text string) error {
 		return errors.New(strings.TrimPrefix(err.Error(), "allow-origins: "))
 	}
 
+	// An origin leads to one site, or Of would depend on the order of the settings.
 	for _, other := range s.list {
 		if other.Site == site.Site {
 			return fmt.Errorf("the site %q is given twice; name all its origins in one --site", site.Name())
@@ -157,6 +158,7 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 		return named.Site, nil
 	}
 
+	// Scripts cannot set this header, so the page is one of the server's own origin.
 	if r.Header.Get(fetchSite) == sameOrigin {
 		return s.Own(r, secure), nil
 	}

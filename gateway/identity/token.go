@@ -78,6 +78,7 @@ func pages(claims jwt.MapClaims) (open []string) {
 // verifyToken returns the claims of a token if its signature is valid.
 func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClaims, error) {
 	claims, set, err := ids.verifySignature(ctx, raw)
+	// Without a set no other key can help.
 	if err == nil || set == nil {
 		return claims, err
 	}
@@ -139,6 +140,7 @@ func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set 
 		return nil, nil, err
 	}
 
+	// Without a kid that is text all keys of the algorithm are tried.
 	kid, _ := t.Header["kid"].(string)
 	found, exact := set.find(t.Method.Alg(), kid)
 
@@ -258,6 +260,7 @@ func presentedToken(r *http.Request, query bool) (string, bool) {
 
 	for _, v := range r.Header["Authorization"] {
 		scheme, token, _ := strings.Cut(strings.TrimSpace(v), " ")
+		// Another scheme is for somebody else, such as a proxy that asks for a password.
 		if strings.EqualFold(scheme, "Bearer") {
 			return strings.TrimSpace(token), true
 		}
