@@ -17,15 +17,28 @@ func TestCloseWhilePeersAreAdded(t *testing.T) {
 	refuse := func(context.Context, string) (io.ReadWriteCloser, []byte, error) {
 		return nil, nil, errors.New("refused")
 	}
-	for range 20 {
-		client := link.NewClient(refuse, time.Now)
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for i := range 2000 {
-				client.To(strconv.Itoa(i))
-			}
-		})
-		client.Close()
-		wg.Wait()
+	client := link.NewClient(refuse, time.Now)
+	for i := range 20_000 { // so that Close takes a while
+		client.To(strconv.Itoa(i))
 	}
+
+	var wg sync.WaitGroup
+	closed := make(chan struct{})
+	begun := make(chan struct{})
+	wg.Go(func() {
+		close(begun)
+		for i := 0; ; i++ {
+			select {
+			case <-closed:
+				return
+			default:
+				client.To("new " + strconv.Itoa(i))
+			}
+		}
+	})
+
+	<-begun
+	client.Close()
+	close(closed)
+	wg.Wait()
 }

@@ -28,12 +28,14 @@ func (r *restorer) Transferred(int, int, int64) {}
 
 // TestAnImportOfLargeSets: an export has the hashes of members, and large sets are imported one at a time.
 func TestAnImportOfLargeSets(t *testing.T) {
-	hashes := slices.Repeat([]string{strings.Repeat("0", 16)}, batchParts)
+	hashes := slices.Repeat([]string{strings.Repeat("0", 14)}, batchParts)
 	lines := []string{`{"format":1,"at":"2030-10-10T12:11:42Z"}`}
 	for _, key := range []string{"a", "b"} {
 		one := counter.Copy{Hashes: hashes}
 		one.Key = key
 		one.Kind = counter.Members
+		one.Value = batchParts
+		one.Version = counter.Version{Incarnation: 1, Sequence: 1}
 		text, err := json.Marshal(one)
 		if err != nil {
 			t.Fatal(err)
