@@ -138,6 +138,7 @@ func (t *Tiered) Close(ctx context.Context) error {
 		err = t.tier.Close(ctx)
 		t.exact.Close()
 	}
+	// Both of them use its connections.
 	t.durable.Close()
 
 	if err != nil {

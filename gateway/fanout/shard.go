@@ -151,6 +151,7 @@ func (s *shard) unsubscribeLocked(sub *Subscriber, place int) {
 		t.subs[p.index] = moved
 		moved.sub.at(t).index = p.index
 	}
+	// The array must not keep a client that has gone.
 	t.subs[last] = subscription{}
 	t.subs = t.subs[:last]
 
