@@ -83,6 +83,7 @@ func NewArchive(store Reader) *Archive {
 func (a *Archive) Ask(ctx context.Context, rule *Rule, key string, q Question) (Answer, Counter, error) {
 	b := rule.resolutionOf(uint32(q.Step / time.Second))
 	if !rule.Kind.Estimates() || b == nil {
+		// A time bucket of a sum has few bytes, so nothing needs to be cached.
 		is, gains, err := a.store.History(ctx, key, q.Step, q.From, q.To)
 		t := q.Tally()
 		t.Add(gains)
@@ -148,6 +149,7 @@ func (r *archiveRead) run(ctx context.Context) error {
 	r.recall()
 	first := r.q.From
 	if !r.is.Kind.Estimates() { // the counter does not exist
+		// Another region may have made the counter a moment ago, so the newest time buckets may have something.
 		first = max(first, min(r.newest, r.q.To)-1)
 	}
 
@@ -219,6 +221,7 @@ func (r *archiveRead) counted(read time.Time, incarnation uint64) bool {
 // contains it. If several points share the span, it can be used only when the cache has all of them; the point is
 // then -1.
 func (r *archiveRead) recalled(number, from, to int64) (seen hyperloglog.Registers, point int64, ok bool) {
+	// At the ends of a question only a part of a span is wanted, and a union of registers cannot be taken apart.
 	if from != number*r.span || to != from+r.span {
 		return seen, 0, false
 	}
@@ -256,6 +259,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 	r.is = is
 	r.t.Add(gains)
 	r.stale = r.stale || is.Stale
+	// A counter that was made again meanwhile has another past, which must not be cached under the former incarnation.
 	if !is.Kind.Estimates() || is.Stale || is.Version.Incarnation != r.incarnation {
 		r.mixed = true
 		return nil
@@ -268,6 +272,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 
 // keepSpans caches the complete spans among time buckets that were read.
 func (r *archiveRead) keepSpans(from, to int64, gains []Gain) {
+	// Time buckets from over on may still change, so their spans are not complete.
 	for number := floorDiv(from+r.span-1, r.span); (number+1)*r.span <= min(to, r.over); number++ {
 		var all hyperloglog.Union
 		for ; len(gains) > 0 && gains[0].Number < (number+1)*r.span; gains = gains[1:] {
@@ -282,6 +287,7 @@ func (r *archiveRead) keepSpans(from, to int64, gains []Gain) {
 // answer returns the answer, and caches its completed points.
 func (r *archiveRead) answer() Answer {
 	out := r.t.Answer()
+	// A counter that does not exist has no incarnation whose end would make its points invalid.
 	mayCache := !r.mixed && r.incarnation != 0
 	for i := range out.Values {
 		if r.known[i] {

@@ -86,6 +86,7 @@ func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (
 		return result, err
 	}
 	if leads {
+		// The queue was idle, so writing belongs to this caller.
 		q.writing = append(q.writing[:0], one)
 		go q.run() // close waits for it
 	}
@@ -113,6 +114,7 @@ func (g *batchQueues[C, R]) close() {
 	for i := range g.all {
 		q := &g.all[i]
 		q.mu.Lock()
+		// From here on no item begins a write, so that wg can only fall.
 		q.closed = true
 		q.mu.Unlock()
 	}
@@ -134,6 +136,7 @@ func (q *batchQueue[C, R]) enter(one *item[C, R]) (leads bool, err error) {
 	case q.closed:
 		return false, fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
 	case !q.busy:
+		// An idle queue takes any item, however large.
 		q.busy = true
 		q.of.wg.Add(1) // before close can wait, because close sets closed under mu first
 		return true, nil
@@ -160,6 +163,7 @@ func (q *batchQueue[C, R]) run() {
 		isBusy := q.isBusy(began.Sub(q.began))
 		q.began = began
 
+		// A write goes on when a caller leaves, because others may be in it.
 		ctx, cancel := context.WithTimeout(context.Background(), q.of.cfg.WriteTimeout)
 		q.write(ctx)
 		cancel()
@@ -192,6 +196,7 @@ func (q *batchQueue[C, R]) pause(until time.Time) {
 		q.mu.Unlock()
 
 		left := time.Until(until)
+		// If none came since the last look, waiting would only delay those that are here.
 		if size == before || size >= q.of.cfg.Batch || left <= 0 || isClosed {
 			return
 		}
@@ -209,6 +214,7 @@ func (q *batchQueue[C, R]) take() bool {
 
 	n := 0
 	size := 0
+	// An item is never split, so a large one goes alone.
 	for n < len(q.pending) && (n == 0 || size+q.pending[n].size <= q.of.cfg.Batch) {
 		size += q.pending[n].size
 		n++
@@ -219,6 +225,8 @@ func (q *batchQueue[C, R]) take() bool {
 	}
 
 	q.writing = append(q.writing[:0], q.pending[:n]...)
+	// The rest moves to the front, so that the queue reuses its memory, and what is behind it is cleared for the
+	// collector.
 	rest := copy(q.pending, q.pending[n:])
 	clear(q.pending[rest:])
 	q.pending = q.pending[:rest]

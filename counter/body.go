@@ -80,6 +80,7 @@ func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Cha
 		return err
 	}
 
+	// Without a body a step is 1.
 	isGiven := len(bytes.TrimSpace(body)) > 0
 	if isGiven {
 		if err := parseObject(body, members, field); err != nil {
@@ -95,6 +96,7 @@ func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Cha
 
 // ParseBatch parses the body of a batch: {"changes":[{"key":…,"delta":…,"dimensions":…},…]}.
 func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
+	// The shortest change limits how many a body can have, so a short body takes little memory.
 	const shortest = len(`{"key":"a"},`)
 	changes := make([]Change, 0, min(MaxChanges, len(body)/shortest))
 	err := parseObject(body, "changes", func(r *reader, name string) error {
@@ -124,6 +126,7 @@ func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 	}
 
 	for i := range changes {
+		// A batch of exact counters is one transaction, and any other is made in parts. A mixed one could be neither.
 		if changes[i].Rule.Kind.IsExact() != changes[0].Rule.Kind.IsExact() {
 			const what = "%w: only one of %q and %q is exact; send exact counters in a batch of their own"
 			return nil, fmt.Errorf(what, ErrBody, changes[0].Key, changes[i].Key)
@@ -272,6 +275,7 @@ func ParseSet(body []byte, key string, rule *Rule) (Change, error) {
 func parseCorrection(body []byte, c Change, members, number string) (Change, error) {
 	given := false
 	err := parseObject(body, members, func(r *reader, name string) (err error) {
+		// An empty number means that there is none, and a member without a name must not be taken for it.
 		if name == "" || name != number {
 			return c.why(r, name)
 		}

@@ -156,6 +156,7 @@ func (c *Combiner) beginAlone(changes int) error {
 	if c.closed {
 		return fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
 	}
+	// One that is made while no other waits is accepted, however large.
 	if c.alone > 0 && c.alone+changes > c.cfg.QueueSize {
 		return ErrBusy
 	}
@@ -279,6 +280,7 @@ func (w *combining) gather(items []*item[Op, Result]) {
 
 	for _, one := range items {
 		if !one.op.mergeable() {
+			// Additions after this operation must not be merged into one before it, or they would overtake it.
 			w.endMerging(&one.op)
 			w.add(one)
 			continue

@@ -326,6 +326,7 @@ func (c *Copy) parseReservations(all []reservationJSON) error {
 
 		seen[r.ID] = true
 		c.Reservations = append(c.Reservations, Reservation{ID: r.ID, Amount: r.Amount, Until: r.Until, Status: Open})
+		// The sum is computed, so that a file cannot contradict itself.
 		c.Reserved += r.Amount
 		c.Open++
 	}

@@ -11,8 +11,9 @@
 // # Judge
 //
 // [Judge] has the arithmetic of a change once: kinds, bounds, overflows, versions, ledger entries and replays. Whoever
-// may change a counter, its owner or a transaction in PostgreSQL, gives Judge a [Tx] and keeps what Judge wrote to it.
-// Package countertest has the contract that holds in each store.
+// can keep others from changing a counter meanwhile gives Judge a [Tx] and keeps what Judge wrote to it: the owner of
+// the counter (package owner), or a transaction that has locked its row (package exactpg). Only for applications that
+// change exact counters in SQL, exactpg/change.sql repeats the rules.
 //
 // # Versions
 //
@@ -115,6 +116,7 @@ func CheckMember(member string) error { return checkID(ErrMember, member) }
 
 func checkID(kind error, id string) error {
 	if err := presence.CheckPage(id); err != nil {
+		// The error speaks of a page. Only its reason holds for keys and members.
 		return fmt.Errorf("%w: %s", kind, strings.TrimPrefix(err.Error(), presence.ErrPage.Error()+": "))
 	}
 
@@ -206,6 +208,7 @@ func (c Counter) AppendMembers(b []byte) []byte {
 
 	b = append(b, `","exact":`...)
 	if c.Kind.Estimates() {
+		// This is the standard error of 2^14 registers.
 		b = append(b, `false,"error":0.0081`...)
 	} else {
 		b = strconv.AppendBool(b, !c.Approx)

@@ -40,9 +40,11 @@ func (c *Counted) Clone() Counted { return Counted{maps.Clone(c.Values), c.Other
 // {"key":"views:1","dimension":"country","values":[{"value":"de","count":12}],"other":3}.
 func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 	names := slices.SortedFunc(maps.Keys(c.Values), func(x, y string) int {
+		// Equal counts are in the order of their names, so that repeated answers are equal.
 		return cmp.Or(cmp.Compare(c.Values[y], c.Values[x]), cmp.Compare(x, y))
 	})
 	other := c.Other
+	// What is not listed is counted as other, so that all numbers together are everything that was counted.
 	for len(names) > n {
 		last := len(names) - 1
 		other = Saturated(other, c.Values[names[last]])

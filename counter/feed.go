@@ -204,6 +204,7 @@ func (p *pending) add(t *Notification) {
 	if t.All {
 		p.reread = true
 	}
+	// Who reads the members again needs no names.
 	if len(t.Joined)+len(t.Left) == 0 || p.reread {
 		return
 	}
@@ -229,6 +230,7 @@ func (w *watch) run() {
 	defer close(w.ended)
 	for range w.wake {
 		updates, missed, closed := w.take()
+		// Close promises that no callback runs after it.
 		if closed {
 			return
 		}

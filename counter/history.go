@@ -216,6 +216,7 @@ func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (
 
 	last := floorDiv(now.Unix(), length) + 1 // the index after the running point
 	if !to.IsZero() {
+		// Rounded up to whole seconds, and then to whole points.
 		last = floorDiv(to.Add(time.Second-1).Unix()+length-1, length)
 	}
 	first := rule.firstPoint(last, length, now)
@@ -256,6 +257,7 @@ func (rule *Rule) question(first, last int64, each time.Duration, now time.Time)
 		}
 
 		divides = true
+		// The finest come first.
 		if first*int64(each/time.Second) >= oldest(b, now) {
 			n := int64(each / b.Step)
 			return Question{Step: b.Step, From: first * n, To: last * n, Points: n, Each: each}, nil
@@ -279,6 +281,7 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 	for _, b := range rule.Resolutions {
 		if last <= b.Kept {
 			from := floorDiv(now.Add(-last).Unix(), int64(b.Step/time.Second))
+			// A window has no end, because the store's clock may be ahead.
 			return Question{Step: b.Step, From: from, To: math.MaxUint32}, nil
 		}
 	}
@@ -291,6 +294,7 @@ func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
 func oldest(b Resolution, now time.Time) int64 {
 	step := int64(b.Step / time.Second)
 
+	// A time bucket is kept for one step more than Kept, see ForgetAt.
 	return (floorDiv(now.Add(-b.Kept).Unix(), step) - 1) * step
 }
 
@@ -361,6 +365,7 @@ func (t *Tally) Add(gains []Gain) {
 		if t.q.Points > 0 {
 			at = (g.Number - t.q.From) / t.q.Points
 		}
+		// Registers are united and not added: who was seen in several time buckets counts once.
 		if g.Seen != nil {
 			t.see(at, *g.Seen)
 			continue

@@ -162,6 +162,7 @@ func (r *reader) string() (string, error) {
 			r.at = i + 1
 			return r.unquote(r.s[start:r.at], isPlain)
 		case c == '\\':
+			// The next byte belongs to the escape, so a quote there does not end the string.
 			isPlain = false
 			i++
 		case c < ' ':
@@ -183,6 +184,7 @@ func (r *reader) unquote(quoted string, isPlain bool) (text string, err error) {
 		return text, nil
 	}
 
+	// encoding/json replaces half a surrogate pair, so that different texts would become the same.
 	if err := presence.CheckUnicode([]byte(quoted)); err != nil {
 		return "", r.fault("%w", err)
 	}
@@ -208,6 +210,7 @@ func (r *reader) bool() (bool, error) {
 // integer reads a literal of digits that fits in 64 bits.
 func (r *reader) integer() (int64, error) {
 	r.space()
+	// The whole literal is read, so that 1.5 is refused and not taken for 1.
 	end := r.at
 	for end < len(r.s) && strings.IndexByte(" \t\r\n,]}", r.s[end]) < 0 {
 		end++

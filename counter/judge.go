@@ -139,6 +139,7 @@ func makeOp(tx Tx, op *Op, states []*State, now time.Time) error {
 		return nil
 	}
 
+	// Only additions come several at a time, as Check says.
 	return addAll(tx, op.Changes, states, now)
 }
 
@@ -148,6 +149,7 @@ func drop(tx Tx, s *State, c *Change) {
 		return
 	}
 
+	// Before the state is gone, because that says which rows the counter has.
 	tx.Drop(c.Key, s.Version)
 	*s = State{}
 	tx.Changed(c.Key, nil, nil, true)
@@ -206,6 +208,7 @@ func set(tx Tx, s *State, c *Change, now time.Time) error {
 		return nil
 	}
 
+	// A copy, because the caller may repeat the change.
 	by := *c
 	by.Delta = difference
 
@@ -272,6 +275,7 @@ func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 	if !kind.Takes(c.Verb) {
 		return NoSuchVerb
 	}
+	// The Combiner goes by the rule, and the counter may have been created with another kind.
 	if c.Merged > 1 && !kind.Gains() {
 		return OneByOne
 	}
@@ -309,6 +313,7 @@ func (c *Change) Refusal(have Counter) *Conflict {
 		return Refused(NothingIsForgotten, c, have)
 	}
 	if c.Verb == Add || c.Verb == Adjust {
+		// This changes a copy alone.
 		return add(&s, c, 0, time.Time{})
 	}
 
@@ -380,6 +385,7 @@ func reset(tx Tx, s *State, c *Change, now time.Time) error {
 		return Refused(AboveCeiling, c, s.Counter(c.Key))
 	}
 	if !kind.Number() {
+		// Before the new version, after which the rows of the empty set are named.
 		tx.Empty(c.Key)
 	}
 	e := Entry{At: now, Op: LedgerReset, Delta: opposite, Before: s.Value, Reason: c.Reason, By: c.By}

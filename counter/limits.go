@@ -18,6 +18,7 @@ type Limits struct {
 // NewLimits returns Limits that asks to. It uses Queues, QueueSize, Batch, the timeouts and Instant of cfg.
 func NewLimits(to Limiter, cfg CombinerConfig) *Limits {
 	cfg = cfg.withDefaults()
+	// A limit stands in front of other work, so it does not wait for company.
 	cfg.Pace = 0
 	if cfg.LimitTimeout > 0 {
 		cfg.WriteTimeout = cfg.LimitTimeout

@@ -174,6 +174,7 @@ func reserve(tx Tx, s *State, c *Change, r Reservation, now time.Time) error {
 func end(tx Tx, s *State, c *Change, r Reservation, as Status, now time.Time) error {
 	switch r.Status {
 	case as:
+		// The call is a repetition.
 		return nil
 	case Open:
 	case Status(0):
@@ -182,6 +183,7 @@ func end(tx Tx, s *State, c *Change, r Reservation, as Status, now time.Time) er
 		return refusedHold(HasEnded, c, s, r)
 	}
 
+	// What is committed left the value when it was reserved.
 	returned := *c
 	returned.Delta = 0
 	if as != Committed {

@@ -90,6 +90,7 @@ func (r *Rules) For(sites []presence.Site) *Rules {
 		}
 
 		own := &Rules{}
+		// Copies, since much is kept by rule: lists, sizes, what was logged.
 		for _, rule := range r.list {
 			one := *rule
 			one.Match = site.Qualify(rule.Match)
@@ -155,6 +156,7 @@ func (r *Rules) Of(match string) *Rule {
 func (r *Rules) All() []*Rule {
 	all := r.list
 	for _, own := range r.of {
+		// The capacity is cut, so that append never writes into the list of the default site.
 		all = append(all[:len(all):len(all)], own.list...)
 	}
 
@@ -401,6 +403,7 @@ func (rule *Rule) parseResolution(text string) error {
 	}
 
 	rule.Resolutions = append(rule.Resolutions, b)
+	// The finest comes first, as questions want it.
 	slices.SortFunc(rule.Resolutions, func(a, b Resolution) int { return cmp.Compare(a.Step, b.Step) })
 
 	return nil
@@ -453,6 +456,7 @@ func (rule *Rule) check(given []string) error {
 		return errors.New("max: it limits what the public creates, " +
 			"and this rule opens neither increment nor member; remove the field")
 	}
+	// What everybody may create has a bound in any case.
 	if isOpen && rule.Max == 0 {
 		rule.Max = DefaultMax
 	}
@@ -479,6 +483,7 @@ func ParseDuration(s string) (time.Duration, error) {
 		rest = s
 	}
 
+	// So many days always fit a Duration.
 	n, err := strconv.ParseUint(days, 10, 16)
 	if err != nil {
 		return 0, fault

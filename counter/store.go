@@ -76,6 +76,7 @@ type IdempotencyKey [16]byte
 func NewIdempotencyKey(space, caller, key string) IdempotencyKey {
 	b := make([]byte, 0, 64)
 	for _, part := range [...]string{space, caller} {
+		// With their lengths no two different inputs have the same bytes.
 		b = binary.AppendUvarint(b, uint64(len(part)))
 		b = append(b, part...)
 	}
@@ -161,6 +162,7 @@ func (op *Op) Check() error {
 		if err := c.check(); err != nil {
 			return err
 		}
+		// Exact counters may be in another store, and no transaction spans two.
 		if c.Rule.Kind.IsExact() != op.Changes[0].Rule.Kind.IsExact() {
 			return fmt.Errorf("%w: only one of %q and %q is exact", ErrOp, op.Changes[0].Key, c.Key)
 		}

@@ -318,6 +318,7 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 	}
 
 	all := ranked(sums)
+	// A sum of lists lacks what a counter gained where it was not listed, so more than n candidates are read.
 	for _, g := range all[:min(len(all), max(2*n, minRead))] {
 		candidates[g.Key] = true
 	}
@@ -374,6 +375,7 @@ func (t *TopTracker) sumMarked(
 
 	for number, keys := range marked {
 		for _, key := range keys {
+			// A slot of an earlier time bucket says that the counter has gained nothing in this one.
 			slot := newest[key]
 			switch cmp.Compare(int64(slot.Number), number) {
 			case 1:
@@ -453,6 +455,7 @@ func (l topLists) block(ctx context.Context, level int, from, to int64) (map[str
 		if err := l.sum(ctx, level-1, number*parts, (number+1)*parts, sums); err != nil {
 			return nil, err
 		}
+		// As long as its parts have lists, a process may still make this one.
 		mayBeListed := !isOver(number, step, l.now.Add(-listRetention(l.rule, level-1)))
 		stays = stays && !mayBeListed
 	}
@@ -551,6 +554,7 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 	for level := 1; level < len(rule.Resolutions); level++ {
 		step := rule.Resolutions[level].Step
 		closed = floorDiv(closed, int64(step/rule.Resolutions[level-1].Step))
+		// A list whose parts are gone, or that would expire at once, is not made.
 		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Resolutions[level].Kept)), step) + 1
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
 			if err := t.closeLonger(ctx, rule, level, number); err != nil {

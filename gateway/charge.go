@@ -86,6 +86,7 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 		return true
 	}
 
+	// A topic that somebody here follows already costs the store nothing.
 	fresh := c.g.hub.Unwatched(topics)
 	if fresh == 0 {
 		return true
@@ -96,6 +97,7 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 		return false
 	}
 
+	// The client's own rate comes first, so that what it refuses is not charged to the address, which others share.
 	ok, _ := c.g.newTopics.Admit(c.addr, fresh)
 	if ok {
 		c.newTopicsRate = back
@@ -128,6 +130,7 @@ func (c *conn) chargeNames(names int) {
 func (c *conn) throttle() { c.throttleFor(throttleTime) }
 
 func (c *conn) throttleFor(d time.Duration) {
+	// Otherwise a timer is running already.
 	if c.throttledUntil == 0 {
 		c.throttledUntil = c.Now() + d
 		c.wire.ServeAfter(d)
@@ -146,6 +149,7 @@ func (c *conn) throttled() bool {
 		return true
 	}
 
+	// A wire without a poller has this goroutine to itself, so it may wait. With one, nothing is left to wait for.
 	time.Sleep(left)
 	c.throttledUntil = 0
 

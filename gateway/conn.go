@@ -221,6 +221,7 @@ func (c *conn) Freed(taken bool) {
 		c.MarkAlive() // a client that takes a write is alive
 	}
 
+	// The client has taken the close frame, if there is one, so what waited for that goes on.
 	switch c.closing.Load() {
 	case answered, leftFirst:
 		_ = c.Close()
@@ -245,6 +246,7 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 		rest, more, err = c.readMore(in, rest)
 	}
 
+	// The buffer goes to another connection, so what is left is copied.
 	if len(rest) > 0 {
 		c.held = bytes.Clone(rest)
 	}
@@ -274,6 +276,7 @@ func (c *conn) blocked() bool {
 	}
 
 	if !c.wire.Polled() {
+		// The goroutine of a wire without a poller has nothing else to do.
 		c.wire.Wait()
 		return false
 	}
@@ -285,6 +288,7 @@ func (c *conn) blocked() bool {
 // finish closes the connection after the close handshake, which has reached the state answered or leftFirst. It closes
 // at once, or when the client has read the close frame.
 func (c *conn) finish(state uint32) {
+	// The state comes first: a write may end between the two lines, and Freed then closes.
 	c.closing.Store(state)
 	if !c.wire.Busy() {
 		_ = c.Close()
@@ -295,6 +299,7 @@ func (c *conn) finish(state uint32) {
 // the close frame has been written.
 func (c *conn) awaitClose() {
 	t := time.AfterFunc(lingerClose, func() { _ = c.Close() })
+	// Freed and end may both come here, and one timer is enough.
 	if !c.linger.CompareAndSwap(nil, t) {
 		t.Stop()
 	}
@@ -312,6 +317,7 @@ func (c *conn) Ended() {
 	for _, w := range c.wants {
 		if w.joined {
 			g.metrics.leaves.WithLabelValues(c.cause()).Inc()
+			// With the grace even after a close frame, which a browser sends when it loads the page again, too.
 			c.absent(w.name, true)
 		}
 	}
@@ -430,6 +436,7 @@ func (g *Gateway) upgrade(
 		return nil, nil, err
 	}
 
+	// What the request says is noted now, since a connection does not keep it.
 	c.addr = g.callers.Addr(r)
 	c.server = g.callers.IsServer(r)
 	c.crawler = g.callers.Crawler(r)

@@ -27,6 +27,7 @@ func (countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encod
 
 	switch form {
 	case eventForm:
+		// An event shows the version, so each is news to its client.
 		return appendEvent(b, count), 0
 	case pusherForm:
 		return appendPusherCount(b, count)
@@ -71,6 +72,7 @@ func significant(n int64, digits uint8) int64 {
 	for range digits {
 		limit *= 10
 	}
+	// The next unit is at most n, so it does not overflow.
 	for digits > 0 && n/unit >= limit {
 		unit *= 10
 	}

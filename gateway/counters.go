@@ -121,6 +121,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 		switch {
 		case slices.Contains(keys[:i], key): // once is enough
 		case slices.Contains(c.subscribed(), key):
+			// Whoever asks again is sent the value again.
 			c.Renew(topic)
 		case rules[i].Kind.Forgets():
 			c.addCounter(key)
@@ -154,6 +155,7 @@ func (c *conn) Mine(key string, is, again bool) {
 	}
 
 	topic := counterapi.Topic(key)
+	// The form comes first: Ready ends the hold, and the frame goes out.
 	c.Reform(topic, form, again)
 	c.Ready(topic)
 }

@@ -67,6 +67,7 @@ func (g *Gateway) begin() error {
 	if err := g.api.Serving(); err != nil {
 		return err
 	}
+	// With the lock: Drain waits for conns, which must not grow from 0 meanwhile.
 	g.conns.Add(1)
 
 	return nil
@@ -102,6 +103,7 @@ func checkUpgrade(c *gin.Context, subprotocol string) error {
 		return nil
 	}
 
+	// RFC 6455, section 4.4, wants it in a refusal because of the version.
 	c.Header("Sec-WebSocket-Version", "13")
 	if status != http.StatusUpgradeRequired {
 		return calls.Bad(problem)
@@ -123,6 +125,7 @@ func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.
 		}
 	}
 
+	// Scripts cannot set headers of an upgrade, so the URL's parameters count.
 	id, err = g.callers.Identity(c, true)
 	if err != nil {
 		return id, nil, err

@@ -39,6 +39,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool
 		return calls.Answer{}, unknown
 	}
 
+	// A crawler watches like anybody else, and is not counted.
 	join = join && !g.callers.Crawler(c.Request)
 	if join {
 		id.Expires = g.endOfStay(id.Expires)
@@ -51,10 +52,12 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool
 		return calls.Answer{}, err
 	}
 
+	// A back end is no visitor, and keeps no cookie.
 	if unknown == nil && !g.callers.IsServer(c.Request) {
 		g.callers.SetCookie(c, id)
 	}
 
+	// Over HTTP/2 other calls share the connection, so it cannot be taken over.
 	if c.Request.ProtoMajor > 1 {
 		g.shareStream(c, id, slot, topics, join)
 		return calls.Taken, nil
@@ -152,6 +155,7 @@ func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
 // join. If the user is on too many pages, the stream has only counts.
 func (c *conn) attend(name string) {
 	err := c.g.roster.Join(c.user, name, c)
+	// Nothing will arrive, so the hold has to end here.
 	if err != nil {
 		c.Ready(presence.CountTopic(name))
 		return

@@ -42,6 +42,7 @@ func (c *crowd) on(page string) (n int64) {
 	if presence.TotalOf(page) != page {
 		return c.pages[page]
 	}
+	// Somebody asks rarely, and crawlers come and go all the time, so totals are not kept.
 	for name, more := range c.pages {
 		if presence.TotalOf(name) == page {
 			n += more

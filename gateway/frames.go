@@ -16,6 +16,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 		case c.events: // the server ignores what the client of an event stream sends
 			return nil, nil
 		case c.closing.Load() != open:
+			// After the gateway's close frame only the client's matters.
 			n, closed := c.reader.Skip(data)
 			if closed {
 				c.finish(answered)
@@ -41,6 +42,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 			return data, nil
 		default:
 			err := c.frame(f)
+			// Before the error is looked at: the memory of a message in fragments goes back to its pool.
 			f.Release()
 			if err != nil {
 				return nil, err
@@ -88,6 +90,7 @@ var tooManyFrames = faultOf(calls.ErrRate,
 
 // breach closes the connection of a client that violated the protocol.
 func (c *conn) breach(err *websocket.Error) error {
+	// The error goes first: nothing is written after the close frame.
 	if err.Code == websocket.StatusTooBig {
 		if err := c.fault(faultOf(calls.ErrTooLarge, "a message is at most 4096 bytes")); err != nil {
 			return err
@@ -168,6 +171,7 @@ func (c *conn) end(code int, reason string, last *fault) error {
 		return nil // one end is under way already
 	}
 
+	// One write for both, so that nothing comes between the fault and the close frame.
 	var b []byte
 	if last != nil {
 		b = c.appendFault(b, last)

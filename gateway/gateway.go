@@ -125,6 +125,7 @@ type admission struct {
 // New returns a Gateway that does nothing until Run. Until the cluster is ready,
 // its Handler answers 503 to requests that need the cluster.
 func New(cfg Config) (*Gateway, error) {
+	// As many pollers and shards as can run at a time.
 	cores := runtime.GOMAXPROCS(0)
 	pollers, err := newPollers(cores)
 	if err != nil {
@@ -288,6 +289,7 @@ const moveRate = 1000
 // A client of Pusher connects again at once, and one that finds nobody listening waits for 15 s. So
 // without another gateway these clients stay until the end, and are then told to wait for a second.
 func (g *Gateway) Drain(ctx context.Context) {
+	// From here on no connection begins. One that has begun, but is not in the hub yet, is sent away by enter.
 	g.entry.Lock()
 	g.draining.Store(true)
 	g.entry.Unlock()
@@ -320,6 +322,7 @@ func (g *Gateway) Drain(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
+		// Close waits for no client, so the last connection ends soon.
 		g.each(func(c *conn) { _ = c.Close() })
 		<-done
 	}

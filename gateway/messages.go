@@ -57,6 +57,7 @@ func faultOf(err error, message string) *fault {
 
 // about returns the fault with the page or counter that is at fault.
 func (f *fault) about(member, value string) *fault {
+	// A new one, because all clients share the faults in variables.
 	return &fault{code: f.code, message: f.message, member: member, value: value}
 }
 

@@ -48,11 +48,11 @@ func (c *conn) want(name string) *wanted {
 
 // tidy drops the pages that are neither joined nor subscribed.
 func (c *conn) tidy() {
-	c.wants = slices.DeleteFunc(c.wants, func(w wanted) bool { return !w.joined && w.counts == noCounts })
+	c.wants = slices.DeleteFunc(c.wants, wanted.isIdle)
 }
 
-// isNew reports whether the page is neither joined nor subscribed.
-func (c *conn) isNew(w *wanted) bool { return !w.joined && w.counts == noCounts }
+// isIdle reports whether the page is neither joined nor subscribed, as after want has added it.
+func (w wanted) isIdle() bool { return !w.joined && w.counts == noCounts }
 
 // do serves a message. A *fault is the client's mistake; any other error ends the
 // connection. do must not wait: the same goroutine serves other connections.
@@ -70,6 +70,7 @@ func (c *conn) do(m message) error {
 		m.counters[i] = site.Qualify(key)
 	}
 
+	// Whoever is on a private page may leave it without asking.
 	if m.kind == typeJoin || m.kind == typeSubscribe {
 		if err := c.admitPrivate(m.pages); err != nil {
 			return err
@@ -156,7 +157,7 @@ func (c *conn) join(name string) error {
 		return tooManyPages.about("page", presence.KeyOf(name))
 	}
 
-	if c.isNew(w) && !c.admitNewTopics(presence.CountTopic(name)) {
+	if w.isIdle() && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy() // want has added it
 
 		if c.pusher {
@@ -184,6 +185,7 @@ func (c *conn) join(name string) error {
 // take joins a page that the client has not joined. The page's next count is held back until the store has the join.
 func (c *conn) take(w *wanted) error {
 	name := w.name // tidy may remove w
+	// Held before present, whose arrival may come at once.
 	topic := presence.CountTopic(name)
 	c.Hold(topic)
 	if c.pusher {
@@ -225,6 +227,7 @@ func (c *conn) Arrived(name string) {
 		c.g.cfg.API.Arrivals.Arrived(c.user, c.name)
 	}
 
+	// Before Ready, after which the count may follow at once: a client learns of its join first.
 	switch { // if a write fails, the connection has ended
 	case c.events:
 		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval))

@@ -47,6 +47,7 @@ type news struct {
 // Wrote is told what the client is sent: whole frames or events, after the head of the answer.
 func (c *conn) Wrote(p []byte) {
 	_, rest, isHead := bytes.Cut(p, []byte("\r\n\r\n"))
+	// The first write has the head of the HTTP answer in front of its frames.
 	if isHead && bytes.HasPrefix(p, []byte("HTTP/1.1 ")) {
 		p = rest
 	}
@@ -98,6 +99,7 @@ func eachFrame(p []byte, judge func(kind string, text []byte) error) error {
 		payload := p[head:][:size]
 		p = p[head:][size:]
 
+		// Control frames promise nothing.
 		if opcode != websocket.Text {
 			continue
 		}

@@ -57,6 +57,7 @@ var pusherCodes = map[int]int{
 // getPusher serves a client of Pusher. A browser shows a script no status, so what refuses any other WebSocket with one
 // closes this one with a code. Metrics and log have the status.
 func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
+	// Without an upgrade there is no WebSocket to close with a code.
 	if err := checkUpgrade(c, pusher.Subprotocol); err != nil {
 		return calls.Answer{}, err
 	}
@@ -78,6 +79,7 @@ func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
 
 // admitPusher is admit for a client of Pusher.
 func (g *Gateway) admitPusher(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, err error) {
+	// NoRoute has sent the request here, so its key is another one.
 	if c.FullPath() == "" {
 		return id, nil, calls.Refuse(calls.ErrNotFound, "The key of the app is not that of --pusher-key.")
 	}
@@ -100,6 +102,7 @@ func (g *Gateway) acceptPusher(
 	}
 
 	c.pusher = true
+	// Clients want an id of this form; nothing here refers to it.
 	socket := fmt.Sprintf("%d.%d", rand.Uint32(), rand.Uint32())
 	established := pusher.AppendEstablished(nil, socket, g.cfg.PingInterval)
 	c.enter(websocket.AppendFrame(hello, websocket.Text, established))
@@ -147,6 +150,7 @@ func parseEvent(text []byte) (message, error) {
 			return message{}, faultOf(calls.ErrNotPublic, err.Error()).about("page", e.Channel)
 		}
 	case pusher.Unsubscribe:
+		// Whoever could not subscribe has nothing to leave, so the channel is not checked.
 		m.kind = typeLeave
 	case pusher.Ping:
 		return message{kind: typeHeartbeat}, nil

@@ -76,6 +76,7 @@ func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
 
 // returns reports whether the client of a request was connected before this process started.
 func (g *restartGrace) returns(r *http.Request, id identity.Identity) bool {
+	// Without a secret that outlives the process, all ids of before are void.
 	return id.Void || g.older(r.Header.Get("Last-Event-Id")) || g.before(r.URL.Query().Get("back"))
 }
 

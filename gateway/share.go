@@ -75,6 +75,7 @@ func (s *shared) Write(p []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 
+	// The lock is held meanwhile, so that the handler cannot return under the write.
 	n, err := s.w.Write(p)
 	if err == nil {
 		err = s.ctl.Flush()

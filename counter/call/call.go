@@ -97,6 +97,7 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	case l.turn <- struct{}{}:
 		defer func() { <-l.turn }()
 	case <-ctx.Done():
+		// Nothing was sent yet, so nothing can have been made.
 		return owner.Answer{}, fmt.Errorf("call: %w: %w", counter.ErrBusy, context.Cause(ctx))
 	}
 
@@ -158,6 +159,7 @@ func (c *Caller) try(ctx context.Context, call owner.Call) (owner.Answer, error)
 		return owner.Answer{}, fmt.Errorf("partition %d: %w", call.Partition, owner.ErrNotOwner)
 	}
 
+	// An owner may be gone without a word. The next attempt looks for the owner again.
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 

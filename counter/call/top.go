@@ -16,14 +16,18 @@ import (
 
 func marksOf(match string) string { return "marks:" + match }
 
+// numberDigits is the length of a number at the beginning of a field.
+const numberDigits = 16
+
 // fieldOf returns a field name that sorts like its number.
-func fieldOf(number int64) string { return fmt.Sprintf("%016x", number) }
+func fieldOf(number int64) string { return fmt.Sprintf("%0*x", numberDigits, number) }
 
 // Mark implements counter.TopStore.
 func (s *Store) Mark(ctx context.Context, match string, number int64, keys []string) error {
 	var more owner.More
 	for _, key := range keys {
 		name := rows.Name{Collection: marksOf(match), Field: fieldOf(number) + key}
+		// The value means nothing, but a row without one would be deleted.
 		more.Rows = append(more.Rows, owner.Expiring{Row: rows.Row{Name: name, Value: []byte{1}}})
 	}
 	_, err := s.do(ctx, owner.Call{Partition: rows.PartitionOf(match), More: &more})
@@ -35,11 +39,13 @@ func (s *Store) Mark(ctx context.Context, match string, number int64, keys []str
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	marked := map[int64][]string{}
 	each := func(field string, _ []byte) error {
-		number, err := strconv.ParseInt(field[:16], 16, 64)
-		if err != nil {
+		// Somebody else may have written the row.
+		digits := min(numberDigits, len(field))
+		number, err := strconv.ParseInt(field[:digits], 16, 64)
+		if err != nil || digits < numberDigits {
 			return fmt.Errorf("mark %q: %w", field, owner.ErrMalformed)
 		}
-		marked[number] = append(marked[number], field[16:])
+		marked[number] = append(marked[number], field[digits:])
 		return nil
 	}
 	if err := s.rows.Scan(ctx, rows.PartitionOf(match), marksOf(match), "", each); err != nil {
@@ -61,6 +67,7 @@ func (s *Store) KeepTop(
 		Row:   rows.Row{Name: name, Value: owner.EncodeGained(list.Most)},
 		Until: counter.ForgetAt(list.Number, step, kept),
 	})
+	// One commit stores the list and drops the marks, so that no candidate is forgotten in between.
 	for _, key := range marks {
 		mark := rows.Name{Collection: marksOf(match), Field: fieldOf(list.Number) + key}
 		more.Rows = append(more.Rows, owner.Expiring{Row: rows.Row{Name: mark}})
@@ -80,6 +87,7 @@ func (s *Store) TopLists(
 		if err != nil {
 			return fmt.Errorf("list %q: %w", field, owner.ErrMalformed)
 		}
+		// Fields come in order, so only later lists follow.
 		if number >= to {
 			return errEnough
 		}

@@ -155,6 +155,7 @@ func (p *Process) newOwner() *owner.Owner {
 
 	o := owner.New(&measured{Store: p.over, metrics: p.metrics, log: p.cfg.Log}, cfg)
 	if p.region != nil {
+		// The owner owns nothing yet, so the region misses none of its commits.
 		p.region.Start(o)
 	}
 

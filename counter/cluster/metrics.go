@@ -195,6 +195,7 @@ func commitOutcome(c *rows.Commit, err error) string {
 	case err == nil:
 		return "made"
 	case isLost(c, err):
+		// A fence of a lower epoch is a loss, so this comes before the fence.
 		return "lost"
 	case errors.As(err, &fenced):
 		return "fenced"

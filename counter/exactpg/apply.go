@@ -57,6 +57,7 @@ const (
 // holds a lock on one of several counters.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results, err := s.transact(ctx, ops, false)
+	// An application may hold one counter for long. Operations on the others must not fail with it.
 	if isHeld(err) && len(ops) > 1 {
 		s.applyAround(ctx, ops, results)
 	}
@@ -87,12 +88,14 @@ func (s *Store) transact(ctx context.Context, ops []counter.Op, brief bool) ([]c
 	if err != nil {
 		for i := range ops {
 			d.results[i] = counter.Result{Err: err}
+			// An invalid operation is refused in any case, so its caller learns that instead.
 			if fault := ops[i].Check(); fault != nil {
 				d.results[i].Err = fault
 			}
 		}
 		return d.results, err
 	}
+	// Not before the commit: whoever is notified reads the counter at once.
 	s.feed.committed(d.changed)
 
 	return d.results, nil
@@ -109,6 +112,7 @@ func (s *Store) run(ctx context.Context, c *pgxpool.Conn, d *draft, ops []counte
 
 	d.judge(ops)
 	if !d.writes() {
+		// This also takes back rows that were made only to be locked, and the keys of refused operations.
 		_, err := c.Exec(ctx, "rollback")
 		return err
 	}
@@ -197,6 +201,7 @@ func newDraft(ops []counter.Op) *draft {
 			}
 		}
 	}
+	// Transactions that lock in one order never wait for each other in a circle.
 	slices.Sort(d.keys)
 	slices.SortFunc(d.ids, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
 
@@ -228,8 +233,10 @@ func (d *draft) read(ctx context.Context, c *pgxpool.Conn) error {
 	d.queueReservations(b)
 	if len(d.ids) > 0 {
 		var id [16]byte
+		// headcount.change locks in the same order: first the counter, then the idempotency key.
 		b.Queue(claimIDs, d.ids, counter.IdempotencyKeyKept).Query(func(found pgx.Rows) error {
 			_, err := pgx.ForEachRow(found, []any{&id}, func() error {
+				// An ID that is not returned is remembered from before.
 				d.fresh[id] = true
 				return nil
 			})
@@ -249,6 +256,7 @@ func (d *draft) queueRows(b *pgx.Batch) {
 		_, err := pgx.ForEachRow(found, r.to(&d.deleted, &d.now), func() error {
 			is := r.record()
 			isCopy := is.Kind != 0 && !is.Kind.IsExact()
+			// The row counts as missing, so findElsewhere asks the store that has the counter itself.
 			if isCopy && d.copiesLag {
 				return nil
 			}
@@ -281,6 +289,7 @@ func (s *Store) findElsewhere(ctx context.Context, d *draft) error {
 			begun = append(begun, key)
 		}
 	}
+	// Most changes are of counters that exist, and cost no question to the other store.
 	if s.cfg.Elsewhere == nil || len(begun) == 0 {
 		return nil
 	}

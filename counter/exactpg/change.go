@@ -81,6 +81,7 @@ var changeSQL string
 func (s *Store) ServeSQL(ctx context.Context, rules *counter.Rules, changed func([]counter.Counter)) {
 	made := false
 	for {
+		// An outage or a lock may be in the way now, so each look tries again.
 		if !made {
 			made = s.makeChange(ctx, rules)
 		}
@@ -147,6 +148,7 @@ func makeFunction(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) (*
 			mend: "as an administrator: " + owners + "; then start a server again",
 		}, nil
 	case strings.ContainsAny(schema, `'$`):
+		// Such a name would end the quotes around the text of the functions.
 		return &obstacle{
 			why:  fmt.Errorf("the name of the schema %q has a quote or a dollar sign", schema),
 			mend: "give the schema another name",
@@ -157,6 +159,7 @@ func makeFunction(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) (*
 	for _, part := range []string{makeSchema, fill.Replace(changeSQL), makeRole, grantRole} {
 		// A simple query is one transaction.
 		_, err := c.Conn().PgConn().Exec(ctx, lockChange+";"+part).ReadAll()
+		// Class 42 is for wrong statements and missing rights, and the statements are ours.
 		if lacksRight := strings.HasPrefix(postgres.Code(err), "42"); lacksRight {
 			return &obstacle{
 				why: err, mend: "as an administrator: " + adminSQL(user) + "; then start a server again",
@@ -189,6 +192,7 @@ func writeRules(ctx context.Context, c *pgxpool.Conn, rules *counter.Rules) erro
 
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
+	// Otherwise two servers that start at once would both delete the old rules, and then both insert theirs.
 	b.Queue(lockChange)
 	b.Queue(dropRules)
 	b.Queue(insertRules, site, place, kind, floor, ceiling, kept, match)
@@ -257,6 +261,7 @@ func (s *Store) takeChanged(ctx context.Context) (some []counter.Counter) {
 		some = append(some, is.Counter(r.key))
 		keys = append(keys, r.key)
 	}
+	// If this process dies before it publishes them, the others find them when they poll.
 	if err := s.query(ctx, "changes in SQL", r.to(), each, takeChanged, readAtOnce); err != nil {
 		return nil
 	}

@@ -58,6 +58,7 @@ func (d *draft) Drop(key string, v counter.Version) {
 	d.deleted = max(d.deleted, int64(v.Incarnation))
 
 	r := d.rows[key]
+	// Entries that are not written yet go with the counter.
 	r.entries = nil
 	r.kept = 0
 	d.dropReservations(key)
@@ -116,6 +117,7 @@ func (d *draft) queueWrites(b *pgx.Batch) {
 	}
 	var unneeded [][16]byte
 	for _, id := range d.ids {
+		// A refused operation may be made later under its key, so the claim is taken back.
 		if d.fresh[id] && !d.taken[id] {
 			unneeded = append(unneeded, id)
 		}
@@ -182,6 +184,7 @@ func (c *entryColumns) add(key string, v counter.Version, e *counter.Entry) {
 	c.reason = append(c.reason, e.Reason)
 	c.author = append(c.author, e.By)
 
+	// As long as all entries are plain, half of the columns need not be sent.
 	isPlain := e.Op == counter.LedgerIncrement || e.Op == counter.LedgerDecrement
 	c.hasTexts = c.hasTexts || !isPlain || e.Reason != "" || e.By != ""
 }
@@ -194,6 +197,7 @@ func (c *entryColumns) addTimes(of []counter.Entry) {
 }
 
 func (c *entryColumns) args() []any {
+	// PostgreSQL fills columns without an array with nulls, for which the statement has defaults.
 	if !c.hasTexts {
 		return []any{c.key, c.incarnation, c.seq, nil, c.delta, c.before, nil, nil, c.now, c.at}
 	}

@@ -82,6 +82,7 @@ func (f *feed) addChanged(keys []string) {
 }
 
 func (f *feed) heardLocked(key string) {
+	// What nobody follows is dropped, so dirty has no more keys than are followed.
 	if f.hub.Followed(key) {
 		f.dirty[key] = struct{}{}
 		wake.Signal(f.news)
@@ -122,6 +123,7 @@ func (s *Store) publishEach(ctx context.Context) {
 			return
 		case <-f.news:
 		case <-poll.C:
+			// Keys that nobody follows any more would stay for ever.
 			maps.DeleteFunc(published, func(key string, _ counter.Version) bool { return !f.hub.Followed(key) })
 			f.recheck()
 		}
@@ -129,6 +131,7 @@ func (s *Store) publishEach(ctx context.Context) {
 		for some := f.take(); len(some) > 0; some = f.take() {
 			now, err := s.States(ctx, some)
 			if err != nil {
+				// They may have changed all the same, so they are read again.
 				f.addChanged(some)
 				if !outage.Sleep(ctx, retryEvery) {
 					return
@@ -187,6 +190,7 @@ func (s *Store) notify(ctx context.Context) {
 			payloads = s.feed.payloads()
 		}
 
+		// Not within the transaction of a change: there a NOTIFY makes all commits of the database wait for each other.
 		err := s.do(ctx, "notify", func(ctx context.Context, c *pgxpool.Conn) error {
 			_, err := c.Exec(ctx, send, payloads)
 			return err
@@ -218,6 +222,7 @@ func (f *feed) payloads() (all []string) {
 	m := message{From: f.self}
 	size := 0
 	for key := range maps.Keys(outgoing) {
+		// The size in the payload, with a comma.
 		n := len(encode(key)) + 1
 		if size+n > maxPayload {
 			all = append(all, encode(m))
@@ -256,6 +261,7 @@ func (s *Store) listen(ctx context.Context) {
 func (s *Store) awaitNotifications(ctx context.Context) error {
 	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
+	// LISTEN belongs to a session, so a connection of the pool would not do.
 	c, err := pgx.ConnectConfig(dialling, s.db.ConnConfig())
 	if err != nil {
 		return err
@@ -283,6 +289,7 @@ func (s *Store) awaitNotifications(ctx context.Context) error {
 		}
 		switch {
 		case m.From == s.feed.self:
+			// Its own changes are marked already.
 		case m.All:
 			s.feed.recheck()
 		default:

@@ -29,17 +29,20 @@ func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []cou
 	var at []int // indexes in ops
 	held := map[string]bool{}
 	for i := range ops {
+		// A counter that does not exist is not among the free ones, so its operations are tried one by one.
 		if allIn(free, &ops[i]) {
 			together = append(together, ops[i])
 			at = append(at, i)
 			continue
 		}
+		// One operation has waited for that lock in vain, and another wait would only delay the rest.
 		if anyIn(held, &ops[i]) {
 			continue
 		}
 
 		one, err := s.transact(ctx, ops[i:i+1], true)
 		results[i] = one[0]
+		// Of several counters nobody says which one is locked.
 		if isHeld(err) && len(ops[i].Changes) == 1 {
 			held[ops[i].Changes[0].Key] = true
 		}

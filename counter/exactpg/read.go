@@ -58,6 +58,7 @@ func (s *Store) States(ctx context.Context, keys []string) (map[string]counter.S
 func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	var page counter.Ledger
 	var e scannedEntry
+	// The number comes from a client, and may exceed a bigint.
 	from := int64(min(after, math.MaxInt64))
 	each := func() {
 		if len(page.Entries) == limit {
@@ -66,6 +67,7 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 		}
 		page.Entries = append(page.Entries, e.entry())
 	}
+	// One entry more than asked for shows that there is another page.
 	err := s.query(ctx, "ledger", e.to(), each, readEntries, key, from, limit+1)
 	if err != nil {
 		return counter.Ledger{}, err
@@ -140,6 +142,7 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 		for i := range copies {
 			is := &copies[i]
 			after = is.Key
+			// A ledger may be long, so each is read on its own.
 			is.Ledger, err = s.dumpLedger(ctx, is)
 			if err != nil {
 				return err
@@ -175,6 +178,7 @@ func (s *Store) dumpLedger(ctx context.Context, of *counter.Copy) (entries []cou
 			after = e.seq
 			n++
 		}
+		// Entries that were added since the counter was read are left out.
 		err = s.query(ctx, "dump", e.to(), each, dumpEntries,
 			of.Key, int64(of.Version.Incarnation), after, int64(of.Entries), entryPage)
 	}
@@ -226,6 +230,8 @@ func restore(
 
 		restored++
 		d.restore(&is, rules)
+		// The counter that is replaced may have the same incarnation, and so a ledger and reservations of the same
+		// name.
 		replaced.add(ledger{is.Key, is.Version.Incarnation}, sweep{})
 	}
 
@@ -251,6 +257,7 @@ func (d *draft) restore(is *counter.Copy, rules *counter.Rules) {
 	r.entries = is.Ledger
 	r.restored = true
 	for _, one := range is.Reservations {
+		// Keep replaces only what was asked for.
 		d.asks(is.Key, one.ID)
 		d.Keep(is.Key, one)
 	}

@@ -50,6 +50,7 @@ func Readable(c *rows.Commit, queue func(sql string, args ...any)) {
 		queue(copyCounters, put.key, put.kind, put.value, put.updated, put.incarnation, put.sequence, put.entries)
 	}
 	if len(gone) > 0 {
+		// Locks are taken in the order of keys, as everywhere.
 		slices.Sort(gone)
 		queue(dropCopies, gone)
 	}

@@ -161,6 +161,7 @@ func (s *Store) Due(ctx context.Context) (all []counter.Due, err error) {
 func (s *Store) sweepReservations(ctx context.Context) error {
 	return s.do(ctx, "sweep", func(ctx context.Context, c *pgxpool.Conn) error {
 		for {
+			// Each statement is a transaction of its own, and short.
 			tag, err := c.Exec(ctx, forgetReservations, counter.EndedKept, sweepAtOnce)
 			if err != nil || tag.RowsAffected() < sweepAtOnce {
 				return err

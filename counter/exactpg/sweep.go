@@ -96,6 +96,7 @@ func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 		ended = tag.RowsAffected()
 	}
 
+	// A ledger of which more is left stays due, so the next call goes on with it.
 	isMore := max(ended, dropped) == sweepAtOnce
 	switch {
 	case isMore:

@@ -112,6 +112,7 @@ func (r *Request) Check() error {
 		const what = "limit: the algorithm log remembers at most %d; send a smaller limit, or the algorithm sliding"
 		return fmt.Errorf(what, MaxLog)
 	}
+	// More than the limit could never pass, so it is a mistake and no refusal.
 	if r.Cost < -MaxLimit || r.Cost > r.Limit {
 		const what = "cost: send a whole number up to the limit, %d; 0 only looks, and a negative one gives back"
 		return fmt.Errorf(what, r.Limit)

@@ -12,6 +12,7 @@ type Rate struct {
 
 // PerSecond returns a Rate of at most n requests a second.
 func PerSecond(n, burst int) Rate {
+	// Rounded up, so that never more than n pass in a second.
 	return Rate{Every: (time.Second + time.Duration(n) - 1) / time.Duration(n), Burst: burst}
 }
 

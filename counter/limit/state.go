@@ -25,6 +25,7 @@ type entry struct{ at, sum int64 }
 // Take judges r, for which Check must return nil, and counts its cost if it passes. A refused request does not change
 // the state, and neither does one that only looks. All requests on one state have the same Name.
 func (s *State) Take(r Request, now int64) (a Answer) {
+	// Judging moves the state on, and a refused request must leave it as it was, so a copy is judged.
 	next := *s
 	switch r.Algorithm {
 	case Fixed:
@@ -79,6 +80,7 @@ func (s *State) fixed(r Request, now int64) Answer {
 func (s *State) sliding(r Request, now int64) Answer {
 	elapsed := s.advance(r.Window, now)
 	s.giveBack(-r.Cost)
+	// Rounded up, so that never more than the limit passes.
 	before, over := share(s.last, r.Window-elapsed, r.Window)
 	if over {
 		before++
@@ -125,11 +127,13 @@ func (s *State) emptyAt(window, now int64) int64 {
 // passes returns when a refused request would pass: in the running window, when the window before it counts for little
 // enough, or in the next one, when the running one does.
 func (s *State) passes(r Request) int64 {
+	// Refused although the running window has room: then the window before it counts, and last is not 0.
 	if room := r.Limit - r.Cost - s.this; room >= 0 {
 		left, _ := share(room, r.Window, s.last)
 		return s.start + r.Window - left
 	}
 
+	// A cost is at most the limit, so room is not negative, and what has less is not 0.
 	next := s.start + r.Window
 	if room := r.Limit - r.Cost; room < s.this {
 		left, _ := share(room, r.Window, s.this)
@@ -224,6 +228,7 @@ func (s *State) End(n Name) int64 {
 // varints, and those of entries are differences.
 func (s *State) Append(b []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(len(s.passed)))
+	// An empty Log has this form, too, with three zeros.
 	if len(s.passed) == 0 {
 		for _, n := range [...]int64{s.start, s.last, s.this} {
 			b = binary.AppendUvarint(b, uint64(n))
@@ -252,6 +257,7 @@ func Parse(b []byte) (State, error) {
 
 	valid := true
 	next := func() int64 {
+		// No time in ms and no sum of costs is larger than 2^50.
 		n, size := binary.Uvarint(b)
 		if size <= 0 || n > 1<<50 {
 			valid = false

@@ -75,11 +75,10 @@ func (c *Client) Close() {
 	c.stop()
 
 	c.mu.Lock()
-	peers := c.peers
-	c.mu.Unlock()
-	for _, p := range peers {
+	for _, p := range c.peers {
 		p.drop()
 	}
+	c.mu.Unlock()
 	c.wg.Wait()
 }
 
@@ -110,12 +109,14 @@ type Peer struct {
 // Do implements call.Owner. Its errors are those of owner.Owner. If the process cannot be reached, the error wraps
 // counter.ErrUnavailable and that of the connection.
 func (p *Peer) Do(ctx context.Context, call owner.Call) (owner.Answer, error) {
+	// The clocks of two processes may differ, so the deadline travels by that of the cluster.
 	call.Until = p.client.clock.toCluster(call.Until)
 	body, err := p.ask(ctx, askCall, func(b []byte) []byte { return owner.AppendCall(b, &call) })
 	if err != nil {
 		return owner.Answer{}, err
 	}
 
+	// Behind an answer that cannot be read the call may have been made.
 	answer, err := owner.ParseAnswer(body, &call)
 	if err != nil {
 		return owner.Answer{}, fmt.Errorf("call of %s: %w: %w", p.addr, counter.ErrUnavailable, err)
@@ -194,6 +195,7 @@ func (p *Peer) connect(ctx context.Context) (*conn, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 
+	// The connection is set before its goroutines start, so that lose finds it when they end at once.
 	c := newConn(stream, key)
 	p.mu.Lock()
 	p.conn = c
@@ -271,6 +273,7 @@ func (c *conn) end(err error) {
 		return
 	}
 	c.err = err
+	// Calls see gone, and then ask for the cause, so the cause is set first.
 	close(c.gone)
 	_ = c.stream.Close() // the connection is unusable, so its error does not matter
 }
@@ -283,10 +286,12 @@ func (c *conn) cause() error {
 }
 
 func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]byte, error) {
+	// The call is registered before its frame is sent, so no answer comes too early.
 	id, answered := c.expect()
 	defer c.forget(id)
 
 	payload := body(message{id, what}.appendTo(make([]byte, 0, 256)))
+	// The other process would end the connection for such a frame, and with it all other calls.
 	if len(payload) > maxFrame {
 		return nil, fmt.Errorf("%w: a call of %d bytes", counter.ErrOp, len(payload))
 	}
@@ -299,6 +304,7 @@ func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]
 		return nil, c.late(ctx)
 	}
 
+	// The answer may wait for a slow store. Pings find out whether the process itself is still there.
 	slow := time.NewTimer(pingEvery)
 	defer slow.Stop()
 	for {
@@ -319,6 +325,7 @@ func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]
 // ping sends a ping, unless one was sent a moment ago.
 func (c *conn) ping(now time.Time) {
 	c.mu.Lock()
+	// An unanswered ping is not followed by another, because late measures the silence since the last one.
 	due := c.answers() && now.Sub(c.pinged) >= pingEvery
 	if due {
 		c.pinged = now
@@ -445,5 +452,6 @@ func errorOf(a answer) error {
 		return fmt.Errorf("%w: %s", counter.ErrOp, a.body)
 	}
 
+	// Also what only a newer release knows: the call may have been made.
 	return fmt.Errorf("%w: %s", counter.ErrUnavailable, a.body)
 }

@@ -86,6 +86,7 @@ func (r *reader) read() ([]byte, error) {
 		return nil, err
 	}
 	n := binary.BigEndian.Uint32(length[:])
+	// The length is not signed, so it is checked before memory is taken for it.
 	if n < signature || n > maxFrame+signature {
 		return nil, errLong
 	}

@@ -55,6 +55,7 @@ func NewServer(p Process, clock Clock) *Server {
 // Close ends all connections, and waits for the calls in progress. It is called only once.
 func (s *Server) Close() {
 	s.mu.Lock()
+	// From here on no Serve begins, so that none is added to wg while Close waits for it.
 	s.closed = true
 	s.mu.Unlock()
 
@@ -86,6 +87,7 @@ func (s *Server) Serve(stream io.ReadWriteCloser, key []byte) {
 
 	// Errors do not matter: the client makes a new connection.
 	_ = c.read(newReader(stream, key, fromClient))
+	// Nobody can receive the answers to calls that are still under way, so these need not go on.
 	end()
 	closed()
 	c.wg.Wait()
@@ -116,6 +118,7 @@ func (c *served) read(r *reader) error {
 			c.send(message{id: m.id}.appendTo(nil)) // at once, whatever else is in progress
 			continue
 		}
+		// At the bound nothing more is read, so further calls wait at the client.
 		select {
 		case c.slots <- struct{}{}:
 		case <-c.ctx.Done():
@@ -194,6 +197,7 @@ func (s *Server) call(ctx context.Context, body []byte) ([]byte, error) {
 	}
 
 	call.Until = s.clock.toLocal(call.Until)
+	// As long as the clock of the cluster is unknown, calls have no deadline.
 	if !call.Until.IsZero() {
 		// The call may also have to wait here, for a claim or for the store, so the sender's deadline applies.
 		within, cancel := context.WithDeadline(ctx, call.Until)
@@ -238,7 +242,7 @@ func howOf(err error) byte {
 	switch {
 	case errors.As(err, &refused):
 		return endedRefused
-	case errors.As(err, &moved):
+	case errors.As(err, &moved): // before ErrNotOwner, which it also is
 		return endedMoved
 	case errors.Is(err, owner.ErrNotOwner):
 		return endedNotOwner

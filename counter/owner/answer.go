@@ -20,6 +20,7 @@ const (
 
 var conflicts = []error{
 	counter.ErrBound, counter.ErrOverflow, counter.ErrKind, counter.ErrReservation, counter.ErrNoReservation,
+	ErrMalformed, // no conflict, but in the same form; an older release takes the whole answer for malformed
 }
 
 // encodeAnswer returns the row of a stream: the number, the time and the answer of its last call.
@@ -58,7 +59,10 @@ func appendResult(b []byte, result *counter.Result) []byte {
 	var conflict *counter.Conflict
 	switch {
 	case errors.As(result.Err, &conflict):
+		// Of a conflict the sender's client gets the counter and its value; of any other refusal only the text.
 		return appendConflict(b, conflict)
+	case errors.Is(result.Err, ErrMalformed):
+		return appendConflict(b, &counter.Conflict{Is: ErrMalformed, Text: result.Err.Error()})
 	case result.Err != nil:
 		return appendBytes(append(b, badOp), result.Err.Error())
 	case result.Replay:
@@ -112,6 +116,7 @@ func decodeAnswer(b []byte, call *Call) (number uint64, answer Answer, err error
 	r := reader{rest: b}
 	number = r.uint()
 	r.int()
+	// The row answers another call, whose operations the caller does not have, so the rest cannot be read.
 	if number != call.Number {
 		return number, Answer{}, nil
 	}
@@ -150,6 +155,7 @@ func (r *reader) result(op *counter.Op) counter.Result {
 	case what == badOp:
 		return counter.Result{Err: fmt.Errorf("%w: %s", counter.ErrOp, r.bytes())}
 	case int(what) >= conflictFrom+len(conflicts):
+		// A newer release may know further conflicts.
 		r.fail()
 		return counter.Result{}
 	case what >= conflictFrom:
@@ -157,9 +163,14 @@ func (r *reader) result(op *counter.Op) counter.Result {
 		conflict.Key = string(r.bytes())
 		conflict.Value = r.int()
 		conflict.Text = string(r.bytes())
+		if errors.Is(conflict, ErrMalformed) {
+			return counter.Result{Err: fmt.Errorf("%w: %s", ErrMalformed, conflict.Text)}
+		}
+
 		return counter.Result{Err: conflict}
 	}
 
+	// Keys and IDs are those of the call, so an answer does not repeat them.
 	result := counter.Result{Replay: what == replayed, Counters: make([]counter.Counter, len(op.Changes))}
 	for i := range result.Counters {
 		c := &result.Counters[i]

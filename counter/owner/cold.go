@@ -38,6 +38,7 @@ func (o *Owner) evictCold(partition int, before time.Time) {
 	var cold []head
 	_ = o.cfg.Tier.ScanResident(ctx, partition, heads, "", func(key string, row []byte) error {
 		h := head{key: key}
+		// A head that cannot be decoded stays: nothing says how old it is.
 		if h.decode(row) == nil && h.Updated < before.UnixMilli() {
 			cold = append(cold, h)
 		}
@@ -52,6 +53,7 @@ func (o *Owner) evictCold(partition int, before time.Time) {
 				names = append(names, rows.Name{Collection: collection, Field: field})
 				return nil
 			})
+			// The head must stay as long as some rows may be left that only it names.
 			if err != nil {
 				return
 			}

@@ -32,6 +32,7 @@ func (d *draft) Count(key, dimension, value string, delta int64) {
 
 	switch {
 	case is != nil:
+		// A value that has a row keeps it, also after the dimension has become full.
 		one := reader{rest: is}
 		d.put(name, binary.AppendVarint(nil, counter.Saturated(one.int(), delta)))
 		return

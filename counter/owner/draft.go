@@ -67,6 +67,7 @@ func (d *draft) reset() bool {
 func (d *draft) clear() {
 	d.unjudge()
 	for at := range d.rows.list {
+		// Operations modify copies of values, never these, so the values are still those of the newest commit.
 		e := &d.rows.list[at]
 		e.value = e.is
 		e.written = false
@@ -143,6 +144,7 @@ func (d *draft) fill(found []rows.Found) error {
 		if !e.missing {
 			continue
 		}
+		// One unreadable row fails all calls of the partition: nothing records which of them needed it.
 		if err := found[next].Err; err != nil {
 			return err
 		}
@@ -159,6 +161,7 @@ func (d *draft) fill(found []rows.Found) error {
 
 // judge judges the calls from the beginning.
 func (d *draft) judge(calls []*pending) {
+	// The judgement before took rows that it lacked for absent ones, so none of it may stay.
 	if d.judged {
 		d.clear()
 	}
@@ -175,6 +178,7 @@ func (d *draft) judgeCall(one *pending) {
 	one.answer = Answer{}
 	one.err = nil
 	if one.Stream == "" {
+		// Calls within a process are neither lost nor repeated, so nobody asks for this answer again.
 		d.make(one)
 		return
 	}
@@ -187,6 +191,7 @@ func (d *draft) judgeCall(one *pending) {
 		one.err = err
 		return
 	case last == one.Number:
+		// The call was made before, perhaps by the former owner, which stored this answer in the same commit.
 		one.answer = answer
 		return
 	case last > one.Number:
@@ -261,6 +266,7 @@ func (d *draft) makeMore(m *More) *MoreAnswer {
 
 // judgeOp judges one operation, unless the row of one of its counters is malformed or in another partition.
 func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
+	// All counters are looked at before anything is judged, so an operation with one bad counter changes none.
 	for i := range op.Changes {
 		h := d.head(op.Changes[i].Key)
 		if result.Err == nil {
@@ -274,11 +280,14 @@ func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	if result.Err == nil {
 		*result = d.judgeShared(op)
 	}
+	// An expiry that finds no such reservation deletes its mark. Otherwise gateways would find it due for ever.
 	for i := range op.Changes {
 		if op.Changes[i].Verb == counter.Expire {
 			d.settleDue(&op.Changes[i])
 		}
 	}
+	// A repetition may be refused by the very change that it repeats, such as the one that took the last seat. So the
+	// store is asked whether it knows the key; if it does, the operation is judged again, as a replay.
 	if result.Err != nil && op.IdempotencyKey != (counter.IdempotencyKey{}) {
 		d.asked = append(d.asked, rows.ID{Bytes: op.IdempotencyKey})
 	}
@@ -328,6 +337,7 @@ func (d *draft) commit(c *rows.Commit, publish bool) {
 	c.Epoch = d.p.epoch
 	c.After = d.p.number
 	c.Number = d.p.number + 1
+	// The store judges IDs by this time, too, so it need not know the owner's clock.
 	c.At = d.now
 	c.IDs = d.ids
 	c.Asked = d.distinctAsked()
@@ -348,6 +358,7 @@ func (d *draft) commit(c *rows.Commit, publish bool) {
 	d.changes = changes
 	c.Rows = changes
 
+	// Without watchers in other processes, the news go through memory instead.
 	if publish && len(d.news) > 0 {
 		c.Publication = d.publication()
 	}
@@ -374,6 +385,7 @@ func (d *draft) distinctAsked() []rows.ID {
 		return nil
 	}
 
+	// The store checks the IDs that the commit uses in any case.
 	seen := map[[16]byte]bool{}
 	for _, id := range d.ids {
 		seen[id.Bytes] = true
@@ -390,6 +402,7 @@ func (d *draft) distinctAsked() []rows.ID {
 func (d *draft) row(name rows.Name) int {
 	at := d.rows.find(name)
 	if at < 0 && d.near != nil {
+		// A store in memory answers at once, so no row is ever missing.
 		is, _ := d.lookUp(name)
 		return d.rows.add(entry{name: name, is: is, value: is, cached: true})
 	}
@@ -397,7 +410,7 @@ func (d *draft) row(name rows.Name) int {
 		at = d.rows.add(entry{name: name, unknown: true})
 	}
 
-	// The row was written without being looked up; look it up now.
+	// A row that the draft has written needs no former value. One that only an earlier judgement wrote has none yet.
 	e := &d.rows.list[at]
 	if !e.unknown || e.written {
 		return at
@@ -438,6 +451,7 @@ func (d *draft) own(name rows.Name) []byte {
 		return e.value
 	}
 
+	// The committed value stays as it is, because the store may refuse this commit.
 	return slices.Clone(e.value)
 }
 

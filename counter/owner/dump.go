@@ -56,6 +56,7 @@ func (r *Reader) Dump(ctx context.Context, after string, each func(counter.Copy)
 	}
 
 	for {
+		// An export is in the order of keys, so the partitions are merged.
 		next, err := r.firstKey(ctx, &pages)
 		if err != nil || next == nil {
 			return err
@@ -166,6 +167,7 @@ func (r *Reader) dump(ctx context.Context, partition int, key string) (is counte
 			return counter.Copy{}, fmt.Errorf("owner: dump of %q: %w", key, err)
 		}
 
+		// If the head is still the same, the rows that were read in between belong to it.
 		var now [][]byte
 		now, err = r.values(ctx, at)
 		if err == nil && bytes.Equal(now[0], before[0]) {

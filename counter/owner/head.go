@@ -188,8 +188,10 @@ func (d *draft) raise(h *head) {
 	switch v := &h.Version; v.Sequence {
 	case 0: // deleted
 	case 1:
+		// Judge took an incarnation from the clock. The life comes from the epoch, so it exceeds all that were deleted.
 		v.Incarnation = h.life
 	default:
+		// Under the former epoch the next sequences may have been used by commits that the store has lost since.
 		v.Incarnation = max(d.p.epoch, v.Incarnation)
 	}
 }
@@ -256,6 +258,8 @@ func (h *record) append(b []byte) []byte {
 	b = binary.AppendUvarint(b, h.Entries)
 	b = binary.AppendUvarint(b, uint64(h.parts))
 
+	// Only exact counters have reservations, and these have no time buckets, so the two need no mark to tell them
+	// apart.
 	if h.Open > 0 {
 		b = binary.AppendVarint(b, h.Reserved)
 		return binary.AppendVarint(b, int64(h.Open))

@@ -22,6 +22,7 @@ var (
 
 // giveUp ends the ownership of p and makes its callers turn to the new owner. The caller has the turn.
 func (o *Owner) giveUp(p *partition) {
+	// The commit of these calls may still be stored. Then the next owner finds their answers beside it.
 	o.fail(p, ErrNotOwner)
 
 	o.mu.Lock()
@@ -98,6 +99,7 @@ func (p *partition) healing(number uint64, most int) []rows.Commit {
 	var pieces []rows.Commit
 	var before uint64
 	for _, one := range p.after(number, now) {
+		// A piece ends only between two numbers, so that a store with a number has all rows of it.
 		if one.number > before && len(commit.Rows)+len(commit.IDs) >= most {
 			commit.Number = before
 			pieces = append(pieces, commit)
@@ -158,6 +160,7 @@ func (p *partition) after(number uint64, now time.Time) []numbered {
 
 // emptyCommit starts a draft for p and returns a commit without changes. The caller has the turn.
 func (o *Owner) emptyCommit(p *partition) rows.Commit {
+	// The outcome moves the draft's meta into memory, so an empty draft must have that of the partition.
 	p.draft = o.newDraft(p, time.Now())
 	p.draft.meta = p.meta
 
@@ -200,10 +203,11 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 		case o.healing <- struct{}{}:
 			defer func() { <-o.healing }()
 		case <-o.ctx.Done():
-			return
+			return // Close gives the partition up
 		}
 	}
 
+	// Each commit follows the one before it, so after a failure the rest cannot be made.
 	var last *rows.Commit
 	var err error
 	for i := range commits {
@@ -217,6 +221,7 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 		}
 	}
 
+	// The outcome changes the partition's memory, which belongs to whoever has the turn.
 	if o.lock(o.ctx) != nil {
 		return
 	}
@@ -238,6 +243,7 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 	if !released {
 		o.handleOutcome(p, last, err)
 	}
+	// Commits that heal name no counters, so watchers have to read theirs again.
 	if healed != nil && o.cfg.Hub != nil {
 		o.cfg.Hub.MarkMissed()
 	}
@@ -277,6 +283,7 @@ func (o *Owner) verifyEach(part, parts int) {
 	inMemory := 0
 	for _, p := range o.partitions() {
 		inMemory += p.rows.len()
+		// The outcome of an unsure partition's commit says the same as an empty commit would.
 		if p.id%parts != part || o.isUnsure(p) {
 			continue
 		}

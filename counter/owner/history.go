@@ -63,7 +63,7 @@ func (d *draft) See(key string, s counter.Slot, members []string, kept time.Dura
 	bucket.add(members)
 }
 
-// bucket returns the registers of a time bucket.
+// timeBucket returns the registers of a time bucket.
 func (d *draft) timeBucket(h *head, s counter.Slot, kept time.Duration) registers {
 	until := counter.ForgetAt(int64(s.Number), time.Duration(s.Step)*time.Second, kept)
 

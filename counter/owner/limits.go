@@ -36,6 +36,7 @@ func limitOf(field string) limit.Name {
 // counter.ErrUnavailable.
 func ForgetLimit(ctx context.Context, store rows.Store, key string) (Call, error) {
 	call := Call{Partition: rows.PartitionOf(key), More: &More{}}
+	// Fields begin with the algorithm and the window, so those of one key do not follow each other.
 	err := store.Scan(ctx, call.Partition, limits, "", func(field string, _ []byte) error {
 		if limitOf(field).Key == key {
 			gone := Expiring{Row: rows.Row{Name: rows.Name{Collection: limits, Field: field}}}
@@ -64,17 +65,20 @@ func (d *draft) limit(request *limit.Request) limit.Answer {
 	// The owner's clock decides, so that the clocks of gateways need not agree.
 	answer := state.Take(*request, d.now.UnixMilli())
 	changes := request.Cost > 0 || request.Cost < 0 && row != nil // without a state, nothing can be given back
+	// What is refused costs nothing, and looking writes no row.
 	if !answer.Allowed || !changes {
 		return answer
 	}
 
 	next := state.Append(nil)
+	// Only a state that grows needs room.
 	if d.near != nil && len(next) > len(row) && d.near.Size(d.p.id, limits) > limitsMost {
 		d.full = true
 		return limit.Answer{}
 	}
 
 	d.put(name, next)
+	// Later requests move the end. A sweep looks at the state again before it deletes the row.
 	if row == nil {
 		d.expire(name, time.UnixMilli(state.End(request.Name)))
 	}

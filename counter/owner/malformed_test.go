@@ -25,3 +25,21 @@ func TestMalformedRowsAreNoOutage(t *testing.T) {
 		t.Errorf("an outage is malformed: %v", err)
 	}
 }
+
+// TestAnOwnerElsewhereSaysThatARowIsMalformed: the sender of a call learns the same as if it owned the row itself.
+func TestAnOwnerElsewhereSaysThatARowIsMalformed(t *testing.T) {
+	call := Call{Number: 1, Ops: []counter.Op{{Changes: []counter.Change{{Key: "views"}}}}}
+	answer := Answer{Results: []counter.Result{{Err: fmt.Errorf("row of %q: %w", "views", ErrMalformed)}}}
+
+	got, err := ParseAnswer(AppendAnswer(nil, &call, &answer), &call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := got.Results[0].Err
+	if !errors.Is(is, counter.ErrMalformed) || errors.Is(is, counter.ErrOp) {
+		t.Errorf("the sender got %v", is)
+	}
+	if !strings.Contains(is.Error(), `"views"`) {
+		t.Errorf("%q does not say which row", is)
+	}
+}

@@ -39,6 +39,7 @@ func shardOf(hash []byte, shards uint64) uint64 {
 		return at
 	}
 
+	// That row does not exist yet. Its members are still in the row from which it will be split.
 	return n % (full / 2)
 }
 
@@ -119,6 +120,7 @@ func (d *draft) Leave(key, member string) bool {
 // split moves some hashes of one row to a new one.
 func (s set) split() {
 	shards := s.shards()
+	// Rows are split in turn and not when they are full, so their number alone says which one has a hash.
 	from := shards - roundUp(shards+1)/2
 
 	var stay, move []byte
@@ -141,6 +143,7 @@ func (s set) split() {
 // Empty implements counter.Tx. The old rows of the set become garbage.
 func (d *draft) Empty(key string) {
 	h := d.set(key).h
+	// Rows are named after the version that emptied the set, so nobody finds the old ones before they are swept.
 	d.discard(setCollection(h))
 	*h.extent = extent{emptied: h.Version.Sequence + 1}
 	h.parts &^= hasSet

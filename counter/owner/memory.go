@@ -27,6 +27,7 @@ const recentFor = 30 * time.Second
 type budget struct{ size, limit int }
 
 func newMemory(cfg *Config) memory {
+	// A budget counts the younger half alone, so the two halves together take all of the configured memory.
 	half := cfg.Memory / 2
 	if cfg.Memory < 0 {
 		half = -1
@@ -42,6 +43,7 @@ func newMemory(cfg *Config) memory {
 
 // forget keeps the memory within its bounds. The caller has the turn.
 func (m *memory) forget(now time.Time, o *Owner) {
+	// All partitions share the budget, so a busy one may use what idle ones do not need.
 	if m.cache.size > m.cache.limit && m.cache.limit >= 0 {
 		m.cache.size = 0
 		for _, p := range o.partitions() {
@@ -49,7 +51,7 @@ func (m *memory) forget(now time.Time, o *Owner) {
 		}
 	}
 
-	// Together, both halves have what was written within the last 30 to 60 seconds.
+	// Together, both halves have what was written within the last 30 to 60 seconds, or less if there is no room.
 	full := m.recent.size > m.recent.limit
 	old := m.recent.size > 0 && now.Sub(m.aged) > recentFor
 	if m.recent.limit >= 0 && (full || old) {
@@ -101,6 +103,7 @@ func (g *generations[K, V]) put(key K, value V) {
 	}
 	g.size += g.sizeOf(key, value)
 	g.younger[key] = value
+	// A key is in one half only, so that all yields it once.
 	delete(g.older, key)
 }
 

@@ -40,6 +40,7 @@ func OutlineOf(row *rows.Row) (is Outline, ok bool, err error) {
 		return Outline{}, false, nil
 	}
 
+	// A life has no colon, but a key may have some.
 	life, key, _ := strings.Cut(of, ":")
 	is.Key = key
 	is.Life, err = strconv.ParseUint(life, 36, 64)

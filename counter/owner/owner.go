@@ -181,6 +181,7 @@ func (o *Owner) Rows() rows.Store { return o.store }
 // Close gives up all partitions once the current turn has ended. Later calls fail with ErrNotOwner. It must be called
 // only once.
 func (o *Owner) Close() {
+	// This ends a call of the store that is under way, so that the turn is free soon.
 	o.stop()
 	_ = o.turn.lock(nil, nil) // never unlocked, so that no turn can start a goroutine any more
 
@@ -220,6 +221,7 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 	for i, claim := range claims {
 		id := wanted[i].Partition
 		if claim.Err != nil {
+			// A master of a Redis Cluster may be away. The partitions on others are owned all the same.
 			err = fmt.Errorf("owner: claim of partition %d: %w", id, claim.Err)
 			continue
 		}
@@ -254,6 +256,7 @@ func (o *Owner) Owns(partition int) bool { return o.partition(partition) != nil 
 // Release gives up partitions once the current turn has ended and all lost rows of theirs are written again. From then
 // on their calls fail with ErrNotOwner. If ctx ends first, the partitions are kept.
 func (o *Owner) Release(ctx context.Context, partitions ...int) error {
+	// Only this process has the rows that the store lost. The next owner would go on without them.
 	for _, id := range partitions {
 		if err := o.awaitHealed(ctx, id); err != nil {
 			return err

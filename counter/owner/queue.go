@@ -287,6 +287,7 @@ func (o *Owner) await(ctx context.Context, one *pending) (Answer, error) {
 func (o *Owner) enterTurn(one *pending) error {
 	o.mu.Lock()
 	p := o.owned[one.Partition]
+	// If calls wait, all of them share this turn, so that newcomers who find the turn free never pass them by.
 	if p == nil || p.unsure || len(o.busy) > 0 {
 		one.changes = one.size()
 		err := o.enqueueLocked(one)
@@ -362,6 +363,7 @@ func (o *Owner) withdraw(ctx context.Context, one *pending) (Answer, error) {
 		p.queue = slices.DeleteFunc(p.queue, func(other *pending) bool { return other == one })
 		o.waiting.Add(-int64(one.changes))
 	}
+	// If its commit is in doubt, the call is still in the partition's turn, and must not be judged again.
 	one.withdrawn = true
 
 	return Answer{}, fmt.Errorf("owner: %w: %w", counter.ErrUnavailable, context.Cause(ctx))

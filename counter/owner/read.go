@@ -241,6 +241,7 @@ func (r *Reader) Dimension(ctx context.Context, key, dimension string) (counter.
 			read.uint()
 			counted.Other = read.int()
 		default:
+			// This is a row of another dimension: all dimensions of a counter share a collection.
 			return nil
 		}
 		return read.end("a dimension")
@@ -315,6 +316,7 @@ func (r *Reader) AddTo(ctx context.Context, total *counter.Total, prefix string)
 // registers returns the registers of a unique.
 func (r *Reader) registers(ctx context.Context, h *found) (hyperloglog.Registers, error) {
 	addresses := make([]rows.Address, 1, registerRows)
+	// Most uniques are small. Without ranks all registers are in the first row, and the others are not asked for.
 	if h.ranks != nil {
 		addresses = addresses[:registerRows]
 	}
@@ -352,6 +354,7 @@ func (r *Reader) Size(ctx context.Context, prefix string) (n int64, err error) {
 func (r *Reader) Sets(ctx context.Context, _ string) (keys []string, next string, err error) {
 	for partition := range rows.Partitions {
 		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {
+			// The first byte of a head is its kind, so heads need not be decoded.
 			if len(row) > 0 && counter.Kind(row[0]).Forgets() {
 				keys = append(keys, key)
 			}

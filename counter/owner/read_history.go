@@ -182,6 +182,7 @@ func (r *Reader) scanNumbers(
 		case err != nil:
 			return fmt.Errorf("%w: a row of %q named %q", ErrMalformed, collection, field)
 		case number > last:
+			// Fields come in order, so only later numbers follow.
 			return errEnough
 		}
 		return each(number, field[digits:], row)
@@ -190,6 +191,7 @@ func (r *Reader) scanNumbers(
 	case errors.Is(err, errEnough):
 		return nil
 	case errors.Is(err, ErrMalformed):
+		// Waiting does not help against malformed data, so it is no outage.
 		return err
 	case err != nil:
 		return unavailable("scan", err)

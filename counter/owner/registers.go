@@ -64,6 +64,7 @@ func (r *registers) add(members []string) bool {
 
 // raise raises a register to at least rank.
 func (r *registers) raise(index int, rank uint8) bool {
+	// Only registers in several rows have ranks.
 	if r.ranks != nil {
 		return r.raiseInRow(index, rank)
 	}
@@ -121,6 +122,7 @@ func (r *registers) own(row int, form byte) []byte {
 
 // split distributes the registers of the only row over 16 rows.
 func (r *registers) split(alone []byte) {
+	// Only a counter's own registers have ranks. Time buckets are always read as a whole.
 	if r.counts {
 		r.ranks = &ranks{0: hyperloglog.Size}
 	}
@@ -140,12 +142,13 @@ func (r *registers) raiseInRow(index int, rank uint8) bool {
 		return false
 	}
 
-	// Keep the ranks up to date, so that Count needs no reads of the other rows.
 	b := r.own(row, sparseForm)
+	// Only a register that was 0 makes the row longer.
 	if b[0] == sparseForm && before == 0 && len(b) > 2*sparseMost {
 		b = dense(b)
 	}
 	r.d.put(r.name(row), putRank(b, at, rank))
+	// The ranks of all rows are in the head, so that Count needs no reads of the other rows.
 	if r.ranks != nil {
 		r.ranks[before]--
 		r.ranks[rank]++
@@ -288,6 +291,7 @@ func mergeRow(into *hyperloglog.Union, row int, b []byte) error {
 	case sparseForm:
 		for at := 1; at < len(b); at += 2 {
 			word := binary.BigEndian.Uint16(b[at:])
+			// The remainder keeps a malformed index within the row.
 			into.Raise(first+int(word>>rankBits)%registersOfRow, uint8(word&rankMask))
 		}
 	default:
@@ -369,6 +373,7 @@ func (r *reader) ranks() *ranks {
 	for len(r.rest) > 0 {
 		rank := r.byte()
 		n := r.uint()
+		// A row that another program wrote must not index beyond the array.
 		if int(rank) >= len(all) || n > hyperloglog.Size {
 			r.fail()
 			return nil

@@ -48,6 +48,7 @@ func (d *draft) Reservation(key, id string) counter.Reservation {
 	}
 
 	row := d.get(rows.Name{Collection: openCollection(h), Field: id})
+	// An ID may be used again a day after its reservation ended, while a late sweep has left the old row.
 	if row == nil {
 		row = d.get(rows.Name{Collection: endedCollection(h), Field: id})
 	}
@@ -82,6 +83,7 @@ func (d *draft) Keep(key string, r counter.Reservation) {
 		return
 	}
 
+	// The mark of its second stays, because other reservations may expire then as well.
 	d.put(open, nil)
 	d.put(expires, nil)
 	has := rows.Name{Collection: endedCollection(h), Field: r.ID}
@@ -100,6 +102,7 @@ func (d *draft) markDue(until int64) {
 // settleDue deletes the marks of a due reservation that is not open any more, because its counter was deleted.
 func (d *draft) settleDue(c *counter.Change) {
 	r := d.Reservation(c.Key, c.Hold.ID)
+	// The ID may have been used again for a reservation with another end, which has marks of its own.
 	isOpen := r.Status == counter.Open && r.Until == c.Hold.Until
 	if !isOpen {
 		d.put(dueName(c.Key, c.Hold.ID, c.Hold.Until), nil)
@@ -206,6 +209,7 @@ func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, er
 		}
 	}
 
+	// Owners with slower clocks may still add reservations to the seconds since then.
 	past := now.Unix() - dueMargin
 	for first := d.from; first <= now.Unix(); first += dueSeconds {
 		marked, err := d.marked(ctx, first, min(now.Unix(), first+dueSeconds-1))
@@ -224,6 +228,7 @@ func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, er
 			if isDone {
 				done = append(done, Expiring{Row: rows.Row{Name: markOf(second)}})
 			}
+			// from stays, so the next question begins with what is left of this second.
 			if len(all) == counter.MaxReservations || len(done) == counter.MaxReservations {
 				return all, done, nil
 			}
@@ -287,6 +292,7 @@ func (d *Dues) due(ctx context.Context, second int64, now time.Time, all []count
 		r := reader{rest: row}
 		key, id, _ := strings.Cut(field, "\x00")
 		one := counter.Due{Key: key, ID: id, Until: r.int()}
+		// Some reservations of the running second expire later in it.
 		if one.Until <= now.UnixMilli() {
 			all = append(all, one)
 		}

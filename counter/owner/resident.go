@@ -44,6 +44,7 @@ func newResidents(store near) *residents {
 
 // record returns a copy of the record of a counter, the zero record if it does not exist.
 func (r *residents) record(partition int, key string) record {
+	// Only turns change records, and the caller has the turn, so no lock is needed.
 	is := r.partitions[partition].records[key]
 	if is == nil {
 		return record{}
@@ -100,6 +101,7 @@ func (p *resident) after(after string) []rows.Row {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	// Records are encoded under the lock, since a turn changes them in place.
 	found := make([]rows.Row, 0, len(p.records))
 	for key, is := range p.records {
 		if key > after {

@@ -30,6 +30,7 @@ func (d *draft) restore(r *Restore) (restored int) {
 			d.malformed = h.err
 			return 0
 		}
+		// So an import that failed halfway can be repeated as a whole.
 		if !c.Replaces(&h.State, d.meta.deleted) {
 			continue
 		}
@@ -136,6 +137,8 @@ func (d *draft) restoreLedger(h *head, entries []counter.Entry, kept time.Durati
 
 	first := entries[0].Seq
 	for seq := first - (first-1)%ledgerRow; seq < first; seq++ {
+		// Entries are found by their place in the row, so those that are missing before the first one leave
+		// placeholders.
 		name := ledgerName(h, seq)
 		d.put(name, appendEntry(d.own(name), &counter.Entry{}))
 	}

@@ -59,6 +59,7 @@ type known struct {
 // known reads what this region knows of a counter in all regions.
 func (d *draft) known(h *head) known {
 	k := known{Local: share.Local{Region: d.region}}
+	// Of a counter that does not exist, all that can be known is its deletion.
 	deletion := d.deletionOf(h.key)
 	if h.Version == (counter.Version{}) {
 		k.Deletion = deletion
@@ -75,6 +76,7 @@ func (d *draft) known(h *head) known {
 	k.Kind = h.Kind
 	k.Updated = h.Updated
 	k.Deletion = deletion
+	// Merges moved the version of the counter. Other regions go by the changes of this region alone.
 	k.SetOwn(h.Version.Sequence-k.merges, k.OwnOf(h.Value, h.size()))
 
 	return k
@@ -160,6 +162,7 @@ func (d *draft) judgeShared(op *counter.Op) counter.Result {
 		return counter.Result{Err: conflict}
 	}
 
+	// A reset or a deletion ends what Judge finds, so the parts of other regions are read first.
 	before := make([]before, len(op.Changes))
 	for i := range op.Changes {
 		before[i] = d.before(&op.Changes[i])
@@ -171,7 +174,8 @@ func (d *draft) judgeShared(op *counter.Op) counter.Result {
 	}
 	for i := range op.Changes {
 		h := d.head(op.Changes[i].Key)
-		if h.Version != before[i].version && !h.Kind.IsExact() && !before[i].kind.IsExact() {
+		isShared := !h.Kind.IsExact() && !before[i].kind.IsExact()
+		if isShared && h.Version != before[i].version {
 			d.changedHere(h, op.Changes[i].Verb, before[i].known)
 		}
 	}
@@ -189,6 +193,7 @@ type before struct {
 func (d *draft) before(c *counter.Change) before {
 	h := d.head(c.Key)
 	is := before{version: h.Version, kind: h.Kind}
+	// An addition to a counter that no other region has needs no look at the parts: the total is this region's.
 	ends := c.Verb == counter.Delete || c.Verb == counter.Reset
 	if h.Version != (counter.Version{}) && (ends || d.get(shareName(c.Key)) != nil) {
 		k := d.known(h)
@@ -210,6 +215,8 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 		before.Reset(now)
 		before.Changed = true
 		own := before.Value
+		// The part of a sum keeps its value, which Reset has noted as what to subtract. That of a set has no members
+		// left.
 		if !before.Kind.Number() {
 			own = 0
 		}
@@ -238,6 +245,7 @@ func (d *draft) ownOverflow(op *counter.Op) *counter.Conflict {
 		}
 
 		h := d.head(c.Key)
+		// A batch may add to one counter several times.
 		own, again := sums[c.Key]
 		if !again {
 			k := d.known(h)
@@ -317,6 +325,7 @@ func (d *draft) mergeShare(from string, s *ReceivedShare, merged *Merged) {
 		d.putTombstone(s.Key, k.Deletion)
 	}
 	if !existed {
+		// The deletion above may have a greater number than the life that the head got when it was read.
 		h.life = d.incarnation()
 	}
 	if e.Dropped {
@@ -362,6 +371,7 @@ func (d *draft) dropDeletedElsewhere(h *head) {
 
 // applyMerge sets the head to the total of all regions after the merge.
 func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect) {
+	// A share that says only that the counter is deleted, or that cannot be merged at all, leaves the head as it is.
 	if k.Kind == 0 || e.Rejected && !e.New {
 		return
 	}
@@ -369,6 +379,7 @@ func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect)
 	if !h.Kind.Number() {
 		h.extend()
 	}
+	// Registers from before a reset or deletion must not come back.
 	isSameLife := s.Kind == k.Kind && s.Emptied == k.Emptied && s.Deletion == k.Deletion
 	if isSameLife && s.Kind.Estimates() && d.raiseAll(h, s) {
 		e.New = true
@@ -376,6 +387,7 @@ func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect)
 
 	total, fits := k.Total()
 	if k.Kind.Estimates() {
+		// The parts of a unique have no values; its registers have those of all regions.
 		total = unique{d, h}.Count()
 	}
 	if !fits {
@@ -496,10 +508,14 @@ func (r *Reader) elsewhere(ctx context.Context, h *found) (string, error) {
 	values, err := r.values(ctx, []rows.Address{
 		h.address(shareName(h.key)), h.address(tombstoneName(h.key)), regionRow,
 	})
+	if err != nil {
+		return "", err
+	}
+
 	// A store that was filled by an import has no region's name yet.
 	isNamed := len(values[2]) > 0
-	if err != nil || !isNamed && len(values[0]) == 0 {
-		return "", err
+	if !isNamed && len(values[0]) == 0 {
+		return "", nil
 	}
 
 	k := known{Local: share.Local{Region: string(values[2]), Life: h.life, Changed: true}}

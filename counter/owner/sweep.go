@@ -223,6 +223,7 @@ func firstFields(
 
 // sweepGarbage deletes the collections of a partition that belong to no counter any more.
 func (o *Owner) sweepGarbage(partition int) error {
+	// Collections beyond the first ones wait for the next sweep.
 	collections, _, err := o.some(partition, garbage)
 	if err != nil {
 		return err
@@ -252,6 +253,7 @@ func (o *Owner) sweepGarbage(partition int) error {
 
 // sweepExpired deletes the rows of a partition that expired after one minute and until the end of another.
 func (o *Owner) sweepExpired(partition int, after, until int64) error {
+	// The memory of the partition belongs to the turn, so the row comes from the store.
 	found := o.store.Read(o.ctx, []rows.Address{{Partition: partition, Name: metaRow}})[0]
 	m, err := decodeMeta(found.Value)
 	if found.Err != nil || err != nil || m.swept == 0 {

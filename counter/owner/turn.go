@@ -40,6 +40,7 @@ func (o *Owner) keep(drafted []*partition, now time.Time) {
 		p.draft.commit(&commits[len(commits)-1], o.cfg.Hub == nil)
 	}
 
+	// One call of the store has them all, so a turn costs one round trip however many partitions it changes.
 	o.commit(dirty, commits)
 	// The buffer must not keep the rows of this turn alive.
 	clear(commits)
@@ -55,6 +56,7 @@ func (o *Owner) take() []*partition {
 	work := o.scratch.work[:0]
 	for _, p := range o.busy {
 		p.listed = false
+		// An unsure partition is listed again once the outcome of its commit is known.
 		if p.unsure || len(p.queue) == 0 {
 			continue
 		}
@@ -83,6 +85,7 @@ func (o *Owner) take() []*partition {
 func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 	for _, p := range work {
 		p.draft = o.newDraft(p, now)
+		// A store in memory is asked row by row, so there is nothing to gather.
 		if o.near == nil {
 			p.draft.prepare(p.calls)
 		}
@@ -129,6 +132,7 @@ func (o *Owner) read(work []*partition) []*partition {
 	o.scratch.addresses = addresses
 
 	ready := o.scratch.ready[:0]
+	// The answers are in the order of the partitions, each with its rows in a row.
 	for _, p := range work {
 		n := p.draft.missing
 		if err := p.draft.fill(found[:n]); err != nil {
@@ -197,6 +201,7 @@ func (o *Owner) handleOutcome(p *partition, commit *rows.Commit, err error) {
 	case errors.As(err, &lost), errors.As(err, &fenced):
 		o.heal(p, commit) // gives p up if another process has claimed it
 	case errors.Is(err, rows.ErrFull):
+		// The store says for certain that nothing was written, so this is no doubt.
 		o.fail(p, fmt.Errorf("owner: %w: %w", counter.ErrBusy, err))
 	default:
 		o.doubt(p, commit)
@@ -213,6 +218,7 @@ func (o *Owner) land(p *partition) {
 		o.cfg.Hub.Publish(d.news, d.counter)
 	}
 
+	// Other regions must not learn of what is not committed.
 	if len(d.sharesToSend) > 0 && o.cfg.Shared != nil {
 		o.cfg.Shared(p.id, p.epoch, d.sharesToSend)
 	}
@@ -223,7 +229,7 @@ func (o *Owner) land(p *partition) {
 	o.end(p)
 }
 
-// fail answers the calls in the turn of p with an error. They have had no effect.
+// fail answers the calls in the turn of p with an error. They have had no effect, unless their commit is in doubt.
 func (o *Owner) fail(p *partition, err error) {
 	for _, one := range p.calls {
 		o.refuse(one, err)

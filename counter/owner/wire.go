@@ -64,11 +64,13 @@ func appendMore(b []byte, m *More) []byte {
 		row := &m.Rows[i]
 		b = appendBytes(b, row.Collection)
 		b = appendBytes(b, row.Field)
+		// A row without a value is deleted, one with an empty value is not.
 		b = append(b, flag(row.Value != nil))
 		b = appendBytes(b, row.Value)
 		b = appendTime(b, row.Until)
 	}
 
+	// Imports, shares and sweeps are work for a partition's own process, so calls never carry these.
 	return appendIDs(appendIDs(b, m.Asked), m.Remembered)
 }
 
@@ -156,6 +158,7 @@ func ParseCall(b []byte, known *Rules) (*Call, error) {
 	r := reader{rest: b}
 	call := &Call{Partition: int(r.uint()), Stream: string(r.bytes()), Number: r.uint(), Repeated: r.byte() == 1}
 	call.Until = r.time()
+	// The number is an index, and comes from another process.
 	if call.Partition >= rows.Partitions {
 		r.fail()
 	}
@@ -194,6 +197,7 @@ func (r *reader) work() *More {
 		exists := r.byte() == 1
 		value := r.bytes()
 		if exists {
+			// A copy does not keep the whole frame alive. It is never nil, since that would delete the row.
 			row.Value = append([]byte{}, value...)
 		}
 		row.Until = r.time()
@@ -290,6 +294,7 @@ func (c *Call) check() error {
 
 // AppendAnswer appends the answer to a call in the form in which processes send it to each other.
 func AppendAnswer(b []byte, call *Call, answer *Answer) []byte {
+	// Only an answer that is stored needs its time, by which it is swept.
 	return append(b, encodeAnswer(call.Number, time.Unix(0, 0), answer)...)
 }
 

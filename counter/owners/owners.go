@@ -161,6 +161,7 @@ func (d *Directory) assign() {
 	if present := slices.DeleteFunc(slices.Clone(d.owning), d.isOut); len(present) < len(d.owning) {
 		d.of = assign(present)
 	}
+	// What others have named was right by the former ring.
 	clear(d.moved)
 	wake.Signal(d.pull)
 }
@@ -194,6 +195,7 @@ func (d *Directory) nameOf(partition int) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	// No timer ends an absence: it ends when somebody asks for an owner.
 	d.readmit()
 	if name, is := d.moved[partition]; is {
 		return name
@@ -210,6 +212,7 @@ func (d *Directory) move(partition int, to string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	// Without the role this process cannot own it, so that whoever names it is wrong.
 	mine := to == d.cfg.Self && d.cfg.Local == nil
 	if !mine && slices.Contains(d.all, to) {
 		d.moved[partition] = to
@@ -247,6 +250,7 @@ func (d *Directory) suspect(name string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	// All calls to the process fail at once, and one question to the others is enough.
 	if d.doubts[name] || d.isOut(name) || d.ctx.Err() != nil {
 		return
 	}
@@ -275,6 +279,7 @@ func (d *Directory) othersReach(name string) bool {
 		}
 		wg.Go(func() {
 			if is, err := d.cfg.Peer(other).Probe(ctx, name); err == nil && is {
+				// One that reaches it is enough, so the others need not go on.
 				reached.Store(true)
 				cancel()
 			}
@@ -333,6 +338,7 @@ func (t there) Do(ctx context.Context, c owner.Call) (owner.Answer, error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, link.ErrUnreachable):
+		// When the call is repeated, the ring has left the process out if nobody reaches it.
 		t.d.forget(c.Partition)
 		t.d.suspect(t.name, err)
 	case errors.As(err, &moved):
@@ -395,6 +401,7 @@ func (d *Directory) claimFor(ctx context.Context, partition int) error {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("owners: %w", context.Cause(ctx))
 		}
+		// Another process may have named the one that nobody reaches, so the ring decides again.
 		d.forget(partition)
 	}
 
@@ -407,6 +414,7 @@ func (d *Directory) reach(ctx context.Context, name string) bool {
 	defer cancel()
 
 	err := d.cfg.Peer(name).Ping(ctx)
+	// Any other error comes from a process that lives, or from a caller with too little time.
 	if !errors.Is(err, link.ErrUnreachable) {
 		return true
 	}
@@ -427,6 +435,7 @@ func (d *Directory) take(ctx context.Context, partitions ...int) error {
 		return fmt.Errorf("owners: %w", context.Cause(ctx))
 	}
 
+	// Another caller may have claimed some of them while this one waited.
 	missing := slices.DeleteFunc(slices.Clone(partitions), d.cfg.Local.Owns)
 	if len(missing) == 0 {
 		return nil
@@ -447,6 +456,7 @@ func (d *Directory) askOthers(ctx context.Context, partitions []int) {
 	var wg sync.WaitGroup
 	for _, name := range d.others() {
 		wg.Go(func() {
+			// Errors do not matter: the claim is safe even against an owner that keeps its partition.
 			err := d.cfg.Peer(name).Release(ctx, d.cfg.Self, partitions)
 			if errors.Is(err, link.ErrUnreachable) {
 				d.suspect(name, err)
@@ -473,6 +483,7 @@ func (d *Directory) pullEach() {
 			return
 		}
 
+		// A further change of the ring ends the pause.
 		for !d.pullOnce() {
 			if !wake.Wait(d.ctx, retryEvery, d.pull) {
 				return

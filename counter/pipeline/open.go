@@ -33,7 +33,6 @@ func Open(ctx context.Context, cfg Config) (*Counters, error) {
 
 	combining, err := c.openStore(ctx)
 	if err != nil {
-		_ = c.closeStores()
 		return nil, err
 	}
 
@@ -65,6 +64,7 @@ func (c *Counters) openStore(ctx context.Context) (combining counter.CombinerCon
 		c.ready = store.Writable
 		return combining, nil
 	default:
+		// Memory waits for nothing, so changes that wait for each other would only be later.
 		c.where = "memory"
 		c.store = local.InMemory(cfg.Rules)
 		return counter.CombinerConfig{Instant: true}, nil

@@ -139,8 +139,10 @@ func (c *Counters) expireSome(ctx context.Context) (more bool) {
 	for i := range due {
 		ops[i] = due[i].Expiring(c.rules)
 	}
+	// Expiries come together already, so they do not pass the Combiner.
 	results := writer{c}.Apply(ctx, ops)
 	isFull := len(due) == counter.MaxReservations
+	// If none was made, the next question would find the same reservations at once.
 	isMade := func(r counter.Result) bool { return r.Err == nil && !r.Replay }
 
 	return isFull && slices.ContainsFunc(results, isMade)
@@ -197,16 +199,7 @@ func (c *Counters) Close() error {
 	c.limits.Close()
 	err := c.tops.Close()
 
-	return errors.Join(err, c.closeStores())
-}
-
-// closeStores closes the store, if it is open.
-func (c *Counters) closeStores() error {
-	if c.store == nil {
-		return nil
-	}
-
-	return c.store.Close()
+	return errors.Join(err, c.store.Close())
 }
 
 // server is Redis or PostgreSQL.
@@ -218,6 +211,7 @@ type server struct {
 
 // StoreState implements counter.States.
 func (s *server) StoreState(up bool) {
+	// The new state is stored before anybody is told, since who is told asks for it at once.
 	s.up.Store(up)
 	if up {
 		s.answered.Store(true)

@@ -45,6 +45,7 @@ func (l *backlogs) own(epochs *[rows.Partitions]uint64) {
 	defer l.mu.Unlock()
 
 	for id, epoch := range epochs {
+		// What is pending goes, too: the next owner compares all counters.
 		if epoch == 0 {
 			l.of[id] = backlog{}
 		}
@@ -78,6 +79,7 @@ func (l *backlogs) committed(id int, epoch uint64, keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
+	// An owner may commit before own hears of its claim, up to Config.Every later.
 	l.of[id].claim(epoch)
 	l.of[id].add(keys, func(int) bool { return false })
 }

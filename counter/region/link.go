@@ -86,6 +86,7 @@ func (l *link) Owned() []int { return l.owned() }
 
 // Greet implements replication.Protocol. It checks that the peer is the expected region.
 func (l *link) Greet(ctx context.Context) error {
+	// The counters here are another region's, and must not arrive under this one's name.
 	if l.r.misnamed.Load() {
 		return replication.ErrRefused
 	}
@@ -160,6 +161,7 @@ func (l *link) Send(
 	items := 0
 	for i, at := range from {
 		results[i].Position = at.Position
+		// The round is full, and the next one goes on here.
 		if items >= limit {
 			results[i].Outcome = replication.More
 			continue
@@ -169,6 +171,7 @@ func (l *link) Send(
 		if b != nil {
 			b.result = &results[i]
 			batches = append(batches, b)
+			// How much a page of a comparison has is known only when it has been read, so it counts as one.
 			items += max(len(b.asked), 1)
 		}
 	}
@@ -207,6 +210,7 @@ func (l *link) send(ctx context.Context, batches []*batch) error {
 // pick returns the next batch for a partition, nil if there is nothing to send.
 func (l *link) pick(at replication.At[Position], most int) *batch {
 	c := &l.claims[at.Bucket]
+	// The inbox is where the last commit under this claim left it, or it has lost something since.
 	inboxLost := c.valid && at.Position != c.position()
 	if inboxLost && !l.isComparing(at.Bucket) {
 		l.miss(at.Bucket)
@@ -262,6 +266,7 @@ func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, e
 		mustRestart := !isComplete && !b.begins
 		switch {
 		case !c.valid:
+			// Another process has claimed it, and may own the partition at home by now.
 			b.result.Outcome = replication.Later
 		case mustRestart:
 			l.restart(b.partition)
@@ -330,6 +335,7 @@ func (b *batch) fill(answer *owner.MoreAnswer) {
 		if s.Kind == 0 && s.Deletion == 0 {
 			continue // the counter is not shared, or has never existed
 		}
+		// This comes before the share is added, so that a batch always has one.
 		if size > maxBytes {
 			b.cut(i)
 			return
@@ -365,6 +371,7 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 		return nil
 	}
 
+	// One read for all, since each is a round trip to another region.
 	found := l.Out.Read(ctx, addresses)
 	for _, b := range batches {
 		if !b.comparesAll {
@@ -403,6 +410,8 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	var commits []rows.Commit
 	for _, b := range batches {
 		b.shared = len(b.commit.Rows)
+		// The last page is committed in any case. Otherwise the position in the inbox would be that of the former
+		// claim, and look like a loss.
 		isLastPage := b.comparesAll && b.nextPage == ""
 		if b.shared == 0 && !isLastPage {
 			l.acknowledge(b) // the peer has all shares of this page, or none of them are shared

@@ -64,6 +64,7 @@ func (v *receiver) watch(ctx context.Context) {
 	}
 
 	for {
+		// Its error does not matter: when a watch begins, it reports a gap.
 		_ = v.In.Watch(ctx, received, missed)
 		if !wake.Wait(ctx, v.r.cfg.Every, nil) {
 			return
@@ -188,6 +189,7 @@ func (v *receiver) merge(ctx context.Context, id int, received *owner.ReceivedSh
 	}
 
 	received.From = v.Name
+	// The call has no stream: what fails is put back, and merging twice changes nothing.
 	answer, err := v.r.owner.Do(ctx, owner.Call{Partition: id, More: &owner.More{Received: received}})
 	if err != nil {
 		return false

@@ -141,6 +141,7 @@ func (s *Store) History(
 	others := [][]counter.Gain{gains}
 	all := s.ask(ctx, func(ctx context.Context, r *owner.Reader) error {
 		there, gains, err := r.History(ctx, key, step, from, to)
+		// A region whose rules give the counter another kind has nothing to add.
 		if err != nil || there.Kind != c.Kind && c.Kind != 0 {
 			return err
 		}

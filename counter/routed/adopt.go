@@ -71,6 +71,7 @@ func (t *Tiered) mayAdopt(ctx context.Context, partition int) error {
 		return nil
 	}
 
+	// The first exact counter ends the dump.
 	return owner.NewReader(t.tier, rows.PartitionOf).DumpExact(ctx, func(counter.Copy) error { return errAdopting })
 }
 
@@ -134,6 +135,8 @@ func (t *Tiered) carryIDs(ctx context.Context) error {
 
 // carry copies some exact counters.
 func (t *Tiered) carry(ctx context.Context, owned *call.Store, copies []counter.Copy) error {
+	// They are in PostgreSQL before they leave Redis. A process that dies in between leaves them in both, and the
+	// repetition deletes those in Redis.
 	if _, err := t.exact.Restore(ctx, copies, t.cfg.Rules); err != nil {
 		return err
 	}

@@ -152,6 +152,7 @@ func (s *Alone) tend(ctx context.Context) {
 
 	var before bool
 	for first := true; ; first = false {
+		// At the start PostgreSQL may have been away.
 		if s.up.Load() && !s.claimed.Load() {
 			s.claim(ctx)
 		}

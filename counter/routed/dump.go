@@ -30,6 +30,7 @@ var _ counter.Dumper = (*Dump)(nil)
 // nil, it reads only what PostgreSQL has. It fails, with postgres.ErrConfig, if the database cannot be used.
 func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump, error) {
 	cfg := use.config()
+	// PostgreSQL alone may be exported even behind a Redis: it is what is left when the Redis is lost.
 	cfg.NoTier = ""
 	cfg.URL = url
 	cfg.ReadOnly = true
@@ -82,6 +83,7 @@ func (b both) Deleted(ctx context.Context) (uint64, error) {
 
 // Dump implements counter.Dumper: the counters of both, in the order of their keys.
 func (b both) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	// Both dumps are read in step, so that neither has to be kept in memory.
 	next, stop := iter.Pull2(copies(ctx, b.owned, after))
 	defer stop()
 

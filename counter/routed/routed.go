@@ -92,6 +92,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 	flush := func() {
 		var both sync.WaitGroup
+		// Neither side waits for the other one's server.
 		both.Go(func() { owned.apply(ctx, s.cfg.Owned, results) })
 		exact.apply(ctx, s.cfg.Exact, results)
 		both.Wait()
@@ -230,6 +231,7 @@ func (g *gathered) apply(ctx context.Context, to counter.Writer, results []count
 
 // batch carries out a batch of exact counters whose idempotency key an owner must know.
 func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
+	// The key may have been used for a batch of other counters, of which exactpg knows nothing.
 	known, err := s.cfg.Owned.Known(ctx, op.IdempotencyKey)
 	if err != nil {
 		return counter.Result{Err: err}
@@ -271,6 +273,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 
 	var readings []counter.Reading
 	var err error
+	// Both stores at a time, so that the slower one alone decides how long this takes.
 	var both sync.WaitGroup
 	if len(owned) > 0 {
 		both.Go(func() { readings, err = s.readOwned(ctx, owned, member, lag) })
@@ -299,6 +302,7 @@ func (s *Store) readOwned(
 	ctx context.Context, keys []string, member string, lag time.Duration,
 ) ([]counter.Reading, error) {
 	readings, err := s.cfg.Owned.Read(ctx, keys, member, lag)
+	// PostgreSQL is behind Redis, so it answers only reads that may lag.
 	if err == nil || s.cfg.Durable == nil || lag == 0 {
 		return readings, err
 	}

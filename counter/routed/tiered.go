@@ -48,6 +48,7 @@ var _ rowstier.Durable = (*rowspg.Store)(nil)
 // OpenTiered opens the database of cfg.URL. It fails, with postgres.ErrConfig, if settings are invalid or the database
 // cannot be used. While PostgreSQL does not answer, counters in Redis can still be changed.
 func OpenTiered(ctx context.Context, cfg TieredConfig) (*Tiered, error) {
+	// Close may come before NewStore, which sets stop.
 	t := &Tiered{cfg: cfg, stop: func() {}}
 	var err error
 	t.durable, err = UseTiered.open(ctx, cfg.URL, t.postgres.StoreState, cfg.Log)
@@ -137,6 +138,7 @@ func (t *Tiered) Close(ctx context.Context) error {
 		err = t.tier.Close(ctx)
 		t.exact.Close()
 	}
+	// Both of them use its connections.
 	t.durable.Close()
 
 	if err != nil {

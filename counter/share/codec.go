@@ -49,6 +49,7 @@ func Parse(b []byte) (Share, error) {
 	s.Deletion = r.uint()
 	s.Emptied = r.uint()
 
+	// A number that is too large ends at the first part that is missing.
 	for n := r.uint(); n > 0 && !r.malformed; n-- {
 		p := Part{Region: string(r.bytes()), Life: r.uint(), Sequence: r.uint(), Value: r.int()}
 		p.At = r.uint()
@@ -56,6 +57,7 @@ func Parse(b []byte) (Share, error) {
 		s.Parts = append(s.Parts, p)
 	}
 
+	// A copy, because registers are changed in place, and the bytes may be those of a row in memory.
 	seen := append([]byte(nil), r.bytes()...)
 	registers, err := hyperloglog.Parse(seen)
 	s.Seen = registers

@@ -35,7 +35,7 @@ func (l *Local) putOwn() {
 
 	at, known := l.find(l.Region, l.Life)
 	switch {
-	case known:
+	case known: // its base stays
 		l.Parts[at].Sequence = l.Sequence
 		l.Parts[at].Value = l.Value
 	case l.Sequence > 0:
@@ -67,6 +67,7 @@ func (l *Local) Delete(now uint64) (deletion uint64) { return l.nextNumber(now, 
 // Reset makes the total 0 without changing the own part. The caller empties a set or a unique.
 func (l *Local) Reset(now uint64) {
 	if !l.Kind.Number() {
+		// The others drop their parts as well when they merge the greater number.
 		l.Emptied = l.nextNumber(now, l.Emptied)
 		l.Parts = nil
 		return
@@ -74,6 +75,7 @@ func (l *Local) Reset(now uint64) {
 
 	for i := range l.Parts {
 		p := &l.Parts[i]
+		// What other regions add meanwhile has a greater sequence, so it is not subtracted.
 		p.At = p.Sequence
 		p.Base = p.Value
 	}
@@ -87,6 +89,7 @@ func (l *Local) keepOwn() {
 
 // Merge merges the share of another region. If that begins a new life, the life gets the number life or a greater one.
 func (l *Local) Merge(from string, o *Share, life uint64) Effect {
+	// Deletions and resets come before the parts, because they end parts on either side.
 	var e Effect
 	if o.Deletion < l.Deletion {
 		e.Send = true // the sender does not know about the deletion
@@ -95,6 +98,7 @@ func (l *Local) Merge(from string, o *Share, life uint64) Effect {
 	if o.Deletion > l.Deletion {
 		l.applyDeletion(o.Deletion, &e)
 	}
+	// The sender knows nothing but the deletion.
 	if o.Kind == 0 {
 		return e
 	}
@@ -107,6 +111,7 @@ func (l *Local) Merge(from string, o *Share, life uint64) Effect {
 	l.Kind = o.Kind
 	l.Updated = max(l.Updated, o.Updated)
 	if !o.Kind.Number() {
+		// What the sender has added since without knowing about the reset is dropped there as well.
 		if existed && o.Emptied < l.Emptied {
 			e.Send = true // the sender does not know about the reset
 			return e
@@ -157,6 +162,7 @@ func (l *Local) applyReset(number uint64, existed bool, e *Effect) {
 
 	l.Parts = nil
 	e.Emptied = true
+	// The others drop the size that they know, because the sequence has grown.
 	l.SetOwn(l.Sequence+1, 0)
 }
 
@@ -164,6 +170,7 @@ func (l *Local) applyReset(number uint64, existed bool, e *Effect) {
 func (l *Local) mergeParts(from string, o *Share, e *Effect) {
 	for i := range o.Parts {
 		p := &o.Parts[i]
+		// This is asked before the merge, which takes the newer value on this side.
 		if l.outdated(from, p) {
 			e.Send = true // the sender has lost data of its own, or counts members that this region has lost
 		}
@@ -236,6 +243,7 @@ func (l *Local) beginLife(life uint64, e *Effect) {
 	l.Changed = false
 	e.Begun = true
 	e.Send = true
+	// The members of a set are still here, so they count in the new life.
 	if l.Kind.Number() {
 		l.Value = 0
 	}

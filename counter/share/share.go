@@ -54,6 +54,7 @@ func (p *Part) merge(o *Part) (changed bool) {
 		p.Value = o.Value
 		changed = true
 	}
+	// A reset may be newer than a value, and the other way round, so each is compared by itself.
 	if o.At > p.At {
 		p.At = o.At
 		p.Base = o.Base
@@ -103,6 +104,7 @@ func (s *Share) mergePart(p *Part) (changed, room bool) {
 	if !s.Kind.Number() {
 		return s.mergeNewest(p)
 	}
+	// A row must not grow for ever by a region that loses its data again and again.
 	if len(s.Parts) >= MaxParts {
 		return false, false
 	}
@@ -117,6 +119,7 @@ func (s *Share) mergeNewest(p *Part) (changed, room bool) {
 		return false, true
 	}
 
+	// The region's part of a former life makes room for this one.
 	s.Parts = slices.DeleteFunc(s.Parts, func(o Part) bool { return o.Region == p.Region })
 	if len(s.Parts) >= MaxParts {
 		return false, false

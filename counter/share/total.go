@@ -34,6 +34,7 @@ func (l *Local) OwnOf(total, size int64) int64 {
 
 // WithoutOthers returns the own part of a total. It may need more than 64 bits.
 func (l *Local) WithoutOthers(total int64) counter.Wide {
+	// The own base is subtracted in the total, so it is added again.
 	own := counter.WideOf(total).Sub(l.Without(l.Region, l.Life))
 	for i := range l.Parts {
 		p := &l.Parts[i]

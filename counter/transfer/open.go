@@ -26,6 +26,7 @@ type closers []func() error
 // Close closes everything.
 func (c closers) Close() error {
 	var err error
+	// What was opened later uses what was opened before.
 	for i := len(c) - 1; i >= 0; i-- {
 		err = errors.Join(err, c[i]())
 	}
@@ -41,6 +42,7 @@ func (c *closers) openRedis(ctx context.Context, p *Place, imports bool) (*redis
 	if err != nil {
 		return nil, nil, err
 	}
+	// Also a connection to a Redis that is refused below is closed.
 	c.add(conn.Close)
 	if err := p.checkRedis(ctx, conn, imports); err != nil {
 		return nil, nil, err
@@ -140,6 +142,7 @@ func (t *Target) open(ctx context.Context, rules *counter.Rules) error {
 
 		return nil
 	case p.Redis == "":
+		// This claims everything, so a server that uses the database makes no more changes.
 		alone, err := routed.OpenAlone(ctx, routed.AloneConfig{URL: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 		if err != nil {
 			return err
@@ -211,6 +214,7 @@ func (t *Target) openTiered(ctx context.Context, redis rows.Store, rules *counte
 	}
 	tiered.Begin(redis)
 	t.add(func() error {
+		// Also after an import that was interrupted: what it has restored goes to PostgreSQL.
 		ctx, cancel := context.WithTimeout(context.Background(), persistWithin)
 		defer cancel()
 		return tiered.Close(ctx)

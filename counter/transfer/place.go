@@ -72,6 +72,7 @@ func (p *Place) dial(ctx context.Context) (*redisconn.Conn, error) {
 		if err == nil {
 			return conn, nil
 		}
+		// A Redis that starts at the same time gets some time to answer.
 		if time.Now().After(until) || ctx.Err() != nil {
 			return nil, errors.Join(ofRedis(err), conn.Close())
 		}

@@ -279,6 +279,7 @@ func Import(
 	for n := 1; ; n++ {
 		text, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
+			// What is left of the last line was cut off, so it is not imported.
 			return r.cut(ctx, n == 1)
 		}
 		if err != nil {
@@ -312,6 +313,7 @@ func (r *reader) line(ctx context.Context, text []byte, first bool) (line, error
 		err = r.counter(ctx, text)
 	}
 	if errors.Is(err, ErrFormat) {
+		// Those before it are whole, and the import may be repeated with a better file.
 		err = errors.Join(err, r.flush(ctx))
 	}
 
@@ -319,6 +321,7 @@ func (r *reader) line(ctx context.Context, text []byte, first bool) (line, error
 }
 
 func (r *reader) counter(ctx context.Context, text []byte) error {
+	// Parsed once more, because only now it is known to be a counter.
 	var c counter.Copy
 	if err := json.Unmarshal(bytes.TrimSpace(text), &c); err != nil {
 		return fmt.Errorf("%w: %w", ErrFormat, err)
@@ -329,7 +332,7 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 
 	r.counters++
 	r.batch = append(r.batch, c)
-	r.parts += len(c.Members) + len(c.Ledger) + len(c.Steps)
+	r.parts += len(c.Members) + len(c.Hashes) + len(c.Ledger) + len(c.Steps)
 	if len(r.batch) < batchCounters && r.parts < batchParts {
 		return nil
 	}

@@ -29,6 +29,7 @@ func answerMember(one counter.Counter, member bool) calls.Answer {
 // answerList returns the answer with n counters.
 func answerList(n int, at func(int) *counter.Counter) calls.Answer {
 	buffer := calls.Buffer()
+	// Few counters take more, so that the answer is written without growing.
 	b := append(slices.Grow(*buffer, 16+160*n), `{"counters":[`...)
 	for i := range n {
 		if i > 0 {

@@ -75,6 +75,7 @@ func (a *API) counter(c *gin.Context, p counter.Public) (call, error) {
 	case one.server:
 		return one, nil
 	case p == counter.PublicRead:
+		// A read needs no identity, but a bad token must not go unnoticed.
 		return one, a.callers.Public(c)
 	}
 
@@ -196,6 +197,7 @@ func readAll(begin []byte, r io.Reader, n int64) ([]byte, error) {
 		return append(begin, rest...), err
 	}
 
+	// The Content-Length is at most MaxBody, so one allocation is safe.
 	b := append(make([]byte, 0, n), begin...)[:n]
 	_, err := io.ReadFull(r, b[len(begin):])
 

@@ -69,6 +69,7 @@ func (a *API) eraseFrom(ctx context.Context, rules map[string]*counter.Rule, use
 			return err
 		}
 
+		// Most sets lack the user, and a read is cheaper than a change.
 		for _, r := range readings {
 			if !r.Mine {
 				continue
@@ -76,6 +77,7 @@ func (a *API) eraseFrom(ctx context.Context, rules map[string]*counter.Rule, use
 
 			change := counter.Change{Key: r.Key, Rule: rules[r.Key], Verb: counter.Edit, Leave: []string{user}}
 			made := a.cfg.Counters.Change(ctx, counter.Op{Changes: []counter.Change{change}})
+			// The caller asks again, and finds the sets that are left.
 			if made.Err != nil {
 				return made.Err
 			}

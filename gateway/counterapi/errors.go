@@ -61,6 +61,7 @@ func (a *API) failed(c *gin.Context, err error) error {
 	detail := "The store of counters cannot be reached now; try again."
 	switch {
 	case errors.Is(err, counter.ErrBusy):
+		// This alone says for certain that nothing was changed.
 		detail = "Too many changes are waiting, and this one was not made; send it again."
 	case !calls.Reads(c.Request):
 		detail = "The store of counters cannot be reached now. The change was not made, or it is unknown whether " +
@@ -74,6 +75,7 @@ func (a *API) failed(c *gin.Context, err error) error {
 // unavailable refuses a call with 503 whatever err is.
 func (a *API) unavailable(err error, detail string) error {
 	var other *counter.FormatError
+	// Waiting does not help then, and the operator has to know why.
 	if errors.As(err, &other) {
 		detail = "No counters are served: " + other.Error() + "."
 	}

@@ -111,6 +111,7 @@ func (a *API) answerLimit(h http.Header, asked limit.Request, taken limit.Answer
 	answer := calls.JSON(append(b, '}'))
 
 	if taken.Allowed {
+		// A call that only looks, or gives back, has passed nothing.
 		if asked.Cost > 0 {
 			a.metrics.passed.Inc()
 		}

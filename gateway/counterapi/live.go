@@ -145,6 +145,7 @@ func (l *Live) Want(t presence.Topic) {
 	if l.keys[key] == nil {
 		l.keys[key] = &tracked{}
 		l.rereadLocked(key)
+		// It stays followed, unless it is being unfollowed right now, and is then followed again.
 		delete(l.gone, key)
 	}
 }
@@ -155,6 +156,7 @@ func (l *Live) Unwant(t presence.Topic) {
 	defer l.mu.Unlock()
 
 	key := t.Name()
+	// For whoever asks while the store is away.
 	if c, ok := l.lastLocked(key); ok {
 		l.remember(c.Counter)
 	}
@@ -267,6 +269,7 @@ func (l *Live) current(keys []string, lag time.Duration) []counter.Reading {
 			all = make([]counter.Reading, 0, len(keys))
 		}
 		c := k.counter
+		// The value may lack a change whose notification is on its way.
 		c.Approx = true
 		all = append(all, counter.Reading{Counter: c})
 	}
@@ -347,6 +350,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 			}
 		}
 
+		// Also while the store is away, or gone would grow.
 		more := l.unfollow(watch)
 		err := l.catchUp(ctx, watch, sample)
 		if ctx.Err() != nil {
@@ -354,6 +358,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 		}
 		if err != nil {
 			l.cfg.Log.Debug().Err(err).Msg("counters: watched counters cannot be followed now; trying again")
+			// Otherwise read has marked those that are away.
 			if !errors.Is(err, errSomeAway) {
 				l.goAway()
 			}
@@ -413,6 +418,7 @@ func (l *Live) goAway() {
 	l.away = true
 	for key, k := range l.keys {
 		l.unread[key] = struct{}{} // keepFollowed retries these at its next timer
+		// As of now, so that no notification counts as newer.
 		updates = l.acceptLocked(updates, k, counter.Away([]string{key})[0], l.seq)
 	}
 	l.mu.Unlock()
@@ -468,11 +474,13 @@ var errSomeAway = errors.New("some counters cannot be read")
 // follow follows and reads the counters in unread. After an error, the counters that were not read are put back.
 func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	var late []string // counters that cannot be read now
+	// Only at the end, or the loop would not end.
 	defer func() { l.putBack(late) }()
 
 	for {
 		l.mu.Lock()
 		keys := takeSome(l.unread)
+		// Once nothing is left, everything has been read. Until then current must not answer.
 		l.away = l.away && len(keys) > 0
 		l.mu.Unlock()
 
@@ -510,6 +518,7 @@ func (l *Live) putBack(keys []string) {
 func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []string) (away []string, err error) {
 	within, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
+	// Before the read, so that a change between the two is notified.
 	if err := watch.Follow(within, keys...); err != nil {
 		return nil, err
 	}
@@ -527,6 +536,7 @@ func (l *Live) sample() (keys []string) {
 		return nil
 	}
 
+	// A map yields other keys each time, so that in time all are probed.
 	for key, k := range l.keys {
 		if len(keys) == counter.MaxKeys {
 			break
@@ -599,6 +609,7 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 		return nil, counter.ErrUnavailable
 	}
 
+	// Notifications wait meanwhile, so that the hub gets the updates in order.
 	l.order.Lock()
 	defer l.order.Unlock()
 	updates := make([]presence.Update, 0, len(readings))
@@ -637,6 +648,7 @@ func (l *Live) notify(changes []counter.Update) {
 	var updates []presence.Update
 	var notices []mineNotice
 	l.mu.Lock()
+	// First, so that a read that is under way counts as older.
 	l.seq++
 	for i := range changes {
 		change := &changes[i]

@@ -70,6 +70,7 @@ func (l topList) topic(kind presence.Kind) presence.Topic {
 }
 
 func (a *API) listOf(topic presence.Topic) (list topList) {
+	// The match comes last, because it may have spaces.
 	parts := strings.SplitN(topic.Key, " ", 3)
 
 	// Errors cannot occur: topic has written the text.
@@ -88,6 +89,7 @@ func (t *LiveTop) Readable(c *gin.Context) (presence.Topic, error) {
 	if err != nil {
 		return presence.Topic{}, err
 	}
+	// Computed first, because a stream that has begun cannot be refused with a status any more.
 	if _, err := t.api.findTop(c, list, server); err != nil {
 		return presence.Topic{}, err
 	}
@@ -114,6 +116,7 @@ func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 	defer t.mu.Unlock()
 
 	now := time.Now()
+	// Nobody tells when the last visitor leaves a list, so this looks each time.
 	t.endLeftLocked(now)
 
 	if b := t.begun[topic]; b != nil {

@@ -161,6 +161,7 @@ func (a *API) member(c *gin.Context, issues bool) (one call, member string, err 
 
 // ownMember returns the caller as a member, or "" if the caller has no identity and does not get one.
 func ownMember(one call, issues bool) (string, error) {
+	// A server that sends the id of a user acts for that user.
 	if one.server && one.id.Fresh {
 		return "", errNoMe
 	}

@@ -116,6 +116,7 @@ func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
 	if one.id.Fresh {
 		caller = httppolicy.Caller{Addr: addr}
 	}
+	// The user comes first, so that what a user is refused costs the address nothing.
 	ok, wait := b.users.Allow(caller, now)
 	if !ok {
 		const form = "Counters may be changed %d times a second by one user, and by one address that brings no " +
@@ -159,6 +160,7 @@ func (a *API) admitNew(
 		return nil
 	}
 
+	// Whether a counter exists hardly ever changes, so this read may lag where others may not.
 	known, err := a.read(ctx, []string{one.key}, "", max(one.rule.MaxAge, time.Second))
 	if err != nil {
 		return nil
@@ -168,6 +170,7 @@ func (a *API) admitNew(
 		return nil
 	}
 
+	// The rate comes first, since claim may ask the store.
 	ok, header := b.made.Admit(addr, 1)
 	if !ok {
 		return calls.Refuse(calls.ErrRate, "Too many new counters have been made lately, by this address or by all; "+
@@ -210,6 +213,7 @@ func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool
 		n, err := a.cfg.Counters.Size(ctx, prefix)
 		b.mu.Lock()
 		s.counting = false
+		// After a failure the old number counts, and the next caller asks again.
 		if err == nil {
 			s.counters = n
 			s.counted = now
@@ -219,6 +223,7 @@ func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool
 	if s.counters >= rule.Max {
 		return false
 	}
+	// Counted here, too, so that the bound holds until the store is asked again.
 	s.counters++
 
 	return true

@@ -23,6 +23,7 @@ type Query struct {
 
 // ReadQuery returns the parameters of the request.
 func ReadQuery(c *gin.Context, example string) *Query {
+	// URL.Query would leave out what it cannot read.
 	values, err := url.ParseQuery(c.Request.URL.RawQuery)
 	q := &Query{Values: values}
 	if err != nil {
@@ -57,6 +58,7 @@ func Several(c *gin.Context, name, things string, check func(string) error) ([]s
 		}
 
 		list = append(list, value)
+		// One too many is enough to know.
 		if len(list) > counter.MaxKeys {
 			break
 		}
@@ -82,6 +84,7 @@ func optional[T any](
 	}
 
 	read, ok := parse(given[0])
+	// Of several values all but one would be ignored without a word.
 	if !ok || len(given) > 1 {
 		q.refuse(fmt.Sprintf("%q is one %s, or left out.", name, thing))
 		return value

@@ -175,6 +175,7 @@ func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bo
 	}
 
 	// No answer is cached or in progress, so this caller computes it.
+	// The error stays if compute panics.
 	is = &computation[A]{done: make(chan struct{}), err: errors.New("the computation was aborted")}
 	var slot *httppolicy.AddressSlot // nil for a server
 	if asked.by.Server {
@@ -188,6 +189,7 @@ func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bo
 		}
 	}
 	defer slot.Leave()
+	// From here on equal questions wait for this one.
 	s.kept.Add(asked.q, is)
 	s.mu.Unlock()
 	defer s.end(asked.q, is)
@@ -250,6 +252,7 @@ func (s *Questions[Q, A]) end(q Q, is *computation[A]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// A server's computation may have replaced this one meanwhile.
 	now, kept := s.kept.Peek(q)
 	if kept && now == is && is.err != nil {
 		s.kept.Remove(q)
@@ -268,6 +271,7 @@ func (s *Questions[Q, A]) enter(is *computation[A], own chan struct{}) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting--
+	// The time of waiting is no part of the answer's age.
 	if err == nil {
 		is.began = time.Now()
 	}
@@ -310,6 +314,7 @@ func (s *Questions[Q, A]) await(own chan struct{}) error {
 
 // leave ends the turn of a public question after the pause.
 func (s *Questions[Q, A]) leave(is *computation[A]) {
+	// The answer is not held back by the pause: only the next question is.
 	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), func() { <-s.turn })
 }
 

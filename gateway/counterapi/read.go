@@ -228,6 +228,7 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 
 	ctx, cancel := a.within(c)
 	defer cancel()
+	// With some lag in any case, so that a stream can begin with the last known value while the store is away.
 	if _, err := a.read(ctx, []string{one.key}, "", max(one.rule.MaxAge, 1)); err != nil {
 		return "", a.failed(c, err)
 	}
@@ -237,6 +238,7 @@ func (a *API) Readable(c *gin.Context) (key string, err error) {
 
 // read reads distinct counters, each of which has a rule. With a lag it may answer from this process's memory.
 func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	// Memory does not know who is a member.
 	lagging := lag > 0 && member == ""
 	fromServer := lagging && a.cfg.Counters.Remote()
 
@@ -268,6 +270,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 		if err := a.complete(r, err); err != nil {
 			return nil, err
 		}
+		// Whoever asks for many keys that do not exist must not have all of them followed.
 		if fromServer && r.Touched() {
 			a.live.hub.Touch(Topic(r.Key))
 		}
@@ -316,6 +319,7 @@ func (a *API) readShared(ctx context.Context, keys []string, lag time.Duration) 
 	read := func(ctx context.Context) ([]counter.Reading, error) { return a.readStore(ctx, keys, "", lag) }
 	shared, err := a.reads.Read(ctx, keys[0], lag, patience, read)
 
+	// A copy, since read completes the readings, which others share.
 	return slices.Clone(shared), err
 }
 

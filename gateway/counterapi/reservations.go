@@ -71,6 +71,7 @@ func (a *API) hold(c *gin.Context, change counter.Change) (calls.Answer, error) 
 	b = append(b, is...)
 
 	answer := calls.JSON(append(b, '}'))
+	// A repetition is told by its status.
 	isNew := change.Verb == counter.Reserve && !made.Replay
 	if isNew {
 		answer.Status = http.StatusCreated
@@ -81,6 +82,7 @@ func (a *API) hold(c *gin.Context, change counter.Change) (calls.Answer, error) 
 
 // getReservations answers with the open reservations of a counter.
 func (a *API) getReservations(c *gin.Context, one call) (calls.Answer, error) {
+	// Refused as a reservation of this counter would be.
 	if !one.rule.Kind.IsExact() {
 		change := counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Reserve}
 		return calls.Answer{}, change.Refusal(counter.Counter{Key: one.key})

@@ -66,6 +66,7 @@ func (l *Live) acceptReadingLocked(k *tracked, c counter.Counter, began uint64) 
 		return k.markStale(), true
 	}
 
+	// A value of the feed that a read confirms stays the feed's.
 	if k.origin == unknown || order != 0 {
 		k.origin = wasRead
 	}
@@ -83,6 +84,7 @@ func (l *Live) acceptNotificationLocked(k *tracked, c counter.Counter) (u presen
 			l.rereadLocked(c.Key)
 			return u, false
 		}
+		// The read was faster than this notification.
 		if c.Version.Compare(k.counter.Version) < 0 {
 			return u, false
 		}

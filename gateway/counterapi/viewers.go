@@ -52,6 +52,7 @@ func (l *Live) View(key, member string, v Viewer) {
 	l.order.Lock()
 	defer l.order.Unlock()
 
+	// With order held, so that no notification comes between the two calls.
 	is := l.addViewer(key, member, v)
 	if is != undetermined {
 		v.Mine(key, is == isMember, true)
@@ -97,6 +98,7 @@ func (l *Live) Unview(key, member string, v Viewer) {
 	conns := k.viewers[member].conns
 	delete(conns, v)
 	if len(conns) == 0 {
+		// A question about the member that is under way then finds nobody.
 		delete(k.viewers, member)
 	}
 }
@@ -291,6 +293,7 @@ func (l *Live) acceptMemberships(readings []counter.Reading, member string, bega
 		if r.Away && !k.counter.Stale {
 			l.rereadLocked(r.Key) // its memberships are read again with it
 		}
+		// No update follows, so the newest is sent again, in the right form.
 		notices = w.set(notices, r.Key, r.Mine, true)
 	}
 

@@ -51,6 +51,7 @@ func (h *Hub) keepAttached(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-h.wake:
+			// While the store fails, news wait for the retry.
 			if failed > 0 {
 				continue
 			}
@@ -110,6 +111,7 @@ func (h *Hub) renewLocked(w *watched) {
 		return
 	}
 
+	// A topic that the store was never asked for stays one, so that it need not be detached.
 	w.endpoint = min(w.endpoint, outdated)
 	if w.in != nil {
 		return
@@ -130,12 +132,14 @@ func (h *Hub) renewLocked(w *watched) {
 // have been lost, or overtaken by a stale one.
 func (h *Hub) verify(ctx context.Context) {
 	h.mu.Lock()
+	// The store would not answer, and all topics are attached again when it is back.
 	if h.doubts&storeAway != 0 {
 		h.mu.Unlock()
 		return
 	}
 
 	v := &h.verifier
+	// After a loss all buckets are checked, until none lacks anything.
 	chosen := v.used
 	next := v.next
 	if !v.lost {
@@ -217,6 +221,7 @@ func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bo
 func (h *Hub) attach(ctx context.Context, limit int) error {
 	h.mu.Lock()
 
+	// This tells afterwards whether all topics were marked again during the call.
 	renewed := h.renewed
 	fresh := &h.backlog.fresh
 	batch := make([]*watched, 0, min(fresh.Len(), limit))
@@ -272,6 +277,7 @@ func (h *Hub) expire() {
 	defer h.mu.Unlock()
 	now := time.Since(h.born)
 	lingering := &h.backlog.lingering
+	// The topics are in the order in which they were left.
 	for w := first(lingering); w != nil && now-w.left >= lingerFor; w = first(lingering) {
 		h.dropLocked(w)
 	}

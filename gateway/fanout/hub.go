@@ -257,6 +257,7 @@ func (h *Hub) watchLocked(t presence.Topic) *watched {
 
 	if w.kind.source != nil {
 		w.endpoint = attached
+		// With the hub's lock held, so a source must not call the hub from there.
 		w.kind.source.Want(t)
 		return w
 	}
@@ -302,6 +303,7 @@ func (h *Hub) lingerLocked(w *watched) {
 
 	w.join(lingering)
 	if lingering.Len() > maxLingering {
+		// The one that was left first goes before its time.
 		h.dropLocked(first(lingering))
 		wake.Signal(h.wake)
 	}
@@ -341,6 +343,7 @@ func (h *Hub) Update(u presence.Update) {
 	news := w != nil && h.acceptLocked(w, &u)
 	h.mu.Unlock()
 
+	// Without the lock, so updates may overtake each other on the way. The shards compare versions.
 	if news {
 		h.publish(w.kind, u)
 	}
@@ -492,6 +495,7 @@ func (h *Hub) settle(why doubts) {
 	h.attachAllLocked()
 	h.mu.Unlock()
 
+	// keepAttached may be waiting for its next attempt.
 	wake.Signal(h.back)
 }
 

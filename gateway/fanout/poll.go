@@ -60,6 +60,7 @@ func (p *Poll) Want(t presence.Topic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	// The hub's lock is held, so the value is asked for later, by Run.
 	p.values[t] = &polledValue{}
 
 	wake.Signal(p.wake)
@@ -142,6 +143,7 @@ func (p *Poll) found(t presence.Topic, value polledValue) {
 	p.mu.Unlock()
 
 	if news {
+		// Without the lock: the hub calls Want and Unwant while it holds its own.
 		p.seq++
 		version := presence.Version{Incarnation: 1, Sequence: p.seq} // these updates never leave the process
 		p.hub.Update(presence.Update{Topic: t, Version: version, Value: value.json()})

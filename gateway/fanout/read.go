@@ -37,6 +37,7 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 	for i, t := range topics {
 		if w := h.topics[t]; w != nil && h.currentLocked(w) {
 			updates[i] = w.update
+			// Whoever reads a topic keeps it attached.
 			h.stayLocked(w)
 		} else {
 			rest = append(rest, t)
@@ -60,6 +61,7 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 // Read is Newest for a caller that must see everything that the store acknowledged before the call. Later calls of
 // Newest do not share a read that began before.
 func (h *Hub) Read(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
+	// A read that has begun already may lack what was acknowledged since.
 	for _, t := range topics {
 		h.reads.Forget(t.String())
 	}

@@ -122,6 +122,7 @@ func (s *shard) subscribeLocked(sub *Subscriber, name presence.Topic) *place {
 	t := s.topics[name]
 	if t == nil {
 		t = &topic{name: name, encoder: s.hub.kinds[name.Kind].encoder}
+		// An update that the hub publishes meanwhile waits for the shard's lock, and then finds the topic.
 		s.topics[name] = t
 
 		if u, known := s.hub.Want(name); known {
@@ -150,6 +151,7 @@ func (s *shard) unsubscribeLocked(sub *Subscriber, place int) {
 		t.subs[p.index] = moved
 		moved.sub.at(t).index = p.index
 	}
+	// The array must not keep a client that has gone.
 	t.subs[last] = subscription{}
 	t.subs = t.subs[:last]
 
@@ -301,6 +303,7 @@ func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 	s.pass.answers = 0
 	s.pass.numbers = s.pass.numbers[:0]
 
+	// Visits come first: scans then find their subscribers served.
 	s.visitAllLocked(now)
 	next = s.answerAllLocked(now)
 
@@ -348,6 +351,7 @@ func (s *shard) write() {
 	batch := s.pass.batch
 	for i := 1; i < len(batch); i++ {
 		d := &batch[i]
+		// It is written with the first delivery of its client.
 		if d.chained {
 			continue
 		}
@@ -381,6 +385,7 @@ func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 			next = earliest(next, sub.answerAt)
 		}
 	}
+	// Otherwise clients that have gone would stay in memory.
 	clear(s.asking[len(later):])
 	s.asking = later
 
@@ -449,6 +454,7 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 	}
 
 	if again != 0 {
+		// Subscribers whose intervals end at nearly the same time share a pass.
 		again = max(again, now+s.quantum)
 	}
 

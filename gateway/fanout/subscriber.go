@@ -91,12 +91,14 @@ func (s *Subscriber) Leave() {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 
+	// From the end, so that no place moves.
 	for len(s.places) > 0 {
 		sh.unsubscribeLocked(s, len(s.places)-1)
 	}
 
 	s.places = nil
 
+	// The last seat takes the place of this one, so that leaving costs the same with any number of clients.
 	last := len(sh.seats) - 1
 	sh.seats[s.index] = sh.seats[last]
 	sh.seats[s.index].sub.index = s.index

@@ -15,6 +15,7 @@ type liveness struct {
 }
 
 func (l liveness) tick() time.Duration {
+	// A client is pinged or closed at most an eighth of that time late.
 	return max(min(time.Second, min(l.ping, l.pong)/8), 5*time.Millisecond)
 }
 

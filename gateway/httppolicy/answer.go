@@ -29,6 +29,7 @@ func Cacheable(h http.Header, age time.Duration) {
 func NotModified(c *gin.Context, etag string) bool {
 	c.Writer.Header().Set("ETag", etag)
 
+	// The comparison is weak, as RFC 9110 wants it for If-None-Match.
 	for _, has := range strings.Split(strings.Join(c.Request.Header["If-None-Match"], ","), ",") {
 		has = strings.TrimPrefix(strings.TrimSpace(has), "W/")
 		if has == etag || has == "*" {

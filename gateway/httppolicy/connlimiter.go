@@ -125,6 +125,7 @@ func (cl *ConnLimiter) Accept() (net.Conn, error) {
 		return nil, err // after too many open files the HTTP server tries again within a second
 	}
 
+	// This client is accepted already, and waits here in front of those in the system's queue.
 	for {
 		wait := cl.enter(c)
 		if wait == 0 {
@@ -147,6 +148,7 @@ func (cl *ConnLimiter) Accept() (net.Conn, error) {
 func (cl *ConnLimiter) accept() (net.Conn, error) {
 	c, err := cl.Listener.Accept()
 	full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+	// Only a change is told, since the HTTP server tries again all the time.
 	if full != cl.failed {
 		cl.failed = full
 		cl.failing(err)
@@ -177,6 +179,7 @@ func (cl *ConnLimiter) admitHandshake(addr netip.Addr) bool {
 
 	h := &cl.handshakes
 	now := time.Now()
+	// Those that take too long go first, whoever they are from.
 	for e := h.conns.Front(); timeLeft(e, handshakeTimeout, now) <= 0; e = h.conns.Front() {
 		cl.evictLocked(e)
 	}
@@ -191,6 +194,8 @@ func (cl *ConnLimiter) admitHandshake(addr netip.Addr) bool {
 	for crowded && shortOf(oldest).addr != addr {
 		oldest = oldest.Next()
 	}
+	// Others of its address may be honest, so one that has just begun may end. One whose data has come waits for the
+	// server.
 	mayFinish := crowded && timeLeft(oldest, progressTimeout, now) > 0
 	if mayFinish || unreadBytes(shortOf(oldest).conn) {
 		return false
@@ -209,6 +214,7 @@ func (cl *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
 	now := time.Now()
 	for len(cl.short) >= cl.max {
 		e := cl.silent.Front()
+		// It is silent no longer. Its progress stays what it was, until a request is whole.
 		if e != nil && said(shortOf(e).conn) {
 			cl.advanceLocked(e, shortOf(e).progress)
 			continue
@@ -318,6 +324,7 @@ func (cl *ConnLimiter) evictLocked(e *list.Element) {
 // makeRoomLocked removes c from the short connections, and wakes Accept.
 func (cl *ConnLimiter) makeRoomLocked(c net.Conn) {
 	e := cl.short[c]
+	// It was evicted, or is a long one.
 	if e == nil {
 		return
 	}
@@ -369,6 +376,7 @@ func (cl *ConnLimiter) Context(ctx context.Context, c net.Conn) context.Context 
 
 // Close ends Accept. Accepted connections stay open.
 func (cl *ConnLimiter) Close() error {
+	// Accept may wait for a place, where the end of the listener does not wake it.
 	cl.once.Do(func() { close(cl.shut) })
 	return cl.Listener.Close()
 }

@@ -107,6 +107,7 @@ func isStream(path string) bool {
 // AddVary adds names to the Vary header. The header then has one line with each name
 // once, and Origin comes last.
 func AddVary(h http.Header, names ...string) {
+	// This is the common case, which must not allocate.
 	if len(names) == 1 && names[0] == "Origin" && h["Vary"] == nil {
 		h["Vary"] = varyOrigin
 		return

@@ -46,6 +46,7 @@ func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter 
 		Rate: rate, addresses: newRateLimiter(rate, maxCallers), memory: memory, count: map[netip.Addr]int{},
 	}
 	l.known = newLRU(maxKnownInAll, func(id usedIdentity, _ time.Time) {
+		// Every removal comes here, also that of the oldest, so that count follows known.
 		l.count[id.addr]--
 		if l.count[id.addr] == 0 {
 			delete(l.count, id.addr)
@@ -72,6 +73,7 @@ func (l *IdentityLimiter) Allow(addr netip.Addr, identity uint64, now time.Time)
 		l.known.RemoveOldest()
 	}
 
+	// Peek, since only a use that is allowed makes the identity younger.
 	used, known := l.known.Peek(id)
 	if !known || now.Sub(used) >= l.memory {
 		ok, wait := l.addresses.Allow(Caller{Addr: addr}, now)

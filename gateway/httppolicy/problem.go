@@ -176,11 +176,13 @@ func (p *problem) describe(h http.Header, opts ...Option) (reason string, body [
 	if p.Status == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
 		h.Set("WWW-Authenticate", `Bearer realm="headcount"`)
 	}
+	// Options come last, so that they may replace what is set above, such as the challenge.
 	for _, opt := range opts {
 		opt(h)
 	}
 
 	reason = cmp.Or(h.Get(reasonKey), statusReasons[p.Status], otherReason)
+	// Because has left it here for this moment; it must not reach the client.
 	h.Del(reasonKey)
 	p.ID = RequestID(h)
 	p.Type = "about:blank"

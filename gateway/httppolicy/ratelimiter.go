@@ -55,6 +55,7 @@ func (r *RateLimiter) Allow(c Caller, now time.Time) (ok bool, retryAfter time.D
 // AllowN is Allow for n calls at once. If not all of them are allowed, none is charged.
 func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfter time.Duration) {
 	if c.User != "" {
+		// A user is one caller, whatever the address.
 		c.Addr = netip.Addr{}
 	} else {
 		c.Addr = limitKey(c.Addr)
@@ -98,6 +99,8 @@ func NewSharedLimiter(address, all limit.Rate) *SharedLimiter {
 // Admit charges n calls to the address and to all, and reports whether both rates allow them. If not, refusal has the
 // headers of the answer.
 func (l *SharedLimiter) Admit(addr netip.Addr, n int) (ok bool, refusal Option) {
+	// The address comes first, so that what it is refused costs others nothing. What the rate of all refuses stays
+	// charged to the address.
 	now := time.Now()
 	for _, of := range []struct {
 		rates  *RateLimiter

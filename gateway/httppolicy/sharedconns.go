@@ -31,6 +31,7 @@ type visit struct {
 func Shared(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		of, ok := r.Context().Value(visitKey{}).(visit)
+		// A connection of HTTP/1 has one request at a time, of which State knows.
 		if r.ProtoMajor < 2 || !ok {
 			next.ServeHTTP(w, r)
 			return
@@ -54,6 +55,7 @@ func (cl *ConnLimiter) call(c net.Conn) (over func()) {
 	}
 	cl.countLocked(c, 1)
 
+	// The new call counts already, so that its own connection may be the one that goes.
 	if busiest := cl.shared.busiest(cl.max); busiest != nil {
 		cl.forgetLocked(busiest)
 		_ = busiest.Close() // this ends its calls
@@ -131,6 +133,7 @@ func (cl *ConnLimiter) stay(c net.Conn) (over func()) {
 	if long[c] == 1 {
 		cl.makeRoomLocked(c)
 	}
+	// Shared has counted the request as a call.
 	cl.countLocked(c, -1)
 
 	return func() { cl.endStay(c) }
@@ -141,6 +144,7 @@ func (cl *ConnLimiter) endStay(c net.Conn) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 
+	// First, because a connection that is neither short nor long counts as closed.
 	cl.countLocked(c, 1)
 	long := cl.shared.long
 	if long[c] == 0 { // it was closed meanwhile

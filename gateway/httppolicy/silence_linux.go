@@ -16,6 +16,7 @@ func limitSilence(c *net.TCPConn, d time.Duration) {
 	if err != nil {
 		return
 	}
+	// Without this option the system ends the connection, too, only much later.
 	_ = raw.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
 	})

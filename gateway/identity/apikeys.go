@@ -33,6 +33,7 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 			return nil, errors.New("api-key: a key is only white space; give a long random value")
 		}
 
+		// An empty text gives a key that Sites never accepts.
 		one := siteKey{hash: sha256.Sum256([]byte(key)), all: site == nil}
 		if site != nil {
 			if key == "" {
@@ -50,6 +51,7 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 // SplitKey returns the site for which a key is valid, or nil for all sites, and the key itself.
 func (s *Sites) SplitKey(written string) (of *Site, key string) {
 	name, key, ok := strings.Cut(written, ":")
+	// A key may have a colon of its own, so only the name of a site counts.
 	for i := range s.list {
 		if ok && s.list[i].Name() == name {
 			return &s.list[i], key
@@ -80,6 +82,7 @@ func (k SiteKeys) Sites(key string) (all bool, sites []presence.Site) {
 
 	sum := sha256.Sum256([]byte(key))
 
+	// All are compared, so that the time does not tell which one fits.
 	for _, one := range k {
 		switch {
 		case subtle.ConstantTimeCompare(one.hash[:], sum[:]) == 0:

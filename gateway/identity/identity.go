@@ -136,6 +136,7 @@ func New(cfg Config) *Identities {
 		ids.macs = append(ids.macs, newMAC(secret))
 	}
 
+	// Never a known key, with which anybody could compute the hashes of users.
 	if len(cfg.HashKey) == 0 {
 		cfg.HashKey = []byte(rand.Text())
 	}
@@ -187,6 +188,7 @@ func (ids *Identities) tokensRequired() bool { return len(ids.methods) > 0 }
 // that they have the same visitor. A token is valid on every site.
 func (ids *Identities) Identify(r *http.Request, site presence.Site, query bool) (Identity, error) {
 	if !ids.tokensRequired() {
+		// A token means nothing to a server without settings for tokens.
 		return ids.anonymous(r, site, query), nil
 	}
 
@@ -275,9 +277,12 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		return
 	}
 
+	// Browsers keep a partitioned cookie only over TLS.
 	framed := secure && storageIs(r, storagePartitioned)
+	// A random id is issued only when the request has nothing usable, so it replaces no other.
 	if !id.Fresh || id.Derived {
 		tries := maxIDs
+		// Counted anew: other ids of the request may have used up the tries.
 		held, ok := ids.fromCookie(r, id.Site, &tries, ids.cookiesOf(id.Site)...)
 		if ok && held.User != id.User {
 			return
@@ -374,7 +379,7 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 // first ones, linked in number, are from the URL.
 func (ids *Identities) presentedIDs(r *http.Request, site presence.Site, query bool) (presented []string, linked int) {
 	if query {
-		presented = slices.Clone(queryValues(r, "id"))
+		presented = queryValues(r, "id")
 	}
 	linked = len(presented)
 
@@ -387,6 +392,7 @@ func (ids *Identities) presentedIDs(r *http.Request, site presence.Site, query b
 		presented = append(presented, cookieValues(r, name)...)
 	}
 
+	// Seeds come last: they count only for a browser that has no id yet.
 	for _, c := range r.Cookies() {
 		if strings.HasPrefix(c.Name, SeedCookie) {
 			presented = append(presented, c.Value)
@@ -442,6 +448,7 @@ func (ids *Identities) ofAnotherSite(text string, site presence.Site) bool {
 		}
 
 		tries := 1
+		// Counted on its own, since anonymous bounds how many texts come here.
 		_, valid := ids.verify(text, other, &tries)
 
 		return valid
@@ -475,14 +482,17 @@ func shaped(presented string) bool { return len(presented) == signedLen && prese
 // id is always signed by the first secret. It shares no memory with presented: a
 // connection keeps the id long after the request is gone.
 func (ids *Identities) verify(presented string, site presence.Site, tries *int) (Identity, bool) {
+	// A seed has the shape of an id, but no signature.
 	if !shaped(presented) || strings.HasPrefix(presented, seedPrefix) || *tries <= 0 {
 		return Identity{}, false
 	}
 
 	*tries--
+	// Counted before the hash, which is the cost that maxIDs bounds.
 	current := ids.macs[0].sign(site, presented[:idLen])
 
 	valid := hmac.Equal([]byte(current), []byte(presented))
+	// An id that an older secret has signed stays valid, and the client gets it signed anew.
 	for _, m := range ids.macs[1:] {
 		if valid {
 			break
@@ -517,6 +527,7 @@ type macState struct {
 }
 
 func newMAC(secret []byte) *keyedMAC {
+	// The pool makes hashes later, when the caller may have changed its slice.
 	secret = slices.Clone(secret)
 
 	return &keyedMAC{pool: sync.Pool{New: func() any {
@@ -532,6 +543,7 @@ func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
 	s.hash.Write(s.in)
 	s.hash.Sum(s.out[:0])
 
+	// A copy, because the next caller writes to the state.
 	out := s.out
 	if cap(s.in) <= 1024 { // the pool must not keep a large buffer
 		m.pool.Put(s)

@@ -89,6 +89,7 @@ func newKeySource(raw string, now func() time.Time, failed func(error)) *keySour
 // close cancels a fetch under way and waits for its end. No fetch begins after it.
 func (k *keySource) close() {
 	k.cancel()
+	// This joins the fetch under way, if there is one.
 	<-k.fetches.DoChan("", func() (any, error) { return nil, nil })
 	k.client.CloseIdleConnections()
 }
@@ -98,6 +99,7 @@ func (k *keySource) current(ctx context.Context) (*keySet, error) {
 	set := k.set.Load()
 
 	if set == nil {
+		// Without any keys there is nothing to go on with, so this call waits.
 		k.renew(ctx, nil)
 		set = k.set.Load()
 		if set == nil {
@@ -133,6 +135,7 @@ func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) 
 			continue
 		}
 
+		// A key without an id may be the one that is named; one with another id is not.
 		if kid == "" || key.id == "" {
 			maybe = append(maybe, key.key)
 		}
@@ -147,6 +150,7 @@ func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) 
 
 // renew waits for a fetch, and reports whether the set is now another than old.
 func (k *keySource) renew(ctx context.Context, old *keySet) bool {
+	// Another call has fetched meanwhile.
 	if k.set.Load() != old {
 		return true
 	}
@@ -166,6 +170,7 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 		k.busy.Store(true)
 		defer k.busy.Store(false)
 
+		// Failures count too, so that a server in trouble is not asked more often.
 		back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
 		if wait > 0 || k.ctx.Err() != nil {
 			return nil, nil
@@ -176,6 +181,7 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 		k.away.Store(err != nil)
 
 		if err == nil {
+			// After a failure the old keys go on.
 			k.set.Store(set)
 		} else if k.failed != nil && k.ctx.Err() == nil {
 			k.failed(fmt.Errorf("jwks-url: %w", err))
@@ -208,6 +214,7 @@ func (k *keySource) get() (*keySet, error) {
 	}
 
 	req.Header.Set("Accept", "application/jwk-set+json, application/json")
+	// The time before the answer, since a key that came during the fetch may be missing.
 	started := k.now()
 	resp, err := k.client.Do(req)
 	if err != nil {
@@ -219,6 +226,7 @@ func (k *keySource) get() (*keySet, error) {
 		return nil, fmt.Errorf("answered %d", resp.StatusCode)
 	}
 
+	// One byte more than is allowed shows that the answer is longer.
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxKeysSize+1))
 	if err != nil {
 		return nil, err
@@ -259,6 +267,7 @@ func parseKeys(body []byte) ([]publicKey, error) {
 		}
 
 		key, ok := usableKey(&jwk)
+		// A token may have to be tried with each of them.
 		if ok && len(keys) < maxKeys {
 			keys = append(keys, key)
 		}
@@ -268,6 +277,7 @@ func parseKeys(body []byte) ([]publicKey, error) {
 }
 
 func usableKey(jwk *jose.JSONWebKey) (publicKey, bool) {
+	// A key for encryption is not meant to verify anything.
 	if jwk.Use != "" && jwk.Use != "sig" {
 		return publicKey{}, false
 	}
@@ -297,5 +307,6 @@ func usableKey(jwk *jose.JSONWebKey) (publicKey, bool) {
 		return publicKey{}, false
 	}
 
+	// A key that names an algorithm serves no other.
 	return out, named == "" || named == out.alg
 }

@@ -39,6 +39,7 @@ type originGlob struct {
 func NewOrigins(patterns []string) (*Origins, error) {
 	o := &Origins{exact: make(map[webOrigin]bool)}
 	for _, list := range patterns {
+		// A variable of the environment has all patterns in one text.
 		for p := range strings.SplitSeq(list, ",") {
 			p = strings.TrimSpace(p)
 			if p == "" {
@@ -78,6 +79,7 @@ func (o *Origins) add(pattern string) error {
 		return errors.New("the port is missing; name it or leave out the colon")
 	}
 
+	// A * may stand only for labels, and a letter is valid wherever it is.
 	host, port, ok := parseAuthority(strings.ReplaceAll(rest, "*", "x"))
 	if !ok {
 		return errors.New("the host is missing or invalid; write scheme://host[:port], " +
@@ -90,6 +92,7 @@ func (o *Origins) add(pattern string) error {
 		return nil
 	}
 
+	// Not the host above, in which the letter is. IPv6 cannot have a *, so the first colon begins the port.
 	host, _, _ = strings.Cut(rest, ":")
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
@@ -124,17 +127,13 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 		return false
 	}
 
-	own := ownOrigin(host, secure)
-	if own == from && own.host != "" {
-		return true
-	}
-
-	return o.has(from)
+	return from == ownOrigin(host, secure) || o.has(from)
 }
 
 // Refusal returns why Allowed has refused r and, if an operator can correct the cause, how.
 func (o *Origins) Refusal(r *http.Request) string {
 	from := r.Header.Get("Origin")
+	// The usual cause: a proxy ends TLS, and is not named as trusted.
 	if len(r.Header["Origin"]) == 1 && o.allows(from, r.Host, true) {
 		return "The origin is this host's under https, but the request came without TLS. " +
 			"Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
@@ -183,6 +182,7 @@ func parseOrigin(s string) (webOrigin, bool) {
 func parseAuthority(s string) (host, port string, ok bool) {
 	if rest, six := strings.CutPrefix(s, "["); six {
 		text, rest, closed := strings.Cut(rest, "]")
+		// A zone has a meaning on one machine alone, and browsers send none.
 		addr, err := netip.ParseAddr(text)
 		if !closed || err != nil || !addr.Is6() || addr.Zone() != "" {
 			return "", "", false
@@ -192,6 +192,7 @@ func parseAuthority(s string) (host, port string, ok bool) {
 	}
 
 	host, port, _ = strings.Cut(s, ":")
+	// No name in the DNS is longer.
 	if host == "" || len(host) > 255 {
 		return "", "", false
 	}
@@ -276,6 +277,7 @@ func (o *Origins) shares(other *Origins) (pattern string, both bool) {
 	if o.everyone {
 		return "*", true
 	}
+	// A site has at least one pattern.
 	if other.everyone {
 		return o.patterns()[0].String(), true
 	}

@@ -34,6 +34,7 @@ func NewProxies(cidrs []string) (*Proxies, error) {
 				return nil, fmt.Errorf("trusted-proxies: %q is not a network; write it like 10.0.0.0/8 or fd00::/8",
 					presence.Excerpt(s))
 			}
+			// A single address is a network of one.
 			prefix = netip.PrefixFrom(addr, addr.BitLen())
 		}
 
@@ -57,6 +58,7 @@ func (p *Proxies) Addr(r *http.Request) netip.Addr {
 	lines := r.Header["X-Forwarded-For"]
 	hops := 0
 
+	// From the end, which the nearest proxy has written. What stands before may be made up.
 	for i := len(lines) - 1; i >= 0; i-- {
 		rest := lines[i]
 		more := true
@@ -113,6 +115,7 @@ func (p *Proxies) Secure(r *http.Request) bool {
 		return false
 	}
 
+	// Anybody may send the header, so it counts from a trusted proxy alone.
 	_, trusted := p.Peer(r)
 	return trusted
 }

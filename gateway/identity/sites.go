@@ -85,9 +85,11 @@ func (s *Sites) add(text string) error {
 
 	site.origins, err = NewOrigins(site.Origins)
 	if err != nil {
+		// The text names another setting.
 		return errors.New(strings.TrimPrefix(err.Error(), "allow-origins: "))
 	}
 
+	// An origin leads to one site, or Of would depend on the order of the settings.
 	for _, other := range s.list {
 		if other.Site == site.Site {
 			return fmt.Errorf("the site %q is given twice; name all its origins in one --site", site.Name())
@@ -133,6 +135,7 @@ func (s *Sites) Origins() []string {
 // else the first. (A browser sends no Origin when a page reads from its own origin.) secure says
 // whether the client uses TLS. The error wraps errSite.
 func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
+	// A wrong name is refused even where the Origin decides, since it is a mistake of the page.
 	named, err := s.named(r)
 	if err != nil {
 		return presence.DefaultSite, err
@@ -142,6 +145,7 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 		return s.list[0].Site, nil
 	}
 
+	// The Origin comes before the name, or a page could act for another site by naming it.
 	if values := r.Header["Origin"]; len(values) == 1 {
 		if from, ok := parseOrigin(values[0]); ok {
 			if site := s.with(from); site != nil {
@@ -154,6 +158,7 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 		return named.Site, nil
 	}
 
+	// Scripts cannot set this header, so the page is one of the server's own origin.
 	if r.Header.Get(fetchSite) == sameOrigin {
 		return s.Own(r, secure), nil
 	}
@@ -207,6 +212,7 @@ func (s *Sites) named(r *http.Request) (site *Site, err error) {
 			return
 		}
 
+		// Both the header and the URL may name it, as long as they agree.
 		if site != nil && site != &s.list[i] {
 			err = fmt.Errorf("%w: the request names two sites; name one", errSite)
 			return

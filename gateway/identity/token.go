@@ -39,6 +39,7 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 		return Identity{}, badToken("it is too long")
 	}
 
+	// The signature comes first: before that, nothing in the token means anything.
 	claims, err := ids.verifyToken(ctx, raw)
 	if err != nil {
 		return Identity{}, err
@@ -77,10 +78,12 @@ func pages(claims jwt.MapClaims) (open []string) {
 // verifyToken returns the claims of a token if its signature is valid.
 func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClaims, error) {
 	claims, set, err := ids.verifySignature(ctx, raw)
+	// Without a set no other key can help.
 	if err == nil || set == nil {
 		return claims, err
 	}
 
+	// The issuer may have changed its keys since the last fetch.
 	if ids.keys.renew(ctx, set) {
 		claims, _, err = ids.verifySignature(ctx, raw)
 	} else if ids.keys.away.Load() {
@@ -137,6 +140,7 @@ func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set 
 		return nil, nil, err
 	}
 
+	// Without a kid that is text all keys of the algorithm are tried.
 	kid, _ := t.Header["kid"].(string)
 	found, exact := set.find(t.Method.Alg(), kid)
 
@@ -256,6 +260,7 @@ func presentedToken(r *http.Request, query bool) (string, bool) {
 
 	for _, v := range r.Header["Authorization"] {
 		scheme, token, _ := strings.Cut(strings.TrimSpace(v), " ")
+		// Another scheme is for somebody else, such as a proxy that asks for a password.
 		if strings.EqualFold(scheme, "Bearer") {
 			return strings.TrimSpace(token), true
 		}

@@ -41,6 +41,7 @@ func (e *presenceEntry) op() heartbeat.Op {
 	op := heartbeat.Op{Kind: heartbeat.Join, User: e.user, Page: e.page}
 	if e.live == 0 {
 		op.Kind = heartbeat.Leave
+		// The grace is sent as what is left of it, because clocks differ.
 		if left := time.Until(e.until); e.lost > 0 && left > 0 {
 			op.Grace = left
 		}
@@ -51,6 +52,7 @@ func (e *presenceEntry) op() heartbeat.Op {
 
 // beginGrace records that a connection of the entry ended without a leave, and may come back until the grace ends.
 func (e *presenceEntry) beginGrace(now time.Time, grace time.Duration) {
+	// Connections whose grace has ended do not come back any more.
 	if now.After(e.until) {
 		e.lost = 0
 	}
@@ -198,6 +200,7 @@ func (q *entryQueue) pop() *presenceEntry {
 		e.queued = false
 	}
 
+	// The memory of a burst goes with it.
 	if len(q.entries) == 0 {
 		q.entries = nil
 	}
@@ -212,6 +215,7 @@ func (q *entryQueue) mark() { q.marked = len(q.entries) }
 func (q *entryQueue) withdraw(e *presenceEntry) {
 	q.entries[e.position-q.popped] = nil
 	q.holes++
+	// A few holes are not worth a copy.
 	if q.holes <= len(q.entries)/2+16 {
 		return
 	}

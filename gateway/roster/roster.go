@@ -152,6 +152,7 @@ func (r *Roster) Leave(u presence.User, page string, c Joiner, lost bool) {
 
 	e.live--
 	s.alive = nil
+	// Nobody waits for this join any more.
 	e.waiters = slices.DeleteFunc(e.waiters, func(w waiter) bool { return w.Joiner == c })
 
 	if lost && r.cfg.Grace > 0 {
@@ -223,6 +224,7 @@ func (r *Roster) Run(ctx context.Context) {
 		case now := <-repeat.C:
 			repeats = r.resendAll(now)
 			if !repeats {
+				// A quiet process is not woken for nothing.
 				repeat.Stop()
 			}
 
@@ -245,6 +247,7 @@ func (r *Roster) Run(ctx context.Context) {
 
 // Receive handles a node's reply. Any goroutine may call it; it does not block.
 func (r *Roster) Receive(a *heartbeat.Reply) {
+	// The number comes from a datagram, and is an index.
 	if a.Partition < 0 || a.Partition >= len(r.streams) {
 		return
 	}

@@ -221,6 +221,7 @@ func (s *stream) restartLocked() {
 
 // requeueJoinsLocked queues all joins of the user again.
 func (s *stream) requeueJoinsLocked(user *userEntry) {
+	// Any other join is in the queue already.
 	for _, e := range user.entries {
 		if e.live > 0 && e.lastOp == heartbeat.Join {
 			s.enqueueLocked(e)
@@ -231,6 +232,7 @@ func (s *stream) requeueJoinsLocked(user *userEntry) {
 func (s *stream) wakeLocked() {
 	if !s.kicked {
 		s.kicked = true
+		// The channel has room for each stream once, so this never blocks.
 		s.kick <- s
 	}
 }
@@ -252,6 +254,8 @@ func (s *stream) nextBeatLocked(source heartbeat.Source) *heartbeat.Beat {
 	from := len(s.flight)
 	s.launchLocked()
 
+	// Everybody who was here when the stream began is in flight or acknowledged, so the owner can be told where that
+	// ends.
 	if s.queue.marked == 0 && s.whole == 0 {
 		s.whole = s.first + uint64(len(s.flight))
 		s.announce = true
@@ -263,6 +267,7 @@ func (s *stream) nextBeatLocked(source heartbeat.Source) *heartbeat.Beat {
 		return nil
 	}
 
+	// Only a beat with all ops in flight puts off their repetition.
 	if from == 0 {
 		s.sent = time.Now()
 		s.repeatAfter = firstRepeat
@@ -282,6 +287,7 @@ func (s *stream) launchLocked() {
 			continue
 		}
 
+		// What the entry is by now is sent, so that changes in quick succession cost one op.
 		op := e.op()
 		if e.flying > 0 && e.lastOp == op.Kind {
 			continue // the entry has changed and changed back, so the op in flight is right
@@ -337,6 +343,7 @@ func (r *Roster) resend(s *stream, now time.Time) {
 	}
 	s.mu.Unlock()
 
+	// Without the lock, for which joins and leaves of the partition wait.
 	if b != nil {
 		r.cfg.Beats.SendBeat(b)
 	}
@@ -370,6 +377,7 @@ func (s *stream) aliveLocked() []presence.User {
 		}
 
 		if s.alive == nil {
+			// A new slice each time, because beats under way share the old one.
 			s.alive = make([]presence.User, 0, len(s.users))
 		}
 		s.alive = append(s.alive, u)
@@ -422,6 +430,7 @@ func (s *stream) acknowledgeLocked(a *heartbeat.Reply) (arrivals []arrival) {
 	for len(s.flight) > 0 && s.first <= s.acked && s.flight[0].done() {
 		now := time.Now()
 		e := s.landLocked()
+		// The owner answers, so the ops that follow get their full time.
 		s.sent = now
 		s.repeatAfter = firstRepeat
 

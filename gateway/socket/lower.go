@@ -39,6 +39,7 @@ func (l *lowerConn) Write(p []byte) (int, error) {
 		return l.Conn.Write(p)
 	}
 
+	// What the socket does not take is kept, so for TLS the record is out.
 	return len(p), l.wire.emitLocked(p)
 }
 

@@ -71,6 +71,7 @@ func (d descriptor) call(number uintptr, p []byte) (n int, err error) {
 	}
 
 	for {
+		// Raw, since a call that does not wait need not be announced to the scheduler.
 		n, _, errno := syscall.RawSyscall6(number, uintptr(d), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)),
 			syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL, 0, 0)
 		switch errno {

@@ -43,6 +43,7 @@ func NewPoller() (*Poller, error) {
 		return nil, fmt.Errorf("socket: epoll: %w", err)
 	}
 
+	// Only a descriptor that does not block is watched by the runtime.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("socket: epoll: %w", err)
@@ -66,6 +67,7 @@ func (p *Poller) add(w *Wire) bool {
 
 	p.once.Do(func() { close(p.used) })
 
+	// The slot comes first, because events may come as soon as the descriptor is added.
 	p.seat(w)
 
 	err := net.ErrClosed
@@ -144,6 +146,7 @@ func (p *Poller) Run(ctx context.Context) {
 
 	wait := func(fd uintptr) bool {
 		for {
+			// With a timeout of 0: the runtime does the waiting, so no thread is blocked.
 			n, failed = unix.EpollWait(int(fd), events, 0)
 			if failed != unix.EINTR { //nolint:errorlint
 				return n > 0 || failed != nil
@@ -172,6 +175,7 @@ func (p *Poller) Run(ctx context.Context) {
 		}
 		p.mu.Unlock()
 
+		// Without the lock, which a wire that ends needs to be removed.
 		for _, w := range ready {
 			w.occasion()
 		}

@@ -64,6 +64,7 @@ func (w *Wire) serve() {
 	defer inputs.Put(in)
 
 	for range maxReads {
+		// Before Look: an occasion that is counted during it means another round.
 		turns := w.turns.Load()
 
 		more, err := w.owner.Look(in)
@@ -80,5 +81,6 @@ func (w *Wire) serve() {
 		}
 	}
 
+	// This client has more to read, and others of the poller must not wait for it.
 	w.owner.Spawn(w.serve)
 }

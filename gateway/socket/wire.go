@@ -180,6 +180,7 @@ func (w *Wire) emitLocked(p []byte) error {
 		return err
 	}
 
+	// The caller reuses p, so the rest is a copy.
 	w.late = &late{out: out, rest: bytes.Clone(p[n:])}
 	w.busy.Store(true)
 	w.owner.Spawn(w.finish) // finish ends within the timeout, or when the wire is closed

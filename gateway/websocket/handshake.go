@@ -48,6 +48,7 @@ func SetUpgrade(h http.Header, r *http.Request, subprotocol string) {
 	h.Set("Connection", "Upgrade")
 	h.Set(headerAccept, acceptKey(r.Header.Get(headerKey)))
 
+	// A client that offered none must not be given one.
 	if len(r.Header.Values(headerProtocol)) > 0 {
 		h.Set(headerProtocol, subprotocol)
 	}
@@ -55,6 +56,7 @@ func SetUpgrade(h http.Header, r *http.Request, subprotocol string) {
 
 // acceptKey is the answer to a handshake's key.
 func acceptKey(key string) string {
+	// The text is that of RFC 6455, section 1.3.
 	sum := sha1.Sum([]byte(strings.TrimSpace(key) + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
 
 	return base64.StdEncoding.EncodeToString(sum[:])

@@ -112,6 +112,7 @@ func parseHead(b []byte) (h head, ok bool) {
 func (h head) tooLong() bool {
 	const mask = 4 // bytes of it, behind the length
 
+	// Frames without a mask have been refused already.
 	switch h.size {
 	case 4 + mask:
 		return h.payload < 126
@@ -144,11 +145,13 @@ func (r *Reader) Next(data []byte) (f Frame, n int, err *Error) {
 		return r.fail(err)
 	}
 
+	// checkLength has bounded the payload, so this does not overflow.
 	n = h.size + int(h.payload)
 	if len(data) < n {
 		return Frame{}, 0, nil
 	}
 
+	// The capacity ends with the frame, so that nobody appends over the next one.
 	payload := data[h.size:n:n]
 	unmask([4]byte(data[h.size-4:h.size]), payload)
 	f, err = r.take(data[0], payload)
@@ -172,6 +175,7 @@ func (r *Reader) checkLength(first byte, h head) *Error {
 		return errLongForm
 	}
 
+	// A control frame may come between two fragments, and does not count.
 	before := 0 // bytes of the message in earlier fragments
 	if r.parts != nil && !control {
 		before = r.parts.n
@@ -232,6 +236,7 @@ func (r *Reader) take(first byte, payload []byte) (Frame, *Error) {
 			return message(Frame{Kind: first, Payload: payload})
 		}
 
+		// Only a message in fragments needs memory; any other is read in place.
 		r.parts = pool.Get().(*parts)
 		r.parts.kind = first | 0x80
 		r.parts.n = 0
@@ -330,6 +335,7 @@ func (r *Reader) Skip(data []byte) (n int, closed bool) {
 // unmask takes the mask off the payload.
 func unmask(key [4]byte, payload []byte) {
 	k := uint64(binary.LittleEndian.Uint32(key[:]))
+	// The key is repeated, so that eight bytes are unmasked at once.
 	k |= k << 32
 
 	for len(payload) >= 8 {
@@ -337,6 +343,7 @@ func unmask(key [4]byte, payload []byte) {
 		payload = payload[8:]
 	}
 
+	// The rest begins at a multiple of four, where the key begins anew.
 	for i := range payload {
 		payload[i] ^= key[i%4]
 	}

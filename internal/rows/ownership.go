@@ -28,6 +28,7 @@ func (o *Ownership) Claim(owner string, former uint64, now time.Time) Claim {
 func (o *Ownership) Refuses(c *Commit) error {
 	switch {
 	case c.Epoch != o.Epoch:
+		// This comes first, because numbers say nothing about commits of another owner.
 		return &Fenced{Epoch: o.Epoch}
 	case c.Number == o.Number:
 		return nil // the commit is a repetition

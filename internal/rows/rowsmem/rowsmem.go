@@ -183,6 +183,7 @@ func (p *partition) addLocked(row *rows.Row) {
 	of := p.collections[row.Collection]
 	if of == nil {
 		of = &collection{values: map[string]*value{}}
+		// Names may be parts of a request's buffer, which must not be kept alive.
 		p.collections[strings.Clone(row.Collection)] = of
 	}
 	of.values[strings.Clone(row.Field)] = &value{row.Value}
@@ -245,6 +246,7 @@ func (s *Store) Size(partition int, collection string) int {
 
 // Scan implements rows.Store. Each sees the rows as of one moment.
 func (s *Store) Scan(_ context.Context, at int, collection, after string, each func(string, []byte) error) error {
+	// These are copies, so each may call the store.
 	for _, row := range s.partitions[at].after(collection, after) {
 		if err := each(row.Field, row.Value); err != nil {
 			return err
@@ -257,6 +259,7 @@ func (s *Store) Scan(_ context.Context, at int, collection, after string, each f
 // after returns a copy of the rows of a collection whose fields are greater than after, in their order.
 func (p *partition) after(collection, after string) []rows.Row {
 	var found []rows.Row
+	// A copy, so that the lock is free while the caller looks at the rows.
 	p.mu.Lock()
 	if of := p.collections[collection]; of != nil {
 		found = make([]rows.Row, 0, len(of.values))

@@ -139,6 +139,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	for i, span := range spans {
 		s.claimed(runs[i], partitions[span.first:span.end], claims[span.first:span.end])
 	}
+	// An owner that claims a single partition again must not take a failed claim for one that was refused.
 	if everyFailed(claims) {
 		return nil, claims[0].Err
 	}

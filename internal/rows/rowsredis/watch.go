@@ -75,6 +75,7 @@ func (w *watch) Received(partition int, payload string) {
 
 	// Redis delivers publications at most once, and a failover may lose them with their commits.
 	newest := w.newest[partition]
+	// When a subscription begins, everything is read, so the first publication may follow any.
 	isNext := newest == 0 || newest == before
 	if !isNext {
 		w.gap()

@@ -100,6 +100,7 @@ func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 		}
 
 		for _, of := range collections {
+			// The tier's own rows do not belong in the durable store. Other collections may be named repeatedly.
 			isOfTier := of == collection || of == dirtyRows
 			at := place{id, of}
 			if isOfTier || done[at] {

@@ -37,6 +37,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 
 	// One failed partition does not fail the others, so that a repeated call has fewer partitions to claim.
 	for _, t := range all {
+		// An owner claims a single partition again after a loss, and would take a claim without an epoch for a refusal.
 		if t.err != nil && len(partitions) == 1 {
 			return nil, t.err
 		}
@@ -140,9 +141,11 @@ func (t *takeover) prepare(ctx context.Context) error {
 		return t.restore(ctx)
 	case t.hasState:
 	case t.durable.isEmpty:
+		// The durable store is new, so the fast store lacks nothing. If it has commits, it was used alone.
 		t.state.complete = true
 		t.state.adopts = t.claim.Number > 0
 	case t.claim.Number > 0:
+		// The durable store has rows, and none of them came from these commits.
 		return fmt.Errorf("partition %d: %w", t.p.id, ErrBoth)
 	default:
 		// The durable store was used alone until now. Reads fill the fast store, but do not bring over the IDs.
@@ -164,6 +167,7 @@ func (t *takeover) fastLostData() (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	// Only what the fast store had acknowledged was ever drained.
 	if t.hasDurable() && t.claim.Number < t.durable.drained.upTo {
 		return true, nil
 	}
@@ -281,6 +285,7 @@ func (all takeovers) readDrained(ctx context.Context) {
 
 		t.durable.drained = decodeDrainRecord(row.Value)
 		isOther := t.durable.drained.token != "" && t.durable.drained.token != t.state.token
+		// A fast store without a state is new or has lost everything, so it may take the durable store over.
 		if t.hasState && isOther {
 			t.err = fmt.Errorf("partition %d: %w", t.p.id, ErrOtherFast)
 		}

@@ -222,7 +222,8 @@ func (p *partition) newDrainLocked(now time.Time) *drain {
 		After:     p.durable.newest,
 		Number:    p.durable.newest + 1,
 		At:        now,
-		IDs:       slices.DeleteFunc(distinct(dirty.ids), func(id rows.ID) bool { return !id.Until.After(now) }),
+		// A commit names each ID once, and those that have expired need no copy.
+		IDs: slices.DeleteFunc(distinct(dirty.ids), func(id rows.ID) bool { return !id.Until.After(now) }),
 	}
 
 	for name, value := range dirty.rows {

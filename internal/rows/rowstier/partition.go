@@ -112,6 +112,7 @@ type fastCommit struct {
 	isRepeated bool // it was sent before, so the fast store may have its earlier form
 	// endsComplete says that the fast store was complete until this commit, which is not acknowledged yet.
 	endsComplete bool
+	evicts       int // how many rows of removals.evicted it removes
 }
 
 // removals are rows to delete from the fast store with the next commits.
@@ -199,7 +200,9 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 	p.commit.number = c.Number
 
 	// An undrained row stays in the fast store, because no other store has it.
-	evicted := slices.DeleteFunc(slices.Clone(p.nextEvictedLocked()), p.isDirtyLocked)
+	next := p.nextEvictedLocked()
+	p.commit.evicts = len(next)
+	evicted := slices.DeleteFunc(slices.Clone(next), p.isDirtyLocked)
 	if len(evicted) > 0 && p.state.complete {
 		p.state.complete = false
 		p.stateChanged = true
@@ -260,6 +263,7 @@ func (p *partition) appendTombstonesLocked(to []rows.Row, written map[rows.Name]
 		return to
 	}
 	for _, row := range p.sending.Rows {
+		// If the row has changed since, dirty has its newer value.
 		if _, again := p.dirty.rows[row.Name]; !again {
 			add(row.Name, row.Value)
 		}
@@ -291,7 +295,7 @@ func (p *partition) acknowledge(c, prepared *rows.Commit) {
 		written[row.Name] = true
 	}
 	p.removals.drained = slices.DeleteFunc(p.removals.drained, func(name rows.Name) bool { return written[name] })
-	p.removals.evicted = p.removals.evicted[len(p.nextEvictedLocked()):]
+	p.removals.evicted = p.removals.evicted[p.commit.evicts:] // evict may have added others since
 	p.commit.endsComplete = false
 
 	// The state may have changed since the commit was prepared. And if the commit was repeated, the fast store may have

@@ -115,6 +115,7 @@ func (s *Store) scanBoth(ctx context.Context, at rows.Address, after string, eac
 
 	for fast.ok || durable.ok {
 		first := fast
+		// Of two rows with one name the fast store's is newer. The other one is skipped below.
 		if !fast.ok || durable.ok && durable.field < fast.field {
 			first = durable
 		}
@@ -138,6 +139,7 @@ func (s *Store) scanBoth(ctx context.Context, at rows.Address, after string, eac
 		}
 	}
 
+	// A scan that has failed looks like one that has ended, so errors come to light only here.
 	if fast.err != nil {
 		return fast.err
 	}
@@ -169,6 +171,7 @@ func startScan(ctx context.Context, of rows.Store, at rows.Address, after string
 			s.err = err
 		}
 	})
+	// The first row is at hand at once, so that scans can be merged.
 	s.move()
 
 	return s

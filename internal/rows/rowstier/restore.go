@@ -172,6 +172,7 @@ func (t *takeover) restore(ctx context.Context) error {
 	}
 
 	commit := rows.Commit{Partition: t.p.id, Epoch: t.claim.Epoch, After: t.claim.Number, At: now}
+	// With a number below what was drained, the fast store would seem to have lost data at the next claim.
 	t.p.addUndrained(&commit, changed, max(t.durable.drained.upTo, t.claim.Number+1))
 	commit.Rows = append(commit.Rows, rows.Row{Name: stateName, Value: t.state.encode()})
 

@@ -201,6 +201,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	known, err := s.durable.Remembered(ctx, p.id, ids)
 	switch {
 	case err != nil:
+		// Nothing was sent to the fast store. ErrUnavailable would make the owner doubt that.
 		return fmt.Errorf("%w: looking up IDs in the durable store: %w", rows.ErrFull, err)
 	case len(known) > 0:
 		return &rows.Known{IDs: known}

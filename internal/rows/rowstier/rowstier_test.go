@@ -876,6 +876,28 @@ func TestTheStateChangesDuringACommit(t *testing.T) {
 	})
 }
 
+// TestARowEvictedDuringACommit: the next commit evicts it.
+func TestARowEvictedDuringACommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOwned(t, "owner", newFast(), newDurable())
+		p := &o.partitions[7]
+		first := []rows.Name{{Collection: "c", Field: "first"}}
+		second := []rows.Name{{Collection: "c", Field: "second"}}
+
+		o.Evict(7, first)
+		c := o.next("1")
+		under := p.prepare(&c)
+		o.Evict(7, second)
+		p.acknowledge(&c, &under)
+		if !slices.Equal(p.removals.evicted, second) {
+			t.Errorf("%v are left to evict, want %v", p.removals.evicted, second)
+		}
+
+		p.dirty.rows = nil
+		o.close(t)
+	})
+}
+
 // scanned is a fast store in which something happens right after a scan.
 type scanned struct {
 	*fastStore

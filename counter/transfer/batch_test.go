@@ -1,0 +1,55 @@
+package transfer
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"headcount/counter"
+)
+
+// restorer notes how many counters each of its transactions has.
+type restorer struct {
+	counter.Restorer
+	transactions []int
+}
+
+func (r *restorer) Restore(_ context.Context, copies []counter.Copy, _ *counter.Rules) (int, error) {
+	r.transactions = append(r.transactions, len(copies))
+	return len(copies), nil
+}
+
+func (r *restorer) RestoreDeleted(context.Context, uint64) error { return nil }
+
+// Transferred implements Progress.
+func (r *restorer) Transferred(int, int, int64) {}
+
+// TestAnImportOfLargeSets: an export has the hashes of members, and large sets are imported one at a time.
+func TestAnImportOfLargeSets(t *testing.T) {
+	hashes := slices.Repeat([]string{strings.Repeat("0", 14)}, batchParts)
+	lines := []string{`{"format":1,"at":"2030-10-10T12:11:42Z"}`}
+	for _, key := range []string{"a", "b"} {
+		one := counter.Copy{Hashes: hashes}
+		one.Key = key
+		one.Kind = counter.Members
+		one.Value = batchParts
+		one.Version = counter.Version{Incarnation: 1, Sequence: 1}
+		text, err := json.Marshal(one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, string(text))
+	}
+	lines = append(lines, `{"counters":2,"deleted":0}`, "")
+
+	var to restorer
+	file := strings.NewReader(strings.Join(lines, "\n"))
+	if err := Import(t.Context(), file, &to, counter.BuiltinRules(), nil, &to); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(to.transactions, []int{1, 1}) {
+		t.Errorf("the transactions have %v counters, want one each", to.transactions)
+	}
+}
