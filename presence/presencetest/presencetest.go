@@ -36,17 +36,13 @@ type Store interface {
 type Factory func(t testing.TB) Store
 
 // Run tests the whole contract, for a store on a server that no other set-up tests in full.
-func Run(t *testing.T, open Factory) {
-	for _, name := range partNames() {
-		t.Run(name, func(t *testing.T) { run(t, name, open) })
-	}
-}
+func Run(t *testing.T, open Factory) { onServer(t, partNames(), open) }
 
 // RunInBubble tests the whole contract by the clock of synctest, for a store within the process.
 func RunInBubble(t *testing.T, open Factory) {
 	for _, name := range partNames() {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { run(t, name, open) })
+			synctest.Test(t, func(t *testing.T) { run(t, name, open(t)) })
 		})
 	}
 }
@@ -81,8 +77,7 @@ func partNames() (names []string) {
 	return names
 }
 
-func run(t *testing.T, name string, open Factory) {
-	s := open(t)
+func run(t *testing.T, name string, s Store) {
 	if test, ok := completed[name]; ok {
 		complete(t, s)
 		test(t, s)
@@ -346,6 +341,12 @@ func holds(t *testing.T, s Store) {
 	write(time.Time{}, false)
 	if got := one(); !got.Hold.IsZero() || got.Alone {
 		t.Fatalf("%+v; want no hold any more", got)
+	}
+
+	// A hold may have ended before its write arrives.
+	write(began.Add(-time.Second), false)
+	if got := one(); got.Hold.After(began) {
+		t.Fatalf("%+v; want no hold that lasts", got)
 	}
 }
 
