@@ -241,8 +241,8 @@ func limitFight(t *testing.T, i Instance) {
 	}
 }
 
-// limitsBeforeCut, limitsMeanwhile and limitsAfterwards: what a store that is away does not answer is an error, and in the
-// end no more has passed than the limit.
+// limitsBeforeCut, limitsMeanwhile and limitsAfterwards: what a store that is away does not answer is an error, and in
+// the end no more has passed than the limit.
 func limitsBeforeCut(t *testing.T, s counter.Limiter) {
 	for _, a := range algorithms {
 		takes(t, s, asks("a", a, 10, 6), true, 4)

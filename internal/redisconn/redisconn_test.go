@@ -125,8 +125,8 @@ func TestClockOneOutageIsReportedOnce(t *testing.T) {
 
 func ping(ctx context.Context, c *redisconn.Client) error { return c.Ping(ctx).Err() }
 
-// TestServerWhatOneStoreRefusesIsServedToOthers: neither a refusal by Accept nor an unreadable reply is an outage, and a
-// store that is closed does nothing any more.
+// TestServerWhatOneStoreRefusesIsServedToOthers: neither a refusal by Accept nor an unreadable reply is an outage, and
+// a store that is closed does nothing any more.
 func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	t.Parallel()
 	conn, log := open(t, redistest.Single(t).URL())

@@ -2,8 +2,8 @@ package testkit
 
 import "testing"
 
-// Part runs a part of a test. What the part opens with the testing.TB that it gets is closed when the part ends, and not
-// with the test.
+// Part runs a part of a test. What the part opens with the testing.TB that it gets is closed when the part ends, and
+// not with the test.
 func Part(t testing.TB, run func(testing.TB)) {
 	p := &part{TB: t}
 	defer p.end()

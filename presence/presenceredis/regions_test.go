@@ -665,8 +665,8 @@ func TestServerALinkAtRestCostsLittle(t *testing.T) {
 	}
 }
 
-// A Redis may only have imported counters. It can be greeted once its first process has added the other facts. Disabling
-// the Redis user of a peer then is an outage, which ends when the user is enabled again.
+// A Redis may only have imported counters. It can be greeted once its first process has added the other facts.
+// Disabling the Redis user of a peer then is an outage, which ends when the user is enabled again.
 func TestServerAPeerThatCannotBeUsedYet(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
