@@ -104,7 +104,7 @@ test-all:
 	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 6,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 6,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
-	$(call part,portable,$(call gotest,$(PURE) $(PORTABLE),./internal/machine ./gateway ./gateway/httppolicy) && $(call gotest,$(PORTABLE),./gateway/socket))
+	$(call part,portable,$(call gotest,$(PURE) $(PORTABLE),./internal/machine ./gateway ./gateway/httppolicy ./gateway/socket))
 
 # busy COMMAND runs a command beside two busy loops on each core.
 busy = trap 'kill $$(jobs -p)' EXIT; for i in $$(seq $$((2 * $$(getconf _NPROCESSORS_ONLN)))); do (while :; do :; done) & done;

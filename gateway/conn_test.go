@@ -425,9 +425,15 @@ const (
 	heartbeatMsg = `{"type":"heartbeat"}`
 )
 
-// TestServerFramesInPieces sends the same bytes cut at every place, and one by one.
+// The same bytes come cut at every place, and one by one.
 func TestServerFramesInPieces(t *testing.T) {
 	t.Parallel()
+	polled(t, nil, framesInPieces)
+}
+
+func TestFramesInPieces(t *testing.T) { inMemory(t, nil, framesInPieces) }
+
+func framesInPieces(t *testing.T, s *served) {
 	sent := masked(websocket.Text, `{"type":"subscribe","pages":["p"]}`) +
 		masked(websocket.Pong, "") +
 		masked(partText, `{"type":"hea`) +
@@ -470,41 +476,38 @@ func TestServerFramesInPieces(t *testing.T) {
 		}
 	}
 
-	bothWays(t, nil, func(t *testing.T, s *served) {
-		var wg sync.WaitGroup
-		const step = 3
-		for cut := 0; cut <= len(sent); cut += step {
-			r := s.socket("")
-			wg.Go(func() {
-				if cut > 0 {
-					r.write([]byte(sent[:cut]))
-					time.Sleep(20 * time.Millisecond) // else the system may join the two parts
-				}
-				r.write([]byte(sent[cut:]))
-				check(r)
-				_ = r.Close()
-			})
-		}
+	var wg sync.WaitGroup
+	const step = 3
+	for cut := 0; cut <= len(sent); cut += step {
+		r := s.socket("")
+		wg.Go(func() {
+			if cut > 0 {
+				r.write([]byte(sent[:cut]))
+				time.Sleep(20 * time.Millisecond) // else the system may join the two parts
+			}
+			r.write([]byte(sent[cut:]))
+			check(r)
+			_ = r.Close()
+		})
+	}
 
-		// Without Nagle's algorithm each byte is a segment of its own.
-		drip := s.socket("")
-		_ = drip.tcp().SetNoDelay(true)
-		for i := range sent {
-			drip.write([]byte(sent[i : i+1]))
-			time.Sleep(200 * time.Microsecond)
-		}
-		check(drip)
-		_ = drip.Close()
+	// Without Nagle's algorithm, as Go's sockets are, each byte is a segment of its own.
+	drip := s.socket("")
+	for i := range sent {
+		drip.write([]byte(sent[i : i+1]))
+		time.Sleep(200 * time.Microsecond)
+	}
+	check(drip)
+	_ = drip.Close()
 
-		wg.Wait()
+	wg.Wait()
 
-		// What comes right behind the handshake must not be lost with the HTTP server's buffer.
-		early := s.socket(sent)
-		check(early)
-		_ = early.Close()
+	// What comes right behind the handshake must not be lost with the HTTP server's buffer.
+	early := s.socket(sent)
+	check(early)
+	_ = early.Close()
 
-		s.settles(0)
-	})
+	s.settles(0)
 }
 
 // An end is a way in which a connection that is on a page ends.
@@ -772,75 +775,88 @@ func TestServerCloseWhileServing(t *testing.T) {
 	})
 }
 
-// TestClockClientThatTakesNothing floods the gateway with requests and never reads an answer.
-// The gateway stops reading from that client, then closes it. Other clients notice
-// nothing.
+// A client floods the gateway with requests and never reads an answer. The gateway stops reading from that client, then
+// closes it. Other clients notice nothing.
 func TestClockClientThatTakesNothing(t *testing.T) {
-	reg := prometheus.NewRegistry() // of the server that runs
-	bothWays(t, func(cfg *Config) {
-		reg = prometheus.NewRegistry()
-		cfg.WriteTimeout = 500 * time.Millisecond
-		cfg.Registerer = reg
-	}, func(t *testing.T, s *served) {
-		hog := s.narrowSocket(4096) // else the kernel takes megabytes of pongs first
-
-		gone := make(chan struct{})
-		go func() {
-			defer close(gone)
-			text := []byte(strings.Repeat(masked(websocket.Ping, strings.Repeat("x", 125)), 100))
-			for {
-				if _, err := hog.Write(text); err != nil {
-					return
-				}
-			}
-		}()
-
-		other := s.socket("")
-		watch := testkit.NewStopwatch(t)
-		for {
-			began := watch.Elapsed()
-			other.write([]byte(masked(websocket.Text, heartbeatMsg)))
-			other.expect(websocket.Text, heartbeatMsg)
-
-			// Less than the write timeout: nobody may wait for a write to the other client.
-			if took := watch.Elapsed() - began; took > 400*time.Millisecond {
-				t.Errorf("the other client waited %s", took)
-			}
-
-			select {
-			case <-gone:
-				s.settles(1)
-				if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
-					t.Errorf("%v clients were closed because they did not read, want 1", n)
-				}
-
-				_ = other.Close()
-				s.settles(0)
-				return
-			case <-time.After(10 * time.Millisecond):
-			}
-		}
-	})
+	reg := prometheus.NewRegistry()
+	polled(t, takesNothing(reg), func(t *testing.T, s *served) { clientTakesNothing(t, s, reg) })
 }
 
-// narrowSocket is socket with small buffers of the system between server and client. So have all sockets after it.
+func TestClientThatTakesNothing(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	inMemory(t, takesNothing(reg), func(t *testing.T, s *served) { clientTakesNothing(t, s, reg) })
+}
+
+func takesNothing(reg *prometheus.Registry) func(*Config) {
+	return func(cfg *Config) {
+		cfg.WriteTimeout = 500 * time.Millisecond
+		cfg.Registerer = reg
+	}
+}
+
+func clientTakesNothing(t *testing.T, s *served, reg *prometheus.Registry) {
+	hog := s.narrowSocket(4096) // else the kernel takes megabytes of pongs first
+	defer hog.Close()
+
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		text := []byte(strings.Repeat(masked(websocket.Ping, strings.Repeat("x", 125)), 100))
+		for {
+			if _, err := hog.Write(text); err != nil {
+				return
+			}
+		}
+	}()
+
+	other := s.socket("")
+	watch := testkit.NewStopwatch(t)
+	for {
+		began := watch.Elapsed()
+		other.write([]byte(masked(websocket.Text, heartbeatMsg)))
+		other.expect(websocket.Text, heartbeatMsg)
+
+		// Less than the write timeout: nobody may wait for a write to the other client.
+		if took := watch.Elapsed() - began; took > 400*time.Millisecond {
+			t.Errorf("the other client waited %s", took)
+		}
+
+		select {
+		case <-gone:
+			s.settles(1)
+			if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
+				t.Errorf("%v clients were closed because they did not read, want 1", n)
+			}
+
+			_ = other.Close()
+			s.settles(0)
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// narrowSocket is socket with small buffers between server and client. Sockets that are opened after it have them, too.
 func (s *served) narrowSocket(bytes int) *raw {
 	s.t.Helper()
-	listener, err := s.listener.SyscallConn()
-	if err != nil {
-		s.t.Fatal(err)
-	}
 
-	// What the listener accepts inherits it.
-	failed := listener.Control(func(fd uintptr) {
-		err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, bytes)
-	})
-	if err := cmp.Or(failed, err); err != nil {
-		s.t.Fatal(err)
+	// What the listener accepts inherits it. A connection in memory has a buffer at the client's end alone.
+	if s.listener != nil {
+		listener, err := s.listener.SyscallConn()
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		failed := listener.Control(func(fd uintptr) {
+			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_SNDBUF, bytes)
+		})
+		if err := cmp.Or(failed, err); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 
 	r := s.socket("")
-	_ = r.tcp().SetReadBuffer(bytes)
+	_ = r.Conn.(interface{ SetReadBuffer(int) error }).SetReadBuffer(bytes)
+	s.settles(1) // a client is welcomed before the gateway knows it
 
 	return r
 }
@@ -849,85 +865,112 @@ func (s *served) narrowSocket(bytes int) *raw {
 // none of its frames was read. It loses neither updates nor answers to its messages.
 func TestServerASlowClientLives(t *testing.T) {
 	t.Parallel()
+	polled(t, pingsOften, func(t *testing.T, s *served) { slowClientLives(t, s, 25) })
+}
+
+func TestASlowClientLives(t *testing.T) {
 	for name, asks := range map[string]int{"silent": 0, "talks": 25} {
 		t.Run(name, func(t *testing.T) {
-			bothWays(t, func(cfg *Config) {
-				cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second
-			}, func(t *testing.T, s *served) {
-				r := s.narrowSocket(64 << 10)
-				s.settles(1) // a client is welcomed before the gateway knows it
-				const fillers = 10
-				// Ten of these do not fit into the buffers, so the gateway has to keep some.
-				filler := bytes.Repeat([]byte("x"), 60_000)
-				s.g.each(func(c *conn) {
-					for range fillers {
-						_ = c.send(websocket.Text, filler)
-					}
-
-					if !c.Busy() {
-						t.Error("the client has taken everything; the test shows nothing")
-					}
-				})
-
-				// A silent client would be closed by then. All the while pings are due and cannot be sent.
-				asked := 0
-				for began := time.Now(); time.Since(began) < 2100*time.Millisecond; time.Sleep(100 * time.Millisecond) {
-					for range asks {
-						r.write([]byte(masked(websocket.Ping, fmt.Sprintf("%0100d", asked))))
-						asked++
-					}
-				}
-
-				for range fillers {
-					r.expect(websocket.Text, string(filler))
-				}
-				for i := range asked {
-					r.expect(websocket.Pong, fmt.Sprintf("%0100d", i))
-				}
-
-				r.expectPing()
-				r.write([]byte(masked(websocket.Text, heartbeatMsg)))
-				r.expect(websocket.Text, heartbeatMsg)
-
-				_ = r.Close()
-				s.settles(0)
-			})
+			inMemory(t, pingsOften, func(t *testing.T, s *served) { slowClientLives(t, s, asks) })
 		})
 	}
 }
 
-// TestClockDrainWaitsForTheClose: a client that closes its side in time is certain to get the
-// close frame. A client that does not is closed after a moment.
+func pingsOften(cfg *Config) {
+	cfg.PingInterval = time.Second
+	cfg.PongTimeout = time.Second
+}
+
+// slowClientLives has a client that sends some pings in each tenth of a second while it does not read.
+func slowClientLives(t *testing.T, s *served, asks int) {
+	r := s.narrowSocket(64 << 10)
+	const fillers = 10
+	// Ten of these do not fit into the buffers, so the gateway has to keep some.
+	filler := bytes.Repeat([]byte("x"), 60_000)
+	s.g.each(func(c *conn) {
+		for range fillers {
+			_ = c.send(websocket.Text, filler)
+		}
+
+		if !c.Busy() {
+			t.Error("the client has taken everything; the test shows nothing")
+		}
+	})
+
+	// A silent client would be closed by then. All the while pings are due and cannot be sent.
+	const rounds, pause = 21, 100 * time.Millisecond
+	var talking sync.WaitGroup
+	talking.Go(func() {
+		for n := range rounds * asks {
+			if n%asks == 0 {
+				time.Sleep(pause)
+			}
+			if _, err := r.Write([]byte(masked(websocket.Ping, fmt.Sprintf("%0100d", n)))); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	time.Sleep(rounds * pause)
+
+	for range fillers {
+		r.expect(websocket.Text, string(filler))
+	}
+	for i := range rounds * asks {
+		r.expect(websocket.Pong, fmt.Sprintf("%0100d", i))
+	}
+	talking.Wait()
+
+	r.expectPing()
+	r.write([]byte(masked(websocket.Text, heartbeatMsg)))
+	r.expect(websocket.Text, heartbeatMsg)
+
+	_ = r.Close()
+	s.settles(0)
+}
+
+// A client that closes its side in time is certain to get the close frame. A client that does not is closed after a
+// moment.
 func TestClockDrainWaitsForTheClose(t *testing.T) {
 	t.Parallel()
-	bothWays(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
-		good, bad := s.socket(""), s.socket("")
-		s.settles(2)
+	polled(t, drainsSoon, drainWaitsForTheClose)
+}
 
-		ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
-		defer cancel()
-		var drained sync.WaitGroup
-		drained.Go(func() { s.g.Drain(ctx) })
+func TestDrainWaitsForTheClose(t *testing.T) { inMemory(t, drainsSoon, drainWaitsForTheClose) }
 
-		for _, r := range []*raw{good, bad} {
-			r.expect(websocket.Text, `{"type":"reconnect"`)
-			r.expectClose(1012)
-		}
+func drainsSoon(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }
 
-		// Only the good one answers with its side's end.
-		good.write([]byte(masked(websocket.Close, "\x03\xf4")))
-		_ = good.tcp().CloseWrite()
-		good.expectEnd()
-		s.settles(1)
+func drainWaitsForTheClose(t *testing.T, s *served) {
+	good, bad := s.socket(""), s.socket("")
+	s.settles(2)
 
-		watch := testkit.NewStopwatch(t)
-		bad.expectEnd()
-		if took := watch.Elapsed(); took > 2*lingerClose {
-			t.Errorf("the end came after %s", took)
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
+	defer cancel()
+	var drained sync.WaitGroup
+	drained.Go(func() { s.g.Drain(ctx) })
 
-		drained.Wait()
-	})
+	for _, r := range []*raw{good, bad} {
+		r.expect(websocket.Text, `{"type":"reconnect"`)
+		r.expectClose(1012)
+	}
+
+	// Only the good one answers with its side's end.
+	good.write([]byte(masked(websocket.Close, "\x03\xf4")))
+	if tcp, ok := good.Conn.(*net.TCPConn); ok {
+		_ = tcp.CloseWrite()
+	} else {
+		_ = good.Close()
+	}
+	good.expectEnd()
+	s.settles(1)
+
+	watch := testkit.NewStopwatch(t)
+	bad.expectEnd()
+	if took := watch.Elapsed(); took > 2*lingerClose {
+		t.Errorf("the end came after %s", took)
+	}
+
+	drained.Wait()
 }
 
 // counted returns the value of a counter with one label, or -1.

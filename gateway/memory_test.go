@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"headcount/internal/wake"
 )
 
 // inMemory runs a test in a bubble, with a gateway whose clients have connections in memory. A goroutine serves each.
@@ -86,7 +88,7 @@ func (accepted) RemoteAddr() net.Addr { return visitorAddr }
 
 func (p *pipes) dial() (net.Conn, error) {
 	here, there := net.Pipe()
-	c := &buffered{Conn: here, more: make(chan struct{}, 1)}
+	c := &buffered{Conn: here, more: make(chan struct{}, 1), room: make(chan struct{}, 1), ended: make(chan struct{})}
 
 	select {
 	case p.in <- accepted{there}:
@@ -102,17 +104,54 @@ func (p *pipes) dial() (net.Conn, error) {
 type buffered struct {
 	net.Conn
 	more   chan struct{} // holds one: data or err has changed
+	room   chan struct{} // holds one: data was read, or size has changed
+	ended  chan struct{} // closed by Close
+	once   sync.Once     // closes ended
 	unread atomic.Int64  // bytes that were written and that nobody reads
 
 	mu       sync.Mutex
 	data     bytes.Buffer
+	size     int // of data, about; 0: any
 	err      error
 	deadline time.Time
+}
+
+// SetReadBuffer bounds what is taken before it is read.
+func (b *buffered) SetReadBuffer(bytes int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.size = bytes
+
+	return nil
+}
+
+func (b *buffered) Close() error {
+	b.once.Do(func() { close(b.ended) })
+	return b.Conn.Close()
+}
+
+func (b *buffered) isFull() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+
+	return b.size > 0 && b.data.Len() >= b.size
+}
+
+// awaitRoom waits until some of what was taken is read.
+func (b *buffered) awaitRoom() {
+	for b.isFull() {
+		select {
+		case <-b.room:
+		case <-b.ended:
+			return
+		}
+	}
 }
 
 func (b *buffered) fill() {
 	chunk := make([]byte, 4096)
 	for {
+		b.awaitRoom()
 		n, err := b.Conn.Read(chunk)
 		b.mu.Lock()
 		b.data.Write(chunk[:n])
@@ -160,6 +199,7 @@ func (b *buffered) Read(p []byte) (int, error) {
 
 		if b.data.Len() > 0 {
 			defer b.mu.Unlock()
+			wake.Signal(b.room)
 			return b.data.Read(p)
 		}
 		forever := b.deadline.IsZero()

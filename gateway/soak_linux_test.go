@@ -57,7 +57,7 @@ func TestClockSoak(t *testing.T) {
 				var group sync.WaitGroup
 				for range 32 {
 					group.Go(func() {
-						for range 64 {
+						for range 128 {
 							i := int(here.Add(1))
 							page := fmt.Sprint("p", i%40)
 							if i%8 == 0 {

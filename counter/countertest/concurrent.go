@@ -200,8 +200,8 @@ func batches(rng *rand.Rand, keys int) (ops []counter.Op) {
 	return ops
 }
 
-// away cuts the store off while clients repeat everything that was not acknowledged, and
-// counts what arrived.
+// away cuts the store off while clients repeat everything that was not acknowledged, and counts what arrived. Limits
+// are asked before, meanwhile and after.
 func away(t *testing.T, i Instance) {
 	if i.Cut == nil {
 		return // it needs nothing that could go away
@@ -209,7 +209,9 @@ func away(t *testing.T, i Instance) {
 
 	s := i.Store
 	one(t, s, add(exact, "e:1", 1))
+	limitsBeforeCut(t, s)
 	heal := i.Cut(t)
+	limitsMeanwhile(t, s)
 	asked := []counter.Op{
 		with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))),
 		with("c", op(see("u:1", "a"))),
@@ -255,4 +257,5 @@ func away(t *testing.T, i Instance) {
 	if n := len(chained(t, s, "e:1")); n != 2+clients*changes {
 		t.Errorf("%d entries", n)
 	}
+	limitsAfterwards(t, s)
 }

@@ -241,30 +241,28 @@ func limitFight(t *testing.T, i Instance) {
 	}
 }
 
-// limitAway cuts the store off: what it does not answer is an error, and in the end no more
-// has passed than the limit.
-func limitAway(t *testing.T, i Instance) {
-	if i.Cut == nil {
-		return // it needs nothing that could go away
-	}
-
+// limitsBeforeCut, limitsMeanwhile and limitsAfterwards: what a store that is away does not answer is an error, and in
+// the end no more has passed than the limit.
+func limitsBeforeCut(t *testing.T, s counter.Limiter) {
 	for _, a := range algorithms {
-		takes(t, i.Store, asks("a", a, 10, 6), true, 4)
+		takes(t, s, asks("a", a, 10, 6), true, 4)
 	}
+}
 
-	heal := i.Cut(t)
+func limitsMeanwhile(t *testing.T, s counter.Limiter) {
 	for _, a := range algorithms {
-		r := i.Store.Limit(t.Context(), []limit.Request{asks("a", a, 10, 1)})[0]
+		r := s.Limit(t.Context(), []limit.Request{asks("a", a, 10, 1)})[0]
 		if !errors.Is(r.Err, counter.ErrUnavailable) || r.Allowed {
 			t.Errorf("%s: the store is away, and Limit says %+v", a, r)
 		}
 	}
-	heal()
+}
 
+func limitsAfterwards(t *testing.T, s counter.Limiter) {
 	for _, a := range algorithms {
 		passed, unanswered := 6, 1 // some of these may be counted
 		for passed < 20 {
-			r := i.Store.Limit(t.Context(), []limit.Request{asks("a", a, 10, 1)})[0]
+			r := s.Limit(t.Context(), []limit.Request{asks("a", a, 10, 1)})[0]
 			if errors.Is(r.Err, counter.ErrUnavailable) {
 				unanswered++
 				time.Sleep(5 * time.Millisecond)

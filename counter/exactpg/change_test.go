@@ -129,12 +129,24 @@ func once(key, id string, rules *counter.Rules, delta int64) counter.Op {
 	return op
 }
 
-func TestServerSQLIdempotencyKeys(t *testing.T) {
-	url := pgtest.Single(t).Database(t)
-	s := open(t, url)
-	serve(t, s, parseRules(t, stock))
-	c := connect(t, url)
+// TestServerSQLArguments: what the function makes of texts. All of it is asked of one database.
+func TestServerSQLArguments(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	serve(t, open(t, url), parseRules(t, stock))
+	server.Exec(t, url, `create collation public.loose (provider = icu, locale = 'und-u-ks-level1', deterministic = `+
+		`false)`)
+	app := connect(t, shop(t, server, url))
 
+	t.Log("a key is hashed as in Go")
+	hashesKeys(t, connect(t, url))
+	t.Log("arguments may be columns of any collation")
+	takesCollations(t, app)
+	t.Log("the characters that CheckKey accepts are accepted")
+	acceptsKeys(t, app)
+}
+
+func hashesKeys(t *testing.T, c *pgx.Conn) {
 	// Texts of all lengths around the blocks of the hash, with characters of one to four bytes.
 	letters := []rune("ab:1 äß€😀")
 	for size := 0; size < 300; size += 1 + size/40 {
@@ -155,122 +167,150 @@ func TestServerSQLIdempotencyKeys(t *testing.T) {
 	}
 }
 
-// TestServerSQLAndApplyAreOne makes the same random changes in both ways, in a database each, and then mixes them.
+func takesCollations(t *testing.T, c *pgx.Conn) {
+	for n, collation := range []string{`"C"`, `"POSIX"`, `public.loose`} {
+		var value int64
+		err := c.QueryRow(t.Context(), strings.ReplaceAll(`select headcount.change(k, 1, k, k, k || $1, s)
+			from (select 'e:é' collate ? as k, 'shop' collate ? as s) v`, "?", collation), fmt.Sprint(n)).Scan(&value)
+		if err != nil || value != int64(n+1) {
+			t.Errorf("%s: %d and %v", collation, value, err)
+		}
+	}
+}
+
+// acceptsKeys tries the ends of all ranges of characters.
+func acceptsKeys(t *testing.T, c *pgx.Conn) {
+	is := func(r rune) bool { return unicode.IsPrint(r) }
+	tried := 0
+
+	// In the middle of a range of equal characters nothing new can happen.
+	for r := rune(1); r <= unicode.MaxRune; r++ {
+		if r > 0x180 && is(r) == is(r-1) && is(r) == is(r+1) || r >= 0xd800 && r < 0xe000 {
+			continue
+		}
+
+		tried++
+		key := "e:" + string(r) + "a"
+		_, err := change(t.Context(), c, key, 0, "")
+		if err == nil || postgres.Code(err) != "22023" ||
+			strings.Contains(err.Error(), " key: ") != (counter.CheckKey(key) != nil) {
+			t.Errorf("%U: %v, want %v", r, err, counter.CheckKey(key))
+		}
+	}
+
+	if tried < 1000 {
+		t.Errorf("%d characters were tried", tried)
+	}
+}
+
+// TestServerSQLAndApplyAreOne makes the same random changes in two databases: by Apply alone, and in both ways in
+// turns.
 func TestServerSQLAndApplyAreOne(t *testing.T) {
 	server := pgtest.Single(t)
 	rules := parseRules(t, stock)
 	const changes = 1000
 
-	for name, bySQL := range map[string]func(n int) bool{
-		"only one": func(int) bool { return true },
-		"in turns": func(int) bool { return rand.IntN(2) == 0 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			urls := [2]string{server.Database(t), server.Database(t)}
-			judge, mixed := open(t, urls[0]), open(t, urls[1])
-			serve(t, mixed, rules)
-			c := connect(t, shop(t, server, urls[1]))
+	urls := [2]string{server.Database(t), server.Database(t)}
+	judge, mixed := open(t, urls[0]), open(t, urls[1])
+	serve(t, mixed, rules)
+	c := connect(t, shop(t, server, urls[1]))
 
-			versions := map[string]counter.Version{}
-			rules := rules
+	versions := map[string]counter.Version{}
 
-			for n := range changes {
-				if n == changes/3 || n == 2*changes/3 { // another retention of entries
-					rules = parseRules(t, strings.Replace(stock, `"1h"`, []string{"0", `"2h"`}[n/(changes/2)], 1))
-					if !mixed.makeChange(t.Context(), rules) {
-						t.Fatal("the rules were not changed")
-					}
-				}
-
-				key := []string{"e:one", "e:two", "e:%_", "free:1", "free:2"}[rand.IntN(5)]
-				delta := []int64{1, -1, 2, -3, 500, -400, 1_000_000_000_000, -1_000_000_000_000}[rand.IntN(8)]
-				id := ""
-				if rand.IntN(3) == 0 {
-					id = fmt.Sprint(rand.IntN(1 + n/2))
-				}
-
-				if rand.IntN(200) == 0 {
-					op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Find(key), Verb: counter.Delete}}}
-					apply(t, judge, op)
-					apply(t, mixed, op)
-					continue
-				}
-
-				// One database is changed by Apply alone, the other one by either way.
-				op := once(key, id, rules, delta)
-				want := judge.Apply(t.Context(), []counter.Op{op})[0]
-
-				var got int64
-				var err error
-				if bySQL(n) {
-					got, err = change(t.Context(), c, key, delta, id)
-					switch postgres.Code(err) {
-					case "23514":
-						err = counter.ErrBound
-					case "22003":
-						err = counter.ErrOverflow
-					}
-				} else if r := mixed.Apply(t.Context(), []counter.Op{op})[0]; r.Err == nil {
-					got = r.Counters[0].Value
-				} else {
-					err = r.Err
-				}
-				cause := errors.Unwrap(want.Err)
-				madeAlike := want.Err == nil && err == nil && got == want.Counters[0].Value
-				refusedAlike := cause != nil && errors.Is(err, cause)
-				if !madeAlike && !refusedAlike {
-					t.Fatalf("change %d, of %q by %d with %q: %d and %v, want %+v", n, key, delta, id, got, err, want)
-				}
-
-				// A refused or repeated change leaves the version, and every other one raises it.
-				read, err := mixed.Read(t.Context(), []string{key})
-				if err != nil {
-					t.Fatal(err)
-				}
-				v, was := read[0].Version, versions[key]
-				made := want.Err == nil && !want.Replay
-				if !made && read[0].Touched() && v != was {
-					t.Fatalf("change %d of %q is not made, and its version goes from %s to %s", n, key, was, v)
-				}
-				if made && (v.Compare(was) <= 0 || v.Sequence != want.Counters[0].Version.Sequence) {
-					t.Fatalf("change %d of %q: its version goes from %s to %s", n, key, was, v)
-				}
-
-				if read[0].Touched() {
-					versions[key] = read[0].Version
-				}
+	for n := range changes {
+		if n == changes/3 || n == 2*changes/3 { // another retention of entries
+			rules = parseRules(t, strings.Replace(stock, `"1h"`, []string{"0", `"2h"`}[n/(changes/2)], 1))
+			if !mixed.makeChange(t.Context(), rules) {
+				t.Fatal("the rules were not changed")
 			}
+		}
 
-			for _, key := range []string{"e:one", "e:two", "e:%_", "free:1", "free:2"} {
-				if a, b := entries(t, judge, key), entries(t, mixed, key); a != b {
-					t.Errorf("the ledgers of %q differ:\n%s\n%s", key, a, b)
-				}
+		key := []string{"e:one", "e:two", "e:%_", "free:1", "free:2"}[rand.IntN(5)]
+		delta := []int64{1, -1, 2, -3, 500, -400, 1_000_000_000_000, -1_000_000_000_000}[rand.IntN(8)]
+		id := ""
+		if rand.IntN(3) == 0 {
+			id = fmt.Sprint(rand.IntN(1 + n/2))
+		}
+
+		if rand.IntN(200) == 0 {
+			op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Find(key), Verb: counter.Delete}}}
+			apply(t, judge, op)
+			apply(t, mixed, op)
+			continue
+		}
+
+		// One database is changed by Apply alone, the other one by either way.
+		op := once(key, id, rules, delta)
+		want := judge.Apply(t.Context(), []counter.Op{op})[0]
+
+		var got int64
+		var err error
+		if rand.IntN(2) == 0 {
+			got, err = change(t.Context(), c, key, delta, id)
+			switch postgres.Code(err) {
+			case "23514":
+				err = counter.ErrBound
+			case "22003":
+				err = counter.ErrOverflow
 			}
+		} else if r := mixed.Apply(t.Context(), []counter.Op{op})[0]; r.Err == nil {
+			got = r.Counters[0].Value
+		} else {
+			err = r.Err
+		}
+		cause := errors.Unwrap(want.Err)
+		madeAlike := want.Err == nil && err == nil && got == want.Counters[0].Value
+		refusedAlike := cause != nil && errors.Is(err, cause)
+		if !madeAlike && !refusedAlike {
+			t.Fatalf("change %d, of %q by %d with %q: %d and %v, want %+v", n, key, delta, id, got, err, want)
+		}
 
-			const rows = `select string_agg(concat_ws(' ', c.key, c.kind, value, entries, c.kept, s.kept,
-					s.due - c.updated_at > interval '50 minutes'), e'\n' order by c.key)
-				from headcount_counters c left join headcount_sweeps s using (key, incarnation)`
-			var a, b string
-			t.Cleanup(func() {
-				if t.Failed() {
-					t.Logf("the rows are\n%s\n%s", a, b)
-				}
-			})
+		// A refused or repeated change leaves the version, and every other one raises it.
+		read, err := mixed.Read(t.Context(), []string{key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, was := read[0].Version, versions[key]
+		made := want.Err == nil && !want.Replay
+		if !made && read[0].Touched() && v != was {
+			t.Fatalf("change %d of %q is not made, and its version goes from %s to %s", n, key, was, v)
+		}
+		if made && (v.Compare(was) <= 0 || v.Sequence != want.Counters[0].Version.Sequence) {
+			t.Fatalf("change %d of %q: its version goes from %s to %s", n, key, was, v)
+		}
 
-			// Each store sweeps a ledger of another retention at its own time.
-			testkit.Eventually(t, "the same rows", func() bool {
-				a = pgtest.Query[string](t, urls[0], rows)
-				b = pgtest.Query[string](t, urls[1], rows)
+		if read[0].Touched() {
+			versions[key] = read[0].Version
+		}
+	}
 
-				return a == b
-			})
+	for _, key := range []string{"e:one", "e:two", "e:%_", "free:1", "free:2"} {
+		if a, b := entries(t, judge, key), entries(t, mixed, key); a != b {
+			t.Errorf("the ledgers of %q differ:\n%s\n%s", key, a, b)
+		}
+	}
 
-			const ids = `select md5(string_agg(id::text, ' ' order by id)) from headcount_row_ids`
-			if a, b := pgtest.Query[string](t, urls[0], ids), pgtest.Query[string](t, urls[1], ids); a != b {
-				t.Error("the idempotency keys differ")
-			}
-		})
+	const rows = `select string_agg(concat_ws(' ', c.key, c.kind, value, entries, c.kept, s.kept,
+			s.due - c.updated_at > interval '50 minutes'), e'\n' order by c.key)
+		from headcount_counters c left join headcount_sweeps s using (key, incarnation)`
+	var a, b string
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the rows are\n%s\n%s", a, b)
+		}
+	})
+
+	// Each store sweeps a ledger of another retention at its own time.
+	testkit.Eventually(t, "the same rows", func() bool {
+		a = pgtest.Query[string](t, urls[0], rows)
+		b = pgtest.Query[string](t, urls[1], rows)
+
+		return a == b
+	})
+
+	const ids = `select md5(string_agg(id::text, ' ' order by id)) from headcount_row_ids`
+	if a, b := pgtest.Query[string](t, urls[0], ids), pgtest.Query[string](t, urls[1], ids); a != b {
+		t.Error("the idempotency keys differ")
 	}
 }
 
@@ -373,37 +413,6 @@ func TestServerSQLRefuses(t *testing.T) {
 	name := presence.SiteOf("shop").Qualify("e:1")
 	if read, err := s.Read(t.Context(), []string{name, "e:1"}); err != nil || read[0].Value != 2 || read[1].Value != 1 {
 		t.Errorf("%+v and %v in two sites", read, err)
-	}
-}
-
-// TestServerSQLKeys: the function accepts the characters that CheckKey accepts. The test tries the ends of all ranges.
-func TestServerSQLKeys(t *testing.T) {
-	server := pgtest.Single(t)
-	url := server.Database(t)
-	s := open(t, url)
-	serve(t, s, parseRules(t, stock))
-	c := connect(t, shop(t, server, url))
-	is := func(r rune) bool { return unicode.IsPrint(r) }
-
-	tried := 0
-
-	// In the middle of a range of equal characters nothing new can happen.
-	for r := rune(1); r <= unicode.MaxRune; r++ {
-		if r > 0x180 && is(r) == is(r-1) && is(r) == is(r+1) || r >= 0xd800 && r < 0xe000 {
-			continue
-		}
-
-		tried++
-		key := "e:" + string(r) + "a"
-		_, err := change(t.Context(), c, key, 0, "")
-		if err == nil || postgres.Code(err) != "22023" ||
-			strings.Contains(err.Error(), " key: ") != (counter.CheckKey(key) != nil) {
-			t.Errorf("%U: %v, want %v", r, err, counter.CheckKey(key))
-		}
-	}
-
-	if tried < 1000 {
-		t.Errorf("%d characters were tried", tried)
 	}
 }
 
@@ -606,25 +615,6 @@ func TestServerSQLCannotBeMisled(t *testing.T) {
 
 	if n := pgtest.Query[int](t, url, "select count(*) from evil.stolen"); n != 0 {
 		t.Errorf("%d calls of functions that are not pg_catalog's", n)
-	}
-}
-
-// TestServerSQLCollations: arguments may be columns of any collation.
-func TestServerSQLCollations(t *testing.T) {
-	server := pgtest.Single(t)
-	url := server.Database(t)
-	serve(t, open(t, url), parseRules(t, stock))
-	server.Exec(t, url, `create collation public.loose (provider = icu, locale = 'und-u-ks-level1', deterministic = `+
-		`false)`)
-	c := connect(t, shop(t, server, url))
-
-	for n, collation := range []string{`"C"`, `"POSIX"`, `public.loose`} {
-		var value int64
-		err := c.QueryRow(t.Context(), strings.ReplaceAll(`select headcount.change(k, 1, k, k, k || $1, s)
-			from (select 'e:é' collate ? as k, 'shop' collate ? as s) v`, "?", collation), fmt.Sprint(n)).Scan(&value)
-		if err != nil || value != int64(n+1) {
-			t.Errorf("%s: %d and %v", collation, value, err)
-		}
 	}
 }
 

@@ -109,7 +109,6 @@ func TestServerContractOverRedis(t *testing.T) {
 	server := redistest.Single(t)
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "stores and what stands in front of them are put together",
-		"changes at the same time add up":            "changes of several callers are combined",
 	}, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 

@@ -80,11 +80,8 @@ func TestServerContractAlone(t *testing.T) {
 		"sets are listed":                            "scans of two stores",
 		"a watcher hears what it follows":            "two feeds",
 		"a watcher hears a delete once":              "two feeds",
-		"64 clients fight for the last 10":           "transactions lock",
-		"changes at the same time add up":            "transactions lock, and the server is killed",
 		"a store that is away":                       "the server is killed",
 		"a closed store is unavailable, and says so": "two stores",
-		"limits end as the model's":                  "the server is killed between them",
 	}, alone)
 }
 

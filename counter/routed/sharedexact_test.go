@@ -19,19 +19,19 @@ import (
 )
 
 // beginSharedExact returns a process with PostgreSQL beside Redis, which ends with the test.
-func (s *stores) beginSharedExact(t testing.TB, rules *counter.Rules) *process {
+func (s *stores) beginSharedExact(t testing.TB) *process {
 	t.Helper()
 	p := &process{redis: rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, s.redis.URL())})}
 	t.Cleanup(func() { _ = p.Close() })
 	var err error
 	p.shared, err = OpenSharedExact(t.Context(),
-		SharedExactConfig{Owned: p.redis, URL: s.url, Rules: rules, Log: zerolog.Nop()})
+		SharedExactConfig{Owned: p.redis, URL: s.url, Rules: countertest.Rules, Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	p.own(t, p.shared.Rows(), owner.Config{})
-	p.gateway = call.NewStore(p.shared.Rows(), countertest.Everywhere{Owner: p.owner}, rules,
+	p.gateway = call.NewStore(p.shared.Rows(), countertest.Everywhere{Owner: p.owner}, countertest.Rules,
 		call.Config{Stream: rand.Text()})
 	p.Store = p.shared.NewStore(p.gateway)
 
@@ -41,27 +41,18 @@ func (s *stores) beginSharedExact(t testing.TB, rules *counter.Rules) *process {
 func TestServerContractSharedExact(t *testing.T) {
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "kinds of counters are in Redis or in PostgreSQL",
-		"changes at the same time add up":            "batches of one of the two stores",
 	}, func(t testing.TB) countertest.Instance {
 		in := newStores(t)
-		p := in.beginSharedExact(t, countertest.Rules)
+		p := in.beginSharedExact(t)
 
 		return countertest.Instance{Store: p, Crash: func(t testing.TB) counter.Store {
 			hangUp(t, in.postgres, in.url)
 			_ = p.Close()
-			p = in.beginSharedExact(t, countertest.Rules)
+			p = in.beginSharedExact(t)
 			countertest.AwaitServed(t, p)
 
 			return p
 		}}
-	})
-}
-
-func TestServerCopiesSharedExact(t *testing.T) {
-	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
-		in := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
-
-		return in.beginSharedExact(t, counter.BuiltinRules())
 	})
 }
 

@@ -157,15 +157,11 @@ func behind(t testing.TB) countertest.Instance {
 	}
 }
 
+// What asks both stores, as aggregates and watchers do, is the same code as without Redis: TestServerContractAlone.
 func TestServerContractTiered(t *testing.T) {
 	countertest.RunParts(t, countertest.Parts{
 		"any history ends with the model's counters": "two stores",
 		"many members and changes at once":           "rows in two stores",
-		"aggregates":                                 "of two stores",
-		"sets are listed":                            "scans of two stores",
-		"a watcher hears what it follows":            "two feeds",
-		"a watcher hears a delete once":              "two feeds",
-		"64 clients fight for the last 10":           "two processes",
 		"changes at the same time add up":            "two processes",
 		"limits end as the model's":                  "rows in two stores",
 		"reservations expire":                        "PostgreSQL says what is due",
@@ -333,7 +329,7 @@ func TestServerKindsOfTwoStores(t *testing.T) {
 	alone := openAlone(t, pgtest.Single(t).Database(t))
 	p := newStores(t).begin(t)
 	elsewhere := &stores{redis: redistest.Start(t), url: pgtest.Single(t).Database(t)}
-	region := elsewhere.beginSharedExact(t, countertest.Rules)
+	region := elsewhere.beginSharedExact(t)
 
 	inZero := "s:0" // a key whose partition is that of exact counters without PostgreSQL
 	for n := 0; rows.PartitionOf(inZero) != owner.ExactPartition; n++ {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"headcount/internal/testkit"
@@ -31,7 +32,6 @@ func (n *tally) Inc() { n.Add(1) }
 
 func newLimitedServer(t *testing.T, limit int) *limitedServer {
 	t.Helper()
-	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -104,56 +104,16 @@ func (s *limitedServer) answered(c net.Conn) error {
 	return err
 }
 
-const wholeRequest = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+const (
+	wholeRequest = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+	halfRequest  = "GET /-/ws HTTP/1.1\r\nHost: x\r\n"
+)
 
-// A client that sends its request is served, however many do not. Those make room, the
-// oldest first, and never more than is needed.
-func TestClockConnLimiterHalfHandshakes(t *testing.T) {
-	const limit = 8
-	s := newLimitedServer(t, limit)
-	var slow []net.Conn
-	for i := range limit {
-		slow = append(slow, s.says("GET /-/ws HTTP/1.1\r\nHost: x\r\n"))
-		testkit.Eventually(t, "a short connection", func() bool { return s.short() == i+1 })
-	}
-
-	newest := time.Now()
-	watch := testkit.NewStopwatch(t)
-	c := s.says(wholeRequest)
-	if err := s.answered(c); err != nil {
-		t.Fatalf("behind half handshakes: %v", err)
-	}
-	if took := watch.Elapsed(); took > 3*progressTimeout {
-		t.Errorf("it waited %s", took)
-	}
-
-	if n := s.evicted.Load(); n != 1 {
-		t.Errorf("%d had to go, want one", n)
-	}
-
-	if _, err := slow[0].Read(make([]byte, 1)); err == nil {
-		t.Error("the oldest half handshake is still there")
-	}
-
-	// When the clients that are left have had their time, too, nobody waits for them.
-	time.Sleep(time.Until(newest.Add(progressTimeout)))
-	for range limit - 1 {
-		began := watch.Elapsed()
-		if err := s.answered(s.says(wholeRequest)); err != nil {
-			t.Fatal(err)
-		}
-		if took := watch.Elapsed() - began; took > progressTimeout*3/4 {
-			t.Errorf("it waited %s", took)
-		}
-	}
-
-	if n := s.short(); n > limit {
-		t.Errorf("%d short connections", n)
-	}
-}
-
-// Long connections take no place, and no client is closed while there is room.
-func TestServerConnLimiterLetsLongConnectionsThrough(t *testing.T) {
+// Behind a real server a ConnLimiter learns from each connection whether it has sent something, whether it made a step,
+// and when it is a long one. How long each may stay is tested in memory.
+func TestServerConnLimiter(t *testing.T) {
+	t.Parallel()
+	t.Log("long connections take no place, and no client is closed while there is room")
 	const limit = 4
 	s := newLimitedServer(t, limit)
 	for range 10 * limit {
@@ -166,113 +126,161 @@ func TestServerConnLimiterLetsLongConnectionsThrough(t *testing.T) {
 	if n := s.evicted.Load(); n != 0 {
 		t.Errorf("%d had to go", n)
 	}
-}
 
-// A connection that is kept for the next request is closed before one whose last step
-// was later.
-func TestServerConnLimiterStepsCount(t *testing.T) {
-	s := newLimitedServer(t, 2)
-	first := s.says(wholeRequest)
-	if err := s.answered(first); err != nil {
-		t.Fatal(err)
-	}
-
-	second := s.says("GET / HTTP/1.1\r\n")
-	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
-
-	if _, err := io.WriteString(first, wholeRequest); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.answered(first); err != nil {
-		t.Fatal(err)
-	}
-
-	third := s.says(wholeRequest)
-	if err := s.answered(third); err != nil {
-		t.Fatal(err)
-	}
-
-	if _, err := second.Read(make([]byte, 1)); err == nil {
-		t.Error("the half handshake is still there")
-	}
-
-	if _, err := io.WriteString(first, wholeRequest); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.answered(first); err != nil {
-		t.Errorf("the one that had asked again is gone: %v", err)
-	}
-}
-
-// While all clients are new, the next one waits. Closing the ConnLimiter ends that.
-func TestServerConnLimiterClosesWhileOneWaits(t *testing.T) {
-	s := newLimitedServer(t, 1)
-	s.says("GET / HTTP/1.1\r\n")
-	testkit.Eventually(t, "a short connection", func() bool { return s.short() == 1 })
-
-	waiting := s.says(wholeRequest)
-	time.Sleep(progressTimeout / 20) // let it reach the ConnLimiter; it waits much longer
-	_ = s.limiter.Close()
-	if err := s.answered(waiting); err == nil {
-		t.Error("it was accepted by a closed ConnLimiter")
-	}
-}
-
-// A client that has sent something does not wait for clients that have sent nothing,
-// however many come: their places become free first, also before those of clients that
-// have sent a part.
-func TestClockConnLimiterSilentConnections(t *testing.T) {
-	const limit = 100
-	s := newLimitedServer(t, limit)
-	half := s.says("GET / HTTP/1.1\r\n")
+	t.Log("a client that has sent a part does not go before one that has sent nothing")
+	s = newLimitedServer(t, 2)
+	half := s.says(halfRequest)
 	testkit.Eventually(t, "a short connection that has sent something", func() bool {
 		s.limiter.mu.Lock()
 		defer s.limiter.mu.Unlock()
 		return s.limiter.silent.Len() == 1 && said(s.limiter.silent.Front().Value.(*shortConn).conn)
 	})
+	silent := s.says("")
+	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
+	time.Sleep(silenceTimeout) // it has had its time
 
-	stop := make(chan struct{})
-	flood := make(chan struct{})
-	go func() { // ends with stop
-		defer close(flood)
-		every := time.NewTicker(5 * time.Millisecond)
-		defer every.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-every.C:
-				if c, err := net.Dial("tcp", s.limiter.Addr().String()); err == nil {
-					defer c.Close()
-				}
-			}
-		}
-	}()
-
-	testkit.Eventually(t, "somebody who had to go", func() bool { return s.evicted.Load() > 0 })
-	// It is still open, so a read of it does not end.
-	_ = half.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
-	if _, err := half.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("one that had sent a part had to go first: %v", err)
+	if err := s.answered(s.says(wholeRequest)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := silent.Read(make([]byte, 1)); err == nil {
+		t.Error("the silent one is still there")
+	}
+	if _, err := io.WriteString(half, "\r\n"); err != nil {
+		t.Error(err)
+	}
+	if err := s.answered(half); err != nil {
+		t.Errorf("one that had sent a part had to go: %v", err)
 	}
 
-	watch := testkit.NewStopwatch(t)
-	for range 20 {
-		began := watch.Elapsed()
-		c := s.says(wholeRequest)
-		if err := s.answered(c); err != nil {
+	t.Log("a connection whose last step was earlier is closed first")
+	s = newLimitedServer(t, 2)
+	first := s.says(wholeRequest)
+	if err := s.answered(first); err != nil {
+		t.Fatal(err)
+	}
+	second := s.says(halfRequest)
+	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
+
+	ask := func() {
+		t.Helper()
+		if _, err := io.WriteString(first, wholeRequest); err != nil {
 			t.Fatal(err)
 		}
-		if took := watch.Elapsed() - began; took > progressTimeout/4 {
-			t.Errorf("it waited %s", took)
+		if err := s.answered(first); err != nil {
+			t.Fatalf("the one that asks again is gone: %v", err)
+		}
+	}
+	ask()
+	if err := s.answered(s.says(wholeRequest)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := second.Read(make([]byte, 1)); err == nil {
+		t.Error("the half handshake is still there")
+	}
+	ask()
+}
+
+// A client that sends its request is served, however many do not. Those make room, the oldest first, and never more
+// than is needed.
+func TestConnLimiterHalfHandshakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit, apart = 8, 10 * time.Millisecond
+		cl, _, clients := acceptAll(t, limit, 0)
+		for range limit {
+			c, client := acceptOne(t, cl)
+			cl.State(c, http.StateActive)
+			clients = append(clients, client)
+			time.Sleep(apart)
 		}
 
-		c.Close()
-		time.Sleep(10 * time.Millisecond)
-	}
+		// accepts lets one more come, and returns how long it waited.
+		accepts := func() time.Duration {
+			t.Helper()
+			began := time.Now()
+			c, _ := acceptOne(t, cl)
+			cl.State(c, http.StateActive)
+			return time.Since(began)
+		}
+		if waited := accepts(); waited != progressTimeout-limit*apart {
+			t.Errorf("behind half handshakes it waited %s", waited)
+		}
+		if n := cl.evicted.(*tally).Load(); n != 1 {
+			t.Errorf("%d had to go, want one", n)
+		}
+		if _, err := clients[0].Read(make([]byte, 1)); err == nil {
+			t.Error("the oldest half handshake is still there")
+		}
 
-	close(stop)
-	<-flood
+		// When the clients that are left have had their time, too, nobody waits for them.
+		time.Sleep(progressTimeout)
+		for range limit - 1 {
+			if waited := accepts(); waited != 0 {
+				t.Errorf("it waited %s", waited)
+			}
+		}
+		if len(cl.short) != limit {
+			t.Errorf("%d short connections", len(cl.short))
+		}
+	})
+}
+
+// A client that has sent something does not wait long for clients that have sent nothing, however many come: their
+// places become free first, also before those of clients that have sent a part.
+func TestConnLimiterSilentConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 10
+		cl, conns, _ := acceptAll(t, limit, 1)
+		half := conns[0]
+		cl.State(half, http.StateActive)
+
+		came := time.Now()
+		longest := time.Duration(0)
+		for n := range 200 {
+			began := time.Now()
+			c, _ := acceptOne(t, cl)
+			longest = max(longest, time.Since(began))
+			if n%3 == 0 { // a whole request, which is answered
+				cl.State(c, http.StateActive)
+				cl.State(c, http.StateClosed)
+			}
+		}
+
+		if longest != silenceTimeout {
+			t.Errorf("one waited %s, want the time in which a client may be silent, %s", longest, silenceTimeout)
+		}
+		if n := cl.evicted.(*tally).Load(); n < 100 {
+			t.Errorf("%d had to go", n)
+		}
+		if cl.short[half] == nil || time.Since(came) >= progressTimeout {
+			t.Errorf("one that had sent a part had to go first, in %s", time.Since(came))
+		}
+	})
+}
+
+// While all clients are new, the next one waits. Closing the ConnLimiter ends that.
+func TestConnLimiterClosesWhileOneWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cl, conns, _ := acceptAll(t, 1, 1)
+		cl.State(conns[0], http.StateActive)
+
+		client, there := net.Pipe()
+		defer client.Close()
+		cl.Listener.(pipes) <- there
+		ended := make(chan error, 1)
+		go func() {
+			_, err := cl.Accept()
+			ended <- err
+		}()
+		synctest.Wait()
+		if len(ended) > 0 {
+			t.Fatal("it does not wait")
+		}
+
+		_ = cl.Close()
+		if err := <-ended; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("it was accepted by a closed ConnLimiter: %v", err)
+		}
+	})
 }
 
 // A connection with a long request, of which HTTP/2 has several, is not a short one until the

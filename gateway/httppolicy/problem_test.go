@@ -3,6 +3,7 @@ package httppolicy
 import (
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -67,22 +68,39 @@ func TestWriteProblem(t *testing.T) {
 	}
 }
 
-func TestServerProblemOfHeadHasNoBody(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		Problem(w, http.StatusNotFound, "There is nothing here.")
-	}))
-	defer s.Close()
+// lone is a listener with one connection.
+type lone struct {
+	pipes
+	conn net.Conn
+}
 
-	resp, err := http.Head(s.URL)
-	if err != nil {
+func (l *lone) Accept() (net.Conn, error) {
+	c := l.conn
+	l.conn = nil
+	if c == nil {
+		return nil, net.ErrClosed
+	}
+
+	return c, nil
+}
+
+func TestProblemOfHeadHasNoBody(t *testing.T) {
+	client, there := net.Pipe()
+	defer client.Close()
+	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		Problem(w, http.StatusNotFound, "There is nothing here.")
+	})}
+	_ = server.Serve(&lone{conn: there}) // which goes on with the connection
+
+	if _, err := io.WriteString(client, "HEAD / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close()
-
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || len(body) != 0 || resp.StatusCode != 404 ||
-		resp.Header.Get("Content-Type") != "application/problem+json" {
-		t.Fatalf("%v %q %v", resp, body, err)
+	answer, err := io.ReadAll(client)
+	head, body, ok := strings.Cut(string(answer), "\r\n\r\n")
+	isProblem := strings.HasPrefix(head, "HTTP/1.1 404 ") &&
+		strings.Contains(head, "\r\nContent-Type: application/problem+json")
+	if err != nil || !ok || body != "" || !isProblem {
+		t.Fatalf("%q, %v", answer, err)
 	}
 }
 

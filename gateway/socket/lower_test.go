@@ -2,14 +2,19 @@ package socket
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
+	"math/big"
 	"net"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -35,30 +40,13 @@ func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 
 	l := Listener{tcp}
 	defer l.Close()
-	plain, err := net.Dial("tcp", l.Addr().String())
+	client, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	// Only the certificate of this server is used.
-	certs := httptest.NewUnstartedServer(nil)
-	certs.StartTLS()
-	certs.Close()
-
-	client := tls.Client(bytewise{plain}, &tls.Config{InsecureSkipVerify: true})
-	t.Cleanup(func() { client.Close() })
-
-	lower, err := l.Accept()
+	server, err := l.Accept()
 	if err != nil {
-		t.Fatal(err)
-	}
-	server := tls.Server(lower, &tls.Config{Certificates: certs.TLS.Certificates})
-	var both sync.WaitGroup
-	// Both sides wait for each other in a handshake.
-	both.Go(func() { err = client.Handshake() })
-	failed := server.Handshake()
-	both.Wait()
-	if err := errors.Join(failed, err); err != nil {
 		t.Fatal(err)
 	}
 
@@ -66,6 +54,36 @@ func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	return speakTLS(t, server, client, poller, timeout)
+}
+
+// inMemoryTLS runs a test with a connection over TLS that has no descriptor, as on systems without a poller.
+func inMemoryTLS(t *testing.T, test func(*testing.T, *reader, *tls.Conn)) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := net.Pipe()
+		r, over := speakTLS(t, server, client, nil, time.Minute)
+		test(t, r, over)
+	})
+}
+
+// speakTLS runs a poller, and reads a connection over TLS with it until the test ends.
+func speakTLS(t *testing.T, lower, plain net.Conn, poller *Poller, timeout time.Duration) (*reader, *tls.Conn) {
+	t.Helper()
+	client := tls.Client(bytewise{plain}, &tls.Config{InsecureSkipVerify: true})
+	t.Cleanup(func() { client.Close() })
+
+	server := tls.Server(lower, &tls.Config{Certificates: []tls.Certificate{certificate(t)}})
+	var both sync.WaitGroup
+	// Both sides wait for each other in a handshake.
+	var err error
+	both.Go(func() { err = client.Handshake() })
+	failed := server.Handshake()
+	both.Wait()
+	if err := errors.Join(failed, err); err != nil {
+		t.Fatal(err)
+	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	both.Go(func() { poller.Run(ctx) })
 
@@ -83,9 +101,32 @@ func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
 	return r, client
 }
 
+// certificate returns one that nobody verifies.
+func certificate(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	one := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(rand.Reader, one, one, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
 // Records that come in pieces, and several at once, are read to the end.
 func TestServerReadsThroughTLS(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
+	readsThroughTLS(t, r, client)
+}
+
+func TestReadsThroughTLS(t *testing.T) { inMemoryTLS(t, readsThroughTLS) }
+
+func readsThroughTLS(t *testing.T, r *reader, client *tls.Conn) {
 	text := strings.Repeat("0123456789", 100)
 	for part := range strings.SplitSeq(text, "5") {
 		if _, err := io.WriteString(client, part+"5"); err != nil {
@@ -109,6 +150,12 @@ func TestServerReadsThroughTLS(t *testing.T) {
 // says that this was the end.
 func TestServerWritesThroughTLS(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
+	writesThroughTLS(t, r, client)
+}
+
+func TestWritesThroughTLS(t *testing.T) { inMemoryTLS(t, writesThroughTLS) }
+
+func writesThroughTLS(t *testing.T, r *reader, client *tls.Conn) {
 	writeMuch(t, r, client)
 	_ = r.wire.Close()
 	if rest, err := io.ReadAll(client); err != nil || len(rest) > 0 {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -67,8 +68,13 @@ func newReader(t *testing.T, timeout time.Duration) (*reader, net.Conn) {
 		t.Fatal(err)
 	}
 
+	return startReader(t, server, timeout), client
+}
+
+// startReader reads a connection without a poller until the test ends.
+func startReader(t *testing.T, conn net.Conn, timeout time.Duration) *reader {
 	r := &reader{timeout: timeout, freed: make(chan struct{}, 1), ended: make(chan struct{})}
-	r.wire.Use(server, r)
+	r.wire.Use(conn, r)
 	r.wire.Start(nil)
 	t.Cleanup(func() {
 		_ = r.wire.Close()
@@ -76,12 +82,28 @@ func newReader(t *testing.T, timeout time.Duration) (*reader, net.Conn) {
 		r.group.Wait()
 	})
 
-	return r, client
+	return r
+}
+
+// inMemory runs a test with a connection that has no descriptor: a goroutine finishes each write, as on systems without
+// a poller, and as below TLS there.
+func inMemory(t *testing.T, timeout time.Duration, test func(*testing.T, *reader, net.Conn)) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := net.Pipe()
+		t.Cleanup(func() { client.Close() })
+		test(t, startReader(t, server, timeout), client)
+	})
 }
 
 // Everything that comes is read, to the end.
 func TestServerReadsToTheEnd(t *testing.T) {
 	r, client := newReader(t, time.Minute)
+	readsToTheEnd(t, r, client)
+}
+
+func TestReadsToTheEnd(t *testing.T) { inMemory(t, time.Minute, readsToTheEnd) }
+
+func readsToTheEnd(t *testing.T, r *reader, client net.Conn) {
 	text := strings.Repeat("0123456789", 1000)
 	if _, err := io.WriteString(client, text); err != nil {
 		t.Fatal(err)
@@ -140,6 +162,12 @@ func writeMuch(t *testing.T, r *reader, client io.Reader) {
 // a busy wire, and nothing follows End.
 func TestServerWritesToSlowClient(t *testing.T) {
 	r, client := newReader(t, time.Minute)
+	writesToSlowClient(t, r, client)
+}
+
+func TestWritesToSlowClient(t *testing.T) { inMemory(t, time.Minute, writesToSlowClient) }
+
+func writesToSlowClient(t *testing.T, r *reader, client net.Conn) {
 	writeMuch(t, r, client)
 	if r.wire.Busy() {
 		t.Fatal("the wire is still busy")
@@ -148,7 +176,13 @@ func TestServerWritesToSlowClient(t *testing.T) {
 
 // A client that takes nothing is closed after the timeout, and its owner hears why. One that goes away is not slow.
 func TestServerClientThatTakesNothing(t *testing.T) {
-	r, _ := newReader(t, 50*time.Millisecond)
+	r, client := newReader(t, 50*time.Millisecond)
+	clientTakesNothing(t, r, client)
+}
+
+func TestClientThatTakesNothing(t *testing.T) { inMemory(t, 50*time.Millisecond, clientTakesNothing) }
+
+func clientTakesNothing(t *testing.T, r *reader, _ net.Conn) {
 	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/fstest"
 
@@ -166,31 +165,6 @@ func TestServerTransactionsThatFail(t *testing.T) {
 	}
 	if n := pgtest.Query[int](t, url, "select count(*) from numbers"); n != 1 {
 		t.Errorf("%d rows, want that of the transaction that was made", n)
-	}
-}
-
-// TestClockStartsWithoutServer: calls fail at once until it answers.
-func TestClockStartsWithoutServer(t *testing.T) {
-	server := pgtest.Start(t)
-	cfg := config(server.Database(t))
-	server.Kill()
-
-	var up atomic.Bool
-	var said atomic.Int64
-	cfg.OnState = func(is bool) {
-		up.Store(is)
-		said.Add(1)
-	}
-	db := open(t, cfg)
-	testkit.Eventually(t, "it says that it is away", func() bool { return said.Load() > 0 && !up.Load() })
-	if err := exec(t, db, insert); !errors.Is(err, ErrAway) || db.Cause() == nil {
-		t.Errorf("without a server: %v, because of %v", err, db.Cause())
-	}
-
-	server.Restart(t)
-	testkit.Eventually(t, "it says that it is up", up.Load)
-	if err := exec(t, db, insert); err != nil || db.Cause() != nil {
-		t.Errorf("with a server: %v, because of %v", err, db.Cause())
 	}
 }
 

@@ -3,6 +3,8 @@ package redisconn_test
 import (
 	"context"
 	"errors"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -123,7 +125,8 @@ func TestClockOneOutageIsReportedOnce(t *testing.T) {
 
 func ping(ctx context.Context, c *redisconn.Client) error { return c.Ping(ctx).Err() }
 
-// TestServerWhatOneStoreRefusesIsServedToOthers: neither a refusal by Accept nor an unreadable reply is an outage.
+// TestServerWhatOneStoreRefusesIsServedToOthers: neither a refusal by Accept nor an unreadable reply is an outage, and
+// a store that is closed does nothing any more.
 func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 	t.Parallel()
 	conn, log := open(t, redistest.Single(t).URL())
@@ -161,6 +164,16 @@ func TestServerWhatOneStoreRefusesIsServedToOthers(t *testing.T) {
 		}); !errors.Is(err, errForeign) {
 			t.Fatal(err)
 		}
+	}
+
+	closed := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
+	closed.Close()
+	closed.Close() // a second Close does nothing
+	if err := closed.Do(t.Context(), ping); !errors.Is(err, errUnavailable) {
+		t.Error(err)
+	}
+	if _, err := closed.Known(t.Context()); !errors.Is(err, errUnavailable) {
+		t.Error(err)
 	}
 
 	if err := serving.Do(t.Context(), ping); err != nil {
@@ -219,6 +232,117 @@ func TestServerADenialIsOfOneStore(t *testing.T) {
 	}
 }
 
+// TestServerWordsOfRefusals: every way in which Redis refuses a write, or a connection, is taken for what it is.
+func TestServerWordsOfRefusals(t *testing.T) {
+	t.Parallel()
+	type command []any
+	server := redistest.Start(t)
+	admin := server.Client().Conn() // stays open when the server accepts no other connection
+	defer admin.Close()
+	do := func(cmd ...any) {
+		t.Helper()
+		if err := admin.Do(t.Context(), cmd...).Err(); err != nil {
+			t.Fatalf("%v: %v", cmd, err)
+		}
+	}
+
+	// write returns the error of a new connection, on which a key is written by a command and by a script.
+	write := func() error {
+		conn, err := redisconn.Open(redisconn.Config{URL: "redis://headcount:secret@" + server.Addr + "/0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+
+		caller := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
+		return caller.Do(t.Context(), func(ctx context.Context, c *redisconn.Client) error {
+			const missing = "0000000000000000000000000000000000000000"
+			err := c.Set(ctx, "x", "y", 0).Err()
+			if err == nil {
+				err = c.EvalSha(ctx, missing, []string{"x"}).Err()
+			}
+			if redis.HasErrorPrefix(err, "NOSCRIPT") {
+				return nil
+			}
+			return err
+		})
+	}
+
+	// A BGSAVE without a directory fails, and from then on Redis refuses writes.
+	dir, err := admin.ConfigGet(t.Context(), "dir").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir["dir"]); err != nil {
+		t.Fatal(err)
+	}
+
+	do("ACL", "SETUSER", "headcount", "on", ">secret", "~*", "&*", "+@all")
+	const tooMany = "ERR max number of clients"
+	for _, tc := range []struct {
+		begins        string
+		denial        bool
+		refuse, serve []command
+	}{
+		{"OOM", false, []command{{"CONFIG", "SET", "maxmemory", "1"}}, []command{{"CONFIG", "SET", "maxmemory", "0"}}},
+		{
+			"NOREPLICAS", false, []command{{"CONFIG", "SET", "min-replicas-to-write", "1"}},
+			[]command{{"CONFIG", "SET", "min-replicas-to-write", "0"}},
+		},
+		{
+			"READONLY", false,
+			[]command{{"CONFIG", "SET", "replica-serve-stale-data", "yes"}, {"REPLICAOF", "127.0.0.1", "1"}},
+			[]command{{"REPLICAOF", "NO", "ONE"}},
+		},
+		{
+			"MISCONF", false,
+			[]command{
+				{"CONFIG", "SET", "stop-writes-on-bgsave-error", "yes"}, {"CONFIG", "SET", "save", "3600 1"},
+				{"SET", "x", "y"}, {"BGSAVE"},
+			},
+			[]command{{"CONFIG", "SET", "save", ""}, {"CONFIG", "SET", "stop-writes-on-bgsave-error", "no"}},
+		},
+		{
+			"WRONGPASS", false, []command{{"ACL", "SETUSER", "headcount", "resetpass", ">other"}},
+			[]command{{"ACL", "SETUSER", "headcount", "resetpass", ">secret"}},
+		},
+		{
+			"NOPERM", true, []command{{"ACL", "SETUSER", "headcount", "-@write"}},
+			[]command{{"ACL", "SETUSER", "headcount", "+@all"}},
+		},
+		{
+			"NOPERM", true, []command{{"ACL", "SETUSER", "headcount", "-evalsha"}},
+			[]command{{"ACL", "SETUSER", "headcount", "+@all"}},
+		},
+		{
+			tooMany, false, []command{{"CONFIG", "SET", "maxclients", "1"}},
+			[]command{{"CONFIG", "SET", "maxclients", "1000"}},
+		},
+	} {
+		for _, cmd := range tc.refuse {
+			do(cmd...)
+		}
+		var err error
+		testkit.Eventually(t, tc.begins, func() bool { // a BGSAVE fails after its answer
+			err = write()
+			return err != nil
+		})
+		reason := redisconn.RefusedBy(err)
+		var reply redis.Error
+		isLost := tc.begins == tooMany && !errors.As(err, &reply) // Redis closes the connection right behind its answer
+		if !isLost && (!strings.HasPrefix(reason, tc.begins) || redisconn.IsDenial(reason) != tc.denial) {
+			t.Errorf("%q is taken for %q, want %q; a denial: %t", err, reason, tc.begins, tc.denial)
+		}
+
+		for _, cmd := range tc.serve {
+			do(cmd...)
+		}
+		if err := write(); err != nil {
+			t.Errorf("after %s: %v", tc.begins, err)
+		}
+	}
+}
+
 // TestServerBounded: any number of calls of one store leaves connections to the others.
 func TestServerBounded(t *testing.T) {
 	t.Parallel()
@@ -265,27 +389,6 @@ func TestServerBounded(t *testing.T) {
 	close(end)
 	for range 8 { // the others were only waiting
 		<-began
-	}
-}
-
-// TestServerClosed: a store that is closed does nothing any more, and the others go on.
-func TestServerClosed(t *testing.T) {
-	t.Parallel()
-	conn, _ := open(t, redistest.Single(t).URL())
-	closed := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
-	other := conn.Runner(redisconn.RunnerConfig{Unavailable: errUnavailable})
-
-	closed.Close()
-	closed.Close() // a second Close does nothing
-	if err := closed.Do(t.Context(), ping); !errors.Is(err, errUnavailable) {
-		t.Error(err)
-	}
-	if _, err := closed.Known(t.Context()); !errors.Is(err, errUnavailable) {
-		t.Error(err)
-	}
-
-	if err := other.Do(t.Context(), ping); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -98,24 +98,8 @@ func failover(t *testing.T, url string, kill func()) {
 	})
 }
 
-func TestClockSentinelFailover(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartSentinel(t)
-	failover(t, s.URL(), s.Master.Kill)
-}
-
 func TestClockClusterFailover(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 3)
 	failover(t, c.URL(), c.Masters[1].Kill)
-}
-
-// A plain URL is enough when the server says that it is part of a Cluster.
-func TestServerClusterIsFoundOut(t *testing.T) {
-	s := start(t, open(t, redistest.ThreeMasters(t).Masters[2].URL()))
-	for i := range 50 {
-		s.set(i, fmt.Sprint(i), 1)
-	}
-
-	s.right(nil)
 }

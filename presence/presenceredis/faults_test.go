@@ -148,10 +148,6 @@ func TestServerEmptiedRedisIsFilledAgain(t *testing.T) {
 			s := redistest.Single(t)
 			return s.URL(), []*redistest.Server{s}
 		},
-		"cluster": func() (string, []*redistest.Server) {
-			c := redistest.ThreeMasters(t)
-			return c.URL(), c.Masters
-		},
 		"one master of three": func() (string, []*redistest.Server) {
 			c := redistest.ThreeMasters(t)
 			return c.URL(), c.Masters[1:2]
@@ -346,100 +342,83 @@ func TestServerANewerOwnerIsNotClaimedOver(t *testing.T) {
 	}
 }
 
+// The masters of a Cluster forget their scripts: the first call gets NOSCRIPT in the middle of its pipelines.
 func TestServerUnknownScriptsAreLoaded(t *testing.T) {
-	for name, tc := range map[string]struct {
-		url    string
-		server []*redistest.Server
-	}{
-		"one server": {redistest.Single(t).URL(), []*redistest.Server{redistest.Single(t)}},
-		"cluster":    {redistest.ThreeMasters(t).URL(), redistest.ThreeMasters(t).Masters},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := start(t, open(t, tc.url))
-			// The first call after the flush gets NOSCRIPT, in the middle of a pipeline.
-			for round := range 3 {
-				for _, s := range tc.server {
-					s.Do(t, "SCRIPT", "FLUSH")
-				}
+	servers := redistest.ThreeMasters(t)
+	c := start(t, open(t, servers.URL()))
+	for round := range 3 {
+		for _, s := range servers.Masters {
+			s.Do(t, "SCRIPT", "FLUSH")
+		}
 
-				change := presence.Change{Claim: c.claims[1], Sequence: 100 + uint64(round)}
-				for i := range 2000 {
-					page := fmt.Sprint("p", i)
-					change.Members = append(change.Members, presence.MemberChange{
-						Member: presence.Member{User: presence.User(i), Page: page},
-					})
-					change.Counts = append(change.Counts, presence.PageUsers{Page: page, Users: int64(round + 1)})
-				}
+		change := presence.Change{Claim: c.claims[1], Sequence: 100 + uint64(round)}
+		for i := range 2000 {
+			page := fmt.Sprint("p", i)
+			change.Members = append(change.Members, presence.MemberChange{
+				Member: presence.Member{User: presence.User(i), Page: page},
+			})
+			change.Counts = append(change.Counts, presence.PageUsers{Page: page, Users: int64(round + 1)})
+		}
 
-				o := c.s.Write(t.Context(), []presence.Change{change})
-				if o[0].Err != nil {
-					t.Fatal(o[0].Err)
-				}
+		o := c.s.Write(t.Context(), []presence.Change{change})
+		if o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
 
-				for _, n := range o[0].Counts {
-					if n.Users != int64(round+1) {
-						t.Fatalf("%+v, want %d", n, round+1)
-					}
-				}
+		for _, n := range o[0].Counts {
+			if n.Users != int64(round+1) {
+				t.Fatalf("%+v, want %d", n, round+1)
 			}
-		})
+		}
 	}
 }
 
+// The connections of a watcher to all masters of a Cluster break.
 func TestServerADeadSubscriptionIsMadeAnew(t *testing.T) {
-	for name, tc := range map[string]struct {
-		url     string
-		servers []*redistest.Server
-	}{
-		"one server": {redistest.Single(t).URL(), []*redistest.Server{redistest.Single(t)}},
-		"cluster":    {redistest.ThreeMasters(t).URL(), redistest.ThreeMasters(t).Masters},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := start(t, open(t, tc.url))
-			var mu sync.Mutex
-			lost := map[int]int{}
-			received := map[string]int64{}
-			watchAll(t, c.s, func(_ context.Context, p presence.Publication) {
-				mu.Lock()
-				defer mu.Unlock()
-				if p.Lost {
-					lost[p.Bucket]++
-				}
-				for _, u := range p.Updates {
-					n, _ := presence.CountOf(u)
-					received[n.Page] = n.Users
-				}
-			})
+	servers := redistest.ThreeMasters(t)
+	c := start(t, open(t, servers.URL()))
+	var mu sync.Mutex
+	lost := map[int]int{}
+	received := map[string]int64{}
+	watchAll(t, c.s, func(_ context.Context, p presence.Publication) {
+		mu.Lock()
+		defer mu.Unlock()
+		if p.Lost {
+			lost[p.Bucket]++
+		}
+		for _, u := range p.Updates {
+			n, _ := presence.CountOf(u)
+			received[n.Page] = n.Users
+		}
+	})
 
-			times := func(n int) func() bool {
-				return func() bool {
-					mu.Lock()
-					defer mu.Unlock()
-					fewer := func(v int) bool { return v < n }
-					return len(lost) == presence.DefaultBuckets &&
-						!slices.ContainsFunc(slices.Collect(maps.Values(lost)), fewer)
-				}
-			}
-
-			testkit.Eventually(t, "the first Lost", times(1))
-
-			for _, s := range tc.servers {
-				s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
-			}
-
-			testkit.Eventually(t, "Lost after the connection was killed", times(2))
-
-			// A write that is repeated with the same number of users is not published, so each attempt has one more.
-			users := int64(0)
-			testkit.Eventually(t, "a publication on the new subscription", func() bool {
-				users++
-				c.set(1, "after", users)
-				mu.Lock()
-				defer mu.Unlock()
-				return received["after"] > 0
-			})
-		})
+	times := func(n int) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			fewer := func(v int) bool { return v < n }
+			return len(lost) == presence.DefaultBuckets &&
+				!slices.ContainsFunc(slices.Collect(maps.Values(lost)), fewer)
+		}
 	}
+
+	testkit.Eventually(t, "the first Lost", times(1))
+
+	for _, s := range servers.Masters {
+		s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
+	}
+
+	testkit.Eventually(t, "Lost after the connections were killed", times(2))
+
+	// A write that is repeated with the same number of users is not published, so each attempt has one more.
+	users := int64(0)
+	testkit.Eventually(t, "a publication on the new subscription", func() bool {
+		users++
+		c.set(1, "after", users)
+		mu.Lock()
+		defer mu.Unlock()
+		return received["after"] > 0
+	})
 }
 
 // states receives the reports of a store on whether Redis answers.
@@ -643,66 +622,6 @@ func TestServerEmptyPagesAreForgotten(t *testing.T) {
 
 	if back := c.set(1, "p", 1); !back.Newer(first) || back.Version.Incarnation == first.Version.Incarnation {
 		t.Fatalf("it came back as %s after %s", back.Version, first.Version)
-	}
-}
-
-func TestServerHoldsInThePastAreNone(t *testing.T) {
-	c := start(t, open(t, redistest.Single(t).URL()))
-	m := presence.Member{User: 1, Page: "p", Hold: time.Now().Add(-time.Second)}
-	o := c.s.Write(t.Context(), []presence.Change{
-		{Claim: c.claims[1], Sequence: 5, Members: []presence.MemberChange{{Member: m}}},
-	})
-	if o[0].Err != nil {
-		t.Fatal(o[0].Err)
-	}
-
-	snaps, err := c.s.Load(t.Context(), c.claims[1:2])
-	if err != nil || len(snaps[0].Members) != 1 || !snaps[0].Members[0].Hold.IsZero() {
-		t.Fatalf("Load = %+v, %v; want the member without a hold", snaps, err)
-	}
-}
-
-// Redis 6.2 is the oldest supported version, so the store sends only commands that it has.
-func TestServerOneServerNeedsNothingNewerThan62(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, server.URL())
-	c := start(t, s)
-	c.set(1, "p", 1)
-	c.set(1, "p", 0)
-	c.claim(true)
-
-	if _, err := s.Load(t.Context(), c.claims); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
-		t.Fatal(err)
-	}
-
-	missing, err := s.Missing(t.Context(), "g", presence.CountTopics([]string{"p", "q"}))
-	if err != nil || len(missing) != 1 {
-		t.Fatalf("Missing = %v, %v; want one", missing, err)
-	}
-	if err := s.Detach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
-		t.Fatal(err)
-	}
-
-	s2 := open(t, server.URL(), func(c *presenceredis.Config) { c.FactsWait = time.Millisecond })
-	if _, err := renew(t, s2, presence.Process{Name: "a"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s2.Leave(t.Context(), presence.Process{Name: "a"}); err != nil {
-		t.Fatal(err)
-	}
-	// The commands of Redis 6.2 that the store uses. INFO lists the commands that this server has received.
-	known := strings.Fields("eval evalsha script|load info ping get setnx set hmget hget hset hdel hlen hgetall " +
-		"hincrby sadd srem scard smismember sscan unlink expire persist ttl getrange setrange append strlen mget " +
-		"mset zadd zcard zrange zrangebyscore zrem scan publish time client|setname hello select")
-	for line := range strings.Lines(server.Do(t, "INFO", "commandstats").(string)) {
-		name, _, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
-		if ok && strings.HasPrefix(line, "cmdstat_") && !slices.Contains(known, name) {
-			t.Errorf("sends %s", name)
-		}
 	}
 }
 

@@ -352,53 +352,51 @@ func TestServerNothingGoesOnFromAPartThatFailed(t *testing.T) {
 // A node is suspended between writing members and counts, and resumes after another node has claimed the partition. It
 // writes no count on any page, whether or not it wrote under this claim before.
 func TestServerAZombieWritesNoCount(t *testing.T) {
+	s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
 	for _, wrote := range []bool{false, true} {
-		t.Run(fmt.Sprint("wrote before: ", wrote), func(t *testing.T) {
-			s := open(t, Config{Conn: redistest.Dial(t, redistest.Single(t).URL())})
-			zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
-			if err != nil {
-				t.Fatal(err)
-			}
+		zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
 
-			c := presence.Change{Claim: zombie[0], Sequence: 1, Complete: true}
-			if wrote {
-				if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
-					t.Fatal(o[0].Err)
+		c := presence.Change{Claim: zombie[0], Sequence: 1, Complete: true}
+		if wrote {
+			if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
+				t.Fatal(o[0].Err)
+			}
+		}
+
+		// The zombie holds the calls of its next change when another node claims the partition.
+		c.Sequence = 2
+		c.Counts = []presence.PageUsers{{Page: "p", Users: 3}}
+		var calls []*scriptRun
+		for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
+			for _, run := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
+				s.numberLocked(run, []presence.Change{c})
+				if knows := run.Args[sealAt] != noSeal; knows != wrote {
+					t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
 				}
+				calls = append(calls, &run.scriptRun)
 			}
+		}
 
-			// The zombie holds the calls of its next change when another node claims the partition.
-			c.Sequence = 2
-			c.Counts = []presence.PageUsers{{Page: "p", Users: 3}}
-			var calls []*scriptRun
-			for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
-				for _, run := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
-					s.numberLocked(run, []presence.Change{c})
-					if knows := run.Args[sealAt] != noSeal; knows != wrote {
-						t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
-					}
-					calls = append(calls, &run.scriptRun)
-				}
-			}
+		if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
+			t.Fatal(err)
+		}
 
-			if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
-				t.Fatal(err)
-			}
+		if err := s.conn.Run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
+			t.Fatal(len(calls), err)
+		}
 
-			if err := s.conn.Run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
-				t.Fatal(len(calls), err)
+		for _, cl := range calls {
+			if got := cl.Reply.([]any)[1]; got != string(statusFenced) {
+				t.Fatalf("%v: status %v, want it fenced", cl.Keys, got)
 			}
+		}
 
-			for _, cl := range calls {
-				if got := cl.Reply.([]any)[1]; got != string(statusFenced) {
-					t.Fatalf("%v: status %v, want it fenced", cl.Keys, got)
-				}
-			}
-
-			if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
-				t.Fatalf("%+v, %v", got, err)
-			}
-		})
+		if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
+			t.Fatalf("%+v, %v", got, err)
+		}
 	}
 }
 

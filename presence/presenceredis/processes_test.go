@@ -29,32 +29,69 @@ func renew(t testing.TB, s *presenceredis.Store, p presence.Process) ([]presence
 	}
 }
 
+// A process is refused whose settings are not those of the processes before it, or whose Redis has data of another
+// format. A later version may add a fact: its first process finds a Redis without that fact, and this version finds one
+// fact too many.
 func TestServerDifferentSettingsAreRefused(t *testing.T) {
-	url := redistest.Single(t).URL()
+	const facts, knows = "hc:{c}:facts", `, this version knows 5 and 6; run the version that wrote it`
+	server := redistest.Single(t)
 	p := presence.Process{Name: "a", Incarnation: 1}
-	if _, err := renew(t, open(t, url, quick), p); err != nil {
+	if _, err := renew(t, open(t, server.URL(), quick), p); err != nil {
 		t.Fatal(err)
 	}
 
 	for name, tc := range map[string]struct {
+		is     []any // a command that changes the facts
 		change func(*presenceredis.Config)
 		want   string // in the text; empty: no error
 	}{
-		"same": {func(*presenceredis.Config) {}, ""},
+		"same": {},
 		"partitions": {
-			func(c *presenceredis.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`,
+			change: func(c *presenceredis.Config) { c.Partitions = 300 },
+			want:   `partitions is "300" here and "271" in Redis`,
 		},
-		"buckets": {func(c *presenceredis.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
+		"buckets": {
+			change: func(c *presenceredis.Config) { c.Buckets = 32 }, want: `buckets is "32" here and "64" in Redis`,
+		},
 		"region": {
-			func(c *presenceredis.Config) { c.Facts.Region = "eu" },
-			`this Redis belongs to the region "local", and not to "eu"`,
+			change: func(c *presenceredis.Config) { c.Facts.Region = "eu" },
+			want:   `this Redis belongs to the region "local", and not to "eu"`,
 		},
-		"secret": {func(c *presenceredis.Config) { c.Facts.Secret = "x" }, `--cluster-secret differs`},
+		"secret": {
+			change: func(c *presenceredis.Config) { c.Facts.Secret = "x" }, want: `--cluster-secret differs`,
+		},
+		"a format without a number": {is: []any{"HDEL", facts, "format"}, want: `is of format "1"` + knows},
+		"an older format":           {is: []any{"HSET", facts, "format", "4"}, want: `is of format "4"` + knows},
+		"a newer format":            {is: []any{"HSET", facts, "format", "7"}, want: `is of format "7"` + knows},
+		"a fact of a later version": {is: []any{"HSET", facts, "later", "v"}},
+		"a fact that a later version has added, and another region": {
+			is: []any{"HDEL", facts, "seed"}, change: func(c *presenceredis.Config) { c.Facts.Region = "eu" },
+			want: "belongs to the region",
+		},
+		"a fact that a later version has added": {is: []any{"HDEL", facts, "seed"}},
 	} {
-		_, err := renew(t, open(t, url, quick, tc.change), p)
-		if !saysOrNot(err, tc.want) {
+		before := server.Do(t, "DUMP", facts)
+		if tc.is != nil {
+			server.Do(t, tc.is...)
+		}
+
+		change := tc.change
+		if change == nil {
+			change = func(*presenceredis.Config) {}
+		}
+		p.Name = name
+		if _, err := renew(t, open(t, server.URL(), quick, change), p); !saysOrNot(err, tc.want) {
 			t.Errorf("%s: Renew = %v, want %q", name, err, tc.want)
 		}
+
+		known := server.Do(t, "HMGET", facts, "later", "seed").([]any)
+		if isLater := tc.is != nil && tc.is[2] == "later"; isLater != (known[0] != nil) {
+			t.Errorf("%s: the fact of a later version is %v", name, known[0])
+		}
+		if tc.want == "" && known[1] == nil {
+			t.Errorf("%s: a fact is missing", name)
+		}
+		server.Do(t, "RESTORE", facts, "0", before, "REPLACE")
 	}
 }
 
@@ -67,133 +104,93 @@ func saysOrNot(err error, text string) bool {
 	return errors.Is(err, presence.ErrFacts) && strings.Contains(err.Error(), text)
 }
 
-// TestServerAnotherFormatIsRefused: a Redis may be of a format without a number, or of an older or newer number.
-func TestServerAnotherFormatIsRefused(t *testing.T) {
-	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`, "7": `is of format "7"`} {
-		server := redistest.Single(t)
-		p := presence.Process{Name: "a", Incarnation: 1}
-		if _, err := renew(t, open(t, server.URL(), quick), p); err != nil {
-			t.Fatal(err)
-		}
-
-		if is == "" {
-			server.Do(t, "HDEL", "hc:{c}:facts", "format")
-		} else {
-			server.Do(t, "HSET", "hc:{c}:facts", "format", is)
-		}
-		p.Name = "b"
-		_, err := renew(t, open(t, server.URL(), quick), p)
-		if !saysOrNot(err, says+", this version knows 5 and 6; run the version that wrote it") {
-			t.Errorf("%q: %v", is, err)
-		}
-	}
-}
-
 // A Redis that a process of the previous release has initialized keeps its hash tags, because that process may still
-// run. A new Redis gets evenly distributed tags.
+// run. A new Redis gets evenly distributed tags, with which all other tests work.
 func TestServerARedisKeepsItsHashTags(t *testing.T) {
-	b := presence.Bucket("p", presence.DefaultBuckets)
-	for format, begins := range map[string]string{
-		"5": fmt.Sprintf("hc:{b%d}:", b),
-		"6": presenceredis.BucketKey(b, ""),
-	} {
-		t.Run("format "+format, func(t *testing.T) {
-			server := redistest.Single(t)
-			if format == "5" {
-				// An older process has written only the format so far.
-				server.Do(t, "HSET", "hc:{c}:facts", "format", format)
-			}
-			s := open(t, server.URL(), quick)
-			if _, err := renew(t, s, presence.Process{Name: "a", Incarnation: 1}); err != nil {
-				t.Fatal(err)
-			}
-			c := start(t, s)
-			// Publications must go to the channel of the same bucket.
-			users := c.follow("p")
-			c.set(0, "p", 3)
-			testkit.Eventually(t, "the watcher has the count", func() bool { return users("p") == 3 })
+	const format = "5"
+	server := redistest.Single(t)
+	server.Do(t, "HSET", "hc:{c}:facts", "format", format) // an older process has written no more so far
+	s := open(t, server.URL(), quick)
+	if _, err := renew(t, s, presence.Process{Name: "a", Incarnation: 1}); err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, s)
+	// Publications must go to the channel of the same bucket.
+	users := c.follow("p")
+	c.set(0, "p", 3)
+	testkit.Eventually(t, "the watcher has the count", func() bool { return users("p") == 3 })
 
-			if is := server.Do(t, "HGET", "hc:{c}:facts", "format"); is != format {
-				t.Errorf("the format became %v", is)
-			}
-			if is := server.Do(t, "EXISTS", begins+"c:p"); is != int64(1) {
-				t.Errorf("%sc:p does not exist, but %v", begins, server.Do(t, "KEYS", "hc:{b*}:c:*"))
-			}
+	if is := server.Do(t, "HGET", "hc:{c}:facts", "format"); is != format {
+		t.Errorf("the format became %v", is)
+	}
+	key := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
+	if is := server.Do(t, "EXISTS", key); is != int64(1) {
+		t.Errorf("%s does not exist, but %v", key, server.Do(t, "KEYS", "hc:{b*}:c:*"))
+	}
 
-			listed := []string{}
-			if err := s.Pages(t.Context(), func(pages []string) { listed = append(listed, pages...) }); err != nil {
-				t.Fatal(err)
-			}
-			if !slices.Contains(listed, "p") {
-				t.Errorf("the pages are %q", listed)
-			}
-		})
+	listed := []string{}
+	if err := s.Pages(t.Context(), func(pages []string) { listed = append(listed, pages...) }); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(listed, "p") {
+		t.Errorf("the pages are %q", listed)
 	}
 }
 
-// A process that does not know the format number of webhooks ignores it. The first process that knows the number writes
-// it.
-func TestServerAnotherFormatOfWebhooksIsRefused(t *testing.T) {
-	server := redistest.Single(t)
+// life is a process that joins, with the settings that change gives it.
+type life struct {
+	change func(*presenceredis.Facts)
+	want   string // in the text of the error; empty: no error
+	is     string // the fact afterwards; empty: there is none
+}
+
+// Processes come one after another, and what one knows of a fact decides whether the next may join.
+func TestServerFactsOfProcessesThatCome(t *testing.T) {
 	const refused = `the webhooks' data in Redis is of format "1", this version knows 2; run the version that wrote ` +
 		`it, or delete the keys`
+	webhooks := func(n int) func(*presenceredis.Facts) { return func(f *presenceredis.Facts) { f.Webhooks = n } }
+	counters := func(n int) func(*presenceredis.Facts) { return func(f *presenceredis.Facts) { f.Counters = n } }
+	secret := func(s string) func(*presenceredis.Facts) { return func(f *presenceredis.Facts) { f.Secret = s } }
 
-	for i, tc := range []struct {
-		knows    int
-		is, want string
+	for name, tc := range map[string]struct {
+		fact  string // empty: it is not looked at
+		lives []life
 	}{
-		{0, "", ""},
-		{1, "1", ""},
-		{0, "1", ""},
-		{2, "1", refused},
+		// A process that does not know the format number of webhooks ignores it. The first one that knows it writes it.
+		"webhooks": {"webhooks", []life{
+			{webhooks(0), "", ""}, {webhooks(1), "", "1"}, {webhooks(0), "", "1"}, {webhooks(2), refused, "1"},
+		}},
+		// The first process writes the format number of counters. Processes with another counter format still serve
+		// presence. They neither change the number nor add one to a Redis that has none.
+		"counters": {"counters", []life{
+			{counters(2), "", "2"}, {counters(3), "", "2"}, {counters(2), "", "2"}, {counters(3), "", "2"},
+		}},
+		"no counters": {"counters", []life{
+			{counters(0), "", ""}, {counters(3), "", ""}, {counters(2), "", ""}, {counters(3), "", ""},
+		}},
+		// During a rotation, a process that knows both secrets may start. From then on other processes must know the
+		// first secret that it names.
+		"secrets": {"", []life{
+			{secret("k"), "", ""}, {secret("k,x"), "", ""}, {secret("x,k"), "", ""},
+			{secret("k"), "--cluster-secret differs", ""}, {secret("x"), "", ""},
+		}},
 	} {
-		s := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Webhooks = tc.knows })
-
-		_, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1})
-		if !saysOrNot(err, tc.want) {
-			t.Errorf("%d: Renew = %v, want %q", i, err, tc.want)
-		}
-
-		if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", "webhooks").([]any)[0].(string); is != tc.is {
-			t.Errorf("%d: the facts have %q, want %q", i, is, tc.is)
-		}
-	}
-}
-
-// The first process writes the format number of counters. Processes with another counter format still serve presence.
-// They neither change the number nor add one to a Redis that has none.
-func TestServerCountersOfAnotherFormatDoNotKeepAProcessOut(t *testing.T) {
-	for _, first := range []int{2, 0} {
 		server := redistest.Single(t)
-		for i, knows := range []int{first, 3, 2, 3} {
-			s := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Counters = knows })
+		for i, of := range tc.lives {
+			s := open(t, server.URL(), quick, func(c *presenceredis.Config) { of.change(&c.Facts) })
 			for range 2 {
-				if _, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1}); err != nil {
-					t.Fatalf("after %d, format %d: %v", first, knows, err)
+				_, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1})
+				if !saysOrNot(err, of.want) {
+					t.Errorf("%s, %d: Renew = %v, want %q", name, i, err, of.want)
 				}
 			}
-
-			is, _ := server.Do(t, "HMGET", "hc:{c}:facts", "counters").([]any)[0].(string)
-			if want := strings.Trim(strconv.Itoa(first), "0"); is != want {
-				t.Errorf("after %d, format %d: the facts have %q, want %q", first, knows, is, want)
+			if tc.fact == "" {
+				continue
 			}
-		}
-	}
-}
 
-// During a rotation, a process that knows both secrets may start. From then on other processes must know the first
-// secret that it names.
-func TestServerSecretsRotate(t *testing.T) {
-	url := redistest.Single(t).URL()
-	for i, tc := range []struct {
-		secret string
-		want   error
-	}{{"k", nil}, {"k,x", nil}, {"x,k", nil}, {"k", presence.ErrFacts}, {"x", nil}} {
-		p := presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1}
-		s := open(t, url, quick, func(c *presenceredis.Config) { c.Facts.Secret = tc.secret })
-		for range 2 {
-			if _, err := renew(t, s, p); !errors.Is(err, tc.want) {
-				t.Fatalf("secret %q: Renew = %v, want %v", tc.secret, err, tc.want)
+			is, _ := server.Do(t, "HMGET", "hc:{c}:facts", tc.fact).([]any)[0].(string)
+			if is != of.is {
+				t.Errorf("%s, %d: the fact is %q, want %q", name, i, is, of.is)
 			}
 		}
 	}
@@ -282,34 +279,6 @@ func TestServerFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 		if _, err := renew(t, stranger, presence.Process{Name: "stranger"}); !errors.Is(err, presence.ErrFacts) {
 			t.Errorf("after %v another region and secret: %v, want ErrFacts", lose, err)
 		}
-	}
-}
-
-// A later version may add a fact. Its first process finds a Redis without that fact, and this version finds one fact
-// too many.
-func TestServerFactsOfLaterVersions(t *testing.T) {
-	server := redistest.Single(t)
-	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "a"}); err != nil {
-		t.Fatal(err)
-	}
-
-	// A fact of a later version is there, and one of this version is missing.
-	server.Do(t, "HSET", "hc:{c}:facts", "later", "v")
-	server.Do(t, "HDEL", "hc:{c}:facts", "seed") // as if a were of a version that does not have this fact
-
-	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "b"}); err != nil {
-		t.Fatalf("a fact that is not known here, and one that is not there yet: %v", err)
-	}
-
-	for _, fact := range []string{"later", "seed"} {
-		if v, _ := server.Do(t, "HGET", "hc:{c}:facts", fact).(string); v == "" {
-			t.Errorf("%s is not there", fact)
-		}
-	}
-
-	other := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Region = "other" })
-	if _, err := renew(t, other, presence.Process{Name: "c"}); !errors.Is(err, presence.ErrFacts) {
-		t.Errorf("another region: %v", err)
 	}
 }
 

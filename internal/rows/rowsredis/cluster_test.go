@@ -66,7 +66,21 @@ func (o *ownerOfAll) read() []rows.Found {
 }
 
 func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
-	s := open(t, redistest.ThreeMasters(t).URL())
+	url := redistest.ThreeMasters(t).URL()
+	s := open(t, url)
+	if _, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: 0}, {Partition: 63}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Claim(t.Context(), "b", []rows.Former{{Partition: 63}}); err != nil {
+		t.Fatal(err)
+	}
+	owners, err := s.Owners(t.Context())
+	want := make([]string, rows.Partitions)
+	want[0], want[63] = "a", "b"
+	if err != nil || !slices.Equal(owners, want) {
+		t.Errorf("the owners are %q, %v", owners, err)
+	}
+
 	o := ownAll(t, s)
 	heard := watch(t, s)
 
@@ -89,13 +103,20 @@ func TestServerClusterHasPartitionsEverywhere(t *testing.T) {
 	}
 
 	heard.awaitAny(t, rows.Partitions-1) // one for each commit that was made
+
+	closed := open(t, url)
+	closed.Close()
+	if _, err := closed.Owners(t.Context()); !errors.Is(err, rows.ErrUnavailable) {
+		t.Errorf("the owners of a closed store: %v", err)
+	}
 }
 
 // TestServerClusterMasterRefuses has a master of three that is full, and then one that permits no reads. The other
-// masters serve, however often this one refuses.
+// masters serve, and their partitions can be claimed, however often this one refuses.
 func TestServerClusterMasterRefuses(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
-	o := ownAll(t, open(t, cluster.URL()))
+	s := open(t, cluster.URL())
+	o := ownAll(t, s)
 	refusing := cluster.Masters[1]
 	const there = rows.Partitions / 2 // a partition of the second master
 
@@ -107,6 +128,7 @@ func TestServerClusterMasterRefuses(t *testing.T) {
 		}
 	}
 	errs := o.commit("v")
+	claimsApart(t, s, there)
 
 	refusing.Do(t, "CONFIG", "SET", "maxmemory", "0")
 	refusing.Do(t, "ACL", "SETUSER", "default", "-hmget")
@@ -131,23 +153,18 @@ func TestServerClusterMasterRefuses(t *testing.T) {
 	}
 }
 
-// TestServerClusterClaimsApart has a master of three that cannot write. The partitions of the others can be claimed.
-func TestServerClusterClaimsApart(t *testing.T) {
-	cluster := redistest.ThreeMasters(t)
-	s := open(t, cluster.URL())
-	ownAll(t, s)
+// claimsApart claims all partitions, of which those of the master of one cannot be claimed.
+func claimsApart(t *testing.T, s rows.Store, there int) {
+	t.Helper()
 	all := make([]rows.Former, rows.Partitions)
 	for p := range all {
 		all[p].Partition = p
 	}
 
-	cluster.Masters[1].Do(t, "CONFIG", "SET", "maxmemory", "1")
-	claims, err := s.Claim(t.Context(), "a", all)
-	const there = rows.Partitions / 2 // a partition of the second master
-	_, alone := s.Claim(t.Context(), "a", all[there:there+1])
-	cluster.Masters[1].Do(t, "CONFIG", "SET", "maxmemory", "0")
+	claims, err := s.Claim(t.Context(), "b", all)
+	_, alone := s.Claim(t.Context(), "b", all[there:there+1])
 	if err != nil || !errors.Is(alone, rows.ErrUnavailable) {
-		t.Fatalf("all: %v; one that cannot be claimed: %v", err, alone)
+		t.Errorf("all: %v; one that cannot be claimed: %v", err, alone)
 	}
 
 	refused := 0
@@ -164,29 +181,6 @@ func TestServerClusterClaimsApart(t *testing.T) {
 	}
 	if refused < rows.Partitions/3 || refused > rows.Partitions/3+1 {
 		t.Errorf("one of three masters refused %d of %d claims", refused, rows.Partitions)
-	}
-}
-
-func TestServerClusterNamesOwners(t *testing.T) {
-	cluster := redistest.ThreeMasters(t)
-	s := open(t, cluster.URL())
-	if _, err := s.Claim(t.Context(), "a", []rows.Former{{Partition: 0}, {Partition: 63}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Claim(t.Context(), "b", []rows.Former{{Partition: 63}}); err != nil {
-		t.Fatal(err)
-	}
-
-	owners, err := s.Owners(t.Context())
-	want := make([]string, rows.Partitions)
-	want[0], want[63] = "a", "b"
-	if err != nil || !slices.Equal(owners, want) {
-		t.Errorf("the owners are %q, %v", owners, err)
-	}
-
-	s.Close()
-	if _, err := s.Owners(t.Context()); !errors.Is(err, rows.ErrUnavailable) {
-		t.Errorf("of a closed store: %v", err)
 	}
 }
 

@@ -21,54 +21,56 @@ func TestServerContents(t *testing.T) {
 		"a server":  redistest.Single(t),
 		"a Cluster": redistest.ThreeMasters(t),
 	} {
-		t.Run(name, func(t *testing.T) {
-			server.Flush(t) // other tests have left theirs
-			url := server.URL()
-			s := open(t, url)
-			inbox := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, url), Inbox: "eu"})
-			t.Cleanup(inbox.Close)
-			until := time.Now().Add(time.Hour).Truncate(time.Millisecond)
-			fill(t, s, until)
-			fill(t, inbox, until.Add(time.Hour))
+		t.Log(name)
+		server.Flush(t) // other tests have left theirs
+		hasContents(t, server.URL())
+	}
+}
 
-			seen := map[string]bool{}
-			err := s.Contents(t.Context(), func(partition int, collections []string, ids []rows.ID) error {
-				for _, of := range collections {
-					seen[fmt.Sprint(partition, of)] = true
-				}
-				for _, id := range ids {
-					if !id.Until.Equal(until) {
-						t.Errorf("an ID of partition %d is remembered until %s", partition, id.Until)
-					}
-					seen[fmt.Sprint(partition, id.Bytes)] = true
-				}
+func hasContents(t *testing.T, url string) {
+	s := open(t, url)
+	inbox := rowsredis.New(rowsredis.Config{Conn: redistest.Dial(t, url), Inbox: "eu"})
+	t.Cleanup(inbox.Close)
+	until := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	fill(t, s, until)
+	fill(t, inbox, until.Add(time.Hour))
 
-				return nil
-			})
-			if err != nil {
-				t.Fatal(err)
+	seen := map[string]bool{}
+	err := s.Contents(t.Context(), func(partition int, collections []string, ids []rows.ID) error {
+		for _, of := range collections {
+			seen[fmt.Sprint(partition, of)] = true
+		}
+		for _, id := range ids {
+			if !id.Until.Equal(until) {
+				t.Errorf("an ID of partition %d is remembered until %s", partition, id.Until)
 			}
+			seen[fmt.Sprint(partition, id.Bytes)] = true
+		}
 
-			var missing []int
-			for p := range rows.Partitions {
-				if !seen[fmt.Sprint(p, "c")] || !seen[fmt.Sprint(p, "d:1")] || !seen[fmt.Sprint(p, idOf(p))] {
-					missing = append(missing, p)
-				}
-			}
-			if len(missing) > 0 || len(seen) != 3*rows.Partitions {
-				t.Errorf("there are %d of %d names; something is missing of %v", len(seen), 3*rows.Partitions, missing)
-			}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 
-			enough := errors.New("enough")
-			calls := 0
-			err = s.Contents(t.Context(), func(int, []string, []rows.ID) error {
-				calls++
-				return enough
-			})
-			if !errors.Is(err, enough) || calls != 1 {
-				t.Errorf("it ends with %v after %d calls", err, calls)
-			}
-		})
+	var missing []int
+	for p := range rows.Partitions {
+		if !seen[fmt.Sprint(p, "c")] || !seen[fmt.Sprint(p, "d:1")] || !seen[fmt.Sprint(p, idOf(p))] {
+			missing = append(missing, p)
+		}
+	}
+	if len(missing) > 0 || len(seen) != 3*rows.Partitions {
+		t.Errorf("there are %d of %d names; something is missing of %v", len(seen), 3*rows.Partitions, missing)
+	}
+
+	enough := errors.New("enough")
+	calls := 0
+	err = s.Contents(t.Context(), func(int, []string, []rows.ID) error {
+		calls++
+		return enough
+	})
+	if !errors.Is(err, enough) || calls != 1 {
+		t.Errorf("it ends with %v after %d calls", err, calls)
 	}
 }
 
