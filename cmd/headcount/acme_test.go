@@ -24,16 +24,67 @@ import (
 	"golang.org/x/crypto/acme"
 )
 
+// issuer signs certificates.
+type issuer struct {
+	t      *testing.T
+	domain string
+	key    *ecdsa.PrivateKey
+	root   *x509.Certificate
+}
+
+func newIssuer(t *testing.T, domain string) *issuer {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	i := &issuer{t: t, domain: domain, key: key}
+	i.root = i.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority for tests"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, nil, key.Public())
+
+	return i
+}
+
+func (i *issuer) sign(of, by *x509.Certificate, key crypto.PublicKey) *x509.Certificate {
+	i.t.Helper()
+	if by == nil {
+		by = of
+	}
+	der, err := x509.CreateCertificate(rand.Reader, of, by, key, i.key)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+
+	return cert
+}
+
+// issue returns a certificate for the domain, as PEM.
+func (i *issuer) issue(number int64, key crypto.PublicKey) []byte {
+	cert := i.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(number), DNSNames: []string{i.domain},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}, i.root, key)
+
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}),
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.root.Raw})...)
+}
+
 // authority is a small ACME server (RFC 8555) for one account and one domain. It asks the server for its proof over TLS
 // (RFC 8737) or on port 80. Signatures and nonces are tested by x/crypto/acme itself.
 type authority struct {
-	t      *testing.T
-	url    string
-	domain string
-	prove  func() string // the address that the domain leads to
-	plain  string        // the address of port 80, if the authority asks for the proof there
-	key    *ecdsa.PrivateKey
-	root   *x509.Certificate
+	*issuer
+	url   string
+	prove func() string // the address that the domain leads to
+	plain string        // the address of port 80, if the authority asks for the proof there
 
 	mu     sync.Mutex // guards the fields below
 	status string     // of the order and its one authorization
@@ -43,51 +94,12 @@ type authority struct {
 
 func newAuthority(t *testing.T, domain string, prove func() string) *authority {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	a := &authority{t: t, domain: domain, prove: prove, key: key}
-	a.root = a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority for tests"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}, nil, key.Public())
-
+	a := &authority{issuer: newIssuer(t, domain), prove: prove}
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
 	a.url = server.URL
+
 	return a
-}
-
-func (a *authority) sign(of, by *x509.Certificate, key crypto.PublicKey) *x509.Certificate {
-	a.t.Helper()
-	if by == nil {
-		by = of
-	}
-	der, err := x509.CreateCertificate(rand.Reader, of, by, key, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-
-	return cert
-}
-
-// issue returns a certificate for the domain, as PEM.
-func (a *authority) issue(serial int64, key crypto.PublicKey) []byte {
-	cert := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(serial), DNSNames: []string{a.domain},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}, a.root, key)
-
-	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}),
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.root.Raw})...)
 }
 
 func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {

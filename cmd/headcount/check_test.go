@@ -117,8 +117,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	postgres.Exec(t, newerPages,
 		"create table headcount_pages_migrations as select 98 as version_id, true as is_applied")
 	server := run(t)
-	below := run(t, "--base-path=/live")
-	private := run(t, "--private=*", "--api-key=a key that is long")
+	below := run(t, "--base-path=/live", "--private=*", "--api-key=a key that is long")
 
 	// Addresses and files in the way.
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -242,7 +241,6 @@ func TestServerCheckFindsFaults(t *testing.T) {
 				"--redis=" + redis.URL(), "--postgres=" + database, "--pages-table=blog/*",
 			}),
 		},
-		"a directory to be made": {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 		"nobody answers": {
 			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret",
 				"--redis=redis://"+nobody,
@@ -252,11 +250,12 @@ func TestServerCheckFindsFaults(t *testing.T) {
 				"--postgres: PostgreSQL does not let the server in", "--jwks-url",
 			},
 		},
-		"receivers, keys of another kind, and nobody signed a certificate": {
+		"receivers, keys of another kind, nobody signed a certificate, and a directory in use": {
 			args: append(hooks(receiver(http.StatusMethodNotAllowed).URL, "http://"+nobody, secured.URL,
 				receiver(http.StatusMovedPermanently).URL, receiver(http.StatusBadGateway).URL),
-				"--jwks-url="+unusable.URL, "--public-url="+secured.URL),
+				"--jwks-url="+unusable.URL, "--public-url="+secured.URL, "--data-dir="+held),
 			want: []string{
+				"in use by another process; end that one",
 				"--webhook, number 2: " + nobody + " does not answer", "is not trusted here", "redirects (status 301)",
 				"answers with status 502", "--jwks-url: none of its keys can verify a token",
 				"no authority that this machine knows",
@@ -280,16 +279,12 @@ func TestServerCheckFindsFaults(t *testing.T) {
 				"its tables are of version 98", "has counters, which are not served with --postgres",
 			},
 		},
-		"a key of another, and PostgreSQL takes nothing": {
+		"a key of another, a damaged file, and the server does not run": {
 			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1],
-				"--postgres="+readOnly.String()),
-			want: []string{"; name the files of a certificate and its key", "accepts no changes"},
-		},
-		"a directory in use": {
-			args: append(stopped, "--data-dir="+held), want: []string{"in use by another process; end that one"},
-		},
-		"a damaged file": {
-			args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: []string{broken + ": "},
+				"--data-dir="+filepath.Dir(broken), "--public-url=http://"+server.public),
+			want: []string{
+				"; name the files of a certificate and its key", broken + ": ", "no server answers at --admin-listen",
+			},
 		},
 
 		"a right is missing": {
@@ -299,8 +294,9 @@ func TestServerCheckFindsFaults(t *testing.T) {
 		"channels may not be used": {
 			args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: []string{"may not use channels"},
 		},
-		"keys may not be used": {
-			args: append(stopped, "--redis="+user("b", "~other:*")), want: []string{"may not use keys"},
+		"keys may not be used, and PostgreSQL takes nothing": {
+			args: append(stopped, "--redis="+user("b", "~other:*"), "--postgres="+readOnly.String()),
+			want: []string{"may not use keys", "accepts no changes"},
 		},
 		"a clock is wrong, and a peer is away": {
 			args: append(stopped, "--redis="+late.URL(), "--peer=eu=redis://"+nobody),
@@ -333,17 +329,26 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			want: []string{`--peer eu: this Redis belongs to the region "local"`, "--advertise"},
 		},
 
-		"a good proxy": {
-			args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host })),
+		"a good proxy, and a directory to be made": {
+			args: append(behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host })),
+				"--data-dir="+filepath.Join(missing, "data")),
 		},
-		"a good proxy, below a path": {args: []string{
+		"a good proxy, below a path, and every page is private": {args: []string{
 			"--admin-listen=" + below.admin, "--base-path=/live/",
 			"--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
 		}},
-		"a good proxy, and every page is private": {args: []string{
-			"--admin-listen=" + private.admin,
-			"--public-url=" + proxy(t, private.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
-		}},
+		"a proxy that forgets the Host, addresses and upgrades, and a weak key": {
+			args: append(behind(proxy(t, server.public, func(r *httputil.ProxyRequest) {
+				r.Out.Host = "inside"
+				r.SetXForwarded()
+				r.Out.Header.Del("Upgrade")
+				r.Out.Header.Del("Connection")
+			})), "--api-key=short"),
+			want: []string{
+				"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at",
+				"does not pass on the upgrade",
+			},
+		},
 		"nobody at the address":     {args: behind("http://" + nobody), want: []string{"nothing answers"}},
 		"a stranger at the address": {args: behind(stranger.URL), want: []string{"something else than Headcount"}},
 		"event streams are kept back": {
@@ -356,10 +361,6 @@ func TestServerCheckFindsFaults(t *testing.T) {
 				r.Out.URL.RawPath = ""
 			}), "http://"))),
 			want: []string{"does not pass on a body of 256 KiB", "decodes %2F"},
-		},
-		"the server does not run": {
-			args: append(stopped, "--public-url=http://"+server.public),
-			want: []string{"no server answers at --admin-listen"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -436,30 +437,6 @@ func eachOnce(lines, texts []string) bool {
 	return len(lines) == len(texts)
 }
 
-// One fault does not hide another.
-func TestServerCheckFindsSeveralFaults(t *testing.T) {
-	t.Parallel()
-	server := run(t)
-	public := proxy(t, server.public, func(r *httputil.ProxyRequest) {
-		r.Out.Host = "inside"
-		r.SetXForwarded()
-		r.Out.Header.Del("Upgrade")
-		r.Out.Header.Del("Connection")
-	})
-
-	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public,
-		"--patience=3m")
-	want := []string{
-		"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade",
-	}
-
-	for i := range want {
-		if len(wrong) != len(want) || !strings.Contains(wrong[i], want[i]) {
-			t.Fatalf("want a line each with %q:\n%s", want, all)
-		}
-	}
-}
-
 // Running processes answer over UDP, too, if the check has their secret.
 func TestServerCheckReachesProcesses(t *testing.T) {
 	t.Parallel()
@@ -507,8 +484,8 @@ func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 }
 
 // Problem describes what visitors would object to in a chain of certificates.
-func TestServerChainsOfCertificates(t *testing.T) {
-	a := newAuthority(t, "counter.example.com", nil)
+func TestChainsOfCertificates(t *testing.T) {
+	a := newIssuer(t, "counter.example.com")
 	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
 	if err != nil {
 		t.Fatal(err)

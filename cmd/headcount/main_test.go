@@ -215,21 +215,15 @@ func TestServerHealthcheck(t *testing.T) {
 
 const helperVariable = "TEST_HEADCOUNT_SERVE"
 
-// TestServerHelperProcess is the program when another test runs this binary as such.
-func TestServerHelperProcess(t *testing.T) {
+// TestMain is the program when a test runs this binary as such.
+func TestMain(m *testing.M) {
 	name, ok := os.LookupEnv(helperVariable)
 	if !ok {
-		return
-	}
-
-	// The program's own arguments follow "--".
-	args := os.Args
-	for len(args) > 0 && args[0] != "--" {
-		args = args[1:]
+		os.Exit(m.Run())
 	}
 
 	os.Exit(program{
-		args: args[1:], environ: os.Environ(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+		args: os.Args[1:], environ: os.Environ(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
 		serve: serves[name],
 	}.run())
 }
@@ -262,8 +256,7 @@ var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
 }
 
 func helperCommand(serve string, args ...string) (name string, argv, env []string) {
-	return os.Args[0], append([]string{"-test.run=^TestServerHelperProcess$", "--"}, args...),
-		testkit.Environ(helperVariable + "=" + serve)
+	return os.Args[0], args, testkit.Environ(helperVariable + "=" + serve)
 }
 
 func helper(t *testing.T, serve string, args ...string) (code int, stdout, stderr string) {
@@ -314,12 +307,9 @@ func TestClockSignals(t *testing.T) {
 		signals []os.Signal
 		code    int
 	}{
-		"SIGTERM drains":             {"drains", []os.Signal{syscall.SIGTERM}, 0},
-		"SIGINT drains":              {"drains", []os.Signal{os.Interrupt}, 0},
-		"a second SIGTERM ends it":   {"hangs", []os.Signal{syscall.SIGTERM, syscall.SIGTERM}, 1},
-		"SIGINT after SIGTERM, too":  {"hangs", []os.Signal{syscall.SIGTERM, os.Interrupt}, 1},
-		"SIGPIPE is not a signal":    {"drains", []os.Signal{syscall.SIGPIPE, syscall.SIGTERM}, 0},
-		"two SIGINT, as from Ctrl-C": {"hangs", []os.Signal{os.Interrupt, os.Interrupt}, 1},
+		"SIGPIPE is none, and SIGTERM drains": {"drains", []os.Signal{syscall.SIGPIPE, syscall.SIGTERM}, 0},
+		"a second SIGTERM ends it":            {"hangs", []os.Signal{syscall.SIGTERM, syscall.SIGTERM}, 1},
+		"two SIGINT, as from Ctrl-C":          {"hangs", []os.Signal{os.Interrupt, os.Interrupt}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)

@@ -128,31 +128,3 @@ func TestServerTraces(t *testing.T) {
 		}
 	}
 }
-
-// A refused request has an id, in the answer and in the log, even when nothing is traced.
-func TestServerRequestIDs(t *testing.T) {
-	r := run(t)
-	resp, err := http.Get("http://" + r.public + "/nowhere")
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	defer resp.Body.Close()
-
-	var p struct {
-		RequestID string `json:"request_id"`
-	}
-	err = json.NewDecoder(resp.Body).Decode(&p)
-	if err != nil || len(p.RequestID) != 16 || p.RequestID != resp.Header.Get("X-Request-Id") {
-		t.Errorf("%v, %q in the problem and %q in the head", err, p.RequestID, resp.Header.Get("X-Request-Id"))
-	}
-
-	good, err := http.Get("http://" + r.public + "/p/counter")
-	if err != nil {
-		t.Fatal(err)
-	}
-	good.Body.Close()
-	if id := good.Header.Get("X-Request-Id"); id != "" {
-		t.Errorf("a request that was answered has an id: %q", id)
-	}
-}

@@ -60,15 +60,6 @@ after(async () => {
 
 const at = (page, base = server.url) => `${base}/?page=${page}`;
 
-test('who goes to another page has left the one before at once', async () => {
-  const page = await open(await browser.newContext(), at('walk'));
-  await expectCount(page, 1);
-  await page.click('#pages a[data-page="pricing"]');
-  await within(LEAVE_GRACE - 500, 'a leave is no mere close', () =>
-    eventually(0, 'on the page before', () => server.count('walk')),
-  );
-});
-
 test('the network goes and comes back', async () => {
   const cable = await startCable(server.port);
   const page = await open(await browser.newContext(), at('cable', cable.url));

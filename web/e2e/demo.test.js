@@ -6,7 +6,7 @@
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { readFile } from 'node:fs/promises';
-import { after, before, test } from 'node:test';
+import { after, afterEach, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
 
@@ -62,6 +62,10 @@ before(
   },
   { timeout: 600_000 },
 );
+
+afterEach(() => {
+  for (const page of windows) assert.deepEqual(page.complaints, [], page.url());
+});
 
 after(async () => {
   await visitors?.stop().catch(() => {}); // the test that awaits it says what is wrong
@@ -540,26 +544,3 @@ test('the bell shows a number, and its list reads all', async () => {
   await one.context().close();
 });
 
-test('no window had anything to complain about', () => {
-  for (const page of windows) assert.deepEqual(page.complaints, [], page.url());
-});
-
-// This is last, because browsers log an error when a server goes away.
-test('a server that starts again is found again', async () => {
-  const one = await open(demo('restart'));
-  const two = await open(demo('restart'));
-  await expectCount(one, 2);
-  await server.stop();
-  await expectState(one, 'reconnecting');
-  assert.equal(
-    await one.evaluate(() =>
-      document.getElementById('count').shadowRoot.querySelector('[part~=count]').part.contains('offline'),
-    ),
-    true,
-  );
-  await server.run();
-  await Promise.all([one, two].map((page) => expectState(page, 'live')));
-  await Promise.all([one, two].map((page) => expectCount(page, 2)));
-  const three = await open(demo('restart'));
-  await Promise.all([one, two, three].map((page) => expectCount(page, 3)));
-});

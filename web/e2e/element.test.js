@@ -26,7 +26,6 @@ let office; // a proxy without WebSockets
 let site; // of another origin, allowed: serves what the address asks for
 let guarded; // the same under a strict policy
 let nginx;
-let strict; // a server that wants tokens
 
 before(
   async () => {
@@ -49,14 +48,6 @@ before(
       '--api-key',
       KEY,
     ]);
-    strict = await Server.start(binary.path, [
-      '--allow-origins',
-      site.url,
-      '--jwt-secret',
-      'a secret for tests alone',
-      '--shutdown-timeout',
-      '2s',
-    ]);
     office = await startOfficeProxy(server.port);
     nginx = await startNginx(server.port, {
       wrong: { upgrade: true },
@@ -75,7 +66,6 @@ after(async () => {
   await nginx?.close();
   try {
     await server?.stop();
-    await strict?.stop();
   } finally {
     await binary?.remove();
   }
@@ -253,20 +243,6 @@ const looks = (page, id) =>
     );
   }, id);
 
-test('the connection ends five seconds after the last element, and a new one opens it again', async () => {
-  const connections = (want) => eventually(want, 'connections', () => server.connections());
-  await connections(0);
-  const page = await open(address('<live-count id="count"></live-count>', { path: '/idle' }));
-  await expectCount(page, 1);
-  await page.evaluate(() => document.getElementById('count').remove());
-  await eventually(0, 'the page has', () => server.count('/idle'));
-  await connections(0);
-  await page.evaluate(() => document.body.insertAdjacentHTML('beforeend', '<live-count id="count"></live-count>'));
-  await expectCount(page, 1);
-  assert.deepEqual(page.complaints, []);
-  await close(page);
-});
-
 test('an element that cannot show its counter is struck out, and the console says what to do', async () => {
   const page = await open(
     address(
@@ -397,30 +373,6 @@ async function followsTheAddress(how) {
   await close(page);
 }
 
-test('refused pages take nothing with them where WebSockets are blocked', async () => {
-  const page = await open(
-    address(
-      '<live-count id="count"></live-count><live-count watch page="bad\u0001"></live-count><live-count page="bad\u0002"></live-count><live-count id="fine" watch page="fine"></live-count>',
-      {
-        path: '/blocked',
-        from: office.url,
-      },
-    ),
-  );
-  await expectCount(page, 1);
-  await expectCount(page, 0, 'fine');
-  const told = () => page.complaints.filter((text) => /is not counted/.test(text)).sort();
-  await eventually(2, 'pages are told', () => told().length);
-  assert.match(told()[0], /"bad\\u0001" is not counted: .*U\+0001/);
-  assert.match(told()[1], /"bad\\u0002" is not counted: .*U\+0002/);
-  await eventually(1, 'on the stand-in', () => server.count(stand('bad\u0002')));
-  assert.equal(
-    await page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, office.url),
-    'open',
-  );
-  await close(page);
-});
-
 test('behind a proxy with a wrong Host nothing is live, and the console names the header', async () => {
   const state = (page) => page.textContent('#state');
   for (const way of ['wrong', 'blocked']) {
@@ -535,13 +487,6 @@ test('a widget of each of several sites is live in frames of another origin, wit
     await sited.stop();
     await own.stop();
   }
-});
-
-test('a page of the server without an icon of its own leaves nothing in the console', async () => {
-  const page = await open(`${server.url}/plain/widget`);
-  await page.waitForLoadState('networkidle');
-  assert.deepEqual(page.complaints, []);
-  await close(page);
 });
 
 test('the bell opens a list, which is read one by one or all, under a strict policy', async () => {
@@ -791,12 +736,4 @@ test('with storage="none" there is neither a cookie nor storage, with and withou
   const tab = await openIn(pages[0].context(), addresses[0]);
   await expectCount(tab, 5);
   await close(...pages);
-});
-
-test('a server that wants tokens says so to a page without one', async () => {
-  const page = await open(address('<live-count id="count"></live-count>', { from: strict.url }));
-  const told = () => page.complaints.find((text) => text.startsWith('Headcount:'));
-  await eventually(true, 'told', async () => told() !== undefined);
-  assert.match(told(), /refuses this page: .*this server requires a JWT/);
-  await close(page);
 });

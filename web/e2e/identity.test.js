@@ -328,17 +328,6 @@ test('a page is named after what its site says, and a router in the fragment mov
   }
 });
 
-test('a Web Lock that never settles leaves nobody uncounted', async () => {
-  const never = (page) => page.addInitScript(() => (LockManager.prototype.request = () => new Promise(() => {})));
-  const page = await open(
-    await browser.newContext(),
-    `${site.url}/locked?from=${encodeURIComponent(server.url)}`,
-    never,
-  );
-  await expectCount(page, 1);
-  assert.equal(await server.count('/locked'), 1);
-});
-
 test('any one sign that a page is back wakes it, and ends its pause', async () => {
   const watcher = await watching('/back');
   const sent = [];
@@ -463,4 +452,3 @@ test('in a React application the user changes without a reload, and nothing of t
     await eventually('ann 1 true 1', 'the application shows', text);
   }
 });
-

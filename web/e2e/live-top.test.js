@@ -62,7 +62,7 @@ const hide = (page, hidden) =>
     document.dispatchEvent(new Event('visibilitychange'));
   }, hidden);
 
-test('the list is live, and what does not change stays still', async () => {
+test('the list is live and changes what has changed, while it is seen, and is offline without the server', async () => {
   await server.hold('secret');
   const leave = await server.hold('list/a');
   const page = await open(server, 'n="2" label="Hot"');
@@ -88,26 +88,16 @@ test('the list is live, and what does not change stays still', async () => {
   await page.evaluate(() => document.getElementById('top').setAttribute('n', '1'));
   await expectShown(page, 'list/b 3');
   assert.deepEqual(page.complaints, []);
-  await page.context().close();
-});
 
-test('a tab that cannot be seen has no stream, nor has one without the element', async () => {
-  const page = await open(server, 'n="1"');
-  await expectShown(page, 'list/b 3');
+  // A tab that cannot be seen has no stream.
   await eventually(1, 'streams', () => server.connections());
   await hide(page, true);
   await eventually(0, 'streams', () => server.connections());
   await server.hold('list/b');
   await hide(page, false);
   await expectShown(page, 'list/b 4');
-  await page.evaluate(() => document.getElementById('top').remove());
-  await eventually(0, 'streams', () => server.connections());
-  await page.context().close();
-});
 
-test('the list comes back with the server, and looks different meanwhile', async () => {
-  const page = await open(server, 'n="1"');
-  await expectShown(page, 'list/b 4');
+  // The list comes back with the server.
   const offline = () =>
     page.evaluate(() => document.getElementById('top').shadowRoot.querySelector('ol').part.contains('offline'));
   assert.equal(await offline(), false);
@@ -118,6 +108,9 @@ test('the list comes back with the server, and looks different meanwhile', async
   await server.hold('list/new');
   await expectShown(page, 'list/new 1');
   assert.equal(await offline(), false);
+
+  await page.evaluate(() => document.getElementById('top').remove());
+  await eventually(0, 'streams', () => server.connections());
   await page.context().close();
 });
 

@@ -7,7 +7,7 @@ import { after, before, test } from 'node:test';
 import BackEnd from 'pusher';
 import Pusher from 'pusher-js';
 
-import { TIMEOUT, eventually, launch, open, startCable, startSite } from './browser.js';
+import { TIMEOUT, eventually, launch, open, startSite } from './browser.js';
 import { Server, program } from './server.js';
 
 const KEY = 'key-of-the-app';
@@ -17,7 +17,6 @@ const SCRIPT = createRequire(import.meta.url).resolve('pusher-js/dist/web/pusher
 
 let binary;
 let server;
-let cable;
 let browser;
 let sameSite; // a page of another origin on the server's site, which has its cookies
 let crossSite; // a page of another site
@@ -52,7 +51,6 @@ before(
       '--shutdown-timeout',
       '2s',
     ]);
-    cable = await startCable(server.port);
     browser = await launch();
   },
   { timeout: 600_000 },
@@ -60,7 +58,7 @@ before(
 
 after(async () => {
   await browser?.close();
-  for (const thing of [crossSite, cable]) thing?.close();
+  crossSite?.close();
   try {
     await server?.stop();
   } finally {
@@ -179,7 +177,7 @@ test('node: a back end asks for channels, and says that pages were modified', as
 });
 
 /** A tab with pusher-js, which shows a channel's count. */
-async function tab(context, site, channel, url = server.url) {
+async function tab(context, site, channel) {
   const page = await open(context, site.url);
   await page.addScriptTag({ path: SCRIPT });
   await page.evaluate(
@@ -189,7 +187,7 @@ async function tab(context, site, channel, url = server.url) {
         .subscribe(name)
         .bind('pusher:subscription_count', (data) => (window.count = data.subscription_count));
     },
-    [KEY, options(url), channel],
+    [KEY, options(server.url), channel],
   );
   return page;
 }
@@ -213,19 +211,4 @@ test('Chromium: the tabs of a person count once on the same site, and each for i
   await expectShown(second, 1);
   assert.deepEqual(second.complaints, []);
   await person.close();
-});
-
-test('Chromium: who loses the network is gone, and comes back', async () => {
-  const [person, other] = [await browser.newContext(), await browser.newContext()];
-  const page = await tab(person, sameSite, 'net', cable.url);
-  await expectShown(page, 1);
-  const watcher = await tab(other, sameSite, 'net');
-  await Promise.all([page, watcher].map((page) => expectShown(page, 2)));
-  cable.pull();
-  await expectShown(watcher, 1);
-  cable.plug();
-  await expectShown(watcher, 2);
-  await person.close();
-  await expectShown(watcher, 1);
-  await other.close();
 });

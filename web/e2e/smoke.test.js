@@ -114,6 +114,10 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
   assert.match(page.complaints.join(), /WebSocket/, 'the browser mentions what was blocked');
   const visitor = await open('office', { from: office.url });
   await expectCount(watcher, 2);
+  // All pages of the list have a count, though a browser has few connections for streams.
+  await visitor.waitForFunction(() =>
+    [...document.querySelectorAll('#pages live-count')].every((count) => count.count !== undefined),
+  );
   await visitor.context().close();
   await expectCount(watcher, 1);
   for (const window of [page, watcher]) await window.context().close();

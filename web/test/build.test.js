@@ -38,6 +38,11 @@ test('the package has all that it needs and nothing else', async () => {
   for (const name of [...SCRIPTS, ...SOURCES]) assert.doesNotMatch(await packed(name), /import\.meta|import\([^']/, `${name} cannot be bundled`);
 });
 
+test('a bundle has the parts of the package in files of their own', async () => {
+  const main = (await Promise.all(['client.js', 'elements.js', 'hub.js'].map(packed))).join('');
+  for (const part of ['live', 'bell', 'more', 'rescue']) assert.match(main, new RegExp(`import\\('./${part}\\.js'\\)`));
+});
+
 test('each test is run by one script', async () => {
   const { scripts } = JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8'));
   const named = Object.values(scripts).flatMap((script) => script.match(/e2e\/[\w.-]+\.test\.js/g) ?? []);

@@ -69,57 +69,6 @@ func TestServerAdminEndpoints(t *testing.T) {
 	}
 }
 
-// A handshake is refused with its fault, and negotiates our subprotocol or none.
-func TestServerUpgrade(t *testing.T) {
-	t.Parallel()
-	s := common(t)
-	const (
-		head    = "GET /-/ws HTTP/1.1\r\nHost: x\r\n"
-		upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\n"
-		version = "Sec-WebSocket-Version: 13\r\n"
-		key     = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-		rest    = upgrade + version + key
-		offer   = head + rest + "Sec-WebSocket-Protocol: "
-	)
-	for name, tc := range map[string]struct {
-		request  string
-		want     int
-		protocol string
-	}{
-		"no subprotocol":    {head + rest, 101, ""},
-		"ours among others": {offer + "other, headcount.v1, headcount.v2\r\n", 101, "headcount.v1"},
-		"others alone":      {offer + "mqtt, headcount.v2, headcount.v11, headcount\r\n", 400, ""},
-		"several tokens": {
-			head + "Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n" + version + key, 101, "",
-		},
-		"no upgrade":              {head, 426, ""},
-		"upgrade to another":      {head + "Connection: Upgrade\r\nUpgrade: h2c\r\n", 426, ""},
-		"without Connection":      {head + "Upgrade: websocket\r\n" + version + key, 426, ""},
-		"HTTP/1.0":                {strings.Replace(head, "1.1", "1.0", 1) + rest, 426, ""},
-		"version 8":               {head + upgrade + "Sec-WebSocket-Version: 8\r\n" + key, 400, ""},
-		"no version":              {head + upgrade + key, 400, ""},
-		"no key":                  {head + upgrade + version, 400, ""},
-		"a short key":             {head + upgrade + version + "Sec-WebSocket-Key: YQ==\r\n", 400, ""},
-		"a key that is none":      {head + upgrade + version + "Sec-WebSocket-Key: !\r\n", 400, ""},
-		"a POST":                  {"POST" + head[3:] + "Content-Length: 0\r\n" + rest, 405, ""},
-		"an upgrade of a counter": {strings.Replace(head, "/-/ws", "/p/counter", 1) + rest, 200, ""},
-	} {
-		a := s.rawRequest(t, tc.request+"\r\n")
-		if a.status != tc.want || a.header.Get("Sec-WebSocket-Protocol") != tc.protocol ||
-			a.header.Get("Sec-WebSocket-Extensions") != "" {
-			t.Errorf("%s: %d %v", name, a.status, a.header)
-		}
-
-		if tc.want < 400 {
-			continue
-		}
-		a.problem(t, tc.want)
-		if tc.want == 426 && !strings.EqualFold(a.header.Get("Upgrade"), "websocket") || a.header["Set-Cookie"] != nil {
-			t.Errorf("%s: %v", name, a.header)
-		}
-	}
-}
-
 // A server that is not ready says so, and never answers a count of 0.
 func TestServerStartsReadyOrSaysSo(t *testing.T) {
 	t.Parallel()

@@ -8,11 +8,8 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"github.com/golang-jwt/jwt/v5"
 
 	"headcount/internal/testkit"
 )
@@ -130,116 +127,17 @@ func smokeUsers(t *testing.T, a, b *server) {
 		func() bool { return next(one.user).LastSeen.IsZero() })
 }
 
-// Only servers learn who is here, and only about users whom they name.
-func TestServerIsThisUserHere(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
-	for path, status := range map[string]int{
-		"/-/users": 400, "/-/users?user=": 400, "/-/users?user=%07": 400, "/-/users/events": 400, "/-/users/a%07": 400,
-	} {
-		s.get(t, path, withKey).problem(t, status)
-	}
-
-	for _, path := range []string{"/-/users?user=a", "/-/users/a", "/-/users/events?user=a"} {
-		s.get(t, path).problem(t, 401)
-		s.get(t, path, "X-API-Key: wrong").problem(t, 401)
-	}
-
-	query := make(url.Values)
-	for i := range 101 {
-		query.Add("user", fmt.Sprint("u", i))
-	}
-	s.get(t, "/-/users?"+query.Encode(), withKey).problem(t, 400)
-
-	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
-	a := s.get(t, "/-/users/a%2Fb", withKey)
-	if !strings.HasPrefix(a.body, `{"user":"a/b","online":true,"since":"`) ||
-		!strings.HasSuffix(a.body, `,"pages":1}`+"\n") {
-		t.Errorf("%d %s", a.status, a.body)
-	}
-
-	do(t, "DELETE", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
-	if a := s.get(t, "/-/users/a%2Fb", withKey); a.body != `{"user":"a/b","online":false}`+"\n" { // --last-seen is 0
-		t.Errorf("%d %s", a.status, a.body)
-	}
-
-	do(t, "PUT", s.url+"/-/users/a%2Fb/pages/p", "", withKey).counter(t)
-	a = s.get(t, "/-/users?user=c&user=a/b&user=c", withKey)
-	if !strings.HasPrefix(a.body, `{"users":[{"user":"c","online":false},{"user":"a/b","online":true,`) {
-		t.Errorf("%d %s", a.status, a.body)
-	}
-}
-
-// A server says who is on a page, as often as it likes. Users who are here by a server's word and by a connection count
-// once, and a user whom the server takes away is gone.
-func TestClockServersSayWhoIsHere(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t, "--jwt-secret="+jwtSecret, "--presence-timeout=2s", "--heartbeat-interval=500ms")
-	page := func(user, page string) string { return s.url + "/-/users/" + user + "/pages/" + page }
-
-	if c := do(t, "PUT", page("alice", "p"), "", withKey).counter(t); c.Count != 1 || c.Page != "p" {
-		t.Errorf("alice is here: %+v", c)
-	}
-	if c := do(t, "PUT", page("alice", "p"), "{}", withKey).counter(t); c.Count != 1 {
-		t.Errorf("alice is still here: %+v", c)
-	}
-
-	// A hold and a connection of one user.
-	alice := s.dial(t, dialer{query: "token=" + hs256(t, jwt.MapClaims{"sub": "alice"})})
-	alice.join("p")
-	alice.takeCount("p", 1)
-	if c := do(t, "PUT", page("al%2Fice", "p"), "", withKey).counter(t); c.Count != 2 {
-		t.Errorf("another one: %+v", c)
-	}
-	for range 2 { // the second DELETE is about a user who is not here
-		if c := do(t, "DELETE", page("al%2Fice", "p"), "", withKey).counter(t); c.Count != 1 {
-			t.Errorf("the other one is gone: %+v", c)
-		}
-	}
-	if c := do(t, "DELETE", page("alice", "p"), "", withKey).counter(t); c.Count != 1 {
-		t.Errorf("alice is gone, but for a connection: %+v", c)
-	}
-
-	alice.leave("p")
-	do(t, "PUT", page("alice", "p"), "").problem(t, 401)
-	do(t, "DELETE", page("alice", "p"), "", "X-API-Key: wrong").problem(t, 401)
-	do(t, "PUT", page("alice", "*"), "", withKey).problem(t, 400)
-	do(t, "PUT", page("a%07", "p"), "", withKey).problem(t, 400)
-	do(t, "PUT", page("alice", "p"), `{"page":"q"}`, withKey).problem(t, 400)
-	do(t, "PUT", page("alice", "p"), "[]", withKey).problem(t, 400)
-	do(t, "GET", page("alice", "p"), "", withKey).problem(t, 405)
-
-	const many = 150 // more than one address may hold by PUT at once
-	var wg sync.WaitGroup
-	for part := range 10 {
-		wg.Go(func() {
-			for i := part; i < many; i += 10 {
-				a, err := try("PUT", page(fmt.Sprint("user-", i), "full"), "", withKey)
-				if err != nil || a.status != 200 {
-					t.Errorf("user %d: %d %s, %v", i, a.status, a.body, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-
-	// The holds last 6 s, so a slow machine may have lost the first ones by now.
-	if got := s.count(t, "full"); got > many {
-		t.Errorf("%d are here", got)
-	}
-	testkit.Eventually(t, "users without a hold are gone",
-		func() bool { return s.count(t, "full") == 0 && s.count(t, "p") == 0 })
-
-	if log := s.log.String(); strings.Contains(log, "alice") {
-		t.Error("a user is in the log")
-	}
-}
-
 // A user, and a server for a user, can erase what is stored about the user: follows, unread counts, and memberships.
-// Other users keep theirs.
+// Other users keep theirs. A user who erases leaves only the sets that members may leave by their rule.
 func TestServerErasure(t *testing.T) {
 	t.Parallel()
-	s := startWithKey(t, "--data-dir="+t.TempDir())
+	rules := t.TempDir() + "/rules.json"
+	const text = `{"rules":[{"match":"likes:*","kind":"members","public":["read","member"]},` +
+		`{"match":"banned:*","kind":"members","public":["read"]}]}`
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startWithKey(t, "--data-dir="+t.TempDir(), "--counters="+rules)
 
 	value := func(key string) int {
 		t.Helper()
@@ -269,6 +167,15 @@ func TestServerErasure(t *testing.T) {
 		}
 	}
 
+	const banned = "banned:1/members/"
+	s.call(t, "PUT", banned+me.user, "").lasting(t)
+	isBanned := func(want bool) {
+		t.Helper()
+		if is := s.call(t, "GET", banned+me.user, "").lasting(t); *is.Member != want {
+			t.Errorf("banned: %t, want %t", *is.Member, want)
+		}
+	}
+
 	s.change(t, page, "")
 	me.awaitUnread(1)
 	other.awaitUnread(1)
@@ -286,6 +193,7 @@ func TestServerErasure(t *testing.T) {
 	if value("likes:1") != 1 || value("likes:2") != 1 {
 		t.Error("the user is still a member")
 	}
+	isBanned(true)
 	other.silent()
 	erase("/-/me") // a user who was never here
 	erase("/-/me", me.as())
@@ -300,107 +208,10 @@ func TestServerErasure(t *testing.T) {
 
 	erase(user, withKey)
 	erase(user, withKey)
+	erase("/-/users/"+me.user, withKey)
+	isBanned(false)
 	other.awaitUnread(0)
 	if value("likes:1") != 0 || value("likes:2") != 0 || value("likes:3") != 1 {
 		t.Error("the user is still a member")
 	}
-}
-
-// A user who erases leaves only the sets that members may leave by their rule.
-func TestServerErasureStaysWithinTheRules(t *testing.T) {
-	t.Parallel()
-	rules := t.TempDir() + "/rules.json"
-	const text = `{"rules":[{"match":"fans:*","kind":"members","public":["read","member"]},` +
-		`{"match":"banned:*","kind":"members","public":["read"]}]}`
-	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := startWithKey(t, "--counters="+rules)
-	me := s.ws(t)
-	for _, key := range []string{"fans:1", "banned:1"} {
-		if a := do(t, "PUT", s.url+"/api/v1/counters/"+key+"/members/"+me.user, "", withKey); a.status != 200 {
-			t.Fatalf("%d %s", a.status, a.body)
-		}
-	}
-
-	in := func(key string, want bool) {
-		t.Helper()
-		a := s.get(t, "/api/v1/counters/"+key+"/members/"+me.user, withKey)
-		if !strings.Contains(a.body, fmt.Sprintf(`"member":%t`, want)) {
-			t.Errorf("%s: %s", key, a.body)
-		}
-	}
-
-	do(t, "DELETE", s.url+"/-/me", "", me.as()).noContent(t)
-	in("fans:1", false)
-	in("banned:1", true)
-
-	do(t, "DELETE", s.url+"/-/users/"+me.user, "", withKey).noContent(t)
-	in("banned:1", false)
-}
-
-// A user sees which pages changed, with titles and links, and reads them one by one.
-func TestServerNotifications(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
-	c := s.ws(t)
-	list := func(want string) {
-		t.Helper()
-		var got struct {
-			Count         int
-			Notifications []struct {
-				Page, Title, URL string
-				Count            int
-			}
-		}
-		for _, a := range []answer{
-			s.get(t, "/-/me/notifications", c.as()), s.get(t, "/-/users/"+c.user+"/notifications", withKey),
-		} {
-			if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.status != 200 {
-				t.Fatalf("%d %s, %v", a.status, a.body, err)
-			}
-
-			lines := []string{fmt.Sprint(got.Count)}
-			for _, n := range got.Notifications {
-				lines = append(lines, fmt.Sprintf("%s %d %q %q", n.Page, n.Count, n.Title, n.URL))
-			}
-			slices.Sort(lines[1:]) // changes within one second have no order
-			if text := strings.Join(lines, "; "); text != want {
-				t.Errorf("got %s, want %s", text, want)
-			}
-		}
-	}
-
-	for _, page := range []string{"a/b", "c"} {
-		s.follow(t, c.as(), page)
-	}
-	list("0")
-
-	s.change(t, "a/b", `{"title":"\"New\" <b>","url":"https://a.example/?x=1"}`)
-	s.change(t, "a/b", `{"by":"bob"}`)
-	s.change(t, "c", `{"url":"/c#d"}`)
-	c.awaitUnread(3)
-	list(`3; a/b 2 "\"New\" <b>" "https://a.example/?x=1"; c 1 "" "/c#d"`)
-
-	do(t, "DELETE", s.url+"/-/me/notifications/a%2Fb", "", c.as()).noContent(t)
-	c.awaitUnread(1)
-	list(`1; c 1 "" "/c#d"`)
-
-	do(t, "DELETE", s.url+"/-/users/"+c.user+"/notifications/c", "", withKey).noContent(t)
-	do(t, "DELETE", s.url+"/-/users/"+c.user+"/notifications/c", "", withKey).noContent(t)
-	c.awaitUnread(0)
-	list("0")
-
-	// Invalid titles, and links that could lead a reader astray.
-	for _, bad := range []string{
-		`{"title":""}`, `{"title":1}`, `{"title":null}`, `{"title":"a\nb"}`,
-		`{"title":"` + strings.Repeat("x", 301) + `"}`,
-		`{"url":"javascript:alert(1)"}`, `{"url":"//evil.example/"}`, `{"url":"/\\evil.example"}`, `{"url":"page"}`,
-		`{"url":"https:/a"}`,
-	} {
-		do(t, "POST", s.url+"/c/changes", bad, withKey).problem(t, 400)
-	}
-
-	s.get(t, "/-/users/alice/notifications").problem(t, 401)
-	do(t, "DELETE", s.url+"/-/me/notifications/*", "", c.as()).problem(t, 400)
 }

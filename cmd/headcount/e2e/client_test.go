@@ -273,19 +273,6 @@ func (c *client) takeError(code string) frame {
 	return f
 }
 
-// takeClose requires that the next event is a close with this code.
-func (c *client) takeClose(code websocket.StatusCode) {
-	c.t.Helper()
-	f, ok, err := c.poll(time.Now().Add(testkit.Timeout))
-	if ok {
-		c.t.Fatalf("want a close %d, got %s", code, f.text)
-	}
-
-	if got := websocket.CloseStatus(err); got != code {
-		c.t.Fatalf("want a close %d, got %d: %v", code, got, err)
-	}
-}
-
 func (c *client) send(text string) {
 	c.t.Helper()
 	c.write(websocket.MessageText, []byte(text))
@@ -322,11 +309,6 @@ func (c *client) leave(page string) {
 func (c *client) subscribe(pages ...string) {
 	c.t.Helper()
 	c.send(`{"type":"subscribe","pages":` + quoted(pages) + `}`)
-}
-
-func (c *client) unsubscribe(pages ...string) {
-	c.t.Helper()
-	c.send(`{"type":"unsubscribe","pages":` + quoted(pages) + `}`)
 }
 
 // silent requires that the messages before had no answer: the next frame is the answer to a heartbeat.
@@ -436,7 +418,7 @@ func (w *rawSocket) send(first byte, payload string) {
 	}
 }
 
-// event is one server-sent event; comments are in the stream's own list.
+// event is one server-sent event.
 type event struct {
 	at   time.Time
 	name string
@@ -447,11 +429,10 @@ type event struct {
 
 // stream is an event stream.
 type stream struct {
-	t        testing.TB
-	resp     *http.Response
-	events   chan event
-	comments chan time.Time
-	ended    chan struct{} // closed at the end of the stream
+	t      testing.TB
+	resp   *http.Response
+	events chan event
+	ended  chan struct{} // closed at the end of the stream
 }
 
 // sse opens an event stream; path is everything after the host.
@@ -476,8 +457,7 @@ func (s *server) sse(t testing.TB, path string, headers ...string) *stream {
 	}
 
 	st := &stream{
-		t: t, resp: resp, events: make(chan event, 10_000), comments: make(chan time.Time, 10_000),
-		ended: make(chan struct{}),
+		t: t, resp: resp, events: make(chan event, 10_000), ended: make(chan struct{}),
 	}
 
 	go st.read() // ends with the stream
@@ -511,8 +491,6 @@ func (st *stream) read() {
 			}
 			e = event{}
 			data.Reset()
-		case name == "":
-			st.comments <- time.Now()
 		case name == "event":
 			e.name = value
 		case name == "id":

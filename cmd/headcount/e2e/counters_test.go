@@ -10,12 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/golang-jwt/jwt/v5"
-
-	"headcount/internal/pgtest"
-	"headcount/internal/testkit"
 )
 
 // lasting is the outside form of a durable counter, with the members that some answers add.
@@ -120,42 +116,6 @@ func (c *client) awaitCounter(key string, value int64, mine bool) frame {
 	})
 }
 
-// A process waits for a PostgreSQL that does not answer yet, and refuses one with newer tables in one line.
-func TestClockStartWithPostgres(t *testing.T) {
-	t.Parallel()
-	p := pgtest.Start(t)
-	database := p.Database(t)
-	p.Kill()
-
-	s, err := spawn("--postgres="+database, "--api-key="+apiKey, "--data-dir="+t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	t.Cleanup(func() {
-		if problem := s.end(); problem != "" {
-			t.Error(problem)
-		}
-	})
-
-	if r := do(t, "GET", s.admin+"/readyz", ""); r.status != http.StatusServiceUnavailable {
-		t.Errorf("readyz %d %s", r.status, r.body)
-	}
-	s.call(t, "POST", "views:1/increment", "").problem(t, http.StatusServiceUnavailable)
-
-	p.Restart(t)
-	testkit.Eventually(t, "readiness", func() bool {
-		return do(t, "GET", s.admin+"/readyz", "").status == http.StatusOK
-	})
-	if c := s.call(t, "POST", "views:1/increment", "").lasting(t); c.Value != 1 {
-		t.Errorf("%+v", c)
-	}
-
-	// A newer version has changed the tables.
-	p.Exec(t, database, `insert into headcount_rows_migrations (version_id, is_applied) values (999, true)`)
-	refused(t, "newer", "--postgres="+database)
-}
-
 // refused starts a process that must end with status 2 and one line that contains says.
 func refused(t *testing.T, says string, flags ...string) {
 	t.Helper()
@@ -209,53 +169,4 @@ func TestServerRulesOfAFile(t *testing.T) {
 	s.call(t, "GET", "seats/events", "", "Origin: https://b.example").problem(t, http.StatusForbidden)
 	s.call(t, "GET", "views:1", "").problem(t, http.StatusBadRequest)
 	s.call(t, "POST", "seats/increment", `{"delta":2}`).problem(t, http.StatusConflict)
-}
-
-// A stream of a top list begins with the list, and sends it again when it changes, at most once a second. Impossible
-// lists are refused before the stream begins.
-func TestClockTopEvents(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
-	s.call(t, "POST", "views:a/increment", `{"delta":2}`)
-	st := s.sse(t, "/api/v1/top/events?match=views:*&last=1h&n=2")
-	watch := testkit.NewStopwatch(t)
-
-	var last time.Time
-	next := func() string {
-		t.Helper()
-		select {
-		case e := <-st.events:
-			// Lists are at least a second apart, but the test may read them late.
-			if apart := e.at.Sub(last); e.name != "top" || apart < 500*time.Millisecond-watch.Lost() {
-				t.Fatalf("event %q, %s after another: %s", e.name, apart, e.data)
-			}
-			last = e.at
-			return e.data
-		case <-time.After(testkit.Timeout):
-			t.Fatal("no event")
-			return ""
-		}
-	}
-
-	const form = `{"match":"views:*","last":"1h","top":[%s{"key":"views:a","value":2}]}`
-	if list := next(); list != fmt.Sprintf(form, "") {
-		t.Fatalf("the stream begins with %s", list)
-	}
-
-	// After changes, the list with the newest values arrives.
-	for _, delta := range []int{3, 5} {
-		for range 10 { // one event, or several
-			s.call(t, "POST", "views:b/increment", fmt.Sprint(`{"delta":`, delta, `}`))
-		}
-		want := fmt.Sprintf(form, fmt.Sprintf(`{"key":"views:b","value":%d},`, s.exact(t, "views:b")))
-		for list := next(); list != want; list = next() {
-		}
-	}
-
-	for query, status := range map[string]int{
-		"": 400, "?match=views:*": 400, "?match=none:*&last=1h": 400, "?match=views:*&last=1000d": 400,
-		"?match=views:*&last=1h&n=101": 400,
-	} {
-		s.get(t, "/api/v1/top/events"+query).problem(t, status)
-	}
 }

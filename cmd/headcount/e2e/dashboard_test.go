@@ -89,33 +89,3 @@ func TestServerDashboard(t *testing.T) {
 	do(t, "POST", s.url+"/-/dashboard/data", "").problem(t, 405)
 	s.get(t, "/-/dashboard.html").problem(t, 404)
 }
-
-func TestServerDashboardWithAPIKeys(t *testing.T) {
-	t.Parallel()
-	const first, second = "a first key for tests", "a second key for tests"
-	s := start(t, "--api-key="+first, "--api-key="+second)
-
-	for _, path := range []string{"/-/dashboard", "/-/dashboard/data"} {
-		for _, headers := range [][]string{
-			nil, {"X-API-Key: "}, {"X-API-Key: wrong"}, {"X-API-Key: " + first + "x"},
-			{"Authorization: Bearer " + first},
-		} {
-			s.get(t, path, headers...).problem(t, 401)
-		}
-		for _, key := range []string{first, second} {
-			if a := s.get(t, path, "X-API-Key: "+key); a.status != 200 {
-				t.Errorf("%s with a key: %d", path, a.status)
-			}
-		}
-	}
-
-	// A browser gets the page that asks for the key, and stores nothing.
-	page := s.get(t, "/-/dashboard", "Accept: text/html,*/*;q=0.8")
-	if page.status != 401 || !strings.Contains(page.body, "<!doctype html>") || page.header.Get("ETag") != "" {
-		t.Errorf("%d %v %.80s", page.status, page.header, page.body)
-	}
-
-	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true,"top_needs_key":true}`+"\n" {
-		t.Errorf("access: %s", a.body)
-	}
-}

@@ -15,65 +15,6 @@ import (
 	"headcount/internal/testkit"
 )
 
-// Two counts of one page reach a subscriber at least the update interval apart. The first change is sent at once, and
-// the newest always arrives.
-func TestClockConflation(t *testing.T) {
-	t.Parallel()
-	const interval = time.Second
-	s := start(t, "--update-interval="+interval.String(), "--leave-grace=0s")
-	watcher, a, b, c := s.ws(t), s.ws(t), s.ws(t), s.ws(t)
-
-	watcher.subscribe("p", "other")
-	watcher.take("count")
-	watcher.take("count")
-
-	events := s.sse(t, "/p/counter/events")
-	events.take()
-
-	watcher.during(time.Now().Add(interval)) // so that the next change is a first one again
-	watch := testkit.NewStopwatch(t)
-	joined := time.Now()
-	a.join("p")
-	watcher.takeCount("p", 1)
-	if e := events.take(); e.Count != 1 {
-		t.Errorf("event %s", e.data)
-	}
-
-	if took := watch.Elapsed(); took >= interval {
-		t.Errorf("the first change took %s", took)
-	}
-
-	b.join("p")
-	b.takeCount("p", 2) // the count of one's own page is sent at once
-	c.join("p")
-	c.takeCount("p", 3)
-	b.leave("p")
-
-	// Meanwhile the counts 3 and 2 may be combined, but the newest must arrive.
-	var newest counter
-	testkit.Eventually(t, "the count without b", func() bool {
-		newest = s.get(t, "/p/counter").counter(t)
-		return newest.Count == 2
-	})
-
-	counts := 1
-	last := watcher.await("the newest count", func(f frame) bool {
-		if f.isCount("p") {
-			counts++
-		}
-		return f.isCount("p") && f.Version == newest.Version
-	})
-
-	if took := last.at.Sub(joined); *last.Count != 2 || took < time.Duration(counts-1)*interval {
-		t.Errorf("%d counts within %s, want them %s apart; the last is %s", counts, took, interval, last.text)
-	}
-
-	events.awaitCount(2)
-	c.join("other") // pages do not delay each other
-	c.awaitCount("other", 1)
-	watcher.awaitCount("other", 1)
-}
-
 // The server also closes a client that sends requests and never reads an answer.
 func TestClockAnswersThatAreNeverRead(t *testing.T) {
 	t.Parallel()

@@ -6,7 +6,6 @@
 package e2e
 
 import (
-	"bufio"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -75,21 +74,15 @@ var shared struct {
 	err error
 }
 
-// Settings of the shared server.
-const (
-	sharedPing  = 3 * time.Second
-	sharedGrace = 700 * time.Millisecond
-)
-
-// unit is the resolution of the deadlines of sessions, which are rounded down.
-const unit = time.Millisecond
+// sharedPing is the --ping-interval of the shared server.
+const sharedPing = 3 * time.Second
 
 // common returns the server that is shared by all tests without flags of their own.
 func common(t testing.TB) *server {
 	t.Helper()
 	shared.Do(func() {
 		shared.s, shared.err = launch(
-			"--ping-interval="+sharedPing.String(), "--pong-timeout=1m", "--leave-grace="+sharedGrace.String(),
+			"--ping-interval="+sharedPing.String(), "--pong-timeout=1m", "--leave-grace=700ms",
 			"--update-interval=10ms",
 			"--api-key="+apiKey, "--allow-origins=https://shop.example",
 		)
@@ -512,28 +505,4 @@ func (s *server) rawDial(t testing.TB) net.Conn {
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
-}
-
-// rawRequest writes text unchanged and reads one response.
-func (s *server) rawRequest(t testing.TB, text string) answer {
-	t.Helper()
-	c := s.rawDial(t)
-	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
-
-	if _, err := io.WriteString(c, text); err != nil {
-		t.Fatal(err)
-	}
-
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatalf("%q: %v", text[:min(len(text), 80)], err)
-	}
-
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Fatal(err)
-	}
-
-	return answer{resp.StatusCode, resp.Header, string(body)}
 }

@@ -64,9 +64,8 @@ func TestServerNextToAnother(t *testing.T) {
 
 // A proxy may add its own token to every request. Calls without a need for a token ignore it, and a client's explicit
 // token takes precedence.
-func TestServerBehindAProxyWithTokens(t *testing.T) {
-	t.Parallel()
-	s := start(t, "--jwt-secret="+jwtSecret+"\n", "--api-key="+apiKey)
+func behindAProxyWithTokens(t *testing.T, s *server) {
+	const page = "proxied"
 	proxys := "Authorization: Bearer " +
 		token(t, jwt.SigningMethodHS256, []byte("the secret of a proxy"), jwt.MapClaims{"sub": "session"})
 	anns := hs256(t, jwt.MapClaims{"sub": "ann"})
@@ -75,18 +74,18 @@ func TestServerBehindAProxyWithTokens(t *testing.T) {
 	if c.user != "ann" {
 		t.Errorf("the WebSocket is of %q", c.user)
 	}
-	c.join("p")
-	c.takeCount("p", 1)
+	c.join(page)
+	c.takeCount(page, 1)
 
-	if got := s.get(t, "/p/counter", proxys).counter(t); got.Count != 1 {
+	if got := s.get(t, "/"+page+"/counter", proxys).counter(t); got.Count != 1 {
 		t.Errorf("GET: %+v", got)
 	}
 
-	st := s.sse(t, "/p/counter/events", proxys)
+	st := s.sse(t, "/"+page+"/counter/events", proxys)
 	st.awaitCount(1)
 
 	s.call(t, "GET", "views:1", "", withKey, proxys).lasting(t)
-	s.put(t, "/p/counter", increment, proxys).problem(t, http.StatusUnauthorized)
+	s.put(t, "/"+page+"/counter", increment, proxys).problem(t, http.StatusUnauthorized)
 	s.refused(t, dialer{headers: []string{proxys}}).problem(t, http.StatusUnauthorized)
 
 	if log := s.log.String(); !strings.Contains(log, "--jwt-secret begins or ends with white space") {

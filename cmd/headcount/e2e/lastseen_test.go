@@ -32,69 +32,62 @@ func (s *server) awaitSeen(t *testing.T, user string) time.Time {
 // everybody.
 func TestServerLastSeenOverARestart(t *testing.T) {
 	t.Parallel()
+	dir := t.TempDir()
+	flags := []string{
+		"--api-key=" + apiKey, "--data-dir=" + dir, "--heartbeat-interval=500ms", "--presence-timeout=1500ms",
+		"--leave-grace=200ms", "--page-stats=0",
+	}
+	remembering := append(flags, "--last-seen=30d")
+	s := start(t, remembering...)
+	user := ""
 	for name, end := range ends {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			flags := []string{
-				"--api-key=" + apiKey, "--data-dir=" + dir, "--heartbeat-interval=500ms", "--presence-timeout=1500ms",
-				"--leave-grace=200ms", "--page-stats=0",
-			}
+		t.Log(name)
+		left, stays := s.ws(t), s.ws(t)
+		user = left.user
+		for _, c := range []*client{left, stays} {
+			c.join("p")
+		}
 
-			remembering := append(flags, "--last-seen=30d")
-			s := start(t, remembering...)
-			left, stays := s.ws(t), s.ws(t)
-			for _, c := range []*client{left, stays} {
-				c.join("p")
-			}
+		left.awaitCount("p", 2)
+		leaves := time.Now()
+		before := leaves.Add(-time.Second) // the times are whole seconds
+		left.leave("p")
+		at := s.awaitSeen(t, left.user)
+		if at.Before(before) || at.After(time.Now()) {
+			t.Errorf("last seen %s, left after %s", at, before)
+		}
 
-			left.awaitCount("p", 2)
-			leaves := time.Now()
-			before := leaves.Add(-time.Second) // the times are whole seconds
-			left.leave("p")
-			at := s.awaitSeen(t, left.user)
-			if at.Before(before) || at.After(time.Now()) {
-				t.Errorf("last seen %s, left after %s", at, before)
-			}
+		written := func(file string, since time.Time) {
+			testkit.Eventually(t, "that it is written", func() bool {
+				is, err := os.Stat(filepath.Join(dir, file))
+				return err == nil && is.ModTime().After(since)
+			})
+		}
+		written("headcount.db", leaves) // only the last-seen time is written there
+		written("present", time.Now())
+		written("present", time.Now()) // the first write may have begun earlier
 
-			written := func(file string, since time.Time) {
-				testkit.Eventually(t, "that it is written", func() bool {
-					is, err := os.Stat(filepath.Join(dir, file))
-					return err == nil && is.ModTime().After(since)
-				})
-			}
-			written("headcount.db", leaves) // only the last-seen time is written there
-			written("present", time.Now())
-			written("present", time.Now()) // the first write may have begun earlier
+		end(t, s)
 
-			end(t, s)
+		// The user who left keeps the time. The one who does not come back was last seen later.
+		s = start(t, remembering...)
+		if again := s.users(t, left.user)[0].LastSeen; !again.Equal(at) {
+			t.Errorf("after the restart: last seen %s, was %s", again, at)
+		}
 
-			// The user who left keeps the time. The one who does not come back was last seen later.
-			s = start(t, remembering...)
-			if again := s.users(t, left.user)[0].LastSeen; !again.Equal(at) {
-				t.Errorf("after the restart: last seen %s, was %s", again, at)
-			}
+		if gone := s.awaitSeen(t, stays.user); gone.Before(at) || gone.After(time.Now()) {
+			t.Errorf("a user who did not come back was last seen %s", gone)
+		}
+	}
 
-			if gone := s.awaitSeen(t, stays.user); gone.Before(at) || gone.After(time.Now()) {
-				t.Errorf("a user who did not come back was last seen %s", gone)
-			}
-
-			s.Signal(syscall.SIGTERM)
-			s.died(t, 0)
-
-			// A start without --last-seen forgets the times for good.
-			s = start(t, flags...)
-			if is := s.users(t, left.user)[0]; !is.LastSeen.IsZero() {
-				t.Errorf("with --last-seen 0: %+v", is)
-			}
-			s.Signal(syscall.SIGTERM)
-			s.died(t, 0)
-
-			s = start(t, remembering...)
-			if is := s.users(t, left.user)[0]; !is.LastSeen.IsZero() {
-				t.Errorf("after a start with --last-seen 0: %+v", is)
-			}
-		})
+	// A start without --last-seen forgets the times for good.
+	for what, flags := range [][]string{flags, remembering} {
+		s.Signal(syscall.SIGTERM)
+		s.died(t, 0)
+		s = start(t, flags...)
+		if is := s.users(t, user)[0]; !is.LastSeen.IsZero() {
+			t.Errorf("start %d from --last-seen 0 on: %+v", what, is)
+		}
 	}
 }
 

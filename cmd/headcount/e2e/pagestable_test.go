@@ -34,13 +34,14 @@ func awaitTable(t testing.TB, database, want string) {
 	})
 }
 
-// TestServerPagesTable: visitors come and go by every process, and each row is what GET says.
+// TestServerPagesTable: visitors come and go by every process, and each row is what GET says. The dispatcher writes the
+// table, so it matters whether it is in the visitors' process. TestClockPagesTableFaults has two processes with all
+// roles.
 func TestServerPagesTable(t *testing.T) {
 	t.Parallel()
 	p := pgtest.Single(t)
 	for name, processes := range map[string]func(flags ...string) []*server{
-		"PostgreSQL":              func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
-		"PostgreSQL behind Redis": func(flags ...string) []*server { return startBehindRedis(t, flags...) },
+		"PostgreSQL": func(flags ...string) []*server { return []*server{startWithKey(t, flags...)} },
 		"a dispatcher apart": func(flags ...string) []*server {
 			redis := redistest.Start(t).URL()
 			startWithKey(t, overRedis(redis, append(flags, "--roles=dispatcher")...)...)

@@ -11,7 +11,8 @@ import (
 	"headcount/internal/testkit"
 )
 
-// A refused request names its fault. At the level debug the log names the same fault, and a metric counts the reason.
+// A refused request names its fault, and an id. At the level debug the log names the same fault under the same id, and
+// a metric counts the reason.
 func TestServerRefusedRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--log-level=debug", "--api-key="+apiKey, "--jwt-secret="+jwtSecret, "--max-connections=1")
@@ -84,12 +85,19 @@ func TestServerRefusedRequests(t *testing.T) {
 		if err != nil || !strings.Contains(p.Detail, tc.detail) || tc.status == 409 && method == "GET" && saysChanged {
 			t.Errorf("%s %.80s: %s, want %q, %v", tc.call, tc.body, a.body, tc.detail, err)
 		}
+		if id := a.header.Get("X-Request-Id"); len(p.ID) != 16 || p.ID != id {
+			t.Errorf("%s: the id %q in the problem and %q in the head", tc.call, p.ID, id)
+		}
 
 		refused[tc.reason]++
 		s.hasLogged(t, map[string]any{
 			"level": "debug", "request_id": p.ID, "method": method, "status": float64(tc.status), "reason": tc.reason,
 			"message": "a request was refused",
 		}, tc.detail)
+	}
+
+	if id := s.get(t, "/p/counter").header.Get("X-Request-Id"); id != "" {
+		t.Errorf("a request that was answered has an id: %q", id)
 	}
 
 	metrics := do(t, "GET", s.admin+"/metrics", "").body

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,62 +27,68 @@ var ends = map[string]func(t *testing.T, s *server){
 // shorter. The grace is shorter than an orderly end, during which nobody can come back.
 func TestServerWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
+	dir := t.TempDir()
+	flags := []string{"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms"}
+	s := start(t, flags...)
+	left := map[string]int{} // how many are left on each page in the end
 	for name, end := range ends {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			flags := []string{
-				"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms",
-			}
-			s := start(t, flags...)
+		t.Log(name)
+		page := fresh(t)
+		path := url.PathEscape(page)
+		for before := range left {
+			left[before] = 0 // nobody comes back there
+		}
+		left[path] = 1
 
-			there := make([]*client, 5)
-			for i := range there {
-				there[i] = s.ws(t)
-				there[i].join("p")
-			}
+		there := make([]*client, 5)
+		for i := range there {
+			there[i] = s.ws(t)
+			there[i].join(page)
+		}
 
-			there[0].awaitCount("p", 5)
-			there[4].leave("p")
-			there[0].awaitCount("p", 4)
+		there[0].awaitCount(page, 5)
+		there[4].leave(page)
+		there[0].awaitCount(page, 4)
 
-			// The first write may have been prepared earlier. The second one begins after the changes.
-			for range 2 {
-				seen := written(dir)
-				testkit.Eventually(t, "the users are written", func() bool { return written(dir).After(seen) })
-			}
+		// The first write may have been prepared earlier. The second one begins after the changes.
+		for range 2 {
+			seen := written(dir)
+			testkit.Eventually(t, "the users are written", func() bool { return written(dir).After(seen) })
+		}
 
-			moved := make(chan struct{})
-			go func() { // a client that obeys at once finds no server until the next process runs
-				defer close(moved)
-				for {
-					if f, ok, _ := there[3].poll(time.Now().Add(testkit.Timeout)); !ok || f.Type == "reconnect" {
-						there[3].close()
-						return
-					}
-				}
-			}()
-
-			end(t, s)
-			<-moved
-			s = start(t, flags...)
-			if n := s.count(t, "p"); n != 4 {
-				t.Errorf("%d are there after the restart, want the 4 of before", n)
-			}
-
-			// Two of the four come back, and the two others time out.
-			back := []*client{s.again(t, there[0]), s.again(t, there[1])}
-			for _, c := range back {
-				c.join("p")
-				if f := c.await("a count", func(f frame) bool { return f.Type == "count" }); *f.Count != 4 || f.Stale {
-					t.Errorf("a user who comes back sees %s", f.text)
+		moved := make(chan struct{})
+		go func() { // a client that obeys at once finds no server until the next process runs
+			defer close(moved)
+			for {
+				if f, ok, _ := there[3].poll(time.Now().Add(testkit.Timeout)); !ok || f.Type == "reconnect" {
+					there[3].close()
+					return
 				}
 			}
+		}()
 
-			back[1].leave("p")
-			back[0].awaitCount("p", 3)
-			back[0].awaitCount("p", 1) // the others have not come back
-		})
+		end(t, s)
+		<-moved
+		s = start(t, flags...)
+		if n := s.count(t, path); n != 4 {
+			t.Errorf("%d are there after the restart, want the 4 of before", n)
+		}
+
+		// Two of the four come back, and the two others time out.
+		back := []*client{s.again(t, there[0]), s.again(t, there[1])}
+		for _, c := range back {
+			c.join(page)
+			if f := c.await("a count", func(f frame) bool { return f.Type == "count" }); *f.Count != 4 || f.Stale {
+				t.Errorf("a user who comes back sees %s", f.text)
+			}
+		}
+
+		back[1].leave(page)
+		back[0].awaitCount(page, 3)
+	}
+
+	for path, n := range left {
+		testkit.Eventually(t, "those who have not come back are gone", func() bool { return s.count(t, path) == n })
 	}
 }
 

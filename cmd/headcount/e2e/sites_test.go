@@ -25,6 +25,7 @@ const (
 var twoSites = []string{
 	"--site=shop=https://shop.example,https://*.shop.example,http://own.example", "--site=blog=https://blog.example",
 	"--api-key=shop:" + shopKey, "--api-key=blog:" + blogKey, "--page-stats=1h", "--presence-timeout=1m",
+	"--public-top=*",
 }
 
 // sitesAnswer is the answer of /-/sites.
@@ -59,33 +60,18 @@ func (s sitesAnswer) names() (all []string) {
 }
 
 // Two sites on one server have the same pages, users and counters, and never see each other. The shop uses gateway a,
-// and the blog uses b.
+// and the blog uses b. A store sees names that contain the site and nothing else of sites, so that one store is enough.
 func TestServerTwoSites(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(t *testing.T) (a, b *server){
-		"one process": func(t *testing.T) (a, b *server) {
-			s := startWithKey(t, append(twoSites, "--data-dir="+t.TempDir())...)
-			return s, s
-		},
-		"two processes over Redis": func(t *testing.T) (a, b *server) {
-			redis := redistest.Start(t).URL()
-			flags := append([]string{
-				"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms",
-			}, twoSites...)
+	redis := redistest.Start(t).URL()
+	flags := append([]string{"--api-key=" + apiKey, "--update-interval=10ms", "--leave-grace=300ms"}, twoSites...)
+	all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
+	a, b := all[0], all[1]
 
-			all := startAll(t, overRedis(redis, flags...), overRedis(redis, flags...))
-			return all[0], all[1]
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, b := open(t)
-			buyer, reader := presenceOfSites(t, a, b)
-			unreadOfSites(t, a, b, buyer, reader)
-			countersOfSites(t, a, b, buyer, reader)
-			refusalsOfSites(t, a)
-		})
-	}
+	buyer, reader := presenceOfSites(t, a, b)
+	unreadOfSites(t, a, b, buyer, reader)
+	countersOfSites(t, a, b, buyer, reader)
+	refusalsOfSites(t, a)
 }
 
 // wantCount waits until every process answers that a page has a count.
@@ -189,6 +175,11 @@ func presenceOfSites(t *testing.T, a, b *server) (buyer, reader *client) {
 	do(t, "DELETE", a.url+"/-/users/ann/pages/p", "", asShop).counter(t) // ann is not on the shop's page
 	wantCount(t, both, "p", 3, ofShop)
 	wantCount(t, both, "p", 2, ofBlog)
+
+	// A list of pages has those of one site.
+	a.topPages(t, "", inShop).await("p 3")
+	b.topPages(t, "", ofBlog).await("p 2, q 1")
+	b.topPages(t, "", asBlog, ofBlog).await("p 2, q 1")
 
 	return buyer, reader
 }
@@ -325,6 +316,7 @@ func refusalsOfSites(t *testing.T, s *server) {
 		s.refused(t, dialer{headers: headers}).problem(t, 403)
 	}
 
+	s.get(t, "/-/top/events", asShop, ofBlog).problem(t, 403)
 	s.get(t, "/-/sites").problem(t, 401)
 	for _, path := range []string{
 		"/p/counter", "/-/counters?page=p", "/p/counter/events", "/-/me/unread", "/api/v1/counters/views:1",
@@ -354,36 +346,27 @@ func refusalsOfSites(t *testing.T, s *server) {
 	}
 }
 
-// A server without --site has one site, whose name is default.
-func TestServerTheDefaultSite(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
-	page := fresh(t)
-
-	c := s.dial(t, dialer{query: "site=default"})
-	c.join(page)
-	c.awaitCount(page, 1)
-	testkit.Eventually(t, "one on the site", func() bool {
-		return slices.Equal(s.sites(t, withKey).names(), []string{"default * 1"})
-	})
-
-	if got := s.sites(t, withKey); len(got.Sites[0].Origins) != 0 {
-		t.Errorf("%+v", got)
-	}
-
-	s.get(t, "/p/counter?site=shop").problem(t, 400)
-	s.get(t, "/p/counter", "Headcount-Site: shop").problem(t, 400)
-	wantCount(t, []*server{s}, "*", 1, "Headcount-Site: default")
-}
-
-// The data of a server without sites are those of the site default, if the server gets others later.
+// A server without --site has one site, whose name is default. Its data are those of that site, if the server gets
+// others later.
 func TestServerSitesBesideTheDefaultSite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := []string{"--data-dir=" + dir, "--id-secret=a secret for tests"}
 	s := startWithKey(t, flags...)
 
-	c := s.ws(t)
+	c := s.dial(t, dialer{query: "site=default"})
+	c.join("p")
+	c.awaitCount("p", 1)
+	testkit.Eventually(t, "one on the site", func() bool {
+		return slices.Equal(s.sites(t, withKey).names(), []string{"default * 1"})
+	})
+	if got := s.sites(t, withKey); len(got.Sites[0].Origins) != 0 {
+		t.Errorf("%+v", got)
+	}
+	s.get(t, "/p/counter?site=shop").problem(t, 400)
+	s.get(t, "/p/counter", "Headcount-Site: shop").problem(t, 400)
+	wantCount(t, []*server{s}, "*", 1, "Headcount-Site: default")
+
 	s.follow(t, c.as(), "p")
 	s.change(t, "p", "")
 	s.call(t, "POST", "views:1/increment", `{"delta":7}`).lasting(t)

@@ -126,6 +126,10 @@ func TestClockTopPages(t *testing.T) {
 		t.Errorf("access: %s", a.body)
 	}
 
+	if a := closed.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true,"top_needs_key":true}`+"\n" {
+		t.Errorf("access: %s", a.body)
+	}
+
 	token := "Authorization: Bearer " + hs256(t, map[string]any{"sub": "ann"})
 	for _, page := range []string{"open", "secret%2Fa"} {
 		do(t, "PUT", keyless.url+"/"+page+"/counter", increment, token)
@@ -151,30 +155,6 @@ func TestClockTopPages(t *testing.T) {
 		keyless.get(t, "/-/top/events"+query).problem(t, http.StatusBadRequest)
 	}
 	keyless.topPages(t, "?n=100").await("open 1")
-}
-
-// A stream of lists counts towards --max-connections.
-func TestClockTopPagesAreBounded(t *testing.T) {
-	t.Parallel()
-	s := start(t, "--max-connections=2")
-	first, second := s.topPages(t, ""), s.topPages(t, "")
-	first.await("")
-	second.await("")
-	s.get(t, "/-/top/events").problem(t, http.StatusServiceUnavailable)
-}
-
-// The list has the pages of one site.
-func TestClockTopPagesOfSites(t *testing.T) {
-	t.Parallel()
-	s := start(t, append(twoSites, "--public-top=*")...)
-
-	s.holds(t, "p", 2, ofShop)
-	s.holds(t, "p", 1, ofBlog)
-
-	s.topPages(t, "", inShop).await("p 2")
-	s.topPages(t, "", ofBlog).await("p 1")
-	s.topPages(t, "", asBlog, ofBlog).await("p 1")
-	s.get(t, "/-/top/events", asShop, ofBlog).problem(t, http.StatusForbidden)
 }
 
 // The list is the same at all gateways, and has the users of all gateways.

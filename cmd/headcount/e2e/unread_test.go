@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -95,6 +93,11 @@ func (c *client) awaitUnread(n int) frame {
 func TestServerUnread(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
+	unreadOfAllPages(t, s)
+	unreadOfOnePage(t, s)
+}
+
+func unreadOfAllPages(t *testing.T, s *server) {
 	tab := s.ws(t)
 	other, stranger := s.again(t, tab), s.ws(t)
 	page := fresh(t) + " a/b"
@@ -142,9 +145,7 @@ func TestServerUnread(t *testing.T) {
 	stranger.silent() // other users receive nothing
 }
 
-func TestServerUnreadOfOnePage(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
+func unreadOfOnePage(t *testing.T, s *server) {
 	tab := s.ws(t)
 	page := fresh(t)
 	one, other := page+" a/b", page+" c" // as the list is sorted
@@ -186,58 +187,6 @@ func TestServerUnreadOfOnePage(t *testing.T) {
 	}
 	tab.awaitUnread(0)
 	follows(both + `}`)
-}
-
-// A browser may keep no cookie of the server for pages of another site. Such a page finds the id in a header of each
-// answer, and a follow is stored only for an id that the page sends.
-func TestServerFollowFromAnotherSite(t *testing.T) {
-	t.Parallel()
-	const origin = "https://shop.example"
-	s := startWithKey(t, "--allow-origins="+origin)
-	page := fresh(t)
-	path := "/-/me/follows/" + url.PathEscape(page)
-	shop := []string{"Origin: " + origin, "Sec-Fetch-Site: cross-site"}
-
-	issued := func(a answer) string {
-		t.Helper()
-		id := a.header.Get("Headcount-Id")
-		exposed := a.header.Get("Access-Control-Expose-Headers")
-		if id == "" || !strings.Contains(exposed, "Headcount-Id") {
-			t.Fatalf("no id that the page can read: %d %v", a.status, a.header)
-		}
-
-		return "Headcount-Id: " + id
-	}
-
-	// Without an id of the page's own, a follow is refused with an id to use, and without a cookie.
-	refused := s.put(t, path, "", shop...)
-	refused.problem(t, http.StatusBadRequest)
-	if !strings.Contains(refused.body, "Headcount-Id") || len(refused.header["Set-Cookie"]) > 0 {
-		t.Errorf("%v %s", refused.header, refused.body)
-	}
-
-	looked := s.get(t, "/-/me/follows", shop...)
-	if len(looked.header["Set-Cookie"]) > 0 {
-		t.Errorf("a GET sets a cookie: %v", looked.header)
-	}
-
-	for what, id := range map[string]string{
-		"the id of the refusal":     issued(refused),
-		"the id of a GET":           issued(looked),
-		"a new one for a broken id": issued(s.put(t, path, "", append(shop, "Headcount-Id: broken")...)),
-		"one that is a cookie, too": issued(s.put(t, path, "", shop[0])),
-	} {
-		me := append(shop, id)
-		again := s.put(t, path, "", me...)
-		again.noContent(t)
-		if id := again.header.Get("Headcount-Id"); id != "" {
-			t.Errorf("%s: another one is issued: %s", what, id)
-		}
-
-		if got := strings.TrimSpace(s.get(t, "/-/me/follows", me...).body); got != `{"follows":[`+quoted(page)+`]}` {
-			t.Errorf("%s: %s", what, got)
-		}
-	}
 }
 
 func TestServerUnreadByServers(t *testing.T) {
@@ -297,152 +246,6 @@ func TestServerUnreadByServers(t *testing.T) {
 	if log := s.log.String(); strings.Contains(log, apiKey) || strings.Contains(log, "just as long") ||
 		strings.Contains(log, "alice") {
 		t.Error("an API key or a user is in the log")
-	}
-}
-
-func TestServerUnreadBadInput(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
-	me := s.ws(t).as()
-	const evil = "Origin: https://evil.example"
-
-	large := `{"x":"` + strings.Repeat("x", 4096) + `"}`
-	for _, tc := range []struct {
-		call, body string
-		status     int
-		header     string
-	}{
-		{"PUT /-/me/follows/*", "", 400, ""},
-		{"PUT /-/me/follows/-", "", 400, ""},
-		{"PUT /-/me/follows/a%07", "", 400, ""},
-		{"DELETE /-/me/follows/*", "", 400, ""},
-		{"PUT /-/me/follows/p", "yes", 400, ""},
-		{"PUT /-/me/follows/p", large, 413, ""},
-		{"POST /-/me/follows/p", "", 405, ""},
-		{"PUT /-/me/follows/", "", 404, ""},
-		{"PUT /-/me/unread", "", 400, ""},
-		{"PUT /-/me/unread", `{"action":"increment"}`, 400, ""},
-		{"PUT /-/me/unread", `{"action":"reset","page":"*"}`, 400, ""},
-		{"PUT /-/me/unread", `{"action":"reset","page":null}`, 400, ""},
-		{"PUT /-/me/unread", `{"action":"reset","pages":["p"]}`, 400, ""},
-		{"DELETE /-/me/unread", "", 405, ""},
-		{"PUT /-/me/follows", "", 405, ""},
-		{"GET /-/me/follows?after=%zz", "", 400, ""},
-		{"POST /*/changes", "", 400, withKey},
-		{"POST /-/changes", "", 400, withKey},
-		{"POST /p/changes", `{"by":""}`, 400, withKey},
-		{"POST /p/changes", `{"by":"` + strings.Repeat("x", 257) + `"}`, 400, withKey},
-		{"POST /p/changes", large, 413, withKey},
-		{"POST /p/changes", "", 400, withKey + "\nIdempotency-Key: "},
-		{"POST /p/changes", "", 400, withKey + "\nIdempotency-Key: a\nIdempotency-Key: b"},
-		{"POST /p/changes", "", 400, withKey + "\nIdempotency-Key: " + strings.Repeat("k", 256)},
-		{"GET /p/changes", "", 405, ""},
-		{"GET /-/users/a%07/unread", "", 400, withKey},
-		{"PUT /-/me/follows/p", "", 403, evil},
-		{"DELETE /-/me/follows/p", "", 403, evil},
-		{"POST /p/changes", "", 403, withKey + "\n" + evil},
-		{"PUT /-/me/unread", `{"action":"reset"}`, 403, "Origin: null"},
-	} {
-		method, path, _ := strings.Cut(tc.call, " ")
-		headers := []string{me}
-		if tc.header != "" {
-			headers = append(headers, strings.Split(tc.header, "\n")...)
-		}
-		a := do(t, method, s.url+path, tc.body, headers...)
-		if a.status != tc.status {
-			t.Errorf("%s %.30s %q: %d %s", tc.call, tc.body, tc.header, a.status, a.body)
-			continue
-		}
-		a.problem(t, tc.status)
-	}
-
-	if got := s.get(t, "/-/me/follows", me).body; strings.TrimSpace(got) != `{"follows":[]}` {
-		t.Errorf("a refused call has an effect: %s", got)
-	}
-	do(t, "DELETE", s.url+"/-/me/follows/never%20followed", "", me).noContent(t)
-}
-
-// A client without an identity gets one when it follows.
-func TestServerFollowerGetsAnIdentity(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
-	a := s.put(t, "/-/me/follows/p", "")
-	a.noContent(t)
-
-	cookie, _, ok := strings.Cut(a.header.Get("Set-Cookie"), ";")
-	if !ok || !strings.HasPrefix(cookie, "headcount_id=") {
-		t.Fatalf("no cookie: %v", a.header)
-	}
-	got := s.get(t, "/-/me/follows", "Cookie: "+cookie)
-	if strings.TrimSpace(got.body) != `{"follows":["p"]}` || got.header.Get("Set-Cookie") != "" {
-		t.Errorf("%v %s", got.header, got.body)
-	}
-
-	got = s.get(t, "/-/me/follows")
-	if strings.TrimSpace(got.body) != `{"follows":[]}` || got.header.Get("Set-Cookie") != "" {
-		t.Errorf("a new visitor: %v %s", got.header, got.body)
-	}
-
-	s.put(t, "/-/me/follows/q", "", "Cookie: "+cookie).noContent(t)
-}
-
-func TestServerFollowsArePaged(t *testing.T) {
-	t.Parallel()
-	s := startWithKey(t)
-	me := s.ws(t)
-	base := fresh(t)
-
-	var want []string
-	for i := range 1000 {
-		want = append(want, fmt.Sprintf("%s/%d \"é\\", base, i))
-	}
-
-	var wg sync.WaitGroup
-	for w := range 8 {
-		wg.Go(func() {
-			for i := w; i < len(want); i += 8 {
-				a, err := try("PUT", s.url+"/-/me/follows/"+url.PathEscape(want[i]), "", me.as())
-				if err != nil || a.status != 204 {
-					t.Errorf("%v %d %s", err, a.status, a.body)
-				}
-			}
-		})
-	}
-	wg.Wait()
-
-	s.put(t, "/-/me/follows/one%20more", "", me.as()).problem(t, 400)
-	s.put(t, "/-/me/follows/"+url.PathEscape(want[7]), "", me.as()).noContent(t) // a follow that exists
-
-	slices.Sort(want)
-	var got []string
-	for after := ""; ; {
-		a := s.get(t, "/-/me/follows?after="+url.QueryEscape(after), me.as())
-
-		var list struct {
-			Follows []string
-			Next    *string
-		}
-		if err := json.Unmarshal([]byte(a.body), &list); err != nil || a.status != 200 || len(list.Follows) == 0 {
-			t.Fatalf("%v: %d %s", err, a.status, a.body)
-		}
-		got = append(got, list.Follows...)
-		if list.Next == nil {
-			break
-		}
-		after = *list.Next
-	}
-
-	if !slices.Equal(got, want) {
-		t.Errorf("%d follows, want %d", len(got), len(want))
-	}
-
-	s.change(t, want[3], "")
-	s.change(t, want[999], "")
-	me.awaitUnread(2)
-
-	u := s.get(t, "/-/me/unread", me.as(), "Accept-Encoding: gzip")
-	if gunzip(t, u.body) == "" || !strings.Contains(u.header.Get("Vary"), "Accept-Encoding") {
-		t.Errorf("gzip: %v", u.header)
 	}
 }
 

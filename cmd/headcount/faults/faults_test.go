@@ -2,7 +2,6 @@ package faults
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"testing"
@@ -26,34 +25,16 @@ func killed(name string, m *member) fault {
 	}
 }
 
-// The only fault of -short. The others run on larger clusters.
-func TestClockAPresenceNodeDies(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t).URL()
-	quick := []string{"--presence-timeout=3s", "--heartbeat-interval=1s"} // the others have the defaults
-	top := &topology{gateways: []*member{newMember("gateway", "gateway,dispatcher", redis, nil, quick...)}}
-
-	for i := range 2 {
-		top.nodes = append(top.nodes, newMember(fmt.Sprint("presence ", i), "presence", redis, nil, quick...))
-	}
-	top.members = append(top.nodes, top.gateways...)
-
-	top.begin(t)
-	top.suffer(t, killed("kill -9 of one of two presence nodes", top.nodes[0]))
-}
-
-func TestClockCrashes(t *testing.T) {
-	t.Parallel()
-	top := newTopology(t, redistest.Start(t).URL(), nil)
-	top.suffer(t, killed("kill -9 of a gateway", top.gateways[0]))
-	top.suffer(t, killed("kill -9 of a presence node", top.nodes[0]))
-	top.suffer(t, killed("kill -9 of a dispatcher", top.dispatchers[0]))
-}
-
-func TestClockRedisLosesEverything(t *testing.T) {
+// TestClockOneFaultAfterTheOther has crashes, a process that hangs, and a Redis that loses everything, in one cluster.
+func TestClockOneFaultAfterTheOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
+	top.suffer(t, killed("kill -9 of a gateway", top.gateways[0]))
+	top.suffer(t, killed("kill -9 of a presence node", top.nodes[0]))
+	top.suffer(t, killed("kill -9 of a dispatcher", top.dispatchers[0]))
+	freeze(t, top, top.nodes[1])
+
 	top.suffer(t, fault{
 		name: "FLUSHALL", since: "FLUSHALL", during: time.Second,
 		damage: func(t *testing.T) time.Time {
@@ -72,25 +53,8 @@ func TestClockRedisLosesEverything(t *testing.T) {
 	})
 }
 
-// The dead process was gateway, presence node and dispatcher in one. Its users are gone in time, even with a presence
-// timeout much shorter than the default.
-func TestClockAWholeProcessDies(t *testing.T) {
-	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
-		t.Run(timeout.String(), func(t *testing.T) {
-			t.Parallel()
-			top := newWholes(t, redistest.Start(t).URL(), "--presence-timeout="+timeout.String(),
-				"--heartbeat-interval=1s")
-			top.suffer(t, killed("kill -9 of a process that has all roles, with a presence timeout of "+
-				timeout.String(), top.members[0]))
-		})
-	}
-}
-
-func TestClockFrozenNode(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	top := newTopology(t, redis.URL(), nil)
-	zombie := top.nodes[1]
+// freeze lets a presence node hang for so long that others take over.
+func freeze(t *testing.T, top *topology, zombie *member) {
 	top.suffer(t, fault{
 		name: "SIGSTOP of a presence node", since: "SIGSTOP", during: time.Second,
 		damage: func(*testing.T) time.Time {
@@ -114,6 +78,14 @@ func TestClockFrozenNode(t *testing.T) {
 		},
 		mend: func(t *testing.T) { awaitReady(t, zombie) },
 	})
+}
+
+// The dead process was gateway, presence node and dispatcher in one. Its users are gone in time, even with a presence
+// timeout much shorter than the default, which TestClockOneFaultAfterTheOther has.
+func TestClockAWholeProcessDies(t *testing.T) {
+	t.Parallel()
+	top := newWholes(t, redistest.Start(t).URL(), "--presence-timeout=3s", "--heartbeat-interval=1s")
+	top.suffer(t, killed("kill -9 of a process that has all roles, with a presence timeout of 3 s", top.members[0]))
 }
 
 func TestClockRedisAway(t *testing.T) {

@@ -22,6 +22,27 @@ var (
 	lostCommits = regexp.MustCompile(`(?m)^headcount_owner_commits_total\{outcome="lost"\} [1-9]`)
 )
 
+// redisFault happens to a Redis and to the link that leads to it. count increments the counter for some time.
+type redisFault func(t *testing.T, redis *redistest.Server, link *wire, count func(time.Duration))
+
+// promoteReplica makes a replica that is in step the master.
+func promoteReplica(t *testing.T, redis *redistest.Server, link *wire, _ func(time.Duration)) {
+	host, port, _ := net.SplitHostPort(redis.Addr)
+	replica := redistest.Start(t, "--replicaof", host+" "+port)
+	role := func(s *redistest.Server, text string) {
+		t.Helper()
+		testkit.Eventually(t, text, func() bool {
+			return strings.Contains(s.Do(t, "INFO", "replication").(string), text)
+		})
+	}
+
+	role(replica, "master_link_status:up")
+	role(redis, "state=online")
+	redis.Do(t, "FAILOVER") // it waits until the replica is in step
+	role(replica, "role:master")
+	link.lead(replica.Addr)
+}
+
 // TestClockWhatRedisLost: a restart or failover of Redis without a loss is not reported as a loss. A true loss is
 // reported in one log line, which says what is gone, and by the metric that the alert reads. A counter keeps all
 // acknowledged changes: its owner writes again what Redis has lost.
@@ -35,56 +56,41 @@ func TestClockWhatRedisLost(t *testing.T) {
 	)
 	for name, tc := range map[string]struct {
 		durable bool
-		fault   func(t *testing.T, redis *redistest.Server, link *wire, count func(time.Duration))
+		// One after the other.
+		faults  []redisFault
 		lost    string
 		atLeast time.Duration
 	}{
-		"orderly restart": {durable: true,
-			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+		"nothing": {durable: true, faults: []redisFault{
+			func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
 				shutdown(redis)
 				redis.Restart(t)
-			}},
-		"killed, with an AOF that is always written": {durable: true,
-			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
-				redis.Restart(t)
-			}},
-		"replica in step promoted": {fault: func(t *testing.T, redis *redistest.Server, link *wire,
-			_ func(time.Duration)) {
-			host, port, _ := net.SplitHostPort(redis.Addr)
-			replica := redistest.Start(t, "--replicaof", host+" "+port)
-			role := func(s *redistest.Server, text string) {
-				t.Helper()
-				testkit.Eventually(t, text, func() bool {
-					return strings.Contains(s.Do(t, "INFO", "replication").(string), text)
-				})
-			}
-
-			role(replica, "master_link_status:up")
-			role(redis, "state=online")
-			redis.Do(t, "FAILOVER") // it waits until the replica is in step
-			role(replica, "role:master")
-			link.lead(replica.Addr)
+			},
+			func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+				redis.Restart(t) // killed, with an AOF that is always written
+			},
+			promoteReplica,
 		}},
 		"killed without persistence": {lost: everything,
-			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+			faults: []redisFault{func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
 				redis.Restart(t)
-			}},
+			}}},
 		"an older RDB": {lost: writes, atLeast: 1500 * time.Millisecond,
-			fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
+			faults: []redisFault{func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
 				redis.Do(t, "SAVE")
 				count(2 * time.Second)
 				redis.Restart(t)
-			}},
+			}}},
 		"an RDB without the very last change": {lost: commits,
-			fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
+			faults: []redisFault{func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
 				redis.Do(t, "SAVE")
 				count(0)
 				redis.Restart(t)
-			}},
+			}}},
 		"FLUSHALL": {lost: everything,
-			fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+			faults: []redisFault{func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
 				redis.Flush(t)
-			}},
+			}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -115,21 +121,22 @@ func TestClockWhatRedisLost(t *testing.T) {
 					}
 				}
 			}
-			count(3 * time.Second) // by then the process has checked Redis
+			for i, fault := range tc.faults {
+				count(3 * time.Second) // by then the process has checked Redis
+				fault(t, redis, link, count)
+				testkit.Eventually(t, "the fault is logged", func() bool {
+					return len(restartLines.FindAllString(m.log.String(), -1))+
+						len(lossLines.FindAllString(m.log.String(), -1)) > i
+				})
+				testkit.Eventually(t, "the counter is served", func() bool {
+					c, err := api.Increment(t.Context(), "views:1", 1)
+					if err == nil && c.Value <= acknowledged {
+						t.Errorf("the counter is %d, and %d increments were acknowledged", c.Value, acknowledged)
+					}
 
-			tc.fault(t, redis, link, count)
-			testkit.Eventually(t, "the fault is logged", func() bool {
-				return len(restartLines.FindAllString(m.log.String(), -1))+
-					len(lossLines.FindAllString(m.log.String(), -1)) > 0
-			})
-			testkit.Eventually(t, "the counter is served", func() bool {
-				c, err := api.Increment(t.Context(), "views:1", 1)
-				if err == nil && c.Value <= acknowledged {
-					t.Errorf("the counter is %d, and %d increments were acknowledged before", c.Value, acknowledged)
-				}
-
-				return err == nil
-			})
+					return err == nil
+				})
+			}
 
 			if tc.lost != nothing {
 				testkit.Eventually(t, "the owner logs that it writes commits again", func() bool {
@@ -163,9 +170,9 @@ func TestClockWhatRedisLost(t *testing.T) {
 			lines := lossLines.FindAllStringSubmatch(m.log.String(), -1)
 			restarts := len(restartLines.FindAllString(m.log.String(), -1))
 			if tc.lost == nothing {
-				if len(lines) != 0 || restarts != 1 {
-					t.Errorf("the log has the losses %q, and %d restarts without one; want one restart",
-						lines, restarts)
+				if len(lines) != 0 || restarts != len(tc.faults) {
+					t.Errorf("the log has the losses %q, and %d restarts without one; want %d restarts",
+						lines, restarts, len(tc.faults))
 				}
 				return
 			}

@@ -1,0 +1,798 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+
+	"headcount/gateway/identity"
+	"headcount/gateway/websocket"
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+// A tab is a WebSocket that answers pings, with the frames that its visitor sees.
+type tab struct{ *looker }
+
+// tabFrame is a frame that is neither a ping nor an unread count.
+type tabFrame struct {
+	at   time.Time
+	text string
+
+	Type, Code, Page, Version string
+	Count                     int
+	Stale                     bool
+}
+
+func (f tabFrame) counts(page string, n int) bool {
+	return f.Type == "count" && f.Page == page && f.Count == n
+}
+
+// tab opens a tab of a new visitor, unless lines say who it is.
+func (s *served) tab(lines ...string) *tab { return &tab{s.looker(lines...)} }
+
+// again opens another tab of a visitor.
+func (s *served) again(t *tab) *tab { return s.tab("Headcount-Id: " + t.id) }
+
+func (t *tab) join(page string)  { t.t.Helper(); t.say(`{"type":"join","page":` + quoted(page) + `}`) }
+func (t *tab) leave(page string) { t.t.Helper(); t.say(`{"type":"leave","page":` + quoted(page) + `}`) }
+
+func (t *tab) subscribe(pages ...string) {
+	t.t.Helper()
+	t.say(`{"type":"subscribe","pages":` + quoted(pages) + `}`)
+}
+
+func quoted(v any) string {
+	text, _ := json.Marshal(v) // only what is written may be wrong
+
+	return string(text)
+}
+
+// poll returns the next frame if there is one by then.
+func (t *tab) poll(by time.Time) (f tabFrame, ok bool) {
+	t.t.Helper()
+	for {
+		_ = t.SetReadDeadline(by)
+		opcode, text, err := t.raw.next()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return f, false
+		}
+		if err != nil {
+			t.t.Fatal(err)
+		}
+
+		if opcode == websocket.Ping {
+			t.write([]byte(masked(websocket.Pong, string(text))))
+			continue
+		}
+
+		f = tabFrame{at: time.Now(), text: string(text)}
+		if err := json.Unmarshal(text, &f); opcode != websocket.Text || err != nil {
+			t.t.Fatalf("frame %#x %q: %v", opcode, text, err)
+		}
+		if f.Type != "unread" {
+			return f, true
+		}
+	}
+}
+
+func (t *tab) take(what string) tabFrame {
+	t.t.Helper()
+	f, ok := t.poll(time.Now().Add(testkit.Timeout))
+	if !ok {
+		t.t.Fatal("no " + what)
+	}
+
+	return f
+}
+
+// takeCount requires that the next frame is the page's count n.
+func (t *tab) takeCount(page string, n int) tabFrame {
+	t.t.Helper()
+	f := t.take(fmt.Sprintf("count %d of %q", n, page))
+	if !f.counts(page, n) {
+		t.t.Fatalf("got %s, want count %d of %q", f.text, n, page)
+	}
+
+	return f
+}
+
+// awaitCount skips frames until the page's count is n.
+func (t *tab) awaitCount(page string, n int) {
+	t.t.Helper()
+	for f := t.take("count"); !f.counts(page, n); f = t.take(fmt.Sprintf("count %d of %q", n, page)) {
+	}
+}
+
+// takeError requires that the next frame is this error.
+func (t *tab) takeError(code string) tabFrame {
+	t.t.Helper()
+	f := t.take("error " + code)
+	if f.Type != "error" || f.Code != code {
+		t.t.Fatalf("got %s, want the error %s", f.text, code)
+	}
+
+	return f
+}
+
+// silent requires that the messages before had no answer.
+func (t *tab) silent() {
+	t.t.Helper()
+	t.say(heartbeatMsg)
+	if f := t.take("answer to a heartbeat"); f.Type != "heartbeat" {
+		t.t.Fatalf("got %s, want the answer to a heartbeat", f.text)
+	}
+}
+
+// during returns the frames of that time.
+func (t *tab) during(d time.Duration) (all []tabFrame) {
+	t.t.Helper()
+	for end := time.Now().Add(d); ; {
+		f, ok := t.poll(end)
+		if !ok {
+			return all
+		}
+		all = append(all, f)
+	}
+}
+
+// An eventStream is read event by event.
+type eventStream struct {
+	*raw
+	http.Header
+	comments int
+}
+
+// sent is an event of a count.
+type sent struct {
+	name, id, data string
+
+	Page, Version string
+	Count         int
+}
+
+func (s *served) stream(path string, lines ...string) *eventStream {
+	s.t.Helper()
+	r := s.open(path, "", lines...)
+
+	return &eventStream{raw: r, Header: r.response(http.StatusOK).Header}
+}
+
+// poll returns the next event if there is one within that time.
+func (st *eventStream) poll(d time.Duration) (e sent, ok bool) {
+	st.t.Helper()
+	_ = st.SetReadDeadline(time.Now().Add(d))
+	for {
+		line, err := st.in.ReadString('\n')
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return e, false
+		}
+		if err != nil {
+			st.t.Fatal(err)
+		}
+
+		line = strings.TrimRight(line, "\r\n")
+		name, value, _ := strings.Cut(line, ": ")
+		switch {
+		case strings.HasPrefix(line, ":"):
+			st.comments++
+		case name == "event":
+			e.name = value
+		case name == "id":
+			e.id = value
+		case name == "data":
+			e.data = value
+		case line == "" && e.data != "":
+			if err := json.Unmarshal([]byte(e.data), &e); err != nil {
+				st.t.Fatalf("%v in %s", err, e.data)
+			}
+			return e, true
+		}
+	}
+}
+
+func (st *eventStream) take() sent {
+	st.t.Helper()
+	e, ok := st.poll(testkit.Timeout)
+	if !ok {
+		st.t.Fatal("no event")
+	}
+
+	return e
+}
+
+// takeCount requires that the next event is the count n.
+func (st *eventStream) takeCount(n int) sent {
+	st.t.Helper()
+	e := st.take()
+	if e.name != "count" || e.id != e.Version || e.Count != n {
+		st.t.Fatalf("event %q %q: %s, want the count %d", e.name, e.id, e.data, n)
+	}
+
+	return e
+}
+
+// takeJoin requires that the next event says that the stream's user is on the page.
+func (st *eventStream) takeJoin() {
+	st.t.Helper()
+	if e := st.take(); e.name != "join" || e.Page == "" {
+		st.t.Fatalf("event %q: %s, want a join", e.name, e.data)
+	}
+}
+
+// got is an answer that was read.
+type got struct {
+	http.Header
+	status int
+	text   string
+	sent
+}
+
+// do makes a call. Lines are headers; a line "Host: h" names another host, and an empty line says nothing.
+func (s *served) do(method, path, body string, lines ...string) got {
+	s.t.Helper()
+	req, err := http.NewRequest(method, "http://"+s.addr+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+
+	for _, line := range lines {
+		name, value, _ := strings.Cut(line, ": ")
+		switch name {
+		case "": // no header
+		case "Host":
+			req.Host = value
+		default:
+			req.Header.Add(name, value)
+		}
+	}
+
+	resp, err := s.http().Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+
+	g := got{Header: resp.Header, status: resp.StatusCode, text: string(text)}
+	_ = json.Unmarshal(text, &g.sent) // an answer that is no count has none of its members
+
+	return g
+}
+
+// count is what GET says of a page.
+func (s *served) count(page string) int {
+	s.t.Helper()
+	g := s.do("GET", "/"+page+"/counter", "")
+	if g.status != http.StatusOK {
+		s.t.Fatalf("%s: %d %s", page, g.status, g.text)
+	}
+
+	return g.Count
+}
+
+// newer reports whether version a is later than b.
+func newer(t *testing.T, a, b string) bool {
+	t.Helper()
+	one, err := presence.ParseVersion(a)
+	other, err2 := presence.ParseVersion(b)
+	if err != nil || err2 != nil {
+		t.Fatalf("versions %q and %q: %v, %v", a, b, err, err2)
+	}
+
+	return one.Compare(other) > 0
+}
+
+const incrementBody, decrementBody = `{"action":"increment"}`, `{"action":"decrement"}`
+
+// visits runs a test in memory, with dispatchers, where counts are sent at once and a lost visitor stays for a grace.
+func visits(t *testing.T, grace time.Duration, tune func(*Config), test func(*testing.T, *served)) {
+	t.Helper()
+	inMemory(t, func(cfg *Config) {
+		cfg.UpdateInterval, cfg.LeaveGrace = 10*time.Millisecond, grace
+		if tune != nil {
+			tune(cfg)
+		}
+	}, func(t *testing.T, s *served) {
+		defer s.dispatch()()
+		test(t, s)
+	})
+}
+
+// After a tab has ended, in whatever way, its visitor stays for the grace, and no longer.
+func TestAVisitorStaysForTheGrace(t *testing.T) {
+	const grace = 700 * time.Millisecond
+	visits(t, grace, nil, func(t *testing.T, s *served) {
+		closes := func(code string) func(*tab) {
+			return func(a *tab) { a.write([]byte(masked(websocket.Close, code))) }
+		}
+		for page, end := range map[string]func(*tab){
+			"no close frame": func(a *tab) { _ = a.Close() },
+			"close frame":    closes("\x03\xe8bye"),
+			"going away":     closes("\x03\xe9"),
+			"an error": func(a *tab) {
+				a.say(strings.Repeat("x", 5000))
+				a.takeError("too_large")
+				a.expectClose(websocket.StatusTooBig)
+				closes("\x03\xf1")(a)
+			},
+		} {
+			watcher, a := s.tab(), s.tab()
+			watcher.subscribe(page)
+			watcher.takeCount(page, 0)
+			a.join(page)
+			a.takeCount(page, 1)
+			watcher.takeCount(page, 1)
+
+			ended := time.Now()
+			end(a)
+			gone := watcher.takeCount(page, 0)
+			if took := gone.at.Sub(ended); took < grace-time.Millisecond || took > grace+2*time.Second {
+				t.Errorf("%s: gone after %s, want the grace of %s", page, took, grace)
+			}
+			_ = watcher.Close()
+		}
+	})
+}
+
+// Without a grace a visitor is gone with the tab.
+func TestWithoutAGraceAVisitorIsGoneAtOnce(t *testing.T) {
+	visits(t, 0, nil, func(t *testing.T, s *served) {
+		watcher, a := s.tab(), s.tab()
+		watcher.subscribe("p")
+		watcher.takeCount("p", 0)
+		for range 3 {
+			a.join("p")
+			watcher.takeCount("p", 1)
+			_ = a.Close()
+			watcher.takeCount("p", 0)
+			a = s.again(a)
+		}
+	})
+}
+
+// An explicit leave takes effect at once, however long the grace is.
+func TestALeaveIsAtOnce(t *testing.T) {
+	visits(t, time.Hour, nil, func(t *testing.T, s *served) {
+		watcher, a := s.tab(), s.tab()
+		watcher.subscribe("p")
+		watcher.takeCount("p", 0)
+
+		a.join("p")
+		watcher.takeCount("p", 1)
+		left := time.Now()
+		a.leave("p")
+		if gone := watcher.takeCount("p", 0); gone.at.Sub(left) > time.Second {
+			t.Errorf("gone after %s", gone.at.Sub(left))
+		}
+		if n := s.count("*"); n != 0 {
+			t.Errorf("the site has %d", n)
+		}
+	})
+}
+
+// A user stays as long as one tab is on the page, and counts once.
+func TestOneUserInThreeTabs(t *testing.T) {
+	visits(t, time.Second, nil, func(t *testing.T, s *served) {
+		watcher, a := s.tab(), s.tab()
+		watcher.subscribe("p")
+		watcher.takeCount("p", 0)
+		a.join("p")
+		a.takeCount("p", 1)
+		watcher.takeCount("p", 1)
+
+		b, c := s.again(a), s.again(a)
+		for _, another := range []*tab{b, c} {
+			if another.user != a.user {
+				t.Fatalf("user %q came back as %q", a.user, another.user)
+			}
+			another.join("p")
+			another.takeCount("p", 1)
+		}
+
+		other := s.tab()
+		other.join("p")
+		other.takeCount("p", 2)
+		watcher.takeCount("p", 2)
+
+		a.leave("p")
+		_ = b.Close()
+		time.Sleep(2 * time.Second)
+		watcher.silent()
+		if n := s.count("p"); n != 2 {
+			t.Errorf("with one tab left: %d", n)
+		}
+		c.leave("p")
+		watcher.takeCount("p", 1)
+	})
+}
+
+// A client that vanishes silently is gone within ping + pong + grace + 2 s. One that answers pings stays, and so does
+// one that sends anything.
+func TestAVanishedClient(t *testing.T) {
+	const ping, pong, grace = 500 * time.Millisecond, 4 * time.Second, 400 * time.Millisecond
+	visits(t, grace, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = ping, pong },
+		func(t *testing.T, s *served) {
+			watcher, answers := s.tab(), s.tab()
+			for _, page := range []string{"answers", "mute", "talks"} {
+				watcher.subscribe(page)
+				watcher.takeCount(page, 0)
+			}
+			answers.join("answers")
+			answers.takeCount("answers", 1)
+			watcher.takeCount("answers", 1)
+
+			talks, mute := s.tab(), s.tab() // they answer no ping
+			talks.join("talks")
+			watcher.takeCount("talks", 1)
+			joined := time.Now()
+			mute.join("mute")
+			watcher.takeCount("mute", 1)
+
+			// A part of a message counts as well.
+			talks.write([]byte(masked(partText, `{"type":"join",`)))
+			var gone tabFrame
+			for ok := false; !ok; {
+				talks.write([]byte(masked(partMore, " ")))
+				if f, seen := answers.poll(time.Now()); seen {
+					t.Fatalf("a client that answers receives %s", f.text)
+				}
+				gone, ok = watcher.poll(time.Now().Add(ping / 2))
+			}
+			took := gone.at.Sub(joined)
+			if !gone.counts("mute", 0) || took < pong+grace || took > ping+pong+grace+2*time.Second {
+				t.Errorf("%s after %s", gone.text, took)
+			}
+
+			talks.write([]byte(masked(lastPart, `"page":"late"}`)))
+			watcher.subscribe("late")
+			watcher.awaitCount("late", 1)
+			answers.silent()
+			if n := s.count("answers"); n != 1 {
+				t.Errorf("%d on the page of the client that answers", n)
+			}
+		})
+}
+
+// Other clients notice neither a reload nor a second tab that comes and goes.
+func TestAReloadIsNotSeen(t *testing.T) {
+	const grace = 4 * time.Second
+	visits(t, grace, nil, func(t *testing.T, s *served) {
+		watcher, a := s.tab(), s.tab()
+		watcher.subscribe("p")
+		watcher.takeCount("p", 0)
+		st := s.stream("/p/counter/events")
+		st.takeCount(0)
+
+		a.join("p")
+		watcher.takeCount("p", 1)
+		st.takeCount(1)
+		for _, away := range []time.Duration{0, 0, 0, grace / 2} {
+			_ = a.Close()
+			time.Sleep(away)
+			a = s.again(a)
+			a.join("p")
+			a.takeCount("p", 1)
+		}
+
+		if seen := watcher.during(grace + 500*time.Millisecond); len(seen) != 0 {
+			t.Errorf("seen: %v", seen)
+		}
+		if e, ok := st.poll(time.Millisecond); ok {
+			t.Errorf("event %s", e.data)
+		}
+
+		// A real arrival is visible.
+		s.tab().join("p")
+		watcher.takeCount("p", 2)
+		st.takeCount(2)
+	})
+}
+
+// Two counts of one page reach a subscriber at least the update interval apart. The first change is sent at once, and
+// the newest always arrives.
+func TestConflation(t *testing.T) {
+	const interval = time.Second
+	visits(t, 0, func(cfg *Config) { cfg.UpdateInterval = interval }, func(t *testing.T, s *served) {
+		watcher, a, b, c := s.tab(), s.tab(), s.tab(), s.tab()
+		watcher.subscribe("p", "other")
+		watcher.take("count")
+		watcher.take("count")
+		st := s.stream("/p/counter/events")
+		st.takeCount(0)
+
+		time.Sleep(interval) // so that the next change is a first one again
+		joined := time.Now()
+		a.join("p")
+		if f := watcher.takeCount("p", 1); f.at.Sub(joined) >= interval {
+			t.Errorf("the first change took %s", f.at.Sub(joined))
+		}
+		st.takeCount(1)
+		synctest.Wait() // a client whose last write is not complete gets the newest count when it is
+
+		// The counts 2, 3 and 2 are combined, but one's own page is sent at once.
+		b.join("p")
+		b.takeCount("p", 2)
+		c.join("p")
+		c.takeCount("p", 3)
+		b.leave("p")
+		if f := watcher.takeCount("p", 2); f.at.Sub(joined) < interval-time.Millisecond {
+			t.Errorf("the second count comes %s after the first", f.at.Sub(joined))
+		}
+		st.takeCount(2)
+
+		c.join("other") // pages do not delay each other
+		c.awaitCount("other", 1)
+		watcher.takeCount("other", 1)
+	})
+}
+
+// Without WebSockets a user is on a page while an event stream of any tab joins it, and for at most the leave grace
+// after the last stream.
+func TestJoinByEventStream(t *testing.T) {
+	const grace = 4 * time.Second
+	visits(t, grace, nil, func(t *testing.T, s *served) {
+		watcher, me := s.tab(), s.tab()
+		watcher.subscribe("p")
+		watcher.takeCount("p", 0)
+
+		const path = "/p/counter/events?join=1"
+		one := s.stream(path + "&id=" + me.id)
+		one.takeJoin()
+		one.takeCount(1) // the first count has the user
+		watcher.takeCount("p", 1)
+
+		mine := "Headcount-Id: " + me.id
+		second := s.stream(path, mine)
+		second.takeJoin()
+		other := s.stream(path)
+		other.takeJoin()
+		watcher.takeCount("p", 2)
+
+		_ = one.Close()
+		time.Sleep(2 * grace)
+		watcher.silent() // the other tab is still there
+
+		_ = second.Close()
+		ended := time.Now()
+		if gone := watcher.takeCount("p", 1); gone.at.Sub(ended) > grace+2*time.Second {
+			t.Errorf("gone after %s", gone.at.Sub(ended))
+		}
+
+		back := s.stream(path, mine)
+		back.takeJoin()
+		watcher.takeCount("p", 2)
+		_ = back.Close() // a reload
+		s.stream(path, mine).takeJoin()
+		if seen := watcher.during(2 * grace); len(seen) > 0 {
+			t.Errorf("a reload is seen: %v", seen)
+		}
+		if g := s.do("GET", "/*/counter/events?join=1", ""); g.status != http.StatusBadRequest {
+			t.Errorf("%d %s", g.status, g.text)
+		}
+	})
+}
+
+// The client is gone, and its proxy takes the events for it.
+func TestAStreamThatJoinsEnds(t *testing.T) {
+	visits(t, 0, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second },
+		func(t *testing.T, s *served) {
+			gone := s.stream("/p/counter/events?join=1")
+			gone.takeJoin()
+			gone.expectEnd()
+			testkit.Eventually(t, "the user is gone", func() bool { return s.count("p") == 0 })
+		})
+}
+
+// An event stream begins with the newest count, whichever count it received last, has comments, and is no presence.
+func TestEventStream(t *testing.T) {
+	const ping = 300 * time.Millisecond
+	visits(t, 0, func(cfg *Config) { cfg.PingInterval = ping }, func(t *testing.T, s *served) {
+		st := s.stream("/p/counter/events", "Accept: text/event-stream", "Last-Event-ID: 1-1")
+		kind, _, _ := strings.Cut(st.Get("Content-Type"), ";")
+		if kind != "text/event-stream" || !strings.Contains(st.Get("Cache-Control"), "no-store") ||
+			len(st.Values("Set-Cookie")) != 1 || st.Get("Access-Control-Allow-Origin") != "" ||
+			st.Get("Content-Length") != "" {
+			t.Errorf("headers %v", st.Header)
+		}
+
+		last := st.takeCount(0).Version
+		if last != "0-0" {
+			t.Errorf("the first event has version %s", last)
+		}
+
+		c := s.tab()
+		for i, n := range []int{1, 0, 1, 0, 1} {
+			if n == 1 {
+				c.join("p")
+			} else {
+				c.leave("p")
+			}
+			e := st.takeCount(n)
+			if !newer(t, e.Version, last) {
+				t.Errorf("change %d: version %s after %s", i, e.Version, last)
+			}
+			last = e.Version
+		}
+
+		for _, id := range []string{"1-1", "", "x", last} {
+			if e := s.stream("/p/counter/events", "Last-Event-ID: "+id).takeCount(1); e.Version != last {
+				t.Errorf("after %q a stream begins with %s", id, e.data)
+			}
+		}
+		if n := s.count("*"); n != 1 {
+			t.Errorf("%d on the site: streams count as present", n)
+		}
+
+		st.takeCount(0) // c has answered no ping
+		if st.comments < 2 {
+			t.Errorf("%d comments until then", st.comments)
+		}
+		if g := s.do("GET", "/%20%00/counter/events", ""); g.status != http.StatusBadRequest {
+			t.Errorf("%d %s", g.status, g.text)
+		}
+	})
+}
+
+// A PUT takes or releases a hold. It may be repeated.
+func TestHoldsMayBeRepeated(t *testing.T) {
+	visits(t, 0, nil, func(t *testing.T, s *served) {
+		a, b := "Headcount-Id: "+s.tab().id, "Headcount-Id: "+s.tab().id
+		last := "0-0"
+		for i, step := range []struct {
+			who, action string
+			want        int
+			changes     bool
+		}{
+			{a, decrementBody, 0, false},
+			{a, incrementBody, 1, true},
+			{a, incrementBody, 1, false},
+			{b, incrementBody, 2, true},
+			{a, incrementBody, 2, false},
+			{b, decrementBody, 1, true},
+			{b, decrementBody, 1, false},
+			{a, decrementBody, 0, true},
+			{a, decrementBody, 0, false},
+			{a, incrementBody, 1, true},
+			{a, decrementBody, 0, true},
+		} {
+			g := s.do("PUT", "/p/counter", step.action, step.who)
+			if g.status != http.StatusOK || g.Count != step.want || newer(t, g.Version, last) != step.changes {
+				t.Errorf("step %d: %d %s after version %s", i, g.status, g.text, last)
+			}
+			last = g.Version
+		}
+	})
+}
+
+// A hold lasts three presence timeouts from when it was last renewed.
+func TestAHoldEnds(t *testing.T) {
+	const hold = 21 * time.Second // three times the timeout of runGateway
+	visits(t, 0, nil, func(t *testing.T, s *served) {
+		watcher, me := s.tab(), "Headcount-Id: "+s.tab().id
+		watcher.subscribe("p")
+		watcher.takeCount("p", 0)
+		s.do("PUT", "/p/counter", incrementBody, me)
+		watcher.takeCount("p", 1)
+		if early := watcher.during(hold / 2); len(early) > 0 {
+			t.Fatalf("it ended early: %v", early)
+		}
+
+		renewed := time.Now()
+		if g := s.do("PUT", "/p/counter", incrementBody, me); g.Count != 1 {
+			t.Errorf("renewed: %s", g.text)
+		}
+		ended := watcher.takeCount("p", 0)
+		if took := ended.at.Sub(renewed); took < hold-time.Millisecond || took > hold+3*time.Second {
+			t.Errorf("it lasted %s after it was renewed, want %s", took, hold)
+		}
+	})
+}
+
+// A user with a hold and a tab counts once, until both have ended.
+func TestHoldsBesideTabs(t *testing.T) {
+	visits(t, 0, nil, func(t *testing.T, s *served) {
+		c := s.tab()
+		me := "Headcount-Id: " + c.id
+		c.join("both")
+		c.takeCount("both", 1)
+		for _, step := range []struct {
+			page, action string
+			want         int
+		}{
+			{"both", incrementBody, 1},
+			{"there", incrementBody, 1},
+			{"both", decrementBody, 1}, // the tab is still there
+			{"both", incrementBody, 1},
+		} {
+			if g := s.do("PUT", "/"+step.page+"/counter", step.action, me); g.Count != step.want {
+				t.Errorf("%s %s: %s", step.action, step.page, g.text)
+			}
+		}
+
+		c.leave("both")
+		c.silent()
+		if n := s.count("both"); n != 1 {
+			t.Errorf("the hold is still there: %d", n)
+		}
+		if g := s.do("PUT", "/both/counter", decrementBody, me); g.Count != 0 {
+			t.Errorf("both have ended: %s", g.text)
+		}
+		if n := s.count("there"); n != 1 {
+			t.Errorf("the other page: %d", n)
+		}
+	})
+}
+
+// A token's end is the end of its connections and streams. Times that no clock reaches are no end.
+func TestATokenExpires(t *testing.T) {
+	const secret = "a secret for tokens, of thirty-two bytes or more"
+	identities := identity.New(identity.Config{
+		IDSecrets: [][]byte{[]byte("0123456789abcdef")}, JWTSecret: []byte(secret),
+	})
+	t.Cleanup(identities.Close)
+	visits(t, 0, func(cfg *Config) { cfg.Identities = identities }, func(t *testing.T, s *served) {
+		token := func(claims jwt.MapClaims) string {
+			text, err := jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString([]byte(secret))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return text
+		}
+		dial := func(token string) *tab {
+			r := s.open("/-/ws?token="+token, "", upgrade()...)
+			r.response(http.StatusSwitchingProtocols)
+			r.expect(websocket.Text, `{"type":"welcome"`)
+			return &tab{&looker{raw: r}}
+		}
+
+		var stay []*tab
+		for _, exp := range []any{int64(99_999_999_999), time.Now().UnixMilli(), 1e300} {
+			stay = append(stay, dial(token(jwt.MapClaims{"sub": "eve", "exp": exp})))
+		}
+		watcher := dial(token(jwt.MapClaims{"sub": "watcher"}))
+		watcher.subscribe("p")
+		watcher.takeCount("p", 0)
+
+		const lasts = 6 * time.Second
+		short := token(jwt.MapClaims{"sub": "alice", "exp": time.Now().Add(lasts).Unix()})
+		began := time.Now()
+		c := dial(short)
+		c.join("p")
+		c.takeCount("p", 1)
+		watcher.takeCount("p", 1)
+		st := s.stream("/p/counter/events?join=1&token=" + short)
+		st.takeJoin()
+
+		f := c.takeError("token_expired")
+		if took := f.at.Sub(began); took < lasts-time.Second || took > lasts+time.Second {
+			t.Errorf("%s after %s", f.text, took)
+		}
+		c.expectClose(websocket.StatusPolicyViolation)
+		c.write([]byte(masked(websocket.Close, "\x03\xf0")))
+		st.expectEnd()
+		watcher.takeCount("p", 0)
+		for _, t := range append(stay, watcher) {
+			t.silent()
+		}
+
+		refused := s.open("/-/ws?token="+short, "", upgrade()...)
+		refused.response(http.StatusUnauthorized)
+		if g := s.do("GET", "/p/counter/events?join=1", ""); g.status != http.StatusUnauthorized {
+			t.Errorf("a stream that joins without a token: %d %s", g.status, g.text)
+		}
+	})
+}
