@@ -21,6 +21,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/certificates"
+	"headcount/cmd/headcount/config"
 	"headcount/cmd/headcount/probe"
 	"headcount/counter/cluster"
 	"headcount/counter/routed"
@@ -44,7 +45,7 @@ type checkCommand struct {
 	ConfigFile string        `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings, as serve reads it."`
 	PublicURL  string        `type:"text" placeholder:"URL" help:"The address at which visitors reach the server, through its proxy, such as https://count.example.com. With it and a running server the proxy is checked, too."`
 	Patience   time.Duration `type:"span" placeholder:"TIME" default:"5s" help:"How long to wait for each answer."`
-	Config     Config        `embed:""`
+	Config     config.Server `embed:""`
 }
 
 // AfterApply is called when the settings are read.
@@ -141,7 +142,7 @@ func (c *checkCommand) checkAddresses(ctx context.Context, f *findings) {
 		return
 	}
 
-	for _, a := range c.Config.addresses() {
+	for _, a := range c.Config.Addresses() {
 		l, err := listen(ctx, a)
 		if err != nil {
 			f.wrong(err)
@@ -150,12 +151,12 @@ func (c *checkCommand) checkAddresses(ctx context.Context, f *findings) {
 
 		advertised := c.Config.AdvertiseAddr()
 		if l.udp == nil || strings.HasSuffix(advertised, ":0") {
-			f.finef("--"+a.flag, "%s is free.", a.addr)
+			f.finef("--"+a.Flag, "%s is free.", a.Addr)
 		} else if err := c.checkAdvertise(ctx, l, advertised); err != nil {
 			f.wrongf("--advertise", "other processes would dial %s, which %v; or give the address at which they reach "+
 				"--cluster-listen", advertised, err)
 		} else {
-			f.finef("--cluster-listen", "%s is free, and TCP and UDP to %s lead to it.", a.addr, advertised)
+			f.finef("--cluster-listen", "%s is free, and TCP and UDP to %s lead to it.", a.Addr, advertised)
 		}
 		l.close()
 	}
@@ -164,7 +165,7 @@ func (c *checkCommand) checkAddresses(ctx context.Context, f *findings) {
 // checkAdvertise checks that TCP and UDP to addr lead to l, which answers as the server would.
 func (c *checkCommand) checkAdvertise(ctx context.Context, l listener, addr string) error {
 	answers, err := heartbeat.New(heartbeat.Config{
-		Conn: l.udp, Keys: keysOf(c.Config.ClusterSecrets), Name: addr, Log: zerolog.Nop(),
+		Conn: l.udp, Keys: c.Config.ClusterKeys(), Name: addr, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		return err
@@ -248,10 +249,10 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings) {
 
 	var idSecrets [][]byte
 	if c.Config.HasRole(presence.RoleGateway) {
-		idSecrets = keysOf(c.Config.idSecrets())
+		idSecrets = c.Config.IDKeys()
 	}
 
-	found := c.redis(ctx, f, "--redis", c.Config.Redis, c.Config.facts(), idSecrets)
+	found := c.redis(ctx, f, "--redis", c.Config.Redis, factsOf(&c.Config), idSecrets)
 	if len(found.Problems) == 0 {
 		f.finef("--redis", "it answers, permits what is needed, and has the right time.")
 	}
@@ -316,7 +317,7 @@ func (c *checkCommand) reach(ctx context.Context, name string) error {
 	}
 	_ = conn.Close()
 
-	if err := heartbeat.Probe(ctx, name, keysOf(c.Config.ClusterSecrets)); err != nil {
+	if err := heartbeat.Probe(ctx, name, c.Config.ClusterKeys()); err != nil {
 		return fmt.Errorf("is reached over TCP, but does not answer over UDP: %w; see whether a firewall lets UDP "+
 			"through, and whether its --cluster-secret is the same", err)
 	}
@@ -361,7 +362,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings) {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 
-	found, err := routed.Check(ctx, c.Config.Postgres, c.Config.postgresUse())
+	found, err := routed.Check(ctx, c.Config.Postgres, placeOf(&c.Config).Use())
 	refused := refusal(err)
 	isOff := found.ClockOff > presenceredis.ClockTolerance
 
@@ -491,7 +492,7 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings) {
 		return
 	}
 
-	opened, err := c.Config.openCertificates(zerolog.Nop())
+	opened, err := openCertificates(&c.Config, zerolog.Nop())
 	if err != nil {
 		f.wrong(err)
 		return
