@@ -506,7 +506,7 @@ func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	return []string{"--tls-cert=" + c.File, "--tls-key=" + c.Key}
 }
 
-// Problem describes what visitors would object to in a chain of certificates.
+// Check says what visitors would object to in a chain of certificates.
 func TestServerChainsOfCertificates(t *testing.T) {
 	a := newAuthority(t, "counter.example.com", nil)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
@@ -558,9 +558,9 @@ func TestServerChainsOfCertificates(t *testing.T) {
 			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on",
 		},
 	} {
-		got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now)
-		if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		got := certificates.Check(tc.chain, tc.host, tc.roots, tc.now)
+		if tc.want == "" && got != nil || !strings.Contains(fmt.Sprint(got), tc.want) {
+			t.Errorf("%s: %v, want %q", name, got, tc.want)
 		}
 	}
 }
