@@ -247,6 +247,11 @@ var layers = []layer{
 			"counter", "counter/transfer", "internal/postgres", "internal/redisconn", "internal/setting", "presence",
 		},
 	},
+	// the settings of a server
+	{"cmd/headcount/config", []string{
+		"counter", "gateway/api", "gateway/identity", "gateway/pusher", "internal/postgres", "internal/redisconn",
+		"internal/setting", "presence", "presence/minutes", "presence/node/...", "presence/region", "webhook",
+	}},
 	// what a proxy passes on
 	{"cmd/headcount/probe", []string{"gateway/counterapi", "gateway/identity", "internal/setting"}},
 	{"cmd/headcount/e2e", nil},    // tests alone
@@ -254,15 +259,15 @@ var layers = []layer{
 	{"cmd/release", nil},          // builds the archives
 	{"cmd/headcount", []string{
 		"internal/boltfile", "counter", "counter/cluster", "counter/link", "counter/pipeline", "counter/routed",
-		"counter/local", "gateway/counterapi",
+		"counter/local", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...",
 		"presence/presenceredis/...",
 		"presence/member", "presence/rpc", "presence/node/...", "presence/pagestable", "presence/region",
 		"presence/seal", "internal/postgres",
 		"dispatcher/...", "dashboard", "gateway", "gateway/api", "gateway/identity", "gateway/pusher", "web",
 		"internal/machine", "internal/redisconn", "internal/setting", "internal/tracing", "internal/tracing/otlp",
-		"webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/certificates", "cmd/headcount/dump",
-		"cmd/headcount/flags", "cmd/headcount/probe", "internal/simulate", "cmd/headcount/top",
+		"webhook", "webhook/webhookmem", "webhook/webhookredis", "cmd/headcount/certificates", "cmd/headcount/config",
+		"cmd/headcount/dump", "cmd/headcount/flags", "cmd/headcount/probe", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -98,7 +98,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 
 // The guide says how to replace every secret: each setting that is a secret, contains one, or names the file of one.
 func TestGuideRotatesEverySecret(t *testing.T) {
-	source, err := os.ReadFile("../cmd/headcount/config.go")
+	source, err := os.ReadFile("../cmd/headcount/config/config.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -61,7 +61,7 @@ func (c *conn) charge(kind byte) bool {
 // chargeRead charges one read to the client's message rate where no frames are counted: on
 // an event stream, and after the close frame to the client.
 func (c *conn) chargeRead() {
-	unframed := c.events || c.closing.Load() != open
+	unframed := c.speech == stream || c.closing.Load() != open
 	if unframed && !c.allow() {
 		c.throttle()
 	}

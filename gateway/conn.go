@@ -17,7 +17,6 @@ import (
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/notifier"
-	"headcount/gateway/pusher"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -45,8 +44,7 @@ type conn struct {
 	// These are set before start, and not changed after that.
 	g *Gateway
 	visitor
-	events  bool // this is an event stream
-	pusher  bool // the client speaks Pusher's protocol
+	speech  speech
 	server  bool // the upgrade had an API key
 	crawler bool // the client only watches the pages that it joins
 
@@ -161,33 +159,16 @@ func (c *conn) enter(hello []byte) {
 	// Drain may have missed this client. A Pusher client is not asked to move, because it would reconnect at once,
 	// perhaps before another process listens.
 	if c.g.draining.Load() {
-		if !c.pusher {
-			c.move(0)
+		if c.speech != pushers {
+			c.dialect().move(c, 0)
 		}
 		c.sendAway()
 	}
 }
 
-// move asks the client to reconnect elsewhere after the given time. Clients of event streams cannot be asked. A Pusher
-// client can only be asked to reconnect at once, so its connection is closed when the time comes.
-func (c *conn) move(after time.Duration) {
-	switch { // an error means that the client is gone already
-	case c.events:
-	case c.pusher:
-		time.AfterFunc(after, func() { _ = c.end(websocket.StatusServiceRestart, closeReason, nil) })
-	default:
-		_ = c.send(websocket.Text, appendReconnect(nil, after))
-	}
-}
-
 // sendAway closes the connection because the gateway ends.
 func (c *conn) sendAway() {
-	code := websocket.StatusServiceRestart
-	if c.pusher {
-		code = pusher.CodeOverCapacity // makes the client wait a second, because at once no process may be listening
-	}
-
-	_ = c.end(code, closeReason, nil) // an error means that the client is gone already
+	_ = c.end(websocket.StatusServiceRestart, closeReason, nil) // an error means that the client is gone already
 }
 
 // site returns the site that all pages and counters of a WebSocket belong to.
@@ -281,7 +262,7 @@ func (c *conn) blocked() bool {
 		return false
 	}
 
-	mustTake := !c.events && c.closing.Load() == open // the client of our messages, before the close frame
+	mustTake := c.speech != stream && c.closing.Load() == open // the client of our messages, before the close frame
 	return mustTake && c.wire.Busy() && !c.wire.Closed()
 }
 
@@ -358,11 +339,11 @@ func (c *conn) Try(p []byte) error {
 	return err
 }
 
-// Close implements fanout.Client: it closes the connection at once. A Pusher client gets a close frame that says that
-// it was silent, unless the write would block. Any other client has its close frame already, or reads nothing.
+// Close implements fanout.Client: it closes the connection at once. A client that has to be told that it was silent is
+// told so, unless the write would block. Any other client has its close frame already, or reads nothing.
 func (c *conn) Close() error {
-	if c.pusher {
-		_ = c.wire.Try(websocket.AppendClose(nil, pusher.CodePongTimeout, "no answer to a ping"))
+	if last := c.dialect().silent(); last != nil {
+		_ = c.wire.Try(last)
 	}
 
 	return c.wire.Close()
@@ -371,21 +352,17 @@ func (c *conn) Close() error {
 // Ping implements fanout.Client: it sends a silent client a ping. A busy client needs none: it takes the
 // write that is under way, or that write times out.
 func (c *conn) Ping() bool {
-	frame := []byte{websocket.Ping, 0}
+	ping, answers := c.dialect().ping()
 	c.awaitsPong.Store(true) // before the write, which the answer may overtake
 
-	if c.events {
-		frame = []byte(": ping\n\n")
-	}
-
-	err := c.wire.Try(frame)
+	err := c.wire.Try(ping)
 	if err != nil && !errors.Is(err, socket.ErrBusy) {
 		_ = c.Close()
 		return false
 	}
 
-	// The client of a stream never answers; if it is dead, the next write of a comment fails.
-	if c.events {
+	// If a client that never answers is dead, the next write of a ping fails.
+	if !answers {
 		c.MarkAlive()
 	}
 

@@ -134,7 +134,7 @@ func streamHead(head http.Header) {
 
 // beginEvents begins the event stream of topics with the newest update of each.
 func (c *conn) beginEvents(topics []presence.Topic, join bool, hello []byte) {
-	c.events = true
+	c.speech = stream
 	if topics[0].Kind == topPagesKind {
 		c.PingOften() // web/live-top.js reopens a stream that has been silent for a minute
 	}
@@ -163,6 +163,18 @@ func (c *conn) attend(name string) {
 
 	c.wants = []wanted{{name: name, joined: true, counts: untilLeave}}
 	c.g.metrics.joins.Inc()
+}
+
+// streamDialect is that of event streams. The server reads no messages of them, so it never answers with a fault.
+type streamDialect struct{ ourDialect }
+
+func (streamDialect) ping() (p []byte, answers bool) { return pingComment, false }
+
+func (streamDialect) move(*conn, time.Duration) {} // it cannot be asked
+
+func (streamDialect) arrived(c *conn, name string) {
+	joined := appendJoined(nil, name, c.g.cfg.PingInterval)
+	_ = c.wire.Write(joined) // an error means that the client is gone already
 }
 
 // appendJoined appends the event that confirms a join. To stay on the page, the client has to

@@ -13,7 +13,7 @@ import (
 func (c *conn) frames(data []byte) (rest []byte, err error) {
 	for len(data) > 0 {
 		switch {
-		case c.events: // the server ignores what the client of an event stream sends
+		case c.speech == stream: // the server ignores what the client of an event stream sends
 			return nil, nil
 		case c.closing.Load() != open:
 			// After the gateway's close frame only the client's matters.
@@ -102,12 +102,7 @@ func (c *conn) breach(err *websocket.Error) error {
 // text serves one message. The client gets an error frame for a mistake of its own; any
 // other error ends the connection.
 func (c *conn) text(text []byte) error {
-	parse := parseMessage
-	if c.pusher {
-		parse = parseEvent
-	}
-
-	m, err := parse(text)
+	m, err := c.dialect().parse(text)
 	if err == nil {
 		err = c.do(m)
 	}
@@ -137,7 +132,7 @@ func (c *conn) fault(f *fault) error {
 		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")
 	}
 
-	if err := c.wire.Write(c.appendFault(nil, f)); err != nil {
+	if err := c.wire.Write(c.dialect().appendFault(nil, f)); err != nil {
 		return err
 	}
 
@@ -151,19 +146,10 @@ func (c *conn) fault(f *fault) error {
 	return c.end(websocket.StatusPolicyViolation, "too many errors", last)
 }
 
-// appendFault appends a fault in the client's protocol.
-func (c *conn) appendFault(b []byte, f *fault) []byte {
-	if c.pusher {
-		return appendPusherFault(b, f)
-	}
-
-	return websocket.AppendFrame(b, websocket.Text, f.appendJSON(nil))
-}
-
 // end sends the fault that ends the connection, if there is one, and a close frame. The client
 // then has a short time to close its side. An event stream is closed at once.
 func (c *conn) end(code int, reason string, last *fault) error {
-	if c.events {
+	if c.speech == stream {
 		return c.wire.Close()
 	}
 
@@ -174,14 +160,10 @@ func (c *conn) end(code int, reason string, last *fault) error {
 	// One write for both, so that nothing comes between the fault and the close frame.
 	var b []byte
 	if last != nil {
-		b = c.appendFault(b, last)
+		b = c.dialect().appendFault(b, last)
 	}
 
-	if c.pusher {
-		code = pusherClose(code, last)
-	}
-
-	err := c.wire.End(websocket.AppendClose(b, code, reason))
+	err := c.wire.End(websocket.AppendClose(b, c.dialect().closeCode(code, last), reason))
 	if !c.wire.Busy() { // otherwise Freed does it when the client has taken the close frame
 		c.awaitClose()
 	}

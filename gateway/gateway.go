@@ -300,8 +300,8 @@ func (g *Gateway) Drain(ctx context.Context) {
 	// A random time for each, so that the other gateways do not get all clients at once.
 	alone := g.alone()
 	g.each(func(c *conn) {
-		if !c.pusher || !alone {
-			c.move(rand.N(within))
+		if c.speech != pushers || !alone {
+			c.dialect().move(c, rand.N(within))
 		}
 	})
 

@@ -88,10 +88,7 @@ func (c *conn) do(m message) error {
 		c.unsubscribe(m.pages)
 		c.unsubscribeCounters(m.counters)
 	case typeHeartbeat:
-		if c.pusher {
-			return c.send(websocket.Text, pusher.AppendPong(nil))
-		}
-		return c.send(websocket.Text, []byte(`{"type":"heartbeat"}`))
+		return c.send(websocket.Text, c.dialect().heartbeat())
 	case typeSignin:
 		return c.send(websocket.Text, pusher.AppendNoSignin(nil))
 	case typePause, typeResume:
@@ -160,11 +157,7 @@ func (c *conn) join(name string) error {
 	if w.isIdle() && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy() // want has added it
 
-		if c.pusher {
-			return tooManyNew.about("page", presence.KeyOf(name))
-		}
-		// Clients give up a page that is named, and may ask for this one again.
-		return tooManyNew
+		return c.dialect().tooManyNew(name)
 	}
 
 	topic := presence.CountTopic(name)
@@ -188,8 +181,8 @@ func (c *conn) take(w *wanted) error {
 	// Held before present, whose arrival may come at once.
 	topic := presence.CountTopic(name)
 	c.Hold(topic)
-	if c.pusher {
-		c.Reform(topic, pusherForm, false)
+	if form := c.dialect().form(); form != 0 {
+		c.Reform(topic, form, false)
 	}
 
 	if err := c.present(name); err != nil {
@@ -228,13 +221,7 @@ func (c *conn) Arrived(name string) {
 	}
 
 	// Before Ready, after which the count may follow at once: a client learns of its join first.
-	switch { // if a write fails, the connection has ended
-	case c.events:
-		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval))
-	case c.pusher:
-		_ = c.send(websocket.Text, pusher.AppendSucceeded(nil, presence.KeyOf(name)))
-	}
-
+	c.dialect().arrived(c, name)
 	c.Ready(presence.CountTopic(name))
 	c.releaseTotal()
 }

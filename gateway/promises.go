@@ -53,7 +53,7 @@ func (c *conn) Wrote(p []byte) {
 	}
 
 	read := eachFrame
-	if c.events {
+	if c.speech == stream {
 		read = eachEvent
 	}
 

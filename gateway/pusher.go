@@ -101,7 +101,7 @@ func (g *Gateway) acceptPusher(
 		return
 	}
 
-	c.pusher = true
+	c.speech = pushers
 	// Clients want an id of this form; nothing here refers to it.
 	socket := fmt.Sprintf("%d.%d", rand.Uint32(), rand.Uint32())
 	established := pusher.AppendEstablished(nil, socket, g.cfg.PingInterval)
@@ -131,8 +131,10 @@ func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 	_, _ = over.Write(websocket.AppendClose(b, code, detail)) // an error means that the client is gone already
 }
 
-// parseEvent reads one event of a client of Pusher. Its error is a *fault.
-func parseEvent(text []byte) (message, error) {
+// pusherDialect is that of Pusher's clients.
+type pusherDialect struct{}
+
+func (pusherDialect) parse(text []byte) (message, error) {
 	e, err := pusher.ParseEvent(text)
 	if err != nil {
 		return message{}, faultOf(calls.ErrBad, err.Error())
@@ -166,8 +168,21 @@ func parseEvent(text []byte) (message, error) {
 	return m, nil
 }
 
-// appendPusherFault appends a fault as errors of Pusher, about a channel in both of their forms.
-func appendPusherFault(b []byte, f *fault) []byte {
+func (pusherDialect) heartbeat() []byte { return pusher.AppendPong(nil) }
+
+func (pusherDialect) tooManyNew(name string) *fault {
+	return tooManyNew.about("page", presence.KeyOf(name))
+}
+
+func (pusherDialect) form() fanout.Form { return pusherForm }
+
+func (pusherDialect) arrived(c *conn, name string) {
+	succeeded := pusher.AppendSucceeded(nil, presence.KeyOf(name))
+	_ = c.send(websocket.Text, succeeded) // an error means that the client is gone already
+}
+
+// appendFault appends errors of Pusher, about a channel in both of their forms.
+func (pusherDialect) appendFault(b []byte, f *fault) []byte {
 	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, pusherCode(f), f.message))
 	if f.member != "" {
 		failed := pusher.AppendSubscriptionError(nil, f.value, pusherCode(f), f.message)
@@ -185,13 +200,23 @@ func pusherCode(f *fault) int {
 	return pusher.CodeRejected
 }
 
-// pusherClose returns Pusher's code for the end of a connection with this code and last fault.
-func pusherClose(code int, last *fault) int {
+func (pusherDialect) ping() (p []byte, answers bool) { return pingFrame, true }
+
+// move closes the connection: a client can only be asked to reconnect at once, so it stays until then.
+func (pusherDialect) move(c *conn, after time.Duration) {
+	time.AfterFunc(after, func() { _ = c.end(pusher.CodeReconnect, closeReason, nil) })
+}
+
+func (pusherDialect) silent() []byte {
+	return websocket.AppendClose(nil, pusher.CodePongTimeout, "no answer to a ping")
+}
+
+func (pusherDialect) closeCode(code int, last *fault) int {
 	switch {
 	case last != nil:
 		return pusherCode(last)
 	case code == websocket.StatusServiceRestart:
-		return pusher.CodeReconnect
+		return pusher.CodeOverCapacity // makes the client wait a second, because at once no process may be listening
 	default:
 		return code
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -307,9 +308,32 @@ func (o *sender) attempt(ctx context.Context, m message) (a attempt, err error) 
 	return a, nil
 }
 
-// Reach checks that the receiver of a hook can be reached: it sends a HEAD request in the way that messages
-// are sent, and returns the status of the answer.
-func Reach(ctx context.Context, h *Hook) (status int, err error) {
+// Check returns why the receiver of a hook would not get events. It sends no event. A receiver that only serves events
+// may answer with any status under 500.
+func Check(ctx context.Context, h *Hook) error {
+	status, err := reach(ctx, h)
+	fails := status >= 500 && status != http.StatusNotImplemented
+
+	switch {
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return fmt.Errorf("%s has a certificate that is not trusted here: %w; give the receiver one for its name by "+
+			"an authority that this machine knows", h.Host, err)
+	case err != nil:
+		return fmt.Errorf("%s does not answer: %w; see whether the receiver runs, and whether this machine may reach "+
+			"it", h.Host, err)
+	case status/100 == 3:
+		return fmt.Errorf("%s redirects (status %d), and redirects are not followed; name the URL to which it leads",
+			h.Host, status)
+	case fails:
+		return fmt.Errorf("%s answers with status %d; see what is wrong there: events wait until it accepts them",
+			h.Host, status)
+	default:
+		return nil
+	}
+}
+
+// reach sends a HEAD request in the way that messages are sent, and returns the status of the answer.
+func reach(ctx context.Context, h *Hook) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, h.URL, nil)
 	if err != nil {
 		return 0, setting.Cause(err)

@@ -104,73 +104,121 @@ func refusing(t *testing.T, to string) string {
 	return s.URL
 }
 
-// The check finds each fault, names it once, and finds nothing else.
+// fault is a case of the check. It may have faults of several things, because one must not hide another. Those that
+// would are cases of their own.
+type fault struct {
+	args []string
+	want []string // each of another line; empty if all is fine
+	set  [][]any  // commands that change Redis first
+}
+
+// isFound runs the check, which names each fault once, and finds nothing else.
+func (tc fault) isFound(t *testing.T) {
+	t.Helper()
+
+	args := slices.Clone(tc.args)
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--patience") }) {
+		args = append(args, "--patience=3m") // a slow machine is no fault
+	}
+
+	status, wrong, all := check(t, args...)
+	want := exitFailure
+	if len(tc.want) == 0 {
+		want = exitOK
+	}
+
+	if status != want || !eachOnce(wrong, tc.want) {
+		t.Errorf("status %d, want %d and a line each with %q:\n%s", status, want, tc.want, all)
+	}
+
+	if strings.Contains(all, "hidden") {
+		t.Errorf("the check shows a URL that holds a secret:\n%s", all)
+	}
+}
+
+// stopped returns the settings of a server that does not run, at addresses that nobody else has. Those in more win.
+func stopped(more ...string) []string {
+	return append([]string{
+		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
+		"--cluster-listen=" + servertest.FreeAddr(),
+	}, more...)
+}
+
+// hooked is stopped with a webhook to each of the receivers.
+func hooked(receivers ...string) []string {
+	args := stopped("--webhook-secret=whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32)))
+	for _, url := range receivers {
+		args = append(args, "--webhook=page:p="+url+"/hook?key=hidden")
+	}
+
+	return args
+}
+
+// receiver is a receiver of webhooks that answers with the status. It may not get an event.
+func receiver(t *testing.T, status int) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodHead || r.ContentLength > 0 {
+			t.Errorf("the check sends %s and %d bytes to a receiver", r.Method, r.ContentLength)
+		}
+		w.WriteHeader(status)
+	}))
+	t.Cleanup(s.Close)
+
+	return s.URL
+}
+
+// takenAddr returns an address at which a program listens that does not answer.
+func takenAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+
+	return l.Addr().String()
+}
+
+// counters returns a data directory with counters. A server uses it if it is held.
+func counters(t *testing.T, held bool) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	store, err := local.Open(t.Context(), dir, counter.BuiltinRules(), zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	countertest.Fill(t, store, 1)
+
+	if held {
+		t.Cleanup(func() { _ = store.Close() })
+	} else if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	return dir
+}
+
+// file returns the path of a file with that name and content.
+func file(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	return path
+}
+
+const days = 24 * time.Hour
+
+// The check finds what is wrong on this machine, and with the receivers and keys that the settings name.
 func TestServerCheckFindsFaults(t *testing.T) {
 	t.Parallel()
-	redis := redistest.Start(t, "--maxmemory", "1gb")
-	late := redistest.StartAt(t, -time.Hour)
-	postgres := pgtest.Start(t)
-	database := postgres.Database(t)
-	newer := postgres.Database(t)
-	postgres.Exec(t, newer, "create table headcount_rows_migrations as select 99 as version_id, true as is_applied")
-	newerPages := postgres.Database(t)
-	postgres.Exec(t, newerPages,
-		"create table headcount_pages_migrations as select 98 as version_id, true as is_applied")
-	server := run(t)
-	below := run(t, "--base-path=/live", "--private=*", "--api-key=a key that is long")
-
-	// Addresses and files in the way.
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { taken.Close() })
-
 	nobody := servertest.FreeAddr()
-
-	broken := filepath.Join(t.TempDir(), "counters.db")
-	if err := os.WriteFile(broken, []byte("no database"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-
-	// Both directories have counters, and a server uses the first one.
-	held, full := t.TempDir(), t.TempDir()
-	for _, dir := range []string{held, full} {
-		store, err := local.Open(t.Context(), dir, counter.BuiltinRules(), zerolog.Nop())
-		if err != nil {
-			t.Fatal(err)
-		}
-		countertest.Fill(t, store, 1)
-		if dir == held {
-			t.Cleanup(func() { _ = store.Close() })
-			continue
-		}
-		if err := store.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-
-	// Users of Redis with too few rights, and a PostgreSQL that takes no changes.
-	user := func(name string, rights ...any) string {
-		t.Helper()
-		redis.Do(t, append([]any{"ACL", "SETUSER", name, "reset", "on", ">password", "&*", "+@all"}, rights...)...)
-		return "redis://" + name + ":password@" + redis.Addr + "/0"
-	}
-
-	readOnly, err := url.Parse(database)
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	q := readOnly.Query()
-	q.Set("options", "-c default_transaction_read_only=on")
-	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
-
 	missing := filepath.Join(t.TempDir(), "a")
+	noDir := file(t, "file", "")
+	broken := file(t, "counters.db", "no database")
 
 	// Servers that are not what they should be: without keys, with unusable keys, and with an unknown certificate.
 	stranger := httptest.NewServer(http.NotFoundHandler())
@@ -184,129 +232,140 @@ func TestServerCheckFindsFaults(t *testing.T) {
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(secured.Close)
 
-	receiver := func(status int) *httptest.Server {
-		t.Helper()
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Method != http.MethodHead || r.ContentLength > 0 {
-				t.Errorf("the check sends %s and %d bytes to a receiver", r.Method, r.ContentLength)
-			}
-			w.WriteHeader(status)
-		}))
-		t.Cleanup(s.Close)
-		return s
-	}
-
-	listed := func(process string) []any {
-		return []any{"HSET", "hc:{c}:leases", process, fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 1 gateway")}
-	}
-
-	files := func(from, until time.Duration, host string) []string {
-		t.Helper()
-		return certificateFor(t, time.Now().Add(from), time.Now().Add(until), host)
-	}
-	const days = 24 * time.Hour
-	good := files(-time.Hour, 90*days, "counter.example.com")
-
-	// The settings of a server that does not run, and those of a proxy in front of one that runs.
-	stopped := []string{
-		"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(),
-		"--cluster-listen=" + servertest.FreeAddr(),
-	}
-
-	hooks := func(to ...string) []string {
-		args := append(slices.Clone(stopped),
-			"--webhook-secret=whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
-		for _, url := range to {
-			args = append(args, "--webhook=page:p="+url+"/hook?key=hidden")
-		}
-
-		return args
-	}
-
-	behind := func(public string) []string {
-		return []string{"--admin-listen=" + server.admin, "--public-url=" + public}
-	}
-
-	type fault struct {
-		args []string
-		want []string // each of another line; empty if all is fine
-		set  [][]any  // commands that change Redis first
-	}
-	facts := func(pairs ...any) []any { return append([]any{"HSET", "hc:{c}:facts"}, pairs...) }
-
-	// A case has faults of several things, because one must not hide another. Those that would are cases of their own.
 	for name, tc := range map[string]fault{
-		"nothing": {
-			args: slices.Concat(stopped, good, []string{
-				"--redis=" + redis.URL(), "--postgres=" + database, "--pages-table=blog/*",
-			}),
-		},
+		"a directory to be made": {args: stopped("--data-dir=" + filepath.Join(missing, "data"))},
 		"nobody answers": {
-			args: append(stopped[:1:1], "--listen="+taken.Addr().String(), "--api-key=secret",
-				"--redis=redis://"+nobody,
+			args: stopped("--listen="+takenAddr(t), "--api-key=secret", "--redis=redis://"+nobody,
 				"--postgres=postgres://u@"+nobody+"/d", "--pages-table=*", "--jwks-url="+stranger.URL),
 			want: []string{
 				"--api-key", "--listen: listen tcp ", "--redis: Redis does not answer",
 				"--postgres: PostgreSQL does not let the server in", "--jwks-url",
 			},
 		},
-		"receivers, keys of another kind, nobody signed a certificate, and a directory in use": {
-			args: append(hooks(receiver(http.StatusMethodNotAllowed).URL, "http://"+nobody, secured.URL,
-				receiver(http.StatusMovedPermanently).URL, receiver(http.StatusBadGateway).URL),
-				"--jwks-url="+unusable.URL, "--public-url="+secured.URL, "--data-dir="+held),
+		"receivers, keys of another kind, and nobody signed a certificate": {
+			args: append(hooked(receiver(t, http.StatusMethodNotAllowed), "http://"+nobody, secured.URL,
+				receiver(t, http.StatusMovedPermanently), receiver(t, http.StatusBadGateway)),
+				"--jwks-url="+unusable.URL, "--public-url="+secured.URL),
 			want: []string{
-				"in use by another process; end that one",
 				"--webhook, number 2: " + nobody + " does not answer", "is not trusted here", "redirects (status 301)",
 				"answers with status 502", "--jwks-url: none of its keys can verify a token",
 				"no authority that this machine knows",
 			},
 		},
 		"directories that are none, and a certificate for another name": {
-			args: append(stopped, "--data-dir="+filepath.Join(file, "data"), "--domain=counter.example.com",
-				"--acme-dir="+filepath.Join(file, "acme"),
+			args: stopped("--data-dir="+filepath.Join(noDir, "data"), "--domain=counter.example.com",
+				"--acme-dir="+filepath.Join(noDir, "acme"),
 				"--public-url="+strings.Replace(secured.URL, "127.0.0.1", "localhost", 1)),
 			want: []string{"--data-dir", "--acme-dir", "and not for localhost"},
 		},
+		"a directory in use": {
+			args: stopped("--data-dir=" + counters(t, true)),
+			want: []string{"in use by another process; end that one"},
+		},
+		"a damaged file": {args: stopped("--data-dir=" + filepath.Dir(broken)), want: []string{broken + ": "}},
+	} {
+		t.Run(name, tc.isFound)
+	}
 
-		"a certificate that ended, newer tables, a wrong password": {
-			args: slices.Concat(stopped, files(-90*days, -days, "counter.example.com"),
-				[]string{"--postgres=" + newer, "--redis=redis://u:wrong@" + redis.Addr}),
-			want: []string{"--tls-cert: the certificate ended on", "its tables are of version 99", "password"},
+	if _, err := os.Stat(missing); err == nil {
+		t.Error("the check left a directory")
+	}
+
+	status, _, all := check(t, "--public-url=count.example.com")
+	if status != exitSettings || !strings.Contains(all, "--public-url") {
+		t.Errorf("status %d\n%s", status, all)
+	}
+}
+
+// The check finds what is wrong with PostgreSQL, and with the certificates and counters beside it.
+func TestServerCheckFindsFaultsOfPostgres(t *testing.T) {
+	t.Parallel()
+	postgres := pgtest.Start(t)
+	of := func(program string) string {
+		database := postgres.Database(t)
+		postgres.Exec(t, database,
+			"create table headcount_"+program+"_migrations as select 99 as version_id, true as is_applied")
+		return database
+	}
+
+	readOnly, err := url.Parse(postgres.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := readOnly.Query()
+	q.Set("options", "-c default_transaction_read_only=on")
+	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
+
+	now := time.Now()
+	ended := certificateFor(t, now.Add(-90*days), now.Add(-days), "counter.example.com")
+	good := certificateFor(t, now.Add(-time.Hour), now.Add(90*days), "counter.example.com")
+	other := certificateFor(t, now.Add(-time.Hour), now.Add(90*days), "counter.example.com")
+
+	for name, tc := range map[string]fault{
+		"nothing": {
+			args: append(stopped(good...), "--redis="+redistest.Start(t).URL(), "--postgres="+postgres.Database(t),
+				"--pages-table=blog/*"),
+		},
+		"a certificate that ended, and newer tables": {
+			args: append(stopped(ended...), "--postgres="+of("rows")),
+			want: []string{"--tls-cert: the certificate ended on", "its tables are of version 99"},
 		},
 		"a newer table of pages, and counters that are hidden": {
-			args: append(stopped, "--postgres="+newerPages, "--pages-table=*", "--data-dir="+full),
+			args: stopped("--postgres="+of("pages"), "--pages-table=*", "--data-dir="+counters(t, false)),
 			want: []string{
-				"its tables are of version 98", "has counters, which are not served with --postgres",
+				"its tables are of version 99", "has counters, which are not served with --postgres",
 			},
 		},
-		"a key of another, a damaged file, and the server does not run": {
-			args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1],
-				"--data-dir="+filepath.Dir(broken), "--public-url=http://"+server.public),
-			want: []string{
-				"; name the files of a certificate and its key", broken + ": ", "no server answers at --admin-listen",
-			},
+		"a key of another, and PostgreSQL takes nothing": {
+			args: stopped(good[0], other[1], "--postgres="+readOnly.String()),
+			want: []string{"; name the files of a certificate and its key", "accepts no changes"},
 		},
+	} {
+		t.Run(name, tc.isFound)
+	}
+}
 
+// The check finds what is wrong with Redis, and leaves nothing there.
+func TestServerCheckFindsFaultsOfRedis(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t, "--maxmemory", "1gb")
+	late := redistest.StartAt(t, -time.Hour)
+	nobody := servertest.FreeAddr()
+	taken := takenAddr(t)
+
+	// user returns the URL for a user with all rights but some.
+	user := func(name string, rights ...any) string {
+		redis.Do(t, append([]any{"ACL", "SETUSER", name, "reset", "on", ">password", "&*", "+@all"}, rights...)...)
+		return "redis://" + name + ":password@" + redis.Addr + "/0"
+	}
+
+	facts := func(pairs ...any) []any { return append([]any{"HSET", "hc:{c}:facts"}, pairs...) }
+	lease := func(process string) []any {
+		return []any{"HSET", "hc:{c}:leases", process, fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 1 gateway")}
+	}
+
+	for name, tc := range map[string]fault{
+		"nothing":          {args: stopped("--redis=" + redis.URL())},
+		"a wrong password": {args: stopped("--redis=redis://u:wrong@" + redis.Addr), want: []string{"password"}},
 		"a right is missing": {
-			args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")),
+			args: stopped("--redis=" + user("a", "~*", "-pfmerge", "-xtrim")),
 			want: []string{"may not send pfmerge, xtrim"},
 		},
 		"channels may not be used": {
-			args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: []string{"may not use channels"},
+			args: stopped("--redis=" + user("c", "~*", "resetchannels")), want: []string{"may not use channels"},
 		},
-		"keys may not be used, and PostgreSQL takes nothing": {
-			args: append(stopped, "--redis="+user("b", "~other:*"), "--postgres="+readOnly.String()),
-			want: []string{"may not use keys", "accepts no changes"},
+		"keys may not be used": {
+			args: stopped("--redis=" + user("b", "~other:*")), want: []string{"may not use keys"},
 		},
 		"a clock is wrong, and a peer is away": {
-			args: append(stopped, "--redis="+late.URL(), "--peer=eu=redis://"+nobody),
+			args: stopped("--redis="+late.URL(), "--peer=eu=redis://"+nobody),
 			want: []string{"clocks", "--peer eu: Redis does not answer"},
 		},
 		"Redis drops keys, no secret opens the key, and processes are not reached": {
-			args: append(stopped, "--redis="+redis.URL()),
+			args: stopped("--redis=" + redis.URL()),
 			set: [][]any{
 				{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, facts("secret", "none", "seal:x", "00"),
-				listed(nobody), listed(taken.Addr().String()),
+				lease(nobody), lease(taken),
 			},
 			want: []string{
 				"noeviction", "no --id-secret decrypts the key of user hashes; give", nobody + " has a lease",
@@ -314,7 +373,7 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			},
 		},
 		"Redis of another region, with another secret and other formats": {
-			args: append(hooks(receiver(http.StatusOK).URL), "--redis="+redis.URL(),
+			args: append(hooked(receiver(t, http.StatusOK)), "--redis="+redis.URL(),
 				"--cluster-secret=a secret that is long"),
 			set: [][]any{facts("region", "eu", "secret", "x", "counters", "9", "webhooks", "9")},
 			want: []string{
@@ -323,105 +382,79 @@ func TestServerCheckFindsFaults(t *testing.T) {
 			},
 		},
 		"a peer is oneself, and others come somewhere else": {
-			args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL(),
-				"--advertise="+taken.Addr().String()),
+			args: stopped("--redis="+redis.URL(), "--peer=eu="+redis.URL(), "--advertise="+taken),
 			set:  [][]any{facts("region", "local")},
 			want: []string{`--peer eu: this Redis belongs to the region "local"`, "--advertise"},
 		},
-
-		"a good proxy, and a directory to be made": {
-			args: append(behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host })),
-				"--data-dir="+filepath.Join(missing, "data")),
-		},
-		"a good proxy, below a path, and every page is private": {args: []string{
-			"--admin-listen=" + below.admin, "--base-path=/live/",
-			"--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
-		}},
-		"a proxy that forgets the Host, addresses and upgrades, and a weak key": {
-			args: append(behind(proxy(t, server.public, func(r *httputil.ProxyRequest) {
-				r.Out.Host = "inside"
-				r.SetXForwarded()
-				r.Out.Header.Del("Upgrade")
-				r.Out.Header.Del("Connection")
-			})), "--api-key=short"),
-			want: []string{
-				"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at",
-				"does not pass on the upgrade",
-			},
-		},
-		"nobody at the address":     {args: behind("http://" + nobody), want: []string{"nothing answers"}},
-		"a stranger at the address": {args: behind(stranger.URL), want: []string{"something else than Headcount"}},
-		"event streams are kept back": {
-			args: append(behind(buffering(t, server.public)), "--patience=3s"),
-			want: []string{"holds event streams back"},
-		},
-		"large bodies are refused, and paths are decoded": {
-			args: behind(refusing(t, strings.TrimPrefix(proxy(t, server.public, func(r *httputil.ProxyRequest) {
-				r.Out.Host = r.In.Host
-				r.Out.URL.RawPath = ""
-			}), "http://"))),
-			want: []string{"does not pass on a body of 256 KiB", "decodes %2F"},
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Cases that share Redis run one after the other, each from the same state.
-			shares := slices.ContainsFunc(tc.args, func(arg string) bool { return strings.Contains(arg, redis.Addr) })
-			if shares {
-				redis.Flush(t)
-				redis.Do(t, "CONFIG", "SET", "maxmemory-policy", "noeviction")
-				for _, command := range tc.set {
-					redis.Do(t, command...)
-				}
-			} else {
-				t.Parallel()
-			}
+			redis.Flush(t)
+			redis.Do(t, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 
-			args := slices.Clone(tc.args)
-			for i, arg := range args {
-				if slices.Contains(stopped, arg) { // each case has addresses of its own
-					args[i] = arg[:strings.Index(arg, "=")+1] + servertest.FreeAddr()
-				}
-			}
-
-			if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--patience") }) {
-				args = append(args, "--patience=3m") // a slow machine is no fault
-			}
-
-			status, wrong, all := check(t, args...)
-			want := exitFailure
-			if len(tc.want) == 0 {
-				want = exitOK
-			}
-			if status != want || !eachOnce(wrong, tc.want) {
-				t.Errorf("status %d, want %d and a line each with %q:\n%s", status, want, tc.want, all)
-			}
-
-			// Only this case would make the directory; the others run at the same time.
-			makes := slices.Contains(tc.args, "--data-dir="+filepath.Join(missing, "data"))
-			if _, err := os.Stat(missing); makes && err == nil {
-				t.Error("the check left a directory")
-			}
-
-			if strings.Contains(all, "hidden") {
-				t.Errorf("the check shows a URL that holds a secret:\n%s", all)
-			}
-
-			// Only the keys that the case itself has set may be there.
-			set := map[any]bool{}
+			set := map[any]bool{} // the keys that the case itself sets
 			for _, command := range tc.set {
+				redis.Do(t, command...)
 				if command[0] == "HSET" {
 					set[command[1]] = true
 				}
 			}
-			if n := redis.Do(t, "DBSIZE").(int64); shares && int(n) != len(set) {
+
+			tc.isFound(t)
+
+			if n := redis.Do(t, "DBSIZE").(int64); int(n) != len(set) {
 				t.Errorf("%d keys are in Redis after the check, and the case has set %d", n, len(set))
 			}
 		})
 	}
+}
 
-	status, _, all := check(t, "--public-url=count.example.com")
-	if status != exitSettings || !strings.Contains(all, "--public-url") {
-		t.Errorf("status %d\n%s", status, all)
+// The check finds what a proxy does not pass on.
+func TestServerCheckFindsFaultsOfProxies(t *testing.T) {
+	t.Parallel()
+	server := run(t)
+	below := run(t, "--base-path=/live")
+	private := run(t, "--private=*", "--api-key=a key that is long")
+
+	stranger := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(stranger.Close)
+
+	good := func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }
+	decoding := func(r *httputil.ProxyRequest) {
+		good(r)
+		r.Out.URL.RawPath = ""
+	}
+	behind := func(public string, more ...string) []string {
+		return append([]string{"--admin-listen=" + server.admin, "--public-url=" + public}, more...)
+	}
+
+	for name, tc := range map[string]fault{
+		"a good proxy": {args: behind(proxy(t, server.public, good))},
+		"a good proxy, below a path": {args: []string{
+			"--admin-listen=" + below.admin, "--base-path=/live/", "--public-url=" + proxy(t, below.public, good),
+		}},
+		"a good proxy, and every page is private": {args: []string{
+			"--admin-listen=" + private.admin, "--public-url=" + proxy(t, private.public, good),
+		}},
+		"nobody at the address": {args: behind("http://" + servertest.FreeAddr()), want: []string{"nothing answers"}},
+		"a stranger at the address": {
+			args: behind(stranger.URL), want: []string{"something else than Headcount"},
+		},
+		"event streams are kept back": {
+			args: behind(buffering(t, server.public), "--patience=3s"), want: []string{"holds event streams back"},
+		},
+		"large bodies are refused, and paths are decoded": {
+			args: behind(refusing(t, strings.TrimPrefix(proxy(t, server.public, decoding), "http://"))),
+			want: []string{"does not pass on a body of 256 KiB", "decodes %2F"},
+		},
+		"the server does not run": {
+			args: stopped("--public-url=http://" + server.public),
+			want: []string{"no server answers at --admin-listen"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.isFound(t)
+		})
 	}
 }
 
@@ -435,6 +468,30 @@ func eachOnce(lines, texts []string) bool {
 	}
 
 	return len(lines) == len(texts)
+}
+
+// One fault does not hide another.
+func TestServerCheckFindsSeveralFaults(t *testing.T) {
+	t.Parallel()
+	server := run(t)
+	public := proxy(t, server.public, func(r *httputil.ProxyRequest) {
+		r.Out.Host = "inside"
+		r.SetXForwarded()
+		r.Out.Header.Del("Upgrade")
+		r.Out.Header.Del("Connection")
+	})
+
+	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public,
+		"--patience=3m")
+	want := []string{
+		"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade",
+	}
+
+	for i := range want {
+		if len(wrong) != len(want) || !strings.Contains(wrong[i], want[i]) {
+			t.Fatalf("want a line each with %q:\n%s", want, all)
+		}
+	}
 }
 
 // Running processes answer over UDP, too, if the check has their secret.
@@ -483,9 +540,9 @@ func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	return []string{"--tls-cert=" + c.File, "--tls-key=" + c.Key}
 }
 
-// Problem describes what visitors would object to in a chain of certificates.
-func TestChainsOfCertificates(t *testing.T) {
-	a := newIssuer(t, "counter.example.com")
+// Check says what visitors would object to in a chain of certificates.
+func TestServerChainsOfCertificates(t *testing.T) {
+	a := newAuthority(t, "counter.example.com", nil)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -535,9 +592,9 @@ func TestChainsOfCertificates(t *testing.T) {
 			[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on",
 		},
 	} {
-		got := certificates.Problem(tc.chain, tc.host, tc.roots, tc.now)
-		if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		got := certificates.Check(tc.chain, tc.host, tc.roots, tc.now)
+		if tc.want == "" && got != nil || !strings.Contains(fmt.Sprint(got), tc.want) {
+			t.Errorf("%s: %v, want %q", name, got, tc.want)
 		}
 	}
 }

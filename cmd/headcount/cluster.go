@@ -2,18 +2,15 @@ package main
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/cmd/headcount/config"
 	"headcount/counter/cluster"
 	"headcount/counter/link"
 	"headcount/internal/redisconn"
@@ -22,6 +19,7 @@ import (
 	"headcount/presence/presenceredis"
 	"headcount/presence/region"
 	"headcount/presence/rpc"
+	"headcount/webhook/webhookredis"
 )
 
 // peerDial is how long it may take to connect to a peer. With TLS that takes
@@ -31,8 +29,6 @@ const peerDial = 2 * time.Second
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
 func (s *system) openCluster(ctx context.Context, self presence.Process, l listener) (err error) {
-	s.cfg.IDSecrets = s.cfg.idSecrets()
-
 	var hashKeys presenceredis.HashKeys
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
@@ -44,9 +40,9 @@ func (s *system) openCluster(ctx context.Context, self presence.Process, l liste
 
 	opened := presenceredis.Open(presenceredis.Config{
 		Conn:      s.redis,
-		IDSecrets: keysOf(s.cfg.IDSecrets), HashKeys: hashKeys,
-		Facts:      s.cfg.facts(),
-		Peers:      s.cfg.peerNames(),
+		IDSecrets: s.cfg.IDKeys(), HashKeys: hashKeys,
+		Facts:      factsOf(&s.cfg),
+		Peers:      s.cfg.PeerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
 		PageDays:   s.cfg.KeptDays(),
 		LastSeen:   s.cfg.LastSeen,
@@ -88,6 +84,23 @@ func (s *system) openCluster(ctx context.Context, self presence.Process, l liste
 	})
 
 	return nil
+}
+
+// factsOf returns the facts that the processes of the region must agree on. A process without webhooks leaves out the
+// format of their data.
+func factsOf(cfg *config.Server) presenceredis.Facts {
+	f := placeOf(cfg).Facts()
+	f.Region = cfg.Region
+	f.Secret = cfg.ClusterDigest()
+
+	if !cfg.HasCounters() {
+		f.Postgres = ""
+	}
+	if len(cfg.Hooks) > 0 {
+		f.Webhooks = webhookredis.Format
+	}
+
+	return f
 }
 
 // SetHashKey implements presenceredis.HashKeys. The first lease, which comes with the
@@ -158,7 +171,7 @@ type network struct {
 
 // openNetwork opens the connections by which this process sends to other processes, and receives from them at l.
 func (s *system) openNetwork(ctx context.Context, self presence.Process, l listener) (n *network, err error) {
-	keys := keysOf(s.cfg.ClusterSecrets)
+	keys := s.cfg.ClusterKeys()
 	n = &network{listener: l}
 	n.datagrams, err = heartbeat.New(heartbeat.Config{
 		Conn: l.udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
@@ -207,7 +220,7 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 	}
 
 	isTiered := s.cfg.Postgres != "" && len(s.peers) == 0
-	if isTiered && s.hasCounters() {
+	if isTiered && s.cfg.HasCounters() {
 		cfg.Tiered, err = s.openTiered(ctx)
 		if err != nil {
 			return err
@@ -229,47 +242,4 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 	s.parts.Owners = s.owners
 
 	return nil
-}
-
-// checkValue identifies the cluster secrets without revealing them.
-func checkValue(secrets []string) string {
-	if len(secrets) == 0 {
-		return "none"
-	}
-
-	return strings.Join(keyed(secrets, "headcount cluster check"), ",")
-}
-
-// idSecrets are the id secrets of a process in a cluster. Without --id-secret all gateways
-// derive the same ones. A cluster without a cluster secret runs on the loopback of this
-// machine only, to try it out.
-func (c *Config) idSecrets() []string {
-	switch {
-	case len(c.IDSecrets) > 0:
-		return c.IDSecrets
-	case len(c.ClusterSecrets) > 0:
-		return keyed(c.ClusterSecrets, "headcount ids")
-	default:
-		return keyed([]string{"loopback"}, "headcount ids")
-	}
-}
-
-// keyed returns for each secret a keyed hash of the text, from which the secret cannot be computed.
-func keyed(secrets []string, text string) (values []string) {
-	for _, secret := range secrets {
-		mac := hmac.New(sha256.New, []byte(secret))
-		mac.Write([]byte(text))
-		values = append(values, hex.EncodeToString(mac.Sum(nil)))
-	}
-
-	return values
-}
-
-// keysOf are secrets as keys.
-func keysOf(secrets []string) (keys [][]byte) {
-	for _, secret := range secrets {
-		keys = append(keys, []byte(secret))
-	}
-
-	return keys
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/config"
 	"headcount/cmd/headcount/flags"
 	"headcount/counter"
 	"headcount/gateway/identity"
@@ -27,7 +28,7 @@ import (
 )
 
 // read parses a command line over an environment and, when file is not empty, a file named by --config.
-func read(t *testing.T, args []string, env map[string]string, file string) (Config, error) {
+func read(t *testing.T, args []string, env map[string]string, file string) (config.Server, error) {
 	t.Helper()
 	if file != "" {
 		args = append([]string{"--config", writeFile(t, file)}, args...)
@@ -53,14 +54,14 @@ func writeFile(t *testing.T, content string) string {
 }
 
 // defaults returns the settings that the contract promises for a plain `headcount`.
-func defaults() Config {
+func defaults() config.Server {
 	sites, err := identity.NewSites(nil)
 	origins, oerr := identity.NewOrigins(nil)
 	if err != nil || oerr != nil {
 		panic(errors.Join(err, oerr))
 	}
 
-	return Config{
+	return config.Server{
 		Listen: ":8080", AdminListen: "127.0.0.1:8081", ClusterListen: "127.0.0.1:7946",
 		Roles: []string{"gateway", "presence", "dispatcher"}, Region: "local", RegionStaleAfter: 5 * time.Minute,
 		HeartbeatInterval: 2 * time.Second, PresenceTimeout: 7 * time.Second, LeaveGrace: 2 * time.Second,
@@ -113,9 +114,11 @@ func TestSwitch(t *testing.T) {
 
 // Every flag is the same setting in every layer, and an upper layer takes precedence over the lower ones.
 func TestLayers(t *testing.T) {
+	type Server = config.Server
+
 	one := func(s string) []string { return []string{s} }
 	for flag, tc := range map[string]struct {
-		get     func(Config) any
+		get     func(Server) any
 		flag    []string // values in occurrences of the flag
 		env     string
 		file    string // JSON
@@ -125,147 +128,147 @@ func TestLayers(t *testing.T) {
 		another []string // other flags that the values need
 	}{
 		"listen": {
-			get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			get: func(c Server) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
 			byEnv: ":2", byFile: ":3",
 		},
 		"admin-listen": {
-			get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			get: func(c Server) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
 			byEnv: ":2", byFile: ":3",
 		},
 		"cluster-listen": {
-			get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
+			get: func(c Server) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1",
 			byEnv: ":2", byFile: ":3",
 		},
 		"advertise": {
-			get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1",
+			get: func(c Server) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1",
 			byEnv: "h:2", byFile: "h:3",
 		},
 		"roles": {
-			get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"},
+			get: func(c Server) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"},
 			env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`,
 			byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"},
 			byFile: []string{"presence", "dispatcher", "gateway"},
 		},
 		"region": {
-			get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b",
+			get: func(c Server) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b",
 			byFile: "c",
 		},
 		"region-stale-after": {
-			get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`,
+			get: func(c Server) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`,
 			byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second,
 		},
 		"cluster-secret": {
-			get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e",
+			get: func(c Server) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e",
 			file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"},
 		},
 		"id-secret": {
-			get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"),
+			get: func(c Server) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"),
 			byEnv: one("b"), byFile: one("c"),
 		},
 		"heartbeat-interval": {
-			get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`,
+			get: func(c Server) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`,
 			byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond,
 		},
 		"presence-timeout": {
-			get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`,
+			get: func(c Server) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`,
 			byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second,
 		},
 		"leave-grace": {
-			get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`,
+			get: func(c Server) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`,
 			byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second,
 		},
 		"update-interval": {
-			get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`,
+			get: func(c Server) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`,
 			byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond,
 		},
 		"delivery-budget": {
-			get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1,
+			get: func(c Server) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1,
 			byEnv: 2, byFile: 3,
 		},
 		"ping-interval": {
-			get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`,
+			get: func(c Server) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`,
 			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
 		},
 		"pong-timeout": {
-			get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			get: func(c Server) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
 			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
 		},
 		"write-timeout": {
-			get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			get: func(c Server) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
 			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
 		},
 		"max-connections": {
-			get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
+			get: func(c Server) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
 			byEnv: 2, byFile: 3,
 		},
 		"max-connections-per-address": {
-			get: func(c Config) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
+			get: func(c Server) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1,
 			byEnv: 2, byFile: 3,
 		},
 		"jwt-secret": {
-			get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b",
+			get: func(c Server) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b",
 			byEnv: "c,d", byFile: "e,f",
 		},
 		"jwks-url": {
-			get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
+			get: func(c Server) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
 			byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c",
 		},
 		"jwt-leeway": {
-			get: func(c Config) any { return c.JWTLeeway }, flag: one("0"), env: "2s", file: `"3s"`,
+			get: func(c Server) any { return c.JWTLeeway }, flag: one("0"), env: "2s", file: `"3s"`,
 			byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second,
 		},
 		"cookie-name": {
-			get: func(c Config) any { return c.CookieName }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a",
+			get: func(c Server) any { return c.CookieName }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a",
 			byEnv: "b", byFile: "c",
 		},
 		"api-key": {
-			get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`,
+			get: func(c Server) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`,
 			byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"},
 		},
 		"webhook-secret": {
-			get: func(c Config) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")},
+			get: func(c Server) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")},
 			env: hookSecret("b") + "," + hookSecret("c"), file: `["` + hookSecret("d") + `"]`,
 			byFlag: []string{hookSecret("a")}, byEnv: []string{hookSecret("b"), hookSecret("c")},
 			byFile: []string{hookSecret("d")},
 		},
 		"webhook-settle": {
-			get: func(c Config) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`,
+			get: func(c Server) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`,
 			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
 		},
 		"site": {
-			get: func(c Config) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"},
+			get: func(c Server) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"},
 			env: "c=http://a, http://b, default=http://c", file: `["d=http://a","e=http://b"]`,
 			byFlag: []string{"a=http://a,http://b", "b=http://c"},
 			byEnv:  []string{"c=http://a,http://b", "default=http://c"}, byFile: []string{"d=http://a", "e=http://b"},
 		},
 		"allow-origins": {
-			get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d",
+			get: func(c Server) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d",
 			file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"},
 			byFile: []string{"http://e", "*"},
 		},
 		"trusted-proxies": {
-			get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16",
+			get: func(c Server) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16",
 			file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"),
 			byFile: []string{"::1/128", "127.0.0.1"},
 		},
 		"shutdown-timeout": {
-			get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
+			get: func(c Server) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`,
 			byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second,
 		},
 		"log-level": {
-			get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`,
+			get: func(c Server) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`,
 			byFlag: "trace", byEnv: "debug", byFile: "warn",
 		},
 		"otlp": {
-			get: func(c Config) any { return c.OTLP }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
+			get: func(c Server) any { return c.OTLP }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`,
 			byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c",
 		},
 		"trace-every": {
-			get: func(c Config) any { return c.TraceEvery }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2,
+			get: func(c Server) any { return c.TraceEvery }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2,
 			byFile: 3,
 		},
 		"log-format": {
-			get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`,
+			get: func(c Server) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`,
 			byFlag: "json", byEnv: "console", byFile: "json",
 		},
 	} {
@@ -643,37 +646,39 @@ func TestAcceptedSettings(t *testing.T) {
 }
 
 func TestValidateWithRedis(t *testing.T) {
+	type Server = config.Server
+
 	for name, tc := range map[string]struct {
-		change func(*Config)
+		change func(*Server)
 		flag   string // the setting that it is refused for, if any
 	}{
-		"loopback needs no secret": {func(c *Config) {}, ""},
-		"loopback by name": {func(c *Config) {
+		"loopback needs no secret": {func(c *Server) {}, ""},
+		"loopback by name": {func(c *Server) {
 			c.ClusterListen, c.Advertise = "localhost:1", "[::1]:1"
 		}, ""},
-		"a secret off loopback": {func(c *Config) {
+		"a secret off loopback": {func(c *Server) {
 			c.ClusterListen, c.ClusterSecrets = "10.0.0.1:1", []string{"s"}
 		}, ""},
-		"no secret off loopback": {func(c *Config) { c.ClusterListen = "10.0.0.1:1" }, "cluster-secret"},
-		"a wildcard with advertise": {func(c *Config) {
+		"no secret off loopback": {func(c *Server) { c.ClusterListen = "10.0.0.1:1" }, "cluster-secret"},
+		"a wildcard with advertise": {func(c *Server) {
 			c.ClusterListen, c.Advertise, c.ClusterSecrets = ":1", "n:1", []string{"s"}
 		}, ""},
-		"a wildcard advertised on loopback": {func(c *Config) {
+		"a wildcard advertised on loopback": {func(c *Server) {
 			c.ClusterListen, c.Advertise = "0.0.0.0:1", "127.0.0.1:1"
 		}, "cluster-secret"},
-		"roles apart": {func(c *Config) { c.Roles = []string{"presence"} }, ""},
+		"roles apart": {func(c *Server) { c.Roles = []string{"presence"} }, ""},
 		"admin on listen's default, apart": {
-			func(c *Config) { c.Roles, c.AdminListen = []string{"presence"}, ":8080" }, "",
+			func(c *Server) { c.Roles, c.AdminListen = []string{"presence"}, ":8080" }, "",
 		},
-		"admin on cluster-listen": {func(c *Config) { c.AdminListen = c.ClusterListen }, "cluster-listen"},
-		"TLS, user, database":     {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
-		"cluster":                 {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
-		"sentinel": {func(c *Config) {
+		"admin on cluster-listen": {func(c *Server) { c.AdminListen = c.ClusterListen }, "cluster-listen"},
+		"TLS, user, database":     {func(c *Server) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
+		"cluster":                 {func(c *Server) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
+		"sentinel": {func(c *Server) {
 			c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p"
 		}, ""},
-		"PostgreSQL too":   {func(c *Config) { c.Postgres = "postgres://h/d" }, ""},
-		"a data directory": {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
-		"peers":            {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
+		"PostgreSQL too":   {func(c *Server) { c.Postgres = "postgres://h/d" }, ""},
+		"a data directory": {func(c *Server) { c.DataDir = "/data" }, "data-dir"},
+		"peers":            {func(c *Server) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
 	} {
 		c := defaults()
 		c.Redis = "redis://127.0.0.1:6379"
@@ -821,8 +826,8 @@ func TestAdvertiseOfAPod(t *testing.T) {
 }
 
 func TestACertificateThatIsMissingIsASetting(t *testing.T) {
-	c := Config{TLSCert: "nowhere", TLSKey: "nowhere"}
-	_, err := c.openCertificates(zerolog.Nop())
+	c := config.Server{TLSCert: "nowhere", TLSKey: "nowhere"}
+	_, err := openCertificates(&c, zerolog.Nop())
 	if s := (*setting.Error)(nil); !errors.As(err, &s) || s.Name != "tls-cert" {
 		t.Error(err)
 	}

@@ -5,10 +5,27 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"headcount/cmd/headcount/config"
 	"headcount/counter/local"
 	"headcount/counter/pipeline"
+	"headcount/counter/routed"
+	"headcount/counter/transfer"
 	"headcount/internal/setting"
 )
+
+// placeOf returns where the counters of a server are.
+func placeOf(cfg *config.Server) *transfer.Place {
+	return &transfer.Place{
+		Dir: cfg.DataDir, Redis: cfg.Redis, Postgres: cfg.Postgres, Regions: len(cfg.Peers) > 0,
+	}
+}
+
+// openTiered opens the PostgreSQL behind Redis. What this process has of the counters closes it.
+func (s *system) openTiered(ctx context.Context) (*routed.Tiered, error) {
+	return routed.OpenTiered(ctx, routed.TieredConfig{
+		URL: s.cfg.Postgres, Rules: s.cfg.Rules, PersistInterval: s.cfg.PersistInterval, Log: s.log,
+	})
+}
 
 // openPipeline opens the counters and limits of this process.
 func (s *system) openPipeline(ctx context.Context) (err error) {

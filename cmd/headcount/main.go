@@ -22,6 +22,7 @@ import (
 	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/config"
 	"headcount/cmd/headcount/dump"
 	"headcount/cmd/headcount/flags"
 	"headcount/cmd/headcount/probe"
@@ -56,8 +57,8 @@ type commands struct {
 }
 
 type serveCommand struct {
-	ConfigFile string `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings. Its keys are the names of flags without the leading dashes; a repeatable flag takes a list."`
-	Config     Config `embed:""`
+	ConfigFile string        `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings. Its keys are the names of flags without the leading dashes; a repeatable flag takes a list."`
+	Config     config.Server `embed:""`
 }
 
 // AfterApply checks the settings after they have been read.
@@ -89,7 +90,7 @@ type program struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	terminal       bool // whether stderr is a terminal
-	serve          func(context.Context, Config, zerolog.Logger) error
+	serve          func(context.Context, config.Server, zerolog.Logger) error
 }
 
 // run returns the exit status.
@@ -121,7 +122,7 @@ func (p program) run() int {
 		err = c.Export.Run(ctx, p.stdout, p.stderr)
 	case "import":
 		var rules *counter.Rules
-		rules, err = readRules(c.Import.Counters)
+		rules, err = config.ReadRules(c.Import.Counters)
 		if err == nil {
 			err = c.Import.Run(ctx, rules, p.stdin, p.stderr)
 		}
@@ -212,7 +213,7 @@ func (p program) fail(status int, err error) int {
 	return status
 }
 
-func (p program) runServe(ctx context.Context, cfg Config) int {
+func (p program) runServe(ctx context.Context, cfg config.Server) int {
 	signal.Ignore(syscall.SIGPIPE) // the server keeps running when the reader of its log ends
 	log := p.logger(cfg)
 
@@ -235,7 +236,7 @@ func (p program) runServe(ctx context.Context, cfg Config) int {
 
 // logger returns a logger that writes to stderr. User ids, tokens, secrets and keys are
 // never logged.
-func (p program) logger(cfg Config) zerolog.Logger {
+func (p program) logger(cfg config.Server) zerolog.Logger {
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
 	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/config"
 	"headcount/internal/servertest"
 	"headcount/internal/setting"
 	"headcount/internal/testkit"
@@ -228,27 +229,27 @@ func TestMain(m *testing.M) {
 	}.run())
 }
 
-var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
-	"":       func(context.Context, Config, zerolog.Logger) error { return nil },
+var serves = map[string]func(context.Context, config.Server, zerolog.Logger) error{
+	"":       func(context.Context, config.Server, zerolog.Logger) error { return nil },
 	"serves": serve,
-	"fails":  func(context.Context, Config, zerolog.Logger) error { return errors.New("the roof is on fire") },
-	"refuse": func(context.Context, Config, zerolog.Logger) error {
+	"fails":  func(context.Context, config.Server, zerolog.Logger) error { return errors.New("the roof is on fire") },
+	"refuse": func(context.Context, config.Server, zerolog.Logger) error {
 		return setting.Errorf("listen", "no; use another")
 	},
-	"drains": func(ctx context.Context, _ Config, _ zerolog.Logger) error {
+	"drains": func(ctx context.Context, _ config.Server, _ zerolog.Logger) error {
 		os.Stdout.WriteString("ready\n")
 		<-ctx.Done()
 		os.Stdout.WriteString("draining\n")
 		time.Sleep(10 * time.Millisecond)
 		return nil
 	},
-	"hangs": func(ctx context.Context, _ Config, _ zerolog.Logger) error {
+	"hangs": func(ctx context.Context, _ config.Server, _ zerolog.Logger) error {
 		os.Stdout.WriteString("ready\n")
 		<-ctx.Done()
 		os.Stdout.WriteString("draining\n")
 		select {}
 	},
-	"logs": func(_ context.Context, c Config, log zerolog.Logger) error {
+	"logs": func(_ context.Context, c config.Server, log zerolog.Logger) error {
 		log.Debug().Msg("hidden")
 		log.Info().Str("region", c.Region).Msg("shown")
 		return nil

@@ -19,6 +19,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/config"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
@@ -60,7 +61,7 @@ func run(t testing.TB, args ...string) running {
 }
 
 // settings returns the settings of serve with only these flags.
-func settings(t testing.TB, args ...string) Config {
+func settings(t testing.TB, args ...string) config.Server {
 	t.Helper()
 	var c commands
 	p := program{args: append([]string{"serve"}, args...), stdout: io.Discard, stderr: io.Discard}

@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/certificates"
+	"headcount/cmd/headcount/config"
 	"headcount/cmd/headcount/probe"
 	"headcount/gateway"
 	"headcount/internal/machine"
@@ -37,7 +38,7 @@ const (
 )
 
 // serveProcess calls serve in a process of its own, and tunes the memory of this process.
-func serveProcess(ctx context.Context, cfg Config, log zerolog.Logger) error {
+func serveProcess(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 	machine.LimitMemory()
 	machine.LoadBallast()
 	return serve(ctx, cfg, log)
@@ -45,7 +46,7 @@ func serveProcess(ctx context.Context, cfg Config, log zerolog.Logger) error {
 
 // serve runs the server until ctx ends. Then it asks its clients to reconnect elsewhere and
 // returns nil, or an error if that took longer than --shutdown-timeout.
-func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
+func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 	open := listeners{}
 	defer open.close()
 
@@ -129,15 +130,15 @@ func (l listener) close() {
 }
 
 // listen opens an address.
-func listen(ctx context.Context, a address) (l listener, err error) {
+func listen(ctx context.Context, a config.Address) (l listener, err error) {
 	var lc net.ListenConfig
-	if a.flag == "listen" {
+	if a.Flag == "listen" {
 		// Four system calls for each client, for nothing: requests have timeouts, and what lasts has pings and a limit
 		// to how long sent data may be unacknowledged.
 		lc.KeepAlive = -1
 	}
-	l.Listener, err = lc.Listen(ctx, "tcp", a.addr)
-	if err == nil && a.flag == "cluster-listen" {
+	l.Listener, err = lc.Listen(ctx, "tcp", a.Addr)
+	if err == nil && a.Flag == "cluster-listen" {
 		l.udp, err = lc.ListenPacket(ctx, "udp", l.Addr().String())
 		if err != nil {
 			_ = l.Close()
@@ -146,9 +147,9 @@ func listen(ctx context.Context, a address) (l listener, err error) {
 
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		err = fmt.Errorf("--%s: %w; end the program that has this address, or give another one", a.flag, err)
+		err = fmt.Errorf("--%s: %w; end the program that has this address, or give another one", a.Flag, err)
 	case err != nil:
-		err = fmt.Errorf("--%s: %w", a.flag, err)
+		err = fmt.Errorf("--%s: %w", a.Flag, err)
 	}
 
 	return l, err
@@ -158,13 +159,13 @@ func listen(ctx context.Context, a address) (l listener, err error) {
 type listeners map[string]listener
 
 // listen opens the addresses of the settings.
-func (l listeners) listen(ctx context.Context, cfg Config) error {
-	for _, a := range cfg.addresses() {
+func (l listeners) listen(ctx context.Context, cfg config.Server) error {
+	for _, a := range cfg.Addresses() {
 		opened, err := listen(ctx, a)
 		if err != nil {
 			return err
 		}
-		l[a.flag] = opened
+		l[a.Flag] = opened
 	}
 
 	return nil
@@ -410,7 +411,7 @@ func ownHost(addr string, handler http.Handler) http.Handler {
 }
 
 // openURL returns the URL of the demo page.
-func openURL(addr net.Addr, cfg Config) string {
+func openURL(addr net.Addr, cfg config.Server) string {
 	host, port, _ := net.SplitHostPort(addr.String()) // a listener's address has both
 	ip := net.ParseIP(host)
 	if ip == nil || ip.IsUnspecified() {

@@ -205,7 +205,7 @@ func TestServerDomain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	certs, err := cfg.openCertificates(zerolog.Nop())
+	certs, err := openCertificates(&cfg, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +397,7 @@ func TestServerVisitorsDoNotWaitForCertificatesOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	certs, err := cfg.openCertificates(zerolog.Nop())
+	certs, err := openCertificates(&cfg, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"headcount/cmd/headcount/certificates"
+	"headcount/cmd/headcount/config"
 	"headcount/counter/cluster"
 	"headcount/counter/pipeline"
 	"headcount/dashboard"
@@ -59,7 +60,7 @@ type store interface {
 // system is one process: its roles, joined by a member of the region's cluster.
 // Over the embedded store it is a cluster of one.
 type system struct {
-	cfg      Config
+	cfg      config.Server
 	log      zerolog.Logger
 	registry *prometheus.Registry
 	member   *member.Member
@@ -92,7 +93,7 @@ type roles struct {
 }
 
 // newSystem joins the parts that the settings ask for, behind the open addresses. Nothing runs before run is called.
-func newSystem(ctx context.Context, cfg Config, open listeners, log zerolog.Logger) (_ *system, err error) {
+func newSystem(ctx context.Context, cfg config.Server, open listeners, log zerolog.Logger) (_ *system, err error) {
 	self := presence.Process{Name: localName, Roles: cfg.Roles, Incarnation: presence.NewIncarnation(time.Now())}
 	if cfg.Redis != "" {
 		self.Name = cfg.AdvertiseAddr()
@@ -110,7 +111,7 @@ func newSystem(ctx context.Context, cfg Config, open listeners, log zerolog.Logg
 	}()
 
 	if cfg.HasRole(presence.RoleGateway) && cfg.HasTLS() {
-		s.certs, err = cfg.openCertificates(log)
+		s.certs, err = openCertificates(&cfg, log)
 		if err != nil {
 			return nil, err
 		}
@@ -154,6 +155,14 @@ func newSystem(ctx context.Context, cfg Config, open listeners, log zerolog.Logg
 	return s, nil
 }
 
+// openCertificates opens the certificates of --listen.
+func openCertificates(cfg *config.Server, log zerolog.Logger) (*certificates.Certificates, error) {
+	return certificates.Open(certificates.Config{
+		Cert: cfg.TLSCert, Key: cfg.TLSKey, Domains: cfg.Domains, Directory: cfg.ACMEURL, Email: cfg.ACMEEmail,
+		Dir: cfg.CertificateDir(), Plain: cfg.Redirect != "", Log: log,
+	})
+}
+
 // openRoles opens what this process does over its store, and the dashboard that shows it.
 func (s *system) openRoles(ctx context.Context, self presence.Process) (err error) {
 	cfg := s.cfg
@@ -183,7 +192,7 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 	}
 
 	if s.member.Has(presence.RolePresence) {
-		config := node.Config{
+		nodeConfig := node.Config{
 			Name:            self.Name,
 			PresenceTimeout: cfg.PresenceTimeout,
 			Reply:           s.member,
@@ -193,10 +202,10 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 			Log:             s.log,
 		}
 		if cfg.LastSeen > 0 {
-			config.LastSeen = s.store
+			nodeConfig.LastSeen = s.store
 		}
 
-		s.node, err = node.New(s.store, config)
+		s.node, err = node.New(s.store, nodeConfig)
 		if err != nil {
 			return err
 		}
@@ -223,7 +232,7 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 // pages.
 func (s *system) openDispatcher(ctx context.Context) error {
 	cfg := dispatcher.Config{
-		Store: s.store, Gateways: s.member, Public: s.cfg.publicTop(), Elapsed: machine.SinceBoot,
+		Store: s.store, Gateways: s.member, Public: s.cfg.TopPages(), Elapsed: machine.SinceBoot,
 		Watchers:   []dispatcher.Watcher{s.webhooks},
 		Registerer: s.registry, Log: s.log,
 	}
@@ -292,7 +301,7 @@ func (s *system) gauge(name, help string, labels prometheus.Labels, is func() bo
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
 func (s *system) openEmbedded() (err error) {
-	config := presencemem.Config{
+	cfg := presencemem.Config{
 		Region:          s.cfg.Region,
 		PageStats:       s.cfg.KeptMinutes(),
 		PageDays:        s.cfg.KeptDays(),
@@ -304,10 +313,10 @@ func (s *system) openEmbedded() (err error) {
 	if s.cfg.DataDir == "" {
 		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without " +
 			"--postgres, counters in memory, and they are lost when it ends")
-		s.embedded = presencemem.New(config)
+		s.embedded = presencemem.New(cfg)
 		s.where = "embedded, in memory"
 	} else {
-		s.embedded, err = presencemem.Open(s.cfg.DataDir, config)
+		s.embedded, err = presencemem.Open(s.cfg.DataDir, cfg)
 		if err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
@@ -360,7 +369,7 @@ func (s *system) comeBack() time.Duration {
 // openIdentities opens the identification of the senders of requests.
 func (s *system) openIdentities() {
 	s.identities = identity.New(identity.Config{
-		IDSecrets: keysOf(s.cfg.IDSecrets),
+		IDSecrets: s.cfg.IDKeys(),
 		HashKey:   s.hashKey,
 		Cookie:    s.cfg.CookieName,
 		JWTSecret: []byte(s.cfg.JWTSecret),
@@ -421,7 +430,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		Access: api.Access{
 			Identities: s.identities, Keys: cfg.Keys, Sites: cfg.AllSites, Proxies: cfg.Proxies,
 			CacheReads: cfg.CacheReads,
-			CountBots:  cfg.CountBots, Private: cfg.Private, PublicTop: cfg.publicTop(),
+			CountBots:  cfg.CountBots, Private: cfg.Private, PublicTop: cfg.TopPages(),
 		},
 		Elapsed:    machine.SinceBoot,
 		Registerer: s.registry,
@@ -440,8 +449,8 @@ func (s *system) openTraces() trace.Tracer {
 	if s.cfg.OTLP == "" {
 		return nil
 	}
-	config := otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log}
-	tracer, end := otlp.New(config, tracing.Scope)
+	cfg := otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log}
+	tracer, end := otlp.New(cfg, tracing.Scope)
 	s.closers = append(s.closers, end)
 
 	return tracer

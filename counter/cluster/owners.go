@@ -2,20 +2,23 @@ package cluster
 
 import (
 	"context"
+	"fmt"
+	"slices"
 
 	"github.com/rs/zerolog"
 
 	"headcount/internal/redisconn"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
+	"headcount/presence"
 )
 
 // Partitions is how many partitions the counters of a cluster have.
 const Partitions = rows.Partitions
 
-// Owners returns how many partitions each process owns in the Redis at a URL, keyed by presence.IncarnationName.
-// Partitions that were never claimed are left out.
-func Owners(ctx context.Context, url string) (map[string]int, error) {
+// Owners returns how many partitions each of the running processes owns in the Redis at a URL. Processes that have just
+// started may not own any yet. It fails if partitions are of processes that do not run.
+func Owners(ctx context.Context, url string, running []presence.Process) (map[string]int, error) {
 	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {
 		return nil, err
@@ -32,10 +35,24 @@ func Owners(ctx context.Context, url string) (map[string]int, error) {
 	}
 
 	owned := map[string]int{}
+	gone := 0
 	for _, owner := range all {
-		if owner != "" {
-			owned[owner]++
+		runs := slices.ContainsFunc(running, func(p presence.Process) bool {
+			return presence.IncarnationName(p.Name, p.Incarnation) == owner
+		})
+
+		switch {
+		case owner == "": // nobody has ever used the partition
+		case runs:
+			owned[presence.ProcessOf(owner)]++
+		default:
+			gone++
 		}
+	}
+
+	if gone > 0 && len(running) > 0 {
+		return owned, fmt.Errorf("%d of %d partitions are of processes that have ended, and changes of their counters "+
+			"wait; see whether a process with the role presence runs, and what it logs", gone, Partitions)
 	}
 
 	return owned, nil

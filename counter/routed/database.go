@@ -66,20 +66,20 @@ func open(ctx context.Context, cfg rowspg.Config) (*rowspg.Store, error) {
 	return store, nil
 }
 
-// Facts are what Check learns about a usable database.
-type Facts struct {
-	postgres.Facts
-	AdminSQL string // what an administrator must execute before applications can call headcount.change; empty: nothing
+// Checked is what Check found in a database that answers.
+type Checked struct {
+	Problems []error // with a remedy each
+	AdminSQL string  // what an administrator must execute before applications can call headcount.change; empty: nothing
 }
 
 // Check connects as a process with that use would, and fails in the same cases, and also if the database does not
 // answer. It changes nothing.
-func Check(ctx context.Context, url string, use Use) (f Facts, err error) {
+func Check(ctx context.Context, url string, use Use) (found Checked, err error) {
 	tables := rowspg.Tables(use.config())
-	f.Facts, err = postgres.Check(ctx, url, tables, func(ctx context.Context, conn *sql.DB) (err error) {
-		f.AdminSQL, err = exactpg.AdminSQL(ctx, conn)
+	found.Problems, err = postgres.Check(ctx, url, tables, func(ctx context.Context, conn *sql.DB) (err error) {
+		found.AdminSQL, err = exactpg.AdminSQL(ctx, conn)
 		return err
 	})
 
-	return f, err
+	return found, err
 }

@@ -100,7 +100,7 @@ func (s *Source) open(ctx context.Context, p *Place) error {
 		return nil
 	}
 
-	dump, err := routed.OpenDump(ctx, p.Postgres, p.use(), redis)
+	dump, err := routed.OpenDump(ctx, p.Postgres, p.Use(), redis)
 	if err != nil {
 		return err
 	}
@@ -255,6 +255,6 @@ func (t *Target) Complete(ctx context.Context) error {
 	}
 
 	return ofRedis(withRedis(ctx, t.redis, func(ctx context.Context, c *redisconn.Client) error {
-		return presenceredis.NoteCounters(ctx, c, t.place.facts())
+		return presenceredis.NoteCounters(ctx, c, t.place.Facts())
 	}))
 }

@@ -30,8 +30,8 @@ type Place struct {
 // isFile reports whether the counters are in a file.
 func (p *Place) isFile() bool { return p.Redis == "" && p.Postgres == "" }
 
-// use returns for what counters use PostgreSQL.
-func (p *Place) use() routed.Use {
+// Use returns for what counters use PostgreSQL.
+func (p *Place) Use() routed.Use {
 	switch {
 	case p.Redis == "":
 		return routed.UseAlone
@@ -42,8 +42,8 @@ func (p *Place) use() routed.Use {
 	}
 }
 
-// facts returns the facts that the servers of this place must agree on.
-func (p *Place) facts() presenceredis.Facts {
+// Facts returns the facts that the servers of this place must agree on.
+func (p *Place) Facts() presenceredis.Facts {
 	f := presenceredis.Facts{Counters: cluster.Format, Postgres: presenceredis.PostgresTiered}
 	switch {
 	case p.Postgres == "":
@@ -164,7 +164,7 @@ var (
 func (p *Place) checkPostgres(use *presenceredis.Use) error {
 	// Ignore the number, which is the form of undrained rows in Redis: it belongs to the format of the counters.
 	theirs, _, _ := strings.Cut(use.Postgres, " ")
-	ours, _, _ := strings.Cut(p.facts().Postgres, " ")
+	ours, _, _ := strings.Cut(p.Facts().Postgres, " ")
 	isAdded := theirs == presenceredis.PostgresNone && p.Postgres != "" && !p.Regions
 	switch {
 	case theirs == "", theirs == ours, isAdded:

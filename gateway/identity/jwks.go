@@ -191,14 +191,18 @@ func (k *keySource) fetch() <-chan singleflight.Result {
 	})
 }
 
-// CheckKeys fetches the keys of a URL once, as a server does, and returns how many of them can verify tokens.
+// CheckKeys fetches the keys of a URL once, as a server does, and returns how many of them can verify tokens. It fails
+// if none of them can.
 func CheckKeys(url string) (usable int, err error) {
 	source := newKeySource(url, time.Now, nil)
 	defer source.close()
 
 	set, err := source.get()
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w; name the address of the key set", err)
+	}
+	if len(set.keys) == 0 {
+		return 0, errors.New("none of its keys can verify a token; name the address of keys for RS256, ES256 or EdDSA")
 	}
 
 	return len(set.keys), nil

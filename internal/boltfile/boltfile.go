@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"syscall"
@@ -93,6 +94,29 @@ func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	}
 
 	return db, nil
+}
+
+// CheckDir returns why files cannot be written in a directory or, if it does not exist yet, why it cannot be made. It
+// leaves nothing behind.
+func CheckDir(dir string) error {
+	// A server makes the directory in the nearest one that exists.
+	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+
+	file, err := os.CreateTemp(dir, ".check-*")
+	if err == nil {
+		_, err = file.WriteString("headcount check\n")
+		err = errors.Join(err, file.Sync(), file.Close(), os.Remove(file.Name()))
+	}
+	if err != nil {
+		return fmt.Errorf("it cannot be made or written: %w; give a directory that the server may write, on a disk "+
+			"with room", err)
+	}
+
+	return nil
 }
 
 // Check reads the whole file at path, and changes nothing. Its error names the path and a remedy; it is ErrInUse while

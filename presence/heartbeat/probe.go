@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"syscall"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"headcount/presence/seal"
 )
@@ -51,6 +54,44 @@ type answered struct {
 // ReceiveProbe implements Probes.
 func (a *answered) ReceiveProbe(_ string, answer bool, number uint64) {
 	a.ok = a.ok || answer && number == a.number
+}
+
+// CheckName returns why other processes, which dial name, would not reach the one behind conn and the TCP listener of
+// the same port. It answers as that process would.
+func CheckName(ctx context.Context, within time.Duration, conn net.PacketConn, name string, secrets [][]byte) error {
+	answers, err := New(Config{Conn: conn, Keys: secrets, Name: name, Log: zerolog.Nop()})
+	if err != nil {
+		return err
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	var answering sync.WaitGroup
+	defer answering.Wait()
+	defer cancel()
+	answering.Go(func() { answers.Run(ctx) })
+
+	return Reach(ctx, within, name, secrets)
+}
+
+// Reach returns why this machine does not reach the process called to, over TCP and over UDP.
+func Reach(ctx context.Context, within time.Duration, to string, secrets [][]byte) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", to)
+	if err != nil {
+		return fmt.Errorf("cannot be reached from here: %w; see whether it runs, and whether a firewall lets TCP and "+
+			"UDP through", err)
+	}
+	_ = conn.Close()
+
+	if err := Probe(ctx, to, secrets); err != nil {
+		return fmt.Errorf("is reached over TCP, but does not answer over UDP: %w; see whether a firewall lets UDP "+
+			"through, and whether its --cluster-secret is the same", err)
+	}
+
+	return nil
 }
 
 // Probe returns nil once a datagram with these secrets has reached the process called to,

@@ -18,14 +18,14 @@ import (
 
 // Checked is what Check found.
 type Checked struct {
-	Problems  []string           // a sentence each, with a remedy
+	Problems  []error            // with a remedy each
 	Processes []presence.Process // the processes that have a lease
 	Region    string             // the region of this Redis; empty: no region has used it yet
 }
 
-// ClockTolerance is how much the clocks of a server and of this machine may differ. The ends of holds and leases are
+// clockTolerance is how much the clocks of a server and of this machine may differ. The ends of holds and leases are
 // wall clock times, so a greater difference ends them too early or too late.
-const ClockTolerance = 2 * time.Second
+const clockTolerance = 2 * time.Second
 
 // checkKey is the key on which Check tries commands. Nothing else uses it.
 const checkKey = prefix + "{check}:0"
@@ -64,7 +64,7 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 	k := &checker{ours: facts, idSecrets: idSecrets}
 	conn, err := redisconn.Open(cfg)
 	if err != nil {
-		k.problem("the URL cannot be used: %v.", err)
+		k.problem("the URL cannot be used: %v", err)
 		return k.found
 	}
 	defer conn.Close()
@@ -96,14 +96,14 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 	switch {
 	case err == nil:
 	case redis.HasErrorPrefix(err, "WRONGPASS"), redis.HasErrorPrefix(err, "NOAUTH"):
-		k.problem("Redis refuses the user or the password of the URL.")
+		k.problem("Redis refuses the user or the password of the URL")
 	case notPermitted(err):
 		// permissions has named the missing permissions. Report the error itself only if it has named none.
 		if len(k.found.Problems) == 0 {
-			k.problem("Redis refuses what the program needs: %v (deploy/redis.acl has a user that may).", err)
+			k.problem("Redis refuses what the program needs: %v (deploy/redis.acl has a user that may)", err)
 		}
 	default:
-		k.problem("Redis does not answer: %v; start it, or mend the URL.", err)
+		k.problem("Redis does not answer: %v; start it, or mend the URL", err)
 	}
 
 	return k.found
@@ -119,7 +119,7 @@ type checker struct {
 }
 
 func (k *checker) problem(format string, args ...any) {
-	k.found.Problems = append(k.found.Problems, fmt.Sprintf(format, args...))
+	k.found.Problems = append(k.found.Problems, fmt.Errorf(format, args...))
 }
 
 // server checks the version, the eviction policy and the clock.
@@ -134,7 +134,7 @@ func (k *checker) server(ctx context.Context, c *redisconn.Client) error {
 	parsed, _ := fmt.Sscanf(v, "%d.%d", &major, &minor)
 	tooOld := major < 6 || major == 6 && minor < 2
 	if parsed == 2 && tooOld {
-		k.problem("Redis is of version %s; it must be 6.2 or later.", v)
+		k.problem("Redis is of version %s; it must be 6.2 or later", v)
 	}
 
 	info, err = c.Info(ctx, "memory").Result()
@@ -143,7 +143,7 @@ func (k *checker) server(ctx context.Context, c *redisconn.Client) error {
 	}
 	if p := redisconn.DropsKeys(info); p != "" {
 		k.problem("Redis drops keys when its memory is full (maxmemory-policy is %s), and counts are wrong then; "+
-			"set maxmemory-policy noeviction.", p)
+			"set maxmemory-policy noeviction", p)
 	}
 
 	before := time.Now()
@@ -157,8 +157,8 @@ func (k *checker) server(ctx context.Context, c *redisconn.Client) error {
 
 	// Redis read its clock at some time between the request and the reply: the middle is the best guess.
 	middle := before.Add(time.Since(before) / 2)
-	if off := k.now.Sub(middle).Abs(); off > ClockTolerance {
-		k.problem("The clocks of Redis and of this machine differ by %s; let both keep time by NTP.",
+	if off := k.now.Sub(middle).Abs(); off > clockTolerance {
+		k.problem("The clocks of Redis and of this machine differ by %s; let both keep time by NTP",
 			off.Round(time.Second))
 	}
 
@@ -184,11 +184,11 @@ func (k *checker) permissions(ctx context.Context, c *redisconn.Client) error {
 		case err == nil:
 		case deniesKeys(err):
 			k.problem("The user of the URL may not use keys that begin with %s; give it ~%s* "+
-				"(deploy/redis.acl has a user that may).", prefix, prefix)
+				"(deploy/redis.acl has a user that may)", prefix, prefix)
 			return nil
 		case deniesChannels(err):
 			k.problem("The user of the URL may not use channels that begin with %s; give it &%s* "+
-				"(deploy/redis.acl has a user that may).", prefix, prefix)
+				"(deploy/redis.acl has a user that may)", prefix, prefix)
 			return nil
 		case notPermitted(err):
 			if name == "script" {
@@ -204,7 +204,7 @@ func (k *checker) permissions(ctx context.Context, c *redisconn.Client) error {
 	}
 
 	if len(denied) > 0 {
-		k.problem("The user of the URL may not send %s; give it +%s (deploy/redis.acl has a user that may).",
+		k.problem("The user of the URL may not send %s; give it +%s (deploy/redis.acl has a user that may)",
 			strings.Join(denied, ", "), strings.Join(denied, " +"))
 	}
 
@@ -224,7 +224,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	// A fact that is missing is added by the first process that has it.
 	compare := func(fact string, differs bool) {
 		if facts[fact] != "" && differs {
-			k.problem("%s.", ours.problem(fact, facts[fact]))
+			k.problem("%s", ours.problem(fact, facts[fact]))
 		}
 	}
 
@@ -257,7 +257,7 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 	// already.
 	if len(k.idSecrets) > 0 && len(seals) > 0 && !otherSecret {
 		if _, err := hashkey.Open(k.idSecrets, seals); errors.Is(err, hashkey.ErrSealed) {
-			k.problem("%s; %s.", hashkey.ErrSealed, sealedMend)
+			k.problem("%s; %s", hashkey.ErrSealed, sealedMend)
 		}
 	}
 
@@ -274,7 +274,7 @@ func (k *checker) leases(ctx context.Context, c *redisconn.Client) (err error) {
 	// Counters of a running gateway would go on without PostgreSQL, so no process may switch them over.
 	usesCounters := func(p presence.Process) bool { return slices.Contains(p.Roles, presence.RoleGateway) }
 	if k.replaces != "" && slices.ContainsFunc(k.found.Processes, usesCounters) {
-		k.problem("%s.", postgresMend(k.replaces, PostgresTiered))
+		k.problem("%s", postgresMend(k.replaces, PostgresTiered))
 	}
 
 	return nil

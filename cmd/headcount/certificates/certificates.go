@@ -50,7 +50,7 @@ type Certificates struct {
 
 // Overdue reports whether a certificate in use should have been renewed by now.
 func (c *Certificates) Overdue() bool {
-	old := func(cert *tls.Certificate) bool { return AgeProblem(cert.Leaf, time.Now()) != "" }
+	old := func(cert *tls.Certificate) bool { return CheckAge(cert.Leaf, time.Now()) != nil }
 
 	return slices.ContainsFunc(c.Shown(), old)
 }

@@ -21,27 +21,27 @@ const renewWithin = 14 * 24 * time.Hour
 // Day returns a time as sentences about certificates write it.
 func Day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
-// AgeProblem returns the problem with a certificate's period of validity, or "".
-func AgeProblem(cert *x509.Certificate, now time.Time) string {
+// CheckAge returns the problem with a certificate's period of validity.
+func CheckAge(cert *x509.Certificate, now time.Time) error {
 	left := cert.NotAfter.Sub(now)
 	switch {
 	case left <= 0:
-		return fmt.Sprintf("the certificate ended on %s, and visitors are turned away; renew it.", Day(cert.NotAfter))
+		return fmt.Errorf("the certificate ended on %s, and visitors are turned away; renew it", Day(cert.NotAfter))
 	case now.Before(cert.NotBefore):
-		return fmt.Sprintf("the certificate begins on %s only; see whether the clock of this machine is right.",
+		return fmt.Errorf("the certificate begins on %s only; see whether the clock of this machine is right",
 			Day(cert.NotBefore))
 	case left < min(renewWithin, cert.NotAfter.Sub(cert.NotBefore)/3):
-		return fmt.Sprintf("the certificate ends on %s, and should have been renewed by now; see why it was not.",
+		return fmt.Errorf("the certificate ends on %s, and should have been renewed by now; see why it was not",
 			Day(cert.NotAfter))
 	default:
-		return ""
+		return nil
 	}
 }
 
-// NameProblem returns the problem if a certificate is not for the host, or "".
-func NameProblem(cert *x509.Certificate, host string) string {
+// CheckName returns the problem if a certificate is not for the host.
+func CheckName(cert *x509.Certificate, host string) error {
 	if cert.VerifyHostname(host) == nil {
-		return ""
+		return nil
 	}
 
 	names := slices.Clone(cert.DNSNames)
@@ -53,19 +53,16 @@ func NameProblem(cert *x509.Certificate, host string) string {
 		names = []string{"no host"}
 	}
 
-	return fmt.Sprintf("the certificate is for %s, and not for %s; get one for that name.",
+	return fmt.Errorf("the certificate is for %s, and not for %s; get one for that name",
 		strings.Join(names, ", "), host)
 }
 
-// Problem returns why visitors do not trust the certificates of a host, or "". roots are the
-// authorities that they trust; nil: those of this system.
-func Problem(chain []*x509.Certificate, host string, roots *x509.CertPool, now time.Time) string {
+// Check returns why visitors do not trust the certificates of a host. roots are the authorities that they trust; nil:
+// those of this system.
+func Check(chain []*x509.Certificate, host string, roots *x509.CertPool, now time.Time) error {
 	leaf := chain[0]
-	if problem := AgeProblem(leaf, now); problem != "" {
-		return problem
-	}
-	if problem := NameProblem(leaf, host); problem != "" {
-		return problem
+	if err := cmp.Or(CheckAge(leaf, now), CheckName(leaf, host)); err != nil {
+		return err
 	}
 
 	between := x509.NewCertPool()
@@ -81,15 +78,15 @@ func Problem(chain []*x509.Certificate, host string, roots *x509.CertPool, now t
 
 	switch {
 	case err == nil:
-		return ""
+		return nil
 	case !unknown:
-		return fmt.Sprintf("the certificate is not trusted: %s.", strings.Join(strings.Fields(err.Error()), " "))
+		return fmt.Errorf("the certificate is not trusted: %s", strings.Join(strings.Fields(err.Error()), " "))
 	case alone:
-		return fmt.Sprintf("the certificate comes alone, and no authority that this machine knows has signed it; "+
-			"give the whole chain, with the intermediate certificates after it (signed by %q).", leaf.Issuer)
+		return fmt.Errorf("the certificate comes alone, and no authority that this machine knows has signed it; "+
+			"give the whole chain, with the intermediate certificates after it (signed by %q)", leaf.Issuer)
 	default:
-		return fmt.Sprintf("no authority that this machine knows has signed the certificate (%q has); get one from "+
-			"an authority that browsers know.", chain[len(chain)-1].Issuer)
+		return fmt.Errorf("no authority that this machine knows has signed the certificate (%q has); get one from "+
+			"an authority that browsers know", chain[len(chain)-1].Issuer)
 	}
 }
 
@@ -100,7 +97,7 @@ func Of(ctx context.Context, address string) (host string, chain []*x509.Certifi
 		return "", nil
 	}
 
-	// Problem verifies the chain that the dialer takes unseen.
+	// Check verifies the chain that the dialer takes unseen.
 	dialer := tls.Dialer{Config: &tls.Config{ServerName: u.Hostname(), InsecureSkipVerify: true}}
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
 	if err != nil {

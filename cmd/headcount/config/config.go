@@ -1,35 +1,24 @@
-package main
+// Package config has the settings of a server: which there are, what is refused, and what follows from them. It opens
+// nothing but the file of rules, and dials nothing.
+package config
 
 import (
 	"cmp"
-	"fmt"
-	"net"
-	"net/netip"
-	"os"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"headcount/counter"
 	"headcount/gateway/api"
 	"headcount/gateway/identity"
-	"headcount/gateway/pusher"
-	"headcount/internal/postgres"
-	"headcount/internal/redisconn"
-	"headcount/internal/setting"
 	"headcount/presence"
-	"headcount/presence/minutes"
-	"headcount/presence/node"
-	"headcount/presence/region"
 	"headcount/webhook"
 )
 
-// Config has the settings of `headcount serve`; each field is a flag. Package flags fills
-// it in, and Validate checks it before anything is dialled or opened.
+// Server has the settings of a server; each field is a flag. Package flags fills it in, and Validate checks it before
+// anything is dialled or opened.
 //
 // The type tag names the form of a value.
-type Config struct {
+type Server struct {
 	Listen        string   `type:"text" placeholder:"ADDR" default:":8080" group:"addresses" help:"The address for visitors: WebSocket, server-sent events, counters and the demo page."`
 	AdminListen   string   `type:"text" placeholder:"ADDR" default:"127.0.0.1:8081" group:"addresses" help:"The address for operators: metrics, health, readiness and profiles. Keep it private."`
 	ClusterListen string   `type:"text" placeholder:"ADDR" default:"127.0.0.1:7946" group:"addresses" help:"The address for other processes of the cluster, TCP and UDP on the same port. It is opened only with --redis."`
@@ -124,10 +113,15 @@ var (
 )
 
 // HasRole reports whether this process has the role.
-func (c *Config) HasRole(role string) bool { return slices.Contains(c.Roles, role) }
+func (c *Server) HasRole(role string) bool { return slices.Contains(c.Roles, role) }
+
+// HasCounters reports whether this process owns counters, or serves them.
+func (c *Server) HasCounters() bool {
+	return c.HasRole(presence.RolePresence) || c.HasRole(presence.RoleGateway)
+}
 
 // KeptDays returns how many days of pages are kept; 0: none.
-func (c *Config) KeptDays() int {
+func (c *Server) KeptDays() int {
 	if c.KeptMinutes() == 0 {
 		return 0
 	}
@@ -135,7 +129,7 @@ func (c *Config) KeptDays() int {
 }
 
 // KeptMinutes returns how long the minutes of pages are kept; 0: not at all.
-func (c *Config) KeptMinutes() time.Duration {
+func (c *Server) KeptMinutes() time.Duration {
 	switch {
 	case c.PageStats != nil:
 		return *c.PageStats
@@ -145,9 +139,9 @@ func (c *Config) KeptMinutes() time.Duration {
 	return 24 * time.Hour
 }
 
-// publicTop returns the pages that the list of the pages with the most users shows to visitors: without
+// TopPages returns the pages that the list of the pages with the most users shows to visitors: without
 // API keys all that are not private.
-func (c *Config) publicTop() api.PublicTop {
+func (c *Server) TopPages() api.PublicTop {
 	pages := c.PublicTop
 	if len(pages) == 0 && len(c.APIKeys) == 0 {
 		pages = []string{"*"}
@@ -156,445 +150,4 @@ func (c *Config) publicTop() api.PublicTop {
 }
 
 // AdvertiseAddr returns the address at which other processes reach this one.
-func (c *Config) AdvertiseAddr() string { return cmp.Or(c.Advertise, c.ClusterListen) }
-
-// Validate checks everything that can be checked without dialling or opening anything, and
-// returns the first *setting.Error. Single values are checked by the packages that use
-// them; Validate itself checks flags that depend on each other.
-func (c *Config) Validate() error {
-	for _, check := range []func() error{
-		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkSites,
-		c.checkLog, c.checkCounters, c.checkWebhooks, c.checkTLS, c.checkBasePath,
-	} {
-		if err := check(); err != nil {
-			return err
-		}
-	}
-
-	return nil
-}
-
-func (c *Config) checkRoles() error {
-	if len(c.Roles) == 0 {
-		return setting.Errorf("roles", "no role is given; give one or more of %s", strings.Join(allRoles, ", "))
-	}
-
-	for _, role := range c.Roles {
-		if !slices.Contains(allRoles, role) {
-			return setting.Errorf("roles", "unknown role %q; the roles are %s", role, strings.Join(allRoles, ", "))
-		}
-	}
-
-	for _, role := range allRoles {
-		if c.Redis == "" && !c.HasRole(role) {
-			return setting.Errorf("roles", "this process does not do %s, so it needs a store that it shares with "+
-				"others; give --redis too, or all three roles", role)
-		}
-	}
-
-	return nil
-}
-
-// address is an address that a process listens on, with its flag.
-type address struct{ flag, addr string }
-
-// addresses returns the addresses that this process listens on.
-func (c *Config) addresses() []address {
-	all := []address{{"admin-listen", c.AdminListen}}
-	if c.HasRole(presence.RoleGateway) {
-		all = append(all, address{"listen", c.Listen})
-		if c.Redirect != "" {
-			all = append(all, address{"http-redirect", c.Redirect})
-		}
-	}
-
-	if c.Redis != "" {
-		all = append(all, address{"cluster-listen", c.ClusterListen})
-	}
-
-	return all
-}
-
-func (c *Config) checkAddresses() error {
-	for _, a := range []address{
-		{"admin-listen", c.AdminListen}, {"listen", c.Listen}, {"cluster-listen", c.ClusterListen},
-		{"http-redirect", c.Redirect},
-	} {
-		if _, _, err := setting.SplitAddress(a.addr); err != nil && a.addr != "" {
-			return setting.Errorf(a.flag, "%q is not an address: %v; write host:port, such as 127.0.0.1:8080 or "+
-				":8080", a.addr, err)
-		}
-	}
-
-	if err := c.checkAdvertised(); err != nil {
-		return err
-	}
-
-	if c.Redis != "" && setting.IsWildcard(c.AdvertiseAddr()) {
-		return setting.Errorf("advertise", "other processes cannot dial the wildcard %q; give the host:port at "+
-			"which they reach this one", c.AdvertiseAddr())
-	}
-
-	opened := c.addresses()
-	for i, a := range opened {
-		for _, b := range opened[:i] {
-			if a.addr == b.addr && !strings.HasSuffix(a.addr, ":0") {
-				return setting.Errorf(a.flag, "%q is also the address of --%s; give each its own port", a.addr, b.flag)
-			}
-		}
-	}
-
-	return nil
-}
-
-// checkAdvertised checks --advertise.
-func (c *Config) checkAdvertised() error {
-	if c.Advertise == "" {
-		return nil
-	}
-
-	// $(POD_IP):7946, as manifests write it, has no brackets around an IPv6 address.
-	if last := strings.LastIndex(c.Advertise, ":"); last > 0 {
-		ip, err := netip.ParseAddr(c.Advertise[:last])
-		if err == nil && ip.Is6() {
-			c.Advertise = net.JoinHostPort(c.Advertise[:last], c.Advertise[last+1:])
-		}
-	}
-
-	_, port, err := setting.SplitAddress(c.Advertise)
-	if err != nil {
-		return setting.Errorf("advertise", "%q is not an address: %v; write the host:port at which other processes "+
-			"reach this one", c.Advertise, err)
-	}
-	if port == 0 {
-		return setting.Errorf("advertise", "nobody can reach port 0; write the port at which other processes reach "+
-			"--cluster-listen")
-	}
-
-	return nil
-}
-
-// cookieName has no prefix to which browsers attach conditions, such as __Host-.
-var cookieName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,63}$`)
-
-// No segment of a basePath is empty, . or ..
-var basePath = regexp.MustCompile(`^(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
-
-func (c *Config) checkBasePath() error {
-	c.BasePath = strings.TrimSuffix(c.BasePath, "/")
-	if c.BasePath != "" && !basePath.MatchString(c.BasePath) {
-		return setting.Errorf("base-path", "%q is not a path of plain letters and digits; write one like /live",
-			c.BasePath)
-	}
-
-	return nil
-}
-
-func (c *Config) checkTimes() error {
-	if c.UpdateInterval < 10*time.Millisecond {
-		return setting.Errorf("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
-	}
-
-	retention := c.KeptMinutes()
-	if retention != 0 && (retention < time.Minute || retention > 31*24*time.Hour) {
-		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep "+
-			"nothing", retention)
-	}
-
-	if c.PageDays > minutes.MaxPoints {
-		return setting.Errorf("page-days", "%d is more than %d; give fewer, or 0 to keep none", c.PageDays,
-			minutes.MaxPoints)
-	}
-
-	if c.LastSeen != 0 && (c.LastSeen < time.Second || c.LastSeen > 365*24*time.Hour) {
-		return setting.Errorf("last-seen", "%s is not from 1s to 365d; give a time in between, or 0 to remember "+
-			"nothing", c.LastSeen)
-	}
-
-	if c.CacheReads%time.Second != 0 {
-		return setting.Errorf("cache-reads", "%s is no number of whole seconds; give 1s or more, or 0", c.CacheReads)
-	}
-
-	return node.CheckTimes(c.PresenceTimeout, c.HeartbeatInterval, c.LeaveGrace)
-}
-
-func (c *Config) checkRegions() error {
-	if err := region.CheckNames(c.Region, c.Peers); err != nil {
-		return err
-	}
-
-	if c.Redis == "" {
-		if len(c.Peers) > 0 {
-			return setting.Errorf("peer", "regions share their counts through Redis; give --redis too, or leave "+
-				"--peer out")
-		}
-		return nil
-	}
-
-	if problem := redisconn.CheckURL(c.Redis); problem != "" {
-		return setting.Errorf("redis", "%s", problem)
-	}
-
-	for _, peer := range c.Peers {
-		name, link := region.SplitPeer(peer)
-		if problem := redisconn.CheckURL(link); problem != "" {
-			return setting.Errorf("peer", "%q: %s", name, problem)
-		}
-	}
-
-	if c.DataDir != "" {
-		return setting.Errorf("data-dir", "with --redis everything is kept in Redis; carry the counters of %s over "+
-			"(headcount export --data-dir %s | headcount import --redis URL), and leave --data-dir out", c.DataDir,
-			c.DataDir)
-	}
-	return nil
-}
-
-// checkCounters checks the settings of counters, and reads the rules.
-func (c *Config) checkCounters() error {
-	if c.HotRate != 0 {
-		return setting.Errorf("hot-rate", "it is gone, because sums are no longer split, however often they "+
-			"change; leave it out")
-	}
-	if c.ColdAfter < c.PersistInterval {
-		return setting.Errorf("cold-after", "%s is shorter than --persist-interval, %s: a counter leaves Redis "+
-			"only when it is in PostgreSQL; give more", c.ColdAfter, c.PersistInterval)
-	}
-
-	if c.Postgres != "" {
-		if problem := postgres.CheckURL(c.Postgres); problem != "" {
-			return setting.Errorf("postgres", "%s", problem)
-		}
-	}
-
-	if err := c.checkPagesTable(); err != nil {
-		return err
-	}
-
-	rules, err := readRules(c.Counters)
-	if err != nil {
-		return err
-	}
-
-	c.Rules = rules.For(c.AllSites.Names())
-	return nil
-}
-
-// checkPagesTable checks --pages-table.
-func (c *Config) checkPagesTable() error {
-	for _, match := range c.PagesTable {
-		if err := counter.CheckMatch(match); err != nil {
-			return setting.Errorf("pages-table", "%q: %v; write a page, or a prefix and * such as blog/*",
-				presence.Excerpt(match), err)
-		}
-	}
-
-	if len(c.PagesTable) > 0 && c.Postgres == "" {
-		return setting.Errorf("pages-table", "the table is in PostgreSQL; give --postgres, too, or leave it out")
-	}
-
-	return nil
-}
-
-// readRules returns the rules in the file of --counters, or the built-in rules without a file.
-func readRules(path string) (*counter.Rules, error) {
-	if path == "" {
-		return counter.BuiltinRules(), nil
-	}
-
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, setting.Errorf("counters", "%v; name a file that can be read", err)
-	}
-
-	rules, err := counter.ParseRules(setting.WithoutMark(data))
-	if err != nil {
-		return nil, setting.Errorf("counters", "%s: %s",
-			path, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
-	}
-
-	return rules, nil
-}
-
-// peerNames returns the names of the other regions.
-func (c *Config) peerNames() []string {
-	var names []string
-	for _, peer := range c.Peers {
-		name, _ := region.SplitPeer(peer)
-		names = append(names, name)
-	}
-
-	return names
-}
-
-func (c *Config) checkAccess() error {
-	for _, s := range []struct {
-		flag    string
-		matches []string
-	}{{"private", c.Private}, {"public-top", c.PublicTop}} {
-		for _, match := range s.matches {
-			if err := api.CheckMatch(match); err != nil {
-				return setting.Errorf(s.flag, "%q is no page and no prefix with a * behind it: %v", match, err)
-			}
-		}
-	}
-
-	if c.PusherKey != "" {
-		if err := pusher.CheckKey(c.PusherKey); err != nil {
-			return setting.Errorf("pusher-key", "%v; give another one", err)
-		}
-	}
-	if len(c.PusherSecrets) > 0 && c.PusherKey == "" {
-		return setting.Errorf("pusher-secret", "a back end signs with the key of its app, too; give --pusher-key, or "+
-			"leave it out")
-	}
-
-	if !cookieName.MatchString(c.CookieName) {
-		return setting.Errorf("cookie-name", "%q is not a name of 1 to 64 letters, digits, - and _ that begins "+
-			"with a letter; write one like headcount_shop", c.CookieName)
-	}
-
-	if c.JWTSecret != "" && strings.TrimSpace(c.JWTSecret) == "" {
-		return setting.Errorf("jwt-secret", "it is only white space; give a long random value, or leave it out")
-	}
-
-	if len(c.Private) > 0 && len(c.APIKeys) == 0 && c.JWTSecret == "" && c.JWKSURL == "" {
-		return setting.Errorf("private", "nobody could use such a page; give --api-key, or --jwt-secret or "+
-			"--jwks-url, too")
-	}
-
-	loopback := setting.IsLoopback(c.ClusterListen) && setting.IsLoopback(c.AdvertiseAddr())
-	if c.Redis != "" && len(c.ClusterSecrets) == 0 && !loopback {
-		return setting.Errorf("cluster-secret", "it is required with --redis when the cluster addresses are not "+
-			"loopback; give every process the same long random value")
-	}
-
-	if c.JWKSURL != "" && !setting.IsWebURL(c.JWKSURL) {
-		return setting.Errorf("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
-	}
-
-	if c.JWTSecret == "" && c.JWKSURL == "" {
-		for _, s := range []struct {
-			flag   string
-			values []string
-		}{{"jwt-issuer", c.JWTIssuers}, {"jwt-audience", c.JWTAudiences}} {
-			if len(s.values) > 0 {
-				return setting.Errorf(s.flag, "no tokens are taken; give --jwt-secret or --jwks-url, too, or leave "+
-					"it out")
-			}
-		}
-	}
-
-	return nil
-}
-
-// checkSites parses and checks the sites, the origins, the proxies and the API keys.
-func (c *Config) checkSites() (err error) {
-	c.AllSites, err = identity.NewSites(c.Sites)
-	if err != nil {
-		return setting.Errorf("site", "%s", strings.TrimPrefix(err.Error(), "site: "))
-	}
-
-	c.Origins, err = identity.NewOrigins(slices.Concat(c.AllowOrigins, c.AllSites.Origins()))
-	if err != nil {
-		return setting.Errorf("allow-origins", "%s", strings.TrimPrefix(err.Error(), "allow-origins: "))
-	}
-
-	c.Proxies, err = identity.NewProxies(c.TrustedProxies)
-	if err != nil {
-		return setting.Errorf("trusted-proxies", "%s", strings.TrimPrefix(err.Error(), "trusted-proxies: "))
-	}
-
-	c.Keys, err = identity.NewSiteKeys(c.APIKeys, c.AllSites)
-	if err != nil {
-		return setting.Errorf("api-key", "%s", strings.TrimPrefix(err.Error(), "api-key: "))
-	}
-
-	return nil
-}
-
-func (c *Config) checkLog() error {
-	if c.OTLP != "" && !setting.IsWebURL(c.OTLP) {
-		return setting.Errorf("otlp", "it is not an http or https URL; write the address of the collector's OTLP "+
-			"over HTTP, such as http://127.0.0.1:4318")
-	}
-
-	if !slices.Contains(logLevels, c.LogLevel) {
-		return setting.Errorf("log-level", "unknown level %q; the levels are %s",
-			c.LogLevel, strings.Join(logLevels, ", "))
-	}
-
-	if c.LogFormat != "" && !slices.Contains(logFormats, c.LogFormat) {
-		return setting.Errorf("log-format", "unknown format %q; the formats are %s",
-			c.LogFormat, strings.Join(logFormats, ", "))
-	}
-
-	return nil
-}
-
-// Warnings returns sentences about settings that work but are unsafe.
-func (c *Config) Warnings() []string {
-	const minSecret = 16 // bytes; a shorter secret can be guessed from one signature
-	short := func(s string) bool { return s != "" && len(s) < minSecret }
-
-	var keys []string
-	for _, key := range c.APIKeys {
-		_, key = c.AllSites.SplitKey(key)
-		keys = append(keys, key)
-	}
-
-	var out []string
-	for _, s := range []struct {
-		flag   string
-		values []string
-	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}},
-		{"api-key", keys},
-		{"pusher-secret", c.PusherSecrets}} {
-		if slices.ContainsFunc(s.values, short) {
-			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random "+
-				"value", s.flag, minSecret))
-		}
-	}
-
-	if strings.TrimSpace(c.JWTSecret) != c.JWTSecret {
-		out = append(out, "--jwt-secret begins or ends with white space, such as a newline; tokens signed with and "+
-			"without it are taken: remove it")
-	}
-
-	padded := func(key string) bool { return strings.TrimSpace(key) != key }
-	if slices.ContainsFunc(keys, padded) {
-		out = append(out, "--api-key begins or ends with white space, such as a newline, which no header can; it "+
-			"is ignored: remove it")
-	}
-
-	for _, name := range postgres.Ignored(c.Postgres) {
-		out = append(out, "--postgres has ?"+name+"=, which only Prisma knows; it is ignored")
-	}
-
-	for _, name := range c.Strangers {
-		out = append(out, name+" is not the variable of any setting and is ignored; remove it, or see headcount "+
-			"serve --help")
-	}
-
-	return out
-}
-
-// Open returns sentences about parts of this process that every client that reaches it may use, which may be intended.
-func (c *Config) Open() (out []string) {
-	if c.HasRole(presence.RoleGateway) && len(c.APIKeys) == 0 && !setting.IsLoopback(c.Listen) {
-		out = append(out, "--api-key is not set and other machines reach --listen: everybody may read the "+
-			"dashboard, and none of your servers may call; give a long random value")
-	}
-
-	if c.JWKSURL != "" && len(c.JWTIssuers) == 0 && len(c.JWTAudiences) == 0 {
-		out = append(out, "--jwks-url is given without --jwt-issuer and --jwt-audience: a token that its keys have "+
-			"signed for any other application is taken, too; give what yours have")
-	}
-
-	if !setting.IsLoopback(c.AdminListen) {
-		out = append(out, "--admin-listen can be reached from other machines, with metrics and profiles; make sure "+
-			"that only operators can reach it")
-	}
-
-	return out
-}
+func (c *Server) AdvertiseAddr() string { return cmp.Or(c.Advertise, c.ClusterListen) }

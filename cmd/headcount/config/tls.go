@@ -1,21 +1,18 @@
-package main
+package config
 
 import (
 	"net/netip"
 	"path/filepath"
 	"strings"
 
-	"github.com/rs/zerolog"
-
-	"headcount/cmd/headcount/certificates"
 	"headcount/internal/setting"
 )
 
 // HasTLS reports whether visitors use TLS to this process.
-func (c *Config) HasTLS() bool { return c.TLSCert != "" || len(c.Domains) > 0 }
+func (c *Server) HasTLS() bool { return c.TLSCert != "" || len(c.Domains) > 0 }
 
-// acmeDir returns the directory of the certificates of --domain.
-func (c *Config) acmeDir() string {
+// CertificateDir returns the directory of the certificates of --domain.
+func (c *Server) CertificateDir() string {
 	if c.ACMEDir == "" && c.DataDir != "" {
 		return filepath.Join(c.DataDir, "acme")
 	}
@@ -23,7 +20,7 @@ func (c *Config) acmeDir() string {
 	return c.ACMEDir
 }
 
-func (c *Config) checkTLS() error {
+func (c *Server) checkTLS() error {
 	if c.TLSCert != "" && c.TLSKey == "" {
 		return setting.Errorf("tls-key", "it is missing; name the file of the key that belongs to --tls-cert")
 	}
@@ -37,7 +34,7 @@ func (c *Config) checkTLS() error {
 		return setting.Errorf("http-redirect", "this process does not speak TLS, so it cannot send visitors to "+
 			"https; give --domain or --tls-cert, or leave the redirect to the proxy")
 	}
-	if len(c.Domains) > 0 && c.acmeDir() == "" {
+	if len(c.Domains) > 0 && c.CertificateDir() == "" {
 		return setting.Errorf("acme-dir", "--domain needs a directory, since an authority gives few new "+
 			"certificates a week; name one that outlives the process, or give --data-dir")
 	}
@@ -64,13 +61,4 @@ func isHostName(name string) bool {
 	hasDot := strings.Contains(strings.Trim(name, "."), ".")
 
 	return !isAddress && hasDot && !strings.ContainsAny(name, "*/: ")
-}
-
-// openCertificates opens the certificates of --listen.
-func (c *Config) openCertificates(log zerolog.Logger) (*certificates.Certificates, error) {
-	return certificates.Open(certificates.Config{
-		Cert: c.TLSCert, Key: c.TLSKey,
-		Domains: c.Domains, Directory: c.ACMEURL, Email: c.ACMEEmail, Dir: c.acmeDir(), Plain: c.Redirect != "",
-		Log: log,
-	})
 }
