@@ -234,9 +234,9 @@ func (s *Store) doAll(ctx context.Context, parts []part) {
 	}
 }
 
-// applyParts makes a batch that several partitions have, as one operation for each of them. If all of them have one
-// owner in this process, it makes them together. Otherwise it finds out what refuses the batch before it makes the first
-// part, so that only a concurrent change can have it made in part.
+// applyParts makes a batch that several partitions have, as one operation for each of them. If this process owns all of
+// them, it makes them together. Otherwise it finds out what refuses the batch before it makes the first part, so that
+// only a concurrent change can have it made in part.
 //
 // All batches share one space of idempotency keys, and each key has a home. A part has a key derived for its partition,
 // so that a repetition makes what is missing and nothing twice. The home remembers the key itself when all parts are

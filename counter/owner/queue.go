@@ -237,7 +237,9 @@ func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcom
 
 // refuses reports whether the judgement of a call refuses one of its operations.
 func refuses(one pending) bool {
-	return one.err != nil || slices.ContainsFunc(one.answer.Results, func(r counter.Result) bool { return r.Err != nil })
+	isRefused := func(r counter.Result) bool { return r.Err != nil }
+
+	return one.err != nil || slices.ContainsFunc(one.answer.Results, isRefused)
 }
 
 // awaitAll ends the turn that the caller has, and waits for the calls that it did not answer. A call whose outcome is

@@ -30,7 +30,7 @@ func (r *Reader) History(
 	return h.Counter(key), h.With(gains, step, from, to), nil
 }
 
-// manyRows is how many rows of a history are read by name at most. More are scanned, because most of them may not exist.
+// manyRows is how many rows of a history are read by name at most. More are scanned, since most of them may not exist.
 const manyRows = 64
 
 // Histories returns for each of the distinct keys the time buckets that History returns, as counter.TopStore does. It
