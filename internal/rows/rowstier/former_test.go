@@ -42,3 +42,39 @@ func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
 		o.close(t)
 	})
 }
+
+// TestAFailedTakeoverDrainsNothingOld: a process takes a partition back, claims it in the durable store, and fails. What
+// it knows from its former claim is not drained over what another process has drained meanwhile.
+func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		former := newOwned(t, "former", fast, durable)
+		former.must(t, former.next("1"))
+		if err := former.commit(t, former.next("2")); err != nil {
+			t.Fatal(err)
+		}
+
+		// No time passes until the takeover has failed, so the former owner does not drain.
+		o := newOwned(t, "owner", fast, durable)
+		if err := o.commit(t, o.next("3")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		durable.claiming = func() { fast.away = true }
+		if _, err := former.Claim(t.Context(), "former", []rows.Former{{Partition: 7}}); err == nil {
+			t.Fatal("the takeover has not failed")
+		}
+		fast.away = false
+
+		time.Sleep(5 * time.Second)
+		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		if string(got.Value) != "3" || former.Dirty() != 0 {
+			t.Errorf("the durable store has %q, %v, and the former owner %d rows", got.Value, got.Err, former.Dirty())
+		}
+		former.close(t)
+		o.close(t)
+	})
+}
