@@ -37,6 +37,17 @@ func TestServerCalls(t *testing.T) {
 		})
 }
 
+// TestServerBehind: no order of commits, drains, evictions, losses and takeovers makes one store lack what the other
+// has had.
+func TestServerBehind(t *testing.T) {
+	checkAll(t, "behind.pml",
+		[]string{""},
+		[]string{
+			"-DNO_UPTO", "-DNO_MARKS", "-DEVICTS_DIRTY", "-DKEEPS_COMPLETE -DCLAIMS=2 -DCOMMITS=3", "-DLOSS_UNSEEN",
+			"-DDURABLE_UNFENCED", "-DUNACKNOWLEDGED", "-DLATE_CLAIM", "-DHELD_ON", "-DUNCONFIRMED",
+		})
+}
+
 // checkAll has a model keep its assertions in each of its settings, and break one with each planted fault.
 func checkAll(t *testing.T, model string, settings, faults []string) {
 	t.Helper()
