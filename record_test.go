@@ -95,7 +95,7 @@ func promiseNames(t *testing.T) (names []string) {
 
 // named is a function, a method or a script that a model names: its directory, or its file without the ending, and what
 // is in there.
-var named = regexp.MustCompile(`\[([a-z]+/[\w/]+)\.(?:(\w+)\.)?(\w+)\]`)
+var named = regexp.MustCompile(`\[([a-z]+(?:/\w+)*)\.(?:(\w+)\.)?(\w+)\]`)
 
 // TestModelsNameWhatIsThere: the functions and scripts that the formal models name exist.
 func TestModelsNameWhatIsThere(t *testing.T) {

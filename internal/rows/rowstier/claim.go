@@ -26,11 +26,14 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 
 	var all takeovers
 	for i, former := range partitions {
+		p := &s.partitions[former.Partition]
 		if claims[i].Epoch == 0 {
 			continue
 		}
+
+		p.beginTakeover(former.Epoch)
 		all = append(all, &takeover{
-			s: s, p: &s.partitions[former.Partition], at: i, owner: owner, former: former.Epoch, claim: claims[i],
+			s: s, p: p, at: i, owner: owner, former: former.Epoch, claim: claims[i],
 		})
 	}
 	all.run(ctx)
@@ -48,6 +51,23 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	}
 
 	return claims, nil
+}
+
+// beginTakeover ends what this process may do by its former claim in the durable store. The takeover claims that from
+// any process, so even if it fails, a later claim that names the former one would not show that another process has
+// drained newer rows since.
+func (p *partition) beginTakeover(former uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if former == 0 {
+		p.forgetLocked()
+		return
+	}
+
+	// Until recordClaim sets the owner, nothing is drained.
+	p.owner = ""
+	p.durable.isHeld = false
 }
 
 // takeover is the takeover of one partition that has been claimed in the fast store.

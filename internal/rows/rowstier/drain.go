@@ -82,14 +82,21 @@ func (s *Store) logOutage(err error) {
 
 // claimDurable claims in the durable store the partitions that this process owns in the fast store.
 func (s *Store) claimDurable(ctx context.Context) error {
+	var err error
 	byOwner := map[string][]rows.Former{}
 	for id := range s.partitions {
-		if owner, former := s.partitions[id].unclaimed(); owner != "" {
-			byOwner[owner] = append(byOwner[owner], former)
+		p := &s.partitions[id]
+		owner, former := p.unclaimed()
+		if owner == "" {
+			continue
 		}
+		if failed := s.confirm(ctx, p, owner, former); failed != nil {
+			err = failed
+			continue
+		}
+		byOwner[owner] = append(byOwner[owner], former)
 	}
 
-	var err error
 	for owner, formers := range byOwner {
 		claims, failed := s.durable.Claim(ctx, owner, formers)
 		if failed != nil {
@@ -98,16 +105,64 @@ func (s *Store) claimDurable(ctx context.Context) error {
 		}
 
 		for i, claim := range claims {
-			p := &s.partitions[formers[i].Partition]
-			if claim.Epoch > 0 {
-				p.claimedDurable(claim)
-				continue
-			}
-
-			if failed := s.giveUp(ctx, p); failed != nil {
+			if failed := s.claimedOrOvertaken(ctx, owner, formers[i], claim); failed != nil {
 				err = failed
 			}
 		}
+	}
+
+	return err
+}
+
+// claimedOrOvertaken handles the result of a claim in the durable store.
+func (s *Store) claimedOrOvertaken(ctx context.Context, owner string, former rows.Former, claim rows.Claim) error {
+	p := &s.partitions[former.Partition]
+	if claim.Epoch == 0 {
+		return s.giveUp(ctx, p)
+	}
+
+	// Confirm again: another process may have claimed both stores since, and drained, before this claim.
+	if err := s.confirm(ctx, p, owner, former); err != nil {
+		return err
+	}
+	p.claimedDurable(claim)
+
+	return nil
+}
+
+// confirm returns an error if this process may not own the partition in the fast store any more, and forgets the
+// partition if another process does. A claim of the durable store that names a former one needs no confirmation. But a
+// process that has never claimed the partition there, because the durable store was away, would take it from any
+// process, also from a later owner, and drain older rows over those of that.
+func (s *Store) confirm(ctx context.Context, p *partition, owner string, former rows.Former) error {
+	if former.Epoch != 0 {
+		return nil
+	}
+
+	p.mu.Lock()
+	epoch := p.epoch
+	// The number is that before it, so the fast store does not make this commit.
+	probe := rows.Commit{Partition: p.id, Epoch: epoch, After: p.newest, Number: p.newest, At: time.Now()}
+	p.mu.Unlock()
+
+	err := s.fast.Commit(ctx, []rows.Commit{probe})[0]
+	var lost *rows.Lost
+	if err == nil || errors.As(err, &lost) {
+		return nil
+	}
+	// After a loss of the claim, the owner claims the partition again.
+	var fenced *rows.Fenced
+	if !errors.As(err, &fenced) || fenced.Epoch < epoch {
+		return err
+	}
+
+	// The newer claim may be one of this process whose answer was lost. Only a claim tells.
+	claims, failed := s.fast.Claim(ctx, owner, []rows.Former{{Partition: p.id, Epoch: epoch}})
+	if failed != nil {
+		return failed
+	}
+	if claims[0].Epoch == 0 {
+		p.forget(epoch)
 	}
 
 	return err
@@ -183,6 +238,16 @@ func (p *partition) drainedRowLocked(upTo uint64) rows.Row {
 
 // forgetLocked forgets everything about a partition that this process no longer owns.
 func (p *partition) forgetLocked() { p.tenure = tenure{} }
+
+// forget is forgetLocked, unless the claim with that epoch has ended.
+func (p *partition) forget(epoch uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.epoch == epoch {
+		p.forgetLocked()
+	}
+}
 
 // nextDrain returns the partition's next commit to the durable store, or nil if there is none. It returns the same
 // commit again until its outcome is known.

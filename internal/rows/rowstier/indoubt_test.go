@@ -40,3 +40,31 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 		}
 	})
 }
+
+// TestALossDuringATakeover: the fast store loses a commit without an answer after its owner has claimed again. The claim
+// fails, and the next one does not take the commit for stored.
+func TestALossDuringATakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		o := newOwned(t, "owner", fast, durable)
+		defer o.close(t)
+		o.must(t, o.next("1"))
+
+		unanswered := o.next("2")
+		prepared := o.partitions[7].prepare(&unanswered)
+		if err := fast.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
+			t.Fatal(err)
+		}
+
+		former := []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}}
+		durable.claiming = func() { fast.lose(len(fast.log)) }
+		if claims, err := o.Claim(t.Context(), "owner", former); err == nil {
+			t.Errorf("the claim is %+v", claims)
+		}
+		claims, err := o.Claim(t.Context(), "owner", former)
+		if err != nil || claims[0].Epoch == 0 || claims[0].Number >= unanswered.Number {
+			t.Errorf("the next claim is %+v, %v", claims, err)
+		}
+	})
+}

@@ -27,6 +27,12 @@ func (t *takeover) loadUndrained(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// An owner that claims again may have a commit in doubt.
+	if t.former != 0 {
+		if err := t.confirm(ctx); err != nil {
+			return err
+		}
+	}
 
 	p := t.p
 	p.mu.Lock()
@@ -36,6 +42,20 @@ func (t *takeover) loadUndrained(ctx context.Context) error {
 	p.dirtyCommits = found.commits
 	p.removals.drained = found.drained
 	p.newest = t.claim.Number
+
+	return nil
+}
+
+// confirm returns an error if the fast store has changed since the claim. If it lost data meanwhile, what was read is less
+// than what it had by the number of the claim, and a commit that it had then would be taken for stored.
+func (t *takeover) confirm(ctx context.Context) error {
+	// The number is that before it, so the fast store does not make this commit.
+	err := t.s.fast.Commit(ctx, []rows.Commit{{
+		Partition: t.p.id, Epoch: t.claim.Epoch, After: t.claim.Number, Number: t.claim.Number, At: time.Now(),
+	}})[0]
+	if err != nil {
+		return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
+	}
 
 	return nil
 }

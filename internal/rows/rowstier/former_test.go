@@ -1,0 +1,80 @@
+package rowstier
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/internal/rows"
+)
+
+// TestAFormerOwnerDrainsNothingOld: a process has owned the partition while the durable store was away, so it has never
+// claimed the partition there. When the durable store is back, the partition has another owner, and what that has
+// drained stays.
+func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		first := newOwned(t, "first", fast, durable)
+		first.must(t, first.next("1"))
+		first.must(t, first.next("2")) // brings the state to the fast store
+		first.close(t)
+
+		durable.away = true
+		former := newOwned(t, "former", fast, durable)
+		if err := former.commit(t, former.next("3")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second) // a drain fails
+
+		durable.away = false
+		o := newOwned(t, "owner", fast, durable)
+		o.must(t, o.next("4"))
+		time.Sleep(5 * time.Second) // the former owner drains, too
+		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		if string(got.Value) != "4" || former.Dirty() != 0 {
+			t.Errorf("the durable store has %q, %v, and the former owner %d rows", got.Value, got.Err, former.Dirty())
+		}
+		if err := o.commit(t, o.next("5")); err != nil {
+			t.Errorf("the owner commits: %v", err)
+		}
+		former.close(t)
+		o.close(t)
+	})
+}
+
+// TestAFailedTakeoverDrainsNothingOld: a process takes a partition back, claims it in the durable store, and fails. What
+// it knows from its former claim is not drained over what another process has drained meanwhile.
+func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		former := newOwned(t, "former", fast, durable)
+		former.must(t, former.next("1"))
+		if err := former.commit(t, former.next("2")); err != nil {
+			t.Fatal(err)
+		}
+
+		// No time passes until the takeover has failed, so the former owner does not drain.
+		o := newOwned(t, "owner", fast, durable)
+		if err := o.commit(t, o.next("3")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		durable.claiming = func() { fast.away = true }
+		if _, err := former.Claim(t.Context(), "former", []rows.Former{{Partition: 7}}); err == nil {
+			t.Fatal("the takeover has not failed")
+		}
+		fast.away = false
+
+		time.Sleep(5 * time.Second)
+		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		if string(got.Value) != "3" || former.Dirty() != 0 {
+			t.Errorf("the durable store has %q, %v, and the former owner %d rows", got.Value, got.Err, former.Dirty())
+		}
+		former.close(t)
+		o.close(t)
+	})
+}
