@@ -28,8 +28,9 @@ type layer struct {
 var layers = []layer{
 	{"presence", nil}, // the words: nothing of ours
 	{"internal/machine", nil},
-	{"internal/wake", nil},  // signals and pauses
-	{"internal/marks", nil}, // places that simulations must reach; nothing in the program that people run
+	{"internal/wake", nil},     // signals and pauses
+	{"internal/promises", nil}, // for programs that tests start, which end when they break one
+	{"internal/marks", nil},    // places that simulations must reach; nothing in the program that people run
 	{"internal/setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},

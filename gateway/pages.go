@@ -132,6 +132,8 @@ func (c *conn) present(name string) error {
 		return nil
 	}
 
+	c.noteJoin(name)
+
 	return c.g.roster.Join(c.user, name, c)
 }
 
@@ -145,6 +147,7 @@ func (c *conn) absent(name string, lost bool) {
 		return
 	}
 
+	c.noteLeave(name)
 	c.g.roster.Leave(c.user, name, c, lost)
 }
 
@@ -232,6 +235,7 @@ func (c *conn) Arrived(name string) {
 		_ = c.send(websocket.Text, pusher.AppendSucceeded(nil, presence.KeyOf(name)))
 	}
 
+	c.noteArrival(name)
 	c.Ready(presence.CountTopic(name))
 	c.releaseTotal()
 }

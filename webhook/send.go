@@ -103,6 +103,8 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 		return
 	}
 
+	o.noteSending(events)
+
 	var a attempt
 	m, err := newMessage(shown)
 	if err == nil {
@@ -204,7 +206,10 @@ func (o *sender) done(ctx context.Context, events []string) {
 	err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0], len(events))
 	if err != nil {
 		outage.Sleep(ctx, outage.Jitter(firstPause))
+		return
 	}
+
+	o.noteRemoved(events)
 }
 
 // noteSealed counts and logs events that are dropped because no secret decrypts them.
