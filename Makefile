@@ -49,7 +49,7 @@ RACE = -race -gcflags=all=-dwarf=false
 # In these one goroutine works for long: months pass, or something becomes full.
 ALONE = ^Test(SimulationFindsPlantedFaults|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
 
-# The programs that tests start read what they tell their clients, and end when that breaks a promise (gateway/promises.go).
+# The programs that tests start read what they tell their clients, and end when that breaks a promise (promises.go).
 PROMISES = -tags promises,nomsgpack
 
 # $(with) COMMAND builds the program and tells the tests of the command where it is.
