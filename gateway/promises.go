@@ -73,8 +73,8 @@ func (c *conn) noteJoin(name string) {
 	s.own[presence.KeyOf(name)] = nil
 }
 
-// noteArrival is told that the store has a join. What the hub has now includes the client, and so does all that is newer;
-// an older count may still be on its way.
+// noteArrival is told that the store has a join. What the hub has now includes the client, and so does all that is
+// newer; an older count may still be on its way.
 func (c *conn) noteArrival(name string) {
 	page, _ := c.g.hub.Last(presence.CountTopic(name)) // without one, any count is newer
 	site, _ := c.g.hub.Last(c.total())
