@@ -29,9 +29,9 @@ type story struct {
 	newest map[string]news // by type and name
 	joined string          // the page that an event stream has joined
 
-	// own has the pages that the client of a WebSocket has joined. From a version on, that of the arrival, counts include
-	// the client; nil: the store does not have the join yet, or the client has seen the first count after it.
-	mu  sync.Mutex
+	mu sync.Mutex // guards own
+	// own has the pages that the client of a WebSocket has joined, with the version from which on counts include the
+	// client. nil: the store does not have the join yet, or the client has seen the first count after it.
 	own map[string]*presence.Version
 }
 
