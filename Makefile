@@ -13,7 +13,7 @@ PORTABLE = -tags portable,nomsgpack
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile histories prove release image chart clean
+.PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile histories prove soak release image chart clean
 
 # A comma within an argument of call.
 , := ,
@@ -49,7 +49,7 @@ RACE = -race -gcflags=all=-dwarf=false
 # In these one goroutine works for long: months pass, or something becomes full.
 ALONE = ^Test(SimulationFindsPlantedFaults|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
 
-# The programs that tests start read what they tell their clients, and end when that breaks a promise (gateway/promises.go).
+# The programs that tests start read what they tell their clients, and end when that breaks a promise (promises.go).
 PROMISES = -tags promises,nomsgpack
 
 # $(with) COMMAND builds the program and tells the tests of the command where it is.
@@ -162,6 +162,11 @@ histories:
 HOURS = 10
 prove:
 	$(GO) run ./internal/prove -hours $(HOURS) $(ARGS)
+
+# Real processes over one Redis for so many HOURS (0.5 is half of one), under load and with a kill each minute: what is
+# counted is exact, and from the tenth minute to the last nothing grows by more than 5 %. make test-all has one minute of it.
+soak:
+	@$(with) $(GO) test ./cmd/headcount/faults -run '^TestClockSoak$$' -count 1 -v -timeout 0 -hours $(HOURS) $(ARGS)
 
 # Archives and packages with checksums and lists of modules, in dist/, and a container image: make release VERSION=v1.2.3
 release:

@@ -28,8 +28,9 @@ type layer struct {
 var layers = []layer{
 	{"presence", nil}, // the words: nothing of ours
 	{"internal/machine", nil},
-	{"internal/wake", nil},  // signals and pauses
-	{"internal/marks", nil}, // places that simulations must reach; nothing in the program that people run
+	{"internal/wake", nil},     // signals and pauses
+	{"internal/promises", nil}, // for programs that tests start, which end when they break one
+	{"internal/marks", nil},    // places that simulations must reach; nothing in the program that people run
 	{"internal/setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},
@@ -182,7 +183,8 @@ var layers = []layer{
 	// what is told, and sending it
 	{
 		"webhook", []string{
-			"counter", "internal/outage", "internal/setting", "internal/wake", "presence", "presence/hashkey",
+			"counter", "internal/outage", "internal/promises", "internal/setting", "internal/wake", "presence",
+			"presence/hashkey",
 		},
 	},
 	{"webhook/webhooktest", []string{"webhook"}}, // for the tests of stores; only they import it
@@ -200,7 +202,9 @@ var layers = []layer{
 	// who a request is from
 	{"gateway/identity", []string{"counter/limit", "internal/setting", "presence"}},
 	// updates to those who want them
-	{"gateway/fanout", []string{"internal/machine", "internal/outage", "internal/wake", "presence"}},
+	{"gateway/fanout", []string{
+		"internal/machine", "internal/outage", "internal/promises", "internal/wake", "presence",
+	}},
 	{"gateway/roster", []string{"internal/marks", "presence", "presence/heartbeat"}}, // who is here
 	// sums of the users here
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},
@@ -209,7 +213,7 @@ var layers = []layer{
 	{"gateway/counterapi", []string{ // the calls of counters that last
 		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity",
 		"gateway/httppolicy",
-		"internal/machine", "internal/outage", "internal/tracing", "internal/wake",
+		"internal/machine", "internal/outage", "internal/promises", "internal/tracing", "internal/wake",
 	}},
 	{"gateway/openapi", []string{"counter", "gateway/calls"}}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
@@ -221,7 +225,7 @@ var layers = []layer{
 		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",
 		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity",
 		"gateway/fanout", "gateway/notifier", "gateway/roster",
-		"presence", "unread", "presence/heartbeat",
+		"presence", "unread", "presence/heartbeat", "internal/promises",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
 	// runs the program

@@ -81,7 +81,7 @@ func recordedFaults(t *testing.T) (faults []recordedFault) {
 
 func promiseNames(t *testing.T) (names []string) {
 	t.Helper()
-	_, table, found := strings.Cut(textOf(t, "docs/promises.md"), "\n| name | promise |\n")
+	_, table, found := strings.Cut(textOf(t, "docs/promises.md"), "\n| name | promise |")
 	if !found {
 		t.Fatal("docs/promises.md has no table of names")
 	}

@@ -130,6 +130,8 @@ func (c *conn) present(name string) error {
 		return nil
 	}
 
+	c.noteJoin(name)
+
 	return c.g.roster.Join(c.user, name, c)
 }
 
@@ -143,6 +145,7 @@ func (c *conn) absent(name string, lost bool) {
 		return
 	}
 
+	c.noteLeave(name)
 	c.g.roster.Leave(c.user, name, c, lost)
 }
 
@@ -222,6 +225,7 @@ func (c *conn) Arrived(name string) {
 
 	// Before Ready, after which the count may follow at once: a client learns of its join first.
 	c.dialect().arrived(c, name)
+	c.noteArrival(name)
 	c.Ready(presence.CountTopic(name))
 	c.releaseTotal()
 }

@@ -8,12 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"sync"
 	"weak"
 
 	"headcount/gateway/websocket"
+	"headcount/internal/promises"
 	"headcount/presence"
 )
 
@@ -21,16 +21,18 @@ import (
 // once when that breaks a promise of docs/promises.md which a single connection can show. The programs that tests start
 // are built with the tag, so every connection of such a test is checked, those of browsers too.
 
-// statusBroken is the exit status of a program that has broken a promise.
-const statusBroken = 70
-
 // stories has what every connection has been told. A story goes with its connection.
 var stories sync.Map // *story by weak.Pointer[conn]
 
-// story is what one connection has been told. The connection's wire has a lock that guards it.
+// story is what one connection has been told. The connection's wire has a lock that guards it, but for own.
 type story struct {
 	newest map[string]news // by type and name
 	joined string          // the page that an event stream has joined
+
+	mu sync.Mutex // guards own
+	// own has the pages that the client of a WebSocket has joined, with the version from which on counts include the
+	// client. nil: the store does not have the join yet, or the client has seen the first count after it.
+	own map[string]*presence.Version
 }
 
 // news is a count of a page, or a value of a counter.
@@ -59,9 +61,57 @@ func (c *conn) Wrote(p []byte) {
 
 	err := read(p, c.story().judge)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "a promise is broken: %v; it was written: %q\n", err, p)
-		os.Exit(statusBroken)
+		promises.Broken("%v; it was written: %q", err, p)
 	}
+}
+
+// noteJoin is told that the client of a WebSocket joins a page.
+func (c *conn) noteJoin(name string) {
+	s := c.story()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.own[presence.KeyOf(name)] = nil
+}
+
+// noteArrival is told that the store has a join. What the hub has now includes the client, and so does all that is
+// newer; an older count may still be on its way.
+func (c *conn) noteArrival(name string) {
+	page, _ := c.g.hub.Last(presence.CountTopic(name)) // without one, any count is newer
+	site, _ := c.g.hub.Last(c.total())
+
+	s := c.story()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if _, joined := s.own[presence.KeyOf(name)]; joined {
+		s.own[presence.KeyOf(name)] = &page.Version
+		s.own[presence.AllPages] = &site.Version
+	}
+}
+
+// noteLeave is told that the client leaves a page. It may be on another one, but need not.
+func (c *conn) noteLeave(name string) {
+	s := c.story()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	delete(s.own, presence.KeyOf(name))
+	delete(s.own, presence.AllPages)
+}
+
+// arrived reports whether a count has to include the client of a WebSocket: it is the first one since the arrival.
+func (s *story) arrived(page string, version presence.Version) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	since := s.own[page]
+	if since == nil || version.Compare(*since) < 0 {
+		return false
+	}
+	s.own[page] = nil
+
+	return true
 }
 
 func (c *conn) story() *story {
@@ -71,11 +121,12 @@ func (c *conn) story() *story {
 		return had.(*story)
 	}
 
-	s := &story{newest: map[string]news{}}
-	stories.Store(key, s)
-	runtime.AddCleanup(c, func(key weak.Pointer[conn]) { stories.Delete(key) }, key)
+	s, known := stories.LoadOrStore(key, &story{newest: map[string]news{}, own: map[string]*presence.Version{}})
+	if !known {
+		runtime.AddCleanup(c, func(key weak.Pointer[conn]) { stories.Delete(key) }, key)
+	}
 
-	return s
+	return s.(*story)
 }
 
 // eachFrame reads WebSocket frames and calls judge with the texts.
@@ -157,7 +208,7 @@ func (s *story) judge(kind string, text []byte) error {
 		s.joined = is.Page
 		had, known := s.newest["count "+is.Page]
 		if known {
-			return s.includes(had)
+			return includes(had)
 		}
 
 		return nil
@@ -166,10 +217,10 @@ func (s *story) judge(kind string, text []byte) error {
 	}
 }
 
-// includes judges a count of the page that the client has joined.
-func (s *story) includes(is news) error {
+// includes judges a count of a page that the client has joined.
+func includes(is news) error {
 	if is.Count == 0 && !is.Stale {
-		return fmt.Errorf("own join: the count of %q lacks who has joined", s.joined)
+		return fmt.Errorf("own join: the count of %q lacks who has joined", is.Page)
 	}
 
 	return nil
@@ -184,15 +235,17 @@ func (s *story) compare(is news) error {
 	if is.Count < 0 {
 		return fmt.Errorf("counted: the count of %q is negative", is.Page)
 	}
-	if topic == "count "+s.joined {
-		if err := s.includes(is); err != nil {
-			return err
-		}
-	}
 
 	version, err := presence.ParseVersion(is.Version)
 	if err != nil {
 		return fmt.Errorf("%q: %w", topic, err)
+	}
+
+	isOwn := is.Type == "count" && s.arrived(is.Page, version)
+	if isOwn || topic == "count "+s.joined {
+		if err := includes(is); err != nil {
+			return err
+		}
 	}
 	if !known {
 		return nil

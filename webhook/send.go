@@ -106,6 +106,8 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 		return
 	}
 
+	o.noteSending(events)
+
 	var a attempt
 	m, err := newMessage(shown)
 	if err == nil {
@@ -209,7 +211,10 @@ func (o *sender) done(ctx context.Context, events []string) {
 	err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0], len(events))
 	if err != nil {
 		outage.Sleep(ctx, outage.Jitter(firstPause))
+		return
 	}
+
+	o.noteRemoved(events)
 }
 
 // noteSealed counts and logs events that are dropped because no secret decrypts them.

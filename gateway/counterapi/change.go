@@ -168,6 +168,8 @@ func (a *API) makeOp(c *gin.Context, op counter.Op) (counter.Result, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 
+	before := floorsOf(op.Changes)
+
 	// Measure only the store: the time until the change is durable, or refused.
 	began := time.Now()
 	ctx, span := tracing.Start(ctx, "change of counters")
@@ -191,6 +193,7 @@ func (a *API) makeOp(c *gin.Context, op counter.Op) (counter.Result, error) {
 		a.live.remember(result.Counters[i])
 		a.reads.Forget(result.Counters[i].Key)
 	}
+	before.noteChanges(op.Changes, &result)
 
 	return result, nil
 }

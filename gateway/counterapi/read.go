@@ -57,9 +57,13 @@ func (a *API) readOne(c *gin.Context, one call, lag time.Duration) (counter.Coun
 	ctx, cancel := a.within(c)
 	defer cancel()
 
+	before := floorOf(one.key)
 	read, err := a.read(ctx, []string{one.key}, "", lag)
 	if err != nil {
 		return counter.Counter{}, a.failed(c, err)
+	}
+	if lag == 0 {
+		before.note(&read[0].Counter)
 	}
 
 	return read[0].Counter, nil

@@ -37,6 +37,7 @@ type shard struct {
 	mu     sync.Mutex // guards the fields below, and the fields of Subscriber that say so
 	topics map[presence.Topic]*topic
 	seats  []seat
+	rests  rests
 	queues
 
 	// only run uses it

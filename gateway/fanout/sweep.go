@@ -85,6 +85,7 @@ func (s *shard) sweep() {
 		}
 		seat.look = min(seat.look, s.endHoldsLocked(sub, now))
 	}
+	s.checkNewestLocked()
 	s.mu.Unlock()
 
 	// Without the lock: a client that is closed leaves, and one that is pinged is written to.

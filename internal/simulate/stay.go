@@ -27,7 +27,7 @@ type CrowdConfig struct {
 	Gateways []Gateway
 	Pages    []string
 	Stayers  int // users who are always there; every fifth of them on two pages
-	Churners int // users who come and go while there is churn; one of three times on two pages
+	Churners int // users who come, change pages and go while there is churn; one of three comes on two pages
 	Watchers int // of each gateway: clients that see every count of every page
 }
 
@@ -147,9 +147,12 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 	work.Go(func() {
 		for sleep(ctx, rand.N(100*time.Millisecond)) == nil {
 			u := c.churners[rand.IntN(len(c.churners))]
+			if rand.IntN(3) == 0 {
+				u.stroll(c.pages[rand.IntN(len(c.pages))])
+				continue
+			}
 			if u.leave() {
 				continue
-
 			}
 			at := rand.IntN(len(c.gateways))
 			if !c.gateways[at].Up() {
@@ -181,6 +184,13 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 			}
 		}
 	})
+}
+
+// stroll takes one tab of the churner to another page.
+func (u *churner) stroll(page string) {
+	if len(u.tabs) > 0 {
+		u.tabs[0].stroll(page)
+	}
 }
 
 // leave ends the churner's stay: half of the time with a message, else as a closed tab does. It

@@ -328,11 +328,29 @@ func (c *tab) detach(l *link) ending {
 
 func (c *tab) left() bool { return c.stays.Err() != nil }
 
+// stroll sends a fickle client that is counted to another page.
+func (c *tab) stroll(page string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	if !c.counted {
+		return
+	}
+
+	c.crowd.truth.enter(c.user, page)
+	c.crowd.truth.exit(c.user, c.joined.Page)
+	c.moveLocked(page)
+}
+
 // move sends the client to another page, or to none.
 func (c *tab) move(page string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	c.moveLocked(page)
+}
+
+func (c *tab) moveLocked(page string) {
 	old := c.joined
 	if old.Page == page || c.left() {
 		return

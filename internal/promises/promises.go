@@ -1,0 +1,17 @@
+// Package promises ends a program that has broken a promise of docs/promises.md. The code that notices it has the build
+// tag promises, with which the programs are built that tests start.
+package promises
+
+import (
+	"fmt"
+	"os"
+)
+
+// status is the exit status of a program that has broken a promise.
+const status = 70
+
+// Broken says which promise is broken, and ends the program.
+func Broken(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "a promise is broken: "+format+"\n", args...)
+	os.Exit(status)
+}
