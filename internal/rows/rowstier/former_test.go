@@ -43,8 +43,8 @@ func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
 	})
 }
 
-// TestAFailedTakeoverDrainsNothingOld: a process takes a partition back, claims it in the durable store, and fails. What
-// it knows from its former claim is not drained over what another process has drained meanwhile.
+// TestAFailedTakeoverDrainsNothingOld: a process takes a partition back, claims it in the durable store, and fails.
+// What it knows from its former claim is not drained over what another process has drained meanwhile.
 func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := newFast()

@@ -41,8 +41,8 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 	})
 }
 
-// TestALossDuringATakeover: the fast store loses a commit without an answer after its owner has claimed again. The claim
-// fails, and the next one does not take the commit for stored.
+// TestALossDuringATakeover: the fast store loses a commit without an answer after its owner has claimed again. The
+// claim fails, and the next one does not take the commit for stored.
 func TestALossDuringATakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := newFast()
