@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -45,7 +46,7 @@ type statusOnly struct{ gin.ResponseWriter }
 
 func (statusOnly) Write(p []byte) (int, error) { return len(p), nil }
 
-// pusherCodes are the close codes for the statuses of refusals.
+// pusherCodes are the close codes for the statuses of refusals. With any other one clients may try again in a second.
 var pusherCodes = map[int]int{
 	http.StatusBadRequest:         pusher.CodeVersion,
 	http.StatusUnauthorized:       pusher.CodeUnauthorized,
@@ -120,7 +121,7 @@ func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 	defer over.Close()
 
 	_, detail := httppolicy.Refusal(w.Header())
-	code := pusherCodes[w.Status()]
+	code := cmp.Or(pusherCodes[w.Status()], pusher.CodeOverCapacity)
 
 	head := http.Header{} // not that of w, which has the length and the kind of the refusal
 	websocket.SetUpgrade(head, r, pusher.Subprotocol)
