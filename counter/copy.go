@@ -81,8 +81,8 @@ type Restorer interface {
 	RestoreDeleted(ctx context.Context, deleted uint64) error
 }
 
-// Replaces reports whether c replaces the counter is in a store that has deleted counters with incarnations up to
-// deleted. If the store has no such counter, c may get a greater incarnation, so that its versions were never used.
+// Replaces reports whether c replaces the state that a store has of the counter; the store has deleted counters with
+// incarnations up to deleted. If the store has no such counter, c may get a greater incarnation, so that its versions were never used.
 func (c *Copy) Replaces(is *State, deleted uint64) bool {
 	if c.Version.Compare(is.Version) <= 0 {
 		return false

@@ -409,7 +409,7 @@ func (g *Gateway) upgrade(
 	c, err = g.open(w, id, slot)
 	if err != nil {
 		g.release(slot)
-		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
+		g.cfg.Log.Debug().Err(err).Msg("the connection of a client could not be taken over")
 		return nil, nil, err
 	}
 

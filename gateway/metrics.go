@@ -30,7 +30,7 @@ type metrics struct {
 const (
 	leftPage   = "left"   // the client sent a leave, and stays connected
 	leftClosed = "closed" // the client closed the connection
-	// The gateway closed it: it drains, the token expired, or the client made too many errors
+	// The gateway sent a close frame: it drains, the token has expired, or the client made too many errors
 	leftSentAway = "sent_away"
 	leftLost     = "lost" // the connection ended without a close frame, for instance after a timeout
 )
@@ -45,7 +45,7 @@ const (
 	limitErrors = "errors" // of one connection
 )
 
-// limitOfCode returns the limit that an error frame's code stands for.
+// limitOfCode has the limit that an error frame's code stands for.
 var limitOfCode = map[string]string{
 	calls.CodeTooManyPages: limitPages, calls.CodeRateLimited: api.LimitRate,
 	calls.CodeTooLarge: limitSize, calls.CodeTooManyErrors: limitErrors,
@@ -79,7 +79,8 @@ func newMetrics() *metrics {
 		joins: plain("headcount_joins_total", "Pages that connections joined."),
 		leaves: labeled("headcount_leaves_total",
 			"Pages that connections left, by cause: left (the client sent a leave), closed (the client closed the "+
-				"connection), sent_away (the gateway closed it), lost (the connection ended without a close frame).",
+				"connection), sent_away (the gateway sent a close frame), lost (it ended without one, also where the gateway closed a "+
+				"slow or silent client).",
 			"cause",
 			leftPage, leftClosed, leftSentAway, leftLost),
 		limits: labeled("headcount_limits_hit_total",

@@ -114,7 +114,7 @@ func (g *Gateway) acceptPusher(
 func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 	over, _, err := w.Hijack()
 	if err != nil {
-		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
+		g.cfg.Log.Debug().Err(err).Msg("the connection of a refused client could not be taken over")
 		return
 	}
 

@@ -63,7 +63,7 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 		cancel()
 
 		if err != nil {
-			s.g.cfg.Log.Debug().Err(err).Msg("reading the users that event streams follow failed; retrying")
+			s.g.cfg.Log.Debug().Err(err).Msg("reading the users that event streams watch failed; trying again")
 			continue // the owners of the others may answer
 		}
 

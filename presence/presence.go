@@ -89,7 +89,7 @@ type Count struct {
 	Users   int64     // never negative
 	Updated time.Time // last change of the total; zero when nobody ever joined
 	Version Version
-	Stale   bool // the last known count, served while the store is away
+	Stale   bool // the count may be outdated or lack users, see Update
 	// Without has the names of the silent regions that Users leaves out, separated by
 	// commas, in the order of the store.
 	Without string
@@ -104,7 +104,7 @@ type Part struct {
 // Newer reports whether c replaces o as the count of the same page.
 func (c Count) Newer(o Count) bool { return c.Version.Compare(o.Version) > 0 }
 
-// AppendJSON appends the external form of a counter:
+// AppendJSON appends the external form of a count:
 // {"page":"p","count":715,"updated_at":"2030-10-10T12:11:42Z","version":"1-2"}.
 // The page must have passed CheckReadable.
 func (c Count) AppendJSON(b []byte) []byte {

@@ -277,7 +277,7 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 	return s.joined(ctx, op, parts)
 }
 
-// joined returns the result of a batch whose parts are made or refused.
+// joined joins the results of the parts of a batch, and has the home of its idempotency key remember what was made.
 func (s *Store) joined(ctx context.Context, op *counter.Op, parts []part) counter.Result {
 	result := join(op, parts)
 	if result.Err == nil {

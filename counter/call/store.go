@@ -43,7 +43,7 @@ var _ counter.Store = (*Store)(nil)
 // startTimeout limits how long NewStore waits for the feed.
 const startTimeout = time.Second
 
-// NewStore returns a Store that finds owners with owners. Rules say which partition a counter is in. The store must be
+// NewStore returns a Store that sends changes to the owners that a directory names. Rules say which partition a counter is in. The store must be
 // closed.
 func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config) *Store {
 	s := newStore(store, New(owners, cfg), rules)
@@ -72,7 +72,7 @@ func NewLocal(ctx context.Context, store rows.Store, rules *counter.Rules, cfg o
 	return s, nil
 }
 
-// awayAfter is how long a call waits for a server that does not answer, until it is known to be unavailable.
+// awayAfter is how long a call waits while nobody knows yet that the server does not answer.
 const awayAfter = 5 * time.Second
 
 // NewSole is NewLocal for a store on a server, which may be unavailable. Changes fail until Own has claimed everything,
@@ -177,7 +177,7 @@ func (u until) Scan(
 	return u.Store.Scan(ctx, partition, collection, after, each)
 }
 
-// watch passes publications to the hub. It signals begun with the first.
+// watch passes publications to the hub. It signals begun when it begins to receive them.
 func (s *Store) watch(begun chan<- struct{}) {
 	received := func(_ int, _ uint64, publication []byte) {
 		// A malformed publication may concern any counter.
@@ -253,7 +253,8 @@ func (s *Store) Due(ctx context.Context) ([]counter.Due, error) {
 		return all, err
 	}
 
-	// If this fails, another process deletes the rows when it starts.
+	// done are the marks of seconds without reservations. If this fails, another process finds and deletes them when
+	// it starts.
 	_, _ = s.do(ctx, owner.Call{Partition: owner.ExactPartition, More: &owner.More{Rows: done}})
 
 	return all, nil

@@ -17,7 +17,8 @@ import (
 const Partitions = rows.Partitions
 
 // Owners returns how many partitions each of the running processes owns in the Redis at a URL. Processes that have just
-// started may not own any yet. It fails if partitions are of processes that do not run.
+// started may not own any yet. If some run, and partitions are of others, it returns an
+// error besides the numbers.
 func Owners(ctx context.Context, url string, running []presence.Process) (map[string]int, error) {
 	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {

@@ -26,8 +26,8 @@ const (
 			where key = $1 and incarnation = $2 order by seq limit $3) oldest
 		where at <= $4))`
 	endSweep = `delete from headcount_sweeps where key = $1 and incarnation = $2`
-	// The next sweep of a ledger is when the retention of its oldest entry ends, plus a hundredth of the retention, at
-	// least a minute, so that not every single entry causes a sweep.
+	// The next sweep of a ledger is when the retention of its oldest entry ends, but not before a hundredth of the
+	// retention, and a minute, have passed, so that not every single entry causes a sweep.
 	laterSweep = `update headcount_sweeps s set due = greatest($3::timestamptz + s.kept * interval '10 microseconds',
 			$3::timestamptz + interval '1 minute',
 			coalesce((select at from headcount_ledger l

@@ -54,7 +54,7 @@ type queues struct {
 	due     []*topic      // topics whose subscribers may be due; without duplicates
 	visits  []visit       // subscribers to serve at once
 	asking  []*Subscriber // subscribers with subscribe requests to answer; without duplicates
-	numbers []*Subscriber // subscribers whose own number has changed; without duplicates
+	numbers []*Subscriber // subscribers whose unread count has changed; without duplicates
 }
 
 // pass is what one call of deliver writes.

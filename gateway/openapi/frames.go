@@ -57,7 +57,7 @@ var told = []message{
 	),
 	frame("heartbeat", "The answer to a heartbeat."),
 	frame("reconnect", "The server ends; connect again after this time.", "after_ms", natural),
-	frame("error", "The client has sent something that cannot be, and the connection stays open; the twentieth "+
+	frame("error", "The client has sent something invalid, and the connection stays open; the twentieth "+
 		"ends it.",
 		"code", one(calls.Codes...),
 		"message", text, "page?", text, "counter?", text),

@@ -73,8 +73,8 @@ const (
 	moving  entryState = iota // another op of the entry is queued or in flight, and its acknowledgement decides
 	changed                   // the user has come or gone since the last op
 	present                   // the store has the user
-	inGrace                   // the user is gone, and a next owner may have to receive the grace
-	gone                      // the user is gone, and nobody needs the entry
+	inGrace                   // no connection is left; the grace runs, or ended a moment ago, and a next owner may have to receive it
+	gone                      // no connection is left, and nobody needs the entry
 )
 
 func (e *presenceEntry) state(now time.Time) entryState {

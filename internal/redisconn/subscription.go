@@ -63,7 +63,8 @@ func (s *Runner) Listen(ctx context.Context, sub Subscription) {
 		s.Metrics.ended.Inc()
 
 		pause := outage.Pause(failed)
-		s.conn.cfg.Log.Debug().Err(err).Stringer("retry_in", pause).Msg("subscription to redis ended")
+		s.conn.cfg.Log.Debug().Err(err).Stringer("retry_in", pause).
+			Msg("the subscription to Redis ended; subscribing again")
 		outage.Sleep(ctx, pause)
 	}
 }

@@ -4,6 +4,7 @@
 //	partition.go  the actor of a partition: mailbox, timer, replies
 //	streams.go    joins, leaves and heartbeats from gateways, and holds
 //	sessions.go   users, sessions and pages, and how they expire (wheel.go)
+//	pagepresence.go  the pages of a session, each with the end of a grace or hold
 //	takeover.go   how a new owner learns of all users
 //	outbox.go     changes that the store does not have yet; writer.go writes them
 //	manager.go    claims partitions, starts and stops their actors

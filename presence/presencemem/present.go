@@ -162,7 +162,8 @@ func appendPresent(b []byte, id int, members map[member]int64) []byte {
 func (s *Store) Recalled() bool { return s.recalled }
 
 // loadPresent fills the partitions from the file, if it is so recent that its users may
-// still be present. Holds last until their own end. alive is until when the file was right; zero: there is none.
+// still be present. Holds last until their own end. alive is the time up to which the file was kept right; zero:
+// there is no usable file.
 func (s *Store) loadPresent(now time.Time) (alive time.Time) {
 	s.membersChanged = true // the file is of an earlier process: replace it instead of renewing its time
 	path := filepath.Join(s.dir, presentFile)

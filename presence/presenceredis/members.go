@@ -114,8 +114,8 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 			status, err := s.membersWrittenLocked(changes[i], runs[first:ends[k]])
 			first = ends[k]
 
-			// A run before failed, or its answer was lost. All batches go once more, which closes a gap, and with the
-			// number of shards that the reply has named.
+			// An earlier run failed or its answer was lost, or the number of shards has changed. All batches go once
+			// more: that closes a gap, and they use the number that the reply has named.
 			mayPass := round < retries && (status == statusGap || status == statusResharded)
 			switch {
 			case err != nil:

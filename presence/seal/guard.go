@@ -70,7 +70,7 @@ func NewGuard(width int, now time.Time) *Guard {
 	return g
 }
 
-// begin sets after once the time is known: without one, messages that were recorded before this process started
+// begin sets after once the time is known: without this bound, messages that were recorded before this process started
 // would be accepted.
 func (g *Guard) begin(now time.Time) {
 	if g.after == 0 && !now.IsZero() {
