@@ -82,7 +82,8 @@ type Restorer interface {
 }
 
 // Replaces reports whether c replaces the state that a store has of the counter; the store has deleted counters with
-// incarnations up to deleted. If the store has no such counter, c may get a greater incarnation, so that its versions were never used.
+// incarnations up to deleted. If the store has no such counter, c may get a greater incarnation, so that its versions
+// were never used.
 func (c *Copy) Replaces(is *State, deleted uint64) bool {
 	if c.Version.Compare(is.Version) <= 0 {
 		return false

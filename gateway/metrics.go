@@ -79,8 +79,8 @@ func newMetrics() *metrics {
 		joins: plain("headcount_joins_total", "Pages that connections joined."),
 		leaves: labeled("headcount_leaves_total",
 			"Pages that connections left, by cause: left (the client sent a leave), closed (the client closed the "+
-				"connection), sent_away (the gateway sent a close frame), lost (it ended without one, also where the gateway closed a "+
-				"slow or silent client).",
+				"connection), sent_away (the gateway sent a close frame), lost (it ended without one, also where the "+
+				"gateway closed a slow or silent client).",
 			"cause",
 			leftPage, leftClosed, leftSentAway, leftLost),
 		limits: labeled("headcount_limits_hit_total",

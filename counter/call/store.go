@@ -43,8 +43,8 @@ var _ counter.Store = (*Store)(nil)
 // startTimeout limits how long NewStore waits for the feed.
 const startTimeout = time.Second
 
-// NewStore returns a Store that sends changes to the owners that a directory names. Rules say which partition a counter is in. The store must be
-// closed.
+// NewStore returns a Store that sends changes to the owners that a directory names. Rules say which partition a counter
+// is in. The store must be closed.
 func NewStore(store rows.Store, owners Owners, rules *counter.Rules, cfg Config) *Store {
 	s := newStore(store, New(owners, cfg), rules)
 	begun := make(chan struct{}, 1)

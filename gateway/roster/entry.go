@@ -73,7 +73,7 @@ const (
 	moving  entryState = iota // another op of the entry is queued or in flight, and its acknowledgement decides
 	changed                   // the user has come or gone since the last op
 	present                   // the store has the user
-	inGrace                   // no connection is left; the grace runs, or ended a moment ago, and a next owner may have to receive it
+	inGrace                   // no connection is left, and a next owner may have to receive the grace
 	gone                      // no connection is left, and nobody needs the entry
 )
 
