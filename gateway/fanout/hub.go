@@ -343,7 +343,8 @@ func (h *Hub) Update(u presence.Update) {
 	news := w != nil && h.acceptLocked(w, &u)
 	h.mu.Unlock()
 
-	// Without the lock, so updates may overtake each other on the way. The shards compare versions.
+	// Without the lock, so updates may overtake each other on the way. The shards compare versions, and ask the hub
+	// for the mark of equal ones.
 	if news {
 		h.publish(w.kind, u)
 	}

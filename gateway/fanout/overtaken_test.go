@@ -64,3 +64,54 @@ func TestAStaleUpdateOutdatesAllBefore(t *testing.T) {
 		})
 	})
 }
+
+// taker is a client that takes everything.
+type taker struct{ Subscriber }
+
+func (*taker) Busy() bool       { return false }
+func (*taker) Try([]byte) error { return nil }
+func (*taker) Close() error     { return nil }
+func (*taker) Ping() bool       { return true }
+func (*taker) Expire()          {}
+
+// TestAMarkIsNotOvertaken: an update and the mark that it may be outdated go to a shard at the same time. Whichever
+// comes last, the shard ends with what the hub has.
+func TestAMarkIsNotOvertaken(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		store.brings(version(4))
+		c := &taker{}
+		h.Prepare(&c.Subscriber, c, 0)
+		c.Enter()
+		defer c.Leave()
+		c.Subscribe([]presence.Topic{readTopic}, 0)
+		synctest.Wait()
+
+		shard := h.shards[0]
+		isMarked := func() bool {
+			shard.mu.Lock()
+			defer shard.mu.Unlock()
+			return shard.topics[readTopic].update.Stale
+		}
+
+		right, _ := h.Last(readTopic)
+		h.Away()
+		marked, _ := h.Last(readTopic)
+		if right.Stale || !marked.Stale || !isMarked() {
+			t.Fatalf("before the doubt stale is %t, then %t", right.Stale, marked.Stale)
+		}
+		shard.update(right)
+		if !isMarked() {
+			t.Error("an update that came late took the mark away")
+		}
+
+		h.Back()
+		synctest.Wait()
+		if last, _ := h.Last(readTopic); last.Stale || isMarked() {
+			t.Fatal("the mark stays")
+		}
+		shard.update(marked)
+		if isMarked() {
+			t.Error("a mark that came late stays")
+		}
+	})
+}

@@ -21,13 +21,15 @@ type rest struct {
 	lacking  map[*Subscriber]bool // those who lacked the newest update at the last sweep, without an excuse
 }
 
-// marks is how many sweeps may find an update that is yet to be marked as stale: another goroutine is doing so.
-const marks = 3
+// markWithin is how long an update may be yet to be marked as stale: another goroutine is doing so, for one after the
+// other. It counts in sweeps, and at least three of them.
+const markWithin = 5 * time.Second
 
 // checkNewestLocked ends the program if a topic has rested for as long as any subscriber may wait, and one of those who
 // take updates lacks the newest one; or if an update that the hub doubts is not marked. A client that is just becoming
 // free lacks the newest update for one sweep.
 func (s *shard) checkNewestLocked() {
+	marks := max(3, int(markWithin/s.live.tick()))
 	patience := int((max(maxInterval, s.interval) + 2*time.Second) / s.live.tick())
 	visited := map[*Subscriber]bool{}
 	for _, v := range s.visits {

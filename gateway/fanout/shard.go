@@ -225,7 +225,15 @@ func (s *shard) update(u presence.Update) {
 	defer s.mu.Unlock()
 
 	t := s.topics[u.Topic]
-	if t == nil || t.gen != 0 && !replaces(&u, &t.update) {
+	if t == nil {
+		return
+	}
+
+	isMark := t.gen != 0 && u.Version == t.update.Version
+	if isMark {
+		u.Stale = s.isMarked(u)
+	}
+	if t.gen != 0 && !replaces(&u, &t.update) {
 		return
 	}
 
@@ -237,6 +245,17 @@ func (s *shard) update(u presence.Update) {
 
 	// A pass goes through all subscribers, so a topic that changes all the time has few passes, with the newest update.
 	s.lookLocked(t, max(s.now(), t.scanned+s.quantum))
+}
+
+// isMarked reports whether the hub has u marked as stale. An update and its mark differ in nothing else, and either may
+// have overtaken the other on the way here.
+func (s *shard) isMarked(u presence.Update) bool {
+	last, known := s.hub.Last(u.Topic)
+	if known && last.Version == u.Version {
+		return last.Stale
+	}
+
+	return u.Stale
 }
 
 // lookLocked schedules a pass through all subscribers of t.

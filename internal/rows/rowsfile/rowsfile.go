@@ -220,7 +220,9 @@ func (s *Store) heal() {
 		if err := s.lock(s.closing); err != nil {
 			return
 		}
-		s.probe()
+		if s.failed.Load() != nil { // another heal may have ended the failure
+			s.probe()
+		}
 		s.unlock()
 	}
 }
@@ -235,6 +237,11 @@ func (s *Store) probe() {
 
 	// The filler must not take the room that it has shown.
 	if s.update(func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Delete(key) }) != nil {
+		return
+	}
+
+	// It counts as made, but with a failure on the way.
+	if time.Now().Before(s.next) {
 		return
 	}
 
@@ -273,10 +280,11 @@ func (s *Store) drop() {
 
 // ready opens the file if necessary. The caller has the turn.
 func (s *Store) ready() error {
+	pausing := time.Now().Before(s.next)
 	switch {
 	case s.closed:
 		return unavailable(errClosed)
-	case time.Now().Before(s.next):
+	case pausing: // failed is set, see probe
 		// Each attempt may read the whole file, so while the disk is full there must not be one for each call.
 		return refusal(*s.failed.Load())
 	case s.db != nil:
