@@ -94,11 +94,6 @@ func (d descriptor) duplicate() (descriptor, error) {
 	return descriptor(fd), nil
 }
 
-func (d descriptor) close() error { return os.NewSyscallError("close", unix.Close(int(d))) }
-
-// shut ends all writes to the socket, also those that wait with another descriptor.
-func (d descriptor) shut() { _ = unix.Shutdown(int(d), unix.SHUT_RDWR) }
-
 // dropConnLocked leaves a polled wire nothing but a descriptor. What net keeps of a connection, its addresses and a
 // place in the runtime's poller, would be a quarter of what a silent client costs. TLS and a write that waits need it.
 // It also stays when too many files are open.
@@ -117,19 +112,11 @@ func (w *Wire) dropConnLocked() {
 	w.fd = own
 }
 
-// lateWriterLocked returns what writes the rest of a write. It fails when too many files are open.
-func (w *Wire) lateWriterLocked() (lateWriter, error) {
-	if w.conn != nil {
-		return w.conn, nil
+// waitsLocked prepares for a write that waits for the client, for which the runtime has to watch the descriptor.
+func (w *Wire) waitsLocked() {
+	if w.conn == nil {
+		w.conn = os.NewFile(uintptr(w.fd), "socket") // which from now on closes the descriptor
 	}
-
-	// The wire's descriptor may be closed before the write ends, so the runtime waits with one of its own.
-	d, err := w.fd.duplicate()
-	if err != nil {
-		return nil, err
-	}
-
-	return os.NewFile(uintptr(d), "socket"), nil
 }
 
 // closeLocked closes the connection.
@@ -138,9 +125,5 @@ func (w *Wire) closeLocked() error {
 		return w.conn.Close()
 	}
 
-	if w.late != nil {
-		w.fd.shut() // the writer of the rest has a descriptor of its own, and would wait for its deadline
-	}
-
-	return w.fd.close()
+	return os.NewSyscallError("close", unix.Close(int(w.fd)))
 }

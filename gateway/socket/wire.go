@@ -38,7 +38,7 @@ type Wire struct {
 	ending bool        // the last frame has been written, so no more frames follow
 	late   *late       // what the socket has not taken; nil: nothing
 	owner  Owner
-	conn   net.Conn  // nil: only the descriptor is left, see dropConnLocked
+	conn   conn      // nil: only the descriptor is left, see dropConnLocked
 	tls    *tls.Conn // over conn, all of its calls under mu; nil: no TLS, or conn is the TLS connection and waits
 
 	turn
@@ -46,15 +46,14 @@ type Wire struct {
 
 // late has the bytes that the client has yet to take. The wire's lock guards it.
 type late struct {
-	out  lateWriter
 	rest []byte        // finish writes it; only finish changes it
 	more []byte        // the bytes that follow rest
 	free chan struct{} // closed when all is out; nil unless a goroutine waits in Wait
 }
 
-// lateWriter writes to the client and waits until it has taken the bytes, or a deadline has passed.
-type lateWriter interface {
-	io.WriteCloser
+// conn is what the wire needs of a connection for calls that wait.
+type conn interface {
+	io.ReadWriteCloser
 	SetWriteDeadline(time.Time) error
 }
 
@@ -173,15 +172,9 @@ func (w *Wire) emitLocked(p []byte) error {
 		}
 	}
 
-	out, err := w.lateWriterLocked()
-	if err != nil {
-		w.ending = true // the client has a part of p, so nothing may follow
-		w.owner.Spawn(func() { _ = w.Close() })
-		return err
-	}
-
+	w.waitsLocked()
 	// The caller reuses p, so the rest is a copy.
-	w.late = &late{out: out, rest: bytes.Clone(p[n:])}
+	w.late = &late{rest: bytes.Clone(p[n:])}
 	w.busy.Store(true)
 	w.owner.Spawn(w.finish) // finish ends within the timeout, or when the wire is closed
 
@@ -196,12 +189,13 @@ func (w *Wire) finish() {
 	began := time.Now()
 	w.mu.Lock()
 	late := w.late
+	tries := w.fd != noDescriptor // read here, since Start changes the descriptor
 	w.mu.Unlock()
 
 	var err error
 	for rest := late.rest; rest != nil; {
-		_ = late.out.SetWriteDeadline(time.Now().Add(w.owner.WriteTimeout()))
-		_, err = late.out.Write(rest)
+		_ = w.conn.SetWriteDeadline(time.Now().Add(w.owner.WriteTimeout()))
+		_, err = w.conn.Write(rest)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			w.owner.Slow()
 		}
@@ -215,7 +209,7 @@ func (w *Wire) finish() {
 	if err == nil {
 		// Without calls that do not wait every write ends here, and one that ends at once
 		// has only reached the system's buffer.
-		w.owner.Freed(w.fd != noDescriptor || time.Since(began) >= stalled)
+		w.owner.Freed(tries || time.Since(began) >= stalled)
 		w.occasion() // a busy client was not read
 	}
 }
@@ -234,12 +228,8 @@ func (w *Wire) next(late *late, taken bool) (rest []byte) {
 		return rest
 	}
 
+	_ = w.conn.SetWriteDeadline(time.Time{})
 	w.late = nil
-	if late.out == w.conn {
-		_ = w.conn.SetWriteDeadline(time.Time{})
-	} else {
-		_ = late.out.Close()
-	}
 	w.busy.Store(false)
 	if late.free != nil {
 		close(late.free)
