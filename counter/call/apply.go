@@ -178,24 +178,24 @@ func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result
 }
 
 // doTogether makes all parts of a batch, if this process owns all counters and nothing refuses one of them. Otherwise
-// it makes nothing.
-func (s *Store) doTogether(ctx context.Context, parts []part) (made bool) {
+// it makes nothing. After an error nothing was made.
+func (s *Store) doTogether(ctx context.Context, parts []part) (made bool, err error) {
 	if s.local == nil {
-		return false
+		return false, nil
 	}
 
 	ctx, cancel, err := s.begin(ctx)
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer cancel()
 
-	outcomes, made := s.local.DoTogether(ctx, callsOf(parts))
+	outcomes, made, err := s.local.DoTogether(ctx, callsOf(parts))
 	for i, outcome := range outcomes {
 		parts[i].set(outcome)
 	}
 
-	return made
+	return made, unavailable(err)
 }
 
 func callsOf(parts []part) []owner.Call {
@@ -254,8 +254,14 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 	// Only the owner of a part judges it, because it knows whether the part was made before, and a reader may not see
 	// everything that it knows.
 	parts := split(op)
-	if !known && s.doTogether(ctx, parts) {
-		return s.joined(ctx, op, parts)
+	if !known {
+		made, err := s.doTogether(ctx, parts)
+		if err != nil {
+			return counter.Result{Err: err}
+		}
+		if made {
+			return s.joined(ctx, op, parts)
+		}
 	}
 
 	if known || len(parts) > 1 {

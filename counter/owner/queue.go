@@ -2,6 +2,7 @@ package owner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -195,11 +196,19 @@ func (o *Owner) DoAll(ctx context.Context, calls []Call) []Outcome {
 	return outcomes
 }
 
-// DoTogether makes calls to different partitions in one turn. If one of them would be refused, fails or has to wait, it
-// makes none of them and reports that.
-func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcome, made bool) {
-	if o.lock(ctx) != nil {
-		return nil, false
+// DoTogether makes calls to different partitions in one turn. If one of them would be refused or has to wait, it makes
+// none of them and reports that. Its error is counter.ErrBusy, or why the turn or the store cannot be had; then none of
+// them was made either.
+func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcome, made bool, err error) {
+	changes := 0
+	for i := range calls {
+		changes += calls[i].size()
+	}
+	if waiting := int(o.waiting.Load()); waiting > 0 && waiting+changes > o.cfg.Queue {
+		return nil, false, counter.ErrBusy
+	}
+	if err := o.lock(ctx); err != nil {
+		return nil, false, err
 	}
 
 	// Calls that wait are left for the next turn: if this one makes nothing, its drafts are dropped.
@@ -225,14 +234,25 @@ func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcom
 			o.end(p)
 		}
 		o.unlock()
-		return nil, false
+		return nil, false, unreadable(all)
 	}
 
 	o.keep(drafted, now)
 	outcomes = make([]Outcome, len(calls))
 	o.awaitAll(ctx, all, outcomes)
 
-	return outcomes, true
+	return outcomes, true, nil
+}
+
+// unreadable returns the error of a call for which the store could not be read, or nil.
+func unreadable(all []pending) error {
+	for i := range all {
+		if errors.Is(all[i].err, counter.ErrUnavailable) {
+			return all[i].err
+		}
+	}
+
+	return nil
 }
 
 // refuses reports whether the judgement of a call refuses one of its operations.

@@ -44,16 +44,16 @@ func TestTogetherOrNotAtAll(t *testing.T) {
 			return [2]int64{read[0].Value, read[1].Value}
 		}
 
-		outcomes, made := o.DoTogether(t.Context(), adds(2, keys...))
-		if !made || outcomes[1].Results[0].Counters[0].Value != 2 {
+		outcomes, made, err := o.DoTogether(t.Context(), adds(2, keys...))
+		if !made || err != nil || outcomes[1].Results[0].Counters[0].Value != 2 {
 			t.Fatalf("%+v, %t", outcomes, made)
 		}
 
-		if _, made := o.DoTogether(t.Context(), adds(2, keys[0], foreign)); made {
+		if _, made, err := o.DoTogether(t.Context(), adds(2, keys[0], foreign)); made || err != nil {
 			t.Error("it was made in part")
 		}
 		overflow := append(adds(2, keys[0]), adds(math.MaxInt64, keys[1])...)
-		if _, made := o.DoTogether(t.Context(), overflow); made {
+		if _, made, err := o.DoTogether(t.Context(), overflow); made || err != nil {
 			t.Error("it was made although a part is refused")
 		}
 		if got := values(); got != [2]int64{2, 2} {
