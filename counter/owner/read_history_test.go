@@ -3,6 +3,7 @@ package owner_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,12 +17,12 @@ import (
 // asked counts how often it is asked. As over a network, each question takes a while.
 type asked struct {
 	*rowsmem.Store
-	times int
+	times atomic.Int64
 }
 
 // Read implements rows.Store.
 func (a *asked) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	a.times++
+	a.times.Add(1)
 
 	return a.Store.Read(ctx, addresses)
 }
@@ -30,7 +31,7 @@ func (a *asked) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 func (a *asked) Scan(
 	ctx context.Context, partition int, collection, after string, each func(string, []byte) error,
 ) error {
-	a.times++
+	a.times.Add(1)
 
 	return a.Store.Scan(ctx, partition, collection, after, each)
 }
@@ -70,14 +71,14 @@ func TestHistoriesAreReadTogether(t *testing.T) {
 		}
 
 		o.Close() // it also reads when it sweeps what has expired
-		store.times = 0
+		store.times.Store(0)
 		reader := owner.NewReader(store, rows.PartitionOf)
 		histories, err := reader.Histories(t.Context(), names, time.Minute, began, began+minutes)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if store.times > 3 { // heads, heads of exact counters that have become sums, and histories
-			t.Errorf("the store was asked %d times", store.times)
+		if n := store.times.Load(); n > 3 { // heads, heads of exact counters that have become sums, and histories
+			t.Errorf("the store was asked %d times", n)
 		}
 
 		for i, gains := range histories {
