@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"headcount/internal/outage"
 	"headcount/presence"
 )
@@ -29,9 +27,6 @@ type FollowService struct {
 	store Store
 	turns [turns]chan struct{} // locks, indexed by the first byte of the user's hash
 }
-
-// readsAtOnce is how many users' levels one call of Read asks the store for at once.
-const readsAtOnce = 16
 
 // turns is how many users' follows one FollowService changes at once. It changes the
 // follows of one user one after another, so that only other processes cause conflicts.
@@ -97,25 +92,16 @@ func (fs *FollowService) Read(ctx context.Context, users ...User) ([]State, erro
 		return nil, err
 	}
 
-	// A call for each user, because Levels returns the own changes of one. When a gateway's users come back they are
-	// many, and the store may be far away, so some of these calls are made at once.
-	calls, ctx := errgroup.WithContext(ctx)
-	calls.SetLimit(readsAtOnce)
 	states := make([]State, len(users))
 	for i, r := range records {
-		if len(r.Follows) == 0 {
-			states[i].Record = r
-			continue
+		// A call for each user, because Levels returns the own changes of one.
+		states[i], err = fs.State(ctx, users[i], r)
+		if err != nil {
+			return nil, err
 		}
-
-		calls.Go(func() error {
-			var err error
-			states[i], err = fs.State(ctx, users[i], r)
-			return err
-		})
 	}
 
-	return states, calls.Wait()
+	return states, nil
 }
 
 // State returns a user's record with the levels of its pages.
