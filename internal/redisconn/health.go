@@ -16,8 +16,9 @@ import (
 const noScript = "0000000000000000000000000000000000000000" // not the SHA-1 of any script
 
 // probeTags are the hash tags of what the probe writes. Their slots are evenly spaced, so that each of as many masters
-// has one, if they share the slots evenly.
-var probeTags = sync.OnceValue(func() []string { return EvenTags("p", 64) })
+// has one, if they share the slots evenly. They begin like those of buckets, because a user of Redis may have no other
+// keys.
+var probeTags = sync.OnceValue(func() []string { return EvenTags("b", 64) })
 
 // refusals are the error codes of a server that answers but cannot serve: its memory is full, it cannot save, it lacks
 // replicas, it is a replica, or it does not permit a command to this user. In a script, Redis 6.2 puts its own words
