@@ -183,7 +183,11 @@ inline claim(me) {
 	if
 	:: P.former != 0 && epoch > P.former && holder != me -> /* overtaken */
 		endTakeover(me);
-		giveUp(me)
+		giveUp(me);
+		if
+		:: P.isWaiting -> forget(me) /* [internal/rows/rowstier.partition.forgetFailedTakeover] */
+		:: else
+		fi
 	:: else ->
 		if
 		:: P.former == 0 && isLost -> /* the former owner had no time to write it again */

@@ -28,6 +28,9 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	for i, former := range partitions {
 		p := &s.partitions[former.Partition]
 		if claims[i].Epoch == 0 {
+			if claims[i].Err == nil {
+				p.forgetFailedTakeover()
+			}
 			continue
 		}
 
@@ -68,6 +71,18 @@ func (p *partition) beginTakeover(former uint64) {
 	// Until recordClaim sets the owner, nothing is drained.
 	p.owner = ""
 	p.durable.isHeld = false
+}
+
+// forgetFailedTakeover forgets what a failed takeover has left, now that another process owns the partition: nothing
+// would drain it here, and the other process finds it in the fast store. If no takeover has failed, this process drains
+// on until the durable store refuses that, because the fast store may have lost those changes before it was claimed.
+func (p *partition) forgetFailedTakeover() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if p.owner == "" {
+		p.forgetLocked()
+	}
 }
 
 // takeover is the takeover of one partition that has been claimed in the fast store.

@@ -1,6 +1,7 @@
 package rowstier
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,6 +76,80 @@ func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 			t.Errorf("the durable store has %q, %v, and the former owner %d rows", got.Value, got.Err, former.Dirty())
 		}
 		former.close(t)
+		o.close(t)
+	})
+}
+
+// TestARefusedClaimLeavesNothingToDrain: a takeover has failed before it got to the changes that were not drained, and
+// another process has claimed the partition since. That one drains them, and the former owner waits for nothing.
+func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		former := newOwned(t, "former", fast, durable)
+		former.must(t, former.next("1"))
+		if err := former.commit(t, former.next("2")); err != nil {
+			t.Fatal(err)
+		}
+
+		// No time passes until the takeover has failed, so the former owner does not drain.
+		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
+		durable.claiming = func() { fast.away = true }
+		if _, err := former.Claim(t.Context(), "former", again); err == nil {
+			t.Fatal("the takeover has not failed")
+		}
+		fast.away = false
+
+		o := newOwned(t, "owner", fast, durable)
+		claims, err := former.Claim(t.Context(), "former", again)
+		if err != nil || claims[0].Epoch != 0 || claims[0].Err != nil {
+			t.Fatalf("the former owner claims again: %+v, %v", claims, err)
+		}
+		if former.Dirty() != 0 || former.Lag() != 0 {
+			t.Errorf("the former owner has %d rows, for %s", former.Dirty(), former.Lag())
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := former.Close(ctx); err != nil {
+			t.Errorf("the former owner ends: %v", err)
+		}
+
+		o.close(t)
+		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		if string(got.Value) != "2" {
+			t.Errorf("the durable store has %q, %v", got.Value, got.Err)
+		}
+	})
+}
+
+// TestARefusedClaimEndsNoDrain: the fast store has lost a change, and another process has claimed the partition there,
+// but not in the durable store yet. The former owner alone still has the change, and drains it.
+func TestARefusedClaimEndsNoDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		former := newOwned(t, "former", fast, durable)
+		former.must(t, former.next("1"))
+		if err := former.commit(t, former.next("2")); err != nil {
+			t.Fatal(err)
+		}
+
+		fast.lose(1)
+		if _, err := fast.Claim(t.Context(), "owner", []rows.Former{{Partition: 7}}); err != nil {
+			t.Fatal(err)
+		}
+		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
+		claims, err := former.Claim(t.Context(), "former", again)
+		if err != nil || claims[0].Epoch != 0 {
+			t.Fatalf("the former owner claims again: %+v, %v", claims, err)
+		}
+		former.close(t)
+
+		o := newOwned(t, "owner", fast, durable)
+		got := o.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+		if string(got.Value) != "2" {
+			t.Errorf("the owner reads %q, %v", got.Value, got.Err)
+		}
 		o.close(t)
 	})
 }

@@ -172,11 +172,11 @@ func newDurable() *durableStore {
 	}
 }
 
-// isAway is the way there and back.
-func (d *durableStore) isAway() bool {
+// isAway is the way there and back. Without time the store cannot answer either.
+func (d *durableStore) isAway(ctx context.Context) bool {
 	time.Sleep(d.distance)
 
-	return d.away
+	return d.away || ctx.Err() != nil
 }
 
 func (d *durableStore) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
@@ -184,7 +184,7 @@ func (d *durableStore) Claim(ctx context.Context, owner string, partitions []row
 		d.claiming = nil
 		before()
 	}
-	if d.isAway() {
+	if d.isAway(ctx) {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -192,7 +192,7 @@ func (d *durableStore) Claim(ctx context.Context, owner string, partitions []row
 }
 
 func (d *durableStore) Commit(ctx context.Context, commits []rows.Commit) []error {
-	if d.isAway() {
+	if d.isAway(ctx) {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
 
@@ -217,7 +217,7 @@ func (d *durableStore) Commit(ctx context.Context, commits []rows.Commit) []erro
 }
 
 func (d *durableStore) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	if d.isAway() {
+	if d.isAway(ctx) {
 		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
 	}
 
@@ -227,7 +227,7 @@ func (d *durableStore) Read(ctx context.Context, addresses []rows.Address) []row
 func (d *durableStore) Scan(
 	ctx context.Context, partition int, of, after string, each func(string, []byte) error,
 ) error {
-	if d.isAway() {
+	if d.isAway(ctx) {
 		return rows.ErrUnavailable
 	}
 
@@ -237,7 +237,7 @@ func (d *durableStore) Scan(
 func (d *durableStore) Changed(
 	ctx context.Context, partition int, after uint64, each func(rows.Name, []byte) error,
 ) error {
-	if d.isAway() {
+	if d.isAway(ctx) {
 		return rows.ErrUnavailable
 	}
 
@@ -256,8 +256,8 @@ func (d *durableStore) Changed(
 	return nil
 }
 
-func (d *durableStore) Remembered(_ context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
-	if d.isAway() {
+func (d *durableStore) Remembered(ctx context.Context, _ int, ids []rows.ID) ([]rows.ID, error) {
+	if d.isAway(ctx) {
 		return nil, rows.ErrUnavailable
 	}
 
