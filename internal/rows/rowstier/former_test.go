@@ -21,14 +21,14 @@ func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
 		first.must(t, first.next("2")) // brings the state to the fast store
 		first.close(t)
 
-		durable.away = true
+		durable.away.Store(true)
 		former := newOwned(t, "former", fast, durable)
 		if err := former.commit(t, former.next("3")); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second) // a drain fails
 
-		durable.away = false
+		durable.away.Store(false)
 		o := newOwned(t, "owner", fast, durable)
 		o.must(t, o.next("4"))
 		time.Sleep(5 * time.Second) // the former owner drains, too
@@ -64,11 +64,11 @@ func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 		if _, err := o.drain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		durable.claiming = func() { fast.away = true }
+		durable.claiming = func() { fast.away.Store(true) }
 		if _, err := former.Claim(t.Context(), "former", []rows.Former{{Partition: 7}}); err == nil {
 			t.Fatal("the takeover has not failed")
 		}
-		fast.away = false
+		fast.away.Store(false)
 
 		time.Sleep(5 * time.Second)
 		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
@@ -94,11 +94,11 @@ func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 
 		// No time passes until the takeover has failed, so the former owner does not drain.
 		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
-		durable.claiming = func() { fast.away = true }
+		durable.claiming = func() { fast.away.Store(true) }
 		if _, err := former.Claim(t.Context(), "former", again); err == nil {
 			t.Fatal("the takeover has not failed")
 		}
-		fast.away = false
+		fast.away.Store(false)
 
 		o := newOwned(t, "owner", fast, durable)
 		claims, err := former.Claim(t.Context(), "former", again)

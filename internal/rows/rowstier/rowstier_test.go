@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,7 +41,7 @@ func TestContract(t *testing.T) {
 // fastStore is a store that can lose its newest commits, or everything.
 type fastStore struct {
 	*rowsmem.Store
-	away     bool
+	away     atomic.Bool   // tests set it while drains and claims run
 	distance time.Duration // of a scan and back
 
 	mu  sync.Mutex // guards log
@@ -57,7 +58,7 @@ type event struct {
 func newFast() *fastStore { return &fastStore{Store: rowsmem.New(rowsmem.Config{})} }
 
 func (f *fastStore) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
-	if f.away {
+	if f.away.Load() {
 		return nil, rows.ErrUnavailable
 	}
 
@@ -76,7 +77,7 @@ func (f *fastStore) Claim(ctx context.Context, owner string, partitions []rows.F
 }
 
 func (f *fastStore) Commit(ctx context.Context, commits []rows.Commit) []error {
-	if f.away {
+	if f.away.Load() {
 		return slices.Repeat([]error{rows.ErrUnavailable}, len(commits))
 	}
 
@@ -94,7 +95,7 @@ func (f *fastStore) Commit(ctx context.Context, commits []rows.Commit) []error {
 }
 
 func (f *fastStore) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
-	if f.away {
+	if f.away.Load() {
 		return slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
 	}
 
@@ -157,7 +158,7 @@ func (f *fastStore) lose(n int) {
 // durableStore is a lasting store.
 type durableStore struct {
 	*rowsmem.Store
-	away     bool
+	away     atomic.Bool   // tests set it while drains and claims run
 	distance time.Duration // of a call and back
 	claiming func()        // called before the next claim
 
@@ -176,7 +177,7 @@ func newDurable() *durableStore {
 func (d *durableStore) isAway(ctx context.Context) bool {
 	time.Sleep(d.distance)
 
-	return d.away || ctx.Err() != nil
+	return d.away.Load() || ctx.Err() != nil
 }
 
 func (d *durableStore) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
@@ -411,7 +412,7 @@ func history(t *testing.T, seed uint64) {
 		time.Sleep(time.Duration(w.random.IntN(2000)) * time.Millisecond)
 	}
 
-	w.durable.away = false
+	w.durable.away.Store(false)
 	w.check()
 	for left := 1; left > 0; {
 		var err error
@@ -449,7 +450,7 @@ func (w *world) step() {
 	case 3:
 		w.writer.store.Evict(part, w.names())
 	case 4:
-		w.durable.away = !w.durable.away
+		w.durable.away.Store(!w.durable.away.Load())
 	case 5:
 		w.fast.lose(w.random.IntN(6))
 	case 6:
@@ -459,7 +460,7 @@ func (w *world) step() {
 	case 7:
 		w.check()
 	case 8: // the process ends, without a loss of the fast store that it has not healed
-		w.durable.away = false
+		w.durable.away.Store(false)
 		w.heal()
 		w.close(w.writer.store)
 		w.begin()
@@ -498,7 +499,7 @@ func (w *world) change() {
 	}
 
 	if err := w.writer.commit(changed, ids); err != nil {
-		if !w.durable.away {
+		if !w.durable.away.Load() {
 			w.Fatalf("commit: %v", err)
 		}
 		return // nothing was made: the fast store had lost too much
@@ -515,7 +516,7 @@ func (w *world) change() {
 // heal has the owner notice what the store lost.
 func (w *world) heal() bool {
 	err := w.writer.commit(nil, nil)
-	if err != nil && !w.durable.away {
+	if err != nil && !w.durable.away.Load() {
 		w.Fatalf("heal: %v", err)
 	}
 
@@ -542,7 +543,7 @@ func (w *world) check() {
 
 			return nil
 		})
-		if err != nil && !w.durable.away {
+		if err != nil && !w.durable.away.Load() {
 			w.Fatalf("scan: %v", err)
 		}
 
@@ -564,7 +565,7 @@ func (w *world) checkRow(name rows.Name) {
 	if is.Err == nil && !bytes.Equal(is.Value, w.model[name]) {
 		w.Fatalf("%v is %q, want %q", name, is.Value, w.model[name])
 	}
-	if is.Err != nil && !w.durable.away {
+	if is.Err != nil && !w.durable.away.Load() {
 		w.Fatalf("%v: %v", name, is.Err)
 	}
 }
@@ -578,7 +579,7 @@ func (w *world) checkIDs() {
 	id := rows.ID{Bytes: w.used[w.random.IntN(len(w.used))], Until: time.Now().Add(time.Hour)}
 	err := w.writer.commit(nil, []rows.ID{id})
 	var known *rows.Known
-	if !errors.As(err, &known) && !w.durable.away {
+	if !errors.As(err, &known) && !w.durable.away.Load() {
 		w.Fatalf("an ID was used twice: %v", err)
 	}
 }
@@ -638,7 +639,7 @@ func TestDirtyRows(t *testing.T) {
 		}
 
 		o := owned{Store: s, name: rows.Name{Collection: "c", Field: "f"}, claim: claims[0]}
-		shared.away = true
+		shared.away.Store(true)
 		o.must(t, o.next("1"))
 		if left, err := s.drain(t.Context()); left == 0 || err == nil {
 			t.Errorf("without the durable store: %d rows are left, %v", left, err)
@@ -657,7 +658,7 @@ func TestDirtyRows(t *testing.T) {
 			t.Errorf("the oldest has waited for %s", is)
 		}
 
-		shared.away = false
+		shared.away.Store(false)
 		o.close(t)
 		if s.Dirty() != 0 || s.Lag() != 0 {
 			t.Errorf("in the end %d rows and IDs wait, for %s", s.Dirty(), s.Lag())
@@ -673,7 +674,7 @@ func TestAScanWithoutTheFastStore(t *testing.T) {
 		own := newOwned(t, "owner", fast, newDurable())
 		own.must(t, own.next("1"))
 		synctest.Wait()
-		fast.away = true
+		fast.away.Store(true)
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -685,7 +686,7 @@ func TestAScanWithoutTheFastStore(t *testing.T) {
 		}
 
 		synctest.Wait()
-		fast.away = false
+		fast.away.Store(false)
 		own.close(t)
 	})
 }
@@ -1144,7 +1145,7 @@ func TestClaimsWithoutTheDurableStore(t *testing.T) {
 		known.must(t, known.next("2")) // brings the state to the fast store
 		known.close(t)
 
-		shared.claiming = func() { shared.away = true }
+		shared.claiming = func() { shared.away.Store(true) }
 		s := New(between, shared, Config{})
 		claims, err := s.Claim(t.Context(), "owner", everyPartition())
 		if err != nil {
