@@ -80,92 +80,135 @@ func (s *Store) logOutage(err error) {
 	s.away = err
 }
 
-// claimDurable claims in the durable store the partitions that this process owns in the fast store.
+// claimDurable claims in the durable store the partitions that this process owns in the fast store. It returns the last
+// error.
 func (s *Store) claimDurable(ctx context.Context) error {
-	var err error
 	byOwner := map[string][]rows.Former{}
 	for id := range s.partitions {
-		p := &s.partitions[id]
-		owner, former := p.unclaimed()
-		if owner == "" {
-			continue
+		owner, former := s.partitions[id].unclaimed()
+		if owner != "" {
+			byOwner[owner] = append(byOwner[owner], former)
 		}
-		if failed := s.confirm(ctx, p, owner, former); failed != nil {
-			err = failed
-			continue
-		}
-		byOwner[owner] = append(byOwner[owner], former)
 	}
 
+	var last error
 	for owner, formers := range byOwner {
-		claims, failed := s.durable.Claim(ctx, owner, formers)
-		if failed != nil {
-			err = failed
+		confirmed, err := s.confirm(ctx, owner, formers)
+		if err != nil {
+			last = err
+		}
+		if len(confirmed) == 0 {
 			continue
 		}
-
-		for i, claim := range claims {
-			if failed := s.claimedOrOvertaken(ctx, owner, formers[i], claim); failed != nil {
-				err = failed
-			}
+		if err := s.claimConfirmed(ctx, owner, confirmed); err != nil {
+			last = err
 		}
 	}
 
-	return err
+	return last
 }
 
-// claimedOrOvertaken handles the result of a claim in the durable store.
-func (s *Store) claimedOrOvertaken(ctx context.Context, owner string, former rows.Former, claim rows.Claim) error {
-	p := &s.partitions[former.Partition]
-	if claim.Epoch == 0 {
-		return s.giveUp(ctx, p)
+// claimConfirmed claims confirmed partitions in the durable store. It returns the last error.
+func (s *Store) claimConfirmed(ctx context.Context, owner string, formers []rows.Former) error {
+	claims, err := s.durable.Claim(ctx, owner, formers)
+	if err != nil {
+		return err
+	}
+
+	var last error
+	var granted []rows.Former
+	byPartition := map[int]rows.Claim{}
+	for i, former := range formers {
+		if claims[i].Epoch != 0 {
+			granted = append(granted, former)
+			byPartition[former.Partition] = claims[i]
+			continue
+		}
+		if err := s.giveUp(ctx, &s.partitions[former.Partition]); err != nil {
+			last = err
+		}
 	}
 
 	// Confirm again: another process may have claimed both stores since, and drained, before this claim.
-	if err := s.confirm(ctx, p, owner, former); err != nil {
-		return err
+	confirmed, err := s.confirm(ctx, owner, granted)
+	if err != nil {
+		last = err
 	}
-	p.claimedDurable(claim)
+	for _, former := range confirmed {
+		s.partitions[former.Partition].claimedDurable(byPartition[former.Partition])
+	}
 
-	return nil
+	return last
 }
 
-// confirm returns an error if this process may not own the partition in the fast store any more, and forgets the
-// partition if another process does. A claim of the durable store that names a former one needs no confirmation. But a
-// process that has never claimed the partition there, because the durable store was away, would take it from any
-// process, also from a later owner, and drain older rows over those of that.
-func (s *Store) confirm(ctx context.Context, p *partition, owner string, former rows.Former) error {
-	if former.Epoch != 0 {
-		return nil
+// confirm returns the partitions that this process owns in the fast store, as far as it must know that, and the last
+// error of the others. It forgets partitions that another process owns. A claim of the durable store that names a
+// former one needs no confirmation. But a process that has never claimed the partition there, because the durable store
+// was away, would take it from any process, also from a later owner, and drain older rows over those of that.
+func (s *Store) confirm(
+	ctx context.Context, owner string, formers []rows.Former,
+) (confirmed []rows.Former, last error) {
+	var probed []rows.Former
+	var probes []rows.Commit
+	for _, former := range formers {
+		if former.Epoch != 0 {
+			confirmed = append(confirmed, former)
+			continue
+		}
+		probed = append(probed, former)
+		probes = append(probes, s.partitions[former.Partition].probe())
+	}
+	if len(probes) == 0 {
+		return confirmed, nil
 	}
 
-	p.mu.Lock()
-	epoch := p.epoch
-	// The number is that before it, so the fast store does not make this commit.
-	probe := rows.Commit{Partition: p.id, Epoch: epoch, After: p.newest, Number: p.newest, At: time.Now()}
-	p.mu.Unlock()
+	// One call has all probes, so that partitions whose probes have no answer do not use up the time of the others.
+	for i, outcome := range s.fast.Commit(ctx, probes) {
+		isOwned, err := s.probed(ctx, owner, &probes[i], outcome)
+		if err != nil {
+			last = err
+		}
+		if isOwned {
+			confirmed = append(confirmed, probed[i])
+		}
+	}
 
-	err := s.fast.Commit(ctx, []rows.Commit{probe})[0]
+	return confirmed, last
+}
+
+// probe returns a commit that shows whether this process still owns the partition in the fast store. Its number is that
+// before it, so the fast store does not make it.
+func (p *partition) probe() rows.Commit {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	return rows.Commit{Partition: p.id, Epoch: p.epoch, After: p.newest, Number: p.newest, At: time.Now()}
+}
+
+// probed reports whether this process owns a partition, given the outcome of its probe. If another process does, it
+// forgets the partition, and nothing is left to do there.
+func (s *Store) probed(ctx context.Context, owner string, probe *rows.Commit, outcome error) (isOwned bool, err error) {
 	var lost *rows.Lost
-	if err == nil || errors.As(err, &lost) {
-		return nil
+	if outcome == nil || errors.As(outcome, &lost) {
+		return true, nil
 	}
 	// After a loss of the claim, the owner claims the partition again.
 	var fenced *rows.Fenced
-	if !errors.As(err, &fenced) || fenced.Epoch < epoch {
-		return err
+	if !errors.As(outcome, &fenced) || fenced.Epoch < probe.Epoch {
+		return false, outcome
 	}
 
 	// The newer claim may be one of this process whose answer was lost. Only a claim tells.
-	claims, failed := s.fast.Claim(ctx, owner, []rows.Former{{Partition: p.id, Epoch: epoch}})
-	if failed != nil {
-		return failed
+	claims, err := s.fast.Claim(ctx, owner, []rows.Former{{Partition: probe.Partition, Epoch: probe.Epoch}})
+	if err != nil {
+		return false, err
 	}
-	if claims[0].Epoch == 0 {
-		p.forget(epoch)
+	if claims[0].Epoch != 0 {
+		return false, outcome
 	}
+	s.partitions[probe.Partition].forget(probe.Epoch)
 
-	return err
+	return false, nil
 }
 
 // unclaimed returns the owner and the former claim of the partition if it has undrained changes and is not claimed in

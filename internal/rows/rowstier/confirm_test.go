@@ -1,0 +1,131 @@
+package rowstier
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/internal/rows"
+)
+
+// silentFast is a fast store that does not answer for some partitions, as a Redis Cluster with a master that hangs.
+type silentFast struct {
+	*fastStore
+	silent int // the partitions below this one
+}
+
+func (f *silentFast) Commit(ctx context.Context, commits []rows.Commit) []error {
+	errs := make([]error, len(commits))
+	waits := false
+	for i := range commits {
+		if commits[i].Partition < f.silent {
+			errs[i] = rows.ErrUnavailable
+			waits = true
+			continue
+		}
+		errs[i] = f.fastStore.Commit(ctx, commits[i:i+1])[0]
+	}
+
+	if waits {
+		within, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		<-within.Done()
+	}
+
+	return errs
+}
+
+// TestSomePartitionsCannotBeConfirmed: the durable store is back, and the fast store does not answer for some
+// partitions. The others are drained.
+func TestSomePartitionsCannotBeConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := &silentFast{fastStore: newFast()}
+		durable := newDurable()
+		first := New(fast, durable, Config{})
+		claims := claimEach(t, first, "first")
+		changeEach(t, first, claims, "1")
+		time.Sleep(time.Second)
+		changeEach(t, first, claims, "2") // brings the states to the fast store
+		if err := first.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+
+		durable.away = true
+		s := New(fast, durable, Config{})
+		changeEach(t, s, claimEach(t, s, "owner"), "3")
+		fast.silent = 4
+		durable.away = false
+		time.Sleep(time.Minute)
+		checkEach(t, durable, fast.silent, "3")
+
+		fast.silent = 0
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		checkEach(t, durable, 0, "3")
+	})
+}
+
+// claimEach claims all partitions.
+func claimEach(t *testing.T, s *Store, owner string) []rows.Claim {
+	t.Helper()
+	claims, err := s.Claim(t.Context(), owner, everyPartition())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return claims
+}
+
+// changeEach changes a row of each partition.
+func changeEach(t *testing.T, s *Store, claims []rows.Claim, value string) {
+	t.Helper()
+	for id := range claims {
+		o := owned{Store: s, name: rows.Name{Collection: "c", Field: "f"}, claim: claims[id]}
+		c := o.next(value)
+		c.Partition = id
+		if err := o.commit(t, c); err != nil {
+			t.Fatal(id, err)
+		}
+		claims[id] = o.claim
+	}
+}
+
+// checkEach checks the row of each partition from the first one on.
+func checkEach(t *testing.T, durable *durableStore, first int, want string) {
+	t.Helper()
+	for id := first; id < rows.Partitions; id++ {
+		at := rows.Address{Partition: id, Name: rows.Name{Collection: "c", Field: "f"}}
+		got := durable.Read(t.Context(), []rows.Address{at})[0]
+		if string(got.Value) != want {
+			t.Fatalf("the durable store has %q of partition %d, %v", got.Value, id, got.Err)
+		}
+	}
+}
+
+// TestAPartitionOfAnotherOwnerIsNoOutage: a process that has never claimed a partition in the durable store learns at
+// its first drain that the partition has another owner. Nothing is left for it to do there.
+func TestAPartitionOfAnotherOwnerIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := newFast()
+		durable := newDurable()
+		first := newOwned(t, "first", fast, durable)
+		first.must(t, first.next("1"))
+		first.must(t, first.next("2")) // brings the state to the fast store
+		first.close(t)
+
+		durable.away = true
+		former := newOwned(t, "former", fast, durable)
+		if err := former.commit(t, former.next("3")); err != nil {
+			t.Fatal(err)
+		}
+		o := newOwned(t, "owner", fast, durable)
+		durable.away = false
+		if left, err := former.drain(t.Context()); left != 0 || err != nil {
+			t.Errorf("%d rows are left, %v", left, err)
+		}
+		former.close(t)
+		o.close(t)
+	})
+}
