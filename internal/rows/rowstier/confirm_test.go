@@ -2,6 +2,7 @@ package rowstier
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,14 +13,14 @@ import (
 // silentFast is a fast store that does not answer for some partitions, as a Redis Cluster with a master that hangs.
 type silentFast struct {
 	*fastStore
-	silent int // the partitions below this one
+	silent atomic.Int64 // the partitions below this one
 }
 
 func (f *silentFast) Commit(ctx context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
 	waits := false
 	for i := range commits {
-		if commits[i].Partition < f.silent {
+		if int64(commits[i].Partition) < f.silent.Load() {
 			errs[i] = rows.ErrUnavailable
 			waits = true
 			continue
@@ -51,15 +52,16 @@ func TestSomePartitionsCannotBeConfirmed(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		durable.away = true
+		durable.away.Store(true)
 		s := New(fast, durable, Config{})
 		changeEach(t, s, claimEach(t, s, "owner"), "3")
-		fast.silent = 4
-		durable.away = false
+		const silent = 4
+		fast.silent.Store(silent)
+		durable.away.Store(false)
 		time.Sleep(time.Minute)
-		checkEach(t, durable, fast.silent, "3")
+		checkEach(t, durable, silent, "3")
 
-		fast.silent = 0
+		fast.silent.Store(0)
 		if err := s.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -115,13 +117,13 @@ func TestAPartitionOfAnotherOwnerIsNoOutage(t *testing.T) {
 		first.must(t, first.next("2")) // brings the state to the fast store
 		first.close(t)
 
-		durable.away = true
+		durable.away.Store(true)
 		former := newOwned(t, "former", fast, durable)
 		if err := former.commit(t, former.next("3")); err != nil {
 			t.Fatal(err)
 		}
 		o := newOwned(t, "owner", fast, durable)
-		durable.away = false
+		durable.away.Store(false)
 		if left, err := former.drain(t.Context()); left != 0 || err != nil {
 			t.Errorf("%d rows are left, %v", left, err)
 		}
