@@ -116,10 +116,13 @@ type Found struct {
 	At       []int     // the index in Readings of each change's counter
 }
 
-// ReadFrom returns op's counters, read exactly from a store.
-func (op *Op) ReadFrom(ctx context.Context, from interface {
+// exactReader is the part of a store that ReadFrom needs.
+type exactReader interface {
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]Reading, error)
-}) (Found, error) {
+}
+
+// ReadFrom returns op's counters, read exactly from a store.
+func (op *Op) ReadFrom(ctx context.Context, from exactReader) (Found, error) {
 	keys := make([]string, 0, len(op.Changes))
 	index := make(map[string]int, len(op.Changes))
 	is := Found{At: make([]int, len(op.Changes))}
@@ -140,14 +143,19 @@ func (op *Op) ReadFrom(ctx context.Context, from interface {
 	return is, err
 }
 
-// Counters returns the counter of each of op's changes.
-func (f *Found) Counters(op *Op) []Counter {
-	all := make([]Counter, len(f.At))
-	for i, at := range f.At {
-		all[i] = f.Readings[at].Or(op.Changes[i].Rule.Kind)
+// ReplayFrom returns the result of a replay of op, which is the counters that a store has now.
+func (op *Op) ReplayFrom(ctx context.Context, from exactReader) Result {
+	now, err := op.ReadFrom(ctx, from)
+	if err != nil {
+		return Result{Err: err}
 	}
 
-	return all
+	counters := make([]Counter, len(op.Changes))
+	for i, at := range now.At {
+		counters[i] = now.Readings[at].Or(op.Changes[i].Rule.Kind)
+	}
+
+	return Result{Replay: true, Counters: counters}
 }
 
 // Check returns an ErrOp that says why op is invalid, or nil. It does not check keys, members and texts, which the

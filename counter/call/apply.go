@@ -251,26 +251,25 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 		return counter.Result{Err: err}
 	}
 
-	// Only the owner of a part judges it, because it knows whether the part was made before, and a reader may not see
-	// everything that it knows.
-	parts := split(op)
-	if !known {
-		made, err := s.doTogether(ctx, parts)
-		if err != nil {
-			return counter.Result{Err: err}
-		}
-		if made {
-			return s.joined(ctx, op, parts)
-		}
+	if known {
+		return op.ReplayFrom(ctx, s)
 	}
 
-	if known || len(parts) > 1 {
+	parts := split(op)
+	made, err := s.doTogether(ctx, parts)
+	if err != nil {
+		return counter.Result{Err: err}
+	}
+	if made {
+		return s.joined(ctx, op, parts)
+	}
+
+	// Only the owner of a part judges it, because it knows whether the part was made before, and a reader may not see
+	// everything that it knows.
+	if len(parts) > 1 {
 		before, err := op.ReadFrom(ctx, s)
 		if err != nil {
 			return counter.Result{Err: err}
-		}
-		if known {
-			return counter.Result{Counters: before.Counters(op), Replay: true}
 		}
 		if err := refusal(op, before); err != nil {
 			return counter.Result{Err: err}

@@ -204,7 +204,7 @@ func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcom
 	for i := range calls {
 		changes += calls[i].size()
 	}
-	if waiting := int(o.waiting.Load()); waiting > 0 && waiting+changes > o.cfg.Queue {
+	if o.isFull(changes) {
 		return nil, false, counter.ErrBusy
 	}
 	if err := o.lock(ctx); err != nil {
@@ -343,9 +343,7 @@ func (o *Owner) enqueueLocked(one *pending) error {
 	if p == nil {
 		return ErrNotOwner
 	}
-	// A call that waits alone is accepted even if it is larger than the queue.
-	waiting := int(o.waiting.Load())
-	if waiting > 0 && waiting+one.changes > o.cfg.Queue {
+	if o.isFull(one.changes) {
 		return counter.ErrBusy
 	}
 
@@ -354,6 +352,14 @@ func (o *Owner) enqueueLocked(one *pending) error {
 	o.listLocked(p)
 
 	return nil
+}
+
+// isFull reports whether so many changes more may not wait. They may wait alone even if they are more than the queue
+// holds.
+func (o *Owner) isFull(changes int) bool {
+	waiting := int(o.waiting.Load())
+
+	return waiting > 0 && waiting+changes > o.cfg.Queue
 }
 
 // listLocked makes the next turn look into the queue of p. The caller has mu.

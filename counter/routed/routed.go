@@ -237,7 +237,7 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 		return counter.Result{Err: err}
 	}
 	if known {
-		return s.replay(ctx, op)
+		return op.ReplayFrom(ctx, s)
 	}
 
 	result := s.cfg.Exact.Apply(ctx, []counter.Op{*op})[0]
@@ -251,16 +251,6 @@ func (s *Store) batch(ctx context.Context, op *counter.Op) counter.Result {
 	}
 
 	return result
-}
-
-// replay returns the result of a replay, which is the current values of the counters.
-func (s *Store) replay(ctx context.Context, op *counter.Op) counter.Result {
-	now, err := op.ReadFrom(ctx, s)
-	if err != nil {
-		return counter.Result{Err: err}
-	}
-
-	return counter.Result{Replay: true, Counters: now.Counters(op)}
 }
 
 // Read implements counter.Reader. While PostgreSQL is unavailable, a read that may lag marks exact counters as not
