@@ -176,13 +176,18 @@ func (s *Store) confirm(
 	return confirmed, last
 }
 
-// probe returns a commit that shows whether this process still owns the partition in the fast store. Its number is that
-// before it, so the fast store does not make it.
+// probe returns a commit that shows whether this process still owns the partition in the fast store.
 func (p *partition) probe() rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	return rows.Commit{Partition: p.id, Epoch: p.epoch, After: p.newest, Number: p.newest, At: time.Now()}
+	return probeOf(p.id, p.epoch, p.newest)
+}
+
+// probeOf returns a commit by which the fast store only says whether the claim with that epoch lasts, and whether it
+// has lost commits up to that number. The commit's number is that before it, so the fast store does not make it.
+func probeOf(partition int, epoch, number uint64) rows.Commit {
+	return rows.Commit{Partition: partition, Epoch: epoch, After: number, Number: number, At: time.Now()}
 }
 
 // probed reports whether this process owns a partition, given the outcome of its probe. If another process does, it

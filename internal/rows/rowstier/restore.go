@@ -49,10 +49,7 @@ func (t *takeover) loadUndrained(ctx context.Context) error {
 // confirm returns an error if the fast store has changed since the claim. If it lost data meanwhile, what was read is
 // less than what it had by the number of the claim, and a commit that it had then would be taken for stored.
 func (t *takeover) confirm(ctx context.Context) error {
-	// The number is that before it, so the fast store does not make this commit.
-	err := t.s.fast.Commit(ctx, []rows.Commit{{
-		Partition: t.p.id, Epoch: t.claim.Epoch, After: t.claim.Number, Number: t.claim.Number, At: time.Now(),
-	}})[0]
+	err := t.s.fast.Commit(ctx, []rows.Commit{probeOf(t.p.id, t.claim.Epoch, t.claim.Number)})[0]
 	if err != nil {
 		return fmt.Errorf("%w: %w", rows.ErrUnavailable, err)
 	}
