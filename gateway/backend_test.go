@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"net/url"
@@ -63,30 +62,12 @@ func forBackEnds(cfg *Config) {
 	cfg.Keys, _ = identity.NewSiteKeys([]string{"k"}, cfg.Sites)
 }
 
-// ask sends a request, and returns the status and the body of the answer.
+// ask makes a call, and returns the status and the body of the answer.
 func (s *served) ask(method, path, body string, lines ...string) (int, string) {
 	s.t.Helper()
-	req, err := http.NewRequest(method, "http://"+s.addr+path, strings.NewReader(body))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	answer := s.do(method, path, body, lines...)
 
-	for _, line := range lines {
-		name, value, _ := strings.Cut(line, ": ")
-		req.Header.Set(name, value)
-	}
-
-	resp, err := s.http().Do(req)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-
-	return resp.StatusCode, strings.TrimSpace(string(text))
+	return answer.status, strings.TrimSpace(answer.text)
 }
 
 // The back end of an app asks for channels, and its events are changes of their pages.

@@ -110,18 +110,7 @@ func checkEach(t *testing.T, durable *durableStore, first int, want string) {
 // its first drain that the partition has another owner. Nothing is left for it to do there.
 func TestAPartitionOfAnotherOwnerIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fast := newFast()
-		durable := newDurable()
-		first := newOwned(t, "first", fast, durable)
-		first.must(t, first.next("1"))
-		first.must(t, first.next("2")) // brings the state to the fast store
-		first.close(t)
-
-		durable.away.Store(true)
-		former := newOwned(t, "former", fast, durable)
-		if err := former.commit(t, former.next("3")); err != nil {
-			t.Fatal(err)
-		}
+		fast, durable, former := unclaimedDurable(t)
 		o := newOwned(t, "owner", fast, durable)
 		durable.away.Store(false)
 		if left, err := former.drain(t.Context()); left != 0 || err != nil {

@@ -14,27 +14,16 @@ import (
 // drained stays.
 func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fast := newFast()
-		durable := newDurable()
-		first := newOwned(t, "first", fast, durable)
-		first.must(t, first.next("1"))
-		first.must(t, first.next("2")) // brings the state to the fast store
-		first.close(t)
-
-		durable.away.Store(true)
-		former := newOwned(t, "former", fast, durable)
-		if err := former.commit(t, former.next("3")); err != nil {
-			t.Fatal(err)
-		}
+		fast, durable, former := unclaimedDurable(t)
 		time.Sleep(2 * time.Second) // a drain fails
 
 		durable.away.Store(false)
 		o := newOwned(t, "owner", fast, durable)
 		o.must(t, o.next("4"))
 		time.Sleep(5 * time.Second) // the former owner drains, too
-		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
-		if string(got.Value) != "4" || former.Dirty() != 0 {
-			t.Errorf("the durable store has %q, %v, and the former owner %d rows", got.Value, got.Err, former.Dirty())
+		o.wants(t, durable, "4")
+		if n := former.Dirty(); n != 0 {
+			t.Errorf("the former owner has %d rows", n)
 		}
 		if err := o.commit(t, o.next("5")); err != nil {
 			t.Errorf("the owner commits: %v", err)
@@ -48,13 +37,7 @@ func TestAFormerOwnerDrainsNothingOld(t *testing.T) {
 // What it knows from its former claim is not drained over what another process has drained meanwhile.
 func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fast := newFast()
-		durable := newDurable()
-		former := newOwned(t, "former", fast, durable)
-		former.must(t, former.next("1"))
-		if err := former.commit(t, former.next("2")); err != nil {
-			t.Fatal(err)
-		}
+		fast, durable, former := undrainedChange(t)
 
 		// No time passes until the takeover has failed, so the former owner does not drain.
 		o := newOwned(t, "owner", fast, durable)
@@ -71,9 +54,9 @@ func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 		fast.away.Store(false)
 
 		time.Sleep(5 * time.Second)
-		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
-		if string(got.Value) != "3" || former.Dirty() != 0 {
-			t.Errorf("the durable store has %q, %v, and the former owner %d rows", got.Value, got.Err, former.Dirty())
+		o.wants(t, durable, "3")
+		if n := former.Dirty(); n != 0 {
+			t.Errorf("the former owner has %d rows", n)
 		}
 		former.close(t)
 		o.close(t)
@@ -84,13 +67,7 @@ func TestAFailedTakeoverDrainsNothingOld(t *testing.T) {
 // another process has claimed the partition since. That one drains them, and the former owner waits for nothing.
 func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fast := newFast()
-		durable := newDurable()
-		former := newOwned(t, "former", fast, durable)
-		former.must(t, former.next("1"))
-		if err := former.commit(t, former.next("2")); err != nil {
-			t.Fatal(err)
-		}
+		fast, durable, former := undrainedChange(t)
 
 		// No time passes until the takeover has failed, so the former owner does not drain.
 		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
@@ -115,10 +92,7 @@ func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 		}
 
 		o.close(t)
-		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
-		if string(got.Value) != "2" {
-			t.Errorf("the durable store has %q, %v", got.Value, got.Err)
-		}
+		o.wants(t, durable, "2")
 	})
 }
 
@@ -126,13 +100,7 @@ func TestARefusedClaimLeavesNothingToDrain(t *testing.T) {
 // but not in the durable store yet. The former owner alone still has the change, and drains it.
 func TestARefusedClaimEndsNoDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fast := newFast()
-		durable := newDurable()
-		former := newOwned(t, "former", fast, durable)
-		former.must(t, former.next("1"))
-		if err := former.commit(t, former.next("2")); err != nil {
-			t.Fatal(err)
-		}
+		fast, durable, former := undrainedChange(t)
 
 		fast.lose(1)
 		if _, err := fast.Claim(t.Context(), "owner", []rows.Former{{Partition: 7}}); err != nil {
@@ -146,10 +114,41 @@ func TestARefusedClaimEndsNoDrain(t *testing.T) {
 		former.close(t)
 
 		o := newOwned(t, "owner", fast, durable)
-		got := o.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
-		if string(got.Value) != "2" {
-			t.Errorf("the owner reads %q, %v", got.Value, got.Err)
-		}
+		o.wants(t, o, "2")
 		o.close(t)
 	})
+}
+
+// unclaimedDurable returns both stores, and an owner of the partition that has never claimed it in the durable one,
+// which is away, and has a change to drain.
+func unclaimedDurable(t *testing.T) (*fastStore, *durableStore, *owned) {
+	t.Helper()
+	fast := newFast()
+	durable := newDurable()
+	first := newOwned(t, "first", fast, durable)
+	first.must(t, first.next("1"))
+	first.must(t, first.next("2")) // brings the state to the fast store
+	first.close(t)
+
+	durable.away.Store(true)
+	former := newOwned(t, "former", fast, durable)
+	if err := former.commit(t, former.next("3")); err != nil {
+		t.Fatal(err)
+	}
+
+	return fast, durable, former
+}
+
+// undrainedChange returns both stores, and an owner of the partition in both, which has a change to drain.
+func undrainedChange(t *testing.T) (*fastStore, *durableStore, *owned) {
+	t.Helper()
+	fast := newFast()
+	durable := newDurable()
+	former := newOwned(t, "former", fast, durable)
+	former.must(t, former.next("1"))
+	if err := former.commit(t, former.next("2")); err != nil {
+		t.Fatal(err)
+	}
+
+	return fast, durable, former
 }

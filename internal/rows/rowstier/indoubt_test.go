@@ -17,12 +17,7 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 		o := newOwned(t, "owner", fast, durable)
 		o.must(t, o.next("1"))
 
-		// The fast store makes the second commit, and the tier never learns of it.
-		unanswered := o.next("2")
-		prepared := o.partitions[7].prepare(&unanswered)
-		if err := fast.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
-			t.Fatal(err)
-		}
+		unanswered := o.unanswered(t, fast, "2")
 		claims, err := o.Claim(t.Context(), "owner", []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}})
 		if err != nil || claims[0].Number != unanswered.Number {
 			t.Fatalf("the owner claims again: %v, %v", claims, err)
@@ -34,10 +29,7 @@ func TestACommitThatNobodyAcknowledged(t *testing.T) {
 		o.must(t, other)
 		time.Sleep(time.Second)
 		o.close(t)
-		got := durable.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
-		if string(got.Value) != "2" {
-			t.Errorf("the durable store has %q, %v", got.Value, got.Err)
-		}
+		o.wants(t, durable, "2")
 	})
 }
 
@@ -51,11 +43,7 @@ func TestALossDuringATakeover(t *testing.T) {
 		defer o.close(t)
 		o.must(t, o.next("1"))
 
-		unanswered := o.next("2")
-		prepared := o.partitions[7].prepare(&unanswered)
-		if err := fast.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
-			t.Fatal(err)
-		}
+		unanswered := o.unanswered(t, fast, "2")
 
 		former := []rows.Former{{Partition: 7, Epoch: o.claim.Epoch}}
 		durable.claiming = func() { fast.lose(len(fast.log)) }
@@ -67,4 +55,16 @@ func TestALossDuringATakeover(t *testing.T) {
 			t.Errorf("the next claim is %+v, %v", claims, err)
 		}
 	})
+}
+
+// unanswered has the fast store make the next commit, of which the tier never learns.
+func (o *owned) unanswered(t *testing.T, fast *fastStore, value string) rows.Commit {
+	t.Helper()
+	c := o.next(value)
+	prepared := o.partitions[7].prepare(&c)
+	if err := fast.Commit(t.Context(), []rows.Commit{prepared})[0]; err != nil {
+		t.Fatal(err)
+	}
+
+	return c
 }

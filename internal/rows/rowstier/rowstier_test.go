@@ -1206,4 +1206,13 @@ func (o *owned) must(t *testing.T, c rows.Commit) {
 	time.Sleep(time.Second)
 }
 
+// wants checks the row that the owner changes, as a store has it.
+func (o *owned) wants(t *testing.T, store rows.Store, value string) {
+	t.Helper()
+	got := store.Read(t.Context(), []rows.Address{{Partition: 7, Name: o.name}})[0]
+	if string(got.Value) != value {
+		t.Errorf("the store has %q, %v, want %q", got.Value, got.Err, value)
+	}
+}
+
 func (o *owned) close(t *testing.T) { _ = o.Close(t.Context()) }
