@@ -4,11 +4,15 @@ package models
 
 import (
 	"bytes"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sync/errgroup"
 
 	"headcount/internal/testkit"
 )
@@ -48,64 +52,70 @@ func TestServerBehind(t *testing.T) {
 		})
 }
 
-// checkAll has a model keep its assertions in each of its settings, and break one with each planted fault.
+// checkAll has a model keep its assertions in each of its settings, and break one with each planted fault. It is one
+// test, because nothing of it depends on time.
 func checkAll(t *testing.T, model string, settings, faults []string) {
 	t.Helper()
+	var all errgroup.Group
+	all.SetLimit(runtime.GOMAXPROCS(0))
+
 	for _, setting := range settings {
-		t.Run("model "+setting, func(t *testing.T) {
-			t.Parallel()
-			if found := check(t, model, setting, "-O1"); found != "" {
-				t.Error(found)
+		all.Go(func() error {
+			broken, err := check(t.TempDir(), model, setting, "-O1")
+			if broken != "" {
+				t.Errorf("%s %s: %s", model, setting, broken)
 			}
+			return err
 		})
 	}
 
 	for _, fault := range faults {
-		t.Run("planted "+fault, func(t *testing.T) {
-			t.Parallel()
+		all.Go(func() error {
 			// A fault is found so early that optimising takes longer.
-			if check(t, model, fault, "-O0") == "" {
-				t.Error("it is not found")
+			broken, err := check(t.TempDir(), model, fault, "-O0")
+			if err == nil && broken == "" {
+				t.Errorf("%s %s: the planted fault is not found", model, fault)
 			}
+			return err
 		})
+	}
+
+	if err := all.Wait(); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// check looks at every state of a model, and returns the assertion that one of them breaks, or "".
-func check(t *testing.T, model, setting, optimise string) string {
-	t.Helper()
+// check looks at every state of a model in an empty directory, and returns the assertion that one of them breaks, or
+// "".
+func check(dir, model, setting, optimise string) (broken string, err error) {
 	file, err := filepath.Abs(model)
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	dir := t.TempDir()
-	run := func(name string, args ...string) []byte {
-		t.Helper()
-		cmd := exec.Command(name, args...)
+
+	var said []byte
+	commands := [][]string{
+		append(append([]string{"spin"}, strings.Fields(setting)...), "-a", file),
+		// Only assertions are checked, with at most so many MB.
+		{"gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3000", "-o", "pan", "pan.c"},
+		{"./pan", "-m100000"},
+	}
+	for _, command := range commands {
+		cmd := exec.Command(command[0], command[1:]...)
 		cmd.Dir = dir
-		said, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s: %v; run make setup if it is missing\n%s", name, err, said)
+		if said, err = cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%s: %w; run make setup if it is missing\n%s", command[0], err, said)
 		}
-
-		return said
 	}
-
-	flags := strings.Fields(setting)
-	run("spin", append(flags, "-a", file)...)
-	// Only assertions are checked, with at most so many MB.
-	run("gcc", optimise, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3000", "-o", "pan", "pan.c")
-	said := run("./pan", "-m100000")
 
 	if broken := regexp.MustCompile(`assertion violated .*`).Find(said); broken != nil {
-		t.Logf("%s", broken)
-		return string(broken)
+		return string(broken), nil
 	}
 	isWhole := bytes.Contains(said, []byte("errors: 0")) && !bytes.Contains(said, []byte("not completed")) &&
 		!bytes.Contains(said, []byte("max search depth too small"))
 	if !isWhole {
-		t.Fatalf("%s %s was not looked at as a whole:\n%s", model, setting, said)
+		return "", fmt.Errorf("%s %s was not looked at as a whole:\n%s", model, setting, said)
 	}
 
-	return ""
+	return "", nil
 }
