@@ -62,7 +62,8 @@
 // dispatches bucket 0 decides which regions are left out and writes the decision to
 // Redis; the owners of the buckets apply it. Because totals are summed when they are
 // read, that changes one field per bucket: the versions of all its pages grow by the
-// same step, and the bucket is read again.
+// same step, and the bucket is read again. A region whose own Redis is away does not
+// greet: its last counts are true no more.
 //
 // A greeting also compares the region's name, the number of partitions and
 // buckets, the seed of the hash and the format with the facts of the peer's

@@ -46,6 +46,11 @@ func (l *link) Owned() []int {
 
 // Greet greets the peer, and reports in the log and the metrics whether the peer is refused.
 func (l *link) Greet(ctx context.Context) error {
+	// A greeting would pass the last counts of this region off as those of now. What can still be read is sent.
+	if l.r.isAway() {
+		return nil
+	}
+
 	err := l.Remote.Hello(ctx, *l.r.identity.Load())
 	refused := errors.Is(err, pncounter.ErrRefused)
 	if err != nil && !refused {

@@ -19,8 +19,8 @@ const (
 	readEvery       = 500 * time.Millisecond // between two reads of the peers' words
 	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
 	applyAloneEvery = time.Minute            // the same, in a region without peers
-	// While this region's own Redis did not answer for longer than awayAfter, the peers
-	// do not count as silent.
+	// When this region's own Redis has not answered for longer than awayAfter, the peers do not count as silent, and
+	// this region is silent itself.
 	awayAfter = 3 * time.Second
 )
 
@@ -71,6 +71,7 @@ type Replicator struct {
 
 	mu        sync.Mutex // guards all below
 	buckets   []int
+	lookedAt  time.Time            // of the last look at the regions that succeeded, or the start of Run
 	greetedAt map[string]time.Time // the last greeting of a peer, or the start of Run
 	out       []string             // peers that totals leave out, as last decided or read
 }

@@ -459,6 +459,40 @@ func TestARefusedPeerIsTriedAgain(t *testing.T) {
 	})
 }
 
+// TestARegionWithoutItsStoreIsSilent: the peers would take its last counts for those of now.
+func TestARegionWithoutItsStoreIsSilent(t *testing.T) {
+	s, eu := &store{log: 1}, &remote{}
+	greets := func() int {
+		eu.mu.Lock()
+		defer eu.mu.Unlock()
+
+		return eu.greets
+	}
+	setAway := func(away bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.away = away
+	}
+
+	with(t, s, time.Minute, map[string]*remote{"eu": eu}, func(*Replicator) {
+		time.Sleep(10 * time.Second)
+		setAway(true)
+		time.Sleep(awayAfter + 2*time.Second)
+
+		before := greets()
+		time.Sleep(time.Minute)
+		if n := greets(); before == 0 || n != before {
+			t.Errorf("%d greetings before, %d in a minute without a store", before, n-before)
+		}
+
+		setAway(false)
+		time.Sleep(5 * time.Second)
+		if greets() == before {
+			t.Error("the store is back, and the region is still silent")
+		}
+	})
+}
+
 func TestSilence(t *testing.T) {
 	const stale = 5 * time.Minute
 	words := func(s *store, from, n int) {

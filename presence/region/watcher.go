@@ -12,12 +12,13 @@ import (
 
 // watch follows the peers' greetings until ctx ends.
 func (r *Replicator) watch(ctx context.Context) {
-	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, greetedHere: map[string]bool{}}
+	w := &watcher{r: r, words: map[string]string{}, greetedHere: map[string]bool{}}
 
 	// Every peer counts as greeted now, so that none is silent before it had time to greet.
 	r.mu.Lock()
+	r.lookedAt = time.Now()
 	for _, p := range r.cfg.Peers {
-		r.greetedAt[p.Name] = w.last
+		r.greetedAt[p.Name] = r.lookedAt
 	}
 	r.mu.Unlock()
 
@@ -43,7 +44,6 @@ func (r *Replicator) watch(ctx context.Context) {
 // watcher is the state of watch. Only watch's goroutine uses it.
 type watcher struct {
 	r           *Replicator
-	last        time.Time         // of the last look that succeeded
 	words       map[string]string // by peer: its word at the last look
 	greetedHere map[string]bool   // peers whose greeting this process has seen itself
 	applied     string            // the decision last applied, and its buckets
@@ -107,12 +107,11 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 // and the peers that they leave out. A process that does not lead repeats the decision in regions.
 func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bool) (in, out []string) {
 	r := w.r
-
-	gap := now.Sub(w.last)
-	w.last = now
-
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
+	gap := now.Sub(r.lookedAt)
+	r.lookedAt = now
 
 	for _, p := range r.cfg.Peers {
 		word := regions.Words[p.Name]
@@ -236,6 +235,14 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 	}
 
 	return nil
+}
+
+// isAway reports whether this region's own Redis has not answered for a while.
+func (r *Replicator) isAway() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return time.Since(r.lookedAt) > awayAfter
 }
 
 // silentFor returns the time since the peer's last greeting.
