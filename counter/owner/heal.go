@@ -52,9 +52,9 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 	ctx, cancel := o.limited()
 	claims, err := o.store.Claim(ctx, o.cfg.Name, []rows.Former{{Partition: p.id, Epoch: p.epoch}})
 	cancel()
-	if err != nil {
-		// The outcome is unknown: the claim may have been granted. Repeat the commit until the store answers; if the
-		// claim was granted, the answer leads here again.
+	if err != nil || claims[0].Err != nil {
+		// The outcome is unknown: the claim may have been granted. Repeat the commit until the store answers; its
+		// answer leads here again. Until then p is kept, because it alone may have what the store lost.
 		o.doubt(p, commit)
 		return
 	}

@@ -22,6 +22,7 @@ type forgetful struct {
 	zero *rowsmem.Store
 	most int // rows and IDs of the largest commit since the loss
 	left int // commits with rows until the process is dead; negative: it lives
+	deny int // claims that cannot be made now
 }
 
 func newForgetful() *forgetful {
@@ -50,7 +51,21 @@ func (f *forgetful) of(partition int) *rowsmem.Store {
 
 // Claim implements rows.Store, for one partition.
 func (f *forgetful) Claim(ctx context.Context, name string, one []rows.Former) ([]rows.Claim, error) {
+	if f.denies() {
+		return []rows.Claim{{Err: rows.ErrUnavailable}}, nil
+	}
+
 	return f.of(one[0].Partition).Claim(ctx, name, one)
+}
+
+func (f *forgetful) denies() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	denied := f.deny > 0
+	f.deny = max(f.deny-1, 0)
+
+	return denied
 }
 
 // Commit implements rows.Store.
@@ -95,6 +110,29 @@ func (f *forgetful) Scan(ctx context.Context, id int, collection, after string, 
 // Watch implements rows.Store.
 func (f *forgetful) Watch(ctx context.Context, heard func(int, uint64, []byte), missed func()) error {
 	return f.others.Watch(ctx, heard, missed)
+}
+
+// TestHealsWhenItCanBeClaimed: a store that has lost a partition cannot give it to its owner again at once. The owner
+// keeps what it alone remembers until then.
+func TestHealsWhenItCanBeClaimed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newForgetful()
+		o := begin(t, "a", store)
+		defer o.Close()
+
+		for want := range int64(2) {
+			answer, err := o.Do(t.Context(), owner.Call{Partition: 0, Ops: increment("k")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is := answer.Results[0].Counters[0].Value; is != want+1 {
+				t.Errorf("after %d changes the counter is %d", want+1, is)
+			}
+
+			store.lose(-1)
+			store.deny = 3
+		}
+	})
 }
 
 // TestHealsInPieces: everything comes back in commits of some rows, other partitions are served meanwhile, and who
