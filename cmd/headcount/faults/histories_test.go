@@ -17,6 +17,7 @@ import (
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 )
 
 // The long form is make histories SETTING=tier OPS=100000.
@@ -41,8 +42,8 @@ const (
 	long  = 4 * time.Second
 )
 
-// theatres are the settings. Where Redis forgets, no process dies or is replaced, since only the memory of the owners
-// has what Redis has lost.
+// theatres are the settings. Where Redis forgets or fails over, no process dies or is replaced, since only the memory
+// of the owners has what Redis has lost.
 var theatres = map[string]func(h *theatre){
 	"memory": func(h *theatre) {
 		h.suspends(h.serve())
@@ -51,6 +52,7 @@ var theatres = map[string]func(h *theatre){
 		m := h.serve("--data-dir=" + h.t.TempDir())
 		h.kills(m)
 		h.suspends(m)
+		h.sets(m)
 	},
 	"redis": func(h *theatre) {
 		redis := redistest.Start(h.t, redistest.Durable...)
@@ -61,6 +63,7 @@ var theatres = map[string]func(h *theatre){
 			h.kills(m)
 			h.cuts(link, long)
 			h.crashes(&redis.Process, redis.Restart)
+			h.sets(m)
 		}
 	},
 	"redis-forgets": func(h *theatre) {
@@ -70,6 +73,13 @@ var theatres = map[string]func(h *theatre){
 			h.cuts(link, short)
 		}
 		h.forgets(redis)
+	},
+	"sentinel": func(h *theatre) {
+		redis := redistest.StartSentinel(h.t)
+		for range 3 {
+			h.serve("--redis="+redis.URL(), "--cluster-listen="+servertest.FreeAddr())
+		}
+		h.failsOver(redis)
 	},
 	"tier": func(h *theatre) {
 		redis := redistest.Start(h.t, redistest.Durable...)
@@ -82,6 +92,7 @@ var theatres = map[string]func(h *theatre){
 			h.suspends(m)
 			h.kills(m)
 			h.cuts(link, long)
+			h.sets(m)
 		}
 		h.crashes(&redis.Process, redis.Restart)
 		h.crashes(&postgres.Process, postgres.Restart)
@@ -103,6 +114,7 @@ var theatres = map[string]func(h *theatre){
 		m := h.serve("--postgres=" + postgres.Database(h.t))
 		h.kills(m)
 		h.suspends(m)
+		h.sets(m)
 		h.crashes(&postgres.Process, postgres.Restart)
 	},
 	"regions": func(h *theatre) {
@@ -115,6 +127,7 @@ var theatres = map[string]func(h *theatre){
 
 		h.kills(here)
 		h.suspends(there)
+		h.sets(here)
 		h.cuts(link, long)
 		h.crashes(&us.Process, us.Restart)
 		h.crashes(&postgres.Process, postgres.Restart)
@@ -187,6 +200,20 @@ func (h *theatre) suspends(m *member) {
 	})
 }
 
+// sets lets the wall clock of a process be set, forward or back. It stays so until it is set again or the process ends.
+// The windows of limits and the memory of idempotency keys are longer than an hour.
+func (h *theatre) sets(m *member) {
+	// It starts with a clock that is wrong, because only such a clock can be set later.
+	m.process.Clock = time.Second
+	h.strike(func() {
+		offset := time.Duration(rand.IntN(7200)-3600) * time.Second
+		if err := m.process.SetClock(offset); err != nil {
+			h.t.Fatal(err)
+		}
+		time.Sleep(rand.N(3 * time.Second))
+	})
+}
+
 // crashes lets a server of a store stand still, crash and come back with all its data.
 func (h *theatre) crashes(p *servertest.Process, restart func(testing.TB)) {
 	h.strike(func() {
@@ -204,21 +231,48 @@ func (h *theatre) crashes(p *servertest.Process, restart func(testing.TB)) {
 // forgets lets a Redis come back empty, or with slightly older data. Reads may be old until the owners have written the
 // missing data again, for a second as docs/faults.md says.
 func (h *theatre) forgets(redis *redistest.Server) {
-	losing := func(lose func()) {
-		h.strike(func() {
-			over := h.run.Old()
-			lose()
-			awaitReady(h.t, h.processes...)
-			time.Sleep(2 * time.Second)
-			over()
-		})
-	}
-
-	losing(func() { redis.Flush(h.t) })
-	losing(func() {
+	h.loses(func() { redis.Flush(h.t) })
+	h.loses(func() {
 		redis.Do(h.t, "SAVE")
 		time.Sleep(rand.N(time.Second))
 		redis.Restart(h.t)
+	})
+}
+
+// failsOver lets the master crash and its replica take over, which may lack what the master had acknowledged last. The
+// master comes back as the replica's replica.
+func (h *theatre) failsOver(redis *redistest.Sentinel) {
+	master, replica := redis.Master, redis.Replica
+	h.loses(func() {
+		master.Kill()
+		awaitRole(h.t, replica, "master")
+
+		master.Restart(h.t)
+		awaitRole(h.t, master, "slave")
+		master, replica = replica, master
+	})
+}
+
+// awaitRole waits until a server is a master, or the replica of a master that it hears.
+func awaitRole(t *testing.T, s *redistest.Server, want string) {
+	t.Helper()
+	testkit.Eventually(t, "a server is a "+want, func() bool {
+		role := s.Do(t, "ROLE").([]any)
+		return role[0] == want && (want == "master" || role[3] == "connected")
+	})
+}
+
+// loses lets a store lose data, and reads be old until the owners have written it again.
+func (h *theatre) loses(lose func()) {
+	for _, m := range h.processes {
+		m.forgets = true
+	}
+	h.strike(func() {
+		over := h.run.Old()
+		lose()
+		awaitReady(h.t, h.processes...)
+		time.Sleep(2 * time.Second)
+		over()
 	})
 }
 

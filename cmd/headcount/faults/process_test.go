@@ -27,6 +27,7 @@ type member struct {
 	log   servertest.Log
 
 	program string // empty for the program under test
+	forgets bool   // its Redis loses what it had acknowledged, so reads may be old for a moment
 
 	process servertest.Process
 	still   atomic.Bool // it is frozen, or was killed
@@ -61,6 +62,9 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 func (m *member) start() error {
 	cmd := exec.Command(cmp.Or(m.program, program), m.flags...)
 	cmd.Env = testkit.Environ()
+	if m.forgets {
+		cmd.Env = append(cmd.Env, "HEADCOUNT_STORE_FORGETS=1") // see gateway/counterapi/promises.go
+	}
 	cmd.Stderr = &m.log
 
 	m.still.Store(false)

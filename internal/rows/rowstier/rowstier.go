@@ -136,7 +136,9 @@ func (s *Store) Close(ctx context.Context) error {
 		}
 
 		if !wake.Wait(ctx, s.cfg.DrainEvery, nil) {
-			return fmt.Errorf("rowstier: %d rows are in the fast store only: %w", left, err)
+			// Without an error of the durable store, draining was too slow for ctx.
+			reason := cmp.Or(err, context.Cause(ctx))
+			return fmt.Errorf("rowstier: %d rows are in the fast store only: %w", left, reason)
 		}
 	}
 }
