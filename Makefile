@@ -151,7 +151,8 @@ hostile: build
 	$(GO) run ./internal/attack $(ARGS) && $(GO) run ./internal/attack -redis $(ARGS)
 
 # What clients saw while processes and stores die, judged by a checker that is not ours. SETTING is memory, file, redis, tier,
-# postgres, regions, and redis-forgets and tier-forgets, where Redis comes back empty or older. make test-all has two faults of it.
+# postgres, regions, sentinel, where a replica takes over, and redis-forgets and tier-forgets, where Redis comes back empty or
+# older. make test-all has two faults of it.
 SETTING = redis
 OPS     = 100000
 histories:
