@@ -37,6 +37,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	text := fmt.Sprintf("status %d", e.Status)
+	// A proxy's answer has no title, and some problems no detail.
 	for _, more := range []string{e.Title, e.Detail} {
 		if more != "" {
 			text += ": " + more
@@ -59,12 +60,14 @@ func (e *Error) Temporary() bool {
 
 func errorOf(resp *http.Response) *Error {
 	e := &Error{}
+	// The status alone is an answer, so a body that breaks off is used as far as it came.
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if json.Unmarshal(body, e) != nil {
 		// It may be the answer of a proxy in front of the server.
 		*e = Error{Detail: string(bytes.TrimSpace(body[:min(len(body), 200)]))}
 	}
 
+	// The status line wins over the member of the body, which a proxy may have rewritten.
 	e.Status = resp.StatusCode
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
 		e.RetryAfter = time.Duration(seconds) * time.Second
@@ -95,11 +98,14 @@ func (a *API) Do(ctx context.Context, method, path string, in, out any) (http.He
 		return nil, err
 	}
 
+	// errorOf reads a bounded part of a body; Close gives up the rest.
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
 		return resp.Header, errorOf(resp)
 	}
 
+	// The answer is read even if nobody wants it, so that net/http can use the connection again. One above the bound is
+	// cut, and so is refused as JSON below.
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)
@@ -117,6 +123,7 @@ func (a *API) Do(ctx context.Context, method, path string, in, out any) (http.He
 }
 
 func (a *API) send(ctx context.Context, method, path string, in any) (*http.Response, error) {
+	// Declared as the interface, because a nil *bytes.Reader in it would not equal nil.
 	var body io.Reader
 	if in != nil {
 		text, err := json.Marshal(in)
@@ -145,6 +152,7 @@ func (a *API) send(ctx context.Context, method, path string, in any) (*http.Resp
 		req.Header.Set("Idempotency-Key", a.once)
 	}
 
+	// The copy keeps the check of redirects from the program's other uses of its http.Client.
 	httpClient := *cmp.Or(a.cfg.HTTP, http.DefaultClient)
 	if httpClient.CheckRedirect == nil {
 		httpClient.CheckRedirect = checkRedirect
@@ -154,6 +162,7 @@ func (a *API) send(ctx context.Context, method, path string, in any) (*http.Resp
 }
 
 func pagePath(page, rest string) string {
+	// The site is a segment of its own in the contract; a page named * cannot be.
 	if page != "*" {
 		page = url.PathEscape(page)
 	}
@@ -173,6 +182,7 @@ func (a *API) Regions(ctx context.Context, page string) (Count, error) {
 
 func (a *API) count(ctx context.Context, method, page, query string, in any) (c Count, err error) {
 	_, err = a.Do(ctx, method, pagePath(page, "/counter"+query), in, &c)
+	// A proxy that maps paths wrongly would otherwise show one page's users as another's.
 	if err == nil && c.Page != page {
 		err = fmt.Errorf("%w: the answer is not the count of %q but of %q", ErrFrame, page, c.Page)
 	}
@@ -209,6 +219,7 @@ func (a *API) Days(ctx context.Context, page string, days int) ([]Day, error) {
 
 	path := fmt.Sprintf("/stats?last=%dd&step=1d", days)
 	_, err := a.Do(ctx, http.MethodGet, pagePath(page, path), nil, &list)
+	// The points have no gaps, so a caller may take the index for the day.
 	if err == nil && len(list.Points) != days+1 {
 		err = fmt.Errorf("%w: %d days, want %d", ErrFrame, len(list.Points), days+1)
 	}
@@ -241,6 +252,7 @@ func keyPath(key, rest string) string { return countersPath + "/" + url.PathEsca
 
 func (a *API) counter(ctx context.Context, method, key, rest string, in any) (c Counter, err error) {
 	header, err := a.Do(ctx, method, keyPath(key, rest), in, &c)
+	// As in count: the value of another key must not pass for this one's.
 	if err == nil && c.Key != key {
 		err = fmt.Errorf("%w: the answer is not the counter %q but %q", ErrFrame, key, c.Key)
 	}
@@ -262,6 +274,7 @@ func (a *API) Exact(ctx context.Context, key string) (Counter, error) {
 
 // Counters returns up to 100 counters in the order of their keys, each once.
 func (a *API) Counters(ctx context.Context, keys ...string) ([]Counter, error) {
+	// The server answers a repeated key once.
 	distinct := slices.Compact(slices.Sorted(slices.Values(keys)))
 	return a.counters(ctx, http.MethodGet, "?"+url.Values{"key": keys}.Encode(), nil, len(distinct))
 }
@@ -272,10 +285,12 @@ func (a *API) counters(ctx context.Context, method, query string, in any, want i
 	}
 
 	header, err := a.Do(ctx, method, countersPath+query, in, &list)
+	// Callers match the answers of a batch by index, which a missing one would shift.
 	if err == nil && len(list.Counters) != want {
 		err = fmt.Errorf("%w: %d counters, want %d", ErrFrame, len(list.Counters), want)
 	}
 
+	// The header is one for the whole batch, because a batch is repeated as a whole.
 	for i := range list.Counters {
 		list.Counters[i].Replayed = header.Get("Idempotent-Replay") == "true"
 	}
@@ -338,6 +353,7 @@ const Me = "me"
 
 func (a *API) member(ctx context.Context, method, key, member string) (Counter, error) {
 	c, err := a.counter(ctx, method, key, "/members/"+url.PathEscape(member), nil)
+	// Without the member nil would read as "not a member".
 	if err == nil && c.Member == nil {
 		err = fmt.Errorf("%w: the answer does not say whether %q is a member of %q", ErrFrame, member, key)
 	}
@@ -646,7 +662,7 @@ var ErrStreamEnded = errors.New("the event stream ended")
 func events(stream io.Reader, take func(event, id, data string) error) error {
 	lines := bufio.NewScanner(stream)
 	lines.Buffer(nil, maxAnswer)
-	var event, id string
+	var event, id, data string
 
 	for lines.Scan() {
 		name, value, _ := strings.Cut(lines.Text(), ": ")
@@ -656,10 +672,19 @@ func events(stream io.Reader, take func(event, id, data string) error) error {
 		case "id":
 			id = value
 		case "data":
-			if err := take(event, id, value); err != nil {
-				return err
-			}
+			data = value
 		}
+
+		// Only the blank line completes an event: when the connection is lost, the last line may be half a one.
+		isWhole := lines.Text() == "" && data != ""
+		if !isWhole {
+			continue
+		}
+
+		if err := take(event, id, data); err != nil {
+			return err
+		}
+		data = ""
 	}
 
 	if err := lines.Err(); err != nil {

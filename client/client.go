@@ -105,6 +105,7 @@ func New(cfg Config) *Client {
 // the newest update of each page and counter is kept.
 func (c *Client) Next(ctx context.Context) (Update, error) {
 	for {
+		// The value in wake may be older than the last take, so a waiter looks again instead of relying on it.
 		update, found := c.take()
 		if found {
 			return update, nil
@@ -127,6 +128,7 @@ func (c *Client) take() (update Update, found bool) {
 		return nil, false
 	}
 
+	// The order is of topics, not of updates: a newer update takes the place of an older one of its topic.
 	topic := c.order[0]
 	c.order = c.order[1:]
 	update = c.pending[topic]
@@ -144,6 +146,7 @@ func (c *Client) putLocked(u Update) {
 	topic := u.topic()
 
 	if _, ok := c.pending[topic]; !ok {
+		// Next is called too seldom. Count and Counter still return the newest of what is dropped.
 		if len(c.order) == maxPending {
 			delete(c.pending, c.order[0])
 			c.order = c.order[1:]
@@ -158,6 +161,7 @@ func (c *Client) putLocked(u Update) {
 
 // signal wakes one caller of Next.
 func (c *Client) signal() {
+	// One value is enough for any number of updates: who takes one signals the next caller.
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -221,6 +225,8 @@ func (c *Conn) leaveAll(pages ...string) (err error) {
 }
 
 func (c *Client) want(set map[string]bool, names []string, ask func(*Conn, ...string) error) {
+	// The lock is held while the frame is sent, so that frames leave in the order of the calls. The write has a
+	// timeout.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
@@ -245,6 +251,7 @@ func (c *Client) drop(set map[string]bool, names []string, ask func(*Conn, ...st
 		_ = ask(c.conn, names...)
 	}
 
+	// A page may be joined and subscribed to, so its count stays as long as either holds.
 	maps.DeleteFunc(c.newest, func(_ string, u Update) bool { return !c.wantedLocked(u) })
 }
 
@@ -265,8 +272,9 @@ func (c *Client) Run(ctx context.Context) error {
 	var old *session // keeps the user present until the next session is open
 
 	for failures := 0; ctx.Err() == nil; {
-		began := time.Now()
 		s, err := c.open(ctx)
+		// The old connection ends after the new one has joined, or the user would leave every page in between. While
+		// dialling fails it stays, since it still serves.
 		mayEnd := old != nil && (err == nil || old.ended())
 		if mayEnd {
 			old.end()
@@ -274,23 +282,28 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 
 		if err == nil {
+			began := time.Now()
 			old, err = s.serve(ctx) // old is s when the server asked to move
 			if err == nil || time.Since(began) > stableAfter {
 				failures = 0
 			}
 		}
 
+		// The server asked to move, so nothing failed and there is nothing to wait for.
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
 
+		// With an old connection the client is still connected, and the program hears of no outage.
 		if old == nil {
 			c.lost(err)
 		}
 
+		// The pause is random from 0 on, so that the clients of a restarted server do not return together.
 		pause := rand.N(backoff(failures))
 		var refusal *Error
 		if errors.As(err, &refusal) {
+			// A proxy may ask for an hour; maxBackoff bounds it.
 			pause = max(pause, min(refusal.RetryAfter, maxBackoff))
 		}
 
@@ -334,6 +347,7 @@ func (c *Client) lost(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	// Calls made from here on are only remembered; open asks for them.
 	c.conn = nil
 	c.putLocked(Status{ID: c.cfg.ID, Err: err})
 }
@@ -354,13 +368,16 @@ func (c *Client) open(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 
+	// A Join that runs at the same time either is in the sets below, or finds conn and sends its own frame.
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// The id makes the next connection the same user. An identified user has none.
 	if conn.ID != "" {
 		c.cfg.ID = conn.ID
 	}
 
 	c.conn = conn
+	// Each connection may once send a count without a version; see store.
 	c.fresh = map[string]bool{}
 	c.putLocked(Status{Connected: true, User: conn.User, ID: conn.ID})
 	c.askAllLocked()
@@ -384,6 +401,7 @@ func (c *Client) askAgain(conn *Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	// A later connection has asked for everything itself.
 	if c.limited && c.conn == conn {
 		c.askAllLocked()
 	}
@@ -408,6 +426,7 @@ func (s *session) read() {
 			continue
 		}
 
+		// A second request to move while the first one waits adds nothing.
 		select {
 		case s.move <- min(max(f.After, 0), maxMove):
 		default:
@@ -442,6 +461,7 @@ func (c *Client) store(from *Conn, f *Frame) {
 		return
 	}
 
+	// The frame was sent before the server read the unsubscribe.
 	if !c.wantedLocked(u) {
 		return
 	}
@@ -464,6 +484,7 @@ func (c *Client) store(from *Conn, f *Frame) {
 func (c *Client) refusedLocked(f *Frame) {
 	c.putLocked(Fault{f.Code, f.Message, f.Page, f.Key})
 
+	// Set sizes tell whether something was given up; only then is it safe to ask again, or a refusal would loop.
 	wanted := len(c.joined) + len(c.pages) + len(c.counters)
 
 	delete(c.joined, f.Page)
@@ -494,9 +515,11 @@ func versionOf(u Update) Version {
 // and the time for that has come, it returns the session, which is still open, and no error.
 func (s *session) serve(ctx context.Context) (old *session, err error) {
 	beat := cmp.Or(s.conn.Heartbeat, 15*time.Second)
+	// A quarter, so that silence is noticed at most a quarter late; the bound keeps a tiny heartbeat from spinning.
 	tick := time.NewTicker(max(beat/4, 10*time.Millisecond))
 	defer tick.Stop()
 
+	// A nil channel is never ready, so the case below waits until the server asks.
 	var moved <-chan time.Time // has a value when it is time to move; nil: the server has not asked for a move
 	var asked time.Time        // when the last heartbeat was sent
 
@@ -518,6 +541,7 @@ func (s *session) serve(ctx context.Context) (old *session, err error) {
 			return s, nil
 		case <-tick.C:
 			s.client.askAgain(s.conn)
+			// Any byte counts as a sign of life, not the answer alone: a busy connection is never asked.
 			heard := s.conn.HeardAt()
 			switch {
 			case time.Since(heard) <= beat:
@@ -545,6 +569,7 @@ func (s *session) ended() bool {
 // ends after the server's leave-grace, unless another connection of the user has joined them.
 func (s *session) end() {
 	s.conn.Close()
+	// A server that hangs may not answer the close frame; the next connection does not wait longer for it.
 	timer := time.AfterFunc(time.Second, s.conn.Abort)
 
 	<-s.done

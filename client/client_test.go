@@ -647,6 +647,20 @@ func TestCalls(t *testing.T) {
 	}
 }
 
+// A connection that is lost in the middle of an event is no message that cannot be understood.
+func TestAnEventThatBreaksOffIsNone(t *testing.T) {
+	const user = "event: user\ndata: {\"user\":\"a\",\"online\":true}\n\n"
+	for cut := range len(user) {
+		api, _ := calls(http.StatusOK, "", user+": a comment\n\n"+user[:cut])
+
+		taken := 0
+		err := api.UserEvents(t.Context(), func(User) error { taken++; return nil }, "a")
+		if !errors.Is(err, ErrStreamEnded) || taken != 1 {
+			t.Errorf("a stream that ends %d bytes into its second event: %d events, %v", cut, taken, err)
+		}
+	}
+}
+
 func TestRefusalsAreErrors(t *testing.T) {
 	api, _ := calls(http.StatusConflict, "",
 		`{"type":"about:blank","title":"Conflict","status":409,"detail":"the floor","key":"stock:1","value":2}`)

@@ -83,6 +83,7 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 	header := http.Header{}
 	query := ""
 	cfg.sign(header)
+	// In the URL, as for browsers, which cannot set the headers of an upgrade.
 	if cfg.ID != "" {
 		query = "?id=" + url.QueryEscape(cfg.ID)
 	}
@@ -103,14 +104,17 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 
 	c.ws = ws
 
+	// A read knows no context; a deadline in the past ends it.
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetReadDeadline(time.Unix(1, 0)) })
 	var f Frame
 
 	err = c.Receive(&f)
+	// Something else that speaks WebSocket may answer, such as another service behind the same proxy.
 	if err == nil && f.Type != "welcome" {
 		err = fmt.Errorf("%w: the first frame is no welcome but %q", ErrFrame, f.Type)
 	}
 
+	// The deadline is or will be set, so the connection is of no use, even if the welcome has come.
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -129,10 +133,12 @@ func Dial(ctx context.Context, cfg Config) (*Conn, error) {
 
 // notDialed closes what the handshake has opened, and returns why there is no WebSocket.
 func (c *Conn) notDialed(cfg Config, resp *http.Response, err error) error {
+	// The body that the library has closed is a copy, so the socket is still open.
 	if c.conn != nil {
 		_ = c.conn.Close()
 	}
 
+	// A refusal has a problem as its body, which says more than the library's error.
 	if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
 		return errorOf(resp)
 	}
@@ -147,6 +153,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 		return errors.New("stopped after 10 redirects")
 	}
 
+	// The port may differ: http to https on one host is such a redirect.
 	if req.URL.Hostname() != via[0].URL.Hostname() {
 		req.Header.Del("X-API-Key")
 		req.Header.Del("Headcount-Id")
@@ -179,6 +186,7 @@ func (c *Conn) handshake(
 
 	c.conn = conn
 	if req.URL.Scheme == "https" {
+		// HTTP/2 must not be negotiated: this handshake is written as HTTP/1.1.
 		secure := tls.Client(conn, &tls.Config{ServerName: req.URL.Hostname(), NextProtos: []string{"http/1.1"}})
 		if err := secure.HandshakeContext(ctx); err != nil {
 			return nil, fmt.Errorf("TLS with %s: %w", req.URL.Host, err)
@@ -186,6 +194,7 @@ func (c *Conn) handshake(
 		c.conn = secure
 	}
 
+	// Unlike the read of the welcome, the handshake also writes, so both directions get the deadline.
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 
@@ -193,18 +202,21 @@ func (c *Conn) handshake(
 		return nil, fmt.Errorf("write the handshake: %w", err)
 	}
 
+	// Small, because its buffer lives as long as ahead has bytes of it.
 	br := bufio.NewReaderSize(c.conn, 1024)
 	resp, err := http.ReadResponse(br, req)
 	if err != nil {
 		return nil, fmt.Errorf("read the answer to the handshake: %w", err)
 	}
 
+	// The body must not need the socket, which the next redirect or notDialed closes.
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 		resp.Body = io.NopCloser(bytes.NewReader(body))
 		return resp, nil
 	}
 
+	// A server may send its welcome in the same packet as the answer.
 	c.ahead, _ = br.Peek(br.Buffered()) // a peek at buffered bytes cannot fail
 	c.heard.Store(int64(time.Since(loaded)))
 
@@ -226,6 +238,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		return n, nil
 	}
 
+	// Each byte counts here, also pings, which never reach Receive.
 	n, err := w.conn.Read(p)
 	if n > 0 {
 		w.heard.Store(int64(time.Since(loaded)))
@@ -235,6 +248,7 @@ func (w *wire) Read(p []byte) (int, error) {
 }
 
 func (w *wire) Write(p []byte) (int, error) {
+	// Send and Close write without a context that ends, so the bound of a write is here.
 	if err := w.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return 0, err
 	}
@@ -255,10 +269,12 @@ func (c *Conn) Receive(f *Frame) error {
 		return err
 	}
 
+	// The buffer is taken after the frame has begun, so a connection that waits has none.
 	buf := buffers.Get().(*bytes.Buffer)
 	defer buffers.Put(buf)
 	buf.Reset()
 
+	// The library bounds a message at 32 KiB, and ends the connection beyond.
 	if _, err := buf.ReadFrom(r); err != nil {
 		return err
 	}
@@ -317,12 +333,13 @@ func (c *Conn) Send(frames ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	for _, frame := range frames {
-		if c.closed {
-			return net.ErrClosed
-		}
+	if c.closed {
+		return net.ErrClosed
+	}
 
+	for _, frame := range frames {
 		if err := c.ws.Write(context.Background(), websocket.MessageText, frame); err != nil {
+			// A frame may be written in part, so what follows it could not be parsed.
 			_ = c.conn.Close()
 			return err
 		}
@@ -345,6 +362,7 @@ func (c *Conn) Close() {
 	}
 
 	c.closed = true
+	// Without the deadline Receive would wait for ever for a server that does not answer.
 	_ = c.conn.SetReadDeadline(time.Now().Add(closeTimeout))
 
 	// Bypass the library, whose Close waits for the answer.
@@ -356,6 +374,7 @@ func (c *Conn) Close() {
 
 // Abort ends the connection at once, without a close frame.
 func (c *Conn) Abort() {
+	// Dial aborts before there is a WebSocket, if the welcome does not come.
 	if c.ws != nil {
 		_ = c.ws.CloseNow()
 	}

@@ -116,8 +116,10 @@ func decodeFrame(msg []byte, f *Frame) error {
 		return fmt.Errorf("%w: %w: %.200q", ErrFrame, err, msg)
 	}
 
+	// Callers use a Frame again, so nothing of the former message may be left, also after an error.
 	*f = Frame{Type: w.Type}
 
+	// A newer server may add members; one that leaves out these is not ours.
 	if !w.whole() {
 		return fmt.Errorf("%w: a member is missing: %.200q", ErrFrame, msg)
 	}
@@ -203,6 +205,7 @@ func scanFrame(msg []byte, f *Frame) bool {
 	counted := false
 	versioned := false
 	for s := (scanner{rest}); s.eat(','); {
+		// Members in any order, as JSON permits; a repeated one overwrites, as encoding/json does.
 		key, ok := s.text()
 		if !ok || !s.eat(':') {
 			return false
@@ -236,6 +239,7 @@ func scanFrame(msg []byte, f *Frame) bool {
 			return false
 		}
 
+		// What follows the object, and a missing member, is for decodeFrame to refuse with a reason.
 		if s.eat('}') {
 			return len(s.rest) == 0 && counted && versioned && f.Count.Page != ""
 		}
@@ -275,6 +279,7 @@ func (s *scanner) text() ([]byte, bool) {
 			return text, true
 		}
 
+		// Escapes and UTF-8 are left to encoding/json, so that text needs no copy.
 		plain := 0x20 <= c && c <= 0x7e && c != '\\'
 		if !plain {
 			return nil, false
@@ -298,6 +303,7 @@ func (s *scanner) number() (int64, bool) {
 		}
 	}
 
+	// JSON has no leading zeros; such a number is encoding/json's to refuse.
 	if digits == 0 || digits > 1 && s.rest[0] == '0' {
 		return 0, false
 	}
@@ -320,6 +326,7 @@ func topicFrames(kind, member string, topics []string) [][]byte {
 
 	for _, topic := range topics {
 		quoted := quote(topic)
+		// A topic that the server accepts always fits into a frame of its own.
 		if msg != nil && len(msg)+len(quoted) > limit {
 			frames = append(frames, append(msg, `]}`...))
 			msg = nil
