@@ -38,8 +38,10 @@ const (
 	// cacheTime is how long the collected data is used. In this time this process asks
 	// each other process at most once, for any number of viewers.
 	cacheTime = 800 * time.Millisecond
-	timeout   = 1500 * time.Millisecond // for all answers together; a process without one by then is shown without load
-	parallel  = 16                      // processes asked at the same time
+	// timeout is for the answers of all processes together; one without an answer by then is shown without load. The
+	// store has as much time after that.
+	timeout  = 1500 * time.Millisecond
+	parallel = 16 // processes asked at the same time
 )
 
 // Members lists the processes.
@@ -48,13 +50,12 @@ type Members interface{ Members() []presence.Process }
 // Reporter reports the statistics of this process.
 type Reporter interface{ Report() presence.Report }
 
-// Others gets the report of another process. Several goroutines call it at once.
+// Others gets the report of another process.
 type Others interface {
 	Report(ctx context.Context, name string) (presence.Report, error)
 }
 
-// Config names the sources of a Board. One goroutine at a time calls each of them,
-// except Others.
+// Config names the sources of a Board. Several goroutines call them at once.
 type Config struct {
 	Self    string            // this process's name
 	Members Members           // lists the processes, Self among them
@@ -71,7 +72,8 @@ type Config struct {
 type Board struct {
 	cfg Config
 
-	// turn is a lock of the fields below, held for little more than timeout. A caller whose context ends stops waiting.
+	// turn is a lock of the fields below, held for little more than twice the timeout. A caller whose context ends
+	// stops waiting.
 	turn    chan struct{}
 	members []presence.Process
 	reports []*presence.Report // of members; nil for a process that did not answer
@@ -108,6 +110,7 @@ func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 
 func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) (body []byte, err error) {
 	v := view{site, alone}
 	err = b.collected(ctx, func(ctx context.Context) {
+		// Many viewers see the same data, so it is encoded once for each view.
 		if b.bodies[v] == nil {
 			b.bodies[v] = b.body(ctx, v)
 		}
@@ -149,9 +152,9 @@ func (b *Board) collected(ctx context.Context, use func(ctx context.Context)) er
 	defer func() { <-b.turn }()
 
 	// The data is for other callers, too, so it is collected even if this one leaves.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-	defer cancel()
+	ctx = context.WithoutCancel(ctx)
 
+	// Whoever waited for the lock meanwhile finds the data of the one before, so no process is asked twice.
 	if b.bodies == nil || time.Since(b.at) >= cacheTime {
 		b.collect(ctx)
 		b.at = time.Now()
@@ -189,12 +192,16 @@ type (
 
 // collect asks all processes for their reports.
 func (b *Board) collect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+
 	members := b.cfg.Members.Members()
 	reports := make([]*presence.Report, len(members))
 
 	var all errgroup.Group
 	all.SetLimit(parallel)
 	for i, m := range members {
+		// This process may not reach itself at its advertised address, and need not.
 		if m.Name == b.cfg.Self {
 			own := b.cfg.Report.Report()
 			reports[i] = &own
@@ -203,6 +210,7 @@ func (b *Board) collect(ctx context.Context) {
 		all.Go(func() error {
 			report, err := b.cfg.Others.Report(ctx, m.Name)
 			if err != nil {
+				// One silent process must not take the others' answers along, so no error ends the group.
 				b.cfg.Log.Debug().Err(err).Msg("a process did not report its statistics")
 				return nil
 			}
@@ -213,6 +221,7 @@ func (b *Board) collect(ctx context.Context) {
 	}
 
 	_ = all.Wait() // no function returns an error
+	// Together, because reports are found by the index of their process.
 	b.members = members
 	b.reports = reports
 }
@@ -244,11 +253,17 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 		out.Shown = v.site.Name()
 	}
 
-	counts, err := b.cfg.Counts.Counts(ctx, []string{v.site.Qualify(presence.AllPages)})
+	// The store has a time of its own: a process that does not answer has used up the one for the others.
+	asking, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+
+	// From the store, not from a dispatcher: what operators want to see is whether the store answers.
+	counts, err := b.cfg.Counts.Counts(asking, []string{v.site.Qualify(presence.AllPages)})
 	if err == nil {
 		out.Site = &counts[0]
 	}
 
+	// After everything that it judges, and before the parts that some viewers may not see are taken out.
 	out.State = b.state(&out)
 	out.Events = b.events.newest()
 	if v.alone {
@@ -298,6 +313,7 @@ func regions(reports []*presence.Report) []presence.PeerStats {
 	peers := map[string]*presence.PeerStats{}
 	for _, r := range reports {
 		for _, p := range r.Peers {
+			// The dispatchers see a peer each for buckets of their own; the slowest one decides.
 			of := peers[p.Name]
 			if of == nil {
 				of = &presence.PeerStats{Name: p.Name}
@@ -310,6 +326,7 @@ func regions(reports []*presence.Report) []presence.PeerStats {
 		}
 	}
 
+	// Not null in JSON, so that the page need not ask.
 	all := []presence.PeerStats{}
 	for _, name := range slices.Sorted(maps.Keys(peers)) {
 		all = append(all, *peers[name])

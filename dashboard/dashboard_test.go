@@ -55,8 +55,8 @@ func cluster(asked *atomic.Int64) Config {
 				Top: []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}},
 			}, nil
 		}),
-		Counts: counts(func(context.Context, []string) ([]presence.Count, error) {
-			return []presence.Count{{Page: presence.AllPages, Users: 12}}, nil
+		Counts: counts(func(ctx context.Context, _ []string) ([]presence.Count, error) {
+			return []presence.Count{{Page: presence.AllPages, Users: 12}}, ctx.Err()
 		}),
 	}
 }

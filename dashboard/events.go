@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -56,7 +57,7 @@ type around struct {
 }
 
 // look returns the present state; was is the last one. A leaving process has no roles any more, so
-// look keeps its former text.
+// look keeps its former text, or has its name alone.
 func (b *Board) look(was around) around {
 	now := around{processes: map[string]string{}, regions: map[string]string{}}
 
@@ -67,12 +68,14 @@ func (b *Board) look(was around) around {
 	for _, p := range b.cfg.Members.Members() {
 		incarnation := presence.IncarnationName(p.Name, p.Incarnation)
 
-		now.processes[incarnation] = was.processes[incarnation]
+		// By incarnation, so that a process that restarts at once is one that left and one that joined.
+		now.processes[incarnation] = cmp.Or(was.processes[incarnation], p.Name)
 		if len(p.Roles) > 0 {
 			now.processes[incarnation] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(p.Roles, ", "))
 		}
 	}
 
+	// Of this process alone: what a dispatcher elsewhere sees is an event there.
 	for _, p := range b.cfg.Report.Report().Peers {
 		switch {
 		case p.LeftOut:
@@ -123,6 +126,7 @@ func (b *Board) compare(was, is around) {
 		b.events.add(fmt.Sprintf("This process is not ready: %s.", is.trouble))
 	}
 
+	// Those that left first, since a restart is a leave and then a join.
 	for _, incarnation := range slices.Sorted(maps.Keys(was.processes)) {
 		if _, stays := is.processes[incarnation]; !stays {
 			b.events.add("A process left: " + was.processes[incarnation] + ".")

@@ -31,6 +31,7 @@ func loadOf(r *presence.Report) *load {
 		return nil
 	}
 
+	// A nil pointer leaves the members out of the JSON, as the page expects of a role that is missing.
 	return &load{
 		gatewayLoad: (*gatewayLoad)(r.Gateway),
 		nodeLoad:    (*nodeLoad)(r.Node),

@@ -22,6 +22,7 @@ var alone = map[string]string{
 }
 
 func (b *Board) state(is *answer) state {
+	// Collected apart, because the worst sentences stand first, wherever they come from.
 	var bad, warn []string
 	if err := b.cfg.Ready(); err != nil {
 		bad = append(bad, fmt.Sprintf("This process is not ready: %s.", err))
@@ -34,6 +35,7 @@ func (b *Board) state(is *answer) state {
 		warn = append(warn, "Counts are not complete at the moment.")
 	}
 
+	// One sentence for all of them: a lost network would otherwise fill the page.
 	var silent []string
 	for _, p := range is.Processes {
 		if p.Load == nil {
@@ -75,7 +77,7 @@ func (b *Board) state(is *answer) state {
 func no(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
-
 	}
+
 	return fmt.Sprint(n, " ", many)
 }

@@ -151,3 +151,21 @@ func TestEvents(t *testing.T) {
 		}
 	})
 }
+
+// A process that is leaving has no roles, and may be found like that; it is named all the same.
+func TestAProcessThatIsLeavingHasAName(t *testing.T) {
+	there := []presence.Process{{Name: "b", Incarnation: 2}}
+	board := New(Config{
+		Ready:   func() error { return nil },
+		Members: members(func() []presence.Process { return there }),
+		Report:  report(func() presence.Report { return presence.Report{} }),
+	})
+
+	was := board.look(around{})
+	there = nil
+	board.compare(was, board.look(was))
+
+	if got := board.events.newest(); len(got) != 1 || got[0].Text != "A process left: b." {
+		t.Errorf("%+v", got)
+	}
+}
