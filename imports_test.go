@@ -34,8 +34,8 @@ var layers = []layer{
 	{"internal/setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},
-	{"internal/tracing", nil},      // spans below a request that is traced
-	{"internal/tracing/otlp", nil}, // to a collector
+	{"internal/tracing", nil},                               // spans below a request that is traced
+	{"internal/tracing/otlp", []string{"internal/setting"}}, // to a collector
 	{"presence/heartbeat", []string{"internal/wake", "presence", "presence/seal"}},
 	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},

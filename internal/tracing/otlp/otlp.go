@@ -21,6 +21,8 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
+
+	"headcount/internal/setting"
 )
 
 const (
@@ -43,6 +45,7 @@ type Config struct {
 // for at most timeout, and ends the tracer. Neither New nor the end of a span waits for the collector.
 func New(cfg Config, scope string) (trace.Tracer, func() error) {
 	target := cfg.URL
+	// The specification gives the base address of a collector, or the whole one of its traces.
 	if u, err := url.Parse(cfg.URL); err == nil && strings.Trim(u.Path, "/") == "" {
 		target = u.JoinPath("v1", "traces").String()
 	}
@@ -61,6 +64,7 @@ func New(cfg Config, scope string) (trace.Tracer, func() error) {
 			sdk.WithBatchTimeout(batchWait)),
 	)
 	return provider.Tracer(scope), func() error {
+		// The process ends meanwhile, so a collector that hangs must not hold it up.
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		return provider.Shutdown(ctx)
@@ -85,6 +89,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 					"This is logged at most once a minute")
 		})
 	}
+	// An error would only go to the SDK's own log, on stderr.
 	return nil
 }
 
@@ -106,7 +111,7 @@ func (e *exporter) send(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := e.client.Do(req)
 	if err != nil {
-		return err
+		return setting.Cause(err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
@@ -155,6 +160,7 @@ type (
 )
 
 func requestOf(spans []sdk.ReadOnlySpan) request {
+	// All spans are of one tracer, and so of one scope and one resource.
 	scope := scopeSpans{}
 	scope.Scope.Name = spans[0].InstrumentationScope().Name
 	for _, s := range spans {
@@ -166,6 +172,7 @@ func requestOf(spans []sdk.ReadOnlySpan) request {
 		if s.Parent().HasSpanID() {
 			one.ParentID = s.Parent().SpanID().String()
 		}
+		// 2 is an error in OTLP; a span without a status is unset.
 		if s.Status().Code == codes.Error {
 			one.Status = &status{2, s.Status().Description}
 		}
@@ -179,6 +186,7 @@ func nanoseconds(t time.Time) string { return strconv.FormatInt(t.UnixNano(), 10
 func attributesOf(set []attribute.KeyValue) (all []keyValue) {
 	for _, kv := range set {
 		value := map[string]any{"stringValue": kv.Value.String()}
+		// OTLP writes 64-bit numbers as text, since JSON's numbers are not exact beyond 53 bits.
 		if kv.Value.Type() == attribute.INT64 {
 			value = map[string]any{"intValue": strconv.FormatInt(kv.Value.AsInt64(), 10)}
 		}
