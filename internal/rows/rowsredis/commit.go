@@ -16,6 +16,7 @@ import (
 // Commit implements rows.Store.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	errs := make([]error, len(commits))
+	// Whether it is a Cluster decides how many commits a run may have.
 	c, err := s.writes.Known(ctx)
 	if err != nil {
 		fill(errs, s.commitError(err))

@@ -2,6 +2,7 @@ package rowsredis
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -13,7 +14,8 @@ import (
 
 // Contents calls each with names of collections and remembered IDs of a partition. Together the calls cover all
 // partitions, in any order, perhaps repeatedly. It iterates over all keys of each master, so it is only for rare tasks.
-// Collections and IDs that are created or deleted during the call may be missing.
+// Collections and IDs that are created or deleted during the call may be missing. If a server restarts or is replaced
+// meanwhile, the error is rows.ErrUnavailable.
 func (s *Store) Contents(
 	ctx context.Context, each func(partition int, collections []string, ids []rows.ID) error,
 ) error {
@@ -22,6 +24,7 @@ func (s *Store) Contents(
 		return err
 	}
 
+	runs := s.conn.Marks.Runs()
 	for _, master := range masters {
 		cursor := uint64(0)
 		for more := true; more; more = cursor != 0 {
@@ -39,6 +42,11 @@ func (s *Store) Contents(
 				return err
 			}
 		}
+	}
+
+	// A cursor is valid only on the server that returned it, see pairs. Callers rely on each key being among the calls.
+	if runs != s.conn.Marks.Runs() {
+		return fmt.Errorf("redis: %w: another server answered while its keys were listed", rows.ErrUnavailable)
 	}
 
 	return nil

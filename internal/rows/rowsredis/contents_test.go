@@ -10,6 +10,7 @@ import (
 	"headcount/internal/redistest"
 	"headcount/internal/rows"
 	"headcount/internal/rows/rowsredis"
+	"headcount/internal/testkit"
 )
 
 // TestServerContents: they are those of all partitions, wherever these are, without the keys of inboxes.
@@ -72,6 +73,40 @@ func hasContents(t *testing.T, url string) {
 	if !errors.Is(err, enough) || calls != 1 {
 		t.Errorf("it ends with %v after %d calls", err, calls)
 	}
+}
+
+// A list that goes on at another run of a server may lack keys, so it fails; the next one is whole.
+func TestServerContentsOfTwoRunsAreNoList(t *testing.T) {
+	server := redistest.Start(t, redistest.Durable...)
+	s := open(t, server.URL())
+	o := own(t, s, 0)
+
+	const collections = 3000 // several pages of keys
+	commit := o.next()
+	for n := range collections {
+		name := rows.Name{Collection: fmt.Sprint("of ", n), Field: "x"}
+		commit.Rows = append(commit.Rows, rows.Row{Name: name, Value: []byte("v")})
+	}
+	o.insist(commit)
+
+	restart := server.Restart
+	seen := map[string]bool{}
+	list := func() error {
+		return s.Contents(t.Context(), func(_ int, names []string, _ []rows.ID) error {
+			for _, name := range names {
+				seen[name] = true
+			}
+			restart(t)
+			restart = func(testing.TB) {}
+
+			return nil
+		})
+	}
+
+	if err := list(); !errors.Is(err, rows.ErrUnavailable) {
+		t.Errorf("a list of two runs of a server: %v, with %d of %d collections", err, len(seen), collections)
+	}
+	testkit.Eventually(t, "a list of all collections", func() bool { return list() == nil && len(seen) == collections })
 }
 
 func idOf(partition int) [16]byte { return [16]byte{0: 'i', 15: byte(partition)} }

@@ -30,6 +30,7 @@ func (s *Store) readsOf(addresses []rows.Address) []*read {
 	at := map[place]*read{}
 	for i := range addresses {
 		address := &addresses[i]
+		// One command for each collection, however many of its rows are asked for.
 		where := place{address.Partition, address.Collection}
 		one := at[where]
 		if one == nil {

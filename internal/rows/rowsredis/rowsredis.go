@@ -64,6 +64,7 @@ func New(cfg Config) *Store {
 	}
 	s := &Store{conn: cfg.Conn, writes: cfg.Conn.Runner(runner)}
 
+	// Only one of the two reports the state of Redis, because it is the same connection.
 	runner.Scripts = nil
 	runner.OnState = nil
 	runner.Bounded = true
