@@ -19,6 +19,7 @@ func (o *Ownership) Claim(owner string, former uint64, now time.Time) Claim {
 	}
 
 	o.Owner = owner
+	// The clock keeps epochs growing even if the store has lost them; the rest, even if the clock goes back.
 	o.Epoch = max(uint64(now.UnixMilli()), o.Epoch+1, former+1)
 
 	return Claim{Epoch: o.Epoch, Number: o.Number}
@@ -45,6 +46,7 @@ func (o *Ownership) Has(c *Commit) bool { return c.Number == o.Number }
 // Remembered returns *Known if IDs of the commit are remembered at its time. Until returns the expiry of an ID, or the
 // zero time.
 func (c *Commit) Remembered(until func(ID) time.Time) error {
+	// Most commits have none, and need no list.
 	if len(c.IDs)+len(c.Asked) == 0 {
 		return nil
 	}
@@ -52,6 +54,7 @@ func (c *Commit) Remembered(until func(ID) time.Time) error {
 	var known []ID
 	for _, ids := range [][]ID{c.IDs, c.Asked} {
 		for _, id := range ids {
+			// A Commit brings its own time, so that a repetition is judged like the first attempt.
 			if ends := until(id); ends.After(c.At) {
 				known = append(known, ID{Bytes: id.Bytes, Until: ends})
 			}

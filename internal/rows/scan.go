@@ -16,6 +16,7 @@ func ScanInParts(
 				return err
 			}
 		}
+		// A whole part may have been the last one; then the next read finds nothing.
 		if len(some) < most {
 			return nil
 		}

@@ -59,6 +59,7 @@ func (w *Watches) Publish(c *Commit) {
 		return
 	}
 
+	// A read lock, so that partitions publish at the same time; each watch serialises its own calls.
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 

@@ -41,6 +41,7 @@ type request struct {
 // cannot be stopped, so Commit waits for it.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	one := &request{commits: commits, errs: make([]error, len(commits)), done: make(chan struct{})}
+	// In the queue before the turn is asked for, so that whoever has the turn may take it along.
 	s.queue.Lock()
 	s.queued = append(s.queued, one)
 	s.queue.Unlock()
@@ -49,7 +50,7 @@ func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	select {
 	case <-one.done:
 	case s.turn <- struct{}{}:
-		s.writeQueued()
+		s.writeQueuedLocked()
 		s.unlock()
 	case <-ctx.Done():
 		if s.withdraw(one) {
@@ -73,8 +74,8 @@ func (s *Store) withdraw(one *request) bool {
 	return len(s.queued) < before
 }
 
-// writeQueued makes all queued commits in one transaction, and publishes them. The caller has the turn.
-func (s *Store) writeQueued() {
+// writeQueuedLocked makes all queued commits in one transaction, and publishes them.
+func (s *Store) writeQueuedLocked() {
 	s.queue.Lock()
 	group := s.queued
 	s.queued = nil
@@ -84,7 +85,7 @@ func (s *Store) writeQueued() {
 	}
 
 	var all []*rows.Commit // the commits that the transaction makes
-	err := s.update(func(tx *bbolt.Tx) error {
+	err := s.updateLocked(func(tx *bbolt.Tx) error {
 		made, err := writeAll(tx, group)
 		all = made
 		return err
@@ -98,6 +99,7 @@ func (s *Store) writeQueued() {
 	}
 
 	for _, one := range group {
+		// Refusals were judged within the transaction, so without it they say nothing either.
 		if err != nil {
 			fail(one.errs, err)
 		}
@@ -120,6 +122,7 @@ func writeAll(tx *bbolt.Tx, group []*request) ([]*rows.Commit, error) {
 		forget:     tx.Bucket(forgetBucket),
 	}
 
+	// In the order of arrival, since a commit may follow another one of the same group.
 	for _, one := range group {
 		for i := range one.commits {
 			one.errs[i] = t.commit(&one.commits[i])
@@ -165,6 +168,7 @@ func (t *transaction) commit(c *rows.Commit) error {
 		t.remember(c.Partition, id)
 	}
 	ownership.Number = c.Number
+	// Later commits of this group read the number from here.
 	t.check(t.partitions.Put(partition, appendOwnership(nil, ownership)))
 	t.made = append(t.made, c)
 
@@ -182,6 +186,7 @@ func (t *transaction) remember(partition int, id rows.ID) {
 // forgetIDs deletes at most n expired IDs.
 func (t *transaction) forgetIDs(now time.Time, n int) {
 	oldest := t.forget.Cursor()
+	// First again after each deletion, because a deletion moves bbolt's cursor.
 	for range n {
 		key, _ := oldest.First()
 		if key == nil || parseTime(key).After(now) {
@@ -229,7 +234,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 
 	// If a claim is made but its answer is lost, that is harmless: the owner's next claim gets a greater epoch.
 	claims := make([]rows.Claim, len(partitions))
-	err := s.update(func(tx *bbolt.Tx) error {
+	err := s.updateLocked(func(tx *bbolt.Tx) error {
 		all := tx.Bucket(partitionsBucket)
 		for i, former := range partitions {
 			partition := []byte{byte(former.Partition)}

@@ -165,13 +165,13 @@ func TestATransactionThatFailedMayBeMade(t *testing.T) {
 	defer s.unlock()
 
 	newest := s.transactions(t)
-	if err := s.outcome(newest, syscall.EIO); err != nil {
+	if err := s.outcomeLocked(newest, syscall.EIO); err != nil {
 		t.Errorf("the file has it: %v", err)
 	}
 	if n := s.transactions(t); n != newest+1 {
 		t.Errorf("it was believed after %d fsyncs, want 1", n-newest)
 	}
-	if err := s.outcome(newest+2, syscall.EIO); !errors.Is(err, rows.ErrUnavailable) {
+	if err := s.outcomeLocked(newest+2, syscall.EIO); !errors.Is(err, rows.ErrUnavailable) {
 		t.Errorf("the file does not have it: %v", err)
 	}
 }

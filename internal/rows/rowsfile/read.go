@@ -42,6 +42,7 @@ func (s *Store) Scan(ctx context.Context, at int, collection, after string, each
 func (s *Store) scan(ctx context.Context, at int, collection, after string) ([]rows.Row, error) {
 	var some []rows.Row
 	prefix := collectionKey(at, collection)
+	// Capacity is cut, so that the append leaves the prefix alone.
 	start := append(prefix[:len(prefix):len(prefix)], after...)
 
 	err := s.view(ctx, func(tx *bbolt.Tx) error {

@@ -58,7 +58,8 @@ type Store struct {
 	cfg     Config
 	watches rows.Watches
 
-	// turn is a lock whose waiters may give up. Its holder makes transactions, sets failed, and owns next.
+	// turn is a lock whose waiters may give up. Its holder makes transactions, sets failed, and owns next. Methods with
+	// the suffix Locked need it.
 	turn   chan struct{}
 	failed atomic.Pointer[error] // of the last transaction that failed; it has been logged. nil: the disk works
 	next   time.Time             // no transaction is attempted before
@@ -93,6 +94,7 @@ func Open(dir string, cfg Config) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
+	// 0: whatever a process that was killed left in the file is synced before it is used.
 	if _, err := s.open(0); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -123,6 +125,7 @@ func (s *Store) open(failed int) (newest int, err error) {
 			newest = tx.ID()
 			return nil
 		})
+		// The failed transaction is not there, so all that is there was acknowledged, and is on disk.
 		if err != nil || newest < failed {
 			return err
 		}
@@ -176,10 +179,10 @@ func (s *Store) unlock() { <-s.turn }
 
 func unavailable(err error) error { return fmt.Errorf("rowsfile: %w: %w", rows.ErrUnavailable, err) }
 
-// update makes a transaction, or abandons it if write returns errNothing. The error is rows.ErrFull if the disk is full
-// and nothing was written. The caller has the turn.
-func (s *Store) update(write func(tx *bbolt.Tx) error) error {
-	if err := s.ready(); err != nil {
+// updateLocked makes a transaction, or abandons it if write returns errNothing. The error is rows.ErrFull if the disk
+// is full and nothing was written.
+func (s *Store) updateLocked(write func(tx *bbolt.Tx) error) error {
+	if err := s.readyLocked(); err != nil {
 		return err
 	}
 
@@ -193,7 +196,7 @@ func (s *Store) update(write func(tx *bbolt.Tx) error) error {
 	case errors.Is(err, errNothing):
 		return nil
 	case err != nil:
-		return s.outcome(id, err)
+		return s.outcomeLocked(id, err)
 	}
 
 	return nil
@@ -221,22 +224,22 @@ func (s *Store) heal() {
 			return
 		}
 		if s.failed.Load() != nil { // another heal may have ended the failure
-			s.probe()
+			s.probeLocked()
 		}
 		s.unlock()
 	}
 }
 
-// probe tests whether the file can be written, with room for further transactions. The caller has the turn.
-func (s *Store) probe() {
+// probeLocked tests whether the file can be written, with room for further transactions.
+func (s *Store) probeLocked() {
 	key := []byte("probe")
 	fill := func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(key, make([]byte, probeBytes)) }
-	if s.update(fill) != nil {
+	if s.updateLocked(fill) != nil {
 		return
 	}
 
 	// The filler must not take the room that it has shown.
-	if s.update(func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Delete(key) }) != nil {
+	if s.updateLocked(func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Delete(key) }) != nil {
 		return
 	}
 
@@ -249,11 +252,11 @@ func (s *Store) probe() {
 	s.cfg.Log.Info().Msg("counters: the data directory can be written again")
 }
 
-// outcome finds out whether a failed transaction was made, and returns its error if not. After a failure bbolt's memory
-// is unreliable, so the file is opened again. The caller has the turn.
-func (s *Store) outcome(id int, cause error) error {
-	s.pause(cause)
-	s.drop()
+// outcomeLocked finds out whether a failed transaction was made, and returns its error if not. After a failure bbolt's
+// memory is unreliable, so the file is opened again.
+func (s *Store) outcomeLocked(id int, cause error) error {
+	s.pauseLocked(cause)
+	s.dropLocked()
 
 	// Transactions are numbered consecutively, so the newest number in the file decides.
 	newest, err := s.open(id)
@@ -267,8 +270,8 @@ func (s *Store) outcome(id int, cause error) error {
 	}
 }
 
-// drop closes the file after a failure.
-func (s *Store) drop() {
+// dropLocked closes the file after a failure.
+func (s *Store) dropLocked() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -278,13 +281,13 @@ func (s *Store) drop() {
 	s.db = nil
 }
 
-// ready opens the file if necessary. The caller has the turn.
-func (s *Store) ready() error {
+// readyLocked opens the file if necessary.
+func (s *Store) readyLocked() error {
 	pausing := time.Now().Before(s.next)
 	switch {
 	case s.closed:
 		return unavailable(errClosed)
-	case pausing: // failed is set, see probe
+	case pausing: // failed is set, see probeLocked
 		// Each attempt may read the whole file, so while the disk is full there must not be one for each call.
 		return refusal(*s.failed.Load())
 	case s.db != nil:
@@ -292,15 +295,15 @@ func (s *Store) ready() error {
 	}
 
 	if _, err := s.open(0); err != nil {
-		s.pause(err)
+		s.pauseLocked(err)
 		return refusal(err)
 	}
 
 	return nil
 }
 
-// pause delays the next transaction after a failure. The caller has the turn.
-func (s *Store) pause(err error) {
+// pauseLocked delays the next transaction after a failure.
+func (s *Store) pauseLocked(err error) {
 	// Log an outage only once, however many transactions fail in it.
 	before := s.failed.Swap(&err)
 	if before == nil {
@@ -333,6 +336,7 @@ func (s *Store) view(ctx context.Context, read func(tx *bbolt.Tx) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 
+	// Close, or another failure, has come since.
 	if s.db == nil {
 		return unavailable(errClosed)
 	}
@@ -357,5 +361,5 @@ func (s *Store) reopen(ctx context.Context) error {
 	}
 	defer s.unlock()
 
-	return s.ready()
+	return s.readyLocked()
 }

@@ -114,6 +114,7 @@ func (s *Store) commit(c *rows.Commit) error {
 		return err
 	}
 
+	// Before the IDs are looked up, which also compares their times, so an expired one that is left does no harm.
 	p.forgetLocked(c.At, 2*len(c.IDs)+1)
 	if err := c.Remembered(func(id rows.ID) time.Time { return p.ids[id.Bytes] }); err != nil {
 		return err
@@ -191,6 +192,7 @@ func (p *partition) addLocked(row *rows.Row) {
 }
 
 func (p *partition) removeLocked(name rows.Name) {
+	// The row that last points to may be the one that goes.
 	p.last = nil
 	of := p.collections[name.Collection]
 	if of == nil || of.values[name.Field] == nil {
@@ -199,6 +201,7 @@ func (p *partition) removeLocked(name rows.Name) {
 
 	of.size -= sizeOf(name.Field, of.values[name.Field].bytes)
 	delete(of.values, name.Field)
+	// Collections come and go, so an empty one must not stay.
 	if len(of.values) == 0 {
 		delete(p.collections, name.Collection)
 	}

@@ -135,6 +135,7 @@ func (t *transaction) queueHold(b *pgx.Batch, partitions []int16) {
 	var is rows.Ownership
 	b.Queue(lockPartitions, partitions).Query(func(found pgx.Rows) error {
 		_, err := pgx.ForEachRow(found, []any{&partition, &is.Owner, &is.Epoch, &is.Number, &t.now}, func() error {
+			// The scan writes into is again for the next row.
 			owned := is
 			t.owned[partition] = &owned
 			return nil

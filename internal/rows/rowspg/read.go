@@ -26,6 +26,7 @@ func (s *Store) Read(ctx context.Context, addresses []rows.Address) []rows.Found
 		wanted.addName(at.Partition, at.Name)
 	}
 
+	// Rows that do not exist are not in the result, so each comes with its index.
 	var at int
 	var value []byte
 	each := func() error {

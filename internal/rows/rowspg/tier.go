@@ -49,6 +49,7 @@ func (s *Store) changed(
 			return err
 		}
 
+		// After the query, whose connection is free again by then, because each may be slow.
 		for i := range some {
 			last = some[i].Name
 			if err := each(last, some[i].Value); err != nil {

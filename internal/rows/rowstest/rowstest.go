@@ -22,6 +22,7 @@ type Open func(t *testing.T) rows.Store
 // Run tests the contract in real time. Its parts take milliseconds, so they are one test, whose log names the part; the
 // stores within the process have a test for each.
 func Run(t *testing.T, open Open) {
+	// Sorted, so that a failure shows the same log each time.
 	for _, name := range slices.Sorted(maps.Keys(contract)) {
 		t.Log(name)
 		contract[name](&bench{T: t, store: open(t)})
@@ -150,11 +151,13 @@ func (b *bench) wantLost(err error, number uint64) {
 }
 
 func claimsCountUp(b *bench) {
+	// A minute of tolerance, because a store has a clock of its own.
 	before := uint64(time.Now().Add(-time.Minute).UnixMilli())
 	first := b.claim("a", partition, 0)
 	if first.Epoch < before || first.Number != 0 {
 		b.Errorf("the first claim is %+v, want an epoch of now and no commit", first)
 	}
+	// A commit in between, whose number the next owner must be told.
 	b.must(b.commit(first.Epoch, 0))
 
 	second := b.claim("b", partition, 0)
@@ -204,6 +207,7 @@ func commitWrites(b *bench) {
 	b.must(b.commit(claim.Epoch, 0, put("x", "1"), put("y", "2")))
 	b.want(partition, "x=1", "y=2")
 
+	// To delete what is not there is no error: an owner does not know what a store has lost.
 	b.must(b.commit(claim.Epoch, 1, put("y", "3"), remove("x"), remove("none")))
 	b.want(partition, "y=3")
 
@@ -223,12 +227,14 @@ func commitWrites(b *bench) {
 func commitRepeats(b *bench) {
 	claim := b.claim("a", partition, 0)
 	first := newCommit(partition, claim.Epoch, 0, put("x", "1"), id(1, time.Hour))
+	// Twice, since a caller whose answer was lost repeats its commit unchanged.
 	for range 2 {
 		b.must(b.store.Commit(b.Context(), []rows.Commit{first})[0])
 	}
 
 	b.must(b.commit(claim.Epoch, 1, put("x", "2")))
 	b.want(partition, "x=2")
+	// Too late for a repetition: another commit has followed.
 	b.wantLost(b.store.Commit(b.Context(), []rows.Commit{first})[0], 2)
 	b.want(partition, "x=2")
 }
@@ -283,6 +289,7 @@ func idsAreUsedAgain(b *bench) {
 	b.must(b.commit(claim.Epoch, 0, old...))
 	b.must(b.commit(claim.Epoch, 1, id(ids-1, time.Hour)))
 
+	// Each commit forgets a few, so after these the first use is forgotten for sure.
 	for after := range uint64(ids) {
 		b.must(b.commit(claim.Epoch, 2+after))
 	}
@@ -298,6 +305,7 @@ func idsAreAsked(b *bench) {
 	b.must(b.commit(claim.Epoch, 0, used))
 
 	asking := newCommit(partition, claim.Epoch, 1)
+	// An ID that is asked for has no time of its own, so that of a store's answer must be the one of its first use.
 	asking.Asked = []rows.ID{{Bytes: id(2, 0).Bytes}, {Bytes: used.Bytes}}
 	err := b.store.Commit(b.Context(), []rows.Commit{asking})[0]
 	var known *rows.Known
@@ -308,6 +316,7 @@ func idsAreAsked(b *bench) {
 		b.Errorf("ID 1 is known until %s, want %s", known.IDs[0].Until, used.Until)
 	}
 
+	// The commit that only asked has not used the ID up, so another one may.
 	asking.Asked = asking.Asked[:1]
 	b.must(b.store.Commit(b.Context(), []rows.Commit{asking})[0])
 	b.must(b.commit(claim.Epoch, 2, id(2, time.Hour)))
@@ -317,6 +326,7 @@ func refusedWritesNothing(b *bench) {
 	claim := b.claim("a", partition, 0)
 	b.must(b.commit(claim.Epoch, 0, id(1, time.Hour)))
 
+	// For each of the three reasons: another owner, another commit before it, and a known ID beside a new one.
 	refused := []error{
 		b.commit(claim.Epoch-1, 1, put("x", "1"), id(2, time.Hour)),
 		b.commit(claim.Epoch, 2, put("x", "1"), id(2, time.Hour)),
@@ -412,6 +422,7 @@ func scanGoesOn(b *bench) {
 
 func anyBytes(b *bench) {
 	claim := b.claim("a", partition, 0)
+	// Names and values are bytes of clients, which may be no text in any encoding.
 	every := make([]byte, 256)
 	for i := range every {
 		every[i] = byte(i)
@@ -423,6 +434,7 @@ func anyBytes(b *bench) {
 	found := b.store.Read(b.Context(), []rows.Address{
 		{Partition: partition, Name: row.Name}, {Partition: partition, Name: empty.Name},
 	})
+	// An empty value is a row; only nil is none.
 	if !bytes.Equal(found[0].Value, every) || found[1].Value == nil || len(found[1].Value) > 0 {
 		b.Errorf("got %q and %q", found[0].Value, found[1].Value)
 	}
@@ -432,6 +444,7 @@ func publicationsInOrder(b *bench) {
 	claim := b.claim("a", partition, 0)
 	heard := b.listen()
 
+	// Without the beginning of the watch the first publications could be missed, which is permitted.
 	for !heard.has("begin") {
 		time.Sleep(time.Millisecond)
 	}
@@ -532,6 +545,7 @@ func oneClaimHolds(b *bench) {
 	}
 	all.Wait()
 
+	// Each number was written once, so their number is also the last one.
 	last := uint64(len(written))
 	b.want(partition, "x="+written[last])
 }

@@ -32,6 +32,7 @@ func (s *Store) Adopted(ctx context.Context, partitions ...int) (bool, error) {
 		addresses[i] = rows.Address{Partition: id, Name: stateName}
 	}
 
+	// From the fast store, which every process can read: another one may be adopting.
 	for i, row := range s.fast.Read(ctx, addresses) {
 		if row.Err != nil || row.Value == nil {
 			return false, row.Err
@@ -68,6 +69,7 @@ func (s *Store) adopting(ctx context.Context) map[int]uint64 {
 		if !adopts {
 			continue
 		}
+		// Asked last, because it may ask a store.
 		if s.cfg.MayAdopt != nil && s.cfg.MayAdopt(ctx, id) != nil {
 			continue
 		}
@@ -91,6 +93,7 @@ func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 	}
 	done := map[place]bool{}
 	err := fast.Contents(ctx, func(id int, collections []string, ids []rows.ID) error {
+		// The list has the keys of all partitions, and those of others are their owners'.
 		epoch, isOurs := claims[id]
 		if !isOurs {
 			return nil
@@ -124,6 +127,7 @@ func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 // finishAdoption waits until the durable store has everything, and then records that in the states.
 func (s *Store) finishAdoption(ctx context.Context, claims map[int]uint64) error {
 	for id, epoch := range claims {
+		// After everything else: a drain takes all that is dirty at once, so when this row is drained, so is the rest.
 		s.partitions[id].add(epoch, map[rows.Name][]byte{adoptedName: {1}}, nil)
 	}
 	areClean := func() bool {
@@ -139,6 +143,7 @@ func (s *Store) finishAdoption(ctx context.Context, claims map[int]uint64) error
 		return err
 	}
 
+	// The next commit of each owner writes the state, so a process that dies before starts over.
 	for id, epoch := range claims {
 		s.partitions[id].adopted(epoch)
 	}
@@ -221,6 +226,7 @@ func (p *partition) add(epoch uint64, found map[rows.Name][]byte, ids []rows.ID)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	// Another process owns the partition now, and adopts it itself.
 	if p.epoch != epoch {
 		return
 	}

@@ -16,6 +16,7 @@ import (
 // can be claimed. A fast store without the state may have lost everything, and only the durable store knows what was
 // drained.
 func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Former) ([]rows.Claim, error) {
+	// First, because the fast store decides who is the owner; the durable store follows.
 	claims, err := s.fast.Claim(ctx, owner, partitions)
 	if err != nil {
 		return nil, err
@@ -255,6 +256,7 @@ func (all takeovers) takeOverDurable(ctx context.Context) {
 	if len(all) == 0 {
 		return
 	}
+	// Claims wait for this, and partitions with a state can do without the durable store.
 	ctx, cancel := context.WithTimeout(ctx, all[0].s.cfg.Timeout)
 	defer cancel()
 

@@ -18,6 +18,7 @@ func (s *Store) drainEach(ctx context.Context) {
 		_, err := s.drain(ctx)
 		pause = s.cfg.DrainEvery
 		if err != nil {
+			// A store that is away need not be asked as often.
 			pause *= 5
 		}
 	}
@@ -35,7 +36,7 @@ func (s *Store) drain(ctx context.Context) (left int, err error) {
 	if failed := s.send(ctx); failed != nil {
 		err = failed
 	}
-	s.logOutage(err)
+	s.logOutageLocked(err)
 
 	return s.Dirty(), err
 }
@@ -66,9 +67,9 @@ func (s *Store) send(ctx context.Context) error {
 	return last
 }
 
-// logOutage logs once when writes to the durable store begin to fail, and once when they work again. It logs at level
-// info only, because the connection to the durable store logs the warning. The caller holds draining.
-func (s *Store) logOutage(err error) {
+// logOutageLocked logs once when writes to the durable store begin to fail, and once when they work again. It logs at
+// level info only, because the connection to the durable store logs the warning.
+func (s *Store) logOutageLocked(err error) {
 	if err != nil && s.away == nil {
 		s.cfg.Log.Info().Err(err).
 			Msg("counters: the durable store cannot be written; changes stay in the fast store until it can")
@@ -83,6 +84,7 @@ func (s *Store) logOutage(err error) {
 // claimDurable claims in the durable store the partitions that this process owns in the fast store. It returns the last
 // error.
 func (s *Store) claimDurable(ctx context.Context) error {
+	// As a rule there is one owner; a Claim names one at a time.
 	byOwner := map[string][]rows.Former{}
 	for id := range s.partitions {
 		owner, former := s.partitions[id].unclaimed()
@@ -233,6 +235,7 @@ func (p *partition) unclaimed() (string, rows.Former) {
 // uses the same fast store, only the fast store can decide which one is the owner: the other process may have been the
 // earlier owner there and merely late to claim the durable store.
 func (s *Store) giveUp(ctx context.Context, p *partition) error {
+	// Read before the lock is taken, because the store may be slow.
 	row := s.durable.Read(ctx, []rows.Address{{Partition: p.id, Name: drainedName}})[0]
 	if row.Err != nil {
 		return row.Err

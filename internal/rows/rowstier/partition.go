@@ -196,6 +196,7 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
+	// An owner repeats a commit with its number until it knows the outcome.
 	p.commit.isRepeated = c.Number == p.commit.number
 	p.commit.number = c.Number
 

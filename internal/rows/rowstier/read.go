@@ -167,6 +167,7 @@ func startScan(ctx context.Context, of rows.Store, at rows.Address, after string
 			}
 			return nil
 		})
+		// A caller that has enough ends the scan with that error.
 		if err != nil && err != errStopped {
 			s.err = err
 		}

@@ -223,6 +223,7 @@ func (t *takeover) changedInDurable(ctx context.Context) (map[rows.Name][]byte, 
 
 // write commits c to the fast store, without the IDs that the fast store still has.
 func (t *takeover) write(ctx context.Context, c *rows.Commit) error {
+	// The fast store has lost some IDs, not all: those that it knows are left out, and the rest is tried again.
 	for {
 		err := t.s.fast.Commit(ctx, []rows.Commit{*c})[0]
 		var known *rows.Known

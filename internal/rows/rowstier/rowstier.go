@@ -126,9 +126,11 @@ func New(fast rows.Store, durable Durable, cfg Config) *Store {
 
 // Close drains everything that is left, but stops when ctx ends. The owner must not commit any more.
 func (s *Store) Close(ctx context.Context) error {
+	// The goroutines end first, so that each drain below is the only one.
 	s.stop()
 	s.wg.Wait()
 
+	// Again after an error, too: what is left here is in the fast store alone.
 	for {
 		left, err := s.drain(ctx)
 		if left == 0 {
@@ -191,6 +193,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	if err := p.refuses(c); err != nil {
 		return err
 	}
+	// Refused before the fast store gets the rows, because what it has must be kept until it is drained.
 	if p.countDirty()+len(c.Rows) > s.cfg.Dirty {
 		return fmt.Errorf("%w: too many rows wait to be written to the durable store", rows.ErrFull)
 	}
