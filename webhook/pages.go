@@ -110,7 +110,7 @@ func (p *pages) receive(updates []presence.Update) {
 	}
 }
 
-// queueLocked queues a count for the next round, unless a newer one of the page is queued. The caller has mu.
+// queueLocked queues a count for the next round, unless a newer one of the page is queued.
 func (p *pages) queueLocked(u presence.Update) bool {
 	name := u.Name()
 	c, ok := presence.CountOf(u)

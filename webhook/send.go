@@ -172,7 +172,7 @@ func (o *sender) fail(log zerolog.Logger, status int, err error) time.Duration {
 	o.failed++
 	// Once for each series, and without the URL, which may have a secret in it.
 	if o.failed == 1 {
-		log.Warn().Err(setting.Cause(err)).Int("status", status).Msg("a webhook does not accept events; trying again")
+		log.Warn().Err(setting.Cause(err)).Int("status", status).Msg("a webhook does not accept events; retrying")
 	}
 
 	return outage.Jitter(min(firstPause<<min(o.failed-1, 10), maxPause))

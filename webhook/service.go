@@ -200,7 +200,7 @@ func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
 	// The end of the process is no failure of the store.
 	ends := ctx.Err() != nil || errors.Is(err, context.Canceled)
 	if err != nil && !f.is && !ends {
-		log.Warn().Err(err).Msg("the store of webhooks cannot be reached; trying again")
+		log.Warn().Err(err).Msg("the store of webhooks cannot be reached; retrying")
 	}
 
 	f.is = err != nil

@@ -89,7 +89,7 @@ func (u *users) repeat(ctx context.Context, every time.Duration, do func(context
 		if err == nil || errors.Is(err, ErrUnavailable) {
 			store.note(ctx, u.service.cfg.Log, err)
 		} else {
-			u.service.cfg.Log.Debug().Err(err).Msg("it could not be found out which users came or left; trying again")
+			u.service.cfg.Log.Debug().Err(err).Msg("it could not be found out which users came or left; retrying")
 		}
 	}
 }

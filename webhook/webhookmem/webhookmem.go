@@ -81,7 +81,7 @@ func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
 		if err != nil {
 			return err
 		}
-		if err := s.state(h.ID).load(of); err != nil {
+		if err := s.stateLocked(h.ID).load(of); err != nil {
 			return err
 		}
 	}
@@ -139,6 +139,7 @@ func (b *hookState) load(of *bbolt.Bucket) error {
 
 // Close closes the file.
 func (s *Store) Close() error {
+	// In memory there is nothing to close.
 	if s.db == nil {
 		return nil
 	}
@@ -146,8 +147,8 @@ func (s *Store) Close() error {
 	return s.db.Close()
 }
 
-// state returns the data of a hook. The caller holds mu, or has not shared s yet.
-func (s *Store) state(hook string) *hookState {
+// stateLocked returns the data of a hook. Open calls it without the lock, since nobody else has s yet.
+func (s *Store) stateLocked(hook string) *hookState {
 	b := s.hooks[hook]
 	if b == nil {
 		b = &hookState{reported: map[string]string{}}
@@ -165,7 +166,7 @@ func (s *Store) Report(_ context.Context, changes []webhook.Change) (reported []
 	var d draft
 	for i := range changes {
 		c := &changes[i]
-		b := s.state(c.Hook)
+		b := s.stateLocked(c.Hook)
 		// Otherwise it is a question, or another change was faster.
 		if c.Was != c.Is && b.reported[c.Subject] == c.Was {
 			dropped += d.change(b, c)
@@ -173,6 +174,7 @@ func (s *Store) Report(_ context.Context, changes []webhook.Change) (reported []
 		reported = append(reported, b.reported[c.Subject])
 	}
 
+	// One transaction for all changes, so that a failure leaves none of them.
 	if err := s.write(d.puts); err != nil {
 		d.undoAll()
 		return nil, 0, err
@@ -249,7 +251,7 @@ func (s *Store) Reported(_ context.Context, hook string) (map[string]string, err
 	defer s.mu.Unlock()
 
 	// The caller reads it without the lock.
-	return maps.Clone(s.state(hook).reported), nil
+	return maps.Clone(s.stateLocked(hook).reported), nil
 }
 
 // Take implements webhook.Store.
@@ -257,7 +259,7 @@ func (s *Store) Take(_ context.Context, hook string) (events []string, waiting i
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	b := s.state(hook)
+	b := s.stateLocked(hook)
 	if b.sealed == 0 && len(b.queue) > 0 {
 		n := min(len(b.queue), webhook.MaxBatch)
 		// Before anybody gets the batch: after a restart it has to be the same one.
@@ -275,7 +277,7 @@ func (s *Store) Acknowledge(_ context.Context, hook, first string, n int) error 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	b := s.state(hook)
+	b := s.stateLocked(hook)
 	// It is acknowledged already, or was dropped while it was sent.
 	if b.sealed == 0 || b.queue[0] != first {
 		return nil
@@ -283,6 +285,7 @@ func (s *Store) Acknowledge(_ context.Context, hook, first string, n int) error 
 
 	was := *b
 	if err := s.write(b.drop(hook, min(n, b.sealed))); err != nil {
+		// The step fails as a whole: the next Take returns the same batch.
 		*b = was
 		return err
 	}

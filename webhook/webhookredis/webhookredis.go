@@ -80,6 +80,7 @@ func (s *Store) Report(ctx context.Context, changes []webhook.Change) (reported 
 		return nil, 0, err
 	}
 
+	// The answers come by hook, and are put in the order of the changes.
 	reported = make([]string, len(changes))
 	for hook, run := range of {
 		n, list, err := answer(run.Reply)
