@@ -29,11 +29,13 @@ const peerDial = 2 * time.Second
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
 func (s *system) openCluster(ctx context.Context, self presence.Process, l listener) (err error) {
+	// Left nil in all other processes, since only a gateway hashes users.
 	var hashKeys presenceredis.HashKeys
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
 	}
 
+	// The connections come first, so that close, which goes backwards, ends the stores before them.
 	if err := s.connect(); err != nil {
 		return err
 	}
@@ -63,12 +65,14 @@ func (s *system) openCluster(ctx context.Context, self presence.Process, l liste
 	s.parts.Datagrams = s.network.datagrams
 	s.parts.Calls = s.network.client
 
+	// Only dispatchers replicate; the bucket that one owns is what it sends.
 	if !s.member.Has(presence.RoleDispatcher) {
 		return nil
 	}
 
 	var peers []region.Peer
 	for _, peer := range s.peers {
+		// This has only what replication uses; that region's own processes look after the rest.
 		remote := presenceredis.Open(presenceredis.Config{
 			Conn:      peer.Conn,
 			PageStats: s.cfg.KeptMinutes(),
@@ -93,6 +97,7 @@ func factsOf(cfg *config.Server) presenceredis.Facts {
 	f.Region = cfg.Region
 	f.Secret = cfg.ClusterDigest()
 
+	// Such a process never dials PostgreSQL, so it need not have been given the same one as the others.
 	if !cfg.HasCounters() {
 		f.Postgres = ""
 	}
@@ -119,6 +124,7 @@ func (t traffic) Carried(sent, received int) {
 // connect opens one connection of this process to each Redis: its own, and those of the other regions. Every role needs
 // these. connect does not wait for an answer.
 func (s *system) connect() (err error) {
+	// One pool for presence, counters and webhooks, or each of them would find out alone that Redis is gone.
 	s.redis, err = s.dial(redisconn.Config{URL: s.cfg.Redis, Log: s.log})
 	if err != nil {
 		return fmt.Errorf("--redis: %w", err)
@@ -132,6 +138,7 @@ func (s *system) connect() (err error) {
 	}, []string{"peer", "direction"})
 	s.registry.MustRegister(bytes)
 
+	// The log of a peer carries its name, because an outage there is no outage here.
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
 		conn, err := s.dial(redisconn.Config{
@@ -192,6 +199,7 @@ func (s *system) openNetwork(ctx context.Context, self presence.Process, l liste
 		return nil, err
 	}
 
+	// After openOwners, which sets s.owners.
 	calls, err := rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: self.Name, Now: s.clock.Now, Registerer: s.registry, Log: s.log,
 		Updates: s.member, Holds: s.member, Users: s.member, Parts: s.member, Reports: s, Links: s.owners,
@@ -211,6 +219,7 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 		Self: self, Redis: s.redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log, Clock: s.clock.Now,
 		Dial: func(ctx context.Context, addr string) (io.ReadWriteCloser, []byte, error) {
 			stream, key, err := client.Link(ctx, addr)
+			// The counters know nothing of rpc, so its refusal becomes theirs.
 			if errors.Is(err, rpc.ErrNoLink) {
 				err = fmt.Errorf("%w: %w", link.ErrRefused, err)
 			}
@@ -219,6 +228,7 @@ func (s *system) openOwners(ctx context.Context, self presence.Process, client *
 		},
 	}
 
+	// With regions PostgreSQL is no store behind Redis: it keeps the exact counters of all of them.
 	isTiered := s.cfg.Postgres != "" && len(s.peers) == 0
 	if isTiered && s.cfg.HasCounters() {
 		cfg.Tiered, err = s.openTiered(ctx)

@@ -21,17 +21,21 @@ func (s *system) maxConnections() int {
 	n := s.cfg.MaxConnections
 	if n == 0 {
 		n = connectionsByMemory(machine.Memory())
+		// A number that the operator gave is taken as it is.
 		if s.cfg.HasTLS() {
 			n /= shareOfTLS
 		}
 	}
 
+	// An accept that fails for want of files would also starve Redis and the data directory, so clients are refused
+	// before that.
 	files, limited := machine.OpenFiles()
 	if !limited {
 		return n
 	}
 
 	fit := connectionsByFiles(files, s.cfg.Redis != "", len(s.cfg.Peers))
+	// A number by memory is only a guess, so falling short of it is not worth a warning unless hardly anything is left.
 	if fit < s.cfg.MaxConnections || fit < 100 {
 		s.log.Warn().Uint64("files", files).Int("connections", min(n, fit)).Msg("the limit of open files bounds " +
 			"the connections; raise ulimit -n for more")
@@ -60,8 +64,10 @@ func connectionsByFiles(files uint64, cluster bool, peers int) int {
 		reserved += filesOfCluster + filesOfPeer*uint64(peers)
 	}
 
+	// The subtraction is of unsigned numbers, so what is reserved is at most all of them.
 	room := files - min(files, max(reserved, files/10))
 
+	// Short connections come on top: as many as long ones up to 100, then 100, then a tenth.
 	switch {
 	case room <= 200:
 		room /= 2
@@ -71,5 +77,6 @@ func connectionsByFiles(files uint64, cluster bool, peers int) int {
 		room = room / 11 * 10
 	}
 
+	// Where files are unlimited in all but name the number must still fit an int of 32 bits.
 	return int(min(max(room, 1), 1<<30))
 }

@@ -33,6 +33,7 @@ func (s *system) openPipeline(ctx context.Context) (err error) {
 		Cluster: s.owners, Postgres: s.cfg.Postgres, DataDir: s.cfg.DataDir, Rules: s.cfg.Rules,
 		Registerer: s.registry, Log: s.log,
 	}
+	// Over Redis a data directory is refused by the settings.
 	if cfg.Cluster == nil && cfg.Postgres != "" {
 		if err := noCountersIn(cfg.DataDir); err != nil {
 			return err
@@ -43,6 +44,7 @@ func (s *system) openPipeline(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	// The pipeline uses the stores that were opened before it, so it is closed before them.
 	s.closers = append(s.closers, s.counters.Close)
 
 	return nil

@@ -95,11 +95,13 @@ type program struct {
 
 // run returns the exit status.
 func (p program) run() int {
+	// Before anything is parsed or opened, so that no signal ends the process half way.
 	ctx, stop := interruptible(context.Background())
 	defer stop()
 
 	var c commands
 	command, err := p.parse(&c)
+	// Help was asked for, so it is on stdout already and no mistake.
 	if errors.Is(err, flags.ErrShown) {
 		return exitOK
 	}
@@ -121,6 +123,7 @@ func (p program) run() int {
 	case "export":
 		err = c.Export.Run(ctx, p.stdout, p.stderr)
 	case "import":
+		// The rules are read here, as serve reads them, because package dump knows no settings of a server.
 		var rules *counter.Rules
 		rules, err = config.ReadRules(c.Import.Counters)
 		if err == nil {
@@ -137,6 +140,7 @@ func (p program) run() int {
 
 // end returns the exit status of a command that ended with err, and prints the error.
 func (p program) end(err error) int {
+	// A setting may turn out wrong only when it is used; it is status 2 even then.
 	refused := refusal(err)
 	switch {
 	case err == nil:
@@ -161,6 +165,7 @@ func refusal(err error) error {
 	}
 
 	if errors.Is(err, postgres.ErrConfig) {
+		// What stands before is the path by which the error came, which means nothing to the operator.
 		_, problem, _ := strings.Cut(err.Error(), postgres.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)
 	}
@@ -199,6 +204,7 @@ func (p program) parse(c *commands) (string, error) {
 		return "", err
 	}
 
+	// After Parse, which reports a wrong flag first: a misspelt variable beside it would hide it.
 	unknown, err := set.Strangers()
 	c.Serve.Config.Strangers = unknown
 	c.Check.Config.Strangers = unknown
@@ -208,6 +214,7 @@ func (p program) parse(c *commands) (string, error) {
 
 // fail prints the error as one line, even if its text has several, and returns status.
 func (p program) fail(status int, err error) int {
+	// The contract promises one line, and an error of the system or of a library may have several.
 	line := strings.Join(strings.FieldsFunc(err.Error(), unicode.IsControl), " ")
 	fmt.Fprintln(p.stderr, "headcount: "+line)
 	return status
@@ -222,6 +229,7 @@ func (p program) runServe(ctx context.Context, cfg config.Server) int {
 	}
 
 	err := p.serve(ctx, cfg, log)
+	// One line without the logger's time and level, as for a setting that is refused at the start.
 	if refused := refusal(err); refused != nil {
 		return p.fail(exitSettings, refused)
 	}
@@ -237,6 +245,7 @@ func (p program) runServe(ctx context.Context, cfg config.Server) int {
 // logger returns a logger that writes to stderr. User ids, tokens, secrets and keys are
 // never logged.
 func (p program) logger(cfg config.Server) zerolog.Logger {
+	// UTC in milliseconds, so that the logs of processes in several zones can be merged.
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
 	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
 
@@ -287,6 +296,7 @@ func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 // adminURL returns the URL by which a process on the same machine reaches an admin address.
 func adminURL(admin string) string {
 	host, port, _ := net.SplitHostPort(admin)
+	// A wildcard is listened on but cannot be dialled.
 	if setting.IsWildcard(admin) {
 		host = "localhost"
 	}
@@ -295,6 +305,7 @@ func adminURL(admin string) string {
 
 // healthcheck checks that a server on this machine is alive.
 func healthcheck(ctx context.Context, admin string) error {
+	// Health checks come with a flag of their own, which Validate never sees.
 	if _, _, err := setting.SplitAddress(admin); err != nil {
 		return fmt.Errorf("--admin-listen: %q is not an address: %w; write host:port", admin, err)
 	}
@@ -313,6 +324,7 @@ func versionLine() string {
 	v := version
 	revision := ""
 	modified := ""
+	// A program that was built without the linker's flag names the version of its module.
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v == "" {
 			v = info.Main.Version

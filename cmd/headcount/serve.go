@@ -39,6 +39,7 @@ const (
 
 // serveProcess calls serve in a process of its own, and tunes the memory of this process.
 func serveProcess(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
+	// Not in serve, which tests call in processes that are not theirs to tune.
 	machine.LimitMemory()
 	machine.LoadBallast()
 	return serve(ctx, cfg, log)
@@ -47,6 +48,7 @@ func serveProcess(ctx context.Context, cfg config.Server, log zerolog.Logger) er
 // serve runs the server until ctx ends. Then it asks its clients to reconnect elsewhere and
 // returns nil, or an error if that took longer than --shutdown-timeout.
 func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
+	// The addresses come first: one in use is the most frequent mistake, and must not leave a lease or a locked file.
 	open := listeners{}
 	defer open.close()
 
@@ -65,8 +67,10 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 	roles, stopRoles := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRoles()
 
+	// No sender may block, because after the first error nobody receives.
 	failed := make(chan error, 4) // one place for each goroutine that sends
 	running := make(chan error, 1)
+	// What fails here ends the process, or half of it would go on serving.
 	go func() { // ends with roles
 		err := sys.run(roles)
 		stopRoles()
@@ -76,6 +80,7 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 		}
 	}()
 
+	// The addresses answer before the store does, because /healthz and /readyz must.
 	endpoints := sys.endpoints(ctx, open)
 	for _, e := range endpoints {
 		go func() { failed <- e.serve() }() // ends with Shutdown or Close below
@@ -87,6 +92,7 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 
 	sys.logAddresses(log, open)
 
+	// Waits after each return below has stopped the roles, which is what ends logReady.
 	var ready sync.WaitGroup
 	defer ready.Wait()
 	ready.Go(func() { logReady(roles, sys, log) })
@@ -103,6 +109,7 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 	case <-ctx.Done():
 	}
 
+	// Said before the wait, since this may take as long as --shutdown-timeout.
 	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("the server shuts down and asks its clients to reconnect; " +
 		"a second signal ends the process at once")
 	err = sys.drain(ctx, endpoints)
@@ -139,6 +146,7 @@ func listen(ctx context.Context, a config.Address) (l listener, err error) {
 	}
 	l.Listener, err = lc.Listen(ctx, "tcp", a.Addr)
 	if err == nil && a.Flag == "cluster-listen" {
+		// The port of the TCP listener, which the system may have chosen.
 		l.udp, err = lc.ListenPacket(ctx, "udp", l.Addr().String())
 		if err != nil {
 			_ = l.Close()
@@ -165,6 +173,7 @@ func (l listeners) listen(ctx context.Context, cfg config.Server) error {
 		if err != nil {
 			return err
 		}
+		// Entered one by one, so that close ends those that were opened before an error.
 		l[a.Flag] = opened
 	}
 
@@ -180,17 +189,21 @@ func (l listeners) close() {
 // drain closes the connections of clients, hands over the process's roles, and then shuts
 // down the endpoints.
 func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
+	// The signal has ended ctx, so the time starts anew; its last tenth is for what closes after this.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout*9/10)
 	defer cancel()
 
+	// The next process alone can take these users over, so none of them may expire meanwhile.
 	if s.cfg.Redis == "" {
 		s.node.StopClock()
 	}
 
+	// Clients go first, while this process still answers for the partitions that it owns.
 	if s.gateway != nil {
 		s.gateway.Drain(ctx)
 	}
 
+	// After the clients, because their last operations may belong to partitions of this process.
 	s.member.Leave(ctx)
 	for _, e := range endpoints {
 		err = errors.Join(err, shutdown(ctx, e.Server))
@@ -223,6 +236,7 @@ func (s *system) logAddresses(log zerolog.Logger, open listeners) {
 
 // logReady logs once that the server is ready.
 func logReady(ctx context.Context, sys *system, log zerolog.Logger) {
+	// Several parts decide on readiness, and none announces it, so this asks.
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 
@@ -258,6 +272,7 @@ func (e endpoint) serve() error {
 		return e.Serve(e.listener)
 	}
 
+	// No file names: TLSConfig has the certificates and reloads them.
 	return e.ServeTLS(e.listener, "", "")
 }
 
@@ -265,11 +280,13 @@ func (e endpoint) serve() error {
 func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint) {
 	probes := probe.New(s.cfg.Proxies, s.cfg.BasePath)
 
+	// Visitors first: the admin address answers /readyz and /metrics until all else has ended.
 	if l, is := open["listen"]; is {
 		all = append(all, s.visitorEndpoint(l, probes.Before(s.gateway.Handler())))
 	}
 
 	if l, is := open["http-redirect"]; is {
+		// The same limits as at --listen, or plain HTTP would be a way around them.
 		limiter := s.gateway.Listener(l)
 		srv := httpServer(s.certs.Redirect, s.log)
 		srv.WriteTimeout = answerTimeout
@@ -284,6 +301,7 @@ func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint)
 // visitorEndpoint returns the server of the clients of l, with TLS if there are certificates. It
 // closes a connection over HTTP/2 whose client reads no byte for --write-timeout.
 func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint {
+	// Whoever sends visitors to https can promise browsers that there is nothing else (HSTS).
 	if s.cfg.Redirect != "" {
 		handler = certificates.OverTLSAlone(handler)
 	}
@@ -297,6 +315,7 @@ func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint 
 		return endpoint{srv, limiter}
 	}
 
+	// Over HTTP/2 many requests share a connection, so what belongs to it travels in the context.
 	srv.ConnContext = limiter.Context
 	srv.TLSConfig = s.certs.Config
 	srv.HTTP2 = &http.HTTP2Config{
@@ -315,6 +334,7 @@ func shutdown(ctx context.Context, srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, lastRequests)
 	defer cancel()
 
+	// A request that lasts longer is cut off, or one client could hold up the shutdown.
 	err := srv.Shutdown(ctx)
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -352,6 +372,7 @@ func adminHandler(ctx context.Context, sys *system, probes *probe.Probes) http.H
 	mux.Handle("GET /metrics", promhttp.HandlerFor(sys.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		// An unknown name is refused, or a misspelt one would silently ask for the whole.
 		exclude := r.URL.Query()["exclude"]
 		if slices.ContainsFunc(exclude, func(what string) bool { return what != "store" }) {
 			http.Error(w, "only exclude=store can be asked for", http.StatusBadRequest)
@@ -379,6 +400,7 @@ func adminHandler(ctx context.Context, sys *system, probes *probe.Probes) http.H
 	})
 
 	mux.HandleFunc("POST /probe", probes.Begin)
+	// Without cmdline, which would show secrets that were given as flags.
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
@@ -395,6 +417,7 @@ func ownHost(addr string, handler http.Handler) http.Handler {
 	}
 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A Host without a port means port 80.
 		host, _, err := net.SplitHostPort(r.Host)
 		if err != nil {
 			host = strings.Trim(r.Host, "[]")
@@ -412,6 +435,7 @@ func ownHost(addr string, handler http.Handler) http.Handler {
 
 // openURL returns the URL of the demo page.
 func openURL(addr net.Addr, cfg config.Server) string {
+	// The log offers an address that can be clicked on, which a wildcard cannot.
 	host, port, _ := net.SplitHostPort(addr.String()) // a listener's address has both
 	ip := net.ParseIP(host)
 	if ip == nil || ip.IsUnspecified() {

@@ -11,6 +11,7 @@ import (
 // openWebhooks opens the webhooks of this process, and connects them to its counters. Without any nothing is reported.
 func (s *system) openWebhooks() error {
 	cfg := s.cfg
+	// A service without hooks accepts and forgets everything, so its callers need not ask whether there is one.
 	s.webhooks = webhook.New(webhook.Config{})
 	if len(cfg.Hooks) == 0 {
 		return nil
@@ -18,6 +19,7 @@ func (s *system) openWebhooks() error {
 
 	var store webhook.Store
 	switch {
+	// Every process of the region may send any event, so what is pending is where all of them see it.
 	case s.redis != nil:
 		opened := webhookredis.New(s.redis, s.registry)
 		store = opened
@@ -51,6 +53,7 @@ func (s *system) openWebhooks() error {
 
 	s.webhooks = webhook.New(config)
 
+	// The pipeline was opened first, with nobody to report to.
 	if s.counters != nil {
 		s.counters.Observe(s.webhooks)
 	}

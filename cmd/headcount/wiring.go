@@ -95,6 +95,7 @@ type roles struct {
 // newSystem joins the parts that the settings ask for, behind the open addresses. Nothing runs before run is called.
 func newSystem(ctx context.Context, cfg config.Server, open listeners, log zerolog.Logger) (_ *system, err error) {
 	self := presence.Process{Name: localName, Roles: cfg.Roles, Incarnation: presence.NewIncarnation(time.Now())}
+	// The address is unique and known to the others, so it is the name by which logs and owners are compared.
 	if cfg.Redis != "" {
 		self.Name = cfg.AdvertiseAddr()
 		log = log.With().Str("process", self.Name).Logger()
@@ -104,12 +105,14 @@ func newSystem(ctx context.Context, cfg config.Server, open listeners, log zerol
 	s.registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
+	// What was opened before an error is closed here, because the caller gets no system to close.
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
 
+	// Before any store is dialled, because a wrong file of a certificate is found at once.
 	if cfg.HasRole(presence.RoleGateway) && cfg.HasTLS() {
 		s.certs, err = openCertificates(&cfg, log)
 		if err != nil {
@@ -120,6 +123,7 @@ func newSystem(ctx context.Context, cfg config.Server, open listeners, log zerol
 			"have been renewed by now.", nil, s.certs.Overdue)
 	}
 
+	// The stores report to the member, so it is there before them and joins after them.
 	s.member = member.New(member.Config{
 		Self:            self,
 		Loopback:        cfg.Redis != "" && len(cfg.ClusterSecrets) == 0,
@@ -150,6 +154,7 @@ func newSystem(ctx context.Context, cfg config.Server, open listeners, log zerol
 	})
 	s.watchStores()
 
+	// Last: from here on the others count on every part of this process.
 	s.member.Join(s.parts)
 
 	return s, nil
@@ -180,7 +185,10 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 		ask.Others = s.network.client
 	}
 
+	// Each process has one, since it reports on itself even where no gateway shows it.
 	s.board = dashboard.New(ask)
+	// Counters before webhooks, which observe them, and webhooks before the node and the dispatcher, which report to
+	// them.
 	if s.member.Has(presence.RoleGateway) {
 		if err := s.openPipeline(ctx); err != nil {
 			return err
@@ -218,6 +226,7 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 		}
 	}
 
+	// Last, because its API refers to all of the others.
 	if s.member.Has(presence.RoleGateway) {
 		if err := s.openGateway(self); err != nil {
 			return err
@@ -264,6 +273,7 @@ func (s *system) openDispatcher(ctx context.Context) error {
 
 // watchStores registers for each store of this process whether it can be used now.
 func (s *system) watchStores() {
+	// Only stores that this process uses: an alert on 0 must not fire for others.
 	up := map[string]func() bool{}
 	if s.embedded != nil && s.cfg.DataDir != "" {
 		up["data-dir"] = func() bool {
@@ -273,6 +283,7 @@ func (s *system) watchStores() {
 	}
 
 	if s.redis != nil {
+		// The counters may be unable to use a Redis that answers presence.
 		up["redis"] = func() bool { return s.redis.Cause() == nil && (s.counters == nil || s.counters.Up()) }
 	}
 
@@ -329,12 +340,14 @@ func (s *system) openEmbedded() (err error) {
 		})
 
 		s.where = "embedded, follows and unread in " + s.cfg.DataDir
+		// The secret in the directory keeps visitors' ids valid over a restart.
 		if len(s.cfg.IDSecrets) == 0 {
 			s.cfg.IDSecrets = []string{s.embedded.Secret()}
 		}
 	}
 
 	s.store = s.embedded
+	// Never a fixed one, with which anybody could sign an id.
 	if len(s.cfg.IDSecrets) == 0 {
 		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the " +
 			"ids are void when it ends")
@@ -437,6 +450,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		Log:        s.log,
 	})
 
+	// Each needs the other: the gateway was made with the counters, so they learn of it afterwards.
 	if err == nil {
 		s.counters.OnState(s.gateway.CountersChanged)
 	}
@@ -459,6 +473,7 @@ func (s *system) openTraces() trace.Tracer {
 // ready returns why the process cannot do its roles now, or nil if it can.
 func (s *system) ready() error {
 	err := s.rolesReady()
+	// The roles only know that the store does not answer; the connection knows why.
 	if err == nil || s.redis == nil {
 		return err
 	}
@@ -477,6 +492,7 @@ func (s *system) rolesReady() error {
 		}
 	}
 
+	// Without a gateway, membership alone says whether the process does its work.
 	if s.gateway == nil {
 		return s.member.Ready()
 	}
@@ -499,6 +515,7 @@ func (s *system) open() error {
 
 // run runs the roles, and serves the other processes, until ctx ends.
 func (s *system) run(ctx context.Context) error {
+	// A context of its own, because the roles may also end by an error.
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() { machine.ReturnMemory(watching) })
@@ -516,6 +533,7 @@ func (s *system) run(ctx context.Context) error {
 		watch.Go(func() { s.counters.Run(watching) })
 	}
 
+	// Deferred calls go backwards: stop, then wait.
 	defer watch.Wait()
 	defer stop()
 
@@ -523,6 +541,7 @@ func (s *system) run(ctx context.Context) error {
 		return s.member.Run(ctx)
 	}
 
+	// Without the calls of others a process owns partitions that nobody reaches, so it ends.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -536,6 +555,7 @@ func (s *system) run(ctx context.Context) error {
 	err := s.member.Run(ctx)
 	_ = s.network.server.Close() // callers repeat unfinished calls at the next owner
 
+	// Close above makes Serve end in any case.
 	serr := <-served
 	if !errors.Is(serr, http.ErrServerClosed) {
 		err = errors.Join(err, serr)
@@ -546,6 +566,7 @@ func (s *system) run(ctx context.Context) error {
 
 // close closes everything. Call it when nothing runs any more.
 func (s *system) close() {
+	// Backwards, because each part uses what was opened before it.
 	for i := len(s.closers) - 1; i >= 0; i-- {
 		_ = s.closers[i]()
 	}
@@ -556,6 +577,7 @@ func (s *system) Report() presence.Report {
 	var used presence.ProcessStats
 	used.CPU, used.Memory = machine.Usage()
 
+	// An empty list, not nil: the dashboard reads it as JSON.
 	r := presence.Report{Stats: presence.Stats{Process: used}, Top: []presence.PageUsers{}}
 	if s.gateway != nil {
 		stats := s.gateway.Stats()
@@ -573,6 +595,7 @@ func (s *system) Report() presence.Report {
 
 	if s.dispatcher != nil {
 		r.Top = s.dispatcher.Top(presence.TopPages)
+		// The counts of a dispatcher that is cut off are old, and the board must not show them as those of now.
 		r.Away = errors.Is(s.member.Ready(), presence.ErrUnavailable)
 	}
 

@@ -36,6 +36,7 @@ func licensesOf(info *debug.BuildInfo, goos, arch string) ([]licensed, error) {
 		return nil, fmt.Errorf("the standard library: %w", err)
 	}
 
+	// The standard library is in every program, and no module.
 	all := []licensed{{"stdlib", info.GoVersion, spdx(stdlib), stdlib}}
 	files, err := licenseFiles(goos, arch)
 	if err != nil {
@@ -81,6 +82,7 @@ var isLicense = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-
 // the root of the module.
 func licenseFiles(goos, arch string) (map[string][]string, error) {
 	const each = `{{with .Module}}{{.Path}}{{"\t"}}{{.Dir}}{{"\t"}}{{$.Dir}}{{end}}`
+	// The same tags as the program is built with, or the list would have packages that are not in it.
 	cmd := exec.Command("go", "list", "-deps", "-tags", "nomsgpack", "-f", each, "./cmd/headcount")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+arch)
 	cmd.Stderr = os.Stderr
@@ -98,6 +100,7 @@ func licenseFiles(goos, arch string) (map[string][]string, error) {
 		}
 
 		path, root := module[0], module[1]
+		// Upward, because a package may lie below the folder of its license; each folder is read once.
 		for dir := module[2]; !visited[dir]; dir = filepath.Dir(dir) {
 			visited[dir] = true
 			found, err := licensesIn(dir)
@@ -138,6 +141,7 @@ func readLicense(text []byte, files []string) ([]byte, error) {
 			return nil, err
 		}
 
+		// Line ends and white space differ between copies of one license, and would make it appear twice.
 		one = append(bytes.TrimSpace(bytes.ReplaceAll(one, []byte("\r"), nil)), "\n\n"...)
 		if !bytes.Contains(text, one) {
 			text = append(text, one...)
@@ -161,6 +165,7 @@ var phrases = []struct{ id, phrase string }{
 
 // spdx returns the SPDX identifiers of the licenses in a text, sorted.
 func spdx(text []byte) (ids []string) {
+	// Licenses are wrapped at different columns, so white space is made the same.
 	words := strings.ToLower(strings.Join(strings.Fields(string(text)), " "))
 	for _, p := range phrases {
 		if strings.Contains(words, strings.ToLower(p.phrase)) {

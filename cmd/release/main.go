@@ -83,6 +83,7 @@ func release(version string, systems []string, out string, build builder) error 
 		made = append(made, files...)
 	}
 
+	// Last, so that the file has the sums of what lies there, packages included.
 	var sums strings.Builder
 	for _, name := range made {
 		text, err := os.ReadFile(filepath.Join(out, name))
@@ -102,6 +103,7 @@ type builder func(version, goos, arch, path string) error
 func compile(version, goos, arch, path string) error {
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "nomsgpack",
 		"-ldflags", "-s -w -X main.version="+version, "-o", path, "./cmd/headcount")
+	// Without cgo the program runs on any distribution, whatever its libc.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+arch)
 
 	cmd.Stderr = os.Stderr
@@ -115,6 +117,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 		return nil, fmt.Errorf("it is no system; write linux/amd64")
 	}
 
+	// What is built for the archive must not lie in the folder that people download from.
 	scratch, err := os.MkdirTemp("", "release-")
 	if err != nil {
 		return nil, err
@@ -126,6 +129,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 		return nil, fmt.Errorf("go build: %w", err)
 	}
 
+	// Read from the program itself: go.mod also lists what the linker left out.
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return nil, err
@@ -159,6 +163,7 @@ func pack(version, system, out string, build builder) ([]string, error) {
 		return made, nil
 	}
 
+	// The time of the commit instead of now, so that two builds give the same bytes.
 	date, err := committed()
 	if err != nil {
 		return nil, err
@@ -197,6 +202,7 @@ func forDebian(version string, date time.Time, folder string) error {
 
  -- Headcount maintainers <maintainers@headcount.invalid>  %s
 `
+	// Debian sorts ~ before the end of a version, so rc.1 comes before the release.
 	number := strings.Replace(strings.TrimPrefix(version, "v"), "-", "~", 1)
 	text := fmt.Appendf(nil, changelog, number, date.Format(time.RFC1123Z))
 	if err := compress(filepath.Join(folder, "changelog.gz"), text); err != nil {
@@ -263,10 +269,12 @@ func archive(path, folder, program, licenses string) (err error) {
 
 	for _, root := range beside {
 		err := filepath.WalkDir(root, func(path string, file fs.DirEntry, err error) error {
+			// Folders come with their files, and whoever has the program runs no tests.
 			if err != nil || file.IsDir() || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
 
+			// A mode by name instead of that of the file, which differs between checkouts.
 			mode := int64(0o644)
 			if strings.HasSuffix(path, ".sh") {
 				mode = 0o755
@@ -279,6 +287,7 @@ func archive(path, folder, program, licenses string) (err error) {
 		}
 	}
 
+	// From the inside out; an error here means that the archive lacks its end.
 	for _, c := range []io.Closer{t, packed, f} {
 		if err := c.Close(); err != nil {
 			return err

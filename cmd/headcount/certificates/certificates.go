@@ -61,6 +61,7 @@ func Open(cfg Config) (*Certificates, error) {
 		return ofDomains(cfg), nil
 	}
 
+	// The files are read at the start, so that a wrong one is refused before visitors come.
 	f := &files{cert: cfg.Cert, key: cfg.Key, log: cfg.Log}
 	if _, err := f.load(); err != nil {
 		return nil, setting.Errorf("tls-cert", "%v; name the files of a certificate and its key that this process "+
@@ -98,16 +99,19 @@ func OverTLSAlone(handler http.Handler) http.Handler {
 }
 
 func (h toHTTPS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// The redirect is to port 443, so the port of the request goes.
 	host := r.Host
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
 
+	// A redirect to a name without a certificate would only lead visitors to a warning.
 	if !h.has(host) {
 		http.Error(w, "this server has no certificate for that host", http.StatusMisdirectedRequest)
 		return
 	}
 
+	// Permanent, so that also a POST keeps its method and body; the header bounds how long that is.
 	w.Header().Set("Cache-Control", redirectMaxAge)
 	w.Header().Set("Location", "https://"+host+r.URL.RequestURI())
 	w.WriteHeader(http.StatusPermanentRedirect)
@@ -138,11 +142,13 @@ func (f *files) load() (changed bool, err error) {
 		return false, err
 	}
 
+	// The 0 byte keeps a line that moves from one file to the other from looking like no change.
 	content := append(append(cert, 0), key...)
 	if bytes.Equal(content, f.seen) {
 		return false, nil
 	}
 
+	// Remembered also when it is refused, or the error would be logged each second.
 	f.seen = content
 
 	pair, err := tls.X509KeyPair(cert, key)
@@ -150,6 +156,7 @@ func (f *files) load() (changed bool, err error) {
 		return true, fmt.Errorf("%s and %s: %w", f.cert, f.key, err)
 	}
 
+	// Handshakes read the pointer without a lock; those under way keep the former certificate.
 	f.current.Store(&pair)
 
 	return true, nil
@@ -171,6 +178,7 @@ func (f *files) run(ctx context.Context) {
 		}
 
 		changed, err := f.load()
+		// Files that cannot be read give the same error each second, which is logged once.
 		isNews := changed || err != nil && err.Error() != unread
 		if isNews && err != nil {
 			f.log.Error().Err(err).Msg("the new certificate cannot be used; the server keeps using the last one")
@@ -204,6 +212,7 @@ func boundedWait(n int, get getCertificate) getCertificate {
 			return get(hello)
 		}
 
+		// Refused instead of queued: a client that has gone would keep its place in a queue.
 		select {
 		case places <- struct{}{}:
 			defer func() { <-places }()
@@ -232,9 +241,11 @@ func ofDomains(cfg Config) *Certificates {
 	}
 
 	config := manager.TLSConfig()
+	// Strangers can make handshakes fail as often as they like, and must not fill the log.
 	logged := rate.Sometimes{Interval: time.Minute}
 	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // the last certificate of each domain
 	gets := make([]func(*tls.ClientHelloInfo) (*tls.Certificate, error), len(cfg.Domains))
+	// Each domain has a bound of its own, so one whose proof fails holds up no other.
 	for i := range gets {
 		gets[i] = boundedWait(MaxWaiting, manager.GetCertificate)
 	}
@@ -255,6 +266,7 @@ func ofDomains(cfg Config) *Certificates {
 			}
 		}
 
+		// The certificate of the proof is shown to the authority alone, and is none for visitors.
 		issued := err == nil && domain >= 0 && cert.Leaf != nil
 		if issued && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
 			last[domain].Store(cert)

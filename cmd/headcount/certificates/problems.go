@@ -24,12 +24,14 @@ func Day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 // CheckAge returns the problem with a certificate's period of validity.
 func CheckAge(cert *x509.Certificate, now time.Time) error {
 	left := cert.NotAfter.Sub(now)
+	// The most urgent first: what has ended may also have been due for long.
 	switch {
 	case left <= 0:
 		return fmt.Errorf("the certificate ended on %s, and visitors are turned away; renew it", Day(cert.NotAfter))
 	case now.Before(cert.NotBefore):
 		return fmt.Errorf("the certificate begins on %s only; see whether the clock of this machine is right",
 			Day(cert.NotBefore))
+	// Certificates of a few days would otherwise always seem overdue.
 	case left < min(renewWithin, cert.NotAfter.Sub(cert.NotBefore)/3):
 		return fmt.Errorf("the certificate ends on %s, and should have been renewed by now; see why it was not",
 			Day(cert.NotAfter))
@@ -61,6 +63,7 @@ func CheckName(cert *x509.Certificate, host string) error {
 // those of this system.
 func Check(chain []*x509.Certificate, host string, roots *x509.CertPool, now time.Time) error {
 	leaf := chain[0]
+	// Before the chain, whose error would name the same problem less plainly.
 	if err := cmp.Or(CheckAge(leaf, now), CheckName(leaf, host)); err != nil {
 		return err
 	}
@@ -73,6 +76,7 @@ func Check(chain []*x509.Certificate, host string, roots *x509.CertPool, now tim
 	opts := x509.VerifyOptions{DNSName: host, Intermediates: between, Roots: roots, CurrentTime: now}
 	_, err := leaf.Verify(opts)
 
+	// Both mistakes give the same error: a missing intermediate and an authority that nobody knows.
 	unknown := errors.As(err, new(x509.UnknownAuthorityError))
 	alone := len(chain) == 1
 

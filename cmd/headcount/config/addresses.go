@@ -21,6 +21,7 @@ func (c *Server) checkRoles() error {
 		}
 	}
 
+	// The embedded store is in the memory of this process, so no other one could do the missing role.
 	for _, role := range allRoles {
 		if c.Redis == "" && !c.HasRole(role) {
 			return setting.Errorf("roles", "this process does not do %s, so it needs a store that it shares with "+
@@ -36,6 +37,7 @@ type Address struct{ Flag, Addr string }
 
 // Addresses returns the addresses that this process listens on.
 func (c *Server) Addresses() []Address {
+	// Those of roles that this process lacks are not opened, even though their flags have defaults.
 	all := []Address{{"admin-listen", c.AdminListen}}
 	if c.HasRole(presence.RoleGateway) {
 		all = append(all, Address{"listen", c.Listen})
@@ -56,6 +58,7 @@ func (c *Server) checkAddresses() error {
 		{"admin-listen", c.AdminListen}, {"listen", c.Listen}, {"cluster-listen", c.ClusterListen},
 		{"http-redirect", c.Redirect},
 	} {
+		// All of them, opened or not: a wrong one would otherwise surprise only when a role is added.
 		if _, _, err := setting.SplitAddress(a.Addr); err != nil && a.Addr != "" {
 			return setting.Errorf(a.Flag, "%q is not an address: %v; write host:port, such as 127.0.0.1:8080 or "+
 				":8080", a.Addr, err)
@@ -66,6 +69,7 @@ func (c *Server) checkAddresses() error {
 		return err
 	}
 
+	// Without Redis nobody dials this process, and the default of --cluster-listen is never opened.
 	if c.Redis != "" && setting.IsWildcard(c.AdvertiseAddr()) {
 		return setting.Errorf("advertise", "other processes cannot dial the wildcard %q; give the host:port at "+
 			"which they reach this one", c.AdvertiseAddr())
@@ -74,6 +78,7 @@ func (c *Server) checkAddresses() error {
 	opened := c.Addresses()
 	for i, a := range opened {
 		for _, b := range opened[:i] {
+			// The system chooses another port for each :0.
 			if a.Addr == b.Addr && !strings.HasSuffix(a.Addr, ":0") {
 				return setting.Errorf(a.Flag, "%q is also the address of --%s; give each its own port", a.Addr, b.Flag)
 			}

@@ -24,6 +24,7 @@ func (c *Server) ClusterKeys() [][]byte { return keysOf(c.ClusterSecrets) }
 
 // ClusterDigest identifies the cluster secrets without revealing them.
 func (c *Server) ClusterDigest() string {
+	// Text, not an empty value, so that a process with a secret and one without notice each other.
 	if len(c.ClusterSecrets) == 0 {
 		return "none"
 	}
@@ -35,6 +36,7 @@ func (c *Server) ClusterDigest() string {
 // cluster without a cluster secret runs on the loopback of this machine only, to try it out.
 func (c *Server) IDKeys() [][]byte {
 	secrets := c.IDSecrets
+	// Different texts make unrelated keys of one secret, so a leaked key of ids signs no message of the cluster.
 	if len(secrets) == 0 {
 		of := c.ClusterSecrets
 		if len(of) == 0 {

@@ -122,6 +122,7 @@ func (c *Server) HasCounters() bool {
 
 // KeptDays returns how many days of pages are kept; 0: none.
 func (c *Server) KeptDays() int {
+	// Days are folded from minutes.
 	if c.KeptMinutes() == 0 {
 		return 0
 	}
@@ -131,8 +132,10 @@ func (c *Server) KeptDays() int {
 // KeptMinutes returns how long the minutes of pages are kept; 0: not at all.
 func (c *Server) KeptMinutes() time.Duration {
 	switch {
+	// A pointer, because 0 that was given means something else than nothing given.
 	case c.PageStats != nil:
 		return *c.PageStats
+	// There each minute of each page costs a write, so it has to be asked for.
 	case c.Redis != "":
 		return 0
 	}
@@ -143,6 +146,7 @@ func (c *Server) KeptMinutes() time.Duration {
 // API keys all that are not private.
 func (c *Server) TopPages() api.PublicTop {
 	pages := c.PublicTop
+	// With a key the operator means that not everybody may see everything.
 	if len(pages) == 0 && len(c.APIKeys) == 0 {
 		pages = []string{"*"}
 	}

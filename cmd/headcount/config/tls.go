@@ -39,6 +39,7 @@ func (c *Server) checkTLS() error {
 			"certificates a week; name one that outlives the process, or give --data-dir")
 	}
 
+	// Checked here, because an authority counts each request that fails against a limit.
 	for _, name := range c.Domains {
 		if !isHostName(name) {
 			return setting.Errorf("domain", "%q is not the full name of a host; write one like "+
@@ -56,6 +57,7 @@ func (c *Server) checkTLS() error {
 
 // isHostName reports whether the name is the full name of a host, and not its address.
 func isHostName(name string) bool {
+	// An authority asks the name itself for its proof, which neither a wildcard nor an address can give.
 	_, err := netip.ParseAddr(name)
 	isAddress := err == nil
 	hasDot := strings.Contains(strings.Trim(name, "."), ".")

@@ -25,6 +25,7 @@ import (
 // returns the first *setting.Error. Single values are checked by the packages that use
 // them; Validate itself checks flags that depend on each other.
 func (c *Server) Validate() error {
+	// The order matters: sites are parsed before the counters and webhooks that refer to them.
 	for _, check := range []func() error{
 		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkSites,
 		c.checkLog, c.checkCounters, c.checkWebhooks, c.checkTLS, c.checkBasePath,
@@ -44,6 +45,7 @@ var cookieName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,63}$`)
 var basePath = regexp.MustCompile(`^(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
 
 func (c *Server) checkBasePath() error {
+	// With or without a slash at its end the same path is meant.
 	c.BasePath = strings.TrimSuffix(c.BasePath, "/")
 	if c.BasePath != "" && !basePath.MatchString(c.BasePath) {
 		return setting.Errorf("base-path", "%q is not a path of plain letters and digits; write one like /live",
@@ -58,6 +60,7 @@ func (c *Server) checkTimes() error {
 		return setting.Errorf("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
 	}
 
+	// The default is within the bounds, so what is refused here was given.
 	retention := c.KeptMinutes()
 	if retention != 0 && (retention < time.Minute || retention > 31*24*time.Hour) {
 		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep "+
@@ -74,6 +77,7 @@ func (c *Server) checkTimes() error {
 			"nothing", c.LastSeen)
 	}
 
+	// max-age of HTTP has whole seconds.
 	if c.CacheReads%time.Second != 0 {
 		return setting.Errorf("cache-reads", "%s is no number of whole seconds; give 1s or more, or 0", c.CacheReads)
 	}
@@ -105,6 +109,7 @@ func (c *Server) checkRegions() error {
 		}
 	}
 
+	// It would be ignored without a word, and the counters in it seem lost.
 	if c.DataDir != "" {
 		return setting.Errorf("data-dir", "with --redis everything is kept in Redis; carry the counters of %s over "+
 			"(headcount export --data-dir %s | headcount import --redis URL), and leave --data-dir out", c.DataDir,
@@ -115,6 +120,7 @@ func (c *Server) checkRegions() error {
 
 // checkCounters checks the settings of counters, and reads the rules.
 func (c *Server) checkCounters() error {
+	// Kept as a setting, so that who still gives it learns why it went instead of "unknown flag".
 	if c.HotRate != 0 {
 		return setting.Errorf("hot-rate", "it is gone, because sums are no longer split, however often they "+
 			"change; leave it out")
@@ -139,6 +145,7 @@ func (c *Server) checkCounters() error {
 		return err
 	}
 
+	// Each site has counters of its own, under the same rules.
 	c.Rules = rules.For(c.AllSites.Names())
 	return nil
 }
@@ -170,6 +177,7 @@ func ReadRules(path string) (*counter.Rules, error) {
 		return nil, setting.Errorf("counters", "%v; name a file that can be read", err)
 	}
 
+	// Editors of Windows begin a file with a byte order mark, which is no JSON.
 	rules, err := counter.ParseRules(setting.WithoutMark(data))
 	if err != nil {
 		return nil, setting.Errorf("counters", "%s: %s",
@@ -206,6 +214,7 @@ func (c *Server) checkAccess() error {
 			"with a letter; write one like headcount_shop", c.CookieName)
 	}
 
+	// An empty file that was mounted as a secret looks like this; anybody could guess it.
 	if c.JWTSecret != "" && strings.TrimSpace(c.JWTSecret) == "" {
 		return setting.Errorf("jwt-secret", "it is only white space; give a long random value, or leave it out")
 	}
@@ -215,6 +224,7 @@ func (c *Server) checkAccess() error {
 			"--jwks-url, too")
 	}
 
+	// Both, because the advertised address is the one that others dial.
 	loopback := setting.IsLoopback(c.ClusterListen) && setting.IsLoopback(c.AdvertiseAddr())
 	if c.Redis != "" && len(c.ClusterSecrets) == 0 && !loopback {
 		return setting.Errorf("cluster-secret", "it is required with --redis when the cluster addresses are not "+
@@ -225,6 +235,7 @@ func (c *Server) checkAccess() error {
 		return setting.Errorf("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
 	}
 
+	// Who gives these believes that tokens are checked.
 	if c.JWTSecret == "" && c.JWKSURL == "" {
 		for _, s := range []struct {
 			flag   string

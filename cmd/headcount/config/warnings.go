@@ -15,6 +15,7 @@ func (c *Server) Warnings() []string {
 	const minSecret = 16 // bytes; a shorter secret can be guessed from one signature
 	short := func(s string) bool { return s != "" && len(s) < minSecret }
 
+	// The name of a site before a key would make a short key long.
 	var keys []string
 	for _, key := range c.APIKeys {
 		_, key = c.AllSites.SplitKey(key)
@@ -34,6 +35,7 @@ func (c *Server) Warnings() []string {
 		}
 	}
 
+	// Not refused: issuers may sign with exactly these bytes.
 	if strings.TrimSpace(c.JWTSecret) != c.JWTSecret {
 		out = append(out, "--jwt-secret begins or ends with white space, such as a newline; tokens signed with and "+
 			"without it are taken: remove it")
@@ -59,6 +61,7 @@ func (c *Server) Warnings() []string {
 
 // Open returns sentences about parts of this process that every client that reaches it may use, which may be intended.
 func (c *Server) Open() (out []string) {
+	// On the loopback only this machine is meant, as when somebody tries the server out.
 	if c.HasRole(presence.RoleGateway) && len(c.APIKeys) == 0 && !setting.IsLoopback(c.Listen) {
 		out = append(out, "--api-key is not set and other machines reach --listen: everybody may read the "+
 			"dashboard, and none of your servers may call; give a long random value")

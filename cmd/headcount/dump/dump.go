@@ -52,6 +52,7 @@ func (p *place) stores() (*transfer.Place, error) {
 
 // check refuses settings that cannot work.
 func (p *place) check() error {
+	// Without both the export would silently lack a part of the counters.
 	if p.Regions && (p.Redis == "" || p.Postgres == "") {
 		return setting.Errorf("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
 	}
@@ -94,6 +95,7 @@ func (t *progress) Transferred(counters, restored int, bytes int64) {
 	t.counters = counters
 	t.restored = restored
 	t.bytes = bytes
+	// Transferred is called for each batch, which may be many in a second.
 	if time.Since(t.last) >= time.Second {
 		t.last = time.Now()
 		t.print("so far")
@@ -102,6 +104,7 @@ func (t *progress) Transferred(counters, restored int, bytes int64) {
 
 func (t *progress) print(how string) {
 	line := fmt.Sprintf("headcount: %d counters %s %s, %.1f MB", t.counters, t.verb, how, float64(t.bytes)/1e6)
+	// An import may be repeated; what it finds done already must not look like a loss.
 	if t.restored < t.counters && t.restores {
 		line += fmt.Sprintf("; %d were there already", t.counters-t.restored)
 	}
@@ -122,6 +125,7 @@ func (c *Export) Run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	// Opened before the file is created, so that a wrong URL leaves no empty file behind.
 	store, err := stores.OpenSource(ctx)
 	if err != nil {
 		return err
@@ -151,6 +155,7 @@ func (c *Export) exportFile(ctx context.Context, counters counter.Dumper, report
 		return err
 	}
 	defer file.Close()
+	// A script may repeat its call with --resume until it succeeds.
 	if at.Whole {
 		fmt.Fprintf(report.to, "headcount: %s is whole already\n", c.File)
 		return nil
@@ -158,6 +163,7 @@ func (c *Export) exportFile(ctx context.Context, counters counter.Dumper, report
 
 	err = transfer.Export(ctx, file, counters, at, report)
 	if err == nil {
+		// An export often precedes the deletion of what it was made of.
 		err = file.Sync()
 	}
 	if err != nil {
@@ -188,6 +194,7 @@ func (c *Export) openFile() (*os.File, transfer.Position, error) {
 		return c.resumeFile()
 	}
 
+	// O_EXCL, because an older export may be the only copy; the mode, because keys of counters may name users.
 	file, err := os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
 		err = fmt.Errorf("--file: %s exists already; continue it (--resume), or name another file", c.File)
@@ -203,6 +210,7 @@ func (c *Export) resumeFile() (*os.File, transfer.Position, error) {
 	}
 
 	at, err := transfer.Resume(file)
+	// The last line may have been written in part.
 	if err == nil && !at.Whole {
 		err = cut(file, at.Offset)
 	}
@@ -233,6 +241,7 @@ func (c *Import) Run(ctx context.Context, rules *counter.Rules, stdin io.Reader,
 
 	in := stdin
 	name := "standard input"
+	// Opened before the store, so that a wrong name leaves the store alone.
 	if c.File != "" {
 		file, err := os.Open(c.File)
 		if err != nil {
@@ -256,6 +265,7 @@ func (c *Import) Run(ctx context.Context, rules *counter.Rules, stdin io.Reader,
 	report := &progress{to: stderr, verb: "imported", restores: true, last: time.Now()}
 	err = transfer.Import(ctx, in, store, rules, into, report)
 	if err == nil {
+		// Only a complete import marks the store as one that a server may use.
 		err = store.Complete(ctx)
 	}
 	if err != nil {

@@ -72,6 +72,7 @@ type Flag struct {
 
 // Add adds the commands of a struct, which Parse fills in.
 func (s *Set) Add(commands any) {
+	// Only fields are looked up, never a method by its name, which would keep every method in the program.
 	all := reflect.ValueOf(commands).Elem()
 	for i := range all.NumField() {
 		field := all.Type().Field(i)
@@ -123,12 +124,14 @@ func (c *Command) add(fields reflect.Value) {
 			f.Name = dashed(field.Name)
 		}
 
+		// A mistake of the programmer, which the first run of any command shows.
 		if !slices.Contains(kinds, f.kind) {
 			panic(fmt.Sprintf("--%s has the type %q, for which there is no parser", f.Name, f.kind))
 		}
 
 		_, f.hidden = tag.Lookup("hidden")
 		_, f.alone = tag.Lookup("arg")
+		// A mode in the environment would change every later call of the program.
 		f.private = f.isMode() || tag.Get("env") == "-"
 
 		c.Flags = append(c.Flags, f)
@@ -150,6 +153,7 @@ func dashed(name string) string {
 	runes := []rune(name)
 
 	for i, r := range runes {
+		// A row of capitals is one word, whose last letter begins the next one: JSONFile becomes json-file.
 		afterLower := i > 0 && unicode.IsLower(runes[i-1])
 		beforeLower := i > 0 && i+1 < len(runes) && unicode.IsLower(runes[i+1])
 		if unicode.IsUpper(r) && (afterLower || beforeLower) {
@@ -175,6 +179,7 @@ func (s *Set) Parse(args []string) (*Command, error) {
 		err = s.fill(c)
 	}
 
+	// Only complete settings are checked, because checks compare them with each other.
 	after, is := c.target.(interface{ AfterApply() error })
 	if is && err == nil {
 		err = after.AfterApply()
@@ -200,6 +205,7 @@ func explained(err error, command string) error {
 
 // command returns the command and the arguments after it. If no command is named, it is the implied one.
 func (s *Set) command(args []string) (c *Command, rest []string, named bool, err error) {
+	// Cloned, because the append would write into the caller's arguments.
 	if len(args) > 0 && args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
 	}
@@ -216,6 +222,7 @@ func (s *Set) command(args []string) (c *Command, rest []string, named bool, err
 		return nil, nil, false, s.show(s.Version + "\n")
 	}
 
+	// Flags without a command are those of serve, which is the default.
 	if len(args) == 0 || strings.HasPrefix(first, "-") {
 		return s.implied, args, false, nil
 	}
@@ -236,6 +243,7 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 		arg := args[0]
 		args = args[1:]
 
+		// --flag= gives an empty value, which is another thing than no value.
 		name, value, hasValue := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
 		switch arg {
 		case "-h", "--help":
@@ -250,6 +258,7 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 			continue
 		}
 
+		// A lone - is a value by custom: standard input.
 		if !strings.HasPrefix(arg, "-") || arg == "-" {
 			alone := c.standsAlone()
 			if alone == nil {
@@ -261,6 +270,7 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 		}
 
 		f := c.flag(name)
+		// A flag with one dash is refused, not guessed: -url could mean the letters u, r and l.
 		if f == nil || !strings.HasPrefix(arg, "--") {
 			return fmt.Errorf("unknown flag %s%s", strings.SplitN(arg, "=", 2)[0], c.suggest(name))
 		}
@@ -277,6 +287,7 @@ func (s *Set) commandLine(c *Command, args []string, named bool) error {
 		}
 
 		f.values = append(f.values, value)
+		// Only the first is named: a command was most likely meant to stand before it.
 		first = cmp.Or(first, name)
 	}
 
@@ -367,6 +378,7 @@ func (c *Command) flag(name string) *Flag {
 // nearest returns the name of the flag most similar to name, at most two letters away, or "".
 func (c *Command) nearest(name string) string {
 	best := ""
+	// Beyond two letters a guess is more often wrong than right.
 	closest := 3
 	for _, f := range c.Flags {
 		d := distance(name, f.Name)
@@ -389,6 +401,7 @@ func (c *Command) suggest(name string) string {
 
 // distance returns the edit distance of a and b: insertions, deletions and replacements of letters.
 func distance(a, b string) int {
+	// One row of the table of Levenshtein is enough, since each cell needs the one above and the two beside it.
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

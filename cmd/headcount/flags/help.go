@@ -28,6 +28,7 @@ func (s *Set) help(c *Command) string {
 	}
 
 	b.WriteString("\nFlags:\n")
+	// A clone, because always is shared by all commands.
 	columns(&b, append(slices.Clone(always), c.list("", "    ")...))
 
 	for _, g := range s.Groups {
@@ -68,6 +69,7 @@ func (c *Command) list(group, indent string) (rows [][2]string) {
 			continue
 		}
 		left := indent + "--" + f.Name
+		// The default shows the form of a value that has no placeholder.
 		if !f.isBool() {
 			left += "=" + cmp.Or(f.placeholder, f.otherwise)
 			if f.kind == "" && reflect.TypeOf(f.target).Elem().Kind() == reflect.Slice {
@@ -90,6 +92,7 @@ func columns(b *strings.Builder, rows [][2]string) {
 	left := 0
 	for _, r := range rows {
 		n := utf8.RuneCountInString(r[0])
+		// One very long flag must not push all descriptions to the right.
 		if n <= maxLeft {
 			left = max(left, n)
 		}
@@ -113,6 +116,7 @@ func columns(b *strings.Builder, rows [][2]string) {
 // wrapped breaks lines at the width, and begins each new line with the indent.
 func wrapped(text, indent string) string {
 	var b strings.Builder
+	// Line breaks of the text stay, because a description may have paragraphs.
 	for i, paragraph := range strings.Split(text, "\n") {
 		if i > 0 {
 			b.WriteByte('\n')
@@ -121,6 +125,7 @@ func wrapped(text, indent string) string {
 		at := len(indent)
 		for j, word := range strings.Fields(paragraph) {
 			n := utf8.RuneCountInString(word)
+			// A word that is longer than a line stands alone, uncut: it may be a URL to copy.
 			if j > 0 && at+1+n > width {
 				b.WriteString("\n" + indent)
 				at = len(indent)

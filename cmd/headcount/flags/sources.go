@@ -25,6 +25,7 @@ const maxFile = 1 << 20 // bytes; a longer file cannot be settings
 func (s *Set) fill(c *Command) (err error) {
 	var file map[string]any
 	for _, f := range c.Flags {
+		// Until the file is read, file is nil and has no values.
 		s.assign(f, file[fold(f.Name)])
 		for _, value := range f.values {
 			if problem := f.read(value); problem != "" {
@@ -74,6 +75,7 @@ func (f *Flag) parts(variable string) (values []any) {
 		return []any{variable}
 	}
 
+	// A variable is one string, so its values are separated; on the command line and in a file each stands alone.
 	for _, value := range splitList(variable) {
 		values = append(values, value)
 	}
@@ -125,6 +127,7 @@ func (c *Command) parseFile(data []byte) (map[string]any, error) {
 
 	var object map[string]json.RawMessage
 	err := json.Unmarshal(data, &object)
+	// The type error of package json names Go types, which mean nothing to the writer of the file.
 	if errors.As(err, new(*json.UnmarshalTypeError)) || err == nil && object == nil {
 		err = errors.New("the file is not a JSON object")
 	}
@@ -133,7 +136,9 @@ func (c *Command) parseFile(data []byte) (map[string]any, error) {
 		return nil, fmt.Errorf("%w; write one JSON object of settings", err)
 	}
 
+	// The text is valid JSON by now, so the tokens below need no checks of their own.
 	dec := json.NewDecoder(bytes.NewReader(data))
+	// A float64 would change large numbers.
 	dec.UseNumber()
 	_, err = dec.Token() // the brace
 	values := map[string]any{}
@@ -172,8 +177,10 @@ var ofKubernetes = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT|_PORT$|_PORT
 // Strangers returns the variables that begin like settings but are not, without those that Kubernetes sets
 // for a Service of this name. Its error names a variable that is probably a misspelt setting.
 func (s *Set) Strangers() (names []string, err error) {
+	// Sorted, so that of several mistakes the same one is reported each time.
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
 		rest, ours := strings.CutPrefix(name, s.variable(""))
+		// Compose files leave variables empty for settings that are not used.
 		if !ours || s.Variables[name] == "" {
 			continue
 		}
@@ -181,6 +188,7 @@ func (s *Set) Strangers() (names []string, err error) {
 		flag := strings.ToLower(strings.ReplaceAll(rest, "_", "-"))
 		near := s.implied.nearest(flag)
 		switch {
+		// Of any command: one environment may serve several.
 		case s.knows(flag):
 		case ofKubernetes.MatchString(name):
 		case near != "":

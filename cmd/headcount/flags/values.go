@@ -130,6 +130,7 @@ func (f *Flag) readList(value any, list *[]string) (problem string) {
 		}
 
 		for i, part := range splitList(text) {
+			// A comma separates the origins of a site as well as sites, and only a new site has an equals sign.
 			if f.kind == "sites" && i > 0 && !strings.Contains(part, "=") {
 				(*list)[len(*list)-1] += "," + part
 			} else if f.kind != "list" || part != "" {

@@ -47,6 +47,7 @@ func Ask(ctx context.Context, timeout time.Duration, method, url string, content
 	}
 	defer resp.Body.Close()
 
+	// The other side may be anything, so what is read of it has a bound.
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	return resp.StatusCode, string(text), err
 }
@@ -62,6 +63,7 @@ func fault(format string, args ...any) error { return setting.Errorf("public-url
 // Check sends requests to the server through the proxy. It returns a *setting.Error for each fault, none if the proxy
 // passes on what it should. A certificate that is not trusted is no fault here, and nothing is sent then.
 func (p *Proxy) Check(ctx context.Context) (faults []error) {
+	// All further checks would fail for this reason, and hide it.
 	err := p.arrive(ctx)
 	if errors.As(err, new(*tls.CertificateVerificationError)) {
 		return nil
@@ -70,6 +72,7 @@ func (p *Proxy) Check(ctx context.Context) (faults []error) {
 		return []error{err}
 	}
 
+	// A page with a slash is what proxies break most: they decode the path, and the page is another one.
 	status, body, err := p.get(ctx, "/check%2Fthis/counter")
 	isPage := status == http.StatusForbidden || strings.Contains(body, `"page":"check/this"`) // 403: it is private
 	if err == nil && !isPage {
@@ -77,6 +80,7 @@ func (p *Proxy) Check(ctx context.Context) (faults []error) {
 			"pass on the path as it came (in nginx: proxy_pass without a path)"))
 	}
 
+	// Before the WebSocket, since it decides which origin can be tried.
 	headers, hostIsRight := p.checkHeaders(ctx)
 	faults = append(faults, headers...)
 
@@ -104,6 +108,7 @@ func (p *Proxy) get(ctx context.Context, path string) (status int, body string, 
 
 // arrive returns why requests to the public address do not reach a server that is ready.
 func (p *Proxy) arrive(ctx context.Context) error {
+	// A call that every server answers, with a body that nothing else has.
 	status, body, err := p.get(ctx, "/-/counters?page=*")
 	isUnready := status == http.StatusServiceUnavailable && strings.Contains(body, `"status"`)
 	isHeadcount := status == http.StatusOK && strings.Contains(body, `{"counters":[`)
@@ -130,7 +135,9 @@ const tries = 20
 func (p *Proxy) send(ctx context.Context, method string, content []byte) (seen received, err error) {
 	status := 0
 
+	// With several gateways behind the proxy only one knows the probe, and the proxy chooses.
 	for range tries {
+		// A new name each time, because a probe is answered once.
 		_, name, err := Ask(ctx, p.Patience, http.MethodPost, p.Admin+"/probe", nil)
 		if err != nil {
 			return received{}, err
@@ -178,6 +185,7 @@ func (p *Proxy) checkHeaders(ctx context.Context) (faults []error, hostIsRight b
 			seen.Peer))
 	}
 
+	// An untrusted proxy is reported above, and its X-Forwarded-Proto would be ignored anyway.
 	if u.Scheme == "https" && !seen.Secure && (seen.Trusted || !seen.ForwardedFor) {
 		faults = append(faults, fault(
 			"the server does not know that clients use https, so its cookies are not Secure; "+
@@ -211,6 +219,7 @@ func (p *Proxy) checkSocket(ctx context.Context, origin string) error {
 	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(p.base(), "http")+"/-/ws", &websocket.DialOptions{
 		HTTPClient: direct, HTTPHeader: header, Subprotocols: []string{"headcount.v1"},
 	})
+	// Open is all that matters; nothing is counted before a join.
 	if err == nil {
 		_ = ws.CloseNow()
 		return nil

@@ -60,6 +60,7 @@ func (p *Probes) Begin(w http.ResponseWriter, _ *http.Request) {
 // Before returns a handler that answers probes and passes all other requests to next.
 func (p *Probes) Before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Only a GET or POST is a probe: the preflight of a browser must not use it up.
 		name, is := strings.CutPrefix(r.URL.Path, p.path)
 		isProbe := is && slices.Contains(methods, r.Method)
 		if !isProbe || !p.open.Remove(name) { // a probe is answered once
@@ -76,6 +77,7 @@ func (p *Probes) Before(next http.Handler) http.Handler {
 		// A body that breaks off is one that the proxy has cut, and its length says so.
 		seen.Body, _ = io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, counterapi.MaxBody))
 
+		// A cache in front must not answer the next probe.
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
 		_ = json.NewEncoder(w).Encode(seen)

@@ -53,6 +53,7 @@ func (c *Explain) Run(ctx context.Context, out io.Writer) error {
 	var body json.RawMessage
 	var is explained
 	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: cmp.Or(c.APIKeys...)})
+	// The raw answer is kept for --json, so that members which this program does not know are printed, too.
 	_, err := api.Do(ctx, http.MethodGet, "/"+url.PathEscape(c.Page)+"/counter?explain=1", nil, &body)
 	if err != nil {
 		return refusal(err)
@@ -75,6 +76,7 @@ func (is explained) text() string {
 	var b strings.Builder
 	e := is.Explain
 	fmt.Fprintf(&b, "%s: %d\n", plain(is.Counter.Page), is.Counter.Count)
+	// Sorted, because the order of a map changes from call to call.
 	for _, name := range slices.Sorted(maps.Keys(e.Regions)) {
 		fmt.Fprintf(&b, "%9d  from the region %s\n", e.Regions[name], cmp.Or(plain(name), "of this server"))
 	}
@@ -92,6 +94,7 @@ func (is explained) text() string {
 	}
 	fmt.Fprintf(&b, "Not counted: %d connections of crawlers\n", e.Ignored)
 
+	// A change that is under way may be in one part and not yet in another.
 	if e.Moving {
 		b.WriteString("Changes are under way, so the parts may not add up yet. Ask again.\n")
 	} else {

@@ -69,11 +69,13 @@ func (s screen) text(width, height int) string {
 		lines[0] = "Headcount  " + s.err.Error()
 	}
 
+	// Cut, not scrolled: the screen is drawn over itself.
 	if height > 0 {
 		lines = lines[:min(len(lines), height)]
 	}
 
 	for i, line := range lines {
+		// Names of pages come from visitors, and may have control sequences.
 		line = plain(line)
 		if width > 0 {
 			line = cut(line, width)
@@ -111,6 +113,7 @@ func (s screen) lines(few bool) []string {
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	at := time.UnixMilli(d.At).UTC().Format("15:04:05 UTC")
+	// UTC, as in the log, whose times are compared with it.
 	add("Headcount  region %s  users here %s  %s%s", d.Region, here, at, status)
 	if d.State.Text != "" {
 		add("%s%s", map[string]string{"warn": "!  ", "bad": "!! "}[d.State.Level], d.State.Text)
@@ -136,6 +139,7 @@ func (s screen) lines(few bool) []string {
 	}
 
 	if events := d.Events; len(events) > 0 {
+		// The pages below must stay on the screen.
 		if few {
 			events = events[:min(len(events), shownEvents)]
 		}
@@ -197,6 +201,7 @@ func (s screen) rate(p process, name string) (float64, bool) {
 
 	seconds := float64(s.now.At-s.before.At) / 1000
 	for _, old := range s.before.Processes {
+		// Since tells a restarted process, whose counters began at 0 again.
 		if old.Name == p.Name && old.Since == p.Since && old.Load != nil && seconds > 0 {
 			return max(now-old.Load[name], 0) / seconds, true
 		}
@@ -244,6 +249,7 @@ func columns(text string) (n int) {
 }
 
 func wide(r rune) int {
+	// A rough rule instead of a table of Unicode: a wrong width only moves a column.
 	eastAsian := r >= 0x2e80 && r != unicode.ReplacementChar
 	hangul := r >= 0x1100 && r < 0x1200
 	if eastAsian || hangul {
@@ -260,6 +266,7 @@ func cut(text string, limit int) string {
 	}
 
 	n := 0
+	// By letter, so that no letter is cut in the middle of its bytes.
 	for i, r := range text {
 		n += wide(r)
 		if n >= limit { // one column is for the dots

@@ -45,6 +45,7 @@ func (c *Command) Run(ctx context.Context, out io.Writer) error {
 	}
 
 	api := client.NewAPI(client.Config{URL: c.URL, Site: c.Site, APIKey: cmp.Or(c.APIKeys...)})
+	// A pipe gets one answer, because nobody would want control sequences in it.
 	file, isFile := out.(*os.File)
 	if c.Once || !isFile || !term.IsTerminal(int(file.Fd())) {
 		body, d, err := ask(ctx, api)
@@ -93,6 +94,7 @@ func watch(
 	next := time.NewTicker(interval)
 	defer next.Stop()
 
+	// Drawn before the first answer, which may take as long as timeout.
 	for s := (screen{}); ; {
 		width, height := size()
 
@@ -106,6 +108,7 @@ func watch(
 
 		_, d, err := ask(ctx, api)
 		s.err = err
+		// After an error the last answer stays, and so do rates between the last two.
 		if err == nil {
 			s.before = s.now
 			s.now = d
@@ -133,6 +136,7 @@ func ask(ctx context.Context, api *client.API) (body json.RawMessage, d *data, e
 	switch {
 	case err == nil:
 		return body, d, nil
+	// Some other server may answer at this address with JSON, or with a page.
 	case body != nil, errors.Is(err, client.ErrFrame):
 		return nil, nil, fmt.Errorf("this is not a dashboard: %w", err)
 	}
