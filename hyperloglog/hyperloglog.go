@@ -59,6 +59,7 @@ func Parse(b []byte) (Registers, error) {
 	if len(b) < head || string(b[:4]) != "HYLL" {
 		return Registers{}, fmt.Errorf("%w: %d bytes without a head", ErrFormat, len(b))
 	}
+	// The length is all that can be wrong with the dense form: any bytes are registers.
 	if b[4] == denseForm && len(b) == denseSize {
 		return Registers{b}, nil
 	}
@@ -107,6 +108,7 @@ func (r *Registers) Clone() Registers { return Registers{slices.Clone(r.b)} }
 
 // Add adds members and reports whether a register changed.
 func (r *Registers) Add(members ...string) bool {
+	// The dense form is changed in place, and never becomes sparse again, as registers only grow.
 	if len(r.b) == denseSize {
 		changed := false
 		for _, m := range members {
@@ -119,6 +121,7 @@ func (r *Registers) Add(members ...string) bool {
 		return false
 	}
 
+	// A run of the sparse form may have to be split, which is simpler when all registers are written anew.
 	var u Union
 	u.Merge(*r)
 	changed := false
@@ -202,6 +205,7 @@ const (
 func Place(member string) (index int, rank uint8) {
 	h := hash(member)
 
+	// The bit above the last one bounds the rank where the hash has only zeros.
 	return int(h & (registers - 1)), uint8(bits.TrailingZeros64(h>>indexBits|1<<rankBits)) + 1
 }
 
@@ -209,6 +213,7 @@ func Place(member string) (index int, rank uint8) {
 func hash(s string) uint64 {
 	const m, r = 0xc6a4a7935bd1e995, 47
 	h := 0xadc83b19 ^ uint64(len(s))*m
+	// Redis reads the bytes in this order, whatever the machine's is.
 	for ; len(s) >= 8; s = s[8:] {
 		k := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
 			uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
@@ -238,6 +243,7 @@ func (r *Registers) Count() int64 {
 	case r.Empty():
 		return 0
 	case r.b[4] == denseForm:
+		// Four registers of 6 bits are three bytes.
 		for b := r.b[head:]; len(b) >= 3; b = b[3:] {
 			histogram[b[0]&63]++
 			histogram[(b[0]>>6|b[1]<<2)&63]++
@@ -278,11 +284,13 @@ func estimate(histogram *[64]int) int64 {
 }
 
 func sigma(x float64) float64 {
+	// No register is set; the sum below is infinite then.
 	if x == 1 {
 		return math.Inf(1)
 	}
 
 	y, z := 1.0, x
+	// Until the floating-point number changes no more; NaN differs from everything, so there is a first round.
 	for before := math.NaN(); before != z; {
 		x *= x
 		before = z
@@ -315,6 +323,7 @@ func (r *Registers) Merge(o Registers) {
 		return
 	}
 
+	// A byte for each register makes one way of four: dense or sparse, into dense or sparse.
 	var u Union
 	u.Merge(*r)
 	u.Merge(o)
@@ -352,6 +361,7 @@ func (u *Union) Merge(r Registers) {
 		i := 0
 		for at := head; at < len(r.b); {
 			value, run, size := opcode(r.b[at:])
+			// Most of a sparse set are zeros, which raise nothing.
 			if value > 0 {
 				for j := i; j < i+run; j++ {
 					u.values[j] = max(u.values[j], value)
@@ -381,9 +391,11 @@ func (u *Union) Registers() Registers { return Registers{u.encode(nil)} }
 
 // encode returns registers as bytes, in the sparse form if they fit. It may reuse the memory of old.
 func (u *Union) encode(old []byte) []byte {
+	// At most the capacity that the sparse form needs, so that it does not keep the memory of a dense one.
 	b := append(old[:0:min(cap(old), head+sparseMost)], "HYLL\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80"...)
 	for i := 0; i < registers; {
 		value := u.values[i]
+		// One opcode more must fit; and the sparse form has no greater values.
 		if value > valueMost || len(b)+2 > head+sparseMost {
 			return u.dense()
 		}
@@ -392,6 +404,7 @@ func (u *Union) encode(old []byte) []byte {
 		if value > 0 {
 			most = valueRun
 		}
+		// The longest runs that the opcodes permit, as Redis makes them.
 		run := 1
 		for run < most && i+run < registers && u.values[i+run] == value {
 			run++

@@ -76,6 +76,7 @@ func (s *shop) show(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
+	// The number of an order is made with its form, so each form is one order.
 	_ = page.Execute(w, struct {
 		Server, Order string
 		Left          int64
