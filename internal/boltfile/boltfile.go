@@ -48,6 +48,7 @@ type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 // Open reads every page before bbolt opens the file for writing, because bbolt would end the program
 // at a damaged page.
 func Open(path string, open Opener, format []byte, buckets [][]byte, load func(db *bbolt.DB) error) (*bbolt.DB, error) {
+	// A file that is missing is made below; all other errors are reasons not to touch it.
 	if err := Check(path, open); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -106,9 +107,11 @@ func CheckDir(dir string) error {
 		}
 	}
 
+	// Written and synced, because a full disk or quota permits an empty file.
 	file, err := os.CreateTemp(dir, ".check-*")
 	if err == nil {
 		_, err = file.WriteString("headcount check\n")
+		// Each step is taken whatever became of the one before, so that no file is left.
 		err = errors.Join(err, file.Sync(), file.Close(), os.Remove(file.Name()))
 	}
 	if err != nil {
@@ -122,6 +125,7 @@ func CheckDir(dir string) error {
 // Check reads the whole file at path, and changes nothing. Its error names the path and a remedy; it is ErrInUse while
 // another process has the file open.
 func Check(path string, open Opener) error {
+	// The size from before the file is opened is what a copy that broke off has.
 	is, err := os.Stat(path)
 	if err != nil {
 		return err
@@ -137,6 +141,7 @@ func Check(path string, open Opener) error {
 
 	err = guarded(func() error {
 		return db.View(func(tx *bbolt.Tx) error {
+			// A copy that broke off may still have all the pages that the keys below are on.
 			if end := tx.Size(); end > is.Size() {
 				return damaged(fmt.Sprintf("it has %d bytes of %d", is.Size(), end))
 			}
@@ -154,6 +159,7 @@ func Check(path string, open Opener) error {
 func walk(b *bbolt.Bucket) error {
 	var last []byte
 	return b.ForEach(func(key, value []byte) error {
+		// A page that was overwritten by another one often parses; its keys betray it.
 		if last != nil && bytes.Compare(last, key) >= 0 {
 			return damaged("its keys are in no order")
 		}
@@ -174,6 +180,7 @@ func damaged(how any) error {
 // guarded runs fn. It turns into an error a panic of bbolt at a damaged page, and the fault of a read beyond the end of
 // a truncated file.
 func guarded(fn func() error) (err error) {
+	// A fault in mapped memory is a signal, which ends the program, unless the runtime makes it a panic.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 
 	defer func() {
@@ -188,6 +195,7 @@ func guarded(fn func() error) (err error) {
 func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
 	whole := false
 
+	// Looked at before anything is written, so that another program's file stays as it was.
 	err := db.View(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(Meta)
 		if meta == nil {
@@ -206,6 +214,7 @@ func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
 		return nil
 	})
 
+	// A transaction costs an fsync, which each start would otherwise pay.
 	if err != nil || whole {
 		return err
 	}

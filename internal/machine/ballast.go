@@ -13,6 +13,7 @@ const maxBallast = 8 << 20
 // its time on collections. With the ballast the first collection is at 16 MB, or at a 16th of Memory if that
 // is less. ReturnMemory returns memory that load has added. If GOGC is set, LoadBallast does nothing.
 func LoadBallast() {
+	// An operator who has set it has decided how often Go collects.
 	if os.Getenv("GOGC") == "" {
 		ballast = make([]byte, min(maxBallast, Memory()/32))
 	}

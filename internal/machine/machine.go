@@ -19,6 +19,7 @@ func Memory() uint64 {
 		total = unknown
 	}
 
+	// In a container the memory of the machine is not what this process may use.
 	if limit, err := memlimit.FromCgroup(); err == nil && limit > 0 {
 		total = min(total, limit)
 	}

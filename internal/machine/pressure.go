@@ -32,6 +32,7 @@ type Pressure struct {
 // collected before it takes the memory that connections need. If GOMEMLIMIT is set,
 // LimitMemory changes nothing.
 func LimitMemory() {
+	// A negative limit only asks.
 	if debug.SetMemoryLimit(-1) == math.MaxInt64 {
 		debug.SetMemoryLimit(int64(Memory() / 10 * 9))
 	}
@@ -64,6 +65,7 @@ func (p *Pressure) High() bool {
 	}
 	p.looked = now
 
+	// Two thresholds, because one would let each collection of garbage change the answer.
 	part := pressureFrom
 	if p.high {
 		part = pressureTo
@@ -71,7 +73,6 @@ func (p *Pressure) High() bool {
 	p.high = float64(p.used()) >= part*float64(p.limit)
 
 	return p.high
-
 }
 
 // usedMemory returns the bytes that the last collection found in use, plus the bytes
@@ -95,5 +96,6 @@ func usedMemory() uint64 {
 		}
 	}
 
+	// The ballast was never touched, so it takes no memory; as heap it is counted all the same.
 	return sum - min(sum, uint64(len(ballast)))
 }

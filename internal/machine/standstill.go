@@ -39,6 +39,7 @@ func (s *Standstill) endedAt(now time.Duration) bool {
 // EndedWithin reports whether the process stood still until a moment ago: for less than period since Run noticed.
 func (s *Standstill) EndedWithin(period time.Duration) bool {
 	now := s.elapsed()
+	// Run has not noticed yet, so resumed is still that of an earlier standstill.
 	if s.endedAt(now) {
 		return true
 	}
@@ -63,6 +64,7 @@ func (s *Standstill) Run(ctx context.Context, resumed func()) {
 		}
 
 		now := s.elapsed()
+		// Noted before resumed is called, so that EndedWithin is true while it works, and looked after it.
 		if s.endedAt(now) {
 			s.resumed.Store(int64(now))
 			if resumed != nil {

@@ -58,6 +58,7 @@ func inspect(
 		problems = append(problems, errors.New("the user may not create tables; grant it CREATE on the schema"))
 	}
 
+	// The answer is from about half way between the call and its return.
 	if off := now.Sub(before.Add(time.Since(before) / 2)).Abs(); off > clockTolerance {
 		problems = append(problems, fmt.Errorf("the clocks of PostgreSQL and of this machine differ by %s; let both "+
 			"keep time by NTP", off.Round(time.Second)))

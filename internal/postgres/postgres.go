@@ -245,6 +245,7 @@ func (db *DB) Do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) er
 	if err := db.usable(); err != nil {
 		return fmt.Errorf("%w: %w", ErrAway, err)
 	}
+	// After usable, because each permission of an open breaker is one of few, and must not be wasted.
 	done, err := db.breaker.Allow()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrAway, errSilent)

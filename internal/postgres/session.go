@@ -42,6 +42,7 @@ var ofPrisma = []string{
 // Ignored returns the parameters without effect in a URL that CheckURL accepts.
 func Ignored(url string) (names []string) {
 	pc, err := pgxpool.ParseConfig(url)
+	// CheckURL refuses such a URL, and says why.
 	if err != nil {
 		return nil
 	}
@@ -111,6 +112,7 @@ const poolerProbes = 4
 // as PgBouncer does in its modes transaction and statement. There a session cannot have settings, locks and prepared
 // statements of its own. The test itself sets nothing, because a setting would leak to other clients of the pooler.
 func refusePooler(ctx context.Context, cc *pgx.ConnConfig) error {
+	// Without the statements of a new session, which would leak to other clients of a pooler.
 	config := cc.Config.Copy()
 	config.AfterConnect = nil
 
@@ -184,6 +186,7 @@ func (traced) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQuery
 // TraceQueryEnd implements pgx.QueryTracer. If ctx has a recorded span, it is the one of TraceQueryStart.
 func (traced) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
 	span := trace.SpanFromContext(ctx)
+	// The text stays out of the trace, because it may quote values.
 	if data.Err != nil {
 		span.SetStatus(codes.Error, "")
 	}

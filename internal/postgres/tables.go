@@ -169,6 +169,7 @@ func (t *Tables) check(ctx context.Context, db *sql.DB) (version int64, err erro
 // move creates tables, or migrates them from version to the newest one.
 func (db *DB) move(ctx context.Context, conn *sql.DB, tables *Tables, version int64) error {
 	newest, err := tables.newest()
+	// Most starts find nothing to do, and need no lock.
 	if err != nil || version == newest {
 		return err
 	}

@@ -34,6 +34,7 @@ func (e *Evictions) Look(ctx context.Context, c *Client) (found Evicted, err err
 			return err
 		}
 
+		// On a Cluster Masters calls this from several goroutines.
 		mu.Lock()
 		defer mu.Unlock()
 		infos = append(infos, info)
@@ -66,6 +67,7 @@ func (e *Evictions) dropped(info string) int64 {
 		return 0
 	}
 
+	// Counted by run id, because the number begins at 0 with each run of a server.
 	before, known := e.keys[run]
 	// Servers come and go. One that is forgotten counts as new.
 	if e.keys == nil || len(e.keys) == maxRuns {
@@ -83,6 +85,7 @@ func (e *Evictions) dropped(info string) int64 {
 // DropsKeys returns the policy by which a server evicts keys when its memory is full, given its INFO reply. It is empty
 // if the server evicts none, or has no memory limit.
 func DropsKeys(info string) string {
+	// Without a limit nothing is ever evicted, whatever the policy says.
 	policy := InfoField(info, "maxmemory_policy")
 	if policy == "noeviction" || InfoField(info, "maxmemory") == "0" {
 		return ""

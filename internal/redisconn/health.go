@@ -34,6 +34,7 @@ var denials = regexp.MustCompile(`^(?:NOPERM |(?:ERR )?The user executing the sc
 // refusedBy returns the reply in err by which Redis refused a command; empty: it did not.
 func refusedBy(err error) string {
 	var reply redis.Error
+	// Only replies are looked at: a lost connection is no refusal, whatever its text.
 	if !errors.As(err, &reply) {
 		return ""
 	}
@@ -58,6 +59,7 @@ func (e answeredError) Unwrap() error { return e.error }
 // answered reports whether err is an error reply of a server that works, or is about the content of a reply.
 func answered(err error) bool {
 	var said answeredError
+	// First, because what is marked may wrap anything.
 	if errors.As(err, &said) {
 		return true
 	}
@@ -76,6 +78,7 @@ func answered(err error) bool {
 func (s *Conn) refused(err error) {
 	switch reason := refusedBy(err); {
 	case reason == "":
+	// One command that is not permitted may be a single store's; the probe looks whether Redis serves at all.
 	case denials.MatchString(reason):
 		s.denied.Store(true)
 		s.breaker.Signal()
@@ -113,6 +116,7 @@ func (s *Conn) watchState(ctx context.Context) {
 	refused := outage.Log{Log: s.cfg.Log, What: "a part of the data in redis", Mend: "everything else is served"}
 
 	for {
+		// In each round, because any of the signals below may have changed the state.
 		waiting := s.notify()
 		well := s.up() && len(waiting) == 0 && !s.denied.Load()
 		if well {

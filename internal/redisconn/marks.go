@@ -63,6 +63,7 @@ func (m *Marks) reached(run string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
+	// An empty id is remembered like any other, so servers that report none count as one.
 	if _, old := m.seen[run]; old {
 		return
 	}
@@ -112,6 +113,7 @@ func (m *Marks) next(key string) (number, acknowledged string) {
 
 // nextLocked returns a number that is greater than all earlier ones.
 func (m *Marks) nextLocked() uint64 {
+	// Also when the clock goes back, because mark.lua and Look compare the numbers.
 	m.number = max(m.number+1, uint64(time.Now().UnixMicro()))
 	return m.number
 }
@@ -145,6 +147,7 @@ type Kept struct {
 func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	var keys []string
 	var were []mark
+	// Copies from before the read: what is acknowledged during it may be missing in its answer.
 	m.mu.Lock()
 	runs := m.runs
 	for key, k := range m.marks {
@@ -164,6 +167,7 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 		return found, err
 	}
 
+	// Exec returns the first error alone, which may be that of a missing mark while another one could not be read.
 	for _, g := range got {
 		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
 			return found, g.Err()
@@ -220,6 +224,7 @@ func (m *Marks) write(ctx context.Context, c *Client) error {
 	made := map[string]uint64{}
 	pipe := c.Pipeline()
 
+	// The lock is not held during the call, because each run of a script asks for the next number.
 	m.mu.Lock()
 	for key, k := range m.marks {
 		// A mark that seems to be behind stays as it is: the second look needs the evidence.

@@ -133,6 +133,7 @@ func (s *Conn) Close() error {
 	}
 
 	<-s.ended
+	// The goodbye of TLS is a write, which fails when the server has gone before.
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
 		return nil
 	}
@@ -157,9 +158,11 @@ func (s *Conn) parse(raw string) {
 
 		o.PoolSize = s.pool
 		o.MaxRetries = -1 // only the caller knows what may be repeated
+		// Otherwise go-redis would ignore the deadlines of callers, and wait for its own.
 		o.ContextTimeoutEnabled = true
 		s.timeouts(&o.DialTimeout, &o.ReadTimeout, &o.WriteTimeout)
 
+		// The oldest protocol that every server has; nothing of RESP3 is used.
 		o.Protocol = 2
 		o.DisableIdentity = true
 		// One attempt to connect. Whether there is another one is decided by the caller and by the probe.
@@ -221,6 +224,7 @@ func (s *Conn) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 
 // reached reads the run id of the server at the other end of a new connection.
 func (s *Conn) reached(ctx context.Context, c *redis.Conn) error {
+	// This runs before any command of the connection, so Marks.Runs changes before old data can be read.
 	info, err := c.Info(ctx, "server").Result()
 	if err != nil && !redis.IsAuthError(err) && !redis.IsPermissionError(err) {
 		return err
@@ -300,6 +304,7 @@ func (s *Conn) connect(ctx context.Context) (*Client, error) {
 		return c, nil
 	}
 
+	// A client that cannot find out what it talks to is closed again, since the next one may be of another kind.
 	u := s.dial()
 	c, err := s.probe(ctx, u)
 	if err != nil {
@@ -385,6 +390,7 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 
 	start := time.Now()
 	err = s.attempt(ctx, fn)
+	// A caller that leaves before a connection could be made says nothing about Redis.
 	early := ctx.Err() != nil && time.Since(start) < dialTimeout // the caller gave up before Redis could have answered
 	// An error that Redis itself replied shows that it works.
 	if err == nil || answered(err) {
@@ -405,6 +411,7 @@ func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) 
 
 // doApart runs fn against Redis regardless of the circuit breaker, and does not affect it.
 func (s *Conn) doApart(ctx context.Context, fn func(context.Context, *Client) error) error {
+	// The breaker is for all masters, and this call may concern one that is gone while the others work.
 	err := s.attempt(ctx, fn)
 	if err != nil {
 		s.refused(err)

@@ -96,6 +96,7 @@ func (s *Conn) Runner(cfg RunnerConfig) *Runner {
 
 // Close makes all further calls fail, and ends the notifications of OnState. It may be called twice.
 func (s *Runner) Close() {
+	// Before the lock, so that calls stop at once, while a notification may still be under way.
 	s.closed.Store(true)
 
 	s.conn.mu.Lock()
@@ -130,6 +131,7 @@ func (s *Runner) Do(ctx context.Context, fn func(context.Context, *Client) error
 		return s.classify(errClosed)
 	}
 
+	// Before the breaker is asked: its one call that tries Redis again must not wait for a place.
 	if s.slots != nil {
 		select {
 		case s.slots <- struct{}{}:
@@ -175,6 +177,7 @@ func (s *Runner) accept(ctx context.Context, c *Client) error {
 
 // classify converts err to an error of the store's contract.
 func (s *Runner) classify(err error) error {
+	// What an inner call has classified stays as it is.
 	if err == nil || errors.Is(err, s.cfg.Unavailable) {
 		return err
 	}
@@ -209,6 +212,7 @@ func (s *Runner) Run(ctx context.Context, runs []*ScriptRun) error {
 		}
 	}
 
+	// The first in order, not in time, so that a caller reports the same error each time.
 	for _, run := range runs {
 		if run.Err != nil {
 			return run.Err
@@ -274,6 +278,7 @@ func (s *Runner) command(ctx context.Context, c *Client, run *ScriptRun, withTex
 
 // moving reports whether a command was not executed because its slot is being moved between masters of a Cluster.
 func moving(err error) bool {
+	// go-redis follows a few redirections itself; these are what is left when it gives up.
 	return redis.HasErrorPrefix(err, "TRYAGAIN") || redis.HasErrorPrefix(err, "MOVED") ||
 		redis.HasErrorPrefix(err, "ASK")
 }

@@ -172,6 +172,7 @@ func (sub *Subscription) subscribe(
 				continue
 			}
 			if m.Kind != "subscribe" && m.Kind != "ssubscribe" {
+				// The server says so when the slot leaves it; the next attempt finds the new master.
 				return fmt.Errorf("%s from %s: its slot has moved", m.Kind, m.Channel)
 			}
 			sub.Listener.Subscribed(ps, n)
@@ -204,6 +205,7 @@ func (sub *Subscription) ping(ctx context.Context, received *atomic.Bool, publis
 			return errSilent
 		}
 
+		// A ping that takes longer is late in any case.
 		within, cancel := context.WithTimeout(ctx, sub.Ping)
 		err := publish(within)
 		cancel()

@@ -14,11 +14,13 @@ import (
 // names of options, because a URL that cannot be parsed may have a password anywhere.
 func CheckURL(raw string) (problem string) {
 	u, err := url.Parse(raw)
+	// Everything that is left of the parse error may contain the password, so the text is ours alone.
 	if err != nil || u.Scheme != "redis" && u.Scheme != "rediss" || u.Hostname() == "" || u.Fragment != "" {
 		return "not a Redis URL; write redis://[user:password@]host[:port][/database] (rediss:// for TLS), " +
 			"with special characters of the password percent-encoded"
 	}
 
+	// url.Parse takes any number as a port.
 	if p := u.Port(); p != "" {
 		if _, _, err := setting.SplitAddress(net.JoinHostPort("h", p)); err != nil {
 			return "the port of the URL is not a number from 0 to 65535; correct it"

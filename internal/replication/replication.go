@@ -140,6 +140,7 @@ func New[P any](protocol Protocol[P], cfg Config) *Link[P] {
 // Run replicates until ctx ends.
 func (l *Link[P]) Run(ctx context.Context) {
 	var wg sync.WaitGroup
+	// Two goroutines, because a greeting waits for a reply, and changes must not.
 	wg.Go(func() { l.send(ctx) })
 	wg.Go(func() { l.greet(ctx) })
 	wg.Wait()
@@ -158,6 +159,7 @@ func (l *Link[P]) Changed(bucket int) {
 	}
 	l.mu.Unlock()
 
+	// Another process sends the buckets that are not owned here.
 	if e != nil {
 		wake.Signal(l.wake)
 	}
@@ -212,6 +214,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 			l.own(owned)
 		}
 
+		// A process without buckets has nothing to say, and the owners greet the peer.
 		if len(owned) == 0 {
 			next.Reset(l.cfg.CompareEvery / 2)
 			continue

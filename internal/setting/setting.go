@@ -34,6 +34,7 @@ var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$
 func SplitAddress(address string) (host string, port int, err error) {
 	host, p, err := net.SplitHostPort(address)
 	if err != nil {
+		// The text of the error would quote the address once more.
 		if ae := (*net.AddrError)(nil); errors.As(err, &ae) {
 			err = errors.New(ae.Err)
 		}
@@ -42,6 +43,7 @@ func SplitAddress(address string) (host string, port int, err error) {
 	if _, err := netip.ParseAddr(host); err != nil && host != "" && !hostName.MatchString(host) {
 		return "", 0, errors.New("the host is neither a name nor an IP address")
 	}
+	// 16 bits are exactly the numbers of ports.
 	n, err := strconv.ParseUint(p, 10, 16)
 	if err != nil {
 		return "", 0, errors.New("the port is not a number from 0 to 65535")
@@ -67,6 +69,7 @@ func Cause(err error) error {
 // every address of the machine.
 func IsWildcard(address string) bool {
 	host, _, _ := SplitAddress(address)
+	// [::] and 0.0.0.0 both listen everywhere.
 	ip, err := netip.ParseAddr(host)
 	return host == "" || err == nil && ip.IsUnspecified()
 }
@@ -75,6 +78,7 @@ func IsWildcard(address string) bool {
 func IsLoopback(address string) bool {
 	host, _, _ := SplitAddress(address)
 	ip, err := netip.ParseAddr(host)
+	// An IPv4 address may come in the form of IPv6.
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 

@@ -22,6 +22,7 @@ func Replace[T any](c chan T, v T) {
 			return
 		default:
 		}
+		// A receiver may have been faster, and then c has room again.
 		select {
 		case <-c:
 		default:
