@@ -28,6 +28,7 @@ const (
 
 // readLog reads a log. It counts bad lines and leaves them out.
 func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
+	// Lines are read as slices of this buffer, since a log has millions of them.
 	br := bufio.NewReaderSize(r, maxLine)
 
 	seen := map[string]string{} // keeps each text once, however often it occurs
@@ -40,6 +41,7 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 
 		lines++
 		long := errors.Is(err, bufio.ErrBufferFull)
+		// The rest of a line that is too long is skipped, or it would count as lines of its own.
 		for errors.Is(err, bufio.ErrBufferFull) {
 			_, err = br.ReadSlice('\n')
 		}
@@ -54,10 +56,12 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 			continue
 		}
 
+		// Refused instead of cut: half a log has other visitors than the whole.
 		if len(requests) == maxRequests {
 			return nil, lines, bad, fmt.Errorf("the log has more than %d requests: replay a part of it", maxRequests)
 		}
 
+		// A clone, because the text is a part of the buffer, which the next line overwrites.
 		for _, s := range []*string{&req.address, &req.agent, &req.page} {
 			if _, ok := seen[*s]; !ok {
 				t := strings.Clone(*s)
@@ -107,6 +111,7 @@ func pageOf(asked string) (string, bool) {
 		return "", false
 	}
 
+	// The last one, because the path itself may contain the text.
 	if i := strings.LastIndex(target, " HTTP/"); i >= 0 {
 		target = target[:i]
 	}

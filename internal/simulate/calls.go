@@ -101,15 +101,18 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 			r.calls.retries.Add(1)
 		}
 
+		// By time, not by tries: a server that is restarted refuses many tries within a second.
 		if time.Since(began) > answerLimit {
 			return reply{}, fmt.Errorf("%s is not answered after %s: %w", q.name, answerLimit, last)
 		}
 
+		// A random gateway each time, because the last one may be the one that was killed.
 		api, err := r.api(r.gateway(rng.IntN(len(r.cfg.URL))), q.who)
 		if err != nil {
 			return reply{}, err
 		}
 
+		// What was cut off may have been made, so the call is repeated with its key like any that was lost.
 		if try < cutsAtMost && rng.Float64() < cuts {
 			unknown = true
 			r.cut(ctx, api, q)
@@ -121,6 +124,7 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 		last = err
 
 		problem := (*client.Error)(nil)
+		// A conflict is an answer, too: the server has judged the change, and nothing was made.
 		if err == nil || errors.As(err, &problem) && problem.Status == http.StatusConflict {
 			r.calls.latency.add(time.Since(start))
 			r.calls.answered.Add(1)
@@ -139,6 +143,7 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 		}
 		if wait == 0 {
 			unknown = true
+			// Jitter, or all workers would come back to a restarted server at the same moment.
 			wait = pause/2 + rand.N(pause/2)
 			pause = min(2*pause, pauseMost)
 		}
@@ -152,12 +157,14 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 // missed classifies the failure of a try. It returns after which time a limited caller may try again, and 0 when the
 // call may have been carried out. The error says that the failure is not in the contract, or that the run ends.
 func (r *lastingRun) missed(ctx context.Context, name string, failure error) (wait time.Duration, err error) {
+	// First, because the end of the run looks like a lost connection.
 	if ctx.Err() != nil {
 		return 0, fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
 
 	var problem *client.Error
 	if !errors.As(failure, &problem) {
+		// An answer that cannot be understood is a fault; to repeat the call would hide it.
 		if errors.Is(failure, client.ErrFrame) {
 			return 0, unexpected(name, failure)
 		}
@@ -207,6 +214,7 @@ func (r *lastingRun) cut(ctx context.Context, api client.Config, q call) {
 	ctx, hangUp := context.WithCancel(ctx)
 	defer hangUp()
 
+	// After the request is on its way, so that the server may or may not have made the change.
 	sent := func(httptrace.WroteRequestInfo) { time.AfterFunc(rand.N(3*time.Millisecond), hangUp) }
 	trace := &httptrace.ClientTrace{WroteRequest: sent}
 	_, _ = q.do(httptrace.WithClientTrace(ctx, trace), client.NewAPI(api).Once(q.once))

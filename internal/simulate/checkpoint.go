@@ -54,10 +54,13 @@ var errSpoilt = errors.New("connections were lost")
 // checkpoint runs one checkpoint. The probes rest during it. It notes wrong counts
 // and does not return them: the run goes on and can show whether they become right.
 func (c *crowd) checkpoint(ctx context.Context, name string) error {
+	// The inner call is made at once, and its result, the phase before, is entered again at the end.
 	defer c.enterPhase(c.enterPhase("checkpoint " + name))
+	// A probe that joins meanwhile would change the count of the whole site.
 	c.probes.gate.Lock()
 	defer c.probes.gate.Unlock()
 
+	// The truth does not change any more: the caller is the driver, which waits here.
 	cp := Checkpoint{Name: name, Users: int(c.truth.count(wholeSite)), Pages: len(c.pages)}
 	for try := 0; ; try++ {
 		err := c.compare(ctx, &cp)
@@ -77,6 +80,7 @@ func (c *crowd) checkpoint(ctx context.Context, name string) error {
 
 func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	began := time.Now()
+	// The same clients for the whole comparison: the driver starts and ends none meanwhile.
 	everyone := c.everyone()
 	before, err := c.awaitQuiet(ctx, everyone)
 	if err != nil {
@@ -90,11 +94,13 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	cp.Gets = len(c.topics()) * len(c.cfg.URL)
 	for {
 		wrong := c.held(everyone)
+		// What clients hold costs the server nothing to look at; it is asked only when they are right.
 		if wrong.n == 0 {
 			c.ask(ctx, c.topics(), wrong)
 		}
 
 		settled := time.Since(quiet)
+		// After the comparison: a connection that was lost during it may have made any of its counts wrong.
 		_, now := c.quiet()
 		if now != before {
 			return errSpoilt
@@ -102,6 +108,7 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 
 		if wrong.n == 0 || settled > c.settle {
 			cp.SettleMS = settled.Milliseconds()
+			// Noted only now: until the time is over a wrong count may only be late.
 			cp.Wrong = wrong.n
 			c.faults.merge(wrong)
 			return nil
@@ -161,6 +168,7 @@ func (c *crowd) awaitPlaces(ctx context.Context, tabs []*tab) error {
 				placeLimit, missing, c.lastFailure())
 		}
 
+		// Without this a wrong token or address would take the whole limit to be reported.
 		if err := c.hopeless(); err != nil {
 			return err
 		}
@@ -175,6 +183,7 @@ func (c *crowd) awaitPlaces(ctx context.Context, tabs []*tab) error {
 // noticed every departure. It returns the number of disturbances up to that moment.
 func (c *crowd) awaitQuiet(ctx context.Context, tabs []*tab) (disturbances int, err error) {
 	for {
+		// Read first, so that what happens while this waits is noticed at the end.
 		at, disturbances := c.quiet()
 
 		if err := c.awaitPlaces(ctx, tabs); err != nil {
@@ -199,7 +208,9 @@ func (c *crowd) ask(ctx context.Context, pages []string, wrong *faults) {
 
 	var group errgroup.Group
 	group.SetLimit(getsAtOnce)
+	// Every gateway is asked for every page, since each has its own copy of the counts.
 	for _, gateway := range c.cfg.URL {
+		// One request finds out whether somebody listens there, before there is one for each page.
 		_, err := c.get(ctx, gateway, wholeSite)
 		if err != nil && !answered(err) {
 			down.add("%v", err)
@@ -223,6 +234,7 @@ func (c *crowd) ask(ctx context.Context, pages []string, wrong *faults) {
 
 	_ = group.Wait()
 
+	// One gateway may be restarted during a checkpoint; without any there is nothing to compare with.
 	if down.n == len(c.cfg.URL) {
 		wrong.merge(down)
 	}
@@ -262,6 +274,7 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 				break
 			}
 
+			// A mistyped address is the most frequent mistake of all, so it is reported at once.
 			if !answered(err) {
 				return fmt.Errorf("%w at %s: start the server, or give its address with --url: %w",
 					errNobody, gateway, cause(err))
@@ -295,6 +308,7 @@ func (c *crowd) readBaseline(ctx context.Context) error {
 			return fmt.Errorf("read the baseline of *: %w", err)
 		}
 
+		// The time begins anew whenever the count has moved.
 		if first || got.Count != c.baseline {
 			c.baseline = got.Count
 			since = time.Now()
@@ -339,6 +353,7 @@ func (c *crowd) expectEmpty(ctx context.Context) error {
 
 // sleep returns an error when the context ends first.
 func sleep(ctx context.Context, d time.Duration) error {
+	// Also without a wait the end of the run is noticed, so that no loop goes on for ever.
 	if d <= 0 {
 		return ctx.Err()
 	}

@@ -71,6 +71,7 @@ func (c *crowd) measuredChurn(ctx context.Context) error {
 
 func (r *churn) work(ctx context.Context) error {
 	r.result.Churn = &r.tally
+	// Most visits go to few pages, as on real sites, so there are crowded pages and empty ones.
 	r.zipf = rand.NewZipf(r.rng, 1.2, 1, uint64(len(r.pages)-1))
 
 	r.enterPhase("arriving")
@@ -87,6 +88,7 @@ func (r *churn) work(ctx context.Context) error {
 	end := time.Now().Add(r.cfg.Duration)
 	heard := time.Time{}
 	if r.whole {
+		// The last checkpoints are within --duration, so the churn ends before them.
 		end = end.Add(-lastChecks(r.cfg.Duration, r.cfg.LeaveGrace))
 		heard = end.Add(r.cfg.LeaveGrace)
 	}
@@ -94,6 +96,7 @@ func (r *churn) work(ctx context.Context) error {
 	if r.cfg.Duration >= shortRun {
 		for next := time.Now(); ; {
 			next = next.Add(min(checkEvery, r.cfg.Duration/2))
+			// A checkpoint just before the final one would find the same.
 			if next.After(end.Add(-checkEvery / 20)) {
 				break
 			}
@@ -115,6 +118,7 @@ func (r *churn) work(ctx context.Context) error {
 		return err
 	}
 
+	// Not silently, because the checkpoint after it would have to wait for the server to notice.
 	for len(r.present) > 0 {
 		r.depart(len(r.present)-1, false)
 	}
@@ -140,6 +144,7 @@ func (r *churn) churn(ctx context.Context, until, heard time.Time) error {
 			return err
 		}
 
+		// A driver that fell behind does not make up for all of it at once: that would be a storm, not a churn.
 		late := time.Now().Add(-time.Second)
 		if next.Before(late) {
 			next = late
@@ -186,6 +191,7 @@ func (r *churn) come(ctx context.Context) error {
 
 	r.present = append(r.present, u)
 
+	// Tabs of a user are often on one page, where they must count once.
 	page := r.drawPage()
 	for range 1 + r.rng.IntN(r.cfg.Tabs) {
 		if _, err := r.enter(ctx, u, page); err != nil {
@@ -242,6 +248,7 @@ func (r *churn) stir(ctx context.Context, silent bool) error {
 	tabs := u.open()
 	tab := tabs[r.rng.IntN(len(tabs))]
 
+	// In equal parts, so that a run of seconds has some of each.
 	switch r.rng.IntN(4) {
 	case 0:
 		r.tally.Moved++
@@ -252,6 +259,7 @@ func (r *churn) stir(ctx context.Context, silent bool) error {
 		tab.reload()
 		return nil
 	case 2:
+		// Otherwise a tab is closed below, so that the number of tabs does not only grow.
 		if len(tabs) < r.cfg.Tabs {
 			r.tally.TabsOpened++
 			_, err := r.enter(ctx, u, r.drawPage())

@@ -89,6 +89,7 @@ const (
 // wraps ErrSettings when the flags cannot work, and ErrWrong when a count was wrong. That ctx ends the run is no error;
 // the report says so. Run ends everything that it started before it returns.
 func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
+	// Before a log is read, which may take long.
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -97,6 +98,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 
+	// What every run needs beside its users: watchers, both clients of each probe, and handshakes under way.
 	watchers := len(c.URL) * (len(p.pages)/watchPages + 1)
 	p.limit += watchers + 2*probeCount + maxDials
 
@@ -104,6 +106,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 		return err
 	}
 
+	// Before the first connection, since the report says what the run added to the server's use.
 	server, err := newProcesses(c.PID)
 	if err != nil {
 		return fmt.Errorf("%w: --pid: %w: give the id of a running process", ErrSettings, err)
@@ -112,6 +115,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	crowd := newCrowd(c, p, server)
 	stop := crowd.showProgress(progress)
 	err = crowd.run(ctx)
+	// The progress goes on until all clients are gone, which may take seconds.
 	crowd.close()
 	stop()
 
@@ -130,6 +134,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil && !interrupted {
 		return fmt.Errorf("simulate: %w", err)
 	}
+	// Last: a run that broke off has compared too little to say that counts are wrong or right.
 	if report.WrongCounts > 0 {
 		return fmt.Errorf("simulate: %w: %d, first: %s", ErrWrong, report.WrongCounts, report.Wrong[0])
 	}
@@ -191,6 +196,7 @@ func (c *crowd) run(ctx context.Context) error {
 		return err
 	}
 
+	// Pages that are made for the run have names that nobody else uses.
 	if c.made == 0 && len(c.pages) > 0 {
 		if err := c.expectEmpty(ctx); err != nil {
 			return err

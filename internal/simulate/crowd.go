@@ -90,6 +90,7 @@ func newCrowd(cfg *Command, p plan, server *processes) *crowd {
 		stop:    make(chan struct{}),
 	}
 	c.clients.live = map[*tab]struct{}{}
+	// Until the first welcome the server's default is assumed, because the watchdog needs an interval.
 	c.heartbeat.Store(int64(15 * time.Second))
 
 	c.enterPhase("connecting")
@@ -115,6 +116,7 @@ func (c *crowd) open(ctx context.Context) error {
 		return nil
 	}
 
+	// Every page is watched at every gateway, so that a checkpoint also sees gateways without visitors of a page.
 	for batch := range slices.Chunk(c.pages, watchPages) {
 		all := append(slices.Clone(batch), wholeSite)
 		for gateway := range c.cfg.URL { // watchers are nowhere
@@ -146,10 +148,12 @@ func (c *crowd) enter(ctx context.Context, u *user, page string) (*tab, error) {
 	}
 
 	tab := &tab{user: u, joined: joining(page)}
+	// A part of them, because the count of the site changes all the time and would drown the others.
 	if c.clients.made%16 == 0 {
 		tab.watched = holdings([]string{wholeSite})
 	}
 
+	// Before the tab connects: a checkpoint waits until it is there, and must not compare before.
 	c.truth.enter(u, page)
 
 	return c.start(tab, int(c.clients.made)%len(c.cfg.URL)), nil
@@ -203,6 +207,7 @@ func (c *crowd) forget(tab *tab) {
 // to close, and without the wait a fast run would collect sockets.
 func (c *crowd) makeRoom(ctx context.Context) error {
 	for {
+		// Those that are still closing count, because each has a socket.
 		c.clients.Lock()
 		n := len(c.clients.live)
 		c.clients.Unlock()
@@ -231,6 +236,7 @@ func (c *crowd) close() {
 		tab.leave(closesFrame)
 	}
 
+	// A server that hangs answers no close frame, and the run must end all the same.
 	late := time.AfterFunc(answerLimitOfClose/2, func() {
 		c.clients.Lock()
 		left := slices.Collect(maps.Keys(c.clients.live))
@@ -244,6 +250,7 @@ func (c *crowd) close() {
 	c.clients.wait.Wait()
 	late.Stop()
 
+	// After the clients, because until then the watchdog ends connections that are dead.
 	close(c.stop)
 	c.background.Wait()
 
@@ -265,6 +272,7 @@ func (c *crowd) watchdog() {
 		case <-c.stop:
 			return
 		case now := <-tick.C:
+			// A second more than the server promises, since a busy machine is no silent server.
 			ask := c.heartbeatInterval() + time.Second
 			for _, tab := range c.everyone() {
 				tab.cut(now, ask, ask+c.cfg.PongTimeout)
@@ -277,6 +285,7 @@ func (c *crowd) watchdog() {
 // bury keeps the socket of a vanished client open to the end of the run, when the server
 // has long given up on it.
 func (c *crowd) bury(s *socket) {
+	// The oldest one has been silent longest, so the server has most likely given it up.
 	if len(c.graves) == maxGraves {
 		c.graves[0].fin()
 		c.graves = c.graves[1:]
@@ -294,6 +303,7 @@ func (c *crowd) disturb(d time.Duration) {
 	c.ended.disturbances++
 
 	at := time.Now().Add(d)
+	// A later disturbance may be over earlier: a leave ends sooner than a silence.
 	if at.After(c.ended.quietAt) {
 		c.ended.quietAt = at
 	}
@@ -345,6 +355,7 @@ var (
 
 // hopeless returns an error when every dial has failed and further dials would, too.
 func (c *crowd) hopeless() error {
+	// Once a connection was open, a failure is a passing one.
 	if c.stats.connects.Load() > 0 {
 		return nil
 	}
@@ -409,6 +420,7 @@ func (c *crowd) config(gateway, name, id string) (cfg client.Config, err error) 
 }
 
 func (c *crowd) token(subject string) (string, error) {
+	// For a day, which is longer than any run, so that no token ends on the way.
 	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
 		Subject:   subject,
 		IssuedAt:  jwt.NewNumericDate(time.Now()),

@@ -69,6 +69,7 @@ func (c *crowd) lasting(ctx context.Context) error {
 	r := &lastingRun{crowd: c}
 
 	err := r.work(ctx)
+	// Watchers are users to the crowd, but the report is about those who change counters.
 	c.users = c.cfg.Users
 
 	var problem *client.Error
@@ -76,6 +77,7 @@ func (c *crowd) lasting(ctx context.Context) error {
 		return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, "+
 			"and --jwt-secret the same value as the server has: %w", problem)
 	}
+	// An answer that breaks the contract is a finding, and the report must have it.
 	if errors.Is(err, errUnexpected) {
 		r.wrong("%v", err)
 		return nil
@@ -85,6 +87,7 @@ func (c *crowd) lasting(ctx context.Context) error {
 
 // open makes the tallies and those who move them, and starts those who watch them.
 func (r *lastingRun) open() {
+	// A worker has one call at a time, so a connection each is kept.
 	transport := &http.Transport{MaxIdleConnsPerHost: r.cfg.Users + getsAtOnce}
 	r.web = &http.Client{Timeout: answerTimeout, Transport: transport}
 
@@ -106,13 +109,16 @@ func (r *lastingRun) open() {
 	r.openQuotas()
 
 	for i := range r.cfg.Users {
+		// Random numbers of its own for each, so that a seed repeats a run whichever worker gets its turn first.
 		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
 
 		set := r.sets[i%len(r.sets)]
+		// A quarter of the users are fans.
 		if i >= r.cfg.Users-r.cfg.Users/4 {
 			like := &membership{t: set, name: client.Me}
 			w.fan = r.newUser()
 			w.members = []*membership{like}
+			// A fan needs a connection, which brings its identity.
 			r.fans = append(r.fans, r.subscribe(w.fan, like, set, r.votes[i%len(r.votes)]))
 		} else {
 			for n := range membersEach {
@@ -123,6 +129,7 @@ func (r *lastingRun) open() {
 		r.workers = append(r.workers, w)
 	}
 
+	// Each counter is watched once for each gateway, so that a gateway that lags is found.
 	for batch := range slices.Chunk(r.all, watchPages) {
 		for range r.cfg.URL {
 			r.subscribe(r.newUser(), nil, batch...)
@@ -155,6 +162,7 @@ func (r *lastingRun) work(ctx context.Context) error {
 		err = r.drive(ctx, group)
 	}
 
+	// Whatever ended the run, the workers end before its counters are looked at again.
 	r.fail(nil)
 	if failure := group.Wait(); failure != nil && !errors.Is(failure, context.Canceled) {
 		return failure
@@ -165,6 +173,7 @@ func (r *lastingRun) work(ctx context.Context) error {
 
 // drive has the workers change counters in rounds, and looks after each.
 func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
+	// Before the others begin: a value that no float holds exactly shows a server that computes with floats.
 	first := r.workers[0]
 	if err := first.adjust(ctx, r.sums[len(r.sums)-1], far); err != nil {
 		return err
@@ -185,6 +194,7 @@ func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
 			return err
 		}
 
+		// Only the rounds count; checkpoints between them have calls of their own.
 		r.result.Figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
 
 		worked += round
@@ -227,6 +237,7 @@ func (r *lastingRun) sum() {
 // busy acts until ctx ends.
 func (w *worker) busy(ctx context.Context) error {
 	for {
+		// For each call anew, so that a checkpoint gets its turn between two of them.
 		w.gate.RLock()
 		err := ctx.Err()
 		if err == nil {
@@ -234,6 +245,7 @@ func (w *worker) busy(ctx context.Context) error {
 		}
 		w.gate.RUnlock()
 
+		// An error at the end of the run comes of that end.
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -276,6 +288,7 @@ type part struct {
 
 // pick draws a counter; the first ones most often.
 func (w *worker) pick(of []*tally) *tally {
+	// The square of a fraction is small more often than large.
 	at := w.rng.Float64()
 	return of[int(at*at*float64(len(of)))]
 }
@@ -313,6 +326,7 @@ func (w *worker) act(ctx context.Context) error {
 // delta draws one for a sum. Views only grow.
 func (w *worker) delta(t *tally) int64 {
 	delta := 1 + w.rng.Int64N(5)
+	// The rule of views permits no decrement.
 	if slices.Contains(w.views, t) || w.rng.IntN(3) > 0 {
 		return delta
 	}
@@ -379,6 +393,7 @@ func (w *worker) batch(ctx context.Context) error {
 
 	var parts []part
 	var changes []client.Change
+	// A key may be drawn twice, as a shop's order may have a line twice.
 	for range 1 + w.rng.IntN(8) {
 		p := part{w.pick(of), sign * (1 + w.rng.Int64N(most))}
 		parts = append(parts, p)
@@ -395,12 +410,14 @@ func (w *worker) batch(ctx context.Context) error {
 // join takes a member into its set, or out of it, or repeats what is so already.
 func (w *worker) join(ctx context.Context, m *membership) error {
 	in := !m.in
+	// A member that is added twice counts once, which only a repetition can show.
 	if w.rng.IntN(8) == 0 {
 		in = m.in
 	}
 
 	c := change{toggle(m.t, m.name, in), []part{{m.t, toggled(m.in, in)}}}
 	c.who = w.fan
+	// Before the call: it is repeated until it is answered, so it will be so.
 	m.in = in
 
 	return w.change(ctx, c)
@@ -472,6 +489,7 @@ func (w *worker) change(ctx context.Context, c change) error {
 			return err
 		}
 
+		// Over all rounds of this loop: one try without an answer stays possible until the change is made.
 		unknown = unknown || got.unknown
 		if got.conflict != nil {
 			w.calls.refused.Add(1)
@@ -512,6 +530,7 @@ func (w *worker) change(ctx context.Context, c change) error {
 
 // short finds the part of a change that its floor refused.
 func (w *worker) short(got reply, c change) (part, error) {
+	// Summed up in the order of the batch, because a counter may be in it several times.
 	at := map[string]int64{} // where each part leaves its counter
 	for _, p := range c.parts {
 		at[p.t.key] += p.delta
@@ -525,6 +544,7 @@ func (w *worker) short(got reply, c change) (part, error) {
 // refuse checks that a change had to be refused, and takes it back.
 func (w *worker) refuse(ctx context.Context, c change, moments []moment, short part) error {
 	at := slices.IndexFunc(c.parts, func(p part) bool { return p.t == short.t })
+	// Only what cannot have been refused at any moment is wrong; other workers changed the stock meanwhile.
 	if short.t.fits(moments[at]) && short.t.doubt() {
 		w.wrong("counter %q: a change by %d was refused, and there was enough all the time", short.t.key, short.delta)
 	}
@@ -556,6 +576,7 @@ func (w *worker) judge(c change, moments []moment, got reply) error {
 // bounded checks a value that was read after a moment. When it was changed in between,
 // the version must have grown.
 func (r *lastingRun) bounded(t *tally, since moment, l *client.Counter, changed bool) {
+	// An approximate value may lag, so no bounds hold for it.
 	if !l.Exact {
 		return
 	}
@@ -576,6 +597,7 @@ func (w *worker) remember(c change) {
 		w.past = append(w.past, c)
 		return
 	}
+	// A random one, so that old changes are repeated as well as new ones.
 	w.past[w.rng.IntN(remembered)] = c
 }
 
@@ -610,6 +632,7 @@ func (w *worker) again(ctx context.Context) error {
 
 // look reads a counter while it moves.
 func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
+	// Before the read: what was acknowledged by then must be in the value.
 	since := t.now()
 	l, err := w.read(ctx, w.rng, t, exact)
 	if err != nil {

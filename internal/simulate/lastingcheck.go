@@ -31,6 +31,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	defer r.enterPhase(r.enterPhase("checkpoint " + name))
 	began := time.Now()
 
+	// Calls hold the gate for reading, so this waits for those under way, and keeps new ones out.
 	r.gate.Lock()
 	defer r.gate.Unlock()
 
@@ -38,6 +39,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
 
+	// While the gate is closed, so that no worker begins another call.
 	if name == "final" {
 		rest()
 	}
@@ -58,6 +60,8 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(getsAtOnce)
 	look := func(what func(ctx context.Context, rng *rand.Rand) error) {
+		// A source each, because the goroutines run at once, and seeded from the driver's, so that a seed repeats a
+		// run.
 		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 0))
 		group.Go(func() error {
 			gets.Add(1)
@@ -112,6 +116,7 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 
 // checkValue compares the exact value, at as many gateways as there are, and the ledger.
 func (r *lastingRun) checkValue(ctx context.Context, rng *rand.Rand, t *tally) error {
+	// Each read goes to a random gateway, so most of them are asked.
 	for range r.cfg.URL {
 		since := t.now()
 		l, err := r.read(ctx, rng, t, true)
@@ -126,6 +131,7 @@ func (r *lastingRun) checkValue(ctx context.Context, rng *rand.Rand, t *tally) e
 		r.bounded(t, since, &l, false)
 	}
 
+	// From here on an answer is judged by the value that was just read.
 	t.trust()
 	if t.kind == "exact" {
 		return r.checkLedger(ctx, rng, t)
@@ -155,6 +161,7 @@ func (r *lastingRun) checkLedger(ctx context.Context, rng *rand.Rand, t *tally) 
 			break
 		}
 
+		// A next that does not go on would have this loop read the same page for ever.
 		if len(entries) == 0 || next != t.read {
 			return fmt.Errorf("%w: the ledger of %s: next is %d after entry %d", errUnexpected, t.key, next, t.read)
 		}
@@ -192,6 +199,7 @@ func (r *lastingRun) checkEntry(t *tally, e client.Entry) {
 		r.wrong("counter %q: entry %d of its ledger has no time", t.key, e.Seq)
 	}
 
+	// After a fault the next entry is compared with this one, so that one gap is reported once.
 	t.read = e.Seq
 	t.after = e.After
 }
@@ -231,6 +239,7 @@ func (r *lastingRun) checkSum(ctx context.Context, kind int) error {
 	want := int64(0)
 	least := 0 // counters that exist for sure
 	most := r.cfg.Pages
+	// open has made them in the order of kinds.
 	for _, t := range r.all[kind*r.cfg.Pages : (kind+1)*r.cfg.Pages] {
 		want += t.value()
 		if t.touched() {
@@ -276,6 +285,7 @@ func (r *lastingRun) converge(ctx context.Context) error {
 		}
 
 		now := r.calls.failures() + r.stats.drops.Load()
+		// The time begins anew after a failure, but not for ever: a server that fails again and again is wrong.
 		if now != failures && time.Since(began) < placeLimit {
 			failures = now
 			since = time.Now()

@@ -46,6 +46,7 @@ func (l *latencies) ms(q float64) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
+	// The longest is kept apart, because a random choice may lose it.
 	d := l.longest
 	if q < 1 && len(l.kept) > 0 {
 		slices.Sort(l.kept)

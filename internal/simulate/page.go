@@ -14,6 +14,7 @@ func validPage(page string) bool {
 		return false
 	}
 
+	// The contract counts code points; only the position of a joiner is in bytes.
 	n := utf8.RuneCountInString(page)
 	size := len(page)
 	if n > 128 || !utf8.ValidString(page) {

@@ -42,6 +42,7 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 	for i := range probeCount {
 		page := c.name + "-probe" + strconv.Itoa(i)
 		seen := make(chan sighting, 64)
+		// Of several gateways it has another one than the client that joins, so that the count has the whole way to go.
 		watcher := c.start(&tab{
 			user:    c.newUser(),
 			watched: holdings([]string{page}),
@@ -63,6 +64,7 @@ func (c *crowd) probe(ctx context.Context) (stop func()) {
 				if sleep(probing, pause) != nil {
 					return
 				}
+				// Its leave must have been seen, or the next probe would take the old count for its own join.
 				if c.probeOnce(probing, page, watcher, joiner, seen) {
 					c.await(probing, seen, func(s sighting) bool { return s.count == 0 })
 				}
@@ -82,10 +84,12 @@ func (c *crowd) probeOnce(ctx context.Context, page string, watcher, joiner *tab
 	c.probes.gate.RLock()
 	defer c.probes.gate.RUnlock()
 
+	// A client that is reconnecting would measure the reconnect.
 	if !watcher.look(nil) || !joiner.look(nil) {
 		return false
 	}
 
+	// Older counts may still wait here, and would be taken for an answer to this join.
 	for len(seen) > 0 {
 		<-seen
 	}
@@ -93,6 +97,7 @@ func (c *crowd) probeOnce(ctx context.Context, page string, watcher, joiner *tab
 	before := c.stats.upsets()
 	began := time.Now()
 
+	// The clock starts before the join is sent, as the user's own would.
 	joiner.move(page)
 	s, ok := c.await(ctx, seen, func(s sighting) bool { return s.count > 0 })
 	undisturbed := ctx.Err() == nil && c.stats.upsets() == before // a reconnect is not what is measured

@@ -40,6 +40,7 @@ func newProcesses(pids []int) (*processes, error) {
 
 // usage returns the sum over all processes. A process that has ended adds nothing.
 func (p *processes) usage() (sum usage) {
+	// The sum of all, since the roles of one server may be several processes.
 	for _, proc := range p.procs {
 		if stat, err := proc.Stat(); err == nil {
 			sum.cpu += stat.CPUTime()
@@ -55,6 +56,7 @@ func (p *processes) report() *ServerReport {
 		return nil
 	}
 
+	// Sampled once more, so that the end is not a second old.
 	now := p.sample()
 	return &ServerReport{now.cpu - p.first.cpu, p.first.rss, p.most, now.rss}
 }

@@ -63,6 +63,7 @@ func (w *worker) pass(ctx context.Context, q *quota) error {
 		return err
 	}
 
+	// Noted before it is sent, because the server may judge it before this goroutine goes on.
 	p := q.send(cost)
 
 	if w.rng.Float64() < w.cfg.KillFraction {
@@ -122,6 +123,7 @@ func (q *quota) unknown(p *pass) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
+	// The server gives up on a call by then, whatever the network did to it.
 	p.before = time.Now().Add(answerTimeout)
 }
 
@@ -132,6 +134,7 @@ func (q *quota) passed(p *pass, reset time.Duration) {
 
 	p.before = time.Now()
 	p.sure = true
+	// The answer came from about half way between the call and its return.
 	p.end = p.sent.Add(p.before.Sub(p.sent)/2 + reset)
 }
 
@@ -140,6 +143,7 @@ func (q *quota) refused(p *pass) (most int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
+	// What was refused took nothing, so it must not count against later calls.
 	q.passes = slices.DeleteFunc(q.passes, func(other *pass) bool { return other == p })
 
 	since := p.sent.Add(-q.reach() - clockSlack)
@@ -179,12 +183,14 @@ func (q *quota) check(wrong func(format string, args ...any)) {
 		q.checkWindows(sure, wrong)
 	}
 
+	// Twice the reach, to be sure: a call that is kept for too long costs memory alone.
 	old := time.Now().Add(-2 * q.reach())
 	q.passes = slices.DeleteFunc(q.passes, func(p *pass) bool { return p.before.Before(old) })
 }
 
 // checkStretches adds up what a log judged within less than a window.
 func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...any)) {
+	// Each call begins a stretch, since any of them may be the first of one with too many.
 	for i, first := range sure {
 		sum := int64(0)
 		for _, p := range sure[i:] {
@@ -204,6 +210,8 @@ func (q *quota) checkStretches(sure []*pass, wrong func(format string, args ...a
 // checkWindows adds up what was judged in each window of the clock. The server itself says where these are, in how long
 // it is until all of the limit is back. A call that was answered late may be of either of two.
 func (q *quota) checkWindows(sure []*pass, wrong func(format string, args ...any)) {
+	// The server says how long its window lasts from some moment between the call and its return. The longer the call
+	// took, the less that says.
 	late := func(p *pass) bool { return p.before.Sub(p.sent) > q.window/4-clockSlack }
 	known := slices.DeleteFunc(slices.Clone(sure), late)
 	slices.SortFunc(known, func(a, b *pass) int { return cmp.Or(a.end.Compare(b.end), a.sent.Compare(b.sent)) })

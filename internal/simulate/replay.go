@@ -141,6 +141,7 @@ func schedule(requests []request, dwell time.Duration) *replay {
 
 		at := req.at.Sub(requests[0].at)
 		before, came := last[v]
+		// A visitor who comes back within the dwell time never left.
 		if came && at > before+dwell {
 			r.events = append(r.events, event{at: before + dwell, visitor: v, leaves: true})
 		}
@@ -157,6 +158,7 @@ func schedule(requests []request, dwell time.Duration) *replay {
 		r.events = append(r.events, event{at: last[v] + dwell, visitor: v, leaves: true})
 	}
 
+	// Stable, so that a leave and a visit at the same moment stay in the order of the log.
 	slices.SortStableFunc(r.events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
 
 	r.visitors = make([]visitor, len(known))
@@ -186,6 +188,7 @@ func (r *replay) countPresent() {
 }
 
 func (r *replay) work(ctx context.Context) error {
+	// All of them at once: the ids that the server gives out do not depend on the order of visits.
 	for i := range r.visitors {
 		r.visitors[i].user = r.newUser()
 	}
@@ -200,8 +203,10 @@ func (r *replay) work(ctx context.Context) error {
 			return err
 		}
 
+		// The replay waits for a slow server instead of dropping visits; the report says how late it was.
 		r.tally.Behind = max(r.tally.Behind, time.Since(due).Seconds())
 
+		// A visitor who vanishes is counted for a while, which the next checkpoint would have to wait for.
 		silent := len(checks) == 0 || r.wall(r.events[checks[0]].at-s.at) > r.ghostBound()
 		if err := r.take(ctx, s, silent); err != nil {
 			return err
@@ -216,6 +221,7 @@ func (r *replay) work(ctx context.Context) error {
 			return err
 		}
 
+		// The log's clock stands still during a checkpoint, or the replay would have to run after it.
 		clock = clock.Add(time.Since(began))
 		r.tally.Paused += time.Since(began).Seconds()
 		checks = checks[1:]
@@ -255,6 +261,7 @@ const maxChecks = 100 // of a long replay
 // take carries out one event.
 func (r *replay) take(ctx context.Context, s event, silent bool) error {
 	v := &r.visitors[s.visitor]
+	// Otherwise a fast replay would move a visitor before the server has noticed the last page.
 	if err := r.arrived(ctx, v); err != nil {
 		return err
 	}

@@ -92,6 +92,7 @@ func (s *stats) errorFrame(code string) {
 		s.errors = map[string]int64{}
 	}
 
+	// A server may send any code, so the number of codes is bounded.
 	_, known := s.errors[code]
 	if !known && len(s.errors) >= maxCodes {
 		code = "other"
@@ -128,6 +129,7 @@ func (f *faults) add(format string, args ...any) {
 	defer f.mu.Unlock()
 
 	f.n++
+	// The first ones say most: what follows is often a consequence.
 	if len(f.texts) < maxTexts {
 		f.texts = append(f.texts, fmt.Sprintf(format, args...))
 	}
@@ -287,6 +289,7 @@ func (c *crowd) showProgress(w io.Writer) (stop func()) {
 	end := make(chan struct{})
 	done := make(chan struct{})
 
+	// In a file or a pipeline each line stays, so there are fewer of them.
 	before := ""
 	after := "\n"
 	every := 5
@@ -332,6 +335,7 @@ func (c *crowd) showProgress(w io.Writer) (stop func()) {
 
 	}()
 
+	// It waits, so that no progress is written into the report.
 	return func() {
 		close(end)
 		<-done

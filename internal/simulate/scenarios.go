@@ -82,6 +82,7 @@ func (c *crowd) perConnection() {
 func (c *crowd) arrive(ctx context.Context, within time.Duration) error {
 	began := time.Now()
 	for i := range c.cfg.Users {
+		// By a timetable, not by pauses, so that a slow server does not stretch the storm.
 		due := began.Add(within * time.Duration(i) / time.Duration(c.cfg.Users))
 		if err := sleep(ctx, time.Until(due)); err != nil {
 			return err
@@ -136,6 +137,7 @@ func (c *crowd) storm(ctx context.Context) error {
 		return err
 	}
 
+	// Measured from the last arrival, because before that no count can be final.
 	last := time.Now()
 	for c.held(c.everyone()).n > 0 && time.Since(last) < placeLimit { // then the checkpoint says what is wrong
 		if err := sleep(ctx, pollEvery/5); err != nil {
@@ -170,6 +172,7 @@ func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
 	}
 
 	c.enterPhase("fanning out")
+	// After the checkpoint, for which every client must have its counts.
 	for _, t := range hidden {
 		t.say(`{"type":"pause"}`)
 	}
@@ -197,6 +200,7 @@ func (c *crowd) fanOutBeside(ctx context.Context, shown int) error {
 func (c *crowd) slow(ctx context.Context) error {
 	drive, err := c.audience(ctx, func(i int, t *tab) {
 		if i%slowEvery == 0 {
+			// The slow ones are left out of the figures: what is asked is how much later the others are.
 			t.slow = true
 			t.seen = nil
 		}
@@ -238,6 +242,7 @@ func (c *crowd) slow(ctx context.Context) error {
 func (c *crowd) audience(
 	ctx context.Context, prepare func(int, *tab),
 ) (drive func(time.Duration) (*spread, error), err error) {
+	// A pointer, because clients go on receiving counts between two measurements.
 	var measured atomic.Pointer[spread] // nil: none
 	seen := func(_ *tab, n *client.Count, at time.Time) {
 		if s := measured.Load(); s != nil {
@@ -260,6 +265,7 @@ func (c *crowd) audience(
 		tabs = append(tabs, tab)
 	}
 
+	// All counts are right before anything is measured, or the measurement would have the arrivals in it.
 	if err := c.checkpoint(ctx, "full"); err != nil {
 		return nil, err
 	}
@@ -270,6 +276,7 @@ func (c *crowd) audience(
 		defer measured.Store(nil)
 
 		began := time.Now()
+		// One after the other, so that the count of the page goes up and down by one and never stands still.
 		for i := 0; time.Since(began) < d; i++ {
 			tab := tabs[i%drivers]
 			to := c.pages[0]

@@ -46,10 +46,12 @@ func (s *socket) Read(p []byte) (int, error) {
 
 	// Only what follows the handshake counts, and that ends with an empty line.
 	from := 0
+	// In any pieces: the end of the header may be spread over several reads.
 	for ; from < n && s.matched < len(endOfHeader); from++ {
 		switch p[from] {
 		case endOfHeader[s.matched]:
 			s.matched++
+		// It may be the beginning of another end.
 		case '\r':
 			s.matched = 1
 		default:
@@ -82,6 +84,7 @@ func (s *socket) fin() { _ = s.TCPConn.Close() }
 
 // reset resets the connection, as a process that is killed with unread data does.
 func (s *socket) reset() {
+	// Without lingering the system sends a reset instead of closing in order.
 	_ = s.SetLinger(0)
 	_ = s.TCPConn.Close()
 }
@@ -90,5 +93,6 @@ func (s *socket) reset() {
 // nothing is read, answered or sent. The caller closes it some day with fin.
 func (s *socket) vanish() {
 	s.silent.Store(true)
+	// Ends the read under way, which would otherwise still answer the server's pings.
 	_ = s.SetReadDeadline(time.Unix(1, 0))
 }

@@ -76,6 +76,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 	for i := range cfg.Stayers {
 		u := c.newUser()
 		pages := []string{cfg.Pages[i%len(cfg.Pages)]}
+		// A user on two pages counts once on the site, which only such users can show.
 		if i%5 == 0 {
 			pages = append(pages, cfg.Pages[(i+1)%len(cfg.Pages)])
 		}
@@ -86,6 +87,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 		}
 	}
 
+	// Before the churners come, so only those who stay are counted.
 	for _, page := range c.topics() {
 		c.least[page] = c.truth.count(page)
 	}
@@ -104,6 +106,7 @@ func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
 		return nil, fmt.Errorf("at first: %w", err)
 	}
 
+	// Only now, because until all have arrived counts grow towards least.
 	c.guard.Store(true)
 	return c, nil
 }
@@ -155,6 +158,7 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 				continue
 			}
 			at := rand.IntN(len(c.gateways))
+			// A fickle client does not come back, so it would be in nobody's count.
 			if !c.gateways[at].Up() {
 				continue
 			}
@@ -176,6 +180,7 @@ func (c *Crowd) Churn(ctx context.Context) (stop func()) {
 		cancel()
 		work.Wait()
 
+		// A tab that is just connecting would change the truth after this returns.
 		for _, u := range c.churners {
 			for _, tab := range u.tabs {
 				for tab.coming() {
@@ -232,6 +237,7 @@ func (c *Crowd) Get(ctx context.Context, gateway int, page string) (client.Count
 func (c *Crowd) off(ctx context.Context) error {
 	wrong := &faults{}
 	for i, g := range c.gateways {
+		// A gateway that is down says nothing.
 		if !g.Up() {
 			continue
 		}
@@ -249,6 +255,7 @@ func (c *Crowd) off(ctx context.Context) error {
 
 	for i, g := range c.gateways {
 		for _, page := range c.topics() {
+			// The watchers cost nothing to look at, so the gateways are asked when those are right.
 			if wrong.n > 0 || !g.Up() {
 				break
 			}
@@ -289,6 +296,7 @@ func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Dur
 		pause := pollEvery
 		switch {
 		case err != nil:
+			// One count that is off begins the steady time anew: a truth that flickers is none.
 			begun = time.Time{}
 		case begun.IsZero():
 			begun = at

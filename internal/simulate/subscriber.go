@@ -36,6 +36,7 @@ func (s *subscriber) take(l client.Counter) {
 		s.run.stats.stale.Add(1)
 	}
 
+	// Faults were noted without it, so that no lock is held while another one is taken.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -71,6 +72,7 @@ func (s *subscriber) compare(wrong *faults) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// All that were asked for, not all that came: a counter that never comes is the fault to find.
 	for key, t := range s.tallies {
 		l, ok := s.held[key]
 		if !ok {

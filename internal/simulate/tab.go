@@ -87,6 +87,7 @@ func (c *tab) run() {
 	for failures := 0; ; gateway++ {
 		began := time.Now()
 		how, err := c.connect(c.crowd.gateway(gateway))
+		// Nothing of what follows is for a client that has ended.
 		if c.left() {
 			return
 		}
@@ -107,6 +108,7 @@ func (c *tab) run() {
 		var pause time.Duration
 		if how == lost {
 			c.crowd.failed(err)
+			// The shift is bounded with the failures, so it does not overflow.
 			pause = min(firstPause<<failures, lastPause)
 			failures = min(failures+1, 8)
 		}
@@ -136,6 +138,7 @@ func (c *tab) connect(gateway string) (how ending, err error) {
 		return lost, err
 	}
 
+	// Whatever the error was, it is detach that knows whether the end was asked for.
 	defer func() { how = c.detach(l) }()
 
 	var f client.Frame
@@ -168,6 +171,7 @@ type link struct {
 func (c *tab) dial(gateway string) (l *link, err error) {
 	tokens := c.crowd.cfg.JWTSecret != ""
 	var id string
+	// With tokens the name in the token makes the user; nothing has to be asked for first.
 	if !tokens {
 		var release func()
 		id, release, err = c.user.claim(c.stays)
@@ -195,6 +199,7 @@ func (c *tab) dial(gateway string) (l *link, err error) {
 	l = &link{}
 	l.socket.received = &c.crowd.stats.bytes
 	l.socket.slow = c.slow
+	// Over TLS the socket sees no headers, only encrypted bytes, so all of them count.
 	if strings.HasPrefix(gateway, "https:") {
 		l.socket.matched = len(endOfHeader)
 	}
@@ -251,6 +256,7 @@ func (c *tab) enter(l *link) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	// It may have left while the handshake was under way, and nobody else would close the link.
 	if c.left() {
 		l.socket.reset()
 		l.Abort()
@@ -259,6 +265,7 @@ func (c *tab) enter(l *link) bool {
 
 	c.link = l
 	c.crowd.stats.connects.Add(1)
+	// Under the same lock as the join, so that nobody sees the truth without it.
 	if c.fickle {
 		c.counted = true
 		c.crowd.truth.enter(c.user, c.joined.Page)
@@ -308,6 +315,7 @@ func (c *tab) detach(l *link) ending {
 		l.timer.Stop()
 	}
 
+	// What is held was received over the connection that is gone.
 	c.link = nil
 	for h := range c.holdings() {
 		h.known = false
@@ -319,6 +327,7 @@ func (c *tab) detach(l *link) ending {
 		c.asks.begin()
 	}
 
+	// An ending that was asked for has been noted as a disturbance already.
 	if !l.ending && !c.left() {
 		c.crowd.dropped()
 	}
@@ -337,6 +346,7 @@ func (c *tab) stroll(page string) {
 		return
 	}
 
+	// Enter before exit, so that the user is never gone from the site in between.
 	c.crowd.truth.enter(c.user, page)
 	c.crowd.truth.exit(c.user, c.joined.Page)
 	c.moveLocked(page)
@@ -361,6 +371,7 @@ func (c *tab) moveLocked(page string) {
 		return
 	}
 
+	// Join before leave, so that the user never leaves the site.
 	if page != "" {
 		_ = c.link.Join(page)
 	}
@@ -388,6 +399,7 @@ func (c *tab) reload() {
 		return
 	}
 
+	// Before the close, whose end run sees at once.
 	c.link.how = reloaded
 	c.link.ending = true
 	c.crowd.disturb(c.crowd.cfg.LeaveGrace)
@@ -403,6 +415,7 @@ func (c *tab) leave(how exit) {
 		return
 	}
 
+	// Before the connection ends, so that run does not take its end for a loss.
 	c.quit()
 	c.partLocked()
 
@@ -444,6 +457,7 @@ func (c *tab) cut(now time.Time, ask, limit time.Duration) {
 	}
 
 	quiet := now.Sub(c.link.HeardAt())
+	// A reset, because a connection that answers nothing would not answer a close frame either.
 	if quiet > limit {
 		c.link.socket.reset()
 	} else if quiet > ask {
@@ -506,6 +520,7 @@ func (c *tab) hold(l *link, n *client.Count) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	// A frame of a connection that has been replaced says nothing about this one.
 	if c.link != l {
 		return
 	}
@@ -518,6 +533,7 @@ func (c *tab) hold(l *link, n *client.Count) {
 			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
 		}
 
+		// Only on one connection: another gateway may be a moment behind.
 		if h.known && n.Version.Before(h.Version) {
 			c.crowd.stats.backward.Add(1)
 			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.Version, n.Version)
@@ -581,6 +597,7 @@ func (c *tab) failed(l *link, f *client.Frame) {
 
 // reconnect obeys a reconnect frame.
 func (c *tab) reconnect(l *link, after time.Duration) {
+	// A server may ask for anything; the run must go on.
 	after = min(max(after, 0), maxReconnect)
 
 	c.mu.Lock()
@@ -611,6 +628,7 @@ func (c *tab) look(check func(client.Count)) (placed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	// A connection that is about to end holds counts that nobody updates any more.
 	placed = c.link != nil && !c.link.ending
 	for h := range c.holdings() {
 		placed = placed && (h.known || h.refused)

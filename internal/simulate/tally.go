@@ -76,6 +76,7 @@ func (t *tally) land(delta int64) {
 	defer t.mu.Unlock()
 
 	t.landed = t.landed.plus(delta)
+	// A change by 0, such as a member who is in already, has no entry.
 	if delta != 0 {
 		t.entries++
 	}
@@ -104,6 +105,7 @@ func (t *tally) bounds(since moment) (low, high int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
+	// The least that it can be: everything that may have gone down, and nothing more up than was acknowledged.
 	low = since.landed.up - t.started.down
 	high = t.started.up - since.landed.down
 	if t.floor {
@@ -156,6 +158,7 @@ func (t *tally) correct(value int64) {
 	defer t.mu.Unlock()
 
 	delta := value - (t.landed.up - t.landed.down)
+	// In both sums, so that the difference between what is started and what has landed stays.
 	t.started = t.started.plus(delta)
 	t.landed = t.landed.plus(delta)
 }

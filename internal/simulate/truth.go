@@ -55,6 +55,7 @@ func (t *truth) exit(u *user, page string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
+	// A page that is not allowed was never entered.
 	if t.pages[page][u] == 0 {
 		return
 	}
@@ -115,6 +116,7 @@ func (t *truth) distance(page string, n int64, since time.Time) int64 {
 	high := low
 	moved := map[*user]bool{}
 
+	// From the newest on, because only a user's last move may not have arrived; the ones before are overtaken by it.
 	for _, m := range slices.Backward(t.moves[page]) {
 		if m.at.Before(since) {
 			break

@@ -37,8 +37,10 @@ func (u *user) claim(ctx context.Context) (id string, release func(), err error)
 		return "", nil, ctx.Err()
 	}
 
+	// Callers release by defer as well, which must not free the place of another tab.
 	release = sync.OnceFunc(func() { <-u.first })
 
+	// The tab that was let through before may have brought the id.
 	if id := u.signed(); id != "" {
 		release()
 		return id, release, nil
@@ -61,6 +63,7 @@ func (u *user) acceptWelcome(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 
+	// The user got another id after this tab had dialled; it dials again with that one.
 	if u.who != who && u.id != sent {
 		return false, false
 	}
