@@ -81,6 +81,7 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 		if err != nil {
 			return
 		}
+		// The first connection brings the id, which makes all later ones the same user.
 		id = cmp.Or(id, c.ID)
 
 		wg.Go(func() {
@@ -97,6 +98,7 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 		})
 	}
 
+	// As fast as the server's limit for an address allows, so that it accepts all of them.
 	paced(there, 100, func(n int) bool {
 		open(n)
 		return n < atOnce-1
@@ -130,6 +132,7 @@ func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(con
 		var wg sync.WaitGroup
 		for range hands {
 			wg.Go(func() {
+				// A ring of the connections that are kept, so the newest one takes the place of the oldest.
 				open := make([]io.Closer, max(kept/hands, 1))
 				paced(ctx, perSecond/hands, func(i int) bool {
 					at := &open[i%len(open)]
@@ -140,6 +143,7 @@ func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(con
 					return true
 				})
 
+				// The memory must be back after the attack, which it cannot while these are open.
 				for _, c := range open {
 					if c != nil {
 						_ = c.Close()
@@ -164,6 +168,7 @@ func talking(clients, perSecond int, say func(n, i int) []byte, listen func(net.
 		var wg sync.WaitGroup
 		for n := range clients {
 			wg.Go(func() {
+				// A server that closes an attacker's connection has not ended the attack.
 				for ctx.Err() == nil {
 					c, err := dial(addr)
 					if err != nil {
@@ -198,6 +203,7 @@ func paced(ctx context.Context, perSecond int, do func(i int) bool) {
 	i := 0
 
 	for {
+		// By the time that is over, not by ticks: a tick that comes late brings several messages.
 		for due := int(time.Since(began).Seconds() * float64(perSecond)); i < due; i++ {
 			if ctx.Err() != nil {
 				return

@@ -75,6 +75,7 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 		return false, err
 	}
 
+	// The attackers must not take the server's core, or any attack would succeed.
 	var mine unix.CPUSet
 	mine.Set(benchenv.ClientCore)
 	if err := unix.SchedSetaffinity(0, &mine); err != nil {
@@ -89,6 +90,7 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 			continue
 		}
 
+		// Each attack has a server of its own, so that none inherits what another has left.
 		var r result
 		if err := benchenv.Try(ctx, func(t *benchenv.Trial) { r = h.attack(t, a) }); err != nil {
 			return broken, fmt.Errorf("%s: %w", a.name, err)
@@ -156,6 +158,7 @@ func (r *result) broken() string {
 		}
 	}
 
+	// The order of a map changes from run to run.
 	slices.Sort(why)
 
 	if r.goroutinesLeft() {
@@ -204,6 +207,7 @@ func goroutines(admin string) (n int) {
 
 // attack runs a server of its own for one attack.
 func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
+	// The Redis comes first, because the server has to find it.
 	flags, storePID := h.flags(t, a)
 
 	server := t.Serve(h.program, flags...)
@@ -213,6 +217,7 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	}
 	defer o.close()
 
+	// The same measurement before the attack is what the bounds are relative to.
 	r.felt[0] = o.measure(t.Context(), h.lasts/2)
 	r.goroutines[0] = goroutines(server.Admin)
 
@@ -222,6 +227,7 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 
 	watching, watched := context.WithCancel(t.Context())
 	var watch, attacking sync.WaitGroup
+	// The peak matters, and may be short, so it is looked for all the time.
 	watch.Go(func() { // ends with watched
 		for watching.Err() == nil {
 			r.server.most = max(r.server.most, servertest.Memory(pid))
@@ -238,6 +244,7 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	attacking.Wait()
 	over()
 
+	// Go returns memory to the system late, so the server has a minute to be as small as before.
 	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
 		r.server.after = servertest.Memory(pid)
 		r.store.after = servertest.Memory(storePID)
@@ -250,6 +257,7 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	watched()
 	watch.Wait()
 
+	// An attack that leaves the count wrong has succeeded, whatever it cost.
 	n, err := o.count(t.Context())
 	if err != nil || n != 1 {
 		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
@@ -263,6 +271,7 @@ func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) 
 	if h.redis {
 		redis := servertest.FreeAddr()
 		_, port, _ := net.SplitHostPort(redis)
+		// On the core of the server, because both of them are what is attacked.
 		store := t.Start(benchenv.On(t.Context(), benchenv.ServerCore, "redis-server", "--port", port, "--save", "",
 			"--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning"))
 		storePID = store.PID()

@@ -44,7 +44,9 @@ func (o *ordinary) open() (err error) {
 		err = o.stays.await("stays", 1)
 	}
 
+	// await has set a deadline, which would end the connection during the attack.
 	_ = o.stays.below.SetReadDeadline(time.Time{})
+	// Somebody has to read, or the server would close the connection as that of a client that does not.
 	go func() { // ends with close
 		var f client.Frame
 		for o.stays.Receive(&f) == nil {
@@ -107,6 +109,7 @@ type measured struct {
 // measure has newcomers come, one after the other, for a time.
 func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 	for end := time.Now().Add(d); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		// One that fails has no time to measure, and is counted instead.
 		if err := o.visit(&m); err != nil {
 			m.lost++
 		}
@@ -132,6 +135,7 @@ func (o *ordinary) visit(m *measured) error {
 	}
 	defer c.Abort()
 
+	// The page has nobody yet, so its first count says that the subscription is in place.
 	if err := o.sees.Subscribe(page); err != nil {
 		return err
 	}
@@ -147,6 +151,7 @@ func (o *ordinary) visit(m *measured) error {
 	if err := c.await(page, 1); err != nil {
 		return err
 	}
+	// Without the wait above, which is not the server's.
 	first := connected + time.Since(joined)
 	if err := o.sees.await(page, 1); err != nil {
 		return err
@@ -154,6 +159,7 @@ func (o *ordinary) visit(m *measured) error {
 	m.seen = append(m.seen, time.Since(joined))
 	m.first = append(m.first, first)
 
+	// A connection may watch 100 pages, and there are more newcomers than that.
 	if err := o.sees.Unsubscribe(page); err != nil {
 		return err
 	}

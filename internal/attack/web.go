@@ -67,6 +67,7 @@ func visiting(
 		var wg sync.WaitGroup
 		for n := range visitors {
 			wg.Go(func() {
+				// The cookie makes all calls of a visitor the same user.
 				jar, _ := cookiejar.New(nil) // without options it cannot fail
 				dial := func(context.Context, string, string) (net.Conn, error) { return connect(nil, addr, timeout) }
 				web := &http.Client{Jar: jar, Transport: &http.Transport{DialContext: dial}}

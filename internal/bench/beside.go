@@ -42,8 +42,10 @@ func (b *bench) buildBare(ctx context.Context) (remove func(), err error) {
 		args = append(args, "./"+s.program)
 	}
 
+	// Built before anything is measured, because compiling takes both cores.
 	said, err := exec.CommandContext(ctx, "go", args...).CombinedOutput()
 	if err != nil {
+		// The last line of go build is the reason; those before are what it downloaded.
 		last := said[strings.LastIndex(strings.TrimSpace(string(said)), "\n")+1:]
 		b.noBare = fmt.Errorf("go build in %s: %w: %s", besideModule, err, strings.TrimSpace(string(last)))
 		fmt.Fprintln(os.Stderr, "bench: no rows beside bare servers:", b.noBare)
@@ -59,6 +61,7 @@ func besideBare(
 ) func(*trial) figures {
 	return func(t *trial) figures {
 		all := figures{}
+		// Measured again for this row, in the same minutes as the others, instead of taken from Headcount's own.
 		ours := measure(t, t.serve, "unread")
 		for name, v := range ours {
 			all["headcount_"+name] = v
@@ -112,6 +115,7 @@ func idleBeside(t *trial, start func(...string) server, _ string) figures {
 	s := start()
 	defer s.End(benchenv.EndTime)
 
+	// The same number for all three, or memory for each connection could not be compared.
 	n := min(besideUsers, mostSockets())
 	f := t.simulate(s, "--scenario", "idle", "--users", strconv.Itoa(n), "--pages", "100", "--duration", "30s")
 
@@ -151,6 +155,7 @@ func (b *bench) bareServers() string {
 		return "\nThe rows beside bare servers are missing: " + strings.ReplaceAll(b.noBare.Error(), "\n", " ") + "\n"
 	}
 
+	// The text explains rows, so it is left out with them.
 	for _, r := range rowsBeside() {
 		if len(b.figures[r.figure]) > 0 {
 			return bareText

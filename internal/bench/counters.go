@@ -62,6 +62,7 @@ func (t *trial) calls(s server, client ...string) (f figures) {
 // the floor.
 func inRounds(rounds int, calls map[string]func() figures) figures {
 	all := map[string][]float64{}
+	// All of them in each round: a slow minute of the machine then slows each of them.
 	for range rounds {
 		took := map[string]figures{}
 		for name, call := range calls {
@@ -77,6 +78,7 @@ func inRounds(rounds int, calls map[string]func() figures) figures {
 		}
 	}
 
+	// A median, because one round may meet the garbage collection of another process.
 	medians := figures{}
 	for name, values := range all {
 		medians[name] = median(values)
@@ -99,6 +101,7 @@ func (t *trial) bareGin() server {
 // increments measures increments of one key and of many keys beside the floor.
 func increments(t *trial) figures {
 	const each = "1s"
+	// All three run at once, but only one of them is called at a time.
 	gin := t.bareGin()
 	one := t.serveCounters()
 	many := t.serveCounters()
@@ -125,6 +128,7 @@ func reads(t *trial) figures {
 	}
 	for where, s := range servers {
 
+		// A page that nobody watches would be read from the store each time.
 		ctx, leave := context.WithCancel(t.Context())
 		watcher := client.New(client.Config{URL: s.url})
 		watcher.Join("p")
@@ -133,6 +137,7 @@ func reads(t *trial) figures {
 		defer watching.Wait()
 		defer leave()
 
+		// Not before the watcher has its count, or the first reads would still go to the store.
 		for {
 			if _, known := watcher.Count("p"); known {
 				break
@@ -158,6 +163,7 @@ func bare(args []string) error {
 	var value atomic.Int64
 
 	e.POST("/api/v1/counters/:key/increment", func(c *gin.Context) {
+		// Parsed and answered like a real increment, because the floor is what HTTP and JSON cost.
 		var body struct{ Delta int64 }
 		if err := c.ShouldBindJSON(&body); err != nil {
 			c.Status(http.StatusBadRequest)
@@ -176,6 +182,7 @@ func bare(args []string) error {
 		})
 
 	})
+	// As long as the counter of a real answer.
 	answer := []byte(`{"page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42"` +
 		strings.Repeat(" ", 113) + "}\n")
 	e.GET("/read", func(c *gin.Context) { c.Data(http.StatusOK, "application/json", answer) })
@@ -186,6 +193,7 @@ func bare(args []string) error {
 // topOfMany has a million keys gain, and then asks what gained most.
 func topOfMany(t *trial, flags ...string) figures {
 	s := t.serveCounters(flags...)
+	// In batches, since only the list is measured, and the keys have to gain first.
 	t.calls(s, "-keys", "views:#", "-batch", "1000", "-callers", "4")
 	return t.calls(s, "-path", "/api/v1/top?match=views:*&last=1h&n=10", "-callers", "1")
 }
@@ -215,6 +223,7 @@ func underDimensions(t *trial) figures {
 func inFile(client ...string) func(*trial) figures {
 	return func(t *trial) figures {
 		dir := t.Folder(".") // /tmp may be memory
+		// In the same folder, so that it is the same disk.
 		floor, err := syncs(filepath.Join(dir, "floor"))
 		if err != nil {
 			t.Fatal(err)
@@ -236,6 +245,7 @@ func syncs(name string) (float64, error) {
 	}
 	defer f.Close()
 
+	// bbolt writes pages of 4 KiB, and each of its transactions syncs the file.
 	page := make([]byte, 4096)
 	began := time.Now()
 	n := 0
@@ -273,6 +283,7 @@ func updates(ctx context.Context, url string) (float64, error) {
 		return 0, err
 	}
 
+	// As many as clients, so that the floor waits for PostgreSQL alone.
 	cfg.MaxConns = callers
 	cfg.MinConns = callers
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
@@ -305,6 +316,7 @@ func updates(ctx context.Context, url string) (float64, error) {
 	}
 	group.Wait()
 
+	// A receive from a closed channel gives nil if nobody has failed.
 	close(errs)
 	return float64(n.Load()) / time.Since(began).Seconds(), <-errs
 }
@@ -316,6 +328,7 @@ func inRedis(t *trial) figures {
 	s := t.serveCounters("--redis", redis.URL())
 	time.Sleep(4 * time.Second) // until a process that has just begun has its partitions
 
+	// The server's own scripts, such as renewing its lease, are not the calls'.
 	idle := scripts(t, redis)
 	began := time.Now()
 	time.Sleep(callTime / 2)
@@ -326,6 +339,7 @@ func inRedis(t *trial) figures {
 		prefix string
 		client []string
 	}{
+		// From the lightest to the heaviest, because a queue that one leaves behind would slow the next.
 		{"5000_", []string{"-rate", "5000"}},
 		{"10000_", []string{"-rate", "10000"}},
 		{"batches_", []string{"-rate", "200", "-batch", "100"}},
@@ -463,6 +477,7 @@ func (r *caller) run() error {
 	took := make([][]time.Duration, r.clients)
 	errs := make([]error, r.clients)
 	r.left.Store(int64(r.members))
+	// Taken after the connections are open, which cost more than calls.
 	cpu := cpuTime(r.pid)
 	r.began = time.Now()
 
@@ -476,6 +491,7 @@ func (r *caller) run() error {
 	}
 
 	seconds := time.Since(r.began).Seconds()
+	// /proc counts in ticks, so a shorter time may look like none.
 	used := max(cpuTime(r.pid)-cpu, tick)
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
 	n := float64(len(all))
@@ -503,6 +519,7 @@ func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
 			time.Sleep(time.Until(due))
 		}
 
+		// Each client takes the next thousand, so that no member is sent twice.
 		from := r.left.Add(-1000)
 		allAdded := r.members > 0 && from < 0
 		timeOver := r.members == 0 && time.Since(r.began) > r.lasts

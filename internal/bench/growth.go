@@ -89,12 +89,14 @@ func joined(flags []string, pages, lasts string) func(*trial, int) figures {
 
 // overSubscribers is as busy at every size: the interval grows with the subscribers.
 func overSubscribers(t *trial, size int) figures {
+	// So the number of deliveries a second is about the same at every size.
 	interval := max(time.Duration(size)*7*time.Microsecond, 10*time.Millisecond)
 
 	s := t.serve(quick(interval.String())...)
 	f := t.simulate(s, "--scenario", "fanout", "--users", strconv.Itoa(size), "--pages", "1", "--duration", "5s")
 	s.End(benchenv.EndTime)
 
+	// After the server has ended, because both need the core.
 	f["floor_cpu_s_per_million"] = floored(size, "1ms")(t)["cpu_s_per_million"]
 
 	return f
@@ -155,6 +157,7 @@ func (b *bench) growth() string {
 			name = "… "
 			for i, v := range b.figures[r.figure] {
 				table.WriteString(" " + number(v/r.unit, r.digits))
+				// Where open files are few, several columns may have the same size.
 				if sizes[i] != float64(b.sizes[i]) {
 					table.WriteString(" at " + number(sizes[i], 0))
 				}
@@ -163,6 +166,7 @@ func (b *bench) growth() string {
 			fmt.Fprintf(&table, " %s |\n", b.fill(r.beside))
 		}
 
+		// A plot without any line would be an empty frame.
 		if name == "… " {
 			fmt.Fprintf(&images, "<img src=\"%s/%s.svg\" width=\"440\" alt=\"%s over %s\">\n",
 				plotFolder, p.file, p.figure, p.over)

@@ -58,6 +58,7 @@ func floor(args []string) error {
 		}
 		defer c.Close()
 
+		// The number of the socket, so that nothing of Go's net package is in the loop below.
 		raw, err := c.(*net.TCPConn).SyscallConn()
 		if err != nil {
 			return err
@@ -67,6 +68,7 @@ func floor(args []string) error {
 		}
 	}
 
+	// The readers share a core, and have to come to rest before CPU time is taken.
 	time.Sleep(500 * time.Millisecond)
 	began := time.Now()
 	before := cpuTime(os.Getpid())
@@ -74,8 +76,10 @@ func floor(args []string) error {
 
 	for next := began; time.Since(began) < floorTime; {
 		for _, fd := range fds {
+			// Raw, because Go's scheduler would otherwise look after each call.
 			n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])),
 				uintptr(len(frame)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+			// A full socket takes less, or nothing; only whole frames are deliveries.
 			if errno == 0 && int(n) == len(frame) {
 				written++
 			}
@@ -85,6 +89,7 @@ func floor(args []string) error {
 		if time.Until(next) > 0 {
 			time.Sleep(time.Until(next))
 		} else {
+			// A round that took longer than the pause does not have the next ones catch up.
 			next = time.Now()
 		}
 	}
@@ -127,6 +132,7 @@ func readers(args []string) error {
 // dial waits until the server listens. The connection will end with a reset, so
 // that its port is free for the next run.
 func dial(addr string) (c net.Conn, err error) {
+	// The other side is a process of its own, which may still be starting.
 	for range 100 {
 		c, err = net.DialTimeout("tcp", addr, time.Minute)
 		if err == nil {
@@ -161,6 +167,7 @@ func arrive(args []string) error {
 		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" +
 		"Sec-WebSocket-Protocol: headcount.v1\r\n\r\n"
 
+	// Each goroutine writes its own element, so they need no lock.
 	took := make([]time.Duration, n)
 	errs := make([]error, n)
 	var group sync.WaitGroup
@@ -211,6 +218,7 @@ func welcomed(addr, handshake, frame string) error {
 	var got []byte
 	_, err = io.WriteString(c, handshake)
 	buf := make([]byte, 1024)
+	// The frame may come in several reads, or together with the answer to the handshake.
 	for err == nil && !bytes.Contains(got, []byte(`"type":"`+frame+`"`)) {
 		var n int
 		n, err = c.Read(buf)

@@ -28,6 +28,7 @@ import (
 )
 
 func main() {
+	// Before the flags are parsed: a helper has arguments of its own.
 	if len(os.Args) > 1 && helpers[os.Args[1]] != nil {
 		if err := helpers[os.Args[1]](os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "bench "+os.Args[1]+":", err)
@@ -94,6 +95,7 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 	}
 
 	raiseFiles()
+	// Before the first scenario, which is itself a load.
 	b.load = loadAverage()
 	b.figures = map[string][]float64{}
 
@@ -108,6 +110,7 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		defer remove()
 	}
 
+	// Scenario by scenario: runs of one that are close in time show how much a figure varies.
 	for _, s := range scenarios {
 		if needsBare(s.name) && b.noBare != nil {
 			continue
@@ -142,6 +145,7 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		}
 	}
 
+	// A part of the table must not replace the file that has all of it.
 	if only != "" {
 		_, err = os.Stdout.Write(b.page())
 		return err

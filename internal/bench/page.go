@@ -208,6 +208,7 @@ func (b *bench) fill(text string) string {
 		value := "not measured"
 		if runs := b.figures[name]; len(runs) > 0 {
 			digits := 1
+			// Three figures or more need no decimal place.
 			if median(runs) >= 100 {
 				digits = 0
 			}
@@ -220,6 +221,7 @@ func (b *bench) fill(text string) string {
 
 func median(runs []float64) float64 {
 	sorted := slices.Sorted(slices.Values(runs))
+	// The mean of the middle two if the number is even, the middle one if it is odd.
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 

@@ -27,6 +27,7 @@ func fannedOutOverTLS(args ...string) func(*trial) figures {
 
 		s := t.serve(quick("35ms")...)
 		plain := t.simulate(s, args...)
+		// Each server has the core for itself while it is measured.
 		s.End(benchenv.EndTime)
 
 		s = t.serve(append(quick("35ms"), "--tls-cert", cert.File, "--tls-key", cert.Key)...)
@@ -99,6 +100,7 @@ func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, 
 		t.Fatalf("nginx does not listen (make setup installs it): %w", err)
 	}
 
+	// What nginx takes without connections is not theirs.
 	before := mostMemory(proxy.PID())
 	s.url = "https://" + listen
 	s.roots = cert.File

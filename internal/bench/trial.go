@@ -57,6 +57,7 @@ func (t *trial) output(cmd *exec.Cmd, into any) {
 	cmd.Stderr = &complaints
 
 	if err := cmd.Run(); err != nil {
+		// Without the words of taskset, which begin each command.
 		t.Fatalf("%s: %w\n%s%s", strings.Join(cmd.Args[3:], " "), err, out.Bytes(), complaints.Bytes())
 	}
 
@@ -87,6 +88,7 @@ func (t *trial) simulate(s server, args ...string) figures {
 	}
 	t.output(cmd, &report)
 
+	// Only some scenarios have figures of their own.
 	f := report.Figures
 	if f == nil {
 		f = figures{}

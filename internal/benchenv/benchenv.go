@@ -32,6 +32,7 @@ func On(ctx context.Context, core int, program string, args ...string) *exec.Cmd
 	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", strconv.Itoa(core), program}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
+	// So that a server ends in order; after WaitDelay it is killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = EndTime
 	return cmd

@@ -30,9 +30,11 @@ type Trial struct {
 func Try(ctx context.Context, run func(*Trial)) (err error) {
 	t := &Trial{ctx: ctx}
 	defer func() {
+		// Helpers of tests report by the methods below, which panic, because there is no test to stop.
 		if failed := recover(); failed != nil {
 			err = fmt.Errorf("%v", failed)
 		}
+		// Backwards, as those of a test: a server ends before the folder that it writes to goes.
 		for _, c := range slices.Backward(t.cleanups) {
 			c()
 		}

@@ -34,6 +34,7 @@ func (m *Model) check(history []porcupine.Operation, within time.Duration) porcu
 // wrong, or nothing. The history is undecided if the checker took too long.
 func (s *Subject) Check(old ...Between) (wrong string, undecided bool) {
 	history := s.history(old)
+	// The verdict first: the checker's own explanation is too long for people.
 	switch s.Model.check(history, patience) {
 	case porcupine.Ok:
 		return "", false
@@ -63,6 +64,7 @@ func ms(ns int64) float64 {
 // shorten returns a part of a history that is wrong by itself, for people.
 func (m *Model) shorten(history []porcupine.Operation) []porcupine.Operation {
 	until := time.Now().Add(patience)
+	// When the time is over nothing more counts as wrong, so what has been found so far stays.
 	isWrong := func(h []porcupine.Operation) bool {
 		return time.Now().Before(until) && m.check(h, glance) == porcupine.Illegal
 	}
@@ -75,6 +77,7 @@ func (m *Model) shorten(history []porcupine.Operation) []porcupine.Operation {
 		ends[i] = history[i].Return
 	}
 	slices.Sort(ends)
+	// Once wrong, a history stays wrong when more is known, so the first such moment can be searched for.
 	first, _ := slices.BinarySearchFunc(ends, 0, func(end int64, _ int) int {
 		if isWrong(before(history, end)) {
 			return 1
@@ -86,6 +89,7 @@ func (m *Model) shorten(history []porcupine.Operation) []porcupine.Operation {
 	}
 
 	// Of these, each that does not have to be known.
+	// From the end, so that deleting an element moves none that is still to come.
 	for i := len(history) - 1; i >= 0; i-- {
 		fewer := weaken(slices.Clone(history), i)
 		if isWrong(fewer) {
@@ -102,6 +106,7 @@ func before(history []porcupine.Operation, at int64) (known []porcupine.Operatio
 		if op.Call > at {
 			continue
 		}
+		// What had begun by then may have taken effect, whatever its answer was going to be.
 		known = append(known, op)
 		if op.Return > at {
 			known = weaken(known, len(known)-1)
@@ -114,6 +119,7 @@ func before(history []porcupine.Operation, at int64) (known []porcupine.Operatio
 // weaken makes the answer of a call unknown, which explains all that it explained before, and more.
 func weaken(history []porcupine.Operation, i int) []porcupine.Operation {
 	verb := history[i].Input.(*Call).Verb
+	// A read changes nothing, so without its answer nothing is left of it.
 	if verb == Read || verb == Look {
 		return slices.Delete(history, i, i+1)
 	}

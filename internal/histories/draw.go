@@ -19,6 +19,7 @@ func (m *Model) draw(r *rand.Rand) Call {
 
 // keyed returns the call with an Idempotency-Key, as a rule.
 func keyed(r *rand.Rand, c Call) Call {
+	// Some without a key, of which a lost answer leaves open whether they were made.
 	c.Keyed = r.IntN(3) > 0
 
 	return c
@@ -77,6 +78,7 @@ func drawMembers(r *rand.Rand, n int) Call {
 		return Call{Verb: Edit, One: true, Leave: 1 << member}
 	default:
 		some := uint8(1 + r.IntN(1<<members-1))
+		// Nobody both joins and leaves in one call, which the server would refuse.
 		join := uint8(r.IntN(1<<members)) & some
 		return keyed(r, Call{Verb: Edit, Join: join, Leave: some &^ join})
 	}

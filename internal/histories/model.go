@@ -125,6 +125,7 @@ func (m *Model) step(s state, c *Call, a *Answer) (state, bool) {
 		return s, a.Unknown || a.Refused && a.Fault == fault && m.agrees(&s, &asked, a)
 	}
 
+	// Also without a key: a read may have to include this change.
 	after.keep(c.ID)
 	made := !a.Refused && !a.Replay
 
@@ -150,6 +151,7 @@ func addWithin(s state, c *Call) (state, int) {
 		return s, outside(c.Value, c.At)
 	}
 
+	// A copy, because the change is made as a whole or not at all.
 	after := s
 	for _, d := range c.Deltas {
 		after.values[d.At] += d.By
@@ -180,6 +182,7 @@ func take(s state, c *Call) (state, int) {
 	if c.Value > 0 && s.values[0]+c.Value > most {
 		return s, 0
 	}
+	// A limit cannot be given back more than was taken.
 	s.values[0] = max(s.values[0]+c.Value, 0)
 
 	return s, none

@@ -72,6 +72,7 @@ func Start(ctx context.Context, cfg Config) *Run {
 		}
 	}
 
+	// Each has random numbers of its own, since they run at once.
 	for i := range clients {
 		random := rand.New(rand.NewPCG(cfg.Seed, uint64(i)))
 		r.clients.Go(func() {
@@ -102,6 +103,7 @@ func (r *Run) Working() bool {
 // work makes one call of a client, with its repetitions.
 func (r *Run) work(ctx context.Context, random *rand.Rand) {
 	var s *Subject
+	// Looked at before each call, so that all clients rest soon after the first wrong answer.
 	if r.Working() {
 		s = r.pick(random)
 	}
@@ -129,9 +131,11 @@ func (r *Run) pick(random *rand.Rand) *Subject {
 	defer r.mu.Unlock()
 
 	at := random.IntN(len(r.live))
+	// One that nobody may use any more goes to the checker, and another one takes its place.
 	if r.live[at].join() {
 		return r.live[at]
 	}
+	// Judging may be slower than calling; then the clients wait, or histories would fill the memory.
 	if len(r.retired) >= crowd {
 		return nil
 	}
@@ -183,6 +187,7 @@ func (r *Run) try(ctx context.Context, random *rand.Rand, s *Subject, c Call) (A
 
 	// What has begun is answered, also when the test ends.
 	ctx = context.WithoutCancel(ctx)
+	// A call that the client gave up may still be made, which is what the histories are about.
 	if random.IntN(cutOneOf) == 0 {
 		short, cancel := context.WithTimeout(ctx, upTo(random, 3*time.Millisecond))
 		defer cancel()
@@ -215,6 +220,7 @@ func (r *Run) count(verb Verb, answer *Answer, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
+	// Tries count, because each of them is something that the server had to answer.
 	r.report.Calls++
 	figure := "made"
 	switch {
@@ -264,6 +270,7 @@ func (r *Run) Settle(ctx context.Context) {
 
 	random := rand.New(rand.NewPCG(r.cfg.Seed, uint64(clients)))
 	for _, s := range retired {
+		// Their answers are a part of the history.
 		s.users.Wait()
 		r.readAll(ctx, random, s)
 		r.ended <- s
@@ -282,6 +289,7 @@ func (r *Run) readAll(ctx context.Context, random *rand.Rand, s *Subject) {
 		}
 	}
 
+	// One bound for all reads of the subject: a server that never answers must not hold up the test for each.
 	until := time.Now().Add(settleBy)
 	for _, c := range all {
 		for !r.insist(ctx, random, s, c) && time.Now().Before(until) {
@@ -295,6 +303,7 @@ func (r *Run) judge() {
 	for s := range r.ended {
 		r.mu.Lock()
 		old := slices.Clone(r.old)
+		// A few examples say as much as hundreds, and each takes seconds to shorten.
 		isEnough := len(r.report.Wrong) >= examples
 		r.mu.Unlock()
 		if isEnough {
@@ -318,6 +327,7 @@ func (r *Run) judge() {
 // Finish ends the clients, when no fault is under way, has everything judged, and returns the report.
 func (r *Run) Finish(ctx context.Context) Report {
 	r.stop()
+	// Only then nobody adds to retired any more.
 	r.clients.Wait()
 	r.mu.Lock()
 	r.retired = append(r.retired, r.live...)

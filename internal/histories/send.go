@@ -41,6 +41,7 @@ func (s *Subject) send(ctx context.Context, api *client.API, c *Call) (Answer, e
 		return answer, nil
 	case isConflict:
 		return s.refused(refused)
+	// No fault of a network makes an answer that cannot be understood.
 	case errors.Is(err, client.ErrFrame):
 		return Answer{}, fmt.Errorf("%w: %w", errUnexpected, err)
 	case isAway:
@@ -141,6 +142,7 @@ func (s *Subject) edit(ctx context.Context, api *client.API, c *Call) (Answer, e
 }
 
 func (s *Subject) askLimit(ctx context.Context, api *client.API, c *Call) (Answer, error) {
+	// A day, which no test lasts, so that nothing comes back to the limit by itself.
 	of := client.Limit{Limit: most, Window: 24 * time.Hour, Algorithm: "log", Cost: c.Value}
 	ask := api.Limit
 	if c.Verb == Read {

@@ -56,6 +56,7 @@ func (s *Subject) earlier(random *rand.Rand) (Call, bool) {
 	defer s.mu.Unlock()
 
 	const looks = 4
+	// A few looks are enough: it is no matter if the client makes a new change instead.
 	for range min(looks, len(s.tries)) {
 		t := &s.tries[random.IntN(len(s.tries))]
 		if t.Keyed && !t.Unknown && !t.Refused {
@@ -71,6 +72,7 @@ func (s *Subject) Begin(c Call) (index int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// Recorded before it is sent, since it may take effect from then on.
 	s.tries = append(s.tries, try{Call: c, Answer: Answer{Unknown: true}, begin: s.now(), end: never})
 
 	return len(s.tries) - 1
@@ -91,6 +93,7 @@ func (s *Subject) Lose(c *Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// With a key it is repeated until it is answered, which settles it.
 	if c.ID > 0 && !c.Keyed {
 		s.loose++
 	}
@@ -178,6 +181,7 @@ func (s *Subject) settled() map[int]*try {
 		if !t.Keyed || t.Unknown || t.Refused {
 			continue
 		}
+		// The earliest one bounds when the change must have been made.
 		if first := made[t.ID]; first == nil || t.end < first.end {
 			made[t.ID] = t
 		}

@@ -72,6 +72,7 @@ func main() {
 func try(root, patch string) (by string, err error) {
 	dir, tempErr := os.MkdirTemp("", "mutant")
 	defer os.RemoveAll(dir)
+	// A copy of the last commit: what is not committed is no part of the product.
 	_, err = run(root, "sh", "-c", `git archive HEAD | tar -x -C "$0" && cd "$0" && git apply "$1"`, dir, patch)
 	text, readErr := os.ReadFile(patch)
 	list, listErr := run(dir, "go", "list", "-f", imports, "./...")
@@ -84,6 +85,7 @@ func try(root, patch string) (by string, err error) {
 		groups = [][]string{{"./" + pkg}}
 		kinds = []string{"-run=^" + test + "$"}
 	}
+	// The quick kinds first, and with -quick alone.
 	for _, kinds := range kinds {
 		for _, packages := range groups {
 			pkg, test, err := failing(dir, append([]string{kinds}, packages...)...)
@@ -94,6 +96,7 @@ func try(root, patch string) (by string, err error) {
 				continue
 			}
 
+			// A test that also fails without the fault has not found it.
 			_, err = run(dir, "git", "apply", "-R", patch)
 			top, _, _ := strings.Cut(test, "/")
 			if again, _, failed := failing(dir, pkg, "-run", "^"+top); again != "" || err != nil || failed != nil {
@@ -126,6 +129,7 @@ func failing(dir string, args ...string) (pkg, test string, err error) {
 	c := exec.Command("go", append([]string{
 		"test", "-short", "-json", "-vet=off", "-failfast", "-timeout=20m",
 	}, args...)...)
+	// A group of its own, so that the processes which tests have started end with it.
 	c.Dir, c.SysProcAttr = dir, &syscall.SysProcAttr{Setpgid: true}
 	out, err := c.StdoutPipe()
 	if err := errors.Join(err, c.Start()); err != nil {
@@ -142,6 +146,7 @@ func failing(dir string, args ...string) (pkg, test string, err error) {
 		if *verbose {
 			fmt.Print(e.Output)
 		}
+		// The first failure is enough.
 		if e.Action == "fail" {
 			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // the tests that still run
 			_ = c.Wait()

@@ -59,6 +59,7 @@ func prove() error {
 	}
 	defer os.RemoveAll(dir)
 
+	// Compiled once, because every round runs them again.
 	for _, s := range simulations {
 		out, err := exec.Command("go", "test", "-c", "-tags", "marks,nomsgpack", "-o", program(dir, s.pkg), "./"+s.pkg).
 			CombinedOutput()
@@ -75,6 +76,7 @@ func prove() error {
 
 	for round := uint64(0); all.simulated < wanted; round++ {
 		for _, s := range simulations {
+			// Rounds are 1,000 seeds apart, more than any simulation takes, so no seed comes twice.
 			first := *begin + round*1000
 			if err := all.run(program(dir, s.pkg), s.pkg, first, s.seeds); err != nil {
 				return err
@@ -100,6 +102,7 @@ func program(dir, pkg string) string {
 func (all *counts) run(program, pkg string, first uint64, seeds int) error {
 	cmd := exec.Command(program, "-test.run", "^TestSimulation$", "-test.timeout", "1h",
 		"-seeds", strconv.Itoa(seeds), "-first", strconv.FormatUint(first, 10))
+	// As go test does it: the tests read files by paths relative to their package.
 	cmd.Dir = pkg
 
 	out, err := cmd.CombinedOutput()
@@ -107,6 +110,7 @@ func (all *counts) run(program, pkg string, first uint64, seeds int) error {
 		return fmt.Errorf("%s: %w, with the seeds from %d\n%s", pkg, err, first, out)
 	}
 
+	// Everything else that a test prints is no count, and has no two tabs.
 	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
 		words := strings.Split(lines.Text(), "\t")
 		if len(words) != 3 {
@@ -140,6 +144,7 @@ func (all *counts) print(took time.Duration) {
 
 func list(all map[string]int64) string {
 	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
+		// The commonest first; names decide between equal ones, so that two lines can be compared.
 		return cmp.Or(cmp.Compare(all[b], all[a]), strings.Compare(a, b))
 	})
 

@@ -44,6 +44,7 @@ type page struct {
 
 // add makes c a subscriber. It reports false when c was one before.
 func (p *page) add(c *Client) bool {
+	// One frame for each change is enough, even if a client has joined the page and watches it.
 	if p == c.joined || slices.Contains(c.watched, p) {
 		return false
 	}
@@ -55,6 +56,7 @@ func (p *page) add(c *Client) bool {
 func (p *page) remove(c *Client) {
 	last := len(p.clients) - 1
 	if i := slices.Index(p.clients, c); i >= 0 {
+		// The order does not matter, so the last one takes the free place.
 		p.clients[i] = p.clients[last]
 		p.clients[last] = nil
 		p.clients = p.clients[:last]
@@ -125,6 +127,7 @@ func (h *Hub) Receive(c *Client, text []byte) {
 			h.watchLocked(c, h.pageLocked(name))
 		}
 	case "join":
+		// A connection is on one page at a time here, as in the simulator's scenarios.
 		h.leaveLocked(c)
 		h.joinLocked(c, h.pageLocked(frame.Page))
 	case "leave":
@@ -156,6 +159,7 @@ func (h *Hub) joinLocked(c *Client, p *page) {
 	if p.add(c) {
 		h.sendLocked(c, `{"type":"count",`+p.text())
 	}
+	// Set after add, which would take the page for one that is watched already.
 	c.joined = p
 }
 
@@ -195,6 +199,7 @@ func (h *Hub) sendLocked(c *Client, text string) { _, _ = c.to.Write(h.encode([]
 // Run sends counts that changed, once an interval, and pings. It never returns.
 func (h *Hub) Run(interval time.Duration) {
 	counts := time.Tick(interval)
+	// One group of a hundred at a time, so that each client is pinged once in pingEvery.
 	pings := time.Tick(pingEvery / pingGroups)
 	for group := 0; ; {
 		select {
@@ -217,6 +222,7 @@ func (h *Hub) sendCounts() {
 		}
 
 		p.dirty = false
+		// Once for all, so that the libraries are compared by what they write.
 		frame := h.encode([]byte(`{"type":"count",` + p.text()))
 		for _, c := range p.clients {
 			_, _ = c.to.Write(frame)
