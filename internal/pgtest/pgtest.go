@@ -65,6 +65,7 @@ func newServer(t testing.TB, settings ...string) *Server {
 		t.Fatal(err)
 	}
 
+	// PostgreSQL runs as another user, who needs a folder of its own.
 	if who := credential(t); who != nil {
 		if err := os.Chown(dir, int(who.Uid), int(who.Gid)); err != nil {
 			t.Fatal(err)
@@ -74,6 +75,7 @@ func newServer(t testing.TB, settings ...string) *Server {
 	port := strconv.Itoa(servertest.FreePort())
 
 	s := &Server{Addr: net.JoinHostPort("127.0.0.1", port), dir: dir}
+	// Its socket is in the folder, too, because the usual place is shared with a PostgreSQL of the machine.
 	s.args = []string{"-D", s.data(), "-h", "127.0.0.1", "-p", port, "-k", dir}
 	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
 		s.args = append(s.args, "-c", setting)
@@ -111,6 +113,7 @@ func credential(t testing.TB) *syscall.Credential {
 		return nil
 	}
 
+	// The packages of PostgreSQL make the first one, and every system has the second one.
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
 		if err != nil {
@@ -148,6 +151,7 @@ func program(t testing.TB, name string) string {
 		found = append(found, paths...)
 	}
 
+	// A missing server fails the test; a skipped test would say nothing for ever.
 	if len(found) == 0 {
 		t.Fatalf("pgtest: %s is missing: run make setup", name)
 	}
@@ -161,7 +165,9 @@ func command(t testing.TB, name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(program(t, name), args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(t)}
 
+	// The test's folder may be one that the server's user must not enter.
 	cmd.Dir = "/"
+	// Errors are compared by their English text.
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 
 	return cmd
@@ -207,6 +213,7 @@ func (s *Server) Database(t testing.TB) string {
 	t.Helper()
 
 	name := "d" + strconv.FormatInt(s.databases.Add(1), 10)
+	// No name is given twice, so nothing has to look whether the database exists.
 	s.Exec(t, s.URL("postgres"), "CREATE DATABASE "+name)
 
 	return s.URL(name)
@@ -247,6 +254,7 @@ func ask(t testing.TB, url string, do func(*pgx.Conn) error) error {
 	defer connections.Unlock()
 
 	c := connections.open[url]
+	// A connection of before a restart looks open until it is used.
 	if c != nil && c.Ping(t.Context()) != nil {
 		_ = c.Close(context.Background())
 		c = nil
@@ -298,6 +306,7 @@ func (s *Server) StartUp(t testing.TB) (end func()) {
 	})
 
 	return func() {
+		// PostgreSQL looks for this file when it gets the signal.
 		file("promote")
 		_ = syscall.Kill(s.PID(), syscall.SIGUSR1)
 	}
@@ -365,6 +374,7 @@ func Single(t testing.TB) *Server {
 
 // Stop ends the shared server. TestMain calls it after the tests.
 func Stop() {
+	// Before the server ends, which would log each connection that breaks.
 	connections.Lock()
 	for _, c := range connections.open {
 		_ = c.Close(context.Background())

@@ -37,6 +37,7 @@ func proxy(t testing.TB, server string, cuts *Cuts) (port string) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 
+	// Ends with the listener, and what it has accepted with either side.
 	go func() {
 		for {
 			client, err := l.Accept()
@@ -59,6 +60,7 @@ func forward(client net.Conn, address string, cuts *Cuts) {
 	}
 	defer server.Close()
 
+	// Set by the goroutine that reads requests, and asked by the one that passes answers on.
 	var cut atomic.Bool
 
 	go func() {
@@ -79,6 +81,7 @@ func forward(client net.Conn, address string, cuts *Cuts) {
 		}
 	}()
 
+	// An answer that is not passed on ends the copy, and so both connections.
 	_, _ = io.Copy(writer(func(answer []byte) (int, error) {
 		if cut.Load() {
 			return 0, io.EOF
@@ -110,6 +113,7 @@ func (s *Sentinel) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	cuts.left.Store(int64(n))
 
 	port := proxy(t, s.Master.Addr, cuts)
+	// Each of them, because a client asks any one for the master.
 	for _, sentinel := range s.Sentinels {
 		sentinel.Do(t, "SENTINEL", "REMOVE", MasterName)
 		sentinel.Do(t, "SENTINEL", "MONITOR", MasterName, "127.0.0.1", port, 2)
@@ -139,15 +143,18 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 
 	target := c.Masters[to]
 	targetID := target.Do(t, "CLUSTER", "MYID")
+	// Whoever has the slot: an earlier test may have moved it.
 	for _, source := range c.Masters {
 		id := source.Do(t, "CLUSTER", "MYID")
 		if id == targetID || !source.owns(t, slot) {
 			continue
 		}
 
+		// The order that Redis asks for: the target expects the slot before the source sends clients there.
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", id)
 		source.Do(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", targetID)
 
+		// A few keys at a time, so that clients meet a slot that is half here and half there.
 		for {
 			keys := source.Do(t, "CLUSTER", "GETKEYSINSLOT", slot, 3).([]any)
 			if len(keys) == 0 {
@@ -157,6 +164,7 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 		}
 
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
+		// All of them, or the others would go on sending clients to the former master.
 		for _, s := range c.Masters {
 			s.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
 		}

@@ -72,6 +72,7 @@ func StartAt(t testing.TB, offset time.Duration, args ...string) *Server {
 		t.Fatal(err)
 	}
 
+	// Otherwise a test would pass because the clock is right.
 	if off := time.Until(there) - offset; off.Abs() > time.Minute {
 		t.Fatalf("the server's clock is not %s off, but %s", offset, time.Until(there))
 	}
@@ -90,6 +91,7 @@ func (s *Server) startFor(t testing.TB) *Server {
 }
 
 func newServer(dir string, args ...string) *Server {
+	// The port of the Cluster bus has to be free as well.
 	port := strconv.Itoa(servertest.FreePort(clusterBus))
 
 	return &Server{
@@ -199,6 +201,7 @@ func (s *Server) Do(t testing.TB, args ...any) any {
 }
 
 func (s *Server) do(args ...any) (any, error) {
+	// A new client each time, because the server may have been killed since the last one.
 	c := s.Client()
 
 	defer c.Close()
@@ -272,6 +275,7 @@ func (c *Cluster) start(
 		s.start(t)
 	}
 
+	// Different epochs, or the masters would first have to settle who is right.
 	for i, s := range c.Masters {
 		s.Do(t, "CLUSTER", "ADDSLOTSRANGE", 16384*i/masters, 16384*(i+1)/masters-1)
 		s.Do(t, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
@@ -281,6 +285,7 @@ func (c *Cluster) start(
 		s.Do(t, "CLUSTER", "MEET", host, c.Masters[0].port)
 	}
 
+	// Asked again until it succeeds: a server knows the others only some time after it has met one.
 	for i, s := range c.Replicas {
 		id := c.Masters[i%masters].Do(t, "CLUSTER", "MYID")
 		await(t, func() error {
@@ -289,6 +294,7 @@ func (c *Cluster) start(
 		})
 	}
 
+	// Every server has to know all of the others, since a client may ask any.
 	await(t, func() error {
 		var errs []error
 		known := fmt.Sprintf("cluster_known_nodes:%d\r", masters+replicas)
@@ -348,6 +354,7 @@ const MasterName = "headcount"
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
 
+	// The replica's first copy would otherwise wait five seconds for others, as Redis does by default.
 	s := &Sentinel{Master: Start(t, append([]string{"--repl-diskless-sync-delay", "0"}, args...)...)}
 	replicaOf := []string{"--replicaof", host + " " + s.Master.port, "--repl-diskless-sync-delay", "0"}
 	s.Replica = Start(t, append(replicaOf, args...)...)
@@ -361,6 +368,7 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 		s.Sentinels = append(s.Sentinels, sn.startFor(t))
 	}
 
+	// Sentinels find each other through the master; before they have, no failover has a majority.
 	await(t, func() error {
 		errs := []error{s.Replica.shows("master_link_status:up", "INFO", "replication")}
 		for _, sn := range s.Sentinels {
@@ -404,6 +412,7 @@ func Single(t testing.TB) *Server {
 		shared.single.start(t)
 	}
 
+	// The test before has left its data.
 	shared.single.Flush(t)
 	return shared.single
 }

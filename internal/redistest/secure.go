@@ -38,6 +38,7 @@ func certificate(t testing.TB) servertest.Certificate {
 // ACL is the file of Redis users that the product documents.
 func ACL() string {
 	dir, _ := os.Getwd() // of a package, or the root: a path from the build may be trimmed
+	// Upward from the package whose tests run.
 	for {
 		file := filepath.Join(dir, "deploy", "redis.acl")
 		if _, err := os.Stat(file); err == nil || dir == filepath.Dir(dir) {
@@ -80,12 +81,14 @@ func newSecure(t testing.TB, dir string, args ...string) *Server {
 	c := certificate(t)
 
 	s.login = login(t)
+	// Only this certificate is trusted here, so that a wrong one is noticed.
 	s.tls = &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
 
 	text, err := os.ReadFile(c.File)
 	if err != nil || !s.tls.RootCAs.AppendCertsFromPEM(text) {
 		t.Fatalf("read the certificate: %v", err)
 	}
+	// No plain port, so that a client which does without TLS fails.
 	s.args = append(s.args, "--port", "0", "--tls-port", s.port, "--tls-auth-clients", "no", "--aclfile", ACL(),
 		"--tls-cert-file", c.File, "--tls-key-file", c.Key, "--tls-ca-cert-file", c.File)
 

@@ -56,12 +56,14 @@ func (l *Link) carry(client net.Conn, address string) {
 	}
 	defer server.Close()
 
+	// What the server answers passes at any time.
 	go func() {
 		defer client.Close()
 		_, _ = io.Copy(client, server)
 	}()
 
 	_, _ = io.Copy(writer(func(sent []byte) (int, error) {
+		// In this direction alone: what stalls is what the client sends.
 		l.pass(sent)
 		return server.Write(sent)
 	}), client)
@@ -75,6 +77,7 @@ func (l *Link) pass(sent []byte) {
 		l.flows = make(chan struct{})
 	}
 	flows := l.flows
+	// Before the wait, because Flow takes the lock to end it.
 	l.mu.Unlock()
 
 	if flows != nil {

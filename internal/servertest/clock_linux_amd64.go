@@ -25,6 +25,7 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 
 	pid := cmd.Process.Pid
 	var status syscall.WaitStatus
+	// It stops at its first instruction, when the vDSO is mapped and nothing has used it.
 	_, err := syscall.Wait4(pid, &status, 0, nil)
 	if err == nil && !status.Stopped() {
 		err = fmt.Errorf("it ended with %d", status.ExitStatus())
@@ -38,6 +39,7 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 		err = syscall.PtraceDetach(pid)
 	}
 
+	// Half set up it would run with the right clock, and the test say nothing.
 	if err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -65,6 +67,7 @@ func setClock(pid int, offset time.Duration) error {
 	}
 	defer memory.Close()
 
+	// Each process has the vDSO at an address of its own.
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return err
@@ -79,6 +82,7 @@ func setClock(pid int, offset time.Duration) error {
 		}
 	}
 
+	// The memory of the vDSO is a whole ELF file, with the names of its functions.
 	image := make([]byte, to-from)
 	if _, err := memory.ReadAt(image, int64(from)); err != nil {
 		return err
@@ -96,12 +100,14 @@ func setClock(pid int, offset time.Duration) error {
 	codes := clockCodes(int32(offset / time.Second))
 	for _, s := range symbols {
 		code := codes[s.Name]
+		// Longer code would overwrite the function behind it.
 		if uint64(len(code)) > s.Size {
 			return fmt.Errorf("%s of the kernel has no room for %d bytes", s.Name, len(code))
 		}
 		if _, err := memory.WriteAt(code, int64(from)+int64(s.Value)); err != nil {
 			return err
 		}
+		// What is left at the end is a clock that would go on being right.
 		delete(codes, s.Name)
 	}
 

@@ -34,6 +34,7 @@ func (l *Log) Count(text string) int { return strings.Count(l.String(), text) }
 // Complaint returns what the log has that must never be there, or "".
 func (l *Log) Complaint() string {
 	text := l.String()
+	// Whatever a test looks for, these are faults of the program.
 	for _, bad := range []string{"DATA RACE", "panic", "fatal error", `"level":"error"`} {
 		if i := strings.Index(text, bad); i >= 0 {
 			return fmt.Sprintf("%q in the log:\n%.6000s", bad, text[max(0, i-300):])
@@ -56,7 +57,9 @@ func (l *Log) Repeated() string {
 }
 
 func repeatedKey(line string) string {
+	// Token by token: decoded as a map, the second of two equal members would be gone.
 	d := json.NewDecoder(strings.NewReader(line))
+	// A line of the console format is no JSON, and cannot repeat a member.
 	begin, err := d.Token()
 	if err != nil || begin != json.Delim('{') {
 		return ""

@@ -36,6 +36,7 @@ func FreePort(beside ...int) int {
 
 search:
 	for {
+		// At random, because tests of several packages run at once, and would all begin with the first one.
 		port := firstPort + rand.IntN(endPort-firstPort)
 		all := []int{port}
 		for _, d := range beside {
@@ -47,12 +48,14 @@ search:
 				continue search
 			}
 
+			// Claimed before it is tried: trying opens it for a moment, in which another process would find it in use.
 			c := claim(p)
 			if c == nil {
 				continue search
 			}
 
 			ports.claims[p] = c // also when its neighbour is not ours: there are many
+			// A program that claims nothing, such as a server of the machine, may listen there.
 			if !free(addr(p)) {
 				continue search
 			}
@@ -66,6 +69,7 @@ func addr(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p
 
 // free reports whether a server can listen there now, with TCP and with UDP.
 func free(addr string) bool {
+	// A process that is started meanwhile would inherit the sockets, and keep the port in use.
 	defer holdForks()()
 
 	tcp, err := net.Listen("tcp", addr)

@@ -40,6 +40,7 @@ func (p *Process) Start(cmd *exec.Cmd) error {
 		begin = func() error { return startWithClock(cmd, p.Clock) }
 	}
 
+	// The goroutine that starts it has to be the one that lives as long as the program; see live.
 	started := make(chan error)
 	ended := make(chan struct{})
 	go func() { // ends with the program
@@ -167,6 +168,7 @@ func (p *Process) Kill() {
 	// then wait forever for a lock that a dead one has, and keep the memory.
 	cmd, _ := p.run()
 	_ = cmd.Process.Signal(syscall.SIGSTOP)
+	// A stopped process is killed all the same.
 	p.Signal(syscall.SIGKILL)
 	<-p.Ended()
 }
@@ -183,6 +185,7 @@ func (p *Process) End(within time.Duration) int {
 	}
 
 	p.Signal(syscall.SIGQUIT)
+	// The stacks take a moment to be written.
 	_ = p.Wait(5 * time.Second)
 	p.Kill()
 	return -1
@@ -201,6 +204,7 @@ func Await(p *Process, within time.Duration, ok func(context.Context) error) err
 	}
 
 	for {
+		// Asked before it is looked whether the process has ended: a server may answer and end at once.
 		err := ok(ctx)
 		if err == nil {
 			return nil

@@ -14,6 +14,7 @@ func ClientFrame(first byte, payload string) []byte {
 	default:
 		frame = binary.BigEndian.AppendUint64(append(frame, 0x80|127), uint64(n))
 	}
+	// Any mask is as good as a random one here.
 	mask := [4]byte{0x12, 0x34, 0x56, 0x78}
 	frame = append(frame, mask[:]...)
 	for i := range len(payload) {

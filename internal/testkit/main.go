@@ -18,8 +18,10 @@ func Main(m interface{ Run() int }, stop ...func()) {
 	for _, s := range stop {
 		s()
 	}
+	// After the servers have ended, which may still reach marked places.
 	marks.Report(os.Stdout)
 
+	// A test that failed may have left anything; its own message is what matters.
 	if code == 0 {
 		start := time.Now()
 		left := goleak.Find()

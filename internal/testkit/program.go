@@ -28,6 +28,7 @@ func Program(dir string) (string, error) {
 // Environ is the environment without the variables that the program and its scripts
 // read, and without the second that the race detector waits at each exit.
 func Environ(extra ...string) []string {
+	// A setting in the developer's environment must not change what is tested.
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "HEADCOUNT_") || strings.HasPrefix(v, "CLUSTER_")
 	})
@@ -38,6 +39,7 @@ func Environ(extra ...string) []string {
 // and returns the exit status. Up to parallel tests run at the same time, unless
 // the command line says otherwise.
 func RunWithProgram(m *testing.M, parallel string, program *string) int {
+	// Before the flag is asked for, because testing parses it later.
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", parallel)

@@ -17,6 +17,7 @@ const pollInterval = 5 * time.Millisecond
 // Eventually waits until done returns true, and fails the test after Timeout.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
+	// Asked at once, so that what is true already costs nothing.
 	for start := time.Now(); !done(); time.Sleep(pollInterval) {
 		if time.Since(start) > Timeout {
 			t.Fatalf("not within %s: %s", Timeout, what)
@@ -60,6 +61,7 @@ func NewStopwatch(t testing.TB) *Stopwatch {
 				return
 			case <-time.After(nap):
 			}
+			// A millisecond late is usual, and no loss.
 			if late := time.Since(start) - nap; late > time.Millisecond {
 				w.lost.Add(int64(late))
 			}
