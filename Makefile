@@ -46,8 +46,8 @@ CONTRACT  = ^TestServerContract$$
 # Without what debuggers need, which takes a seventh of the compiling. The rest has it, to share its cache with go test.
 RACE = -race -gcflags=all=-dwarf=false
 
-# In these one goroutine works for long: months pass, or something becomes full.
-ALONE = ^Test(SimulationFindsPlantedFaults|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
+# In these one goroutine works for long: months pass, something becomes full, or spin does the work.
+ALONE = ^Test(SimulationFindsPlantedFaults|ServerTracesOf.*|ArchiveReadsLittle|PrunedMap|MemoryOfASum|ExpiredRowsAreSwept|LimitsInMemoryAreBounded|DeletionsAreForgotten|DeletedCountersLeaveNoRows)$$
 
 # The programs that tests start read what they tell their clients, and end when that breaks a promise (promises.go).
 PROMISES = -tags promises,nomsgpack
@@ -99,7 +99,7 @@ test-all:
 	$(call part,race detector$(,) servers and browsers,$(with) $(call beside,\
 		$(call gotest,$(RACE) -p 3 -short -skip '^TestClock|$(CONTRACT)|$(ALONE)',$(RACED)),\
 		$(call beside,\
-			$(call gotest,$(SERVER),./cmd/release ./deploy ./internal/models ./internal/servertest .) && $(MAKE) -s rest,\
+			$(call gotest,$(SERVER),./cmd/release ./counter/call ./deploy ./internal/models ./internal/servertest .) && $(MAKE) -s rest,\
 			$(call browsers,test:server))))
 	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 6,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 6,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:

@@ -31,6 +31,8 @@ type world struct {
 	lost    time.Time // when the store lost something last
 	away    bool      // nobody reaches the store
 	full    bool
+	safe    bool      // it never loses anything
+	trace   *recorder // nil, or of the actions of formal models
 
 	trust    bool // a planted fault: the store does not look at epochs
 	forget   bool // a planted fault: the store keeps no answers of streams
@@ -61,6 +63,7 @@ func (w *world) claim(owner string, partitions []rows.Former) ([]rows.Claim, err
 
 	claims, _ := w.store.Claim(context.Background(), owner, partitions)
 	for i := range partitions {
+		w.trace.claim(owner, partitions[i], claims[i])
 		if claims[i].Epoch == 0 {
 			continue
 		}
@@ -90,10 +93,18 @@ func (w *world) asksFormer(partitions []rows.Former) bool {
 	return slices.ContainsFunc(partitions, func(f rows.Former) bool { return f.Epoch == 0 && !w.orphans[f.Partition] })
 }
 
-func (w *world) commit(c rows.Commit) error {
+// commit makes a commit, of which a copy may have arrived late.
+func (w *world) commit(c rows.Commit, isLate bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
+	err := w.decide(c)
+	w.trace.commit(c, isLate, err)
+
+	return err
+}
+
+func (w *world) decide(c rows.Commit) error {
 	switch {
 	case w.away:
 		return rows.ErrUnavailable
@@ -154,6 +165,9 @@ func (w *world) loseTail() int {
 	if w.rand.Chance(0.3) {
 		keep = w.kept
 	}
+	if w.safe {
+		keep = len(w.log)
+	}
 	lost := len(w.log) - keep
 
 	// Claims get the same epochs again, and those after this the time of then.
@@ -180,6 +194,7 @@ func (w *world) loseTail() int {
 	w.log = w.log[:keep]
 	w.store = store
 	w.late = nil // connections to the former master are gone
+	w.trace.lose(w.log)
 
 	return lost
 }
@@ -235,6 +250,7 @@ var _ rows.Store = (*process)(nil)
 
 func (p *process) kill() {
 	p.Die()
+	p.of.world.trace.end(p.name)
 	p.owner.Close()
 }
 
@@ -253,6 +269,9 @@ func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) (
 		return nil, rows.ErrUnavailable // the answer is lost
 	}
 
+	for _, one := range partitions {
+		p.of.world.trace.answer(p.name, one.Partition, err)
+	}
 	return claims, err
 }
 
@@ -269,7 +288,7 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 			continue
 		}
 
-		errs[i] = p.of.world.commit(c)
+		errs[i] = p.of.world.commit(c, false)
 		p.of.Logf("%s commits %d: %d after %d, with %d rows, epoch %d: %v",
 			p.name, c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
 		if errs[i] == nil {
@@ -283,6 +302,7 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 		if !alive || dice.Chance(p.of.chances().store) {
 			errs[i] = rows.ErrUnavailable
 		}
+		p.of.world.trace.answer(p.name, commits[i].Partition, errs[i])
 	}
 
 	return errs
@@ -315,7 +335,7 @@ func (w *world) repeatOne() {
 	w.late = slices.Delete(w.late, i, i+1)
 	w.mu.Unlock()
 
-	_ = w.commit(c)
+	_ = w.commit(c, true)
 }
 
 // Read implements rows.Store.
@@ -343,6 +363,7 @@ func (p *process) Watch(context.Context, func(int, uint64, []byte), func()) erro
 // Do implements call.Owner. A call may come late, after its repetition, or lose its answer.
 func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) {
 	dice := p.of.dice(one.Stream, "calls", one.Partition)
+	p.of.world.trace.send(one)
 	time.Sleep(dice.UpTo(2 * time.Millisecond))
 	if dice.Chance(p.of.chances().calls) {
 		delay := dice.UpTo(3 * time.Second)
@@ -363,6 +384,7 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 		return owner.Answer{}, counter.ErrUnavailable
 	}
 
+	p.of.world.trace.tell(one, answer, err)
 	return answer, err
 }
 

@@ -8,8 +8,8 @@
  *
  * Sizes: the processes and bounds below. The clock may be set to any time at any moment. A process may pause between any
  * two of its actions. Messages to the store arrive late, twice or never, and their answers get lost. With -DLOSS the
- * store once loses its tail, back to some moment since the last takeover. As in the simulations, the takeover itself is
- * not lost, and the clock is past all epochs when the store is back.
+ * store once loses its tail, back to some moment since the last takeover from a process that had not ended. As in the
+ * simulations, that takeover itself is not lost, and the clock is past all epochs when the store is back.
  *
  * Proved by assertions: an epoch is granted once, and they grow; whoever commits has made the newest claim, and has
  * judged on the newest rows; whoever was overtaken takes nothing back; in a bucket no count of an older owner follows
@@ -17,6 +17,8 @@
  *
  * Left out: what rows contain (a version stands for all of them), the reading of rows after a claim, generations of
  * Redis, and who should own what (any process claims at any time).
+ *
+ * With -DTRACE -DLOSS it follows a trace of the simulation of counters, see trace.h and counter/call/traces_test.go.
  *
  * Planted faults, each of which must be found: NO_FENCE, CLOCK_ALONE, TAKES_BACK; of presence CLOCK_ALONE, NO_NUMBERS,
  * FENCE_FALLS. Two are no faults but limits that are known, and the checker must find them as well. BACK_AND_LOST: where
@@ -34,6 +36,12 @@
 #define ASKED 3   /* claims that one process asks for */
 #define COMMITS 2
 #define CLOCK 2
+#elif defined(TRACE)
+#define PROCESSES 16
+#define CLAIMS 30000
+#define COMMITS 30000
+#define LATES 12
+#define LOSSES 12
 #elif defined(LOSS)
 #define PROCESSES 2
 #define CLAIMS 4
@@ -45,20 +53,31 @@
 #define COMMITS 3
 #define CLOCK 3
 #endif
+#ifndef TRACE
+#define LATES 1   /* copies of commits that are on their way at once */
+#define LOSSES 1
+#endif
+#ifdef LOSS
+#define MAY_BE_LATE true
+#else
+#define MAY_BE_LATE (c.changes && !c.heals) /* any other one would only make the number greater */
+#endif
 #define NOBODY 255
 #define MAX(a, b) ((a) > (b) -> (a) : (b))
 
+#include "trace.h"
+
 /* The store. */
-byte clock = 1;
-byte epoch;
+short clock = 1;
+short epoch;
 byte holder = NOBODY;
-byte number;
-byte version;         /* stands for all rows: every change makes it one more */
+short number;
+short version;        /* stands for all rows: every change makes it one more */
 
 /* What only the model knows. */
-byte top;             /* the greatest epoch that was ever granted */
+short top;            /* the greatest epoch that was ever granted */
 byte newest = NOBODY; /* who made the newest claim */
-byte claims, commits;
+short claims, commits;
 
 /* setClock: the clock of the store is set, as by a failover to another server; processes go by no other clock. It is
  * that of redis.call('TIME') in [scripts/rows_claim.lua], and of [internal/rows/rowspg.transaction.queueHold]. */
@@ -83,15 +102,45 @@ inline grant(who, former, granted) {
 
 #ifndef PRESENCE
 
+/* The events of a trace, and what is told of them beside their process. Epochs are numbered in their order. */
+#define CLAIM 1   /* a claim has reached the store: FORMER, EPOCH, NUMBER, and whether the answer was SEEN */
+#define COMMIT 2  /* a commit has: EPOCH, AFTER, NUMBER, WRITES, OUTCOME, SEEN */
+#define COPY 3    /* a copy of a commit will arrive late, the one with the number SLOT */
+#define LATE 4    /* it does: EPOCH, AFTER, NUMBER, OUTCOME */
+#define KEEP 5    /* what follows is what the loss with the number SLOT takes */
+#define LOSE 6    /* the store loses its tail, back to EPOCH and NUMBER */
+#define END 7     /* a process has ended */
+
+#ifdef TRACE
+#define FORMER event[2]
+#define EPOCH event[3]
+#define AFTER event[4]
+#define NUMBER event[5]
+#define WRITES event[6]
+#define OUTCOME event[7]
+#define SEEN (event[8] == 1)
+#define UNSEEN (event[8] == 0)
+#define SLOT event[9]
+#else
+#define SEEN true
+#define UNSEEN true
+#define SLOT 0
+#endif
+
 #ifdef LOSS
-bool hasLost;
-byte keptEpoch, keptNumber, keptVersion;
+/* What the store may go back to. */
+typedef Kept { short epoch; short number; short version }
+Kept kept[LOSSES];
+byte losses;
+bool owns[PROCESSES];
+hidden byte isTakeover;
 
 /* keep: what follows is the tail that the store may lose. */
-inline keep() {
-	d_step { keptEpoch = epoch; keptNumber = number; keptVersion = version }
+inline keep(at) {
+	kept[at].epoch = epoch; kept[at].number = number; kept[at].version = version
 }
 #endif
+hidden byte i;
 
 /* claim is the store's side: [internal/rows.Ownership.Claim], [scripts/rows_claim.lua]. A granted epoch is 0 if another
  * process has claimed the partition since the former claim. */
@@ -105,23 +154,26 @@ inline claim(who, former, granted) {
 	:: true ->
 #endif
 #ifdef LOSS
-		bool isTakeover = holder != who;
+		/* Nobody takes himself for the owner after the loss of a takeover from one that has ended. */
+		isTakeover = (holder == NOBODY -> true : holder != who && owns[holder]);
 #endif
 		grant(who, former, granted);
 #ifdef LOSS
-		if
-		:: isTakeover && !hasLost -> keep()
-		:: else
-		fi
+		i = losses;
+		do
+		:: isTakeover && i < LOSSES -> keep(i); i++
+		:: else -> break
+		od;
+		i = 0; isTakeover = false
 #endif
 	fi
 }
 
-/* A commit on its way: each process has one, which it repeats until it knows the outcome. A copy of one may arrive
- * late. What is not in use is 0, so that states that differ in nothing else are one. */
-typedef Commit { byte epoch; byte after; byte number; byte version; bool changes; bool heals }
-Commit late;
-byte lateBy;
+/* A commit on its way: each process has one, which it repeats until it knows the outcome. Copies may arrive late. What
+ * is not in use is 0, so that states that differ in nothing else are one. */
+typedef Commit { short epoch; short after; short number; short version; bool changes; bool heals }
+Commit late[LATES];
+byte lateBy[LATES];
 
 inline forget(c) {
 	c.epoch = 0; c.after = 0; c.number = 0; c.version = 0; c.changes = false; c.heals = false
@@ -151,24 +203,55 @@ inline decide(who, c, outcome) {
 	fi
 }
 
+/* part: what the store lacks is written in one commit or in several, up to any number. Of the model's one row the last
+ * of them has the value. */
+inline part() {
+	c.number = c.after + 1;
+	do
+	:: c.number <= has -> c.number++
+	:: break
+	od;
+	c.version = (c.number <= has -> version : knows)
+}
+
+/* giveUp is [counter/owner.Owner.giveUp]. */
+inline giveUp() {
+	mine = 0; has = 0; knows = 0; refused = false;
+	forget(c);
+	own(false)
+}
+
+inline own(is) {
+#ifdef LOSS
+	owns[_pid] = is
+#else
+	skip
+#endif
+}
+
 active [PROCESSES] proctype owner() {
-	byte mine, has, knows;  /* its epoch; the number and the version of its memory */
+	short mine, has, knows;  /* its epoch; the number and the version of its memory */
 	Commit c;               /* c.epoch is 0: there is none */
 	bool refused;           /* the store has refused c, so the partition must be claimed again */
-	byte granted;
+	short granted;
 	mtype outcome;
 
 end:	do
 	/* [counter/owner.Owner.Own]: from whoever owns it now. */
-	:: d_step { mine == 0 && claims < CLAIMS ->
-		claim(_pid, 0, mine); has = number; knows = version }
+	:: d_step { mine == 0 && claims < CLAIMS && IS(CLAIM, _pid) ->
+		claim(_pid, 0, mine); has = number; knows = version;
+		own(true);
+		matches(SEEN && FORMER == 0 && EPOCH == mine && NUMBER == has) }
 
 	/* The same, but the answer is lost or the message arrives late: the store alone knows of the claim. */
-	:: d_step { claims < CLAIMS -> claim(_pid, 0, granted); granted = 0 }
+	:: d_step { claims < CLAIMS && IS(CLAIM, _pid) ->
+		claim(_pid, 0, granted);
+		matches(UNSEEN && FORMER == 0 && EPOCH == granted);
+		granted = 0 }
 
 	/* [counter/owner.Owner.makeTurn], [counter/owner.draft.commit]: a commit with changes, or an empty one of
-	 * [counter/owner.Owner.verifyEach]. */
-	:: atomic { mine != 0 && c.epoch == 0 && commits < COMMITS ->
+	 * [counter/owner.Owner.verifyEach]. If the store is full or remembers a key, nothing was written, and there is none. */
+	:: atomic { mine != 0 && c.epoch == 0 && commits < COMMITS && (IS(COMMIT, _pid) || IS(COPY, _pid)) ->
 		commits++;
 		c.epoch = mine; c.after = has; c.number = has + 1; c.version = knows;
 		if
@@ -177,45 +260,55 @@ end:	do
 		fi }
 
 	/* A copy of it will arrive late. */
-	:: d_step { c.epoch != 0 && c.changes && !c.heals && late.epoch == 0 ->
-		lateBy = _pid;
-		late.epoch = c.epoch; late.after = c.after; late.number = c.number; late.version = c.version;
-		late.changes = c.changes }
+	:: d_step { c.epoch != 0 && MAY_BE_LATE && late[SLOT].epoch == 0 && IS(COPY, _pid) ->
+		lateBy[SLOT] = _pid;
+		late[SLOT].epoch = c.epoch; late[SLOT].after = c.after; late[SLOT].number = c.number;
+		late[SLOT].version = c.version; late[SLOT].changes = c.changes; late[SLOT].heals = c.heals;
+		matches(EPOCH == c.epoch && AFTER == c.after && NUMBER == c.number && (c.heals || WRITES == c.changes)) }
 
 	/* [counter/owner.Owner.write]: it arrives. If the answer is lost, [counter/owner.Owner.insist] repeats it. */
-	:: atomic { c.epoch != 0 && !refused ->
+	:: atomic { c.epoch != 0 && !refused && IS(COMMIT, _pid) ->
 		decide(_pid, c, outcome);
+		expects(EPOCH == c.epoch && AFTER == c.after && NUMBER == c.number && (c.heals || WRITES == c.changes));
+		expects(OUTCOME == outcome);
 		if
-		:: true
-		:: outcome == made -> /* [counter/owner.Owner.handleOutcome], [counter/owner.Owner.land] */
+		:: UNSEEN
+		:: SEEN && outcome == made && c.heals && c.number <= has -> /* [counter/owner.Owner.settle]: the next one */
+			c.after = c.number;
+			part()
+		:: SEEN && outcome == made && !(c.heals && c.number <= has) ->
+			/* [counter/owner.Owner.handleOutcome], [counter/owner.Owner.land] */
 			has = c.number; knows = c.version + c.changes; forget(c)
-		:: outcome != made -> refused = true
+		:: SEEN && outcome != made -> refused = true
 		fi;
-		outcome = 0 }
+		outcome = 0;
+		follow() }
 
 	/* [counter/owner.Owner.heal]: claims again, and [counter/owner.partition.healing] writes what the store may lack. */
-	:: atomic { refused && claims < CLAIMS ->
+	:: atomic { refused && claims < CLAIMS && IS(CLAIM, _pid) ->
 		refused = false;
 		claim(_pid, mine, granted);
+		expects(FORMER == mine && EPOCH == granted && (UNSEEN || granted == 0 || NUMBER == number));
 		if
-		:: granted == 0 -> /* [counter/owner.Owner.giveUp] */
-			mine = 0; has = 0; knows = 0; forget(c)
-		:: granted != 0 -> /* the answer is lost, and [counter/owner.Owner.doubt] repeats c */
-			skip
-		:: granted != 0 ->
+		:: UNSEEN /* the answer is lost, and [counter/owner.Owner.doubt] repeats c */
+		:: SEEN && granted == 0 -> giveUp()
+		:: SEEN && granted != 0 ->
 			mine = granted;
 			if
 			:: number == c.number && number > has -> has = number; knows = c.version + c.changes
 			:: else
 			fi;
-			c.epoch = mine; c.after = number; c.number = MAX(has, number) + 1; c.version = knows;
-			c.changes = false; c.heals = true
+			c.epoch = mine; c.after = number; c.changes = false; c.heals = true;
+			part()
 		fi;
-		granted = 0 }
+		granted = 0;
+		follow() }
 
-	/* [counter/owner.Owner.Release]: the next owner asks for it. [counter/owner.Owner.awaitHealed] comes first. */
-	:: d_step { mine != 0 && !c.heals && !refused ->
-		mine = 0; has = 0; knows = 0; forget(c) }
+	/* The same, but the claim does not reach the store. */
+	:: d_step { refused -> refused = false }
+
+	/* [counter/owner.Owner.Release]: the next owner asks for it. Or the process ends, see [counter/owner.Owner.Close]. */
+	:: d_step { IS(END, _pid) -> giveUp(); matches(true) }
 	od
 }
 
@@ -223,21 +316,35 @@ active proctype world() {
 	mtype outcome;
 
 end:	do
+#ifdef TRACE
+	:: d_step { event[0] == BEGINNING -> follow() }
+	:: d_step { event[0] == WHOLE -> assert(event[0] != WHOLE) }
+#endif
 #ifndef LOSS
 	:: d_step { claims > 0 -> setClock() }
 #else
-	:: d_step { !hasLost && keptEpoch != 0 && (keptEpoch != epoch || keptNumber != number) -> keep() }
-	:: d_step { !hasLost && keptEpoch != 0 && (keptEpoch != epoch || keptNumber != number) ->
-		hasLost = true;
-		epoch = keptEpoch; number = keptNumber; version = keptVersion;
-		keptEpoch = 0; keptNumber = 0; keptVersion = 0;
-		forget(late); lateBy = 0;
+	:: d_step { SLOT >= losses && SLOT < LOSSES && COMES(KEEP) -> keep(SLOT); matches(true) }
+	:: d_step { losses < LOSSES && (kept[losses].epoch != epoch || kept[losses].number != number) && COMES(LOSE) ->
+		epoch = kept[losses].epoch; number = kept[losses].number; version = kept[losses].version;
+		kept[losses].epoch = 0; kept[losses].number = 0; kept[losses].version = 0;
+		losses++;
+		i = 0;
+		do
+		:: i < LATES -> forget(late[i]); lateBy[i] = 0; i++
+		:: else -> break
+		od;
+		i = 0;
 #ifndef BACK_AND_LOST
-		clock = top + 1
+		clock = top + 1;
 #endif
-		}
+		matches(EPOCH == epoch && NUMBER == number) }
 #endif
-	:: d_step { late.epoch != 0 -> decide(lateBy, late, outcome); forget(late); lateBy = 0; outcome = 0 }
+	:: d_step { late[SLOT].epoch != 0 && COMES(LATE) ->
+		decide(lateBy[SLOT], late[SLOT], outcome);
+		expects(EPOCH == late[SLOT].epoch && AFTER == late[SLOT].after && NUMBER == late[SLOT].number);
+		forget(late[SLOT]); lateBy[SLOT] = 0;
+		matches(OUTCOME == outcome);
+		outcome = 0 }
 	od
 }
 
@@ -302,7 +409,7 @@ inline write(who, under, runs, is, written) {
 }
 
 active [PROCESSES] proctype node() {
-	byte mine;     /* the epoch of its claim */
+	short mine;    /* the epoch of its claim */
 	byte asked;    /* the number of its claims */
 	byte knows;    /* the version of the members in its memory */
 	byte runs;     /* the number of its runs of counts.lua */

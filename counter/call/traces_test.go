@@ -1,0 +1,636 @@
+package call_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/owner"
+	"headcount/counter/simtest"
+	"headcount/internal/rows"
+)
+
+// internal/models has formal models, of which spin looks at all states. Here the simulation records what it does to
+// one partition in the actions of a model, and spin searches a run of the model that does the same. So what is proved
+// of the model is proved of what the product does.
+
+// An action is one of a model, as a process, a gateway, a commit that arrives late, or a loss of the store has made
+// it. The models say what belongs to each kind.
+type action struct {
+	kind    int
+	process string // or the stream of a gateway
+	former  uint64
+	epoch   uint64
+	after   uint64
+	number  uint64
+	writes  bool // a commit changes something
+	again   bool // a call was sent before
+	outcome int
+	seen    bool // the answer is not lost
+	slot    int
+
+	calls map[string]uint64 // the calls whose answers a commit has, by stream
+}
+
+// Kinds of actions, as the model numbers them.
+const (
+	claims = iota + 1
+	commits
+	copies
+	arrivesLate
+	keeps
+	loses
+	ends
+	sends
+	tells
+)
+
+// Outcomes of a commit. Spin numbers the names of an mtype from the last one.
+const (
+	isLost = iota + 1
+	isFenced
+	isMade
+)
+
+var (
+	kinds    = map[int]string{copies: "copy", keeps: "tail", loses: "loss", ends: "end"}
+	outcomes = map[int]string{isLost: "lost", isFenced: "fenced", isMade: "made"}
+)
+
+// recorder records the actions on a partition. A nil one records nothing. Its methods may be called from any
+// goroutine.
+type recorder struct {
+	partition int
+
+	mu      sync.Mutex // guards the fields below
+	actions []action
+	owners  map[uint64]string // by epoch
+	granted []uint64          // the epochs of the claims that the store has
+}
+
+func newRecorder(partition int) *recorder {
+	return &recorder{partition: partition, owners: map[uint64]string{}}
+}
+
+// claim records that a claim has arrived.
+func (r *recorder) claim(process string, former rows.Former, is rows.Claim) {
+	if r == nil || former.Partition != r.partition {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	if is.Epoch != 0 {
+		r.owners[is.Epoch] = process
+		r.granted = append(r.granted, is.Epoch)
+	}
+	r.actions = append(r.actions, action{
+		kind: claims, process: process, former: former.Epoch, epoch: is.Epoch, number: is.Number,
+	})
+}
+
+// commit records that a commit has arrived. One that is refused for another reason than its epoch and its number is
+// none: nothing was written, and its owner makes another one.
+func (r *recorder) commit(c rows.Commit, isLate bool, err error) {
+	outcome := outcomeOf(err)
+	if r == nil || c.Partition != r.partition || outcome == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	one := action{
+		kind: commits, process: r.owners[c.Epoch], epoch: c.Epoch, after: c.After, number: c.Number,
+		writes: len(c.Rows)+len(c.IDs) > 0, outcome: outcome, calls: map[string]uint64{},
+	}
+	for _, row := range c.Rows {
+		if row.Collection == "streams" {
+			one.calls[row.Field], _ = binary.Uvarint(row.Value)
+		}
+	}
+	if isLate {
+		one.kind = arrivesLate
+	}
+	r.actions = append(r.actions, one)
+}
+
+func outcomeOf(err error) int {
+	var fenced *rows.Fenced
+	var lost *rows.Lost
+	switch {
+	case err == nil:
+		return isMade
+	case errors.As(err, &fenced):
+		return isFenced
+	case errors.As(err, &lost):
+		return isLost
+	default:
+		return 0
+	}
+}
+
+// answer records that a process has got the answer to its last claim or commit.
+func (r *recorder) answer(process string, partition int, err error) {
+	if r == nil || partition != r.partition || outcomeOf(err) == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	for i := len(r.actions) - 1; i >= 0; i-- {
+		one := &r.actions[i]
+		if one.process == process && one.kind != arrivesLate {
+			one.seen = true
+			return
+		}
+	}
+}
+
+// send records that a gateway makes a call, perhaps again.
+func (r *recorder) send(c owner.Call) {
+	if r == nil || c.Partition != r.partition {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	r.actions = append(r.actions, action{kind: sends, process: c.Stream, number: c.Number, again: c.Repeated})
+}
+
+// tell records that a gateway is told the answer to a call.
+func (r *recorder) tell(c owner.Call, answer owner.Answer, err error) {
+	told := toldOf(c, answer, err)
+	if r == nil || c.Partition != r.partition || told == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	r.actions = append(r.actions, action{
+		kind: tells, process: c.Stream, number: c.Number, again: c.Repeated, outcome: told,
+	})
+}
+
+// What a gateway is told. A repetition under an idempotency key changes nothing, as does a refusal.
+const (
+	toldMade = iota + 1
+	toldRefused
+	toldBusy
+)
+
+var answers = map[int]string{
+	toldMade: "told made", toldRefused: "told of a refusal", toldBusy: "told that the store is full",
+}
+
+func toldOf(c owner.Call, answer owner.Answer, err error) int {
+	// A repeated call may have been made, so its gateway does not believe that it was not.
+	if errors.Is(err, counter.ErrBusy) && !c.Repeated {
+		return toldBusy
+	}
+	if err != nil {
+		return 0
+	}
+
+	one := &answer.Results[0]
+	if one.Err != nil || one.Replay {
+		return toldRefused
+	}
+
+	return toldMade
+}
+
+// lose records that the store has lost its tail, up to a log.
+func (r *recorder) lose(log []change) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	one := action{kind: loses}
+	granted := 0
+	for _, c := range log {
+		if c.former != nil && c.former.Partition == r.partition {
+			one.epoch = r.granted[granted]
+			granted++
+		}
+		if c.commit != nil && c.commit.Partition == r.partition {
+			one.number = c.commit.Number
+		}
+	}
+	r.granted = r.granted[:granted]
+	r.actions = append(r.actions, one)
+}
+
+// end records that a process has ended.
+func (r *recorder) end(process string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	r.actions = append(r.actions, action{kind: ends, process: process})
+}
+
+// trace returns the actions, with those that only a later one tells of: where the tail begins that the store loses,
+// and which commit arrives again. What changes nothing of the partition is left out.
+func (r *recorder) trace() []action {
+	states := r.states()
+	before := make([][]action, len(r.actions)) // actions to add, by index
+	left := map[int]bool{}
+	losses := 0
+	late := 0
+	known := map[string]bool{}
+
+	for i := range r.actions {
+		one := &r.actions[i]
+		switch one.kind {
+		case loses:
+			if states[i+1] == states[i] {
+				left[i] = true
+				continue
+			}
+			// What follows the last moment in which the store knew the same is the tail.
+			from := lastIndex(states[:i], states[i+1])
+			before[from] = append(before[from], action{kind: keeps, slot: losses})
+			losses++
+
+		case arrivesLate:
+			one.slot = late
+			late++
+			from := r.sent(i)
+			before[from] = append(before[from], *one)
+			before[from][len(before[from])-1].kind = copies
+
+		case ends:
+			left[i] = !known[one.process]
+		}
+		known[one.process] = true
+	}
+
+	var all []action
+	for i, one := range r.actions {
+		all = append(all, before[i]...)
+		if !left[i] {
+			all = append(all, one)
+		}
+	}
+
+	return all
+}
+
+// ofOwners returns the actions of the model of owners.
+func ofOwners(trace []action) []action {
+	return slices.DeleteFunc(trace, func(one action) bool { return one.kind == sends || one.kind == tells })
+}
+
+// ofCalls returns the actions of the model of calls with one stream, until its call with the number most: what became
+// of the calls of other streams is not told.
+func ofCalls(trace []action, stream string, most uint64) []action {
+	var all []action
+	for _, one := range trace {
+		isOfGateway := one.kind == sends || one.kind == tells
+		if isOfGateway && one.process != stream {
+			continue
+		}
+		if isOfGateway && one.number > most {
+			break
+		}
+
+		one.calls = map[string]uint64{"": one.calls[stream]}
+		if isOfGateway {
+			one.process = ""
+		}
+		all = append(all, one)
+	}
+
+	return all
+}
+
+// held is what the store knows of a partition.
+type held struct{ epoch, number uint64 }
+
+// states returns what the store knows before each action, and after the last one.
+func (r *recorder) states() []held {
+	var is held
+	states := []held{is}
+	for _, one := range r.actions {
+		switch one.kind {
+		case claims:
+			is.epoch = max(is.epoch, one.epoch)
+		case commits, arrivesLate:
+			if one.outcome == isMade {
+				is.number = one.number
+			}
+		case loses:
+			is = held{one.epoch, one.number}
+		}
+		states = append(states, is)
+	}
+
+	return states
+}
+
+func lastIndex(states []held, is held) int {
+	last := 0
+	for i := range states {
+		if states[i] == is {
+			last = i
+		}
+	}
+
+	return last
+}
+
+// sent returns the index of an action before which the commit that arrives late was on its way: one where it arrived
+// already, or the end of its process.
+func (r *recorder) sent(late int) int {
+	is := r.actions[late]
+	first := late
+	for i := late - 1; i >= 0; i-- {
+		one := r.actions[i]
+		switch one.kind {
+		case loses:
+			return first // what was on its way before is lost
+		case ends:
+			if one.process == is.process {
+				first = i
+			}
+		case commits:
+			if one.epoch == is.epoch && one.after == is.after && one.number == is.number {
+				first = i
+			}
+		}
+	}
+
+	return first
+}
+
+// text returns a trace as the model reads it.
+func text(trace []action) string {
+	var epochs []uint64
+	var processes []string
+	for _, one := range trace {
+		epochs = append(epochs, one.epoch, one.former, 0)
+		if one.process != "" && !slices.Contains(processes, one.process) {
+			processes = append(processes, one.process)
+		}
+	}
+	slices.Sort(epochs)
+	epochs = slices.Compact(epochs)
+
+	var b strings.Builder
+	for _, one := range trace {
+		by := max(0, slices.Index(processes, one.process)) // there is one gateway
+		fmt.Fprintln(&b, one.kind, by,
+			slices.Index(epochs, one.former), slices.Index(epochs, one.epoch), one.after, one.number,
+			bit(one.writes || one.again), one.outcome, bit(one.seen), one.slot, one.calls[""])
+	}
+
+	return b.String()
+}
+
+func bit(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// record returns the trace of a simulation, of one of its partitions.
+func record(t *testing.T, seed uint64, plant ...func(*world)) []action {
+	t.Helper()
+	var r *recorder
+	synctest.Test(t, func(*testing.T) {
+		s := newSimulation(seed, &simtest.Notes{Start: time.Now()})
+		all := s.partitions()
+		r = newRecorder(all[seed%uint64(len(all))])
+		s.world.trace = r
+		for _, one := range plant {
+			one(s.world)
+		}
+		s.run()
+	})
+
+	return r.trace()
+}
+
+// follower is the model as a program that follows a trace.
+type follower string
+
+// newFollower builds the program. One follows all traces, since compiling it takes longer than following a hundred.
+func newFollower(t *testing.T, model, setting string) follower {
+	t.Helper()
+	model, err := filepath.Abs(filepath.Join("../../internal/models", model))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	dir := t.TempDir()
+	for _, args := range [][]string{
+		{"spin", "-DTRACE", setting, "-a", model},
+		{"gcc", "-w", "-DSAFETY", "-DNOREDUCE", "-DVECTORSZ=4096", "-o", "pan", "pan.c"},
+	} {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = dir
+		if said, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v; run make setup if it is missing\n%s", args[0], err, said)
+		}
+	}
+
+	return follower(filepath.Join(dir, "pan"))
+}
+
+var (
+	followed = regexp.MustCompile(`trace: \d+ of \d+ events`)
+	isWhole  = regexp.MustCompile(`assertion violated .*event\[0\]!=254`)
+)
+
+// follow reports whether a trace is a run of the model, and of how many of its actions there is one.
+func (f follower) follow(t *testing.T, trace []action) (isRun bool, far int) {
+	t.Helper()
+	cmd := exec.Command(string(f), "-m100000", "-w18")
+	cmd.Dir = filepath.Dir(string(f)) // where it leaves the run that it has found
+	cmd.Stdin = strings.NewReader(text(trace))
+	said, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+
+	of := 0
+	_, err = fmt.Sscanf(string(followed.Find(said)), "trace: %d of %d events", &far, &of)
+	if err != nil || of != len(trace) {
+		t.Fatalf("%d events were not read:\n%s", len(trace), said)
+	}
+	if isWhole.Match(said) {
+		return true, far
+	}
+	if !bytes.Contains(said, []byte("errors: 0")) || bytes.Contains(said, []byte("max search depth too small")) {
+		t.Fatalf("an assertion of the model is broken, or not every way was looked at:\n%s", said)
+	}
+
+	return false, far
+}
+
+// pair returns the index of a commit that another one of its owner follows at once, from the middle of a trace on.
+func pair(t *testing.T, trace []action) int {
+	t.Helper()
+	for i := len(trace) / 2; i < len(trace)-1; i++ {
+		one := trace[i]
+		next := trace[i+1]
+		isPair := one.kind == commits && next.kind == commits && one.epoch == next.epoch && one.number == next.after
+		if isPair && one.seen {
+			return i
+		}
+	}
+	t.Fatalf("no two commits follow each other in %d actions", len(trace))
+
+	return 0
+}
+
+// TestServerTracesOfOwners: what simulations do to a partition is a run of the model of its owners.
+func TestServerTracesOfOwners(t *testing.T) {
+	traces := func(seed uint64, plant ...func(*world)) [][]action {
+		return [][]action{ofOwners(record(t, seed, plant...))}
+	}
+
+	f := newFollower(t, "ownership.pml", "-DLOSS")
+	f.followEach(t, 100, traces, []string{
+		"claim", "renewal", "renewal refused", "made", "fenced", "lost", "made, part of what was lost",
+		"made, unanswered", "fenced, unanswered", "late: fenced", "late: lost", "loss", "end",
+	})
+	f.refuses(t, traces, map[string]func(*world){
+		"an answer before the commit": func(w *world) { w.hasty = true },
+		"no fence":                    func(w *world) { w.trust = true },
+		"a loss that nobody notices":  func(w *world) { w.complete = true },
+	})
+}
+
+// TestServerTracesOfCalls: what simulations do to a partition, and with the calls of a gateway, is a run of the model
+// of calls. The store loses nothing there.
+func TestServerTracesOfCalls(t *testing.T) {
+	const most = 30 // calls, of which the model has a set
+	traces := func(seed uint64, plant ...func(*world)) [][]action {
+		all := record(t, seed, append(plant, func(w *world) { w.safe = true })...)
+		var traces [][]action
+		for g := range simGateways {
+			traces = append(traces, ofCalls(all, fmt.Sprintf("gateway %d.0", g), most))
+		}
+
+		return traces
+	}
+
+	f := newFollower(t, "calls.pml", "-DMERGED")
+	f.followEach(t, 34, traces, []string{
+		"call", "call again", "claim", "renewal refused", "made", "made, unanswered", "fenced", "told made",
+		"told of a refusal", "told that the store is full", "late: fenced", "late: lost", "end",
+	})
+	f.refuses(t, traces, map[string]func(*world){
+		"an answer before the commit": func(w *world) { w.hasty = true },
+		"no fence":                    func(w *world) { w.trust = true },
+		"a forgotten replay":          func(w *world) { w.forget = true },
+	})
+}
+
+// followEach: the traces of seeds are runs of the model, but not if an action is missing or two have changed places.
+// Each of the actions that must be there is in one of them, or they would say less than the test claims.
+func (f follower) followEach(
+	t *testing.T, seeds uint64, traces func(uint64, ...func(*world)) [][]action, must []string,
+) {
+	t.Helper()
+	seen := map[string]int{}
+	for seed := uint64(1); seed <= seeds; seed++ {
+		for _, trace := range traces(seed) {
+			if isRun, far := f.follow(t, trace); !isRun {
+				t.Errorf("seed %d: no run after %d of %d actions: %+v", seed, far, len(trace), trace[far])
+			}
+			for _, one := range trace {
+				seen[nameOf(one)]++
+			}
+
+			i := pair(t, trace)
+			if isRun, _ := f.follow(t, slices.Delete(slices.Clone(trace), i, i+1)); isRun {
+				t.Errorf("seed %d: a run of the model without %+v, too", seed, trace[i])
+			}
+			trace[i], trace[i+1] = trace[i+1], trace[i]
+			if isRun, _ := f.follow(t, trace); isRun {
+				t.Errorf("seed %d: a run of the model with %+v after the next action, too", seed, trace[i+1])
+			}
+		}
+	}
+
+	t.Log(seen)
+	for _, what := range must {
+		if seen[what] == 0 {
+			t.Errorf("no trace has this: %s", what)
+		}
+	}
+}
+
+// refuses: of the traces of simulations with a planted fault, some are no runs of the model.
+func (f follower) refuses(
+	t *testing.T, traces func(uint64, ...func(*world)) [][]action, faults map[string]func(*world),
+) {
+	t.Helper()
+	for name, plant := range faults {
+		found := false
+		for seed := uint64(1); !found && seed <= 20; seed++ {
+			for _, trace := range traces(seed, plant) {
+				isRun, _ := f.follow(t, trace)
+				found = found || !isRun
+			}
+		}
+		if !found {
+			t.Errorf("all traces with %s are runs of the model", name)
+		}
+	}
+}
+
+// nameOf returns what an action is, as the test counts them.
+func nameOf(a action) string {
+	name := ""
+	switch a.kind {
+	case claims:
+		name = "claim"
+		if a.former != 0 {
+			name = "renewal"
+		}
+		if a.epoch == 0 {
+			name += " refused"
+		}
+	case commits:
+		name = outcomes[a.outcome]
+		if a.number > a.after+1 {
+			name += ", part of what was lost"
+		}
+	case arrivesLate:
+		return "late: " + outcomes[a.outcome]
+	case sends:
+		if a.again {
+			return "call again"
+		}
+		return "call"
+	case tells:
+		return answers[a.outcome]
+	default:
+		return kinds[a.kind]
+	}
+
+	if !a.seen {
+		name += ", unanswered"
+	}
+
+	return name
+}

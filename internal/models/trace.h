@@ -1,0 +1,78 @@
+/*
+ * With -DTRACE a model takes no other way than that of a trace: the events of a simulation, which are on the standard
+ * input as numbers, eleven for each event. The trace is a run of the model if the search breaks the assertion that it never
+ * comes to the end of it. Between two events the model may do what a simulation does not see.
+ */
+#define BEGINNING 0
+#define WHOLE 254 /* there is no further event */
+#define OTHER 255 /* the model has done something else */
+
+#ifdef TRACE
+c_decl {
+	\#include <stdio.h>
+	\#include <stdlib.h>
+
+	static short events[5000][11];
+	static int length, farthest;
+
+	static void report() { printf("trace: %d of %d events\n", farthest, length); }
+
+	static void load() {
+		while (length < 4999 && scanf("%hd", &events[length][0]) == 1) {
+			for (int i = 1; i < 11; i++) {
+				if (scanf("%hd", &events[length][i]) != 1) {
+					exit(2);
+				}
+			}
+			length++;
+		}
+		events[length][0] = 254;
+		atexit(report);
+	}
+};
+
+short step;     /* the events so far */
+short event[11]; /* the next one: its kind, its process, and what the model calls the rest */
+
+/* IS: the next event is of a kind and of a process. COMES: of a kind. */
+#define IS(kind, process) (event[0] == (kind) && event[1] == (process))
+#define COMES(kind) (event[0] == (kind))
+
+/* expects: the model has done what is told, or this way leads nowhere. */
+inline expects(is) {
+	if
+	:: is
+	:: else -> event[0] = OTHER
+	fi
+}
+
+/* follow goes on with the next event. */
+inline follow() {
+	if
+	:: event[0] == OTHER
+	:: else -> c_code {
+			if (length == 0) {
+				load();
+			}
+			for (int i = 0; i < 11; i++) {
+				now.event[i] = events[now.step][i];
+			}
+			if (now.step > farthest) {
+				farthest = now.step;
+			}
+			now.step++;
+		}
+	fi
+}
+
+inline matches(is) {
+	expects(is);
+	follow()
+}
+#else
+#define IS(kind, process) true
+#define COMES(kind) true
+#define expects(is) skip
+#define follow() skip
+#define matches(is) skip
+#endif
