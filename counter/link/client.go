@@ -72,6 +72,7 @@ func NewClient(dial Dial, clock Clock) *Client {
 
 // Close ends all connections and waits for their goroutines. Calls in progress fail. It is called only once.
 func (c *Client) Close() {
+	// Before the connections are dropped: whoever makes another one meanwhile looks at this afterwards.
 	c.stop()
 
 	c.mu.Lock()
@@ -326,7 +327,7 @@ func (c *conn) ask(ctx context.Context, what byte, body func([]byte) []byte) ([]
 func (c *conn) ping(now time.Time) {
 	c.mu.Lock()
 	// An unanswered ping is not followed by another, because late measures the silence since the last one.
-	due := c.answers() && now.Sub(c.pinged) >= pingEvery
+	due := c.answersLocked() && now.Sub(c.pinged) >= pingEvery
 	if due {
 		c.pinged = now
 	}
@@ -341,14 +342,14 @@ func (c *conn) ping(now time.Time) {
 	}
 }
 
-// answers reports whether a frame has arrived since the last ping. The caller has mu.
-func (c *conn) answers() bool { return !c.lastFrame.Before(c.pinged) }
+// answersLocked reports whether a frame has arrived since the last ping.
+func (c *conn) answersLocked() bool { return !c.lastFrame.Before(c.pinged) }
 
 // late returns the error of a call that timed out. If even a ping got no answer, late ends the connection: the next
 // attempt makes a new one, which shows whether the other process is reachable.
 func (c *conn) late(ctx context.Context) error {
 	c.mu.Lock()
-	silent := !c.answers() && time.Since(c.pinged) >= silence
+	silent := !c.answersLocked() && time.Since(c.pinged) >= silence
 	c.mu.Unlock()
 
 	if silent {
@@ -365,6 +366,7 @@ func (c *conn) expect() (uint64, <-chan answer) {
 	defer c.mu.Unlock()
 
 	c.last++
+	// It has room, so that an answer that nobody waits for any more holds up no other.
 	answered := make(chan answer, 1)
 	c.waiting[c.last] = answered
 
@@ -429,6 +431,7 @@ func (c *conn) read() {
 		delete(c.waiting, m.id)
 		c.mu.Unlock()
 
+		// There is none for the answer to a ping, or when its caller has given up.
 		if answered != nil {
 			answered <- answer{m.what, body} // never blocks: it has room for the only answer
 		}

@@ -128,6 +128,7 @@ func (s *signer) sign(payload []byte) []byte {
 		return s.sum[:signature]
 	}
 
+	// The number is not sent. Both sides count, so after a missing frame every signature is wrong.
 	binary.BigEndian.PutUint64(s.head[1:], s.number)
 	s.number++
 

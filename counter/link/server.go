@@ -80,6 +80,7 @@ func (s *Server) Serve(stream io.ReadWriteCloser, key []byte) {
 		slots:  make(chan struct{}, underWay),
 	}
 	c.wg.Go(func() {
+		// A client that takes no answers must not go on sending calls: this ends the reader, too.
 		defer end()
 		_ = pump(newWriter(stream, key, fromServer), c.out, ctx.Done()) // after an error the client reconnects
 	})
@@ -146,6 +147,7 @@ func (s *Server) begin() bool {
 	if s.closed {
 		return false
 	}
+	// Under mu, so that Close waits for each connection that began before it.
 	s.wg.Add(1)
 
 	return true
@@ -159,6 +161,7 @@ func (s *Server) answer(ctx context.Context, m message, body []byte) []byte {
 	answer := message{id: m.id}
 	result, err := s.carryOut(ctx, m.what, body)
 	if err != nil {
+		// The caller has to know whether something may have been made.
 		answer.what = howOf(err)
 		result = textOf(err)
 	}

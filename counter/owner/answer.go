@@ -30,6 +30,7 @@ func encodeAnswer(number uint64, at time.Time, answer *Answer) []byte {
 	for i := range answer.Results {
 		b = appendResult(b, &answer.Results[i])
 	}
+	// Neither list below has its length in the row: who reads it knows what it asked.
 	if answer.More == nil {
 		return b
 	}
@@ -115,6 +116,7 @@ func decodeAnswer(b []byte, call *Call) (number uint64, answer Answer, err error
 
 	r := reader{rest: b}
 	number = r.uint()
+	// The time says only when the row may be swept.
 	r.int()
 	// The row answers another call, whose operations the caller does not have, so the rest cannot be read.
 	if number != call.Number {

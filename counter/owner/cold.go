@@ -32,6 +32,7 @@ func (o *Owner) evictEach() {
 // evictCold evicts the counters of a partition that last changed before a given time. Whatever fails is left to the
 // next pass.
 func (o *Owner) evictCold(partition int, before time.Time) {
+	// One limit for the whole pass, so that a slow store ends it early.
 	ctx, cancel := o.limited()
 	defer cancel()
 

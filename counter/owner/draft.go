@@ -51,6 +51,7 @@ const large = 1024
 
 // reset empties the draft, and reports whether it may be reused.
 func (d *draft) reset() bool {
+	// One large turn must not keep its memory for good.
 	if cap(d.rows.list) > large || cap(d.heads) > large || cap(d.news) > large {
 		return false
 	}
@@ -80,6 +81,7 @@ func (d *draft) unjudge() {
 	for _, h := range d.heads {
 		*h = head{}
 	}
+	// All of it keeps its memory, because the draft is used again at once.
 	d.heads = d.heads[:0]
 	clear(d.byKey)
 	d.meta = meta{}
@@ -447,6 +449,7 @@ func (d *draft) get(name rows.Name) []byte { return d.rows.list[d.row(name)].val
 // own returns a copy of a row's value that the caller may modify before it puts it.
 func (d *draft) own(name rows.Name) []byte {
 	e := &d.rows.list[d.row(name)]
+	// An earlier change of this draft has made a copy.
 	if e.own {
 		return e.value
 	}
@@ -508,6 +511,7 @@ func (d *draft) remember(id rows.ID) {
 		return
 	}
 
+	// The first ones were too few for the set, so they are not in it yet.
 	if len(d.used) == 0 {
 		d.used = map[[16]byte]struct{}{}
 		for _, one := range d.ids {

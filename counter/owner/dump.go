@@ -42,6 +42,7 @@ func (r *Reader) Deleted(ctx context.Context) (deleted uint64, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("owner: partition %d: %w", id, err)
 		}
+		// The highest of all, since the target may have a counter in another partition.
 		deleted = max(deleted, m.deleted)
 	}
 
@@ -92,6 +93,7 @@ func (r *Reader) DumpExact(ctx context.Context, each func(counter.Copy) error) e
 
 	for _, key := range keys {
 		is, err := r.dump(ctx, ExactPartition, key)
+		// It may have been deleted since the scan.
 		if err == nil && is.Version != (counter.Version{}) {
 			err = each(is)
 		}
@@ -207,6 +209,7 @@ func (r *Reader) copyOf(ctx context.Context, partition int, key string, row []by
 	}
 	if err == nil {
 		var page counter.Reservations
+		// One page has all of them: no counter has more open ones.
 		page, err = r.reservations(ctx, &h, "", counter.MaxOpen)
 		is.Reservations = page.Open
 	}

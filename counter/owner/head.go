@@ -307,6 +307,7 @@ func (h *record) decode(b []byte) error {
 	h.Updated = r.int()
 	h.Version.Incarnation = r.uint()
 	h.Version.Sequence = r.uint()
+	// Stored as a difference, which is 0 until an epoch raises the incarnation.
 	h.life = h.Version.Incarnation - r.uint()
 	h.Entries = r.uint()
 	h.parts = parts(r.uint())
@@ -320,6 +321,7 @@ func (h *record) decode(b []byte) error {
 		return r.end("a counter")
 	}
 
+	// Without open reservations the row of an exact counter ends here.
 	hasOpen := h.Kind.IsExact() && len(r.rest) > 0
 	if hasOpen {
 		h.Reserved = r.int()

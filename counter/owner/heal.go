@@ -74,6 +74,7 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 		o.requeue(p)
 	}
 
+	// Before any further commit, because those that heal have to name the new claim.
 	p.epoch = claims[0].Epoch
 	_ = o.emptyCommit(p) // for its draft, which the outcome of the pieces ends
 	pieces := p.healing(claims[0].Number, o.cfg.HealRows)
@@ -153,6 +154,7 @@ func (p *partition) after(number uint64, now time.Time) []numbered {
 			all = append(all, numbered{number: is.number, isID: true, id: rows.ID{Bytes: id, Until: is.until}})
 		}
 	}
+	// The order within one number does not matter, because no piece ends there.
 	slices.SortFunc(all, func(a, b numbered) int { return cmp.Compare(a.number, b.number) })
 
 	return all
@@ -223,6 +225,7 @@ func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}
 
 	// The outcome changes the partition's memory, which belongs to whoever has the turn.
 	if o.lock(o.ctx) != nil {
+		// Close has taken the turn for good, and gives the partition up.
 		return
 	}
 	defer o.unlock()

@@ -1,10 +1,12 @@
 package owner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"headcount/counter"
 	"headcount/internal/rows"
@@ -41,5 +43,51 @@ func TestAnOwnerElsewhereSaysThatARowIsMalformed(t *testing.T) {
 	}
 	if !strings.Contains(is.Error(), `"views"`) {
 		t.Errorf("%q does not say which row", is)
+	}
+}
+
+// TestForeignRegisters: registers that another program wrote end no process.
+func TestForeignRegisters(t *testing.T) {
+	h := &head{key: "visitors:1", record: record{life: 1, extent: &extent{}}}
+	d := &draft{p: &partition{}}
+	r := registers{d: d, collection: setCollection(h), counts: true}
+	d.put(r.name(0), []byte{aloneForm, 0xff, 0xff, 0xff})
+
+	if n := (unique{d, h}).Count(); n < 1 {
+		t.Errorf("the estimate of one register is %d", n)
+	}
+	r.split(d.get(r.name(0)))
+}
+
+// foreignRow is a store in which another program wrote a row of registers.
+type foreignRow struct {
+	rows.Store
+	field string
+}
+
+func (f foreignRow) Scan(
+	_ context.Context, _ int, _, _ string, each func(field string, value []byte) error,
+) error {
+	return each(f.field, []byte{sparseForm, 0xff, 0xff})
+}
+
+func TestForeignRowsOfTimeBuckets(t *testing.T) {
+	for _, field := range []string{"00000001" + "ff", "00000001" + "-1", "00000001" + "10", "00000001"} {
+		r := NewReader(foreignRow{field: field}, rows.PartitionOf)
+
+		_, err := r.uniqueGains(t.Context(), &found{head: head{key: "visitors:1"}}, time.Hour, 0, 10)
+		if !errors.Is(err, ErrMalformed) {
+			t.Errorf("a row named %q: %v", field, err)
+		}
+	}
+}
+
+// TestACallOfNoPartition: a partition is an index, and the call may come from a process with a fault.
+func TestACallOfNoPartition(t *testing.T) {
+	for _, partition := range []int{-1, rows.Partitions} {
+		call := Call{Partition: partition, Number: 1}
+		if got, err := ParseCall(AppendCall(nil, &call), &Rules{}); !errors.Is(err, ErrMalformed) {
+			t.Errorf("partition %d: %v, %v", partition, got, err)
+		}
 	}
 }

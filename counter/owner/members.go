@@ -112,6 +112,7 @@ func (d *draft) Leave(key, member string) bool {
 	}
 
 	d.put(name, slices.Delete(d.own(name), at, at+hashSize))
+	// The rows stay as many as they are, however small they become, until the set is emptied.
 	s.h.members--
 
 	return true

@@ -81,6 +81,7 @@ func (g *generations[K, V]) get(key K) (value V, ok bool) {
 
 	value, ok = g.older[key]
 	if ok {
+		// Otherwise it would go with the older half although it is used.
 		g.put(key, value)
 	}
 

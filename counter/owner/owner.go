@@ -188,6 +188,7 @@ func (o *Owner) Close() {
 	for _, p := range o.partitions() {
 		o.giveUp(p)
 	}
+	// Those that wait for the turn give up, because ctx has ended.
 	o.wg.Wait()
 }
 
@@ -317,6 +318,7 @@ func (o *Owner) lock(ctx context.Context) error {
 	switch {
 	case o.turn.lock(ctx.Done(), o.ctx.Done()):
 		return nil
+	// An owner that has ended owns nothing any more.
 	case o.ctx.Err() != nil:
 		return ErrNotOwner
 	default:

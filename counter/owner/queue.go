@@ -160,6 +160,7 @@ func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
 
 	answer := one.answer
 	err = one.err
+	// It is used again, and must not keep the operations of this call in memory.
 	*one = pending{}
 	o.scratch.call = one
 	o.unlock()
@@ -204,6 +205,7 @@ func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcom
 	for i := range calls {
 		changes += calls[i].size()
 	}
+	// These calls enter no queue, but a full one refuses them like any others.
 	if o.isFull(changes) {
 		return nil, false, counter.ErrBusy
 	}
@@ -230,6 +232,7 @@ func (o *Owner) DoTogether(ctx context.Context, calls []Call) (outcomes []Outcom
 	now := time.Now()
 	drafted := o.judge(work, now)
 	if len(drafted) < len(calls) || slices.ContainsFunc(all, refuses) {
+		// Nothing of the drafts has left this turn, so nothing has to be undone.
 		for _, p := range work {
 			o.end(p)
 		}
@@ -265,6 +268,7 @@ func refuses(one pending) bool {
 // awaitAll ends the turn that the caller has, and waits for the calls that it did not answer. A call whose outcome is
 // known already is in no queue.
 func (o *Owner) awaitAll(ctx context.Context, all []pending, outcomes []Outcome) {
+	// Before the turn ends, since from then on others may answer the calls.
 	for i := range all {
 		if !all[i].answered {
 			all[i].awaitable()
@@ -336,7 +340,7 @@ func (o *Owner) enqueue(one *pending) error {
 	return o.enqueueLocked(one)
 }
 
-// enqueueLocked puts a call into the queue of its partition. The caller has mu.
+// enqueueLocked puts a call into the queue of its partition.
 func (o *Owner) enqueueLocked(one *pending) error {
 	p := o.owned[one.Partition]
 	// The caller asks the directory for the new owner.
@@ -362,7 +366,7 @@ func (o *Owner) isFull(changes int) bool {
 	return waiting > 0 && waiting+changes > o.cfg.Queue
 }
 
-// listLocked makes the next turn look into the queue of p. The caller has mu.
+// listLocked makes the next turn look into the queue of p.
 func (o *Owner) listLocked(p *partition) {
 	if !p.listed && !p.unsure {
 		p.listed = true
@@ -420,7 +424,7 @@ func (o *Owner) refuse(one *pending, err error) {
 const turnIDs = 1000
 
 // takeLocked moves waiting calls into the turn, but only one of each stream, since a second one may be a repetition of
-// the first. The caller has Owner.mu.
+// the first.
 func (p *partition) takeLocked(most int) {
 	// The usual case, without a map.
 	if len(p.queue) == 1 {
@@ -451,7 +455,7 @@ func (p *partition) takeLocked(most int) {
 	p.queue = left
 }
 
-// callQueueLocked wakes the callers in the queue, so that one of them makes a turn. The caller has Owner.mu.
+// callQueueLocked wakes the callers in the queue, so that one of them makes a turn.
 func (p *partition) callQueueLocked() {
 	if p.unsure {
 		return

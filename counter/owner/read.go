@@ -149,6 +149,7 @@ func (r *Reader) findMember(ctx context.Context, all []found, member string, int
 		}
 		s := set{h: &h.head}
 		sets = append(sets, i)
+		// One row tells, however large the set is.
 		addresses = append(addresses, h.address(s.row(shardOf(hash[:], s.shards()))))
 	}
 
@@ -186,6 +187,7 @@ func (r *Reader) ledger(ctx context.Context, h *found, after uint64, limit int) 
 
 		for _, e := range entries {
 			switch {
+			// The first row that was read may begin earlier.
 			case e.Seq <= after:
 			case len(page.Entries) == limit:
 				page.More = true
@@ -377,6 +379,7 @@ func (r *Reader) Running(ctx context.Context, keys []string, step time.Duration)
 
 	slots := make([]counter.Slot, len(keys))
 	for i := range all {
+		// It is in the head, so no row of the history is read.
 		slots[i] = all[i].Slots.At(step)
 	}
 

@@ -53,6 +53,7 @@ func (r *Reader) Histories(
 			continue
 		}
 
+		// A time bucket of a unique has up to 16 rows, most of which may not exist.
 		if h.Kind.Estimates() || last-first >= manyRows {
 			histories[i], err = r.ended(ctx, h, step, from, to)
 			if err != nil {
@@ -151,8 +152,9 @@ func (r *Reader) uniqueGains(
 			bucket = hyperloglog.Union{}
 		}
 
-		part, err := strconv.ParseInt(field, registerRows, 64)
-		if err != nil {
+		part, err := strconv.ParseUint(field, registerRows, 64)
+		// Another program may have written the row, and the part is an index.
+		if err != nil || part >= registerRows {
 			return fmt.Errorf("%w: registers named %q", ErrMalformed, field)
 		}
 		return mergeRow(&bucket, int(part), row)

@@ -172,7 +172,8 @@ func findAlone(b []byte, index int) int {
 func getAlone(b []byte) (index int, rank uint8) {
 	n := int(b[0])<<16 | int(b[1])<<8 | int(b[2])
 
-	return n >> rankBits % hyperloglog.Size, uint8(n & rankMask)
+	// A row that another program wrote may have a rank that would index beyond the array of ranks.
+	return n >> rankBits % hyperloglog.Size, min(uint8(n&rankMask), hyperloglog.MaxRank)
 }
 
 func putAlone(b []byte, index int, rank uint8) {
@@ -217,6 +218,7 @@ func putRank(b []byte, at int, rank uint8) []byte {
 		shift := at * rankBits % 8
 		word := denseWord(b, at)&^(rankMask<<shift) | uint16(rank)<<shift
 		first := 1 + at*rankBits/8
+		// A rank may lie in two bytes, so both are written.
 		b[first] = byte(word)
 		b[first+1] = byte(word >> 8)
 		return b
@@ -266,6 +268,7 @@ func checkRow(b []byte) error {
 	case sparseForm:
 		valid = size%2 == 0
 	case denseForm:
+		// One byte more than the ranks need, so that the last one, too, is read with the byte after it.
 		valid = size == denseSize+1
 	}
 	if !valid {
@@ -336,7 +339,7 @@ func (u unique) Count() int64 {
 
 	// A single row is so small that its ranks are counted when needed.
 	r := registers{d: u.d, collection: setCollection(u.h)}
-	alone := u.d.get(r.name(0))
+	alone := r.get(0)
 	histogram[0] = hyperloglog.Size
 	for at := 1; at+3 <= len(alone); at += 3 {
 		_, rank := getAlone(alone[at:])

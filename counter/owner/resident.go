@@ -64,13 +64,13 @@ func (r *residents) land(partition int, heads []*head) {
 
 	for _, h := range heads {
 		if h.changed {
-			p.put(h)
+			p.putLocked(h)
 		}
 	}
 }
 
-// put stores the record of a head. The caller has mu.
-func (p *resident) put(h *head) {
+// putLocked stores the record of a head.
+func (p *resident) putLocked(h *head) {
 	is := p.records[h.key]
 	switch {
 	case h.Version.Sequence == 0:
@@ -141,6 +141,7 @@ func (r *residents) Read(_ context.Context, addresses []rows.Address) []rows.Fou
 		from := len(room)
 		room = r.partitions[at.Partition].appendRow(room, at.Field)
 		if len(room) > from {
+			// The capacity is cut, so that no append to a value reaches into the next one.
 			found[i].Value = room[from:len(room):len(room)]
 		}
 	}

@@ -82,6 +82,7 @@ func (d *draft) restoreMembers(h *head, c *counter.Copy) {
 	h.extend()
 	h.parts |= hasSet
 	h.members = n
+	// As many rows as the set would have grown to.
 	h.shards = (n + membersFull - 1) / membersFull
 	s := set{d: d, h: h}
 	shards := make([][]byte, h.shards)

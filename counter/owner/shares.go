@@ -124,6 +124,7 @@ func (d *draft) putKnown(h *head, k *known) {
 	b := []byte{flag(k.Changed)}
 	b = binary.AppendUvarint(b, h.life)
 	b = binary.AppendUvarint(b, k.Life)
+	// What moved the version and is no change of this region was a merge.
 	b = binary.AppendUvarint(b, h.Version.Sequence-k.Sequence)
 
 	s := k.Share
@@ -287,6 +288,7 @@ func (d *draft) shareOf(key string) share.Share {
 
 	k := d.known(h)
 	if h.Kind.Estimates() {
+		// A region's part of a unique is all of its registers, since these only rise.
 		k.Seen = d.seen(h)
 	}
 
@@ -319,6 +321,7 @@ func (d *draft) mergeShare(from string, s *ReceivedShare, merged *Merged) {
 	}
 
 	k := d.known(h)
+	// Taken first, because the merge may raise it.
 	deletion := k.Deletion
 	e := k.Merge(from, &s.Share, max(h.life, d.incarnation()))
 	if k.Deletion > deletion {
@@ -393,6 +396,7 @@ func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect)
 	if !fits {
 		// The peer sends the share again when the counter changes there.
 		*e = share.Effect{Rejected: true, Dropped: e.Dropped}
+		// It did not exist here, and goes on not to.
 		if h.Version == (counter.Version{}) {
 			h.Kind = 0
 		}

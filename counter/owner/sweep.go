@@ -146,6 +146,7 @@ func (d *draft) sweepExpired(field string) {
 // usedUntil returns the expiry of a row that may have been used since its expiry was scheduled, or the zero time.
 func (d *draft) usedUntil(name rows.Name) time.Time {
 	if strings.HasPrefix(name.Collection, ended) {
+		// A row that cannot be read gives the zero reservation, which is old enough to go.
 		r, _ := decodeReservation("", d.get(name))
 		return forgottenAt(r)
 	}
@@ -283,6 +284,7 @@ func (o *Owner) sweepExpired(partition int, after, until int64) error {
 func (o *Owner) sweepMinute(partition int, minute int64) (deleted bool, err error) {
 	for all := false; !all; {
 		var names []rows.Name
+		// A part at a time, so that no commit grows with what expires in a minute.
 		names, all, err = o.some(partition, expiryOf(minute))
 		if err != nil || len(names) == 0 {
 			return deleted, err
@@ -300,6 +302,7 @@ func (o *Owner) sweepMinute(partition int, minute int64) (deleted bool, err erro
 
 // doSweep has a turn carry out one part of a sweep.
 func (o *Owner) doSweep(partition int, part *swept) error {
+	// A sweep is not urgent, so it may wait for long behind the calls of clients.
 	ctx, cancel := context.WithTimeout(o.ctx, time.Minute)
 	defer cancel()
 

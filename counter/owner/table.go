@@ -50,6 +50,7 @@ func (t *table) add(e entry) int {
 	switch {
 	case at > short:
 		t.index[e.name] = at
+	// From here on find uses the index, so that needs all rows.
 	case at == short:
 		t.index = make(map[rows.Name]int, 4*short)
 		for i := range t.list {

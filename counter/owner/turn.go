@@ -171,6 +171,7 @@ func (o *Owner) commit(partitions []*partition, commits []rows.Commit) {
 // write makes commits, within the time limit.
 func (o *Owner) write(commits []rows.Commit) []error {
 	if o.near != nil {
+		// Memory answers at once, so a limit would only cost its timer.
 		return o.store.Commit(o.ctx, commits)
 	}
 

@@ -120,6 +120,7 @@ func appendOp(b []byte, op *counter.Op, rules []*counter.Rule) []byte {
 func appendChange(b []byte, c *counter.Change) []byte {
 	with := withMerged*flag(c.Merged > 1) | withMembers*flag(len(c.Join)+len(c.Leave) > 0) |
 		withReason*flag(c.Reason+c.By != "") | withDimensions*flag(len(c.Dimensions) > 0) | withHold*flag(c.Hold != nil)
+	// What most changes lack costs one bit each.
 	b = append(b, with)
 
 	b = appendBytes(b, c.Key)
@@ -156,10 +157,11 @@ func appendChange(b []byte, c *counter.Change) []byte {
 // checked.
 func ParseCall(b []byte, known *Rules) (*Call, error) {
 	r := reader{rest: b}
-	call := &Call{Partition: int(r.uint()), Stream: string(r.bytes()), Number: r.uint(), Repeated: r.byte() == 1}
+	partition := r.uint()
+	call := &Call{Partition: int(partition), Stream: string(r.bytes()), Number: r.uint(), Repeated: r.byte() == 1}
 	call.Until = r.time()
-	// The number is an index, and comes from another process.
-	if call.Partition >= rows.Partitions {
+	// The number is an index, and comes from another process. As an int a huge one would be negative.
+	if partition >= rows.Partitions {
 		r.fail()
 	}
 
@@ -237,6 +239,7 @@ func (r *reader) op(rules []*counter.Rule) counter.Op {
 	for i := range op.Changes {
 		rule := r.uint()
 		op.Changes[i] = r.change()
+		// Without a rule, check refuses the operation.
 		if rule < uint64(len(rules)) {
 			op.Changes[i].Rule = rules[rule]
 		}

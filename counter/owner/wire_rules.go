@@ -33,6 +33,7 @@ func (k *Rules) parse(b []byte) *counter.Rule {
 	if k.known == nil || len(k.known) == maxKnownRules {
 		k.known = map[string]*counter.Rule{}
 	}
+	// The key is a copy, so that it does not keep the whole frame in memory.
 	k.known[string(b)] = rule
 
 	return rule
@@ -44,6 +45,7 @@ func (c *Call) rules() []*counter.Rule {
 	for i := range c.Ops {
 		for j := range c.Ops[i].Changes {
 			rule := c.Ops[i].Changes[j].Rule
+			// Compared by address, because all changes share the rules of one file.
 			if !slices.Contains(rules, rule) {
 				rules = append(rules, rule)
 			}

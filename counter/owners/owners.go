@@ -114,6 +114,7 @@ func New(cfg Config) *Directory {
 		moved:  map[int]string{},
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
+	// A process that owns nothing has nothing to take over.
 	if cfg.Local != nil {
 		d.wg.Go(d.pullEach)
 	}
@@ -137,11 +138,12 @@ func (d *Directory) SetProcesses(owning, all []string) {
 	d.all = slices.Clone(all)
 	for name := range d.out {
 		if !slices.Contains(all, name) {
+			// One that starts again under that name is another process, of which nothing is known yet.
 			delete(d.out, name)
 		}
 	}
 	d.whole = assign(d.owning)
-	d.assign()
+	d.assignLocked()
 }
 
 // assign returns the owner of each partition in the ring of the given processes.
@@ -155,10 +157,10 @@ func assign(owning []string) []string {
 	return of
 }
 
-// assign rebuilds the ring from the processes that are not left out. The caller has mu.
-func (d *Directory) assign() {
+// assignLocked rebuilds the ring from the processes that are not left out.
+func (d *Directory) assignLocked() {
 	d.of = d.whole
-	if present := slices.DeleteFunc(slices.Clone(d.owning), d.isOut); len(present) < len(d.owning) {
+	if present := slices.DeleteFunc(slices.Clone(d.owning), d.isOutLocked); len(present) < len(d.owning) {
 		d.of = assign(present)
 	}
 	// What others have named was right by the former ring.
@@ -166,8 +168,8 @@ func (d *Directory) assign() {
 	wake.Signal(d.pull)
 }
 
-// isOut reports whether a process is left out. The caller has mu.
-func (d *Directory) isOut(name string) bool {
+// isOutLocked reports whether a process is left out.
+func (d *Directory) isOutLocked(name string) bool {
 	gone, is := d.out[name]
 
 	return is && !gone.over
@@ -196,10 +198,11 @@ func (d *Directory) nameOf(partition int) string {
 	defer d.mu.Unlock()
 
 	// No timer ends an absence: it ends when somebody asks for an owner.
-	d.readmit()
+	d.readmitLocked()
 	if name, is := d.moved[partition]; is {
 		return name
 	}
+	// No process is known yet.
 	if d.of == nil {
 		return ""
 	}
@@ -227,8 +230,8 @@ func (d *Directory) forget(partition int) {
 	delete(d.moved, partition)
 }
 
-// readmit ends the absence of processes that were left out for long enough. The caller has mu.
-func (d *Directory) readmit() {
+// readmitLocked ends the absence of processes that were left out for long enough.
+func (d *Directory) readmitLocked() {
 	changed := false
 	for name, gone := range d.out {
 		age := time.Since(gone.since)
@@ -236,12 +239,13 @@ func (d *Directory) readmit() {
 			d.out[name] = absence{since: gone.since, over: true}
 			changed = true
 		}
+		// Until then leaveOut has to know how recent the last absence was.
 		if age >= quietFor {
 			delete(d.out, name)
 		}
 	}
 	if changed {
-		d.assign()
+		d.assignLocked()
 	}
 }
 
@@ -251,7 +255,7 @@ func (d *Directory) suspect(name string, err error) {
 	defer d.mu.Unlock()
 
 	// All calls to the process fail at once, and one question to the others is enough.
-	if d.doubts[name] || d.isOut(name) || d.ctx.Err() != nil {
+	if d.doubts[name] || d.isOutLocked(name) || d.ctx.Err() != nil {
 		return
 	}
 	d.doubts[name] = true
@@ -260,6 +264,7 @@ func (d *Directory) suspect(name string, err error) {
 			d.leaveOut(name, err)
 		}
 
+		// Only now, when it may be left out, so that no second question about it begins in between.
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.doubts, name)
@@ -298,6 +303,7 @@ func (d *Directory) Probe(ctx context.Context, name string) bool {
 // leaveOut leaves an unreachable process out of the ring, unless it was left out too recently.
 func (d *Directory) leaveOut(name string, err error) {
 	least := quietFor
+	// The machine has answered that nothing listens, so this is no matter of a slow network.
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		least = refusedFor
 	}
@@ -305,12 +311,12 @@ func (d *Directory) leaveOut(name string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	d.readmit()
+	d.readmitLocked()
 	if before, is := d.out[name]; is && time.Since(before.since) < least {
 		return
 	}
 	d.out[name] = absence{since: time.Now()}
-	d.assign()
+	d.assignLocked()
 }
 
 // takeBack ends the absence of the process that should own a partition, because another process has reached it.
@@ -319,9 +325,10 @@ func (d *Directory) takeBack(partition int) {
 	defer d.mu.Unlock()
 
 	name := d.whole[partition]
-	if d.isOut(name) {
+	if d.isOutLocked(name) {
+		// It stays known, so that it is not left out again at once.
 		d.out[name] = absence{since: d.out[name].since, over: true}
-		d.assign()
+		d.assignLocked()
 	}
 }
 
@@ -423,7 +430,7 @@ func (d *Directory) reach(ctx context.Context, name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	return !d.isOut(name) // if it was left out too recently, it counts as slow and not as unreachable
+	return !d.isOutLocked(name) // if it was left out too recently, it counts as slow and not as unreachable
 }
 
 // take claims the partitions that no other process should own.
@@ -471,7 +478,9 @@ func (d *Directory) others() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	return slices.DeleteFunc(slices.Clone(d.all), func(name string) bool { return name == d.cfg.Self || d.isOut(name) })
+	ownOrOut := func(name string) bool { return name == d.cfg.Self || d.isOutLocked(name) }
+
+	return slices.DeleteFunc(slices.Clone(d.all), ownOrOut)
 }
 
 // pullEach takes the partitions that the ring assigns to this process, whenever the ring changes.
@@ -503,5 +512,6 @@ func (d *Directory) pullOnce() bool {
 	}
 	d.mu.Unlock()
 
+	// Without the lock, since a claim may take as long as the store does.
 	return d.take(d.ctx, mine...) == nil
 }
