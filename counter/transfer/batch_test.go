@@ -3,7 +3,9 @@ package transfer
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -28,13 +30,37 @@ func (r *restorer) Transferred(int, int, int64) {}
 
 // TestAnImportOfLargeSets: an export has the hashes of members, and large sets are imported one at a time.
 func TestAnImportOfLargeSets(t *testing.T) {
-	hashes := slices.Repeat([]string{strings.Repeat("0", 14)}, batchParts)
+	one := counter.Copy{Hashes: slices.Repeat([]string{strings.Repeat("0", 14)}, batchParts)}
+	one.Kind = counter.Members
+	one.Value = batchParts
+
+	if got := transactionsOfTwo(t, one); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("the transactions have %v counters, want one each", got)
+	}
+}
+
+// TestAnImportOfManyValues: each value of a dimension is a row, as each member is.
+func TestAnImportOfManyValues(t *testing.T) {
+	one := counter.Copy{}
+	one.Kind = counter.Sum
+	for i := range batchParts / counter.MaxValues {
+		counted := one.Dimension(fmt.Sprintf("d%02d", i))
+		for j := range counter.MaxValues {
+			counted.Values[strconv.Itoa(j)] = 1
+		}
+	}
+
+	if got := transactionsOfTwo(t, one); !slices.Equal(got, []int{1, 1}) {
+		t.Errorf("the transactions have %v counters, want one each", got)
+	}
+}
+
+// transactionsOfTwo imports two counters like one, and returns how many counters each transaction had.
+func transactionsOfTwo(t *testing.T, one counter.Copy) []int {
+	t.Helper()
 	lines := []string{`{"format":1,"at":"2030-10-10T12:11:42Z"}`}
 	for _, key := range []string{"a", "b"} {
-		one := counter.Copy{Hashes: hashes}
 		one.Key = key
-		one.Kind = counter.Members
-		one.Value = batchParts
 		one.Version = counter.Version{Incarnation: 1, Sequence: 1}
 		text, err := json.Marshal(one)
 		if err != nil {
@@ -49,7 +75,6 @@ func TestAnImportOfLargeSets(t *testing.T) {
 	if err := Import(t.Context(), file, &to, counter.BuiltinRules(), nil, &to); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(to.transactions, []int{1, 1}) {
-		t.Errorf("the transactions have %v counters, want one each", to.transactions)
-	}
+
+	return to.transactions
 }

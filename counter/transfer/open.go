@@ -68,6 +68,7 @@ type Source struct {
 func (p *Place) OpenSource(ctx context.Context) (*Source, error) {
 	s := &Source{}
 	if err := s.open(ctx, p); err != nil {
+		// What was opened before the error is closed again.
 		return nil, errors.Join(err, s.Close())
 	}
 
@@ -237,6 +238,7 @@ func (t *Target) openTiered(ctx context.Context, redis rows.Store, rules *counte
 func (t *Target) own(
 	ctx context.Context, over rows.Store, rules *counter.Rules, cfg owner.Config,
 ) (*call.Store, error) {
+	// No server has this name, so none takes the claim of an import for its own.
 	cfg.Name = "import " + rand.Text()
 	owned, err := call.NewLocal(ctx, over, rules, cfg)
 	if err != nil {

@@ -32,8 +32,8 @@ import (
 // Format is the format number of export files.
 const Format = 1
 
-// Bounds of one transaction of an import: counters, and their members, entries and time buckets together. A single
-// counter may have more.
+// Bounds of one transaction of an import: counters, and their members, entries, time buckets, reservations and values
+// of dimensions together. A single counter may have more.
 const (
 	batchCounters = 1000
 	batchParts    = 20_000
@@ -93,6 +93,7 @@ func Resume(r io.Reader) (Position, error) {
 	for at := int64(0); !p.Whole; {
 		text, err := in.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
+			// What has no newline was cut off, so it does not count.
 			return p, p.checkRest(text)
 		}
 		if err != nil {
@@ -130,6 +131,7 @@ func (p *Position) take(text []byte, end int64) error {
 	case l.Format != nil:
 		p.Offset = end
 	case l.Key != nil:
+		// The export goes on after the last counter whose line is whole.
 		p.After, err = counter.NameIn(l.Site, *l.Key)
 		if err != nil {
 			return fmt.Errorf("%w: a counter: %w", ErrFormat, err)
@@ -332,12 +334,22 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 
 	r.counters++
 	r.batch = append(r.batch, c)
-	r.parts += len(c.Members) + len(c.Hashes) + len(c.Ledger) + len(c.Steps)
+	r.parts += partsOf(&c)
 	if len(r.batch) < batchCounters && r.parts < batchParts {
 		return nil
 	}
 
 	return r.flush(ctx)
+}
+
+// partsOf returns how many parts of a counter have to be written: about as many rows as it takes, or more.
+func partsOf(c *counter.Copy) int {
+	n := len(c.Members) + len(c.Hashes) + len(c.Ledger) + len(c.Steps) + len(c.Reservations)
+	for i := range c.Dimensions {
+		n += len(c.Dimensions[i].Values)
+	}
+
+	return n
 }
 
 // move moves a counter into the site of the import. All counters of the file have to be of one site then.
@@ -377,6 +389,7 @@ func (r *reader) end(ctx context.Context, l line) error {
 	if err := r.flush(ctx); err != nil {
 		return err
 	}
+	// Nothing else would show that lines in the middle are missing.
 	if *l.Counters != r.counters {
 		return fmt.Errorf("%w: it has %d counters, and its end says %d", ErrFormat, r.counters, *l.Counters)
 	}
