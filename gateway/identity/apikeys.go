@@ -27,6 +27,7 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 	var keys SiteKeys
 	for _, text := range written {
 		site, key := sites.SplitKey(text)
+		// Files and variables often end with a newline.
 		key = strings.TrimSpace(key)
 
 		if key == "" && text != "" && site == nil {
@@ -76,7 +77,8 @@ func (k SiteKeys) Holds(key string, site presence.Site) bool {
 
 // Sites returns the sites for which a key is valid: all of them, or a list.
 func (k SiteKeys) Sites(key string) (all bool, sites []presence.Site) {
-	if key == "" { // as in almost every request: a hash would be a twentieth of a connection's cost
+	// As in almost every request: a hash would be a twentieth of a connection's cost.
+	if key == "" {
 		return false, nil
 	}
 

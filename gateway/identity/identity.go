@@ -295,11 +295,17 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		}
 	}
 
+	http.SetCookie(w, cookieFor(cookieOf(ids.cfg.Cookie, id.Site), id.Signed, 365*24*60*60, secure, framed))
+}
+
+// cookieFor returns a cookie, or with a negative age the deletion of one. Browsers delete a partitioned cookie only by
+// another one.
+func cookieFor(name, value string, age int, secure, framed bool) *http.Cookie {
 	cookie := &http.Cookie{
-		Name:     cookieOf(ids.cfg.Cookie, id.Site),
-		Value:    id.Signed,
+		Name:     name,
+		Value:    value,
 		Path:     "/",
-		MaxAge:   365 * 24 * 60 * 60,
+		MaxAge:   age,
 		HttpOnly: true,
 		SameSite: http.SameSiteLaxMode,
 		Secure:   secure,
@@ -311,7 +317,7 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		cookie.Partitioned = true
 	}
 
-	http.SetCookie(w, cookie)
+	return cookie
 }
 
 // fromOwnPage reports whether a script of a page on the server's own origin sent r.
@@ -323,16 +329,16 @@ func fromOwnPage(r *http.Request, secure bool) bool {
 
 // ForgetCookie deletes the cookies of a site at a client that has sent them.
 func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site presence.Site, secure bool) {
+	framed := secure && storageIs(r, storagePartitioned)
 	for _, name := range ids.cookiesOf(site) {
 		tries := maxIDs
 		_, valid := ids.fromCookie(r, site, &tries, name)
 		sent := len(r.CookiesNamed(name)) > 0
-		ours := name == cookieOf(ids.cfg.Cookie, site) || valid // one of another server on this host stays
+		// The cookie of another server on this host stays.
+		ours := name == cookieOf(ids.cfg.Cookie, site) || valid
 
 		if sent && ours {
-			http.SetCookie(w, &http.Cookie{
-				Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure,
-			})
+			http.SetCookie(w, cookieFor(name, "", -1, secure, framed))
 		}
 	}
 }
@@ -364,7 +370,8 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool
 
 	id := ids.issue(site)
 	derivable := func(text string) bool { return shaped(text) && !ids.ofAnotherSite(text, site) }
-	first := presented[:min(len(presented), maxIDs)] // each may cost a hash for every site
+	// Each may cost a hash for every site.
+	first := presented[:min(len(presented), maxIDs)]
 	if i := slices.IndexFunc(first, derivable); i >= 0 {
 		id = ids.derive(presented[i], site)
 		id.Linked = i < linked
@@ -554,7 +561,8 @@ func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
 
 // sign returns id with its signature for a site.
 func (m *keyedMAC) sign(site presence.Site, id string) string {
-	sum := m.sum(domainID, site.Qualify(id)) // no id has the character that begins the name of a site
+	// No id has the character that begins the name of a site.
+	sum := m.sum(domainID, site.Qualify(id))
 
 	var buf [signedLen]byte
 	b := append(buf[:0], id...)

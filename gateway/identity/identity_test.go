@@ -321,6 +321,19 @@ func TestSetCookie(t *testing.T) {
 	}
 }
 
+// A browser deletes the cookie of a frame only where it would also set it: of the same kind.
+func TestForgetFramedCookie(t *testing.T) {
+	ids := newTestIDs(t, Config{})
+	r := getRequest("/?storage=partitioned", "Cookie", "headcount_id="+ids.issue(presence.DefaultSite).Signed)
+
+	w := httptest.NewRecorder()
+	ids.ForgetCookie(w, r, presence.DefaultSite, true)
+	const want = "headcount_id=; Path=/; Max-Age=0; HttpOnly; Secure; SameSite=None; Partitioned"
+	if got := w.Header().Get("Set-Cookie"); got != want {
+		t.Fatalf("Set-Cookie: %s\nwant        %s", got, want)
+	}
+}
+
 // All calls of a browser that has no valid id yet are those of one user, whatever carries its seed or the id
 // that became invalid.
 func TestCallsAtOnceAreOneUser(t *testing.T) {

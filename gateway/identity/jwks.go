@@ -78,7 +78,8 @@ type keySource struct {
 }
 
 func newKeySource(raw string, now func() time.Time, failed func(error)) *keySource {
-	transport := http.DefaultTransport.(*http.Transport).Clone() // so that close can close its idle connections
+	// So that close can close its idle connections.
+	transport := http.DefaultTransport.(*http.Transport).Clone()
 
 	k := &keySource{url: raw, client: &http.Client{Transport: transport}, now: now, began: now(), failed: failed}
 	k.ctx, k.cancel = context.WithCancel(context.Background())

@@ -116,6 +116,7 @@ func (o *Origins) Allowed(r *http.Request, secure bool) bool {
 		return true
 	case 1:
 		return values[0] == "" || o.allows(values[0], r.Host, secure)
+	// Two of them contradict each other.
 	default:
 		return false
 	}

@@ -99,6 +99,7 @@ func cutLast(list string) (rest, last string, more bool) {
 // to its X-Forwarded-Proto. The first of several values counts, because it is from the proxy
 // nearest to the client. Some proxies send wss for a WebSocket.
 func (p *Proxies) Secure(r *http.Request) bool {
+	// Whatever the header says, which the client may have sent itself.
 	if r.TLS != nil {
 		return true
 	}

@@ -141,6 +141,7 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 		return presence.DefaultSite, err
 	}
 
+	// Without other sites the Origin decides only whether a page may act, see Origins.
 	if len(s.list) == 1 {
 		return s.list[0].Site, nil
 	}

@@ -35,6 +35,7 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 	if raw == "" {
 		return Identity{}, badToken("it is empty")
 	}
+	// Checking a signature takes longer the longer the token is.
 	if len(raw) > maxToken {
 		return Identity{}, badToken("it is too long")
 	}
@@ -131,6 +132,7 @@ func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set 
 		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
 	}
 
+	// A secret has no key set, so there is nothing to fetch for it.
 	if t.Method == jwt.SigningMethodHS256 {
 		return ids.secrets, nil, nil
 	}
