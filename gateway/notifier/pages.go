@@ -37,7 +37,7 @@ func (s *Sums) updateLevel(u presence.Update) {
 
 	p := s.pages[u.Name()]
 	if ok && p != nil {
-		s.level(p, l, math.MaxInt64)
+		s.levelLocked(p, l, math.MaxInt64)
 	}
 }
 
@@ -59,12 +59,13 @@ func (s *Sums) updateRecord(u presence.Update) {
 	wake.Signal(s.wake)
 }
 
-// level handles a level of a page that was received, or that was read together with a follow
+// levelLocked handles a level of a page that was received, or that was read together with a follow
 // whose own changes are complete up to Level.By ownUpTo; math.MaxInt64 means that there is no
-// such follow. The caller holds mu.
-func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
+// such follow.
+func (s *Sums) levelLocked(p *page, l unread.Level, ownUpTo int64) {
 	p.lowest = min(p.lowest, ownUpTo)
-	if l.Incarnation <= p.level.Incarnation { // otherwise own belongs to the level that is applied below
+	// Otherwise own belongs to the level that is applied below.
+	if l.Incarnation <= p.level.Incarnation {
 		p.authors = min(p.authors, ownUpTo)
 	}
 	if l.Newer(p.newest) {
@@ -75,6 +76,7 @@ func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
 	if n.Incarnation == p.level.Incarnation {
 		n.Before = p.level.Before // a published level does not have it
 	}
+	// Without their authors, users would find their own changes unread.
 	if !p.knowsAuthors(n) {
 		s.stalePages[p] = struct{}{}
 		wake.Signal(s.wake)
@@ -82,7 +84,7 @@ func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
 	}
 
 	if n.Newer(p.level) {
-		s.apply(p, n, nil)
+		s.applyLocked(p, n, nil)
 		p.authors = min(p.authors, n.By)
 	}
 }
@@ -97,11 +99,12 @@ func (p *page) knowsAuthors(l unread.Level) bool {
 	return l.Incarnation == p.level.Incarnation && l.By <= p.authors
 }
 
-// apply makes l the page's level, and sends the new sum to the connections of each user
-// whose sum changes. owns has the users' own changes. The caller holds mu.
-func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
+// applyLocked makes l the page's level, and sends the new sum to the connections of each user
+// whose sum changes. owns has the users' own changes.
+func (s *Sums) applyLocked(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 	p.level = l
 	for _, fo := range p.follows {
+		// Own changes of another incarnation say nothing about this one.
 		if fo.ownOf != l.Incarnation {
 			fo.setOwn(unread.Own{}, l.Incarnation)
 		}
@@ -112,6 +115,7 @@ func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 		}
 
 		diff := fo.recount(l)
+		// While follows are being replaced, the sum is wrong and is added up at the end.
 		if diff != 0 && !fo.user.replacing {
 			fo.user.setSum(fo.user.sum + diff)
 		}

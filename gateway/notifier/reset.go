@@ -30,6 +30,7 @@ func (s *Sums) Read(f *Sum, c Conn, page string) {
 
 // add adds a read message.
 func (r *reset) add(c Conn, page string) {
+	// A connection gets one answer, however often it asked meanwhile.
 	if !slices.Contains(r.waiting, c) {
 		r.waiting = append(r.waiting, c)
 	}
@@ -43,6 +44,9 @@ func (r *reset) add(c Conn, page string) {
 	}
 }
 
+// isNothing reports whether no page is to be reset. A connection that has asked may be gone by now.
+func (r *reset) isNothing() bool { return !r.all && len(r.pages) == 0 }
+
 // runResets resets the user's count until no connection asks for it. At most one goroutine
 // per user runs it. It pauses between two resets, so that no client can keep the store
 // busy.
@@ -51,14 +55,16 @@ func (s *Sums) runResets(f *Sum) {
 		s.mu.Lock()
 		rest := f.rested - time.Since(s.born)
 		s.mu.Unlock()
+		// The rest is negative, and the sleep none, if the last reset is longer ago.
 		time.Sleep(rest)
 
 		todo := s.takeReset(f)
-		if len(todo.waiting) == 0 { // all connections that asked have been served, or are gone
+		if todo.isNothing() {
 			return
 		}
 
 		pages := todo.pages
+		// For the service, no pages are all of them.
 		if todo.all {
 			pages = nil
 		}
@@ -92,7 +98,8 @@ func (s *Sums) takeReset(f *Sum) reset {
 
 	todo := *f.reset
 	f.reset = &reset{}
-	if len(todo.waiting) == 0 {
+	// Under the same lock as the look, so that a message which comes now starts another goroutine.
+	if todo.isNothing() {
 		f.reset = nil
 	}
 

@@ -31,7 +31,7 @@ func (s *Sums) Run(ctx context.Context) {
 
 		failed++
 		if failed == 1 {
-			s.cfg.Log.Warn().Err(err).Msg("unread counts could not be read; trying again")
+			s.cfg.Log.Warn().Err(err).Msg("unread counts could not be read; retrying")
 		}
 		retry.Reset(outage.Pause(failed))
 	}
@@ -41,6 +41,7 @@ func (s *Sums) Run(ctx context.Context) {
 // the next call.
 func (s *Sums) catchUp(ctx context.Context) error {
 	for {
+		// Until nothing is left, because a change during a read marks its user or page again.
 		users, pages := s.todo()
 		if len(users)+len(pages) == 0 {
 			return nil
@@ -84,7 +85,8 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 	s.mu.Lock()
 	for i, f := range users {
 		ids[i] = f.user
-		delete(s.staleUsers, f) // before the read, so that a later change marks the user again
+		// Before the read, so that a later change marks the user again.
+		delete(s.staleUsers, f)
 	}
 	s.mu.Unlock()
 
@@ -122,7 +124,8 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	if s.pages[p.page] != p { // its last follower has gone, and a next one made another
+	// Its last follower has gone, and a next one made another.
+	if s.pages[p.page] != p {
 		return err
 	}
 	if err != nil {
@@ -132,10 +135,12 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 
 	// A follow that was read meanwhile may have brought a newer level.
 	if !p.level.Newer(l) {
-		s.apply(p, l, owns)
+		s.applyLocked(p, l, owns)
+		// A follow that was added during the read may know fewer own changes.
 		p.authors = min(p.lowest, l.By)
 	}
-	s.level(p, l, math.MaxInt64)
+	// A newer level may have come during the read, which had to wait for it.
+	s.levelLocked(p, l, math.MaxInt64)
 
 	return nil
 }

@@ -150,7 +150,8 @@ func (s *Sums) enter(user unread.User) (f *Sum, known bool) {
 	if f == nil {
 		f = &Sum{user: user}
 		s.users[user] = f
-		s.cfg.Hub.Want(unread.RecordTopic(user)) // before the read, so that no later change is missed
+		// Before the read, so that no later change is missed.
+		s.cfg.Hub.Want(unread.RecordTopic(user))
 	}
 	f.refs++
 
@@ -186,6 +187,7 @@ func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, err
 
 	select {
 	case <-g.done:
+	// The read goes on for the others that wait for it.
 	case <-ctx.Done():
 		return unread.Record{}, ctx.Err()
 	}
@@ -223,6 +225,7 @@ func (s *Sums) readEntering() {
 	s.entering = nil
 	s.mu.Unlock()
 
+	// Not the context of one caller, because others wait for the same read.
 	ctx, cancel := context.WithTimeout(context.Background(), enterTimeout)
 	g.records, g.err = s.cfg.Store.Records(ctx, g.users)
 	cancel()
@@ -234,6 +237,7 @@ func (s *Sums) readEntering() {
 	s.mu.Unlock()
 
 	if more {
+		// This caller has what it came for, and need not read for others.
 		s.cfg.Group.Go(s.readEntering)
 	}
 }
@@ -271,6 +275,7 @@ func (s *Sums) Leave(f *Sum, c Conn) {
 	defer s.mu.Unlock()
 
 	f.conns = without(f.conns, c)
+	// What it asked for is carried out, but nobody is told any more.
 	if f.reset != nil {
 		f.reset.waiting = without(f.reset.waiting, c)
 	}
@@ -317,6 +322,7 @@ func (s *Sums) replace(f *Sum, state unread.State) {
 	}
 
 	f.version = state.Version
+	// The levels below must not send sums in which follows are missing still.
 	f.replacing = true
 	for page, fo := range f.follows {
 		_, still := state.Find(page)
@@ -332,7 +338,7 @@ func (s *Sums) replace(f *Sum, state unread.State) {
 
 		// The read may know a newer level before its publication arrives.
 		ownUpTo := fo.take(stored, state.Levels[i], state.Owns[i])
-		s.level(fo.page, state.Levels[i], ownUpTo)
+		s.levelLocked(fo.page, state.Levels[i], ownUpTo)
 	}
 
 	s.sum(f)

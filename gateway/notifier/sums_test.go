@@ -397,3 +397,34 @@ func TestReadOfPages(t *testing.T) {
 		group.Wait()
 	})
 }
+
+// A user who reads and closes the tab at once has read, also while another reset has just been made.
+func TestAReadBeforeTheEndOfItsConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := presencemem.New(presencemem.Config{})
+		var group sync.WaitGroup
+		s := New(Config{Store: store, Hub: wants{}, Group: &group, Rest: time.Second, Log: zerolog.Nop()})
+		u := unread.User{1}
+		for _, page := range []string{"p", "q"} {
+			err := s.followService.Follow(t.Context(), u, page)
+			if err == nil {
+				err = store.Change(t.Context(), page, unread.Change{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		f, c := s.Enter(t.Context(), u), &tab{}
+		s.Add(f, c)
+		s.Read(f, c, "p")
+		synctest.Wait() // the goroutine that resets rests
+		s.Read(f, c, "q")
+		s.Leave(f, c)
+		group.Wait()
+
+		if n, _, err := s.followService.Unread(t.Context(), u); n != 0 || err != nil {
+			t.Errorf("%d are unread, %v", n, err)
+		}
+	})
+}
