@@ -201,6 +201,7 @@ func (r *archiveRead) recall() {
 	r.n = make([]int64, len(r.t.points))
 	for i := range r.known {
 		is, ok := r.counts.Get(r.point(i))
+		// A cached point of another life of the counter, or one that is too old, is none.
 		if ok && r.counted(is.read, is.incarnation) {
 			r.known[i] = true
 			r.n[i] = is.n
@@ -236,6 +237,7 @@ func (r *archiveRead) recalled(number, from, to int64) (seen hyperloglog.Registe
 
 	first := (from - r.q.From) / r.q.Points
 	last := (to - 1 - r.q.From) / r.q.Points
+	// Within one point the union of the whole span is a part of that point's.
 	if first == last {
 		return is.seen, first, true
 	}
@@ -255,6 +257,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 		return err
 	}
 
+	// Others run between two parts of a long answer: see breath.
 	time.Sleep(breath)
 	r.is = is
 	r.t.Add(gains)
@@ -280,6 +283,7 @@ func (r *archiveRead) keepSpans(from, to int64, gains []Gain) {
 				all.Merge(*gains[0].Seen)
 			}
 		}
+		// A span without any time bucket is kept as well: otherwise it would be read again each time.
 		r.spans.Add(spanOf{r.key, r.q.Step, number}, span{r.now, r.incarnation, all.Registers()})
 	}
 }
@@ -295,6 +299,7 @@ func (r *archiveRead) answer() Answer {
 			continue
 		}
 
+		// A point that may still grow is computed anew for each answer.
 		end := r.q.From + int64(i+1)*r.q.Points
 		if mayCache && end <= r.over {
 			r.counts.Add(r.point(i), pointCount{r.now, r.incarnation, out.Values[i]})

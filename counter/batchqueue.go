@@ -82,12 +82,14 @@ func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (
 
 	leads, err := q.enter(one)
 	if err != nil {
+		// The queue did not take it, so nobody will answer it any more.
 		g.put(one)
 		return result, err
 	}
 	if leads {
 		// The queue was idle, so writing belongs to this caller.
 		q.writing = append(q.writing[:0], one)
+		// Not by the caller itself, who may leave while others already wait for the next write.
 		go q.run() // close waits for it
 	}
 
@@ -123,6 +125,7 @@ func (g *batchQueues[C, R]) close() {
 }
 
 func (g *batchQueues[C, R]) put(one *item[C, R]) {
+	// The channel is empty, and can be used again: its answer was received, or there never was one.
 	*one = item[C, R]{done: one.done}
 	g.items.Put(one)
 }
@@ -140,6 +143,7 @@ func (q *batchQueue[C, R]) enter(one *item[C, R]) (leads bool, err error) {
 		q.busy = true
 		q.of.wg.Add(1) // before close can wait, because close sets closed under mu first
 		return true, nil
+	// At the bound the caller learns at once that nothing was made.
 	case q.pendingSize+one.size > q.of.cfg.QueueSize:
 		return false, ErrBusy
 	}
@@ -235,7 +239,7 @@ func (q *batchQueue[C, R]) take() bool {
 	return true
 }
 
-// idleLocked ends the writes of the queue until the next item. The caller has mu.
+// idleLocked ends the writes of the queue until the next item.
 func (q *batchQueue[C, R]) idleLocked() {
 	q.busy = false
 	// The memory of a burst is given back.

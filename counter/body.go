@@ -41,6 +41,7 @@ func parseObject(body []byte, known string, field func(r *reader, name string) e
 		return nil
 	})
 	if err == nil {
+		// A second value after the first would otherwise be ignored without a word.
 		err = r.end()
 	}
 
@@ -70,6 +71,7 @@ func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Cha
 		switch {
 		case name == "delta":
 			c.Delta, err = integerIn(r, 1, MaxDelta)
+		// For kinds without dimensions as well: the error then names the rule that has none.
 		case name == "dimensions":
 			c.Dimensions, err = dimensions(r, names)
 		case rule.Kind.IsExact():
@@ -87,6 +89,7 @@ func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Cha
 			return Change{}, err
 		}
 	}
+	// The delta of a decrement is written without a sign, so no body turns a decrement into an increment.
 	if down {
 		c.Delta = -c.Delta
 	}
@@ -105,6 +108,7 @@ func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 		}
 
 		return r.list(func(i int) error {
+			// Before the next change is parsed, so that a body beyond the bound costs little.
 			if i == MaxChanges {
 				return fmt.Errorf("there are more than %d; send the rest in another batch", MaxChanges)
 			}
@@ -152,6 +156,7 @@ func batched(r *reader, rules *Rules) (Change, error) {
 		case "dimensions":
 			r.space()
 			dimensionsAt = r.at
+			// Parsed for its end only, since the names can be judged only by the rule.
 			_, err = dimensions(r, nil)
 		default:
 			return fmt.Errorf("%q is unknown; a change has key, delta and dimensions", name)
@@ -221,6 +226,7 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 			if again {
 				return nil
 			}
+			// Repetitions are gone by now, so the bound is one of different members.
 			if len(place) == MaxMembers {
 				return fmt.Errorf("there are more than %d members; send the rest in another call", MaxMembers)
 			}
@@ -285,6 +291,7 @@ func parseCorrection(body []byte, c Change, members, number string) (Change, err
 		return err
 	})
 	lacksDelta := c.Verb == Adjust && c.Delta == 0
+	// Unlike an adjustment, a set may have the number 0, so only a missing one is wrong.
 	lacksValue := c.Verb == Set && !given
 	switch {
 	case err != nil:
@@ -354,6 +361,7 @@ func window(r *reader) (ms int64, err error) {
 	}
 
 	d, err := ParseDuration(text)
+	// The window belongs to the name of the limit, so it is refused and not rounded.
 	if err == nil && d%time.Millisecond != 0 {
 		err = fmt.Errorf("%q is not a number of whole milliseconds", text)
 	}

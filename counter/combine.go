@@ -120,6 +120,7 @@ func (c *Combiner) queueOf(op *Op) (queue int, ok bool) {
 
 	queue = queueOf(op.Changes[0].Key, c.cfg.Queues)
 	if c.cfg.SeparateExact && op.Changes[0].Rule.Kind.IsExact() {
+		// The second half of the queues is theirs, since an application may lock them in PostgreSQL.
 		queue += c.cfg.Queues
 	}
 
@@ -132,6 +133,7 @@ func (c *Combiner) doAlone(ctx context.Context, op Op) Result {
 		return Result{Err: err}
 	}
 
+	// It has room for the result, so that the goroutine ends although the caller may have left.
 	made := make(chan Result, 1)
 	go func() { // Close waits for it
 		defer c.endAlone(len(op.Changes))
@@ -180,6 +182,7 @@ func (c *Combiner) Close() {
 	c.closed = true
 	c.mu.Unlock()
 
+	// From here on no operation begins by itself, so wg can only fall.
 	c.wg.Wait()
 	c.queues.close()
 }
@@ -220,9 +223,11 @@ func (w *combining) write(ctx context.Context, items []*item[Op, Result]) {
 
 	w.gather(items)
 	results := w.to.Apply(ctx, w.ops)
+	// In place, because each item has been read when its place is overwritten.
 	again := items[:0]
 	for i, one := range items {
 		at := w.at[i]
+		// An outage is no refusal: the merged change may have been made, so its parts must not be made again.
 		isRefused := results[at].Err != nil && errors.As(results[at].Err, new(*Conflict))
 		if isRefused && w.ops[at].Changes[0].Merged > 1 {
 			again = append(again, one)
@@ -264,6 +269,7 @@ func (w *combining) gather(items []*item[Op, Result]) {
 	w.ops = w.ops[:0]
 	w.at = w.at[:0]
 	w.own = w.own[:0]
+	// A lone operation, which most are, needs no map.
 	if len(items) == 1 {
 		w.add(items[0])
 		return
@@ -294,6 +300,7 @@ func (w *combining) gather(items []*item[Op, Result]) {
 			continue
 		}
 
+		// There was nothing to merge it into, or the sum of both did not fit. Later ones are merged into this one.
 		w.open[key] = len(w.ops)
 		w.add(one)
 	}

@@ -126,6 +126,7 @@ const keptDefault = 24 * time.Hour
 func (c *Copy) Kept(rules *Rules) (ledger time.Duration, step func(seconds uint32) time.Duration) {
 	rule := rules.Find(c.Key)
 	if rule == nil {
+		// A counter outlives its rule, and its ledger goes on expiring.
 		rule = &Rule{Kind: c.Kind, Ledger: DefaultLedger}
 	}
 
@@ -208,6 +209,7 @@ func (c Copy) MarshalJSON() ([]byte, error) {
 	}
 	for _, s := range c.Steps {
 		one := stepJSON{Step: s.Step, Number: s.Number, Value: s.Value}
+		// The steps of a sum have a value only.
 		if s.Seen != nil {
 			one.Registers = s.Seen.Bytes()
 		}
@@ -240,6 +242,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 }
 
 func (c *Copy) parse(j *copyJSON) error {
+	// A file is trusted no more than a request.
 	if err := CheckKey(j.Key); err != nil {
 		return err
 	}
@@ -255,6 +258,7 @@ func (c *Copy) parse(j *copyJSON) error {
 
 	err = c.parseState(j)
 	if err == nil {
+		// After the state, because the members have to fit its kind and value.
 		err = c.checkMembers()
 	}
 	if err != nil {
@@ -279,6 +283,7 @@ func (c *Copy) parseState(j *copyJSON) error {
 		return fmt.Errorf("%.40q is not a kind", j.Kind)
 	}
 	version, err := presence.ParseVersion(j.Version)
+	// The zero version is that of a counter that does not exist.
 	if err != nil || version == (Version{}) {
 		return fmt.Errorf("%.40q is not a version of a counter", j.Version)
 	}
@@ -342,6 +347,7 @@ func (c *Copy) parsePast(j *copyJSON) error {
 		if op == 0 {
 			return fmt.Errorf("%.40q is not an op of a ledger", e.Op)
 		}
+		// After is computed, so that an entry of a file cannot contradict itself.
 		c.Ledger = append(c.Ledger, Entry{
 			Seq: e.Seq, At: time.UnixMilli(e.At).UTC(), Op: op, Delta: e.Delta, Before: e.Before,
 			After: e.Before + e.Delta, Reason: e.Reason, By: e.By,

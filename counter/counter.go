@@ -216,6 +216,7 @@ func (c Counter) AppendMembers(b []byte) []byte {
 	if c.Stale {
 		b = append(b, `,"stale":true`...)
 	}
+	// Most counters never have a reservation, so the member is left out.
 	if c.Reserved != 0 {
 		b = append(b, `,"reserved":`...)
 		b = strconv.AppendInt(b, c.Reserved, 10)

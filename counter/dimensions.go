@@ -27,6 +27,7 @@ func (c *Counted) Add(value string, delta int64) {
 		return
 	}
 
+	// The zero Counted has no map, as most counters have no dimensions.
 	if c.Values == nil {
 		c.Values = map[string]int64{}
 	}

@@ -34,6 +34,7 @@ func (h *Hub) MarkMissed() {
 
 	for _, watches := range h.followers {
 		for _, w := range watches {
+			// No callback runs under this lock, so a slow watcher delays nobody here.
 			w.mu.Lock()
 			w.missed = true
 			w.mu.Unlock()
@@ -51,6 +52,7 @@ func (h *Hub) Publish(changes []Notification, counter func(key string) Counter) 
 		return
 	}
 
+	// Publishing only reads the followers: each watch has a lock of its own.
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 
@@ -154,13 +156,14 @@ func (w *watch) Unfollow(keys ...string) {
 	}
 }
 
-// unfollowLocked removes a key. The caller holds hub.mu.
+// unfollowLocked removes a key, under hub.mu.
 func (w *watch) unfollowLocked(key string) {
 	if _, ok := w.keys[key]; !ok {
 		return
 	}
 	delete(w.keys, key)
 
+	// In place: the lists are read only under hub.mu.
 	others := slices.DeleteFunc(w.hub.followers[key], func(o *watch) bool { return o == w })
 	if len(others) == 0 {
 		delete(w.hub.followers, key)
@@ -170,6 +173,7 @@ func (w *watch) unfollowLocked(key string) {
 }
 
 func (w *watch) Close() {
+	// First nothing new can arrive, then the goroutine is told to end.
 	w.hub.mu.Lock()
 	for key := range w.keys {
 		w.unfollowLocked(key)
@@ -181,6 +185,7 @@ func (w *watch) Close() {
 	w.mu.Unlock()
 	wake.Signal(w.wake)
 
+	// A callback may still be running.
 	<-w.ended
 }
 
@@ -193,6 +198,7 @@ func (w *watch) add(t *Notification, c Counter) {
 		w.pending[t.Key] = p
 		w.order = append(w.order, t.Key)
 	}
+	// The value replaces the one before it. The members add up, because later changes do not name them again.
 	p.counter = c
 	p.add(t)
 	w.mu.Unlock()
@@ -252,6 +258,7 @@ func (w *watch) take() (updates []Update, missed, closed bool) {
 	for _, key := range w.order {
 		updates = append(updates, w.pending[key].update())
 	}
+	// Both keep their memory for the next updates.
 	clear(w.pending)
 	w.order = w.order[:0]
 
@@ -263,6 +270,7 @@ func (w *watch) take() (updates []Update, missed, closed bool) {
 
 func (p *pending) update() Update {
 	u := Update{Counter: p.counter, Reread: p.reread}
+	// Who reads the whole set next needs none of its changes.
 	if p.reread {
 		return u
 	}

@@ -63,6 +63,7 @@ func (s *State) Gain(tx Tx, c *Change, now time.Time) {
 			number = slot.Number
 		}
 
+		// Without a tx none is complete, because number is then that of the slot.
 		isComplete := !isFree && slot.Number != number
 		if isComplete {
 			tx.Past(c.Key, *slot, b.Kept)
@@ -241,10 +242,12 @@ func (rule *Rule) firstPoint(last, seconds int64, now time.Time) int64 {
 	kept := int64(math.MaxInt64)
 	for _, b := range rule.Resolutions {
 		if time.Duration(seconds)*time.Second%b.Step == 0 {
+			// Rounded up, because a point of which a part has expired would be too low.
 			kept = min(kept, floorDiv(oldest(b, now)+seconds-1, seconds))
 		}
 	}
 
+	// The running point is always asked for, even if it is longer than anything that is kept.
 	return max(last-defaultPoints, min(kept, last-1))
 }
 
@@ -447,6 +450,7 @@ func (a Answer) AppendJSON(b []byte, key string) []byte {
 			b = append(b, ',')
 		}
 		b = append(b, `{"at":`...)
+		// A point is named by the beginning of its time.
 		b = presence.AppendTime(b, time.Unix((q.From+int64(i)*q.Points)*seconds, 0).UTC())
 		b = append(b, `,"value":`...)
 		b = strconv.AppendInt(b, value, 10)

@@ -56,6 +56,7 @@ func (r *reader) take(c byte) bool {
 
 // end returns an error if anything but white space is left.
 func (r *reader) end() error {
+	// A zero byte in the text looks to peek like its end.
 	if r.peek() != 0 || r.at < len(r.s) {
 		return r.fault("want nothing more after the object")
 	}
@@ -197,6 +198,7 @@ func (r *reader) unquote(quoted string, isPlain bool) (text string, err error) {
 
 func (r *reader) bool() (bool, error) {
 	r.space()
+	// Neither text begins like the other one, so the order of the map does not matter.
 	for text, is := range map[string]bool{"true": true, "false": false} {
 		if strings.HasPrefix(r.s[r.at:], text) {
 			r.at += len(text)

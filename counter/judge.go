@@ -102,6 +102,7 @@ func Judge(tx Tx, op *Op, now time.Time) Result {
 		}
 	}
 	if hasID && !isReplay {
+		// A refused operation was left above: its caller may try it again under the same idempotency key.
 		tx.Remember(op.IdempotencyKey)
 	}
 
@@ -152,6 +153,7 @@ func drop(tx Tx, s *State, c *Change) {
 	// Before the state is gone, because that says which rows the counter has.
 	tx.Drop(c.Key, s.Version)
 	*s = State{}
+	// Its members are not named, because there may be any number of them.
 	tx.Changed(c.Key, nil, nil, true)
 }
 
@@ -196,6 +198,7 @@ func addAll(tx Tx, changes []Change, states []*State, now time.Time) error {
 // set gives an exact counter a value, as an addition of the difference. A counter that already has the value does not
 // change, and its ledger gets no entry.
 func set(tx Tx, s *State, c *Change, now time.Time) error {
+	// This asks only whether the kind has the verb. The bounds are checked by the addition.
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
 	}
@@ -262,6 +265,7 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 		return Refused(why, c, s.Counter(c.Key).Or(c.Rule.Kind))
 	}
 
+	// Only now, because a refused change makes no counter.
 	begin(s, c, deleted, now)
 	s.Value = after
 	moved(s, now)
@@ -284,6 +288,7 @@ func refusalOfAdd(s *State, c *Change, after int64, over bool) Refusal {
 	if over || tooFull {
 		return Overflows
 	}
+	// A sum whose rule has become one of exact counters remains a sum, without bounds.
 	if !kind.IsExact() {
 		return ""
 	}
@@ -344,6 +349,7 @@ var ledgerOps = [...]LedgerOp{
 
 // enter writes the ledger entry for what add did. A sum has entries only for adjustments.
 func enter(tx Tx, s *State, c *Change, before int64, now time.Time) {
+	// Not s.Value, which already has what later changes of a batch did.
 	e := Entry{At: now, Delta: c.Delta, Before: before, After: before + c.Delta, Reason: c.Reason, By: c.By}
 	named := ledgerOps[c.Verb]
 	switch {
@@ -410,6 +416,7 @@ func edit(tx Tx, s *State, c *Change, now time.Time) error {
 		return nil
 	}
 
+	// From here on nothing refuses the change, so the set itself may change member by member.
 	var joined, left []string
 	for i, m := range c.Join {
 		if tx.Join(c.Key, m) {
@@ -461,6 +468,7 @@ func observe(tx Tx, s *State, c *Change, now time.Time) {
 // allocation.
 func grow(some, all []string, i int) []string {
 	if len(some) == i {
+		// The capacity is cut, so that a later append copies and does not write into the caller's list.
 		return all[: i+1 : i+1]
 	}
 
@@ -483,6 +491,7 @@ func (t *Total) Add(s State) {
 
 	t.counters++
 	if s.Kind.Estimates() {
+		// Its size is no part of the sum: who is in two of them counts once.
 		t.uniques++
 	} else {
 		t.sum = t.sum.Plus(s.Value)
@@ -506,6 +515,7 @@ func (t *Total) Aggregate(prefix string) (Aggregate, error) {
 	case isMixed:
 		text := "it has counters of kind unique and of other kinds, of which there is neither a sum nor a union"
 		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: text}
+	// The union, because a sum would count a member of several counters as often.
 	case t.uniques > 0:
 		return Aggregate{Counters: t.counters, Value: t.union.Count()}, nil
 	case !fits:

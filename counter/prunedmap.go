@@ -23,6 +23,7 @@ func (p *prunedMap) add(key string, n int64) int64 {
 	p.total = Saturated(p.total, n)
 	gained, isKnown := p.keys[key]
 	if !isKnown && len(p.keys) >= maxPruned {
+		// At least half of the keys go at once, so the sort is rare.
 		p.missed = Saturated(p.missed, prune(p.keys))
 	}
 	if !isKnown {
@@ -40,6 +41,7 @@ func prune(keys map[string]int64) int64 {
 	all := slices.AppendSeq(make([]int64, 0, len(keys)), maps.Values(keys))
 	slices.Sort(all)
 
+	// At least half of the keys go at once, so that the sort is rare.
 	median := all[len(all)/2]
 	for key, n := range keys {
 		if n > median {

@@ -90,6 +90,7 @@ func (c *Change) checkHold() error {
 	if !isNamed {
 		return fmt.Errorf("%w: a reservation of %q without an ID", ErrOp, c.Key)
 	}
+	// The other verbs only name it.
 	if c.Verb != Reserve {
 		return nil
 	}
@@ -152,6 +153,7 @@ func reserve(tx Tx, s *State, c *Change, r Reservation, now time.Time) error {
 		return refusedHold(why, c, s, r)
 	}
 
+	// It is judged as a decrement, so that the floor refuses what is not there.
 	taken := *c
 	taken.Delta = -c.Delta
 	before := s.Value
@@ -275,6 +277,7 @@ func (r Reservation) MarshalJSON() ([]byte, error) {
 // MarshalJSON returns the form of a page that clients see, {"reservations":[…],"next":"cart-7"}. next is the last ID of
 // the page, and missing on the last page.
 func (p Reservations) MarshalJSON() ([]byte, error) {
+	// A page without reservations is [], and not null as a nil slice would be.
 	page := struct {
 		Open []Reservation `json:"reservations"`
 		Next string        `json:"next,omitempty"`

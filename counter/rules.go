@@ -128,6 +128,7 @@ func (r *Rules) AnyExact(prefix string) bool {
 	site, key := presence.SplitName(prefix)
 	for _, rule := range r.In(site).list {
 		begin, several := strings.CutSuffix(rule.Written(), "*")
+		// The rule takes all counters with the prefix that no earlier rule took.
 		hasAll := several && strings.HasPrefix(key, begin)
 		hasSome := hasAll || strings.HasPrefix(begin, key)
 		if hasSome && rule.Kind.IsExact() {
@@ -194,6 +195,7 @@ func ParseRules(data []byte) (*Rules, error) {
 
 		found = true
 		return r.list(func(i int) error {
+			// Before the rule is parsed, so that a list without an end costs little.
 			if i == MaxRules {
 				return fmt.Errorf("there are more than %d rules; use a prefix and * for many keys", MaxRules)
 			}
@@ -234,6 +236,7 @@ func parseRule(r *reader) (*Rule, error) {
 	rule := &Rule{Ledger: DefaultLedger, MaxAge: DefaultMaxAge}
 	var given []string
 	err := r.object(func(name string) error {
+		// The value does not tell what is written: it may be the default.
 		given = append(given, name)
 		if err := rule.field(r, name); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -418,6 +421,7 @@ func dimensionName(s string) bool {
 // durationOr0 parses the number 0, or a duration of at least shortest as a string.
 func durationOr0(r *reader, shortest time.Duration) (time.Duration, error) {
 	if r.peek() == '0' {
+		// No other whole number begins with this digit.
 		n, err := r.integer()
 		return time.Duration(n), err
 	}

@@ -31,6 +31,7 @@ func (r *Relay) Observe(states States) {
 	defer r.mu.Unlock()
 
 	r.to = states
+	// Under mu, so that a newer state cannot come before this one.
 	states.StoreState(r.up)
 }
 

@@ -128,6 +128,7 @@ func (op *Op) ReadFrom(ctx context.Context, from exactReader) (Found, error) {
 	is := Found{At: make([]int, len(op.Changes))}
 	for i := range op.Changes {
 		key := op.Changes[i].Key
+		// A batch may change a key several times, and Read takes each key once.
 		at, seen := index[key]
 		if !seen {
 			at = len(keys)
@@ -299,6 +300,7 @@ func (o LedgerOp) MarshalText() ([]byte, error) { return []byte(o.String()), nil
 
 // ParseLedgerOp returns the op with that name, or 0.
 func ParseLedgerOp(name string) LedgerOp {
+	// The first name is empty, and that of no op.
 	return LedgerOp(max(slices.Index(ledgerNames[1:], name)+1, 0))
 }
 
@@ -311,6 +313,7 @@ type Ledger struct {
 // MarshalJSON returns the form of a page that clients see, {"entries":[…],"next":8}, with times in whole seconds. next
 // is the last seq of the page, and missing on the last page.
 func (l Ledger) MarshalJSON() ([]byte, error) {
+	// A copy, because times are shortened below; and one that is not nil, which would be written as null.
 	page := struct {
 		Entries []Entry `json:"entries"`
 		Next    uint64  `json:"next,omitempty"`

@@ -84,13 +84,14 @@ type topOf struct {
 	next []int64 // by resolution, the index of the next list to make; only the closer uses it
 }
 
-// atLocked returns the open time bucket with that index. The caller holds mu.
+// atLocked returns the open time bucket with that index.
 func (r *topOf) atLocked(number int64) *openStep {
 	s := r.open[number]
 	if s != nil {
 		return s
 	}
 
+	// Three stay at most. A time bucket that was dropped too early begins anew, and marks some keys a second time.
 	maps.DeleteFunc(r.open, func(n int64, _ *openStep) bool { return n < number-1 || n > number+1 })
 	s = &openStep{prunedMap: prunedMap{keys: map[string]int64{}}, marked: map[string]time.Time{}}
 	r.open[number] = s
@@ -105,8 +106,9 @@ func (r *topOf) add(number int64, key string, n int64) bool {
 	defer r.mu.Unlock()
 
 	s := r.atLocked(number)
+	gained := s.add(key, n)
 
-	return s.add(key, n) > s.total/TopMost && !s.isMarked(key)
+	return gained > s.total/TopMost && !s.isMarked(key)
 }
 
 // isMarked reports whether this process has marked key in a time bucket of late.
@@ -130,6 +132,7 @@ func (r *topOf) mark(number int64, keys []string) {
 	}
 
 	for _, key := range keys {
+		// A key may be a slice of a request, all of which it would keep in memory.
 		s.marked[strings.Clone(key)] = time.Now()
 	}
 }
@@ -166,6 +169,7 @@ func NewTopTracker(store TopStore, rules *Rules, log zerolog.Logger) *TopTracker
 
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop = stop
+	// Without rules with top nothing has to be closed.
 	if len(t.rules) > 0 {
 		t.wg.Go(func() { t.run(ctx) })
 	}
@@ -260,6 +264,7 @@ func (t *TopTracker) mark(ctx context.Context, at markOf, changes []marking) err
 	if err := t.store.Mark(ctx, at.rule.Match, at.number, keys); err != nil {
 		return err
 	}
+	// After the store has them, because a key that is noted here is not marked again for a minute.
 	t.rules[at.rule].mark(at.number, keys)
 
 	return nil
@@ -302,6 +307,7 @@ func (t *TopTracker) Top(ctx context.Context, rule *Rule, last time.Duration, n 
 	q.To = min(q.To, numberOf(now, q.Step)+2) // a window has no end; 2 because the store's clock may be ahead
 	sums := map[string]int64{}
 	level := slices.IndexFunc(rule.Resolutions, func(b Resolution) bool { return b.Step == q.Step })
+	// A list may change as long as its time bucket has marks.
 	lists := topLists{t, rule, now, math.MaxInt64}
 	for number := range marked {
 		lists.open = min(lists.open, number)
@@ -400,6 +406,7 @@ type topLists struct {
 // sum adds to sums the lists of time buckets of a resolution, with the indexes from from to to-1.
 func (l topLists) sum(ctx context.Context, level int, from, to int64, sums map[string]int64) error {
 	step := l.rule.Resolutions[level].Step
+	// Older lists have expired.
 	from = max(from, numberOf(l.now.Add(-listRetention(l.rule, level)), step))
 	to = min(to, numberOf(l.now, step)+2) // the store's clock may be ahead
 
@@ -428,6 +435,7 @@ func (l topLists) block(ctx context.Context, level int, from, to int64) (map[str
 	isClosed := level > 0 || to <= l.open
 	stays := isClosed && to-from == blockSteps && isOver(to-1, step, l.now.Add(-stepLate))
 	block, isCached := l.blocks.Get(at)
+	// A cached block is passed over while one of its time buckets has got a late mark.
 	if isCached && stays {
 		return block, nil
 	}
@@ -461,6 +469,7 @@ func (l topLists) block(ctx context.Context, level int, from, to int64) (map[str
 	}
 
 	if stays {
+		// What is subtracted here can only mislead the choice of candidates. The answer comes from their histories.
 		for len(sums) > maxPruned {
 			prune(sums)
 		}
@@ -525,7 +534,7 @@ func (t *TopTracker) run(ctx context.Context) {
 			err := t.close(ctx, rule, r)
 			if err != nil && ctx.Err() == nil {
 				t.log.Debug().Err(err).Str("match", rule.Match).
-					Msg("counters: a top list could not be stored; trying again")
+					Msg("counters: a top list could not be stored; retrying")
 			}
 		}
 	}
@@ -556,10 +565,12 @@ func (t *TopTracker) close(ctx context.Context, rule *Rule, r *topOf) error {
 		closed = floorDiv(closed, int64(step/rule.Resolutions[level-1].Step))
 		// A list whose parts are gone, or that would expire at once, is not made.
 		oldest := numberOf(late.Add(-min(listRetention(rule, level-1), rule.Resolutions[level].Kept)), step) + 1
+		// Those that are further behind get no list: an answer adds up the lists of their parts.
 		for number := max(r.next[level], oldest, closed-maxBehind); number < closed; number++ {
 			if err := t.closeLonger(ctx, rule, level, number); err != nil {
 				return err
 			}
+			// Only now, so that after an error the next round begins with this one.
 			r.next[level] = number + 1
 		}
 	}
