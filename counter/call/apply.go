@@ -13,6 +13,7 @@ import (
 
 // place returns the partition of a counter.
 func (s *Store) place(key string) int {
+	// A batch of exact counters is made as a whole, so one partition has all of them.
 	if rule := s.rules.Find(key); rule != nil && rule.Kind.IsExact() {
 		return owner.ExactPartition
 	}
@@ -98,6 +99,7 @@ func PartitionOf(op *counter.Op) (partition int, whole bool) {
 	}
 
 	partition = placeOf(&op.Changes[0])
+	// One change elsewhere is enough: then the batch is made in parts.
 	for i := 1; i < len(op.Changes); i++ {
 		if placeOf(&op.Changes[i]) != partition {
 			return partition, false
@@ -140,6 +142,7 @@ func (g *gathered) find(partition int) *part {
 func (g *gathered) fits(partition int, op *counter.Op) bool {
 	to := g.find(partition)
 
+	// No operation is larger than an empty call.
 	return to == nil || to.changes+len(op.Changes) <= callChanges && len(to.call.Ops) < callIDs
 }
 
@@ -167,6 +170,7 @@ func (s *Store) flush(ctx context.Context, g *gathered, results []counter.Result
 		one := &g.calls[i]
 		for at, index := range one.indexes {
 			if one.Err != nil {
+				// The error of a call is that of all its operations.
 				results[index] = counter.Result{Err: one.Err}
 				continue
 			}
@@ -311,6 +315,7 @@ func (s *Store) known(ctx context.Context, id counter.IdempotencyKey) (bool, err
 		return false, nil
 	}
 
+	// The home of the key knows, whatever partitions the batch has counters in.
 	more := owner.More{Asked: []counter.IdempotencyKey{id}}
 	answer, err := s.do(ctx, owner.Call{Partition: homeOf(id), More: &more})
 	if err != nil {
@@ -372,10 +377,12 @@ func split(op *counter.Op) []part {
 			continue
 		}
 
+		// Each part gets exactly the room that it will fill, so that its appends stay out of the next one.
 		own := counter.Op{Changes: changes[from : from : from+size]}
 		if op.IdempotencyKey != (counter.IdempotencyKey{}) {
 			own.IdempotencyKey = partKey(op.IdempotencyKey, partition)
 		}
+		// Not the partition's number, since partitions without changes have no part.
 		at[partition] = len(parts)
 		parts = append(parts, part{
 			call:    owner.Call{Partition: partition, Ops: []counter.Op{own}},
@@ -405,6 +412,7 @@ func join(op *counter.Op, parts []part) counter.Result {
 		}
 
 		own := &one.Results[0]
+		// Somebody changed the counter after it had been looked at, so other parts may have been made.
 		if own.Err != nil {
 			return counter.Result{Err: own.Err}
 		}

@@ -95,6 +95,7 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 	l := &c.lanes[call.Partition]
 	select {
 	case l.turn <- struct{}{}:
+		// Held until the end, because a stream has one call under way in each partition.
 		defer func() { <-l.turn }()
 	case <-ctx.Done():
 		// Nothing was sent yet, so nothing can have been made.
@@ -155,6 +156,7 @@ func (c *Caller) DoAll(ctx context.Context, calls []owner.Call) []owner.Outcome 
 // try makes one attempt.
 func (c *Caller) try(ctx context.Context, call owner.Call) (owner.Answer, error) {
 	to := c.owners.OwnerOf(call.Partition)
+	// The next attempt may find an owner.
 	if to == nil {
 		return owner.Answer{}, fmt.Errorf("partition %d: %w", call.Partition, owner.ErrNotOwner)
 	}

@@ -40,6 +40,7 @@ func (s *Store) RestoreDeleted(ctx context.Context, deleted uint64) error {
 func (s *Store) restore(ctx context.Context, by map[int]*owner.Restore) (restored int, err error) {
 	var mu sync.Mutex // guards the results
 	var wg sync.WaitGroup
+	// Each partition has an owner of its own, so no part has to wait for another one.
 	for partition, part := range by {
 		wg.Go(func() {
 			answer, failed := s.do(ctx, owner.Call{Partition: partition, More: &owner.More{Restore: part}})

@@ -262,6 +262,7 @@ func (s *Store) Due(ctx context.Context) ([]counter.Due, error) {
 
 // ForgetLimit implements counter.Limiter. It reads the states of all limits in the partition of the key.
 func (s *Store) ForgetLimit(ctx context.Context, key string) error {
+	// Read first, since the states are rows whose names have the algorithm and the window.
 	call, err := owner.ForgetLimit(ctx, s.rows, key)
 	if err != nil || len(call.More.Rows) == 0 {
 		return err
@@ -276,6 +277,7 @@ func (s *Store) ForgetLimit(ctx context.Context, key string) error {
 func (s *Store) Limit(ctx context.Context, requests []limit.Request) []counter.LimitResult {
 	var parts gathered
 	for i := range requests {
+		// Every process asks the same owner about a name, so no two requests can take the same rest.
 		partition := rows.PartitionOf(requests[i].Key)
 		to := parts.at(partition)
 		if to.call.More == nil {

@@ -102,6 +102,7 @@ func Open(ctx context.Context, cfg Config) (*Process, error) {
 		Peer: func(name string) owners.Peer { return p.client.To(name) },
 	}
 	if p.hasRole(presence.RolePresence) {
+		// A process without this role calls the owners in others.
 		p.owner = p.newOwner()
 		directory.Local = p.owner
 	}
@@ -227,7 +228,7 @@ func Combining() counter.CombinerConfig {
 // Close ends the part of this process: it gives up its partitions once the current turn has ended. The Store must be
 // closed first.
 func (p *Process) Close() error {
-	// From here on nothing is claimed, and nothing more is sent to other regions.
+	// From here on no change of the ring claims anything, and nothing more is sent to other regions.
 	p.directory.Close()
 	if p.region != nil {
 		p.region.Close()

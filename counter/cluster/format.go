@@ -27,6 +27,7 @@ func accept(ctx context.Context, c *redisconn.Client) error {
 		return err
 	}
 
+	// A Redis that no release has used yet has none.
 	theirs, _ := facts[0].(string)
 	if err := CheckFormat(theirs, facts[1] != nil); err != nil {
 		return redisconn.Answered(err)
@@ -52,6 +53,7 @@ func (p *Process) accept(ctx context.Context, c *redisconn.Client) error {
 	err := accept(ctx, c)
 
 	var other *counter.FormatError
+	// Without such an error this stores nil, which ends a former refusal.
 	errors.As(err, &other)
 	p.refused.Store(other)
 

@@ -65,6 +65,7 @@ func newMetrics() *metrics {
 // register registers the metrics, including those that read from p.
 func (m *metrics) register(with prometheus.Registerer, p *Process) {
 	with.MustRegister(m.calls, m.callSeconds)
+	// Series that stay 0 here would look like an owner without work.
 	if p.owner == nil {
 		return
 	}
@@ -92,6 +93,7 @@ func (m *metrics) Called(took time.Duration, err error) {
 	outcome := "made"
 	switch {
 	case err == nil:
+	// Nothing was made, so this is no outage.
 	case errors.Is(err, counter.ErrBusy):
 		outcome = "busy"
 	default:
@@ -118,6 +120,7 @@ const lossLoggedEvery = 10 * time.Second
 func (s *measured) Claim(ctx context.Context, name string, partitions []rows.Former) ([]rows.Claim, error) {
 	claims, err := s.Store.Claim(ctx, name, partitions)
 	if err != nil {
+		// None of them was claimed, as far as this process knows.
 		s.metrics.claims.WithLabelValues("failed").Add(float64(len(partitions)))
 		return claims, err
 	}

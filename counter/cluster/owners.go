@@ -51,6 +51,7 @@ func Owners(ctx context.Context, url string, running []presence.Process) (map[st
 		}
 	}
 
+	// While nothing runs, all partitions are of processes that have ended, and nobody waits.
 	if gone > 0 && len(running) > 0 {
 		return owned, fmt.Errorf("%d of %d partitions are of processes that have ended, and changes of their counters "+
 			"wait; see whether a process with the role presence runs, and what it logs", gone, Partitions)

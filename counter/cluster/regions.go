@@ -127,6 +127,7 @@ func (p *Process) closeShared() {
 	if p.sharedExact != nil {
 		p.sharedExact.Close()
 	}
+	// The region, which used them, has ended before.
 	for _, opened := range p.opened {
 		opened.Close()
 	}

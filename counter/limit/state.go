@@ -64,6 +64,7 @@ func (s *State) advance(window, now int64) (elapsed int64) {
 
 func (s *State) fixed(r Request, now int64) Answer {
 	s.advance(r.Window, now)
+	// What gives back or looks is never refused, even if more has passed than a smaller limit permits.
 	passes := r.Cost <= 0 || s.this+r.Cost <= r.Limit
 	if passes {
 		s.this = max(s.this+r.Cost, 0)
@@ -79,6 +80,7 @@ func (s *State) fixed(r Request, now int64) Answer {
 
 func (s *State) sliding(r Request, now int64) Answer {
 	elapsed := s.advance(r.Window, now)
+	// First, because this may reduce the window before, of which a share is computed next.
 	s.giveBack(-r.Cost)
 	// Rounded up, so that never more than the limit passes.
 	before, over := share(s.last, r.Window-elapsed, r.Window)
@@ -116,6 +118,7 @@ func (s *State) giveBack(n int64) {
 func (s *State) emptyAt(window, now int64) int64 {
 	switch {
 	case s.this > 0:
+		// The window that runs now counts in part throughout the next one.
 		return s.start + 2*window
 	case s.last > 0:
 		return s.start + window
@@ -168,6 +171,7 @@ func (s *State) log(r Request, now int64) Answer {
 	// What is too old does not count any more.
 	young := sort.Search(len(s.passed), func(i int) bool { return expiry(s.passed[i].at, r.Window) > at })
 	if young > 0 {
+		// The sums of the others include what is dropped here, and stay as they are.
 		s.gone = s.passed[young-1].sum
 		s.passed = s.passed[young:]
 	}
@@ -183,6 +187,7 @@ func (s *State) log(r Request, now int64) Answer {
 	}
 
 	newest := len(s.passed) - 1
+	// The state before shares this entry, but it is given up: from here on the request passes.
 	if newest >= 0 && s.passed[newest].at == at {
 		s.passed[newest].sum += r.Cost
 	} else {
@@ -282,6 +287,7 @@ func Parse(b []byte) (State, error) {
 		s.passed = append(s.passed, e)
 	}
 
+	// After a fault next returns zeros, so it is enough to look here.
 	if !valid || len(b) > 0 {
 		return State{}, errState
 	}

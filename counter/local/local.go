@@ -67,6 +67,7 @@ func Open(ctx context.Context, dir string, rules *counter.Rules, log zerolog.Log
 
 // Close implements counter.Store.
 func (s *Store) Close() error {
+	// The owner first, because its last turn writes to the file.
 	err := s.Store.Close()
 	if s.file != nil {
 		err = errors.Join(err, s.file.Close())
@@ -94,6 +95,7 @@ func Holds(dir string) (bool, error) {
 		return false, err
 	}
 
+	// One counter is enough, so the dump is ended by an error at the first.
 	err = d.Dump(context.Background(), "", func(counter.Copy) error { return errHolds })
 	holds := errors.Is(err, errHolds)
 	if holds {

@@ -77,6 +77,7 @@ func (c *Counters) Observe(o Observer) { c.observer = o }
 
 // Change makes op, see counter.Combiner.Do.
 func (c *Counters) Change(ctx context.Context, op counter.Op) counter.Result {
+	// At once: no owner claims such counters, so the call would wait in vain for all of its time.
 	if err := c.refused(); err != nil {
 		return counter.Result{Err: err}
 	}
@@ -93,6 +94,7 @@ func (w writer) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := w.store.Apply(ctx, ops)
 	// Candidates for top lists are marked before the answer: this process may die after it.
 	w.tops.Note(ctx, ops, results)
+	// After the marks, because a change whose mark failed is answered as an error.
 	if w.observer != nil {
 		w.observer.Changed(results)
 	}
@@ -224,6 +226,7 @@ func (s *server) StoreState(up bool) {
 
 // OnState calls changed now, and after each change of the results of Up and Ready.
 func (c *Counters) OnState(changed func()) {
+	// Stored before the first call, so that no change in between is missed.
 	c.changed.Store(&changed)
 	changed()
 }
