@@ -218,6 +218,7 @@ func (d *draft) claim(id counter.IdempotencyKey) {
 		return
 	}
 
+	// It counts as remembered until the statement that claims it returns it.
 	d.fresh[id] = false
 	d.ids = append(d.ids, id)
 }
@@ -313,6 +314,7 @@ func (d *draft) judge(ops []counter.Op) {
 
 // refuses returns the conflict of an operation on a counter of another kind, unless the operation is a replay.
 func (d *draft) refuses(op *counter.Op) error {
+	// A replay changes nothing, so it does not matter where the counter is by now.
 	replay := op.IdempotencyKey != (counter.IdempotencyKey{}) && d.Remembered(op.IdempotencyKey)
 	if len(d.misplaced) == 0 || replay || op.Check() != nil {
 		return nil

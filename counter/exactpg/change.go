@@ -233,6 +233,7 @@ func printable() string {
 		for r := from; r <= to; r += stride {
 			switch {
 			case r <= unicode.MaxASCII:
+			// Without a gap the whole range takes three characters.
 			case stride == 1:
 				text.WriteString(string(r) + "-" + string(to))
 				return

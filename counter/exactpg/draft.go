@@ -112,6 +112,7 @@ func (d *draft) queueWrites(b *pgx.Batch) {
 	}
 
 	var sweeps sweepColumns
+	// In any order: the locks of the counters keep all other writers from these rows.
 	for of, at := range d.sweeps {
 		sweeps.add(of, at)
 	}

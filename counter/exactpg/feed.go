@@ -98,6 +98,7 @@ func (f *feed) take() (some []string) {
 	defer f.mu.Unlock()
 
 	for key := range f.dirty {
+		// The rest comes with the next call, so that a statement has a bound.
 		if len(some) == readAtOnce {
 			break
 		}
@@ -267,6 +268,7 @@ func (s *Store) awaitNotifications(ctx context.Context) error {
 		return err
 	}
 	defer func() {
+		// Also when ctx has ended, so that the server drops the session at once.
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = c.Close(closing) // errors do not matter any more

@@ -51,6 +51,7 @@ func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []cou
 		return
 	}
 
+	// Briefly as well: one of them may have been locked since it was found to be free.
 	some, _ := s.transact(ctx, together, true)
 	for i, result := range some {
 		results[at[i]] = result

@@ -247,6 +247,7 @@ func restore(
 // restore replaces a counter by a copy.
 func (d *draft) restore(is *counter.Copy, rules *counter.Rules) {
 	r := d.rows[is.Key]
+	// The ledger of the counter that is replaced belongs to no counter any more.
 	if r.Kind != 0 {
 		d.sweep(is.Key, r.Version, sweep{due: d.now})
 	}

@@ -110,12 +110,14 @@ func (d *draft) queueKept(b *pgx.Batch) {
 	for _, of := range d.kept {
 		r := d.reservations[of]
 		keys = append(keys, of.key)
+		// Reservations belong to one life of the counter: a deletion ends them.
 		incarnations = append(incarnations, int64(d.rows[of.key].Version.Incarnation))
 		ids = append(ids, of.id)
 		amounts = append(amounts, r.Amount)
 		until = append(until, time.UnixMilli(r.Until))
 		statuses = append(statuses, counter.Statuses[r.Status])
 
+		// An open one has not ended, which is null.
 		var at *time.Time
 		if r.Status != counter.Open {
 			is := time.UnixMilli(r.Ended)
@@ -139,6 +141,7 @@ func (s *Store) Reservations(ctx context.Context, key, after string, limit int) 
 		r.Until = until.UnixMilli()
 		page.Open = append(page.Open, r)
 	}
+	// One more than a page has shows whether there are more.
 	err := s.query(ctx, "reservations", []any{&r.ID, &r.Amount, &until}, each, readOpen, key, after, limit+1)
 
 	return page, err

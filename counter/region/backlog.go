@@ -177,6 +177,7 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 		return j, true
 	}
 
+	// In any order, since the share that is read later has every change until then.
 	for key, repair := range b.changed {
 		if len(j.keys) == most {
 			j.more = true

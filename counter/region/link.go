@@ -212,6 +212,7 @@ func (l *link) pick(at replication.At[Position], most int) *batch {
 	c := &l.claims[at.Bucket]
 	// The inbox is where the last commit under this claim left it, or it has lost something since.
 	inboxLost := c.valid && at.Position != c.position()
+	// A comparison that is due finds what is missing anyway.
 	if inboxLost && !l.isComparing(at.Bucket) {
 		l.miss(at.Bucket)
 	}
@@ -319,6 +320,7 @@ func (l *link) fill(ctx context.Context, batches []*batch) error {
 	// The owner answers after a commit, so each share reflects one moment.
 	for i, outcome := range l.r.owner.DoAll(ctx, calls) {
 		if outcome.Err != nil {
+			// The whole round fails, and what was picked for it goes back into the backlogs.
 			return fmt.Errorf("region: shares for %s: %w", l.Name, outcome.Err)
 		}
 		batches[i].fill(outcome.More)
@@ -395,6 +397,7 @@ func (b *batch) dropKnown(found []rows.Found) error {
 		if found[i].Err != nil {
 			return found[i].Err
 		}
+		// Equal shares have equal encodings.
 		if !bytes.Equal(found[i].Value, row.Value) {
 			lacking = append(lacking, row)
 		}
@@ -428,6 +431,7 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 
 	var failed error
 	for i, err := range l.Out.Commit(ctx, commits) {
+		// One partition may fail while others are acknowledged.
 		if err := l.settle(made[i], err); err != nil {
 			failed = fmt.Errorf("region: send to %s: %w", l.Name, err)
 		}
@@ -470,6 +474,7 @@ func (l *link) settle(b *batch, err error) error {
 		l.acknowledge(b)
 		return nil
 	case errors.Is(err, rows.ErrFull):
+		// For certain nothing was written, so the claim is still good.
 		b.result.Outcome = replication.Later
 		return nil
 	}

@@ -75,6 +75,7 @@ func (v *receiver) watch(ctx context.Context) {
 // run merges until ctx ends.
 func (v *receiver) run(ctx context.Context) {
 	for wake.Wait(ctx, v.r.cfg.Every, v.wake) {
+		// The counters here are another region's, into which nothing of the peer belongs.
 		if v.r.misnamed.Load() {
 			continue
 		}
@@ -100,6 +101,7 @@ func (v *receiver) round(ctx context.Context) (more bool) {
 		} else {
 			merged = v.some(ctx, id, &j)
 		}
+		// What failed waits for the next round, so that an outage is not met with one attempt after the other.
 		if merged && (j.more || j.comparesAll) {
 			more = true
 		}
@@ -111,6 +113,7 @@ func (v *receiver) round(ctx context.Context) (more bool) {
 // some merges the counters of a job, and reports whether that succeeded.
 func (v *receiver) some(ctx context.Context, id int, j *job) (merged bool) {
 	defer func() {
+		// Whatever fails, the counters stay to be merged.
 		if !merged {
 			v.putBack(id, j)
 		}
@@ -161,6 +164,7 @@ func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 	if isAll {
 		last = ""
 	}
+	// After the merge, so that a page whose merge failed is read again.
 	v.pageDone(id, j, last)
 
 	return true
@@ -198,6 +202,7 @@ func (v *receiver) merge(ctx context.Context, id int, received *owner.ReceivedSh
 	merged := answer.More.Merged
 	v.news.Add(float64(merged.New))
 	v.rejected.Add(float64(merged.Rejected))
+	// Once: rules change only when processes start, so every merge would say the same.
 	if merged.Rejected > 0 && !v.rejectionLogged {
 		v.rejectionLogged = true
 		const what = "some counters of the peer cannot be merged: the rules here give them another kind, or " +

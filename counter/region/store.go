@@ -107,6 +107,7 @@ func (s *Store) ask(caller context.Context, with func(context.Context, *owner.Re
 	var wg sync.WaitGroup
 	for _, p := range s.peers {
 		if time.Now().UnixNano() < p.silent.Load() {
+			// It still counts as failed, so the answer says that it lacks a region.
 			failed.Store(true)
 			continue
 		}
@@ -181,6 +182,7 @@ func bothGains(a, b counter.Gain) counter.Gain {
 		return a
 	}
 
+	// A copy, because the registers of a Gain are shared.
 	seen := a.Seen.Clone()
 	seen.Merge(*b.Seen)
 	a.Seen = &seen

@@ -47,6 +47,7 @@ func (t *Tiered) awaitAdopted(ctx context.Context, owned *call.Store) {
 		adopted, err := t.tier.Adopted(ctx, all...)
 		if adopted {
 			t.adopted.Store(true)
+			// Whether this process is ready depends on it, and is looked at whenever a state is told.
 			t.postgres.Repeat()
 			return
 		}
@@ -119,6 +120,7 @@ func (t *Tiered) carryExact(ctx context.Context, owned *call.Store) error {
 
 // carryIDs copies the idempotency keys of exact counters.
 func (t *Tiered) carryIDs(ctx context.Context) error {
+	// A store that cannot list its rows was never used alone, so it has no keys to carry.
 	fast, ok := t.fast.(rowstier.Lister)
 	if !ok {
 		return nil

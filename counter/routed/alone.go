@@ -91,6 +91,7 @@ func OpenAlone(ctx context.Context, cfg AloneConfig) (*Alone, error) {
 // Close implements counter.Store.
 func (s *Alone) Close() error {
 	s.closed.Do(func() {
+		// First the goroutine that claims, then what it uses.
 		s.stop()
 		s.wg.Wait()
 
@@ -129,6 +130,7 @@ func (s *Alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 	results := make([]counter.Result, len(ops))
 	for i := range results {
+		// With the reason, which tells an operator more than an outage.
 		results[i].Err = fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 	}
 
@@ -201,6 +203,7 @@ func (s *Alone) lookForOthers(ctx context.Context) {
 		return
 	}
 
+	// Before the partitions are given up, so that calls which lose their owner are told why.
 	s.taken.Store(true)
 	s.cfg.Log.Warn().Err(errTaken).
 		Str("mend", "end one of the two processes; several need --redis").Msg("counters: changes are refused")

@@ -319,6 +319,7 @@ func (s *Store) readExact(ctx context.Context, keys []string, lag time.Duration)
 	mayLag := lag > 0
 	switch {
 	case err == nil:
+	// To such a reader an answer that says it is away is worth more than an error.
 	case mayLag:
 		return counter.Away(keys), nil
 	default:
@@ -369,6 +370,7 @@ func (s *Store) History(
 	ctx context.Context, key string, step time.Duration, from, to int64,
 ) (counter.Counter, []counter.Gain, error) {
 	if s.isExact(key) {
+		// An exact counter has no history, but the answer has the counter, too.
 		one, err := s.readOne(ctx, key)
 		return one, nil, err
 	}

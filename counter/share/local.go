@@ -120,6 +120,7 @@ func (l *Local) Merge(from string, o *Share, life uint64) Effect {
 	}
 
 	l.mergeParts(from, o, &e)
+	// After the parts, which may show that this region has lost data.
 	l.beginLife(life, &e)
 
 	return e
@@ -131,6 +132,7 @@ func (l *Local) applyDeletion(number uint64, e *Effect) {
 	e.New = true
 	if l.Kind != 0 && l.Life > number && l.Changed {
 		l.Deletion = number
+		// Resets from before the deletion say nothing about the counter that was made after it.
 		l.Emptied = 0
 		l.keepOwn()
 		e.Send = true

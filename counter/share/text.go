@@ -49,6 +49,7 @@ func ParseText(text string) (s Share, changed bool, err error) {
 			p, err = parsePart(field)
 		}
 		at, known := s.find(p.Region, p.Life)
+		// A part that is there twice must not count twice.
 		if !known {
 			s.Parts = slices.Insert(s.Parts, at, p)
 		}
