@@ -29,6 +29,7 @@ func insist(t *testing.T, s counter.Writer, id string, ops ...counter.Op) []coun
 	testkit.Eventually(t, "answers", func() bool {
 		answered := true
 		for i, r := range s.Apply(t.Context(), ops) {
+			// An answer that came is kept, because its repetition is a replay.
 			if errors.Is(results[i].Err, counter.ErrUnavailable) {
 				results[i] = r
 			}
@@ -51,6 +52,7 @@ func fight(t *testing.T, i Instance) {
 	start := make(chan struct{})
 	for c := range clients {
 		wg.Go(func() {
+			// All begin at one moment, so that their calls overlap.
 			<-start
 			for n := range tries {
 				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c/same), op(add(stock, "k:1", -1)))[0]
@@ -73,6 +75,7 @@ func fight(t *testing.T, i Instance) {
 	}
 	close(start)
 	wg.Wait()
+	// On a busy machine a server may just be taken for away.
 	AwaitServed(t, i.Store)
 
 	sold := int64(0)
@@ -117,6 +120,7 @@ func concurrent(t *testing.T, i Instance) {
 					under(add(sum, "s:2", 2), "country", strconv.Itoa(c)),
 				}
 				if n%2 == 0 {
+					// In both orders, so that clients which lock in the order of a batch would wait for each other.
 					slices.Reverse(sums)
 				}
 
@@ -145,6 +149,7 @@ func concurrent(t *testing.T, i Instance) {
 				}
 
 				k := rng.IntN(keys)
+				// Taken before the read, which has to see at least this much.
 				least := want[k].Load()
 				got, err := s.Read(t.Context(), []string{"e:" + strconv.Itoa(k)}, "", 0)
 				if err != nil || got[0].Value < least {
@@ -156,6 +161,7 @@ func concurrent(t *testing.T, i Instance) {
 	}
 	wg.Wait()
 
+	// The other process sees what both have written.
 	s := i.peer()
 	for n := range keys {
 		key := "e:" + strconv.Itoa(n)
@@ -242,10 +248,12 @@ func away(t *testing.T, i Instance) {
 			}
 		})
 	}
+	// Not before, since otherwise most changes would meet no outage.
 	testkit.Eventually(t, "clients are refused", func() bool { return refused.Load() >= 2*clients })
 	heal()
 	wg.Wait()
 
+	// Whether they were made or not, under their idempotency keys they count once now.
 	for j, o := range asked {
 		if r := do(t, s, o)[0]; r.Err != nil {
 			t.Fatalf("repeated op %d: %+v", j, r)

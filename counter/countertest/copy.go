@@ -42,6 +42,7 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 		if len(c.Dimensions) > 0 {
 			c.Rule = sales
 		}
+		// So the store has idempotency keys as well, which no export may take for something else.
 		id := counter.NewIdempotencyKey(key, "", fmt.Sprint(len(ops)))
 		ops = append(ops, counter.Op{Changes: []counter.Change{c}, IdempotencyKey: id})
 		if len(ops) == 2000 {
@@ -81,6 +82,7 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 func Everything(t testing.TB, s counter.Dumper) (copies []counter.Copy) {
 	t.Helper()
 	err := s.Dump(t.Context(), "", func(c counter.Copy) error {
+		// Members come in any order.
 		slices.Sort(c.Members)
 		slices.Sort(c.Hashes)
 		copies = append(copies, c)
@@ -107,6 +109,7 @@ func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored 
 
 	var some []counter.Copy
 	err := from.Dump(t.Context(), "", func(c counter.Copy) error {
+		// Through text, like an export.
 		text, err := c.MarshalJSON()
 		if err != nil {
 			return err
@@ -222,10 +225,12 @@ func longHistories(t *testing.T, s CopyStore) {
 			Kind: counter.Sum, Updated: now.UnixMilli(),
 			Version: counter.Version{Incarnation: uint64(now.UnixMilli()), Sequence: 1},
 		}}
+		// With gaps, as a counter has that gains nothing for a while.
 		for n := newest - 2*steps; n < newest; n += 2 {
 			c.Steps = append(c.Steps, counter.StepCopy{Step: 60, Number: n, Value: n%1000 - 100})
 			c.Value += n%1000 - 100
 		}
+		// The step that still runs is in the record of the counter, not among the ended ones.
 		c.Slots[0] = counter.Slot{Step: 60, Number: uint32(newest), Value: int64(i) + 1}
 		keys = append(keys, c.Key)
 		copies = append(copies, c)
@@ -274,6 +279,7 @@ func sameAsOneByOne(t *testing.T, s counter.Store, keys []string, step time.Dura
 			t.Errorf("%q among others: %v, want %v, %v", key, all[i], want, err)
 		}
 
+		// The newest step is the last one of all that are kept.
 		_, ever, err := s.History(t.Context(), key, step, 0, math.MaxUint32)
 		if err != nil {
 			t.Fatal(err)

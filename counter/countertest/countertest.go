@@ -163,6 +163,7 @@ func RunParts(t *testing.T, some Parts, open Factory) {
 		}
 	}
 
+	// A name that is mistyped would leave its part out.
 	if len(named) != len(some) {
 		t.Errorf("%d parts of %v are parts of the contract", len(named), some)
 	}
@@ -197,6 +198,7 @@ func wide(t *testing.T, i Instance) {
 	for _, r := range []*counter.Rule{sum, exact} {
 		key := r.Match[:2] + "w"
 		other := r.Match[:2] + "z"
+		// The next number is the first that a float cannot hold.
 		one(t, s, adjust(r, key, 1<<53))
 		if c := one(t, s, add(r, key, 1)); c.Value != 1<<53+1 {
 			t.Fatalf("2^53 + 1 = %d", c.Value)
@@ -209,6 +211,7 @@ func wide(t *testing.T, i Instance) {
 		unchanged(t, s, key, func() {
 			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, key, 1))
 			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, adjust(r, key, math.MaxInt64))
+			// Here the first change would pass, and has to be taken back.
 			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, key, -1), add(r, key, 2))
 			if r == exact { // batches of sums are made counter by counter
 				refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, other, 1), add(r, key, 1))
@@ -226,6 +229,7 @@ func wide(t *testing.T, i Instance) {
 		value(t, s, other, 0)
 	}
 
+	// No float holds these bounds.
 	limits := &counter.Rule{Match: "l", Kind: counter.Exact, Floor: number(-(1<<53 + 1)), Ceiling: number(1<<53 + 1)}
 	one(t, s, adjust(limits, "l", 1<<53+1))
 	refused(t, s, counter.ErrBound, "l", 1<<53+1, add(limits, "l", 1))
@@ -255,9 +259,11 @@ func large(t *testing.T, i Instance) {
 
 	var changes []counter.Change
 	for n := range counter.MaxChanges {
+		// Some keys occur twice.
 		changes = append(changes, add(exact, "e:"+strconv.Itoa(n%700), int64(n+1)))
 	}
 	apply(t, s, changes...)
+	// One of a thousand is refused, and so are all.
 	changes[999] = add(stock, "k:1", -1)
 	refused(t, s, counter.ErrBound, "k:1", 0, changes...)
 
@@ -312,6 +318,7 @@ func ledgerPages(t *testing.T, i Instance) {
 			t.Errorf("after %d, %d: %d entries, more %v, %v", tc.after, tc.limit, len(page.Entries), page.More, err)
 		}
 		for _, e := range page.Entries {
+			// A server has a clock of its own.
 			if time.Since(e.At).Abs() > 5*time.Minute {
 				t.Errorf("entry %d at %s", e.Seq, e.At)
 			}
@@ -339,6 +346,7 @@ func with(key string, o counter.Op) counter.Op {
 
 func aggregates(t *testing.T, i Instance) {
 	s := i.Store
+	// SQL takes % and _ for wildcards, and some collations take a, A and é for one letter.
 	for key, delta := range map[string]int64{
 		"s:a1": 1, "s:a2": 10, "s:b": -100, "s:a%": 1000, "s:aé": 10_000, "s:A1": 100_000, "s:a_x": 1_000_000,
 	} {
@@ -368,6 +376,7 @@ func aggregates(t *testing.T, i Instance) {
 		if err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)
 		}
+		// A size may miss recent changes for a while.
 		testkit.Eventually(t, fmt.Sprintf("the size of %q is %d", prefix, want.Counters), func() bool {
 			n, err := s.Size(t.Context(), prefix)
 			return err == nil && n == want.Counters
@@ -418,11 +427,13 @@ func listed(t *testing.T, i Instance) {
 	cursor := ""
 	for n := 0; n == 0 || cursor != ""; n++ {
 		keys, next, err := s.Sets(t.Context(), cursor)
+		// Cursors that never end must end the test.
 		if err != nil || n > 1000 {
 			t.Fatalf("call %d: %v", n, err)
 		}
 
 		for _, key := range keys {
+			// Keys of other kinds may be among them.
 			if readAll(t, s, "a", key)[0].Mine {
 				found[key] = true
 			}
@@ -456,6 +467,7 @@ func badOps(t *testing.T, i Instance) {
 		}
 	}
 
+	// What is refused must not leave a counter behind either.
 	if c := read(t, i.Store, "s:1"); c.Touched() {
 		t.Errorf("%+v", c)
 	}

@@ -56,6 +56,7 @@ func manyValues(t *testing.T, i Instance) {
 	apply(t, s, under(add(sum, "s:1", -3), "os", "other 0", "country", "de"))
 
 	all := counted(t, s, "s:1", "os")
+	// Whether a value has a count of its own or not, nothing may be missing in the sum.
 	is := all.Other
 	for _, n := range all.Values {
 		is += n

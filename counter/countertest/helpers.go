@@ -56,6 +56,7 @@ func do(t testing.TB, s counter.Writer, ops ...counter.Op) []counter.Result {
 		t.Fatalf("%d results of %d ops", len(results), len(ops))
 	}
 	for i, r := range results {
+		// Callers index the counters by their changes, and look at nothing else after an error.
 		isWhole := len(r.Counters) == len(ops[i].Changes)
 		isNothing := r.Counters == nil && !r.Replay
 		if r.Err == nil && !isWhole || r.Err != nil && !isNothing {
@@ -116,6 +117,7 @@ func readAll(t testing.TB, s counter.Reader, member string, keys ...string) []co
 	}
 	for i := range out {
 		c := out[i].Counter
+		// Without a lag nothing may be approximate.
 		if c.Key != keys[i] || c.Approx || c.Stale {
 			t.Fatalf("an exact Read of %q: %+v", keys[i], c)
 		}
@@ -179,6 +181,7 @@ func allEntries(t testing.TB, s counter.Reader, key string) []counter.Entry {
 		if !page.More {
 			return all
 		}
+		// Otherwise this would ask for ever.
 		if len(page.Entries) == 0 {
 			t.Fatal("more entries, and none came")
 		}

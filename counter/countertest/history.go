@@ -47,6 +47,7 @@ func history(t *testing.T, s counter.Reader, key string, want int64) {
 		}
 
 		for _, g := range gains {
+			// A coarse step begins and ends with fine ones, so they add up exactly.
 			if i == 0 {
 				fine[g.Number/int64(sum.Resolutions[1].Step/b.Step)] += g.Value
 			}
@@ -154,6 +155,7 @@ func histories(t *testing.T, i Instance) {
 		t.Errorf("%v, %v, want %v", part, err, middle)
 	}
 
+	// The steps of a unique outlive a reset.
 	one(t, s, reset(unique, "u:1"))
 	many := visitors(0, counter.MaxMembers) // no form of theirs is sparse
 	one(t, s, see("u:1", many...))

@@ -31,6 +31,7 @@ func take(t testing.TB, s counter.Limiter, calls ...limit.Request) []counter.Lim
 	}
 
 	for i, r := range results {
+		// Nothing counts for longer than two windows.
 		isInTime := r.Reset > 0 && r.Reset <= 2*calls[i].Window
 		if r.Err != nil || r.Remaining < 0 || !isInTime {
 			t.Fatalf("%+v: %+v", calls[i], r)
@@ -81,6 +82,7 @@ func limitForgotten(t *testing.T, i Instance) {
 		look("given back", c, 9)
 	}
 
+	// A second time, as when the first answer was lost.
 	for range 2 {
 		if err := i.peer().ForgetLimit(t.Context(), "k"); err != nil {
 			t.Fatal(err)
@@ -153,6 +155,7 @@ func limitModel(t *testing.T, i Instance) {
 			}
 		}
 
+		// Nobody knows what was counted under these, so both sides begin anew.
 		for key := range unknown {
 			testkit.Eventually(t, "a limit is forgotten", func() bool { return s.ForgetLimit(t.Context(), key) == nil })
 			maps.DeleteFunc(states, func(name limit.Name, _ *limit.State) bool { return name.Key == key })
@@ -209,6 +212,7 @@ func limitFight(t *testing.T, i Instance) {
 		wg.Go(func() {
 			<-start
 			for n := range tries * len(algorithms) {
+				// Each client begins with another one, so that all three are always asked.
 				a := algorithms[(c+n)%len(algorithms)]
 				answer, err := doors[c%len(doors)].Do(t.Context(), asks("f", a, left, 1))
 				// A machine may be too busy to answer; the call may be counted.
@@ -235,6 +239,7 @@ func limitFight(t *testing.T, i Instance) {
 	for _, a := range algorithms {
 		n := passed[a].Load()
 		u := unanswered[a].Load()
+		// What was not answered may have been counted.
 		if n > left || n+u < left {
 			t.Errorf("%s: %d passed and %d were not answered, the limit is %d", a, n, u, left)
 		}

@@ -86,6 +86,7 @@ func (m truth) make(o counter.Op, id string) (replay bool, at string, why error)
 			return false, c.Key, why
 		}
 	}
+	// Only now, because an operation that is refused leaves its key unused.
 	if id != "" {
 		m.ids[id] = true
 	}
@@ -142,6 +143,7 @@ func (t *trueCounter) add(c counter.Change) error {
 	}
 
 	before := new(big.Int).Set(t.value)
+	// In big numbers, so that an overflow shows.
 	t.value.Add(t.value, big.NewInt(c.Delta))
 	if !t.value.IsInt64() {
 		return counter.ErrOverflow
@@ -186,6 +188,7 @@ func (t *trueCounter) set(c counter.Change) error {
 	if !by.IsInt64() {
 		return counter.ErrOverflow
 	}
+	// A set to the value that is there changes nothing, and enters nothing.
 	if why := t.bounded(c, by.Sign(), c.Delta); why != nil || by.Sign() == 0 {
 		return why
 	}
@@ -382,6 +385,7 @@ func (h *modelled) draw() (o counter.Op, id string) {
 	case "add":
 		o = op(h.adds(h.key()))
 	case "batch":
+		// A batch has exact counters only, or none.
 		of := rapid.SampledFrom([][]string{h.keys[1:3], h.keys[3:]}).Draw(h.rt, "batch")
 		for range rapid.IntRange(2, 5).Draw(h.rt, "changes") {
 			o.Changes = append(o.Changes, h.adds(rapid.SampledFrom(of).Draw(h.rt, "key")))
@@ -463,6 +467,7 @@ func (h *modelled) apply() {
 // compare makes an operation in truth, and compares its result.
 func (h *modelled) compare(o counter.Op, id string, r counter.Result) {
 	m := h.truth
+	// A copy, because a refused operation leaves no trace.
 	next := m.clone()
 	replay, at, why := next.make(o, id)
 	if why != nil {

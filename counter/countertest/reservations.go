@@ -67,6 +67,7 @@ func reservations(t *testing.T, i Instance) {
 		return *r.Reservation
 	}
 	took := did(reserving(stock, key, "a", 2, time.Hour), false, 3, 2, counter.Open)
+	// A repetition does not prolong it.
 	if again := did(reserving(stock, key, "a", 2, time.Minute), true, 3, 2, counter.Open); again != took {
 		t.Errorf("the open one is %+v, and was %+v", again, took)
 	}
@@ -77,6 +78,7 @@ func reservations(t *testing.T, i Instance) {
 	did(keeping(counter.Commit, stock, key, "a"), false, 0, 3, counter.Committed)
 	did(keeping(counter.Commit, stock, key, "a"), true, 0, 3, counter.Committed)
 	refused(t, s, counter.ErrReservation, key, 0, keeping(counter.Cancel, stock, key, "a"))
+	// Late repetitions must not take the amount again.
 	refused(t, s, counter.ErrReservation, key, 0, reserving(stock, key, "a", 2, time.Hour))
 	did(keeping(counter.Cancel, stock, key, "b"), false, 3, 0, counter.Cancelled)
 	did(keeping(counter.Cancel, stock, key, "b"), true, 3, 0, counter.Cancelled)
@@ -129,6 +131,7 @@ func manyReservations(t *testing.T, i Instance) {
 		do(t, i.Store, ops...)
 	}
 	refused(t, i.Store, counter.ErrReservation, key, -2*counter.MaxOpen, reserving(exact, key, "x", 1, time.Hour))
+	// One that has ended makes room for another.
 	one(t, i.Store, keeping(counter.Commit, exact, key, name(2)))
 	one(t, i.Store, reserving(exact, key, "x", 1, time.Hour))
 
@@ -162,6 +165,7 @@ func expiring(t *testing.T, i Instance) {
 	one(t, s, reserving(stock, key, "paid", 2, counter.MinFor))
 	one(t, s, reserving(stock, key, "long", 1, time.Hour))
 	one(t, s, keeping(counter.Commit, stock, key, "paid"))
+	// On a slow machine the time may be over by now.
 	if r := ExpireDue(t, s); time.Since(began) < counter.MinFor && len(r) > 0 {
 		t.Fatalf("due after %s: %+v", time.Since(began), r)
 	}
@@ -242,6 +246,7 @@ func (h *Holdings) Run(t testing.TB, steps int) {
 			h.Store = h.Crash()
 		case n == 18:
 			key := h.key()
+			// A deletion ends the reservations, too.
 			one(t, h.Store, drop(stock, key))
 			h.truth[key] = &holdingTruth{is: map[string]counter.Reservation{}}
 		}
@@ -265,6 +270,7 @@ func (h *Holdings) step(t testing.TB) {
 	id := fmt.Sprint("cart ", h.Rand.IntN(6))
 	amount := 1 + h.Rand.Int64N(9)
 	life := []time.Duration{time.Second, 3 * time.Second, time.Hour}[h.Rand.IntN(3)]
+	// Without pauses nothing may expire, because truth has no clock then.
 	if h.Pause == nil {
 		life = time.Hour
 	}
@@ -274,6 +280,7 @@ func (h *Holdings) step(t testing.TB) {
 		reserving(stock, key, id, amount, life), keeping(counter.Commit, stock, key, id),
 		keeping(counter.Cancel, stock, key, id),
 	}[h.Rand.IntN(6)]
+	// Before the call, since the store's clock is read during it.
 	before := time.Now()
 	r := do(t, h.Store, op(c))[0]
 	changed, want := is.make(c)
@@ -315,6 +322,7 @@ func (h *holdingTruth) make(c counter.Change) (changed bool, why error) {
 		return h.reserve(c, r)
 	case r.Status == 0:
 		return false, counter.ErrNoReservation
+	// What has come back by itself is where a cancel wants it.
 	case r.Status == to, to == counter.Cancelled && r.Status == counter.Expired:
 		return false, nil
 	case r.Status != counter.Open:

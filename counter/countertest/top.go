@@ -61,6 +61,7 @@ func tops(t *testing.T, i Instance) {
 	mark(s, now, "t:1")
 	mark(peer, now, "t:2 a:b", "t:1")
 	mark(peer, now+1, "t:3", "t:never")
+	// Another match that begins alike has marks of its own.
 	if err := s.Mark(t.Context(), "t:", now, []string{"t:other"}); err != nil {
 		t.Fatal(err)
 	}

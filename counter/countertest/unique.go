@@ -45,9 +45,11 @@ func manyUniques(t *testing.T, i Instance) {
 		if want := estimate(all[:from+counter.MaxMembers]); c.Value != want {
 			t.Fatalf("%d of %d, want %d", c.Value, from+counter.MaxMembers, want)
 		}
+		// In turn, so that neither process can go by what it has in memory.
 		s, peer = peer, s
 	}
 
+	// Four standard errors.
 	if off := float64(read(t, s, "u:1").Value-size) / size; math.Abs(off) > 4*0.0081 {
 		t.Errorf("it is off by %.2f %%", 100*off)
 	}

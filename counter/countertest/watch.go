@@ -37,6 +37,7 @@ func (e *Ear) told(updates []counter.Update) {
 	e.heard = append(e.heard, updates...)
 	e.mu.Unlock()
 
+	// Not under mu, which others need meanwhile.
 	if block != nil {
 		<-block
 	}
@@ -67,6 +68,7 @@ func (e *Ear) UntilCounter(t testing.TB, c counter.Counter) []counter.Update {
 func watch(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, add(sum, "s:1", 1))
+	// To follow a key twice is to follow it once.
 	e, w := Listen(t, s, "s:1", "s:1", "e:1")
 	e2, _ := Listen(t, s, "s:1")
 
@@ -209,6 +211,7 @@ func watchSlow(t *testing.T, i Instance) {
 
 	one(t, s, add(exact, "e:0", 1))
 	e.Until(t, "the first", func(heard []counter.Update) bool { return len(heard) > 0 })
+	// By now the watcher hangs in its callback.
 	var last [2]counter.Counter
 	for n := range 400 {
 		last[n%2] = one(t, s, add(exact, []string{"e:1", "e:2"}[n%2], 1))

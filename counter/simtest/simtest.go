@@ -31,6 +31,7 @@ type Run func(seed uint64, notes *Notes)
 // Check runs a simulation with several seeds, fewer with -short. Each must find nothing wrong.
 func Check(t *testing.T, usual, short int, run Run) {
 	t.Helper()
+	// One seed alone, with all that happens in its log.
 	if *replayed != 0 {
 		notes := simulate(t, *replayed, true, run)
 		for _, line := range notes.wrong {
@@ -78,6 +79,7 @@ func each(n int, one func(seed uint64)) {
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
+			// Taken one by one, because seeds last differently long.
 			for at := next.Add(1); at <= uint64(n); at = next.Add(1) {
 				one(*first + at - 1)
 			}
@@ -90,6 +92,7 @@ func each(n int, one func(seed uint64)) {
 func simulate(t *testing.T, seed uint64, verbose bool, run Run) (notes *Notes) {
 	t.Helper()
 	t.Run(fmt.Sprint(seed), func(t *testing.T) {
+		// In a bubble hours of a simulation take seconds.
 		synctest.Test(t, func(t *testing.T) {
 			notes = &Notes{Start: time.Now(), verbose: verbose}
 			run(seed, notes)
@@ -222,5 +225,6 @@ func (h *Host) Resume() {
 // Die kills the process.
 func (h *Host) Die() {
 	h.dead.Store(true)
+	// It is dead before it goes on, so that it does nothing in between.
 	h.Resume()
 }
