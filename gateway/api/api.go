@@ -181,6 +181,7 @@ func (a *API) Serving() error {
 // writes. New and old identities both count. An identity that the address used
 // lately costs nothing, and a server with an API key has no limit.
 func (a *API) admitIdentity(c *gin.Context, id identity.Identity) error {
+	// Who comes with a token is limited by whoever issues tokens.
 	if id.Signed == "" || a.callers.IsServer(c.Request) {
 		return nil
 	}

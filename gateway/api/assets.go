@@ -36,9 +36,10 @@ func newAsset(name string, body []byte) *asset {
 	sum := sha256.Sum256(body)
 
 	return &asset{
-		kind:   kindOf(name),
-		hash:   hex.EncodeToString(sum[:12]),
-		body:   body,
+		kind: kindOf(name),
+		hash: hex.EncodeToString(sum[:12]),
+		body: body,
+		// Packing takes long, so a file is packed once, and only when somebody takes it like that.
 		gzip:   sync.OnceValue(func() []byte { return packGzip(body) }),
 		brotli: sync.OnceValue(func() []byte { return packBrotli(body) }),
 	}
@@ -64,6 +65,7 @@ func packBrotli(body []byte) []byte {
 // encoded returns the asset in an encoding that the request accepts, and the encoding's name, empty for none.
 func (a *asset) encoded(r *http.Request) (body []byte, encoding string) {
 	switch {
+	// First, because brotli is smaller.
 	case httppolicy.WantsBrotli(r):
 		return a.brotli(), "br"
 	case httppolicy.WantsGzip(r):
@@ -121,6 +123,7 @@ func (a *asset) answer(c *gin.Context, status int) calls.Answer {
 // scripts may do.
 func (a *asset) answerAnyone(c *gin.Context) (calls.Answer, error) {
 	h := c.Writer.Header()
+	// CORS has named the origin if it is an allowed one, whose request may have credentials.
 	if h.Get("Access-Control-Allow-Origin") == "" {
 		h.Set("Access-Control-Allow-Origin", "*")
 	}

@@ -100,6 +100,7 @@ func (a *API) getChannels(c *gin.Context, params pusher.Params) (calls.Answer, e
 
 	// Making the list scans the store, so equal requests share a scan.
 	q := channelsOf{siteOf(c), params["filter_by_prefix"]}
+	// Whoever signs is a back end, and waits for no visitor.
 	by := counterapi.Asker{Server: true}
 	read := func(ctx context.Context) (occupied, error) { return a.readOccupied(ctx, q) }
 	found, err := a.channels.Ask(c.Request.Context(), q, 0, by, read)
@@ -122,6 +123,7 @@ func (a *API) readOccupied(ctx context.Context, q channelsOf) (found occupied, e
 	err = a.cfg.Pages.Pages(ctx, func(some []string) {
 		for _, name := range some {
 			site, key := presence.SplitName(name)
+			// The total of a site is kept like a page, but is no channel.
 			isChannel := site == q.site && key != presence.AllPages
 			if isChannel && strings.HasPrefix(key, q.prefix) {
 				names = append(names, name)
@@ -157,6 +159,7 @@ func (a *API) addOccupied(ctx context.Context, found *occupied, names []string) 
 			found.channels = append(found.channels, channel)
 		}
 	}
+	// After each batch, so that a list which is too long is not read to its end.
 	if len(found.channels) > maxOccupied {
 		return errManyOccupied
 	}
@@ -191,6 +194,7 @@ func (a *API) triggers(parse func(body []byte) (pages []string, err error)) call
 		if err != nil {
 			return calls.Answer{}, err
 		}
+		// The signature covers a hash of the body, which could not be compared before.
 		if err := params.CheckBody(body); err != nil {
 			return calls.Answer{}, unsigned(err)
 		}

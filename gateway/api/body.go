@@ -92,9 +92,11 @@ func parseMembers(body []byte, want string, names ...string) (members, error) {
 	}
 
 	var given members
+	// A null leaves given nil, and is no object either.
 	if err := json.Unmarshal(body, &given); err != nil || given == nil {
 		detail := want + "."
-		if errors.As(err, new(*json.SyntaxError)) { // other errors contain names of Go types
+		// Other errors contain names of Go types.
+		if errors.As(err, new(*json.SyntaxError)) {
 			detail = "The body is not JSON: " + err.Error() + ". " + detail
 		}
 		return nil, calls.Bad(detail)

@@ -99,6 +99,7 @@ func (w *Callers) Public(c *gin.Context) error { return w.Identities.CheckToken(
 // checkToken returns an error if a request with an API key also carries a bad token, which would otherwise go
 // unnoticed.
 func (w *Callers) checkToken(c *gin.Context) error {
+	// A path that does not exist is 404 in any case, and upgrades are refused by their own handlers.
 	if !w.IsServer(c.Request) || c.FullPath() == "" || c.IsWebsocket() {
 		return nil
 	}

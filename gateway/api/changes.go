@@ -34,6 +34,7 @@ func (a *API) postChange(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
+	// The answer counts only if the error is nil.
 	return calls.NoContent, a.carryOut(c, storeTimeout, func(ctx context.Context) error {
 		return a.parts.Unread.Change(ctx, name, change)
 	})
@@ -60,6 +61,7 @@ func (a *API) readChange(c *gin.Context) (change unread.Change, err error) {
 		return change, err
 	}
 
+	// To whom made the change it is not unread.
 	if raw, has := given["by"]; has {
 		by, err := userOf(raw)
 		if err != nil {
@@ -106,6 +108,7 @@ func invisible(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError
 // the site, and runs no script.
 func isLink(text string) bool {
 	u, err := url.Parse(text)
+	// Browsers take a backslash for a slash, so that /\host would leave the site.
 	if err != nil || strings.Contains(text, "\\") {
 		return false
 	}

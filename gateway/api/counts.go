@@ -75,6 +75,7 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	if err := a.callers.Public(c); err != nil {
 		return calls.Answer{}, err
 	}
+	// After the checks of the caller, so that refused requests do not use up the limit.
 	if err := a.admitPages(c, name); err != nil {
 		return calls.Answer{}, err
 	}
@@ -87,6 +88,7 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 	count := counts[0]
+	// Only now, so that no proxy keeps a refusal.
 	a.callers.Cacheable(c, name)
 
 	// Only the plain JSON of a count has an ETag. The version identifies it, but the shares of regions can change
@@ -151,6 +153,7 @@ func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 func counterPage(count presence.Count) []byte {
 	key := presence.KeyOf(count.Page)
 	where := key
+	// The key of a total would tell people nothing.
 	if key == presence.AllPages {
 		where = "the whole site"
 	}
@@ -209,6 +212,7 @@ func (a *API) getCounters(c *gin.Context) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, err
 	}
+	// Only now, because a refusal must not be kept by a cache.
 	a.callers.Cacheable(c, pages...)
 
 	body := []byte(`{"counters":[`)
@@ -239,6 +243,7 @@ func (a *API) pagesAsked(c *gin.Context) ([]string, error) {
 		return nil, err
 	}
 
+	// Last, because what is refused for another reason must not use up the caller's new pages.
 	return pages, a.admitPages(c, pages...)
 }
 
@@ -268,6 +273,7 @@ func (a *API) putCounter(c *gin.Context) (calls.Answer, error) {
 		}
 	}
 
+	// A crawler gets the same answer, but holds nothing.
 	if a.callers.Crawler(c.Request) {
 		counts, err := a.counts(c, name)
 		if err != nil {
@@ -280,6 +286,7 @@ func (a *API) putCounter(c *gin.Context) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, err
 	}
+	// Only a hold that was taken makes a new identity worth keeping.
 	a.callers.Issue(c, id)
 
 	return answerCount(count), nil
@@ -316,6 +323,7 @@ func (a *API) holdUser(c *gin.Context, on bool) (calls.Answer, error) {
 // hold begins (on) or ends a user's hold on a page, and returns the page's count, which includes
 // the change.
 func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.Count, err error) {
+	// A hold needs the presence nodes now, so to have been ready once is not enough.
 	if err := a.Ready(); err != nil {
 		return count, Unavailable(err)
 	}
@@ -331,6 +339,7 @@ func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.C
 	case err != nil:
 		return count, storeAway(err)
 	}
+	// Only now it is certain that the store has the user.
 	if on {
 		a.cfg.Arrivals.Arrived(hash, user)
 	}

@@ -37,6 +37,7 @@ var people = strings.NewReplacer("://", " ", "okhttp/", "", "WinInet", "", "Head
 
 // isCrawler reports whether a User-Agent is that of a crawler known by name, or calls itself a bot, crawler or spider.
 func isCrawler(agent string) bool {
+	// The client chooses the text, so the search has a bound.
 	if len(agent) > 512 {
 		agent = agent[:512]
 	}

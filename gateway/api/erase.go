@@ -45,10 +45,12 @@ func newErasures() erasures {
 func (e *erasures) turn(ctx context.Context, visitor *httppolicy.AddressSlot) (end func(), err error) {
 	turns := []chan struct{}{e.servers}
 	if visitor != nil {
+		// First the address, so that only one erasure of it at a time waits among all visitors.
 		turns = []chan struct{}{visitor.Turn(), e.visitors}
 	}
 
 	taken := 0
+	// It gives back only what was taken, so it also ends an attempt that gave up.
 	end = func() {
 		for _, turn := range turns[:taken] {
 			<-turn

@@ -116,6 +116,7 @@ func (a *API) getFollows(c *gin.Context) (calls.Answer, error) {
 
 	answer := follows{Follows: []string{}, Unread: map[string]int64{}, Next: presence.KeyOf(next)}
 	for i, f := range s.Follows {
+		// The page may have become private since it was followed.
 		if !a.callers.sees(c, id, f.Page) {
 			continue
 		}

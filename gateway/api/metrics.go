@@ -48,7 +48,8 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 				"others a word for the status. The log has each at the level debug.",
 		}, []string{"reason"}),
 	}
-	for _, reason := range httppolicy.Reasons() { // so that all series exist from the start
+	// So that all series exist from the start.
+	for _, reason := range httppolicy.Reasons() {
 		m.refusals.WithLabelValues(reason)
 	}
 	if reg != nil {

@@ -31,6 +31,7 @@ func (a *API) Engine(table []calls.Call) *gin.Engine {
 		e.Use(a.traced)
 	}
 	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks)
+	// Before the checks, because a page can read their refusals only with these headers.
 	e.Use(httppolicy.CORS(a.cfg.Origins, a.callers.Proxies))
 	for _, check := range []func(*gin.Context) error{
 		calls.CheckKey(a.callers.Keys.Has), a.callers.checkToken, a.callers.findSite,
@@ -84,6 +85,7 @@ func WithPageApps(e http.Handler) http.Handler {
 			return
 		}
 
+		// Copies, because the request belongs to the HTTP server.
 		ofPage, link := *r, *r.URL
 		link.RawPath = "/%61pps/" + rest
 		ofPage.URL = &link
@@ -135,6 +137,7 @@ func (a *API) recover(c *gin.Context) {
 		if v == nil {
 			return
 		}
+		// That is how a handler breaks a connection off on purpose.
 		if v == http.ErrAbortHandler { //nolint:errorlint
 			panic(v)
 		}
@@ -143,6 +146,7 @@ func (a *API) recover(c *gin.Context) {
 		id := httppolicy.RequestID(c.Writer.Header())
 		a.parts.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", id).Stack().
 			Msg("a request panicked")
+		// When a part of the answer is sent the status cannot be changed any more.
 		if !c.Writer.Written() {
 			httppolicy.Problem(c.Writer, http.StatusInternalServerError, httppolicy.DefectDetail)
 		}

@@ -29,11 +29,13 @@ func (w *Callers) findSite(c *gin.Context) error {
 	if err != nil {
 		return calls.Bad(sentence(err))
 	}
+	// Requests for the default site, which most are, need no map of their own.
 	if site != presence.DefaultSite {
 		c.Set(siteOfKey, site)
 	}
 
 	key := httppolicy.APIKey(c.Request)
+	// The list of sites is about every site of the key.
 	if key == "" || c.Request.URL.Path == sitesPath {
 		return nil
 	}

@@ -95,6 +95,7 @@ func (a *API) statsAsked(c *gin.Context, now time.Time) (asked statsQuestion, er
 		return asked, query.Err
 	}
 
+	// Days are kept for longer than minutes.
 	if step == 24*time.Hour && a.cfg.PageDays > 0 {
 		asked.q, err = minutes.AskDays(last, a.cfg.PageDays, now)
 	} else {

@@ -25,6 +25,7 @@ func (a *API) traced(c *gin.Context) {
 	c.Header(httppolicy.RequestIDHeader, span.SpanContext().TraceID().String())
 	c.Next()
 
+	// After the call, which is when the status is known.
 	route := routeOf(c)
 	method := methodOf(c)
 	status := c.Writer.Status()
@@ -51,6 +52,7 @@ func (a *API) noteRefusal(c *gin.Context) {
 
 	a.metrics.refusals.WithLabelValues(reason).Inc()
 	if reason == httppolicy.ReasonOrigin {
+		// Seldom, because every visitor of a page that is not allowed causes it.
 		a.foreign.Do(func() { a.warnOfOrigin(c.Request) })
 	}
 	if line := a.parts.Log.Debug(); line.Enabled() {

@@ -59,6 +59,7 @@ func (a *API) readDisplay(c *gin.Context, color, background string) (s display, 
 	if err := a.admitPages(c, name); err != nil {
 		return s, err
 	}
+	// Nobody can be on a total itself, so nobody joins it.
 	s.Watch = query.Get("watch") == "1" || presence.KeyOf(name) == presence.AllPages
 
 	counts, err := a.counts(c, name)
@@ -177,6 +178,7 @@ func (s display) answerBadge(c *gin.Context) calls.Answer {
 		label = `<text x="6" y="14" textLength="{leftText}">{label}</text>`
 	}
 
+	// A picture that is opened by itself is a document, which has nothing to load or to run.
 	c.Header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 	pixels := strconv.Itoa
 

@@ -180,8 +180,10 @@ func WriteRefusal(c *gin.Context, log zerolog.Logger, err error) { newRefuser(lo
 // refuse answers a call with what an error means.
 func (r *refuser) refuse(c *gin.Context, err error) {
 	m, why := meaningOf(err), &Refusal{is: err, detail: err.Error()}
+	// The outermost one, whose sentence is about this call.
 	errors.As(err, &why)
 
+	// Anything else is the client's mistake, and no news for an operator.
 	if m.status >= http.StatusInternalServerError {
 		r.note(c, &m, why.is)
 	}
@@ -205,6 +207,7 @@ func (r *refuser) refuse(c *gin.Context, err error) {
 
 	write := httppolicy.Problem
 	if m.unread {
+		// The body is not read, and net/http would wait for the rest of it.
 		write = httppolicy.RefuseBody
 	}
 	write(c.Writer, m.status, why.detail, append([]httppolicy.Option{m.headers}, why.options...)...)
