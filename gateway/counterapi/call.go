@@ -50,6 +50,7 @@ func (a *API) Find(site presence.Site, key string) (name string, rule *counter.R
 		return "", nil, err
 	}
 
+	// Some rules match any text, so only a valid key may get here.
 	rule = a.cfg.Rules.In(site).Find(key)
 	if rule == nil {
 		return "", nil, fmt.Errorf("%w: no rule of --counters fits it", counter.ErrKey)
@@ -72,6 +73,7 @@ func (a *API) counter(c *gin.Context, p counter.Public) (call, error) {
 	}
 
 	switch {
+	// The API key is all that identifies a server.
 	case one.server:
 		return one, nil
 	case p == counter.PublicRead:
@@ -102,6 +104,7 @@ func (one *call) permits(p counter.Public) error { return permits(one.server, on
 
 // permits returns an error unless a caller has permission p under a rule.
 func permits(server bool, rule *counter.Rule, p counter.Public) error {
+	// Every rule allows the empty permission, so it is asked for by itself.
 	public := p != nobody && rule.Allows(p)
 	if server || public {
 		return nil

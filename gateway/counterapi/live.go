@@ -132,7 +132,8 @@ func (l *Live) remember(c counter.Counter) {
 		return
 	}
 
-	c.Key = strings.Clone(c.Key) // a copy, because the key may be a part of a request's buffer
+	// A copy, because the key may be a part of a request's buffer.
+	c.Key = strings.Clone(c.Key)
 	l.memory.Add(c.Key, lastKnown{c, time.Now()})
 }
 
@@ -247,6 +248,7 @@ func newer(a, b *counter.Counter) bool {
 // current returns the counters as their subscribers see them. It returns nil unless all of them are known, none lags by
 // more than lag, and the store is available.
 func (l *Live) current(keys []string, lag time.Duration) []counter.Reading {
+	// After a standstill the feed may lack as much as was missed.
 	if !l.up() || l.still.Ended() {
 		return nil
 	}
@@ -306,6 +308,7 @@ func (l *Live) confirm(readings []counter.Reading, began time.Time) {
 
 	for i := range readings {
 		k := l.keys[readings[i].Key]
+		// Without a value there is nothing to confirm.
 		if k != nil && k.origin != unknown {
 			k.confirm(&readings[i].Counter, began)
 		}
@@ -322,6 +325,7 @@ func (l *Live) Run(ctx context.Context) {
 	for range askers {
 		wg.Go(func() { l.answer(ctx) })
 	}
+	// A store in this process stands still together with its watches.
 	if l.cfg.Counters.Remote() {
 		wg.Go(func() { l.still.Run(ctx, l.resumed) })
 	}
@@ -357,7 +361,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 			return
 		}
 		if err != nil {
-			l.cfg.Log.Debug().Err(err).Msg("counters: watched counters cannot be followed now; trying again")
+			l.cfg.Log.Debug().Err(err).Msg("counters: watched counters cannot be followed now; retrying")
 			// Otherwise read has marked those that are away.
 			if !errors.Is(err, errSomeAway) {
 				l.goAway()
@@ -368,6 +372,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 		}
 
 		failed = 0
+		// A round unfollows some only, and there are others.
 		if more {
 			wake.Signal(l.wake)
 		}
@@ -377,6 +382,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 // catchUp probes the store with a sample of the counters or, without a sample, follows and reads the unread ones.
 func (l *Live) catchUp(ctx context.Context, watch counter.Watch, sample []string) error {
 	switch {
+	// A call would only wait for the end of its time.
 	case !l.up():
 		return counter.ErrUnavailable
 	case len(sample) > 0:
@@ -423,11 +429,11 @@ func (l *Live) goAway() {
 	}
 	l.mu.Unlock()
 
-	l.publish(updates)
+	l.publishLocked(updates)
 }
 
-// publish passes updates to the hub. The caller holds order.
-func (l *Live) publish(updates []presence.Update) {
+// publishLocked passes updates to the hub, under order.
+func (l *Live) publishLocked(updates []presence.Update) {
 	for _, u := range updates {
 		l.hub.Update(u)
 	}
@@ -508,6 +514,7 @@ func (l *Live) putBack(keys []string) {
 	defer l.mu.Unlock()
 
 	for _, key := range keys {
+		// Its last viewer may have left meanwhile.
 		if l.keys[key] != nil {
 			l.unread[key] = struct{}{}
 		}
@@ -625,12 +632,13 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 		if r.Away {
 			late = append(late, r.Key)
 		} else {
+			// Notifications that named members may have been lost until now.
 			l.questionAllLocked(r.Key, k)
 		}
 	}
 	l.mu.Unlock()
 
-	l.publish(updates)
+	l.publishLocked(updates)
 
 	return late, nil
 }
@@ -668,6 +676,6 @@ func (l *Live) notify(changes []counter.Update) {
 	l.mu.Unlock()
 
 	// Viewers must learn their memberships first, so that the updates are sent in the right form.
-	notifyViewers(notices)
-	l.publish(updates)
+	notifyViewersLocked(notices)
+	l.publishLocked(updates)
 }

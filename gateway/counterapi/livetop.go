@@ -160,6 +160,7 @@ func (p polledTops) Values(ctx context.Context, topics []presence.Topic, found f
 	for _, topic := range topics {
 		list := p.api.listOf(topic)
 
+		// Each list has this time, so that one that hangs cannot take the time of the others.
 		within, cancel := context.WithTimeout(ctx, readTime)
 		top, err := p.api.askTop(within, list, min(list.rule.MaxAge, topAge), p.by)
 		cancel()

@@ -182,6 +182,7 @@ func (a *API) admitNew(
 		detail := fmt.Sprintf(form, one.rule.Written(), one.rule.Max)
 		return calls.Refuse(errFull, detail, httppolicy.RetryAfter(sizeAge))
 	}
+	// It is counted now, whether the change is made or refused.
 	b.existing.Add(hash, struct{}{})
 
 	return nil
@@ -192,6 +193,7 @@ func (a *API) admitNew(
 // since.
 func (a *API) claim(ctx context.Context, rule *counter.Rule, now time.Time) bool {
 	prefix, several := strings.CutSuffix(rule.Match, "*")
+	// Such a rule has one counter.
 	if !several {
 		return true
 	}

@@ -50,6 +50,7 @@ func Several(c *gin.Context, name, things string, check func(string) error) ([]s
 
 	var list []string
 	for _, value := range q.Values[name] {
+		// Repetitions do not count, so that a client may ask for its keys as it has them.
 		if slices.Contains(list, value) {
 			continue
 		}

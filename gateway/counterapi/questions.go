@@ -228,7 +228,7 @@ func (s *Questions[Q, A]) share(
 	return is.out, is.err
 }
 
-// servesLocked reports whether a question that arrives now may share c. The caller holds mu.
+// servesLocked reports whether a question that arrives now may share c.
 func (c *computation[A]) servesLocked(maxAge time.Duration, server bool) bool {
 	select {
 	case <-c.done:
@@ -294,11 +294,13 @@ func (s *Questions[Q, A]) beginToWait() bool {
 
 // await waits for the common turn, once it has the address's own turn.
 func (s *Questions[Q, A]) await(own chan struct{}) error {
+	// One timer, because both waits together have this time.
 	wait := time.NewTimer(turnWait)
 	defer wait.Stop()
 
 	select {
 	case own <- struct{}{}:
+		// The address's own turn is needed only while it waits for the common one.
 		defer func() { <-own }()
 	case <-wait.C:
 		return ErrTurn

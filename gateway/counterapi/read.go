@@ -62,6 +62,7 @@ func (a *API) readOne(c *gin.Context, one call, lag time.Duration) (counter.Coun
 	if err != nil {
 		return counter.Counter{}, a.failed(c, err)
 	}
+	// Only an exact read has to have everything that was answered before.
 	if lag == 0 {
 		before.note(&read[0].Counter)
 	}
@@ -198,6 +199,7 @@ func (a *API) getAggregate(c *gin.Context) (calls.Answer, error) {
 	defer cancel()
 	sum, err := a.cfg.Counters.Aggregate(ctx, a.callers.Site(c).Qualify(prefix))
 	switch {
+	// No outage: the store has answered that there is no such total.
 	case errors.As(err, new(*counter.Conflict)):
 		return calls.Answer{}, err
 	case err != nil:
@@ -306,6 +308,7 @@ func (a *API) complete(r *counter.Reading, failed error) error {
 			return fmt.Errorf("counterapi: nothing is known of %q: %w", r.Key, cmp.Or(failed, counter.ErrUnavailable))
 		}
 	} else {
+		// It is the last known value if the store goes away.
 		a.live.remember(r.Counter)
 	}
 
@@ -313,6 +316,7 @@ func (a *API) complete(r *counter.Reading, failed error) error {
 	if r.Kind != 0 && r.Kind != rule.Kind {
 		a.logKind(rule)
 	}
+	// A counter that was never changed has no kind of its own.
 	r.Counter = r.Or(rule.Kind)
 
 	return nil
@@ -332,6 +336,7 @@ func (a *API) readShared(ctx context.Context, keys []string, lag time.Duration) 
 func (a *API) readStore(
 	ctx context.Context, keys []string, member string, lag time.Duration,
 ) ([]counter.Reading, error) {
+	// Before the read, since what it confirms may change at once afterwards.
 	began := time.Now()
 	readings, err := a.cfg.Counters.Read(ctx, keys, member, min(lag, noLag))
 	if err == nil {

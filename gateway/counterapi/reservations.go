@@ -41,6 +41,7 @@ func (a *API) settle(verb counter.Verb) handler {
 		if err != nil {
 			return calls.Answer{}, err
 		}
+		// A member that means nothing here is refused, rather than ignored without a word.
 		if err := counter.ParseNothing(text); err != nil {
 			return calls.Answer{}, badBody(err)
 		}

@@ -66,6 +66,7 @@ func (a *API) topList(c *gin.Context) (list topList, server bool, err error) {
 		return list, server, err
 	}
 
+	// Kept as it was asked, for the answer.
 	list.text = query.Get("last")
 	list.last = query.needed("last", example)
 	list.n = int(query.Number("n", defaultTop, 1, counter.MaxTop))

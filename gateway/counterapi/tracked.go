@@ -132,11 +132,13 @@ func (l *Live) replaceLocked(k *tracked, c counter.Counter) (u presence.Update, 
 	}
 
 	old := &k.counter
+	// Without a former value any is news, also that of a counter that does not exist.
 	if old.Key != "" && old.Version == c.Version && old.Value == c.Value && old.Stale == c.Stale {
 		return u, false
 	}
 
-	c.Key = strings.Clone(c.Key) // a copy, because the key may be a part of a larger buffer
+	// A copy, because the key may be a part of a larger buffer.
+	c.Key = strings.Clone(c.Key)
 	k.counter = c
 
 	// The counter's own version falls when it is deleted, so updates are numbered by this process.

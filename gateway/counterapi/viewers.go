@@ -39,8 +39,8 @@ type mineNotice struct {
 	member, again bool
 }
 
-// notifyViewers delivers notices. The caller holds Live.order.
-func notifyViewers(notices []mineNotice) {
+// notifyViewersLocked delivers notices, under Live.order.
+func notifyViewersLocked(notices []mineNotice) {
 	for _, c := range notices {
 		c.viewer.Mine(c.key, c.member, c.again)
 	}
@@ -110,6 +110,7 @@ func (w *viewer) set(notices []mineNotice, key string, is, again bool) []mineNot
 		w.membership = isMember
 	}
 
+	// Each tab of the member has a connection.
 	for v := range w.conns {
 		notices = append(notices, mineNotice{v, key, is, again})
 	}
@@ -122,10 +123,12 @@ func (w *viewer) set(notices []mineNotice, key string, is, again bool) []mineNot
 func (l *Live) changeMembersLocked(notices []mineNotice, k *tracked, ch *counter.Update, news bool) []mineNotice {
 	key := ch.Counter.Key
 	set := func(user string, is bool) {
+		// Most members have no connection here.
 		w := k.viewers[user]
 		if w == nil {
 			return
 		}
+		// So that an answer of the store that is on its way does not undo this.
 		w.notified = l.seq
 		notices = w.set(notices, key, is, !news)
 	}
@@ -145,6 +148,7 @@ func (l *Live) changeMembersLocked(notices []mineNotice, k *tracked, ch *counter
 			set(user, false)
 		}
 	default:
+		// The notification does not name everybody who has joined or left.
 		l.questionAllLocked(key, k)
 	}
 
@@ -199,6 +203,7 @@ func (l *Live) answerAll(ctx context.Context) bool {
 			continue
 		}
 
+		// Before the pause, during which a viewer may leave, or another question of the member come.
 		l.askAgain(member, keys)
 		failed++
 		if !outage.Sleep(ctx, outage.Pause(failed)) {
@@ -265,9 +270,10 @@ func (l *Live) askAbout(ctx context.Context, member string, keys []string, began
 		return err
 	}
 
+	// Held over both, so that no later answer is sent before this one.
 	l.order.Lock()
 	defer l.order.Unlock()
-	notifyViewers(l.acceptMemberships(readings, member, began))
+	notifyViewersLocked(l.acceptMemberships(readings, member, began))
 
 	return nil
 }
