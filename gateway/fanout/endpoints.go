@@ -107,12 +107,14 @@ func (h *Hub) attachAllLocked() {
 
 // renewLocked marks a topic to be attached and read again: now, or once it is wanted again.
 func (h *Hub) renewLocked(w *watched) {
+	// A source is in this process, so nothing can have been lost.
 	if w.kind.source != nil {
 		return
 	}
 
 	// A topic that the store was never asked for stays one, so that it need not be detached.
 	w.endpoint = min(w.endpoint, outdated)
+	// A fresh one is attached soon, and a lingering one when it is wanted again.
 	if w.in != nil {
 		return
 	}
@@ -210,6 +212,7 @@ func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bo
 			Msg("the store lacks endpoints of this gateway; attaching all topics again")
 
 		h.mu.Lock()
+		// All of them, because the store was asked about a part only.
 		h.attachAllLocked()
 		h.mu.Unlock()
 	}
@@ -252,7 +255,8 @@ func (h *Hub) attach(ctx context.Context, limit int) error {
 			w.endpoint = outdated
 		default:
 			w.endpoint = attached
-			if w.refs == 0 && w.in == nil { // no shard wants it: it was attached because it was read repeatedly
+			// No shard wants it: it was attached because it was read repeatedly.
+			if w.refs == 0 && w.in == nil {
 				h.lingerLocked(w)
 			}
 		}
@@ -314,7 +318,8 @@ func (h *Hub) detach(ctx context.Context) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range topics {
-		if w := h.topics[t]; w != nil { // it is wanted again, and must not be forgotten as never asked for
+		// It is wanted again, and must not be forgotten as never asked for.
+		if w := h.topics[t]; w != nil {
 			w.endpoint = max(w.endpoint, asked)
 		} else {
 			gone[t] = struct{}{}

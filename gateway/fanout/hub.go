@@ -102,6 +102,7 @@ func New(cfg Config) *Hub {
 	live := liveness{ping: cfg.Ping, pong: cfg.Pong}
 
 	for range cfg.Shards {
+		// The budget is the gateway's, so each shard has its part of it.
 		h.shards = append(h.shards, newShard(h, cfg.Interval, cfg.Budget/float64(cfg.Shards), live))
 	}
 
@@ -229,6 +230,7 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 		w = h.watchLocked(t)
 	}
 
+	// Each shard counts once, however many of its clients want the topic.
 	w.refs++
 	if w.refs == 1 {
 		w.leave()
@@ -353,6 +355,7 @@ func (h *Hub) Update(u presence.Update) {
 // acceptLocked makes u the newest update of w, and reports whether it changes anything. Then u is the update to
 // deliver.
 func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
+	// Even an update that is not accepted shows which version the store has.
 	w.note(*u)
 
 	// Before it is attached, newer ones may have passed by here.
@@ -426,6 +429,7 @@ func (h *Hub) Acknowledged(u presence.Update) {
 	}
 	h.mu.Unlock()
 
+	// A topic that is known judges it by its version, like any other update.
 	if known {
 		h.Update(u)
 	}
@@ -477,6 +481,7 @@ func (h *Hub) suspect(why doubts) {
 
 	var known []presence.Update
 	for t, w := range h.topics {
+		// A source marks its own updates.
 		if w.known && !w.update.Stale && w.kind.source == nil {
 			known = append(known, presence.Update{Topic: t, Stale: true})
 		}

@@ -28,6 +28,7 @@ type pace struct {
 func (p *pace) interval(subscribers int) time.Duration {
 	fair := time.Duration(p.stretch * float64(subscribers) / p.budget * float64(time.Second))
 
+	// A least interval above maxInterval is a setting, which holds in any case.
 	return min(max(p.least, fair), max(p.least, maxInterval))
 }
 

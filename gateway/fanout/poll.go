@@ -111,6 +111,7 @@ func (p *Poll) due(fresh bool) map[presence.Topic]polledValue {
 	topics := make(map[presence.Topic]polledValue, len(p.values))
 	for t, value := range p.values {
 		if !fresh || value.text == "" {
+			// A copy, because found changes the value.
 			topics[t] = *value
 		}
 	}
@@ -126,6 +127,7 @@ func (p *Poll) ask(ctx context.Context, topics map[presence.Topic]polledValue) {
 	})
 
 	for t, last := range topics {
+		// Without a value there is nothing to mark as stale.
 		if last.text != "" {
 			p.found(t, polledValue{last.text, true})
 		}
@@ -145,7 +147,8 @@ func (p *Poll) found(t presence.Topic, value polledValue) {
 	if news {
 		// Without the lock: the hub calls Want and Unwant while it holds its own.
 		p.seq++
-		version := presence.Version{Incarnation: 1, Sequence: p.seq} // these updates never leave the process
+		// These updates never leave the process.
+		version := presence.Version{Incarnation: 1, Sequence: p.seq}
 		p.hub.Update(presence.Update{Topic: t, Version: version, Value: value.json()})
 	}
 }

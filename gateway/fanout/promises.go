@@ -30,7 +30,9 @@ const markWithin = 5 * time.Second
 // free lacks the newest update for one sweep.
 func (s *shard) checkNewestLocked() {
 	marks := max(3, int(markWithin/s.live.tick()))
+	// The longest interval, and some time for a pass on a busy machine.
 	patience := int((max(maxInterval, s.interval) + 2*time.Second) / s.live.tick())
+	// Who waits for a visit gets the newest update with it.
 	visited := map[*Subscriber]bool{}
 	for _, v := range s.visits {
 		visited[v.sub] = true
@@ -71,6 +73,7 @@ func (s *shard) checkRestLocked(t *topic, r *rest, known bool, visited map[*Subs
 	lacking := map[*Subscriber]bool{}
 	for i := range t.subs {
 		x := &t.subs[i]
+		// The others get the update when what holds it back is over.
 		takes := x.state == following && !x.sub.paused && !x.sub.missed && !x.sub.client.Busy()
 		if !takes || x.gen == t.gen || visited[x.sub] {
 			continue

@@ -139,7 +139,8 @@ func (h *Hub) readWith(
 
 	found, err := read(ctx, topics)
 
-	updates := make([]presence.Update, len(topics)) // a copy, because found may be shared
+	// A copy, because found may be shared.
+	updates := make([]presence.Update, len(topics))
 	copy(updates, found)
 	for i := range topics {
 		u := &updates[i]
@@ -165,13 +166,15 @@ func (h *Hub) settleRead(t presence.Topic, u *presence.Update) bool {
 		if known && last.Newer(*u) {
 			*u = last
 		} else {
-			h.Acknowledged(*u) // otherwise a later answer from memory could be older than this one
+			// Otherwise a later answer from memory could be older than this one.
+			h.Acknowledged(*u)
 		}
 
 		return true
 	}
 
 	if !known {
+		// What was read lately is kept for topics that the hub does not have.
 		recent, read := h.read.Get(t)
 		if !read {
 			return false

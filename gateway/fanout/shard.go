@@ -93,11 +93,12 @@ func newShard(h *Hub, interval time.Duration, budget float64, live liveness) *sh
 		hub:      h,
 		pace:     pace{budget: budget, least: interval},
 		interval: interval,
-		quantum:  max(interval/10, time.Millisecond),
-		live:     live,
-		start:    time.Now(),
-		wake:     make(chan struct{}, 1),
-		topics:   map[presence.Topic]*topic{},
+		// What is due within a tenth of an interval shares a pass.
+		quantum: max(interval/10, time.Millisecond),
+		live:    live,
+		start:   time.Now(),
+		wake:    make(chan struct{}, 1),
+		topics:  map[presence.Topic]*topic{},
 	}
 }
 
@@ -128,6 +129,7 @@ func (s *shard) subscribeLocked(sub *Subscriber, name presence.Topic) *place {
 
 		if u, known := s.hub.Want(name); known {
 			t.update = u
+			// Not 0, which says that there is no update.
 			t.gen = 1
 		}
 	}
@@ -150,6 +152,7 @@ func (s *shard) unsubscribeLocked(sub *Subscriber, place int) {
 	if p.index != last {
 		moved := t.subs[last]
 		t.subs[p.index] = moved
+		// Its place has to say where its subscription is now.
 		moved.sub.at(t).index = p.index
 	}
 	// The array must not keep a client that has gone.
@@ -185,6 +188,7 @@ func (s *shard) renewLocked(sub *Subscriber, p *place) {
 	}
 
 	x.state = asking
+	// Its answerAt is not 0 exactly while it is in asking.
 	switch {
 	case sub.answerAt == 0:
 		s.asking = append(s.asking, sub)
@@ -225,6 +229,7 @@ func (s *shard) update(u presence.Update) {
 	defer s.mu.Unlock()
 
 	t := s.topics[u.Topic]
+	// Every shard gets every update, and most have no client for it.
 	if t == nil {
 		return
 	}
@@ -288,6 +293,7 @@ func (s *shard) run(ctx context.Context) {
 		}
 
 		next := s.deliver()
+		// Otherwise only a wake-up brings work, and after it the timer is set anew.
 		if next > 0 {
 			timer.Reset(max(next-s.now(), 0))
 		}
@@ -318,6 +324,7 @@ func (s *shard) deliver() (next time.Duration) {
 // collectLocked fills the pass with everything that is due, and returns when more will be due, or 0.
 func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 	s.pass.id++
+	// The first one is none, so that 0 as the place of the next text means that there is none.
 	s.pass.batch = append(s.pass.batch[:0], delivery{})
 
 	s.pass.answers = 0
@@ -337,6 +344,7 @@ func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 			next = earliest(next, t.lookAt)
 		}
 	}
+	// Otherwise topics that have gone would stay in memory.
 	clear(s.due[len(later):])
 	s.due = later
 
@@ -417,7 +425,8 @@ func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 // answer. It returns when to continue, or 0 when all are answered.
 func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Duration) {
 	step := s.interval / answersAtOnce
-	sub.answered = max(sub.answered, now-s.interval) // what was not used in an interval is not saved up
+	// What was not used in an interval is not saved up.
+	sub.answered = max(sub.answered, now-s.interval)
 	for i := range sub.places {
 		t := sub.places[i].topic
 
@@ -440,7 +449,8 @@ func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Dur
 				continue
 			}
 
-			at = sub.answered + s.interval // wait for a whole interval, to answer several at a time
+			// Wait for a whole interval, to answer several at a time.
+			at = sub.answered + s.interval
 		}
 		again = earliest(again, at)
 	}
@@ -465,6 +475,7 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 		}
 
 		at := sub.at + interval
+		// At 0 nothing was sent to it yet, so it need not wait.
 		if sub.at != 0 && at > now {
 			again = earliest(again, at)
 			continue
@@ -492,7 +503,8 @@ func (s *shard) offerLocked(t *topic, sub *subscription, now time.Duration) (del
 	x := t.text(sub.form, sub.state == overdue)
 
 	if sub.gen != 0 {
-		s.figures.conflated.Add(int64(t.gen - sub.gen - 1)) // it never got those in between
+		// The subscriber never got those in between.
+		s.figures.conflated.Add(int64(t.gen - sub.gen - 1))
 	}
 	sub.gen = t.gen // also if nothing is sent: the client needs no more than it has
 
@@ -513,6 +525,7 @@ func (s *shard) chainLocked(sub *Subscriber, bytes []byte) {
 	d := delivery{sub: sub, bytes: bytes, chained: sub.pass == p.id}
 
 	i := int32(len(p.batch))
+	// All texts of a client in one pass go out in one write.
 	if d.chained {
 		p.batch[sub.tail].more = i
 	} else {

@@ -26,7 +26,8 @@ func (s *SharedReads[T]) Read(
 
 	for {
 		shared := s.group.DoChan(key, func() (any, error) {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit) // outlives the first caller
+			// It outlives the first caller, because others may wait for it.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 			defer cancel()
 
 			began := time.Now()

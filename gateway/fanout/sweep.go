@@ -40,7 +40,8 @@ func (l liveness) next(now, alive, pinged time.Duration) time.Duration {
 
 // sweep pings silent clients, closes those that do not answer, and calls Expire of those whose time is over.
 func (s *shard) sweep() {
-	type task struct { // not a closure, because an idle gateway does little else than ping
+	// Not a closure, because an idle gateway does little else than ping.
+	type task struct {
 		sub *Subscriber
 		do  func(s *shard, sub *Subscriber, at time.Duration)
 	}
@@ -58,7 +59,8 @@ func (s *shard) sweep() {
 
 		sub := seat.sub
 		if suspended && sub.lastAlive() < sub.pinged {
-			sub.pinged = now // the process was suspended, so its clients get the full time again
+			// The process was suspended, so its clients get the full time again.
+			sub.pinged = now
 		}
 
 		live := s.live
@@ -131,6 +133,7 @@ func (s *shard) ping(sub *Subscriber, at time.Duration) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// Unless it has left, or another sweep has pinged it since.
 	if sub.index >= 0 && sub.pinged == at {
 		sub.pinged = 0
 		s.seats[sub.index].look = 0

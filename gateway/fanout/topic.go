@@ -63,6 +63,7 @@ func (t *topic) text(form Form, stale bool) *text {
 	}
 
 	x := &t.texts[i]
+	// The first subscriber of a form pays for the encoding, and all others share it.
 	if x.gen != t.gen {
 		x.gen = t.gen
 		update := t.update
