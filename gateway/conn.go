@@ -223,6 +223,7 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 		c.MarkAlive() // a busy client is not read, but Look is called only because it has sent something
 	}
 
+	// Serving what was held back may have made the client busy, or too much.
 	if err == nil && !c.blocked() {
 		rest, more, err = c.readMore(in, rest)
 	}
@@ -380,6 +381,7 @@ func (c *conn) Expire() {
 // unread count of a user that is new at this gateway is unknown. The message with the count then follows later, because
 // a 0 would be wrong.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) {
+	// Before the upgrade, so that the first write can have the count.
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
 	c, hello, err := g.upgrade(w, r, subprotocol, id, slot)
 	if err != nil {

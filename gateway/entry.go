@@ -45,6 +45,7 @@ func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, error) {
 		return slot, nil
 	}
 
+	// The place was taken before the limits were looked at.
 	g.release(slot)
 	g.metrics.refused.Inc()
 	g.metrics.limits.WithLabelValues(limit).Inc()
@@ -87,6 +88,7 @@ func (g *Gateway) getSocket(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
+	// After the check, so that what is no upgrade takes no place.
 	id, slot, err := g.admit(c)
 	if err != nil {
 		return calls.Answer{}, err

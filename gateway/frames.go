@@ -76,6 +76,7 @@ func (c *conn) frame(f websocket.Frame) error {
 			state = leftFirst
 		}
 
+		// The answer repeats the client's code and reason.
 		err := c.wire.End(websocket.AppendFrame(nil, websocket.Close, f.Payload))
 		c.finish(state)
 
@@ -149,6 +150,7 @@ func (c *conn) fault(f *fault) error {
 // end sends the fault that ends the connection, if there is one, and a close frame. The client
 // then has a short time to close its side. An event stream is closed at once.
 func (c *conn) end(code int, reason string, last *fault) error {
+	// It has no frames, so its end is all that can be said.
 	if c.speech == stream {
 		return c.wire.Close()
 	}

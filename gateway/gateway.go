@@ -179,6 +179,7 @@ func New(cfg Config) (*Gateway, error) {
 		JoinWait:   g.metrics.joinWait,
 	})
 
+	// After the parts whose figures the metrics read.
 	if cfg.Registerer != nil {
 		g.registerMetrics(cfg.Registerer)
 	}

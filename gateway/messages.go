@@ -111,6 +111,7 @@ func decodePage(members map[string]json.RawMessage, required bool) ([]string, er
 	page := ""
 	raw, given := members["page"]
 
+	// A read without a page is of all pages.
 	if !given && !required {
 		return nil, nil
 	}
@@ -151,6 +152,7 @@ func (m *message) decodeLists(members map[string]json.RawMessage) (err error) {
 		}
 	}
 
+	// An unsubscribe may have the member, in which it means nothing.
 	if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
 		m.precision, err = decodePrecision(raw)
 	}
@@ -261,6 +263,7 @@ func appendQuoted(b []byte, s string) []byte {
 func appendWelcome(b []byte, id identity.Identity, ping time.Duration) []byte {
 	b = append(b, `{"type":"welcome","user":`...)
 	b = appendQuoted(b, id.User)
+	// With a token there is no id that a client could keep.
 	if id.Signed != "" {
 		b = append(b, `,"id":`...)
 		b = appendQuoted(b, id.Signed)

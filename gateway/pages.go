@@ -37,6 +37,7 @@ func (c *conn) want(name string) *wanted {
 		}
 	}
 
+	// Pages and counters share one bound, since each is a subscription.
 	if len(c.wants)+len(c.subscribed()) >= presence.MaxPages {
 		return nil
 	}
@@ -63,6 +64,7 @@ func (c *conn) do(m message) error {
 	}
 
 	site := c.site()
+	// From here on they are names, which have the site in them.
 	for i, page := range m.pages {
 		m.pages[i] = site.Qualify(page)
 	}
@@ -124,6 +126,7 @@ func (c *conn) admitPrivate(names []string) error {
 // present joins the page in the roster, which calls Arrived when the store has the join. A crawler joins nothing and
 // only gets the counts.
 func (c *conn) present(name string) error {
+	// There is no join to wait for, so the counts come at once.
 	if c.crawler {
 		c.g.crawlers.add(name, 1)
 		c.Arrived(name)
@@ -157,6 +160,7 @@ func (c *conn) join(name string) error {
 		return tooManyPages.about("page", presence.KeyOf(name))
 	}
 
+	// A page that the connection has already is nothing new to the gateway.
 	if w.isIdle() && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy() // want has added it
 

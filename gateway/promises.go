@@ -71,6 +71,7 @@ func (c *conn) noteJoin(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
+	// Until the store has the join, no count has to include the client.
 	s.own[presence.KeyOf(name)] = nil
 }
 
@@ -109,18 +110,21 @@ func (s *story) arrived(page string, version presence.Version) bool {
 	if since == nil || version.Compare(*since) < 0 {
 		return false
 	}
+	// The first one alone, since the user may have left by the next one.
 	s.own[page] = nil
 
 	return true
 }
 
 func (c *conn) story() *story {
+	// Another key would keep every connection that ever was.
 	key := weak.Make(c)
 	had, known := stories.Load(key)
 	if known {
 		return had.(*story)
 	}
 
+	// The reader and the writer of a connection may begin its story at once.
 	s, known := stories.LoadOrStore(key, &story{newest: map[string]news{}, own: map[string]*presence.Version{}})
 	if !known {
 		runtime.AddCleanup(c, func(key weak.Pointer[conn]) { stories.Delete(key) }, key)

@@ -33,6 +33,7 @@ func (g *Gateway) pusherRoutes(e *gin.Engine) {
 
 	e.GET(pusherRoot+g.cfg.API.App.Key, upgrade)
 	e.NoRoute(func(c *gin.Context) {
+		// The escaped path, in which a slash of a page's id is none.
 		if strings.HasPrefix(c.Request.URL.EscapedPath(), pusherRoot) && c.GetHeader("Upgrade") != "" {
 			upgrade(c)
 		} else {
@@ -102,6 +103,7 @@ func (g *Gateway) acceptPusher(
 		return
 	}
 
+	// Before enter, after which deliveries go by the dialect.
 	c.speech = pushers
 	// Clients want an id of this form; nothing here refers to it.
 	socket := fmt.Sprintf("%d.%d", rand.Uint32(), rand.Uint32())
@@ -127,6 +129,7 @@ func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
 	websocket.SetUpgrade(head, r, pusher.Subprotocol)
 	b := responseHead(http.StatusSwitchingProtocols, head)
 	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, code, detail))
+	// The client may read nothing, and this is a goroutine of the HTTP server.
 	_ = over.SetWriteDeadline(time.Now().Add(g.cfg.WriteTimeout))
 
 	_, _ = over.Write(websocket.AppendClose(b, code, detail)) // an error means that the client is gone already
@@ -179,7 +182,8 @@ func (pusherDialect) form() fanout.Form { return pusherForm }
 
 func (pusherDialect) arrived(c *conn, name string) {
 	succeeded := pusher.AppendSucceeded(nil, presence.KeyOf(name))
-	_ = c.send(websocket.Text, succeeded) // an error means that the client is gone already
+	// An error means that the client is gone already.
+	_ = c.send(websocket.Text, succeeded)
 }
 
 // appendFault appends errors of Pusher, about a channel in both of their forms.
@@ -217,7 +221,8 @@ func (pusherDialect) closeCode(code int, last *fault) int {
 	case last != nil:
 		return pusherCode(last)
 	case code == websocket.StatusServiceRestart:
-		return pusher.CodeOverCapacity // makes the client wait a second, because at once no process may be listening
+		// It makes the client wait a second, because at once no process may be listening.
+		return pusher.CodeOverCapacity
 	default:
 		return code
 	}

@@ -58,6 +58,7 @@ func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
 		return
 	}
 
+	// Others that come back say nothing new.
 	g.first.Do(func() {
 		g.doubtful.Store(true)
 		g.hub.Doubt()

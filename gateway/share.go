@@ -36,7 +36,8 @@ func (g *Gateway) shareStream(
 ) {
 	// Otherwise the client's connection might have to make room for others, as one whose calls are short.
 	defer httppolicy.Stay(c.Request.Context())()
-	_ = c.Request.Body.Close() // otherwise the server would buffer the data that the client sends
+	// Otherwise the server would buffer the data that the client sends.
+	_ = c.Request.Body.Close()
 
 	ctx, cancel := context.WithCancel(c.Request.Context())
 	defer cancel()
@@ -78,6 +79,7 @@ func (s *shared) Write(p []byte) (int, error) {
 	// The lock is held meanwhile, so that the handler cannot return under the write.
 	n, err := s.w.Write(p)
 	if err == nil {
+		// Otherwise the server would gather events in its buffer.
 		err = s.ctl.Flush()
 	}
 

@@ -37,6 +37,7 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) (calls.Answer, error) {
 
 	key := strconv.FormatUint(n, 10)
 	if !all {
+		// What visitors may see is another list, so it is another topic.
 		key += publicList
 	}
 	topic := presence.Topic{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}
@@ -50,7 +51,8 @@ type topPages struct{ g *Gateway }
 
 // Values implements fanout.Polled. There are at most 2*presence.TopPages topics of a site.
 func (s topPages) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
-	sites := map[presence.Site]presence.TopList{} // each is asked for once, whatever the lengths of lists
+	// Each is asked for once, whatever the lengths of lists.
+	sites := map[presence.Site]presence.TopList{}
 	for _, t := range topics {
 		top, known := sites[t.Site]
 		if !known {

@@ -58,12 +58,13 @@ func (s userStates) Values(ctx context.Context, topics []presence.Topic, found f
 			hashes[i] = s.g.callers.Identities.Hash(t.Name())
 		}
 
+		// Each group has a time of its own, so that a slow one leaves the others theirs.
 		within, cancel := context.WithTimeout(ctx, usersTimeout)
 		states, err := s.g.cfg.Cluster.Users(within, hashes)
 		cancel()
 
 		if err != nil {
-			s.g.cfg.Log.Debug().Err(err).Msg("reading the users that event streams watch failed; trying again")
+			s.g.cfg.Log.Debug().Err(err).Msg("reading the users that event streams watch failed; retrying")
 			continue // the owners of the others may answer
 		}
 

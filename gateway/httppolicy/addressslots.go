@@ -76,6 +76,7 @@ func (c *AddressSlot) Leave() {
 	defer c.of.mu.Unlock()
 
 	c.n--
+	// Otherwise every address that ever came would stay.
 	if c.n == 0 {
 		delete(c.of.slots, c.addr)
 	}

@@ -247,6 +247,7 @@ func (cl *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
 func (cl *ConnLimiter) nextToGoLocked(now time.Time) (e *list.Element, wait time.Duration) {
 	silent := cl.silent.Front()
 	wait = timeLeft(silent, silenceTimeout, now)
+	// Who has sent nothing goes before anybody who is only slow.
 	if silent != nil && wait <= 0 {
 		return silent, wait
 	}

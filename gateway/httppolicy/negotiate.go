@@ -107,6 +107,7 @@ func readEncodings(acceptEncoding string) encodings {
 	for value, quality := range qualities(acceptEncoding) {
 		switch {
 		case equalFold(value, "br"):
+			// What is named twice counts as it is wanted more.
 			is.brotli = max(is.brotli, quality)
 		case equalFold(value, "gzip"), equalFold(value, "x-gzip"):
 			is.gzip = max(is.gzip, quality)
@@ -137,6 +138,7 @@ func qualities(list string) iter.Seq2[string, float64] {
 			value = strings.TrimSpace(value)
 
 			quality := 1.0
+			// Empty elements of a list mean nothing (RFC 9110, 5.6.1.2).
 			ok := value != ""
 			for params != "" && ok {
 				var param string

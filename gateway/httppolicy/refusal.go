@@ -33,6 +33,7 @@ const contentLength = "content-length"
 // note looks for a Content-Length until there was one. The name has its first letter only once, so that a match that
 // breaks off begins anew at the latest byte at best.
 func (r *received) note(p []byte) {
+	// Stored only once, since a store costs more than a load.
 	if len(p) > 0 && !r.any.Load() {
 		r.any.Store(true)
 	}
@@ -84,6 +85,7 @@ var noTLS = []byte("\r\nClient sent an HTTP request to an HTTPS server.\n")
 func (c clientConn) Write(p []byte) (int, error) {
 	line, rest, _ := bytes.Cut(p, []byte("\r\n"))
 	plain := bytes.Equal(rest, noTLS)
+	// A shorter line has no status to read below.
 	if !plain && !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
 		return c.TCPConn.Write(p)
 	}

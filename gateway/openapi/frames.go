@@ -87,6 +87,7 @@ func AsyncAPI(base string) []byte {
 	add := func(prefix string, list ...message) (object, []any) {
 		channel, refs := object{}, []any{}
 		for _, m := range list {
+			// Frames of both directions and events may have one name.
 			name := prefix + m.name
 			messages[name] = object{"name": name, "title": m.name, "summary": m.does, "payload": m.payload}
 			channel[name] = object{"$ref": "#/components/messages/" + name}

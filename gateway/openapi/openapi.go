@@ -223,6 +223,7 @@ func tagOf(path string) string {
 		{"server", `^/-/dashboard|api\.json$|\.js$|^/$|^/-/sites$`},
 		{"privacy", `^/-/me$|^/-/users/\{user\}$`},
 	} {
+		// The document is made once, so the expression is not kept.
 		if regexp.MustCompile(row.path).MatchString(path) {
 			return row.tag
 		}

@@ -69,6 +69,7 @@ func ParseEvent(text []byte) (Event, error) {
 		return Event{}, errors.New(`an event is a JSON object with "event", its name`)
 	}
 
+	// Of other events the data means nothing here, so it may be anything.
 	if *e.Event != Subscribe && *e.Event != Unsubscribe {
 		return Event{Name: *e.Event}, nil
 	}
@@ -130,6 +131,7 @@ func CheckKey(key string) error {
 
 // AppendEstablished appends the first event. A client that has received nothing for the time activity sends a Ping.
 func AppendEstablished(b []byte, socket string, activity time.Duration) []byte {
+	// Rounded up, since a client must not ping before the time is over, and 0 would mean at once.
 	seconds := max(activity.Milliseconds()+999, 1000) / 1000
 
 	const event = `{"event":"pusher:connection_established","data":"{\"socket_id\":\"%s\",\"activity_timeout\":%d}"}`

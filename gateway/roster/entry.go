@@ -136,6 +136,7 @@ func (u *userEntry) add(e *presenceEntry) {
 	e.index = len(u.entries)
 	u.entries = append(u.entries, e)
 
+	// Most users have few pages, for which a map would take more than it saves.
 	if u.byPage == nil && len(u.entries) > fewEntries {
 		u.index()
 		return

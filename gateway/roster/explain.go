@@ -13,6 +13,7 @@ func (r *Roster) Explain(page string) (parts presence.Parts) {
 
 	for i := range r.streams {
 		s := &r.streams[i]
+		// One stream at a time, so that joins of the others go on.
 		s.mu.Lock()
 		for _, u := range s.users {
 			if !isTotal {

@@ -105,6 +105,7 @@ func (r *Roster) Join(u presence.User, page string, c Joiner) error {
 	}
 
 	e.live++
+	// The list for heartbeats is built again when it is needed.
 	s.alive = nil
 
 	// A join within the grace is a lost connection that has come back. After the grace none is expected any more.
@@ -207,7 +208,8 @@ func (r *Roster) Run(ctx context.Context) {
 
 	repeat := time.NewTicker(repeatTick)
 	defer repeat.Stop()
-	repeats := true // repeat runs while a stream waits for acknowledgements; only flush makes one wait
+	// The timer runs while a stream waits for acknowledgements; only flush makes one wait.
+	repeats := true
 
 	for {
 		select {

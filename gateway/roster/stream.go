@@ -147,6 +147,7 @@ func (s *stream) receive(a *heartbeat.Reply) (arrivals []arrival) {
 		arrivals = s.acknowledgeLocked(a)
 	}
 
+	// The owner has no session of these users, so it gets their joins again.
 	for _, u := range a.Unknown {
 		if user := s.users[u]; user != nil {
 			s.requeueJoinsLocked(user)
@@ -193,6 +194,7 @@ func (s *stream) restartLocked() {
 
 	for i := range s.flight {
 		f := &s.flight[i]
+		// Counts of the former owner do not say what the next one counts.
 		f.page, f.site = false, false
 
 		// Part of a leave's grace, or all of it, may have passed since the leave was first sent.
@@ -357,6 +359,7 @@ func (r *Roster) sendAlive(s *stream) int {
 	stream := s.number
 	s.mu.Unlock()
 
+	// Without the lock, since a change makes a new list.
 	for part := range slices.Chunk(alive, aliveBatch) {
 		r.cfg.Beats.SendBeat(&heartbeat.Beat{Source: r.cfg.Source, Partition: s.partition, Stream: stream, Alive: part})
 	}
@@ -389,7 +392,8 @@ func (s *stream) aliveLocked() []presence.User {
 // endGracesLocked forgets the absent entries whose grace ended afterGrace ago.
 func (s *stream) endGracesLocked(now time.Time) {
 	s.absent = slices.DeleteFunc(s.absent, func(e *presenceEntry) bool {
-		undecided := e.live > 0 || e.queued || e.flying > 0 // acknowledgeLocked decides what becomes of the entry
+		// AcknowledgeLocked decides what becomes of the entry.
+		undecided := e.live > 0 || e.queued || e.flying > 0
 		e.absent = !undecided && e.remembersGrace(now)
 
 		if !undecided && !e.absent {
