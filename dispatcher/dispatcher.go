@@ -125,6 +125,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 
 	var next []int
 	for ctx.Err() == nil {
+		// A copy, because next is set while the service still runs.
 		buckets := next
 		served, stop := context.WithCancel(ctx)
 		var service sync.WaitGroup
@@ -141,6 +142,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		stop()
 		service.Wait()
 
+		// resumed waits until nothing of before is sent any more.
 		if ended != nil {
 			close(ended)
 			for d.still.Ended() && outage.Sleep(ctx, time.Millisecond) { // until the watch knows that it is over
@@ -175,6 +177,7 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) {
 		return
 	}
 
+	// Without mu, because nothing of a service runs yet.
 	d.lost = map[int]bool{}
 	d.endpoints = map[int]map[presence.Topic]presence.Incarnations{}
 	d.queues = map[string]*gatewayQueue{}
@@ -198,13 +201,14 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		return // it has waited for as long, and all buckets are about to be read anew
 	}
 
+	// Without ctx, because whoever has it is in a call of the store that ends with ctx.
 	d.turn <- struct{}{}
 	defer func() { <-d.turn }()
 
 	// Endpoints first, so that a gateway which has just attached gets the updates that came with its endpoint.
 	d.mu.Lock()
 	for _, e := range p.Endpoints {
-		d.endpoint(ctx, senders, p.Bucket, e)
+		d.endpointLocked(ctx, senders, p.Bucket, e)
 	}
 	d.mu.Unlock()
 
@@ -212,12 +216,14 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	d.enqueue(p.Bucket, p.Updates)
 	d.publish(p.Bucket, p.Updates)
 
+	// Watchers learn of it at once, although the read that follows may take long.
 	if p.Lost {
 		for _, w := range d.cfg.Watchers {
 			w.Lost()
 		}
 	}
 
+	// After a loss any page of the bucket may have changed.
 	if d.cfg.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
 		d.cfg.Regions.Changed(p.Bucket)
 	}
@@ -275,13 +281,14 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 
 	d.mu.Lock()
 	old := d.endpoints[bucket]
+	// Built anew, because what was read does not say which endpoints are gone.
 	d.endpoints[bucket] = map[presence.Topic]presence.Incarnations{}
 	for _, e := range endpoints {
-		d.endpoint(ctx, senders, bucket, e)
+		d.endpointLocked(ctx, senders, bucket, e)
 	}
 	for topic, gateways := range old { // after the new endpoints, so that senders still needed keep running
 		for gw := range gateways.All() {
-			d.release(gw)
+			d.releaseLocked(gw)
 		}
 		delete(old, topic)
 	}
@@ -301,6 +308,7 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 		return err
 	}
 
+	// The queues leave out what they have newer already.
 	d.enqueue(bucket, updates)
 	d.publish(bucket, updates)
 
@@ -316,8 +324,8 @@ func (d *Dispatcher) publish(bucket int, updates []presence.Update) {
 	}
 }
 
-// endpoint adds or removes the endpoint. The caller holds mu.
-func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, bucket int, e presence.Endpoint) {
+// endpointLocked adds or removes the endpoint.
+func (d *Dispatcher) endpointLocked(ctx context.Context, senders *sync.WaitGroup, bucket int, e presence.Endpoint) {
 	topics := d.endpoints[bucket]
 	if topics == nil {
 		topics = map[presence.Topic]presence.Incarnations{}
@@ -335,7 +343,7 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 		if topics[e.Topic] == (presence.Incarnations{}) {
 			delete(topics, e.Topic)
 		}
-		d.release(e.Gateway)
+		d.releaseLocked(e.Gateway)
 		return
 	}
 
@@ -343,6 +351,7 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 
 	o := d.queues[e.Gateway]
 	if o == nil {
+		// The sender ends with the gateway's last endpoint, which may be long before the service.
 		sctx, stop := context.WithCancel(ctx)
 		o = &gatewayQueue{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}}
 		d.queues[e.Gateway] = o
@@ -352,9 +361,8 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 	o.refs++
 }
 
-// release drops one endpoint of the gateway, and stops its sender after the last one. The
-// caller holds mu.
-func (d *Dispatcher) release(gateway string) {
+// releaseLocked drops one endpoint of the gateway, and stops its sender after the last one.
+func (d *Dispatcher) releaseLocked(gateway string) {
 	o := d.queues[gateway]
 	o.refs--
 	if o.refs == 0 {
@@ -366,6 +374,7 @@ func (d *Dispatcher) release(gateway string) {
 func (d *Dispatcher) enqueue(bucket int, updates []presence.Update) {
 	for _, u := range updates {
 		for gw := range d.endpoints[bucket][u.Topic].All() {
+			// Never nil: a gateway has a queue as long as it has an endpoint.
 			d.queues[gw].add(u)
 		}
 	}
@@ -388,6 +397,7 @@ func (o *gatewayQueue) add(u presence.Update) {
 func (o *gatewayQueue) restore(updates []presence.Update) {
 	o.mu.Lock()
 	for _, u := range updates {
+		// Of one version the pending one came later, so its Stale is right.
 		if old, ok := o.pending[u.Topic]; !ok || u.Newer(old) {
 			o.pending[u.Topic] = u
 		}
@@ -448,10 +458,12 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 
 			failed++
 			d.metrics.failed.Inc()
+			// Once per outage; the metric counts every failure.
 			if failed == 1 {
-				d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
+				d.cfg.Log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; retrying")
 			}
 
+			// Before the pause, so that newer updates replace them meanwhile.
 			o.restore(updates)
 			outage.Sleep(ctx, outage.Pause(failed))
 		}

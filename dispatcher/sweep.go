@@ -53,6 +53,7 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 	for gateway := range d.queues {
 		first, known := since[gateway]
 		switch {
+		// It is back, so the time begins anew.
 		case !d.cfg.Gateways.Ended(gateway):
 			delete(since, gateway)
 		case !known:
@@ -78,11 +79,13 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 				return
 			}
 
+			// A bucket whose server does not answer holds up the others no longer than this.
 			dctx, cancel := context.WithTimeout(ctx, dropLimit)
 			err := d.cfg.Store.Detach(dctx, gateway, batch)
 			cancel()
 
 			if err != nil {
+				// The other buckets are tried all the same, since each may be on another server.
 				failed = err
 				break
 			}
@@ -93,7 +96,7 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 
 	if failed != nil && ctx.Err() == nil {
 		d.cfg.Log.Warn().Err(failed).Str("gateway", gateway).
-			Msg("dropping the endpoints of a gateway that is gone failed; trying again")
+			Msg("dropping the endpoints of a gateway that is gone failed; retrying")
 	}
 
 	if dropped > 0 { // otherwise the endpoints were detached meanwhile

@@ -26,6 +26,7 @@ func (t *top) serve(buckets []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
+	// What stays served is kept, since its pages would come back only with their next change.
 	remaining := make(map[int]map[string]presence.Count, len(buckets))
 	t.size = 0
 	for _, b := range buckets {
@@ -50,6 +51,7 @@ func (t *top) update(bucket int, updates []presence.Update) {
 		}
 
 		pages := t.pages[bucket]
+		// A publication may be older than the read of the bucket.
 		old, known := pages[c.Page]
 
 		overtaken := known && old.Newer(c)
@@ -82,6 +84,7 @@ func (t *top) update(bucket int, updates []presence.Update) {
 		t.size++
 	}
 
+	// After all updates, so that a batch halves it once.
 	if t.size > maxTop {
 		t.halve()
 	}
@@ -104,6 +107,7 @@ func (t *top) unattached(bucket int, attached map[presence.Topic]presence.Incarn
 
 // halve forgets the half with the fewest users.
 func (t *top) halve() {
+	// Half at once, so that the sort is rare.
 	for _, c := range t.sorted()[t.size/2:] {
 		for _, pages := range t.pages {
 			if _, here := pages[c.Page]; here {
