@@ -233,7 +233,7 @@ func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
-	d, reason := t.destination(to)
+	d, reason := t.destinationLocked(to)
 	if d == nil {
 		t.dropped("out", reason)
 		return
@@ -258,9 +258,9 @@ func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	wake.Signal(d.wake)
 }
 
-// destination returns the destination of that name, which it creates if necessary. If it
-// cannot, it returns the reason. The caller holds mu.
-func (t *Transport) destination(name string) (d *destination, reason string) {
+// destinationLocked returns the destination of that name, which it creates if necessary. If it
+// cannot, it returns the reason.
+func (t *Transport) destinationLocked(name string) (d *destination, reason string) {
 	d = t.to[name]
 	switch {
 	case t.running == nil:
@@ -492,7 +492,7 @@ func (d *destination) resolve(ctx context.Context) bool {
 
 	if err != nil {
 		d.t.cfg.Log.Warn().Err(err).Str("to", d.name).
-			Msg("the address of a process could not be looked up; trying again")
+			Msg("the address of a process could not be looked up; retrying")
 		// From the end of the lookup, which may have taken longer than the pause.
 		d.resolved = time.Now().Add(resolvePause)
 		return d.addr != nil

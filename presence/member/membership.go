@@ -121,7 +121,7 @@ func (m *Member) membership(ctx context.Context) error {
 			m.log.Info().Err(err).Msg("waiting for the cluster")
 			logged = true
 		default:
-			m.log.Warn().Err(err).Msg("the lease could not be renewed; trying again")
+			m.log.Warn().Err(err).Msg("the lease could not be renewed; retrying")
 			logged = true
 		}
 

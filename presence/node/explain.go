@@ -66,6 +66,7 @@ func (p *partition) explain(c *explainRequest) {
 		parts.People++
 	}
 
+	// Otherwise the store may count other people than this partition does.
 	if p.takeover.complete && p.out.settled() {
 		parts.Settled = 1
 	}

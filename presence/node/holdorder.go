@@ -41,6 +41,7 @@ func (o *holdOrder) admit(hold memberKey, asked, now time.Time) error {
 		return nil
 	}
 
+	// To forget the oldest would let a change through that was overtaken.
 	if o.changes.Len() >= maxHoldOrder {
 		return fmt.Errorf("%w: too many holds were changed a moment ago", presence.ErrUnavailable)
 	}

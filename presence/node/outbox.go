@@ -211,8 +211,8 @@ func (o *outbox) departed(u presence.User) time.Time {
 	return o.departing[u]
 }
 
-// empty reports whether there is nothing to write. The caller holds mu.
-func (o *outbox) empty() bool { return !o.changedLocked() && !o.check }
+// emptyLocked reports whether there is nothing to write.
+func (o *outbox) emptyLocked() bool { return !o.changedLocked() && !o.check }
 
 // changedLocked reports whether there are changes to write. A check is none.
 func (o *outbox) changedLocked() bool {

@@ -227,7 +227,7 @@ func (p *partition) flush() {
 	p.out.mu.Lock()
 
 	// Check calls flush as well. The state changes under the lock, so that only one of the two queues the outbox.
-	ready := p.out.state == idle && !p.out.blocked && !p.out.empty()
+	ready := p.out.state == idle && !p.out.blocked && !p.out.emptyLocked()
 
 	if ready {
 		p.out.state = queued
@@ -269,7 +269,7 @@ func (p *partition) queueReply(r pendingReply) {
 	p.out.mu.Lock()
 	p.out.check = p.out.check || r.relied()
 	r.batch = p.out.batch
-	if p.out.empty() {
+	if p.out.emptyLocked() {
 		r.batch--
 	}
 	p.out.mu.Unlock()

@@ -193,6 +193,7 @@ func (p *partition) unlink(s *session) (last bool) {
 		return false
 	}
 
+	// A user without sessions must not stay in the map.
 	if s.next == nil {
 		delete(p.users, s.user)
 		return true

@@ -137,6 +137,7 @@ func (h *dayHistory) bound(now time.Time) {
 			return
 		}
 
+		// The file still has the page's days, until the next write.
 		if h.disk {
 			h.erased = append(h.erased, r.page)
 		}
@@ -297,7 +298,7 @@ func (s *Store) writeDays() {
 	}
 	if err != nil {
 		s.cfg.Log.Warn().Err(err).
-			Msg("days of pages could not be written to the data directory; trying again with the next minute")
+			Msg("days of pages could not be written to the data directory; retrying with the next minute")
 	}
 
 	s.mu.Lock()

@@ -107,7 +107,7 @@ func (s *Store) ForgetSeen(_ context.Context, u presence.User) error {
 	s.seen.users.Remove(u)
 	s.mu.Unlock()
 	// Logged as a departure at 0, or a kill would bring the user back with the log.
-	s.logChanges([]presence.Change{{Departures: []presence.Departure{{User: u, At: time.Unix(0, 0)}}}})
+	s.logChangesLocked([]presence.Change{{Departures: []presence.Departure{{User: u, At: time.Unix(0, 0)}}}})
 	s.log.mu.Unlock()
 
 	if s.dir == "" || s.seen.retention == 0 { // nothing is kept
@@ -142,7 +142,7 @@ func (s *Store) keepSeen() {
 		s.mu.Unlock()
 
 		return s.writeSeen(until)
-	}, "when users were last here cannot be written to the data directory; trying again",
+	}, "when users were last here cannot be written to the data directory; retrying",
 		"when users were last here can be written to the data directory again")
 }
 

@@ -270,6 +270,7 @@ func parseMinute(k, v []byte) (page string, m minutes.Minute, err error) {
 
 // minute reads one entry. The entries are sorted by page and then by time.
 func (l *loader) minute(k, v []byte) error {
+	// This entry is of no page: it is when the file was written.
 	if bytes.Equal(k, untilKey) {
 		return nil
 	}
@@ -398,7 +399,7 @@ func (s *Store) writeMinutes(end bool) {
 	for part := range slices.Chunk(puts, minuteBatch) {
 		if err := s.unread.disk.update(part, nil); err != nil {
 			s.cfg.Log.Warn().Err(err).
-				Msg("minutes of pages could not be written to the data directory; trying again with the next minute")
+				Msg("minutes of pages could not be written to the data directory; retrying with the next minute")
 			// Without done everything counts as unwritten, and is written again: an entry has absolute numbers.
 			return
 		}

@@ -289,7 +289,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	defer s.log.mu.Unlock()
 
 	outcomes, made := s.write(changes)
-	s.logChanges(made)
+	s.logChangesLocked(made)
 
 	return outcomes
 }

@@ -34,9 +34,9 @@ type presentLog struct {
 	writing bool // the next file of present users is being written
 }
 
-// logChanges appends changes to the log. If that fails, it removes the file of present users: recalling no users is
-// better than recalling users that have left. The caller holds log.mu.
-func (s *Store) logChanges(changes []presence.Change) {
+// logChangesLocked appends changes to the log. If that fails, it removes the file of present users: recalling no users
+// is better than recalling users that have left. It needs log.mu.
+func (s *Store) logChangesLocked(changes []presence.Change) {
 	if s.log.file == nil {
 		return
 	}
@@ -99,7 +99,7 @@ func (l *presentLog) end(dir string, failure error) error {
 	l.next = nil
 	l.writing = false
 	if failure == nil {
-		failure = l.replace(dir, next)
+		failure = l.replaceLocked(dir, next)
 	}
 
 	if failure != nil && l.file == nil {
@@ -108,8 +108,8 @@ func (l *presentLog) end(dir string, failure error) error {
 	return failure
 }
 
-// replace replaces the log by one that begins with records. The caller holds mu.
-func (l *presentLog) replace(dir string, records []byte) error {
+// replaceLocked replaces the log by one that begins with records.
+func (l *presentLog) replaceLocked(dir string, records []byte) error {
 	path := filepath.Join(dir, presentLogFile)
 	file, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 
@@ -150,6 +150,7 @@ func appendRecord(b []byte, changes []presence.Change) []byte {
 		return b
 	}
 
+	// Only now is its length known, for which room was left before.
 	body := b[start+recordSize:]
 	binary.BigEndian.PutUint32(b[start:], uint32(len(body)))
 	binary.BigEndian.PutUint32(b[start+4:], crc32.ChecksumIEEE(body))

@@ -202,7 +202,7 @@ func (m *minuteWriter) run(ctx context.Context, parts []part) {
 	}
 
 	if err := m.store.conn.Run(ctx, runs); err != nil {
-		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; trying again")
+		m.store.cfg.Log.Debug().Err(err).Msg("minutes of pages could not be written; retrying")
 	}
 }
 

@@ -58,7 +58,7 @@ func (s *Store) doChores(ctx context.Context) {
 	failed := func(bucket int, sweep bool, err error) {
 		s.chores.add(bucket, sweep)
 		retry.Reset(tidyPause)
-		s.cfg.Log.Debug().Err(err).Int("bucket", bucket).Msg("empty pages could not be forgotten; trying again")
+		s.cfg.Log.Debug().Err(err).Int("bucket", bucket).Msg("empty pages could not be forgotten; retrying")
 	}
 
 	for {

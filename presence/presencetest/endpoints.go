@@ -28,6 +28,7 @@ func unknownTopics(t *testing.T, s Store) {
 	}
 
 	for i, u := range updates {
+		// The others are of kinds whose values this store cannot know.
 		known := i == 1
 		if u.Topic != list[i] || (u.Version != presence.Version{}) != known || (u.Value != "") != known {
 			t.Errorf("%s reads as %+v", list[i], u)

@@ -364,6 +364,7 @@ func unreadModel(t *testing.T, s Store) {
 				if len(r.Follows) != 0 || !r.Updated.IsZero() || r.Version.Compare(before.Version) <= 0 {
 					rt.Fatalf("%+v became %+v", before, r)
 				}
+				// Of this user alone: the others follow on.
 				maps.DeleteFunc(model, func(pl place, _ int64) bool { return pl.user == at.user })
 			case "reset":
 				is, err := b.Reset(ctx, u)

@@ -64,6 +64,7 @@ func departed(t *testing.T, s Store) {
 	next.depart(presence.Departure{User: b, At: at.Add(-5 * time.Second)})
 	wantSeen(t, s, users, at.Add(time.Second), time.Time{}, at, at.Add(5*time.Second))
 
+	// By the claim of before, which the next owner has ended.
 	late := w.change(nil)
 	late.Departures = []presence.Departure{{User: never, At: at}}
 	if o := s.Write(t.Context(), []presence.Change{late}); o[0].Err == nil {

@@ -77,6 +77,7 @@ func runningDay(t *testing.T, s Store) {
 		for _, u := range arrivals {
 			c.Arrivals = append(c.Arrivals, presence.Arrival{User: u, Page: "p"})
 		}
+		// The store's clock is read between the two, and has milliseconds.
 		before = time.Now().Truncate(time.Millisecond)
 		v.write(c)
 		return before, time.Now().Add(time.Millisecond)
@@ -87,6 +88,7 @@ func runningDay(t *testing.T, s Store) {
 		before, after := write(7, 1, 2, 3, 4, 5, 6, 7)
 		time.Sleep(130 * time.Millisecond)
 		left, gone := write(0)
+		// As short and as long as it may have been, by when the calls began and ended.
 		least += 7 * left.Sub(after)
 		most += 7 * gone.Sub(before)
 	}
@@ -96,6 +98,7 @@ func runningDay(t *testing.T, s Store) {
 		t.Fatalf("%d days, %v", len(list), err)
 	}
 	sum := minutes.Day{}
+	// There are two when the day ended meanwhile.
 	for _, d := range list {
 		sum.Max = max(sum.Max, d.Max)
 		sum.Presence += d.Presence

@@ -209,6 +209,7 @@ func (h *history) change(p int, size int64) presence.Change {
 	for range rapid.IntRange(0, 3).Draw(h.T, "members") {
 		user := rapid.SampledFrom([]presence.User{0, 1, 2, 1<<64 - 1}).Draw(h.T, "user")
 		at := place{user, rapid.SampledFrom(h.pages).Draw(h.T, "page")}
+		// The change of a node names each member once.
 		if named[at] {
 			continue
 		}
@@ -236,6 +237,7 @@ func (h *history) change(p int, size int64) presence.Change {
 			h.users[page] = map[int]int64{}
 		}
 
+		// A count that stays need not be published.
 		h.changed[page] = h.changed[page] || h.users[page][p] != n
 		h.joined[page] = h.joined[page] || n > 0
 		h.users[page][p] = n

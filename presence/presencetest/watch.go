@@ -56,12 +56,14 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 			}
 		})
 
+		// A watch lasts until it is told to end, whatever the store does.
 		if ctx.Err() == nil {
 			t.Error("Watch has ended by itself")
 		}
 	}()
 	t.Cleanup(func() {
 		stop()
+		// Otherwise the watch would report to a test that is over.
 		<-done
 	})
 

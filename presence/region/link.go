@@ -111,7 +111,7 @@ func (l *link) Positions(
 // Failed counts a failure.
 func (l *link) Failed(err error) {
 	l.r.metrics.failures.WithLabelValues(l.Name).Inc()
-	l.log.Debug().Err(err).Msg("changes could not be sent to the peer; trying again")
+	l.log.Debug().Err(err).Msg("changes could not be sent to the peer; retrying")
 }
 
 // Send sends the changes after the positions in the logs. It begins a new log for a bucket whose log the peer could

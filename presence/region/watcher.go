@@ -29,7 +29,7 @@ func (r *Replicator) watch(ctx context.Context) {
 		err := w.look(ctx, time.Now())
 		// The first failure alone, because looks go on all the time.
 		if err != nil && !failed && ctx.Err() == nil {
-			r.cfg.Log.Warn().Err(err).Msg("the state of the regions cannot be read; trying again")
+			r.cfg.Log.Warn().Err(err).Msg("the state of the regions cannot be read; retrying")
 		}
 
 		failed = err != nil
