@@ -120,7 +120,7 @@ func concurrent(t *testing.T, i Instance) {
 					under(add(sum, "s:2", 2), "country", strconv.Itoa(c)),
 				}
 				if n%2 == 0 {
-					// In both orders: a store that locks in the order of a batch would have clients wait for each other.
+					// In both orders: with locks in the order of a batch the clients would wait for each other.
 					slices.Reverse(sums)
 				}
 
