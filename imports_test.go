@@ -210,19 +210,21 @@ var layers = []layer{
 	{"gateway/notifier", []string{"internal/outage", "internal/wake", "presence", "unread"}},
 	// the table of calls, and their answers
 	{"gateway/calls", []string{"counter", "gateway/httppolicy", "gateway/identity", "presence"}},
+	// what clients may cost
+	{"gateway/bounds", []string{"counter/limit", "gateway/calls", "gateway/httppolicy", "presence"}},
 	{"gateway/counterapi", []string{ // the calls of counters that last
-		"counter", "counter/limit", "presence", "gateway/calls", "gateway/fanout", "gateway/identity",
-		"gateway/httppolicy",
+		"counter", "counter/limit", "presence", "gateway/bounds", "gateway/calls", "gateway/fanout",
+		"gateway/identity", "gateway/httppolicy",
 		"internal/machine", "internal/outage", "internal/promises", "internal/tracing", "internal/wake",
 	}},
 	{"gateway/openapi", []string{"counter", "gateway/calls"}}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
-		"counter", "counter/limit", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity",
+		"counter", "gateway/bounds", "gateway/calls", "gateway/counterapi", "gateway/httppolicy", "gateway/identity",
 		"gateway/openapi",
 		"gateway/pusher", "presence", "presence/minutes", "unread",
 	}},
 	{"gateway", []string{
-		"counter", "counter/limit", "gateway/api", "gateway/calls", "gateway/counterapi",
+		"counter", "gateway/api", "gateway/bounds", "gateway/calls", "gateway/counterapi",
 		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity",
 		"gateway/fanout", "gateway/notifier", "gateway/roster",
 		"presence", "unread", "presence/heartbeat", "internal/promises",

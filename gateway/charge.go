@@ -3,43 +3,14 @@ package gateway
 import (
 	"time"
 
-	"headcount/counter/limit"
-	"headcount/gateway/httppolicy"
+	"headcount/gateway/bounds"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
 
-const (
-	// Frames that a client may send per second, and at once: far more than a page needs, but few enough to cost other
-	// clients little. Pings and fragments count too, since each costs as much as a message.
-	messageRate  = 500
-	messageBurst = 2000
-
-	// Pages and counters that a client's lists may name per second, and at once: as many as in 25 of the longest
-	// subscribe messages. Long lists are much work, so the messages of a client that exceeds this are read more slowly,
-	// without an error.
-	nameRate  = 25 * presence.MaxPages
-	nameBurst = 25 * presence.MaxPages
-
-	// Pages new to this gateway that a client may name per second, and at once: as many as a client may have, and a few
-	// more. Each new page costs a call to the store, and the gateway keeps it for a while.
-	newPageRate  = 20
-	newPageBurst = presence.MaxPages + newPageRate
-
-	// The same bound for all connections and calls of one address together, including
-	// connections that have ended. Many people may share an address, and all of them
-	// reconnect after a restart.
-	addressPageRate  = 1_000
-	addressPageBurst = 20_000
-
-	// The same bound for all clients of the gateway together.
-	gatewayPageRate  = 5_000
-	gatewayPageBurst = 100_000
-
-	// throttleTime is how long the messages of a client that has sent too much are not read. So the client does not
-	// reach its twentieth error at once, and what it sends in the meantime waits in its own memory, not in ours.
-	throttleTime = 100 * time.Millisecond
-)
+// throttleTime is how long the messages of a client that has sent too much are not read. So the client does not
+// reach its twentieth error at once, and what it sends in the meantime waits in its own memory, not in ours.
+const throttleTime = 100 * time.Millisecond
 
 // charge charges a frame to the client's message rate. It reports whether the frame may be
 // served. The answer to a ping of this gateway is free.
@@ -69,7 +40,7 @@ func (c *conn) chargeRead() {
 
 // allow takes one message from the client's message rate.
 func (c *conn) allow() bool {
-	back, wait := limit.PerSecond(messageRate, messageBurst).Take(c.messagesRate, c.Now(), 1)
+	back, wait := bounds.Messages.Take(c.messagesRate, c.Now(), 1)
 	// A refused frame is not charged, or a client that goes on sending would never be served again.
 	if wait == 0 {
 		c.messagesRate = back
@@ -88,36 +59,24 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 
 	// A topic that somebody here follows already costs the store nothing.
 	fresh := c.g.hub.Unwatched(topics)
-	if fresh == 0 {
-		return true
-	}
-
-	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.newTopicsRate, c.Now(), fresh)
+	back, wait := bounds.NewTopics.Take(c.newTopicsRate, c.Now(), fresh)
 	if wait > 0 {
 		return false
 	}
 
 	// The client's own rate comes first, so that what it refuses is not charged to the address, which others share.
-	ok, _ := c.g.newTopics.Admit(c.addr, fresh)
-	if ok {
+	refusal := bounds.Admit(bounds.Caller{Addr: c.addr}, fresh, c.g.newTopics...)
+	if refusal == nil {
 		c.newTopicsRate = back
 	}
 
-	return ok
-}
-
-// newTopics limits the topics new to the gateway that one address, and all addresses together, may name.
-func newTopics() *httppolicy.SharedLimiter {
-	ofAddress := limit.PerSecond(addressPageRate, addressPageBurst)
-	ofGateway := limit.PerSecond(gatewayPageRate, gatewayPageBurst)
-
-	return httppolicy.NewSharedLimiter(ofAddress, ofGateway)
+	return refusal == nil
 }
 
 // chargeNames charges names in lists to the client. If they are too many, the client is throttled until the
 // rate allows them.
 func (c *conn) chargeNames(names int) {
-	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.namesRate, c.Now(), names)
+	back, wait := bounds.Names.Take(c.namesRate, c.Now(), names)
 	c.namesRate = back
 
 	// This list is served all the same: the client waits afterwards, and so pays for it.

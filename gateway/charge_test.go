@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"headcount/counter/limit"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
-	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
 )
@@ -59,7 +59,7 @@ func TestServerFloods(t *testing.T) {
 					}
 
 					if opcode == websocket.Close {
-						if code := binary.BigEndian.Uint16(payload); code != 1008 || limited != maxErrors {
+						if code := binary.BigEndian.Uint16(payload); code != 1008 || limited != bounds.Errors.Max {
 							t.Errorf("%s: closed with %d after %d errors", name, code, limited)
 						}
 						break
@@ -67,7 +67,7 @@ func TestServerFloods(t *testing.T) {
 				}
 
 				// The client was throttled nineteen times at least, so it was read at the allowed rate.
-				if took := time.Since(began); took < (maxErrors-1)*throttleTime {
+				if took := time.Since(began); took < time.Duration(bounds.Errors.Max-1)*throttleTime {
 					t.Errorf("%s: closed after %s", name, took)
 				}
 			})
@@ -103,7 +103,8 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 			}
 		}
 
-		if least := (lists*most - nameBurst) * time.Second / nameRate; time.Since(began) < least*9/10 {
+		beyond := time.Duration(lists*most - bounds.Names.Burst)
+		if least := beyond * bounds.Names.Every; time.Since(began) < least*9/10 {
 			t.Errorf("%d names were read within %s, want at least %s", lists*most, time.Since(began), least)
 		}
 	})
@@ -154,7 +155,7 @@ func TestEventStreamThatTalks(t *testing.T) {
 			}
 		}
 
-		if most := (messageBurst + messageRate) * 8 << 10; sent > most+32<<20 { // and what the sockets hold
+		if most := (bounds.Messages.Burst + bounds.Messages.PerSecond) * 8 << 10; sent > most+32<<20 { // and what the sockets hold
 			t.Fatalf("%d bytes were read in half a second", sent)
 		}
 
@@ -175,9 +176,9 @@ func onPages(kind string, from, to int) []byte {
 // The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
-		address := limit.Rate{Every: time.Minute, Burst: 100}
-		gateway := limit.PerSecond(gatewayPageRate, gatewayPageBurst)
-		*s.g.newTopics = *httppolicy.NewSharedLimiter(address, gateway)
+		s.g.newTopics[0] = bounds.NewRates(&bounds.Bound{
+			Each: bounds.Address, Rate: limit.Rate{Every: time.Minute, Burst: 100},
+		})
 
 		first, second := s.socket(""), s.socket("")
 		first.write(onPages("subscribe", 0, 100))
@@ -187,7 +188,7 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 		second.write(onPages("subscribe", 100, 200))
 		second.expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
 		second.write([]byte(masked(websocket.Text, `{"type":"join","page":"new"}`)))
-		limited := fmt.Sprintf(`{"type":"error","code":"rate_limited","message":%q}`, tooManyNew.message)
+		limited := fmt.Sprintf(`{"type":"error","code":"rate_limited","message":%q}`, bounds.NewTopics.Says)
 		second.expect(websocket.Text, limited) // a client would give up a page that is named
 
 		// So do event streams and requests.
@@ -221,7 +222,7 @@ func TestNewPagesAreLimited(t *testing.T) {
 		testkit.Eventually(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
 
 		// These use up the burst.
-		for i := range newPageBurst / 100 {
+		for i := range bounds.NewTopics.Burst / 100 {
 			r.write(onPages("subscribe", 100*i, 100*i+100))
 			testkit.Eventually(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
 			r.write(onPages("unsubscribe", 100*i, 100*i+100))
@@ -231,8 +232,9 @@ func TestNewPagesAreLimited(t *testing.T) {
 		// From here on each round asks for 90 pages that are new, and faster than the rate permits.
 		refused := false
 		for from := 400; !refused; from += 100 {
-			admitted := newPageBurst/100*100 + (from-400)/100*90
-			if most := newPageBurst + newPageRate*(1+int(time.Since(began).Seconds())); admitted > most {
+			admitted := bounds.NewTopics.Burst/100*100 + (from-400)/100*90
+			seconds := 1 + int(time.Since(began).Seconds())
+			if most := bounds.NewTopics.Burst + bounds.NewTopics.PerSecond*seconds; admitted > most {
 				t.Fatalf("%d new pages were admitted, want %d at most", admitted, most)
 			}
 

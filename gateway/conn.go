@@ -13,8 +13,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/bounds"
 	"headcount/gateway/fanout"
-	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/notifier"
 	"headcount/gateway/socket"
@@ -23,8 +23,6 @@ import (
 )
 
 const (
-	maxErrors = 20 // error frames to one client; the last of them closes the connection
-
 	// lingerClose is how long a closed client may take to close its side, so that
 	// the close frame reaches it before the end of the connection does.
 	lingerClose = time.Second
@@ -70,9 +68,9 @@ type conn struct {
 // visitor is the client of a connection. An event stream has only a user, a name and a slot.
 type visitor struct {
 	user presence.User
-	sum  *notifier.Sum           // the user's unread sum
-	name string                  // the user's qualified name, see member and site
-	slot *httppolicy.AddressSlot // a place among the connections of the address; given back at the end
+	sum  *notifier.Sum // the user's unread sum
+	name string        // the user's qualified name, see member and site
+	slot *bounds.Slot  // a place among the connections of the address; given back at the end
 	addr netip.Addr
 	// opens has the private pages that the user's token opens; nil: none, as for most clients.
 	opens *[]string
@@ -103,7 +101,7 @@ const (
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
 // ends it with start.
-func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot) (*conn, error) {
+func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *bounds.Slot) (*conn, error) {
 	tcp, rw, err := w.Hijack()
 	if err != nil {
 		return nil, err
@@ -118,7 +116,7 @@ func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *httppol
 }
 
 // newConn returns a client on a connection that nothing else reads or writes.
-func (g *Gateway) newConn(over net.Conn, id identity.Identity, slot *httppolicy.AddressSlot) *conn {
+func (g *Gateway) newConn(over net.Conn, id identity.Identity, slot *bounds.Slot) *conn {
 	name := strings.Clone(id.Site.Qualify(id.User)) // the clone lets the memory of the signed id be freed
 	c := &conn{g: g, visitor: visitor{user: id.Hash, name: name, slot: slot}}
 	c.wire.Use(over, c)
@@ -380,7 +378,7 @@ func (c *conn) Expire() {
 // accept upgrades the request. The answer and the first messages are one write. While the store is unavailable, the
 // unread count of a user that is new at this gateway is unknown. The message with the count then follows later, because
 // a 0 would be wrong.
-func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) {
+func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *bounds.Slot) {
 	// Before the upgrade, so that the first write can have the count.
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
 	c, hello, err := g.upgrade(w, r, subprotocol, id, slot)
@@ -404,7 +402,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 // buffers are freed. It returns the answer to the request, which the caller must write. After an error it has released
 // the client's place.
 func (g *Gateway) upgrade(
-	w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *httppolicy.AddressSlot,
+	w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *bounds.Slot,
 ) (c *conn, answer []byte, err error) {
 	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
 

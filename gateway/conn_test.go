@@ -26,6 +26,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/countertest"
 	"headcount/gateway/api"
+	"headcount/gateway/bounds"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/gateway/socket"
@@ -590,7 +591,7 @@ func ends(t *testing.T, promise time.Duration) map[string]end {
 			masked(partText, strings.Repeat("x", websocket.MaxMessage)) + masked(lastPart, "x"), tooLarge,
 			websocket.StatusTooBig, "", false,
 		},
-		"twenty errors": {strings.Repeat(masked(websocket.Binary, "x"), maxErrors+5),
+		"twenty errors": {strings.Repeat(masked(websocket.Binary, "x"), bounds.Errors.Max+5),
 			`{"type":"error","code":"too_many_errors"`,
 			websocket.StatusPolicyViolation, masked(websocket.Ping, "x"), false},
 		"bad UTF-8": {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"time"
 
+	"headcount/gateway/bounds"
 	"headcount/gateway/fanout"
 	"headcount/gateway/websocket"
 )
@@ -61,7 +62,7 @@ func (ourDialect) parse(text []byte) (message, error) { return parseMessage(text
 func (ourDialect) heartbeat() []byte { return []byte(`{"type":"heartbeat"}`) }
 
 // Clients give up a page that is named, and may ask for this one again.
-func (ourDialect) tooManyNew(string) *fault { return tooManyNew }
+func (ourDialect) tooManyNew(string) *fault { return faultBeyond(bounds.NewTopics) }
 
 func (ourDialect) form() fanout.Form { return 0 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -20,7 +21,7 @@ const subprotocol = "headcount.v1"
 
 // reserve takes a place for a long-lived connection, both among all connections and among those of its address. The
 // caller must return the place with release.
-func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, error) {
+func (g *Gateway) reserve(c *gin.Context) (*bounds.Slot, error) {
 	if err := g.begin(); err != nil {
 		return nil, api.Unavailable(err)
 	}
@@ -77,7 +78,7 @@ func (g *Gateway) begin() error {
 func (g *Gateway) memoryIsLow() bool { return g.cfg.Memory != nil && g.cfg.Memory.High() }
 
 // release gives back a place that reserve took.
-func (g *Gateway) release(slot *httppolicy.AddressSlot) {
+func (g *Gateway) release(slot *bounds.Slot) {
 	slot.Leave()
 	g.connections.Add(-1)
 	g.conns.Done()
@@ -119,7 +120,7 @@ func checkUpgrade(c *gin.Context, subprotocol string) error {
 }
 
 // admit identifies the sender of an upgrade, and takes a place for the connection.
-func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, err error) {
+func (g *Gateway) admit(c *gin.Context) (id identity.Identity, slot *bounds.Slot, err error) {
 	// A key is never ignored: whoever sends a wrong one would take the rights of a visitor for those of a server.
 	if httppolicy.APIKey(c.Request) != "" {
 		if err := g.callers.Server(c); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
-	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
 )
@@ -44,7 +44,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topics []presence.Topic, join bool
 	if join {
 		id.Expires = g.endOfStay(id.Expires)
 	}
-	if err := g.admitTopics(c, topics); err != nil {
+	if err := g.api.AdmitTopics(c, g.hub.Unwatched(topics)); err != nil {
 		return calls.Answer{}, err
 	}
 	slot, err := g.reserve(c)
@@ -89,26 +89,11 @@ func (g *Gateway) endOfStay(expires time.Time) time.Time {
 	return expires
 }
 
-// admitTopics returns an error if a request names more new topics than its address, or all together, may.
-func (g *Gateway) admitTopics(c *gin.Context, topics []presence.Topic) error {
-	unwatched := g.hub.Unwatched(topics)
-	if unwatched == 0 {
-		return nil
-	}
-
-	ok, _ := g.newTopics.Admit(g.callers.Addr(c.Request), unwatched)
-	if !ok {
-		return g.api.TooManyPages()
-	}
-
-	return nil
-}
-
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection ends the body, so the fan-out writes events
 // without chunked encoding.
 func (g *Gateway) stream(
-	w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool,
+	w gin.ResponseWriter, id identity.Identity, slot *bounds.Slot, topics []presence.Topic, join bool,
 ) error {
 	c, err := g.open(w, id, slot)
 	if err != nil {

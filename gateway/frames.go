@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
@@ -60,7 +61,7 @@ func (c *conn) frame(f websocket.Frame) error {
 	c.MarkAlive()
 	if !c.charge(f.Kind) {
 		c.throttle()
-		return c.fault(tooManyFrames)
+		return c.fault(faultBeyond(bounds.Messages))
 	}
 
 	switch f.Kind {
@@ -85,9 +86,6 @@ func (c *conn) frame(f websocket.Frame) error {
 		return nil // a fragment of a message, or a pong
 	}
 }
-
-var tooManyFrames = faultOf(calls.ErrRate,
-	"too many messages; at most 500 frames a second, pings and fragments among them")
 
 // breach closes the connection of a client that violated the protocol.
 func (c *conn) breach(err *websocket.Error) error {
@@ -139,12 +137,11 @@ func (c *conn) fault(f *fault) error {
 
 	// After a message that is too large breach ends the connection in any case.
 	c.errors++
-	if c.errors < maxErrors || f.code == calls.CodeTooLarge {
+	if int(c.errors) < bounds.Errors.Max || f.code == calls.CodeTooLarge {
 		return nil
 	}
 
-	last := faultOf(calls.ErrTooManyErrors, "too many errors on one connection")
-	return c.end(websocket.StatusPolicyViolation, "too many errors", last)
+	return c.end(websocket.StatusPolicyViolation, "too many errors", faultBeyond(bounds.Errors))
 }
 
 // end sends the fault that ends the connection, if there is one, and a close frame. The client

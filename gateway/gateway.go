@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/gateway/api"
+	"headcount/gateway/bounds"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
@@ -104,9 +105,9 @@ type Gateway struct {
 	pollers   *pollers
 	callers   *api.Callers
 	api       *api.API
-	slots     *httppolicy.AddressSlots
+	slots     *bounds.Slots
 	crawlers  crowd
-	newTopics *httppolicy.SharedLimiter
+	newTopics []*bounds.Rates // of an address, and of all
 	grace     *restartGrace
 	metrics   *metrics
 	handler   http.Handler
@@ -133,11 +134,13 @@ func New(cfg Config) (*Gateway, error) {
 	}
 
 	g := &Gateway{
-		cfg:       cfg,
-		pollers:   pollers,
-		slots:     httppolicy.NewAddressSlots(cfg.MaxPerAddress),
-		newTopics: newTopics(),
-		metrics:   newMetrics(),
+		cfg:     cfg,
+		pollers: pollers,
+		slots:   bounds.NewSlots(cfg.MaxPerAddress),
+		newTopics: []*bounds.Rates{
+			bounds.NewRates(bounds.NewTopicsOfAddress), bounds.NewRates(bounds.NewTopicsOfAll),
+		},
+		metrics: newMetrics(),
 	}
 
 	g.hub = fanout.New(fanout.Config{

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
@@ -54,6 +55,9 @@ func (f *fault) Error() string { return f.code + ": " + f.message }
 func faultOf(err error, message string) *fault {
 	return &fault{code: calls.CodeOf(err), message: message}
 }
+
+// faultBeyond returns the fault of a message that goes beyond a bound.
+func faultBeyond(b *bounds.Bound) *fault { return faultOf(b.Is, b.Says) }
 
 // about returns the fault with the page or counter that is at fault.
 func (f *fault) about(member, value string) *fault {

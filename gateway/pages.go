@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"headcount/gateway/api"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
@@ -157,7 +158,7 @@ func (c *conn) absent(name string, lost bool) {
 func (c *conn) join(name string) error {
 	w := c.want(name)
 	if w == nil {
-		return tooManyPages.about("page", presence.KeyOf(name))
+		return faultBeyond(bounds.Pages).about("page", presence.KeyOf(name))
 	}
 
 	// A page that the connection has already is nothing new to the gateway.
@@ -304,10 +305,10 @@ func (c *conn) subscribe(m message) error {
 
 	fresh, fit := c.fresh(m)
 	if !fit {
-		return tooManyPages
+		return faultBeyond(bounds.Pages)
 	}
 	if !c.admitNewTopics(fresh...) {
-		return tooManyNew
+		return faultBeyond(bounds.NewTopics)
 	}
 
 	// The count of a page that the client has joined, but not yet seen, waits for the join.
@@ -384,12 +385,5 @@ func (c *conn) unsubscribe(names []string) {
 	c.tidy()
 }
 
-// Faults about too much, which may name a page.
-var (
-	tooManyNew = faultOf(calls.ErrRate,
-		"too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once")
-	tooManyOfUser = faultOf(presence.ErrTooMany,
-		"a user may join at most 10000 pages over all connections; leave some")
-	tooManyPages = faultOf(presence.ErrTooMany,
-		"a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection")
-)
+var tooManyOfUser = faultOf(presence.ErrTooMany,
+	"a user may join at most 10000 pages over all connections; leave some")

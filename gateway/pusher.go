@@ -12,6 +12,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
@@ -80,7 +81,7 @@ func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
 }
 
 // admitPusher is admit for a client of Pusher.
-func (g *Gateway) admitPusher(c *gin.Context) (id identity.Identity, slot *httppolicy.AddressSlot, err error) {
+func (g *Gateway) admitPusher(c *gin.Context) (id identity.Identity, slot *bounds.Slot, err error) {
 	// NoRoute has sent the request here, so its key is another one.
 	if c.FullPath() == "" {
 		return id, nil, calls.Refuse(calls.ErrNotFound, "The key of the app is not that of --pusher-key.")
@@ -96,7 +97,7 @@ func (g *Gateway) admitPusher(c *gin.Context) (id identity.Identity, slot *httpp
 
 // acceptPusher upgrades the request. The answer and the first event are one write. There is no event for unread counts.
 func (g *Gateway) acceptPusher(
-	w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot,
+	w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *bounds.Slot,
 ) {
 	c, hello, err := g.upgrade(w, r, pusher.Subprotocol, id, slot)
 	if err != nil {
@@ -175,7 +176,7 @@ func (pusherDialect) parse(text []byte) (message, error) {
 func (pusherDialect) heartbeat() []byte { return pusher.AppendPong(nil) }
 
 func (pusherDialect) tooManyNew(name string) *fault {
-	return tooManyNew.about("page", presence.KeyOf(name))
+	return faultBeyond(bounds.NewTopics).about("page", presence.KeyOf(name))
 }
 
 func (pusherDialect) form() fanout.Form { return pusherForm }

@@ -16,6 +16,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
@@ -208,7 +209,7 @@ func TestPusherFaults(t *testing.T) {
 			t.Errorf("%v faults %s", n, calls.CodeForbidden)
 		}
 		// That is no mistake of the library, and does not count as one.
-		for range maxErrors {
+		for range bounds.Errors.Max {
 			refused(masked(websocket.Text, `{"event":"pusher:signin","data":{"auth":"a","user_data":"{}"}}`),
 				pusher.CodeUnauthorized, `"nobody can sign in here`)
 		}
@@ -217,7 +218,7 @@ func TestPusherFaults(t *testing.T) {
 		r.awaitsCount("news", 1)
 
 		// With the nine channels, four texts and one binary frame above, these are all errors that a client may make.
-		for range maxErrors - 14 {
+		for range bounds.Errors.Max - 14 {
 			refused(masked(websocket.Binary, "x"), pusher.CodeRejected, `"binary`)
 		}
 		r.expect(websocket.Text, `{"data":{"code":4301,"message":"too many errors`)

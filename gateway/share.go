@@ -10,6 +10,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/bounds"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -32,7 +33,7 @@ type shared struct {
 // shareStream answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
 func (g *Gateway) shareStream(
-	c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topics []presence.Topic, join bool,
+	c *gin.Context, id identity.Identity, slot *bounds.Slot, topics []presence.Topic, join bool,
 ) {
 	// Otherwise the client's connection might have to make room for others, as one whose calls are short.
 	defer httppolicy.Stay(c.Request.Context())()

@@ -8,16 +8,14 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
-const (
-	usersTimeout = 3 * time.Second // of a question about users
-	maxFollowed  = 10_000          // users that are followed at a time, about; a stream of further ones is 429
-)
+const usersTimeout = 3 * time.Second // of a question about users
 
 // userKind is the kind of the topics of users. Their values are JSON. The key is the user's id, which stays in this
 // process.
@@ -38,9 +36,9 @@ func (g *Gateway) getUserEvents(c *gin.Context) (calls.Answer, error) {
 	for i, user := range users {
 		topics[i] = presence.TopicOf(userKind, g.callers.Site(c).Qualify(user))
 	}
-	// About, as the limit is: some of these users may be followed already.
+	// About, as the bound is: some of these users may be followed already.
 	_, followed := g.users.Wanted(topics[0])
-	if followed+len(topics) > maxFollowed {
+	if followed+len(topics) > bounds.FollowedUsers.Max {
 		return calls.Answer{}, g.api.TooManyPages()
 	}
 

@@ -19,7 +19,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 
-	"headcount/counter/limit"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
@@ -30,13 +30,7 @@ import (
 	"headcount/unread"
 )
 
-const (
-	storeTimeout = 3 * time.Second // how long a request waits for the store
-
-	// An address may use this many different anonymous identities per second in writes.
-	identityRate  = 10
-	identityBurst = 100
-)
+const storeTimeout = 3 * time.Second // how long a request waits for the store
 
 // Config tunes an API. A field is required unless it says otherwise.
 type Config struct {
@@ -68,7 +62,7 @@ type Config struct {
 type Parts struct {
 	Callers   *Callers
 	Counts    Counts
-	NewTopics *httppolicy.SharedLimiter // of topics that the gateway does not have yet
+	NewTopics []*bounds.Rates // of topics that the gateway does not have yet
 	Cluster   Cluster
 	Unread    unread.Store
 	Follows   *unread.FollowService
@@ -127,7 +121,7 @@ type API struct {
 	cfg        Config
 	callers    *Callers
 	parts      Parts
-	identities *httppolicy.IdentityLimiter
+	identities *bounds.Identities
 	erasures   erasures
 	stats      *counterapi.Questions[statsQuestion, pageStats]
 	explained  *counterapi.Questions[string, explanation] // cached by the names of pages
@@ -146,7 +140,7 @@ func New(cfg Config, parts Parts) *API {
 		cfg:        cfg,
 		callers:    parts.Callers,
 		parts:      parts,
-		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),
+		identities: bounds.NewIdentities(bounds.IdentitiesOfWrites, cfg.HoldTime),
 		erasures:   newErasures(),
 		stats:      counterapi.NewQuestions[statsQuestion, pageStats](maxStats),
 		explained:  counterapi.NewQuestions[string, explanation](maxExplained),
@@ -186,13 +180,7 @@ func (a *API) admitIdentity(c *gin.Context, id identity.Identity) error {
 		return nil
 	}
 
-	ok, wait := a.identities.Allow(a.callers.Addr(c.Request), uint64(id.Hash), time.Now())
-	if !ok {
-		const detail = "This address has brought too many identities; send the id you were given, or wait."
-		return a.tooMany(LimitIdentities, detail, httppolicy.Limited(a.identities.Rate, wait))
-	}
-
-	return nil
+	return a.counted(LimitIdentities, a.identities.Admit(a.callers.Addr(c.Request), uint64(id.Hash)))
 }
 
 // admitPages limits how many new pages one address, and all addresses together, name in requests. Pages with a
@@ -203,8 +191,13 @@ func (a *API) admitPages(c *gin.Context, pages ...string) error {
 		return nil
 	}
 
-	ok, _ := a.parts.NewTopics.Admit(a.callers.Addr(c.Request), fresh)
-	if !ok {
+	return a.AdmitTopics(c, fresh)
+}
+
+// AdmitTopics charges so many new topics to the address of a request, and to all addresses.
+func (a *API) AdmitTopics(c *gin.Context, fresh int) error {
+	refusal := bounds.Admit(bounds.Caller{Addr: a.callers.Addr(c.Request)}, fresh, a.parts.NewTopics...)
+	if refusal != nil {
 		return a.TooManyPages()
 	}
 
@@ -213,14 +206,21 @@ func (a *API) admitPages(c *gin.Context, pages ...string) error {
 
 // TooManyPages refuses a request that names more new topics than Parts.NewTopics admits.
 func (a *API) TooManyPages() error {
-	const detail = "This address, or all clients together, have asked for too many pages that nobody else here has."
-	return a.tooMany(LimitRate, detail, httppolicy.RetryAfter(calls.ComeBack))
+	return a.tooMany(bounds.NewTopicsOfAll.Says)
 }
 
-// tooMany refuses a request with 429, and counts the limit that was reached.
-func (a *API) tooMany(limit, detail string, header httppolicy.Option) error {
-	a.parts.Limits.WithLabelValues(limit).Inc()
-	return calls.Refuse(calls.ErrRate, detail, header)
+// tooMany refuses a request for now with 429.
+func (a *API) tooMany(detail string) error {
+	return a.counted(LimitRate, calls.Refuse(calls.ErrRate, detail, httppolicy.RetryAfter(calls.ComeBack)))
+}
+
+// counted counts the limit that a refusal is about, and returns the refusal, which may be nil.
+func (a *API) counted(limit string, refusal error) error {
+	if refusal != nil {
+		a.parts.Limits.WithLabelValues(limit).Inc()
+	}
+
+	return refusal
 }
 
 // carryOut calls do with the time limit timeout, and converts its error for the client.

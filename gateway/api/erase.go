@@ -6,64 +6,42 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
-	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
-const (
-	// An erasure scans every set. If it takes longer than eraseTimeout, it is answered with 503, and starts from the
-	// beginning when it is repeated.
-	eraseTimeout = 25 * time.Second
-
-	// One call of a visitor can keep the store busy for all of that time. So an address may make eraseRate calls per
-	// second and eraseBurst at once. The gateway runs erasesAtOnce scans at a time, at most one for each address.
-	eraseRate    = 1
-	eraseBurst   = 5
-	erasesAtOnce = 2
-	maxErasures  = eraseBurst + eraseRate*int(eraseTimeout/time.Second) // of one address
-)
+// An erasure scans every set. If it takes longer than eraseTimeout, it is answered with 503, and starts from the
+// beginning when it is repeated.
+const eraseTimeout = 25 * time.Second
 
 // erasures limit how busy erasures keep the store. Those of servers do not wait for those of visitors.
 type erasures struct {
-	rates             *httppolicy.RateLimiter  // of visitors
-	addresses         *httppolicy.AddressSlots // of visitors
-	visitors, servers chan struct{}            // semaphores: an element for each erasure that looks at sets
+	rates             *bounds.Rates // of visitors
+	addresses         *bounds.Slots // of visitors
+	visitors, servers bounds.Turn   // of erasures that scan the sets
 }
 
 func newErasures() erasures {
 	return erasures{
-		rates:     httppolicy.NewRateLimiter(eraseRate, eraseBurst),
-		addresses: httppolicy.NewAddressSlots(maxErasures),
-		visitors:  make(chan struct{}, erasesAtOnce),
-		servers:   make(chan struct{}, erasesAtOnce),
+		rates:     bounds.NewRates(bounds.Erasures),
+		addresses: bounds.NewSlots(bounds.ErasuresOfAddress.Max),
+		visitors:  bounds.NewTurn(bounds.ErasuresAtOnce.Max),
+		servers:   bounds.NewTurn(bounds.ErasuresAtOnce.Max),
 	}
 }
 
 // turn waits until an erasure may scan the sets. visitor is the slot of the visitor's address; nil: a server asks. The
 // caller must call end afterwards.
-func (e *erasures) turn(ctx context.Context, visitor *httppolicy.AddressSlot) (end func(), err error) {
-	turns := []chan struct{}{e.servers}
+func (e *erasures) turn(ctx context.Context, visitor *bounds.Slot) (end func(), err error) {
+	turn := e.servers
 	if visitor != nil {
-		// First the address, so that only one erasure of it at a time waits among all visitors.
-		turns = []chan struct{}{visitor.Turn(), e.visitors}
+		turn = e.visitors
 	}
 
-	taken := 0
-	// It gives back only what was taken, so it also ends an attempt that gave up.
-	end = func() {
-		for _, turn := range turns[:taken] {
-			<-turn
-		}
-	}
-	for _, turn := range turns {
-		select {
-		case turn <- struct{}{}:
-			taken++
-		case <-ctx.Done():
-			end()
-			return nil, presence.ErrUnavailable
-		}
+	end, err = turn.Wait(ctx, visitor)
+	if err != nil {
+		return nil, presence.ErrUnavailable
 	}
 
 	return end, nil
@@ -92,24 +70,18 @@ func (a *API) deleteMe(c *gin.Context) (calls.Answer, error) {
 // eraseVisitor is erase for a visitor, within the limits of its address.
 func (a *API) eraseVisitor(c *gin.Context, user string) error {
 	addr := a.callers.Addr(c.Request)
-	allowed, wait := a.erasures.rates.Allow(httppolicy.Caller{Addr: addr}, time.Now())
-	if !allowed {
-		return a.erasedTooOften(wait)
+	refusal := bounds.Admit(bounds.Caller{Addr: addr}, 1, a.erasures.rates)
+	if refusal != nil {
+		return a.counted(LimitRate, refusal)
 	}
 
-	// The rate alone would let an address queue erasures faster than they end.
 	slot, fits := a.erasures.addresses.Enter(addr)
 	if !fits {
-		return a.erasedTooOften(wait)
+		return a.counted(LimitRate, bounds.Erasures.Refusal(0))
 	}
 	defer slot.Leave()
 
 	return a.erase(c, user, slot)
-}
-
-func (a *API) erasedTooOften(wait time.Duration) error {
-	return a.tooMany(LimitRate, "This address has erased too often lately; erase again later.",
-		httppolicy.Limited(a.erasures.rates.Rate, wait))
 }
 
 // deleteUser erases the data of the user that a server names in the path.
@@ -124,7 +96,7 @@ func (a *API) deleteUser(c *gin.Context) (calls.Answer, error) {
 
 // erase erases the user's follows, unread changes, last departure and memberships in the request's site.
 // visitor is the slot of the visitor's address; nil: a server asks.
-func (a *API) erase(c *gin.Context, user string, visitor *httppolicy.AddressSlot) error {
+func (a *API) erase(c *gin.Context, user string, visitor *bounds.Slot) error {
 	site := siteOf(c)
 
 	return a.carryOut(c, eraseTimeout, func(ctx context.Context) error {

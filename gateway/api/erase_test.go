@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"headcount/gateway/httppolicy"
+	"headcount/gateway/bounds"
 	"headcount/presence"
 )
 
@@ -19,11 +19,11 @@ func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for range 2 * eraseBurst { // nothing is kept of who was never here
+	for range 2 * bounds.Erasures.Burst { // nothing is kept of who was never here
 		call(t, h, http.StatusNoContent, http.MethodDelete, "/-/me")
 	}
 
-	left := 100 * eraseBurst // beyond what may come back while a busy machine makes them
+	left := 100 * bounds.Erasures.Burst // beyond what may come back while a busy machine makes them
 	for ; left > 0; left-- {
 		r := httptest.NewRequest(http.MethodDelete, "/-/me", nil)
 		r.Header.Set("Headcount-Id", known.Signed)
@@ -44,7 +44,7 @@ func TestErasuresOfAnAddressAreLimited(t *testing.T) {
 		t.Error("one address may erase as often as it likes")
 	}
 
-	for range 2 * eraseBurst {
+	for range 2 * bounds.Erasures.Burst {
 		call(t, h, http.StatusNoContent, http.MethodDelete, "/-/users/ann", "X-API-Key", "key")
 	}
 }
@@ -56,7 +56,7 @@ func TestErasuresWaitForTheirTurn(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 
-	slot := func(n int) *httppolicy.AddressSlot {
+	slot := func(n int) *bounds.Slot {
 		s, ok := e.addresses.Enter(netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}))
 		if !ok {
 			t.Fatal("no slot")
@@ -64,10 +64,10 @@ func TestErasuresWaitForTheirTurn(t *testing.T) {
 		return s
 	}
 
-	for _, of := range []func(n int) *httppolicy.AddressSlot{slot, func(int) *httppolicy.AddressSlot { return nil }} {
+	for _, of := range []func(n int) *bounds.Slot{slot, func(int) *bounds.Slot { return nil }} {
 		var end func()
 		var err error
-		for n := range erasesAtOnce {
+		for n := range bounds.ErasuresAtOnce.Max {
 			end, err = e.turn(t.Context(), of(n))
 			if err != nil {
 				t.Fatal(err)
@@ -78,12 +78,12 @@ func TestErasuresWaitForTheirTurn(t *testing.T) {
 			}
 		}
 
-		if _, err := e.turn(ended, of(erasesAtOnce)); err == nil {
+		if _, err := e.turn(ended, of(bounds.ErasuresAtOnce.Max)); err == nil {
 			t.Error("there are more at once than may be")
 		}
 
 		end()
-		if _, err := e.turn(t.Context(), of(erasesAtOnce)); err != nil {
+		if _, err := e.turn(t.Context(), of(bounds.ErasuresAtOnce.Max)); err != nil {
 			t.Error(err)
 		}
 	}

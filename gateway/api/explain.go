@@ -50,8 +50,8 @@ func (a *API) explainCounter(c *gin.Context, name string) (calls.Answer, error) 
 	is, err := a.explained.Ask(c.Request.Context(), name, explainedAge, by, read)
 	switch {
 	case errors.Is(err, counterapi.ErrTurn):
-		return calls.Answer{}, a.tooMany(LimitRate, "Too many explanations of counts are being made, for this address "+
-			"or for all; ask again later.", httppolicy.RetryAfter(calls.ComeBack))
+		return calls.Answer{}, a.tooMany("Too many explanations of counts are being made, for this address " +
+			"or for all; ask again later.")
 	case err != nil:
 		return calls.Answer{}, storeAway(err)
 	}

@@ -61,8 +61,8 @@ func (a *API) getStats(c *gin.Context) (calls.Answer, error) {
 	stats, err := a.stats.Ask(c.Request.Context(), asked, statsAge, by, read)
 	switch {
 	case errors.Is(err, counterapi.ErrTurn):
-		return calls.Answer{}, a.tooMany(LimitRate, "Too many questions about what pages remember are being answered, "+
-			"of this address or of all; ask again later.", httppolicy.RetryAfter(calls.ComeBack))
+		return calls.Answer{}, a.tooMany("Too many questions about what pages remember are being answered, " +
+			"of this address or of all; ask again later.")
 	case err != nil:
 		return calls.Answer{}, storeAway(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+
+	"headcount/gateway/bounds"
 )
 
 // Callers without API key hold back large bodies. At the bound a further large one is refused; small
@@ -20,7 +22,7 @@ func TestHeldBodies(t *testing.T) {
 
 		var held sync.WaitGroup
 		var ends []*io.PipeWriter
-		for i := range largeBodies {
+		for i := range bounds.LargeBodies.Max {
 			body, end := io.Pipe()
 			ends = append(ends, end)
 

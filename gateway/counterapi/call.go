@@ -159,7 +159,7 @@ func checkMedia(h http.Header) error {
 }
 
 // readBody reads a body of at most MaxBody bytes. A body takes memory for as long as its client takes to send it, so
-// callers without API key may have only largeBodies large ones in progress at a time.
+// callers without API key may have only bounds.LargeBodies large ones in progress at a time.
 func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
 	n, r := c.Request.ContentLength, c.Request.Body
 	if r == nil || n == 0 {

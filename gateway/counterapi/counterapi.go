@@ -53,6 +53,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/gateway/bounds"
 	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -65,7 +66,6 @@ const (
 	MaxBody = 256 << 10 // bytes of a request
 
 	smallBody     = 4 << 10          // bytes of a request; enough for every public call
-	largeBodies   = 64               // maximum number of larger bodies of callers without API key in progress
 	patience      = 12 * time.Second // how long a request waits for the store: longer than the store's own time limit
 	defaultLedger = 100              // entries of one page
 	defaultValues = 20               // values of a dimension
@@ -148,7 +148,7 @@ func New(cfg Config, callers Callers, live *Live) *API {
 		metrics:   newMetrics(cfg.Registerer, live),
 		archive:   counter.NewArchive(cfg.Counters),
 		questions: NewQuestions[question, outcome](maxAnswers),
-		large:     make(chan struct{}, largeBodies),
+		large:     make(chan struct{}, bounds.LargeBodies.Max),
 		differs:   map[*counter.Rule]bool{},
 	}
 }

@@ -11,16 +11,14 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
+	"headcount/gateway/bounds"
 	"headcount/gateway/fanout"
-	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
 const (
-	topAge      = time.Second      // maximum age of a followed list
-	maxTopLists = 128              // lists of visitors, and as many of servers; a further one is refused with 429
-	maxBegun    = 8                // lists that visitors follow and that one address was the first to follow
-	beginTime   = 10 * time.Second // an admitted stream has begun by then
+	topAge    = time.Second      // maximum age of a followed list
+	beginTime = 10 * time.Second // an admitted stream has begun by then
 )
 
 // The topic kinds of the top lists that visitors follow, and of those that servers with an API key follow. Their values
@@ -37,7 +35,7 @@ type LiveTop struct {
 	Visitors, Servers *fanout.Poll
 
 	api       *API
-	addresses *httppolicy.AddressSlots // counts the lists that each address was the first to follow
+	addresses *bounds.Slots // counts the lists that each address was the first to follow
 
 	mu    sync.Mutex
 	begun map[presence.Topic]*begunList // lists that visitors follow; guarded by mu
@@ -45,14 +43,14 @@ type LiveTop struct {
 
 // begunList is a list that visitors follow.
 type begunList struct {
-	slot *httppolicy.AddressSlot // of the visitor that followed it first, until no visitor follows the list
-	at   time.Time               // when the last stream was admitted
+	slot *bounds.Slot // of the visitor that followed it first, until no visitor follows the list
+	at   time.Time    // when the last stream was admitted
 }
 
 // NewLiveTop returns a LiveTop that does nothing until its polls run.
 func NewLiveTop(api *API, hub Hub) *LiveTop {
 	t := &LiveTop{
-		api: api, addresses: httppolicy.NewAddressSlots(maxBegun), begun: map[presence.Topic]*begunList{},
+		api: api, addresses: bounds.NewSlots(bounds.TopListsOfAddress.Max), begun: map[presence.Topic]*begunList{},
 	}
 
 	t.Visitors = fanout.NewPoll(hub, polledTops{api: api})
@@ -99,7 +97,7 @@ func (t *LiveTop) Readable(c *gin.Context) (presence.Topic, error) {
 	if server {
 		topic = list.topic(ServerTopKind)
 		followed, lists := t.Servers.Wanted(topic)
-		admitted = followed || lists < maxTopLists
+		admitted = followed || lists < bounds.TopLists.Max
 	} else {
 		admitted = t.admits(topic, t.api.callers.Addr(c.Request))
 	}
@@ -124,7 +122,7 @@ func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 		return true
 	}
 
-	if len(t.begun) >= maxTopLists {
+	if len(t.begun) >= bounds.TopLists.Max {
 		return false
 	}
 	slot, ok := t.addresses.Enter(addr)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/presence"
 )
@@ -77,29 +78,29 @@ func TestListsThatAreFollowed(t *testing.T) {
 			}
 		}
 
-		for n := range maxBegun {
+		for n := range bounds.TopListsOfAddress.Max {
 			follow(n, 200, from(1))
 		}
 
 		time.Sleep(beginTime)
-		follow(maxBegun, 429, from(1))
-		follow(maxBegun, 200, from(2))
-		follow(maxBegun, 200, from(1))
+		follow(bounds.TopListsOfAddress.Max, 429, from(1))
+		follow(bounds.TopListsOfAddress.Max, 200, from(2))
+		follow(bounds.TopListsOfAddress.Max, 200, from(1))
 
-		for n := maxBegun + 1; n < maxTopLists; n++ {
+		for n := bounds.TopListsOfAddress.Max + 1; n < bounds.TopLists.Max; n++ {
 			follow(n, 200, from(n))
 		}
 
 		// The places of visitors are taken; servers have their own.
-		follow(maxTopLists, 429, from(maxTopLists))
-		for n := range maxTopLists {
+		follow(bounds.TopLists.Max, 429, from(bounds.TopLists.Max))
+		for n := range bounds.TopLists.Max {
 			follow(n, 200, key)
 		}
 
-		follow(maxTopLists, 429, key)
+		follow(bounds.TopLists.Max, 429, key)
 
 		end()
-		follow(maxTopLists, 200, from(1))
+		follow(bounds.TopLists.Max, 200, from(1))
 		time.Sleep(time.Second) // for the pause
 	})
 }

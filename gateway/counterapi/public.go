@@ -14,37 +14,24 @@ import (
 	lru "github.com/hashicorp/golang-lru/v2"
 
 	"headcount/counter"
-	"headcount/counter/limit"
+	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 )
 
-// Limits of callers without API key, in one gateway. Identities are free, so limits per user alone would limit nobody:
-// addresses are limited, too. An IPv6 /64 counts as one address.
 const (
-	userRate      = 10               // changes per second of a user, and of an address for requests without an identity
-	userBurst     = 20               // at once
-	addressRate   = 100              // changes per second of all users of an address
-	addressBurst  = 1000             // at once
-	identityRate  = 10               // anonymous identities per second of an address, besides those used lately
-	identityBurst = 300              // at once
-	lately        = 10 * time.Minute // since the last use of an identity
-
-	newRate     = 10  // new counters per second of an address
-	newBurst    = 500 // at once
-	allNewRate  = 100 // new counters per second of all addresses together
-	allNewBurst = 10_000
+	lately      = 10 * time.Minute // since the last use of an identity
 	sizeAge     = 10 * time.Minute // maximum age of the number of a rule's counters
 	maxExisting = 1 << 16          // counters known to exist; beyond it the least recently used one is dropped
 )
 
 // publicBounds limits the changes of callers without API key. Its methods may be called from any goroutine.
 type publicBounds struct {
-	users, addresses *httppolicy.RateLimiter
-	made             *httppolicy.SharedLimiter // new counters
-	identities       *httppolicy.IdentityLimiter
-	seed             maphash.Seed
-	existing         *lru.Cache[uint64, struct{}] // hashes of the names of counters
+	changes    []*bounds.Rates // of a user, and of an address
+	made       []*bounds.Rates // new counters, of an address, and of all
+	identities *bounds.Identities
+	seed       maphash.Seed
+	existing   *lru.Cache[uint64, struct{}] // hashes of the names of counters
 
 	mu    sync.Mutex
 	sizes map[*counter.Rule]*ruleSize // guarded by mu; one for each public rule
@@ -59,14 +46,11 @@ type ruleSize struct {
 
 func newPublicBounds() *publicBounds {
 	existing, _ := lru.New[uint64, struct{}](maxExisting) // fails only for a size below 1
-	ofAddress := limit.PerSecond(newRate, newBurst)
-	ofAll := limit.PerSecond(allNewRate, allNewBurst)
 
 	return &publicBounds{
-		users:      httppolicy.NewRateLimiter(userRate, userBurst),
-		addresses:  httppolicy.NewRateLimiter(addressRate, addressBurst),
-		made:       httppolicy.NewSharedLimiter(ofAddress, ofAll),
-		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), lately),
+		changes:    []*bounds.Rates{bounds.NewRates(bounds.Changes), bounds.NewRates(bounds.ChangesOfAddress)},
+		made:       []*bounds.Rates{bounds.NewRates(bounds.NewCounters), bounds.NewRates(bounds.NewCountersOfAll)},
+		identities: bounds.NewIdentities(bounds.IdentitiesOfChanges, lately),
 		seed:       maphash.MakeSeed(),
 		existing:   existing,
 		sizes:      map[*counter.Rule]*ruleSize{},
@@ -83,7 +67,7 @@ func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 
 	addr := a.callers.Addr(c.Request)
 	now := time.Now()
-	refusal := a.bounds.admit(one, addr, now)
+	refusal := a.bounds.admit(one, addr)
 	if refusal == nil {
 		refusal = a.admitNew(ctx, one, change, addr, now)
 	}
@@ -109,41 +93,23 @@ func (a *API) limit(c *gin.Context, one call, change *counter.Change) error {
 }
 
 // admit returns an error if a caller has reached a limit for changes in general.
-func (b *publicBounds) admit(one call, addr netip.Addr, now time.Time) error {
-	caller := httppolicy.Caller{User: one.id.User}
+func (b *publicBounds) admit(one call, addr netip.Addr) error {
+	caller := bounds.Caller{User: one.id.User, Addr: addr}
 
 	// Anyone can get a fresh identity for each call, so these calls count for the address.
 	if one.id.Fresh {
-		caller = httppolicy.Caller{Addr: addr}
+		caller.User = ""
 	}
-	// The user comes first, so that what a user is refused costs the address nothing.
-	ok, wait := b.users.Allow(caller, now)
-	if !ok {
-		const form = "Counters may be changed %d times a second by one user, and by one address that brings no " +
-			"identity, %d at once; send the change again later."
-		detail := fmt.Sprintf(form, userRate, userBurst)
-		return calls.Refuse(calls.ErrRate, detail, httppolicy.Limited(b.users.Rate, wait))
-	}
-
-	ok, wait = b.addresses.Allow(httppolicy.Caller{Addr: addr}, now)
-	if !ok {
-		const form = "All users of one address together may change counters %d times a second, %d at once; " +
-			"send the change again later."
-		detail := fmt.Sprintf(form, addressRate, addressBurst)
-		return calls.Refuse(calls.ErrRate, detail, httppolicy.Limited(b.addresses.Rate, wait))
+	if err := bounds.Admit(caller, 1, b.changes...); err != nil {
+		return err
 	}
 
 	// The identity of a token is not free, so only other identities are limited per address.
 	if one.id.Signed == "" {
 		return nil
 	}
-	ok, wait = b.identities.Allow(addr, uint64(one.id.Hash), now)
-	if !ok {
-		return calls.Refuse(calls.ErrRate, "This address has brought too many identities; send the id you were given, "+
-			"or wait.", httppolicy.Limited(b.identities.Rate, wait))
-	}
 
-	return nil
+	return b.identities.Admit(addr, uint64(one.id.Hash))
 }
 
 // admitNew returns an error if a change must not create its counter. It returns nil if the counter exists. It also
@@ -171,10 +137,8 @@ func (a *API) admitNew(
 	}
 
 	// The rate comes first, since claim may ask the store.
-	ok, header := b.made.Admit(addr, 1)
-	if !ok {
-		return calls.Refuse(calls.ErrRate, "Too many new counters have been made lately, by this address or by all; "+
-			"send the change again later.", header)
+	if err := bounds.Admit(bounds.Caller{Addr: addr}, 1, b.made...); err != nil {
+		return err
 	}
 	if !a.claim(ctx, one.rule, now) {
 		const form = "There are as many counters like %s as callers without an API key may make, %d; " +

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/counter"
+	"headcount/gateway/bounds"
 )
 
 // vote has as many users of one address change a counter each, and returns how many were let.
@@ -40,25 +41,24 @@ func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
 	for name, tc := range map[string]struct {
 		key      func(int) string
 		lines    func(int) []string
-		atOnce   int
-		inASec   int
+		bound    *bounds.Bound
 		users    int
 		existing bool
 	}{
-		"anonymous users of one counter": {same, anonymous, identityBurst, identityRate, 2000, true},
-		"users with tokens":              {same, withToken, addressBurst, addressRate, 3000, true},
-		"new counters":                   {fresh, withToken, newBurst, newRate, 900, false},
+		"anonymous users of one counter": {same, anonymous, bounds.IdentitiesOfChanges, 2000, true},
+		"users with tokens":              {same, withToken, bounds.ChangesOfAddress, 3000, true},
+		"new counters":                   {fresh, withToken, bounds.NewCounters, 900, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := serve(t, nil)
-				if made := s.vote(t, 0, tc.users, tc.key, tc.lines); made != tc.atOnce {
-					t.Errorf("%d changes were made at once, want %d", made, tc.atOnce)
+				if made := s.vote(t, 0, tc.users, tc.key, tc.lines); made != tc.bound.Burst {
+					t.Errorf("%d changes were made at once, want %d", made, tc.bound.Burst)
 				}
 
 				time.Sleep(time.Second)
-				if made := s.vote(t, tc.users, tc.users, tc.key, tc.lines); made != tc.inASec {
-					t.Errorf("%d changes were made a second later, want %d", made, tc.inASec)
+				if made := s.vote(t, tc.users, tc.users, tc.key, tc.lines); made != tc.bound.PerSecond {
+					t.Errorf("%d changes were made a second later, want %d", made, tc.bound.PerSecond)
 				}
 
 				if w := s.do("POST /votes:same/increment", "", key); w.Code != 200 {

@@ -11,19 +11,16 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"headcount/counter"
-	"headcount/gateway/httppolicy"
+	"headcount/gateway/bounds"
 )
 
 const (
-	maxAnswers   = 1 << 10              // cached answers about counters, of 12 KB at most
-	maxWaiting   = 64                   // waiting public questions; a further one is refused with 429
-	maxOfAddress = 16                   // questions of one address in progress; a further one is refused with 429
-	maxPaced     = 128                  // waiting answers to one address; a further one is refused with 429
-	turnWait     = 4 * time.Second      // maximum wait of a public question; after that it is refused with 429
-	pauses       = 3                    // the pause after a computation, as a multiple of its duration
-	maxPause     = turnWait / 8         // short enough for the next question to have its turn in time
-	staleKept    = time.Second          // how long an answer is cached in which a region's part is missing
-	perPoint     = 2 * time.Microsecond // estimated time to write one point of an answer, see pace
+	maxAnswers = 1 << 10              // cached answers about counters, of 12 KB at most
+	turnWait   = 4 * time.Second      // maximum wait of a public question; after that it is refused with 429
+	pauses     = 3                    // the pause after a computation, as a multiple of its duration
+	maxPause   = turnWait / 8         // short enough for the next question to have its turn in time
+	staleKept  = time.Second          // how long an answer is cached in which a region's part is missing
+	perPoint   = 2 * time.Microsecond // estimated time to write one point of an answer, see pace
 )
 
 // ErrTurn means that too many public questions are being answered.
@@ -65,14 +62,14 @@ func (o outcome) Lacking() bool { return o.is.Stale }
 // A caller with an API key never waits for public questions. It shares a computation in progress, but never gets a
 // cached answer, since it may just have changed the counter.
 type Questions[Q comparable, A Answered] struct {
-	turn      chan struct{} // holds an element during the computation of a public question and the pause after it
-	addresses *httppolicy.AddressSlots
-	paced     *httppolicy.AddressSlots // counts the answers that wait in pace
+	turn      bounds.Turn   // of a public question, for its computation and the pause after it
+	waiting   chan struct{} // has an element for each public question that waits for its turn
+	addresses *bounds.Slots
+	paced     *bounds.Slots // counts the answers that wait in pace
 
-	mu      sync.Mutex // guards the fields below, and began of every computation
-	kept    *simplelru.LRU[Q, *computation[A]]
-	waiting int       // number of waiting public questions
-	free    time.Time // when the next public answer may be written
+	mu   sync.Mutex // guards the fields below, and began of every computation
+	kept *simplelru.LRU[Q, *computation[A]]
+	free time.Time // when the next public answer may be written
 }
 
 // Asker identifies the caller: a server with an API key, or a visitor.
@@ -95,10 +92,11 @@ func NewQuestions[Q comparable, A Answered](answers int) *Questions[Q, A] {
 	kept, _ := simplelru.NewLRU[Q, *computation[A]](answers, nil) // fails only for a size below 1
 
 	return &Questions[Q, A]{
-		turn:      make(chan struct{}, 1),
+		turn:      bounds.NewTurn(bounds.Questions.Max),
+		waiting:   make(chan struct{}, bounds.QuestionsWaiting.Max),
 		kept:      kept,
-		addresses: httppolicy.NewAddressSlots(maxOfAddress),
-		paced:     httppolicy.NewAddressSlots(maxPaced),
+		addresses: bounds.NewSlots(bounds.QuestionsOfAddress.Max),
+		paced:     bounds.NewSlots(bounds.AnswersOfAddress.Max),
 	}
 }
 
@@ -177,7 +175,7 @@ func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bo
 	// No answer is cached or in progress, so this caller computes it.
 	// The error stays if compute panics.
 	is = &computation[A]{done: make(chan struct{}), err: errors.New("the computation was aborted")}
-	var slot *httppolicy.AddressSlot // nil for a server
+	var slot *bounds.Slot // nil for a server
 	if asked.by.Server {
 		is.began = time.Now()
 	} else {
@@ -195,11 +193,12 @@ func (s *Questions[Q, A]) find(ctx context.Context, asked asking[Q, A], again bo
 	defer s.end(asked.q, is)
 
 	if !asked.by.Server {
-		is.err = s.enter(is, slot.Turn())
+		var end func()
+		end, is.err = s.enter(is, slot)
 		if is.err != nil {
 			return none, is.err
 		}
-		defer s.leave(is)
+		defer s.leave(is, end)
 	}
 
 	// Other requests may be waiting for the answer, so the computation must outlive this one.
@@ -260,64 +259,35 @@ func (s *Questions[Q, A]) end(q Q, is *computation[A]) {
 	close(is.done)
 }
 
-// enter waits for the turn of a public question. Each address may have only one question waiting for the common turn;
-// its others wait for the address's own turn. So an address with many questions delays no other address.
-func (s *Questions[Q, A]) enter(is *computation[A], own chan struct{}) error {
-	if !s.beginToWait() {
-		return ErrTurn
+// enter waits for the turn of a public question, which lasts until end is called. The request may end meanwhile, but
+// others may share the answer.
+func (s *Questions[Q, A]) enter(is *computation[A], slot *bounds.Slot) (end func(), err error) {
+	select {
+	case s.waiting <- struct{}{}:
+		defer func() { <-s.waiting }()
+	default:
+		return nil, ErrTurn
 	}
-	err := s.await(own)
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waiting--
+	ctx, cancel := context.WithTimeout(context.Background(), turnWait)
+	defer cancel()
+	end, err = s.turn.Wait(ctx, slot)
+	if err != nil {
+		return nil, ErrTurn
+	}
+
 	// The time of waiting is no part of the answer's age.
-	if err == nil {
-		is.began = time.Now()
-	}
-
-	return err
-}
-
-// beginToWait counts a waiting question, or returns false if too many are waiting.
-func (s *Questions[Q, A]) beginToWait() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	is.began = time.Now()
 
-	if s.waiting >= maxWaiting {
-		return false
-	}
-	s.waiting++
-
-	return true
-}
-
-// await waits for the common turn, once it has the address's own turn.
-func (s *Questions[Q, A]) await(own chan struct{}) error {
-	// One timer, because both waits together have this time.
-	wait := time.NewTimer(turnWait)
-	defer wait.Stop()
-
-	select {
-	case own <- struct{}{}:
-		// The address's own turn is needed only while it waits for the common one.
-		defer func() { <-own }()
-	case <-wait.C:
-		return ErrTurn
-	}
-
-	select {
-	case s.turn <- struct{}{}:
-		return nil
-	case <-wait.C:
-		return ErrTurn
-	}
+	return end, nil
 }
 
 // leave ends the turn of a public question after the pause.
-func (s *Questions[Q, A]) leave(is *computation[A]) {
+func (s *Questions[Q, A]) leave(is *computation[A], end func()) {
 	// The answer is not held back by the pause: only the next question is.
-	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), func() { <-s.turn })
+	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), end)
 }
 
 // asker returns the Asker of the request; server says whether it has an API key.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/gateway/bounds"
 )
 
 // takes is how long a slow store takes for a history.
@@ -60,7 +61,7 @@ func (s *served) atOnce(calls []string) []*httptest.ResponseRecorder {
 
 	var wg sync.WaitGroup
 	for i, call := range calls {
-		wg.Go(func() { out[i] = s.do(call, "", from(i/maxOfAddress)) })
+		wg.Go(func() { out[i] = s.do(call, "", from(i/bounds.QuestionsOfAddress.Max)) })
 	}
 	wg.Wait()
 
@@ -187,7 +188,7 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 
 		synctest.Wait()
 		at := time.Now()
-		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > (maxPaced+1)*points*perPoint {
+		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > time.Duration(bounds.AnswersOfAddress.Max+1)*points*perPoint {
 			t.Errorf("another address: %v after %s", err, time.Since(at))
 		}
 
@@ -327,7 +328,7 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 		window := func(hours int) string { return fmt.Sprintf("GET /hits:1/window?last=%dh", hours) }
 		var asked, refused atomic.Int32
 		var wg sync.WaitGroup
-		for range 2 * maxOfAddress {
+		for range 2 * bounds.QuestionsOfAddress.Max {
 			wg.Go(func() {
 				for time.Since(began) < 20*time.Second {
 					if w := s.do(window(30+int(asked.Add(1))%2000), "", from(1)); w.Code == 429 {
@@ -363,10 +364,10 @@ func TestQuestionsOfOneAddress(t *testing.T) {
 
 		// Those who ask the same share an answer, however many they are.
 		same := make(chan int)
-		for range 3 * maxOfAddress {
+		for range 3 * bounds.QuestionsOfAddress.Max {
 			go func() { same <- s.do("GET /hits:9/window?last=1h", "", from(3)).Code }()
 		}
-		for range 3 * maxOfAddress {
+		for range 3 * bounds.QuestionsOfAddress.Max {
 			if code := <-same; code != 200 {
 				t.Errorf("one of many with the same question: %d", code)
 			}

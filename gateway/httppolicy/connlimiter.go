@@ -169,7 +169,19 @@ func addressOf(c net.Conn) netip.Addr {
 		return netip.Addr{}
 	}
 
-	return limitKey(at.AddrPort().Addr())
+	return Customer(at.AddrPort().Addr())
+}
+
+// Customer returns what counts as one address where addresses are bounded: of IPv6 the /64, which is the smallest
+// network that a customer of a provider has.
+func Customer(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap().WithZone("")
+	if !addr.Is6() {
+		return addr
+	}
+	prefix, _ := addr.Prefix(64) // fails only for more bits than the address has
+
+	return prefix.Addr()
 }
 
 // admitHandshake makes room for one more handshake of addr, and reports whether it could.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -434,5 +435,26 @@ func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	calls(len(conns))
 	if n := cl.evicted.(*tally).Load(); n != 0 {
 		t.Errorf("%d had to go for their only call", n)
+	}
+}
+
+func TestAddressesOfOneCustomer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		a, b string
+		same bool
+	}{
+		"one /64":           {"2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", true},
+		"two /64":           {"2001:db8::1", "2001:db8:0:1::1", false},
+		"IPv4 in IPv6 form": {"192.0.2.1", "::ffff:192.0.2.1", true},
+		"two IPv4":          {"192.0.2.1", "192.0.2.2", false},
+		"two mapped IPv4":   {"::ffff:192.0.2.1", "::ffff:192.0.2.2", false},
+		"a zone":            {"fe80::1", "fe80::2%eth0", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := Customer(netip.MustParseAddr(tc.a)), Customer(netip.MustParseAddr(tc.b))
+			if (a == b) != tc.same {
+				t.Fatalf("%s and %s", a, b)
+			}
+		})
 	}
 }

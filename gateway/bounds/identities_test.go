@@ -1,12 +1,10 @@
-package httppolicy
+package bounds
 
 import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"headcount/counter/limit"
 )
 
 const anonymousRate, anonymousBurst = 10, 100
@@ -14,63 +12,60 @@ const anonymousRate, anonymousBurst = 10, 100
 var identities atomic.Uint64
 
 // another has addr bring an identity that nobody has brought. Tests name identities below 1 << 32 themselves.
-func another(l *IdentityLimiter, addr netip.Addr, now time.Time) (bool, time.Duration) {
-	return l.Allow(addr, 1<<32+identities.Add(1), now)
+func another(l *Identities, addr netip.Addr, now time.Time) (wait time.Duration) {
+	return l.take(addr, 1<<32+identities.Add(1), now)
 }
 
-func TestIdentityLimiter(t *testing.T) {
-	l := NewIdentityLimiter(limit.PerSecond(anonymousRate, anonymousBurst), 21*time.Second)
+func TestIdentities(t *testing.T) {
+	l := NewIdentities(ofAddress(anonymousRate, anonymousBurst), 21*time.Second)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 
 	for i := range anonymousBurst {
-		if ok, _ := another(l, a, now); !ok {
+		if wait := another(l, a, now); wait > 0 {
 			t.Fatalf("call %d of the burst refused", i+1)
 		}
 	}
 
-	ok, wait := another(l, a, now)
-	if ok || wait <= 0 || wait > 100*time.Millisecond {
-		t.Fatalf("after the burst: %v, %s", ok, wait)
-	}
-	if retrySeconds(wait) != "1" {
-		t.Fatalf("Retry-After: %s", retrySeconds(wait))
+	wait := another(l, a, now)
+	if wait <= 0 || wait > 100*time.Millisecond {
+		t.Fatalf("after the burst: %s", wait)
 	}
 
-	if ok, _ := another(l, b, now); !ok {
+	if wait := another(l, b, now); wait > 0 {
 		t.Fatal("one address pays for another")
 	}
 
 	now = now.Add(time.Second)
 	for i := range anonymousRate {
-		if ok, _ := another(l, a, now); !ok {
+		if wait := another(l, a, now); wait > 0 {
 			t.Fatalf("call %d of the next second refused", i+1)
 		}
 	}
-	if ok, _ := another(l, a, now); ok {
+	if wait := another(l, a, now); wait == 0 {
 		t.Fatal("an eleventh call in a second")
 	}
 
-	if ok, _ := another(l, netip.Addr{}, now); !ok {
+	if wait := another(l, netip.Addr{}, now); wait > 0 {
 		t.Fatal("a peer without an address shares a bucket with others")
 	}
 }
 
 // What is limited is how many different identities an address brings, not how
 // often it brings them.
-func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
+func TestIdentitiesKnowsWhoCameLately(t *testing.T) {
 	const (
 		memory   = 21 * time.Second
 		stranger = 1 << 60 // far from the identities that are counted up
 	)
-	l := NewIdentityLimiter(limit.PerSecond(anonymousRate, anonymousBurst), memory)
+	l := NewIdentities(ofAddress(anonymousRate, anonymousBurst), memory)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 
 	allow := func(want bool, addr netip.Addr, who uint64) {
 		t.Helper()
-		if ok, _ := l.Allow(addr, who, now); ok != want {
-			t.Fatalf("identity %d from %s: %v", who, addr, ok)
+		if wait := l.take(addr, who, now); (wait == 0) != want {
+			t.Fatalf("identity %d from %s waits %s", who, addr, wait)
 		}
 	}
 
@@ -124,8 +119,8 @@ func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
 
 // What the limiter remembers is bounded, for one address and for all of them, and it shrinks
 // when nobody uses it.
-func TestIdentityLimiterMemoryIsBounded(t *testing.T) {
-	l := NewIdentityLimiter(limit.PerSecond(1e9, 1e6), time.Minute)
+func TestIdentitiesMemoryIsBounded(t *testing.T) {
+	l := NewIdentities(ofAddress(1e9, 1e6), time.Minute)
 	now := time.Unix(1_900_000_000, 0)
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
 

@@ -1,4 +1,4 @@
-package httppolicy
+package bounds
 
 import (
 	"net/netip"
@@ -11,19 +11,24 @@ import (
 	"headcount/counter/limit"
 )
 
-func TestRateLimiter(t *testing.T) {
-	r := NewRateLimiter(10, 20)
+// ofAddress is a bound of each address.
+func ofAddress(perSecond, burst int) *Bound {
+	return &Bound{Each: Address, Rate: limit.PerSecond(perSecond, burst)}
+}
+
+func TestRates(t *testing.T) {
+	r := NewRates(&Bound{Each: User, Rate: limit.PerSecond(10, 20)})
 	now := time.Unix(1000, 0)
 	four := netip.MustParseAddr("192.0.2.1")
 	six, near := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
 
 	spend := func(c Caller) (n int) {
 		for ; ; n++ {
-			ok, wait := r.Allow(c, now)
-			if !ok {
-				if wait <= 0 || wait > 100*time.Millisecond {
-					t.Errorf("%v waits %s for one of ten a second", c, wait)
-				}
+			wait := r.take(c, 1, now)
+			if wait > 100*time.Millisecond {
+				t.Errorf("%v waits %s for one of ten a second", c, wait)
+			}
+			if wait > 0 {
 				return n
 			}
 		}
@@ -50,52 +55,31 @@ func TestRateLimiter(t *testing.T) {
 	}
 }
 
-func TestAddressesOfOneCustomer(t *testing.T) {
-	for name, tc := range map[string]struct {
-		a, b string
-		same bool
-	}{
-		"one /64":           {"2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", true},
-		"two /64":           {"2001:db8::1", "2001:db8:0:1::1", false},
-		"IPv4 in IPv6 form": {"192.0.2.1", "::ffff:192.0.2.1", true},
-		"two IPv4":          {"192.0.2.1", "192.0.2.2", false},
-		"two mapped IPv4":   {"::ffff:192.0.2.1", "::ffff:192.0.2.2", false},
-		"a zone":            {"fe80::1", "fe80::2%eth0", true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			a, b := limitKey(netip.MustParseAddr(tc.a)), limitKey(netip.MustParseAddr(tc.b))
-			if (a == b) != tc.same {
-				t.Fatalf("%s and %s", a, b)
-			}
-		})
-	}
-}
-
-func TestRateLimiterForgetsTheLongestIdle(t *testing.T) {
+func TestRatesForgetTheLongestIdle(t *testing.T) {
 	const most = 8
-	r := newRateLimiter(limit.PerSecond(1, 2), most)
+	r := newRates(&Bound{Each: User, Rate: limit.PerSecond(1, 2)}, most)
 	now := time.Unix(1_900_000_000, 0)
 	caller := func(i int) Caller { return Caller{User: strconv.Itoa(i)} }
 
 	for i := range most {
-		r.AllowN(caller(i), 2, now)
+		r.take(caller(i), 2, now)
 	}
 
-	r.Allow(caller(0), now) // refused, but it has called
-	r.Allow(caller(most), now)
+	r.take(caller(0), 1, now) // refused, but it has called
+	r.take(caller(most), 1, now)
 
 	if r.callers.Len() != most || r.callers.Contains(caller(1)) || !r.callers.Contains(caller(0)) {
 		t.Fatalf("%d callers, the idle one kept: %v", r.callers.Len(), r.callers.Contains(caller(1)))
 	}
 
-	if ok, _ := r.Allow(caller(0), now); ok {
+	if wait := r.take(caller(0), 1, now); wait == 0 {
 		t.Fatal("a limited caller was forgotten before idle ones")
 	}
 
 	// Each call forgets two callers whose limit is all back.
-	now = now.Add(r.Rate.RefillTime())
+	now = now.Add(r.bound.RefillTime())
 	for i := range most / 2 {
-		r.Allow(caller(100), now)
+		r.take(caller(100), 1, now)
 		if n := r.callers.Len(); n != max(1, most-2*i-2) {
 			t.Fatalf("%d callers after %d calls", n, i+1)
 		}
@@ -104,11 +88,11 @@ func TestRateLimiterForgetsTheLongestIdle(t *testing.T) {
 
 // However calls fall, a caller gets no more than burst + rate × time. The wait that it
 // is told is enough, and no longer than needed.
-func TestRateLimiterLaws(t *testing.T) {
+func TestLawsOfRates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		burst := rapid.IntRange(1, 20).Draw(t, "burst")
 		perSecond := rapid.IntRange(1, 50).Draw(t, "rate")
-		l := newRateLimiter(limit.PerSecond(perSecond, burst), 4)
+		l := newRates(ofAddress(perSecond, burst), 4)
 		start := time.Unix(1_900_000_000, 0)
 		now := start
 		a := Caller{Addr: netip.MustParseAddr("2001:db8::1")}
@@ -116,16 +100,16 @@ func TestRateLimiterLaws(t *testing.T) {
 
 		for i, n := 0, rapid.IntRange(1, 100).Draw(t, "calls"); i < n; i++ {
 			now = now.Add(time.Duration(rapid.IntRange(0, 200).Draw(t, "ms")) * time.Millisecond)
-			ok, wait := l.Allow(a, now)
-			if ok {
+			wait := l.take(a, 1, now)
+			if wait == 0 {
 				allowed++
 			} else {
-				if wait <= 0 || wait > time.Duration(float64(time.Second)/float64(perSecond))+time.Microsecond {
+				if wait > time.Duration(float64(time.Second)/float64(perSecond))+time.Microsecond {
 					t.Fatalf("told to wait %s at %d a second", wait, perSecond)
 				}
 				// The wait is rounded, by less than that.
 				now = now.Add(wait + time.Microsecond)
-				if ok, again := l.Allow(a, now); !ok {
+				if again := l.take(a, 1, now); again > 0 {
 					t.Fatalf("waited %s, told to wait %s more", wait, again)
 				}
 				allowed++
@@ -136,7 +120,7 @@ func TestRateLimiterLaws(t *testing.T) {
 			}
 
 			// Other callers come and go, fewer than the limit.
-			l.Allow(Caller{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)})}, now)
+			l.take(Caller{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)})}, 1, now)
 		}
 
 		if l.callers.Len() > 4 {

@@ -1,14 +1,14 @@
-package httppolicy
+package bounds
 
 import (
 	"net/netip"
 	"testing"
 )
 
-func TestAddressSlots(t *testing.T) {
-	c := NewAddressSlots(2)
+func TestSlots(t *testing.T) {
+	c := NewSlots(2)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
-	enter := func(addr netip.Addr, want bool) *AddressSlot {
+	enter := func(addr netip.Addr, want bool) *Slot {
 		t.Helper()
 		slot, ok := c.Enter(addr)
 		if ok != want {
@@ -40,7 +40,7 @@ func TestAddressSlots(t *testing.T) {
 		t.Fatalf("%d addresses are known, of which one has a connection", len(c.slots))
 	}
 
-	free := NewAddressSlots(0)
+	free := NewSlots(0)
 	for range 1000 {
 		slot, ok := free.Enter(a)
 		if !ok {

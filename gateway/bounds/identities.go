@@ -1,4 +1,4 @@
-package httppolicy
+package bounds
 
 import (
 	"net/netip"
@@ -7,25 +7,24 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
-	"headcount/counter/limit"
+	"headcount/gateway/httppolicy"
 )
 
-// Bounds of an IdentityLimiter.
+// What Identities remember.
 const (
 	maxKnown      = 1 << 12 // identities remembered of one address
 	maxKnownInAll = 1 << 17 // identities remembered in all
 )
 
-// IdentityLimiter bounds how many different identities each address uses. An identity that
+// Identities hold a bound on how many different identities each address uses. An identity that
 // the address has used lately is free; any other identity is charged to the address's rate.
 //
-// The limiter remembers maxKnown identities of an address, and maxKnownInAll of all addresses.
-// At these bounds it remembers no further identity, which is then charged at each use. If it
-// forgot an older identity instead, all users of a large shared address would be charged. It is
+// They remember maxKnown identities of an address, and maxKnownInAll of all addresses.
+// At these bounds they remember no further identity, which is then charged at each use. If they
+// forgot an older identity instead, all users of a large shared address would be charged. They are
 // safe for use by many goroutines.
-type IdentityLimiter struct {
-	Rate      limit.Rate // of new identities of each address; it never changes
-	addresses *RateLimiter
+type Identities struct {
+	addresses *Rates        // of new identities
 	memory    time.Duration // how long an identity is remembered after its last use
 
 	mu    sync.Mutex                              // guards all below
@@ -39,12 +38,10 @@ type usedIdentity struct {
 	who  uint64
 }
 
-// NewIdentityLimiter returns an IdentityLimiter that allows each address this rate of new
-// identities. An identity used again within memory is free.
-func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter {
-	l := &IdentityLimiter{
-		Rate: rate, addresses: newRateLimiter(rate, maxCallers), memory: memory, count: map[netip.Addr]int{},
-	}
+// NewIdentities returns Identities that hold the bound of an address on new ones. An identity used again within memory
+// is free.
+func NewIdentities(b *Bound, memory time.Duration) *Identities {
+	l := &Identities{addresses: NewRates(b), memory: memory, count: map[netip.Addr]int{}}
 	l.known = newLRU(maxKnownInAll, func(id usedIdentity, _ time.Time) {
 		// Every removal comes here, also that of the oldest, so that count follows known.
 		l.count[id.addr]--
@@ -56,10 +53,20 @@ func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter 
 	return l
 }
 
-// Allow reports whether addr may use an identity. If not, retryAfter is how long until
-// addr may use a new identity.
-func (l *IdentityLimiter) Allow(addr netip.Addr, identity uint64, now time.Time) (ok bool, retryAfter time.Duration) {
-	id := usedIdentity{limitKey(addr), identity}
+// Admit returns the refusal of an identity that is one too many of its address.
+func (l *Identities) Admit(addr netip.Addr, identity uint64) error {
+	wait := l.take(addr, identity, time.Now())
+	if wait > 0 {
+		return l.addresses.bound.Refusal(wait)
+	}
+
+	return nil
+}
+
+// take records the use of an identity. If the address may not use it, it returns how long until the address may use a
+// new one.
+func (l *Identities) take(addr netip.Addr, identity uint64, now time.Time) (wait time.Duration) {
+	id := usedIdentity{httppolicy.Customer(addr), identity}
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,9 +83,9 @@ func (l *IdentityLimiter) Allow(addr netip.Addr, identity uint64, now time.Time)
 	// Peek, since only a use that is allowed makes the identity younger.
 	used, known := l.known.Peek(id)
 	if !known || now.Sub(used) >= l.memory {
-		ok, wait := l.addresses.Allow(Caller{Addr: addr}, now)
-		if !ok {
-			return false, wait
+		wait := l.addresses.take(Caller{Addr: addr}, 1, now)
+		if wait > 0 {
+			return wait
 		}
 	}
 
@@ -90,10 +97,10 @@ func (l *IdentityLimiter) Allow(addr netip.Addr, identity uint64, now time.Time)
 		l.count[id.addr]++
 	}
 
-	return true, 0
+	return 0
 }
 
 // hasRoomLocked reports whether one more identity of an address may be remembered.
-func (l *IdentityLimiter) hasRoomLocked(addr netip.Addr) bool {
+func (l *Identities) hasRoomLocked(addr netip.Addr) bool {
 	return l.memory > 0 && l.count[addr] < maxKnown && l.known.Len() < maxKnownInAll
 }
