@@ -1,13 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -46,13 +46,11 @@ type checkCommand struct {
 
 // AfterApply is called when the settings are read.
 func (c *checkCommand) AfterApply() error {
-	if c.PublicURL != "" {
-		u, err := url.Parse(c.PublicURL)
-		isOrigin := err == nil && setting.IsWebURL(c.PublicURL) && strings.Trim(u.Path, "/") == ""
-		if !isOrigin {
-			return setting.Errorf("public-url", "it is not an http or https URL without a path; write the address "+
-				"that visitors open, such as https://count.example.com")
-		}
+	// Without a path, the only slashes are those before the host.
+	isOrigin := setting.IsWebURL(c.PublicURL) && strings.Count(strings.TrimRight(c.PublicURL, "/"), "/") == 2
+	if c.PublicURL != "" && !isOrigin {
+		return setting.Errorf("public-url", "it is not an http or https URL without a path; write the address "+
+			"that visitors open, such as https://count.example.com")
 	}
 
 	return c.Config.Validate()
@@ -63,39 +61,34 @@ var errFaults = errors.New("something is wrong")
 
 // findings writes the results of a check.
 type findings struct {
-	out  io.Writer
-	runs bool // a server with these settings
-	bad  bool // there is a problem
+	out    io.Writer
+	server string // admin URL of a server that runs with these settings; empty: none does
+	result error  // errFaults, if there is a problem
 }
 
 // say writes a line for each error that is a problem of the thing or, if there is none, that it is fine. A refused
 // setting is a line of its own name, wherever it was found.
 func (f *findings) say(thing, fine string, problems ...error) {
-	isFine := true
+	problems = slices.DeleteFunc(problems, func(problem error) bool { return problem == nil })
 	for _, problem := range problems {
-		if problem == nil {
-			continue
-		}
-
-		isFine = false
 		f.wrong(thing, problem)
 	}
 
-	if isFine {
+	if len(problems) == 0 {
 		fmt.Fprintf(f.out, "fine   %s: %s\n", thing, fine)
 	}
 }
 
 // wrong writes a problem of a thing as one sentence on one line.
 func (f *findings) wrong(thing string, problem error) {
-	f.bad = true
-	text := problem.Error()
+	f.result = errFaults
+	text := strings.TrimPrefix(problem.Error(), thing+": ")
 	if refused := refusal(problem); refused != nil {
 		thing, text, _ = strings.Cut(refused.Error(), ": ")
 	}
 
-	text = strings.Join(strings.Fields(strings.TrimPrefix(text, thing+": ")), " ")
-	fmt.Fprintf(f.out, "wrong  %s: %s.\n", thing, strings.TrimSuffix(text, "."))
+	oneLine := strings.Join(strings.Fields(text), " ")
+	fmt.Fprintf(f.out, "wrong  %s: %s.\n", thing, strings.TrimSuffix(oneLine, "."))
 }
 
 // run writes a line for each thing that it checked. It returns errFaults if there are problems. A line "open" is no
@@ -110,42 +103,42 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 		fmt.Fprintf(out, "open   settings: %s.\n", open)
 	}
 
-	status, body, err := c.admin(ctx, "/healthz")
-	f.runs = err == nil && status == http.StatusOK && strings.TrimSpace(body) == "ok"
-
-	for _, look := range []func(context.Context, *findings){
-		c.checkAddresses, c.checkDirs, c.checkRedis, c.checkPostgres, c.checkPagesTable, c.checkKeys, c.checkReceivers,
-		c.checkCertificates, c.checkProxy,
-	} {
-		look(ctx, f)
+	admin := adminURL(c.Config.AdminListen)
+	status, body, err := probe.Ask(ctx, c.Patience, http.MethodGet, admin+"/healthz", nil)
+	if err == nil && status == http.StatusOK && strings.TrimSpace(body) == "ok" {
+		f.server = admin
 	}
 
-	if f.bad {
-		return errFaults
-	}
-
-	return nil
-}
-
-// admin asks the server at the admin address.
-func (c *checkCommand) admin(ctx context.Context, path string) (status int, body string, err error) {
-	return probe.Ask(ctx, c.Patience, http.MethodGet, adminURL(c.Config.AdminListen)+path, nil)
-}
-
-// checkAddresses opens the addresses as the server does. If the server runs, it asks the server whether it is ready.
-func (c *checkCommand) checkAddresses(ctx context.Context, f *findings) {
-	if f.runs {
-		status, body, err := c.admin(ctx, "/readyz")
-		if err != nil {
-			err = fmt.Errorf("it runs, and does not say whether it is ready: %w", err)
-		} else if status != http.StatusOK {
-			err = fmt.Errorf("it runs and is %s", body)
+	look := func(given bool, check func(context.Context, *findings)) {
+		if given {
+			check(ctx, f)
 		}
-		f.say("server", "it runs, and is ready.", err)
+	}
+	look(f.server != "", c.checkServer)
+	look(f.server == "", c.checkAddresses)
+	look(c.Config.DataDir != "", c.checkDataDir)
+	look(c.Config.Redis != "", c.checkRedis)
+	look(c.Config.Postgres != "", c.checkPostgres)
+	look(c.Config.JWKSURL != "", c.checkKeys)
+	c.checkReceivers(ctx, f)
+	c.checkCertificates(ctx, f)
+	look(c.PublicURL != "", c.checkProxy)
 
-		return
+	return f.result
+}
+
+// checkServer asks the server that runs whether it is ready.
+func (c *checkCommand) checkServer(ctx context.Context, f *findings) {
+	status, body, err := probe.Ask(ctx, c.Patience, http.MethodGet, f.server+"/readyz", nil)
+	if err == nil && status != http.StatusOK {
+		err = errors.New("it runs and is " + body)
 	}
 
+	f.say("server", "it runs, and is ready.", err)
+}
+
+// checkAddresses opens the addresses as the server does.
+func (c *checkCommand) checkAddresses(ctx context.Context, f *findings) {
 	for _, a := range c.Config.Addresses() {
 		fine := a.Addr + " is free."
 		l, err := listen(ctx, a)
@@ -169,52 +162,44 @@ func (c *checkCommand) checkAddresses(ctx context.Context, f *findings) {
 	}
 }
 
-func (c *checkCommand) checkDirs(_ context.Context, f *findings) {
-	for _, d := range []struct{ thing, dir string }{
-		{"--data-dir", c.Config.DataDir}, {"--acme-dir", c.Config.ACMEDir},
-	} {
-		isUsed := d.dir != "" && (d.thing == "--data-dir" || len(c.Config.Domains) > 0)
-		if !isUsed {
-			continue
-		}
+// checkDataDir writes to the directory, and reads its files through.
+func (c *checkCommand) checkDataDir(_ context.Context, f *findings) {
+	dir := c.Config.DataDir
+	f.say("--data-dir", dir+" can be written.", boltfile.CheckDir(dir))
 
-		f.say(d.thing, d.dir+" can be written.", boltfile.CheckDir(d.dir))
-	}
-
-	if c.Config.DataDir == "" {
-		return
-	}
-
-	files, _ := filepath.Glob(filepath.Join(c.Config.DataDir, "*.db")) // a name that is no pattern has none
+	files, _ := filepath.Glob(filepath.Join(dir, "*.db")) // a name that is no pattern has none
 	for _, path := range files {
 		err := boltfile.Check(path, nil)
-		isServed := f.runs && errors.Is(err, boltfile.ErrInUse) // by the server itself
-		if !isServed {
+		// The server that runs has its files open.
+		if f.server == "" || !errors.Is(err, boltfile.ErrInUse) {
 			f.say("--data-dir", path+" can be read through.", err)
 		}
 	}
 
 	if c.Config.Postgres != "" {
-		err := noCountersIn(c.Config.DataDir)
-		if errors.As(err, new(*setting.Error)) {
-			f.wrong("--data-dir", err)
+		if hidden := refusal(noCountersIn(dir)); hidden != nil {
+			f.wrong("--data-dir", hidden)
 		}
 	}
 }
 
 // checkRedis checks the Redis of this region and of the others.
 func (c *checkCommand) checkRedis(ctx context.Context, f *findings) {
-	if c.Config.Redis == "" {
-		return
-	}
-
 	// Only a gateway opens the key of user hashes.
 	var idKeys [][]byte
 	if c.Config.HasRole(presence.RoleGateway) {
 		idKeys = c.Config.IDKeys()
 	}
 
-	found := c.redis(ctx, c.Config.Redis, factsOf(&c.Config), idKeys)
+	ask := func(url string, facts presenceredis.Facts, idKeys [][]byte) presenceredis.Checked {
+		ctx, cancel := context.WithTimeout(ctx, c.Patience)
+		defer cancel()
+
+		conn := redisconn.Config{URL: url, Dial: c.Patience, Log: zerolog.Nop()}
+		return presenceredis.Check(ctx, conn, facts, idKeys)
+	}
+
+	found := ask(c.Config.Redis, factsOf(&c.Config), idKeys)
 	f.say("--redis", "it answers, permits what is needed, and has the right time.", found.Problems...)
 
 	for _, p := range found.Processes {
@@ -242,66 +227,32 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings) {
 
 	for _, peer := range c.Config.Peers {
 		name, link := region.SplitPeer(peer)
-		facts := presenceredis.Facts{Region: name, Counters: cluster.Format}
-		found := c.redis(ctx, link, facts, nil)
-
-		fine := "its Redis answers, and belongs to the region."
-		if found.Region == "" {
-			fine = "its Redis answers; none of its processes has run yet."
-		}
-		f.say("--peer "+name, fine, found.Problems...)
+		found := ask(link, presenceredis.Facts{Region: name, Counters: cluster.Format}, nil)
+		f.say("--peer "+name, "its Redis answers, and is of "+cmp.Or(found.Region, "no region yet")+".", found.Problems...)
 	}
 }
 
-// redis checks a Redis as a process with those facts would use it.
-func (c *checkCommand) redis(
-	ctx context.Context, url string, facts presenceredis.Facts, idKeys [][]byte,
-) presenceredis.Checked {
-	ctx, cancel := context.WithTimeout(ctx, c.Patience)
-	defer cancel()
-
-	conn := redisconn.Config{URL: url, Dial: c.Patience, Log: zerolog.Nop()}
-
-	return presenceredis.Check(ctx, conn, facts, idKeys)
-}
-
+// checkPostgres checks --postgres, and what the table of pages needs beyond it.
 func (c *checkCommand) checkPostgres(ctx context.Context, f *findings) {
-	if c.Config.Postgres == "" {
-		return
-	}
-
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 
 	found, err := routed.Check(ctx, c.Config.Postgres, placeOf(&c.Config).Use())
 	f.say("--postgres", "it answers, may be changed, and has the right time.", append(found.Problems, err)...)
 	if found.AdminSQL != "" {
-		f.say("--postgres", "applications cannot call headcount.change in SQL unless an administrator does: "+
-			found.AdminSQL+".")
-	}
-}
-
-// checkPagesTable checks what the table of pages needs beyond --postgres.
-func (c *checkCommand) checkPagesTable(ctx context.Context, f *findings) {
-	if len(c.Config.PagesTable) == 0 {
-		return
+		const cannot = "applications cannot call headcount.change in SQL unless an administrator does: "
+		f.say("--postgres", cannot+found.AdminSQL+".")
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, c.Patience)
-	defer cancel()
-
-	_, err := postgres.Check(ctx, c.Config.Postgres, pagestable.Tables(), nil)
-	if err == nil || refusal(err) != nil { // else --postgres says why
+	isAway := err != nil && refusal(err) == nil
+	if len(c.Config.PagesTable) > 0 && !isAway {
+		_, err = postgres.Check(ctx, c.Config.Postgres, pagestable.Tables(), nil)
 		f.say("--pages-table", "headcount_pages is, or can be made, as the server needs it.", err)
 	}
 }
 
 // checkKeys fetches --jwks-url as the server does.
 func (c *checkCommand) checkKeys(_ context.Context, f *findings) {
-	if c.Config.JWKSURL == "" {
-		return
-	}
-
 	usable, err := identity.CheckKeys(c.Config.JWKSURL)
 	f.say("--jwks-url", fmt.Sprintf("it has %d keys.", usable), err)
 }
@@ -323,16 +274,19 @@ func (c *checkCommand) checkReceivers(ctx context.Context, f *findings) {
 	}
 }
 
-// checkCertificates checks the files of --tls-cert, and the certificates of the public address.
+// checkCertificates checks the files of --tls-cert, the place of those of --domain, and what the public address shows.
 func (c *checkCommand) checkCertificates(ctx context.Context, f *findings) {
+	if c.Config.ACMEDir != "" && len(c.Config.Domains) > 0 {
+		f.say("--acme-dir", c.Config.ACMEDir+" can be written.", boltfile.CheckDir(c.Config.ACMEDir))
+	}
+
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 
-	now := time.Now()
 	host, shown := certificates.Of(ctx, c.PublicURL)
 	if len(shown) > 0 {
 		fine := fmt.Sprintf("its certificate is for %s, and good until %s.", host, certificates.Day(shown[0].NotAfter))
-		f.say("--public-url", fine, certificates.Check(shown, host, nil, now))
+		f.say("--public-url", fine, certificates.Check(shown, host, nil, time.Now()))
 	}
 
 	if c.Config.TLSCert == "" {
@@ -347,7 +301,7 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings) {
 
 	// What the public address shows is checked there, by the name under which visitors come.
 	leaf := opened.Shown()[0].Leaf
-	err = certificates.CheckAge(leaf, now)
+	err = certificates.CheckAge(leaf, time.Now())
 	if err == nil && len(shown) == 0 && host != "" {
 		err = certificates.CheckName(leaf, host)
 	}
@@ -360,16 +314,9 @@ func (c *checkCommand) checkCertificates(ctx context.Context, f *findings) {
 
 // checkProxy asks the server through its proxy.
 func (c *checkCommand) checkProxy(ctx context.Context, f *findings) {
-	if c.PublicURL == "" {
-		return
-	}
-
 	way := probe.Proxy{
-		URL: c.PublicURL, BasePath: c.Config.BasePath, Patience: c.Patience,
+		URL: c.PublicURL, BasePath: c.Config.BasePath, Admin: f.server, Patience: c.Patience,
 		Tokens: c.Config.JWTSecret != "" || c.Config.JWKSURL != "",
-	}
-	if f.runs {
-		way.Admin = adminURL(c.Config.AdminListen)
 	}
 
 	f.say("--public-url", "the proxy passes on what it should.", way.Check(ctx)...)
