@@ -66,7 +66,8 @@ var (
 	FollowedUsers  = most("users that event streams follow", Everybody, 10_000, calls.ErrRate, NewTopicsOfAddress.Says)
 )
 
-// What visitors do over HTTP. Identities are free, so bounds of a user alone would bound nobody: addresses have some, too.
+// What visitors do over HTTP. Identities are free, so bounds of a user alone would bound nobody: addresses have some,
+// too.
 var (
 	IdentitiesOfWrites = rate("new anonymous identities of an address, in PUT and DELETE", Address, 10, 100, calls.ErrRate,
 		"This address has brought too many identities; send the id you were given, or wait.")

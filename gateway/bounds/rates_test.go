@@ -1,14 +1,17 @@
 package bounds
 
 import (
+	"errors"
 	"net/netip"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
 
 	"headcount/counter/limit"
+	"headcount/gateway/calls"
 )
 
 // ofAddress is a bound of each address.
@@ -53,6 +56,32 @@ func TestRates(t *testing.T) {
 			t.Errorf("%v after %s: %d calls, want %d", step.caller, step.after, got, step.want)
 		}
 	}
+}
+
+// Several rates are charged in turn. The one that refuses is told, and those after it are charged nothing.
+func TestAdmitAsksOneRateAfterTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		address := NewRates(&Bound{Each: Address, Rate: limit.PerSecond(1, 2), Is: calls.ErrRate, Says: "the address"})
+		all := NewRates(&Bound{Each: Everybody, Rate: limit.PerSecond(1, 3), Is: calls.ErrRate, Says: "all"})
+
+		for i, step := range []struct {
+			addr string
+			n    int
+			want string
+		}{
+			{"192.0.2.1", 2, ""},
+			{"192.0.2.1", 1, "the address"},
+			{"192.0.2.2", 1, ""}, // what was refused has cost it nothing
+			{"192.0.2.3", 1, "all"},
+			{"192.0.2.1", 0, ""},
+		} {
+			err := Admit(Caller{Addr: netip.MustParseAddr(step.addr)}, step.n, address, all)
+			refused := err != nil
+			if refused != (step.want != "") || refused && (err.Error() != step.want || !errors.Is(err, calls.ErrRate)) {
+				t.Errorf("call %d: %v, want %q", i, err, step.want)
+			}
+		}
+	})
 }
 
 func TestRatesForgetTheLongestIdle(t *testing.T) {

@@ -1,8 +1,13 @@
 package bounds
 
 import (
+	"context"
+	"errors"
 	"net/netip"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func TestSlots(t *testing.T) {
@@ -48,4 +53,69 @@ func TestSlots(t *testing.T) {
 		}
 		slot.Leave()
 	}
+}
+
+// Those of one address wait for each other first, so that the first one of another address is next.
+func TestTurnsGoRoundTheAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slots, turn := NewSlots(5), NewTurn(1)
+		var order []string
+		work := func(name, addr string) {
+			slot, _ := slots.Enter(netip.MustParseAddr(addr))
+			go func() {
+				defer slot.Leave()
+				end, err := turn.Wait(t.Context(), slot)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				order = append(order, name) // by whoever has the turn
+				time.Sleep(time.Second)
+				end()
+			}()
+			synctest.Wait()
+		}
+
+		for _, name := range []string{"a1", "a2", "a3"} {
+			work(name, "192.0.2.1")
+		}
+		work("b1", "192.0.2.2")
+
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := strings.Join(order, " "); got != "a1 b1 a2 a3" {
+			t.Errorf("the order is %s", got)
+		}
+	})
+}
+
+// Who gives up leaves nothing behind, whichever turn it waited for.
+func TestTurnsThatAreGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slots, turn := NewSlots(5), NewTurn(1)
+		a, _ := slots.Enter(netip.MustParseAddr("192.0.2.1"))
+		b, _ := slots.Enter(netip.MustParseAddr("192.0.2.2"))
+
+		end, err := turn.Wait(t.Context(), a)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		for name, slot := range map[string]*Slot{"the address's own": a, "that of all": b, "no address": nil} {
+			if _, err := turn.Wait(soon, slot); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+
+		end()
+		for _, slot := range []*Slot{a, b, nil} {
+			end, err := turn.Wait(t.Context(), slot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			end()
+		}
+	})
 }
