@@ -69,7 +69,7 @@ var (
 // What visitors do over HTTP. Identities are free, so bounds of a user alone would bound nobody: addresses have some,
 // too.
 var (
-	IdentitiesOfWrites = rate("new anonymous identities of an address, in PUT and DELETE", Address, 10, 100, calls.ErrRate,
+	IdentitiesOfWrites = rate("new anonymous identities of an address, in PUTs", Address, 10, 100, calls.ErrRate,
 		"This address has brought too many identities; send the id you were given, or wait.")
 
 	Erasures = rate("erasures of visitors", Address, 1, 5, calls.ErrRate,
