@@ -155,7 +155,8 @@ func TestEventStreamThatTalks(t *testing.T) {
 			}
 		}
 
-		if most := (bounds.Messages.Burst + bounds.Messages.PerSecond) * 8 << 10; sent > most+32<<20 { // and what the sockets hold
+		most := (bounds.Messages.Burst + bounds.Messages.PerSecond) * 8 << 10
+		if sent > most+32<<20 { // and what the sockets hold
 			t.Fatalf("%d bytes were read in half a second", sent)
 		}
 

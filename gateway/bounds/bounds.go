@@ -1,9 +1,10 @@
 // Package bounds limits what clients may cost. Its table has a row for each bound: what it bounds, who has it, the
-// number, and what a client is told beyond it. Three shapes hold them: Rates for how often, Slots for how many at a time
-// of an address, and Turn for who waits for whom.
+// number, and what a client is told beyond it. Three shapes hold them: Rates for how often, Slots for how many at a
+// time of an address, and Turn for who waits for whom.
 //
-// Beside the table are the bounds that are settings, and those of the connections that the HTTP server has, see
-// httppolicy.ConnLimiter. What memory is bounded, docs/bounds.md says, and that page is compared with the table.
+// Beside the table are the bounds that are settings, the pages of a user (package roster), and those of connections
+// before a request is known (httppolicy.ConnLimiter). A test compares docs/bounds.md, which says what else is bounded,
+// with the table.
 package bounds
 
 import (
@@ -42,8 +43,9 @@ type Bound struct {
 // Table has all bounds.
 var Table []*Bound
 
-// What a client may do with its connection.
+// What a client may do with its connection: far more than a page needs, and little enough to cost other clients little.
 var (
+	// Pings and fragments count too, since each costs as much as a message.
 	Messages = rate("messages of a client", Connection, 500, 2_000, calls.ErrRate,
 		"too many messages; at most 500 frames a second, pings and fragments among them")
 	Errors = most("messages of a client", Connection, 20, calls.ErrTooManyErrors, "too many errors on one connection")
@@ -58,6 +60,7 @@ var (
 // What is new to the gateway costs a call to the store, and is kept for a while. Many people may share an address, and
 // all of them connect again after a restart.
 var (
+	// As many at once as a client may have, and a few more.
 	NewTopics = rate("new pages and counters of a connection", Connection, 20, 120, calls.ErrRate,
 		"too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once")
 	NewTopicsOfAddress = rate("new pages of an address, and of all clients", Address, 1_000, 20_000, calls.ErrRate,
@@ -83,8 +86,8 @@ var (
 // What callers without API key do with counters.
 var (
 	Changes = rate("changes of counters by one user, or one address without identity", User, 10, 20, calls.ErrRate,
-		"Counters may be changed 10 times a second by one user, and by one address that brings no identity, 20 at once; "+
-			"send the change again later.")
+		"Counters may be changed 10 times a second by one user, and by one address that brings no identity, "+
+			"20 at once; send the change again later.")
 	ChangesOfAddress = rate("changes of counters by one address (one /64 of IPv6) without API key, whoever makes them",
 		Address, 100, 1_000, calls.ErrRate,
 		"All users of one address together may change counters 100 times a second, 1000 at once; "+

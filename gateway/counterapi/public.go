@@ -27,8 +27,8 @@ const (
 
 // publicBounds limits the changes of callers without API key. Its methods may be called from any goroutine.
 type publicBounds struct {
-	changes    []*bounds.Rates // of a user, and of an address
-	made       []*bounds.Rates // new counters, of an address, and of all
+	changes    []*bounds.Rates // of a user, then of an address
+	made       []*bounds.Rates // new counters, of an address, then of all
 	identities *bounds.Identities
 	seed       maphash.Seed
 	existing   *lru.Cache[uint64, struct{}] // hashes of the names of counters

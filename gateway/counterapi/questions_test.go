@@ -188,7 +188,8 @@ func TestLongAnswersOfOneAddress(t *testing.T) {
 
 		synctest.Wait()
 		at := time.Now()
-		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > time.Duration(bounds.AnswersOfAddress.Max+1)*points*perPoint {
+		waiting := time.Duration(bounds.AnswersOfAddress.Max + 1)
+		if err := ask("2001:db8:1::1"); err != nil || time.Since(at) > waiting*points*perPoint {
 			t.Errorf("another address: %v after %s", err, time.Since(at))
 		}
 
