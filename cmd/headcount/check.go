@@ -228,7 +228,7 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings) {
 	for _, peer := range c.Config.Peers {
 		name, link := region.SplitPeer(peer)
 		found := ask(link, presenceredis.Facts{Region: name, Counters: cluster.Format}, nil)
-		f.say("--peer "+name, "its Redis answers; its region: "+cmp.Or(found.Region, "none yet"), found.Problems...)
+		f.say("--peer "+name, "its Redis answers as "+cmp.Or(found.Region, "no region yet")+".", found.Problems...)
 	}
 }
 
