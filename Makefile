@@ -13,7 +13,7 @@ PORTABLE = -tags portable,nomsgpack
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile histories prove soak release image chart clean
+.PHONY: build run cluster regions setup lint test test-all rest test-busy flaky mutants upgrade fuzz bench hostile histories prove replay soak release image chart clean
 
 # A comma within an argument of call.
 , := ,
@@ -159,10 +159,19 @@ histories:
 	@$(with) $(GO) test ./cmd/headcount/faults -run '^TestClockHistories$$' -count 1 -v -timeout 24h -setting $(SETTING) -ops $(OPS) $(ARGS)
 
 # Simulated hours of presence, counters and regions with fresh seeds, about a thousand in an hour on two cores. It fails at
-# the first seed that finds something, and when a marked place (internal/marks) was never reached.
+# the first seed that breaks a promise, which it shrinks, and when a marked place (internal/marks) was never reached.
 HOURS = 10
 prove:
 	$(GO) run ./internal/prove -hours $(HOURS) $(ARGS)
+
+# One seed of a simulation again, with its trace: the same command has the same trace. Without ORDER it tries some orders of
+# goroutines until a promise is broken, and then leaves out what faults it can. make replay SIM=presence/member SEED=17
+SIM     = counter/call
+SEED    = 1
+ORDER   = -1
+WITHOUT =
+replay:
+	@$(GO) run ./internal/prove -replay $(SIM) -seed $(SEED) -order $(ORDER) -without '$(WITHOUT)' $(ARGS)
 
 # Real processes over one Redis for so many HOURS (0.5 is half of one), under load and with a kill each minute: what is
 # counted is exact, and from the tenth minute to the last nothing grows by more than 5 %. make test-all has one minute of it.

@@ -58,6 +58,33 @@ func TestTrackRecordIsTrue(t *testing.T) {
 	}
 }
 
+// brokenPromise is where a simulation says which promise is broken.
+var brokenPromise = regexp.MustCompile(`\.(?:Failf|broken)\("([^"]*)", ?`)
+
+// Simulations name promises as docs/promises.md does.
+func TestSimulationsNamePromises(t *testing.T) {
+	names := append(promiseNames(t), "–")
+	for _, files := range []string{"counter/call/*_test.go", "counter/region/*_test.go", "presence/member/*_test.go"} {
+		sources, err := filepath.Glob(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		found := 0
+		for _, source := range sources {
+			for _, broken := range brokenPromise.FindAllStringSubmatch(textOf(t, source), -1) {
+				found++
+				if !slices.Contains(names, broken[1]) {
+					t.Errorf("%s: docs/promises.md has no promise %q", source, broken[1])
+				}
+			}
+		}
+		if found < 5 {
+			t.Errorf("%s name %d promises", files, found)
+		}
+	}
+}
+
 // recordedFault is a row of docs/track-record.md.
 type recordedFault struct{ seen, broke, held string }
 

@@ -26,7 +26,8 @@ func (s *simulation) gateway(name string, stop <-chan struct{}) {
 		var workers sync.WaitGroup
 		for w := range simWorkers {
 			dice := s.dice(fmt.Sprint(name, ".", life), "works", w)
-			workers.Go(func() { s.work(ctx, caller, dice, stop) })
+			who := fmt.Sprint(name, ".", life, ", worker ", w)
+			workers.Go(func() { s.work(ctx, who, caller, dice, stop) })
 		}
 
 		if dice.Chance(0.5) {
@@ -49,13 +50,15 @@ func (s *simulation) gateway(name string, stop <-chan struct{}) {
 }
 
 // work makes one change after another.
-func (s *simulation) work(ctx context.Context, caller *call.Caller, dice *simtest.Dice, stop <-chan struct{}) {
+func (s *simulation) work(
+	ctx context.Context, who string, caller *call.Caller, dice *simtest.Dice, stop <-chan struct{},
+) {
 	for ctx.Err() == nil {
 		select {
 		case <-stop:
 			return
 		case <-time.After(dice.UpTo(300 * time.Millisecond)):
-			s.change(ctx, caller, dice)
+			s.change(ctx, who, caller, dice)
 		case <-ctx.Done():
 			return
 		}
@@ -63,7 +66,7 @@ func (s *simulation) work(ctx context.Context, caller *call.Caller, dice *simtes
 }
 
 // change makes one change, or some of one key, and notes the answer.
-func (s *simulation) change(ctx context.Context, caller *call.Caller, dice *simtest.Dice) {
+func (s *simulation) change(ctx context.Context, who string, caller *call.Caller, dice *simtest.Dice) {
 	key := s.keys[dice.Below(len(s.keys))]
 	delta := int64(1 + dice.Below(9))
 	if dice.Chance(0.45) {
@@ -80,15 +83,23 @@ func (s *simulation) change(ctx context.Context, caller *call.Caller, dice *simt
 		op.Changes[0].Delta = delta
 	}
 
-	s.Logf("%s by %d %s?", key, delta, name)
-	answer, err := caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
-	s.Logf("%s by %d %s: %+v %v", key, delta, name, answer, err)
+	partition := rows.PartitionOf(key)
+	s.Logf("%s asks: %s of partition %d by %d, idempotency key %q", who, key, partition, delta, name)
+	answer, err := caller.Do(ctx, owner.Call{Partition: partition, Ops: []counter.Op{op}})
 	if err != nil {
+		s.Logf("%s is not answered: %v", who, err)
 		s.unanswered(key, name, delta, err)
 		return
 	}
 
-	s.answered(key, name, delta, known, answer.Results[0])
+	result := answer.Results[0]
+	for _, c := range result.Counters {
+		s.Logf("%s is answered: %s is %d, version %v, replay %t", who, key, c.Value, c.Version, result.Replay)
+	}
+	if result.Err != nil {
+		s.Logf("%s is refused: %v", who, result.Err)
+	}
+	s.answered(key, name, delta, known, result)
 }
 
 // identify returns the delta of the change with that idempotency key, and whether it was acknowledged already.
@@ -120,7 +131,7 @@ func (s *simulation) unanswered(key, name string, delta int64, err error) {
 
 func (s *simulation) answered(key, name string, delta int64, known bool, result counter.Result) {
 	if result.Err != nil && !errors.Is(result.Err, counter.ErrBound) {
-		s.Failf("%s by %d: %v", key, delta, result.Err)
+		s.Failf("own change", "%s by %d: %v", key, delta, result.Err)
 	}
 
 	s.mu.Lock()
@@ -128,18 +139,18 @@ func (s *simulation) answered(key, name string, delta int64, known bool, result 
 
 	if result.Err != nil {
 		if known {
-			s.Failf("%s was made, and its repetition is refused: %v", name, result.Err)
+			s.Failf("once", "%s was made, and its repetition is refused: %v", name, result.Err)
 		}
 		return
 	}
 
 	c := result.Counters[0]
 	if c.Value < 0 && c.Kind == counter.Exact {
-		s.Failf("%s is %d, below its floor", key, c.Value)
+		s.Failf("–", "%s is %d, below its floor", key, c.Value)
 	}
 	at := fmt.Sprint(key, "@", c.Version)
 	if value, ok := s.versions[at]; ok && value != c.Value {
-		s.Failf("%s is %d and %d", at, value, c.Value)
+		s.Failf("ordered", "%s is %d and %d", at, value, c.Value)
 	}
 	s.versions[at] = c.Value
 
@@ -158,7 +169,7 @@ func (s *simulation) answered(key, name string, delta int64, known bool, result 
 func (s *simulation) check() {
 	for name, is := range s.ids {
 		if is.changed > 1 {
-			s.Failf("%s was made %d times", name, is.changed)
+			s.Failf("once", "%s was made %d times", name, is.changed)
 		}
 		e := s.expected[is.key]
 		switch {
@@ -172,14 +183,15 @@ func (s *simulation) check() {
 	for _, key := range s.keys {
 		read, err := owner.NewReader(s.world.store, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
 		if err != nil {
-			s.Failf("%v", err)
+			s.Failf("newest", "%v", err)
 			continue
 		}
 
 		e := s.expected[key]
 		c := read[0]
+		s.Logf("check: %s is %d, %d was acknowledged, perhaps also some of %v", key, c.Value, e.sum, e.maybe)
 		if !canBe(c.Value-e.sum, e.maybe) {
-			s.Failf("%s is %d, and %d was acknowledged, perhaps also some of %v", key, c.Value, e.sum, e.maybe)
+			s.Failf("once", "%s is %d, and %d was acknowledged, perhaps also some of %v", key, c.Value, e.sum, e.maybe)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 // world is the store of the simulation. It keeps a log of everything that changed it, so that it can lose its tail.
 type world struct {
-	rand *simtest.Dice // of faults, which come one after another
+	rand *simtest.Dice // of a planted fault
 
 	mu    sync.Mutex // guards the fields below
 	store *rowsmem.Store
@@ -157,12 +157,12 @@ func (w *world) trusted(c rows.Commit) rows.Commit {
 }
 
 // loseTail has the store forget its newest changes: all that it may lose, or some.
-func (w *world) loseTail() int {
+func (w *world) loseTail(dice *simtest.Dice) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	keep := w.kept + w.rand.Below(len(w.log)-w.kept+1)
-	if w.rand.Chance(0.3) {
+	keep := w.kept + dice.Below(len(w.log)-w.kept+1)
+	if dice.Chance(0.3) {
 		keep = w.kept
 	}
 	if w.safe {
@@ -263,7 +263,7 @@ func (p *process) Claim(_ context.Context, _ string, partitions []rows.Former) (
 	}
 
 	claims, err := p.of.world.claim(p.name, partitions)
-	p.of.Logf("%s claims %v: %v, %v", p.name, partitions, claims, err)
+	p.of.Logf("%s claims %+v: %+v, %v", p.name, partitions, claims, err)
 	time.Sleep(dice.UpTo(2 * time.Millisecond))
 	if !p.Alive() || dice.Chance(p.of.chances().store) {
 		return nil, rows.ErrUnavailable // the answer is lost
@@ -283,13 +283,14 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	alive := p.Alive()
 	for i, c := range commits {
 		if !alive || dice.Chance(p.of.chances().store) {
+			p.of.Logf("%s commits to partition %d: number %d is lost, or late", p.name, c.Partition, c.Number)
 			errs[i] = rows.ErrUnavailable
 			p.of.world.repeatLater(c) // or never
 			continue
 		}
 
 		errs[i] = p.of.world.commit(c, false)
-		p.of.Logf("%s commits %d: %d after %d, with %d rows, epoch %d: %v",
+		p.of.Logf("%s commits to partition %d: number %d after %d, %d rows, epoch %d: %v",
 			p.name, c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
 		if errs[i] == nil {
 			p.of.world.repeatLater(c)
@@ -300,6 +301,8 @@ func (p *process) Commit(_ context.Context, commits []rows.Commit) []error {
 	alive = p.Alive()
 	for i := range errs {
 		if !alive || dice.Chance(p.of.chances().store) {
+			p.of.Logf("%s does not get the answer to number %d of partition %d",
+				p.name, commits[i].Number, commits[i].Partition)
 			errs[i] = rows.ErrUnavailable
 		}
 		p.of.world.trace.answer(p.name, commits[i].Partition, errs[i])
@@ -324,13 +327,13 @@ func (w *world) repeatLater(c rows.Commit) {
 }
 
 // repeatOne has a commit of before arrive.
-func (w *world) repeatOne() {
+func (w *world) repeatOne(dice *simtest.Dice) {
 	w.mu.Lock()
 	if len(w.late) == 0 {
 		w.mu.Unlock()
 		return
 	}
-	i := w.rand.Below(len(w.late))
+	i := dice.Below(len(w.late))
 	c := w.late[i]
 	w.late = slices.Delete(w.late, i, i+1)
 	w.mu.Unlock()
@@ -367,6 +370,7 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 	time.Sleep(dice.UpTo(2 * time.Millisecond))
 	if dice.Chance(p.of.chances().calls) {
 		delay := dice.UpTo(3 * time.Second)
+		p.of.Logf("%s: a call to partition %d comes %v late", one.Stream, one.Partition, delay)
 		p.of.stray.Go(func() {
 			time.Sleep(delay)
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -380,6 +384,7 @@ func (p *process) Do(ctx context.Context, one owner.Call) (owner.Answer, error) 
 	answer, err := p.do(ctx, one)
 	time.Sleep(dice.UpTo(2 * time.Millisecond))
 	if dice.Chance(p.of.chances().calls) {
+		p.of.Logf("%s: an answer of partition %d is lost", one.Stream, one.Partition)
 		<-ctx.Done()
 		return owner.Answer{}, counter.ErrUnavailable
 	}

@@ -77,6 +77,7 @@ func (p *place) to(j *journal, passes func() bool) *way {
 	return &way{
 		to: j, dice: simtest.NewDice(1, p.name), most: time.Millisecond,
 		passes: passes, lost: func() float64 { return 0 },
+		note: func(string, ...any) {},
 	}
 }
 

@@ -57,7 +57,7 @@ type plan struct {
 const (
 	simProcesses = 2 // of each region
 	simWorkers   = 2
-	simFaults    = 9
+	simFaults    = 9               // one after another, and as number 9 what gets lost all the time
 	simLoud      = 4 * time.Second // counters that are quiet later change
 	simHeal      = 3 * time.Second // for owners to heal what a store lost
 	simSettle    = 5 * time.Second // for regions to hear everything
@@ -67,7 +67,7 @@ type simulation struct {
 	*simtest.Notes
 	seed    uint64
 	planted plan
-	rand    *simtest.Dice
+	rand    *simtest.Dice // of the present fault
 	regions []*simRegion
 	stray   sync.WaitGroup
 
@@ -145,7 +145,11 @@ func newSimulation(seed uint64, planted plan, notes *simtest.Notes) *simulation 
 		seen:    map[string]*hyperloglog.Registers{"unique1": {}},
 		likes:   map[string]int64{},
 	}
-	s.lost = 0.1 * float64(s.rand.Below(3))
+	lost := 0.1 * float64(s.rand.Below(3))
+	if s.Makes(simFaults) {
+		s.Logf("of what goes over links %v get lost", lost)
+		s.lost = lost
+	}
 	s.slow = time.Millisecond << s.rand.Below(9)
 
 	names := []string{"us", "eu", "ap"}[:2+s.rand.Below(2)]
@@ -182,10 +186,14 @@ func (s *simulation) run() {
 			workers.Go(func() { r.work(w, stop) })
 		}
 	}
-	for range simFaults {
+	for i := range simFaults {
+		s.rand = simtest.NewDice(s.seed, fmt.Sprint("fault ", i))
 		time.Sleep(s.rand.UpTo(3 * time.Second))
-		s.fault()
+		if s.Makes(i) {
+			s.fault()
+		}
 	}
+	s.rand = simtest.NewDice(s.seed, "end")
 	if s.planted.empties {
 		s.loseAll(s.joined(), true)
 	}
@@ -284,6 +292,14 @@ func (p *process) near(to *journal, name string) *way {
 		to: to, dice: dice, most: 2 * time.Millisecond,
 		passes: p.Alive,
 		lost:   func() float64 { return 0 },
+		note:   p.notes(name),
+	}
+}
+
+// notes returns what notes the claims and commits of a process in a store.
+func (p *process) notes(store string) func(string, ...any) {
+	return func(format string, args ...any) {
+		p.of.of.Logf("%s, store %s: %s", p.name, store, fmt.Sprintf(format, args...))
 	}
 }
 
@@ -307,7 +323,10 @@ func (p *process) far(other *simRegion, to *journal, name string) *way {
 
 	noReset := s.planted.noReset && name == "out"
 
-	return &way{to: to, dice: dice, most: s.slow, passes: passes, lost: s.lossOf, late: late, noReset: noReset}
+	return &way{
+		to: to, dice: dice, most: s.slow, passes: passes, lost: s.lossOf, late: late, noReset: noReset,
+		note: p.notes(other.name + " " + name),
+	}
 }
 
 func (p *process) kill() {
@@ -577,7 +596,7 @@ func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
 		key, v := u.Counter.Key, u.Counter.Version
 		before := r.versions[key]
 		if v != (counter.Version{}) && v.Compare(before) < 0 {
-			r.of.Failf("%s: %s goes back from %v to %v", r.name, key, before, v)
+			r.of.Failf("ordered", "%s: %s goes back from %v to %v", r.name, key, before, v)
 		}
 		if v != (counter.Version{}) {
 			r.versions[key] = v
@@ -585,7 +604,7 @@ func (r *simRegion) heard(_ int, _ uint64, publication []byte) {
 		r.noteLocked(key, v, u.Counter.Value)
 	})
 	if err != nil {
-		r.of.Failf("%v", err)
+		r.of.Failf("–", "%v", err)
 	}
 }
 
@@ -597,7 +616,7 @@ func (r *simRegion) noteLocked(key string, v counter.Version, value int64) {
 
 	at := fmt.Sprint(key, v)
 	if is, ok := r.values[at]; ok && is != value {
-		r.of.Failf("%s: %s is %d and %d", r.name, at, is, value)
+		r.of.Failf("ordered", "%s: %s is %d and %d", r.name, at, is, value)
 	}
 	r.values[at] = value
 }

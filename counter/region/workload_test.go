@@ -99,17 +99,18 @@ func (r *simRegion) do(caller *call.Caller, c counter.Change) {
 	op := counter.Op{Changes: []counter.Change{c}}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	r.of.Logf("%s asks: %s %v %d", r.name, c.Key, c.Verb, c.Delta)
 	answer, err := caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(c.Key), Ops: []counter.Op{op}})
 	if err == nil {
 		err = answer.Results[0].Err
 	}
 	if err != nil {
-		r.of.Failf("%s: %s %v: %v", r.name, c.Key, c.Verb, err)
+		r.of.Failf("own change", "%s: %s %v: %v", r.name, c.Key, c.Verb, err)
 		return
 	}
 
 	is := answer.Results[0].Counters[0]
-	r.of.Logf("%s: %s %v %d: %d, %v", r.name, c.Key, c.Verb, c.Delta, is.Value, is.Version)
+	r.of.Logf("%s is answered: %s is %d, version %v", r.name, c.Key, is.Value, is.Version)
 	r.mu.Lock()
 	r.noteLocked(c.Key, is.Version, is.Value)
 	r.mu.Unlock()
@@ -122,7 +123,7 @@ func (r *simRegion) read(key string) counter.Counter {
 	way.lost = func() float64 { return 0 }
 	read, err := owner.NewReader(way, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
 	if err != nil {
-		r.of.Failf("%v", err)
+		r.of.Failf("newest", "%v", err)
 		return counter.Counter{}
 	}
 
@@ -135,10 +136,11 @@ func (s *simulation) check() {
 		first := s.regions[0].read(k.key)
 		for _, r := range s.regions[1:] {
 			if is := r.read(k.key); is.Value != first.Value || is.Touched() != first.Touched() {
-				s.Failf("%s: %s has %+v, %s has %+v", k.key, s.regions[0].name, first, r.name, is)
+				s.Failf("newest", "%s: %s has %+v, %s has %+v", k.key, s.regions[0].name, first, r.name, is)
 			}
 		}
 
+		s.Logf("check: %s is %d", k.key, first.Value)
 		want := first.Value
 		switch {
 		case k.resets:
@@ -150,7 +152,7 @@ func (s *simulation) check() {
 			want = s.seen[k.key].Count()
 		}
 		if first.Value != want {
-			s.Failf("%s is %d, and %d was acknowledged", k.key, first.Value, want)
+			s.Failf("once", "%s is %d, and %d was acknowledged", k.key, first.Value, want)
 		}
 	}
 }
@@ -169,7 +171,7 @@ func (s *simulation) epilogue() {
 	for _, k := range simKeys {
 		for _, r := range s.regions {
 			if is := r.read(k.key); is.Value != 0 {
-				s.Failf("%s: %s is %d after a reset", r.name, k.key, is.Value)
+				s.Failf("newest", "%s: %s is %d after a reset", r.name, k.key, is.Value)
 			}
 		}
 	}
@@ -189,7 +191,7 @@ func (s *simulation) epilogue() {
 	for _, k := range simKeys {
 		for _, r := range s.regions {
 			if is := r.read(k.key); is.Value != int64(len(s.regions)) {
-				s.Failf("%s: %s is %d after a reset and %d additions", r.name, k.key, is.Value, len(s.regions))
+				s.Failf("once", "%s: %s is %d after a reset and %d additions", r.name, k.key, is.Value, len(s.regions))
 			}
 		}
 	}

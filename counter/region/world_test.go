@@ -181,6 +181,8 @@ type way struct {
 	lost    func() float64 // of calls, and of their answers
 	late    func(func())   // has a commit that was lost arrive at some later moment; nil: it never does
 	noReset bool           // a planted fault: resets are not sent
+
+	note func(format string, args ...any) // of claims and commits
 }
 
 var _ rows.Store = (*way)(nil)
@@ -198,6 +200,7 @@ func (w *way) Claim(_ context.Context, owner string, partitions []rows.Former) (
 		return nil, rows.ErrUnavailable
 	}
 	claims := w.to.claim(owner, partitions)
+	w.note("claims %+v: %+v", partitions, claims)
 	if !w.passesOnce() {
 		return nil, rows.ErrUnavailable
 	}
@@ -215,6 +218,7 @@ func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 		}
 		if !there {
 			errs[i] = rows.ErrUnavailable
+			w.note("commits to partition %d: number %d is lost, or late", c.Partition, c.Number)
 			if w.late != nil {
 				c.Rows = slices.Clone(c.Rows)
 				w.late(func() { _ = w.to.commit(c) })
@@ -222,6 +226,8 @@ func (w *way) Commit(_ context.Context, commits []rows.Commit) []error {
 			continue
 		}
 		errs[i] = w.to.commit(c)
+		w.note("commits to partition %d: number %d after %d, %d rows, epoch %d: %v",
+			c.Partition, c.Number, c.After, len(c.Rows), c.Epoch, errs[i])
 	}
 	if !w.passesOnce() {
 		for i := range errs {

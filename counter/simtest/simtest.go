@@ -6,11 +6,16 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/cryptotest"
 	"testing/synctest"
 	"time"
 
@@ -20,7 +25,8 @@ import (
 )
 
 var (
-	replayed = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
+	replayed = flag.Uint64("seed", 0, "replay the simulation of this seed, with its trace")
+	without  = flag.String("without", "", "numbers of faults that the replay leaves out, as 1,4")
 	seeds    = flag.Int("seeds", 0, "number of seeds to simulate; 0: as many as usual")
 	first    = flag.Uint64("first", 1, "the first of these seeds")
 )
@@ -33,10 +39,7 @@ func Check(t *testing.T, usual, short int, run Run) {
 	t.Helper()
 	// One seed alone, with all that happens in its log.
 	if *replayed != 0 {
-		notes := simulate(t, *replayed, true, run)
-		for _, line := range notes.wrong {
-			t.Error(line)
-		}
+		replay(t, run)
 		return
 	}
 
@@ -49,15 +52,27 @@ func Check(t *testing.T, usual, short int, run Run) {
 	}
 	each(n, func(seed uint64) {
 		for _, line := range simulate(t, seed, false, run).wrong {
-			t.Errorf("seed %d: %s\nreplay: go test -run '^%s$' -seed %d", seed, line, t.Name(), seed)
+			t.Errorf("seed %d: %s\nreplay: make replay SIM=%s SEED=%d", seed, line, directory(), seed)
 		}
 	})
+}
+
+// directory returns that of the simulation, as make replay wants it.
+func directory() string {
+	here, _ := os.Getwd()
+
+	return filepath.Join(filepath.Base(filepath.Dir(here)), filepath.Base(here))
 }
 
 // Finds runs a simulation with something wrong in it, with n seeds, fewer with -short. It returns how many seeds there
 // were, and how many found it.
 func Finds(t *testing.T, usual, short int, run Run) (n int, found int64) {
 	t.Helper()
+	if *replayed != 0 {
+		replay(t, run)
+		return 1, 1
+	}
+
 	n = usual
 	if testing.Short() {
 		n = short
@@ -71,6 +86,16 @@ func Finds(t *testing.T, usual, short int, run Run) (n int, found int64) {
 	})
 
 	return n, some.Load()
+}
+
+// replay runs the seed that -seed names, and prints its trace. Whatever is random comes from the seed, but for what the
+// runtime of Go decides: see internal/prove.
+func replay(t *testing.T, run Run) {
+	t.Helper()
+	cryptotest.SetGlobalRandom(t, *replayed)
+	for _, line := range simulate(t, *replayed, true, run).wrong {
+		t.Log(line)
+	}
 }
 
 // each calls one for n seeds, on all cores.
@@ -97,9 +122,6 @@ func simulate(t *testing.T, seed uint64, verbose bool, run Run) (notes *Notes) {
 			notes = &Notes{Start: time.Now(), verbose: verbose}
 			run(seed, notes)
 			marks.Simulated(time.Since(notes.Start))
-			for _, line := range notes.lines {
-				t.Log(line)
-			}
 		})
 	})
 
@@ -111,12 +133,11 @@ type Notes struct {
 	Start   time.Time
 	verbose bool
 
-	mu    sync.Mutex // guards the fields below
+	mu    sync.Mutex // guards wrong, and the order of the trace
 	wrong []string
-	lines []string
 }
 
-// Logf notes what happens, for a replay.
+// Logf adds a line to the trace of a replay. It prints at once, so that a panic loses nothing.
 func (n *Notes) Logf(format string, args ...any) {
 	if !n.verbose {
 		return
@@ -125,7 +146,18 @@ func (n *Notes) Logf(format string, args ...any) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 
-	n.lines = append(n.lines, fmt.Sprintf("%8.3f  ", time.Since(n.Start).Seconds())+fmt.Sprintf(format, args...))
+	fmt.Printf("%9.3f  %s\n", time.Since(n.Start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// Makes reports whether a simulation makes the fault of this number, which a replay may leave out. Each fault has dice
+// of its own, so that this changes nothing of the others.
+func (n *Notes) Makes(fault int) bool {
+	leaveOut := n.verbose && slices.Contains(strings.Split(*without, ","), strconv.Itoa(fault))
+	if !leaveOut {
+		n.Logf("fault %d:", fault)
+	}
+
+	return !leaveOut
 }
 
 // kinds replaces what differs between faults of one kind.
@@ -137,12 +169,15 @@ func (n *Notes) Fault(kind string, args ...any) {
 	n.Logf(kind, args...)
 }
 
-// Failf notes what is wrong.
-func (n *Notes) Failf(format string, args ...any) {
+// Failf notes what is wrong, and which promise of docs/promises.md that breaks; "–" is none of these.
+func (n *Notes) Failf(promise, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	n.Logf("BROKEN %s: %s", promise, text)
+
 	n.mu.Lock()
 	defer n.mu.Unlock()
 
-	n.wrong = append(n.wrong, fmt.Sprintf("after %.3f s: ", time.Since(n.Start).Seconds())+fmt.Sprintf(format, args...))
+	n.wrong = append(n.wrong, fmt.Sprintf("after %.3f s: %s: %s", time.Since(n.Start).Seconds(), promise, text))
 }
 
 // Dice are random. Each goroutine has its own, so that their order does not matter.

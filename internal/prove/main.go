@@ -1,32 +1,39 @@
 // Prove runs the simulations of presence, of counters and of regions with fresh seeds until they have simulated so many
-// hours, and ends at the first seed that fails, which it says how to replay. Each minute it says how far it is. In the
-// end every place of the product that is marked (package marks) must have been reached.
+// hours, and ends at the first seed that breaks a promise. It looks for the fewest faults with which that happens,
+// prints the trace, and says how to replay it. Each minute it says how far it is. In the end every place of the product
+// that is marked (package marks) must have been reached. With -replay it runs one seed.
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
+	"context"
 	"flag"
 	"fmt"
 	"log"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 var (
 	hours = flag.Float64("hours", 10, "simulated hours")
 	begin = flag.Uint64("first", uint64(time.Now().UnixNano()), "the first seed")
+
+	replayed = flag.String("replay", "", "replay one seed of this simulation, as counter/call, and print its trace")
+	test     = flag.String("test", simulation, "the test of the replay")
+	seed     = flag.Uint64("seed", 1, "the seed of the replay")
+	order    = flag.Int64("order", -1, "the order of the replay, exactly; -1: some, until a promise is broken")
+	without  = flag.String("without", "", "with an order: numbers of faults that are left out, as 1,4")
+	times    = flag.Int("times", 1, "how often to replay: all traces must be the same")
 )
 
-// simulations with the seeds of one round, of which each takes some seconds. Those of presence are enough to say what
-// share of the users they held to be counted.
+// simulations with the seeds of one round.
 var simulations = []struct {
 	pkg   string
 	seeds int
@@ -38,33 +45,36 @@ var simulations = []struct {
 
 // counts of all rounds so far.
 type counts struct {
+	mu        sync.Mutex // guards the fields below
 	simulated time.Duration
 	marks     map[string]int64
 	faults    map[string]int64
 }
 
+// simulation is the test of each package that runs its simulation.
+const simulation = "^TestSimulation$"
+
+// someOrders is in how many orders a seed is replayed when none is given.
+const someOrders = 10
+
 func main() {
 	log.SetFlags(0)
 	flag.Parse()
 
-	if err := prove(); err != nil {
+	do := prove
+	if *replayed != "" {
+		do = replay
+	}
+	if err := do(); err != nil {
 		log.Fatal(err)
 	}
 }
 
 func prove() error {
-	dir, err := os.MkdirTemp("", "prove")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-
 	// Compiled once, because every round runs them again.
 	for _, s := range simulations {
-		out, err := exec.Command("go", "test", "-c", "-tags", "marks,nomsgpack", "-o", program(dir, s.pkg), "./"+s.pkg).
-			CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s: %w\n%s", s.pkg, err, out)
+		if err := compile(s.pkg); err != nil {
+			return err
 		}
 	}
 
@@ -75,12 +85,9 @@ func prove() error {
 	fmt.Printf("the first seed is %d\n", *begin)
 
 	for round := uint64(0); all.simulated < wanted; round++ {
-		for _, s := range simulations {
-			// Rounds are 1,000 seeds apart, more than any simulation takes, so no seed comes twice.
-			first := *begin + round*1000
-			if err := all.run(program(dir, s.pkg), s.pkg, first, s.seeds); err != nil {
-				return err
-			}
+		// Rounds are 1,000 seeds apart, more than any simulation takes, so no seed comes twice.
+		if err := all.round(*begin + round*1000); err != nil {
+			return err
 		}
 
 		if time.Since(said) > time.Minute {
@@ -94,25 +101,48 @@ func prove() error {
 	return all.reached()
 }
 
-func program(dir, pkg string) string {
-	return filepath.Join(dir, strings.ReplaceAll(pkg, "/", "-")+".test")
-}
+// round simulates some seeds of each package, as many at once as there are cores.
+func (all *counts) round(first uint64) error {
+	group, ctx := errgroup.WithContext(context.Background())
+	group.SetLimit(runtime.NumCPU())
+	for _, s := range simulations {
+		for i := range s.seeds {
+			group.Go(func() error {
+				if ctx.Err() != nil {
+					return nil
+				}
 
-// run simulates some seeds of a package.
-func (all *counts) run(program, pkg string, first uint64, seeds int) error {
-	cmd := exec.Command(program, "-test.run", "^TestSimulation$", "-test.timeout", "1h",
-		"-seeds", strconv.Itoa(seeds), "-first", strconv.FormatUint(first, 10))
-	// As go test does it: the tests read files by paths relative to their package.
-	cmd.Dir = pkg
+				r := run{pkg: s.pkg, test: *test, seed: first + uint64(i)}
+				is, err := r.do()
+				if err != nil {
+					return err
+				}
+				if is.broke != "" {
+					return &broken{r, is}
+				}
+				all.add(is.printed)
 
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s: %w, with the seeds from %d\n%s", pkg, err, first, out)
+				return nil
+			})
+		}
 	}
 
+	err := group.Wait()
+	if found, ok := err.(*broken); ok {
+		return found.report()
+	}
+
+	return err
+}
+
+// add adds what package marks reports.
+func (all *counts) add(printed string) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+
 	// Everything else that a test prints is no count, and has no two tabs.
-	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
-		words := strings.Split(lines.Text(), "\t")
+	for line := range strings.Lines(printed) {
+		words := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if len(words) != 3 {
 			continue
 		}
@@ -130,19 +160,93 @@ func (all *counts) run(program, pkg string, first uint64, seeds int) error {
 			all.faults[words[2]] += n
 		}
 	}
+}
+
+// replay runs one seed.
+func replay() error {
+	if err := compile(*replayed); err != nil {
+		return err
+	}
+
+	r := run{pkg: *replayed, test: *test, seed: *seed}
+	if *order < 0 {
+		found, is, err := r.find("", someOrders)
+		if err == nil && is.broke != "" {
+			return (&broken{found, is}).report()
+		}
+		if err != nil {
+			return err
+		}
+		// No order breaks anything: show the first one.
+	}
+
+	r.order = uint64(max(0, *order))
+	for _, number := range strings.FieldsFunc(*without, func(c rune) bool { return c == ',' }) {
+		n, err := strconv.Atoi(number)
+		if err != nil {
+			return err
+		}
+		r.without = append(r.without, n)
+	}
+
+	return r.again()
+}
+
+// again prints the trace of a run, and runs it again: each time it must be the same.
+func (r run) again() error {
+	is, err := r.do()
+	if err != nil {
+		return err
+	}
+	fmt.Print(is.trace, is.crash)
+
+	for n := 2; n <= *times; n++ {
+		then, err := r.do()
+		if err != nil {
+			return err
+		}
+		if then.trace != is.trace || then.broke != is.broke {
+			return fmt.Errorf("run %d of %d differs from those before", n, *times)
+		}
+	}
+	fmt.Printf("%d lines, %d times the same\n", lines(is.trace), *times)
+
+	if is.broke != "" {
+		return &broken{r, is}
+	}
 
 	return nil
+}
+
+func lines(trace string) int { return strings.Count(trace, "\n") }
+
+// broken is a run that broke a promise.
+type broken struct {
+	run
+	result
+}
+
+func (b *broken) Error() string {
+	return fmt.Sprintf("%s: seed %d breaks %s\nreplay: %s", b.pkg, b.seed, b.broke, b.command())
+}
+
+// report leaves out what faults it can, and prints the trace of the rest.
+func (b *broken) report() error {
+	less, is := b.shrink(b.result)
+	fmt.Print(is.trace, is.crash)
+
+	return &broken{less, is}
 }
 
 // print says how far it is, the commonest faults first.
 func (all *counts) print(took time.Duration) {
 	fmt.Printf("%.1f hours simulated in %s, %.0f in an hour\n",
 		all.simulated.Hours(), took.Round(time.Second), all.simulated.Hours()/took.Hours())
-	fmt.Println("  faults:", list(all.faults))
-	fmt.Println("  reached:", list(all.marks))
+	fmt.Println("  faults:", listed(all.faults))
+	fmt.Println("  reached:", listed(all.marks))
 }
 
-func list(all map[string]int64) string {
+func listed(all map[string]int64) string {
 	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
 		// The commonest first; names decide between equal ones, so that two lines can be compared.
 		return cmp.Or(cmp.Compare(all[b], all[a]), strings.Compare(a, b))

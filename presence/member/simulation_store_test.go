@@ -17,7 +17,7 @@ import (
 // the leases of the processes. Each life of a process uses it through a handle.
 type sharedStore struct {
 	partitions, buckets int
-	broken              func(format string, args ...any) // called when an invariant is broken
+	broken              func(promise, format string, args ...any) // called when an invariant is broken
 	log                 func(format string, args ...any)
 
 	mu         sync.Mutex // guards all below, and every call of inner
@@ -56,7 +56,9 @@ type try struct {
 	refused  error
 }
 
-func newSharedStore(partitions, buckets int, broken, log func(string, ...any)) *sharedStore {
+func newSharedStore(
+	partitions, buckets int, broken func(string, string, ...any), log func(string, ...any),
+) *sharedStore {
 	s := &sharedStore{
 		partitions: partitions, buckets: buckets, broken: broken, log: log,
 		changed: make(chan struct{}), leases: map[string]simLease{},
@@ -383,17 +385,17 @@ func (h *handle) tries(changes []presence.Change) {
 	for _, c := range changes {
 		right := writeRight{c.Partition, c.Epoch}
 		if h.owners[right] != h.l {
-			h.broken("partition %d: %s writes under epoch %d, which is not a claim of this life",
+			h.broken("–", "partition %d: %s writes under epoch %d, which is not a claim of this life",
 				c.Partition, h.l.name, c.Epoch)
 		}
 
 		last, tried := h.tried[right]
 		switch again := tried && c.Sequence <= last.sequence; {
 		case last.refused != nil:
-			h.broken("partition %d: %s writes under epoch %d though it has read: %v",
+			h.broken("–", "partition %d: %s writes under epoch %d though it has read: %v",
 				c.Partition, h.l.name, c.Epoch, last.refused)
 		case again:
-			h.broken("partition %d: %s writes number %d under epoch %d after %d",
+			h.broken("–", "partition %d: %s writes number %d under epoch %d after %d",
 				c.Partition, h.l.name, c.Sequence, c.Epoch, last.sequence)
 		}
 

@@ -15,10 +15,12 @@ import (
 	"net/url"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/cryptotest"
 	"testing/fstest"
 	"testing/synctest"
 	"time"
@@ -48,8 +50,7 @@ import (
 
 // The simulation runs a whole cluster in this process, with its own clock, network and store. Users come and go, and
 // everything fails. What must always be true is checked all the time, and the rest after every round. The seed decides
-// what happens and when. The scheduler decides the order of simultaneous events, so a rare failure may take several
-// replays: -count 20.
+// what happens and when. The scheduler decides the order of simultaneous events, unless make replay decides that, too.
 
 // defaultSeeds is smaller with the race detector, which makes a seed six times slower. Those seeds look for races, and
 // the others for everything else.
@@ -62,16 +63,18 @@ func defaultSeeds() int {
 }
 
 var (
-	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", defaultSeeds(), "number of seeds to simulate")
-	simFirst = flag.Uint64("first", 1, "the first of these seeds")
-	simAll   = flag.Bool("all-seeds", false, "go on after a seed that fails")
+	simSeed    = flag.Uint64("seed", 0, "replay the simulation of this seed, with its trace")
+	simWithout = flag.String("without", "", "numbers of faults that the replay leaves out, as 1,4")
+	simSeeds   = flag.Int("seeds", defaultSeeds(), "number of seeds to simulate")
+	simFirst   = flag.Uint64("first", 1, "the first of these seeds")
+	simAll     = flag.Bool("all-seeds", false, "go on after a seed that fails")
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestSimulation(t *testing.T) {
 	if *simSeed != 0 {
+		cryptotest.SetGlobalRandom(t, *simSeed)
 		simulateSeed(t, *simSeed)
 		return
 	}
@@ -120,16 +123,13 @@ func simulateSeed(t *testing.T, seed uint64) {
 		s := newSimulation(seed, *simSeed != 0)
 		s.run()
 		marks.Simulated(time.Since(s.begun))
-		if s.failure == "" && *simSeed == 0 {
+		if s.failure == "" {
 			return
 		}
 		for _, line := range s.lines {
 			t.Log(line)
 		}
-
-		if s.failure != "" {
-			t.Errorf("seed %d: %s\nreplay: go test ./presence/member -run Simulation -seed %d", seed, s.failure, seed)
-		}
+		t.Errorf("seed %d: %s\nreplay: make replay SIM=presence/member SEED=%d", seed, s.failure, seed)
 	})
 }
 
@@ -175,6 +175,7 @@ type simulation struct {
 	members  []*member
 	watchers []*user  // one tab at each gateway, which receives all counts
 	faults   []*fault // by their ends
+	made     int      // faults, and those that a replay leaves out
 	history  []*fault
 	// zombies says that a former owner may have overwritten data of the next one. Ended holds may then exist again
 	// until they expire.
@@ -294,9 +295,15 @@ func (s *simulation) newVisitor(n int, gateway string, pages ...string) {
 }
 
 func (s *simulation) log(format string, args ...any) {
+	line := fmt.Sprintf("%9.3f  ", time.Since(s.begun).Seconds()) + fmt.Sprintf(format, args...)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lines = append(s.lines, fmt.Sprintf("%9.3f ", time.Since(s.begun).Seconds())+fmt.Sprintf(format, args...))
+	if s.replay {
+		fmt.Println(line) // at once, so that a panic loses nothing
+		return
+	}
+	s.lines = append(s.lines, line)
 }
 
 // detail logs what is useful only in a replay.
@@ -306,10 +313,10 @@ func (s *simulation) detail(format string, args ...any) {
 	}
 }
 
-// broken records that an invariant is broken.
-func (s *simulation) broken(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	s.log("BROKEN: %s", text)
+// broken records that an invariant is broken, and which promise of docs/promises.md that breaks; "–" is none of these.
+func (s *simulation) broken(promise, format string, args ...any) {
+	text := promise + ": " + fmt.Sprintf(format, args...)
+	s.log("BROKEN %s", text)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -397,7 +404,7 @@ func (s *simulation) round(n int) {
 		}
 
 		if s.chance.IntN(8) == 0 && len(s.faults) < 3 {
-			s.fail()
+			s.failOnce()
 		} else {
 			s.userActs(s.crowd.users[s.chance.IntN(len(s.crowd.users))])
 		}
@@ -407,7 +414,7 @@ func (s *simulation) round(n int) {
 	if !s.alone {
 		// A single process takes everybody's presence with it when it fails, so there all users may be excused.
 		if held == 0 && len(stayers) > 0 {
-			s.broken("nobody was held to stay: this round proves nothing")
+			s.broken("–", "nobody was held to stay: this round proves nothing")
 		}
 		simHeld.Add(int64(held))
 		simMeant.Add(int64(meant))
@@ -420,6 +427,22 @@ func (s *simulation) round(n int) {
 		s.healDue(s.faults[0].until)
 	}
 	s.ready()
+}
+
+// failOnce breaks something, unless a replay leaves it out. Each fault has random numbers of its own, so that what is
+// left out changes little of the rest.
+func (s *simulation) failOnce() {
+	number := s.made
+	s.made++
+	if s.replay && slices.Contains(strings.Split(*simWithout, ","), strconv.Itoa(number)) {
+		return
+	}
+
+	s.log("fault %d:", number)
+	rest := s.chance
+	s.chance = chance(s.seed, fmt.Sprint("fault ", number))
+	s.fail()
+	s.chance = rest
 }
 
 // quiet waits until all counts must be exact, and checks them.
@@ -468,7 +491,7 @@ func (s *simulation) check() {
 
 	for i, c := range counts {
 		if err != nil || c.Stale || c.Users != int64(truth[names[i]]) {
-			s.broken("the store has %+v, %v; want %d", c, err, truth[names[i]])
+			s.broken("newest", "the store has %+v, %v; want %d", c, err, truth[names[i]])
 		}
 	}
 
@@ -480,7 +503,7 @@ func (s *simulation) check() {
 
 		err := json.Unmarshal(body, &answer)
 		if status != http.StatusOK || err != nil || len(answer.Counters) != len(names) {
-			s.broken("%s answered %d %q, %v", gw, status, body, err)
+			s.broken("newest", "%s answered %d %q, %v", gw, status, body, err)
 			continue
 		}
 
@@ -488,7 +511,7 @@ func (s *simulation) check() {
 			want := int64(truth[names[i]])
 			c, err := counterOf(raw)
 			if err != nil || c.Page != names[i] || c.Users != want || c.Stale {
-				s.broken("%s answered %s, %v; want %d on %s", gw, raw, err, want, names[i])
+				s.broken("newest", "%s answered %s, %v; want %d on %s", gw, raw, err, want, names[i])
 			}
 		}
 	}
@@ -515,7 +538,7 @@ func (s *simulation) checkOwners() {
 
 	for _, m := range s.members {
 		if h := m.process.table.Load().Hash(); h != hash {
-			s.broken("%s has table %x, %s has %x", s.members[0].name, hash, m.name, h)
+			s.broken("–", "%s has table %x, %s has %x", s.members[0].name, hash, m.name, h)
 		}
 		for p := range owners {
 			if m.node != nil && m.node.Owns(p) {
@@ -526,7 +549,7 @@ func (s *simulation) checkOwners() {
 
 	for p, names := range owners {
 		if len(names) != 1 {
-			s.broken("partition %d has the owners %q", p, names)
+			s.broken("–", "partition %d has the owners %q", p, names)
 		}
 	}
 }
@@ -547,7 +570,7 @@ func (s *simulation) explained(gateway, page string) (e explanation, body []byte
 		var is struct{ Explain *explanation }
 		err := json.Unmarshal(body, &is)
 		if status != http.StatusOK || err != nil || is.Explain == nil {
-			s.broken("%s does not explain %s: %d %s, %v", gateway, page, status, body, err)
+			s.broken("newest", "%s does not explain %s: %d %s, %v", gateway, page, status, body, err)
 			return e, body
 		}
 
@@ -580,7 +603,7 @@ func (s *simulation) checkExplained(gateway, page string, users int) {
 	}
 
 	if e.Moving || e.People != users || e.Connections != tabs || e.Leaving != 0 {
-		s.broken("%s explains %s by %s; want %d people and %d connections", gateway, page, body, users, tabs)
+		s.broken("newest", "%s explains %s by %s; want %d people and %d connections", gateway, page, body, users, tabs)
 	}
 }
 
@@ -596,7 +619,7 @@ func (s *simulation) checkEndpoints() {
 			if !slices.ContainsFunc(s.members, func(m *member) bool {
 				return presence.IncarnationName(m.name, m.process.self.Incarnation) == e.Gateway
 			}) {
-				s.broken("%s is still attached to %s", e.Gateway, e.Topic)
+				s.broken("–", "%s is still attached to %s", e.Gateway, e.Topic)
 			}
 		}
 	}
@@ -606,7 +629,7 @@ func (t *tab) check(truth map[string]int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.link == nil {
-		t.s.broken("%s is not connected", t.name)
+		t.s.broken("newest", "%s is not connected", t.name)
 		return
 	}
 
@@ -614,9 +637,9 @@ func (t *tab) check(truth map[string]int) {
 		last, known := t.last[page]
 		switch wrong := last.stale || last.users != int64(truth[page]); {
 		case !known:
-			t.s.broken("%s at %s has been told nothing of %s", t.name, t.at, page)
+			t.s.broken("newest", "%s at %s has been told nothing of %s", t.name, t.at, page)
 		case wrong:
-			t.s.broken("%s at %s was last told %+v of %s; want %d", t.name, t.at, last, page, truth[page])
+			t.s.broken("newest", "%s at %s was last told %+v of %s; want %d", t.name, t.at, last, page, truth[page])
 		}
 	}
 }
@@ -921,7 +944,7 @@ func (s *simulation) start(m *member) {
 			return
 		}
 		if err != nil && !l.ended() {
-			s.broken("%s ended by itself: %v", m.name, err)
+			s.broken("–", "%s ended by itself: %v", m.name, err)
 		}
 	})
 
@@ -983,7 +1006,7 @@ func (s *simulation) ready() {
 		}
 
 		if time.Now().After(end) {
-			s.broken("not ready for 10 s after everything was healed: %v", err)
+			s.broken("newest", "not ready for 10 s after everything was healed: %v", err)
 			return
 		}
 

@@ -58,11 +58,11 @@ func (c *crowd) told(by, page string, users int64, stale bool) {
 
 	switch {
 	case users < 0:
-		c.s.broken("%s was told %d on %s: negative", by, users, page)
+		c.s.broken("counted", "%s was told %d on %s: negative", by, users, page)
 	case users < least:
-		c.s.broken("%s was told %d (stale %t) on %s, where %d stayed all the time", by, users, stale, page, least)
+		c.s.broken("counted", "%s was told %d (stale %t) on %s, where %d stayed all the time", by, users, stale, page, least)
 	case users > most:
-		c.s.broken("%s was told %d (stale %t) on %s, where at most %d were in all this time",
+		c.s.broken("gone in time", "%s was told %d (stale %t) on %s, where at most %d were in all this time",
 			by, users, stale, page, most)
 	}
 }
@@ -544,7 +544,7 @@ func (t *tab) frame(l *link, body []byte) error {
 		AfterMS int64 `json:"after_ms"`
 	}
 	if err := json.Unmarshal(body, &m); err != nil {
-		t.s.broken("%s got %q: %v", t.name, body, err)
+		t.s.broken("–", "%s got %q: %v", t.name, body, err)
 		return err
 	}
 
@@ -558,7 +558,7 @@ func (t *tab) frame(l *link, body []byte) error {
 			return errSentAway
 		}
 	case "error":
-		t.s.broken("%s got %s", t.name, body)
+		t.s.broken("–", "%s got %s", t.name, body)
 	case "count":
 		t.count(l, m.Page, m.Count, m.Version, m.Stale)
 	}
@@ -570,7 +570,7 @@ func (t *tab) frame(l *link, body []byte) error {
 func (t *tab) count(l *link, page string, users int64, version string, stale bool) {
 	v, err := presence.ParseVersion(version)
 	if err != nil {
-		t.s.broken("%s: %v", t.name, err)
+		t.s.broken("–", "%s: %v", t.name, err)
 	}
 	t.s.crowd.told(t.name, page, users, stale)
 
@@ -585,11 +585,12 @@ func (t *tab) count(l *link, page string, users int64, version string, stale boo
 
 	// The join was stored before its count was sent, so the count includes the user.
 	if first && t.s.store.past.lacks(page, v, t.user.hash) {
-		t.s.broken("the first count of %s after a join of %s is %d, of version %s, which does not include the user",
+		t.s.broken("own join",
+			"the first count of %s after a join of %s is %d, of version %s, which does not include the user",
 			page, t.name, users, v)
 	}
 	if known && v.Compare(old.version) < 0 {
-		t.s.broken("%s was told version %s of %s after %s", t.name, v, page, old.version)
+		t.s.broken("ordered", "%s was told version %s of %s after %s", t.name, v, page, old.version)
 	}
 	if t.s.replay {
 		t.s.detail("%s at %s: %s = %d, %s stale %t", t.name, t.gateway(), page, users, version, stale)
@@ -769,14 +770,14 @@ func (h *hold) put(gateway string, on bool) bool {
 
 	c, err := counterOf(body)
 	if err != nil {
-		h.s.broken("%s of %s got %q: %v", action, h.user.name, body, err)
+		h.s.broken("–", "%s of %s got %q: %v", action, h.user.name, body, err)
 		return true
 	}
 
 	h.s.crowd.told(action+" of "+h.user.name, c.Page, c.Users, c.Stale)
 	// The change was stored before its answer, so the count includes the user.
 	if on && c.Users < 1 {
-		h.s.broken("increment of %s got %s: the change is not in it", h.user.name, body)
+		h.s.broken("own change", "increment of %s got %s: the change is not in it", h.user.name, body)
 	}
 
 	return true

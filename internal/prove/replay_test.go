@@ -1,0 +1,34 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+// What is left of the faults still breaks something, and no single one of them may be left out.
+func TestFewest(t *testing.T) {
+	for title, needed := range map[string][]int{
+		"none": nil, "the first": {0}, "the last": {12}, "two": {3, 9}, "neighbours": {5, 6, 7},
+	} {
+		breaks := func(without []int) bool {
+			return !slices.ContainsFunc(needed, func(n int) bool { return slices.Contains(without, n) })
+		}
+
+		without := fewest(13, breaks)
+		if len(without) != 13-len(needed) || !breaks(without) {
+			t.Errorf("%s: without %v", title, without)
+		}
+	}
+}
+
+// A run says which promise it broke first, and how many faults it had.
+func TestResultSaysWhatBroke(t *testing.T) {
+	is := resultOf("=== RUN\n    0.000  fault 12:\n    1.500  fault 3:\n    2.000  BROKEN once: sum is 5\n"+
+		"    3.000  BROKEN newest: late\n--- FAIL: (0.30s)\n", "", nil)
+	if is.broke != "once: sum is 5" || is.promise() != "once" || is.faults() != 13 {
+		t.Errorf("%q, %q, %d faults", is.broke, is.promise(), is.faults())
+	}
+	if want := 4; lines(is.trace) != want {
+		t.Errorf("%d lines, want %d: %q", lines(is.trace), want, is.trace)
+	}
+}
