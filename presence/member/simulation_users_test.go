@@ -60,7 +60,8 @@ func (c *crowd) told(by, page string, users int64, stale bool) {
 	case users < 0:
 		c.s.broken("counted", "%s was told %d on %s: negative", by, users, page)
 	case users < least:
-		c.s.broken("counted", "%s was told %d (stale %t) on %s, where %d stayed all the time", by, users, stale, page, least)
+		c.s.broken("counted", "%s was told %d (stale %t) on %s, where %d stayed all the time",
+			by, users, stale, page, least)
 	case users > most:
 		c.s.broken("gone in time", "%s was told %d (stale %t) on %s, where at most %d were in all this time",
 			by, users, stale, page, most)
