@@ -22,7 +22,8 @@ type world struct {
 	mu    sync.Mutex // guards the fields below
 	store *rowsmem.Store
 	log   []change
-	// kept is how much of the log cannot be lost: what owners wrote that are gone or own the partition no more.
+	// kept is how much of the log cannot be lost: what is old, and what owners wrote that are gone or own the partition
+	// no more.
 	kept int
 	late []rows.Commit // were sent, and may yet arrive, or arrive again
 	// orphans are partitions whose owner is dead. A claim of one may be lost; that of another's partition may not,
@@ -128,7 +129,7 @@ func (w *world) decide(c rows.Commit) error {
 
 	err := w.store.Commit(context.Background(), []rows.Commit{c})[0]
 	if err == nil {
-		w.log = append(w.log, change{commit: &c})
+		w.log = append(w.log, change{at: time.Now(), commit: &c})
 	}
 	if w.complete && err != nil {
 		if _, ok := err.(*rows.Lost); ok {
@@ -160,6 +161,12 @@ func (w *world) trusted(c rows.Commit) rows.Commit {
 func (w *world) loseTail(dice *simtest.Dice) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
+	// What is older, no owner promises to remember.
+	const remembered = 30 * time.Second
+	for w.kept < len(w.log) && time.Since(w.log[w.kept].at) >= remembered {
+		w.kept++
+	}
 
 	keep := w.kept + dice.Below(len(w.log)-w.kept+1)
 	if dice.Chance(0.3) {

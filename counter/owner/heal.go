@@ -108,10 +108,13 @@ func (p *partition) healing(number uint64, most int) []rows.Commit {
 		}
 		before = one.number
 
+		// It is written now, so it stays in memory as long as what was just written: the store may lose it again.
 		if one.isID {
 			commit.IDs = append(commit.IDs, one.id)
+			p.ids.put(one.id.Bytes, remembered{until: one.id.Until, number: one.number})
 		} else {
 			commit.Rows = append(commit.Rows, one.row)
+			p.written.put(one.row.Name, row{value: one.row.Value, number: one.number})
 		}
 	}
 

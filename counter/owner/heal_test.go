@@ -135,6 +135,33 @@ func TestHealsWhenItCanBeClaimed(t *testing.T) {
 	})
 }
 
+// TestWhatWasHealedIsLostAgain: what the store loses twice is written again twice, as long as it was written lately.
+func TestWhatWasHealedIsLostAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newForgetful()
+		o := begin(t, "a", store)
+		defer o.Close()
+
+		once := increment("k")
+		once[0].IdempotencyKey = counter.IdempotencyKey{1}
+		makes(t, o, once)
+
+		time.Sleep(20 * time.Second)
+		store.lose(-1)
+		makes(t, o, increment("other"))
+
+		// By now the first change is old, and the loss was a moment ago.
+		time.Sleep(15 * time.Second)
+		makes(t, o, increment("other"))
+		store.lose(-1)
+		makes(t, o, increment("other"))
+
+		if is := makes(t, o, once); is.Value != 1 {
+			t.Errorf("a change that is repeated under its key makes the counter %d", is.Value)
+		}
+	})
+}
+
 // TestHealsInPieces: everything comes back in commits of some rows, other partitions are served meanwhile, and who
 // takes the partition over waits for it.
 func TestHealsInPieces(t *testing.T) {
