@@ -24,11 +24,15 @@ func newPast() past {
 	}
 }
 
-// written records the versions that a write has made.
-func (p past) written(store *presencemem.Store, changes []presence.Change, outcomes []presence.Outcome) {
+// write makes changes, and records the versions that they make. The lock is held meanwhile, because a user may be told
+// of a version before the write has returned.
+func (p past) write(
+	ctx context.Context, store *presencemem.Store, changes []presence.Change,
+) (outcomes []presence.Outcome) {
 	p.Lock()
 	defer p.Unlock()
 
+	outcomes = store.Write(ctx, changes)
 	for i, c := range changes {
 		if outcomes[i].Err != nil {
 			continue
@@ -47,6 +51,8 @@ func (p past) written(store *presencemem.Store, changes []presence.Change, outco
 			p.record(c)
 		}
 	}
+
+	return outcomes
 }
 
 // record records which users the count includes.

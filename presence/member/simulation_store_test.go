@@ -139,10 +139,7 @@ func (o *ownStore) Write(ctx context.Context, changes []presence.Change) []prese
 		return outcomes
 	}
 
-	written := o.Store.Write(ctx, changes)
-	o.past.written(o.Store, changes, written)
-
-	return written
+	return o.past.write(ctx, o.Store, changes)
 }
 
 func (o *ownStore) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
@@ -350,9 +347,7 @@ func (h *handle) Write(ctx context.Context, changes []presence.Change) []presenc
 			at = append(at, i)
 		}
 
-		written := h.inner.Write(ctx, good)
-		// Under the same lock as the write, so no other write comes between.
-		h.past.written(h.inner, good, written)
+		written := h.past.write(ctx, h.inner, good)
 
 		for k, o := range written {
 			i := at[k]
