@@ -123,14 +123,15 @@ func (p *partition) join(s *session, pg *page, until int64) {
 
 	s.add(pg, until)
 
-	if first {
-		pg.users++
-		p.noteCount(pg)
-	}
-
 	// The store also keeps whether a held user has a connection (Member.Alone).
 	if first || p.held(s.user, pg) {
 		p.noteMember(s.user, pg)
+	}
+
+	// After the member, because the writer may take the outbox in between: the store counts nobody whom it does not have.
+	if first {
+		pg.users++
+		p.noteCount(pg)
 	}
 }
 
@@ -151,7 +152,7 @@ func (p *partition) leave(s *session, pg *page) {
 		p.noteCount(pg)
 	}
 
-	// As in join: a hold without any connection is stored differently.
+	// As in join: a hold without any connection is stored differently. Here the count comes first.
 	if gone || s.from == p.holds || p.held(s.user, pg) {
 		p.noteMember(s.user, pg)
 	}
