@@ -128,7 +128,8 @@ func (p *partition) join(s *session, pg *page, until int64) {
 		p.noteMember(s.user, pg)
 	}
 
-	// After the member, because the writer may take the outbox in between: the store counts nobody whom it does not have.
+	// After the member, because the writer may take the outbox in between: the store counts nobody whom it does not
+	// have.
 	if first {
 		pg.users++
 		p.noteCount(pg)
