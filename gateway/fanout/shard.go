@@ -135,7 +135,7 @@ func (s *shard) subscribeLocked(sub *Subscriber, name presence.Topic) *place {
 	}
 
 	sub.places = append(sub.places, place{topic: t, index: int32(len(t.subs))})
-	t.subs = append(t.subs, subscription{sub: sub})
+	t.subs = append(t.subs, subscription{sub: sub, early: earlyUpdates})
 
 	return &sub.places[len(sub.places)-1]
 }
@@ -248,8 +248,10 @@ func (s *shard) update(u presence.Update) {
 		t.gen = 1
 	}
 
+	t.before = t.changed
+	t.changed = s.now()
 	// A pass goes through all subscribers, so a topic that changes all the time has few passes, with the newest update.
-	s.lookLocked(t, max(s.now(), t.scanned+s.quantum))
+	s.lookLocked(t, max(t.changed, t.scanned+s.quantum))
 }
 
 // isMarked reports whether the hub has u marked as stale. An update and its mark differ in nothing else, and either may
@@ -474,14 +476,16 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 			continue
 		}
 
-		at := sub.at + interval
+		at := t.dueAt(sub, interval)
 		// At 0 nothing was sent to it yet, so it need not wait.
 		if sub.at != 0 && at > now {
 			again = earliest(again, at)
 			continue
 		}
 
-		s.offerLocked(t, sub, now)
+		if s.offerLocked(t, sub, now) > 0 && sub.early > 0 {
+			sub.early--
+		}
 	}
 
 	if again != 0 {

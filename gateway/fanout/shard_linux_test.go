@@ -4,6 +4,7 @@ package fanout
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"net"
@@ -242,6 +243,63 @@ func TestManyPagesInOneWrite(t *testing.T) {
 
 			if got := counts(t, writes...); len(got) != len(changed) {
 				t.Fatalf("round %d: %d counts, want %d", round, len(got), len(changed))
+			}
+		}
+	})
+}
+
+// Where people come one by one, those who have just come see each of them at once, too.
+func TestAChangeThatComesAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 250 * time.Millisecond
+		s := loneShard(interval)
+		w := s.watcher(t)
+		defer w.close()
+		w.watch(0, "p")
+
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go s.run(ctx)
+
+		for n := range int64(5) {
+			time.Sleep(2 * interval)
+			s.update(countOf("p", n+1, uint64(n+1)))
+			time.Sleep(s.quantum)
+			if got := counts(t, w.take(t)...); len(got) != 1 || got[0].Count != n+1 {
+				t.Errorf("a moment after change %d: %v", n+1, got)
+			}
+		}
+	})
+}
+
+// While a page fills, those who have just come get half as many of its counts, and the last one as early as anybody.
+func TestAPageThatFills(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 250 * time.Millisecond
+		s := loneShard(interval)
+		w := s.watcher(t)
+		defer w.close()
+		w.watch(0, "p")
+
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go s.run(ctx)
+
+		last := int64(0)
+		for _, want := range []int{10, 20} { // in 5 s: of one who has just come, and of one who came before
+			for range 500 {
+				last++
+				s.update(countOf("p", last, uint64(last)))
+				time.Sleep(10 * time.Millisecond)
+			}
+
+			time.Sleep(interval + s.quantum)
+			got := counts(t, w.take(t)...)
+			if n := len(got); n < want*9/10 || n > want*11/10+2 {
+				t.Errorf("%d counts in 5 s, want about %d", n, want)
+			}
+			if end := got[len(got)-1]; end.Count != last {
+				t.Errorf("an interval later the last count is %d, want %d", end.Count, last)
 			}
 		}
 	})
