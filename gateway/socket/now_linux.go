@@ -18,7 +18,7 @@ type descriptor int32
 
 const noDescriptor descriptor = -1
 
-func descriptorOf(c net.Conn) descriptor {
+func descriptorOf(c any) descriptor {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return noDescriptor
@@ -82,6 +82,24 @@ func (d descriptor) call(number uintptr, p []byte) (n int, err error) {
 			return 0, errno
 		}
 	}
+}
+
+// adopt takes a Conn over, with its place in a Poller.
+func (w *Wire) adopt(c net.Conn) {
+	own, ok := c.(*Conn)
+	if !ok {
+		return
+	}
+
+	d := own.take()
+	if d == noDescriptor { // it is a net.Conn like any other by now, or is closed
+		return
+	}
+
+	w.conn = nil
+	w.fd = d
+	w.from = own.from
+	w.slot = own.slot
 }
 
 // duplicate returns another descriptor of the same socket.

@@ -31,9 +31,15 @@ type Poller struct {
 	used chan struct{} // closed by the first add; until then Run waits for it and not for events
 	once sync.Once     // closes used
 
-	mu    sync.Mutex
-	wires []*Wire // by slot; slot 0 is never used
-	free  []int32 // slots without a wire
+	mu      sync.Mutex
+	entries []entry // by slot; slot 0 is never used
+	free    []int32 // slots without an entry
+}
+
+// entry is what has a slot: a Wire, or a Conn that no Wire has taken over yet.
+type entry interface {
+	hangUp()   // the client has closed its side. The Poller calls it with its lock
+	occasion() // there may be something to read
 }
 
 // NewPoller returns a Poller that does nothing until Run.
@@ -49,7 +55,7 @@ func NewPoller() (*Poller, error) {
 		return nil, fmt.Errorf("socket: epoll: %w", err)
 	}
 
-	p := &Poller{file: os.NewFile(uintptr(fd), "epoll"), wires: make([]*Wire, 1), used: make(chan struct{})}
+	p := &Poller{file: os.NewFile(uintptr(fd), "epoll"), entries: make([]entry, 1), used: make(chan struct{})}
 	p.raw, err = p.file.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("socket: epoll: %w", err)
@@ -65,63 +71,97 @@ func (p *Poller) add(w *Wire) bool {
 		return false
 	}
 
+	// A Conn had the slot, and the Poller has told it alone what happened so far.
+	if w.slot != 0 {
+		w.from.hand(w)
+		return true
+	}
+
 	p.once.Do(func() { close(p.used) })
 
 	// The slot comes first, because events may come as soon as the descriptor is added.
-	p.seat(w)
+	w.from = p
+	w.slot = p.seat(w)
 
 	err := net.ErrClosed
-	failed := p.raw.Control(func(epoll uintptr) {
-		w.mu.Lock() // keeps the descriptor open
-		defer w.mu.Unlock()
-		if !w.closed.Load() {
-			err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(w.fd), &unix.EpollEvent{
-				Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET,
-				Fd:     w.slot,
-			})
-		}
-		if err == nil {
-			w.dropConnLocked() // the socket stays watched as long as any descriptor of it is open
-		}
-	})
-	if cmp.Or(failed, err) != nil {
+	w.mu.Lock() // keeps the descriptor open
+	if !w.closed.Load() {
+		err = p.watch(w.fd, w.slot)
+	}
+	if err == nil {
+		w.dropConnLocked() // the socket stays watched as long as any descriptor of it is open
+	}
+	w.mu.Unlock()
+
+	if err != nil {
 		p.remove(w)
-		return false
 	}
 
-	return true
+	return err == nil
 }
 
-// seat gives w a slot.
-func (p *Poller) seat(w *Wire) {
+// watch makes the system report what happens at a descriptor.
+func (p *Poller) watch(fd descriptor, slot int32) error {
+	return p.control(unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{
+		Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET,
+		Fd:     slot,
+	})
+}
+
+// unwatch reverses watch, for a descriptor that stays open.
+func (p *Poller) unwatch(fd descriptor) { _ = p.control(unix.EPOLL_CTL_DEL, fd, nil) }
+
+func (p *Poller) control(op int, fd descriptor, event *unix.EpollEvent) (err error) {
+	failed := p.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), op, int(fd), event) })
+
+	return cmp.Or(failed, err)
+}
+
+// seat gives e a slot.
+func (p *Poller) seat(e entry) (slot int32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	w.from = p
 	n := len(p.free)
 	if n == 0 {
-		w.slot = int32(len(p.wires))
-		p.wires = append(p.wires, w)
-		return
+		p.entries = append(p.entries, e)
+		return int32(len(p.entries) - 1)
 	}
 
-	w.slot = p.free[n-1]
+	slot = p.free[n-1]
 	p.free = p.free[:n-1]
-	p.wires[w.slot] = w
+	p.entries[slot] = e
+
+	return slot
 }
 
-// remove forgets w. The caller must have w's turn. The system stops watching the
-// descriptor when it is closed.
+// hand gives the slot of a Conn to the Wire that has taken it over.
+func (p *Poller) hand(w *Wire) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	if c, ok := p.entries[w.slot].(*Conn); ok && c.hup {
+		w.hup.Store(true)
+	}
+	p.entries[w.slot] = w
+}
+
+// vacate makes a slot free. The system stops watching the descriptor when it is closed.
+func (p *Poller) vacate(slot int32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	p.entries[slot] = nil
+	p.free = append(p.free, slot)
+}
+
+// remove forgets w. The caller must have w's turn.
 func (p *Poller) remove(w *Wire) {
 	if w.slot == 0 {
 		return
 	}
 
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	p.wires[w.slot] = nil
-	p.free = append(p.free, w.slot)
+	p.vacate(w.slot)
 	w.slot = 0
 }
 
@@ -153,7 +193,7 @@ func (p *Poller) Run(ctx context.Context) {
 			}
 		}
 	}
-	ready := make([]*Wire, 0, pollBatch)
+	ready := make([]entry, 0, pollBatch)
 	for {
 		// An error means that ctx has ended and the epoll file is closed.
 		if err := p.raw.Read(wait); err != nil || failed != nil {
@@ -162,22 +202,22 @@ func (p *Poller) Run(ctx context.Context) {
 
 		p.mu.Lock()
 		for i := range events[:n] {
-			// The slot may hold another wire by now, which is then read in vain.
-			w := p.wires[events[i].Fd]
-			if w == nil {
+			// The slot may have another entry by now, which is then read in vain.
+			e := p.entries[events[i].Fd]
+			if e == nil {
 				continue
 			}
 
 			if events[i].Events&^unix.EPOLLIN != 0 {
-				w.hup.Store(true)
+				e.hangUp()
 			}
-			ready = append(ready, w)
+			ready = append(ready, e)
 		}
 		p.mu.Unlock()
 
 		// Without the lock, which a wire that ends needs to be removed.
-		for _, w := range ready {
-			w.occasion()
+		for _, e := range ready {
+			e.occasion()
 		}
 
 		clear(ready)

@@ -21,6 +21,8 @@ func (descriptor) send([]byte) (int, error) { return 0, nil }
 // receive always fails: it is for polled wires, and this build has none.
 func (descriptor) receive([]byte) (int, error) { return 0, net.ErrClosed }
 
+func (*Wire) adopt(net.Conn) {}
+
 func (*Wire) waitsLocked() {}
 
 func (w *Wire) closeLocked() error { return w.conn.Close() }
@@ -37,3 +39,21 @@ func (*Poller) remove(*Wire) {}
 
 // Run returns at once.
 func (*Poller) Run(context.Context) {}
+
+// Conn is never made in this build.
+type Conn struct{ net.Conn }
+
+// Send fails.
+func (*Conn) Send([]byte) error { return net.ErrClosed }
+
+// Unread makes the next calls of Read return sent first.
+func (*Conn) Unread([]byte) {}
+
+// Welcomer learns what a client sends first.
+type Welcomer interface{ Welcome(c *Conn, sent []byte) }
+
+// Acceptor returns l.
+func Acceptor(l net.Listener) (net.Listener, error) { return l, nil }
+
+// Await returns false.
+func (*Poller) Await(net.Conn, Welcomer) bool { return false }

@@ -49,6 +49,9 @@ func (w *Wire) Serve() { w.serve() }
 // goroutine with the turn may call it.
 func (w *Wire) Polled() bool { return w.slot != 0 }
 
+// hangUp implements entry.
+func (w *Wire) hangUp() { w.hup.Store(true) }
+
 // occasion serves the wire. If another goroutine has the turn, it makes that goroutine serve
 // the wire once more.
 func (w *Wire) occasion() {
