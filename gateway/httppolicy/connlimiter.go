@@ -154,9 +154,9 @@ func (cl *ConnLimiter) accept() (net.Conn, error) {
 		cl.failing(err)
 	}
 
-	if tcp, ok := c.(*net.TCPConn); ok {
-		limitSilence(tcp, cl.silence)
-		c = clientConn{tcp, new(received)}
+	if over, ok := c.(socketConn); ok {
+		limitSilence(over, cl.silence)
+		c = clientConn{over, new(received)}
 	}
 
 	return c, err
@@ -373,6 +373,9 @@ func (cl *ConnLimiter) forgetLocked(c net.Conn) {
 // accepted returns the connection that Accept returned; c may be a wrapper of it, such as TLS.
 func accepted(c net.Conn) net.Conn {
 	for {
+		if _, is := c.(clientConn); is {
+			return c
+		}
 		over, ok := c.(interface{ NetConn() net.Conn })
 		if !ok {
 			return c
@@ -380,6 +383,18 @@ func accepted(c net.Conn) net.Conn {
 		c = over.NetConn()
 	}
 }
+
+// Below returns the connection of the limiter's listener that c, which Accept returned, uses.
+func Below(c net.Conn) net.Conn {
+	if client, ok := c.(clientConn); ok {
+		return client.socketConn
+	}
+
+	return c
+}
+
+// Max returns how many short connections there may be.
+func (cl *ConnLimiter) Max() int { return cl.max }
 
 // Context adds the connection c to the context of its requests. It is the HTTP server's
 // ConnContext.

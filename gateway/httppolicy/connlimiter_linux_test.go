@@ -5,8 +5,11 @@ package httppolicy
 import (
 	"net"
 	"net/http"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"headcount/internal/testkit"
 )
@@ -60,4 +63,36 @@ func TestServerConnLimiterOurOwnSlowness(t *testing.T) {
 	}
 
 	_ = cl.Close()
+}
+
+// The system ends a connection whose client acknowledges nothing.
+func TestServerConnLimiterSilence(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := NewConnLimiter(l, time.Minute, 2, func(error) {}, &tally{})
+	defer cl.Close()
+
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	c, err := cl.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ms := 0
+	_ = raw.Control(func(fd uintptr) { ms, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) })
+	if ms != 60_000 || err != nil {
+		t.Errorf("TCP_USER_TIMEOUT is %d ms, %v", ms, err)
+	}
 }

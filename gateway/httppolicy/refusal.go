@@ -6,12 +6,20 @@ import (
 	"net/http"
 	"strconv"
 	"sync/atomic"
+	"syscall"
 )
 
-// clientConn is a *net.TCPConn that rewrites the HTTP server's own refusals as
+// socketConn is a connection over a socket, such as a *net.TCPConn.
+type socketConn interface {
+	net.Conn
+	syscall.Conn
+	CloseWrite() error
+}
+
+// clientConn is a connection over a socket that rewrites the HTTP server's own refusals as
 // problems. It also knows something of what its client has sent.
 type clientConn struct {
-	*net.TCPConn
+	socketConn
 	received *received
 }
 
@@ -23,7 +31,7 @@ type received struct {
 }
 
 func (c clientConn) Read(p []byte) (int, error) {
-	n, err := c.TCPConn.Read(p)
+	n, err := c.socketConn.Read(p)
 	c.received.note(p[:n])
 	return n, err
 }
@@ -87,11 +95,11 @@ func (c clientConn) Write(p []byte) (int, error) {
 	plain := bytes.Equal(rest, noTLS)
 	// A shorter line has no status to read below.
 	if !plain && !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
-		return c.TCPConn.Write(p)
+		return c.socketConn.Write(p)
 	}
 	status, err := strconv.Atoi(string(line[9:12]))
 	if err != nil {
-		return c.TCPConn.Write(p)
+		return c.socketConn.Write(p)
 	}
 
 	h := http.Header{"Connection": {"close"}}
@@ -107,7 +115,7 @@ func (c clientConn) Write(p []byte) (int, error) {
 	_ = h.Write(&b) // a Buffer takes everything
 	b.WriteString("\r\n")
 	b.Write(body)
-	if _, err := c.TCPConn.Write(b.Bytes()); err != nil {
+	if _, err := c.socketConn.Write(b.Bytes()); err != nil {
 		return 0, err
 	}
 

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitSilence makes the system close c when sent data is not acknowledged for d.
-func limitSilence(c *net.TCPConn, d time.Duration) {
+// limitSilence makes the system close c when sent data is not acknowledged for d. No connection inherits that from its
+// listener.
+func limitSilence(c syscall.Conn, d time.Duration) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return
