@@ -17,7 +17,8 @@ const usual = "GET /-/ws?site=shop&id=a.b HTTP/1.1\r\nHost: shop.example:8080\r\
 	"Pragma: no-cache\r\nCache-Control: no-cache\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0\r\n" +
 	"upgrade: websocket\r\nORIGIN: https://shop.example\r\nSec-WebSocket-Version: 13\r\n" +
 	"Accept-Encoding:gzip, deflate \t\r\nCookie: headcount_id=x; a=\"b\"\r\n" +
-	"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Extensions: permessage-deflate\r\nSec-WebSocket-Protocol: headcount.v1\r\nX-Empty:\r\n\r\n"
+	"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" +
+	"Sec-WebSocket-Extensions: permessage-deflate\r\nSec-WebSocket-Protocol: headcount.v1\r\nX-Empty:\r\n\r\n"
 
 func TestReadUpgrade(t *testing.T) {
 	for _, head := range []string{usual, strings.Replace(usual, "?site=shop&id=a.b", "", 1)} {
