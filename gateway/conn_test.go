@@ -98,21 +98,35 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // of it.
 func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	t.Helper()
-	return serveVia(t, polled, tune, (*httptest.Server).Start)
+	return serveVia(t, polled, tune, func(s *served, server *httptest.Server) {
+		entrance, err := s.g.NewEntrance(s.listener, s.g.Handler(), silentTime)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.Listener = entrance
+		server.Config.ConnState, server.Config.ConnContext = entrance.State, entrance.Context
+		server.Start()
+
+		var passed sync.WaitGroup
+		passed.Go(func() { _ = server.Config.Serve(entrance.Passed()) })
+		t.Cleanup(func() {
+			_ = entrance.Passed().Close()
+			passed.Wait()
+		})
+	})
 }
 
-// serveVia is serveGateway with another way to start its HTTP server.
-func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptest.Server)) *served {
+// silentTime is how long a client of a test may be silent before its first request.
+const silentTime = 10 * time.Second
+
+// serveVia is serveGateway with another way to start its HTTP server, whose listener is that of the gateway.
+func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*served, *httptest.Server)) *served {
 	t.Helper()
 
 	s := runGateway(t, polled, tune)
 	server := httptest.NewUnstartedServer(s.g.Handler())
 	s.listener = server.Listener.(*net.TCPListener)
-	limiter := s.g.Listener(server.Listener)
-	server.Listener = limiter
-	server.Config.ConnState, server.Config.ConnContext = limiter.State, limiter.Context
-
-	begin(server)
+	begin(s, server)
 	_, s.addr, _ = strings.Cut(server.URL, "://")
 	s.dial = dialFrom(s.addr, func() net.Addr { return nil })
 

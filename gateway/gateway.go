@@ -65,6 +65,10 @@ type Config struct {
 	Limits
 	api.Access
 
+	// Waits says that an upgrade may have to wait: for a store of unread counts in another process, or for the keys of
+	// tokens.
+	Waits bool
+
 	Elapsed    func() time.Duration  // goes on while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
@@ -117,6 +121,7 @@ type Gateway struct {
 // admission counts the connections, and records whether new ones are accepted.
 type admission struct {
 	conns       sync.WaitGroup // connections, and the goroutines that they start
+	arriving    sync.WaitGroup // upgrades that wait, see Config.Waits
 	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
 	connections atomic.Int64
 	draining    atomic.Bool
@@ -257,6 +262,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 
 	wg.Wait()
+	g.arriving.Wait()
 	return nil
 }
 

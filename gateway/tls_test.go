@@ -19,7 +19,6 @@ import (
 	coder "github.com/coder/websocket"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"headcount/gateway/httppolicy"
 	"headcount/gateway/socket"
 	"headcount/internal/testkit"
 )
@@ -29,11 +28,13 @@ func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool
 	t.Helper()
 	var server *httptest.Server
 	var idle []func()
-	s = serveVia(t, true, tune, func(hs *httptest.Server) {
+	s = serveVia(t, true, tune, func(s *served, hs *httptest.Server) {
 		server = hs
+		limiter := s.g.Listener(hs.Listener)
+		hs.Config.ConnState, hs.Config.ConnContext = limiter.State, limiter.Context
 		hs.EnableHTTP2 = true
 		// StartTLS wraps the listener, and the gateway needs the connections below TLS.
-		hs.Listener = BelowTLS(hs.Listener.(*httppolicy.ConnLimiter))
+		hs.Listener = BelowTLS(limiter)
 		hs.StartTLS()
 	})
 

@@ -68,7 +68,7 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 	defer stopRoles()
 
 	// No sender may block, because after the first error nobody receives.
-	failed := make(chan error, 4) // one place for each goroutine that sends
+	failed := make(chan error, 5) // one place for each goroutine that sends
 	running := make(chan error, 1)
 	// What fails here ends the process, or half of it would go on serving.
 	go func() { // ends with roles
@@ -81,7 +81,11 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 	}()
 
 	// The addresses answer before the store does, because /healthz and /readyz must.
-	endpoints := sys.endpoints(ctx, open)
+	endpoints, err := sys.endpoints(ctx, open)
+	if err != nil {
+		stopRoles()
+		return errors.Join(fmt.Errorf("serve: %w", err), <-running)
+	}
 	for _, e := range endpoints {
 		go func() { failed <- e.serve() }() // ends with Shutdown or Close below
 	}
@@ -265,42 +269,47 @@ const (
 type endpoint struct {
 	*http.Server
 	listener net.Listener
+	tls      bool
 }
 
 func (e endpoint) serve() error {
-	if e.TLSConfig == nil {
-		return e.Serve(e.listener)
+	if e.tls {
+		// No file names: TLSConfig has the certificates and reloads them.
+		return e.ServeTLS(e.listener, "", "")
 	}
 
-	// No file names: TLSConfig has the certificates and reloads them.
-	return e.ServeTLS(e.listener, "", "")
+	return e.Serve(e.listener)
 }
 
 // endpoints returns the servers of the listeners, in the order in which they are shut down.
-func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint) {
+func (s *system) endpoints(ctx context.Context, open listeners) (all []endpoint, err error) {
 	probes := probe.New(s.cfg.Proxies, s.cfg.BasePath)
 
 	// Visitors first: the admin address answers /readyz and /metrics until all else has ended.
 	if l, is := open["listen"]; is {
-		all = append(all, s.visitorEndpoint(l, probes.Before(s.gateway.Handler())))
+		visitors, err := s.visitorEndpoints(l.Listener, probes.Before(s.gateway.Handler()))
+		if err != nil {
+			return nil, err
+		}
+		all = visitors
 	}
 
 	if l, is := open["http-redirect"]; is {
 		// The same limits as at --listen, or plain HTTP would be a way around them.
-		limiter := s.gateway.Listener(l)
+		limiter := s.gateway.Listener(l.Listener)
 		srv := httpServer(s.certs.Redirect, s.log)
 		srv.WriteTimeout = answerTimeout
 		srv.ConnState = limiter.State
-		all = append(all, endpoint{srv, limiter})
+		all = append(all, endpoint{Server: srv, listener: limiter})
 	}
 
 	admin := ownHost(s.cfg.AdminListen, adminHandler(ctx, s, probes))
-	return append(all, endpoint{httpServer(admin, s.log), open["admin-listen"]})
+	return append(all, endpoint{Server: httpServer(admin, s.log), listener: open["admin-listen"]}), nil
 }
 
-// visitorEndpoint returns the server of the clients of l, with TLS if there are certificates. It
+// visitorEndpoints returns what serves the clients of l, with TLS if there are certificates. It
 // closes a connection over HTTP/2 whose client reads no byte for --write-timeout.
-func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint {
+func (s *system) visitorEndpoints(l net.Listener, handler http.Handler) ([]endpoint, error) {
 	// Whoever sends visitors to https can promise browsers that there is nothing else (HSTS).
 	if s.cfg.Redirect != "" {
 		handler = certificates.OverTLSAlone(handler)
@@ -308,14 +317,20 @@ func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint 
 
 	srv := httpServer(handler, s.log)
 	srv.WriteTimeout = answerTimeout // WebSockets and event streams have timeouts of their own
-	limiter := s.gateway.Listener(l)
-	srv.ConnState = limiter.State
 
 	if s.certs == nil {
-		return endpoint{srv, limiter}
+		entrance, err := s.gateway.NewEntrance(l, handler, headerTimeout)
+		if err != nil {
+			return nil, err
+		}
+		srv.ConnState = entrance.State
+
+		return []endpoint{{Server: srv, listener: entrance}, {Server: srv, listener: entrance.Passed()}}, nil
 	}
 
 	// Over HTTP/2 many requests share a connection, so what belongs to it travels in the context.
+	limiter := s.gateway.Listener(l)
+	srv.ConnState = limiter.State
 	srv.ConnContext = limiter.Context
 	srv.TLSConfig = s.certs.Config
 	srv.HTTP2 = &http.HTTP2Config{
@@ -325,7 +340,7 @@ func (s *system) visitorEndpoint(l net.Listener, handler http.Handler) endpoint 
 		MaxReceiveBufferPerStream:     sharedBodies,
 	}
 
-	return endpoint{srv, gateway.BelowTLS(limiter)}
+	return []endpoint{{Server: srv, listener: gateway.BelowTLS(limiter), tls: true}}, nil
 }
 
 // shutdown waits at most lastRequests for the requests under way. It closes every

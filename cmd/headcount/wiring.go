@@ -404,6 +404,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 	s.gateway, err = gateway.New(gateway.Config{
 		Name: self.Name, Incarnation: self.Incarnation,
 		Store: s.store, Unread: s.store, Cluster: s.member,
+		Waits: s.cfg.Redis != "" || s.cfg.JWKSURL != "",
 		API: api.Config{
 			HoldTime:  node.HoldTime(cfg.PresenceTimeout),
 			Regions:   s.store,

@@ -64,8 +64,8 @@ const earlyUpdates = 10
 // dueAt returns when a subscription that has got an update is due for the next one, an interval after the last. When
 // many come to a page within seconds, each of them would get all the counts on the way to the last one. So a new
 // subscription to a topic that changes all the time waits until it has not changed for a fifth of the interval, but for
-// no more than one further interval: the count that stays comes as early as to all others, and a change that comes alone
-// at once.
+// no more than one further interval: the count that stays comes as early as to all others, and a change that comes
+// alone at once.
 func (t *topic) dueAt(sub *subscription, interval time.Duration) time.Duration {
 	at := sub.at + interval
 	isAlone := t.before == 0 || t.changed-t.before >= interval

@@ -1,0 +1,196 @@
+//go:build !portable
+
+package gateway
+
+import (
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/internal/testkit"
+)
+
+// entered is a gateway behind an entrance.
+type entered struct {
+	*served
+	entrance *Entrance
+	passed   atomic.Int64 // connections that the HTTP server has got
+}
+
+// enter serves an entrance to two handlers: its own, and that of the HTTP server.
+func enter(t *testing.T, own, other http.Handler, silent time.Duration, tune func(*Config)) *entered {
+	t.Helper()
+	s := &entered{served: runGateway(t, true, tune)}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own == nil {
+		own, other = s.g.Handler(), s.g.Handler()
+	}
+
+	s.entrance, err = s.g.NewEntrance(l, own, silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	server := &http.Server{Handler: other, ConnState: func(c net.Conn, state http.ConnState) {
+		s.entrance.State(c, state)
+		if state == http.StateNew {
+			s.passed.Add(1)
+		}
+	}}
+	var serving sync.WaitGroup
+	for _, l := range []net.Listener{s.entrance, s.entrance.Passed()} {
+		serving.Go(func() { _ = server.Serve(l) })
+	}
+	s.addr = l.Addr().String()
+	s.dial = dialFrom(s.addr, func() net.Addr { return nil })
+
+	t.Cleanup(func() {
+		s.drain()
+		_ = server.Close()
+		serving.Wait()
+		s.stop()
+	})
+
+	return s
+}
+
+// says returns a handler that answers with a word and the method.
+func says(word string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, word+" "+r.Method)
+	})
+}
+
+const (
+	upgradeHead = "GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+	upgradeRest = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+// The entrance serves upgrades, and passes all else on with every byte that it has read. After its own answer the
+// connection goes on, too.
+func TestServerEntrance(t *testing.T) {
+	s := enter(t, says("entrance"), says("server"), time.Minute, nil)
+	const get, post = "GET / HTTP/1.1\r\nHost: h\r\n\r\n", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
+
+	large := "X-Large: " + strings.Repeat("a", 12_000) + "\r\n" // more than is read at once
+
+	for name, tc := range map[string]struct{ first, then, want string }{
+		"an upgrade":                {upgradeHead + upgradeRest, "", "entrance GET"},
+		"another request":           {get, "", "server GET"},
+		"an upgrade in two parts":   {upgradeHead, upgradeRest, "server GET"},
+		"a letter at first":         {"P", post[1:] + "{}", "server POST"},
+		"an upgrade with a length":  {upgradeHead + "Content-Length: 2\r\n" + upgradeRest + "{}", "", "server GET"},
+		"an upgrade, and a request": {upgradeHead + upgradeRest + get, "", "entrance GET, server GET"},
+		"several requests":          {get + post + "{}" + get, "", "server GET, server POST, server GET"},
+		"a large head":              {strings.Replace(get, "Host", large+"Host", 1), "", "server GET"},
+	} {
+		before := s.passed.Load()
+		r := s.raw(tc.first)
+		if tc.then != "" {
+			testkit.Eventually(t, name, func() bool { return s.passed.Load() > before })
+			r.write([]byte(tc.then))
+		}
+
+		for want := range strings.SplitSeq(tc.want, ", ") {
+			body, err := io.ReadAll(r.response(http.StatusOK).Body)
+			if string(body) != want || err != nil {
+				t.Errorf("%s: %q, %v, want %q", name, body, err, want)
+			}
+		}
+		_ = r.Close()
+	}
+}
+
+// A refused upgrade is answered as net/http does.
+func TestServerEntranceRefuses(t *testing.T) {
+	s := enter(t, nil, nil, time.Minute, nil)
+
+	for name, fields := range map[string]string{
+		"the version": "Sec-WebSocket-Version: 8\r\n\r\n",
+		"the origin":  "Origin: https://other.example\r\n" + upgradeRest,
+		"the API key": "X-API-Key: none\r\n" + upgradeRest,
+	} {
+		var heads [2]http.Header
+		var statuses [2]int
+		// net/http reads what has a length.
+		for i, head := range []string{upgradeHead, upgradeHead + "Content-Length: 0\r\n"} {
+			r := s.raw(head + fields)
+			resp, err := http.ReadResponse(r.in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.ContentLength <= 0 {
+				t.Errorf("%s: %d bytes, %v", name, resp.ContentLength, err)
+			}
+			for _, differs := range []string{"Date", "X-Request-Id"} {
+				if resp.Header.Get(differs) == "" {
+					t.Errorf("%s: no %s", name, differs)
+				}
+				delete(resp.Header, differs)
+			}
+			heads[i], statuses[i] = resp.Header, resp.StatusCode
+			_ = r.Close()
+		}
+
+		if !maps.EqualFunc(heads[0], heads[1], slices.Equal) || statuses[0] != statuses[1] {
+			t.Errorf("%s: %d %v, and net/http %d %v", name, statuses[0], heads[0], statuses[1], heads[1])
+		}
+	}
+}
+
+// A client that sends nothing is closed, and one that goes gives its place to the next.
+func TestServerEntranceSilence(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	one := func(cfg *Config) {
+		cfg.MaxConnections = 1 // and one short connection
+		cfg.Registerer = reg
+	}
+	s := enter(t, says("entrance"), says("server"), 200*time.Millisecond, one)
+
+	silent := s.raw("")
+	_ = silent.SetReadDeadline(time.Now().Add(testkit.Timeout))
+	if _, err := silent.in.ReadByte(); err != io.EOF {
+		t.Errorf("a silent client got %v", err)
+	}
+
+	gone := s.raw("")
+	_ = gone.Close()
+	s.raw(upgradeHead + upgradeRest).response(http.StatusOK)
+
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		evicted := f.GetName() == "headcount_connections_evicted_total"
+		if evicted && f.GetMetric()[0].GetCounter().GetValue() > 0 {
+			t.Error("a connection had to go, although each had left before the next came")
+		}
+	}
+}
+
+// When the HTTP server has ended, nobody is left waiting for it.
+func TestServerEntranceCloses(t *testing.T) {
+	s := enter(t, says("entrance"), says("server"), time.Minute, nil)
+	_ = s.entrance.Passed().Close()
+
+	late := s.raw("GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+	_ = late.SetReadDeadline(time.Now().Add(testkit.Timeout))
+	if _, err := late.in.ReadByte(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a client that nobody serves got %v", err)
+	}
+}
