@@ -725,6 +725,7 @@ func TestHoldsBesideTabs(t *testing.T) {
 
 		c.leave("both")
 		c.silent()
+		synctest.Wait() // the gateway has read the leave, and the page's owner hears of it on another way than of PUTs
 		if n := s.count("both"); n != 1 {
 			t.Errorf("the hold is still there: %d", n)
 		}
