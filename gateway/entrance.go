@@ -108,6 +108,7 @@ func (a *arrival) Welcome(over *socket.Conn, sent []byte) {
 // serve calls the handler, and writes its answer if that did not take the connection over.
 func (a *arrival) serve(over *socket.Conn, r *http.Request, early []byte) {
 	w := &reply{header: http.Header{}, arrival: a, over: over, early: early}
+	defer w.recover()
 	a.handler.ServeHTTP(w, r)
 	if w.taken {
 		return
@@ -119,6 +120,23 @@ func (a *arrival) serve(over *socket.Conn, r *http.Request, early []byte) {
 		return
 	}
 	a.pass(over, early)
+}
+
+// recover ends a connection whose handler has panicked, as net/http does. A poller calls the handler, so otherwise the
+// process would end.
+func (w *reply) recover() {
+	v := recover()
+	if v == nil {
+		return
+	}
+
+	// That is how a handler breaks a connection off on purpose.
+	if v != http.ErrAbortHandler { //nolint:errorlint
+		w.g.cfg.Log.Error().Interface("panic", v).Stack().Msg("a request panicked")
+	}
+	if !w.taken {
+		w.end(w.over)
+	}
 }
 
 // end closes the connection.

@@ -194,3 +194,23 @@ func TestServerEntranceCloses(t *testing.T) {
 		t.Errorf("a client that nobody serves got %v", err)
 	}
 }
+
+// A handler that panics breaks its own connection off, as behind net/http, and nothing else.
+func TestServerEntrancePanic(t *testing.T) {
+	panics := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Abort") != "" {
+			panic(http.ErrAbortHandler)
+		}
+		panic("a defect")
+	})
+	s := enter(t, panics, says("server"), time.Minute, nil)
+
+	for _, field := range []string{"X-Abort: 1\r\n", ""} {
+		r := s.raw(upgradeHead + field + upgradeRest)
+		_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
+		if _, err := r.in.ReadByte(); err != io.EOF {
+			t.Errorf("after a panic a client got %v", err)
+		}
+	}
+	s.raw("GET / HTTP/1.1\r\nHost: h\r\n\r\n").response(http.StatusOK)
+}
