@@ -82,7 +82,11 @@ type arrival struct {
 
 // Welcome implements socket.Welcomer.
 func (a *arrival) Welcome(over *socket.Conn, sent []byte) {
-	a.silent.Stop()
+	// Its time is over, and the timer closes it: perhaps while a handler used the descriptor, which may be that of
+	// another client right after.
+	if !a.silent.Stop() {
+		return
+	}
 	if len(sent) == 0 {
 		a.end(over)
 		return

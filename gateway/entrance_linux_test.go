@@ -18,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/gateway/socket"
 	"headcount/internal/testkit"
 )
 
@@ -213,4 +214,42 @@ func TestServerEntrancePanic(t *testing.T) {
 		}
 	}
 	s.raw("GET / HTTP/1.1\r\nHost: h\r\n\r\n").response(http.StatusOK)
+}
+
+// Whose time is over when the first bytes come is closed, and nobody else uses its descriptor, which may be that of
+// another client by then.
+func TestServerEntranceLate(t *testing.T) {
+	served := make(chan struct{}, 1)
+	own := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served <- struct{}{} })
+	s := enter(t, own, says("server"), time.Minute, nil)
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	acceptor, err := socket.Acceptor(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer acceptor.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	over, err := acceptor.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer over.Close()
+
+	a := &arrival{Entrance: s.entrance, client: over, silent: time.NewTimer(time.Minute)}
+	a.silent.Stop() // as if it had fired, and closed the connection in a moment
+	a.Welcome(over.(*socket.Conn), []byte(upgradeHead+upgradeRest))
+
+	select {
+	case <-served:
+		t.Error("a client that is about to be closed was served")
+	default:
+	}
 }
