@@ -92,6 +92,8 @@ func (a *arrival) Welcome(over *socket.Conn, sent []byte) {
 		return
 	}
 
+	a.State(a.client, http.StateActive) // otherwise it would be one that has sent nothing, and have to go first
+
 	r, rest := websocket.ReadUpgrade(sent, a.path)
 	if r == nil {
 		a.pass(over, bytes.Clone(sent))
@@ -152,7 +154,6 @@ func (a *arrival) end(over *socket.Conn) {
 // pass passes the connection on to the HTTP server, which first reads sent.
 func (a *arrival) pass(over *socket.Conn, sent []byte) {
 	over.Unread(sent)
-	a.State(a.client, http.StateActive) // otherwise it would be one that has sent nothing
 
 	if a.passed.isClosed() {
 		a.end(over)

@@ -253,3 +253,25 @@ func TestServerEntranceLate(t *testing.T) {
 	default:
 	}
 }
+
+// A client whose request is being served is not one that has sent nothing, which would have to go first.
+func TestServerEntranceServing(t *testing.T) {
+	serving, goOn := make(chan struct{}), make(chan struct{})
+	own := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		close(serving)
+		<-goOn
+		_, _ = io.WriteString(w, "entrance")
+	})
+	one := func(cfg *Config) {
+		cfg.MaxConnections = 1 // and one short connection
+		cfg.Waits = true
+	}
+	s := enter(t, own, says("server"), time.Minute, one)
+
+	first := s.raw(upgradeHead + upgradeRest)
+	<-serving
+	s.raw("") // wants the place of the first
+	time.Sleep(200 * time.Millisecond)
+	close(goOn)
+	first.response(http.StatusOK)
+}
