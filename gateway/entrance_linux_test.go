@@ -275,3 +275,22 @@ func TestServerEntranceServing(t *testing.T) {
 	close(goOn)
 	first.response(http.StatusOK)
 }
+
+// A connection that is taken over from net/http has all that the client has sent before, even if net/http has not read
+// it yet.
+func TestServerEntranceEarly(t *testing.T) {
+	s := enter(t, nil, nil, time.Minute, nil)
+
+	const pings = 40 // of 131 bytes: more than net/http reads at once
+	ping := "\x89\xfd\x00\x00\x00\x00" + strings.Repeat("a", 125)
+	// net/http reads what has a length.
+	end := "\x88\x82\x00\x00\x00\x00\x03\xe8"
+	r := s.raw(upgradeHead + "Content-Length: 0\r\n" + upgradeRest + strings.Repeat(ping, pings) + end)
+	r.response(http.StatusSwitchingProtocols)
+
+	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
+	got, err := io.ReadAll(r.in)
+	if n := strings.Count(string(got), "\x8a\x7d"); n != pings || err != nil {
+		t.Errorf("%d pings of %d were answered, %v: %q", n, pings, err, got[max(len(got)-50, 0):])
+	}
+}

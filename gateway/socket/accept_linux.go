@@ -114,6 +114,10 @@ type Conn struct {
 	hup     bool
 }
 
+// firstRead is how many of the first bytes a Welcomer gets at most. The HTTP server reads as many at once. So whoever
+// takes the connection over from it finds the rest of them in its buffer or in the socket, and none in Conn.sent.
+const firstRead = 4 << 10
+
 // Welcomer learns what a client sends first.
 type Welcomer interface {
 	// Welcome gets the Conn and the first bytes, which are valid until it returns; none if the client has gone. The
@@ -158,7 +162,7 @@ func (c *Conn) occasion() {
 	in := inputs.Get().(*Input)
 	defer inputs.Put(in)
 
-	n, err := c.receive(in[:])
+	n, err := c.receive(in[:firstRead])
 	if n == 0 && err == nil {
 		return
 	}
