@@ -20,33 +20,32 @@ func TestServerOtherSystemsAreServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, system := range []string{"darwin/arm64", "linux/arm64", "freebsd/amd64"} {
-		t.Run(system, func(t *testing.T) {
-			goos, goarch, _ := strings.Cut(system, "/")
-			found, err := packages.Load(&packages.Config{
-				Mode:  packages.LoadAllSyntax,
-				Env:   append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0"),
-				Tests: true,
-				ParseFile: func(set *token.FileSet, name string, text []byte) (*ast.File, error) {
-					file, err := parser.ParseFile(set, name, text, parser.SkipObjectResolution)
-					// The main file of a test is elsewhere as well. Its name has another ending.
-					if file != nil && strings.HasSuffix(name, ".go") && !strings.HasPrefix(name, root) {
-						dropBodies(file)
-					}
-					return file, err
-				},
-			}, module+"/...")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(found) < 20 {
-				t.Fatalf("%d packages are found: is this test looking at the module?", len(found))
-			}
-			for _, pkg := range found {
-				for _, err := range pkg.Errors {
-					t.Error(err)
+		goos, goarch, _ := strings.Cut(system, "/")
+		found, err := packages.Load(&packages.Config{
+			Mode:  packages.LoadAllSyntax,
+			Env:   append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0"),
+			Tests: true,
+			ParseFile: func(set *token.FileSet, name string, text []byte) (*ast.File, error) {
+				file, err := parser.ParseFile(set, name, text, parser.SkipObjectResolution)
+				// The main file of a test is elsewhere as well. Its name has another ending.
+				if file != nil && strings.HasSuffix(name, ".go") && !strings.HasPrefix(name, root) {
+					dropBodies(file)
 				}
+				return file, err
+			},
+		}, module+"/...")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found) < 20 {
+			t.Fatalf("%s: %d packages are found: is this test looking at the module?", system, len(found))
+		}
+
+		for _, pkg := range found {
+			for _, err := range pkg.Errors {
+				t.Errorf("%s: %v", system, err)
 			}
-		})
+		}
 	}
 }
 
