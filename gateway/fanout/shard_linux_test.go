@@ -248,18 +248,25 @@ func TestManyPagesInOneWrite(t *testing.T) {
 	})
 }
 
+// runningShard returns a shard that runs until the test ends, and a watcher who has just come to page p.
+func runningShard(t *testing.T, interval time.Duration) (*shard, watcher) {
+	s := loneShard(interval)
+	w := s.watcher(t)
+	t.Cleanup(w.close)
+	w.watch(0, "p")
+
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(stop)
+	go s.run(ctx)
+
+	return s, w
+}
+
 // Where people come one by one, those who have just come see each of them at once, too.
 func TestAChangeThatComesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 250 * time.Millisecond
-		s := loneShard(interval)
-		w := s.watcher(t)
-		defer w.close()
-		w.watch(0, "p")
-
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		go s.run(ctx)
+		s, w := runningShard(t, interval)
 
 		for n := range int64(5) {
 			time.Sleep(2 * interval)
@@ -276,14 +283,7 @@ func TestAChangeThatComesAlone(t *testing.T) {
 func TestAPageThatFills(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 250 * time.Millisecond
-		s := loneShard(interval)
-		w := s.watcher(t)
-		defer w.close()
-		w.watch(0, "p")
-
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		go s.run(ctx)
+		s, w := runningShard(t, interval)
 
 		last := int64(0)
 		for _, want := range []int{10, 20} { // in 5 s: of one who has just come, and of one who came before
