@@ -145,10 +145,10 @@ func (w *reply) recover() {
 	}
 }
 
-// end closes the connection.
+// end closes the connection. A client that sees its end may come back at once, so its place is free before.
 func (a *arrival) end(over *socket.Conn) {
-	_ = over.Close()
 	a.State(a.client, http.StateClosed)
+	_ = over.Close()
 }
 
 // pass passes the connection on to the HTTP server, which first reads sent.

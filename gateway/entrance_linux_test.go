@@ -157,20 +157,23 @@ func TestServerEntranceRefuses(t *testing.T) {
 func TestServerEntranceSilence(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	one := func(cfg *Config) {
-		cfg.MaxConnections = 1 // and one short connection
+		cfg.MaxConnections = 2 // and two short connections
 		cfg.Registerer = reg
 	}
 	s := enter(t, says("entrance"), says("server"), 200*time.Millisecond, one)
 
-	silent := s.raw("")
-	_ = silent.SetReadDeadline(time.Now().Add(testkit.Timeout))
-	if _, err := silent.in.ReadByte(); err != io.EOF {
-		t.Errorf("a silent client got %v", err)
+	silent, gone := s.raw(""), s.raw("")
+	_ = gone.Conn.(*net.TCPConn).CloseWrite()
+	for what, r := range map[string]*raw{"a silent client": silent, "a client that has gone": gone} {
+		_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
+		if _, err := r.in.ReadByte(); err != io.EOF {
+			t.Errorf("%s got %v", what, err)
+		}
 	}
 
-	gone := s.raw("")
-	_ = gone.Close()
-	s.raw(upgradeHead + upgradeRest).response(http.StatusOK)
+	for range 2 {
+		s.raw(upgradeHead + upgradeRest).response(http.StatusOK)
+	}
 
 	families, err := reg.Gather()
 	if err != nil {
