@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"testing/synctest"
 	"time"
 )
 
@@ -134,7 +135,11 @@ func (l *life) kill(noticed bool) {
 	}
 }
 
+// freeze suspends the life. What it does at this moment it first does to the end: a goroutine that stops with a lock
+// would stop the clock with it, since who waits for a lock is not idle to synctest.
 func (l *life) freeze() {
+	synctest.Wait()
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
