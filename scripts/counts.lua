@@ -12,7 +12,7 @@
 --          pages' keys   ARGV[7]  generation
 -- ARGV[8]  number of the run among the caller's runs in this bucket; it grows
 -- ARGV[9]  1: the run continues a change that the run before it began
--- ARGV[10] the seal of the fences under which the caller's epochs were valid; -: it knows none
+-- ARGV[10] the stamp of the fences under which the caller's epochs were valid; -: it knows none
 -- ARGV[11] the partitions that have counts or are complete: partition (2), epoch (6)
 -- ARGV[12] for each page: the number of its counts (2), and for each count the partition (2,
 --          the lower byte first) and the users (5)
@@ -21,14 +21,14 @@
 --          are written; the number of pages without users; '1' if the bucket must be swept
 --          (sweep.lua); the regions that counts leave out; the record of each page's count,
 --          see publish.lua; the minutes that ended: for each the length of the page (2), the page and
---          21 bytes, see remembered; the seal}. The digits: 0 written, 1 there is a newer owner,
+--          21 bytes, see remembered; the stamp}. The digits: 0 written, 1 there is a newer owner,
 --          2 data was lost. {'late'} if a later run of the caller has been carried out, {'gap'} if
 --          the run that this one continues is missing; in both cases nothing is written.
 -- Safe to repeat and to arrive late, because the number of the run is too low then, and all
 -- counts are absolute. It reads and checks everything before it writes. Pages of an older
 -- rebuild are void: they have no users of this region. O(counts). This script runs more often
 -- than any other, so it reads all pages with one command and writes all pages with one, and it
--- checks the epochs only if the seal is new to the caller.
+-- checks the epochs only if the stamp is new to the caller.
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
@@ -56,10 +56,10 @@ local offset, shared = tonumber(state[7] or 0), (state[6] or '') ~= ''
 local logging = state[8] and shared
 local peers, waits, out = readPeers(state[6], second)
 
-local seal = redis.call('GETRANGE', KEYS[2], '0', string.format('%d', sealSize - 1))
+local stamp = redis.call('GETRANGE', KEYS[2], '0', string.format('%d', stampSize - 1))
 local status, bad = '', nil -- bad has the partitions that must not be written
--- The epochs were valid under the caller's seal, and no claim has been made while the seal is the same.
-if seal ~= ARGV[10] or state[1] ~= ARGV[7] then
+-- The epochs were valid under the caller's stamp, and no claim has been made while the stamp is the same.
+if stamp ~= ARGV[10] or state[1] ~= ARGV[7] then
   local fences, claims, digits = redis.call('GET', KEYS[2]) or '', ARGV[11], {}
   bad = {}
   for at = 1, #claims, 8 do
@@ -217,4 +217,4 @@ if changed > 0 or again then
   publish(KEYS[1], ARGV[1], ARGV[2], stale, again, out, news)
 end
 return {stale and '1' or '0', status, empties, state[10] ~= state[11] and '1' or '0', out, all, table.concat(ended),
-  seal}
+  stamp}

@@ -9,7 +9,7 @@
 -- ARGV[3]  the highest incarnation that the caller knows
 -- ARGV[4]  names of the peers, a,b,c; empty: the peers that the bucket has. If the counts
 --          restart, totals wait for the peers, and the log restarts too
--- ARGV[5]  the seal of the fences from now on
+-- ARGV[5]  the stamp of the fences from now on
 -- ARGV[6…] partition, epoch, partition, epoch, …, by partition
 -- Returns  the number of partitions whose epoch was new to the bucket.
 -- Safe to repeat and to arrive late: an epoch never falls, and a call without a new
@@ -19,12 +19,12 @@
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'raised', 'log', 'peers', 'given')
 redis.call('SCARD', KEYS[3]) -- if this is no set, the script fails here, before it writes
-local fences, pieces, done, news = redis.call('GET', KEYS[2]) or '', {ARGV[5]}, sealSize, 0
+local fences, pieces, done, news = redis.call('GET', KEYS[2]) or '', {ARGV[5]}, stampSize, 0
 for i = 6, #ARGV, 2 do
   local p, epoch = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   if epochOf(fences, p) < epoch then
     news = news + 1
-    local at = sealSize + p * epochSize
+    local at = stampSize + p * epochSize
     local between = string.sub(fences, done + 1, at)
     pieces[#pieces + 1] = between .. string.rep('\0', at - done - #between) .. struct.pack('>I6', epoch)
     done = at + epochSize

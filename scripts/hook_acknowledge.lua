@@ -1,8 +1,8 @@
--- hook_acknowledge.lua: remove the first events of the sealed batch of a webhook from its outbox.
--- Afterwards no batch is sealed.
+-- hook_acknowledge.lua: remove the first events of the frozen batch of a webhook from its outbox.
+-- Afterwards no batch is frozen.
 --
 -- KEYS[1]  hc:{w:HOOK}:q  list: events, oldest first
--- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
+-- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the frozen batch
 -- ARGV[1]  the first event of the batch   ARGV[2]  how many are removed
 -- Returns  1 if they were removed, else 0
 -- Safe to repeat: by then, the outbox begins with another event.

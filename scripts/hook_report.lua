@@ -3,7 +3,7 @@
 --
 -- KEYS[1]  hc:{w:HOOK}:t  hash: subject -> reported state
 -- KEYS[2]  hc:{w:HOOK}:q  list: events, oldest first
--- KEYS[3]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
+-- KEYS[3]  hc:{w:HOOK}:s  string: how many of the oldest are the frozen batch
 -- ARGV[1]  maximum number of events in the outbox   ARGV[2]  expiry of the keys, s
 -- ARGV[3…] for each subject: the subject, the state that must be the reported one, the new state,
 --          and the event, which is empty for none
@@ -28,7 +28,7 @@ for i = 3, #ARGV, 4 do
   reported[#reported + 1] = last
 end
 while redis.call('LLEN', KEYS[2]) > tonumber(ARGV[1]) do
-  local n = tonumber(redis.call('GET', KEYS[3]) or '1') -- a sealed batch is dropped as a whole
+  local n = tonumber(redis.call('GET', KEYS[3]) or '1') -- a frozen batch is dropped as a whole
   redis.call('LTRIM', KEYS[2], n, -1)
   redis.call('UNLINK', KEYS[3])
   dropped = dropped + n

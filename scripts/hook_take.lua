@@ -1,8 +1,8 @@
--- hook_take.lua: seal the oldest events of a webhook as a batch, which stays the same until
+-- hook_take.lua: freeze the oldest events of a webhook as a batch, which stays the same until
 -- hook_acknowledge.lua, and return it.
 --
 -- KEYS[1]  hc:{w:HOOK}:q  list: events, oldest first
--- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the sealed batch
+-- KEYS[2]  hc:{w:HOOK}:s  string: how many of the oldest are the frozen batch
 -- KEYS[3]  hc:{w:HOOK}:t  hash, whose expiry is renewed with the others
 -- ARGV[1]  maximum number of events in a batch   ARGV[2]  expiry of the keys, s
 -- Returns  the number of all events, and the events of the batch

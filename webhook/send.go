@@ -250,7 +250,7 @@ func newMessage(events []string) (m message, err error) {
 		return m, err
 	}
 
-	// A sealed batch has the same first event in every process, so the message has the same id.
+	// A frozen batch has the same first event in every process, so the message has the same id.
 	m.id = "msg_" + strings.TrimPrefix(first.ID, "evt_")
 
 	b := append([]byte(`{"type":"events","timestamp":"`), last.Timestamp.Format(time.RFC3339Nano)...)

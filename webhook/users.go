@@ -56,7 +56,7 @@ func newUsers(s *Service, hooks []*Hook) *users {
 
 // judgeLater schedules a user to be judged: as arrived in the next round or, without a name, as departed at that time.
 func (u *users) judgeLater(user presence.User, name string, at time.Time) {
-	// One who left has no name here, so any hook may have reported the user.
+	// A departure comes without a name, so no hook can be ruled out.
 	if name != "" && !slices.ContainsFunc(u.hooks, func(h *Hook) bool { return h.matches(name) }) {
 		return
 	}

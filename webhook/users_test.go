@@ -316,7 +316,7 @@ func TestManyUsersLeaveAtOnce(t *testing.T) {
 		}
 
 		time.Sleep(settle + soon)
-		const over = 2*all - webhook.MaxQueue // or up to a batch more, if one was sealed
+		const over = 2*all - webhook.MaxQueue // or up to a batch more, if one was frozen
 		if n := w.metric("headcount_webhook_dropped_total", "reason", "full"); n < over || n > over+webhook.MaxBatch {
 			t.Errorf("%v events are dropped", n)
 		}

@@ -32,7 +32,7 @@
 // # From an event to a receiver
 //
 // One process at a time sends the outbox of a hook: the dispatcher that owns the hook's bucket. Its
-// sender takes the oldest events as a batch. The store seals the batch: until it is acknowledged,
+// sender takes the oldest events as a batch. The store freezes the batch: until it is acknowledged,
 // every Take returns the same events, in every process. So a batch that is sent again, even by
 // another process, has the same webhook-id and the same body.
 //
@@ -131,12 +131,12 @@ type Store interface {
 	Report(ctx context.Context, changes []Change) (reported []string, dropped int, err error)
 	// Reported returns the reported states of a hook, by subject.
 	Reported(ctx context.Context, hook string) (map[string]string, error)
-	// Take returns the oldest events of an outbox, at most MaxBatch, and seals them: until
+	// Take returns the oldest events of an outbox, at most MaxBatch, and freezes them: until
 	// Acknowledge, every Take returns the same events. It returns none if the outbox is empty.
 	// waiting is the number of all events in the outbox.
 	Take(ctx context.Context, hook string) (events []string, waiting int, err error)
-	// Acknowledge removes the first n of the sealed events from the outbox, if first is still the first of them. None
-	// are sealed then.
+	// Acknowledge removes the first n of the frozen events from the outbox, if first is still the first of them. None
+	// are frozen then.
 	Acknowledge(ctx context.Context, hook, first string, n int) error
 }
 

@@ -1,6 +1,6 @@
 // Package call sends the changes of this process to the owners of their keys.
 //
-// This process is a stream. It has at most one call in progress for each partition. The call has a number, and is
+// This process is one sender. It has at most one call in progress for each partition. The call has a number, and is
 // repeated with that number until it is answered, if necessary by another owner. So a change is made only once,
 // whatever happens to calls, answers and owners.
 package call

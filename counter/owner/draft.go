@@ -285,7 +285,7 @@ func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	// An expiry that finds no such reservation deletes its mark. Otherwise gateways would find it due for ever.
 	for i := range op.Changes {
 		if op.Changes[i].Verb == counter.Expire {
-			d.settleDue(&op.Changes[i])
+			d.discardDue(&op.Changes[i])
 		}
 	}
 	// A repetition may be refused by the very change that it repeats, such as the one that took the last seat. So the

@@ -22,7 +22,7 @@ var (
 
 // giveUp ends the ownership of p and makes its callers turn to the new owner. The caller has the turn.
 func (o *Owner) giveUp(p *partition) {
-	// The commit of these calls may still be stored. Then the next owner finds their answers beside it.
+	// The commit of these calls may yet reach the store. Then the next owner finds their answers beside it.
 	o.fail(p, ErrNotOwner)
 
 	o.mu.Lock()
@@ -81,7 +81,7 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 	if len(pieces) > 1 {
 		healsInPieces.Reached()
 	}
-	o.settleLater(p, pieces, make(chan struct{}))
+	o.commitLater(p, pieces, make(chan struct{}))
 }
 
 // healing returns the commits that restore a store whose newest commit has the given number.
@@ -185,22 +185,22 @@ func (o *Owner) doubt(p *partition, commit *rows.Commit) {
 	own.IDs = slices.Clone(commit.IDs)
 	own.Asked = slices.Clone(commit.Asked)
 
-	o.settleLater(p, []rows.Commit{own}, nil)
+	o.commitLater(p, []rows.Commit{own}, nil)
 }
 
-// settleLater hands p over to a goroutine of its own, which makes commits and waits for their outcomes. Until these are
+// commitLater hands p over to a goroutine of its own, which makes commits and waits for their outcomes. Until these are
 // known, turns skip p. Healed is nil, or closed at the end.
-func (o *Owner) settleLater(p *partition, commits []rows.Commit, healed chan struct{}) {
+func (o *Owner) commitLater(p *partition, commits []rows.Commit, healed chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
 	p.unsure = true
 	p.healed = healed
-	o.wg.Go(func() { o.settle(p, commits, healed) })
+	o.wg.Go(func() { o.commitAll(p, commits, healed) })
 }
 
-// settle makes commits one after another, until one of them fails.
-func (o *Owner) settle(p *partition, commits []rows.Commit, healed chan struct{}) {
+// commitAll makes commits one after another, until one of them fails.
+func (o *Owner) commitAll(p *partition, commits []rows.Commit, healed chan struct{}) {
 	if healed != nil {
 		defer close(healed)
 		// Only one partition at a time: many partitions may have lost data at the same moment.

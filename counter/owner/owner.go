@@ -122,7 +122,7 @@ type Owner struct {
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
-	wg   sync.WaitGroup // verify, sweep, and settle of each partition that is unsure
+	wg   sync.WaitGroup // verify, sweep, and commitAll of each partition that is unsure
 
 	waiting  atomic.Int64  // changes of all calls that are not answered
 	inMemory atomic.Int64  // rows in memory, as of the last turn

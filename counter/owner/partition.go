@@ -11,7 +11,7 @@ type partition struct {
 	id     int
 	queue  []*pending    // calls for later turns, guarded by Owner.mu
 	listed bool          // the partition is in Owner.busy; guarded by Owner.mu
-	unsure bool          // settle has the partition until the outcomes of its commits are known; guarded by Owner.mu
+	unsure bool          // commitAll has the partition until the outcomes of its commits are known; guarded by Owner.mu
 	healed chan struct{} // closed when the lost rows are written again; nil: none are lost. Guarded by Owner.mu
 
 	exactOutside bool // exact counters are in partition Outside

@@ -99,8 +99,8 @@ func (d *draft) markDue(until int64) {
 	}
 }
 
-// settleDue deletes the marks of a due reservation that is not open any more, because its counter was deleted.
-func (d *draft) settleDue(c *counter.Change) {
+// discardDue deletes the marks of a due reservation that is not open any more, because its counter was deleted.
+func (d *draft) discardDue(c *counter.Change) {
 	r := d.Reservation(c.Key, c.Hold.ID)
 	// The ID may have been used again for a reservation with another end, which has marks of its own.
 	isOpen := r.Status == counter.Open && r.Until == c.Hold.Until

@@ -73,7 +73,7 @@ func (d *draft) discard(collection string) {
 // expire schedules the deletion of a row for some time after the given one.
 func (d *draft) expire(name rows.Name, after time.Time) {
 	now := d.now.Unix() / 60
-	// Sweeps start at the first minute in which a row expires.
+	// Nothing has expired before now, so sweeps begin with this minute.
 	if d.meta.swept == 0 {
 		d.meta.swept = now
 		d.metaChanged = true

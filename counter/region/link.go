@@ -432,7 +432,7 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	var failed error
 	for i, err := range l.Out.Commit(ctx, commits) {
 		// One partition may fail while others are acknowledged.
-		if err := l.settle(made[i], err); err != nil {
+		if err := l.handleOutcome(made[i], err); err != nil {
 			failed = fmt.Errorf("region: send to %s: %w", l.Name, err)
 		}
 	}
@@ -462,8 +462,8 @@ func (l *link) prepareCommit(b *batch) {
 	}
 }
 
-// settle handles the outcome of a commit. The error means that the peer did not answer.
-func (l *link) settle(b *batch, err error) error {
+// handleOutcome handles the outcome of a commit. The error means that the peer did not answer.
+func (l *link) handleOutcome(b *batch, err error) error {
 	c := &l.claims[b.partition]
 	var fenced *rows.Fenced
 	var lost *rows.Lost

@@ -130,7 +130,7 @@ func (r *Region) checkName(ctx context.Context, epochs *[rows.Partitions]uint64)
 		wasKnown := r.misnamed.Swap(true)
 		if !wasKnown {
 			const what = "this store belongs to another region, so counters are not replicated; correct --region"
-			r.cfg.Log.Error().Str("region", is).Str("wanted", r.cfg.Name).Msg(what)
+			r.cfg.Log.Error().Str("store_region", is).Str("our_region", r.cfg.Name).Msg(what)
 		}
 		return
 	}

@@ -30,7 +30,7 @@ var _ counter.Dumper = (*Dump)(nil)
 // nil, it reads only what PostgreSQL has. It fails, with postgres.ErrConfig, if the database cannot be used.
 func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump, error) {
 	cfg := use.config()
-	// PostgreSQL alone may be exported even behind a Redis: it is what is left when the Redis is lost.
+	// A PostgreSQL behind a Redis is not refused here: it is what is left to export when the Redis is lost.
 	cfg.NoTier = ""
 	cfg.URL = url
 	cfg.ReadOnly = true

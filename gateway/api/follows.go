@@ -189,9 +189,8 @@ func (a *API) putFollow(c *gin.Context) (calls.Answer, error) {
 }
 
 var errForgotten = calls.Bad("A browser keeps no cookie of this server for pages of another site, so nobody would " +
-	"have " +
-	"this follow. Keep the id in the header " + identity.Header + " of this answer, and send it in the same header, " +
-	"now and from then on; headcount.follow(page) of the browser client does so.")
+	"have this follow. Keep the id in the header " + identity.Header + " of this answer, and send it in the same " +
+	"header, now and from then on; headcount.follow(page) of the browser client does so.")
 
 // forgets reports whether a browser will not keep the new identity, because the call is from a page of another site.
 func forgets(c *gin.Context, id identity.Identity) bool {

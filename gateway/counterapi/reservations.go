@@ -25,8 +25,8 @@ func (a *API) reserve(c *gin.Context, one call) (calls.Answer, error) {
 	return a.hold(c, change)
 }
 
-// settle returns the handler that ends the reservation in the path with the given verb.
-func (a *API) settle(verb counter.Verb) handler {
+// endReservation returns the handler that ends the reservation in the path with the given verb.
+func (a *API) endReservation(verb counter.Verb) handler {
 	return func(c *gin.Context, one call) (calls.Answer, error) {
 		id, err := param(c, "id")
 		if err == nil {

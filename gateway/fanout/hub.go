@@ -458,21 +458,21 @@ func replaces(u, old *presence.Update) bool {
 func (h *Hub) Away() { h.suspect(storeAway) }
 
 // Back ends Away: every topic is attached and read again.
-func (h *Hub) Back() { h.settle(storeAway) }
+func (h *Hub) Back() { h.dispel(storeAway) }
 
 // Doubt marks every update as stale, including later ones, because the store is available but may lack users who are
 // still present.
 func (h *Hub) Doubt() { h.suspect(usersMissing) }
 
 // Trust ends Doubt: every topic is attached and read again.
-func (h *Hub) Trust() { h.settle(usersMissing) }
+func (h *Hub) Trust() { h.dispel(usersMissing) }
 
 // resumed marks every update as stale until it has been read again. The process was suspended, and what was published
 // in that time may arrive late or never.
 func (h *Hub) resumed() {
 	// What is read from now on is right, so the doubt ends at once; what is known stays stale until then.
 	h.suspect(stoodStill)
-	h.settle(stoodStill)
+	h.dispel(stoodStill)
 }
 
 func (h *Hub) suspect(why doubts) {
@@ -495,7 +495,7 @@ func (h *Hub) suspect(why doubts) {
 	}
 }
 
-func (h *Hub) settle(why doubts) {
+func (h *Hub) dispel(why doubts) {
 	h.mu.Lock()
 	h.doubts &^= why
 	h.attachAllLocked()

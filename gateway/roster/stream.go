@@ -392,7 +392,7 @@ func (s *stream) aliveLocked() []presence.User {
 // endGracesLocked forgets the absent entries whose grace ended afterGrace ago.
 func (s *stream) endGracesLocked(now time.Time) {
 	s.absent = slices.DeleteFunc(s.absent, func(e *presenceEntry) bool {
-		// AcknowledgeLocked decides what becomes of the entry.
+		// acknowledgeLocked decides what becomes of the entry.
 		undecided := e.live > 0 || e.queued || e.flying > 0
 		e.absent = !undecided && e.remembersGrace(now)
 

@@ -84,8 +84,8 @@ func (d descriptor) call(number uintptr, p []byte) (n int, err error) {
 	}
 }
 
-// adopt takes a Conn over, with its place in a Poller.
-func (w *Wire) adopt(c net.Conn) {
+// takeOver takes a Conn over, with its place in a Poller.
+func (w *Wire) takeOver(c net.Conn) {
 	own, ok := c.(*Conn)
 	if !ok {
 		return

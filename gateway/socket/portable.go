@@ -21,7 +21,7 @@ func (descriptor) send([]byte) (int, error) { return 0, nil }
 // receive always fails: it is for polled wires, and this build has none.
 func (descriptor) receive([]byte) (int, error) { return 0, net.ErrClosed }
 
-func (*Wire) adopt(net.Conn) {}
+func (*Wire) takeOver(net.Conn) {}
 
 func (*Wire) waitsLocked() {}
 

@@ -87,7 +87,7 @@ func (w *Wire) Use(c net.Conn, o Owner) {
 	if over, ok := c.(*tls.Conn); ok {
 		w.unseal(over)
 	}
-	w.adopt(c)
+	w.takeOver(c)
 
 	w.turns.Store(1)
 }

@@ -386,7 +386,7 @@ inline land(me) {
 }
 
 /* giveUp is [counter/owner.Owner.giveUp]: the callers turn to the next owner. If the outcome of a commit is not known,
- * [counter/owner.Owner.settle] goes on repeating it. */
+ * [counter/owner.Owner.commitAll] goes on repeating it. */
 inline giveUp(me) {
 	if
 	:: O.unsure && (late[SLOT].epoch == 0 || late[SLOT].epoch == O.c.epoch) && !TRACED ->

@@ -273,7 +273,7 @@ end:	do
 		expects(OUTCOME == outcome);
 		if
 		:: UNSEEN
-		:: SEEN && outcome == made && c.heals && c.number <= has -> /* [counter/owner.Owner.settle]: the next one */
+		:: SEEN && outcome == made && c.heals && c.number <= has -> /* [counter/owner.Owner.commitAll]: the next one */
 			c.after = c.number;
 			part()
 		:: SEEN && outcome == made && !(c.heals && c.number <= has) ->

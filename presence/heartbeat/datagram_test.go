@@ -332,7 +332,7 @@ func TestGraceIsRoundedUp(t *testing.T) {
 func resign(k *seal.Keys, p []byte) []byte {
 	p = p[:len(p)-seal.Size]
 	binary.LittleEndian.PutUint16(p[4:], uint16(len(p)+seal.Size))
-	return k.Sealer().Sign(p, p)
+	return k.Signer().Sign(p, p)
 }
 
 func TestRefusals(t *testing.T) {

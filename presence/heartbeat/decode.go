@@ -31,7 +31,7 @@ type DecoderConfig struct {
 type Decoder struct {
 	cfg    DecoderConfig
 	self   uint64
-	sealer *seal.Sealer
+	signer *seal.Signer
 	guard  *seal.Guard
 
 	// The messages of the current datagram, whose size bounds them.
@@ -67,7 +67,7 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	return &Decoder{
 		cfg:    cfg,
 		self:   xxhash.Sum64String(cfg.Name),
-		sealer: cfg.Keys.Sealer(),
+		signer: cfg.Keys.Signer(),
 		guard:  seal.NewGuard(replayWidth, cfg.Now()),
 		alive:  make([]presence.User, 0, maxUsers),
 		parts:  make([]int32, 0, maxUsers),
@@ -138,7 +138,7 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 
 	signed := p[:len(p)-seal.Size]
 	// Nothing but the form is looked at before this. The guard comes last, so a forged datagram uses up no number.
-	if err := d.sealer.Verify(seal.ID(p[offKey:]), signed, p[len(signed):]); err != nil {
+	if err := d.signer.Verify(seal.ID(p[offKey:]), signed, p[len(signed):]); err != nil {
 		return nil, 0, source, err
 	}
 

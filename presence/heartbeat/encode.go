@@ -15,7 +15,7 @@ var le = binary.LittleEndian
 // Encoder packs messages for one receiver into datagrams, as few as possible. Their pages
 // have at most MaxPage bytes. One goroutine at a time may use it.
 type Encoder struct {
-	sealer   *seal.Sealer
+	signer   *seal.Signer
 	header   []byte
 	sequence uint64
 	emit     func([]byte)
@@ -31,13 +31,13 @@ type Encoder struct {
 // number after sequence. A second Encoder for the same sender and receiver must get the
 // Sequence of the first one.
 func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) *Encoder {
-	e := &Encoder{sealer: keys.Sealer(), sequence: sequence, now: time.Now, buf: make([]byte, 0, MaxDatagram)}
+	e := &Encoder{signer: keys.Signer(), sequence: sequence, now: time.Now, buf: make([]byte, 0, MaxDatagram)}
 
 	h := make([]byte, offName, offName+1+len(from.Gateway))
 	h[0] = magic0
 	h[1] = magic1
 	h[2] = version
-	id := e.sealer.ID()
+	id := e.signer.ID()
 	copy(h[offKey:], id[:])
 	le.PutUint64(h[offIncarnation:], from.Incarnation)
 	le.PutUint64(h[offReceiver:], xxhash.Sum64String(to))
@@ -357,7 +357,7 @@ func (e *Encoder) flush() {
 	le.PutUint64(e.buf[offSequence:], e.sequence)
 
 	// room has left room for the signature.
-	e.buf = e.sealer.Sign(e.buf, e.buf)
+	e.buf = e.signer.Sign(e.buf, e.buf)
 	e.emit(e.buf)
 
 	e.buf = append(e.buf[:0], e.header...)

@@ -98,7 +98,7 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 
 	times, err := n.cfg.LastSeen.LastSeen(ctx, absent)
 	if err != nil {
-		n.cfg.Log.Debug().Err(err).Msg("reading from the store when users were last present failed")
+		n.cfg.Log.Debug().Err(err).Msg("the store could not be asked when users were last present")
 		return
 	}
 

@@ -433,7 +433,7 @@ func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome)
 func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 	pg := s.pages[pu.Page]
 	if pg == nil {
-		// A page that nobody has joined needs no entry, and would take a place among the empty ones.
+		// A page that nobody has joined needs no entry, which would push another out of the list of empty pages.
 		if pu.Users == 0 {
 			return nil
 		}

@@ -238,7 +238,8 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
 
-	// A process changes these facts to behind by itself, unless others still run with counters that PostgreSQL lacks.
+	// The server itself replaces "none" and the older "behind", unless others still run with counters that PostgreSQL
+	// lacks.
 	is := facts["postgres"]
 	if ours.Postgres == PostgresTiered && (is == PostgresNone || is == "behind") {
 		k.replaces = is

@@ -18,12 +18,12 @@ import (
 	"headcount/scripts"
 )
 
-// fences is a copy of a bucket's fences. Store.mu guards it. The seal changes with every
+// fences is a copy of a bucket's fences. Store.mu guards it. The stamp changes with every
 // claim; while it stays the same, epochs found valid under it stay valid.
 type fences struct {
 	run   uint64   // number of the last run of counts.lua
-	seal  string   // as of the last reply
-	valid []uint64 // by partition: the epoch that was valid under seal
+	stamp string   // as of the last reply
+	valid []uint64 // by partition: the epoch that was valid under stamp
 }
 
 // Generation implements presence.Partitions. It is a hash over data that changes when a
@@ -261,9 +261,9 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation u
 
 	for chunk := range slices.Chunk(claims, fenceBatch) {
 		args := make([]any, 0, 5+2*len(chunk))
-		// Another seal each time: processes check once more the epochs that they have found valid.
+		// Another stamp each time: processes check once more the epochs that they have found valid.
 		args = append(args,
-			generation, flag(again), s.highest.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
+			generation, flag(again), s.highest.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:stampSize])
 
 		for _, c := range chunk {
 			args = append(args, c.Partition, c.Epoch)
@@ -328,7 +328,7 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 // Load implements presence.Partitions. It reads a bounded number of members at a time,
 // each with its own deadline, so that many members take long, but do not fail.
 func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return nil, err
 	}
 

@@ -38,13 +38,13 @@ type count struct {
 // Arguments of counts.lua.
 const (
 	runAt    = 7
-	sealAt   = 9
+	stampAt  = 9
 	claimsAt = 10
 	countsAt = 11
 )
 
-// noSeal is different from every seal.
-const noSeal = "-"
+// noStamp is different from every stamp.
+const noStamp = "-"
 
 // pack encodes the claims and the counts as arguments.
 func (run *countsRun) pack(changes []presence.Change) {
@@ -122,33 +122,33 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 	}
 }
 
-// numberLocked gives a run the next number of its bucket, and the seal if all its epochs are valid under it.
+// numberLocked gives a run the next number of its bucket, and the stamp if all its epochs are valid under it.
 func (s *Store) numberLocked(run *countsRun, changes []presence.Change) {
 	f := &s.fences[run.bucket]
 	// Numbers of runs that are lost stay unused. Only a run that continues another one needs the one before it.
 	f.run++
 	run.Args[runAt] = f.run
-	run.Args[sealAt] = f.seal
+	run.Args[stampAt] = f.stamp
 
 	for _, g := range run.groups {
 		c := changes[g.change]
 		// One epoch that is not known to be valid has the script check all of the run.
-		if f.seal == "" || f.valid[c.Partition] != c.Epoch {
-			run.Args[sealAt] = noSeal
+		if f.stamp == "" || f.valid[c.Partition] != c.Epoch {
+			run.Args[stampAt] = noStamp
 			return
 		}
 	}
 }
 
-// sealed records the epochs that a run found valid under seal.
-func (s *Store) sealed(run *countsRun, changes []presence.Change, status, seal string) {
+// checked records the epochs that a run found valid under stamp.
+func (s *Store) checked(run *countsRun, changes []presence.Change, status, stamp string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	f := &s.fences[run.bucket]
-	if f.seal != seal {
-		f.seal = seal
-		f.valid = make([]uint64, s.cfg.Partitions) // what was valid under the old seal may be invalid now
+	if f.stamp != stamp {
+		f.stamp = stamp
+		f.valid = make([]uint64, s.cfg.Partitions) // what was valid under the old stamp may be invalid now
 	}
 
 	for i, g := range run.groups {
@@ -316,7 +316,7 @@ func (s *Store) counted(
 
 	status := reply[1].(string)
 	if status != "" {
-		s.sealed(run, changes, status, reply[7].(string))
+		s.checked(run, changes, status, reply[7].(string))
 	}
 
 	// Each reply reports the bucket's empty pages, so that no process has to look for them.

@@ -18,7 +18,7 @@ var _ minutes.DayStore = (*Store)(nil)
 
 // Days implements minutes.DayStore. Arrivals are up to a minute old.
 func (s *Store) Days(ctx context.Context, page string, from int64) ([]minutes.Day, error) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return nil, err
 	}
 

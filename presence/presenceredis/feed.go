@@ -45,8 +45,8 @@ type message struct {
 // on while Redis answers but takes no subscription.
 func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) {
 	// The channels have the hash tags, which depend on the format of the data.
-	for s.settle(ctx) != nil {
-		if !outage.Sleep(ctx, settleAgain) {
+	for s.learnFormat(ctx) != nil {
+		if !outage.Sleep(ctx, learnAgain) {
 			return
 		}
 	}

@@ -373,8 +373,8 @@ func TestServerAZombieWritesNoCount(t *testing.T) {
 		for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
 			for _, run := range s.countRuns(b, "PUBLISH", []presence.Change{c}, groups) {
 				s.numberLocked(run, []presence.Change{c})
-				if knows := run.Args[sealAt] != noSeal; knows != wrote {
-					t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
+				if knows := run.Args[stampAt] != noStamp; knows != wrote {
+					t.Fatalf("it knows the stamp of bucket %d: %t", b, knows)
 				}
 				calls = append(calls, &run.scriptRun)
 			}
@@ -440,7 +440,7 @@ func open(t testing.TB, cfg Config) *Store {
 // at returns the keyspace of the store.
 func at(t testing.TB, s *Store) *keyspace {
 	t.Helper()
-	if err := s.settle(t.Context()); err != nil {
+	if err := s.learnFormat(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 

@@ -23,8 +23,8 @@ const (
 	formatEven     = "6" // hash tags are spread evenly over the slots of a Cluster
 )
 
-// settleAgain is the pause after which a watcher tries again, while Redis does not say its format.
-const settleAgain = 50 * time.Millisecond
+// learnAgain is the pause after which a watcher tries again, while Redis does not say its format.
+const learnAgain = 50 * time.Millisecond
 
 // keyspace makes the keys of partitions and buckets.
 type keyspace struct {
@@ -63,16 +63,16 @@ func numberedTags(letter string, n int) []string {
 	return tags
 }
 
-// settle learns the format of the data in Redis, before this process makes its first key. A Redis without facts is a
-// new one. Should a process of an older release begin it at this very moment, this process is refused for its facts.
-func (s *Store) settle(ctx context.Context) error {
+// learnFormat learns the format of the data in Redis, before this process makes its first key. A Redis without facts is
+// a new one. Should a process of an older release begin it at this very moment, this process is refused for its facts.
+func (s *Store) learnFormat(ctx context.Context) error {
 	// Once learned it holds: data does not change its format while it is in use.
 	if s.keys.Load() != nil {
 		return nil
 	}
 
 	var format string
-	// Not by Store.do, which calls settle.
+	// Not by Store.do, which calls learnFormat.
 	err := s.conn.Do(ctx, func(ctx context.Context, c *client) (err error) {
 		s.conn.Metrics.Commands.Inc()
 		format, err = c.HGet(ctx, factsKey, formatFact).Result()
@@ -102,7 +102,7 @@ func (s *Store) settle(ctx context.Context) error {
 
 // do runs fn with Redis, as redisconn.Runner.Do does. fn may make keys.
 func (s *Store) do(ctx context.Context, fn func(context.Context, *client) error) error {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return err
 	}
 
@@ -111,7 +111,7 @@ func (s *Store) do(ctx context.Context, fn func(context.Context, *client) error)
 
 // known returns the client when there is one. From then on the caller may make keys.
 func (s *Store) known(ctx context.Context) (*client, error) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return nil, err
 	}
 
@@ -126,7 +126,7 @@ func (s *Store) rekey(format string) {
 	}
 }
 
-// at returns what makes keys. The caller has called settle, do or known.
+// at returns what makes keys. The caller has called learnFormat, do or known.
 func (s *Store) at() *keyspace { return s.keys.Load() }
 
 func (k *keyspace) ownerKey(p int) string { return k.partitions[p] + "o" }

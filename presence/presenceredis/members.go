@@ -66,7 +66,7 @@ func holdValue(m presence.Member) string {
 // writeMembers runs members.lua for all changes, and before it resize.lua for partitions
 // with too few or too many shards.
 func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		for i := range outcomes {
 			outcomes[i].Err = err
 		}

@@ -148,7 +148,7 @@ func (m *minuteWriter) write(ctx context.Context, before int64) {
 	}
 	m.run(ctx, alone)
 
-	m.settle(append(whole, alone...))
+	m.requeue(append(whole, alone...))
 }
 
 // take takes what is to be written, in parts that Redis can carry out without holding up others.
@@ -221,8 +221,9 @@ func (m *minuteWriter) split(p part) (parts []part) {
 	return parts
 }
 
-// settle queues again what was not written, unless it never can be: what belongs into a key of another program is lost.
-func (m *minuteWriter) settle(parts []part) {
+// requeue queues what was not written again, unless it never can be: what belongs into a key of another program is
+// lost.
+func (m *minuteWriter) requeue(parts []part) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
@@ -308,7 +309,7 @@ var _ minutes.Store = (*Store)(nil)
 // Minutes implements minutes.Store. It includes the arrivals that this process has not
 // written yet; those of other processes are up to a minute old.
 func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes.Minute, error) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return nil, err
 	}
 

@@ -13,7 +13,7 @@ const (
 	memberBatch = 400  // members in one run of members.lua
 	countBatch  = 300  // counts in one run of counts.lua
 	fenceBatch  = 1000 // partitions in one run of fence.lua
-	sealSize    = 16   // bytes of the seal of fences, see fences.lua
+	stampSize   = 16   // bytes of the stamp of fences, see fences.lua
 	loadShards  = 64   // shards in one run of load.lua
 	loadRuns    = 4    // runs of load.lua in one pipeline, which has its own deadline: some 10,000 members
 	resizeSteps = 32   // shards split or merged in one run of resize.lua

@@ -127,7 +127,7 @@ func (s *Store) factsMode() string {
 }
 
 func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration) (leases []lease, err error) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return nil, err
 	}
 

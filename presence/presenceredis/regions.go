@@ -31,7 +31,7 @@ const (
 // Outgoing returns, for each position, the batch after it, with at most limit pages. A batch
 // with Log 0 means that the bucket has no log with all pages; BeginLogs makes one.
 func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, limit int) ([]pncounter.Batch, error) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return nil, err
 	}
 
@@ -216,7 +216,7 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
 func (s *Store) relog(
 	ctx context.Context, bucket int, high uint64, pages []string, complete string,
 ) (log string, err error) {
-	if err := s.settle(ctx); err != nil {
+	if err := s.learnFormat(ctx); err != nil {
 		return "", err
 	}
 

@@ -82,7 +82,7 @@ func TestServerEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Claim, []string{at(t, s).ownerKey(2), at(t, s).dirtyKey(2)}, "n", gen, "other", 7)
 	add(scripts.Fence, []string{
 		state, at(t, s).fenceKey(b), at(t, s).readyKey(b), at(t, s).logKey(b),
-	}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
+	}, gen, 0, 0, "eu", "a stamp of 16 b.", 2, c.Epoch+1)
 	add(scripts.Peers, []string{state, at(t, s).readyKey(b), at(t, s).logKey(b)}, bell, "PUBLISH", s.cfg.Partitions,
 		"eu", 1)
 	add(scripts.Relog, []string{state, at(t, s).logKey(b)}, 0, len(at(t, s).pagePrefix(b)), "")

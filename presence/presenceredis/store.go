@@ -101,7 +101,7 @@ type Store struct {
 	looks   atomic.Uint64 // of Incomplete, at one bucket each
 	highest atomic.Uint64 // highest incarnation seen in any count
 
-	keys atomic.Pointer[keyspace] // nil until settle has learned the format
+	keys atomic.Pointer[keyspace] // nil until learnFormat has learned the format
 
 	generations generationCache
 	losses      *prometheus.CounterVec // see losses.go

@@ -248,8 +248,8 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 }
 
 func (c *Client) sign(req *http.Request, body []byte) {
-	// One goroutine at a time may use a Sealer, so each request makes one.
-	s := c.keys.Sealer()
+	// One goroutine at a time may use a Signer, so each request makes one.
+	s := c.keys.Signer()
 	digest := digestOf(body)
 
 	header := credentials{s.ID(), c.cfg.Name, c.cfg.Now().UnixMilli(), c.incarnation, c.number.Add(1)}.header()

@@ -13,8 +13,8 @@ var (
 	DigestOf     = digestOf
 )
 
-// Sealed signs a request whose header has no mac.
-func Sealed(secrets [][]byte, r *http.Request, header string) string {
+// Signed signs a request whose header has no mac.
+func Signed(secrets [][]byte, r *http.Request, header string) string {
 	keys, err := seal.NewKeys(secrets, purpose)
 	if err != nil {
 		panic(err)
@@ -23,7 +23,7 @@ func Sealed(secrets [][]byte, r *http.Request, header string) string {
 	if host == "" {
 		host = r.URL.Host
 	}
-	mac := keys.Sealer().Sign(nil, signed(r.Method, host, r.URL.RequestURI(), r.Header.Get("Content-Digest"), header))
+	mac := keys.Signer().Sign(nil, signed(r.Method, host, r.URL.RequestURI(), r.Header.Get("Content-Digest"), header))
 
 	return header + macPart + hex.EncodeToString(mac)
 }

@@ -42,7 +42,7 @@ type Links interface {
 }
 
 // linkKey returns the key of a link, nil without secrets.
-func linkKey(s *seal.Sealer, id seal.ID, authorization, nonce string) []byte {
+func linkKey(s *seal.Signer, id seal.ID, authorization, nonce string) []byte {
 	// Both sides have chosen a part of it, so neither can be made to use an old key again.
 	return s.Derive(id, []byte(linkProtocol+"\n"+authorization+"\n"+nonce))
 }
@@ -105,9 +105,9 @@ func (c *Client) link(ctx context.Context, addr string) (io.ReadWriteCloser, []b
 		return nil, nil, fmt.Errorf("%w: answered %s: run the same version everywhere", ErrNoLink, resp.Status)
 	}
 
-	sealer := c.keys.Sealer()
+	signer := c.keys.Signer()
 
-	return stream, linkKey(sealer, sealer.ID(), req.Header.Get("Authorization"), resp.Header.Get(nonceHeader)), nil
+	return stream, linkKey(signer, signer.ID(), req.Header.Get("Authorization"), resp.Header.Get(nonceHeader)), nil
 }
 
 // serveLink makes a request whose signature is right a link.
@@ -140,8 +140,8 @@ func (h *Handler) serveLink(w http.ResponseWriter, r *http.Request) {
 	}
 
 	authorization := r.Header.Get("Authorization")
-	signer, _, _, _ := parseCredentials(authorization) // open has parsed it before
-	h.cfg.Links.Serve(hijacked{conn, buffered.Reader}, linkKey(h.keys.Sealer(), signer.key, authorization, nonce))
+	caller, _, _, _ := parseCredentials(authorization) // open has parsed it before
+	h.cfg.Links.Serve(hijacked{conn, buffered.Reader}, linkKey(h.keys.Signer(), caller.key, authorization, nonce))
 }
 
 // hijacked is a connection whose first bytes the HTTP server may have read already.

@@ -230,8 +230,8 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (*request, error)
 	}
 
 	digest := r.Header.Get("Content-Digest")
-	// One goroutine at a time may use a Sealer, so each request makes one.
-	if err := h.keys.Sealer().Verify(c.key, signed(r.Method, r.Host, r.RequestURI, digest, header), mac); err != nil {
+	// One goroutine at a time may use a Signer, so each request makes one.
+	if err := h.keys.Signer().Verify(c.key, signed(r.Method, r.Host, r.RequestURI, digest, header), mac); err != nil {
 		return nil, err
 	}
 

@@ -174,7 +174,7 @@ func (o older) RoundTrip(r *http.Request) (*http.Response, error) {
 	r.Header.Set("Content-Digest", rpc.DigestOf(body))
 
 	header, _, _ := strings.Cut(r.Header.Get("Authorization"), ", mac=")
-	r.Header.Set("Authorization", rpc.Sealed(secret, r, header))
+	r.Header.Set("Authorization", rpc.Signed(secret, r, header))
 
 	return o.direct.RoundTrip(r)
 }

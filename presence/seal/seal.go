@@ -91,10 +91,10 @@ func NewKeys(secrets [][]byte, purpose string) (*Keys, error) {
 // Signed reports whether there are any keys.
 func (k *Keys) Signed() bool { return len(k.keys) > 0 }
 
-// Sealer returns a Sealer with these keys.
-func (k *Keys) Sealer() *Sealer {
+// Signer returns a Signer with these keys.
+func (k *Keys) Signer() *Signer {
 	// The hashes are made once, and reset for each message, so that signing does not allocate.
-	s := &Sealer{}
+	s := &Signer{}
 	for _, key := range k.keys {
 		s.macs = append(s.macs, mac{key.id, hmac.New(sha256.New, key.secret)})
 	}
@@ -102,8 +102,8 @@ func (k *Keys) Sealer() *Sealer {
 	return s
 }
 
-// Sealer signs and verifies without allocating. One goroutine at a time may use it.
-type Sealer struct {
+// Signer signs and verifies without allocating. One goroutine at a time may use it.
+type Signer struct {
 	macs []mac
 	sum  [sha256.Size]byte
 }
@@ -114,7 +114,7 @@ type mac struct {
 }
 
 // ID returns the id of the key that signs.
-func (s *Sealer) ID() ID {
+func (s *Signer) ID() ID {
 	if len(s.macs) == 0 {
 		return ID{}
 	}
@@ -122,7 +122,7 @@ func (s *Sealer) ID() ID {
 }
 
 // Sign appends the signature of message to b. Without keys the signature is zeros.
-func (s *Sealer) Sign(b, message []byte) []byte {
+func (s *Signer) Sign(b, message []byte) []byte {
 	if len(s.macs) == 0 {
 		return append(b, make([]byte, Size)...)
 	}
@@ -131,10 +131,10 @@ func (s *Sealer) Sign(b, message []byte) []byte {
 
 // Derive returns a further key from the key with that id, nil if there is none. Who does not know the secret learns
 // nothing about one from the other.
-func (s *Sealer) Derive(id ID, purpose []byte) []byte {
+func (s *Signer) Derive(id ID, purpose []byte) []byte {
 	for _, m := range s.macs {
 		if m.id == id {
-			// A copy, since the next call of the Sealer overwrites what of returns.
+			// A copy, since the next call of the Signer overwrites what of returns.
 			return append([]byte{}, s.of(m, purpose)...)
 		}
 	}
@@ -143,7 +143,7 @@ func (s *Sealer) Derive(id ID, purpose []byte) []byte {
 }
 
 // of returns the signature of message, which is valid until the next call.
-func (s *Sealer) of(m mac, message []byte) []byte {
+func (s *Signer) of(m mac, message []byte) []byte {
 	m.hash.Reset()
 	m.hash.Write(message)
 	return m.hash.Sum(s.sum[:0])[:Size]
@@ -151,7 +151,7 @@ func (s *Sealer) of(m mac, message []byte) []byte {
 
 // Verify returns nil when the key with that id made signature for message, and
 // ErrKey or ErrForged otherwise.
-func (s *Sealer) Verify(id ID, message, signature []byte) error {
+func (s *Signer) Verify(id ID, message, signature []byte) error {
 	// Neither side has secrets. If only one of them has, the message is refused below.
 	if len(s.macs) == 0 && id == (ID{}) {
 		return nil

@@ -42,14 +42,14 @@ func TestVerify(t *testing.T) {
 		"not signed, need not":   {keys(t, "p"), keys(t, "p"), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := tc.signs.Sealer()
+			s := tc.signs.Signer()
 			sig := s.Sign(nil, []byte("message"))
 			if len(sig) != seal.Size {
 				t.Fatalf("a signature of %d bytes", len(sig))
 			}
 
-			v := tc.verifies.Sealer()
-			for range 2 { // a Sealer is used again and again
+			v := tc.verifies.Signer()
+			for range 2 { // a Signer is used again and again
 				if err := v.Verify(s.ID(), []byte("message"), sig); !errors.Is(err, tc.want) {
 					t.Fatalf("got %v, want %v", err, tc.want)
 				}

@@ -23,11 +23,11 @@ import (
 //
 //	told   bucket: subject -> the state last reported
 //	queue  bucket: number of an event, in order -> the event
-//	sealed key -> how many of the oldest events are the sealed batch
+//	sealed key -> how many of the oldest events are the frozen batch
 var (
 	reportedBucket = []byte("told")
 	queueBucket    = []byte("queue")
-	sealedKey      = []byte("sealed")
+	frozenKey      = []byte("sealed")
 
 	format = []byte("1")
 )
@@ -47,7 +47,7 @@ type hookState struct {
 	reported map[string]string
 	queue    []string // oldest first, at most webhook.MaxQueue
 	first    uint64   // number of queue[0]
-	sealed   int      // how many of the oldest events are the sealed batch
+	frozen   int      // how many of the oldest events are the frozen batch
 }
 
 var _ webhook.Store = (*Store)(nil)
@@ -120,8 +120,8 @@ func (b *hookState) load(of *bbolt.Bucket) error {
 		return err
 	}
 
-	if n := of.Get(sealedKey); len(n) == 8 {
-		b.sealed = int(binary.BigEndian.Uint64(n))
+	if n := of.Get(frozenKey); len(n) == 8 {
+		b.frozen = int(binary.BigEndian.Uint64(n))
 	}
 
 	return errors.Join(
@@ -208,7 +208,7 @@ func (d *draft) change(b *hookState, c *webhook.Change) (dropped int) {
 		return 0
 	}
 
-	dropped = max(b.sealed, 1) // a sealed batch is dropped as a whole
+	dropped = max(b.frozen, 1) // a frozen batch is dropped as a whole
 	d.puts = append(d.puts, b.drop(c.Hook, dropped)...)
 
 	return dropped
@@ -236,11 +236,11 @@ func (b *hookState) drop(hook string, n int) (puts []put) {
 		puts = append(puts, put{hook, queueBucket, number(b.first + uint64(i)), nil})
 	}
 	// A batch is gone with its first events.
-	puts = append(puts, put{hook, nil, sealedKey, nil})
+	puts = append(puts, put{hook, nil, frozenKey, nil})
 
 	b.queue = b.queue[n:]
 	b.first += uint64(n)
-	b.sealed = 0
+	b.frozen = 0
 
 	return puts
 }
@@ -260,16 +260,16 @@ func (s *Store) Take(_ context.Context, hook string) (events []string, waiting i
 	defer s.mu.Unlock()
 
 	b := s.stateLocked(hook)
-	if b.sealed == 0 && len(b.queue) > 0 {
+	if b.frozen == 0 && len(b.queue) > 0 {
 		n := min(len(b.queue), webhook.MaxBatch)
 		// Before anybody gets the batch: after a restart it has to be the same one.
-		if err := s.write([]put{{hook, nil, sealedKey, number(uint64(n))}}); err != nil {
+		if err := s.write([]put{{hook, nil, frozenKey, number(uint64(n))}}); err != nil {
 			return nil, 0, err
 		}
-		b.sealed = n
+		b.frozen = n
 	}
 
-	return slices.Clone(b.queue[:b.sealed]), len(b.queue), nil
+	return slices.Clone(b.queue[:b.frozen]), len(b.queue), nil
 }
 
 // Acknowledge implements webhook.Store.
@@ -279,12 +279,12 @@ func (s *Store) Acknowledge(_ context.Context, hook, first string, n int) error 
 
 	b := s.stateLocked(hook)
 	// It is acknowledged already, or was dropped while it was sent.
-	if b.sealed == 0 || b.queue[0] != first {
+	if b.frozen == 0 || b.queue[0] != first {
 		return nil
 	}
 
 	was := *b
-	if err := s.write(b.drop(hook, min(n, b.sealed))); err != nil {
+	if err := s.write(b.drop(hook, min(n, b.frozen))); err != nil {
 		// The step fails as a whole: the next Take returns the same batch.
 		*b = was
 		return err

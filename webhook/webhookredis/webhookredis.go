@@ -3,7 +3,7 @@
 //
 //	hc:{w:HOOK}:t  hash: the reported state of each subject
 //	hc:{w:HOOK}:q  list: the outbox, oldest first
-//	hc:{w:HOOK}:s  string: how many of the oldest events are the sealed batch
+//	hc:{w:HOOK}:s  string: how many of the oldest events are the frozen batch
 //
 // They expire webhook.KeptFor after the last process that served the hook.
 package webhookredis

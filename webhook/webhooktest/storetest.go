@@ -91,7 +91,7 @@ func (s *store) keeps(open func(t *testing.T) webhook.Store, a, b string) {
 	}
 }
 
-// drops tests the bound, at which the oldest events are dropped, and a sealed batch as a whole. keeps has been before
+// drops tests the bound, at which the oldest events are dropped, and a frozen batch as a whole. keeps has been before
 // it.
 func (s *store) drops(hook string) {
 	for n := webhook.MaxQueue; n > 0; {
