@@ -397,7 +397,7 @@ func (o *gatewayQueue) add(u presence.Update) {
 func (o *gatewayQueue) restore(updates []presence.Update) {
 	o.mu.Lock()
 	for _, u := range updates {
-		// Of one version the pending one came later, so its Stale is right.
+		// If both have the same version, the pending one came later, so its Stale is right.
 		if old, ok := o.pending[u.Topic]; !ok || u.Newer(old) {
 			o.pending[u.Topic] = u
 		}

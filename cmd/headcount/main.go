@@ -235,7 +235,7 @@ func (p program) runServe(ctx context.Context, cfg config.Server) int {
 	}
 
 	if err != nil {
-		log.Error().Err(err).Msg("stopped")
+		log.Error().Err(err).Msg("the process ends because of an error")
 		return exitFailure
 	}
 
