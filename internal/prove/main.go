@@ -47,6 +47,7 @@ var simulations = []struct {
 type counts struct {
 	mu        sync.Mutex // guards the fields below
 	simulated time.Duration
+	cpu       time.Duration
 	marks     map[string]int64
 	faults    map[string]int64
 }
@@ -120,7 +121,7 @@ func (all *counts) round(first uint64) error {
 				if is.broke != "" {
 					return &broken{r, is}
 				}
-				all.add(is.printed)
+				all.add(is)
 
 				return nil
 			})
@@ -136,12 +137,13 @@ func (all *counts) round(first uint64) error {
 }
 
 // add adds what package marks reports.
-func (all *counts) add(printed string) {
+func (all *counts) add(is result) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 
+	all.cpu += is.cpu
 	// Everything else that a test prints is no count, and has no two tabs.
-	for line := range strings.Lines(printed) {
+	for line := range strings.Lines(is.printed) {
 		words := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if len(words) != 3 {
 			continue
@@ -198,18 +200,18 @@ func (r run) again() error {
 	if err != nil {
 		return err
 	}
-	fmt.Print(is.trace, is.crash)
+	fmt.Print(is.trace(), is.crash)
 
 	for n := 2; n <= *times; n++ {
 		then, err := r.do()
 		if err != nil {
 			return err
 		}
-		if then.trace != is.trace || then.broke != is.broke {
+		if then.trace() != is.trace() || then.broke != is.broke {
 			return fmt.Errorf("run %d of %d differs from those before", n, *times)
 		}
 	}
-	fmt.Printf("%d lines, %d times the same\n", lines(is.trace), *times)
+	fmt.Printf("%d lines, %d times the same\n", lines(is.trace()), *times)
 
 	if is.broke != "" {
 		return &broken{r, is}
@@ -233,15 +235,16 @@ func (b *broken) Error() string {
 // report leaves out what faults it can, and prints the trace of the rest.
 func (b *broken) report() error {
 	less, is := b.shrink(b.result)
-	fmt.Print(is.trace, is.crash)
+	fmt.Print(is.trace(), is.crash)
 
 	return &broken{less, is}
 }
 
 // print says how far it is, the commonest faults first.
 func (all *counts) print(took time.Duration) {
-	fmt.Printf("%.1f hours simulated in %s, %.0f in an hour\n",
-		all.simulated.Hours(), took.Round(time.Second), all.simulated.Hours()/took.Hours())
+	// By CPU as well: other work on the machine makes the hour longer, and not the work.
+	fmt.Printf("%.1f hours simulated in %s, %.0f in an hour, %.0f in an hour of CPU\n", all.simulated.Hours(),
+		took.Round(time.Second), all.simulated.Hours()/took.Hours(), all.simulated.Hours()/all.cpu.Hours())
 	fmt.Println("  faults:", listed(all.faults))
 	fmt.Println("  reached:", listed(all.marks))
 }

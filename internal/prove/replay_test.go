@@ -28,7 +28,7 @@ func TestResultSaysWhatBroke(t *testing.T) {
 	if is.broke != "once: sum is 5" || is.promise() != "once" || is.faults() != 13 {
 		t.Errorf("%q, %q, %d faults", is.broke, is.promise(), is.faults())
 	}
-	if want := 4; lines(is.trace) != want {
-		t.Errorf("%d lines, want %d: %q", lines(is.trace), want, is.trace)
+	if want := 4; lines(is.trace()) != want {
+		t.Errorf("%d lines, want %d: %q", lines(is.trace()), want, is.trace())
 	}
 }
