@@ -151,7 +151,7 @@ func (p *Process) newOwner() *owner.Owner {
 		p.useTier(&cfg)
 	}
 	if p.HasPeers() {
-		p.share(&cfg)
+		p.replicate(&cfg)
 	}
 
 	o := owner.New(&measured{Store: p.over, metrics: p.metrics, log: p.cfg.Log}, cfg)

@@ -41,10 +41,10 @@ func (p *Process) openPeers() {
 	// This region writes to its inbox in the peer's Redis, and the peer writes to its inbox in this region's Redis.
 	for _, peer := range p.cfg.Peers {
 		p.peers = append(p.peers, region.Peer{
-			Name:  peer.Name,
-			There: open(rowsredis.Config{Conn: peer.Conn, Accept: acceptPeer}),
-			Out:   open(rowsredis.Config{Conn: peer.Conn, Accept: acceptPeer, Inbox: p.cfg.Region}),
-			In:    open(rowsredis.Config{Conn: p.cfg.Redis, Accept: accept, Inbox: peer.Name}),
+			Name:   peer.Name,
+			Rows:   open(rowsredis.Config{Conn: peer.Conn, Accept: acceptPeer}),
+			Outbox: open(rowsredis.Config{Conn: peer.Conn, Accept: acceptPeer, Inbox: p.cfg.Region}),
+			Inbox:  open(rowsredis.Config{Conn: p.cfg.Redis, Accept: accept, Inbox: peer.Name}),
 		})
 	}
 }
@@ -77,8 +77,8 @@ func (p *Process) openSharedExact(ctx context.Context) (err error) {
 	return nil
 }
 
-// share makes an owner with this Config replicate its counters. The owner must then be passed to the Region.
-func (p *Process) share(cfg *owner.Config) {
+// replicate makes an owner with this Config replicate its counters. The owner must then be passed to the Region.
+func (p *Process) replicate(cfg *owner.Config) {
 	p.region = region.New(region.Config{
 		Name:       p.cfg.Region,
 		Process:    p.name,

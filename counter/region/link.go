@@ -66,7 +66,7 @@ func newLink(r *Region, p Peer, m *metrics) *link {
 	l := &link{
 		Peer:        p,
 		r:           r,
-		there:       owner.NewReader(p.There, rows.PartitionOf),
+		there:       owner.NewReader(p.Rows, rows.PartitionOf),
 		log:         r.cfg.Log.With().Str("peer", p.Name).Logger(),
 		sent:        m.sent.WithLabelValues(p.Name),
 		comparisons: m.comparisons.WithLabelValues(p.Name),
@@ -121,7 +121,7 @@ func (l *link) Positions(ctx context.Context, believed []replication.At[Position
 	}
 
 	positions := make([]Position, len(believed))
-	for i, found := range l.Out.Read(ctx, addresses) {
+	for i, found := range l.Outbox.Read(ctx, addresses) {
 		if found.Err != nil {
 			return nil, fmt.Errorf("region: positions of %s: %w", l.Name, found.Err)
 		}
@@ -256,7 +256,7 @@ func (l *link) claim(ctx context.Context, batches []*batch) (claimed []*batch, e
 		return claimed, nil
 	}
 
-	claims, err := l.Out.Claim(ctx, l.r.cfg.Process, former)
+	claims, err := l.Outbox.Claim(ctx, l.r.cfg.Process, former)
 	if err != nil {
 		return nil, fmt.Errorf("region: claim the inbox at %s: %w", l.Name, err)
 	}
@@ -374,7 +374,7 @@ func (l *link) compare(ctx context.Context, batches []*batch) error {
 	}
 
 	// One read for all, since each is a round trip to another region.
-	found := l.Out.Read(ctx, addresses)
+	found := l.Outbox.Read(ctx, addresses)
 	for _, b := range batches {
 		if !b.comparesAll {
 			continue
@@ -430,7 +430,7 @@ func (l *link) commit(ctx context.Context, batches []*batch) error {
 	}
 
 	var failed error
-	for i, err := range l.Out.Commit(ctx, commits) {
+	for i, err := range l.Outbox.Commit(ctx, commits) {
 		// One partition may fail while others are acknowledged.
 		if err := l.handleOutcome(made[i], err); err != nil {
 			failed = fmt.Errorf("region: send to %s: %w", l.Name, err)

@@ -65,7 +65,7 @@ func (v *receiver) watch(ctx context.Context) {
 
 	for {
 		// Its error does not matter: when a watch begins, it reports a gap.
-		_ = v.In.Watch(ctx, received, missed)
+		_ = v.Inbox.Watch(ctx, received, missed)
 		if !wake.Wait(ctx, v.r.cfg.Every, nil) {
 			return
 		}
@@ -126,7 +126,7 @@ func (v *receiver) some(ctx context.Context, id int, j *job) (merged bool) {
 		addresses[i] = rows.Address{Partition: id, Name: shareRow(key)}
 	}
 	var received owner.ReceivedShares
-	for i, found := range v.In.Read(ctx, addresses) {
+	for i, found := range v.Inbox.Read(ctx, addresses) {
 		if found.Err != nil {
 			return false
 		}
@@ -147,7 +147,7 @@ func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 	var received owner.ReceivedShares
 	n := 0
 	last := ""
-	err := v.In.Scan(ctx, id, sharesOf, j.after, func(key string, row []byte) error {
+	err := v.Inbox.Scan(ctx, id, sharesOf, j.after, func(key string, row []byte) error {
 		v.add(&received, key, row, true) // unknown whether a repair wrote the row, so treat it as one
 		n++
 		last = key

@@ -44,10 +44,10 @@ func (r *redisRegion) start(t *testing.T, life int, other *redisRegion) {
 	name := fmt.Sprint(r.name, " ", life)
 	r.home = openRows(t, r.server, "")
 	peer := region.Peer{
-		Name:  other.name,
-		There: openRows(t, other.server, ""),
-		Out:   openRows(t, other.server, r.name),
-		In:    openRows(t, r.server, other.name),
+		Name:   other.name,
+		Rows:   openRows(t, other.server, ""),
+		Outbox: openRows(t, other.server, r.name),
+		Inbox:  openRows(t, r.server, other.name),
 	}
 	r.region = region.New(region.Config{
 		Name: r.name, Process: name, Store: r.home, Peers: []region.Peer{peer},

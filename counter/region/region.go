@@ -17,10 +17,10 @@ import (
 
 // Peer is another region.
 type Peer struct {
-	Name  string
-	There rows.Store // the peer's own rows, which this region only reads
-	Out   rows.Store // this region's inbox there
-	In    rows.Store // the peer's inbox here
+	Name   string
+	Rows   rows.Store // the peer's own, which this region only reads
+	Outbox rows.Store // this region's inbox there
+	Inbox  rows.Store // the peer's inbox here
 }
 
 // Config tunes a Region. A zero field takes its default.

@@ -112,10 +112,10 @@ func (p *place) start(t *testing.T, all []*place, rules *counter.Rules) {
 		}
 		there := func() bool { return !p.isCut() && !other.isCut() }
 		cfg.Peers = append(cfg.Peers, region.Peer{
-			Name:  other.name,
-			There: p.to(other.home, there),
-			Out:   p.to(other.inboxes[p.name], there),
-			In:    p.to(p.inboxes[other.name], here),
+			Name:   other.name,
+			Rows:   p.to(other.home, there),
+			Outbox: p.to(other.inboxes[p.name], there),
+			Inbox:  p.to(p.inboxes[other.name], here),
 		})
 	}
 

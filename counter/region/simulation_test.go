@@ -269,10 +269,10 @@ func (r *simRegion) newProcess() *process {
 			continue
 		}
 		cfg.Peers = append(cfg.Peers, region.Peer{
-			Name:  other.name,
-			There: p.far(other, other.home, "home"),
-			Out:   p.far(other, other.inboxes[r.name], "out"),
-			In:    p.near(r.inboxes[other.name], other.name),
+			Name:   other.name,
+			Rows:   p.far(other, other.home, "home"),
+			Outbox: p.far(other, other.inboxes[r.name], "out"),
+			Inbox:  p.near(r.inboxes[other.name], other.name),
 		})
 	}
 	p.region = region.New(cfg)

@@ -43,7 +43,7 @@ var _ counter.Store = (*Store)(nil)
 func NewStore(to counter.Store, rules *counter.Rules, peers []Peer) *Store {
 	s := &Store{Store: to, rules: rules}
 	for _, p := range peers {
-		s.peers = append(s.peers, &asked{Reader: owner.NewReader(p.There, rows.PartitionOf)})
+		s.peers = append(s.peers, &asked{Reader: owner.NewReader(p.Rows, rows.PartitionOf)})
 	}
 
 	return s
