@@ -13,6 +13,8 @@ type explainRequest struct {
 	answer chan<- presence.Parts // has room for the answer
 }
 
+func (c *explainRequest) deliver(p *partition) { c.answer <- p.explain(c.page) }
+
 // Explain returns what the count of a page, or of a site, is made of in the partitions that this node owns. A partition
 // that it stops owning meanwhile is left out.
 func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, err error) {
@@ -52,10 +54,9 @@ func (n *Node) Explain(ctx context.Context, page string) (sum presence.Parts, er
 
 // explain answers a question about a page. It scans every user: there is no index of the users on a page, because
 // nothing else needs one.
-func (p *partition) explain(c *explainRequest) {
-	var parts presence.Parts
+func (p *partition) explain(page string) (parts presence.Parts) {
 	for u := range p.users {
-		switch p.stayOf(u, c.page) {
+		switch p.stayOf(u, page) {
 		case absent:
 			continue
 		case held:
@@ -71,7 +72,7 @@ func (p *partition) explain(c *explainRequest) {
 		parts.Settled = 1
 	}
 
-	c.answer <- parts
+	return parts
 }
 
 // stay is how a user is on a page.

@@ -172,7 +172,7 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 
 	// The reader of the socket calls this, so one busy partition must not hold up the others.
 	select {
-	case p.mail <- b:
+	case p.mail <- (*beat)(b):
 		return true
 	default:
 		n.dropped.Add(1)

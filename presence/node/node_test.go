@@ -588,9 +588,9 @@ func TestTakeoverWaitsForAllGateways(t *testing.T) {
 		next.op(gw("a"), leave(1, "p", 0))
 		next.want("p", 1)
 
-		time.Sleep(confirmTimeout * time.Millisecond / 2)
+		time.Sleep(confirmTimeout / 2)
 		next.op(gw("b"), join(1, "p"))
-		time.Sleep(confirmTimeout * time.Millisecond)
+		time.Sleep(confirmTimeout)
 		next.want("p", 1)
 
 		next.op(gw("b"), leave(1, "p", 0))
@@ -827,7 +827,7 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 		r.wantStale(true)
 
 		before := r.count("b")
-		time.Sleep(askInterval * 3 * time.Millisecond)
+		time.Sleep(askInterval * 3)
 		if got := r.count("b"); got < before+2 {
 			t.Fatalf("gateway b was asked %d times, want again and again", got-before)
 		}
@@ -847,7 +847,7 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 			t.Fatal("nobody was answered")
 		}
 
-		time.Sleep(3 * askInterval * time.Millisecond)
+		time.Sleep(3 * askInterval)
 		if got := r.count("b"); got != before {
 			t.Fatalf("gateway b got %d more replies though it has told everything", got-before)
 		}
@@ -897,7 +897,7 @@ func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 		r.wantStale(true)
 
 		r.node.Gateways(nil)
-		time.Sleep(askInterval*time.Millisecond + wheelTick)
+		time.Sleep(askInterval + wheelTick)
 		r.wantStale(false)
 	})
 }
@@ -916,7 +916,7 @@ func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 		time.Sleep(timeout - 2*time.Second - lastRenewal)
 		r.wantStale(true)
 
-		time.Sleep(time.Second + askInterval*time.Millisecond + wheelTick)
+		time.Sleep(time.Second + askInterval + wheelTick)
 		r.wantStale(false)
 	})
 
@@ -1020,7 +1020,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 		stay time.Duration
 	}{
 		"after a handover": {false, timeout * 2 / 3},
-		"after a death":    {true, timeout - deathDetection*time.Millisecond},
+		"after a death":    {true, timeout - deathDetection},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -1044,7 +1044,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 				r.deliver(&heartbeat.Beat{
 					Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(4, "p")}, Whole: 2,
 				})
-				time.Sleep(askInterval*time.Millisecond + wheelTick)
+				time.Sleep(askInterval + wheelTick)
 				r.want("p", 1)
 
 				stopped, stop2 := startBeside(t, "last", store, []heartbeat.Source{gw("b")}, func(n *Node) {

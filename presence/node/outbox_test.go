@@ -155,7 +155,7 @@ func (h *interleaving) step(name byte) bool {
 		if len(h.actor.mail) == 0 {
 			return false
 		}
-		h.actor.handle(<-h.actor.mail)
+		(<-h.actor.mail).deliver(h.actor)
 		h.actor.checkReports()
 		h.actor.flush()
 	case 'w', 'u': // the writer takes the ready outboxes, and the store writes them; u: the answer is lost
@@ -296,7 +296,7 @@ func TestASecondJoinIsAcknowledgedWithItsCount(t *testing.T) {
 			}
 		})
 		join := func(gateway string) {
-			h.actor.handle(&heartbeat.Beat{
+			h.actor.beat(&heartbeat.Beat{
 				Source: heartbeat.Source{Gateway: gateway, Incarnation: 1}, Stream: 1, First: 1,
 				Ops: []heartbeat.Op{{Kind: heartbeat.Join, User: 1, Page: "p"}},
 			})

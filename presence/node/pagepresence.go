@@ -1,11 +1,14 @@
 package node
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // pagePresence is a session's presence on one page.
 type pagePresence struct {
 	page  *page
-	until int64 // the end of a grace or a hold; 0: open-ended, as long as the session
+	until time.Duration // the end of a grace or a hold; 0: open-ended, as long as the session
 }
 
 // outlasts reports whether pp ends after o. An open-ended presence outlasts every other one.
@@ -27,7 +30,7 @@ type pagePresences struct {
 	openEnded int           // elements with until 0
 	// earliestEnd is a lower bound of the ends in list; 0: all are open-ended. After an
 	// element was changed or removed it may be too early until expire computes it again.
-	earliestEnd int64
+	earliestEnd time.Duration
 }
 
 // live reports whether any page presence is open-ended.
@@ -61,7 +64,7 @@ func (s *pagePresences) find(pg *page) *pagePresence {
 }
 
 // add adds a presence on a page that has none.
-func (s *pagePresences) add(pg *page, until int64) {
+func (s *pagePresences) add(pg *page, until time.Duration) {
 	if s.list == nil {
 		s.list = make([]pagePresence, 0, 1) // most users are on one page
 	}
@@ -85,7 +88,7 @@ func (s *pagePresences) add(pg *page, until int64) {
 }
 
 // set changes the end of a presence.
-func (s *pagePresences) set(pp *pagePresence, until int64) {
+func (s *pagePresences) set(pp *pagePresence, until time.Duration) {
 	if pp.until == 0 {
 		s.openEnded--
 	}
@@ -98,7 +101,7 @@ func (s *pagePresences) set(pp *pagePresence, until int64) {
 }
 
 // noteEnd lowers earliestEnd to until.
-func (s *pagePresences) noteEnd(until int64) {
+func (s *pagePresences) noteEnd(until time.Duration) {
 	if until != 0 && (s.earliestEnd == 0 || until < s.earliestEnd) {
 		s.earliestEnd = until
 	}

@@ -21,11 +21,11 @@ func TestPagePresencesAreAMap(t *testing.T) {
 
 	rapid.Check(t, func(rt *rapid.T) {
 		var s pagePresences
-		model := map[*page]int64{}
+		model := map[*page]time.Duration{}
 
 		for range rapid.IntRange(0, 200).Draw(rt, "steps") {
 			pg := rapid.SampledFrom(pages).Draw(rt, "page")
-			until := int64(rapid.IntRange(0, 5).Draw(rt, "until"))
+			until := time.Duration(rapid.IntRange(0, 5).Draw(rt, "until"))
 
 			st := s.find(pg)
 			if have, ok := model[pg]; ok != (st != nil) || ok && st.until != have {
@@ -45,7 +45,7 @@ func TestPagePresencesAreAMap(t *testing.T) {
 			}
 
 			lasting := 0
-			soonest := int64(0)
+			soonest := time.Duration(0)
 			for _, until := range model {
 				if until == 0 {
 					lasting++

@@ -14,9 +14,13 @@ import (
 // gateway repeats its ops and its next heartbeat lists the live users again; requests block their caller.
 const mailboxSize = 256
 
-// mail is a *heartbeat.Beat, a *holdRequest, a *usersRequest, an *explainRequest, a *stored, a *refused, a *reclaimed
-// or an *incomplete.
-type mail any
+// mail is what other goroutines send to an actor. The actor delivers it to its partition.
+type mail interface{ deliver(p *partition) }
+
+// beat is mail from a gateway.
+type beat heartbeat.Beat
+
+func (b *beat) deliver(p *partition) { p.beat((*heartbeat.Beat)(b)) }
 
 // stored says that a batch of the outbox is in the store, and carries the counts
 // after it.
@@ -25,24 +29,18 @@ type stored struct {
 	counts []presence.Count
 }
 
+func (s *stored) deliver(p *partition) { p.stored(s) }
+
 // refused says that the store refused a change because its claim was not valid. If the
 // actor received a new claim while the change was in flight, it could not queue the
 // outbox then; refused makes it try again.
 type refused struct{}
 
-// reclaimed says that the store lost data and that the partition was claimed again.
-// found is the partition's data that the store still had.
-type reclaimed struct {
-	claim presence.Claim
-	found presence.Snapshot
-}
-
-// incomplete says that the store has not recorded the partition as complete.
-type incomplete struct{}
+func (*refused) deliver(*partition) {} // run flushes the outbox after every mail
 
 // partition is the actor of one partition. Other goroutines use only mail, ended and
-// out; everything else belongs to the goroutine of run. Times are milliseconds of the
-// partition's clock, see now.
+// out; everything else belongs to the goroutine of run. Times are those of the node's
+// clock, see now; 0 means none.
 type partition struct {
 	node  *Node
 	id    int
@@ -64,8 +62,7 @@ type partition struct {
 	holdOrder holdOrder
 
 	takeover takeover
-	start    time.Duration // the node's clock at the claim
-	alarm    int64         // when run's timer fires; 0: the timer is stopped
+	alarm    time.Duration // when run's timer fires; 0: the timer is stopped
 }
 
 func newPartition(n *Node, claim presence.Claim) *partition {
@@ -80,9 +77,9 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		asking:  map[*source][]presence.User{},
 		holds:   &source{},
 		loaded:  &source{},
-		start:   n.clock.now(),
 
 		holdOrder: holdOrder{newest: map[memberKey]*list.Element{}},
+		takeover:  takeover{since: n.clock.now()},
 	}
 
 	p.out.claim = claim
@@ -97,11 +94,10 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 	return p
 }
 
-// now returns the partition's clock: milliseconds since the claim, without the time
-// for which the process was suspended.
-func (p *partition) now() int64 { return (p.node.clock.now() - p.start).Milliseconds() }
+// now returns the time of the node's clock, which leaves out the time for which the process was suspended.
+func (p *partition) now() time.Duration { return p.node.clock.now() }
 
-func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Milliseconds() }
+func (p *partition) timeout() time.Duration { return p.node.cfg.PresenceTimeout }
 
 // run is the actor's loop. It returns when ctx ends; the writer still writes an outbox
 // that is queued by then.
@@ -132,31 +128,12 @@ func (p *partition) run(ctx context.Context) {
 			p.wheel.due(p.now(), p.expire)
 			p.askGateways()
 		case m := <-p.mail:
-			p.handle(m)
+			m.deliver(p)
 			for range len(p.mail) { // mail that arrived together is written together
-				p.handle(<-p.mail)
+				m = <-p.mail
+				m.deliver(p)
 			}
 		}
-	}
-}
-
-func (p *partition) handle(m mail) {
-	switch m := m.(type) {
-	case *heartbeat.Beat:
-		p.beat(m)
-	case *holdRequest:
-		p.hold(m)
-	case *usersRequest:
-		p.answer(m)
-	case *explainRequest:
-		p.explain(m)
-	case *stored:
-		p.stored(m)
-	case *refused: // run flushes the outbox after every mail
-	case *reclaimed:
-		p.rewrite(m)
-	case *incomplete:
-		p.repeatComplete()
 	}
 }
 
@@ -219,7 +196,7 @@ func (p *partition) arm(timer *time.Timer) {
 		return
 	}
 
-	timer.Reset(time.Duration(max(at-p.now(), 0)) * time.Millisecond)
+	timer.Reset(max(at-p.now(), 0))
 }
 
 // flush queues the outbox for the writer, unless the writer has it already.

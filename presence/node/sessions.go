@@ -8,17 +8,17 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// askInterval is how often, in milliseconds, the actor asks a gateway about a user
-// without heartbeats. The gateway answers with a join, which it repeats until it is
-// acknowledged; so lost datagrams remove no user.
-const askInterval = 300
+// askInterval is how often the actor asks a gateway about a user without heartbeats. The
+// gateway answers with a join, which it repeats until it is acknowledged; so lost
+// datagrams remove no user.
+const askInterval = 300 * time.Millisecond
 
 // session is one source's report of one user. The sessions of a user form a chain.
 type session struct {
 	user     presence.User
 	from     *source
-	next     *session // the same user, from another source
-	deadline int64    // the end of open-ended page presences; each heartbeat moves it
+	next     *session      // the same user, from another source
+	deadline time.Duration // the end of open-ended page presences; each heartbeat moves it
 	pagePresences
 
 	slotNext, slotPrev *session // neighbours in the wheel's slot
@@ -112,7 +112,7 @@ func (p *partition) held(u presence.User, pg *page) bool {
 }
 
 // join puts s on the page until the given time; 0 means as long as the session lasts.
-func (p *partition) join(s *session, pg *page, until int64) {
+func (p *partition) join(s *session, pg *page, until time.Duration) {
 	if pp := s.find(pg); pp != nil {
 		s.set(pp, until)
 		return
@@ -288,9 +288,9 @@ func (p *partition) expire(s *session) {
 	p.schedule(s)
 }
 
-// askBefore returns how long before a session's deadline, in milliseconds, the actor
-// begins to ask the gateway: by then two heartbeats are missing.
-func (p *partition) askBefore() int64 { return p.timeout() / 3 }
+// askBefore returns how long before a session's deadline the actor begins to ask the
+// gateway: by then two heartbeats are missing.
+func (p *partition) askBefore() time.Duration { return p.timeout() / 3 }
 
 // askGateways asks the gateways about the users whose heartbeats are missing.
 func (p *partition) askGateways() {
@@ -362,7 +362,7 @@ func (p *partition) memberChange(u presence.User, pg *page) presence.MemberChang
 		switch {
 		case pp == nil:
 		case s.from == p.holds:
-			m.Hold = time.Now().Add(time.Duration(pp.until-p.now()) * time.Millisecond)
+			m.Hold = time.Now().Add(pp.until - p.now())
 		default:
 			connected = true
 		}

@@ -10,29 +10,29 @@ import (
 )
 
 const (
-	// gapTimeout is how long, in milliseconds, ops may be missing before the actor asks
-	// for a new stream. A needless request costs one repetition of the gateway's users.
-	gapTimeout = 500
-	// confirmTimeout is how long, in milliseconds, the user's other gateways have to
-	// confirm a loaded page presence after one gateway has confirmed it.
-	confirmTimeout = 1500
+	// gapTimeout is how long ops may be missing before the actor asks for a new stream. A
+	// needless request costs one repetition of the gateway's users.
+	gapTimeout = 500 * time.Millisecond
+	// confirmTimeout is how long the user's other gateways have to confirm a loaded page
+	// presence after one gateway has confirmed it.
+	confirmTimeout = 1500 * time.Millisecond
 )
 
 // source is where sessions come from: one incarnation of a gateway, or one of the
 // partition's own two sources, holds and loaded.
 type source struct {
 	heartbeat.Source
-	stream   uint64 // the gateway's current stream of ops
-	applied  uint64 // ops of the stream up to this one are applied
-	acked    uint64 // ops of the stream up to this one are in the store
-	gapSince int64  // when an op beyond the next one arrived, without progress since; 0: no gap
+	stream   uint64        // the gateway's current stream of ops
+	applied  uint64        // ops of the stream up to this one are applied
+	acked    uint64        // ops of the stream up to this one are in the store
+	gapSince time.Duration // when an op beyond the next one arrived, without progress since; 0: no gap
 	// mustReset says that the actor removed users that the gateway may still have. The
 	// actor then asks for a new stream, because the ops that follow in this one do not
 	// report these users again.
 	mustReset    bool
-	snapshotEnd  uint64 // 1 + the last op of the gateway's initial users; 0: not announced yet
-	lastBeat     int64  // when the last beat arrived
-	lastProgress int64  // when the stream last said something new
+	snapshotEnd  uint64        // 1 + the last op of the gateway's initial users; 0: not announced yet
+	lastBeat     time.Duration // when the last beat arrived
+	lastProgress time.Duration // when the stream last said something new
 	sessions     int
 }
 
@@ -47,6 +47,23 @@ type holdRequest struct {
 	presence.HoldChange
 	ctx  context.Context // the caller's
 	done chan error      // buffered, so that the actor never waits for a caller that gave up
+}
+
+// A refusal is answered at once, and everything else when the store has the change.
+func (c *holdRequest) deliver(p *partition) {
+	if err := p.admitHold(c); err != nil {
+		c.done <- err
+		return
+	}
+
+	if c.On {
+		p.takeHold(c.User, c.Page)
+	} else {
+		p.endHold(c.User, c.Page)
+	}
+
+	// Also where there was nothing to end: only an owner that the store still accepts can know that.
+	p.queueReply(pendingReply{done: c.done})
 }
 
 // beat applies one message of a gateway.
@@ -83,24 +100,52 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 }
 
-// follow begins the stream of b if it is a new one. It reports whether the ops of b continue the source's stream, or
-// repeat a part of it. If they do not, reply may ask the gateway for a new stream.
-func (p *partition) follow(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) bool {
-	begins := b.Stream > src.stream && b.First == 1
-	current := b.Stream == src.stream && !src.mustReset
+// verdict says how the ops of a message relate to the stream of their source.
+type verdict uint8
+
+const (
+	continues verdict = iota // they are the next ops, or repeat earlier ones
+	begins                   // they begin a new stream, which reports all users of the gateway again
+	outdated                 // they are late ops of an earlier stream
+	headless                 // the actor cannot follow their stream: it missed the beginning, or removed users
+	gapped                   // ops before them are missing
+)
+
+// judge returns the verdict on the ops of b. It changes nothing.
+func (s *source) judge(b *heartbeat.Beat) verdict {
+	isNewer := b.Stream > s.stream
 
 	switch {
+	case b.Stream < s.stream:
+		return outdated
+	case isNewer:
+		if b.First == 1 {
+			return begins
+		}
+		return headless
+	case s.mustReset:
+		return headless
+	case b.First > s.applied+1:
+		return gapped
+	default:
+		return continues
+	}
+}
+
+// ops applies ops of the source's stream in order. It acknowledges repeated ops again,
+// and ignores ops after a gap, which the gateway repeats.
+func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
+	switch src.judge(b) {
 	case begins:
-		// A new stream reports all users of the gateway again.
 		// Before begin: sessions that the new stream does not confirm have ended, and only their trial removes them.
 		p.putOnTrial(src)
 		src.begin(b.Stream, p.now())
-	case !current:
-		// Messages of an older stream are late and are ignored. A newer stream must begin
-		// again, because this owner missed its beginning.
-		reply.Reset = b.Stream >= src.stream
-		return false
-	case b.First > src.applied+1:
+	case outdated:
+		return
+	case headless:
+		reply.Reset = true
+		return
+	case gapped:
 		// Usually the missing ops are on their way. If they never arrive, an earlier
 		// owner has acknowledged them, and this owner learned of the stream from a late
 		// copy of its beginning.
@@ -108,21 +153,15 @@ func (p *partition) follow(src *source, b *heartbeat.Beat, reply *heartbeat.Repl
 			src.gapSince = p.now()
 		}
 		reply.Reset = p.now()-src.gapSince > gapTimeout
-		return false
-	}
-
-	src.gapSince = 0
-	return true
-}
-
-// ops applies ops of the source's stream in order. It acknowledges repeated ops again,
-// and ignores ops after a gap, which the gateway repeats.
-func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
-	followed := p.follow(src, b, reply)
-	if !followed {
 		return
 	}
 
+	src.gapSince = 0
+	p.apply(src, b, reply)
+}
+
+// apply applies ops that begin or continue the source's stream.
+func (p *partition) apply(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	// Whole may come with a later beat: at first the gateway may not know its last initial op.
 	if b.Whole > src.snapshotEnd {
 		src.snapshotEnd = b.Whole
@@ -172,7 +211,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 }
 
 // begin starts a stream, of which nothing has been applied yet.
-func (s *source) begin(stream uint64, now int64) {
+func (s *source) begin(stream uint64, now time.Duration) {
 	s.stream = stream
 	s.applied = 0
 	s.acked = 0
@@ -193,7 +232,7 @@ func (s *source) acknowledge(reply *heartbeat.Reply, pages []*page) {
 // link delivers after its gateway died keeps nobody longer than that gateway would have. expire files s under the new
 // deadline when the old one passes.
 func (p *partition) extend(s *session, b *heartbeat.Beat) {
-	s.deadline = max(s.deadline, p.now()+p.timeout()-b.Age.Milliseconds())
+	s.deadline = max(s.deadline, p.now()+p.timeout()-b.Age)
 }
 
 // repeated takes a join that was applied before as a sign of life. While the store is away, the gateway repeats joins,
@@ -270,7 +309,7 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 	}
 
 	// Only the end moves. The store keeps the user as present, so that an owner that takes over knows the user too.
-	s.set(pp, p.now()+grace.Milliseconds())
+	s.set(pp, p.now()+grace)
 	p.schedule(s)
 }
 
@@ -282,7 +321,7 @@ func (p *partition) departUnknown(src *source, u presence.User, name string, gra
 	if !p.takeover.complete && grace > 0 && (pg == nil || !p.present(u, pg)) {
 		pg = p.page(name)
 		s := p.session(u, src, pg)
-		p.join(s, pg, p.now()+grace.Milliseconds())
+		p.join(s, pg, p.now()+grace)
 		p.schedule(s)
 		return
 	}
@@ -294,50 +333,50 @@ func (p *partition) departUnknown(src *source, u presence.User, name string, gra
 
 	// Never earlier than the end that another gateway's leave has set.
 	if pp := s.find(pg); pp != nil {
-		s.set(pp, max(pp.until, p.now()+max(grace.Milliseconds(), confirmTimeout)))
+		s.set(pp, max(pp.until, p.now()+max(grace, confirmTimeout)))
 		p.schedule(s)
 	}
 }
 
-// hold takes, renews or ends a hold.
-func (p *partition) hold(c *holdRequest) {
+// admitHold returns why a change of a hold is refused, or nil.
+func (p *partition) admitHold(c *holdRequest) error {
 	if err := expired(c.ctx); err != nil {
-		c.done <- err
-		return
+		return err
 	}
 
 	// Not before: a change that has no effect must not overtake one that has.
 	key := memberKey{c.User, c.Page}
 	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
-		c.done <- err
-		return
+		return err
 	}
 
+	// A renewal is never refused, because it takes no further place.
 	s := p.lookup(c.User, p.holds)
-	pg := p.pages[c.Page]
-	held := s != nil && pg != nil && s.find(pg) != nil
-
-	switch {
-	case c.On:
-		// A renewal is never refused, because it takes no further place.
-		if s != nil && len(s.list) >= presence.MaxPages && !held {
-			c.done <- ErrTooManyHolds
-			return
-		}
-
-		pg = p.page(c.Page)
-		p.noteArrival(c.User, pg)
-
-		s = p.session(c.User, p.holds, pg)
-		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
-		p.noteMember(c.User, pg) // join does not note a member if only the end of the hold moved
-		p.schedule(s)
-	case held:
-		p.leave(s, pg)
+	isFull := s != nil && len(s.list) >= presence.MaxPages
+	if c.On && isFull && !p.held(c.User, p.pages[c.Page]) {
+		return ErrTooManyHolds
 	}
 
-	// Also where there was nothing to end: only an owner that the store still accepts can know that.
-	p.queueReply(pendingReply{done: c.done})
+	return nil
+}
+
+// takeHold takes or renews the user's hold on a page.
+func (p *partition) takeHold(u presence.User, name string) {
+	pg := p.page(name)
+	p.noteArrival(u, pg)
+
+	s := p.session(u, p.holds, pg)
+	p.join(s, pg, p.now()+holdTimeouts*p.timeout())
+	p.noteMember(u, pg) // join does not note a member if only the end of the hold moved
+	p.schedule(s)
+}
+
+// endHold ends the user's hold on a page, if there is one.
+func (p *partition) endHold(u presence.User, name string) {
+	pg := p.pages[name]
+	if p.held(u, pg) {
+		p.leave(p.lookup(u, p.holds), pg)
+	}
 }
 
 // expired returns ctx's error. It also compares the deadline with the clock, because
@@ -351,7 +390,7 @@ func expired(ctx context.Context) error {
 }
 
 // sweep deletes sources without sessions that have been silent for two timeouts.
-func (p *partition) sweep(now int64) {
+func (p *partition) sweep(now time.Duration) {
 	for key, src := range p.sources {
 		// A gateway that comes back after that is asked for a new stream, with all its users.
 		if src.sessions == 0 && now-src.lastBeat > 2*p.timeout() {

@@ -15,9 +15,9 @@ var (
 )
 
 const (
-	// deathDetection is how long, in milliseconds, it takes to notice that a process
-	// died, give or take a second (see package member).
-	deathDetection = 3500
+	// deathDetection is how long it takes to notice that a process died, give or take a
+	// second (see package member).
+	deathDetection = 3500 * time.Millisecond
 	// recentDeath is how long after a death a takeover is attributed to that death.
 	recentDeath = 5 * time.Second
 )
@@ -31,9 +31,23 @@ type takeover struct {
 	// reported says that all live gateways have reported all their users. Otherwise a loaded
 	// user without confirmation may still be connected to one of them.
 	reported bool
-	since    int64 // when the actor began to wait for the gateways' reports
-	nextAsk  int64 // when the actor asks the gateways again
+	since    time.Duration // when the actor began to wait for the gateways' reports
+	nextAsk  time.Duration // when the actor asks the gateways again
 }
+
+// reclaimed says that the store lost data and that the partition was claimed again.
+// found is the partition's data that the store still had.
+type reclaimed struct {
+	claim presence.Claim
+	found presence.Snapshot
+}
+
+func (r *reclaimed) deliver(p *partition) { p.rewrite(r) }
+
+// incomplete says that the store has not recorded the partition as complete.
+type incomplete struct{}
+
+func (*incomplete) deliver(p *partition) { p.repeatComplete() }
 
 // needsReports reports whether the actor still depends on the gateways' reports.
 func (p *partition) needsReports() bool { return !p.takeover.complete || p.loaded.sessions > 0 }
@@ -73,7 +87,7 @@ func (p *partition) restore(snap presence.Snapshot) {
 func (p *partition) load(members []presence.Member) {
 	now := p.now()
 	trial := p.trialPeriod()
-	if held := p.out.claim.Held.Milliseconds(); held < trial {
+	if held := p.out.claim.Held; held < trial {
 		trial = max(trial-held, min(trial, p.timeout()/3))
 	}
 
@@ -87,7 +101,7 @@ func (p *partition) load(members []presence.Member) {
 		}
 
 		// Clocks may differ; whatever they say, no hold lasts longer than a new one.
-		left := min(time.Until(m.Hold).Milliseconds(), holdTimeouts*p.timeout())
+		left := min(time.Until(m.Hold), holdTimeouts*p.timeout())
 		if m.Alone || !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds, pg)
 			p.join(h, pg, now+max(left, 1)) // a hold that has ended already is removed at the next tick
@@ -96,13 +110,12 @@ func (p *partition) load(members []presence.Member) {
 	}
 }
 
-// trialPeriod returns how long, in milliseconds, a user without confirmation by a gateway
-// stays. It is long enough for a grace that an earlier owner granted, and for a user of a
+// trialPeriod returns how long a user without confirmation by a gateway stays. It is long enough for a grace that an earlier owner granted, and for a user of a
 // lost gateway to reconnect through another one. After a death the trial is shorter: the
 // graces passed while the death was not noticed yet, and a user who left must be gone 3 s
 // after the timeout, counted from the death.
-func (p *partition) trialPeriod() int64 {
-	if at := p.node.death.Load(); at != 0 && p.node.clock.now()-time.Duration(at) < recentDeath {
+func (p *partition) trialPeriod() time.Duration {
+	if at := p.node.death.Load(); at != 0 && p.now()-time.Duration(at) < recentDeath {
 		return max(p.timeout()-deathDetection, p.timeout()/6)
 	}
 
@@ -206,7 +219,7 @@ func (p *partition) checkReports() {
 
 // mayComeBack reports whether one of the dead gateways may come back with users that it has not reported.
 func (p *partition) mayComeBack(dead []*gateway) bool {
-	now := p.node.clock.now()
+	now := p.now()
 	return slices.ContainsFunc(dead, func(g *gateway) bool {
 		return now < g.until && !p.sources[g.Source].reported()
 	})
@@ -224,8 +237,7 @@ func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
 		last = max(last, src.lastProgress)
 	}
 
-	since := max(g.since, p.start+time.Duration(last)*time.Millisecond)
-	return at-since > p.node.cfg.PresenceTimeout
+	return at-max(g.since, last) > p.timeout()
 }
 
 // repeatComplete makes the next change say again that the partition is complete, unless

@@ -18,6 +18,8 @@ type usersRequest struct {
 	answer chan<- usersAnswer // has room for the answer
 }
 
+func (c *usersRequest) deliver(p *partition) { c.answer <- p.answer(c.users) }
+
 type usersAnswer struct {
 	states []presence.UserState // in the order of usersRequest.users
 	err    error
@@ -109,14 +111,13 @@ func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []pre
 
 // answer answers a question about users. Until all gateways have reported their users, the actor cannot tell who is
 // absent.
-func (p *partition) answer(c *usersRequest) {
+func (p *partition) answer(users []presence.User) usersAnswer {
 	if !p.takeover.complete {
-		c.answer <- usersAnswer{err: presence.ErrNotOwner}
-		return
+		return usersAnswer{err: presence.ErrNotOwner}
 	}
 
-	states := make([]presence.UserState, len(c.users))
-	for i, u := range c.users {
+	states := make([]presence.UserState, len(users))
+	for i, u := range users {
 		first := p.users[u]
 		if first == nil {
 			states[i].LastSeen = p.out.departed(u)
@@ -134,5 +135,5 @@ func (p *partition) answer(c *usersRequest) {
 		states[i] = presence.UserState{Since: time.Unix(int64(first.since), 0), Pages: len(pages)}
 	}
 
-	c.answer <- usersAnswer{states: states}
+	return usersAnswer{states: states}
 }

@@ -22,26 +22,23 @@ type wheel struct {
 	occupied [wheelSlots / 64]uint64 // one bit per slot that has a session
 }
 
-// tickOf returns the first tick at which a deadline, in milliseconds, has passed.
-func tickOf(ms int64) int64 {
-	const g = int64(wheelTick / time.Millisecond)
-	return (ms + g - 1) / g
-}
+// tickOf returns the first tick at which a deadline has passed.
+func tickOf(deadline time.Duration) int64 { return int64((deadline + wheelTick - 1) / wheelTick) }
 
 // idle moves an empty wheel to the present time, so that due has no past ticks to visit.
-func (w *wheel) idle(ms int64) {
+func (w *wheel) idle(now time.Duration) {
 	if w.occupied == [len(w.occupied)]uint64{} {
-		w.pos = ms / int64(wheelTick/time.Millisecond)
+		w.pos = int64(now / wheelTick)
 	}
 }
 
-// put files s so that due visits it when ms has passed. It first removes s from its
-// former slot.
-func (w *wheel) put(s *session, ms int64) {
+// put files s so that due visits it when the deadline has passed. It first removes s from
+// its former slot.
+func (w *wheel) put(s *session, deadline time.Duration) {
 	w.drop(s)
 
 	// Not in the slot of the present tick, which due may be visiting; not beyond the last slot, which would alias.
-	t := min(max(tickOf(ms), w.pos+1), w.pos+wheelSlots-1)
+	t := min(max(tickOf(deadline), w.pos+1), w.pos+wheelSlots-1)
 	i := t % wheelSlots
 
 	s.slot = int16(i)
@@ -79,15 +76,15 @@ func (w *wheel) drop(s *session) {
 	s.slot = -1
 }
 
-// next returns the time, in milliseconds, of the first tick that has a session.
-func (w *wheel) next() (ms int64, ok bool) {
+// next returns the time of the first tick that has a session.
+func (w *wheel) next() (at time.Duration, ok bool) {
 	start := (w.pos + 1) % wheelSlots
 	for n := int64(0); n < wheelSlots; {
 		i := (start + n) % wheelSlots
 		word := w.occupied[i/64] >> (i % 64)
 		if word != 0 {
 			n += int64(bits.TrailingZeros64(word))
-			return (w.pos + 1 + n) * int64(wheelTick/time.Millisecond), true
+			return time.Duration(w.pos+1+n) * wheelTick, true
 		}
 		n += 64 - i%64
 	}
@@ -95,15 +92,14 @@ func (w *wheel) next() (ms int64, ok bool) {
 	return 0, false
 }
 
-// due removes every session from the wheel whose filed time has passed at ms, and calls
-// look with it. look puts a session back that is still needed.
-func (w *wheel) due(ms int64, look func(*session)) {
-	now := ms / int64(wheelTick/time.Millisecond)
-	for w.pos < now {
+// due removes every session from the wheel whose filed time has passed, and calls look
+// with it. look puts a session back that is still needed.
+func (w *wheel) due(now time.Duration, look func(*session)) {
+	for last := int64(now / wheelTick); w.pos < last; {
 		at, ok := w.next()
-		t := at / int64(wheelTick/time.Millisecond)
-		if !ok || t > now {
-			w.pos = now
+		t := int64(at / wheelTick)
+		if !ok || t > last {
+			w.pos = last
 			return
 		}
 

@@ -11,14 +11,12 @@ import (
 // is called often, at most one tick late.
 func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		const tick = int64(wheelTick / time.Millisecond)
-
 		var w wheel
-		now := rapid.Int64Range(0, 1<<40).Draw(rt, "start")
+		now := duration(rt, "start", 1<<60)
 
 		sessions := make([]*session, rapid.IntRange(1, 10).Draw(rt, "sessions"))
 
-		due := map[*session]int64{}
+		due := map[*session]time.Duration{}
 		for i := range sessions {
 			sessions[i] = &session{slot: -1}
 		}
@@ -27,7 +25,7 @@ func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 			s := rapid.SampledFrom(sessions).Draw(rt, "session")
 			switch rapid.IntRange(0, 3).Draw(rt, "what") {
 			case 0:
-				at := now + rapid.Int64Range(0, 60_000).Draw(rt, "in")
+				at := now + duration(rt, "in", time.Minute)
 				w.idle(now)
 				w.put(s, at)
 				due[s] = at
@@ -35,7 +33,7 @@ func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 				w.drop(s)
 				delete(due, s)
 			default:
-				now += rapid.Int64Range(0, 2*tick).Draw(rt, "pass")
+				now += duration(rt, "pass", 2*wheelTick)
 			}
 
 			w.due(now, func(s *session) {
@@ -51,14 +49,18 @@ func TestWheelIsNeverEarlyAndAtMostATickLate(t *testing.T) {
 			})
 
 			for s, at := range due {
-				if s.slot < 0 || at+tick <= now-tick {
-					rt.Fatalf("due at %d, not looked at by %d", at, now)
+				if s.slot < 0 || at+wheelTick <= now-wheelTick {
+					rt.Fatalf("due at %s, not looked at by %s", at, now)
 				}
 			}
 
-			if at, ok := w.next(); ok != (len(due) > 0) || ok && at <= now-tick {
-				rt.Fatalf("next = %d, %v at %d with %d filed", at, ok, now, len(due))
+			if at, ok := w.next(); ok != (len(due) > 0) || ok && at <= now-wheelTick {
+				rt.Fatalf("next = %s, %v at %s with %d filed", at, ok, now, len(due))
 			}
 		}
 	})
+}
+
+func duration(rt *rapid.T, label string, longest time.Duration) time.Duration {
+	return time.Duration(rapid.Int64Range(0, int64(longest)).Draw(rt, label))
 }
