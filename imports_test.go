@@ -168,7 +168,7 @@ var layers = []layer{
 	// no store but by the contract
 	{
 		"presence/node/...", []string{
-			"internal/marks", "internal/outage", "internal/wake",
+			"internal/machine", "internal/marks", "internal/outage", "internal/wake",
 			"presence", "presence/heartbeat", "internal/setting",
 		},
 	},

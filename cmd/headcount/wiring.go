@@ -206,6 +206,7 @@ func (s *system) openRoles(ctx context.Context, self presence.Process) (err erro
 			Reply:           s.member,
 			Arrivals:        cfg.KeptMinutes() > 0,
 			Departures:      s.webhooks,
+			Elapsed:         machine.SinceBoot,
 			Registerer:      s.registry,
 			Log:             s.log,
 		}

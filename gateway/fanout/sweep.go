@@ -49,17 +49,18 @@ func (s *shard) sweep() {
 
 	s.mu.Lock()
 	now := s.now()
-	suspended := s.swept != 0 && now-s.swept > s.live.tick()+s.live.pong/2
+	// Not the hub's Standstill: a sweep that is late for any reason may have kept answers to pings from being read.
+	late := s.swept != 0 && now-s.swept > s.live.tick()+s.live.pong/2
 	s.swept = now
 	for i := range s.seats {
 		seat := &s.seats[i]
-		if now < seat.look && !suspended {
+		if now < seat.look && !late {
 			continue // do not read the subscriber: it is not in the CPU's cache
 		}
 
 		sub := seat.sub
-		if suspended && sub.lastAlive() < sub.pinged {
-			// The process was suspended, so its clients get the full time again.
+		if late && sub.lastAlive() < sub.pinged {
+			// The process was suspended or too busy, so its clients get the full time again.
 			sub.pinged = now
 		}
 

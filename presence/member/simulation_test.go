@@ -904,7 +904,7 @@ func (s *simulation) start(m *member) {
 	if p.Has(presence.RolePresence) {
 		r.node, err = node.New(store, node.Config{
 			Name: m.name, Partitions: simPartitions, PresenceTimeout: s.timeout, Reply: p, Log: log,
-			Tick: func() { _ = l.pass() },
+			Tick: func() { _ = l.pass() }, Elapsed: elapsed,
 		})
 		must(err)
 		parts.Node = r.node

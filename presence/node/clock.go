@@ -20,7 +20,8 @@ const (
 const takeoverPossible = 2 * time.Second
 
 // clock is the node's time, which stops while the process is suspended, and for good with stop.
-// Any goroutine may read it; only run moves it.
+// Any goroutine may read it; only run moves it. It is no machine.Standstill, which notices a
+// suspension afterwards: a deadline must not pass before anybody has noticed.
 type clock struct {
 	last   atomic.Pointer[clockReading]
 	ending atomic.Bool // run stops the clock at the next tick
@@ -48,13 +49,9 @@ func (c *clock) stop() { c.ending.Store(true) }
 
 func (c *clock) stopped() bool { return c.last.Load().stopped }
 
-// behind returns the time since the last tick. After a suspension, a large value shows
-// that run has not noticed the suspension yet.
-func (c *clock) behind() time.Duration { return time.Since(c.last.Load().real) }
-
 // run ticks until ctx ends. It calls ticked, unless nil, at every tick. After a
-// suspension it calls suspended with the time that the clock left out.
-func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Duration)) {
+// suspension it calls leftOut with the time that the clock left out.
+func (c *clock) run(ctx context.Context, ticked func(), leftOut func(time.Duration)) {
 	tick := time.NewTicker(clockTick)
 	defer tick.Stop()
 
@@ -78,11 +75,10 @@ func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Dura
 			at += min(passed, maxAdvance)
 		}
 
-		// Before suspended, which wakes the manager: as long as the clock is behind, the manager does nothing.
 		c.last.Store(&clockReading{now, at, c.ending.Load()})
 
 		if passed > 2*maxAdvance {
-			suspended(passed - maxAdvance)
+			leftOut(passed - maxAdvance)
 		}
 	}
 }

@@ -71,11 +71,13 @@ func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
 	m.retryIn = 0
 
-	if n.clock.behind() > takeoverPossible {
-		return nil // the clock is about to notice the suspension, and then alerts the manager
+	// In this order: resumed is called before the standstill counts as noticed.
+	isUnnoticed := n.standstill.Ended()
+	suspended := n.wasSuspended.Swap(false)
+	if isUnnoticed && !suspended {
+		return nil // resumed is about to be called, and wakes the manager
 	}
 
-	suspended := n.wasSuspended.Swap(false)
 	if suspended {
 		// Another node may have owned the partitions meanwhile; actors that claimed again with
 		// their old users would overwrite the newer node's changes.

@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/internal/machine"
 	"headcount/internal/outage"
 	"headcount/internal/wake"
 	"headcount/presence"
@@ -58,6 +59,7 @@ type Config struct {
 	LastSeen   presence.LastSeen     // where departures are remembered; nil: they are neither reported nor looked up
 	Departures Departures            // optional
 	Tick       func()                // called at every tick of the node's clock, which waits for it; may be nil
+	Elapsed    func() time.Duration  // a clock that does not stop while the machine sleeps, see machine.NewStandstill
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -74,9 +76,10 @@ type Node struct {
 	clock   clock
 
 	gateways     gatewayList
-	death        atomic.Int64 // when Died was last called, by the clock; 0: never
-	handingOver  atomic.Bool  // HandOver was called
-	wasSuspended atomic.Bool  // the process was suspended, so other nodes may own its partitions
+	death        atomic.Int64        // when Died was last called, by the clock; 0: never
+	handingOver  atomic.Bool         // HandOver was called
+	standstill   *machine.Standstill // a suspension during which other nodes may have claimed partitions of this one
+	wasSuspended atomic.Bool         // it is over, and the manager has not released the partitions yet
 
 	users       atomic.Int64 // present on any page
 	suspensions atomic.Int64 // suspensions noticed
@@ -115,6 +118,8 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 		want:    make(chan []int, 1),
 		trouble: make(chan struct{}, 1),
 		batches: newBatches(),
+
+		standstill: machine.NewStandstill(takeoverPossible, cfg.Elapsed),
 	}
 
 	// Gateways and Died read the clock before Run moves it for the first time.
@@ -215,7 +220,8 @@ func (n *Node) Run(ctx context.Context) error {
 
 	// The time since New was startup, not a suspension.
 	n.clock.last.Store(&clockReading{real: time.Now(), at: n.clock.now()})
-	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
+	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.countSuspension) })
+	wg.Go(func() { n.standstill.Run(ctx, n.resumed) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unverified: map[int]bool{}}
 
@@ -268,14 +274,15 @@ func (n *Node) Run(ctx context.Context) error {
 // whose connections this process closes.
 func (n *Node) StopClock() { n.clock.stop() }
 
-// suspended handles a suspension of the process for d. The clock calls it.
-func (n *Node) suspended(d time.Duration) {
-	if d > takeoverPossible {
-		// Set before the signal, because the manager that it wakes swaps it back.
-		n.wasSuspended.Store(true)
-		wake.Signal(n.trouble)
-	}
+// resumed makes the manager release all partitions after a suspension.
+func (n *Node) resumed() {
+	// Set before the signal, because the manager that it wakes swaps it back.
+	n.wasSuspended.Store(true)
+	wake.Signal(n.trouble)
+}
 
+// countSuspension counts a suspension of the process, for which the clock left out d.
+func (n *Node) countSuspension(d time.Duration) {
 	// One line is enough; headcount_suspensions_total counts the others.
 	first := n.suspensions.Add(1) == 1
 	if first {

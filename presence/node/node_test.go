@@ -1327,8 +1327,8 @@ func TestTimeStandsStillWithTheProcess(t *testing.T) {
 		stopped := c.now()
 		time.Sleep(20 * clockTick)
 		synctest.Wait()
-		if got := c.now(); got != stopped || c.behind() > clockTick || len(told) != 0 {
-			t.Fatalf("stopped, it goes on by %s, and is behind by %s", got-stopped, c.behind())
+		if got := c.now(); got != stopped || len(told) != 0 {
+			t.Fatalf("stopped, it goes on by %s", got-stopped)
 		}
 
 		cancel()

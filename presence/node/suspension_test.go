@@ -26,13 +26,19 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 				thaw := sync.OnceFunc(func() { close(still) })
 				var frozen atomic.Bool
 
+				pass := func() { // a goroutine that looks at a clock is suspended with the process
+					if frozen.Load() {
+						<-still
+					}
+				}
+
 				n, err := New(s, Config{
 					Name: "still", Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
 					Reply: replies(func(string, *heartbeat.Reply) {}),
-					Tick: func() {
-						if frozen.Load() {
-							<-still
-						}
+					Tick:  pass,
+					Elapsed: func() time.Duration {
+						pass()
+						return time.Duration(time.Now().UnixNano())
 					},
 				})
 				if err != nil {
@@ -88,4 +94,53 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While the machine sleeps, the clock of the node's timers stops with it. So that clock does not show that another node
+// may have owned the partitions, of which an emptied store has kept no trace.
+func TestANodeWhoseMachineSleptWritesNothingOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shaky{Store: newStore()}
+
+		var slept atomic.Int64
+		n, err := New(s, Config{
+			Name: "asleep", Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
+			Reply:   replies(func(string, *heartbeat.Reply) {}),
+			Elapsed: func() time.Duration { return time.Duration(time.Now().UnixNano() + slept.Load()) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		n.Gateways(nil)
+		n.Own([]int{0, 1, 2})
+
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = n.Run(ctx) }()
+		defer func() { cancel(); <-done }()
+
+		synctest.Wait()
+		if err := n.Hold(ctx, asked(1, "p", true)); err != nil {
+			t.Fatal(err)
+		}
+
+		slept.Store(int64(time.Minute))
+		s.set(func() {
+			s.generation++
+			s.Store = newStore()
+		})
+
+		r := &rig{t: t, store: s}
+		for range 4 {
+			time.Sleep(generationPoll)
+			r.want("p", 0)
+		}
+
+		// It owns its partitions again.
+		if err := n.Hold(ctx, asked(1, "p", true)); err != nil {
+			t.Fatal(err)
+		}
+		r.want("p", 1)
+	})
 }

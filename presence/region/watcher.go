@@ -127,7 +127,8 @@ func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bo
 			w.greetedHere[p.Name] = true
 		case idle: // this process takes no part yet
 			r.greetedAt[p.Name] = now
-		case gap > awayAfter: // the peer may have been unable to write its word
+		// The peer may have been unable to write its word: this process stood still, or Redis was away.
+		case gap > awayAfter:
 			r.greetedAt[p.Name] = r.greetedAt[p.Name].Add(gap)
 		}
 

@@ -7,7 +7,8 @@ import (
 
 // Clock is the time of the cluster, by which messages between its processes are signed and judged. It is the time of
 // the store, as the renewals of the lease show it; between two of them the monotonic clock of this process counts on.
-// So neither a wall clock that is wrong nor one that is set has any effect on messages. Any goroutine may use a Clock.
+// So neither a wall clock that is wrong nor one that is set has any effect on messages. While the machine sleeps the
+// monotonic clock stops, so afterwards a Clock is behind until the next renewal. Any goroutine may use a Clock.
 type Clock struct {
 	mu     sync.Mutex // guards all below
 	shared time.Time  // the time of the store at the time local; zero: not known yet
