@@ -17,7 +17,7 @@ const throttleTime = 100 * time.Millisecond
 func (c *conn) charge(kind byte) bool {
 	switch kind {
 	case websocket.Text, websocket.Binary:
-		c.g.metrics.received.Add(1)
+		c.all.metrics.received.Add(1)
 	case websocket.Pong:
 		if c.awaitsPong.Swap(false) {
 			return true
@@ -58,14 +58,14 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	}
 
 	// A topic that somebody here follows already costs the store nothing.
-	fresh := c.g.hub.Unwatched(topics)
+	fresh := c.all.cfg.Hub.Unwatched(topics)
 	back, wait := bounds.NewTopics.Take(c.newTopicsRate, c.Now(), fresh)
 	if wait > 0 {
 		return false
 	}
 
 	// The client's own rate comes first, so that what it refuses is not charged to the address, which others share.
-	refusal := bounds.Admit(bounds.Caller{Addr: c.addr}, fresh, c.g.newTopics...)
+	refusal := bounds.Admit(bounds.Caller{Addr: c.addr}, fresh, c.all.cfg.NewTopics...)
 	if refusal == nil {
 		c.newTopicsRate = back
 	}

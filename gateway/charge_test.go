@@ -110,33 +110,6 @@ func TestLongListsAreReadSlowly(t *testing.T) {
 	})
 }
 
-// The answer to a ping of the gateway is free, even when the client has used up its rate.
-func TestPongToOurPingIsFree(t *testing.T) {
-	inMemory(t, nil, func(t *testing.T, s *served) {
-		r := s.socket("")
-
-		var c *conn
-		testkit.Eventually(t, "the connection", func() bool {
-			s.g.each(func(only *conn) { c = only })
-			return c != nil
-		})
-
-		for range 3 {
-			testkit.Eventually(t, "a wire that is not busy", c.Ping)
-			r.expect(websocket.Ping, "")
-			if !c.charge(websocket.Pong) {
-				t.Fatal("the answer was charged")
-			}
-		}
-
-		before := c.messagesRate
-		c.charge(websocket.Pong)
-		if c.messagesRate <= before {
-			t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.messagesRate)
-		}
-	})
-}
-
 // The data that the client of an event stream sends is ignored. It is read no faster than the
 // data of other clients.
 func TestEventStreamThatTalks(t *testing.T) {

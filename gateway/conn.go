@@ -40,7 +40,7 @@ type conn struct {
 	wire socket.Wire
 
 	// These are set before start, and not changed after that.
-	g *Gateway
+	all *Clients
 	visitor
 	speech  speech
 	server  bool // the upgrade had an API key
@@ -101,7 +101,7 @@ const (
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
 // ends it with start.
-func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *bounds.Slot) (*conn, error) {
+func (cs *Clients) open(w gin.ResponseWriter, id identity.Identity, slot *bounds.Slot) (*conn, error) {
 	tcp, rw, err := w.Hijack()
 	if err != nil {
 		return nil, err
@@ -109,19 +109,19 @@ func (g *Gateway) open(w gin.ResponseWriter, id identity.Identity, slot *bounds.
 
 	// Frames that the client sent before it had the answer.
 	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
-	c := g.newConn(tcp, id, slot)
+	c := cs.newConn(tcp, id, slot)
 	c.held = bytes.Clone(early) // so that the server's buffer can be freed
 
 	return c, nil
 }
 
 // newConn returns a client on a connection that nothing else reads or writes.
-func (g *Gateway) newConn(over net.Conn, id identity.Identity, slot *bounds.Slot) *conn {
+func (cs *Clients) newConn(over net.Conn, id identity.Identity, slot *bounds.Slot) *conn {
 	name := strings.Clone(id.Site.Qualify(id.User)) // the clone lets the memory of the signed id be freed
-	c := &conn{g: g, visitor: visitor{user: id.Hash, name: name, slot: slot}}
+	c := &conn{all: cs, visitor: visitor{user: id.Hash, name: name, slot: slot}}
 	c.wire.Use(over, c)
 
-	g.hub.Prepare(&c.Subscriber, c, lifetimeOf(id))
+	cs.cfg.Hub.Prepare(&c.Subscriber, c, lifetimeOf(id))
 
 	return c
 }
@@ -151,12 +151,12 @@ func (c *conn) enter(hello []byte) {
 	// Only now, since a delivery must not come before hello.
 	c.Enter()
 	if c.sum != nil {
-		c.g.unread.Add(c.sum, c)
+		c.all.cfg.Unread.Add(c.sum, c)
 	}
 
 	// Drain may have missed this client. A Pusher client is not asked to move, because it would reconnect at once,
 	// perhaps before another process listens.
-	if c.g.draining.Load() {
+	if c.all.draining.Load() {
 		if c.speech != pushers {
 			c.dialect().move(c, 0)
 		}
@@ -179,18 +179,18 @@ func (c *conn) site() presence.Site {
 func (c *conn) member() string { return presence.KeyOf(c.name) }
 
 // start begins to serve the client.
-func (c *conn) start() { c.wire.Start(c.g.pollers.next()) }
+func (c *conn) start() { c.wire.Start(c.all.Poller()) }
 
 // Spawn implements socket.Owner.
-func (c *conn) Spawn(f func()) { c.g.conns.Go(f) }
+func (c *conn) Spawn(f func()) { c.all.cfg.Group.Go(f) }
 
 // WriteTimeout implements socket.Owner.
-func (c *conn) WriteTimeout() time.Duration { return c.g.cfg.WriteTimeout }
+func (c *conn) WriteTimeout() time.Duration { return c.all.cfg.WriteTimeout }
 
 // Slow implements socket.Owner.
 func (c *conn) Slow() {
-	c.g.metrics.closed.WithLabelValues(closedSlow).Inc()
-	c.g.cfg.Log.Debug().Stringer("timeout", c.g.cfg.WriteTimeout).
+	c.all.metrics.closed.WithLabelValues(closedSlow).Inc()
+	c.all.cfg.Log.Debug().Stringer("timeout", c.all.cfg.WriteTimeout).
 		Msg("a slow client did not read what was sent to it in time; its connection is closed")
 }
 
@@ -287,30 +287,30 @@ func (c *conn) awaitClose() {
 
 // Ended implements socket.Owner. If the client has not left its pages, the user stays there for the grace.
 func (c *conn) Ended() {
-	g := c.g
+	all := c.all
 	c.Leave()
 
 	for _, key := range c.subscribed() {
-		g.live.Unview(key, c.member(), c)
+		all.cfg.Live.Unview(key, c.member(), c)
 	}
 
 	for _, w := range c.wants {
 		if w.joined {
-			g.metrics.leaves.WithLabelValues(c.cause()).Inc()
+			all.metrics.leaves.WithLabelValues(c.cause()).Inc()
 			// With the grace even after a close frame, which a browser sends when it loads the page again, too.
 			c.absent(w.name, true)
 		}
 	}
 
 	if c.sum != nil {
-		g.unread.Leave(c.sum, c)
+		all.cfg.Unread.Leave(c.sum, c)
 	}
 
 	if t := c.linger.Load(); t != nil {
 		t.Stop() // it would keep c in memory
 	}
 
-	g.release(c.slot)
+	all.Release(c.slot)
 }
 
 // cause returns the cause of the connection's end, as a label of the metrics.
@@ -375,21 +375,21 @@ func (c *conn) Expire() {
 	_ = c.end(websocket.StatusPolicyViolation, "token expired", f)
 }
 
-// accept upgrades the request. The answer and the first messages are one write. While the store is unavailable, the
+// Accept upgrades a request for a WebSocket with Subprotocol. The answer and the first messages are one write. While the store is unavailable, the
 // unread count of a user that is new at this gateway is unknown. The message with the count then follows later, because
 // a 0 would be wrong.
-func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *bounds.Slot) {
+func (cs *Clients) Accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *bounds.Slot) {
 	// Before the upgrade, so that the first write can have the count.
-	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
-	c, hello, err := g.upgrade(w, r, subprotocol, id, slot)
+	sum := cs.cfg.Unread.Enter(r.Context(), cs.cfg.Callers.UserOf(id.Site, id.User))
+	c, hello, err := cs.upgrade(w, r, Subprotocol, id, slot)
 	if err != nil {
-		g.unread.Leave(sum, nil)
+		cs.cfg.Unread.Leave(sum, nil)
 		return
 	}
 
 	c.sum = sum
-	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
-	if count, known := g.unread.Unread(sum); known {
+	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, cs.cfg.PingInterval))
+	if count, known := cs.cfg.Unread.Unread(sum); known {
 		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
 		c.SentUnread(count)
 	}
@@ -401,24 +401,24 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 // upgrade takes over the connection of a request that isUpgrade has accepted, so that the HTTP server's goroutine and
 // buffers are freed. It returns the answer to the request, which the caller must write. After an error it has released
 // the client's place.
-func (g *Gateway) upgrade(
+func (cs *Clients) upgrade(
 	w gin.ResponseWriter, r *http.Request, subprotocol string, id identity.Identity, slot *bounds.Slot,
 ) (c *conn, answer []byte, err error) {
 	w.WriteHeader(http.StatusSwitchingProtocols) // only records the status for the metrics
 
-	c, err = g.open(w, id, slot)
+	c, err = cs.open(w, id, slot)
 	if err != nil {
-		g.release(slot)
-		g.cfg.Log.Debug().Err(err).Msg("the connection of a client could not be taken over")
+		cs.Release(slot)
+		cs.cfg.Log.Debug().Err(err).Msg("the connection of a client could not be taken over")
 		return nil, nil, err
 	}
 
 	// What the request says is noted now, since a connection does not keep it.
-	c.addr = g.callers.Addr(r)
-	c.server = g.callers.IsServer(r)
-	c.crawler = g.callers.Crawler(r)
+	c.addr = cs.cfg.Callers.Addr(r)
+	c.server = cs.cfg.Callers.IsServer(r)
+	c.crawler = cs.cfg.Callers.Crawler(r)
 	// Without private pages the list has no use, and there may be many connections.
-	if len(id.Pages) > 0 && len(g.cfg.Private) > 0 {
+	if len(id.Pages) > 0 && len(cs.cfg.Callers.Private) > 0 {
 		open := id.Pages // not &id.Pages, which would keep all of id
 		c.opens = &open
 	}

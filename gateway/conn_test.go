@@ -29,7 +29,6 @@ import (
 	"headcount/gateway/bounds"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
-	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
 	"headcount/presence"
@@ -196,7 +195,7 @@ func runGateway(t *testing.T, poller bool, tune func(*Config)) *served {
 
 	if !poller {
 		// Without a poller a goroutine serves each connection, as where the system has none.
-		g.pollers.all = []*socket.Poller{nil}
+		clear(g.pollers)
 	}
 
 	// The process owns every partition, so a test needs no cluster.
@@ -227,7 +226,7 @@ func (s *served) drain() {
 	defer stop()
 
 	s.g.Drain(within)
-	if n := s.g.connections.Load(); n != 0 {
+	if n := s.g.clients.Connections(); n != 0 {
 		s.t.Errorf("%d connections are left", n)
 	}
 	if left := s.g.hub.Wanted(); left != 0 {
@@ -253,12 +252,16 @@ func polled(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
 func (s *served) settles(want int) {
 	s.t.Helper()
 	testkit.Eventually(s.t, fmt.Sprintf("%d connections to be left", want), func() bool {
-		n := 0
-		s.g.each(func(*conn) { n++ })
-
 		// A connection that ends leaves the hub first, and gives back its place last.
-		return n == want && s.g.connections.Load() == int64(want)
+		return len(s.g.hub.Clients()) == want && s.g.clients.Connections() == int64(want)
 	})
+}
+
+// expire has the tokens of all clients expire.
+func (s *served) expire() {
+	for _, c := range s.g.hub.Clients() {
+		c.Expire()
+	}
 }
 
 // raw is a client that knows no more of the protocol than a test wants it to.
@@ -301,7 +304,7 @@ func (s *served) socket(early string) *raw {
 	if got := resp.Header.Get("Sec-WebSocket-Accept"); got != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
 		s.t.Fatalf("Sec-WebSocket-Accept is %q, not that of RFC 6455", got)
 	}
-	if got := resp.Header.Get("Sec-WebSocket-Protocol"); got != subprotocol {
+	if got := resp.Header.Get("Sec-WebSocket-Protocol"); got != Subprotocol {
 		s.t.Fatalf("Sec-WebSocket-Protocol is %q", got)
 	}
 
@@ -780,10 +783,10 @@ func TestServerCloseWhileServing(t *testing.T) {
 		}
 
 		// Twice at once, as when the gateway drains while a client is closed for its errors.
-		s.g.each(func(c *conn) {
+		for _, c := range s.g.hub.Clients() {
 			wg.Go(func() { _ = c.Close() })
 			wg.Go(func() { _ = c.Close() })
-		})
+		}
 
 		s.settles(0)
 		wg.Wait()
@@ -900,17 +903,18 @@ func pingsOften(cfg *Config) {
 func slowClientLives(t *testing.T, s *served, asks int) {
 	r := s.narrowSocket(64 << 10)
 	const fillers = 10
-	// Ten of these do not fit into the buffers, so the gateway has to keep some.
+	sent := 0
+	// Ten of these do not fit into the buffers, so the gateway has to keep a part.
 	filler := bytes.Repeat([]byte("x"), 60_000)
-	s.g.each(func(c *conn) {
-		for range fillers {
-			_ = c.send(websocket.Text, filler)
+	for _, c := range s.g.hub.Clients() {
+		for !c.Busy() && sent < fillers {
+			_ = c.Try(websocket.AppendFrame(nil, websocket.Text, filler))
+			sent++
 		}
-
 		if !c.Busy() {
 			t.Error("the client has taken everything; the test shows nothing")
 		}
-	})
+	}
 
 	// A silent client would be closed by then. All the while pings are due and cannot be sent.
 	const rounds, pause = 21, 100 * time.Millisecond
@@ -928,7 +932,7 @@ func slowClientLives(t *testing.T, s *served, asks int) {
 	})
 	time.Sleep(rounds * pause)
 
-	for range fillers {
+	for range sent {
 		r.expect(websocket.Text, string(filler))
 	}
 	for i := range rounds * asks {
@@ -1020,7 +1024,7 @@ func TestServerCausesOfLeaves(t *testing.T) {
 		},
 		leftSentAway: func(r *raw) {
 			// The gateway's close frame is the first, so the client's answer does not make it the cause.
-			s.g.each(func(c *conn) { c.Expire() })
+			s.expire()
 			r.expect(websocket.Text, `{"type":"error","code":"token_expired"`)
 			r.expectClose(websocket.StatusPolicyViolation)
 			r.write([]byte(masked(websocket.Close, "\x03\xf0")))

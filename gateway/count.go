@@ -15,11 +15,11 @@ import (
 // frame of our own, whose count has that many significant digits; 0 means all digits.
 const eventForm fanout.Form = 1 << 7
 
-// countEncoder encodes counts of pages. It implements fanout.Encoder.
-type countEncoder struct{}
+// CountEncoder encodes counts of pages. It implements fanout.Encoder.
+type CountEncoder struct{}
 
 // Encode implements fanout.Encoder.
-func (countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
+func (CountEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
 	count, ok := presence.CountOf(u)
 	if !ok {
 		return b, 0

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gin-gonic/gin"
-
 	"headcount/counter"
 	"headcount/gateway/calls"
 	"headcount/gateway/counterapi"
@@ -18,32 +16,11 @@ import (
 // Form 0 is the frame for any other connection, and eventForm is an event.
 const mineForm fanout.Form = 1
 
-// CountersChanged must be called when the result of Counters.Up has changed.
-func (g *Gateway) CountersChanged() { g.live.StateChanged() }
-
-func (g *Gateway) getCounterEvents(c *gin.Context) (calls.Answer, error) {
-	key, err := g.counters.Readable(c)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
-	return g.serveEvents(c, []presence.Topic{counterapi.Topic(key)}, false)
-}
-
-func (g *Gateway) getTopEvents(c *gin.Context) (calls.Answer, error) {
-	topic, err := g.liveTop.Readable(c)
-	if err != nil {
-		return calls.Answer{}, err
-	}
-
-	return g.serveEvents(c, []presence.Topic{topic}, false)
-}
-
-// counterEncoder encodes counters. It implements fanout.Encoder.
-type counterEncoder struct{}
+// CounterEncoder encodes counters. It implements fanout.Encoder.
+type CounterEncoder struct{}
 
 // Encode implements fanout.Encoder.
-func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
+func (CounterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
 	members, version, ok := counterapi.Members(u)
 	if !ok {
 		return b, 0
@@ -82,7 +59,7 @@ func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"st
 func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	rules := make([]*counter.Rule, len(keys))
 	for i, key := range keys {
-		_, rule, err := c.g.counters.Find(c.site(), presence.KeyOf(key))
+		_, rule, err := c.all.cfg.Counters.Find(c.site(), presence.KeyOf(key))
 		if err != nil {
 			return nil, badCounter(key, err)
 		}
@@ -127,7 +104,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 		case rules[i].Kind.Forgets():
 			c.addCounter(key)
 			c.Hold(topic) // first: View wants a subscription, and may call Mine at once
-			c.g.live.View(key, c.member(), c)
+			c.all.cfg.Live.View(key, c.member(), c)
 		default:
 			c.addCounter(key)
 			c.Renew(topic)
@@ -144,7 +121,7 @@ func (c *conn) unsubscribeCounters(keys []string) {
 
 		*c.counters = slices.Delete(*c.counters, i, i+1)
 		c.Unsubscribe(counterapi.Topic(key))
-		c.g.live.Unview(key, c.member(), c)
+		c.all.cfg.Live.Unview(key, c.member(), c)
 	}
 }
 

@@ -63,7 +63,7 @@ func (e *Entrance) Accept() (net.Conn, error) {
 
 		a := &arrival{Entrance: e, client: client}
 		a.silent = time.AfterFunc(e.timeout, func() { a.end(over) })
-		if !e.g.pollers.next().Await(over, a) {
+		if !e.g.clients.Poller().Await(over, a) {
 			a.silent.Stop()
 			return client, nil
 		}

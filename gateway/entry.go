@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,18 +18,18 @@ import (
 	"headcount/gateway/websocket"
 )
 
-const subprotocol = "headcount.v1"
-
-// reserve takes a place for a long-lived connection, both among all connections and among those of its address. The
-// caller must return the place with release.
+// reserve takes a place for a long-lived connection, both among all connections and among those of its address.
 func (g *Gateway) reserve(c *gin.Context) (*bounds.Slot, error) {
-	if err := g.begin(); err != nil {
+	if err := cmp.Or(g.clients.Open(), g.api.Serving()); err != nil {
 		return nil, api.Unavailable(err)
 	}
 
 	// Counted before it is compared, so that of connections which come at once only as many as fit get a place.
+	connections, err := g.clients.Begin()
+	if err != nil {
+		return nil, api.Unavailable(err)
+	}
 	slot, fits := g.slots.Enter(g.callers.Addr(c.Request))
-	connections := g.connections.Add(1)
 
 	limit, detail := "", ""
 	switch {
@@ -47,7 +48,7 @@ func (g *Gateway) reserve(c *gin.Context) (*bounds.Slot, error) {
 	}
 
 	// The place was taken before the limits were looked at.
-	g.release(slot)
+	g.clients.Release(slot)
 	g.metrics.refused.Inc()
 	g.metrics.limits.WithLabelValues(limit).Inc()
 
@@ -58,34 +59,10 @@ func (g *Gateway) reserve(c *gin.Context) (*bounds.Slot, error) {
 // fullFor is when a client may come back to a gateway that has no place for it.
 const fullFor = 5 * time.Second
 
-// begin counts a connection, unless none may begin: Drain waits for those that have begun.
-func (g *Gateway) begin() error {
-	g.entry.Lock()
-	defer g.entry.Unlock()
-
-	if g.draining.Load() {
-		return errDraining
-	}
-	if err := g.api.Serving(); err != nil {
-		return err
-	}
-	// With the lock: Drain waits for conns, which must not grow from 0 meanwhile.
-	g.conns.Add(1)
-
-	return nil
-}
-
 func (g *Gateway) memoryIsLow() bool { return g.cfg.Memory != nil && g.cfg.Memory.High() }
 
-// release gives back a place that reserve took.
-func (g *Gateway) release(slot *bounds.Slot) {
-	slot.Leave()
-	g.connections.Add(-1)
-	g.conns.Done()
-}
-
 func (g *Gateway) getSocket(c *gin.Context) (calls.Answer, error) {
-	if err := checkUpgrade(c, subprotocol); err != nil {
+	if err := checkUpgrade(c, Subprotocol); err != nil {
 		return calls.Answer{}, err
 	}
 
@@ -94,7 +71,7 @@ func (g *Gateway) getSocket(c *gin.Context) (calls.Answer, error) {
 	if err != nil {
 		return calls.Answer{}, err
 	}
-	g.accept(c.Writer, c.Request, id, slot)
+	g.clients.Accept(c.Writer, c.Request, id, slot)
 
 	return calls.Taken, nil
 }

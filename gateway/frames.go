@@ -122,12 +122,12 @@ func (c *conn) send(opcode byte, payload []byte) error {
 // fault sends the client an error frame. It closes the connection at the twentieth
 // error.
 func (c *conn) fault(f *fault) error {
-	c.g.metrics.faults.WithLabelValues(f.code).Inc()
+	c.all.metrics.faults.WithLabelValues(f.code).Inc()
 	if limit, is := limitOfCode[f.code]; is {
-		c.g.metrics.limits.WithLabelValues(limit).Inc()
+		c.all.cfg.Limits.WithLabelValues(limit).Inc()
 	}
 
-	if line := c.g.cfg.Log.Debug(); line.Enabled() {
+	if line := c.all.cfg.Log.Debug(); line.Enabled() {
 		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")
 	}
 

@@ -186,11 +186,10 @@ func (nobody) Arrived(string) {}
 // A client that subscribes to a page which its user may not join goes on getting the counts of it.
 func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, s *served) {
-		r := s.socket("")
+		r := s.looker()
 		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["watched"]}`)))
 		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
-		var user presence.User
-		s.g.each(func(c *conn) { user = c.user })
+		user := s.g.callers.Identities.Hash(r.user)
 		// The user is on as many other pages as one may be on.
 		for n := range roster.MaxUserPages {
 			if err := s.g.roster.Join(user, fmt.Sprint(n), nobody{}); err != nil {

@@ -6,9 +6,7 @@ package gateway
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"runtime"
 	"slices"
@@ -106,26 +104,19 @@ type Gateway struct {
 	liveTop   *counterapi.LiveTop
 	users     *fanout.Poll
 	topPages  *fanout.Poll
-	pollers   *pollers
 	callers   *api.Callers
 	api       *api.API
+	pollers   []*socket.Poller
+	clients   *Clients
 	slots     *bounds.Slots
-	crawlers  crowd
 	newTopics []*bounds.Rates // of an address, and of all
 	grace     *restartGrace
 	metrics   *metrics
 	handler   http.Handler
-	admission
-}
 
-// admission counts the connections, and records whether new ones are accepted.
-type admission struct {
-	conns       sync.WaitGroup // connections, and the goroutines that they start
-	arriving    sync.WaitGroup // upgrades that wait, see Config.Waits
-	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
-	connections atomic.Int64
-	draining    atomic.Bool
-	acceptErr   atomic.Pointer[error] // why no new client can be accepted; nil: new clients are accepted
+	conns     sync.WaitGroup        // connections, and the goroutines that they start
+	arriving  sync.WaitGroup        // upgrades that wait, see Config.Waits
+	acceptErr atomic.Pointer[error] // why no new client can be accepted; nil: new clients are accepted
 }
 
 // New returns a Gateway that does nothing until Run. Until the cluster is ready,
@@ -152,7 +143,7 @@ func New(cfg Config) (*Gateway, error) {
 		Gateway:  presence.IncarnationName(cfg.Name, cfg.Incarnation),
 		Store:    cfg.Store,
 		Buckets:  cfg.Buckets,
-		Numbers:  unreadEncoder{},
+		Numbers:  UnreadEncoder{},
 		Shards:   cores,
 		Interval: cfg.UpdateInterval,
 		Budget:   float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
@@ -185,6 +176,14 @@ func New(cfg Config) (*Gateway, error) {
 		Beats:      cfg.Cluster,
 		Counts:     g.hub,
 		JoinWait:   g.metrics.joinWait,
+	})
+
+	g.clients = newClients(clientsConfig{
+		Hub: g.hub, Roster: g.roster, Unread: g.unread, Live: g.live, Counters: g.counters, Callers: g.callers,
+		Arrivals: cfg.API.Arrivals, Pollers: pollers, NewTopics: g.newTopics, Limits: g.metrics.limits,
+		Group:        &g.conns,
+		PingInterval: cfg.PingInterval, WriteTimeout: cfg.WriteTimeout, ShutdownTimeout: cfg.ShutdownTimeout,
+		Log: cfg.Log,
 	})
 
 	// After the parts whose figures the metrics read.
@@ -230,8 +229,8 @@ func (g *Gateway) Ready() error {
 // Open returns nil if the gateway accepts clients at all, or else the reason why not. Unlike
 // Ready, it does not depend on the store.
 func (g *Gateway) Open() error {
-	if g.draining.Load() {
-		return errDraining
+	if err := g.clients.Open(); err != nil {
+		return err
 	}
 
 	if err := g.acceptErr.Load(); err != nil {
@@ -240,10 +239,6 @@ func (g *Gateway) Open() error {
 
 	return nil
 }
-
-const closeReason = "this gateway is shutting down"
-
-var errDraining = errors.New(closeReason)
 
 // Run owns the gateway's goroutines, except those of connections: Drain ends and
 // awaits these. Run returns when ctx has ended and its goroutines have stopped.
@@ -257,7 +252,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.live.Run(ctx) })
 	wg.Go(func() { g.liveTop.Visitors.Run(ctx) })
 	wg.Go(func() { g.liveTop.Servers.Run(ctx) })
-	for _, p := range g.pollers.all {
+	for _, p := range g.pollers {
 		wg.Go(func() { p.Run(ctx) })
 	}
 
@@ -287,56 +282,8 @@ func (g *Gateway) StoreBack() {
 	g.unread.StoreBack()
 }
 
-// moveRate is how many clients a second a draining gateway asks to reconnect elsewhere, if
-// the shutdown timeout permits.
-const moveRate = 1000
-
-// Drain closes all connections and returns when they have ended. First each client gets a
-// message to reconnect after a random time. Then Drain closes the remaining connections
-// with status 1012. When ctx ends, it closes the rest without a handshake. The users stay
-// counted for the grace. Run must still be running.
-//
-// A client of Pusher connects again at once, and one that finds nobody listening waits for 15 s. So
-// without another gateway these clients stay until the end, and are then told to wait for a second.
-func (g *Gateway) Drain(ctx context.Context) {
-	// From here on no connection begins. One that has begun, but is not in the hub yet, is sent away by enter.
-	g.entry.Lock()
-	g.draining.Store(true)
-	g.entry.Unlock()
-
-	within := time.Duration(g.connections.Load()) * time.Second / moveRate
-	within = min(max(within, time.Second), g.cfg.ShutdownTimeout*2/5) // and a tenth of it more below: under half
-
-	// A random time for each, so that the other gateways do not get all clients at once.
-	alone := g.alone()
-	g.each(func(c *conn) {
-		if c.speech != pushers || !alone {
-			c.dialect().move(c, rand.N(within))
-		}
-	})
-
-	// First the clients have time to move, then to answer the close frame.
-	done := make(chan struct{})
-	go func() { // ends with the last connection; Close below ends them all
-		g.conns.Wait()
-		close(done)
-	}()
-
-	select {
-	case <-done:
-	case <-ctx.Done():
-	case <-time.After(within + within/10):
-	}
-
-	g.each((*conn).sendAway)
-	select {
-	case <-done:
-	case <-ctx.Done():
-		// Close waits for no client, so the last connection ends soon.
-		g.each(func(c *conn) { _ = c.Close() })
-		<-done
-	}
-}
+// Drain closes all connections and returns when they have ended, as Clients.Drain does. Run must still be running.
+func (g *Gateway) Drain(ctx context.Context) { g.clients.Drain(ctx, g.alone()) }
 
 // alone reports whether no other gateway can serve the clients of this one.
 func (g *Gateway) alone() bool {
@@ -345,29 +292,15 @@ func (g *Gateway) alone() bool {
 	})
 }
 
-func (g *Gateway) each(do func(*conn)) {
-	for _, client := range g.hub.Clients() {
-		do(client.(*conn)) // every client of the hub is a *conn
-	}
-}
-
-// pollers serve the connections whose clients have sent something. Each connection
-// belongs to one poller.
-type pollers struct {
-	all  []*socket.Poller
-	last atomic.Uint64 // counts the calls of next, which returns the pollers in turn
-}
-
-func newPollers(n int) (*pollers, error) {
-	ps := &pollers{}
-	for range n {
+func newPollers(n int) ([]*socket.Poller, error) {
+	pollers := make([]*socket.Poller, n)
+	for i := range pollers {
 		p, err := socket.NewPoller()
 		if err != nil {
 			return nil, err
 		}
-		ps.all = append(ps.all, p)
+		pollers[i] = p
 	}
-	return ps, nil
-}
 
-func (p *pollers) next() *socket.Poller { return p.all[p.last.Add(1)%uint64(len(p.all))] }
+	return pollers, nil
+}

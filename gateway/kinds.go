@@ -9,8 +9,8 @@ import (
 // registerKinds registers every kind of topic with the receiver of its updates:
 // clients, through an encoder, or a part of this process.
 func (g *Gateway) registerKinds() {
-	g.hub.Deliver(presence.KindCount, countEncoder{})
-	g.hub.Supply(counterapi.Kind, counterEncoder{}, g.live)
+	g.hub.Deliver(presence.KindCount, CountEncoder{})
+	g.hub.Supply(counterapi.Kind, CounterEncoder{}, g.live)
 	g.hub.Supply(counterapi.TopKind, namedEvent("top"), g.liveTop.Visitors)
 	g.hub.Supply(counterapi.ServerTopKind, namedEvent("top"), g.liveTop.Servers)
 	g.hub.Supply(userKind, namedEvent("user"), g.users)

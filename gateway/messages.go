@@ -283,11 +283,11 @@ func appendUnread(b []byte, n int64) []byte {
 	return append(b, '}')
 }
 
-// unreadEncoder implements fanout.NumberEncoder.
-type unreadEncoder struct{}
+// UnreadEncoder implements fanout.NumberEncoder.
+type UnreadEncoder struct{}
 
 // AppendNumber implements fanout.NumberEncoder.
-func (unreadEncoder) AppendNumber(b []byte, n int64) []byte {
+func (UnreadEncoder) AppendNumber(b []byte, n int64) []byte {
 	return websocket.AppendFrame(b, websocket.Text, appendUnread(nil, n))
 }
 

@@ -1,63 +1,30 @@
 package gateway
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/api"
-	"headcount/gateway/calls"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
-// metrics are the metrics of connections. Labels are codes, causes and limits, never a page or a user, so
+// metrics are the metrics of the entrance. Labels are reasons and limits, never a page or a user, so
 // the number of time series is bounded.
 type metrics struct {
-	received atomic.Int64           // client messages
-	faults   *prometheus.CounterVec // by code
 	refused  prometheus.Counter
 	evicted  prometheus.Counter
-	closed   *prometheus.CounterVec // by reason
-	joins    prometheus.Counter
-	leaves   *prometheus.CounterVec // by cause
 	limits   *prometheus.CounterVec // by limit
 	ignored  *prometheus.CounterVec // by reason
 	joinWait prometheus.Histogram
 }
 
-// Causes of a leave.
-const (
-	leftPage   = "left"   // the client sent a leave, and stays connected
-	leftClosed = "closed" // the client closed the connection
-	// The gateway sent a close frame: it drains, the token has expired, or the client made too many errors
-	leftSentAway = "sent_away"
-	leftLost     = "lost" // the connection ended without a close frame, for instance after a timeout
-)
-
-// closedSlow is the reason for which the gateway closes a connection whose client does not read.
-const closedSlow = "slow"
-
-// Limits that clients reach, besides the reasons of httppolicy.
-const (
-	limitPages  = "pages"  // pages and counters of one connection
-	limitSize   = "size"   // of a message
-	limitErrors = "errors" // of one connection
-)
-
-// limitOfCode has the limit that an error frame's code stands for.
-var limitOfCode = map[string]string{
-	calls.CodeTooManyPages: limitPages, calls.CodeRateLimited: api.LimitRate,
-	calls.CodeTooLarge: limitSize, calls.CodeTooManyErrors: limitErrors,
-}
-
 // Stats returns the gateway's figures.
 func (g *Gateway) Stats() presence.GatewayStats {
 	return presence.GatewayStats{
-		Connections: g.connections.Load(),
+		Connections: g.clients.Connections(),
 		Watched:     int64(g.hub.Topics()),
 		Deliveries:  g.hub.Figures().Delivered,
-		Messages:    g.metrics.received.Load(),
+		Messages:    g.clients.Received(),
 	}
 }
 
@@ -68,28 +35,16 @@ func newMetrics() *metrics {
 	}
 
 	return &metrics{
-		faults: labeled("headcount_client_errors_total", "Error frames sent to clients, by code.", "code",
-			calls.Codes...),
 		refused: plain("headcount_connections_refused_total", "Connections refused because there were too many."),
 		evicted: plain("headcount_connections_evicted_total",
 			"Connections closed to make room for others, because they were silent or made no progress."),
-		closed: labeled("headcount_connections_closed_total",
-			"Connections that the gateway closed, by reason: slow (the client did not read what was sent to it).",
-			"reason", closedSlow),
-		joins: plain("headcount_joins_total", "Pages that connections joined."),
-		leaves: labeled("headcount_leaves_total",
-			"Pages that connections left, by cause: left (the client sent a leave), closed (the client closed the "+
-				"connection), sent_away (the gateway sent a close frame), lost (it ended without one, also where the "+
-				"gateway closed a slow or silent client).",
-			"cause",
-			leftPage, leftClosed, leftSentAway, leftLost),
-		limits: labeled("headcount_limits_hit_total",
+		limits: api.Labeled("headcount_limits_hit_total",
 			"Refusals because of a limit, by limit: connections, address (connections of one), memory, identities, "+
 				"pages (of a connection), rate, size (of a message), errors (of a connection).",
 			"limit",
 			httppolicy.ReasonConnections, httppolicy.ReasonAddress, httppolicy.ReasonMemory, api.LimitIdentities,
 			limitPages, api.LimitRate, limitSize, limitErrors),
-		ignored: labeled("headcount_ignored_total",
+		ignored: api.Labeled("headcount_ignored_total",
 			"Connections, holds and changes of clients that are not counted, by reason: crawler.",
 			"reason", api.IgnoredCrawler),
 		joinWait: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -98,16 +53,6 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}),
 	}
-}
-
-// labeled returns a counter for each value of a label. Each counter is exported from the start, at 0.
-func labeled(name, help, label string, values ...string) *prometheus.CounterVec {
-	vec := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
-	for _, value := range values {
-		vec.WithLabelValues(value)
-	}
-
-	return vec
 }
 
 // registerMetrics registers the metrics, including those that are read from the parts of the gateway.
@@ -130,8 +75,9 @@ func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 	m := g.metrics
 	figures := g.hub.Figures
 
+	reg.MustRegister(g.clients.Collectors()...)
 	reg.MustRegister(
-		m.faults, m.refused, m.evicted, m.closed, m.joins, m.leaves, m.limits, m.ignored, m.joinWait,
+		m.refused, m.evicted, m.limits, m.ignored, m.joinWait,
 		sum("headcount_deliveries_total", "Counts written to subscribers.", nil,
 			func() int64 { return figures().Delivered }),
 		sum("headcount_deliveries_conflated_total", "Counts replaced by a newer one before a subscriber got them.", nil,
@@ -140,11 +86,11 @@ func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 		dropped("gone", func() int64 { return figures().Unwritten }),
 		sum("headcount_clients_silent_total", "Connections closed because the client did not answer a ping.", nil,
 			func() int64 { return figures().Silent }),
-		sum("headcount_client_messages_total", "Messages received from clients.", nil, m.received.Load),
+		sum("headcount_client_messages_total", "Messages received from clients.", nil, g.clients.Received),
 		sum("headcount_beats_repeated_total",
 			"Joins and leaves sent to a presence node again because it had not acknowledged them.", nil,
 			g.roster.Repeated),
-		gauge("headcount_connections", "Open WebSockets and event streams.", g.connections.Load),
+		gauge("headcount_connections", "Open WebSockets and event streams.", g.clients.Connections),
 		gauge("headcount_pages_watched",
 			"Topics that clients or unread counts at this gateway need: pages, and users with a WebSocket.",
 			func() int64 { return int64(g.hub.Topics()) }),

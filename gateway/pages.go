@@ -101,7 +101,7 @@ func (c *conn) do(m message) error {
 		if len(m.pages) > 0 {
 			page = m.pages[0]
 		}
-		c.g.unread.Read(c.sum, c, page)
+		c.all.cfg.Unread.Read(c.sum, c, page)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (c *conn) admitPrivate(names []string) error {
 		open = *c.opens
 	}
 
-	if name := c.g.callers.Shut(names, open); name != "" {
+	if name := c.all.cfg.Callers.Shut(names, open); name != "" {
 		return faultOf(calls.ErrNotPublic, api.PrivateDetail).about("page", presence.KeyOf(name))
 	}
 
@@ -129,28 +129,28 @@ func (c *conn) admitPrivate(names []string) error {
 func (c *conn) present(name string) error {
 	// There is no join to wait for, so the counts come at once.
 	if c.crawler {
-		c.g.crawlers.add(name, 1)
+		c.all.crawlers.add(name, 1)
 		c.Arrived(name)
 		return nil
 	}
 
 	c.noteJoin(name)
 
-	return c.g.roster.Join(c.user, name, c)
+	return c.all.cfg.Roster.Join(c.user, name, c)
 }
 
 // waits reports whether the store is yet to have the join of the page.
-func (c *conn) waits(name string) bool { return !c.crawler && c.g.roster.Waits(c.user, name, c) }
+func (c *conn) waits(name string) bool { return !c.crawler && c.all.cfg.Roster.Waits(c.user, name, c) }
 
 // absent ends what present began, with the grace if the connection was lost.
 func (c *conn) absent(name string, lost bool) {
 	if c.crawler {
-		c.g.crawlers.add(name, -1)
+		c.all.crawlers.add(name, -1)
 		return
 	}
 
 	c.noteLeave(name)
-	c.g.roster.Leave(c.user, name, c, lost)
+	c.all.cfg.Roster.Leave(c.user, name, c, lost)
 }
 
 // join joins the page and subscribes to it. The page's next count is held back
@@ -207,7 +207,7 @@ func (c *conn) take(w *wanted) error {
 
 	w.joined = true
 	w.counts = max(w.counts, untilLeave)
-	c.g.metrics.joins.Inc()
+	c.all.metrics.joins.Inc()
 
 	return nil
 }
@@ -219,13 +219,13 @@ func (c *conn) confirm(name string) {
 		return
 	}
 
-	c.g.roster.Confirm(c.user, name, c)
+	c.all.cfg.Roster.Confirm(c.user, name, c)
 }
 
 // Arrived implements roster.Joiner: the store has the join.
 func (c *conn) Arrived(name string) {
 	if !c.crawler {
-		c.g.cfg.API.Arrivals.Arrived(c.user, c.name)
+		c.all.cfg.Arrivals.Arrived(c.user, c.name)
 	}
 
 	// Before Ready, after which the count may follow at once: a client learns of its join first.
@@ -288,7 +288,7 @@ func (c *conn) leave(name string) {
 
 	c.releaseTotal() // nor does the count of the site
 	c.tidy()
-	c.g.metrics.leaves.WithLabelValues(leftPage).Inc()
+	c.all.metrics.leaves.WithLabelValues(leftPage).Inc()
 	c.absent(name, false)
 }
 

@@ -78,8 +78,8 @@ func (c *conn) noteJoin(name string) {
 // noteArrival is told that the store has a join. What the hub has now includes the client, and so does all that is
 // newer; an older count may still be on its way.
 func (c *conn) noteArrival(name string) {
-	page, _ := c.g.hub.Last(presence.CountTopic(name)) // without one, any count is newer
-	site, _ := c.g.hub.Last(c.total())
+	page, _ := c.all.cfg.Hub.Last(presence.CountTopic(name)) // without one, any count is newer
+	site, _ := c.all.cfg.Hub.Last(c.total())
 
 	s := c.story()
 	s.mu.Lock()

@@ -1,29 +1,18 @@
 package gateway
 
 import (
-	"cmp"
 	"fmt"
-	"math/rand/v2"
-	"net/http"
 	"strings"
-	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/api"
 	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
-	"headcount/gateway/fanout"
-	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/pusher"
-	"headcount/gateway/websocket"
 	"headcount/presence"
 )
-
-// pusherForm is a count as an event of Pusher.
-const pusherForm fanout.Form = 1 << 6
 
 const pusherRoot = "/app/"
 
@@ -48,15 +37,6 @@ type statusOnly struct{ gin.ResponseWriter }
 
 func (statusOnly) Write(p []byte) (int, error) { return len(p), nil }
 
-// pusherCodes are the close codes for the statuses of refusals. With any other one clients may try again in a second.
-var pusherCodes = map[int]int{
-	http.StatusBadRequest:         pusher.CodeVersion,
-	http.StatusUnauthorized:       pusher.CodeUnauthorized,
-	http.StatusForbidden:          pusher.CodeUnauthorized,
-	http.StatusNotFound:           pusher.CodeUnknownKey,
-	http.StatusServiceUnavailable: pusher.CodeOverCapacity,
-}
-
 // getPusher serves a client of Pusher. A browser shows a script no status, so what refuses any other WebSocket with one
 // closes this one with a code. Metrics and log have the status.
 func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
@@ -67,7 +47,7 @@ func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
 
 	id, slot, err := g.admitPusher(c)
 	if err == nil {
-		g.acceptPusher(c.Writer, c.Request, id, slot)
+		g.clients.AcceptPusher(c.Writer, c.Request, id, slot)
 		return calls.Taken, nil
 	}
 
@@ -75,7 +55,7 @@ func (g *Gateway) getPusher(c *gin.Context) (calls.Answer, error) {
 	w := c.Writer
 	c.Writer = statusOnly{w}
 	calls.WriteRefusal(c, g.cfg.Log, err)
-	g.refusePusher(w, c.Request)
+	g.clients.RefusePusher(w, c.Request)
 
 	return calls.Taken, nil
 }
@@ -93,145 +73,4 @@ func (g *Gateway) admitPusher(c *gin.Context) (id identity.Identity, slot *bound
 	}
 
 	return g.admit(c)
-}
-
-// acceptPusher upgrades the request. The answer and the first event are one write. There is no event for unread counts.
-func (g *Gateway) acceptPusher(
-	w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *bounds.Slot,
-) {
-	c, hello, err := g.upgrade(w, r, pusher.Subprotocol, id, slot)
-	if err != nil {
-		return
-	}
-
-	// Before enter, after which deliveries go by the dialect.
-	c.speech = pushers
-	// Clients want an id of this form; nothing here refers to it.
-	socket := fmt.Sprintf("%d.%d", rand.Uint32(), rand.Uint32())
-	established := pusher.AppendEstablished(nil, socket, g.cfg.PingInterval)
-	c.enter(websocket.AppendFrame(hello, websocket.Text, established))
-	c.start()
-}
-
-// refusePusher upgrades a request that was refused, and closes the connection with the reason.
-func (g *Gateway) refusePusher(w gin.ResponseWriter, r *http.Request) {
-	over, _, err := w.Hijack()
-	if err != nil {
-		g.cfg.Log.Debug().Err(err).Msg("the connection of a refused client could not be taken over")
-		return
-	}
-
-	defer over.Close()
-
-	_, detail := httppolicy.Refusal(w.Header())
-	code := cmp.Or(pusherCodes[w.Status()], pusher.CodeOverCapacity)
-
-	head := http.Header{} // not that of w, which has the length and the kind of the refusal
-	websocket.SetUpgrade(head, r, pusher.Subprotocol)
-	b := responseHead(http.StatusSwitchingProtocols, head)
-	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, code, detail))
-	// The client may read nothing, and this is a goroutine of the HTTP server.
-	_ = over.SetWriteDeadline(time.Now().Add(g.cfg.WriteTimeout))
-
-	_, _ = over.Write(websocket.AppendClose(b, code, detail)) // an error means that the client is gone already
-}
-
-// pusherDialect is that of Pusher's clients.
-type pusherDialect struct{}
-
-func (pusherDialect) parse(text []byte) (message, error) {
-	e, err := pusher.ParseEvent(text)
-	if err != nil {
-		return message{}, faultOf(calls.ErrBad, err.Error())
-	}
-	if err := pusher.CheckEvent(e.Name); err != nil {
-		return message{}, faultOf(calls.ErrMessageType, err.Error())
-	}
-
-	m := message{pages: []string{e.Channel}}
-
-	switch e.Name {
-	case pusher.Subscribe:
-		m.kind = typeJoin
-		if err := pusher.CheckChannel(e.Channel); err != nil {
-			return message{}, faultOf(calls.ErrNotPublic, err.Error()).about("page", e.Channel)
-		}
-	case pusher.Unsubscribe:
-		// Whoever could not subscribe has nothing to leave, so the channel is not checked.
-		m.kind = typeLeave
-	case pusher.Ping:
-		return message{kind: typeHeartbeat}, nil
-	case pusher.Signin:
-		return message{kind: typeSignin}, nil
-	default:
-		return message{}, nil // a pong
-	}
-
-	if err := presence.CheckPage(e.Channel); err != nil {
-		return message{}, badPage(e.Channel, err)
-	}
-	return m, nil
-}
-
-func (pusherDialect) heartbeat() []byte { return pusher.AppendPong(nil) }
-
-func (pusherDialect) tooManyNew(name string) *fault {
-	return faultBeyond(bounds.NewTopics).about("page", presence.KeyOf(name))
-}
-
-func (pusherDialect) form() fanout.Form { return pusherForm }
-
-func (pusherDialect) arrived(c *conn, name string) {
-	succeeded := pusher.AppendSucceeded(nil, presence.KeyOf(name))
-	// An error means that the client is gone already.
-	_ = c.send(websocket.Text, succeeded)
-}
-
-// appendFault appends errors of Pusher, about a channel in both of their forms.
-func (pusherDialect) appendFault(b []byte, f *fault) []byte {
-	b = websocket.AppendFrame(b, websocket.Text, pusher.AppendError(nil, pusherCode(f), f.message))
-	if f.member != "" {
-		failed := pusher.AppendSubscriptionError(nil, f.value, pusherCode(f), f.message)
-		b = websocket.AppendFrame(b, websocket.Text, failed)
-	}
-	return b
-}
-
-// pusherCode returns Pusher's code of a fault.
-func pusherCode(f *fault) int {
-	if f.code == calls.CodeForbidden || f.code == calls.CodeTokenExpired {
-		return pusher.CodeUnauthorized
-	}
-
-	return pusher.CodeRejected
-}
-
-func (pusherDialect) ping() (p []byte, answers bool) { return pingFrame, true }
-
-// move closes the connection: a client can only be asked to reconnect at once, so it stays until then.
-func (pusherDialect) move(c *conn, after time.Duration) {
-	time.AfterFunc(after, func() { _ = c.end(pusher.CodeReconnect, closeReason, nil) })
-}
-
-func (pusherDialect) silent() []byte {
-	return websocket.AppendClose(nil, pusher.CodePongTimeout, "no answer to a ping")
-}
-
-func (pusherDialect) closeCode(code int, last *fault) int {
-	switch {
-	case last != nil:
-		return pusherCode(last)
-	case code == websocket.StatusServiceRestart:
-		// It makes the client wait a second, because at once no process may be listening.
-		return pusher.CodeOverCapacity
-	default:
-		return code
-	}
-}
-
-// appendPusherCount appends a count as a frame of Pusher, and returns a hash of what the client sees of the count.
-func appendPusherCount(b []byte, c presence.Count) (frame []byte, shown uint64) {
-	text := pusher.AppendCount(nil, presence.KeyOf(c.Page), c.Users)
-
-	return websocket.AppendFrame(b, websocket.Text, text), xxhash.Sum64(text)
 }

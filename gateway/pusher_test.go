@@ -375,7 +375,7 @@ func TestPusherWithTokens(t *testing.T) {
 		alice.trigger(pusher.Subscribe, `{"channel":"team/b"}`)
 		alice.expect(websocket.Text, `{"data":{"code":4009,"message":"this page is private`)
 
-		s.g.each(func(c *conn) { c.Expire() })
+		s.expire()
 		tab.expect(websocket.Text, `{"data":{"code":4009,"message":"the token has expired`)
 		tab.expectClose(pusher.CodeUnauthorized)
 	})

@@ -13,7 +13,6 @@ import (
 	"headcount/gateway/bounds"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/presence"
 )
 
 // shared is an event stream over HTTP/2, as a net.Conn. Many streams and calls share one
@@ -30,11 +29,9 @@ type shared struct {
 	over bool       // the handler has returned, and w must not be used any more
 }
 
-// shareStream answers with an event stream that lasts until the client ends it, or the
+// share answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
-func (g *Gateway) shareStream(
-	c *gin.Context, id identity.Identity, slot *bounds.Slot, topics []presence.Topic, join bool,
-) {
+func (cs *Clients) share(c *gin.Context, id identity.Identity, slot *bounds.Slot, want Events) {
 	// Otherwise the client's connection might have to make room for others, as one whose calls are short.
 	defer httppolicy.Stay(c.Request.Context())()
 	// Otherwise the server would buffer the data that the client sends.
@@ -50,10 +47,10 @@ func (g *Gateway) shareStream(
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
 
-	client := g.newConn(s, id, slot)
+	client := cs.newConn(s, id, slot)
 
 	// The comment makes the server send the head before the first count is known.
-	client.beginEvents(topics, join, []byte(":\n\n"))
+	client.beginEvents(want, []byte(":\n\n"))
 	client.wire.Serve()
 
 	// A late write of the fan-out must not use the writer after the handler has returned.

@@ -181,7 +181,9 @@ func TestServerTLS(t *testing.T) {
 		e.expect(2)
 	}
 
-	s.g.each(func(c *conn) { _ = c.Close() })
+	for _, c := range s.g.hub.Clients() {
+		_ = c.Close()
+	}
 	for _, e := range streams[1:] {
 		if _, err := io.Copy(io.Discard, e.in); err != nil {
 			t.Errorf("the stream ends with %v", err)
@@ -200,7 +202,9 @@ func TestServerSlowClientOverHTTP2(t *testing.T) {
 	s.events(client(false), "p", 2)
 	s.settles(1)
 	// More than the system's buffers hold, so that a write waits.
-	s.g.each(func(c *conn) { _ = c.wire.Write(make([]byte, 16<<20)) })
+	for _, c := range s.g.hub.Clients() {
+		_ = c.Try(make([]byte, 16<<20))
+	}
 	s.settles(0)
 
 	if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {

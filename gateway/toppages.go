@@ -42,7 +42,8 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) (calls.Answer, error) {
 	}
 	topic := presence.Topic{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}
 
-	return g.serveEvents(c, []presence.Topic{topic}, false)
+	// web/live-top.js reopens a stream that has been silent for a minute.
+	return g.serveEvents(c, Events{Topics: []presence.Topic{topic}, Often: true})
 }
 
 // topPages has the lists of the pages with the most users, which the dashboard's data contains. It implements

@@ -42,7 +42,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, g.api.TooManyPages()
 	}
 
-	return g.serveEvents(c, topics, false)
+	return g.serveEvents(c, Events{Topics: topics})
 }
 
 // userStates asks the owners of partitions about users. It implements fanout.Polled.

@@ -78,3 +78,13 @@ func methodOf(c *gin.Context) string {
 	}
 	return "other"
 }
+
+// Labeled returns a counter for each value of a label. Each counter is exported from the start, at 0.
+func Labeled(name, help, label string, values ...string) *prometheus.CounterVec {
+	vec := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	for _, value := range values {
+		vec.WithLabelValues(value)
+	}
+
+	return vec
+}

@@ -1,0 +1,45 @@
+package gateway
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/gateway/fanout"
+	"headcount/gateway/identity"
+	"headcount/gateway/websocket"
+)
+
+// taking is a client that takes all that it is sent.
+type taking struct{ net.Conn }
+
+func (taking) Write(p []byte) (int, error)      { return len(p), nil }
+func (taking) SetWriteDeadline(time.Time) error { return nil }
+
+// The answer to a ping of the gateway is free, even when the client has used up its rate.
+func TestPongToOurPingIsFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hub := fanout.New(fanout.Config{
+			Shards: 1, Buckets: 1, Interval: time.Second, Ping: time.Minute, Pong: time.Minute,
+		})
+		c := newClients(clientsConfig{Hub: hub, Group: &sync.WaitGroup{}}).newConn(taking{}, identity.Identity{}, nil)
+
+		for range 3 {
+			synctest.Wait() // for the end of the last write
+			if !c.Ping() {
+				t.Fatal("no ping was sent")
+			}
+			if !c.charge(websocket.Pong) {
+				t.Fatal("the answer was charged")
+			}
+		}
+
+		before := c.messagesRate
+		c.charge(websocket.Pong)
+		if c.messagesRate <= before {
+			t.Fatalf("a pong that nobody asked for is free: all is back at %s, then at %s", before, c.messagesRate)
+		}
+	})
+}
