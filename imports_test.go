@@ -223,11 +223,16 @@ var layers = []layer{
 		"gateway/openapi",
 		"gateway/pusher", "presence", "presence/minutes", "unread",
 	}},
-	{"gateway", []string{
+	{"gateway/conn", []string{ // the connections of clients
 		"counter", "gateway/api", "gateway/bounds", "gateway/calls", "gateway/counterapi",
+		"gateway/fanout", "gateway/httppolicy", "gateway/identity", "gateway/notifier", "gateway/pusher",
+		"gateway/roster", "gateway/socket", "gateway/websocket", "internal/promises", "presence",
+	}},
+	{"gateway", []string{
+		"gateway/api", "gateway/bounds", "gateway/calls", "gateway/conn", "gateway/counterapi",
 		"gateway/socket", "gateway/websocket", "gateway/pusher", "gateway/httppolicy", "gateway/identity",
 		"gateway/fanout", "gateway/notifier", "gateway/roster",
-		"presence", "unread", "presence/heartbeat", "internal/promises",
+		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}}, // a core for the program, another for its clients
 	// runs the program

@@ -74,7 +74,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 			"../presence/presencemem/present.go", `presentMagic = "headcount present (\d+)\\n"`,
 		},
 		"the file of an export": {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
-		"frames for browsers":   {"../gateway/entry.go", `"headcount\.v(\d+)"`},
+		"frames for browsers":   {"../gateway/conn/clients.go", `"headcount\.v(\d+)"`},
 	} {
 		number := source.pattern
 		if source.file != "" {

@@ -27,6 +27,7 @@ import (
 	"headcount/counter/countertest"
 	"headcount/gateway/api"
 	"headcount/gateway/bounds"
+	"headcount/gateway/conn"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
@@ -36,6 +37,12 @@ import (
 	"headcount/presence/node"
 	"headcount/presence/presencemem"
 	"headcount/webhook"
+)
+
+// What clients may rely on, as package conn has it.
+const (
+	lingerClose  = time.Second            // how long a closed client may take to close its side
+	throttleTime = 100 * time.Millisecond // how long a client is not read after it has sent too much
 )
 
 // served is a gateway behind a listener, with a node and a store.
@@ -304,7 +311,7 @@ func (s *served) socket(early string) *raw {
 	if got := resp.Header.Get("Sec-WebSocket-Accept"); got != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
 		s.t.Fatalf("Sec-WebSocket-Accept is %q, not that of RFC 6455", got)
 	}
-	if got := resp.Header.Get("Sec-WebSocket-Protocol"); got != Subprotocol {
+	if got := resp.Header.Get("Sec-WebSocket-Protocol"); got != conn.Subprotocol {
 		s.t.Fatalf("Sec-WebSocket-Protocol is %q", got)
 	}
 
@@ -842,7 +849,7 @@ func clientTakesNothing(t *testing.T, s *served, reg *prometheus.Registry) {
 		select {
 		case <-gone:
 			s.settles(1)
-			if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
+			if n := counted(t, reg, "headcount_connections_closed_total", "slow"); n != 1 {
 				t.Errorf("%v clients were closed because they did not read, want 1", n)
 			}
 
@@ -1018,18 +1025,18 @@ func TestServerCausesOfLeaves(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Registerer = reg })
 
 	for cause, end := range map[string]func(*raw){
-		leftClosed: func(r *raw) {
+		"closed": func(r *raw) {
 			r.write([]byte(masked(websocket.Close, "\x03\xe8")))
 			r.expectClose(1000)
 		},
-		leftSentAway: func(r *raw) {
+		"sent_away": func(r *raw) {
 			// The gateway's close frame is the first, so the client's answer does not make it the cause.
 			s.expire()
 			r.expect(websocket.Text, `{"type":"error","code":"token_expired"`)
 			r.expectClose(websocket.StatusPolicyViolation)
 			r.write([]byte(masked(websocket.Close, "\x03\xf0")))
 		},
-		leftLost: func(r *raw) { _ = r.tcp().SetLinger(0) },
+		"lost": func(r *raw) { _ = r.tcp().SetLinger(0) },
 	} {
 		s.visit("p", end)
 		s.settles(0)

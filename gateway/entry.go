@@ -12,6 +12,7 @@ import (
 	"headcount/gateway/api"
 	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
+	"headcount/gateway/conn"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/gateway/socket"
@@ -62,7 +63,7 @@ const fullFor = 5 * time.Second
 func (g *Gateway) memoryIsLow() bool { return g.cfg.Memory != nil && g.cfg.Memory.High() }
 
 func (g *Gateway) getSocket(c *gin.Context) (calls.Answer, error) {
-	if err := checkUpgrade(c, Subprotocol); err != nil {
+	if err := checkUpgrade(c, conn.Subprotocol); err != nil {
 		return calls.Answer{}, err
 	}
 

@@ -8,6 +8,7 @@ import (
 
 	"headcount/gateway/api"
 	"headcount/gateway/calls"
+	"headcount/gateway/conn"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -26,11 +27,11 @@ func (g *Gateway) getEvents(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
-	return g.serveEvents(c, Events{Topics: []presence.Topic{presence.CountTopic(name)}, Join: join})
+	return g.serveEvents(c, conn.Events{Topics: []presence.Topic{presence.CountTopic(name)}, Join: join})
 }
 
 // serveEvents answers with an event stream.
-func (g *Gateway) serveEvents(c *gin.Context, want Events) (calls.Answer, error) {
+func (g *Gateway) serveEvents(c *gin.Context, want conn.Events) (calls.Answer, error) {
 	id, unknown := g.callers.Identity(c, true)
 	if unknown != nil && (want.Join || !mayWatch(unknown)) {
 		return calls.Answer{}, unknown
@@ -86,7 +87,7 @@ func (g *Gateway) getCounterEvents(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
-	return g.serveEvents(c, Events{Topics: []presence.Topic{counterapi.Topic(key)}})
+	return g.serveEvents(c, conn.Events{Topics: []presence.Topic{counterapi.Topic(key)}})
 }
 
 func (g *Gateway) getTopEvents(c *gin.Context) (calls.Answer, error) {
@@ -95,5 +96,5 @@ func (g *Gateway) getTopEvents(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
-	return g.serveEvents(c, Events{Topics: []presence.Topic{topic}})
+	return g.serveEvents(c, conn.Events{Topics: []presence.Topic{topic}})
 }

@@ -19,6 +19,7 @@ import (
 
 	"headcount/gateway/api"
 	"headcount/gateway/bounds"
+	"headcount/gateway/conn"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
@@ -107,7 +108,7 @@ type Gateway struct {
 	callers   *api.Callers
 	api       *api.API
 	pollers   []*socket.Poller
-	clients   *Clients
+	clients   *conn.Clients
 	slots     *bounds.Slots
 	newTopics []*bounds.Rates // of an address, and of all
 	grace     *restartGrace
@@ -143,7 +144,7 @@ func New(cfg Config) (*Gateway, error) {
 		Gateway:  presence.IncarnationName(cfg.Name, cfg.Incarnation),
 		Store:    cfg.Store,
 		Buckets:  cfg.Buckets,
-		Numbers:  UnreadEncoder{},
+		Numbers:  conn.UnreadEncoder{},
 		Shards:   cores,
 		Interval: cfg.UpdateInterval,
 		Budget:   float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
@@ -178,7 +179,7 @@ func New(cfg Config) (*Gateway, error) {
 		JoinWait:   g.metrics.joinWait,
 	})
 
-	g.clients = newClients(clientsConfig{
+	g.clients = conn.New(conn.Config{
 		Hub: g.hub, Roster: g.roster, Unread: g.unread, Live: g.live, Counters: g.counters, Callers: g.callers,
 		Arrivals: cfg.API.Arrivals, Pollers: pollers, NewTopics: g.newTopics, Limits: g.metrics.limits,
 		Group:        &g.conns,
@@ -282,7 +283,7 @@ func (g *Gateway) StoreBack() {
 	g.unread.StoreBack()
 }
 
-// Drain closes all connections and returns when they have ended, as Clients.Drain does. Run must still be running.
+// Drain closes all connections and returns when they have ended, as conn.Clients.Drain does. Run must still be running.
 func (g *Gateway) Drain(ctx context.Context) { g.clients.Drain(ctx, g.alone()) }
 
 // alone reports whether no other gateway can serve the clients of this one.

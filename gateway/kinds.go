@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"headcount/gateway/conn"
 	"headcount/gateway/counterapi"
 	"headcount/presence"
 	"headcount/unread"
@@ -9,8 +10,8 @@ import (
 // registerKinds registers every kind of topic with the receiver of its updates:
 // clients, through an encoder, or a part of this process.
 func (g *Gateway) registerKinds() {
-	g.hub.Deliver(presence.KindCount, CountEncoder{})
-	g.hub.Supply(counterapi.Kind, CounterEncoder{}, g.live)
+	g.hub.Deliver(presence.KindCount, conn.CountEncoder{})
+	g.hub.Supply(counterapi.Kind, conn.CounterEncoder{}, g.live)
 	g.hub.Supply(counterapi.TopKind, namedEvent("top"), g.liveTop.Visitors)
 	g.hub.Supply(counterapi.ServerTopKind, namedEvent("top"), g.liveTop.Servers)
 	g.hub.Supply(userKind, namedEvent("user"), g.users)

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/api"
+	"headcount/gateway/conn"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
@@ -42,8 +43,8 @@ func newMetrics() *metrics {
 			"Refusals because of a limit, by limit: connections, address (connections of one), memory, identities, "+
 				"pages (of a connection), rate, size (of a message), errors (of a connection).",
 			"limit",
-			httppolicy.ReasonConnections, httppolicy.ReasonAddress, httppolicy.ReasonMemory, api.LimitIdentities,
-			limitPages, api.LimitRate, limitSize, limitErrors),
+			append(conn.Limits, httppolicy.ReasonConnections, httppolicy.ReasonAddress, httppolicy.ReasonMemory,
+				api.LimitIdentities, api.LimitRate)...),
 		ignored: api.Labeled("headcount_ignored_total",
 			"Connections, holds and changes of clients that are not counted, by reason: crawler.",
 			"reason", api.IgnoredCrawler),

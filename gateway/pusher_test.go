@@ -115,7 +115,7 @@ func TestPusher(t *testing.T) {
 		two.trigger(pusher.Unsubscribe, `{"channel":"news"}`) // which is nothing
 		two.trigger(pusher.Ping, "{}")
 		two.expect(websocket.Text, `{"event":"pusher:pong"`)
-		if n := counted(t, reg, "headcount_leaves_total", leftPage); n != 1 {
+		if n := counted(t, reg, "headcount_leaves_total", "left"); n != 1 {
 			t.Errorf("%v leaves", n)
 		}
 		// A client that has unsubscribed gets no count of those who come later.

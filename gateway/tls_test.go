@@ -207,7 +207,7 @@ func TestServerSlowClientOverHTTP2(t *testing.T) {
 	}
 	s.settles(0)
 
-	if n := counted(t, reg, "headcount_connections_closed_total", closedSlow); n != 1 {
+	if n := counted(t, reg, "headcount_connections_closed_total", "slow"); n != 1 {
 		t.Errorf("%v clients were closed because they did not read, want 1", n)
 	}
 }

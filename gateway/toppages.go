@@ -8,6 +8,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/calls"
+	"headcount/gateway/conn"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
@@ -43,7 +44,7 @@ func (g *Gateway) getTopPageEvents(c *gin.Context) (calls.Answer, error) {
 	topic := presence.Topic{Site: g.callers.Site(c), Kind: topPagesKind, Key: key}
 
 	// web/live-top.js reopens a stream that has been silent for a minute.
-	return g.serveEvents(c, Events{Topics: []presence.Topic{topic}, Often: true})
+	return g.serveEvents(c, conn.Events{Topics: []presence.Topic{topic}, Often: true})
 }
 
 // topPages has the lists of the pages with the most users, which the dashboard's data contains. It implements

@@ -10,6 +10,7 @@ import (
 	"headcount/gateway/api"
 	"headcount/gateway/bounds"
 	"headcount/gateway/calls"
+	"headcount/gateway/conn"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
@@ -42,7 +43,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, g.api.TooManyPages()
 	}
 
-	return g.serveEvents(c, Events{Topics: topics})
+	return g.serveEvents(c, conn.Events{Topics: topics})
 }
 
 // userStates asks the owners of partitions about users. It implements fanout.Polled.

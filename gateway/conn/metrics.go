@@ -1,4 +1,4 @@
-package gateway
+package conn
 
 import (
 	"sync/atomic"
@@ -9,9 +9,9 @@ import (
 	"headcount/gateway/calls"
 )
 
-// connMetrics are the metrics of connections. Labels are codes, causes and reasons, never a page or a user, so the
+// metrics are the metrics of connections. Labels are codes, causes and reasons, never a page or a user, so the
 // number of time series is bounded.
-type connMetrics struct {
+type metrics struct {
 	received atomic.Int64           // client messages
 	faults   *prometheus.CounterVec // by code
 	closed   *prometheus.CounterVec // by reason
@@ -31,12 +31,15 @@ const (
 // closedSlow is the reason for which the gateway closes a connection whose client does not read.
 const closedSlow = "slow"
 
-// Limits that clients reach, besides the reasons of httppolicy.
+// Limits that clients reach.
 const (
 	limitPages  = "pages"  // pages and counters of one connection
 	limitSize   = "size"   // of a message
 	limitErrors = "errors" // of one connection
 )
+
+// Limits are the limits that connections count in Config.Limits, besides api.LimitRate.
+var Limits = []string{limitPages, limitSize, limitErrors}
 
 // limitOfCode has the limit that an error frame's code stands for.
 var limitOfCode = map[string]string{
@@ -44,8 +47,8 @@ var limitOfCode = map[string]string{
 	calls.CodeTooLarge: limitSize, calls.CodeTooManyErrors: limitErrors,
 }
 
-func newConnMetrics() *connMetrics {
-	return &connMetrics{
+func newMetrics() *metrics {
+	return &metrics{
 		faults: api.Labeled("headcount_client_errors_total", "Error frames sent to clients, by code.", "code",
 			calls.Codes...),
 		closed: api.Labeled("headcount_connections_closed_total",

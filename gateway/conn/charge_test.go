@@ -1,4 +1,4 @@
-package gateway
+package conn
 
 import (
 	"net"
@@ -24,7 +24,7 @@ func TestPongToOurPingIsFree(t *testing.T) {
 		hub := fanout.New(fanout.Config{
 			Shards: 1, Buckets: 1, Interval: time.Second, Ping: time.Minute, Pong: time.Minute,
 		})
-		c := newClients(clientsConfig{Hub: hub, Group: &sync.WaitGroup{}}).newConn(taking{}, identity.Identity{}, nil)
+		c := New(Config{Hub: hub, Group: &sync.WaitGroup{}}).newConn(taking{}, identity.Identity{}, nil)
 
 		for range 3 {
 			synctest.Wait() // for the end of the last write

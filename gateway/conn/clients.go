@@ -1,4 +1,14 @@
-package gateway
+// Package conn has the connections of browsers: WebSockets, whose clients speak our protocol or Pusher's, and event
+// streams. It parses and executes what a client sends, charges it to the client, and encodes what clients are sent.
+//
+//	clients.go   what all connections share: their number, their end
+//	conn.go      one connection: how it begins, is read, pinged and closed
+//	frames.go    the frames of a WebSocket; messages.go parses their texts
+//	pages.go     what a message does; counters.go, where it is about counters
+//	charge.go    what messages cost
+//	dialect.go   in what ways clients speak; pusher.go and stream.go have one each
+//	count.go     counts as clients are sent them
+package conn
 
 import (
 	"context"
@@ -23,8 +33,8 @@ import (
 // Subprotocol is that of WebSockets with our own messages.
 const Subprotocol = "headcount.v1"
 
-// clientsConfig has what connections need of the other parts of a gateway. Every field is required.
-type clientsConfig struct {
+// Config has what connections need of the other parts of a gateway. Every field is required.
+type Config struct {
 	Hub      *fanout.Hub
 	Roster   *roster.Roster
 	Unread   *notifier.Sums
@@ -47,9 +57,9 @@ type clientsConfig struct {
 
 // Clients are the connections of a gateway. Its methods may be called from any goroutine.
 type Clients struct {
-	cfg      clientsConfig
+	cfg      Config
 	crawlers crowd
-	metrics  *connMetrics
+	metrics  *metrics
 	polled   atomic.Uint64 // counts the calls of Poller
 
 	entry       sync.Mutex // orders Begin and Drain: no connection begins once draining is set
@@ -57,8 +67,8 @@ type Clients struct {
 	draining    atomic.Bool
 }
 
-// newClients returns Clients without a connection.
-func newClients(cfg clientsConfig) *Clients { return &Clients{cfg: cfg, metrics: newConnMetrics()} }
+// New returns Clients without a connection.
+func New(cfg Config) *Clients { return &Clients{cfg: cfg, metrics: newMetrics()} }
 
 // Connections returns the number of connections.
 func (cs *Clients) Connections() int64 { return cs.connections.Load() }

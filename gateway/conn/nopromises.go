@@ -1,6 +1,6 @@
 //go:build !promises
 
-package gateway
+package conn
 
 // What these are told, promises.go checks in the programs that tests start.
 

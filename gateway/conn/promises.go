@@ -1,6 +1,6 @@
 //go:build promises
 
-package gateway
+package conn
 
 import (
 	"bytes"
