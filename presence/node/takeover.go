@@ -110,10 +110,11 @@ func (p *partition) load(members []presence.Member) {
 	}
 }
 
-// trialPeriod returns how long a user without confirmation by a gateway stays. It is long enough for a grace that an earlier owner granted, and for a user of a
-// lost gateway to reconnect through another one. After a death the trial is shorter: the
-// graces passed while the death was not noticed yet, and a user who left must be gone 3 s
-// after the timeout, counted from the death.
+// trialPeriod returns how long a user without confirmation by a gateway stays. It is long
+// enough for a grace that an earlier owner granted, and for a user of a lost gateway to
+// reconnect through another one. After a death the trial is shorter: the graces passed
+// while the death was not noticed yet, and a user who left must be gone 3 s after the
+// timeout, counted from the death.
 func (p *partition) trialPeriod() time.Duration {
 	if at := p.node.death.Load(); at != 0 && p.now()-time.Duration(at) < recentDeath {
 		return max(p.timeout()-deathDetection, p.timeout()/6)
