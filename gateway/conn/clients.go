@@ -120,7 +120,7 @@ const moveRate = 1000
 // Drain closes all connections and returns when they have ended. First each client gets a
 // message to reconnect after a random time. Then Drain closes the remaining connections
 // with status 1012. When ctx ends, it closes the rest without a handshake. The users stay
-// counted for the grace. Run must still be running.
+// counted for the grace. The hub and the pollers must still be running.
 //
 // A client of Pusher connects again at once, and one that finds nobody listening waits for 15 s. So
 // where this gateway is alone these clients stay until the end, and are then told to wait for a second.

@@ -32,8 +32,8 @@ var pusherCodes = map[int]int{
 	http.StatusServiceUnavailable: pusher.CodeOverCapacity,
 }
 
-// AcceptPusher upgrades a request of a client of Pusher. The answer and the first event are one write. There is no event
-// for unread counts.
+// AcceptPusher upgrades a request of a client of Pusher. The answer and the first event are one write. There is no
+// event for unread counts.
 func (cs *Clients) AcceptPusher(
 	w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *bounds.Slot,
 ) {
