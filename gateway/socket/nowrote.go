@@ -2,5 +2,5 @@
 
 package socket
 
-// wrote is told what a client is sent; see gateway/promises.go.
+// wrote is told what a client is sent; see gateway/conn/promises.go.
 func (*Wire) wrote([]byte) {}
