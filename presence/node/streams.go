@@ -113,16 +113,16 @@ const (
 
 // judge returns the verdict on the ops of b. It changes nothing.
 func (s *source) judge(b *heartbeat.Beat) verdict {
-	isNewer := b.Stream > s.stream
-
-	switch {
-	case b.Stream < s.stream:
-		return outdated
-	case isNewer:
+	if b.Stream > s.stream {
 		if b.First == 1 {
 			return begins
 		}
 		return headless
+	}
+
+	switch {
+	case b.Stream < s.stream:
+		return outdated
 	case s.mustReset:
 		return headless
 	case b.First > s.applied+1:
