@@ -182,9 +182,8 @@ func New(cfg Config) (*Gateway, error) {
 	g.clients = conn.New(conn.Config{
 		Hub: g.hub, Roster: g.roster, Unread: g.unread, Live: g.live, Counters: g.counters, Callers: g.callers,
 		Arrivals: cfg.API.Arrivals, Pollers: pollers, NewTopics: g.newTopics, Limits: g.metrics.limits,
-		Group:        &g.conns,
 		PingInterval: cfg.PingInterval, WriteTimeout: cfg.WriteTimeout, ShutdownTimeout: cfg.ShutdownTimeout,
-		Log: cfg.Log,
+		Group: &g.conns, Log: cfg.Log,
 	})
 
 	// After the parts whose figures the metrics read.

@@ -375,9 +375,9 @@ func (c *conn) Expire() {
 	_ = c.end(websocket.StatusPolicyViolation, "token expired", f)
 }
 
-// Accept upgrades a request for a WebSocket with Subprotocol. The answer and the first messages are one write. While the
-// store is unavailable, the unread count of a user that is new at this gateway is unknown. The message with the count
-// then follows later, because a 0 would be wrong.
+// Accept upgrades a request for a WebSocket with Subprotocol. The answer and the first messages are one write. While
+// the store is unavailable, the unread count of a user that is new at this gateway is unknown. The message with the
+// count then follows later, because a 0 would be wrong.
 func (cs *Clients) Accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *bounds.Slot) {
 	// Before the upgrade, so that the first write can have the count.
 	sum := cs.cfg.Unread.Enter(r.Context(), cs.cfg.Callers.UserOf(id.Site, id.User))
