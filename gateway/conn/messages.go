@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,9 +66,37 @@ func (f *fault) about(member, value string) *fault {
 	return &fault{code: f.code, message: f.message, member: member, value: value}
 }
 
-// parseMessage reads one client message. Its error is a *fault. It compares member
-// names exactly; a struct would match them without regard to case.
+// parseMessage reads one client message. Its error is a *fault.
 func parseMessage(text []byte) (message, error) {
+	page, isPlain := plainJoin(text)
+	if !isPlain {
+		return decodeMessage(text)
+	}
+	if err := presence.CheckPage(page); err != nil {
+		return message{}, badPage(page, err)
+	}
+
+	return message{kind: typeJoin, pages: []string{page}}, nil
+}
+
+// plainJoin returns the page of a join as our clients write it, and whether text is one. Almost every connection sends
+// one, and decodeMessage takes ten times as long.
+func plainJoin(text []byte) (page string, ok bool) {
+	rest, isJoin := bytes.CutPrefix(text, []byte(`{"type":"join","page":"`))
+	name, isWhole := bytes.CutSuffix(rest, []byte(`"}`))
+	if !isJoin || !isWhole || bytes.ContainsFunc(name, isCoded) {
+		return "", false
+	}
+
+	return string(name), true
+}
+
+// isCoded reports whether a character in a JSON string may stand for another one, or be a mistake.
+func isCoded(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }
+
+// decodeMessage is parseMessage for any message. It compares member names exactly; a struct would match them without
+// regard to case.
+func decodeMessage(text []byte) (message, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(text, &members); err != nil || members == nil {
 		return message{}, faultOf(calls.ErrBad, "a message is a JSON object"+because(err))

@@ -3,6 +3,7 @@ package conn
 import (
 	"encoding/json"
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -102,11 +103,19 @@ func FuzzParseMessage(f *testing.F) {
 		`{"type":"subscribe","pages":["p"],"precision":2}`,
 		`{"type":"subscribe","pages":["p"],"counters":["views:1","*"]}`, `{"type":"x\u0000"}`,
 		`{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
+		`{"type":"join","page":"é"}`, `{"type":"join","page":"p","page":"q"}`, `{"type":"join","page":"p\\"}`,
+		`{"type":"join","page":""}`, `{"type":"join","page":"*"}`, "{\"type\":\"join\",\"page\":\"\x7f\"}",
 	} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		m, err := parseMessage(text)
+
+		// The short way of a join decides nothing else than encoding/json.
+		same, sameErr := decodeMessage(text)
+		if !reflect.DeepEqual(m, same) || !reflect.DeepEqual(err, sameErr) {
+			t.Fatalf("%q is %+v, %v; encoding/json has %+v, %v", text, m, err, same, sameErr)
+		}
 
 		if err == nil {
 			if m.precision > maxPrecision {
