@@ -48,7 +48,11 @@ const (
 type Members interface{ Members() []presence.Process }
 
 // Reporter reports the statistics of this process.
-type Reporter interface{ Report() presence.Report }
+type Reporter interface {
+	Report() presence.Report
+	// Peers is the part of Report with that name, which costs little.
+	Peers() []presence.PeerStats
+}
 
 // Others gets the report of another process.
 type Others interface {

@@ -264,6 +264,7 @@ type (
 
 func (f members) Members() []presence.Process { return f() }
 func (f report) Report() presence.Report      { return f() }
+func (f report) Peers() []presence.PeerStats  { return f().Peers }
 
 func (f others) Report(ctx context.Context, name string) (presence.Report, error) {
 	return f(ctx, name)

@@ -76,7 +76,7 @@ func (b *Board) look(was around) around {
 	}
 
 	// Of this process alone: what a dispatcher elsewhere sees is an event there.
-	for _, p := range b.cfg.Report.Report().Peers {
+	for _, p := range b.cfg.Report.Peers() {
 		switch {
 		case p.LeftOut:
 			now.regions[p.Name] = "is silent, and totals leave it out"

@@ -51,6 +51,8 @@ type Pages interface{ Has(name string) bool }
 
 const (
 	maxPush = 1024 // updates of one push; a longer list goes out in several pushes
+	// fewPending is how many updates need no more room in a map than none.
+	fewPending = 8
 	// standstillLimit is how long the process may be suspended before its queued updates count as doubtful: the store
 	// may have lost its data in the meantime, and then they are not the newest any more.
 	standstillLimit = 2 * time.Second
@@ -412,12 +414,18 @@ func (o *gatewayQueue) take() (updates []presence.Update) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
+	updates = make([]presence.Update, 0, min(len(o.pending), maxPush))
 	for topic, u := range o.pending {
 		if len(updates) == maxPush {
-			break
+			return updates
 		}
 		updates = append(updates, u)
 		delete(o.pending, topic)
+	}
+
+	// A map keeps the room of its greatest burst, and each later call would go through all of it.
+	if len(updates) > fewPending {
+		o.pending = map[presence.Topic]presence.Update{}
 	}
 
 	return updates

@@ -47,6 +47,11 @@ func (l Incarnations) With(name string) Incarnations {
 	if l.Has(name) {
 		return l
 	}
+	// The common case: a topic has one gateway.
+	if l == (Incarnations{}) {
+		return Incarnations{unique.Make(name)}
+	}
+
 	return incarnationsOf(append(slices.Collect(l.All()), name))
 }
 

@@ -574,6 +574,15 @@ func (s *system) close() {
 	}
 }
 
+// Peers returns the state of the other regions, as this process sees them. Only a dispatcher sees them.
+func (s *system) Peers() []presence.PeerStats {
+	if s.regions == nil {
+		return nil
+	}
+
+	return s.regions.Stats()
+}
+
 // Report returns the state of this process for the dashboard.
 func (s *system) Report() presence.Report {
 	var used presence.ProcessStats
@@ -591,10 +600,7 @@ func (s *system) Report() presence.Report {
 		r.Node = &stats
 	}
 
-	if s.regions != nil {
-		r.Peers = s.regions.Stats()
-	}
-
+	r.Peers = s.Peers()
 	if s.dispatcher != nil {
 		r.Top = s.dispatcher.Top(presence.TopPages)
 		// The counts of a dispatcher that is cut off are old, and the board must not show them as those of now.

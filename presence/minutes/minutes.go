@@ -51,7 +51,7 @@ type Store interface {
 type Visits struct {
 	Joins     int64
 	registers hyperloglog.Registers
-	pending   []string // users that are not in registers yet; at most maxPending
+	pending   []presence.User // users that are not in registers yet; at most maxPending
 }
 
 // maxPending users are added to the registers together, which takes as long as adding one.
@@ -60,18 +60,25 @@ const maxPending = 64
 // Add counts an arrival.
 func (v *Visits) Add(u presence.User) {
 	v.Joins++
-	v.pending = append(v.pending, string(binary.BigEndian.AppendUint64(nil, uint64(u))))
+	v.pending = append(v.pending, u)
 	if len(v.pending) == maxPending {
 		v.addPending()
 	}
 }
 
 func (v *Visits) addPending() {
-	if len(v.pending) > 0 {
-		v.registers.Add(v.pending...)
-		// Not cut to length 0: a page with few visitors would keep an array for 64.
-		v.pending = nil
+	if len(v.pending) == 0 {
+		return
 	}
+
+	members := make([]string, len(v.pending))
+	for i, u := range v.pending {
+		members[i] = string(binary.BigEndian.AppendUint64(nil, uint64(u)))
+	}
+	v.registers.Add(members...)
+
+	// Not cut to length 0: a page with few visitors would keep an array for 64.
+	v.pending = nil
 }
 
 // Registers returns the registers of the users who arrived. The caller must not change

@@ -534,9 +534,7 @@ func (s *Store) Pages(_ context.Context, fn func(pages []string)) error {
 // Attach implements presence.Endpoints.
 func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
 	s.mu.Lock()
-	for _, t := range topics {
-		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway})
-	}
+	s.changeEndpoints(gateway, topics, false)
 	s.mu.Unlock()
 
 	return s.Updates(ctx, topics) // after the endpoints, so that watchers know them before any later change
@@ -547,9 +545,7 @@ func (s *Store) Detach(_ context.Context, gateway string, topics []presence.Topi
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	for _, t := range topics {
-		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway, Gone: true})
-	}
+	s.changeEndpoints(gateway, topics, true)
 
 	return nil
 }
@@ -569,13 +565,28 @@ func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Top
 	return missing, nil
 }
 
-// endpoint adds or removes the endpoint and notifies the bucket's watchers.
-func (s *Store) endpoint(e presence.Endpoint) {
-	b := e.Topic.Bucket(s.cfg.Buckets)
-	gateways := s.endpoints[b][e.Topic]
-	unchanged := gateways.Has(e.Gateway) != e.Gone
-	if unchanged { // watchers hear of changes alone
-		return
+// changeEndpoints adds or removes endpoints of a gateway, and notifies the watchers with one publication per bucket.
+func (s *Store) changeEndpoints(gateway string, topics []presence.Topic, gone bool) {
+	changed := map[int][]presence.Endpoint{}
+	for _, t := range topics {
+		e := presence.Endpoint{Topic: t, Gateway: gateway, Gone: gone}
+		b := t.Bucket(s.cfg.Buckets)
+		if s.changeEndpoint(b, e) {
+			changed[b] = append(changed[b], e)
+		}
+	}
+
+	for b, endpoints := range changed {
+		s.notify(presence.Publication{Bucket: b, Endpoints: endpoints})
+	}
+}
+
+// changeEndpoint adds or removes an endpoint, and reports whether that changed anything.
+func (s *Store) changeEndpoint(bucket int, e presence.Endpoint) (changed bool) {
+	all := s.endpoints[bucket]
+	gateways := all[e.Topic]
+	if gateways.Has(e.Gateway) != e.Gone {
+		return false
 	}
 
 	if e.Gone {
@@ -583,12 +594,13 @@ func (s *Store) endpoint(e presence.Endpoint) {
 	} else {
 		gateways = gateways.With(e.Gateway)
 	}
-	s.endpoints[b][e.Topic] = gateways
+
+	all[e.Topic] = gateways
 	if gateways == (presence.Incarnations{}) {
-		delete(s.endpoints[b], e.Topic)
+		delete(all, e.Topic)
 	}
 
-	s.notify(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
+	return true
 }
 
 // Attached implements presence.Endpoints.
