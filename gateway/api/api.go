@@ -78,6 +78,8 @@ type Counts interface {
 	// Newest returns the newest update of each topic that this process knows or can read in a few
 	// seconds. ok is false if one is not known.
 	Newest(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
+	// Known is Newest of one topic, if that needs no call of the store.
+	Known(topic presence.Topic) (update presence.Update, known bool)
 	// Read is Newest, but includes all that the store acknowledged before the call.
 	Read(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
 	// Unread returns how many of the topics have no subscriber in this process and were not read lately.

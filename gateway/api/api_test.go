@@ -35,6 +35,10 @@ func (empty) Newest(_ context.Context, topics []presence.Topic) (updates []prese
 	return updates, true
 }
 
+func (empty) Known(topic presence.Topic) (presence.Update, bool) {
+	return presence.Update{Topic: topic}, topic.Key != "old"
+}
+
 func (e empty) Read(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
 	return e.Newest(ctx, topics)
 }

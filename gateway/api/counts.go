@@ -66,6 +66,27 @@ func (a *API) countsWith(c *gin.Context, read newest, pages []string) ([]presenc
 	return counts, nil
 }
 
+// count returns the count of a page as this process knows it. The checks of the caller come first: a page that has to
+// be read from the store uses up the caller's limit, which refused requests must not.
+func (a *API) count(c *gin.Context, page string) (presence.Count, error) {
+	// The common case, which costs no lists: somebody watches the page.
+	u, known := a.parts.Counts.Known(presence.CountTopic(page))
+	if known && a.Serving() == nil {
+		count, _ := presence.CountOf(u)
+		return count, nil
+	}
+
+	if err := a.admitPages(c, page); err != nil {
+		return presence.Count{}, err
+	}
+	counts, err := a.counts(c, page)
+	if err != nil {
+		return presence.Count{}, err
+	}
+
+	return counts[0], nil
+}
+
 func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
 	name, err := a.callers.Page(c, presence.CheckReadable, false)
@@ -75,19 +96,17 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	if err := a.callers.Public(c); err != nil {
 		return calls.Answer{}, err
 	}
-	// After the checks of the caller, so that refused requests do not use up the limit.
-	if err := a.admitPages(c, name); err != nil {
-		return calls.Answer{}, err
-	}
-	if c.Query("explain") == "1" {
+	if asks(c, "explain") {
+		if err := a.admitPages(c, name); err != nil {
+			return calls.Answer{}, err
+		}
 		return a.explainCounter(c, name)
 	}
 
-	counts, err := a.counts(c, name)
+	count, err := a.count(c, name)
 	if err != nil {
 		return calls.Answer{}, err
 	}
-	count := counts[0]
 	// Only now, so that no proxy keeps a refusal.
 	a.callers.Cacheable(c, name)
 
@@ -96,7 +115,7 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	switch {
 	case httppolicy.WantsHTML(c.Request):
 		return calls.Packed(htmlType, counterPage(count)), nil
-	case c.Query("regions") == "1":
+	case asks(c, "regions"):
 		return calls.PackedJSON(a.countWithParts(c.Request.Context(), count)), nil
 	case httppolicy.NotModified(c, etag(count)):
 		return calls.Unchanged, nil
@@ -105,7 +124,21 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 	return answerCount(count), nil
 }
 
-func answerCount(count presence.Count) calls.Answer { return calls.PackedJSON(count.AppendJSON(nil)) }
+// asks reports whether the URL has a parameter with the value 1.
+func asks(c *gin.Context, parameter string) bool {
+	// Without this, a URL that has none would cost a map.
+	return c.Request.URL.RawQuery != "" && c.Query(parameter) == "1"
+}
+
+func answerCount(count presence.Count) calls.Answer {
+	buffer := calls.Buffer()
+	*buffer = count.AppendJSON(*buffer)
+
+	answer := calls.BufferedJSON(buffer)
+	answer.Packed = true
+
+	return answer
+}
 
 const htmlType = "text/html; charset=utf-8"
 

@@ -35,10 +35,9 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 
 	h.mu.Lock()
 	for i, t := range topics {
-		if w := h.topics[t]; w != nil && h.currentLocked(w) {
-			updates[i] = w.update
-			// Whoever reads a topic keeps it attached.
-			h.stayLocked(w)
+		u, known := h.knownLocked(t)
+		if known {
+			updates[i] = u
 		} else {
 			rest = append(rest, t)
 			places = append(places, i)
@@ -56,6 +55,30 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 	}
 
 	return updates, ok
+}
+
+// Known is Newest of one topic, if its update comes from memory.
+func (h *Hub) Known(t presence.Topic) (presence.Update, bool) {
+	if h.standstill.Ended() {
+		return presence.Update{}, false
+	}
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	return h.knownLocked(t)
+}
+
+// knownLocked returns the update of a topic, if it is the one that the store would return. Whoever reads a topic keeps
+// it attached.
+func (h *Hub) knownLocked(t presence.Topic) (presence.Update, bool) {
+	w := h.topics[t]
+	if w == nil || !h.currentLocked(w) {
+		return presence.Update{}, false
+	}
+	h.stayLocked(w)
+
+	return w.update, true
 }
 
 // Read is Newest for a caller that must see everything that the store acknowledged before the call. Later calls of

@@ -14,9 +14,8 @@ import (
 
 // Values of headers that are the same in all answers. They must not be changed in place.
 var (
-	noStore    = []string{"no-store"}
-	noSniff    = []string{"nosniff"}
-	varyOrigin = []string{"Origin"}
+	noStore = []string{"no-store"}
+	noSniff = []string{"nosniff"}
 )
 
 // Cacheable lets every cache between the server and the client keep the answer for age. A refusal undoes it.
@@ -30,7 +29,7 @@ func NotModified(c *gin.Context, etag string) bool {
 	c.Writer.Header().Set("ETag", etag)
 
 	// The comparison is weak, as RFC 9110 wants it for If-None-Match.
-	for _, has := range strings.Split(strings.Join(c.Request.Header["If-None-Match"], ","), ",") {
+	for has := range strings.SplitSeq(strings.Join(c.Request.Header["If-None-Match"], ","), ",") {
 		has = strings.TrimPrefix(strings.TrimSpace(has), "W/")
 		if has == etag || has == "*" {
 			return true

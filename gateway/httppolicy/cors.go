@@ -104,13 +104,21 @@ func isStream(path string) bool {
 	return ofCounter || strings.HasSuffix(path, "/counter/events")
 }
 
+// usualVary has Vary headers that are the same in most answers. They must not be changed in place.
+var usualVary = []struct{ names, lines []string }{
+	{names: []string{"Origin"}, lines: []string{"Origin"}},
+	{names: []string{"Accept", "Accept-Encoding"}, lines: []string{"Accept, Accept-Encoding"}},
+}
+
 // AddVary adds names to the Vary header. The header then has one line with each name
 // once, and Origin comes last.
 func AddVary(h http.Header, names ...string) {
-	// This is the common case, which must not allocate.
-	if len(names) == 1 && names[0] == "Origin" && h["Vary"] == nil {
-		h["Vary"] = varyOrigin
-		return
+	// The common cases must not allocate.
+	for _, usual := range usualVary {
+		if h["Vary"] == nil && slices.Equal(names, usual.names) {
+			h["Vary"] = usual.lines
+			return
+		}
 	}
 
 	var all []string
