@@ -163,9 +163,7 @@ func arrive(args []string) error {
 	}
 
 	n := min(arriving, mostSockets())
-	handshake := "GET /-/ws HTTP/1.1\r\nHost: " + u.Host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
-		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" +
-		"Sec-WebSocket-Protocol: headcount.v1\r\n\r\n"
+	handshake := handshakeOf(u.Host)
 
 	// Each goroutine writes its own element, so they need no lock.
 	took := make([]time.Duration, n)
@@ -206,6 +204,13 @@ func arrive(args []string) error {
 		"cpu_us_each": cpu / float64(n) * 1e6,
 		"rss_most_mb": mostMemory(pid) / 1e6,
 	})
+}
+
+// handshakeOf returns the request for a WebSocket of a server.
+func handshakeOf(host string) string {
+	return "GET /-/ws HTTP/1.1\r\nHost: " + host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
+		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" +
+		"Sec-WebSocket-Protocol: headcount.v1\r\n\r\n"
 }
 
 // welcomed opens a WebSocket and waits for a frame of a type. The WebSocket stays open until the process ends.

@@ -37,11 +37,11 @@ func main() {
 		return
 	}
 
-	b := &bench{sizes: []int{1_000, 5_000, 10_000, 19_000}}
+	b := &bench{sizes: []int{1_000, 5_000, 10_000, 19_000}, people: 100_000}
 	flag.StringVar(&b.program, "program", "bin/headcount", "the server")
 	out := flag.String("out", "BENCHMARKS.md", "where to write the table")
 	flag.IntVar(&b.runs, "runs", 3, "how often to run each scenario; the table shows the medians")
-	size := flag.Int("size", 0, "measure growth with this number of connections, pages or keys only")
+	size := flag.Int("size", 0, "measure growth with this number of connections, pages or keys only, and people with it")
 	only := flag.String("only", "",
 		"run only these scenarios, separated by commas, and print the table to standard output")
 	flag.Parse()
@@ -51,6 +51,7 @@ func main() {
 
 	if *size > 0 {
 		b.sizes = []int{*size}
+		b.people = *size
 	}
 
 	if err := b.run(ctx, *out, *only); err != nil {
@@ -62,6 +63,7 @@ func main() {
 // helpers are the parts that this program runs as separate processes.
 var helpers = map[string]func(args []string) error{
 	"floor": floor, "readers": readers, "arrive": arrive, "calls": calls, "gin": bare,
+	"people": joinPeople,
 }
 
 // bench is one run of everything.
@@ -70,6 +72,7 @@ type bench struct {
 	self    string
 	runs    int
 	sizes   []int                // of growths
+	people  int                  // in the scenario of that name
 	version string               // of the program
 	load    float64              // the load of the machine before the run
 	figures map[string][]float64 // by scenario and name; one figure per run, or per size

@@ -33,6 +33,7 @@ var scenarios = []scenario{
 	{"churn", simulated(nil, "--scenario", "churn", "--users", "1000", "--pages", "50", "--tabs", "2",
 		"--churn", "0.2", "--kill-fraction", "0", "--duration", "6s")},
 	{"arrive", arrived},
+	{"people", people},
 	{"reads", reads},
 	{"increments", increments},
 	{"batches", counted(nil, "-keys", "views:#", "-many", "10000", "-batch", "1000", "-callers", "4")},
@@ -59,7 +60,7 @@ var once = map[string]bool{
 	"floor-asleep": true, "asleep": true, "hidden": true, "slow": true, "storm": true, "top": true,
 	"top-postgres": true,
 	"file-sum":     true, "file-exact": true, "file-keys": true, "redis-members": true,
-	"postgres": true, "persisted": true, beside + "idle": true,
+	"postgres": true, "persisted": true, beside + "idle": true, "people": true,
 }
 
 // quick are the flags with which only the machine limits the deliveries.
@@ -104,6 +105,13 @@ var rows = []row{
 	{"… had to connect again", "arrive again", 1, 0, ""},
 	{"… connections per CPU s of the server", "arrive per_cpu_s", 1, 0, "asked 10,000"},
 	{"… most RSS, MB", "arrive rss_most_mb", 1, 0, ""},
+	{"**People on one machine**: {people users} on 1,000 pages, {people processes} servers over one Redis: MB of RSS " +
+		"of all servers, half a minute after the last came", "people rss_mb", 1, 0,
+		"asked 3,000 for 100,000; most: {people rss_most_mb}; {people rss_kb_each} KB for each"},
+	{"… s after the last join until everybody has the right count", "people right_after_s", 1, 2, "asked 1"},
+	{"… CPU µs of the servers to connect and join", "people cpu_us_per_join", 1, 0,
+		"with the counts for those who came before; of Redis: {people redis_us_per_join}"},
+	{"… % of a core afterwards, all servers together", "people core_percent", 1, 0, "ping every 15 s"},
 	{"**Storm**: 5,000 users arrive on one page within 5 s: s until all have the final count", "storm right_after_s", 1,
 		2, "best of others: 0.12"},
 	{"… CPU s of the server", "storm server_cpu_s", 1, 2, "best of others: 1.3"},

@@ -1,0 +1,317 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"headcount/client"
+	"headcount/internal/benchenv"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+)
+
+const (
+	peoplePages    = 1_000
+	arrivalsPerSec = 2_000 // of all people together, until all are there
+	joinsAtOnce    = 256   // of one process of clients
+	rightWithin    = time.Minute
+	settleTime     = 30 * time.Second // two pings each, and time to return the memory of the arrival
+)
+
+// people has very many users join pages that all processes share. One process may not have so many files open, so
+// there are several servers over one Redis, and as many processes of clients, each with an address of its own.
+func people(t *trial) figures {
+	each := mostSockets()
+	processes := (t.people + each - 1) / each
+	redis := redistest.Start(t)
+
+	servers := make([]server, processes)
+	var pids []int
+	for i := range servers {
+		servers[i] = t.serve("--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr())
+		pids = append(pids, servers[i].PID())
+	}
+	time.Sleep(5 * time.Second) // until each of them has its partitions
+
+	before := cpuOf(pids)
+	redisBefore := cpuTime(redis.PID())
+	parties := make([]*json.Decoder, processes)
+	for i, s := range servers {
+		parties[i] = t.party(s, i, processes)
+	}
+
+	var lastJoin, lastRight float64
+	for _, party := range parties {
+		var f figures
+		if err := party.Decode(&f); err != nil {
+			t.Fatal(fmt.Errorf("people: %w", err))
+		}
+		lastJoin = max(lastJoin, f["last_join_ms"])
+		lastRight = max(lastRight, f["last_right_ms"])
+	}
+
+	n := float64(t.people)
+	f := figures{
+		"users":             n,
+		"processes":         float64(processes),
+		"right_after_s":     (lastRight - lastJoin) / 1e3,
+		"cpu_us_per_join":   (cpuOf(pids) - before) / n * 1e6,
+		"redis_us_per_join": (cpuTime(redis.PID()) - redisBefore) / n * 1e6,
+		"redis_bytes_each":  float64(servertest.Memory(redis.PID())) / n,
+	}
+	for _, s := range servers {
+		t.hasEverybody(s)
+	}
+
+	before = cpuOf(pids)
+	time.Sleep(settleTime)
+	f["core_percent"] = (cpuOf(pids) - before) / settleTime.Seconds() * 100
+	f["rss_mb"] = memoryOf(pids) / 1e6
+	f["rss_kb_each"] = memoryOf(pids) / n / 1e3
+	for _, pid := range pids {
+		f["rss_most_mb"] += mostMemory(pid) / 1e6
+	}
+
+	return f
+}
+
+// party starts the clients of a server, every step-th one of all from the first on. The decoder reads their figures,
+// when the count of each is right; they stay until the trial ends.
+func (t *trial) party(s server, first, step int) *json.Decoder {
+	out, in := io.Pipe()
+	cmd := benchenv.On(t.Context(), benchenv.ClientCore, t.self, "people", s.addr, strconv.Itoa(first),
+		strconv.Itoa(step), strconv.Itoa(t.people))
+	cmd.Stdout = in
+	p := t.Start(cmd)
+
+	// So that the decoder does not wait for the figures of those who have ended.
+	go func() {
+		<-p.Ended()
+		_ = in.Close()
+	}()
+
+	return json.NewDecoder(out)
+}
+
+// hasEverybody fails the trial unless a server counts everybody.
+func (t *trial) hasEverybody(s server) {
+	has := func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/*/counter", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+
+		var site client.Count
+		if err := json.NewDecoder(resp.Body).Decode(&site); err != nil {
+			return err
+		}
+		if site.Count != int64(t.people) {
+			return fmt.Errorf("a server counts %d of %d people", site.Count, t.people)
+		}
+
+		return nil
+	}
+
+	if err := servertest.Await(s.Process, time.Second, has); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func cpuOf(pids []int) (seconds float64) {
+	for _, pid := range pids {
+		seconds += cpuTime(pid)
+	}
+
+	return seconds
+}
+
+func memoryOf(pids []int) (bytes float64) {
+	for _, pid := range pids {
+		bytes += float64(servertest.Memory(pid))
+	}
+
+	return bytes
+}
+
+// crowd are the people of one process.
+type crowd struct {
+	addr string
+	dial net.Dialer
+	all  int // people, of all processes
+	room chan struct{}
+
+	right sync.WaitGroup // those whose count is not right yet
+
+	mu                  sync.Mutex // guards what follows
+	lastJoin, lastRight time.Time
+}
+
+// joinPeople has people join by a timetable, reports when the count of each is right, and then stays until it is ended.
+func joinPeople(args []string) error {
+	var numbers [3]int
+	for i := range numbers {
+		var err error
+		numbers[i], err = strconv.Atoi(args[1+i])
+		if err != nil {
+			return err
+		}
+	}
+
+	first, step, all := numbers[0], numbers[1], numbers[2]
+	c := &crowd{addr: args[0], all: all, room: make(chan struct{}, joinsAtOnce)}
+	c.dial.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+first))}
+	failed := make(chan error)
+	began := time.Now()
+
+	for i := first; i < all; i += step {
+		// By a timetable, so that all processes are done at about the same time.
+		time.Sleep(time.Until(began.Add(time.Second * time.Duration(i) / arrivalsPerSec)))
+		c.room <- struct{}{}
+		c.right.Add(1)
+		go func() { failed <- fmt.Errorf("person %d: %w", i, c.join(i)) }()
+	}
+
+	everybody := make(chan struct{})
+	go func() {
+		c.right.Wait()
+		close(everybody)
+	}()
+
+	select {
+	case err := <-failed:
+		return err
+	case <-time.After(rightWithin):
+		return errors.New("not every count became right")
+	case <-everybody:
+	}
+
+	if err := report(figures{
+		"last_join_ms":  float64(c.lastJoin.UnixMilli()),
+		"last_right_ms": float64(c.lastRight.UnixMilli()),
+	}); err != nil {
+		return err
+	}
+
+	return <-failed
+}
+
+// join connects person i, joins a page, and reads until the connection ends.
+func (c *crowd) join(i int) error {
+	conn, err := c.dial.Dial("tcp", c.addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+
+	page := "people-" + strconv.Itoa(i%peoplePages)
+	expected := int64(c.all / peoplePages)
+	if i%peoplePages < c.all%peoplePages {
+		expected++
+	}
+
+	_, err = io.WriteString(conn, handshakeOf(c.addr)+maskedText(`{"type":"join","page":"`+page+`"}`))
+	if err != nil {
+		return err
+	}
+	c.note(&c.lastJoin)
+
+	isIn := sync.OnceFunc(func() { <-c.room })
+	defer isIn()
+	isRight := sync.OnceFunc(func() {
+		c.note(&c.lastRight)
+		c.right.Done()
+	})
+
+	r := bufio.NewReaderSize(conn, 512) // small, because there are many
+	for line := ""; line != "\r\n"; {
+		line, err = r.ReadString('\n')
+		if err != nil {
+			return err
+		}
+	}
+
+	for {
+		opcode, payload, err := readFrame(r)
+		if err != nil {
+			return err
+		}
+		if opcode == pingOpcode {
+			if _, err := conn.Write(emptyPong); err != nil {
+				return err
+			}
+		}
+
+		var f client.Frame
+		if opcode != textOpcode || client.ParseFrame(payload, &f) != nil || f.Type != "count" {
+			continue
+		}
+		isIn()
+		if f.Count.Count == expected && !f.Count.Stale {
+			isRight()
+		}
+	}
+}
+
+// note sets one of the times.
+func (c *crowd) note(at *time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	*at = time.Now()
+}
+
+const (
+	textOpcode = 1
+	pingOpcode = 9
+)
+
+// emptyPong is masked with zeros, as maskedText is.
+var emptyPong = []byte{0x80 | 10, 0x80, 0, 0, 0, 0}
+
+// maskedText returns a frame of less than 126 bytes of text, whose mask changes nothing.
+func maskedText(text string) string {
+	return string([]byte{0x80 | textOpcode, 0x80 | byte(len(text)), 0, 0, 0, 0}) + text
+}
+
+// readFrame reads a frame, which the server does not mask. The payload is valid until the next read.
+func readFrame(r *bufio.Reader) (opcode byte, payload []byte, err error) {
+	head, err := r.Peek(2)
+	if err != nil {
+		return 0, nil, err
+	}
+
+	opcode = head[0] & 0xf
+	size, skip := int(head[1]), 2
+	if size == 126 {
+		head, err = r.Peek(4)
+		if err != nil {
+			return 0, nil, err
+		}
+		size, skip = int(binary.BigEndian.Uint16(head[2:])), 4
+	}
+
+	payload, err = r.Peek(skip + size)
+	if err != nil {
+		return 0, nil, err
+	}
+	_, _ = r.Discard(skip + size) // what was peeked at can be
+
+	return opcode, payload[skip:], nil
+}
