@@ -54,7 +54,7 @@ func (v Version) Compare(o Version) int {
 }
 
 // String returns the external form, "incarnation-sequence".
-func (v Version) String() string { return string(v.append(nil)) }
+func (v Version) String() string { return string(v.append(make([]byte, 0, 41))) } // two numbers of 64 bits
 
 func (v Version) append(b []byte) []byte {
 	b = strconv.AppendUint(b, v.Incarnation, 10)

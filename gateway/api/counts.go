@@ -144,10 +144,12 @@ const htmlType = "text/html; charset=utf-8"
 
 // etag returns the ETag of a count's JSON.
 func etag(count presence.Count) string {
+	end := `"`
 	if count.Stale || count.Without != "" {
-		return `"` + count.Version.String() + `-s"`
+		end = `-s"`
 	}
-	return `"` + count.Version.String() + `"`
+
+	return `"` + count.Version.String() + end
 }
 
 // countWithParts returns the counter as JSON with each region's share. The shares are

@@ -24,7 +24,7 @@ import (
 
 const (
 	peoplePages    = 1_000
-	arrivalsPerSec = 2_000 // of all people together, until all are there
+	arrivalsPerSec = 1_000 // of all people together, until all are there
 	joinsAtOnce    = 256   // of one process of clients
 	rightWithin    = time.Minute
 	settleTime     = 30 * time.Second // two pings each, and time to return the memory of the arrival
@@ -240,17 +240,18 @@ func (c *crowd) join(i int) error {
 	})
 
 	r := bufio.NewReaderSize(conn, 512) // small, because there are many
-	for line := ""; line != "\r\n"; {
+	status, err := r.ReadString('\n')
+	for line := status; err == nil && line != "\r\n"; {
 		line, err = r.ReadString('\n')
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return fmt.Errorf("after %q: %w", status, err)
 	}
 
 	for {
 		opcode, payload, err := readFrame(r)
 		if err != nil {
-			return err
+			return fmt.Errorf("after %q: %w", status, err)
 		}
 		if opcode == pingOpcode {
 			if _, err := conn.Write(emptyPong); err != nil {
