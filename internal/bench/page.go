@@ -105,7 +105,7 @@ var rows = []row{
 	{"… had to connect again", "arrive again", 1, 0, ""},
 	{"… connections per CPU s of the server", "arrive per_cpu_s", 1, 0, "asked 10,000"},
 	{"… most RSS, MB", "arrive rss_most_mb", 1, 0, ""},
-	{"**People on one machine**: {people users} on 1,000 pages, {people processes} servers over one Redis: MB of RSS " +
+	{"**People on one machine**: {people users} on 10,000 pages, {people processes} servers over one Redis: MB of RSS " +
 		"of all servers, half a minute after the last came", "people rss_mb", 1, 0,
 		"asked 3,000 for 100,000; most: {people rss_most_mb}; {people rss_kb_each} KB for each"},
 	{"… s after the last join until everybody has the right count", "people right_after_s", 1, 2, "asked 1"},

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	peoplePages    = 1_000
-	arrivalsPerSec = 1_000 // of all people together, until all are there
+	peoplePages    = 10_000
+	arrivalsPerSec = 500 // of all people together, until all are there
 	joinsAtOnce    = 256   // of one process of clients
 	rightWithin    = time.Minute
 	settleTime     = 30 * time.Second // two pings each, and time to return the memory of the arrival
@@ -253,10 +253,13 @@ func (c *crowd) join(i int) error {
 		if err != nil {
 			return fmt.Errorf("after %q: %w", status, err)
 		}
-		if opcode == pingOpcode {
+		switch opcode {
+		case pingOpcode:
 			if _, err := conn.Write(emptyPong); err != nil {
 				return err
 			}
+		case closeOpcode:
+			return fmt.Errorf("the server has closed with %q", payload)
 		}
 
 		var f client.Frame
@@ -279,8 +282,9 @@ func (c *crowd) note(at *time.Time) {
 }
 
 const (
-	textOpcode = 1
-	pingOpcode = 9
+	textOpcode  = 1
+	closeOpcode = 8
+	pingOpcode  = 9
 )
 
 // emptyPong is masked with zeros, as maskedText is.
