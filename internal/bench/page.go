@@ -105,9 +105,9 @@ var rows = []row{
 	{"… had to connect again", "arrive again", 1, 0, ""},
 	{"… connections per CPU s of the server", "arrive per_cpu_s", 1, 0, "asked 10,000"},
 	{"… most RSS, MB", "arrive rss_most_mb", 1, 0, ""},
-	{"**People on one machine**: {people users} on 10,000 pages, {people processes} servers over one Redis: MB of RSS " +
+	{"**People on one machine**: {people users} on 10,000 pages, several servers over one Redis: MB of RSS " +
 		"of all servers, half a minute after the last came", "people rss_mb", 1, 0,
-		"asked 3,000 for 100,000; most: {people rss_most_mb}; {people rss_kb_each} KB for each"},
+		"asked 3,000 for 100,000; {people processes} servers; most: {people rss_most_mb}; {people rss_kb_each} KB each"},
 	{"… s after the last join until everybody has the right count", "people right_after_s", 1, 2, "asked 1"},
 	{"… CPU µs of the servers to connect and join", "people cpu_us_per_join", 1, 0,
 		"with the counts for those who came before; of Redis: {people redis_us_per_join}"},
@@ -195,6 +195,9 @@ func (b *bench) page() []byte {
 			strings.Join(all, ", "), b.fill(r.beside))
 	}
 
+	if len(b.figures["people users"]) > 0 {
+		p.WriteString(peopleText)
+	}
 	p.WriteString(b.bareServers())
 	p.WriteString(b.growth())
 	p.WriteString("\nCPU seconds say more than rates: a rate is also the clients', who share the machine's memory " +
