@@ -41,7 +41,7 @@ func main() {
 	flag.StringVar(&b.program, "program", "bin/headcount", "the server")
 	out := flag.String("out", "BENCHMARKS.md", "where to write the table")
 	flag.IntVar(&b.runs, "runs", 3, "how often to run each scenario; the table shows the medians")
-	size := flag.Int("size", 0, "measure growth with this number of connections, pages or keys only, and people with it")
+	size := flag.Int("size", 0, "measure growth with this number of connections, pages or keys, or of people, only")
 	only := flag.String("only", "",
 		"run only these scenarios, separated by commas, and print the table to standard output")
 	flag.Parse()

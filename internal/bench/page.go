@@ -107,7 +107,8 @@ var rows = []row{
 	{"… most RSS, MB", "arrive rss_most_mb", 1, 0, ""},
 	{"**People on one machine**: {people users} on 10,000 pages, several servers over one Redis: MB of RSS " +
 		"of all servers, half a minute after the last came", "people rss_mb", 1, 0,
-		"asked 3,000 for 100,000; {people processes} servers; most: {people rss_most_mb}; {people rss_kb_each} KB each"},
+		"asked 3,000 for 100,000; {people processes} servers; most: {people rss_most_mb}; {people rss_kb_each} KB " +
+			"each"},
 	{"… s after the last join until everybody has the right count", "people right_after_s", 1, 2, "asked 1"},
 	{"… CPU µs of the servers to connect and join", "people cpu_us_per_join", 1, 0,
 		"with the counts for those who came before; of Redis: {people redis_us_per_join}"},

@@ -24,19 +24,19 @@ import (
 
 const (
 	peoplePages    = 10_000           // each is followed by all servers
-	arrivalsPerSec = 1_000            // of all people together, until all are there; more fill one core with seven servers
+	arrivalsPerSec = 1_000            // of all people together; more fill the core of seven servers
 	joinsAtOnce    = 256              // of one process of clients
 	rightWithin    = time.Minute      // after the last join; then something is wrong
 	settleTime     = 30 * time.Second // two pings each, and time to return the memory of the arrival
 )
 
 // peopleText is what the page says about people.
-const peopleText = "\nPeople: a server may open 20,000 files here, so there are several. Every page is followed by all " +
-	"of them, so each join is sent to all, and the servers' core\nis full at 1,000 arrivals a second: there it bends, " +
-	"before memory, Redis or the clients. 250,000 would need 16 such servers, 2 GB of theirs and 2 GB of the kernel's,\n" +
-	"and two cores for 1,000 arrivals a second; with `ulimit -n 320000` one server of 0.8 GB does it, for a tenth of " +
-	"the CPU. One source address has ports for 14,000\nconnections to a server before the system searches for them " +
-	"at length, which only clients on one machine meet.\n"
+const peopleText = "\nPeople: a server may open 20,000 files here, so there are several. Every page is followed by " +
+	"all of them, so each join is sent to all, and the servers' core\nis full at 1,000 arrivals a second: there it " +
+	"bends, before memory, Redis or the clients. 250,000 would need 16 such servers, 2 GB of theirs and 2 GB of the " +
+	"kernel's,\nand two cores for 1,000 arrivals a second; with `ulimit -n 320000` one server of 0.8 GB does it, for " +
+	"a tenth of the CPU. One source address has ports for 14,000\nconnections to a server before the system searches " +
+	"for them at length, which only clients on one machine meet.\n"
 
 // people has very many users join pages that all processes share. One process may not have so many files open, so
 // there are several servers over one Redis, and as many processes of clients, each with addresses of its own.
