@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"headcount/gateway/roster"
@@ -132,6 +133,7 @@ func (s *served) dispatch() (stop func()) {
 	watching.Go(func() {
 		store.Watch(ctx, all, func(p presence.Publication) { s.g.Push(p.Updates) })
 	})
+	synctest.Wait() // until it watches, or it would miss what the test does first
 
 	return func() {
 		cancel()
