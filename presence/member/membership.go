@@ -153,8 +153,9 @@ func (m *Member) renew(ctx context.Context) error {
 
 	self := m.self
 	l := &m.lease
-	// Before the lease is made, so that this renewal already has the roles.
-	l.settled = l.settled || !l.leased.IsZero() && !time.Now().Before(l.settles())
+	// Before the lease is made, so that this renewal already has the roles. While calls fail the process does not watch.
+	watches := !l.leased.IsZero() && !l.missed && time.Since(l.renewed) <= 2*renewEvery
+	l.settled = l.settled || watches && !time.Now().Before(l.settles())
 
 	leaving := m.leaving.Load() && !m.alone
 	starting := !l.settled && !l.newborn
