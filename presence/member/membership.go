@@ -153,7 +153,7 @@ func (m *Member) renew(ctx context.Context) error {
 
 	self := m.self
 	l := &m.lease
-	// Before the lease is made, so that this renewal already has the roles. While calls fail the process does not watch.
+	// Before the lease is made, so that this renewal already has the roles. Nobody watches while calls fail.
 	watches := !l.leased.IsZero() && !l.missed && time.Since(l.renewed) <= 2*renewEvery
 	l.settled = l.settled || watches && !time.Now().Before(l.settles())
 
