@@ -49,6 +49,36 @@ func newStore() *presencemem.Store {
 	return presencemem.New(presencemem.Config{Partitions: testPartitions})
 }
 
+// run runs a node that owns all partitions, until the test ends or stop is called; before is done first.
+func run(t testing.TB, store presence.Store, cfg Config, before func(*Node)) (n *Node, stop func()) {
+	t.Helper()
+	cfg.Partitions = testPartitions
+	cfg.PresenceTimeout = timeout
+	cfg.Log = zerolog.Nop()
+
+	n, err := New(store, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	before(n)
+	n.Own([]int{0, 1, 2})
+
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = n.Run(ctx)
+	}()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(stop)
+
+	return n, stop
+}
+
+// alone tells a node that no gateway lives.
+func alone(n *Node) { n.Gateways(nil) }
+
 // start runs a node until the test ends or the returned function is called. It
 // waits for no gateways.
 func start(t testing.TB, name string, store presence.Store) (*rig, func()) {
@@ -63,34 +93,19 @@ func startBeside(
 	t.Helper()
 	r := &rig{t: t, store: store, replies: map[string][]heartbeat.Reply{}, streams: map[streamKey]uint64{}}
 
-	n, err := New(store, Config{
-		Name: name, Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
-		Reply: replies(func(gw string, a *heartbeat.Reply) {
-			r.mu.Lock()
-			r.replies[gw] = append(r.replies[gw], *a)
-			r.mu.Unlock()
-		}),
+	reply := replies(func(gw string, a *heartbeat.Reply) {
+		r.mu.Lock()
+		r.replies[gw] = append(r.replies[gw], *a)
+		r.mu.Unlock()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 
+	n, stop := run(t, store, Config{Name: name, Reply: reply}, func(n *Node) {
+		n.Gateways(gateways)
+		for _, do := range before {
+			do(n)
+		}
+	})
 	r.node = n
-	n.Gateways(gateways)
-	for _, do := range before {
-		do(n)
-	}
-
-	n.Own([]int{0, 1, 2})
-
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = n.Run(ctx)
-	}()
-	stop := sync.OnceFunc(func() { cancel(); <-done })
-	t.Cleanup(stop)
 
 	synctest.Wait()
 	return r, stop

@@ -1,14 +1,11 @@
 package node
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -32,27 +29,18 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 					}
 				}
 
-				n, err := New(s, Config{
-					Name: "still", Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
+				n, _ := run(t, s, Config{
+					Name:  "still",
 					Reply: replies(func(string, *heartbeat.Reply) {}),
 					Tick:  pass,
 					Elapsed: func() time.Duration {
 						pass()
 						return time.Duration(time.Now().UnixNano())
 					},
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				}, alone)
+				t.Cleanup(thaw) // before it stops
 
-				n.Gateways(nil)
-				n.Own([]int{0, 1, 2})
-
-				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan struct{})
-				go func() { defer close(done); _ = n.Run(ctx) }()
-				defer func() { thaw(); cancel(); <-done }()
-
+				ctx := t.Context()
 				synctest.Wait()
 				for u := range presence.User(6) {
 					if err := n.Hold(ctx, asked(u, "p", true)); err != nil {
@@ -103,23 +91,13 @@ func TestANodeWhoseMachineSleptWritesNothingOfItsOwn(t *testing.T) {
 		s := &shaky{Store: newStore()}
 
 		var slept atomic.Int64
-		n, err := New(s, Config{
-			Name: "asleep", Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
+		n, _ := run(t, s, Config{
+			Name:    "asleep",
 			Reply:   replies(func(string, *heartbeat.Reply) {}),
 			Elapsed: func() time.Duration { return time.Duration(time.Now().UnixNano() + slept.Load()) },
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, alone)
 
-		n.Gateways(nil)
-		n.Own([]int{0, 1, 2})
-
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); _ = n.Run(ctx) }()
-		defer func() { cancel(); <-done }()
-
+		ctx := t.Context()
 		synctest.Wait()
 		if err := n.Hold(ctx, asked(1, "p", true)); err != nil {
 			t.Fatal(err)
