@@ -154,8 +154,9 @@ func (m *Member) renew(ctx context.Context) error {
 	self := m.self
 	l := &m.lease
 	// Before the lease is made, so that this renewal already has the roles. Nobody watches while calls fail.
-	watches := !l.leased.IsZero() && !l.missed && time.Since(l.renewed) <= 2*renewEvery
-	l.settled = l.settled || watches && !time.Now().Before(l.settles())
+	began := time.Now()
+	watches := !l.leased.IsZero() && !l.late(began)
+	l.settled = l.settled || watches && !began.Before(l.settles())
 
 	leaving := m.leaving.Load() && !m.alone
 	starting := !l.settled && !l.newborn
@@ -196,7 +197,7 @@ func (m *Member) renew(ctx context.Context) error {
 	m.reattach(now)
 
 	// After a gap it is unknown which processes were missing in the meantime, so restart the time of watching them.
-	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
+	late := l.late(now)
 	l.missed = false
 	if late && !(l.newborn && l.leased.IsZero()) { // a newborn process has watched since it began to wait
 		l.since = now
@@ -275,6 +276,9 @@ func (m *Member) reattach(now time.Time) {
 		l.attach = now.Add(renewLimit)
 	}
 }
+
+// late reports whether there is a gap between the last renewal and one at the given time.
+func (l *lease) late(now time.Time) bool { return l.missed || now.Sub(l.renewed) > 2*renewEvery }
 
 // settles returns the time from which this process, which has its lease, takes part.
 func (l *lease) settles() time.Time {

@@ -94,16 +94,7 @@ func TestANodeMayNotKnowAGateway(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()
 
-			var nodes []*member
-			for _, m := range s.members {
-				if slices.Contains(m.roles, presence.RolePresence) {
-					nodes = append(nodes, m)
-				}
-			}
-
-			// The last node starts only when the store has been emptied.
-			late := nodes[len(nodes)-1]
-			s.members = slices.DeleteFunc(s.members, func(m *member) bool { return m == late })
+			late := s.leaveOutANode() // it starts only when the store has been emptied
 			s.startAll()
 
 			s.watch(s.where, []string{presence.AllPages, "a"})
@@ -165,4 +156,48 @@ func TestAFormerLeaseEndsNoProcess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAStartingProcessWaitsOutAnOutage: a node has its first lease when the store goes away, which then comes back
+// empty. The node has not watched meanwhile, so it takes no partitions as if no gateway lived.
+func TestAStartingProcessWaitsOutAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(seedOf(5), false) // gateways and nodes are apart
+		defer s.end()
+		late := s.leaveOutANode()
+		s.startAll()
+
+		s.start(late)
+		s.members = append(s.members, late)
+		time.Sleep(settling / 2)
+		s.store.leave(false)
+		s.store.lose()
+
+		time.Sleep(2 * settling)
+		s.store.comeBack()
+		time.Sleep(settling)
+		synctest.Wait()
+		for partition := range simPartitions {
+			if late.node.Owns(partition) {
+				t.Errorf("it owns partition %d", partition)
+			}
+		}
+
+		s.ready()
+	})
+}
+
+// leaveOutANode takes the last node out of the members that startAll starts, and returns it.
+func (s *simulation) leaveOutANode() *member {
+	last := -1
+	for i, m := range s.members {
+		if slices.Contains(m.roles, presence.RolePresence) {
+			last = i
+		}
+	}
+
+	late := s.members[last]
+	s.members = slices.Delete(s.members, last, last+1)
+
+	return late
 }
