@@ -239,7 +239,7 @@ var layers = []layer{
 	{
 		"internal/bench", []string{
 			"client", "internal/benchenv", "internal/machine", "internal/pgtest", "internal/redisconn",
-			"internal/redistest", "internal/servertest",
+			"internal/redistest", "internal/servertest", "internal/testkit",
 		},
 	},
 	// runs the program

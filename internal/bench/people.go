@@ -20,6 +20,7 @@ import (
 	"headcount/internal/benchenv"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
+	"headcount/internal/testkit"
 )
 
 const (
@@ -237,7 +238,8 @@ func (c *crowd) join(i int) error {
 		expected++
 	}
 
-	_, err = io.WriteString(conn, handshakeOf(c.addr)+maskedText(`{"type":"join","page":"`+page+`"}`))
+	join := testkit.ClientFrame(0x80|textOpcode, `{"type":"join","page":"`+page+`"}`)
+	_, err = conn.Write(append([]byte(handshakeOf(c.addr)), join...))
 	if err != nil {
 		return err
 	}
@@ -298,13 +300,7 @@ const (
 	pingOpcode  = 9
 )
 
-// emptyPong is masked with zeros, as maskedText is.
-var emptyPong = []byte{0x80 | 10, 0x80, 0, 0, 0, 0}
-
-// maskedText returns a frame of less than 126 bytes of text, whose mask changes nothing.
-func maskedText(text string) string {
-	return string([]byte{0x80 | textOpcode, 0x80 | byte(len(text)), 0, 0, 0, 0}) + text
-}
+var emptyPong = testkit.ClientFrame(0x8a, "")
 
 // readFrame reads a frame, which the server does not mask. The payload is valid until the next read.
 func readFrame(r *bufio.Reader) (opcode byte, payload []byte, err error) {
