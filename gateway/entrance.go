@@ -80,8 +80,8 @@ type arrival struct {
 	silent *time.Timer // closes the connection
 }
 
-// Welcome implements socket.Welcomer.
-func (a *arrival) Welcome(over *socket.Conn, sent []byte) {
+// Awaited implements socket.Awaiter.
+func (a *arrival) Awaited(over *socket.Conn, sent []byte) {
 	// Its time is over, and the timer closes it: perhaps while a handler used the descriptor, which may be that of
 	// another client right after.
 	if !a.silent.Stop() {

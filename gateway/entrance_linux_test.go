@@ -248,7 +248,7 @@ func TestServerEntranceLate(t *testing.T) {
 
 	a := &arrival{Entrance: s.entrance, client: over, silent: time.NewTimer(time.Minute)}
 	a.silent.Stop() // as if it had fired, and closed the connection in a moment
-	a.Welcome(over.(*socket.Conn), []byte(upgradeHead+upgradeRest))
+	a.Awaited(over.(*socket.Conn), []byte(upgradeHead+upgradeRest))
 
 	select {
 	case <-served:

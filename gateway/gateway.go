@@ -76,7 +76,7 @@ type Config struct {
 // Times are the durations of a gateway. Those without a comment are required.
 type Times struct {
 	HeartbeatInterval time.Duration
-	ComeBack          time.Duration // how long counts are stale after a restart, see restartGrace; 0: users are kept
+	ComeBack          time.Duration // how long counts are stale after a restart, see restartDoubt; 0: users are kept
 	// LeaveGrace is how long a user counts after a connection that ended without a leave; 0: not at all
 	LeaveGrace      time.Duration
 	UpdateInterval  time.Duration // at least 10ms
@@ -111,7 +111,7 @@ type Gateway struct {
 	clients   *conn.Clients
 	slots     *bounds.Slots
 	newTopics []*bounds.Rates // of an address, and of all
-	grace     *restartGrace
+	restart   *restartDoubt
 	metrics   *metrics
 	handler   http.Handler
 
@@ -154,8 +154,8 @@ func New(cfg Config) (*Gateway, error) {
 		Log:      cfg.Log,
 	})
 
-	g.grace = newRestartGrace(cfg, g.hub)
-	g.callers = &api.Callers{Access: cfg.Access, Grace: g.grace, Ignored: g.metrics.ignored}
+	g.restart = newRestartDoubt(cfg, g.hub)
+	g.callers = &api.Callers{Access: cfg.Access, Restart: g.restart, Ignored: g.metrics.ignored}
 
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,

@@ -360,7 +360,7 @@ func (s *system) openEmbedded() (err error) {
 	return err
 }
 
-// How long clients need to come back after a restart; gateway.restartGrace makes it longer for a process that served
+// How long clients need to come back after a restart; gateway.restartDoubt makes it longer for a process that served
 // late. The clients of this release try again within 2 s, so after 3 s those are there whom a killed process had no
 // time to remember; others and older ones wait for up to 15 s.
 const (

@@ -23,7 +23,7 @@ const (
 
 // Remedies for a database that is already used in another way.
 const (
-	noTier = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
+	refuseTier = "a Redis stands in front of the database and has newer values; give its --redis, too, or carry the " +
 		"counters over (headcount export --redis URL --postgres URL) and import them into an empty database"
 	noRows = "its counters are of all kinds; export them, and import them with --regions into an empty " +
 		"database and Redis"
@@ -36,7 +36,7 @@ func (u Use) config() rowspg.Config {
 	cfg := rowspg.Config{Readable: exactpg.Readable, OtherTables: []postgres.Tables{exactpg.Tables()}}
 	switch u {
 	case UseAlone:
-		cfg.NoTier = noTier
+		cfg.RefuseTier = refuseTier
 	case UseTiered:
 		cfg.DurableTier = true
 	case UseSharedExact:

@@ -31,7 +31,7 @@ var _ counter.Dumper = (*Dump)(nil)
 func OpenDump(ctx context.Context, url string, use Use, redis rows.Store) (*Dump, error) {
 	cfg := use.config()
 	// A PostgreSQL behind a Redis is not refused here: it is what is left to export when the Redis is lost.
-	cfg.NoTier = ""
+	cfg.RefuseTier = ""
 	cfg.URL = url
 	cfg.ReadOnly = true
 	cfg.Log = zerolog.Nop()

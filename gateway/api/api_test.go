@@ -77,7 +77,7 @@ func serve(t testing.TB, keys []string, cfg Config) (http.Handler, *identity.Ide
 	store := presencemem.New(presencemem.Config{})
 	cfg.LastSeen, cfg.Arrivals = store, webhook.New(webhook.Config{})
 	access := Access{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies}
-	callers := &Callers{Access: access, Grace: empty{}}
+	callers := &Callers{Access: access, Restart: empty{}}
 
 	instant := counter.CombinerConfig{Instant: true}
 	counters := counterapi.Config{

@@ -33,12 +33,12 @@ type Access struct {
 // Callers identifies the sender of a request: a visitor of a site, or a server with an API key.
 type Callers struct {
 	Access
-	Grace   RestartGrace
+	Restart RestartDoubt
 	Ignored *prometheus.CounterVec // clients that are not counted, by reason
 }
 
-// RestartGrace is the time after a restart during which counts may lack users that have not reconnected yet.
-type RestartGrace interface {
+// RestartDoubt is the time after a restart during which counts may lack users that have not reconnected yet.
+type RestartDoubt interface {
 	// Note checks whether the client was connected before the restart. It must be called before the client gets a
 	// count.
 	Note(r *http.Request, id identity.Identity)
@@ -85,7 +85,7 @@ func (w *Callers) Identity(c *gin.Context, query bool) (identity.Identity, error
 	}
 
 	id, err := w.Identities.Identify(c.Request, site, query)
-	w.Grace.Note(c.Request, id)
+	w.Restart.Note(c.Request, id)
 
 	return id, err
 }

@@ -385,7 +385,7 @@ func (a *API) hold(c *gin.Context, user, name string, on bool) (count presence.C
 		return count, err
 	}
 	// A stale count may lack the change.
-	if counts[0].Stale && !a.callers.Grace.Doubtful() {
+	if counts[0].Stale && !a.callers.Restart.Doubtful() {
 		return count, Unavailable(presence.ErrUnavailable)
 	}
 

@@ -103,7 +103,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 			c.Renew(topic)
 		case rules[i].Kind.Forgets():
 			c.addCounter(key)
-			c.Hold(topic) // first: View wants a subscription, and may call Mine at once
+			c.Withhold(topic) // first: View wants a subscription, and may call Mine at once
 			c.all.cfg.Live.View(key, c.member(), c)
 		default:
 			c.addCounter(key)

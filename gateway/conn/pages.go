@@ -103,6 +103,7 @@ func (c *conn) do(m message) error {
 		}
 		c.all.cfg.Unread.Read(c.sum, c, page)
 	}
+
 	return nil
 }
 
@@ -176,7 +177,7 @@ func (c *conn) join(name string) error {
 		c.Renew(topic)
 	default: // an unsubscribe has ended the counts, and the owner may have let the user time out since the join
 		w.counts = untilLeave
-		c.Hold(topic)
+		c.Withhold(topic)
 		c.confirm(name)
 	}
 
@@ -188,7 +189,7 @@ func (c *conn) take(w *wanted) error {
 	name := w.name // tidy may remove w
 	// Held before present, whose arrival may come at once.
 	topic := presence.CountTopic(name)
-	c.Hold(topic)
+	c.Withhold(topic)
 	if form := c.dialect().form(); form != 0 {
 		c.Reform(topic, form, false)
 	}
@@ -316,7 +317,7 @@ func (c *conn) subscribe(m message) error {
 	for _, name := range m.pages {
 		w := c.want(name) // fresh has seen to it that there is room
 		if w.joined && w.counts == noCounts {
-			c.Hold(presence.CountTopic(name))
+			c.Withhold(presence.CountTopic(name))
 			held = append(held, name)
 		}
 		w.counts = untilUnsubscribe
@@ -325,7 +326,7 @@ func (c *conn) subscribe(m message) error {
 	topics := presence.CountTopics(m.pages)
 	hold := slices.Contains(topics, c.total()) && c.uncounted() // before Subscribe, which sends the count at once
 	if hold {
-		c.Hold(c.total())
+		c.Withhold(c.total())
 	}
 
 	c.Subscribe(topics, fanout.Form(m.precision))

@@ -29,7 +29,7 @@ func (cs *Clients) Stream(c *gin.Context, id identity.Identity, slot *bounds.Slo
 
 	if err := cs.take(c.Writer, id, slot, want); err != nil {
 		cs.Release(slot)
-		cs.cfg.Log.Debug().Err(err).Msg("event stream failed")
+		cs.cfg.Log.Debug().Err(err).Msg("an event stream could not be opened")
 	}
 }
 
@@ -74,7 +74,7 @@ func (c *conn) beginEvents(want Events, hello []byte) {
 
 	// Held before the join, whose arrival ends the hold and may come at once.
 	page := want.Topics[0]
-	c.Hold(page)
+	c.Withhold(page)
 	c.Reform(page, eventForm, false)
 	c.attend(page.Name())
 }

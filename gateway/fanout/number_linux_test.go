@@ -71,13 +71,13 @@ func TestNumber(t *testing.T) {
 
 // A hold keeps a topic back until it is ready. When patience ends, its updates do not claim to include the user who
 // waits.
-func TestHold(t *testing.T) {
+func TestWithhold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := loneShard(10 * time.Millisecond)
 		w := s.watcher(t)
 		defer w.close()
 
-		w.Hold(topicOf("p"))
+		w.Withhold(topicOf("p"))
 		s.update(countOf("p", 1, 1))
 		s.deliver()
 		s.sweep()
@@ -106,7 +106,7 @@ func TestHold(t *testing.T) {
 				patience = int(holdStale / time.Second)
 			}
 
-			w.Hold(topicOf("p"))
+			w.Withhold(topicOf("p"))
 			for second := range 6 {
 				want := 0
 				if second == patience {

@@ -393,7 +393,7 @@ func TestPrecisionOfJoined(t *testing.T) {
 		s.update(countOf("p", 11, 1))
 		s.deliver()
 
-		w.Hold(topicOf("p"))
+		w.Withhold(topicOf("p"))
 		s.update(countOf("p", 12, 2))
 		w.Ready(topicOf("p"))
 		time.Sleep(20 * time.Millisecond)

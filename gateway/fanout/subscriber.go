@@ -8,9 +8,9 @@ import (
 	"headcount/presence"
 )
 
-// How long Hold withholds a topic's updates at most. After that the client gets them marked as stale, which means that
-// they may not include the waiting user. An update that is stale anyway is sent earlier. A join can take longer than a
-// second when a node has just died.
+// How long Withhold keeps back a topic's updates at most. After that the client gets them marked as stale, which means
+// that they may not include the waiting user. An update that is stale anyway is sent earlier. A join can take longer
+// than a second when a node has just died.
 const (
 	holdStale = time.Second
 	holdFresh = 5 * time.Second
@@ -131,9 +131,9 @@ func (s *Subscriber) Renew(t presence.Topic) {
 	sh.askLocked(s, p, p.topic.subs[p.index].form)
 }
 
-// Hold is Renew, but no update of the topic is sent until Ready. If that takes too long, updates are sent marked as
+// Withhold is Renew, but no update of the topic is sent until Ready. If that takes too long, updates are sent marked as
 // stale until Ready: after holdStale if they are stale anyway, otherwise after holdFresh.
-func (s *Subscriber) Hold(t presence.Topic) {
+func (s *Subscriber) Withhold(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -148,7 +148,7 @@ func (s *Subscriber) Hold(t presence.Topic) {
 	seat.look = min(seat.look, p.heldAt+holdStale)
 }
 
-// Ready ends a Hold. The client gets the hub's current update, or a newer one.
+// Ready ends what Withhold began. The client gets the hub's current update, or a newer one.
 func (s *Subscriber) Ready(t presence.Topic) {
 	// Another goroutine may have passed its newest update to the hub, but not yet to the shard.
 	last, known := s.shard.hub.Last(t)

@@ -108,25 +108,25 @@ type Conn struct {
 	sent []byte     // what Read returns first, see Unread
 
 	// The Poller's goroutine owns these, slot and hup with the Poller's lock.
-	welcome Welcomer // nil: it knows of the Conn
+	awaiter Awaiter // nil: it knows of the Conn
 	from    *Poller
 	slot    int32
 	hup     bool
 }
 
-// firstRead is how many of the first bytes a Welcomer gets at most. The HTTP server reads as many at once. So whoever
+// firstRead is how many of the first bytes a Awaiter gets at most. The HTTP server reads as many at once. So whoever
 // takes the connection over from it finds the rest of them in its buffer or in the socket, and none in Conn.sent.
 const firstRead = 4 << 10
 
-// Welcomer learns what a client sends first.
-type Welcomer interface {
-	// Welcome gets the Conn and the first bytes, which are valid until it returns; none if the client has gone. The
+// Awaiter learns what a client that Await was called for sends first.
+type Awaiter interface {
+	// Awaited gets the Conn and the first bytes, which are valid until it returns; none if the client has gone. The
 	// Poller calls it once for each Conn, and other clients wait meanwhile, so it must not wait.
-	Welcome(c *Conn, sent []byte)
+	Awaited(c *Conn, sent []byte)
 }
 
 // Await has the Poller report the first bytes of a client to w. It returns false if that is not possible.
-func (p *Poller) Await(c net.Conn, w Welcomer) bool {
+func (p *Poller) Await(c net.Conn, w Awaiter) bool {
 	own, ok := c.(*Conn)
 	if p == nil || !ok {
 		return false
@@ -138,7 +138,7 @@ func (p *Poller) Await(c net.Conn, w Welcomer) bool {
 	defer own.mu.Unlock()
 
 	// The slot comes first, because events may come as soon as the descriptor is added.
-	own.welcome = w
+	own.awaiter = w
 	own.from = p
 	own.slot = p.seat(own)
 	err := p.watch(own.fd, own.slot)
@@ -155,7 +155,7 @@ func (c *Conn) hangUp() { c.hup = true }
 
 // occasion implements entry.
 func (c *Conn) occasion() {
-	if c.welcome == nil {
+	if c.awaiter == nil {
 		return
 	}
 
@@ -167,9 +167,9 @@ func (c *Conn) occasion() {
 		return
 	}
 
-	w := c.welcome
-	c.welcome = nil
-	w.Welcome(c, in[:n])
+	w := c.awaiter
+	c.awaiter = nil
+	w.Awaited(c, in[:n])
 }
 
 func (c *Conn) receive(p []byte) (int, error) {

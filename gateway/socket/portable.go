@@ -49,11 +49,11 @@ func (*Conn) Send([]byte) error { return net.ErrClosed }
 // Unread makes the next calls of Read return sent first.
 func (*Conn) Unread([]byte) {}
 
-// Welcomer learns what a client sends first.
-type Welcomer interface{ Welcome(c *Conn, sent []byte) }
+// Awaiter learns what a client that Await was called for sends first.
+type Awaiter interface{ Awaited(c *Conn, sent []byte) }
 
 // Acceptor returns l.
 func Acceptor(l net.Listener) (net.Listener, error) { return l, nil }
 
 // Await returns false.
-func (*Poller) Await(net.Conn, Welcomer) bool { return false }
+func (*Poller) Await(net.Conn, Awaiter) bool { return false }

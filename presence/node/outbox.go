@@ -138,7 +138,8 @@ func (o *outbox) written() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	// A change that came meanwhile is not queued here: the actor does so when it gets the stored of this batch.
+	// A change that came meanwhile is not queued here. The actor queues it when the writer tells it that this batch is
+	// in the store (partition.stored).
 	o.state = idle
 	o.departing = nil
 

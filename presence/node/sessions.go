@@ -248,7 +248,8 @@ func (p *partition) expire(s *session) {
 	var ended []*page // rarely more than one
 	silent := false
 
-	// Recomputed here, since set and remove leave it too early.
+	// set and remove only ever bring earliestEnd forward, and a look that comes too early costs little. So this is the
+	// one place that finds the earliest again.
 	s.earliestEnd = 0
 	for _, pp := range s.list {
 		openEnded := pp.until == 0

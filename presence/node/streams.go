@@ -258,13 +258,13 @@ func (p *partition) arrive(src *source, b *heartbeat.Beat, u presence.User, pg *
 
 	for o := p.users[u]; o != nil; {
 		next := o.next
-		p.settle(o, s, pg) // may remove o
+		p.giveWay(o, s, pg) // may remove o
 		o = next
 	}
 }
 
-// settle adapts o, another session of the user who has just arrived on pg with s. A hold stays as it is.
-func (p *partition) settle(o, s *session, pg *page) {
+// giveWay adapts o, another session of the user who has just arrived on pg with s. A hold stays as it is.
+func (p *partition) giveWay(o, s *session, pg *page) {
 	pp := o.find(pg)
 	if pp == nil || o == s || o.from == p.holds {
 		return

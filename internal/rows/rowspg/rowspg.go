@@ -63,9 +63,9 @@ type Config struct {
 	// DurableTier says that this store is the durable tier of package rowstier. Then deletions are remembered for two
 	// days.
 	DurableTier bool
-	// NoTier says that this store must not be the durable tier of package rowstier. A database that is one is refused,
-	// with NoTier as the remedy. Empty: it may be one.
-	NoTier string
+	// RefuseTier says that this store must not be the durable tier of package rowstier. A database that is one is
+	// refused, with RefuseTier as the remedy. Empty: it may be one.
+	RefuseTier string
 	// NoRows says that this database must not have rows of partitions. A database in which an owner has any is refused,
 	// with NoRows as the remedy. Empty: it may have rows.
 	NoRows string
@@ -147,9 +147,9 @@ func Tables(cfg Config) []postgres.Tables {
 	const lockID = 0x68656164726f7773 // "headrows"
 	own := postgres.Tables{Migrations: migrations, Versions: "headcount_rows_migrations", Lock: lockID}
 	switch {
-	case cfg.NoTier != "":
+	case cfg.RefuseTier != "":
 		own.Refuse = hasFront
-		own.Why = cfg.NoTier
+		own.Why = cfg.RefuseTier
 	case cfg.NoRows != "":
 		own.Refuse = hasRows
 		own.Why = cfg.NoRows

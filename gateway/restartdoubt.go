@@ -19,11 +19,11 @@ type restartHub interface {
 	Trust()
 }
 
-// restartGrace is the time after the start of a process whose store does not keep users over a restart. A
+// restartDoubt doubts all counts for a while after a restart of a process whose store does not keep users. A
 // process cannot know that it was restarted, but a client that reconnects does. From the first such client
 // until all clients have had time to reconnect, every count is stale, because it may lack users that have not
 // reconnected yet.
-type restartGrace struct {
+type restartDoubt struct {
 	hub restartHub
 	log zerolog.Logger
 
@@ -42,17 +42,17 @@ const (
 	othersReturn = 3 * time.Second
 )
 
-func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
+func newRestartDoubt(cfg Config, hub restartHub) *restartDoubt {
 	// On the monotonic clock, since the wall clock may be set.
 	began := time.Now().Add(-time.Since(presence.Started(cfg.Incarnation)))
 	until := began.Add(firstReturn)
 
-	return &restartGrace{hub: hub, log: cfg.Log, began: began, lasts: cfg.ComeBack, until: until}
+	return &restartDoubt{hub: hub, log: cfg.Log, began: began, lasts: cfg.ComeBack, until: until}
 }
 
 // Note checks a request for signs that its client was connected before the restart. It must be called before
 // the client gets a count.
-func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
+func (g *restartDoubt) Note(r *http.Request, id identity.Identity) {
 	over := g.lasts <= 0 || time.Now().After(g.until)
 	if over || !g.returns(r, id) {
 		return
@@ -76,14 +76,14 @@ func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
 }
 
 // returns reports whether the client of a request was connected before this process started.
-func (g *restartGrace) returns(r *http.Request, id identity.Identity) bool {
+func (g *restartDoubt) returns(r *http.Request, id identity.Identity) bool {
 	// Without a secret that outlives the process, all ids of before are void.
 	return id.Void || g.older(r.Header.Get("Last-Event-Id")) || g.before(r.URL.Query().Get("back"))
 }
 
 // before reports whether a client was welcomed before this process started. back is the client's statement:
 // how many ms ago it was welcomed, or "1" if it knows only that it was.
-func (g *restartGrace) before(back string) bool {
+func (g *restartDoubt) before(back string) bool {
 	ago, err := strconv.ParseFloat(back, 64)
 	welcomed := err == nil && ago > float64(time.Since(g.began).Milliseconds())
 
@@ -92,7 +92,7 @@ func (g *restartGrace) before(back string) bool {
 
 // older reports whether a version is from an earlier incarnation of the process. A version from more than a
 // year ago is not plausible.
-func (g *restartGrace) older(version string) bool {
+func (g *restartDoubt) older(version string) bool {
 	v, err := presence.ParseVersion(version)
 	made := time.UnixMilli(int64(v.Incarnation))
 
@@ -100,4 +100,4 @@ func (g *restartGrace) older(version string) bool {
 }
 
 // Doubtful reports whether counts are stale because of a restart.
-func (g *restartGrace) Doubtful() bool { return g.doubtful.Load() }
+func (g *restartDoubt) Doubtful() bool { return g.doubtful.Load() }

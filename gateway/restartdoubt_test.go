@@ -76,7 +76,7 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hub := &doubts{start: time.Now()}
-				g := newRestartGrace(Config{
+				g := newRestartDoubt(Config{
 					Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 15 * time.Second},
 					Log: zerolog.Nop(),
 				}, hub)
@@ -103,7 +103,7 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 
 // Otherwise a wall clock that is set back by an hour, as at a boot, would make counts stale for an hour.
 func TestTheGraceIsOnTheMonotonicClock(t *testing.T) {
-	g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now())}, &doubts{})
+	g := newRestartDoubt(Config{Incarnation: presence.NewIncarnation(time.Now())}, &doubts{})
 	if g.began == g.began.Round(0) || g.until == g.until.Round(0) {
 		t.Errorf("%s, %s", g.began, g.until)
 	}
@@ -111,7 +111,7 @@ func TestTheGraceIsOnTheMonotonicClock(t *testing.T) {
 
 func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 	hub := &doubts{}
-	g := newRestartGrace(Config{Log: zerolog.Nop()}, hub)
+	g := newRestartDoubt(Config{Log: zerolog.Nop()}, hub)
 
 	g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{Void: true})
 	if hub.told() != "[]" || g.Doubtful() {
@@ -123,7 +123,7 @@ func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 func TestShortDoubtAfterASlowStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := &doubts{start: time.Now()}
-		g := newRestartGrace(Config{
+		g := newRestartDoubt(Config{
 			Incarnation: presence.NewIncarnation(time.Now()), Times: Times{ComeBack: 3 * time.Second},
 			Log: zerolog.Nop(),
 		}, hub)
