@@ -98,8 +98,6 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 	}
 
 	raiseFiles()
-	// Before the first scenario, which is itself a load.
-	b.load = loadAverage()
 	b.figures = map[string][]float64{}
 
 	chosen := func(name string) bool { return only == "" || slices.Contains(strings.Split(only, ","), name) }
@@ -111,6 +109,12 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 			return err
 		}
 		defer remove()
+	}
+
+	// After the builds and before the first scenario, which are loads of our own. One scenario writes no page.
+	if only == "" {
+		time.Sleep(settling)
+		b.load = loadAverage()
 	}
 
 	// Scenario by scenario: runs of one that are close in time show how much a figure varies.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/procfs"
 )
@@ -260,10 +261,13 @@ func (b *bench) company() string {
 		"figures only memory and connections per CPU s are of use, and the others beside their floor.\n", b.load)
 }
 
-// loadAverage returns how many processes wanted to run, on average over five minutes.
+// settling is how long it takes until the load of two busy cores has fallen below one.
+const settling = time.Minute
+
+// loadAverage returns how many processes wanted to run, on average over the last minute.
 func loadAverage() (load float64) {
 	text, _ := os.ReadFile("/proc/loadavg")
-	_, _ = fmt.Sscan(string(text), new(float64), &load)
+	_, _ = fmt.Sscan(string(text), &load)
 	return load
 }
 
