@@ -83,7 +83,7 @@ type Counts interface {
 	// Read is Newest, but includes all that the store acknowledged before the call.
 	Read(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
 	// Unread returns how many of the topics have no subscriber in this process and were not read lately.
-	Unread(topics []presence.Topic) int
+	Uncached(topics []presence.Topic) int
 }
 
 // Cluster reaches the presence nodes.
@@ -188,7 +188,7 @@ func (a *API) admitIdentity(c *gin.Context, id identity.Identity) error {
 // admitPages limits how many new pages one address, and all addresses together, name in requests. Pages with a
 // subscriber in this process, and pages that were read lately, are not counted. A server with an API key has no limit.
 func (a *API) admitPages(c *gin.Context, pages ...string) error {
-	fresh := a.parts.Counts.Unread(presence.CountTopics(pages))
+	fresh := a.parts.Counts.Uncached(presence.CountTopics(pages))
 	if fresh == 0 || a.callers.IsServer(c.Request) {
 		return nil
 	}

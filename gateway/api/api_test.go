@@ -43,7 +43,7 @@ func (e empty) Read(ctx context.Context, topics []presence.Topic) ([]presence.Up
 	return e.Newest(ctx, topics)
 }
 
-func (empty) Unread([]presence.Topic) int                             { return 0 }
+func (empty) Uncached([]presence.Topic) int                           { return 0 }
 func (empty) Hold(context.Context, presence.User, string, bool) error { return nil }
 func (empty) Users(context.Context, []presence.User) ([]presence.UserState, error) {
 	return nil, nil

@@ -58,7 +58,7 @@ func BenchmarkUpdate(b *testing.B) {
 					Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}, Value: "17 0",
 				})
 				s.topics[topic].scanned = 0 // no pause between two updates
-				s.topics[topic].lookAt = 1
+				s.topics[topic].scanAt = 1
 				s.deliver()
 			}
 

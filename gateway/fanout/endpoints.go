@@ -76,7 +76,8 @@ func (h *Hub) keepAttached(ctx context.Context) {
 			}
 			failed++
 			if failed == 1 {
-				h.cfg.Log.Warn().Err(err).Msg("subscribing to topics in the store failed; retrying")
+				h.cfg.Log.Warn().Err(err).
+					Msg("subscribing to topics in the store failed; clients wait for the newest counts; retrying")
 			}
 			retry.Reset(outage.Pause(failed))
 			continue

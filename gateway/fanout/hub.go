@@ -190,9 +190,9 @@ func (h *Hub) Figures() (f Figures) {
 	return f
 }
 
-// Unread returns how many of the topics would have to be read from the store: they have no subscribers here and were
+// Uncached returns how many of the topics would have to be read from the store: they have no subscribers here and were
 // not read lately.
-func (h *Hub) Unread(topics []presence.Topic) (n int) {
+func (h *Hub) Uncached(topics []presence.Topic) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
@@ -219,8 +219,8 @@ func (h *Hub) Unwatched(topics []presence.Topic) (n int) {
 	return n
 }
 
-// Want registers one more user of the topic, and returns the newest update if it is known. Newer updates go to all
-// shards, or to the watcher of their kind.
+// Want registers that one more shard, or the watcher of the kind, wants the topic. It returns the newest update if that
+// is known. Newer updates go to all shards, or to the watcher.
 func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -69,7 +69,7 @@ func TestNumber(t *testing.T) {
 	})
 }
 
-// A hold keeps a topic back until it is ready. When patience ends, its updates do not claim to include the user who
+// A withheld topic is kept back until it is ready. When patience ends, its updates do not claim to include the user who
 // waits.
 func TestWithhold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestWithhold(t *testing.T) {
 		s.deliver()
 		s.sweep()
 		if got := w.take(t); len(got) != 0 {
-			t.Fatalf("got %q while it is held", got)
+			t.Fatalf("got %q while it is withheld", got)
 		}
 
 		w.Ready(topicOf("p"))
@@ -101,9 +101,9 @@ func TestWithhold(t *testing.T) {
 			w.take(t)
 
 			// A stale update says itself that a user may be missing, so it may come sooner.
-			patience := int(holdFresh / time.Second)
+			patience := int(withholdFresh / time.Second)
 			if stale {
-				patience = int(holdStale / time.Second)
+				patience = int(withholdStale / time.Second)
 			}
 
 			w.Withhold(topicOf("p"))
@@ -120,7 +120,7 @@ func TestWithhold(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 
-			// The user who waits may be missing in newer updates, too, until the hold ends.
+			// The user who waits may be missing in newer updates, too, until Ready.
 			s.update(countOf("p", 1, version+1))
 			s.deliver()
 			if got := counts(t, w.take(t)...); len(got) != 1 || !got[0].Stale {
@@ -129,7 +129,7 @@ func TestWithhold(t *testing.T) {
 			w.Ready(topicOf("p"))
 			s.deliver()
 			if got := counts(t, w.take(t)...); len(got) != 1 || got[0].Stale {
-				t.Fatalf("got %v when the hold ended, stale %t; want one that is not stale", got, stale)
+				t.Fatalf("got %v after Ready, stale %t; want one that is not stale", got, stale)
 			}
 		}
 

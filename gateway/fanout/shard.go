@@ -28,7 +28,7 @@ const atOnce = time.Duration(1)
 type shard struct {
 	hub      *Hub
 	interval time.Duration // minimum time between two updates of one topic to one subscriber, while the budget suffices
-	quantum  time.Duration // minimum time between two passes through all subscribers of a topic
+	quantum  time.Duration // minimum time between two scans of a topic
 	live     liveness
 	start    time.Time
 	wake     chan struct{} // has capacity 1: there is something to deliver
@@ -51,7 +51,7 @@ type figures struct{ delivered, conflated, busy, unwritten, silent atomic.Int64 
 
 // queues list what the next pass has to examine.
 type queues struct {
-	due     []*topic      // topics whose subscribers may be due; without duplicates
+	due     []*topic      // topics with a scan to come; without duplicates
 	visits  []visit       // subscribers to serve at once
 	asking  []*Subscriber // subscribers with subscribe requests to answer; without duplicates
 	numbers []*Subscriber // subscribers whose unread count has changed; without duplicates
@@ -153,7 +153,7 @@ func (s *shard) unsubscribeLocked(sub *Subscriber, place int) {
 		moved := t.subs[last]
 		t.subs[p.index] = moved
 		// Its place has to say where its subscription is now.
-		moved.sub.at(t).index = p.index
+		moved.sub.placeOf(t).index = p.index
 	}
 	// The array must not keep a client that has gone.
 	t.subs[last] = subscription{}
@@ -188,20 +188,21 @@ func (s *shard) renewLocked(sub *Subscriber, p *place) {
 	}
 
 	x.state = asking
-	// Its answerAt is not 0 exactly while it is in asking.
+	// The subscriber is in s.asking exactly while its answerAt is not 0.
 	switch {
 	case sub.answerAt == 0:
 		s.asking = append(s.asking, sub)
 		sub.answerAt = atOnce
-	case x.at == 0: // it has other answers to wait for, but was never sent this topic
+	case x.at == 0: // it waits for other answers, but was never sent this topic
 		sub.answerAt = atOnce
 	}
 	wake.Signal(s.wake)
 }
 
-// readyLocked ends a hold. It sends the update even if the client already has it, which may have been as a stale one.
+// readyLocked stops withholding a topic. It sends the update even if the client already has it: that may have been as a
+// stale one.
 func (s *shard) readyLocked(sub *Subscriber, p *place) {
-	p.heldAt = 0
+	p.withheldAt = 0
 
 	x := &p.topic.subs[p.index]
 	x.state = following
@@ -210,7 +211,7 @@ func (s *shard) readyLocked(sub *Subscriber, p *place) {
 	s.visitLocked(sub, p.topic, false)
 }
 
-// lapseLocked ends the waiting of a hold that has lasted too long: from now on updates are sent as stale ones.
+// lapseLocked stops withholding a topic that was withheld for too long: from now on updates are sent as stale ones.
 func (s *shard) lapseLocked(sub *Subscriber, p *place) {
 	p.topic.subs[p.index].state = overdue
 	s.visitLocked(sub, p.topic, false)
@@ -234,9 +235,10 @@ func (s *shard) update(u presence.Update) {
 		return
 	}
 
-	isMark := t.gen != 0 && u.Version == t.update.Version
-	if isMark {
-		u.Stale = s.isMarked(u)
+	// Of the same version, the two differ in the mark alone, and either may have overtaken the other on the way here.
+	sameVersion := t.gen != 0 && u.Version == t.update.Version
+	if sameVersion {
+		u.Stale = s.staleInHub(u)
 	}
 	if t.gen != 0 && !replaces(&u, &t.update) {
 		return
@@ -250,13 +252,12 @@ func (s *shard) update(u presence.Update) {
 
 	t.before = t.changed
 	t.changed = s.now()
-	// A pass goes through all subscribers, so a topic that changes all the time has few passes, with the newest update.
-	s.lookLocked(t, max(t.changed, t.scanned+s.quantum))
+	// A scan looks at all subscribers, so a topic that changes all the time is scanned rarely, for the newest update.
+	s.scanAtLocked(t, max(t.changed, t.scanned+s.quantum))
 }
 
-// isMarked reports whether the hub has u marked as stale. An update and its mark differ in nothing else, and either may
-// have overtaken the other on the way here.
-func (s *shard) isMarked(u presence.Update) bool {
+// staleInHub reports whether u is marked as stale by now, as the hub says if it still has that version.
+func (s *shard) staleInHub(u presence.Update) bool {
 	last, known := s.hub.Last(u.Topic)
 	if known && last.Version == u.Version {
 		return last.Stale
@@ -265,13 +266,13 @@ func (s *shard) isMarked(u presence.Update) bool {
 	return u.Stale
 }
 
-// lookLocked schedules a pass through all subscribers of t.
-func (s *shard) lookLocked(t *topic, at time.Duration) {
-	if t.lookAt == 0 {
+// scanAtLocked schedules a scan of t.
+func (s *shard) scanAtLocked(t *topic, at time.Duration) {
+	if t.scanAt == 0 {
 		s.due = append(s.due, t)
 	}
 
-	t.lookAt = earliest(t.lookAt, at)
+	t.scanAt = earliest(t.scanAt, at)
 	wake.Signal(s.wake)
 }
 
@@ -326,7 +327,7 @@ func (s *shard) deliver() (next time.Duration) {
 // collectLocked fills the pass with everything that is due, and returns when more will be due, or 0.
 func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 	s.pass.id++
-	// The first one is none, so that 0 as the place of the next text means that there is none.
+	// Index 0 stays empty, so that delivery.more can be 0 when there is no further text.
 	s.pass.batch = append(s.pass.batch[:0], delivery{})
 
 	s.pass.answers = 0
@@ -338,12 +339,12 @@ func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 
 	later := s.due[:0]
 	for _, t := range s.due {
-		if t.lookAt <= now {
-			t.lookAt = s.scanLocked(t, now)
+		if t.scanAt <= now {
+			t.scanAt = s.scanLocked(t, now)
 		}
-		if t.lookAt != 0 {
+		if t.scanAt != 0 {
 			later = append(later, t)
-			next = earliest(next, t.lookAt)
+			next = earliest(next, t.scanAt)
 		}
 	}
 	// Otherwise topics that have gone would stay in memory.
@@ -356,7 +357,7 @@ func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 // visitAllLocked serves the scheduled visits.
 func (s *shard) visitAllLocked(now time.Duration) {
 	for _, v := range s.visits {
-		p := v.sub.at(v.topic)
+		p := v.sub.placeOf(v.topic)
 		if p == nil { // it has left
 			continue
 		}
@@ -367,7 +368,7 @@ func (s *shard) visitAllLocked(now time.Duration) {
 		}
 
 		n := s.offerLocked(p.topic, x, now)
-		if !v.missed { // the end of a hold, as of a join, is an answer to the client
+		if !v.missed { // it was withheld for the client's join, so it is an answer to the client
 			s.pass.answers += n
 		}
 	}
@@ -427,7 +428,7 @@ func (s *shard) answerAllLocked(now time.Duration) (next time.Duration) {
 // answer. It returns when to continue, or 0 when all are answered.
 func (s *shard) answerLocked(sub *Subscriber, now time.Duration) (again time.Duration) {
 	step := s.interval / answersAtOnce
-	// What was not used in an interval is not saved up.
+	// Answers that an interval did not use are not saved up for the next one.
 	sub.answered = max(sub.answered, now-s.interval)
 	for i := range sub.places {
 		t := sub.places[i].topic
@@ -471,20 +472,20 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 	interval := s.pace.interval(len(t.subs))
 
 	for i := range t.subs {
-		sub := &t.subs[i]
-		if sub.gen == t.gen || sub.state == held {
+		x := &t.subs[i]
+		if x.gen == t.gen || x.state == withheld {
 			continue
 		}
 
-		at := t.dueAt(sub, interval)
+		at := t.dueAt(x, interval)
 		// At 0 nothing was sent to it yet, so it need not wait.
-		if sub.at != 0 && at > now {
+		if x.at != 0 && at > now {
 			again = earliest(again, at)
 			continue
 		}
 
-		if s.offerLocked(t, sub, now) > 0 && sub.early > 0 {
-			sub.early--
+		if s.offerLocked(t, x, now) > 0 && x.early > 0 {
+			x.early--
 		}
 	}
 
@@ -498,28 +499,28 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 
 // offerLocked adds t's update to the pass, unless the subscriber would see no difference, and returns the number of
 // deliveries. It skips paused clients, and clients whose last write is not complete; these are served when it is.
-func (s *shard) offerLocked(t *topic, sub *subscription, now time.Duration) (deliveries int) {
-	mustWait := sub.state == held || sub.sub.paused || sub.sub.client.Busy()
+func (s *shard) offerLocked(t *topic, x *subscription, now time.Duration) (deliveries int) {
+	mustWait := x.state == withheld || x.sub.paused || x.sub.client.Busy()
 	if t.gen == 0 || mustWait {
 		return 0
 	}
 
-	x := t.text(sub.form, sub.state == overdue)
+	offered := t.text(x.form, x.state == overdue)
 
-	if sub.gen != 0 {
+	if x.gen != 0 {
 		// The subscriber never got those in between.
-		s.figures.conflated.Add(int64(t.gen - sub.gen - 1))
+		s.figures.conflated.Add(int64(t.gen - x.gen - 1))
 	}
-	sub.gen = t.gen // also if nothing is sent: the client needs no more than it has
+	x.gen = t.gen // also if nothing is sent: the client needs no more than it has
 
-	seesNone := sub.shown != 0 && sub.shown == x.shown
-	if seesNone || len(x.bytes) == 0 {
+	looksSame := x.shown != 0 && x.shown == offered.shown
+	if looksSame || len(offered.bytes) == 0 {
 		return 0
 	}
 
-	sub.at = now
-	sub.shown = x.shown
-	s.chainLocked(sub.sub, x.bytes)
+	x.at = now
+	x.shown = offered.shown
+	s.chainLocked(x.sub, offered.bytes)
 	return 1
 }
 

@@ -700,7 +700,7 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 				// Topics that come again are new to the shard, and due like any other; only answers are counted here.
 				if leave {
 					for _, topic := range s.due {
-						topic.lookAt = 0
+						topic.scanAt = 0
 					}
 					s.due = s.due[:0]
 				}

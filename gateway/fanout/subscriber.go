@@ -12,8 +12,8 @@ import (
 // that they may not include the waiting user. An update that is stale anyway is sent earlier. A join can take longer
 // than a second when a node has just died.
 const (
-	holdStale = time.Second
-	holdFresh = 5 * time.Second
+	withholdStale = time.Second
+	withholdFresh = 5 * time.Second
 )
 
 // Subscriber is a client in the fan-out. The client's struct embeds it. After Prepare and Enter any goroutine may call
@@ -24,12 +24,12 @@ type Subscriber struct {
 
 	// The shard's lock guards the fields below, except client.
 	expires time.Duration // when the client's time is over, by Now; 0: never
-	pinged  time.Duration // when a ping was sent that is not answered yet; 0: none
+	pinged  time.Duration // when it was last pinged; a later sign of life is the answer; 0: no ping was sent
 	places  []place
 	number  number
 
 	answerAt time.Duration // when its next subscribe request is answered; 0: it is not in shard.asking
-	answered time.Duration // its budget for answers is used up until then, see answerLocked
+	answered time.Duration // until then its answers are used up: each one moves it on, see answerLocked
 
 	// The fields that a delivery reads are together at the end. The embedding struct should continue with the fields
 	// that Busy reads, so that they share cache lines.
@@ -46,9 +46,9 @@ type Subscriber struct {
 
 // place is one topic of a subscriber.
 type place struct {
-	topic  *topic
-	index  int32         // index of the subscription in topic.subs
-	heldAt time.Duration // when the hold began; 0: the subscription is not held
+	topic      *topic
+	index      int32         // index of the subscription in topic.subs
+	withheldAt time.Duration // since when the topic is withheld; 0: it is not
 }
 
 // Prepare assigns a shard, and thereby a clock, to the subscriber. Nothing is delivered before Enter. After the
@@ -132,20 +132,20 @@ func (s *Subscriber) Renew(t presence.Topic) {
 }
 
 // Withhold is Renew, but no update of the topic is sent until Ready. If that takes too long, updates are sent marked as
-// stale until Ready: after holdStale if they are stale anyway, otherwise after holdFresh.
+// stale until Ready: after withholdStale if they are stale anyway, otherwise after withholdFresh.
 func (s *Subscriber) Withhold(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 
 	p := sh.subscribeLocked(s, t)
-	p.heldAt = sh.now()
-	p.topic.subs[p.index].state = held
+	p.withheldAt = sh.now()
+	p.topic.subs[p.index].state = withheld
 	sh.renewLocked(s, p)
 
 	// Otherwise the sweep might not look at it before its next ping is due.
 	seat := &sh.seats[s.index]
-	seat.look = min(seat.look, p.heldAt+holdStale)
+	seat.look = min(seat.look, p.withheldAt+withholdStale)
 }
 
 // Ready ends what Withhold began. The client gets the hub's current update, or a newer one.
@@ -159,7 +159,7 @@ func (s *Subscriber) Ready(t presence.Topic) {
 	s.shard.mu.Lock()
 	defer s.shard.mu.Unlock()
 
-	if p := s.place(t); p != nil && p.heldAt != 0 {
+	if p := s.place(t); p != nil && p.withheldAt != 0 {
 		s.shard.readyLocked(s, p)
 	}
 }
@@ -176,13 +176,13 @@ func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
 		return
 	}
 
-	sub := &p.topic.subs[p.index]
-	if sub.form == form {
+	x := &p.topic.subs[p.index]
+	if x.form == form {
 		return
 	}
 
-	sub.form = form
-	if again && sub.at != 0 { // a client that was never sent the topic gets it anyway
+	x.form = form
+	if again && x.at != 0 { // a client that was never sent the topic gets it anyway
 		sh.renewLocked(s, p)
 	}
 }
@@ -208,14 +208,14 @@ func (s *Subscriber) Free() {
 
 	for i := range s.places {
 		p := &s.places[i]
-		sub := &p.topic.subs[p.index]
+		x := &p.topic.subs[p.index]
 		if s.missed {
 			// Any of the updates may have been lost, even if the client is busy or paused again by the time of this
 			// visit.
-			sub.gen = 0
-			sub.shown = 0
+			x.gen = 0
+			x.shown = 0
 		}
-		if sub.state != held && (s.missed || sub.gen != p.topic.gen) {
+		if x.state != withheld && (s.missed || x.gen != p.topic.gen) {
 			sh.visitLocked(s, p.topic, true)
 		}
 	}
@@ -245,8 +245,8 @@ func (s *Subscriber) Pause(on bool) {
 
 	for i := range s.places {
 		p := &s.places[i]
-		sub := &p.topic.subs[p.index]
-		if sub.state != held && sub.gen != p.topic.gen {
+		x := &p.topic.subs[p.index]
+		if x.state != withheld && x.gen != p.topic.gen {
 			sh.visitLocked(s, p.topic, true)
 		}
 	}
@@ -263,8 +263,8 @@ func (s *Subscriber) place(name presence.Topic) *place {
 	return nil
 }
 
-// at is place for a topic of the shard.
-func (s *Subscriber) at(t *topic) *place {
+// placeOf is place by the shard's topic.
+func (s *Subscriber) placeOf(t *topic) *place {
 	for i := range s.places {
 		if s.places[i].topic == t {
 			return &s.places[i]

@@ -15,12 +15,12 @@ type liveness struct {
 }
 
 func (l liveness) tick() time.Duration {
-	// A client is pinged or closed at most an eighth of that time late.
+	// A client is pinged or closed late by at most an eighth of the shorter time.
 	return max(min(time.Second, min(l.ping, l.pong)/8), 5*time.Millisecond)
 }
 
-// verdict decides whether to ping or close a client, given the time of its last sign of life, and of its last ping if
-// that is not answered, otherwise 0.
+// verdict decides whether to ping a client, and whether it is dead. alive is the time of its last sign of life, pinged
+// that of its last ping, or 0.
 func (l liveness) verdict(now, alive, pinged time.Duration) (ping, dead bool) {
 	if pinged != 0 && alive < pinged {
 		return false, now-pinged >= l.pong
@@ -32,7 +32,7 @@ func (l liveness) verdict(now, alive, pinged time.Duration) (ping, dead bool) {
 // next returns when to look at the client again: no later than verdict may change, whenever the client answers.
 func (l liveness) next(now, alive, pinged time.Duration) time.Duration {
 	if pinged != 0 && alive < pinged {
-		// The answer may come at any moment, and the next ping is due that long after it.
+		// The answer may come at any moment, and the next ping is due l.ping after it.
 		return min(pinged+l.pong, now+l.ping)
 	}
 	return max(alive, pinged) + l.ping
@@ -86,7 +86,7 @@ func (s *shard) sweep() {
 		if sub.expires != 0 {
 			seat.look = min(seat.look, sub.expires)
 		}
-		seat.look = min(seat.look, s.endHoldsLocked(sub, now))
+		seat.look = min(seat.look, s.lapseAllLocked(sub, now))
 	}
 	s.checkNewestLocked()
 	s.mu.Unlock()
@@ -97,24 +97,25 @@ func (s *shard) sweep() {
 	}
 }
 
-// endHoldsLocked ends the subscriber's holds that have lasted too long, and returns the latest time of the next check.
-func (s *shard) endHoldsLocked(sub *Subscriber, now time.Duration) (look time.Duration) {
+// lapseAllLocked sends, as stale ones, the subscriber's updates that were withheld for too long. It returns the latest
+// time of the next check.
+func (s *shard) lapseAllLocked(sub *Subscriber, now time.Duration) (look time.Duration) {
 	look = math.MaxInt64
 
 	for i := range sub.places {
 		p := &sub.places[i]
-		if p.topic.subs[p.index].state != held {
+		if p.topic.subs[p.index].state != withheld {
 			continue
 		}
-		lasts := now - p.heldAt
+		lasts := now - p.withheldAt
 		stale := p.topic.gen != 0 && p.topic.update.Stale
-		mayWait := !stale && lasts < holdFresh
+		mayWait := !stale && lasts < withholdFresh
 
 		switch {
-		case lasts < holdStale:
-			look = min(look, p.heldAt+holdStale)
+		case lasts < withholdStale:
+			look = min(look, p.withheldAt+withholdStale)
 		case mayWait:
-			look = min(look, now+holdStale) // by then the update may be stale
+			look = min(look, now+withholdStale) // by then the update may be stale
 		default:
 			s.lapseLocked(sub, p)
 		}

@@ -14,8 +14,8 @@ type topic struct {
 	update  presence.Update
 	gen     uint32 // incremented with each new update; 0: there is none yet
 	subs    []subscription
-	lookAt  time.Duration // when the next pass goes through subs; 0: the topic is not in shard.due
-	scanned time.Duration // when a pass last went through subs
+	scanAt  time.Duration // when subs are scanned next; 0: the topic is not in shard.due
+	scanned time.Duration // when subs were last scanned
 	changed time.Duration // when the newest update came
 	before  time.Duration // when the one before it came; 0: there was none
 
@@ -38,7 +38,7 @@ type subscription struct {
 	gen   uint32 // topic.gen of the last update that was sent, or that the client did not need
 	state subscriptionState
 	form  Form
-	early uint8         // how many of its next updates may be late, see dueAt
+	early uint8         // how many of its next updates still count as its first ones, see dueAt
 	at    time.Duration // when the last update was sent
 	shown uint64        // text.shown of what the client has; 0: it gets the next update in any case
 }
@@ -49,27 +49,28 @@ type subscriptionState uint8
 const (
 	following subscriptionState = iota // the next update
 	asking                             // also the current update, as the answer to a subscribe request
-	held                               // none until Subscriber.Ready
-	// overdue: it was held for too long, and gets updates marked as stale until Subscriber.Ready
+	withheld                           // none until Subscriber.Ready
+	// overdue: it was withheld for too long, and gets updates marked as stale until Subscriber.Ready
 	overdue
 )
 
 // waits reports whether the subscription waits for Subscriber.Ready.
-func (s subscriptionState) waits() bool { return s == held || s == overdue }
+func (s subscriptionState) waits() bool { return s == withheld || s == overdue }
 
-// earlyUpdates is how many updates a new subscription may get late. With the default interval a page fills for 5 s
-// meanwhile.
+// earlyUpdates is how many updates count as the first ones of a subscription, which dueAt puts off while people arrive.
+// With the default interval that is 5 s of a page that fills.
 const earlyUpdates = 10
 
-// dueAt returns when a subscription that has got an update is due for the next one, an interval after the last. When
-// many come to a page within seconds, each of them would get all the counts on the way to the last one. So a new
-// subscription to a topic that changes all the time waits until it has not changed for a fifth of the interval, but for
-// no more than one further interval: the count that stays comes as early as to all others, and a change that comes
-// alone at once.
-func (t *topic) dueAt(sub *subscription, interval time.Duration) time.Duration {
-	at := sub.at + interval
+// dueAt returns when a subscription that has got an update is due for the next one: an interval after the last.
+//
+// When many people come to a page within seconds, each of them would get every count on the way to the final one. So
+// the first updates of a subscription wait while the topic keeps changing: until it has not changed for a fifth of the
+// interval, but for one further interval at most. The final count then comes as early as to everybody else. A change
+// that comes alone does not wait.
+func (t *topic) dueAt(x *subscription, interval time.Duration) time.Duration {
+	at := x.at + interval
 	isAlone := t.before == 0 || t.changed-t.before >= interval
-	if sub.early == 0 || isAlone {
+	if x.early == 0 || isAlone {
 		return at
 	}
 
@@ -78,20 +79,20 @@ func (t *topic) dueAt(sub *subscription, interval time.Duration) time.Duration {
 
 // text returns the update of t in a form, marked as stale if requested.
 func (t *topic) text(form Form, stale bool) *text {
-	i := slices.IndexFunc(t.texts, func(x text) bool { return x.form == form && x.stale == stale })
+	i := slices.IndexFunc(t.texts, func(one text) bool { return one.form == form && one.stale == stale })
 	if i < 0 {
 		i = len(t.texts)
 		t.texts = append(t.texts, text{form: form, stale: stale})
 	}
 
-	x := &t.texts[i]
+	encoded := &t.texts[i]
 	// The first subscriber of a form pays for the encoding, and all others share it.
-	if x.gen != t.gen {
-		x.gen = t.gen
+	if encoded.gen != t.gen {
+		encoded.gen = t.gen
 		update := t.update
 		update.Stale = update.Stale || stale
-		x.bytes, x.shown = t.encoder.Encode(x.bytes[:0], update, form)
+		encoded.bytes, encoded.shown = t.encoder.Encode(encoded.bytes[:0], update, form)
 	}
 
-	return x
+	return encoded
 }
