@@ -298,7 +298,7 @@ func (c *conn) Ended() {
 		if w.joined {
 			all.metrics.leaves.WithLabelValues(c.cause()).Inc()
 			// With the grace even after a close frame, which a browser sends when it loads the page again, too.
-			c.absent(w.name, true)
+			c.leaveRoster(w.name, true)
 		}
 	}
 

@@ -59,7 +59,7 @@ func (w wanted) isIdle() bool { return !w.joined && w.counts == noCounts }
 // do serves a message. A *fault is the client's mistake; any other error ends the
 // connection. do must not wait: the same goroutine serves other connections.
 func (c *conn) do(m message) error {
-	// A single name is paid for with its message.
+	// A message with one name is charged as a message alone.
 	if names := len(m.pages) + len(m.counters); names > 1 {
 		c.chargeNames(names)
 	}
@@ -125,9 +125,9 @@ func (c *conn) admitPrivate(names []string) error {
 	return nil
 }
 
-// present joins the page in the roster, which calls Arrived when the store has the join. A crawler joins nothing and
-// only gets the counts.
-func (c *conn) present(name string) error {
+// enterRoster joins the page in the roster, which calls Arrived when the store has the join. A crawler joins nothing
+// and only gets the counts.
+func (c *conn) enterRoster(name string) error {
 	// There is no join to wait for, so the counts come at once.
 	if c.crawler {
 		c.all.crawlers.add(name, 1)
@@ -143,8 +143,8 @@ func (c *conn) present(name string) error {
 // waits reports whether the store is yet to have the join of the page.
 func (c *conn) waits(name string) bool { return !c.crawler && c.all.cfg.Roster.Waits(c.user, name, c) }
 
-// absent ends what present began, with the grace if the connection was lost.
-func (c *conn) absent(name string, lost bool) {
+// leaveRoster ends what enterRoster began, with the grace if the connection was lost.
+func (c *conn) leaveRoster(name string, lost bool) {
 	if c.crawler {
 		c.all.crawlers.add(name, -1)
 		return
@@ -187,14 +187,14 @@ func (c *conn) join(name string) error {
 // take joins a page that the client has not joined. The page's next count is held back until the store has the join.
 func (c *conn) take(w *wanted) error {
 	name := w.name // tidy may remove w
-	// Held before present, whose arrival may come at once.
+	// Withheld before enterRoster, whose arrival may come at once.
 	topic := presence.CountTopic(name)
 	c.Withhold(topic)
 	if form := c.dialect().form(); form != 0 {
 		c.Reform(topic, form, false)
 	}
 
-	if err := c.present(name); err != nil {
+	if err := c.enterRoster(name); err != nil {
 		// The page is as before the attempt.
 		if w.counts != noCounts {
 			c.Ready(topic)
@@ -213,7 +213,7 @@ func (c *conn) take(w *wanted) error {
 	return nil
 }
 
-// confirm is present for a page that the client has joined before.
+// confirm is enterRoster for a page that the client has joined before.
 func (c *conn) confirm(name string) {
 	if c.crawler {
 		c.Arrived(name)
@@ -287,10 +287,10 @@ func (c *conn) leave(name string) {
 		c.Unsubscribe(presence.CountTopic(name))
 	}
 
-	c.releaseTotal() // nor does the count of the site
+	c.releaseTotal() // the count of the site does not wait for this join either
 	c.tidy()
 	c.all.metrics.leaves.WithLabelValues(leftPage).Inc()
-	c.absent(name, false)
+	c.leaveRoster(name, false)
 }
 
 // subscribe subscribes to all pages and counters of the message. If they are too
@@ -313,31 +313,32 @@ func (c *conn) subscribe(m message) error {
 	}
 
 	// The count of a page that the client has joined, but not yet seen, waits for the join.
-	var held []string
+	var withheld []string
 	for _, name := range m.pages {
 		w := c.want(name) // fresh has seen to it that there is room
 		if w.joined && w.counts == noCounts {
 			c.Withhold(presence.CountTopic(name))
-			held = append(held, name)
+			withheld = append(withheld, name)
 		}
 		w.counts = untilUnsubscribe
 	}
 
 	topics := presence.CountTopics(m.pages)
-	hold := slices.Contains(topics, c.total()) && c.uncounted() // before Subscribe, which sends the count at once
-	if hold {
+	totalWaits := slices.Contains(topics, c.total()) && c.uncounted()
+	// Before Subscribe, which sends the count at once.
+	if totalWaits {
 		c.Withhold(c.total())
 	}
 
 	c.Subscribe(topics, fanout.Form(m.precision))
-	if hold {
+	if totalWaits {
 		c.totalHeld.Store(true)
 		if !c.uncounted() { // the last join arrived before totalHeld was set
 			c.releaseTotal()
 		}
 	}
 
-	for _, name := range held {
+	for _, name := range withheld {
 		c.confirm(name)
 	}
 	c.subscribeCounters(m.counters, rules)

@@ -72,7 +72,7 @@ func (c *conn) beginEvents(want Events, hello []byte) {
 		return
 	}
 
-	// Held before the join, whose arrival ends the hold and may come at once.
+	// Withheld before the join, whose arrival ends that and may come at once.
 	page := want.Topics[0]
 	c.Withhold(page)
 	c.Reform(page, eventForm, false)
@@ -83,7 +83,7 @@ func (c *conn) beginEvents(want Events, hello []byte) {
 // join. If the user is on too many pages, the stream has only counts.
 func (c *conn) attend(name string) {
 	err := c.all.cfg.Roster.Join(c.user, name, c)
-	// Nothing will arrive, so the hold has to end here.
+	// Nothing will arrive, so withholding the page has to end here.
 	if err != nil {
 		c.Ready(presence.CountTopic(name))
 		return
