@@ -39,7 +39,7 @@ type Wire struct {
 	late   *late       // what the socket has not taken; nil: nothing
 	owner  Owner
 	conn   conn      // nil: only the descriptor is left, see dropConnLocked
-	tls    *tls.Conn // over conn, all of its calls under mu; nil: no TLS, or conn is the TLS connection and waits
+	tls    *tls.Conn // over conn, called under mu alone; nil: no TLS, or conn itself is TLS, and its calls wait
 
 	turn
 }
@@ -152,12 +152,12 @@ func (w *Wire) writeLocked(p []byte) error {
 	return w.emitLocked(p)
 }
 
-// emitLocked sends the bytes p as they are, and keeps those that the socket does not take. TLS's
-// last record, at the close of a wire, is not kept.
+// emitLocked sends the bytes p as they are, and keeps those that the socket does not take. After
+// Close they are TLS's last record, of which nothing is kept.
 func (w *Wire) emitLocked(p []byte) error {
-	over := w.closed.Load()
+	isClosed := w.closed.Load()
 	if w.late != nil {
-		if !over {
+		if !isClosed {
 			w.late.more = append(w.late.more, p...)
 		}
 
@@ -168,7 +168,7 @@ func (w *Wire) emitLocked(p []byte) error {
 	if w.fd != noDescriptor {
 		var err error
 		n, err = w.fd.send(p)
-		if err != nil || n == len(p) || over {
+		if err != nil || n == len(p) || isClosed {
 			return err
 		}
 	}
@@ -190,7 +190,7 @@ func (w *Wire) finish() {
 	began := time.Now()
 	w.mu.Lock()
 	late := w.late
-	tries := w.fd != noDescriptor // read here, since Start changes the descriptor
+	triedAtOnce := w.fd != noDescriptor // read here, since Start changes the descriptor
 	w.mu.Unlock()
 
 	var err error
@@ -210,7 +210,7 @@ func (w *Wire) finish() {
 	if err == nil {
 		// Without calls that do not wait every write ends here, and one that ends at once
 		// has only reached the system's buffer.
-		w.owner.Freed(tries || time.Since(began) >= stalled)
+		w.owner.Freed(triedAtOnce || time.Since(began) >= stalled)
 		w.occasion() // a busy client was not read
 	}
 }
