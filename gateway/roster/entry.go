@@ -175,7 +175,7 @@ func (u *userEntry) remove(e *presenceEntry) {
 // entryQueue has the entries whose newest change is not in flight, each once. So it is bounded by the
 // connections and their pages, and by the absent entries.
 type entryQueue struct {
-	entries []*presenceEntry // nil: withdrawn
+	entries []*presenceEntry // nil in the place of a withdrawn one
 	popped  uint64           // how many entries have left the queue
 	holes   int              // withdrawn entries that still have a place in entries
 	marked  int              // how many of the first entries were queued at the last mark

@@ -32,7 +32,7 @@ func (r *Roster) Explain(page string) (parts presence.Parts) {
 	return parts
 }
 
-// explain adds the connections of an entry to parts; nil: there are none.
+// explain adds the connections of an entry to parts. A nil entry has none.
 func (e *presenceEntry) explain(parts *presence.Parts, now time.Time) {
 	if e == nil {
 		return

@@ -48,7 +48,7 @@ func AppendFrame(b []byte, opcode byte, payload []byte) []byte {
 
 // AppendClose appends a close frame. A reason of more than 123 bytes is cut.
 func AppendClose(b []byte, code int, reason string) []byte {
-	// Byte by byte, so that no code point is cut in two.
+	// Until the rest is valid UTF-8 again, so that no code point is cut in two.
 	for len(reason) > maxControl-2 || !utf8.ValidString(reason) {
 		reason = reason[:len(reason)-1]
 	}
