@@ -287,6 +287,7 @@ func (n *Node) countSuspension(d time.Duration) {
 	first := n.suspensions.Add(1) == 1
 	if first {
 		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).
-			Msg("the process was suspended; session deadlines move by that time")
+			Msg("the process was suspended; the deadlines of the users that it counts move by that time. See whether " +
+				"the machine sleeps or lacks CPU; headcount_suspensions_total counts further suspensions")
 	}
 }

@@ -31,9 +31,9 @@ type stored struct {
 
 func (s *stored) deliver(p *partition) { p.stored(s) }
 
-// refused says that the store refused a change because its claim was not valid. If the
-// actor received a new claim while the change was in flight, it could not queue the
-// outbox then; refused makes it try again.
+// refused says that the store refused a change because its claim was not valid. The actor
+// may have received a new claim while the change was in flight. It could not queue the
+// outbox then, and does so now.
 type refused struct{}
 
 func (*refused) deliver(*partition) {} // run flushes the outbox after every mail
@@ -111,8 +111,8 @@ func (p *partition) run(ctx context.Context) {
 	defer timer.Stop()
 
 	for {
-		// checkReports may make the partition complete, and flush then writes that. Replies are looked through here
-		// too, because one of a batch that is done already gets no stored of its own.
+		// checkReports may make the partition complete, and flush then writes that. sendDue is called here too: no mail
+		// comes for a reply whose batch is in the store already.
 		p.checkReports()
 		p.flush()
 		p.sendDue()
@@ -203,7 +203,7 @@ func (p *partition) arm(timer *time.Timer) {
 func (p *partition) flush() {
 	p.out.mu.Lock()
 
-	// Check calls flush as well. The state changes under the lock, so that only one of the two queues the outbox.
+	// Node.Check calls flush as well. The state changes under the lock, so that only one of the two queues the outbox.
 	ready := p.out.state == idle && !p.out.blocked && !p.out.emptyLocked()
 
 	if ready {
@@ -227,13 +227,13 @@ type pendingReply struct {
 	acked  uint64
 	pages  []*page
 
-	done chan<- error // nil for an acknowledgement
+	answer chan<- error // nil for an acknowledgement
 }
 
 // relied reports whether the receiver relies on the reply: a join is answered with counts that include its user, and a
 // hold with status 200. If a gateway misses the acknowledgement of a leave, nothing is lost: it repeats the leave to
 // the next owner.
-func (r *pendingReply) relied() bool { return r.done != nil || len(r.pages) > 0 }
+func (r *pendingReply) relied() bool { return r.answer != nil || len(r.pages) > 0 }
 
 // queueReply arranges for r to be sent once every change applied so far is in the store, and the actor has the counts
 // after it.
@@ -261,8 +261,8 @@ func (p *partition) sendDue() {
 		switch {
 		case r.batch > p.done:
 			rest = append(rest, r)
-		case r.done != nil:
-			r.done <- nil
+		case r.answer != nil:
+			r.answer <- nil
 		case r.from.stream == r.stream: // otherwise the gateway has begun a new stream meanwhile
 			r.from.acked = max(r.from.acked, r.acked)
 

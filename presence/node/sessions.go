@@ -248,8 +248,8 @@ func (p *partition) expire(s *session) {
 	var ended []*page // rarely more than one
 	silent := false
 
-	// set and remove only ever bring earliestEnd forward, and a look that comes too early costs little. So this is the
-	// one place that finds the earliest again.
+	// set and remove may leave earliestEnd too early, since a look that comes too early costs little. Only here the
+	// earliest is found anew.
 	s.earliestEnd = 0
 	for _, pp := range s.list {
 		openEnded := pp.until == 0

@@ -13,8 +13,8 @@ const (
 	// gapTimeout is how long ops may be missing before the actor asks for a new stream. A
 	// needless request costs one repetition of the gateway's users.
 	gapTimeout = 500 * time.Millisecond
-	// confirmTimeout is how long the user's other gateways have to confirm a loaded page
-	// presence after one gateway has confirmed it.
+	// confirmTimeout is how long the user's other gateways have to confirm a page presence that
+	// was loaded from the store, after one gateway has confirmed it.
 	confirmTimeout = 1500 * time.Millisecond
 )
 
@@ -63,7 +63,7 @@ func (c *holdRequest) deliver(p *partition) {
 	}
 
 	// Also where there was nothing to end: only an owner that the store still accepts can know that.
-	p.queueReply(pendingReply{done: c.done})
+	p.queueReply(pendingReply{answer: c.done})
 }
 
 // beat applies one message of a gateway.
