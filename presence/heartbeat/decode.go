@@ -158,6 +158,9 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	source.Incarnation = le.Uint64(p[offIncarnation:])
 	source.Gateway, err = d.guard.Admit(now, p[offName+1:offName+1+name],
 		source.Incarnation, at, le.Uint64(p[offSequence:]))
+	if err != nil {
+		return nil, 0, source, err
+	}
 
 	// A sender that does not know the time of the cluster says nothing about the age.
 	d.age = 0
@@ -165,7 +168,7 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 		d.age = max(now.Sub(time.UnixMilli(at)), 0)
 	}
 
-	return signed[header:], p[3], source, err
+	return signed[header:], p[3], source, nil
 }
 
 // checkFormat reports what shows, before the signature is verified, that p is no datagram of this version.
