@@ -325,7 +325,7 @@ func (t *Table) compareEach(ctx context.Context) {
 		if err := t.compare(ctx, served); err != nil && ctx.Err() == nil {
 			t.failures.Inc()
 			t.Lost()
-			t.cfg.Log.Debug().Err(err).Msg("comparing headcount_pages with presence")
+			t.cfg.Log.Debug().Err(err).Msg("headcount_pages could not be compared with presence; retrying")
 		}
 		last = time.Now()
 	}

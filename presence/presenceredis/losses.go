@@ -97,7 +97,7 @@ func (l *lossLog) look(ctx context.Context, withEvictions bool) {
 		l.evictions.look(ctx)
 	}
 
-	// A new token alone shows nothing either: Generation writes one when a former server is back.
+	// A new token alone shows no loss: Generation writes one when a former server is back.
 	everything := emptied && found.Missing
 	evicted := found.Lost > 0 && l.evictions.lately() // the mark was among the keys that were dropped
 	s := l.store
