@@ -133,16 +133,16 @@ func (o *sender) send(ctx context.Context, log zerolog.Logger, events []string) 
 	}
 }
 
-// outcome classifies the result of an attempt.
+// outcome says what becomes of the events of an attempt.
 type outcome int
 
 const (
-	accepted outcome = iota
-	refused          // for good
-	failed           // it is worth another attempt
+	accepted outcome = iota // they leave the outbox
+	refused                 // for good: they are dropped
+	failed                  // they are sent again
 )
 
-// outcome classifies an attempt that ended with err.
+// outcome returns the outcome of an attempt that ended with err.
 func (a attempt) outcome(err error) outcome {
 	switch {
 	case err != nil:
@@ -178,8 +178,8 @@ func (o *sender) fail(log zerolog.Logger, status int, err error) time.Duration {
 	return outage.Jitter(min(firstPause<<min(o.failed-1, 10), maxPause))
 }
 
-// old returns how many events at the beginning of a batch are too old. None are before an attempt: all processes may
-// have been away for that long, or the clock was set.
+// old returns how many events at the beginning of a batch are older than MaxAge. Before an attempt has failed it
+// returns 0, because all processes may have been away for that long, or the clock was set.
 func (o *sender) old(events []string) (n int) {
 	if o.failed == 0 {
 		return 0
@@ -193,7 +193,7 @@ func (o *sender) old(events []string) (n int) {
 		var e Event
 		err := json.Unmarshal([]byte(text), &e)
 		switch {
-		case err != nil: // no key opens it
+		case err != nil: // no secret decrypts it, so its age is unknown
 		case time.Since(e.Timestamp) > MaxAge:
 			n = i + 1
 		default:
@@ -288,7 +288,7 @@ func (o *sender) attempt(ctx context.Context, m message) (a attempt, err error) 
 		return a, err
 	}
 
-	// That of this attempt, because receivers refuse old messages as replays.
+	// The time of this attempt and not of the events, because receivers refuse old messages as replays.
 	now := time.Now().Unix()
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Headcount")
