@@ -243,7 +243,7 @@ func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
 	if err == nil && len(place) == 0 {
 		err = fmt.Errorf("%w: there are no members; send 1 to %d in \"add\" and \"remove\"", ErrBody, MaxMembers)
 	}
-	if err == nil && !rule.Kind.Forgets() && len(c.Leave) > 0 {
+	if err == nil && !rule.Kind.KnowsMembers() && len(c.Leave) > 0 {
 		err = fmt.Errorf("%w: remove: a counter of kind unique cannot forget a member; send only \"add\"", ErrBody)
 	}
 	if err != nil {

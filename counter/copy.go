@@ -303,7 +303,7 @@ func (c *Copy) parseState(j *copyJSON) error {
 func (c *Copy) checkMembers() error {
 	n := int64(len(c.Members) + len(c.Hashes))
 	isRight := n == c.Value || c.Elsewhere != "" && n < c.Value
-	if c.Kind.Forgets() && !isRight {
+	if c.Kind.KnowsMembers() && !isRight {
 		return fmt.Errorf("it has %d members and the value %d", n, c.Value)
 	}
 

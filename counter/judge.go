@@ -314,7 +314,7 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	if !kind.Takes(c.Verb) {
 		return Refused(NoSuchVerb, c, have)
 	}
-	if c.Verb == Edit && len(c.Leave) > 0 && !kind.Forgets() {
+	if c.Verb == Edit && len(c.Leave) > 0 && !kind.KnowsMembers() {
 		return Refused(NothingIsForgotten, c, have)
 	}
 	if c.Verb == Add || c.Verb == Adjust {
@@ -401,7 +401,7 @@ func reset(tx Tx, s *State, c *Change, now time.Time) error {
 	s.Entries++
 	e.Seq = s.Entries
 	tx.Enter(c.Key, e, c.Rule.ledgerKept(kind))
-	tx.Changed(c.Key, nil, nil, kind.Forgets())
+	tx.Changed(c.Key, nil, nil, kind.KnowsMembers())
 
 	return nil
 }

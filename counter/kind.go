@@ -23,10 +23,10 @@ type traits struct {
 	fields []string // of a rule, which not every kind has
 	verbs  []Verb   // that it takes. Delete is for every kind
 
-	number  bool // it is moved by numbers; otherwise it has members
-	exact   bool // every change is in its ledger, and a batch of changes is one transaction
-	gains   bool // what it gains is kept by time bucket and by dimension, and additions can be merged
-	forgets bool // it knows its members: they can leave, and be asked for
+	number bool // it is moved by numbers; otherwise it has members
+	exact  bool // every change is in its ledger, and a batch of changes is one transaction
+	gains  bool // what it gains is kept by time bucket and by dimension, and additions can be merged
+	knows  bool // it knows its members: they can leave, and be asked for
 }
 
 var kinds = [...]traits{
@@ -40,7 +40,7 @@ var kinds = [...]traits{
 		fields: []string{"floor", "ceiling", "ledger"},
 		verbs:  []Verb{Add, Adjust, Reset, Set, Reserve, Commit, Cancel, Expire},
 	},
-	Members: {name: "members", verbs: []Verb{Edit, Reset}, forgets: true},
+	Members: {name: "members", verbs: []Verb{Edit, Reset}, knows: true},
 	Unique:  {name: "unique", fields: []string{"buckets"}, verbs: []Verb{Edit, Reset}},
 }
 
@@ -93,11 +93,11 @@ func (k Kind) IsExact() bool { return k.of().exact }
 // Gains reports whether what a counter gains is kept by time bucket and by dimension.
 func (k Kind) Gains() bool { return k.of().gains }
 
-// Forgets reports whether members of a counter can leave, and be asked for.
-func (k Kind) Forgets() bool { return k.of().forgets }
+// KnowsMembers reports whether a counter knows its members: they can leave, and be asked for.
+func (k Kind) KnowsMembers() bool { return k.of().knows }
 
 // Estimates reports whether the value is an estimate of how many different members there were.
-func (k Kind) Estimates() bool { return k != 0 && !k.Number() && !k.Forgets() }
+func (k Kind) Estimates() bool { return k != 0 && !k.Number() && !k.KnowsMembers() }
 
 // Takes reports whether counters of kind k take changes with a verb.
 func (k Kind) Takes(v Verb) bool { return v == Delete || slices.Contains(k.of().verbs, v) }

@@ -193,7 +193,7 @@ func (r *Reader) copyOf(ctx context.Context, partition int, key string, row []by
 		return is, nil
 	}
 
-	if h.parts&hasSet != 0 && h.Kind.Forgets() {
+	if h.parts&hasSet != 0 && h.Kind.KnowsMembers() {
 		is.Hashes, err = r.hashes(ctx, &h)
 	}
 	if err == nil && h.parts&hasSet != 0 && h.Kind.Estimates() {

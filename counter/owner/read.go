@@ -144,7 +144,7 @@ func (r *Reader) findMember(ctx context.Context, all []found, member string, int
 	var addresses []rows.Address
 	for i := range all {
 		h := &all[i]
-		if !h.Kind.Forgets() {
+		if !h.Kind.KnowsMembers() {
 			continue
 		}
 		s := set{h: &h.head}
@@ -357,7 +357,7 @@ func (r *Reader) Sets(ctx context.Context, _ string) (keys []string, next string
 	for partition := range rows.Partitions {
 		err := r.store.Scan(ctx, partition, heads, "", func(key string, row []byte) error {
 			// The first byte of a head is its kind, so heads need not be decoded.
-			if len(row) > 0 && counter.Kind(row[0]).Forgets() {
+			if len(row) > 0 && counter.Kind(row[0]).KnowsMembers() {
 				keys = append(keys, key)
 			}
 			return nil

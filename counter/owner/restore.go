@@ -52,7 +52,7 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 
 	// Drop the members that other regions have, unless the number of these members is part of the copy.
 	alone := d.region == "" || c.Elsewhere == ""
-	if alone && h.Kind.Forgets() {
+	if alone && h.Kind.KnowsMembers() {
 		h.Value = int64(len(c.Members) + len(c.Hashes))
 	}
 	d.restoreMembers(h, c)

@@ -411,7 +411,7 @@ func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect)
 		h.Value = total
 		h.Updated = max(h.Updated, k.Updated)
 		h.Version.Sequence++
-		d.Changed(h.key, nil, nil, h.Kind.Forgets() && (e.Emptied || e.Dropped))
+		d.Changed(h.key, nil, nil, h.Kind.KnowsMembers() && (e.Emptied || e.Dropped))
 	}
 	d.putKnown(h, k)
 }

@@ -101,7 +101,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 		case slices.Contains(c.subscribed(), key):
 			// Whoever asks again is sent the value again.
 			c.Renew(topic)
-		case rules[i].Kind.Forgets():
+		case rules[i].Kind.KnowsMembers():
 			c.addCounter(key)
 			c.Withhold(topic) // first: View wants a subscription, and may call Mine at once
 			c.all.cfg.Live.View(key, c.member(), c)
@@ -133,7 +133,7 @@ func (c *conn) Mine(key string, is, again bool) {
 	}
 
 	topic := counterapi.Topic(key)
-	// The form comes first: Ready ends the hold, and the frame goes out.
+	// The form comes first: after Ready the frame goes out.
 	c.Reform(topic, form, again)
 	c.Ready(topic)
 }

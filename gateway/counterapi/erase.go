@@ -51,7 +51,7 @@ func (a *API) leavable(keys []string, site presence.Site, server bool) map[strin
 		}
 
 		// The rules may have changed since the set was created.
-		if rule == nil || !rule.Kind.Forgets() {
+		if rule == nil || !rule.Kind.KnowsMembers() {
 			rule = ofSets
 		}
 		rules[key] = rule
