@@ -318,7 +318,8 @@ func (d *draft) empty() bool {
 	return d.writes == 0 && len(d.ids)+len(d.asked)+len(d.news) == 0
 }
 
-// stays reports whether the draft changes only residents, so that there is nothing to commit.
+// stays reports whether the draft changes only residents, which are as durable as the store in memory, so that there is
+// nothing to commit.
 func (d *draft) stays() bool {
 	return d.near != nil && !d.metaChanged && len(d.rows.list) == 0 && len(d.ids)+len(d.asked) == 0
 }

@@ -16,7 +16,7 @@ func (o *Owner) makeTurn() {
 	o.make(o.take())
 }
 
-// make judges and commits the calls that partitions have in the turn. The caller has the turn.
+// make judges the calls that take has moved into the turn, and commits what they change. The caller has the turn.
 func (o *Owner) make(work []*partition) {
 	now := time.Now()
 	o.keep(o.judge(work, now), now)
@@ -30,7 +30,8 @@ func (o *Owner) keep(drafted []*partition, now time.Time) {
 		// A draft without changes is committed as well: another process may have claimed the partition since, and only
 		// the store knows. A store that loses nothing has only one process, so there the commit can be skipped.
 		isAlone := o.cfg.VerifyEvery < 0
-		if isAlone && p.draft.empty() || p.draft.stays() {
+		changesNothing := isAlone && p.draft.empty()
+		if changesNothing || p.draft.stays() {
 			o.land(p)
 			continue
 		}
@@ -85,7 +86,7 @@ func (o *Owner) take() []*partition {
 func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 	for _, p := range work {
 		p.draft = o.newDraft(p, now)
-		// A store in memory is asked row by row, so there is nothing to gather.
+		// Gathers the rows for one read. A store in memory (near) is asked row by row.
 		if o.near == nil {
 			p.draft.prepare(p.calls)
 		}
@@ -132,7 +133,7 @@ func (o *Owner) read(work []*partition) []*partition {
 	o.scratch.addresses = addresses
 
 	ready := o.scratch.ready[:0]
-	// The answers are in the order of the partitions, each with its rows in a row.
+	// The rows are in the order of the partitions, and within each in that of its draft.
 	for _, p := range work {
 		n := p.draft.missing
 		if err := p.draft.fill(found[:n]); err != nil {
