@@ -29,7 +29,7 @@ func counted(t testing.TB, s counter.Reader, key, name string) counter.Counted {
 	return all
 }
 
-// counts says what was counted under a dimension, of few values.
+// counts fails unless want is all that was counted under a dimension, which has few values.
 func counts(t testing.TB, s counter.Reader, key, name string, want map[string]int64) {
 	t.Helper()
 	all := counted(t, s, key, name)

@@ -162,7 +162,7 @@ func parse(text []byte, first bool) (l line, err error) {
 	return l, nil
 }
 
-// checkFirst refuses the first line of what is no export, or one of another format.
+// checkFirst returns an error if a file with this first line is no export, or one of another format.
 func (l *line) checkFirst() error {
 	if l.Format == nil {
 		return errBegin

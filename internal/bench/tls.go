@@ -77,7 +77,7 @@ http {
 }
 `
 
-// throughNginx is simulate of clients who reach the server through nginx, which speaks TLS with them.
+// throughNginx is simulate with clients that reach the server through nginx, which speaks TLS with them.
 // CPU time is that of both processes.
 func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, args ...string) figures {
 	program, err := exec.LookPath("nginx")

@@ -28,7 +28,7 @@
 //
 // # Adding a tier
 //
-// A fast store may have been used alone. When it gets a durable store, the first owner writes every row to that, as if
+// A fast store may have been used alone. When it gets a durable store, the first owner writes every row to it, as if
 // the row had just changed, and the fast store's state says so until that is done. Then the durable store is complete
 // ([Store.Adopted]).
 //
@@ -130,7 +130,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.stop()
 	s.wg.Wait()
 
-	// Again after an error, too: what is left here is in the fast store alone.
+	// An error does not end this: what is left here is in the fast store alone.
 	for {
 		left, err := s.drain(ctx)
 		if left == 0 {
@@ -206,7 +206,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	known, err := s.durable.Remembered(ctx, p.id, ids)
 	switch {
 	case err != nil:
-		// Nothing was sent to the fast store. ErrUnavailable would make the owner doubt that.
+		// ErrFull says that nothing was sent to the fast store. After ErrUnavailable the owner would not know that.
 		return fmt.Errorf("%w: looking up IDs in the durable store: %w", rows.ErrFull, err)
 	case len(known) > 0:
 		return &rows.Known{IDs: known}
