@@ -82,7 +82,7 @@ type Counts interface {
 	Known(topic presence.Topic) (update presence.Update, known bool)
 	// Read is Newest, but includes all that the store acknowledged before the call.
 	Read(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
-	// Unread returns how many of the topics have no subscriber in this process and were not read lately.
+	// Uncached returns how many of the topics have no subscriber in this process and were not read lately.
 	Uncached(topics []presence.Topic) int
 }
 
