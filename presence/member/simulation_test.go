@@ -411,11 +411,9 @@ func (s *simulation) round(n int) {
 	}
 
 	held, meant := s.crowd.held()
+	// A single process takes everybody's presence with it when it fails. In a cluster, too, there are rounds in which
+	// faults excuse everybody, so what counts is the share of all rounds.
 	if !s.alone {
-		// A single process takes everybody's presence with it when it fails, so there all users may be excused.
-		if held == 0 && len(stayers) > 0 {
-			s.broken("–", "nobody was held to stay: this round proves nothing")
-		}
 		simHeld.Add(int64(held))
 		simMeant.Add(int64(meant))
 	}
