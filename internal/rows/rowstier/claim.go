@@ -69,7 +69,7 @@ func (p *partition) beginTakeover(former uint64) {
 		return
 	}
 
-	// Until recordClaim sets the owner, nothing is drained.
+	// Until finish sets the owner, nothing is drained.
 	p.owner = ""
 	p.durable.isHeld = false
 }

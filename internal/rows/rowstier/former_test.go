@@ -119,6 +119,40 @@ func TestARefusedClaimEndsNoDrain(t *testing.T) {
 	})
 }
 
+// TestAnOvertakenRenewalDrainsNothingOld: the fast store has lost everything, and its owner claims the partition again.
+// Before it gets to the durable store, another process claims both stores, and goes on. The renewal fails, and what its
+// process knows is not drained over what the other one has drained.
+func TestAnOvertakenRenewalDrainsNothingOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast, durable, former := undrainedChange(t)
+
+		fast.lose(len(fast.log))
+		var o *owned
+		durable.claiming = func() {
+			o = newOwned(t, "owner", fast, durable)
+			if err := o.commit(t, o.next("3")); err != nil {
+				t.Error(err)
+			}
+			if _, err := o.drain(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		again := []rows.Former{{Partition: 7, Epoch: former.claim.Epoch}}
+		if _, err := former.Claim(t.Context(), "former", again); err == nil {
+			t.Fatal("the renewal has not failed")
+		}
+
+		time.Sleep(5 * time.Second)
+		o.wants(t, durable, "3")
+		claims, err := former.Claim(t.Context(), "former", again)
+		if err != nil || claims[0].Epoch != 0 || former.Dirty() != 0 {
+			t.Errorf("the former owner claims again: %+v, %v, and has %d rows", claims, err, former.Dirty())
+		}
+		former.close(t)
+		o.close(t)
+	})
+}
+
 // unclaimedDurable returns both stores, and an owner of the partition that has never claimed it in the durable one,
 // which is away, and has a change to drain.
 func unclaimedDurable(t *testing.T) (*fastStore, *durableStore, *owned) {

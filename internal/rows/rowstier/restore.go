@@ -104,7 +104,6 @@ func (t *takeover) recordClaim() {
 	if !t.isRenewal {
 		p.forgetLocked()
 	}
-	p.owner = t.owner
 	p.epoch = t.claim.Epoch
 }
 
@@ -158,11 +157,13 @@ func distinct(ids []rows.ID) []rows.ID {
 	return once
 }
 
-// finish records the result of the takeover. If the state changed, the owner's next commit writes it to the fast store.
+// finish records the result of the takeover. From here on, this process drains. If the state changed, the owner's next
+// commit writes it to the fast store.
 func (t *takeover) finish(changed bool) {
 	t.p.mu.Lock()
 	defer t.p.mu.Unlock()
 
+	t.p.owner = t.owner
 	t.p.state = t.state
 	t.p.stateChanged = changed
 	if t.hasDurable() {
