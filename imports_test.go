@@ -103,6 +103,7 @@ var layers = []layer{
 	{"internal/postgres", []string{"internal/outage", "internal/tracing"}},
 	{"internal/rows/rowspg", []string{"internal/outage", "internal/postgres", "internal/rows"}},
 	{"internal/rows/rowstest", []string{"internal/rows"}}, // for the tests of stores; only they import it
+	{"internal/models/modeltest", nil},                    // traces as runs of models; only tests import it
 	{
 		"counter/exactpg", []string{
 			"counter", "hyperloglog", "counter/owner", "internal/outage", "internal/postgres", "internal/rows",

@@ -1,13 +1,9 @@
 package call_test
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +14,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/owner"
 	"headcount/counter/simtest"
+	"headcount/internal/models/modeltest"
 	"headcount/internal/rows"
 )
 
@@ -427,63 +424,6 @@ func record(t *testing.T, seed uint64, plant ...func(*world)) []action {
 	return r.trace()
 }
 
-// follower is the model as a program that follows a trace.
-type follower string
-
-// newFollower builds the program. One follows all traces, since compiling it takes longer than following a hundred.
-func newFollower(t *testing.T, model, setting string) follower {
-	t.Helper()
-	model, err := filepath.Abs(filepath.Join("../../internal/models", model))
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	dir := t.TempDir()
-	for _, args := range [][]string{
-		{"spin", "-DTRACE", setting, "-a", model},
-		{"gcc", "-w", "-DSAFETY", "-DNOREDUCE", "-DVECTORSZ=4096", "-o", "pan", "pan.c"},
-	} {
-		cmd := exec.Command(args[0], args[1:]...)
-		cmd.Dir = dir
-		if said, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v; run make setup if it is missing\n%s", args[0], err, said)
-		}
-	}
-
-	return follower(filepath.Join(dir, "pan"))
-}
-
-var (
-	followed = regexp.MustCompile(`trace: \d+ of \d+ events`)
-	isWhole  = regexp.MustCompile(`assertion violated .*event\[0\]!=254`)
-)
-
-// follow reports whether a trace is a run of the model, and of how many of its actions there is one.
-func (f follower) follow(t *testing.T, trace []action) (isRun bool, far int) {
-	t.Helper()
-	cmd := exec.Command(string(f), "-m100000", "-w18")
-	cmd.Dir = filepath.Dir(string(f)) // where it leaves the run that it has found
-	cmd.Stdin = strings.NewReader(text(trace))
-	said, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
-	}
-
-	of := 0
-	_, err = fmt.Sscanf(string(followed.Find(said)), "trace: %d of %d events", &far, &of)
-	if err != nil || of != len(trace) {
-		t.Fatalf("%d events were not read:\n%s", len(trace), said)
-	}
-	if isWhole.Match(said) {
-		return true, far
-	}
-	if !bytes.Contains(said, []byte("errors: 0")) || bytes.Contains(said, []byte("max search depth too small")) {
-		t.Fatalf("an assertion of the model is broken, or not every way was looked at:\n%s", said)
-	}
-
-	return false, far
-}
-
 // pair returns the index of a commit that another one of its owner follows at once, from the middle of a trace on.
 func pair(t *testing.T, trace []action) int {
 	t.Helper()
@@ -500,18 +440,32 @@ func pair(t *testing.T, trace []action) int {
 	return 0
 }
 
+// followed returns what spin needs to follow traces of the simulation in a model.
+func followed(
+	t *testing.T, model, setting string, of func(seed uint64, plant ...func(*world)) [][]action,
+) modeltest.Traces[action, *world] {
+	t.Helper()
+
+	return modeltest.Traces[action, *world]{
+		Model: modeltest.New(t, "../../internal/models/"+model, setting),
+		Of:    of,
+		Text:  text,
+		Name:  nameOf,
+		Pair:  func(trace []action) int { return pair(t, trace) },
+	}
+}
+
 // TestServerTracesOfOwners: what simulations do to a partition is a run of the model of its owners.
 func TestServerTracesOfOwners(t *testing.T) {
-	traces := func(seed uint64, plant ...func(*world)) [][]action {
+	all := followed(t, "ownership.pml", "-DLOSS", func(seed uint64, plant ...func(*world)) [][]action {
 		return [][]action{ofOwners(record(t, seed, plant...))}
-	}
+	})
 
-	f := newFollower(t, "ownership.pml", "-DLOSS")
-	f.followEach(t, 100, traces, []string{
+	all.Follow(t, 100, []string{
 		"claim", "renewal", "renewal refused", "made", "fenced", "lost", "made, part of what was lost",
 		"made, unanswered", "fenced, unanswered", "late: fenced", "late: lost", "loss", "end",
 	})
-	f.refuses(t, traces, map[string]func(*world){
+	all.Refuse(t, map[string]func(*world){
 		"an answer before the commit": func(w *world) { w.hasty = true },
 		"no fence":                    func(w *world) { w.trust = true },
 		"a loss that nobody notices":  func(w *world) { w.complete = true },
@@ -522,80 +476,25 @@ func TestServerTracesOfOwners(t *testing.T) {
 // of calls. The store loses nothing there.
 func TestServerTracesOfCalls(t *testing.T) {
 	const most = 30 // calls, of which the model has a set
-	traces := func(seed uint64, plant ...func(*world)) [][]action {
-		all := record(t, seed, append(plant, func(w *world) { w.safe = true })...)
+	all := followed(t, "calls.pml", "-DMERGED", func(seed uint64, plant ...func(*world)) [][]action {
+		trace := record(t, seed, append(plant, func(w *world) { w.safe = true })...)
 		var traces [][]action
 		for g := range simGateways {
-			traces = append(traces, ofCalls(all, fmt.Sprintf("gateway %d.0", g), most))
+			traces = append(traces, ofCalls(trace, fmt.Sprintf("gateway %d.0", g), most))
 		}
 
 		return traces
-	}
+	})
 
-	f := newFollower(t, "calls.pml", "-DMERGED")
-	f.followEach(t, 34, traces, []string{
+	all.Follow(t, 34, []string{
 		"call", "call again", "claim", "renewal refused", "made", "made, unanswered", "fenced", "told made",
 		"told of a refusal", "told that the store is full", "late: fenced", "late: lost", "end",
 	})
-	f.refuses(t, traces, map[string]func(*world){
+	all.Refuse(t, map[string]func(*world){
 		"an answer before the commit": func(w *world) { w.hasty = true },
 		"no fence":                    func(w *world) { w.trust = true },
 		"a forgotten replay":          func(w *world) { w.forget = true },
 	})
-}
-
-// followEach: the traces of seeds are runs of the model, but not if an action is missing or two have changed places.
-// Each of the actions that must be there is in one of them, or they would say less than the test claims.
-func (f follower) followEach(
-	t *testing.T, seeds uint64, traces func(uint64, ...func(*world)) [][]action, must []string,
-) {
-	t.Helper()
-	seen := map[string]int{}
-	for seed := uint64(1); seed <= seeds; seed++ {
-		for _, trace := range traces(seed) {
-			if isRun, far := f.follow(t, trace); !isRun {
-				t.Errorf("seed %d: no run after %d of %d actions: %+v", seed, far, len(trace), trace[far])
-			}
-			for _, one := range trace {
-				seen[nameOf(one)]++
-			}
-
-			i := pair(t, trace)
-			if isRun, _ := f.follow(t, slices.Delete(slices.Clone(trace), i, i+1)); isRun {
-				t.Errorf("seed %d: a run of the model without %+v, too", seed, trace[i])
-			}
-			trace[i], trace[i+1] = trace[i+1], trace[i]
-			if isRun, _ := f.follow(t, trace); isRun {
-				t.Errorf("seed %d: a run of the model with %+v after the next action, too", seed, trace[i+1])
-			}
-		}
-	}
-
-	t.Log(seen)
-	for _, what := range must {
-		if seen[what] == 0 {
-			t.Errorf("no trace has this: %s", what)
-		}
-	}
-}
-
-// refuses: of the traces of simulations with a planted fault, some are no runs of the model.
-func (f follower) refuses(
-	t *testing.T, traces func(uint64, ...func(*world)) [][]action, faults map[string]func(*world),
-) {
-	t.Helper()
-	for name, plant := range faults {
-		found := false
-		for seed := uint64(1); !found && seed <= 20; seed++ {
-			for _, trace := range traces(seed, plant) {
-				isRun, _ := f.follow(t, trace)
-				found = found || !isRun
-			}
-		}
-		if !found {
-			t.Errorf("all traces with %s are runs of the model", name)
-		}
-	}
 }
 
 // nameOf returns what an action is, as the test counts them.
