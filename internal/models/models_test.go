@@ -45,7 +45,7 @@ func TestServerCalls(t *testing.T) {
 // has had.
 func TestServerBehind(t *testing.T) {
 	checkAll(t, "behind.pml",
-		[]string{""},
+		[]string{"", "-DFINE -DCOMMITS=1"},
 		[]string{
 			"-DNO_UPTO", "-DNO_MARKS", "-DEVICTS_DIRTY", "-DKEEPS_COMPLETE -DCLAIMS=2 -DCOMMITS=3", "-DLOSS_UNSEEN",
 			"-DDURABLE_UNFENCED", "-DUNACKNOWLEDGED", "-DLATE_CLAIM", "-DHELD_ON", "-DUNCONFIRMED",

@@ -39,9 +39,9 @@ short event[11]; /* the next one: its kind, its process, and what the model call
 #define COMES(kind) (event[0] == (kind))
 
 /* expects: the model has done what is told, or this way leads nowhere. */
-inline expects(is) {
+inline expects(agrees) {
 	if
-	:: is
+	:: agrees
 	:: else -> event[0] = OTHER
 	fi
 }
@@ -65,8 +65,8 @@ inline follow() {
 	fi
 }
 
-inline matches(is) {
-	expects(is);
+inline matches(agrees) {
+	expects(agrees);
 	follow()
 }
 #else
