@@ -99,7 +99,7 @@ test-all:
 	$(call part,race detector$(,) servers and browsers,$(with) $(call beside,\
 		$(call gotest,$(RACE) -p 3 -short -skip '^TestClock|$(CONTRACT)|$(ALONE)',$(RACED)),\
 		$(call beside,\
-			$(call gotest,$(SERVER),./cmd/release ./counter/call ./deploy ./internal/models ./internal/servertest .) && $(MAKE) -s rest,\
+			$(call gotest,$(SERVER),./cmd/release ./counter/call ./deploy ./internal/models ./internal/rows/rowstier ./internal/servertest .) && $(MAKE) -s rest,\
 			$(call browsers,test:server))))
 	$(call part,clocks and upgrade,$(with) $(call beside,$(call gotest,$(CLOCK) -p 1 -parallel 6,$(CLOCKS)) && $(call browsers,test:clock),$(call gotest,$(CLOCK) -parallel 6,$(FAULTS)) && $(MAKE) -s upgrade))
 rest:
