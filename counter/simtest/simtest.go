@@ -60,8 +60,14 @@ func Check(t *testing.T, usual, short int, run Run) {
 // directory returns that of the simulation, as make replay wants it.
 func directory() string {
 	here, _ := os.Getwd()
+	for root := here; root != filepath.Dir(root); root = filepath.Dir(root) {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			here, _ = filepath.Rel(root, here)
+			break
+		}
+	}
 
-	return filepath.Join(filepath.Base(filepath.Dir(here)), filepath.Base(here))
+	return here
 }
 
 // Finds runs a simulation with something wrong in it, with n seeds, fewer with -short. It returns how many seeds there
