@@ -75,7 +75,7 @@ func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 	return append(b, '}')
 }
 
-// count adds the delta of an addition to a sum to the values of its dimensions.
+// count counts an addition in the dimensions of a sum: each value that the change names grows by the delta, too.
 func count(tx Tx, s *State, c *Change) {
 	if !s.Kind.Gains() || c.Verb != Add {
 		return

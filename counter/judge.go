@@ -162,10 +162,10 @@ func drop(tx Tx, s *State, c *Change) {
 // when nothing can fail any more.
 func addAll(tx Tx, changes []Change, states []*State, now time.Time) error {
 	// A lone change, which most are, needs no memory for this.
-	var one [1]moves
+	var one [1]formerNumbers
 	before := one[:]
 	if len(changes) > 1 {
-		before = make([]moves, len(changes))
+		before = make([]formerNumbers, len(changes))
 	}
 
 	for i := range changes {
@@ -218,16 +218,16 @@ func set(tx Tx, s *State, c *Change, now time.Time) error {
 	return addAll(tx, []Change{by}, []*State{s}, now)
 }
 
-// moves has the fields of a State that add changes.
-type moves struct {
+// formerNumbers has those fields of a State that the function add changes, as they were before.
+type formerNumbers struct {
 	kind           Kind
 	value, updated int64
 	version        Version
 }
 
-func (m *moves) keep(s *State) { *m = moves{s.Kind, s.Value, s.Updated, s.Version} }
+func (m *formerNumbers) keep(s *State) { *m = formerNumbers{s.Kind, s.Value, s.Updated, s.Version} }
 
-func (m *moves) restore(s *State) {
+func (m *formerNumbers) restore(s *State) {
 	s.Kind = m.kind
 	s.Value = m.value
 	s.Updated = m.updated

@@ -147,8 +147,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		// resumed waits until nothing of before is sent any more.
 		if ended != nil {
 			close(ended)
-			for d.still.Ended() && outage.Sleep(ctx, time.Millisecond) { // until the watch knows that it is over
-			}
+			d.awaitResumed(ctx)
 		}
 	}
 
@@ -163,6 +162,13 @@ func (d *Dispatcher) resumed(ctx context.Context) {
 	case d.again <- ended:
 		<-ended
 	case <-ctx.Done():
+	}
+}
+
+// awaitResumed waits until the standstill is over for still, which is soon after resumed has returned. Until then a new
+// service would drop all that it receives.
+func (d *Dispatcher) awaitResumed(ctx context.Context) {
+	for d.still.Ended() && outage.Sleep(ctx, time.Millisecond) {
 	}
 }
 
@@ -199,8 +205,9 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) {
 // Publications of a bucket that is still lost are handled as well: they are true, and the
 // read that follows replaces the endpoints and brings the updates that were missed.
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {
+	// It may be from before the standstill, and resumed has all buckets be read anew.
 	if d.still.Ended() {
-		return // it has waited for as long, and all buckets are about to be read anew
+		return
 	}
 
 	// Without ctx, because whoever has it is in a call of the store that ends with ctx.
@@ -448,8 +455,9 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) 
 				break
 			}
 
+			// The updates may be from before the standstill; resumed ends this service.
 			if d.still.Ended() {
-				return // as in publication
+				return
 			}
 
 			err := d.cfg.Gateways.PushUpdates(ctx, gateway, updates)

@@ -96,7 +96,7 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 
 	if failed != nil && ctx.Err() == nil {
 		d.cfg.Log.Warn().Err(failed).Str("gateway", gateway).
-			Msg("dropping the endpoints of a gateway that is gone failed; retrying")
+			Msg("the endpoints of a gateway that is gone could not be dropped; retrying")
 	}
 
 	if dropped > 0 { // otherwise the endpoints were detached meanwhile

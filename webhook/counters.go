@@ -246,7 +246,7 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 func (c *counters) values(ctx context.Context, names []string) (map[string]int64, error) {
 	values := map[string]int64{}
 	for chunk := range slices.Chunk(names, counter.MaxKeys) {
-		// Without a lag, because a value from memory may be the one from before the rise.
+		// The lag is 0, because a value from memory may be older than the rise over the threshold that was reported.
 		readings, err := c.service.cfg.Counters.Read(ctx, chunk, "", 0)
 		if err != nil {
 			return nil, err

@@ -392,7 +392,10 @@ func (s *system) openIdentities() {
 		Audiences: s.cfg.JWTAudiences,
 		Leeway:    s.cfg.JWTLeeway,
 		Sites:     s.cfg.AllSites.Names(),
-		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
+		KeysError: func(err error) {
+			s.log.Warn().Err(err).Msg("the keys of --jwks-url could not be fetched; retrying. " +
+				"Until then only the keys that were fetched before are known")
+		},
 	})
 
 	s.closers = append(s.closers, func() error { s.identities.Close(); return nil })

@@ -19,7 +19,7 @@ const (
 // stay unchanged until the store has committed the draft. It implements counter.Tx.
 type draft struct {
 	p      *partition
-	near   *residents // counters of a store in memory, or nil
+	near   *residents // the counters, if the store is in this process's memory; else nil
 	now    time.Time
 	region string // name of this region; empty: no other region shares the counters
 
@@ -68,7 +68,7 @@ func (d *draft) reset() bool {
 func (d *draft) clear() {
 	d.unjudge()
 	for at := range d.rows.list {
-		// Operations modify copies of values, never these, so the values are still those of the newest commit.
+		// Operations modify copies, so is still has the value of the newest commit.
 		e := &d.rows.list[at]
 		e.value = e.is
 		e.written = false
@@ -163,7 +163,7 @@ func (d *draft) fill(found []rows.Found) error {
 
 // judge judges the calls from the beginning.
 func (d *draft) judge(calls []*pending) {
-	// The judgement before took rows that it lacked for absent ones, so none of it may stay.
+	// The judgement before treated the rows that it lacked as if they did not exist, so none of it may stay.
 	if d.judged {
 		d.clear()
 	}
@@ -274,6 +274,7 @@ func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 		if result.Err == nil {
 			result.Err = h.err
 		}
+		// A counter that was never made here may exist in another partition.
 		if result.Err == nil && h.Version == (counter.Version{}) {
 			result.Err = d.misplaced(h.key)
 		}
@@ -282,7 +283,8 @@ func (d *draft) judgeOp(op *counter.Op, result *counter.Result) {
 	if result.Err == nil {
 		*result = d.judgeShared(op)
 	}
-	// An expiry that finds no such reservation deletes its mark. Otherwise gateways would find it due for ever.
+	// If an expiry finds no such reservation, the row that says when it is due is deleted. Otherwise gateways would
+	// find it due for ever.
 	for i := range op.Changes {
 		if op.Changes[i].Verb == counter.Expire {
 			d.discardDue(&op.Changes[i])
@@ -344,7 +346,16 @@ func (d *draft) commit(c *rows.Commit, publish bool) {
 	c.At = d.now
 	c.IDs = d.ids
 	c.Asked = d.distinctAsked()
+	c.Rows = d.writtenRows()
 
+	// Without watchers in other processes, the news go through memory instead.
+	if publish && len(d.news) > 0 {
+		c.Publication = d.publication()
+	}
+}
+
+// writtenRows returns the rows that the draft has written. They are valid until the draft is judged again or reset.
+func (d *draft) writtenRows() []rows.Row {
 	changes := d.changes[:0]
 	for at := range d.rows.list {
 		e := &d.rows.list[at]
@@ -359,12 +370,8 @@ func (d *draft) commit(c *rows.Commit, publish bool) {
 		changes = append(changes, rows.Row{Name: e.name, Value: e.value})
 	}
 	d.changes = changes
-	c.Rows = changes
 
-	// Without watchers in other processes, the news go through memory instead.
-	if publish && len(d.news) > 0 {
-		c.Publication = d.publication()
-	}
+	return changes
 }
 
 // exactly returns a copy of a value without spare capacity, nil for an empty one.
@@ -413,7 +420,8 @@ func (d *draft) row(name rows.Name) int {
 		at = d.rows.add(entry{name: name, unknown: true})
 	}
 
-	// A row that the draft has written needs no former value. One that only an earlier judgement wrote has none yet.
+	// A row that this judgement has written needs no former value. Of a row that only an earlier judgement wrote, the
+	// former value is still unknown.
 	e := &d.rows.list[at]
 	if !e.unknown || e.written {
 		return at

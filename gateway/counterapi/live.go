@@ -51,8 +51,8 @@ type Hub interface {
 //
 // A store that has gone sends no notifications, so Live reads some counters once a second,
 // and follows and reads those again that differ from the last notification. Each read also
-// confirms up to when a value has everything. A request for a newer value is read from the
-// store, and confirms the value in turn.
+// confirms that the value has every change that was acknowledged before the read began. A
+// request for a newer value is read from the store, and confirms the value in turn.
 //
 // After a standstill of the process all counters are stale until they have been read again.
 //
@@ -74,7 +74,7 @@ type Live struct {
 	hub   Hub
 	still *machine.Standstill // detects that the process was suspended
 	wake  chan struct{}       // has capacity 1: Run has something to do
-	ask   chan struct{}       // has one element for each asker to wake: asking has something
+	ask   chan struct{}       // each element wakes one asker, because asking is not empty
 
 	// order is held during calls to viewers and the hub, so that they arrive in order. It is locked before mu. Want and
 	// Unwant must not lock it: the hub calls them while it holds its own lock.
@@ -211,25 +211,26 @@ func (l *Live) known(key string) bool {
 	return ok
 }
 
-// lastKnown returns the newest known value for a stale reading: that of the store, or the last one known here. ok is
+// newest returns the newest known value for a stale reading: that of the store, or the last one known here. ok is
 // false if neither is known.
-func (l *Live) lastKnown(r counter.Reading) (c counter.Counter, ok bool) {
+func (l *Live) newest(r counter.Reading) (c counter.Counter, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	return l.newestLocked(r)
 }
 
-// newestLocked is lastKnown for callers that hold mu.
+// newestLocked is newest for callers that hold mu.
 func (l *Live) newestLocked(r counter.Reading) (c counter.Counter, ok bool) {
 	last, known := l.lastLocked(r.Key)
 	if !known {
 		return r.Counter, !r.Away
 	}
 
-	// Memory may say that the counter did not exist when it was read here. The store's value is newer then.
-	unmade := !last.Touched() && r.Updated.After(last.at)
-	better := newer(&last.Counter, &r.Counter) && !unmade
+	// What was last known here may be that the counter did not exist. If the store's value has changed since then, the
+	// counter was made meanwhile.
+	madeSince := !last.Touched() && r.Updated.After(last.at)
+	better := newer(&last.Counter, &r.Counter) && !madeSince
 	if r.Away || better {
 		last.Approx = true
 		last.Stale = true
@@ -362,7 +363,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 		}
 		if err != nil {
 			l.cfg.Log.Debug().Err(err).Msg("counters: watched counters cannot be followed now; retrying")
-			// Otherwise read has marked those that are away.
+			// If only some counters are away, read has marked these as stale.
 			if !errors.Is(err, errSomeAway) {
 				l.goAway()
 			}
@@ -424,15 +425,16 @@ func (l *Live) goAway() {
 	l.away = true
 	for key, k := range l.keys {
 		l.unread[key] = struct{}{} // keepFollowed retries these at its next timer
-		// As of now, so that no notification counts as newer.
-		updates = l.acceptLocked(updates, k, counter.Away([]string{key})[0], l.seq)
+		// As if a read that begins now had found the counter away, so that no earlier notification counts as newer.
+		found := counter.Away([]string{key})[0]
+		updates = l.acceptLocked(updates, k, found, l.seq)
 	}
 	l.mu.Unlock()
 
 	l.publishLocked(updates)
 }
 
-// publishLocked passes updates to the hub, under order.
+// publishLocked passes updates to the hub. The caller holds order, but not mu: the hub calls Want under its own lock.
 func (l *Live) publishLocked(updates []presence.Update) {
 	for _, u := range updates {
 		l.hub.Update(u)
@@ -486,8 +488,9 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	for {
 		l.mu.Lock()
 		keys := takeSome(l.unread)
-		// Once nothing is left, everything has been read. Until then current must not answer.
-		l.away = l.away && len(keys) > 0
+		if len(keys) == 0 {
+			l.away = false // all that can be read has been read, so current may answer again
+		}
 		l.mu.Unlock()
 
 		if len(keys) == 0 {
@@ -643,7 +646,8 @@ func (l *Live) read(ctx context.Context, keys []string) (late []string, err erro
 	return late, nil
 }
 
-// allStale reports whether the store returned only old values, which means that it is unavailable.
+// allStale reports whether the store returned an old value of every counter, which means that all of it is unavailable.
+// If only a part is, there are readings that are Away.
 func allStale(readings []counter.Reading) bool {
 	return !slices.ContainsFunc(readings, func(r counter.Reading) bool { return !r.Stale || r.Away })
 }

@@ -339,13 +339,13 @@ func TestALaterCounterWinsWhileTheStoreIsStale(t *testing.T) {
 
 		c := s.set(1, 5)
 		c.Updated, c.Stale = time.Now(), true
-		if is, ok := l.lastKnown(counter.Reading{Counter: c}); !ok || is.Value != 5 {
+		if is, ok := l.newest(counter.Reading{Counter: c}); !ok || is.Value != 5 {
 			t.Errorf("it is %+v, %v", is, ok)
 		}
 
 		time.Sleep(time.Minute)
 		l.remember(counter.Counter{Key: "likes:1"}) // it has been deleted
-		if is, ok := l.lastKnown(counter.Reading{Counter: c}); !ok || is.Touched() {
+		if is, ok := l.newest(counter.Reading{Counter: c}); !ok || is.Touched() {
 			t.Errorf("after its end it is %+v, %v", is, ok)
 		}
 	})

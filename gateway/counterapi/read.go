@@ -303,7 +303,7 @@ func (a *API) touch(keys []string) {
 func (a *API) complete(r *counter.Reading, failed error) error {
 	if r.Stale {
 		known := false
-		r.Counter, known = a.live.lastKnown(*r)
+		r.Counter, known = a.live.newest(*r)
 		if !known {
 			return fmt.Errorf("counterapi: nothing is known of %q: %w", r.Key, cmp.Or(failed, counter.ErrUnavailable))
 		}

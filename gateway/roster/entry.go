@@ -82,13 +82,11 @@ func (e *presenceEntry) state(now time.Time) entryState {
 		return moving
 	}
 
-	connected := e.live > 0
-	reported := e.lastOp == heartbeat.Join
-	if connected != reported {
+	if !e.isReported() {
 		return changed
 	}
 
-	if connected {
+	if e.live > 0 {
 		return present
 	}
 
@@ -97,6 +95,12 @@ func (e *presenceEntry) state(now time.Time) entryState {
 	}
 
 	return gone
+}
+
+// isReported reports whether the last op says what is still so: that the user is here, or is not.
+func (e *presenceEntry) isReported() bool {
+	connected := e.live > 0
+	return connected == (e.lastOp == heartbeat.Join)
 }
 
 // takeWaiters ends the waiting of all waiters, and returns them as arrivals.

@@ -21,9 +21,9 @@ const (
 	lastRepeat  = time.Second            // … up to this
 	aliveBatch  = 1024                   // users in one beat
 
-	// afterGrace is how long the roster remembers a grace that has ended. An owner that hands over or is
-	// killed ends no presences, so the next owner may have to be sent the grace even then. The time is enough
-	// to notice a death and for the next owner to receive the grace, even if the killed process restarts
+	// afterGrace is how long the roster remembers a grace that has ended. An owner that hands over or is killed
+	// before the end does not remove the user, so the next owner has to be sent even a grace that is over. The time
+	// is enough to notice a death and for the next owner to receive the grace, even if the killed process restarts
 	// meanwhile and takes the partition again.
 	afterGrace = 8 * time.Second
 )
@@ -50,8 +50,8 @@ type stream struct {
 	acked  uint64     // ops of the stream up to this one are in the store
 	flight []inFlight // ops sent and not done, see inFlight.done, in order; at most heartbeat.MaxOps
 	queue  entryQueue // entries with changes to be sent
-	// whole is 0 until all marked entries of queue have left it. Then the stream has reported every user that
-	// was here when it began, and whole is heartbeat.Beat.Whole.
+	// whole is sent as heartbeat.Beat.Whole: it says with which op the stream has reported every user that was here
+	// when it began. It is 0 until all these ops are known, which is when the marked entries have left queue.
 	whole    uint64
 	announce bool // send whole and flight, even if nothing is new
 
@@ -69,9 +69,9 @@ type inFlight struct {
 	page, site bool
 }
 
-// done reports whether an op that is in the store need not be repeated. A join also waits for the counts that include
-// it: its acknowledgement may have overtaken another one, or may be the only one that was not lost, and then lacks
-// them.
+// done reports whether an op that is in the store need not be repeated. A join is also repeated until the hub has the
+// counts that include it: its acknowledgement may have come without them, if it overtook another one or others were
+// lost.
 func (f *inFlight) done() bool {
 	return f.op.Kind == heartbeat.Leave || f.entry.live == 0 || f.page && f.site
 }
@@ -157,7 +157,8 @@ func (s *stream) receive(a *heartbeat.Reply) (arrivals []arrival) {
 	return arrivals
 }
 
-// answerLocked answers an owner that asks for the users of this gateway, and knows the stream of that number.
+// answerLocked answers an owner that asks for the users of this gateway. known is the number of the stream that the
+// owner knows.
 func (s *stream) answerLocked(known uint64) {
 	fromStart := s.first == 1 // the owner is sent all of this stream anyway
 	if known != s.number && !fromStart {
@@ -169,12 +170,12 @@ func (s *stream) answerLocked(known uint64) {
 	s.wakeLocked()
 }
 
-// enqueueLocked queues e, unless its present state is in flight, and wakes the sender. It does not wait until an
-// earlier op is acknowledged. While the store is unavailable, a leave is not acknowledged although its grace
-// is running, and the join of a user who returns must reach the owner before the grace ends.
+// enqueueLocked queues e, unless an op in flight already reports its present state, and wakes the sender. No earlier op
+// in flight holds e back: while the store is unavailable, a leave is not acknowledged, but the join of a user who
+// returns must reach the owner before the grace ends.
 func (s *stream) enqueueLocked(e *presenceEntry) {
-	inFlight := e.flying > 0 && (e.live > 0) == (e.lastOp == heartbeat.Join)
-	if e.queued || inFlight {
+	underWay := e.flying > 0 && e.isReported()
+	if e.queued || underWay {
 		return
 	}
 
@@ -392,15 +393,18 @@ func (s *stream) aliveLocked() []presence.User {
 // endGracesLocked forgets the absent entries whose grace ended afterGrace ago.
 func (s *stream) endGracesLocked(now time.Time) {
 	s.absent = slices.DeleteFunc(s.absent, func(e *presenceEntry) bool {
-		// acknowledgeLocked decides what becomes of the entry.
+		// The user is back, or an op is on its way: acknowledgeLocked decides later what becomes of the entry.
 		undecided := e.live > 0 || e.queued || e.flying > 0
-		e.absent = !undecided && e.remembersGrace(now)
+		if !undecided && e.remembersGrace(now) {
+			return false
+		}
 
-		if !undecided && !e.absent {
+		e.absent = false
+		if !undecided {
 			s.forgetLocked(e)
 		}
 
-		return !e.absent
+		return true
 	})
 
 	if len(s.absent) == 0 {
@@ -439,7 +443,7 @@ func (s *stream) acknowledgeLocked(a *heartbeat.Reply) (arrivals []arrival) {
 		s.repeatAfter = firstRepeat
 
 		switch e.state(now) {
-		case moving:
+		case moving: // a later op of the entry decides
 		case changed:
 			s.enqueueLocked(e)
 		case present:

@@ -388,7 +388,8 @@ func (l *Link[P]) round(ctx context.Context) (greatest Outcome, err error) {
 			e.dirty = true
 			e.since = first(e.sending, e.since)
 		}
-		// After a failure too: the peer may have merged the batch, so what compare read meanwhile is outdated.
+		// This counts after a failure, too: the peer may have merged the batch, and then the position that compare has
+		// read meanwhile is outdated.
 		e.rounds++
 		e.sending = time.Time{}
 	}

@@ -71,7 +71,7 @@ func (p *partition) restore(snap presence.Snapshot) {
 	if p.out.claim.Whole {
 		p.takeover.complete = true
 		p.out.complete = true
-		p.takeover.nextAsk = p.now() + askInterval // the gateways learn of the new owner by themselves
+		p.takeover.nextAsk = p.now() + askInterval // by then the gateways may have reported by themselves
 	}
 
 	p.flush()
@@ -112,9 +112,9 @@ func (p *partition) load(members []presence.Member) {
 
 // trialPeriod returns how long a user without confirmation by a gateway stays. It is long
 // enough for a grace that an earlier owner granted, and for a user of a lost gateway to
-// reconnect through another one. After a death the trial is shorter: the graces passed
-// while the death was not noticed yet, and a user who left must be gone 3 s after the
-// timeout, counted from the death.
+// reconnect through another one. After a death the trial is shorter, because a user who left
+// must be gone 3 s after the timeout, counted from the death. It need not allow for graces,
+// which have run out by the time that the death is noticed.
 func (p *partition) trialPeriod() time.Duration {
 	if at := p.node.death.Load(); at != 0 && p.now()-time.Duration(at) < recentDeath {
 		return max(p.timeout()-deathDetection, p.timeout()/6)
@@ -181,8 +181,28 @@ func (p *partition) checkReports() {
 		return
 	}
 
-	// A silent gateway does not hold up the partition.
-	all := true
+	missing := p.unreported(known)
+	p.takeover.reported = len(missing) == 0
+	if ask {
+		for _, g := range missing {
+			p.askForUsers(g)
+		}
+	}
+
+	if p.takeover.complete || !p.takeover.reported || p.mayComeBack(known.gone) {
+		return
+	}
+
+	p.takeover.complete = true
+
+	p.out.mu.Lock()
+	p.out.complete = true
+	p.out.mu.Unlock()
+}
+
+// unreported returns the live gateways that have not reported all their users. It leaves out those that are silent, so
+// that they do not hold up the partition.
+func (p *partition) unreported(known *gatewayView) (missing []*gateway) {
 	for _, g := range known.live {
 		src := p.sources[g.Source]
 		if src.reported() {
@@ -194,28 +214,22 @@ func (p *partition) checkReports() {
 			continue
 		}
 
-		all = false
-		if ask {
-			r := &heartbeat.Reply{Partition: p.id, Ask: true}
-			// The question may also be the request for a new stream, which the gateway then begins with all its
-			// users.
-			if src != nil {
-				r.Stream, r.Reset = src.stream, src.mustReset
-			}
-			p.node.cfg.Reply.SendReply(g.Gateway, r)
-		}
+		missing = append(missing, g)
 	}
 
-	p.takeover.reported = all
-	if p.takeover.complete || !all || p.mayComeBack(known.gone) {
-		return
+	return missing
+}
+
+// askForUsers asks a gateway to report all its users. If the actor must have a new stream, the question asks for that,
+// too, and the gateway begins the stream with all its users.
+func (p *partition) askForUsers(g *gateway) {
+	r := &heartbeat.Reply{Partition: p.id, Ask: true}
+	if src := p.sources[g.Source]; src != nil {
+		r.Stream = src.stream
+		r.Reset = src.mustReset
 	}
 
-	p.takeover.complete = true
-
-	p.out.mu.Lock()
-	p.out.complete = true
-	p.out.mu.Unlock()
+	p.node.cfg.Reply.SendReply(g.Gateway, r)
 }
 
 // mayComeBack reports whether one of the dead gateways may come back with users that it has not reported.
@@ -257,11 +271,11 @@ func (p *partition) repeatComplete() {
 // store may have lost every trace of that ownership. Unless the store still has the whole
 // partition, the actor therefore asks all gateways to report again.
 func (p *partition) rewrite(r *reclaimed) {
-	p.takeover.complete = true
-	p.takeover.reported = false
-
-	// The gateways' earlier reports count for nothing: users may have come to the other owner since.
-	if !r.claim.Whole {
+	if r.claim.Whole {
+		p.takeover.complete = true
+		p.takeover.reported = false
+	} else {
+		// The gateways' earlier reports count for nothing: users may have come to the other owner since.
 		rewritten.Reached()
 		p.takeover = takeover{since: p.now(), nextAsk: p.now()}
 		for _, src := range p.sources {

@@ -162,7 +162,7 @@ func Open(dir string, cfg Config) (*Store, error) {
 
 	var alive time.Time
 	if s.cfg.PresenceTimeout > 0 {
-		// Read before the first file of this process replaces it.
+		// The file of the process before is read first, because firstPresent replaces it.
 		alive = s.loadPresent(time.Now())
 		s.firstPresent()
 		s.writers.Go(s.keepPresent)

@@ -15,8 +15,8 @@ const (
 		where partition = $1 and id = any($2::uuid[]) and until > now()`
 )
 
-// Changed calls each with the rows that commits after a number have changed. A nil value means that the row was
-// deleted, unless a later call has a value for the same row. It needs [Config.DurableTier].
+// Changed calls each with every row that was changed by a commit whose number is greater than after. A nil value means
+// that the row was deleted, unless a later call has a value for the same row. Changed needs [Config.DurableTier].
 func (s *Store) Changed(
 	ctx context.Context, partition int, after uint64, each func(name rows.Name, value []byte) error,
 ) error {
