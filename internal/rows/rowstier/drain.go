@@ -146,7 +146,7 @@ func (s *Store) claimConfirmed(ctx context.Context, owner string, formers []rows
 // confirm returns the partitions that this process owns in the fast store, as far as it must know that, and the last
 // error of the others. It forgets partitions that another process owns. A claim of the durable store that names a
 // former one needs no confirmation. But a process that has never claimed the partition there, because the durable store
-// was away, would take it from any process, also from a later owner, and drain older rows over those of that.
+// was away, would take it from any process, also from a later owner, and overwrite that owner's rows with older ones.
 func (s *Store) confirm(
 	ctx context.Context, owner string, formers []rows.Former,
 ) (confirmed []rows.Former, last error) {
@@ -199,7 +199,7 @@ func (s *Store) probed(ctx context.Context, owner string, probe *rows.Commit, ou
 	if outcome == nil || errors.As(outcome, &lost) {
 		return true, nil
 	}
-	// After a loss of the claim, the owner claims the partition again.
+	// An older claim than this one means that the fast store has lost this one, and the owner claims the partition again.
 	var fenced *rows.Fenced
 	if !errors.As(outcome, &fenced) || fenced.Epoch < probe.Epoch {
 		return false, outcome
@@ -210,6 +210,7 @@ func (s *Store) probed(ctx context.Context, owner string, probe *rows.Commit, ou
 	if err != nil {
 		return false, err
 	}
+	// It was. The owner does not have the epoch of either claim, so it claims once more when a commit is refused.
 	if claims[0].Epoch != 0 {
 		return false, outcome
 	}
@@ -275,7 +276,7 @@ func (p *partition) claimedDurableLocked(claim rows.Claim) {
 	again.Epoch = claim.Epoch
 	again.After = claim.Number
 	again.Number = claim.Number + 1
-	// The fast store may have been given another token meanwhile. The record of it is the last row, see nextDrain.
+	// The fast store may have been given another token meanwhile. The record of it is the last row, see newDrainLocked.
 	again.Rows = slices.Clone(again.Rows)
 	again.Rows[len(again.Rows)-1] = p.drainedRowLocked(again.upTo)
 	p.sending = &again
