@@ -2,7 +2,9 @@ package notifier
 
 import (
 	"math"
+	"time"
 
+	"headcount/internal/outage"
 	"headcount/internal/wake"
 	"headcount/presence"
 	"headcount/unread"
@@ -16,6 +18,8 @@ type page struct {
 	newest  unread.Level // received; applied once its authors were read
 	authors int64        // the own changes of every follow are complete up to this Level.By
 	lowest  int64        // the lowest such Level.By of a follow that was added since the authors were last read
+	vain    int          // how often in a row the store was asked for the authors and did not have newest
+	again   *time.Timer  // asks once more; nil: nothing was asked in vain yet
 }
 
 // Update implements fanout.Watcher, for the levels of pages and the records of users.
@@ -70,6 +74,7 @@ func (s *Sums) levelLocked(p *page, l unread.Level, ownUpTo int64) {
 	}
 	if l.Newer(p.newest) {
 		p.newest = l
+		p.vain = 0 // the store was not asked for this one
 	}
 
 	n := p.newest
@@ -78,15 +83,46 @@ func (s *Sums) levelLocked(p *page, l unread.Level, ownUpTo int64) {
 	}
 	// Without their authors, users would find their own changes unread.
 	if !p.knowsAuthors(n) {
-		s.stalePages[p] = struct{}{}
-		wake.Signal(s.wake)
+		// After a question in vain a pause is under way.
+		if p.vain == 0 {
+			s.askLocked(p)
+		}
 		return
 	}
 
+	p.vain = 0
 	if n.Newer(p.level) {
 		s.applyLocked(p, n, nil)
 		p.authors = min(p.authors, n.By)
 	}
+}
+
+// askLocked has Run read the authors of a page.
+func (s *Sums) askLocked(p *page) {
+	s.stalePages[p] = struct{}{}
+	wake.Signal(s.wake)
+}
+
+// askedInVainLocked has Run read the authors of a page again after a pause, because the store does not have the level
+// that was received: it has lost it. A store that knows of the loss soon gives all levels another incarnation. To ask
+// without a pause until then would keep both busy.
+func (s *Sums) askedInVainLocked(p *page) {
+	p.vain++
+	pause := outage.Pause(p.vain)
+	if p.again != nil {
+		p.again.Reset(pause)
+		return
+	}
+
+	p.again = time.AfterFunc(pause, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+
+		isHere := s.pages[p.page] == p
+		if isHere && p.vain > 0 {
+			s.askLocked(p)
+		}
+	})
 }
 
 // knowsAuthors reports whether the own changes of every follow are complete up to a level, so that it can be applied.

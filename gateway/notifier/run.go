@@ -112,7 +112,7 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 
 // readAuthors reads the authors of a page's changes since its own changes are known, and applies the level.
 func (s *Sums) readAuthors(ctx context.Context, p *page) error {
-	since, users := s.beginAuthors(p)
+	since, wanted, users := s.beginAuthors(p)
 	if len(users) == 0 {
 		return nil // no user follows it any more
 	}
@@ -139,21 +139,29 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		// A follow that was added during the read may know fewer own changes.
 		p.authors = min(p.lowest, l.By)
 	}
+
+	lost := wanted.Newer(l)
+	if lost && !p.newest.Newer(wanted) && !p.knowsAuthors(wanted) {
+		s.askedInVainLocked(p)
+		return nil
+	}
+
 	// A newer level may have come during the read, which had to wait for it.
+	p.vain = 0
 	s.levelLocked(p, l, math.MaxInt64)
 
 	return nil
 }
 
-// beginAuthors returns the Level.By after which the authors of a page have to be read, and the users that follow the
-// page.
-func (s *Sums) beginAuthors(p *page) (since int64, users []unread.User) {
+// beginAuthors returns the Level.By after which the authors of a page have to be read, the level that they are needed
+// for, and the users that follow the page.
+func (s *Sums) beginAuthors(p *page) (since int64, wanted unread.Level, users []unread.User) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	delete(s.stalePages, p)
 	if s.pages[p.page] != p {
-		return 0, nil
+		return 0, wanted, nil
 	}
 
 	// In another incarnation own changes are counted from the beginning.
@@ -166,7 +174,7 @@ func (s *Sums) beginAuthors(p *page) (since int64, users []unread.User) {
 		users[i] = fo.user.user
 	}
 
-	return since, users
+	return since, p.newest, users
 }
 
 // StoreBack makes Run read every user again, after an outage or a loss of data of the store.

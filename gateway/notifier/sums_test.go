@@ -334,6 +334,75 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 	})
 }
 
+// askedStore counts the questions for authors. Beyond a hundred it is away, so that a loop of them ends.
+type askedStore struct {
+	unread.Store
+	asked int
+}
+
+func (s *askedStore) Authors(
+	ctx context.Context, page string, since int64, users []unread.User,
+) (unread.Level, map[unread.User]unread.Own, error) {
+	s.asked++
+	if s.asked > 100 {
+		return unread.Level{}, nil, fmt.Errorf("test: %w", presence.ErrUnavailable)
+	}
+	return s.Store.Authors(ctx, page, since, users)
+}
+
+// A change arrived, and the store has lost it before its author was read, as a Redis that comes back older. The store
+// is asked for it with growing pauses, and as soon as it has as many changes again the count is that of the store.
+func TestALostChangeIsAskedForWithPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &askedStore{Store: presencemem.New(presencemem.Config{})}
+		s := quiet(store)
+		u := unread.User{1}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		must(s.followService.Follow(t.Context(), u, "p"))
+		must(store.Change(t.Context(), "p", unread.Change{}))
+		f := s.Enter(t.Context(), u)
+
+		ctx, end := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+
+		levels, _, err := store.Levels(t.Context(), u, []string{"p"})
+		must(err)
+		lost := levels[0]
+		lost.All++
+		lost.By++
+		for range 3 { // a publication may come more than once
+			s.Update(lost.Update("p"))
+		}
+
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if store.asked < 5 || store.asked > 20 {
+			t.Errorf("the store was asked %d times in 10 s", store.asked)
+		}
+		if n, known := s.Unread(f); n != 1 || !known {
+			t.Errorf("%d are unread (%t), want what the store has: 1", n, known)
+		}
+
+		must(store.Change(t.Context(), "p", unread.Change{By: &unread.User{2}}))
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if n, _ := s.Unread(f); n != 2 {
+			t.Errorf("%d are unread, want 2", n)
+		}
+
+		s.Leave(f, nil)
+		end()
+		running.Wait()
+	})
+}
+
 // tab is a connection.
 type tab struct{ received []int64 }
 
