@@ -86,7 +86,8 @@ func KeyHash(page, key string) [16]byte {
 	return [16]byte(sum[:16])
 }
 
-// Level counts the changes of a page. A page that never changed has the zero Level.
+// Level counts the changes of a page. A page that never changed has the zero Level; after a loss of data it may have an
+// incarnation.
 type Level struct {
 	Incarnation uint64    // grows when the counter's history was lost
 	All         int64     // changes in this incarnation

@@ -18,7 +18,18 @@ import (
 	"headcount/presence"
 	"headcount/presence/pncounter"
 	"headcount/scripts"
+	"headcount/unread"
 )
+
+// Redis came back older. A page that had not changed by then reads as of the incarnation that all levels have now,
+// above those that gateways may know. Without a loss it has none.
+func TestALevelOfWhichAllIsLost(t *testing.T) {
+	for void, want := range map[uint64]unread.Level{0: {}, 7: {Incarnation: 7}} {
+		if l := parseLevel("", "", void); l != want {
+			t.Errorf("above %d: %+v, want %+v", void, l, want)
+		}
+	}
+}
 
 // A log numbers the pairs of its pages one after the other, so the highest numbers are far ahead of the clock. A page
 // that is forgotten and comes back at once gets a pair with a higher number. Otherwise other regions would refuse the

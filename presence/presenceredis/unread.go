@@ -185,8 +185,10 @@ func texts(values []any) []string {
 // parseLevel parses "incarnation changes authored time" of change.lua, and before, which is
 // Level.Before. void is the lowest valid incarnation.
 func parseLevel(text, before string, void uint64) (l unread.Level) {
+	// The page never changed, or Redis has lost all of its changes: without the incarnation a gateway that knows some
+	// of these would keep them.
 	if text == "" {
-		return l // the page never changed
+		return unread.Level{Incarnation: void}
 	}
 
 	n, _ := numbersIn(text, 4)
