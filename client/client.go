@@ -418,6 +418,8 @@ func (s *session) read() {
 		}
 		if err != nil {
 			s.err = err
+			s.conn.Abort() // the server's end is closed, and this one is not
+
 			return
 		}
 

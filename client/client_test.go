@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -360,6 +361,44 @@ func aReconnectFrameIsObeyed(t *testing.T) {
 		}
 		return isCount("p", 2)(u)
 	})
+}
+
+// closedConn notes that it was closed.
+type closedConn struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *closedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// A connection that the server or the network has ended is closed here, too, and does not wait for a collector of
+// garbage.
+func TestALostConnectionIsClosed(t *testing.T) { synctest.Test(t, aLostConnectionIsClosed) }
+
+func aLostConnectionIsClosed(t *testing.T) {
+	s := newScript(t, func(*stage) {}, (*stage).stay)
+	first := &closedConn{closed: make(chan struct{})}
+	connect := s.Config.DialContext
+	s.Config.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := connect(ctx, network, address)
+		if err != nil || first.Conn != nil {
+			return conn, err
+		}
+
+		first.Conn = conn
+		return first, nil
+	}
+
+	ctx := start(t, New(s.Config))
+	select {
+	case <-first.closed:
+	case <-ctx.Done():
+		t.Error("the client keeps a connection that the server has closed")
+	}
 }
 
 func TestServerALoopOfRedirectsEnds(t *testing.T) {
