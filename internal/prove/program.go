@@ -23,10 +23,26 @@ var patches = []struct{ file, old, patched string }{
 	// As with the race detector, chance decides whether a goroutine that was just woken goes first.
 	{"runtime/proc.go", `if !haveSysmon && next {`, `if false {`},
 	{"runtime/proc.go", `const randomizeScheduler = raceenabled`, `const randomizeScheduler = true`},
+	// What is drawn here comes from a cheap source otherwise, from which locks of the runtime and the sampling of
+	// memory draw, too, as real time has it.
+	{"runtime/select.go", `j := cheaprandn(uint32(norder + 1))`, `j := randn(uint32(norder + 1))`},
+	{"runtime/time.go", `t.rand = cheaprand()`, `t.rand = uint32(rand())`},
+	{
+		"runtime/proc.go", "for i := uint32(1); i <= n; i++ {\n\t\t\tj := cheaprandn(i + 1)",
+		"for i := uint32(1); i <= n; i++ {\n\t\t\tj := randn(i + 1)",
+	},
+	{
+		"runtime/proc.go", "for i := uint32(1); i < n; i++ {\n\t\t\tj := cheaprandn(i + 1)",
+		"for i := uint32(1); i < n; i++ {\n\t\t\tj := randn(i + 1)",
+	},
 	{
 		"runtime/rand.go", `globalRand.state.Init(*seed)`,
 		`clear(seed[:]); copy(seed[:], gostringnocopy(argv_index(argv, argc+1))); globalRand.state.Init(*seed)`,
 	},
+	// Each thread has a source of its own, and real time decides which thread goes on: all draw from that of the first.
+	// A new thread, whenever there is one, takes nothing from it.
+	{"runtime/rand.go", `c := &mp.chacha8`, `c := &m0.chacha8`},
+	{"runtime/rand.go", `mp.cheaprand = rand()`, `mp.cheaprand = bootstrapRand()`},
 	// A mutex hands over, rather than be taken by who comes first, when somebody has waited for a real millisecond.
 	{
 		"runtime/sema.go", "func internal_sync_nanotime() int64 {\n\treturn nanotime()",
