@@ -139,8 +139,7 @@ func (s *simulation) fail() {
 		s.storeOutage()
 	case 7:
 		if time.Since(s.store.lostAt) > simTimeout {
-			s.store.lose()
-			s.add(emptied, shadow, "the store is emptied", func() {})
+			s.storeLoss()
 		}
 	case 8:
 		if o := s.members[s.chance.IntN(len(s.members))]; o != m {
@@ -195,6 +194,27 @@ func (s *simulation) storeOutage() {
 	s.store.leave(silent)
 	s.add(storeOutage, s.between(500*time.Millisecond, 12*time.Second),
 		fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
+}
+
+// storeLoss empties the store, or has it come back with the follows and changes of a moment before.
+func (s *simulation) storeLoss() {
+	what := "the store is emptied"
+	moment := time.Time{}
+	if s.chance.IntN(2) == 0 {
+		what = "the store is older"
+		moment = time.Now().Add(-s.between(0, 15*time.Second))
+	}
+
+	// A version of the store has the millisecond in which it was made. Those after the loss have to be above all
+	// before.
+	s.store.mu.Lock()
+	s.store.unread.closed = true
+	s.store.mu.Unlock()
+	time.Sleep(10 * time.Millisecond)
+
+	s.store.loseAfter(moment)
+	s.readers.lose(moment)
+	s.add(emptied, shadow, what, func() {})
 }
 
 // takeForDead removes endpoints of a gateway, as a process does that wrongly believes

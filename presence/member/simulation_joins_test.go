@@ -14,6 +14,7 @@ type past struct {
 	*sync.Mutex
 	members map[int][]presence.Member // by partition
 	users   map[string]map[presence.Version]map[presence.User]struct{}
+	counts  map[presence.Count]struct{} // pages, versions and numbers of users alone
 }
 
 func newPast() past {
@@ -21,6 +22,7 @@ func newPast() past {
 		Mutex:   &sync.Mutex{},
 		members: map[int][]presence.Member{},
 		users:   map[string]map[presence.Version]map[presence.User]struct{}{},
+		counts:  map[presence.Count]struct{}{},
 	}
 }
 
@@ -72,6 +74,7 @@ func (p past) record(c presence.Count) {
 		p.users[c.Page] = versions
 	}
 	versions[c.Version] = users
+	p.counts[presence.Count{Page: c.Page, Version: c.Version, Users: c.Users}] = struct{}{}
 }
 
 // lacks reports whether the user is missing from that version of the page's count. A version that no write has made
@@ -82,4 +85,13 @@ func (p past) lacks(page string, v presence.Version, u presence.User) bool {
 
 	_, has := p.users[page][v][u]
 	return !has
+}
+
+// isMade reports whether a write has made that count under that version.
+func (p past) isMade(page string, v presence.Version, users int64) bool {
+	p.Lock()
+	defer p.Unlock()
+
+	_, is := p.counts[presence.Count{Page: page, Version: v, Users: users}]
+	return is
 }

@@ -11,6 +11,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/presencemem"
+	"headcount/webhook/webhookmem"
 )
 
 // sharedStore is the store of one simulation: a presencemem store that can be unavailable, can lose everything, and has
@@ -37,6 +38,8 @@ type sharedStore struct {
 	owners     map[writeRight]*life // the process that made the claim
 	past       past
 	tried      map[writeRight]try // the last write under the claim
+	unread     unreadData
+	hooks      *webhookmem.Store
 }
 
 type simLease struct {
@@ -65,6 +68,7 @@ func newSharedStore(
 		owners: map[writeRight]*life{}, tried: map[writeRight]try{}, past: newPast(),
 	}
 	s.inner = s.fresh()
+	s.hooks = webhookmem.New()
 
 	return s
 }
@@ -87,9 +91,16 @@ func (s *sharedStore) leave(silent bool) { s.set(func() { s.away, s.silent = tru
 func (s *sharedStore) comeBack()         { s.set(func() { s.away, s.silent = false, false }) }
 
 // lose empties the store.
-func (s *sharedStore) lose() {
+func (s *sharedStore) lose() { s.loseAfter(time.Time{}) }
+
+// loseAfter empties the store, but for what it had of follows and changes at that moment. Nodes write presence again
+// anyway.
+func (s *sharedStore) loseAfter(moment time.Time) {
 	s.set(func() {
 		s.inner = s.fresh()
+		s.restoreUnread(moment)
+		s.unread.closed = false
+		s.hooks = webhookmem.New()
 		s.leases = map[string]simLease{}
 		s.facts = ""
 		s.generation++
@@ -290,6 +301,7 @@ func (h *handle) Claim(
 		// The repair of a loss gives pages without data an incarnation above all those before it.
 		if again && h.void == 0 {
 			h.void = uint64(time.Now().UnixMilli())
+			h.unread.restored = false
 		}
 
 		return err

@@ -35,17 +35,17 @@ import (
 	"headcount/gateway"
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
-	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
 	"headcount/internal/marks"
 	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/node"
-	"headcount/presence/presencemem"
 	"headcount/presence/rpc"
 	"headcount/presence/seal"
+	"headcount/unread"
 	"headcount/webhook"
+	"headcount/webhook/webhookmem"
 )
 
 // The simulation runs a whole cluster in this process, with its own clock, network and store. Users come and go, and
@@ -105,6 +105,7 @@ func TestSimulation(t *testing.T) {
 	}
 	workers.Wait()
 
+	t.Logf("%d of %d numbers of notifications were known exactly", simExact.Load(), simJudged.Load())
 	held, meant := simHeld.Load(), simMeant.Load()
 	t.Logf("%d of %d users who stayed were held to be counted all the time", held, meant)
 	if meant >= 1000 && 100*held < simShare*meant { // too few seeds say nothing about the share
@@ -168,12 +169,15 @@ type simulation struct {
 	store    *sharedStore
 	counters func() *pipeline.Counters // of all gateways; nobody changes any
 	crowd    *crowd
+	readers  *readers
 	pages    []string
 	where    []string // names of the gateways
 	alone    bool     // one process over a store of its own: it has no network, and its data ends with the process
 
 	members  []*member
-	watchers []*user  // one tab at each gateway, which receives all counts
+	watchers []*user // one tab at each gateway, which receives all counts
+	apps     []*app
+	receiver *receiver
 	faults   []*fault // by their ends
 	made     int      // faults, and those that a replay leaves out
 	history  []*fault
@@ -233,6 +237,8 @@ func newSimulation(seed uint64, replay bool) *simulation {
 	}
 
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
+	s.readers = newReaders(s)
+	s.receiver = newReceiver(s)
 	s.counters = sync.OnceValue(func() *pipeline.Counters {
 		rules := &counter.Rules{}
 		return pipeline.New(local.InMemory(rules), rules, counter.CombinerConfig{Instant: true}, zerolog.Nop())
@@ -373,11 +379,18 @@ func (s *simulation) run() {
 		}
 	}
 
+	for i := range simApps {
+		s.apps = append(s.apps, s.newApp(fmt.Sprint("app", i)))
+	}
+
 	s.quiet(0)
 
 	for round := 1; round <= simRounds && !s.failed(); round++ {
 		s.round(round)
 		s.quiet(round)
+	}
+	if !s.failed() {
+		s.receiver.check()
 	}
 }
 
@@ -392,6 +405,7 @@ func (s *simulation) round(n int) {
 	}
 	s.crowd.begin(stayers)
 
+	s.receiver.set(s.readers.chance.IntN(2) == 0)
 	length := s.between(8*time.Second, 20*time.Second)
 	s.log("round %d, for %s; %d of %d users stay", n, length, len(stayers), len(s.crowd.users))
 
@@ -408,6 +422,10 @@ func (s *simulation) round(n int) {
 		} else {
 			s.userActs(s.crowd.users[s.chance.IntN(len(s.crowd.users))])
 		}
+		s.readers.act()
+		if n := s.readers.chance.IntN(6 * len(s.apps)); n < len(s.apps) {
+			s.apps[n].act(s.readers.chance)
+		}
 	}
 
 	held, meant := s.crowd.held()
@@ -419,6 +437,7 @@ func (s *simulation) round(n int) {
 	}
 
 	s.log("everything is healed; %d of %d were held to stay", held, meant)
+	s.receiver.set(false)
 
 	// What is still broken is healed now, in the order in which it would have been.
 	for len(s.faults) > 0 {
@@ -460,13 +479,32 @@ func (s *simulation) quiet(round int) {
 		}
 	}
 
+	s.comeBack()
+	if !s.readers.idle() {
+		s.broken("newest", "calls about notifications fail long after everything was healed")
+	}
 	s.check()
+	s.readers.check()
 	if s.failed() {
 		s.explain()
 		return
 	}
 
 	s.log("round %d: all is right: %v", round, s.sizes())
+}
+
+// comeBack waits until all programs are connected. A client that was connected to a gateway which has died without a
+// word finds that out after three quarters of the quiet at most; then it may have to wait before it tries again.
+func (s *simulation) comeBack() {
+	late := false
+	isAway := func(a *app) bool { return !a.isConnected() }
+	for end := time.Now().Add(simQuiet); slices.ContainsFunc(s.apps, isAway) && time.Now().Before(end); {
+		late = true
+		time.Sleep(100 * time.Millisecond)
+	}
+	if late {
+		time.Sleep(simQuiet / 2)
+	}
 }
 
 func (s *simulation) sizes() map[string]int {
@@ -519,6 +557,9 @@ func (s *simulation) check() {
 			t.check(truth)
 		}
 	}
+	for _, a := range s.apps {
+		a.check(truth)
+	}
 
 	// Asking one gateway for each page suffices: its answer is the sum over all gateways and owners.
 	for i, page := range names {
@@ -563,7 +604,8 @@ type explanation struct {
 func (s *simulation) explained(gateway, page string) (e explanation, body []byte) {
 	for range 10 {
 		var status int
-		status, body = s.request(gateway, http.MethodGet, "/"+url.PathEscape(page)+"/counter?explain=1", "", "")
+		path := "/" + url.PathEscape(page) + "/counter?explain=1"
+		status, body = s.request(gateway, http.MethodGet, path, "", "", simAPIKey)
 
 		var is struct{ Explain *explanation }
 		err := json.Unmarshal(body, &is)
@@ -597,6 +639,13 @@ func (s *simulation) checkExplained(gateway, page string, users int) {
 				}
 			}
 			t.mu.Unlock()
+		}
+	}
+	for _, a := range s.apps {
+		for _, joined := range a.pages() {
+			if page == joined || page == presence.AllPages {
+				tabs++
+			}
 		}
 	}
 
@@ -684,6 +733,10 @@ func (s *simulation) end() {
 	for _, f := range s.faults {
 		f.heal()
 	}
+	close(s.readers.ended)
+	for _, a := range s.apps {
+		a.stop()
+	}
 
 	for _, u := range slices.Concat(s.crowd.users, s.watchers) {
 		for _, t := range slices.Clone(u.tabs) {
@@ -716,7 +769,10 @@ func newUser(name string) *user {
 	return &user{name: name, token: token, hash: simIdentities().Hash(name), holds: map[string]*hold{}}
 }
 
-const simSecret = "the secret of a simulation, of 32 bytes or more"
+const (
+	simSecret = "the secret of a simulation, of 32 bytes or more"
+	simAPIKey = "X-API-Key: the key of a server"
+)
 
 // somePages returns one or two pages.
 func (s *simulation) somePages() []string {
@@ -835,6 +891,8 @@ func (t *tab) settled() bool {
 type embeddable interface {
 	presence.Store
 	presence.Processes
+	presence.Lister
+	unread.Store
 }
 
 // start begins a life of the member.
@@ -876,7 +934,7 @@ func (s *simulation) start(m *member) {
 
 	l.calls, err = rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: m.name, Now: clock.Now, Log: log,
-		Updates: p, Holds: p, Parts: p,
+		Updates: p, Holds: p, Users: p, Parts: p,
 	})
 	must(err)
 
@@ -892,28 +950,40 @@ func (s *simulation) start(m *member) {
 
 	parts := Parts{Store: h, Datagrams: transport, Calls: client}
 	var store embeddable = h
+	var outbox webhook.Store = hookStore{h}
 	if s.alone {
 		// The data of a process that is alone ends with the process.
 		s.store.set(func() { s.store.inner = s.store.fresh() })
+		s.readers.lose(time.Time{})
+		s.receiver.lose()
+		outbox = webhookmem.New()
 		store = &ownStore{s.store.inner, l, s.store.past}
 		parts = Parts{Store: store}
 	}
 
+	hooks := webhook.New(webhook.Config{
+		Hooks: simHooks(), Keys: simHookKeys, Store: outbox, Pages: store, Users: p, Settle: simSettle,
+		Transport: sender{s.receiver, l}, Log: log,
+	})
+
 	if p.Has(presence.RolePresence) {
 		r.node, err = node.New(store, node.Config{
 			Name: m.name, Partitions: simPartitions, PresenceTimeout: s.timeout, Reply: p, Log: log,
-			Tick: func() { _ = l.pass() }, Elapsed: elapsed,
+			Tick: func() { _ = l.pass() }, Elapsed: elapsed, Departures: hooks,
 		})
 		must(err)
 		parts.Node = r.node
 	}
 
 	if p.Has(presence.RoleDispatcher) {
-		parts.Dispatcher = dispatcher.New(dispatcher.Config{Store: store, Gateways: p, Elapsed: elapsed, Log: log})
+		parts.Dispatcher = dispatcher.New(dispatcher.Config{
+			Store: store, Gateways: p, Elapsed: elapsed, Log: log,
+			Watchers: []dispatcher.Watcher{hookBuckets{hooks, s.pages}},
+		})
 	}
 
 	if p.Has(presence.RoleGateway) {
-		r.gateway = s.newGateway(m.name, incarnation, p, store, elapsed, log)
+		r.gateway = s.newGateway(m.name, incarnation, p, store, hooks, elapsed, log)
 		parts.Gateway = r.gateway
 		srv := &http.Server{
 			// as in the program
@@ -931,6 +1001,7 @@ func (s *simulation) start(m *member) {
 	}
 
 	p.Join(parts)
+	wg.Go(func() { hooks.Run(ctx) })
 	if !s.alone {
 		wg.Go(func() { h.run(ctx) })
 	}
@@ -957,29 +1028,32 @@ func simIdentities() *identity.Identities {
 }
 
 func (s *simulation) newGateway(
-	name string, incarnation uint64, p *Member, store fanout.Store, elapsed func() time.Duration, log zerolog.Logger,
+	name string, incarnation uint64, p *Member, store embeddable, hooks *webhook.Service,
+	elapsed func() time.Duration, log zerolog.Logger,
 ) *gateway.Gateway {
 	origins, _ := identity.NewOrigins(nil) // an empty list is never an error, here and below
 	proxies, _ := identity.NewProxies(nil)
 	sites, _ := identity.NewSites(nil)
+	_, key, _ := strings.Cut(simAPIKey, ": ")
+	keys, err := identity.NewSiteKeys([]string{key}, sites)
+	must(err)
 
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Buckets: simBuckets, Store: store,
-		Unread:  presencemem.New(presencemem.Config{}),
-		Cluster: p, Elapsed: elapsed,
+		Unread: store, Cluster: p, Elapsed: elapsed,
 		Times: gateway.Times{
 			HeartbeatInterval: min(s.timeout/3, 2*time.Second), UpdateInterval: 250 * time.Millisecond,
 			WriteTimeout: 5 * time.Second,
 			LeaveGrace:   simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		},
 		Limits: gateway.Limits{MaxConnections: 100_000},
-		Access: api.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies},
+		Access: api.Access{Identities: simIdentities(), Sites: sites, Proxies: proxies, Keys: keys},
 		Counters: counterapi.Config{
 			Rules: &counter.Rules{}, Counters: s.counters(),
 		},
 		API: api.Config{
 			Origins: origins, HoldTime: 21 * time.Second, Assets: fstest.MapFS{},
-			Arrivals: webhook.New(webhook.Config{}),
+			Arrivals: hooks,
 			Regions:  store.(api.Regions),
 		}, Log: log,
 	})

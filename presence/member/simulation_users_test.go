@@ -81,6 +81,18 @@ func (c *crowd) arrives(u *user, pages ...string) {
 	}
 }
 
+// names returns the names of all users.
+func (c *crowd) names() (names []string) {
+	for _, u := range c.users {
+		names = append(names, u.name)
+	}
+	for _, a := range c.s.apps {
+		names = append(names, a.user.name)
+	}
+
+	return names
+}
+
 // truth returns the users who are present, by page.
 func (c *crowd) truth() map[string]map[string]struct{} {
 	there := map[string]map[string]struct{}{presence.AllPages: {}}
@@ -88,11 +100,17 @@ func (c *crowd) truth() map[string]map[string]struct{} {
 		there[page] = map[string]struct{}{}
 	}
 
-	for _, u := range c.users {
-		for _, page := range u.pages() {
+	arePresent := func(u *user, pages []string) {
+		for _, page := range pages {
 			there[page][u.name] = struct{}{}
 			there[presence.AllPages][u.name] = struct{}{}
 		}
+	}
+	for _, u := range c.users {
+		arePresent(u, u.pages())
+	}
+	for _, a := range c.s.apps {
+		arePresent(a.user, a.pages())
 	}
 
 	return there
@@ -241,8 +259,11 @@ type tab struct {
 	link    *link
 	last    map[string]seenCount // the counts received on this connection
 	arrival map[string]bool      // pages joined on this connection, until their first count that is not stale
+	unread  int64                // the number of notifications received on this connection
 	moved   chan struct{}        // holds one: at or gone has changed
 	pause   time.Duration        // before it connects again
+
+	hasUnread bool // unread was received
 }
 
 type seenCount struct {
@@ -463,6 +484,7 @@ func (t *tab) connect(gateway string) error {
 	t.link = l
 	t.last = map[string]seenCount{}
 	t.arrival = map[string]bool{}
+	t.hasUnread = false
 
 	t.s.detail("%s is connected to %s", t.name, gateway)
 	for page := range t.want {
@@ -562,6 +584,13 @@ func (t *tab) frame(l *link, body []byte) error {
 		t.s.broken("–", "%s got %s", t.name, body)
 	case "count":
 		t.count(l, m.Page, m.Count, m.Version, m.Stale)
+	case "unread":
+		t.mu.Lock()
+		t.unread = m.Count
+		t.hasUnread = true
+		t.mu.Unlock()
+		t.s.readers.told(t.name, t.user, m.Count)
+		t.s.detail("%s at %s: %d are unread", t.name, t.gateway(), m.Count)
 	}
 
 	return nil
@@ -801,13 +830,15 @@ func counterOf(body []byte) (presence.Count, error) {
 }
 
 // request makes one HTTP request. Status 0 says that there was no answer.
-func (s *simulation) request(gateway, method, path, token, body string) (status int, answer []byte) {
-	return s.requestWithin(putPatience, gateway, method, path, token, body)
+func (s *simulation) request(
+	gateway, method, path, token, body string, headers ...string,
+) (status int, answer []byte) {
+	return s.requestWithin(putPatience, gateway, method, path, token, body, headers...)
 }
 
 // requestWithin is request for a client that gives up after the given time.
 func (s *simulation) requestWithin(
-	patience time.Duration, gateway, method, path, token, body string,
+	patience time.Duration, gateway, method, path, token, body string, headers ...string,
 ) (status int, answer []byte) {
 	end, err := s.net.dial(gateway)
 	if err != nil {
@@ -822,6 +853,9 @@ func (s *simulation) requestWithin(
 		method, path, gateway, len(body))
 	if token != "" {
 		fmt.Fprintf(&b, "Authorization: Bearer %s\r\n", token)
+	}
+	for _, header := range headers {
+		b.WriteString(header + "\r\n")
 	}
 	b.WriteString("\r\n" + body)
 
