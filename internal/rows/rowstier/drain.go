@@ -199,7 +199,7 @@ func (s *Store) probed(ctx context.Context, owner string, probe *rows.Commit, ou
 	if outcome == nil || errors.As(outcome, &lost) {
 		return true, nil
 	}
-	// An older claim than this one means that the fast store has lost this one, and the owner claims the partition again.
+	// An older claim than this one means that the fast store has lost this one. The owner claims the partition again.
 	var fenced *rows.Fenced
 	if !errors.As(outcome, &fenced) || fenced.Epoch < probe.Epoch {
 		return false, outcome
