@@ -73,7 +73,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 
 	// In this order: resumed is called before the standstill counts as noticed.
 	isUnnoticed := n.standstill.Ended()
-	suspended := n.wasSuspended.Swap(false)
+	suspended := n.wasSuspended.Load()
 	if isUnnoticed && !suspended {
 		return nil // resumed is about to be called, and wakes the manager
 	}
@@ -84,6 +84,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 		for id := range m.owned {
 			m.release(id)
 		}
+		n.wasSuspended.Store(false) // last, see hasStoodStill
 	}
 
 	wanted := make(map[int]bool, len(m.want))

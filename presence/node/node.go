@@ -281,6 +281,12 @@ func (n *Node) resumed() {
 	wake.Signal(n.trouble)
 }
 
+// hasStoodStill reports whether the process was suspended, and may still have the partitions that it owned before.
+func (n *Node) hasStoodStill() bool {
+	// In this order: resumed sets wasSuspended before the standstill counts as noticed.
+	return n.standstill.Ended() || n.wasSuspended.Load()
+}
+
 // countSuspension counts a suspension of the process, for which the clock left out d.
 func (n *Node) countSuspension(d time.Duration) {
 	// One line is enough; headcount_suspensions_total counts the others.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -82,6 +83,35 @@ func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A process may be asked about users before it has noticed that it was suspended. What it knows of them is that of
+// before.
+func TestANodeThatStoodStillKnowsNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var slept atomic.Int64
+		n, _ := run(t, newStore(), Config{
+			Name:    "still",
+			Reply:   replies(func(string, *heartbeat.Reply) {}),
+			Elapsed: func() time.Duration { return time.Duration(time.Now().UnixNano() + slept.Load()) },
+		}, alone)
+
+		synctest.Wait()
+		if _, err := n.Users(t.Context(), []presence.User{1}); err != nil {
+			t.Fatal(err)
+		}
+
+		slept.Store(int64(time.Minute))
+		if _, err := n.Users(t.Context(), []presence.User{1}); !errors.Is(err, presence.ErrNotOwner) {
+			t.Errorf("right after the suspension it answers with the error %v", err)
+		}
+
+		// It owns its partitions again.
+		time.Sleep(2 * time.Second)
+		if _, err := n.Users(t.Context(), []presence.User{1}); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // While the machine sleeps, the clock of the node's timers stops with it. So that clock does not show that another node

@@ -28,6 +28,12 @@ type usersAnswer struct {
 // Users returns the states of users, in their order. Its error is presence.ErrNotOwner if the node does not own one of
 // their partitions, or does not know all users of it yet, or ctx's error.
 func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
+	// What is in memory is that of before, and another node may own the partitions: a user who came back there would be
+	// absent here.
+	if n.hasStoodStill() {
+		return nil, presence.ErrNotOwner
+	}
+
 	places := map[int][]int{} // of users, by partition
 	for i, u := range users {
 		id := u.Partition(len(n.actors))
