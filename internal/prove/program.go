@@ -43,6 +43,11 @@ var patches = []struct{ file, old, patched string }{
 	// A new thread, whenever there is one, takes nothing from it.
 	{"runtime/rand.go", `c := &mp.chacha8`, `c := &m0.chacha8`},
 	{"runtime/rand.go", `mp.cheaprand = rand()`, `mp.cheaprand = bootstrapRand()`},
+	// The first goroutine is bound to the first thread while the program starts. Whenever it waits, another thread goes
+	// on, and real time decides whether that is a new one, whose place in memory shifts all that comes after it.
+	{"runtime/proc.go", "\tlockOSThread()\n\n\tif mp != &m0 {", "\tif mp != &m0 {"},
+	{"runtime/proc.go", "if needUnlock {\n\t\t\tunlockOSThread()\n\t\t}", "_ = needUnlock"},
+	{"runtime/proc.go", "needUnlock = false\n\tunlockOSThread()", "needUnlock = false"},
 	// A mutex hands over, rather than be taken by who comes first, when somebody has waited for a real millisecond.
 	{
 		"runtime/sema.go", "func internal_sync_nanotime() int64 {\n\treturn nanotime()",
