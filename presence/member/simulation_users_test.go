@@ -47,6 +47,7 @@ type crowd struct {
 	mu      sync.Mutex
 	floor   map[string]int                 // by page: users that have been there all the time
 	ceiling map[string]map[string]struct{} // by page: users that may have been seen there in this round
+	strayed map[string]bool                // by name: users that were ever excused
 }
 
 // told checks a count that a user has received.
@@ -163,6 +164,7 @@ func (c *crowd) excuse(u *user) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
+	c.strayed[u.name] = true
 	if u.excused || len(u.stays) == 0 {
 		return
 	}
@@ -173,6 +175,17 @@ func (c *crowd) excuse(u *user) {
 	}
 	c.floor[presence.AllPages]--
 	c.s.detail("%s is not held to stay any more", u.name)
+}
+
+// mayBeOut reports whether a user who was here all the time may have been timed out since the beginning. Programs with
+// the Go client are never excused, so what may have timed out somebody may have timed out them.
+func (c *crowd) mayBeOut(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	isApp := slices.ContainsFunc(c.s.apps, func(a *app) bool { return a.user.name == name })
+
+	return c.strayed[name] || isApp && len(c.strayed) > 0
 }
 
 // spares reports whether the check applies to any user, with a tab, who is not one of these.
