@@ -28,14 +28,17 @@ var soakHours = flag.Float64("hours", 0, "of the soak; less than a minute: one m
 
 const (
 	warm    = 10   // minutes, until caches and tables have their full size
-	cycle   = 4    // minutes, in which each process that may die dies once
+	window  = 10   // minutes whose median is compared: the sizes of one minute are up to 4 % off
 	growth  = 1.05 // what nothing exceeds after that …
 	few     = 4    // … or by so many: connections of a pool come and go, and a leak with each kill would be more
 	backend = 8    // clients that change counters
 	every   = 200 * time.Millisecond
 
 	// keyBytes is what Redis keeps of each change for a day, an idempotency key, or for good, an entry of a ledger.
-	keyBytes = 150
+	keyBytes = 126
+	// placeBytes is a place for a key in the two tables of Redis, whose number of places doubles: of keys, and of when
+	// they expire.
+	placeBytes = 2 * 8
 )
 
 // TestClockSoak: users come, change pages and go, backends change counters, and each minute a process is killed and
@@ -119,13 +122,13 @@ func (s *shop) sizes(t *testing.T, redis *redistest.Server, members []*member, u
 		}
 	}
 
-	medians := sizes{}
+	middle := sizes{}
 	for name, values := range all {
 		slices.Sort(values)
-		medians[name] = values[len(values)/2]
+		middle[name] = values[len(values)/2]
 	}
 
-	return medians
+	return middle
 }
 
 // collect has a process free its garbage, which comes and goes by more than what could be a leak.
@@ -164,15 +167,15 @@ func goroutines(t *testing.T, m *member) float64 {
 	return count
 }
 
-// compare returns what has grown from the tenth minute to the last one: the lowest of the four minutes up to each,
-// since on a busy machine connections to Redis, each with goroutines, come and go.
+// compare returns what has grown from around the tenth minute to the last ones.
 func compare(minutes []sizes) (grown []string) {
-	if len(minutes) < warm+cycle {
+	const begin = warm - window/2
+	if len(minutes) < begin+2*window {
 		return nil
 	}
 
-	last := lowest(minutes[len(minutes)-cycle:])
-	for name, then := range lowest(minutes[warm-cycle : warm]) {
+	last := medians(minutes[len(minutes)-window:])
+	for name, then := range medians(minutes[begin : begin+window]) {
 		if now := last[name]; now > max(then*growth, then+few) {
 			grown = append(grown, fmt.Sprintf("%s: %.0f has become %.0f", name, then, now))
 		}
@@ -181,33 +184,38 @@ func compare(minutes []sizes) (grown []string) {
 	return grown
 }
 
-func lowest(minutes []sizes) sizes {
-	low := maps.Clone(minutes[0])
-	for _, at := range minutes {
-		for name, size := range at {
-			low[name] = min(low[name], size)
+// medians returns the medians of some minutes.
+func medians(minutes []sizes) sizes {
+	middle := sizes{}
+	for name := range minutes[0] {
+		var values []float64
+		for _, at := range minutes {
+			values = append(values, at[name])
 		}
+
+		slices.Sort(values)
+		middle[name] = values[len(values)/2]
 	}
 
-	return low
+	return middle
 }
 
 func TestCompareFindsWhatGrows(t *testing.T) {
 	var minutes []sizes
-	for minute := range 20 {
+	for minute := range 40 {
 		at := float64(minute)
 		minutes = append(minutes, sizes{
-			"flat": 100 + float64(minute%4), "leak": 100 + at, "cache": 200, "pool": 23 + float64(minute/8),
+			"flat": 100 + float64(minute%4), "leak": 100 + at/3, "cache": 200, "pool": 23 + float64(minute/14),
 		})
 	}
 	minutes[0]["cache"] = 1
-	minutes[19]["flat"] = 150
+	minutes[39]["flat"] = 150
 
 	grown := compare(minutes)
-	if want := []string{"leak: 106 has become 116"}; !slices.Equal(grown, want) {
+	if want := []string{"leak: 103 has become 112"}; !slices.Equal(grown, want) {
 		t.Errorf("%q, want %q", grown, want)
 	}
-	if grown := compare(minutes[:warm]); len(grown) > 0 {
+	if grown := compare(minutes[:2*warm]); len(grown) > 0 {
 		t.Errorf("%q before anything is warm", grown)
 	}
 }
@@ -258,7 +266,12 @@ func (s *shop) kept() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	return int64(s.changes) * keyBytes
+	places := 1
+	for places < s.changes {
+		places *= 2
+	}
+
+	return int64(s.changes*keyBytes + places*placeBytes)
 }
 
 func (s *shop) String() string {
