@@ -393,17 +393,10 @@ func text(trace []action) string {
 		by := max(0, slices.Index(processes, one.process)) // there is one gateway
 		fmt.Fprintln(&b, one.kind, by,
 			slices.Index(epochs, one.former), slices.Index(epochs, one.epoch), one.after, one.number,
-			bit(one.writes || one.again), one.outcome, bit(one.seen), one.slot, one.calls[""])
+			modeltest.Bit(one.writes || one.again), one.outcome, modeltest.Bit(one.seen), one.slot, one.calls[""])
 	}
 
 	return b.String()
-}
-
-func bit(is bool) int {
-	if is {
-		return 1
-	}
-	return 0
 }
 
 // record returns the trace of a simulation, of one of its partitions.

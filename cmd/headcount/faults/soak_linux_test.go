@@ -122,6 +122,11 @@ func (s *shop) sizes(t *testing.T, redis *redistest.Server, members []*member, u
 		}
 	}
 
+	return medians(all)
+}
+
+// medians returns the median of each size.
+func medians(all map[string][]float64) sizes {
 	middle := sizes{}
 	for name, values := range all {
 		slices.Sort(values)
@@ -174,8 +179,8 @@ func compare(minutes []sizes) (grown []string) {
 		return nil
 	}
 
-	last := medians(minutes[len(minutes)-window:])
-	for name, then := range medians(minutes[begin : begin+window]) {
+	last := typical(minutes[len(minutes)-window:])
+	for name, then := range typical(minutes[begin : begin+window]) {
 		if now := last[name]; now > max(then*growth, then+few) {
 			grown = append(grown, fmt.Sprintf("%s: %.0f has become %.0f", name, then, now))
 		}
@@ -184,20 +189,16 @@ func compare(minutes []sizes) (grown []string) {
 	return grown
 }
 
-// medians returns the medians of some minutes.
-func medians(minutes []sizes) sizes {
-	middle := sizes{}
-	for name := range minutes[0] {
-		var values []float64
-		for _, at := range minutes {
-			values = append(values, at[name])
+// typical returns the medians of some minutes.
+func typical(minutes []sizes) sizes {
+	all := map[string][]float64{}
+	for _, at := range minutes {
+		for name, size := range at {
+			all[name] = append(all[name], size)
 		}
-
-		slices.Sort(values)
-		middle[name] = values[len(values)/2]
 	}
 
-	return middle
+	return medians(all)
 }
 
 func TestCompareFindsWhatGrows(t *testing.T) {

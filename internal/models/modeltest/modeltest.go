@@ -40,6 +40,15 @@ func New(t *testing.T, model string, settings ...string) Follower {
 	return Follower(filepath.Join(dir, "pan"))
 }
 
+// Bit is a bool as the text of a trace has it.
+func Bit(is bool) int {
+	if is {
+		return 1
+	}
+
+	return 0
+}
+
 var (
 	followed = regexp.MustCompile(`trace: \d+ of \d+ events`)
 	isWhole  = regexp.MustCompile(`assertion violated .*event\[0\]!=254`)

@@ -250,6 +250,32 @@ func (p *process) reach(ctx context.Context, isDurable bool) bool {
 // answered waits until the answer arrives, and reports whether it does.
 func (p *process) answered(ctx context.Context, isDurable bool) bool { return p.reach(ctx, isDurable) }
 
+// read has a store read n rows, unless it is away or the call or its answer is lost. The stores are locked meanwhile.
+func (p *process) read(
+	ctx context.Context, isDurable bool, n int, isAway *bool, do func() ([]rows.Found, *action),
+) []rows.Found {
+	w := p.of.stores
+	unavailable := slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, n)
+	if !p.reach(ctx, isDurable) {
+		return unavailable
+	}
+
+	w.mu.Lock()
+	if *isAway || p.IsDead() {
+		w.mu.Unlock()
+		return unavailable
+	}
+	found, seen := do()
+	w.mu.Unlock()
+
+	if !p.answered(ctx, isDurable) {
+		return unavailable
+	}
+	w.trace.see(seen)
+
+	return found
+}
+
 // fastLink is how a process reaches the fast store.
 type fastLink struct{ *process }
 
@@ -349,26 +375,10 @@ func (w *stores) commitFastLocked(c *rows.Commit, is call) error {
 // Read implements rows.Store.
 func (l fastLink) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
 	w := l.of.stores
-	unavailable := slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
-	if !l.reach(ctx, false) {
-		return unavailable
-	}
-
-	w.mu.Lock()
-	if w.fastAway || l.IsDead() {
-		w.mu.Unlock()
-		return unavailable
-	}
-	found := w.fast.Read(ctx, addresses)
-	seen := w.trace.readFast(l.process, callOf(ctx).kind, addresses, found)
-	w.mu.Unlock()
-
-	if !l.answered(ctx, false) {
-		return unavailable
-	}
-	w.trace.see(seen)
-
-	return found
+	return l.read(ctx, false, len(addresses), &w.fastAway, func() ([]rows.Found, *action) {
+		found := w.fast.Read(ctx, addresses)
+		return found, w.trace.readFast(l.process, callOf(ctx).kind, addresses, found)
+	})
 }
 
 // Scan implements rows.Store.
@@ -541,26 +551,10 @@ func (w *stores) trustLocked(c *rows.Commit) {
 // Read implements rows.Store.
 func (l durableLink) Read(ctx context.Context, addresses []rows.Address) []rows.Found {
 	w := l.of.stores
-	unavailable := slices.Repeat([]rows.Found{{Err: rows.ErrUnavailable}}, len(addresses))
-	if !l.reach(ctx, true) {
-		return unavailable
-	}
-
-	w.mu.Lock()
-	if w.durableAway || l.IsDead() {
-		w.mu.Unlock()
-		return unavailable
-	}
-	found := w.durable.Store.Read(ctx, addresses)
-	seen := w.trace.readDurable(l.process, callOf(ctx).kind, addresses, found)
-	w.mu.Unlock()
-
-	if !l.answered(ctx, true) {
-		return unavailable
-	}
-	w.trace.see(seen)
-
-	return found
+	return l.read(ctx, true, len(addresses), &w.durableAway, func() ([]rows.Found, *action) {
+		found := w.durable.Store.Read(ctx, addresses)
+		return found, w.trace.readDurable(l.process, callOf(ctx).kind, addresses, found)
+	})
 }
 
 // Changed implements Durable.

@@ -453,7 +453,7 @@ func text(trace []action) string {
 			outcome = 1
 		}
 		if one.kind == gives {
-			outcome = bit(one.seen)
+			outcome = modeltest.Bit(one.seen)
 		}
 		token := slices.Index(tokens, one.token)
 		if one.kind == gives && one.outcome != isMade {
@@ -461,18 +461,10 @@ func text(trace []action) string {
 		}
 
 		fmt.Fprintln(&b, one.kind, one.slot, former, epoch, one.after, one.number, value, one.to, token,
-			bit(one.isComplete), outcome)
+			modeltest.Bit(one.isComplete), outcome)
 	}
 
 	return b.String()
-}
-
-func bit(is bool) int {
-	if is {
-		return 1
-	}
-
-	return 0
 }
 
 // record returns the trace of a simulation, of one of its partitions.
