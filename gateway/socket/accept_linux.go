@@ -114,7 +114,7 @@ type Conn struct {
 	hup     bool
 }
 
-// firstRead is how many of the first bytes a Awaiter gets at most. The HTTP server reads as many at once. So whoever
+// firstRead is how many of the first bytes an Awaiter gets at most. The HTTP server reads as many at once. So whoever
 // takes the connection over from it finds the rest of them in its buffer or in the socket, and none in Conn.sent.
 const firstRead = 4 << 10
 
