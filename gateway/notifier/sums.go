@@ -337,8 +337,13 @@ func (s *Sums) replace(f *Sum, state unread.State) {
 		}
 
 		// The read may know a newer level before its publication arrives.
-		ownUpTo := fo.take(stored, state.Levels[i], state.Owns[i])
-		s.levelLocked(fo.page, state.Levels[i], ownUpTo)
+		read := state.Levels[i]
+		ownUpTo := fo.take(stored, read, state.Owns[i])
+		s.levelLocked(fo.page, read, ownUpTo)
+		// The page has changed for the first time since, or the store has lost its changes before: it is asked which.
+		if fo.page.level.Incarnation > read.Incarnation {
+			s.askLocked(fo.page)
+		}
 	}
 
 	s.sum(f)
@@ -361,22 +366,20 @@ func (fo *follow) take(stored unread.Follow, read unread.Level, own unread.Own) 
 	fo.recount(read)
 
 	is := fo.page.level
-	if !is.Newer(read) {
+	switch {
+	case !is.Newer(read):
 		return read.By
+	case is.Incarnation != read.Incarnation: // nothing says yet what of the two is right
+		fo.setOwn(unread.Own{}, is.Incarnation)
+		return 0
 	}
 
 	// A newer level of the page was received in the meantime. It applies if the own changes are complete for it, too.
-	ownUpTo = read.By
-	if is.Incarnation != read.Incarnation {
-		fo.setOwn(unread.Own{}, is.Incarnation)
-		fo.recount(read)
-		ownUpTo = 0
-	}
-	if is.By == ownUpTo {
+	if is.By == read.By {
 		fo.recount(is)
 	}
 
-	return ownUpTo
+	return read.By
 }
 
 // take adds a page to the follows of a user.
@@ -386,10 +389,14 @@ func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
 		s.pages[name] = p
 
-		// The hub may know a newer level than this read did, and passes none on a second time.
+		// The hub may know a newer level than this read did, and passes none on a second time. Or it knows one from before
+		// a loss of data: then the store is asked.
 		u, known := s.cfg.Hub.Want(unread.LevelTopic(name))
 		l, ok := unread.LevelOf(u)
-		if known && ok && l.Newer(level) {
+		switch isNewer := known && ok && l.Newer(level); {
+		case isNewer && l.Incarnation != level.Incarnation:
+			s.askLocked(p)
+		case isNewer:
 			p.newest = l
 		}
 	}

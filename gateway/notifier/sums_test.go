@@ -3,6 +3,7 @@ package notifier
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -400,6 +401,66 @@ func TestALostChangeIsAskedForWithPauses(t *testing.T) {
 		s.Leave(f, nil)
 		end()
 		running.Wait()
+	})
+}
+
+// remembers is a Hub that knows an update of each topic that is wanted.
+type remembers struct{ newest presence.Update }
+
+func (r *remembers) Want(presence.Topic) (presence.Update, bool) { return r.newest, true }
+func (r *remembers) Unwant(presence.Topic)                       {}
+
+// The gateway still has the level of a page from before its store lost everything: another user follows the page, or the
+// hub knows it. For a user who follows the page after that, the changes of before are not unread.
+func TestAFollowAfterALoss(t *testing.T) {
+	t.Run("of a page that others follow", func(t *testing.T) { aFollowAfterALoss(t, true) })
+	t.Run("of a page that the hub knows", func(t *testing.T) { aFollowAfterALoss(t, false) })
+}
+
+func aFollowAfterALoss(t *testing.T, followed bool) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &struct{ unread.Store }{presencemem.New(presencemem.Config{})}
+		hub := &remembers{}
+		s := New(Config{Store: store, Hub: hub, Group: &sync.WaitGroup{}, Log: zerolog.Nop()})
+		early, late := unread.User{1}, unread.User{2}
+		c := &tab{}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		wants := func(received ...int64) {
+			t.Helper()
+			must(s.catchUp(t.Context()))
+			if !slices.Equal(c.received, received) {
+				t.Errorf("the user was told %d, want %d", c.received, received)
+			}
+		}
+
+		must(s.followService.Follow(t.Context(), early, "p"))
+		must(store.Change(t.Context(), "p", unread.Change{}))
+		if followed {
+			s.Enter(t.Context(), early)
+		}
+		s.Add(s.Enter(t.Context(), late), c)
+		levels, _, err := store.Levels(t.Context(), late, []string{"p"})
+		must(err)
+		hub.newest = levels[0].Update("p")
+
+		time.Sleep(time.Second) // a store assigns incarnations by its clock
+		store.Store = presencemem.New(presencemem.Config{})
+		must(s.followService.Follow(t.Context(), late, "p"))
+		records, err := store.Records(t.Context(), []unread.User{late})
+		must(err)
+		s.Update(records[0].Update(late))
+		wants(0)
+
+		must(store.Change(t.Context(), "p", unread.Change{}))
+		levels, _, err = store.Levels(t.Context(), late, []string{"p"})
+		must(err)
+		s.Update(levels[0].Update("p"))
+		wants(0, 1)
 	})
 }
 
