@@ -129,11 +129,11 @@ type API struct {
 	explained  *counterapi.Questions[string, explanation] // cached by the names of pages
 	channels   *counterapi.Questions[channelsOf, occupied]
 	files      map[string]*asset
-	openAPI    *asset // created by Engine, like asyncAPI
-	asyncAPI   *asset
-	metrics    *httpMetrics
-	foreign    rate.Sometimes // limits how often a refused origin is logged
-	started    atomic.Bool    // the cluster was ready at least once, so there are counts to serve
+	// The descriptions are made when somebody asks for one; created by Engine.
+	openAPI, asyncAPI func() *asset
+	metrics           *httpMetrics
+	foreign           rate.Sometimes // limits how often a refused origin is logged
+	started           atomic.Bool    // the cluster was ready at least once, so there are counts to serve
 }
 
 // New returns the API of a gateway with these parts.

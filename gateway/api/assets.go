@@ -184,7 +184,7 @@ func (a *API) otherFiles() []calls.Call {
 }
 
 // getOpenAPI answers with the document of the calls.
-func (a *API) getOpenAPI(c *gin.Context) (calls.Answer, error) { return a.openAPI.answerAnyone(c) }
+func (a *API) getOpenAPI(c *gin.Context) (calls.Answer, error) { return a.openAPI().answerAnyone(c) }
 
 // getAsyncAPI answers with the document of the frames and events.
-func (a *API) getAsyncAPI(c *gin.Context) (calls.Answer, error) { return a.asyncAPI.answerAnyone(c) }
+func (a *API) getAsyncAPI(c *gin.Context) (calls.Answer, error) { return a.asyncAPI().answerAnyone(c) }

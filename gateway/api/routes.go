@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gin-gonic/gin"
 
@@ -43,8 +44,12 @@ func (a *API) Engine(table []calls.Call) *gin.Engine {
 	e.NoMethod(calls.Serve(a.parts.Log, RefuseMethod))
 	calls.Register(e, a.parts.Log, table)
 	calls.Register(e, a.parts.Log, a.otherFiles())
-	a.openAPI = newAsset("openapi.json", openapi.OpenAPI(a.cfg.BasePath, table))
-	a.asyncAPI = newAsset("asyncapi.json", openapi.AsyncAPI(a.cfg.BasePath))
+	a.openAPI = sync.OnceValue(func() *asset {
+		return newAsset("openapi.json", openapi.OpenAPI(a.cfg.BasePath, table))
+	})
+	a.asyncAPI = sync.OnceValue(func() *asset {
+		return newAsset("asyncapi.json", openapi.AsyncAPI(a.cfg.BasePath))
+	})
 
 	return e
 }
