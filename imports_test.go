@@ -88,6 +88,7 @@ var layers = []layer{
 			"internal/rows/rowsmem",
 		},
 	},
+	{"internal/browser", nil},                       // the browser client in simulations; only tests import it
 	{"counter/simtest", []string{"internal/marks"}}, // for simulations of counters; only tests import it
 	// for the tests of stores; only they import it
 	{

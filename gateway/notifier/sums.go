@@ -389,8 +389,8 @@ func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
 		s.pages[name] = p
 
-		// The hub may know a newer level than this read did, and passes none on a second time. Or it knows one from before
-		// a loss of data: then the store is asked.
+		// The hub may know a newer level than this read did, and passes none on a second time. It may also know one
+		// from before a loss of data, so the store is asked which it is.
 		u, known := s.cfg.Hub.Want(unread.LevelTopic(name))
 		l, ok := unread.LevelOf(u)
 		switch isNewer := known && ok && l.Newer(level); {

@@ -410,8 +410,8 @@ type remembers struct{ newest presence.Update }
 func (r *remembers) Want(presence.Topic) (presence.Update, bool) { return r.newest, true }
 func (r *remembers) Unwant(presence.Topic)                       {}
 
-// The gateway still has the level of a page from before its store lost everything: another user follows the page, or the
-// hub knows it. For a user who follows the page after that, the changes of before are not unread.
+// The gateway still has the level of a page from before its store lost everything: another user follows the page, or
+// the hub knows it. For a user who follows the page after that, the changes of before are not unread.
 func TestAFollowAfterALoss(t *testing.T) {
 	t.Run("of a page that others follow", func(t *testing.T) { aFollowAfterALoss(t, true) })
 	t.Run("of a page that the hub knows", func(t *testing.T) { aFollowAfterALoss(t, false) })

@@ -80,7 +80,7 @@ func (a *app) dial(context.Context, string, string) (net.Conn, error) {
 	a.at = a.s.net.find(gateway)
 	a.mu.Unlock()
 
-	c := &buffered{pipeEnd: end, out: make(chan []byte, 1024), closed: make(chan struct{})}
+	c := newBuffered(end)
 	a.s.clients.Go(c.send)
 	a.s.detail("%s dials %s", a.user.name, gateway)
 
@@ -94,6 +94,10 @@ type buffered struct {
 	out    chan []byte
 	once   sync.Once
 	closed chan struct{}
+}
+
+func newBuffered(end *pipeEnd) *buffered {
+	return &buffered{pipeEnd: end, out: make(chan []byte, 1024), closed: make(chan struct{})}
 }
 
 func (c *buffered) send() {

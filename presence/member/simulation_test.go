@@ -177,6 +177,7 @@ type simulation struct {
 	members  []*member
 	watchers []*user // one tab at each gateway, which receives all counts
 	apps     []*app
+	surfer   *surfer
 	receiver *receiver
 	faults   []*fault // by their ends
 	made     int      // faults, and those that a replay leaves out
@@ -247,6 +248,7 @@ func newSimulation(seed uint64, replay bool) *simulation {
 	})
 
 	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
+	s.surfer = s.newSurfer("surfer")
 
 	add := func(prefix string, n int, roles ...string) {
 		for i := range n {
@@ -428,6 +430,9 @@ func (s *simulation) round(n int) {
 		if n := s.readers.chance.IntN(6 * len(s.apps)); n < len(s.apps) {
 			s.apps[n].act(s.readers.chance)
 		}
+		if s.readers.chance.IntN(5) == 0 {
+			s.surfer.act(s.readers.chance)
+		}
 	}
 
 	held, meant := s.crowd.held()
@@ -440,6 +445,7 @@ func (s *simulation) round(n int) {
 
 	s.log("everything is healed; %d of %d were held to stay", held, meant)
 	s.receiver.set(false)
+	s.surfer.rest()
 
 	// What is still broken is healed now, in the order in which it would have been.
 	for len(s.faults) > 0 {
@@ -482,6 +488,7 @@ func (s *simulation) quiet(round int) {
 	}
 
 	s.comeBack()
+	s.surfer.comeBack()
 	if !s.readers.idle() {
 		s.broken("newest", "calls about notifications fail long after everything was healed")
 	}
@@ -562,6 +569,7 @@ func (s *simulation) check() {
 	for _, a := range s.apps {
 		a.check(truth)
 	}
+	s.surfer.check(truth)
 
 	// Asking one gateway for each page suffices: its answer is the sum over all gateways and owners.
 	for i, page := range names {
@@ -643,11 +651,13 @@ func (s *simulation) checkExplained(gateway, page string, users int) {
 			t.mu.Unlock()
 		}
 	}
+	clients := [][]string{s.surfer.pages()} // its tabs share one connection
 	for _, a := range s.apps {
-		for _, joined := range a.pages() {
-			if page == joined || page == presence.AllPages {
-				tabs++
-			}
+		clients = append(clients, a.pages())
+	}
+	for _, joined := range slices.Concat(clients...) {
+		if page == joined || page == presence.AllPages {
+			tabs++
 		}
 	}
 
@@ -739,6 +749,7 @@ func (s *simulation) end() {
 	for _, a := range s.apps {
 		a.stop()
 	}
+	s.surfer.browser.Close()
 
 	for _, u := range slices.Concat(s.crowd.users, s.watchers) {
 		for _, t := range slices.Clone(u.tabs) {

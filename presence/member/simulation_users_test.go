@@ -91,7 +91,7 @@ func (c *crowd) names() (names []string) {
 		names = append(names, a.user.name)
 	}
 
-	return names
+	return append(names, c.s.surfer.user.name)
 }
 
 // truth returns the users who are present, by page.
@@ -113,6 +113,7 @@ func (c *crowd) truth() map[string]map[string]struct{} {
 	for _, a := range c.s.apps {
 		arePresent(a.user, a.pages())
 	}
+	arePresent(c.s.surfer.user, c.s.surfer.pages())
 
 	return there
 }
@@ -178,14 +179,14 @@ func (c *crowd) excuse(u *user) {
 }
 
 // mayBeOut reports whether a user who was here all the time may have been timed out since the beginning. Programs with
-// the Go client are never excused, so what may have timed out somebody may have timed out them.
+// the Go client and the browser client are never excused, so what may have timed out somebody may have timed out them.
 func (c *crowd) mayBeOut(name string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	isApp := slices.ContainsFunc(c.s.apps, func(a *app) bool { return a.user.name == name })
+	isHeld := slices.ContainsFunc(c.users, func(u *user) bool { return u.name == name })
 
-	return c.strayed[name] || isApp && len(c.strayed) > 0
+	return c.strayed[name] || !isHeld && len(c.strayed) > 0
 }
 
 // spares reports whether the check applies to any user, with a tab, who is not one of these.

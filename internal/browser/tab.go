@@ -1,0 +1,333 @@
+package browser
+
+import (
+	"context"
+	_ "embed"
+	"encoding/base64"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dop251/goja"
+	"github.com/dop251/goja_nodejs/require"
+	"github.com/dop251/goja_nodejs/url"
+)
+
+// Tab is one tab, with its page.
+type Tab struct {
+	b      *Browser
+	vm     *goja.Runtime
+	page   context.Context // ends with the tab
+	end    context.CancelFunc
+	timers map[int64]*time.Timer
+	timer  int64 // the newest
+	locks  []*request
+
+	frozen  bool
+	waiting []func() // what a frozen tab does later
+}
+
+//go:embed platform.js
+var platform string
+
+// platformProgram is compiled once for all tabs.
+var platformProgram = sync.OnceValue(func() *goja.Program {
+	return goja.MustCompile("platform.js", platform, true)
+})
+
+// Open opens a tab with a page whose script is the body of an async function. It may use globals, by name, and
+// load(file), which returns the exports of a module of the server's.
+func (b *Browser) Open(globals map[string]any, script string) *Tab {
+	page, end := context.WithCancel(b.ctx)
+	t := &Tab{b: b, vm: goja.New(), page: page, end: end, timers: map[int64]*time.Timer{}}
+	b.tabs = append(b.tabs, t)
+
+	t.vm.SetTimeSource(time.Now)
+	t.vm.SetRandSource(b.cfg.Chance.Float64)
+	t.vm.SetFieldNameMapper(goja.UncapFieldNameMapper())
+	new(require.Registry).Enable(t.vm)
+	url.Enable(t.vm)
+	t.provide()
+	for name, value := range globals {
+		t.set(name, value)
+	}
+
+	t.run(func() error {
+		_, err := t.vm.RunProgram(platformProgram())
+		return err
+	})
+	t.Run("(async () => {" + script + "})().catch(reportError)")
+
+	return t
+}
+
+// Run runs a script in the tab, unless it has ended. A frozen tab runs it later.
+func (t *Tab) Run(script string) {
+	t.task(func() {
+		t.run(func() error {
+			_, err := t.vm.RunString(script)
+			return err
+		})
+	})
+}
+
+// Leave ends the tab as a user does who closes it: the page is told.
+func (t *Tab) Leave() {
+	t.Thaw()
+	t.Run("windowEvents.dispatchEvent(new Event('pagehide'))")
+	t.b.soon = append(t.b.soon, t.Kill)
+}
+
+// Kill ends the tab at once. Its connections close, and its locks become free.
+func (t *Tab) Kill() {
+	t.end()
+	t.b.tabs = slices.DeleteFunc(t.b.tabs, func(o *Tab) bool { return o == t })
+	t.b.channels = slices.DeleteFunc(t.b.channels, func(c *channel) bool { return c.tab == t })
+	for _, timer := range t.timers {
+		timer.Stop()
+	}
+	for _, r := range t.locks {
+		t.b.withdraw(r)
+		t.b.release(r)
+	}
+}
+
+// Hide has the page be hidden, or seen again.
+func (t *Tab) Hide(hidden bool) {
+	t.Run(fmt.Sprintf("document.hidden = %t; windowEvents.dispatchEvent(new Event('visibilitychange'))", hidden))
+}
+
+// Freeze stops all that the tab does, until Thaw.
+func (t *Tab) Freeze() { t.frozen = true }
+
+// Thaw has the tab do all that has waited.
+func (t *Tab) Thaw() {
+	t.frozen = false
+	for _, f := range t.waiting {
+		t.task(f)
+	}
+	t.waiting = nil
+}
+
+// task runs f soon, or when the tab is not frozen any more; never once the tab has ended.
+func (t *Tab) task(f func()) {
+	t.b.soon = append(t.b.soon, func() {
+		switch {
+		case t.page.Err() != nil:
+		case t.frozen:
+			t.waiting = append(t.waiting, f)
+		default:
+			f()
+		}
+	})
+}
+
+// later runs f as a task. It is for goroutines other than the loop.
+func (t *Tab) later(f func()) { t.b.Do(func() { t.task(f) }) }
+
+// run runs a script, and reports what it threw.
+func (t *Tab) run(script func() error) {
+	if err := script(); err != nil {
+		t.b.cfg.Fail(err.Error())
+	}
+}
+
+func (t *Tab) set(name string, value any) {
+	t.run(func() error { return t.vm.Set(name, value) })
+}
+
+// calling returns a Go function that calls a function of a script.
+func (t *Tab) calling(f goja.Value) func(args ...any) {
+	call, ok := goja.AssertFunction(f)
+	if !ok {
+		panic(t.vm.NewTypeError("not a function"))
+	}
+
+	return func(args ...any) {
+		values := make([]goja.Value, len(args))
+		for i, arg := range args {
+			values[i] = t.vm.ToValue(arg)
+		}
+		t.run(func() error {
+			_, err := call(goja.Undefined(), values...)
+			return err
+		})
+	}
+}
+
+// provide gives the page what platform.js and modules need.
+func (t *Tab) provide() {
+	b := t.b
+	begun := time.Now()
+
+	t.set("host", map[string]any{
+		"address": b.cfg.Address,
+		"random":  b.cfg.Chance.Float64,
+		"now":     func() float64 { return float64(time.Since(begun)) / float64(time.Millisecond) },
+		"say":     b.cfg.Say,
+		"failed":  b.cfg.Fail,
+		"store":   func(key, value string) { b.stored[key] = value },
+		"stored": func(key string) any {
+			if value, ok := b.stored[key]; ok {
+				return value
+			}
+			return nil
+		},
+		"channel": t.channel,
+		"lock":    t.lock,
+		"socket":  t.socket,
+		"call":    t.call,
+	})
+	t.set("setTimeout", func(call goja.FunctionCall) goja.Value { return t.start(call, false) })
+	t.set("setInterval", func(call goja.FunctionCall) goja.Value { return t.start(call, true) })
+	t.set("clearTimeout", t.clear)
+	t.set("clearInterval", t.clear)
+	t.set("atob", func(text string) (string, error) {
+		decoded, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(text, "="))
+		return string(decoded), err
+	})
+	t.set("load", t.load)
+}
+
+// start is setTimeout and setInterval.
+func (t *Tab) start(call goja.FunctionCall, again bool) goja.Value {
+	f := t.calling(call.Argument(0))
+	every := max(time.Duration(call.Argument(1).ToFloat()*float64(time.Millisecond)), time.Millisecond)
+	var args []any
+	for _, arg := range call.Arguments[min(2, len(call.Arguments)):] {
+		args = append(args, arg)
+	}
+
+	t.timer++
+	id := t.timer
+	var fire func()
+	fire = func() {
+		t.later(func() {
+			if t.timers[id] == nil {
+				return // it was cleared meanwhile
+			}
+			if again {
+				t.timers[id] = time.AfterFunc(every, fire)
+			} else {
+				delete(t.timers, id)
+			}
+			f(args...)
+		})
+	}
+	t.timers[id] = time.AfterFunc(every, fire)
+
+	return t.vm.ToValue(id)
+}
+
+func (t *Tab) clear(id goja.Value) {
+	// Scripts may clear what was never set.
+	n := id.ToInteger()
+	if timer := t.timers[n]; timer != nil {
+		timer.Stop()
+		delete(t.timers, n)
+	}
+}
+
+func (t *Tab) channel(name string, hear goja.Value) map[string]any {
+	heard := t.calling(hear)
+	c := &channel{tab: t, name: name, hear: func(text string) { heard(text) }}
+	t.b.channels = append(t.b.channels, c)
+
+	return map[string]any{
+		"post":  func(text string) { t.b.post(c, text) },
+		"close": func() { t.b.close(c) },
+	}
+}
+
+func (t *Tab) lock(name string, steal bool, granted, stolen goja.Value) map[string]any {
+	grant, lose := t.calling(granted), t.calling(stolen)
+	r := &request{tab: t, name: name, granted: func() { grant() }, stolen: func() { lose() }}
+	t.locks = append(t.locks, r)
+	t.b.request(r, steal)
+
+	return map[string]any{
+		"release":  func() { t.b.release(r) },
+		"withdraw": func() bool { return t.b.withdraw(r) },
+	}
+}
+
+// exported is how the server's modules end, or begin what they export.
+var exported = regexp.MustCompile(`export\s*\{([^}]*)\};?\s*$`)
+
+// script returns a module of the server's as a script whose value is a function that returns the module's exports. The
+// interpreter has neither modules nor async generators; of these the client has one, for loops over what is watched.
+func (t *Tab) script(file string) (string, error) {
+	raw, err := fs.ReadFile(t.b.cfg.Files, file)
+	if err != nil {
+		return "", err
+	}
+
+	text := string(raw)
+	exports := "{}"
+	if found := exported.FindStringSubmatch(text); found != nil {
+		text = strings.TrimSuffix(text, found[0])
+		exports = "{" + regexp.MustCompile(`([\w$]+) as (\w+)`).ReplaceAllString(found[1], "$2: $1") + "}"
+	}
+	if strings.Contains(text, "export default ") {
+		text = strings.Replace(text, "export default ", "const whole = ", 1)
+		exports = "{default: whole}"
+	}
+
+	text = strings.NewReplacer(
+		"import(", "load(", "import.meta", "meta", "async*", "async ", "yield*", "return ",
+	).Replace(text)
+
+	return "(meta) => {" + text + "\nreturn " + exports + "}", nil
+}
+
+// programs are the compiled modules, by their files: all tabs of a process show the same.
+var programs sync.Map
+
+// load returns a promise of a module's exports. Like a browser it asks the server for the file first.
+func (t *Tab) load(name string) *goja.Promise {
+	promise, resolve, reject := t.vm.NewPromise()
+	file, _, _ := strings.Cut(strings.TrimPrefix(name, "./"), "?")
+	address := t.b.cfg.Address + "-/" + file
+
+	fail := func(why string) { t.run(func() error { return reject(why) }) }
+	answered := func() {
+		exports, err := t.exports(file, address)
+		if err != nil {
+			fail(err.Error())
+			return
+		}
+		t.run(func() error { return resolve(exports) })
+	}
+	t.ask(t.page, asked{method: "GET", url: address}, answering{
+		answered: func(int, map[string]string, string) { answered() }, failed: func() { fail("not loaded") },
+	})
+
+	return promise
+}
+
+func (t *Tab) exports(file, address string) (goja.Value, error) {
+	program, known := programs.Load(file)
+	if !known {
+		text, err := t.script(file)
+		if err != nil {
+			return nil, err
+		}
+		program, err = goja.Compile(file, text, true)
+		if err != nil {
+			return nil, err
+		}
+		programs.Store(file, program)
+	}
+
+	module, err := t.vm.RunProgram(program.(*goja.Program))
+	if err != nil {
+		return nil, err
+	}
+	call, _ := goja.AssertFunction(module)
+
+	return call(goja.Undefined(), t.vm.ToValue(map[string]any{"url": address}))
+}
