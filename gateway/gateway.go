@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"net/http"
 	"runtime"
 	"slices"
@@ -212,6 +213,9 @@ func (g *Gateway) Push(updates []presence.Update) {
 		g.hub.Update(u)
 	}
 }
+
+// Connected returns the users who are on a page by a connection to this gateway, as conn.Clients.Connected does.
+func (g *Gateway) Connected() iter.Seq2[presence.User, string] { return g.clients.Connected() }
 
 // Handler returns the handler of the public contract.
 func (g *Gateway) Handler() http.Handler { return httppolicy.Shared(g.handler) }

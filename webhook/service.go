@@ -3,6 +3,7 @@ package webhook
 import (
 	"context"
 	"errors"
+	"iter"
 	"net/http"
 	"slices"
 	"sync"
@@ -27,10 +28,13 @@ type Counters interface {
 	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error)
 }
 
-// Users asks whether users are present. A member of the cluster implements it.
+// Users knows who is present. A member of the cluster implements it.
 type Users interface {
 	// Users returns the states of up to presence.MaxAsked users, in their order.
 	Users(ctx context.Context, users []presence.User) ([]presence.UserState, error)
+	// Connected returns the users who are on a page by a connection to this process, with their qualified names. A user
+	// with several connections may come several times.
+	Connected() iter.Seq2[presence.User, string]
 }
 
 // Config tunes a Service. A zero field takes its default.

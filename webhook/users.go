@@ -19,8 +19,7 @@ import (
 )
 
 const (
-	// maxUsers bounds the users that wait to be judged. Beyond it, a user that came is left out until its next arrival,
-	// and one that left until the next scan.
+	// maxUsers bounds the users that wait to be judged. Beyond it, a user is left out until the next scan.
 	maxUsers = 100_000
 
 	usersEvery = time.Second     // between two rounds
@@ -219,9 +218,14 @@ func (u *users) goes(c *Change, now time.Time) {
 	}
 }
 
-// scan finds users that are reported as online but are absent, and that no process is about to judge, because the
-// process that noticed the departure was killed. The owner of a hook's bucket scans for the hook.
+// scan finds the users whose reported states are wrong although no process is about to judge them.
 func (u *users) scan(ctx context.Context, now time.Time) error {
+	return errors.Join(u.scanReported(ctx, now), u.scanConnected(ctx, now))
+}
+
+// scanReported finds users that are reported as online but are absent, because the process that noticed the departure
+// was killed. The owner of a hook's bucket scans for the hook.
+func (u *users) scanReported(ctx context.Context, now time.Time) error {
 	for _, o := range u.service.senders {
 		if o.hook.condition != attendance || !o.owned.Load() {
 			continue
@@ -254,6 +258,57 @@ func (u *users) scan(ctx context.Context, now time.Time) error {
 	}
 
 	return nil
+}
+
+// scanConnected finds users that are connected to this process but not reported as online, and reports those that are
+// present. While gateway and owner were parted, the owner let such a user time out; or the store has lost its state. No
+// arrival follows, because the user has been on the page all the time.
+func (u *users) scanConnected(ctx context.Context, now time.Time) error {
+	names := map[presence.User]string{}
+	for user, name := range u.service.cfg.Users.Connected() {
+		names[user] = name
+		if len(names) < presence.MaxAsked {
+			continue
+		}
+
+		if err := u.judgeUnreported(ctx, names, now); err != nil {
+			return err
+		}
+		clear(names)
+	}
+
+	return u.judgeUnreported(ctx, names, now)
+}
+
+// judgeUnreported judges those of up to presence.MaxAsked users that are not reported as online. It judges them at once,
+// so that they take no place among those that wait: all users of this process may have been timed out.
+func (u *users) judgeUnreported(ctx context.Context, names map[presence.User]string, now time.Time) error {
+	asked := u.questions(slices.Collect(maps.Keys(names)), names)
+	states, _, err := report(ctx, u.service.cfg.Store, asked)
+	if err != nil {
+		return err
+	}
+
+	var unreported []presence.User
+	for i, state := range states {
+		if state == "" {
+			unreported = append(unreported, userOf(asked[i].Subject))
+		}
+	}
+	// Almost always there is none, and the owners need not be asked.
+	if len(unreported) == 0 {
+		return nil
+	}
+
+	// Several hooks may lack a user.
+	slices.Sort(unreported)
+	err = u.judge(ctx, slices.Compact(unreported), names, now)
+	// The user has just arrived, and another call has reported that.
+	if errors.Is(err, errChanged) {
+		return nil
+	}
+
+	return err
 }
 
 // present returns which of up to presence.MaxAsked users are on a page, as the owners of their partitions know.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -17,10 +19,18 @@ import (
 
 // crowd is the users who are present, as the owners of their partitions know.
 type crowd struct {
-	mu      sync.Mutex
-	present map[presence.User]bool
-	away    bool
-	asked   func() // called after an answer is known and before it is given; may be nil
+	mu        sync.Mutex
+	present   map[presence.User]bool
+	connected map[presence.User]string // to this process, with their names
+	away      bool
+	asked     func() // called after an answer is known and before it is given; may be nil
+}
+
+func (c *crowd) Connected() iter.Seq2[presence.User, string] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+
+	return maps.All(maps.Clone(c.connected))
 }
 
 func (c *crowd) Users(_ context.Context, users []presence.User) ([]presence.UserState, error) {
@@ -237,6 +247,89 @@ func TestUserWhomNobodySawLeaving(t *testing.T) {
 		time.Sleep(2*time.Minute + settle + soon)
 		if states, err := w.store.Reported(t.Context(), w.hooks[0].ID); err != nil || len(states) != 2 {
 			t.Errorf("%d users are reported, %v; the process does not own the bucket", len(states), err)
+		}
+	})
+}
+
+// A user who was timed out while the gateway and the owner were parted, and is counted again without a new arrival, is
+// reported as online again, once. Whoever is reported already costs no change.
+func TestUserWhoWasTimedOutIsOnlineAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/", "user:ann=http://r.test/")
+		other := newWorld(t, "user:*=http://r.test/", "user:ann=http://r.test/")
+		other.store, other.receiver, other.hooks = w.store, w.receiver, w.hooks
+		other.crowd = &crowd{present: w.present}
+		defer w.start()()
+		defer other.start()()
+
+		w.come(1, "ann")
+		w.come(2, "bob")
+		// Both processes have a connection of ann, so both notice.
+		w.crowd.set(func() { w.connected = map[presence.User]string{1: "ann", 2: "bob"} })
+		other.crowd.set(func() { other.connected = map[presence.User]string{1: "ann"} })
+		time.Sleep(soon)
+		w.want("user.online ann", "user.online ann", "user.online bob")
+		bob := w.stateOf(2)
+
+		w.leave(1) // as the owner decides
+		time.Sleep(5 * time.Minute)
+		w.want("user.offline ann", "user.offline ann")
+
+		w.crowd.set(func() { w.present[1] = true })
+		time.Sleep(time.Minute + soon)
+		w.want("user.online ann", "user.online ann")
+
+		time.Sleep(5 * time.Minute)
+		w.want()
+		if w.stateOf(2) != bob {
+			t.Error("the state of a user who stayed was written again")
+		}
+	})
+}
+
+// stateOf returns the reported state of a user, for the first hook.
+func (w *world) stateOf(u presence.User) string {
+	w.t.Helper()
+	states, err := w.store.Reported(w.t.Context(), w.hooks[0].ID)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+
+	return states[fmt.Sprintf("%016x", uint64(u))]
+}
+
+// All users of a gateway may be timed out at once. They take no places from those who come and leave meanwhile.
+func TestManyUsersWhoWereTimedOutAreOnlineAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		s := &shakyStore{Store: w.store}
+		w.store = s
+
+		const all = webhook.MaxQueue
+		w.crowd.set(func() {
+			w.connected = map[presence.User]string{}
+			for i := range all {
+				w.connected[presence.User(i+1)] = fmt.Sprint("user", i)
+				w.present[presence.User(i+1)] = true
+			}
+		})
+
+		s.set(true)
+		defer w.start()()
+		time.Sleep(time.Minute + time.Second) // the first scan fails
+		s.set(false)
+		for i := range 100_000 {
+			w.service.Departed(presence.User(all + i + 1))
+		}
+		time.Sleep(2 * time.Minute)
+
+		w.receiver.mu.Lock()
+		defer w.receiver.mu.Unlock()
+		if len(w.events) != all {
+			t.Errorf("%d of %d are reported as online", len(w.events), all)
+		}
+		if n := w.metric("headcount_webhook_left_out_total", "kind", "user"); n != 0 {
+			t.Errorf("%v users are left out", n)
 		}
 	})
 }

@@ -20,8 +20,11 @@
 // reads the reported state, asks the owner whether the user is absent, and then replaces that state.
 // Each arrival replaces the state, too, so the departure of a user who has come back meanwhile is
 // refused. Departures that no process has judged are found by the owner of the hook's bucket, which
-// compares all reported users with those present once a minute. The id is in the reported state and
-// in the outbox, sealed with the first key, because a store has no ids of users in the clear.
+// compares all reported users with those present once a minute. Users that are counted again without an
+// arrival, such as those whom their owner let time out while it did not reach the gateway, are found by
+// the gateway, which compares its connections with the reported states as often. The id is in the
+// reported state and in the outbox, sealed with the first key, because a store has no ids of users in
+// the clear.
 //
 // A rise is reported at once. A fall (an empty page, or a count back at the threshold) must last for
 // Settle, and the count is then read from the store before it is reported. A new peak is reported

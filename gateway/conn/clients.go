@@ -13,6 +13,7 @@ package conn
 import (
 	"context"
 	"errors"
+	"iter"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,7 @@ import (
 	"headcount/gateway/notifier"
 	"headcount/gateway/roster"
 	"headcount/gateway/socket"
+	"headcount/presence"
 )
 
 // Subprotocol is that of WebSockets with our own messages.
@@ -160,6 +162,20 @@ func (cs *Clients) Drain(ctx context.Context, alone bool) {
 		// Close waits for no client, so the last connection ends soon.
 		cs.each(func(c *conn) { _ = c.Close() })
 		<-done
+	}
+}
+
+// Connected returns the users who are on a page by one of these connections, with their qualified names. A user with
+// several connections may come several times.
+func (cs *Clients) Connected() iter.Seq2[presence.User, string] {
+	return func(yield func(presence.User, string) bool) {
+		for _, client := range cs.cfg.Hub.Clients() {
+			c := client.(*conn)
+			// Others only watch, or are crawlers.
+			if cs.cfg.Roster.Has(c.user) && !yield(c.user, c.name) {
+				return
+			}
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/list"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -137,6 +138,8 @@ func (h *Hub) Run(ctx context.Context) {
 func (h *Hub) Clients() (all []Client) {
 	for _, s := range h.shards {
 		s.mu.Lock()
+		// At once, because deliveries wait meanwhile.
+		all = slices.Grow(all, len(s.seats))
 		for _, seat := range s.seats {
 			all = append(all, seat.sub.client)
 		}

@@ -186,6 +186,17 @@ func (r *Roster) Waits(u presence.User, page string, c Joiner) bool {
 	return e != nil && e.awaited(c)
 }
 
+// Has reports whether a connection of the user is on a page.
+func (r *Roster) Has(u presence.User) bool {
+	s := r.streamOf(u)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	user := s.users[u]
+
+	return user != nil && slices.ContainsFunc(user.entries, func(e *presenceEntry) bool { return e.live > 0 })
+}
+
 // MovedTo reports all users of a partition to its new owner, in a new stream. If the new owner owned the
 // partition before, the new stream shows that it has missed ops.
 func (r *Roster) MovedTo(partition int) {

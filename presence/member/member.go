@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,7 @@ type Gateway interface {
 	OwnersChanged(partitions []int)
 	Silent(buckets []int)
 	Explain(page string) presence.Parts
+	Connected() iter.Seq2[presence.User, string]
 	Run(ctx context.Context) error
 }
 

@@ -248,9 +248,8 @@ func (r *receiver) wrong(truth map[string]map[string]struct{}) string {
 	for _, name := range r.s.crowd.names() {
 		_, is := truth[presence.AllPages][name]
 		last := r.told["user "+name]
-		// After a loss users are told of when they come to a further page, and not when they leave before that. Nor is
-		// a user who was timed out, while gateway and owner were parted, told of again until then.
-		isExcused := r.isLostLocked(last) || is && r.s.crowd.mayBeOut(name)
+		// After a loss nobody is told of a user who leaves before it was told again that the user is here.
+		isExcused := !is && r.isLostLocked(last)
 		if isOn(last) != is && !isExcused {
 			return fmt.Sprintf("of %s, who is here: %t, the last event is %+v", name, is, last)
 		}

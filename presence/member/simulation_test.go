@@ -237,9 +237,7 @@ func newSimulation(seed uint64, replay bool) *simulation {
 		net: newNetwork(seed), pages: []string{"a", "b", "c"}, apart: map[string]time.Time{},
 	}
 
-	s.crowd = &crowd{
-		s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}, strayed: map[string]bool{},
-	}
+	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
 	s.readers = newReaders(s)
 	s.receiver = newReceiver(s)
 	s.counters = sync.OnceValue(func() *pipeline.Counters {

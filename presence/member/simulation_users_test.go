@@ -47,7 +47,6 @@ type crowd struct {
 	mu      sync.Mutex
 	floor   map[string]int                 // by page: users that have been there all the time
 	ceiling map[string]map[string]struct{} // by page: users that may have been seen there in this round
-	strayed map[string]bool                // by name: users that were ever excused
 }
 
 // told checks a count that a user has received.
@@ -165,7 +164,6 @@ func (c *crowd) excuse(u *user) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	c.strayed[u.name] = true
 	if u.excused || len(u.stays) == 0 {
 		return
 	}
@@ -176,17 +174,6 @@ func (c *crowd) excuse(u *user) {
 	}
 	c.floor[presence.AllPages]--
 	c.s.detail("%s is not held to stay any more", u.name)
-}
-
-// mayBeOut reports whether a user who was here all the time may have been timed out since the beginning. Programs with
-// the Go client and the browser client are never excused, so what may have timed out somebody may have timed out them.
-func (c *crowd) mayBeOut(name string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-
-	isHeld := slices.ContainsFunc(c.users, func(u *user) bool { return u.name == name })
-
-	return c.strayed[name] || !isHeld && len(c.strayed) > 0
 }
 
 // spares reports whether the check applies to any user, with a tab, who is not one of these.

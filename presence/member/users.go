@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 
 	"golang.org/x/sync/errgroup"
 
@@ -74,6 +75,17 @@ func (m *Member) usersOf(ctx context.Context, owner string, users []presence.Use
 		return m.parts.Node.Users(ctx, users)
 	}
 	return m.parts.Calls.Users(ctx, owner, users)
+}
+
+// Connected returns the users who are on a page by a connection to this process, with their qualified names. A user with
+// several connections may come several times.
+func (m *Member) Connected() iter.Seq2[presence.User, string] {
+	// Without the role no user is connected.
+	if m.parts.Gateway == nil {
+		return func(func(presence.User, string) bool) {}
+	}
+
+	return m.parts.Gateway.Connected()
 }
 
 // ReceiveUsers answers another process about users whose partitions this one owns.

@@ -1,0 +1,76 @@
+package member
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+	"headcount/webhook"
+)
+
+// TestWhoWasTimedOutIsToldOfAgain: a gateway and all nodes are parted until its users are timed out and webhooks say so.
+// The users stay on their page, and are told of as online again after that, without another join.
+func TestWhoWasTimedOutIsToldOfAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(seedOf(5), false) // gateways and nodes are apart
+		defer s.end()
+		s.startAll()
+		for i := range simUsers {
+			s.newVisitor(i, s.where[0], "a")
+		}
+		s.receiver.awaits(t, webhook.Online)
+
+		s.crowd.begin(nil) // nobody is held to stay counted
+		ways := s.waysToNodes(s.where[0])
+		for _, w := range ways {
+			s.net.cutLink(w[0], w[1])
+		}
+		s.receiver.awaits(t, webhook.Offline)
+
+		for _, w := range ways {
+			s.net.healLink(w[0], w[1])
+		}
+		s.receiver.awaits(t, webhook.Online)
+
+		time.Sleep(simQuiet)
+		s.check()
+		if s.failed() {
+			t.Error(s.failure)
+		}
+	})
+}
+
+// waysToNodes returns the links between a gateway and all nodes, in both directions.
+func (s *simulation) waysToNodes(gateway string) (ways [][2]string) {
+	for _, m := range s.members {
+		if m.serves(presence.RolePresence) {
+			ways = append(ways, [2]string{gateway, m.name}, [2]string{m.name, gateway})
+		}
+	}
+
+	return ways
+}
+
+// awaits waits until the last event about each user of the crowd is of that type. It takes two minutes at most.
+func (r *receiver) awaits(t *testing.T, kind string) {
+	t.Helper()
+	late := ""
+	for range 120 {
+		time.Sleep(time.Second)
+
+		late = ""
+		r.mu.Lock()
+		for _, name := range r.s.crowd.names() {
+			if last := r.told["user "+name]; last.Type != kind {
+				late = name
+			}
+		}
+		r.mu.Unlock()
+		if late == "" {
+			return
+		}
+	}
+
+	t.Fatalf("%s is not %s", late, kind)
+}
