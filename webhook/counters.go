@@ -3,6 +3,7 @@ package webhook
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,9 @@ import (
 // maxCounters bounds the counters that wait to be judged. Beyond the bound a counter is left out until
 // its next change.
 const maxCounters = 100_000
+
+// scanCounters is the longest time between two looks of a process at all counters that are reported as over.
+const scanCounters = 10 * time.Minute
 
 // lastRound is how long the round after the end of the process's context may take.
 const lastRound = time.Second
@@ -31,10 +35,18 @@ type counters struct {
 	mu      sync.Mutex
 	changed map[string]counter.Counter // the newest by name; at most maxCounters
 
-	// Only the run goroutine uses these. below has counters that are not over a threshold, with the time
-	// at which to check whether they are still reported as over; at most maxCounters.
-	below map[string]time.Time
-	store failing
+	// Only the run goroutine uses these.
+	looks    map[subject]look // counters to look at again; at most maxCounters
+	nextScan time.Time
+	store    failing
+}
+
+// look is when to look at a counter again.
+type look struct {
+	at time.Time
+	// mayRise says that the counter may be over the threshold without being reported. Without that, one that is not
+	// reported need not be read.
+	mayRise bool
 }
 
 func newCounters(s *Service, hooks []*Hook) *counters {
@@ -43,7 +55,7 @@ func newCounters(s *Service, hooks []*Hook) *counters {
 		hooks:   hooks,
 		wake:    make(chan struct{}, 1),
 		changed: map[string]counter.Counter{},
-		below:   map[string]time.Time{},
+		looks:   map[subject]look{},
 	}
 }
 
@@ -92,10 +104,9 @@ func (c *counters) queue(one counter.Counter) bool {
 // is judged once in a round.
 func (c *counters) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		// Without counters to look at again only a change wakes it.
-		wait := time.Hour
-		for _, at := range c.below {
-			wait = min(wait, max(time.Until(at), 0))
+		wait := max(time.Until(c.nextScan), 0)
+		for _, l := range c.looks {
+			wait = min(wait, max(time.Until(l.at), 0))
 		}
 		wake.Wait(ctx, wait, c.wake)
 
@@ -145,24 +156,46 @@ func (c *counters) restore(changed map[string]counter.Counter) {
 	}
 }
 
+// question is whether a counter is reported as it is.
+type question struct {
+	subject
+	mayRise, mayFall bool
+	reported         string
+}
+
+// needsValue reports whether the reported state alone is no answer. Most counters are reported as over already when
+// they change, or never were when they are looked at again.
+func (q *question) needsValue() bool {
+	if q.reported == "" {
+		return q.mayRise
+	}
+
+	return q.mayFall
+}
+
 // round reports counters that are over their threshold, and resets the reported state of counters that were
-// reported as over and have been below for Settle.
+// reported as over and have been below for Settle. What it reports it has read just now: what has changed may be known
+// late, after a suspension or while the store was away, and others may have reported it since.
 func (c *counters) round(ctx context.Context, changed map[string]counter.Counter) error {
 	now := time.Now()
-	changes := c.judge(changed, now)
-
-	var due []string
-	for name, at := range c.below {
-		if !at.After(now) {
-			due = append(due, name)
-		}
+	if err := c.scan(ctx, now); err != nil {
+		return err
 	}
-	falls, err := c.falls(ctx, due)
+
+	rises, low := c.judge(changed)
+	due := c.due(now)
+	asked := slices.Concat(rises, due)
+
+	// States before values: if another process reports a counter after that, the change below is refused.
+	if err := c.readStates(ctx, asked); err != nil {
+		return err
+	}
+	values, err := c.values(ctx, asked)
 	if err != nil {
 		return err
 	}
 
-	changes = append(changes, falls...)
+	changes, unsure := c.compare(asked, values, now)
 	if len(changes) > 0 {
 		if _, err := c.service.report(ctx, changes); err != nil {
 			return err
@@ -170,93 +203,172 @@ func (c *counters) round(ctx context.Context, changed map[string]counter.Counter
 	}
 
 	// Not before the changes are made: after a failure these are looked at again.
-	for _, name := range due {
-		delete(c.below, name)
+	for i := range due {
+		delete(c.looks, due[i].subject)
+	}
+	// Another process that has read an older value may be about to reset the state.
+	for i := range rises {
+		unsure = append(unsure, rises[i].subject)
+	}
+	c.lookLater(unsure, low, now.Add(c.service.cfg.Settle))
+
+	return nil
+}
+
+// judge returns questions about the counters that are over their thresholds, and those that are not.
+func (c *counters) judge(changed map[string]counter.Counter) (rises []question, low []subject) {
+	for name, one := range changed {
+		for _, h := range c.hooks {
+			s := subject{h, name}
+			switch {
+			case !h.matches(name):
+			case one.Value > h.limit:
+				rises = append(rises, question{subject: s, mayRise: true})
+			// A hook that never reported it has nothing to reset, but only the store knows that.
+			default:
+				low = append(low, s)
+			}
+		}
+	}
+
+	return rises, low
+}
+
+// scan has all counters looked at that are reported as over, when this process begins and from time to time: another
+// one may have ended between a fall and its look.
+func (c *counters) scan(ctx context.Context, now time.Time) error {
+	if now.Before(c.nextScan) {
+		return nil
+	}
+
+	for _, h := range c.hooks {
+		reported, err := c.service.cfg.Store.Reported(ctx, h.ID)
+		if err != nil {
+			return err
+		}
+
+		for name := range reported {
+			s := subject{h, name}
+			if _, waits := c.looks[s]; !waits {
+				c.lookAt(s, look{at: now.Add(c.service.cfg.Settle)})
+			}
+		}
+	}
+	c.nextScan = now.Add(outage.Jitter(scanCounters))
+
+	return nil
+}
+
+// lookLater has counters looked at of which it is not sure what is reported, and some that are not over.
+func (c *counters) lookLater(unsure, low []subject, at time.Time) {
+	for _, s := range unsure {
+		c.lookAt(s, look{at, true})
+	}
+
+	for _, s := range low {
+		last, waits := c.looks[s]
+		// A fall that was noticed goes on, unless the counter rose meanwhile.
+		if !waits || last.mayRise {
+			c.lookAt(s, look{at, false})
+		}
+	}
+}
+
+// lookAt has a counter looked at later.
+func (c *counters) lookAt(s subject, l look) {
+	_, waits := c.looks[s]
+	if waits || len(c.looks) < maxCounters {
+		c.looks[s] = l
+	}
+}
+
+// due returns questions about the counters to look at now.
+func (c *counters) due(now time.Time) (asked []question) {
+	for s, l := range c.looks {
+		if !l.at.After(now) {
+			asked = append(asked, question{subject: s, mayRise: l.mayRise, mayFall: true})
+		}
+	}
+
+	return asked
+}
+
+// readStates reads the reported states.
+func (c *counters) readStates(ctx context.Context, asked []question) error {
+	changes := make([]Change, len(asked))
+	for i := range asked {
+		// Was equals Is, so they only read.
+		changes[i] = Change{Hook: asked[i].hook.ID, Subject: asked[i].name}
+	}
+	reported, _, err := report(ctx, c.service.cfg.Store, changes)
+	if err != nil {
+		return err
+	}
+
+	for i := range asked {
+		asked[i].reported = reported[i]
 	}
 
 	return nil
 }
 
-// judge returns the changes that report counters as over their thresholds. It notes those that are not over one.
-func (c *counters) judge(changed map[string]counter.Counter, now time.Time) (rises []Change) {
-	for name, one := range changed {
-		for _, h := range c.hooks {
-			switch {
-			case !h.matches(name):
-			case one.Value > h.limit:
-				rises = append(rises, over(h, one, now))
-			// A hook that never reported it has nothing to reset, but only the store knows that.
-			default:
-				c.noteBelow(name, now.Add(c.service.cfg.Settle))
-			}
+// values reads the counters whose values are needed. It leaves out those that cannot be read now.
+func (c *counters) values(ctx context.Context, asked []question) (map[string]counter.Counter, error) {
+	var names []string
+	for i := range asked {
+		if asked[i].needsValue() {
+			names = append(names, asked[i].name)
 		}
 	}
+	slices.Sort(names)
 
-	return rises
-}
-
-// noteBelow has a counter looked at later, unless that is about to happen.
-func (c *counters) noteBelow(name string, at time.Time) {
-	_, waits := c.below[name]
-	if !waits && len(c.below) < maxCounters {
-		c.below[name] = at
-	}
-}
-
-// falls returns the changes that reset counters which are reported as over and are not over any more.
-func (c *counters) falls(ctx context.Context, names []string) (falls []Change, err error) {
-	var ask []Change // Was equals Is, so they only read the reported state
-	for _, name := range names {
-		for _, h := range c.hooks {
-			if h.matches(name) {
-				ask = append(ask, Change{Hook: h.ID, Subject: name, Was: "1", Is: "1"})
-			}
-		}
-	}
-	reported, _, err := report(ctx, c.service.cfg.Store, ask)
-	if err != nil {
-		return nil, err
-	}
-
-	var read []string
-	for i, last := range reported {
-		name := ask[i].Subject
-		// Most were never over their threshold, and need not be read.
-		if last != "" && !slices.Contains(read, name) {
-			read = append(read, name)
-		}
-	}
-	values, err := c.values(ctx, read)
-	if err != nil {
-		return nil, err
-	}
-
-	for i, last := range reported {
-		h := c.hooks[slices.IndexFunc(c.hooks, func(h *Hook) bool { return h.ID == ask[i].Hook })]
-		// The value may have risen again in the meantime.
-		if last != "" && values[ask[i].Subject] <= h.limit {
-			falls = append(falls, Change{Hook: h.ID, Subject: ask[i].Subject, Was: last})
-		}
-	}
-
-	return falls, nil
-}
-
-// values reads the values of counters.
-func (c *counters) values(ctx context.Context, names []string) (map[string]int64, error) {
-	values := map[string]int64{}
-	for chunk := range slices.Chunk(names, counter.MaxKeys) {
+	values := map[string]counter.Counter{}
+	for chunk := range slices.Chunk(slices.Compact(names), counter.MaxKeys) {
 		// The lag is 0, because a value from memory may be older than the rise over the threshold that was reported.
 		readings, err := c.service.cfg.Counters.Read(ctx, chunk, "", 0)
 		if err != nil {
 			return nil, err
 		}
 		for i := range readings {
-			values[chunk[i]] = readings[i].Value
+			if !readings[i].Away {
+				values[chunk[i]] = readings[i].Counter
+			}
 		}
 	}
 
 	return values, nil
+}
+
+// compare returns the changes that make the reported states true, and the counters of which it is not sure.
+func (c *counters) compare(
+	asked []question, values map[string]counter.Counter, now time.Time,
+) (changes []Change, unsure []subject) {
+	for i := range asked {
+		q := &asked[i]
+		if !q.needsValue() {
+			continue
+		}
+
+		one, isRead := values[q.name]
+		isOver := one.Value > q.hook.limit
+		sinceReport := now.Sub(reportedAt(q.reported))
+
+		switch {
+		case !isRead:
+		case isOver == (q.reported != ""):
+			continue
+		case isOver:
+			changes = append(changes, over(q.hook, one, now))
+		// It was over then, so it has not been below for Settle. Clocks differ, and are set.
+		case sinceReport.Abs() < c.service.cfg.Settle:
+		default:
+			changes = append(changes, Change{Hook: q.hook.ID, Subject: q.name, Was: q.reported})
+		}
+		// The value may have changed between the read and the report.
+		unsure = append(unsure, q.subject)
+	}
+
+	return changes, unsure
 }
 
 // over returns the change that reports a counter as over the threshold.
@@ -268,5 +380,14 @@ func over(h *Hook, c counter.Counter, now time.Time) Change {
 	e.Version = c.Version.String()
 
 	// Was is empty, so the store refuses it for a counter that is reported as over already.
-	return Change{Hook: h.ID, Subject: c.Key, Is: "1", Event: e.encode(), kind: CounterOver}
+	return Change{
+		Hook: h.ID, Subject: c.Key, Is: strconv.FormatInt(now.UnixMilli(), 10), Event: e.encode(), kind: CounterOver,
+	}
+}
+
+// reportedAt returns when a counter was reported, by its state. Former releases made that "1".
+func reportedAt(state string) time.Time {
+	ms, _ := strconv.ParseInt(state, 10, 64)
+
+	return time.UnixMilli(ms)
 }

@@ -12,7 +12,10 @@
 // states and the present counts, and reports the changes that no process saw.
 //
 // Counters are handled in the same way, except that each process judges the counters that it has
-// changed itself ([Service.Changed]).
+// changed itself ([Service.Changed]). It reads a counter before it reports it, because another process may have
+// reported it, and once more Settle later, because another one may have reported the opposite at the same
+// moment. The reported state is the time of the event. From time to time each process looks at all
+// counters that are reported as over: another one may have ended between a fall and the end of Settle.
 //
 // Users are handled in the same way, too. The gateway that stores a user's arrival reports it
 // ([Service.Arrived]): only gateways know the ids of users. The node that owns the user's partition
