@@ -10,55 +10,50 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/call"
 	"headcount/counter/owner"
 	"headcount/counter/simtest"
 	"headcount/internal/rows"
 )
 
 // gateway changes counters until stop is closed. Now and then it is killed, and another one comes.
-func (s *simulation) gateway(name string, stop <-chan struct{}) {
-	dice := s.dice(name, "lives", 0)
-	for life := 0; ; life++ {
-		ctx, kill := context.WithCancel(context.Background())
-		caller := call.New(s, call.Config{Stream: fmt.Sprint(name, ".", life)})
+func (s *simulation) gateway(number int, stop <-chan struct{}) {
+	dice := s.dice(fmt.Sprint("gateway ", number), "lives", 0)
+	for n := 0; ; n++ {
+		l, ctx := s.live(number, n)
 
 		var workers sync.WaitGroup
 		for w := range simWorkers {
-			dice := s.dice(fmt.Sprint(name, ".", life), "works", w)
-			who := fmt.Sprint(name, ".", life, ", worker ", w)
-			workers.Go(func() { s.work(ctx, who, caller, dice, stop) })
+			dice := s.dice(l.name, "works", w)
+			who := fmt.Sprint(l.name, ", worker ", w)
+			workers.Go(func() { s.work(ctx, who, l, dice, stop) })
 		}
 
+		killed := false
 		if dice.Chance(0.5) {
 			select {
 			case <-time.After(2*time.Second + dice.UpTo(20*time.Second)):
-				s.Logf("%s is killed", name)
-				kill()
+				killed = true
+				l.kill()
 			case <-stop:
 			}
 		}
 		workers.Wait()
-		kill()
 
-		select {
-		case <-stop:
+		// The last life ends with the simulation, since it still tells of its changes.
+		if !killed {
 			return
-		default:
 		}
 	}
 }
 
 // work makes one change after another.
-func (s *simulation) work(
-	ctx context.Context, who string, caller *call.Caller, dice *simtest.Dice, stop <-chan struct{},
-) {
+func (s *simulation) work(ctx context.Context, who string, l *life, dice *simtest.Dice, stop <-chan struct{}) {
 	for ctx.Err() == nil {
 		select {
 		case <-stop:
 			return
 		case <-time.After(dice.UpTo(300 * time.Millisecond)):
-			s.change(ctx, who, caller, dice)
+			s.change(ctx, who, l, dice)
 		case <-ctx.Done():
 			return
 		}
@@ -66,8 +61,8 @@ func (s *simulation) work(
 }
 
 // change makes one change, or some of one key, and notes the answer.
-func (s *simulation) change(ctx context.Context, who string, caller *call.Caller, dice *simtest.Dice) {
-	key := s.keys[dice.Below(len(s.keys))]
+func (s *simulation) change(ctx context.Context, who string, l *life, dice *simtest.Dice) {
+	key := s.keys[dice.Below(s.busy())]
 	delta := int64(1 + dice.Below(9))
 	if dice.Chance(0.45) {
 		delta = -delta
@@ -85,7 +80,7 @@ func (s *simulation) change(ctx context.Context, who string, caller *call.Caller
 
 	partition := rows.PartitionOf(key)
 	s.Logf("%s asks: %s of partition %d by %d, idempotency key %q", who, key, partition, delta, name)
-	answer, err := caller.Do(ctx, owner.Call{Partition: partition, Ops: []counter.Op{op}})
+	answer, err := l.do(ctx, key, op)
 	if err != nil {
 		s.Logf("%s is not answered: %v", who, err)
 		s.unanswered(key, name, delta, err)

@@ -58,8 +58,9 @@ const (
 
 // faults says how often what gets lost.
 type faults struct {
-	store float64 // of commits, and of their answers
-	calls float64
+	store    float64 // of commits, of calls of webhooks, and of their answers
+	calls    float64
+	receiver float64 // of messages of webhooks, and of their answers
 }
 
 type simulation struct {
@@ -70,6 +71,9 @@ type simulation struct {
 	stray sync.WaitGroup // calls that nobody waits for
 	keys  []string
 
+	hooked  *hooked
+	hooking sync.WaitGroup // waits for the webhooks of all lives
+
 	mu        sync.Mutex // guards the fields below
 	faults    faults
 	rolled    map[string]*simtest.Dice // by name
@@ -79,6 +83,9 @@ type simulation struct {
 	expected  map[string]*expected   // by key
 	versions  map[string]int64       // key and version -> value
 	ids       map[string]*identified // by idempotency key
+	lives     [simGateways]*life     // the present ones
+	sender    int                    // the gateway that sends the events of webhooks
+	resting   bool                   // some counters do not change any more
 }
 
 // expected is what a counter must be in the end.
@@ -108,9 +115,12 @@ func newSimulation(seed uint64, notes *simtest.Notes) *simulation {
 		versions: map[string]int64{},
 		ids:      map[string]*identified{},
 	}
+	s.hooked = newHooked(s)
 	lost := faults{store: 0.1 * float64(r.Below(3)) / 2, calls: 0.1 * float64(r.Below(3)) / 2}
+	lost.receiver = 0.2 * float64(r.Below(3))
 	if s.Makes(simFaults) {
-		s.Logf("of what goes to the store %v get lost, of calls %v", lost.store, lost.calls)
+		s.Logf("of what goes to the store %v get lost, of calls %v, of messages of webhooks %v",
+			lost.store, lost.calls, lost.receiver)
 		s.faults = lost
 	}
 	for i := range 6 {
@@ -158,6 +168,18 @@ func (s *simulation) chances() faults {
 	return s.faults
 }
 
+// busy returns how many of the keys change.
+func (s *simulation) busy() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if s.resting {
+		return len(s.keys) / 2
+	}
+
+	return len(s.keys)
+}
+
 // routeOf returns who should own a partition.
 func (s *simulation) routeOf(id int) int {
 	s.mu.Lock()
@@ -177,7 +199,7 @@ func (s *simulation) run() {
 	stop := make(chan struct{})
 	var gateways sync.WaitGroup
 	for g := range simGateways {
-		gateways.Go(func() { s.gateway(fmt.Sprint("gateway ", g), stop) })
+		gateways.Go(func() { s.gateway(g, stop) })
 	}
 
 	for i := range simFaults {
@@ -194,6 +216,11 @@ func (s *simulation) run() {
 	s.wait("a call is on its way", s.stray.Wait)
 
 	s.check()
+	s.checkHooks()
+	for _, l := range s.lives {
+		l.kill()
+	}
+	s.wait("webhooks do not end", s.hooking.Wait)
 	for _, p := range s.processes {
 		p.kill()
 	}
@@ -260,6 +287,7 @@ func (s *simulation) OwnerOf(id int) call.Owner {
 func (s *simulation) fault() {
 	i := s.rand.Below(simProcesses)
 	p := s.processes[i]
+	defer s.hookFault()()
 
 	switch s.rand.Below(8) {
 	case 0, 1:
@@ -341,6 +369,7 @@ func (s *simulation) moveAll(from int) {
 func (s *simulation) healAll() {
 	s.mu.Lock()
 	s.faults = faults{}
+	s.resting = true
 	s.mu.Unlock()
 	for _, p := range s.processes {
 		p.Resume()

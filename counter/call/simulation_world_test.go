@@ -232,12 +232,23 @@ func (w *world) read(addresses []rows.Address) []rows.Found {
 	return w.store.Read(context.Background(), addresses)
 }
 
-func (w *world) scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
+// now returns the present store, and whether it is away.
+func (w *world) now() (store *rowsmem.Store, away bool) {
 	w.mu.Lock()
-	store := w.store
-	away := w.away
-	w.mu.Unlock()
+	defer w.mu.Unlock()
 
+	return w.store, w.away
+}
+
+func (w *world) lostAt() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+
+	return w.lost
+}
+
+func (w *world) scan(ctx context.Context, id int, collection, after string, each func(string, []byte) error) error {
+	store, away := w.now()
 	if away {
 		return rows.ErrUnavailable
 	}

@@ -1,0 +1,545 @@
+package call_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/call"
+	"headcount/counter/owner"
+	"headcount/counter/simtest"
+	"headcount/internal/rows"
+	"headcount/presence"
+	"headcount/webhook"
+	"headcount/webhook/webhookmem"
+)
+
+// This is what a simulation has of webhooks: their store, the server that receives them, and what it must have been
+// told. Each life of a gateway judges the counters that it has changed, and one gateway sends.
+
+const (
+	simSettle   = 2 * time.Second   // webhook-settle
+	simPatience = 150 * time.Second // for a message, after attempts that failed
+)
+
+// simLimits are thresholds that counters often pass.
+var simLimits = []int64{15, 60}
+
+// simHooks tell of each threshold.
+var simHooks = sync.OnceValue(func() []*webhook.Hook {
+	var texts []string
+	for _, limit := range simLimits {
+		texts = append(texts, fmt.Sprintf("counter:*>%d=http://receiver.test/%d", limit, limit))
+	}
+	hooks, err := webhook.Parse(texts, []presence.Site{presence.DefaultSite})
+	if err != nil {
+		panic(err)
+	}
+
+	return hooks
+})
+
+// simBuckets are what a process owns that sends to all of them.
+var simBuckets = sync.OnceValue(func() (buckets []int) {
+	for _, h := range simHooks() {
+		buckets = append(buckets, presence.Bucket(h.ID, presence.DefaultBuckets))
+	}
+
+	return buckets
+})
+
+// subject is a counter with a threshold.
+type subject struct {
+	key   string
+	limit int64
+}
+
+// moment is what a counter was once.
+type moment struct {
+	counter.Counter
+	by *life // that was answered so; nil: a look at it
+}
+
+// hooked is what the webhooks of all gateways share.
+type hooked struct {
+	s *simulation
+
+	mu       sync.Mutex // guards the fields below
+	store    *webhookmem.Store
+	lostAt   time.Time                 // when the store was emptied last
+	past     map[string][]moment       // by key
+	late     map[string]bool           // events that took long from the look at a counter to the store
+	bodies   map[string]string         // of messages
+	messages map[string]string         // by event: the message that it came in
+	told     map[subject]webhook.Event // the newest event
+}
+
+func newHooked(s *simulation) *hooked {
+	return &hooked{
+		s: s, store: webhookmem.New(), past: map[string][]moment{}, late: map[string]bool{},
+		bodies: map[string]string{}, messages: map[string]string{}, told: map[subject]webhook.Event{},
+	}
+}
+
+// isNow notes what a counter was at some moment.
+func (h *hooked) isNow(c counter.Counter, by *life) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	h.past[c.Key] = append(h.past[c.Key], moment{c, by})
+}
+
+// lose empties the store.
+func (h *hooked) lose() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	h.store = webhookmem.New()
+	h.lostAt = time.Now()
+}
+
+// note notes that a change has come to the store.
+func (h *hooked) note(by *life, c *webhook.Change) {
+	if c.Was == c.Is {
+		return
+	}
+	h.s.Logf("%s reports %s: %q becomes %q, %s", by.name, c.Subject, c.Was, c.Is, c.Event)
+	if c.Event == "" {
+		return
+	}
+
+	var e webhook.Event
+	if err := json.Unmarshal([]byte(c.Event), &e); err != nil {
+		h.s.Failf("–", "an event is %s, %v", c.Event, err)
+	}
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	// Two processes that need that long may report the same: the later one after a fall.
+	if time.Since(e.Timestamp) >= simSettle/2 {
+		h.late[e.ID] = true
+	}
+}
+
+// now returns the present store.
+func (h *hooked) now() *webhookmem.Store {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	return h.store
+}
+
+// wasLostLocked reports whether it is lost that a counter was reported, or what the counter was then.
+func (h *hooked) wasLostLocked(e webhook.Event) bool {
+	lostAt := h.lostAt
+	if healed := h.s.world.lostAt().Add(simHeal); healed.After(lostAt) {
+		lostAt = healed
+	}
+
+	return !lostAt.Before(e.Timestamp)
+}
+
+// receive takes a message, and checks what holds for each.
+func (h *hooked) receive(id, body string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	was, again := h.bodies[id]
+	if again && was != body {
+		h.s.Failf("once", "message %s came as %s and as %s", id, was, body)
+	}
+	h.bodies[id] = body
+
+	var m struct {
+		Data struct{ Events []webhook.Event }
+	}
+	if err := json.Unmarshal([]byte(body), &m); err != nil || len(m.Data.Events) == 0 {
+		h.s.Failf("–", "message %s is %s, %v", id, body, err)
+	}
+	for _, e := range m.Data.Events {
+		in, known := h.messages[e.ID]
+		if known && in != id {
+			h.s.Failf("once", "event %s came in %s and in %s", e.ID, in, id)
+		}
+		h.messages[e.ID] = id
+		if !known {
+			h.eventLocked(e)
+		}
+	}
+}
+
+// eventLocked takes an event that is new: its counter had that value, over the threshold, and was below since the last.
+func (h *hooked) eventLocked(e webhook.Event) {
+	h.s.Logf("the receiver is told: %s is %d, over %d, version %s", e.Counter, *e.Value, *e.Threshold, e.Version)
+	of := subject{e.Counter, *e.Threshold}
+	last, again := h.told[of]
+	h.told[of] = e
+
+	to, _ := presence.ParseVersion(e.Version)
+	isTrue := func(m moment) bool { return m.Version == to && m.Value == *e.Value && m.Value > of.limit }
+	if !slices.ContainsFunc(h.past[e.Counter], isTrue) {
+		h.s.Failf("–", "%s is told as %d, over %d, of version %s, which it never was",
+			e.Counter, *e.Value, of.limit, e.Version)
+	}
+
+	isLate := h.late[last.ID] || h.late[e.ID]
+	if !again || isLate || h.wasLostLocked(last) {
+		return
+	}
+
+	from, _ := presence.ParseVersion(last.Version)
+	isBelow := func(m moment) bool {
+		return m.Value <= of.limit && m.Version.Compare(from) > 0 && m.Version.Compare(to) < 0
+	}
+	if !slices.ContainsFunc(h.past[e.Counter], isBelow) {
+		h.s.Failf("once", "%s is told as over %d at %s and again at %s, and was not below in between",
+			e.Counter, of.limit, last.Version, e.Version)
+	}
+}
+
+// life is one life of a gateway.
+type life struct {
+	simtest.Host
+	s      *simulation
+	name   string
+	caller *call.Caller
+	hooks  *webhook.Service
+	end    context.CancelFunc
+}
+
+// live begins a life of a gateway.
+func (s *simulation) live(gateway, number int) (*life, context.Context) {
+	ctx, end := context.WithCancel(context.Background())
+	l := &life{s: s, name: fmt.Sprint("gateway ", gateway, ".", number), end: end}
+	l.caller = call.New(s, call.Config{Stream: l.name})
+	l.hooks = webhook.New(webhook.Config{
+		Hooks: simHooks(), Keys: [][]byte{[]byte("the secret of a receiver")}, Store: outbox{l}, Counters: l,
+		Settle: simSettle, Transport: l,
+	})
+	s.hooking.Go(func() { l.hooks.Run(ctx) })
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.lives[gateway] = l
+	if s.sender == gateway {
+		l.hooks.Serve(simBuckets())
+	}
+
+	return l, ctx
+}
+
+func (l *life) kill() {
+	l.s.Logf("%s is killed", l.name)
+	l.Die()
+	l.end()
+}
+
+// sendFrom has another gateway send the events.
+func (s *simulation) sendFrom(gateway int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	s.sender = gateway
+	for i, l := range s.lives {
+		if i == gateway {
+			l.hooks.Serve(simBuckets())
+		} else {
+			l.hooks.Serve(nil)
+		}
+	}
+}
+
+// hookFault makes something of webhooks go wrong, until its end is called.
+func (s *simulation) hookFault() (end func()) {
+	g := s.rand.Below(simGateways)
+	s.mu.Lock()
+	l := s.lives[g]
+	s.mu.Unlock()
+
+	switch s.rand.Below(6) {
+	case 0, 1:
+		s.Fault("a gateway stands still: %s", l.name)
+		l.Suspend()
+		return l.Resume
+	case 2:
+		s.Fault("gateway %d sends the events of webhooks", g)
+		s.sendFrom(g)
+	case 3:
+		s.Fault("the store of webhooks is emptied")
+		s.hooked.lose()
+	}
+
+	return func() {}
+}
+
+// Read implements webhook.Counters.
+func (l *life) Read(ctx context.Context, keys []string, _ string, _ time.Duration) ([]counter.Reading, error) {
+	dice := l.s.dice(l.name, "reads", 0)
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if !l.Alive() || dice.Chance(l.s.chances().store) {
+		return nil, counter.ErrUnavailable
+	}
+
+	store, away := l.s.world.now()
+	if away {
+		return nil, counter.ErrUnavailable
+	}
+	found, err := owner.NewReader(store, rows.PartitionOf).Read(ctx, keys, "", 0)
+	for i := range found {
+		l.s.hooked.isNow(found[i].Counter, nil)
+	}
+
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if !l.Alive() {
+		return nil, counter.ErrUnavailable
+	}
+
+	return found, err
+}
+
+var errTimedOut = errors.New("the receiver does not answer")
+
+// RoundTrip implements http.RoundTripper. An attempt may be refused, get no answer though it arrived, or not arrive.
+func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+
+	dice := l.s.dice(l.name, "sends to "+req.URL.Path, 0)
+	time.Sleep(dice.UpTo(20 * time.Millisecond))
+	if !l.Alive() {
+		return nil, syscall.ECONNRESET
+	}
+
+	luck := 4
+	if dice.Chance(l.s.chances().receiver) {
+		luck = dice.Below(4)
+	}
+	switch luck {
+	case 0:
+		return nil, syscall.ECONNREFUSED
+	case 1:
+		return &http.Response{StatusCode: http.StatusServiceUnavailable, Body: http.NoBody, Request: req}, nil
+	case 2:
+		<-req.Context().Done()
+		return nil, errTimedOut
+	}
+
+	l.s.hooked.receive(req.Header.Get("Webhook-Id"), string(body))
+	if luck == 3 || !l.Alive() {
+		return nil, syscall.ECONNRESET
+	}
+
+	return &http.Response{StatusCode: http.StatusNoContent, Body: http.NoBody, Request: req}, nil
+}
+
+// checkHooks looks at webhooks when nothing else happens: what is reported is what is true, and when all counters fall,
+// stay low and rise, each of them is told once more.
+func (s *simulation) checkHooks() {
+	// Nobody has judged a change whose process was killed, so its counter changes once more. Nor does anybody know of
+	// what was reported to a store that was emptied since.
+	for i, key := range s.keys {
+		c := s.counter(key)
+		if !s.hooked.isJudged(c) {
+			s.changeAtRest(s.lives[i%simGateways], key, 1)
+		}
+	}
+	s.truth("after faults", simPatience, func(of subject, c counter.Counter, last webhook.Event) bool {
+		return c.Value <= of.limit || last.Value != nil
+	})
+
+	for i, key := range s.keys {
+		value := s.counter(key).Value
+		s.changeAtRest(s.lives[i%simGateways], key, cmp.Or(-value, 1))
+	}
+	// Who has judged that does not live to see whether it lasts: the next life finds out.
+	time.Sleep(simSettle / 2)
+	s.lives[0].kill()
+	s.live(0, 1000)
+	s.truth("after a fall", 5*simSettle, nil)
+
+	for i, key := range s.keys {
+		s.changeAtRest(s.lives[(i+1)%simGateways], key, 100)
+	}
+	s.truth("after a rise", simPatience, func(_ subject, c counter.Counter, last webhook.Event) bool {
+		return last.Version == c.Version.String()
+	})
+}
+
+// truth waits until what is reported is what is true, and what was told is as it should be.
+func (s *simulation) truth(when string, most time.Duration, isTold func(subject, counter.Counter, webhook.Event) bool) {
+	wrong := s.wrong(isTold)
+	for end := time.Now().Add(most); wrong != "" && time.Now().Before(end); {
+		time.Sleep(time.Second)
+		wrong = s.wrong(isTold)
+	}
+	if wrong != "" {
+		s.Failf("newest", "the receiver of webhooks %s: %s", when, wrong)
+	}
+}
+
+// wrong returns what is reported or told wrongly; empty: nothing.
+func (s *simulation) wrong(isTold func(subject, counter.Counter, webhook.Event) bool) string {
+	for i, h := range simHooks() {
+		reported, _ := s.hooked.now().Reported(context.Background(), h.ID)
+		for _, key := range s.keys {
+			of := subject{key, simLimits[i]}
+			c := s.counter(key)
+			last := s.hooked.last(of)
+
+			isReported := reported[key] != ""
+			if isReported != (c.Value > of.limit) {
+				return fmt.Sprintf("%s is %d, %v, told as over %d: %t", key, c.Value, c.Version, of.limit, isReported)
+			}
+			if isTold != nil && !isTold(of, c, last) {
+				return fmt.Sprintf("%s is %d, %v, last told as over %d: %+v", key, c.Value, c.Version, of.limit, last)
+			}
+		}
+	}
+
+	return ""
+}
+
+// changeAtRest makes a change that is answered.
+func (s *simulation) changeAtRest(l *life, key string, delta int64) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+
+	s.Logf("%s adds %d to %s", l.name, delta, key)
+	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: ruleOf(key), Verb: counter.Add, Delta: delta}}}
+	if _, err := l.do(ctx, key, op); err != nil {
+		s.Failf("newest", "at rest %s is not changed: %v", key, err)
+	}
+}
+
+// counter returns what a counter is in the store.
+func (s *simulation) counter(key string) counter.Counter {
+	store, _ := s.world.now()
+	read, err := owner.NewReader(store, rows.PartitionOf).Read(context.Background(), []string{key}, "", 0)
+	if err != nil {
+		s.Failf("newest", "%v", err)
+		return counter.Counter{}
+	}
+
+	return read[0].Counter
+}
+
+// isJudged reports whether a process that lives has made a counter what it is, and no store has lost what it said.
+func (h *hooked) isJudged(c counter.Counter) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	isIts := func(m moment) bool { return m.Version == c.Version && m.by != nil && !m.by.IsDead() }
+
+	return slices.ContainsFunc(h.past[c.Key], isIts) && c.Updated.After(h.lostAt)
+}
+
+// last returns the newest event that the receiver was told.
+func (h *hooked) last(of subject) webhook.Event {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	return h.told[of]
+}
+
+// do makes one operation, and has its counters judged.
+func (l *life) do(ctx context.Context, key string, op counter.Op) (owner.Answer, error) {
+	answer, err := l.caller.Do(ctx, owner.Call{Partition: rows.PartitionOf(key), Ops: []counter.Op{op}})
+	if !l.Alive() && err == nil {
+		err = counter.ErrUnavailable // its clients are not answered
+	}
+	if err != nil {
+		return answer, err
+	}
+
+	for _, result := range answer.Results {
+		for _, c := range result.Counters {
+			l.s.hooked.isNow(c, l)
+		}
+	}
+	l.hooks.Changed(answer.Results)
+
+	return answer, nil
+}
+
+// outbox is the way of one life of a gateway to the store of webhooks.
+type outbox struct{ *life }
+
+// use makes a call of the store. Each may get lost, come a while later, or lose its answer.
+func (o outbox) use(what string, do func(*webhookmem.Store)) error {
+	dice := o.s.dice(o.name, what, 0)
+	chance := o.s.chances().store
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if dice.Chance(chance) {
+		time.Sleep(dice.UpTo(2 * time.Second))
+	}
+	if !o.Alive() || dice.Chance(chance) {
+		return webhook.ErrUnavailable
+	}
+
+	if _, away := o.s.world.now(); away {
+		return webhook.ErrUnavailable
+	}
+	do(o.s.hooked.now())
+
+	time.Sleep(dice.UpTo(2 * time.Millisecond))
+	if !o.Alive() || dice.Chance(chance) {
+		return webhook.ErrUnavailable // the answer is lost
+	}
+
+	return nil
+}
+
+// Report implements webhook.Store.
+func (o outbox) Report(
+	ctx context.Context, changes []webhook.Change,
+) (reported []string, dropped int, err error) {
+	err = o.use("reports", func(s *webhookmem.Store) {
+		for i := range changes {
+			o.s.hooked.note(o.life, &changes[i])
+		}
+		reported, dropped, _ = s.Report(ctx, changes) // in memory nothing fails
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+
+	return reported, dropped, nil
+}
+
+// Reported implements webhook.Store.
+func (o outbox) Reported(ctx context.Context, hook string) (states map[string]string, err error) {
+	err = o.use("looks through", func(s *webhookmem.Store) { states, _ = s.Reported(ctx, hook) })
+	if err != nil {
+		return nil, err
+	}
+
+	return states, nil
+}
+
+// Take implements webhook.Store.
+func (o outbox) Take(ctx context.Context, hook string) (events []string, waiting int, err error) {
+	err = o.use("takes "+hook, func(s *webhookmem.Store) { events, waiting, _ = s.Take(ctx, hook) })
+	if err != nil {
+		return nil, 0, err
+	}
+
+	return events, waiting, nil
+}
+
+// Acknowledge implements webhook.Store.
+func (o outbox) Acknowledge(ctx context.Context, hook, first string, n int) error {
+	return o.use("takes "+hook, func(s *webhookmem.Store) { _ = s.Acknowledge(ctx, hook, first, n) })
+}
