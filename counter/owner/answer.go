@@ -20,7 +20,7 @@ const (
 
 var conflicts = []error{
 	counter.ErrBound, counter.ErrOverflow, counter.ErrKind, counter.ErrReservation, counter.ErrNoReservation,
-	ErrMalformed, // no conflict, but in the same form; an older release takes the whole answer for malformed
+	ErrMalformed, // not a conflict, but encoded like one; an older release rejects the whole answer as malformed
 }
 
 // encodeAnswer returns the row of a stream: the number, the time and the answer of its last call.
@@ -30,7 +30,8 @@ func encodeAnswer(number uint64, at time.Time, answer *Answer) []byte {
 	for i := range answer.Results {
 		b = appendResult(b, &answer.Results[i])
 	}
-	// Neither list below has its length in the row: who reads it knows what it asked.
+	// The lists below are written without their lengths: a reader has the call, and so knows how many elements it
+	// asked for.
 	if answer.More == nil {
 		return b
 	}
@@ -60,7 +61,7 @@ func appendResult(b []byte, result *counter.Result) []byte {
 	var conflict *counter.Conflict
 	switch {
 	case errors.As(result.Err, &conflict):
-		// Of a conflict the sender's client gets the counter and its value; of any other refusal only the text.
+		// The client of the call is told the counter and its value. Of any other refusal it is told only the text.
 		return appendConflict(b, conflict)
 	case errors.Is(result.Err, ErrMalformed):
 		return appendConflict(b, &counter.Conflict{Is: ErrMalformed, Text: result.Err.Error()})

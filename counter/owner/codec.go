@@ -74,7 +74,8 @@ func (r *reader) bytes() []byte {
 	return value
 }
 
-// count reads the number of elements that follow, each of which has at least one byte.
+// count reads the number of elements that follow. Each element has at least one byte, so a number that exceeds the
+// remaining bytes is malformed.
 func (r *reader) count() int {
 	n := r.uint()
 	if n > uint64(len(r.rest)) {

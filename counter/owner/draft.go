@@ -26,14 +26,14 @@ type draft struct {
 	rows    table // rows that the calls need, with their changes
 	missing int   // number of rows to read from the store; if any, the results are void and judging is repeated
 	heads   []*head
-	byKey   map[string]*head // the same by key; empty while there are few heads
+	byKey   map[string]*head // heads by key; empty while there are few
 
 	meta         meta
 	metaChanged  bool
-	room         []byte     // buffer in which a head is encoded
-	changes      []rows.Row // rows of the commit
-	ids          []rows.ID
-	used         map[[16]byte]struct{} // the same as a set; empty while there are few
+	room         []byte                // buffer in which a head is encoded
+	changes      []rows.Row            // rows of the commit
+	ids          []rows.ID             // IDs that the commit uses up
+	used         map[[16]byte]struct{} // ids as a set; empty while there are few
 	asked        []rows.ID             // IDs of refused operations, which may be repetitions of made ones
 	news         []counter.Notification
 	sharesToSend []string // keys of the counters whose shares must be sent to other regions
@@ -46,12 +46,12 @@ type draft struct {
 
 var _ counter.Tx = (*draft)(nil)
 
-// large is the number of rows above which a draft is not reused, so that it does not hold its memory.
+// large is the number of rows above which a draft is not reused, so that one large turn does not keep its memory for
+// good.
 const large = 1024
 
 // reset empties the draft, and reports whether it may be reused.
 func (d *draft) reset() bool {
-	// One large turn must not keep its memory for good.
 	if cap(d.rows.list) > large || cap(d.heads) > large || cap(d.news) > large {
 		return false
 	}
@@ -68,9 +68,9 @@ func (d *draft) reset() bool {
 func (d *draft) clear() {
 	d.unjudge()
 	for at := range d.rows.list {
-		// Operations modify copies, so is still has the value of the newest commit.
+		// Operations modify copies, so the committed value is still intact.
 		e := &d.rows.list[at]
-		e.value = e.is
+		e.value = e.committed
 		e.written = false
 		e.own = false
 	}
@@ -81,7 +81,7 @@ func (d *draft) unjudge() {
 	for _, h := range d.heads {
 		*h = head{}
 	}
-	// All of it keeps its memory, because the draft is used again at once.
+	// The slices and maps keep their memory, because the draft is reused at once.
 	d.heads = d.heads[:0]
 	clear(d.byKey)
 	d.meta = meta{}
@@ -151,8 +151,8 @@ func (d *draft) fill(found []rows.Found) error {
 			return err
 		}
 
-		e.is = found[next].Value
-		e.value = e.is
+		e.committed = found[next].Value
+		e.value = e.committed
 		e.missing = false
 		next++
 	}
@@ -249,7 +249,7 @@ func (d *draft) makeMore(m *More) *MoreAnswer {
 			d.expire(row.Name, row.Until)
 		}
 	}
-	// A batch with the same key may have been committed at the same time.
+	// Another batch with the same key may have been committed meanwhile.
 	for _, id := range m.Remembered {
 		if !d.Remembered(id) {
 			d.Remember(id)
@@ -413,23 +413,23 @@ func (d *draft) row(name rows.Name) int {
 	at := d.rows.find(name)
 	if at < 0 && d.near != nil {
 		// A store in memory answers at once, so no row is ever missing.
-		is, _ := d.lookUp(name)
-		return d.rows.add(entry{name: name, is: is, value: is, cached: true})
+		value, _ := d.lookUp(name)
+		return d.rows.add(entry{name: name, committed: value, value: value, cached: true})
 	}
 	if at < 0 {
 		at = d.rows.add(entry{name: name, unknown: true})
 	}
 
-	// A row that this judgement has written needs no former value. Of a row that only an earlier judgement wrote, the
-	// former value is still unknown.
+	// A row that this judgement has overwritten needs no committed value. If clear drops that write, the value is
+	// looked up after all.
 	e := &d.rows.list[at]
 	if !e.unknown || e.written {
 		return at
 	}
 
-	is, ok := d.lookUp(name)
-	e.is = is
-	e.value = is
+	value, ok := d.lookUp(name)
+	e.committed = value
+	e.value = value
 	e.unknown = false
 	e.cached = ok
 	e.missing = !ok
@@ -520,7 +520,7 @@ func (d *draft) remember(id rows.ID) {
 		return
 	}
 
-	// The first ones were too few for the set, so they are not in it yet.
+	// The list has just become too long to search, so the set begins with all IDs so far.
 	if len(d.used) == 0 {
 		d.used = map[[16]byte]struct{}{}
 		for _, one := range d.ids {

@@ -42,7 +42,7 @@ func (r *Reader) Deleted(ctx context.Context) (deleted uint64, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("owner: partition %d: %w", id, err)
 		}
-		// The highest of all, since the target may have a counter in another partition.
+		// The highest of all partitions, since the target of the export may place a counter in another partition.
 		deleted = max(deleted, m.deleted)
 	}
 

@@ -148,7 +148,7 @@ func (d *draft) addHead(key string) *head {
 	if d.byKey == nil {
 		d.byKey = make(map[string]*head, 4*short)
 	}
-	if len(d.byKey) == 0 { // the heads of before were few
+	if len(d.byKey) == 0 { // until now the list was short enough to be searched
 		for _, one := range d.heads {
 			d.byKey[one.key] = one
 		}

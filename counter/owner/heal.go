@@ -22,7 +22,7 @@ var (
 
 // giveUp ends the ownership of p and makes its callers turn to the new owner. The caller has the turn.
 func (o *Owner) giveUp(p *partition) {
-	// The commit of these calls may yet reach the store. Then the next owner finds their answers beside it.
+	// The commit of these calls may yet reach the store. Then the next owner finds their answers, which are part of it.
 	o.fail(p, ErrNotOwner)
 
 	o.mu.Lock()
@@ -74,9 +74,9 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 		o.requeue(p)
 	}
 
-	// Before any further commit, because those that heal have to name the new claim.
+	// The commits that heal have to name the new claim.
 	p.epoch = claims[0].Epoch
-	_ = o.emptyCommit(p) // for its draft, which the outcome of the pieces ends
+	_ = o.emptyCommit(p) // starts the draft that handleOutcome ends after the last piece
 	pieces := p.healing(claims[0].Number, o.cfg.HealRows)
 	if len(pieces) > 1 {
 		healsInPieces.Reached()
@@ -90,9 +90,9 @@ func (o *Owner) heal(p *partition, commit *rows.Commit) {
 // each commit has all rows of a range of numbers, and its own number is the greatest of them. So the invariant holds at
 // every moment that a store with some number has every row with that number or a lower one.
 //
-// What a commit writes besides counters, its IDs and the answers of streams, has the lowest number in it. So no change
-// of a counter is stored without them: if this owner dies between two of the commits, a repeated call still finds that
-// it was made.
+// A lost commit's IDs and answers of streams keep its number, while its counters may have got greater numbers since. So
+// no change of a counter is restored before them: if this owner dies between two of the commits, a repeated call still
+// finds that it was made.
 func (p *partition) healing(number uint64, most int) []rows.Commit {
 	now := time.Now()
 	commit := rows.Commit{Partition: p.id, Epoch: p.epoch, After: number, At: now}
@@ -108,7 +108,7 @@ func (p *partition) healing(number uint64, most int) []rows.Commit {
 		}
 		before = one.number
 
-		// It is written now, so it stays in memory as long as what was just written: the store may lose it again.
+		// A restored row or ID counts as written just now, and stays in memory that long: the store may lose it again.
 		if one.isID {
 			commit.IDs = append(commit.IDs, one.id)
 			p.ids.put(one.id.Bytes, remembered{until: one.id.Until, number: one.number})
@@ -165,7 +165,7 @@ func (p *partition) after(number uint64, now time.Time) []numbered {
 
 // emptyCommit starts a draft for p and returns a commit without changes. The caller has the turn.
 func (o *Owner) emptyCommit(p *partition) rows.Commit {
-	// The outcome moves the draft's meta into memory, so an empty draft must have that of the partition.
+	// The outcome copies the draft's meta to the partition, so an empty draft needs the partition's own.
 	p.draft = o.newDraft(p, time.Now())
 	p.draft.meta = p.meta
 
@@ -259,7 +259,7 @@ func (o *Owner) commitAll(p *partition, commits []rows.Commit, healed chan struc
 // reach the store late, when it is not full any more.
 func (o *Owner) insist(commit *rows.Commit) error {
 	for {
-		// It is the same commit with the same number, so a store that already has it says so.
+		// The number stays the same, so a store that already has the commit reports success.
 		err := o.write([]rows.Commit{*commit})[0]
 		if !errors.Is(err, rows.ErrUnavailable) && !errors.Is(err, rows.ErrFull) {
 			return err

@@ -36,7 +36,7 @@ func limitOf(field string) limit.Name {
 // counter.ErrUnavailable.
 func ForgetLimit(ctx context.Context, store rows.Store, key string) (Call, error) {
 	call := Call{Partition: rows.PartitionOf(key), More: &More{}}
-	// Fields begin with the algorithm and the window, so those of one key do not follow each other.
+	// Fields begin with the algorithm and the window, so the states of one key are scattered among all others.
 	err := store.Scan(ctx, call.Partition, limits, "", func(field string, _ []byte) error {
 		if limitOf(field).Key == key {
 			gone := Expiring{Row: rows.Row{Name: rows.Name{Collection: limits, Field: field}}}
@@ -78,7 +78,7 @@ func (d *draft) limit(request *limit.Request) limit.Answer {
 	}
 
 	d.put(name, next)
-	// Later requests move the end. A sweep looks at the state again before it deletes the row.
+	// Later requests postpone the expiry: a sweep looks at the state again before it deletes the row.
 	if row == nil {
 		d.expire(name, time.UnixMilli(state.End(request.Name)))
 	}

@@ -20,8 +20,8 @@ type Outline struct {
 	Key string
 	// State has the counter, or the zero Version if it is deleted. It is nil in the outline of a ledger.
 	State *counter.State
-	// Life names the ledger of the counter; First and Last are the range of Seq that the row can have. Without entries
-	// these have been deleted.
+	// Life names the ledger of the counter; First and Last are the range of Seq that the row can have. If Entries is
+	// empty, the entries of this range have been deleted.
 	Life        uint64
 	First, Last uint64
 	Entries     []counter.Entry

@@ -71,7 +71,7 @@ type Config struct {
 	// RepeatAfter is the pause before a commit without an answer is repeated, default 100ms.
 	RepeatAfter time.Duration
 	// VerifyEvery is how often an owner checks that the store has lost nothing of a partition, default 1s. Negative:
-	// never, for stores that lose nothing. Then the owner does not keep what it wrote in memory, either.
+	// never, for stores that lose nothing. Then the owner has no need to remember what it wrote.
 	VerifyEvery time.Duration
 	// HealRows is the number of rows after which a commit that restores lost rows is full, default 2,000.
 	HealRows int
@@ -222,7 +222,7 @@ func (o *Owner) Own(ctx context.Context, partitions ...int) error {
 	for i, claim := range claims {
 		id := wanted[i].Partition
 		if claim.Err != nil {
-			// A master of a Redis Cluster may be away. The partitions on others are owned all the same.
+			// A master of a Redis Cluster may be away. The partitions on other masters are owned all the same.
 			err = fmt.Errorf("owner: claim of partition %d: %w", id, claim.Err)
 			continue
 		}

@@ -51,7 +51,7 @@ func (p *partition) learn(ids []rows.ID) {
 func (p *partition) landDraft() {
 	d := p.draft
 	p.meta = d.meta
-	// If a later call needs them, the store names them again.
+	// If a later call uses one of these IDs, the store refuses its commit again.
 	p.known = nil
 	if d.near != nil {
 		d.near.land(p.id, d.heads)

@@ -12,7 +12,7 @@ func (d *draft) publication() []byte {
 	for i := range d.news {
 		one := &d.news[i]
 		b = appendBytes(b, one.Key)
-		// The rows of the heads are new already: commit encodes them before the publication.
+		// The row has the change, because commit encodes the heads before the publication.
 		b = appendBytes(b, d.get(headOf(one.Key)))
 		b = appendStrings(b, one.Joined)
 		b = appendStrings(b, one.Left)

@@ -160,7 +160,7 @@ func (o *Owner) doNow(ctx context.Context, call *Call) (Answer, error) {
 
 	answer := one.answer
 	err = one.err
-	// It is used again, and must not keep the operations of this call in memory.
+	// The struct is reused, and must not keep the operations of this call in memory.
 	*one = pending{}
 	o.scratch.call = one
 	o.unlock()
@@ -268,7 +268,7 @@ func refuses(one pending) bool {
 // awaitAll ends the turn that the caller has, and waits for the calls that it did not answer. A call whose outcome is
 // known already is in no queue.
 func (o *Owner) awaitAll(ctx context.Context, all []pending, outcomes []Outcome) {
-	// Before the turn ends, since from then on others may answer the calls.
+	// This comes before the end of the turn, since from then on other goroutines may answer the calls.
 	for i := range all {
 		if !all[i].answered {
 			all[i].awaitable()
@@ -358,8 +358,7 @@ func (o *Owner) enqueueLocked(one *pending) error {
 	return nil
 }
 
-// isFull reports whether so many changes more may not wait. They may wait alone even if they are more than the queue
-// holds.
+// isFull reports whether the queue has no room for a number of changes. An empty queue has room for any number.
 func (o *Owner) isFull(changes int) bool {
 	waiting := int(o.waiting.Load())
 
@@ -407,7 +406,7 @@ func (o *Owner) answer(one *pending) {
 		o.waiting.Add(-int64(one.changes))
 	}
 	one.answered = true
-	// Without done, the call's own caller has the turn, and looks at answered.
+	// If done is nil, the call's own caller has the turn, and looks at answered.
 	if one.done != nil {
 		close(one.done)
 	}

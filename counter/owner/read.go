@@ -149,7 +149,7 @@ func (r *Reader) findMember(ctx context.Context, all []found, member string, int
 		}
 		s := set{h: &h.head}
 		sets = append(sets, i)
-		// One row tells, however large the set is.
+		// One row has the answer, however large the set is.
 		addresses = append(addresses, h.address(s.row(shardOf(hash[:], s.shards()))))
 	}
 

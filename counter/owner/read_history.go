@@ -153,7 +153,7 @@ func (r *Reader) uniqueGains(
 		}
 
 		part, err := strconv.ParseUint(field, registerRows, 64)
-		// Another program may have written the row, and the part is an index.
+		// The part is used as an index, and another program may have written the row.
 		if err != nil || part >= registerRows {
 			return fmt.Errorf("%w: registers named %q", ErrMalformed, field)
 		}

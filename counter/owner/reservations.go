@@ -228,7 +228,7 @@ func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, er
 			if isDone {
 				done = append(done, Expiring{Row: rows.Row{Name: markOf(second)}})
 			}
-			// from stays, so the next question begins with what is left of this second.
+			// The page is full. d.from stays, so the next call begins with what is left of this second.
 			if len(all) == counter.MaxReservations || len(done) == counter.MaxReservations {
 				return all, done, nil
 			}
@@ -243,7 +243,7 @@ func (d *Dues) Next(ctx context.Context) (all []counter.Due, done []Expiring, er
 	return all, done, nil
 }
 
-// begin finds the first marked second, which may be long ago if nothing looked for a while.
+// begin finds the first marked second, which may be long ago if no process has looked for a while.
 func (d *Dues) begin(ctx context.Context, now time.Time) error {
 	fields, _, err := firstFields(ctx, d.store, ExactPartition, due, "", 1)
 	if err != nil {

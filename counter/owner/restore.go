@@ -30,7 +30,7 @@ func (d *draft) restore(r *Restore) (restored int) {
 			d.malformed = h.err
 			return 0
 		}
-		// So an import that failed halfway can be repeated as a whole.
+		// Copies that are not newer are skipped, so an import that failed halfway can be repeated as a whole.
 		if !c.Replaces(&h.State, d.meta.deleted) {
 			continue
 		}
@@ -50,7 +50,8 @@ func (d *draft) restoreOne(h *head, c *counter.Copy, rules *counter.Rules) {
 	// The rows of the former life are garbage now, so the new rows need other names.
 	h.life = max(d.incarnation(), before+1)
 
-	// Drop the members that other regions have, unless the number of these members is part of the copy.
+	// The value of a set includes the members in other regions. If the copy does not say how many those are, the value
+	// becomes the number of its own members.
 	alone := d.region == "" || c.Elsewhere == ""
 	if alone && h.Kind.KnowsMembers() {
 		h.Value = int64(len(c.Members) + len(c.Hashes))

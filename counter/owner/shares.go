@@ -124,7 +124,7 @@ func (d *draft) putKnown(h *head, k *known) {
 	b := []byte{flag(k.Changed)}
 	b = binary.AppendUvarint(b, h.life)
 	b = binary.AppendUvarint(b, k.Life)
-	// What moved the version and is no change of this region was a merge.
+	// Every increment of the version's sequence is a change of this region or a merge.
 	b = binary.AppendUvarint(b, h.Version.Sequence-k.Sequence)
 
 	s := k.Share
@@ -163,7 +163,7 @@ func (d *draft) judgeShared(op *counter.Op) counter.Result {
 		return counter.Result{Err: conflict}
 	}
 
-	// A reset or a deletion ends what Judge finds, so the parts of other regions are read first.
+	// Judge may reset or delete the counters, so what is known of other regions is read first.
 	before := make([]before, len(op.Changes))
 	for i := range op.Changes {
 		before[i] = d.before(&op.Changes[i])
@@ -216,8 +216,8 @@ func (d *draft) changedHere(h *head, verb counter.Verb, before *known) {
 		before.Reset(now)
 		before.Changed = true
 		own := before.Value
-		// The part of a sum keeps its value, which Reset has noted as what to subtract. That of a set has no members
-		// left.
+		// The part of a sum keeps its value: Reset has recorded that value as the one to subtract. The part of a set
+		// has no members left.
 		if !before.Kind.Number() {
 			own = 0
 		}
@@ -321,10 +321,9 @@ func (d *draft) mergeShare(from string, s *ReceivedShare, merged *Merged) {
 	}
 
 	k := d.known(h)
-	// Taken first, because the merge may raise it.
-	deletion := k.Deletion
+	deletionBefore := k.Deletion
 	e := k.Merge(from, &s.Share, max(h.life, d.incarnation()))
-	if k.Deletion > deletion {
+	if k.Deletion > deletionBefore {
 		d.putTombstone(s.Key, k.Deletion)
 	}
 	if !existed {
@@ -396,7 +395,7 @@ func (d *draft) applyMerge(h *head, s *ReceivedShare, k *known, e *share.Effect)
 	if !fits {
 		// The peer sends the share again when the counter changes there.
 		*e = share.Effect{Rejected: true, Dropped: e.Dropped}
-		// It did not exist here, and goes on not to.
+		// A counter that did not exist here still does not.
 		if h.Version == (counter.Version{}) {
 			h.Kind = 0
 		}

@@ -8,16 +8,16 @@ type table struct {
 	index map[rows.Name]int // by name; empty while the list is short
 }
 
-// entry is a row in a draft. The field is has its committed value.
+// entry is a row in a draft.
 type entry struct {
-	name  rows.Name
-	is    []byte // as of the partition's newest commit
-	value []byte // as the draft has it
+	name      rows.Name
+	committed []byte // as of the partition's newest commit
+	value     []byte // as the draft has it
 
-	unknown bool // is was not looked up
-	missing bool // is must be read from the store
-	cached  bool // is was in memory
-	written bool
+	unknown bool // committed was not looked up
+	missing bool // committed must be read from the store
+	cached  bool // committed was in memory
+	written bool // the draft has set value
 	own     bool // the draft may modify value in place
 }
 
@@ -50,7 +50,7 @@ func (t *table) add(e entry) int {
 	switch {
 	case at > short:
 		t.index[e.name] = at
-	// From here on find uses the index, so that needs all rows.
+	// From this length on find uses the index, so it must contain all rows.
 	case at == short:
 		t.index = make(map[rows.Name]int, 4*short)
 		for i := range t.list {

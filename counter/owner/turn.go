@@ -86,7 +86,7 @@ func (o *Owner) take() []*partition {
 func (o *Owner) judge(work []*partition, now time.Time) []*partition {
 	for _, p := range work {
 		p.draft = o.newDraft(p, now)
-		// Gathers the rows for one read. A store in memory (near) is asked row by row.
+		// Gather the rows for one read. A store in memory (near) is asked row by row.
 		if o.near == nil {
 			p.draft.prepare(p.calls)
 		}
@@ -212,7 +212,6 @@ func (o *Owner) handleOutcome(p *partition, commit *rows.Commit, err error) {
 
 // land moves the committed draft of p into memory, and answers its calls. The caller has the turn.
 func (o *Owner) land(p *partition) {
-	// The draft is read until the last call is answered.
 	d := p.draft
 	p.landDraft()
 	// Publish before the answer, so that no watcher gets an older value than the caller already has.
