@@ -142,7 +142,7 @@ func (g *gathered) find(partition int) *part {
 func (g *gathered) fits(partition int, op *counter.Op) bool {
 	to := g.find(partition)
 
-	// No operation is larger than an empty call.
+	// An empty call has room for any operation.
 	return to == nil || to.changes+len(op.Changes) <= callChanges && len(to.call.Ops) < callIDs
 }
 
@@ -268,8 +268,8 @@ func (s *Store) applyParts(ctx context.Context, op *counter.Op) counter.Result {
 		return s.joined(ctx, op, parts)
 	}
 
-	// Only the owner of a part judges it, because it knows whether the part was made before, and a reader may not see
-	// everything that it knows.
+	// If there is only one part, nothing can be made halfway, so its owner alone judges it: a reader may not see that
+	// the part was made before.
 	if len(parts) > 1 {
 		before, err := op.ReadFrom(ctx, s)
 		if err != nil {
@@ -382,7 +382,7 @@ func split(op *counter.Op) []part {
 		if op.IdempotencyKey != (counter.IdempotencyKey{}) {
 			own.IdempotencyKey = partKey(op.IdempotencyKey, partition)
 		}
-		// Not the partition's number, since partitions without changes have no part.
+		// This index differs from the partition's number, since partitions without changes have no part.
 		at[partition] = len(parts)
 		parts = append(parts, part{
 			call:    owner.Call{Partition: partition, Ops: []counter.Op{own}},
@@ -412,7 +412,7 @@ func join(op *counter.Op, parts []part) counter.Result {
 		}
 
 		own := &one.Results[0]
-		// Somebody changed the counter after it had been looked at, so other parts may have been made.
+		// The counter was changed after applyParts had looked at it, so other parts may have been made.
 		if own.Err != nil {
 			return counter.Result{Err: own.Err}
 		}

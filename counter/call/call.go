@@ -102,7 +102,7 @@ func (c *Caller) do(ctx context.Context, call owner.Call) (owner.Answer, error) 
 		return owner.Answer{}, fmt.Errorf("call: %w: %w", counter.ErrBusy, context.Cause(ctx))
 	}
 
-	// The higher number overtakes any earlier call that was given up, so that its owner will not make it any more.
+	// Once an owner has seen this number, it refuses an earlier call that was given up and arrives late.
 	l.number++
 	call.Number = l.number
 	call.Stream = c.cfg.Stream
@@ -161,7 +161,7 @@ func (c *Caller) try(ctx context.Context, call owner.Call) (owner.Answer, error)
 		return owner.Answer{}, fmt.Errorf("partition %d: %w", call.Partition, owner.ErrNotOwner)
 	}
 
-	// An owner may be gone without a word. The next attempt looks for the owner again.
+	// An owner may disappear without an answer. The next attempt looks for the owner again.
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 

@@ -160,7 +160,7 @@ func (u until) Read(ctx context.Context, addresses []rows.Address) []rows.Found 
 
 	found := make([]rows.Found, len(addresses))
 	for i := range found {
-		found[i].Err = fmt.Errorf("%w: it is closed", rows.ErrUnavailable)
+		found[i].Err = fmt.Errorf("%w: this process has closed it", rows.ErrUnavailable)
 	}
 
 	return found
@@ -171,7 +171,7 @@ func (u until) Scan(
 	ctx context.Context, partition int, collection, after string, each func(string, []byte) error,
 ) error {
 	if u.ctx.Err() != nil {
-		return fmt.Errorf("%w: it is closed", rows.ErrUnavailable)
+		return fmt.Errorf("%w: this process has closed it", rows.ErrUnavailable)
 	}
 
 	return u.Store.Scan(ctx, partition, collection, after, each)
@@ -218,7 +218,7 @@ func (s *Store) do(ctx context.Context, call owner.Call) (owner.Answer, error) {
 // begin returns the context of a call, or why it cannot be made.
 func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	if s.ended.Err() != nil {
-		return nil, nil, fmt.Errorf("call: %w: it is closed", counter.ErrUnavailable)
+		return nil, nil, fmt.Errorf("call: %w: this process has closed it", counter.ErrUnavailable)
 	}
 	if s.away == nil {
 		return ctx, func() {}, nil
@@ -262,7 +262,7 @@ func (s *Store) Due(ctx context.Context) ([]counter.Due, error) {
 
 // ForgetLimit implements counter.Limiter. It reads the states of all limits in the partition of the key.
 func (s *Store) ForgetLimit(ctx context.Context, key string) error {
-	// Read first, since the states are rows whose names have the algorithm and the window.
+	// The names of the rows contain the algorithm and the window, so they have to be looked up.
 	call, err := owner.ForgetLimit(ctx, s.rows, key)
 	if err != nil || len(call.More.Rows) == 0 {
 		return err
@@ -277,7 +277,7 @@ func (s *Store) ForgetLimit(ctx context.Context, key string) error {
 func (s *Store) Limit(ctx context.Context, requests []limit.Request) []counter.LimitResult {
 	var parts gathered
 	for i := range requests {
-		// Every process asks the same owner about a name, so no two requests can take the same rest.
+		// Every process asks the same owner about a name, so two requests cannot both take the last of a limit.
 		partition := rows.PartitionOf(requests[i].Key)
 		to := parts.at(partition)
 		if to.call.More == nil {

@@ -39,7 +39,7 @@ func (s *Store) Mark(ctx context.Context, match string, number int64, keys []str
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	marked := map[int64][]string{}
 	each := func(field string, _ []byte) error {
-		// Somebody else may have written the row.
+		// Another program may have written the row.
 		digits := min(numberDigits, len(field))
 		number, err := strconv.ParseInt(field[:digits], 16, 64)
 		if err != nil || digits < numberDigits {

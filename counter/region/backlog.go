@@ -45,7 +45,7 @@ func (l *backlogs) own(epochs *[rows.Partitions]uint64) {
 	defer l.mu.Unlock()
 
 	for id, epoch := range epochs {
-		// What is pending goes, too: the next owner compares all counters.
+		// The pending work is dropped as well: the next owner compares all counters.
 		if epoch == 0 {
 			l.of[id] = backlog{}
 		}
@@ -92,7 +92,7 @@ func (l *backlogs) addPublished(id int, keys []string, repair bool) {
 	l.of[id].add(keys, func(int) bool { return repair })
 }
 
-// putBack returns the unfinished part of a job.
+// putBack puts the unfinished part of a job back into the backlog.
 func (l *backlogs) putBack(id int, j *job) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,7 +164,7 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 	}
 
 	j.epoch = b.epoch
-	// What is missed during a comparison needs another one after it.
+	// Changes that are missed during a comparison need another comparison after it.
 	if b.missed && !b.comparesAll {
 		b.missed = false
 		b.comparesAll = true
@@ -177,7 +177,7 @@ func (l *backlogs) take(id, most int) (j job, ok bool) {
 		return j, true
 	}
 
-	// In any order, since the share that is read later has every change until then.
+	// The order does not matter: a share contains every change until the moment when it is read.
 	for key, repair := range b.changed {
 		if len(j.keys) == most {
 			j.more = true
@@ -199,8 +199,8 @@ func (l *backlogs) pageDone(id int, j *job, next string) {
 
 	// The partition may have been claimed again in the meantime, or its comparison restarted.
 	b := &l.of[id]
-	isThat := b.epoch == j.epoch && b.comparesAll && b.after == j.after
-	if isThat {
+	isCurrent := b.epoch == j.epoch && b.comparesAll && b.after == j.after
+	if isCurrent {
 		b.comparesAll = next != ""
 		b.after = next
 	}

@@ -210,7 +210,7 @@ func (l *link) send(ctx context.Context, batches []*batch) error {
 // pick returns the next batch for a partition, nil if there is nothing to send.
 func (l *link) pick(at replication.At[Position], most int) *batch {
 	c := &l.claims[at.Bucket]
-	// The inbox is where the last commit under this claim left it, or it has lost something since.
+	// Nobody but this process writes under this claim, so a different position means that the inbox has lost commits.
 	inboxLost := c.valid && at.Position != c.position()
 	// A comparison that is due finds what is missing anyway.
 	if inboxLost && !l.isComparing(at.Bucket) {
@@ -502,7 +502,7 @@ func (l *link) acknowledge(b *batch) {
 		l.pageDone(b.partition, &b.job, b.nextPage)
 		return
 	}
-	// These counters did not fit into the commit.
+	// What is left are the counters that did not fit into the commit; Send puts them back.
 	b.keys = b.keys[len(b.asked):]
 	b.repairs = b.repairs[len(b.asked):]
 }

@@ -75,7 +75,7 @@ func (v *receiver) watch(ctx context.Context) {
 // run merges until ctx ends.
 func (v *receiver) run(ctx context.Context) {
 	for wake.Wait(ctx, v.r.cfg.Every, v.wake) {
-		// The counters here are another region's, into which nothing of the peer belongs.
+		// The counters here belong to another region, and must not be mixed with those of the peer.
 		if v.r.misnamed.Load() {
 			continue
 		}
@@ -101,7 +101,7 @@ func (v *receiver) round(ctx context.Context) (more bool) {
 		} else {
 			merged = v.some(ctx, id, &j)
 		}
-		// What failed waits for the next round, so that an outage is not met with one attempt after the other.
+		// A failed merge waits for the next round, so that an outage is not met with attempts without a pause.
 		if merged && (j.more || j.comparesAll) {
 			more = true
 		}
@@ -157,7 +157,13 @@ func (v *receiver) page(ctx context.Context, id int, j *job) (merged bool) {
 		return nil
 	})
 	isAll := err == nil
-	if !isAll && !errors.Is(err, errEnough) || !v.merge(ctx, id, &received) {
+	isRead := isAll || errors.Is(err, errEnough)
+	if !isRead {
+		return false
+	}
+
+	merged = v.merge(ctx, id, &received)
+	if !merged {
 		return false
 	}
 
@@ -202,7 +208,7 @@ func (v *receiver) merge(ctx context.Context, id int, received *owner.ReceivedSh
 	merged := answer.More.Merged
 	v.news.Add(float64(merged.New))
 	v.rejected.Add(float64(merged.Rejected))
-	// Once: rules change only when processes start, so every merge would say the same.
+	// Log this only once: rules change only when processes start, so every merge would say the same.
 	if merged.Rejected > 0 && !v.rejectionLogged {
 		v.rejectionLogged = true
 		const what = "some counters of the peer cannot be merged: the rules here give them another kind, or " +

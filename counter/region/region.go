@@ -75,7 +75,7 @@ func (r *Region) Start(of *owner.Owner) {
 		registerLag(r.cfg.Registerer, l)
 	}
 
-	// Only now, because they also read both lists.
+	// This needs a second loop, because the goroutines read both lists.
 	for i, v := range r.receivers {
 		r.wg.Go(func() { v.watch(ctx) })
 		r.wg.Go(func() { v.run(ctx) })

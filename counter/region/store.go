@@ -49,8 +49,8 @@ func NewStore(to counter.Store, rules *counter.Rules, peers []Peer) *Store {
 	return s
 }
 
-// lags marks a total as approximate, because other regions may have changes that have not arrived here.
-func (s *Store) lags(c *counter.Counter) {
+// markApprox marks a total as approximate, because other regions may have changes that have not arrived here.
+func (s *Store) markApprox(c *counter.Counter) {
 	if !s.exact(c) {
 		c.Approx = true
 	}
@@ -71,7 +71,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := s.Store.Apply(ctx, ops)
 	for i := range results {
 		for j := range results[i].Counters {
-			s.lags(&results[i].Counters[j])
+			s.markApprox(&results[i].Counters[j])
 		}
 	}
 
@@ -82,7 +82,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	read, err := s.Store.Read(ctx, keys, member, lag)
 	for i := range read {
-		s.lags(&read[i].Counter)
+		s.markApprox(&read[i].Counter)
 	}
 
 	return read, err
@@ -92,7 +92,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 func (s *Store) Watch(changed func([]counter.Update), lost func()) counter.Watch {
 	return s.Store.Watch(func(updates []counter.Update) {
 		for i := range updates {
-			s.lags(&updates[i].Counter)
+			s.markApprox(&updates[i].Counter)
 		}
 		changed(updates)
 	}, lost)
@@ -154,7 +154,7 @@ func (s *Store) History(
 		return nil
 	})
 
-	s.lags(&c)
+	s.markApprox(&c)
 	c.Stale = c.Stale || !all
 
 	return c, addUp(others), nil
@@ -211,7 +211,7 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 		return err
 	})
 
-	s.lags(&c)
+	s.markApprox(&c)
 	c.Stale = c.Stale || !all
 
 	return c, counted, nil

@@ -18,7 +18,7 @@ import (
 // copies these to the tables of exactpg, with their ledgers and the idempotency keys of that partition, and has their
 // owner delete them. Only then are the partition's remaining rows copied to PostgreSQL, see package rowstier. Until
 // then no process uses exact counters, and gateways are not ready. Processes without PostgreSQL cannot run at the same
-// time, because the facts of the cluster refuse them.
+// time: their settings contradict those of the cluster, so they are refused at start (presence.ErrFacts).
 
 var errAdopting = errors.New("counters in Redis are being copied into PostgreSQL")
 
@@ -47,7 +47,7 @@ func (t *Tiered) awaitAdopted(ctx context.Context, owned *call.Store) {
 		adopted, err := t.tier.Adopted(ctx, all...)
 		if adopted {
 			t.adopted.Store(true)
-			// Whether this process is ready depends on it, and is looked at whenever a state is told.
+			// Observers check the readiness of this process whenever they get a state, so send the last one again.
 			t.postgres.Repeat()
 			return
 		}
@@ -137,13 +137,13 @@ func (t *Tiered) carryIDs(ctx context.Context) error {
 
 // carry copies some exact counters.
 func (t *Tiered) carry(ctx context.Context, owned *call.Store, copies []counter.Copy) error {
-	// They are in PostgreSQL before they leave Redis. A process that dies in between leaves them in both, and the
-	// repetition deletes those in Redis.
+	// Write the counters to PostgreSQL before deleting them from Redis. A process that dies in between leaves them in
+	// both, and the repetition deletes those in Redis.
 	if _, err := t.exact.Restore(ctx, copies, t.cfg.Rules); err != nil {
 		return err
 	}
 
-	// They are exact in Redis, even if their rules have another kind by now.
+	// The counters in Redis are exact, even if their rules have another kind by now.
 	ops := make([]counter.Op, len(copies))
 	for i := range copies {
 		gone := counter.Change{Key: copies[i].Key, Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Delete}

@@ -130,7 +130,7 @@ func (s *Alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 	results := make([]counter.Result, len(ops))
 	for i := range results {
-		// With the reason, which tells an operator more than an outage.
+		// The reason tells an operator more than an outage would.
 		results[i].Err = fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 	}
 
@@ -154,7 +154,7 @@ func (s *Alone) tend(ctx context.Context) {
 
 	var before bool
 	for first := true; ; first = false {
-		// At the start PostgreSQL may have been away.
+		// OpenAlone could not claim anything if PostgreSQL was unavailable.
 		if s.up.Load() && !s.claimed.Load() {
 			s.claim(ctx)
 		}
@@ -198,7 +198,7 @@ func (s *Alone) claim(ctx context.Context) {
 
 // lookForOthers checks whether another process has claimed anything since.
 func (s *Alone) lookForOthers(ctx context.Context) {
-	// The owner notices that at its next change, or when it verifies.
+	// At its next change or verification, an owner finds out that it was replaced, and gives the partition up.
 	if s.owned.Owns() {
 		return
 	}

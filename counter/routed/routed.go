@@ -12,7 +12,7 @@
 // The counters of a batch are either all exact or none of them is, and all batches share one space of idempotency keys.
 // If all rows are in PostgreSQL, both sides keep the keys in one table. With Redis in front, owners do not know that
 // table. So the owner of the idempotency key is asked before a batch of exact counters, and told of the key afterwards
-// ([Config.Notes]).
+// ([Config.SeparateKeys]).
 package routed
 
 import (
@@ -34,8 +34,8 @@ type Config struct {
 	Owned *call.Store    // the counters of owners, which must have owner.Config.ExactOutside
 	Exact *exactpg.Store // the exact counters
 	Rules *counter.Rules
-	// Notes says that the two sides do not share a table of idempotency keys.
-	Notes bool
+	// SeparateKeys says that the two sides do not share a table of idempotency keys.
+	SeparateKeys bool
 	// Durable reads what PostgreSQL has of the counters of owners. It is used for reads that may lag while Redis is
 	// unavailable. Nil: there are no such reads.
 	Durable *owner.Reader
@@ -55,7 +55,7 @@ var (
 	_ counter.Restorer = (*Store)(nil)
 )
 
-// New returns a Store over both.
+// New returns a Store over the two sides of cfg.
 func New(cfg Config) *Store { return &Store{Store: cfg.Owned, cfg: cfg} }
 
 // isExact reports whether the rule of key says that its counter is exact.
@@ -142,11 +142,11 @@ func (s *Store) wayOf(op *counter.Op) way {
 	}
 
 	isExact := op.Changes[0].Rule.Kind.IsExact()
-	isNoted := s.cfg.Notes && op.OfBatch()
+	ownerNeedsKey := s.cfg.SeparateKeys && op.OfBatch()
 	switch {
 	case !isExact:
 		return toOwners
-	case isNoted:
+	case ownerNeedsKey:
 		return toBoth
 	default:
 		return toExact
@@ -263,7 +263,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 
 	var readings []counter.Reading
 	var err error
-	// Both stores at a time, so that the slower one alone decides how long this takes.
+	// Read both sides at the same time, so that the slower one alone decides how long this takes.
 	var both sync.WaitGroup
 	if len(owned) > 0 {
 		both.Go(func() { readings, err = s.readOwned(ctx, owned, member, lag) })
@@ -292,7 +292,7 @@ func (s *Store) readOwned(
 	ctx context.Context, keys []string, member string, lag time.Duration,
 ) ([]counter.Reading, error) {
 	readings, err := s.cfg.Owned.Read(ctx, keys, member, lag)
-	// PostgreSQL is behind Redis, so it answers only reads that may lag.
+	// PostgreSQL gets changes later than Redis, so it answers only reads that may lag.
 	if err == nil || s.cfg.Durable == nil || lag == 0 {
 		return readings, err
 	}
@@ -319,8 +319,8 @@ func (s *Store) readExact(ctx context.Context, keys []string, lag time.Duration)
 	mayLag := lag > 0
 	switch {
 	case err == nil:
-	// To such a reader an answer that says it is away is worth more than an error.
 	case mayLag:
+		// Such a reader prefers counters that are marked as unreadable to an error.
 		return counter.Away(keys), nil
 	default:
 		return nil, err

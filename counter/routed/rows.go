@@ -18,8 +18,8 @@ func Rows(store rows.Store, exact *exactpg.Store) rows.Store {
 type withExact struct {
 	rows.Store
 	exact *exactpg.Store
-	// counters may be created while PostgreSQL is unavailable, without looking for them there
-	goesOn bool
+	// optional: while PostgreSQL is unavailable, owners create counters without looking for them there
+	optional bool
 }
 
 // lookWithin limits how long PostgreSQL may delay owners that can continue without it.
@@ -31,7 +31,7 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 	var outside, inside []int // indexes
 	var others []rows.Address
 
-	// The partition does not exist in any store of rows.
+	// Partition Outside exists in no store of rows, so its addresses are not passed on.
 	for i, at := range addresses {
 		if at.Partition == owner.Outside {
 			keys = append(keys, at.Field)
@@ -68,7 +68,7 @@ func (w withExact) Read(ctx context.Context, addresses []rows.Address) []rows.Fo
 
 // states returns the exact counters among keys.
 func (w withExact) states(ctx context.Context, keys []string) (map[string]counter.State, error) {
-	if !w.goesOn {
+	if !w.optional {
 		return w.exact.States(ctx, keys)
 	}
 

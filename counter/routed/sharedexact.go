@@ -48,12 +48,12 @@ func OpenSharedExact(ctx context.Context, cfg SharedExactConfig) (*SharedExact, 
 // region keeps working while the shared PostgreSQL is unavailable. Counters that are created in that time are not
 // looked for there, which matters only if a rule has just changed its kind.
 func (s *SharedExact) Rows() rows.Store {
-	return withExact{Store: s.cfg.Owned, exact: s.exact, goesOn: true}
+	return withExact{Store: s.cfg.Owned, exact: s.exact, optional: true}
 }
 
 // NewStore returns the store of this process. Owned must send its calls to owners that use [SharedExact.Rows].
 func (s *SharedExact) NewStore(owned *call.Store) *Store {
-	return New(Config{Owned: owned, Exact: s.exact, Rules: s.cfg.Rules, Notes: true})
+	return New(Config{Owned: owned, Exact: s.exact, Rules: s.cfg.Rules, SeparateKeys: true})
 }
 
 // ServeSQL lets applications change exact counters in SQL, see exactpg.Store.ServeSQL.

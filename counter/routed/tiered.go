@@ -87,7 +87,7 @@ func (t *Tiered) NewStore(owned *call.Store) *Store {
 	t.wg.Go(func() { t.awaitAdopted(ctx, owned) })
 
 	return New(Config{
-		Owned: owned, Exact: t.exact, Rules: t.cfg.Rules, Notes: true, Gate: t.gate,
+		Owned: owned, Exact: t.exact, Rules: t.cfg.Rules, SeparateKeys: true, Gate: t.gate,
 		Durable: owner.NewReader(t.durable, rows.PartitionOf),
 	})
 }
@@ -138,7 +138,7 @@ func (t *Tiered) Close(ctx context.Context) error {
 		err = t.tier.Close(ctx)
 		t.exact.Close()
 	}
-	// Both of them use its connections.
+	// It comes last, because tier and exact use its connections.
 	t.durable.Close()
 
 	if err != nil {
