@@ -67,7 +67,7 @@ func (p *partition) explain(page string) (parts presence.Parts) {
 		parts.People++
 	}
 
-	// Otherwise the store may count other people than this partition does.
+	// Only a settled partition is known to agree with the store: before that, the store may count other people.
 	if p.takeover.complete && p.out.settled() {
 		parts.Settled = 1
 	}
@@ -112,7 +112,7 @@ func (s *session) stayOn(pg *page, holds *source) stay {
 	return s.stay(holds, pp.until == 0)
 }
 
-// stayOnSite returns how the session is on a site. All of its pages are on one.
+// stayOnSite returns how the session is on a site. All pages of a session are on the same site.
 func (s *session) stayOnSite(total string, holds *source) stay {
 	if len(s.list) == 0 || presence.TotalOf(s.list[0].page.name) != total {
 		return absent

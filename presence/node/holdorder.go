@@ -51,8 +51,8 @@ func (o *holdOrder) admit(hold memberKey, asked, now time.Time) error {
 	return nil
 }
 
-// forget drops changes that can no longer be followed by an older one. The clocks of gateways differ slightly, so
-// changes are kept for that much longer.
+// forget drops changes that can no longer be followed by an older one. The comparison uses the gateways' clocks, so
+// their differences lengthen or shorten the time a little.
 func (o *holdOrder) forget(now time.Time) {
 	for oldest := o.changes.Front(); oldest != nil; oldest = o.changes.Front() {
 		change := oldest.Value.(newestChange)

@@ -71,7 +71,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
 	m.retryIn = 0
 
-	// In this order: resumed is called before the standstill counts as noticed.
+	// Ask in this order: resumed sets wasSuspended before Ended becomes false.
 	isUnnoticed := n.standstill.Ended()
 	suspended := n.wasSuspended.Load()
 	if isUnnoticed && !suspended {
@@ -225,7 +225,7 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 		m.unverified[c.Partition] = true
 		p.out.expect(c)
 
-		// Only this goroutine ends actors, so this one still reads its mail, however full the mailbox is.
+		// Only this goroutine ends actors, so the actor still reads its mail, and a full mailbox gets room.
 		select {
 		case p.mail <- &reclaimed{c, snaps[i]}:
 		case <-ctx.Done():
@@ -280,7 +280,7 @@ func (m *manager) startGroup(ctx context.Context, ids []int) error {
 		return fmt.Errorf("node: claim %d partitions: %w", len(ids), err)
 	}
 
-	// After the claims: what the last owner writes until then is in the snapshots, and later it is fenced.
+	// Load after claiming: the snapshots have everything that the last owner wrote, and its later writes are refused.
 	snaps, err := m.n.store.Load(ctx, claims)
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions: %w", len(ids), err)
@@ -331,7 +331,8 @@ func (m *manager) checkComplete(ctx context.Context) error {
 		return missing, nil
 	}
 
-	// Completeness is lost only with the store's data. Once seen, a sample of the buckets in each round finds that.
+	// Once a partition was seen complete, it stays so unless the store loses data, and a sample of the buckets in each
+	// round finds that.
 	var fresh, known []int
 	for id := range m.owned {
 		if m.unverified[id] {

@@ -36,8 +36,9 @@ func (n *Node) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
 		n.batches,
 		gauge("headcount_users", "Users present on any page, of the partitions owned here.", n.users.Load),
-		gauge("headcount_partitions_owned", "Partitions whose actor runs here.", n.owned),
-		counter("headcount_beats_dropped_total", "Beats dropped because a mailbox was full; their senders repeat them.",
+		gauge("headcount_partitions_owned", "Partitions that this process owns.", n.owned),
+		counter("headcount_beats_dropped_total",
+			"Messages of gateways dropped because a partition's mailbox was full; the gateways repeat them.",
 			n.dropped.Load),
 		counter("headcount_suspensions_total", "Suspensions of the process, by which session deadlines were extended.",
 			n.suspensions.Load),

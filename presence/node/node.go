@@ -283,7 +283,7 @@ func (n *Node) resumed() {
 
 // hasStoodStill reports whether the process was suspended, and may still have the partitions that it owned before.
 func (n *Node) hasStoodStill() bool {
-	// In this order: resumed sets wasSuspended before the standstill counts as noticed.
+	// Ask in this order: resumed sets wasSuspended before Ended becomes false.
 	return n.standstill.Ended() || n.wasSuspended.Load()
 }
 

@@ -110,7 +110,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 		c.Arrivals = append(c.Arrivals, presence.Arrival{User: a.user, Page: a.page})
 	}
 
-	// Users asks about them until the store has them, so they stay readable while in flight.
+	// Departures in flight stay readable for Node.Users until the store has them.
 	if len(o.departures) > 0 {
 		for u, at := range o.departures {
 			c.Departures = append(c.Departures, presence.Departure{User: u, At: at})
@@ -220,7 +220,7 @@ func (o *outbox) changedLocked() bool {
 	return len(o.members) > 0 || len(o.counts) > 0 || o.reset || o.complete
 }
 
-// settled reports whether the store has all changes. It may be about to be asked whether the claim still holds.
+// settled reports whether the store has all changes. A check of the claim that is pending or in flight does not count.
 func (o *outbox) settled() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -272,7 +272,7 @@ func (p *partition) sendDue() {
 		}
 	}
 
-	// What is left behind would keep old sources and pages in memory.
+	// The elements behind rest would keep old sources and pages in memory.
 	clear(p.pending[len(rest):])
 	p.pending = rest
 }
@@ -287,7 +287,7 @@ func (p *partition) stored(st *stored) {
 	}
 
 	marks.Must(st.batch > p.done, "changes of a partition are stored in their order")
-	// After the counts, which the acknowledgements of joins carry.
+	// The counts had to be recorded before, because the acknowledgements of joins carry them.
 	p.done = st.batch
 	p.sendDue()
 

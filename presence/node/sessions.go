@@ -166,7 +166,7 @@ func (p *partition) leave(s *session, pg *page) {
 // removeSession unlinks a session. pg is any page of the user: with the last session, the
 // total of pg's site loses the user.
 func (p *partition) removeSession(s *session, pg *page) {
-	// Otherwise due would hand expire a session that is in no chain any more.
+	// Otherwise wheel.due would pass expire a session that belongs to no user any more.
 	p.wheel.drop(s)
 	s.from.sessions--
 
@@ -248,8 +248,8 @@ func (p *partition) expire(s *session) {
 	var ended []*page // rarely more than one
 	silent := false
 
-	// set and remove may leave earliestEnd too early, since a look that comes too early costs little. Only here the
-	// earliest is found anew.
+	// set and remove may leave earliestEnd too early, since a look that comes too early costs little. It becomes exact
+	// again here.
 	s.earliestEnd = 0
 	for _, pp := range s.list {
 		openEnded := pp.until == 0
@@ -280,8 +280,9 @@ func (p *partition) expire(s *session) {
 		return
 	}
 
-	// The heartbeats are overdue: ask before the deadline ends the user.
-	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.askBefore() {
+	// Ask the gateway before the deadline ends the user.
+	isOverdue := s.live() && s.deadline-now <= p.askBefore()
+	if isOverdue && s.from.Gateway != "" {
 		p.asking[s.from] = append(p.asking[s.from], s.user)
 		p.node.asked.Add(1)
 	}

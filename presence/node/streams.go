@@ -62,7 +62,7 @@ func (c *holdRequest) deliver(p *partition) {
 		p.endHold(c.User, c.Page)
 	}
 
-	// Also where there was nothing to end: only an owner that the store still accepts can know that.
+	// Even if there was no hold to end, wait for the store: only an owner that it still accepts can know that.
 	p.queueReply(pendingReply{answer: c.done})
 }
 
@@ -344,7 +344,7 @@ func (p *partition) admitHold(c *holdRequest) error {
 		return err
 	}
 
-	// Not before: a change that has no effect must not overtake one that has.
+	// Admit it only now: a change that was refused above must not overtake one that is carried out.
 	key := memberKey{c.User, c.Page}
 	if err := p.holdOrder.admit(key, c.Asked, time.Now()); err != nil {
 		return err

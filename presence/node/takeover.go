@@ -283,7 +283,7 @@ func (p *partition) rewrite(r *reclaimed) {
 		}
 	}
 
-	// Before the lock is taken, since the writer may need it and every user is looked at.
+	// Gather the members before taking the lock: that takes long, and the writer may need the lock.
 	members := map[memberKey]presence.MemberChange{}
 	for u, head := range p.users {
 		for s := head; s != nil; s = s.next {
@@ -307,7 +307,7 @@ func (p *partition) rewrite(r *reclaimed) {
 		p.out.next = presence.Claim{}
 	}
 
-	// What the store still has and this node does not is gone, so every page of it starts at 0.
+	// The pages that the store still has start at 0, because this node may have no user of them.
 	for _, name := range r.found.Pages {
 		p.out.counts[name] = 0
 	}

@@ -28,8 +28,8 @@ type usersAnswer struct {
 // Users returns the states of users, in their order. Its error is presence.ErrNotOwner if the node does not own one of
 // their partitions, or does not know all users of it yet, or ctx's error.
 func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.UserState, error) {
-	// What is in memory is that of before, and another node may own the partitions: a user who came back there would be
-	// absent here.
+	// Memory has the state from before the suspension, and another node may own the partitions by now. A user who came
+	// back there would be absent here.
 	if n.hasStoodStill() {
 		return nil, presence.ErrNotOwner
 	}
@@ -81,7 +81,7 @@ func (n *Node) Users(ctx context.Context, users []presence.User) ([]presence.Use
 	return states, nil
 }
 
-// lastSeen asks the store when the absent users departed. If the store does not answer, that is not known.
+// lastSeen asks the store when the absent users departed. If the store does not answer, those times stay zero.
 func (n *Node) lastSeen(ctx context.Context, users []presence.User, states []presence.UserState) {
 	if n.cfg.LastSeen == nil {
 		return

@@ -50,7 +50,7 @@ func (n *Node) write(ctx context.Context) {
 		}
 
 		batch, changes := n.collect(p, &seq)
-		// All outboxes wait for a new claim.
+		// Every outbox of the batch waits for a new claim.
 		if len(changes) == 0 {
 			continue
 		}
