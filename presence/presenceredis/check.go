@@ -113,7 +113,7 @@ func Check(ctx context.Context, cfg redisconn.Config, facts Facts, idSecrets [][
 type checker struct {
 	ours      Facts
 	idSecrets [][]byte
-	replaces  string // the fact postgres, if a process would change it to behind; empty: it would not
+	replaces  string // value of the fact postgres that a process would replace by PostgresTiered; empty: none
 	found     Checked
 	now       time.Time // of the server; zero: the user may not ask for it
 }
@@ -238,8 +238,8 @@ func (k *checker) facts(ctx context.Context, c *redisconn.Client) error {
 
 	compare("counters", ours.Counters != 0 && facts["counters"] != strconv.Itoa(ours.Counters))
 
-	// The server itself replaces "none" and the older "behind", unless others still run with counters that PostgreSQL
-	// lacks.
+	// A starting process itself replaces "none" and the older "behind", unless gateways still run whose counters
+	// PostgreSQL would lack.
 	is := facts["postgres"]
 	if ours.Postgres == PostgresTiered && (is == PostgresNone || is == "behind") {
 		k.replaces = is

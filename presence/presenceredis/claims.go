@@ -226,8 +226,8 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		}
 	}
 
-	// Until the fences are written, the former owner could still write counts. It writes members first, and those the
-	// new epoch refuses already.
+	// Until the fences are written, the former owner could still write counts. But it writes members first, and these
+	// are refused already, because of the new epoch.
 	if err := s.fence(ctx, claims, generation, again); err != nil {
 		return fail(err)
 	}

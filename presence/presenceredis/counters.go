@@ -158,7 +158,7 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
 	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
 
-	// Also from counts that are only read: this process may be the last one to know their incarnation.
+	// Counts that are only read raise it as well: this process may be the last one to know their incarnation.
 	s.raiseHighest(u.Version.Incarnation)
 	return u
 }

@@ -29,7 +29,7 @@ var kinds = map[presence.Kind]func(s *Store, r reading) *scriptRun{
 func countsRead(s *Store, r reading) *scriptRun {
 	site := r.topics[r.at[0]].Site
 	prefix := s.at().pagePrefix(r.bucket) + site.Qualify("")
-	// The script makes the topics of endpoints from it, so no page is sent twice.
+	// The script puts this head before each page to make the topics of endpoints, so no page is sent twice.
 	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // a topic without its page
 
 	run := &scriptRun{

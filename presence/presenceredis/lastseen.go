@@ -20,7 +20,7 @@ func (s *Store) appendDepartures(args []any, departures []presence.Departure) []
 	// The bound of the whole store, shared among the partitions and rounded up.
 	perPartition := (s.cfg.MaxLastSeen + s.cfg.Partitions - 1) / s.cfg.Partitions
 
-	// By the clock of this process, as the departures are.
+	// The oldest time to keep is by the clock of this process, as the departures are.
 	args = append(args, int(s.cfg.LastSeen.Seconds()), time.Now().Add(-s.cfg.LastSeen).Unix(), perPartition)
 	for _, d := range departures {
 		args = append(args, d.At.Unix(), seenMember(d.User))

@@ -13,7 +13,8 @@ import (
 const (
 	lookEvery     = time.Second // how often the store checks for a loss of data
 	evictionLooks = 10          // one of so many checks also looks for evictions; INFO costs Redis more
-	// sayAgain is the least time between two lines about evictions. A loss within this time of one has the same cause.
+	// sayAgain is the least time between two lines about evictions. A loss within this time after an eviction is taken
+	// for a part of it.
 	sayAgain = time.Minute
 )
 
@@ -92,7 +93,7 @@ func (l *lossLog) look(ctx context.Context, withEvictions bool) {
 		return err
 	})
 
-	// A loss is looked at at once, to tell whether eviction has taken the mark.
+	// After a loss, look for evictions at once: one of them may have dropped the mark.
 	if withEvictions || found.Lost > 0 {
 		l.evictions.look(ctx)
 	}
@@ -106,7 +107,7 @@ func (l *lossLog) look(ctx context.Context, withEvictions bool) {
 		s.losses.WithLabelValues(lostEverything).Inc()
 		s.cfg.Log.Warn().Msg(what + " has been emptied: follows, unread counts and counters that only Redis had " +
 			"are gone; presence is written again")
-	case evicted: // that is said already
+	case evicted: // evictions.look has logged it
 	case found.Lost > 0:
 		s.losses.WithLabelValues(lostWrites).Inc()
 		s.logLostWrites(what, found)
@@ -135,7 +136,7 @@ func (l *lossLog) emptied(ctx context.Context, c *client, missing bool) (emptied
 }
 
 func (s *Store) logLostWrites(what string, found redisconn.Kept) {
-	// A time and not a number of writes: marks have the microsecond of their run.
+	// How many writes are lost is unknown. A mark has the time of its write, so it is known how old the lost ones are.
 	lost := found.Lost.Round(time.Millisecond)
 	how := ""
 	if found.Missing {
@@ -170,7 +171,7 @@ func (l *evictionLog) look(ctx context.Context) {
 	}
 
 	log := &l.store.cfg.Log
-	// The policy is told before the first key is lost, when it can still be mended.
+	// Warn of the policy before the first key is lost, when it can still be corrected.
 	if found.Changed {
 		if found.Policy == "" {
 			log.Info().Msg("Redis drops no keys any more when its memory is full")
@@ -186,7 +187,7 @@ func (l *evictionLog) look(ctx context.Context) {
 		l.keys += found.Keys
 		l.store.losses.WithLabelValues(lostKeys).Inc()
 	}
-	// Eviction goes on while memory is full; what was dropped in between is in the next line.
+	// Eviction goes on while memory is full, so keys are added up between two lines.
 	if l.keys > 0 && time.Since(l.said) >= sayAgain {
 		log.Warn().Int64("keys", l.keys).Str("maxmemory_policy", found.Policy).Msg(
 			"Redis has evicted keys because its memory is full: follows, unread counts and counters that only Redis " +

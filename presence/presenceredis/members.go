@@ -54,7 +54,7 @@ func holdValue(m presence.Member) string {
 		return ""
 	}
 
-	// How long, and not until when: members.lua adds the clock of Redis.
+	// It is a duration, because members.lua adds the clock of Redis.
 	left := strconv.FormatInt(max(time.Until(m.Hold).Milliseconds(), 0), 10)
 	if m.Alone {
 		return "+" + left
@@ -116,11 +116,11 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 
 			// An earlier run failed or its answer was lost, or the number of shards has changed. All batches go once
 			// more: that closes a gap, and they use the number that the reply has named.
-			mayPass := round < retries && (status == statusGap || status == statusResharded)
+			mayRepeat := round < retries && (status == statusGap || status == statusResharded)
 			switch {
 			case err != nil:
 				outcomes[i].Err = err
-			case mayPass:
+			case mayRepeat:
 				again = append(again, i)
 			default:
 				outcomes[i].Err = statusError(status)
@@ -260,7 +260,7 @@ func (s *Store) memberRuns(c presence.Change, list pageList, shards, members int
 		keys, args = s.splitByShard(keys, args, c.Partition, rest[:nm], shards)
 		rest = rest[nm:]
 
-		// In the run that removes the user's last page, so that a departure costs no call of its own.
+		// Departures go into the runs that remove the users' last pages, so they cost no calls of their own.
 		if n := min(len(departures), memberBatch); n > 0 {
 			keys = append(keys, s.at().seenKey(c.Partition))
 			args = s.appendDepartures(args, departures[:n])
@@ -337,7 +337,7 @@ func shardsAfter(c presence.Change, shards, members int) int {
 	if fit > shards {
 		return fit
 	}
-	// Not as soon as fewer would do: a partition about a bound would move its members to and fro.
+	// Fewer shards must suffice by far: otherwise a partition near a bound would move its members back and forth.
 	if 3*fit < shards {
 		return max(2*fit, shards-resizeSteps)
 	}

@@ -64,7 +64,7 @@ func (m *minuteWriter) keep(ctx context.Context) {
 		case <-look.C:
 			m.write(ctx, minutes.Of(time.Now()))
 		case <-ctx.Done():
-			// ctx has ended, and Close waits for this, so it is short.
+			// The last write needs a context of its own, with a short limit because Close waits for it.
 			last, cancel := context.WithTimeout(context.Background(), minuteLastWrite)
 			defer cancel()
 			m.write(last, minutes.Of(time.Now())+1)
@@ -126,8 +126,9 @@ type part struct {
 	visits []visit
 }
 
-// write writes the queued counts, and the arrivals of minutes before the minute before. Data that cannot be written
-// waits for the next run, but none that was written: a string would have it twice. Only one goroutine calls write.
+// write writes the queued counts, and the arrivals of the minutes that are earlier than before. Data that cannot be
+// written waits for the next call. Data that was written must not wait again, because a string would then have it
+// twice. Only one goroutine calls write.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	parts := m.take(before)
 	if len(parts) == 0 {
@@ -221,8 +222,8 @@ func (m *minuteWriter) split(p part) (parts []part) {
 	return parts
 }
 
-// requeue queues what was not written again, unless it never can be: what belongs into a key of another program is
-// lost.
+// requeue puts the parts that were not written back into the queue. A part for a key that holds data of another program
+// can never be written, so it is dropped.
 func (m *minuteWriter) requeue(parts []part) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -239,7 +240,7 @@ func (m *minuteWriter) requeue(parts []part) {
 		}
 	}
 
-	// What failed goes before the minutes that ended meanwhile: they are in the order in which they ended.
+	// Minutes that could not be written go before those that ended meanwhile: the queue is in the order of time.
 	m.counts = append(failed[:min(len(failed), maxPendingMinutes-len(m.counts))], m.counts...)
 }
 
@@ -380,8 +381,7 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 		})
 	}
 
-	// The minute of the last change is in the page's own string. It may be in the list already, as equal copies are
-	// one.
+	// The minute of the last change is in the page's own string. The list may have it already; equal copies do no harm.
 	if at := reply[0].(int64); at > 0 {
 		list = append(list, minutes.Minute{At: at, Counted: true, Max: reply[1].(int64), Last: reply[2].(int64)})
 	}

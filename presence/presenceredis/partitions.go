@@ -84,7 +84,7 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 			continue
 		}
 
-		// Not before the change is written: one that failed comes again, with its arrivals.
+		// Arrivals count only once the change is written: a failed change is written again, with its arrivals.
 		s.minutes.arrived(c.Arrivals)
 	}
 

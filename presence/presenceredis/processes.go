@@ -176,7 +176,7 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 
 	sealed, _ := strconv.Atoi(reply[1])
 	first := 2 + 2*sealed
-	// Before the facts count as accepted: without the key this process would hash users in another way.
+	// This comes before the facts count as accepted: without the key this process would hash users in another way.
 	if err := s.takeSealsLocked(reply[2:first]); err != nil {
 		return nil, err
 	}

@@ -58,46 +58,13 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 			continue
 		}
 
-		reply := run.Reply.([]any)
-		n := numbers(reply[:3])
-		b := &batches[i]
-		*b = pncounter.Batch{
-			Region: s.cfg.Facts.Region, Bucket: positions[i].Bucket, Log: n[0], To: n[1], Floor: n[2],
-		}
-		if b.Log == 0 {
-			continue
-		}
-		// In another log the peer's cursor means nothing, so the batch begins at 0.
-		if b.Log == positions[i].Log {
-			b.From = positions[i].Cursor
-		}
-
-		pages := reply[4:] // each with its number in the log
-		outcome := reply[3].(int64)
-		b.Partial = outcome == 0
-		b.Complete = outcome == 1
-		b.Forgotten = outcome == 2
-
-		if b.Partial {
-			continue
-		}
-		if len(pages) == 2*limit { // there may be more
-			// The batch ends with its last page, and not with the log: the peer's cursor must not pass what it did
-			// not get.
-			b.To, _ = strconv.ParseUint(pages[len(pages)-1].(string), 10, 64)
-			b.Complete = false
-			b.More = true
-		}
+		var pages []string
+		batches[i], pages = s.outgoing(run.Reply.([]any), positions[i], limit)
 		if len(pages) == 0 {
 			continue
 		}
-
-		names := make([]string, 0, len(pages)/2)
-		for j := 0; j < len(pages); j += 2 {
-			names = append(names, pages[j].(string))
-		}
-		// A second script, because a script declares its keys and the pages are known only now.
-		owns = append(owns, s.ownRun(b.Bucket, names))
+		// Another script reads the pairs, because a script declares its keys, and the pages are known only now.
+		owns = append(owns, s.ownRun(batches[i].Bucket, pages))
 		of = append(of, i)
 	}
 
@@ -106,6 +73,41 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 	}
 
 	return batches, nil
+}
+
+// outgoing parses a reply of log.lua. It returns the batch after a position, still without pairs, and its pages.
+func (s *Store) outgoing(reply []any, at pncounter.Position, limit int) (b pncounter.Batch, pages []string) {
+	n := numbers(reply[:3])
+	b = pncounter.Batch{Region: s.cfg.Facts.Region, Bucket: at.Bucket, Log: n[0], To: n[1], Floor: n[2]}
+	if b.Log == 0 {
+		return b, nil
+	}
+	// In another log the peer's cursor means nothing, so the batch begins at 0.
+	if b.Log == at.Log {
+		b.From = at.Cursor
+	}
+
+	outcome := reply[3].(int64)
+	b.Partial = outcome == 0
+	b.Complete = outcome == 1
+	b.Forgotten = outcome == 2
+	if b.Partial {
+		return b, nil
+	}
+
+	logged := reply[4:] // pages, each with its number in the log
+	if len(logged) == 2*limit {
+		// There may be more. The batch ends with its last page, and not with the log: the peer's cursor must not pass
+		// pages that it did not get.
+		b.To, _ = strconv.ParseUint(logged[len(logged)-1].(string), 10, 64)
+		b.Complete = false
+		b.More = true
+	}
+	for j := 0; j < len(logged); j += 2 {
+		pages = append(pages, logged[j].(string))
+	}
+
+	return b, pages
 }
 
 // readPairs runs owns, and appends the pairs in their replies to the batches in of.
@@ -203,7 +205,7 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) (first error) {
 		return fmt.Errorf("presenceredis: begin %d logs: %w", len(buckets), err)
 	}
 
-	// If another log has begun meanwhile, that one lacks pages.
+	// Mark the logs as complete. This has no effect on a log that has begun meanwhile, which lacks pages.
 	for b, log := range logs {
 		_, err := s.relog(ctx, b, 0, nil, log)
 		first = cmp.Or(first, err)
@@ -522,7 +524,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 	acks := make([]pncounter.Ack, len(batches))
 	for i, run := range runs {
 		if run.Err != nil {
-			// The others are merged, so the error is that of this bucket alone.
+			// The error concerns this bucket alone.
 			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: run.Err}
 			continue
 		}

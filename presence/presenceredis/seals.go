@@ -53,7 +53,7 @@ func (s *Store) ourSeals() (restore, add []any) {
 // takeSealsLocked stores the seals that are in Redis, and opens one to get the key.
 func (s *Store) takeSealsLocked(pairs []string) error {
 	if len(pairs) > 0 {
-		// As Redis has them now: after a loss, exactly these are written again.
+		// Keep only the seals that Redis has now: after a loss, exactly these are written again.
 		s.seals = map[string]string{}
 		for i := 0; i < len(pairs); i += 2 {
 			s.seals[pairs[i]] = pairs[i+1]
@@ -66,7 +66,7 @@ func (s *Store) takeSealsLocked(pairs []string) error {
 	if s.cfg.HashKeys == nil || s.hashKey != nil {
 		return nil
 	}
-	// Another process may be about to restore them. ourSeals makes a new key only after that time.
+	// Another process may be about to restore the seals. ourSeals makes a new key only after Config.FactsWait.
 	if len(s.seals) == 0 {
 		return presence.ErrNoFacts
 	}

@@ -83,7 +83,7 @@ type Facts struct {
 	// writes it. Only the store of counters compares it, so that processes with counters of another format have
 	// presence together.
 	Counters int
-	// Postgres says how counters use PostgreSQL: none, behind or beside. Empty: this
+	// Postgres says how counters use PostgreSQL: PostgresNone, PostgresTiered or PostgresSharedExact. Empty: this
 	// process has no counters.
 	Postgres string
 	// Webhooks is the format of the webhooks' data in the same Redis; 0: it is not
@@ -148,7 +148,7 @@ func Open(cfg Config) *Store {
 
 	s := &Store{
 		cfg: cfg,
-		// A new one at each start. claim.lua compares the numbers of claims, which begin at 1 again.
+		// The id is new at each start: claim.lua compares the numbers of a process's claims, which begin at 1 again.
 		self:       rand.Text(),
 		chores:     chores{wake: make(chan struct{}, 1), todo: map[int]bool{}},
 		partitions: make([]partition, cfg.Partitions),
@@ -185,7 +185,7 @@ func Open(cfg Config) *Store {
 
 // Close ends what the store runs. Later calls fail.
 func (s *Store) Close() error {
-	// The minutes are written for the last time when they are told to stop, which needs the connection.
+	// When it is stopped, the minute writer still writes once, so the connection is closed last.
 	s.stop()
 	s.background.Wait()
 	s.conn.Close()
@@ -195,7 +195,7 @@ func (s *Store) Close() error {
 // classify wraps err in the corresponding error of the contract. It logs only the first error about data of another
 // program, because such errors repeat until the key is deleted.
 func (s *Store) classify(err error) error {
-	// Anywhere in the text: in a script, Redis puts words of its own before the code.
+	// The code may be anywhere in the text: for an error in a script, Redis puts words of its own before it.
 	if !strings.Contains(err.Error(), "WRONGTYPE") {
 		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}

@@ -171,7 +171,7 @@ func (s *Store) sweep(ctx context.Context, buckets []int) error {
 
 	runs = runs[:0]
 	for b, number := range numbers {
-		// Done under the number from before the scan: a sweep that was requested meanwhile stays due.
+		// The sweep ends under the number from before the scan, so a sweep that was requested meanwhile stays due.
 		runs = append(runs, s.sweepRun(b, nil, false, number))
 	}
 

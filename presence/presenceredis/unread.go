@@ -39,7 +39,7 @@ func (s *Store) changeRun(page string, c unread.Change, publish string) *scriptR
 	b := presence.Bucket(page, s.cfg.Buckets)
 	run := &scriptRun{Script: scripts.Change, Keys: []string{s.at().stateKey(b), s.at().historyKey(b, page)}}
 	if c.Key != "" {
-		// In the bucket of the page, so that the script sees both, and a key holds for one page.
+		// The idempotency key is in the bucket of the page, so that one script sees both. It holds for this page alone.
 		hash := unread.KeyHash(page, c.Key)
 		run.Keys = append(run.Keys, s.at().onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
 	}
@@ -349,7 +349,7 @@ func parseRecord(fields map[string]string, void uint64) (r unread.Record, err er
 		return r, fmt.Errorf("%w: the version of follows is %q", ErrForeign, head)
 	}
 
-	// As save.lua compares it, and writes it next.
+	// void raises the version here because save.lua raises it in the same way before comparing it.
 	r.Version = presence.Version{Incarnation: max(n[0], void), Sequence: n[1]}
 	r.Updated = presence.TimeOf(int64(n[2]))
 	r.Follows = make([]unread.Follow, 0, len(fields)-1)
