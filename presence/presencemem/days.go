@@ -18,8 +18,8 @@ import (
 const (
 	dayPageBytes = 512 // approximate memory of a page without its name, its days and registers
 
-	// daysUnwritten is how old days in a data directory may be that its process has gone on with. Older ones were
-	// followed by processes that kept none.
+	// daysUnwritten bounds how far the days in a data directory may be behind the end of the process that kept them,
+	// which wrote them once a minute. If they are older, later processes have run without keeping days.
 	daysUnwritten = 10 * time.Minute
 
 	// dayBatch is how many entries one transaction of the data directory has. The file has free pages for one
@@ -36,7 +36,7 @@ type dayHistory struct {
 	pages     map[string]*pageDays
 	order     *list.List // of *pageDays; the least recently changed comes first
 
-	// With a data directory: the pages that it does not have as they are, and those that are not deleted yet.
+	// With a data directory: the pages whose entries there are outdated, and the forgotten pages that still have some.
 	disk   bool
 	ended  time.Time // when the process before wrote last; zero: there was none
 	dirty  map[*pageDays]struct{}
@@ -49,7 +49,7 @@ type pageDays struct {
 	calendar *minutes.Calendar
 	bytes    int
 	weighed  int64 // the minute in which bytes was right
-	written  int64 // the last day that is over in the data directory
+	written  int64 // the last completed day that the data directory has
 	element  *list.Element
 }
 
@@ -85,7 +85,7 @@ func (h *dayHistory) count(page string, users int64, now time.Time) {
 	before := r.calendar.At()
 	r.calendar.Count(users, now)
 
-	// Once a day is enough: the first change of a day is when the last one falls out.
+	// Once a day is enough: the oldest day expires when a new one begins.
 	if day := minutes.DayOf(now); day > before {
 		r.calendar.Trim(day - h.retention)
 	}
@@ -148,8 +148,8 @@ func (h *dayHistory) bound(now time.Time) {
 	}
 }
 
-// confirm ends the presence of users who were on a page before a restart and are on it no more: all owners have written
-// what they know, and pages are those with users.
+// confirm ends the presence of users who were on a page before a restart and have not come back. By now all owners have
+// written their users, so pages has every page with users.
 func (h *dayHistory) confirm(pages map[string]*page, now time.Time) {
 	// Pages that nobody has joined again are not among those with users.
 	for name, r := range h.pages {
@@ -208,8 +208,8 @@ func (l *loader) loadDays(tx *bbolt.Tx) {
 	})
 }
 
-// endOfRun ends what an earlier process wrote, which was alive last at a time, as far as known. If its users were
-// recalled they are still there, until confirm; otherwise they were gone then.
+// endOfRun continues the days of an earlier process. Alive is the last time at which that process is known to have run.
+// If its users were recalled, they count as present until confirm; otherwise they count as gone since then.
 func (h *dayHistory) endOfRun(recalled bool, alive, now time.Time) {
 	h.disk = true
 

@@ -150,7 +150,8 @@ func (d *disk) load(s *Store) (secret string, err error) {
 	if s.seen.retention == 0 {
 		if err := d.dropSeen(); err != nil {
 			d.log.Warn().Err(err).
-				Msg("the data directory still has when users were last here; it is deleted at the next start")
+				Msg("the times when users were last here could not be deleted from the data directory; " +
+					"retrying at the next start")
 		}
 	}
 
@@ -230,7 +231,7 @@ func (l *loader) page(k, v []byte) error {
 		return fmt.Errorf("the changes of %q: %w", k, err)
 	}
 
-	// New ones must be above all that were ever given.
+	// New incarnations must be greater than all that were ever assigned.
 	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
 	l.unread.pages[string(k)] = &changedPage{
 		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: presence.TimeOf(f[3])},
@@ -495,7 +496,7 @@ func (d *disk) run(commit func([]*op)) {
 		case <-probe:
 			d.probe()
 		case <-d.closing:
-			// Their callers were told nothing yet.
+			// The callers of the waiting operations have no answer yet.
 			if rest := d.batch(); len(rest) > 0 {
 				commit(rest)
 			}
@@ -526,7 +527,7 @@ func (d *disk) write(tx *transaction) error {
 		return nil
 	}
 
-	// It may have failed since these operations were queued.
+	// A write may have failed since these operations were queued.
 	if err := d.writable(); err != nil {
 		return refused(err)
 	}

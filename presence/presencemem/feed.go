@@ -53,7 +53,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		w.backlog = nil
 		s.mu.Unlock()
 
-		for _, p := range todo { // before the Losts: these are older than what was dropped
+		for _, p := range todo { // these come first, because they are older than the dropped ones
 			fn(p)
 		}
 		for _, b := range lost {
@@ -64,7 +64,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 
 // publish notifies the watchers of the new counts, with one publication per bucket.
 func (s *Store) publish(touched map[*page]struct{}) {
-	// Without watchers, nobody misses what is not made.
+	// Making publications is work, so it is skipped if nobody would get them.
 	if len(touched) == 0 || len(s.watchers) == 0 {
 		return
 	}

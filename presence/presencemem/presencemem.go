@@ -438,7 +438,7 @@ func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 			return nil
 		}
 
-		// Above all before, so that a page that was forgotten comes back as newer, also after a restart.
+		// The incarnation exceeds all earlier ones, so that a forgotten page comes back as newer, even after a restart.
 		s.incarnation = max(s.incarnation+1, uint64(now.UnixMilli()))
 		pg = &page{
 			count: presence.Count{Page: pu.Page, Version: presence.Version{Incarnation: s.incarnation}},

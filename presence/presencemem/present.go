@@ -198,14 +198,17 @@ func (s *Store) loadPresent(now time.Time) (alive time.Time) {
 		return alive
 	}
 
-	// After the clock was set back, the file seems to come from the future, and holds seem
-	// to last longer than any hold can.
-	// Of a process that was away for longer nobody is present any more, but those who are held.
+	return s.recall(partitions, written, now)
+}
+
+// recall makes those members of a file present that may still be, and returns when the file was right, but no time in
+// the future. Only holds survive if the process was away for longer than the presence timeout.
+func (s *Store) recall(partitions []map[member]int64, written, now time.Time) (alive time.Time) {
+	// After the clock was set back, the file seems to come from the future, and holds seem to last longer than any hold
+	// can.
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
 	s.recalled = recent
-
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
-	// Nobody was last here in the future.
 	if written.After(now) {
 		written = now
 	}

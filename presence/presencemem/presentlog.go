@@ -29,7 +29,8 @@ const (
 type presentLog struct {
 	mu   sync.Mutex
 	file *os.File // nil: nothing is logged, because there is no file of present users
-	// next has the records since the next file of present users was begun: that log's first records.
+	// next has the records since the writing of the next file of present users began. The log that continues that file
+	// begins with them.
 	next    []byte
 	writing bool // the next file of present users is being written
 }

@@ -34,7 +34,7 @@ func (s *Store) Renew(_ context.Context, p presence.Process, ttl time.Duration) 
 		return nil, now, fmt.Errorf("presencemem: renew the lease of %s: %w", p.Name, presence.ErrNameTaken)
 	}
 
-	// The caller may change its own between two renewals.
+	// The lease keeps a copy, because the caller may change its slice between two renewals.
 	p.Roles = slices.Clone(p.Roles)
 	s.leases[p.Name] = lease{p, now.Add(ttl)}
 

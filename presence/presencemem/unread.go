@@ -144,7 +144,7 @@ func (d *transaction) change(page string, c unread.Change) {
 	if !known && was != nil {
 		own, known = was.owns[*c.By]
 	}
-	// The change counts, also for its author, who is one too many to be remembered.
+	// The page has too many authors to remember another one, so the change is unread for its author, too.
 	if !known && p.authors >= unread.MaxAuthors {
 		return
 	}
@@ -152,7 +152,7 @@ func (d *transaction) change(page string, c unread.Change) {
 		p.authors++
 	}
 
-	// Not for an author who is not remembered: a gateway asks who made the changes that By counts.
+	// By counts the changes of remembered authors alone, because a gateway asks who made the changes that By counts.
 	p.level.By++
 	p.owns[*c.By] = own.Next(old)
 }
@@ -293,7 +293,7 @@ func (d *transaction) updates(buckets int) map[int][]presence.Update {
 		add(p.level.Update(page))
 	}
 	for user, r := range d.records {
-		if r.Version != (presence.Version{}) { // nothing changes for whom an empty record is forgotten
+		if r.Version != (presence.Version{}) { // a record that is forgotten was empty, so nothing changes for its user
 			add(r.Update(user))
 		}
 	}
