@@ -19,7 +19,7 @@ func (o *Ownership) Claim(owner string, former uint64, now time.Time) Claim {
 	}
 
 	o.Owner = owner
-	// The clock keeps epochs growing even if the store has lost them; the rest, even if the clock goes back.
+	// The clock keeps epochs growing even if the store has lost them; the other two, even if the clock goes back.
 	o.Epoch = max(uint64(now.UnixMilli()), o.Epoch+1, former+1)
 
 	return Claim{Epoch: o.Epoch, Number: o.Number}

@@ -38,7 +38,7 @@ func (w *Watches) Begin(received func(int, uint64, []byte), missed func()) *Watc
 	w.all[one] = struct{}{}
 	w.mu.Unlock()
 
-	// Publications may already arrive before this call, which is harmless.
+	// A publication may already have arrived by now, which is harmless.
 	one.Missed()
 
 	return one

@@ -41,7 +41,7 @@ type request struct {
 // cannot be stopped, so Commit waits for it.
 func (s *Store) Commit(ctx context.Context, commits []rows.Commit) []error {
 	one := &request{commits: commits, errs: make([]error, len(commits)), done: make(chan struct{})}
-	// In the queue before the turn is asked for, so that whoever has the turn may take it along.
+	// Queue the request before asking for the turn, so that whoever has the turn may write it.
 	s.queue.Lock()
 	s.queued = append(s.queued, one)
 	s.queue.Unlock()

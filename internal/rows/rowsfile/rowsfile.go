@@ -94,7 +94,7 @@ func Open(dir string, cfg Config) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	// 0: whatever a process that was killed left in the file is synced before it is used.
+	// With 0, everything that a killed process may have left in the file is synced before it is used.
 	if _, err := s.open(0); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -147,7 +147,7 @@ func (s *Store) open(failed int) (newest int, err error) {
 // Close waits for the transaction in progress, and closes the file. Later calls fail with rows.ErrUnavailable.
 func (s *Store) Close() error {
 	s.end()
-	defer s.healing.Wait() // at last, without the turn
+	defer s.healing.Wait() // runs last, after the turn was given back: heal may be waiting for it
 
 	s.turn <- struct{}{}
 	defer s.unlock()
@@ -243,7 +243,7 @@ func (s *Store) probeLocked() {
 		return
 	}
 
-	// It counts as made, but with a failure on the way.
+	// A probe that failed on the way may count as made. Then outcomeLocked has begun a new pause.
 	if time.Now().Before(s.next) {
 		return
 	}
@@ -276,7 +276,8 @@ func (s *Store) dropLocked() {
 	defer s.mu.Unlock()
 
 	if err := s.db.Close(); err != nil {
-		s.cfg.Log.Warn().Err(err).Msg("counters: closing a file after a failed write failed, too")
+		s.cfg.Log.Warn().Err(err).
+			Msg("counters: after a failed write the data directory's file could not be closed, either")
 	}
 	s.db = nil
 }

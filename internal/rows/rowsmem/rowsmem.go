@@ -114,7 +114,7 @@ func (s *Store) commit(c *rows.Commit) error {
 		return err
 	}
 
-	// Before the IDs are looked up, which also compares their times, so an expired one that is left does no harm.
+	// Some expired IDs may be left, which does no harm, because Remembered compares their times.
 	p.forgetLocked(c.At, 2*len(c.IDs)+1)
 	if err := c.Remembered(func(id rows.ID) time.Time { return p.ids[id.Bytes] }); err != nil {
 		return err

@@ -111,7 +111,7 @@ func (t *transaction) hold(ctx context.Context, c *pgxpool.Conn, partitions []in
 		ids.add(commit.Partition, commit.Asked)
 	}
 
-	// As a separate statement, it sees what was committed while the one before waited for the locks.
+	// A separate statement reads the IDs, so that it sees what was committed while the first one waited for the locks.
 	if len(ids.id) > 0 {
 		t.queueIDs(b, &ids)
 	}

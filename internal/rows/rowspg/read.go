@@ -61,7 +61,7 @@ func (s *Store) scan(ctx context.Context, at int, collection, after string) (som
 	return some, err
 }
 
-// newest identifies the newest publication of a partition, or a commit without one.
+// newest identifies the newest commit of a partition.
 type newest struct{ epoch, number uint64 }
 
 // publish passes on the publication of a commit, only once even if the commit was repeated.

@@ -17,9 +17,9 @@
 //   - headcount_partitions has the owner, the epoch and the newest number of each partition. Its rows are the fence: a
 //     claim and a commit lock them.
 //   - headcount_rows has the rows. A name may have any bytes, and has to sort by them, so it is no text. A change of a
-//     value touches no index, and half of each page is free for the new version. Its number is that of the commit that
-//     wrote it; what a commit changed is found without an index, as it is asked for only after a fast
-//     store (package rowstier) has lost data.
+//     value touches no index, and half of each page is free for the new version. The number of a row is that of the
+//     commit that wrote it. It has no index, because rows are looked up by it only after a fast store (package
+//     rowstier) has lost data.
 //   - headcount_row_deletions has the rows that were deleted lately, if this store is the durable tier of
 //     package rowstier.
 //   - headcount_row_ids has the IDs that were used. The index on until finds those to forget.
@@ -91,7 +91,7 @@ type Store struct {
 
 	mu     sync.Mutex              // guards the fields below
 	mine   [rows.Partitions]uint64 // epochs of the claims of this process
-	newest [rows.Partitions]newest // publications
+	newest [rows.Partitions]newest // commits that the watches know of
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // waits for sweep

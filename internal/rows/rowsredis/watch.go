@@ -33,8 +33,8 @@ type watch struct {
 	received func(partition int, number uint64, publication []byte)
 	missed   func()
 	// newest has the number of each partition's last publication since the subscription began; 0: there was none.
-	newest [rows.Partitions]uint64
-	silent int // channels that are not subscribed yet
+	newest       [rows.Partitions]uint64
+	unsubscribed int // number of channels that are not subscribed yet
 }
 
 // Begin implements redisconn.Listener.
@@ -43,7 +43,7 @@ func (w *watch) Begin() {
 	defer w.mu.Unlock()
 
 	w.newest = [rows.Partitions]uint64{}
-	w.silent = rows.Partitions
+	w.unsubscribed = rows.Partitions
 }
 
 // Subscribed implements redisconn.Listener.
@@ -52,8 +52,8 @@ func (w *watch) Subscribed(*redis.PubSub, int) {
 	defer w.mu.Unlock()
 
 	// Only when the last channel is subscribed can publications no longer be missed.
-	w.silent--
-	if w.silent == 0 {
+	w.unsubscribed--
+	if w.unsubscribed == 0 {
 		w.missed()
 	}
 }

@@ -69,7 +69,7 @@ func (s *Store) adopting(ctx context.Context) map[int]uint64 {
 		if !adopts {
 			continue
 		}
-		// Asked last, because it may ask a store.
+		// MayAdopt comes last, because it may read a store.
 		if s.cfg.MayAdopt != nil && s.cfg.MayAdopt(ctx, id) != nil {
 			continue
 		}
@@ -93,7 +93,7 @@ func (s *Store) adopt(ctx context.Context, claims map[int]uint64) error {
 	}
 	done := map[place]bool{}
 	err := fast.Contents(ctx, func(id int, collections []string, ids []rows.ID) error {
-		// The list has the keys of all partitions, and those of others are their owners'.
+		// Contents lists all partitions, and each owner adopts its own.
 		epoch, isOurs := claims[id]
 		if !isOurs {
 			return nil

@@ -57,9 +57,9 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []rows.Forme
 	return claims, nil
 }
 
-// beginTakeover ends what this process may do by its former claim in the durable store. The takeover claims that from
-// any process, so even if it fails, a later claim that names the former one would not show that another process has
-// drained newer rows since.
+// beginTakeover ends what this process may do by its former claim in the durable store. The takeover claims the durable
+// store from any process. So even if the takeover fails, a later claim that names the former one would not show that
+// another process has drained newer rows since.
 func (p *partition) beginTakeover(former uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -210,7 +210,8 @@ func (s *Store) probed(ctx context.Context, owner string, probe *rows.Commit, ou
 	if err != nil {
 		return false, err
 	}
-	// It was. The owner does not have the epoch of either claim, so it claims once more when a commit is refused.
+	// The newer claim was this process's own. The owner does not have the epoch of either claim, so it claims once more
+	// when a commit is refused.
 	if claims[0].Epoch != 0 {
 		return false, outcome
 	}

@@ -224,17 +224,19 @@ func (p *partition) prepare(c *rows.Commit) rows.Commit {
 		prepared.Rows = append(prepared.Rows, rows.Row{Name: dirtyName(c.Number), Value: encodeNames(c)})
 	}
 
-	for _, name := range p.removals.drained {
-		if !written[name] && !p.isDirtyLocked(name) {
-			written[name] = true
-			prepared.Rows = append(prepared.Rows, rows.Row{Name: name})
-		}
-	}
-	for _, name := range evicted {
+	remove := func(name rows.Name) {
 		if !written[name] {
 			written[name] = true
 			prepared.Rows = append(prepared.Rows, rows.Row{Name: name})
 		}
+	}
+	for _, name := range p.removals.drained {
+		if !p.isDirtyLocked(name) {
+			remove(name)
+		}
+	}
+	for _, name := range evicted {
+		remove(name)
 	}
 
 	if p.commit.endsComplete {

@@ -116,7 +116,8 @@ func (s *Store) scanBoth(ctx context.Context, at rows.Address, after string, eac
 	for fast.ok || durable.ok {
 		first := fast
 		// Of two rows with one name the fast store's is newer. The other one is skipped below.
-		if !fast.ok || durable.ok && durable.field < fast.field {
+		isDurableFirst := !fast.ok || durable.ok && durable.field < fast.field
+		if isDurableFirst {
 			first = durable
 		}
 		field, value := first.field, first.value

@@ -46,8 +46,8 @@ func (t *takeover) loadUndrained(ctx context.Context) error {
 	return nil
 }
 
-// confirm returns an error if the fast store has changed since the claim. If it lost data meanwhile, what was read is
-// less than what it had by the number of the claim, and a commit that it had then would be taken for stored.
+// confirm returns an error if the fast store has changed since the claim. If it has lost data meanwhile, what was read
+// lacks commits up to the number of the claim, and the owner would take such a commit for stored.
 func (t *takeover) confirm(ctx context.Context) error {
 	err := t.s.fast.Commit(ctx, []rows.Commit{probeOf(t.p.id, t.claim.Epoch, t.claim.Number)})[0]
 	if err != nil {

@@ -130,7 +130,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.stop()
 	s.wg.Wait()
 
-	// An error does not end this: what is left here is in the fast store alone.
+	// An error does not end the loop: only the fast store has what is left.
 	for {
 		left, err := s.drain(ctx)
 		if left == 0 {
