@@ -11,7 +11,7 @@ import (
 
 const (
 	attachBatch = 500             // topics in one call to the store
-	detachBatch = 2 * attachBatch // larger than attachBatch, so that the topics to detach get fewer
+	detachBatch = 2 * attachBatch // larger than attachBatch, so that topics to detach do not pile up
 	// lingerFor is how long a topic without subscribers is kept, because pages are often reloaded or visited again.
 	lingerFor   = 10 * time.Second
 	verifyEvery = 2500 * time.Millisecond
@@ -29,8 +29,8 @@ type verifier struct {
 	next int     // the first bucket to verify next
 	used buckets // buckets that had endpoints of this gateway when they were last counted
 	lost bool    // endpoints were missing at the last verification
-	// room is for the topics of the next verification, and empty. Without it they would be most of the garbage that a
-	// quiet gateway makes.
+	// room is an empty buffer for the topics of the next verification. A new one each time would be most of the garbage
+	// that a quiet gateway makes.
 	room []presence.Topic
 }
 
@@ -113,7 +113,7 @@ func (h *Hub) renewLocked(w *watched) {
 		return
 	}
 
-	// A topic that the store was never asked for stays one, so that it need not be detached.
+	// An unasked topic stays unasked, so that it need not be detached.
 	w.endpoint = min(w.endpoint, outdated)
 	// A fresh one is attached soon, and a lingering one when it is wanted again.
 	if w.in != nil {
@@ -169,7 +169,7 @@ func (h *Hub) verify(ctx context.Context) {
 	}
 	h.mu.Unlock()
 
-	// Otherwise the next look asks about the same buckets again.
+	// If the store does not answer, the next verification asks about the same buckets again.
 	if h.attachMissing(ctx, topics) {
 		v.next = next
 	}
@@ -210,7 +210,7 @@ func (h *Hub) attachMissing(ctx context.Context, topics []presence.Topic) (ok bo
 	h.verifier.lost = len(missing) > 0
 	if h.verifier.lost {
 		h.cfg.Log.Warn().Int("endpoints", len(missing)).
-			Msg("the store lacks endpoints of this gateway; attaching all topics again")
+			Msg("the store has lost subscriptions of this gateway to topics; subscribing to all topics again")
 
 		h.mu.Lock()
 		// All of them, because the store was asked about a part only.
@@ -314,12 +314,13 @@ func (h *Hub) detach(ctx context.Context) bool {
 	if err == nil {
 		return true
 	}
-	h.cfg.Log.Debug().Err(err).Msg("detaching topics failed; retrying (their updates are ignored)")
+	h.cfg.Log.Debug().Err(err).
+		Msg("unsubscribing from topics in the store failed; retrying (their updates are ignored)")
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range topics {
-		// It is wanted again, and must not be forgotten as never asked for.
+		// A topic that is wanted again has to be detached later, so it must not count as unasked.
 		if w := h.topics[t]; w != nil {
 			w.endpoint = max(w.endpoint, asked)
 		} else {

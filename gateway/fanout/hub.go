@@ -325,7 +325,7 @@ func (h *Hub) dropLocked(w *watched) {
 		return
 	}
 
-	// Readers get it while the store is away. It has no time, since nobody has read it now.
+	// Readers get this update while the store is away. Its time stays 0, since it was not read from the store just now.
 	if w.known && w.kind.encoder != nil {
 		h.read.Add(t, reading{update: w.update})
 	}
@@ -361,7 +361,7 @@ func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
 	// Even an update that is not accepted shows which version the store has.
 	w.note(*u)
 
-	// Before it is attached, newer ones may have passed by here.
+	// Before the topic is attached, newer updates may not have been sent to this gateway.
 	if w.endpoint < outdated {
 		w.remember(*u)
 		return false
@@ -390,12 +390,12 @@ func (h *Hub) acceptLocked(w *watched, u *presence.Update) (news bool) {
 
 // acceptFirstLocked is acceptLocked while no update of w is known.
 func (h *Hub) acceptFirstLocked(w *watched, u *presence.Update) (news bool) {
-	// There is no value yet that it could mark as stale, and its own may lack something.
+	// A stale update marks a known value, and there is none yet. Its own value may be incomplete.
 	if u.Stale {
 		return false
 	}
 
-	w.remember(*u) // it may have remembered a newer one
+	w.remember(*u) // w keeps a newer update that it has remembered before
 	w.known = true
 	w.update.Stale = h.doubtfulLocked(w, w.update)
 	*u = w.update
@@ -432,7 +432,7 @@ func (h *Hub) Acknowledged(u presence.Update) {
 	}
 	h.mu.Unlock()
 
-	// A topic that is known judges it by its version, like any other update.
+	// For a known topic its version decides, as for any other update.
 	if known {
 		h.Update(u)
 	}
@@ -473,7 +473,8 @@ func (h *Hub) Trust() { h.dispel(usersMissing) }
 // resumed marks every update as stale until it has been read again. The process was suspended, and what was published
 // in that time may arrive late or never.
 func (h *Hub) resumed() {
-	// What is read from now on is right, so the doubt ends at once; what is known stays stale until then.
+	// Whatever is read from now on is right, so the doubt can end at once. Known updates stay stale until they are read
+	// again.
 	h.suspect(stoodStill)
 	h.dispel(stoodStill)
 }
@@ -492,7 +493,7 @@ func (h *Hub) suspect(why doubts) {
 
 	h.mu.Unlock()
 
-	// Without the lock, since updates go on to the shards, whose locks come before it.
+	// Update is called without the lock: it goes on to the shards, whose locks must be taken before the hub's.
 	for _, u := range known {
 		h.Update(u)
 	}

@@ -2,7 +2,7 @@
 
 package fanout
 
-// rests are what promises.go knows of topics, in the programs that tests start.
+// rests has a use only in the programs that tests start, which are built with promises.go instead of this file.
 type rests struct{}
 
 func (s *shard) checkNewestLocked() { _ = s.rests }

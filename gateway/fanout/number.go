@@ -49,14 +49,14 @@ func (s *shard) queueNumberLocked(sub *Subscriber) {
 	wake.Signal(s.wake)
 }
 
-// offerNumbersLocked adds the numbers that are due to this pass, and returns when the next one is, or 0. A client whose
-// last write is not complete is skipped: its number is queued again when it is.
+// offerNumbersLocked adds the numbers that are due to this pass, and returns when the next one is, or 0. It skips a
+// client whose last write is not complete; Free then queues the number again.
 func (s *shard) offerNumbersLocked(now time.Duration) (next time.Duration) {
 	later := s.numbers[:0]
 	for _, sub := range s.numbers {
 		n := &sub.number
 
-		// The interval since the last number is not over. What the client asked for, or lost, does not wait.
+		// A number waits until the interval since the last one is over, unless the client asked for it or lost it.
 		at := n.at + s.interval
 		mustWait := n.sent != unsent && n.at != 0 && at > now
 		if sub.index >= 0 && mustWait {
@@ -75,7 +75,7 @@ func (s *shard) offerNumbersLocked(now time.Duration) (next time.Duration) {
 
 		from := len(s.pass.numbers)
 		s.pass.numbers = s.hub.cfg.Numbers.AppendNumber(s.pass.numbers, n.now)
-		// Its capacity ends with it, so that nobody can append over the next client's number.
+		// The capacity of the slice is cut, so that nobody can append over the next client's number.
 		s.chainLocked(sub, s.pass.numbers[from:len(s.pass.numbers):len(s.pass.numbers)])
 	}
 

@@ -12,27 +12,27 @@ import (
 // rests are the topics of a shard that have not changed lately.
 type rests map[*topic]*rest
 
-// rest is how long a topic has not changed, in sweeps: they stand still with the process.
+// rest is how long a topic has not changed, counted in sweeps, which stop while the process is suspended.
 type rest struct {
 	newest   presence.Update
 	gen      uint32
 	sweeps   int
 	unmarked int                  // sweeps at which its update should have been marked as stale and was not
-	lacking  map[*Subscriber]bool // those who lacked the newest update at the last sweep, without an excuse
+	lacking  map[*Subscriber]bool // subscribers that lacked the newest update at the last sweep without a reason
 }
 
-// markWithin is how long an update may be yet to be marked as stale: another goroutine is doing so, for one after the
-// other. It counts in sweeps, and at least three of them.
+// markWithin is how long an update that the hub doubts may stay unmarked in a shard: another goroutine marks the topics
+// one after the other. It is counted in sweeps, three at least.
 const markWithin = 5 * time.Second
 
-// checkNewestLocked ends the program if a topic has rested for as long as any subscriber may wait, and one of those who
-// take updates lacks the newest one; or if an update that the hub doubts is not marked. A client that is just becoming
-// free lacks the newest update for one sweep.
+// checkNewestLocked ends the program in two cases: a topic has not changed for as long as any subscriber may wait, but
+// a subscriber that accepts updates lacks the newest one; or an update that the hub doubts is not marked. A client that
+// has just become free may lack the newest update for one sweep.
 func (s *shard) checkNewestLocked() {
 	marks := max(3, int(markWithin/s.live.tick()))
 	// The longest interval, and some time for a pass on a busy machine.
 	patience := int((max(maxInterval, s.interval) + 2*time.Second) / s.live.tick())
-	// Who waits for a visit gets the newest update with it.
+	// A subscriber with a scheduled visit gets the newest update then.
 	visited := map[*Subscriber]bool{}
 	for _, v := range s.visits {
 		visited[v.sub] = true
@@ -73,7 +73,7 @@ func (s *shard) checkRestLocked(t *topic, r *rest, known bool, visited map[*Subs
 	lacking := map[*Subscriber]bool{}
 	for i := range t.subs {
 		x := &t.subs[i]
-		// The others get the update when what holds it back is over.
+		// A subscriber that does not take updates now gets the newest one later.
 		takes := x.state == following && !x.sub.paused && !x.sub.missed && !x.sub.client.Busy()
 		if !takes || x.gen == t.gen || visited[x.sub] {
 			continue

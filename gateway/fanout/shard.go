@@ -13,8 +13,8 @@ import (
 	"headcount/presence"
 )
 
-// answersAtOnce is how many of its subscribe requests a subscriber gets answered per interval, all at once if it asks
-// at once: as many as a connection may have pages.
+// answersAtOnce bounds the subscribe requests of one subscriber that are answered per interval, possibly all at once:
+// as many as a connection may have pages.
 const answersAtOnce = presence.MaxPages
 
 // atOnce is a time on the shard's clock that has always passed.
@@ -152,7 +152,7 @@ func (s *shard) unsubscribeLocked(sub *Subscriber, place int) {
 	if p.index != last {
 		moved := t.subs[last]
 		t.subs[p.index] = moved
-		// Its place has to say where its subscription is now.
+		// The place of the moved subscription has to say where it is now.
 		moved.sub.placeOf(t).index = p.index
 	}
 	// The array must not keep a client that has gone.
@@ -296,7 +296,7 @@ func (s *shard) run(ctx context.Context) {
 		}
 
 		next := s.deliver()
-		// Otherwise only a wake-up brings work, and after it the timer is set anew.
+		// If nothing is due later, only a wake-up brings work, and the timer may stay as it is.
 		if next > 0 {
 			timer.Reset(max(next-s.now(), 0))
 		}
@@ -358,17 +358,17 @@ func (s *shard) collectLocked(now time.Duration) (next time.Duration) {
 func (s *shard) visitAllLocked(now time.Duration) {
 	for _, v := range s.visits {
 		p := v.sub.placeOf(v.topic)
-		if p == nil { // it has left
+		if p == nil { // the subscriber has left the topic
 			continue
 		}
 
 		x := &p.topic.subs[p.index]
-		if x.at == now && x.gen == p.topic.gen { // it was already visited in this pass
+		if x.at == now && x.gen == p.topic.gen { // the subscriber was already visited in this pass
 			continue
 		}
 
 		n := s.offerLocked(p.topic, x, now)
-		if !v.missed { // it was withheld for the client's join, so it is an answer to the client
+		if !v.missed { // the update was withheld for the client's join, so it is an answer to the client
 			s.pass.answers += n
 		}
 	}
@@ -382,7 +382,7 @@ func (s *shard) write() {
 	batch := s.pass.batch
 	for i := 1; i < len(batch); i++ {
 		d := &batch[i]
-		// It is written with the first delivery of its client.
+		// A chained delivery is written with the first one of its client.
 		if d.chained {
 			continue
 		}
@@ -478,7 +478,7 @@ func (s *shard) scanLocked(t *topic, now time.Duration) (again time.Duration) {
 		}
 
 		at := t.dueAt(x, interval)
-		// At 0 nothing was sent to it yet, so it need not wait.
+		// A subscription that was never sent an update (x.at is 0) need not wait.
 		if x.at != 0 && at > now {
 			again = earliest(again, at)
 			continue
@@ -508,7 +508,7 @@ func (s *shard) offerLocked(t *topic, x *subscription, now time.Duration) (deliv
 	offered := t.text(x.form, x.state == overdue)
 
 	if x.gen != 0 {
-		// The subscriber never got those in between.
+		// The updates in between were never sent to the subscriber.
 		s.figures.conflated.Add(int64(t.gen - x.gen - 1))
 	}
 	x.gen = t.gen // also if nothing is sent: the client needs no more than it has

@@ -29,7 +29,7 @@ type Subscriber struct {
 	number  number
 
 	answerAt time.Duration // when its next subscribe request is answered; 0: it is not in shard.asking
-	answered time.Duration // until then its answers are used up: each one moves it on, see answerLocked
+	answered time.Duration // time until which its answers are used up; each answer moves it on, see answerLocked
 
 	// The fields that a delivery reads are together at the end. The embedding struct should continue with the fields
 	// that Busy reads, so that they share cache lines.
@@ -143,14 +143,14 @@ func (s *Subscriber) Withhold(t presence.Topic) {
 	p.topic.subs[p.index].state = withheld
 	sh.renewLocked(s, p)
 
-	// Otherwise the sweep might not look at it before its next ping is due.
+	// Without this, the sweep might not look at the subscriber before its next ping is due.
 	seat := &sh.seats[s.index]
 	seat.look = min(seat.look, p.withheldAt+withholdStale)
 }
 
 // Ready ends what Withhold began. The client gets the hub's current update, or a newer one.
 func (s *Subscriber) Ready(t presence.Topic) {
-	// Another goroutine may have passed its newest update to the hub, but not yet to the shard.
+	// Another goroutine may have passed the topic's newest update to the hub, but not yet to the shard.
 	last, known := s.shard.hub.Last(t)
 	if known {
 		s.shard.update(last)
@@ -210,8 +210,8 @@ func (s *Subscriber) Free() {
 		p := &s.places[i]
 		x := &p.topic.subs[p.index]
 		if s.missed {
-			// Any of the updates may have been lost, even if the client is busy or paused again by the time of this
-			// visit.
+			// Any of the updates may have been lost. This is recorded now, because the client may be busy or paused
+			// again when it is visited.
 			x.gen = 0
 			x.shown = 0
 		}

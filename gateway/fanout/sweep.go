@@ -40,7 +40,7 @@ func (l liveness) next(now, alive, pinged time.Duration) time.Duration {
 
 // sweep pings silent clients, closes those that do not answer, and calls Expire of those whose time is over.
 func (s *shard) sweep() {
-	// Not a closure, because an idle gateway does little else than ping.
+	// Tasks are structs, because closures would be allocated, and an idle gateway does little else than ping.
 	type task struct {
 		sub *Subscriber
 		do  func(s *shard, sub *Subscriber, at time.Duration)
@@ -49,7 +49,8 @@ func (s *shard) sweep() {
 
 	s.mu.Lock()
 	now := s.now()
-	// Not the hub's Standstill: a sweep that is late for any reason may have kept answers to pings from being read.
+	// Whatever made this sweep late may also have kept answers to pings from being read. The hub's Standstill would
+	// notice suspensions alone.
 	late := s.swept != 0 && now-s.swept > s.live.tick()+s.live.pong/2
 	s.swept = now
 	for i := range s.seats {
@@ -91,7 +92,7 @@ func (s *shard) sweep() {
 	s.checkNewestLocked()
 	s.mu.Unlock()
 
-	// Without the lock: a client that is closed leaves, and one that is pinged is written to.
+	// The tasks need the lock to be free: a client that is closed leaves, and one that is pinged is written to.
 	for _, t := range tasks {
 		t.do(s, t.sub, now)
 	}

@@ -97,7 +97,7 @@ func (e *presenceEntry) state(now time.Time) entryState {
 	return gone
 }
 
-// isReported reports whether the last op says what is still so: that the user is here, or is not.
+// isReported reports whether the last op still describes the entry: the user is connected, or is not.
 func (e *presenceEntry) isReported() bool {
 	connected := e.live > 0
 	return connected == (e.lastOp == heartbeat.Join)
@@ -205,7 +205,7 @@ func (q *entryQueue) pop() *presenceEntry {
 		e.queued = false
 	}
 
-	// The memory of a burst goes with it.
+	// An empty queue frees the memory of a burst.
 	if len(q.entries) == 0 {
 		q.entries = nil
 	}

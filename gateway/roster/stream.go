@@ -257,8 +257,8 @@ func (s *stream) nextBeatLocked(source heartbeat.Source) *heartbeat.Beat {
 	from := len(s.flight)
 	s.launchLocked()
 
-	// Everybody who was here when the stream began is in flight or acknowledged, so the owner can be told where that
-	// ends.
+	// Every user who was here when the stream began is in flight or acknowledged, so it is known which op is the last
+	// of them.
 	if s.queue.marked == 0 && s.whole == 0 {
 		s.whole = s.first + uint64(len(s.flight))
 		s.announce = true
@@ -346,7 +346,7 @@ func (r *Roster) resend(s *stream, now time.Time) {
 	}
 	s.mu.Unlock()
 
-	// Without the lock, for which joins and leaves of the partition wait.
+	// Send without the lock, because joins and leaves of the partition wait for it.
 	if b != nil {
 		r.cfg.Beats.SendBeat(b)
 	}
@@ -360,7 +360,7 @@ func (r *Roster) sendAlive(s *stream) int {
 	stream := s.number
 	s.mu.Unlock()
 
-	// Without the lock, since a change makes a new list.
+	// The list may be used without the lock, since a change makes a new one.
 	for part := range slices.Chunk(alive, aliveBatch) {
 		r.cfg.Beats.SendBeat(&heartbeat.Beat{Source: r.cfg.Source, Partition: s.partition, Stream: stream, Alive: part})
 	}
