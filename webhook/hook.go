@@ -105,7 +105,7 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 		return nil, fmt.Errorf("what follows %q= is no http or https URL; %s", subject, usage)
 	}
 
-	// Before the colon is looked for, since a pattern may have anything in it.
+	// Cut the limit off first: it is the last part, while a pattern may contain anything.
 	subject, limit := cutLimit(subject)
 	kind, pattern, colon := strings.Cut(subject, ":")
 	kind, site, sited := strings.Cut(kind, "@")
@@ -140,7 +140,7 @@ func parse(text string, sites []presence.Site) (*Hook, error) {
 		return nil, err
 	}
 
-	// Of the whole setting: with another condition or URL a hook begins anew.
+	// The hash is that of the whole setting, so a hook begins anew with another condition or URL.
 	sum := sha256.Sum256([]byte(text))
 	h.ID = hex.EncodeToString(sum[:8])
 	h.bucket = presence.Bucket(h.ID, presence.DefaultBuckets)

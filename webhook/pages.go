@@ -33,13 +33,13 @@ const (
 )
 
 // pages reports changes of pages. It compares the counts that it receives with the state last reported,
-// and makes a Change where they differ. The fields after mu's are used by its run goroutine only.
+// and makes a Change where they differ. Only the goroutine of run uses the fields after those that mu guards.
 type pages struct {
 	service *Service
 	hooks   []*Hook
 	wake    chan struct{} // holds one: changed is not empty, or reload is set
 
-	mu         sync.Mutex
+	mu         sync.Mutex                // guards the fields up to the blank line
 	changed    map[string]presence.Count // newest counts by page, for the next round; at most maxPages
 	served     map[int]bool              // buckets
 	reload     bool                      // served has changed, or updates may have been missed
@@ -495,8 +495,8 @@ func parseReportedCount(state string) (last reportedCount) {
 	return last
 }
 
-// judgeFall reports a count as low when it has been so for Settle. One that was received may be older than that of the
-// store, so only one that was read decides.
+// judgeFall reports a count as low when it has been so for Settle. A received count may be older than the store's, so
+// only a count that was just read decides.
 func (r *round) judgeFall(s subject, t *state, c presence.Count, read bool) {
 	if t.belowSince.IsZero() {
 		t.belowSince = r.now
@@ -518,7 +518,7 @@ func (r *round) judgePeak(s subject, t *state, c presence.Count) {
 	if t.peakDay == day && t.peak <= greatest { // another process has reported it
 		t.peak = 0
 	}
-	// Its day is over, so it rises no further.
+	// The day of the new peak is over, so it rises no further.
 	if t.peak > 0 && t.peakDay < today {
 		r.change(s, t, c, peakOf(t.peakDay, t.peak))
 		return
@@ -619,7 +619,7 @@ func (r *round) report(ctx context.Context) {
 	for i, last := range now {
 		s := r.subjects[i]
 		t := p.known[s]
-		// Whoever made it so: the next change has to replace this.
+		// The store has this state now, whoever reported it, so the next change has to replace it.
 		t.reported = last
 		if last != r.changes[i].Is {
 			continue // another process reported a change: the subject is due and is judged again

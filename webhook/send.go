@@ -170,7 +170,7 @@ func (o *sender) accepted(log zerolog.Logger) {
 func (o *sender) fail(log zerolog.Logger, status int, err error) time.Duration {
 	o.service.metrics.failed.WithLabelValues(o.hook.Host).Inc()
 	o.failed++
-	// Once for each series, and without the URL, which may have a secret in it.
+	// Log only the first failure in a row, and without the URL, which may contain a secret.
 	if o.failed == 1 {
 		log.Warn().Err(setting.Cause(err)).Int("status", status).Msg("a webhook does not accept events; retrying")
 	}
@@ -207,7 +207,7 @@ func (o *sender) old(events []string) (n int) {
 // done removes the first events of a batch, or all, from the outbox. If that fails, the batch is sent again with the
 // same id.
 func (o *sender) done(ctx context.Context, events []string) {
-	// By the first event, so that nothing else is removed if the batch was dropped meanwhile.
+	// The first event identifies the batch, so nothing else is removed if the batch was dropped meanwhile.
 	err := o.service.cfg.Store.Acknowledge(ctx, o.hook.ID, events[0], len(events))
 	if err != nil {
 		outage.Sleep(ctx, outage.Jitter(firstPause))

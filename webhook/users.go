@@ -88,7 +88,8 @@ func (u *users) repeat(ctx context.Context, every time.Duration, do func(context
 		if err == nil || errors.Is(err, ErrUnavailable) {
 			store.note(ctx, u.service.cfg.Log, err)
 		} else {
-			u.service.cfg.Log.Debug().Err(err).Msg("it could not be found out which users came or left; retrying")
+			u.service.cfg.Log.Debug().Err(err).
+				Msg("asking the owners of users which of them came or left failed; retrying")
 		}
 	}
 }
@@ -186,7 +187,7 @@ func (u *users) questions(some []presence.User, names map[presence.User]string) 
 	for _, user := range some {
 		name := names[user]
 		for _, h := range u.hooks {
-			// The name of a user who left is in the reported state alone, so any hook may have one.
+			// Only the reported states have the names of users who left, so any hook may have reported this user.
 			if name == "" || h.matches(name) {
 				asked = append(asked, Change{Hook: h.ID, Subject: fmt.Sprintf("%016x", uint64(user))})
 			}

@@ -152,7 +152,7 @@ func report(ctx context.Context, s Store, changes []Change) (reported []string, 
 	for chunk := range slices.Chunk(changes, maxChange) {
 		some, n, err := s.Report(ctx, chunk)
 		dropped += n
-		// The first ones are made, and their states are of use.
+		// The changes before this chunk are made, so the caller gets their states.
 		if err != nil {
 			return reported, dropped, err
 		}

@@ -167,7 +167,7 @@ func (s *Store) Report(_ context.Context, changes []webhook.Change) (reported []
 	for i := range changes {
 		c := &changes[i]
 		b := s.stateLocked(c.Hook)
-		// Otherwise it is a question, or another change was faster.
+		// Otherwise c only asks for the state, or another change was faster.
 		if c.Was != c.Is && b.reported[c.Subject] == c.Was {
 			dropped += d.change(b, c)
 		}
@@ -214,7 +214,7 @@ func (d *draft) change(b *hookState, c *webhook.Change) (dropped int) {
 	return dropped
 }
 
-// undoAll makes the memory what the file is.
+// undoAll restores in memory what the file has.
 func (d *draft) undoAll() {
 	// Backward, because two of the changes may concern one subject.
 	for _, undo := range slices.Backward(d.undo) {
@@ -235,7 +235,7 @@ func (b *hookState) drop(hook string, n int) (puts []put) {
 	for i := range n {
 		puts = append(puts, put{hook, queueBucket, number(b.first + uint64(i)), nil})
 	}
-	// A batch is gone with its first events.
+	// Without its first events there is no frozen batch any more.
 	puts = append(puts, put{hook, nil, frozenKey, nil})
 
 	b.queue = b.queue[n:]
