@@ -99,7 +99,7 @@ func (d *Decoder) Decode(datagram []byte) error {
 			d.cfg.OnBeat.ReceiveBeat(b)
 		}
 
-		// After the ops, by which the users may have joined.
+		// Only now the users that are alive: they may have joined by these ops.
 		d.split(source)
 		for _, r := range d.replies {
 			d.cfg.OnReply.ReceiveReply(r)
@@ -137,7 +137,7 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	}
 
 	signed := p[:len(p)-seal.Size]
-	// Nothing but the form is looked at before this. The guard comes last, so a forged datagram uses up no number.
+	// Until here only the form was checked. The guard comes last, so a forged datagram uses up no number.
 	if err := d.signer.Verify(seal.ID(p[offKey:]), signed, p[len(signed):]); err != nil {
 		return nil, 0, source, err
 	}

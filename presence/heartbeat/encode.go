@@ -46,7 +46,7 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) *Encod
 	h = append(h, from.Gateway...)
 	h = append(h, flagClock)
 	h[offHeader] = byte(len(h))
-	// It is the same for all datagrams, but for what begin and flush fill in.
+	// The header is the same for all datagrams, except for what begin and flush fill in.
 	e.header = h
 
 	return e
@@ -87,7 +87,7 @@ func (e *Encoder) ops(b *Beat) {
 	page := ""
 
 	begin := func(first uint64, size int) {
-		// With room for the end of the record as well, which comes when it is full.
+		// The last number is room for the end of the record, which is written when the record is full.
 		e.makeRoom(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
 		e.open(recordOps)
 		e.buf = binary.AppendUvarint(e.buf, uint64(b.Partition))
@@ -102,7 +102,7 @@ func (e *Encoder) ops(b *Beat) {
 		e.close()
 	}
 
-	// A stream without ops has a record, too: the owner has to learn that this gateway has nobody.
+	// A stream without ops has a record, too: the owner has to learn that this gateway has no users.
 	if len(b.Ops) == 0 && b.First > 0 {
 		begin(b.First, 0)
 	}
@@ -252,7 +252,7 @@ func (e *Encoder) replyRecord(r *Reply, last bool, counts []presence.Count, unkn
 		e.buf = le.AppendUint64(e.buf, uint64(u))
 	}
 
-	// In every part: what it says holds for the pages of this part, whether the others arrive or not.
+	// Each part has Counted: it holds for the pages of that part, whether the other parts arrive or not.
 	e.buf = binary.AppendUvarint(e.buf, r.Counted)
 	e.close()
 }
@@ -306,7 +306,7 @@ func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
 	e.emit = emit
 	e.header[3] = what
 	le.PutUint64(e.header[offTable:], table)
-	// The same memory again, because emit retains nothing.
+	// The buffer can be used again, because emit retains nothing.
 	e.buf = append(e.buf[:0], e.header...)
 	e.record = 0
 	e.kind = 0

@@ -84,7 +84,7 @@ func Reach(ctx context.Context, within time.Duration, to string, secrets [][]byt
 		return fmt.Errorf("cannot be reached from here: %w; see whether it runs, and whether a firewall lets TCP and "+
 			"UDP through", err)
 	}
-	// Opening it has shown what there is to know.
+	// That the connection could be opened shows that TCP gets through.
 	_ = conn.Close()
 
 	if err := Probe(ctx, to, secrets); err != nil {

@@ -278,7 +278,7 @@ func (t *Transport) destinationLocked(name string) (d *destination, reason strin
 	d = &destination{t: t, name: name, wake: make(chan struct{}, 1), encoder: encoder}
 	t.to[name] = d
 	ctx := t.running
-	// While mu is held: Run takes the lock before it waits, and no sender starts after that.
+	// Start it while mu is held: Run takes mu before it waits for the senders, and no sender may start after that.
 	t.senders.Go(func() { d.run(ctx) })
 
 	return d, ""
@@ -425,7 +425,7 @@ func (d *destination) retire() bool {
 		return false
 	}
 
-	// A later destination of that name must go on above it.
+	// The numbers of a later destination of that name must be greater.
 	t.sequence = max(t.sequence, d.encoder.Sequence())
 	delete(t.to, d.name)
 
@@ -461,7 +461,7 @@ func (d *destination) flush(ctx context.Context) {
 }
 
 func (t *Transport) write(datagram []byte, to net.Addr) {
-	// What cannot be sent is like what gets lost: its sender repeats what matters.
+	// A datagram that cannot be sent is like one that gets lost: what matters is sent again with a later one.
 	if _, err := t.cfg.Conn.WriteTo(datagram, to); err != nil {
 		t.dropped("out", "error")
 		return

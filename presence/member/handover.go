@@ -51,7 +51,8 @@ func (m *Member) end(ctx context.Context) {
 
 	m.ended = true
 
-	// Although the time to shut down may be over: the next run of this process would wait for the end of this lease.
+	// Try this even if the time to shut down is over: otherwise the next run of this process waits until the lease
+	// expires.
 	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit)
 	defer cancel()
 

@@ -153,7 +153,8 @@ func (m *Member) renew(ctx context.Context) error {
 
 	self := m.self
 	l := &m.lease
-	// Before the lease is made, so that this renewal already has the roles. Nobody watches while calls fail.
+	// Decide whether the process takes part before the lease is renewed, so that this renewal already has the roles.
+	// A process whose calls failed has not watched the others meanwhile.
 	began := time.Now()
 	watches := !l.leased.IsZero() && !l.late(began)
 	l.settled = l.settled || watches && !began.Before(l.settles())
@@ -193,7 +194,7 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 
 	m.observeClock(storeTime, asked)
-	// Before renewed is set: it says for how long the lease had lapsed.
+	// reattach needs the former value of renewed, which tells for how long the lease had lapsed.
 	m.reattach(now)
 
 	// After a gap it is unknown which processes were missing in the meantime, so restart the time of watching them.
@@ -215,7 +216,7 @@ func (m *Member) renew(ctx context.Context) error {
 	m.publishMembers()
 	l.renewed = now
 
-	// Until then the process owns nothing, and may not have seen all others.
+	// A process that has not settled owns nothing, and may not have seen all others.
 	if l.settled {
 		m.checkClaims(now, late)
 		m.deriveTable(now)
@@ -302,7 +303,8 @@ func (m *Member) checkClaims(now time.Time, late bool) {
 	due := !l.check.IsZero() && now.After(l.check)
 
 	switch {
-	// Others may have claimed partitions meanwhile, or be about to: so now, and once more when they have settled.
+	// Other processes may have claimed partitions during the gap, or be about to. So check all claims now, and once
+	// more when those processes have settled.
 	case late:
 		m.parts.Node.Check(0, 1)
 		l.check = now.Add(checkAfter)

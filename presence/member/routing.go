@@ -15,15 +15,15 @@ import (
 
 const (
 	holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
-	// clockError is more than the clocks of two gateways differ by: a call to the store takes less. A change of a hold
-	// that was overtaken after it had waited for longer fails, as its client may have given up.
+	// clockError is more than the clocks of two gateways should differ by. A change of a hold that was overtaken is
+	// tried again only if it is not older than this: the client of an older one may have given up.
 	clockError = 500 * time.Millisecond
 )
 
 // applyTable makes t the table. It passes the parts their partitions and buckets, and the
 // gateway the partitions that have moved.
 func (m *Member) applyTable(old, t *ring.Table) {
-	// Before the parts hear of it, so that what they send then goes to the new owners.
+	// Store the table before the parts are told, so that what they send then goes to the new owners.
 	m.table.Store(t)
 	m.tableChanges.Inc()
 
@@ -201,7 +201,7 @@ func (m *Member) ReceiveHold(ctx context.Context, change presence.HoldChange) er
 		return errResumed
 	}
 
-	// The change may have waited on its way, and its sender counts from the beginning.
+	// The change may have waited on its way, and its sender waits no longer than this.
 	ctx, cancel := context.WithDeadline(ctx, change.Asked.Add(presence.HoldTimeout))
 	defer cancel()
 

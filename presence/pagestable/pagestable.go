@@ -124,7 +124,7 @@ func newTable(cfg Config, rows rows) *Table {
 
 	t.failures = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "headcount_pages_table_failures_total",
-		Help: "Statements for headcount_pages that failed, and comparisons; they are tried again.",
+		Help: "Statements and comparisons of headcount_pages that failed; they are tried again.",
 	})
 	cfg.Registerer.MustRegister(t.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "headcount_pages_table_lag_seconds",
@@ -190,7 +190,7 @@ func (t *Table) queue(c presence.Count) {
 	defer t.mu.Unlock()
 
 	e, waits := t.waiting[c.Page]
-	// In place of an older count it keeps that one's place: what waits longest is written first.
+	// A count that replaces an older one keeps its place: the page that waits longest is written first.
 	if !waits {
 		e.since = time.Now()
 	}
@@ -389,7 +389,7 @@ func (t *Table) refresh(ctx context.Context, all []presence.Count) error {
 
 		for i, c := range counts {
 			isUnknown := c.Version == presence.Version{}
-			// By a count that may lack users nothing is written, and nothing is deleted.
+			// A count that may lack users changes no row, and deletes none.
 			if c.Stale {
 				return errStale
 			}

@@ -39,7 +39,8 @@ const (
 			from headcount_pages where count = 0) e
 		where place > $1 or updated_at < now() - interval '1 day' limit $2))`
 
-	// Who may not do that has a warning in the log, of headcount.change, with what an administrator has to do.
+	// Without the right to do that nothing happens here: headcount.change logs a warning with what an administrator has
+	// to do.
 	grant = `do $$ begin
 		if to_regrole('headcount_app') is null then create role headcount_app nologin; end if;
 		grant select on headcount_pages to headcount_app;
@@ -97,8 +98,8 @@ func (r pgRows) exec(ctx context.Context, sql string, args ...any) (affected int
 	return affected, err
 }
 
-// change carries out a statement with counts. They are sorted: of two statements at the same time neither has a row for
-// which the other one waits, and waits for a row of it.
+// change carries out a statement with counts. It sorts the counts, so that all statements lock their rows in the same
+// order and cannot deadlock.
 func (r pgRows) change(ctx context.Context, sql string, counts []presence.Count) error {
 	slices.SortFunc(counts, func(a, b presence.Count) int { return strings.Compare(a.Page, b.Page) })
 
