@@ -67,7 +67,7 @@ func (g *Gateway) getSocket(c *gin.Context) (calls.Answer, error) {
 		return calls.Answer{}, err
 	}
 
-	// After the check, so that what is no upgrade takes no place.
+	// After the check, so that a request that is no upgrade takes no place.
 	id, slot, err := g.admit(c)
 	if err != nil {
 		return calls.Answer{}, err

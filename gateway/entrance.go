@@ -92,7 +92,8 @@ func (a *arrival) Awaited(over *socket.Conn, sent []byte) {
 		return
 	}
 
-	a.State(a.client, http.StateActive) // otherwise it would be one that has sent nothing, and have to go first
+	// Otherwise the client would count as one that has sent nothing, and would be the first to make room for others.
+	a.State(a.client, http.StateActive)
 
 	r, rest := websocket.ReadUpgrade(sent, a.path)
 	if r == nil {

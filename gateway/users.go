@@ -37,7 +37,7 @@ func (g *Gateway) getUserEvents(c *gin.Context) (calls.Answer, error) {
 	for i, user := range users {
 		topics[i] = presence.TopicOf(userKind, g.callers.Site(c).Qualify(user))
 	}
-	// About, as the bound is: some of these users may be followed already.
+	// Some of these users may be followed already and are counted twice then: the bound need not be exact.
 	_, followed := g.users.Wanted(topics[0])
 	if followed+len(topics) > bounds.FollowedUsers.Max {
 		return calls.Answer{}, g.api.TooManyPages()

@@ -109,7 +109,7 @@ var (
 	QuestionsOfAddress = most(Questions.Of, Address, 16, calls.ErrRate, "")
 	AnswersOfAddress   = most(Questions.Of, Address, 128, calls.ErrRate, "")
 
-	// Servers' lists are as many, and no address begins them.
+	// Servers may follow as many lists again; those are not counted by address.
 	TopLists          = most("top lists that event streams follow", Everybody, 128, calls.ErrRate, "")
 	TopListsOfAddress = most(TopLists.Of, Address, 8, calls.ErrRate, "")
 )

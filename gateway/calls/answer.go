@@ -71,7 +71,7 @@ func BufferedJSON(buffer *[]byte) Answer {
 // Serve returns the function that carries out a call and writes what it is answered with. Nothing else writes answers
 // of calls, but for those that are long connections.
 func Serve(log zerolog.Logger, h Handler) gin.HandlerFunc {
-	// One for each call, because malformed data is logged once a minute for each.
+	// Each call has a refuser of its own, which logs malformed data once a minute.
 	refuser := newRefuser(log)
 
 	return func(c *gin.Context) {

@@ -221,7 +221,7 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 		c.MarkAlive() // a busy client is not read, but Look is called only because it has sent something
 	}
 
-	// Serving what was held back may have made the client busy, or too much.
+	// What was held back has been served, and may have made the client busy or used up its rate.
 	if err == nil && !c.blocked() {
 		rest, more, err = c.readMore(in, rest)
 	}

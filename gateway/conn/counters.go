@@ -26,7 +26,7 @@ func (CounterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 		return b, 0
 	}
 
-	// The hub marks updates whose value was made before the mark.
+	// The hub marks updates as stale after their JSON was made, so the JSON may lack the mark.
 	if u.Stale && !saysStale(u) {
 		// A key cannot match: its quotes are escaped.
 		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true`

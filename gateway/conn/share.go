@@ -32,7 +32,7 @@ type shared struct {
 // share answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
 func (cs *Clients) share(c *gin.Context, id identity.Identity, slot *bounds.Slot, want Events) {
-	// Otherwise the client's connection might have to make room for others, as one whose calls are short.
+	// Without this, the connection would count as one of short calls, which may be closed to make room for others.
 	defer httppolicy.Stay(c.Request.Context())()
 	// Otherwise the server would buffer the data that the client sends.
 	_ = c.Request.Body.Close()

@@ -168,7 +168,7 @@ func (a *API) makeOp(c *gin.Context, op counter.Op) (counter.Result, error) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 
-	// Without effect but in the programs that tests start.
+	// Does something only in programs that tests start.
 	before := floorsOf(op.Changes)
 
 	// Measure only the store: the time until the change is durable, or refused.

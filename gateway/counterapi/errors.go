@@ -96,8 +96,7 @@ func (a *API) logKind(rule *counter.Rule) {
 
 	a.differs[rule] = true
 	a.cfg.Log.Warn().Str("match", rule.Written()).Stringer("kind", rule.Kind).
-		Msg("counters: a counter of this rule was made as another kind and keeps that; calls that only the rule's " +
-			"kind " +
-			"has are refused. Delete such counters, or give the rule its former kind. This is logged once for " +
-			"each rule")
+		Msg("counters: a counter of this rule was made as another kind and keeps that kind; calls that only the " +
+			"rule's kind has are refused. Delete such counters, or give the rule its former kind. This is logged " +
+			"once for each rule")
 }

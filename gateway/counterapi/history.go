@@ -58,7 +58,7 @@ func (a *API) getWindow(c *gin.Context, one call) (calls.Answer, error) {
 	b := append(make([]byte, 0, 128), `{"key":`...)
 	b = presence.AppendString(b, presence.KeyOf(one.key))
 	b = append(b, `,"last":`...)
-	// As it was asked, so that 60m does not come back as 1h.
+	// The duration is repeated as the client wrote it, so that 60m does not come back as 1h.
 	b = presence.AppendString(b, query.Get("last"))
 	b = append(b, `,"value":`...)
 	b = strconv.AppendInt(b, found.all.Total, 10)

@@ -157,7 +157,7 @@ func (l *Live) Unwant(t presence.Topic) {
 	defer l.mu.Unlock()
 
 	key := t.Name()
-	// For whoever asks while the store is away.
+	// Keep the last value as an answer for clients that ask while the store is away.
 	if c, ok := l.lastLocked(key); ok {
 		l.remember(c.Counter)
 	}
@@ -383,8 +383,7 @@ func (l *Live) keepFollowed(ctx context.Context, watch counter.Watch) {
 // catchUp probes the store with a sample of the counters or, without a sample, follows and reads the unread ones.
 func (l *Live) catchUp(ctx context.Context, watch counter.Watch, sample []string) error {
 	switch {
-	// A call would only wait for the end of its time.
-	case !l.up():
+	case !l.up(): // a call would only time out
 		return counter.ErrUnavailable
 	case len(sample) > 0:
 		return l.probe(ctx, sample)
@@ -482,7 +481,7 @@ var errSomeAway = errors.New("some counters cannot be read")
 // follow follows and reads the counters in unread. After an error, the counters that were not read are put back.
 func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	var late []string // counters that cannot be read now
-	// Only at the end, or the loop would not end.
+	// Put them back only at the end: the loop would take them from unread again and again.
 	defer func() { l.putBack(late) }()
 
 	for {

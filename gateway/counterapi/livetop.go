@@ -114,7 +114,7 @@ func (t *LiveTop) admits(topic presence.Topic, addr netip.Addr) bool {
 	defer t.mu.Unlock()
 
 	now := time.Now()
-	// Nobody tells when the last visitor leaves a list, so this looks each time.
+	// LiveTop is not told when the last visitor leaves a list, so look for such lists each time.
 	t.endLeftLocked(now)
 
 	if b := t.begun[topic]; b != nil {

@@ -72,7 +72,7 @@ func (a *API) hold(c *gin.Context, change counter.Change) (calls.Answer, error) 
 	b = append(b, is...)
 
 	answer := calls.JSON(append(b, '}'))
-	// A repetition is told by its status.
+	// The status tells a new reservation from a repetition of the call.
 	isNew := change.Verb == counter.Reserve && !made.Replay
 	if isNew {
 		answer.Status = http.StatusCreated

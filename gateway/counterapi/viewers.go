@@ -270,7 +270,7 @@ func (l *Live) askAbout(ctx context.Context, member string, keys []string, began
 		return err
 	}
 
-	// Held over both, so that no later answer is sent before this one.
+	// Hold order until the notices are sent, so that no later answer is sent before this one.
 	l.order.Lock()
 	defer l.order.Unlock()
 	notifyViewersLocked(l.acceptMemberships(readings, member, began))

@@ -321,7 +321,8 @@ func (w *Wire) Close() error {
 	}
 	w.mu.Unlock()
 
-	// Whoever serves the wire finds it closed, and calls Ended: not here, since the caller may hold what Ended needs.
+	// Whoever serves the wire finds it closed, and calls Ended. Close does not call it, because the caller may hold a
+	// lock that Ended takes.
 	if w.turns.Add(1) == 1 {
 		w.owner.Spawn(w.serve)
 	}
