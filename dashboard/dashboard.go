@@ -225,7 +225,7 @@ func (b *Board) collect(ctx context.Context) {
 	}
 
 	_ = all.Wait() // no function returns an error
-	// Together, because reports are found by the index of their process.
+	// Both are replaced together, because reports are found by the index of their process.
 	b.members = members
 	b.reports = reports
 }
@@ -267,7 +267,7 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 		out.Site = &counts[0]
 	}
 
-	// After everything that it judges, and before the parts that some viewers may not see are taken out.
+	// The state is judged from all parts above, before the parts that this viewer may not see are taken out.
 	out.State = b.state(&out)
 	out.Events = b.events.newest()
 	if v.alone {

@@ -210,7 +210,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		return
 	}
 
-	// Without ctx, because whoever has it is in a call of the store that ends with ctx.
+	// There is no need to watch ctx: whoever has the turn is in a call of the store, which ends with ctx.
 	d.turn <- struct{}{}
 	defer func() { <-d.turn }()
 

@@ -53,7 +53,7 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 	for gateway := range d.queues {
 		first, known := since[gateway]
 		switch {
-		// It is back, so the time begins anew.
+		// The gateway runs, perhaps again: should it end, the time begins anew.
 		case !d.cfg.Gateways.Ended(gateway):
 			delete(since, gateway)
 		case !known:

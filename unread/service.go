@@ -214,7 +214,7 @@ func (fs *FollowService) Notifications(
 	slices.SortFunc(list, func(x, y Notification) int {
 		return cmp.Or(y.At.Compare(x.At), strings.Compare(x.Page, y.Page))
 	})
-	// Only now, since the sum is that of all pages; and only of these the notes are read.
+	// Cut the list only now, since the sum is that of all pages. Notes are read only for the pages that remain.
 	list = list[:min(len(list), limit)]
 
 	pages := make([]string, len(list))

@@ -79,7 +79,7 @@ func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	err = guarded(func() (err error) {
 		db, err = bbolt.Open(path, 0o600, options)
 
-		// What neither another process nor the system is the cause of, the contents are.
+		// An error that is caused neither by another process nor by the system is caused by the contents.
 		system := syscall.Errno(0)
 		if err == nil || errors.Is(err, berrors.ErrTimeout) || errors.As(err, &system) {
 			return err

@@ -37,7 +37,7 @@ var (
 	// ErrAway is wrapped by the errors of calls that failed because PostgreSQL is unavailable.
 	ErrAway = errors.New("postgres is away")
 
-	errClosed = errors.New("it is closed")
+	errClosed = errors.New("this process has closed its connections")
 	errSilent = errors.New("it did not answer a moment ago")
 )
 

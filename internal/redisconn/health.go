@@ -59,7 +59,7 @@ func (e answeredError) Unwrap() error { return e.error }
 // answered reports whether err is an error reply of a server that works, or is about the content of a reply.
 func answered(err error) bool {
 	var said answeredError
-	// First, because what is marked may wrap anything.
+	// Look for this mark first: the error that has it may wrap anything.
 	if errors.As(err, &said) {
 		return true
 	}
@@ -88,7 +88,7 @@ func (s *Conn) refused(err error) {
 }
 
 func (s *Conn) noteRefusal(reason string) {
-	// The reason first: who finds the refusal asks for it.
+	// Set the reason first: whoever sees the refusal asks for its reason.
 	s.breaker.Failed(errors.New(reason))
 	s.breaker.Refused()
 }

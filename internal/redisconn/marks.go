@@ -185,7 +185,7 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 		// was is from before the read: a number that was acknowledged since may not be in the reply.
 		if is >= was.acked {
 			k.behind = false
-			// Otherwise another run has answered during the look, and before belongs to that one.
+			// Otherwise another run of Redis has answered during the look, and before belongs to that run.
 			if runs == m.runs {
 				k.before = 0
 			}

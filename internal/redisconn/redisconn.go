@@ -382,7 +382,7 @@ var ErrAway = errors.New("it did not answer a moment ago")
 
 // do runs fn against Redis, unless the circuit breaker is open.
 func (s *Conn) do(ctx context.Context, fn func(context.Context, *Client) error) error {
-	// During an outage nobody waits for Redis, but for one call each half second.
+	// During an outage only one call each half second waits for Redis.
 	done, err := s.breaker.Allow()
 	if err != nil {
 		return ErrAway

@@ -96,7 +96,7 @@ func (s *Conn) Runner(cfg RunnerConfig) *Runner {
 
 // Close makes all further calls fail, and ends the notifications of OnState. It may be called twice.
 func (s *Runner) Close() {
-	// Before the lock, so that calls stop at once, while a notification may still be under way.
+	// Before the lock is taken, so that calls stop at once even if a notification holds it for a while.
 	s.closed.Store(true)
 
 	s.conn.mu.Lock()
@@ -105,7 +105,7 @@ func (s *Runner) Close() {
 }
 
 var (
-	errClosed  = errors.New("it is closed")
+	errClosed  = errors.New("this process has closed its connections")
 	errNoReply = errors.New("redis: no reply")
 )
 

@@ -245,7 +245,7 @@ func (l *Link[P]) greet(ctx context.Context) {
 		}
 
 		l.mu.Lock()
-		// Whatever became of the comparison: positions that are known already still hold.
+		// This does not depend on the comparison: positions that are known already still hold if it failed.
 		l.ready = greeted
 		l.mu.Unlock()
 

@@ -79,7 +79,7 @@ type Store struct {
 var _ rows.Store = (*Store)(nil)
 
 var (
-	errClosed  = errors.New("it is closed")
+	errClosed  = errors.New("this process has closed it")
 	errNothing = errors.New("nothing is to be written")
 )
 
