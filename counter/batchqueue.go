@@ -96,7 +96,7 @@ func (g *batchQueues[C, R]) do(ctx context.Context, queue int, op C, size int) (
 	select {
 	case <-one.done:
 	case <-ctx.Done():
-		// The pool must not get one back: the queue still holds it and will answer it.
+		// The item must not go back to the pool: the queue still holds it and will answer it.
 		return result, errLeft(ctx)
 	}
 
@@ -130,7 +130,8 @@ func (g *batchQueues[C, R]) put(one *item[C, R]) {
 	g.items.Put(one)
 }
 
-// enter accepts one. It reports whether the queue was idle: then one is not in pending, and the caller owns the write.
+// enter accepts an item. leads reports that the queue was idle: then the item is not in pending, and the caller has to
+// begin its write.
 func (q *batchQueue[C, R]) enter(one *item[C, R]) (leads bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -391,7 +391,7 @@ func reset(tx Tx, s *State, c *Change, now time.Time) error {
 		return Refused(AboveCeiling, c, s.Counter(c.Key))
 	}
 	if !kind.Number() {
-		// Before the new version, after which the rows of the empty set are named.
+		// Before moved, because stores name the rows of the emptied set after the version that follows this one.
 		tx.Empty(c.Key)
 	}
 	e := Entry{At: now, Op: LedgerReset, Delta: opposite, Before: s.Value, Reason: c.Reason, By: c.By}
@@ -453,7 +453,7 @@ func observe(tx Tx, s *State, c *Change, now time.Time) {
 		tx.Changed(c.Key, nil, nil, false)
 	}
 
-	// Time buckets of a present rule of another kind are not those of registers.
+	// The rule may have another kind by now, and then its time buckets are not for registers.
 	if !c.Rule.Kind.Estimates() {
 		return
 	}
@@ -491,7 +491,7 @@ func (t *Total) Add(s State) {
 
 	t.counters++
 	if s.Kind.Estimates() {
-		// Its size is no part of the sum: who is in two of them counts once.
+		// The sum leaves out uniques: a member of two of them counts once, in the union.
 		t.uniques++
 	} else {
 		t.sum = t.sum.Plus(s.Value)

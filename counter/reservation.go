@@ -105,7 +105,7 @@ func (c *Change) checkHold() error {
 	return nil
 }
 
-// hold makes a change of a reservation. One that leads to where the reservation is already changes nothing.
+// hold makes a change of a reservation. If the reservation already is as the change wants it, nothing changes.
 func hold(tx Tx, s *State, c *Change, now time.Time) error {
 	if !kindFor(s, c).Takes(c.Verb) {
 		return Refused(NoSuchVerb, c, s.Counter(c.Key).Or(c.Rule.Kind))
@@ -118,14 +118,14 @@ func hold(tx Tx, s *State, c *Change, now time.Time) error {
 	case Commit:
 		return end(tx, s, c, r, Committed, now)
 	case Cancel:
-		// What has come back by itself is where the caller wants it.
+		// The amount came back when the reservation expired, and the caller wants nothing else.
 		if r.Status == Expired {
 			return nil
 		}
 		return end(tx, s, c, r, Cancelled, now)
 	}
 
-	// The clock of the store decides, not that of who asks.
+	// The clock of the store decides, not that of the process which asks for the expiry.
 	isDue := r.Status == Open && r.Until <= now.UnixMilli()
 	if !isDue {
 		return nil
@@ -163,7 +163,8 @@ func reserve(tx Tx, s *State, c *Change, r Reservation, now time.Time) error {
 	s.Reserved += c.Delta
 	s.Open++
 
-	// The clock of PostgreSQL is read in milliseconds, and a part of one would be too early.
+	// Rounded up to the next millisecond: PostgreSQL's clock is read in whole milliseconds, rounded down, and no
+	// reservation may expire too early.
 	until := now.Add(c.Hold.For).UnixMilli() + 1
 	tx.Keep(c.Key, Reservation{ID: c.Hold.ID, Amount: c.Delta, Until: until, Status: Open})
 	enter(tx, s, &taken, before, now)

@@ -70,7 +70,7 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 	// No sender may block, because after the first error nobody receives.
 	failed := make(chan error, 5) // one place for each goroutine that sends
 	running := make(chan error, 1)
-	// What fails here ends the process, or half of it would go on serving.
+	// An error of the roles ends the process, or half of it would go on serving.
 	go func() { // ends with roles
 		err := sys.run(roles)
 		stopRoles()
@@ -96,7 +96,7 @@ func serve(ctx context.Context, cfg config.Server, log zerolog.Logger) error {
 
 	sys.logAddresses(log, open)
 
-	// Waits after each return below has stopped the roles, which is what ends logReady.
+	// Each return below stops the roles first, which ends logReady, so this wait is short.
 	var ready sync.WaitGroup
 	defer ready.Wait()
 	ready.Go(func() { logReady(roles, sys, log) })
@@ -197,7 +197,8 @@ func (s *system) drain(ctx context.Context, endpoints []endpoint) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout*9/10)
 	defer cancel()
 
-	// The next process alone can take these users over, so none of them may expire meanwhile.
+	// With the embedded store only the next run of this process can take its users over, so none of them may expire
+	// meanwhile.
 	if s.cfg.Redis == "" {
 		s.node.StopClock()
 	}

@@ -455,7 +455,7 @@ func (s *system) openGateway(self presence.Process) (err error) {
 		Log:        s.log,
 	})
 
-	// Each needs the other: the gateway was made with the counters, so they learn of it afterwards.
+	// The gateway and the counters need each other. The gateway was made with the counters, so they get to know it now.
 	if err == nil {
 		s.counters.OnState(s.gateway.CountersChanged)
 	}
@@ -509,7 +509,7 @@ func (s *system) rolesReady() error {
 	return s.counters.Ready()
 }
 
-// open is ready, but does not depend on the stores.
+// open is like ready, but does not depend on the stores.
 func (s *system) open() error {
 	if s.gateway == nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 const Partitions = rows.Partitions
 
 // Owners returns how many partitions each of the running processes owns in the Redis at a URL. Processes that have just
-// started may not own any yet. If some run, and partitions are of others, it returns an
-// error besides the numbers.
+// started may not own any yet. If processes run, but some partitions still belong to processes that have ended, it
+// returns an error in addition to the numbers.
 func Owners(ctx context.Context, url string, running []presence.Process) (map[string]int, error) {
 	conn, err := redisconn.Open(redisconn.Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {

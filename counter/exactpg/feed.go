@@ -132,7 +132,7 @@ func (s *Store) publishEach(ctx context.Context) {
 		for some := f.take(); len(some) > 0; some = f.take() {
 			now, err := s.States(ctx, some)
 			if err != nil {
-				// They may have changed all the same, so they are read again.
+				// take has removed these keys from the dirty ones, and their changes are still unpublished.
 				f.addChanged(some)
 				if !outage.Sleep(ctx, retryEvery) {
 					return
@@ -291,7 +291,7 @@ func (s *Store) awaitNotifications(ctx context.Context) error {
 		}
 		switch {
 		case m.From == s.feed.self:
-			// Its own changes are marked already.
+			// The notification is this process's own, which marked its changes when it committed them.
 		case m.All:
 			s.feed.recheck()
 		default:

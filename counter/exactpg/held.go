@@ -42,7 +42,7 @@ func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []cou
 
 		one, err := s.transact(ctx, ops[i:i+1], true)
 		results[i] = one[0]
-		// Of several counters nobody says which one is locked.
+		// If the operation has several counters, the error does not tell which of them is locked.
 		if isHeld(err) && len(ops[i].Changes) == 1 {
 			held[ops[i].Changes[0].Key] = true
 		}
@@ -51,7 +51,7 @@ func (s *Store) applyAround(ctx context.Context, ops []counter.Op, results []cou
 		return
 	}
 
-	// Briefly as well: one of them may have been locked since it was found to be free.
+	// Wait only briefly here, too: one of these counters may have been locked since it was found to be free.
 	some, _ := s.transact(ctx, together, true)
 	for i, result := range some {
 		results[at[i]] = result

@@ -1,7 +1,7 @@
 // Package limit has the arithmetic of rate limits: so much may pass in so long. It knows neither clocks nor stores. A
 // [State] is kept for each [Name]; State.Take judges one [Request] and counts its cost if it may pass. A refused
-// request costs nothing. A request without a cost looks, and one with a negative cost gives back what others took: of
-// everything that passed less what was given back, no more than the limit passes.
+// request costs nothing. A request without a cost only looks. One with a negative cost gives back what others took: the
+// limit holds for what has passed minus what was given back.
 //
 // # Three algorithms
 //

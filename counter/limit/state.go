@@ -80,7 +80,7 @@ func (s *State) fixed(r Request, now int64) Answer {
 
 func (s *State) sliding(r Request, now int64) Answer {
 	elapsed := s.advance(r.Window, now)
-	// First, because this may reduce the window before, of which a share is computed next.
+	// Give back first, because that may reduce the window before, of which a share is computed next.
 	s.giveBack(-r.Cost)
 	// Rounded up, so that never more than the limit passes.
 	before, over := share(s.last, r.Window-elapsed, r.Window)
@@ -136,7 +136,7 @@ func (s *State) passes(r Request) int64 {
 		return s.start + r.Window - left
 	}
 
-	// A cost is at most the limit, so room is not negative, and what has less is not 0.
+	// A cost is at most the limit, so room is not negative. So if room is less than s.this, share divides by no 0.
 	next := s.start + r.Window
 	if room := r.Limit - r.Cost; room < s.this {
 		left, _ := share(room, r.Window, s.this)
@@ -187,7 +187,7 @@ func (s *State) log(r Request, now int64) Answer {
 	}
 
 	newest := len(s.passed) - 1
-	// The state before shares this entry, but it is given up: from here on the request passes.
+	// The former State shares the memory of this entry, but is not used any more: from here on the request passes.
 	if newest >= 0 && s.passed[newest].at == at {
 		s.passed[newest].sum += r.Cost
 	} else {
@@ -197,8 +197,8 @@ func (s *State) log(r Request, now int64) Answer {
 	return Answer{Allowed: true, Remaining: r.Limit - used - r.Cost, Reset: expiry(at, r.Window) - now}
 }
 
-// giveBackOldest takes n off what passed for Log, and answers c. What passed first goes first: it would be the first to
-// expire, so nothing passes that would not have passed if its taker gave it back.
+// giveBackOldest takes n off what passed for Log, and answers r. It takes the oldest first, because the oldest would
+// expire first in any case: so no more passes than if the giver's own cost were taken off.
 func (s *State) giveBackOldest(r Request, n, now int64) Answer {
 	s.gone += n
 	kept := sort.Search(len(s.passed), func(i int) bool { return s.passed[i].sum > s.gone })

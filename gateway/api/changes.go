@@ -61,7 +61,7 @@ func (a *API) readChange(c *gin.Context) (change unread.Change, err error) {
 		return change, err
 	}
 
-	// To whom made the change it is not unread.
+	// For the user who made the change it is not unread.
 	if raw, has := given["by"]; has {
 		by, err := userOf(raw)
 		if err != nil {

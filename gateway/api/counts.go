@@ -126,7 +126,7 @@ func (a *API) getCounter(c *gin.Context) (calls.Answer, error) {
 
 // asks reports whether the URL has a parameter with the value 1.
 func asks(c *gin.Context, parameter string) bool {
-	// Without this, a URL that has none would cost a map.
+	// The first condition spares a URL without parameters the map that Query makes.
 	return c.Request.URL.RawQuery != "" && c.Query(parameter) == "1"
 }
 

@@ -141,7 +141,7 @@ func (a *API) followsAfter(
 		return s, "", err
 	}
 
-	// That page may not be followed any more, so only its place in the order matters.
+	// The page after may not be followed any more, so only its place in the order matters.
 	r := records[0]
 	from, found := r.Find(after)
 	if found {

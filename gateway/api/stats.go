@@ -139,8 +139,8 @@ func (a *API) readStats(ctx context.Context, of statsQuestion, asked time.Time) 
 	return pageStats{body, len(answer.Points)}, nil
 }
 
-// readPast reads what the store has of the minutes or days that are asked for. The function answers from it and from
-// the count at a time.
+// readPast reads what the store has of the minutes or days that are asked for. It returns a function that makes the
+// answer of that, and of the page's count at the time now.
 func (a *API) readPast(
 	ctx context.Context, of statsQuestion,
 ) (answer func(count int64, now time.Time) minutes.Answer, err error) {

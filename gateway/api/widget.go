@@ -122,8 +122,7 @@ func (a *API) getBadge(c *gin.Context) (calls.Answer, error) {
 	return s.answerBadge(c), nil
 }
 
-// getCounterBadge answers with the value of a counter as an image. Unless the query has a label, that is the key up
-// to its first colon.
+// getCounterBadge answers with the value of a counter as an image. The default label is the key up to its first colon.
 func (a *API) getCounterBadge(c *gin.Context) (calls.Answer, error) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 

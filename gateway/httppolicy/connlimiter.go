@@ -206,8 +206,8 @@ func (cl *ConnLimiter) admitHandshake(addr netip.Addr) bool {
 	for crowded && shortOf(oldest).addr != addr {
 		oldest = oldest.Next()
 	}
-	// Others of its address may be honest, so one that has just begun may end. One whose data has come waits for the
-	// server.
+	// Other clients at a crowded address may be honest, so a handshake that has just begun may go on. A handshake
+	// whose data has arrived waits for the server, not for its client.
 	mayFinish := crowded && timeLeft(oldest, progressTimeout, now) > 0
 	if mayFinish || unreadBytes(shortOf(oldest).conn) {
 		return false
@@ -298,7 +298,7 @@ func (cl *ConnLimiter) advanceLocked(e *list.Element, at time.Time) {
 	s.progress = at
 	cl.active.MoveToBack(e)
 
-	// The list stays in the order of progress, which may have been made before that of others.
+	// Keep the list in the order of progress: other connections may have made progress after this time.
 	before := e.Prev()
 	for before != nil && shortOf(before).progress.After(at) {
 		before = before.Prev()

@@ -41,13 +41,13 @@ func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 		h := c.Writer.Header()
 		from := r.Header.Get("Origin")
 
-		// An answer to a request without an Origin varies too, since a cache may keep it.
-		// No cache keeps the answer of a counter, unless Callers.Cacheable says so and adds it.
+		// An answer to a request without an Origin needs the Vary header, too, since a cache may keep it. No cache
+		// keeps the count of a page, unless Callers.Cacheable permits that, which then adds the header itself.
 		if from != "" || !strings.HasSuffix(r.URL.Path, "/counter") {
 			AddVary(h, "Origin")
 		}
 
-		// One empty Origin is none; of several, none is that of the page.
+		// One empty Origin counts as none. With several, nobody knows which one is that of the page.
 		if from == "" && len(r.Header["Origin"]) <= 1 {
 			c.Next()
 			return

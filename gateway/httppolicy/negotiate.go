@@ -107,7 +107,7 @@ func readEncodings(acceptEncoding string) encodings {
 	for value, quality := range qualities(acceptEncoding) {
 		switch {
 		case equalFold(value, "br"):
-			// What is named twice counts as it is wanted more.
+			// An encoding that is named twice counts with the greater quality.
 			is.brotli = max(is.brotli, quality)
 		case equalFold(value, "gzip"), equalFold(value, "x-gzip"):
 			is.gzip = max(is.gzip, quality)

@@ -38,8 +38,8 @@ func (c clientConn) Read(p []byte) (int, error) {
 
 const contentLength = "content-length"
 
-// note looks for a Content-Length until there was one. The name has its first letter only once, so that a match that
-// breaks off begins anew at the latest byte at best.
+// note looks for a Content-Length until it has found one. The first letter of that name occurs in it only once, so
+// after a mismatch only the latest byte can begin a new match.
 func (r *received) note(p []byte) {
 	// Stored only once, since a store costs more than a load.
 	if len(p) > 0 && !r.any.Load() {
@@ -50,7 +50,8 @@ func (r *received) note(p []byte) {
 	}
 
 	for _, b := range p {
-		// Names of headers have no case. Another byte that this maps to a letter costs no more than a doubt.
+		// Names of headers have no case. Some other bytes become letters here, too; a false match does little harm:
+		// the connection is closed after its request.
 		lower := b | 0x20
 		if lower != contentLength[r.match] {
 			r.match = 0
@@ -66,7 +67,7 @@ func (r *received) note(p []byte) {
 }
 
 // MayHideLength reports whether the request may have had a Content-Length beside its Transfer-Encoding. The HTTP server
-// removes it, so that only the bytes of the connection tell. Those of TLS do not.
+// removes it, so only the bytes of the connection tell; with TLS these are encrypted, so the answer is always true.
 func MayHideLength(r *http.Request) bool {
 	v, ok := r.Context().Value(visitKey{}).(visit)
 	if !ok || r.TLS != nil {

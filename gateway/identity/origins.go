@@ -92,7 +92,7 @@ func (o *Origins) add(pattern string) error {
 		return nil
 	}
 
-	// Not the host above, in which the letter is. IPv6 cannot have a *, so the first colon begins the port.
+	// The host above has an x for each *, so it is cut out anew. IPv6 cannot have a *, so a colon begins the port.
 	host, _, _ = strings.Cut(rest, ":")
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
@@ -116,8 +116,7 @@ func (o *Origins) Allowed(r *http.Request, secure bool) bool {
 		return true
 	case 1:
 		return values[0] == "" || o.allows(values[0], r.Host, secure)
-	// Two of them contradict each other.
-	default:
+	default: // several Origins contradict each other
 		return false
 	}
 }

@@ -252,8 +252,8 @@ func (m *Member) observeClock(store, asked time.Time) {
 	differs := ahead.Abs() > clockTolerance
 	if differs && !m.lease.clockDiffers {
 		m.log.Warn().Stringer("ahead", ahead).
-			Msg("the clocks of this process and of the store differ; presence goes by the store's, " +
-				"tokens and times of history by this one: correct them")
+			Msg("the clocks of this process and of the store differ; presence uses the store's clock, tokens and " +
+				"times of history use this one: let both keep time by NTP")
 	}
 	m.lease.clockDiffers = differs
 }

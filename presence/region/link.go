@@ -66,10 +66,10 @@ func (l *link) Greet(ctx context.Context) error {
 
 	changed := reason != l.refused
 	if changed && refused {
-		l.log.Warn().Err(err).Msg("counts are not shared with this region")
+		l.log.Warn().Err(err).Msg("counts are not shared with the peer")
 	}
 	if changed && !refused {
-		l.log.Info().Msg("counts are shared with this region again")
+		l.log.Info().Msg("counts are shared with the peer again")
 	}
 
 	// Logged only when it changes: a peer is greeted for as long as it is refused.
@@ -195,7 +195,8 @@ func (l *link) merge(
 	// One line for a whole round, since a loss of data concerns all buckets at once.
 	if behind+refused > 0 {
 		l.log.Warn().Int("buckets", behind).Int("pages", refused).
-			Msg("the peer has counts of this region with higher incarnations; this region raises its own above them")
+			Msg("this region's Redis has lost counts that the peer still has; the present counts are sent again, " +
+				"with higher incarnations than the lost ones")
 	}
 
 	return nil

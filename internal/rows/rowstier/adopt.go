@@ -54,8 +54,8 @@ func (s *Store) adoptEach(ctx context.Context) {
 			continue
 		}
 		if err := s.adopt(ctx, claims); err != nil {
-			s.cfg.Log.Debug().Err(err).Msg("counters: copying the fast store's rows to the new " +
-				"durable store failed; retrying")
+			s.cfg.Log.Debug().Err(err).
+				Msg("counters: copying from Redis to the PostgreSQL that was added behind it failed; retrying")
 		}
 	}
 }

@@ -213,8 +213,7 @@ func (t *takeover) fastLostData() (bool, error) {
 		return false, nil
 	}
 	if !t.hasDurable() && t.claim.Number < p.drained.upTo {
-		return false, fmt.Errorf("%w: the fast store has lost data, and the durable store, which "+
-			"has it, is unavailable",
+		return false, fmt.Errorf("%w: Redis has lost data, and PostgreSQL, which has it, is unavailable",
 			rows.ErrUnavailable)
 	}
 
@@ -297,12 +296,12 @@ func (all takeovers) claimDurable(ctx context.Context) {
 
 // ErrOtherFast is wrapped by the errors of claims whose durable store belongs to a fast store with another token. It
 // wraps rows.ErrUnavailable.
-var ErrOtherFast = fmt.Errorf("%w: the durable store is in use with another fast store", rows.ErrUnavailable)
+var ErrOtherFast = fmt.Errorf("%w: this PostgreSQL is in use with another Redis", rows.ErrUnavailable)
 
 // ErrBoth is wrapped by the errors of claims whose two stores both have rows but were never used together. It wraps
 // rows.ErrUnavailable.
-var ErrBoth = fmt.Errorf("%w: both stores have rows, but were never used together: export the rows of one store, "+
-	"empty it, and import the export into the two together", rows.ErrUnavailable)
+var ErrBoth = fmt.Errorf("%w: both Redis and PostgreSQL have counters, but were never used together: export the "+
+	"counters of one, empty it, and import the export into the two together", rows.ErrUnavailable)
 
 // toEmptyPrefix begins the token of a fast store whose durable store had no rows when the fast store got the token.
 const toEmptyPrefix = "new-"
@@ -391,8 +390,7 @@ func (t *takeover) warnOfOlderCopy() {
 	hasLess := t.hasDurable() && t.durable.claim.Number < t.state.syncedTo
 	if t.hasState && hasLess {
 		t.s.cfg.Log.Warn().Int("partition", t.p.id).
-			Msg("counters: the durable store was restored from an older copy; counters that were " +
-				"evicted from the fast store since then have their old values, and the others are written again " +
-				"when they change")
+			Msg("counters: PostgreSQL was restored from an older copy; counters that were evicted from Redis since " +
+				"that copy have their old values, and the others are written again when they change")
 	}
 }

@@ -72,10 +72,10 @@ func (s *Store) send(ctx context.Context) error {
 func (s *Store) logOutageLocked(err error) {
 	if err != nil && s.away == nil {
 		s.cfg.Log.Info().Err(err).
-			Msg("counters: the durable store cannot be written; changes stay in the fast store until it can")
+			Msg("counters: PostgreSQL cannot be written; changes stay in Redis until it can")
 	}
 	if err == nil && s.away != nil {
-		s.cfg.Log.Info().Msg("counters: the durable store can be written again")
+		s.cfg.Log.Info().Msg("counters: PostgreSQL can be written again")
 	}
 
 	s.away = err

@@ -174,8 +174,7 @@ func (p *partition) refuses(c *rows.Commit) error {
 		return &rows.Lost{} // makes the owner claim the partition again, unless the fast store has another owner
 	case otherFast:
 		if hasChanges {
-			return fmt.Errorf("%w: another process uses the durable store with another fast store, so "+
-				"changes would be lost",
+			return fmt.Errorf("%w: another process uses this PostgreSQL with another Redis, so changes would be lost",
 				rows.ErrFull)
 		}
 	}

@@ -140,7 +140,7 @@ func (s *Store) Close(ctx context.Context) error {
 		if !wake.Wait(ctx, s.cfg.DrainEvery, nil) {
 			// Without an error of the durable store, draining was too slow for ctx.
 			reason := cmp.Or(err, context.Cause(ctx))
-			return fmt.Errorf("rowstier: %d rows are in the fast store only: %w", left, reason)
+			return fmt.Errorf("rowstier: %d rows are in Redis only: %w", left, reason)
 		}
 	}
 }
@@ -195,7 +195,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	}
 	// Refused before the fast store gets the rows, because what it has must be kept until it is drained.
 	if p.countDirty()+len(c.Rows) > s.cfg.Dirty {
-		return fmt.Errorf("%w: too many rows wait to be written to the durable store", rows.ErrFull)
+		return fmt.Errorf("%w: too many rows wait to be written to PostgreSQL", rows.ErrFull)
 	}
 	if len(c.IDs)+len(c.Asked) == 0 || !p.mayLackIDs(c.At) {
 		return nil
@@ -207,7 +207,7 @@ func (s *Store) admit(ctx context.Context, p *partition, c *rows.Commit) error {
 	switch {
 	case err != nil:
 		// ErrFull says that nothing was sent to the fast store. After ErrUnavailable the owner would not know that.
-		return fmt.Errorf("%w: looking up IDs in the durable store: %w", rows.ErrFull, err)
+		return fmt.Errorf("%w: looking up IDs in PostgreSQL: %w", rows.ErrFull, err)
 	case len(known) > 0:
 		return &rows.Known{IDs: known}
 	default:
