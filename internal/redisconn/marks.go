@@ -158,20 +158,9 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	}
 	m.mu.Unlock()
 
-	pipe := c.Pipeline()
-	got := make([]*redis.StringCmd, len(keys))
-	for i, key := range keys {
-		got[i] = pipe.Get(ctx, key)
-	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+	numbers, err := readMarks(ctx, c, keys)
+	if err != nil {
 		return found, err
-	}
-
-	// Exec returns the first error alone, which may be that of a missing mark while another one could not be read.
-	for _, g := range got {
-		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
-			return found, g.Err()
-		}
 	}
 
 	m.mu.Lock()
@@ -180,7 +169,7 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	for i, key := range keys {
 		k := m.marks[key]
 		was := were[i]
-		is, _ := strconv.ParseUint(got[i].Val(), 10, 64)
+		is := numbers[i]
 
 		// was is from before the read: a number that was acknowledged since may not be in the reply.
 		if is >= was.acked {
@@ -217,6 +206,29 @@ func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
 	}
 	m.mu.Unlock()
 	return found, m.write(ctx, c)
+}
+
+// readMarks returns the numbers of marks in Redis; 0: there is none.
+func readMarks(ctx context.Context, c *Client, keys []string) ([]uint64, error) {
+	pipe := c.Pipeline()
+	got := make([]*redis.StringCmd, len(keys))
+	for i, key := range keys {
+		got[i] = pipe.Get(ctx, key)
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, err
+	}
+
+	numbers := make([]uint64, len(keys))
+	for i, g := range got {
+		// Exec returns the first error alone, which may be that of a missing mark while another one could not be read.
+		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
+			return nil, g.Err()
+		}
+		numbers[i], _ = strconv.ParseUint(g.Val(), 10, 64)
+	}
+
+	return numbers, nil
 }
 
 // write writes the marks that are missing or will expire soon.

@@ -287,69 +287,21 @@ func moving(err error) bool {
 // the script or its slot is moving. Its error is nil if any script was answered; the others have their own errors.
 func (s *Runner) pipeline(ctx context.Context, c *Client, runs []*ScriptRun) error {
 	for unknown := 0; ; { // number of rounds in which the server did not know a script
-		cmds := make([]scriptCmd, len(runs))
-
-		pipe := c.Pipeline()
-		for i, run := range runs {
-			// A new command in each round: the old one has kept its error, and a marked run needs its own number.
-			cmds[i] = s.command(ctx, c, run, unknown == 2)
-			_ = pipe.Process(ctx, cmds[i])
-		}
-
-		s.Metrics.Commands.Add(float64(len(runs)))
-
-		began := time.Now()
-		// It is the error of one command; each has its own.
-		_, err := pipe.Exec(ctx)
-		s.Metrics.seconds.Observe(time.Since(began).Seconds())
-
-		var again []*ScriptRun
-		served := false  // Redis answered at least one of them
-		missing := false // a server did not know at least one of the scripts
-		for i, run := range runs {
-			v, e := cmds[i].Result()
-			if e == nil && v == nil { // go-redis sets no error when a connection is refused
-				e = cmp.Or(err, errNoReply)
-			}
-
-			if e == nil {
-				run.Reply = v
-				run.Err = nil
-				served = true
-				if cmds[i].number != "" {
-					s.conn.Marks.acknowledged(cmds[i].mark, cmds[i].number)
-				}
-				continue
-			}
-
-			if unknown < 2 && redis.HasErrorPrefix(e, "NOSCRIPT") {
-				again = append(again, run)
-				missing = true
-			} else if moving(e) {
-				again = append(again, run)
-			}
-
-			run.Reply = nil
-			run.Err = s.classify(e)
-			served = served || answered(e)
-			// do sees the pipeline as a whole, which is a success if any of its scripts was answered.
-			s.conn.refused(e)
-		}
-
-		if len(again) == 0 {
+		done := s.round(ctx, c, runs, unknown)
+		if len(done.again) == 0 {
 			// Redis works, whatever it says of single scripts.
-			if served {
+			if done.served {
 				return nil
 			}
-			return err
+			return done.err
 		}
 
-		if missing {
+		if done.missing {
 			// In the first such round, load the scripts. If one is lost again in the next round, send its text.
 			unknown++
 			if unknown == 1 {
 				if err := s.loadScripts(ctx, c); err != nil {
-					for _, run := range again {
+					for _, run := range done.again {
 						run.Err = s.classify(err) // the cause, rather than that a script is missing
 					}
 					return err
@@ -363,8 +315,64 @@ func (s *Runner) pipeline(ctx context.Context, c *Client, runs []*ScriptRun) err
 			}
 		}
 
-		runs = again
+		runs = done.again
 	}
+}
+
+// roundDone is the outcome of one round of a pipeline.
+type roundDone struct {
+	again   []*ScriptRun // scripts that certainly did not run
+	served  bool         // Redis answered at least one script
+	missing bool         // a server did not know at least one script
+	err     error        // that of one command; each script has its own
+}
+
+// round sends scripts once. unknown is the number of earlier rounds in which the server did not know one.
+func (s *Runner) round(ctx context.Context, c *Client, runs []*ScriptRun, unknown int) (done roundDone) {
+	cmds := make([]scriptCmd, len(runs))
+	pipe := c.Pipeline()
+	for i, run := range runs {
+		// A new command in each round: the old one has kept its error, and a marked run needs its own number.
+		cmds[i] = s.command(ctx, c, run, unknown == 2)
+		_ = pipe.Process(ctx, cmds[i])
+	}
+
+	s.Metrics.Commands.Add(float64(len(runs)))
+	began := time.Now()
+	_, done.err = pipe.Exec(ctx)
+	s.Metrics.seconds.Observe(time.Since(began).Seconds())
+
+	for i, run := range runs {
+		reply, err := cmds[i].Result()
+		if err == nil && reply == nil { // go-redis sets no error when a connection is refused
+			err = cmp.Or(done.err, errNoReply)
+		}
+
+		if err == nil {
+			run.Reply = reply
+			run.Err = nil
+			done.served = true
+			if cmds[i].number != "" {
+				s.conn.Marks.acknowledged(cmds[i].mark, cmds[i].number)
+			}
+			continue
+		}
+
+		if unknown < 2 && redis.HasErrorPrefix(err, "NOSCRIPT") {
+			done.again = append(done.again, run)
+			done.missing = true
+		} else if moving(err) {
+			done.again = append(done.again, run)
+		}
+
+		run.Reply = nil
+		run.Err = s.classify(err)
+		done.served = done.served || answered(err)
+		// do sees the pipeline as a whole, which is a success if any of its scripts was answered.
+		s.conn.refused(err)
+	}
+
+	return done
 }
 
 // loadScripts loads all scripts into every master. If only the missing ones were loaded, a later pipeline might have a

@@ -132,11 +132,18 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 		return err
 	}
 
+	return exchange(ctx, conn, encoder, decoder, got)
+}
+
+// exchange sends probes until the decoder has got the answer. The error says that nothing listens, or that no answer
+// came before ctx ended.
+func exchange(ctx context.Context, conn net.Conn, encoder *Encoder, decoder *Decoder, got *answered) error {
 	buf := make([]byte, MaxDatagram+1)
 	var next time.Time // when another probe is sent
 
 	for ctx.Err() == nil {
 		now := time.Now()
+		var err error
 		if !now.Before(next) {
 			encoder.probe(ofProbe, got.number, func(datagram []byte) { _, err = conn.Write(datagram) })
 			next = now.Add(probeAgain)
@@ -153,8 +160,7 @@ func Probe(ctx context.Context, to string, secrets [][]byte) error {
 			_ = decoder.Decode(buf[:n]) // anything but the answer is ignored
 		case errors.Is(err, syscall.ECONNREFUSED):
 			return err // no process listens there
-		default:
-			err = nil // a timeout, or the network is down for a moment
+		default: // a timeout, or the network is down for a moment
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Until(next)):

@@ -151,30 +151,15 @@ func (m *Member) renew(ctx context.Context) error {
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
 
-	self := m.self
 	l := &m.lease
-	// Decide whether the process takes part before the lease is renewed, so that this renewal already has the roles.
-	// A process whose calls failed has not watched the others meanwhile.
+	// Decide this before the lease is renewed, so that this renewal already has the roles. A process whose calls
+	// failed has not watched the others meanwhile.
 	began := time.Now()
 	watches := !l.leased.IsZero() && !l.late(began)
 	l.settled = l.settled || watches && !began.Before(l.settles())
 
-	leaving := m.leaving.Load() && !m.alone
-	starting := !l.settled && !l.newborn
-	if leaving || starting {
-		// A starting or leaving process has a lease without roles, so it owns nothing. The
-		// exception is newborn: in a new cluster all processes announce their roles at
-		// once, so that their first tables are the same; and a process that restarted
-		// before its former lease ended takes its partitions back before another process
-		// claims them.
-		self.Roles = nil
-	}
-	if slices.Contains(self.Roles, presence.RoleDispatcher) {
-		self.Roles = append(slices.Clone(self.Roles), greets)
-	}
-
 	asked := time.Now()
-	processes, storeTime, err := m.parts.Store.Renew(rctx, self, leaseTTL)
+	processes, storeTime, err := m.parts.Store.Renew(rctx, m.announced(), leaseTTL)
 	now := time.Now()
 
 	// Before the first lease, it is that of the former run.
@@ -208,7 +193,7 @@ func (m *Member) renew(ctx context.Context) error {
 	if l.leased.IsZero() {
 		l.leased = now
 		if l.restarted {
-			m.died(&sighting{Process: presence.Process{Name: self.Name}, at: now})
+			m.died(&sighting{Process: presence.Process{Name: m.self.Name}, at: now})
 		}
 	}
 
@@ -227,6 +212,26 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 
 	return nil
+}
+
+// announced returns this process as its lease describes it to the others.
+func (m *Member) announced() presence.Process {
+	self := m.self
+	leaving := m.leaving.Load() && !m.alone
+	starting := !m.lease.settled && !m.lease.newborn
+	if leaving || starting {
+		// A starting or leaving process has a lease without roles, so it owns nothing. The
+		// exception is newborn: in a new cluster all processes announce their roles at
+		// once, so that their first tables are the same; and a process that restarted
+		// before its former lease ended takes its partitions back before another process
+		// claims them.
+		self.Roles = nil
+	}
+	if slices.Contains(self.Roles, presence.RoleDispatcher) {
+		self.Roles = append(slices.Clone(self.Roles), greets)
+	}
+
+	return self
 }
 
 // await records that the process has to wait until the cluster has facts, or until the lease of its former run ends.

@@ -87,34 +87,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 		n.wasSuspended.Store(false) // last, see hasStoodStill
 	}
 
-	wanted := make(map[int]bool, len(m.want))
-	for _, id := range m.want {
-		wanted[id] = true
-	}
-
-	taken := 0 // wanted partitions that another node has claimed
-	for id, o := range m.owned {
-		// Whoever finds another node's claim removes the actor from the table: the writer, or reclaimGroup.
-		fenced := n.actors[id].Load() != o.p
-		if fenced {
-			m.fence(id)
-		}
-
-		if fenced && wanted[id] {
-			taken++
-		}
-
-		// A fenced actor ends even if its partition is wanted. Its users are those of before the other owner, so
-		// startMissing loads them anew once the fence has passed.
-		if fenced || !wanted[id] {
-			m.release(id)
-		}
-	}
-
-	if taken > 0 {
-		n.cfg.Log.Warn().Int("partitions", taken).
-			Msg("another node has claimed partitions of this node; releasing them until the nodes agree on the owners")
-	}
+	m.releaseUnwanted()
 
 	// A node that owns nothing leaves the store alone.
 	if len(m.want) == 0 {
@@ -135,6 +108,38 @@ func (m *manager) reconcile(ctx context.Context) error {
 
 	missing := m.startMissing(ctx) // a partition that cannot be claimed again holds up no other
 	return cmp.Or(err, missing)
+}
+
+// releaseUnwanted stops the actors whose partitions are unwanted, or are fenced because another node has claimed them.
+func (m *manager) releaseUnwanted() {
+	wanted := make(map[int]bool, len(m.want))
+	for _, id := range m.want {
+		wanted[id] = true
+	}
+
+	taken := 0 // wanted partitions that another node has claimed
+	for id, o := range m.owned {
+		// Whoever finds another node's claim removes the actor from the table: the writer, or reclaimGroup.
+		fenced := m.n.actors[id].Load() != o.p
+		if fenced {
+			m.fence(id)
+		}
+
+		if fenced && wanted[id] {
+			taken++
+		}
+
+		// A fenced actor ends even if its partition is wanted. Its users are those of before the other owner, so
+		// startMissing loads them anew once the fence has passed.
+		if fenced || !wanted[id] {
+			m.release(id)
+		}
+	}
+
+	if taken > 0 {
+		m.n.cfg.Log.Warn().Int("partitions", taken).
+			Msg("another node has claimed partitions of this node; releasing them until the nodes agree on the owners")
+	}
 }
 
 // inGroups calls do with groups of ids until do says not to go on, and returns the first

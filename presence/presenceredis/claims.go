@@ -61,39 +61,10 @@ func (s *Store) Generation(ctx context.Context) (uint64, error) {
 
 // generation hashes the run of every master and the tokens of the buckets. It creates the tokens that are missing.
 func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
-	var mu sync.Mutex
-	var parts []string
-
-	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
-		pipe := m.Pipeline()
-		server := pipe.Info(ctx, "server")
-		replication := pipe.Info(ctx, "replication")
-		s.conn.Metrics.Commands.Add(2)
-
-		if _, err := pipe.Exec(ctx); err != nil {
-			return err
-		}
-
-		// The run of a replica would pass for another generation, and everything would be written again.
-		if role := redisconn.InfoField(replication.Val(), "role"); role != "master" {
-			return fmt.Errorf("%w: a %s answered instead of a master; a failover is under way",
-				presence.ErrUnavailable, role)
-		}
-
-		// The masters are asked in parallel.
-		mu.Lock()
-		defer mu.Unlock()
-		// A replica that becomes master keeps its run id and gets another replication id; a restart changes the run
-		// id.
-		parts = append(parts, "run "+redisconn.InfoField(server.Val(), "run_id")+
-			" "+redisconn.InfoField(replication.Val(), "master_replid"))
-
-		return nil
-	})
+	parts, err := s.masterRuns(ctx, c)
 	if err != nil {
 		return 0, err
 	}
-	slices.Sort(parts) // the masters answer in any order
 
 	for created := false; ; created = true {
 		// FLUSHALL changes no run id. It removes the tokens.
@@ -134,6 +105,40 @@ func (s *Store) generation(ctx context.Context, c *client) (uint64, error) {
 			return 0, err
 		}
 	}
+}
+
+// masterRuns returns a text for each master that identifies its run, sorted.
+func (s *Store) masterRuns(ctx context.Context, c *client) (texts []string, err error) {
+	var mu sync.Mutex
+	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+		pipe := m.Pipeline()
+		server := pipe.Info(ctx, "server")
+		replication := pipe.Info(ctx, "replication")
+		s.conn.Metrics.Commands.Add(2)
+
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+
+		// The run of a replica would pass for another generation, and everything would be written again.
+		if role := redisconn.InfoField(replication.Val(), "role"); role != "master" {
+			return fmt.Errorf("%w: a %s answered instead of a master; a failover is under way",
+				presence.ErrUnavailable, role)
+		}
+
+		// The masters are asked in parallel.
+		mu.Lock()
+		defer mu.Unlock()
+		// A replica that becomes master keeps its run id and gets another replication id; a restart changes the run
+		// id.
+		texts = append(texts, "run "+redisconn.InfoField(server.Val(), "run_id")+
+			" "+redisconn.InfoField(replication.Val(), "master_replid"))
+
+		return nil
+	})
+	slices.Sort(texts) // the masters answer in any order
+
+	return texts, err
 }
 
 // tokens returns how many buckets have a token: one for a single server, and all for a
@@ -183,26 +188,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		return fail(err)
 	}
 
-	number := s.claims.Add(1)
-	runs := make([]*scriptRun, len(partitions))
-
-	s.mu.Lock()
-	for i, p := range partitions {
-		before := uint64(0)
-		// Only the repair of a loss says which claim it had. The script then leaves a partition to whoever has
-		// claimed it since.
-		if again {
-			before = s.partitions[p].epoch
-		}
-
-		runs[i] = &scriptRun{
-			Script: scripts.Claim,
-			Keys:   []string{s.at().ownerKey(p), s.at().dirtyKey(p)},
-			Args:   []any{owner, generation, s.self, number, before},
-		}
-	}
-	s.mu.Unlock()
-
+	runs := s.claimRuns(owner, generation, partitions, again)
 	if err := s.conn.Run(ctx, runs); err != nil {
 		return fail(err)
 	}
@@ -232,6 +218,39 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		return fail(err)
 	}
 
+	s.keepClaims(claims, runs)
+
+	return claims, nil
+}
+
+// claimRuns returns the runs of the script that claim partitions.
+func (s *Store) claimRuns(owner string, generation uint64, partitions []int, again bool) []*scriptRun {
+	number := s.claims.Add(1)
+	runs := make([]*scriptRun, len(partitions))
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	for i, p := range partitions {
+		before := uint64(0)
+		// Only the repair of a loss says which claim it had. The script then leaves a partition to whoever has
+		// claimed it since.
+		if again {
+			before = s.partitions[p].epoch
+		}
+
+		runs[i] = &scriptRun{
+			Script: scripts.Claim,
+			Keys:   []string{s.at().ownerKey(p), s.at().dirtyKey(p)},
+			Args:   []any{owner, generation, s.self, number, before},
+		}
+	}
+
+	return runs
+}
+
+// keepClaims records claims that were granted, with what the replies of their runs say about the partitions.
+func (s *Store) keepClaims(claims []presence.Claim, runs []*scriptRun) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -246,8 +265,6 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			}
 		}
 	}
-
-	return claims, nil
 }
 
 // fence writes the claims that were granted to every bucket.
