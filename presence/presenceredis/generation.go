@@ -50,8 +50,8 @@ func (k *generationCache) set(generation, runs uint64) {
 		return // another goroutine read it after a later restart
 	}
 
-	// Remembered for returned: a server that comes back under its former generation would reuse versions that clients
-	// have.
+	// Remember the former generation, so that returned recognizes it: a server that came back under it would reuse
+	// versions that clients have.
 	if k.generation != 0 && k.generation != generation {
 		if k.former == nil || len(k.former) == maxFormer {
 			k.former = map[uint64]struct{}{}

@@ -185,8 +185,8 @@ func texts(values []any) []string {
 // parseLevel parses "incarnation changes authored time" of change.lua, and before, which is
 // Level.Before. void is the lowest valid incarnation.
 func parseLevel(text, before string, void uint64) (l unread.Level) {
-	// The page never changed, or Redis has lost all of its changes: without the incarnation a gateway that knows some
-	// of these would keep them.
+	// The page never changed, or Redis has lost all of its changes. By the incarnation a gateway that knows lost
+	// changes sees that its level is outdated.
 	if text == "" {
 		return unread.Level{Incarnation: void}
 	}
