@@ -162,7 +162,7 @@ func (a *API) send(ctx context.Context, method, path string, in any) (*http.Resp
 }
 
 func pagePath(page, rest string) string {
-	// The site is a segment of its own in the contract; a page named * cannot be.
+	// The * of the whole site is sent as it is; no page has that name.
 	if page != "*" {
 		page = url.PathEscape(page)
 	}

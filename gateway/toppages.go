@@ -53,7 +53,7 @@ type topPages struct{ g *Gateway }
 
 // Values implements fanout.Polled. There are at most 2*presence.TopPages topics of a site.
 func (s topPages) Values(ctx context.Context, topics []presence.Topic, found func(presence.Topic, string, bool)) {
-	// Each is asked for once, whatever the lengths of lists.
+	// One list of each site is read, and cut to the length of each topic.
 	sites := map[presence.Site]presence.TopList{}
 	for _, t := range topics {
 		top, known := sites[t.Site]

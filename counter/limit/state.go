@@ -136,7 +136,7 @@ func (s *State) passes(r Request) int64 {
 		return s.start + r.Window - left
 	}
 
-	// A cost is at most the limit, so room is not negative. So if room is less than s.this, share divides by no 0.
+	// A cost is at most the limit, so room is not negative, and s.this is not 0 where it is greater than room.
 	next := s.start + r.Window
 	if room := r.Limit - r.Cost; room < s.this {
 		left, _ := share(room, r.Window, s.this)

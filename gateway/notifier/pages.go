@@ -68,7 +68,7 @@ func (s *Sums) updateRecord(u presence.Update) {
 // such follow.
 func (s *Sums) levelLocked(p *page, l unread.Level, ownUpTo int64) {
 	p.lowest = min(p.lowest, ownUpTo)
-	// Otherwise own belongs to the level that is applied below.
+	// If the incarnation is newer, ownUpTo belongs to the level that is applied below, not to the present one.
 	if l.Incarnation <= p.level.Incarnation {
 		p.authors = min(p.authors, ownUpTo)
 	}

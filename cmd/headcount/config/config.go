@@ -135,7 +135,7 @@ func (c *Server) KeptMinutes() time.Duration {
 	// A pointer, because 0 that was given means something else than nothing given.
 	case c.PageStats != nil:
 		return *c.PageStats
-	// There each minute of each page costs a write, so it has to be asked for.
+	// In Redis each minute of each page costs a write, so minutes have to be asked for.
 	case c.Redis != "":
 		return 0
 	}
