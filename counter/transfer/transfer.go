@@ -394,8 +394,8 @@ func (r *reader) end(ctx context.Context, l line) error {
 		return fmt.Errorf("%w: it has %d counters, and its end says %d", ErrFormat, r.counters, *l.Counters)
 	}
 
-	// After all counters: those of the file are newer than what was deleted where it comes from, and would get greater
-	// incarnations here.
+	// After all counters: if the deletions were recorded first, the counters would get greater incarnations than they
+	// have in the file, although they are newer than those deletions.
 	if err := r.to.RestoreDeleted(ctx, l.Deleted); err != nil {
 		return err
 	}
