@@ -165,8 +165,8 @@ func (d *Dispatcher) resumed(ctx context.Context) {
 	}
 }
 
-// awaitResumed waits until the standstill is over for still, which is soon after resumed has returned. Until then a new
-// service would drop all that it receives.
+// awaitResumed waits until d.still reports no standstill any more, which is soon after resumed has returned. Until then
+// a new service would drop all that it receives.
 func (d *Dispatcher) awaitResumed(ctx context.Context) {
 	for d.still.Ended() && outage.Sleep(ctx, time.Millisecond) {
 	}

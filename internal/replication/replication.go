@@ -105,8 +105,8 @@ type entry[P any] struct {
 	known  bool // at was read from the peer, or acknowledged
 	dirty  bool // there may be changes after at
 	rounds int  // number of ended rounds: a position that was read during a round is outdated
-	// since is the time of the oldest known change that waits, and sending of the oldest in flight; zero: none is
-	// known.
+	// since is the time of the oldest known change that waits to be sent, and sending the time of the oldest one that
+	// is being sent; zero: none is known.
 	since, sending time.Time
 }
 

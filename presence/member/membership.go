@@ -98,8 +98,8 @@ func (m *Member) membership(ctx context.Context) error {
 		}
 
 		first := m.lease.renewed.IsZero()
-		// After a restart, or in a store that came back older, it may be this process's own former lease, which ends.
-		// A name that stays taken is that of another process.
+		// After a restart, or if the store came back with older data, this process's own former lease may have the
+		// name, until it expires. A name that stays taken belongs to another process.
 		lostName := errors.Is(err, presence.ErrNameTaken) && time.Since(mine) > nameWait
 		misfit := errors.Is(err, presence.ErrFacts) && first // a running process stays, whatever the facts
 

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// tolerance is how far a sender's clock may be from ours, either way, and how late a message may be. Processes that go
-// by the Clock agree; a release without it signs by its wall clock.
+// tolerance is how far a sender's clock may be from ours, either way, and how late a message may be. Processes sign by
+// the cluster's time, see Clock, and so agree; those of earlier releases sign by the clocks of their machines.
 const tolerance = int64(30 * time.Second / time.Millisecond)
 
 // maxSkew is how far behind a sender's clock may be when this process has just started: a

@@ -74,9 +74,11 @@ func (p *partition) beginTakeover(former uint64) {
 	p.durable.isHeld = false
 }
 
-// forgetFailedTakeover forgets what a failed takeover has left, now that another process owns the partition: nothing
-// would drain it here, and the other process finds it in the fast store. If no takeover has failed, this process drains
-// on until the durable store refuses that, because the fast store may have lost those changes before it was claimed.
+// forgetFailedTakeover forgets the dirty rows that a failed takeover has left, now that another process owns the
+// partition. This process would never drain them, and the other process finds them in the fast store.
+//
+// If no takeover has failed, nothing is forgotten: this process goes on draining until the durable store refuses it. The
+// fast store may have lost these changes before the other process claimed it, and then only this process has them.
 func (p *partition) forgetFailedTakeover() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
