@@ -63,7 +63,7 @@ func errorOf(resp *http.Response) *Error {
 	// The status alone is an answer, so a body that breaks off is used as far as it came.
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	if json.Unmarshal(body, e) != nil {
-		// It may be the answer of a proxy in front of the server.
+		// The body may be the answer of a proxy in front of the server.
 		*e = Error{Detail: string(bytes.TrimSpace(body[:min(len(body), 200)]))}
 	}
 

@@ -133,7 +133,7 @@ func (c *Combiner) doAlone(ctx context.Context, op Op) Result {
 		return Result{Err: err}
 	}
 
-	// It has room for the result, so that the goroutine ends although the caller may have left.
+	// The channel has room for the result, so that the goroutine ends even if the caller has left.
 	made := make(chan Result, 1)
 	go func() { // Close waits for it
 		defer c.endAlone(len(op.Changes))
@@ -158,7 +158,7 @@ func (c *Combiner) beginAlone(changes int) error {
 	if c.closed {
 		return fmt.Errorf("combining: %w: the process ends", ErrUnavailable)
 	}
-	// One that is made while no other waits is accepted, however large.
+	// An operation that comes while no other is being made is accepted, however large.
 	if c.alone > 0 && c.alone+changes > c.cfg.QueueSize {
 		return ErrBusy
 	}

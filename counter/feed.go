@@ -258,7 +258,7 @@ func (w *watch) take() (updates []Update, missed, closed bool) {
 	for _, key := range w.order {
 		updates = append(updates, w.pending[key].update())
 	}
-	// Both keep their memory for the next updates.
+	// The map and the list keep their memory for the next updates.
 	clear(w.pending)
 	w.order = w.order[:0]
 

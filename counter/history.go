@@ -182,7 +182,7 @@ func (s *State) With(gains []Gain, step time.Duration, from, to int64) []Gain {
 		return gains
 	}
 
-	// It may have been completed after s was read.
+	// The time bucket may have been completed after s was read.
 	last := len(gains) - 1
 	if last < 0 || gains[last].Number < n {
 		gains = append(gains, Gain{Number: n, Value: slot.Value})

@@ -153,7 +153,7 @@ func drop(tx Tx, s *State, c *Change) {
 	// Before the state is gone, because that says which rows the counter has.
 	tx.Drop(c.Key, s.Version)
 	*s = State{}
-	// Its members are not named, because there may be any number of them.
+	// The members that left are not named, because there may be any number of them.
 	tx.Changed(c.Key, nil, nil, true)
 }
 

@@ -153,7 +153,7 @@ func reserve(tx Tx, s *State, c *Change, r Reservation, now time.Time) error {
 		return refusedHold(why, c, s, r)
 	}
 
-	// It is judged as a decrement, so that the floor refuses what is not there.
+	// A reservation is judged as a decrement, so that the floor refuses an amount that is not there.
 	taken := *c
 	taken.Delta = -c.Delta
 	before := s.Value

@@ -126,7 +126,7 @@ func (b *Board) compare(was, is around) {
 		b.events.add(fmt.Sprintf("This process is not ready: %s.", is.trouble))
 	}
 
-	// Those that left first, since a restart is a leave and then a join.
+	// Processes that left come first, since a restart is a leave and then a join.
 	for _, incarnation := range slices.Sorted(maps.Keys(was.processes)) {
 		if _, stays := is.processes[incarnation]; !stays {
 			b.events.add("A process left: " + was.processes[incarnation] + ".")

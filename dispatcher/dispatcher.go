@@ -205,7 +205,7 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) {
 // Publications of a bucket that is still lost are handled as well: they are true, and the
 // read that follows replaces the endpoints and brings the updates that were missed.
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {
-	// It may be from before the standstill, and resumed has all buckets be read anew.
+	// The publication may be from before the standstill, and resumed has all buckets be read anew.
 	if d.still.Ended() {
 		return
 	}

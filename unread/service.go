@@ -130,7 +130,7 @@ func (fs *FollowService) Unread(ctx context.Context, user User) (n int64, update
 func (fs *FollowService) Follow(ctx context.Context, user User, page string) error {
 	return fs.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) error {
 		switch {
-		// It is saved all the same, see edit.
+		// The record is saved all the same, see edit.
 		case found:
 			return nil
 		case len(r.Follows) >= MaxFollows:

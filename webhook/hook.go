@@ -81,7 +81,7 @@ func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 		if err != nil {
 			return nil, fmt.Errorf("number %d: %w", i+1, err)
 		}
-		// They would share an outbox, and the receiver would get each event once.
+		// Two equal hooks would share an outbox, and the receiver would get each event once.
 		if slices.ContainsFunc(hooks, func(o *Hook) bool { return o.ID == hook.ID }) {
 			return nil, fmt.Errorf("number %d is a duplicate; remove it", i+1)
 		}

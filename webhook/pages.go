@@ -225,7 +225,7 @@ func (p *pages) startDay(now time.Time) {
 
 	p.day = today
 	for s, t := range p.known {
-		// One that is due is judged in this round anyway, or is about to report the peak of the day before.
+		// A page that is due is judged in this round anyway, or is about to report the peak of the day before.
 		if s.hook.condition == peak && t.dueAt.IsZero() {
 			p.set(s, t, now)
 		}

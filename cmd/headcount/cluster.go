@@ -72,7 +72,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process, l liste
 
 	var peers []region.Peer
 	for _, peer := range s.peers {
-		// This has only what replication uses; that region's own processes look after the rest.
+		// Configure only what replication uses: that region's own processes look after the rest.
 		remote := presenceredis.Open(presenceredis.Config{
 			Conn:      peer.Conn,
 			PageStats: s.cfg.KeptMinutes(),

@@ -218,7 +218,7 @@ func (d *draft) claim(id counter.IdempotencyKey) {
 		return
 	}
 
-	// It counts as remembered until the statement that claims it returns it.
+	// The key counts as remembered until the statement that claims it returns it.
 	d.fresh[id] = false
 	d.ids = append(d.ids, id)
 }

@@ -366,7 +366,7 @@ func (c *conn) expect() (uint64, <-chan answer) {
 	defer c.mu.Unlock()
 
 	c.last++
-	// It has room, so that an answer that nobody waits for any more holds up no other.
+	// The channel has room, so that an answer that nobody waits for any more holds up no other.
 	answered := make(chan answer, 1)
 	c.waiting[c.last] = answered
 

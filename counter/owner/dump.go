@@ -93,7 +93,7 @@ func (r *Reader) DumpExact(ctx context.Context, each func(counter.Copy) error) e
 
 	for _, key := range keys {
 		is, err := r.dump(ctx, ExactPartition, key)
-		// It may have been deleted since the scan.
+		// The counter may have been deleted since the scan.
 		if err == nil && is.Version != (counter.Version{}) {
 			err = each(is)
 		}

@@ -188,7 +188,7 @@ func (o *Owner) Close() {
 	for _, p := range o.partitions() {
 		o.giveUp(p)
 	}
-	// Those that wait for the turn give up, because ctx has ended.
+	// Goroutines that wait for the turn give up, because ctx has ended.
 	o.wg.Wait()
 }
 

@@ -379,7 +379,7 @@ func (r *Reader) Running(ctx context.Context, keys []string, step time.Duration)
 
 	slots := make([]counter.Slot, len(keys))
 	for i := range all {
-		// It is in the head, so no row of the history is read.
+		// The newest slot is in the head, so no row of the history is read.
 		slots[i] = all[i].Slots.At(step)
 	}
 

@@ -138,7 +138,7 @@ func (d *Directory) SetProcesses(owning, all []string) {
 	d.all = slices.Clone(all)
 	for name := range d.out {
 		if !slices.Contains(all, name) {
-			// One that starts again under that name is another process, of which nothing is known yet.
+			// If a process starts again under that name, it is another one, of which nothing is known yet.
 			delete(d.out, name)
 		}
 	}
@@ -284,7 +284,7 @@ func (d *Directory) othersReach(name string) bool {
 		}
 		wg.Go(func() {
 			if is, err := d.cfg.Peer(other).Probe(ctx, name); err == nil && is {
-				// One that reaches it is enough, so the others need not go on.
+				// One process that reaches the named one is enough, so the others need not go on.
 				reached.Store(true)
 				cancel()
 			}
@@ -326,7 +326,7 @@ func (d *Directory) takeBack(partition int) {
 
 	name := d.whole[partition]
 	if d.isOutLocked(name) {
-		// It stays known, so that it is not left out again at once.
+		// The absence stays known, so that the process is not left out again at once.
 		d.out[name] = absence{since: d.out[name].since, over: true}
 		d.assignLocked()
 	}

@@ -64,7 +64,7 @@ func (v *receiver) watch(ctx context.Context) {
 	}
 
 	for {
-		// Its error does not matter: when a watch begins, it reports a gap.
+		// The error does not matter: when a watch begins, it reports a gap.
 		_ = v.Inbox.Watch(ctx, received, missed)
 		if !wake.Wait(ctx, v.r.cfg.Every, nil) {
 			return

@@ -107,7 +107,7 @@ func (s *Store) ask(caller context.Context, with func(context.Context, *owner.Re
 	var wg sync.WaitGroup
 	for _, p := range s.peers {
 		if time.Now().UnixNano() < p.silent.Load() {
-			// It still counts as failed, so the answer says that it lacks a region.
+			// The peer still counts as failed, so the answer says that it lacks a region.
 			failed.Store(true)
 			continue
 		}

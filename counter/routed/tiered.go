@@ -138,7 +138,7 @@ func (t *Tiered) Close(ctx context.Context) error {
 		err = t.tier.Close(ctx)
 		t.exact.Close()
 	}
-	// It comes last, because tier and exact use its connections.
+	// The durable store comes last, because tier and exact use its connections.
 	t.durable.Close()
 
 	if err != nil {

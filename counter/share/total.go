@@ -26,7 +26,7 @@ func (l *Local) OwnOf(total, size int64) int64 {
 		return size // for a unique, size is 0: it has no value of its own
 	}
 
-	// It fits, because a change after which it would not is refused.
+	// The own part fits, because a change after which it would not fit is refused.
 	own, _ := l.WithoutOthers(total).Value()
 
 	return own

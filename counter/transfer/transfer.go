@@ -315,7 +315,7 @@ func (r *reader) line(ctx context.Context, text []byte, first bool) (line, error
 		err = r.counter(ctx, text)
 	}
 	if errors.Is(err, ErrFormat) {
-		// Those before it are whole, and the import may be repeated with a better file.
+		// The lines before it are whole, and the import may be repeated with a better file.
 		err = errors.Join(err, r.flush(ctx))
 	}
 

@@ -147,7 +147,7 @@ func (c *conn) fault(f *fault) error {
 // end sends the fault that ends the connection, if there is one, and a close frame. The client
 // then has a short time to close its side. An event stream is closed at once.
 func (c *conn) end(code int, reason string, last *fault) error {
-	// It has no frames, so its end is all that can be said.
+	// An event stream has no frames, so its end is all that can be said.
 	if c.speech == stream {
 		return c.wire.Close()
 	}

@@ -160,7 +160,7 @@ func (pusherDialect) closeCode(code int, last *fault) int {
 	case last != nil:
 		return pusherCode(last)
 	case code == websocket.StatusServiceRestart:
-		// It makes the client wait a second, because at once no process may be listening.
+		// This code makes the client wait a second before it reconnects: until then no process may be listening.
 		return pusher.CodeOverCapacity
 	default:
 		return code

@@ -146,7 +146,7 @@ func (l *Live) Want(t presence.Topic) {
 	if l.keys[key] == nil {
 		l.keys[key] = &tracked{}
 		l.rereadLocked(key)
-		// It stays followed, unless it is being unfollowed right now, and is then followed again.
+		// The counter stays followed, unless it is being unfollowed right now, and is then followed again.
 		delete(l.gone, key)
 	}
 }
@@ -516,7 +516,7 @@ func (l *Live) putBack(keys []string) {
 	defer l.mu.Unlock()
 
 	for _, key := range keys {
-		// Its last viewer may have left meanwhile.
+		// The counter's last viewer may have left meanwhile.
 		if l.keys[key] != nil {
 			l.unread[key] = struct{}{}
 		}

@@ -146,7 +146,7 @@ func (a *API) admitNew(
 		detail := fmt.Sprintf(form, one.rule.Written(), one.rule.Max)
 		return calls.Refuse(errFull, detail, httppolicy.RetryAfter(sizeAge))
 	}
-	// It is counted now, whether the change is made or refused.
+	// The counter has been counted, so the next call need not count it, whether this change is made or refused.
 	b.existing.Add(hash, struct{}{})
 
 	return nil

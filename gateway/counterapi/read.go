@@ -308,7 +308,7 @@ func (a *API) complete(r *counter.Reading, failed error) error {
 			return fmt.Errorf("counterapi: nothing is known of %q: %w", r.Key, cmp.Or(failed, counter.ErrUnavailable))
 		}
 	} else {
-		// It is the last known value if the store goes away.
+		// Remember the value, so that it is the last known one if the store goes away.
 		a.live.remember(r.Counter)
 	}
 

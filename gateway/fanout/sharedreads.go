@@ -26,7 +26,7 @@ func (s *SharedReads[T]) Read(
 
 	for {
 		shared := s.group.DoChan(key, func() (any, error) {
-			// It outlives the first caller, because others may wait for it.
+			// The call outlives the first caller, because others may wait for it.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 			defer cancel()
 
@@ -43,7 +43,7 @@ func (s *SharedReads[T]) Read(
 			if r.Err != nil || !is.began.Before(oldest) {
 				return is.values, r.Err
 			}
-			// It began too long ago. The next round begins a call, or shares one that is younger.
+			// The call began too long ago. The next round begins another one, or shares one that is younger.
 		}
 	}
 }

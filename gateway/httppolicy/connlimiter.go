@@ -191,7 +191,7 @@ func (cl *ConnLimiter) admitHandshake(addr netip.Addr) bool {
 
 	h := &cl.handshakes
 	now := time.Now()
-	// Those that take too long go first, whoever they are from.
+	// Handshakes that take too long go first, whatever their addresses.
 	for e := h.conns.Front(); timeLeft(e, handshakeTimeout, now) <= 0; e = h.conns.Front() {
 		cl.evictLocked(e)
 	}
@@ -226,7 +226,7 @@ func (cl *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
 	now := time.Now()
 	for len(cl.short) >= cl.max {
 		e := cl.silent.Front()
-		// It is silent no longer. Its progress stays what it was, until a request is whole.
+		// The connection is silent no longer. Its progress stays what it was, until a request is whole.
 		if e != nil && said(shortOf(e).conn) {
 			cl.advanceLocked(e, shortOf(e).progress)
 			continue
@@ -337,7 +337,7 @@ func (cl *ConnLimiter) evictLocked(e *list.Element) {
 // makeRoomLocked removes c from the short connections, and wakes Accept.
 func (cl *ConnLimiter) makeRoomLocked(c net.Conn) {
 	e := cl.short[c]
-	// It was evicted, or is a long one.
+	// The connection was evicted, or is a long one.
 	if e == nil {
 		return
 	}

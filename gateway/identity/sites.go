@@ -213,7 +213,7 @@ func (s *Sites) named(r *http.Request) (site *Site, err error) {
 			return
 		}
 
-		// Both the header and the URL may name it, as long as they agree.
+		// Both the header and the URL may name the site, as long as they agree.
 		if site != nil && site != &s.list[i] {
 			err = fmt.Errorf("%w: the request names two sites; name one", errSite)
 			return

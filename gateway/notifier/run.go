@@ -124,7 +124,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	// Its last follower has gone, and a next one made another.
+	// The last follower of the page has gone, and the next one has made another entry.
 	if s.pages[p.page] != p {
 		return err
 	}

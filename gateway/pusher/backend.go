@@ -245,7 +245,7 @@ func ParseBatch(body []byte) (pages []string, err error) {
 	}
 
 	for _, t := range all.Batch {
-		// One that cannot be read refuses the batch before any page counts as modified.
+		// An event that cannot be read refuses the batch before any page counts as modified.
 		some, err := t.pages()
 		if err != nil {
 			return nil, err

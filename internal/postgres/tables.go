@@ -99,7 +99,7 @@ func (t *Tables) newest() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// Their names begin with numbers of the same length, so the last name has the greatest.
+	// The names of the files begin with numbers of the same length, so the last name has the greatest.
 	number, _, _ := strings.Cut(files[len(files)-1], "_")
 
 	return strconv.ParseInt(number, 10, 64)

@@ -54,7 +54,7 @@ func (s *Runner) Listen(ctx context.Context, sub Subscription) {
 		if ctx.Err() != nil {
 			return
 		}
-		// It had worked, so this failure is the first of its series.
+		// The subscription had worked, so this failure is the first of its series.
 		if time.Since(start) > outage.MaxPause {
 			failed = 0
 		}

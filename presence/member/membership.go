@@ -173,7 +173,7 @@ func (m *Member) renew(ctx context.Context) error {
 	l.waiting = false
 	if err != nil {
 		l.missed = true
-		// It has not watched the others all the time, so it has to settle as any process does.
+		// The process has not watched the others all the time, so it has to settle as any other does.
 		l.newborn = false
 		return err
 	}

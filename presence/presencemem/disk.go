@@ -290,7 +290,7 @@ func (l *loader) follow(k, v []byte) error {
 		return err
 	}
 
-	// It has been read, because records come first.
+	// The user's record has been read already, because records come first.
 	r := l.unread.records[user]
 	if r == nil {
 		return fmt.Errorf("a follow of %q without its record", f.Page)

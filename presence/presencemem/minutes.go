@@ -270,7 +270,7 @@ func parseMinute(k, v []byte) (page string, m minutes.Minute, err error) {
 
 // minute reads one entry. The entries are sorted by page and then by time.
 func (l *loader) minute(k, v []byte) error {
-	// This entry is of no page: it is when the file was written.
+	// This entry is of no page: it says when the file was written.
 	if bytes.Equal(k, untilKey) {
 		return nil
 	}

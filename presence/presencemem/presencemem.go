@@ -494,7 +494,7 @@ func (s *Store) count(name string) presence.Count {
 		c = pg.count
 	}
 
-	// Some owner has not written all its users, and any page may be theirs.
+	// Some owner has not written all its users, and they may be on any page.
 	c.Stale = s.incomplete > 0
 
 	return c

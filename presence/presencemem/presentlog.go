@@ -257,7 +257,7 @@ func (f *fields) note(err error) { f.torn = f.torn || err != nil }
 func (f *fields) number(most int) uint64 {
 	n, err := binary.ReadUvarint(f.r)
 	f.note(err)
-	// It may be a length, by which memory is allocated.
+	// The number may be a length, by which memory is allocated.
 	if n > uint64(most) {
 		f.torn = true
 	}

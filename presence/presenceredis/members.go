@@ -54,7 +54,7 @@ func holdValue(m presence.Member) string {
 		return ""
 	}
 
-	// It is a duration, because members.lua adds the clock of Redis.
+	// The end of the hold is sent as a duration, to which members.lua adds the clock of Redis.
 	left := strconv.FormatInt(max(time.Until(m.Hold).Milliseconds(), 0), 10)
 	if m.Alone {
 		return "+" + left

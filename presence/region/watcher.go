@@ -196,7 +196,7 @@ func (w *watcher) apply(
 	ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration,
 ) error {
 	what := fmt.Sprint(buckets, in, out)
-	// It is written again every now and then, because a bucket may have lost it.
+	// The decision is written again every now and then, because a bucket may have lost it.
 	recent := what == w.applied && now.Sub(w.appliedAt) < every
 	if len(buckets) == 0 || recent {
 		return nil

@@ -240,7 +240,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 	}
 
 	var p problem
-	// It may be the answer of a proxy, or of another program at that address.
+	// The answer may be that of a proxy, or of another program at that address.
 	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
 	}

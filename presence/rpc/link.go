@@ -43,7 +43,7 @@ type Links interface {
 
 // linkKey returns the key of a link, nil without secrets.
 func linkKey(s *seal.Signer, id seal.ID, authorization, nonce string) []byte {
-	// Both sides have chosen a part of it, so neither can be made to use an old key again.
+	// Both sides have chosen a part of the key, so neither can be made to use an old one again.
 	return s.Derive(id, []byte(linkProtocol+"\n"+authorization+"\n"+nonce))
 }
 

@@ -172,7 +172,7 @@ func (g *Guard) sweep(ms int64) {
 
 	for s, h := range g.senders {
 		if h.last < ms-tolerance {
-			// Its window is gone, so from now on the time alone tells its messages from new ones.
+			// The sender's window is gone, so from now on the time alone tells its old messages from new ones.
 			g.after = max(g.after, h.last)
 			delete(g.senders, s)
 		}

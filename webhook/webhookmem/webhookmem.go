@@ -278,7 +278,7 @@ func (s *Store) Acknowledge(_ context.Context, hook, first string, n int) error 
 	defer s.mu.Unlock()
 
 	b := s.stateLocked(hook)
-	// It is acknowledged already, or was dropped while it was sent.
+	// The batch is acknowledged already, or was dropped while it was sent.
 	if b.frozen == 0 || b.queue[0] != first {
 		return nil
 	}

@@ -259,7 +259,7 @@ func ofDomains(cfg Config) *Certificates {
 		cert, err := get(hello)
 
 		if errors.Is(err, errManyWait) {
-			// Those who wait need a certificate of the other kind.
+			// Those that wait need a certificate of another kind (ECDSA or RSA), so this client gets the last one.
 			if known := last[domain].Load(); known != nil {
 				cert = known
 				err = nil

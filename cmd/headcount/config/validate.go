@@ -109,7 +109,7 @@ func (c *Server) checkRegions() error {
 		}
 	}
 
-	// It would be ignored without a word, and the counters in it seem lost.
+	// Otherwise the directory would be ignored without a word, and its counters would seem lost.
 	if c.DataDir != "" {
 		return setting.Errorf("data-dir", "with --redis everything is kept in Redis; carry the counters of %s over "+
 			"(headcount export --data-dir %s | headcount import --redis URL), and leave --data-dir out", c.DataDir,
