@@ -82,7 +82,7 @@ type arrival struct {
 
 // Awaited implements socket.Awaiter.
 func (a *arrival) Awaited(over *socket.Conn, sent []byte) {
-	// Its time is over, and the timer closes it: perhaps while a handler used the descriptor, which may be that of
+	// The connection's time is over, and the timer closes it. No handler may use the descriptor now: it may be that of
 	// another client right after.
 	if !a.silent.Stop() {
 		return

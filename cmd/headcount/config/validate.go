@@ -120,7 +120,7 @@ func (c *Server) checkRegions() error {
 
 // checkCounters checks the settings of counters, and reads the rules.
 func (c *Server) checkCounters() error {
-	// Kept as a setting, so that who still gives it learns why it went instead of "unknown flag".
+	// It is still a setting, so that an operator who gives it reads why it went, and not only "unknown flag".
 	if c.HotRate != 0 {
 		return setting.Errorf("hot-rate", "it is gone, because sums are no longer split, however often they "+
 			"change; leave it out")
