@@ -8,8 +8,8 @@ import (
 	"headcount/presence"
 )
 
-// Explain returns what this region's count of a page, or of a site, is made of: what all processes know of it. One that
-// does not answer makes it moving.
+// Explain returns what this region's count of a page, or of a site, is made of: what all processes know of it. If a
+// process does not answer, Moving is set.
 func (m *Member) Explain(ctx context.Context, page string) presence.Parts {
 	processes := m.Members()
 	found := make([]presence.Parts, len(processes))
