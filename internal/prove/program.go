@@ -23,8 +23,8 @@ var patches = []struct{ file, old, patched string }{
 	// As with the race detector, chance decides whether a goroutine that was just woken goes first.
 	{"runtime/proc.go", `if !haveSysmon && next {`, `if false {`},
 	{"runtime/proc.go", `const randomizeScheduler = raceenabled`, `const randomizeScheduler = true`},
-	// What is drawn here comes from a cheap source otherwise, from which locks of the runtime and the sampling of
-	// memory draw, too, as real time has it.
+	// Without these patches the runtime draws the following numbers from a cheap source. Its locks and the sampling of
+	// memory draw from the same source, at moments that depend on real time.
 	{"runtime/select.go", `j := cheaprandn(uint32(norder + 1))`, `j := randn(uint32(norder + 1))`},
 	{"runtime/time.go", `t.rand = cheaprand()`, `t.rand = uint32(rand())`},
 	{
@@ -39,8 +39,8 @@ var patches = []struct{ file, old, patched string }{
 		"runtime/rand.go", `globalRand.state.Init(*seed)`,
 		`clear(seed[:]); copy(seed[:], gostringnocopy(argv_index(argv, argc+1))); globalRand.state.Init(*seed)`,
 	},
-	// Each thread has a source of its own, and real time decides which thread goes on: all draw from that of the first.
-	// A new thread, whenever there is one, takes nothing from it.
+	// Each thread has a source of its own, and real time decides which thread goes on. So all threads draw from the
+	// source of the first one, and a new thread takes nothing from it when it starts.
 	{"runtime/rand.go", `c := &mp.chacha8`, `c := &m0.chacha8`},
 	{"runtime/rand.go", `mp.cheaprand = rand()`, `mp.cheaprand = bootstrapRand()`},
 	// The first goroutine is bound to the first thread while the program starts. Whenever it waits, another thread goes

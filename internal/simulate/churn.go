@@ -128,8 +128,8 @@ func (r *churn) work(ctx context.Context) error {
 
 // churn lets users come and go until the given time. When the clients cannot keep
 // up, it makes up for one second at most. A tab falls silent only if the server must
-// have noticed before heard, so that the next checkpoint need not wait for that; a
-// zero heard is never.
+// have noticed that by the time heard, so that the next checkpoint need not wait for
+// it. If heard is zero, no tab falls silent.
 func (r *churn) churn(ctx context.Context, until, heard time.Time) error {
 	defer r.enterPhase(r.enterPhase("churning"))
 

@@ -115,8 +115,9 @@ func (t *tally) bounds(since moment) (low, high int64) {
 	return low, high
 }
 
-// doubt reports whether nothing was wrong with the counter since the last checkpoint. A
-// value that is once wrong makes all answers wrong until then.
+// doubt records that the counter's value is wrong, and reports whether it was right since
+// the last checkpoint. Only the first wrong answer is worth a report, because all later ones
+// follow from it.
 func (t *tally) doubt() (first bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

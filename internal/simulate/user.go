@@ -56,9 +56,9 @@ func (u *user) signed() string {
 	return u.id
 }
 
-// acceptWelcome stores what `welcome` says about a tab that dialled with the id sent. It reports false when the tab
-// came out as somebody else than the user already is: it must dial again. A server that ended and lost its secret makes
-// somebody else of the user.
+// acceptWelcome stores what `welcome` says about a tab that dialled with the id sent. It reports false if the server
+// takes the tab for another user than the user's other tabs: then the tab must dial again. renamed says that the server
+// has given the user a new id, as a server does that has lost its secret in a restart.
 func (u *user) acceptWelcome(sent, who, id string) (ok, renamed bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
