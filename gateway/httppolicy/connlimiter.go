@@ -254,8 +254,8 @@ func (cl *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
 	return 0
 }
 
-// nextToGoLocked returns the connection that has to go first, and how long it may still stay: one that has sent
-// nothing, or the one without progress.
+// nextToGoLocked returns the connection that has to go first, and how long it may still stay. It is one that has sent
+// nothing or, if there is none, the one that has been without progress for the longest time.
 func (cl *ConnLimiter) nextToGoLocked(now time.Time) (e *list.Element, wait time.Duration) {
 	silent := cl.silent.Front()
 	wait = timeLeft(silent, silenceTimeout, now)

@@ -127,8 +127,8 @@ type part struct {
 }
 
 // write writes the queued counts, and the arrivals of the minutes that are earlier than before. Data that cannot be
-// written waits for the next call. Data that was written must not wait again, because a string would then have it
-// twice. Only one goroutine calls write.
+// written waits for the next call. Data that was written must not wait again: it would be appended to its string in
+// Redis a second time. Only one goroutine calls write.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	parts := m.take(before)
 	if len(parts) == 0 {
