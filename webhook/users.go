@@ -281,8 +281,8 @@ func (u *users) scanConnected(ctx context.Context, now time.Time) error {
 	return u.judgeUnreported(ctx, names, now)
 }
 
-// judgeUnreported judges those of up to presence.MaxAsked users that are not reported as online. It judges them at once,
-// so that they take no place among those that wait: all users of this process may have been timed out.
+// judgeUnreported judges those of up to presence.MaxAsked users that are not reported as online. It judges them at
+// once, so that they take no place among those that wait: all users of this process may have been timed out.
 func (u *users) judgeUnreported(ctx context.Context, names map[presence.User]string, now time.Time) error {
 	asked := u.questions(slices.Collect(maps.Keys(names)), names)
 	states, _, err := report(ctx, u.service.cfg.Store, asked)

@@ -9,8 +9,8 @@ import (
 	"headcount/webhook"
 )
 
-// TestWhoWasTimedOutIsToldOfAgain: a gateway and all nodes are parted until its users are timed out and webhooks say so.
-// The users stay on their page, and are told of as online again after that, without another join.
+// TestWhoWasTimedOutIsToldOfAgain: a gateway and all nodes are parted until its users are timed out and webhooks say
+// so. The users stay on their page, and are told of as online again after that, without another join.
 func TestWhoWasTimedOutIsToldOfAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seedOf(5), false) // gateways and nodes are apart

@@ -77,8 +77,8 @@ func (m *Member) usersOf(ctx context.Context, owner string, users []presence.Use
 	return m.parts.Calls.Users(ctx, owner, users)
 }
 
-// Connected returns the users who are on a page by a connection to this process, with their qualified names. A user with
-// several connections may come several times.
+// Connected returns the users who are on a page by a connection to this process, with their qualified names. A user
+// with several connections may come several times.
 func (m *Member) Connected() iter.Seq2[presence.User, string] {
 	// Without the role no user is connected.
 	if m.parts.Gateway == nil {
