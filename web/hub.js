@@ -83,6 +83,10 @@ export function Hub(base, keep, getToken, same, say) {
     link._paused = paused;
     const joined = all('join');
     const pages = all('watch');
+    if (!paused) {
+      link._subscribe([...link._owed].filter((topic) => pages.has(topic)));
+      link._owed.clear();
+    }
     // A join also subscribes. An explicit subscription continues after a leave.
     const subscribe = minus(minus(pages, joined), link._subscribed);
     const unsubscribe = minus(link._subscribed, pages);
@@ -277,9 +281,8 @@ export function Hub(base, keep, getToken, same, say) {
         old ? members.set(id, old) : members.delete(id);
         return false;
       }
-      // Values that other tabs have received are sent again for a tab that comes later.
-      const fresh = minus(watch, old?.watch);
-      for (const link of links) link._subscribe(fresh.filter((p) => link._joined.has(p) || link._subscribed.has(p)));
+      for (const topic of minus(watch, old?.watch))
+        for (const link of links) if (link._joined.has(topic) || link._subscribed.has(topic)) link._owed.add(topic);
       if (wants.unread && !old?.unread && news._unread) say({ frame: news._unread });
       toRead ||= wants.read;
       syncAll();

@@ -43,6 +43,8 @@ export function Link(socket, events) {
     _draining: false, // the server asked us to go elsewhere
     /** @type {Set<string>} */ _joined: new Set(), // the pages that were joined over this link
     /** @type {Set<string>} */ _subscribed: new Set(),
+    // Values that other tabs have received, and a tab that came later has not. A link that is paused brings none.
+    /** @type {Set<string>} */ _owed: new Set(),
     _heartbeat: HEARTBEAT_MS,
 
     _send(/** @type {object} */ frame) {

@@ -169,6 +169,31 @@ test('a connection brings counts as long as one of its tabs can be seen', async 
   third.close();
 });
 
+test('what others know is asked for when the connection brings counts again', async () => {
+  const first = await tab('p');
+  sockets[0].welcome();
+  document.hidden = true;
+  first.page.dispatchEvent(new Event('visibilitychange'));
+  await tick(5_000);
+  assert.deepEqual(sockets[0].take().at(-1), { type: 'pause' });
+  const second = await tab(['p', 'q']); // it is taken for one that can be seen, for a while
+  assert.deepEqual(sockets[0].take(), [
+    { type: 'resume' },
+    { type: 'subscribe', pages: ['p'] },
+    { type: 'join', page: 'q' },
+  ]);
+  await tick(5_000);
+  assert.deepEqual(sockets[0].take(), [{ type: 'pause' }]);
+  first.join('q');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [], 'a pause brings none');
+  document.hidden = false;
+  first.page.dispatchEvent(new Event('visibilitychange'));
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'resume' }, { type: 'subscribe', pages: ['q'] }]);
+  second.close();
+});
+
 test('tabs share their counters that last, and a tab that comes later gets them, too', async () => {
   const [first, second] = [await tab([]), await tab([])];
   const seen = [[], []];
