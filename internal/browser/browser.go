@@ -32,7 +32,7 @@ type Browser struct {
 	todo chan func()
 	ctx  context.Context
 	stop context.CancelFunc
-	work sync.WaitGroup // the loop, timers that have fired, and the network
+	work sync.WaitGroup // the loop and the network
 
 	// Only the loop uses these.
 	soon     []func() // what follows from what runs now

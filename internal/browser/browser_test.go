@@ -47,7 +47,10 @@ func newWorld(t *testing.T) *world {
 	w := &world{}
 	w.Browser = New(Config{
 		Address: "http://site.test/", Chance: rand.New(rand.NewPCG(1, 2)),
-		Files: fstest.MapFS{"module.js": {Data: []byte("const own = import.meta.url;export{own as address};")}},
+		Files: fstest.MapFS{
+			"module.js":   {Data: []byte("const own = import.meta.url;export{own as address};")},
+			"function.js": {Data: []byte("export default async function one(){return two()}function two(){return 2}")},
+		},
 		Dial: func(context.Context, string, string) (net.Conn, error) {
 			here, there := net.Pipe()
 			server <- there
@@ -88,11 +91,12 @@ func TestModulesAndTimers(t *testing.T) {
 		w.open("a", `
 			const { address } = await load('./module.js?1');
 			say(address);
+			say('' + await (await load('./function.js')).default());
 			const each = setInterval((what) => say(what), 1000, 'a second');
 			setTimeout(() => clearInterval(each), 2500);
 		`)
 		time.Sleep(time.Hour)
-		w.wants(t, "a: http://site.test/-/module.js", "a: a second", "a: a second")
+		w.wants(t, "a: http://site.test/-/module.js", "a: 2", "a: a second", "a: a second")
 	})
 }
 

@@ -255,8 +255,11 @@ func (t *Tab) lock(name string, steal bool, granted, stolen goja.Value) map[stri
 	}
 }
 
-// exported is how the server's modules end, or begin what they export.
-var exported = regexp.MustCompile(`export\s*\{([^}]*)\};?\s*$`)
+// A module of the server's has one of these: a list at its end, or one function.
+var (
+	exportedList     = regexp.MustCompile(`export\s*\{([^}]*)\};?\s*$`)
+	exportedFunction = regexp.MustCompile(`export default ((?:async )?function (\w+))`)
+)
 
 // script returns a module of the server's as a script whose value is a function that returns the module's exports. The
 // interpreter has neither modules nor async generators; of these the client has one, for loops over what is watched.
@@ -267,21 +270,21 @@ func (t *Tab) script(file string) (string, error) {
 	}
 
 	text := string(raw)
-	exports := "{}"
-	if found := exported.FindStringSubmatch(text); found != nil {
+	exports := ""
+	if found := exportedList.FindStringSubmatch(text); found != nil {
 		text = strings.TrimSuffix(text, found[0])
-		exports = "{" + regexp.MustCompile(`([\w$]+) as (\w+)`).ReplaceAllString(found[1], "$2: $1") + "}"
+		exports = regexp.MustCompile(`([\w$]+) as (\w+)`).ReplaceAllString(found[1], "$2: $1")
 	}
-	if strings.Contains(text, "export default ") {
-		text = strings.Replace(text, "export default ", "const whole = ", 1)
-		exports = "{default: whole}"
+	if found := exportedFunction.FindStringSubmatch(text); found != nil {
+		text = strings.Replace(text, found[0], found[1], 1)
+		exports = "default: " + found[2]
 	}
 
 	text = strings.NewReplacer(
 		"import(", "load(", "import.meta", "meta", "async*", "async ", "yield*", "return ",
 	).Replace(text)
 
-	return "(meta) => {" + text + "\nreturn " + exports + "}", nil
+	return "(meta) => {" + text + "\nreturn {" + exports + "}}", nil
 }
 
 // programs are the compiled modules, by their files: all tabs of a process show the same.

@@ -177,7 +177,7 @@ type simulation struct {
 	members  []*member
 	watchers []*user // one tab at each gateway, which receives all counts
 	apps     []*app
-	surfer   *surfer
+	surfers  []*surfer
 	receiver *receiver
 	faults   []*fault // by their ends
 	made     int      // faults, and those that a replay leaves out
@@ -246,7 +246,6 @@ func newSimulation(seed uint64, replay bool) *simulation {
 	})
 
 	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
-	s.surfer = s.newSurfer("surfer")
 
 	add := func(prefix string, n int, roles ...string) {
 		for i := range n {
@@ -384,6 +383,7 @@ func (s *simulation) run() {
 	for i := range simApps {
 		s.apps = append(s.apps, s.newApp(fmt.Sprint("app", i)))
 	}
+	s.surfers = append(s.surfers, s.newSurfer("surfer"))
 
 	s.quiet(0)
 
@@ -429,7 +429,7 @@ func (s *simulation) round(n int) {
 			s.apps[n].act(s.readers.chance)
 		}
 		if s.readers.chance.IntN(5) == 0 {
-			s.surfer.act(s.readers.chance)
+			s.surfers[0].act(s.readers.chance)
 		}
 	}
 
@@ -443,7 +443,9 @@ func (s *simulation) round(n int) {
 
 	s.log("everything is healed; %d of %d were held to stay", held, meant)
 	s.receiver.set(false)
-	s.surfer.rest()
+	for _, u := range s.surfers {
+		u.rest()
+	}
 
 	// What is still broken is healed now, in the order in which it would have been.
 	for len(s.faults) > 0 {
@@ -486,7 +488,9 @@ func (s *simulation) quiet(round int) {
 	}
 
 	s.comeBack()
-	s.surfer.comeBack()
+	for _, u := range s.surfers {
+		u.comeBack()
+	}
 	if !s.readers.idle() {
 		s.broken("newest", "calls about notifications fail long after everything was healed")
 	}
@@ -567,7 +571,9 @@ func (s *simulation) check() {
 	for _, a := range s.apps {
 		a.check(truth)
 	}
-	s.surfer.check(truth)
+	for _, u := range s.surfers {
+		u.check(truth)
+	}
 
 	// Asking one gateway for each page suffices: its answer is the sum over all gateways and owners.
 	for i, page := range names {
@@ -649,7 +655,10 @@ func (s *simulation) checkExplained(gateway, page string, users int) {
 			t.mu.Unlock()
 		}
 	}
-	clients := [][]string{s.surfer.pages()} // its tabs share one connection
+	var clients [][]string
+	for _, u := range s.surfers {
+		clients = append(clients, u.pages()) // the tabs share one connection
+	}
 	for _, a := range s.apps {
 		clients = append(clients, a.pages())
 	}
@@ -747,7 +756,9 @@ func (s *simulation) end() {
 	for _, a := range s.apps {
 		a.stop()
 	}
-	s.surfer.browser.Close()
+	for _, u := range s.surfers {
+		u.browser.Close()
+	}
 
 	for _, u := range slices.Concat(s.crowd.users, s.watchers) {
 		for _, t := range slices.Clone(u.tabs) {

@@ -90,7 +90,11 @@ func (c *crowd) names() (names []string) {
 		names = append(names, a.user.name)
 	}
 
-	return append(names, c.s.surfer.user.name)
+	for _, u := range c.s.surfers {
+		names = append(names, u.user.name)
+	}
+
+	return names
 }
 
 // truth returns the users who are present, by page.
@@ -112,7 +116,9 @@ func (c *crowd) truth() map[string]map[string]struct{} {
 	for _, a := range c.s.apps {
 		arePresent(a.user, a.pages())
 	}
-	arePresent(c.s.surfer.user, c.s.surfer.pages())
+	for _, u := range c.s.surfers {
+		arePresent(u.user, u.pages())
+	}
 
 	return there
 }
