@@ -358,7 +358,8 @@ class Fallback extends EventTarget {
         this.#say({ type: 'count', ...counter });
       })
       .catch(({ status, message }) => {
-        // A PUT without an answer, or that the server cannot carry out now, is sent again. The streams also notice the loss.
+        // A PUT without an answer, or that the server cannot carry out now, is sent again. The streams also notice the
+        // loss.
         if (status) this.#unsure.delete(page);
         if (status < 500 && !this.#refuse(page, status, message))
           this.#say({ type: 'error', code: 'refused', message: `${page}: ${message}` });
