@@ -166,9 +166,17 @@ func (d *Dispatcher) resumed(ctx context.Context) {
 }
 
 // awaitResumed waits until d.still reports no standstill any more, which is soon after resumed has returned. Until then
-// a new service would drop all that it receives.
+// a new service would drop all that it receives. If the process stands still once more meanwhile, resumed is called
+// again, and has no service to wait for.
 func (d *Dispatcher) awaitResumed(ctx context.Context) {
-	for d.still.Ended() && outage.Sleep(ctx, time.Millisecond) {
+	for d.still.Ended() {
+		select {
+		case ended := <-d.again:
+			close(ended)
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

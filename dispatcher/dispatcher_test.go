@@ -461,3 +461,28 @@ func TestNothingIsSentFromBeforeAStandstill(t *testing.T) {
 		r.want(t, "a", "p", 6)
 	})
 }
+
+// A process that stands still again, before it has begun to serve its buckets anew, serves them afterwards.
+func TestStandstillsThatFollowEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := presencemem.New(presencemem.Config{})
+		var stood atomic.Int64
+		var standsStill atomic.Bool
+		elapsed := func() time.Duration {
+			if standsStill.Load() {
+				stood.Add(int64(10 * time.Second))
+			}
+			return time.Duration(time.Now().UnixNano() + stood.Load())
+		}
+		r, _, set := run(t, s, func(c *Config) { c.Elapsed = elapsed })
+		attach(t, s, "a", "p")
+
+		standsStill.Store(true) // whenever somebody reads the clock
+		time.Sleep(time.Second)
+		standsStill.Store(false)
+		time.Sleep(time.Second)
+
+		set("p", 5)
+		r.want(t, "a", "p", 5)
+	})
+}
