@@ -31,22 +31,33 @@ const (
 	simPatience = 150 * time.Second // for a message, after attempts that failed
 )
 
-// simLimits are thresholds that counters often pass.
-var simLimits = []int64{15, 60}
+// Thresholds that counters often pass.
+const (
+	simSums   = 15
+	simStocks = 30
+)
 
-// simHooks tell of each threshold.
+// simHooks tell of each kind of counters.
 var simHooks = sync.OnceValue(func() []*webhook.Hook {
-	var texts []string
-	for _, limit := range simLimits {
-		texts = append(texts, fmt.Sprintf("counter:*>%d=http://receiver.test/%d", limit, limit))
-	}
-	hooks, err := webhook.Parse(texts, []presence.Site{presence.DefaultSite})
+	hooks, err := webhook.Parse([]string{
+		fmt.Sprintf("counter:%s>%d=http://receiver.test/sums", simSum.Match, simSums),
+		fmt.Sprintf("counter:%s>%d=http://receiver.test/stocks", simStock.Match, simStocks),
+	}, []presence.Site{presence.DefaultSite})
 	if err != nil {
 		panic(err)
 	}
 
 	return hooks
 })
+
+// hookOf returns the index of a counter's hook.
+func hookOf(key string) int {
+	if ruleOf(key) == simSum {
+		return 0
+	}
+
+	return 1
+}
 
 // simBuckets are what a process owns that sends to all of them.
 var simBuckets = sync.OnceValue(func() (buckets []int) {
@@ -75,6 +86,7 @@ type hooked struct {
 
 	mu       sync.Mutex // guards the fields below
 	store    *webhookmem.Store
+	away     bool                      // nobody reaches the store
 	lostAt   time.Time                 // when the store was emptied last
 	past     map[string][]moment       // by key
 	late     map[string]bool           // events that took long from the look at a counter to the store
@@ -131,12 +143,19 @@ func (h *hooked) note(by *life, c *webhook.Change) {
 	}
 }
 
-// now returns the present store.
-func (h *hooked) now() *webhookmem.Store {
+// now returns the present store, and whether it is away.
+func (h *hooked) now() (store *webhookmem.Store, away bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
-	return h.store
+	return h.store, h.away
+}
+
+func (h *hooked) setAway(is bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+
+	h.away = is
 }
 
 // wasLostLocked reports whether it is lost that a counter was reported, or what the counter was then.
@@ -278,6 +297,10 @@ func (s *simulation) hookFault() (end func()) {
 	case 3:
 		s.Fault("the store of webhooks is emptied")
 		s.hooked.lose()
+	case 4:
+		s.Fault("the store of webhooks is away")
+		s.hooked.setAway(true)
+		return func() { s.hooked.setAway(false) }
 	}
 
 	return func() {}
@@ -370,9 +393,13 @@ func (s *simulation) checkHooks() {
 	s.live(0, 1000)
 	s.truth("after a fall", 5*simSettle, nil)
 
+	// A change that cannot be judged at once is judged when it can.
+	s.hooked.setAway(true)
 	for i, key := range s.keys {
 		s.changeAtRest(s.lives[(i+1)%simGateways], key, 100)
 	}
+	time.Sleep(time.Second)
+	s.hooked.setAway(false)
 	s.truth("after a rise", simPatience, func(_ subject, c counter.Counter, last webhook.Event) bool {
 		return last.Version == c.Version.String()
 	})
@@ -393,9 +420,13 @@ func (s *simulation) truth(when string, most time.Duration, isTold func(subject,
 // wrong returns what is reported or told wrongly; empty: nothing.
 func (s *simulation) wrong(isTold func(subject, counter.Counter, webhook.Event) bool) string {
 	for i, h := range simHooks() {
-		reported, _ := s.hooked.now().Reported(context.Background(), h.ID)
+		store, _ := s.hooked.now()
+		reported, _ := store.Reported(context.Background(), h.ID)
 		for _, key := range s.keys {
-			of := subject{key, simLimits[i]}
+			if hookOf(key) != i {
+				continue
+			}
+			of := subject{key, []int64{simSums, simStocks}[i]}
 			c := s.counter(key)
 			last := s.hooked.last(of)
 
@@ -489,12 +520,12 @@ func (o outbox) use(what string, do func(*webhookmem.Store)) error {
 		return webhook.ErrUnavailable
 	}
 
-	if _, away := o.s.world.now(); away {
+	store, away := o.s.hooked.now()
+	if away {
 		return webhook.ErrUnavailable
 	}
-	do(o.s.hooked.now())
+	do(store)
 
-	time.Sleep(dice.UpTo(2 * time.Millisecond))
 	if !o.Alive() || dice.Chance(chance) {
 		return webhook.ErrUnavailable // the answer is lost
 	}

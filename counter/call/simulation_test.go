@@ -53,7 +53,7 @@ const (
 	simWorkers   = 3               // of each gateway
 	simFaults    = 12              // one after another, and as number 12 what gets lost all the time
 	simHeal      = 3 * time.Second // for owners to heal what the store lost
-	simRest      = 8 * time.Second // without faults, at the end
+	simRest      = 5 * time.Second // without faults, at the end
 )
 
 // faults says how often what gets lost.
