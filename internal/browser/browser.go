@@ -21,6 +21,8 @@ type Config struct {
 	Chance  *rand.Rand
 	// Dial connects to the server.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Asked is told of each request but those for WebSockets. It must not block.
+	Asked func(method, address string)
 	// Say takes what the console shows. Fail takes what no script has caught.
 	Say, Fail func(text string)
 }

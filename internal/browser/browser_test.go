@@ -56,8 +56,9 @@ func newWorld(t *testing.T) *world {
 			server <- there
 			return here, nil
 		},
-		Say:  func(text string) { w.said = append(w.said, text) },
-		Fail: func(text string) { t.Error(text) },
+		Asked: func(string, string) {},
+		Say:   func(text string) { w.said = append(w.said, text) },
+		Fail:  func(text string) { t.Error(text) },
 	})
 	t.Cleanup(func() {
 		w.Close()

@@ -120,6 +120,7 @@ func (t *Tab) ask(ctx context.Context, what asked, to answering) {
 		})
 	}
 
+	t.b.cfg.Asked(what.method, what.url)
 	t.b.work.Go(func() {
 		req, err := http.NewRequestWithContext(ctx, what.method, what.url, strings.NewReader(what.body))
 		if err != nil {

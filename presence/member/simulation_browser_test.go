@@ -6,12 +6,15 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"headcount/internal/browser"
 	"headcount/presence"
+	"headcount/presence/node"
 	"headcount/web"
 )
 
@@ -35,6 +38,7 @@ type surfer struct {
 	chance *rand.Rand
 	tabs   []*surferTab // that are open
 	opened int
+	held   time.Time // when it last asked for a page to be held
 }
 
 // surferTab is one tab.
@@ -55,8 +59,9 @@ func (s *simulation) newSurfer(name string) *surfer {
 	u := &surfer{s: s, user: newUser(name), chance: chance(s.seed, name)}
 	u.browser = browser.New(browser.Config{
 		Address: "http://gateways.test/", Files: web.Files, Chance: chance(s.seed, name+"'s scripts"), Dial: u.dial,
-		Say:  func(text string) { s.detail("the console of %s: %s", name, text) },
-		Fail: func(text string) { s.broken("–", "a script of %s failed: %s", name, text) },
+		Asked: u.asked,
+		Say:   func(text string) { s.detail("the console of %s: %s", name, text) },
+		Fail:  func(text string) { s.broken("–", "a script of %s failed: %s", name, text) },
 	})
 
 	return u
@@ -78,6 +83,23 @@ func (u *surfer) dial(context.Context, string, string) (net.Conn, error) {
 	u.s.detail("%s dials %s", u.user.name, gateway)
 
 	return c, nil
+}
+
+// asked notes a PUT that holds a page, as the client does without a WebSocket. What it no longer wants when that way ends
+// is held until the hold expires.
+func (u *surfer) asked(method, address string) {
+	if method == http.MethodPut && strings.HasSuffix(address, "/counter") {
+		u.mu.Lock()
+		u.held = time.Now()
+		u.mu.Unlock()
+	}
+}
+
+func (u *surfer) heldUntil() time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+
+	return u.held.Add(node.HoldTime(u.s.timeout))
 }
 
 // visit is what a page of the site does. Without the client's file it is loaded again, as an impatient user does.

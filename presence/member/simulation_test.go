@@ -480,7 +480,12 @@ func (s *simulation) quiet(round int) {
 		s.zombies = false
 	}
 
-	for end := time.Now().Add(lasts); time.Now().Before(end); {
+	end := time.Now().Add(lasts)
+	for _, u := range s.surfers {
+		// A hold is expired a moment after its end, and counts follow.
+		end = slices.MaxFunc([]time.Time{end, u.heldUntil().Add(simQuiet / 2)}, time.Time.Compare)
+	}
+	for time.Now().Before(end) {
 		time.Sleep(time.Second)
 		if s.failed() {
 			return
