@@ -52,7 +52,7 @@ func (s *simulation) waysToNodes(gateway string) (ways [][2]string) {
 	return ways
 }
 
-// awaits waits until the last event about each user of the crowd is of that type. It takes two minutes at most.
+// awaits waits until the last event about each user with tabs of their own is of that type. It takes two minutes at most.
 func (r *receiver) awaits(t *testing.T, kind string) {
 	t.Helper()
 	late := ""
@@ -61,9 +61,9 @@ func (r *receiver) awaits(t *testing.T, kind string) {
 
 		late = ""
 		r.mu.Lock()
-		for _, name := range r.s.crowd.names() {
-			if last := r.told["user "+name]; last.Type != kind {
-				late = name
+		for _, u := range r.s.crowd.users {
+			if last := r.told["user "+u.name]; last.Type != kind {
+				late = u.name
 			}
 		}
 		r.mu.Unlock()
