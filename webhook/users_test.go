@@ -257,16 +257,15 @@ func TestUserWhoWasTimedOutIsOnlineAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "user:*=http://r.test/", "user:ann=http://r.test/")
 		other := newWorld(t, "user:*=http://r.test/", "user:ann=http://r.test/")
-		other.store, other.receiver, other.hooks = w.store, w.receiver, w.hooks
-		other.crowd = &crowd{present: w.present}
+		other.store, other.receiver, other.crowd, other.hooks = w.store, w.receiver, w.crowd, w.hooks
 		defer w.start()()
 		defer other.start()()
+		other.service.Serve(nil) // one process sends, and both look
 
 		w.come(1, "ann")
 		w.come(2, "bob")
-		// Both processes have a connection of ann, so both notice.
+		// Both processes have connections of both users, so both notice.
 		w.crowd.set(func() { w.connected = map[presence.User]string{1: "ann", 2: "bob"} })
-		other.crowd.set(func() { other.connected = map[presence.User]string{1: "ann"} })
 		time.Sleep(soon)
 		w.want("user.online ann", "user.online ann", "user.online bob")
 		bob := w.stateOf(2)
