@@ -85,8 +85,8 @@ func (u *surfer) dial(context.Context, string, string) (net.Conn, error) {
 	return c, nil
 }
 
-// asked notes a PUT that holds a page, as the client does without a WebSocket. What it no longer wants when that way ends
-// is held until the hold expires.
+// asked notes a PUT that holds a page, as the client does without a WebSocket. What it no longer wants when that way
+// ends is held until the hold expires.
 func (u *surfer) asked(method, address string) {
 	if method == http.MethodPut && strings.HasSuffix(address, "/counter") {
 		u.mu.Lock()

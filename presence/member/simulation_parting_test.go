@@ -52,7 +52,7 @@ func (s *simulation) waysToNodes(gateway string) (ways [][2]string) {
 	return ways
 }
 
-// awaits waits until the last event about each user with tabs of their own is of that type. It takes two minutes at most.
+// awaits waits until the last event about each user with tabs is of that type. It takes two minutes at most.
 func (r *receiver) awaits(t *testing.T, kind string) {
 	t.Helper()
 	late := ""
