@@ -189,7 +189,7 @@ var layers = []layer{
 			"presence/hashkey",
 		},
 	},
-	{"webhook/webhooktest", []string{"webhook"}}, // for the tests of stores; only they import it
+	{"webhook/webhooktest", []string{"webhook"}}, // for tests of stores and simulations; only they import it
 	{"webhook/webhookmem", []string{"internal/boltfile", "webhook"}},
 	{"webhook/webhookredis", []string{"internal/redisconn", "scripts", "webhook"}},
 	{"dashboard", []string{"presence"}},

@@ -21,6 +21,7 @@ import (
 	"headcount/presence"
 	"headcount/webhook"
 	"headcount/webhook/webhookmem"
+	"headcount/webhook/webhooktest"
 )
 
 // This is what a simulation has of webhooks: their store, the server that receives them, and what it must have been
@@ -86,19 +87,18 @@ type hooked struct {
 
 	mu       sync.Mutex // guards the fields below
 	store    *webhookmem.Store
-	away     bool                      // nobody reaches the store
-	lostAt   time.Time                 // when the store was emptied last
-	past     map[string][]moment       // by key
-	late     map[string]bool           // events that took long from the look at a counter to the store
-	bodies   map[string]string         // of messages
-	messages map[string]string         // by event: the message that it came in
+	away     bool                // nobody reaches the store
+	lostAt   time.Time           // when the store was emptied last
+	past     map[string][]moment // by key
+	late     map[string]bool     // events that took long from the look at a counter to the store
+	messages *webhooktest.Messages
 	told     map[subject]webhook.Event // the newest event
 }
 
 func newHooked(s *simulation) *hooked {
 	return &hooked{
 		s: s, store: webhookmem.New(), past: map[string][]moment{}, late: map[string]bool{},
-		bodies: map[string]string{}, messages: map[string]string{}, told: map[subject]webhook.Event{},
+		messages: webhooktest.NewMessages(s.Failf), told: map[subject]webhook.Event{},
 	}
 }
 
@@ -173,27 +173,8 @@ func (h *hooked) receive(id, body string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
-	was, again := h.bodies[id]
-	if again && was != body {
-		h.s.Failf("once", "message %s came as %s and as %s", id, was, body)
-	}
-	h.bodies[id] = body
-
-	var m struct {
-		Data struct{ Events []webhook.Event }
-	}
-	if err := json.Unmarshal([]byte(body), &m); err != nil || len(m.Data.Events) == 0 {
-		h.s.Failf("–", "message %s is %s, %v", id, body, err)
-	}
-	for _, e := range m.Data.Events {
-		in, known := h.messages[e.ID]
-		if known && in != id {
-			h.s.Failf("once", "event %s came in %s and in %s", e.ID, in, id)
-		}
-		h.messages[e.ID] = id
-		if !known {
-			h.eventLocked(e)
-		}
+	for _, e := range h.messages.Take(id, body) {
+		h.eventLocked(e)
 	}
 }
 

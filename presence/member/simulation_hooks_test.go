@@ -2,7 +2,6 @@ package member
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 	"headcount/presence"
 	"headcount/webhook"
 	"headcount/webhook/webhookmem"
+	"headcount/webhook/webhooktest"
 )
 
 // This is what a simulation has of webhooks: their part of the store, the server that receives them, and what it must
@@ -57,15 +57,12 @@ type receiver struct {
 	mu       sync.Mutex // guards the fields below
 	failing  bool       // some attempts fail
 	lostAt   time.Time  // when a single process lost its outbox
-	bodies   map[string]string
-	messages map[string]string        // by event: the message that it came in
+	messages *webhooktest.Messages
 	told     map[string]webhook.Event // the newest event about something
 }
 
 func newReceiver(s *simulation) *receiver {
-	return &receiver{
-		s: s, bodies: map[string]string{}, messages: map[string]string{}, told: map[string]webhook.Event{},
-	}
+	return &receiver{s: s, messages: webhooktest.NewMessages(s.broken), told: map[string]webhook.Event{}}
 }
 
 func (r *receiver) set(failing bool) {
@@ -138,27 +135,8 @@ func (r *receiver) receive(id, body string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	was, again := r.bodies[id]
-	if again && was != body {
-		r.s.broken("once", "message %s came as %s and as %s", id, was, body)
-	}
-	r.bodies[id] = body
-
-	var m struct {
-		Data struct{ Events []webhook.Event }
-	}
-	if err := json.Unmarshal([]byte(body), &m); err != nil || len(m.Data.Events) == 0 {
-		r.s.broken("–", "message %s is %s, %v", id, body, err)
-	}
-	for _, e := range m.Data.Events {
-		in, known := r.messages[e.ID]
-		if known && in != id {
-			r.s.broken("once", "event %s came in %s and in %s", e.ID, in, id)
-		}
-		r.messages[e.ID] = id
-		if !known {
-			r.eventLocked(e)
-		}
+	for _, e := range r.messages.Take(id, body) {
+		r.eventLocked(e)
 	}
 }
 

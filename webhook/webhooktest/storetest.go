@@ -1,4 +1,4 @@
-// Package webhooktest tests that a store keeps the contract of webhook.Store.
+// Package webhooktest tests that a store keeps the contract of webhook.Store, and what a receiver gets.
 package webhooktest
 
 import (
