@@ -106,10 +106,12 @@ func (u *surfer) heldUntil() time.Time {
 const visit = `
 	const pages = new Set([page]);
 	globalThis.join = (page) => {
+		told('join', page);
 		pages.add(page);
 		globalThis.headcount?.join(page);
 	};
 	globalThis.leave = (page) => {
+		told('leave', page);
 		pages.delete(page);
 		globalThis.headcount?.leave(page);
 	};
@@ -177,19 +179,32 @@ func (u *surfer) decide(r *rand.Rand) deed {
 	if !t.joined[page] {
 		verb = "join"
 		u.s.crowd.arrives(u.user, page)
-		if !u.hasJoinedLocked(page) {
-			t.arrival[page] = time.Now()
-		}
 	}
 	t.joined[page] = !t.joined[page]
 	maps.DeleteFunc(t.joined, func(_ string, joined bool) bool { return !joined })
-	delete(t.last, page) // what was known before the user left is forgotten
 
 	return deed{t, verb + "s " + page, func() { t.tab.Run(fmt.Sprintf("%s('%s')", verb, page)) }}
 }
 
-func (u *surfer) hasJoinedLocked(page string) bool {
-	return slices.ContainsFunc(u.tabs, func(t *surferTab) bool { return t.joined[page] })
+// joins notes that a tab's page joins, as it has just been told.
+func (u *surfer) joins(t *surferTab, page string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+
+	isElsewhere := slices.ContainsFunc(u.tabs, func(other *surferTab) bool { return other != t && other.joined[page] })
+	if !isElsewhere {
+		t.arrival[page] = time.Now()
+	}
+}
+
+// leaves has a tab forget what it knew of a page. A frozen tab leaves much later than the user wants it, and is told of
+// older counts before.
+func (u *surfer) leaves(t *surferTab, page string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+
+	delete(t.last, page)
+	delete(t.arrival, page)
 }
 
 // hide and freeze need the mu of the surfer.
@@ -255,9 +270,13 @@ func (u *surfer) pages() []string {
 	return slices.Compact(pages)
 }
 
-// told checks what a tab's page was told.
+// told checks what a tab's page was told, and notes what it does.
 func (u *surfer) told(t *surferTab, kind, detail string) {
 	switch u.s.detail("%s: %s %s", t.name, kind, detail); kind {
+	case "join":
+		u.joins(t, detail)
+	case "leave":
+		u.leaves(t, detail)
 	case "state":
 		u.mu.Lock()
 		t.state = detail
