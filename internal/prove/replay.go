@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -56,14 +57,22 @@ func (r run) do() (result, error) {
 	ctx, stop := context.WithTimeout(context.Background(), tooLong)
 	defer stop()
 
-	var out, errs bytes.Buffer
+	// To a file: through a pipe each of its thousands of lines would wake this process.
+	out, err := os.CreateTemp("", "trace-")
+	if err != nil {
+		return result{}, err
+	}
+	defer os.Remove(out.Name())
+	defer out.Close()
+
+	var errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, "-test.run", r.test, "-test.timeout", "0",
 		"-seed", fmt.Sprint(r.seed), "-without", list(r.without))
 	cmd.Dir = r.pkg     // as go test does it
 	cmd.Env = []string{ // the first one decides the order: see patches
 		fmt.Sprint("ORDER=", r.order), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1",
 	}
-	cmd.Stdout = &out
+	cmd.Stdout = out
 	cmd.Stderr = &errs
 
 	err = cmd.Run()
@@ -72,7 +81,12 @@ func (r run) do() (result, error) {
 		return result{}, err
 	}
 
-	is := resultOf(out.String(), errs.String(), err)
+	printed, failed := os.ReadFile(out.Name())
+	if failed != nil {
+		return result{}, failed
+	}
+
+	is := resultOf(string(printed), errs.String(), err)
 	is.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 
 	return is, nil

@@ -106,7 +106,6 @@ func (u *surfer) heldUntil() time.Time {
 const visit = `
 	const pages = new Set([page]);
 	globalThis.join = (page) => {
-		told('join', page);
 		pages.add(page);
 		globalThis.headcount?.join(page);
 	};
@@ -179,6 +178,10 @@ func (u *surfer) decide(r *rand.Rand) deed {
 	if !t.joined[page] {
 		verb = "join"
 		u.s.crowd.arrives(u.user, page)
+		// A frozen tab joins when it wakes, and is told of counts of before just then.
+		if !t.frozen && !u.hasJoinedLocked(page) {
+			t.arrival[page] = time.Now()
+		}
 	}
 	t.joined[page] = !t.joined[page]
 	maps.DeleteFunc(t.joined, func(_ string, joined bool) bool { return !joined })
@@ -186,15 +189,8 @@ func (u *surfer) decide(r *rand.Rand) deed {
 	return deed{t, verb + "s " + page, func() { t.tab.Run(fmt.Sprintf("%s('%s')", verb, page)) }}
 }
 
-// joins notes that a tab's page joins, as it has just been told.
-func (u *surfer) joins(t *surferTab, page string) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-
-	isElsewhere := slices.ContainsFunc(u.tabs, func(other *surferTab) bool { return other != t && other.joined[page] })
-	if !isElsewhere {
-		t.arrival[page] = time.Now()
-	}
+func (u *surfer) hasJoinedLocked(page string) bool {
+	return slices.ContainsFunc(u.tabs, func(t *surferTab) bool { return t.joined[page] })
 }
 
 // leaves has a tab forget what it knew of a page. A frozen tab leaves much later than the user wants it, and is told of
@@ -270,11 +266,9 @@ func (u *surfer) pages() []string {
 	return slices.Compact(pages)
 }
 
-// told checks what a tab's page was told, and notes what it does.
+// told checks what a tab's page was told, and notes what it leaves.
 func (u *surfer) told(t *surferTab, kind, detail string) {
 	switch u.s.detail("%s: %s %s", t.name, kind, detail); kind {
-	case "join":
-		u.joins(t, detail)
 	case "leave":
 		u.leaves(t, detail)
 	case "state":
