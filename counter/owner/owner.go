@@ -294,7 +294,7 @@ func (o *Owner) awaitHealed(ctx context.Context, id int) error {
 	case <-healed:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("owner: %w", context.Cause(ctx))
+		return fmt.Errorf("owner: lost rows are not written again yet: %w", context.Cause(ctx))
 	}
 }
 
@@ -313,7 +313,7 @@ func (o *Owner) partitions() []*partition {
 	return slices.DeleteFunc(slices.Clone(o.owned[:]), func(p *partition) bool { return p == nil })
 }
 
-// lock takes the turn. It fails if ctx or the owner ends first.
+// lock takes the turn. It fails if ctx or the owner ends first, with ErrNotOwner or counter.ErrBusy.
 func (o *Owner) lock(ctx context.Context) error {
 	switch {
 	case o.turn.lock(ctx.Done(), o.ctx.Done()):
@@ -322,7 +322,7 @@ func (o *Owner) lock(ctx context.Context) error {
 	case o.ctx.Err() != nil:
 		return ErrNotOwner
 	default:
-		return fmt.Errorf("owner: %w", context.Cause(ctx))
+		return fmt.Errorf("owner: %w: %w", counter.ErrBusy, context.Cause(ctx))
 	}
 }
 

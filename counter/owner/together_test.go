@@ -1,11 +1,14 @@
 package owner_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"headcount/counter"
 	"headcount/counter/owner"
@@ -68,6 +71,58 @@ func TestTogetherOrNotAtAll(t *testing.T) {
 		}
 		if got := values(); got != [2]int64{4, 2} {
 			t.Errorf("the values are %v", got)
+		}
+	})
+}
+
+// slowStore is a store that takes a second to commit.
+type slowStore struct{ *rowsmem.Store }
+
+// Commit implements rows.Store.
+func (s *slowStore) Commit(ctx context.Context, commits []rows.Commit) []error {
+	time.Sleep(time.Second)
+	return s.Store.Commit(ctx, commits)
+}
+
+// TestCallsThatGetNoTurn: calls whose time is up before the turn of another one has ended make nothing, and say so.
+func TestCallsThatGetNoTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := owner.New(&slowStore{rowsmem.New(rowsmem.Config{})}, owner.Config{Name: "only", VerifyEvery: -1})
+		defer o.Close()
+		keys := keysApart(2)
+		var calls []owner.Call
+		for _, key := range keys {
+			calls = append(calls, owner.Call{Partition: rows.PartitionOf(key), Ops: increment(key)})
+		}
+		if err := o.Own(t.Context(), calls[0].Partition, calls[1].Partition); err != nil {
+			t.Fatal(err)
+		}
+
+		var first sync.WaitGroup
+		first.Go(func() {
+			if _, err := o.Do(t.Context(), calls[0]); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, made, err := o.DoTogether(ctx, calls); made || !errors.Is(err, counter.ErrBusy) {
+			t.Errorf("together: made %t, %v; want ErrBusy", made, err)
+		}
+		for _, outcome := range o.DoAll(ctx, calls) {
+			if !errors.Is(outcome.Err, counter.ErrBusy) {
+				t.Errorf("each by itself: %v; want ErrBusy", outcome.Err)
+			}
+		}
+		first.Wait()
+
+		for i, want := range []int64{2, 1} {
+			answer, err := o.Do(t.Context(), calls[i])
+			if err != nil || answer.Results[0].Counters[0].Value != want {
+				t.Errorf("call %d again: %+v, %v; want %d", i, answer, err, want)
+			}
 		}
 	})
 }
