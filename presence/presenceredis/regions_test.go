@@ -53,8 +53,17 @@ func part(t testing.TB, s *presenceredis.Store, page, region string) (users, tot
 	return users, count.Users
 }
 
-// drawBatch draws from few pages, logs and incarnations, so that batches affect each other.
-func drawBatch(t *rapid.T, pages []string) pncounter.Batch {
+// drawBatch draws from few pages, logs and incarnations, so that batches affect each other: one in three comes again, or
+// goes on where another one ended.
+func drawBatch(t *rapid.T, pages []string, sent []pncounter.Batch) pncounter.Batch {
+	if len(sent) > 0 && rapid.IntRange(0, 2).Draw(t, "of another") == 0 {
+		b := rapid.SampledFrom(sent).Draw(t, "sent")
+		if rapid.Bool().Draw(t, "goes on") {
+			b.From, b.To = b.To, b.To+1
+		}
+		return b
+	}
+
 	b := pncounter.Batch{
 		Region: "eu", Log: rapid.Uint64Range(1, 4).Draw(t, "log"), From: rapid.Uint64Range(0, 3).Draw(t, "from"),
 		Floor: rapid.Uint64Range(0, 4).Draw(t, "floor"), Complete: rapid.Bool().Draw(t, "complete"),
@@ -109,8 +118,10 @@ func differential(t *testing.T, url string, flush func()) {
 		var model presencetest.Copy
 		versions := map[string]presence.Version{}
 
+		var sent []pncounter.Batch
 		for range rapid.IntRange(1, 12).Draw(rt, "batches") {
-			b := drawBatch(rt, pages)
+			b := drawBatch(rt, pages, sent)
+			sent = append(sent, b)
 			acks, err := peer.Merge(context.Background(), []pncounter.Batch{b})
 			if err != nil {
 				rt.Fatal(err)
