@@ -53,8 +53,8 @@ func part(t testing.TB, s *presenceredis.Store, page, region string) (users, tot
 	return users, count.Users
 }
 
-// drawBatch draws from few pages, logs and incarnations, so that batches affect each other: one in three comes again, or
-// goes on where another one ended.
+// drawBatch draws from few pages, logs and incarnations, so that batches affect each other: one in three comes again,
+// or goes on where another one ended.
 func drawBatch(t *rapid.T, pages []string, sent []pncounter.Batch) pncounter.Batch {
 	if len(sent) > 0 && rapid.IntRange(0, 2).Draw(t, "of another") == 0 {
 		b := rapid.SampledFrom(sent).Draw(t, "sent")
