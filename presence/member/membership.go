@@ -75,8 +75,7 @@ type sighting struct {
 	began  bool // this is the first sight of the run
 }
 
-// membership renews the lease and follows the leases of the other processes, until ctx
-// ends.
+// membership renews the lease and follows the leases of the other processes, until ctx or the lease ends.
 func (m *Member) membership(ctx context.Context) error {
 	mine := time.Now() // the begin of this run, or the last renewal that succeeded
 
@@ -106,6 +105,8 @@ func (m *Member) membership(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
+		case errors.Is(err, errEnded):
+			return nil // nothing is left to follow
 		case lostName:
 			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
 		case m.lease.waiting:
@@ -138,14 +139,17 @@ func (m *Member) membership(ctx context.Context) error {
 	}
 }
 
-// renew renews the lease, and updates the table from the processes that have one. After end it does nothing: a renewal
-// would make the lease anew, and the process would seem to run for another leaseTTL.
+// errEnded is the error of a renewal after the end of the lease.
+var errEnded = errors.New("the lease has ended")
+
+// renew renews the lease, and updates the table from the processes that have one. After end it returns errEnded: a
+// renewal would make the lease anew, and the process would seem to run for another leaseTTL.
 func (m *Member) renew(ctx context.Context) error {
 	m.renewing <- struct{}{}
 	defer func() { <-m.renewing }()
 
 	if m.ended {
-		return nil
+		return errEnded
 	}
 
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
