@@ -373,7 +373,7 @@ func (c *counters) compare(
 
 // over returns the change that reports a counter as over the threshold.
 func over(h *Hook, c counter.Counter, now time.Time) Change {
-	e := newEvent(CounterOver, c.Key, now)
+	e := newEvent(CounterOver, c.Key)
 	e.Counter = presence.KeyOf(c.Key)
 	e.Value = &c.Value
 	e.Threshold = &h.limit

@@ -572,7 +572,7 @@ func (r *round) change(s subject, t *state, c presence.Count, is string) {
 	kind := s.hook.event(is)
 	change := Change{Hook: s.hook.ID, Subject: s.name, Was: t.reported, Is: is, kind: kind}
 	if kind != "" {
-		e := newEvent(kind, s.name, r.now)
+		e := newEvent(kind, s.name)
 		e.Page = presence.KeyOf(s.name)
 		e.Count = &c.Users
 		e.Version = c.Version.String()

@@ -98,7 +98,7 @@ func (u *users) repeat(ctx context.Context, every time.Duration, do func(context
 func (u *users) round(ctx context.Context, now time.Time) (err error) {
 	names := u.takeDue(now)
 	for some := range slices.Chunk(slices.Collect(maps.Keys(names)), presence.MaxAsked) {
-		failed := u.judge(ctx, some, names, now)
+		failed := u.judge(ctx, some, names)
 		if failed == nil {
 			continue
 		}
@@ -139,7 +139,7 @@ func (u *users) takeDue(now time.Time) map[presence.User]string {
 }
 
 // judge compares users with their reported states and reports the differences. names has the names of those that came.
-func (u *users) judge(ctx context.Context, some []presence.User, names map[presence.User]string, now time.Time) error {
+func (u *users) judge(ctx context.Context, some []presence.User, names map[presence.User]string) error {
 	changes := u.questions(some, names)
 	// Read the states before asking the owner: if a user arrives after the owner's answer, the arrival replaces the
 	// state, and the change below is refused.
@@ -164,9 +164,9 @@ func (u *users) judge(ctx context.Context, some []presence.User, names map[prese
 			continue // the user has left or returned since, and another call reports that
 		}
 		if came {
-			u.comes(c, name, now)
+			u.comes(c, name)
 		} else {
-			u.goes(c, now)
+			u.goes(c)
 		}
 	}
 
@@ -199,20 +199,20 @@ func (u *users) questions(some []presence.User, names map[presence.User]string) 
 
 // comes makes c the change of a user that is present. It replaces the reported state even if that says so already, so
 // that a departure which another process is about to report is refused.
-func (u *users) comes(c *Change, name string, now time.Time) {
+func (u *users) comes(c *Change, name string) {
 	c.Is = u.seal(name)
 	if c.Was == "" {
-		u.addEvent(c, Online, name, now)
+		u.addEvent(c, Online, name)
 	}
 }
 
 // goes makes c the change of a user that is not present any more.
-func (u *users) goes(c *Change, now time.Time) {
+func (u *users) goes(c *Change) {
 	c.Is = ""
 	name, opened := u.open(c.Was)
 	switch {
 	case opened:
-		u.addEvent(c, Offline, name, now)
+		u.addEvent(c, Offline, name)
 	// No key opens the state, so nobody knows who has left.
 	case c.Was != "":
 		u.service.metrics.dropped.WithLabelValues(dropSealed).Inc()
@@ -221,7 +221,7 @@ func (u *users) goes(c *Change, now time.Time) {
 
 // scan finds the users whose reported states are wrong although no process is about to judge them.
 func (u *users) scan(ctx context.Context, now time.Time) error {
-	return errors.Join(u.scanReported(ctx, now), u.scanConnected(ctx, now))
+	return errors.Join(u.scanReported(ctx, now), u.scanConnected(ctx))
 }
 
 // scanReported finds users that are reported as online but are absent, because the process that noticed the departure
@@ -264,7 +264,7 @@ func (u *users) scanReported(ctx context.Context, now time.Time) error {
 // scanConnected finds users that are connected to this process but not reported as online, and reports those that are
 // present. While gateway and owner were parted, the owner let such a user time out; or the store has lost its state. No
 // arrival follows, because the user has been on the page all the time.
-func (u *users) scanConnected(ctx context.Context, now time.Time) error {
+func (u *users) scanConnected(ctx context.Context) error {
 	names := map[presence.User]string{}
 	for user, name := range u.service.cfg.Users.Connected() {
 		names[user] = name
@@ -272,18 +272,18 @@ func (u *users) scanConnected(ctx context.Context, now time.Time) error {
 			continue
 		}
 
-		if err := u.judgeUnreported(ctx, names, now); err != nil {
+		if err := u.judgeUnreported(ctx, names); err != nil {
 			return err
 		}
 		clear(names)
 	}
 
-	return u.judgeUnreported(ctx, names, now)
+	return u.judgeUnreported(ctx, names)
 }
 
 // judgeUnreported judges those of up to presence.MaxAsked users that are not reported as online. It judges them at
 // once, so that they take no place among those that wait: all users of this process may have been timed out.
-func (u *users) judgeUnreported(ctx context.Context, names map[presence.User]string, now time.Time) error {
+func (u *users) judgeUnreported(ctx context.Context, names map[presence.User]string) error {
 	asked := u.questions(slices.Collect(maps.Keys(names)), names)
 	states, _, err := report(ctx, u.service.cfg.Store, asked)
 	if err != nil {
@@ -303,7 +303,7 @@ func (u *users) judgeUnreported(ctx context.Context, names map[presence.User]str
 
 	// Several hooks may lack a user.
 	slices.Sort(unreported)
-	err = u.judge(ctx, slices.Compact(unreported), names, now)
+	err = u.judge(ctx, slices.Compact(unreported), names)
 	// The user has just arrived, and another call has reported that.
 	if errors.Is(err, errChanged) {
 		return nil
@@ -337,8 +337,8 @@ func userOf(subject string) presence.User {
 	return presence.User(n)
 }
 
-func (u *users) addEvent(c *Change, kind, name string, now time.Time) {
-	e := newEvent(kind, name, now)
+func (u *users) addEvent(c *Change, kind, name string) {
+	e := newEvent(kind, name)
 	// In the outbox it is sealed, and opened just before the event is sent.
 	e.User = presence.KeyOf(name)
 

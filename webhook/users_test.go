@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,6 +155,48 @@ func TestUserReturnsWhileTheDepartureIsJudged(t *testing.T) {
 		time.Sleep(settle + soon)
 		w.want("user.offline ann")
 	})
+}
+
+// A departure that a process judges when it goes on after a suspension has the time of then: others may have reported
+// the same user meanwhile, at an earlier time.
+func TestADepartureHasTheTimeOfItsReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "user:*=http://r.test/")
+		store := &suspendedStore{Store: w.store}
+		w.store = store
+		defer w.start()()
+
+		w.come(1, "ann")
+		time.Sleep(soon)
+		w.leave(1)
+		time.Sleep(settle - soon)
+
+		store.suspended.Store(true)
+		time.Sleep(settle + soon)
+		goesOn := time.Now()
+		store.suspended.Store(false)
+		time.Sleep(settle + soon)
+		w.want("user.offline ann", "user.online ann")
+
+		if last := w.all[len(w.all)-1]; last.Timestamp.Before(goesOn) {
+			t.Errorf("%s is of %s, and was reported after %s", last.Type, last.Timestamp, goesOn)
+		}
+	})
+}
+
+// suspendedStore stands still with the process that asks it.
+type suspendedStore struct {
+	webhook.Store
+	suspended atomic.Bool
+}
+
+// Report implements webhook.Store.
+func (s *suspendedStore) Report(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
+	for s.suspended.Load() {
+		time.Sleep(time.Millisecond)
+	}
+
+	return s.Store.Report(ctx, changes)
 }
 
 // What was noticed while the store or the owners were away is reported when they are back, once and if it lasts.

@@ -99,13 +99,14 @@ type Event struct {
 	Version   string    `json:"version,omitempty"`   // of the count or the counter; a peak has none
 }
 
-// newEvent returns an event of now with an id of its own.
-func newEvent(kind, name string, now time.Time) Event {
+// newEvent returns an event of this moment with an id of its own. It is not of the moment at which a round began: the
+// process may have stood still since, and what was reported meanwhile would have a later time.
+func newEvent(kind, name string) Event {
 	// The key of the name goes into another field, by what the event is about.
 	site, _ := presence.SplitName(name)
 
 	return Event{
-		ID: "evt_" + rand.Text(), Type: kind, Timestamp: now.UTC().Truncate(time.Millisecond), Site: site.Name(),
+		ID: "evt_" + rand.Text(), Type: kind, Timestamp: time.Now().UTC().Truncate(time.Millisecond), Site: site.Name(),
 	}
 }
 
