@@ -46,8 +46,8 @@ type unheard struct{ Store }
 
 func (unheard) Leave(context.Context, presence.Process) error { return presence.ErrUnavailable }
 
-// TestMembershipEndsWithTheLease: a process that is told to end before it takes part renews nothing any more. It used to
-// try that without a pause.
+// TestMembershipEndsWithTheLease: a process that is told to end before it takes part renews nothing any more. It used
+// to try that without a pause.
 func TestMembershipEndsWithTheLease(t *testing.T) {
 	m := &Member{parts: Parts{Store: unheard{}}, renewing: make(chan struct{}, 1)}
 	m.end(t.Context())
