@@ -280,8 +280,22 @@ func (r *simRegion) newProcess() *process {
 		Name: p.name, WriteTimeout: time.Second, Region: r.name, Shared: p.region.Shared,
 	})
 	p.region.Start(p.owner)
+	s.stray.Go(p.pull)
 
 	return p
+}
+
+// pull claims what the process should own and does not own, like package owners whenever the lease is renewed. A
+// process that stood still finds out late that another one has taken a partition, and by then that one may be dead.
+func (p *process) pull() {
+	for p.Alive() {
+		for _, id := range partitions() {
+			if p.of.OwnerOf(id) == call.Owner(p) && !p.owner.Owns(id) {
+				_ = p.owner.Own(context.Background(), id)
+			}
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 // near is the way of a process to a store of its own region.
