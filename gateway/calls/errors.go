@@ -1,6 +1,7 @@
 package calls
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"time"
@@ -74,6 +75,7 @@ type meaning struct {
 	status    int
 	code      string        // of the error frame; empty: no message leads to the error
 	reason    string        // of the refusal, where the status is not specific enough
+	detail    string        // for the client, in place of an error's text that says nothing to it
 	challenge string        // of a 401
 	again     time.Duration // when to come back; 0: the refusal says that, or coming back is no use
 	unread    bool          // the body is refused without being read
@@ -121,9 +123,16 @@ var meanings = []meaning{
 	{of: presence.ErrUnavailable, status: http.StatusServiceUnavailable, again: ComeBack},
 	{of: counter.ErrUnavailable, status: http.StatusServiceUnavailable, again: ComeBack},
 	{of: identity.ErrKeysAway, status: http.StatusServiceUnavailable, again: identity.KeysEvery},
+
+	// The last ones, because an error that says what became of a change wraps one of these.
+	{of: context.DeadlineExceeded, status: http.StatusServiceUnavailable, again: ComeBack, detail: lateDetail},
+	{of: context.Canceled, status: http.StatusServiceUnavailable, again: ComeBack, detail: lateDetail},
 }
 
-var defect = meaning{status: http.StatusInternalServerError}
+const lateDetail = "The call was not carried out in its time. If it changes something, that may yet have been done."
+
+// Its text may name anything, so the client gets none of it.
+var defect = meaning{status: http.StatusInternalServerError, detail: httppolicy.DefectDetail}
 
 // meaningOf returns the row of an error.
 func meaningOf(err error) meaning {
@@ -188,9 +197,8 @@ func (r *refuser) refuse(c *gin.Context, err error) {
 		r.note(c, &m, why.is)
 	}
 
-	// The text of a defect may name anything, so the client gets none of it.
-	if m.status == defect.status {
-		why = &Refusal{detail: httppolicy.DefectDetail}
+	if m.detail != "" {
+		why = &Refusal{detail: m.detail}
 	}
 
 	// A conflict that nobody has put into words describes itself.

@@ -2,6 +2,7 @@ package calls
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -36,6 +37,8 @@ func answered(method string, err error) *httptest.ResponseRecorder {
 func TestErrorsBecomeStatuses(t *testing.T) {
 	away := fmt.Errorf("reading: %w", counter.ErrUnavailable)
 	full := &counter.Conflict{Is: counter.ErrBound, Key: "stock:1", Value: 7, Text: "its ceiling is 7"}
+	late := fmt.Errorf("reading: %w", context.DeadlineExceeded)
+	gone := fmt.Errorf("reading: %w", context.Canceled)
 	expired := fmt.Errorf("%w: it is expired", identity.ErrBadToken)
 
 	for name, tc := range map[string]struct {
@@ -62,6 +65,8 @@ func TestErrorsBecomeStatuses(t *testing.T) {
 			"GET", Refuse(ErrUnavailable, "Full.",
 				httppolicy.RetryAfter(5*time.Second)), 503, "Retry-After", "5", "Full.",
 		},
+		"the time is over":      {"GET", late, 503, "Retry-After", "1", lateDetail},
+		"the client has gone":   {"GET", gone, 503, "", "", lateDetail},
 		"a defect says nothing": {"GET", errors.New("secret"), 500, "", "", httppolicy.DefectDetail},
 	} {
 		t.Run(name, func(t *testing.T) {
