@@ -15,15 +15,14 @@ import (
 	"headcount/internal/testkit"
 )
 
-// attack is one way to hurt others. run returns soon after ctx ends, with every
-// connection closed.
+// attack is one way to harm other clients. run returns soon after ctx ends, with every connection closed.
 type attack struct {
 	name  string
 	run   func(ctx context.Context, addr string)
-	rules string // of counters, if not the built-in ones
+	rules string // of counters; "": the built-in ones
 }
 
-// crowding are attacks by many connections and by many well-formed messages.
+// crowding are attacks with many connections or many well-formed messages.
 var crowding = []attack{
 	{name: "connects", run: repeat(1000, 500, func(addr string, _ int) io.Closer {
 		if c, err := dial(addr); err == nil {
@@ -65,28 +64,28 @@ var crowding = []attack{
 	}, func(net.Conn) {})},
 }
 
-// pagesOfOneUser has one user join 100 pages over each of up to 1,000 connections, as fast as an address may bring new
-// pages: 20,000 at once and then less than 1,000 a second. When three quarters of the time are over, all connections
-// end at once: what that costs others is measured, too.
+// pagesOfOneUser lets one user join 100 pages over each of up to 1,000 connections, as fast as the server accepts new
+// pages from an address: 20,000 at once and then less than 1,000 a second. When three quarters of the time are over, all
+// connections end at once, because that costs others as well.
 func pagesOfOneUser(ctx context.Context, addr string) {
 	const connections, atOnce, perSecond = 1000, 200, 9
 	end, _ := ctx.Deadline()
-	there, gone := context.WithTimeout(ctx, time.Until(end)*3/4)
-	defer gone()
+	staying, leave := context.WithTimeout(ctx, time.Until(end)*3/4)
+	defer leave()
 
 	id := ""
 	var wg sync.WaitGroup
 	open := func(n int) {
-		c, err := client.Dial(there, client.Config{URL: "http://" + addr, ID: id})
+		c, err := client.Dial(staying, client.Config{URL: "http://" + addr, ID: id})
 		if err != nil {
 			return
 		}
-		// The first connection brings the id, which makes all later ones the same user.
+		// The first connection receives an id. All later ones present it, so they are the same user.
 		id = cmp.Or(id, c.ID)
 
 		wg.Go(func() {
 			defer c.Abort()
-			stop := context.AfterFunc(there, c.Abort)
+			stop := context.AfterFunc(staying, c.Abort)
 			defer stop()
 			for page := range 100 {
 				if c.Join(fmt.Sprintf("one's %d/%d", n, page)) != nil {
@@ -98,17 +97,17 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 		})
 	}
 
-	// As fast as the server's limit for an address allows, so that it accepts all of them.
-	paced(there, 100, func(n int) bool {
+	// No faster than the server's limit for an address, so that it accepts all of them.
+	paced(staying, 100, func(n int) bool {
 		open(n)
 		return n < atOnce-1
 	})
-	paced(there, perSecond, func(n int) bool {
+	paced(staying, perSecond, func(n int) bool {
 		open(atOnce + n)
 		return atOnce+n < connections-1
 	})
 
-	<-there.Done()
+	<-staying.Done()
 	wg.Wait()
 	<-ctx.Done()
 }
@@ -124,17 +123,17 @@ func opened(addr, text string) io.Closer {
 	return c
 }
 
-// repeat does one thing so many times a second, in ten goroutines. It keeps only the
-// newest of the connections open.
+// repeat returns an attack that calls do perSecond times a second, from ten goroutines. The newest connections, kept in
+// number, stay open.
 func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(context.Context, string) {
-	const hands = 10
+	const workers = 10
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
-		for range hands {
+		for range workers {
 			wg.Go(func() {
-				// A ring of the connections that are kept, so the newest one takes the place of the oldest.
-				open := make([]io.Closer, max(kept/hands, 1))
-				paced(ctx, perSecond/hands, func(i int) bool {
+				// A ring buffer of the open connections: the newest one takes the place of the oldest.
+				open := make([]io.Closer, max(kept/workers, 1))
+				paced(ctx, perSecond/workers, func(i int) bool {
 					at := &open[i%len(open)]
 					if *at != nil {
 						_ = (*at).Close()
@@ -143,7 +142,7 @@ func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(con
 					return true
 				})
 
-				// The memory must be back after the attack, which it cannot while these are open.
+				// The server cannot free its memory while these are open.
 				for _, c := range open {
 					if c != nil {
 						_ = c.Close()
@@ -156,19 +155,19 @@ func repeat(perSecond, kept int, do func(addr string, i int) io.Closer) func(con
 	}
 }
 
-// talk has so many clients send so many messages a second each. A client that is closed
-// connects again. The clients read what they are sent.
+// talk returns an attack in which each client sends perSecond messages a second: say returns message i of client n. A
+// client whose connection is closed connects again. The clients read what they are sent.
 func talk(clients, perSecond int, say func(n, i int) []byte) func(context.Context, string) {
 	return talking(clients, perSecond, say, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 }
 
-// talking is talk with clients that read as listen does.
+// talking is talk with clients that read by calling listen.
 func talking(clients, perSecond int, say func(n, i int) []byte, listen func(net.Conn)) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
 		for n := range clients {
 			wg.Go(func() {
-				// A server that closes an attacker's connection has not ended the attack.
+				// The attack goes on when the server has closed the attacker's connection.
 				for ctx.Err() == nil {
 					c, err := dial(addr)
 					if err != nil {
@@ -194,7 +193,7 @@ func talking(clients, perSecond int, say func(n, i int) []byte, listen func(net.
 	}
 }
 
-// paced calls do so many times a second until it returns false or ctx ends.
+// paced calls do perSecond times a second until it returns false or ctx ends.
 func paced(ctx context.Context, perSecond int, do func(i int) bool) {
 	const tick = 10 * time.Millisecond
 	every := time.NewTicker(tick)
@@ -203,7 +202,7 @@ func paced(ctx context.Context, perSecond int, do func(i int) bool) {
 	i := 0
 
 	for {
-		// By the time that is over, not by ticks: a tick that comes late brings several messages.
+		// Counted by elapsed time and not by ticks, so that a late tick sends what is overdue, too.
 		for due := int(time.Since(began).Seconds() * float64(perSecond)); i < due; i++ {
 			if ctx.Err() != nil {
 				return

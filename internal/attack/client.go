@@ -15,7 +15,7 @@ import (
 
 const timeout = 5 * time.Second // of connecting, and of a count
 
-// neighbour is the address of ordinary clients, so that they do not share the limits of the attackers' address.
+// neighbour is the address of ordinary clients. The limits of the attackers' address do not apply to it.
 var neighbour = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}
 
 // connect opens a connection.
@@ -30,15 +30,15 @@ func connect(from *net.TCPAddr, addr string, within time.Duration) (net.Conn, er
 		return nil, err
 	}
 
-	_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free at once
+	_ = c.(*net.TCPConn).SetLinger(0) // the port is free at once when the connection is closed
 
 	return c, nil
 }
 
-// A socket is a WebSocket of an attack, which writes below the client what no honest client would.
+// A socket is a WebSocket of an attack. Writing to its Conn sends bytes that no honest client would send.
 type socket struct {
 	net.Conn
-	client *client.Conn // kept, because one that is collected closes its connection
+	client *client.Conn // referenced, because the garbage collector closes the connection of an unreferenced one
 }
 
 func dial(addr string) (s socket, err error) {

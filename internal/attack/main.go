@@ -1,8 +1,8 @@
 //go:build linux
 
-// Hostile attacks servers of its own on the loopback, one attack after the other, and tells what each costs others: the
-// memory of the server and of Redis, how soon a join is seen, how soon a newcomer has its first count, and how long a
-// like takes. Each attack is bounded in rate and time. The exit status is 1 when a bound is broken.
+// Attack attacks servers that it starts on the loopback, with one attack after the other, and prints what each costs
+// others: the memory of the server and of Redis, how soon a join is seen, how soon a newcomer has its first count, and
+// how long a like takes. Each attack is limited in rate and time. The exit status is 1 when a bound is broken.
 //
 // It needs Linux and two cores, one for the server and one for this program. With
 // --redis it needs redis-server(1) as well.
@@ -33,11 +33,11 @@ import (
 
 // The bounds that each attack is held to.
 const (
-	slowerTimes    = 1.2                   // an ordinary client's p99 may become so many times as long
-	slowerBy       = 20 * time.Millisecond // or longer by this
-	mostGrowth     = 300 << 20             // bytes, of any process while it is attacked
-	leftGrowth     = 30 << 20              // bytes, after the rest
-	leftGoroutines = 50                    // after the rest
+	slowerTimes    = 1.2                   // an ordinary client's p99 may grow by this factor
+	slowerBy       = 20 * time.Millisecond // or by this much, whichever permits more
+	maxGrowth      = 300 << 20             // bytes, of any process while it is attacked
+	leftGrowth     = 30 << 20              // bytes, when the server has rested after the attack
+	leftGoroutines = 50                    // likewise
 )
 
 func main() {
@@ -45,7 +45,7 @@ func main() {
 	var only string
 	flag.StringVar(&h.program, "program", "bin/headcount", "the server")
 	flag.DurationVar(&h.lasts, "lasts", 8*time.Second, "how long each attack lasts")
-	flag.DurationVar(&h.rests, "rests", time.Minute, "how long after it the memory must be back")
+	flag.DurationVar(&h.rests, "rests", time.Minute, "how soon after an attack its memory must be free again")
 	flag.BoolVar(&h.redis, "redis", false, "a server over Redis, not the embedded store")
 	flag.StringVar(&only, "only", "", "names of attacks, separated by commas")
 	flag.Parse()
@@ -55,7 +55,7 @@ func main() {
 
 	broken, err := h.run(ctx, only)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "hostile:", err)
+		fmt.Fprintln(os.Stderr, "attack:", err)
 	}
 
 	if broken || err != nil {
@@ -90,7 +90,7 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 			continue
 		}
 
-		// Each attack has a server of its own, so that none inherits what another has left.
+		// Each attack has a server of its own, so that what one leaves behind does not count against the next.
 		var r result
 		if err := benchenv.Try(ctx, func(t *benchenv.Trial) { r = h.attack(t, a) }); err != nil {
 			return broken, fmt.Errorf("%s: %w", a.name, err)
@@ -112,11 +112,11 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 	return broken, nil
 }
 
-// memory is the memory of one process, in bytes: before, the most and after.
+// memory is the memory of one process, in bytes: before the attack, the peak, and after the rest.
 type memory struct{ before, most, after int64 }
 
-// back reports whether what the attack took has been given back.
-func (m memory) back() bool { return m.after-m.before <= leftGrowth }
+// freed reports whether the memory that the attack took is free again.
+func (m memory) freed() bool { return m.after-m.before <= leftGrowth }
 
 func (m memory) String() string {
 	return fmt.Sprintf("%d, %d, %d", m.before>>20, m.most>>20, m.after>>20)
@@ -134,26 +134,27 @@ func (t times) at(percent int) float64 {
 
 func (t times) String() string { return fmt.Sprintf("%.1f/%.1f ms", t.at(50), t.at(99)) }
 
-// result is what an attack cost. Of two values the first is from before the attack.
+// result is what an attack cost.
 type result struct {
 	server, store memory
-	goroutines    [2]int      // the second one from after the rest
-	felt          [2]measured // of these the first has lost nobody
-	wrong         string      // count at the end, in words; "" when it is right
+	goroutines    [2]int      // before the attack, and after the rest
+	felt          [2]measured // by ordinary clients, before the attack and during it
+	wrong         string      // what is wrong with the count at the end; "": nothing
 }
 
 func (r *result) goroutinesLeft() bool { return r.goroutines[1]-r.goroutines[0] > leftGoroutines }
 
-// rested reports whether all that the attack took has been given back.
-func (r *result) rested() bool { return r.server.back() && r.store.back() && !r.goroutinesLeft() }
+// rested reports whether all memory and goroutines that the attack took are free again.
+func (r *result) rested() bool { return r.server.freed() && r.store.freed() && !r.goroutinesLeft() }
 
+// broken returns which bounds are broken, in words; "": none.
 func (r *result) broken() string {
 	var why []string
 	for name, m := range map[string]memory{"server": r.server, "Redis": r.store} {
-		if m.most-m.before > mostGrowth {
+		if m.most-m.before > maxGrowth {
 			why = append(why, name+" grows")
 		}
-		if !m.back() {
+		if !m.freed() {
 			why = append(why, name+" keeps memory")
 		}
 	}
@@ -162,7 +163,7 @@ func (r *result) broken() string {
 	slices.Sort(why)
 
 	if r.goroutinesLeft() {
-		why = append(why, fmt.Sprintf("%d goroutines, and %d after it", r.goroutines[0], r.goroutines[1]))
+		why = append(why, fmt.Sprintf("%d goroutines before, %d after", r.goroutines[0], r.goroutines[1]))
 	}
 
 	before, attacked := r.felt[0], r.felt[1]
@@ -171,7 +172,6 @@ func (r *result) broken() string {
 		"newcomers wait":      {before.first, attacked.first},
 		"likes wait":          {before.liked, attacked.liked},
 	} {
-		// Both bounds must be broken: 1.2 times, and 20 ms.
 		if t[1].at(99) > max(t[0].at(99)*slowerTimes, t[0].at(99)+slowerBy.Seconds()*1e3) {
 			why = append(why, what)
 		}
@@ -205,9 +205,8 @@ func goroutines(admin string) (n int) {
 	return n
 }
 
-// attack runs a server of its own for one attack.
+// attack starts a server and measures one attack on it.
 func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
-	// The Redis comes first, because the server has to find it.
 	flags, storePID := h.flags(t, a)
 
 	server := t.Serve(h.program, flags...)
@@ -217,7 +216,7 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	}
 	defer o.close()
 
-	// The same measurement before the attack is what the bounds are relative to.
+	// The bounds are relative to the same measurement before the attack.
 	r.felt[0] = o.measure(t.Context(), h.lasts/2)
 	r.goroutines[0] = goroutines(server.Admin)
 
@@ -225,10 +224,10 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	r.server = memory{before: servertest.Memory(pid)}
 	r.store = memory{before: servertest.Memory(storePID)}
 
-	watching, watched := context.WithCancel(t.Context())
+	watching, stop := context.WithCancel(t.Context())
 	var watch, attacking sync.WaitGroup
-	// The peak matters, and may be short, so it is looked for all the time.
-	watch.Go(func() { // ends with watched
+	// The peak may be short, so the memory is read all the time.
+	watch.Go(func() { // ends with stop
 		for watching.Err() == nil {
 			r.server.most = max(r.server.most, servertest.Memory(pid))
 			r.store.most = max(r.store.most, servertest.Memory(storePID))
@@ -244,17 +243,8 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	attacking.Wait()
 	over()
 
-	// Go returns memory to the system late, so the server has a minute to be as small as before.
-	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
-		r.server.after = servertest.Memory(pid)
-		r.store.after = servertest.Memory(storePID)
-		r.goroutines[1] = goroutines(server.Admin)
-		if r.rested() || time.Now().After(end) || t.Context().Err() != nil {
-			break
-		}
-	}
-
-	watched()
+	h.rest(t, &r, server, storePID)
+	stop()
 	watch.Wait()
 
 	// An attack that leaves the count wrong has succeeded, whatever it cost.
@@ -266,12 +256,26 @@ func (h *run) attack(t *benchenv.Trial, a attack) (r result) {
 	return r
 }
 
-// flags returns the flags of the attack's server. It starts the server's Redis, if it has one, and writes the rules.
+// rest waits until the server is as small as before the attack, or h.rests has passed: Go returns memory to the system
+// late.
+func (h *run) rest(t *benchenv.Trial, r *result, server benchenv.Server, storePID int) {
+	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
+		r.server.after = servertest.Memory(server.PID())
+		r.store.after = servertest.Memory(storePID)
+		r.goroutines[1] = goroutines(server.Admin)
+
+		if r.rested() || time.Now().After(end) || t.Context().Err() != nil {
+			return
+		}
+	}
+}
+
+// flags starts the server's Redis, if it has one, and writes the rules. It returns the server's flags for them.
 func (h *run) flags(t *benchenv.Trial, a attack) (flags []string, storePID int) {
 	if h.redis {
 		redis := servertest.FreeAddr()
 		_, port, _ := net.SplitHostPort(redis)
-		// On the core of the server, because both of them are what is attacked.
+		// On the core of the server, because the attack is on both.
 		store := t.Start(benchenv.On(t.Context(), benchenv.ServerCore, "redis-server", "--port", port, "--save", "",
 			"--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning"))
 		storePID = store.PID()

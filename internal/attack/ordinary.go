@@ -16,10 +16,10 @@ import (
 // ordinary are clients that do nothing wrong.
 type ordinary struct {
 	addr  string
-	stays *person // on its page, and the 1 that its count shows
-	sees  *person
+	stays *person // alone on the page "stays", so that its count must be 1
+	sees  *person // subscribes to the pages of newcomers
 	api   *client.API
-	n     int
+	n     int // how many newcomers there were
 }
 
 func newOrdinary(addr string) *ordinary {
@@ -46,7 +46,7 @@ func (o *ordinary) open() (err error) {
 
 	// await has set a deadline, which would end the connection during the attack.
 	_ = o.stays.below.SetReadDeadline(time.Time{})
-	// Somebody has to read, or the server would close the connection as that of a client that does not.
+	// The server closes the connections of clients that do not read.
 	go func() { // ends with close
 		var f client.Frame
 		for o.stays.Receive(&f) == nil {
@@ -64,7 +64,7 @@ func (o *ordinary) close() {
 // person is one ordinary client.
 type person struct {
 	*client.Conn
-	below net.Conn
+	below net.Conn // the TCP connection of Conn
 }
 
 // arrive connects an ordinary client.
@@ -100,16 +100,17 @@ func (p *person) await(page string, want int64) error {
 	}
 }
 
-// measured is what ordinary clients felt, and how many of them did not get what they wanted.
+// measured has the latencies of ordinary clients.
 type measured struct {
-	seen, first, liked times
-	lost               int
+	seen  times // from a join until another client sees it
+	first times // until a newcomer has its first count
+	liked times
+	lost  int // newcomers that failed
 }
 
-// measure has newcomers come, one after the other, for a time.
+// measure lets newcomers come, one after the other, for d.
 func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 	for end := time.Now().Add(d); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
-		// One that fails has no time to measure, and is counted instead.
 		if err := o.visit(&m); err != nil {
 			m.lost++
 		}
@@ -121,8 +122,8 @@ func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 	return m
 }
 
-// visit has a newcomer come. It must get its first count, another client must see it, and every other newcomer's like
-// must count.
+// visit measures one newcomer: it must receive its first count, another client must see it, and the like of every
+// second newcomer must count.
 func (o *ordinary) visit(m *measured) error {
 	o.n++
 	page := fmt.Sprintf("ordinary %d", o.n)
@@ -135,14 +136,14 @@ func (o *ordinary) visit(m *measured) error {
 	}
 	defer c.Abort()
 
-	// The page has nobody yet, so its first count says that the subscription is in place.
+	// The first count of the page, which has no users yet, confirms the subscription.
 	if err := o.sees.Subscribe(page); err != nil {
 		return err
 	}
 	if err := o.sees.await(page, 0); err != nil {
 		return err
 	}
-	time.Sleep(300 * time.Millisecond) // or the page's next count would wait for the interval
+	time.Sleep(300 * time.Millisecond) // longer than --update-interval, which would delay the next count
 
 	joined := time.Now()
 	if err := c.Join(page); err != nil {
@@ -151,7 +152,7 @@ func (o *ordinary) visit(m *measured) error {
 	if err := c.await(page, 1); err != nil {
 		return err
 	}
-	// Without the wait above, which is not the server's.
+	// The sleep above does not count: it is not the server's.
 	first := connected + time.Since(joined)
 	if err := o.sees.await(page, 1); err != nil {
 		return err

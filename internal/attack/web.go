@@ -16,7 +16,7 @@ import (
 	"headcount/client"
 )
 
-// holding are attacks by what the server has to hold for a client: parts of messages, streams, bodies, keys.
+// holding are attacks on what the server has to keep for a client: parts of messages, streams, bodies, keys.
 var holding = []attack{
 	{name: "endless frames", run: talk(4, 1000, func(_, i int) []byte {
 		if i == 0 {
@@ -58,8 +58,8 @@ const clapping = `{"rules":[
 {"match":"claps:*","kind":"sum","public":["read","increment"]},
 {"match":"likes:*","kind":"members","public":["read","member"]}]}`
 
-// visiting has visitors, each with an identity of its own, make calls that the server knows: an attack that it refuses
-// as wrong would attack nothing.
+// visiting returns an attack in which visitors, each with an identity of its own, make valid calls. It panics when the
+// server refuses one as invalid, because such a call attacks nothing.
 func visiting(
 	visitors int, call func(ctx context.Context, api *client.API, visitor, i int) error,
 ) func(context.Context, string) {
@@ -78,8 +78,8 @@ func visiting(
 				paced(ctx, 20, func(i int) bool {
 					err := call(ctx, api, n, i)
 					refused := (*client.Error)(nil)
-					if errors.As(err, &refused) && misses(refused.Status) {
-						panic(fmt.Errorf("the attack misses: %w", err))
+					if errors.As(err, &refused) && invalid(refused.Status) {
+						panic(fmt.Errorf("the server refuses a call of the attack as invalid: %w", err))
 					}
 
 					return ctx.Err() == nil
@@ -91,4 +91,6 @@ func visiting(
 	}
 }
 
-func misses(status int) bool { return status == http.StatusBadRequest || status == http.StatusNotFound }
+func invalid(status int) bool {
+	return status == http.StatusBadRequest || status == http.StatusNotFound
+}
