@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package benchenv runs the program and its clients on a core each, for the programs
-// that measure it. It needs taskset(1).
+// Package benchenv starts Headcount on one core and its clients on another, for the programs that measure it. It needs
+// taskset(1).
 package benchenv
 
 import (
@@ -24,6 +24,7 @@ func Cores() error {
 	if err := unix.SchedGetaffinity(0, &cores); err != nil || !cores.IsSet(ServerCore) || !cores.IsSet(ClientCore) {
 		return errors.New("cores 0 and 1 are needed, one for the server and one for its clients")
 	}
+
 	return nil
 }
 
@@ -32,8 +33,10 @@ func On(ctx context.Context, core int, program string, args ...string) *exec.Cmd
 	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", strconv.Itoa(core), program}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
-	// So that a server ends in order; after WaitDelay it is killed.
+
+	// A server may shut down in order; after WaitDelay it is killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = EndTime
+
 	return cmd
 }

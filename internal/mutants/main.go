@@ -1,7 +1,7 @@
-// Mutants tests the tests: it puts one deliberate fault after another into a copy of the last commit and runs tests
-// until one fails, those with promises in seconds last. Each *.patch of this directory is one fault; the lines above
-// its diff say what is broken and which promise that breaks. A line "first: package" there names a package to test
-// first, when it is not the one whose files the patch touches.
+// Mutants tests the tests. For each deliberate fault it patches a copy of the last commit and runs tests until one
+// fails, those with promises in seconds last. Each *.patch of this directory is one fault; the lines above its diff say
+// what is broken and which promise that breaks. A line "first: package" there names a package to test first, when that
+// is not the one whose files the patch touches.
 package main
 
 import (
@@ -26,25 +26,30 @@ var (
 	only    = flag.String("only", "", "a regular expression: only patches whose name matches it")
 	quick   = flag.Bool("quick", false, "run only the tests of the packages that the patch touches, and no TestClock")
 	verbose = flag.Bool("v", false, "print what the tests print")
-	finder  = flag.String("by", "", "run only the tests with that name, as cmd/headcount/faults.TestClockHistories")
+	byTest  = flag.String("by", "", "run only this test, such as cmd/headcount/faults.TestClockHistories")
 
+	// touched finds the packages of a patch: of its lines "first:" and of the files that it changes.
 	touched = regexp.MustCompile(`(?m)^(?:first: |\+\+\+ b/)(.*?)(?:/[^/\n]+\.\w+)?$`)
 )
 
+// imports makes go list print a package and then all packages that it and its tests import.
 const imports = `{{.ImportPath}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`
 
 func main() {
 	log.SetFlags(0)
 	flag.Parse()
 	pattern := regexp.MustCompile(*only)
+
 	root, err := run(".", "git", "rev-parse", "--show-toplevel")
 	root = strings.TrimSpace(root)
 	patches, _ := filepath.Glob(filepath.Join(root, "internal/mutants/*.patch"))
 	patches = slices.DeleteFunc(patches, func(p string) bool { return !pattern.MatchString(filepath.Base(p)) })
+
 	// All copies share one build cache, and tests that run the program build it from their copy.
 	if err := errors.Join(err, os.Setenv("GOFLAGS", "-trimpath"), os.Unsetenv("HEADCOUNT_BIN")); err != nil {
 		log.Fatal(err)
 	}
+
 	killed, survived := 0, 0
 	for _, patch := range patches {
 		began := time.Now()
@@ -59,6 +64,7 @@ func main() {
 		}
 		fmt.Printf("%-42s %5.0f s  %s\n", filepath.Base(patch), time.Since(began).Seconds(), by)
 	}
+
 	if failed := len(patches) - killed - survived; failed > 0 {
 		fmt.Printf("%d could not be tried\n", failed)
 	}
@@ -72,23 +78,24 @@ func main() {
 func try(root, patch string) (by string, err error) {
 	dir, tempErr := os.MkdirTemp("", "mutant")
 	defer os.RemoveAll(dir)
-	// A copy of the last commit: what is not committed is no part of the product.
+
 	_, err = run(root, "sh", "-c", `git archive HEAD | tar -x -C "$0" && cd "$0" && git apply "$1"`, dir, patch)
 	text, readErr := os.ReadFile(patch)
 	list, listErr := run(dir, "go", "list", "-f", imports, "./...")
 	if err := errors.Join(tempErr, err, readErr, listErr); err != nil {
 		return "", err
 	}
+
 	groups := order(string(text), list)
 	kinds := []string{"-skip=^TestClock", "-run=^TestClock"}
-	if pkg, test, only := strings.Cut(*finder, "."); only {
+	if pkg, test, only := strings.Cut(*byTest, "."); only {
 		groups = [][]string{{"./" + pkg}}
 		kinds = []string{"-run=^" + test + "$"}
 	}
-	// The quick kinds first, and with -quick alone.
-	for _, kinds := range kinds {
+
+	for _, kind := range kinds {
 		for _, packages := range groups {
-			pkg, test, err := failing(dir, append([]string{kinds}, packages...)...)
+			pkg, test, err := failing(dir, append([]string{kind}, packages...)...)
 			if err != nil || pkg == "" && *quick {
 				return "", err
 			}
@@ -102,6 +109,7 @@ func try(root, patch string) (by string, err error) {
 			if again, _, failed := failing(dir, pkg, "-run", "^"+top); again != "" || err != nil || failed != nil {
 				return "", errors.Join(fmt.Errorf("%s.%s fails without the fault, too", pkg, top), err, failed)
 			}
+
 			return strings.TrimPrefix(pkg, "headcount/") + "." + cmp.Or(test, "TestMain"), nil
 		}
 	}
@@ -109,7 +117,7 @@ func try(root, patch string) (by string, err error) {
 	return "", nil
 }
 
-// order returns the packages that the patch touches, those that import these, and the rest of the list.
+// order groups the packages of the list: those that the patch touches, those that import these, and the rest.
 func order(patch, list string) [][]string {
 	groups := make([][]string, 3)
 	for line := range strings.Lines(list) {
@@ -124,17 +132,21 @@ func order(patch, list string) [][]string {
 	return slices.DeleteFunc(groups, func(g []string) bool { return len(g) == 0 })
 }
 
-// failing runs tests until one fails. It returns the package alone when its tests end without saying which.
+// failing runs go test until a test fails, and returns that test and its package. test is "" when the package fails as a
+// whole.
 func failing(dir string, args ...string) (pkg, test string, err error) {
 	c := exec.Command("go", append([]string{
 		"test", "-short", "-json", "-vet=off", "-failfast", "-timeout=20m",
 	}, args...)...)
-	// A group of its own, so that the processes which tests have started end with it.
-	c.Dir, c.SysProcAttr = dir, &syscall.SysProcAttr{Setpgid: true}
+	c.Dir = dir
+	// A process group of its own, so that the processes which tests have started end with it.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+
 	out, err := c.StdoutPipe()
 	if err := errors.Join(err, c.Start()); err != nil {
 		return "", "", err
 	}
+
 	for events := json.NewDecoder(out); ; {
 		var e struct{ Action, Package, Test, Output, FailedBuild string }
 		if err := events.Decode(&e); err != nil {
@@ -143,13 +155,15 @@ func failing(dir string, args ...string) (pkg, test string, err error) {
 			}
 			return "", "", fmt.Errorf("go test %s: %w", strings.Join(args, " "), err)
 		}
+
 		if *verbose {
 			fmt.Print(e.Output)
 		}
-		// The first failure is enough.
+
 		if e.Action == "fail" {
 			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // the tests that still run
 			_ = c.Wait()
+
 			if e.FailedBuild != "" {
 				return "", "", fmt.Errorf("the tests of %s do not build", e.Package)
 			}
@@ -160,7 +174,9 @@ func failing(dir string, args ...string) (pkg, test string, err error) {
 
 func run(dir, name string, args ...string) (out string, err error) {
 	c := exec.Command(name, args...)
-	c.Dir, c.Stderr = dir, os.Stderr
+	c.Dir = dir
+	c.Stderr = os.Stderr
+
 	bytes, err := c.Output()
 	return string(bytes), err
 }
