@@ -30,7 +30,8 @@ const lockWait = time.Second // how long to wait for another process to close th
 // ErrInUse means that another process has the file open.
 var ErrInUse = errors.New("it is in use by another process; end that one, or give each its own directory")
 
-// FormatError is the error of a file that another version of the program wrote.
+// FormatError is the error of a file that another version of the program wrote. Is is the file's format, Known this
+// version's.
 type FormatError struct{ Is, Known string }
 
 // Error implements error.
@@ -38,7 +39,7 @@ func (e *FormatError) Error() string {
 	return fmt.Sprintf("its format is %q, this version knows %q; use the version that wrote it", e.Is, e.Known)
 }
 
-// Opener opens the file for bbolt; nil: os.OpenFile. Tests use an Opener that fails.
+// Opener opens the file for bbolt. A nil Opener is os.OpenFile; tests have one that fails.
 type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 
 // Open opens the file at path, creates it if it is missing, and creates missing buckets, including
@@ -48,7 +49,7 @@ type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 // Open reads every page before bbolt opens the file for writing, because bbolt would end the program
 // at a damaged page.
 func Open(path string, open Opener, format []byte, buckets [][]byte, load func(db *bbolt.DB) error) (*bbolt.DB, error) {
-	// A file that is missing is made below; all other errors are reasons not to touch it.
+	// A missing file is created below. After any other error the file must stay as it is.
 	if err := Check(path, open); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	err = guarded(func() (err error) {
 		db, err = bbolt.Open(path, 0o600, options)
 
-		// An error that is caused neither by another process nor by the system is caused by the contents.
+		// An error that neither another process nor the system has caused comes from the contents.
 		system := syscall.Errno(0)
 		if err == nil || errors.Is(err, berrors.ErrTimeout) || errors.As(err, &system) {
 			return err
@@ -97,21 +98,21 @@ func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	return db, nil
 }
 
-// CheckDir returns why files cannot be written in a directory or, if it does not exist yet, why it cannot be made. It
-// leaves nothing behind.
+// CheckDir returns an error if the program cannot write files in a directory or, if it does not exist yet, cannot create
+// it. It leaves nothing behind.
 func CheckDir(dir string) error {
-	// A server makes the directory in the nearest one that exists.
+	// A missing directory will be created below its nearest existing ancestor, so that one is checked.
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
 
-	// Written and synced, because a full disk or quota permits an empty file.
+	// The file is written and synced, because an empty one can be created even on a full disk.
 	file, err := os.CreateTemp(dir, ".check-*")
 	if err == nil {
 		_, err = file.WriteString("headcount check\n")
-		// Each step is taken whatever became of the one before, so that no file is left.
+		// All of these run even if an earlier one fails, so that no file is left.
 		err = errors.Join(err, file.Sync(), file.Close(), os.Remove(file.Name()))
 	}
 	if err != nil {
@@ -125,7 +126,6 @@ func CheckDir(dir string) error {
 // Check reads the whole file at path, and changes nothing. Its error names the path and a remedy; it is ErrInUse while
 // another process has the file open.
 func Check(path string, open Opener) error {
-	// The size from before the file is opened is what a copy that broke off has.
 	is, err := os.Stat(path)
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func Check(path string, open Opener) error {
 
 	err = guarded(func() error {
 		return db.View(func(tx *bbolt.Tx) error {
-			// A copy that broke off may still have all the pages that the keys below are on.
+			// A truncated copy may still have all pages that walk reads.
 			if end := tx.Size(); end > is.Size() {
 				return damaged(fmt.Sprintf("it has %d bytes of %d", is.Size(), end))
 			}
@@ -159,7 +159,7 @@ func Check(path string, open Opener) error {
 func walk(b *bbolt.Bucket) error {
 	var last []byte
 	return b.ForEach(func(key, value []byte) error {
-		// A page that was overwritten by another one often parses; its keys betray it.
+		// A page that another one has overwritten often parses, but its keys are out of order.
 		if last != nil && bytes.Compare(last, key) >= 0 {
 			return damaged("its keys are in no order")
 		}
@@ -177,10 +177,9 @@ func damaged(how any) error {
 	return fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", how)
 }
 
-// guarded runs fn. It turns into an error a panic of bbolt at a damaged page, and the fault of a read beyond the end of
-// a truncated file.
+// guarded runs fn. It returns an error if bbolt panics at a damaged page, or reads beyond the end of a truncated file.
 func guarded(fn func() error) (err error) {
-	// A fault in mapped memory is a signal, which ends the program, unless the runtime makes it a panic.
+	// A fault in mapped memory is a signal that ends the program, unless the runtime turns it into a panic.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 
 	defer func() {
@@ -195,7 +194,7 @@ func guarded(fn func() error) (err error) {
 func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
 	whole := false
 
-	// Looked at before anything is written, so that another program's file stays as it was.
+	// A read-only transaction first, so that another program's file stays as it is.
 	err := db.View(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(Meta)
 		if meta == nil {

@@ -5,7 +5,7 @@ import "os"
 // ballast counts as memory in use, but is never touched, so the system allocates no pages for it.
 var ballast []byte
 
-// maxBallast is half of the memory that is allocated between two garbage collections, at least.
+// maxBallast is half of the heap at which the first garbage collection starts.
 const maxBallast = 8 << 20
 
 // LoadBallast makes Go collect garbage less often while little memory is in use. Go collects when the heap
@@ -13,7 +13,6 @@ const maxBallast = 8 << 20
 // its time on collections. With the ballast the first collection is at 16 MB, or at a 16th of Memory if that
 // is less. ReturnMemory returns memory that load has added. If GOGC is set, LoadBallast does nothing.
 func LoadBallast() {
-	// An operator who has set it has decided how often Go collects.
 	if os.Getenv("GOGC") == "" {
 		ballast = make([]byte, min(maxBallast, Memory()/32))
 	}

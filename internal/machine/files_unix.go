@@ -12,6 +12,6 @@ func OpenFiles() (limit uint64, ok bool) {
 		return 0, false
 	}
 
-	// FreeBSD has the limit signed.
+	// On FreeBSD Cur is signed.
 	return uint64(files.Cur), true
 }

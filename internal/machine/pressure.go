@@ -32,7 +32,7 @@ type Pressure struct {
 // collected before it takes the memory that connections need. If GOMEMLIMIT is set,
 // LimitMemory changes nothing.
 func LimitMemory() {
-	// A negative limit only asks.
+	// A negative argument reads the limit and does not change it.
 	if debug.SetMemoryLimit(-1) == math.MaxInt64 {
 		debug.SetMemoryLimit(int64(Memory() / 10 * 9))
 	}
@@ -96,6 +96,6 @@ func usedMemory() uint64 {
 		}
 	}
 
-	// The ballast was never touched, so it takes no memory; as heap it is counted all the same.
+	// The ballast takes no memory, because it is never touched, but the figures above include it.
 	return sum - min(sum, uint64(len(ballast)))
 }

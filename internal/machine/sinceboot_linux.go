@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SinceBoot returns the time since the machine started, with the time for which it slept. Nobody can set this clock.
+// SinceBoot returns the time since the machine started, including the time for which it slept. Nobody can set this
+// clock.
 func SinceBoot() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {

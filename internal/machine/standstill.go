@@ -9,9 +9,9 @@ import (
 const lookEvery = 250 * time.Millisecond
 
 // Standstill notices that the process stood still for longer than a limit: it was suspended, by a signal or with its
-// machine. What it has received from others is older than it looks then, by as much. So each part that keeps such
-// things has a Standstill, whose limit is how old they may be. Whoever measures the time since an event of its own (a
-// sweep, a renewal, a read of the store) does not need one. Any goroutine may use it.
+// machine. Whatever it has received from others is then older than it seems. So each part that keeps received data has a
+// Standstill, whose limit is how old that data may be. A part that measures the time since an event of its own (a sweep,
+// a renewal, a read of the store) does not need one. Any goroutine may use it.
 type Standstill struct {
 	limit   time.Duration
 	elapsed func() time.Duration
@@ -19,8 +19,8 @@ type Standstill struct {
 	resumed atomic.Int64 // when Run last noticed a standstill; 0: never
 }
 
-// NewStandstill returns a Standstill that does nothing until Run. The clock, elapsed, goes on while the machine sleeps,
-// as SinceBoot does; nil: the wall clock, which looks like a standstill when it is set forward.
+// NewStandstill returns a Standstill that does nothing until Run. elapsed is a clock that goes on while the machine
+// sleeps, as SinceBoot does. Without one it reads the wall clock, which looks like a standstill when it is set forward.
 func NewStandstill(limit time.Duration, elapsed func() time.Duration) *Standstill {
 	if elapsed == nil {
 		elapsed = func() time.Duration { return time.Duration(time.Now().UnixNano()) }
@@ -29,8 +29,8 @@ func NewStandstill(limit time.Duration, elapsed func() time.Duration) *Standstil
 	return &Standstill{limit: limit, elapsed: elapsed}
 }
 
-// Ended reports whether the process stood still, and what Run calls then has not returned since. A goroutine may run
-// before Run does when the process goes on.
+// Ended reports whether the process stood still and Run has not finished its callback since. When the process goes on,
+// other goroutines may run before Run notices.
 func (s *Standstill) Ended() bool { return s.endedAt(s.elapsed()) }
 
 func (s *Standstill) endedAt(now time.Duration) bool {
@@ -38,20 +38,20 @@ func (s *Standstill) endedAt(now time.Duration) bool {
 	return looked != 0 && now-looked > s.limit
 }
 
-// EndedWithin reports whether the process stood still until a moment ago: for less than period since Run noticed.
+// EndedWithin reports whether a standstill has ended that Run has not noticed yet, or noticed less than period ago.
 func (s *Standstill) EndedWithin(period time.Duration) bool {
 	now := s.elapsed()
-	// Run has not noticed yet, so resumed is still that of an earlier standstill.
+	// Run has not noticed yet, so s.resumed is still that of an earlier standstill.
 	if s.endedAt(now) {
 		return true
 	}
 
-	resumed := time.Duration(s.resumed.Load()) // after looked, which Run sets last
+	resumed := time.Duration(s.resumed.Load()) // read after s.looked, which Run sets last
 	return resumed != 0 && (now-resumed).Abs() < period
 }
 
-// Run reads the clock until ctx ends. It calls resumed, unless nil, when the process stood still.
-func (s *Standstill) Run(ctx context.Context, resumed func()) {
+// Run reads the clock until ctx ends. After each standstill it calls onResume, unless nil.
+func (s *Standstill) Run(ctx context.Context, onResume func()) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 
@@ -66,11 +66,12 @@ func (s *Standstill) Run(ctx context.Context, resumed func()) {
 		}
 
 		now := s.elapsed()
-		// Noted before resumed is called, so that EndedWithin is true while it works, and looked after it.
+		// s.resumed is stored before the callback, so that EndedWithin is true while the callback works, and s.looked
+		// after it, because Ended is true until then.
 		if s.endedAt(now) {
 			s.resumed.Store(int64(now))
-			if resumed != nil {
-				resumed()
+			if onResume != nil {
+				onResume()
 			}
 		}
 		s.looked.Store(int64(now))
