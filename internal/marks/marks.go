@@ -1,8 +1,8 @@
 //go:build marks
 
-// Package marks counts what a simulation has reached in the code of the product: in a program that is built with the
-// tag marks. In any other program a mark is nothing. A rare branch that no simulation reaches is a branch that they do
-// not prove, so `make prove` names it.
+// Package marks counts which marked places of the product's code the simulations reach. It does so only in a program
+// that is built with the tag marks; in any other program a mark does nothing. The simulations prove nothing about a
+// branch that none of them reaches, so `make prove` names such marks.
 package marks
 
 import (
@@ -17,30 +17,30 @@ import (
 type Mark struct{ reached *atomic.Int64 }
 
 var (
-	mu        sync.Mutex // guards names and their maps
+	mu        sync.Mutex // guards the maps
 	places    = map[string]*atomic.Int64{}
 	faults    = map[string]*atomic.Int64{}
 	simulated atomic.Int64 // ns
 )
 
-// Sometimes returns a mark that the simulations together must reach. It is for variables of packages.
+// Sometimes returns a mark that at least one of the simulations must reach. Package variables hold marks.
 func Sometimes(what string) Mark { return Mark{count(places, what)} }
 
-// Reached counts. It may be called from any goroutine.
+// Reached counts that the code has reached the mark. It may be called from any goroutine.
 func (m Mark) Reached() { m.reached.Add(1) }
 
-// Must ends the program unless ok: what it says is true at this place, whatever fails. It may be called from any
-// goroutine.
+// Must ends the program unless ok. what is an invariant that holds at this place whatever fails. It may be called from
+// any goroutine.
 func Must(ok bool, what string) {
 	if !ok {
 		panic("must: " + what)
 	}
 }
 
-// Fault counts a fault that a simulation has made.
+// Fault counts a fault that a simulation has caused.
 func Fault(kind string) { count(faults, kind).Add(1) }
 
-// Simulated adds up the time that simulations have run, by their own clocks.
+// Simulated counts d, by which the clock of a simulation has advanced.
 func Simulated(d time.Duration) { simulated.Add(int64(d)) }
 
 func count(all map[string]*atomic.Int64, name string) *atomic.Int64 {

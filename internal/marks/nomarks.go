@@ -1,6 +1,6 @@
 //go:build !marks
 
-// Package marks has nothing without the tag marks.
+// Package marks does nothing in a program that is built without the tag marks; marks.go documents it.
 package marks
 
 import (
@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Mark is nothing without the tag marks.
+// Mark is empty without the tag marks.
 type Mark struct{}
 
-// Sometimes returns nothing.
+// Sometimes returns an empty mark.
 func Sometimes(string) Mark { return Mark{} }
 
 // Reached does nothing.

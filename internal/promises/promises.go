@@ -1,5 +1,5 @@
-// Package promises ends a program that has broken a promise of docs/promises.md. The code that notices it has the build
-// tag promises, with which the programs are built that tests start.
+// Package promises ends a program that has broken a promise of docs/promises.md. The code that checks promises has the
+// build tag promises; the programs that tests start are built with it.
 package promises
 
 import (
