@@ -15,12 +15,12 @@ const (
 	TripAfter  = 3                      // failures in a row that open it
 	ProbeEvery = 500 * time.Millisecond // between two calls that it lets through while it is open
 
-	// refusalOver is how long the server must not have refused anything, besides accepting a change of the probe, until
-	// it counts as usable again. One accepted probe is not enough, because other changes may still be refused.
+	// refusalOver is for how long the server must have refused nothing when it accepts a probe's change, so that it
+	// counts as usable again. The accepted change alone is not enough, because the server may still refuse others.
 	refusalOver = time.Second
 )
 
-// ErrNotItsFault marks a failure that is no sign of a failing server: the caller left.
+// ErrNotItsFault marks a failure that says nothing about the server, because the caller left.
 var ErrNotItsFault = errors.New("the caller left")
 
 // Breaker makes calls to a server fail at once while the server does not answer. After
@@ -65,7 +65,7 @@ func (b *Breaker) Refused() {
 	b.Signal()
 }
 
-// Probed records that the server took a change of the probe.
+// Probed records that the server accepted a change that only probed it.
 func (b *Breaker) Probed() {
 	r := b.refusal.Load()
 	if r == nil || time.Since(*r) < refusalOver {
@@ -77,9 +77,7 @@ func (b *Breaker) Probed() {
 }
 
 // Signal makes the reader of Changed check the state.
-func (b *Breaker) Signal() {
-	wake.Signal(b.Changed)
-}
+func (b *Breaker) Signal() { wake.Signal(b.Changed) }
 
 // Failed records why the server could not be used.
 func (b *Breaker) Failed(why error) { b.cause.Store(&why) }

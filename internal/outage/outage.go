@@ -1,5 +1,5 @@
-// Package outage handles outages of a service that a process needs. Log logs an outage once, with the cause and a
-// remedy, again each minute, and at its end. Pause returns when to try again.
+// Package outage handles outages of a service that a process needs. Log logs the beginning of an outage with its cause
+// and a remedy, logs it again each minute, and logs its end. Pause returns how long to wait before the next attempt.
 package outage
 
 import (

@@ -8,14 +8,13 @@ import (
 	"headcount/internal/wake"
 )
 
-// MaxPause is the longest time that Pause returns.
 const (
 	firstPause = 100 * time.Millisecond
-	MaxPause   = 2 * time.Second
+	MaxPause   = 2 * time.Second // the longest time that Pause returns
 )
 
-// Pause returns how long to wait after that many failures in a row, at least one: 100 ms,
-// doubled after each further failure up to MaxPause, with Jitter.
+// Pause returns how long to wait after one or more failures in a row: 100 ms, doubled after each further failure up to
+// MaxPause, with Jitter.
 func Pause(failures int) time.Duration {
 	// More doublings than these would overflow.
 	return Jitter(min(firstPause<<min(failures-1, 10), MaxPause))

@@ -34,20 +34,22 @@ var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$
 func SplitAddress(address string) (host string, port int, err error) {
 	host, p, err := net.SplitHostPort(address)
 	if err != nil {
-		// The text of the error would quote the address once more.
+		// Without the address, which the caller's error already quotes.
 		if ae := (*net.AddrError)(nil); errors.As(err, &ae) {
 			err = errors.New(ae.Err)
 		}
 		return "", 0, err
 	}
+
 	if _, err := netip.ParseAddr(host); err != nil && host != "" && !hostName.MatchString(host) {
 		return "", 0, errors.New("the host is neither a name nor an IP address")
 	}
-	// 16 bits are exactly the numbers of ports.
+
 	n, err := strconv.ParseUint(p, 10, 16)
 	if err != nil {
 		return "", 0, errors.New("the port is not a number from 0 to 65535")
 	}
+
 	return host, int(n), nil
 }
 
@@ -57,7 +59,7 @@ func IsWebURL(text string) bool {
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != ""
 }
 
-// Cause returns an error of an HTTP client without the URL, which may hold a secret.
+// Cause returns the cause of an HTTP client's error, without the URL, which may contain a secret.
 func Cause(err error) error {
 	if u := (*url.Error)(nil); errors.As(err, &u) {
 		return u.Err
@@ -65,8 +67,7 @@ func Cause(err error) error {
 	return err
 }
 
-// IsWildcard reports whether a listener on the address takes connections to
-// every address of the machine.
+// IsWildcard reports whether a listener on the address accepts connections to every address of the machine.
 func IsWildcard(address string) bool {
 	host, _, _ := SplitAddress(address)
 	// [::] and 0.0.0.0 both listen everywhere.

@@ -21,5 +21,6 @@ func Start(ctx context.Context, name string) (context.Context, trace.Span) {
 	if !above.IsRecording() {
 		return ctx, none
 	}
+
 	return above.TracerProvider().Tracer(Scope).Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient))
 }

@@ -1,4 +1,4 @@
-// Package wake has signals that never block their sender, and the wait for one.
+// Package wake has signals that never block their sender, and a wait for them.
 package wake
 
 import (
@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Signal puts a signal into c unless c is full. When c holds one, all signals since its last receipt count as one.
+// Signal sends to c unless c is full. If c has room for one, all signals since the last receipt count as one.
 func Signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -14,7 +14,7 @@ func Signal(c chan<- struct{}) {
 	}
 }
 
-// Replace puts v into c, which holds one, in place of an older value that nobody has received.
+// Replace puts v into c, which has room for one value, in place of an older value that nobody has received.
 func Replace[T any](c chan T, v T) {
 	for {
 		select {
@@ -34,10 +34,12 @@ func Replace[T any](c chan T, v T) {
 func Wait(ctx context.Context, d time.Duration, c <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
+
 	select {
 	case <-ctx.Done():
 	case <-t.C:
 	case <-c:
 	}
+
 	return ctx.Err() == nil
 }

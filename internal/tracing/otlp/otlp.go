@@ -28,7 +28,7 @@ import (
 const (
 	// maxWaiting is how many spans wait for the collector; further ones are dropped.
 	maxWaiting = 2048
-	batch      = 512
+	batch      = 512             // spans of one request
 	batchWait  = time.Second     // how long spans wait for a batch to fill
 	timeout    = 5 * time.Second // for one answer of the collector
 )
@@ -45,10 +45,11 @@ type Config struct {
 // for at most timeout, and ends the tracer. Neither New nor the end of a span waits for the collector.
 func New(cfg Config, scope string) (trace.Tracer, func() error) {
 	target := cfg.URL
-	// The specification gives the base address of a collector, or the whole one of its traces.
+	// The specification permits a collector's base URL, and the full URL of its traces.
 	if u, err := url.Parse(cfg.URL); err == nil && strings.Trim(u.Path, "/") == "" {
 		target = u.JoinPath("v1", "traces").String()
 	}
+
 	from := resource.NewSchemaless(attribute.String("service.name", "headcount"),
 		attribute.String("service.version", cfg.Version))
 	sink := &exporter{
@@ -57,14 +58,16 @@ func New(cfg Config, scope string) (trace.Tracer, func() error) {
 		client: &http.Client{Timeout: timeout},
 		logged: rate.Sometimes{Interval: time.Minute},
 	}
+
 	provider := sdk.NewTracerProvider(
 		sdk.WithResource(from),
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(1/float64(max(cfg.Every, 1))))),
 		sdk.WithBatcher(sink, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch),
 			sdk.WithBatchTimeout(batchWait)),
 	)
+
 	return provider.Tracer(scope), func() error {
-		// The process ends meanwhile, so a collector that hangs must not hold it up.
+		// A collector that hangs must not keep the process from ending.
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		return provider.Shutdown(ctx)
@@ -100,20 +103,24 @@ func (e *exporter) send(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	if len(spans) == 0 {
 		return nil
 	}
+
 	body, err := json.Marshal(requestOf(spans))
 	if err != nil {
 		return err
 	}
+
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
+
 	resp, err := e.client.Do(req)
 	if err != nil {
 		return setting.Cause(err)
 	}
 	defer resp.Body.Close()
+
 	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("it answered %s", resp.Status)
 	}
@@ -163,6 +170,7 @@ func requestOf(spans []sdk.ReadOnlySpan) request {
 	// All spans are of one tracer, and so of one scope and one resource.
 	scope := scopeSpans{}
 	scope.Scope.Name = spans[0].InstrumentationScope().Name
+
 	for _, s := range spans {
 		one := span{
 			TraceID: s.SpanContext().TraceID().String(), SpanID: s.SpanContext().SpanID().String(),
@@ -172,12 +180,15 @@ func requestOf(spans []sdk.ReadOnlySpan) request {
 		if s.Parent().HasSpanID() {
 			one.ParentID = s.Parent().SpanID().String()
 		}
-		// 2 is an error in OTLP; a span without a status is unset.
+
+		// OTLP's code 2 is an error. Without a status the span is "unset".
 		if s.Status().Code == codes.Error {
 			one.Status = &status{2, s.Status().Description}
 		}
+
 		scope.Spans = append(scope.Spans, one)
 	}
+
 	return request{[]resourceSpans{{attributed{attributesOf(spans[0].Resource().Attributes())}, []scopeSpans{scope}}}}
 }
 
@@ -190,7 +201,9 @@ func attributesOf(set []attribute.KeyValue) (all []keyValue) {
 		if kv.Value.Type() == attribute.INT64 {
 			value = map[string]any{"intValue": strconv.FormatInt(kv.Value.AsInt64(), 10)}
 		}
+
 		all = append(all, keyValue{string(kv.Key), value})
 	}
+
 	return all
 }
