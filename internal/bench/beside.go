@@ -14,7 +14,7 @@ import (
 	"headcount/internal/servertest"
 )
 
-// A bare server is one of a WebSocket library for Go. It does as little as the clients of a scenario need.
+// A bareServer is a server with one of Go's WebSocket libraries. It does no more than the clients of a scenario need.
 type bareServer struct{ name, program, library string }
 
 var bareServers = []bareServer{
@@ -23,14 +23,14 @@ var bareServers = []bareServer{
 }
 
 const (
-	beside       = "beside-"               // begins the names of the scenarios that measure bare servers
+	beside       = "beside-"               // prefix of the scenarios that measure bare servers
 	besideModule = "internal/bench/beside" // a Go module of its own, so that Headcount needs none of these libraries
-	besideUsers  = 10_000                  // who are idle
+	besideUsers  = 10_000                  // of the scenario with idle users
 	fanoutPace   = "35ms"                  // between two counts of a page, as in the row of Headcount alone
 )
 
-// buildBare builds the bare servers. That their modules cannot be loaded is no error: the page says so. The function
-// that it returns removes the programs.
+// buildBare builds the bare servers. If their modules cannot be loaded, it returns no error, but the page says so. The
+// returned function removes the programs.
 func (b *bench) buildBare(ctx context.Context) (remove func(), err error) {
 	b.bare, err = os.MkdirTemp("", "headcount-beside-")
 	if err != nil {
@@ -45,7 +45,7 @@ func (b *bench) buildBare(ctx context.Context) (remove func(), err error) {
 	// Built before anything is measured, because compiling takes both cores.
 	said, err := exec.CommandContext(ctx, "go", args...).CombinedOutput()
 	if err != nil {
-		// The last line of go build is the reason; those before are what it downloaded.
+		// The last line of go build is the reason; the lines before it say what it downloaded.
 		last := said[strings.LastIndex(strings.TrimSpace(string(said)), "\n")+1:]
 		b.noBare = fmt.Errorf("go build in %s: %w: %s", besideModule, err, strings.TrimSpace(string(last)))
 		fmt.Fprintln(os.Stderr, "bench: no rows beside bare servers:", b.noBare)
@@ -54,14 +54,13 @@ func (b *bench) buildBare(ctx context.Context) (remove func(), err error) {
 	return func() { _ = os.RemoveAll(b.bare) }, ctx.Err()
 }
 
-// besideBare measures Headcount and then each bare server in the same way, so that their figures were taken under the
-// same conditions. NAME_times is Headcount's figure as a multiple of that of the bare server.
+// besideBare measures Headcount and then each bare server in the same way and at about the same time. NAME_times is
+// Headcount's figure as a multiple of the bare server's. welcome is the type of the last frame that welcomes a client.
 func besideBare(
 	measure func(t *trial, start func(flags ...string) server, welcome string) figures,
 ) func(*trial) figures {
 	return func(t *trial) figures {
 		all := figures{}
-		// Measured again for this row, in the same minutes as the others, instead of taken from Headcount's own.
 		ours := measure(t, t.serve, "unread")
 		for name, v := range ours {
 			all["headcount_"+name] = v
@@ -115,7 +114,7 @@ func idleBeside(t *trial, start func(...string) server, _ string) figures {
 	s := start()
 	defer s.End(benchenv.EndTime)
 
-	// The same number for all three, or memory for each connection could not be compared.
+	// Memory for each connection can be compared only if all three have the same number of them.
 	n := min(besideUsers, mostSockets())
 	f := t.simulate(s, "--scenario", "idle", "--users", strconv.Itoa(n), "--pages", "100", "--duration", "30s")
 

@@ -40,12 +40,12 @@ const (
 	apiKey   = "the API key of the benchmark"
 )
 
-// serveCounters is serve with the key that clients have.
+// serveCounters is serve with the API key that the clients send.
 func (t *trial) serveCounters(flags ...string) server {
 	return t.serve(append([]string{"--api-key", apiKey}, flags...)...)
 }
 
-// counted runs a server with flags, and clients who change its counters.
+// counted returns a measurement of a server with flags, whose counters clients change.
 func counted(flags []string, client ...string) func(*trial) figures {
 	return func(t *trial) figures { return t.calls(t.serveCounters(flags...), client...) }
 }
@@ -57,12 +57,10 @@ func (t *trial) calls(s server, client ...string) (f figures) {
 	return f
 }
 
-// inRounds has clients call servers one after the other, several times, since the machine is not as fast in every
-// second. The figures are medians of the rounds; NAME_times is the CPU time of a call as a multiple of that of "gin",
-// the floor.
+// inRounds makes all calls one after the other, in several rounds, because the speed of the machine varies. The figures
+// are medians of the rounds. NAME_times is the CPU time of a call as a multiple of the floor, which is that of "gin".
 func inRounds(rounds int, calls map[string]func() figures) figures {
 	all := map[string][]float64{}
-	// All of them in each round: a slow minute of the machine then slows each of them.
 	for range rounds {
 		took := map[string]figures{}
 		for name, call := range calls {
@@ -87,7 +85,7 @@ func inRounds(rounds int, calls map[string]func() figures) figures {
 	return medians
 }
 
-// bareGin is the floor of a call: a handler that reads JSON or answers with it, and does nothing else.
+// bareGin starts the server that is the floor of calls: its handlers read JSON or answer with it, and do nothing else.
 func (t *trial) bareGin() server {
 	s := t.helper(benchenv.ServerCore, "gin")
 
@@ -98,10 +96,10 @@ func (t *trial) bareGin() server {
 	return s
 }
 
-// increments measures increments of one key and of many keys beside the floor.
+// increments measures increments of one key, of many keys, and of the floor.
 func increments(t *trial) figures {
 	const each = "1s"
-	// All three run at once, but only one of them is called at a time.
+	// All three servers run, but only one of them is called at a time.
 	gin := t.bareGin()
 	one := t.serveCounters()
 	many := t.serveCounters()
@@ -113,8 +111,8 @@ func increments(t *trial) figures {
 	})
 }
 
-// reads measures GETs of a page that others watch and of a counter, in memory and with Redis, beside the floor, which
-// answers 200 bytes of JSON.
+// reads measures GETs of a page that others watch and of a counter, in memory and with Redis, and of the floor, which
+// answers with 200 bytes of JSON.
 func reads(t *trial) figures {
 	const each = "700ms"
 
@@ -127,7 +125,6 @@ func reads(t *trial) figures {
 		"redis":  t.serveCounters("--redis", redistest.Start(t).URL()),
 	}
 	for where, s := range servers {
-
 		// A page that nobody watches would be read from the store each time.
 		ctx, leave := context.WithCancel(t.Context())
 		watcher := client.New(client.Config{URL: s.url})
@@ -137,7 +134,7 @@ func reads(t *trial) figures {
 		defer watching.Wait()
 		defer leave()
 
-		// Not before the watcher has its count, or the first reads would still go to the store.
+		// Until the watcher has its count, reads would still go to the store.
 		for {
 			if _, known := watcher.Count("p"); known {
 				break
@@ -147,23 +144,22 @@ func reads(t *trial) figures {
 			}
 		}
 
-		t.calls(s, "-for", "100ms") // the counter exists
+		t.calls(s, "-for", "100ms") // creates the counter
 		calls[where+"_page"] = get(s, "/p/counter")
 		calls[where+"_counter"] = get(s, "/api/v1/counters/views:1")
-
 	}
 
 	return inRounds(3, calls)
 }
 
-// bare is the server that is the floor of increments and reads.
-func bare(args []string) error {
+// serveGin is the process of bareGin.
+func serveGin(args []string) error {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	var value atomic.Int64
 
 	e.POST("/api/v1/counters/:key/increment", func(c *gin.Context) {
-		// Parsed and answered like a real increment, because the floor is what HTTP and JSON cost.
+		// It parses and answers like a real increment, because the floor is what HTTP and JSON cost.
 		var body struct{ Delta int64 }
 		if err := c.ShouldBindJSON(&body); err != nil {
 			c.Status(http.StatusBadRequest)
@@ -180,9 +176,9 @@ func bare(args []string) error {
 			c.Param("key"), "sum", value.Add(body.Delta), time.Now().UTC().Truncate(time.Second),
 			"1700000000000-42", true,
 		})
-
 	})
-	// As long as the counter of a real answer.
+
+	// As long as a real answer.
 	answer := []byte(`{"page":"p","count":12,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42"` +
 		strings.Repeat(" ", 113) + "}\n")
 	e.GET("/read", func(c *gin.Context) { c.Data(http.StatusOK, "application/json", answer) })
@@ -190,10 +186,10 @@ func bare(args []string) error {
 	return http.ListenAndServe(args[0], e)
 }
 
-// topOfMany has a million keys gain, and then asks what gained most.
+// topOfMany increments a million keys, and then measures queries for those that have grown most.
 func topOfMany(t *trial, flags ...string) figures {
 	s := t.serveCounters(flags...)
-	// In batches, since only the list is measured, and the keys have to gain first.
+	// In batches, because these increments are not measured.
 	t.calls(s, "-keys", "views:#", "-batch", "1000", "-callers", "4")
 	return t.calls(s, "-path", "/api/v1/top?match=views:*&last=1h&n=10", "-callers", "1")
 }
@@ -218,12 +214,10 @@ func underDimensions(t *trial) figures {
 		"-path", "/api/v1/counters/sales:1/increment", "-body", `{"delta":1,"dimensions":{"country":"c#"}}`)
 }
 
-// inFile measures changes of counters in a data directory, and beside them what one
-// fsync costs there.
+// inFile returns a measurement of changes of counters in a data directory, and of what one fsync costs there.
 func inFile(client ...string) func(*trial) figures {
 	return func(t *trial) figures {
 		dir := t.Folder(".") // /tmp may be memory
-		// In the same folder, so that it is the same disk.
 		floor, err := syncs(filepath.Join(dir, "floor"))
 		if err != nil {
 			t.Fatal(err)
@@ -236,8 +230,7 @@ func inFile(client ...string) func(*trial) figures {
 	}
 }
 
-// syncs returns how many times a second a page of a file can be written and synced,
-// one after the other.
+// syncs returns how many times a second a page of a file can be written and then synced.
 func syncs(name string) (float64, error) {
 	f, err := os.Create(name)
 	if err != nil {
@@ -261,8 +254,8 @@ func syncs(name string) (float64, error) {
 	return float64(n) / time.Since(began).Seconds(), nil
 }
 
-// inPostgres measures changes of one exact counter in PostgreSQL, and beside them
-// plain updates of one row, each from as many connections as there are clients.
+// inPostgres measures changes of one exact counter in PostgreSQL and, as its floor, plain updates of one row. Both have
+// the same number of clients.
 func inPostgres(t *trial) figures {
 	postgres := pgtest.Start(t, "fsync=on", "shared_buffers=256MB")
 	floor, err := updates(t.Context(), postgres.Database(t))
@@ -277,13 +270,14 @@ func inPostgres(t *trial) figures {
 	return f
 }
 
+// updates returns how many times a second callers can update one row of a new table.
 func updates(ctx context.Context, url string) (float64, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return 0, err
 	}
 
-	// As many as clients, so that the floor waits for PostgreSQL alone.
+	// One connection for each caller, so that no caller waits for another one's.
 	cfg.MaxConns = callers
 	cfg.MinConns = callers
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
@@ -292,7 +286,6 @@ func updates(ctx context.Context, url string) (float64, error) {
 	}
 
 	defer pool.Close()
-
 	_, err = pool.Exec(ctx, "create table plain (key text primary key, value bigint not null) with (fillfactor = 50); "+
 		"insert into plain values ('k', 0)")
 	if err != nil {
@@ -316,30 +309,30 @@ func updates(ctx context.Context, url string) (float64, error) {
 	}
 	group.Wait()
 
-	// A receive from a closed channel gives nil if nobody has failed.
+	// If nobody has failed, the receive from the closed channel returns nil.
 	close(errs)
 	return float64(n.Load()) / time.Since(began).Seconds(), <-errs
 }
 
-// inRedis measures changes of one counter at steady rates, of as much as a core carries and of more, and how many
-// scripts Redis runs for them.
+// inRedis measures changes of one counter at several steady rates, of which the highest is more than a core can do, and
+// how many scripts Redis runs for them.
 func inRedis(t *trial) figures {
 	redis := redistest.Start(t)
 	s := t.serveCounters("--redis", redis.URL())
-	time.Sleep(4 * time.Second) // until a process that has just begun has its partitions
+	time.Sleep(4 * time.Second) // until the new server owns its partitions
 
-	// The server's own scripts, such as renewing its lease, are not the calls'.
-	idle := scripts(t, redis)
+	// Scripts that the server runs without calls, such as the renewal of its lease, do not count.
+	atStart := scripts(t, redis)
 	began := time.Now()
 	time.Sleep(callTime / 2)
-	rest := (scripts(t, redis) - idle) / time.Since(began).Seconds() // what the server does without calls
+	idlePerSecond := (scripts(t, redis) - atStart) / time.Since(began).Seconds()
 
 	f := figures{}
 	for _, load := range []struct {
 		prefix string
 		client []string
 	}{
-		// From the lightest to the heaviest, because a queue that one leaves behind would slow the next.
+		// The lightest first, because a queue that one leaves behind would slow the next.
 		{"5000_", []string{"-rate", "5000"}},
 		{"10000_", []string{"-rate", "10000"}},
 		{"batches_", []string{"-rate", "200", "-batch", "100"}},
@@ -349,7 +342,7 @@ func inRedis(t *trial) figures {
 		began := time.Now()
 
 		got := t.calls(s, append(load.client, "-callers", "500")...)
-		got["scripts_per_s"] = (scripts(t, redis)-before)/time.Since(began).Seconds() - rest
+		got["scripts_per_s"] = (scripts(t, redis)-before)/time.Since(began).Seconds() - idlePerSecond
 		got["core_percent"] = got["calls_per_s"] * got["cpu_us_per_call"] / 1e4
 
 		for name, v := range got {
@@ -360,8 +353,7 @@ func inRedis(t *trial) figures {
 	return f
 }
 
-// persisted measures how many rows are written in PostgreSQL, behind Redis, for changes of some
-// counters at a steady rate.
+// persisted measures how many rows the PostgreSQL behind a Redis writes for changes of some counters at a steady rate.
 func persisted(t *trial) figures {
 	const keys, rate = 200, 4000
 	database := pgtest.Start(t).Database(t)
@@ -370,7 +362,7 @@ func persisted(t *trial) figures {
 	const updates = "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables " +
 		"where relname = 'headcount_counters'"
 	rows := func() float64 {
-		time.Sleep(2 * time.Second) // the last checkpoint, and what PostgreSQL counts a second late
+		time.Sleep(2 * time.Second) // for the last drain, and because PostgreSQL's statistics are a second late
 		return float64(pgtest.Query[int64](t, database, updates))
 	}
 
@@ -378,7 +370,7 @@ func persisted(t *trial) figures {
 	client := []string{
 		"-keys", "votes:#", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100",
 	}
-	t.calls(s, client...) // all counters exist
+	t.calls(s, client...) // creates the counters
 
 	before := rows()
 	f := t.calls(s, client...)
@@ -400,7 +392,7 @@ func membersInRedis(t *trial) figures {
 	return figures{"bytes_each": (memory(t, redis) - before) / manyKeys}
 }
 
-// scripts returns how many scripts Redis has run. Every change is made by one.
+// scripts returns how many scripts Redis has run. Every change is one script.
 func scripts(t *trial, s *redistest.Server) float64 {
 	return info(t, s, "commandstats", "cmdstat_evalsha", "calls=%g")
 }
@@ -416,25 +408,26 @@ func info(t *trial, s *redistest.Server, section, field, format string) (n float
 	return n
 }
 
-// A caller has clients that each make a call and wait for the answer before the next.
+// A caller has clients, each of which makes one call after the other and waits for the answers.
 type caller struct {
 	url  string // of the server
 	pid  int    // its process
-	keys string // the key; a # in it, as in path and body, is a number
-	many int    // how many numbers the # stands for
+	keys string // the key; a # in keys, path and body is replaced by a random number
+	many int    // that number is less than this
 
-	// One of these says what is called; without, a counter is incremented.
-	batch   int    // changes of a call
-	members int    // members to add to one set, 1,000 in each call, until all are in it
-	path    string // this path, with the body if it has one
+	// At most one of these is set. Without them a call increments one counter.
+	batch   int    // how many changes a call makes
+	members int    // how many members to add to one set, by 1,000 in each call, until all are in it
+	path    string // what to GET or, if there is a body, where to POST it
 	body    string
 
-	rate    float64 // calls a second, together; 0: as many as go
+	rate    float64 // calls a second of all clients; 0: as many as possible
 	clients int
 	lasts   time.Duration
 
-	began       time.Time
-	begun, left atomic.Int64 // calls that were begun at a rate, and members that are not in the set
+	began time.Time
+	begun atomic.Int64 // calls, if they have a rate
+	left  atomic.Int64 // members that are not in the set yet
 }
 
 // calls is the process of the clients.
@@ -466,7 +459,7 @@ func (r *caller) run() error {
 	}
 
 	conns := make([]net.Conn, r.clients)
-	for i := range conns { // connecting is not a part of the first calls
+	for i := range conns { // before the calls, because connecting is not measured
 		conns[i], err = dial(u.Host)
 		if err != nil {
 			return err
@@ -477,7 +470,6 @@ func (r *caller) run() error {
 	took := make([][]time.Duration, r.clients)
 	errs := make([]error, r.clients)
 	r.left.Store(int64(r.members))
-	// Taken after the connections are open, which cost more than calls.
 	cpu := cpuTime(r.pid)
 	r.began = time.Now()
 
@@ -491,7 +483,7 @@ func (r *caller) run() error {
 	}
 
 	seconds := time.Since(r.began).Seconds()
-	// /proc counts in ticks, so a shorter time may look like none.
+	// /proc counts in ticks, so a shorter time may be 0 there.
 	used := max(cpuTime(r.pid)-cpu, tick)
 	all := slices.Sorted(slices.Values(slices.Concat(took...)))
 	n := float64(len(all))
@@ -514,7 +506,7 @@ func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
 
 	for {
 		due := time.Now()
-		if r.rate > 0 { // late calls are measured from when they were due
+		if r.rate > 0 { // a late call is measured from when it was due
 			due = r.began.Add(time.Duration(float64(r.begun.Add(1)) / r.rate * float64(time.Second)))
 			time.Sleep(time.Until(due))
 		}
@@ -536,12 +528,12 @@ func (r *caller) client(c net.Conn) (took []time.Duration, err error) {
 	}
 }
 
-// one puts a random number in the place of the # of a pattern.
+// one replaces the # of a pattern by a random number.
 func (r *caller) one(pattern string) string {
 	return strings.Replace(pattern, "#", strconv.Itoa(rand.IntN(r.many)), 1)
 }
 
-// call returns what is called next. from is the first of the members to add.
+// call returns the next call. from is the number of the first member to add.
 func (r *caller) call(from int64) (method, path string, body []byte) {
 	const counters = "/api/v1/counters"
 
@@ -568,7 +560,8 @@ func (r *caller) call(from int64) (method, path string, body []byte) {
 	}
 }
 
-// send sends a call and reads its answer. All clients share a core, so it does without net/http's client.
+// send makes a call and reads its answer. It does not use net/http's client, which costs more, because all clients share
+// a core.
 func send(c net.Conn, in *bufio.Reader, method, path string, body []byte) error {
 	request := fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"+
 		"X-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", method, path, c.RemoteAddr(), apiKey, len(body), body)

@@ -19,10 +19,10 @@ import (
 	"headcount/internal/redistest"
 )
 
-// growths are measured once at each size, so their figures are one for each size.
+// growths are scenarios that run once at each size, so they have one figure for each size.
 var growths = []struct {
 	name    string
-	sockets bool // sizes are numbers of connections, which the open files bound
+	sockets bool // a size is a number of connections, which the limit of open files bounds
 	measure func(t *trial, size int) figures
 }{
 	{"idle", true, joined(nil, "100", "30s")}, // two pings each, and time to return the memory of the arrival
@@ -32,7 +32,7 @@ var growths = []struct {
 	{"keys", false, overKeys},
 }
 
-// plots of growths. Each is a file, and each of its lines a row of the table.
+// plots show growths. Each plot is a file, and each of its lines is also a row of the table.
 var plots = []struct {
 	file, figure, over string
 	lines              []row
@@ -78,7 +78,7 @@ var plots = []struct {
 	}},
 }
 
-// joined has each of size users join one of the pages; "": a page of its own.
+// joined returns a measurement in which each user joins one of so many pages; "": a page of its own.
 func joined(flags []string, pages, lasts string) func(*trial, int) figures {
 	return func(t *trial, size int) figures {
 		users := strconv.Itoa(size)
@@ -87,9 +87,9 @@ func joined(flags []string, pages, lasts string) func(*trial, int) figures {
 	}
 }
 
-// overSubscribers is as busy at every size: the interval grows with the subscribers.
+// overSubscribers measures the fan-out to size subscribers.
 func overSubscribers(t *trial, size int) figures {
-	// So the number of deliveries a second is about the same at every size.
+	// The interval grows with the subscribers, so that deliveries a second are about the same at every size.
 	interval := max(time.Duration(size)*7*time.Microsecond, 10*time.Millisecond)
 
 	s := t.serve(quick(interval.String())...)
@@ -102,7 +102,7 @@ func overSubscribers(t *trial, size int) figures {
 	return f
 }
 
-// overKeys changes counters and reads counters and pages, one of size at random each time.
+// overKeys changes counters and reads counters and pages. Each call is for a random one of size keys.
 func overKeys(t *trial, size int) figures {
 	f := figures{}
 	call := func(name string, s server, store int, args ...string) {
@@ -120,9 +120,9 @@ func overKeys(t *trial, size int) figures {
 
 	servers := map[string]server{"memory": t.serveCounters(), "redis": t.serveCounters("--redis", redis.URL())}
 	for store, s := range servers {
-		call(store+"_batch", s, redis.PID(), "-batch", "1000", "-callers", "4") // makes the counters, too
+		call(store+"_batch", s, redis.PID(), "-batch", "1000", "-callers", "4") // also creates the counters
 		call(store+"_increment", s, redis.PID())
-		for range 2 { // the first time, topics are followed that are read often
+		for range 2 { // only the second counts: during the first one the server subscribes to topics that are read often
 			call(store+"_counter", s, redis.PID(), "-path", "/api/v1/counters/views:#")
 			call(store+"_page", s, redis.PID(), "-path", "/page#/counter")
 		}
@@ -131,8 +131,8 @@ func overKeys(t *trial, size int) figures {
 	return f
 }
 
-// mostSockets returns how many connections a server and its clients can have. Of the files that it may open a server
-// keeps a sixth for newcomers, stores and peers; its clients have the same limit.
+// mostSockets returns how many connections a server can have. Of the files that it may open it keeps a sixth for
+// newcomers, stores and peers. Its clients may open as many files.
 func mostSockets() int {
 	files, _ := machine.OpenFiles()
 	return int(files) * 4 / 5
@@ -192,7 +192,7 @@ func (b *bench) sizesOf(r row) []float64 {
 // plotFolder is beside BENCHMARKS.md.
 const plotFolder = "docs/plots"
 
-// draw writes a file for each plot. Its colors can be read on white and on black.
+// draw writes a file for each plot, in colors that can be read on white and on black.
 func (b *bench) draw(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -238,7 +238,6 @@ func (b *bench) draw(folder string) error {
 		if err := os.WriteFile(filepath.Join(folder, p.file+".svg"), svg.Bytes(), 0o644); err != nil {
 			return err
 		}
-
 	}
 
 	return nil

@@ -27,14 +27,14 @@ import (
 const (
 	subscribers = 5_000
 	floorTime   = 2 * time.Second
-	tick        = 0.01 // seconds, the least CPU time that /proc shows
+	tick        = 0.01 // seconds, the unit in which /proc reports CPU time
 )
 
 // frame is as long as the count frames of the simulator's pages.
 var frame = bytes.Repeat([]byte("x"), 127)
 
-// floor writes a frame to every one of the subscribers, again and again, with
-// one system call each and nothing else. Between two rounds it pauses.
+// floor writes frames to all subscribers, round after round with a pause in between. Each frame costs one system call
+// and nothing else.
 func floor(args []string) error {
 	subscribers, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -58,7 +58,7 @@ func floor(args []string) error {
 		}
 		defer c.Close()
 
-		// The number of the socket, so that nothing of Go's net package is in the loop below.
+		// The loop below writes to the file descriptor, so that it does not measure Go's net package.
 		raw, err := c.(*net.TCPConn).SyscallConn()
 		if err != nil {
 			return err
@@ -68,7 +68,7 @@ func floor(args []string) error {
 		}
 	}
 
-	// The readers share a core, and have to come to rest before CPU time is taken.
+	// The readers share one core, and are busy until all have connected.
 	time.Sleep(500 * time.Millisecond)
 	began := time.Now()
 	before := cpuTime(os.Getpid())
@@ -76,10 +76,10 @@ func floor(args []string) error {
 
 	for next := began; time.Since(began) < floorTime; {
 		for _, fd := range fds {
-			// Raw, because Go's scheduler would otherwise look after each call.
+			// A raw system call does not involve Go's scheduler.
 			n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])),
 				uintptr(len(frame)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-			// A full socket takes less, or nothing; only whole frames are deliveries.
+			// The kernel accepts less, or nothing, for a full socket; only whole frames are deliveries.
 			if errno == 0 && int(n) == len(frame) {
 				written++
 			}
@@ -89,7 +89,7 @@ func floor(args []string) error {
 		if time.Until(next) > 0 {
 			time.Sleep(time.Until(next))
 		} else {
-			// A round that took longer than the pause does not have the next ones catch up.
+			// After a round that was longer than the pause, the next ones do not catch up.
 			next = time.Now()
 		}
 	}
@@ -100,8 +100,7 @@ func floor(args []string) error {
 	})
 }
 
-// readers are subscribers that only read, with a goroutine each, like those of the
-// simulator. They end when the server ends.
+// readers runs subscribers that only read, with a goroutine each, as the simulator's do. They end when the server ends.
 func readers(args []string) error {
 	subscribers, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -129,10 +128,9 @@ func readers(args []string) error {
 	return nil
 }
 
-// dial waits until the server listens. The connection will end with a reset, so
-// that its port is free for the next run.
+// dial connects, and waits until the server, which may still be starting, listens. The connection will end with a reset,
+// so that its port is free for the next run.
 func dial(addr string) (c net.Conn, err error) {
-	// The other side is a process of its own, which may still be starting.
 	for range 100 {
 		c, err = net.DialTimeout("tcp", addr, time.Minute)
 		if err == nil {
@@ -144,14 +142,13 @@ func dial(addr string) (c net.Conn, err error) {
 	return nil, err
 }
 
-// arriving is how many clients connect, if so many files may be open.
-// At once come fewer than the server keeps room for newcomers: all clients share a
-// core, so some send their handshake late, and a server that has no more room closes
-// the connections that have sent nothing.
+// arriving is how many clients connect, if so many files may be open. arrivingAtOnce of them connect at a time, which is
+// fewer than the server has room for newcomers. All clients share a core, so some send their handshake late, and a
+// server without room closes connections that have sent nothing.
 const arriving, arrivingAtOnce = 16_000, 1_000
 
-// arrive connects everyone at once to a server (its URL and process), and waits until all have received a frame
-// of a type, the last of a welcome.
+// arrive connects all clients to a server and waits until all have received a frame of a type, the last one that
+// welcomes a client. args are the server's URL, its process id and the type.
 func arrive(args []string) error {
 	u, err := url.Parse(args[0])
 	if err != nil {
@@ -169,17 +166,17 @@ func arrive(args []string) error {
 	took := make([]time.Duration, n)
 	errs := make([]error, n)
 	var group sync.WaitGroup
-	under := make(chan struct{}, arrivingAtOnce)
+	room := make(chan struct{}, arrivingAtOnce)
 	var again atomic.Int64 // connections that the clients had to open again
 	began := time.Now()
 	before := cpuTime(pid)
 
 	for i := range n {
 		group.Go(func() {
-			// All these clients share a core, so a client may send its handshake a
-			// second late. If the server has no room then, the client connects again.
-			under <- struct{}{}
-			defer func() { <-under }()
+			room <- struct{}{}
+			defer func() { <-room }()
+
+			// A server that had no room for a late handshake has closed the connection, so the client tries again.
 			for tries := 0; tries == 0 || errs[i] != nil && tries < 20; tries++ {
 				again.Add(int64(min(tries, 1)))
 				errs[i] = welcomed(u.Host, handshake, args[2])
@@ -206,7 +203,7 @@ func arrive(args []string) error {
 	})
 }
 
-// handshakeOf returns the request for a WebSocket of a server.
+// handshakeOf returns the request that opens a WebSocket to a host.
 func handshakeOf(host string) string {
 	return "GET /-/ws HTTP/1.1\r\nHost: " + host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
 		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" +

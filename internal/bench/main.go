@@ -1,10 +1,8 @@
 //go:build linux
 
-// Bench measures the server of this repository and writes BENCHMARKS.md. It runs
-// every scenario several times, with the server on one core and its clients on
-// another. In the same run it measures what plain system calls cost on the machine.
-// Where costs could grow faster than the load, it measures once at each of several sizes
-// and draws a plot.
+// Bench measures the server of this repository and writes BENCHMARKS.md. It runs every scenario several times, with the
+// server on one core and its clients on another. In the same run it measures the floor: what plain system calls cost on
+// the machine. Where costs could grow faster than the load, it measures once at each of several sizes and draws a plot.
 //
 // It needs Linux, two cores and taskset(1).
 package main
@@ -28,7 +26,7 @@ import (
 )
 
 func main() {
-	// Before the flags are parsed: a helper has arguments of its own.
+	// A helper has arguments of its own, so this comes before the flags.
 	if len(os.Args) > 1 && helpers[os.Args[1]] != nil {
 		if err := helpers[os.Args[1]](os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "bench "+os.Args[1]+":", err)
@@ -60,25 +58,25 @@ func main() {
 	}
 }
 
-// helpers are the parts that this program runs as separate processes.
+// helpers are the parts of this program that it runs as processes of their own, by the argument that names them.
 var helpers = map[string]func(args []string) error{
-	"floor": floor, "readers": readers, "arrive": arrive, "calls": calls, "gin": bare,
+	"floor": floor, "readers": readers, "arrive": arrive, "calls": calls, "gin": serveGin,
 	"people": joinPeople,
 }
 
-// bench is one run of everything.
+// bench is one run of all scenarios that were chosen.
 type bench struct {
 	program string
-	self    string
-	runs    int
+	self    string               // the file of this program
+	runs    int                  // of each scenario
 	sizes   []int                // of growths
 	people  int                  // in the scenario of that name
 	version string               // of the program
-	load    float64              // the load of the machine before the run
+	load    float64              // the load average of the machine before the run
 	figures map[string][]float64 // by scenario and name; one figure per run, or per size
 
 	bare   string // the folder with the programs of bare servers
-	noBare error  // why there are none
+	noBare error  // why they could not be built
 }
 
 func (b *bench) run(ctx context.Context, out, only string) (err error) {
@@ -97,12 +95,11 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		return err
 	}
 
-	raiseFiles()
+	raiseFileLimit()
 	b.figures = map[string][]float64{}
 
 	chosen := func(name string) bool { return only == "" || slices.Contains(strings.Split(only, ","), name) }
 
-	needsBare := func(name string) bool { return strings.HasPrefix(name, beside) }
 	if slices.ContainsFunc(scenarios, func(s scenario) bool { return needsBare(s.name) && chosen(s.name) }) {
 		remove, err := b.buildBare(ctx)
 		if err != nil {
@@ -111,13 +108,36 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		defer remove()
 	}
 
-	// After the builds and before the first scenario, which are loads of our own. One scenario writes no page.
+	// The builds above and the scenarios below are loads of our own, so the load is taken in between. Only a complete
+	// BENCHMARKS.md mentions it.
 	if only == "" {
 		time.Sleep(settling)
 		b.load = loadAverage()
 	}
 
-	// Scenario by scenario: runs of one that are close in time show how much a figure varies.
+	if err := b.measureScenarios(ctx, chosen); err != nil {
+		return err
+	}
+	if err := b.measureGrowths(ctx, chosen); err != nil {
+		return err
+	}
+
+	// A part of the table must not replace the file that has all of it.
+	if only != "" {
+		_, err = os.Stdout.Write(b.page())
+		return err
+	}
+
+	if err := b.draw(filepath.Join(filepath.Dir(out), plotFolder)); err != nil {
+		return err
+	}
+	return os.WriteFile(out, b.page(), 0o644)
+}
+
+func needsBare(scenario string) bool { return strings.HasPrefix(scenario, beside) }
+
+func (b *bench) measureScenarios(ctx context.Context, chosen func(name string) bool) error {
+	// All runs of a scenario, and then the next: runs that are close in time show how much a figure varies.
 	for _, s := range scenarios {
 		if needsBare(s.name) && b.noBare != nil {
 			continue
@@ -134,6 +154,10 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		}
 	}
 
+	return nil
+}
+
+func (b *bench) measureGrowths(ctx context.Context, chosen func(name string) bool) error {
 	for _, g := range growths {
 		for _, size := range b.sizes {
 			if !chosen(g.name) {
@@ -152,16 +176,7 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		}
 	}
 
-	// A part of the table must not replace the file that has all of it.
-	if only != "" {
-		_, err = os.Stdout.Write(b.page())
-		return err
-	}
-
-	if err := b.draw(filepath.Join(filepath.Dir(out), plotFolder)); err != nil {
-		return err
-	}
-	return os.WriteFile(out, b.page(), 0o644)
+	return nil
 }
 
 // measure adds the figures of a trial to those of its scenario.
@@ -179,14 +194,14 @@ func (b *bench) measure(ctx context.Context, scenario, which string, measure fun
 	return nil
 }
 
-// raiseFiles raises the limit of open files as far as possible. Children inherit it.
-func raiseFiles() {
+// raiseFileLimit raises the limit of open files as far as possible. Child processes inherit it.
+func raiseFileLimit() {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
 		return
 	}
 
-	// Raising the hard limit needs a privilege.
+	// Only a privileged process may raise the hard limit. Any process may raise its own limit up to that.
 	if unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 50_000, Max: max(50_000, l.Max)}) != nil {
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: l.Max, Max: l.Max})
 	}

@@ -20,8 +20,7 @@ type scenario struct {
 	measure func(*trial) figures
 }
 
-// scenarios in the order in which they are measured. With growths they take
-// about twenty minutes.
+// scenarios are in the order in which they are measured. With growths they take about twenty minutes.
 var scenarios = []scenario{
 	{"floor", floored(subscribers, "1ms")},
 	{"floor-asleep", floored(subscribers, "250ms")},
@@ -56,7 +55,7 @@ var scenarios = []scenario{
 	{beside + "idle", besideBare(idleBeside)},
 }
 
-// once has the scenarios that are run once, since their runs agree or are far from what is asked.
+// once has the scenarios that run only once, because their runs agree, or are far from the goal.
 var once = map[string]bool{
 	"floor-asleep": true, "asleep": true, "hidden": true, "slow": true, "storm": true, "top": true,
 	"top-postgres": true,
@@ -64,16 +63,16 @@ var once = map[string]bool{
 	"postgres": true, "persisted": true, beside + "idle": true, "people": true,
 }
 
-// quick are the flags with which only the machine limits the deliveries.
+// quick returns the flags with which only the machine limits the deliveries.
 func quick(interval string) []string {
 	return []string{"--update-interval", interval, "--delivery-budget", "1000000"}
 }
 
-// A row of the table: the figure, what it is divided by, and what stands beside it.
+// A row of the table.
 type row struct {
 	what   string
-	figure string // scenario and name
-	unit   float64
+	figure string  // scenario and name
+	unit   float64 // the figure is divided by it
 	digits int
 	beside string // the goal and the floor; a {figure} in it is measured in this run
 }
@@ -181,7 +180,7 @@ func (b *bench) page() []byte {
 	p.WriteString("The server is on one core, its clients on another, loopback, without TLS unless a row says " +
 		"otherwise.\nEach figure is the median of the runs behind it. \"Floor\" is what the work costs without this " +
 		"program, as the row says; where that is a figure of its own, it was measured in the same run.\n")
-	p.WriteString(b.company() + "\n| | median | runs | beside it |\n|---|---|---|---|\n")
+	p.WriteString(b.loadWarning() + "\n| | median | runs | beside it |\n|---|---|---|---|\n")
 
 	for _, r := range slices.Concat(rows, rowsBeside()) {
 		runs := b.figures[r.figure]
@@ -251,8 +250,8 @@ func number(v float64, digits int) string {
 	return whole
 }
 
-// company returns a sentence if the machine had other work to do.
-func (b *bench) company() string {
+// loadWarning returns a sentence for the page if the machine had other work to do.
+func (b *bench) loadWarning() string {
 	if b.load < 1 {
 		return ""
 	}

@@ -39,8 +39,8 @@ const peopleText = "\nPeople: a server may open 20,000 files here, so there are 
 	"a tenth of the CPU. One source address has ports for 14,000\nconnections to a server before the system searches " +
 	"for them at length, which only clients on one machine meet.\n"
 
-// people has very many users join pages that all processes share. One process may not have so many files open, so
-// there are several servers over one Redis, and as many processes of clients, each with addresses of its own.
+// people lets very many users join pages that all servers share. One process may not open that many files, so there are
+// several servers over one Redis, and as many processes of clients, each with source addresses of its own.
 func people(t *trial) figures {
 	each := mostSockets()
 	processes := (t.people + each - 1) / each
@@ -52,7 +52,7 @@ func people(t *trial) figures {
 		servers[i] = t.serve("--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr())
 		pids = append(pids, servers[i].PID())
 	}
-	time.Sleep(5 * time.Second) // until each of them has its partitions
+	time.Sleep(5 * time.Second) // until each server owns its partitions
 
 	before := cpuOf(pids)
 	redisBefore := cpuTime(redis.PID())
@@ -96,8 +96,8 @@ func people(t *trial) figures {
 	return f
 }
 
-// party starts the clients of a server, every step-th one of all from the first on. The decoder reads their figures,
-// when the count of each is right; they stay until the trial ends.
+// party starts the clients of a server: of all people every step-th one, from the first on. The decoder reads their
+// figures, which they print when the count of each is right. They stay until the trial ends.
 func (t *trial) party(s server, first, step int) *json.Decoder {
 	out, in := io.Pipe()
 	cmd := benchenv.On(t.Context(), benchenv.ClientCore, t.self, "people", s.addr, strconv.Itoa(first),
@@ -105,8 +105,8 @@ func (t *trial) party(s server, first, step int) *json.Decoder {
 	cmd.Stdout = in
 	p := t.Start(cmd)
 
-	// So that the decoder does not wait for the figures of those who have ended.
-	go func() {
+	// If the process ends without figures, the decoder must not wait for them.
+	go func() { // ends with the process
 		<-p.Ended()
 		_ = in.Close()
 	}()
@@ -159,21 +159,22 @@ func memoryOf(pids []int) (bytes float64) {
 	return bytes
 }
 
-// crowd are the people of one process.
+// crowd are the people of one process: numbers first, first+step, first+2*step and so on, below all.
 type crowd struct {
 	addr  string
-	first int // of their numbers, each step-th is one of theirs
+	first int
 	step  int
-	all   int // people, of all processes
-	room  chan struct{}
+	all   int           // people, of all processes
+	room  chan struct{} // bounds how many join at once
 
-	right sync.WaitGroup // those whose count is not right yet
+	right sync.WaitGroup // waits for those whose count is not right yet
 
 	mu                  sync.Mutex // guards what follows
 	lastJoin, lastRight time.Time
 }
 
-// joinPeople has people join by a timetable, reports when the count of each is right, and then stays until it is ended.
+// joinPeople lets people join by a timetable, reports when the count of each is right, and then stays until it is
+// killed.
 func joinPeople(args []string) error {
 	var numbers [3]int
 	for i := range numbers {
@@ -190,7 +191,7 @@ func joinPeople(args []string) error {
 	began := time.Now()
 
 	for i := first; i < all; i += step {
-		// By a timetable, so that all processes are done at about the same time.
+		// The timetable lets all processes finish at about the same time.
 		time.Sleep(time.Until(began.Add(time.Second * time.Duration(i) / arrivalsPerSec)))
 		c.room <- struct{}{}
 		c.right.Add(1)
@@ -223,7 +224,7 @@ func joinPeople(args []string) error {
 
 // join connects person i, joins a page, and reads until the connection ends.
 func (c *crowd) join(i int) error {
-	// Two addresses for a process, 127.0.0.2 and on: with 14,000 connections from one of them the system has used up
+	// Each process has two addresses, from 127.0.0.2 on: after 14,000 connections from one address the system has used
 	// the ports that it prefers, and begins to try them all.
 	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+2*c.first+i/c.step%2))}}
 	conn, err := from.Dial("tcp", c.addr)
@@ -245,12 +246,8 @@ func (c *crowd) join(i int) error {
 	}
 	c.note(&c.lastJoin)
 
-	isIn := sync.OnceFunc(func() { <-c.room })
-	defer isIn()
-	isRight := sync.OnceFunc(func() {
-		c.note(&c.lastRight)
-		c.right.Done()
-	})
+	joined := sync.OnceFunc(func() { <-c.room })
+	defer joined()
 
 	r := bufio.NewReaderSize(conn, 512) // small, because there are many
 	status, err := r.ReadString('\n')
@@ -261,11 +258,25 @@ func (c *crowd) join(i int) error {
 		return fmt.Errorf("after %q: %w", status, err)
 	}
 
+	if err := c.stay(conn, r, expected, joined); err != nil {
+		return fmt.Errorf("after %q: %w", status, err)
+	}
+	return nil
+}
+
+// stay reads the frames of a person until the connection ends, and answers pings. It calls joined at the first count.
+func (c *crowd) stay(conn net.Conn, r *bufio.Reader, expected int64, joined func()) error {
+	isRight := sync.OnceFunc(func() {
+		c.note(&c.lastRight)
+		c.right.Done()
+	})
+
 	for {
 		opcode, payload, err := readFrame(r)
 		if err != nil {
-			return fmt.Errorf("after %q: %w", status, err)
+			return err
 		}
+
 		switch opcode {
 		case pingOpcode:
 			if _, err := conn.Write(emptyPong); err != nil {
@@ -279,14 +290,14 @@ func (c *crowd) join(i int) error {
 		if opcode != textOpcode || client.ParseFrame(payload, &f) != nil || f.Type != "count" {
 			continue
 		}
-		isIn()
+		joined()
 		if f.Count.Count == expected && !f.Count.Stale {
 			isRight()
 		}
 	}
 }
 
-// note sets one of the times.
+// note sets one of the two times to now.
 func (c *crowd) note(at *time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -323,7 +334,7 @@ func readFrame(r *bufio.Reader) (opcode byte, payload []byte, err error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	_, _ = r.Discard(skip + size) // what was peeked at can be
+	_, _ = r.Discard(skip + size) // cannot fail after the Peek
 
 	return opcode, payload[skip:], nil
 }

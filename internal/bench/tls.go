@@ -27,7 +27,7 @@ func fannedOutOverTLS(args ...string) func(*trial) figures {
 
 		s := t.serve(quick("35ms")...)
 		plain := t.simulate(s, args...)
-		// Each server has the core for itself while it is measured.
+		// Ended, so that the next server has the core to itself.
 		s.End(benchenv.EndTime)
 
 		s = t.serve(append(quick("35ms"), "--tls-cert", cert.File, "--tls-key", cert.Key)...)
@@ -52,7 +52,7 @@ func fannedOutOverTLS(args ...string) func(*trial) figures {
 	}
 }
 
-// nginxConf is an nginx in front of a server, of one process. dir has the certificate.
+// nginxConf configures an nginx of one process in front of a server. {dir} has the certificate.
 const nginxConf = `daemon off; master_process off; worker_rlimit_nofile 50000;
 pid {dir}/nginx.pid; error_log {dir}/error.log crit;
 events { worker_connections 40000; }
@@ -77,8 +77,8 @@ http {
 }
 `
 
-// throughNginx is simulate with clients that reach the server through nginx, which speaks TLS with them.
-// CPU time is that of both processes.
+// throughNginx is simulate with clients that reach the server through nginx, which terminates TLS. CPU time is that of
+// both processes.
 func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, args ...string) figures {
 	program, err := exec.LookPath("nginx")
 	if err != nil {
@@ -100,7 +100,7 @@ func (t *trial) throughNginx(dir string, cert servertest.Certificate, s server, 
 		t.Fatalf("nginx does not listen (make setup installs it): %w", err)
 	}
 
-	// What nginx takes without connections is not theirs.
+	// The memory of nginx without connections does not count.
 	before := mostMemory(proxy.PID())
 	s.url = "https://" + listen
 	s.roots = cert.File

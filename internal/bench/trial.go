@@ -29,12 +29,12 @@ func (b *bench) try(ctx context.Context, measure func(*trial) figures) (f figure
 	return f, err
 }
 
-// A server is one that is measured.
+// A server is a process that is measured.
 type server struct {
 	*servertest.Process
 	addr  string
 	url   string
-	roots string // a file of certificates that clients trust; "": those of the system
+	roots string // a file with the root certificates that clients trust; "": the system's
 }
 
 // serve runs the program with flags.
@@ -43,37 +43,36 @@ func (t *trial) serve(flags ...string) server {
 	return server{Process: s.Process, addr: s.Addr, url: "http://" + s.Addr}
 }
 
-// helper runs one of the helpers on a core, with an address for it and others to meet.
+// helper runs one of the helpers on a core. It gets an address, which it listens on or connects to.
 func (t *trial) helper(core int, name string, args ...string) server {
 	addr := servertest.FreeAddr()
 	p := t.Start(benchenv.On(t.Context(), core, t.self, append([]string{name, addr}, args...)...))
 	return server{Process: p, addr: addr, url: "http://" + addr}
 }
 
-// output runs cmd and reads the JSON that it prints.
+// output runs cmd and decodes the JSON that it prints.
 func (t *trial) output(cmd *exec.Cmd, into any) {
-	var out, complaints bytes.Buffer
-	cmd.Stdout = &out
-	cmd.Stderr = &complaints
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout = &stdout
+	cmd.Stderr = &stderr
 
 	if err := cmd.Run(); err != nil {
-		// Without the words of taskset, which begin each command.
-		t.Fatalf("%s: %w\n%s%s", strings.Join(cmd.Args[3:], " "), err, out.Bytes(), complaints.Bytes())
+		// Each command begins with "taskset -c CORE", which does not matter here.
+		t.Fatalf("%s: %w\n%s%s", strings.Join(cmd.Args[3:], " "), err, stdout.Bytes(), stderr.Bytes())
 	}
 
-	if err := json.Unmarshal(out.Bytes(), into); err != nil {
+	if err := json.Unmarshal(stdout.Bytes(), into); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// simulated runs a scenario of the simulator against a server with flags.
+// simulated returns a measurement: it runs a scenario of the simulator against a server with flags.
 func simulated(flags []string, args ...string) func(*trial) figures {
 	return func(t *trial) figures { return t.simulate(t.serve(flags...), args...) }
 }
 
-// simulate runs a scenario of the simulator. It returns the scenario's figures and some of
-// its report. What the server uses, and other processes that args name by --pid, is
-// counted together.
+// simulate runs a scenario of the simulator. It returns the scenario's figures and some of its report. CPU time and
+// memory are those of the server and of the processes that args name by --pid, together.
 func (t *trial) simulate(s server, args ...string) figures {
 	var report struct {
 		Figures    figures
@@ -88,9 +87,8 @@ func (t *trial) simulate(s server, args ...string) figures {
 	}
 	t.output(cmd, &report)
 
-	// Only some scenarios have figures of their own.
 	f := report.Figures
-	if f == nil {
+	if f == nil { // only some scenarios have figures of their own
 		f = figures{}
 	}
 
@@ -110,7 +108,7 @@ func (t *trial) arrive(s server, frame string) (f figures) {
 	return f
 }
 
-// floored measures plain send(2) in place of a server, to so many subscribers.
+// floored returns a measurement of plain send(2) to that many subscribers, in place of a server.
 func floored(subscribers int, pause string) func(*trial) figures {
 	return func(t *trial) (f figures) {
 		n := strconv.Itoa(subscribers)

@@ -34,7 +34,6 @@ func serve(addr, interval string) error {
 		return err
 	}
 
-	// A text is compiled into a frame once, and the frame is written to everyone.
 	hub := work.NewHub(func(text []byte) []byte { return ws.MustCompileFrame(ws.NewTextFrame(text)) })
 	p, err := newPoller(hub)
 	if err != nil {
@@ -80,7 +79,7 @@ func (p *poller) upgrade(c net.Conn) {
 	}
 }
 
-// answer returns the answer to a GET. The library has no other words for it than a rejected upgrade, of any status.
+// answer returns the answer to a GET. The library can send one only as a rejected upgrade, whose status may be 200.
 func (p *poller) answer(path string) error {
 	return ws.RejectConnectionError(
 		ws.RejectionStatus(200),

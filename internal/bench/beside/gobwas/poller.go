@@ -13,7 +13,7 @@ import (
 	"beside/work"
 )
 
-// A poller has all WebSockets. One goroutine reads them, with one buffer for all.
+// A poller has all WebSockets. One goroutine reads them, with one buffer.
 type poller struct {
 	hub   *work.Hub
 	epoll int
@@ -27,8 +27,8 @@ func newPoller(hub *work.Hub) (*poller, error) {
 	return &poller{hub: hub, epoll: epoll, conns: map[int]*conn{}}, err
 }
 
-// add takes over the connection. It keeps a second file descriptor, which Go's runtime does not wait for, and closes
-// the first one.
+// add takes over the connection. It duplicates the file descriptor, so that Go's runtime does not poll it, and closes
+// the original.
 func (p *poller) add(c *net.TCPConn, id string) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -41,7 +41,7 @@ func (p *poller) add(c *net.TCPConn, id string) error {
 	if err := errors.Join(err, duplicated); err != nil {
 		return err
 	}
-	_ = c.Close() // before epoll has the connection, which would keep it as long as any descriptor is open
+	_ = c.Close() // before epoll gets the connection, which stays in epoll as long as any descriptor of it is open
 
 	one := &conn{poller: p, fd: fd}
 	one.client = p.hub.Welcome(id, one)
@@ -90,7 +90,7 @@ type conn struct {
 	poller *poller
 	fd     int
 	client *work.Client
-	ahead  []byte // the beginning of a frame whose end has not come
+	ahead  []byte // the beginning of a frame that has not arrived completely
 
 	mu     sync.Mutex
 	unsent []byte

@@ -1,4 +1,4 @@
-// Nbio counts with github.com/lesismal/nbio: nbio ADDRESS INTERVAL. It is set up as its documentation does.
+// Nbio counts with github.com/lesismal/nbio: nbio ADDRESS INTERVAL. It sets the library up as its documentation does.
 package main
 
 import (
@@ -36,9 +36,9 @@ func serve(addr, interval string) error {
 		if err != nil {
 			return // Upgrade has answered
 		}
-		// The hub writes frames that are encoded already to nbio's connection below the WebSocket. That is sound where
-		// nbio does not block: websocket.Conn writes its own frames in the same way, with one Write each, for which the
-		// connection has a lock and a queue of its own.
+		// The hub writes encoded frames to nbio's connection below the WebSocket. That is sound in nbio's non-blocking
+		// mode: websocket.Conn writes its own frames in the same way, with one Write each, and the connection has a lock
+		// and a queue of its own.
 		c.SetSession(hub.Welcome(r.URL.Query().Get("id"), c.Conn))
 	})
 
@@ -64,7 +64,8 @@ func newUpgrader(hub *work.Hub) *websocket.Upgrader {
 	})
 	u.OnClose(func(c *websocket.Conn, _ error) {
 		if client, ok := c.Session().(*work.Client); ok {
-			go hub.Gone(client) // a write of the hub may have closed the connection, and has the hub's lock
+			// Asynchronously, because a write of the hub, which holds its lock, may have closed the connection.
+			go hub.Gone(client)
 		}
 	})
 

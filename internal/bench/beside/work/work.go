@@ -1,5 +1,5 @@
-// Package work is what the bare servers do beside their WebSockets: count the connections on each page, and send
-// counts that changed to the page's subscribers.
+// Package work is what the bare servers share. It counts the connections on each page, and sends counts that changed to
+// the page's subscribers.
 //
 // It is much less than Headcount does, so that the servers cost what their libraries cost. It has no identity (a
 // connection is a user), no rules of presence (somebody who reconnects has left), no bounds and no metrics. Pings are
@@ -193,7 +193,7 @@ func (h *Hub) pageLocked(name string) *page {
 	return h.pages[name]
 }
 
-// sendLocked ignores errors, as everything here does: the server's reading side sees that the connection has ended.
+// sendLocked ignores errors, as all writes here do: reading from the connection will fail, too.
 func (h *Hub) sendLocked(c *Client, text string) { _, _ = c.to.Write(h.encode([]byte(text))) }
 
 // Run sends counts that changed, once an interval, and pings. It never returns.
@@ -222,7 +222,6 @@ func (h *Hub) sendCounts() {
 		}
 
 		p.dirty = false
-		// Once for all, so that the libraries are compared by what they write.
 		frame := h.encode([]byte(`{"type":"count",` + p.text()))
 		for _, c := range p.clients {
 			_, _ = c.to.Write(frame)
@@ -239,7 +238,7 @@ func (h *Hub) sendPings(group int) {
 	}
 }
 
-// Answer returns the answer to a GET of a path, which is that of a page's count.
+// Answer returns the answer to a GET of a path, which names the page of a count.
 func (h *Hub) Answer(path string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
