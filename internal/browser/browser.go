@@ -1,7 +1,7 @@
-// Package browser runs the browser client, as the server serves it, in simulations: the tabs of one browser, which
-// share storage, locks and channels, each in a JavaScript interpreter of its own. It starts no timers and no
-// connections but by the package time and by Config.Dial, so that in a bubble of synctest its clock and its network are
-// the simulation's.
+// Package browser runs the browser client in simulations, in the form in which the server serves it. A Browser has tabs,
+// each in a JavaScript interpreter of its own, which share storage, locks and channels. Its timers are those of package
+// time and its connections come from Config.Dial, so that in a bubble of synctest its clock and its network are the
+// simulation's.
 package browser
 
 import (
@@ -17,27 +17,28 @@ import (
 // Config tunes a Browser.
 type Config struct {
 	Address string // of the page that all tabs show, on the server's own origin
-	Files   fs.FS  // what the server has under /-/
+	Files   fs.FS  // that the server serves under /-/
 	Chance  *rand.Rand
 	// Dial connects to the server.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Asked is told of each request but those for WebSockets. It must not block.
+	// Asked is called with each request but those for WebSockets. It must not block.
 	Asked func(method, address string)
-	// Say takes what the console shows. Fail takes what no script has caught.
+	// Say is called with each line of the console. Fail is called with each exception that no script catches.
 	Say, Fail func(text string)
 }
 
-// Browser is one browser. Any goroutine may call Do; everything else is for functions that Do runs.
+// Browser is one browser. Any goroutine may call New, Do and Close; everything else, tabs included, is for functions
+// that Do runs.
 type Browser struct {
 	cfg  Config
 	web  *http.Client
 	todo chan func()
 	ctx  context.Context
 	stop context.CancelFunc
-	work sync.WaitGroup // the loop and the network
+	work sync.WaitGroup // the goroutines of the loop and of the network
 
 	// Only the loop uses these.
-	soon     []func() // what follows from what runs now
+	soon     []func() // run after the function that runs now
 	tabs     []*Tab
 	stored   map[string]string
 	locks    map[string]*lock
@@ -72,7 +73,7 @@ func (b *Browser) Do(f func()) {
 	}
 }
 
-// loop runs everything that scripts do: a browser of one thread.
+// loop runs all scripts of all tabs, one after the other.
 func (b *Browser) loop() {
 	for {
 		select {
@@ -92,7 +93,7 @@ func (b *Browser) loop() {
 	}
 }
 
-// lock is a Web Lock: the first has it, and the others wait.
+// lock is a Web Lock.
 type lock struct {
 	holder  *request
 	waiting []*request
@@ -101,12 +102,12 @@ type lock struct {
 // request is a tab's request for a lock.
 type request struct {
 	tab     *Tab
-	name    string
+	name    string // of the lock
 	granted func()
 	stolen  func()
 }
 
-// request asks for a lock; steal takes it from whoever has it.
+// request requests a lock. If steal is set, it takes the lock from its holder.
 func (b *Browser) request(r *request, steal bool) {
 	l := b.locks[r.name]
 	if l == nil {
@@ -136,7 +137,7 @@ func (b *Browser) grant(l *lock) {
 	l.holder.tab.task(l.holder.granted)
 }
 
-// withdraw takes back a request, and reports whether it was waiting.
+// withdraw cancels a request, and reports whether it was waiting.
 func (b *Browser) withdraw(r *request) bool {
 	l := b.locks[r.name]
 	before := len(l.waiting)
@@ -156,9 +157,9 @@ func (b *Browser) release(r *request) {
 
 // channel is a tab's end of a BroadcastChannel.
 type channel struct {
-	tab  *Tab
-	name string
-	hear func(text string)
+	tab     *Tab
+	name    string
+	receive func(text string)
 }
 
 // post sends a message to all other ends of the channel.
@@ -167,7 +168,7 @@ func (b *Browser) post(from *channel, text string) {
 		if c != from && c.name == from.name {
 			c.tab.task(func() {
 				if slices.Contains(b.channels, c) {
-					c.hear(text)
+					c.receive(text)
 				}
 			})
 		}

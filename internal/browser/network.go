@@ -10,11 +10,11 @@ import (
 	"github.com/dop251/goja"
 )
 
-// socket is a WebSocket for a script, whose functions on has.
+// socket opens a WebSocket for a script. on has the script's callbacks.
 func (t *Tab) socket(address, protocol string, on *goja.Object) map[string]any {
-	opened, heard, ended := t.calling(on.Get("opened")), t.calling(on.Get("heard")), t.calling(on.Get("ended"))
+	opened, received, ended := t.calling(on.Get("opened")), t.calling(on.Get("received")), t.calling(on.Get("ended"))
 	ctx, cancel := context.WithCancel(t.page)
-	out := make(chan string, 256) // frames; a script that is further ahead loses the connection
+	out := make(chan string, 256) // frames to send; when it is full, the connection is closed
 
 	t.b.work.Go(func() {
 		defer t.later(func() { ended() })
@@ -50,7 +50,7 @@ func (t *Tab) socket(address, protocol string, on *goja.Object) map[string]any {
 				return
 			}
 			text := string(data)
-			t.later(func() { heard(text) })
+			t.later(func() { received(text) })
 		}
 	})
 
@@ -68,21 +68,21 @@ func (t *Tab) socket(address, protocol string, on *goja.Object) map[string]any {
 
 func (t *Tab) origin() string { return strings.TrimSuffix(t.b.cfg.Address, "/") }
 
-// asked is a request.
+// asked is an HTTP request.
 type asked struct {
 	method, url, body string
 	headers           map[string]string
 }
 
-// answering takes what comes of a request: answered, with the body unless it is an event stream, which is heard in
-// pieces; and failed, when there is no answer or a stream has ended.
+// answering has the callbacks of a request. answered gets the body, unless that is an event stream, whose parts go to
+// received. failed is called when there is no answer, or when a stream has ended.
 type answering struct {
 	answered func(status int, headers map[string]string, body string)
-	heard    func(text string)
+	received func(text string)
 	failed   func()
 }
 
-// call makes a request for a script, whose functions on has.
+// call makes the request what for a script. on has the script's callbacks.
 func (t *Tab) call(what, on *goja.Object) map[string]any {
 	request := asked{
 		method: what.Get("method").String(), url: what.Get("url").String(), body: what.Get("body").String(),
@@ -97,11 +97,11 @@ func (t *Tab) call(what, on *goja.Object) map[string]any {
 	to := answering{
 		answered: func(status int, headers map[string]string, body string) { answered(status, headers, body) },
 		failed:   func() { failed() },
-		heard:    func(string) {},
+		received: func(string) {},
 	}
-	if hear := on.Get("heard"); hear != nil {
-		heard := t.calling(hear)
-		to.heard = func(text string) { heard(text) }
+	if receive := on.Get("received"); receive != nil {
+		received := t.calling(receive)
+		to.received = func(text string) { received(text) }
 	}
 
 	ctx, cancel := context.WithCancel(t.page)
@@ -110,7 +110,7 @@ func (t *Tab) call(what, on *goja.Object) map[string]any {
 	return map[string]any{"cancel": cancel}
 }
 
-// ask makes a request. Nobody hears of one whose ctx has ended.
+// ask makes a request. It calls none of the callbacks once ctx has ended.
 func (t *Tab) ask(ctx context.Context, what asked, to answering) {
 	later := func(f func()) {
 		t.later(func() {
@@ -158,14 +158,14 @@ func (t *Tab) ask(ctx context.Context, what asked, to answering) {
 	})
 }
 
-// listen passes on an event stream.
+// listen passes an event stream on to received.
 func (t *Tab) listen(stream io.Reader, later func(func()), to answering) {
 	buf := make([]byte, 4096)
 	for {
 		n, err := stream.Read(buf)
 		if n > 0 {
 			text := string(buf[:n])
-			later(func() { to.heard(text) })
+			later(func() { to.received(text) })
 		}
 		if err != nil {
 			later(to.failed)

@@ -1,5 +1,5 @@
-// What a browser gives to the client, as far as the client uses it. The simulation gives the rest as host: time,
-// storage, other tabs, and the network. Nothing here knows of Headcount.
+// The parts of a browser that the client uses. They are made of `host`, by which the simulation provides time, storage,
+// other tabs and the network. Nothing here knows Headcount.
 'use strict';
 
 // ---- events
@@ -81,7 +81,7 @@ const aborted = () => new DOMException('aborted', 'AbortError');
 const windowEvents = new EventTarget();
 const addEventListener = windowEvents.addEventListener.bind(windowEvents);
 const document = Object.assign(new EventTarget(), { hidden: false, cookie: '' });
-// The library's own does not know of changed parameters.
+// The library's own href leaves out changes of searchParams.
 globalThis.URL = class extends URL {
   get href() {
     return this.toString();
@@ -100,7 +100,7 @@ const localStorage = new Proxy(
   },
 );
 
-// The interpreter's own does not compare numbers in texts as numbers.
+// The interpreter's own has no option `numeric`, which compares digits in a string as numbers.
 String.prototype.localeCompare = function (other) {
   const [ours, theirs] = [this.split(/(\d+)/), other.split(/(\d+)/)];
   for (let i = 0; i < ours.length && i < theirs.length; i++) {
@@ -155,7 +155,7 @@ class WebSocket extends EventTarget {
     super();
     this.#socket = host.socket(`${url}`, protocol, {
       opened: () => this.dispatchEvent(new Event('open')),
-      heard: (data) => this.dispatchEvent(new MessageEvent('message', { data })),
+      received: (data) => this.dispatchEvent(new MessageEvent('message', { data })),
       ended: () => this.dispatchEvent(new Event('close')),
     });
   }
@@ -187,7 +187,7 @@ const fetch = (url, { method = 'GET', headers = {}, body = '', signal } = {}) =>
     });
   });
 
-const AGAIN_MS = 3_000; // before a stream that broke is opened again
+const AGAIN_MS = 3_000; // until a broken stream is opened again
 
 class EventSource extends EventTarget {
   static CLOSED = 2;
@@ -209,7 +209,7 @@ class EventSource extends EventTarget {
         this.readyState = 1;
         if (status !== 200) this.#fail(true);
       },
-      heard: (text) => this.#hear(text),
+      received: (text) => this.#receive(text),
       failed: () => this.#fail(false),
     });
   }
@@ -219,7 +219,7 @@ class EventSource extends EventTarget {
     if (!forGood) this.#timer = setTimeout(() => this.#open(), AGAIN_MS);
     this.dispatchEvent(new Event('error'));
   }
-  #hear(text) {
+  #receive(text) {
     const events = (this.#text + text).split('\n\n');
     this.#text = events.pop();
     for (const event of events) {

@@ -24,11 +24,11 @@ type Tab struct {
 	page   context.Context // ends with the tab
 	end    context.CancelFunc
 	timers map[int64]*time.Timer
-	timer  int64 // the newest
+	timer  int64 // id of the newest one
 	locks  []*request
 
 	frozen  bool
-	waiting []func() // what a frozen tab does later
+	waiting []func() // tasks of a frozen tab, which run when it thaws
 }
 
 //go:embed platform.js
@@ -39,8 +39,8 @@ var platformProgram = sync.OnceValue(func() *goja.Program {
 	return goja.MustCompile("platform.js", platform, true)
 })
 
-// Open opens a tab with a page whose script is the body of an async function. It may use globals, by name, and
-// load(file), which returns the exports of a module of the server's.
+// Open opens a tab with a page. Its script is the body of an async function, which may use the globals and load(file):
+// that returns the exports of one of the server's modules.
 func (b *Browser) Open(globals map[string]any, script string) *Tab {
 	page, end := context.WithCancel(b.ctx)
 	t := &Tab{b: b, vm: goja.New(), page: page, end: end, timers: map[int64]*time.Timer{}}
@@ -75,14 +75,14 @@ func (t *Tab) Run(script string) {
 	})
 }
 
-// Leave ends the tab as a user does who closes it: the page is told.
+// Leave ends the tab as a user does who closes it: the page receives the event pagehide.
 func (t *Tab) Leave() {
 	t.Thaw()
 	t.Run("windowEvents.dispatchEvent(new Event('pagehide'))")
 	t.b.soon = append(t.b.soon, t.Kill)
 }
 
-// Kill ends the tab at once. Its connections close, and its locks become free.
+// Kill ends the tab at once. Its connections close, and its locks are released.
 func (t *Tab) Kill() {
 	t.end()
 	t.b.tabs = slices.DeleteFunc(t.b.tabs, func(o *Tab) bool { return o == t })
@@ -96,15 +96,15 @@ func (t *Tab) Kill() {
 	}
 }
 
-// Hide has the page be hidden, or seen again.
+// Hide hides the page or shows it again, and the page learns of it.
 func (t *Tab) Hide(hidden bool) {
 	t.Run(fmt.Sprintf("document.hidden = %t; windowEvents.dispatchEvent(new Event('visibilitychange'))", hidden))
 }
 
-// Freeze stops all that the tab does, until Thaw.
+// Freeze makes the tab do nothing until Thaw.
 func (t *Tab) Freeze() { t.frozen = true }
 
-// Thaw has the tab do all that has waited.
+// Thaw runs all tasks that a frozen tab has put off.
 func (t *Tab) Thaw() {
 	t.frozen = false
 	for _, f := range t.waiting {
@@ -113,7 +113,7 @@ func (t *Tab) Thaw() {
 	t.waiting = nil
 }
 
-// task runs f soon, or when the tab is not frozen any more; never once the tab has ended.
+// task runs f after the function that runs now. A frozen tab runs it when it thaws, and a tab that has ended never.
 func (t *Tab) task(f func()) {
 	t.b.soon = append(t.b.soon, func() {
 		switch {
@@ -126,10 +126,10 @@ func (t *Tab) task(f func()) {
 	})
 }
 
-// later runs f as a task. It is for goroutines other than the loop.
+// later runs f as a task. Goroutines other than the loop call it.
 func (t *Tab) later(f func()) { t.b.Do(func() { t.task(f) }) }
 
-// run runs a script, and reports what it threw.
+// run runs a script, and reports the exception that it throws.
 func (t *Tab) run(script func() error) {
 	if err := script(); err != nil {
 		t.b.cfg.Fail(err.Error())
@@ -159,7 +159,7 @@ func (t *Tab) calling(f goja.Value) func(args ...any) {
 	}
 }
 
-// provide gives the page what platform.js and modules need.
+// provide defines the globals that platform.js and the server's modules need.
 func (t *Tab) provide() {
 	b := t.b
 	begun := time.Now()
@@ -193,10 +193,10 @@ func (t *Tab) provide() {
 	t.set("load", t.load)
 }
 
-// start is setTimeout and setInterval.
+// start is setTimeout and, if again is set, setInterval.
 func (t *Tab) start(call goja.FunctionCall, again bool) goja.Value {
 	f := t.calling(call.Argument(0))
-	every := max(time.Duration(call.Argument(1).ToFloat()*float64(time.Millisecond)), time.Millisecond)
+	delay := max(time.Duration(call.Argument(1).ToFloat()*float64(time.Millisecond)), time.Millisecond)
 	var args []any
 	for _, arg := range call.Arguments[min(2, len(call.Arguments)):] {
 		args = append(args, arg)
@@ -211,30 +211,29 @@ func (t *Tab) start(call goja.FunctionCall, again bool) goja.Value {
 				return // it was cleared meanwhile
 			}
 			if again {
-				t.timers[id] = time.AfterFunc(every, fire)
+				t.timers[id] = time.AfterFunc(delay, fire)
 			} else {
 				delete(t.timers, id)
 			}
 			f(args...)
 		})
 	}
-	t.timers[id] = time.AfterFunc(every, fire)
+	t.timers[id] = time.AfterFunc(delay, fire)
 
 	return t.vm.ToValue(id)
 }
 
 func (t *Tab) clear(id goja.Value) {
-	// Scripts may clear what was never set.
-	n := id.ToInteger()
+	n := id.ToInteger() // scripts may clear timers that they never set
 	if timer := t.timers[n]; timer != nil {
 		timer.Stop()
 		delete(t.timers, n)
 	}
 }
 
-func (t *Tab) channel(name string, hear goja.Value) map[string]any {
-	heard := t.calling(hear)
-	c := &channel{tab: t, name: name, hear: func(text string) { heard(text) }}
+func (t *Tab) channel(name string, receive goja.Value) map[string]any {
+	received := t.calling(receive)
+	c := &channel{tab: t, name: name, receive: func(text string) { received(text) }}
 	t.b.channels = append(t.b.channels, c)
 
 	return map[string]any{
@@ -255,14 +254,15 @@ func (t *Tab) lock(name string, steal bool, granted, stolen goja.Value) map[stri
 	}
 }
 
-// A module of the server's has one of these: a list at its end, or one function.
+// Each of the server's modules exports in one of two ways: a list at its end, or one function.
 var (
 	exportedList     = regexp.MustCompile(`export\s*\{([^}]*)\};?\s*$`)
 	exportedFunction = regexp.MustCompile(`export default ((?:async )?function (\w+))`)
 )
 
-// script returns a module of the server's as a script whose value is a function that returns the module's exports. The
-// interpreter has neither modules nor async generators; of these the client has one, for loops over what is watched.
+// script turns one of the server's modules into a script. The script's value is a function that returns the module's
+// exports. The interpreter has neither modules nor async generators. The client has one async generator, for applications
+// that loop over values with `for await`; here it becomes an async function, which no simulation calls.
 func (t *Tab) script(file string) (string, error) {
 	raw, err := fs.ReadFile(t.b.cfg.Files, file)
 	if err != nil {
@@ -287,10 +287,11 @@ func (t *Tab) script(file string) (string, error) {
 	return "(meta) => {" + text + "\nreturn {" + exports + "}}", nil
 }
 
-// programs are the compiled modules, by their files: all tabs of a process show the same.
+// programs are the compiled modules, by their files. All tabs of a process share them.
 var programs sync.Map
 
-// load returns a promise of a module's exports. Like a browser it asks the server for the file first.
+// load returns a promise of a module's exports. It requests the file, as a browser does, so that load fails when the
+// server cannot be reached; the module itself comes from Config.Files.
 func (t *Tab) load(name string) *goja.Promise {
 	promise, resolve, reject := t.vm.NewPromise()
 	file, _, _ := strings.Cut(strings.TrimPrefix(name, "./"), "?")
