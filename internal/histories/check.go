@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	patience = 4 * time.Second        // of a check
-	glance   = 100 * time.Millisecond // of a check of a shorter form, of which there are many
+	timeout      = 4 * time.Second        // of a check
+	shortTimeout = 100 * time.Millisecond // of a check of a shortened history, of which there are many
 )
 
 // porcupine returns the model in the checker's form.
@@ -30,12 +30,11 @@ func (m *Model) check(history []porcupine.Operation, within time.Duration) porcu
 	return porcupine.CheckOperationsTimeout(m.porcupine(), history, within)
 }
 
-// Check has the history of a subject judged, apart from reads within times in which they may be old. It returns what is
-// wrong, or nothing. The history is undecided if the checker took too long.
+// Check has the checker judge the history of a subject, without reads within the periods in which they may be old. It
+// returns what is wrong, or "". The history is undecided if the checker takes too long.
 func (s *Subject) Check(old ...Between) (wrong string, undecided bool) {
 	history := s.history(old)
-	// The verdict first: the checker's own explanation is too long for people.
-	switch s.Model.check(history, patience) {
+	switch s.Model.check(history, timeout) {
 	case porcupine.Ok:
 		return "", false
 	case porcupine.Unknown:
@@ -45,7 +44,7 @@ func (s *Subject) Check(old ...Between) (wrong string, undecided bool) {
 	shortest := s.Model.shorten(history)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d calls: no order of these explains the answers\n", s.Name, len(history))
-	const shown = 40 // the last ones
+	const shown = 40 // of the operations, the last ones
 	for _, op := range shortest[max(0, len(shortest)-shown):] {
 		fmt.Fprintf(&b, "%9.1f – %9.1f ms  %v: %v\n", ms(op.Call), ms(op.Return), op.Input, op.Output)
 	}
@@ -61,23 +60,23 @@ func ms(ns int64) float64 {
 	return float64(ns) / 1e6
 }
 
-// shorten returns a part of a history that is wrong by itself, for people.
+// shorten returns a part of a history that is wrong by itself, for people to read.
 func (m *Model) shorten(history []porcupine.Operation) []porcupine.Operation {
-	until := time.Now().Add(patience)
-	// When the time is over nothing more counts as wrong, so what has been found so far stays.
+	until := time.Now().Add(timeout)
+	// When the time is over no part counts as wrong, so the shortest one so far stays.
 	isWrong := func(h []porcupine.Operation) bool {
-		return time.Now().Before(until) && m.check(h, glance) == porcupine.Illegal
+		return time.Now().Before(until) && m.check(h, shortTimeout) == porcupine.Illegal
 	}
 	byBegin := func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) }
 	slices.SortStableFunc(history, byBegin)
 
-	// The answers until some moment, as few as possible.
+	// First find the earliest moment until which the answers are wrong. A history that is wrong until some moment is
+	// wrong until every later one, so this can be a binary search.
 	ends := make([]int64, len(history))
 	for i := range history {
 		ends[i] = history[i].Return
 	}
 	slices.Sort(ends)
-	// Once wrong, a history stays wrong when more is known, so the first such moment can be searched for.
 	first, _ := slices.BinarySearchFunc(ends, 0, func(end int64, _ int) int {
 		if isWrong(before(history, end)) {
 			return 1
@@ -88,8 +87,8 @@ func (m *Model) shorten(history []porcupine.Operation) []porcupine.Operation {
 		history = before(history, ends[first])
 	}
 
-	// Of these, each that does not have to be known.
-	// From the end, so that deleting an element moves none that is still to come.
+	// Then leave out each answer without which the rest is still wrong. This begins at the end, because deleting an
+	// operation moves those after it.
 	for i := len(history) - 1; i >= 0; i-- {
 		fewer := weaken(slices.Clone(history), i)
 		if isWrong(fewer) {
@@ -100,13 +99,13 @@ func (m *Model) shorten(history []porcupine.Operation) []porcupine.Operation {
 	return history
 }
 
-// before returns what was known at a moment.
+// before returns the history as it was known at a moment.
 func before(history []porcupine.Operation, at int64) (known []porcupine.Operation) {
 	for _, op := range history {
 		if op.Call > at {
 			continue
 		}
-		// What had begun by then may have taken effect, whatever its answer was going to be.
+		// A call without an answer by then may still have taken effect.
 		known = append(known, op)
 		if op.Return > at {
 			known = weaken(known, len(known)-1)
@@ -116,7 +115,7 @@ func before(history []porcupine.Operation, at int64) (known []porcupine.Operatio
 	return known
 }
 
-// weaken makes the answer of a call unknown, which explains all that it explained before, and more.
+// weaken makes the answer of a call unknown. Every order that explained the history still does.
 func weaken(history []porcupine.Operation, i int) []porcupine.Operation {
 	verb := history[i].Input.(*Call).Verb
 	// A read changes nothing, so without its answer nothing is left of it.

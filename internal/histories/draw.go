@@ -17,9 +17,9 @@ func (m *Model) draw(r *rand.Rand) Call {
 	}
 }
 
-// keyed returns the call with an Idempotency-Key, as a rule.
+// keyed gives two of three calls an Idempotency-Key. Without one, nobody learns whether a call without an answer has
+// taken effect.
 func keyed(r *rand.Rand, c Call) Call {
-	// Some without a key, of which a lost answer leaves open whether they were made.
 	c.Keyed = r.IntN(3) > 0
 
 	return c

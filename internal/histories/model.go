@@ -1,9 +1,9 @@
-// Package histories has clients change counters of real processes, records what each of them asked and was answered,
-// and when, and has a checker that is not ours judge the histories: Porcupine, which looks for an order of the calls in
-// which each takes effect at one moment between its beginning and its answer, and every answer is right.
+// Package histories lets clients change counters of real processes and records their calls, the answers and the times of
+// both. An independent checker judges these histories: Porcupine looks for an order of the calls in which every answer
+// is right and each call takes effect at one moment between its beginning and its answer.
 //
-// A call without an answer may take effect at any later moment, or never. Counters are used for a few hundred calls and
-// then others in their place, so that no history becomes too long to judge.
+// A call without an answer may take effect at any later moment, or never. After a few hundred calls other counters take
+// the place of those that were used, so that no history becomes too long to judge.
 package histories
 
 import (
@@ -19,11 +19,11 @@ type Verb uint8
 // The verbs.
 const (
 	Read Verb = iota // one counter
-	Look             // at one member
+	Look             // is a member in the set?
 	Add              // Deltas, all of them or none
 	Set              // a counter to a value
-	Edit             // members join and leave
-	Take             // of a limit; a negative cost gives back
+	Edit             // members join and leave a set
+	Take             // from a limit; a negative cost gives back
 )
 
 // Delta is one change of an Add.
@@ -32,7 +32,7 @@ type Delta struct {
 	By int64
 }
 
-// Call is what a client asks of a subject: of a few counters that change together, of a set or of a limit.
+// Call is a call about a subject: about a few counters that change together, a set or a limit.
 type Call struct {
 	Verb   Verb
 	At     int     // the counter of a Read or Set, the member of a Look
@@ -44,43 +44,43 @@ type Call struct {
 	// ID numbers the changes of a subject from 1. Several calls have the same one if they have one Idempotency-Key.
 	ID    int
 	Keyed bool // the call has an Idempotency-Key
-	One   bool // an Edit is of one member, by PUT or DELETE
-	After int  // of a Read: a change that is in the answer; 0: none
+	One   bool // an Edit changes one member, by PUT or DELETE
+	After int  // of a Read: the ID of a change that its answer must include; 0: none
 }
 
-// Answer is what the client got.
+// Answer is the answer to a call.
 type Answer struct {
-	Unknown bool    // nothing: the call may take effect later, or never
+	Unknown bool    // there is none: the call may take effect later, or never
 	Refused bool    // a bound refuses the change
 	Fault   int     // the counter whose bound that is
 	Replay  bool    // the change was made before
-	Values  []int64 // of the counters, in the order of the changes; nil: the answer does not count
+	Values  []int64 // of the counters, in the order of the changes; nil: any
 }
 
 // Bounds of the subjects.
 const (
-	numbers = 3 // counters of an Exact
-	floor   = 0
-	ceiling = 40
-	members = 4 // of a set
-	most    = 12
-	changes = 512 // maximum number of changes that a subject can tell apart
+	numbers = 3   // counters of an Exact
+	floor   = 0   // of an Exact
+	ceiling = 40  // of an Exact
+	members = 4   // of a set
+	permits = 12  // of a limit
+	changes = 512 // that a subject can tell apart, at most
 )
 
-// state is that of a subject. It is comparable, so that Porcupine finds two that are equal.
+// state is the state of a subject. It is comparable, so that Porcupine recognizes equal states.
 type state struct {
-	values [numbers]int64       // a set has its members in the bits of the first, a limit what passed
-	made   [changes / 64]uint64 // the changes that were made, by ID
+	values [numbers]int64       // a set has its members in the bits of the first one, a limit the sum of its costs
+	made   [changes / 64]uint64 // the changes that were made, a bit for each ID
 }
 
 func (s *state) has(id int) bool { return s.made[id/64]&(1<<(id%64)) != 0 }
 
 func (s *state) keep(id int) { s.made[id/64] |= 1 << (id % 64) }
 
-// Model is what a subject does when one call comes after the other.
+// Model defines what a subject answers when calls come one after the other.
 type Model struct {
 	Name string
-	// apply makes a change, or returns which counter refuses it, or -1.
+	// apply makes a change. fault is the counter that refuses it, or none.
 	apply func(s state, c *Call) (after state, fault int)
 	// shows returns the values in the answer to a call after it was made.
 	shows func(s *state, c *Call) []int64
@@ -91,13 +91,13 @@ const none = -1
 
 // The models.
 var (
-	// Exact is a few exact counters with bounds. A batch of them is one step.
+	// Exact is a few exact counters with bounds. A batch of changes takes effect at one moment.
 	Exact = &Model{"exact", addWithin, showNumbers}
-	// Sum is one counter without bounds. Its changes are gathered, so an answer may have more changes than its own.
+	// Sum is one counter without bounds. Its changes are combined, so an answer may include changes of other calls.
 	Sum = &Model{"sum", addAny, showNumbers}
-	// Members is a set of a few.
+	// Members is a set of a few members.
 	Members = &Model{"members", edit, showSet}
-	// Limit is one with the algorithm log and a window that does not end within the test.
+	// Limit is a limit with the algorithm log and a window that is longer than the test.
 	Limit = &Model{"limit", take, showLimit}
 
 	// Models are all of them.
@@ -111,7 +111,7 @@ func (m *Model) step(s state, c *Call, a *Answer) (state, bool) {
 		return s, known && m.agrees(&s, c, a)
 	}
 
-	// An idempotency key makes a change once, and every repetition is told so.
+	// A change with an idempotency key is made once. The answers to repetitions say that it was made before.
 	if c.Keyed && s.has(c.ID) {
 		return s, a.Unknown || a.Replay && m.agrees(&s, c, a)
 	}
@@ -119,13 +119,13 @@ func (m *Model) step(s state, c *Call, a *Answer) (state, bool) {
 	after, fault := m.apply(s, c)
 	if fault != none {
 		asked := *c
-		if c.Verb != Take { // the answer has the counter at fault, as it was
+		if c.Verb != Take { // the answer has the unchanged value of the counter at fault
 			asked = Call{Verb: Read, At: fault}
 		}
 		return s, a.Unknown || a.Refused && a.Fault == fault && m.agrees(&s, &asked, a)
 	}
 
-	// Also without a key: a read may have to include this change.
+	// Kept even without a key, because a read may have to include this change.
 	after.keep(c.ID)
 	made := !a.Refused && !a.Replay
 
@@ -179,10 +179,10 @@ func edit(s state, c *Call) (state, int) {
 }
 
 func take(s state, c *Call) (state, int) {
-	if c.Value > 0 && s.values[0]+c.Value > most {
+	if c.Value > 0 && s.values[0]+c.Value > permits {
 		return s, 0
 	}
-	// A limit cannot be given back more than was taken.
+	// Nobody can give back more than was taken.
 	s.values[0] = max(s.values[0]+c.Value, 0)
 
 	return s, none
@@ -210,7 +210,7 @@ func showSet(s *state, c *Call) []int64 {
 	return []int64{int64(bits.OnesCount64(uint64(s.values[0])))}
 }
 
-func showLimit(s *state, _ *Call) []int64 { return []int64{most - s.values[0]} }
+func showLimit(s *state, _ *Call) []int64 { return []int64{permits - s.values[0]} }
 
 // String returns the call for people.
 func (c *Call) String() string {

@@ -15,25 +15,25 @@ import (
 
 // Config tunes a Run.
 type Config struct {
-	URLs   func() []string // servers of which clients may expect answers now
+	URLs   func() []string // servers that should answer now
 	APIKey string
 	Models []*Model
 	Seed   uint64
-	Calls  int // after so many the clients rest
+	Calls  int // after this many calls the clients rest
 }
 
 const (
-	clients  = 24
-	live     = 4                // subjects of each model that are used at a time
-	crowd    = 200              // subjects that wait to be judged; then the clients wait
-	answerBy = 12 * time.Second // longer than a server takes
-	settleBy = 2 * time.Minute  // for the repetitions of a call, all faults over
-	cutOneOf = 60               // the client itself hangs up
-	againOne = 12               // of so many calls, one is an earlier change with its key once more
-	examples = 3                // of what is wrong
+	clients     = 24
+	live        = 4                // subjects of each model that are used at a time
+	maxRetired  = 200              // subjects that wait to be judged; with more the clients wait
+	answerBy    = 12 * time.Second // longer than a server takes
+	settleBy    = 2 * time.Minute  // how long a call is repeated; by then all faults are over
+	hangUpOneOf = 60               // of this many calls, the client gives up one
+	repeatOneOf = 12               // of this many calls, one repeats an earlier change with its key
+	examples    = 3                // of wrong histories; then no more are judged
 )
 
-// Run is clients at work. Its methods may be called from any goroutine.
+// Run is a group of clients at work. Its methods may be called from any goroutine.
 type Run struct {
 	cfg  Config
 	web  *http.Client
@@ -44,19 +44,19 @@ type Run struct {
 	ended   chan *Subject // to the checker
 
 	mu      sync.Mutex // guards the fields below
-	live    []*Subject
-	retired []*Subject
-	named   int
-	old     []Between
+	live    []*Subject // that clients use
+	retired []*Subject // that nobody uses any more
+	named   int        // how many subjects there were
+	old     []Between  // when reads may be old
 	report  Report
 }
 
-// Report is what came of a run.
+// Report is the outcome of a run.
 type Report struct {
-	Calls     int            // that were recorded
-	Figures   map[string]int // by what came of them
+	Calls     int            // that were tried
+	Figures   map[string]int // calls, by their outcome
 	Subjects  int            // that were judged
-	Undecided int            // of these, the checker took too long
+	Undecided int            // of these, because the checker took too long
 	Wrong     []string
 }
 
@@ -64,7 +64,7 @@ type Report struct {
 func Start(ctx context.Context, cfg Config) *Run {
 	ctx, stop := context.WithCancel(ctx)
 	web := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}, Timeout: answerBy}
-	r := &Run{cfg: cfg, web: web, stop: stop, ended: make(chan *Subject, crowd)}
+	r := &Run{cfg: cfg, web: web, stop: stop, ended: make(chan *Subject, maxRetired)}
 	r.report.Figures = map[string]int{}
 	for range live {
 		for _, m := range cfg.Models {
@@ -72,7 +72,7 @@ func Start(ctx context.Context, cfg Config) *Run {
 		}
 	}
 
-	// Each has random numbers of its own, since they run at once.
+	// Each client has random numbers of its own, because a rand.Rand is for one goroutine.
 	for i := range clients {
 		random := rand.New(rand.NewPCG(cfg.Seed, uint64(i)))
 		r.clients.Go(func() {
@@ -100,10 +100,9 @@ func (r *Run) Working() bool {
 	return r.report.Calls < r.cfg.Calls && len(r.report.Wrong) == 0
 }
 
-// work makes one call of a client, with its repetitions.
+// work makes one call of a client, and repeats it as necessary.
 func (r *Run) work(ctx context.Context, random *rand.Rand) {
 	var s *Subject
-	// Looked at before each call, so that all clients rest soon after the first wrong answer.
 	if r.Working() {
 		s = r.pick(random)
 	}
@@ -113,7 +112,7 @@ func (r *Run) work(ctx context.Context, random *rand.Rand) {
 	}
 	defer s.leave()
 
-	if c, ok := s.earlier(random); ok && random.IntN(againOne) == 0 {
+	if c, ok := s.earlier(random); ok && random.IntN(repeatOneOf) == 0 {
 		r.insist(ctx, random, s, c)
 		return
 	}
@@ -125,21 +124,22 @@ func (r *Run) work(ctx context.Context, random *rand.Rand) {
 	r.insist(ctx, random, s, c)
 }
 
-// pick returns a subject that the client leaves afterwards, or nil if too many wait to be judged.
+// pick returns a subject for one call, after which the client calls its leave. It returns nil if too many subjects wait
+// to be judged.
 func (r *Run) pick(random *rand.Rand) *Subject {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
 	at := random.IntN(len(r.live))
-	// One that nobody may use any more goes to the checker, and another one takes its place.
 	if r.live[at].join() {
 		return r.live[at]
 	}
-	// Judging may be slower than calling; then the clients wait, or histories would fill the memory.
-	if len(r.retired) >= crowd {
+	// Judging may be slower than calling, and histories must not fill the memory.
+	if len(r.retired) >= maxRetired {
 		return nil
 	}
 
+	// The subject has had enough calls: it will be judged, and a new one takes its place.
 	r.retired = append(r.retired, r.live[at])
 	r.live[at] = r.newSubject(r.live[at].Model)
 	r.live[at].join()
@@ -147,15 +147,16 @@ func (r *Run) pick(random *rand.Rand) *Subject {
 	return r.live[at]
 }
 
-// insist makes a call, and repeats it until it is answered if it has a key. It reports whether it was made.
+// insist makes a call. If the call has a key, insist repeats it until it is answered. It reports whether the server has
+// made the change.
 func (r *Run) insist(ctx context.Context, random *rand.Rand, s *Subject, c Call) bool {
-	const refusals = 30 // after that the change may be made later, or never
+	const refusals = 30 // that it waits for the outcome of an earlier try without an answer
 	unknown, refused := false, 0
 	for until := time.Now().Add(settleBy); time.Now().Before(until) && refused < refusals; {
 		answer, err := r.try(ctx, random, s, c)
 		answered := err == nil
 		made := answered && !answer.Refused
-		// What was tried without an answer may still find that the bound allows it.
+		// A refusal is not final after a try without an answer, which the server may still accept later.
 		isOver := answered && !unknown || !answered && !c.Keyed
 
 		switch {
@@ -185,10 +186,10 @@ func (r *Run) try(ctx context.Context, random *rand.Rand, s *Subject, c Call) (A
 	}
 	api := client.NewAPI(client.Config{URL: urls[random.IntN(len(urls))], APIKey: r.cfg.APIKey, HTTP: r.web})
 
-	// What has begun is answered, also when the test ends.
+	// The end of the run does not cancel calls that have begun.
 	ctx = context.WithoutCancel(ctx)
-	// A call that the client gave up may still be made, which is what the histories are about.
-	if random.IntN(cutOneOf) == 0 {
+	// The server may still make a call that the client has given up: histories exist to check such cases.
+	if random.IntN(hangUpOneOf) == 0 {
 		short, cancel := context.WithTimeout(ctx, upTo(random, 3*time.Millisecond))
 		defer cancel()
 		ctx = short
@@ -213,14 +214,13 @@ func upTo(random *rand.Rand, most time.Duration) time.Duration {
 	return time.Duration(random.Int64N(int64(most)))
 }
 
-// errNowhere is like one of a dial: nothing was sent.
+// errNowhere means, like an error of a dial, that nothing was sent.
 var errNowhere = errors.New("no server answers")
 
 func (r *Run) count(verb Verb, answer *Answer, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	// Tries count, because each of them is something that the server had to answer.
 	r.report.Calls++
 	figure := "made"
 	switch {
@@ -245,7 +245,7 @@ func (r *Run) wrong(what string) {
 	r.report.Wrong = append(r.report.Wrong, what)
 }
 
-// Old says that reads may be old from now on until the function that it returns is called.
+// Old declares that from now on reads may be old, until the returned function is called.
 func (r *Run) Old() (over func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,7 +261,7 @@ func (r *Run) Old() (over func()) {
 	}
 }
 
-// Settle reads the subjects that are not used any more once again, and has them judged. No fault may be under way.
+// Settle reads the retired subjects once more, and has them judged. No fault may be under way.
 func (r *Run) Settle(ctx context.Context) {
 	r.mu.Lock()
 	retired := r.retired
@@ -270,8 +270,7 @@ func (r *Run) Settle(ctx context.Context) {
 
 	random := rand.New(rand.NewPCG(r.cfg.Seed, uint64(clients)))
 	for _, s := range retired {
-		// Their answers are a part of the history.
-		s.users.Wait()
+		s.users.Wait() // the history needs the answers to their calls
 		r.readAll(ctx, random, s)
 		r.ended <- s
 	}
@@ -289,7 +288,7 @@ func (r *Run) readAll(ctx context.Context, random *rand.Rand, s *Subject) {
 		}
 	}
 
-	// One bound for all reads of the subject: a server that never answers must not hold up the test for each.
+	// All reads of the subject share one bound, so that a server that never answers does not cost settleBy for each.
 	until := time.Now().Add(settleBy)
 	for _, c := range all {
 		for !r.insist(ctx, random, s, c) && time.Now().Before(until) {
@@ -298,12 +297,12 @@ func (r *Run) readAll(ctx context.Context, random *rand.Rand, s *Subject) {
 	}
 }
 
-// judge has the subjects judged that have ended.
+// judge checks the histories of subjects that have ended.
 func (r *Run) judge() {
 	for s := range r.ended {
 		r.mu.Lock()
 		old := slices.Clone(r.old)
-		// A few examples say as much as hundreds, and each takes seconds to shorten.
+		// A few examples say as much as hundreds, and shortening one takes seconds.
 		isEnough := len(r.report.Wrong) >= examples
 		r.mu.Unlock()
 		if isEnough {
@@ -324,11 +323,10 @@ func (r *Run) judge() {
 	}
 }
 
-// Finish ends the clients, when no fault is under way, has everything judged, and returns the report.
+// Finish ends the clients, has everything judged, and returns the report. No fault may be under way.
 func (r *Run) Finish(ctx context.Context) Report {
 	r.stop()
-	// Only then nobody adds to retired any more.
-	r.clients.Wait()
+	r.clients.Wait() // they add to r.retired
 	r.mu.Lock()
 	r.retired = append(r.retired, r.live...)
 	r.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"headcount/client"
 )
 
-// Rules are the rules of counters that servers need for these subjects.
+// Rules are the rules of counters that servers need for the subjects.
 var Rules = fmt.Sprintf(`{"rules":[
 	{"match":"exact:*","kind":"exact","floor":%d,"ceiling":%d},
 	{"match":"sum:*","kind":"sum"},
@@ -21,10 +21,10 @@ var Rules = fmt.Sprintf(`{"rules":[
 // key returns the name of a counter of the subject.
 func (s *Subject) key(at int) string { return fmt.Sprintf("%s/%d", s.Name, at) }
 
-// errUnexpected is in the error of an answer that no fault explains.
+// errUnexpected means an answer that no fault explains.
 var errUnexpected = errors.New("unexpected answer")
 
-// send makes a call. The error wraps errUnexpected, errUnsent, or anything else when there was no answer.
+// send makes a call. Its error wraps errUnexpected after a wrong answer; any other error means that there was no answer.
 func (s *Subject) send(ctx context.Context, api *client.API, c *Call) (Answer, error) {
 	if c.Keyed {
 		api = api.Once(fmt.Sprintf("%s#%d", s.Name, c.ID))
@@ -41,8 +41,7 @@ func (s *Subject) send(ctx context.Context, api *client.API, c *Call) (Answer, e
 		return answer, nil
 	case isConflict:
 		return s.refused(refused)
-	// No fault of a network makes an answer that cannot be understood.
-	case errors.Is(err, client.ErrFrame):
+	case errors.Is(err, client.ErrFrame): // no fault of a network causes an answer that cannot be parsed
 		return Answer{}, fmt.Errorf("%w: %w", errUnexpected, err)
 	case isAway:
 		return Answer{}, err
@@ -142,8 +141,8 @@ func (s *Subject) edit(ctx context.Context, api *client.API, c *Call) (Answer, e
 }
 
 func (s *Subject) askLimit(ctx context.Context, api *client.API, c *Call) (Answer, error) {
-	// A day, which no test lasts, so that nothing comes back to the limit by itself.
-	of := client.Limit{Limit: most, Window: 24 * time.Hour, Algorithm: "log", Cost: c.Value}
+	// No test lasts a day, so no cost leaves the window.
+	of := client.Limit{Limit: permits, Window: 24 * time.Hour, Algorithm: "log", Cost: c.Value}
 	ask := api.Limit
 	if c.Verb == Read {
 		ask = api.LookAtLimit

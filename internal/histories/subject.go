@@ -10,19 +10,19 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Subject is what one history is about. Its methods may be called from any goroutine.
+// Subject is what one history is about: a few counters, a set or a limit. Its methods may be called from any goroutine.
 type Subject struct {
 	Model *Model
 	Name  string
 
-	began time.Time // its times count from here
+	began time.Time // the times of tries count from here
 
-	users sync.WaitGroup // clients that are not done
+	users sync.WaitGroup // clients that have a call under way
 
-	mu    sync.Mutex // guards the fields below
-	tries []try
-	ids   int
-	loose int // changes without a key that were not answered
+	mu        sync.Mutex // guards the fields below
+	tries     []try
+	ids       int // the newest ID
+	uncertain int // how many changes without a key had no answer
 }
 
 // NewSubject returns a subject that nobody has used.
@@ -30,7 +30,7 @@ func NewSubject(model *Model, name string) *Subject {
 	return &Subject{Model: model, Name: name, began: time.Now()}
 }
 
-// try is one call, and its answer as far as there is one.
+// try is one attempt of a call, with its answer if there is one.
 type try struct {
 	Call
 	Answer
@@ -50,13 +50,13 @@ func (s *Subject) NewID() int {
 	return s.ids
 }
 
-// earlier returns a change with a key that was answered as made, if it finds one.
+// earlier returns a change with a key that the server has made, if it finds one.
 func (s *Subject) earlier(random *rand.Rand) (Call, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	const looks = 4
-	// A few looks are enough: it is no matter if the client makes a new change instead.
+	// A few looks are enough: otherwise the client makes a new change instead.
 	for range min(looks, len(s.tries)) {
 		t := &s.tries[random.IntN(len(s.tries))]
 		if t.Keyed && !t.Unknown && !t.Refused {
@@ -72,7 +72,6 @@ func (s *Subject) Begin(c Call) (index int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	// Recorded before it is sent, since it may take effect from then on.
 	s.tries = append(s.tries, try{Call: c, Answer: Answer{Unknown: true}, begin: s.now(), end: never})
 
 	return len(s.tries) - 1
@@ -93,28 +92,28 @@ func (s *Subject) Lose(c *Call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	// With a key it is repeated until it is answered, which settles it.
+	// A call with a key is repeated until there is an answer.
 	if c.ID > 0 && !c.Keyed {
-		s.loose++
+		s.uncertain++
 	}
 }
 
-// Forget takes back a call that was certainly not sent.
+// Forget removes a call that was certainly not sent.
 func (s *Subject) Forget(index int) { s.End(index, Answer{Unknown: true}) }
 
-// A subject is left after so many calls, or so many that may still take effect at any time: each of these doubles what
-// the checker may have to think of.
+// A subject is retired after maxCalls calls, or maxUncertain changes that may take effect at any time: each of these
+// doubles the number of cases that the checker may have to consider.
 const (
-	longest = 300
-	loosest = 6
+	maxCalls     = 300
+	maxUncertain = 6
 )
 
-// join reports whether a client may begin calls; if so, leave ends them.
+// join reports whether a client may begin a call. After the call it calls leave.
 func (s *Subject) join() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	if len(s.tries) >= longest || s.ids >= changes-1 || s.loose >= loosest {
+	if len(s.tries) >= maxCalls || s.ids >= changes-1 || s.uncertain >= maxUncertain {
 		return false
 	}
 	s.users.Add(1)
@@ -126,21 +125,22 @@ func (s *Subject) leave() { s.users.Done() }
 
 func (s *Subject) now() int64 { return int64(time.Since(s.began)) }
 
-// Between is a time.
+// Between is a period.
 type Between struct{ From, To time.Time }
 
-// within reports whether some of a try is within a time.
+// within reports whether a try overlaps a period.
 func (s *Subject) within(t *try, old Between) bool {
 	return t.begin <= int64(old.To.Sub(s.began)) && t.end >= int64(old.From.Sub(s.began))
 }
 
-// history returns what has to be explained. Reads within the times in which they may be old are not.
+// history returns the operations that the checker has to explain. Reads within the periods in which they may be old are
+// left out.
 func (s *Subject) history(old []Between) (history []porcupine.Operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	made := s.settled()
-	thought := map[int]bool{} // keys of which one try without an answer is in the history
+	included := map[int]bool{} // keys of which one try without an answer is in the history
 	for i := range s.tries {
 		t := s.tries[i]
 		unsent := t.Unknown && t.end != never
@@ -149,17 +149,17 @@ func (s *Subject) history(old []Between) (history []porcupine.Operation) {
 			continue
 		}
 		if isOld && t.Replay {
-			t.Values = nil // they were read
+			t.Values = nil // these are read, and so may be old
 		}
 
 		if t.Unknown && t.Keyed {
-			// At most one try of a key is the one that made the change, so the first stands for all: it had the most
-			// time for it. It had until the first answer that says that the change was made before.
+			// At most one try of a key has made the change, so the first try, which had the most time for it, stands for
+			// all. It did so before the first answer that says that the change was made before.
 			answer, answered := made[t.ID]
-			if thought[t.ID] || answered && !answer.Replay {
+			if included[t.ID] || answered && !answer.Replay {
 				continue
 			}
-			thought[t.ID] = true
+			included[t.ID] = true
 			if answered {
 				t.end = max(t.begin, answer.end)
 			}
@@ -173,7 +173,7 @@ func (s *Subject) history(old []Between) (history []porcupine.Operation) {
 
 func (t *try) reads() bool { return t.Verb == Read || t.Verb == Look }
 
-// settled returns, for each key with an answer that the change was made, the first of these.
+// settled returns the first answer for each key that says that its change was made.
 func (s *Subject) settled() map[int]*try {
 	made := map[int]*try{}
 	for i := range s.tries {
@@ -190,9 +190,9 @@ func (s *Subject) settled() map[int]*try {
 	return made
 }
 
-// operations returns a try as the checker has it. What an answer says of two things is two operations, since it may be
-// of two moments within the call: a change of a sum, and a read of it with whatever was written together with it; a
-// look at a member, and a read of the size of its set.
+// operations returns a try in the checker's form. An answer about two things is two operations, because each may be true
+// at a moment of its own within the call: a change of a sum, and a read of the sum with the changes that were written
+// together with it; a look at a member, and a read of the set's size.
 func (s *Subject) operations(t *try) []porcupine.Operation {
 	one := porcupine.Operation{Input: &t.Call, Output: &t.Answer, Call: t.begin, Return: t.end}
 	isTwo := t.Verb == Look || s.Model == Sum && t.Verb == Add
