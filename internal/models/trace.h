@@ -1,7 +1,7 @@
 /*
- * With -DTRACE a model takes no other way than that of a trace: the events of a simulation, which are on the standard
- * input as numbers, eleven for each event. The trace is a run of the model if the search breaks the assertion that it never
- * comes to the end of it. Between two events the model may do what a simulation does not see.
+ * With -DTRACE a model follows a trace: the events of a simulation, which it reads from its standard input, eleven numbers
+ * for each event. The model asserts that it never reaches the end of the trace, so the trace is a run of the model if the
+ * search breaks that assertion. Between two events the model may take steps that a simulation does not see.
  */
 #define BEGINNING 0
 #define WHOLE 254 /* there is no further event */
@@ -31,14 +31,14 @@ c_decl {
 	}
 };
 
-short step;     /* the events so far */
-short event[11]; /* the next one: its kind, its process, and what the model calls the rest */
+short step;      /* the number of events so far */
+short event[11]; /* the next event: its kind, its process, and nine numbers that each model names */
 
-/* IS: the next event is of a kind and of a process. COMES: of a kind. */
+/* IS: the next event is of this kind and of this process. COMES: it is of this kind. */
 #define IS(kind, process) (event[0] == (kind) && event[1] == (process))
 #define COMES(kind) (event[0] == (kind))
 
-/* expects: the model has done what is told, or this way leads nowhere. */
+/* expects ends this path of the search unless the model has done the same as the event says. */
 inline expects(agrees) {
 	if
 	:: agrees
@@ -46,7 +46,7 @@ inline expects(agrees) {
 	fi
 }
 
-/* follow goes on with the next event. */
+/* follow loads the next event. */
 inline follow() {
 	if
 	:: event[0] == OTHER

@@ -1,7 +1,7 @@
-// Prove runs the simulations of presence, of counters and of regions with fresh seeds until they have simulated so many
-// hours, and ends at the first seed that breaks a promise. It looks for the fewest faults with which that happens,
-// prints the trace, and says how to replay it. Each minute it says how far it is. In the end every place of the product
-// that is marked (package marks) must have been reached. With -replay it runs one seed.
+// Prove runs the simulations of presence, counters and regions with fresh seeds for a number of simulated hours. It ends
+// at the first seed that breaks a promise: it looks for the fewest faults with which that happens, prints the trace, and
+// says how to replay it. Each minute it prints its progress. At the end every marked place of the product (see package
+// marks) must have been reached. With -replay it runs one seed.
 package main
 
 import (
@@ -25,15 +25,15 @@ var (
 	hours = flag.Float64("hours", 10, "simulated hours")
 	begin = flag.Uint64("first", uint64(time.Now().UnixNano()), "the first seed")
 
-	replayed = flag.String("replay", "", "replay one seed of this simulation, as counter/call, and print its trace")
+	replayed = flag.String("replay", "", "replay one seed of this simulation, such as counter/call, and print its trace")
 	test     = flag.String("test", simulation, "the test of the replay")
 	seed     = flag.Uint64("seed", 1, "the seed of the replay")
-	order    = flag.Int64("order", -1, "the order of the replay, exactly; -1: some, until a promise is broken")
-	without  = flag.String("without", "", "with an order: numbers of faults that are left out, as 1,4")
+	order    = flag.Int64("order", -1, "the order of the replay; -1: try some until a promise is broken")
+	without  = flag.String("without", "", "with an order: numbers of the faults to leave out, such as 1,4")
 	times    = flag.Int("times", 1, "how often to replay: all traces must be the same")
 )
 
-// simulations with the seeds of one round.
+// simulations has the packages with simulations, and how many seeds each gets in a round.
 var simulations = []struct {
 	pkg   string
 	seeds int
@@ -52,10 +52,10 @@ type counts struct {
 	faults    map[string]int64
 }
 
-// simulation is the test of each package that runs its simulation.
+// simulation matches the test of each package that runs its simulation.
 const simulation = "^TestSimulation$"
 
-// someOrders is in how many orders a seed is replayed when none is given.
+// someOrders is how many orders a replay tries when none is given.
 const someOrders = 10
 
 func main() {
@@ -72,7 +72,6 @@ func main() {
 }
 
 func prove() error {
-	// Compiled once, because every round runs them again.
 	for _, s := range simulations {
 		if err := compile(s.pkg); err != nil {
 			return err
@@ -86,7 +85,7 @@ func prove() error {
 	fmt.Printf("the first seed is %d\n", *begin)
 
 	for round := uint64(0); all.simulated < wanted; round++ {
-		// Rounds are 1,000 seeds apart, more than any simulation takes, so no seed comes twice.
+		// Rounds are 1,000 seeds apart, which is more than a round has, so no seed comes twice.
 		if err := all.round(*begin + round*1000); err != nil {
 			return err
 		}
@@ -102,7 +101,7 @@ func prove() error {
 	return all.reached()
 }
 
-// round simulates some seeds of each package, as many at once as there are cores.
+// round simulates some seeds of each package, with one process for each core.
 func (all *counts) round(first uint64) error {
 	group, ctx := errgroup.WithContext(context.Background())
 	group.SetLimit(runtime.NumCPU())
@@ -114,14 +113,14 @@ func (all *counts) round(first uint64) error {
 				}
 
 				r := run{pkg: s.pkg, test: *test, seed: first + uint64(i)}
-				is, err := r.do()
+				res, err := r.do()
 				if err != nil {
 					return err
 				}
-				if is.broke != "" {
-					return &broken{r, is}
+				if res.broke != "" {
+					return &broken{r, res}
 				}
-				all.add(is)
+				all.add(res)
 
 				return nil
 			})
@@ -136,14 +135,14 @@ func (all *counts) round(first uint64) error {
 	return err
 }
 
-// add adds what package marks reports.
-func (all *counts) add(is result) {
+// add adds the counts that package marks has printed in a run.
+func (all *counts) add(res result) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 
-	all.cpu += is.cpu
-	// Everything else that a test prints is no count, and has no two tabs.
-	for line := range strings.Lines(is.printed) {
+	all.cpu += res.cpu
+	// A count is a line with two tabs; the other lines of a test have none.
+	for line := range strings.Lines(res.printed) {
 		words := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if len(words) != 3 {
 			continue
@@ -172,14 +171,14 @@ func replay() error {
 
 	r := run{pkg: *replayed, test: *test, seed: *seed}
 	if *order < 0 {
-		found, is, err := r.find("", someOrders)
-		if err == nil && is.broke != "" {
-			return (&broken{found, is}).report()
+		found, res, err := r.find("", someOrders)
+		if err == nil && res.broke != "" {
+			return (&broken{found, res}).report()
 		}
 		if err != nil {
 			return err
 		}
-		// No order breaks anything: show the first one.
+		// No order breaks a promise, so the trace below is that of the first one.
 	}
 
 	r.order = uint64(max(0, *order))
@@ -194,27 +193,27 @@ func replay() error {
 	return r.again()
 }
 
-// again prints the trace of a run, and runs it again: each time it must be the same.
+// again prints the trace of a run, and repeats the run: its trace must be the same each time.
 func (r run) again() error {
-	is, err := r.do()
+	res, err := r.do()
 	if err != nil {
 		return err
 	}
-	fmt.Print(is.trace(), is.crash)
+	fmt.Print(res.trace(), res.crash)
 
 	for n := 2; n <= *times; n++ {
 		then, err := r.do()
 		if err != nil {
 			return err
 		}
-		if then.trace() != is.trace() || then.broke != is.broke {
-			return fmt.Errorf("run %d of %d differs from those before", n, *times)
+		if then.trace() != res.trace() || then.broke != res.broke {
+			return fmt.Errorf("run %d of %d differs from the first", n, *times)
 		}
 	}
-	fmt.Printf("%d lines, %d times the same\n", lines(is.trace()), *times)
+	fmt.Printf("%d lines, the same in %d runs\n", lines(res.trace()), *times)
 
-	if is.broke != "" {
-		return &broken{r, is}
+	if res.broke != "" {
+		return &broken{r, res}
 	}
 
 	return nil
@@ -232,26 +231,27 @@ func (b *broken) Error() string {
 	return fmt.Sprintf("%s: seed %d breaks %s\nreplay: %s", b.pkg, b.seed, b.broke, b.command())
 }
 
-// report leaves out what faults it can, and prints the trace of the rest.
+// report leaves out as many faults as it can, and prints the trace of the rest.
 func (b *broken) report() error {
-	less, is := b.shrink(b.result)
-	fmt.Print(is.trace(), is.crash)
+	less, res := b.shrink(b.result)
+	fmt.Print(res.trace(), res.crash)
 
-	return &broken{less, is}
+	return &broken{less, res}
 }
 
-// print says how far it is, the commonest faults first.
+// print prints the progress.
 func (all *counts) print(took time.Duration) {
-	// By CPU as well: other work on the machine makes the hour longer, and not the work.
+	// Also per hour of CPU, because other work on the machine slows the simulations down.
 	fmt.Printf("%.1f hours simulated in %s, %.0f in an hour, %.0f in an hour of CPU\n", all.simulated.Hours(),
 		took.Round(time.Second), all.simulated.Hours()/took.Hours(), all.simulated.Hours()/all.cpu.Hours())
 	fmt.Println("  faults:", listed(all.faults))
 	fmt.Println("  reached:", listed(all.marks))
 }
 
+// listed returns the counts in words, the largest first.
 func listed(all map[string]int64) string {
 	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
-		// The commonest first; names decide between equal ones, so that two lines can be compared.
+		// Equal counts are sorted by name, so that two lists can be compared.
 		return cmp.Or(cmp.Compare(all[b], all[a]), strings.Compare(a, b))
 	})
 
@@ -266,7 +266,7 @@ func listed(all map[string]int64) string {
 	return b.String()
 }
 
-// reached returns an error that names the places which nothing has reached.
+// reached returns an error that names the marks which nothing has reached.
 func (all *counts) reached() error {
 	var missing []string
 	for name, n := range all.marks {

@@ -16,30 +16,29 @@ import (
 	"time"
 )
 
-// run is one seed of a simulation, with an order in which goroutines go on, and without some faults. The same run has
+// run is one seed of a simulation, in one order of goroutines, and without some of the faults. The same run always has
 // the same trace, byte for byte.
 type run struct {
 	pkg, test string
 	seed      uint64
-	order     uint64
-	without   []int
+	order     uint64 // seed of the runtime's choices: see patches
+	without   []int  // numbers of the faults that are left out
 }
 
-// result is what a run has printed.
+// result is the outcome of a run.
 type result struct {
 	printed string
-	crash   string        // why it ended early
-	broke   string        // the first promise that it broke, and how: "once: sum1 is 5, ..."; empty: none
+	crash   string        // the output of a run that ended early
+	broke   string        // the first promise that it broke, and how: "once: sum1 is 5, ..."; "": none
 	cpu     time.Duration // that it took
 }
 
-// trace returns the lines of the trace. What the package testing says, with real times, is no part of it. A trace has a
-// thousand lines, so this takes half as long as a run.
-func (is result) trace() string { return strings.Join(traceLine.FindAllString(is.printed, -1), "") }
+// trace returns the lines of the trace. They are without the lines of package testing, which have real times. A trace
+// has thousands of lines, so this takes half as long as a run.
+func (res result) trace() string { return strings.Join(traceLine.FindAllString(res.printed, -1), "") }
 
-// tooLong is how long a run may take. Nothing preempts goroutines, so one that asks in a loop whether another has done
-// something would never end.
-const tooLong = 5 * time.Minute
+// timeout bounds a run. Nothing preempts goroutines, so one that waits for another in a busy loop never ends.
+const timeout = 5 * time.Minute
 
 var (
 	traceLine  = regexp.MustCompile(`(?m)^ *\d+\.\d{3}  .*\n`)
@@ -48,16 +47,17 @@ var (
 	crashLine  = regexp.MustCompile(`(?m)^(?:panic|fatal error): .*$`)
 )
 
+// do runs the simulation in a process of its own.
 func (r run) do() (result, error) {
 	path, err := filepath.Abs(program(r.pkg))
 	if err != nil {
 		return result{}, err
 	}
 
-	ctx, stop := context.WithTimeout(context.Background(), tooLong)
+	ctx, stop := context.WithTimeout(context.Background(), timeout)
 	defer stop()
 
-	// To a file: through a pipe each of its thousands of lines would wake this process.
+	// The output goes to a file, because through a pipe each of its thousands of lines would wake this process.
 	out, err := os.CreateTemp("", "trace-")
 	if err != nil {
 		return result{}, err
@@ -68,8 +68,8 @@ func (r run) do() (result, error) {
 	var errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, "-test.run", r.test, "-test.timeout", "0",
 		"-seed", fmt.Sprint(r.seed), "-without", list(r.without))
-	cmd.Dir = r.pkg     // as go test does it
-	cmd.Env = []string{ // the first one decides the order: see patches
+	cmd.Dir = r.pkg     // as go test does
+	cmd.Env = []string{ // the first variable decides the order: see patches
 		fmt.Sprint("ORDER=", r.order), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1",
 	}
 	cmd.Stdout = out
@@ -86,69 +86,69 @@ func (r run) do() (result, error) {
 		return result{}, failed
 	}
 
-	is := resultOf(string(printed), errs.String(), err)
-	is.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	res := resultOf(string(printed), errs.String(), err)
+	res.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 
-	return is, nil
+	return res, nil
 }
 
 // resultOf reads what a run printed.
 func resultOf(out, errs string, failed error) result {
-	is := result{printed: out}
-	// Hardly any run breaks a promise, and this takes a thousandth of a look for the line.
+	res := result{printed: out}
+	// Hardly any run breaks a promise, and this check is a thousand times as fast as the expression below.
 	if !strings.Contains(out, "  BROKEN ") && failed == nil {
-		return is
+		return res
 	}
 
 	if found := brokenLine.FindStringSubmatch(out); found != nil {
-		is.broke = found[1]
+		res.broke = found[1]
 	} else if failed != nil {
-		is.crash = cmp.Or(errs, traceLine.ReplaceAllString(out, ""))
-		is.broke = fmt.Sprintf("–: %v %s", failed, crashLine.FindString(is.crash))
+		res.crash = cmp.Or(errs, traceLine.ReplaceAllString(out, ""))
+		res.broke = fmt.Sprintf("–: %v %s", failed, crashLine.FindString(res.crash))
 	}
 
-	return is
+	return res
 }
 
-// promise is the name of the one that was broken.
-func (is result) promise() string {
-	name, _, _ := strings.Cut(is.broke, ": ")
+// promise returns the name of the promise that was broken.
+func (res result) promise() string {
+	name, _, _ := strings.Cut(res.broke, ": ")
 	return name
 }
 
-// find tries some orders until a promise is broken, the named one if there is a name.
+// find tries some orders until the named promise is broken; "": any promise. It returns the last run that it tried.
 func (r run) find(promise string, orders uint64) (run, result, error) {
 	for first := r.order; ; r.order++ {
-		is, err := r.do()
-		found := is.broke != "" && (promise == "" || is.promise() == promise)
+		res, err := r.do()
+		found := res.broke != "" && (promise == "" || res.promise() == promise)
 		if err != nil || found || r.order+1 == first+orders {
-			return r, is, err
+			return r, res, err
 		}
 	}
 }
 
-// shrink leaves out what faults it can, as long as the same promise is broken in some order.
-func (r run) shrink(is result) (run, result) {
-	fewest(is.faults(), func(without []int) bool {
+// shrink leaves out as many faults as it can while some order still breaks the same promise.
+func (r run) shrink(res result) (run, result) {
+	fewest(res.faults(), func(without []int) bool {
 		less := r
 		less.without = without
-		less, then, err := less.find(is.promise(), 3)
-		if err != nil || then.promise() != is.promise() {
+		less, then, err := less.find(res.promise(), 3)
+		if err != nil || then.promise() != res.promise() {
 			return false
 		}
 
 		r = less
-		is = then
+		res = then
 
 		return true
 	})
 
-	return r, is
+	return r, res
 }
 
-// faults returns how many faults the trace has, and those that were left out.
-func (is result) faults() (n int) {
-	for _, fault := range faultLine.FindAllStringSubmatch(is.printed, -1) {
+// faults returns how many faults the run has, including those that were left out.
+func (res result) faults() (n int) {
+	for _, fault := range faultLine.FindAllStringSubmatch(res.printed, -1) {
 		number, _ := strconv.Atoi(fault[1])
 		n = max(n, number+1)
 	}
@@ -156,15 +156,15 @@ func (is result) faults() (n int) {
 	return n
 }
 
-// fewest returns which of some faults may be left out while the rest still breaks something: it tries many at once
-// first, and then one after another.
+// fewest returns which of the faults may be left out while the rest still breaks a promise. It tries to leave out many
+// at once first, and in the end single ones.
 func fewest(faults int, breaks func(without []int) bool) (without []int) {
 	for size := faults; size > 0; size /= 2 {
 		for first := 0; first < faults; first += size {
 			var more []int
 			for number := range faults {
-				isCut := number >= first && number < first+size
-				if isCut || slices.Contains(without, number) {
+				leftOut := number >= first && number < first+size
+				if leftOut || slices.Contains(without, number) {
 					more = append(more, number)
 				}
 			}
@@ -177,7 +177,7 @@ func fewest(faults int, breaks func(without []int) bool) (without []int) {
 	return without
 }
 
-// command is what replays the run.
+// command returns the command that replays the run.
 func (r run) command() string {
 	command := fmt.Sprintf("make replay SIM=%s SEED=%d ORDER=%d", r.pkg, r.seed, r.order)
 	if r.without != nil {

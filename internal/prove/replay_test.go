@@ -23,12 +23,12 @@ func TestFewest(t *testing.T) {
 
 // A run says which promise it broke first, and how many faults it had.
 func TestResultSaysWhatBroke(t *testing.T) {
-	is := resultOf("=== RUN\n    0.000  fault 12:\n    1.500  fault 3:\n    2.000  BROKEN once: sum is 5\n"+
+	res := resultOf("=== RUN\n    0.000  fault 12:\n    1.500  fault 3:\n    2.000  BROKEN once: sum is 5\n"+
 		"    3.000  BROKEN newest: late\n--- FAIL: (0.30s)\n", "", nil)
-	if is.broke != "once: sum is 5" || is.promise() != "once" || is.faults() != 13 {
-		t.Errorf("%q, %q, %d faults", is.broke, is.promise(), is.faults())
+	if res.broke != "once: sum is 5" || res.promise() != "once" || res.faults() != 13 {
+		t.Errorf("%q, %q, %d faults", res.broke, res.promise(), res.faults())
 	}
-	if want := 4; lines(is.trace()) != want {
-		t.Errorf("%d lines, want %d: %q", lines(is.trace()), want, is.trace())
+	if want := 4; lines(res.trace()) != want {
+		t.Errorf("%d lines, want %d: %q", lines(res.trace()), want, res.trace())
 	}
 }

@@ -1,5 +1,5 @@
-// Package modeltest has spin search a run of a formal model that does the same as a simulation has done. Only tests
-// import it.
+// Package modeltest makes Spin search for a run of a formal model that does the same as a simulation has done. Only
+// tests import it.
 package modeltest
 
 import (
@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// Follower is a model as a program that follows a trace, see trace.h.
+// Follower is the path of a program that searches a model for a run like a trace: see trace.h.
 type Follower string
 
-// New builds the program from the model in a file, with its settings. One follows all traces, since compiling it takes
-// longer than following a hundred.
+// New builds the program from the model in a file, with its settings. Build it once for all traces: compiling it takes
+// longer than following a hundred of them.
 func New(t *testing.T, model string, settings ...string) Follower {
 	t.Helper()
 	model, err := filepath.Abs(model)
@@ -40,7 +40,7 @@ func New(t *testing.T, model string, settings ...string) Follower {
 	return Follower(filepath.Join(dir, "pan"))
 }
 
-// Bit is a bool as the text of a trace has it.
+// Bit returns a bool as the text of a trace has it.
 func Bit(is bool) int {
 	if is {
 		return 1
@@ -54,12 +54,12 @@ var (
 	isWhole  = regexp.MustCompile(`assertion violated .*event\[0\]!=254`)
 )
 
-// Follow reports whether a trace is a run of the model, and of how many of its events there is one. The text has a line
+// Follow reports whether a trace is a run of the model. If not, the first far of its events are one. The text has a line
 // for each event.
 func (f Follower) Follow(t *testing.T, text string) (isRun bool, far int) {
 	t.Helper()
 	cmd := exec.Command(string(f), "-m100000", "-w18")
-	cmd.Dir = filepath.Dir(string(f)) // where it leaves the run that it has found
+	cmd.Dir = filepath.Dir(string(f)) // where it writes the run that it finds
 	cmd.Stdin = strings.NewReader(text)
 	said, err := cmd.CombinedOutput()
 	if err != nil {
@@ -75,24 +75,24 @@ func (f Follower) Follow(t *testing.T, text string) (isRun bool, far int) {
 		return true, far
 	}
 	if !bytes.Contains(said, []byte("errors: 0")) || bytes.Contains(said, []byte("max search depth too small")) {
-		t.Fatalf("an assertion of the model is broken, or not every way was looked at:\n%s", said)
+		t.Fatalf("an assertion of the model is broken, or the search was not complete:\n%s", said)
 	}
 
 	return false, far
 }
 
-// Traces are those of a simulation, whose actions are of type A, and whose stores of type W may have planted faults.
+// Traces are the traces of a simulation, whose actions are of type A. In its world, of type W, faults can be planted.
 type Traces[A, W any] struct {
 	Model Follower
-	Of    func(seed uint64, plant ...func(W)) [][]A // the traces of a seed
+	Of    func(seed uint64, plant ...func(W)) [][]A // returns the traces of a seed
 	Text  func(trace []A) string
-	Name  func(A) string // of what an action is, as the test counts them
+	Name  func(A) string // of the kind of an action
 	// Pair returns the index of an action that may neither be missing nor change places with the next one.
 	Pair func(trace []A) int
 }
 
-// Follow checks that the traces of seeds are runs of the model, but not if an action is missing or two have changed
-// places. Each of the actions that must be there is in one of them, or they would say less than the test claims.
+// Follow checks that the traces of seeds are runs of the model, and that they are none when an action is missing or two
+// have changed places. must are kinds of actions, each of which must be in some trace.
 func (s *Traces[A, W]) Follow(t *testing.T, seeds uint64, must []string) {
 	t.Helper()
 	seen := map[string]int{}
@@ -107,11 +107,11 @@ func (s *Traces[A, W]) Follow(t *testing.T, seeds uint64, must []string) {
 
 			i := s.Pair(trace)
 			if isRun, _ := s.follow(t, slices.Delete(slices.Clone(trace), i, i+1)); isRun {
-				t.Errorf("seed %d: a run of the model without %+v, too", seed, trace[i])
+				t.Errorf("seed %d: the trace without %+v is a run of the model, too", seed, trace[i])
 			}
 			trace[i], trace[i+1] = trace[i+1], trace[i]
 			if isRun, _ := s.follow(t, trace); isRun {
-				t.Errorf("seed %d: a run of the model with %+v after the next action, too", seed, trace[i+1])
+				t.Errorf("seed %d: the trace with %+v after the next action is a run of the model, too", seed, trace[i+1])
 			}
 		}
 	}
@@ -119,12 +119,12 @@ func (s *Traces[A, W]) Follow(t *testing.T, seeds uint64, must []string) {
 	t.Log(seen)
 	for _, what := range must {
 		if seen[what] == 0 {
-			t.Errorf("no trace has this: %s", what)
+			t.Errorf("no trace has an action %s", what)
 		}
 	}
 }
 
-// Refuse checks that of the traces of simulations with a planted fault, some are no runs of the model.
+// Refuse checks that each planted fault leads to a trace that is no run of the model.
 func (s *Traces[A, W]) Refuse(t *testing.T, faults map[string]func(W)) {
 	t.Helper()
 	for name, plant := range faults {
