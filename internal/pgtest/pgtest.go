@@ -1,7 +1,6 @@
-// Package pgtest starts real PostgreSQL servers for tests. They listen on free
-// ports of the loopback, live in folders of their own, and die with the test
-// process. PostgreSQL refuses to run as root: root starts it as the user
-// postgres, or nobody when there is no such user.
+// Package pgtest starts real PostgreSQL servers for tests. They listen on free ports of the loopback, have folders of
+// their own, and die with the test process. PostgreSQL refuses to run as root, so a test that runs as root starts it as
+// the user postgres or, without that user, as nobody.
 package pgtest
 
 import (
@@ -28,7 +27,7 @@ import (
 	"headcount/internal/servertest"
 )
 
-// startTimeout bounds how long a server may take to answer on a busy machine, also when it repairs what a crash left.
+// startTimeout bounds how long a server may take to answer on a busy machine, including its recovery after a crash.
 const startTimeout = 3 * time.Minute
 
 // Server is one PostgreSQL. Its address stays the same over restarts.
@@ -39,12 +38,11 @@ type Server struct {
 	args []string
 
 	servertest.Process
-	databases atomic.Int64 // made so far
+	databases atomic.Int64 // created so far
 }
 
-// Start starts a server that ends with the test. settings are lines of
-// postgresql.conf, such as "fsync=on": without it a commit does not wait for the
-// disk, which a killed process survives and a machine without power does not.
+// Start starts a server that ends with the test. settings are lines of postgresql.conf, such as "fsync=on". By default a
+// commit does not wait for the disk: what a killed process has committed is kept all the same.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
 
@@ -55,8 +53,8 @@ func Start(t testing.TB, settings ...string) *Server {
 	return s
 }
 
-// newServer returns a server in a new folder that the server's user owns. It is not in the test's own folder, into
-// which only the test's user may look.
+// newServer returns a server in a new folder that the server's user owns. The folder is not in the test's own, which
+// only the test's user may enter.
 func newServer(t testing.TB, settings ...string) *Server {
 	t.Helper()
 
@@ -65,7 +63,6 @@ func newServer(t testing.TB, settings ...string) *Server {
 		t.Fatal(err)
 	}
 
-	// PostgreSQL runs as another user, who needs a folder of its own.
 	if who := credential(t); who != nil {
 		if err := os.Chown(dir, int(who.Uid), int(who.Gid)); err != nil {
 			t.Fatal(err)
@@ -75,7 +72,7 @@ func newServer(t testing.TB, settings ...string) *Server {
 	port := strconv.Itoa(servertest.FreePort())
 
 	s := &Server{Addr: net.JoinHostPort("127.0.0.1", port), dir: dir}
-	// Its socket is in the folder, too, because the usual place is shared with a PostgreSQL of the machine.
+	// The Unix socket is in the folder, too, because a PostgreSQL of the machine may use the default place.
 	s.args = []string{"-D", s.data(), "-h", "127.0.0.1", "-p", port, "-k", dir}
 	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
 		s.args = append(s.args, "-c", setting)
@@ -87,7 +84,7 @@ func newServer(t testing.TB, settings ...string) *Server {
 // data returns the folder of the server's files.
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
-// create makes the server's files and starts it.
+// create creates the server's files and starts it.
 func (s *Server) create(t testing.TB) {
 	t.Helper()
 	initdb := command(t, "initdb", "--pgdata", s.data(), "--username", "headcount",
@@ -106,14 +103,14 @@ func (s *Server) remove() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// credential returns the user that runs servers; nil when it is the test's own.
+// credential returns the user that runs servers; nil: the user of the test.
 func credential(t testing.TB) *syscall.Credential {
 	t.Helper()
 	if os.Getuid() != 0 {
 		return nil
 	}
 
-	// The packages of PostgreSQL make the first one, and every system has the second one.
+	// The packages of PostgreSQL create postgres, and every system has nobody.
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
 		if err != nil {
@@ -135,7 +132,7 @@ func credential(t testing.TB) *syscall.Credential {
 	return nil
 }
 
-// program returns the path of PgBouncer, or of a program of PostgreSQL; of several versions the newest.
+// program returns the path of PgBouncer or of a program of PostgreSQL, of which it takes the newest version.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -151,7 +148,6 @@ func program(t testing.TB, name string) string {
 		found = append(found, paths...)
 	}
 
-	// A missing server fails the test; a skipped test would say nothing for ever.
 	if len(found) == 0 {
 		t.Fatalf("pgtest: %s is missing: run make setup", name)
 	}
@@ -165,9 +161,9 @@ func command(t testing.TB, name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(program(t, name), args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(t)}
 
-	// The test's folder may be one that the server's user must not enter.
+	// The server's user may not be allowed to enter the test's folder.
 	cmd.Dir = "/"
-	// Errors are compared by their English text.
+	// startWith compares the text of an error, which has to be English.
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 
 	return cmd
@@ -186,9 +182,8 @@ func (s *Server) start(t testing.TB) {
 	})
 }
 
-// startWith is start with other arguments, until answers returns no error. A server that
-// was killed a moment ago may have left its shared memory to the last of its children, so
-// a start is tried again until that is gone.
+// startWith is start with other arguments; the server answers when answers returns no error. After a kill the last of
+// the server's children may still hold its shared memory, so startWith tries again until that is free.
 func (s *Server) startWith(t testing.TB, args []string, answers func(context.Context) error) {
 	t.Helper()
 	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {
@@ -213,7 +208,6 @@ func (s *Server) Database(t testing.TB) string {
 	t.Helper()
 
 	name := "d" + strconv.FormatInt(s.databases.Add(1), 10)
-	// No name is given twice, so nothing has to look whether the database exists.
 	s.Exec(t, s.URL("postgres"), "CREATE DATABASE "+name)
 
 	return s.URL(name)
@@ -242,8 +236,8 @@ func Query[T any](t testing.TB, url, sql string, args ...any) (v T) {
 	return v
 }
 
-// connections are open ones by URL: tests repeat a question until the answer is right, and for each new connection the
-// server starts a process. One that a test or a crash has ended is replaced.
+// connections are open connections, by URL. Tests repeat a query until its answer is right, and for each new connection
+// the server would start a process.
 var connections = struct {
 	sync.Mutex
 	open map[string]*pgx.Conn
@@ -254,7 +248,7 @@ func ask(t testing.TB, url string, do func(*pgx.Conn) error) error {
 	defer connections.Unlock()
 
 	c := connections.open[url]
-	// A connection of before a restart looks open until it is used.
+	// A connection from before a restart looks open until it is used.
 	if c != nil && c.Ping(t.Context()) != nil {
 		_ = c.Close(context.Background())
 		c = nil
@@ -273,7 +267,7 @@ func ask(t testing.TB, url string, do func(*pgx.Conn) error) error {
 	return do(c)
 }
 
-// Restart starts the server again after Kill, with all that was committed.
+// Restart kills the server and starts it again, with everything that was committed.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 
@@ -281,8 +275,8 @@ func (s *Server) Restart(t testing.TB) {
 	s.start(t)
 }
 
-// StartUp starts the server again after Kill, into a start that lasts: it answers that it is starting up, until end. It
-// is a standby that lets nobody in and waits for its primary.
+// StartUp kills the server and starts it again in such a way that it answers "starting up" until end is called: as a
+// standby that permits no connections and waits for its primary.
 func (s *Server) StartUp(t testing.TB) (end func()) {
 	t.Helper()
 	s.Kill()
@@ -312,14 +306,14 @@ func (s *Server) StartUp(t testing.TB) (end func()) {
 	}
 }
 
-// Bouncer starts a PgBouncer in front of the server, and returns the URL of the same database there. It ends with the
-// test.
+// Bouncer starts a PgBouncer in front of the server, with a pool mode, and returns the URL of the same database through
+// it. It ends with the test.
 func (s *Server) Bouncer(t testing.TB, url, mode string) string {
 	t.Helper()
 
 	addr := servertest.FreeAddr()
 	host, port, _ := net.SplitHostPort(addr)
-	_, behind, _ := net.SplitHostPort(s.Addr)
+	_, serverPort, _ := net.SplitHostPort(s.Addr)
 
 	dir := filepath.Join(s.dir, "bouncer"+port)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -329,7 +323,7 @@ func (s *Server) Bouncer(t testing.TB, url, mode string) string {
 	users := filepath.Join(dir, "users")
 	conf := filepath.Join(dir, "conf")
 	settings := []string{
-		"[databases]", "* = host=" + host + " port=" + behind,
+		"[databases]", "* = host=" + host + " port=" + serverPort,
 		"[pgbouncer]", "listen_addr=" + host, "listen_port=" + port, "unix_socket_dir=",
 		"auth_type=trust", "auth_file=" + users, "pool_mode=" + mode,
 	}
@@ -361,7 +355,6 @@ var shared struct {
 func Single(t testing.TB) *Server {
 	t.Helper()
 	shared.Lock()
-
 	defer shared.Unlock()
 
 	if shared.server == nil {
@@ -374,7 +367,7 @@ func Single(t testing.TB) *Server {
 
 // Stop ends the shared server. TestMain calls it after the tests.
 func Stop() {
-	// Before the server ends, which would log each connection that breaks.
+	// Closed first, because the server would log each broken connection.
 	connections.Lock()
 	for _, c := range connections.open {
 		_ = c.Close(context.Background())

@@ -9,16 +9,16 @@ import (
 	"testing"
 )
 
-// Cuts counts down the connections that proxies still have to cut.
+// Cuts counts how many connections proxies still have to cut, and how many runs of scripts they have passed on.
 type Cuts struct{ left, scripts atomic.Int64 }
 
-// every is how many runs of scripts pass between two cuts.
+// every says which runs of scripts are cut: every fifth.
 const every = 5
 
 // Left returns how many connections are still to be cut.
 func (c *Cuts) Left() int64 { return max(0, c.left.Load()) }
 
-// due reports whether the answer to a run of scripts is the next to be cut off. It counts the run.
+// due counts a run of a script, and reports whether its answer is to be cut off.
 func (c *Cuts) due() bool {
 	if c.scripts.Add(1)%every != 0 || c.left.Load() <= 0 {
 		return false
@@ -26,8 +26,8 @@ func (c *Cuts) due() bool {
 	return c.left.Add(-1) >= 0
 }
 
-// proxy returns a port in front of a server. It cuts some connections instead of passing on the answer to a run of
-// scripts: the server executed it, and the client cannot know.
+// proxy starts a proxy in front of a server and returns its port. It closes some connections instead of passing on the
+// answer to a run of a script: the server has executed the script, and the client cannot know.
 func proxy(t testing.TB, server string, cuts *Cuts) (port string) {
 	t.Helper()
 
@@ -37,8 +37,7 @@ func proxy(t testing.TB, server string, cuts *Cuts) (port string) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 
-	// Ends with the listener, and what it has accepted with either side.
-	go func() {
+	go func() { // ends with the listener; the goroutines that it starts end when either side closes its connection
 		for {
 			client, err := l.Accept()
 			if err != nil {
@@ -60,7 +59,7 @@ func forward(client net.Conn, address string, cuts *Cuts) {
 	}
 	defer server.Close()
 
-	// Set by the goroutine that reads requests, and asked by the one that passes answers on.
+	// Set by the goroutine that reads requests, and read by the one that passes answers on.
 	var cut atomic.Bool
 
 	go func() {
@@ -70,7 +69,7 @@ func forward(client net.Conn, address string, cuts *Cuts) {
 			n, err := client.Read(chunk[:])
 			sent := chunk[:n]
 			isScript := bytes.Contains(sent, []byte("evalsha"))
-			isProbe := bytes.Contains(sent, []byte("setrange")) // of a connection, whether its master takes writes
+			isProbe := bytes.Contains(sent, []byte("setrange")) // by which redisconn asks whether the master accepts writes
 			if isScript && !isProbe && cuts.due() {
 				cut.Store(true)
 			}
@@ -81,7 +80,7 @@ func forward(client net.Conn, address string, cuts *Cuts) {
 		}
 	}()
 
-	// An answer that is not passed on ends the copy, and so both connections.
+	// An answer that is cut off ends the copy, and so both connections.
 	_, _ = io.Copy(writer(func(answer []byte) (int, error) {
 		if cut.Load() {
 			return 0, io.EOF
@@ -94,18 +93,18 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// Cut puts a proxy in front of the server that cuts n connections, each after a
-// run of scripts was delivered, and returns the URL through it.
+// Cut puts a proxy in front of the server that cuts n connections, each after it has delivered a script, and returns the
+// URL through it.
 func (s *Server) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	t.Helper()
 
 	cuts = &Cuts{}
-
 	cuts.left.Store(int64(n))
+
 	return "redis://127.0.0.1:" + proxy(t, s.Addr, cuts) + "/0", cuts
 }
 
-// Cut is that of a Server: the sentinels name the proxy as the master from now on.
+// Cut does the same as Server.Cut. From now on the sentinels return the proxy as the master.
 func (s *Sentinel) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	t.Helper()
 
@@ -113,7 +112,7 @@ func (s *Sentinel) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	cuts.left.Store(int64(n))
 
 	port := proxy(t, s.Master.Addr, cuts)
-	// Each of them, because a client asks any one for the master.
+	// All of them, because a client may ask any sentinel for the master.
 	for _, sentinel := range s.Sentinels {
 		sentinel.Do(t, "SENTINEL", "REMOVE", MasterName)
 		sentinel.Do(t, "SENTINEL", "MONITOR", MasterName, "127.0.0.1", port, 2)
@@ -122,7 +121,7 @@ func (s *Sentinel) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	return s.URL(), cuts
 }
 
-// Cut is that of a Server: the masters name their proxies to clients from now on.
+// Cut does the same as Server.Cut. From now on the servers announce their proxies to clients.
 func (c *Cluster) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	t.Helper()
 
@@ -136,21 +135,20 @@ func (c *Cluster) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
 	return c.URL(), cuts
 }
 
-// Migrate moves a slot from whichever master has it to master to, key by key, while
-// clients use it.
+// Migrate moves a slot to the master number to from the one that has it, a few keys at a time, while clients use it.
 func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 	t.Helper()
 
 	target := c.Masters[to]
 	targetID := target.Do(t, "CLUSTER", "MYID")
-	// Whoever has the slot: an earlier test may have moved it.
+	// Any of them may have the slot, because an earlier test may have moved it.
 	for _, source := range c.Masters {
 		id := source.Do(t, "CLUSTER", "MYID")
 		if id == targetID || !source.owns(t, slot) {
 			continue
 		}
 
-		// The order that Redis asks for: the target expects the slot before the source sends clients there.
+		// Redis requires this order: the target must expect the slot before the source sends clients there.
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", id)
 		source.Do(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", targetID)
 
@@ -164,7 +162,7 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 		}
 
 		target.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
-		// All of them, or the others would go on sending clients to the former master.
+		// A master that does not know would still send clients to the former one.
 		for _, s := range c.Masters {
 			s.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
 		}
@@ -172,7 +170,7 @@ func (c *Cluster) Migrate(t testing.TB, slot, to int) {
 	}
 }
 
-// owns reports whether the server has the slot, as far as it knows.
+// owns reports whether the server believes that it has the slot.
 func (s *Server) owns(t testing.TB, slot int) bool {
 	t.Helper()
 	id := s.Do(t, "CLUSTER", "MYID")

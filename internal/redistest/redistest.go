@@ -1,6 +1,5 @@
-// Package redistest starts real Redis servers for tests: single, with Sentinel,
-// and as a Cluster. They listen on free ports of the loopback, keep nothing
-// unless asked, and die with the test process.
+// Package redistest starts real Redis servers for tests: single ones, with Sentinel, and as a Cluster. They listen on
+// free ports of the loopback, keep no data unless a test asks for it, and die with the test process.
 package redistest
 
 import (
@@ -28,7 +27,7 @@ import (
 
 const host = "127.0.0.1" // of all servers
 
-// clusterBus is by how much the port of the Cluster bus is above the server's.
+// clusterBus is the distance from a server's port to its port of the Cluster bus.
 const clusterBus = 10000
 
 // Server is one redis-server. Its address stays the same over restarts.
@@ -40,10 +39,10 @@ type Server struct {
 	port string
 	dir  string
 	args []string
-	text string // a configuration file, for those that need one
+	text string // of the configuration file; "": there is none
 
-	tls   *tls.Config // of those that speak TLS alone
-	login string      // user:password of URL; "" for nobody in particular
+	tls   *tls.Config // nil: the server speaks no TLS
+	login string      // user:password in URL; "": none
 }
 
 // Durable are the options of a server that loses nothing when it is killed.
@@ -56,7 +55,7 @@ func Start(t testing.TB, args ...string) *Server {
 	return newServer(t.TempDir(), args...).startFor(t)
 }
 
-// StartAt is Start of a server whose clock is wrong by offset, in whole seconds.
+// StartAt is Start for a server whose clock is wrong by offset, in whole seconds.
 func StartAt(t testing.TB, offset time.Duration, args ...string) *Server {
 	t.Helper()
 
@@ -72,7 +71,7 @@ func StartAt(t testing.TB, offset time.Duration, args ...string) *Server {
 		t.Fatal(err)
 	}
 
-	// Otherwise a test would pass because the clock is right.
+	// A test must not pass because the clock is right after all.
 	if off := time.Until(there) - offset; off.Abs() > time.Minute {
 		t.Fatalf("the server's clock is not %s off, but %s", offset, time.Until(there))
 	}
@@ -80,7 +79,7 @@ func StartAt(t testing.TB, offset time.Duration, args ...string) *Server {
 	return s
 }
 
-// startFor starts the server for a test, with which it ends.
+// startFor starts the server, which ends with the test.
 func (s *Server) startFor(t testing.TB) *Server {
 	t.Helper()
 
@@ -110,7 +109,7 @@ func (s *Server) start(t testing.TB) {
 	args := s.args
 	if s.text != "" {
 		file := filepath.Join(s.dir, "redis.conf")
-		if _, err := os.Stat(file); err != nil { // a sentinel writes into its own
+		if _, err := os.Stat(file); err != nil { // a sentinel has changed its file, so it is not written again
 			if err := os.WriteFile(file, []byte(s.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -129,7 +128,7 @@ func (s *Server) start(t testing.TB) {
 	}
 }
 
-// await asks until ok returns no error, and fails the test when that takes too long.
+// await calls ok until it returns no error, and fails the test when that takes too long.
 func await(t testing.TB, ok func() error) {
 	t.Helper()
 	if err := servertest.Await(nil, testkit.Timeout, func(context.Context) error { return ok() }); err != nil {
@@ -137,7 +136,7 @@ func await(t testing.TB, ok func() error) {
 	}
 }
 
-// Dial returns a connection to the Redis of that URL, which ends with the test.
+// Dial returns a connection to the Redis at a URL. It closes with the test.
 func Dial(t testing.TB, url string) *redisconn.Conn {
 	t.Helper()
 
@@ -201,10 +200,9 @@ func (s *Server) Do(t testing.TB, args ...any) any {
 }
 
 func (s *Server) do(args ...any) (any, error) {
-	// A new client each time, because the server may have been killed since the last one.
-	c := s.Client()
-
+	c := s.Client() // a new one each time, because the server may have been killed since
 	defer c.Close()
+
 	return c.Do(context.Background(), args...).Result()
 }
 
@@ -217,10 +215,10 @@ func (s *Server) shows(text string, command ...any) error {
 	return err
 }
 
-// Flush empties the server, with the scripts it knows left.
+// Flush removes all data; the server still knows its scripts.
 func (s *Server) Flush(t testing.TB) { t.Helper(); s.Do(t, "FLUSHALL") }
 
-// Restart starts the server again after Kill: empty, unless it keeps its data.
+// Restart kills the server and starts it again. It is empty then, unless its options make it keep its data.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 
@@ -230,7 +228,7 @@ func (s *Server) Restart(t testing.TB) {
 
 // Cluster is a Redis Cluster of real servers.
 type Cluster struct {
-	Masters  []*Server // those at the beginning
+	Masters  []*Server // that the Cluster started with
 	Replicas []*Server // replica i follows master i mod masters
 }
 
@@ -248,15 +246,15 @@ func StartCluster(t testing.TB, masters, replicas int, args ...string) *Cluster 
 	return c
 }
 
-// start starts the servers, which newServer makes, and joins them.
+// start creates servers with newServer, starts them and makes a Cluster of them.
 func (c *Cluster) start(
 	t testing.TB, dir string, masters, replicas int, newServer func(dir string, args ...string) *Server,
 ) {
 	t.Helper()
 
-	timeout := "15000" // on a busy machine one must not be taken for dead
+	timeout := "15000" // ms; a server on a busy machine must not be taken for dead
 	if replicas > 0 {
-		timeout = "1500" // here it is to be noticed soon
+		timeout = "1500" // these tests wait for a failover
 	}
 
 	for i := range masters + replicas {
@@ -275,7 +273,7 @@ func (c *Cluster) start(
 		s.start(t)
 	}
 
-	// Different epochs, or the masters would first have to settle who is right.
+	// With equal epochs the masters would first have to resolve the conflict.
 	for i, s := range c.Masters {
 		s.Do(t, "CLUSTER", "ADDSLOTSRANGE", 16384*i/masters, 16384*(i+1)/masters-1)
 		s.Do(t, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
@@ -285,7 +283,7 @@ func (c *Cluster) start(
 		s.Do(t, "CLUSTER", "MEET", host, c.Masters[0].port)
 	}
 
-	// Asked again until it succeeds: a server knows the others only some time after it has met one.
+	// Repeated until it succeeds, because a server learns of the others some time after it has met one.
 	for i, s := range c.Replicas {
 		id := c.Masters[i%masters].Do(t, "CLUSTER", "MYID")
 		await(t, func() error {
@@ -294,7 +292,7 @@ func (c *Cluster) start(
 		})
 	}
 
-	// Every server has to know all of the others, since a client may ask any.
+	// A client may ask any server, so each has to know all others.
 	await(t, func() error {
 		var errs []error
 		known := fmt.Sprintf("cluster_known_nodes:%d\r", masters+replicas)
@@ -312,7 +310,7 @@ func (c *Cluster) start(
 
 func (c *Cluster) all() []*Server { return append(append([]*Server(nil), c.Masters...), c.Replicas...) }
 
-// URL names all masters.
+// URL returns a URL with the addresses of all masters.
 func (c *Cluster) URL() string {
 	u := c.Masters[0].origin() + "/?"
 	for i, s := range c.Masters[1:] {
@@ -342,19 +340,19 @@ func (c *Cluster) Kill() {
 
 // Sentinel is a master with a replica, watched by three sentinels.
 type Sentinel struct {
-	Master, Replica *Server // at the beginning
+	Master, Replica *Server // as they started
 	Sentinels       []*Server
 }
 
-// MasterName is what the sentinels call the master.
+// MasterName is the name of the master in Sentinel's configuration.
 const MasterName = "headcount"
 
-// StartSentinel starts them; they end with the test. args are for the master and
-// its replica, as those of Start.
+// StartSentinel starts the five servers, which end with the test. args are options of the master and its replica, as
+// those of Start.
 func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
 
-	// The replica's first copy would otherwise wait five seconds for others, as Redis does by default.
+	// By default a master waits for five seconds, in case further replicas come, before it sends the first copy.
 	s := &Sentinel{Master: Start(t, append([]string{"--repl-diskless-sync-delay", "0"}, args...)...)}
 	replicaOf := []string{"--replicaof", host + " " + s.Master.port, "--repl-diskless-sync-delay", "0"}
 	s.Replica = Start(t, append(replicaOf, args...)...)
@@ -368,7 +366,7 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 		s.Sentinels = append(s.Sentinels, sn.startFor(t))
 	}
 
-	// Sentinels find each other through the master; before they have, no failover has a majority.
+	// Sentinels find each other through the master. Until they have, there is no majority for a failover.
 	await(t, func() error {
 		errs := []error{s.Replica.shows("master_link_status:up", "INFO", "replication")}
 		for _, sn := range s.Sentinels {
@@ -380,25 +378,24 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	return s
 }
 
-// URL names the sentinels and the master.
+// URL returns a URL with the addresses of the sentinels and the name of the master.
 func (s *Sentinel) URL() string {
 	u := fmt.Sprintf("redis://%s/0?master_name=%s&addr=%s&addr=%s",
 		s.Sentinels[0].Addr, MasterName, s.Sentinels[1].Addr, s.Sentinels[2].Addr)
-	if name, password, ok := strings.Cut(s.Master.login, ":"); ok { // a user before the @ is one of the sentinels
+	if name, password, ok := strings.Cut(s.Master.login, ":"); ok { // a user before the @ would be for the sentinels
 		u += "&username=" + name + "&password=" + password
 	}
 
 	return u
 }
 
-// shared servers live as long as the test process: starting one takes longer
-// than emptying it.
+// shared servers live as long as the test process, because starting one takes longer than emptying it.
 var shared struct {
 	sync.Mutex
 	dir      string
 	single   *Server
 	cluster  *Cluster
-	loopback servertest.Certificate // it stays: Go reads SSL_CERT_FILE once
+	loopback servertest.Certificate // Stop keeps it, because Go reads SSL_CERT_FILE only once
 }
 
 // Single returns this test process's shared server, emptied.
@@ -412,7 +409,6 @@ func Single(t testing.TB) *Server {
 		shared.single.start(t)
 	}
 
-	// The test before has left its data.
 	shared.single.Flush(t)
 	return shared.single
 }

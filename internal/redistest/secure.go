@@ -13,9 +13,9 @@ import (
 	"headcount/internal/servertest"
 )
 
-// certificate returns the certificate of this test process's servers, and has this process
-// and those it starts trust it, as documented: by SSL_CERT_FILE. It has to be called before
-// the first TLS connection of the process, because Go reads that file once.
+// certificate returns the certificate of this test process's servers. It sets SSL_CERT_FILE, as the documentation says,
+// so that this process and those that it starts trust it. It has to be called before the first TLS connection of the
+// process, because Go reads that file only once.
 func certificate(t testing.TB) servertest.Certificate {
 	t.Helper()
 	shared.Lock()
@@ -35,10 +35,10 @@ func certificate(t testing.TB) servertest.Certificate {
 	return shared.loopback
 }
 
-// ACL is the file of Redis users that the product documents.
+// ACL returns the path of the file of Redis users that the documentation recommends.
 func ACL() string {
-	dir, _ := os.Getwd() // of a package, or the root: a path from the build may be trimmed
-	// Upward from the package whose tests run.
+	// Searched upward from the package whose tests run, because a path from the build may be trimmed.
+	dir, _ := os.Getwd()
 	for {
 		file := filepath.Join(dir, "deploy", "redis.acl")
 		if _, err := os.Stat(file); err == nil || dir == filepath.Dir(dir) {
@@ -48,10 +48,10 @@ func ACL() string {
 	}
 }
 
-// user is the name and the password in a file of Redis users with one user.
+// user matches the first line of a file of Redis users, with the name and the password.
 var user = regexp.MustCompile(`^user (\S+) on >(\S+) `)
 
-// login is the user of ACL, as a URL has it.
+// login returns the name and the password of the user in ACL, as a URL has them.
 func login(t testing.TB) string {
 	t.Helper()
 
@@ -68,8 +68,8 @@ func login(t testing.TB) string {
 	return string(m[1]) + ":" + string(m[2])
 }
 
-// StartSecure starts a server that speaks TLS alone, with a certificate that this process
-// trusts, and knows the user of deploy/redis.acl. URL is for that user.
+// StartSecure starts a server that speaks only TLS, with a certificate that this process trusts, and has the user of
+// deploy/redis.acl. Its URL is for that user.
 func StartSecure(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return newSecure(t, t.TempDir(), args...).startFor(t)
@@ -81,23 +81,22 @@ func newSecure(t testing.TB, dir string, args ...string) *Server {
 	c := certificate(t)
 
 	s.login = login(t)
-	// Only this certificate is trusted here, so that a wrong one is noticed.
+	// Clients trust only this certificate, so that they notice a wrong one.
 	s.tls = &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
 
 	text, err := os.ReadFile(c.File)
 	if err != nil || !s.tls.RootCAs.AppendCertsFromPEM(text) {
 		t.Fatalf("read the certificate: %v", err)
 	}
-	// No plain port, so that a client which does without TLS fails.
+	// There is no plain port, so a client without TLS fails.
 	s.args = append(s.args, "--port", "0", "--tls-port", s.port, "--tls-auth-clients", "no", "--aclfile", ACL(),
 		"--tls-cert-file", c.File, "--tls-key-file", c.Key, "--tls-ca-cert-file", c.File)
-
 	s.args = append(s.args, args...)
 
 	return s
 }
 
-// StartSecureCluster is StartCluster of masters alone, as StartSecure.
+// StartSecureCluster starts a Cluster of masters whose servers are like those of StartSecure.
 func StartSecureCluster(t testing.TB, masters int) *Cluster {
 	t.Helper()
 	c := &Cluster{}
@@ -109,8 +108,7 @@ func StartSecureCluster(t testing.TB, masters int) *Cluster {
 	return c
 }
 
-// StartSentinelWithUser is StartSentinel of servers that know the user of
-// deploy/redis.acl. URL is for that user.
+// StartSentinelWithUser is StartSentinel with the user of deploy/redis.acl. Its URL is for that user.
 func StartSentinelWithUser(t testing.TB) *Sentinel {
 	t.Helper()
 
@@ -119,7 +117,7 @@ func StartSentinelWithUser(t testing.TB) *Sentinel {
 	return s
 }
 
-// Denied returns what the server has refused its users since it started, one line each: the reason, the object and the
+// Denied returns what the server has denied its users since it started. Each line has the reason, the object and the
 // user.
 func (s *Server) Denied(t testing.TB) []string {
 	t.Helper()

@@ -10,15 +10,15 @@ import (
 	"testing"
 )
 
-// Link is the way of a client to a server, which can stall: what is sent arrives when the link flows again, also when
-// the client has closed its connection since.
+// Link is a link from clients to a server that can stall. Requests that were sent meanwhile arrive when the link flows
+// again, even if the client has closed its connection by then.
 type Link struct {
 	mu    sync.Mutex
 	armed bool          // the next run of a script stalls the link
-	flows chan struct{} // closed when the link flows again; nil while it does
+	flows chan struct{} // closed when a stall ends; nil: the link does not stall
 }
 
-// Stall puts a proxy in front of the server whose link to it can stall, and returns the URL through it.
+// Stall puts a proxy in front of the server, and returns the URL through it. The link to the server can stall.
 func (s *Server) Stall(t testing.TB) (url string, link *Link) {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -56,14 +56,13 @@ func (l *Link) carry(client net.Conn, address string) {
 	}
 	defer server.Close()
 
-	// What the server answers passes at any time.
-	go func() {
+	// Answers are not held back.
+	go func() { // ends with either connection
 		defer client.Close()
 		_, _ = io.Copy(client, server)
 	}()
 
 	_, _ = io.Copy(writer(func(sent []byte) (int, error) {
-		// In this direction alone: what stalls is what the client sends.
 		l.pass(sent)
 		return server.Write(sent)
 	}), client)
@@ -77,8 +76,7 @@ func (l *Link) pass(sent []byte) {
 		l.flows = make(chan struct{})
 	}
 	flows := l.flows
-	// Before the wait, because Flow takes the lock to end it.
-	l.mu.Unlock()
+	l.mu.Unlock() // before the wait, which Flow ends with the lock
 
 	if flows != nil {
 		<-flows
@@ -98,7 +96,6 @@ func (l *Link) Flow() {
 	defer l.mu.Unlock()
 
 	l.armed = false
-
 	if l.flows != nil {
 		close(l.flows)
 		l.flows = nil
