@@ -1,5 +1,5 @@
-// Package simtest is what simulations of counters share: seeds, dice, notes of what went wrong, and processes that die
-// and stand still. Only tests import it.
+// Package simtest has what simulations of counters share: seeds, dice, notes of what went wrong, and hosts of processes
+// that die or stand still. Only tests import it.
 package simtest
 
 import (
@@ -26,18 +26,17 @@ import (
 
 var (
 	replayed = flag.Uint64("seed", 0, "replay the simulation of this seed, with its trace")
-	without  = flag.String("without", "", "numbers of faults that the replay leaves out, as 1,4")
+	without  = flag.String("without", "", "numbers of the faults that the replay leaves out, such as 1,4")
 	seeds    = flag.Int("seeds", 0, "number of seeds to simulate; 0: as many as usual")
 	first    = flag.Uint64("first", 1, "the first of these seeds")
 )
 
-// Run runs a simulation: it decides by the seed what happens, and notes what is wrong.
+// Run is a simulation: the seed decides what happens in it, and it notes what is wrong.
 type Run func(seed uint64, notes *Notes)
 
-// Check runs a simulation with several seeds, fewer with -short. Each must find nothing wrong.
+// Check runs a simulation with as many seeds as usual, or as short with -short. Each must find nothing wrong.
 func Check(t *testing.T, usual, short int, run Run) {
 	t.Helper()
-	// One seed alone, with all that happens in its log.
 	if *replayed != 0 {
 		replay(t, run)
 		return
@@ -57,7 +56,7 @@ func Check(t *testing.T, usual, short int, run Run) {
 	})
 }
 
-// directory returns that of the simulation, as make replay wants it.
+// directory returns the directory of the simulation, relative to the module, as make replay needs it.
 func directory() string {
 	here, _ := os.Getwd()
 	for root := here; root != filepath.Dir(root); root = filepath.Dir(root) {
@@ -70,8 +69,8 @@ func directory() string {
 	return here
 }
 
-// Finds runs a simulation with something wrong in it, with n seeds, fewer with -short. It returns how many seeds there
-// were, and how many found it.
+// Finds runs a simulation of something that is wrong, with as many seeds as usual, or as short with -short. It returns
+// how many seeds there were, and how many of them found it.
 func Finds(t *testing.T, usual, short int, run Run) (n int, found int64) {
 	t.Helper()
 	if *replayed != 0 {
@@ -94,8 +93,8 @@ func Finds(t *testing.T, usual, short int, run Run) (n int, found int64) {
 	return n, some.Load()
 }
 
-// replay runs the seed that -seed names, and prints its trace. Whatever is random comes from the seed, but for what the
-// runtime of Go decides: see internal/prove.
+// replay runs the seed that -seed names, and prints its trace. The seed decides everything that is random except the
+// choices of Go's runtime, for which see internal/prove.
 func replay(t *testing.T, run Run) {
 	t.Helper()
 	cryptotest.SetGlobalRandom(t, *replayed)
@@ -110,7 +109,7 @@ func each(n int, one func(seed uint64)) {
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
-			// Taken one by one, because seeds last differently long.
+			// One at a time, because some seeds take much longer than others.
 			for at := next.Add(1); at <= uint64(n); at = next.Add(1) {
 				one(*first + at - 1)
 			}
@@ -123,7 +122,6 @@ func each(n int, one func(seed uint64)) {
 func simulate(t *testing.T, seed uint64, verbose bool, run Run) (notes *Notes) {
 	t.Helper()
 	t.Run(fmt.Sprint(seed), func(t *testing.T) {
-		// In a bubble hours of a simulation take seconds.
 		synctest.Test(t, func(t *testing.T) {
 			notes = &Notes{Start: time.Now(), verbose: verbose}
 			run(seed, notes)
@@ -134,7 +132,7 @@ func simulate(t *testing.T, seed uint64, verbose bool, run Run) (notes *Notes) {
 	return notes
 }
 
-// Notes are what a simulation has to say. Its methods may be called from any goroutine.
+// Notes collect the trace of a simulation and what is wrong in it. The methods may be called from any goroutine.
 type Notes struct {
 	Start   time.Time
 	verbose bool
@@ -155,8 +153,8 @@ func (n *Notes) Logf(format string, args ...any) {
 	fmt.Printf("%9.3f  %s\n", time.Since(n.Start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// Makes reports whether a simulation makes the fault of this number, which a replay may leave out. Each fault has dice
-// of its own, so that this changes nothing of the others.
+// Makes reports whether the simulation causes the fault of this number: a replay may leave it out. Each fault has dice of
+// its own, so the others stay the same.
 func (n *Notes) Makes(fault int) bool {
 	leaveOut := n.verbose && slices.Contains(strings.Split(*without, ","), strconv.Itoa(fault))
 	if !leaveOut {
@@ -166,16 +164,16 @@ func (n *Notes) Makes(fault int) bool {
 	return !leaveOut
 }
 
-// kinds replaces what differs between faults of one kind.
+// kinds turns the format of a fault into the name of its kind.
 var kinds = strings.NewReplacer("%s", "…", "%d", "…", "%v", "…")
 
-// Fault notes a fault that the simulation makes.
+// Fault notes a fault that the simulation causes. kind is a format for args.
 func (n *Notes) Fault(kind string, args ...any) {
 	marks.Fault(kinds.Replace(kind))
 	n.Logf(kind, args...)
 }
 
-// Failf notes what is wrong, and which promise of docs/promises.md that breaks; "–" is none of these.
+// Failf notes what is wrong, and which promise of docs/promises.md that breaks; "–": none of them.
 func (n *Notes) Failf(promise, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	n.Logf("BROKEN %s: %s", promise, text)
@@ -186,18 +184,18 @@ func (n *Notes) Failf(promise, format string, args ...any) {
 	n.wrong = append(n.wrong, fmt.Sprintf("after %.3f s: %s: %s", time.Since(n.Start).Seconds(), promise, text))
 }
 
-// Dice are random. Each goroutine has its own, so that their order does not matter.
+// Dice are a source of random numbers. Each goroutine has its own, so that the order of goroutines does not matter.
 type Dice struct {
 	mu sync.Mutex
 	r  *rand.Rand
 }
 
-// NewDice returns the dice of a seed with that name.
+// NewDice returns dice that depend on the seed and on their name.
 func NewDice(seed uint64, name string) *Dice {
 	return &Dice{r: rand.New(rand.NewPCG(seed, xxhash.Sum64String(name)))}
 }
 
-// Chance returns true with a probability.
+// Chance returns true with probability p.
 func (d *Dice) Chance(p float64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -213,7 +211,7 @@ func (d *Dice) Below(n int) int {
 	return d.r.IntN(n)
 }
 
-// UpTo returns a time below most. No two goroutines are likely to get the same one.
+// UpTo returns a duration below most, in nanoseconds, so that two goroutines rarely get the same one.
 func (d *Dice) UpTo(most time.Duration) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -221,12 +219,12 @@ func (d *Dice) UpTo(most time.Duration) time.Duration {
 	return time.Duration(d.r.Int64N(int64(most)))
 }
 
-// Host is where a process runs, which dies or stands still. Its methods may be called from any goroutine.
+// Host runs a simulated process, which may die or stand still. Its methods may be called from any goroutine.
 type Host struct {
 	dead atomic.Bool
 
 	mu      sync.Mutex    // guards resumed
-	resumed chan struct{} // open while it stands still; nil: it never did
+	resumed chan struct{} // closed when a standstill ends; nil: the process does not stand still
 }
 
 // IsDead reports whether the process was killed. It does not wait.
@@ -244,7 +242,7 @@ func (h *Host) Alive() bool {
 	return !h.dead.Load()
 }
 
-// Suspend has the process stand still.
+// Suspend makes the process stand still.
 func (h *Host) Suspend() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -252,7 +250,7 @@ func (h *Host) Suspend() {
 	h.resumed = make(chan struct{})
 }
 
-// Resume has it go on.
+// Resume ends a standstill.
 func (h *Host) Resume() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -265,7 +263,6 @@ func (h *Host) Resume() {
 
 // Die kills the process.
 func (h *Host) Die() {
-	h.dead.Store(true)
-	// It is dead before it goes on, so that it does nothing in between.
+	h.dead.Store(true) // before Resume, so that a process that stands still does nothing in between
 	h.Resume()
 }

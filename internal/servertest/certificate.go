@@ -16,8 +16,7 @@ import (
 // Certificate names the files of a certificate and of its key.
 type Certificate struct{ File, Key string }
 
-// NewCertificate writes into dir a certificate that is its own authority, like template,
-// and its key.
+// NewCertificate writes a self-signed certificate like template, and its key, into dir.
 func NewCertificate(dir string, template *x509.Certificate) (c Certificate, err error) {
 	c = Certificate{File: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem")}
 
@@ -46,8 +45,7 @@ func NewCertificate(dir string, template *x509.Certificate) (c Certificate, err 
 	return c, os.WriteFile(c.Key, keyPEM, 0o600)
 }
 
-// NewLoopbackCertificate is NewCertificate for servers of the loopback address, which may
-// also be clients of each other.
+// NewLoopbackCertificate is NewCertificate for servers on the loopback address, which may also be each other's clients.
 func NewLoopbackCertificate(dir string) (Certificate, error) {
 	return NewCertificate(dir, &x509.Certificate{
 		NotBefore:             time.Now().Add(-time.Hour),

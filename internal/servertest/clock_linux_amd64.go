@@ -13,19 +13,18 @@ import (
 	"time"
 )
 
-// startWithClock starts a program whose wall clock is wrong by offset; its monotonic clock
-// is right. The program reads the clock in memory that the kernel gives each process (the
-// vDSO), so the functions there are replaced before the program's first instruction. It
-// needs nothing of the program.
+// startWithClock starts a program whose wall clock is wrong by offset; its monotonic clock is right. Programs read
+// clocks by functions in memory that the kernel gives each process (the vDSO), so startWithClock replaces those before
+// the program's first instruction. That works with every program.
 func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
-	cmd.SysProcAttr.Ptrace = true // it stops when it is loaded
+	cmd.SysProcAttr.Ptrace = true // the program stops when it is loaded
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 
 	pid := cmd.Process.Pid
 	var status syscall.WaitStatus
-	// It stops at its first instruction, when the vDSO is mapped and nothing has used it.
+	// At its first instruction the vDSO is mapped, and nothing has used it.
 	_, err := syscall.Wait4(pid, &status, 0, nil)
 	if err == nil && !status.Stopped() {
 		err = fmt.Errorf("it ended with %d", status.ExitStatus())
@@ -39,7 +38,7 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 		err = syscall.PtraceDetach(pid)
 	}
 
-	// Half set up it would run with the right clock, and the test say nothing.
+	// It must not run with the right clock, with which the test would prove nothing.
 	if err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -49,9 +48,8 @@ func startWithClock(cmd *exec.Cmd, offset time.Duration) error {
 	return nil
 }
 
-// SetClock sets the wall clock of the process while it runs: it is wrong by offset, in whole seconds, from now on. The
-// process was started with another Clock than 0, so the functions that show the clock are there already. It stands
-// still for a moment.
+// SetClock makes the wall clock of the running process wrong by offset, in whole seconds. The process must have been
+// started with a Clock other than 0. It stands still for a moment.
 func (p *Process) SetClock(offset time.Duration) error {
 	p.Pause()
 	defer p.Resume()
@@ -59,7 +57,8 @@ func (p *Process) SetClock(offset time.Duration) error {
 	return setClock(p.PID(), offset)
 }
 
-// setClock replaces the clocks in the vDSO of a process that this one may trace, and that stands still.
+// setClock replaces the functions for clocks in the vDSO of a process that stands still. This process must be allowed to
+// trace it.
 func setClock(pid int, offset time.Duration) error {
 	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
 	if err != nil {
@@ -67,7 +66,7 @@ func setClock(pid int, offset time.Duration) error {
 	}
 	defer memory.Close()
 
-	// Each process has the vDSO at an address of its own.
+	// The address of the vDSO is different in each process.
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return err
@@ -82,7 +81,7 @@ func setClock(pid int, offset time.Duration) error {
 		}
 	}
 
-	// The memory of the vDSO is a whole ELF file, with the names of its functions.
+	// The vDSO is a complete ELF file, with the names of its functions.
 	image := make([]byte, to-from)
 	if _, err := memory.ReadAt(image, int64(from)); err != nil {
 		return err
@@ -107,18 +106,17 @@ func setClock(pid int, offset time.Duration) error {
 		if _, err := memory.WriteAt(code, int64(from)+int64(s.Value)); err != nil {
 			return err
 		}
-		// What is left at the end is a clock that would go on being right.
 		delete(codes, s.Name)
 	}
 
+	// A function that was not replaced would still return the right time.
 	if len(codes) > 0 {
-		return fmt.Errorf("the kernel lacks %d clocks", len(codes))
+		return fmt.Errorf("the kernel lacks %d functions for clocks", len(codes))
 	}
 	return nil
-
 }
 
-// clockCodes are functions of the vDSO that ask the kernel, and move the wall clock.
+// clockCodes returns replacements for functions of the vDSO. They ask the kernel, and add seconds to the wall clock.
 func clockCodes(seconds int32) map[string][]byte {
 	by := binary.LittleEndian.AppendUint32(nil, uint32(seconds))
 

@@ -8,8 +8,7 @@ import (
 	"sync"
 )
 
-// Log keeps what a process writes, over all its lives. It may be read meanwhile. Any
-// goroutine may use it.
+// Log keeps what a process writes, in all its runs. Any goroutine may use it, even while the process writes.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -31,10 +30,9 @@ func (l *Log) String() string {
 // Count returns how often the log has a text.
 func (l *Log) Count(text string) int { return strings.Count(l.String(), text) }
 
-// Complaint returns what the log has that must never be there, or "".
+// Complaint returns an excerpt of the log that shows a fault of the program, or "".
 func (l *Log) Complaint() string {
 	text := l.String()
-	// Whatever a test looks for, these are faults of the program.
 	for _, bad := range []string{"DATA RACE", "panic", "fatal error", `"level":"error"`} {
 		if i := strings.Index(text, bad); i >= 0 {
 			return fmt.Sprintf("%q in the log:\n%.6000s", bad, text[max(0, i-300):])
@@ -44,8 +42,8 @@ func (l *Log) Complaint() string {
 	return ""
 }
 
-// Repeated returns a line of JSON that has a member twice, or "". Readers of logs keep one of the two, and not all of
-// them the same one.
+// Repeated reports a line of JSON that has a member twice, or returns "". Of two equal members some readers keep the
+// first and others the second.
 func (l *Log) Repeated() string {
 	for line := range strings.Lines(l.String()) {
 		if key := repeatedKey(line); key != "" {
@@ -57,9 +55,9 @@ func (l *Log) Repeated() string {
 }
 
 func repeatedKey(line string) string {
-	// Token by token: decoded as a map, the second of two equal members would be gone.
+	// Token by token, because a map would keep only one of two equal members.
 	d := json.NewDecoder(strings.NewReader(line))
-	// A line of the console format is no JSON, and cannot repeat a member.
+	// A line in the console format is no JSON.
 	begin, err := d.Token()
 	if err != nil || begin != json.Delim('{') {
 		return ""

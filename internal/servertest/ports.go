@@ -8,25 +8,22 @@ import (
 	"sync"
 )
 
-// Ports are given from this range. It is below the one from which the system
-// takes ports for outgoing connections, so no connection takes the port of a
-// server that is down for a moment. Nor do the tests of another package, which
-// run meanwhile as a process of their own: a port is claimed before it is tried.
+// Servers get ports from this range. It is below the range for outgoing connections, so no connection takes the port of
+// a server that is down for a moment. Tests of other packages, which run meanwhile in processes of their own, do not
+// take it either, because each process claims a port before it tries it.
 const firstPort, endPort = 12000, 32000
 
-// ports are those that this process has claimed, so that none is given twice;
-// at most all of the range. A claim that nothing points to would be collected.
+// ports has the claims of this process, at most one for each port of the range. It keeps them from the garbage
+// collector, which would close them.
 var ports struct {
 	sync.Mutex
 	claims map[int]io.Closer
 }
 
-// FreeAddr returns an address of the loopback for a server. It stays the
-// server's own, also while the server is down.
+// FreeAddr returns an address of the loopback for a server. No other server gets it, even while this one is down.
 func FreeAddr() string { return addr(FreePort()) }
 
-// FreePort returns a port for a server, as FreeAddr does. The ports that are
-// beside it by so much are the server's as well.
+// FreePort returns a port for a server, as FreeAddr does. For each beside, the port plus beside is the server's as well.
 func FreePort(beside ...int) int {
 	ports.Lock()
 	defer ports.Unlock()
@@ -36,7 +33,7 @@ func FreePort(beside ...int) int {
 
 search:
 	for {
-		// At random, because tests of several packages run at once, and would all begin with the first one.
+		// At random, because the tests of several packages, which run at once, would all try the same port first.
 		port := firstPort + rand.IntN(endPort-firstPort)
 		all := []int{port}
 		for _, d := range beside {
@@ -48,14 +45,14 @@ search:
 				continue search
 			}
 
-			// Claimed before it is tried: trying opens it for a moment, in which another process would find it in use.
+			// Claimed before it is tried: for the moment of the trial another process would find the port in use.
 			c := claim(p)
 			if c == nil {
 				continue search
 			}
 
-			ports.claims[p] = c // also when its neighbour is not ours: there are many
-			// A program that claims nothing, such as a server of the machine, may listen there.
+			ports.claims[p] = c // kept even if a port beside it is taken: there are many
+			// A program that claims nothing, such as a service of the machine, may use it.
 			if !free(addr(p)) {
 				continue search
 			}
@@ -67,9 +64,9 @@ search:
 
 func addr(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// free reports whether a server can listen there now, with TCP and with UDP.
+// free reports whether a server can listen on an address now, with TCP and with UDP.
 func free(addr string) bool {
-	// A process that is started meanwhile would inherit the sockets, and keep the port in use.
+	// A process that was started meanwhile would inherit the sockets, and keep the port in use.
 	defer holdForks()()
 
 	tcp, err := net.Listen("tcp", addr)

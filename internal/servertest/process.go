@@ -1,5 +1,5 @@
-// Package servertest runs the server processes of tests and benchmarks. On Linux
-// they die with the process that started them, however it ends.
+// Package servertest runs the server processes of tests and benchmarks. On Linux they die with the process that started
+// them, however that ends.
 package servertest
 
 import (
@@ -18,19 +18,17 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// Process is a program that is started, ends, and may be started again. The zero
-// value has not been started.
+// Process is a process that can be started again after it has ended. The zero value has not been started.
 type Process struct {
-	// Clock is by how much the program's wall clock is wrong, in whole seconds. Only
-	// Linux on amd64 can start a program with another one than 0.
+	// Clock is by how much the process's wall clock is wrong, in whole seconds. It must be 0 except on Linux on amd64.
 	Clock time.Duration
 
 	mu    sync.Mutex
 	cmd   *exec.Cmd     // the newest run
-	ended chan struct{} // closed when that has ended
+	ended chan struct{} // closed when that run has ended
 }
 
-// Start starts the program. The run before it has ended.
+// Start starts the program. An earlier run must have ended.
 func (p *Process) Start(cmd *exec.Cmd) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -40,7 +38,7 @@ func (p *Process) Start(cmd *exec.Cmd) error {
 		begin = func() error { return startWithClock(cmd, p.Clock) }
 	}
 
-	// The goroutine that starts it has to be the one that lives as long as the program; see live.
+	// The goroutine that starts the program has to live as long as the program: see live.
 	started := make(chan error)
 	ended := make(chan struct{})
 	go func() { // ends with the program
@@ -58,8 +56,8 @@ func (p *Process) Start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// Serve starts a server that writes to the file output, and waits until it answers: until answers returns no error. The
-// error of Serve has what the server wrote.
+// Serve starts a server that writes to the file output, and waits until answers returns no error. The error of Serve
+// contains what the server has written.
 func (p *Process) Serve(
 	cmd *exec.Cmd, output string, within time.Duration, answers func(context.Context) error,
 ) error {
@@ -67,7 +65,7 @@ func (p *Process) Serve(
 	if err != nil {
 		return err
 	}
-	defer out.Close() // the process has it as its own
+	defer out.Close() // the process has a descriptor of its own
 
 	cmd.Stdout = out
 	cmd.Stderr = out
@@ -89,7 +87,7 @@ func startAndWait(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	err := begin()
 	started <- err
 	if err == nil {
-		_ = cmd.Wait() // ProcessState has it
+		_ = cmd.Wait() // the outcome is in cmd.ProcessState
 	}
 }
 
@@ -100,7 +98,7 @@ func (p *Process) run() (cmd *exec.Cmd, ended <-chan struct{}) {
 	return p.cmd, p.ended
 }
 
-// PID returns the id of a process that was started.
+// PID returns the process id. The process must have been started.
 func (p *Process) PID() int {
 	cmd, _ := p.run()
 	return cmd.Process.Pid
@@ -124,8 +122,8 @@ func (p *Process) Ended() <-chan struct{} {
 	return ended
 }
 
-// Wait returns the exit status. It is -1 when a signal has ended the process, or
-// when it still runs after that time.
+// Wait waits for the end of the process and returns its exit status. The status is -1 when a signal has ended the
+// process, or when it still runs after atMost.
 func (p *Process) Wait(atMost time.Duration) int {
 	cmd, ended := p.run()
 	select {
@@ -136,17 +134,15 @@ func (p *Process) Wait(atMost time.Duration) int {
 	}
 }
 
-// Signal sends a signal to the process, if it runs, and to those that it started.
+// Signal sends a signal to the process, if it runs, and to its children.
 func (p *Process) Signal(sig syscall.Signal) {
 	if !p.Runs() {
 		return
 	}
 
 	cmd, _ := p.run()
-	started := children(cmd.Process.Pid) // listed first: what has ended has no children
-
+	started := children(cmd.Process.Pid) // before the signal: a process that has ended has no children
 	_ = cmd.Process.Signal(sig)
-
 	for _, pid := range started {
 		_ = syscall.Kill(pid, sig)
 	}
@@ -158,24 +154,22 @@ func (p *Process) Pause() { p.Signal(syscall.SIGSTOP) }
 // Resume ends Pause.
 func (p *Process) Resume() { p.Signal(syscall.SIGCONT) }
 
-// Kill ends the process and those that it started at once, as a crash does.
+// Kill ends the process and its children at once, as a crash does.
 func (p *Process) Kill() {
 	if !p.Runs() {
 		return
 	}
 
-	// A stopped process starts nothing more: a child that it started unseen would live on, and one of PostgreSQL's may
-	// then wait forever for a lock that a dead one has, and keep the memory.
+	// A stopped process starts no more children. One that it started just before its end would live on. A child of
+	// PostgreSQL could then wait forever for the lock of a dead one, and keep the shared memory.
 	cmd, _ := p.run()
 	_ = cmd.Process.Signal(syscall.SIGSTOP)
-	// A stopped process is killed all the same.
 	p.Signal(syscall.SIGKILL)
 	<-p.Ended()
 }
 
-// End ends the process as an operator does, and returns its exit status. A process
-// that takes longer than within is killed, and the status is -1. A Go program then
-// first says where its goroutines are.
+// End terminates the process as an operator does, and returns its exit status. A process that takes longer than within
+// is killed, and the status is -1. Before that, a Go program prints the stacks of its goroutines.
 func (p *Process) End(within time.Duration) int {
 	p.Signal(syscall.SIGTERM)
 	status := p.Wait(within)
@@ -185,15 +179,14 @@ func (p *Process) End(within time.Duration) int {
 	}
 
 	p.Signal(syscall.SIGQUIT)
-	// The stacks take a moment to be written.
-	_ = p.Wait(5 * time.Second)
+	_ = p.Wait(5 * time.Second) // writing the stacks takes a moment
 	p.Kill()
-	return -1
 
+	return -1
 }
 
-// Await asks until ok returns no error, and returns an error when p has ended or that
-// takes too long. p may be nil.
+// Await calls ok until it returns no error. It returns an error when p has ended, or when that takes longer than within.
+// p may be nil.
 func Await(p *Process, within time.Duration, ok func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
@@ -204,7 +197,7 @@ func Await(p *Process, within time.Duration, ok func(context.Context) error) err
 	}
 
 	for {
-		// Asked before it is looked whether the process has ended: a server may answer and end at once.
+		// Before the check whether the process has ended, because a server may end right after it has answered.
 		err := ok(ctx)
 		if err == nil {
 			return nil
@@ -220,7 +213,7 @@ func Await(p *Process, within time.Duration, ok func(context.Context) error) err
 	}
 }
 
-// Stat returns what /proc has of a process; all of it is 0 when the process has ended, and on systems without /proc.
+// Stat returns the /proc figures of a process. They are 0 when the process has ended, and on systems without /proc.
 func Stat(pid int) (stat procfs.ProcStat) {
 	if p, err := procfs.NewProc(pid); err == nil {
 		stat, _ = p.Stat() // after an error all of it is 0
@@ -229,7 +222,7 @@ func Stat(pid int) (stat procfs.ProcStat) {
 	return stat
 }
 
-// Memory returns the resident memory of a process in bytes, or 0 where Stat does.
+// Memory returns the resident memory of a process in bytes. It is 0 whenever the figures of Stat are.
 func Memory(pid int) int64 { return int64(Stat(pid).ResidentMemory()) }
 
 // Waited returns how long the threads of a process together have waited for a core; 0 when it has ended, and on systems
@@ -248,8 +241,7 @@ func Waited(pid int) (sum time.Duration) {
 // probe keeps no connection open, so that no goroutine is left.
 var probe = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// Ready asks the program of this repository whether it is ready; admin is its
-// operators' address.
+// Ready returns an error unless a server of Headcount is ready. admin is the address of its --admin-listen.
 func Ready(ctx context.Context, admin string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/readyz", nil)
 	if err != nil {
@@ -260,7 +252,6 @@ func Ready(ctx context.Context, admin string) error {
 	if err != nil {
 		return err
 	}
-
 	defer resp.Body.Close()
 
 	if resp.StatusCode != http.StatusOK {
@@ -270,7 +261,7 @@ func Ready(ctx context.Context, admin string) error {
 	return nil
 }
 
-// Listens asks whether a server takes connections.
+// Listens returns an error unless a server accepts connections.
 func Listens(ctx context.Context, addr string) error {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {

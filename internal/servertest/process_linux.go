@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// live runs the program to its end. The kernel kills it when the thread that
-// started it ends, so this goroutine keeps the thread until then.
+// live runs the program to its end. The kernel kills the program when the thread that started it ends, so this goroutine
+// keeps the thread.
 func live(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -22,7 +22,6 @@ func live(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	}
 
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-
 	startAndWait(cmd, begin, started)
 }
 
@@ -40,9 +39,8 @@ func children(pid int) []int {
 	return pids
 }
 
-// claim keeps a port from other processes until what it returns is closed or this
-// process ends; nil when another has it. The kernel gives each abstract name of a
-// socket once.
+// claim keeps a port from other processes until the returned socket is closed or this process ends. It returns nil when
+// another process has the port: the kernel gives each abstract name of a socket only once.
 func claim(port int) io.Closer {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@headcount-test-port-" + strconv.Itoa(port), Net: "unix"})
 	if err != nil {
@@ -52,8 +50,8 @@ func claim(port int) io.Closer {
 	return l
 }
 
-// holdForks keeps this process from starting others until release: a child has the parent's sockets, also closed ones,
-// until it runs its program.
+// holdForks keeps this process from starting others until release. Until a new process runs its program, it has all of
+// its parent's sockets, even those that the parent has closed since.
 func holdForks() (release func()) {
 	syscall.ForkLock.RLock()
 	return syscall.ForkLock.RUnlock

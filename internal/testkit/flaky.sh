@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs tests N times and prints how often each failed: those that changed since the commit SINCE, or those of the
-# packages PKG. TESTS is a regular expression of names. `make flaky` calls it beside busy loops.
+# Runs tests N times and prints how often each failed: the tests that changed since the commit SINCE, or all of the
+# packages PKG. TESTS is a regular expression that their names must match. `make flaky` runs it beside busy loops.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-# changed prints package and name of each test that changed. A line outside of a test stands for all tests of its file.
+# changed prints the package and the name of each test that changed. A changed line outside of tests stands for all tests
+# of its file.
 changed() {
 	git diff --unified=0 --diff-filter=AMR "$SINCE" -- '*_test.go' | awk '
 		/^\+\+\+ / { file = substr($2, 3) }

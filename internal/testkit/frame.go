@@ -14,11 +14,12 @@ func ClientFrame(first byte, payload string) []byte {
 	default:
 		frame = binary.BigEndian.AppendUint64(append(frame, 0x80|127), uint64(n))
 	}
-	// Any mask is as good as a random one here.
-	mask := [4]byte{0x12, 0x34, 0x56, 0x78}
+
+	mask := [4]byte{0x12, 0x34, 0x56, 0x78} // need not be random in tests
 	frame = append(frame, mask[:]...)
 	for i := range len(payload) {
 		frame = append(frame, payload[i]^mask[i%4])
 	}
+
 	return frame
 }

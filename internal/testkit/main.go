@@ -10,18 +10,16 @@ import (
 	"headcount/internal/marks"
 )
 
-// Main runs the tests of a package, ends the servers that they share, and exits. It
-// fails when a goroutine is left after Timeout: some end late, such as one of go-redis
-// that sleeps for a second after each dial that failed.
+// Main runs the tests of a package, calls stop to end the servers that they share, and exits. It fails when a goroutine
+// is still left after Timeout. Some end late, such as that of go-redis that sleeps for a second after a failed dial.
 func Main(m interface{ Run() int }, stop ...func()) {
 	code := m.Run()
 	for _, s := range stop {
 		s()
 	}
-	// After the servers have ended, which may still reach marked places.
 	marks.Report(os.Stdout)
 
-	// A test that failed may have left anything; its own message is what matters.
+	// A failed test may have left goroutines, but its own message is what matters.
 	if code == 0 {
 		start := time.Now()
 		left := goleak.Find()
@@ -33,5 +31,6 @@ func Main(m interface{ Run() int }, stop ...func()) {
 			code = 1
 		}
 	}
+
 	os.Exit(code)
 }

@@ -2,5 +2,5 @@
 
 package testkit
 
-// Race reports whether the race detector is on. What computes takes about ten times as long then.
+// Race reports whether the race detector is on. Computations take about ten times as long with it.
 const Race = true

@@ -1,6 +1,6 @@
-# Reads what `go test -v` prints of several packages, or `node --test`. Prints a line for each package, all that a failed
-# one says, and how many tests ran in real time: TestServer..., TestClock..., and every test of node. Those that take less
-# than 50 ms are mostly rows of a table on a server that runs already, and wait for nothing.
+# Reads the output of `go test -v` for several packages, or of `node --test`. Prints a line for each package, the whole
+# output of a failed one, and how many tests ran in real time: TestServer..., TestClock..., and every test of node. A test
+# that takes less than 50 ms is usually a row of a table on a running server, and waits for nothing.
 
 !/^ *=== (RUN|PAUSE|CONT|NAME)/ { said = said $0 "\n" }
 

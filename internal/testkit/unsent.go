@@ -2,7 +2,7 @@ package testkit
 
 import "net/http"
 
-// Unsent is a http.ResponseWriter for benchmarks: it keeps the headers and the status, and drops the body.
+// Unsent is an http.ResponseWriter for benchmarks: it keeps the headers and the status, and drops the body.
 type Unsent struct {
 	header http.Header
 	Status int // of the last answer

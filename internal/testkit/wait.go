@@ -1,5 +1,5 @@
-// Package testkit has what the tests of all packages share: waiting for events,
-// holding a promise in seconds on a machine that is busy, and building the program.
+// Package testkit has helpers for the tests of all packages: they wait for events, check promises in seconds on a busy
+// machine, and build the program.
 package testkit
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Timeout is how long a test waits for an event. Only a fault takes this long: a
-// machine with busy cores never does, so a test says nothing about speed with it.
+// Timeout is how long a test waits for an event. Even on a busy machine only a fault takes this long, so such a test
+// says nothing about speed.
 const Timeout = 3 * time.Minute
 
 const pollInterval = 5 * time.Millisecond
@@ -17,7 +17,6 @@ const pollInterval = 5 * time.Millisecond
 // Eventually waits until done returns true, and fails the test after Timeout.
 func Eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	// Asked at once, so that what is true already costs nothing.
 	for start := time.Now(); !done(); time.Sleep(pollInterval) {
 		if time.Since(start) > Timeout {
 			t.Fatalf("not within %s: %s", Timeout, what)
@@ -25,8 +24,8 @@ func Eventually(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// Within waits until done returns true, and fails the test when that takes longer
-// than the promise and what the machine lost meanwhile.
+// Within waits until done returns true. It fails the test when that takes longer than the promise plus the time that the
+// machine lost.
 func Within(t testing.TB, promise time.Duration, what string, done func() bool) {
 	t.Helper()
 	for watch := NewStopwatch(t); !done(); time.Sleep(pollInterval) {
@@ -37,18 +36,17 @@ func Within(t testing.TB, promise time.Duration, what string, done func() bool) 
 	}
 }
 
-// A Stopwatch measures a promise that the product makes in seconds. Its time stands
-// still while the machine does not run those who are due. Its methods may be called
-// from any goroutine.
+// A Stopwatch measures a promise that the product makes in seconds. It leaves out the time that the machine lost: while
+// the machine was too busy to run goroutines that were due. Its methods may be called from any goroutine.
 type Stopwatch struct {
 	start time.Time
 	lost  atomic.Int64 // ns
 }
 
-// NewStopwatch starts a stopwatch. Its goroutine, which only sleeps and adds up how late
-// it wakes, ends with the test.
+// NewStopwatch starts a stopwatch. Its goroutine sleeps and adds up how late it wakes. It ends with the test.
 func NewStopwatch(t testing.TB) *Stopwatch {
 	w := &Stopwatch{start: time.Now()}
+
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	t.Cleanup(func() { close(stop); <-stopped })
 	go func() {
@@ -61,22 +59,23 @@ func NewStopwatch(t testing.TB) *Stopwatch {
 				return
 			case <-time.After(nap):
 			}
-			// A millisecond late is usual, and no loss.
+
+			// Waking a millisecond late is normal.
 			if late := time.Since(start) - nap; late > time.Millisecond {
 				w.lost.Add(int64(late))
 			}
 		}
 	}()
+
 	return w
 }
 
-// Lost returns what the machine lost since the start. What a test waits for crosses
-// several goroutines and processes, one after the other, and each of them wakes late:
-// hence the factor.
+// Lost returns how much time the machine has lost since the start.
 func (w *Stopwatch) Lost() time.Duration {
+	// An event crosses several goroutines and processes before a test sees it, and each of them wakes late.
 	const hops = 3
 	return hops * time.Duration(w.lost.Load())
 }
 
-// Elapsed returns the time since the start without what the machine lost.
+// Elapsed returns the time since the start, without the time that the machine lost.
 func (w *Stopwatch) Elapsed() time.Duration { return time.Since(w.start) - w.Lost() }
